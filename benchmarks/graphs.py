@@ -72,7 +72,7 @@ Turned = tuple[Tensor, Tensor, Tensor]  # queries, keys, and values, which do no
 
 def _head(layer: Layer, x: Tensor, cos: Tensor, sin: Tensor) -> Turned:
     """What attention is given, (n_tokens, n_heads, head_dim) each."""
-    qkv = layer.project(x)
+    qkv = layer.project(layer.attention_norm(x).to(layer.dtype))
     a, b = qkv[:, :2].float().chunk(2, dim=-1)
     c, s = cos[:, None, None, : a.shape[-1]], sin[:, None, None]
     # no writing into slices, as ``rotate`` has it: so it becomes a single kernel
@@ -83,13 +83,19 @@ def _head(layer: Layer, x: Tensor, cos: Tensor, sin: Tensor) -> Turned:
 def _tail_head(
     layer: Layer, following: Layer, x: Tensor, attended: Tensor, cos: Tensor, sin: Tensor
 ) -> tuple[Tensor, Turned]:
-    x = layer.finish(x, attended)
+    x = _finish(layer, x, attended)
     return x, _head(following, x, cos, sin)
 
 
 def _tail(layer: Layer, norm: nn.Module, x: Tensor, attended: Tensor) -> Tensor:
-    hidden: Tensor = norm(layer.finish(x, attended))
+    hidden: Tensor = norm(_finish(layer, x, attended))
     return hidden
+
+
+def _finish(layer: Layer, x: Tensor, attended: Tensor) -> Tensor:
+    x = x + layer.linear(layer.attention_out, attended.flatten(1))
+    normed = layer.mlp_norm(x).to(layer.dtype)
+    return x + layer.linear(layer.down, layer.linear(layer.up, normed, has_gelu=True))
 
 
 class GraphedESM2(nn.Module):

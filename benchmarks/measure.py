@@ -1,6 +1,8 @@
 """Measure a part of VirNucPro, and print the figures as JSON: a line for what was measured where,
 and a line for each row, as it comes. For developers; users have ``virnucpro bench``.
 
+    python benchmarks/measure.py kernels
+    python benchmarks/measure.py full --models 650M   (NVIDIA GPU)
     python benchmarks/measure.py files --models 8M,35M
     python benchmarks/measure.py front-end --bases 90000000 --helpers 2
     python benchmarks/measure.py coordinator --workers 1,4,16,64
@@ -25,6 +27,8 @@ from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import torch
+from card import ChoiceRow, FullRow, fill_card, list_kernels
 from cluster import ClusterRow, time_cluster
 from coordinator import CoordinatorRow, time_coordinator
 from file_to_file import FileRow, FileRun, time_extract
@@ -43,7 +47,9 @@ from virnucpro.ground.devices import choose_devices, choose_precision, choose_to
 from virnucpro.ground.errors import VirnucproError
 
 Row = (
-    FileRow
+    ChoiceRow
+    | FullRow
+    | FileRow
     | FrontEndRow
     | CoordinatorRow
     | ClusterRow
@@ -55,6 +61,7 @@ Row = (
 )
 _N_BATCHES = 15  # of a run, on a GPU or on each core
 _N_BATCHES_OF_VARIANTS = 3.9
+_N_BATCHES_OF_FULL = 4
 
 
 @contextmanager
@@ -73,6 +80,19 @@ def made_up(model: str, device: str, seed: int) -> Iterator[Setting]:
         )
         write_checkpoint(setting.checkpoint, shape, seed)
         yield setting
+
+
+def kernels(options: argparse.Namespace) -> Iterator[Row]:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    choice = choose_devices(options.device, None, None, visible, 0)
+    return list_kernels(torch.device(choice.devices[0].partition("#")[0]))
+
+
+def full(options: argparse.Namespace) -> Iterator[Row]:
+    for model in options.models:
+        with made_up(model, options.device, options.seed) as setting:
+            n_tokens = options.tokens or _N_BATCHES_OF_FULL * setting.tokens_per_batch
+            yield fill_card(setting, model, n_tokens, options.free)
 
 
 def files(options: argparse.Namespace) -> Iterator[Row]:
@@ -170,7 +190,11 @@ def numbers(text: str) -> list[int]:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parts = parser.add_subparsers(required=True)
-    for name, measure in (("files", files), ("peers", peers), ("variants", variants)):
+    part = parts.add_parser("kernels")
+    part.set_defaults(measure=kernels)
+    part.add_argument("--device", choices=["auto", "cuda", "mps", "cpu"], default="auto")
+    of_models = {"files": files, "peers": peers, "variants": variants, "full": full}
+    for name, measure in of_models.items():
         part = parts.add_parser(name)
         part.set_defaults(measure=measure)
         part.add_argument("--models", type=model_names, default=["8M"])
@@ -182,6 +206,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
             part.add_argument("--workers", type=int, default=usable_cores())
         elif measure is peers:
             part.add_argument("--repeats", type=int, default=5)
+        elif measure is full:
+            part.add_argument("--free", type=int, default=3 << 30, help="bytes left on the card")
         else:
             part.add_argument("--seconds", type=float, default=3.0, help="seconds for each way")
             part.add_argument(

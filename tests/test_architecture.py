@@ -38,6 +38,7 @@ MODEL_MAY_USE |= {
     "encoders.base",
     "encoders.families",
     "encoders.transfer",
+    "encoders.triton_kernels",
 }
 LONGEST_FUNCTION = 60
 COMMAND_LINE = [name for name in MODULES if name.startswith("cli.")]
@@ -201,7 +202,7 @@ def test_the_model_knows_no_fasta_no_run_folder_and_no_process() -> None:
 def test_only_the_engine_and_its_measure_know_processes() -> None:
     """The benchmark runs other programs in processes of one thread, as the engine runs ours.
 
-    The rotation in Triton knows but the error of a compiler that Triton runs.
+    Our kernels in Triton know but the error of a compiler that Triton runs.
     """
     users = {
         name
@@ -209,7 +210,7 @@ def test_only_the_engine_and_its_measure_know_processes() -> None:
         for found in imported(name)
         if found.partition(".")[0] in ("multiprocessing", "subprocess")
     }
-    assert users == {"ground.processes", "encoders.esm2.rotary_triton"}
+    assert users == {"ground.processes", "encoders.triton_kernels"}
 
 
 def test_only_the_store_and_the_index_know_what_a_feature_file_looks_like() -> None:
@@ -259,7 +260,7 @@ def test_the_vocabulary_loads_without_torch_or_h5py() -> None:
 DOORS_TO_TORCH = {
     "ground.devices": {"torch"},
     "engine.executor": {"torch", "virnucpro.engine.worker"},
-    "encoders.esm2.attention": {"virnucpro.encoders.esm2.rotary_triton"},
+    "encoders.esm2.attention": {"virnucpro.encoders.triton_kernels"},
     "encoders.esm2.family": {
         "virnucpro.encoders.esm2.converted",
         "virnucpro.encoders.esm2.encoder",

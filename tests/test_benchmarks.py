@@ -7,12 +7,16 @@ import os
 import re
 import subprocess
 import sys
+from itertools import takewhile
 from pathlib import Path
 from random import Random
 
 import front_end
+import measure
 import pytest
+import torch
 import variants
+from card import fill_card, list_kernels
 from conftest import TINY
 from coordinator import time_coordinator
 from file_to_file import FileRun, time_extract
@@ -21,7 +25,7 @@ from runs import our_processes
 from variants import compare_variants, profile_kernels, try_budgets
 
 from virnucpro.encoders.bench.encoder import Setting
-from virnucpro.encoders.bench.synthetic import make_proteins, write_checkpoint
+from virnucpro.encoders.bench.synthetic import MODELS, make_proteins, write_checkpoint
 
 MEASURE = Path(front_end.__file__).with_name("measure.py")
 
@@ -76,8 +80,9 @@ def test_variants_that_do_not_run_here_say_why_and_the_others_are_measured(tmp_p
     setting = Setting(tmp_path / "tiny.pt", TINY, "cpu", 600)
     proteins = make_proteins("reads-150", 1000, seed=3)
     rows = {row.how: row for row in compare_variants(setting, "reads-150", proteins, 0.0)}
-    assert len(rows) == len(variants.WAYS) == 4
+    assert len(rows) == len(variants.WAYS) == 5
     assert not rows["as in a run"].reason and rows["as in a run"].ratio == 1
+    assert rows["GELU in our product"].reason, "Triton has no kernels for a CPU"
     assert rows["CUDA graphs"].reason and rows["compiled, FlashAttention-3"].reason
     assert not profile_kernels(setting, "tiny", "reads-150", proteins).reason
     small, large = try_budgets(setting, "tiny", [200, 1000])
@@ -140,6 +145,76 @@ def test_lines_of_json_stay_free_of_warnings_and_say_beside_them_how_they_ended(
     assert (results / "gpu_time_8M.jsonl").read_text() == '{"row": 1}\n'
     said = (results / "gpu_time_8M.txt").read_text()
     assert said.startswith("a warning\nended with 3: python3 benchmarks/measure.py variants")
+
+
+RECORDER = """#!/bin/sh
+[ "$1" = -c ] && exit 0
+printf '%s\\n' "$*" >> "$COMMANDS"
+echo '{"row": 1}'
+exit 3
+"""
+CALLS = {
+    "first": ["devices", "kernels", "tests", "full_650M", "time_650M", "files_650M"],
+    "right": ["tests_of_training", "check", "check_fp32", "right"],
+    "time": ["time_3B"],
+    "files": ["files_3B", "peers_650M", "peers_3B", "train"],
+}
+
+
+def commands_of(call: str, folder: Path) -> list[list[str]]:
+    """What a call of the script would run, in its order, though each of them fails."""
+    python = folder / "python3"
+    python.write_text(RECORDER)
+    python.chmod(0o755)
+    recorded = folder / "commands"
+    path = f"{folder}:{os.environ['PATH']}"
+    answer = run_gpu_script(call, folder, PATH=path, COMMANDS=str(recorded))
+    assert answer.returncode == 1, answer.stderr
+    return [line.split() for line in recorded.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_step_that_fails_on_a_gpu_leaves_its_lines_and_the_next_ones_run(tmp_path, call):
+    commands = commands_of(call, tmp_path)
+    assert len(commands) == len(CALLS[call])
+    for name in CALLS[call]:
+        (file, *_) = sorted((tmp_path / "results").glob(f"gpu_{name}.*"))
+        assert '{"row": 1}' in file.read_text(), name
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_every_command_of_the_script_for_a_gpu_is_one_that_its_program_takes(tmp_path, call):
+    for command in commands_of(call, tmp_path):
+        match command:
+            case ["benchmarks/measure.py", *arguments]:
+                assert measure.parse(arguments).measure
+            case ["-m", "virnucpro", *arguments]:
+                words = list(takewhile(lambda word: not word.startswith("-"), arguments))
+                words = words[:2] if words[0] == "models" else words[:1]
+                answer = subprocess.run(
+                    [sys.executable, "-m", "virnucpro", *words, "--help"],
+                    capture_output=True,
+                    text=True,
+                    check=True,
+                )
+                for option in (word for word in arguments if word.startswith("--")):
+                    assert option in answer.stdout, option
+            case _:
+                assert command[:2] == ["-m", "pytest"]
+
+
+def test_a_full_card_is_asked_for_the_vectors_of_an_empty_one(tmp_path):
+    """Without a card, both runs are the same."""
+    write_checkpoint(tmp_path / "tiny.pt", TINY, seed=3)
+    row = fill_card(Setting(tmp_path / "tiny.pt", TINY, "cpu", 600), "tiny", 1000, 1 << 30)
+    assert not row.reason and row.free_bytes is None
+    assert row.n_smaller == row.n_other_bits == row.largest_distance == 0
+
+
+def test_the_kernels_of_a_device_are_listed_for_every_published_model_and_precision():
+    rows = list(list_kernels(torch.device("cpu")))
+    assert len({(row.model, row.precision) for row in rows}) == 3 * len(MODELS) + 1
+    assert all(row.kernel and not row.reason for row in rows)
 
 
 def test_the_tests_that_the_script_for_a_gpu_names_are_there():

@@ -18,6 +18,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from virnucpro.encoders import triton_kernels
 from virnucpro.encoders.base import load_encoder, recognise
 from virnucpro.encoders.dnabert_s import encoder as family
 from virnucpro.encoders.dnabert_s import model as network
@@ -244,6 +245,49 @@ def test_the_published_code_gives_the_same(tmp_path, form):
         batch = TokenBatch.of(tokenizer.encode(texts["nucleotide"].tolist()))
         pooled = mean_pool(model(torch.from_numpy(batch.tokens), batch), batch).numpy()
     assert np.abs(pooled - texts["pooled"]).max() < POOLED
+
+
+@pytest.mark.parametrize(
+    ("device", "has_triton", "kernel"),
+    [
+        ("cpu", True, network.attend_runs),
+        ("mps", True, network.attend_runs),
+        ("cuda", True, network.attend_texts_triton),
+        ("cuda", False, network.attend_runs),
+    ],
+)
+def test_a_gpu_with_triton_attends_to_all_texts_at_once_and_a_warning_says_why_one_does_not(
+    monkeypatch, caplog, device, has_triton, kernel
+):
+    refusal = "" if has_triton else "Triton is not installed"
+    monkeypatch.setattr(triton_kernels, "why_refused", lambda _: refusal)
+    monkeypatch.setattr(torch, "zeros", lambda *_, **__: None)  # on a device that is not here
+    assert network.choose_kernel(torch.device(device), 12, 64) is kernel
+    expected = (
+        [] if has_triton else [f"attention: PyTorch, which is slower than Triton ({refusal})"]
+    )
+    assert [record.getMessage() for record in caplog.records] == expected
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("precision", ["fp32", "bf16x2"])
+def test_a_gpu_gives_the_vectors_of_a_cpu(folder, texts, precision):
+    """bf16x2 rounds alike on both; sums are in another order, as those of the published code."""
+    spec = replace(SPEC, precision=precision)
+    here, there = (load_encoder(spec, folder, torch.device(kind)) for kind in ("cpu", "cuda"))
+    distances = here.start(texts).rows() - there.start(texts).rows()
+    # a number that falls to the other side of a rounding to bf16 moves its low part, by 2^-17
+    limit = POOLED if precision == "fp32" else 1e-4
+    assert np.abs(distances).max() < limit
+
+
+def test_the_mean_of_each_text_from_one_kernel_is_that_of_the_kernels_of_each_length(texts):
+    batch = TokenBatch.of(TOKENIZER.encode(texts))
+    hidden = torch.randn(len(batch.tokens), dnabert.DIM)
+    pooled = network.mean_of_bags(hidden, batch)[torch.from_numpy(batch.places)]
+    # a sum of n terms is rounded n times, by u of its size at most, and the mean once more
+    limit = (batch.max_seqlen + 1) * torch.finfo(torch.float32).eps / 2 * hidden.abs().max()
+    assert (pooled - mean_pool(hidden, batch)).abs().max() < 2 * limit
 
 
 # Weights

@@ -33,12 +33,14 @@ from oracle import (
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from virnucpro.encoders.esm2 import rotary_triton
+from virnucpro.encoders import triton_kernels
+from virnucpro.encoders.esm2 import attention
 from virnucpro.encoders.esm2.alphabet import PAD
 from virnucpro.encoders.esm2.attention import (
     Kernel,
     attend_dense,
     attend_efficient,
+    attend_efficient_triton,
     attend_runs,
     attend_to_train,
     attend_varlen,
@@ -47,6 +49,7 @@ from virnucpro.encoders.esm2.attention import (
     describe,
     flash_attention,
     rotate,
+    why_triton_refuses,
 )
 from virnucpro.encoders.esm2.checkpoint import ESM2Shape
 from virnucpro.encoders.esm2.model import (
@@ -99,6 +102,10 @@ def has_cuda(major: int) -> bool:
 
 
 on_cuda = pytest.mark.skipif(not has_cuda(0), reason="needs a CUDA device")
+on_turing = pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() < (7, 5),
+    reason="needs a CUDA device of compute capability 7.5 or newer",
+)
 on_ampere = pytest.mark.skipif(
     not has_cuda(8), reason="needs a CUDA device of compute capability 8.0 or newer"
 )
@@ -114,6 +121,7 @@ CASES = [
         (Case("cuda", torch.float16, attend_runs), on_cuda),
         (Case("cuda", torch.float32, attend_efficient), on_cuda),
         (Case("cuda", torch.float16, attend_efficient), on_cuda),
+        (Case("cuda", torch.float16, attend_efficient_triton), on_turing),
         (Case("cuda", torch.bfloat16, attend_runs), on_ampere),
         (Case("cuda", torch.float16, attend_varlen), on_ampere),
         (Case("cuda", torch.bfloat16, attend_varlen), on_ampere),
@@ -597,9 +605,10 @@ def test_projecting_the_33_tokens_once_is_projecting_each_place(oracle, kernel):
 def test_a_cuda_device_attends_with_flash_attention_but_in_float32():
     device = torch.device("cuda")
     assert choose_kernel(device, torch.float32, 32) is attend_efficient
-    flash = attend_varlen if rotary_triton.why_refused(device) else attend_varlen_triton
-    assert choose_kernel(device, torch.float16, 32) is flash
-    assert choose_kernel(device, torch.bfloat16, 32) is flash
+    for dtype in (torch.float16, torch.bfloat16):
+        has_triton = not why_triton_refuses(device, dtype)
+        flash = attend_varlen_triton if has_triton else attend_varlen
+        assert choose_kernel(device, dtype, 32) is flash
 
 
 @pytest.mark.parametrize(
@@ -619,7 +628,7 @@ def test_the_kernel_of_a_gpu_goes_by_its_age_the_precision_and_the_heads(
     monkeypatch, capability, dtype, head_dim, kernel
 ):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    monkeypatch.setattr(rotary_triton, "triton", None)
+    monkeypatch.setattr(triton_kernels, "triton", None)
     assert choose_kernel(torch.device("cuda"), dtype, head_dim) is kernel
 
 
@@ -763,19 +772,35 @@ def test_one_kernel_pools_as_the_kernels_of_each_length_do(oracle):
         assert ((pool(hidden, batch) - exact).abs() <= limit * size).all()
 
 
-def test_a_rotation_that_triton_refuses_is_pytorchs_and_a_warning_says_why(monkeypatch, caplog):
+def test_what_triton_refuses_is_pytorchs_and_a_warning_says_why(monkeypatch, caplog):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    monkeypatch.setattr(rotary_triton, "triton", None)
+    monkeypatch.setattr(triton_kernels, "triton", None)
     kernel = choose_kernel(torch.device("cuda"), torch.bfloat16, 64)
-    assert describe(kernel) == "attend_varlen, rotation: PyTorch"
+    assert describe(kernel) == "attend_varlen, rotation and LayerNorm: PyTorch"
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     assert record.getMessage().endswith("slower than Triton (Triton is not installed)")
 
 
-def test_the_kernels_of_a_gpu_are_named_with_their_rotation():
-    assert describe(attend_varlen_triton) == "attend_varlen_triton, rotation: Triton"
+@pytest.mark.parametrize(
+    ("capability", "dtype", "kernel"),
+    [
+        ((8, 0), torch.bfloat16, attend_varlen_triton),
+        ((12, 0), torch.float16, attend_varlen_triton),
+        ((7, 5), torch.float16, attend_efficient_triton),
+        ((9, 0), torch.float32, attend_efficient),
+    ],
+)
+def test_triton_rotates_and_norms_in_16_bits_alone(monkeypatch, capability, dtype, kernel):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(attention, "why_triton_refuses", lambda *_: "")
+    assert choose_kernel(torch.device("cuda"), dtype, 64) is kernel
+
+
+def test_the_kernels_of_a_gpu_are_named_with_who_rotates_and_norms():
     assert describe(attend_efficient) == "attend_efficient"
+    for kernel in (attend_varlen_triton, attend_efficient_triton):
+        assert describe(kernel) == f"{kernel.__name__}, rotation and LayerNorm: Triton"
 
 
 def test_the_number_of_parameters_is_that_of_the_model(oracle):

@@ -753,6 +753,8 @@ def test_run_json_says_where_the_numbers_come_from(make_config, tiny, contigs):
     assert stored["resources"]["devices"] == ["cpu"]
     assert stored["counts"]["statuses"] == summary.records.statuses
     assert set(stored["counts"]["seconds"]) >= {"reading", "embedding", "writing tables"}
+    (worker,) = stored["counts"]["workers"]
+    assert worker.startswith("cpu, fp32, attend_runs, ")
 
 
 def test_status_finds_a_damaged_feature_file(make_config, tiny, contigs):

@@ -377,8 +377,9 @@ def embed(
             results.on_event(event)
             machine.take(event)
             match event:
-                case WorkerReady() if STARTING not in summary.seconds:
-                    summary.seconds[STARTING] = round(time.monotonic() - start, 3)
+                case WorkerReady(description=description):
+                    summary.workers.append(description)
+                    summary.seconds.setdefault(STARTING, round(time.monotonic() - start, 3))
                 case BatchDone(n_tokens=n_tokens):
                     summary.n_tokens += n_tokens
                 case ShardDone(shard=shard):

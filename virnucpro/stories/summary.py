@@ -67,6 +67,8 @@ class Summary:
     n_tokens_saved: int = 0  # tokens of the copies
     n_tokens_in_all: int = 0  # tokens of the whole run, copies included
     seconds: dict[str, float] = field(default_factory=dict)  # per stage
+    # device, precision, kernels and budget of each worker since this start
+    workers: list[str] = field(default_factory=list)
 
     def count_plan(self, plan: Plan, manifest: Manifest) -> None:
         """Count the files of a run, and what its copies save."""

@@ -12,7 +12,13 @@ import torch
 from torch import Tensor
 
 from virnucpro.encoders.base import Pending
-from virnucpro.encoders.dnabert_s.model import DNABERT, DNABERTShape, TokenBatch, mean_pool
+from virnucpro.encoders.dnabert_s.model import (
+    DNABERT,
+    DNABERTShape,
+    TokenBatch,
+    choose_kernel,
+    mean_pool,
+)
 from virnucpro.encoders.dnabert_s.tokenizer import Tokenizer
 from virnucpro.encoders.dnabert_s.weights import (
     CONFIG,
@@ -139,6 +145,7 @@ def load(spec: EncoderSpec, weights: Path, device: torch.device) -> DNABERTEncod
     """
     model, tokenizer = load_dnabert(weights, spec.layer)
     model = model.to(device)
+    model.kernel = choose_kernel(device, model.shape.n_heads, model.shape.head_dim)
     if spec.precision == "bf16x2":
         model.split_products()
     return DNABERTEncoder(spec, model, tokenizer, device)
@@ -155,7 +162,7 @@ class DNABERTEncoder:
 
     @property
     def kernel(self) -> str:
-        return "attend_runs"
+        return self.model.kernel.__name__
 
     def count_tokens(self, lengths: Sequence[int]) -> int:
         """About as many: the tokenizer makes of a letter what its neighbours allow."""

@@ -8,7 +8,7 @@ two bf16 parts each, which keeps 16 of the 24 bits of a factor.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,8 +17,10 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from virnucpro.encoders.esm2.attention import triton_kernels
 from virnucpro.encoders.esm2.packing import Runs, find_runs
 from virnucpro.encoders.transfer import send
+from virnucpro.ground.log import LOGGER
 
 LAYER_NORM_EPS = 1e-12
 _GELU = "none"  # exact, by erf
@@ -35,9 +37,13 @@ class DNABERTShape:
     n_words: int  # words of the tokenizer
 
     @property
+    def head_dim(self) -> int:
+        return self.dim // self.n_heads
+
+    @property
     def width(self) -> str:
         """Dimensions and heads, for people."""
-        return f"{self.dim} in {self.n_heads} heads of {self.dim // self.n_heads}"
+        return f"{self.dim} in {self.n_heads} heads of {self.head_dim}"
 
     @property
     def layer_products(self) -> int:
@@ -62,6 +68,7 @@ class TokenBatch:
     tokens: NDArray[np.int64]  # (n_tokens,)
     runs: Runs
     places: NDArray[np.int64]  # (n_texts,)
+    offsets: NDArray[np.int32]  # (n_texts + 1,), of the sorted texts, from 0 to n_tokens
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[int]]) -> TokenBatch:
@@ -70,16 +77,66 @@ class TokenBatch:
         places = np.empty_like(order)
         places[order] = np.arange(len(order))
         seqlens = seqlens[order]
-        starts = np.cumsum(seqlens) - seqlens
+        offsets = np.concatenate([[0], np.cumsum(seqlens)])
         return cls(
             tokens=np.concatenate([rows[i] for i in order]),
-            runs=find_runs(starts, seqlens),
+            runs=find_runs(offsets, seqlens),
             places=places,
+            offsets=offsets.astype(np.int32),
         )
 
     @property
     def max_seqlen(self) -> int:
         return max(seqlen for _, _, seqlen in self.runs)
+
+
+# Attention within each text of a batch: queries, keys and values of a layer, (n_tokens, 3, n_heads,
+# head_dim), to (n_tokens, n_heads, head_dim). A kernel makes it for a batch, a number of heads and
+# a device, and all layers share it.
+Attend = Callable[[Tensor], Tensor]
+Kernel = Callable[[TokenBatch, int, torch.device], Attend]
+
+
+def attend_runs(batch: TokenBatch, n_heads: int, device: torch.device) -> Attend:
+    """SDPA on each run of texts of one length, on any device."""
+    penalties = distance_penalties(n_heads, batch.max_seqlen, device)
+
+    def attend(qkv: Tensor) -> Tensor:
+        out = torch.empty_like(qkv[:, 0])
+        for first, n, seqlen in batch.runs:
+            part = slice(first, first + n * seqlen)
+            q, k, v = qkv[part].view(n, seqlen, *qkv.shape[1:]).permute(2, 0, 3, 1, 4)
+            mask = penalties[None, :, :seqlen, :seqlen]
+            attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+            out[part].view(n, seqlen, *out.shape[1:]).copy_(attended.transpose(1, 2))
+        return out
+
+    return attend
+
+
+def attend_texts_triton(batch: TokenBatch, n_heads: int, device: torch.device) -> Attend:
+    """One launch for all texts, by our kernel (CUDA)."""
+    offsets, slopes = send(batch.offsets, device), send_slopes(n_heads, device)
+    attend_texts = triton_kernels().attend_texts
+
+    def attend(qkv: Tensor) -> Tensor:
+        attended: Tensor = attend_texts(qkv, offsets, slopes, batch.max_seqlen)
+        return attended
+
+    return attend
+
+
+def choose_kernel(device: torch.device, n_heads: int, head_dim: int) -> Kernel:
+    """Our kernel on an NVIDIA GPU; a refusal of Triton is a warning with its reason."""
+    if device.type != "cuda":
+        return attend_runs
+    batch = TokenBatch.of([[0]])
+    qkv = torch.zeros(1, 3, n_heads, head_dim, device=device)
+    refusal = triton_kernels().why_refused(lambda: attend_texts_triton(batch, n_heads, device)(qkv))
+    if not refusal:
+        return attend_texts_triton
+    LOGGER.warning("attention: PyTorch, which is slower than Triton (%s)", refusal)
+    return attend_runs
 
 
 class SplitLinear(nn.Module):
@@ -126,23 +183,12 @@ class Layer(nn.Module):
         self.down: nn.Module = nn.Linear(shape.inner, shape.dim)
         self.mlp_norm = nn.LayerNorm(shape.dim, eps=LAYER_NORM_EPS)
 
-    def forward(self, x: Tensor, batch: TokenBatch, penalties: Tensor) -> Tensor:
-        attended = self.attention_out(self.attend(self.qkv(x), batch, penalties))
-        x = self.attention_norm(x + attended)
+    def forward(self, x: Tensor, attend: Attend) -> Tensor:
+        qkv = self.qkv(x).view(len(x), 3, self.n_heads, -1)
+        x = self.attention_norm(x + self.attention_out(attend(qkv).flatten(1)))
         gate, up = self.gate_and_up(x).chunk(2, dim=1)
         normed: Tensor = self.mlp_norm(x + self.down(F.gelu(gate, approximate=_GELU) * up))
         return normed
-
-    def attend(self, qkv: Tensor, batch: TokenBatch, penalties: Tensor) -> Tensor:
-        """Attention within each text. (n_tokens, 3 * dim), (n_heads, L, L) -> (n_tokens, dim)"""
-        out = torch.empty(len(qkv), qkv.shape[1] // 3, dtype=qkv.dtype, device=qkv.device)
-        for first, n, seqlen in batch.runs:
-            part = slice(first, first + n * seqlen)
-            q, k, v = qkv[part].view(n, seqlen, 3, self.n_heads, -1).permute(2, 0, 3, 1, 4)
-            mask = penalties[None, :, :seqlen, :seqlen]
-            attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-            out[part].view(n, seqlen, -1).copy_(attended.transpose(1, 2).flatten(2))
-        return out
 
 
 class DNABERT(nn.Module):
@@ -151,6 +197,7 @@ class DNABERT(nn.Module):
     def __init__(self, shape: DNABERTShape, n_layers: int) -> None:
         super().__init__()
         self.shape = shape
+        self.kernel: Kernel = attend_runs
         self.embedding = nn.Embedding(shape.n_words, shape.dim)
         self.token_types = nn.Embedding(2, shape.dim)  # of which the first is added to every token
         self.embedding_norm = nn.LayerNorm(shape.dim, eps=LAYER_NORM_EPS)
@@ -159,9 +206,9 @@ class DNABERT(nn.Module):
     def forward(self, tokens: Tensor, batch: TokenBatch) -> Tensor:
         """The representation after the last layer of this model. (n_tokens,) -> (n_tokens, dim)"""
         x: Tensor = self.embedding_norm(self.embedding(tokens) + self.token_types.weight[0])
-        penalties = distance_penalties(self.shape.n_heads, batch.max_seqlen, x.device)
+        attend = self.kernel(batch, self.shape.n_heads, x.device)
         for layer in self.layers:
-            x = layer(x, batch, penalties)
+            x = layer(x, attend)
         return x
 
     def split_products(self) -> None:
@@ -175,8 +222,13 @@ class DNABERT(nn.Module):
 def distance_penalties(n_heads: int, seqlen: int, device: torch.device) -> Tensor:
     """The numbers added to the scores of two tokens, (n_heads, seqlen, seqlen) float32."""
     place = torch.arange(seqlen, dtype=torch.float32, device=device)
-    slopes = send(np.array(alibi_slopes(n_heads), dtype=np.float32), device)
+    slopes = send_slopes(n_heads, device)
     return -slopes[:, None, None] * (place[:, None] - place).abs()
+
+
+def send_slopes(n_heads: int, device: torch.device) -> Tensor:
+    """The slopes of ``alibi_slopes`` on a device, (n_heads,) float32."""
+    return send(np.array(alibi_slopes(n_heads), dtype=np.float32), device)
 
 
 def alibi_slopes(n_heads: int) -> list[float]:
@@ -195,8 +247,18 @@ def mean_pool(hidden: Tensor, batch: TokenBatch) -> Tensor:
 
     (n_tokens, dim) -> (n_texts, dim)
     """
+    places = send(batch.places, hidden.device)
+    if hidden.device.type == "cuda":
+        return mean_of_bags(hidden, batch)[places]
     pooled = [
         hidden[first : first + n * seqlen].view(n, seqlen, -1).mean(dim=1)
         for first, n, seqlen in batch.runs
     ]
-    return torch.cat(pooled)[send(batch.places, hidden.device)]
+    return torch.cat(pooled)[places]
+
+
+def mean_of_bags(hidden: Tensor, batch: TokenBatch) -> Tensor:
+    """The means of the sorted texts from one kernel. (n_tokens, dim) -> (n_texts, dim)"""
+    rows = torch.arange(len(hidden), device=hidden.device)
+    starts = send(batch.offsets[:-1].astype("int64"), hidden.device)
+    return F.embedding_bag(rows, hidden, starts, mode="mean")

@@ -13,7 +13,7 @@ from types import ModuleType
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from virnucpro.encoders.esm2.packing import StagedBatch
 from virnucpro.ground.log import LOGGER
@@ -89,21 +89,33 @@ def attend_varlen(qkv: Tensor, batch: StagedBatch) -> Tensor:
 
 def attend_varlen_triton(qkv: Tensor, batch: StagedBatch) -> Tensor:
     """``attend_varlen`` with the rotation in one kernel, which overwrites queries and keys."""
-    _rotary_triton().rotate_in_place(qkv, batch.cos, batch.sin)
+    triton_kernels().rotate_in_place(qkv, batch.cos, batch.sin)
     q, k, v = qkv.unbind(1)
     return flash_attention(q, k, v, batch)
 
 
 def attend_efficient(qkv: Tensor, batch: StagedBatch) -> Tensor:
-    """Memory-efficient attention over the packed row in one launch (CUDA, fp32 or fp16).
+    """Memory-efficient attention over the packed row in one launch (CUDA, fp32 or fp16)."""
+    turned = rotate(qkv[:, :2].float(), batch.cos[:, None, None], batch.sin[:, None, None])
+    q, k = turned.to(qkv.dtype).unbind(1)
+    return efficient_attention(q, k, qkv[:, 2], batch)
+
+
+def attend_efficient_triton(qkv: Tensor, batch: StagedBatch) -> Tensor:
+    """``attend_efficient`` with the rotation of ``attend_varlen_triton`` (fp16 before 8.0)."""
+    triton_kernels().rotate_in_place(qkv, batch.cos, batch.sin)
+    q, k, v = qkv.unbind(1)
+    return efficient_attention(q, k, v, batch)
+
+
+def efficient_attention(q: Tensor, k: Tensor, v: Tensor, batch: StagedBatch) -> Tensor:
+    """Memory-efficient attention on turned queries and keys; shapes as of ``flash_attention``.
 
     The kernel is the one that SDPA takes for float32; as there, nothing waits for the device.
     """
-    turned = rotate(qkv[:, :2].float(), batch.cos[:, None, None], batch.sin[:, None, None])
-    q, k = turned.to(qkv.dtype).unbind(1)
     offsets, longest = batch.cu_seqlens, batch.max_seqlen
     forward = torch.ops.aten._efficient_attention_forward
-    rows = (x[None] for x in (q, k, qkv[:, 2]))
+    rows = (x[None] for x in (q, k, v))
     out: Tensor = forward(*rows, None, offsets, offsets, longest, longest, 0.0, 0)[0]
     return out[0]
 
@@ -120,37 +132,58 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, batch: StagedBatch) -> Tens
     return out
 
 
+# with them, Triton has the rotation and the border of two sub-layers
+OF_TRITON: tuple[Kernel, ...] = (attend_varlen_triton, attend_efficient_triton)
+
+
 def choose_kernel(device: torch.device, dtype: torch.dtype, head_dim: int) -> Kernel:
     """The fastest kernel for this device, this precision and heads of so many dimensions.
 
     FlashAttention takes fp16 and bf16 on CUDA devices of compute capability 8.0 and newer. Neither
-    it nor its sibling for float32 takes heads of any size; SDPA, which pads them, does. A rotation
-    that Triton refuses is a warning with its reason.
+    it nor its sibling for float32 takes heads of any size; SDPA, which pads them, does. In 16 bits
+    Triton has the rotation and the borders of sub-layers, or, after a warning with the reason,
+    PyTorch has them.
     """
-    if device.type == "cuda" and head_dim % 8 == 0 and head_dim <= _WIDEST_HEAD:
-        has_flash = torch.cuda.get_device_capability(device) >= (8, 0)
-        if dtype == torch.float32 or not has_flash:
-            return attend_efficient
-        refusal = _rotary_triton().why_refused(device)
-        if not refusal:
-            return attend_varlen_triton
-        LOGGER.warning("rotation: PyTorch, which is slower than Triton (%s)", refusal)
-        return attend_varlen
-    return attend_dense if device.type == "cpu" and dtype == torch.bfloat16 else attend_runs
+    if device.type != "cuda" or head_dim % 8 or head_dim > _WIDEST_HEAD:
+        return attend_dense if device.type == "cpu" and dtype == torch.bfloat16 else attend_runs
+    if dtype == torch.float32:
+        return attend_efficient
+    has_flash = torch.cuda.get_device_capability(device) >= (8, 0)
+    if refusal := why_triton_refuses(device, dtype):
+        LOGGER.warning("rotation and LayerNorm: PyTorch, which is slower than Triton (%s)", refusal)
+        return attend_varlen if has_flash else attend_efficient
+    return attend_varlen_triton if has_flash else attend_efficient_triton
+
+
+def why_triton_refuses(device: torch.device, dtype: torch.dtype) -> str:
+    """The reason why our kernels in Triton do not run on the device; empty if they run."""
+    kernels = triton_kernels()
+
+    def trial() -> None:
+        qkv = torch.zeros(1, 3, 1, 8, dtype=dtype, device=device)
+        table = torch.zeros(1, 8, device=device)
+        kernels.rotate_in_place(qkv, table, table[:, :4].contiguous())
+        norm = nn.LayerNorm(8, device=device)
+        kernels.add_and_norm(table, [qkv[:, 0, 0], qkv[:, 1, 0]], norm, qkv[:, 2, 0], table)
+
+    with torch.inference_mode():
+        return str(kernels.why_refused(trial))
 
 
 def describe(kernel: Kernel) -> str:
-    """The name of a kernel, for messages; with its rotation, where another one may run."""
-    rotations: dict[Kernel, str] = {attend_varlen_triton: "Triton", attend_varlen: "PyTorch"}
-    rotation = rotations.get(kernel)
-    return f"{kernel.__name__}, rotation: {rotation}" if rotation else kernel.__name__
+    """The name of a kernel, for messages; with who rotates and norms, where that may differ."""
+    if kernel in OF_TRITON:
+        return f"{kernel.__name__}, rotation and LayerNorm: Triton"
+    if kernel is attend_varlen:
+        return f"{kernel.__name__}, rotation and LayerNorm: PyTorch"
+    return kernel.__name__
 
 
-def _rotary_triton() -> ModuleType:
+def triton_kernels() -> ModuleType:
     """Imported for a GPU alone: it imports Triton, if that is there."""
-    from virnucpro.encoders.esm2 import rotary_triton
+    from virnucpro.encoders import triton_kernels
 
-    return rotary_triton
+    return triton_kernels
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -17,7 +18,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from virnucpro.encoders.esm2.alphabet import N_TOKENS
-from virnucpro.encoders.esm2.attention import Kernel, attend_runs, choose_kernel
+from virnucpro.encoders.esm2.attention import (
+    OF_TRITON,
+    Kernel,
+    attend_runs,
+    choose_kernel,
+    triton_kernels,
+)
 from virnucpro.encoders.esm2.checkpoint import LAYER_NORM_EPS, ROPE_THETA, ESM2Shape
 from virnucpro.encoders.esm2.packing import EXTRA_TOKENS, PackedBatch, StagedBatch
 from virnucpro.encoders.transfer import send
@@ -30,10 +37,52 @@ DTYPES: Mapping[str, torch.dtype] = {  # of matrix products, by the name of the 
 # 15 % of the tokens were masked in training, 80 % of those zeroed by token dropout
 TOKEN_DROPOUT_SCALE = 1 - 0.15 * 0.8
 _USUAL_TOKENS = 2048  # of a batch on a CPU
+_MOST_WAITING = 2  # sums that a kernel adds at once
+
+
+@dataclass(slots=True, eq=False)
+class _Stream:
+    """The residual stream, (n_tokens, dim) float32, and what is still to be added to it.
+
+    With Triton a sum waits for the LayerNorm behind it: the kernel there adds, norms and rounds,
+    and writes the sum for every second LayerNorm only. The sums are the same.
+    """
+
+    x: Tensor
+    has_triton: bool
+    waiting: list[Tensor] = field(default_factory=list)  # two at most
+
+    def add(self, branch: Tensor) -> None:
+        """Add the result of a sub-layer, of any type."""
+        if self.has_triton:
+            self.waiting.append(branch)
+        else:
+            self.x = self.x + branch
+
+    def normed(self, norm: nn.LayerNorm, dtype: torch.dtype) -> Tensor:
+        """The LayerNorm of the stream, for a sub-layer. -> (n_tokens, dim) of ``dtype``"""
+        if not self.has_triton:
+            rows: Tensor = norm(self.x)
+            return rows.to(dtype)
+        out = torch.empty_like(self.x, dtype=dtype)
+        total = torch.empty_like(self.x) if len(self.waiting) == _MOST_WAITING else None
+        triton_kernels().add_and_norm(self.x, self.waiting, norm, out, total)
+        if total is not None:
+            self.x, self.waiting = total, []
+        return out
+
+    def end(self, norm: nn.Module) -> Tensor:
+        """What comes behind the last layer, normed if that is ESM-2's last. -> float32"""
+        if self.has_triton and isinstance(norm, nn.LayerNorm):
+            out = torch.empty_like(self.x)
+            triton_kernels().add_and_norm(self.x, self.waiting, norm, out, None)
+            return out
+        normed: Tensor = norm(sum(self.waiting, self.x))
+        return normed
 
 
 class Layer(nn.Module):
-    """One transformer layer. (n_tokens, dim) float32 -> the same."""
+    """One transformer layer: it adds to the residual stream."""
 
     def __init__(self, shape: ESM2Shape, dtype: torch.dtype) -> None:
         super().__init__()
@@ -47,8 +96,9 @@ class Layer(nn.Module):
         self.down = nn.Linear(4 * dim, dim, dtype=dtype)
         self.is_fused = dtype == torch.bfloat16 and cpu_fuses_linear()
 
-    def forward(self, x: Tensor, batch: StagedBatch, attend: Kernel) -> Tensor:
-        return self.finish(x, attend(self.project(x), batch))
+    def forward(self, stream: _Stream, batch: StagedBatch, attend: Kernel) -> None:
+        normed = stream.normed(self.attention_norm, self.dtype)
+        self.finish(stream, attend(self.project(normed), batch))
 
     def in_float32(self) -> Layer:
         """The same layer, products in float32 of the weights as they are."""
@@ -67,16 +117,15 @@ class Layer(nn.Module):
             ordered = torch.ops.mkldnn._reorder_linear_weight(part.weight, _USUAL_TOKENS)
             part.weight = nn.Parameter(ordered, requires_grad=False)
 
-    def project(self, x: Tensor) -> Tensor:
+    def project(self, normed: Tensor) -> Tensor:
         """Queries, keys and values. (n_tokens, dim) -> (n_tokens, 3, n_heads, head_dim)"""
-        qkv = self.linear(self.qkv, self.attention_norm(x).to(self.dtype))
-        return qkv.view(len(x), 3, self.n_heads, -1)
+        return self.linear(self.qkv, normed).view(len(normed), 3, self.n_heads, -1)
 
-    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
-        """Add attention and MLP to the stream. (n_tokens, n_heads, head_dim) -> (n_tokens, dim)"""
-        x = x + self.linear(self.attention_out, attended.flatten(1))
-        hidden = self.linear(self.up, self.mlp_norm(x).to(self.dtype), has_gelu=True)
-        return x + self.linear(self.down, hidden)
+    def finish(self, stream: _Stream, attended: Tensor) -> None:
+        """Add attention, (n_tokens, n_heads, head_dim), and MLP to the stream."""
+        stream.add(self.linear(self.attention_out, attended.flatten(1)))
+        normed = stream.normed(self.mlp_norm, self.dtype)
+        stream.add(self.linear(self.down, self.linear(self.up, normed, has_gelu=True)))
 
     def linear(self, part: nn.Linear, x: Tensor, *, has_gelu: bool = False) -> Tensor:
         """A linear layer, with GELU (exact, not by tanh) if asked for.
@@ -124,17 +173,22 @@ class ESM2(nn.Module):
         The first layer projects each of the 33 tokens once, not each place of the batch.
         """
         layers = self.layers_in_use()
-        return self.apply_layers(layers, self.begin(next(layers, None), batch), batch)
+        stream = self.begin(next(layers, None), batch)
+        return self.apply_layers(layers, stream, batch)
 
-    def begin(self, first: Layer | None, batch: StagedBatch) -> Tensor:
-        """Embed the tokens and apply the first layer, if there is one. -> (n_tokens, dim)"""
+    def begin(self, first: Layer | None, batch: StagedBatch) -> _Stream:
+        """Embed the tokens and apply the first layer, if there is one."""
         rows = self.token_rows()
-        x = F.embedding(batch.tokens, rows)
-        if first is None:
-            return x
-        projected = first.project(rows)
-        qkv = F.embedding(batch.tokens, projected.flatten(1)).view(-1, *projected.shape[1:])
-        return first.finish(x, self.attend(qkv, batch))
+        stream = self.stream_of(F.embedding(batch.tokens, rows))
+        if first is not None:
+            normed = _Stream(rows, has_triton=False).normed(first.attention_norm, first.dtype)
+            projected = first.project(normed)
+            qkv = F.embedding(batch.tokens, projected.flatten(1)).view(-1, *projected.shape[1:])
+            first.finish(stream, self.attend(qkv, batch))
+        return stream
+
+    def stream_of(self, x: Tensor) -> _Stream:
+        return _Stream(x, has_triton=self.attend in OF_TRITON)
 
     def token_rows(self) -> Tensor:
         """The input of the first layer for each token, (N_TOKENS, dim)."""
@@ -158,7 +212,7 @@ class ESM2(nn.Module):
 
     def transform(self, x: Tensor, batch: StagedBatch) -> Tensor:
         """Apply all layers to embedded tokens. (n_tokens, dim) -> the same"""
-        return self.apply_layers(self.layers_in_use(), x, batch)
+        return self.apply_layers(self.layers_in_use(), self.stream_of(x), batch)
 
     def reorder_weights(self) -> None:
         """Lay the weights out for this CPU, where its products are oneDNN's."""
@@ -166,12 +220,11 @@ class ESM2(nn.Module):
             if isinstance(layer, Layer) and layer.is_fused:
                 layer.reorder_weights()
 
-    def apply_layers(self, layers: Iterable[Layer], x: Tensor, batch: StagedBatch) -> Tensor:
-        """Apply layers and the final norm. (n_tokens, dim) -> the same"""
+    def apply_layers(self, layers: Iterable[Layer], stream: _Stream, batch: StagedBatch) -> Tensor:
+        """Apply layers and the final norm. -> (n_tokens, dim)"""
         for layer in layers:
-            x = layer(x, batch, self.attend)
-        normed: Tensor = self.final_norm(x)
-        return normed
+            layer(stream, batch, self.attend)
+        return stream.end(self.final_norm)
 
     def layers_in_use(self) -> Iterator[Layer]:
         """The layers, one by one; in float32 within ``in_float32``."""

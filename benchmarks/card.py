@@ -1,0 +1,119 @@
+"""What a card can do before anything is timed: its kernels, and a run with hardly any memory."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import h5py
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from virnucpro.encoders.bench.comparison import FAILURES, reason_of
+from virnucpro.encoders.bench.encoder import Setting
+from virnucpro.encoders.bench.synthetic import MODELS, make_proteins
+from virnucpro.encoders.dnabert_s import model as dnabert_s
+from virnucpro.encoders.esm2 import attention
+from virnucpro.encoders.esm2.model import DTYPES
+from virnucpro.encoders.families import FAMILIES
+from virnucpro.encoders.transfer import use_device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoiceRow:
+    """The kernel that a model has on this device; ``reason``: why not ours."""
+
+    model: str
+    precision: str
+    kernel: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FullRow:
+    """A run on a card of which ``free_bytes`` are left, and the same run on an empty one."""
+
+    model: str
+    n_proteins: int
+    free_bytes: int | None  # None: no card to be filled
+    n_smaller: int | None = None  # times that its batches became smaller
+    n_other_bits: int | None = None  # vectors
+    largest_distance: float | None = None  # relative L2
+    reason: str = ""
+
+
+def list_kernels(device: torch.device) -> Iterator[ChoiceRow]:
+    """The kernel of each published model in each precision."""
+    use_device(device)
+    for model, shape in MODELS.items():
+        for precision, dtype in DTYPES.items():
+            row = ChoiceRow(model=model, precision=precision)
+            try:
+                kernel = attention.choose_kernel(device, dtype, shape.head_dim)
+                has_ours = device.type == "cuda" and dtype != torch.float32
+                reason = attention.why_triton_refuses(device, dtype) if has_ours else ""
+                yield replace(row, kernel=attention.describe(kernel), reason=reason)
+            except FAILURES as error:
+                yield replace(row, reason=reason_of(error))
+    other = FAMILIES["dnabert-s"].published["dnabert-s"]
+    row = ChoiceRow(model="dnabert-s", precision="fp32")
+    try:
+        attend = dnabert_s.choose_kernel(device, other.n_heads, other.dim // other.n_heads)
+        yield replace(row, kernel=attend.__name__)
+    except FAILURES as error:
+        yield replace(row, reason=reason_of(error))
+
+
+def fill_card(setting: Setting, model: str, n_tokens: int, free_bytes: int) -> FullRow:
+    """Embed the same proteins with room for all batches, and with nearly none."""
+    proteins = make_proteins("six-frame-500", n_tokens, seed=5)
+    has_card = setting.device.startswith("cuda")
+    row = FullRow(
+        model=model, n_proteins=len(proteins), free_bytes=free_bytes if has_card else None
+    )
+    with TemporaryDirectory(prefix="virnucpro-measure-") as folder:
+        fasta = Path(folder) / "proteins.faa"
+        fasta.write_text("".join(f">p{i}\n{text}\n" for i, text in enumerate(proteins)))
+        try:
+            roomy = _embed(setting, fasta, Path(folder) / "roomy")
+            taken = _take(setting.device, free_bytes) if has_card else None
+            tight = _embed(setting, fasta, Path(folder) / "tight")
+            del taken
+        except (*FAILURES, subprocess.SubprocessError) as error:
+            return replace(row, reason=reason_of(error))
+        log = (Path(folder) / "tight" / "virnucpro.log").read_text(encoding="utf-8")
+    distances = np.linalg.norm(tight - roomy, axis=1) / np.linalg.norm(roomy, axis=1)
+    return replace(
+        row,
+        n_smaller=log.count("out of memory; batches of"),
+        n_other_bits=int((tight != roomy).any(axis=1).sum()),
+        largest_distance=float(distances.max()),
+    )
+
+
+def _take(device: str, free_bytes: int) -> torch.Tensor:
+    """Hold the memory of a card but for so many bytes."""
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info(device)
+    return torch.empty(max(0, free - free_bytes), dtype=torch.uint8, device=device)
+
+
+def _embed(setting: Setting, fasta: Path, output: Path) -> NDArray[np.float32]:
+    """The vectors of a run of its own, in the order of the proteins."""
+    kind, _, index = setting.device.partition(":")
+    where = ["--gpus", index or "0"] if kind == "cuda" else ["--device", kind, "--workers", "1"]
+    command = [
+        *(sys.executable, "-m", "virnucpro", "extract", "--quiet", "--input", str(fasta)),
+        *("--output-dir", str(output), "--input-type", "protein", *where),
+        *("--model", str(setting.checkpoint), "--esm-batch-size", str(setting.tokens_per_batch)),
+    ]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    with h5py.File(output / "features.h5") as file:
+        names = [name.decode() for name in file["ids"]]
+        vectors: NDArray[np.float32] = file["embeddings"][:]
+    return vectors[np.argsort([int(name.removeprefix("p")) for name in names])]

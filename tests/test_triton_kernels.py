@@ -1,0 +1,595 @@
+"""Our kernels compile for every GPU, and give what PyTorch gives; no GPU is needed.
+
+A kernel is compiled by Triton for GPUs that are not here, and run on the CPU by its interpreter.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import gelu_product
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from oracle import (
+    fair_esm_hidden,
+    make_fair_esm,
+    random_protein,
+    save_fair_esm,
+    tolerance,
+    worst_row,
+)
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from virnucpro.encoders import triton_kernels
+from virnucpro.encoders.dnabert_s import model as dnabert_s
+from virnucpro.encoders.dnabert_s.model import TokenBatch, alibi_slopes, attend_texts_triton
+from virnucpro.encoders.dnabert_s.weights import load_dnabert
+from virnucpro.encoders.esm2 import attention
+from virnucpro.encoders.esm2.attention import (
+    attend_efficient_triton,
+    attend_varlen,
+    attend_varlen_triton,
+    rotate,
+)
+from virnucpro.encoders.esm2.checkpoint import LAYER_NORM_EPS, ESM2Shape
+from virnucpro.encoders.esm2.family import shape_of
+from virnucpro.encoders.esm2.model import ESM2, rotary_frequencies
+from virnucpro.encoders.esm2.packing import PackedBatch, StagedBatch
+from virnucpro.encoders.esm2.weights import load_esm2
+from virnucpro.encoders.families import FAMILIES
+
+triton = pytest.importorskip("triton", reason="Triton has no build for this system")
+
+SHAPES = {name: shape_of(published) for name, published in FAMILIES["esm2"].published.items()}
+WIDEST = {"esm2_t48_15B_UR50D": SHAPES["esm2_t48_15B_UR50D"]}
+GPUS = [  # 7.5 has no bf16; on the others fp16 is compiled as bf16 is
+    (75, "fp16", SHAPES),
+    *((capability, "bf16", SHAPES) for capability in (80, 90, 100, 120)),
+    (90, "fp16", WIDEST),
+]
+DNABERT_S = FAMILIES["dnabert-s"].published["dnabert-s"]
+
+
+# Compilation
+
+
+def compile_for(
+    capability: int,
+    kernel: Callable[..., None],
+    pointers: Mapping[str, str],
+    sizes: Mapping[str, Any],
+    options: Mapping[str, Any] = triton_kernels.OPTIONS,
+) -> dict[str, Any]:
+    """What Triton makes of a kernel, step by step, for a GPU that need not be here.
+
+    Pointers are as of tensors of PyTorch, at multiples of 16 bytes.
+    """
+    names = list(inspect.signature(kernel).parameters)
+    assert set(names) == {*pointers, *sizes}
+    source = triton.compiler.ASTSource(
+        fn=triton.jit(kernel),
+        signature={name: pointers.get(name, "constexpr") for name in names},
+        constexprs=dict(sizes),
+        attrs={
+            (names.index(name),): [["tt.divisibility", 16]]
+            for name, kind in pointers.items()
+            if kind.startswith("*")
+        },
+    )
+    target = triton.backends.compiler.GPUTarget("cuda", capability, 32)
+    return triton.compile(source, target=target, options=dict(options)).asm
+
+
+def check_machine_code(
+    capability: int, steps: dict[str, Any], folder: Path, n_bytes: int = 16
+) -> None:
+    """It is for this GPU, no number of it leaves the registers, and rows are written 16 bytes wide.
+
+    NVIDIA's cuobjdump, which comes with Triton, reads it: registers would be spilled to a stack.
+    """
+    (target,) = re.findall(r"\.target (sm_\w+)", steps["ptx"])
+    assert target.rstrip("a") == f"sm_{capability}"
+    file = folder / "kernel.cubin"
+    file.write_bytes(steps["cubin"])
+    reader = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    command = [reader, "--dump-resource-usage", file]
+    report = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert re.search(r"REG:\d+ STACK:0 .* LOCAL:0 ", report), report
+    to_16_bits = re.findall(r"cvt\.(\w+)(?:\.satfinite)?\.(?:bf16|f16)(?:x2)?\.f32", steps["ptx"])
+    assert set(to_16_bits) <= {"rn"}, "to the nearest"
+    assert set(re.findall(r"st\.global\.(\S+)", steps["ptx"])) == {f"v{n_bytes // 4}.b32"}
+
+
+@pytest.fixture
+def cache(monkeypatch, tmp_path) -> Path:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path
+
+
+@pytest.mark.parametrize(("capability", "number", "shapes"), GPUS)
+def test_the_rotation_compiles_for_every_gpu_and_published_model(cache, capability, number, shapes):
+    pointers = {"qkv": f"*{number}", "cos": "*fp32", "sin": "*fp32"}
+    for shape in shapes.values():
+        sizes = triton_kernels.sizes_to_rotate(shape.n_heads, shape.head_dim)
+        options = triton_kernels.options_of_row(shape.dim)
+        steps = compile_for(capability, triton_kernels.rotate_token, pointers, sizes, options)
+        # half a head, which is what lies together, is 24 bytes in 35M, else a multiple of 16
+        check_machine_code(capability, steps, cache, 16 if shape.head_dim % 16 == 0 else 8)
+
+
+BORDERS = [(1, False, True), (2, True, True), (2, False, False)]
+
+
+@pytest.mark.parametrize(("capability", "number", "shapes"), GPUS)
+def test_the_border_of_sub_layers_compiles_for_every_gpu_and_published_model(
+    cache, capability, number, shapes
+):
+    """Within a layer, between two layers, and behind the last one, which is in float32."""
+    for shape in shapes.values():
+        for n_added, keeps_total, is_reduced in BORDERS:
+            pointers = dict.fromkeys(("x", "weight", "bias", "total"), "*fp32")
+            pointers |= dict.fromkeys(("first", "second"), f"*{number}")
+            pointers["normed"] = f"*{number}" if is_reduced else "*fp32"
+            sizes = triton_kernels.sizes_to_norm(
+                shape.dim, n_added, LAYER_NORM_EPS, keeps_total=keeps_total
+            )
+            options = triton_kernels.options_of_row(shape.dim)
+            kernel = triton_kernels.add_and_norm_token
+            steps = compile_for(capability, kernel, pointers, sizes, options)
+            check_machine_code(capability, steps, cache)
+
+
+@pytest.mark.parametrize("capability", [75, 80, 90, 100, 120])
+def test_the_attention_of_dnabert_s_compiles_for_every_gpu(cache, capability):
+    pointers = {"qkv": "*fp32", "offsets": "*i32", "slopes": "*fp32", "out": "*fp32"}
+    sizes = triton_kernels.sizes_to_attend(
+        DNABERT_S.n_heads, DNABERT_S.dim // DNABERT_S.n_heads, has_tf32=capability >= 80
+    )
+    options = triton_kernels.OPTIONS_TO_ATTEND
+    steps = compile_for(capability, triton_kernels.attend_text, pointers, sizes, options)
+    check_machine_code(capability, steps, cache)
+    assert ("tf32" in steps["ptx"]) == (capability >= 80)
+
+
+@pytest.mark.parametrize("capability", [80, 90, 100, 120])
+@pytest.mark.parametrize("name", ["esm2_t12_35M_UR50D", "esm2_t33_650M_UR50D"])
+def test_the_product_with_gelu_compiles_for_tensor_cores(cache, capability, name):
+    pointers = dict.fromkeys(("x", "weight", "bias", "out"), "*bf16") | {"n_rows": "i32"}
+    sizes = gelu_product.sizes_of(4 * SHAPES[name].dim, SHAPES[name].dim)
+    options = gelu_product.OPTIONS
+    steps = compile_for(capability, gelu_product.multiply_block, pointers, sizes, options)
+    check_machine_code(capability, steps, cache)
+    assert re.search("wgmma|mma.sync|tcgen05.mma", steps["ptx"])
+
+
+def annotated(qkv: Any, cos, sin, n_pairs, half, row, block):
+    """A kernel that Triton's interpreter runs, and its compiler refuses."""
+
+
+@pytest.mark.usefixtures("cache")
+def test_the_reason_of_a_refusal_is_the_error_and_not_the_source_of_the_kernel():
+    pointers = {"qkv": "*bf16", "cos": "*fp32", "sin": "*fp32"}
+    with pytest.raises(triton.CompilationError) as caught:
+        compile_for(90, annotated, pointers, triton_kernels.sizes_to_rotate(20, 16))
+    reason = triton_kernels.reason_of(caught.value)
+    assert reason.startswith('CompilationError: NameError("Cannot access global variable Any')
+    assert reason.isprintable()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_machine_without_a_gpu_refuses_our_kernels_with_a_reason():
+    cpu = torch.device("cpu")
+    assert attention.why_triton_refuses(cpu, torch.bfloat16).startswith("RuntimeError: ")
+
+
+# What they compute, by Triton's interpreter
+
+KERNELS = {
+    "_ROTATE": triton_kernels.rotate_token,
+    "_ADD_AND_NORM": triton_kernels.add_and_norm_token,
+    "_ATTEND": triton_kernels.attend_text,
+}
+
+
+@pytest.fixture
+def interpreted(monkeypatch) -> None:
+    """Our kernels run on the CPU as they stand, and so does what they call of Triton's own."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    language = triton.language
+    for module in (language, language.standard):
+        for name, function in list(vars(module).items()):
+            if isinstance(function, triton.runtime.JITFunction):
+                monkeypatch.setattr(module, name, triton.jit(function.fn))
+    for name, kernel in KERNELS.items():
+        monkeypatch.setattr(triton_kernels, name, triton.jit(kernel))
+
+
+U = torch.finfo(torch.float32).eps / 2
+HEADS = [(4, 16), (3, 24), (3, 32), (2, 64), (1, 128)]
+PUBLISHED_HEADS = [(shape.n_heads, shape.head_dim) for shape in SHAPES.values()]
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("n_heads", "head_dim"), [*HEADS, *PUBLISHED_HEADS])
+@pytest.mark.parametrize("proteins", [["MKV", "MKXBUZO-J"], [""], []])
+def test_the_rotation_turns_queries_and_keys_and_leaves_the_values(
+    n_heads, head_dim, dtype, proteins
+):
+    batch = StagedBatch.of(PackedBatch.of(["MKV", *proteins]), rotary_frequencies(head_dim))
+    n_tokens = sum(len(protein) + 2 for protein in proteins)
+    cos, sin = batch.cos[-n_tokens or 5 :], batch.sin[-n_tokens or 5 :]
+    qkv = torch.randn(n_tokens, 3, n_heads, head_dim).to(dtype)
+    before = qkv.clone()
+    tables = (table[:n_tokens, None, None].double() for table in (cos, sin))
+    expected = rotate(qkv[:, :2].double(), *tables)
+    triton_kernels.rotate_in_place(qkv, cos, sin)
+    assert torch.equal(qkv[:, 2], before[:, 2])
+    # each number is rounded once to 16 bits, or cut off, by the interpreter; where the sum of two
+    # products nearly cancels, what float32 rounds off them is left
+    size = float(before.abs().max()) if n_tokens else 0.0
+    eps = torch.finfo(dtype).eps
+    torch.testing.assert_close(qkv[:, :2].double(), expected, rtol=eps, atol=8 * U * size)
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("dim", [8, 40, 72, *(shape.dim for shape in SHAPES.values())])
+@pytest.mark.parametrize("n_tokens", [0, 1, 3])
+@pytest.mark.parametrize(("n_added", "keeps_total"), [(0, False), (1, False), (2, True)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("scale", [1.0, 1e-3])  # of the second, eps is the larger part
+def test_the_border_adds_as_pytorch_does_and_norms_as_float64_does(
+    dim, n_tokens, n_added, keeps_total, dtype, scale
+):
+    number = torch.bfloat16 if dtype == torch.float32 else dtype
+    norm = nn.LayerNorm(dim, eps=LAYER_NORM_EPS)
+    norm.weight.data.normal_(1, 0.1)
+    norm.bias.data.normal_()
+    x = scale * (3 * torch.randn(n_tokens, dim) + 1)
+    added = [scale * torch.randn(n_tokens, dim).to(number) for _ in range(n_added)]
+    kept = x.clone()
+    normed = torch.full((n_tokens, dim), torch.nan, dtype=dtype)
+    total = torch.full((n_tokens, dim), torch.nan) if keeps_total else None
+    with torch.inference_mode():
+        triton_kernels.add_and_norm(x, added, norm, normed, total)
+    expected = sum(added, kept)
+    assert torch.equal(x, kept)
+    assert total is None or torch.equal(total, expected)
+    exact = F.layer_norm(
+        expected.double(), (dim,), norm.weight.double(), norm.bias.double(), norm.eps
+    )
+    # A sum of dim numbers in float32, in halves, is off by log2(dim) u of their sizes at most, and
+    # so is a mean of numbers or squares. By the first each number is off, by half of the second its
+    # scale; root, its inverse (2 ulp) and four more operations add 8 u. Then one rounding, to the
+    # nearest on a GPU; the interpreter cuts off what bf16 does not hold.
+    if n_tokens:
+        spread = expected.double().std(dim=1, correction=0, keepdim=True)
+        size = expected.abs().amax(dim=1, keepdim=True) / spread * norm.weight.abs().max()
+        slack = (1.5 * np.log2(dim) + 8) * U * (size + norm.bias.abs().max())
+        rounding = torch.finfo(dtype).eps * exact.abs()
+        assert ((normed.double() - exact).abs() <= rounding + slack).all()
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("n_tokens", [0, 1, 130])
+@pytest.mark.parametrize("dim", [32, 64])
+def test_the_product_with_gelu_is_that_of_float64_rounded_once(monkeypatch, n_tokens, dim):
+    monkeypatch.setattr(gelu_product, "_KERNEL", triton.jit(gelu_product.multiply_block))
+    # the interpreter multiplies no bf16
+    linear = nn.Linear(dim, 256, dtype=torch.float16).requires_grad_(False)
+    x = torch.randn(n_tokens, dim).half()
+    exact = F.gelu(F.linear(x.double(), linear.weight.double(), linear.bias.double()))
+    # A sum of dim products, each of 4 at most here, and the bias, in float32; GELU has a slope of
+    # 1.13 at most, and three more operations. Then one rounding.
+    slack = 1.2 * (dim + 1) * U * 4 * dim**0.5 + 4 * U * 4
+    found = gelu_product.linear_gelu(linear, x)
+    eps = torch.finfo(torch.float16).eps
+    torch.testing.assert_close(found.double(), exact, rtol=eps / 2 + 4 * U, atol=slack)
+
+
+SHORT = {  # layers, heads and their dimensions
+    16: ESM2Shape(n_layers=3, dim=64, n_heads=4),
+    24: ESM2Shape(n_layers=3, dim=72, n_heads=3),
+    64: ESM2Shape(n_layers=2, dim=128, n_heads=2),
+}
+PROTEINS = [random_protein(length) for length in (5, 1, 17, 5)]
+
+
+def attend_offsets(q: Tensor, k: Tensor, v: Tensor, batch: StagedBatch) -> Tensor:
+    """What FlashAttention and its sibling compute, by the offsets alone."""
+    out = torch.full_like(v, torch.nan)
+    for first, last in pairwise(batch.cu_seqlens.tolist()):
+        protein = (x[first:last].transpose(0, 1) for x in (q, k, v))
+        out[first:last] = F.scaled_dot_product_attention(*protein).transpose(0, 1)
+    return out
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("head_dim", SHORT)
+@pytest.mark.parametrize(
+    ("kernel", "dtype"),
+    [(attend_varlen_triton, torch.bfloat16), (attend_efficient_triton, torch.float16)],
+)
+def test_a_batch_through_our_kernels_has_fair_esm_s_vectors_after_every_layer(
+    monkeypatch, tmp_path, head_dim, kernel, dtype
+):
+    for name in ("flash_attention", "efficient_attention"):
+        monkeypatch.setattr(attention, name, attend_offsets)
+    shape = SHORT[head_dim]
+    fair_esm = make_fair_esm(shape)
+    path = save_fair_esm(fair_esm, tmp_path / "model.pt")
+    for layer in range(shape.n_layers + 1):
+        model = load_esm2(path, layer, dtype, torch.device("cpu"))
+        model.attend = kernel
+        with torch.inference_mode():
+            hidden = model(PackedBatch.of(PROTEINS))
+        expected = torch.cat(fair_esm_hidden(fair_esm, PROTEINS, layer))
+        assert worst_row(hidden, expected) < tolerance(layer, dtype) + 4 * U
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_embedded_tokens_through_our_kernels_are_left_as_they_are(monkeypatch, tmp_path):
+    monkeypatch.setattr(attention, "flash_attention", attend_offsets)
+    path = save_fair_esm(make_fair_esm(SHORT[16]), tmp_path / "model.pt")
+    model = load_esm2(path, SHORT[16].n_layers, torch.bfloat16, torch.device("cpu"))
+    model.attend = attend_varlen_triton
+    batch = StagedBatch.of(PackedBatch.of(PROTEINS), model.inv_freq)
+    x = model.token_rows()[batch.tokens]
+    kept = x.clone()
+    with torch.inference_mode():
+        hidden = model.transform(x, batch)
+        expected = model.encode(batch)
+    assert torch.equal(x, kept)
+    assert worst_row(hidden, expected) < tolerance(SHORT[16].n_layers, torch.bfloat16)
+
+
+# The attention of DNABERT-S
+
+
+def in_float64(qkv: Tensor, offsets: Tensor, slopes: Tensor) -> Tensor:
+    """Attention with the scores written out, text by text."""
+    out = torch.full_like(qkv[:, 0], torch.nan, dtype=torch.float64)
+    for first, last in pairwise(offsets.tolist()):
+        q, k, v = qkv[first:last].double().permute(1, 2, 0, 3)
+        place = torch.arange(last - first, dtype=torch.float64)
+        penalty = slopes[:, None, None].double() * (place[:, None] - place).abs()
+        scores = q @ k.mT / q.shape[-1] ** 0.5 - penalty
+        out[first:last] = (torch.softmax(scores, dim=-1) @ v).transpose(0, 1)
+    return out
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize(("n_heads", "head_dim"), [(3, 64), (2, 4), (1, 24)])
+@pytest.mark.parametrize("seqlens", [(1,), (1, 2, 31, 32, 33, 70), (64, 3), ()])
+def test_the_attention_of_texts_is_that_of_float64_within_each_text(n_heads, head_dim, seqlens):
+    offsets = torch.tensor([0, *np.cumsum(seqlens)], dtype=torch.int32)
+    qkv = torch.randn(int(offsets[-1]), 3, n_heads, head_dim)
+    qkv[:, 0] *= 3  # some keys matter, most do not
+    slopes = torch.tensor(alibi_slopes(n_heads))
+    found = triton_kernels.attend_texts(qkv, offsets, slopes, max(seqlens, default=0))
+    expected = in_float64(qkv, offsets, slopes)
+    # A score is a sum of head_dim products, and the penalty: it is off by (head_dim + 3) u of their
+    # sizes at most. Its weight is off by as much of itself, and the result by twice that of the
+    # largest value; the two sums over L keys add L u each.
+    assert found.shape == expected.shape
+    if seqlens:
+        q, k, v = qkv.double().abs().unbind(1)
+        products = (q.amax(dim=0) * k.amax(dim=0)).sum(dim=-1) / head_dim**0.5
+        score = float(products.max()) + max(seqlens) * float(slopes.max())
+        limit = 2 * ((head_dim + 3) * score + max(seqlens)) * U * float(v.max())
+        assert limit < 1e-2
+        assert ((found.double() - expected).abs() <= limit).all()
+        wrong = triton_kernels.attend_texts(qkv, offsets, slopes.flip(0), max(seqlens))
+        is_alike = ((wrong.double() - expected).abs() <= limit).all()
+        assert is_alike == (max(seqlens) == 1 or n_heads == 1), "slopes belong to heads"
+
+
+GOLDEN = Path(__file__).parents[2] / "shared" / "golden" / "dnabert_s"
+TOKEN, POOLED = 2e-5, 5e-6  # as of ``test_dnabert_s``
+LONGEST_INTERPRETED = 130  # tokens
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.skipif(not GOLDEN.exists(), reason="the published code's values are not here")
+def test_the_published_code_gives_what_one_launch_for_all_texts_gives(monkeypatch, tmp_path):
+    monkeypatch.setattr(triton_kernels, "TEXT_BLOCK", 128)  # the interpreter takes long for many
+    for name in ("config.json", "pytorch_model.bin"):
+        (tmp_path / name).symlink_to(GOLDEN / "tiny" / name)
+    (tmp_path / "tokenizer.json").symlink_to(GOLDEN / "tokenizer.json")
+    model, _ = load_dnabert(tmp_path, 3)
+    model.kernel = attend_texts_triton
+    stored = np.load(GOLDEN / "forward.npz")
+    texts = [
+        (stored["tokens"][a:b].astype(int).tolist(), stored["hidden"][a:b], pooled)
+        for (a, b), pooled in zip(pairwise(stored["cu_seqlens"]), stored["pooled"], strict=True)
+        if b - a < LONGEST_INTERPRETED
+    ]
+    assert len(texts) > 10
+    batch = TokenBatch.of([tokens for tokens, _, _ in texts])
+    with torch.inference_mode():
+        hidden = model(torch.from_numpy(batch.tokens), batch)
+        pooled = dnabert_s.mean_of_bags(hidden, batch)[torch.from_numpy(batch.places)].numpy()
+    for place, row, (tokens, expected, mean) in zip(batch.places, pooled, texts, strict=True):
+        first = batch.offsets[place]
+        part = hidden[first : first + len(tokens)].numpy()
+        assert np.abs(part - expected).max() < TOKEN
+        assert np.abs(row - mean).max() < POOLED
+
+
+class Launches(TorchDispatchMode):
+    """Counts the operators that a GPU would run as kernels, and the launches of our own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, operator, _, args=(), kwargs=None):
+        returns = operator._schema.returns
+        is_view = all(one.alias_info and not one.alias_info.is_write for one in returns)
+        name = operator.overloadpacket.__name__
+        if not is_view and not name.startswith(("empty", "new_empty")):
+            self.names[name] += 1
+        return operator(*args, **(kwargs or {}))
+
+
+class Recorder:
+    """Stands for a compiled kernel, whose launches it counts."""
+
+    def __init__(self, names: Counter[str], name: str) -> None:
+        self.names, self.name = names, name
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        def launch(*_: object, **__: object) -> None:
+            self.names[self.name] += 1
+
+        return launch
+
+
+def launches_of(monkeypatch, kernel: dnabert_s.Kernel, seqlens: range) -> Counter[str]:
+    """The launches of a batch of DNABERT-S, on tensors without numbers."""
+    shape = dnabert_s.DNABERTShape(
+        DNABERT_S.n_layers, DNABERT_S.dim, DNABERT_S.n_heads, inner=3072, n_words=4096
+    )
+    batch = TokenBatch.of([[0] * seqlen for seqlen in seqlens])
+    meta = torch.device("meta")
+    with meta:
+        model = dnabert_s.DNABERT(shape, shape.n_layers)
+        tokens = torch.empty(len(batch.tokens), dtype=torch.int64)
+    model.kernel = kernel
+    with torch.inference_mode(), Launches() as launches:
+        monkeypatch.setattr(triton_kernels, "_ATTEND", Recorder(launches.names, "attend_text"))
+        model(tokens, batch)
+    return launches.names
+
+
+def test_a_batch_of_dnabert_s_attends_in_one_launch_per_layer_whatever_its_lengths(monkeypatch):
+    n_layers = DNABERT_S.n_layers
+    by_runs = launches_of(monkeypatch, dnabert_s.attend_runs, range(60, 120))
+    jagged = launches_of(monkeypatch, attend_texts_triton, range(60, 120))
+    assert jagged["attend_text"] == n_layers
+    assert not {name for name in jagged if "attention" in name}
+    assert jagged == launches_of(monkeypatch, attend_texts_triton, range(60, 62))
+    more = by_runs.total() - jagged.total()
+    # a copy into its place is a launch beside each attention, of 60 lengths in each layer
+    assert more > 2 * 60 * n_layers - n_layers
+
+
+# Bytes that move
+
+PRODUCTS = {"addmm", "_flash_attention_forward"}
+
+
+class Traffic(TorchDispatchMode):
+    """Sums the bytes that all but matrix products and attention read and write.
+
+    An operator of PyTorch reads its arguments and writes its results; a kernel of ours is
+    interpreted on rows of zeros, and what it touches there is counted.
+    """
+
+    def __init__(self, n_tokens: int) -> None:
+        super().__init__()
+        self.n_tokens, self.n_bytes = n_tokens, 0
+
+    def __torch_dispatch__(self, operator, _, args=(), kwargs=None):
+        out = operator(*args, **(kwargs or {}))
+        returns = operator._schema.returns
+        is_view = all(one.alias_info and not one.alias_info.is_write for one in returns)
+        name = operator.overloadpacket.__name__
+        if not is_view and name not in PRODUCTS and not name.startswith(("empty", "new_empty")):
+            tensors = (*args, *(out if isinstance(out, tuple) else (out,)))
+            self.n_bytes += sum(x.nbytes for x in tensors if isinstance(x, Tensor))
+        return out
+
+
+Moves = list[tuple[int, np.ndarray]]  # bytes of a number, and addresses of such
+
+
+class Meter:
+    """Stands for a compiled kernel, of whose launches it sums the bytes."""
+
+    def __init__(self, traffic: Traffic, kernel: Any) -> None:
+        self.traffic, self.kernel = traffic, kernel
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        assert grid == (self.traffic.n_tokens,)
+
+        def launch(*tensors: Tensor, **sizes: Any) -> None:
+            one, two = (self.count(n, tensors, sizes) for n in (1, 2))
+            self.traffic.n_bytes += self.traffic.n_tokens * (two - one)
+
+        return launch
+
+    def count(self, n_tokens: int, tensors: tuple[Tensor, ...], sizes: Any) -> int:
+        """The bytes that so many tokens take; what all of them read is counted once."""
+        moves: dict[str, Moves] = {"create_masked_load": [], "create_masked_store": []}
+        builder = triton.runtime.interpreter.InterpreterBuilder
+        with (
+            torch.utils._python_dispatch._disable_current_modes(),
+            pytest.MonkeyPatch.context() as m,
+        ):
+            for name, touched in moves.items():
+                m.setattr(builder, name, noting(getattr(builder, name), touched))
+            lengths = {self.traffic.n_tokens: n_tokens}
+            rows = [
+                torch.zeros(lengths.get(len(x), len(x)), *x.shape[1:], dtype=x.dtype)
+                for x in tensors
+            ]
+            self.kernel[(n_tokens,)](*rows, **sizes)
+        return sum(map(unique_bytes, moves.values()))
+
+
+def unique_bytes(moves: Moves) -> int:
+    places = {(n_bytes, place) for n_bytes, addresses in moves for place in addresses.tolist()}
+    return sum(n_bytes for n_bytes, _ in places)
+
+
+def noting(move: Callable[..., Any], moves: Moves) -> Callable[..., Any]:
+    """A load or store of the interpreter that keeps the addresses of its numbers."""
+    place_of_mask = list(inspect.signature(move).parameters).index("mask") - 2
+
+    def noted(builder: Any, pointers: Any, *rest: Any) -> Any:
+        is_touched = rest[place_of_mask].data.astype(bool)
+        n_bytes = pointers.get_element_ty().primitive_bitwidth // 8
+        moves.append((n_bytes, pointers.data[is_touched]))
+        return move(builder, pointers, *rest)
+
+    return noted
+
+
+def bytes_of_a_layer(shape: ESM2Shape, kernel: attention.Kernel) -> float:
+    """Bytes per token of a layer between two others, on tensors without numbers."""
+    batch = PackedBatch.of(["M" * 30])
+    sums = []
+    for n_layers in (2, 3):
+        with torch.device("meta"):
+            model = ESM2(shape, n_layers, torch.bfloat16, kernel).to("meta")
+        staged = StagedBatch.of(batch, model.inv_freq)
+        traffic = Traffic(len(batch.tokens))
+        with pytest.MonkeyPatch.context() as m, torch.no_grad(), traffic:
+            for name in ("_ROTATE", "_ADD_AND_NORM"):
+                m.setattr(triton_kernels, name, Meter(traffic, getattr(triton_kernels, name)))
+            model.encode(staged)
+        sums.append(traffic.n_bytes)
+    return (sums[1] - sums[0]) / len(batch.tokens)
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_layer_moves_46_bytes_per_token_and_dimension_beside_its_products(name):
+    """8 within the layer, 14 at its border, 16 of GELU, 8 of the rotation; with PyTorch 128."""
+    shape = SHAPES[name]
+    tables = 4 * shape.head_dim  # cosines and sines
+    ours = bytes_of_a_layer(shape, attend_varlen_triton)
+    assert ours == 46 * shape.dim + tables
+    by_pytorch = bytes_of_a_layer(shape, attend_varlen)
+    assert 128 * shape.dim < by_pytorch < 129 * shape.dim, "the tables are read again and again"

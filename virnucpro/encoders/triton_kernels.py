@@ -1,0 +1,289 @@
+"""Our kernels for NVIDIA GPUs, in Triton: each reads and writes a number once.
+
+Rotation of queries and keys and the border of two sub-layers for ESM-2, attention with a penalty
+on distance for DNABERT-S. Each kernel is a plain function, which tests compile for any GPU and run
+in Triton's interpreter, and a function that launches it on tensors. Triton comes with PyTorch's
+builds for CUDA; this module is imported for a GPU alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from subprocess import SubprocessError
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from virnucpro.ground.log import printable
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:
+    triton = None
+
+# a product is not rounded before it is added, whatever Triton's default is
+OPTIONS: Mapping[str, int | bool] = {"num_warps": 4, "enable_fp_fusion": True}
+_PER_WARP = 512  # numbers of a row for each warp: 16 for each thread stay in its registers
+_MOST_WARPS = 16
+TEXT_BLOCK = 32  # queries of a program of ``attend_text``, and keys that it takes at once
+OPTIONS_TO_ATTEND: Mapping[str, int | bool] = {**OPTIONS, "num_stages": 2}
+_LEAST_WIDTH = 16  # of a factor of a product in Triton
+# no compiler, a compiler that fails, no place for its work, and what cannot be loaded or launched
+_SYSTEM_FAILURES = (ImportError, OSError, RuntimeError, SubprocessError)
+_FAILURES = _SYSTEM_FAILURES if triton is None else (*_SYSTEM_FAILURES, triton.TritonError)
+
+
+def why_refused(trial: Callable[[], object]) -> str:
+    """The reason why kernels do not run, of a first call of them; empty if they run.
+
+    The first call on a machine compiles. That needs a C compiler and a place for Triton's cache.
+    """
+    if triton is None:
+        return "Triton is not installed"
+    try:
+        trial()
+    except _FAILURES as error:
+        return reason_of(error)
+    return ""
+
+
+def reason_of(error: Exception) -> str:
+    """The first line of an error; Triton shows the source of the kernel before its own."""
+    text = str(getattr(error, "error_message", None) or error).strip()
+    first, _, _ = text.partition("\n")
+    return printable(f"{type(error).__name__}: {first}")
+
+
+def options_of_row(dim: int) -> dict[str, int | bool]:
+    """The options of a kernel that holds a row of so many numbers in registers."""
+    n_warps = max(1, min(_MOST_WARPS, triton.next_power_of_2(dim) // _PER_WARP))
+    return {**OPTIONS, "num_warps": n_warps}
+
+
+# The rotation of queries and keys
+
+
+def rotate_in_place(qkv: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """Turn queries and keys where they lie, and leave the values as they are.
+
+    (n_tokens, 3, n_heads, head_dim) contiguous; cosines (n_tokens, head_dim) and sines
+    (n_tokens, head_dim / 2), float32. Computed in float32, as by ``attention.rotate``.
+    """
+    assert qkv.is_contiguous() and cos.is_contiguous() and sin.is_contiguous()
+    n_tokens, _, n_heads, head_dim = qkv.shape
+    if n_tokens:
+        with torch.cuda.device_of(qkv):  # type: ignore[no-untyped-call]  # Triton launches on the current device
+            _ROTATE[(n_tokens,)](
+                *(qkv, cos, sin),
+                **sizes_to_rotate(n_heads, head_dim),
+                **options_of_row(n_heads * head_dim),
+            )
+
+
+def sizes_to_rotate(n_heads: int, head_dim: int) -> dict[str, int]:
+    """What ``rotate_token`` is compiled for."""
+    n_pairs = n_heads * head_dim  # of numbers that turn together, in the queries and the keys
+    return {
+        "n_pairs": n_pairs,
+        "half": head_dim // 2,
+        "row": 3 * n_pairs,
+        "block": triton.next_power_of_2(n_pairs),
+    }
+
+
+def rotate_token(  # type: ignore[no-untyped-def]  # Triton refuses any other annotation
+    qkv,
+    cos,
+    sin,
+    n_pairs: tl.constexpr,
+    half: tl.constexpr,
+    row: tl.constexpr,
+    block: tl.constexpr,
+):
+    """One token: all pairs of all heads, the queries' and the keys', which lie behind them."""
+    token = tl.program_id(0).to(tl.int64)
+    pair = tl.arange(0, block)
+    mask = pair < n_pairs
+    head, place = pair // half, pair % half
+    c = tl.load(cos + token * 2 * half + place, mask=mask, other=0.0)
+    s = tl.load(sin + token * half + place, mask=mask, other=0.0)
+    at = qkv + token * row + head * 2 * half + place
+    a = tl.load(at, mask=mask, other=0.0).to(tl.float32)
+    b = tl.load(at + half, mask=mask, other=0.0).to(tl.float32)
+    tl.store(at, (a * c - b * s).to(qkv.dtype.element_ty), mask=mask)
+    tl.store(at + half, (b * c + a * s).to(qkv.dtype.element_ty), mask=mask)
+
+
+# The border of two sub-layers: residual, LayerNorm and cast
+
+
+def add_and_norm(
+    x: Tensor, added: Sequence[Tensor], norm: nn.LayerNorm, normed: Tensor, total: Tensor | None
+) -> None:
+    """Write the LayerNorm of ``x`` and what is added to it, and their sum if asked for.
+
+    ``x`` and ``total`` are (n_tokens, dim) float32; ``added``, two at most, and ``normed`` are of
+    the same shape and any type. Sums, in the order of ``added``, mean and variance are float32, as
+    in PyTorch; ``normed`` is rounded once.
+    """
+    first, second = (*added, x, x)[:2]
+    assert all(each.is_contiguous() for each in (x, first, second, normed))
+    n_tokens, dim = x.shape
+    sizes = sizes_to_norm(dim, len(added), norm.eps, keeps_total=total is not None)
+    target = normed if total is None else total
+    if n_tokens:
+        with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
+            _ADD_AND_NORM[(n_tokens,)](
+                *(x, first, second, norm.weight, norm.bias, normed, target),
+                **sizes,
+                **options_of_row(dim),
+            )
+
+
+def sizes_to_norm(
+    dim: int, n_added: int, eps: float, *, keeps_total: bool
+) -> dict[str, int | float | bool]:
+    """What ``add_and_norm_token`` is compiled for."""
+    block = triton.next_power_of_2(dim)
+    return {
+        "dim": dim,
+        "n_added": n_added,
+        "eps": eps,
+        "keeps_total": keeps_total,
+        "block": block,
+    }
+
+
+def add_and_norm_token(  # type: ignore[no-untyped-def]
+    x,
+    first,
+    second,
+    weight,
+    bias,
+    normed,
+    total,
+    dim: tl.constexpr,
+    n_added: tl.constexpr,
+    eps: tl.constexpr,
+    keeps_total: tl.constexpr,
+    block: tl.constexpr,
+):
+    """One token: a row of the stream. Its variance is of what is centred already."""
+    place = tl.arange(0, block)
+    mask = place < dim
+    at = tl.program_id(0).to(tl.int64) * dim + place
+    row = tl.load(x + at, mask=mask, other=0.0)
+    if n_added > 0:
+        row += tl.load(first + at, mask=mask, other=0.0).to(tl.float32)
+    if n_added > 1:
+        row += tl.load(second + at, mask=mask, other=0.0).to(tl.float32)
+    if keeps_total:
+        tl.store(total + at, row, mask=mask)
+    centred = tl.where(mask, row - tl.sum(row, 0) / dim, 0.0)
+    scale = tl.rsqrt(tl.sum(centred * centred, 0) / dim + eps)
+    gain = tl.load(weight + place, mask=mask, other=0.0)
+    shift = tl.load(bias + place, mask=mask, other=0.0)
+    tl.store(normed + at, (centred * scale * gain + shift).to(normed.dtype.element_ty), mask=mask)
+
+
+# Attention with a penalty on distance (ALiBi) within each text of a packed batch
+
+
+def attend_texts(qkv: Tensor, offsets: Tensor, slopes: Tensor, longest: int) -> Tensor:
+    """Attention within each text, in one launch. (n_tokens, 3, n_heads, head_dim) float32
+
+    The texts begin at ``offsets``, (n_texts + 1,) int32, up to the number of tokens, and have
+    ``longest`` tokens at most; ``slopes``, (n_heads,), are the penalties for a distance of one.
+    -> (n_tokens, n_heads, head_dim)
+    """
+    assert qkv.is_contiguous() and qkv.dtype == torch.float32
+    n_tokens, _, n_heads, head_dim = qkv.shape
+    out = torch.empty(n_tokens, n_heads, head_dim, device=qkv.device)
+    grid = (len(offsets) - 1, n_heads, -(-longest // TEXT_BLOCK))
+    if n_tokens:
+        sizes = sizes_to_attend(n_heads, head_dim, has_tf32=has_tf32(qkv.device))
+        with torch.cuda.device_of(qkv):  # type: ignore[no-untyped-call]
+            _ATTEND[grid](qkv, offsets, slopes, out, **sizes, **OPTIONS_TO_ATTEND)
+    return out
+
+
+def has_tf32(device: torch.device) -> bool:
+    """True if tensor cores of the GPU take factors in TF32."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def sizes_to_attend(n_heads: int, head_dim: int, *, has_tf32: bool) -> dict[str, int | float | str]:
+    """What ``attend_text`` is compiled for.
+
+    Products on tensor cores are three of TF32 parts, as in PyTorch's own attention in float32:
+    22 bits of the 24 of each factor.
+    """
+    return {
+        "n_heads": n_heads,
+        "head_dim": head_dim,
+        "width": max(_LEAST_WIDTH, triton.next_power_of_2(head_dim)),
+        "scale": head_dim**-0.5 / math.log(2),
+        "precision": "tf32x3" if has_tf32 else "ieee",
+        "block": TEXT_BLOCK,
+    }
+
+
+def attend_text(  # type: ignore[no-untyped-def]
+    qkv,
+    offsets,
+    slopes,
+    out,
+    n_heads: tl.constexpr,
+    head_dim: tl.constexpr,
+    width: tl.constexpr,
+    scale: tl.constexpr,
+    precision: tl.constexpr,
+    block: tl.constexpr,
+):
+    """A block of queries of one text and one head, over all keys of the text.
+
+    The softmax is taken on the way, with powers of two (Milakov and Gimelshein 2018,
+    arXiv:1805.02867): ``scale`` and the slope bring scores to their logarithm.
+    """
+    head = tl.program_id(1)
+    begin = tl.load(offsets + tl.program_id(0)).to(tl.int64)
+    seqlen = (tl.load(offsets + tl.program_id(0) + 1) - begin).to(tl.int32)
+    if tl.program_id(2) * block >= seqlen:
+        return  # the longest text has such a block, this one has not
+    row: tl.constexpr = n_heads * head_dim
+    query = tl.program_id(2) * block + tl.arange(0, block)
+    dim = tl.arange(0, width)
+    is_dim = dim[None, :] < head_dim
+    start = qkv + begin * 3 * row + head * head_dim + dim[None, :]
+    slope = tl.load(slopes + head) * 1.4426950408889634  # to base 2, as the scale
+    q = tl.load(
+        start + query[:, None] * 3 * row, mask=(query[:, None] < seqlen) & is_dim, other=0.0
+    )
+    largest = tl.full([block], float("-inf"), tl.float32)
+    total = tl.zeros([block], tl.float32)
+    mixed = tl.zeros([block, width], tl.float32)
+    for first in range(0, seqlen, block):
+        key = first + tl.arange(0, block)
+        is_key = key < seqlen
+        at = start + key[:, None] * 3 * row
+        k = tl.load(at + row, mask=is_key[:, None] & is_dim, other=0.0)
+        v = tl.load(at + 2 * row, mask=is_key[:, None] & is_dim, other=0.0)
+        scores = tl.dot(q, tl.trans(k), input_precision=precision) * scale
+        distance = tl.abs(query[:, None] - key[None, :]).to(tl.float32)
+        scores = tl.where(is_key[None, :], scores - slope * distance, float("-inf"))
+        larger = tl.maximum(largest, tl.max(scores, 1))
+        weights = tl.exp2(scores - larger[:, None])
+        fade = tl.exp2(largest - larger)
+        total = total * fade + tl.sum(weights, 1)
+        mixed = tl.dot(weights, v, mixed * fade[:, None], input_precision=precision)
+        largest = larger
+    to = out + (begin + query[:, None]) * row + head * head_dim + dim[None, :]
+    tl.store(to, mixed / total[:, None], mask=(query[:, None] < seqlen) & is_dim)
+
+
+_ROTATE: Any = None if triton is None else triton.jit(rotate_token)
+_ADD_AND_NORM: Any = None if triton is None else triton.jit(add_and_norm_token)
+_ATTEND: Any = None if triton is None else triton.jit(attend_text)
