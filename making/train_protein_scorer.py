@@ -46,8 +46,8 @@ from virnucpro.scorer.nets import (
     Nets,
     ProteinNets,
     calibrate,
-    levels_of,
     load_scorer,
+    log_odds_of,
     save_scorer,
     thresholds,
 )
@@ -283,7 +283,7 @@ class Fitted:
     nets: Nets
 
     def log_odds(self, features: Features) -> Values:
-        return self.nets.log_odds(levels_of(features, self.mean, self.deviation))
+        return log_odds_of(features, self.mean, self.deviation, self.nets)
 
 
 def with_made(fragments: Library, rng: np.random.Generator) -> Library:

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
@@ -44,8 +44,8 @@ from virnucpro.scorer.nets import (
     Nets,
     PieceNets,
     Scorer,
+    _Views,
     embedded_scorer,
-    gelu,
     load_scorer,
     save_scorer,
 )
@@ -355,7 +355,6 @@ def test_a_score_does_not_depend_on_the_records_beside(
     scorer: Scorer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(score, "_PIECE_BASES_AT_ONCE", 700)  # parts of a whole in several blocks
-    monkeypatch.setattr(score, "_WHOLE_BASES_AT_ONCE", 700)
     sequences = [random_sequence(n_bases, n_bases) for n_bases in (30, 31, 199, 200, 949, 5000)]
     together = list(score_sequences(sequences, scorer))
     alone = [next(score_sequences([sequence], scorer)) for sequence in sequences]
@@ -428,13 +427,25 @@ def test_what_is_read_as_parts_has_half_of_the_score(
     assert found == pytest.approx((of_pieces + np.mean(of_wholes)) / 2, abs=1e-5)
 
 
-def random_levels(n: int, n_inputs: int, seed: int) -> NDArray[np.int16]:
+def random_levels(n: int, n_inputs: int, seed: int) -> NDArray[np.float32]:
     rng = np.random.default_rng(seed)
     levels = rng.integers(-N_LEVELS, N_LEVELS, (n, n_inputs), endpoint=True)
-    return levels.astype(np.int16)
+    return levels.astype(np.float32)
 
 
-def logits_of(nets: Nets, levels: NDArray[np.int16]) -> tuple[NDArray[np.float64], float]:
+def views_of(nets: Mapping[int, Nets], n_features: int) -> _Views:
+    """Nets whose features are levels: whole numbers up to the farthest."""
+    deviation = np.full(n_features, N_LEVELS / FARTHEST, np.float32)
+    return _Views(np.zeros(n_features, np.float32), deviation, nets)
+
+
+def gelu(single: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Hendrycks and Gimpel 2016, arXiv:1606.08415, with the hyperbolic tangent, in float32."""
+    inner = np.float32(0.7978845608028654) * single * (1 + np.float32(0.044715) * single**2)
+    return (single * (1 + np.tanh(inner)) / 2).astype(np.float64)
+
+
+def logits_of(nets: Nets, levels: NDArray[np.float32]) -> tuple[NDArray[np.float64], float]:
     """By the weights as they are, and how far they are off by what is rounded: one net."""
     (first, at_first), (second, at_second), (last, at_last) = (
         (weight[0].astype(np.float64), bias[0]) for weight, bias in nets.layers
@@ -451,53 +462,114 @@ def logits_of(nets: Nets, levels: NDArray[np.int16]) -> tuple[NDArray[np.float64
     return logits, error
 
 
+def log_odds_of(logits: NDArray[np.float64], n_viral: int) -> NDArray[np.float64]:
+    odds = np.exp(logits)
+    return np.asarray(np.log(odds[:, :n_viral].sum(axis=1) / odds[:, n_viral:].sum(axis=1)))
+
+
 def test_log_odds_are_of_all_kinds_of_viruses_against_all_of_cells() -> None:
     nets = random_nets(6, 1, np.random.default_rng(8))
     levels = random_levels(4, 6, 9)
     logits, error = logits_of(nets, levels)
-    odds = np.exp(logits)
-    expected = np.log(odds[:, :2].sum(axis=1) / odds[:, 2:].sum(axis=1))
-    np.testing.assert_allclose(nets.log_odds(levels), expected, rtol=0, atol=2 * error + 1e-6)
+    expected = log_odds_of(logits, 2)
+    found = views_of({0: nets}, 6).log_odds(levels)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2 * error + 1e-6)
     assert 2 * error < 0.02 < abs(expected).min()
 
 
-def outputs_of(nets: Nets, levels: NDArray[np.int16], column: int = 0) -> NDArray[np.float32]:
-    """Outputs of the first layer, by whole numbers that are as large as they may be. (n_out, n)"""
-    blocks, worth, bias = nets._first
-    numbers = blocks.swapaxes(1, 2).reshape(-1, blocks.shape[1] * 2)[: len(worth)]
-    read = levels[:, column : column + nets.n_inputs].astype(np.int64)
-    numbers = numbers[:, : nets.n_inputs].astype(np.int64)
+@pytest.mark.parametrize(("n_hidden", "n_kinds"), [((3, 1), 3), ((16, 16), 16), ((40, 33), 19)])
+def test_log_odds_are_the_mean_over_nets_of_all_views(
+    n_hidden: tuple[int, int], n_kinds: int
+) -> None:
+    rng = np.random.default_rng(8)
+
+    def net(n_inputs: int) -> Nets:
+        sizes = (n_inputs, *n_hidden, n_kinds)
+        layers = tuple(
+            (
+                rng.normal(0, before**-0.5, (1, behind, before)).astype(np.float32),
+                rng.normal(0, 0.1, (1, behind)).astype(np.float32),
+            )
+            for before, behind in pairwise(sizes)
+        )
+        return Nets(layers, n_viral=2)
+
+    nets, levels = {0: net(6), 3: net(6)}, random_levels(13, 9, 9)
+    each = []
+    for low, of_view in nets.items():
+        x = outputs_of(of_view, levels[:, low : low + 6])
+        for weight, bias in of_view.layers[1:]:
+            x = (gelu(x) @ weight[0].T.astype(np.float64) + bias[0]).astype(np.float32)
+        each.append(log_odds_of(x.astype(np.float64), 2))
+    found = views_of(nets, 9).log_odds(levels)
+    # GELUs of values below 8, in float32 by another order of steps: some ulps of 5e-7
+    np.testing.assert_allclose(found, np.mean(each, axis=0), rtol=0, atol=5e-6)
+    alone = [views_of(nets, 9).log_odds(levels[i : i + 1])[0] for i in range(len(levels))]
+    np.testing.assert_array_equal(found, alone)
+
+
+def numbers_of(nets: Nets) -> NDArray[np.int64]:
+    """The whole numbers that weights of the first layer are. (n_outputs, n_inputs)"""
+    blocks, _, _ = nets.first
+    numbers = blocks.swapaxes(1, 2).reshape(-1, blocks.shape[1] * 2)
+    return numbers[: nets.n_outputs, : nets.n_inputs].astype(np.int64)
+
+
+def outputs_of(nets: Nets, levels: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Outputs of the first layer, by whole numbers that are as large as they may be. (n, n_out)"""
+    _, worth, bias = nets.first
+    numbers = numbers_of(nets)
     assert abs(numbers).sum(axis=1).max() * N_LEVELS <= 2**24
-    sums = numbers @ read.T
-    return (sums * worth[:, None] + bias[:, None]).astype(np.float32)
+    return (levels.astype(np.int64) @ numbers.T * worth + bias).astype(np.float32)
 
 
-@pytest.mark.parametrize(("n_inputs", "n_rows"), [(1, 1), (6, 5), (7, 13), (1101, 49), (1300, 96)])
+@pytest.mark.parametrize(("n_inputs", "n_rows"), [(1, 1), (6, 5), (7, 13), (1101, 49), (1300, 196)])
 def test_the_first_layer_has_no_rounding_that_depends_on_an_order(
     n_inputs: int, n_rows: int
 ) -> None:
-    nets = random_nets(n_inputs, 3, np.random.default_rng(8))
-    blocks, worth, bias = nets._first
-    numbers = blocks.swapaxes(1, 2).reshape(-1, blocks.shape[1] * 2)[: len(worth), :n_inputs]
-    rows = nets.layers[0][0].reshape(-1, n_inputs)
+    nets = random_nets(n_inputs, 5, np.random.default_rng(8))
+    _, worth, _ = nets.first
+    numbers, rows = numbers_of(nets), nets.layers[0][0].reshape(-1, n_inputs)
     np.testing.assert_allclose(
         numbers * worth[:, None] * N_LEVELS / FARTHEST, rows, rtol=0, atol=1e-2
     )
-    farthest = np.sign(numbers) * np.int16(N_LEVELS)  # each sum as large as it can be
-    for levels in (farthest, random_levels(n_rows, n_inputs + 9, 3)):
-        for column in range(levels.shape[1] - n_inputs + 1):
-            found = np.empty((len(worth), len(levels)), np.float32)
-            shape = (len(levels), levels.shape[1], column, n_inputs)
-            call("first_layer", levels, *shape, blocks, len(worth), worth, bias, found)
-            np.testing.assert_array_equal(found, outputs_of(nets, levels, column))
+    farthest = (np.sign(numbers) * N_LEVELS).astype(np.float32)  # sums as large as they can be
+    behind = random_levels(len(farthest), 9, 4)
+    for levels in (np.hstack([farthest, behind]), random_levels(n_rows, n_inputs + 9, 3)):
+        for column in range(10):
+            views = views_of({column: nets, 0: nets}, n_inputs + 9)
+            found = views.outputs(len(levels))
+            call("first_layers", levels, len(levels), *views.arguments, found)
+            expected = [
+                outputs_of(nets, levels[:, first : first + n_inputs]) for first in views.nets
+            ]
+            np.testing.assert_array_equal(found, np.hstack(expected))
+
+
+def test_features_are_read_in_steps_up_to_the_farthest() -> None:
+    nets = random_nets(4, 1, np.random.default_rng(8))
+    mean = np.array([0, 1, -1, 0], np.float32)
+    views = _Views(mean, np.array([1, 2, 0.5, 3], np.float32), {0: nets})
+    step = FARTHEST / N_LEVELS
+    features = np.array([[1e6, -1e6, -1 + step * 5.2, -step * 3 * 7.4]], np.float32)
+    found = views.outputs(1)
+    call("first_layers", features, 1, *views.arguments, found)
+    levels = np.array([[N_LEVELS, -N_LEVELS, 10, -7]], np.float32)
+    np.testing.assert_array_equal(found, outputs_of(nets, levels))
 
 
 def test_one_weight_may_be_far_larger_than_all_others() -> None:
     nets = random_nets(6, 1, np.random.default_rng(8))
     weight, bias = nets.layers[0]
     weight[:, :, 2] *= 1e6
-    blocks, _, _ = replace(nets, layers=((weight, bias), *nets.layers[1:]))._first
+    blocks, _, _ = replace(nets, layers=((weight, bias), *nets.layers[1:])).first
     assert abs(blocks.astype(np.int64)).max() == 2**15 - 1
+
+
+def test_views_of_the_same_features_are_of_one_size() -> None:
+    rng = np.random.default_rng(8)
+    with pytest.raises(ValueError, match="views of several sizes"):
+        views_of({0: random_nets(6, 1, rng), 1: random_nets(7, 1, rng)}, 8)
 
 
 @pytest.mark.parametrize("n_viral", [0, 5, 6])
@@ -511,6 +583,14 @@ def test_nets_that_read_parts_need_nets_of_these(scorer: Scorer) -> None:
     _, parts, whole, _ = scorer.pieces
     for pieces in ((whole,), (replace(parts, shortest=500), whole), (parts, parts)):
         with pytest.raises(ValueError, match=r"no nets read by themselves|several nets"):
+            replace(scorer, pieces=pieces)
+
+
+def test_a_record_is_read_as_parts_by_one_of_the_nets(scorer: Scorer) -> None:
+    small, parts, whole, longer = scorer.pieces
+    for longest in (None, 1001):
+        pieces = (small, parts, replace(whole, longest=longest), longer)
+        with pytest.raises(ValueError, match="records that several nets read as parts"):
             replace(scorer, pieces=pieces)
 
 

@@ -152,6 +152,26 @@ def test_a_piece_has_the_same_features_wherever_it_lies(
     assert inside[0, :N_CODONS].any()
 
 
+@given(PIECE, CODES, st.integers(1, 400), st.integers(1, 400))
+def test_a_piece_has_the_same_features_after_other_pieces_of_its_row(
+    text: str, code, size: int, other_size: int
+) -> None:
+    row, words = pieces_of([text]), table_of([text])
+
+    def cut_into(pieces: Pieces, size: int) -> Pieces:
+        starts = np.arange(0, len(text), size, dtype=np.int64)
+        return pieces.at(starts, np.minimum(size, len(text) - starts))
+
+    read_pieces(cut_into(row, other_size), words, code)
+    read_pieces(cut_into(row, other_size), table_of([]), code)
+    found, _ = read_pieces(cut_into(row, size), words, code)
+    alone, _ = read_pieces(cut_into(pieces_of([text]), size), words, code)
+    np.testing.assert_array_equal(found, alone)
+    rising = cut_into(row, size)
+    falling = row.at(rising.starts[::-1].copy(), rising.lengths[::-1].copy())
+    np.testing.assert_array_equal(read_pieces(falling, words, code)[0], alone[::-1])
+
+
 def test_no_items_have_no_path() -> None:
     nothing = np.zeros(0, dtype=np.int64), np.zeros(0)
     assert len(viterbi(*nothing, MODEL)) == len(posteriors(*nothing, MODEL)) == 0

@@ -115,7 +115,7 @@ class RegionFinder:
 
     def find_both(self, record: FastaRecord) -> tuple[Found, Found] | None:
         """What ``find`` gives for a record that is called other, and for a virus: one reading."""
-        sequence, size = record.sequence, self.model.size
+        sequence, size = record.sequence.upper(), self.model.size
         if len(sequence) < SHORTEST_RECORD:
             return None
         is_circle = is_circular(record.header)
@@ -131,7 +131,7 @@ class RegionFinder:
 
         A record that is called a virus is one region, without a host's flanks.
         """
-        sequence = record.sequence
+        sequence = record.sequence.upper()
         if len(sequence) < SHORTEST_RECORD:
             return None
         if not is_virus and is_circular(record.header):
@@ -208,7 +208,7 @@ def _turned(region: Region, first: int, n_bases: int) -> list[Region]:
 def regions_of_items(
     sequence: str, items: Items, model: RegionModel, code: GeneticCode, *, is_virus: bool
 ) -> tuple[tuple[Region, ...], Track]:
-    """The regions of a record, of its overlapping pieces.
+    """The regions of a record in upper case, of its overlapping pieces.
 
     One that covers all of a record would be a call: it is made for a record that is called a virus,
     and for no other.
@@ -307,8 +307,7 @@ class Repeats:
     def of(cls, sequence: str, starts: Counts, evidence: Values, model: RegionModel) -> Repeats:
         """The repeats of a record, to be looked for within a usual region's length of each end."""
         sums = np.concatenate([[0.0], np.cumsum(evidence)])
-        bases = sequence if sequence.isupper() else sequence.upper()
-        return cls(bases, starts + model.size // 2, sums, round(model.virus_bases))
+        return cls(sequence, starts + model.size // 2, sums, round(model.virus_bases))
 
     def around(self, run: Run, bounds: tuple[int, int]) -> Repeat | None:
         """The best one around a run within the record that has most of its evidence."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,9 +53,16 @@ def read_pieces(
     """The features of each piece, and whether it has no known base. n -> (n, 1229), (n,)"""
     features = np.empty((len(pieces), N_FEATURES), dtype=np.float32)
     is_blank = np.empty(len(pieces), dtype=np.uint8)
-    tables = _tables_of(code)
-    call("piece_features", *pieces.arguments, tables, *words.arguments, features, is_blank)
+    call("piece_features", *library_input(pieces, words, code), features, is_blank)
     return features, is_blank.astype(np.bool_)
+
+
+def library_input(
+    pieces: Pieces, words: WordTable, code: GeneticCode
+) -> tuple[NDArray[Any] | int, ...]:
+    """What functions of the library take to read pieces."""
+    owners = pieces.owners(code, words)
+    return *pieces.arguments(code), _tables_of(code), *words.arguments, owners
 
 
 @cache
@@ -109,5 +117,5 @@ def layout_features(pieces: Pieces, code: GeneticCode = STANDARD) -> Values:
     of the gaps between gene-like neighbours are short, and the mean gap in kilobases.
     """
     layout = np.empty((len(pieces), N_LAYOUT))
-    call("layout_features", *pieces.arguments, is_stop(code), layout)
+    call("layout_features", *pieces.arguments(code), layout)
     return layout

@@ -26,18 +26,34 @@ def _array(kind: type[Any]) -> type[Any]:
 
 
 _BYTES, _COUNTS, _FLOATS, _VALUES = map(_array, (np.uint8, np.int64, np.float32, np.float64))
-_PIECES = (_BYTES, c_int64, _COUNTS, _COUNTS, c_int64)  # digits, starts and lengths of n pieces
-_LEVELS = _array(np.int16)
-_WORDS = (_array(np.int32), _array(np.uint16), c_int64)  # first of each bucket, n entries
+# n digits, what `read_bases` makes of them, and starts and lengths of n pieces
+_READ = (_BYTES, _BYTES, _array(np.int32), _COUNTS)
+_PIECES = (_BYTES, c_int64, *_READ, _COUNTS, _COUNTS, c_int64)
+# hints of buckets, the first entry of each, and n entries
+_WORDS = (_BYTES, _array(np.int32), _array(np.uint16), c_int64)
+# of first layers: mean and scale of n features; of each view its first one and its outputs;
+# weights, what a sum of their products is worth, and biases
+_LAYERS = (
+    *(_FLOATS, _FLOATS, c_int64, c_int64, c_int64, _COUNTS, _COUNTS),
+    *(_array(np.int16), _VALUES, _VALUES),
+)
 _SIGNATURES = {
-    "piece_features": (*_PIECES, _BYTES, *_WORDS, _FLOATS, _BYTES),
-    "layout_features": (*_PIECES, _BYTES, _VALUES),
-    "kept_stretches": (*_PIECES, _BYTES, c_int64, _COUNTS, _COUNTS, _COUNTS),
-    "first_layer": (
-        *(_LEVELS, c_int64, c_int64, c_int64, c_int64),
-        *(_LEVELS, c_int64, _VALUES, _VALUES, _FLOATS),
+    "read_bases": (_BYTES, c_int64, _BYTES, *_READ),
+    "piece_features": (*_PIECES, _BYTES, *_WORDS, _BYTES, _FLOATS, _BYTES),
+    "piece_outputs": (
+        *(*_PIECES, _BYTES, *_WORDS, _BYTES, *_LAYERS, _FLOATS, _BYTES),
+        *(_COUNTS, c_int64, _FLOATS, _COUNTS, _VALUES, _COUNTS),
     ),
-    "levels_of": (_FLOATS, c_int64, c_int64, _FLOATS, _FLOATS, c_int64, _LEVELS),
+    "layout_features": (*_PIECES, _VALUES),
+    "kept_stretches": (*_PIECES, c_int64, _COUNTS, _COUNTS, _COUNTS),
+    "first_layers": (_FLOATS, c_int64, *_LAYERS, _FLOATS),
+    "whole_outputs": (_VALUES, _COUNTS, _VALUES, _COUNTS, c_int64, *_LAYERS, _FLOATS),
+    "gelu_inner": (_FLOATS, c_int64, _FLOATS),
+    "next_layer": (
+        *(_FLOATS, _FLOATS, c_int64),
+        *(c_int64, _COUNTS, _COUNTS, _VALUES, _VALUES, _VALUES),
+    ),
+    "mean_log_odds": (_VALUES, c_int64, c_int64, _COUNTS, _COUNTS, _VALUES),
     "viterbi": (_VALUES, _VALUES, c_int64, c_double, c_double, _BYTES),
     "log_posteriors": (_VALUES, _VALUES, c_int64, c_double, _VALUES),
     "log_likelihoods": (

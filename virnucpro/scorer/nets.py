@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cache, cached_property
 from math import isfinite
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,13 +44,16 @@ FARTHEST = 6.0  # deviations from the mean; what is farther is taken for this
 N_LEVELS = 255  # from the mean to the farthest
 _EXACT = 2**24  # no sum of a first layer is larger
 _LARGEST = 2**15 - 1  # weight of a first layer
-_OUTPUTS = 16  # of it that are computed at once
+_ROWS_AT_ONCE = 512  # of a layer: they stay in the cache of the processor
+_OUTPUTS, _REALS = 32, 16  # of it, and of a later one, that are computed at once
+
+_LINE = 64  # bytes that a processor reads at once
 
 _DIGESTS = ("trained_records", "trained_groups")
 
 Digests = NDArray[np.uint64]
 Weights = NDArray[np.float32]
-Levels = NDArray[np.int16]  # whole numbers from -N_LEVELS to N_LEVELS
+_Number = TypeVar("_Number", np.int16, np.float64)
 Layer = tuple[Weights, Weights]  # weights (n_nets, out, in), biases (n_nets, out)
 
 
@@ -84,12 +87,17 @@ class Nets:
     def n_inputs(self) -> int:
         return int(self.layers[0][0].shape[2])
 
+    @property
+    def n_outputs(self) -> int:
+        """Outputs of the first layers of all nets."""
+        return int(self.layers[0][1].size)
+
     @cached_property
-    def _first(self) -> tuple[NDArray[np.int16], Values, Values]:
+    def first(self) -> tuple[NDArray[np.int16], Values, Values]:
         """Weights in whole numbers, what a level times one of them is worth, and the biases.
 
-        In blocks of outputs and pairs of inputs, filled up by zeros: (n_blocks, n_pairs, 16, 2),
-        (n_nets * out,), (n_nets * out,). No row's numbers have a sum above ``_EXACT`` over
+        In blocks of outputs and pairs of inputs, filled up by zeros: (n_blocks, n_pairs, 32, 2),
+        (n_outputs,), (n_outputs,). No row's numbers have a sum above ``_EXACT`` over
         ``N_LEVELS``, so that no sum of products overflows.
         """
         weight, bias = self.layers[0]
@@ -104,37 +112,109 @@ class Nets:
         steps = (worth * FARTHEST / N_LEVELS).reshape(-1)
         return np.ascontiguousarray(blocks), steps, bias.reshape(-1).astype(np.float64)
 
-    @cached_property
-    def _others(self) -> list[tuple[Values, Values]]:
-        """The other layers in float64: (n_nets, out, in), (n_nets, out, 1)."""
-        return [
-            (weight.astype(np.float64), bias[:, :, None].astype(np.float64))
-            for weight, bias in self.layers[1:]
-        ]
+    def blocks(self, layer: int) -> list[Values]:
+        """Weights of a later layer of each net, as the library reads them, flat.
 
-    def log_odds(self, levels: Levels, column: int = 0) -> Values:
-        """The mean over the nets, which read the inputs from a column on. (n, width) -> (n,)
-
-        A record's score must not depend on the records beside it, and a sum in float32 does. One
-        of whole numbers does not, and is faster.
+        In blocks of outputs, filled up by zeros: (n_blocks, n_inputs, 16).
         """
-        weights, worth, bias = self._first
-        first = np.empty((len(self), len(worth) // len(self), len(levels)), dtype=np.float32)
-        shape = (len(levels), levels.shape[1], column, self.n_inputs)
-        call("first_layer", levels, *shape, weights, len(worth), worth, bias, first)
-        (weight, bias), last = self._others
-        x = np.matmul(weight, gelu(first))
-        x += bias
-        weight, bias = last
-        x = np.matmul(weight, gelu(x.astype(np.float32)))
-        x += bias
-        viral, cellular = x[:, : self.n_viral], x[:, self.n_viral :]
-        log_odds = np.logaddexp.reduce(viral, axis=1) - np.logaddexp.reduce(cellular, axis=1)
-        mean: Values = log_odds.mean(axis=0)
-        return mean
+        weight = self.layers[layer][0].astype(np.float64)
+        n_nets, n_outputs, n_inputs = weight.shape
+        filled = np.zeros((n_nets, -(-n_outputs // _REALS) * _REALS, n_inputs))
+        filled[:, :n_outputs] = weight
+        return [net.reshape(-1, _REALS, n_inputs).swapaxes(1, 2).reshape(-1) for net in filled]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
+class _Views:
+    """Nets that read views of the same features, which are standardised once for all of them.
+
+    A view has the features from a column on. A record's score must not depend on the records
+    beside it, and a sum in float32 does. One of whole numbers does not, and is faster: features
+    are read in steps of ``FARTHEST / N_LEVELS``. Between two layers stands a GELU with the
+    hyperbolic tangent, in float32 (Hendrycks and Gimpel 2016, arXiv:1606.08415).
+    """
+
+    mean: Weights  # (n_features,)
+    deviation: Weights  # (n_features,)
+    nets: Mapping[int, Nets]  # by the first column that they read
+
+    def __post_init__(self) -> None:
+        if len({nets.n_inputs for nets in self.nets.values()}) != 1:
+            raise ValueError("views of several sizes, or none")
+
+    @cached_property
+    def arguments(self) -> tuple[NDArray[Any] | int, ...]:
+        """What functions of the library take."""
+        scale = np.float32(N_LEVELS / FARTHEST) / self.deviation
+        n_inputs = next(iter(self.nets.values())).n_inputs
+        columns = np.array([*self.nets], dtype=np.int64)
+        n_outputs = np.array([nets.n_outputs for nets in self.nets.values()], dtype=np.int64)
+        firsts = zip(*(nets.first for nets in self.nets.values()), strict=True)
+        weights, worth, bias = map(np.concatenate, firsts)
+        weights = _aligned(weights)
+        sizes = len(self.mean), len(columns), n_inputs
+        return self.mean, scale, *sizes, columns, n_outputs, weights, worth, bias
+
+    def outputs(self, n: int) -> Weights:
+        """Room for what the first layers give for n pieces. (n, n_outputs)"""
+        return np.empty((n, sum(nets.n_outputs for nets in self.nets.values())), np.float32)
+
+    def log_odds(self, features: Features) -> Values:
+        """The mean over all nets. (n, n_features) -> (n,)"""
+        outputs = self.outputs(len(features))
+        call("first_layers", features, len(features), *self.arguments, outputs)
+        return self.of_outputs(outputs)
+
+    def of_outputs(self, outputs: Weights) -> Values:
+        """The mean over all nets, by outputs before the first GELU. (n, n_outputs) -> (n,)"""
+        log_odds = np.empty(len(outputs))
+        for low in range(0, len(outputs), _ROWS_AT_ONCE):
+            rows = slice(low, low + _ROWS_AT_ONCE)
+            second = self._next(1, outputs[rows]).astype(np.float32)
+            logits = self._next(2, second)
+            numbers = len(logits), len(self._n_viral), self._later[1][1], self._n_viral
+            call("mean_log_odds", logits, *numbers, log_odds[rows])
+        return log_odds
+
+    def _next(self, layer: int, values: Weights) -> Values:
+        """What a layer gives for outputs of the one before it. (n, n_inputs) -> (n, n_outputs)"""
+        tangents = np.empty_like(values)
+        call("gelu_inner", values, values.size, tangents)
+        np.tanh(tangents, out=tangents)
+        n_inputs, n_outputs, weights, bias = self._later[layer - 1]
+        sizes = len(values), len(n_inputs), n_inputs, n_outputs
+        out = np.empty((len(values), int(n_outputs.sum())))
+        call("next_layer", values, tangents, *sizes, weights, bias, out)
+        return out
+
+    @cached_property
+    def _later(self) -> list[tuple[Counts, Counts, Values, Values]]:
+        """Of each later layer: inputs and outputs of each net, and its weights and biases."""
+        each = []
+        for layer in range(1, N_LAYERS):
+            shapes = [nets.layers[layer][0].shape for nets in self.nets.values()]
+            n_nets = [n for n, _, _ in shapes]
+            weights = [block for nets in self.nets.values() for block in nets.blocks(layer)]
+            biases = [nets.layers[layer][1].reshape(-1) for nets in self.nets.values()]
+            each.append(
+                (
+                    np.repeat([n for _, _, n in shapes], n_nets),
+                    np.repeat([n for _, n, _ in shapes], n_nets),
+                    _aligned(np.concatenate(weights)),
+                    np.concatenate(biases).astype(np.float64),
+                )
+            )
+        return each
+
+    @cached_property
+    def _n_viral(self) -> Counts:
+        """Kinds of viruses of each net."""
+        return np.repeat(
+            [nets.n_viral for nets in self.nets.values()], list(map(len, self.nets.values()))
+        )
+
+
+@dataclass(frozen=True, eq=False)
 class PieceNets:
     """The nets for pieces of one size, of records from ``shortest`` to below ``longest`` bases."""
 
@@ -170,21 +250,29 @@ class PieceNets:
         longest = np.inf if self.longest is None else self.longest
         return (lengths >= self.shortest) & (lengths < longest)
 
+    @cached_property
+    def stacked(self) -> _Views:
+        """All nets by the columns that they read."""
+        columns = {VIEWS[view].start or 0: nets for view, nets in self.views.items()}
+        return _Views(self.mean, self.deviation, columns)
+
     def log_odds(self, features: Features) -> Values:
         """The mean over all nets. (n, n_features) -> (n,)"""
-        levels = levels_of(features, self.mean, self.deviation)
-        total = np.zeros(len(features))
-        for view, nets in self.views.items():
-            total += nets.log_odds(levels, VIEWS[view].start or 0) * len(nets)
-        return total / sum(map(len, self.views.values()))
+        return self.stacked.log_odds(features)
 
 
-def levels_of(features: Features, mean: Weights, deviation: Weights) -> Levels:
-    """Standardised features in steps of ``FARTHEST / N_LEVELS``. (n, n_features) -> the same"""
-    levels = np.empty(features.shape, dtype=np.int16)
-    scale = np.float32(N_LEVELS / FARTHEST) / deviation
-    call("levels_of", features, *features.shape, mean, scale, N_LEVELS, levels)
-    return levels
+def _aligned(values: NDArray[_Number]) -> NDArray[_Number]:
+    """The same values from the start of a line of the cache on: no read crosses two lines."""
+    room = np.empty(values.nbytes + _LINE, dtype=np.uint8)
+    first = -room.ctypes.data % _LINE
+    there = room[first : first + values.nbytes].view(values.dtype).reshape(values.shape)
+    there[...] = values
+    return there
+
+
+def log_odds_of(features: Features, mean: Weights, deviation: Weights, nets: Nets) -> Values:
+    """The mean over nets that read all features, standardised by these. (n, n_features) -> (n,)"""
+    return _Views(mean, deviation, {0: nets}).log_odds(features)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +351,7 @@ class ErrorRates:
         return np.exp(np.interp(log_odds, self.log_odds, np.log(falling)))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class ProteinNets:
     """The nets for proteins. Lengths of knots and error rates are residues, and rise."""
 
@@ -289,8 +377,12 @@ class ProteinNets:
 
     def log_odds(self, proteins: Proteins) -> Values:
         """The log-odds of each protein, before calibration. n -> (n,)"""
-        features = protein_features(proteins, self.words, self.ratios)
-        return self.nets.log_odds(levels_of(features, self.mean, self.deviation))
+        return self.stacked.log_odds(protein_features(proteins, self.words, self.ratios))
+
+    @cached_property
+    def stacked(self) -> _Views:
+        """The nets, which read all features."""
+        return _Views(self.mean, self.deviation, {0: self.nets})
 
     def calibrated(self, log_odds: Values, lengths: Counts) -> Values:
         """Log-odds that mean what they say, half of all proteins being viral. (n,), (n,) -> (n,)"""
@@ -306,10 +398,18 @@ def _check_sizes(pieces: Sequence[PieceNets]) -> None:
         raise ValueError("several nets for pieces of one size")
     if list(of_size) != sorted(of_size):
         raise ValueError(f"nets for pieces of {list(of_size)} bases, which do not rise")
-    for whole in (nets for nets in pieces if nets.part):
+    _check_parts([nets for nets in pieces if nets.part], of_size)
+
+
+def _check_parts(wholes: Sequence[PieceNets], of_size: Mapping[int, PieceNets]) -> None:
+    """Raise ValueError unless parts are read by themselves, and a record by one of the nets."""
+    for whole in wholes:
         parts = of_size.get(whole.part or 0)
         if parts is None or parts.part or parts.longest or parts.shortest > whole.shortest:
             raise ValueError(f"parts of {whole.part} bases, which no nets read by themselves")
+    ends = [whole.longest or np.inf for whole in wholes[:-1]]
+    if any(end > whole.shortest for end, whole in zip(ends, wholes[1:], strict=True)):
+        raise ValueError("records that several nets read as parts")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -413,20 +513,6 @@ def false_discovery_rates(
     ratio = np.exp(logs[left, rows] + (place - left) * (logs[right, rows] - logs[left, rows]))
     odds = ratio * (1 - prevalence) / prevalence
     return np.asarray(odds / (1 + odds))
-
-
-def gelu(single: Weights) -> Values:
-    """Hendrycks and Gimpel 2016, arXiv:1606.08415, with the hyperbolic tangent, in float32."""
-    inner = single * single
-    inner *= 0.044715
-    inner += 1
-    inner *= single
-    inner *= 0.7978845608028654
-    np.tanh(inner, out=inner)
-    inner += 1
-    inner *= single
-    inner *= 0.5
-    return inner.astype(np.float64)
 
 
 def embedded_scorer() -> Path:

@@ -9,8 +9,10 @@ first, as far as they do not lie on others that are longer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sized
+from dataclasses import dataclass, field, replace
 from functools import cache
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +22,7 @@ from virnucpro.scorer.library import call
 from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
 
 UNKNOWN = 4
+NOT_YET = 255  # instead of the owner of a word: it was not looked up
 N_CODES = 125  # of three digits, unknown ones among them: 25 a + 5 b + c
 SHORTEST = 5  # codons of a stretch
 Digits = NDArray[np.uint8]
@@ -30,21 +33,54 @@ for _digit, _letters in enumerate(("Aa", "Cc", "Gg", "TtUu")):
         _DIGITS[ord(_letter)] = _digit
 
 
+Read: TypeAlias = tuple[Digits, Digits, NDArray[np.int32], Counts]  # see `read_bases`
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Pieces:
-    """Pieces of one row of digits, which may be many records side by side."""
+    """Pieces of one row of digits, which may be many records side by side.
+
+    What is looked up once for all pieces of the row, ``at`` hands on to others.
+    """
 
     digits: Digits  # (n_bases,)
     starts: Counts  # (n,)
     lengths: Counts  # (n,) bases
+    _read: dict[GeneticCode, Read] = field(default_factory=dict)
+    _owners: dict[tuple[GeneticCode, Sized], Digits] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.lengths)
 
-    @property
-    def arguments(self) -> tuple[Digits, int, Counts, Counts, int]:
+    def at(self, starts: Counts, lengths: Counts) -> Pieces:
+        """Other pieces of the same row. (n,), (n,)"""
+        return replace(self, starts=starts, lengths=lengths)
+
+    def arguments(self, code: GeneticCode) -> tuple[NDArray[Any] | int, ...]:
         """What functions of the library take."""
-        return self.digits, len(self.digits), self.starts, self.lengths, len(self)
+        if code not in self._read:
+            self._read[code] = _read(self.digits, code)
+        row = self.digits, len(self.digits), *self._read[code]
+        return *row, self.starts, self.lengths, len(self)
+
+    def owners(self, code: GeneticCode, words: Sized) -> Digits:
+        """Whose the word is that ends with the codon at each base, on each strand. (n_bases, 2)
+
+        As far as it was looked up for a piece before; nothing for no words.
+        """
+        if not len(words):
+            return np.empty((0, 2), dtype=np.uint8)
+        if (code, words) not in self._owners:
+            n_bases = len(self.digits)
+            self._owners[code, words] = np.full((n_bases, 2), NOT_YET, dtype=np.uint8)
+        return self._owners[code, words]
+
+
+def _read(digits: Digits, code: GeneticCode) -> Read:
+    codes, tetra = np.empty((2, len(digits)), dtype=np.uint8)
+    stops, n_stops = np.empty((2, len(digits)), dtype=np.int32), np.empty(2, dtype=np.int64)
+    call("read_bases", digits, len(digits), is_stop(code), codes, tetra, stops, n_stops)
+    return codes, tetra, stops, n_stops
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,7 +121,7 @@ def find_stretches(
     # six frames of a piece have at most so many, each with a stop behind it
     most = 6 * (pieces.lengths // (3 * (shortest + 1)) + 1)
     rows = np.empty((int(most.sum()), 3), dtype=np.int64)
-    call("kept_stretches", *pieces.arguments, is_stop(code), shortest, n_kept, n_covered, rows)
+    call("kept_stretches", *pieces.arguments(code), shortest, n_kept, n_covered, rows)
     piece = np.repeat(np.arange(len(pieces)), n_kept)
     rank = np.arange(len(piece)) - (np.cumsum(n_kept) - n_kept)[piece]
     strand, start, n_codons = rows[: len(piece)].T.copy()

@@ -8,7 +8,8 @@ the record and the scorer alone, not on the records beside it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,27 +17,25 @@ from virnucpro.ground.numeric import Counts, Values
 from virnucpro.scorer.features import (
     FIGURES,
     N_FEATURES,
+    N_LAYOUT,
     Features,
     layout_features,
-    read_pieces,
-    with_layout,
+    library_input,
 )
+from virnucpro.scorer.library import call
 from virnucpro.scorer.nets import PieceNets, Scorer
 from virnucpro.scorer.pieces import Digits, Pieces, cut, digits_of
 from virnucpro.scorer.proteins import SHORTEST, Proteins
 from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
 
 BASES_AT_ONCE = 2_000_000  # of records that are read before any is scored
-_PIECE_BASES_AT_ONCE = 500_000
-_PIECES_AT_ONCE = 1_000
-_WHOLE_BASES_AT_ONCE = 1_000_000
+_PIECE_BASES_AT_ONCE = 500_000  # of records whose pieces are read, of one size after another
 _LONG = 1_000_000  # bases of a record that is not copied to lie beside others
+_NOTHING = np.zeros(0, dtype=np.int64)
 _RESIDUES_AT_ONCE, _PROTEINS_AT_ONCE = 500_000, 1_000
-_STEPS = np.float64(2**24)  # that 1 has, where features of parts are added
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PieceScores:
+class PieceScores(NamedTuple):
     """The log-odds of pieces of records, in their order; NaN for one of unknown bases alone."""
 
     record: Counts  # (n,) whose it is
@@ -57,20 +56,12 @@ class PieceScores:
         """Pieces with a known base."""
         return int(np.count_nonzero(~np.isnan(self.log_odds)))
 
-    def of_record(self, first: int, end: int, start: int) -> PieceScores:
-        """The scores of the pieces of one record, with their starts in the record."""
-        some = slice(first, end)
-        return PieceScores(
-            self.record[some], self.start[some] - start, self.n_bases[some], self.log_odds[some]
-        )
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RecordScore:
+class RecordScore(NamedTuple):
     """The calibrated log-odds of a record, None where there is nothing to read, and its pieces'.
 
     Pieces are those of the smallest size that the record is read in, each calibrated by its own
-    length.
+    length. Records come by the million: plain tuples.
     """
 
     log_odds: float | None
@@ -105,29 +96,35 @@ def score_block(
     lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
     starts = np.cumsum(lengths) - lengths
     mean = _Mean(len(lengths))
-    pieces: dict[int, PieceScores] = {}
-    nothing = np.empty(0, dtype=np.int64)
-    no_pieces = PieceScores(nothing, nothing, nothing, np.empty(0))
+    pieces: list[PieceScores | None] = [None] * len(lengths)
     for nets, records, scores in _by_size("".join(sequences), lengths, scorer.pieces, code):
         mean.add(nets, records, scores)
         if not nets.part:
             calibrated = scorer.calibrated(scores.log_odds, scores.n_bases)
-            _add_pieces(pieces, records, replace(scores, log_odds=calibrated), starts)
+            in_record = scores.start - starts[records][scores.record]
+            inside = scores._replace(start=in_record, log_odds=calibrated)
+            _add_pieces(pieces, records, inside)
     log_odds = scorer.calibrated(mean.values, lengths)
+    no_pieces = PieceScores(_NOTHING, _NOTHING, _NOTHING, np.empty(0))
     return [
-        RecordScore(None if np.isnan(value) else value, pieces.get(record, no_pieces))
-        for record, value in enumerate(log_odds.tolist())
+        RecordScore(None if value != value else value, of_record or no_pieces)  # NaN
+        for value, of_record in zip(log_odds.tolist(), pieces, strict=True)
     ]
 
 
-def _add_pieces(
-    pieces: dict[int, PieceScores], records: Counts, scores: PieceScores, starts: Counts
-) -> None:
+def _add_pieces(pieces: list[PieceScores | None], records: Counts, scores: PieceScores) -> None:
     """Give records their pieces, but for those that have pieces of a smaller size."""
-    bounds = np.searchsorted(scores.record, np.arange(len(records) + 1)).tolist()
-    for i, record in enumerate(records.tolist()):
-        if record not in pieces:
-            pieces[record] = scores.of_record(bounds[i], bounds[i + 1], int(starts[record]))
+    missing = [record for record in records.tolist() if pieces[record] is None]
+    for record, of_record in zip(missing, _each(scores, records, missing), strict=True):
+        pieces[record] = of_record
+
+
+def _each(scores: PieceScores, records: Counts, chosen: Sequence[int]) -> Iterator[PieceScores]:
+    """The pieces of each of the chosen records, which are rising, as the records are."""
+    numbers = np.searchsorted(records, chosen)
+    firsts, ends = (np.searchsorted(scores.record, numbers, side) for side in ("left", "right"))
+    rows = list(map(slice, firsts.tolist(), ends.tolist()))
+    return map(PieceScores, *(map(column.__getitem__, rows) for column in scores))
 
 
 def record_log_odds(digits: Digits, lengths: Counts, pieces: Sequence[PieceNets]) -> Values:
@@ -179,108 +176,186 @@ class _Places:
         moved = (np.cumsum(lengths) - lengths)[records] - (np.cumsum(of_records) - of_records)
         return cls(owner, place + moved[owner], n_bases)
 
-    def of_rows(self, low: int, high: int) -> _Places:
-        rows = slice(low, high)
-        return _Places(self.record[rows], self.first[rows], self.n_bases[rows])
+    @classmethod
+    def joined(cls, each: Sequence[_Places]) -> _Places:
+        columns = ([one.record, one.first, one.n_bases] for one in (_NO_PLACES, *each))
+        return cls(*map(np.concatenate, zip(*columns, strict=True)))
 
-    def blocks(
-        self, sequence: str | Digits, size: int, n_bases: int
-    ) -> Iterator[tuple[slice, Pieces]]:
-        """The pieces, of about this size, with their bases, so many bases at a time."""
-        n_at_once = max(1, min(_PIECES_AT_ONCE, n_bases // size))
-        for low in range(0, len(self.first), n_at_once):
-            block = slice(low, low + n_at_once)
-            first, lengths = self.first[block], self.n_bases[block]
-            digits = digits_of(sequence[int(first[0]) : int(first[-1] + lengths[-1])])
-            yield block, Pieces(digits, first - first[0], lengths)
+    def take(self, chosen: Counts | slice) -> _Places:
+        return _Places(self.record[chosen], self.first[chosen], self.n_bases[chosen])
+
+    def within(self, block: _Block) -> slice:
+        """The pieces that begin in this block."""
+        low, high = np.searchsorted(self.first, (block.first, block.end)).tolist()
+        return slice(low, high)
 
     def scored(self, log_odds: Values) -> PieceScores:
         return PieceScores(self.record, self.first, self.n_bases, log_odds)
+
+
+_NO_PLACES = _Places(_NOTHING, _NOTHING, _NOTHING)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Block:
+    """Some of the bases, and those behind that pieces which begin in them have."""
+
+    first: int
+    end: int  # of the bases that pieces begin in
+    row: Pieces  # of all bases; none
+
+    def pieces(self, places: _Places) -> Pieces:
+        return self.row.at(places.first - self.first, places.n_bases)
+
+
+def _blocks(sequence: str | Digits, longest: int) -> Iterator[_Block]:
+    """All bases, some at a time, for pieces of at most so many bases."""
+    for first in range(0, len(sequence), _PIECE_BASES_AT_ONCE):
+        end = first + _PIECE_BASES_AT_ONCE
+        digits = digits_of(sequence[first : end + longest])
+        yield _Block(first, end, Pieces(digits, _NOTHING, _NOTHING))
 
 
 def _by_size(
     sequence: str | Digits, lengths: Counts, pieces: Sequence[PieceNets], code: GeneticCode
 ) -> Iterator[tuple[PieceNets, Counts, PieceScores]]:
     """Records and their pieces for each piece size; pieces are numbered among these records."""
-    for nets in pieces:
+    readings = [
+        _Reading.of(lengths, nets, [one for one in pieces if one.part == nets.size])
+        for nets in pieces
+        if nets.part is None and nets.reads(lengths).any()
+    ]
+    for block in _blocks(sequence, max(nets.size for nets in pieces)):
+        for reading in readings:
+            reading.read(block, code)
+    for reading in readings:
+        yield reading.nets, reading.records, reading.places.scored(reading.log_odds)
+        yield from reading.wholes.scored()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Reading:
+    """Pieces of one size, read in their order, and pieces of larger sizes that they are parts of.
+
+    Log-odds are those before calibration; NaN for unknown bases alone, which are no part.
+    """
+
+    nets: PieceNets
+    records: Counts  # whose pieces they are
+    places: _Places
+    wholes: _Wholes
+    chosen: Counts  # features that are kept
+    log_odds: Values  # (n,)
+    features: Features  # (n, n_chosen)
+
+    @classmethod
+    def of(cls, lengths: Counts, nets: PieceNets, wholes: Sequence[PieceNets]) -> _Reading:
         records = np.flatnonzero(nets.reads(lengths))
-        if nets.part is None and len(records):
-            places = _Places.of(lengths, records, nets.size)
-            wholes = [
-                _Wholes.of(sequence, lengths, one, code)
-                for one in pieces
-                if one.part == nets.size and one.reads(lengths).any()
-            ]
-            log_odds = _score_pieces(sequence, places, nets, code, wholes)
-            yield nets, records, places.scored(log_odds)
-            for whole in wholes:
-                yield whole.nets, whole.records, whole.places.scored(whole.log_odds())
+        places = _Places.of(lengths, records, nets.size)
+        return cls.at(places, nets, _Wholes.of(lengths, wholes), _NOTHING, records)
+
+    @classmethod
+    def at(
+        cls,
+        places: _Places,
+        nets: PieceNets,
+        wholes: _Wholes,
+        chosen: Counts,
+        records: Counts,
+    ) -> _Reading:
+        n = len(places.first)
+        room = np.empty(n), np.empty((n, len(chosen)), dtype=np.float32)
+        return cls(nets, records, places, wholes, chosen, *room)
+
+    def read(self, block: _Block, code: GeneticCode) -> None:
+        """Read the pieces that begin in the block, and score the larger ones that end before."""
+        rows = self.places.within(block)
+        places, views = self.places.take(rows), self.nets.stacked
+        pieces, of_wholes = block.pieces(places), self.wholes.rows(places.first)
+        outputs, is_blank = views.outputs(len(pieces)), np.empty(len(pieces), dtype=np.uint8)
+        call(
+            "piece_outputs",
+            *library_input(pieces, self.nets.words, code),
+            *views.arguments,
+            *(outputs, is_blank, self.chosen, len(self.chosen), self.features[rows]),
+            *(of_wholes, self.wholes.total, self.wholes.n_parts),
+        )
+        log_odds = views.of_outputs(outputs)
+        log_odds[is_blank > 0] = np.nan
+        self.log_odds[rows] = log_odds
+        self.wholes.read(block, code)
 
 
 @dataclass(slots=True, eq=False)
 class _Wholes:
     """Pieces that are read as parts; features of parts are kept until their piece has all."""
 
-    sequence: str | Digits
-    nets: PieceNets
-    code: GeneticCode
-    records: Counts
-    places: _Places
+    records: list[tuple[PieceNets, Counts]]  # that nets read
+    places: _Places  # of the pieces for all nets; each record is read by one of them
+    reader: Counts  # (n,) which nets read a piece
+    layout: Values  # (n, 12)
+    log_odds: Values  # (n,) of the pieces before ``n_done``
     total: Values  # (n_open, 1229) features of the parts, in steps, of pieces that wait for more
     n_parts: Counts  # (n_open,)
-    done: list[Values] = field(default_factory=list)  # log-odds of the pieces before
     n_done: int = 0
 
     @classmethod
-    def of(
-        cls, sequence: str | Digits, lengths: Counts, nets: PieceNets, code: GeneticCode
-    ) -> _Wholes:
-        records = np.flatnonzero(nets.reads(lengths))
-        places = _Places.of(lengths, records, nets.size)
+    def of(cls, lengths: Counts, pieces: Sequence[PieceNets]) -> _Wholes:
+        records = [(nets, np.flatnonzero(nets.reads(lengths))) for nets in pieces]
+        each = [_Places.of(lengths, some, nets.size) for nets, some in records]
+        places = _Places.joined(each)
+        order = np.argsort(places.first, kind="stable")
+        reader = np.repeat(np.arange(len(each)), [len(some.first) for some in each])
+        room = np.empty((len(order), N_LAYOUT)), np.full(len(order), np.nan)
         nothing = np.zeros((0, N_FEATURES)), np.zeros(0, dtype=np.int64)
-        return cls(sequence, nets, code, records, places, *nothing)
+        return cls(records, places.take(order), reader[order], *room, *nothing)
 
-    def add(self, first: Counts, features: Features) -> None:
-        """Add parts in their order, each to the pieces that its first base lies in, at most two."""
-        starts, n_bases = self.places.first, self.places.n_bases
-        latest = np.searchsorted(starts, first, side="right") - 1
+    def rows(self, first: Counts) -> Counts:
+        """The rows of ``total`` of the pieces that parts in their order lie in, -1 for none.
+
+        A part lies in the pieces that its first base lies in, at most two. (n,) -> (n, 2)
+        """
+        latest = np.searchsorted(self.places.first, first, side="right") - 1
         self._open(int(latest.max(initial=-1)) + 1)
-        for whole in (latest, latest - 1):
-            inside = np.flatnonzero(whole >= 0)
-            inside = inside[first[inside] < (starts + n_bases)[whole[inside]]]
-            if len(inside):
-                some, rows, n_parts = np.unique(
-                    whole[inside], return_index=True, return_counts=True
-                )
-                steps = np.rint(features[inside] * _STEPS)  # whole: no sum depends on its order
-                self.total[some - self.n_done] += np.add.reduceat(steps, rows)
-                self.n_parts[some - self.n_done] += n_parts
-        if len(first):
-            self._score(int(latest[-1]) - 1)
+        end = np.append(self.places.first + self.places.n_bases, 0)  # -1 is before all
+        piece = np.stack([latest, np.maximum(-1, latest - 1)], axis=1)
+        return np.where(first[:, None] < end[piece], piece - self.n_done, -1)
 
-    def log_odds(self) -> Values:
-        """Log-odds of each piece, before calibration; NaN without a known base. -> (n,)"""
+    def read(self, block: _Block, code: GeneticCode) -> None:
+        """Read what only the pieces have that begin in the block; score those with all parts."""
+        rows = self.places.within(block)
+        if rows.start < rows.stop:
+            self.layout[rows] = layout_features(block.pieces(self.places.take(rows)), code)
+        self._score(int(np.searchsorted(self.places.first, block.end, side="right")) - 2)
+
+    def scored(self) -> Iterator[tuple[PieceNets, Counts, PieceScores]]:
+        """Nets, the records that they read, and the log-odds of their pieces."""
         self._open(len(self.places.first))
         self._score(len(self.places.first))
-        return np.concatenate([np.empty(0), *self.done])
+        for number, (nets, records) in enumerate(self.records):
+            chosen = np.flatnonzero(self.reader == number)
+            if len(records):
+                yield nets, records, self.places.take(chosen).scored(self.log_odds[chosen])
 
     def _open(self, end: int) -> None:
         """Make room for the features of all pieces before this one."""
-        n_more = max(0, end - self.n_done - len(self.total))
-        self.total = np.concatenate([self.total, np.zeros((n_more, N_FEATURES))])
-        self.n_parts = np.concatenate([self.n_parts, np.zeros(n_more, dtype=np.int64)])
+        n_more = end - self.n_done - len(self.total)
+        if n_more > 0:
+            self.total = np.concatenate([self.total, np.zeros((n_more, N_FEATURES))])
+            self.n_parts = np.concatenate([self.n_parts, np.zeros(n_more, dtype=np.int64)])
 
     def _score(self, end: int) -> None:
         """Score the pieces before this one, which get no more parts."""
-        n = end - self.n_done
+        n, done = end - self.n_done, slice(self.n_done, end)
         if n <= 0:
             return
-        means = self.total[:n] / (_STEPS * np.maximum(1, self.n_parts[:n])[:, None])
-        places = self.places.of_rows(self.n_done, end)
-        blocks = places.blocks(self.sequence, self.nets.size, _WHOLE_BASES_AT_ONCE)
-        layouts = [layout_features(pieces, self.code) for _, pieces in blocks]
-        features = with_layout(means, np.concatenate(layouts))
-        self.done.append(np.where(self.n_parts[:n] > 0, self.nets.log_odds(features), np.nan))
+        parts = self.total[:n], self.n_parts[:n], self.layout[done]
+        for number, (nets, _) in enumerate(self.records):
+            chosen = np.flatnonzero((self.reader[done] == number) & (self.n_parts[:n] > 0))
+            views = nets.stacked
+            outputs = views.outputs(len(chosen))
+            call("whole_outputs", *parts, chosen, len(chosen), *views.arguments, outputs)
+            self.log_odds[chosen + self.n_done] = views.of_outputs(outputs)
         self.total, self.n_parts, self.n_done = self.total[n:].copy(), self.n_parts[n:], end
 
 
@@ -340,40 +415,10 @@ def score_windows(
         raise ValueError(f"windows of {size} bases for nets of {scorer.windows.size} bases")
     start = np.arange(0, len(sequence) - size + 1, step, dtype=np.int64)
     places = _Places(np.zeros(len(start), dtype=np.int64), start, np.full(len(start), size))
-    columns = [FIGURES.start + number for number in chosen]
-    figures = [np.empty((0, len(columns)), dtype=np.float32)]
-    values = [np.empty(0)]
-    for _, features, log_odds in _read_pieces(sequence, places, scorer.windows, code):
-        figures.append(np.ascontiguousarray(features[:, columns]))
-        values.append(log_odds)
-    log_odds = scorer.windows_knot.calibrated(np.concatenate(values))
-    return places.scored(log_odds), np.concatenate(figures)
-
-
-def _score_pieces(
-    sequence: str | Digits,
-    places: _Places,
-    nets: PieceNets,
-    code: GeneticCode,
-    wholes: Iterable[_Wholes],
-) -> Values:
-    """The log-odds of each piece of this size, before calibration; NaN for unknown bases alone.
-
-    ``wholes`` get those with a known base as parts.
-    """
-    values = np.full(len(places.first), np.nan)
-    for block, features, log_odds in _read_pieces(sequence, places, nets, code):
-        values[block] = log_odds
-        is_known = ~np.isnan(log_odds)
-        for whole in wholes:
-            whole.add(places.first[block][is_known], features[is_known])
-    return values
-
-
-def _read_pieces(
-    sequence: str | Digits, places: _Places, nets: PieceNets, code: GeneticCode
-) -> Iterator[tuple[slice, Features, Values]]:
-    """Some of the pieces at a time: their features, and log-odds as above."""
-    for block, pieces in places.blocks(sequence, nets.size, _PIECE_BASES_AT_ONCE):
-        features, is_blank = read_pieces(pieces, nets.words, code)
-        yield block, features, np.where(is_blank, np.nan, nets.log_odds(features))
+    columns = np.array([FIGURES.start + number for number in chosen], dtype=np.int64)
+    no_wholes = _Wholes.of(_NOTHING, ())
+    reading = _Reading.at(places, scorer.windows, no_wholes, columns, _NOTHING)
+    for block in _blocks(sequence, size):
+        reading.read(block, code)
+    log_odds = scorer.windows_knot.calibrated(reading.log_odds)
+    return places.scored(log_odds), reading.features

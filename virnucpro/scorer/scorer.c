@@ -21,6 +21,7 @@ enum {
     N_PALINDROMES = 19,
     N_FIGURES = 36,
     N_OWNERS = 7, /* none, and the six of word tables */
+    NOT_YET = 255, /* instead of an owner: it was not looked up */
     N_FEATURES = 4 * N_CODONS + 2 * N_JUNCTIONS + N_PAIRS + N_PALINDROMES + N_FIGURES +
                  N_OWNERS - 1,
     N_LAYOUT = 12,
@@ -37,7 +38,9 @@ enum {
     BUCKET_BITS = 20,
     REST_BITS = 13,
     OWNER_BITS = 3,
-    ABUTTING = 60 /* bases */
+    HINT_BITS = 2, /* of the rest, behind those of a bucket */
+    ABUTTING = 60, /* bases */
+    N_LEVELS = 255 /* from the mean of a feature to the farthest */
 };
 
 #ifndef SOURCE_SHA256
@@ -49,8 +52,8 @@ const char source_sha256[] = SOURCE_SHA256;
 
 static const double MOST_COVERED = 0.3 * 3; /* bases of a codon */
 static const double LEAST_GAP = -200, MOST_GAP = 2000;
+static const double STEPS = 16777216; /* that 1 has, where features are added */
 static const float LEAST_GC = 0.05F, MOST_GC = 0.95F;
-static const int64_t WORDS_BEFORE_LAST = 512000000000 / 20; /* 20^8 */
 
 /* Tables of one genetic code, by the code of a codon. */
 typedef struct {
@@ -60,7 +63,8 @@ typedef struct {
 } Code;
 
 typedef struct {
-    const int32_t *first; /* of each bucket, and the end */
+    const uint8_t *hints; /* a bit for each beginning of a hash outside the sample */
+    const int32_t *first; /* entry of each bucket, and the end */
     const uint16_t *entries;
     int64_t n_entries;
 } Words;
@@ -70,21 +74,22 @@ typedef struct {
     int32_t first;                   /* base on the forward strand */
 } Stretch;
 
-/* A block of sequence: what is looked up once for all of its pieces. */
+/* A row of bases: what is looked up once for all of its pieces. */
 typedef struct {
     const uint8_t *digits;
     int64_t n;
-    uint8_t *codes;     /* of the codon from each base on */
-    int32_t *stops[2];  /* places of stop codons of each strand, rising */
+    const uint8_t *codes;    /* of the codon from each base on */
+    const uint8_t *tetra;    /* number of the tetranucleotide from each base on */
+    const int32_t *stops[2]; /* places of stop codons of each strand, rising */
     int64_t n_stops[2];
-    uint8_t other[N_CODES]; /* the code of the codon on the opposite strand */
-} Block;
+} Bases;
 
 /* Room for one piece. */
 typedef struct {
     Stretch *rows[6], *sorted, *kept; /* by frame; all, longest first; those kept of these */
     int32_t n_rows[6], n_stops[6], longest[6];
     int64_t n_found, n_kept, n_covered;
+    int64_t first_stop[2]; /* of each strand, in the piece before */
     int32_t *n_of_length;
     uint64_t *covered;
 } Room;
@@ -107,43 +112,59 @@ static int n_bits_of(uint64_t bits) {
     return (int)((bits * UINT64_C(0x0101010101010101)) >> 56);
 }
 
-/* Blocks and rooms. What opens one is given it empty, and leaves it to be closed if memory is
- * short. */
-
-static void close_block(Block *block) {
-    free(block->codes);
-    free(block->stops[0]);
-    free(block->stops[1]);
+/* The code of a codon on the opposite strand. */
+static uint8_t other_of(int code) {
+    return 25 * opposite(code % 5) + 5 * opposite(code / 5 % 5) + opposite(code / 25);
 }
 
-static int open_block(Block *block, const uint8_t *digits, int64_t n, const uint8_t *is_stop) {
-    uint8_t kinds[N_CODES];
-    int64_t n_codes = at_least(0, n - 2), n_stops[2] = {0, 0};
-    for (int code = 0; code < N_CODES; code++) {
-        uint8_t a = code / 25, b = code / 5 % 5, c = code % 5;
-        block->other[code] = 25 * opposite(c) + 5 * opposite(b) + opposite(a);
+/* Numbers of tetranucleotides, by the code of a codon and the digit behind it: the same for a
+ * word and its reverse complement; N_TETRA for one with an unknown base. */
+static void number_tetra(uint8_t tetra[5 * N_CODES]) {
+    uint8_t number_of[256], n_numbers = 0;
+    for (int word = 0; word < 256; word++) {
+        int other = 0;
+        for (int i = 0; i < 4; i++)
+            other = 4 * other + 3 - (word >> 2 * i & 3);
+        number_of[word] = other < word ? number_of[other] : n_numbers++;
     }
+    memset(tetra, N_TETRA, 5 * N_CODES);
+    for (int word = 0; word < 256; word++) {
+        int codon = word >> 2;
+        int code = 25 * (codon >> 4) + 5 * (codon >> 2 & 3) + (codon & 3);
+        tetra[5 * code + (word & 3)] = number_of[word];
+    }
+}
+
+/* Reads a row of digits: codes and tetra, (n,); stops, (2, n), as many of each as there are. */
+int read_bases(const uint8_t *digits, int64_t n, const uint8_t *is_stop, uint8_t *restrict codes,
+               uint8_t *restrict tetra, int32_t *restrict stops, int64_t *n_stops) {
+    uint8_t kinds[N_CODES], number_of[5 * N_CODES];
+    int64_t n_forward = 0, n_reverse = 0;
     for (int code = 0; code < N_CODES; code++)
-        kinds[code] = is_stop[code] | is_stop[block->other[code]] << 1;
-    block->digits = digits;
-    block->n = n;
-    block->codes = malloc(n_codes + 1);
-    block->stops[0] = malloc((n_codes + 1) * sizeof(int32_t));
-    block->stops[1] = malloc((n_codes + 1) * sizeof(int32_t));
-    if (!block->codes || !block->stops[0] || !block->stops[1])
-        return -1;
-    for (int64_t i = 0; i < n_codes; i++)
-        block->codes[i] = 25 * digits[i] + 5 * digits[i + 1] + digits[i + 2];
-    for (int64_t i = 0; i < n_codes; i++) {
-        uint8_t kind = kinds[block->codes[i]];
-        block->stops[0][n_stops[0]] = block->stops[1][n_stops[1]] = (int32_t)i;
-        n_stops[0] += kind & 1;
-        n_stops[1] += kind >> 1;
+        kinds[code] = is_stop[code] | is_stop[other_of(code)] << 1;
+    number_tetra(number_of);
+    for (int64_t i = 0; i < n - 2; i++)
+        codes[i] = 25 * digits[i] + 5 * digits[i + 1] + digits[i + 2];
+    for (int64_t i = 0; i < n - 3; i++)
+        tetra[i] = number_of[5 * codes[i] + digits[i + 3]];
+    for (int64_t i = 0; i < n - 2; i++) {
+        uint8_t kind = kinds[codes[i]];
+        stops[n_forward] = stops[n + n_reverse] = (int32_t)i;
+        n_forward += kind & 1;
+        n_reverse += kind >> 1;
     }
-    block->n_stops[0] = n_stops[0];
-    block->n_stops[1] = n_stops[1];
+    n_stops[0] = n_forward;
+    n_stops[1] = n_reverse;
     return 0;
 }
+
+static Bases bases_of(const uint8_t *digits, int64_t n, const uint8_t *codes,
+                      const uint8_t *tetra, const int32_t *stops, const int64_t *n_stops) {
+    Bases bases = {digits, n, codes, tetra, {stops, stops + n}, {n_stops[0], n_stops[1]}};
+    return bases;
+}
+
+/* What opens something is given it empty, and leaves it to be closed if memory is short. */
 
 static void close_room(Room *room) {
     for (int row = 0; row < 6; row++)
@@ -180,23 +201,25 @@ static int open_room(Room *room, int64_t longest) {
 
 static void add_stretch(Room *room, int row, int32_t start, int32_t n_codons, int32_t length,
                         int32_t shortest) {
-    int32_t strand = row / 3, place = row % 3 + 3 * start;
+    int32_t strand = row / 3, place = row % 3 + 3 * start, is_kept = n_codons >= shortest;
     Stretch *stretch = room->rows[row] + room->n_rows[row];
     if (n_codons > room->longest[row])
         room->longest[row] = n_codons;
-    if (n_codons < shortest)
-        return;
     stretch->strand = strand;
     stretch->start = place;
     stretch->n_codons = n_codons;
     stretch->first = strand ? length - place - 3 * n_codons : place;
-    room->n_rows[row]++;
-    room->n_of_length[n_codons]++;
+    room->n_rows[row] += is_kept; /* no branch: none could be foreseen */
+    room->n_of_length[n_codons] += is_kept;
 }
 
-/* The first of rising places that is not below a value. */
-static int64_t first_from(const int32_t *places, int64_t n, int64_t value) {
-    int64_t low = 0, high = n;
+/* The first of rising places that is not below a value; it is often found from `near` on. */
+static int64_t first_from(const int32_t *places, int64_t n, int64_t value, int64_t near) {
+    int64_t low = near > 0 && near <= n && places[near - 1] < value ? near : 0;
+    int64_t step = 16, high;
+    for (; low + step <= n && places[low + step - 1] < value; step *= 2)
+        low += step;
+    high = low + step < n ? low + step : n;
     while (low < high) {
         int64_t middle = (low + high) / 2;
         if (places[middle] < value)
@@ -207,12 +230,14 @@ static int64_t first_from(const int32_t *places, int64_t n, int64_t value) {
     return low;
 }
 
-static void find_in_strand(const Block *block, int strand, int64_t from, int32_t length,
+static void find_in_strand(const Bases *bases, int strand, int64_t from, int32_t length,
                            int32_t shortest, Room *room) {
-    const int32_t *stops = block->stops[strand];
-    int64_t first = first_from(stops, block->n_stops[strand], from);
-    int64_t end = first_from(stops, block->n_stops[strand], from + length - 2);
+    const int32_t *stops = bases->stops[strand];
+    int64_t n_stops = bases->n_stops[strand];
+    int64_t first = first_from(stops, n_stops, from, room->first_stop[strand]);
+    int64_t end = first_from(stops, n_stops, from + length - 2, first);
     int32_t start[3] = {0, 0, 0};
+    room->first_stop[strand] = first;
     for (int64_t i = first; i < end; i++) {
         int32_t place = strand ? (int32_t)(from + length - 3 - stops[first + end - 1 - i])
                                : (int32_t)(stops[i] - from);
@@ -278,13 +303,13 @@ static void choose_stretches(Room *room, int32_t length) {
     }
 }
 
-static void find_stretches(const Block *block, int64_t from, int32_t length, int32_t shortest,
+static void find_stretches(const Bases *bases, int64_t from, int32_t length, int32_t shortest,
                            Room *room) {
     clear(room->n_rows, sizeof room->n_rows);
     clear(room->n_stops, sizeof room->n_stops);
     clear(room->longest, sizeof room->longest);
     for (int strand = 0; strand < 2; strand++)
-        find_in_strand(block, strand, from, length, shortest, room);
+        find_in_strand(bases, strand, from, length, shortest, room);
     sort_stretches(room, shortest);
     choose_stretches(room, length);
 }
@@ -310,14 +335,20 @@ static uint64_t hash_of(int64_t number) {
     return hash ^ hash >> 32;
 }
 
+static int is_in_sample(uint64_t hash) { return (hash & (RARITY - 1)) == 0; }
+
 static int64_t bucket_of(uint64_t hash) {
     int64_t bucket = (int64_t)(hash >> (64 - BUCKET_BITS));
-    return hash & (RARITY - 1) ? bucket : bucket + (1 << BUCKET_BITS);
+    return is_in_sample(hash) ? bucket + (1 << BUCKET_BITS) : bucket;
 }
 
-static int owner_of(const Words *words, uint64_t hash) {
+static int rest_of(uint64_t hash) {
+    return (hash >> (64 - BUCKET_BITS - REST_BITS)) & ((1 << REST_BITS) - 1);
+}
+
+static uint8_t owner_of(const Words *words, uint64_t hash) {
     int64_t bucket = bucket_of(hash);
-    uint16_t rest = (hash >> (64 - BUCKET_BITS - REST_BITS)) & ((1 << REST_BITS) - 1);
+    int rest = rest_of(hash);
     for (int32_t i = words->first[bucket]; i < words->first[bucket + 1]; i++) {
         uint16_t entry = words->entries[i];
         if (entry >> OWNER_BITS == rest)
@@ -328,24 +359,41 @@ static int owner_of(const Words *words, uint64_t hash) {
     return 0;
 }
 
-/* Replaces each hash by what it leads to, in steps that wait for memory side by side. */
+/* The bit that is set if a word outside the sample begins like this one. */
+static uint64_t hint_of(uint64_t hash) { return hash >> (64 - BUCKET_BITS - HINT_BITS); }
+
+/* Whether a word may have an owner. All of the sample may, most of whose buckets are full. */
+static int may_be_owned(const Words *words, uint64_t hash) {
+    uint64_t hint = hint_of(hash);
+    return is_in_sample(hash) | (words->hints[hint >> 3] >> (hint & 7) & 1);
+}
+
+/* The owner of each hash, in steps that wait for memory side by side. */
 static void owners_of_hashes(const Words *words, const uint64_t *hashes, int64_t n,
                              uint8_t *owners) {
-    enum { AT_ONCE = 64 };
+    enum { AT_ONCE = 128 };
     for (int64_t low = 0; low < n; low += AT_ONCE) {
-        int64_t high = low + AT_ONCE < n ? low + AT_ONCE : n;
+        int64_t high = low + AT_ONCE < n ? low + AT_ONCE : n, waiting[AT_ONCE];
+        int n_waiting = 0;
         for (int64_t i = low; i < high; i++)
-            __builtin_prefetch(words->first + bucket_of(hashes[i]));
-        for (int64_t i = low; i < high; i++)
-            __builtin_prefetch(words->entries + words->first[bucket_of(hashes[i])]);
-        for (int64_t i = low; i < high; i++)
-            owners[i] = (uint8_t)owner_of(words, hashes[i]);
+            __builtin_prefetch(words->hints + (hint_of(hashes[i]) >> 3));
+        for (int64_t i = low; i < high; i++) {
+            owners[i] = 0;
+            waiting[n_waiting] = i;
+            n_waiting += may_be_owned(words, hashes[i]); /* no branch: none could be foreseen */
+        }
+        for (int i = 0; i < n_waiting; i++)
+            __builtin_prefetch(words->first + bucket_of(hashes[waiting[i]]));
+        for (int i = 0; i < n_waiting; i++)
+            __builtin_prefetch(words->entries + words->first[bucket_of(hashes[waiting[i]])]);
+        for (int i = 0; i < n_waiting; i++)
+            owners[waiting[i]] = owner_of(words, hashes[waiting[i]]);
     }
 }
 
-int owners_of(const int64_t *numbers, int64_t n, const int32_t *first, const uint16_t *entries,
-              int64_t n_entries, uint8_t *owners) {
-    Words words = {first, entries, n_entries};
+int owners_of(const int64_t *numbers, int64_t n, const uint8_t *hints, const int32_t *first,
+              const uint16_t *entries, int64_t n_entries, uint8_t *owners) {
+    Words words = {hints, first, entries, n_entries};
     uint64_t *hashes = malloc((n + 1) * sizeof(uint64_t));
     if (!hashes)
         return -1;
@@ -363,7 +411,6 @@ typedef struct {
     uint8_t codes[2][N_CODES];    /* of each strand, read by the code of the forward strand */
     uint8_t numbers[2][N_CODES];  /* of known codons; N_CODONS: unknown */
     uint8_t residues[2][N_CODES];
-    uint8_t tetra[5 * N_CODES];   /* N_TETRA: unknown */
     uint8_t code_of_number[N_CODONS];
     uint8_t n_gc[N_CODONS];
     uint8_t stops[N_CODONS][3];
@@ -379,9 +426,13 @@ typedef struct {
     int32_t bases[4], twos, fours[16], sixes;
     int32_t owners[N_OWNERS];
     int64_t n_words;
-    uint64_t *hashes;  /* of words */
-    uint8_t *found;    /* owners of words; before that, where palindromes are */
-    uint16_t *met[3];  /* junctions of both kinds, and pairs, as they come */
+    uint8_t *known;       /* owners of words, (n_digits, 2), which the caller keeps */
+    int64_t n_unknown;    /* words whose owners are to be looked up */
+    uint64_t *hashes;     /* of these */
+    uint8_t **at;         /* where their owners belong */
+    uint8_t *found;       /* their owners; before that, where palindromes are */
+    uint16_t *threes;     /* numbers of three residues */
+    uint16_t *met[3];     /* junctions of both kinds, and pairs, as they come */
 } Tally;
 
 static void close_tables(Tables *tables) {
@@ -390,26 +441,10 @@ static void close_tables(Tables *tables) {
     free(tables->log1p);
 }
 
-static void number_tetra(Tables *tables) {
-    uint8_t number_of[256], n_numbers = 0;
-    for (int word = 0; word < 256; word++) {
-        int other = 0;
-        for (int i = 0; i < 4; i++)
-            other = 4 * other + 3 - (word >> 2 * i & 3);
-        number_of[word] = other < word ? number_of[other] : n_numbers++;
-    }
-    memset(tables->tetra, N_TETRA, sizeof tables->tetra);
-    for (int word = 0; word < 256; word++) {
-        int codon = word >> 2;
-        int code = 25 * (codon >> 4) + 5 * (codon >> 2 & 3) + (codon & 3);
-        tables->tetra[5 * code + (word & 3)] = number_of[word];
-    }
-}
-
-static int open_tables(Tables *tables, const Code *code, const Block *block, int64_t longest) {
+static int open_tables(Tables *tables, const Code *code, int64_t longest) {
     for (int i = 0; i < N_CODES; i++)
         for (int strand = 0; strand < 2; strand++) {
-            uint8_t counted = code->synonym[strand ? block->other[i] : i];
+            uint8_t counted = code->synonym[strand ? other_of(i) : i];
             int a = counted / 25, b = counted / 5 % 5, c = counted % 5;
             int is_known = a < UNKNOWN && b < UNKNOWN && c < UNKNOWN;
             tables->codes[strand][i] = counted;
@@ -425,7 +460,6 @@ static int open_tables(Tables *tables, const Code *code, const Block *block, int
         if (code->is_stop[codon])
             memcpy(tables->stops[tables->n_stops++], digits, 3);
     }
-    number_tetra(tables);
     tables->times_log = malloc((longest + 1) * sizeof(double));
     tables->log_half = malloc((longest + 1) * sizeof(double));
     tables->log1p = malloc((longest + 1) * sizeof(double));
@@ -441,7 +475,9 @@ static int open_tables(Tables *tables, const Code *code, const Block *block, int
 
 static void close_tally(Tally *tally) {
     free(tally->hashes);
+    free(tally->at);
     free(tally->found);
+    free(tally->threes);
     for (int i = 0; i < 3; i++)
         free(tally->met[i]);
 }
@@ -451,22 +487,21 @@ static int open_tally(Tally *tally, int64_t longest) {
     size_t n = MOST_STRETCHES * (longest / 3 + 1);
     int is_short = 0;
     is_short |= !(tally->hashes = malloc(n * sizeof(uint64_t)));
+    is_short |= !(tally->at = malloc(n * sizeof(uint8_t *)));
     is_short |= !(tally->found = malloc(n));
+    is_short |= !(tally->threes = malloc(n * sizeof(uint16_t)));
     for (int i = 0; i < 3; i++)
         is_short |= !(tally->met[i] = malloc(n * sizeof(uint16_t)));
     return is_short ? -1 : 0;
 }
 
-static void count_stretch(const Block *block, const Tables *tables, int64_t from, int32_t length,
-                          const Stretch *stretch, int is_longest, int has_words, Tally *tally) {
+static void count_stretch(const Tables *tables, const uint8_t *code, const Stretch *stretch,
+                          int is_longest, Tally *tally) {
     int strand = stretch->strand;
     int64_t step = strand ? -3 : 3;
-    const uint8_t *code = block->codes + from;
     const uint8_t *codes = tables->codes[strand], *numbers = tables->numbers[strand];
     const uint8_t *residues = tables->residues[strand];
-    int left = N_CODONS, before = N_RESIDUES, n_known = 0;
-    int64_t word = 0;
-    code += strand ? length - 3 - stretch->start : stretch->start;
+    int left = N_CODONS, before = N_RESIDUES;
     for (int32_t i = 0; i < stretch->n_codons; i++, code += step) {
         int right = numbers[*code], residue = residues[*code];
         tally->long_codes[codes[*code]]++;
@@ -488,55 +523,94 @@ static void count_stretch(const Block *block, const Tables *tables, int64_t from
         }
         left = right;
         before = residue;
-        if (!has_words)
-            continue;
-        if (residue == N_RESIDUES) {
-            n_known = 0;
-            word = 0;
-            continue;
-        }
-        word = word % WORDS_BEFORE_LAST * N_RESIDUES + residue;
-        if (++n_known >= WORD)
-            tally->hashes[tally->n_words++] = hash_of(word);
     }
 }
 
-static void count_codons(const Block *block, const Tables *tables, const Words *words,
+/* Counts words whose owners are known, which other pieces have met, and notes the others. */
+static void find_words(const Bases *bases, const Tables *tables, const uint8_t *code,
+                       const Stretch *stretch, Tally *tally) {
+    enum { THREE = N_RESIDUES * N_RESIDUES * N_RESIDUES };
+    int strand = stretch->strand, n_known = 0, first = 0, second = 0;
+    int64_t step = strand ? -3 : 3, n_unknown = tally->n_unknown, n_words = 0;
+    const uint8_t *residues = tables->residues[strand];
+    uint8_t *owner = tally->known + 2 * (code - bases->codes) + strand;
+    uint16_t *threes = tally->threes;
+    for (int32_t i = 0; i < stretch->n_codons; i++, code += step, owner += 2 * step) {
+        int third = residues[*code];
+        threes[i] = (uint16_t)((first * N_RESIDUES + second) * N_RESIDUES + third);
+        first = second;
+        second = third;
+        n_known = third < N_RESIDUES ? n_known + 1 : 0;
+        if (n_known < WORD)
+            continue;
+        n_words++;
+        if (*owner < N_OWNERS) {
+            tally->owners[*owner]++;
+            continue;
+        }
+        tally->at[n_unknown] = owner;
+        tally->hashes[n_unknown++] =
+            hash_of(((int64_t)threes[i - 6] * THREE + threes[i - 3]) * THREE + threes[i]);
+    }
+    tally->n_unknown = n_unknown;
+    tally->n_words += n_words;
+}
+
+static void count_codons(const Bases *bases, const Tables *tables, const Words *words,
                          int64_t from, int32_t length, const Room *room, Tally *tally) {
     clear(tally->long_codes, sizeof tally->long_codes);
     clear(tally->longest_codes, sizeof tally->longest_codes);
     clear(tally->owners, sizeof tally->owners);
     tally->n_junctions = tally->most_junctions = tally->n_pairs = tally->most_pairs = 0;
-    tally->n_words = 0;
+    tally->n_words = tally->n_unknown = 0;
     for (int64_t rank = 0; rank < room->n_kept && rank < MOST_STRETCHES; rank++) {
         const Stretch *stretch = room->kept + rank;
+        const uint8_t *code = bases->codes + from;
+        code += stretch->strand ? length - 3 - stretch->start : stretch->start;
         if (rank && stretch->n_codons < LONG)
             break;
-        count_stretch(block, tables, from, length, stretch, rank == 0, words->n_entries > 0,
-                      tally);
+        count_stretch(tables, code, stretch, rank == 0, tally);
+        if (words->n_entries)
+            find_words(bases, tables, code, stretch, tally);
         if (rank == 0)
             memcpy(tally->longest_codes, tally->long_codes, sizeof tally->long_codes);
     }
-    owners_of_hashes(words, tally->hashes, tally->n_words, tally->found);
-    for (int64_t i = 0; i < tally->n_words; i++)
+    owners_of_hashes(words, tally->hashes, tally->n_unknown, tally->found);
+    for (int64_t i = 0; i < tally->n_unknown; i++) {
         tally->owners[tally->found[i]]++;
+        *tally->at[i] = tally->found[i];
+    }
 }
 
 static void count_bases(const uint8_t *digits, int32_t length, Tally *tally) {
-    int32_t a = 0, c = 0, g = 0, t = 0, twos = 0;
-    for (int32_t i = 0; i < length; i++) {
-        a += digits[i] == 0;
-        c += digits[i] == 1;
-        g += digits[i] == 2;
-        t += digits[i] == 3;
+    enum { AT_ONCE = 240 }; /* counts of bytes hold these */
+    clear(tally->bases, sizeof tally->bases);
+    tally->twos = 0;
+    for (int32_t low = 0; low < length; low += AT_ONCE) {
+        int32_t high = low + AT_ONCE < length ? low + AT_ONCE : length;
+        int32_t high_two = high < length ? high : length - 1;
+        uint8_t a = 0, c = 0, g = 0, t = 0, twos = 0;
+        for (int32_t i = low; i < high; i++) {
+            a += digits[i] == 0;
+            c += digits[i] == 1;
+            g += digits[i] == 2;
+            t += digits[i] == 3;
+        }
+        for (int32_t i = low; i < high_two; i++)
+            twos += (uint8_t)(digits[i] + digits[i + 1]) == 3;
+        tally->bases[0] += a;
+        tally->bases[1] += c;
+        tally->bases[2] += g;
+        tally->bases[3] += t;
+        tally->twos += twos;
     }
-    for (int32_t i = 0; i < length - 1; i++)
-        twos += digits[i] + digits[i + 1] == 3;
-    tally->bases[0] = a;
-    tally->bases[1] = c;
-    tally->bases[2] = g;
-    tally->bases[3] = t;
-    tally->twos = twos;
+}
+
+/* The lowest bit of each of up to eight bytes, that of the first byte lowest. */
+static uint64_t bits_of_bytes(const uint8_t *bytes, int32_t n) {
+    uint64_t eight = 0;
+    memcpy(&eight, bytes, n); /* the first byte is the lowest: of all our processors */
+    return eight * UINT64_C(0x0102040810204080) >> 56;
 }
 
 static void count_palindromes(const uint8_t *digits, int32_t length, uint8_t *is_four,
@@ -544,16 +618,15 @@ static void count_palindromes(const uint8_t *digits, int32_t length, uint8_t *is
     clear(tally->fours, sizeof tally->fours);
     tally->sixes = 0;
     for (int32_t i = 0; i < length - 3; i++)
-        is_four[i] = (digits[i] + digits[i + 3] == 3) & (digits[i + 1] + digits[i + 2] == 3);
-    for (int32_t first = 0; first < length - 3; first += 8) {
-        int32_t end = first + 8 < length - 3 ? first + 8 : length - 3;
-        uint64_t eight = 0;
-        memcpy(&eight, is_four + first, end - first);
-        if (!eight)
-            continue;
-        for (int32_t i = first; i < end; i++) {
-            if (!is_four[i])
-                continue;
+        is_four[i] = ((uint8_t)(digits[i] + digits[i + 3]) == 3) &
+                     ((uint8_t)(digits[i + 1] + digits[i + 2]) == 3);
+    for (int32_t first = 0; first < length - 3; first += 64) {
+        int32_t n = first + 64 < length - 3 ? 64 : length - 3 - first;
+        uint64_t bits = 0;
+        for (int32_t i = 0; i < n; i += 8)
+            bits |= bits_of_bytes(is_four + first + i, i + 8 < n ? 8 : n - i) << i;
+        for (; bits; bits &= bits - 1) {
+            int32_t i = first + __builtin_ctzll(bits);
             tally->fours[4 * digits[i] + digits[i + 1]]++;
             if (i > 0 && i + 4 < length)
                 tally->sixes += digits[i - 1] + digits[i + 4] == 3;
@@ -562,45 +635,59 @@ static void count_palindromes(const uint8_t *digits, int32_t length, uint8_t *is
 }
 
 /* Entropy of tetranucleotides, each counted with its reverse complement. */
-static double entropy_of(const Block *block, const Tables *tables, int64_t from, int32_t length) {
-    int32_t counts[4][N_TETRA + 1];
-    const uint8_t *codes = block->codes + from, *last = block->digits + from + 3;
+static double entropy_of(const Tables *tables, const uint8_t *tetra, int32_t length) {
+    int32_t counts[4][N_TETRA + 1], i = 0;
     int64_t total = 0;
     double sum = 0;
     clear(counts, sizeof counts);
-    for (int32_t i = 0; i < length - 3; i++)
-        counts[i & 3][tables->tetra[5 * codes[i] + last[i]]]++;
-    for (int i = 0; i < N_TETRA; i++) {
-        int32_t n = counts[0][i] + counts[1][i] + counts[2][i] + counts[3][i];
-        total += n;
-        sum += tables->times_log[n];
+    for (; i < length - 6; i += 4)
+        for (int j = 0; j < 4; j++)
+            counts[j][tetra[i + j]]++;
+    for (; i < length - 3; i++)
+        counts[0][tetra[i]]++;
+    for (int j = 0; j < N_TETRA; j++)
+        counts[0][j] += counts[1][j] + counts[2][j] + counts[3][j];
+    for (int j = 0; j < N_TETRA; j++) {
+        total += counts[0][j];
+        sum += tables->times_log[counts[0][j]];
     }
     total = at_least(1, total);
     return log(total) - sum / total;
 }
 
-static void write_roots(const int32_t *counts, int32_t total, int32_t most, uint16_t *met,
-                        int32_t n_met, float *roots, float *out) {
+/* Roots of the shares that counts from 1 on have of a total. */
+static void write_root_shares(int32_t most, int32_t total, float *roots) {
     for (int32_t n = 1; n <= most; n++)
         roots[n] = sqrtf((float)n / (float)total);
+}
+
+static void write_roots(const int32_t *counts, int32_t total, int32_t most, uint16_t *met,
+                        int32_t n_met, float *roots, float *out) {
+    write_root_shares(most, total, roots);
     for (int32_t i = 0; i < n_met; i++)
         out[met[i]] = roots[counts[met[i]]];
 }
 
+/* Codons as roots of shares, and as log ratios. Roots has room for those of all counts. */
 static void write_codons(const Tables *tables, const int32_t *codes, float gc, float *roots,
-                         float *ratios) {
+                         float *out, float *ratios) {
     double share = gc < LEAST_GC ? LEAST_GC : gc > MOST_GC ? MOST_GC : gc;
     double strong = share / 2, weak = (1 - share) / 2, expected[4];
-    int32_t total = 0;
-    for (int i = 0; i < N_CODONS; i++)
-        total += codes[tables->code_of_number[i]];
+    int32_t total = 0, most = 0;
+    for (int i = 0; i < N_CODONS; i++) {
+        int32_t n = codes[tables->code_of_number[i]];
+        total += n;
+        most = n > most ? n : most;
+    }
     expected[0] = log(weak * weak * weak * total + 0.5);
     expected[1] = log(strong * (weak * weak) * total + 0.5);
     expected[2] = log(strong * strong * weak * total + 0.5);
     expected[3] = log(strong * strong * strong * total + 0.5);
+    roots[0] = 0;
+    write_root_shares(most, total, roots);
     for (int i = 0; i < N_CODONS; i++) {
         int32_t n = codes[tables->code_of_number[i]];
-        roots[i] = n ? sqrtf((float)n / (float)total) : 0;
+        out[i] = roots[n];
         ratios[i] = (float)(tables->log_half[n] - expected[tables->n_gc[i]]);
     }
 }
@@ -696,15 +783,18 @@ static void write_frames(const Tables *tables, const Tally *tally, Room *room, d
 
 /* GC, purines and A at each codon position of the longest stretch. */
 static void write_positions(const Tally *tally, float *out) {
-    double counts[3][5];
+    int32_t counts[3][5];
+    const int32_t *code = tally->longest_codes;
     clear(counts, sizeof counts);
-    for (int code = 0; code < N_CODES; code++) {
-        counts[0][code / 25] += tally->longest_codes[code];
-        counts[1][code / 5 % 5] += tally->longest_codes[code];
-        counts[2][code % 5] += tally->longest_codes[code];
-    }
+    for (int first = 0; first < 5; first++)
+        for (int second = 0; second < 5; second++)
+            for (int third = 0; third < 5; third++, code++) {
+                counts[0][first] += *code;
+                counts[1][second] += *code;
+                counts[2][third] += *code;
+            }
     for (int i = 0; i < 3; i++) {
-        const double *of = counts[i];
+        double of[4] = {counts[i][0], counts[i][1], counts[i][2], counts[i][3]};
         double total = larger(1, of[0] + of[1] + of[2] + of[3]);
         out[i] = (float)(of[1] / total + of[2] / total);
         out[3 + i] = (float)(of[0] / total + of[2] / total);
@@ -722,18 +812,54 @@ static void write_owners(const Tally *tally, float *out) {
     }
 }
 
-static void write_features(const Block *block, const Tables *tables, const Words *words,
-                           int64_t from, int32_t length, Room *room, Tally *tally, float *roots,
-                           float *out) {
+/* All that it takes to read pieces. */
+typedef struct {
+    Bases bases;
+    Tables tables;
+    Words words;
+    Room room;
+    Tally tally;
+    float *roots;
+} Reader;
+
+static void close_reader(Reader *reader) {
+    close_tally(&reader->tally);
+    close_tables(&reader->tables);
+    close_room(&reader->room);
+    free(reader->roots);
+}
+
+static int open_reader(Reader *reader, const Bases *bases, const int64_t *lengths, int64_t n,
+                       const uint8_t *code_tables, const Words *words, uint8_t *owners) {
+    Code code = {code_tables, code_tables + N_CODES, code_tables + 2 * N_CODES};
+    int64_t longest = longest_of(lengths, n);
+    int64_t most = MOST_STRETCHES * (longest / 3 + 1) + longest; /* counts are not above it */
+    reader->bases = *bases;
+    reader->words = *words;
+    reader->tally.known = owners;
+    reader->roots = malloc((most + 1) * sizeof(float));
+    if (!reader->roots || open_room(&reader->room, longest) ||
+        open_tables(&reader->tables, &code, most) || open_tally(&reader->tally, longest))
+        return -1;
+    return 0;
+}
+
+/* The features of a piece; whether it has no known base. */
+static uint8_t read_piece(Reader *reader, int64_t from, int32_t length, float *out) {
+    const Bases *bases = &reader->bases;
+    const Tables *tables = &reader->tables;
+    Room *room = &reader->room;
+    Tally *tally = &reader->tally;
+    float *roots = reader->roots;
     float *longest = out, *long_ones = out + N_CODONS, *junctions = out + 2 * N_CODONS;
     float *pairs = junctions + 2 * N_JUNCTIONS, *palindromes = pairs + N_PAIRS;
     float *figures = palindromes + N_PALINDROMES, *owners = figures + N_FIGURES;
     float *ratios = owners + N_OWNERS - 1;
     double n_bases = (double)at_least(1, length);
-    find_stretches(block, from, length, SHORTEST, room);
-    count_codons(block, tables, words, from, length, room, tally);
-    count_bases(block->digits + from, length, tally);
-    count_palindromes(block->digits + from, length, tally->found, tally);
+    find_stretches(bases, from, length, SHORTEST, room);
+    count_codons(bases, tables, &reader->words, from, length, room, tally);
+    count_bases(bases->digits + from, length, tally);
+    count_palindromes(bases->digits + from, length, tally->found, tally);
     clear(junctions, (2 * N_JUNCTIONS + N_PAIRS) * sizeof(float));
     for (int kind = 0; kind < 2; kind++)
         write_roots(tally->junctions[kind], tally->n_junctions, tally->most_junctions,
@@ -749,42 +875,26 @@ static void write_features(const Block *block, const Tables *tables, const Words
     write_stretches(tables, room, n_bases, figures + 3);
     write_frames(tables, tally, room, n_bases, figures + 11);
     write_positions(tally, figures + 26);
-    figures[35] = (float)entropy_of(block, tables, from, length);
+    figures[35] = (float)entropy_of(tables, bases->tetra + from, length);
     write_owners(tally, owners);
-    write_codons(tables, tally->longest_codes, figures[0], longest, ratios);
-    write_codons(tables, tally->long_codes, figures[0], long_ones, ratios + N_CODONS);
+    write_codons(tables, tally->longest_codes, figures[0], roots, longest, ratios);
+    write_codons(tables, tally->long_codes, figures[0], roots, long_ones, ratios + N_CODONS);
+    return tally->bases[0] + tally->bases[1] + tally->bases[2] + tally->bases[3] == 0;
 }
 
-int piece_features(const uint8_t *digits, int64_t n_digits, const int64_t *starts,
-                   const int64_t *lengths, int64_t n, const uint8_t *code_tables,
-                   const int32_t *first, const uint16_t *entries, int64_t n_entries, float *out,
+int piece_features(const uint8_t *digits, int64_t n_digits, const uint8_t *codes,
+                   const uint8_t *tetra, const int32_t *stops, const int64_t *n_stops,
+                   const int64_t *starts, const int64_t *lengths, int64_t n,
+                   const uint8_t *code_tables, const uint8_t *hints, const int32_t *first,
+                   const uint16_t *entries, int64_t n_entries, uint8_t *owners, float *out,
                    uint8_t *is_blank) {
-    Code code = {code_tables, code_tables + N_CODES, code_tables + 2 * N_CODES};
-    Words words = {first, entries, n_entries};
-    int64_t longest = longest_of(lengths, n);
-    int64_t most = MOST_STRETCHES * (longest / 3 + 1) + longest; /* counts are not above it */
-    float *roots = malloc((most + 1) * sizeof(float));
-    Block block = {0};
-    Room room = {0};
-    Tables tables = {0};
-    Tally tally = {0};
-    int result = -1;
-    if (roots && open_block(&block, digits, n_digits, code.is_stop) == 0 &&
-        open_room(&room, longest) == 0 && open_tables(&tables, &code, &block, most) == 0 &&
-        open_tally(&tally, longest) == 0) {
-        for (int64_t i = 0; i < n; i++) {
-            const int32_t *bases = tally.bases;
-            write_features(&block, &tables, &words, starts[i], (int32_t)lengths[i], &room, &tally,
-                           roots, out + i * N_FEATURES);
-            is_blank[i] = bases[0] + bases[1] + bases[2] + bases[3] == 0;
-        }
-        result = 0;
-    }
-    close_tally(&tally);
-    close_tables(&tables);
-    close_room(&room);
-    close_block(&block);
-    free(roots);
+    Bases bases = bases_of(digits, n_digits, codes, tetra, stops, n_stops);
+    Words words = {hints, first, entries, n_entries};
+    Reader reader = {0};
+    int result = open_reader(&reader, &bases, lengths, n, code_tables, &words, owners);
+    for (int64_t i = 0; result == 0 && i < n; i++)
+        is_blank[i] = read_piece(&reader, starts[i], (int32_t)lengths[i], out + i * N_FEATURES);
+    close_reader(&reader);
     return result;
 }
 
@@ -793,28 +903,24 @@ int piece_features(const uint8_t *digits, int64_t n_digits, const int64_t *start
 /* The kept stretches of each piece, longest first: rank, strand, start and codons of each row.
  *
  * There is room for one row per SHORTEST codons of six frames. */
-int kept_stretches(const uint8_t *digits, int64_t n_digits, const int64_t *starts,
-                   const int64_t *lengths, int64_t n, const uint8_t *is_stop, int64_t shortest,
+int kept_stretches(const uint8_t *digits, int64_t n_digits, const uint8_t *codes,
+                   const uint8_t *tetra, const int32_t *stops, const int64_t *n_stops,
+                   const int64_t *starts, const int64_t *lengths, int64_t n, int64_t shortest,
                    int64_t *n_kept, int64_t *n_covered, int64_t *rows) {
-    Block block = {0};
+    Bases bases = bases_of(digits, n_digits, codes, tetra, stops, n_stops);
     Room room = {0};
-    int result = -1;
-    if (open_block(&block, digits, n_digits, is_stop) == 0 &&
-        open_room(&room, longest_of(lengths, n)) == 0) {
-        for (int64_t i = 0; i < n; i++) {
-            find_stretches(&block, starts[i], (int32_t)lengths[i], (int32_t)shortest, &room);
-            n_kept[i] = room.n_kept;
-            n_covered[i] = room.n_covered;
-            for (int64_t rank = 0; rank < room.n_kept; rank++) {
-                *rows++ = room.kept[rank].strand;
-                *rows++ = room.kept[rank].start;
-                *rows++ = room.kept[rank].n_codons;
-            }
+    int result = open_room(&room, longest_of(lengths, n));
+    for (int64_t i = 0; result == 0 && i < n; i++) {
+        find_stretches(&bases, starts[i], (int32_t)lengths[i], (int32_t)shortest, &room);
+        n_kept[i] = room.n_kept;
+        n_covered[i] = room.n_covered;
+        for (int64_t rank = 0; rank < room.n_kept; rank++) {
+            *rows++ = room.kept[rank].strand;
+            *rows++ = room.kept[rank].start;
+            *rows++ = room.kept[rank].n_codons;
         }
-        result = 0;
     }
     close_room(&room);
-    close_block(&block);
     return result;
 }
 
@@ -859,157 +965,464 @@ static void write_layout(Room *room, double kilobases, double *out) {
     out[11] = gaps / larger(1e-9, (double)n - 1);
 }
 
-int layout_features(const uint8_t *digits, int64_t n_digits, const int64_t *starts,
-                    const int64_t *lengths, int64_t n, const uint8_t *is_stop, double *out) {
-    Block block = {0};
+int layout_features(const uint8_t *digits, int64_t n_digits, const uint8_t *codes,
+                    const uint8_t *tetra, const int32_t *stops, const int64_t *n_stops,
+                    const int64_t *starts, const int64_t *lengths, int64_t n, double *out) {
+    Bases bases = bases_of(digits, n_digits, codes, tetra, stops, n_stops);
     Room room = {0};
-    int result = -1;
-    if (open_block(&block, digits, n_digits, is_stop) == 0 &&
-        open_room(&room, longest_of(lengths, n)) == 0) {
-        for (int64_t i = 0; i < n; i++) {
-            find_stretches(&block, starts[i], (int32_t)lengths[i], GENE_LIKE, &room);
-            write_layout(&room, at_least(1, lengths[i]) / 1000.0, out + i * N_LAYOUT);
-        }
-        result = 0;
+    int result = open_room(&room, longest_of(lengths, n));
+    for (int64_t i = 0; result == 0 && i < n; i++) {
+        find_stretches(&bases, starts[i], (int32_t)lengths[i], GENE_LIKE, &room);
+        write_layout(&room, at_least(1, lengths[i]) / 1000.0, out + i * N_LAYOUT);
     }
     close_room(&room);
-    close_block(&block);
     return result;
 }
 
 /* The first layer of nets, in whole numbers, which no order of sums changes */
 
 enum {
-    OUTPUTS = 16, /* of a layer that are computed at once */
-    ROWS = 4,     /* of features that are computed at once: registers hold all sums */
-    ROWS_PACKED = 12 * ROWS,
+    OUTPUTS = 32,    /* of a first layer that are computed at once */
+    REALS = 16,      /* outputs of another layer */
+    ROWS = 8,        /* of features that are computed at once: registers hold all sums */
+    ROWS_READ = 96,  /* whose levels are kept at once: a multiple of ROWS */
+    MOST_WHOLES = 2  /* that a piece is a part of */
 };
+
+/* The first layers of nets that read views of the same features. */
+typedef struct {
+    const float *mean, *scale; /* of each feature */
+    int64_t n_features, n_views, n_inputs;
+    const int64_t *columns, *n_outputs; /* of each view: its first feature, and outputs */
+    const int16_t *weights; /* of each view: blocks of OUTPUTS, pairs of inputs, OUTPUTS, 2 */
+    const double *worth, *bias; /* of each output of all views */
+} Layers;
+
+/* Sums of products: levels of ROWS rows, and the weights of OUTPUTS outputs by pairs of inputs. */
+typedef void Multiply(const int16_t *weights, const int16_t *levels, int64_t width,
+                      int64_t n_pairs, int32_t sums[ROWS][OUTPUTS]);
+
+/* The same of float64: values of ROWS rows, and weights by inputs; sums in the order of these. */
+typedef void MultiplyReals(const double *weights, const double *values, int64_t width,
+                           int64_t n_inputs, double sums[ROWS][REALS]);
+
+typedef struct {
+    Multiply *whole;
+    MultiplyReals *reals;
+} Kernels;
+
+static void reals_plain(const double *weights, const double *values, int64_t width,
+                        int64_t n_inputs, double sums[ROWS][REALS]) {
+    clear(sums, ROWS * REALS * sizeof(double));
+    for (int64_t i = 0; i < n_inputs; i++, weights += REALS)
+        for (int row = 0; row < ROWS; row++)
+            for (int output = 0; output < REALS; output++)
+#ifdef FP_FAST_FMA
+                sums[row][output] = fma(values[row * width + i], weights[output],
+                                        sums[row][output]);
+#else
+                sums[row][output] += values[row * width + i] * weights[output];
+#endif
+}
 
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <immintrin.h>
 
-/* Whether the processor has the instructions, and the system keeps their registers. */
-static int has_avx2(void) {
-    unsigned a, b, c, d, kept, high;
-    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE))
-        return 0;
-    __asm__("xgetbv" : "=a"(kept), "=d"(high) : "c"(0));
-    return (kept & 6) == 6 && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & bit_AVX2);
+static int32_t pair_at(const int16_t *levels) {
+    int32_t pair;
+    memcpy(&pair, levels, sizeof pair);
+    return pair;
 }
 
-/* Pairs of levels of ROWS rows times pairs of weights of OUTPUTS outputs. */
+/* The sums of each row have names: compilers keep arrays of them in memory. */
+#define EACH_ROW(DO) DO(0) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7)
+#define CLEAR_SUMS(ROW) __m512i low##ROW = _mm512_setzero_si512(), high##ROW = low##ROW;
+#define ADD_PRODUCTS(ROW)                                                                        \
+    pair = _mm512_set1_epi32(pair_at(levels + ROW * width));                                     \
+    low##ROW = _mm512_dpwssd_epi32(low##ROW, first, pair);                                       \
+    high##ROW = _mm512_dpwssd_epi32(high##ROW, second, pair);
+#define STORE_SUMS(ROW)                                                                          \
+    _mm512_storeu_si512(sums[ROW], low##ROW);                                                    \
+    _mm512_storeu_si512(sums[ROW] + OUTPUTS / 2, high##ROW);
+
+__attribute__((target("avx512f,avx512bw,avx512vnni"))) static void
+multiply_vnni(const int16_t *weights, const int16_t *levels, int64_t width, int64_t n_pairs,
+              int32_t sums[ROWS][OUTPUTS]) {
+    EACH_ROW(CLEAR_SUMS)
+    for (int64_t i = 0; i < n_pairs; i++, weights += 2 * OUTPUTS, levels += 2) {
+        __m512i first = _mm512_loadu_si512(weights), pair;
+        __m512i second = _mm512_loadu_si512(weights + OUTPUTS);
+        EACH_ROW(ADD_PRODUCTS)
+    }
+    EACH_ROW(STORE_SUMS)
+}
+
+#define CLEAR_REALS(ROW) __m512d low##ROW = _mm512_setzero_pd(), high##ROW = low##ROW;
+#define ADD_REALS(ROW)                                                                           \
+    value = _mm512_set1_pd(values[ROW * width]);                                                 \
+    low##ROW = _mm512_fmadd_pd(first, value, low##ROW);                                          \
+    high##ROW = _mm512_fmadd_pd(second, value, high##ROW);
+#define STORE_REALS(ROW)                                                                         \
+    _mm512_storeu_pd(sums[ROW], low##ROW);                                                       \
+    _mm512_storeu_pd(sums[ROW] + REALS / 2, high##ROW);
+
+__attribute__((target("avx512f"))) static void reals_avx512(const double *weights,
+                                                            const double *values, int64_t width,
+                                                            int64_t n_inputs,
+                                                            double sums[ROWS][REALS]) {
+    EACH_ROW(CLEAR_REALS)
+    for (int64_t i = 0; i < n_inputs; i++, weights += REALS, values++) {
+        __m512d first = _mm512_loadu_pd(weights), value;
+        __m512d second = _mm512_loadu_pd(weights + REALS / 2);
+        EACH_ROW(ADD_REALS)
+    }
+    EACH_ROW(STORE_REALS)
+}
+
+__attribute__((target("avx2,fma"))) static void reals_fma(const double *weights,
+                                                          const double *values, int64_t width,
+                                                          int64_t n_inputs,
+                                                          double sums[ROWS][REALS]) {
+    enum { AT_ONCE = 4 };
+    for (int first = 0; first < ROWS; first += AT_ONCE)
+        for (int output = 0; output < REALS; output += 8) {
+            const double *weight = weights + output, *value = values + first * width;
+            __m256d low[AT_ONCE], high[AT_ONCE];
+            for (int row = 0; row < AT_ONCE; row++)
+                low[row] = high[row] = _mm256_setzero_pd();
+            for (int64_t i = 0; i < n_inputs; i++, weight += REALS, value++) {
+                __m256d left = _mm256_loadu_pd(weight), right = _mm256_loadu_pd(weight + 4);
+                for (int row = 0; row < AT_ONCE; row++) {
+                    __m256d of_row = _mm256_set1_pd(value[row * width]);
+                    low[row] = _mm256_fmadd_pd(left, of_row, low[row]);
+                    high[row] = _mm256_fmadd_pd(right, of_row, high[row]);
+                }
+            }
+            for (int row = 0; row < AT_ONCE; row++) {
+                _mm256_storeu_pd(sums[first + row] + output, low[row]);
+                _mm256_storeu_pd(sums[first + row] + output + 4, high[row]);
+            }
+        }
+}
+
 __attribute__((target("avx2"))) static void multiply_avx2(const int16_t *weights,
-                                                          const int32_t *levels, int64_t n_pairs,
+                                                          const int16_t *levels, int64_t width,
+                                                          int64_t n_pairs,
                                                           int32_t sums[ROWS][OUTPUTS]) {
-    __m256i low[ROWS], high[ROWS];
-    for (int row = 0; row < ROWS; row++)
-        low[row] = high[row] = _mm256_setzero_si256();
-    for (int64_t i = 0; i < n_pairs; i++, weights += 2 * OUTPUTS, levels += ROWS) {
-        __m256i first = _mm256_loadu_si256((const __m256i *)weights);
-        __m256i second = _mm256_loadu_si256((const __m256i *)(weights + OUTPUTS));
-        for (int row = 0; row < ROWS; row++) {
-            __m256i pair = _mm256_set1_epi32(levels[row]);
-            low[row] = _mm256_add_epi32(low[row], _mm256_madd_epi16(first, pair));
-            high[row] = _mm256_add_epi32(high[row], _mm256_madd_epi16(second, pair));
+    enum { AT_ONCE = 4, OF_EIGHT = OUTPUTS / 8 };
+    for (int first = 0; first < ROWS; first += AT_ONCE)
+        for (int half = 0; half < OF_EIGHT; half += 2) {
+            const int16_t *weight = weights + 16 * half, *level = levels + first * width;
+            __m256i low[AT_ONCE], high[AT_ONCE];
+            for (int row = 0; row < AT_ONCE; row++)
+                low[row] = high[row] = _mm256_setzero_si256();
+            for (int64_t i = 0; i < n_pairs; i++, weight += 2 * OUTPUTS, level += 2) {
+                __m256i left = _mm256_loadu_si256((const __m256i *)weight);
+                __m256i right = _mm256_loadu_si256((const __m256i *)(weight + 16));
+                for (int row = 0; row < AT_ONCE; row++) {
+                    __m256i pair = _mm256_set1_epi32(pair_at(level + row * width));
+                    low[row] = _mm256_add_epi32(low[row], _mm256_madd_epi16(left, pair));
+                    high[row] = _mm256_add_epi32(high[row], _mm256_madd_epi16(right, pair));
+                }
+            }
+            for (int row = 0; row < AT_ONCE; row++) {
+                int32_t *to = sums[first + row] + 8 * half;
+                _mm256_storeu_si256((__m256i *)to, low[row]);
+                _mm256_storeu_si256((__m256i *)(to + 8), high[row]);
+            }
         }
-    }
-    for (int row = 0; row < ROWS; row++) {
-        _mm256_storeu_si256((__m256i *)sums[row], low[row]);
-        _mm256_storeu_si256((__m256i *)(sums[row] + OUTPUTS / 2), high[row]);
-    }
 }
 
-static void multiply(const int16_t *weights, const int32_t *levels, int64_t n_pairs,
-                     int32_t sums[ROWS][OUTPUTS]) {
-    for (int quarter = 0; quarter < 4; quarter++) {
-        const int16_t *weight = weights + quarter * OUTPUTS / 2;
-        const int32_t *level = levels;
-        __m128i sum[ROWS];
-        for (int row = 0; row < ROWS; row++)
-            sum[row] = _mm_setzero_si128();
-        for (int64_t i = 0; i < n_pairs; i++, weight += 2 * OUTPUTS, level += ROWS) {
-            __m128i of_four = _mm_loadu_si128((const __m128i *)weight);
-            for (int row = 0; row < ROWS; row++)
-                sum[row] = _mm_add_epi32(
-                    sum[row], _mm_madd_epi16(of_four, _mm_set1_epi32(level[row])));
+static void multiply_plain(const int16_t *weights, const int16_t *levels, int64_t width,
+                           int64_t n_pairs, int32_t sums[ROWS][OUTPUTS]) {
+    enum { AT_ONCE = 4, OF_FOUR = OUTPUTS / 4 };
+    for (int first = 0; first < ROWS; first += AT_ONCE)
+        for (int four = 0; four < OF_FOUR; four++) {
+            const int16_t *weight = weights + 8 * four, *level = levels + first * width;
+            __m128i sum[AT_ONCE];
+            for (int row = 0; row < AT_ONCE; row++)
+                sum[row] = _mm_setzero_si128();
+            for (int64_t i = 0; i < n_pairs; i++, weight += 2 * OUTPUTS, level += 2) {
+                __m128i of_four = _mm_loadu_si128((const __m128i *)weight);
+                for (int row = 0; row < AT_ONCE; row++) {
+                    __m128i pair = _mm_set1_epi32(pair_at(level + row * width));
+                    sum[row] = _mm_add_epi32(sum[row], _mm_madd_epi16(of_four, pair));
+                }
+            }
+            for (int row = 0; row < AT_ONCE; row++)
+                _mm_storeu_si128((__m128i *)(sums[first + row] + 4 * four), sum[row]);
         }
-        for (int row = 0; row < ROWS; row++)
-            _mm_storeu_si128((__m128i *)(sums[row] + quarter * OUTPUTS / 4), sum[row]);
-    }
+}
+
+/* The fastest for which the processor has the instructions, and the system the registers. */
+static Kernels fastest(void) {
+    Kernels kernels = {multiply_plain, reals_plain};
+    unsigned a, b, c, d, of_one, kept, high;
+    if (!__get_cpuid(1, &a, &b, &of_one, &d) || !(of_one & bit_OSXSAVE))
+        return kernels;
+    __asm__("xgetbv" : "=a"(kept), "=d"(high) : "c"(0));
+    if ((kept & 6) != 6 || !__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(b & bit_AVX2))
+        return kernels;
+    kernels.whole = multiply_avx2;
+    if (of_one & bit_FMA)
+        kernels.reals = reals_fma;
+    if ((kept & 0xe6) != 0xe6 || !(b & bit_AVX512F))
+        return kernels;
+    kernels.reals = reals_avx512;
+    if ((b & bit_AVX512BW) && (c & bit_AVX512VNNI))
+        kernels.whole = multiply_vnni;
+    return kernels;
 }
 #else
-static int has_avx2(void) { return 0; }
-#define multiply_avx2 multiply
-
-static void multiply(const int16_t *weights, const int32_t *levels, int64_t n_pairs,
-                     int32_t sums[ROWS][OUTPUTS]) {
+static void multiply_plain(const int16_t *weights, const int16_t *levels, int64_t width,
+                           int64_t n_pairs, int32_t sums[ROWS][OUTPUTS]) {
     memset(sums, 0, ROWS * OUTPUTS * sizeof(int32_t));
-    for (int64_t i = 0; i < n_pairs; i++, weights += 2 * OUTPUTS, levels += ROWS)
+    for (int64_t i = 0; i < n_pairs; i++, weights += 2 * OUTPUTS, levels += 2)
         for (int row = 0; row < ROWS; row++) {
-            int32_t first = (int16_t)(levels[row] & 0xffff), second = levels[row] >> 16;
+            int16_t first = levels[row * width], second = levels[row * width + 1];
             for (int output = 0; output < OUTPUTS; output++)
                 sums[row][output] +=
                     weights[2 * output] * first + weights[2 * output + 1] * second;
         }
 }
+
+static Kernels fastest(void) {
+    Kernels kernels = {multiply_plain, reals_plain};
+    return kernels;
+}
 #endif
 
-/* Rows of levels, in groups of ROWS: pairs of neighbours, each beside those of the other rows. */
-static void pack_levels(const int16_t *levels, int64_t n_rows, int64_t width, int64_t n_inputs,
-                        int32_t *packed) {
-    int64_t n_pairs = (n_inputs + 1) / 2;
-    for (int64_t row = 0; row < n_rows; row++, levels += width) {
-        int32_t *to = packed + row / ROWS * n_pairs * ROWS + row % ROWS;
-        for (int64_t i = 0; i < n_inputs / 2; i++, to += ROWS)
-            *to = (int32_t)((uint32_t)(uint16_t)levels[2 * i] |
-                            (uint32_t)(uint16_t)levels[2 * i + 1] << 16);
-        if (n_inputs % 2)
-            *to = (uint16_t)levels[n_inputs - 1];
+/* Of a row of levels: behind the features lies one for the last pair, and its weight is 0. */
+static int64_t width_of(const Layers *layers) { return layers->n_features + 1; }
+
+/* Standardised features in whole steps, none beyond the farthest, half to even. */
+static void write_levels(const Layers *layers, const float *restrict features,
+                         int16_t *restrict levels) {
+    const float *restrict mean = layers->mean, *restrict scale = layers->scale;
+    const float least = -N_LEVELS, most = N_LEVELS;
+    const float shift = 12582912; /* 1.5 * 2^23: the last bits of a sum are the whole number */
+    for (int64_t i = 0; i < layers->n_features; i++) {
+        float value = (features[i] - mean[i]) * scale[i];
+        uint32_t bits;
+        value = value > least ? value : least;
+        value = (value < most ? value : most) + shift;
+        memcpy(&bits, &value, sizeof bits);
+        levels[i] = (int16_t)(uint16_t)bits;
     }
 }
 
-/* Outputs before the GELU: (n, width) from a column on, -> (n_outputs, n).
- *
- * Weights are in blocks of OUTPUTS outputs, in each by pairs of inputs: (n_inputs + 1) / 2,
- * OUTPUTS, 2. A sum times what it is worth and the bias is rounded to float32 once. */
-int first_layer(const int16_t *levels, int64_t n, int64_t width, int64_t column, int64_t n_inputs,
-                const int16_t *weights, int64_t n_outputs, const double *worth, const double *bias,
-                float *out) {
-    int64_t n_pairs = (n_inputs + 1) / 2;
-    int32_t *packed = calloc(ROWS_PACKED * n_pairs + 1, sizeof(int32_t));
+static int64_t outputs_of(const Layers *layers) {
+    int64_t n = 0;
+    for (int64_t view = 0; view < layers->n_views; view++)
+        n += layers->n_outputs[view];
+    return n;
+}
+
+/* Outputs of rows of levels: (n_rows, width) -> (n_rows, n_outputs). A sum times what it is worth
+ * and the bias is rounded to float32 once. */
+static void write_outputs(const Layers *layers, Multiply *multiply, const int16_t *levels,
+                          int64_t n_rows, float *out) {
+    int64_t n_pairs = (layers->n_inputs + 1) / 2, width = width_of(layers), done = 0;
+    int64_t n_all = outputs_of(layers);
+    const int16_t *weights = layers->weights;
     int32_t sums[ROWS][OUTPUTS];
-    int is_avx2 = has_avx2();
-    if (!packed)
-        return -1;
-    for (int64_t low = 0; low < n; low += ROWS_PACKED) {
-        int64_t n_rows = n - low < ROWS_PACKED ? n - low : ROWS_PACKED;
-        pack_levels(levels + low * width + column, n_rows, width, n_inputs, packed);
-        for (int64_t first = 0; first < n_outputs; first += OUTPUTS)
-            for (int64_t group = 0; group < n_rows; group += ROWS) {
-                (is_avx2 ? multiply_avx2 : multiply)(weights + first * 2 * n_pairs,
-                                                     packed + group * n_pairs, n_pairs, sums);
-                for (int64_t i = first; i < n_outputs && i < first + OUTPUTS; i++)
-                    for (int64_t row = 0; row < ROWS && group + row < n_rows; row++)
-                        out[i * n + low + group + row] =
-                            (float)(sums[row][i - first] * worth[i] + bias[i]);
+    for (int64_t view = 0; view < layers->n_views; done += layers->n_outputs[view++])
+        for (int64_t low = 0; low < layers->n_outputs[view]; low += OUTPUTS) {
+            int64_t left = layers->n_outputs[view] - low, n = left < OUTPUTS ? left : OUTPUTS;
+            const double *worth = layers->worth + done + low, *bias = layers->bias + done + low;
+            for (int64_t first = 0; first < n_rows; first += ROWS) {
+                multiply(weights, levels + first * width + layers->columns[view], width, n_pairs,
+                         sums);
+                for (int64_t row = 0; row < ROWS && first + row < n_rows; row++) {
+                    float *restrict to = out + (first + row) * n_all + done + low;
+                    for (int64_t i = 0; i < n; i++)
+                        to[i] = (float)(sums[row][i] * worth[i] + bias[i]);
+                }
             }
+            weights += OUTPUTS * 2 * n_pairs;
+        }
+}
+
+/* Outputs before the GELU: (n, n_features) -> (n, n_outputs). */
+int first_layers(const float *features, int64_t n, const float *mean, const float *scale,
+                 int64_t n_features, int64_t n_views, int64_t n_inputs, const int64_t *columns,
+                 const int64_t *n_outputs, const int16_t *weights, const double *worth,
+                 const double *bias, float *out) {
+    Layers layers = {mean,      scale,   n_features, n_views, n_inputs, columns,
+                     n_outputs, weights, worth,      bias};
+    Multiply *multiply = fastest().whole;
+    int64_t width = width_of(&layers), n_all = outputs_of(&layers);
+    int16_t *levels = calloc(ROWS_READ * width, sizeof(int16_t));
+    if (!levels)
+        return -1;
+    for (int64_t low = 0; low < n; low += ROWS_READ) {
+        int64_t n_rows = n - low < ROWS_READ ? n - low : ROWS_READ;
+        for (int64_t row = 0; row < n_rows; row++)
+            write_levels(&layers, features + (low + row) * n_features, levels + row * width);
+        write_outputs(&layers, multiply, levels, n_rows, out + low * n_all);
     }
-    free(packed);
+    free(levels);
     return 0;
 }
 
-/* Standardised features in whole steps, none beyond the farthest: (n, n_features). */
-int levels_of(const float *features, int64_t n, int64_t n_features, const float *mean,
-              const float *scale, int64_t farthest, int16_t *levels) {
-    const float most = (float)farthest, to_whole = 12582912; /* 1.5 * 2^23: no digit behind it */
-    for (int64_t row = 0; row < n; row++, features += n_features, levels += n_features)
-        for (int64_t i = 0; i < n_features; i++) {
-            float value = (features[i] - mean[i]) * scale[i];
-            value = value < -most ? -most : value > most ? most : value;
-            levels[i] = (int16_t)((value + to_whole) - to_whole);
-        }
+/* The features of a piece that was read as parts: their means, and the layout before the ratios. */
+static void write_whole(const double *total, int64_t n_parts, const double *layout, float *out) {
+    enum { BEFORE = N_FEATURES - 2 * N_CODONS };
+    const double steps = STEPS * at_least(1, n_parts);
+    for (int i = 0; i < BEFORE; i++)
+        out[i] = (float)(total[i] / steps);
+    for (int i = 0; i < N_LAYOUT; i++)
+        out[BEFORE + i] = (float)layout[i];
+    for (int i = BEFORE; i < N_FEATURES; i++)
+        out[N_LAYOUT + i] = (float)(total[i] / steps);
+}
+
+/* Outputs of pieces that were read as parts, some rows of all: (n,) -> (n, n_outputs). */
+int whole_outputs(const double *totals, const int64_t *n_parts, const double *layout,
+                  const int64_t *rows, int64_t n, const float *mean, const float *scale,
+                  int64_t n_features, int64_t n_views, int64_t n_inputs, const int64_t *columns,
+                  const int64_t *n_outputs, const int16_t *weights, const double *worth,
+                  const double *bias, float *out) {
+    float *features = malloc((n * (N_FEATURES + N_LAYOUT) + 1) * sizeof(float));
+    int result = -1;
+    if (!features)
+        return result;
+    for (int64_t i = 0; i < n; i++)
+        write_whole(totals + rows[i] * N_FEATURES, n_parts[rows[i]], layout + rows[i] * N_LAYOUT,
+                    features + i * (N_FEATURES + N_LAYOUT));
+    result = first_layers(features, n, mean, scale, n_features, n_views, n_inputs, columns,
+                          n_outputs, weights, worth, bias, out);
+    free(features);
+    return result;
+}
+
+/* What a GELU takes the hyperbolic tangent of. */
+int gelu_inner(const float *values, int64_t n, float *inner) {
+    for (int64_t i = 0; i < n; i++) {
+        float value = values[i];
+        inner[i] = (value * value * 0.044715F + 1) * value * 0.7978845608028654F;
+    }
     return 0;
+}
+
+/* The next layer of nets: (n, all inputs) -> (n, all outputs), of net after net. Inputs are GELUs,
+ * float32, of values and the tangents of what `gelu_inner` makes of these.
+ *
+ * Weights of each net are in blocks of REALS outputs: n_inputs, REALS. */
+int next_layer(const float *values, const float *tangents, int64_t n, int64_t n_nets,
+               const int64_t *n_inputs, const int64_t *n_outputs, const double *weights,
+               const double *bias, double *out) {
+    int64_t width = 0, n_all = 0;
+    MultiplyReals *multiply = fastest().reals;
+    double sums[ROWS][REALS], *inputs;
+    for (int64_t net = 0; net < n_nets; net++) {
+        width += n_inputs[net];
+        n_all += n_outputs[net];
+    }
+    inputs = calloc(ROWS * width + 1, sizeof(double));
+    if (!inputs)
+        return -1;
+    for (int64_t first = 0; first < n; first += ROWS) {
+        int64_t n_rows = n - first < ROWS ? n - first : ROWS, column = 0, done = 0;
+        const double *weight = weights;
+        for (int64_t i = 0; i < n_rows * width; i++)
+            inputs[i] = (tangents[first * width + i] + 1) * values[first * width + i] * 0.5F;
+        for (int64_t net = 0; net < n_nets; net++) {
+            for (int64_t low = 0; low < n_outputs[net]; low += REALS) {
+                int64_t left = n_outputs[net] - low, n_here = left < REALS ? left : REALS;
+                multiply(weight, inputs + column, width, n_inputs[net], sums);
+                weight += n_inputs[net] * REALS;
+                for (int64_t row = 0; row < n_rows; row++)
+                    for (int64_t i = 0; i < n_here; i++)
+                        out[(first + row) * n_all + done + low + i] =
+                            sums[row][i] + bias[done + low + i];
+            }
+            column += n_inputs[net];
+            done += n_outputs[net];
+        }
+    }
+    free(inputs);
+    return 0;
+}
+
+/* log(exp(a) + exp(b) + ...) */
+static double log_sum_of(const double *values, int64_t n) {
+    double largest = values[0], sum = 0;
+    for (int64_t i = 1; i < n; i++)
+        largest = larger(largest, values[i]);
+    for (int64_t i = 0; i < n; i++)
+        sum += exp(values[i] - largest);
+    return largest + log(sum);
+}
+
+/* The mean over nets of the log-odds of their viral kinds, the first ones, against all others. */
+int mean_log_odds(const double *logits, int64_t n, int64_t n_nets, const int64_t *n_kinds,
+                  const int64_t *n_viral, double *log_odds) {
+    for (int64_t row = 0; row < n; row++) {
+        log_odds[row] = 0;
+        for (int64_t net = 0; net < n_nets; logits += n_kinds[net++])
+            log_odds[row] += log_sum_of(logits, n_viral[net]) -
+                             log_sum_of(logits + n_viral[net], n_kinds[net] - n_viral[net]);
+        log_odds[row] /= n_nets;
+    }
+    return 0;
+}
+
+/* Adds the features of a piece, in steps, to those of the wholes that it is a part of. */
+static void add_part(const float *features, const int64_t *rows, double *totals,
+                     int64_t *n_parts) {
+    const double shift = 6755399441055744; /* 1.5 * 2^52: no digit behind it */
+    for (int i = 0; i < MOST_WHOLES; i++) {
+        double *restrict total = totals + rows[i] * N_FEATURES;
+        if (rows[i] < 0)
+            continue;
+        for (int64_t j = 0; j < N_FEATURES; j++)
+            total[j] += (features[j] * STEPS + shift) - shift; /* whole: no order changes it */
+        n_parts[rows[i]]++;
+    }
+}
+
+/* Reads pieces: outputs of first layers, whether all bases are unknown, chosen features.
+ *
+ * The features of a piece with a known base are added to those of wholes: rows of totals,
+ * (n, MOST_WHOLES), -1 for none. Owners of words, (n_digits, 2), are kept for other pieces. */
+int piece_outputs(const uint8_t *digits, int64_t n_digits, const uint8_t *codes,
+                  const uint8_t *tetra, const int32_t *stops, const int64_t *n_stops,
+                  const int64_t *starts, const int64_t *lengths, int64_t n,
+                  const uint8_t *code_tables, const uint8_t *hints, const int32_t *first,
+                  const uint16_t *entries, int64_t n_entries, uint8_t *owners, const float *mean,
+                  const float *scale, int64_t n_features, int64_t n_views, int64_t n_inputs,
+                  const int64_t *columns, const int64_t *n_outputs, const int16_t *weights,
+                  const double *worth, const double *bias, float *out, uint8_t *is_blank,
+                  const int64_t *chosen, int64_t n_chosen, float *figures, const int64_t *rows,
+                  double *totals, int64_t *n_parts) {
+    Bases bases = bases_of(digits, n_digits, codes, tetra, stops, n_stops);
+    Words words = {hints, first, entries, n_entries};
+    Layers layers = {mean,      scale,   n_features, n_views, n_inputs, columns,
+                     n_outputs, weights, worth,      bias};
+    Multiply *multiply = fastest().whole;
+    int64_t width = width_of(&layers), n_all = outputs_of(&layers);
+    int16_t *levels = calloc(ROWS_READ * width, sizeof(int16_t));
+    float features[N_FEATURES];
+    Reader reader = {0};
+    int result = open_reader(&reader, &bases, lengths, n, code_tables, &words, owners);
+    if (!levels)
+        result = -1;
+    for (int64_t i = 0; result == 0 && i < n; i++) {
+        int64_t row = i % ROWS_READ;
+        is_blank[i] = read_piece(&reader, starts[i], (int32_t)lengths[i], features);
+        for (int64_t j = 0; j < n_chosen; j++)
+            figures[i * n_chosen + j] = features[chosen[j]];
+        if (!is_blank[i])
+            add_part(features, rows + i * MOST_WHOLES, totals, n_parts);
+        write_levels(&layers, features, levels + row * width);
+        if (row == ROWS_READ - 1 || i == n - 1)
+            write_outputs(&layers, multiply, levels, row + 1, out + (i - row) * n_all);
+    }
+    close_reader(&reader);
+    free(levels);
+    return result;
 }
 
 /* Regions: the chain of host and virus, and repeats */
@@ -1158,37 +1571,46 @@ int common_words(const uint8_t *left, int64_t n_left, const uint8_t *right, int6
     return 0;
 }
 
-/* How often a text has each of some words of eight letters or more, none on another of its kind. */
+/* How often a text has each of some words of twelve letters or more, none on another of its kind.
+ *
+ * Wherever such a word lies, eight of its letters begin at a multiple of five: only these places of
+ * the text are looked at. */
 int count_words(const uint8_t *text, int64_t n, const uint8_t *words, const int64_t *lengths,
                 int64_t n_words, int64_t *counts) {
+    enum { EVERY = 5 };
     const uint64_t multiplier = UINT64_C(0x9E3779B97F4A7C15);
-    uint8_t *is_start = calloc(1 << 16, 1); /* by a hash of eight letters */
+    uint8_t *is_part = calloc(1 << 13, 1); /* a bit for each hash of eight letters */
     int64_t *end = calloc(n_words + 1, sizeof(int64_t));
     const uint8_t *word = words;
-    uint64_t eight;
-    if (!is_start || !end) {
-        free(is_start);
+    uint64_t eight, hash;
+    if (!is_part || !end) {
+        free(is_part);
         free(end);
         return -1;
     }
     for (int64_t i = 0; i < n_words; word += lengths[i++]) {
-        memcpy(&eight, word, 8);
-        is_start[eight * multiplier >> 48] = 1;
         counts[i] = 0;
+        for (int first = 0; first < EVERY; first++) {
+            memcpy(&eight, word + first, 8);
+            hash = eight * multiplier >> 48;
+            is_part[hash >> 3] |= 1 << (hash & 7);
+        }
     }
-    for (int64_t place = 0; place + 8 <= n; place++) {
+    for (int64_t place = 0; place + 8 <= n; place += EVERY) {
         memcpy(&eight, text + place, 8);
-        if (!is_start[eight * multiplier >> 48])
+        hash = eight * multiplier >> 48;
+        if (!(is_part[hash >> 3] >> (hash & 7) & 1))
             continue;
         word = words;
         for (int64_t i = 0; i < n_words; word += lengths[i++])
-            if (place >= end[i] && place + lengths[i] <= n &&
-                memcmp(word, text + place, lengths[i]) == 0) {
-                counts[i]++;
-                end[i] = place + lengths[i];
-            }
+            for (int64_t start = place - EVERY + 1; start <= place; start++)
+                if (start >= end[i] && start + lengths[i] <= n &&
+                    memcmp(word, text + start, lengths[i]) == 0) {
+                    counts[i]++;
+                    end[i] = start + lengths[i];
+                }
     }
-    free(is_start);
+    free(is_part);
     free(end);
     return 0;
 }

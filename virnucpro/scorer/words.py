@@ -27,6 +27,7 @@ VIRAL, ONE_VIRAL, CELLULAR, ONE_CELLULAR, RATHER_VIRAL, RATHER_CELLULAR = range(
 N_WORD_FIGURES = 6
 RARITY = 8  # one in so many words is in the sample; a power of two
 _BUCKET_BITS, _REST_BITS, _OWNER_BITS = 20, 13, 3
+_HINT_BITS = 2  # of the rest
 N_BUCKETS = 2 << _BUCKET_BITS
 _OWNER = (1 << _OWNER_BITS) - 1
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio: Knuth's hashing
@@ -80,11 +81,25 @@ class WordTable:
         return cls(n_of_bucket.astype(np.uint8), keys.astype(np.uint16))
 
     @cached_property
-    def arguments(self) -> tuple[NDArray[np.int32], NDArray[np.uint16], int]:
-        """What functions of the library take; the first entry of each bucket begins them."""
+    def arguments(self) -> tuple[NDArray[np.uint8], NDArray[np.int32], NDArray[np.uint16], int]:
+        """What functions of the library take; the first entry of each bucket is among it."""
         first = np.zeros(N_BUCKETS + 1, dtype=np.int32)
         np.cumsum(self.n_of_bucket, out=first[1:])
-        return first, self.entries, len(self)
+        return self._hints(), first, self.entries, len(self)
+
+    def _hints(self) -> NDArray[np.uint8]:
+        """A bit for each beginning of a hash that words outside the sample have. (2**19,)
+
+        A processor keeps them at hand, and six of seven words that nobody has are not looked for
+        among the entries. In the sample hardly a beginning is free.
+        """
+        n_of_bucket = self.n_of_bucket[: N_BUCKETS // 2]
+        entries = self.entries[: n_of_bucket.sum()]
+        buckets = np.repeat(np.arange(len(n_of_bucket)), n_of_bucket)
+        shift = _REST_BITS + _OWNER_BITS - _HINT_BITS
+        is_there = np.zeros(len(n_of_bucket) << _HINT_BITS, dtype=np.bool_)
+        is_there[(buckets << _HINT_BITS) + (entries >> shift)] = True
+        return np.packbits(is_there, bitorder="little")
 
     def owners_of(self, numbers: Numbers) -> NDArray[np.uint8]:
         """Owner of each word; 0: none. (n,) -> (n,)"""

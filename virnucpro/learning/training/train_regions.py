@@ -156,7 +156,7 @@ def _genome_of(
         if truth is None:
             others.append(items)
         else:
-            chromosomes.append(Chromosome(record.id, record.sequence, items, truth))
+            chromosomes.append(Chromosome(record.id, record.sequence.upper(), items, truth))
             _check_host(chromosomes[-1])
     host = Items.joined(others)
     is_host = np.count_nonzero(host.is_known) >= _FEWEST_PIECES
