@@ -98,6 +98,26 @@ def test_the_command_line_answers_without_torch_numpy_or_h5py():
     assert answer.stdout.splitlines()[-1] == "set()", answer
 
 
+# libraries that take a share of a short run to import, and have no part in this one
+UNUSED = {"torch", "h5py", "Bio", "pydantic", "rich", "filelock", "http.client", "ssl", "asyncio"}
+UNUSED |= {"importlib.metadata", "numpy.ma", "virnucpro.learning.options"}
+
+
+@pytest.mark.parametrize("command", [["predict", "-i", EXAMPLE, "-o"], ["status"]])
+def test_a_run_of_the_scorer_and_its_status_import_nothing_for_others(command, tmp_path):
+    assert virnucpro("predict", "-i", EXAMPLE, "-o", tmp_path / "run").returncode == 0
+    folder = tmp_path / ("run" if command == ["status"] else "other")
+    code = (
+        "import sys, virnucpro.cli.main as c\n"
+        f"sys.argv = {['virnucpro', *map(str, command), str(folder)]}\n"
+        "try: c.main()\n"
+        "except SystemExit as end: print(end.code or 0)\n"
+        f"print({UNUSED} & set(sys.modules))"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert answer.stdout.splitlines()[-2:] == ["0", "set()"], answer
+
+
 def test_predict_calls_the_example_and_says_what_it_did(model, tmp_path):
     answer = virnucpro("predict", "-i", EXAMPLE, "-o", tmp_path / "run", *model)
     assert answer.returncode == 0, answer.stderr

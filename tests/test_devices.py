@@ -137,7 +137,8 @@ CUT = Nvml(None, [20, 10], [10], first_place=2)
 
 def feign(monkeypatch, nvml: Nvml, build: TorchBuild = WITH_CUDA, has_mps: bool = False) -> None:
     """A machine of which NVIDIA's library says so much, and torch the rest."""
-    monkeypatch.setattr(devices, "pynvml", nvml)
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(devices, "has_nvml", lambda: True)
     monkeypatch.setattr(devices, "torch_build", lambda: build)
     monkeypatch.setattr(devices, "has_mps", lambda: has_mps)
 

@@ -115,7 +115,7 @@ def test_a_worker_does_not_outlive_a_parent_that_is_killed_while_it_plans(predic
     parent = predicting(fasta)
     try:
         with within(120):
-            wait_for_import(parent, "h5py")  # so it knows what it is to do
+            wait_for_import(parent, "numpy")  # so it knows what it is to do
             parent.send_signal(signal.SIGSTOP)
             worker = wait_for_import(parent, "libtorch")
         assert not (tmp_path / "out" / "run.json").exists()

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator
 from copy import copy
 from dataclasses import MISSING, fields
-from functools import wraps
+from functools import partial, wraps
 from inspect import Parameter, Signature
 from pathlib import Path
 from types import NoneType
@@ -89,8 +89,39 @@ def _as_typed(kind: Any) -> Any:  # noqa: ANN401 - a type
     return kind
 
 
+def spare_conversion(params: list[Any]) -> list[Any]:
+    """The same parameters, which take text and defaults as they are.
+
+    Typer would import pydantic to convert them, which takes longer than typer itself.
+    """
+    for param in params:
+        if hasattr(param, "type_descriptor"):  # older ones convert without pydantic
+            param.process_value = partial(_process, param)
+    return params
+
+
+def _process(param: Any, context: Any, value: object) -> object:  # noqa: ANN401 - typer's or click's
+    source = context.get_parameter_source(param.name)
+    is_default = source is not None and source.name == "DEFAULT" and not param.required
+    if not is_default and not _is_text(param, value):
+        return type(param).process_value(param, context, value)
+    value = () if value is None and param.multiple else value
+    return param.callback(context, param, value) if param.callback else value
+
+
+def _is_text(param: Any, value: object) -> bool:  # noqa: ANN401 - typer's or click's
+    """Whether a value is text, or one of the choices, of an option that takes that."""
+    kind = param.type_descriptor.annotation
+    if kind == list[str]:
+        return isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value)
+    return isinstance(value, str) and (kind is str or value in get_args(kind))
+
+
 class Command(TyperCommand):
     """A command that says of a wrong value what is wrong, without the words of a library."""
+
+    def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - typer's or click's
+        return spare_conversion(super().get_params(ctx))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - typer's or click's
         try:

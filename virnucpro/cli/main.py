@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from virnucpro import __version__
-from virnucpro.cli import running
-from virnucpro.cli.bench import bench
-from virnucpro.cli.cite import cite
-from virnucpro.cli.command import Command, CommandOnInput
-from virnucpro.cli.compare import compare
-from virnucpro.cli.evaluate import evaluate
+from virnucpro.cli.command import Command, CommandOnInput, spare_conversion
 from virnucpro.cli.exits import (
     GONE,
     INTERRUPTED_EXIT,
@@ -28,30 +26,68 @@ from virnucpro.cli.exits import (
     complain,
     exits,
 )
-from virnucpro.cli.inspect import devices, status
-from virnucpro.cli.models import models
-from virnucpro.cli.predict import extract, predict
-from virnucpro.cli.regions import regions
-from virnucpro.cli.report import report
-from virnucpro.cli.train import train
-from virnucpro.cli.work import work
+
+_MODULES = {  # command -> the module here that has a function of its name, in the order of --help
+    "predict": "predict",
+    "extract": "predict",
+    "work": "work",
+    "regions": "regions",
+    "report": "inspect",
+    "train": "train",
+    "evaluate": "evaluate",
+    "compare": "inspect",
+    "devices": "inspect",
+    "status": "inspect",
+    "bench": "bench",
+    "cite": "inspect",
+    "models": "models",
+}
+_ON_INPUT = ("predict", "extract")
+
+
+class _Loaded(Mapping[str, Any]):
+    """The commands by name, each from its module, which is imported when it is asked for."""
+
+    def __getitem__(self, name: str) -> Any:  # noqa: ANN401 - typer's or click's
+        group = getattr(import_module(f"virnucpro.cli.{_MODULES[name]}"), name)
+        if not isinstance(group, typer.Typer):
+            kind = CommandOnInput if name in _ON_INPUT else Command
+            run, group = group, typer.Typer(add_completion=False, rich_markup_mode="markdown")
+            group.command(cls=kind)(run)
+        return typer.main.get_command(group)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_MODULES)
+
+    def __len__(self) -> int:
+        return len(_MODULES)
+
+
+class _Commands(TyperGroup):
+    def __init__(self, *args: Any, **more: Any) -> None:  # noqa: ANN401 - as typer has it
+        super().__init__(*args, **{**more, "commands": _Loaded()})
+
+    def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - typer's or click's
+        return spare_conversion(super().get_params(ctx))
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401 - typer's or click's
+        return list(self.commands)
+
 
 app = typer.Typer(
+    cls=_Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command(cls=CommandOnInput)(predict)
-app.command(cls=CommandOnInput)(extract)
-for command in (work, regions, report, train, evaluate, compare, devices, status, bench, cite):
-    app.command(cls=Command)(command)
-app.add_typer(models, name="models")
 
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        running.report([f"virnucpro {__version__}"])
+        from virnucpro.cli.running import report
+
+        report([f"virnucpro {__version__}"])
         raise typer.Exit
 
 

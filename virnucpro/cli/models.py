@@ -21,6 +21,8 @@ from virnucpro.ground.log import printable
 from virnucpro.ground.options import ConsoleOptions, option
 
 models = typer.Typer(
+    name="models",
+    add_completion=False,
     no_args_is_help=True,
     rich_markup_mode="markdown",
     help="Checkpoints, and bundles of them with a head. First on a new GPU, and with a new model: "

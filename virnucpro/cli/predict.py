@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from virnucpro.cli.command import command
 from virnucpro.cli.exits import Finished, exits, needing
 from virnucpro.cli.running import as_command, loading, next_step, planned_steps, report, watched
-from virnucpro.cli.work import work_in_block
 from virnucpro.engine.options import WorkOptions
 from virnucpro.ground.errors import UsageError
 from virnucpro.ground.files import read_json
@@ -86,6 +85,8 @@ def _executor_on(options: RunOptions) -> ExecutorOn:
         return ProcessExecutor
     if options.executor != "parsl":
         return partial(_executor_of_package(options.executor), options)
+    from virnucpro.cli.work import work_in_block
+
     with needing("cluster"):
         from virnucpro.engine.parsl import ParslExecutor, read_blocks
     # Parsl starts programs of its own by their names, which lie beside this interpreter

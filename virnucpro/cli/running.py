@@ -8,7 +8,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,16 +55,21 @@ def watched(options: ConsoleOptions) -> Iterator[EventLog]:
 
     With ``--quiet`` the console gets warnings only.
     """
-    from rich.console import Console
-
-    from virnucpro.cli.dashboard import ConsoleHandler, Dashboard
     from virnucpro.cli.figures import EventLog
     from virnucpro.ground.log import ConsoleFilter, logging_to, logging_to_file
 
     number_gpus_by_bus()
     end_cleanly()
-    console, live = Console(stderr=True), is_live(options.quiet)
-    handler = ConsoleHandler(console) if live else logging.StreamHandler()
+    events = EventLog()
+    handler: logging.Handler = logging.StreamHandler()
+    shown: AbstractContextManager[object] = nullcontext()
+    if live := is_live(options.quiet):
+        from rich.console import Console
+
+        from virnucpro.cli.dashboard import ConsoleHandler, Dashboard
+
+        console = Console(stderr=True)
+        handler, shown = ConsoleHandler(console), Dashboard(events.figures, console)
     if options.quiet:
         handler.setLevel(logging.WARNING)
     if not options.verbose:
@@ -73,9 +78,8 @@ def watched(options: ConsoleOptions) -> Iterator[EventLog]:
         stack.enter_context(logging_to(handler, logging.DEBUG if options.verbose else logging.INFO))
         if options.log_file is not None:
             stack.enter_context(logging_to_file(options.log_file))
-        events = stack.enter_context(EventLog())
-        if live:
-            stack.enter_context(Dashboard(events.figures, console))
+        stack.enter_context(events)
+        stack.enter_context(shown)
         spare_the_collector()
         yield events
 

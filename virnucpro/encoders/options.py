@@ -50,6 +50,8 @@ class ModelOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions:
+    """What ``bench`` measures, and on what."""
+
     models: Annotated[
         str | None,
         option(
@@ -125,6 +127,8 @@ class BenchOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class NamedModelOptions:
+    """A model, by its name or path."""
+
     model: Annotated[
         str,
         typer.Argument(
@@ -137,11 +141,13 @@ class NamedModelOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckOptions(ComputeOptions, NamedModelOptions):
-    pass
+    """A model, and the devices that it is checked on."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DownloadOptions:
+    """A published model or bundle."""
+
     name: Annotated[
         str,
         typer.Argument(
@@ -152,6 +158,8 @@ class DownloadOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ImportOptions:
+    """A checkpoint, or the files of a bundle, from elsewhere."""
+
     path: Annotated[
         str,
         typer.Argument(

@@ -116,6 +116,8 @@ class PlaceOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkOptions(CacheOptions, EngineOptions):
+    """A part of a planned run."""
+
     folder: Annotated[Path, folder("Run folder, planned with --plan-only.")]
     part: Annotated[
         str | None,

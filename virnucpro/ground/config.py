@@ -157,6 +157,8 @@ def join_footprints(footprints: Sequence[Footprint]) -> Footprint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
+    """The settings that change the speed of a run alone."""
+
     devices: tuple[str, ...]  # of torch: "cuda:0", "cpu", "mps"; one worker each
     tokens_per_batch: int
     silence_seconds: float = 300.0  # a worker that is silent for longer is replaced

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from ctypes import CDLL
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,7 +19,6 @@ from runpy import run_path
 from typing import NamedTuple
 
 import psutil
-import pynvml
 
 from virnucpro.ground.config import Footprint, Precision
 from virnucpro.ground.errors import UnavailableError, UsageError
@@ -44,6 +44,8 @@ _MUCH_LESS = 0.75  # share of another GPU's tokens below which a warning is due
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
+    """A GPU, or a slice (MIG) of one, as NVML describes it."""
+
     index: int  # index of the card among all of the machine, by PCI bus
     uuid: str
     name: str
@@ -164,8 +166,21 @@ def has_mps() -> bool:
     return torch.backends.mps.is_available()
 
 
+def has_nvml() -> bool:
+    """True if the library of an NVIDIA driver is here: pynvml takes a while to import."""
+    try:
+        CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return False
+    return True
+
+
 def list_gpus() -> tuple[list[Gpu], str]:
     """NVIDIA GPUs of the machine; where there is none, an empty list and the reason."""
+    if not has_nvml():
+        return [], "no NVIDIA driver answers (there is none)"
+    import pynvml
+
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
@@ -184,6 +199,8 @@ def list_gpus() -> tuple[list[Gpu], str]:
 
 def _describe(index: int, driver: tuple[int, int]) -> list[Gpu]:
     """A card, or its slices if it is cut into some."""
+    import pynvml
+
     card = pynvml.nvmlDeviceGetHandleByIndex(index)
     slices = _slices(card)
     capability = pynvml.nvmlDeviceGetCudaComputeCapability(card)
@@ -206,6 +223,8 @@ def _describe(index: int, driver: tuple[int, int]) -> list[Gpu]:
 
 def _slices(card: object) -> list[object] | None:
     """NVML's handles of the MIG instances of a card; None if it is not in MIG mode."""
+    import pynvml
+
     try:
         is_cut = pynvml.nvmlDeviceGetMigMode(card)[0] == pynvml.NVML_DEVICE_MIG_ENABLE
     except pynvml.NVMLError:  # it has no such mode

@@ -9,18 +9,22 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import partial
-from importlib.metadata import EntryPoint, distributions
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from virnucpro.ground.errors import UnavailableError
 from virnucpro.ground.log import printable
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 T = TypeVar("T")
 
 
 def find_plugins(group: str, kind: type[T]) -> dict[str, Callable[[], T]]:
     """What loads each entry point of a group, by name; the first on the path has the name."""
+    from importlib.metadata import distributions
+
     found: dict[str, Callable[[], T]] = {}
     for distribution in distributions(path=_installed_folders()):
         for plugin in distribution.entry_points.select(group=group):

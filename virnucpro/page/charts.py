@@ -62,6 +62,10 @@ class Drawing:
     top: int = _TOP
     bottom: int = HEIGHT - _BOTTOM
 
+    @property
+    def n_labels(self) -> int:
+        return sum(bool(layer.label) for layer in self.layers)
+
 
 @dataclass(frozen=True, slots=True)
 class Chart:

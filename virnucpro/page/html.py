@@ -11,38 +11,30 @@ import base64
 import hashlib
 import json
 import zlib
-from collections.abc import Iterable, Mapping
-from functools import cache
-from importlib.resources import files
-
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from collections.abc import Callable, Iterable, Mapping
 
 from virnucpro import __version__
 from virnucpro.ground.log import counted
 from virnucpro.page.citation import WORKS, Work, as_text
+from virnucpro.page.template import Safe, asset, fill
 
 MOST_BYTES = 3_000_000
-_ASSETS = files("virnucpro.page") / "assets"
 _LEVEL = 6  # of deflate
 
 
 def render(template: str, content: Mapping[str, object], packed: str) -> bytes:
     """The bytes of a page, whose data were packed."""
-    script, style = _asset("page.js"), _asset("page.css")
-    text = (
-        _environment()
-        .get_template(template)
-        .render(
-            **{"references": references_to(WORKS), **content},
-            version=__version__,
-            packed=packed,
-            script=Markup(script),
-            style=Markup(style),
-            policy=_policy(script, style),
-        )
-    )
-    return text.encode("utf-8", "backslashreplace")
+    script, style = asset("page.js"), asset("page.css")
+    words = {
+        "references": references_to(WORKS),
+        **content,
+        "version": __version__,
+        "packed": packed,
+        "script": Safe(script),
+        "style": Safe(style),
+        "policy": _policy(script, style),
+    }
+    return fill(template, words, _FILTERS).encode("utf-8", "backslashreplace")
 
 
 def references_to(works: Iterable[Work]) -> list[tuple[str, str]]:
@@ -66,29 +58,6 @@ def _policy(script: str, style: str) -> str:
         f"default-src 'none'; script-src 'sha256-{hashes[0]}'; style-src 'sha256-{hashes[1]}'; "
         "base-uri 'none'; form-action 'none'"
     )
-
-
-@cache
-def _asset(name: str) -> str:
-    return (_ASSETS / name).read_text(encoding="utf-8")
-
-
-@cache
-def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("virnucpro.page", "assets"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {
-        "count": _count,
-        "counted": counted,
-        "percent": _percent,
-        "seconds": _seconds,
-    }
-    return environment
 
 
 def _count(value: int) -> str:
@@ -116,3 +85,11 @@ def _seconds(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes} min {int(seconds) % 60} s"
     return f"{minutes // 60:,} h {minutes % 60} min"
+
+
+_FILTERS: Mapping[str, Callable[..., object]] = {
+    "count": _count,
+    "counted": counted,
+    "percent": _percent,
+    "seconds": _seconds,
+}

@@ -1,4 +1,4 @@
-"""The options of ``report`` and ``cite``."""
+"""The options of ``report``."""
 
 from __future__ import annotations
 
@@ -6,14 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from virnucpro.ground.options import folder, option
+from virnucpro.ground.options import folder
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions:
     folder: Annotated[Path, folder("Folder of a run, a training or an evaluation.")]
-
-
-@dataclass(frozen=True, kw_only=True)
-class CiteOptions:
-    bibtex: Annotated[bool, option("Print BibTeX entries only.")] = False

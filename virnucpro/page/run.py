@@ -127,16 +127,19 @@ def write_run_page(rundir: RunDir) -> None:
         OutputError, StorageError: as ``files.writing``.
     """
     run = read_run(rundir)
-    works, heading = works_of(run.families), _heading(run)
+    works, heading, warnings = works_of(run.families), _heading(run), list(_warnings(run))
     if heading["state"] == "unfinished":
         LOGGER.warning("%s", heading["state_text"])
+    classes = _classes(run)
     content = {
         **heading,
         "adds_up": _adds_up(run),
         "answer": _answer(run),
-        "warnings": list(_warnings(run)),
+        "warnings": warnings,
+        "notes": [text for kind, text in warnings if kind == "note"],
         "complaints": list(run.complaints.items())[:_MOST_COMPLAINTS],
-        "classes": _classes(run),
+        "classes": classes,
+        "has_fdr": any(one["fdr"] is not None for one in classes),
         "prevalence": run.facts.share("cut", "prevalence"),
         "scores": _scores(run),
         "regions": _first_regions(run),
@@ -248,12 +251,23 @@ def _adds_up(run: RunFiles) -> dict[str, object] | None:
         "n": counts.n_records,
         "n_letters": counts.n_letters,
         "parts": [part for part in parts if part[1]] or parts[:1],
+        "bars": list(_bars(counts)),
         "n_counted": facts.n_counted,
         "is_right": facts.n_counted in (None, counts.n_records),
         "statuses": [status for status in STATUSES if counts.statuses[status]],
         "files": rows[:_MOST_FILES],
         "n_more_files": max(0, len(rows) - _MOST_FILES),
     }
+
+
+def _bars(counts: RunCounts) -> Iterator[tuple[str, float, float]]:
+    """Start and width of the bar of each status that occurs, in thousandths of all records."""
+    start = 0.0
+    for status in STATUSES:
+        if n := counts.statuses[status]:
+            width = 1000 * n / counts.n_records
+            yield status, start, width
+            start += width
 
 
 def _file_row(name: str, counts: RunCounts, file: InputFact | None) -> dict[str, object]:

@@ -21,9 +21,8 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-import h5py
 import numpy as np
 from numpy.typing import NDArray
 
@@ -33,6 +32,9 @@ from virnucpro.ground.files import disk_error, parse_json, sha256
 from virnucpro.ground.log import printable
 from virnucpro.ground.records import Embeddings, Failure
 from virnucpro.ground.tree import Tree
+
+if TYPE_CHECKING:
+    import h5py
 
 _SEAL = struct.Struct("<32sI")  # SHA-256 and length of the label
 _BLOCK = 1 << 18
@@ -129,7 +131,7 @@ def _hash(*parts: bytes) -> str:
 
 
 def _to_hdf5(embeddings: Embeddings, attributes: Attributes) -> bytes:
-    text = h5py.string_dtype("utf-8")
+    text = text_type()
     failures = embeddings.failures
     with new_hdf5() as h5:
         h5.attrs.update({**attributes, "virnucpro_version": __version__})
@@ -143,14 +145,26 @@ def _to_hdf5(embeddings: Embeddings, attributes: Attributes) -> bytes:
         return bytes(h5.id.get_file_image())
 
 
+def text_type() -> np.dtype[Any]:
+    """The type of a dataset of texts, in UTF-8."""
+    import h5py
+
+    kind: np.dtype[Any] = h5py.string_dtype("utf-8")
+    return kind
+
+
 def new_hdf5() -> h5py.File:
     """An empty file in memory. HDF5 knows it by a name that no other thread's has."""
+    import h5py
+
     name = f"memory of thread {threading.get_ident()}"
     return h5py.File(name, "w", driver="core", backing_store=False, libver="v110")
 
 
 def open_features(path: Path) -> h5py.File:
     """Open a file that is whole: it never changes, and not every file system has locks."""
+    import h5py
+
     _refuse_pipe(path)
     return h5py.File(path, "r", locking=False)
 
@@ -291,6 +305,8 @@ def read_vectors(
 
 def _own(h5: h5py.File, name: str) -> h5py.Dataset:
     """A dataset of the file itself: HDF5 would read any other file that one names."""
+    import h5py
+
     *groups, _ = name.split("/")
     for place in (*groups, name):
         if not isinstance(h5.get(place, getlink=True), h5py.HardLink):

@@ -7,9 +7,8 @@ import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import h5py
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,8 +25,12 @@ from virnucpro.run.feature_file import (
     read_embeddings,
     read_label,
     refusal,
+    text_type,
 )
 from virnucpro.run.features import FeatureStore
+
+if TYPE_CHECKING:
+    import h5py
 
 # an index opens all its parts at once, and reads those over the limit of open files, which is
 # usually 1,024, as NaN and empty ids; HDF5 says nothing
@@ -103,7 +106,7 @@ def write_index(path: Path, parts: Sequence[IndexPart], tree: Tree) -> None:
     assert len(parts) <= MAX_PARTS, "readers cannot open so many"
     pieces = _pieces(path.parent, parts)
     kinds: dict[str, tuple[tuple[int, ...], np.dtype[np.generic]]] = {
-        "ids": ((), h5py.string_dtype("utf-8")),
+        "ids": ((), text_type()),
         "lengths": ((), np.dtype(np.int32)),
         "embeddings": ((parts[0].dim if parts else 0,), np.dtype(np.float32)),
     }
@@ -217,6 +220,8 @@ def _hash_of_labels(labels: Iterable[Mapping[str, Any]]) -> str:
 def _lay_out(
     name: str, pieces: Sequence[_Piece], row_shape: tuple[int, ...], kind: np.dtype[np.generic]
 ) -> h5py.VirtualLayout:
+    import h5py
+
     n_rows = sum(piece.rows.stop - piece.rows.start for piece in pieces)
     layout = h5py.VirtualLayout((n_rows, *row_shape), kind)
     layout.dcpl.set_obj_track_times(False)  # the same content gives the same bytes

@@ -22,9 +22,6 @@ from functools import partial
 from io import FileIO
 from pathlib import Path
 
-import psutil
-from filelock import SoftFileLock, Timeout
-
 from virnucpro.ground.errors import OutputError, VirnucproError
 from virnucpro.ground.files import open_plain, writing
 from virnucpro.ground.log import printable
@@ -235,6 +232,8 @@ def _tagged(handle: FileIO, folder: Path, tag: Path) -> Iterator[None]:
 @contextmanager
 def _soft(handle: FileIO, mark: Path, tags: Path, seconds: float) -> Iterator[None]:
     """Hold a file that only one process can make."""
+    from filelock import SoftFileLock, Timeout
+
     lock = SoftFileLock(mark, timeout=seconds, thread_local=False)
     try:
         lock.acquire()
@@ -294,6 +293,8 @@ def _tags(folder: Path) -> list[Path]:
 
 def _is_gone(name: str) -> bool:
     """True for the name of an earlier process of this machine that was killed."""
+    import psutil
+
     words = re.fullmatch(r"process (\d+) on (.+) since .+\n", name)
     return (
         words is not None

@@ -17,17 +17,18 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache, cached_property
-from math import isfinite
+from hashlib import sha256
+from math import isfinite, prod
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from virnucpro.ground.errors import UnavailableError
-from virnucpro.ground.files import EMBEDDED_FOLDER, atomic, parse_json, sha256
+from virnucpro.ground.files import EMBEDDED_FOLDER, atomic, open_plain, parse_json
 from virnucpro.ground.log import printable
 from virnucpro.ground.numeric import Counts, Mask, Values, sigmoid
 from virnucpro.scorer.features import N_FEATURES, N_LAYOUT, RATIOS, SHARES, Features
@@ -50,6 +51,7 @@ _OUTPUTS, _REALS = 32, 16  # of it, and of a later one, that are computed at onc
 _LINE = 64  # bytes that a processor reads at once
 
 _DIGESTS = ("trained_records", "trained_groups")
+_KINDS = {"U8": "u1", "I8": "i1", "U16": "<u2", "F32": "<f4", "U64": "<u8"}  # of safetensors
 
 Digests = NDArray[np.uint64]
 Weights = NDArray[np.float32]
@@ -541,9 +543,9 @@ def load_scorer(path: Path) -> Scorer:
         UnavailableError: the file is missing, damaged, or no scorer.
     """
     try:
-        with safe_open(path, framework="np") as handle:
-            facts = parse_json((handle.metadata() or {})["facts"])
-            tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
+        with open_plain(path) as handle:
+            content = mmap(handle.fileno(), 0, access=ACCESS_READ)
+        facts, tensors = _mapped(content)
         if facts["format"] != FORMAT:
             raise ValueError(f"the format {facts['format']}")
         words = WordTable(tensors["words.buckets"], tensors["words.entries"])
@@ -558,14 +560,35 @@ def load_scorer(path: Path) -> Scorer:
             training=str(facts["training"]),
             error_rates=tuple(ErrorRates.of(rates) for rates in facts["error_rates"]),
             proteins=_protein_nets(facts[PROTEINS], words, tensors),
-            sha256=sha256(path),
+            sha256=sha256(content).hexdigest(),
             **{name: tensors[name] for name in _DIGESTS if name in tensors},
         )
-    except (OSError, SafetensorError, LookupError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, LookupError, ValueError, TypeError, AttributeError) as error:
         raise UnavailableError(
             f"{printable(path)} is not a scorer of VirNucPro: {printable(error)}",
             hint="reinstall VirNucPro, whose own scorer is a safetensors file",
         ) from error
+
+
+def _mapped(content: mmap) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """The facts and the arrays of a safetensors file in memory; nothing is copied.
+
+    It begins with the size of a header in JSON, which has type, shape and place of each array.
+
+    Raises:
+        LookupError, ValueError, TypeError, AttributeError: it is damaged.
+    """
+    first = 8 + int.from_bytes(content[:8], "little")
+    header = parse_json(content[8:first])
+    facts: dict[str, Any] = parse_json(header.pop("__metadata__")["facts"])
+    tensors = {}
+    for name, of in header.items():
+        start, end = of["data_offsets"]
+        kind, n = np.dtype(_KINDS[of["dtype"]]), prod(of["shape"])
+        if end - start != n * kind.itemsize:
+            raise ValueError(f"{name} has {end - start} bytes")
+        tensors[name] = np.frombuffer(content, kind, n, first + start).reshape(of["shape"])
+    return facts, tensors
 
 
 def _piece_nets(

@@ -59,7 +59,8 @@ class WordTable:
         if self.n_of_bucket.sum() != len(self):
             raise ValueError(f"{len(self)} words in buckets of {self.n_of_bucket.sum()}")
         owners = self.entries & _OWNER
-        if ((owners < VIRAL) | (owners > RATHER_CELLULAR)).any():
+        owners -= VIRAL  # 0 becomes the largest number
+        if (owners > RATHER_CELLULAR - VIRAL).any():
             raise ValueError("words of owners that are not known")
 
     def __len__(self) -> int:
@@ -84,7 +85,8 @@ class WordTable:
     def arguments(self) -> tuple[NDArray[np.uint8], NDArray[np.int32], NDArray[np.uint16], int]:
         """What functions of the library take; the first entry of each bucket is among it."""
         first = np.zeros(N_BUCKETS + 1, dtype=np.int32)
-        np.cumsum(self.n_of_bucket, out=first[1:])
+        first[1:] = self.n_of_bucket
+        np.cumsum(first, out=first)
         return self._hints(), first, self.entries, len(self)
 
     def _hints(self) -> NDArray[np.uint8]:

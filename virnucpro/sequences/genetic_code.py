@@ -1,6 +1,7 @@
 """Genetic codes by NCBI's numbers, and how to tell that a sequence uses another one.
 
-Codons are those of ncbi.nlm.nih.gov/Taxonomy/Utils/wprintgc.cgi, as Biopython has them.
+Codons are those of ncbi.nlm.nih.gov/Taxonomy/Utils/wprintgc.cgi. Codes 27, 28 and 31, in which a
+codon means a residue here and a stop there, are left out.
 """
 
 from __future__ import annotations
@@ -11,12 +12,40 @@ from functools import cache
 from math import exp, prod
 
 import numpy as np
-from Bio.Data.CodonTable import unambiguous_dna_by_id
 from numpy.typing import NDArray
 
 from virnucpro.ground.errors import UsageError
 
 STOP = "*"
+_CODONS = tuple(a + b + c for a in "ACGT" for b in "ACGT" for c in "ACGT")
+_STANDARD = "KNKNTTTTRSRSIIMIQHQHPPPPRRRRLLLLEDEDAAAAGGGGVVVV*Y*YSSSS*CWCLFLF"  # a letter per codon
+_DIFFERENCES = {  # NCBI's number -> codons with another meaning than in the standard code
+    1: "",
+    2: "AGA* AGG* ATAM TGAW",
+    3: "ATAM CTAT CTCT CTGT CTTT TGAW",
+    4: "TGAW",
+    5: "AGAS AGGS ATAM TGAW",
+    6: "TAAQ TAGQ",
+    9: "AAAN AGAS AGGS TGAW",
+    10: "TGAC",
+    11: "",
+    12: "CTGS",
+    13: "AGAG AGGG ATAM TGAW",
+    14: "AAAN AGAS AGGS TAAY TGAW",
+    15: "TAGQ",
+    16: "TAGL",
+    21: "AAAN AGAS AGGS ATAM TGAW",
+    22: "TAGL TCA*",
+    23: "TTA*",
+    24: "AGAS AGGK TGAW",
+    25: "TGAG",
+    26: "CTGA",
+    29: "TAAY TAGY",
+    30: "TAAE TAGE",
+    32: "TAGW",
+    33: "AGAS AGGK TAAY TGAW",
+}
+GENETIC_CODES = tuple(_DIFFERENCES)
 # code -> stops of the bacterial code that are codons in it; codes with fewer come first
 READ_ON = {4: ("TGA",), 15: ("TAG",), 6: ("TAA", "TAG")}
 OPEN_CODONS = 100  # least length of the longest open stretch
@@ -43,13 +72,6 @@ class GeneticCode:
         )
 
 
-GENETIC_CODES = tuple(
-    number
-    for number, table in sorted(unambiguous_dna_by_id.items())
-    if not set(table.stop_codons) & set(table.forward_table)
-)
-
-
 @cache
 def genetic_code(number: int) -> GeneticCode:
     """
@@ -62,11 +84,9 @@ def genetic_code(number: int) -> GeneticCode:
             "each codon",
             hint=f"choose one of {', '.join(map(str, GENETIC_CODES))}",
         )
-    table = unambiguous_dna_by_id[number]
-    codons = tuple(a + b + c for a in "ACGT" for b in "ACGT" for c in "ACGT")
-    return GeneticCode(
-        number, codons, tuple(table.forward_table.get(codon, STOP) for codon in codons)
-    )
+    letters = dict(zip(_CODONS, _STANDARD, strict=True))
+    letters |= {change[:3]: change[3] for change in _DIFFERENCES[number].split()}
+    return GeneticCode(number, _CODONS, tuple(letters.values()))
 
 
 STANDARD = genetic_code(1)  # the bacterial one, 11, differs in its starts only

@@ -202,7 +202,8 @@ def _sort_and_compare(hashes: array[int], first: int = 0) -> NDArray[np.int64]:
 
 
 def _neighbours(ordered: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
+    repeats = ordered[1:][ordered[1:] == ordered[:-1]]
+    return np.concatenate([repeats[:1], repeats[1:][repeats[1:] != repeats[:-1]]])
 
 
 def find_repeat(

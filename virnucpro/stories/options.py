@@ -75,6 +75,8 @@ class RunOptions(
 
 @dataclass(frozen=True, kw_only=True)
 class PredictOptions(CutOptions, RunOptions):
+    """The options of ``predict``."""
+
     command: ClassVar[Command] = "predict"
 
     model: Annotated[
@@ -109,6 +111,8 @@ class PredictOptions(CutOptions, RunOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ExtractOptions(RunOptions):
+    """The options of ``extract``."""
+
     command: ClassVar[Command] = "extract"
 
     layer: Annotated[
@@ -141,6 +145,8 @@ class ExtractOptions(RunOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class RegionsOptions:
+    """A finished run, and how regions are found in it."""
+
     folder: Annotated[Path, folder("Run folder of a finished `virnucpro predict`.")]
     region_model: RegionModel = None
     argv: tuple[str, ...] = ()  # the command, for the log
@@ -148,6 +154,8 @@ class RegionsOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class StatusOptions:
+    """A run folder, and what is said of it."""
+
     folder: Annotated[Path, folder("Run folder.")]
     verify: Annotated[bool, option("Verify every output and feature file.")] = False
     as_json: Annotated[
@@ -176,6 +184,8 @@ _Result = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions:
+    """Two results."""
+
     a: _Result
     b: _Result
     tolerance: Annotated[

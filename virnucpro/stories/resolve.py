@@ -17,7 +17,6 @@ from virnucpro.callers.cascade import Cascade
 from virnucpro.callers.head import EncoderFacts, Head, HeadFacts, load_head
 from virnucpro.callers.options import CutOptions, Embed
 from virnucpro.encoders.base import Model
-from virnucpro.encoders.catalogue import model_names, open_model
 from virnucpro.encoders.families import BUNDLES, EMBEDDED
 from virnucpro.engine.options import EngineOptions, WorkOptions
 from virnucpro.ground.config import (
@@ -141,6 +140,8 @@ def _caller(options: RunOptions, head: Head | None) -> Caller:
 
 def _resolve_engine(options: RunOptions, recorded: Manifest | None, on_event: OnEvent) -> RunConfig:
     """Resolve a run that makes vectors."""
+    from virnucpro.encoders.catalogue import model_names, open_model
+
     names = model_names(options.model_name)
     before_fetching = partial(_check_before_fetching, options, recorded)
     models = tuple(open_model(name, on_event, before_fetching) for name in names)
@@ -222,6 +223,8 @@ def resolve_work(options: WorkOptions, recorded: Manifest, on_event: OnEvent) ->
     Raises:
         UnavailableError: its model is not here, or no device computes in its precision.
     """
+    from virnucpro.encoders.catalogue import open_model
+
     encoders = recorded.recipe.encoders
     models = [open_model(name, on_event) for name in recorded.models]
     footprint = join_footprints([model.footprint for model in models])
