@@ -45,6 +45,7 @@ from virnucpro.stories import pipeline
 from virnucpro.stories import write as write_story
 from virnucpro.stories.options import PredictOptions
 from virnucpro.stories.summary import Summary
+from virnucpro.tables.sinks import VirusTable
 
 Predict = Callable[..., Summary]
 EXAMPLE = Path(__file__).parents[1] / "examples" / "contigs.fa"
@@ -458,6 +459,10 @@ def long_ones() -> dict[str, str]:
     }
 
 
+# columns of the verdict that are read from the letters of a virus
+IDENTITY = VirusTable.columns[VirusTable.columns.index("virus_kind") :]
+
+
 def outputs(folder: Path) -> dict[str, bytes]:
     """Every output but those that tell of the time."""
     names = [*tables_of(folder), "regions.tsv", "regions.bed", "regions.gff3", "regions.fasta"]
@@ -506,6 +511,15 @@ def test_without_the_input_a_wider_cut_writes_the_tables_and_names_the_files_tha
         path = tmp_path / "run" / name
         if name in str(caught.value):
             assert not path.exists()
+        elif name == "viruses.tsv":
+            # the letters of what is called anew are nowhere: it is not told what it is
+            told, whole = rows(path), rows(tmp_path / "new" / name)
+            is_known = [bool(row["virus_kind"]) for row in told]
+            assert [
+                row if known else row | dict.fromkeys(IDENTITY, "")
+                for row, known in zip(whole, is_known, strict=True)
+            ] == told
+            assert not all(is_known)
         else:
             assert path.read_bytes() == content, name
     told, n_damaged = inspect_run(tmp_path / "run", verify=True)

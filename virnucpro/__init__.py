@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from virnucpro.ground.errors import VirnucproError
     from virnucpro.ground.events import Progress
-    from virnucpro.ground.records import Call, Region
+    from virnucpro.ground.records import Call, Identity, Region
     from virnucpro.stories.api import Embedded, embed, predict, read_features, read_predictions
 
 __version__ = "0.1.0"
@@ -22,6 +22,7 @@ __version__ = "0.1.0"
 _MODULES = {
     "Call": "virnucpro.ground.records",
     "Embedded": "virnucpro.stories.api",
+    "Identity": "virnucpro.ground.records",
     "Progress": "virnucpro.ground.events",
     "Region": "virnucpro.ground.records",
     "VirnucproError": "virnucpro.ground.errors",
@@ -33,6 +34,7 @@ _MODULES = {
 __all__ = [
     "Call",
     "Embedded",
+    "Identity",
     "Progress",
     "Region",
     "VirnucproError",

@@ -257,12 +257,25 @@ class Call:
     n_frames_scored: int = 0
     note: str = ""
     regions: tuple[Region, ...] = ()  # as the tables of a finished run have them
+    identities: tuple[Identity, ...] = ()  # of its rows in the table of viruses, in order
 
     def __post_init__(self) -> None:
         if (self.status == "scored") != (self.virus_score is not None):
             raise ValueError(f"{self.record_id!r}: {self.status} with score {self.virus_score}")
         if self.virus_score is not None and not 0 <= self.virus_score <= 1:
             raise ValueError(f"{self.record_id!r}: a score of {self.virus_score}")
+
+
+class Identity(NamedTuple):
+    """What one virus is, by its own letters; empty where these are not known."""
+
+    virus_kind: str = ""  # one of the kinds of ``scorer.kin``
+    kind_probability: float | None = None
+    kin: str = ""  # family whose words it shares most; empty where the evidence is thin
+    kin_words: int = 0
+    kin_share: float | None = None  # of its words with a known owner
+    topology: str = ""  # of a whole record
+    repeat_length: int = 0  # bases of its terminal repeat
 
 
 class Region(NamedTuple):
@@ -398,6 +411,7 @@ class CalledRecords:
     frames: FrameScores
     regions: dict[int, tuple[tuple[Region, ...], Track | None]] = field(default_factory=dict)
     embedded: dict[int, Sequence[Prediction]] = field(default_factory=dict)  # see ``RecordResult``
+    identities: dict[int, tuple[Identity, ...]] = field(default_factory=dict)  # of its viruses
 
     @classmethod
     def of(cls, each: Sequence[RecordResult]) -> CalledRecords:
@@ -412,21 +426,15 @@ class CalledRecords:
     @classmethod
     def joined(cls, each: Sequence[CalledRecords]) -> CalledRecords:
         """The results of neighbouring records, one after the other."""
-        firsts = [0, *accumulate(len(one.records.ids) for one in each)]
+        firsts = accumulate((len(one.records.ids) for one in each), initial=0)
+        placed = list(zip(firsts, each, strict=False))
         return cls(
             Records.joined([one.records for one in each]),
             Calls._make(_end_to_end(one.calls for one in each)),
             FrameScores._make(_end_to_end(one.frames for one in each)),
-            {
-                n + i: of
-                for n, one in zip(firsts, each, strict=False)
-                for i, of in one.regions.items()
-            },
-            {
-                n + i: of
-                for n, one in zip(firsts, each, strict=False)
-                for i, of in one.embedded.items()
-            },
+            {n + i: of for n, one in placed for i, of in one.regions.items()},
+            {n + i: of for n, one in placed for i, of in one.embedded.items()},
+            {n + i: of for n, one in placed for i, of in one.identities.items()},
         )
 
     def at(self, place: int) -> RecordResult:
@@ -456,8 +464,9 @@ class CalledRecords:
         places = range(first, end)
         regions = {i - first: of for i, of in self.regions.items() if i in places}
         embedded = {i - first: of for i, of in self.embedded.items() if i in places}
+        identities = {i - first: of for i, of in self.identities.items() if i in places}
         columns = self.records.rows(rows), self.calls.rows(rows), self.frames.rows(rows)
-        return CalledRecords(*columns, regions, embedded)
+        return CalledRecords(*columns, regions, embedded, identities)
 
     def by_own_ids(self) -> CalledRecords:
         """The same with the ids that records and frames have in their file."""

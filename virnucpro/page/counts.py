@@ -21,7 +21,7 @@ from virnucpro.ground.errors import InputError
 from virnucpro.ground.log import printable
 from virnucpro.ground.numeric import Mask, Values
 from virnucpro.ground.records import STATUSES
-from virnucpro.tables.sinks import RecordTable
+from virnucpro.tables.sinks import LENGTH_CLASSES, RecordTable
 
 N_TOP = 20
 PER_DOUBLING = 4  # bins of length
@@ -330,6 +330,28 @@ def _columns_of(lines: list[str], n_columns: int, path: Path) -> list[Sequence[s
         return [values[i::n_columns] for i in range(n_columns)]
     fields = [line.rstrip("\n").split("\t", n_columns - 1) for line in lines]
     return list(zip(*fields, strict=True))
+
+
+def count_kinds(table: Path) -> tuple[Counter[tuple[str, int]], Counter[str]]:
+    """Count viruses by kind and the start of their class of length, and by family.
+
+    Those of an older run have the kind "".
+
+    Raises:
+        InputError: it is damaged.
+        OSError: it cannot be read.
+    """
+    kinds, families = Counter[tuple[str, int]](), Counter[str]()
+    for block in read_columns(table, ("length", "virus_kind", "kin")):
+        try:
+            lengths = np.array(list(map(int, block["length"])))
+        except ValueError as error:
+            raise damaged(table, error) from error
+        starts = np.array(LENGTH_CLASSES)[np.digitize(lengths, LENGTH_CLASSES[1:])].tolist()
+        kinds.update(zip(block["virus_kind"], starts, strict=True))
+        families.update(block["kin"])
+    del families[""]
+    return kinds, families
 
 
 def damaged(table: Path, why: object) -> InputError:

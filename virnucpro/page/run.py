@@ -31,6 +31,7 @@ from virnucpro.page.counts import (
     PageRows,
     RecordRows,
     RunCounts,
+    count_kinds,
     count_records,
     damaged,
     read_columns,
@@ -51,6 +52,7 @@ from virnucpro.run.folder import PAGE, RunDir
 from virnucpro.run.hashes import rewriting
 from virnucpro.run.machine import Start, read_starts
 from virnucpro.tables.sinks import (
+    LENGTH_CLASSES,
     EmbeddedTable,
     FailedFiles,
     FailedSequences,
@@ -59,6 +61,7 @@ from virnucpro.tables.sinks import (
     RegionTracks,
     SampleTable,
     Sink,
+    VirusTable,
     all_sinks,
 )
 
@@ -82,6 +85,7 @@ _MOST_HASHES = 1_000
 _MOST_COMPLAINTS = 20
 _MOST_LINES = 8  # devices of a chart, starts of a run
 _SHORT = {"nucleotide": 500, "protein": 100}  # letters; shorter records have weak calls
+_MOST_FAMILIES = 20  # bars
 _HIGH_FDR = 0.2  # share of false calls from which a class of length is called weak
 _SAFE_LETTERS = 200  # of a text that ``printable`` leaves as it is, if no letter is a control one
 _ROOM = 40_000  # bytes of the page that are not counted when rows are chosen
@@ -141,6 +145,7 @@ def write_run_page(rundir: RunDir) -> None:
         "classes": classes,
         "has_fdr": any(one["fdr"] is not None for one in classes),
         "prevalence": run.facts.share("cut", "prevalence"),
+        "kinds": _kinds(run),
         "scores": _scores(run),
         "regions": _first_regions(run),
         "has_samples": _samples(run) is not None,
@@ -384,6 +389,36 @@ def _classes(run: RunFiles) -> list[dict[str, object]]:
         for one in run.counts.classes
         if one.n
     ]
+
+
+def _kinds(run: RunFiles) -> dict[str, object] | None:
+    """The viruses by kind and length, and the families that most of them are named by."""
+    table = run.rundir.output(VirusTable)
+    if run.counts is None or not table.is_file():
+        return None
+    kinds, named = count_kinds(table)
+    totals: Counter[str] = Counter()
+    for (kind, _), n in kinds.items():
+        totals[kind] += n
+    del totals[""]  # proteins, and viruses whose bases are not known
+    if not totals:
+        return None
+    ends = (*LENGTH_CLASSES[1:], None)
+    families = sorted(named.items(), key=lambda pair: (-pair[1], pair[0]))
+    return {
+        "lengths": [
+            f"{start:,} to {end - 1:,}" if end else f"{start:,} and more"
+            for start, end in zip(LENGTH_CLASSES, ends, strict=True)
+        ],
+        "rows": [
+            (kind, n, [kinds[kind, start] for start in LENGTH_CLASSES])
+            for kind, n in sorted(totals.items(), key=lambda pair: (-pair[1], pair[0]))
+        ],
+        "families": [(name, n, 100 * n / families[0][1]) for name, n in families[:_MOST_FAMILIES]],
+        "n_families": len(families),
+        "n_named": named.total(),
+        "n": totals.total(),
+    }
 
 
 def _scores(run: RunFiles) -> Drawing | None:

@@ -19,6 +19,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from inspect import Parameter, cleandoc, formatannotation, signature
 from io import TextIOWrapper
 from itertools import chain, groupby
@@ -64,7 +65,7 @@ from virnucpro.ground.events import (
 from virnucpro.ground.files import disk_error, expanded, open_plain, writing
 from virnucpro.ground.log import logging_to, printable
 from virnucpro.ground.option_fields import make, names_of, options_of
-from virnucpro.ground.records import Call, Region
+from virnucpro.ground.records import Call
 from virnucpro.run.features import open_stores
 from virnucpro.run.folder import RunDir, no_run
 from virnucpro.run.index import read_shown
@@ -73,8 +74,8 @@ from virnucpro.sequences.fasta import write_record
 from virnucpro.sequences.inputs import RECORDS
 from virnucpro.stories import pipeline
 from virnucpro.stories.options import ExtractOptions, PredictOptions, RunOptions
-from virnucpro.tables.read import read_calls, read_regions
-from virnucpro.tables.sinks import RegionTable, record_table
+from virnucpro.tables.read import read_calls, read_identities, read_regions
+from virnucpro.tables.sinks import RegionTable, VirusTable, record_table
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -343,7 +344,7 @@ def read_features(folder: str | Path) -> Iterator[tuple[str, Vector]]:
 
 @_words_of_python()
 def read_predictions(folder: str | Path) -> Iterator[Call]:
-    """The calls of a run folder, in input order, each with the regions of its record.
+    """The calls of a run folder, in input order, each with its regions and what its viruses are.
 
     Memory holds one of them, however many there are.
 
@@ -492,22 +493,27 @@ def _manifest(folder: Path) -> Manifest:
 
 
 def _open_calls(folder: Path, command: Command) -> Iterator[Call]:
-    """The calls of a run folder, with regions. It may go: the files are open from now on.
+    """The calls of a run folder, with regions and with what its viruses are.
+
+    The folder may go: the files are open from now on.
 
     Raises:
         InputMissingError: it has no table of them.
     """
-    path, regions = folder / record_table(command).file, folder / RegionTable.file
+    path, regions, viruses = (
+        folder / table.file for table in (record_table(command), RegionTable, VirusTable)
+    )
     if not path.exists():
         raise InputMissingError(
             f"{printable(path)} is not there",
             hint=f"name the folder of a finished `virnucpro {command}`",
         )
     calls = _open_rows(path, read_calls)
-    if not regions.exists():  # none were looked for
-        return _in_words(calls)
-    rows = _open_rows(regions, lambda lines: _with_regions(calls, read_regions(lines)))
-    return _in_words(rows)
+    if regions.exists():  # else none were looked for
+        calls = _open_rows(regions, partial(_with_regions, calls))
+    if viruses.exists():  # else nothing was called
+        calls = _open_rows(viruses, partial(_with_identities, calls))
+    return _in_words(calls)
 
 
 def _open_rows(path: Path, read: Callable[[Iterator[str]], Iterator[T]]) -> Iterator[T]:
@@ -535,21 +541,33 @@ def _read_rows(path: Path, read: Callable[[Iterator[str]], Iterator[T]]) -> Iter
             ) from error
 
 
-def _with_regions(
-    calls: Iterable[Call], regions: Iterable[tuple[tuple[str, str], Region]]
-) -> Iterator[Call]:
-    """Calls with their regions; both stand in the order of the records.
+def _with_regions(calls: Iterable[Call], lines: Iterator[str]) -> Iterator[Call]:
+    for call, rows in _beside_rows(calls, read_regions(lines), "regions"):
+        yield replace(call, regions=rows) if rows else call
+
+
+def _with_identities(calls: Iterable[Call], lines: Iterator[str]) -> Iterator[Call]:
+    for call, rows in _beside_rows(calls, read_identities(lines), "viruses"):
+        yield replace(call, identities=rows) if rows else call
+
+
+def _beside_rows(
+    calls: Iterable[Call], rows: Iterable[tuple[tuple[str, str], T]], what: str
+) -> Iterator[tuple[Call, tuple[T, ...]]]:
+    """Calls with their rows of another table; both stand in the order of the records.
 
     Raises:
-        ValueError: a region is of no record, or out of order.
+        ValueError: a row is of no record, or out of order.
     """
-    by_record = groupby(regions, itemgetter(0))
-    owner, rows = next(by_record, (None, iter(())))
+    by_record = groupby(rows, itemgetter(0))
+    owner, of_record = next(by_record, (None, iter(())))
     for call in calls:
         if owner == (call.sample, call.record_id):
-            yield replace(call, regions=tuple(region for _, region in rows))
-            owner, rows = next(by_record, (None, iter(())))
+            yield call, tuple(row for _, row in of_record)
+            owner, of_record = next(by_record, (None, iter(())))
         else:
-            yield call
+            yield call, ()
     if owner is not None:
-        raise ValueError(f"{owner[1]} is not in the table of records, or not in this order")
+        raise ValueError(
+            f"{owner[1]} is not in the table of records, or out of order, but in that of {what}"
+        )

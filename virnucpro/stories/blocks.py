@@ -26,8 +26,8 @@ from virnucpro.run.index import IndexPart, export
 from virnucpro.run.scores import ScoreStore
 from virnucpro.run.shards import read_shard
 from virnucpro.sequences.fasta import Block, parsed
-from virnucpro.sequences.genetic_code import find_open_code
-from virnucpro.tables.sinks import Portion, Sink
+from virnucpro.sequences.genetic_code import find_open_code, genetic_code
+from virnucpro.tables.sinks import Portion, Sink, identify
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,8 +98,14 @@ class Maker:
         """The rows of neighbouring records, for each sample apart."""
         return [
             Portion.of(sample, of_sample, self.sinks, with_own=self.with_own_ids)
-            for sample, of_sample in results.by_sample()
+            for sample, of_sample in self.identified(results).by_sample()
         ]
+
+    def identified(self, results: CalledRecords) -> CalledRecords:
+        """The same results with what their viruses are, if the bases of these are known."""
+        if self.recipe.input_type == "nucleotide":
+            identify(results, genetic_code(self.recipe.genetic_code))
+        return results
 
     @property
     def by_scorer(self) -> ByScorer:

@@ -37,6 +37,7 @@ from virnucpro.tables.sinks import (
     RecordTable,
     Sink,
     Tally,
+    identify,
     open_sinks,
 )
 
@@ -87,10 +88,9 @@ def _write_files(
             samples = dict.fromkeys(file.sample for file in inputs if not file.generation)
             adds.append(stack.enter_context(open_sinks_of_samples(rundir, sinks, samples)))
         for record, call in _records_and_calls(rundir, manifest, inputs):
-            result = finder.add_to(RecordResult(record, [], call))
-            portion = Portion.of(
-                record.sample, CalledRecords.of([result]), sinks, with_own=with_own
-            )
+            results = CalledRecords.of([finder.add_to(RecordResult(record, [], call))])
+            identify(results, finder.code)
+            portion = Portion.of(record.sample, results, sinks, with_own=with_own)
             for add in adds:
                 add(portion)
             tally.include(portion.tally)

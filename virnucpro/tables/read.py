@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Literal, TextIO
 
 from virnucpro.callers.calls import FRAMES_FAILED
-from virnucpro.ground.records import Call, Region, is_status
-from virnucpro.tables.sinks import OVER_ORIGIN, RecordTable, RegionTable
+from virnucpro.ground.records import Call, Identity, Region, is_status
+from virnucpro.tables.sinks import OVER_ORIGIN, RecordTable, RegionTable, VirusTable
 
 _KINDS: dict[str, Literal["provirus", "whole"]] = {"provirus": "provirus", "whole": "whole"}
 
@@ -26,10 +26,10 @@ def read_calls(lines: Iterator[str]) -> Iterator[Call]:
             int(row["length"]),
             status,
             row["file"],
-            virus_score=float(row["virus_score"]) if row["virus_score"] else None,
-            base_score=float(row["base_score"]) if row["base_score"] else None,
+            virus_score=_number(row["virus_score"]),
+            base_score=_number(row["base_score"]),
             is_virus=row["call"] == "virus",
-            false_discovery_rate=float(row["fdr"]) if row["fdr"] else None,
+            false_discovery_rate=_number(row["fdr"]),
             n_chunks=int(row["n_chunks"]),
             n_chunks_scored=int(row["n_chunks_scored"]),
             n_frames_scored=int(row["n_frames_scored"]),
@@ -53,6 +53,31 @@ def read_regions(lines: Iterator[str]) -> Iterator[tuple[tuple[str, str], Region
         is_virus = bool(row["virus"])
         region = Region(start, end, kind, posterior, row["att"], is_part, is_virus)
         yield (row["file"], row["record"]), region
+
+
+def read_identities(lines: Iterator[str]) -> Iterator[tuple[tuple[str, str], Identity]]:
+    """What the viruses of a table of them are, each after the sample and the id of its record.
+
+    Raises:
+        ValueError: it is not as it was written.
+    """
+    for row in _rows(lines, VirusTable.columns):
+        yield (
+            (row["file"], row["record"]),
+            Identity(
+                virus_kind=row["virus_kind"],
+                kind_probability=_number(row["kind_probability"]),
+                kin=row["kin"],
+                kin_words=int(row["kin_words"] or 0),
+                kin_share=_number(row["kin_share"]),
+                topology=row["topology"],
+                repeat_length=int(row["repeat_length"] or 0),
+            ),
+        )
+
+
+def _number(text: str) -> float | None:
+    return float(text) if text else None
 
 
 def read_mendable(lines: TextIO) -> Iterator[tuple[str, str]]:

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from io import StringIO
-from itertools import chain, compress, count, starmap
+from itertools import chain, compress, count, groupby, starmap
+from operator import itemgetter
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 from urllib.parse import quote
@@ -22,6 +23,7 @@ import numpy as np
 
 from virnucpro.callers.calls import FRAMES_FAILED
 from virnucpro.callers.head import DECIMALS
+from virnucpro.callers.regions import is_circular
 from virnucpro.ground.config import Command
 from virnucpro.ground.log import counted, escaped
 from virnucpro.ground.numeric import Values
@@ -31,13 +33,17 @@ from virnucpro.ground.records import (
     CalledRecords,
     Calls,
     FrameScores,
+    Identity,
     RecordResult,
     Region,
     Status,
     Track,
 )
 from virnucpro.ground.tree import Tree
+from virnucpro.scorer.kin import own_kinship
+from virnucpro.scorer.topology import topology_of
 from virnucpro.sequences.fasta import write_record
+from virnucpro.sequences.genetic_code import GeneticCode
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.tables.text import SortedLines, optional_table, packed_table, table
 
@@ -343,6 +349,10 @@ class _Virus(NamedTuple):
     def kind(self) -> str:
         return self.parts[0].kind
 
+    def letters(self, sequence: str) -> str:
+        """Its bases, of those of its record."""
+        return "".join(sequence[part.start : part.end] for part in self.parts)
+
 
 def viruses_in(results: CalledRecords, place: int) -> Iterator[_Virus]:
     """The viruses in a record: itself, without the flanks of a host, or its proviruses."""
@@ -372,11 +382,26 @@ def _viruses(results: CalledRecords) -> Iterator[tuple[int, _Virus]]:
                 yield place, virus
 
 
+def identify(results: CalledRecords, code: GeneticCode) -> None:
+    """Say what each virus in the records is, by its bases.
+
+    Nothing is told of one with letters that are not known, which are blanks: see ``recut``.
+    """
+    for place, virus in _viruses(results):
+        letters = virus.letters(results.records.sequences[place])
+        identity = Identity() if " " in letters else own_kinship().identify(letters, code)
+        if virus.name == results.records.ids[place] and identity.virus_kind:
+            is_circle = is_circular(results.records.headers[place])
+            topology, repeat_length = topology_of(letters, is_circle=is_circle)
+            identity = identity._replace(topology=topology, repeat_length=repeat_length)
+        results.identities[place] = (*results.identities.get(place, ()), identity)
+
+
 class VirusTable(Sink):
     """The verdict: a row for every virus, with the name of its sequence in ``VirusFasta``."""
 
     file = "viruses.tsv"
-    about = "every virus: records and proviruses, with score, fdr and place"
+    about = "every virus: records and proviruses, with score, fdr, place, kind and family"
     columns = (
         "virus",
         "record",
@@ -388,27 +413,49 @@ class VirusTable(Sink):
         "score",
         "fdr",
         "note",
+        "virus_kind",
+        "kind_probability",
+        "kin",
+        "kin_words",
+        "kin_share",
+        "topology",
+        "repeat_length",
     )
 
     @classmethod
     def rows(cls, results: CalledRecords) -> str:
-        names = results.records.names
-        return "".join(
-            cls._row(results.calls, place, names[place], virus)
-            for place, virus in _viruses(results)
-        )
+        names, rows = results.records.names, []
+        for place, of_place in groupby(_viruses(results), key=itemgetter(0)):
+            viruses = [virus for _, virus in of_place]
+            identities = results.identities.get(place) or (Identity(),) * len(viruses)
+            for virus, identity in zip(viruses, identities, strict=True):
+                rows.append(cls._row(results.calls, place, names[place], virus, identity))
+        return "".join(rows)
 
     @classmethod
-    def _row(cls, calls: Calls, place: int, record: str, virus: _Virus) -> str:
+    def _row(cls, calls: Calls, place: int, record: str, virus: _Virus, identity: Identity) -> str:
         first, last = virus.parts[0], virus.parts[-1]
         length = sum(part.end - part.start for part in virus.parts)
         rate, note = "", OVER_ORIGIN if first.over_origin else ""
         if calls.are_viruses[place]:
             rate, note = rate_text(calls.rates[place]), calls.notes[place]
+        identity_text = "\t".join(map(str, _identity_values(identity)))
         return (
             f"{virus.name}\t{record}\t{calls.samples[place]}\t{virus.kind}\t{first.start + 1}\t"
-            f"{last.end}\t{length}\t{virus.score:.6f}\t{rate}\t{note}\n"
+            f"{last.end}\t{length}\t{virus.score:.6f}\t{rate}\t{note}\t{identity_text}\n"
         )
+
+
+def _identity_values(identity: Identity) -> Iterator[object]:
+    """The columns of an identity; those that say nothing are empty."""
+    probability, share = identity.kind_probability, identity.kin_share
+    yield identity.virus_kind
+    yield "" if probability is None else f"{probability:.3f}"
+    yield identity.kin
+    yield identity.kin_words or ""
+    yield "" if share is None else f"{share:.3f}"
+    yield identity.topology
+    yield identity.repeat_length if identity.topology else ""
 
 
 class VirusFasta(Sink):
@@ -428,9 +475,7 @@ class VirusFasta(Sink):
         words = f"kind={virus.kind} score={virus.score:.6f}{rate and f' fdr={rate}'}"
         is_all = virus.name == records.ids[place]
         header = records.headers[place] if is_all else virus.name
-        letters = records.sequences[place]
-        sequence = "".join(letters[part.start : part.end] for part in virus.parts)
-        return fasta_text(f"{header} {words}", sequence)
+        return fasta_text(f"{header} {words}", virus.letters(records.sequences[place]))
 
 
 class SampleTable(Sink):

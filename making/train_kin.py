@@ -1,0 +1,484 @@
+"""Make the words and the net that name viruses, virnucpro/embedded/kin.safetensors; measure them.
+
+    python making/train_kin.py kin.safetensors CATALOGUE.tsv.gz ... > kin.tsv
+
+A catalogue is one of ``scorer_manifest.py``. The shipped file has the words of all genera. What is
+measured is told by tables without some of them. Three tenths of the genera tell how sure a name
+is. Of the others a fifth is locked: it had no part in the choice of words and limits. Of the rest
+one genome in ten is left out, too. A virus without a genus stands for one with those of its
+cluster.
+
+The net of kinds is fitted to all groups of ``scorer_manifest.py``; its slopes and its figures come
+from folds of these. Seeds are fixed: the same data makes the same file on the same machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+from scorer_manifest import NAMELESS, Groups, Row, kingdom_of, names_of, read_rows
+
+from virnucpro.ground.numeric import Counts, Mask, Values
+from virnucpro.scorer.features import fragment_features
+from virnucpro.scorer.kin import (
+    FARTHEST,
+    KIND_FEATURES,
+    KIND_PIECE,
+    KINDS,
+    KindNet,
+    Kinship,
+    KinWords,
+    is_in_kin_sample,
+    is_named,
+    kin_words_of,
+    kinship_tensors,
+    most_words,
+)
+from virnucpro.scorer.pieces import Digits, encode, opposite_strand
+from virnucpro.scorer.words import NO_WORDS
+from virnucpro.sequences.fasta import read_fasta
+
+CALIBRATING, NOT_IN_TABLE = range(2, 5), range(5)  # tenths of the genera, for certainties
+LOCKED = (0, 5)  # tenths by a hash of their own
+LEFT_OUT_FAMILIES = (0, 1)  # tenths
+LENGTHS = (1_000, 3_000, 10_000)
+SEEDS = (1, 2, 3)
+PER_GENUS = 2  # fragments of a genus, a length and a seed
+N_CELLS = 2_000
+N_FOLDS = 5
+CERTAIN_FROM = (2, 4, 8)  # words
+KIND_OF_KINGDOM = {
+    "phages": "phage",
+    "archaeal viruses": "archaeal virus",
+    "RNA+ viruses": "RNA+",
+    "RNA- viruses": "RNA-",
+    "dsRNA viruses": "dsRNA",
+    "ssDNA viruses of eukaryotes": "ssDNA",
+    "dsDNA viruses of eukaryotes": "dsDNA",
+    "reverse-transcribing viruses": "reverse-transcribing",
+}
+# catalogues do not tell the kind of these, or tell another than ICTV does
+KIND_OF_FAMILY = {
+    "Phenuiviridae": "RNA-",
+    "Tulasviridae": "RNA-",
+    "Discoviridae": "RNA-",
+    "Kolmioviridae": "RNA-",
+    "Polymycoviridae": "dsRNA",
+    "Curvulaviridae": "dsRNA",
+    "Hadakaviridae": "RNA+",
+    "Yadokariviridae": "RNA+",
+}
+VAGUE = ("euk_RNA", "euk_DNA", "euk_unknown")  # kinds in catalogues
+SHARES = (0.30, 0.08, 0.20, 0.12, 0.10, 0.08, 0.08, 0.05)  # of fragments, by kind
+N_FRAGMENTS = {500: 25_000, 1_000: 25_000, 3_000: 15_000, 10_000: 7_500}
+N_HIDDEN, N_EPOCHS, N_BATCH = 64, 4, 256
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Viruses:
+    """Viral sequences of the catalogues. Columns in step, (n,)."""
+
+    digits: list[Digits]
+    rows: list[Row]
+    family: NDArray[np.str_]  # empty for none
+    genus: NDArray[np.str_]
+    group: NDArray[np.str_]
+    kind: Counts  # places in KINDS; -1 for one that nobody tells
+
+    @property
+    def lengths(self) -> Counts:
+        return np.array([len(one) for one in self.digits])
+
+
+def tenth_of(name: str) -> int:
+    """
+    >>> tenth_of("Fiersviridae/Perrunavirus")
+    5
+    """
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big") % 10
+
+
+def read_viruses(catalogues: list[Path]) -> Viruses:
+    rows = {row["id"]: (path, row) for path, row in read_rows(catalogues)}
+    viral = {name: row for name, (_, row) in rows.items() if row["label"] == "viral"}
+    groups = Groups()
+    for row in viral.values():
+        groups.join(names_of(row))
+    digits, kept = [], []
+    for path in dict.fromkeys(path for path, row in rows.values() if row["label"] == "viral"):
+        for record in read_fasta(path):
+            if record.id in viral:
+                digits.append(encode(record.sequence))
+                kept.append(viral[record.id])
+    family = ["" if row["family"] in NAMELESS else row["family"] for row in kept]
+    genus = [row["cluster"] if row["genus"] in NAMELESS else row["genus"] for row in kept]
+    return Viruses(
+        digits,
+        kept,
+        np.array(family),
+        np.array([f"{of}/{name}" for of, name in zip(family, genus, strict=True)]),
+        np.array([groups.root(names_of(row)[0]) for row in kept]),
+        np.array([_kind_of(row) for row in kept]),
+    )
+
+
+def _kind_of(row: Row) -> int:
+    if row["family"] in KIND_OF_FAMILY:
+        return KINDS.index(KIND_OF_FAMILY[row["family"]])
+    return -1 if row["kind"] in VAGUE else KINDS.index(KIND_OF_KINGDOM[kingdom_of(row)])
+
+
+# Words of families
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Words:
+    """The words of all viruses, one behind the other, each once for a virus."""
+
+    numbers: Counts
+    virus: Counts  # in step
+
+    @classmethod
+    def of(cls, viruses: Viruses) -> Words:
+        each = [kin_words_of(digits) for digits in viruses.digits]
+        n_words = [len(words) for words in each]
+        return cls(np.concatenate(each), np.repeat(np.arange(len(each)), n_words))
+
+
+def families_of(viruses: Viruses) -> tuple[str, ...]:
+    """The names by owner; the first is none."""
+    names = ("", *sorted(set(viruses.family.tolist()) - {""}))
+    assert len(names) <= 256, "an owner has a byte"
+    return names
+
+
+def kinds_of_families(viruses: Viruses, families: Sequence[str]) -> tuple[str, ...]:
+    """The kind that most sequences of each family are of."""
+    kinds: dict[str, Counter[int]] = defaultdict(Counter)
+    for family, kind in zip(viruses.family.tolist(), viruses.kind.tolist(), strict=True):
+        kinds[family][kind] += 1
+    return ("", *(KINDS[kinds[family].most_common(1)[0][0]] for family in families[1:]))
+
+
+def table_of(viruses: Viruses, words: Words, kept: Mask) -> KinWords:
+    """Words of one family alone in the kept viruses, and of viruses without one."""
+    families = families_of(viruses)
+    owner_of = {name: owner for owner, name in enumerate(families)}
+    genera, genus = np.unique(viruses.genus, return_inverse=True)
+    owner = np.array([owner_of[name.partition("/")[0]] for name in genera.tolist()])
+    n_bits = len(genera).bit_length()
+    inside = kept[words.virus]
+    pairs = (words.numbers[inside] << n_bits) + genus[words.virus[inside]]
+    pairs.sort()
+    pairs = pairs[np.diff(pairs, prepend=-1) > 0]
+    numbers, owners = pairs >> n_bits, owner[pairs & ((1 << n_bits) - 1)]
+    first = np.flatnonzero(np.diff(numbers, prepend=-1))
+    n_genera = np.diff(first, append=len(numbers))
+    is_of_one = np.minimum.reduceat(owners, first) == np.maximum.reduceat(owners, first)
+    numbers, owners = numbers[first], owners[first]
+    is_kept = is_of_one & ((n_genera > 1) | is_in_kin_sample(numbers))
+    return KinWords.of(numbers[is_kept], owners[is_kept].astype(np.uint8))
+
+
+def fragments(
+    viruses: Viruses, chosen: Mask, n_bases: int, rng: np.random.Generator
+) -> Iterator[tuple[int, Digits]]:
+    """Some of each genus that is chosen, at random places and strands, with their viruses."""
+    lengths = viruses.lengths
+    is_long = chosen & (lengths >= n_bases)
+    for genus in np.unique(viruses.genus[is_long]):
+        members = np.flatnonzero(is_long & (viruses.genus == genus))
+        for virus in rng.choice(members, PER_GENUS):
+            start = rng.integers(lengths[virus] - n_bases, endpoint=True)
+            piece = viruses.digits[virus][start : start + n_bases]
+            yield int(virus), opposite_strand(piece) if rng.random() < 0.5 else piece
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Named:
+    """Fragments and the families that own most of their words. Columns in step, (n,)."""
+
+    virus: Counts
+    best: Counts
+    has_name: Mask
+    n_words: Counts
+
+    @classmethod
+    def of(cls, table: KinWords, some: Sequence[tuple[int, Digits]], n_families: int) -> Named:
+        owners = [table.owners_of(kin_words_of(digits)) for _, digits in some]
+        best, n_words, share = map(
+            np.array, zip(*(most_words(one, n_families) for one in owners), strict=True)
+        )
+        n_bases = np.array([len(digits) for _, digits in some])
+        virus = np.array([virus for virus, _ in some])
+        return cls(virus, best, is_named(n_words, share, n_bases), n_words)
+
+
+def locked(viruses: Viruses) -> Mask:
+    """The viruses of genera that had no part in any choice. (n,)"""
+    names = [
+        f"test{'c' if row['genus'] in NAMELESS else 'g'}:{genus}"
+        for row, genus in zip(viruses.rows, viruses.genus.tolist(), strict=True)
+    ]
+    calibrating = [tenth_of(genus) in CALIBRATING for genus in viruses.genus.tolist()]
+    are_locked: Mask = np.isin([tenth_of(name) for name in names], LOCKED) & ~np.array(calibrating)
+    return are_locked
+
+
+def certainties(viruses: Viruses, words: Words) -> list[tuple[int, float]]:
+    """The share of named fragments of unknown genera whose kind is right, by words."""
+    families = families_of(viruses)
+    kinds = kinds_of_families(viruses, families)
+    tenths = np.array([tenth_of(genus) for genus in viruses.genus.tolist()])
+    table = table_of(viruses, words, ~np.isin(tenths, NOT_IN_TABLE))
+    chosen = np.isin(tenths, CALIBRATING) & (viruses.kind >= 0)
+    rng = np.random.default_rng(0)
+    some = [one for n_bases in LENGTHS for one in fragments(viruses, chosen, n_bases, rng)]
+    named = Named.of(table, some, len(families))
+    truth = viruses.kind[named.virus]
+    is_right = np.array([KINDS.index(kinds[best]) for best in named.best]) == truth
+    ends = (*CERTAIN_FROM[1:], np.inf)
+    values = []
+    for low, high in zip(CERTAIN_FROM, ends, strict=True):
+        inside = named.has_name & (named.n_words >= low) & (named.n_words < high)
+        # as if one more of them were wrong: no name is certain
+        values.append((low, round(float(is_right[inside].sum() / (inside.sum() + 1)), 3)))
+    return values
+
+
+def measure_names(viruses: Viruses, words: Words, cells: list[Digits]) -> None:
+    """Write how many locked fragments are named, and how many of these rightly."""
+    genomes = np.array([tenth_of(row["genome_group"] or row["id"]) for row in viruses.rows])
+    is_locked = locked(viruses)
+    is_left_out = ~is_locked & (genomes == 0)
+    kept = ~is_locked & ~is_left_out
+    table = table_of(viruses, words, kept)
+    clusters = np.array([row["cluster"] for row in viruses.rows])
+    is_alone = ~np.isin(clusters, clusters[kept])
+    has_family = viruses.family != ""
+    print("fragments", "bases", "seed", "genera", "n", "named", "right", sep="\t")
+    sets = {
+        "genomes left out": is_left_out & has_family,
+        "genera left out": is_locked & has_family,
+        "genera left out, and their clusters": is_locked & has_family & is_alone,
+        "without a family": is_locked & ~has_family,
+    }
+    for name, chosen in sets.items():
+        _measure_set(name, viruses, chosen, table)
+    families = np.array([tenth_of(f"family {family}") for family in viruses.family.tolist()])
+    chosen = np.isin(families, LEFT_OUT_FAMILIES) & has_family
+    _measure_set("families left out", viruses, chosen, table_of(viruses, words, ~chosen))
+    named = Named.of(table, [(0, cell) for cell in cells], len(families_of(viruses)))
+    print("cells", 3_000, "", "", len(cells), *_shown([float(named.has_name.mean())]), sep="\t")
+
+
+def _measure_set(name: str, viruses: Viruses, chosen: Mask, table: KinWords) -> None:
+    families = families_of(viruses)
+    for n_bases in LENGTHS:
+        for seed in SEEDS:
+            some = list(fragments(viruses, chosen, n_bases, np.random.default_rng(seed)))
+            named = Named.of(table, some, len(families))
+            has_name = named.has_name
+            right = np.array(families)[named.best] == viruses.family[named.virus]
+            n_genera = len(set(viruses.genus[named.virus].tolist()))
+            figures = [float(has_name.mean())]
+            figures += [float(right[has_name].mean())] if has_name.any() else []
+            print(name, n_bases, seed, n_genera, len(some), *_shown(figures), sep="\t")
+
+
+def _shown(figures: Sequence[float]) -> Iterator[str]:
+    return (f"{figure:.3f}" if isinstance(figure, float) else str(figure) for figure in figures)
+
+
+def read_cells(catalogues: list[Path]) -> list[Digits]:
+    """Fragments of 3,000 bases of cells."""
+    rng = np.random.default_rng(0)
+    rows = [(path, row) for path, row in read_rows(catalogues) if row["label"] == "cellular"]
+    rows = [rows[i] for i in rng.permutation(len(rows)) if int(rows[i][1]["length"]) >= 3_000]
+    chosen = {row["id"] for _, row in rows[:N_CELLS]}
+    cells = []
+    for path in dict.fromkeys(path for path, _ in rows):
+        for record in read_fasta(path):
+            if record.id in chosen:
+                start = rng.integers(len(record.sequence) - 3_000, endpoint=True)
+                cells.append(encode(record.sequence[start : start + 3_000]))
+    return cells
+
+
+# Kinds
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lessons:
+    """Fragments as the net reads them. Rows in step."""
+
+    features: NDArray[np.float32]  # (n, n_features)
+    kind: Counts
+    virus: Counts
+    n_bases: Counts
+
+
+def draw_lessons(viruses: Viruses) -> Lessons:
+    """Fragments of all lengths: kinds by their shares, groups by a low power of their bases."""
+    blocks = []
+    for n_bases, n in N_FRAGMENTS.items():
+        rng = np.random.default_rng(n_bases)
+        members, weights = _members(viruses, n_bases)
+        drawn = rng.choice(len(members), n, p=weights / weights.sum())
+        virus = np.array([rng.choice(members[place]) for place in drawn])
+        digits = np.empty((n, n_bases), dtype=np.uint8)
+        for row, one in enumerate(virus):
+            start = rng.integers(len(viruses.digits[one]) - n_bases, endpoint=True)
+            digits[row] = viruses.digits[one][start : start + n_bases]
+        is_reverse = rng.random(n) < 0.5
+        digits[is_reverse] = opposite_strand(digits[is_reverse])
+        size = min(n_bases, KIND_PIECE)
+        features = fragment_features(digits.reshape(-1, size), NO_WORDS)[:, KIND_FEATURES]
+        mean = features.reshape(n, n_bases // size, -1).mean(axis=1, dtype=np.float64)
+        blocks.append((mean.astype(np.float32), viruses.kind[virus], virus, np.full(n, n_bases)))
+    columns = (np.concatenate(column) for column in zip(*blocks, strict=True))
+    return Lessons(*columns)
+
+
+def _members(viruses: Viruses, n_bases: int) -> tuple[list[list[int]], Values]:
+    """Viruses that are long enough, by kind and group, and how often each is drawn."""
+    groups: dict[tuple[int, str], list[int]] = defaultdict(list)
+    for virus, kind in enumerate(viruses.kind.tolist()):
+        if kind >= 0 and len(viruses.digits[virus]) >= n_bases:
+            groups[kind, str(viruses.group[virus])].append(virus)
+    names = sorted(groups)
+    bases = np.array([sum(len(viruses.digits[i]) for i in groups[name]) for name in names])
+    weights, kinds = bases**0.25, np.array([kind for kind, _ in names])
+    for kind, share in enumerate(SHARES):
+        weights[kinds == kind] *= share / max(1e-9, weights[kinds == kind].sum())
+    return [groups[name] for name in names], weights
+
+
+def fold_of_groups(viruses: Viruses) -> Counts:
+    """The fold of each virus. The groups of a kind are spread evenly over the folds."""
+    fold: dict[str, int] = {}
+    for kind in range(len(KINDS)):
+        names = sorted(set(viruses.group[viruses.kind == kind].tolist()) - fold.keys())
+        names.sort(key=lambda name: hashlib.blake2b(name.encode()).digest())
+        fold |= {name: place % N_FOLDS for place, name in enumerate(names)}
+    return np.array([fold.get(name, -1) for name in viruses.group.tolist()])
+
+
+def fit_net(lessons: Lessons, rows: Counts, seed: int) -> KindNet:
+    """A net that is fitted to some of the lessons, without slopes."""
+    torch.manual_seed(seed)
+    rng = np.random.default_rng(seed)
+    features = lessons.features[rows]
+    mean, deviation = features.mean(axis=0), features.std(axis=0) + np.float32(1e-6)
+    features = ((features - mean) / deviation).clip(-FARTHEST, FARTHEST)
+    inputs, kinds = torch.from_numpy(features), torch.from_numpy(lessons.kind[rows])
+    net = torch.nn.Sequential(
+        torch.nn.Dropout(0.3),
+        torch.nn.Linear(features.shape[1], N_HIDDEN),
+        torch.nn.GELU(approximate="tanh"),
+        torch.nn.Dropout(0.3),
+        torch.nn.Linear(N_HIDDEN, len(KINDS)),
+    )
+    n_steps = N_EPOCHS * (len(rows) // N_BATCH)
+    optimizer = torch.optim.AdamW(net.parameters(), 1e-3, weight_decay=0.02)
+    pace = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, n_steps, pct_start=0.15)
+    loss_of = torch.nn.CrossEntropyLoss(label_smoothing=0.03)
+    for _ in range(N_EPOCHS):
+        order = torch.from_numpy(rng.permutation(len(rows)))
+        for first in range(0, len(rows) - N_BATCH + 1, N_BATCH):
+            batch = order[first : first + N_BATCH]
+            optimizer.zero_grad()
+            loss_of(net(inputs[batch]), kinds[batch]).backward()
+            optimizer.step()
+            pace.step()
+    weight, bias, last_weight, last_bias = (value.detach().numpy() for value in net.parameters())
+    return KindNet(mean, deviation, (weight, bias), (last_weight, last_bias), ((1, 1.0),))
+
+
+def held_out_logits(lessons: Lessons, fold: Counts) -> Values:
+    """The logits of each fragment by a net that has seen no virus of its group. (n, n_kinds)"""
+    logits = np.empty((len(lessons.kind), len(KINDS)))
+    for number in range(N_FOLDS):
+        net = fit_net(lessons, np.flatnonzero(fold != number), number)
+        for row in np.flatnonzero(fold == number):
+            logits[row] = net.logits(lessons.features[row])
+    return logits
+
+
+def fit_slopes(lessons: Lessons, logits: Values) -> list[tuple[int, float]]:
+    """At each length the slope that makes the kinds of held-out fragments most probable.
+
+    Temperature scaling: Guo et al. 2017, arXiv:1706.04599.
+    """
+    slopes = []
+    for n_bases in N_FRAGMENTS:
+        some = lessons.n_bases == n_bases
+        kinds = lessons.kind[some]
+
+        def loss(slope: float, at: Values = logits[some], kinds: Counts = kinds) -> float:
+            scaled = slope * at
+            total = np.logaddexp.reduce(scaled, axis=1)
+            return float((total - scaled[np.arange(len(kinds)), kinds]).mean())
+
+        grid = np.arange(0.1, 2.0, 0.02)
+        slopes.append((n_bases, round(float(min(grid, key=loss)), 2)))
+    return slopes
+
+
+def measure_kinds(lessons: Lessons, logits: Values, slopes: Sequence[tuple[int, float]]) -> None:
+    """Write the confusion of held-out fragments by length, and how sure the net is of them."""
+    print("bases", "kind", "n", *KINDS, "right of those told so", sep="\t")
+    for n_bases, slope in slopes:
+        some = lessons.n_bases == n_bases
+        chances = np.exp(slope * (logits[some] - logits[some].max(axis=1, keepdims=True)))
+        chances /= chances.sum(axis=1, keepdims=True)
+        told, kinds = chances.argmax(axis=1), lessons.kind[some]
+        for kind, name in enumerate(KINDS):
+            inside = kinds == kind
+            if inside.any():
+                shares = np.bincount(told[inside], minlength=len(KINDS)) / inside.sum()
+                right = float((kinds == kind)[told == kind].mean())
+                print(n_bases, name, inside.sum(), *_shown([*shares, right]), sep="\t")
+        is_right, sure = told == kinds, chances.max(axis=1)
+        print(n_bases, "all", len(kinds), *_shown([float(is_right.mean())]), sep="\t")
+        for low in np.arange(0.1, 1.0, 0.1):
+            inside = (sure >= low) & (sure < low + 0.1)
+            if inside.sum() > 50:
+                figures = (float(sure[inside].mean()), float(is_right[inside].mean()))
+                print(n_bases, "sure", inside.sum(), *_shown(figures), sep="\t")
+
+
+def main(out: Path, catalogues: list[Path]) -> None:
+    torch.set_num_threads(1)
+    viruses = read_viruses(catalogues)
+    lessons = draw_lessons(viruses)
+    logits = held_out_logits(lessons, fold_of_groups(viruses)[lessons.virus])
+    slopes = fit_slopes(lessons, logits)
+    measure_kinds(lessons, logits, slopes)
+    net = fit_net(lessons, np.arange(len(lessons.kind)), N_FOLDS)
+    words, families = Words.of(viruses), families_of(viruses)
+    kinship = Kinship(
+        table_of(viruses, words, np.ones(len(viruses.rows), dtype=np.bool_)),
+        families,
+        kinds_of_families(viruses, families),
+        KindNet(net.mean, net.deviation, net.hidden, net.output, tuple(slopes)),
+        tuple(certainties(viruses, words)),
+    )
+    tensors, facts = kinship_tensors(kinship)
+    save_file(tensors, out, facts)
+    measure_names(viruses, words, read_cells(catalogues))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 3 or sys.argv[1].startswith("-"):
+        raise SystemExit(__doc__)
+    main(Path(sys.argv[1]), [Path(path) for path in sys.argv[2:]])

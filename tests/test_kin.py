@@ -1,0 +1,213 @@
+"""A virus gets the kind and the family that its own bases tell, and no name on thin evidence."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import random_dna
+from runs import rows
+from safetensors.numpy import save_file
+from test_scorer_run import predict, write
+
+import virnucpro
+from virnucpro.ground.errors import UnavailableError
+from virnucpro.ground.records import (
+    Call,
+    CalledRecords,
+    FastaRecord,
+    Identity,
+    RecordResult,
+    Region,
+)
+from virnucpro.page.counts import count_kinds
+from virnucpro.scorer.kin import (
+    FEWEST_WORDS,
+    KINDS,
+    LEAST_SHARE,
+    Kinship,
+    KinWords,
+    kin_words_of,
+    kind_features,
+    kinship_tensors,
+    load_kinship,
+    own_kinship,
+)
+from virnucpro.scorer.pieces import encode
+from virnucpro.sequences.fasta import read_fasta
+from virnucpro.sequences.genetic_code import STANDARD
+from virnucpro.sequences.translate import reverse_complement
+from virnucpro.tables.sinks import LENGTH_CLASSES, VirusTable, identify
+
+EXAMPLE = Path(__file__).parents[1] / "examples/contigs.fa"
+
+
+def open_frame(n_codons: int, seed: int) -> str:
+    """Codons without a stop in their frame."""
+    rng = np.random.default_rng(seed)
+    return "".join(
+        first + second + third
+        for first, second, third in rng.choice(list("ACGT"), (4 * n_codons, 3)).tolist()
+        if first != "T"
+    )[: 3 * n_codons]
+
+
+def example(name: str) -> str:
+    """A sequence of the example."""
+    return {record.id: record.sequence for record in read_fasta(EXAMPLE)}[name]
+
+
+@pytest.fixture(scope="module")
+def kinship() -> Kinship:
+    """The net of the package, with words of two toy families and of a virus without one."""
+    numbers, owners = [], []
+    for owner, seed in ((1, 1), (2, 2), (0, 3)):
+        words = kin_words_of(encode(open_frame(200, seed)))
+        numbers.append(words)
+        owners.append(np.full(len(words), owner, dtype=np.uint8))
+    table = KinWords.of(np.concatenate(numbers), np.concatenate(owners))
+    names = ("", "Unaviridae", "Duoviridae")
+    return replace(own_kinship(), words=table, families=names, kind_of_family=("", "RNA+", "RNA-"))
+
+
+def test_the_family_that_shares_most_words_is_named_and_decides_on_the_kind(kinship):
+    for seed, name, kind in ((1, "Unaviridae", "RNA+"), (2, "Duoviridae", "RNA-")):
+        identity = kinship.identify(open_frame(200, seed))
+        assert (identity.kin, identity.virus_kind) == (name, kind)
+        assert identity.kin_words >= 100
+        assert identity.kin_share == 1
+        assert identity.kind_probability == kinship.certainties[-1][1]
+
+
+def test_both_strands_have_the_same_words(kinship):
+    sequence = "".join(open_frame(150, seed) for seed in range(4))
+    words = kin_words_of(encode(sequence))
+    assert len(words)
+    opposite = kin_words_of(encode(reverse_complement(sequence)))
+    assert np.array_equal(words, opposite)
+
+
+def test_words_of_two_families_in_equal_parts_name_none(kinship):
+    identity = kinship.identify(open_frame(200, 1) + "TAATTAATTAA" + open_frame(200, 2))
+    assert (identity.kin, identity.kin_words, identity.kin_share) == ("", 0, None)
+    assert identity.virus_kind in KINDS
+
+
+def test_words_of_viruses_without_a_family_name_none_and_count_against_a_name(kinship):
+    without = open_frame(200, 3)
+    assert not kinship.identify(without).kin
+    assert not kinship.identify(without + "TAATTAATTAA" + open_frame(200, 1)).kin
+
+
+def test_a_single_word_names_no_family(kinship):
+    some = kin_words_of(encode(open_frame(200, 1)))[:1]
+    thin = replace(kinship, words=KinWords.of(some, np.ones(1, dtype=np.uint8)))
+    assert FEWEST_WORDS > 1
+    assert not thin.identify(open_frame(200, 1)).kin
+
+
+def test_a_table_finds_its_words_with_their_owners_and_hardly_any_other():
+    rng = np.random.default_rng(5)
+    numbers = np.unique(rng.integers(20**9, size=300_000))
+    owners = rng.integers(256, size=len(numbers)).astype(np.uint8)
+    table = KinWords.of(numbers, owners)
+    order = rng.permutation(len(numbers))[:5_000]
+    assert np.array_equal(table.owners_of(numbers[order]), owners[order])
+    strangers = np.setdiff1d(rng.integers(20**9, size=200_000), numbers)
+    # 300,000 words of 2**36: 0.87 of 200,000 by chance; Poisson: more than 9 once in 1e7
+    assert len(table.owners_of(strangers)) <= 9
+
+
+@pytest.mark.parametrize("sequence", ["", "N" * 3_000, " " * 3_000])
+def test_a_sequence_without_a_known_base_is_nothing(kinship, sequence):
+    assert kinship.identify(sequence) == Identity()
+
+
+def test_the_chances_of_kinds_are_probabilities_and_longer_sequences_are_told_no_less_surely():
+    net = own_kinship().net
+    features = kind_features(encode(random_dna(3_000, np.random.default_rng(1))))
+    assert features is not None
+    for n_bases in (150, 500, 3_000, 10**6):
+        chances = net.probabilities(features, n_bases)
+        assert chances.shape == (len(KINDS),)
+        assert chances.min() >= 0
+        assert chances.sum() == pytest.approx(1)
+
+
+def test_random_sequence_is_named_after_no_family():
+    rng = np.random.default_rng(7)
+    named = [own_kinship().identify(random_dna(3_000, rng)).kin for _ in range(50)]
+    assert not any(named)
+
+
+def test_a_file_of_kin_is_read_as_it_was_written_and_a_damaged_one_is_refused(tmp_path, kinship):
+    path = tmp_path / "kin.safetensors"
+    tensors, facts = kinship_tensors(kinship)
+    save_file(tensors, path, facts)
+    sequence = open_frame(200, 2)
+    assert load_kinship(path).identify(sequence) == kinship.identify(sequence)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(UnavailableError, match="holds no kin of viruses"):
+        load_kinship(path)
+
+
+def test_the_page_counts_kinds_by_length_and_families(tmp_path):
+    predict(EXAMPLE, to=tmp_path / "run", report=True)
+    told = rows(tmp_path / "run/viruses.tsv")
+    kinds, families = count_kinds(tmp_path / "run/viruses.tsv")
+    assert kinds == Counter(
+        (row["virus_kind"], max(n for n in LENGTH_CLASSES if n <= int(row["length"])))
+        for row in told
+    )
+    assert families == Counter(row["kin"] for row in told if row["kin"])
+    page = (tmp_path / "run/report.html").read_text()
+    for name, n in families.items():
+        assert f'<th scope="row">{name}</th><td class="n">{n}</td>' in page
+
+
+def test_the_page_of_proteins_says_nothing_of_kinds(tmp_path):
+    write(tmp_path / "in.fa", protein="MKTAYIAKQR" * 12)
+    predict(tmp_path / "in.fa", to=tmp_path / "run", threshold=0.0, report=True)
+    [row] = rows(tmp_path / "run/viruses.tsv")
+    assert not any(row[name] for name in VirusTable.columns[VirusTable.columns.index("kin") :])
+    assert not row["virus_kind"]
+    assert "Kinds of viruses" not in (tmp_path / "run/report.html").read_text()
+
+
+def test_a_provirus_is_identified_by_its_own_bases_and_has_no_topology(tmp_path):
+    flank, virus = random_dna(2_000, np.random.default_rng(3)), example("example_virus_01")
+    end = 2_000 + len(virus)
+    regions = (Region(2_000, end, "provirus", 0.9, is_virus=True),)
+    call = Call("host", 4_000 + len(virus), "scored", "in", virus_score=0.1)
+    record = FastaRecord("host", "host", flank + virus + flank, sample="in")
+    results = CalledRecords.of([RecordResult(record, [], call, regions)])
+    identify(results, STANDARD)
+    [identity] = results.identities[0]
+    assert identity == own_kinship().identify(virus)
+    assert (identity.kin, identity.topology) == ("Coronaviridae", "")
+
+
+def test_the_tables_and_python_tell_what_the_viruses_of_the_example_are(tmp_path):
+    folder = tmp_path / "run"
+    predict(EXAMPLE, to=folder)
+    told = {row["virus"]: row for row in rows(folder / "viruses.tsv")}
+    assert told
+    for row in told.values():
+        assert row["virus_kind"] in KINDS
+        assert 0 < float(row["kind_probability"]) <= 1
+        assert (row["topology"], row["repeat_length"]) == ("linear", "0")
+        if row["kin"]:
+            assert int(row["kin_words"]) >= FEWEST_WORDS
+            assert float(row["kin_share"]) >= LEAST_SHARE
+    assert told["example_virus_01"]["kin"] == "Coronaviridae"
+    calls = {call.record_id: call for call in virnucpro.read_predictions(folder)}
+    for name, call in calls.items():
+        kinds = [identity.virus_kind for identity in call.identities]
+        assert kinds == ([told[name]["virus_kind"]] if call.is_virus else [])
+    alone = own_kinship().identify(example("example_virus_01"))
+    assert (alone.kin, alone.kin_words) == (
+        *("Coronaviridae", calls["example_virus_01"].identities[0].kin_words),
+    )
