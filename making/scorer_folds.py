@@ -15,7 +15,7 @@ from sampling import Collection, Fragments
 
 from virnucpro.ground.numeric import Counts, Mask, Values
 from virnucpro.learning.labelled.records import LabelledRecord
-from virnucpro.learning.training.joining import fit_logistic
+from virnucpro.learning.training.calibration import fit_logistic
 from virnucpro.scorer.nets import Knot, PieceNets
 from virnucpro.scorer.pieces import Digits
 from virnucpro.scorer.score import record_log_odds

@@ -76,7 +76,7 @@ from virnucpro.learning.labelled.records import (
     read_data_manifest,
     read_records,
 )
-from virnucpro.learning.training.joining import fit_error_rates
+from virnucpro.learning.training.calibration import fit_error_rates
 from virnucpro.scorer.features import GC, fragment_features, whole_features
 from virnucpro.scorer.nets import (
     ErrorRates,
@@ -405,7 +405,7 @@ def row_of(
         of_label = own.is_virus == label
         n_groups = len(set(own.groups[of_label].tolist()))
         cells += map(str, (of_label.sum(), n_groups, is_called[of_label].sum()))
-    values = (figures.auroc, interval.low.auroc, interval.high.auroc, figures.calibration_error)
+    values = (figures.auroc, interval[0].auroc, interval[1].auroc, figures.calibration_error)
     cells += ["" if value is None else f"{value:.4f}" for value in values]
     return tuple(cells)
 

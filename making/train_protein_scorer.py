@@ -39,7 +39,7 @@ from virnucpro.ground.numeric import Counts, Mask, Values, sigmoid
 from virnucpro.learning.evaluation.metrics import Samples, bootstrap, measure
 from virnucpro.learning.labelled.frames import BASES_POWER
 from virnucpro.learning.labelled.records import read_data_manifest, read_records
-from virnucpro.learning.training.joining import fit_error_rates
+from virnucpro.learning.training.calibration import fit_error_rates
 from virnucpro.scorer.nets import (
     ErrorRates,
     Knot,
@@ -452,7 +452,7 @@ def row_of(
     values = [figures.auroc, None, None, figures.calibration_error]
     if has_interval:
         interval = bootstrap(samples, is_called, seed=0)
-        values[1:3] = interval.low.auroc, interval.high.auroc
+        values[1:3] = interval[0].auroc, interval[1].auroc
     for mask in called.values():
         for label in (True, False):
             rows = is_own & (fragments.is_virus == label)

@@ -11,10 +11,11 @@ from virnucpro.learning.labelled.frames import LabelledFrames
 from virnucpro.learning.labelled.records import (
     Labelled,
     LabelledRecord,
+    Split,
     read_data_manifest,
     read_records,
+    read_split,
 )
-from virnucpro.learning.labelled.split import Split, read_split
 from virnucpro.learning.labelled.store import FrameStore
 from virnucpro.learning.options import TrainOptions
 from virnucpro.learning.training.request import Training

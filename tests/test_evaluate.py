@@ -29,8 +29,13 @@ from virnucpro.learning.evaluation.evaluate import (
     read_chunks,
     understand,
 )
-from virnucpro.learning.evaluation.fragments import Cutting, Fragment, cut_record, write_fragments
-from virnucpro.learning.evaluation.held_out import HeldOut
+from virnucpro.learning.evaluation.fragments import (
+    Cutting,
+    Fragment,
+    HeldOut,
+    cut_record,
+    write_fragments,
+)
 from virnucpro.learning.evaluation.report import summary_lines, write_report
 from virnucpro.learning.labelled.records import LabelledRecord, group_digest, record_digest
 from virnucpro.learning.options import EvaluateOptions

@@ -22,7 +22,7 @@ from virnucpro.ground.errors import UnavailableError, UsageError
 from virnucpro.ground.files import sha256
 from virnucpro.ground.numeric import sigmoid
 from virnucpro.learning.evaluation.evaluate import evaluate
-from virnucpro.learning.labelled.split import read_split
+from virnucpro.learning.labelled.records import read_split
 from virnucpro.learning.options import EvaluateOptions
 from virnucpro.learning.training.networks import Classifier, FrameClassifier
 from virnucpro.learning.training.objectives import frame_log_odds

@@ -28,7 +28,6 @@ from virnucpro.learning.evaluation.evaluate_regions import (
 from virnucpro.learning.options import EvaluateOptions, TrainOptions
 from virnucpro.learning.training.train_regions import (
     Chromosome,
-    Genome,
     learn_region_model,
     left_out,
     train_regions,
@@ -261,7 +260,7 @@ def test_chromosomes_that_are_the_same_tell_no_region_model():
 def test_a_chromosome_is_left_out_with_the_other_records_of_its_file():
     first, second, third = map(chromosome, range(3))
     host, other = chromosome(3).items, chromosome(4).items
-    genomes = [Genome([first, second], host), Genome([third], None), Genome([], other)]
+    genomes = [([first, second], host), ([third], None), ([], other)]
     names = [(one.name, [item.name for item in others]) for one, others, _ in left_out(genomes)]
     assert names == [("c0", ["c1", "c2"]), ("c1", ["c0", "c2"]), ("c2", ["c0", "c1"])]
     hosts = [[host is item for item in hosts] for _, _, hosts in left_out(genomes)]

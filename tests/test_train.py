@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -31,10 +32,10 @@ from virnucpro.encoders.readers import MeanReader, NoReader
 from virnucpro.ground.errors import InputError, OutputError, ResumeError
 from virnucpro.ground.events import Progress
 from virnucpro.ground.numeric import sigmoid
-from virnucpro.learning.evaluation.held_out import HeldOut
+from virnucpro.learning.evaluation.fragments import HeldOut
 from virnucpro.learning.labelled.frames import LabelledFrames
-from virnucpro.learning.labelled.records import group_digest, record_digest
-from virnucpro.learning.labelled.split import read_split
+from virnucpro.learning.labelled.records import group_digest, read_split, record_digest
+from virnucpro.learning.training.check import check_training
 from virnucpro.learning.training.networks import Classifier, FrameClassifier
 from virnucpro.learning.training.objectives import frame_log_odds
 from virnucpro.learning.training.ranks import Ranks
@@ -54,6 +55,7 @@ OF_ALL = {
     "training.json",
     "checkpoints",
     "tensorboard",
+    "epochs.tsv",
     "virnucpro.log",
     ".lock",
 }
@@ -183,7 +185,7 @@ def names_in(folder: Path) -> set[str]:
 
 
 def test_the_command_leaves_what_its_help_says(head_only, finetuned, pretrained):
-    tables = {"held_out.tsv", "gain.tsv", "epochs.tsv"}
+    tables = {"held_out.tsv", "gain.tsv"}
     of_labels = {*OF_ALL, *tables, "records.fa", "head.safetensors"}
     assert names_in(head_only) == {*of_labels, "features"}
     assert names_in(finetuned) == {*of_labels, "esm2_trained"}
@@ -193,6 +195,89 @@ def test_the_command_leaves_what_its_help_says(head_only, finetuned, pretrained)
         assert names_in(out / "checkpoints") == {"best.pt", "epoch_0002.pt", *of_all_epochs}
         assert [path.name for path in (out / "tensorboard").iterdir()]
         assert not leftovers(out)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"encoding": "composition"},
+        {"finetune": True, "layers": 1, "dim": 8, "heads": 2},
+        {"pretrain": True, "layers": 1, "dim": 8, "heads": 2},
+        {},
+    ],
+    ids=str,
+)
+def test_a_check_counts_what_a_training_reads_and_leaves_nothing(data, tmp_path, tiny, changes):
+    model = {} if changes else {"model": str(tiny.model)}
+    asked = options(data, tmp_path / "out", check=True, **changes, **model)
+    lines = list(check_training(asked, lambda _: None))
+    assert not (tmp_path / "out").exists()
+    found = {tuple(line.split()[:2]): line.split()[2:] for line in lines if "virus " in line}
+    trained = train_here(options(data, tmp_path / "out", **{**changes, **model, "epochs": 1}))
+    for part in ("train", "validation", "test"):
+        frames = frames_of(trained.output, part)
+        n_frames = int(frames.is_virus.sum())
+        n_groups = len(set(frames.group[frames.is_virus].tolist()))
+        assert found[part, "virus"][0] == str(n_groups)
+        assert found[part, "virus"][-1] == f"{n_frames:,}"
+    assert {"time", "memory", "disk"} <= {line.split()[0] for line in lines}
+
+
+def test_a_check_says_what_is_missing(tmp_path):
+    data = write_labelled(tmp_path, n_groups=1)
+    answer = virnucpro("train", "--data", data, "-o", tmp_path / "out", "--check", *ON_CPU)
+    assert answer.returncode == 65 and not (tmp_path / "out").exists()
+    assert "no group with the label other is for validation" in answer.stderr
+    assert answer.stdout.count("virus") == 3, "the table is there all the same"
+
+
+def test_status_says_how_far_a_training_is(head_only, pretrained, tmp_path):
+    figures = json.loads(virnucpro("status", head_only, "--json").stdout)
+    assert (figures["kind"], figures["mode"], figures["epochs"]) == ("training", "head", 2)
+    assert figures["is_finished"] and figures["seeds"].keys() == {"0"}
+    assert figures["seeds"]["0"]["n_epochs"] == 2
+    best = best_state(head_only)
+    assert figures["seeds"]["0"]["best_epoch"] == best["best_epoch"]
+    assert figures["seeds"]["0"]["auroc"] == pytest.approx(best["best"], rel=1e-5)
+    assert json.loads(virnucpro("status", pretrained, "--json").stdout)["is_finished"]
+    shutil.copytree(head_only, tmp_path / "copy")
+    (tmp_path / "copy" / "head.safetensors").unlink()
+    answer = virnucpro("status", tmp_path / "copy")
+    assert "epoch 2 of 2" in answer.stdout and "unfinished" in answer.stdout
+    refused = virnucpro("status", head_only, "--verify")
+    assert refused.returncode == 64 and "--verify: no effect for a training" in refused.stderr
+
+
+def best_state(out: Path) -> dict[str, float]:
+    return torch.load(out / "checkpoints" / "best.pt", weights_only=True)["state"]
+
+
+def test_models_info_describes_a_head_by_its_file_or_its_folder(head_only):
+    head = load_head(head_only / "head.safetensors")
+    said = virnucpro("models", "info", head_only / "head.safetensors").stdout
+    assert said == virnucpro("models", "info", f"{head_only}{os.sep}").stdout
+    for text in (head.sha256, head.facts.encoders[0].encoder_id, f"{head.facts.threshold:.6f}"):
+        assert text in said
+    assert f"{len(head.trained_records)} records of {len(head.trained_groups)} groups" in said
+
+
+def test_a_summary_has_mean_and_deviation_over_trainings_and_seeds(tmp_path):
+    for name, auroc in (("one", 0.5), ("two", 0.7)):
+        (tmp_path / name).mkdir()
+        held_out = "split\tnetwork\tauroc_frames\tauroc_chunks\ntest\tprotein\t0.6\t{}\n"
+        (tmp_path / name / "held_out.tsv").write_text(held_out.format(auroc))
+    gain = "seed\tsplit\tn_bases\tgain\n1\ttest\t300\t0.1\n2\ttest\t300\t0.3\nmean\ttest\t300\t9\n"
+    (tmp_path / "two" / "gain.tsv").write_text(gain)
+    answer = virnucpro("summary", tmp_path / "one", tmp_path / "two")
+    rows = [line.split("\t") for line in answer.stdout.splitlines()]
+    assert rows == [
+        ["table", "row", "figure", "n", "mean", "deviation"],
+        ["held_out.tsv", "test protein", "auroc_frames", "2", "0.6000", "0.0000"],
+        ["held_out.tsv", "test protein", "auroc_chunks", "2", "0.6000", f"{0.02**0.5:.4f}"],
+        ["gain.tsv", "test 300", "gain", "2", "0.2000", f"{0.02**0.5:.4f}"],
+    ]
+    refused = virnucpro("summary", tmp_path / "one")
+    assert refused.returncode == 64 and "a mean needs two trainings" in refused.stderr
 
 
 def test_the_head_is_for_the_encoder_and_the_first_of_the_chunk_sizes(head_only, finetuned, tiny):
@@ -299,6 +384,18 @@ def test_each_option_of_the_loop_has_its_effect_on_the_weights_or_none(
     has_none = changes.keys() <= {"profile", "num_workers"}
     same = one[learned].shape == other[learned].shape and torch.equal(one[learned], other[learned])
     assert same == has_none
+
+
+@pytest.mark.parametrize(("best_by", "name"), [("f1", "f1"), ("loss", "validation_loss")])
+def test_the_best_epoch_is_that_of_the_figure_that_is_asked_for(data, tmp_path, best_by, name):
+    train_here(options(data, tmp_path, encoding="composition", epochs=3, best_by=best_by))
+    lines = (tmp_path / "epochs.tsv").read_text().splitlines()
+    header, *rows = [line.split("\t") for line in lines]
+    figures = [float(row[header.index(name)]) for row in rows]
+    best = min(figures) if best_by == "loss" else max(figures)
+    state = best_state(tmp_path)
+    assert figures[state["best_epoch"] - 1] == best
+    assert abs(state["best"]) == pytest.approx(best, rel=1e-5)
 
 
 def messages(out: Path) -> list[str]:
@@ -450,8 +547,10 @@ def test_the_vectors_are_made_once_and_a_head_goes_on_by_the_command_line(
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"epochs": 3}, "epochs"),
-        ({"lr": 0.1}, "lr"),
+        ({"epochs": 1}, "epochs"),
+        ({"lr": 0.1}, "peak_lr"),
+        ({"batch_size": 8}, "effective_batch"),
+        ({"workers": 2}, "effective_batch"),
         ({"seed": 1}, "seed"),
         ({"weight_decay": 0.5}, "weight_decay"),
         ({"class_weights": "none"}, "class_weights"),

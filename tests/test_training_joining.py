@@ -19,11 +19,9 @@ from virnucpro.ground.numeric import Mask, Values
 from virnucpro.ground.records import FastaRecord
 from virnucpro.learning.evaluation.metrics import auroc_gain
 from virnucpro.learning.labelled.frames import Rows
-from virnucpro.learning.labelled.records import LabelledRecord, group_digest
-from virnucpro.learning.labelled.split import read_split
+from virnucpro.learning.labelled.records import LabelledRecord, group_digest, read_split
 from virnucpro.learning.labelled.store import FrameStore, copying, write_frames
-from virnucpro.learning.training.gain import measure_gain, read_fragments, write_gains
-from virnucpro.learning.training.joining import (
+from virnucpro.learning.training.calibration import (
     N_FOLDS,
     ScoredFragments,
     _folds,
@@ -33,7 +31,12 @@ from virnucpro.learning.training.joining import (
     fold_log_odds,
 )
 from virnucpro.learning.training.request import resolve_training
-from virnucpro.learning.training.results import TrainingResults
+from virnucpro.learning.training.results import (
+    TrainingResults,
+    measure_gain,
+    read_fragments,
+    write_gains,
+)
 from virnucpro.scorer.nets import ErrorRates, Scorer, embedded_scorer, load_scorer, thresholds
 from virnucpro.scorer.score import score_sequences
 from virnucpro.sequences.genetic_code import STANDARD
@@ -64,16 +67,20 @@ def fragments(n: int = 600, informs: float = 1.0, seed: int = 1) -> ScoredFragme
 def scored(n_bases: int, base: Values, head: Values, is_virus: Mask, group: Rows):
     """Fragments of which nobody asks which chunks they are of."""
     chunks = np.zeros((len(base), 2), dtype=np.int64)
-    return ScoredFragments(n_bases, base, head, is_virus, group, chunks)
+    return replace(ScoredFragments.of(n_bases, base, is_virus, group, chunks), head=head)
+
+
+def regrouped(data: ScoredFragments, groups: Rows) -> ScoredFragments:
+    return replace(data, groups=groups).where(np.ones(len(data), dtype=np.bool_))
 
 
 def auroc_of(data: ScoredFragments, log_odds: Values) -> float:
-    return data.samples(log_odds).auroc()
+    return data.by(log_odds).auroc()
 
 
 def cross_entropy(data: ScoredFragments, base: float, head: float, offset: float) -> float:
     both = data.where(data.has_both)
-    odds = base * both.base + head * both.head + offset
+    odds = base * both.scores + head * both.head + offset
     losses = np.logaddexp(0, np.where(both.is_virus, -odds, odds))
     return float(both.weights @ losses)
 
@@ -93,7 +100,7 @@ def test_the_weights_have_the_least_cross_entropy_beside_a_pull_towards_the_scor
 
 def test_weights_do_not_grow_without_end_where_all_is_told_apart():
     data = fragments()
-    certain = replace(data, base=np.where(data.is_virus, 3.0, -3.0))
+    certain = replace(data, scores=np.where(data.is_virus, 3.0, -3.0))
     assert 0 < fit_join_knot(certain).base < 20
 
 
@@ -103,9 +110,9 @@ def test_a_head_that_adds_something_has_a_weight_and_every_fragment_gains_or_kee
     assert knot.head > 0.5
     joined = data.joined([knot])
     no_frame = np.isnan(data.head)
-    assert joined[no_frame].tolist() == data.base[no_frame].tolist()
-    assert auroc_of(data, joined) > auroc_of(data, data.base) + 0.02
-    assert auroc_of(data, fold_log_odds(data)) > auroc_of(data, data.base) + 0.02
+    assert joined[no_frame].tolist() == data.scores[no_frame].tolist()
+    assert auroc_of(data, joined) > auroc_of(data, data.scores) + 0.02
+    assert auroc_of(data, fold_log_odds(data)) > auroc_of(data, data.scores) + 0.02
 
 
 def test_a_head_that_adds_nothing_has_no_weight_and_scores_are_the_scorers():
@@ -113,43 +120,44 @@ def test_a_head_that_adds_nothing_has_no_weight_and_scores_are_the_scorers():
     knot = choose_knot(data)
     assert knot == JoinKnot(500, 1.0, 0.0, 0.0)
     both = data.has_both
-    assert data.joined([knot])[both].tolist() == data.base[both].tolist()
+    assert data.joined([knot])[both].tolist() == data.scores[both].tolist()
 
 
 @pytest.mark.parametrize("seed", [1, 2, 9])
 def test_a_gain_that_the_choice_of_groups_explains_gives_no_weight(seed):
     """By its gain alone this head would join; the interval over groups reaches below 0."""
     data = fragments(informs=0.25, seed=seed)
-    before, after = data.samples(data.base), data.samples(fold_log_odds(data))
+    before, after = data.by(data.scores), data.by(fold_log_odds(data))
     gain, low, _ = auroc_gain(before, after, 0)
     assert low < 0 < gain and fit_join_knot(data).head > 0.5
     assert choose_knot(data) == JoinKnot(500, 1.0, 0.0, 0.0)
 
 
-@pytest.mark.parametrize("name", ["base", "head"])
+@pytest.mark.parametrize("name", ["scores", "head"])
 def test_log_odds_that_are_the_wrong_way_round_have_no_weight(name):
     data = fragments()
     knot = fit_join_knot(replace(data, **{name: -getattr(data, name)}))
-    assert getattr(knot, name) == 0 < knot.base + knot.head
+    turned = {"scores": knot.base, "head": knot.head}
+    assert turned[name] == 0 < knot.base + knot.head
 
 
 def test_groups_count_nearly_evenly_and_both_labels_the_same():
     data = fragments(40)
-    large = replace(data, group=np.where(data.is_virus & (np.arange(40) < 30), 0, data.group))
+    large = regrouped(data, np.where(data.is_virus & (np.arange(40) < 30), 0, data.groups))
     of_virus = large.weights[data.is_virus]
     assert of_virus.sum() == pytest.approx(0.5) == large.weights[~data.is_virus].sum()
-    n_large = int((large.group[data.is_virus] == 0).sum())
-    share = of_virus[large.group[data.is_virus] == 0].sum() / of_virus[-1]
+    n_large = int((large.groups[data.is_virus] == 0).sum())
+    share = of_virus[large.groups[data.is_virus] == 0].sum() / of_virus[-1]
     assert share == pytest.approx(n_large**0.25)
 
 
 def test_folds_hold_whole_groups_and_leave_both_labels_to_fit_to():
     data = fragments(60)
-    few = replace(data, group=np.arange(60) // 2 % 2 * 2 + data.is_virus)  # two of each label
-    mixed = replace(data, group=np.arange(60) // 4)  # groups with both labels
+    few = regrouped(data, np.arange(60) // 2 % 2 * 2 + data.is_virus)  # two of each label
+    mixed = regrouped(data, np.arange(60) // 4)  # groups with both labels
     for one in (data, few, mixed):
         fold = _folds(one)
-        assert all(len(set(fold[one.group == group])) == 1 for group in set(one.group))
+        assert all(len(set(fold[one.groups == group])) == 1 for group in set(one.groups))
         for number in set(fold.tolist()):
             rest = one.where(fold != number)
             assert set(rest.is_virus[rest.has_both]) == {True, False}
@@ -158,7 +166,7 @@ def test_folds_hold_whole_groups_and_leave_both_labels_to_fit_to():
 
 def test_without_groups_to_measure_on_there_is_no_join():
     data = fragments()
-    one_group = replace(data, group=data.is_virus.astype(np.int64))
+    one_group = regrouped(data, data.is_virus.astype(np.int64))
     assert fit_join([one_group], scorer()) is None
     join = fit_join([one_group, replace(data, n_bases=1000)], scorer())
     assert join is not None and [knot.n_bases for knot in join.knots] == [1000]
@@ -168,11 +176,13 @@ def test_without_groups_to_measure_on_there_is_no_join():
 @pytest.mark.parametrize("share", [0.1, 0.03, 0.001])
 def test_a_cut_of_the_join_calls_as_many_of_the_cells_as_the_scorers(share):
     data = fragments()
-    data = replace(data, base=data.base - 0.5)  # below the share of all cells that a cut may call
+    data = replace(
+        data, scores=data.scores - 0.5
+    )  # below the share of all cells that a cut may call
     join = fit_join([data], scorer())
     assert join is not None and join.knots[0].head > 0
     cells = data.where(data.has_both & ~data.is_virus)
-    n_called = np.count_nonzero(cells.base >= of_500_bases().cut_at(share))
+    n_called = np.count_nonzero(cells.scores >= of_500_bases().cut_at(share))
     assert n_called < share * len(cells) or n_called <= 1
     joined = cells.joined(join.knots)
     assert np.count_nonzero(joined >= join.error_rates[0].cut_at(share)) == max(1, n_called)
@@ -180,11 +190,11 @@ def test_a_cut_of_the_join_calls_as_many_of_the_cells_as_the_scorers(share):
 
 def test_a_cut_of_the_join_calls_no_more_of_the_cells_than_its_share():
     data = fragments()
-    data = replace(data, base=np.where(data.is_virus, data.base, data.base + 4))
+    data = replace(data, scores=np.where(data.is_virus, data.scores, data.scores + 4))
     join = fit_join([data], scorer())
     assert join is not None and join.knots[0].head > 0
     cells = data.where(data.has_both & ~data.is_virus)
-    assert np.mean(cells.base >= of_500_bases().cut_at(0.1)) > 0.5
+    assert np.mean(cells.scores >= of_500_bases().cut_at(0.1)) > 0.5
     called = cells.joined(join.knots) >= join.error_rates[0].cut_at(0.1)
     assert 0.1 - 1 / len(cells) <= called.mean() <= 0.1 + 1 / len(cells)
 
@@ -211,7 +221,7 @@ def test_a_run_has_the_mean_of_its_scored_chunks():
     runs = replace(fragments(3), chunks=np.array([[0, 2], [4, 6], [8, 10]]))
     found = runs.with_head(np.array([0, 1, 5, 7]), np.array([1.0, 2.0, 4.0, 8.0]))
     assert found.head[:2].tolist() == [1.5, 4.0] and np.isnan(found.head[2])
-    assert found.base.tolist() == runs.base.tolist()
+    assert found.scores.tolist() == runs.scores.tolist()
 
 
 def test_runs_are_scored_on_the_bases_of_their_chunks_and_numbered_as_the_frames(tmp_path):
@@ -228,7 +238,9 @@ def test_runs_are_scored_on_the_bases_of_their_chunks_and_numbered_as_the_frames
     seen = set()
     for split, of_lengths in found.items():
         for runs in of_lengths:
-            for (first, end), group, base in zip(runs.chunks, runs.group, runs.base, strict=True):
+            for (first, end), group, base in zip(
+                runs.chunks, runs.groups, runs.scores, strict=True
+            ):
                 own = store.chunks[first:end]
                 assert runs.n_bases == 300 * len(own) and set(own[:, 2]) == {300}
                 (record,) = set(own[:, 0].tolist())
@@ -254,7 +266,7 @@ def test_the_gain_is_the_difference_of_the_aurocs_with_an_interval_over_groups()
     join = Join("x", (fit_join_knot(data),), fit_join([data], scorer()).error_rates)
     gain = measure_gain(7, "test", data, join)
     joined = data.joined(join.knots)
-    for found, log_odds in ((gain.joined, joined), (gain.base, data.base)):
+    for found, log_odds in ((gain.joined, joined), (gain.base, data.scores)):
         expected = roc_auc_score(data.is_virus, log_odds, sample_weight=data.weights)
         assert found == pytest.approx(expected)
     assert gain.gain == pytest.approx(gain.joined - gain.base)

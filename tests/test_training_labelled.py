@@ -6,15 +6,18 @@ import bz2
 import gzip
 import lzma
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
+from forked import virnucpro
 from labelled import records_of
 from runs import within
 
 from virnucpro.ground.errors import InputError, InputMissingError
 from virnucpro.ground.files import sha256, zstd
 from virnucpro.learning.labelled.records import (
+    Labelled,
     LabelledRecord,
     group_digest,
     read_data_manifest,
@@ -229,3 +232,85 @@ def test_a_digest_tells_sequences_apart_and_not_their_case() -> None:
     assert record_digest("acgtn") == record_digest("ACGTN") != record_digest("ACGT")
     assert group_digest("A") != group_digest("a")
     assert 0 <= record_digest("") < 2**64
+
+
+# ``virnucpro manifest``
+
+
+def say(*words: object) -> subprocess.CompletedProcess[str]:
+    return virnucpro("manifest", *words)
+
+
+def test_a_manifest_of_folders_has_their_labels_and_groups_by_folder_or_file(
+    tmp_path: Path,
+) -> None:
+    for name in ("viruses/Microviridae/a.fa", "viruses/b.fa", "rest/E_coli.fna"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f">{path.stem}\nACGT\n")
+    out = tmp_path / "data" / "manifest.tsv"
+    out.parent.mkdir()
+    given = ("--virus", tmp_path / "viruses", "--other", tmp_path / "rest", "-o", out)
+    answer = say(*given)
+    assert answer.returncode == 0, answer.stderr
+    assert "virus: 2 files in 2 groups" in answer.stdout
+    records = {one.id: one for one, _ in read_records(read_data_manifest(out))}
+    groups = {name: (one.label, one.group) for name, one in records.items()}
+    assert groups == {
+        "a": ("virus", "Microviridae"),
+        "b": ("virus", "b"),
+        "E_coli": ("other", "E_coli"),
+    }
+    assert say(*given).returncode == 73 and say(*given, "--force").returncode == 0
+
+
+def test_a_manifest_of_a_table_has_its_taxonomy_and_says_what_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "g.fa").write_text(">NC_1.1\nACGT\n>NC_2.1\nACGT\n>NC_9.1\nACGT\n")
+    table = tmp_path / "taxonomy.tsv"
+    table.write_text(
+        "accession\tsuperkingdom\tfamily\tgenus\tkingdom\n"
+        "NC_1\tViruses\t\tT4virus\tHeunggongvirae\n"
+        "NC_2.1\tBacteria\tEnterobacteriaceae\tEscherichia\t\n"
+        "NC_3\tBacteria\tVibrionaceae\tVibrio\t\n"
+    )
+    out = tmp_path / "manifest.tsv"
+    given = ("--table", table, "--fasta", tmp_path / "g.fa", "-o", out)
+    answer = say(*given)
+    assert answer.returncode == 0, answer.stderr
+    assert "1 record of the FASTA files: in no row" in answer.stderr
+    assert "1 accession of the table: in no FASTA file, for example NC_3" in answer.stderr
+    found = [(one.id, one.label, one.group, one.kingdom) for one, _ in pairs(out)]
+    assert found == [
+        ("NC_1.1", "virus", "T4virus", "Heunggongvirae"),
+        ("NC_2.1", "other", "Enterobacteriaceae", "Bacteria"),
+    ]
+    assert say(*given, "--force", "--group-by", "genus").returncode == 0
+    assert [one.group for one, _ in pairs(out)] == ["T4virus", "Escherichia"]
+    refused = say(*given, "--force", "--group-by", "tribe")
+    assert refused.returncode == 65 and "taxonomy.tsv:2: there is no group" in refused.stderr
+
+
+def pairs(manifest: Path) -> list[Labelled]:
+    return list(read_records(read_data_manifest(manifest)))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--virus", "a", "--table", "t.tsv"),
+        ("--table", "t.tsv"),
+        ("--virus", "a", "--fasta", "b"),
+        (),
+        ("--virus", "a", "--other", "b", "--group-by", "genus"),
+    ],
+    ids=str,
+)
+def test_a_manifest_is_of_folders_or_of_a_table(tmp_path: Path, words: tuple[str, ...]) -> None:
+    answer = say("-o", tmp_path / "manifest.tsv", *words)
+    assert answer.returncode == 64 and not (tmp_path / "manifest.tsv").exists()
+
+
+def test_a_manifest_needs_both_labels(tmp_path: Path) -> None:
+    (tmp_path / "a.fa").write_text(">a\nACGT\n")
+    answer = say("--virus", tmp_path / "a.fa", "-o", tmp_path / "manifest.tsv")
+    assert answer.returncode == 65 and "no sequence has the label other" in answer.stderr

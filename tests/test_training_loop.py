@@ -23,6 +23,7 @@ import torch
 import trainings
 from oracle import tolerance
 from runs import hear_signals, our_processes
+from sklearn.metrics import accuracy_score, f1_score
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 from trainings import (
@@ -40,7 +41,7 @@ from trainings import (
 )
 
 from virnucpro.encoders.esm2.attention import attend_runs, attend_to_train
-from virnucpro.encoders.readers import MeanReader
+from virnucpro.encoders.readers import MeanReader, NoReader
 from virnucpro.ground.errors import (
     InputError,
     ResumeError,
@@ -52,7 +53,7 @@ from virnucpro.learning.labelled.frames import balanced_weights, given_weights
 from virnucpro.learning.training import ranks
 from virnucpro.learning.training.loop import Clock, profile_lines, share_of_lr, speed_lines
 from virnucpro.learning.training.networks import Classifier, FrameClassifier, new_encoder
-from virnucpro.learning.training.objectives import FrameLabels
+from virnucpro.learning.training.objectives import FrameLabels, frame_log_odds
 from virnucpro.learning.training.ranks import Ranks, Started, started_by_torchrun
 from virnucpro.learning.training.train import board
 
@@ -266,18 +267,27 @@ def test_the_best_and_the_last_checkpoints_are_kept_and_nobodys_files_deleted(
     assert state_of(folder / "best.pt").epoch == 2
 
 
-def test_a_training_does_not_go_on_with_other_settings_and_all_are_named(undisturbed, tmp_path):
-    shutil.copytree(undisturbed, tmp_path, dirs_exist_ok=True)
-    named = r"batch_size \(16, now 8\), grad_accum_steps \(1, now 2\)$"
-    with pytest.raises(ResumeError, match=named):
-        run_here(Training(tmp_path, settings(batch_size=8, grad_accum_steps=2), dropout=0.3))
+def test_a_training_goes_on_with_another_number_of_devices_at_the_same_effective_batch(
+    trained, tmp_path
+):
+    """One process is stopped, and two go on with parts of half the size."""
+    with pytest.raises(InputError):
+        run_here(Training(tmp_path, settings(), fault="told"))
+    assert state_of(last_checkpoint(tmp_path)).epoch == 1
+    again = run_on_two(Training(tmp_path, settings(batch_size=8)))
+    one = trained / "labels" / str(WHOLE)
+    start = Training(one, settings()).trainer(CPU).module.state_dict()
+    assert distance(weights(one), again, start) < weights_limit(N_STEPS)
+    assert len(history(tmp_path)) == settings().epochs
 
 
-def test_a_training_does_not_go_on_on_another_number_of_devices(undisturbed, tmp_path):
+def test_a_finished_training_goes_on_for_more_epochs(undisturbed, tmp_path):
     shutil.copytree(undisturbed, tmp_path, dirs_exist_ok=True)
-    trainer = Training(tmp_path, settings()).trainer(Ranks(0, 2, torch.device("cpu")))
-    with pytest.raises(ResumeError, match=r"effective_batch \(16, now 32\)"):
-        trainer.run()
+    before = history(undisturbed)
+    run_here(Training(tmp_path, settings(epochs=5), dropout=0.3))
+    assert history(tmp_path)[:3] == before and len(history(tmp_path)) == 5
+    assert history(tmp_path)[3]["lr"] > before[-1]["lr"], "the rate is that of five epochs"
+    assert state_of(last_checkpoint(tmp_path)).epoch == 5
 
 
 def test_a_training_does_not_go_on_with_another_network(undisturbed, tmp_path):
@@ -446,6 +456,28 @@ def test_the_weights_of_the_best_epoch_are_those_that_stay(tmp_path):
     assert_same_bits(best["module"], second["module"])
     last = torch.load(last_checkpoint(tmp_path), weights_only=True)
     assert last["state"]["best_epoch"] == 2 and last["state"]["epoch"] == 4
+
+
+def test_by_the_loss_the_best_epoch_is_the_one_where_it_is_smallest(tmp_path):
+    trainer = Training(tmp_path, settings(epochs=3), measured=(0.9, 0.5, 0.7)).trainer(CPU)
+    trainer.objective.best = "validation_loss"
+    assert trainer.run().best_epoch == 2
+
+
+def test_accuracy_and_f1_of_an_epoch_are_those_of_its_weighted_calls():
+    torch.manual_seed(3)
+    module = FrameClassifier(NoReader(), Classifier(0, 8, 0.0)).eval()
+    objective = FrameLabels(frames(), frames(), given_weights)
+    figures = objective.validate(module, CPU)
+    known = frames()
+    called = frame_log_odds(module, known, CPU)[-1] >= 0
+    assert 0 < called.sum() < len(known)
+    expected = {
+        "accuracy": accuracy_score(known.is_virus, called, sample_weight=known.weight),
+        "f1": f1_score(known.is_virus, called, sample_weight=known.weight),
+    }
+    for name, value in expected.items():
+        assert figures[name] == pytest.approx(value, rel=1e-6), name  # weights are float32
 
 
 def test_a_kill_between_two_files_leaves_a_best_that_is_not_too_old(tmp_path):

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import shutil
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 import typer
 from conftest import Tiny
+from forked import virnucpro
 from labelled import options, pairs_of, records_of, train_here, write_labelled
 from runs import run_inline, vectors, within
 
@@ -30,8 +33,9 @@ from virnucpro.ground.errors import (
     VirnucproError,
 )
 from virnucpro.ground.events import Progress
-from virnucpro.learning.labelled.split import read_split
-from virnucpro.learning.labelled.store import VECTORS, write_vectors
+from virnucpro.learning.labelled.frames import FeatureRows
+from virnucpro.learning.labelled.records import read_split
+from virnucpro.learning.labelled.store import FrameStore, link_vectors
 from virnucpro.learning.options import TrainOptions
 from virnucpro.learning.training.ranks import Ranks
 from virnucpro.learning.training.request import (
@@ -122,6 +126,41 @@ def test_a_file_that_is_no_table_of_options_is_refused_with_a_word(tmp_path, con
         parsed("--config", config)
 
 
+def test_a_file_may_have_sections_and_the_words_of_other_programs(tmp_path):
+    config = tmp_path / "train.yaml"
+    config.write_text(
+        "training:\n  epochs: 7\n  batch-size: 9\n"
+        "hardware: {use_multi_gpu: true, gpu_ids: [0, 1]}\n"
+    )
+    found = parsed("--config", config)
+    assert (found["epochs"], found["batch_size"], found["gpus"]) == (7, 9, "0,1")
+    assert found["no_multi_gpu"] is False
+    config.write_text("hardware:\n  use_multi_gpu: false\n  gpu_ids: 2\n")
+    values = read_config(config, {"gpus", "no_multi_gpu"})
+    assert values == {"gpus": 2, "no_multi_gpu": True}
+    config.write_text("epochs: 3\ntraining:\n  epochs: 4\n")
+    with pytest.raises(UsageError, match=r"yaml:3: epochs is given twice \(first in line 1"):
+        read_config(config, {"epochs"})
+    config.write_text("training:\n  epoch: 4\n")
+    with pytest.raises(UsageError, match=r"yaml:2: there is no option epoch"):
+        read_config(config, {"epochs"})
+
+
+@pytest.mark.parametrize(
+    ("words", "right"),
+    [(("--gpu-ids", "0"), "--gpus"), (("--multi-gpu",), "--no-multi-gpu")],
+)
+def test_a_word_of_another_program_is_answered_with_the_right_one(words, right):
+    with pytest.raises(Exception, match="No such option") as caught:
+        parsed(*words)
+    assert right in caught.value.format_message()
+
+
+def test_an_encoding_by_a_shorter_name_is_answered_with_the_right_one():
+    with pytest.raises(Exception, match=r"'blosum' is not one of .*'blosum62'"):
+        parsed("--encoding", "blosum")
+
+
 def test_an_empty_file_says_nothing_and_a_missing_one_is_told(tmp_path):
     (tmp_path / "empty.yaml").write_text("# nothing yet\n")
     assert read_config(tmp_path / "empty.yaml", {"epochs"}) == {}
@@ -148,6 +187,13 @@ def test_an_empty_file_says_nothing_and_a_missing_one_is_told(tmp_path):
         ({"encoding": "composition", "architecture": "cnn"}, "has no residues"),
         ({"pretrain": True, "architecture": "lstm"}, "trains an encoder alone"),
         ({"layers": 3}, "are for a new encoder"),
+        ({"finetune": True, "lora": 4, "layers": 3}, "a new one is random"),
+        ({"finetune": True, "train_layers": 9}, "--train-layers is 9; the encoder has 6"),
+        ({"finetune": True, "encoder_lr": 2.0}, "--encoder-lr is 2"),
+        ({"encoding": "onehot", "lora": 4}, "--lora: no effect without --finetune"),
+        ({"finetune": True, "lora_alpha": 4.0}, "--lora-alpha: no effect without --lora"),
+        ({"pretrain": True, "best_by": "f1"}, "--best-by: no effect with --pretrain"),
+        ({"gradient_checkpointing": True}, "--gradient-checkpointing: no effect without"),
         ({"finetune": True, "model": "x", "heads": 3}, "are for a new encoder"),
         ({"pretrain": True, "dim": 30, "heads": 4}, "6 layers of 30 dimensions in 4 heads"),
         ({"pretrain": True, "layers": 0}, "0 layers"),
@@ -400,17 +446,85 @@ def test_all_records_are_written_for_the_engine_with_their_ids(data, with_vector
         assert f">{record.id}\n{record.sequence}\n" in re.sub(r"(?<=[ACGT])\n(?=[ACGT])", "", text)
 
 
-def test_vectors_come_in_the_order_of_the_ids_and_a_missing_one_is_named(make_config, with_vectors):
+def test_every_frame_has_its_vector_by_id_without_a_copy_and_a_missing_one_is_named(
+    make_config, with_vectors
+):
     config = make_config(with_vectors.fasta, command="extract")
     run_inline(config, None)
+    frames = FrameStore.open(with_vectors.frames).all
+    before = sum(path.stat().st_size for path in with_vectors.frames.iterdir())
+    link_vectors(with_vectors.frames, config.output, frames.ids)
+    after = sum(path.stat().st_size for path in with_vectors.frames.iterdir())
+    assert after - before < 4 * len(frames) * 32, "no vector of 32 dimensions fits into that"
+    rows = np.random.default_rng(4).permutation(len(frames))[::2]
+    stored = FrameStore.open(with_vectors.frames).all.take(rows)
+    again = pickle.loads(pickle.dumps(stored.vectors))  # noqa: S301 - our own
     by_id = vectors(config.output)
-    names = sorted(by_id, reverse=True)[::2]
-    write_vectors(with_vectors.frames / VECTORS, config.output, names)
-    stored = np.load(with_vectors.frames / VECTORS, allow_pickle=False)
-    assert stored.dtype == np.float32
-    assert stored.tolist() == [by_id[name].tolist() for name in names]
+    assert again[:].tolist() == [by_id[name].tolist() for name in stored.ids]
     with pytest.raises(FeatureFileError, match="holds no vector of nobody"):
-        write_vectors(with_vectors.frames / VECTORS, config.output, [*names, "nobody"])
+        link_vectors(with_vectors.frames, config.output, [*frames.ids, "nobody"])
+
+
+def test_vectors_of_many_files_are_read_with_few_of_them_open(tmp_path):
+    """A file holds a few rows behind some bytes of its own, or none."""
+    rng = np.random.default_rng(0)
+    files, expected = [], []
+    for i in range(600):
+        path, values = tmp_path / str(i), rng.random((i % 3, 4), dtype=np.float32)
+        path.write_bytes(bytes(i % 7) + values.tobytes())
+        files.append((str(path), i % 7, len(values)))
+        expected.append(values)
+    before = psutil.Process().num_fds()
+    column = FeatureRows(files, 4)
+    rows = rng.permutation(len(column))
+    assert np.array_equal(column[rows], np.concatenate(expected)[rows])
+    assert psutil.Process().num_fds() - before <= 256
+
+
+@pytest.fixture
+def extracted(data: Path, tiny: Tiny, tmp_path: Path) -> Path:
+    """Vectors of the labelled FASTA itself, in a folder of their own."""
+    out = tmp_path / "vectors"
+    given = ("-i", data.with_name("data.fa"), "-o", out, "--model", tiny.model)
+    more = ("--chunk-size", 300, "--device", "cpu", "--workers", 1, "--precision", "fp32")
+    answer = virnucpro("extract", *given, *more)
+    assert answer.returncode == 0, answer.stderr
+    return out
+
+
+def test_given_vectors_serve_several_trainings_and_give_the_head_of_own_ones(
+    data, tiny: Tiny, extracted, tmp_path
+):
+    asked = {"model": str(tiny.model), "epochs": 1}
+    own = train_here(options(data, tmp_path / "own", **asked))
+    for name in ("one", "two"):
+        given = train_here(options(data, tmp_path / name, features=extracted, **asked))
+        assert not (given.output / "features").exists()
+        assert given.head.read_bytes() == own.head.read_bytes()
+
+
+def test_vectors_of_other_sequences_or_another_recipe_are_refused_by_name(
+    data, tiny: Tiny, extracted, tmp_path
+):
+    asked = {"encoding": "esm2", "model": str(tiny.model), "features": extracted}
+    with pytest.raises(InputError, match=r"the chunk size of the vectors .* is 300, .* 210"):
+        opened(data, chunk_size=(210,), **asked)
+    with pytest.raises(InputError, match="the encoder of the vectors"):
+        opened(data, **{**asked, "model": None})
+    with pytest.raises(InputMissingError, match="holds no run"):
+        opened(data, **{**asked, "features": data.parent})
+    fasta = data.with_name("data.fa")
+    fasta.write_text(fasta.read_text().replace("A", "C", 1))
+    with pytest.raises(InputError, match="no vectors of 1 of the labelled FASTA files"):
+        opened(data, **asked)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"finetune": True}, {"pretrain": True}, {"encoding": "onehot"}], ids=str
+)
+def test_vectors_are_for_a_head_on_an_esm2_alone(data, tmp_path, changes):
+    with pytest.raises(UsageError, match="--features: no effect"):
+        options(data, tmp_path, features=tmp_path, **changes)
 
 
 # Progress

@@ -9,8 +9,12 @@ import numpy as np
 import pytest
 
 from virnucpro.ground.errors import InputError
-from virnucpro.learning.labelled.records import LabelledRecord
-from virnucpro.learning.labelled.split import read_split, split_groups, write_split
+from virnucpro.learning.labelled.records import (
+    LabelledRecord,
+    read_split,
+    split_groups,
+    write_split,
+)
 
 PATH = Path("data.fa")
 

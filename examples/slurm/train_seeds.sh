@@ -3,6 +3,8 @@
 #
 #   sbatch examples/slurm/train_seeds.sh MANIFEST OUTPUT_DIR [OPTION ...]
 #
+# At the end: virnucpro summary OUTPUT_DIR/seed_*
+#
 # Give --split TABLE, the table that a first training wrote: without it every seed has a split of
 # its own, and what differs is the data as well as the luck.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from virnucpro.cli.command import command
 from virnucpro.cli.exits import exits
 from virnucpro.cli.running import loading, report, watched
@@ -35,29 +33,11 @@ def evaluate(options: EvaluateOptions, console: ConsoleOptions) -> None:
 
     Exit codes are those of predict.
     """
-    if options.regions is not None:
-        _evaluate_regions(options, options.regions, console)
-        return
     with exits(lambda: _KEPT):
         with loading(console):
-            from virnucpro.learning.evaluation.evaluate import evaluate as run_evaluation
-            from virnucpro.learning.evaluation.report import summary_lines, write_report
-            from virnucpro.learning.pages import write_evaluation_page
+            from virnucpro.learning.evaluation.report import report_evaluation
 
         with watched(console) as events:
-            evaluation = run_evaluation(options, events)
-            write_report(evaluation)
-            write_evaluation_page(options.output_dir)
-    with exits():
-        report(summary_lines(evaluation), console.quiet)
-
-
-def _evaluate_regions(options: EvaluateOptions, truth: Path, console: ConsoleOptions) -> None:
-    with exits(lambda: _KEPT):
-        with loading(console):
-            from virnucpro.learning.evaluation.evaluate_regions import evaluate_regions
-
-        with watched(console) as events:
-            lines = evaluate_regions(options, truth, events)
+            lines = report_evaluation(options, events)
     with exits():
         report(lines, console.quiet)

@@ -7,10 +7,13 @@ import os
 from collections.abc import Iterator
 from typing import Annotated
 
+import typer
+
 from virnucpro.cli import running
 from virnucpro.cli.command import command
 from virnucpro.cli.exits import Finished, exits
 from virnucpro.ground.log import printable
+from virnucpro.ground.option_fields import refuse
 from virnucpro.ground.options import option
 from virnucpro.page.options import ReportOptions
 from virnucpro.stories.options import CompareOptions, StatusOptions
@@ -37,13 +40,20 @@ def devices(
 def status(options: StatusOptions) -> None:
     """Describe a run folder: finished, pending and failed work, and who is at it.
 
+    Of a folder of virnucpro train: how far each seed is, its best epoch and its last figures.
+
     Example: virnucpro status results/ --verify
 
     Exit code 1: --verify found damaged files.
     """
     with exits():
+        from virnucpro.learning.status import training_lines
         from virnucpro.run.status import inspect_run, measure_run
 
+        if lines := training_lines(options.folder, as_json=options.as_json):
+            refuse(options, ("verify",), "for a training, whose --resume verifies its files")
+            running.report(lines)
+            raise Finished(0)
         if options.as_json:
             running.report([json.dumps(measure_run(options.folder), indent=2)])
             raise Finished(0)
@@ -89,6 +99,23 @@ def report(options: ReportOptions) -> None:
         from virnucpro.learning.pages import report_folder
 
         running.report([f"report: {printable(report_folder(options.folder))}"])
+
+
+def summary(
+    *,
+    folders: Annotated[list[str], typer.Argument(metavar="DIR...", help="Folders of trainings.")],
+) -> None:
+    """Summarise trainings: mean and standard deviation of their held-out figures, as a table.
+
+    The figures are those of held_out.tsv and gain.tsv. Every folder counts, and every seed in it.
+
+    Example: virnucpro summary model_1/ model_2/ model_3/
+    """
+    with exits():
+        from virnucpro.ground.files import expanded
+        from virnucpro.learning.status import summary_lines
+
+        running.report(summary_lines([expanded(folder) for folder in folders]))
 
 
 def cite(

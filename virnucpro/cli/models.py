@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import ExitStack
 from typing import Annotated
 
@@ -51,14 +52,19 @@ def list_models(
 @models.command("info")
 @command(NamedModelOptions)
 def show_model(options: NamedModelOptions) -> None:
-    """Describe a checkpoint by its content, with the disk and memory that it needs.
+    """Describe a checkpoint by its content, with the disk and memory that it needs; or a head.
 
     Example: virnucpro models info esm2_virnucpro
+
+    A head, or the training folder with it: virnucpro models info model/head.safetensors
     """
     with exits():
         from virnucpro.encoders.models import describe_model
+        from virnucpro.ground.files import expanded
+        from virnucpro.learning.status import head_lines
 
-        report([*describe_model(options.model)])
+        lines = head_lines(expanded(options.model)) if os.sep in options.model else None
+        report(lines or [*describe_model(options.model)])
 
 
 @models.command("download")

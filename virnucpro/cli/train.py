@@ -1,11 +1,11 @@
-"""``virnucpro train``."""
+"""``virnucpro manifest`` and ``virnucpro train``."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -14,10 +14,7 @@ from virnucpro.cli.exits import exits, needing
 from virnucpro.cli.running import as_command, loading, report, watched
 from virnucpro.ground.files import expanded
 from virnucpro.ground.options import FILES, ConsoleOptions
-from virnucpro.learning.options import TrainOptions
-
-if TYPE_CHECKING:
-    from virnucpro.learning.training.request import Training
+from virnucpro.learning.options import ManifestOptions, TrainOptions
 
 _KEPT = "finished epochs are kept: go on with --resume"
 
@@ -54,6 +51,24 @@ class Console(ConsoleOptions):
     ] = None
 
 
+@command(ManifestOptions)
+def manifest(options: ManifestOptions) -> None:
+    """Write the manifest of labelled sequences that train and evaluate read.
+
+    By folder, the group of a file is the first folder below the one given, or the file's name:
+
+    - virnucpro manifest --virus viruses/ --other bacteria/ --other human.fa -o manifest.tsv
+
+    By table, a record is found by its accession, with its version or without:
+
+    - virnucpro manifest --table taxonomy.tsv --fasta genomes.fa --group-by genus -o manifest.tsv
+    """
+    with exits():
+        from virnucpro.learning.labelled.manifest import write_manifest
+
+        report(write_manifest(options))
+
+
 @command(TrainOptions, Console)
 def train(options: TrainOptions, console: Console) -> None:
     """Train a head for an encoder, fine-tune both, or pretrain an encoder.
@@ -62,6 +77,10 @@ def train(options: TrainOptions, console: Console) -> None:
     are held out. DIR gets split.tsv, training.json, checkpoints/, tensorboard/, held_out.tsv,
     gain.tsv (what the head adds to the scorer), and what predict takes: head.safetensors, and the
     encoder if it was trained.
+
+    What a training would need, before it starts:
+
+    - virnucpro train --data manifest.tsv -o model/ --check
 
     A head on an encoder that stays as it is, and its use:
 
@@ -87,6 +106,9 @@ def train(options: TrainOptions, console: Console) -> None:
     if options.regions is not None:
         _train_regions(options, options.regions, console)
         return
+    if options.check:
+        _check(options, console)
+        return
     parent = os.getppid()  # before the imports, which take long
     with exits(lambda: _KEPT):
         with loading(console), needing("train"):
@@ -102,7 +124,17 @@ def train(options: TrainOptions, console: Console) -> None:
                 end_with(parent)
             training = run_training(options, events, started)
         if started is None:
-            report(_outcome(training), console.quiet)
+            report(_outcome(options.output_dir, training.words), console.quiet)
+
+
+def _check(options: TrainOptions, console: Console) -> None:
+    with exits():
+        with loading(console), needing("train"):
+            from virnucpro.learning.training.check import check_training
+
+        with watched(console) as events:
+            for line in check_training(options, events):
+                report([line])
 
 
 def _train_regions(options: TrainOptions, truth: Path, console: Console) -> None:
@@ -115,17 +147,11 @@ def _train_regions(options: TrainOptions, truth: Path, console: Console) -> None
         report(lines, console.quiet)
 
 
-def _outcome(training: Training) -> list[str]:
+def _outcome(output: Path, words: list[str]) -> list[str]:
     """Lines on where the results are, and how to use them."""
     from virnucpro.ground.log import printable
 
-    lines = [f"results: {printable(training.output)}"]
-    if training.head.exists():
-        is_trained = training.settings.mode == "finetune"
-        model = str(training.trained_encoder) if is_trained else training.options.model
-        if training.learned_encoder.exists():
-            model = str(training.learned_encoder)
-        words = ["virnucpro", "predict", "-i", "contigs.fa", "-o", "results"]
-        words += [*(["--model", model] if model else []), "--head", str(training.head)]
-        lines += as_command(words)
+    lines = [f"results: {printable(output)}"]
+    if words:
+        lines += as_command(["virnucpro", "predict", "-i", "contigs.fa", "-o", "results", *words])
     return lines

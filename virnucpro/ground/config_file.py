@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,31 +37,63 @@ def read_config(path: Path, names: Collection[str]) -> dict[str, Any]:
         return {}
     if not isinstance(table, yaml.MappingNode) or not isinstance(content, dict):
         raise UsageError(f"{printable(path)} is not a table of options", hint=_EXAMPLE)
-    _check_keys(path, table, names)
-    return {_name(key): value for key, value in content.items()}
+    values: dict[str, Any] = {}
+    lines: dict[str, int] = {}
+    for line, key, value in _entries(table, content, names):
+        name, value = _as_option(key, value)
+        _check_key(path, line, name, names, lines)
+        values[name] = value
+    return values
+
+
+def _entries(
+    table: yaml.MappingNode, content: dict[Any, Any], names: Collection[str]
+) -> Iterator[tuple[int, str, Any]]:
+    """Line, name and value of each entry, as they are written: of two keys, YAML keeps the last.
+
+    A section, as ``hardware:``, is no option, and gives what it holds.
+    """
+    of_key = {_name(key): value for key, value in content.items()}
+    for key, node in table.value:
+        name = _name(key.value)
+        value = of_key.get(name)
+        if name not in names and isinstance(node, yaml.MappingNode) and isinstance(value, dict):
+            yield from _entries(node, value, names)
+        else:
+            yield key.start_mark.line + 1, name, value
+
+
+def _as_option(name: str, value: object) -> tuple[str, object]:
+    """An option of ours for a word that other programs use, or the same."""
+    match name, value:
+        case "gpu_ids", list():
+            return "gpus", ",".join(map(str, value))
+        case "gpu_ids", _:
+            return "gpus", value
+        case "use_multi_gpu", bool():
+            return "no_multi_gpu", not value
+    return name, value
 
 
 def _name(key: object) -> str:
     return str(key).replace("-", "_")
 
 
-def _check_keys(path: Path, table: yaml.MappingNode, names: Collection[str]) -> None:
-    """Look at the keys as they are written: of two that are the same, YAML keeps the last.
-
+def _check_key(
+    path: Path, line: int, name: str, names: Collection[str], lines: dict[str, int]
+) -> None:
+    """
     Raises:
         UsageError: an option is given twice, or does not exist; names the line.
     """
-    lines: dict[str, int] = {}
-    for key, _ in table.value:
-        name, line = _name(key.value), key.start_mark.line + 1
-        if name not in names:
-            raise UsageError(
-                f"{printable(path)}:{line}: there is no option {printable(name)}",
-                hint="see `virnucpro train --help`",
-            )
-        if name in lines:
-            raise UsageError(
-                f"{printable(path)}:{line}: {name} is given twice (first in line {lines[name]})",
-                hint="keep one of the two lines",
-            )
-        lines[name] = line
+    if name not in names:
+        raise UsageError(
+            f"{printable(path)}:{line}: there is no option {printable(name)}",
+            hint="see `virnucpro train --help`",
+        )
+    if name in lines:
+        raise UsageError(
+            f"{printable(path)}:{line}: {name} is given twice (first in line {lines[name]})",
+            hint="keep one of the two lines",
+        )
+    lines[name] = line

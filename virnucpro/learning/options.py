@@ -146,6 +146,14 @@ class StartOptions(OutputOptions):
             show_default="70 % of the groups train, 15 % validation, 15 % test",
         ),
     ] = None
+    features: Annotated[
+        Path | None,
+        file(
+            "Train a head on the vectors in this folder of virnucpro extract, made of the same "
+            "files; many trainings may share it.",
+            "DIR",
+        ),
+    ] = None
     finetune: Annotated[bool, option("Train the encoder together with the head.", MODEL)] = False
     pretrain: Annotated[
         bool,
@@ -210,6 +218,33 @@ class NetworkOptions:
         chunk_option("Cut chunks of this length; repeatable, the head is for the first.", "500"),
     ] = (500,)
     genetic_code: GeneticCode = 11
+    lora: Annotated[
+        int,
+        count(
+            "Train matrices of this rank beside those of the encoder, which stay (LoRA); they are "
+            "merged at the end. 0: train the encoder itself.",
+            MODEL,
+            min=0,
+        ),
+    ] = 0
+    lora_alpha: Annotated[
+        float | None,
+        option(
+            "Scale what these matrices add by this number over their rank.",
+            MODEL,
+            metavar="ALPHA",
+            show_default="twice --lora",
+        ),
+    ] = None
+    train_layers: Annotated[
+        int | None,
+        count(
+            "Train the last N layers of the encoder and leave the others as they are.",
+            MODEL,
+            min=1,
+            show_default="all",
+        ),
+    ] = None
     hidden: Annotated[
         int, count("Give the classifier this number of hidden units.", MODEL, min=1, max=65_536)
     ] = 128
@@ -232,6 +267,15 @@ class LoopOptions:
     lr: Annotated[float, option("Reach this learning rate at the peak.", LOOP, metavar="RATE")] = (
         5e-4
     )
+    encoder_lr: Annotated[
+        float | None,
+        option(
+            "Reach this learning rate at the peak for the encoder, and --lr for what is new.",
+            LOOP,
+            metavar="RATE",
+            show_default="--lr",
+        ),
+    ] = None
     scale_lr: Annotated[
         Literal["none", "linear", "sqrt"],
         option(
@@ -263,6 +307,14 @@ class LoopOptions:
     eval_every: Annotated[
         int, count("Evaluate on the validation groups after every N epochs.", LOOP)
     ] = 1
+    best_by: Annotated[
+        Literal["auroc", "f1", "loss"],
+        option(
+            "Keep the epoch that is best by this figure of the validation frames; --pretrain has "
+            "the loss alone.",
+            LOOP,
+        ),
+    ] = "auroc"
     early_stopping: Annotated[
         int,
         count("Stop after this number of evaluations without improvement; 0: never.", LOOP),
@@ -287,7 +339,9 @@ class LoopOptions:
             self._check(name, getattr(self, name) >= 1, "1 or more")
         for name in ("num_workers", "early_stopping", "warmup_epochs", "weight_decay", "seed"):
             self._check(name, 0 <= getattr(self, name) < math.inf, "0 or more")
-        self._check("lr", 0 < self.lr <= 1, "a rate above 0 and at most 1")
+        for name in ("lr", "encoder_lr"):
+            rate = getattr(self, name)
+            self._check(name, rate is None or 0 < rate <= 1, "a rate above 0 and at most 1")
         self._check("warmup_epochs", self.warmup_epochs < self.epochs, "fewer than --epochs")
 
     def _check(self, name: str, is_right: bool, allowed: str) -> None:
@@ -299,7 +353,11 @@ class LoopOptions:
             raise UsageError(f"{flag(name)} is {getattr(self, name)}", hint=f"give {allowed}")
 
 
-LOOP_MAY_DIFFER = ("num_workers", "early_stopping", "keep_checkpoints")  # on resume
+# on resume; the effective batch and the peak rate may not, and epochs may only rise
+LOOP_MAY_DIFFER = (
+    *("num_workers", "early_stopping", "keep_checkpoints"),
+    *("epochs", "batch_size", "grad_accum_steps", "lr", "scale_lr"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -308,6 +366,10 @@ class Settings(LoopOptions):
 
     mode: Mode
     precision: Literal["bf16", "fp32"]
+
+    def effective_batch(self, world_size: int) -> int:
+        """Frames of one step on all devices."""
+        return self.batch_size * world_size * self.grad_accum_steps
 
     def scaled_lr(self, world_size: int) -> float:
         """The rate for the effective batch (Goyal et al. 2017; Krizhevsky 2014 for the root)."""
@@ -331,6 +393,14 @@ class TrainOptions(DeviceOptions, LoopOptions, NetworkOptions, StartOptions):
             DEVICES,
         ),
     ] = "auto"
+    check: Annotated[
+        bool,
+        option(
+            "Print frames, groups, what is missing, and the time, memory and disk that the "
+            "training needs, and start nothing.",
+            LOOP,
+        ),
+    ] = False
     seeds: Annotated[
         int,
         count(
@@ -339,6 +409,14 @@ class TrainOptions(DeviceOptions, LoopOptions, NetworkOptions, StartOptions):
             LOOP,
         ),
     ] = 1
+    gradient_checkpointing: Annotated[
+        bool,
+        option(
+            "Keep what enters each layer alone, and compute the rest again for the gradient: less "
+            "memory, for one more forward pass.",
+            DEVICES,
+        ),
+    ] = False
     no_multi_gpu: Annotated[bool, option("Train on the first GPU alone.", DEVICES)] = False
     profile: Annotated[bool, option("Show a table of the time per stage at the end.", DEVICES)] = (
         False
@@ -350,8 +428,62 @@ class TrainOptions(DeviceOptions, LoopOptions, NetworkOptions, StartOptions):
         if self.regions is not None:
             unread = names_of(TrainOptions) - {"regions", "data", "output_dir", "seed"}
             refuse(self, unread, "with --regions, which trains no network")
+        if self.mode != "finetune":
+            refuse(self, ("lora", "train_layers", "encoder_lr"), "without --finetune")
+        if not self.lora:
+            refuse(self, ("lora_alpha",), "without --lora")
         match self.mode:
             case "head":
-                refuse(self, ("name",), "without --finetune or --pretrain, which train an encoder")
+                of_encoder = ("name", "gradient_checkpointing")
+                refuse(self, of_encoder, "without --finetune or --pretrain, which train an encoder")
+                if (self.encoding, self.architecture) != ("esm2", "mlp"):
+                    refuse(self, ("features",), "where the means of an ESM-2 are not what is read")
+            case "finetune":
+                refuse(self, ("features",), "with --finetune, which changes the vectors")
             case "pretrain":
-                refuse(self, ("hidden", "dropout", "class_weights"), "with --pretrain")
+                refuse(self, ("features",), "with --pretrain, which reads residues")
+                refuse(self, ("hidden", "dropout", "class_weights", "best_by"), "with --pretrain")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManifestOptions:
+    output: Annotated[Path, option("Write the manifest here.", FILES, "--output", "-o")]
+    virus: Annotated[
+        tuple[Path, ...],
+        option("Take these FASTA files, or those of these folders, as viruses.", FILES),
+    ] = ()
+    other: Annotated[
+        tuple[Path, ...],
+        option("Take these FASTA files, or those of these folders, as not viral.", FILES),
+    ] = ()
+    table: Annotated[
+        Path | None,
+        file(
+            "Label the records of --fasta by this table: accession; label or superkingdom; family, "
+            "genus or species; optionally kingdom.",
+            "TSV",
+        ),
+    ] = None
+    fasta: Annotated[
+        tuple[Path, ...], option("Look for the accessions of --table in these files.", FILES)
+    ] = ()
+    group_by: Annotated[
+        str | None,
+        option(
+            "Group the records of --table by this column.",
+            SAMPLES,
+            metavar="COLUMN",
+            show_default="family, else genus, else species",
+        ),
+    ] = None
+    force: Annotated[bool, option("Replace the manifest if it is there.", FILES)] = False
+
+    def __post_init__(self) -> None:
+        is_table = self.table is not None
+        if bool(self.virus or self.other) == is_table or bool(self.fasta) != is_table:
+            raise UsageError(
+                "a manifest is made of folders by label, or of a table and its FASTA files",
+                hint="give --virus DIR --other DIR, or --table TSV --fasta FILE",
+            )
+        if not is_table:
+            refuse(self, ("group_by",), "without --table")

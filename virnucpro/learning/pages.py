@@ -82,7 +82,7 @@ def write_training_page(folder: Path) -> None:
     """
     facts = read_facts(folder / FACTS)
     names = (EPOCHS, GAIN, HELD_OUT, SPLIT)
-    epochs, gains, held_out, split = (_read_table(folder / name) for name in names)
+    epochs, gains, held_out, split = (read_table(folder / name) for name in names)
     charts = [chart for chart in _learning_curves(epochs) if chart.series]
     content = {
         "is_finished": bool(epochs or held_out),
@@ -101,7 +101,7 @@ def write_training_page(folder: Path) -> None:
     rundir.write_whole(rundir.report, page)
 
 
-def _read_table(path: Path) -> Table:
+def read_table(path: Path) -> Table:
     """The rows of a small table by the names of their columns; none without a table.
 
     Raises:
@@ -121,7 +121,7 @@ def _columns(table: Table) -> list[tuple[str, bool, list[str]]]:
     return [
         (
             escaped(name).replace("_", " "),
-            all(row[name] == NOT_DEFINED or _number_in(row[name]) is not None for row in table),
+            all(row[name] == NOT_DEFINED or number_in(row[name]) is not None for row in table),
             [escaped(row[name]) for row in table],
         )
         for name in (table[0] if table else ())
@@ -142,14 +142,14 @@ def _chart(name: str, title: str, label: str, names: Sequence[str], epochs: Tabl
     seeds = list(dict.fromkeys(row["seed"] for row in epochs))[:_MOST_SEEDS]
     for seed, column in product(seeds, names):
         rows = [row for row in epochs if row["seed"] == seed]
-        values = ((_number_in(row["epoch"]), _number_in(row[column])) for row in rows)
+        values = ((number_in(row["epoch"]), number_in(row[column])) for row in rows)
         points = [(x, y) for x, y in values if x is not None]
         words = escaped(column).replace("_", " ") + (f", seed {seed}" if len(seeds) > 1 else "")
         series.append((words, [x for x, _ in points], [y for _, y in points]))
     return Chart(name, title, "One point for each epoch.", "epoch", label, series)
 
 
-def _number_in(text: str) -> float | None:
+def number_in(text: str) -> float | None:
     try:
         number = float(text)
     except ValueError:
@@ -164,7 +164,7 @@ def _by_kind(split: Table) -> Table:
         key = tuple(row.get(name, "") for name in ("split", "label", "kingdom"))
         n_groups_and_records = counts.setdefault(key, [0, 0])
         n_groups_and_records[0] += 1
-        n_groups_and_records[1] += int(_number_in(row.get("n_records", "")) or 0)
+        n_groups_and_records[1] += int(number_in(row.get("n_records", "")) or 0)
     names = ("split", "label", "kingdom", "groups", "records")
     return [
         dict(zip(names, (*key, *map(str, numbers)), strict=True))

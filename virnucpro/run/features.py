@@ -121,6 +121,15 @@ class FeatureStore:
         for path, attributes in self.files():
             yield read_embeddings(path, attributes, self.encoder.dim)
 
+    def read_places(self) -> Iterator[tuple[Path, int, tuple[str, ...]]]:
+        """Each file, verified, with the byte at which its vectors begin and the ids of these.
+
+        Raises:
+            FeatureFileError: a file is not whole, or of another recipe.
+        """
+        for path, attributes in self.files():
+            yield path, find_vectors(path), read_embeddings(path, attributes, self.encoder.dim).ids
+
     def names_done(self) -> set[str]:
         """The names of the shards that have a file, by one look at the folder.
 

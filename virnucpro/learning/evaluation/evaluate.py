@@ -32,20 +32,24 @@ from virnucpro.learning.evaluation.fragments import (
     WHOLE,
     Cutting,
     Fragment,
+    HeldOut,
+    OfTraining,
     length_name,
+    policy,
     write_fragments,
 )
-from virnucpro.learning.evaluation.held_out import HeldOut, OfTraining, policy
 from virnucpro.learning.evaluation.metrics import Interval, Measures, Samples, bootstrap, measure
 from virnucpro.learning.labelled.records import (
     DataManifest,
     Labelled,
     LabelledRecord,
+    Split,
+    check_groups,
     read_data_manifest,
     read_records,
+    read_split,
     warn_of_mixed_groups,
 )
-from virnucpro.learning.labelled.split import Split, check_groups, read_split
 from virnucpro.learning.options import EvaluateOptions
 from virnucpro.run.folder import RunDir
 from virnucpro.sequences.fasta import read_fasta

@@ -104,15 +104,9 @@ class Measures:
 
 
 MEASURES = tuple(field.name for field in fields(Measures))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Curve:
-    """Cumulated weights of the calls at each distinct score, from the highest down."""
-
-    thresholds: Values  # (n_distinct,), falling
-    true_positives: Values  # (n_distinct,)
-    false_positives: Values  # (n_distinct,)
+Interval = tuple[Measures, Measures]  # its low and its high end; None where a resample lacks one
+# distinct scores, falling, and the weights of viruses and of others that reach each; (n_distinct,)
+Curve = tuple[Values, Values, Values]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,14 +120,6 @@ class Reliability:
     share_of_viruses: Values
     weight: Values  # of the bin; they add up to 1
     n: Values  # sum of the weights of the samples
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Interval:
-    """Percentiles of each measure over resamples; None where one of them lacks it."""
-
-    low: Measures
-    high: Measures
 
 
 def measure(samples: Samples, is_called: Mask) -> Measures:
@@ -169,8 +155,9 @@ def bootstrap(samples: Samples, is_called: Mask, seed: int) -> Interval:
     ranked = _Ranked(samples)
     resamples = [ranked.measures(weights, is_called) for weights in _resamples(samples, seed)]
     if not resamples:
-        return Interval(Measures(), Measures())
-    return Interval(*(_percentile(resamples, at) for at in INTERVAL))
+        return Measures(), Measures()
+    low, high = (_percentile(resamples, at) for at in INTERVAL)
+    return low, high
 
 
 def auroc_gain(
@@ -250,12 +237,12 @@ class _Ranked:
         sorted_weights = weights[self.order]
         true = np.cumsum(np.where(self.is_virus, sorted_weights, 0.0))
         false = np.cumsum(np.where(self.is_virus, 0.0, sorted_weights))
-        return Curve(self.thresholds, true[self.last_of_ties], false[self.last_of_ties])
+        return self.thresholds, true[self.last_of_ties], false[self.last_of_ties]
 
     def auroc(self, weights: Values) -> float:
         """Both classes must have a weight."""
-        curve = self.curve(weights)
-        return _auroc(curve.true_positives, curve.false_positives)
+        _, true, false = self.curve(weights)
+        return _auroc(true, false)
 
     def reliability(self, weights: Values) -> Reliability:
         n = weights[self.order].astype(np.float64)
@@ -273,8 +260,7 @@ class _Ranked:
 
     def measures(self, weights: Values, is_called: Mask) -> Measures:
         """(n,) weights, 0 for what was not drawn, and calls, both in the order of the samples."""
-        curve = self.curve(weights)
-        true, false = curve.true_positives, curve.false_positives
+        thresholds, true, false = self.curve(weights)
         n_virus, n_other = (float(side[-1]) if len(side) else 0.0 for side in (true, false))
         of_calls = np.where(is_called, weights, 0.0)[self.order]
         called, wrongly = (float(of_calls[side].sum()) for side in (self.is_virus, ~self.is_virus))
@@ -297,7 +283,7 @@ class _Ranked:
             false_positives=wrongly / n_other,
             **_precisions(called / n_virus, wrongly / n_other),
             recall_at_1_percent=float(true[n_allowed - 1]) / n_virus if n_allowed else 0.0,
-            threshold_at_1_percent=float(curve.thresholds[n_allowed - 1]) if n_allowed else None,
+            threshold_at_1_percent=float(thresholds[n_allowed - 1]) if n_allowed else None,
             calibration_error=float(gap @ curves.weight),
         )
 

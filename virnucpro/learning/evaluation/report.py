@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 
 from virnucpro import __version__
+from virnucpro.ground.events import OnEvent
 from virnucpro.ground.files import sha256, write_whole
 from virnucpro.ground.log import counted, printable
-from virnucpro.learning.evaluation.evaluate import Evaluation, EvaluationRow, SamplesOfKind
+from virnucpro.learning.evaluation.evaluate import (
+    Evaluation,
+    EvaluationRow,
+    SamplesOfKind,
+    evaluate,
+)
+from virnucpro.learning.evaluation.evaluate_regions import evaluate_regions
 from virnucpro.learning.evaluation.metrics import (
     MEASURES,
     NOT_DEFINED,
@@ -20,32 +27,34 @@ from virnucpro.learning.evaluation.metrics import (
     reliability,
     roc_curve,
 )
+from virnucpro.learning.options import EvaluateOptions
+from virnucpro.learning.pages import write_evaluation_page
 
 _ROC_POINTS = 200
 _N_BARS = 40  # of the scores from 0 to 1
 _FACTS = ("unit", "length", "subset", "kingdom", "n", "n_virus", "n_groups")
-_COLUMNS = (
-    *_FACTS,
-    "no_orf",
-    "n_trained",
-    "auroc",
-    "auroc_low",
-    "auroc_high",
-    *MEASURES[1:],
-    *(f"{name}_equal_groups" for name in MEASURES),
-    "auroc_no_orf_as_0",
-    "auroc_no_orf_as_0_low",
-    "auroc_no_orf_as_0_high",
-    "recall_no_orf_as_0",
-    "false_positives_no_orf_as_0",
-)
+
+
+def report_evaluation(options: EvaluateOptions, on_event: OnEvent) -> list[str]:
+    """Evaluate records or regions, write the tables and the page, and return lines for the user.
+
+    Raises:
+        VirnucproError: as ``evaluate`` and ``evaluate_regions``.
+    """
+    if options.regions is not None:
+        return evaluate_regions(options, options.regions, on_event)
+    evaluation = evaluate(options, on_event)
+    write_report(evaluation)
+    write_evaluation_page(options.output_dir)
+    return summary_lines(evaluation)
 
 
 def write_report(evaluation: Evaluation) -> None:
     """``evaluation.tsv`` and ``evaluation.json``."""
     folder = evaluation.question.output
-    lines = ["\t".join(_COLUMNS), *("\t".join(_cells(row)) for row in evaluation.rows), ""]
-    write_whole(folder / "evaluation.tsv", "\n".join(lines))
+    rows = [_columns(row) for row in evaluation.rows]
+    lines = [rows[0].keys(), *(map(str, row.values()) for row in rows)]
+    write_whole(folder / "evaluation.tsv", "".join("\t".join(line) + "\n" for line in lines))
     content = json.dumps(_to_json(evaluation), indent=1, allow_nan=False)
     write_whole(folder / "evaluation.json", content + "\n")
 
@@ -73,10 +82,8 @@ def summary_lines(evaluation: Evaluation) -> list[str]:
 
 def _line(row: EvaluationRow) -> str:
     """The figures of all samples; one without a score counts as the lowest."""
-    figures, interval = row.no_orf_as_0, row.interval_no_orf_as_0
-    auroc = (
-        f"{_short(figures.auroc)} ({_short(interval.low.auroc)} to {_short(interval.high.auroc)})"
-    )
+    figures, (low, high) = row.no_orf_as_0, row.interval_no_orf_as_0
+    auroc = f"{_short(figures.auroc)} ({_short(low.auroc)} to {_short(high.auroc)})"
     name = f"{row.unit}s, {row.length}" if row.unit == "record" else "chunks"
     return (
         f"  {name:<14}{row.n:>8}{row.n_no_orf / row.n:>10.1%}  {auroc:<30}"
@@ -89,30 +96,33 @@ def _short(value: float | None) -> str:
     return NOT_DEFINED if value is None else f"{value:.3f}"
 
 
-def _cells(row: EvaluationRow) -> Iterator[str]:
-    yield from (str(getattr(row, name)) for name in _FACTS)
-    yield f"{row.n_no_orf / row.n:.6f}"
-    yield str(row.n_trained)
-    yield _cell(row.scored.auroc)
-    yield _cell(row.interval.low.auroc)
-    yield _cell(row.interval.high.auroc)
-    yield from (_cell(getattr(row.scored, name)) for name in MEASURES[1:])
-    yield from (_cell(getattr(row.equal_groups, name)) for name in MEASURES)
-    yield _cell(row.no_orf_as_0.auroc)
-    yield _cell(row.interval_no_orf_as_0.low.auroc)
-    yield _cell(row.interval_no_orf_as_0.high.auroc)
-    yield _cell(row.no_orf_as_0.recall)
-    yield _cell(row.no_orf_as_0.false_positives)
-
-
-def _cell(value: float | None) -> str:
-    return NOT_DEFINED if value is None else f"{value:.6f}"
+def _columns(row: EvaluationRow) -> dict[str, object]:
+    """The cells of a row of ``evaluation.tsv`` by their columns, figures with 6 decimals."""
+    (low, high), (all_low, all_high) = row.interval, row.interval_no_orf_as_0
+    figures = {
+        "auroc": row.scored.auroc,
+        "auroc_low": low.auroc,
+        "auroc_high": high.auroc,
+        **{name: getattr(row.scored, name) for name in MEASURES[1:]},
+        **{f"{name}_equal_groups": getattr(row.equal_groups, name) for name in MEASURES},
+        "auroc_no_orf_as_0": row.no_orf_as_0.auroc,
+        "auroc_no_orf_as_0_low": all_low.auroc,
+        "auroc_no_orf_as_0_high": all_high.auroc,
+        "recall_no_orf_as_0": row.no_orf_as_0.recall,
+        "false_positives_no_orf_as_0": row.no_orf_as_0.false_positives,
+    }
+    return {
+        **{name: getattr(row, name) for name in _FACTS},
+        "no_orf": f"{row.n_no_orf / row.n:.6f}",
+        "n_trained": row.n_trained,
+        **{n: NOT_DEFINED if v is None else f"{v:.6f}" for n, v in figures.items()},
+    }
 
 
 def _to_json(evaluation: Evaluation) -> dict[str, object]:
     question, held_out = evaluation.question, evaluation.held_out
     facts = evaluation.caller.facts
-    options = question.options
+    options, kinds = question.options, [kind for kind in evaluation.kinds if len(kind)]
     return {
         "virnucpro_version": __version__,
         "data": {"path": str(options.data), "sha256": sha256(options.data)},
@@ -124,9 +134,7 @@ def _to_json(evaluation: Evaluation) -> dict[str, object]:
         "cut": evaluation.cut,
         "cutting": asdict(question.cutting),
         "rows": [_row_to_json(row) for row in evaluation.rows],
-        "reliability": [_reliability_to_json(kind) for kind in evaluation.kinds if len(kind)],
-        "roc": [_roc_to_json(kind) for kind in evaluation.kinds if len(kind)],
-        "scores": [_scores_to_json(kind) for kind in evaluation.kinds if len(kind)],
+        **{name: [_of_kind(kind, draw) for kind in kinds] for name, draw in _CURVES.items()},
     }
 
 
@@ -144,20 +152,18 @@ def _row_to_json(row: EvaluationRow) -> dict[str, object]:
     return {
         **{name: getattr(row, name) for name in (*_FACTS, "n_no_orf", "n_trained")},
         "scored": rounded(row.scored),
-        "low": rounded(row.interval.low),
-        "high": rounded(row.interval.high),
+        "low": rounded(row.interval[0]),
+        "high": rounded(row.interval[1]),
         "equal_groups": rounded(row.equal_groups),
         "no_orf_as_0": rounded(row.no_orf_as_0),
-        "no_orf_as_0_low": rounded(row.interval_no_orf_as_0.low),
-        "no_orf_as_0_high": rounded(row.interval_no_orf_as_0.high),
+        "no_orf_as_0_low": rounded(row.interval_no_orf_as_0[0]),
+        "no_orf_as_0_high": rounded(row.interval_no_orf_as_0[1]),
     }
 
 
 def _reliability_to_json(kind: SamplesOfKind) -> dict[str, object]:
     curve = reliability(kind.scored)
     return {
-        "unit": kind.unit,
-        "length": kind.length,
         "mean_score": curve.mean_score.round(6).tolist(),
         "share_of_viruses": curve.share_of_viruses.round(6).tolist(),
         "n": curve.n.tolist(),
@@ -166,13 +172,10 @@ def _reliability_to_json(kind: SamplesOfKind) -> dict[str, object]:
 
 def _roc_to_json(kind: SamplesOfKind) -> dict[str, object]:
     """Some hundred points of the ROC curve of all samples; empty for a single label."""
-    curve = roc_curve(kind.filled(0.0))
-    true, false = curve.true_positives, curve.false_positives
+    _, true, false = roc_curve(kind.filled(0.0))
     points = np.unique(np.linspace(0, len(true) - 1, min(len(true), _ROC_POINTS)).astype(np.int64))
     has_both = true[-1] > 0 and false[-1] > 0
     return {
-        "unit": kind.unit,
-        "length": kind.length,
         "true_positives": (true[points] / true[-1]).round(6).tolist() if has_both else [],
         "false_positives": (false[points] / false[-1]).round(6).tolist() if has_both else [],
     }
@@ -187,9 +190,16 @@ def _scores_to_json(kind: SamplesOfKind) -> dict[str, object]:
         for label in (True, False)
     )
     return {
-        "unit": kind.unit,
-        "length": kind.length,
         "virus": virus.tolist(),
         "other": other.tolist(),
         "lowest_called": round(float(called.min()), 6) if len(called) else None,
     }
+
+
+def _of_kind(
+    kind: SamplesOfKind, draw: Callable[[SamplesOfKind], dict[str, object]]
+) -> dict[str, object]:
+    return {"unit": kind.unit, "length": kind.length, **draw(kind)}
+
+
+_CURVES = {"reliability": _reliability_to_json, "roc": _roc_to_json, "scores": _scores_to_json}

@@ -7,6 +7,7 @@ so that all processes of a machine share one copy of it.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ _MOST_WEIGHT = 10.0  # largest weight of a frame, where the mean is 1
 BASES_POWER = 0.25  # of what a group has, in how much it counts
 GC_EDGES = np.linspace(0.25, 0.7, 10)  # of the bins in which both labels weigh the same
 HEAVIEST = 4.0  # times as much as without bins
+_MOST_MAPS = 256  # feature files of one process: each holds a file open, of usually 1,024
 
 
 class Mapped:
@@ -49,14 +51,52 @@ class Mapped:
         return self._values.shape
 
 
-Column = Values | Mapped
+class FeatureRows:
+    """The vectors of feature files, one file behind the other, mapped as they are looked at.
+
+    Trainings, seeds and ranks that read the same files share the pages of one copy.
+    """
+
+    def __init__(self, files: Sequence[tuple[str, int, int]], dim: int) -> None:
+        """A file is its path, the byte at which its vectors begin, and their number."""
+        self.files, self.dim = files, dim
+        self._firsts = np.cumsum([0, *(n for _, _, n in files)], dtype=np.int64)
+        self._maps: OrderedDict[int, Values] = OrderedDict()  # by use, the last used at the end
+
+    def __reduce__(self) -> tuple[type[FeatureRows], tuple[Sequence[tuple[str, int, int]], int]]:
+        return FeatureRows, (self.files, self.dim)
+
+    def __getitem__(self, rows: Rows) -> Values:
+        """(k,) -> (k, dim)"""
+        of_file = np.searchsorted(self._firsts, rows, side="right") - 1
+        values = np.empty((len(rows), self.dim), dtype=np.float32)
+        for number in np.unique(of_file).tolist():
+            inside = of_file == number
+            values[inside] = self._map(number)[rows[inside] - self._firsts[number]]
+        return values
+
+    def __len__(self) -> int:
+        return int(self._firsts[-1])
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return len(self), self.dim
+
+    def _map(self, number: int) -> Values:
+        if number not in self._maps:
+            path, begin, n = self.files[number]
+            self._maps[number] = np.memmap(path, "<f4", "r", begin, (n, self.dim))
+            if len(self._maps) > _MOST_MAPS:
+                self._maps.popitem(last=False)
+        self._maps.move_to_end(number)
+        return self._maps[number]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ArrayRows:
     """Some rows of an array. They are read when they are asked for."""
 
-    column: Column  # (n_all, width)
+    column: Values | Mapped | FeatureRows  # (n_all, width)
     rows: Rows  # (n,)
 
     @classmethod
@@ -88,8 +128,8 @@ class ArrayRows:
 class Texts(Sequence[str]):
     """Some of the words in a row of letters. They are read when they are asked for."""
 
-    letters: Column  # uint8, UTF-8
-    ends: Column  # (n_all + 1,): word i is ``letters[ends[i]:ends[i + 1]]``
+    letters: Values | Mapped  # uint8, UTF-8
+    ends: Values | Mapped  # (n_all + 1,): word i is ``letters[ends[i]:ends[i + 1]]``
     rows: Rows  # (n,)
 
     @classmethod

@@ -7,7 +7,8 @@
 ``chunks.npy``                      record, start and size of each chunk, as the records were cut
 ``kmers.npy``                       record and hash of each sampled k-mer
 ``records.json``                    what the manifest says of each record, and its digest
-``vectors.npy``                     (n, dim), only for a head on vectors of the engine
+``vectors.json``                    the feature files of ``extract``, for a head on vectors alone
+``vector_rows.npy``                 the row of each frame's vector, all files one behind the other
 ``label.json``                      what all of it was made of, and the hash of each file; the last
 
 The files hold every record, cut at every chunk size: the split chooses among them. Without a
@@ -25,7 +26,6 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
-from numpy.lib import format as npy
 
 from virnucpro.ground.errors import FeatureFileError
 from virnucpro.ground.files import as_text, read_json, sha256, writing
@@ -33,6 +33,7 @@ from virnucpro.ground.log import printable
 from virnucpro.ground.tree import Tree
 from virnucpro.learning.labelled.frames import (
     ArrayRows,
+    FeatureRows,
     LabelledFrames,
     Mapped,
     Rows,
@@ -41,8 +42,7 @@ from virnucpro.learning.labelled.frames import (
     growing,
     growing_texts,
 )
-from virnucpro.learning.labelled.records import Labelled, LabelledRecord
-from virnucpro.learning.labelled.split import Split
+from virnucpro.learning.labelled.records import Labelled, LabelledRecord, Split
 from virnucpro.run.folder import RunDir, stores_of
 from virnucpro.sequences.composition import N_FEATURES, frame_bases, frame_composition
 from virnucpro.sequences.fasta import write_record
@@ -50,7 +50,7 @@ from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
 from virnucpro.sequences.sketch import Sketch, join_sketches, sketch_of
 from virnucpro.sequences.translate import chunk_record, translate_six_frames
 
-VECTORS = "vectors.npy"
+_VECTORS, _VECTOR_ROWS = "vectors.json", "vector_rows.npy"
 _LABEL, _RECORDS = "label.json", "records.json"
 _COLUMNS = (
     "proteins.npy",
@@ -107,7 +107,7 @@ def write_frames(
     tree = Tree(folder.parent)
     with writing(folder):
         tree.make_folder(folder)
-        for name in (_LABEL, VECTORS):
+        for name in (_LABEL, _VECTORS):
             tree.delete(folder / name)
     tree.sweep_folder(folder)
     records: list[LabelledRecord] = []
@@ -166,39 +166,48 @@ def _translated(
         records.append(labelled)
 
 
-def write_vectors(path: Path, extracted: Path, ids: Sequence[str]) -> None:
-    """The vectors of these frames as one array, in their order, from a run folder of ``extract``.
+def link_vectors(folder: Path, extracted: Path, ids: Sequence[str]) -> None:
+    """Note where the vectors of these frames lie in a run folder of ``extract``; none is copied.
 
-    Memory holds the ids, and the vectors of one feature file.
+    All feature files are read once, to the last bit. Memory holds the ids, and one file.
 
     Raises:
-        FeatureFileError: one is not there, or a file is damaged.
+        FeatureFileError: a vector is not there, or a file is damaged.
         OutputError, StorageError: as ``files.writing``.
     """
     place = {name: row for row, name in enumerate(ids)}
-    is_there = np.zeros(len(ids), dtype=np.bool_)
-    begin = 0
+    rows = np.full(len(ids), -1, dtype=np.int64)
+    files: list[tuple[str, int, int]] = []
+    n_vectors, dim = 0, 0
     rundir = RunDir(extracted)
     manifest = rundir.read_manifest()
-    stores = stores_of(rundir, manifest) if manifest else ()
-    with Tree(path.parents[1]).replacing(path) as out:
-        for embeddings in (file for store in stores for file in store.read_files()):
-            if embeddings.ids and not begin:
-                shape = (len(ids), embeddings.vectors.shape[1])
-                facts = {"descr": "<f4", "fortran_order": False, "shape": shape}
-                npy.write_array_header_1_0(out, facts)
-                begin = out.tell()
-            for name, vector in zip(embeddings.ids, embeddings.vectors, strict=True):
+    for store in stores_of(rundir, manifest) if manifest else ():
+        dim = store.encoder.dim
+        for path, begin, names in store.read_places():
+            files.append((str(path.absolute()), begin, len(names)))
+            for number, name in enumerate(names, start=n_vectors):
                 if (row := place.get(name)) is not None:
-                    out.seek(begin + row * vector.nbytes)
-                    out.write(vector.tobytes())
-                    is_there[row] = True
-        if not is_there.all():
-            absent = ids[int(is_there.argmin())]
-            raise FeatureFileError(
-                f"{printable(extracted)} holds no vector of {printable(absent)}",
-                hint="delete the folder: its vectors are made again",
-            )
+                    rows[row] = number
+            n_vectors += len(names)
+    if (absent := np.flatnonzero(rows < 0)).size:
+        raise FeatureFileError(
+            f"{printable(extracted)} holds no vector of {printable(ids[absent[0]])} "
+            f"({len(absent):,} missing of {len(ids):,})",
+            hint="delete the folder: its vectors are made again; those that were given with "
+            "--features must be of the same files and --chunk-size",
+        )
+    tree = Tree(folder.parent)
+    with growing(folder / _VECTOR_ROWS, "<i8") as add:
+        add(rows)
+    tree.write_whole(folder / _VECTORS, json.dumps({"dim": dim, "files": files}))
+
+
+def _vectors(folder: Path, n_frames: int) -> ArrayRows:
+    """The vectors of all frames where ``link_vectors`` left them, else (n, 0)."""
+    if not (folder / _VECTORS).exists():
+        return ArrayRows.of(np.empty((n_frames, 0), dtype=np.float32))
+    facts = read_json(folder / _VECTORS, most_bytes=_MOST_RECORDS)
+    return ArrayRows(FeatureRows(facts["files"], facts["dim"]), Mapped(folder / _VECTOR_ROWS)[:])
 
 
 def write_label(folder: Path, origin: Origin, *beside: Path) -> None:
@@ -251,7 +260,6 @@ class FrameStore:
         records, chunk, chunks = read_labels(folder), chunk_of[:], chunk_table[:]
         rows, record = np.arange(len(chunk)), chunks[chunk, 0]
         groups = np.unique([r.group for r in records], return_inverse=True)[1]
-        vectors, nothing = folder / VECTORS, np.empty((len(rows), 0), dtype=np.float32)
         frames = LabelledFrames(
             Texts(ids, id_ends, rows),
             Texts(proteins, protein_ends, rows),
@@ -261,7 +269,7 @@ class FrameStore:
             np.array([r.is_virus for r in records], dtype=np.bool_)[record],
             np.array([r.weight for r in records], dtype=np.float32)[record],
             groups[record],
-            ArrayRows(Mapped(vectors) if vectors.exists() else nothing, rows),
+            _vectors(folder, len(rows)),
         )
         return cls(records, chunks, frames, kmers[:])
 

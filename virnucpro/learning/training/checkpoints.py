@@ -22,7 +22,6 @@ from virnucpro.ground.errors import ResumeError
 from virnucpro.ground.files import open_plain
 from virnucpro.ground.log import printable
 from virnucpro.ground.tree import Tree
-from virnucpro.learning.options import LOOP_MAY_DIFFER, Settings
 
 _BEST = "best.pt"
 _EPOCH = re.compile(r"epoch_(\d{4,})\.pt")
@@ -45,8 +44,7 @@ class Checkpoints:
     """The checkpoints of one training, in a folder of their own."""
 
     folder: Path
-    settings: Settings
-    effective_batch: int
+    n_kept: int  # of the last epochs, beside the best
 
     def save(
         self,
@@ -54,7 +52,7 @@ class Checkpoints:
         optimizer: torch.optim.Optimizer,
         state: Progressed,
     ) -> None:
-        """Atomically, with the settings, and once more if this epoch is the best.
+        """Atomically, and once more if this epoch is the best.
 
         Raises:
             OutputError, StorageError: as ``files.writing``.
@@ -63,7 +61,6 @@ class Checkpoints:
             "module": _learned(module),
             "optimizer": optimizer.state_dict(),
             "state": asdict(state),
-            "settings": {**asdict(self.settings), "effective_batch": self.effective_batch},
         }
         best = [_BEST] if state.best_epoch == state.epoch else []
         tree = Tree(self.folder.parent)
@@ -71,7 +68,7 @@ class Checkpoints:
         for name in (*best, f"epoch_{state.epoch:04d}.pt"):
             with tree.replacing(self.folder / name) as out:
                 _write(content, out)
-        for outdated in self._epochs()[: -self.settings.keep_checkpoints]:
+        for outdated in self._epochs()[: -self.n_kept]:
             tree.delete(outdated)
 
     def load_last(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> Progressed:
@@ -84,12 +81,6 @@ class Checkpoints:
         if not last.exists():
             return Progressed()
         content = _read(last)
-        now = {**asdict(self.settings), "effective_batch": self.effective_batch}
-        if differences := _differences(now, content["settings"]):
-            raise ResumeError(
-                f"{printable(last)} was trained with other settings: {', '.join(differences)}",
-                hint=_OTHER,
-            )
         _load_weights(module, content, last)
         optimizer.load_state_dict(content["optimizer"])
         return Progressed(**content["state"])
@@ -153,19 +144,10 @@ def _read(path: Path) -> dict[str, Any]:
             f"{printable(path)} cannot be read: {printable(error)}",
             hint=hint,
         ) from error
-    parts = ("module", "optimizer", "state", "settings")
+    parts = ("module", "optimizer", "state")
     if not isinstance(content, dict) or not all(part in content for part in parts):
         raise ResumeError(f"{printable(path)} is not a checkpoint of a training", hint=_OTHER)
     return content
-
-
-def _differences(now: Mapping[str, object], stored: Mapping[str, object]) -> list[str]:
-    """The settings with which a training could not go on as it began, with both values."""
-    return [
-        f"{name} ({printable(stored.get(name))}, now {printable(value)})"
-        for name, value in now.items()
-        if name not in LOOP_MAY_DIFFER and stored.get(name) != value
-    ]
 
 
 def _load_weights(module: nn.Module, content: dict[str, Any], path: Path) -> None:

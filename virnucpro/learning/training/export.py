@@ -29,7 +29,7 @@ from virnucpro.encoders.learned import Base, save_reader
 from virnucpro.ground.log import LOGGER, announce, printable
 from virnucpro.learning.labelled.records import LabelledRecord, group_digest
 from virnucpro.learning.training.calibration import Calibration
-from virnucpro.learning.training.networks import Classifier, FrameClassifier
+from virnucpro.learning.training.networks import Classifier, FrameClassifier, merge
 from virnucpro.learning.training.request import Training, head_beside
 from virnucpro.sequences.sketch import NO_KMERS, Sketch, join_sketches
 
@@ -72,6 +72,7 @@ def _export_encoder(training: Training, module: FrameClassifier) -> Model:
     if training.settings.mode == "finetune":
         folder = training.trained_encoder
         assert isinstance(reader.encoder, ESM2)
+        merge(reader.encoder)
         save_esm2(folder, reader.encoder)
     if training.is_plain:
         assert folder is not None, "a head needs an encoder"

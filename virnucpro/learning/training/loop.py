@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Generic
 
@@ -27,14 +28,14 @@ from virnucpro.ground.events import OnEvent, Progress
 from virnucpro.ground.log import announce, printable
 from virnucpro.learning.labelled.frames import Rows
 from virnucpro.learning.options import Settings
-from virnucpro.learning.training.batches import BatchRows, batches_of
 from virnucpro.learning.training.checkpoints import Checkpoints, Progressed
-from virnucpro.learning.training.objectives import B, Objective
+from virnucpro.learning.training.objectives import B, BatchRows, Objective, batches_of
 from virnucpro.learning.training.ranks import Ranks
 
 DATA, STEP, OPTIMIZER = "waiting for data", "forward and backward", "optimizer"
 VALIDATION, CHECKPOINT = "validation", "checkpoint"
 _TRAINING = (DATA, STEP, OPTIMIZER)
+_ENCODER = "reader.encoder."  # begins the names of its weights
 _MOST_GRADIENT = 1.0  # norm; beyond it the step is shortened
 
 
@@ -66,6 +67,10 @@ class Clock:
         self._since = now
 
     @property
+    def elapsed(self) -> float:
+        return sum(self.seconds.values())
+
+    @property
     def training_seconds(self) -> float:
         return sum(self.seconds.get(part, 0.0) for part in _TRAINING)
 
@@ -87,6 +92,7 @@ class Trainer(Generic[B]):
     state: Progressed = field(default_factory=Progressed)
     clock: Clock = field(init=False)
     norms: HostCopy = field(init=False)  # of gradients, on their way from the device
+    _first: int = 0  # the epoch that this start goes on from
 
     def __post_init__(self) -> None:
         self.clock = Clock(self.ranks.device, self.is_profiled)
@@ -103,7 +109,7 @@ class Trainer(Generic[B]):
         """
         settings, ranks = self.settings, self.ranks
         schedule = _Schedule(self.objective.n_rows, settings, ranks)
-        checkpoints = Checkpoints(self.folder / "checkpoints", settings, schedule.effective)
+        checkpoints = Checkpoints(self.folder / "checkpoints", settings.keep_checkpoints)
         self.module.to(ranks.device)
         optimizer = new_optimizer(self.module, settings.scaled_lr(ranks.world_size), settings)
         self._resume(checkpoints, optimizer)
@@ -122,6 +128,7 @@ class Trainer(Generic[B]):
     def _resume(self, checkpoints: Checkpoints, optimizer: torch.optim.Optimizer) -> None:
         """Go on from the last checkpoint, if there is one."""
         self.state = checkpoints.load_last(self.module, optimizer)
+        self._first = self.state.epoch
         if len(set(self.ranks.gather(self.state.epoch))) > 1:
             raise ResumeError(
                 f"not all processes see the same checkpoints in {printable(checkpoints.folder)}",
@@ -150,7 +157,8 @@ class Trainer(Generic[B]):
         norm: Pending = Arrived(np.zeros(1, dtype=np.float32))
         for step, rows in enumerate(schedule.steps()):
             for group in optimizer.param_groups:
-                group["lr"] = lr * share_of_lr(state.step, schedule.n_steps, settings)
+                share = share_of_lr(state.step, schedule.n_steps, settings)
+                group["lr"] = lr * group["of_lr"] * share
             norm_before = norm
             part, norm = self._step(wrapped, optimizer, batches, self.objective.weight(rows))
             self._check_number(norm_before, step)  # so that a GPU has the next step to do
@@ -179,14 +187,19 @@ class Trainer(Generic[B]):
         if state.epoch % settings.eval_every == 0 or state.epoch == settings.epochs:
             wrapped.eval()
             device = self.ranks.device
-            with torch.inference_mode(), precision_of(settings, device), _fitting(device):
+            with torch.inference_mode(), precision_of(settings, device), fitting(device):
                 row |= self.objective.validate(self.module, self.ranks)
-            if row[self.objective.best] > state.best:
-                state.best, state.best_epoch = row[self.objective.best], state.epoch
+            figure = row[self.objective.best]
+            value = -figure if "loss" in self.objective.best else figure
+            if value > state.best:
+                state.best, state.best_epoch = value, state.epoch
             self.clock.lap(VALIDATION)
         state.history.append(row)
         if self.ranks.is_first:
-            announce(describe_epoch(row))
+            seconds = self.clock.elapsed / (state.epoch - self._first)  # of an epoch
+            left = seconds * (settings.epochs - state.epoch)
+            is_best = "; the best so far" if state.best_epoch == state.epoch else ""
+            announce(f"{describe_epoch(row)}{is_best}; about {timedelta(seconds=round(left))} left")
             self.on_epoch(row)
 
     def _check_number(self, norm: Pending, step: int) -> None:
@@ -219,7 +232,7 @@ class Trainer(Generic[B]):
             batch = next(batches)
             self.clock.lap(DATA)
             is_last = part == n_parts - 1
-            with nullcontext() if is_last else ranks.alone(wrapped), _fitting(ranks.device):
+            with nullcontext() if is_last else ranks.alone(wrapped), fitting(ranks.device):
                 with precision_of(self.settings, ranks.device):
                     part_loss = wrapped(batch) / weight
                 (part_loss * ranks.world_size).backward()  # the ranks' gradients are averaged
@@ -242,7 +255,7 @@ class _Schedule:
 
     def __init__(self, n_rows: int, settings: Settings, ranks: Ranks) -> None:
         self.settings, self.ranks = settings, ranks
-        self.effective = effective_batch(settings, ranks.world_size)
+        self.effective = settings.effective_batch(ranks.world_size)
         self.n_parts = ranks.world_size * settings.grad_accum_steps
         self.n_steps = max(1, n_rows // self.effective)
         self.n_rows, self.epoch = n_rows, 0
@@ -267,18 +280,21 @@ class _Schedule:
 
 
 def new_optimizer(module: nn.Module, lr: float, settings: Settings) -> torch.optim.Optimizer:
-    """AdamW (Loshchilov and Hutter 2019) that lets biases and norms be."""
-    matrices = [p for p in module.parameters() if p.requires_grad and p.ndim > 1]
-    others = [p for p in module.parameters() if p.requires_grad and p.ndim <= 1]
-    groups = [
-        {"params": matrices, "weight_decay": settings.weight_decay},
-        {"params": others, "weight_decay": 0.0},
-    ]
+    """AdamW (Loshchilov and Hutter 2019) that lets biases and norms be.
+
+    A group with a rate of its own has it in ``of_lr``, as a part of ``lr``.
+    """
+    learned = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
+    rates = {False: 1.0}
+    if settings.encoder_lr is not None:
+        rates[True] = settings.encoder_lr / settings.lr
+    groups = []
+    for is_encoder, of_lr in rates.items():
+        own = [p for n, p in learned if (len(rates) > 1 and _ENCODER in n) == is_encoder]
+        for is_matrix, decay in ((True, settings.weight_decay), (False, 0.0)):
+            params = [p for p in own if (p.ndim > 1) == is_matrix]
+            groups.append({"params": params, "weight_decay": decay, "of_lr": of_lr})
     return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.98))
-
-
-def effective_batch(settings: Settings, world_size: int) -> int:
-    return settings.batch_size * world_size * settings.grad_accum_steps
 
 
 def share_of_lr(step: int, steps_per_epoch: int, settings: Settings) -> float:
@@ -298,7 +314,7 @@ def _seed_of(*numbers: int) -> int:
 
 
 @contextmanager
-def _fitting(device: torch.device) -> Iterator[None]:
+def fitting(device: torch.device) -> Iterator[None]:
     """
     Raises:
         UnavailableError: the block needs more memory than the device has.
@@ -349,7 +365,7 @@ def profile_lines(clocks: Sequence[Clock]) -> list[str]:
     for part in parts:
         cells = []
         for clock in clocks:
-            seconds, total = clock.seconds.get(part, 0.0), sum(clock.seconds.values())
+            seconds, total = clock.seconds.get(part, 0.0), clock.elapsed
             cells.append(f"{seconds:>11,.1f}{seconds / max(total, 1e-9):>7.1%}")
         lines.append(f"{part:<22}" + "".join(cells))
     return lines

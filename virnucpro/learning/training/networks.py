@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from virnucpro.encoders.esm2.alphabet import N_TOKENS
 from virnucpro.encoders.esm2.attention import attend_to_train
@@ -22,6 +24,7 @@ from virnucpro.learning.labelled.frames import ArrayRows, Values
 from virnucpro.sequences.composition import N_FEATURES
 
 NETWORKS = ("protein", "nucleotide")  # of a classifier; without residues the second is alone
+_LINEAR = ("qkv", "attention_out", "up", "down")  # of a layer of ESM-2
 _LEAST_SPREAD = 1e-3  # of a word that hardly occurs: its weights hardly learn either
 
 
@@ -61,6 +64,69 @@ def new_encoder(shape: ESM2Shape) -> ESM2:
         elif name.endswith("bias"):
             nn.init.zeros_(parameter)
     return encoder
+
+
+class LowRank(nn.Linear):
+    """A linear layer that stays as it is, and beside it two matrices of low rank that are learned.
+
+    Those are LoRA's (Hu et al. 2021, arXiv:2106.09685): ``W x + alpha / rank * B A x``; B is 0 at
+    first, so that training begins with what the layer was.
+    """
+
+    def __init__(self, layer: nn.Linear, rank: int, alpha: float) -> None:
+        super().__init__(layer.in_features, layer.out_features, device="meta")
+        self.weight, self.bias = layer.weight, layer.bias
+        self.scale = alpha / rank
+        self.lora_a = nn.Parameter(torch.empty(rank, layer.in_features))
+        self.lora_b = nn.Parameter(torch.zeros(layer.out_features, rank))
+        nn.init.kaiming_uniform_(self.lora_a, a=5**0.5)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) + self.scale * F.linear(
+            F.linear(input, self.lora_a), self.lora_b
+        )
+
+    @torch.no_grad()
+    def merged(self) -> nn.Linear:
+        """One layer that computes the same."""
+        layer = nn.Linear(self.in_features, self.out_features, device=self.weight.device)
+        layer.weight.copy_(self.weight + self.scale * (self.lora_b @ self.lora_a))
+        layer.bias.copy_(self.bias)
+        return layer
+
+
+def adapt(encoder: ESM2, rank: int, alpha: float | None, n_layers: int | None) -> None:
+    """Have the last ``n_layers`` of an encoder learn (None: all), and nothing before them.
+
+    With a rank the layers stay too, and have ``LowRank`` in the place of each matrix.
+    """
+    if not rank and n_layers is None:
+        return
+    learned = [*encoder.layers][-(n_layers or len(encoder.layers)) :]
+    encoder.requires_grad_(False)
+    for layer in learned:
+        if not rank:
+            layer.requires_grad_()
+            continue
+        for name in _LINEAR:
+            low = LowRank(getattr(layer, name), rank, 2 * rank if alpha is None else alpha)
+            setattr(layer, name, low)
+    if not rank:
+        encoder.final_norm.requires_grad_()
+
+
+def merge(encoder: ESM2) -> None:
+    """Put what ``LowRank`` layers have learned into the weights of plain ones."""
+    for layer in encoder.layers:
+        for name in _LINEAR:
+            if isinstance(low := getattr(layer, name), LowRank):
+                setattr(layer, name, low.merged())
+
+
+def forget_activations(encoder: ESM2) -> None:
+    """Have each layer but the first keep its input alone, and run again for its gradient."""
+    for layer in [*encoder.layers][1:]:
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
 
 class MaskedLanguageModel(nn.Module):

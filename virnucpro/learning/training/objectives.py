@@ -1,10 +1,15 @@
-"""The objectives of a training on frames: masked residues, or the labels."""
+"""The objectives of a training on frames, masked residues or labels, and their batches.
+
+Batches come in the order in which they are learned, made here or in processes beside the training.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
-from typing import Protocol, TypeVar
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import islice, pairwise
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -14,6 +19,8 @@ from torch import nn
 from virnucpro.encoders.esm2.alphabet import MASK, RESIDUES, tokenize
 from virnucpro.encoders.esm2.model import TOKEN_DROPOUT_SCALE
 from virnucpro.encoders.esm2.packing import PackedBatch
+from virnucpro.ground.errors import VirnucproError
+from virnucpro.ground.processes import Child, Pipe, Raised, interrupts_held, kill_all, start
 from virnucpro.learning.evaluation.metrics import auroc
 from virnucpro.learning.labelled.frames import LabelledFrames, Rows, Texts
 from virnucpro.learning.training.networks import FrameBatch, FrameClassifier, MaskedBatch
@@ -25,6 +32,7 @@ STANDARD = tokenize([RESIDUES[:20]])[1:-1]  # the tokens of the 20 amino acids
 
 B = TypeVar("B")
 B_co = TypeVar("B_co", covariant=True)
+BatchRows = tuple[int, Rows]  # of an epoch: its number, and the rows of one batch
 
 
 class Objective(Protocol[B_co]):
@@ -32,7 +40,7 @@ class Objective(Protocol[B_co]):
 
     n_rows: int  # of an epoch
     unit: str
-    best: str  # the name of the figure by which the best epoch is chosen; larger is better
+    best: str  # the name of the figure by which the best epoch is chosen; a loss is better smaller
 
     def batch(self, rows: Rows, epoch: int) -> B_co: ...
 
@@ -45,7 +53,7 @@ class Objective(Protocol[B_co]):
 class MaskedResidues:
     """Tell the masked residues of proteins (``--pretrain``)."""
 
-    unit, best = "frames", "minus_loss"
+    unit, best = "frames", "validation_loss"
 
     def __init__(
         self,
@@ -78,7 +86,7 @@ class MaskedResidues:
             n_chosen += len(batch.places)
         sums = np.sum(ranks.gather((loss, n_chosen)), axis=0)
         mean = float(sums[0] / max(1, sums[1]))
-        return {"validation_loss": mean, "minus_loss": -mean}
+        return {"validation_loss": mean}
 
 
 def mask_residues(
@@ -124,14 +132,16 @@ def masked_batch(proteins: Sequence[str], seeds: Sequence[tuple[int, ...]]) -> M
 class FrameLabels:
     """Tell viral frames from others (``--finetune``)."""
 
-    unit, best = "frames", "auroc"
+    unit = "frames"
 
     def __init__(
         self,
         frames: LabelledFrames,
         held_out: LabelledFrames,
         weigh: Callable[[LabelledFrames], NDArray[np.float32]],
+        best: str = "auroc",
     ) -> None:
+        self.best = best
         self.frames, self.held_out = frames, held_out
         self.weights, self.held_out_weights = weigh(frames), weigh(held_out)
         self.n_rows = len(frames)
@@ -145,7 +155,8 @@ class FrameLabels:
     def validate(self, module: nn.Module, ranks: Ranks) -> dict[str, float]:
         """AUROC of each network over the frames of held-out groups, and the loss as in training.
 
-        The loss is the weighted mean over the frames, summed over the networks.
+        The loss is the weighted mean over the frames, summed over the networks. Accuracy and F1
+        are of the last network, called from log-odds of 0 on, with the same weights.
         """
         assert isinstance(module, FrameClassifier)
         logits = frame_log_odds(module, self.held_out, ranks)
@@ -153,8 +164,22 @@ class FrameLabels:
         losses = np.logaddexp(0, np.where(is_virus, -logits, logits)).sum(axis=0)
         loss = float(np.average(losses, weights=self.held_out_weights))
         aurocs = [auroc(row.astype(np.float64), is_virus) for row in logits]
-        figures = {"validation_loss": loss, "auroc": aurocs[-1]}
+        accuracy, f1 = _accuracy_and_f1(logits[-1] >= 0, is_virus, self.held_out_weights)
+        figures = {"validation_loss": loss, "auroc": aurocs[-1], "accuracy": accuracy, "f1": f1}
         return figures if len(aurocs) == 1 else {**figures, "auroc_protein": aurocs[0]}
+
+
+def _accuracy_and_f1(
+    is_called: NDArray[np.bool_], is_virus: NDArray[np.bool_], weights: NDArray[np.float32]
+) -> tuple[float, float]:
+    """The weighted accuracy of calls, and their F1. (n,) each"""
+    right, called, viral = (
+        float(weights[rows].sum(dtype=np.float64))
+        for rows in (is_called & is_virus, is_called, is_virus)
+    )
+    wrong = called + viral - 2 * right
+    total = float(weights.sum(dtype=np.float64))
+    return 1 - wrong / total, 2 * right / max(called + viral, 1e-9)
 
 
 @torch.inference_mode()
@@ -190,3 +215,69 @@ def frame_batch(frames: LabelledFrames, rows: Rows, weight: NDArray[np.float32])
 def longest_first(rows: Rows, proteins: Texts) -> Rows:
     """Neighbours of one length make few runs."""
     return rows[np.argsort(-proteins.take(rows).lengths, kind="stable")]
+
+
+@contextmanager
+def batches_of(
+    objective: Objective[B], n_processes: int
+) -> Iterator[Callable[[Iterable[BatchRows]], Iterator[B]]]:
+    """A function from parts to their batches, made in ``n_processes``, or here if that is 0."""
+    if not n_processes:
+        yield lambda parts: (objective.batch(rows, epoch) for epoch, rows in parts)
+        return
+    children: list[Child] = []
+    try:
+        with interrupts_held():
+            for _ in range(n_processes):
+                children.append(start(_make_batches))
+        for child in children:
+            with suppress(OSError):  # it has died; that is heard when it is asked
+                child.pipe.send(objective)
+        yield lambda parts: _made_beside(children, parts)
+    finally:
+        kill_all(children)
+
+
+def _made_beside(children: list[Child], parts: Iterable[BatchRows]) -> Iterator[Any]:
+    """In turn. Each has one part at most: it could not say a batch while it is told another."""
+    left, busy = iter(parts), deque[Child]()
+
+    def give(child: Child) -> None:
+        for part in islice(left, 1):
+            with suppress(OSError):  # as above
+                child.pipe.send(part)
+            busy.append(child)
+
+    for child in children:
+        give(child)
+    while busy:
+        child = busy.popleft()
+        batch = _answer(child)
+        give(child)  # it makes the next one while this one is learned
+        yield batch
+
+
+def _answer(child: Child) -> object:
+    """
+    Raises:
+        VirnucproError: the process has ended, and why.
+    """
+    try:
+        answer = child.pipe.recv()
+    except (EOFError, OSError):
+        reason = child.cause_of_end()
+    else:
+        if not isinstance(answer, Raised):
+            return answer
+        reason = answer.reason
+    raise VirnucproError(
+        f"a process that makes batches ended: {reason}",
+        hint="the epochs that were finished are kept: go on with --resume and --num-workers 0",
+    )
+
+
+def _make_batches(pipe: Pipe) -> None:
+    objective: Objective[object] = pipe.recv()
+    while True:
+        epoch, rows = pipe.recv()
+        pipe.send(objective.batch(rows, epoch))

@@ -27,18 +27,16 @@ from virnucpro.ground.files import read_json, refuse_links, sha256, write_json
 from virnucpro.ground.log import announce, printable
 from virnucpro.ground.option_fields import carry
 from virnucpro.learning.labelled.records import (
+    SPLITS,
     DataManifest,
     LabelledRecord,
-    read_data_manifest,
-    read_records,
-    warn_of_mixed_groups,
-)
-from virnucpro.learning.labelled.split import (
-    SPLITS,
     Split,
     check_groups,
+    read_data_manifest,
+    read_records,
     read_split,
     split_groups,
+    warn_of_mixed_groups,
     write_split,
 )
 from virnucpro.learning.labelled.store import (
@@ -58,7 +56,7 @@ from virnucpro.learning.options import (
     Settings,
     TrainOptions,
 )
-from virnucpro.run.folder import PAGE
+from virnucpro.run.folder import PAGE, RunDir, no_run
 from virnucpro.run.lock import OF_A_LOCK
 from virnucpro.sequences.genetic_code import genetic_code
 
@@ -68,7 +66,8 @@ ENCODER_FILE = "encoder.safetensors"  # of an encoder that is not a plain ESM-2
 SPLIT, HELD_OUT, BOARD = "split.tsv", "held_out.tsv", "tensorboard"
 GAIN, EPOCHS = "gain.tsv", "epochs.tsv"
 _SEEDS = "seeds"
-_FRAMES, _FEATURES, _FASTA = "frames", "features", "records.fa"
+_FRAMES, _FASTA = "frames", "records.fa"
+_FEATURES = "features"
 # in the folder of a training
 _OURS = (
     FACTS,
@@ -87,7 +86,8 @@ _OURS = (
     "checkpoints",
 )
 _OF_EVERY_FOLDER = {*OF_A_LOCK, "virnucpro.log"}
-_PLACES = ("manifest", "encoder")  # their contents count: data_sha256, encoder_id
+# their contents count: data_sha256, encoder_id, features_fingerprint
+_PLACES = {"manifest", "encoder", "vectors"}
 _USUAL = (6, 128, 4)  # layers, dimensions and heads of a new encoder
 _MORE_GROUPS = "label more groups, or move some in a table of the split and give it with --split"
 
@@ -100,6 +100,7 @@ class Training:
     settings: Settings
     encoder: Path | None  # to start from; None: a new one of ``shape``
     shape: ESM2Shape | None  # None: there is not an ESM-2 in it
+    n_ranks: int  # processes, each on a device
     is_repeat: bool = False  # with a further seed, only to be measured
 
     def repeat(self, number: int) -> Training:
@@ -136,8 +137,8 @@ class Training:
 
     @property
     def features(self) -> Path:
-        """The run folder of the vectors that a head is trained on."""
-        return self.output / _FEATURES
+        """The run folder of the vectors that a head is trained on: the one given, or its own."""
+        return self.options.features or self.output / _FEATURES
 
     @property
     def fasta(self) -> Path:
@@ -150,6 +151,17 @@ class Training:
         return self.output / ENCODER_FILE
 
     @property
+    def words(self) -> list[str]:
+        """The words by which ``predict`` takes what was trained; none without a head."""
+        if not self.head.exists():
+            return []
+        is_trained = self.settings.mode == "finetune"
+        model = str(self.trained_encoder) if is_trained else self.options.model
+        if self.learned_encoder.exists():
+            model = str(self.learned_encoder)
+        return [*(["--model", model] if model else []), "--head", str(self.head)]
+
+    @property
     def is_plain(self) -> bool:
         """True if a frame's vector is the mean of an ESM-2: such an encoder needs no file."""
         return (self.options.encoding, self.options.architecture) == ("esm2", "mlp")
@@ -160,8 +172,12 @@ class Training:
         return self.settings.mode == "head" and self.is_plain
 
 
-def resolve_training(options: TrainOptions, on_event: OnEvent) -> tuple[Training, Choice]:
+def resolve_training(
+    options: TrainOptions, on_event: OnEvent, n_ranks: int | None = None
+) -> tuple[Training, Choice]:
     """A training and its devices, or the first thing that stands in its way.
+
+    ``n_ranks`` is the number of processes that torchrun started; None: one for each device.
 
     Raises:
         VirnucproError: see ``errors``.
@@ -170,6 +186,11 @@ def resolve_training(options: TrainOptions, on_event: OnEvent) -> tuple[Training
     _check_network(options, mode)
     _check_others(options, mode)
     encoder, shape = _encoder(options, mode, on_event)
+    if shape and options.train_layers is not None and options.train_layers > shape.n_layers:
+        raise UsageError(
+            f"--train-layers is {options.train_layers}; the encoder has {shape.n_layers} layers",
+            hint="give fewer, or leave it out to train all",
+        )
     if mode != "pretrain":
         head_beside(encoder)  # it is read again when all is trained: too late to be damaged
     choice = choose_devices(
@@ -186,7 +207,14 @@ def resolve_training(options: TrainOptions, on_event: OnEvent) -> tuple[Training
     if precision == "fp16":  # auto, on a GPU without bf16: gradients in fp16 would underflow
         precision = "fp32"
     settings = carry(options, Settings, mode=mode, precision=precision)
-    return Training(options=options, settings=settings, encoder=encoder, shape=shape), choice
+    training = Training(
+        options=options,
+        settings=settings,
+        encoder=encoder,
+        shape=shape,
+        n_ranks=n_ranks or len(choice.devices),
+    )
+    return training, choice
 
 
 def head_beside(encoder: Path | None) -> Head | None:
@@ -223,6 +251,11 @@ def _check_network(options: TrainOptions, mode: Mode) -> None:
         )
     if mode == "pretrain" and options.architecture != "mlp":
         raise UsageError("--pretrain trains an encoder alone", hint="leave --architecture out")
+    if options.has_shape and (options.lora or options.train_layers is not None):
+        raise UsageError(
+            "--lora and --train-layers leave most of the encoder as it is, and a new one is random",
+            hint="give --model, or leave --layers, --dim and --heads out",
+        )
     if options.has_shape and (options.model is not None or mode == "head"):
         raise UsageError(
             "--layers, --dim and --heads are for a new encoder",
@@ -306,13 +339,14 @@ def open_training(training: Training, on_event: OnEvent) -> None:
     manifest = read_data_manifest(options.data)
     with nullcontext() if is_begun else _leaving_nothing(training):
         source = _prepare_frames(training, manifest, on_event)
+        fingerprint = _check_features(training, source) if options.features else ""
         records = read_labels(training.frames)
         warn_of_mixed_groups(records)
         splits = _splits(training, records)
-        _check_split(records, splits, training.settings.mode)
+        check_split(records, splits, training.settings.mode)
     if not training.split.exists():
         write_split(training.split, records, splits)
-    facts = _facts(training, source)
+    facts = _facts(training, source, fingerprint)
     if is_begun:
         _check_same(path, facts)
         announce(f"going on with the training in {printable(training.output)}")
@@ -412,9 +446,7 @@ def _splits(training: Training, records: Sequence[LabelledRecord]) -> dict[str, 
     return splits
 
 
-def _check_split(
-    records: Sequence[LabelledRecord], splits: Mapping[str, Split], mode: Mode
-) -> None:
+def check_split(records: Sequence[LabelledRecord], splits: Mapping[str, Split], mode: Mode) -> None:
     """
     Raises:
         InputError: a group has no split, or a split lacks what the mode needs in it.
@@ -430,13 +462,17 @@ def _check_split(
             )
 
 
-def _facts(training: Training, source: Origin) -> dict[str, Any]:
+def _facts(training: Training, source: Origin, fingerprint: str) -> dict[str, Any]:
     """The facts that the weights depend on; files by their content."""
     options = training.options
     facts: dict[str, Any] = {
         "manifest": options.data,
         "settings": asdict(training.settings),
+        "effective_batch": training.settings.effective_batch(training.n_ranks),
+        "peak_lr": training.settings.scaled_lr(training.n_ranks),
         "encoder": training.encoder,
+        "vectors": options.features,
+        "features_fingerprint": fingerprint,
         "shape": asdict(training.shape) if training.shape else None,
         **asdict(carry(options, NetworkOptions)),
     }
@@ -449,6 +485,48 @@ def _facts(training: Training, source: Origin) -> dict[str, Any]:
         ).encoder_id
     plain: dict[str, Any] = json.loads(json.dumps(facts, default=str))
     return plain
+
+
+def _check_features(training: Training, source: Origin) -> str:
+    """The fingerprint of the recipe of given vectors, which are those that would be made here.
+
+    Raises:
+        InputMissingError: there is no run in the folder.
+        InputError: they are of other sequences, or of another recipe.
+    """
+    folder, options = training.features, training.options
+    run = RunDir(folder).read_manifest()
+    if run is None:
+        raise no_run(folder, "give the --output-dir of virnucpro extract")
+    recipe = run.recipe
+    assert training.encoder is not None and training.shape is not None, "a head on an encoder"
+    encoder = as_esm2(open_model(str(training.encoder.absolute()), lambda _: None)).sha256()
+    facts: list[tuple[str, object, object]] = [
+        ("the chunk size", recipe.chunk_size, options.chunk_size[0]),
+        ("the genetic code", recipe.genetic_code, options.genetic_code),
+        ("the shortest record", recipe.min_length, 0),
+        ("the number of encoders", len(recipe.encoders), 1),
+    ]
+    for one in recipe.encoders:
+        facts += [
+            ("the encoder", one.sha256, encoder),
+            ("the layer", one.layer, training.shape.n_layers),
+            ("the pooling", one.pooling, "mean"),
+        ]
+    for name, theirs, ours in facts:
+        if ours != theirs:
+            raise InputError(
+                f"{name} of the vectors in {printable(folder)} is {printable(theirs)}, of this "
+                f"training {printable(ours)}",
+                hint="give --model, --chunk-size and --genetic-code of that virnucpro extract",
+            )
+    fasta: Any = source["fasta_sha256"]
+    if absent := {*fasta} - {file.sha256 for file in run.inputs}:
+        raise InputError(
+            f"{printable(folder)} has no vectors of {len(absent)} of the labelled FASTA files",
+            hint="give virnucpro extract the files that the manifest names, as they are",
+        )
+    return recipe.fingerprint
 
 
 def _check_same(path: Path, facts: Mapping[str, Any]) -> None:
@@ -464,9 +542,12 @@ def _check_same(path: Path, facts: Mapping[str, Any]) -> None:
             hint="give another --output-dir",
         ) from error
     now = _flat(facts)
+    may_differ = {*LOOP_MAY_DIFFER, *_PLACES}
+    if now["epochs"] < stored.get("epochs", 0):
+        may_differ.remove("epochs")  # the rate would have to rise again
     differences = [
         f"{name} ({printable(stored.get(name))}, now {printable(now.get(name))})"
-        for name in sorted({*stored, *now} - {*LOOP_MAY_DIFFER, *_PLACES})
+        for name in sorted({*stored, *now} - may_differ)
         if stored.get(name) != now.get(name)
     ]
     if differences:

@@ -37,13 +37,12 @@ from virnucpro.learning.labelled.frames import (
     given_weights,
     recipe_weights,
 )
-from virnucpro.learning.labelled.split import Split, read_split
-from virnucpro.learning.labelled.store import VECTORS, FrameStore, write_vectors
+from virnucpro.learning.labelled.records import Split, read_split
+from virnucpro.learning.labelled.store import FrameStore, link_vectors
 from virnucpro.learning.options import TrainOptions
 from virnucpro.learning.pages import write_training_page
 from virnucpro.learning.training.loop import (
     Trainer,
-    effective_batch,
     precision_of,
     profile_lines,
     speed_lines,
@@ -52,6 +51,8 @@ from virnucpro.learning.training.networks import (
     Classifier,
     FrameClassifier,
     MaskedLanguageModel,
+    adapt,
+    forget_activations,
     new_encoder,
 )
 from virnucpro.learning.training.objectives import (
@@ -69,7 +70,7 @@ from virnucpro.learning.training.request import (
     open_training,
     resolve_training,
 )
-from virnucpro.learning.training.results import TrainingResults
+from virnucpro.learning.training.results import Epoch, TrainingResults, write_epochs
 from virnucpro.run.folder import RunDir
 from virnucpro.stories.options import ExtractOptions
 from virnucpro.stories.pipeline import extract
@@ -90,7 +91,7 @@ def train(options: TrainOptions, on_event: OnEvent, started: Started | None = No
             "--gpus, --workers and --no-multi-gpu do not go with torchrun",
             hint="torchrun chooses the devices: see --nproc-per-node and CUDA_VISIBLE_DEVICES",
         )
-    training, choice = resolve_training(options, on_event)
+    training, choice = resolve_training(options, on_event, started.world_size if started else None)
     prepared, work = _prepared(training, choice, on_event), partial(learn, training)
     if started:
         run_under_torchrun(started, choice.kind, prepared, work, on_event)
@@ -108,7 +109,10 @@ def _prepared(training: Training, choice: Choice, on_event: OnEvent) -> Iterator
         for line in describe_training(training, choice):
             announce(line)
         if training.has_stored_vectors:
-            _extract(training, on_event)
+            if training.options.features is None:
+                _extract(training, on_event)
+            ids = FrameStore.open(training.frames).all.ids
+            link_vectors(training.frames, training.features, ids)
         yield
         write_training_page(training.output)
 
@@ -136,8 +140,6 @@ def _extract(training: Training, on_event: OnEvent) -> None:
             f"not every frame has a vector: see {training.features}",
             hint="run the same command again with --resume",
         )
-    ids = FrameStore.open(training.frames).all.ids
-    write_vectors(training.frames / VECTORS, training.features, ids)
 
 
 def learn(training: Training, ranks: Ranks) -> None:
@@ -162,17 +164,18 @@ def learn(training: Training, ranks: Ranks) -> None:
     if _has_both(test):
         parts["test"] = test
     results = TrainingResults(training, store, splits, parts) if ranks.is_first else None
+    epochs: list[Epoch] = []
     for number in range(training.options.seeds):
         repeated = training.repeat(number)
         torch.manual_seed(repeated.settings.seed)
-        module, history = _classify(repeated, ranks, train, held_out)
+        module = _classify(repeated, ranks, train, held_out, epochs)
         with precision_of(training.settings, ranks.device):
             odds: dict[Split, Values] = {
                 split: frame_log_odds(module, part, ranks).astype(np.float64)
                 for split, part in parts.items()
             }
         if results is not None:
-            results.add(repeated, module, odds, history)
+            results.add(repeated, module, odds)
 
 
 def _pretrain(
@@ -182,10 +185,10 @@ def _pretrain(
     held_out: LabelledFrames,
 ) -> None:
     settings = training.settings
-    module = MaskedLanguageModel(_encoder(training))
+    module = MaskedLanguageModel(encoder_of(training))
     some = _some(held_out, settings.seed)
     objective = MaskedResidues(train.proteins, some.proteins, settings.seed)
-    _train(training, ranks, module, objective)
+    _train(training, ranks, module, objective, [])
     if ranks.is_first:
         save_esm2(training.trained_encoder, module.encoder, module.extra_tensors())
         announce(f"encoder: {printable(training.trained_encoder)}")
@@ -196,21 +199,23 @@ def _classify(
     ranks: Ranks,
     train: LabelledFrames,
     held_out: LabelledFrames,
-) -> tuple[FrameClassifier, list[dict[str, float]]]:
-    """Train, and return the network in eval mode with the figures of its epochs."""
+    epochs: list[Epoch],
+) -> FrameClassifier:
+    """Train, and return the network in eval mode; its epochs are added to those of other seeds."""
     settings = training.settings
     reader = new_reader_of(training)
     dim = reader.width + train.vectors.width
     classifier = Classifier(dim, training.options.hidden, training.options.dropout)
     classifier.standardise(train.composition)
     weigh = _WEIGHTS[settings.class_weights]
-    objective = FrameLabels(train, _some(held_out, settings.seed), weigh)
+    best = "validation_loss" if settings.best_by == "loss" else settings.best_by
+    objective = FrameLabels(train, _some(held_out, settings.seed), weigh, best)
     if ranks.is_first:
         for line in _count_lines(train, objective.weights):
             announce(line)
     module = FrameClassifier(reader, classifier)
-    history = _train(training, ranks, module, objective)
-    return module.eval(), history
+    _train(training, ranks, module, objective, epochs)
+    return module.eval()
 
 
 def _train(
@@ -218,30 +223,41 @@ def _train(
     ranks: Ranks,
     module: nn.Module,
     objective: Objective[B],
-) -> list[dict[str, float]]:
-    """Train the module, and return the figures of its epochs."""
+    epochs: list[Epoch],
+) -> None:
+    """Train the module; its epochs are added to those of other seeds, and written as they end."""
     settings = training.settings
     if ranks.is_first:
         if training.is_repeat:
             announce(f"once more, with seed {settings.seed}")
-        n = effective_batch(settings, ranks.world_size)
+        n = settings.effective_batch(ranks.world_size)
         announce(
             f"{objective.n_rows:,} {objective.unit} in an epoch; effective batch {n}: "
             f"{settings.batch_size} on each of {ranks.world_size} devices, "
             f"{settings.grad_accum_steps} steps added up"
         )
     is_profiled = training.options.profile
-    with board(training.place / BOARD) as on_epoch:
+
+    def of_seed(history: Sequence[dict[str, float]]) -> list[Epoch]:
+        return [(settings.seed, row) for row in history]
+
+    with board(training.place / BOARD) as show:
+
+        def on_epoch(row: dict[str, float]) -> None:
+            show(row)
+            write_epochs(training, [*epochs, *of_seed(trainer.state.history)])
+
         trainer = Trainer(
             module, objective, settings, ranks, training.place, ranks.tell, on_epoch, is_profiled
         )
         state = trainer.run()
+    epochs += of_seed(state.history)
     clocks = ranks.gather(trainer.clock)
     if ranks.is_first:
         lines = [f"best epoch: {state.best_epoch}", *speed_lines(clocks, objective.unit)]
         for line in (*lines, *(profile_lines(clocks) if is_profiled else ())):
             announce(line)
-    return state.history
+        write_epochs(training, epochs)  # a training that was finished before has none to show
 
 
 @contextmanager
@@ -275,22 +291,28 @@ def board(folder: Path) -> Iterator[Callable[[dict[str, float]], None]]:
                 writer.close()
 
 
-def _encoder(training: Training) -> ESM2:
+def encoder_of(training: Training) -> ESM2:
     """The one to start from, or a new one; in float32, and asking for gradients."""
     assert training.shape is not None, "an encoding without an encoder"
+    options = training.options
     if training.encoder is None:
-        return new_encoder(training.shape)
-    cpu = torch.device("cpu")  # moved to its device with what is trained beside it
-    encoder = load_esm2(training.encoder, training.shape.n_layers, torch.float32, cpu)
-    encoder.attend = attend_to_train
-    return encoder.requires_grad_(training.settings.mode != "head")
+        encoder = new_encoder(training.shape)
+    else:
+        cpu = torch.device("cpu")  # moved to its device with what is trained beside it
+        encoder = load_esm2(training.encoder, training.shape.n_layers, torch.float32, cpu)
+        encoder.attend = attend_to_train
+        encoder.requires_grad_(training.settings.mode != "head")
+    adapt(encoder, options.lora, options.lora_alpha, options.train_layers)
+    if options.gradient_checkpointing:
+        forget_activations(encoder)
+    return encoder
 
 
 def new_reader_of(training: Training) -> Reader:
     if training.has_stored_vectors:
         return NoReader()
     encoding = training.options.encoding
-    esm2 = _encoder(training) if encoding == "esm2" else None
+    esm2 = encoder_of(training) if encoding == "esm2" else None
     return new_reader(encoding, training.options.architecture, esm2)
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -57,11 +56,32 @@ _KERNEL = np.exp(-0.5 * np.arange(-3, 4) ** 2)  # over bins
 _LEAST = 0.02  # of all, spread evenly over the bins
 
 
-class Genome(NamedTuple):
-    """The records of one file: chromosomes with known prophages, and the pieces of the others."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Chromosome:
+    """A chromosome and what is known of it."""
 
-    chromosomes: list[Chromosome]
-    host: Items | None  # None: too few pieces
+    name: str
+    sequence: str
+    items: Items
+    truth: Truth
+
+    @property
+    def is_virus(self) -> Mask:
+        """A mask of the pieces whose middles lie in a prophage. (n_items,)"""
+        return self._has_middle(self.truth.prophages) & self.items.is_known
+
+    @property
+    def is_host(self) -> Mask:
+        """A mask of the pieces whose middles lie in no element of the truth. (n_items,)"""
+        elements = (*self.truth.prophages, *self.truth.unclear)
+        return ~self._has_middle(elements) & self.items.is_known
+
+    def _has_middle(self, intervals: Sequence[Span]) -> Mask:
+        return mask(intervals, len(self.sequence))[self.items.start + SIZE // 2]
+
+
+# the records of one file: chromosomes with known prophages, and the pieces of the others; None: few
+Genome = tuple[list[Chromosome], Items | None]
 
 
 def train_regions(options: TrainOptions, truth_table: Path, on_event: OnEvent) -> list[str]:
@@ -72,7 +92,7 @@ def train_regions(options: TrainOptions, truth_table: Path, on_event: OnEvent) -
     """
     with RunDir(options.output_dir).in_use():
         genomes = read_genomes(options.data, truth_table, on_event)
-        chromosomes = [one for genome in genomes for one in genome.chromosomes]
+        chromosomes = [one for own, _ in genomes for one in own]
         each: dict[str, RegionFigures] = {}
         for one, others, hosts in left_out(genomes):
             on_event(Progress("leaving each out", len(each), len(chromosomes), "chromosomes"))
@@ -83,7 +103,7 @@ def train_regions(options: TrainOptions, truth_table: Path, on_event: OnEvent) -
             announce(f"{printable(one.name)} left out: F1 {each[one.name].f1:.3f}")
         lines = region_lines(each, options.seed)
         write_whole(options.output_dir / TABLE, "\n".join([*lines, ""]))
-        hosts = [genome.host for genome in genomes if genome.host]
+        hosts = [host for _, host in genomes if host]
         n_prophages = sum(len(one.truth.prophages) for one in chromosomes)
         training = f"{counted(n_prophages, 'prophage')} of {len(chromosomes)} chromosomes"
         if hosts:
@@ -99,9 +119,9 @@ def left_out(
 ) -> Iterator[tuple[Chromosome, list[Chromosome], list[Items]]]:
     """Each chromosome with the others, and with the hosts of other files than its own."""
     for home in genomes:
-        hosts = [other.host for other in genomes if other is not home and other.host]
-        for one in home.chromosomes:
-            everyone = (other for genome in genomes for other in genome.chromosomes)
+        hosts = [other[1] for other in genomes if other is not home and other[1]]
+        for one in home[0]:
+            everyone = (other for own, _ in genomes for other in own)
             yield one, [other for other in everyone if other is not one], hosts
 
 
@@ -123,7 +143,7 @@ def read_genomes(data: Path, truth_table: Path, on_event: OnEvent) -> list[Genom
             yield record
 
     genomes = [_genome_of(counted_records(source), truths, scorer) for source in list_sources(data)]
-    names = [one.name for genome in genomes for one in genome.chromosomes]
+    names = [one.name for own, _ in genomes for one in own]
     check_unique(names)
     check_none_missing(truths.keys() - names)
     n_chromosomes = len(names)
@@ -160,7 +180,7 @@ def _genome_of(
             _check_host(chromosomes[-1])
     host = Items.joined(others)
     is_host = np.count_nonzero(host.is_known) >= _FEWEST_PIECES
-    return Genome(chromosomes, host if is_host else None)
+    return chromosomes, host if is_host else None
 
 
 def _check(record: FastaRecord, truth: Truth) -> None:
@@ -189,30 +209,6 @@ def _check_host(chromosome: Chromosome) -> None:
             "remnant or unclear",
             hint="leave it out of the truth, or give the chromosome around",
         )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Chromosome:
-    """A chromosome and what is known of it."""
-
-    name: str
-    sequence: str
-    items: Items
-    truth: Truth
-
-    @property
-    def is_virus(self) -> Mask:
-        """A mask of the pieces whose middles lie in a prophage. (n_items,)"""
-        return self._has_middle(self.truth.prophages) & self.items.is_known
-
-    @property
-    def is_host(self) -> Mask:
-        """A mask of the pieces whose middles lie in no element of the truth. (n_items,)"""
-        elements = (*self.truth.prophages, *self.truth.unclear)
-        return ~self._has_middle(elements) & self.items.is_known
-
-    def _has_middle(self, intervals: Sequence[Span]) -> Mask:
-        return mask(intervals, len(self.sequence))[self.items.start + SIZE // 2]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
