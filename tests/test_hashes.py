@@ -26,13 +26,13 @@ from virnucpro.stories.options import RegionsOptions
 from virnucpro.stories.regions import find_regions
 
 REGIONS = {"regions.tsv", "regions.bed", "regions.gff3", "regions.fasta", "tracks.tsv.gz"}
-VERDICT = {"viruses.tsv", "viruses.fasta", "samples.tsv"}
+VERDICT = {"viruses.tsv", "viruses.fasta", "samples.tsv", "virnucpro_mqc.tsv"}
 RECORDS = {"predictions.tsv", "prediction_results.txt", "viral.fasta"}
 SETTINGS = {"per_file": True, "threshold": 0.0}  # so that every record is called viral
 SCORES = "scores/000000.scores"
 OF_THE_RUN = {*RECORDS, "prediction_results_highestscore.csv", "report.html", *VERDICT, *REGIONS}
 
-OF_ALL_FILES = {"report.html", "samples.tsv"}  # not of each file
+OF_ALL_FILES = {"report.html", "samples.tsv", "virnucpro_mqc.tsv"}  # not of each file
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import workers
+import yaml
 from conftest import open_dna
 from runs import (
     assert_same_run,
@@ -627,6 +628,17 @@ def test_the_two_files_of_read_pairs_are_one_sample_and_no_two_reads_share_an_id
     assert all(len(row["path"].split("; ")) == 2 for row in samples)
     told = (config.output / "virnucpro.log").read_text()
     assert told.count("2 samples of read pairs, in two files: one, two; ids end in /1 and /2") == 1
+
+
+def test_multiqc_gets_the_counts_of_each_sample(make_config, tiny, pairs):
+    config = make_config(pairs)
+    assert run_inline(config, tiny.head).exit_code == 0
+    lines = (config.output / "virnucpro_mqc.tsv").read_text().splitlines()
+    facts = yaml.safe_load("\n".join(line[2:] for line in lines if line.startswith("# ")))
+    names, *values = (line.split("\t") for line in lines if not line.startswith("#"))
+    assert facts["plot_type"] == "generalstats" and list(facts["headers"]) == names[1:]
+    samples = rows(config.output / "samples.tsv")
+    assert values == [[row["file"], *(row[name] for name in names[1:])] for row in samples]
 
 
 def test_a_run_of_read_pairs_goes_on_with_the_same_ids(make_config, tiny, pairs):

@@ -484,7 +484,7 @@ class SampleTable(Sink):
     file = "samples.tsv"
     about = "one row for every input file, or pair of files of reads"
     per_file = False
-    columns = (
+    columns: ClassVar[tuple[str, ...]] = (
         "file",
         "status",
         "n_records",
@@ -547,6 +547,33 @@ def _sample_status(tally: Tally) -> str:
     if not tally.n_mendable:
         return "complete"
     return "partial" if tally.statuses["scored"] or tally.statuses["embedded"] else "failed"
+
+
+class MultiqcTable(SampleTable):
+    """The counts of every sample, for the general statistics of MultiQC."""
+
+    file = "virnucpro_mqc.tsv"
+    about = "counts of every sample, for MultiQC"
+    columns = ()
+
+    def finish(self) -> None:
+        self.opened().write(_MULTIQC_COLUMNS)
+        for sample, tally in self.tallies.items():
+            counts = tally.n_records, tally.statuses["scored"], tally.n_viral, tally.n_proviruses
+            self.opened().write("\t".join(map(str, (sample, *counts))) + "\n")
+
+
+# comments of a table in YAML tell MultiQC what it is: docs.seqera.io/multiqc/custom_content
+_MULTIQC_COLUMNS = """\
+# id: virnucpro
+# plot_type: generalstats
+# headers:
+#   n_records: {title: Records, description: records of the input, format: '{:,.0f}'}
+#   n_scored: {title: Scored, description: records with a score, format: '{:,.0f}'}
+#   n_virus: {title: Viral, description: records called virus, format: '{:,.0f}'}
+#   n_provirus: {title: Proviruses, description: proviruses in other records, format: '{:,.0f}'}
+Sample\tn_records\tn_scored\tn_virus\tn_provirus
+"""
 
 
 class RegionSink(Sink):
@@ -699,6 +726,7 @@ REGION_SINKS: tuple[type[Sink], ...] = (
     VirusTable,
     VirusFasta,
     SampleTable,
+    MultiqcTable,
     RegionTable,
     RegionBed,
     RegionGff,
