@@ -7,10 +7,13 @@ import multiprocessing
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 from forked import virnucpro
@@ -448,3 +451,17 @@ def test_the_three_commands_say_what_comes_next(tiny, contigs, tmp_path):
     assert merged.returncode == 0, merged.stderr
     figures = json.loads(virnucpro("status", tmp_path / "run", "--json").stdout)
     assert figures["state"] == "complete" and figures["shards"]["done"] == 1
+
+
+def test_two_containers_of_one_machine_have_two_names():
+    """Each program is process 1 of a namespace of its own, while the other is there."""
+    show = "from virnucpro.run.lock import own_name; print(own_name(), flush=True); input()"
+    command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", show]
+    both = [subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True) for _ in range(2)]
+    names = [one.stdout.readline().strip() for one in both]
+    for one in both:
+        one.communicate("\n")
+    if any(one.returncode for one in both):
+        pytest.skip("no namespaces of processes can be made here")
+    assert all(name.endswith("-1") for name in names)
+    assert len(set(names)) == 2

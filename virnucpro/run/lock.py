@@ -36,6 +36,7 @@ _QUEUE_SECONDS = 10.0  # for all that begin to work at once, without flock, one 
 _TAG = re.compile(r"work-(?P<host>[\w.-]+)-(?P<pid>\d+)\.log", re.ASCII)
 _NAMED = 3  # holders in a message
 _BEGINNING = b"process "  # of the name of a run in its lock
+_OF_MACHINE = "4026531836"  # the machine's own namespace of processes: PROC_PID_INIT_INO of Linux
 _NO_FLOCK = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL)
 
 
@@ -83,8 +84,19 @@ def tagged(tag: Path) -> Iterator[None]:
 
 def own_name() -> str:
     """The name of this process among those of all machines, as part of a file name."""
-    host = re.sub(r"[^\w.-]", "_", socket.gethostname(), flags=re.ASCII)
+    host = re.sub(r"[^\w.-]", "_", _host(), flags=re.ASCII)
     return f"{host}-{os.getpid()}"
+
+
+def _host() -> str:
+    """The name of this machine or, in a container that numbers its own processes, of both.
+
+    Containers often share the name of their machine, and each has a process 1.
+    """
+    name, number = socket.gethostname(), _OF_MACHINE
+    with suppress(OSError):  # no Linux, or no /proc
+        number = Path("/proc/self/ns/pid").readlink().name.strip("pid:[]")
+    return name if number == _OF_MACHINE else f"{name}-{number}"
 
 
 def holder_of(tag: Path) -> tuple[str, int] | None:
@@ -269,7 +281,7 @@ def _in_use(handle: FileIO, folder: Path, tags: Path, *hints: str) -> OutputErro
 
 def _name() -> bytes:
     start = time.strftime("%Y-%m-%d %H:%M:%S")
-    return _BEGINNING + f"{os.getpid()} on {socket.gethostname()} since {start}\n".encode()
+    return _BEGINNING + f"{os.getpid()} on {_host()} since {start}\n".encode()
 
 
 def _await_name(handle: FileIO, tags: Path) -> tuple[str, Sequence[tuple[str, int]]]:
@@ -296,11 +308,7 @@ def _is_gone(name: str) -> bool:
     import psutil
 
     words = re.fullmatch(r"process (\d+) on (.+) since .+\n", name)
-    return (
-        words is not None
-        and words[2] == socket.gethostname()
-        and not psutil.pid_exists(int(words[1]))
-    )
+    return words is not None and words[2] == _host() and not psutil.pid_exists(int(words[1]))
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
