@@ -836,7 +836,7 @@ def test_real_genomes_give_a_row_for_every_record(make_config, tiny):
 def test_status_of_a_damaged_plan_says_so(make_config, tiny, contigs):
     config = make_config(contigs, keep_intermediate=True)
     run_inline(config, tiny.head)
-    (config.output / "shards" / "plan.json").write_text('{"generations": 5}')
+    (config.output / "shards" / "plan.json").write_text('{"series": 5}')
     lines, _ = inspect_run(config.output, verify=True)
     assert any("the plan is damaged" in line for line in lines)
     assert (

@@ -5,6 +5,7 @@ Its process has mounts of its own. It writes one line of JSON for each disk.
 
 from __future__ import annotations
 
+import gc
 import json
 import pickle
 import shutil
@@ -92,6 +93,7 @@ def main(work: Callable[[bool], None], folder: Path, kept: Path, limits: list[st
         subprocess.run(["mount", "-o", room, disk], check=True)
         work(True)
         shutil.copytree(folder, told["kept"])
+        gc.collect()  # an error keeps what it met, such as files that are mapped
         subprocess.run(["umount", disk], check=True)
         sys.stdout.write(json.dumps(told) + "\n")
 
