@@ -28,6 +28,7 @@ from virnucpro.ground.errors import InputError, InputMissingError
 from virnucpro.ground.records import FastaRecord
 from virnucpro.sequences.fasta import (
     MAX_HEADER,
+    are_mates,
     find_invalid,
     guess_input_type,
     list_fasta,
@@ -319,6 +320,19 @@ def test_the_two_reads_of_a_pair_in_one_file_get_ids_of_their_own(write) -> None
     ]
 
 
+def test_a_pair_is_found_by_reads_without_letters_and_a_last_line_without_an_end(write) -> None:
+    for pair in (b"@x\nA\n+\nI\n@x\n\n+\n\n", b"@x\nA\n+\nI\n@x\nC\n+\nI"):
+        path = write(pair)
+        assert [record.id for record in read_fasta(path)] == ["x/1", "x/2"]
+        assert are_mates(path)
+
+
+def test_a_pair_is_found_where_the_first_read_fills_a_block(write, monkeypatch) -> None:
+    monkeypatch.setattr(virnucpro.sequences.fasta, "_BLOCK", 10)
+    path = write(b"@x\nACGT\n+\nIIII\n@x\nACGT\n+\nIIII\n@y\nA\n+\nI\n")
+    assert [record.id for record in read_fasta(path)] == ["x/1", "x/2", "y/1"]
+
+
 def test_ids_of_reads_that_are_not_in_pairs_stay_as_they_are(write) -> None:
     for names in ("x/1 x/2 y/1", "x y y", "x"):
         text = "".join(f"@{name} 1:N:0\nAC\n+\nII\n" for name in names.split())
@@ -330,6 +344,8 @@ def test_a_line_of_reads_without_end_is_refused(write, monkeypatch) -> None:
     monkeypatch.setattr(virnucpro.sequences.fasta, "MAX_HEADER", 1_000_000)
     assert "has more than 2,000,000 letters" in str(refusal_of(write(b"@a\n" + 9_000_000 * b"A")))
     assert ":1: a header of more than" in str(refusal_of(write(b"@a" + 4_000_000 * b"A")))
+    second = write(b"@a\nA\n+\nI\n@b" + 4_000_000 * b"A")
+    assert ":5: a header of more than" in str(refusal_of(second))
 
 
 @every_packing

@@ -152,6 +152,10 @@ def test_a_file_of_kin_is_read_as_it_was_written_and_a_damaged_one_is_refused(tm
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(UnavailableError, match="holds no kin of viruses"):
         load_kinship(path)
+    owners = np.full_like(tensors["words.owners"], len(kinship.families))
+    save_file({**tensors, "words.owners": owners}, path, facts)
+    with pytest.raises(UnavailableError, match="words of other families"):
+        load_kinship(path)
 
 
 def test_the_page_counts_kinds_by_length_and_families(tmp_path):

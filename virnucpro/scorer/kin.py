@@ -243,6 +243,11 @@ class Kinship:
     # from so many words of a family on, the share of named sequences whose kind is right
     certainties: tuple[tuple[int, float], ...]
 
+    def __post_init__(self) -> None:
+        n = len(self.families)
+        if len(self.kind_of_family) != n or self.words.owners.max(initial=0) >= n:
+            raise ValueError(f"words of other families than these {n}")
+
     def identify(self, sequence: str, code: GeneticCode = STANDARD) -> Identity:
         """What a viral sequence is, but for its topology; nothing without a known base."""
         digits = encode(sequence)

@@ -232,8 +232,8 @@ def read_blocks(
         is_reads = _starts_as_reads(handle)
         cut = (_cut_reads if is_reads else _cut)(_bytes_of(handle), label)
         blocks = (RawRecords(chunks, n, label, sample, is_reads) for chunks, n in cut)
-        first = list(islice(blocks, 1))
-        if is_reads and first and _alternate(first[0]):
+        first = list(islice(blocks, 2)) if is_reads else []
+        if _alternate(chain.from_iterable(reads.chunks for reads in first)):
             yield from _mates_in_turn(parsed(chain(first, blocks)))
         else:
             yield from chain(first, blocks)
@@ -258,14 +258,14 @@ def are_mates(path: Path) -> bool:
     """
     label = printable(path)
     with unpacking(path, label), _open(path, label, None) as handle:
-        first = islice(_cut_reads(_bytes_of(handle), label), 1)
-        return any(_alternate(RawRecords(chunks, n, label, "", True)) for chunks, n in first)
+        first = islice(_cut_reads(_bytes_of(handle), label), 2)
+        return _alternate(chain.from_iterable(chunks for chunks, _ in first))
 
 
-def _alternate(reads: RawRecords) -> bool:
-    """Whether the first two of the reads are mates."""
-    lines = b"".join(reads.chunks).split(b"\n", 2 * _LINES)[: 2 * _LINES]
-    ids = replace(reads, chunks=[b"\n".join(lines)]).parse()[0].ids
+def _alternate(chunks: Iterable[bytes]) -> bool:
+    """Whether the first two reads, which are in these chunks, are mates."""
+    lines = b"".join(chunks).split(b"\n", 2 * _LINES)[: 2 * _LINES]
+    ids = _parse_reads(_text(b"\n".join((*lines, b""))), 0, "", "")[0].ids
     return len(ids) > 1 and ids[0] == ids[1]
 
 
