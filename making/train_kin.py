@@ -149,7 +149,7 @@ class Words:
 
     @classmethod
     def of(cls, viruses: Viruses) -> Words:
-        each = [kin_words_of(digits) for digits in viruses.digits]
+        each = kin_words_of(viruses.digits)
         n_words = [len(words) for words in each]
         return cls(np.concatenate(each), np.repeat(np.arange(len(each)), n_words))
 
@@ -214,10 +214,8 @@ class Named:
 
     @classmethod
     def of(cls, table: KinWords, some: Sequence[tuple[int, Digits]], n_families: int) -> Named:
-        owners = [table.owners_of(kin_words_of(digits)) for _, digits in some]
-        best, n_words, share = map(
-            np.array, zip(*(most_words(one, n_families) for one in owners), strict=True)
-        )
+        words = kin_words_of([digits for _, digits in some])
+        best, n_words, share = most_words(words, table, n_families)
         n_bases = np.array([len(digits) for _, digits in some])
         virus = np.array([virus for virus, _ in some])
         return cls(virus, best, is_named(n_words, share, n_bases), n_words)

@@ -6,8 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from logging.handlers import QueueHandler
 from pathlib import Path
@@ -50,9 +51,23 @@ pytestmark = pytest.mark.usefixtures("quick_starts")
 POISON_BASES = POISON.replace("W", "TGG").replace("C", "TGT")
 
 
+def wait_until_ready(helpers: tasks.Helpers[str], n_helpers: int) -> None:
+    deadline = time.monotonic() + 60
+    while len(helpers.ready) < n_helpers:
+        assert time.monotonic() < deadline, "helpers are not ready"
+        time.sleep(0.01)
+
+
 @pytest.fixture
 def in_small_blocks(monkeypatch) -> None:
-    """Every run has work for helpers, in many tasks."""
+    """Every run has work for helpers, in many tasks, and they are ready before it is given out."""
+    usual = tasks.Helpers.in_order
+
+    def when_ready(helpers: tasks.Helpers, blocks) -> Iterator:
+        wait_until_ready(helpers, len(helpers.children))
+        return usual(helpers, blocks)
+
+    monkeypatch.setattr(tasks.Helpers, "in_order", when_ready)
     monkeypatch.setattr(tasks, "_LETTERS_PER_HELPER", 1)
     monkeypatch.setattr(write, "LETTERS_AT_ONCE", 3_000)
     monkeypatch.setattr(plan, "_BLOCK_LETTERS", 2_000)
@@ -108,7 +123,7 @@ def test_records_that_the_scorer_calls_have_the_same_tables(tmp_path):
         if isinstance(event, Progress) and event.stage == "scoring":
             done.append(event.done)
 
-    for workers in (1, 2):
+    for workers in (1, 3):
         folders.append(tmp_path / f"by{workers}")
         predict(fasta, to=folders[-1], workers=workers, on_event=hear)
     assert "tables are made by 2 helpers" in (folders[1] / "virnucpro.log").read_text()
@@ -278,8 +293,54 @@ class WhoDoesIt:
 def test_a_block_of_one_long_record_is_not_copied_to_a_helper():
     sizes = [10, tasks._LETTERS_AHEAD + 1, 10]
     with helpers_for("no maker", 2, "tables") as helpers:
+        wait_until_ready(helpers, 2)
         done_by = list(helpers.in_order(map(WhoDoesIt, sizes)))
     assert [number == os.getpid() for number in done_by] == [False, True, False]
+
+
+def test_blocks_are_done_here_while_no_helper_is_ready_and_in_their_order(monkeypatch):
+    monkeypatch.setattr(tasks, "_introduce", lambda *_: None)
+    with helpers_for("no maker", 2, "tables") as helpers:
+        done_by = list(helpers.in_order(map(WhoDoesIt, [10] * 3)))
+    assert done_by == [os.getpid()] * 3
+
+
+@dataclass(frozen=True)
+class SlowElsewhere:
+    """A block that ends at once in this process, and elsewhere when a file is gone."""
+
+    number: int
+    here: int
+    file: Path
+    n_letters: int = 10
+
+    def do(self, _: object) -> tuple[int, bool]:
+        is_here = os.getpid() == self.here
+        if is_here:
+            self.file.unlink(missing_ok=True)
+        while self.file.exists():
+            time.sleep(0.01)
+        return self.number, is_here
+
+
+def test_a_block_that_helpers_have_no_time_for_is_done_here_and_results_keep_their_order(tmp_path):
+    """The helper waits for this process, which would wait for the helper if it did nothing."""
+    file = tmp_path / "wait"
+    file.touch()
+    with helpers_for("no maker", 1, "tables") as helpers, within(60):
+        wait_until_ready(helpers, 1)
+        blocks = (SlowElsewhere(number, os.getpid(), file) for number in range(4))
+        done = list(helpers.in_order(blocks))
+    assert [number for number, _ in done] == [0, 1, 2, 3]
+    assert [is_here for _, is_here in done][:3] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("most", "n_letters", "expected"),
+    [(1, 2_900_000, 0), (1, 3_000_000, 1), (15, 7_000_000, 2), (15, 10**9, 15), (0, 10**9, 0)],
+)
+def test_a_helper_is_started_for_every_three_million_letters(most, n_letters, expected):
+    assert tasks.count_worth(most, n_letters) == expected
 
 
 def test_frames_of_a_shard_are_sent_once_with_a_block_however_its_records_alternate():
@@ -345,7 +406,7 @@ def test_a_plan_for_others_is_made_by_helpers_too(tiny, contigs, tmp_path):
         head=tiny.head_file,
         precision="fp32",
         plan_only=True,
-        workers=2,
+        workers=3,
     )
     predict_run(options, lambda _: None, pytest.fail)  # without an executor
     assert "shards are made by 2 helpers" in (tmp_path / "run" / "virnucpro.log").read_text()

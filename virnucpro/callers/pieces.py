@@ -34,7 +34,7 @@ from virnucpro.ground.records import (
 )
 from virnucpro.scorer.nets import ErrorRates, Scorer, false_discovery_rates, thresholds
 from virnucpro.scorer.proteins import SHORTEST as SHORTEST_PROTEIN
-from virnucpro.scorer.score import PieceScores, RecordScore, score_block, score_proteins
+from virnucpro.scorer.score import BlockScores, PieceScores, score_block, score_proteins
 from virnucpro.sequences.genetic_code import GeneticCode, genetic_code
 from virnucpro.sequences.screen import protein_of, screen_all
 
@@ -66,36 +66,27 @@ def score_records(records: Records, recipe: Recipe, scorer: Scorer) -> ScoredRec
     for place, (_, note) in refusals.items():
         notes[place] = note
     screened = {place: status for place, (status, _) in refusals.items()}
-    places = [place for place in range(len(notes)) if place not in screened]
+    places = np.array([i for i in range(len(notes)) if i not in screened], dtype=np.int64)
     if is_protein:
-        assert scorer.proteins is not None, "a scorer without nets for proteins calls none"
-        proteins = [protein_of(records.at(place)) for place in places]
-        scores = list(map(_one_piece, proteins, score_proteins(proteins, scorer)))
+        scores = _score_proteins([protein_of(records.at(i)) for i in places.tolist()], scorer)
     else:
-        sequences = [records.sequences[place] for place in places]
+        sequences = [records.sequences[place] for place in places.tolist()]
         scores = score_block(sequences, scorer, genetic_code(recipe.genetic_code))
-    log_odds, n_pieces = np.full(len(notes), np.nan), np.zeros(len(notes), dtype=np.int64)
-    log_odds[places] = [score.log_odds for score in scores]
-    n_pieces[places] = [len(score.pieces.start) for score in scores]
-    pieces = _side_by_side([score.pieces for score in scores], n_pieces)
+    log_odds = np.full(len(notes), np.nan)
+    log_odds[places] = scores.log_odds
+    pieces = scores.pieces._replace(record=places[scores.pieces.record])
+    n_pieces = np.bincount(pieces.record, minlength=len(notes))
     return ScoredRecords(records, screened, notes, log_odds, n_pieces, pieces)
 
 
-def _side_by_side(each: Sequence[PieceScores], n_pieces: Counts) -> PieceScores:
-    """The pieces of several records, which know their places."""
-    nothing = np.empty(0, dtype=np.int64)
-    return PieceScores(
-        np.repeat(np.arange(len(n_pieces)), n_pieces),
-        np.concatenate([nothing, *(pieces.start for pieces in each)]),
-        np.concatenate([nothing, *(pieces.n_bases for pieces in each)]),
-        np.concatenate([np.empty(0), *(pieces.log_odds for pieces in each)]),
-    )
-
-
-def _one_piece(protein: str, log_odds: float | None) -> RecordScore:
-    first, n_residues = np.zeros(1, dtype=np.int64), np.array([len(protein)], dtype=np.int64)
-    value = np.array([log_odds], dtype=np.float64)  # NaN for None
-    return RecordScore(log_odds, PieceScores(first, first, n_residues, value))
+def _score_proteins(proteins: Sequence[str], scorer: Scorer) -> BlockScores:
+    """The scores of proteins, each of which is its own piece."""
+    assert scorer.proteins is not None, "a scorer without nets for proteins calls none"
+    log_odds = np.array(score_proteins(proteins, scorer), dtype=np.float64)  # NaN for None
+    n = len(proteins)
+    n_residues = np.array(list(map(len, proteins)), dtype=np.int64)
+    pieces = PieceScores(np.arange(n), np.zeros(n, dtype=np.int64), n_residues, log_odds)
+    return BlockScores(log_odds, pieces)
 
 
 def call_scored(
@@ -179,8 +170,7 @@ def join_calls(
     readable = [result for result in results if result.call.status in ("scored", "no_orf")]
     sequences = [result.record.sequence for result in readable]
     lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
-    scores = score_block(sequences, scorer, code)
-    base = np.array([score.log_odds for score in scores], dtype=np.float64)  # NaN for None
+    base = score_block(sequences, scorer, code).log_odds
     head = np.array([_head_log_odds(result, facts) for result in readable], dtype=np.float64)
     joined = join_log_odds(facts.join.knots, base, head, lengths)
     calls = map(

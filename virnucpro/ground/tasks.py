@@ -36,7 +36,8 @@ _SILENCE_SECONDS = 60.0  # of a helper, until it is named
 _N_WAITS = 60  # for it, in this time
 _END_SECONDS = 5.0  # for a process whose pipe has ended to follow
 _LETTERS_AHEAD = 50_000_000  # in blocks whose results are waited for, unless one record has more
-_LETTERS_PER_HELPER = 10_000_000  # a process takes a second to start, and these take some
+# a process takes 0.4 CPU seconds to start, in which these are scored
+_LETTERS_PER_HELPER = 3_000_000
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -69,13 +70,14 @@ class Helpers(Generic[Tools]):
     children: list[Child] = field(default_factory=list)
     threads: ThreadPoolExecutor | None = None
     idle: SimpleQueue[Child] = field(default_factory=SimpleQueue)
+    ready: list[Child] = field(default_factory=list)  # those that have their tools
     is_stopped: bool = False
     loss: VirnucproError | None = None  # of the first helper that died
 
     @property
     def n_ahead(self) -> int:
-        """The tasks that are worth being done before the result of the first is taken."""
-        return 2 * len(self.children)
+        """The tasks that helpers which are ready can have at a time: one, and the next."""
+        return 2 * len(self.ready)
 
     def submit(self, task: Task[Tools, T]) -> Future[T]:
         """Have a task done."""
@@ -84,22 +86,33 @@ class Helpers(Generic[Tools]):
         return _done(task, self.tools)
 
     def in_order(self, tasks: Iterable[_Block[Tools, T]]) -> Iterator[T]:
-        """The results of blocks, in their order; a few blocks of bounded size are taken ahead."""
+        """The results of blocks, in their order; a few blocks of bounded size are taken ahead.
+
+        What helpers have no time for is done here, so this process never waits while there is work.
+        """
         waiting: deque[tuple[int, Future[T]]] = deque()
         n_letters = 0
         for task in tasks:
             n_letters += task.n_letters
-            waiting.append((task.n_letters, self._submit_block(task)))
-            while waiting and (len(waiting) > self.n_ahead or n_letters > _LETTERS_AHEAD):
+            n_open = sum(not future.done() for _, future in waiting)
+            is_here = n_open >= self.n_ahead or task.n_letters > _LETTERS_AHEAD
+            future = _done(task, self.tools) if is_here else self.submit(task)
+            waiting.append((task.n_letters, future))
+            while waiting and (
+                waiting[0][1].done()
+                or len(waiting) > 2 * self.n_ahead
+                or n_letters > _LETTERS_AHEAD
+            ):
                 n_taken, future = waiting.popleft()
                 n_letters -= n_taken
                 yield future.result()
         for _, future in waiting:
             yield future.result()
 
-    def _submit_block(self, block: _Block[Tools, T]) -> Future[T]:
-        """Have a block done: here, if nothing is done beside it, since a message is two copies."""
-        return _done(block, self.tools) if block.n_letters > _LETTERS_AHEAD else self.submit(block)
+    def add_ready(self, child: Child) -> None:
+        """Give tasks to a helper from now on."""
+        self.idle.put(child)
+        self.ready.append(child)
 
     def _do(self, task: Task[Tools, T]) -> T:
         """
@@ -158,9 +171,8 @@ def _done(task: Task[Tools, T], tools: Tools) -> Future[T]:
 
 
 def count_worth(most: int, n_letters: int) -> int:
-    """The number of helpers that so many letters are worth; one alone would save nothing."""
-    n_helpers = min(most, n_letters // _LETTERS_PER_HELPER)
-    return n_helpers if n_helpers > 1 else 0
+    """The number of helpers that so many letters are worth."""
+    return min(most, n_letters // _LETTERS_PER_HELPER)
 
 
 @contextmanager
@@ -176,7 +188,7 @@ def helpers_for(tools: Tools, n_helpers: int, products: str) -> Iterator[Helpers
             helpers.threads = ThreadPoolExecutor(n_helpers, "helper")
             message = as_message(tools)
             for child in helpers.children:
-                helpers.threads.submit(_introduce, child, message, helpers.idle.put)
+                helpers.threads.submit(_introduce, child, message, helpers.add_ready)
         yield helpers
     finally:
         helpers.stop()

@@ -13,9 +13,10 @@ it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -29,16 +30,16 @@ from virnucpro.ground.numeric import Counts, Mask, Values
 from virnucpro.ground.records import Identity
 from virnucpro.scorer.features import FIGURES, read_pieces
 from virnucpro.scorer.pieces import (
-    UNKNOWN,
     Digits,
     Pieces,
+    Stretches,
     codon_codes,
     cut,
     encode,
     find_stretches,
     opposite_strand,
 )
-from virnucpro.scorer.words import NO_RESIDUE, NO_WORDS, RESIDUE_OF_CODE, Numbers, words_in
+from virnucpro.scorer.words import NO_WORDS, RESIDUE_OF_CODE, Numbers, words_in
 from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
 
 FORMAT = 1
@@ -58,6 +59,7 @@ KINDS = (
 )
 KIND_FEATURES = slice(0, FIGURES.stop)  # of a piece: all but words and ratios
 KIND_PIECE = 1000  # bases
+STRANGE = -1  # the owner of a word that the table does not know
 FARTHEST = 6.0  # deviations from the mean; what is farther is taken for this
 _WORD_PIECE = 10_000  # bases that stretches are looked for in
 _SHORTEST_STRETCH = 30  # codons
@@ -107,18 +109,17 @@ class KinWords:
         np.cumsum(self.n_of_bucket, out=first[1:])
         return first
 
-    def owners_of(self, numbers: Numbers) -> Owners:
-        """The owners of the words that the table knows, in order. (n,) -> (n_known,)"""
+    def owners_of(self, numbers: Numbers) -> Counts:
+        """The owner of each word; ``STRANGE`` for one that the table does not know. (n,) -> (n,)"""
         keys = _keys(numbers)
         buckets, rests = keys >> _REST_BITS, (keys & ((1 << _REST_BITS) - 1)).astype(np.uint16)
         place, end = self._first[buckets], self._first[buckets + 1]
-        found = np.full(len(keys), -1, dtype=np.int64)
-        while len(rows := np.flatnonzero((place < end) & (found < 0))):
-            is_same = self.rests[place[rows]] == rests[rows]
-            found[rows[is_same]] = place[rows[is_same]]
+        owners = np.full(len(keys), STRANGE, dtype=np.int64)
+        while len(rows := np.flatnonzero((place < end) & (owners == STRANGE))):
+            known = rows[self.rests[place[rows]] == rests[rows]]
+            owners[known] = self.owners[place[known]]
             place[rows] += 1
-        known: Owners = self.owners[found[found >= 0]]
-        return known
+        return owners
 
 
 def _keys(numbers: Numbers) -> Counts:
@@ -142,29 +143,39 @@ def _hashes(numbers: Numbers) -> NDArray[np.uint64]:
     return hashes
 
 
-def kin_words_of(digits: Digits, code: GeneticCode = STANDARD) -> Numbers:
-    """The words of a sequence, each once, rising. (n_bases,) -> (n_words,)"""
-    starts = np.arange(0, len(digits), _WORD_PIECE)
-    pieces = Pieces(digits, starts, np.minimum(_WORD_PIECE, len(digits) - starts))
+def kin_words_of(sequences: Sequence[Digits], code: GeneticCode = STANDARD) -> list[Numbers]:
+    """The words of each sequence, each once, rising."""
+    lengths = np.array(list(map(len, sequences)), dtype=np.int64)
+    n_pieces = -(-lengths // _WORD_PIECE)
+    owner = np.repeat(np.arange(len(lengths)), n_pieces)
+    start = _WORD_PIECE * (np.arange(len(owner)) - (np.cumsum(n_pieces) - n_pieces)[owner])
+    places = start + (np.cumsum(lengths) - lengths)[owner]
+    digits = np.concatenate(sequences)
+    pieces = Pieces(digits, places, np.minimum(_WORD_PIECE, lengths[owner] - start))
     stretches = find_stretches(pieces, code, _SHORTEST_STRETCH)
-    if not len(stretches):
-        return np.empty(0, dtype=np.int64)
-    strands = [RESIDUE_OF_CODE[codon_codes(strand)] for strand in (digits, opposite_strand(digits))]
-    on_reverse = len(digits) - pieces.starts - pieces.lengths
-    origin = np.where(
-        stretches.strand == 0, pieces.starts[stretches.piece], on_reverse[stretches.piece]
+    residues, stretch = _residues(pieces, stretches)
+    at, numbers = words_in(residues, stretch)
+    of_word = owner[stretches.piece][stretch[at]]
+    order = np.lexsort((numbers, of_word))
+    of_word, numbers = of_word[order], numbers[order]
+    is_new = np.ones(len(order), dtype=np.bool_)
+    is_new[1:] = (of_word[1:] != of_word[:-1]) | (numbers[1:] != numbers[:-1])
+    bounds = np.searchsorted(of_word[is_new], np.arange(1, len(lengths)))
+    return np.split(numbers[is_new], bounds)
+
+
+def _residues(pieces: Pieces, stretches: Stretches) -> tuple[Digits, Counts]:
+    """The residues of stretches, one after the other, and whose each is. (n,), (n,)"""
+    digits = pieces.digits
+    strands = np.stack(
+        [RESIDUE_OF_CODE[codon_codes(strand)] for strand in (digits, opposite_strand(digits))]
     )
-    gap = np.array([NO_RESIDUE], dtype=np.uint8)
-    parts = []
-    for strand, start, n_codons in zip(
-        stretches.strand.tolist(),
-        (origin + stretches.start).tolist(),
-        stretches.n_codons.tolist(),
-        strict=True,
-    ):
-        parts += [strands[strand][start : start + 3 * n_codons : 3], gap]
-    residues = np.concatenate(parts)
-    return np.unique(words_in(residues, np.zeros(len(residues), dtype=np.int64))[1])
+    on_reverse = len(digits) - pieces.starts - pieces.lengths
+    on_strand = np.stack([pieces.starts, on_reverse])
+    start = on_strand[stretches.strand, stretches.piece] + stretches.start
+    stretch = np.repeat(np.arange(len(stretches)), stretches.n_codons)
+    codon = np.arange(len(stretch)) - (np.cumsum(stretches.n_codons) - stretches.n_codons)[stretch]
+    return strands[stretches.strand[stretch], start[stretch] + 3 * codon], stretch
 
 
 def is_named(n_words: Counts, share: Values, n_bases: Counts) -> Mask:
@@ -178,24 +189,38 @@ def is_named(n_words: Counts, share: Values, n_bases: Counts) -> Mask:
     return has_name
 
 
-def most_words(owners: Owners, n_families: int) -> tuple[int, int, float]:
-    """The family that owns most of these words, how many it owns, and their share. (n_words,)"""
-    counts = np.bincount(owners, minlength=n_families)
-    best = int(counts[1:].argmax()) + 1
-    return best, int(counts[best]), float(counts[best] / max(1, counts.sum()))
+def most_words(
+    each: Sequence[Numbers], table: KinWords, n_families: int
+) -> tuple[Counts, Counts, Values]:
+    """Who owns most of the words of each sequence: families, numbers of words, and their shares.
+
+    A share is that of the words which the table knows. n -> (n,), (n,), (n,)
+    """
+    sequence = np.repeat(np.arange(len(each)), list(map(len, each)))
+    owners = table.owners_of(np.concatenate(each))
+    is_known = owners != STRANGE
+    places = sequence[is_known] * n_families + owners[is_known]
+    counts = np.bincount(places, minlength=len(each) * n_families).reshape(len(each), n_families)
+    best = counts[:, 1:].argmax(axis=1) + 1
+    n_words = counts[np.arange(len(each)), best]
+    return best, n_words, n_words / np.maximum(1, counts.sum(axis=1))
 
 
-def kind_features(digits: Digits, code: GeneticCode = STANDARD) -> Values | None:
-    """The mean features of the pieces of a sequence; None without a known base. -> (1095,)"""
-    _, starts, lengths = cut(np.array([len(digits)]), KIND_PIECE)
-    features, is_blank = read_pieces(Pieces(digits, starts, lengths), NO_WORDS, code)
-    if is_blank.all():
-        return None
-    mean: Values = features[~is_blank, KIND_FEATURES].mean(axis=0, dtype=np.float64)
-    return mean
+def kind_features(sequences: Sequence[Digits], code: GeneticCode = STANDARD) -> Values:
+    """The mean features of the pieces of each sequence; NaN without a known base. n -> (n, 1095)"""
+    owner, starts, lengths = cut(np.array(list(map(len, sequences))), KIND_PIECE)
+    pieces = Pieces(np.concatenate(sequences), starts, lengths)
+    features, is_blank = read_pieces(pieces, NO_WORDS, code)
+    means = np.full((len(sequences), KIND_FEATURES.stop), np.nan)
+    bounds = np.searchsorted(owner, np.arange(len(sequences) + 1)).tolist()
+    for row, (first, end) in enumerate(pairwise(bounds)):
+        some = features[first:end][~is_blank[first:end], KIND_FEATURES]
+        if len(some):
+            some.mean(axis=0, dtype=np.float64, out=means[row])
+    return means
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class KindNet:
     """Tells the kind of a virus from the mean features of its pieces; between layers a GELU."""
 
@@ -212,13 +237,18 @@ class KindNet:
     def logits(self, features: Values) -> Values:
         """Before calibration. (n_features,) -> (n_kinds,)"""
         x = ((features - self.mean) / self.deviation).clip(-FARTHEST, FARTHEST)
-        weight, bias = self.hidden
-        x = weight.astype(np.float64) @ x + bias
+        weight, bias = self._layers[0]
+        x = weight @ x + bias
         # Hendrycks and Gimpel 2016, arXiv:1606.08415, with the hyperbolic tangent
         x = 0.5 * x * (1 + np.tanh(0.7978845608028654 * (x + 0.044715 * x**3)))
-        weight, bias = self.output
-        logits: Values = weight.astype(np.float64) @ x + bias
+        weight, bias = self._layers[1]
+        logits: Values = weight @ x + bias
         return logits
+
+    @cached_property
+    def _layers(self) -> list[tuple[Values, Weights]]:
+        """Weights in float64, and biases."""
+        return [(weight.astype(np.float64), bias) for weight, bias in (self.hidden, self.output)]
 
     def probabilities(self, features: Values, n_bases: int) -> Values:
         """The probability of each kind in a sequence of this length. (n_features,) -> (n_kinds,)
@@ -248,19 +278,34 @@ class Kinship:
         if len(self.kind_of_family) != n or self.words.owners.max(initial=0) >= n:
             raise ValueError(f"words of other families than these {n}")
 
-    def identify(self, sequence: str, code: GeneticCode = STANDARD) -> Identity:
-        """What a viral sequence is, but for its topology; nothing without a known base."""
-        digits = encode(sequence)
-        features = kind_features(digits, code) if (digits != UNKNOWN).any() else None
-        if features is None:
+    def identify(
+        self, sequences: Sequence[str], code: GeneticCode = STANDARD
+    ) -> Iterator[Identity]:
+        """What each viral sequence is, but for its topology; nothing without a known base."""
+        some = list(map(encode, filter(None, sequences)))
+        if not some:
+            yield from (Identity() for _ in sequences)
+            return
+        features, lengths = kind_features(some, code), list(map(len, some))
+        best, n_words, share = most_words(kin_words_of(some, code), self.words, len(self.families))
+        has_name = is_named(n_words, share, np.array(lengths)).tolist()
+        columns = zip(has_name, best.tolist(), n_words.tolist(), share.tolist(), strict=True)
+        each = zip(columns, features, lengths, strict=True)
+        for sequence in sequences:
+            yield self._identity(*next(each)) if sequence else Identity()
+
+    def _identity(
+        self, kin: tuple[bool, int, int, float], features: Values, n_bases: int
+    ) -> Identity:
+        """The identity of one sequence, by whether it has a name, and by ``most_words``."""
+        has_name, best, n_words, share = kin
+        if np.isnan(features[0]):
             return Identity()
-        owners = self.words.owners_of(kin_words_of(digits, code))
-        best, n_words, share = most_words(owners, len(self.families))
-        if is_named(np.int64(n_words), np.float64(share), np.int64(len(digits))):
+        if has_name:
             certainty = [value for fewest, value in self.certainties if n_words >= fewest][-1]
             kind, name = self.kind_of_family[best], self.families[best]
             return Identity(kind, certainty, name, n_words, round(share, 3))
-        chances = self.net.probabilities(features, len(digits))
+        chances = self.net.probabilities(features, n_bases)
         kind = KINDS[int(chances.argmax())]
         return Identity(kind, round(float(chances.max()), 3))
 

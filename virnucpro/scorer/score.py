@@ -51,21 +51,28 @@ class PieceScores(NamedTuple):
         n_pieces = np.bincount(owner, minlength=n_records)
         return np.where(n_pieces > 0, total / np.maximum(1, n_pieces), np.nan)
 
-    @property
-    def n_known(self) -> int:
-        """Pieces with a known base."""
-        return int(np.count_nonzero(~np.isnan(self.log_odds)))
+    @classmethod
+    def joined(cls, each: Sequence[PieceScores]) -> PieceScores:
+        """One after the other."""
+        return cls(*map(np.concatenate, zip(*each, strict=True)))
 
 
-class RecordScore(NamedTuple):
-    """The calibrated log-odds of a record, None where there is nothing to read, and its pieces'.
+class BlockScores(NamedTuple):
+    """The calibrated log-odds of records, NaN where there is nothing to read, and their pieces.
 
-    Pieces are those of the smallest size that the record is read in, each calibrated by its own
-    length. Records come by the million: plain tuples.
+    Pieces are those of the smallest size that a record is read in, each calibrated by its own
+    length. They stand in the order of the records, and begin in their record.
     """
 
-    log_odds: float | None
+    log_odds: Values  # (n_records,)
     pieces: PieceScores
+
+    @classmethod
+    def joined(cls, first: BlockScores, second: BlockScores) -> BlockScores:
+        """Those of neighbouring records."""
+        moved = second.pieces._replace(record=second.pieces.record + len(first.log_odds))
+        log_odds = np.concatenate([first.log_odds, second.log_odds])
+        return cls(log_odds, PieceScores.joined([first.pieces, moved]))
 
 
 def score_sequences(
@@ -81,50 +88,40 @@ def score_sequences(
         waiting.append(sequence)
         n_bases += len(sequence)
         if n_bases >= BASES_AT_ONCE:
-            yield from (score.log_odds for score in score_block(waiting, scorer, code))
+            yield from _numbers(score_block(waiting, scorer, code).log_odds)
             waiting, n_bases = [], 0
-    yield from (score.log_odds for score in score_block(waiting, scorer, code))
+    yield from _numbers(score_block(waiting, scorer, code).log_odds)
+
+
+def _numbers(values: Values) -> Iterator[float | None]:
+    """Each value, or None for NaN."""
+    return (None if value != value else value for value in values.tolist())
 
 
 def score_block(
     sequences: Sequence[str], scorer: Scorer, code: GeneticCode = STANDARD
-) -> list[RecordScore]:
-    """Each sequence with its pieces, in order, read side by side."""
+) -> BlockScores:
+    """The scores of sequences, read side by side, and of their pieces."""
     if len(sequences) > 1 and len(sequences[-1]) > _LONG:  # the longest of a block is its last
         each = (sequences[:-1], sequences[-1:])
-        return [score for some in each for score in score_block(some, scorer, code)]
+        return BlockScores.joined(*(score_block(some, scorer, code) for some in each))
     lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
     starts = np.cumsum(lengths) - lengths
-    mean = _Mean(len(lengths))
-    pieces: list[PieceScores | None] = [None] * len(lengths)
+    mean, has_pieces = _Mean(len(lengths)), np.zeros(len(lengths), dtype=np.bool_)
+    sizes = [_NO_PLACES.scored(np.empty(0))]
     for nets, records, scores in _by_size("".join(sequences), lengths, scorer.pieces, code):
         mean.add(nets, records, scores)
         if not nets.part:
-            calibrated = scorer.calibrated(scores.log_odds, scores.n_bases)
-            in_record = scores.start - starts[records][scores.record]
-            inside = scores._replace(start=in_record, log_odds=calibrated)
-            _add_pieces(pieces, records, inside)
-    log_odds = scorer.calibrated(mean.values, lengths)
-    no_pieces = PieceScores(_NOTHING, _NOTHING, _NOTHING, np.empty(0))
-    return [
-        RecordScore(None if value != value else value, of_record or no_pieces)  # NaN
-        for value, of_record in zip(log_odds.tolist(), pieces, strict=True)
-    ]
-
-
-def _add_pieces(pieces: list[PieceScores | None], records: Counts, scores: PieceScores) -> None:
-    """Give records their pieces, but for those that have pieces of a smaller size."""
-    missing = [record for record in records.tolist() if pieces[record] is None]
-    for record, of_record in zip(missing, _each(scores, records, missing), strict=True):
-        pieces[record] = of_record
-
-
-def _each(scores: PieceScores, records: Counts, chosen: Sequence[int]) -> Iterator[PieceScores]:
-    """The pieces of each of the chosen records, which are rising, as the records are."""
-    numbers = np.searchsorted(records, chosen)
-    firsts, ends = (np.searchsorted(scores.record, numbers, side) for side in ("left", "right"))
-    rows = list(map(slice, firsts.tolist(), ends.tolist()))
-    return map(PieceScores, *(map(column.__getitem__, rows) for column in scores))
+            chosen = ~has_pieces[records][scores.record]
+            record = records[scores.record[chosen]]
+            start, n_bases = scores.start[chosen] - starts[record], scores.n_bases[chosen]
+            log_odds = scorer.calibrated(scores.log_odds[chosen], n_bases)
+            sizes.append(PieceScores(record, start, n_bases, log_odds))
+            has_pieces[records] = True
+    pieces = PieceScores.joined(sizes)
+    order = np.argsort(pieces.record, kind="stable")
+    in_order = PieceScores._make(column[order] for column in pieces)
+    return BlockScores(scorer.calibrated(mean.values, lengths), in_order)
 
 
 def record_log_odds(digits: Digits, lengths: Counts, pieces: Sequence[PieceNets]) -> Values:

@@ -316,8 +316,8 @@ def _resources(
 
 
 def _for_tables(resources: Resources, options: RunOptions) -> Resources:
-    """The same where nothing but shards and tables is made: no device needs the cores."""
-    return replace(resources, n_helpers=count_workers(options.workers, model_bytes=0))
+    """The same where no device needs the cores: all workers but this process are helpers."""
+    return replace(resources, n_helpers=count_workers(options.workers, model_bytes=0) - 1)
 
 
 def _precision(options: RunOptions, request: str, choice: Choice) -> Precision:

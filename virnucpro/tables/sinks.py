@@ -387,9 +387,11 @@ def identify(results: CalledRecords, code: GeneticCode) -> None:
 
     Nothing is told of one with letters that are not known, which are blanks: see ``recut``.
     """
-    for place, virus in _viruses(results):
-        letters = virus.letters(results.records.sequences[place])
-        identity = Identity() if " " in letters else own_kinship().identify(letters, code)
+    viruses = list(_viruses(results))
+    each = [virus.letters(results.records.sequences[place]) for place, virus in viruses]
+    known = ["" if " " in letters else letters for letters in each]
+    told = own_kinship().identify(known, code) if viruses else iter(())
+    for (place, virus), letters, identity in zip(viruses, each, told, strict=True):
         if virus.name == results.records.ids[place] and identity.virus_kind:
             is_circle = is_circular(results.records.headers[place])
             topology, repeat_length = topology_of(letters, is_circle=is_circle)
