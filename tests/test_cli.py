@@ -76,6 +76,15 @@ def test_a_wrong_choice_is_told_without_words_of_a_library(option):
     assert "'foo' is not one of" in answer.stderr and "Value error" not in answer.stderr
 
 
+@pytest.mark.parametrize(
+    "command", [(), ("predict",), ("manifest",), ("cite",), ("models", "list"), ("models", "check")]
+)
+def test_help_shows_no_type_of_a_flag_and_no_word_of_python(command):
+    answer = virnucpro(*command, "--help")
+    assert answer.returncode == 0 and "--help" in answer.stdout
+    assert "bool" not in answer.stdout and "list[" not in answer.stdout
+
+
 def test_gpus_are_numbered_by_their_place_on_the_bus_whatever_was_set(monkeypatch, capsys):
     """As NVML numbers them, which lists them: else --gpus 0 would be another one."""
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
@@ -393,7 +402,7 @@ def test_after_a_failure_the_same_command_with_resume_is_offered():
     assert offered == ["next: virnucpro predict -i 'a b.fa' -o x --resume"]
     for pipe in (["-i", "-"], ["-i-"], ["--input=-"]):
         piped = next_step(Path("-x/predictions.tsv"), ["predict", *pipe, "-o", "-x"], failed=True)
-        assert piped == ["next: head ./-x/predictions.tsv | column -t -s $'\\t'"]
+        assert piped == ["next: head ./-x/predictions.tsv | column -t -s $'\\t' | less -S"]
     assert next_step(Path("x\x1b[2J/predictions.tsv"), argv, failed=False) == []
 
 

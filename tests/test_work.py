@@ -282,7 +282,7 @@ def test_what_is_no_run_has_no_part_and_nothing_is_written_there(tmp_path):
             look(nowhere)
     assert not list(tmp_path.iterdir())
     (tmp_path / "file").touch()
-    with pytest.raises(InputMissingError, match="file: is no folder"):
+    with pytest.raises(InputMissingError, match="file: not a folder"):
         work_inline(tmp_path / "file")
 
 

@@ -71,10 +71,9 @@ def _parameters(group: type) -> Iterator[Parameter]:
         if field.name not in options:
             continue
         kind, option = get_args(hints[field.name])[0], copy(options[field.name])
-        if kind is bool:
-            option.metavar = ""
-            if not isinstance(option.default, str):  # else it is the name, with its --no-...
-                option.param_decls = option.param_decls or (flag(field.name),)
+        # the default of an option with a --no-... is its name
+        if kind is bool and not isinstance(option.default, str):
+            option.param_decls = option.param_decls or (flag(field.name),)
         default = Parameter.empty if field.default is MISSING else field.default
         annotation = Annotated[_as_typed(kind), option]  # type: ignore[valid-type]
         yield Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
@@ -89,12 +88,14 @@ def _as_typed(kind: Any) -> Any:  # noqa: ANN401 - a type
     return kind
 
 
-def spare_conversion(params: list[Any]) -> list[Any]:
-    """The same parameters, which take text and defaults as they are.
+def plain(params: list[Any]) -> list[Any]:
+    """The same parameters, which take text and defaults as they are; help shows no type of a flag.
 
     Typer would import pydantic to convert them, which takes longer than typer itself.
     """
     for param in params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
         if hasattr(param, "type_descriptor"):  # older ones convert without pydantic
             param.process_value = partial(_process, param)
     return params
@@ -121,7 +122,7 @@ class Command(TyperCommand):
     """A command that says of a wrong value what is wrong, without the words of a library."""
 
     def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - typer's or click's
-        return spare_conversion(super().get_params(ctx))
+        return plain(super().get_params(ctx))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - typer's or click's
         try:

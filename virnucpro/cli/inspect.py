@@ -120,9 +120,7 @@ def summary(
 
 def cite(
     *,
-    bibtex: Annotated[
-        bool, option("Print BibTeX entries only.", None, "--bibtex", metavar="")
-    ] = False,
+    bibtex: Annotated[bool, option("Print BibTeX entries only.", None, "--bibtex")] = False,
 ) -> None:
     """Print how to cite a result: this program, its language models, and the original VirNucPro.
 

@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from virnucpro import __version__
-from virnucpro.cli.command import Command, CommandOnInput, spare_conversion
+from virnucpro.cli.command import Command, CommandOnInput, plain
 from virnucpro.cli.exits import (
     GONE,
     INTERRUPTED_EXIT,
@@ -70,7 +70,7 @@ class _Commands(TyperGroup):
         super().__init__(*args, **{**more, "commands": _Loaded()})
 
     def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - typer's or click's
-        return spare_conversion(super().get_params(ctx))
+        return plain(super().get_params(ctx))
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401 - typer's or click's
         return list(self.commands)
@@ -98,7 +98,7 @@ def root(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_show_version, is_eager=True, help="Version of the program."
+            "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
         ),
     ] = False,
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from virnucpro.cli.command import command
+from virnucpro.cli.command import Command, command
 from virnucpro.cli.exits import end_cleanly, exits
 from virnucpro.cli.running import is_live, loading, report, watched
 from virnucpro.encoders.options import (
@@ -31,7 +31,7 @@ models = typer.Typer(
 )
 
 
-@models.command("list")
+@models.command("list", cls=Command)
 def list_models(
     *, as_json: Annotated[bool, option("Print the facts for programs.", None, "--json")] = False
 ) -> None:
@@ -49,7 +49,7 @@ def list_models(
         report([*describe_models(as_json=as_json)])
 
 
-@models.command("info")
+@models.command("info", cls=Command)
 @command(NamedModelOptions)
 def show_model(options: NamedModelOptions) -> None:
     """Describe a checkpoint by its content, with the disk and memory that it needs; or a head.
@@ -67,7 +67,7 @@ def show_model(options: NamedModelOptions) -> None:
         report(lines or [*describe_model(options.model)])
 
 
-@models.command("download")
+@models.command("download", cls=Command)
 @command(DownloadOptions)
 def download_model(options: DownloadOptions) -> None:
     """Fetch a published checkpoint, or all files of a bundle, into folders of torch hub.
@@ -100,7 +100,7 @@ def download_model(options: DownloadOptions) -> None:
         report([*lines, *([f"its head is at {printable(head)}"] if head else [])])
 
 
-@models.command("import")
+@models.command("import", cls=Command)
 @command(ImportOptions)
 def import_model(options: ImportOptions) -> None:
     """Copy a checkpoint to where --model finds it by name; nothing is fetched.
@@ -130,7 +130,7 @@ def import_model(options: ImportOptions) -> None:
         report([*lines, f"use it with --model {name}"])
 
 
-@models.command("verify")
+@models.command("verify", cls=Command)
 @command(NamedModelOptions)
 def verify(options: NamedModelOptions) -> None:
     """Load a checkpoint, and check that every tensor is there and finite.
@@ -146,7 +146,7 @@ def verify(options: NamedModelOptions) -> None:
         report([f"{printable(checkpoint.path)} is whole, sha256 {digest}"])
 
 
-@models.command("check")
+@models.command("check", cls=Command)
 @command(CheckOptions, ConsoleOptions)
 def check_model(options: CheckOptions, console: ConsoleOptions) -> None:
     """Compare the vectors that a model has here with those of fair-esm in float32.

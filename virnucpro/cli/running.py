@@ -146,7 +146,7 @@ def next_step(table: Path, argv: Sequence[str], failed: bool) -> list[str]:
     if failed and {"-", "-i-", "--input=-"}.isdisjoint(again):  # a pipe was read to its end
         return as_command(["virnucpro", *again, "--resume"])
     name = f"./{table}" if str(table).startswith("-") else str(table)
-    return as_command(["head", name], " | column -t -s $'\\t'")
+    return as_command(["head", name], " | column -t -s $'\\t' | less -S")
 
 
 def planned_steps(options: RunOptions, n_shards: int, argv: Sequence[str]) -> list[str]:

@@ -107,8 +107,8 @@ def describe_model(model: str) -> Iterator[str]:
     path, found = locate(model), find_published(model)
     if found and found.missing:
         published, footprint = found.published, found.footprint
-        n_layers, width, encoder_id = published.n_layers, published.width, "told when it is here"
-        yield f"path        {printable(path)}, when it is fetched"
+        n_layers, width, encoder_id = published.n_layers, published.width, "known once fetched"
+        yield f"path        {printable(path)}, once fetched"
         yield from (f"file        {file.url}" for file in published.files)
     else:
         there = open_model(model, lambda _: None)

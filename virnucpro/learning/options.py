@@ -447,14 +447,16 @@ class TrainOptions(DeviceOptions, LoopOptions, NetworkOptions, StartOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ManifestOptions:
-    output: Annotated[Path, option("Write the manifest here.", FILES, "--output", "-o")]
+    output: Annotated[
+        Path, option("Write the manifest here.", FILES, "--output", "-o", metavar="FILE")
+    ]
     virus: Annotated[
         tuple[Path, ...],
-        option("Take these FASTA files, or those of these folders, as viruses.", FILES),
+        file("Take this FASTA file, or those of this folder, as viruses. Repeatable.", "FILE"),
     ] = ()
     other: Annotated[
         tuple[Path, ...],
-        option("Take these FASTA files, or those of these folders, as not viral.", FILES),
+        file("Take this FASTA file, or those of this folder, as not viral. Repeatable.", "FILE"),
     ] = ()
     table: Annotated[
         Path | None,
@@ -465,7 +467,8 @@ class ManifestOptions:
         ),
     ] = None
     fasta: Annotated[
-        tuple[Path, ...], option("Look for the accessions of --table in these files.", FILES)
+        tuple[Path, ...],
+        file("Look for the accessions of --table in this file. Repeatable.", "FILE"),
     ] = ()
     group_by: Annotated[
         str | None,

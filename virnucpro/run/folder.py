@@ -325,7 +325,7 @@ def no_run(folder: Path, hint: str, content: str = "run") -> InputMissingError:
     """The error for a folder that holds no run, or is not there."""
     if folder.is_dir():
         return InputMissingError(f"{printable(folder)} holds no {content}", hint)
-    fault = "is no folder" if folder.exists() else "there is no such folder"
+    fault = "not a folder" if folder.exists() else "there is no such folder"
     return InputMissingError(f"{printable(folder)}: {fault}", hint)
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from virnucpro.callers.calls import SURE, log_odds
 from virnucpro.callers.join import Join
 from virnucpro.ground.files import write_whole
-from virnucpro.ground.log import LOGGER, announce
+from virnucpro.ground.log import LOGGER, announce, counted
 from virnucpro.ground.numeric import Values
 from virnucpro.learning.evaluation.metrics import (
     CHANCE,
@@ -142,7 +142,8 @@ class TrainingResults:
         if not n_trained:
             return of_lengths
         if any(map(is_enough, unseen)):
-            announce(f"{split}: {n_trained} groups are left out, as the scorer was trained on them")
+            groups = counted(n_trained, "group")
+            announce(f"{split}: without {groups} that the scorer was trained on")
             return unseen
         LOGGER.warning(
             "the scorer was trained on %d of the %s groups: its AUROC is too good there, and the "

@@ -28,7 +28,7 @@ from virnucpro.ground.devices import Choice
 from virnucpro.ground.errors import InputError, UsageError, VirnucproError
 from virnucpro.ground.events import OnEvent
 from virnucpro.ground.files import writing
-from virnucpro.ground.log import announce, printable
+from virnucpro.ground.log import announce, counted, printable
 from virnucpro.ground.numeric import Values
 from virnucpro.ground.option_fields import carry
 from virnucpro.learning.labelled.frames import (
@@ -233,8 +233,8 @@ def _train(
         n = settings.effective_batch(ranks.world_size)
         announce(
             f"{objective.n_rows:,} {objective.unit} in an epoch; effective batch {n}: "
-            f"{settings.batch_size} on each of {ranks.world_size} devices, "
-            f"{settings.grad_accum_steps} steps added up"
+            f"{settings.batch_size} on each of {counted(ranks.world_size, 'device')}, "
+            f"{counted(settings.grad_accum_steps, 'step')} added up"
         )
     is_profiled = training.options.profile
 
