@@ -47,19 +47,30 @@ def status(options: StatusOptions) -> None:
     Exit code 1: --verify found damaged files.
     """
     with exits():
-        from virnucpro.learning.status import training_lines
+        from virnucpro.run.folder import RunDir
         from virnucpro.run.status import inspect_run, measure_run
 
-        if lines := training_lines(options.folder, as_json=options.as_json):
-            refuse(options, ("verify",), "for a training, whose --resume verifies its files")
-            running.report(lines)
-            raise Finished(0)
+        if not RunDir(options.folder).manifest.exists():
+            _report_training(options)
         if options.as_json:
             running.report([json.dumps(measure_run(options.folder), indent=2)])
             raise Finished(0)
         lines, n_damaged = inspect_run(options.folder, verify=options.verify)
         running.report(lines)
         raise Finished(1 if n_damaged else 0)
+
+
+def _report_training(options: StatusOptions) -> None:
+    """
+    Raises:
+        Finished: it is the folder of a training.
+    """
+    from virnucpro.learning.status import training_lines
+
+    if lines := training_lines(options.folder, as_json=options.as_json):
+        refuse(options, ("verify",), "for a training, whose --resume verifies its files")
+        running.report(lines)
+        raise Finished(0)
 
 
 @command(CompareOptions)
