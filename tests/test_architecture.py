@@ -124,9 +124,9 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 # Weight: what the next engineer has to learn. A number here may fall, and never rise.
 
-MOST_MODULES = 166
-MOST_CLASSES = 322
-MOST_DOORS = 459
+MOST_MODULES = 161
+MOST_CLASSES = 305
+MOST_DOORS = 428
 MOST_COMPLEX = 3
 COMPLEX = 15  # cognitive complexity that a reader still follows
 

@@ -26,7 +26,6 @@ from virnucpro.ground.devices import (
     choose_precision,
     choose_tokens,
     cpu_has_bf16,
-    default_gpu_memory,
     describe_compromises,
     describe_machine,
     describe_needs,
@@ -467,7 +466,7 @@ def test_weights_in_float32_leave_less_room_for_batches():
 def test_what_a_model_needs_is_what_its_batches_take():
     for name in PUBLISHED:
         model = footprint(name)
-        memory = default_gpu_memory(model)
+        memory = model.gpu_memory()
         just = dataclasses.replace(H200, memory=memory)
         assert choose_tokens(just, model, "bf16") == choose_tokens(H200, model, "bf16")
         less = dataclasses.replace(H200, memory=memory * 9 // 10)

@@ -31,7 +31,6 @@ from runs import (
 from test_scorer_run import many, predict
 from workers import POISON, RaisingWorker
 
-from virnucpro.callers.batches import ScoredFrames
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.ground import tasks
 from virnucpro.ground.devices import count_helpers
@@ -44,6 +43,7 @@ from virnucpro.run.folder import RunDir
 from virnucpro.sequences import fasta as reader
 from virnucpro.stories import write
 from virnucpro.stories.blocks import BlockTask
+from virnucpro.stories.frames import ScoredFrames
 from virnucpro.stories.options import PredictOptions
 from virnucpro.stories.pipeline import predict as predict_run
 

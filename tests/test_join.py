@@ -16,7 +16,6 @@ from runs import again, run_inline, tables, vectors
 
 from virnucpro.callers.caller import caller_of
 from virnucpro.callers.calls import (
-    Decision,
     chunk_log_odds,
     join_call,
     log_odds,
@@ -102,15 +101,15 @@ def test_a_head_remembers_its_join_in_its_file(joined, tmp_path):
 
 def test_a_record_has_the_joined_score_or_the_scorers_or_the_heads_whichever_there_is():
     alone = Call("r", 900, "scored", virus_score=0.2, is_virus=False, n_frames_scored=3)
-    decision = Decision(True, 0.25)
-    both = join_call(alone, log(3), log(4), decision)
+    decision = (True, 0.25)
+    both = join_call(alone, log(3), log(4), *decision)
     assert (both.virus_score, both.base_score, both.is_virus) == (0.8, 0.75, True)
     assert (both.false_discovery_rate, both.n_frames_scored) == (0.25, 3)
     no_frame = Call("r", 900, "no_orf", n_chunks=2)
-    base = join_call(no_frame, log(3), None, decision)
+    base = join_call(no_frame, log(3), None, *decision)
     assert (base.status, base.virus_score, base.base_score) == ("scored", 0.75, 0.75)
     assert base.is_virus and base.n_chunks == 2
-    assert join_call(alone, None, None, decision) == alone
+    assert join_call(alone, None, None, *decision) == alone
 
 
 def test_a_run_calls_by_scorer_and_head_together(joined, scorer, make_config, tmp_path):

@@ -41,7 +41,7 @@ from virnucpro.scorer.pieces import encode
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.genetic_code import STANDARD
 from virnucpro.sequences.translate import reverse_complement
-from virnucpro.tables.sinks import LENGTH_CLASSES, VirusTable, identify
+from virnucpro.tables.sinks import LENGTH_CLASSES, VirusTable, identify_viruses
 
 EXAMPLE = Path(__file__).parents[1] / "examples/contigs.fa"
 
@@ -198,7 +198,7 @@ def test_a_provirus_is_identified_by_its_own_bases_and_has_no_topology(tmp_path)
     call = Call("host", 4_000 + len(virus), "scored", "in", virus_score=0.1)
     record = FastaRecord("host", "host", flank + virus + flank, sample="in")
     results = CalledRecords.of([RecordResult(record, [], call, regions)])
-    identify(results, STANDARD)
+    identify_viruses(results, STANDARD)
     [identity] = results.identities[0]
     assert [identity] == list(own_kinship().identify([virus]))
     assert (identity.kin, identity.topology) == ("Coronaviridae", "")

@@ -27,7 +27,6 @@ from runs import (
 )
 
 from virnucpro import __version__
-from virnucpro.callers import batches as scoring
 from virnucpro.callers.calls import score_record
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.ground.errors import (
@@ -43,6 +42,7 @@ from virnucpro.run.status import inspect_run
 from virnucpro.sequences.composition import frame_bases
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.translate import chunk_record, translate_six_frames
+from virnucpro.stories import frames as scoring
 from virnucpro.stories import pipeline, write
 from virnucpro.stories.write import Backlog
 

@@ -20,18 +20,15 @@ from runs import forget_hashes, rows
 from test_scorer_run import predict, write
 from typer.testing import CliRunner
 
-from virnucpro.callers import landmarks
 from virnucpro.callers.chain import (
     RegionModel,
     embedded_region_model,
     load_region_model,
     log_likelihoods,
     posteriors,
-    region_model_text,
     viterbi,
 )
 from virnucpro.callers.contrast import Hosts, Items, Levels, signal
-from virnucpro.callers.landmarks import Repeat, direct_repeats, host_peptides
 from virnucpro.callers.options import FALSE_POSITIVES, CutOptions
 from virnucpro.callers.regions import (
     SHORTEST_RECORD,
@@ -48,6 +45,8 @@ from virnucpro.cli.main import app
 from virnucpro.ground.errors import InputError, InputMissingError, ResumeError, UnavailableError
 from virnucpro.ground.records import Call, CalledRecords, FastaRecord, RecordResult, Region
 from virnucpro.ground.tree import Tree
+from virnucpro.scorer import landmarks
+from virnucpro.scorer.landmarks import Repeat, direct_repeats, host_peptides
 from virnucpro.scorer.nets import embedded_scorer, load_scorer
 from virnucpro.scorer.score import score_windows
 from virnucpro.sequences.fasta import read_fasta
@@ -740,7 +739,7 @@ def test_a_record_that_is_called_a_virus_is_one_region(chromosomes):
 
 def test_a_region_model_is_read_as_it_was_written_or_refused(tmp_path):
     path = tmp_path / "regions.json"
-    path.write_text(region_model_text(MODEL))
+    path.write_text(MODEL.text)
     assert load_region_model(path) == MODEL
     for damaged in ("", "[]", '{"format": 0}', path.read_text().replace("0.1", "NaN")):
         path.write_text(damaged)

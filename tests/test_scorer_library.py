@@ -17,7 +17,6 @@ from scorer_oracle import (
     letters_of,
 )
 
-from virnucpro.callers import landmarks
 from virnucpro.callers.chain import (
     embedded_region_model,
     load_region_model,
@@ -25,7 +24,7 @@ from virnucpro.callers.chain import (
     viterbi,
 )
 from virnucpro.ground.errors import UnavailableError
-from virnucpro.scorer import library
+from virnucpro.scorer import landmarks, library
 from virnucpro.scorer.features import (
     GC,
     N_CODONS,

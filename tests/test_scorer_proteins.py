@@ -192,11 +192,11 @@ def test_every_protein_with_a_residue_has_a_score_whatever_its_letters(
 ) -> None:
     (score,) = score_proteins([protein], scorer)
     has_residue = bool(set(protein.upper()) & set(AMINO_ACIDS + "UO"))
-    assert (score is not None and np.isfinite(score)) == has_residue
+    assert np.isfinite(score) == has_residue
 
 
 def test_no_proteins_have_no_scores(scorer: Scorer) -> None:
-    assert score_proteins([], scorer) == []
+    assert score_proteins([], scorer).tolist() == []
 
 
 def test_a_scorer_without_nets_for_proteins_says_so(scorer: Scorer) -> None:
@@ -305,7 +305,7 @@ def test_a_scorer_is_written_and_read_with_its_nets_for_proteins_and_without(
     assert load_scorer(tmp_path / "alone").proteins is None
     read = load_scorer(tmp_path / "both")
     protein = random_protein(90, 1)
-    assert score_proteins([protein], read) == score_proteins([protein], scorer)
+    assert score_proteins([protein], read).tolist() == score_proteins([protein], scorer).tolist()
 
 
 def test_nets_that_do_not_fit_proteins_are_refused(scorer: Scorer, nets: ProteinNets) -> None:

@@ -21,7 +21,6 @@ from runs import failures, hear_signals, leftovers, our_processes, rows, statuse
 from runs import tables as tables_of
 from test_genetic_code import gene
 
-from virnucpro.callers import landmarks
 from virnucpro.engine.executor import Executor
 from virnucpro.engine.job import Job
 from virnucpro.ground import devices
@@ -31,7 +30,7 @@ from virnucpro.ground.errors import InputMissingError, ResumeError, UsageError
 from virnucpro.ground.events import Event, OnEvent, Progress, Telling
 from virnucpro.ground.records import Shard
 from virnucpro.run.status import inspect_run, measure_run
-from virnucpro.scorer import score
+from virnucpro.scorer import landmarks, score
 from virnucpro.scorer.nets import (
     embedded_scorer,
     false_discovery_rates,
@@ -272,11 +271,11 @@ def test_a_record_is_scored_by_parts_as_if_its_features_were_held_at_once(monkey
     """Whatever is open at once: bits of a sum in float64 apart, which a product may round."""
     scorer = load_scorer(embedded_scorer())
     sequences = [random_dna(31_000, np.random.default_rng(n)) for n in range(3)]
-    usual = score_block(sequences, scorer).log_odds.tolist()
+    usual = score_block(sequences, scorer)[0]
     monkeypatch.setattr(score, "_PIECE_BASES_AT_ONCE", 3_000)
-    few = score_block(sequences, scorer).log_odds.tolist()
+    few = score_block(sequences, scorer)[0]
     monkeypatch.setattr(score, "_LONG", 1_000)
-    apart = score_block(sequences, scorer).log_odds.tolist()
+    apart = score_block(sequences, scorer)[0]
     assert few == pytest.approx(usual, abs=1e-9)
     assert apart == pytest.approx(usual, abs=1e-9)
 

@@ -26,7 +26,6 @@ from virnucpro.ground.records import Call, CalledRecords, Prediction, RecordResu
 from virnucpro.scorer.nets import (
     Digests,
     ErrorRates,
-    ProteinNets,
     Scorer,
     own_scorer,
 )
@@ -143,13 +142,7 @@ class ByScorer:
 
     @property
     def cut(self) -> Cut:
-        of_type = self._proteins if self.input_type == "protein" else self.scorer
-        return _cut_of(self.options, of_type.error_rates)
-
-    @property
-    def _proteins(self) -> ProteinNets:
-        assert self.scorer.proteins is not None, "the scorer of the package reads proteins"
-        return self.scorer.proteins
+        return _cut_of(self.options, self.scorer.error_rates_of(self.input_type))
 
     @property
     def hashes(self) -> Mapping[str, str]:

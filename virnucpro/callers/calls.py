@@ -7,7 +7,6 @@ from dataclasses import replace
 from itertools import groupby
 from math import fsum, log, tanh
 from statistics import fmean
-from typing import NamedTuple
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from virnucpro.ground.records import Call, FastaRecord, Prediction, Status
 
 FRAMES_FAILED = "frames failed"  # in the note of a record that can be run again
 _NEAR = 1e-6  # in units of the last decimal: a thousand times what doubles near 1 are apart
-SURE = 10.0**-DECIMALS  # scores are clipped to [SURE, 1 - SURE] before log-odds are taken
+_SURE = 10.0**-DECIMALS  # scores are clipped to [_SURE, 1 - _SURE] before log-odds are taken
 
 
 def chunk_scores(predictions: Sequence[Prediction]) -> list[tuple[str, list[float]]]:
@@ -34,6 +33,12 @@ def chunk_scores(predictions: Sequence[Prediction]) -> list[tuple[str, list[floa
         (chunk_id, [score for _, score in group])
         for chunk_id, group in groupby(frames, key=lambda frame: frame[0])
     ]
+
+
+def score_chunks(predictions: Sequence[Prediction], facts: HeadFacts) -> dict[str, float]:
+    """The score of each scored chunk by its id, as if it were a record of its own."""
+    chunks = chunk_scores(predictions)
+    return {chunk_id: score_record([scores], facts) for chunk_id, scores in chunks}
 
 
 def score_record(chunks: Iterable[Sequence[float]], facts: HeadFacts) -> float:
@@ -69,8 +74,11 @@ def probabilities(log_odds: Values) -> Values:
 
 def log_odds(score: float) -> float:
     """The log-odds of being viral, within what 6 decimals can tell."""
-    score = min(max(score, SURE), 1 - SURE)
+    score = min(max(score, _SURE), 1 - _SURE)
     return log(score / (1 - score))
+
+
+SUREST = log_odds(1 - _SURE)  # as far as the scores of a run tell
 
 
 def call_record(
@@ -115,18 +123,14 @@ def failure_note(frames: Sequence[Prediction]) -> str:
     return f"{len(failures)} of {len(frames)} {FRAMES_FAILED}: {failures[0]}"
 
 
-class Decision(NamedTuple):
-    """The call at a score, and the false discovery rate there."""
-
-    is_virus: bool
-    false_discovery_rate: float  # expected among records with this score and above
-
-
-def join_call(alone: Call, base: float | None, joined: float | None, decision: Decision) -> Call:
+def join_call(
+    alone: Call, base: float | None, joined: float | None, is_virus: bool, rate: float
+) -> Call:
     """The call of a record by scorer and head, from that of the head alone.
 
     ``base`` is the scorer's log-odds, None where it reads nothing, and ``joined`` those of both,
-    None where the head has none; the decision is of the joined ones, or else of the base.
+    None where the head has none. The call and the false discovery rate are those of the joined
+    ones, or else of the base.
     """
     if base is None:
         return alone
@@ -135,6 +139,6 @@ def join_call(alone: Call, base: float | None, joined: float | None, decision: D
         status="scored",
         virus_score=probability(base if joined is None else joined),
         base_score=probability(base),
-        is_virus=decision.is_virus,
-        false_discovery_rate=decision.false_discovery_rate,
+        is_virus=is_virus,
+        false_discovery_rate=rate,
     )

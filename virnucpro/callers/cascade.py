@@ -20,7 +20,7 @@ from virnucpro.callers.options import FALSE_POSITIVES, Embed
 from virnucpro.callers.pieces import score_records
 from virnucpro.ground.config import InputType, Recipe
 from virnucpro.ground.records import CalledRecords, Prediction, Records
-from virnucpro.scorer.nets import ErrorRates, Scorer, own_scorer, thresholds
+from virnucpro.scorer.nets import Scorer, own_scorer, thresholds
 
 # share of the cellular records of a length whose score is as high as the lowest that is embedded
 NEARLY_VIRAL = 0.2
@@ -37,20 +37,13 @@ def first_asking(records: Records, recipe: Recipe, rules: Sequence[Embed]) -> li
         return [0] * len(records.ids)
     scorer = own_scorer()
     log_odds, lengths = score_records(records, recipe, scorer).log_odds, records.lengths
-    rates = _rates(scorer, recipe.input_type)
+    rates = scorer.error_rates_of(recipe.input_type)
     is_low = log_odds < thresholds(rates, lengths, NEARLY_VIRAL)  # False for NaN, no score
     is_sure = log_odds >= thresholds(rates, lengths, SURELY_VIRAL)
     left_out = {"all": np.zeros_like(is_low), "viral": is_low, "uncertain": is_low | is_sure}
     asks = ~np.array([left_out[rule] for rule in rules])
     first = np.where(asks.any(axis=0), asks.argmax(axis=0), -1)
     return [None if place < 0 else place for place in first.tolist()]
-
-
-def _rates(scorer: Scorer, input_type: InputType) -> Sequence[ErrorRates]:
-    if input_type == "nucleotide":
-        return scorer.error_rates
-    assert scorer.proteins is not None, "the scorer of the package reads proteins"
-    return scorer.proteins.error_rates
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,11 @@ class RegionModel:
         if not all(abs(value) < _LARGEST for value in (*numbers, *others, *hosts)):  # nor NaN
             raise ValueError(f"a value that is not finite, or not below {_LARGEST:.0e}")
 
+    @property
+    def text(self) -> str:
+        """The content of the file that ``load_region_model`` reads."""
+        return json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n"
+
     def contrast(self, items: Items, *, is_virus: bool) -> Values:
         """How far each piece stands out from the host of its record. (n,)
 
@@ -153,11 +158,6 @@ def unusable(path: Path, reason: object) -> UnavailableError:
         f"{printable(path)} is not a region model of this VirNucPro: {printable(reason)}",
         hint="name the regions.json that `virnucpro train --regions` of this version made",
     )
-
-
-def region_model_text(model: RegionModel) -> str:
-    """The content of the file that ``load_region_model`` reads."""
-    return json.dumps({"format": FORMAT, **asdict(model)}, indent=1) + "\n"
 
 
 def viterbi(starts: Counts, evidence: Values, model: RegionModel) -> Mask:

@@ -9,7 +9,9 @@ from typing import Annotated, Literal
 
 from virnucpro.ground.errors import UsageError
 from virnucpro.ground.option_fields import refuse
-from virnucpro.ground.options import CALLS, MODEL, option
+from virnucpro.ground.options import MODEL, option
+
+_PANEL = "Calls"
 
 Calls = Literal["auto", "scorer", "head"]
 Embed = Literal["all", "viral", "uncertain"]  # each asks for what the next one does, and more
@@ -31,7 +33,7 @@ CallsBy = Annotated[
     option(
         "Let the scorer call alone, or the head alone. auto: the scorer, joined with the head of "
         "--head where it was joined in training.",
-        CALLS,
+        _PANEL,
     ),
 ]
 
@@ -51,7 +53,7 @@ RegionModel = Annotated[
     Path | None,
     option(
         "Find regions with this model (regions.json), made by `virnucpro train --regions`.",
-        CALLS,
+        _PANEL,
         metavar="PATH",
         show_default="that of VirNucPro",
     ),
@@ -86,7 +88,7 @@ class CutOptions:
         option(
             "Call a record virus if its score is at least this, and "
             "count a provirus as a virus if its posterior is.",
-            CALLS,
+            _PANEL,
             metavar="SCORE",
             show_default="by --preset, or the head's",
         ),
@@ -96,14 +98,14 @@ class CutOptions:
         option(
             "Use the thresholds, by length, at which at most 10, 3 or 0.5 % of unknown hosts are "
             "called virus.",
-            CALLS,
+            _PANEL,
         ),
     ] = "default"
     prevalence: Annotated[
         float,
         option(
             "Expect this share of viral records in the sample, for the column fdr.",
-            CALLS,
+            _PANEL,
             metavar="SHARE",
         ),
     ] = 0.05
@@ -112,7 +114,7 @@ class CutOptions:
         option(
             "Search nucleotide records of 10,000 bases and more for virus-like regions, such as "
             "prophages.",
-            CALLS,
+            _PANEL,
             "--regions/--no-regions",
         ),
     ] = True

@@ -5,14 +5,13 @@ They come in blocks. A score does not depend on the block that it is computed in
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
 import numpy as np
 
 from virnucpro.callers.calls import (
-    Decision,
     chunk_log_odds,
     chunk_scores,
     join_call,
@@ -34,7 +33,7 @@ from virnucpro.ground.records import (
 )
 from virnucpro.scorer.nets import ErrorRates, Scorer, false_discovery_rates, thresholds
 from virnucpro.scorer.proteins import SHORTEST as SHORTEST_PROTEIN
-from virnucpro.scorer.score import BlockScores, PieceScores, score_block, score_proteins
+from virnucpro.scorer.score import PieceScores, score_block, score_proteins
 from virnucpro.sequences.genetic_code import GeneticCode, genetic_code
 from virnucpro.sequences.screen import protein_of, screen_all
 
@@ -68,37 +67,34 @@ def score_records(records: Records, recipe: Recipe, scorer: Scorer) -> ScoredRec
     screened = {place: status for place, (status, _) in refusals.items()}
     places = np.array([i for i in range(len(notes)) if i not in screened], dtype=np.int64)
     if is_protein:
-        scores = _score_proteins([protein_of(records.at(i)) for i in places.tolist()], scorer)
+        proteins = [protein_of(records.at(place)) for place in places]
+        scores, pieces = _whole_proteins(proteins, scorer)
     else:
-        sequences = [records.sequences[place] for place in places.tolist()]
-        scores = score_block(sequences, scorer, genetic_code(recipe.genetic_code))
+        sequences = [records.sequences[place] for place in places]
+        scores, pieces = score_block(sequences, scorer, genetic_code(recipe.genetic_code))
     log_odds = np.full(len(notes), np.nan)
-    log_odds[places] = scores.log_odds
-    pieces = scores.pieces._replace(record=places[scores.pieces.record])
+    log_odds[places] = scores
+    pieces = pieces._replace(record=np.array(places, dtype=np.int64)[pieces.record])
     n_pieces = np.bincount(pieces.record, minlength=len(notes))
     return ScoredRecords(records, screened, notes, log_odds, n_pieces, pieces)
 
 
-def _score_proteins(proteins: Sequence[str], scorer: Scorer) -> BlockScores:
-    """The scores of proteins, each of which is its own piece."""
-    assert scorer.proteins is not None, "a scorer without nets for proteins calls none"
-    log_odds = np.array(score_proteins(proteins, scorer), dtype=np.float64)  # NaN for None
-    n = len(proteins)
-    n_residues = np.array(list(map(len, proteins)), dtype=np.int64)
-    pieces = PieceScores(np.arange(n), np.zeros(n, dtype=np.int64), n_residues, log_odds)
-    return BlockScores(log_odds, pieces)
+def _whole_proteins(proteins: Sequence[str], scorer: Scorer) -> tuple[Values, PieceScores]:
+    """The log-odds of each protein, and the piece that all of it is."""
+    scores, n = score_proteins(proteins, scorer), len(proteins)
+    lengths = np.array(list(map(len, proteins)), dtype=np.int64)
+    return scores, PieceScores(np.arange(n), np.zeros(n, dtype=np.int64), lengths, scores)
 
 
 def call_scored(
     scored: ScoredRecords, recipe: Recipe, scorer: Scorer, cut: CutOptions
 ) -> CalledRecords:
     """Call each record; beside the calls are the scores of pieces."""
-    is_protein, error_rates = recipe.input_type == "protein", scorer.error_rates
+    is_protein = recipe.input_type == "protein"
+    error_rates = scorer.error_rates_of(recipe.input_type)
     records, pieces = scored.records, scored.pieces
     n, lengths = len(records.ids), records.lengths
     if is_protein:
-        assert scorer.proteins is not None, "a scorer without nets for proteins calls none"
-        error_rates = scorer.proteins.error_rates
         of_pieces = np.ones(n, dtype=np.int64)
         of_pieces[pieces.record] = pieces.n_bases
     else:
@@ -170,19 +166,24 @@ def join_calls(
     readable = [result for result in results if result.call.status in ("scored", "no_orf")]
     sequences = [result.record.sequence for result in readable]
     lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
-    base = score_block(sequences, scorer, code).log_odds
+    base, _ = score_block(sequences, scorer, code)
     head = np.array([_head_log_odds(result, facts) for result in readable], dtype=np.float64)
     joined = join_log_odds(facts.join.knots, base, head, lengths)
+    is_virus, rates = (
+        np.where(np.isnan(joined), of_base, of_both)
+        for of_base, of_both in zip(
+            _decide(base, lengths, scorer.error_rates, cut),
+            _decide(joined, lengths, facts.join.error_rates, cut),
+            strict=True,
+        )
+    )
     calls = map(
         join_call,
         [result.call for result in readable],
         map(_number, base.tolist()),
         map(_number, joined.tolist()),
-        _prefer(
-            _decisions(*_decide(joined, lengths, facts.join.error_rates, cut)),
-            _decisions(*_decide(base, lengths, scorer.error_rates, cut)),
-            ~np.isnan(joined),
-        ),
+        is_virus.tolist(),
+        rates.tolist(),
     )
     for result in results:
         is_joined = result.call.status in ("scored", "no_orf")
@@ -198,18 +199,6 @@ def _head_log_odds(result: RecordResult, facts: HeadFacts) -> float:
 def _number(value: float) -> float | None:
     """The value, or None for NaN."""
     return None if value != value else value
-
-
-def _prefer(
-    firsts: Iterable[Decision], seconds: Iterable[Decision], is_first: Mask
-) -> Iterator[Decision]:
-    """The first decision on each record where there is one, or else the second."""
-    for first, second, is_there in zip(firsts, seconds, is_first.tolist(), strict=True):
-        yield first if is_there else second
-
-
-def _decisions(is_virus: Mask, rates: Values) -> Iterator[Decision]:
-    return map(Decision, is_virus.tolist(), rates.tolist())
 
 
 def _decide(

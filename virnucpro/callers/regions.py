@@ -27,16 +27,16 @@ from virnucpro.callers.chain import (
     viterbi,
 )
 from virnucpro.callers.contrast import Items
-from virnucpro.callers.landmarks import (
+from virnucpro.ground.log import counted
+from virnucpro.ground.numeric import Counts, Mask, Values, runs_of
+from virnucpro.ground.records import FastaRecord, RecordResult, Region, Track
+from virnucpro.scorer.landmarks import (
     REACH,
     Repeat,
     direct_repeats,
     host_peptides,
     open_edges,
 )
-from virnucpro.ground.log import counted
-from virnucpro.ground.numeric import Counts, Mask, Values, runs_of
-from virnucpro.ground.records import FastaRecord, RecordResult, Region, Track
 from virnucpro.scorer.nets import Scorer, own_scorer
 from virnucpro.sequences.genetic_code import STANDARD, GeneticCode, genetic_code
 

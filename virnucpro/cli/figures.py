@@ -29,7 +29,7 @@ from virnucpro.ground.events import (
     WorkerLost,
     WorkerReady,
 )
-from virnucpro.ground.log import LOGGER, counted, log_figures
+from virnucpro.ground.log import LOGGER, counted
 from virnucpro.ground.records import Shard
 from virnucpro.run.plan import count_done
 from virnucpro.run.work_log import seconds_left
@@ -312,7 +312,7 @@ class EventLog:
         while not self._stopped.wait(self._every):
             with self._lock:
                 line = self.figures.line
-            log_figures(line)
+            LOGGER.info("%s", line, extra={"is_figures": True})
 
 
 def _describe(event: Telling) -> tuple[int, str]:

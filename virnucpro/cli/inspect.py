@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,11 +13,10 @@ import typer
 from virnucpro.cli import running
 from virnucpro.cli.command import command
 from virnucpro.cli.exits import Finished, exits
+from virnucpro.ground.errors import UsageError
 from virnucpro.ground.log import printable
 from virnucpro.ground.option_fields import refuse
-from virnucpro.ground.options import option
-from virnucpro.page.options import ReportOptions
-from virnucpro.stories.options import CompareOptions, StatusOptions
+from virnucpro.ground.options import folder, option
 
 
 def devices(
@@ -27,13 +27,31 @@ def devices(
     Example: virnucpro devices
     """
     with exits():
-        from virnucpro.ground.devices import describe_machine, measure_machine
+        from virnucpro.ground.devices import machine_lines
 
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        if as_json:
-            running.report([json.dumps(measure_machine(visible), indent=2)])
-        else:
-            running.report([*describe_machine(visible)])
+        running.report(machine_lines(visible, as_json=as_json))
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatusOptions:
+    """A run folder, and what is said of it."""
+
+    folder: Annotated[Path, folder("Run folder.")]
+    verify: Annotated[bool, option("Verify every output and feature file.")] = False
+    as_json: Annotated[
+        bool,
+        option(
+            "Print figures for programs: shards done and pending, tokens/s of each host, "
+            "remaining time.",
+            None,
+            "--json",
+        ),
+    ] = False
+
+    def __post_init__(self) -> None:
+        if self.as_json and self.verify:
+            raise UsageError("--json and --verify contradict each other", hint="give one of them")
 
 
 @command(StatusOptions)
@@ -73,6 +91,32 @@ def _report_training(options: StatusOptions) -> None:
         raise Finished(0)
 
 
+_Result = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RESULT",
+        help="Run folder, folder of the original VirNucPro, or one table of either.",
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions:
+    """Two results."""
+
+    a: _Result
+    b: _Result
+    tolerance: Annotated[
+        float | None,
+        option(
+            "Allow this difference between two scores of a row.",
+            metavar="SCORE",
+            min=0,
+            show_default="any",
+        ),
+    ] = None
+
+
 @command(CompareOptions)
 def compare(options: CompareOptions) -> None:
     """Compare two results, row by row: missing rows, other labels, distances of scores.
@@ -95,6 +139,13 @@ def compare(options: CompareOptions) -> None:
         running.report(report_lines(comparisons))
         agree = all(one.agrees(options.tolerance) for one in comparisons)
         raise Finished(0 if agree else 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions:
+    """A folder with results."""
+
+    folder: Annotated[Path, folder("Folder of a run, a training or an evaluation.")]
 
 
 @command(ReportOptions)
@@ -137,17 +188,6 @@ def cite(
 
     Example: virnucpro cite --bibtex >> references.bib
     """
-    from virnucpro.page.citation import WORKS, as_bibtex
+    from virnucpro.page.citation import as_lines
 
-    references = "\n\n".join(map(as_bibtex, WORKS))
-    running.report([references] if bibtex else [*_as_list(), references])
-
-
-def _as_list() -> Iterator[str]:
-    from virnucpro.page.citation import WORKS, as_text
-
-    yield "Please cite:\n"
-    for work in WORKS:
-        only = " (only for results with --model that used it)" if work.families else ""
-        yield f"- {work.role}{only}:\n  {as_text(work)}\n"
-    yield "The same as BibTeX (alone: virnucpro cite --bibtex):\n"
+    running.report(as_lines(bibtex_only=bibtex))

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from virnucpro.engine.executor import Executor
-    from virnucpro.stories.pipeline import ExecutorOn
 
 _PLUGINS = "virnucpro.executors"  # entry points: classes, made of the options and the devices
 
@@ -72,7 +71,7 @@ def extract(options: ExtractOptions, console: ConsoleOptions) -> None:
     _run(options, console)
 
 
-def _executor_on(options: RunOptions) -> ExecutorOn:
+def _executor_on(options: RunOptions) -> Callable[[Sequence[str]], Executor]:
     """The executor that was asked for, by the devices of this machine.
 
     Raises:

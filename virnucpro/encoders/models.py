@@ -30,7 +30,7 @@ from virnucpro.encoders.catalogue import (
 from virnucpro.encoders.families import BUNDLES, EMBEDDED, PUBLISHED, RemoteFile
 from virnucpro.encoders.fetch import check_file
 from virnucpro.ground.config import Footprint, join_footprints
-from virnucpro.ground.devices import as_size, default_gpu_memory, describe_needs
+from virnucpro.ground.devices import as_size, describe_needs
 from virnucpro.ground.errors import (
     InputMissingError,
     OutputError,
@@ -80,7 +80,7 @@ def _entries() -> Iterator[_Entry]:
             name,
             kind=_kind(name),
             parameters=footprint.n_parameters,
-            gpu_memory=int(default_gpu_memory(footprint)),
+            gpu_memory=int(footprint.gpu_memory()),
             to_fetch=bytes_to_fetch(name),
             path=str(bundled_head(name) if encoders else locate(name)),
             encoders=encoders,

@@ -86,7 +86,7 @@ class NoReader(nn.Module):
 class PaddedReader(nn.Module):
     """A network over the residues of each frame, in their order."""
 
-    def __init__(self, encoder: nn.Module, network: ConvNet | LSTM | UNet) -> None:
+    def __init__(self, encoder: nn.Module, network: _ConvNet | LSTM | _UNet) -> None:
         super().__init__()
         self.encoder, self.network, self.width = encoder, network, network.width
 
@@ -124,11 +124,11 @@ def _reader_of(
         case "mlp":
             return MeanReader(encoder, n_channels)
         case "cnn":
-            return PaddedReader(encoder, ConvNet(n_channels))
+            return PaddedReader(encoder, _ConvNet(n_channels))
         case "lstm":
             return PaddedReader(encoder, LSTM(n_channels))
         case "unet":
-            return PaddedReader(encoder, UNet(n_channels))
+            return PaddedReader(encoder, _UNet(n_channels))
 
 
 def _pad_residues(hidden: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor]:
@@ -148,7 +148,7 @@ def _pad_residues(hidden: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor]:
     return torch.cat(rows), send(lengths, hidden.device)
 
 
-class ConvNet(nn.Module):
+class _ConvNet(nn.Module):
     """Residual convolutions, each of a wider view than the one before."""
 
     def __init__(self, n_channels: int, hidden: int = 64) -> None:
@@ -189,7 +189,7 @@ class LSTM(nn.Module):
         return _pool(out.mT, _mask(x, lengths))
 
 
-class UNet(nn.Module):
+class _UNet(nn.Module):
     """Down to a quarter of the length and up again, with a skip connection at each level.
 
     After Ronneberger et al. 2015 (doi:10.1007/978-3-319-24574-4_28), in one dimension.

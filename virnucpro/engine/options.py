@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from virnucpro.ground.option_fields import refuse
-from virnucpro.ground.options import CLUSTER, DEVICES, DeviceOptions, folder, option
+from virnucpro.ground.options import DEVICES, DeviceOptions, folder, option
+
+_CLUSTER = "Several machines"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +79,7 @@ class PlaceOptions:
         bool,
         option(
             "Stop after the plan; `virnucpro work DIR` then embeds, on any number of machines.",
-            CLUSTER,
+            _CLUSTER,
         ),
     ] = False
     no_embed: Annotated[
@@ -85,7 +87,7 @@ class PlaceOptions:
         option(
             "Stop with an error where vectors are missing, instead of embedding here; needs "
             "--resume.",
-            CLUSTER,
+            _CLUSTER,
         ),
     ] = False
 
@@ -94,7 +96,7 @@ class PlaceOptions:
         option(
             "Embed on the devices of this machine (local), on nodes that Parsl gets from a "
             "scheduler (parsl), or as an installed package does that has this name.",
-            CLUSTER,
+            _CLUSTER,
             metavar="NAME",
         ),
     ] = "local"
@@ -103,7 +105,7 @@ class PlaceOptions:
         option(
             "Describe Parsl's nodes by this YAML file: provider (local, slurm), max_blocks, "
             "walltime, ...",
-            CLUSTER,
+            _CLUSTER,
             metavar="FILE",
             show_default="one block on this machine",
         ),
@@ -123,7 +125,7 @@ class WorkOptions(CacheOptions, EngineOptions):
         str | None,
         option(
             "Embed part I of N of the shards. N alone: I is the number of this task in its array.",
-            CLUSTER,
+            _CLUSTER,
             metavar="I/N",
             show_default="by SLURM's array, else all",
         ),

@@ -140,6 +140,11 @@ class Footprint:
         least = 4 if precision == "fp32" else 0
         return round(max(least, self.bytes_per_parameter) * self.n_parameters)
 
+    def gpu_memory(self, n_tokens: int | None = None) -> int:
+        """Bytes for the weights in half precision and two batches; None: those that fill a GPU."""
+        n_tokens = self.filling_tokens if n_tokens is None else n_tokens
+        return self.weight_bytes("bf16") + 2 * n_tokens * self.bytes_per_token
+
 
 def join_footprints(footprints: Sequence[Footprint]) -> Footprint:
     """The room for models that are loaded together, and are at work one after the other."""

@@ -7,6 +7,7 @@ takes seconds.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -505,19 +506,9 @@ def choose_tokens(choice: Choice, footprint: Footprint, precision: Precision) ->
     return max(_FEWEST_TOKENS, min(fitting, footprint.filling_tokens))
 
 
-def gpu_memory(footprint: Footprint, n_tokens: int) -> int:
-    """Bytes for the weights in half precision and two batches of so many tokens."""
-    return footprint.weight_bytes("bf16") + 2 * n_tokens * footprint.bytes_per_token
-
-
-def default_gpu_memory(footprint: Footprint) -> int:
-    """Bytes for the weights and the default batches of a GPU that has them."""
-    return gpu_memory(footprint, footprint.filling_tokens)
-
-
 def describe_needs(footprint: Footprint) -> list[str]:
     """Lines about the disk and memory a model needs: calculated for half precision."""
-    most, least = default_gpu_memory(footprint), gpu_memory(footprint, _FEWEST_TOKENS)
+    most, least = footprint.gpu_memory(), footprint.gpu_memory(_FEWEST_TOKENS)
     converted = footprint.converted_bytes
     return [
         f"disk        {as_size(footprint.file_bytes + converted)}"
@@ -578,6 +569,13 @@ def _describe_gpu(gpu: Gpu, torch: TorchBuild) -> str:
     if lack := _lack_of(gpu, torch):
         use = f"cannot be used: {lack.reason}; {lack.remedy}"
     return f"{gpu.name}  {gpu.uuid}  {memory}  {use}"
+
+
+def machine_lines(cuda_visible_devices: str | None, *, as_json: bool) -> list[str]:
+    """What ``virnucpro devices`` prints, for people or for programs."""
+    if as_json:
+        return [json.dumps(measure_machine(cuda_visible_devices), indent=2)]
+    return describe_machine(cuda_visible_devices)
 
 
 def measure_machine(cuda_visible_devices: str | None) -> dict[str, object]:

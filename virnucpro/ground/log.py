@@ -51,11 +51,6 @@ def announce(message: str) -> None:
     LOGGER.info("%s", message, extra={"is_announced": True})
 
 
-def log_figures(line: str) -> None:
-    """Log the figures of the moment."""
-    LOGGER.info("%s", line, extra={"is_figures": True})
-
-
 class ConsoleFilter(logging.Filter):
     """Lets warnings and announcements pass, and figures where no dashboard draws them."""
 

@@ -17,18 +17,11 @@ import typer
 from virnucpro.ground.config import InputType
 from virnucpro.ground.option_fields import refuse
 
-FILES, MODEL, CALLS, DEVICES = "Files", "Model", "Calls", "Devices"
-
-
-CLUSTER = "Several machines"
+FILES, MODEL, DEVICES = "Files", "Model", "Devices"  # panels of --help
 
 
 def option(help: str, panel: str | None = None, *names: str, **more: Any) -> Any:  # noqa: ANN401
     return typer.Option(*names, help=help, rich_help_panel=panel, **more)
-
-
-def file(help: str, metavar: str) -> Any:  # noqa: ANN401 - as typer has it
-    return option(help, FILES, metavar=metavar, show_default=False)
 
 
 def folder(help: str) -> Any:  # noqa: ANN401 - as typer has it

@@ -14,7 +14,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain, compress, groupby
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeGuard
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,10 +29,6 @@ STATUSES: Mapping[Status, str] = {  # and what became of the records with each
     "invalid": "empty, or with letters that are no sequence",
     "failed": "with no vector: every try failed",
 }
-
-
-def is_status(text: str) -> TypeGuard[Status]:
-    return text in STATUSES
 
 
 class FastaRecord(NamedTuple):

@@ -22,7 +22,6 @@ from virnucpro.ground.options import (
     OutputOptions,
     chunk_option,
     count,
-    file,
     option,
 )
 
@@ -35,8 +34,12 @@ SAMPLES, LOOP = "Samples", "Training"
 _SHEET = "columns path, label (virus or other) and group"
 
 
+def _file(help: str, metavar: str) -> Any:  # noqa: ANN401 - as typer has it
+    return option(help, FILES, metavar=metavar, show_default=False)
+
+
 def _known_prophages(purpose: str) -> Any:  # noqa: ANN401 - as typer has it
-    return file(
+    return _file(
         f"{purpose} this table of known prophages (seq_id, start, end, kind), in place of a head; "
         "--data then names the FASTA files.",
         "TRUTH",
@@ -44,12 +47,12 @@ def _known_prophages(purpose: str) -> Any:  # noqa: ANN401 - as typer has it
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluatedOptions:
+class _EvaluatedOptions:
     """Labelled sequences to evaluate on, and how they are cut."""
 
     data: Annotated[
         Path,
-        file(
+        _file(
             f"Evaluate on this table of labelled FASTA files, with the {_SHEET}; id and kingdom "
             "are optional.",
             "MANIFEST",
@@ -96,12 +99,12 @@ class EvaluatedOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateOptions(EngineOptions, FolderOptions, EvaluatedOptions):
+class EvaluateOptions(EngineOptions, FolderOptions, _EvaluatedOptions):
     regions: Annotated[Path | None, _known_prophages("Evaluate regions on")] = None
     region_model: RegionModel = None
     genes: Annotated[
         Path | None,
-        file("Count genes of this GFF3 file of the sequences, too.", "GFF"),
+        _file("Count genes of this GFF3 file of the sequences, too.", "GFF"),
     ] = None
     model: Annotated[
         str | None, model_option("none: the scorer is evaluated; esm2_virnucpro with --head")
@@ -121,17 +124,17 @@ class EvaluateOptions(EngineOptions, FolderOptions, EvaluatedOptions):
                 of_engine = names_of(EngineOptions) - {"workers"} | {"model"}
                 refuse(self, of_engine, "where the scorer calls", "name a --head to evaluate it")
             return
-        of_head = names_of(EngineOptions, EvaluatedOptions) - {"data", "seed", "genetic_code"}
+        of_head = names_of(EngineOptions, _EvaluatedOptions) - {"data", "seed", "genetic_code"}
         refuse(self, of_head | {"model", "head", "calls"}, "with --regions")
 
 
 @dataclass(frozen=True, kw_only=True)
-class StartOptions(OutputOptions):
+class _StartOptions(OutputOptions):
     """The start of a training: labelled sequences, its mode and its encoder."""
 
     data: Annotated[
         Path,
-        file(
+        _file(
             f"Train on this table of labelled FASTA files, with the {_SHEET}; id, weight and "
             "kingdom are optional.",
             "MANIFEST",
@@ -148,7 +151,7 @@ class StartOptions(OutputOptions):
     ] = None
     features: Annotated[
         Path | None,
-        file(
+        _file(
             "Train a head on the vectors in this folder of virnucpro extract, made of the same "
             "files; many trainings may share it.",
             "DIR",
@@ -254,7 +257,7 @@ class NetworkOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoopOptions:
+class _LoopOptions:
     """The training loop. Sizes are of one step on one device unless they say more.
 
     The weights of an epoch depend on all of them but ``LOOP_MAY_DIFFER``.
@@ -361,7 +364,7 @@ LOOP_MAY_DIFFER = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(LoopOptions):
+class Settings(_LoopOptions):
     """The options of the loop, and what was chosen for it; a resume must agree."""
 
     mode: Mode
@@ -379,7 +382,7 @@ class Settings(LoopOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainOptions(DeviceOptions, LoopOptions, NetworkOptions, StartOptions):
+class TrainOptions(DeviceOptions, _LoopOptions, NetworkOptions, _StartOptions):
     regions: Annotated[Path | None, _known_prophages("Learn regions from")] = None
     workers: Annotated[
         int | None,
@@ -452,15 +455,15 @@ class ManifestOptions:
     ]
     virus: Annotated[
         tuple[Path, ...],
-        file("Take this FASTA file, or those of this folder, as viruses. Repeatable.", "FILE"),
+        _file("Take this FASTA file, or those of this folder, as viruses. Repeatable.", "FILE"),
     ] = ()
     other: Annotated[
         tuple[Path, ...],
-        file("Take this FASTA file, or those of this folder, as not viral. Repeatable.", "FILE"),
+        _file("Take this FASTA file, or those of this folder, as not viral. Repeatable.", "FILE"),
     ] = ()
     table: Annotated[
         Path | None,
-        file(
+        _file(
             "Label the records of --fasta by this table: accession; label or superkingdom; family, "
             "genus or species; optionally kingdom.",
             "TSV",
@@ -468,7 +471,7 @@ class ManifestOptions:
     ] = None
     fasta: Annotated[
         tuple[Path, ...],
-        file("Look for the accessions of --table in this file. Repeatable.", "FILE"),
+        _file("Look for the accessions of --table in this file. Repeatable.", "FILE"),
     ] = ()
     group_by: Annotated[
         str | None,

@@ -35,7 +35,7 @@ Place = Callable[[float], float]  # a value to a coordinate
 _Tick = tuple[float, str]  # coordinate and label
 
 
-class ChartPath(NamedTuple):
+class _ChartPath(NamedTuple):
     """A path of the drawing."""
 
     look: str  # classes of the style sheet
@@ -53,7 +53,7 @@ class Drawing:
     y_label: str
     x_ticks: Sequence[_Tick]
     y_ticks: Sequence[_Tick]
-    layers: Sequence[ChartPath]
+    layers: Sequence[_ChartPath]
     x_range: tuple[float, float] = (0.0, 1.0)  # values at the left and at the right
     width: int = WIDTH
     height: int = HEIGHT
@@ -90,7 +90,7 @@ class Chart:
         y_range = self.y_range or (min(0.0, *ys, 0.0), max([*ys, 0.0]) or 1.0)
         x_at = _linear(*x_range, _LEFT, WIDTH - _RIGHT)
         y_at = _linear(*y_range, HEIGHT - _BOTTOM, _TOP)
-        layers = [ChartPath("guide", _line([(x_at(0), y_at(0)), (x_at(1), y_at(1))]))]
+        layers = [_ChartPath("guide", _line([(x_at(0), y_at(0)), (x_at(1), y_at(1))]))]
         layers = layers if self.diagonal else []
         for i, (label, of_x, of_y) in enumerate(self.series):
             points = [
@@ -98,7 +98,7 @@ class Chart:
             ]
             points = list(_stepped(points)) if self.kind == "step" else points
             look = self.look[i] if self.look else f"line s{i % 7}"
-            layers.append(ChartPath(look, _line(points), label))
+            layers.append(_ChartPath(look, _line(points), label))
         return Drawing(
             self.title,
             self.text,
@@ -198,7 +198,7 @@ def scores_by_length(
     low, high = 2 ** (first / PER_DOUBLING), 2 ** (last / PER_DOUBLING)
     if cut:
         points = [(x_at(math.log2(n)), y_at(_odds(score))) for n, score in _within(cut, low, high)]
-        layers.append(ChartPath("cut", _line(points), "cut: called virus from here on"))
+        layers.append(_ChartPath("cut", _line(points), "cut: called virus from here on"))
     return Drawing(
         "Scores by length",
         f"Records called virus, above the cut: {counts.n_viral:,}; others, below it: "
@@ -212,7 +212,7 @@ def scores_by_length(
     )
 
 
-def _dots(counts: RunCounts, x_at: Place, y_at: Place) -> list[ChartPath]:
+def _dots(counts: RunCounts, x_at: Place, y_at: Place) -> list[_ChartPath]:
     """A dot for each record with a score."""
     paths = {"other": "", "viral": ""}
     rows = counts.page_rows.rows(_MOST_DOTS)
@@ -221,12 +221,12 @@ def _dots(counts: RunCounts, x_at: Place, y_at: Place) -> list[ChartPath]:
             x, y = x_at(math.log2(length)), y_at(_odds(score))
             paths["viral" if is_viral else "other"] += f"M{x:.1f} {y:.1f}h0"
     labels = {"other": "other", "viral": "virus"}
-    return [ChartPath(f"dot {look}", path, labels[look]) for look, path in paths.items()]
+    return [_ChartPath(f"dot {look}", path, labels[look]) for look, path in paths.items()]
 
 
 def _shades(
     density: NDArray[np.int64], first: int, last: int, x_at: Place, y_at: Place
-) -> list[ChartPath]:
+) -> list[_ChartPath]:
     """Cells of length and score: the darker, the more records."""
     layers = []
     for call, (look, label) in enumerate((("other", "other"), ("viral", "virus"))):
@@ -235,7 +235,7 @@ def _shades(
         for shade in range(1, _SHADES + 1):
             places = np.argwhere(shades == shade)
             path = "".join(_cell(x_at, y_at, first + int(i), int(j)) for i, j in places)
-            layers.append(ChartPath(f"{look} d{shade}", path, label if shade == _SHADES else ""))
+            layers.append(_ChartPath(f"{look} d{shade}", path, label if shade == _SHADES else ""))
     return layers
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from virnucpro import __version__
@@ -114,6 +114,17 @@ WORKS = (
 def works_of(families: Collection[str]) -> list[Work]:
     """The works to cite for a result of encoders of these families; without any, of the scorer."""
     return [work for work in WORKS if not work.families or not work.families.isdisjoint(families)]
+
+
+def as_lines(*, bibtex_only: bool) -> Iterator[str]:
+    """All works for people, and for BibTeX."""
+    if not bibtex_only:
+        yield "Please cite:\n"
+        for work in WORKS:
+            only = " (only for results with --model that used it)" if work.families else ""
+            yield f"- {work.role}{only}:\n  {as_text(work)}\n"
+        yield "The same as BibTeX (alone: virnucpro cite --bibtex):\n"
+    yield "\n\n".join(map(as_bibtex, WORKS))
 
 
 def as_text(work: Work) -> str:

@@ -77,7 +77,7 @@ class RecordRows(NamedTuple):
 
 
 @dataclass(slots=True)
-class LengthClass:
+class _LengthClass:
     """The records of one class of length."""
 
     start: int
@@ -157,7 +157,7 @@ def _shares(texts: Sequence[str]) -> Values:
 class RunCounts:
     """The records of a run in numbers."""
 
-    classes: list[LengthClass]
+    classes: list[_LengthClass]
     page_rows: PageRows
     n_records: int = 0
     n_letters: int = 0
@@ -289,7 +289,7 @@ def count_records(
     """
     starts = LENGTHS.get(input_type, LENGTHS["nucleotide"])
     ends = (*starts[1:], None)
-    classes = [LengthClass(*pair) for pair in zip(starts, ends, strict=True)]
+    classes = [_LengthClass(*pair) for pair in zip(starts, ends, strict=True)]
     counts = RunCounts(
         classes, PageRows(most_rows), measured=dict.fromkeys(measured, (0, math.nan))
     )

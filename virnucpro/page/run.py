@@ -53,7 +53,6 @@ from virnucpro.run.hashes import rewriting
 from virnucpro.run.machine import Start, read_starts
 from virnucpro.tables.sinks import (
     LENGTH_CLASSES,
-    EmbeddedTable,
     FailedFiles,
     FailedSequences,
     RecordTable,
@@ -92,7 +91,7 @@ _ROOM = 40_000  # bytes of the page that are not counted when rows are chosen
 _PLACES: Mapping[str, int] = {status: place for place, status in enumerate(STATUSES)}
 
 
-class RunFiles(NamedTuple):
+class _RunFiles(NamedTuple):
     """All that is read of a run folder."""
 
     rundir: RunDir
@@ -130,7 +129,7 @@ def write_run_page(rundir: RunDir) -> None:
         InputError: a table is damaged.
         OutputError, StorageError: as ``files.writing``.
     """
-    run = read_run(rundir)
+    run = _read_run(rundir)
     works, heading, warnings = works_of(run.families), _heading(run), list(_warnings(run))
     if heading["state"] == "unfinished":
         LOGGER.warning("%s", heading["state_text"])
@@ -162,7 +161,7 @@ def write_run_page(rundir: RunDir) -> None:
         rundir.write_whole(rundir.report, page)
 
 
-def _pack(run: RunFiles, most_bytes: int) -> tuple[str, RecordRows]:
+def _pack(run: _RunFiles, most_bytes: int) -> tuple[str, RecordRows]:
     """The data of the page with as many rows as fit, and these rows."""
     charts = {chart.name: chart.as_data() for start in _charts(run) for chart in start}
     fixed = {"charts": charts, "samples": _samples(run), **_regions(run)}
@@ -175,14 +174,14 @@ def _pack(run: RunFiles, most_bytes: int) -> tuple[str, RecordRows]:
         rows = page_rows.rows(max(0, int(0.95 * len(rows.places) * most_bytes / len(packed))))
 
 
-def read_run(rundir: RunDir) -> RunFiles:
+def _read_run(rundir: RunDir) -> _RunFiles:
     """
     Raises:
         InputMissingError, ResumeError, InputError: as ``write_run_page``.
     """
     facts = read_facts(rundir.manifest)
     is_extract = facts.text("recipe", "command") == "extract"
-    table = rundir.output(EmbeddedTable if is_extract else RecordTable)
+    table = rundir.record_table("extract" if is_extract else "predict")
     regions = None if is_extract else read_page_regions(rundir.output(RegionTable))
     counts = None
     if table.is_file():
@@ -192,7 +191,7 @@ def read_run(rundir: RunDir) -> RunFiles:
             MOST_ROWS,
             regions.listed if regions else (),
         )
-    return RunFiles(
+    return _RunFiles(
         rundir,
         facts,
         counts,
@@ -202,7 +201,7 @@ def read_run(rundir: RunDir) -> RunFiles:
     )
 
 
-def _heading(run: RunFiles) -> dict[str, object]:
+def _heading(run: _RunFiles) -> dict[str, object]:
     facts, counts = run.facts, run.counts
     inputs = facts.inputs
     name = inputs[0].sample if len(inputs) == 1 else counted(len(inputs), "file")
@@ -243,7 +242,7 @@ def _failures(facts: Facts) -> tuple[int, int]:
     return facts.number("counts", "n_failed_frames"), len(facts.sequence("refused"))
 
 
-def _adds_up(run: RunFiles) -> dict[str, object] | None:
+def _adds_up(run: _RunFiles) -> dict[str, object] | None:
     counts, facts = run.counts, run.facts
     if counts is None:
         return None
@@ -288,7 +287,7 @@ def _file_row(name: str, counts: RunCounts, file: InputFact | None) -> dict[str,
     }
 
 
-def _answer(run: RunFiles) -> dict[str, object] | None:
+def _answer(run: _RunFiles) -> dict[str, object] | None:
     counts, regions = run.counts, run.regions
     if counts is None:
         return None
@@ -329,7 +328,7 @@ def _place_on_page(sink: type[Sink]) -> bool:
     return not sink.file.startswith("viruses")
 
 
-def _warnings(run: RunFiles) -> Iterator[tuple[str, str]]:
+def _warnings(run: _RunFiles) -> Iterator[tuple[str, str]]:
     """Kind (``bad`` or ``mind``) and text of what a reader should know before the figures."""
     facts, counts = run.facts, run.counts
     n_failed, n_refused = _failures(facts)
@@ -371,7 +370,7 @@ def _warnings(run: RunFiles) -> Iterator[tuple[str, str]]:
         yield "note", f"and {n_more}: see the column note of {RecordTable.file}."
 
 
-def _classes(run: RunFiles) -> list[dict[str, object]]:
+def _classes(run: _RunFiles) -> list[dict[str, object]]:
     """The classes of length that have records, and what a call means there."""
     if run.counts is None:
         return []
@@ -391,7 +390,7 @@ def _classes(run: RunFiles) -> list[dict[str, object]]:
     ]
 
 
-def _kinds(run: RunFiles) -> dict[str, object] | None:
+def _kinds(run: _RunFiles) -> dict[str, object] | None:
     """The viruses by kind and length, and the families that most of them are named by."""
     table = run.rundir.output(VirusTable)
     if run.counts is None or not table.is_file():
@@ -421,13 +420,13 @@ def _kinds(run: RunFiles) -> dict[str, object] | None:
     }
 
 
-def _scores(run: RunFiles) -> Drawing | None:
+def _scores(run: _RunFiles) -> Drawing | None:
     if run.counts is None:
         return None
     return scores_by_length(run.counts, run.facts.cut, run.letters)
 
 
-def _listed(run: RunFiles) -> Iterator[tuple[str, str, int, Sequence[Region]]]:
+def _listed(run: _RunFiles) -> Iterator[tuple[str, str, int, Sequence[Region]]]:
     """File, id, length and regions of each record that the page lists, the best first.
 
     A region that is all of its record says nothing more than the call, and is left out.
@@ -441,7 +440,7 @@ def _listed(run: RunFiles) -> Iterator[tuple[str, str, int, Sequence[Region]]]:
             yield file, record, length, parts
 
 
-def _first_regions(run: RunFiles) -> dict[str, object]:
+def _first_regions(run: _RunFiles) -> dict[str, object]:
     """Numbers of regions and of their records, and the first of them, for a page on paper."""
     of_records = [len(regions) for *_, regions in _listed(run)]
     rows = (
@@ -452,7 +451,7 @@ def _first_regions(run: RunFiles) -> dict[str, object]:
     return {"n": sum(of_records), "first": list(islice(rows, _MOST_FIRST))}
 
 
-def _regions(run: RunFiles) -> dict[str, object]:
+def _regions(run: _RunFiles) -> dict[str, object]:
     """The columns of the list of regions, and the evidence along the best records."""
     listed = list(_listed(run))
     if not listed:
@@ -477,7 +476,7 @@ def _regions(run: RunFiles) -> dict[str, object]:
 
 
 def _tracks(
-    run: RunFiles, listed: Sequence[tuple[str, str, int, Sequence[Region]]]
+    run: _RunFiles, listed: Sequence[tuple[str, str, int, Sequence[Region]]]
 ) -> Iterator[dict[str, object]]:
     """The best records with the evidence along them, as many as the page has room for."""
     assert run.regions is not None
@@ -509,7 +508,7 @@ def _tracks(
         }
 
 
-def _samples(run: RunFiles) -> dict[str, object] | None:
+def _samples(run: _RunFiles) -> dict[str, object] | None:
     """The columns of the table of samples; None of a run without one, or of a single file."""
     table = run.rundir.output(SampleTable)
     if not table.is_file():
@@ -555,7 +554,7 @@ def _table(counts: RunCounts | None, rows: RecordRows) -> dict[str, int]:
     }
 
 
-def _columns(run: RunFiles, rows: RecordRows) -> dict[str, object]:
+def _columns(run: _RunFiles, rows: RecordRows) -> dict[str, object]:
     """The rows of the table as columns: scores in millionths, rates in ten-thousandths."""
     files = {file: i for i, file in enumerate(dict.fromkeys(rows.files))}
     of_records = run.regions.of_records if run.regions else {}
@@ -597,7 +596,7 @@ def _whole(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() else None
 
 
-def _machine(run: RunFiles) -> dict[str, object]:
+def _machine(run: _RunFiles) -> dict[str, object]:
     facts = run.facts
     names = {STAGES[0]: "reading", STAGES[1]: "embedding", STAGES[2]: "tables"}
     if not facts.sequence("recipe", "encoders"):
@@ -637,12 +636,12 @@ def _machine(run: RunFiles) -> dict[str, object]:
     }
 
 
-def _charts(run: RunFiles) -> list[list[Chart]]:
+def _charts(run: _RunFiles) -> list[list[Chart]]:
     """Tokens per second and memory of each device, for each of the latest starts."""
     return [device_charts(number, start) for number, start in enumerate(run.starts[-_MOST_LINES:])]
 
 
-def _provenance(run: RunFiles) -> Iterator[tuple[str, str]]:
+def _provenance(run: _RunFiles) -> Iterator[tuple[str, str]]:
     facts = run.facts
     words = [word for word in facts.sequence("argv") if isinstance(word, str)]
     yield "Command", escaped(shlex.join(words))

@@ -36,7 +36,7 @@ _MOST = 10**15  # no count, and no number of bytes or seconds, is larger
 
 
 @dataclass(slots=True)
-class DeviceSeries:
+class _DeviceSeries:
     """The work of one device in bins of time."""
 
     description: str = ""
@@ -64,7 +64,7 @@ class Start:
 
     seconds_per_bin: float = _FIRST_WIDTH
     seconds: float = 0.0  # until the last event
-    devices: dict[str, DeviceSeries] = field(default_factory=dict)
+    devices: dict[str, _DeviceSeries] = field(default_factory=dict)
     n_losses: int = 0  # workers that were lost, replaced or not
     n_reductions: int = 0  # batches that did not fit into the memory of a device
     n_failed_shards: int = 0
@@ -88,16 +88,16 @@ class MachineLog:
         start.seconds = round(self.clock() - self.began, 3)
         match event:
             case WorkerReady(worker, description, memory, warnings):
-                device = start.devices.setdefault(worker, DeviceSeries())
+                device = start.devices.setdefault(worker, _DeviceSeries())
                 device.description, device.memory_total = description, memory.total
                 device.add(self._place(), 0, memory.used)
                 for warning in warnings:
                     self._tell(worker, warning)
             case BatchDone(worker=worker, n_tokens=n_tokens, memory=memory):
-                device = start.devices.setdefault(worker, DeviceSeries())
+                device = start.devices.setdefault(worker, _DeviceSeries())
                 device.add(self._place(), n_tokens, memory.used)
             case ShardDone(worker=worker):
-                start.devices.setdefault(worker, DeviceSeries()).n_shards += 1
+                start.devices.setdefault(worker, _DeviceSeries()).n_shards += 1
             case WorkerLost(worker=worker, reason=reason, is_final=is_final):
                 start.n_losses += 1
                 self._tell(worker, f"lost: {reason}; {'given up' if is_final else 'replaced'}")
@@ -153,7 +153,7 @@ def _from_json(stored: dict[str, Any]) -> Start:
         ValueError, LookupError, TypeError, AttributeError: it is not as it was written.
     """
     devices = {
-        str(name): DeviceSeries(
+        str(name): _DeviceSeries(
             description=str(device["description"]),
             n_shards=_count(device["n_shards"]),
             memory_total=_count(device["memory_total"]),

@@ -22,8 +22,6 @@ from functools import cached_property
 from itertools import chain
 from typing import Any, TextIO, TypeAlias
 
-import numpy as np
-
 from virnucpro.callers.cascade import first_asking
 from virnucpro.callers.options import Embed
 from virnucpro.callers.regions import SHORTEST_RECORD
@@ -49,7 +47,7 @@ from virnucpro.sequences.fasta import parsed, write_record
 from virnucpro.sequences.genetic_code import genetic_code
 from virnucpro.sequences.inputs import InputFile, generations
 from virnucpro.sequences.screen import protein_of, screen
-from virnucpro.sequences.survey import find_repeat, repeated
+from virnucpro.sequences.survey import find_repeat
 from virnucpro.sequences.translate import chunk_record, translate_six_frames
 
 Spans: TypeAlias = tuple[tuple[int, int], ...]  # of shards: the first, and one after the last
@@ -325,7 +323,6 @@ def refuse_duplicates(hashes: array[int], manifest: Manifest) -> None:
     Raises:
         InputError: an id occurs twice; only then the inputs are read again to say where.
     """
-    twice = repeated(np.asarray(hashes))
     replaced = frozenset(manifest.replaced)
     repeat = find_repeat(
         (
@@ -334,7 +331,7 @@ def refuse_duplicates(hashes: array[int], manifest: Manifest) -> None:
             for record in manifest.ids.read(file)
             if not (file.generation and record.id in replaced)
         ),
-        twice,
+        hashes,
     )
     if repeat is not None:
         raise repeat.error(_remedy(manifest))

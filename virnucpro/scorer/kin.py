@@ -39,6 +39,7 @@ from virnucpro.scorer.pieces import (
     find_stretches,
     opposite_strand,
 )
+from virnucpro.scorer.topology import topology_of
 from virnucpro.scorer.words import NO_WORDS, RESIDUE_OF_CODE, Numbers, words_in
 from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
 
@@ -318,6 +319,27 @@ def own_kinship() -> Kinship:
         UnavailableError: as ``load_kinship``.
     """
     return load_kinship(EMBEDDED_FOLDER / "kin.safetensors")
+
+
+def identify(
+    viruses: Sequence[str], are_circles: Sequence[bool | None], code: GeneticCode
+) -> Iterator[Identity]:
+    """What each virus is, by its bases; nothing without them.
+
+    ``are_circles`` is None for a part of a record, which has no topology.
+
+    Raises:
+        UnavailableError: as ``load_kinship``.
+    """
+    if not viruses:
+        return
+    identities = own_kinship().identify(viruses, code)
+    for bases, is_circle, identity in zip(viruses, are_circles, identities, strict=True):
+        if is_circle is None or not identity.virus_kind:
+            yield identity
+        else:
+            topology, repeat_length = topology_of(bases, is_circle=is_circle)
+            yield identity._replace(topology=topology, repeat_length=repeat_length)
 
 
 def load_kinship(path: Path) -> Kinship:

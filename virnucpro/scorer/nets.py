@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
+from virnucpro.ground.config import InputType
 from virnucpro.ground.errors import UnavailableError
 from virnucpro.ground.files import EMBEDDED_FOLDER, atomic, open_plain, parse_json
 from virnucpro.ground.log import printable
@@ -447,24 +448,26 @@ class Scorer:
         """Bases of the shortest record that gets a score."""
         return min(nets.shortest for nets in self.pieces)
 
-    @property
-    def piece_size(self) -> int:
-        """Bases of the pieces that are told of a long record."""
-        return min(nets.size for nets in self.pieces if nets.longest is None)
+    def error_rates_of(self, input_type: InputType) -> tuple[ErrorRates, ...]:
+        """The error rates for records of this type."""
+        if input_type == "nucleotide":
+            return self.error_rates
+        assert self.proteins is not None, "a scorer without nets for proteins calls none"
+        return self.proteins.error_rates
 
     def calibrated(self, log_odds: Values, lengths: Counts) -> Values:
         """Log-odds that mean what they say, half of all records being viral. (n,), (n,) -> (n,)"""
         return calibrate(self.knots, log_odds, lengths)
 
 
-class AtLength(Protocol):
+class _AtLength(Protocol):
     """A value that is known at one length, in bases, or residues of a protein."""
 
     @property
     def n_bases(self) -> int: ...
 
 
-def _check_lengths(*columns: Sequence[AtLength]) -> None:
+def _check_lengths(*columns: Sequence[_AtLength]) -> None:
     for column in columns:
         lengths = [one.n_bases for one in column]
         if not lengths or lengths != sorted(set(lengths)):
@@ -478,7 +481,7 @@ def calibrate(knots: Sequence[Knot], log_odds: Values, lengths: Counts) -> Value
     return np.asarray(slopes * log_odds + offsets)
 
 
-def at_lengths(lengths: Counts, known: Sequence[AtLength], values: Sequence[float]) -> Values:
+def at_lengths(lengths: Counts, known: Sequence[_AtLength], values: Sequence[float]) -> Values:
     """Values on lines between the known ones, over the logarithm of the length. (n,) -> (n,)"""
     places = np.log([one.n_bases for one in known])
     return np.interp(np.log(np.maximum(1, lengths)), places, values)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from virnucpro.ground.numeric import Counts, Values
+from virnucpro.ground.numeric import Counts, Mask, Values
 from virnucpro.scorer.features import (
     FIGURES,
     N_FEATURES,
@@ -51,28 +51,8 @@ class PieceScores(NamedTuple):
         n_pieces = np.bincount(owner, minlength=n_records)
         return np.where(n_pieces > 0, total / np.maximum(1, n_pieces), np.nan)
 
-    @classmethod
-    def joined(cls, each: Sequence[PieceScores]) -> PieceScores:
-        """One after the other."""
-        return cls(*map(np.concatenate, zip(*each, strict=True)))
-
-
-class BlockScores(NamedTuple):
-    """The calibrated log-odds of records, NaN where there is nothing to read, and their pieces.
-
-    Pieces are those of the smallest size that a record is read in, each calibrated by its own
-    length. They stand in the order of the records, and begin in their record.
-    """
-
-    log_odds: Values  # (n_records,)
-    pieces: PieceScores
-
-    @classmethod
-    def joined(cls, first: BlockScores, second: BlockScores) -> BlockScores:
-        """Those of neighbouring records."""
-        moved = second.pieces._replace(record=second.pieces.record + len(first.log_odds))
-        log_odds = np.concatenate([first.log_odds, second.log_odds])
-        return cls(log_odds, PieceScores.joined([first.pieces, moved]))
+    def take(self, chosen: Counts | Mask) -> PieceScores:
+        return PieceScores._make(column[chosen] for column in self)
 
 
 def score_sequences(
@@ -88,40 +68,48 @@ def score_sequences(
         waiting.append(sequence)
         n_bases += len(sequence)
         if n_bases >= BASES_AT_ONCE:
-            yield from _numbers(score_block(waiting, scorer, code).log_odds)
+            yield from _numbers(score_block(waiting, scorer, code)[0])
             waiting, n_bases = [], 0
-    yield from _numbers(score_block(waiting, scorer, code).log_odds)
+    yield from _numbers(score_block(waiting, scorer, code)[0])
 
 
 def _numbers(values: Values) -> Iterator[float | None]:
-    """Each value, or None for NaN."""
+    """The values; None for NaN."""
     return (None if value != value else value for value in values.tolist())
 
 
 def score_block(
     sequences: Sequence[str], scorer: Scorer, code: GeneticCode = STANDARD
-) -> BlockScores:
-    """The scores of sequences, read side by side, and of their pieces."""
+) -> tuple[Values, PieceScores]:
+    """The calibrated log-odds of each sequence, read side by side, and its pieces.
+
+    NaN where there is nothing to read. Pieces are those of the smallest size that a record is read
+    in, each calibrated by its own length. (n,)
+    """
     if len(sequences) > 1 and len(sequences[-1]) > _LONG:  # the longest of a block is its last
-        each = (sequences[:-1], sequences[-1:])
-        return BlockScores.joined(*(score_block(some, scorer, code) for some in each))
+        before, of_before = score_block(sequences[:-1], scorer, code)
+        last, of_last = score_block(sequences[-1:], scorer, code)
+        of_last = of_last._replace(record=of_last.record + len(before))
+        return np.append(before, last), _side_by_side([of_before, of_last])
     lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
     starts = np.cumsum(lengths) - lengths
     mean, has_pieces = _Mean(len(lengths)), np.zeros(len(lengths), dtype=np.bool_)
-    sizes = [_NO_PLACES.scored(np.empty(0))]
+    pieces = [PieceScores(_NOTHING, _NOTHING, _NOTHING, np.empty(0))]
     for nets, records, scores in _by_size("".join(sequences), lengths, scorer.pieces, code):
         mean.add(nets, records, scores)
         if not nets.part:
-            chosen = ~has_pieces[records][scores.record]
-            record = records[scores.record[chosen]]
-            start, n_bases = scores.start[chosen] - starts[record], scores.n_bases[chosen]
-            log_odds = scorer.calibrated(scores.log_odds[chosen], n_bases)
-            sizes.append(PieceScores(record, start, n_bases, log_odds))
+            calibrated = scorer.calibrated(scores.log_odds, scores.n_bases)
+            owner = records[scores.record]
+            inside = PieceScores(owner, scores.start - starts[owner], scores.n_bases, calibrated)
+            pieces.append(inside.take(~has_pieces[owner]))
             has_pieces[records] = True
-    pieces = PieceScores.joined(sizes)
-    order = np.argsort(pieces.record, kind="stable")
-    in_order = PieceScores._make(column[order] for column in pieces)
-    return BlockScores(scorer.calibrated(mean.values, lengths), in_order)
+    together = _side_by_side(pieces)
+    ordered = together.take(np.argsort(together.record, kind="stable"))
+    return scorer.calibrated(mean.values, lengths), ordered
+
+
+def _side_by_side(each: Sequence[PieceScores]) -> PieceScores:
+    return PieceScores(*map(np.concatenate, zip(*each, strict=True)))
 
 
 def record_log_odds(digits: Digits, lengths: Counts, pieces: Sequence[PieceNets]) -> Values:
@@ -356,10 +344,10 @@ class _Wholes:
         self.total, self.n_parts, self.n_done = self.total[n:].copy(), self.n_parts[n:], end
 
 
-def score_proteins(sequences: Sequence[str], scorer: Scorer) -> list[float | None]:
-    """The calibrated log-odds of each protein, in order; None where there is nothing to read.
+def score_proteins(sequences: Sequence[str], scorer: Scorer) -> Values:
+    """The calibrated log-odds of each protein, in order; NaN where there is nothing to read.
 
-    That is a protein without a known residue.
+    That is a protein without a known residue. (n,)
 
     Raises:
         ValueError: the scorer has no nets for proteins, or a protein is too short for them.
@@ -368,13 +356,13 @@ def score_proteins(sequences: Sequence[str], scorer: Scorer) -> list[float | Non
         raise ValueError("a scorer that reads nucleotides alone")
     if any(len(sequence) < SHORTEST for sequence in sequences):
         raise ValueError(f"a protein of fewer than {SHORTEST} residues")
-    scores: list[float | None] = []
+    scores = [np.empty(0)]
     for block in _protein_blocks(sequences):
         proteins = Proteins.of(block)
         log_odds = scorer.proteins.calibrated(scorer.proteins.log_odds(proteins), proteins.lengths)
         log_odds[proteins.n_known == 0] = np.nan
-        scores += [None if np.isnan(value) else value for value in log_odds.tolist()]
-    return scores
+        scores.append(log_odds)
+    return np.concatenate(scores)
 
 
 def _protein_blocks(sequences: Sequence[str]) -> Iterator[list[str]]:

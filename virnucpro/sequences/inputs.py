@@ -56,7 +56,7 @@ class Source(NamedTuple):
         return self.name or printable(self.path)
 
 
-class Stamp(NamedTuple):
+class _Stamp(NamedTuple):
     """The identity of a file for the file system: equal stamps mean an unchanged file."""
 
     device: int
@@ -66,7 +66,7 @@ class Stamp(NamedTuple):
     changed_ns: int
 
     @classmethod
-    def of(cls, handle: BinaryIO) -> Stamp:
+    def of(cls, handle: BinaryIO) -> _Stamp:
         status = os.fstat(handle.fileno())
         return cls(
             status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
@@ -86,7 +86,7 @@ class InputFile:
     n_renamed: int = 0  # records whose id occurs earlier in the file
     error: str = ""  # reason why it could not be read
     mate: int = 0  # as in ``Source``
-    stamp: Stamp | None = field(default=None, compare=False)  # as it was hashed in this start
+    stamp: _Stamp | None = field(default=None, compare=False)  # as it was hashed in this start
 
     def __post_init__(self) -> None:
         texts = (self.path, self.sha256, self.name, self.sample, self.error)
@@ -129,7 +129,7 @@ class InputFile:
         """
         try:
             with Path(self.path).open("rb") as handle:
-                has_changed = Stamp.of(handle) != self.stamp and sha256_of(handle) != self.sha256
+                has_changed = _Stamp.of(handle) != self.stamp and sha256_of(handle) != self.sha256
         except OSError as error:
             raise cannot_open(Path(self.path), error, self.name) from error
         if has_changed:
@@ -326,9 +326,9 @@ def _hashed(file: InputFile, on_bytes: Callable[[int], None] = lambda _: None) -
     path = Path(file.path)
     try:
         with path.open("rb") as handle:
-            stamp = Stamp.of(handle)
+            stamp = _Stamp.of(handle)
             digest = sha256_of(handle, on_bytes)
-            is_same = Stamp.of(handle) == stamp
+            is_same = _Stamp.of(handle) == stamp
     except OSError as error:
         raise cannot_open(path, error, file.name) from error
     if not is_same:

@@ -117,7 +117,7 @@ class Survey:
         if len(self.hashes) == first:
             LOGGER.warning("%s holds no record", file.shown)
         records = ((file, record) for record in file.read())
-        repeat = find_repeat(records, _sort_and_compare(self.hashes, first))
+        repeat = _find_repeat(records, _sort_and_compare(self.hashes, first))
         if repeat is None:
             return file
         if not self.renames:
@@ -189,9 +189,11 @@ class RepeatedId:
         )
 
 
-def repeated(hashes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The hashes that occur more than once, each once."""
-    return _neighbours(np.sort(hashes))
+def find_repeat(
+    records: Iterable[tuple[InputFile, FastaRecord]], hashes: array[int]
+) -> RepeatedId | None:
+    """The first id that stands twice; records are read only if hashes of their ids do."""
+    return _find_repeat(records, _neighbours(np.sort(np.asarray(hashes))))
 
 
 def _sort_and_compare(hashes: array[int], first: int = 0) -> NDArray[np.int64]:
@@ -206,7 +208,7 @@ def _neighbours(ordered: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.concatenate([repeats[:1], repeats[1:][repeats[1:] != repeats[:-1]]])
 
 
-def find_repeat(
+def _find_repeat(
     records: Iterable[tuple[InputFile, FastaRecord]], hashes: NDArray[np.int64]
 ) -> RepeatedId | None:
     """The first id, among those that have these hashes, that stands twice."""

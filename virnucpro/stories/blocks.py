@@ -15,7 +15,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.callers.batches import FrameRange, ScoredFrames, predict_records, score_frames
 from virnucpro.callers.caller import ByScorer, Caller
 from virnucpro.callers.pieces import ScoredRecords
 from virnucpro.callers.regions import SHORTEST_RECORD, RegionFinder
@@ -27,7 +26,8 @@ from virnucpro.run.scores import ScoreStore
 from virnucpro.run.shards import read_shard
 from virnucpro.sequences.fasta import Block, parsed
 from virnucpro.sequences.genetic_code import find_open_code, genetic_code
-from virnucpro.tables.sinks import Portion, Sink, identify
+from virnucpro.stories.frames import FrameRange, ScoredFrames, predict_records, score_frames
+from virnucpro.tables.sinks import Portion, Sink, identify_viruses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +104,7 @@ class Maker:
     def identified(self, results: CalledRecords) -> CalledRecords:
         """The same results with what their viruses are, if the bases of these are known."""
         if self.recipe.input_type == "nucleotide":
-            identify(results, genetic_code(self.recipe.genetic_code))
+            identify_viruses(results, genetic_code(self.recipe.genetic_code))
         return results
 
     @property

@@ -6,13 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-import typer
-
 from virnucpro.callers.options import CallsBy, CutOptions, EmbedBy, Head, RegionModel
 from virnucpro.encoders.options import ModelOptions, model_option
 from virnucpro.engine.options import CacheOptions, EngineOptions, PlaceOptions
 from virnucpro.ground.config import Command, FeatureFormat, Pooling
-from virnucpro.ground.errors import UsageError
 from virnucpro.ground.option_fields import flag, given_of, names_of, refuse
 from virnucpro.ground.options import (
     FILES,
@@ -150,50 +147,3 @@ class RegionsOptions:
     folder: Annotated[Path, folder("Run folder of a finished `virnucpro predict`.")]
     region_model: RegionModel = None
     argv: tuple[str, ...] = ()  # the command, for the log
-
-
-@dataclass(frozen=True, kw_only=True)
-class StatusOptions:
-    """A run folder, and what is said of it."""
-
-    folder: Annotated[Path, folder("Run folder.")]
-    verify: Annotated[bool, option("Verify every output and feature file.")] = False
-    as_json: Annotated[
-        bool,
-        option(
-            "Print figures for programs: shards done and pending, tokens/s of each host, "
-            "remaining time.",
-            None,
-            "--json",
-        ),
-    ] = False
-
-    def __post_init__(self) -> None:
-        if self.as_json and self.verify:
-            raise UsageError("--json and --verify contradict each other", hint="give one of them")
-
-
-_Result = Annotated[
-    Path,
-    typer.Argument(
-        metavar="RESULT",
-        help="Run folder, folder of the original VirNucPro, or one table of either.",
-    ),
-]
-
-
-@dataclass(frozen=True, kw_only=True)
-class CompareOptions:
-    """Two results."""
-
-    a: _Result
-    b: _Result
-    tolerance: Annotated[
-        float | None,
-        option(
-            "Allow this difference between two scores of a row.",
-            metavar="SCORE",
-            min=0,
-            show_default="any",
-        ),
-    ] = None

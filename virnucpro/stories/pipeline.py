@@ -51,7 +51,7 @@ from virnucpro.ground.records import Shard
 from virnucpro.ground.tasks import Helpers
 from virnucpro.page.run import write_run_page
 from virnucpro.run.cache import CacheFolder
-from virnucpro.run.features import FeatureStore, OnShard
+from virnucpro.run.features import FeatureStore
 from virnucpro.run.folder import RunDir
 from virnucpro.run.hashes import OUTPUTS, hash_outputs, read_kept
 from virnucpro.run.intake import open_run, refuse_to_clear
@@ -412,7 +412,7 @@ def find_pending(
     return sorted(set(chain.from_iterable(by_store)), key=lambda shard: shard.index)
 
 
-def _on_shard(on_event: OnEvent, stage: str) -> OnShard:
+def _on_shard(on_event: OnEvent, stage: str) -> Callable[[int, int], None]:
     return lambda done, total: on_event(Progress(stage, done, total, "shards"))
 
 

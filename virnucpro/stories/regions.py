@@ -37,7 +37,7 @@ from virnucpro.tables.sinks import (
     RecordTable,
     Sink,
     Tally,
-    identify,
+    identify_viruses,
     open_sinks,
 )
 
@@ -89,7 +89,7 @@ def _write_files(
             adds.append(stack.enter_context(open_sinks_of_samples(rundir, sinks, samples)))
         for record, call in _records_and_calls(rundir, manifest, inputs):
             results = CalledRecords.of([finder.add_to(RecordResult(record, [], call))])
-            identify(results, finder.code)
+            identify_viruses(results, finder.code)
             portion = Portion.of(record.sample, results, sinks, with_own=with_own)
             for add in adds:
                 add(portion)

@@ -18,7 +18,6 @@ from itertools import chain
 from threading import Condition
 from typing import TypeAlias
 
-from virnucpro.callers.batches import ScoredFrames, input_changed
 from virnucpro.callers.caller import Caller
 from virnucpro.callers.regions import RegionFinder
 from virnucpro.ground.config import FeatureFormat
@@ -37,6 +36,7 @@ from virnucpro.run.scores import ScoreStore
 from virnucpro.sequences.fasta import Block
 from virnucpro.sequences.inputs import InputFile, generations
 from virnucpro.stories.blocks import BlockTask, Maker, ScoredShard, ShardTask
+from virnucpro.stories.frames import ScoredFrames, input_changed
 from virnucpro.stories.summary import Summary
 from virnucpro.tables.sinks import SINKS, Add, Place, Portion, Sink, Tally, open_sinks
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal, TextIO
+from typing import Literal, TextIO, TypeGuard
 
 from virnucpro.callers.calls import FRAMES_FAILED
-from virnucpro.ground.records import Call, Identity, Region, is_status
+from virnucpro.ground.records import STATUSES, Call, Identity, Region, Status
 from virnucpro.tables.sinks import OVER_ORIGIN, RecordTable, RegionTable, VirusTable
 
 _KINDS: dict[str, Literal["provirus", "whole"]] = {"provirus": "provirus", "whole": "whole"}
@@ -19,7 +19,7 @@ def read_calls(lines: Iterator[str]) -> Iterator[Call]:
         ValueError: it is not as it was written.
     """
     for row in _rows(lines, RecordTable.columns):
-        if not is_status(status := row["status"]) or row["call"] not in ("virus", "other", ""):
+        if not _is_status(status := row["status"]) or row["call"] not in ("virus", "other", ""):
             raise ValueError(f"{status} with the call {row['call']}")
         yield Call(
             row["record"],
@@ -35,6 +35,10 @@ def read_calls(lines: Iterator[str]) -> Iterator[Call]:
             n_frames_scored=int(row["n_frames_scored"]),
             note=row["note"],
         )
+
+
+def _is_status(text: str) -> TypeGuard[Status]:
+    return text in STATUSES
 
 
 def read_regions(lines: Iterator[str]) -> Iterator[tuple[tuple[str, str], Region]]:

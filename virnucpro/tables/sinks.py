@@ -40,8 +40,7 @@ from virnucpro.ground.records import (
     Track,
 )
 from virnucpro.ground.tree import Tree
-from virnucpro.scorer.kin import own_kinship
-from virnucpro.scorer.topology import topology_of
+from virnucpro.scorer.kin import identify
 from virnucpro.sequences.fasta import write_record
 from virnucpro.sequences.genetic_code import GeneticCode
 from virnucpro.sequences.inputs import InputFile
@@ -382,20 +381,20 @@ def _viruses(results: CalledRecords) -> Iterator[tuple[int, _Virus]]:
                 yield place, virus
 
 
-def identify(results: CalledRecords, code: GeneticCode) -> None:
+def identify_viruses(results: CalledRecords, code: GeneticCode) -> None:
     """Say what each virus in the records is, by its bases.
 
     Nothing is told of one with letters that are not known, which are blanks: see ``recut``.
     """
-    viruses = list(_viruses(results))
-    each = [virus.letters(results.records.sequences[place]) for place, virus in viruses]
+    records, viruses = results.records, list(_viruses(results))
+    each = [virus.letters(records.sequences[place]) for place, virus in viruses]
     known = ["" if " " in letters else letters for letters in each]
-    told = own_kinship().identify(known, code) if viruses else iter(())
-    for (place, virus), letters, identity in zip(viruses, each, told, strict=True):
-        if virus.name == results.records.ids[place] and identity.virus_kind:
-            is_circle = is_circular(results.records.headers[place])
-            topology, repeat_length = topology_of(letters, is_circle=is_circle)
-            identity = identity._replace(topology=topology, repeat_length=repeat_length)
+    are_circles = [
+        is_circular(records.headers[place]) if virus.name == records.ids[place] else None
+        for place, virus in viruses
+    ]
+    identities = identify(known, are_circles, code)
+    for (place, _), identity in zip(viruses, identities, strict=True):
         results.identities[place] = (*results.identities.get(place, ()), identity)
 
 
@@ -578,7 +577,7 @@ Sample\tn_records\tn_scored\tn_virus\tn_provirus
 """
 
 
-class RegionSink(Sink):
+class _RegionSink(Sink):
     """The virus-like regions, if they were looked for in any record; a line or more for each.
 
     All files of regions are made of the same rows, and name a region alike.
@@ -606,7 +605,7 @@ class RegionSink(Sink):
         raise NotImplementedError
 
 
-class RegionTable(RegionSink):
+class RegionTable(_RegionSink):
     """The table of regions: positions count from 1, and the end is the last base."""
 
     file = "regions.tsv"
@@ -646,7 +645,7 @@ class RegionTable(RegionSink):
         return f"{name}\t{record}\t{region.kind}\t{place}\t{words}\n"
 
 
-class RegionBed(RegionSink):
+class RegionBed(_RegionSink):
     """BED6: positions count from 0, the end is behind the region, and the score is in 1,000ths."""
 
     file = "regions.bed"
@@ -657,7 +656,7 @@ class RegionBed(RegionSink):
         return f"{result.record.id}\t{region.start}\t{region.end}\t{name}\t{score}\t.\n"
 
 
-class RegionGff(RegionSink):
+class RegionGff(_RegionSink):
     """GFF3, with terms of the Sequence Ontology: SO:0000113, SO:0001041."""
 
     file = "regions.gff3"
@@ -679,7 +678,7 @@ class RegionGff(RegionSink):
         return f"{seqid}\tvirnucpro\t{term}\t{place}\t{attributes}\n"
 
 
-class RegionFasta(RegionSink):
+class RegionFasta(_RegionSink):
     """The sequences of the regions, named as geNomad names proviruses."""
 
     file = "regions.fasta"

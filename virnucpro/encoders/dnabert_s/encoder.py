@@ -137,7 +137,7 @@ def inspect(path: Path, on_event: OnEvent) -> DNABERTModel | None:
     return DNABERTModel(path, *inspect_folder(path)) if is_bert(path) else None
 
 
-def load(spec: EncoderSpec, weights: Path, device: torch.device) -> DNABERTEncoder:
+def load(spec: EncoderSpec, weights: Path, device: torch.device) -> _DNABERTEncoder:
     """The first ``spec.layer`` layers of a model.
 
     Raises:
@@ -148,10 +148,10 @@ def load(spec: EncoderSpec, weights: Path, device: torch.device) -> DNABERTEncod
     model.kernel = choose_kernel(device, model.shape.n_heads, model.shape.head_dim)
     if spec.precision == "bf16x2":
         model.split_products()
-    return DNABERTEncoder(spec, model, tokenizer, device)
+    return _DNABERTEncoder(spec, model, tokenizer, device)
 
 
-class DNABERTEncoder:
+class _DNABERTEncoder:
     """Our DNABERT-S on packed batches; see ``base.Encoder``."""
 
     def __init__(

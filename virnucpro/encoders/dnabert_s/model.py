@@ -139,7 +139,7 @@ def choose_kernel(device: torch.device, n_heads: int, head_dim: int) -> Kernel:
     return attend_runs
 
 
-class SplitLinear(nn.Module):
+class _SplitLinear(nn.Module):
     """A linear layer of float32 numbers, as a product of bf16 numbers three times as long.
 
     A factor is the sum of two bf16 numbers, high and low; of the four products of two factors the
@@ -216,7 +216,7 @@ class DNABERT(nn.Module):
         for layer in self.layers:
             for name, linear in list(layer.named_children()):
                 if isinstance(linear, nn.Linear):
-                    setattr(layer, name, SplitLinear(linear))
+                    setattr(layer, name, _SplitLinear(linear))
 
 
 def distance_penalties(n_heads: int, seqlen: int, device: torch.device) -> Tensor:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from virnucpro.callers.caller import Caller
-from virnucpro.callers.calls import chunk_scores, score_record
+from virnucpro.callers.calls import score_chunks
 from virnucpro.callers.head import HeadFacts
 from virnucpro.engine.executor import Executor
 from virnucpro.engine.local import ProcessExecutor
@@ -367,10 +367,7 @@ def read_chunk_scores(
         predictions = [
             Prediction(orf, _find(orf.id, scores)) for orf in translate_six_frames(chunks, code)
         ]
-        score_of = {
-            chunk_id: score_record([frames], facts)
-            for chunk_id, frames in chunk_scores(predictions)
-        }
+        score_of = score_chunks(predictions, facts)
         for chunk in chunks:
             yield record.id, score_of.get(chunk.id, np.nan)
 

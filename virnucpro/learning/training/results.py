@@ -16,7 +16,7 @@ from statistics import fmean, stdev
 
 import numpy as np
 
-from virnucpro.callers.calls import SURE, log_odds
+from virnucpro.callers.calls import SUREST
 from virnucpro.callers.join import Join
 from virnucpro.ground.files import write_whole
 from virnucpro.ground.log import LOGGER, announce, counted
@@ -50,8 +50,6 @@ from virnucpro.scorer.score import score_sequences
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.genetic_code import GeneticCode, genetic_code
 
-_SUREST = log_odds(1 - SURE)  # as far as the scores of a run tell
-
 Epoch = tuple[int, dict[str, float]]  # a seed, and the figures of one of its epochs
 _HELD_OUT: tuple[Split, ...] = ("validation", "test")
 _PER_RECORD = 4  # runs of each length
@@ -70,7 +68,7 @@ class TrainingResults:
     parts: Mapping[Split, LabelledFrames]  # validation first, and what else has both labels
     scorer: Scorer = field(default_factory=own_scorer)
     fragments: Mapping[Split, list[ScoredFragments]] = field(default_factory=dict)
-    gains: list[Gain] = field(default_factory=list)
+    gains: list[_Gain] = field(default_factory=list)
 
     def add(
         self,
@@ -128,7 +126,7 @@ class TrainingResults:
         """Numbers and calibrated log-odds of the chunks of a part, from those of its frames."""
         frames = self.parts[split]
         chunks = chunks_of(odds, frames, np.ones(len(frames)), calibration.frames)
-        log_odds = (chunks.scores / calibration.temperature).clip(-_SUREST, _SUREST)
+        log_odds = (chunks.scores / calibration.temperature).clip(-SUREST, SUREST)
         return np.unique(frames.chunk), log_odds
 
     def unseen(self, split: Split, of_lengths: list[ScoredFragments]) -> list[ScoredFragments]:
@@ -265,7 +263,7 @@ def _spread(n_runs: int) -> Rows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gain:
+class _Gain:
     """AUROC of fragments of one length by the scorer, by the head, and by both.
 
     Every fragment counts, one without a score as the lowest; groups count nearly evenly.
@@ -302,7 +300,7 @@ class Gain:
 
 def measure_gain(
     seed: int, split: Split, fragments: ScoredFragments, join: Join | None
-) -> Gain | None:
+) -> _Gain | None:
     """None if a label is missing. On the groups that the join was fitted to, by folds."""
     if not 0 < fragments.is_virus.sum() < len(fragments):
         return None
@@ -315,7 +313,7 @@ def measure_gain(
             log_odds = fold_log_odds(fragments)
         joined = fragments.by(log_odds).auroc()
         gain, low, high = auroc_gain(fragments.by(fragments.scores), fragments.by(log_odds), seed)
-    return Gain(
+    return _Gain(
         seed=seed,
         split=split,
         n_bases=fragments.n_bases,
@@ -332,7 +330,7 @@ def measure_gain(
     )
 
 
-def write_gains(path: Path, gains: Sequence[Gain]) -> None:
+def write_gains(path: Path, gains: Sequence[_Gain]) -> None:
     """A row for each seed, split and length; for several seeds their mean and deviation too."""
     lines = ["\t".join(("seed", *_FACTS, *_FIGURES))]
     lines += ["\t".join((str(gain.seed), *_facts(gain), *_figures(gain))) for gain in gains]
@@ -340,9 +338,9 @@ def write_gains(path: Path, gains: Sequence[Gain]) -> None:
     write_whole(path, "\n".join([*lines, ""]))
 
 
-def _summaries(gains: Sequence[Gain]) -> Iterator[str]:
+def _summaries(gains: Sequence[_Gain]) -> Iterator[str]:
     """Rows with the mean and the standard deviation over the seeds, in place of the seed."""
-    by_kind: dict[tuple[Split, int], list[Gain]] = {}
+    by_kind: dict[tuple[Split, int], list[_Gain]] = {}
     for gain in gains:
         by_kind.setdefault((gain.split, gain.n_bases), []).append(gain)
     repeated = [of_kind for of_kind in by_kind.values() if len(of_kind) > 1]
@@ -353,18 +351,18 @@ def _summaries(gains: Sequence[Gain]) -> Iterator[str]:
 
 
 def _over_seeds(
-    gains: Sequence[Gain], figure: str, summarise: Callable[[list[float]], float]
+    gains: Sequence[_Gain], figure: str, summarise: Callable[[list[float]], float]
 ) -> float | None:
     """None if a seed has none."""
     values = [getattr(gain, figure) for gain in gains]
     return None if None in values else summarise(values)
 
 
-def _facts(gain: Gain) -> list[str]:
+def _facts(gain: _Gain) -> list[str]:
     return [str(getattr(gain, name)) for name in _FACTS]
 
 
-def _figures(gain: Gain) -> list[str]:
+def _figures(gain: _Gain) -> list[str]:
     return [_cell(getattr(gain, name)) for name in _FIGURES]
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from virnucpro.callers.chain import RegionModel, region_model_text
+from virnucpro.callers.chain import RegionModel
 from virnucpro.callers.contrast import Hosts, Items, Levels, signal
 from virnucpro.callers.regions import SHORTEST_RECORD, regions_of_items
 from virnucpro.ground.errors import InputError
@@ -110,7 +110,7 @@ def train_regions(options: TrainOptions, truth_table: Path, on_event: OnEvent) -
             training += f", and {counted(len(hosts), 'other host')}"
         announce(f"regions: learned from {training}")
         model = learn_region_model(chromosomes, hosts, training)
-        write_whole(options.output_dir / MODEL, region_model_text(model))
+        write_whole(options.output_dir / MODEL, model.text)
     return lines
 
 
