@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -126,7 +128,25 @@ def merge(encoder: ESM2) -> None:
 def forget_activations(encoder: ESM2) -> None:
     """Have each layer but the first keep its input alone, and run again for its gradient."""
     for layer in [*encoder.layers][1:]:
-        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+        layer.forward = partial(_keep_stream_alone, layer.forward)
+
+
+def _keep_stream_alone(
+    run: Callable[..., None],
+    stream: Any,  # noqa: ANN401 - that of the model
+    batch: StagedBatch,
+    attend: Callable[..., Tensor],
+) -> None:
+    """Add a layer to the stream, of which nothing waits where it is trained."""
+
+    def added(x: Tensor) -> Tensor:
+        own = copy(stream)
+        own.x = x
+        run(own, batch, attend)
+        total: Tensor = own.x
+        return total
+
+    stream.x = checkpoint(added, stream.x, use_reentrant=False)
 
 
 class MaskedLanguageModel(nn.Module):
