@@ -12,6 +12,9 @@ CPU_BUILDS = https://download.pytorch.org/whl/cpu
 NVIDIA = $(shell command -v nvidia-smi; ls /dev/nvidiactl 2>/dev/null)
 TORCH ?= $(if $(filter Linux,$(shell uname -s)),$(if $(NVIDIA),default,cpu),default)
 
+# Tests wait for processes that they start: one tester more than there are cores, four at most.
+TESTERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n + 1 : 4)))
+
 .PHONY: example test clean
 
 example: $(VENV)/installed
@@ -23,7 +26,8 @@ test: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pytest -n logical --maxprocesses 4 --dist worksteal
+	$(BIN)/python -m compileall -q virnucpro
+	$(BIN)/pytest -n $(TESTERS) --dist worksteal
 
 # On Linux the PyTorch of the package index brings CUDA along, which is of no use without a GPU.
 $(VENV)/installed: pyproject.toml constraints.txt hatch_build.py virnucpro/scorer/scorer.c
