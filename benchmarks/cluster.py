@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from virnucpro.callers.caller import NoCall
+from virnucpro.callers.caller import Caller
 from virnucpro.engine.executor import InlineExecutor, NoExecutor
 from virnucpro.ground.config import EncoderSpec, Recipe, Resources
 from virnucpro.ground.option_fields import make
@@ -107,7 +107,7 @@ def _config(fasta: Path, folder: Path, **how: bool) -> RunConfig:
     )
     return RunConfig(
         options=make(ExtractOptions, options),
-        caller=NoCall(),
+        caller=Caller(),
         recipe=recipe,
         resources=_RESOURCES,
         checkpoints=(fasta,),

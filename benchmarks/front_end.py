@@ -30,7 +30,8 @@ from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import make_plan
 from virnucpro.run.shards import read_shard
 from virnucpro.sequences.fasta import write_record
-from virnucpro.sequences.inputs import Source, hash_inputs
+from virnucpro.sequences.inputs import Source
+from virnucpro.sequences.survey import Survey
 
 CHUNK_SIZE = 500
 READ_BASES = 150
@@ -161,7 +162,7 @@ def run_ours(fasta: Path, folder: Path, n_helpers: int = 0) -> Callable[[], Fram
         min_length=0,
         encoders=(_NO_ENCODER,),
     )
-    manifest = Manifest(recipe, tuple(hash_inputs([Source(fasta)], lambda _: None)))
+    manifest = Manifest(recipe, tuple(Survey(is_strict=True).hash([Source(fasta)], lambda _: None)))
     rundir = RunDir(folder)
     with rundir.planning():
         plan = make_plan(

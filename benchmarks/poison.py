@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from virnucpro.callers.caller import NoCall
+from virnucpro.callers.caller import Caller
 from virnucpro.encoders.base import Encoder, Pending
 from virnucpro.encoders.catalogue import embedded_model
 from virnucpro.encoders.esm2.weights import inspect_checkpoint
@@ -84,7 +84,7 @@ def write_proteins(path: Path, n_proteins: int, n_poisoned: int, length: int) ->
 def configure(proteins: Path, folder: Path, n_workers: int) -> RunConfig:
     checkpoint = inspect_checkpoint(embedded_model())
     return RunConfig(
-        caller=NoCall(),
+        caller=Caller(),
         options=ExtractOptions(input=(proteins,), output_dir=folder, input_type="protein"),
         recipe=Recipe(
             command="extract",

@@ -16,7 +16,7 @@ from forked import Forked
 from hypothesis import settings
 from runs import our_processes, run_inline
 
-from virnucpro.callers.caller import NoCall
+from virnucpro.callers.caller import Caller
 from virnucpro.callers.head import (
     EncoderFacts,
     Head,
@@ -162,7 +162,7 @@ def configure(tiny: Tiny) -> Callable[..., RunConfig]:
         kind = {"predict": PredictOptions, "extract": ExtractOptions}[recipe["command"]]
         return RunConfig(
             options=kind(**options),
-            caller=NoCall(),  # until it is run: see ``run_inline``
+            caller=Caller(),  # until it is run: see ``run_inline``
             recipe=Recipe(encoders=(EncoderSpec(**encoder),), **recipe),
             resources=Resources(**resources),
             **weights,

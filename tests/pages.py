@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from virnucpro.ground.records import Call, Calls
-from virnucpro.tables.sinks import RecordTable, record_rows
+from virnucpro.tables.sinks import RecordTable
+from virnucpro.tables.text import record_rows
 
 EVIL = "<img/src=x/onerror=document.title='bad'>"
 EXAMPLE = Path(__file__).parents[1] / "examples" / "contigs.fa"

@@ -19,7 +19,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from virnucpro.callers.caller import Caller, NoCall, caller_of
+from virnucpro.callers.caller import Caller, caller_of
 from virnucpro.callers.head import Head
 from virnucpro.engine.executor import Executor, InlineExecutor
 from virnucpro.ground.events import OnEvent
@@ -59,7 +59,7 @@ def caller_in(config: RunConfig, head: Head | None) -> Caller:
     options = config.options
     if isinstance(options, PredictOptions):
         return caller_of(options, options.calls, head)
-    return NoCall()
+    return Caller()
 
 
 def predict_here(proteins: Path, tiny: Tiny, folder: Path) -> Path:

@@ -13,17 +13,12 @@ from virnucpro.callers.calls import call_record, probabilities, probability, sco
 from virnucpro.callers.head import EncoderFacts, HeadFacts
 from virnucpro.ground.records import Call, Calls, FastaRecord, FrameScores, Orf, Prediction
 from virnucpro.tables import text as tables
-from virnucpro.tables.read import read_calls, read_mendable
 from virnucpro.tables.sinks import (
     ChunkTable,
     FrameTable,
     RecordTable,
-    chunk_rows,
-    frame_rows,
-    record_rows,
-    six_decimals,
 )
-from virnucpro.tables.text import SortedLines
+from virnucpro.tables.text import SortedLines, chunk_rows, frame_rows, record_rows, six_decimals
 
 GOLDEN = Path(__file__).parent / "golden" / "consensus"
 
@@ -237,7 +232,7 @@ def test_a_record_is_one_row_with_an_empty_call_where_there_is_none(found: Call,
     assert len(row.split("\t")) == len(RecordTable.columns)
     rate = found.false_discovery_rate
     again = replace(found, false_discovery_rate=None if rate is None else round(rate, 4))
-    assert list(read_calls(StringIO("\t".join(RecordTable.columns) + "\n" + row))) == [again]
+    assert list(RecordTable.read(StringIO("\t".join(RecordTable.columns) + "\n" + row))) == [again]
 
 
 def test_what_is_to_be_mended_is_read_back_from_the_table(tmp_path: Path) -> None:
@@ -251,7 +246,7 @@ def test_what_is_to_be_mended_is_read_back_from_the_table(tmp_path: Path) -> Non
     ]
     table.write_text("\t".join(RecordTable.columns) + "\n" + record_rows(Calls.of(found)))
     with table.open() as handle:
-        assert list(read_mendable(handle)) == [
+        assert list(RecordTable.read_mendable(handle)) == [
             ("", "one frame"),
             ("", "all frames"),
             ("file", "odd"),

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from contextlib import ExitStack, redirect_stderr
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import hostile
@@ -24,7 +25,7 @@ import virnucpro.sequences.fasta
 from virnucpro.cli.exits import Finished, exits
 from virnucpro.ground.events import EmbeddingStarted, OnEvent, Telling
 from virnucpro.ground.files import open_binary
-from virnucpro.ground.log import ConsoleFilter, logging_to
+from virnucpro.ground.log import is_for_console, logging_to
 
 CORPUS = Path(__file__).parent / "corpus"
 FILES = CORPUS / "files"
@@ -171,7 +172,7 @@ def run_as_a_command_would(config, head, on_event: OnEvent) -> Outcome:
     """In this process: what a user would get to see, and the exit code."""
     shown = io.StringIO()
     handler = logging.StreamHandler(shown)
-    handler.addFilter(ConsoleFilter(with_figures=True))
+    handler.addFilter(partial(is_for_console, with_figures=True))
     try:
         with redirect_stderr(shown), logging_to(handler), exits():
             summary = run_inline(config, head, on_event)

@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ from virnucpro.ground.events import (
     WorkerLost,
     WorkerReady,
 )
-from virnucpro.ground.log import LOGGER, ConsoleFilter, announce, logging_to, printable
+from virnucpro.ground.log import LOGGER, announce, is_for_console, logging_to, printable
 from virnucpro.ground.records import Shard
 from virnucpro.run.work_log import rate_of, seconds_left
 
@@ -315,7 +316,7 @@ def test_a_line_of_figures_comes_every_few_seconds():
 def test_the_console_gets_warnings_and_announcements_and_the_file_everything(log):
     console, file = io.StringIO(), io.StringIO()
     quiet = logging.StreamHandler(console)
-    quiet.addFilter(ConsoleFilter(with_figures=False))
+    quiet.addFilter(partial(is_for_console, with_figures=False))
     with logging_to(logging.StreamHandler(file)), logging_to(quiet):
         announce("bf16 it is")
         log(ShardDone("cuda:0", SHARDS[2], 1.5, 0))

@@ -26,7 +26,6 @@ from virnucpro.ground.devices import (
     choose_precision,
     choose_tokens,
     cpu_has_bf16,
-    describe_compromises,
     describe_machine,
     describe_needs,
     free_gpus,
@@ -421,30 +420,26 @@ def chosen(monkeypatch, *gpus: Gpu) -> Choice:
 def test_the_card_that_sets_the_precision_of_all_is_named(monkeypatch):
     choice = chosen(monkeypatch, BIG, BIG, GTX)
     assert choose_precision("auto", choice) == "fp32"
-    (line,) = describe_compromises(choice, MEDIUM, "bf16", AUTO)
+    (line,) = choice.compromises(MEDIUM, "bf16", AUTO)
     assert "cuda:2 (GTX 1080) is slow in 16 bits" in line and "fp32" in line
     assert line.endswith("leave it out with --gpus 0,1")
-    assert not describe_compromises(choice, MEDIUM, "bf16", (False, True)), (
-        "precision was asked for"
-    )
+    assert not choice.compromises(MEDIUM, "bf16", (False, True)), "precision was asked for"
 
 
 def test_the_card_that_sets_the_batches_of_all_is_named(monkeypatch):
     choice = chosen(monkeypatch, SMALL, BIG, BIG)
     n_tokens = choose_tokens(choice, MEDIUM, "bf16")
-    (line,) = describe_compromises(choice, MEDIUM, "bf16", AUTO)
+    (line,) = choice.compromises(MEDIUM, "bf16", AUTO)
     assert "cuda:0 (NVIDIA A2)" in line and f"{n_tokens:,} tokens" in line and "32,768" in line
     assert line.endswith("leave it out with --gpus 1,2")
-    assert not describe_compromises(choice, MEDIUM, "bf16", (True, False)), (
-        "the budget was asked for"
-    )
+    assert not choice.compromises(MEDIUM, "bf16", (True, False)), "the budget was asked for"
 
 
 def test_gpus_that_are_alike_get_no_warning(monkeypatch):
-    assert not describe_compromises(chosen(monkeypatch, BIG, BIG), MEDIUM, "bf16", AUTO)
+    assert not chosen(monkeypatch, BIG, BIG).compromises(MEDIUM, "bf16", AUTO)
     used = dataclasses.replace(BIG, memory_free=70 * GIB)
-    assert not describe_compromises(chosen(monkeypatch, BIG, used), MEDIUM, "bf16", AUTO)
-    assert not describe_compromises(CPU, MEDIUM, "bf16", AUTO)
+    assert not chosen(monkeypatch, BIG, used).compromises(MEDIUM, "bf16", AUTO)
+    assert not CPU.compromises(MEDIUM, "bf16", AUTO)
 
 
 def test_auto_is_fp16_on_gpus_that_have_no_bf16_but_are_fast_in_fp16(monkeypatch):
@@ -452,7 +447,7 @@ def test_auto_is_fp16_on_gpus_that_have_no_bf16_but_are_fast_in_fp16(monkeypatch
         choice = chosen(monkeypatch, *gpus)
         assert choose_precision("auto", choice) == "fp16"
         assert choose_precision("fp32", choice) == "fp32"
-        assert not describe_compromises(choice, MEDIUM, "fp16", (True, False))
+        assert not choice.compromises(MEDIUM, "fp16", (True, False))
     assert choose_precision("auto", chosen(monkeypatch, GTX)) == "fp32", "it is slow there"
 
 

@@ -16,8 +16,7 @@ from test_genetic_code import gene
 
 import virnucpro
 from virnucpro.callers.cascade import NEARLY_VIRAL, SURELY_VIRAL, first_asking
-from virnucpro.callers.head import save_head
-from virnucpro.callers.join import Join, JoinKnot
+from virnucpro.callers.head import Join, JoinKnot, save_head
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.engine.options import WorkOptions
 from virnucpro.ground import tasks

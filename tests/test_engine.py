@@ -35,7 +35,7 @@ from toy_executor import BackwardExecutor
 
 from virnucpro.cli.figures import EventLog
 from virnucpro.engine import local
-from virnucpro.engine.batches import TooLarge, outcome_of
+from virnucpro.engine.batches import Refused, outcome_of
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.engine.local import ProcessExecutor, _Peer
 from virnucpro.engine.recovery import Attempt, Workload
@@ -58,7 +58,7 @@ from virnucpro.ground.events import (
 from virnucpro.ground.processes import interrupts_held, start
 from virnucpro.ground.records import Shard
 from virnucpro.run.folder import RunDir
-from virnucpro.run.machine import read_starts
+from virnucpro.run.machine import Start
 from virnucpro.stories import pipeline
 from virnucpro.stories.pipeline import make_job
 
@@ -518,7 +518,8 @@ def test_a_library_without_room_on_the_device_is_out_of_memory(message):
     def work() -> None:
         raise RuntimeError(message)
 
-    assert isinstance(outcome_of(work), TooLarge)
+    outcome = outcome_of(work)
+    assert isinstance(outcome, Refused) and outcome.is_too_large
 
 
 @pytest.mark.parametrize(
@@ -605,7 +606,7 @@ def test_what_workers_warn_of_while_they_start_is_one_warning_and_kept_for_each(
     lines = (config.output / "virnucpro.log").read_text().splitlines()
     (warning,) = (line for line in lines if " WARNING " in line)
     assert warning.endswith(f"{ready[0].worker}: {said}")
-    (machine,) = read_starts(config.output / "machine.json")
+    (machine,) = Start.read_all(config.output / "machine.json")
     assert [text for _, _, text in machine.incidents] == [said] * len(ready)
 
 

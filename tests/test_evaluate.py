@@ -165,7 +165,7 @@ def test_the_figures_of_records_are_those_of_the_table_of_the_run_by_id(ask, tmp
         scores = np.array([float(value or "nan") for value in text])
         scored = np.isfinite(scores)
         assert [predictions[name]["status"] == "scored" for name in chosen] == scored.tolist()
-        called = scores >= evaluation.caller.head.facts.threshold
+        called = scores >= evaluation.caller.frame_head.facts.threshold
         assert int(row["n"]) == len(chosen) and int(row["n_virus"]) == labels.sum()
         assert float(row["no_orf"]) == pytest.approx(1 - scored.mean(), abs=5e-7)
         # six decimals are written
@@ -233,7 +233,7 @@ def test_the_report_holds_every_score_in_a_histogram_and_no_number_that_is_none(
     write_report(evaluation)
     stored = json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())
     assert len(stored["rows"]) == len(evaluation.rows)
-    assert stored["head"]["threshold"] == evaluation.caller.head.facts.threshold
+    assert stored["head"]["threshold"] == evaluation.caller.frame_head.facts.threshold
     assert "nan" not in (tmp_path / "evaluation" / "evaluation.tsv").read_text().lower()
     assert any("records, 150" in line for line in summary_lines(evaluation))
     assert [(one["unit"], one["length"]) for one in stored["scores"]] == [
@@ -428,7 +428,7 @@ def test_a_table_that_lost_a_frame_since_is_not_measured(ask, make_config, manif
         pairs_of(manifest), CUTTING, tmp_path / "again.fa", tmp_path / "again.tsv"
     )
     with pytest.raises(VirnucproError, match=r"the frame .* has no score"):
-        recipe, facts = make_config().recipe, evaluation.caller.head.facts
+        recipe, facts = make_config().recipe, evaluation.caller.frame_head.facts
         read_chunks(evaluation.question, fragments, evaluation.held_out, recipe, facts)
 
 

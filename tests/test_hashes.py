@@ -21,7 +21,7 @@ from virnucpro.ground.events import Telling
 from virnucpro.ground.files import sha256
 from virnucpro.learning.pages import report_folder
 from virnucpro.run.folder import RunDir
-from virnucpro.run.hashes import list_outputs
+from virnucpro.run.hashes import Outputs
 from virnucpro.stories.options import RegionsOptions
 from virnucpro.stories.regions import find_regions
 
@@ -92,7 +92,7 @@ def test_one_flipped_bit_in_any_output_is_named_by_status_verify(copied, name):
 def test_a_command_that_reads_results_refuses_damaged_ones_and_names_the_remedy(
     copied, finished, name, command
 ):
-    before = {path: path.read_bytes() for path in list_outputs(RunDir(copied))}
+    before = {path: path.read_bytes() for path in Outputs(RunDir(copied)).paths()}
     flip_a_bit(copied / name)
     code, told = say(command, copied, *([finished] if command == "compare" else []))
     if command == "compare" and name == "viral.fasta":  # which it does not read
@@ -109,7 +109,7 @@ def test_resume_writes_damaged_tables_anew(copied, finished):
     for name in ("predictions.tsv", "samples/a/viral.fasta", "regions.bed"):
         flip_a_bit(copied / name)
     predict(*sources, to=copied, resume=True, **SETTINGS)
-    for path in list_outputs(RunDir(finished)):
+    for path in Outputs(RunDir(finished)).paths():
         name = path.relative_to(finished)
         assert name.name == "report.html" or (copied / name).read_bytes() == path.read_bytes()
     assert say("status", copied, "--verify")[0] == 0

@@ -33,7 +33,7 @@ from workers import POISON, RaisingWorker
 
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.ground import tasks
-from virnucpro.ground.devices import count_helpers
+from virnucpro.ground.devices import Choice
 from virnucpro.ground.errors import InputError, UnavailableError
 from virnucpro.ground.events import Progress, ShardDone
 from virnucpro.ground.records import FastaRecord
@@ -277,7 +277,7 @@ def test_helpers_end_with_a_parent_that_is_killed(beginning, number):
     ],
 )
 def test_helpers_take_the_cores_that_devices_leave(devices, n_cores, expected):
-    assert count_helpers(devices, n_cores) == expected
+    assert Choice(devices, devices, has_bf16=True, memory=0).count_helpers(n_cores) == expected
 
 
 @dataclass(frozen=True)

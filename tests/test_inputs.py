@@ -18,16 +18,14 @@ from virnucpro.ground.errors import InputError, InputMissingError, ResumeError
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.inputs import (
     InputFile,
-    Sieve,
     Source,
     check_recorded,
     expected_letters,
     find_inputs,
     generations,
-    hash_inputs,
     join_inputs,
 )
-from virnucpro.sequences.survey import agree_on_type, doubt_type
+from virnucpro.sequences.survey import Survey
 
 A, B, C, D = b">a\nAC\n", b">b\nGT\n", b">c\nTT\n", b">d\nGG\n"
 
@@ -56,7 +54,7 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 
 
 def hashed(*paths: Path) -> list[InputFile]:
-    return hash_inputs([Source(path) for path in paths], lambda _: None)
+    return Survey(is_strict=True).hash([Source(path) for path in paths], lambda _: None)
 
 
 def hashed_pipes(run: Path, copies: Path, *contents: bytes) -> list[InputFile]:
@@ -65,7 +63,7 @@ def hashed_pipes(run: Path, copies: Path, *contents: bytes) -> list[InputFile]:
     for i, content in enumerate(contents):
         paths.append(run / f"{i}.fa")
         paths[-1].write_bytes(content)
-    return hash_inputs(find_inputs(paths, run, copies), lambda _: None)
+    return Survey(is_strict=True).hash(find_inputs(paths, run, copies), lambda _: None)
 
 
 # Finding
@@ -99,9 +97,9 @@ def test_a_missing_input_is_refused(write, run, copies, tmp_path: Path) -> None:
 def test_a_link_in_a_folder_that_leads_nowhere_is_missing_input(write, run, copies) -> None:
     folder = write("folder/a.fa").parent
     (folder / "b.fa").symlink_to("nowhere.fa")
-    sources, sieve = find_inputs([folder], run, copies), Sieve()
-    (kept,) = hash_inputs(sources, lambda _: None, sieve)
-    ((left_out, error),) = sieve.refused
+    sources, survey = find_inputs([folder], run, copies), Survey()
+    (kept,) = survey.hash(sources, lambda _: None)
+    ((left_out, error),) = survey.refused
     assert kept.path == str(folder / "a.fa") and isinstance(error, InputMissingError)
     assert left_out.shown == str(folder / "b.fa")
 
@@ -169,7 +167,7 @@ def test_copies_have_different_names(run, copies) -> None:
 def test_inputs_are_hashed_and_the_bytes_read_so_far_are_told(write) -> None:
     told: list[int] = []
     paths = [write("a.fa"), write("b.fa", b""), write("c.fa", b"x" * 10)]
-    inputs = hash_inputs(map(Source, paths), told.append)
+    inputs = Survey(is_strict=True).hash(map(Source, paths), told.append)
     assert [known.n_bytes for known in inputs] == [6, 0, 10]
     assert inputs[1].sha256.startswith("e3b0c44298fc1c14")  # of nothing
     assert len({known.sha256 for known in inputs}) == 3
@@ -260,9 +258,9 @@ def test_inputs_that_were_not_given_again_must_be_as_they_were(write) -> None:
 
 def kinds_of(*inputs: InputFile) -> tuple[str, list[InputFile], list[str]]:
     """What they agree on, what is kept, and why the others are not."""
-    sieve = Sieve()
-    agreed, kept = agree_on_type(inputs, sieve)
-    return agreed, kept, [str(error) for _, error in sieve.refused]
+    survey = Survey()
+    agreed, kept = survey.agree_on_type(inputs)
+    return agreed, kept, [str(error) for _, error in survey.refused]
 
 
 def test_inputs_of_one_kind_agree_on_it(write) -> None:
@@ -281,9 +279,9 @@ def test_inputs_of_one_kind_agree_on_it(write) -> None:
 def test_letters_of_another_kind_than_the_user_says_are_warned_of_once(write, caplog) -> None:
     caplog.set_level("WARNING", "virnucpro")
     dna, protein = hashed(write("a.fa", b">a\nACGTACGT\n"), write("b.fa", b">b\nMKVLEFPQIL\n"))
-    doubt_type([dna], "nucleotide")
+    Survey.doubt_type([dna], "nucleotide")
     assert not caplog.records
-    doubt_type([dna, dna, protein], "protein")
+    Survey.doubt_type([dna, dna, protein], "protein")
     (record,) = caplog.records
     assert "a.fa and 1 other file: the letters are not those of proteins" in record.getMessage()
 

@@ -21,8 +21,7 @@ from virnucpro.callers.calls import (
     log_odds,
     probability,
 )
-from virnucpro.callers.head import Head, load_head, save_head
-from virnucpro.callers.join import Join, JoinKnot, join_log_odds
+from virnucpro.callers.head import Head, Join, JoinKnot, join_log_odds, load_head, save_head
 from virnucpro.callers.options import CutOptions
 from virnucpro.ground.errors import UnavailableError, UsageError
 from virnucpro.ground.events import BatchDone

@@ -17,11 +17,12 @@ from virnucpro.engine.recovery import (
     Workload,
     next_attempt,
 )
+from virnucpro.ground.errors import StorageError
 from virnucpro.ground.events import (
     BatchDone,
     BatchStarted,
+    ErrorText,
     Memory,
-    Refusal,
     ShardDone,
     ShardFailed,
     WorkerReady,
@@ -183,7 +184,8 @@ def test_a_shard_that_is_given_up_keeps_nothing_else_back():
 def test_a_shard_that_failed_leaves_nothing_in_flight():
     work = workload(*SHARDS)
     start_batch(work, 0, 1)
-    work.take(ShardFailed("cpu", SHARDS[0], "no space", refusal=Refusal("", False)))
+    refusal = ErrorText.of(StorageError("no space"))
+    work.take(ShardFailed("cpu", SHARDS[0], "no space", refusal=refusal))
     assert work.guilty == [Attempt(SHARDS[1])]
     assert work.patience(1.0) == 1.0
 

@@ -53,7 +53,7 @@ from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.genetic_code import STANDARD
 from virnucpro.stories.options import RegionsOptions
 from virnucpro.stories.regions import find_regions
-from virnucpro.stories.summary import Summary, virus_line
+from virnucpro.stories.summary import Summary
 from virnucpro.tables.sinks import (
     Place,
     Portion,
@@ -486,7 +486,7 @@ def test_regions_of_a_finished_run_are_those_of_predict_to_the_byte(tmp_path, ch
             assert (later / path).read_bytes() == (once / path).read_bytes(), path
     log = (later / "virnucpro.log").read_text()
     assert "virnucpro regions later" in log
-    line = f"{virus_line(tally)}\n"
+    line = f"{tally.virus_line}\n"
     assert line in log and line in (once / "virnucpro.log").read_text()
     manifests = [json.loads((folder / "run.json").read_text()) for folder in (once, later)]
     for key in ("recipe", "inputs", "cut"):
@@ -616,10 +616,10 @@ def test_regions_are_counted_by_kind_and_the_two_parts_of_one_over_the_origin_on
     for some in ([circle._replace(regions=parts), called], [plain]):
         summary.records.include(Portion.of("in", CalledRecords.of(some), ()).tally)
     assert (summary.records.n_regions, summary.records.n_whole_regions) == (4, 2)
-    assert virus_line(summary.records) == (
+    assert summary.records.virus_line == (
         "viruses: 0 = 0 records + 0 of 2 virus-like regions in other records; see viruses.tsv"
     )
-    assert virus_line(Tally(n_viral=3)) == "viruses: 3; see viruses.tsv"
+    assert Tally(n_viral=3).virus_line == "viruses: 3; see viruses.tsv"
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from virnucpro.learning.pages import report_folder
 from virnucpro.page.html import MOST_BYTES
 from virnucpro.page.template import Safe, read, write
 from virnucpro.run.folder import RunDir
-from virnucpro.run.machine import MachineLog, read_starts
+from virnucpro.run.machine import Start
 from virnucpro.stories import pipeline
 from virnucpro.stories.options import PredictOptions
 
@@ -511,7 +511,7 @@ def test_a_histogram_that_is_damaged_is_left_out(tmp_path, wrong):
 
 def test_the_work_of_a_device_is_kept_in_bins_that_grow_and_lose_nothing(tmp_path):
     seconds = iter(np.arange(0, 5_000, 0.5).tolist())
-    machine = MachineLog(lambda: next(seconds))
+    machine = Start(lambda: next(seconds))
     shard = Shard(0, tmp_path, 1, 1, 10, "")
     machine.take(WorkerReady("cuda:0", "a GPU", Memory(10, 80)))
     for i in range(9_000):
@@ -519,7 +519,7 @@ def test_the_work_of_a_device_is_kept_in_bins_that_grow_and_lose_nothing(tmp_pat
     machine.take(WorkerLost("cuda:0", "it \x1b[31mdied", shard))
     with machine.kept(tmp_path / "machine.json"):
         pass
-    (start,) = read_starts(tmp_path / "machine.json")
+    (start,) = Start.read_all(tmp_path / "machine.json")
     assert start.seconds_per_bin == 32  # 4,500 seconds in 240 bins at most
     series = start.devices["cuda:0"]
     assert sum(series.tokens) == 63_000
@@ -536,7 +536,7 @@ def test_every_start_of_a_run_is_kept_and_the_page_shows_each(make_config, tiny,
     for path in rundir.features.iterdir():
         path.unlink()
     run_inline(again(config, resume=True), tiny.head)
-    starts = read_starts(rundir.machine)
+    starts = Start.read_all(rundir.machine)
     assert len(starts) == 2
     n_tokens = json.loads(rundir.manifest.read_text())["counts"]["n_tokens"]
     assert [sum(start.devices["cpu"].tokens) for start in starts] == [n_tokens] * 2
@@ -572,7 +572,7 @@ def start_with(tokens: str) -> str:
 
 def test_a_record_of_the_devices_is_read(tmp_path):
     (tmp_path / "machine.json").write_text(start_with("[7]"))
-    (start,) = read_starts(tmp_path / "machine.json")
+    (start,) = Start.read_all(tmp_path / "machine.json")
     assert start.devices["cpu"].tokens == [7]
 
 

@@ -20,7 +20,7 @@ from pages import EVIL, call, write_table
 from virnucpro.ground.events import BatchDone, Memory, WorkerReady
 from virnucpro.ground.records import Call, Shard
 from virnucpro.learning.pages import report_folder
-from virnucpro.run.machine import MachineLog
+from virnucpro.run.machine import Start
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs the extra `browser`")
 CHROMIUM = shutil.which("chromium")
@@ -75,7 +75,7 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
     track = "record\tstart\tend\tlog_odds\tposterior\n" + "".join(lines)
     (folder / "tracks.tsv.gz").write_bytes(gzip.compress(track.encode()))
     seconds = iter(range(100))
-    machine, shard = MachineLog(lambda: float(next(seconds))), Shard(0, folder, 1, 1, 10, "")
+    machine, shard = Start(lambda: float(next(seconds))), Shard(0, folder, 1, 1, 10, "")
     with machine.kept(folder / "machine.json"):
         machine.take(WorkerReady(EVIL, EVIL, Memory(1 << 30, 1 << 33)))
         for i in range(60):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from virnucpro.ground.errors import InputError, InputMissingError
-from virnucpro.sequences.inputs import InputFile, Sieve, Source, find_inputs, hash_inputs
+from virnucpro.sequences.inputs import InputFile, Source, find_inputs
 from virnucpro.sequences.samples import RunIds, name_samples
 from virnucpro.sequences.sheet import read_sheet
 from virnucpro.sequences.survey import Survey
@@ -19,7 +19,7 @@ def names(*paths: str, recorded: tuple[InputFile, ...] = ()) -> list[str]:
 
 
 def of(path: Path, **facts: object) -> InputFile:
-    (file,) = hash_inputs([Source(path, sample="s")], lambda _: None)
+    (file,) = Survey(is_strict=True).hash([Source(path, sample="s")], lambda _: None)
     return InputFile(str(path), file.sha256, file.n_bytes, sample="s", stamp=file.stamp, **facts)
 
 
@@ -156,7 +156,7 @@ def test_a_record_whose_id_was_there_before_gets_a_number_that_is_free(
     tmp_path: Path, ids: str, expected: str
 ) -> None:
     path = write(tmp_path / "in.fa", "".join(f">{name} x\nAC\n" for name in ids.split()))
-    survey = Survey(Sieve(), renames=True, on_letters=print)
+    survey = Survey(renames=True)
     (file,) = survey.run([of(path)])
     found = list(RunIds().read(file))
     assert [record.id for record in found] == expected.split()

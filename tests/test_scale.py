@@ -21,7 +21,7 @@ import pytest
 from conftest import TINY, Tiny
 from runs import again, run_inline, statuses
 
-from virnucpro.callers.caller import NoCall
+from virnucpro.callers.caller import Caller
 from virnucpro.ground.config import EncoderSpec, Recipe, Resources
 from virnucpro.ground.events import EmbeddingStarted, Progress
 from virnucpro.ground.records import Embeddings, Shard
@@ -33,7 +33,7 @@ from virnucpro.run.index import MAX_PARTS, IndexPart, write_index
 from virnucpro.run.intake import open_run
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import Plan, make_plan, refuse_duplicates
-from virnucpro.sequences.inputs import Sieve, Source, hash_inputs
+from virnucpro.sequences.inputs import Source
 from virnucpro.sequences.survey import Survey
 from virnucpro.stories.options import ExtractOptions
 from virnucpro.stories.pipeline import find_pending, make_job
@@ -102,7 +102,7 @@ def plan_reads(fasta: Path, n_records: int, told: Path) -> None:
     """In a process of its own: the most memory that planning takes, beyond what it begins with."""
     rundir = RunDir(fasta.with_suffix(".run"))
     rundir.root.mkdir()
-    manifest = Manifest(RECIPE, tuple(hash_inputs([Source(fasta)], nothing)))
+    manifest = Manifest(RECIPE, tuple(Survey(is_strict=True).hash([Source(fasta)], nothing)))
     gc.collect()
     before = kernel_says("status", "VmHWM:")
     plan = adopted_plan(rundir, manifest)
@@ -125,8 +125,8 @@ def look_for_duplicates(told: Path) -> None:
 
 def survey_reads(paths: list[Path], told: Path) -> None:
     """In a process of its own: the most memory that a survey takes, beside what it begins with."""
-    inputs = hash_inputs(map(Source, paths), nothing)
-    survey = Survey(Sieve(), renames=False, on_letters=nothing)
+    inputs = Survey(is_strict=True).hash(map(Source, paths), nothing)
+    survey = Survey()
     before = kernel_says("status", "VmHWM:")
     kept = survey.run(inputs)
     survey.share_ids(kept)
@@ -208,7 +208,7 @@ def finished(tmp_path_factory, tiny: Tiny, request) -> FinishedRun:
             out.write(f">p{i}\n{protein}\n")
     config = RunConfig(
         options=ExtractOptions(input=(fasta,), output_dir=folder / "run"),
-        caller=NoCall(),
+        caller=Caller(),
         recipe=replace(RECIPE, residues_per_shard=N_RESIDUES),
         resources=Resources(devices=("cpu",), tokens_per_batch=2048),
         checkpoints=(tiny.model,),

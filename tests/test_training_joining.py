@@ -13,8 +13,7 @@ from conftest import random_dna
 from labelled import options, relabelled, train_here
 from sklearn.metrics import roc_auc_score
 
-from virnucpro.callers.head import load_head
-from virnucpro.callers.join import Join, JoinKnot
+from virnucpro.callers.head import Join, JoinKnot, load_head
 from virnucpro.ground.numeric import Mask, Values
 from virnucpro.ground.records import FastaRecord
 from virnucpro.learning.evaluation.metrics import auroc_gain

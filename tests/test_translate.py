@@ -11,11 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from virnucpro.ground.records import Chunk, FastaRecord, Orf
+from virnucpro.ground.config import Recipe
+from virnucpro.ground.records import Chunk, FastaRecord, Orf, Records
 from virnucpro.sequences.fasta import read_fasta, write_record
 from virnucpro.sequences.translate import (
     FRAMES,
     chunk_record,
+    screen,
+    screen_all,
     translate_six_frames,
 )
 
@@ -219,3 +222,17 @@ def test_ids_that_look_like_chunks_or_frames_are_never_taken_apart() -> None:
         "a_chunk_3F1_chunk_1",
         "a_chunk_3F1",
     )
+
+
+@pytest.mark.parametrize("letters", ["ACGTN", "ACGT*!"])  # no letter is wrong; some may be
+@given(data=st.data())
+@settings(max_examples=25)
+def test_a_record_is_left_out_alike_alone_and_in_a_block(letters, data):
+    texts = data.draw(st.lists(st.text(letters, max_size=9), max_size=5))
+    records = [FastaRecord(f"r{i}", f"r{i}", text) for i, text in enumerate(texts)]
+    recipe = Recipe(
+        command="predict", input_type="nucleotide", chunk_size=500, min_length=5, encoders=()
+    )
+    alone = {place: screen(record, recipe) for place, record in enumerate(records)}
+    left_out = {place: found for place, found in alone.items() if found[0] is not None}
+    assert screen_all(Records.of(records), recipe) == left_out

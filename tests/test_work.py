@@ -36,7 +36,7 @@ from virnucpro.ground.records import Shard
 from virnucpro.learning.pages import report_folder
 from virnucpro.run.folder import RunDir
 from virnucpro.run.status import inspect_run, measure_run
-from virnucpro.run.work_log import ShardFigures, read_figures
+from virnucpro.run.work_log import ShardFigures
 from virnucpro.stories.api import read_features
 from virnucpro.stories.options import PredictOptions
 from virnucpro.stories.resolve import resolve
@@ -381,11 +381,11 @@ def test_a_log_is_read_on_from_its_last_whole_line(tmp_path):
         json.dumps(asdict(ShardFigures(7, "cpu", 1, 0, False, 1))),
     )
     log.write_text(f"text\n2026 INFO figures {line}\n2026 INFO figures {line[:9]}")
-    figures, end = read_figures(log)
-    assert ([figure.shard for figure in figures], read_figures(log, end)) == ([7], ([], end))
+    figures, end = ShardFigures.read(log)
+    assert ([figure.shard for figure in figures], ShardFigures.read(log, end)) == ([7], ([], end))
     with log.open("a") as out:
         out.write(f"{line[9:]}\n")
-    assert read_figures(log, end) == (figures, log.stat().st_size)
+    assert ShardFigures.read(log, end) == (figures, log.stat().st_size)
 
 
 @pytest.mark.parametrize(

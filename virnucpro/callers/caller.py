@@ -9,30 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Protocol
 
 from safetensors import safe_open
 
 from virnucpro import __version__
 from virnucpro.callers.calls import call_record, failure_note
-from virnucpro.callers.head import Head, HeadFacts
-from virnucpro.callers.join import Join
+from virnucpro.callers.head import Head, HeadFacts, Join
 from virnucpro.callers.options import FALSE_POSITIVES, Calls, CutOptions
 from virnucpro.callers.pieces import ScoredRecords, call_scored, join_calls, score_records
 from virnucpro.ground.config import InputType, Recipe
 from virnucpro.ground.errors import UnavailableError, UsageError
 from virnucpro.ground.files import EMBEDDED_FOLDER
 from virnucpro.ground.records import Call, CalledRecords, Prediction, RecordResult, Records
-from virnucpro.scorer.nets import (
-    Digests,
-    ErrorRates,
-    Scorer,
-    own_scorer,
-)
+from virnucpro.scorer.nets import Digests, ErrorRates, Scorer, own_scorer
 from virnucpro.scorer.proteins import SHORTEST as SHORTEST_PROTEIN
 from virnucpro.sequences.genetic_code import genetic_code
-from virnucpro.sequences.screen import screen_all
 from virnucpro.sequences.sketch import NO_KMERS, Sketch, unpack
+from virnucpro.sequences.translate import screen_all
 
 Trained = tuple[Digests, Digests, Sketch]  # of records, of their groups; of all sequences
 
@@ -45,41 +38,64 @@ class Cut:
     scores: tuple[tuple[int, float], ...] = ()  # a length, and the lowest score of a virus there
 
 
-class Caller(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
     """Calls records: by their sequence, by vectors of their frames, or by both.
 
-    It may cross to another process.
+    A ``Caller`` itself calls nothing: records are only embedded. It may cross to another process.
     """
+
+    frame_head: Head | None = None  # scores frames by their vectors; None: nobody reads these
+    scorer: Scorer | None = None  # scores sequences; None: it is not needed, and not loaded
 
     @property
     def announcements(self) -> tuple[str, ...]:
         """Who calls, in lines for the user."""
+        return ()
 
     @property
-    def cut(self) -> Cut: ...
+    def cut(self) -> Cut:
+        return Cut()
 
     @property
     def hashes(self) -> Mapping[str, str]:
-        """What of it belongs to the recipe of a run."""
+        """What of it belongs to the recipe of a run. A head that is joined names its scorer."""
+        if self.frame_head is not None:
+            return {"head_sha256": self.frame_head.sha256}
+        return {} if self.scorer is None else {"scorer_sha256": self.scorer.sha256}
 
     @property
     def facts(self) -> Mapping[str, Mapping[str, object]]:
         """What a report says of the scorer and of the head, if they call."""
+        facts: dict[str, Mapping[str, object]] = {}
+        if (head := self.frame_head) is not None:
+            facts["head"] = {"sha256": head.sha256, **asdict(head.facts)}
+        if (scorer := self.scorer) is not None:
+            facts["scorer"] = {"sha256": scorer.sha256, "training": scorer.training}
+        return facts
 
     @property
     def trained_on(self) -> Mapping[str, Trained]:
         """What each that calls was trained on."""
+        trained: dict[str, Trained] = {}
+        if (head := self.frame_head) is not None:
+            trained = {
+                "the head": (head.trained_records, head.trained_groups, head.trained_kmers),
+                "its encoder": (head.encoder_records, head.encoder_groups, head.encoder_kmers),
+            }
+        if (scorer := self.scorer) is not None:
+            kmers = _kmers_of(scorer)
+            trained["the scorer"] = (scorer.trained_records, scorer.trained_groups, kmers)
+        return trained
 
     @property
-    def frame_head(self) -> Head | None:
-        """What scores frames by their vectors; None: nobody reads these."""
-
-    @property
-    def scorer(self) -> Scorer | None:
-        """What scores sequences; None: it is not needed, and not loaded."""
+    def head_facts(self) -> HeadFacts | None:
+        """How the head calls by itself; None: frames make no call."""
+        return None
 
     def shortest(self, input_type: InputType) -> int:
         """The length of the shortest record that it calls."""
+        return 0
 
     def of_type(self, input_type: InputType) -> Caller:
         """Who calls records of this type.
@@ -87,54 +103,22 @@ class Caller(Protocol):
         Raises:
             UsageError: an option of the cut is not for them.
         """
-
-    def call(
-        self, records: Records, frames: Sequence[list[Prediction]], recipe: Recipe
-    ) -> CalledRecords:
-        """Call each record. Beside it are its embedded frames, scored or not."""
-
-
-@dataclass(frozen=True, slots=True)
-class NoCall:
-    """Nobody calls: records are only embedded."""
-
-    announcements: tuple[str, ...] = ()
-    cut: Cut = Cut()
-    frame_head: Head | None = None
-    scorer: Scorer | None = None
-
-    @property
-    def hashes(self) -> Mapping[str, str]:
-        return {}
-
-    @property
-    def facts(self) -> Mapping[str, Mapping[str, object]]:
-        return {}
-
-    @property
-    def trained_on(self) -> Mapping[str, Trained]:
-        return {}
-
-    def shortest(self, input_type: InputType) -> int:
-        return 0
-
-    def of_type(self, input_type: InputType) -> Caller:
         return self
 
     def call(
         self, records: Records, frames: Sequence[list[Prediction]], recipe: Recipe
     ) -> CalledRecords:
-        return CalledRecords.of(_call_by_frames(recipe, None, records, frames))
+        """Call each record. Beside it are its embedded frames, scored or not."""
+        return CalledRecords.of(_call_by_frames(recipe, self.head_facts, records, frames))
 
 
-@dataclass(frozen=True, slots=True)
-class ByScorer:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByScorer(Caller):
     """The scorer calls, by the sequence alone; frames that are embedded change no call."""
 
     scorer: Scorer
     options: CutOptions
     input_type: InputType = "nucleotide"
-    frame_head: Head | None = None
 
     @property
     def announcements(self) -> tuple[str, ...]:
@@ -143,18 +127,6 @@ class ByScorer:
     @property
     def cut(self) -> Cut:
         return _cut_of(self.options, self.scorer.error_rates_of(self.input_type))
-
-    @property
-    def hashes(self) -> Mapping[str, str]:
-        return {"scorer_sha256": self.scorer.sha256}
-
-    @property
-    def facts(self) -> Mapping[str, Mapping[str, object]]:
-        return _facts_of_scorer(self.scorer)
-
-    @property
-    def trained_on(self) -> Mapping[str, Trained]:
-        return _training_of_scorer(self.scorer)
 
     def shortest(self, input_type: InputType) -> int:
         return SHORTEST_PROTEIN if input_type == "protein" else self.scorer.shortest
@@ -180,15 +152,15 @@ class ByScorer:
         return call_scored(scored, recipe, self.scorer, self.options)
 
 
-@dataclass(frozen=True, slots=True)
-class ByHead:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ByHead(Caller):
     """A head calls, by the vectors of frames and, if it reads them, their bases.
 
     Raises:
         UsageError: the cut is by error rates, which a head alone does not have.
     """
 
-    head: Head
+    frame_head: Head
     options: CutOptions
 
     def __post_init__(self) -> None:
@@ -209,56 +181,24 @@ class ByHead:
 
     @property
     def cut(self) -> Cut:
-        return _cut_at(self._facts.threshold)
+        return _cut_at(self.head_facts.threshold)
 
     @property
-    def scorer(self) -> None:
-        return None
-
-    @property
-    def frame_head(self) -> Head:
-        return self.head
-
-    @property
-    def hashes(self) -> Mapping[str, str]:
-        return {"head_sha256": self.head.sha256}
-
-    @property
-    def facts(self) -> Mapping[str, Mapping[str, object]]:
-        return _facts_of_head(self.head)
-
-    @property
-    def trained_on(self) -> Mapping[str, Trained]:
-        return _training_of_head(self.head)
-
-    @property
-    def _facts(self) -> HeadFacts:
+    def head_facts(self) -> HeadFacts:
         """The facts of the head, with the user's threshold."""
-        threshold = self.options.threshold
-        facts = self.head.facts
+        threshold, facts = self.options.threshold, self.frame_head.facts
         return facts if threshold is None else replace(facts, threshold=threshold)
 
-    def shortest(self, input_type: InputType) -> int:
-        return 0
 
-    def of_type(self, input_type: InputType) -> Caller:
-        return self
-
-    def call(
-        self, records: Records, frames: Sequence[list[Prediction]], recipe: Recipe
-    ) -> CalledRecords:
-        return CalledRecords.of(_call_by_frames(recipe, self._facts, records, frames))
-
-
-@dataclass(frozen=True, slots=True)
-class Joined:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Joined(Caller):
     """A head and the scorer call nucleotides together; proteins are called by the head alone.
 
     Raises:
         UnavailableError: the head was joined with another scorer than that of this version.
     """
 
-    head: Head
+    frame_head: Head
     scorer: Scorer
     options: CutOptions
 
@@ -273,8 +213,8 @@ class Joined:
 
     @property
     def _join(self) -> Join:
-        assert self.head.facts.join is not None, "a head that is not joined calls by itself"
-        return self.head.facts.join
+        assert self.frame_head.facts.join is not None, "a head that is not joined calls by itself"
+        return self.frame_head.facts.join
 
     @property
     def announcements(self) -> tuple[str, ...]:
@@ -289,32 +229,15 @@ class Joined:
     def cut(self) -> Cut:
         return _cut_of(self.options, self._join.error_rates)
 
-    @property
-    def frame_head(self) -> Head:
-        return self.head
-
-    @property
-    def hashes(self) -> Mapping[str, str]:
-        return {"head_sha256": self.head.sha256}  # which names the scorer
-
-    @property
-    def facts(self) -> Mapping[str, Mapping[str, object]]:
-        return {**_facts_of_head(self.head), **_facts_of_scorer(self.scorer)}
-
-    @property
-    def trained_on(self) -> Mapping[str, Trained]:
-        return {**_training_of_head(self.head), **_training_of_scorer(self.scorer)}
-
-    def shortest(self, input_type: InputType) -> int:
-        return 0
-
     def of_type(self, input_type: InputType) -> Caller:
-        return self if input_type == "nucleotide" else ByHead(self.head, self.options)
+        if input_type == "nucleotide":
+            return self
+        return _ByHead(frame_head=self.frame_head, options=self.options)
 
     def call(
         self, records: Records, frames: Sequence[list[Prediction]], recipe: Recipe
     ) -> CalledRecords:
-        facts, code = self.head.facts, genetic_code(recipe.genetic_code)
+        facts, code = self.frame_head.facts, genetic_code(recipe.genetic_code)
         alone = _call_by_frames(recipe, facts, records, frames)
         return CalledRecords.of(list(join_calls(alone, facts, self.scorer, self.options, code)))
 
@@ -327,30 +250,11 @@ def caller_of(options: CutOptions, calls: Calls, head: Head | None) -> Caller:
         UsageError: the cut is not for a head.
     """
     if head is not None and (head.facts.join is None or calls == "head"):
-        return ByHead(head, options)
+        return _ByHead(frame_head=head, options=options)
     scorer = own_scorer()
-    return ByScorer(scorer, options) if head is None else Joined(head, scorer, options)
-
-
-def _facts_of_head(head: Head) -> dict[str, Mapping[str, object]]:
-    return {"head": {"sha256": head.sha256, **asdict(head.facts)}}
-
-
-def _facts_of_scorer(scorer: Scorer) -> dict[str, Mapping[str, object]]:
-    return {"scorer": {"sha256": scorer.sha256, "training": scorer.training}}
-
-
-def _training_of_head(head: Head) -> dict[str, Trained]:
-    return {
-        "the head": (head.trained_records, head.trained_groups, head.trained_kmers),
-        "its encoder": (head.encoder_records, head.encoder_groups, head.encoder_kmers),
-    }
-
-
-def _training_of_scorer(scorer: Scorer) -> dict[str, Trained]:
-    return {
-        "the scorer": (scorer.trained_records, scorer.trained_groups, _kmers_of(scorer)),
-    }
+    if head is None:
+        return ByScorer(scorer=scorer, options=options)
+    return _Joined(frame_head=head, scorer=scorer, options=options)
 
 
 def _kmers_of(scorer: Scorer) -> Sketch:

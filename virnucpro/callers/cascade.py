@@ -7,20 +7,19 @@ groups gave, so at each length the same share of cellular records is embedded.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress, groupby
 from operator import itemgetter
 
 import numpy as np
 
-from virnucpro.callers.caller import ByScorer, Caller, Cut, Trained
-from virnucpro.callers.head import Head
+from virnucpro.callers.caller import ByScorer, Caller, Cut
 from virnucpro.callers.options import FALSE_POSITIVES, Embed
 from virnucpro.callers.pieces import score_records
 from virnucpro.ground.config import InputType, Recipe
 from virnucpro.ground.records import CalledRecords, Prediction, Records
-from virnucpro.scorer.nets import Scorer, own_scorer, thresholds
+from virnucpro.scorer.nets import own_scorer, thresholds
 
 # share of the cellular records of a length whose score is as high as the lowest that is embedded
 NEARLY_VIRAL = 0.2
@@ -46,8 +45,8 @@ def first_asking(records: Records, recipe: Recipe, rules: Sequence[Embed]) -> li
     return [None if place < 0 else place for place in first.tolist()]
 
 
-@dataclass(frozen=True, slots=True)
-class Cascade:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cascade(Caller):
     """The scorer calls the records without a frame that is embedded, ``then`` all others.
 
     What the scorer cannot read is left to ``then`` as well.
@@ -55,6 +54,10 @@ class Cascade:
 
     first: ByScorer
     then: Caller
+
+    @classmethod
+    def of(cls, first: ByScorer, then: Caller) -> Cascade:
+        return cls(frame_head=then.frame_head, scorer=first.scorer, first=first, then=then)
 
     @property
     def announcements(self) -> tuple[str, ...]:
@@ -65,31 +68,11 @@ class Cascade:
         words = dict.fromkeys((self.then.cut.words, self.first.cut.words))
         return replace(self.then.cut, words="; not embedded: ".join(words))
 
-    @property
-    def hashes(self) -> Mapping[str, str]:
-        return self.then.hashes
-
-    @property
-    def facts(self) -> Mapping[str, Mapping[str, object]]:
-        return {**self.first.facts, **self.then.facts}
-
-    @property
-    def trained_on(self) -> Mapping[str, Trained]:
-        return {**self.first.trained_on, **self.then.trained_on}
-
-    @property
-    def frame_head(self) -> Head | None:
-        return self.then.frame_head
-
-    @property
-    def scorer(self) -> Scorer:
-        return self.first.scorer
-
     def shortest(self, input_type: InputType) -> int:
         return self.then.shortest(input_type)
 
     def of_type(self, input_type: InputType) -> Caller:
-        return Cascade(self.first.of_type(input_type), self.then.of_type(input_type))
+        return Cascade.of(self.first.of_type(input_type), self.then.of_type(input_type))
 
     def call(
         self, records: Records, frames: Sequence[list[Prediction]], recipe: Recipe

@@ -5,6 +5,10 @@ A safetensors file: ``protein.layers.0.weight``, ``protein.layers.0.bias``,
 ``nucleotide.`` of the one that sees the embedding and the composition of the frame's bases, if
 there is one; and the head's facts, in JSON, as its one entry of metadata. Between two layers stands
 a ReLU; the last gives two logits. Digests of what it was trained on may lie beside them.
+
+A head may be joined with the scorer: their log-odds are weighted by length. The scorer's are there
+for every call; a head says what its frames add. The weights are fitted to groups that the head was
+not trained on. A weight of 0 says that the head adds nothing at that length.
 """
 
 from __future__ import annotations
@@ -21,13 +25,14 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from virnucpro.callers.join import Join
 from virnucpro.encoders.base import Model
 from virnucpro.ground.config import Pooling
 from virnucpro.ground.errors import UnavailableError
 from virnucpro.ground.files import parse_json, sha256, write_whole
 from virnucpro.ground.log import printable
+from virnucpro.ground.numeric import Counts, Values
 from virnucpro.ground.records import check_counts
+from virnucpro.scorer.nets import ErrorRates, at_lengths
 from virnucpro.sequences.composition import N_FEATURES, frame_composition
 from virnucpro.sequences.sketch import NO_KMERS, Sketch, pack, unpack
 
@@ -40,7 +45,7 @@ _DIGESTS = ("trained_records", "trained_groups", "encoder_records", "encoder_gro
 _SKETCHES = ("trained_kmers", "encoder_kmers")
 
 FrameRule = Literal["max", "mean"]
-Values = NDArray[Any]
+_Array = NDArray[Any]
 Layer = tuple[NDArray[np.float32], NDArray[np.float32]]  # weight (out, in), bias (out,)
 
 
@@ -76,6 +81,50 @@ class EncoderFacts:
             layer=model.n_layers,
             pooling="mean",
             dim=model.dim,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class JoinKnot:
+    """The weights at one length: log-odds are base * scorer's + head * head's + offset."""
+
+    n_bases: int
+    base: float
+    head: float
+    offset: float
+
+    def __post_init__(self) -> None:
+        is_finite = isfinite(self.base + self.head + self.offset)
+        if self.n_bases < 1 or not is_finite or min(self.base, self.head) < 0:
+            raise ValueError(f"weights of {self}")
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Weights and error rates, each rising in length, and the scorer that they were fitted with."""
+
+    scorer_sha256: str
+    knots: tuple[JoinKnot, ...]
+    error_rates: tuple[ErrorRates, ...]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.scorer_sha256, str):
+            raise TypeError("a scorer is named by its hash")
+        for at in (self.knots, self.error_rates):
+            lengths = [one.n_bases for one in at]
+            if not lengths or lengths != sorted(set(lengths)):
+                raise ValueError(f"a join at {lengths} bases")
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> Join:
+        """
+        Raises:
+            LookupError, TypeError, ValueError: these are not the facts of a join.
+        """
+        return cls(
+            facts["scorer_sha256"],
+            tuple(JoinKnot(**knot) for knot in facts["knots"]),
+            tuple(ErrorRates.of(rates) for rates in facts["error_rates"]),
         )
 
 
@@ -267,7 +316,7 @@ def _of_an_older_version(path: Path) -> UnavailableError:
 
 
 def _network(
-    name: str, tensors: Mapping[str, Values], temperatures: Mapping[str, float]
+    name: str, tensors: Mapping[str, _Array], temperatures: Mapping[str, float]
 ) -> Network:
     n_tensors = sum(tensor.startswith(f"{name}.") for tensor in tensors)
     layers = tuple(
@@ -283,7 +332,7 @@ def save_head(path: Path, head: Head) -> None:
     networks: dict[str, Network] = {name: network for name, network in both.items() if network}
     temperatures = {name: network.temperature for name, network in networks.items()}
     facts = {**asdict(head.facts), "temperatures": temperatures}
-    tensors: dict[str, Values] = {
+    tensors: dict[str, _Array] = {
         f"{name}.layers.{i}.{kind}": values
         for name, network in networks.items()
         for i, layer in enumerate(network.layers)
@@ -294,3 +343,17 @@ def save_head(path: Path, head: Head) -> None:
     content = {name: np.ascontiguousarray(values) for name, values in tensors.items()}
     metadata = {_FACTS: json.dumps(facts, sort_keys=True)}  # one entry: they come in any order
     write_whole(path, save(content, metadata=metadata))
+
+
+def join_log_odds(knots: Sequence[JoinKnot], base: Values, head: Values, lengths: Counts) -> Values:
+    """The joined log-odds of records. (n,) each -> (n,)
+
+    ``base`` is the scorer's, calibrated; ``head`` the mean over a record's chunks; NaN where
+    either says nothing, and so is the result. Weights and offset lie on lines between the knots,
+    over the logarithm of the length.
+    """
+    of_base, of_head, offset = (
+        at_lengths(lengths, knots, [getattr(knot, name) for knot in knots])
+        for name in ("base", "head", "offset")
+    )
+    return np.asarray(of_base * base + of_head * head + offset)

@@ -60,11 +60,11 @@ RegionModel = Annotated[
 ]
 
 
-Preset = Literal["sensitive", "default", "conservative"]
+_Preset = Literal["sensitive", "default", "conservative"]
 
 
 # the largest share of cellular records, of every length, that a preset calls viral
-FALSE_POSITIVES: Mapping[Preset, float] = {
+FALSE_POSITIVES: Mapping[_Preset, float] = {
     "sensitive": 0.10,
     "default": 0.03,
     "conservative": 0.005,
@@ -72,7 +72,7 @@ FALSE_POSITIVES: Mapping[Preset, float] = {
 
 
 # the lowest posterior of a provirus that counts as a virus; see docs/REGIONS.md
-LEAST_POSTERIORS: Mapping[Preset, float] = {
+LEAST_POSTERIORS: Mapping[_Preset, float] = {
     "sensitive": 0.0,
     "default": 0.5,
     "conservative": 0.9,
@@ -94,7 +94,7 @@ class CutOptions:
         ),
     ] = None
     preset: Annotated[
-        Preset,
+        _Preset,
         option(
             "Use the thresholds, by length, at which at most 10, 3 or 0.5 % of unknown hosts are "
             "called virus.",

@@ -17,8 +17,7 @@ from virnucpro.callers.calls import (
     join_call,
     probabilities,
 )
-from virnucpro.callers.head import HeadFacts
-from virnucpro.callers.join import join_log_odds
+from virnucpro.callers.head import HeadFacts, join_log_odds
 from virnucpro.callers.options import FALSE_POSITIVES, CutOptions
 from virnucpro.callers.regions import Found
 from virnucpro.ground.config import Recipe
@@ -35,7 +34,7 @@ from virnucpro.scorer.nets import ErrorRates, Scorer, false_discovery_rates, thr
 from virnucpro.scorer.proteins import SHORTEST as SHORTEST_PROTEIN
 from virnucpro.scorer.score import PieceScores, score_block, score_proteins
 from virnucpro.sequences.genetic_code import GeneticCode, genetic_code
-from virnucpro.sequences.screen import protein_of, screen_all
+from virnucpro.sequences.translate import protein_of, screen_all
 
 
 @dataclass(frozen=True, slots=True, eq=False)

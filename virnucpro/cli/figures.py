@@ -34,7 +34,7 @@ from virnucpro.ground.records import Shard
 from virnucpro.run.plan import count_done
 from virnucpro.run.work_log import seconds_left
 
-EVERY_SECONDS = 10.0
+_EVERY_SECONDS = 10.0
 _GIB = 1 << 30
 _MOST_POINTS = 2_000
 _TABLES_BEHIND = 8  # shards: of fewer that are embedded and not yet in the tables nothing is told
@@ -280,7 +280,7 @@ def percent(share: float) -> str:
 class EventLog:
     """Writes events, and every ten seconds a line of figures, to the log."""
 
-    def __init__(self, every_seconds: float = EVERY_SECONDS) -> None:
+    def __init__(self, every_seconds: float = _EVERY_SECONDS) -> None:
         self.figures = Figures()
         self._warnings: set[str] = set()  # given already: workers share most reasons
         self._every = every_seconds

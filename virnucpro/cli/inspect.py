@@ -1,9 +1,10 @@
-"""The commands that look: ``devices``, ``status``, ``compare``, ``report`` and ``cite``."""
+"""The commands that look: ``devices``, ``bench``, ``status``, ``compare``, ``report``, ``cite``."""
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -12,11 +13,14 @@ import typer
 
 from virnucpro.cli import running
 from virnucpro.cli.command import command
-from virnucpro.cli.exits import Finished, exits
+from virnucpro.cli.exits import Finished, end_cleanly, exits
+from virnucpro.encoders.options import BenchOptions
 from virnucpro.ground.errors import UsageError
 from virnucpro.ground.log import printable
 from virnucpro.ground.option_fields import refuse
 from virnucpro.ground.options import folder, option
+
+_MEASURED = "the tables, and the file of --json, hold what was measured"
 
 
 def devices(
@@ -33,8 +37,30 @@ def devices(
         running.report(machine_lines(visible, as_json=as_json))
 
 
+@command(BenchOptions)
+def bench(options: BenchOptions) -> None:
+    """Measure this machine: its limits, and the encoder beside fair-esm.
+
+    Ratios are to the first row, fair-esm's own extract loop.
+
+    Example: virnucpro bench --quick --json bench.json
+    """
+    with exits(lambda: _MEASURED):
+        from virnucpro.encoders.bench.programme import bench as measure
+
+        running.number_gpus_by_bus()
+        end_cleanly()
+        running.spare_the_collector()
+        measure(options, sys.argv, lambda line: _tell(line, options.quiet), running.report)
+
+
+def _tell(line: str, quiet: bool) -> None:
+    if not quiet:
+        typer.echo(line, err=True)
+
+
 @dataclass(frozen=True, kw_only=True)
-class StatusOptions:
+class _StatusOptions:
     """A run folder, and what is said of it."""
 
     folder: Annotated[Path, folder("Run folder.")]
@@ -54,8 +80,8 @@ class StatusOptions:
             raise UsageError("--json and --verify contradict each other", hint="give one of them")
 
 
-@command(StatusOptions)
-def status(options: StatusOptions) -> None:
+@command(_StatusOptions)
+def status(options: _StatusOptions) -> None:
     """Describe a run folder: finished, pending and failed work, and who is at it.
 
     Of a folder of virnucpro train: how far each seed is, its best epoch and its last figures.
@@ -78,7 +104,7 @@ def status(options: StatusOptions) -> None:
         raise Finished(1 if n_damaged else 0)
 
 
-def _report_training(options: StatusOptions) -> None:
+def _report_training(options: _StatusOptions) -> None:
     """
     Raises:
         Finished: it is the folder of a training.
@@ -101,7 +127,7 @@ _Result = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareOptions:
+class _CompareOptions:
     """Two results."""
 
     a: _Result
@@ -117,8 +143,8 @@ class CompareOptions:
     ] = None
 
 
-@command(CompareOptions)
-def compare(options: CompareOptions) -> None:
+@command(_CompareOptions)
+def compare(options: _CompareOptions) -> None:
     """Compare two results, row by row: missing rows, other labels, distances of scores.
 
     Frames, chunks and records are joined by their ids, in the tables that both results have.
@@ -142,14 +168,14 @@ def compare(options: CompareOptions) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportOptions:
+class _ReportOptions:
     """A folder with results."""
 
     folder: Annotated[Path, folder("Folder of a run, a training or an evaluation.")]
 
 
-@command(ReportOptions)
-def report(options: ReportOptions) -> None:
+@command(_ReportOptions)
+def report(options: _ReportOptions) -> None:
     """Write DIR/report.html: a run, a training or an evaluation on one page, without a network.
 
     Only files of the folder are read, and nothing is embedded or scored. The same folder gives

@@ -1,10 +1,11 @@
-"""``virnucpro predict`` and ``virnucpro extract``."""
+"""The commands that make a run folder: ``predict``, ``extract``, ``work`` and ``regions``."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,13 +20,16 @@ from virnucpro.ground.log import printable
 from virnucpro.ground.option_fields import carry
 from virnucpro.ground.options import ConsoleOptions
 from virnucpro.ground.plugins import find_plugins
-from virnucpro.stories.options import ExtractOptions, PredictOptions, RunOptions
+from virnucpro.stories.options import ExtractOptions, PredictOptions, RegionsOptions, RunOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from virnucpro.engine.executor import Executor
+    from virnucpro.run.work_log import ShardFigures
 
+_WORK_KEPT = "finished shards are kept: the same command again does the rest"
+_REGIONS_KEPT = "the folder is as it was: run the same command again"
 _PLUGINS = "virnucpro.executors"  # entry points: classes, made of the options and the devices
 
 
@@ -84,16 +88,14 @@ def _executor_on(options: RunOptions) -> Callable[[Sequence[str]], Executor]:
         return ProcessExecutor
     if options.executor != "parsl":
         return partial(_executor_of_package(options.executor), options)
-    from virnucpro.cli.work import work_in_block
-
     with needing("cluster"):
-        from virnucpro.engine.parsl import ParslExecutor, read_blocks
+        from virnucpro.engine.parsl import ParslExecutor
     # Parsl starts programs of its own by their names, which lie beside this interpreter
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
-    blocks = read_blocks(options.executor_config)
     cache = options.cache and options.cache.absolute()
     work = carry(options, WorkOptions, folder=options.output_dir.absolute(), cache=cache)
-    return lambda _: ParslExecutor(blocks, work, work_in_block)
+    executor = ParslExecutor(options.executor_config, work, work_in_block)
+    return lambda _: executor
 
 
 def _executor_of_package(name: str) -> Callable[..., Executor]:
@@ -161,3 +163,72 @@ def _run(options: RunOptions, console: ConsoleOptions) -> None:
         offer = [] if summary.has_encoder else _gpu_lines(options, sys.argv[1:])
         report([*summary.lines(options.output_dir), *offer, *step], console.quiet)
     raise Finished(summary.exit_code)
+
+
+def work_in_block(options: WorkOptions, indices: tuple[int, ...]) -> list[ShardFigures]:
+    """Some shards of a run, in a process that a scheduler placed on another machine.
+
+    The process ends with the one that started it, which Parsl's own workers do not.
+    """
+    from virnucpro.ground.processes import end_with
+    from virnucpro.stories.work import work_for_run
+
+    end_with(os.getppid())
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return work_for_run(replace(options, cuda_visible_devices=visible), indices)
+
+
+@command(WorkOptions, ConsoleOptions)
+def work(options: WorkOptions, console: ConsoleOptions) -> None:
+    """Embed a part of a planned run: on as many machines, and as often at once, as you like.
+
+    DIR was planned with --plan-only and lies where all machines see it. Nothing is written there
+    but vectors and logs/work-HOST-PID.log; the tables come from the planned command with --resume.
+
+    Example: virnucpro work results/ --part 3/16
+
+    In a SLURM array each task finds its part: sbatch --array=1-16 --gres=gpu:1
+    --wrap "virnucpro work results/"
+
+    In a PBS array: virnucpro work results/ --part 16
+
+    Exit codes are those of predict.
+    """
+    with exits(lambda: _WORK_KEPT):
+        with loading(console):
+            from virnucpro.stories import work as story
+
+        array = {name: os.environ[name] for name in story.ARRAY_VARIABLES if name in os.environ}
+        with watched(console) as events:
+            tally = story.work(replace(options, array=array), events)
+    with exits():
+        report(tally.lines, console.quiet)
+    raise Finished(tally.exit_code)
+
+
+@command(RegionsOptions, ConsoleOptions)
+def regions(options: RegionsOptions, console: ConsoleOptions) -> None:
+    """Find virus-like regions, such as prophages, in the records of a finished run.
+
+    DIR gets the files that predict makes of them unless it has --no-regions: regions.tsv, .bed,
+    .gff3 and .fasta, tracks.tsv.gz, the notes in predictions.tsv, and the proviruses in viruses.tsv
+    and viruses.fasta. Nothing is embedded, and no call changes. The inputs must be where they were.
+
+    Example: virnucpro regions results/
+
+    Exit codes are those of predict.
+    """
+    with exits(lambda: _REGIONS_KEPT):
+        with loading(console):
+            from virnucpro.callers.regions import SHORTEST_RECORD
+            from virnucpro.stories.regions import find_regions
+            from virnucpro.tables.sinks import RegionTable
+
+        with watched(console) as events:
+            tally = find_regions(options, events)
+        table = options.folder / RegionTable.file
+        lines = [tally.virus_line, *next_step(table, (), failed=False)]
+        if not table.exists():
+            why = f"no scored record has {SHORTEST_RECORD:,} bases"
+            lines = [tally.virus_line, f"virus-like regions: none; {why}"]
+        report(lines, console.quiet)

@@ -9,6 +9,7 @@ import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,7 +57,7 @@ def watched(options: ConsoleOptions) -> Iterator[EventLog]:
     With ``--quiet`` the console gets warnings only.
     """
     from virnucpro.cli.figures import EventLog
-    from virnucpro.ground.log import ConsoleFilter, logging_to, logging_to_file
+    from virnucpro.ground.log import is_for_console, logging_to, logging_to_file
 
     number_gpus_by_bus()
     end_cleanly()
@@ -73,7 +74,7 @@ def watched(options: ConsoleOptions) -> Iterator[EventLog]:
     if options.quiet:
         handler.setLevel(logging.WARNING)
     if not options.verbose:
-        handler.addFilter(ConsoleFilter(with_figures=not live))
+        handler.addFilter(partial(is_for_console, with_figures=not live))
     with ExitStack() as stack:
         stack.enter_context(logging_to(handler, logging.DEBUG if options.verbose else logging.INFO))
         if options.log_file is not None:

@@ -1,4 +1,4 @@
-"""``virnucpro manifest`` and ``virnucpro train``."""
+"""The commands on labelled sequences: ``manifest``, ``train`` and ``evaluate``."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from virnucpro.cli.exits import exits, needing
 from virnucpro.cli.running import as_command, loading, report, watched
 from virnucpro.ground.files import expanded
 from virnucpro.ground.options import FILES, ConsoleOptions
-from virnucpro.learning.options import ManifestOptions, TrainOptions
+from virnucpro.learning.options import EvaluateOptions, ManifestOptions, TrainOptions
 
+_EVALUATION_KEPT = "run the same command again with --resume"
 _KEPT = "finished epochs are kept: go on with --resume"
 
 
@@ -35,8 +36,8 @@ def _read_config(context: typer.Context, text: str | None) -> str | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Console(ConsoleOptions):
-    """Console options, and those of the command line alone."""
+class _Console(ConsoleOptions):
+    """_Console options, and those of the command line alone."""
 
     config: Annotated[
         Path | None,
@@ -69,8 +70,8 @@ def manifest(options: ManifestOptions) -> None:
         report(write_manifest(options))
 
 
-@command(TrainOptions, Console)
-def train(options: TrainOptions, console: Console) -> None:
+@command(TrainOptions, _Console)
+def train(options: TrainOptions, console: _Console) -> None:
     """Train a head for an encoder, fine-tune both, or pretrain an encoder.
 
     Records are cut and translated as predict does it; whole groups (viral families, host genera)
@@ -127,7 +128,7 @@ def train(options: TrainOptions, console: Console) -> None:
             report(_outcome(options.output_dir, training.words), console.quiet)
 
 
-def _check(options: TrainOptions, console: Console) -> None:
+def _check(options: TrainOptions, console: _Console) -> None:
     with exits():
         with loading(console), needing("train"):
             from virnucpro.learning.training.check import check_training
@@ -137,7 +138,7 @@ def _check(options: TrainOptions, console: Console) -> None:
                 report([line])
 
 
-def _train_regions(options: TrainOptions, truth: Path, console: Console) -> None:
+def _train_regions(options: TrainOptions, truth: Path, console: _Console) -> None:
     with exits():
         with loading(console):
             from virnucpro.learning.training.train_regions import train_regions
@@ -155,3 +156,35 @@ def _outcome(output: Path, words: list[str]) -> list[str]:
     if words:
         lines += as_command(["virnucpro", "predict", "-i", "contigs.fa", "-o", "results", *words])
     return lines
+
+
+@command(EvaluateOptions, ConsoleOptions)
+def evaluate(options: EvaluateOptions, console: ConsoleOptions) -> None:
+    """Measure the scorer, or a head, on labelled sequences that it was not trained on.
+
+    Fragments of each length and the whole records are called as predict calls them, in the run
+    folder DIR/run. evaluation.tsv, .json and report.html have AUROC (with intervals over groups),
+    AUPRC, accuracy, precision, recall, F1 and false positives of the calls, precision where 1, 5
+    and 20 % are viral, recall at 1 % false positives, and calibration; overall and by kingdom, of
+    all fragments and of those with a score. report.html draws the curves.
+
+    Example: virnucpro evaluate --data manifest.tsv --output-dir evaluation/
+
+    That is the scorer. A head: virnucpro evaluate --data manifest.tsv --split split.tsv
+    --output-dir evaluation/ --model esm2_t12_35M_UR50D --head head.safetensors
+
+    Known prophages beside the regions that predict finds, in regions_evaluation.tsv: precision and
+    recall of bases, and of genes with a GFF; found and false regions; the error of their ends:
+
+    virnucpro evaluate --data genomes/ --regions prophages.tsv --genes genes.gff -o evaluation/
+
+    Exit codes are those of predict.
+    """
+    with exits(lambda: _EVALUATION_KEPT):
+        with loading(console):
+            from virnucpro.learning.evaluation.report import report_evaluation
+
+        with watched(console) as events:
+            lines = report_evaluation(options, events)
+    with exits():
+        report(lines, console.quiet)

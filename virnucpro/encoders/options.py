@@ -10,7 +10,7 @@ import typer
 
 from virnucpro.encoders.families import EMBEDDED, NAMES
 from virnucpro.ground.option_fields import refuse
-from virnucpro.ground.options import MODEL, ComputeOptions, chunk_option, count, option
+from virnucpro.ground.options import MODEL, ComputeOptions, count, option
 
 Encoding = Literal["esm2", "onehot", "blosum62", "composition"]
 Architecture = Literal["mlp", "cnn", "lstm", "unet"]
@@ -39,7 +39,12 @@ class ModelOptions:
 
     chunk_size: Annotated[
         int | None,
-        chunk_option("Cut nucleotides into chunks of this length.", "500 or the head's"),
+        option(
+            "Cut nucleotides into chunks of this length.",
+            MODEL,
+            metavar="BASES",
+            show_default="500 or the head's",
+        ),
     ] = None
     model: Annotated[str | None, model_option("esm2_virnucpro, part of this program")] = None
 

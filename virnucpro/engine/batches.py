@@ -23,37 +23,21 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class EmbeddedBatch:
-    """The rows of a batch, in its order."""
-
-    rows: Rows
-    n_repeated: int  # of its sequences; see ``Pending``
-
-
-@dataclass(frozen=True, slots=True)
-class TooLarge:
-    """The batch did not fit into the device's memory."""
-
-    reason = "out of memory on the device"
-
-
-@dataclass(frozen=True, slots=True)
 class Refused:
     """The encoder raised an error, or its vectors are not finite."""
 
     reason: str
+    is_too_large: bool = False  # the batch did not fit into the device's memory
 
 
-Outcome = EmbeddedBatch | TooLarge | Refused
-
-
+_TOO_LARGE = Refused("out of memory on the device", is_too_large=True)
 # cuBLAS and cuDNN have no errors of their own: torch raises RuntimeError with the name of their
 # status. Without room for their handle or workspace they say one of the first two.
 _NO_ROOM = re.compile("CUBLAS_STATUS_(ALLOC_FAILED|NOT_INITIALIZED)|CUDNN_STATUS_ALLOC_FAILED")
 _LIBRARY = re.compile("CU(BLAS|DNN)_STATUS_")
 
 
-def outcome_of(work: Callable[[], _T]) -> _T | TooLarge | Refused:
+def outcome_of(work: Callable[[], _T]) -> _T | Refused:
     """The result of the work, or the error as an outcome.
 
     A device whose context is lost can do nothing more: that error ends the worker.
@@ -61,12 +45,12 @@ def outcome_of(work: Callable[[], _T]) -> _T | TooLarge | Refused:
     try:
         return work()
     except torch.OutOfMemoryError:
-        return TooLarge()
+        return _TOO_LARGE
     except torch.AcceleratorError:
         raise
     except RuntimeError as error:
         if _NO_ROOM.search(str(error)):
-            return TooLarge()
+            return _TOO_LARGE
         if _LIBRARY.search(str(error)):
             raise torch.AcceleratorError(str(error)) from error
         return _refused(error)
@@ -83,23 +67,21 @@ class Flight:
     """A batch that the device was given."""
 
     batch: list[int]
-    started: Pending | TooLarge | Refused
+    started: Pending | Refused
 
-    def land(self) -> Outcome:
-        """Wait for the batch, and return its outcome."""
-        match self.started:
-            case TooLarge() | Refused() as outcome:
-                return outcome
-            case pending:
-                rows = outcome_of(pending.rows)
-                n_repeated = pending.n_repeated
-        match rows:
-            case TooLarge() | Refused() as outcome:
-                return outcome
-            case rows if np.isfinite(rows).all():
-                return EmbeddedBatch(rows, n_repeated)
-            case _:
-                return Refused("the vector is not finite")
+    def land(self) -> Rows | Refused:
+        """Wait for the batch, and return its rows, or why there are none."""
+        if isinstance(self.started, Refused):
+            return self.started
+        rows = outcome_of(self.started.rows)
+        if isinstance(rows, Refused) or np.isfinite(rows).all():
+            return rows
+        return Refused("the vector is not finite")
+
+    @property
+    def n_repeated(self) -> int:
+        """The sequences of a batch that landed which the encoder read twice; see ``Pending``."""
+        return 0 if isinstance(self.started, Refused) else self.started.n_repeated
 
 
 class Batches:

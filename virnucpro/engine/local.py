@@ -36,8 +36,8 @@ from virnucpro.ground.log import LOGGER, counted, logging_to
 from virnucpro.ground.processes import Child, Pipe, Raised, interrupts_held, start, with_news
 from virnucpro.ground.records import Shard
 
-TICK_SECONDS = 1.0  # between two checks for silent workers
-START_SECONDS = 900.0  # for a worker to import, load the model and report
+_TICK_SECONDS = 1.0  # between two checks for silent workers
+_START_SECONDS = 900.0  # for a worker to import, load the model and report
 GRACE_SECONDS = 5.0  # for idle workers to end by themselves
 _MOST_WARNINGS = 100  # that the start of a worker may give
 _KILLED = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGQUIT}  # from outside
@@ -52,7 +52,7 @@ class ProcessExecutor(Executor):
         self,
         devices: Sequence[str],
         worker: WorkerOn = load_worker,
-        start_seconds: float = START_SECONDS,
+        start_seconds: float = _START_SECONDS,
     ) -> None:
         self.devices, self.worker, self.start_seconds = tuple(devices), worker, start_seconds
         self._run: _Run | None = None
@@ -162,9 +162,9 @@ class _Run:
         children = [peer.child for peer in self.peers]
         while True:
             before = time.monotonic()
-            ready = with_news(children, TICK_SECONDS)
+            ready = with_news(children, _TICK_SECONDS)
             now = time.monotonic()
-            if now - before > 2 * TICK_SECONDS:
+            if now - before > 2 * _TICK_SECONDS:
                 for peer in self.peers:
                     peer.deadline += now - before
             peers = [peer for peer in self.peers if peer.child in ready or peer.deadline < now]

@@ -50,9 +50,9 @@ from virnucpro.ground.events import (
 from virnucpro.ground.log import LOGGER, printable
 from virnucpro.ground.records import Shard
 from virnucpro.run.folder import RunDir
-from virnucpro.run.work_log import ShardFigures, read_figures
+from virnucpro.run.work_log import ShardFigures
 
-RunPart = Callable[[WorkOptions, tuple[int, ...]], list[ShardFigures]]
+_RunPart = Callable[[WorkOptions, tuple[int, ...]], list[ShardFigures]]
 _PROVIDERS = {"local": LocalProvider, "slurm": SlurmProvider}
 _OURS = ("provider", "parts")
 # numbers in a file of blocks, and the least of each
@@ -142,7 +142,7 @@ class _News:
     def read(self) -> Iterator[Event]:
         """The events that the logs tell since the last time."""
         for path in self._paths():
-            figures, self.ends[path] = read_figures(path, self.ends.get(path, 0))
+            figures, self.ends[path] = ShardFigures.read(path, self.ends.get(path, 0))
             yield from self.tell(path.stem.removeprefix("work-"), figures)
 
     def tell(self, process: str, figures: Sequence[ShardFigures]) -> Iterator[Event]:
@@ -167,8 +167,13 @@ class _News:
 class ParslExecutor(Executor):
     """Parts of a run on the blocks of Parsl, as many at once as there are."""
 
-    def __init__(self, blocks: Blocks, options: WorkOptions, run_part: RunPart) -> None:
-        self.blocks, self.options, self.run_part = blocks, options, run_part
+    def __init__(self, config: Path | None, options: WorkOptions, run_part: _RunPart) -> None:
+        """
+        Raises:
+            InputMissingError, UsageError: as ``read_blocks``.
+        """
+        self.blocks = read_blocks(config)
+        self.options, self.run_part = options, run_part
 
     def run(
         self, shards: Sequence[Shard], job: Job, resources: Resources

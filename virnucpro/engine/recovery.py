@@ -30,9 +30,9 @@ from virnucpro.ground.events import (
 )
 from virnucpro.ground.records import Shard
 
-IN_FLIGHT = 2  # shards per worker, beside those that are being written
+_IN_FLIGHT = 2  # shards per worker, beside those that are being written
 MAX_IN_FLIGHT = 4  # the same, of small shards, while they have less than ...
-ENOUGH_RESIDUES = 64_000
+_ENOUGH_RESIDUES = 64_000
 MAX_IDLE_LOSSES = 6  # workers a device may lose in a row without one batch done
 MAX_LOSSES = 100  # the same, with losses that one ORF alone is to blame for
 MAX_BLIND_LOSSES = 4  # workers a shard may kill while no batch is in flight
@@ -120,8 +120,8 @@ class Workload:
     def wants(self, n_attempts: int) -> bool:
         """True if the worker has fewer open attempts than these, and is to have more of them."""
         attempts = self.open
-        is_small = sum(attempt.shard.n_residues for attempt in attempts) < ENOUGH_RESIDUES
-        return len(attempts) < n_attempts and (len(attempts) < IN_FLIGHT or is_small)
+        is_small = sum(attempt.shard.n_residues for attempt in attempts) < _ENOUGH_RESIDUES
+        return len(attempts) < n_attempts and (len(attempts) < _IN_FLIGHT or is_small)
 
     def rows_of(self, attempt: Attempt) -> set[int]:
         """The rows of an attempt that are in flight."""

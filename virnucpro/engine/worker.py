@@ -24,15 +24,7 @@ import torch
 
 from virnucpro.encoders.base import Encoder, Pending, load_encoder
 from virnucpro.encoders.transfer import use_device
-from virnucpro.engine.batches import (
-    Batches,
-    EmbeddedBatch,
-    Flight,
-    Refused,
-    ShardRows,
-    TooLarge,
-    outcome_of,
-)
+from virnucpro.engine.batches import Batches, Flight, Refused, ShardRows, outcome_of
 from virnucpro.engine.job import Job
 from virnucpro.engine.recovery import Attempt
 from virnucpro.ground.config import Resources
@@ -41,14 +33,12 @@ from virnucpro.ground.events import (
     BatchDone,
     BatchStarted,
     BudgetReduced,
+    ErrorText,
     Event,
     Memory,
-    Refusal,
     ShardDone,
     ShardFailed,
 )
-from virnucpro.ground.files import disk_error
-from virnucpro.ground.log import printable
 from virnucpro.ground.records import Orf, Shard
 from virnucpro.run.cache import VectorCache
 from virnucpro.run.features import FeatureStore
@@ -259,10 +249,8 @@ class Worker:
         return end, next(filter(None, [each.keep() for each in embeddings]), "")
 
     def _not_stored(self, shard: Shard, error: OSError | OutputError | StorageError) -> ShardFailed:
-        failure = disk_error(error) if isinstance(error, OSError) else error
-        lines = "".join(traceback.format_exception(error))
-        refusal = Refusal(failure.hint, is_place=isinstance(failure, OutputError))
-        return ShardFailed(self.name, shard, printable(failure), lines, refusal)
+        lines, refusal = "".join(traceback.format_exception(error)), ErrorText.of(error)
+        return ShardFailed(self.name, shard, refusal.message, lines, refusal)
 
     def allowed_seconds(self, encoder: Encoder, lengths: Sequence[int]) -> float:
         """The limit for batches of sequences of these lengths on a slow device of this kind."""
@@ -310,7 +298,7 @@ class _Embedding:
     def start(self, batch: list[int]) -> Flight:
         sequences = [self.sequences[i] for i in batch]
         started = outcome_of(lambda: self.worker.start(self.encoder, sequences))
-        if isinstance(started, TooLarge):
+        if isinstance(started, Refused) and started.is_too_large:
             self.worker.free_memory()
         return Flight(batch, started)
 
@@ -318,22 +306,21 @@ class _Embedding:
         """Wait for a batch, and keep its rows; or try it again in parts, and then alone."""
         batch, n_repeated = flight.batch, 0
         match flight.land():
-            case EmbeddedBatch(rows, n_repeated):
-                self.rows.put(batch, rows)
-            case TooLarge() if len(batch) > 1:
-                self.worker.free_memory()
-                yield self.shrunk(batch)
+            case Refused(is_too_large=is_too_large) if len(batch) > 1:
+                if is_too_large:
+                    self.worker.free_memory()
+                    yield self.shrunk(batch)
                 self.batches.halve(batch)
                 return
-            case Refused() if len(batch) > 1:
-                self.batches.halve(batch)
-                return
-            case TooLarge() if self.batches.try_again(batch):
+            case Refused(is_too_large=True) if self.batches.try_again(batch):
                 self.worker.free_memory()
                 self.most_in_flight = 1  # it may fit with no other batch beside it
                 return
-            case TooLarge(reason=reason) | Refused(reason=reason):
+            case Refused(reason=reason):
                 self.rows.condemn(dict.fromkeys(batch, reason))
+            case rows:
+                self.rows.put(batch, rows)
+                n_repeated = flight.n_repeated
         if self.attempt.n_losses:
             self.rows.save(batch, self.tree, self.partial)
         n_tokens = self.batches.n_tokens(batch)

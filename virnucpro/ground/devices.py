@@ -97,6 +97,52 @@ class Choice:
             first = replace(first, has_bf16=gpu.has_bf16, memory=gpu.memory_free)
         return first
 
+    def count_helpers(self, n_cores: int) -> int:
+        """The processes, at most, that make shards and tables beside these devices.
+
+        A GPU gives one of them work for all of its time, or up to two (benchmarks/measure.py
+        simulated), and leaves the other cores to them. On a CPU the tables take a sixth of the time
+        of the smallest model.
+        """
+        if any(device.startswith("cuda") for device in self.devices):
+            return max(0, min(2 * len(self.devices), n_cores - len(self.devices) - 1))
+        return len(self.devices) // 6
+
+    def compromises(
+        self, footprint: Footprint, precision: Precision, is_auto: tuple[bool, bool]
+    ) -> list[str]:
+        """Lines about what unlike GPUs cost each other, and how to leave out the weaker ones.
+
+        ``is_auto``: whether precision, and the budget of a batch, are chosen by the devices.
+        """
+        auto_precision, auto_tokens = is_auto
+        lines: list[str] = []
+        if not self.gpus:
+            return lines
+        old = [place for place, gpu in enumerate(self.gpus) if not gpu.has_fast_fp16]
+        if auto_precision and old and len(old) < len(self.gpus):
+            lines.append(
+                f"{self._named(old)} is slow in 16 bits, so every GPU runs in fp32: "
+                f"leave it out with {self._without(old)}"
+            )
+        alone = [replace(self, memory=gpu.memory_free) for gpu in self.gpus]
+        tokens = [choose_tokens(each, footprint, precision) for each in alone]
+        small = [place for place, n in enumerate(tokens) if n < _MUCH_LESS * max(tokens)]
+        if auto_tokens and small:
+            lines.append(
+                f"{self._named(small)} has memory for batches of {min(tokens):,} tokens, so every "
+                f"GPU gets such batches, and not {max(tokens):,}: "
+                f"leave it out with {self._without(small)}"
+            )
+        return lines
+
+    def _named(self, places: Sequence[int]) -> str:
+        return ", ".join(f"{self.devices[place]} ({self.gpus[place].name})" for place in places)
+
+    def _without(self, places: Sequence[int]) -> str:
+        rest = [device for place, device in enumerate(self.devices) if place not in places]
+        return f"--gpus {','.join(device.removeprefix('cuda:') for device in rest)}"
+
 
 class TorchBuild(NamedTuple):
     """The installed torch."""
@@ -406,20 +452,17 @@ def _choose_mps() -> Choice:
     return Choice(("mps",), ("Apple GPU (MPS)",), has_bf16=False, memory=memory)
 
 
-def count_fitting(model_bytes: int) -> int:
-    """The processes of one core, each with a model of so many bytes, that fit into this machine."""
-    available = psutil.virtual_memory().available
-    return min(usable_cores(), max(1, int(0.8 * available / (model_bytes + _GIB // 2))))
-
-
 def count_workers(workers: int | None, model_bytes: int) -> int:
-    """The processes for ``--workers``, each with a model of so many bytes.
+    """The processes for ``--workers``, each of one core and with a model of so many bytes.
+
+    None: as many as fit into this machine.
 
     Raises:
         UsageError: it is no useful number.
     """
     if workers is None:
-        return count_fitting(model_bytes)
+        available = psutil.virtual_memory().available
+        return min(usable_cores(), max(1, int(0.8 * available / (model_bytes + _GIB // 2))))
     if not 1 <= workers <= _MOST_WORKERS:
         raise UsageError(
             f"--workers is {workers}",
@@ -447,18 +490,6 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def count_helpers(devices: Sequence[str], n_cores: int) -> int:
-    """The processes, at most, that make shards and tables beside these devices.
-
-    A GPU gives one of them work for all of its time, or up to two (benchmarks/measure.py
-    simulated), and leaves the other cores to them. On a CPU the tables take a sixth of the time of
-    the smallest model.
-    """
-    if any(device.startswith("cuda") for device in devices):
-        return max(0, min(2 * len(devices), n_cores - len(devices) - 1))
-    return len(devices) // 6
 
 
 def cpu_has_bf16() -> bool:
@@ -521,44 +552,6 @@ def describe_needs(footprint: Footprint) -> list[str]:
 def as_size(n_bytes: int) -> str:
     """A number of bytes for people."""
     return f"{n_bytes / 1e9:.1f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:.0f} MB"
-
-
-def describe_compromises(
-    choice: Choice, footprint: Footprint, precision: Precision, is_auto: tuple[bool, bool]
-) -> list[str]:
-    """Lines about what unlike GPUs cost each other, and how to leave out the weaker ones.
-
-    ``is_auto``: whether precision, and the budget of a batch, are chosen by the devices.
-    """
-    auto_precision, auto_tokens = is_auto
-    lines: list[str] = []
-    if not choice.gpus:
-        return lines
-    old = [place for place, gpu in enumerate(choice.gpus) if not gpu.has_fast_fp16]
-    if auto_precision and old and len(old) < len(choice.gpus):
-        lines.append(
-            f"{_named(choice, old)} is slow in 16 bits, so every GPU runs in fp32: "
-            f"leave it out with {_without(choice, old)}"
-        )
-    alone = [replace(choice, memory=gpu.memory_free) for gpu in choice.gpus]
-    tokens = [choose_tokens(each, footprint, precision) for each in alone]
-    small = [place for place, n in enumerate(tokens) if n < _MUCH_LESS * max(tokens)]
-    if auto_tokens and small:
-        lines.append(
-            f"{_named(choice, small)} has memory for batches of {min(tokens):,} tokens, so every "
-            f"GPU gets such batches, and not {max(tokens):,}: "
-            f"leave it out with {_without(choice, small)}"
-        )
-    return lines
-
-
-def _named(choice: Choice, places: Sequence[int]) -> str:
-    return ", ".join(f"{choice.devices[place]} ({choice.gpus[place].name})" for place in places)
-
-
-def _without(choice: Choice, places: Sequence[int]) -> str:
-    rest = [device for place, device in enumerate(choice.devices) if place not in places]
-    return f"--gpus {','.join(device.removeprefix('cuda:') for device in rest)}"
 
 
 def _describe_gpu(gpu: Gpu, torch: TorchBuild) -> str:

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from virnucpro.ground.config import EncoderSpec
+from virnucpro.ground.errors import VirnucproError
+from virnucpro.ground.files import disk_error
 from virnucpro.ground.records import Shard
 
 STAGES = ("reading", "embedding", "writing tables")  # of a run
@@ -94,11 +96,21 @@ class ShardDone:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
-    """The disk did not take a shard; it will not take others either."""
+class ErrorText:
+    """An error of ours on its way to another process, which raises it anew."""
 
+    kind: type[VirnucproError]
+    message: str
     hint: str
-    is_place: bool  # nothing can be written there, else it is full or has a fault
+
+    @classmethod
+    def of(cls, error: VirnucproError | OSError) -> ErrorText:
+        ours = error if isinstance(error, VirnucproError) else disk_error(error)
+        return cls(type(ours), str(ours), ours.hint)
+
+    @property
+    def error(self) -> VirnucproError:
+        return self.kind(self.message, self.hint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +121,7 @@ class ShardFailed:
     shard: Shard
     reason: str
     traceback: str = ""
-    refusal: Refusal | None = None  # set if only the disk is to blame
+    refusal: ErrorText | None = None  # set if only the disk is to blame: it takes no others either
 
 
 @dataclass(frozen=True, slots=True)

@@ -257,17 +257,6 @@ def as_text(content: BinaryIO) -> Iterator[TextIO]:
     out.detach()
 
 
-class NamedFile(io.FileIO):
-    """A file whose errors of writing name it, as those of opening do."""
-
-    def write(self, content: Any) -> int:  # noqa: ANN401 - all that has bytes
-        try:
-            return super().write(content)
-        except OSError as error:
-            error.filename = self.name
-            raise
-
-
 def _sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:

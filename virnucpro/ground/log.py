@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -46,24 +46,28 @@ def counted(n: int, noun: str, several: str = "") -> str:
     return f"{n:,} {noun}" if n == 1 else f"{n:,} {several or noun + 's'}"
 
 
+def listed(names: Sequence[str], most: int) -> str:
+    """The first of some names, and how many others there are.
+
+    >>> listed(["a", "b", "c"], 2)
+    'a, b + 1 more'
+    """
+    more = f" + {len(names) - most:,} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"
+
+
 def announce(message: str) -> None:
     """Log a fact that the user should see on the console too."""
     LOGGER.info("%s", message, extra={"is_announced": True})
 
 
-class ConsoleFilter(logging.Filter):
-    """Lets warnings and announcements pass, and figures where no dashboard draws them."""
-
-    def __init__(self, *, with_figures: bool) -> None:
-        super().__init__()
-        self._with_figures = with_figures
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return (
-            record.levelno >= logging.WARNING
-            or hasattr(record, "is_announced")
-            or (self._with_figures and hasattr(record, "is_figures"))
-        )
+def is_for_console(record: logging.LogRecord, *, with_figures: bool) -> bool:
+    """Whether the console gets a record: warnings, what is announced, and figures if wanted."""
+    return (
+        record.levelno >= logging.WARNING
+        or hasattr(record, "is_announced")
+        or (with_figures and hasattr(record, "is_figures"))
+    )
 
 
 def _open_at_once(path: str, flags: int) -> int:

@@ -28,10 +28,6 @@ def folder(help: str) -> Any:  # noqa: ANN401 - as typer has it
     return typer.Argument(metavar="DIR", help=help)
 
 
-def chunk_option(help: str, default: str) -> Any:  # noqa: ANN401 - as typer has it
-    return option(help, MODEL, metavar="BASES", show_default=default)
-
-
 def count(help: str, panel: str | None = None, **more: Any) -> Any:  # noqa: ANN401 - as typer has it
     return option(help, panel, metavar="N", **more)
 

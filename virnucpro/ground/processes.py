@@ -29,8 +29,6 @@ from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeAlias
 
 import virnucpro
-from virnucpro.ground.errors import VirnucproError
-from virnucpro.ground.files import disk_error
 from virnucpro.ground.log import printable
 
 P = ParamSpec("P")
@@ -55,24 +53,6 @@ class Raised:
     reason: str
     traceback: str
     seconds: float  # time by the monotonic clock, which all processes share
-
-
-@dataclass(frozen=True, slots=True)
-class ErrorText:
-    """An error of ours on its way to the parent, which raises it anew."""
-
-    kind: type[VirnucproError]
-    message: str
-    hint: str
-
-    @classmethod
-    def of(cls, error: VirnucproError | OSError) -> ErrorText:
-        ours = error if isinstance(error, VirnucproError) else disk_error(error)
-        return cls(type(ours), str(ours), ours.hint)
-
-    @property
-    def error(self) -> VirnucproError:
-        return self.kind(self.message, self.hint)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

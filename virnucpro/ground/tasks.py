@@ -21,10 +21,10 @@ from threading import Event, Thread
 from typing import Any, Generic, Protocol, TypeVar
 
 from virnucpro.ground.errors import UnavailableError, VirnucproError
+from virnucpro.ground.events import ErrorText
 from virnucpro.ground.log import LOGGER, counted, printable
 from virnucpro.ground.processes import (
     Child,
-    ErrorText,
     Pipe,
     Raised,
     as_message,

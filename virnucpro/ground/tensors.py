@@ -33,10 +33,10 @@ _DAMAGE = (
     zipfile.BadZipFile,
 )
 
-Allowed = Callable[..., object] | tuple[Callable[..., object], str]
+_Allowed = Callable[..., object] | tuple[Callable[..., object], str]
 
 
-def read_pt(path: Path, kind: str, allowed: Sequence[Allowed] = ()) -> object:
+def read_pt(path: Path, kind: str, allowed: Sequence[_Allowed] = ()) -> object:
     """The content of a file of torch, mapped and not read where that can be.
 
     ``kind`` says in messages what it should be: "an ESM-2 checkpoint". ``allowed`` are classes that

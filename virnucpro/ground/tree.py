@@ -16,11 +16,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from virnucpro.ground.errors import OutputError
 from virnucpro.ground.files import (
-    NamedFile,
     Opener,
     is_temporary,
     refuse_link,
@@ -30,6 +29,17 @@ from virnucpro.ground.files import (
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY
 _NO_FOLDER = (FileNotFoundError, NotADirectoryError)
+
+
+class _NamedFile(io.FileIO):
+    """A file whose errors of writing name it, as those of opening do."""
+
+    def write(self, content: Any) -> int:  # noqa: ANN401 - all that has bytes
+        try:
+            return super().write(content)
+        except OSError as error:
+            error.filename = self.name
+            raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +77,7 @@ class Tree:
 
     def open(self, path: Path, mode: str) -> BinaryIO:
         """Open a file itself, not what a link leads to; its errors name it."""
-        raw = NamedFile(str(path), mode, opener=self.opener(path))
+        raw = _NamedFile(str(path), mode, opener=self.opener(path))
         return io.BufferedRandom(raw) if raw.readable() else io.BufferedWriter(raw)
 
     @contextmanager
@@ -83,7 +93,7 @@ class Tree:
         temporary = temporary_beside(path)
         with writing(path, temporary, path.parent), self.folder(path.parent) as folder:
             opener = partial(_open_as, folder, temporary)
-            out = io.BufferedRandom(NamedFile(str(temporary), "x+", opener=opener))
+            out = io.BufferedRandom(_NamedFile(str(temporary), "x+", opener=opener))
             try:
                 yield out
                 out.flush()

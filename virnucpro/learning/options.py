@@ -20,7 +20,6 @@ from virnucpro.ground.options import (
     FolderOptions,
     GeneticCode,
     OutputOptions,
-    chunk_option,
     count,
     option,
 )
@@ -218,7 +217,12 @@ class NetworkOptions:
     ] = "mlp"
     chunk_size: Annotated[
         tuple[int, ...],
-        chunk_option("Cut chunks of this length; repeatable, the head is for the first.", "500"),
+        option(
+            "Cut chunks of this length; repeatable, the head is for the first.",
+            MODEL,
+            metavar="BASES",
+            show_default="500",
+        ),
     ] = (500,)
     genetic_code: GeneticCode = 11
     lora: Annotated[

@@ -19,11 +19,11 @@ from virnucpro.learning.evaluation.metrics import NOT_DEFINED
 from virnucpro.learning.training.request import EPOCHS, FACTS, GAIN, HELD_OUT, SPLIT
 from virnucpro.page.charts import Chart
 from virnucpro.page.counts import damaged
-from virnucpro.page.facts import Facts, is_number, read_complaints, read_facts
+from virnucpro.page.facts import Facts, is_number, read_complaints
 from virnucpro.page.html import pack, render
 from virnucpro.page.run import write_run_page
-from virnucpro.run.folder import PAGE, RunDir, no_run
-from virnucpro.run.hashes import check_outputs
+from virnucpro.run.folder import PAGE, RunDir
+from virnucpro.run.hashes import Outputs
 
 _MOST_SEEDS = 6  # in a chart
 Table = list[dict[str, str]]
@@ -62,12 +62,12 @@ def report_folder(folder: Path) -> Path:
                 rundir.sweep()
                 write(folder)
             return rundir.report
-    raise no_run(folder, "give the --output-dir of one", "run, no training and no evaluation")
+    raise rundir.no_run("give the --output-dir of one", "run, no training and no evaluation")
 
 
 def _write_run_page(folder: Path) -> None:
     rundir = RunDir(folder)
-    check_outputs(rundir, but=[PAGE])
+    Outputs(rundir).check(but=[PAGE])
     write_run_page(rundir)
 
 
@@ -80,7 +80,7 @@ def write_training_page(folder: Path) -> None:
         InputError: a table is damaged.
         OutputError, StorageError: as ``files.writing``.
     """
-    facts = read_facts(folder / FACTS)
+    facts = Facts.read(folder / FACTS)
     names = (EPOCHS, GAIN, HELD_OUT, SPLIT)
     epochs, gains, held_out, split = (read_table(folder / name) for name in names)
     charts = [chart for chart in _learning_curves(epochs) if chart.series]
@@ -189,7 +189,7 @@ def write_evaluation_page(folder: Path) -> None:
         ResumeError: ``evaluation.json`` is damaged.
         OutputError, StorageError: as ``files.writing``.
     """
-    facts = read_facts(folder / EVALUATION)
+    facts = Facts.read(folder / EVALUATION)
     rows = [row for row in facts.sequence("rows") if isinstance(row, dict)]
     content = {
         "n_records": facts.number("n_records"),

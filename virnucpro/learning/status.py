@@ -15,7 +15,7 @@ from virnucpro.ground.log import counted, printable
 from virnucpro.learning.evaluation.metrics import NOT_DEFINED
 from virnucpro.learning.pages import number_in, read_table
 from virnucpro.learning.training.request import EPOCHS, FACTS, GAIN, HEAD_FILE, HELD_OUT
-from virnucpro.page.facts import Facts, read_facts
+from virnucpro.page.facts import Facts
 
 _KEYS = {HELD_OUT: ("split", "network"), GAIN: ("split", "n_bases")}
 _FIGURES = {
@@ -34,7 +34,7 @@ def _find_head(path: Path) -> Path | None:
 
 def _measure(folder: Path) -> dict[str, Any]:
     """How far each seed of a training is, and its best epoch."""
-    settings = Facts(read_facts(folder / FACTS).part("settings"))
+    settings = Facts(Facts.read(folder / FACTS).part("settings"))
     by_seed: dict[str, list[dict[str, str]]] = {}
     for row in read_table(folder / EPOCHS):
         by_seed.setdefault(row.get("seed", ""), []).append(row)
@@ -51,7 +51,7 @@ def _measure(folder: Path) -> dict[str, Any]:
 
 def _is_finished(folder: Path) -> bool:
     """True if the results were written after the last checkpoint."""
-    name = read_facts(folder / FACTS).text("name")
+    name = Facts.read(folder / FACTS).text("name")
     results = [folder / HEAD_FILE, *(folder / name).glob("*.safetensors")]
     written = [path.stat().st_mtime_ns for path in results if path.is_file()]
     epochs = [path.stat().st_mtime_ns for path in (folder / "checkpoints").glob("epoch_*.pt")]
@@ -87,7 +87,7 @@ def training_lines(folder: Path, *, as_json: bool) -> list[str] | None:
 
 def _describe(folder: Path, figures: Mapping[str, Any]) -> Iterator[str]:
     """What is trained on what, how far it is, and what to do next."""
-    facts = read_facts(folder / FACTS)
+    facts = Facts.read(folder / FACTS)
     yield f"training    {figures['mode']}, {printable(facts.text('manifest'))}"
     yield f"encoder     {facts.text('encoder') or 'a new one, or none'}"
     for seed, one in figures["seeds"].items():

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,12 +55,12 @@ class Drawing:
     y_ticks: Sequence[_Tick]
     layers: Sequence[_ChartPath]
     x_range: tuple[float, float] = (0.0, 1.0)  # values at the left and at the right
-    width: int = WIDTH
-    height: int = HEIGHT
-    left: int = _LEFT
-    right: int = WIDTH - _RIGHT
-    top: int = _TOP
-    bottom: int = HEIGHT - _BOTTOM
+    width: ClassVar = WIDTH
+    height: ClassVar = HEIGHT
+    left: ClassVar = _LEFT
+    right: ClassVar = WIDTH - _RIGHT
+    top: ClassVar = _TOP
+    bottom: ClassVar = HEIGHT - _BOTTOM
 
     @property
     def n_labels(self) -> int:
@@ -90,25 +90,27 @@ class Chart:
         y_range = self.y_range or (min(0.0, *ys, 0.0), max([*ys, 0.0]) or 1.0)
         x_at = _linear(*x_range, _LEFT, WIDTH - _RIGHT)
         y_at = _linear(*y_range, HEIGHT - _BOTTOM, _TOP)
-        layers = [_ChartPath("guide", _line([(x_at(0), y_at(0)), (x_at(1), y_at(1))]))]
-        layers = layers if self.diagonal else []
+        return Drawing(
+            self.title,
+            self.text,
+            self.x_label,
+            self.y_label,
+            [(x_at(x), text) for x, text in _ticks(*x_range)],
+            [(y_at(y), text) for y, text in _ticks(*y_range)],
+            list(self._layers(x_at, y_at)),
+            x_range,
+        )
+
+    def _layers(self, x_at: Place, y_at: Place) -> Iterator[_ChartPath]:
+        if self.diagonal:
+            yield _ChartPath("guide", _line([(x_at(0), y_at(0)), (x_at(1), y_at(1))]))
         for i, (label, of_x, of_y) in enumerate(self.series):
             points = [
                 (x_at(x), None if y is None else y_at(y)) for x, y in zip(of_x, of_y, strict=True)
             ]
             points = list(_stepped(points)) if self.kind == "step" else points
             look = self.look[i] if self.look else f"line s{i % 7}"
-            layers.append(_ChartPath(look, _line(points), label))
-        return Drawing(
-            self.title,
-            self.text,
-            self.x_label,
-            self.y_label,
-            [(x_at(x), text) for x, text in ticks(*x_range)],
-            [(y_at(y), text) for y, text in ticks(*y_range)],
-            layers,
-            x_range,
-        )
+            yield _ChartPath(look, _line(points), label)
 
     def as_data(self) -> dict[str, object]:
         """The values, for those under the cursor."""
@@ -149,10 +151,10 @@ def _line(points: Iterable[tuple[float, float | None]]) -> str:
     return "".join(words)
 
 
-def ticks(start: float, end: float) -> list[tuple[float, str]]:
+def _ticks(start: float, end: float) -> list[tuple[float, str]]:
     """Round numbers between two, and their labels.
 
-    >>> ticks(0, 1200)
+    >>> _ticks(0, 1200)
     [(0.0, '0'), (500.0, '500'), (1000.0, '1,000')]
     """
     if not end > start:
@@ -241,18 +243,15 @@ def _shades(
 
 def device_charts(number: int, start: Start) -> list[Chart]:
     """Tokens per second and memory of each device; none if nothing was embedded."""
-    width = start.seconds_per_bin
     devices = sorted(start.devices.items())
     if not any(device.tokens for _, device in devices):
         return []
-    speed, memory = [], []
-    for name, device in devices:
-        times = [round(width * (i + 0.5), 3) for i in range(len(device.tokens))]
-        # the last bin has not gone by; a short rest of one says little, so it counts as half of one
-        lasts = [min(width, max(width / 2, start.seconds - width * i)) for i in range(len(times))]
-        rates = [n / last for n, last in zip(device.tokens, lasts, strict=True)]
-        speed.append((name, times, [round(rate, 1) for rate in rates]))
-        memory.append((name, times, [round(n / GIB, 3) if n else None for n in device.memory]))
+    speed = [(name, *_rates(start, device.tokens)) for name, device in devices]
+    memory = [
+        (name, times, [round(n / GIB, 3) if n else None for n in device.memory])
+        for (name, device), (_, times, _) in zip(devices, speed, strict=True)
+    ]
+    most = {name: max(device.memory, default=0) / GIB for name, device in devices}
     n_tokens = sum(sum(device.tokens) for _, device in devices)
     return [
         Chart(
@@ -268,18 +267,22 @@ def device_charts(number: int, start: Start) -> list[Chart]:
         Chart(
             f"memory{number}",
             "Memory of each device",
-            "Largest use: "
-            + ", ".join(
-                f"{name} {max(of, default=0) / GIB:.1f} GiB"
-                for name, of in ((name, device.memory) for name, device in devices)
-            )
-            + ".",
+            f"Largest use: {', '.join(f'{name} {gib:.1f} GiB' for name, gib in most.items())}.",
             "seconds since the start of the workers",
             "memory in GiB",
             memory,
             kind="step",
         ),
     ]
+
+
+def _rates(start: Start, tokens: Sequence[int]) -> tuple[list[float], list[float]]:
+    """The middle of each bin, in seconds since the start, and the tokens per second in it."""
+    width = start.seconds_per_bin
+    times = [round(width * (i + 0.5), 3) for i in range(len(tokens))]
+    # the last bin has not gone by; a short rest of one says little, so it counts as half of one
+    lasts = [min(width, max(width / 2, start.seconds - width * i)) for i in range(len(tokens))]
+    return times, [round(n / last, 1) for n, last in zip(tokens, lasts, strict=True)]
 
 
 def _odds(score: float) -> float:

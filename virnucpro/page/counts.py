@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import compress, islice
+from itertools import compress, islice, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,13 +23,14 @@ from virnucpro.ground.numeric import Mask, Values
 from virnucpro.ground.records import STATUSES
 from virnucpro.tables.sinks import LENGTH_CLASSES, RecordTable
 
-N_TOP = 20
+_N_TOP = 20
 PER_DOUBLING = 4  # bins of length
 _DOUBLINGS = 40  # a record is shorter than 2^40 letters
-N_LENGTHS = _DOUBLINGS * PER_DOUBLING
+_N_LENGTHS = _DOUBLINGS * PER_DOUBLING
 N_SCORES = 40  # bins of log-odds
 MOST_LOG_ODDS = 7.0  # a score of 0.9991
 _LINES_AT_ONCE = 20_000
+_HIGH_FDR = 0.2  # share of false calls from which a class of length is called weak
 _MOST_NOTES = 1_000  # different ones that are counted
 # bases, or residues, from which the classes of length begin
 LENGTHS = {
@@ -51,6 +52,10 @@ class RecordRows(NamedTuple):
     rates: list[float]  # NaN: none
     n_chunks: list[str]
     notes: list[str]
+
+    @property
+    def n_viral(self) -> int:
+        return sum(self.are_viral)
 
     @classmethod
     def none(cls) -> RecordRows:
@@ -82,12 +87,17 @@ class _LengthClass:
 
     start: int
     end: int | None  # one after the last; None: open
+    name: str
     n: int = 0
     n_scored: int = 0
     n_viral: int = 0
     n_letters_viral: int = 0
     lowest: float = math.inf  # score of a record called viral
     fdr: float = math.nan  # false calls to expect among those called: of the lowest
+
+    @property
+    def is_weak(self) -> bool:
+        return self.fdr >= _HIGH_FDR
 
 
 @dataclass(slots=True)
@@ -171,13 +181,13 @@ class RunCounts:
     measured: dict[tuple[str, str], tuple[int, float]] = field(default_factory=dict)
     # (length, score, called viral) of scored records
     density: NDArray[np.int64] = field(
-        default_factory=lambda: np.zeros((N_LENGTHS, N_SCORES, 2), np.int64)
+        default_factory=lambda: np.zeros((_N_LENGTHS, N_SCORES, 2), np.int64)
     )
 
     @property
     def top(self) -> RecordRows:
         """The viral records with the highest scores, the longest first among equals."""
-        return self.page_rows.viral.best(N_TOP)
+        return self.page_rows.viral.best(_N_TOP)
 
     def add(self, block: Mapping[str, Sequence[str]]) -> None:
         """Count a block of the table, given as its columns.
@@ -205,7 +215,7 @@ class RunCounts:
             self.density,
             (
                 places.astype(np.int64),
-                score_bin(figures.scores[is_scored]),
+                _score_bin(figures.scores[is_scored]),
                 is_viral[is_scored].astype(np.int64),
             ),
             1,
@@ -264,7 +274,7 @@ class RunCounts:
                     one.lowest, one.fdr = float(scores[weakest]), float(rates[weakest])
 
 
-def score_bin(scores: Values) -> NDArray[np.int64]:
+def _score_bin(scores: Values) -> NDArray[np.int64]:
     """Bins of log-odds between -MOST_LOG_ODDS and +MOST_LOG_ODDS. (n,) -> (n,)"""
     share = (bounded_log_odds(scores) + MOST_LOG_ODDS) / (2 * MOST_LOG_ODDS)
     return np.clip(share * N_SCORES, 0, N_SCORES - 1).astype(np.int64)
@@ -288,8 +298,7 @@ def count_records(
         OSError: it cannot be read.
     """
     starts = LENGTHS.get(input_type, LENGTHS["nucleotide"])
-    ends = (*starts[1:], None)
-    classes = [_LengthClass(*pair) for pair in zip(starts, ends, strict=True)]
+    classes = [_LengthClass(*one) for one in length_classes(starts)]
     counts = RunCounts(
         classes, PageRows(most_rows), measured=dict.fromkeys(measured, (0, math.nan))
     )
@@ -299,6 +308,12 @@ def count_records(
         except ValueError as error:
             raise damaged(table, error) from error
     return counts
+
+
+def length_classes(starts: Sequence[int]) -> Iterator[tuple[int, int | None, str]]:
+    """Start, end (one after the last; None: open) and name of each class of length."""
+    for start, end in zip_longest(starts, starts[1:]):
+        yield start, end, f"{start:,} to {end - 1:,}" if end else f"{start:,} and more"
 
 
 def read_columns(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Sequence[str]]]:

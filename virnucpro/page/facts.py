@@ -56,6 +56,29 @@ class Facts:
 
     content: Mapping[str, Any]
 
+    @classmethod
+    def read(cls, path: Path) -> Facts:
+        """The facts of a run, a training or an evaluation, from its JSON file.
+
+        Raises:
+            InputMissingError: there is no such file.
+            ResumeError: it is damaged.
+        """
+        if not path.is_file():
+            raise InputMissingError(
+                f"{printable(path.parent)} holds no run", hint="give the --output-dir of a run"
+            )
+        content, why = None, "it is no object"
+        try:
+            content = read_json(path)
+        except ValueError as error:
+            why = str(error)
+        if not isinstance(content, dict):
+            raise ResumeError(
+                f"{printable(path)} is damaged: {printable(why)}", hint="put a copy of it back"
+            )
+        return cls(content)
+
     def part(self, *names: str) -> Mapping[str, Any]:
         """An object within it; an empty one if it is not there."""
         value: object = self.content
@@ -129,29 +152,6 @@ def is_number(value: object) -> bool:
 
 def _count(value: object) -> int:
     return value if isinstance(value, int) and is_number(value) else 0
-
-
-def read_facts(path: Path) -> Facts:
-    """The facts of a run, a training or an evaluation, from its JSON file.
-
-    Raises:
-        InputMissingError: there is no such file.
-        ResumeError: it is damaged.
-    """
-    if not path.is_file():
-        raise InputMissingError(
-            f"{printable(path.parent)} holds no run", hint="give the --output-dir of a run"
-        )
-    content, why = None, "it is no object"
-    try:
-        content = read_json(path)
-    except ValueError as error:
-        why = str(error)
-    if not isinstance(content, dict):
-        raise ResumeError(
-            f"{printable(path)} is damaged: {printable(why)}", hint="put a copy of it back"
-        )
-    return Facts(content)
 
 
 def read_complaints(log: Path) -> Counter[str]:

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping
 
 from virnucpro import __version__
-from virnucpro.ground.log import counted
+from virnucpro.ground.log import counted, printable
 from virnucpro.page.citation import WORKS, Work, as_text
 from virnucpro.page.template import Safe, asset, fill
 
@@ -91,5 +91,6 @@ _FILTERS: Mapping[str, Callable[..., object]] = {
     "count": _count,
     "counted": counted,
     "percent": _percent,
+    "printable": printable,
     "seconds": _seconds,
 }

@@ -10,6 +10,7 @@ import math
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import accumulate, islice
 from pathlib import Path
 from typing import NamedTuple
@@ -19,13 +20,7 @@ import numpy as np
 from virnucpro.ground.events import STAGES, STARTING
 from virnucpro.ground.log import LOGGER, counted, escaped, printable
 from virnucpro.ground.records import STATUSES, Region
-from virnucpro.page.charts import (
-    GIB,
-    Chart,
-    Drawing,
-    device_charts,
-    scores_by_length,
-)
+from virnucpro.page.charts import GIB, Chart, device_charts, scores_by_length
 from virnucpro.page.citation import as_bibtex, works_of
 from virnucpro.page.counts import (
     PageRows,
@@ -34,6 +29,7 @@ from virnucpro.page.counts import (
     count_kinds,
     count_records,
     damaged,
+    length_classes,
     read_columns,
 )
 from virnucpro.page.facts import (
@@ -43,14 +39,13 @@ from virnucpro.page.facts import (
     count_bins,
     is_number,
     read_complaints,
-    read_facts,
     read_page_regions,
     read_tracks,
 )
 from virnucpro.page.html import MOST_BYTES, pack, references_to, render
 from virnucpro.run.folder import PAGE, RunDir
-from virnucpro.run.hashes import rewriting
-from virnucpro.run.machine import Start, read_starts
+from virnucpro.run.hashes import Outputs
+from virnucpro.run.machine import Start
 from virnucpro.tables.sinks import (
     LENGTH_CLASSES,
     FailedFiles,
@@ -85,7 +80,6 @@ _MOST_COMPLAINTS = 20
 _MOST_LINES = 8  # devices of a chart, starts of a run
 _SHORT = {"nucleotide": 500, "protein": 100}  # letters; shorter records have weak calls
 _MOST_FAMILIES = 20  # bars
-_HIGH_FDR = 0.2  # share of false calls from which a class of length is called weak
 _SAFE_LETTERS = 200  # of a text that ``printable`` leaves as it is, if no letter is a control one
 _ROOM = 40_000  # bytes of the page that are not counted when rows are chosen
 _PLACES: Mapping[str, int] = {status: place for place, status in enumerate(STATUSES)}
@@ -130,22 +124,30 @@ def write_run_page(rundir: RunDir) -> None:
         OutputError, StorageError: as ``files.writing``.
     """
     run = _read_run(rundir)
-    works, heading, warnings = works_of(run.families), _heading(run), list(_warnings(run))
-    if heading["state"] == "unfinished":
-        LOGGER.warning("%s", heading["state_text"])
-    classes = _classes(run)
+    counts = run.counts
+    classes = [one for one in counts.classes if one.n] if counts else []
+    works, warnings = works_of(run.families), list(_warnings(run))
+    state, state_text = _state(run)
+    if state == "unfinished":
+        LOGGER.warning("%s", state_text)
     content = {
-        **heading,
+        "name": _name(run),
+        "state": state,
+        "state_text": state_text,
+        "letters": run.letters,
+        "is_predict": run.command == "predict",
+        "facts": run.facts,
+        "number": partial(run.facts.number, "counts"),  # of the counts of ``run.json``
+        "counts": counts,
         "adds_up": _adds_up(run),
         "answer": _answer(run),
         "warnings": warnings,
         "notes": [text for kind, text in warnings if kind == "note"],
         "complaints": list(run.complaints.items())[:_MOST_COMPLAINTS],
         "classes": classes,
-        "has_fdr": any(one["fdr"] is not None for one in classes),
-        "prevalence": run.facts.share("cut", "prevalence"),
+        "has_fdr": not all(math.isnan(one.fdr) for one in classes),
         "kinds": _kinds(run),
-        "scores": _scores(run),
+        "scores": counts and scores_by_length(counts, run.facts.cut, run.letters),
         "regions": _first_regions(run),
         "has_samples": _samples(run) is not None,
         "machine": _machine(run),
@@ -154,10 +156,10 @@ def write_run_page(rundir: RunDir) -> None:
         "references": references_to(works),
         "bibtex": "\n\n".join(map(as_bibtex, works)),
     }
-    frame = render("run.html", {**content, "table": _table(run.counts, RecordRows.none())}, "")
+    frame = render("run.html", {**content, "rows": RecordRows.none()}, "")
     packed, rows = _pack(run, MOST_BYTES - len(frame) - _ROOM)
-    page = render("run.html", {**content, "table": _table(run.counts, rows)}, packed)
-    with rewriting(rundir, [PAGE]):
+    page = render("run.html", {**content, "rows": rows}, packed)
+    with Outputs(rundir).rewriting([PAGE]):
         rundir.write_whole(rundir.report, page)
 
 
@@ -179,62 +181,41 @@ def _read_run(rundir: RunDir) -> _RunFiles:
     Raises:
         InputMissingError, ResumeError, InputError: as ``write_run_page``.
     """
-    facts = read_facts(rundir.manifest)
+    facts = Facts.read(rundir.manifest)
     is_extract = facts.text("recipe", "command") == "extract"
     table = rundir.record_table("extract" if is_extract else "predict")
     regions = None if is_extract else read_page_regions(rundir.output(RegionTable))
     counts = None
     if table.is_file():
-        counts = count_records(
-            table,
-            facts.text("recipe", "input_type"),
-            MOST_ROWS,
-            regions.listed if regions else (),
-        )
-    return _RunFiles(
-        rundir,
-        facts,
-        counts,
-        regions,
-        read_starts(rundir.machine),
-        read_complaints(rundir.log),
-    )
+        listed = regions.listed if regions else ()
+        counts = count_records(table, facts.text("recipe", "input_type"), MOST_ROWS, listed)
+    complaints = read_complaints(rundir.log)
+    return _RunFiles(rundir, facts, counts, regions, Start.read_all(rundir.machine), complaints)
 
 
-def _heading(run: _RunFiles) -> dict[str, object]:
+def _name(run: _RunFiles) -> str:
+    inputs = run.facts.inputs
+    return inputs[0].sample if len(inputs) == 1 else counted(len(inputs), "file")
+
+
+def _state(run: _RunFiles) -> tuple[str, str]:
+    """How the run ended, in a word and in a sentence."""
     facts, counts = run.facts, run.counts
-    inputs = facts.inputs
-    name = inputs[0].sample if len(inputs) == 1 else counted(len(inputs), "file")
-    state = facts.text("state")
-    n_failed, n_refused = _failures(facts)
+    state, (n_failed, n_refused) = facts.text("state"), _failures(facts)
     if state == "planned":
-        label, text = (
-            "unfinished",
-            "The run is planned: see virnucpro work, and go on with --resume.",
-        )
-    elif state not in ("complete", "partial"):
-        label, text = "unfinished", "The run was not ended: go on with --resume."
+        return "unfinished", "The run is planned: see virnucpro work, and go on with --resume."
+    if state not in ("complete", "partial"):
+        text = "The run was not ended: go on with --resume."
         if counts is not None:
             text += " The figures are those of the tables of an earlier state."
-    elif facts.part("counts") and n_failed and not facts.number("counts", "n_frames"):
-        label, text = "failed", "Every frame failed: no record has a score."
-    elif state == "partial":
+        return "unfinished", text
+    if facts.part("counts") and n_failed and not facts.number("counts", "n_frames"):
+        return "failed", "Every frame failed: no record has a score."
+    if state == "partial":
         words = [f"{counted(n_failed, 'frame')} failed"] if n_failed else []
         words += [f"{counted(n_refused, 'file')} could not be read"] if n_refused else []
-        label, text = "partial", f"{' and '.join(words)}: everything else is complete."
-    else:
-        label, text = "complete", "Every record of the input is accounted for."
-    return {
-        "name": name,
-        "state": label,
-        "state_text": text,
-        "command": run.command,
-        "letters": run.letters,
-        "is_predict": run.command == "predict",
-        "when": facts.text("time"),
-        "made_by": facts.text("virnucpro_version"),
-        "n_inputs": len(inputs),
-    }
+        return "partial", f"{' and '.join(words)}: everything else is complete."
+    return "complete", "Every record of the input is accounted for."
 
 
 def _failures(facts: Facts) -> tuple[int, int]:
@@ -252,11 +233,8 @@ def _adds_up(run: _RunFiles) -> dict[str, object] | None:
     rows = [_file_row(name, counts, inputs.get(name)) for name in names]
     rows.sort(key=lambda row: not row["error"])  # files that could not be read come first
     return {
-        "n": counts.n_records,
-        "n_letters": counts.n_letters,
         "parts": [part for part in parts if part[1]] or parts[:1],
         "bars": list(_bars(counts)),
-        "n_counted": facts.n_counted,
         "is_right": facts.n_counted in (None, counts.n_records),
         "statuses": [status for status in STATUSES if counts.statuses[status]],
         "files": rows[:_MOST_FILES],
@@ -296,29 +274,13 @@ def _answer(run: _RunFiles) -> dict[str, object] | None:
     names = [(one.file, one.about) for one in named if run.rundir.output(one).is_file()]
     if run.rundir.feature_index.is_file():
         names.append((run.rundir.feature_index.name, "all vectors, with their ids"))
+    top = counts.top
+    columns = (top.records, top.files, top.lengths, top.scores, top.rates, top.notes)
     return {
-        "n_viral": counts.n_viral,
-        "n_scored": counts.statuses["scored"],
-        "n_embedded": counts.statuses["embedded"],
-        "n_letters_viral": counts.n_letters_viral,
-        "n_letters": counts.n_letters,
-        "cut": run.facts.text("counts", "cut"),
         "n_within": n_within,
-        "n_proviruses": run.facts.number("counts", "n_proviruses"),
         "looked_for_regions": regions is not None or run.facts.part("counts").get("n_regions") == 0,
-        "top": [
-            {
-                "record": printable(record),
-                "file": printable(file),
-                "length": length,
-                "score": score,
-                "fdr": rate,
-                "note": printable(note),
-                "has_fdr": not math.isnan(rate),
-            }
-            for _, record, file, length, _, _, score, rate, _, note in zip(*counts.top, strict=True)
-        ],
-        "has_fdr": not all(map(math.isnan, counts.top.rates)),
+        "top": list(zip(*columns, strict=True)),
+        "has_fdr": not all(map(math.isnan, top.rates)),
         "files": names,
     }
 
@@ -370,26 +332,6 @@ def _warnings(run: _RunFiles) -> Iterator[tuple[str, str]]:
         yield "note", f"and {n_more}: see the column note of {RecordTable.file}."
 
 
-def _classes(run: _RunFiles) -> list[dict[str, object]]:
-    """The classes of length that have records, and what a call means there."""
-    if run.counts is None:
-        return []
-    return [
-        {
-            "name": f"{one.start:,} to {one.end - 1:,}" if one.end else f"{one.start:,} and more",
-            "n": one.n,
-            "n_scored": one.n_scored,
-            "n_viral": one.n_viral,
-            "n_letters_viral": one.n_letters_viral,
-            "lowest": one.lowest,
-            "fdr": None if math.isnan(one.fdr) else one.fdr,
-            "is_weak": one.fdr >= _HIGH_FDR,  # not a number: false
-        }
-        for one in run.counts.classes
-        if one.n
-    ]
-
-
 def _kinds(run: _RunFiles) -> dict[str, object] | None:
     """The viruses by kind and length, and the families that most of them are named by."""
     table = run.rundir.output(VirusTable)
@@ -402,13 +344,9 @@ def _kinds(run: _RunFiles) -> dict[str, object] | None:
     del totals[""]  # proteins, and viruses whose bases are not known
     if not totals:
         return None
-    ends = (*LENGTH_CLASSES[1:], None)
     families = sorted(named.items(), key=lambda pair: (-pair[1], pair[0]))
     return {
-        "lengths": [
-            f"{start:,} to {end - 1:,}" if end else f"{start:,} and more"
-            for start, end in zip(LENGTH_CLASSES, ends, strict=True)
-        ],
+        "lengths": [name for _, _, name in length_classes(LENGTH_CLASSES)],
         "rows": [
             (kind, n, [kinds[kind, start] for start in LENGTH_CLASSES])
             for kind, n in sorted(totals.items(), key=lambda pair: (-pair[1], pair[0]))
@@ -418,12 +356,6 @@ def _kinds(run: _RunFiles) -> dict[str, object] | None:
         "n_named": named.total(),
         "n": totals.total(),
     }
-
-
-def _scores(run: _RunFiles) -> Drawing | None:
-    if run.counts is None:
-        return None
-    return scores_by_length(run.counts, run.facts.cut, run.letters)
 
 
 def _listed(run: _RunFiles) -> Iterator[tuple[str, str, int, Sequence[Region]]]:
@@ -544,16 +476,6 @@ def _sample_column(table: Path, name: str, texts: Sequence[str]) -> dict[str, ob
     return {"name": label, "values": values, "digits": 6 if name == "best_score" else 0}
 
 
-def _table(counts: RunCounts | None, rows: RecordRows) -> dict[str, int]:
-    """Numbers of records, in the table of the page and in all."""
-    return {
-        "n_rows": len(rows.places),
-        "n_viral_rows": sum(rows.are_viral),
-        "n_records": counts.n_records if counts else 0,
-        "n_viral": counts.n_viral if counts else 0,
-    }
-
-
 def _columns(run: _RunFiles, rows: RecordRows) -> dict[str, object]:
     """The rows of the table as columns: scores in millionths, rates in ten-thousandths."""
     files = {file: i for i, file in enumerate(dict.fromkeys(rows.files))}
@@ -609,13 +531,6 @@ def _machine(run: _RunFiles) -> dict[str, object]:
         "longest": max((value for _, value in stages), default=0.0) or 1.0,
         "starting": seconds.get(STARTING, 0.0),
         "has_encoder": bool(facts.sequence("recipe", "encoders")),
-        "n_tokens": facts.number("counts", "n_tokens"),
-        "n_tokens_in_all": facts.number("counts", "n_tokens_in_all"),
-        "n_cached": facts.number("counts", "n_cached"),
-        "n_cached_tokens": facts.number("counts", "n_cached_tokens"),
-        "n_left": facts.number("counts", "n_left"),
-        "n_copies": facts.number("counts", "n_copies"),
-        "n_tokens_saved": facts.number("counts", "n_tokens_saved"),
         "has_logs": run.rundir.logs.is_dir(),
         "n_starts": len(run.starts),
         "n_losses": sum(start.n_losses for start in run.starts),
@@ -623,13 +538,12 @@ def _machine(run: _RunFiles) -> dict[str, object]:
         "n_failed_shards": sum(start.n_failed_shards for start in run.starts),
         "starts": [
             {
-                "seconds": start.seconds,
+                "start": start,
                 "devices": [
                     (name, device, sum(device.tokens), max(device.memory, default=0) / GIB)
                     for name, device in sorted(start.devices.items())
                 ],
                 "charts": [(chart.name, chart.drawn()) for chart in of_start],
-                "incidents": start.incidents,
             }
             for start, of_start in zip(run.starts[-_MOST_LINES:], charts, strict=True)
         ],

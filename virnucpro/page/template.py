@@ -39,7 +39,7 @@ _OPERATORS: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = {
 _FUNCTIONS = {"enumerate": enumerate, "range": range}
 _FILTERS: Mapping[str, Callable[..., object]] = {"length": len, "upper": str.upper}
 
-Scope = dict[str, Any]  # what the names of expressions mean
+_Scope = dict[str, Any]  # what the names of expressions mean
 _Nodes = list[Any]  # text, expressions, and the tuples below
 
 
@@ -200,7 +200,7 @@ _READERS: Mapping[str, Callable[[str, Iterator[str], _Template], _Nodes]] = {
 # Writing
 
 
-def _write(template: _Template, nodes: _Nodes, scope: Scope) -> Iterator[str]:
+def _write(template: _Template, nodes: _Nodes, scope: _Scope) -> Iterator[str]:
     for node in nodes:
         match node:
             case str():
@@ -220,7 +220,7 @@ def _escaped(value: object) -> str:
 
 
 def _write_loop(
-    template: _Template, loop: ast.comprehension, body: _Nodes, otherwise: _Nodes, scope: Scope
+    template: _Template, loop: ast.comprehension, body: _Nodes, otherwise: _Nodes, scope: _Scope
 ) -> Iterator[str]:
     inner, is_empty = dict(scope), True
     for value in _value(loop.iter, scope):
@@ -232,7 +232,7 @@ def _write_loop(
         yield from _write(template, otherwise, scope)
 
 
-def _assign(target: ast.expr, value: Any, scope: Scope) -> None:  # noqa: ANN401 - as it comes
+def _assign(target: ast.expr, value: Any, scope: _Scope) -> None:  # noqa: ANN401 - as it comes
     if isinstance(target, ast.Tuple):
         for part, one in zip(target.elts, value, strict=True):
             _assign(part, one, scope)
@@ -241,7 +241,7 @@ def _assign(target: ast.expr, value: Any, scope: Scope) -> None:  # noqa: ANN401
         scope[target.id] = value
 
 
-def _call(template: _Template, scope: Scope, macro: _Macro, *values: object) -> Safe:
+def _call(template: _Template, scope: _Scope, macro: _Macro, *values: object) -> Safe:
     names = [argument.arg for argument in macro.arguments.args]
     defaults = [_value(default, scope) for default in macro.arguments.defaults]
     n_missing = len(names) - len(values)
@@ -250,7 +250,7 @@ def _call(template: _Template, scope: Scope, macro: _Macro, *values: object) -> 
     return Safe("".join(_write(template, macro.body, inner)))
 
 
-def _value(node: ast.expr, scope: Scope) -> Any:  # noqa: ANN401 - as it comes
+def _value(node: ast.expr, scope: _Scope) -> Any:  # noqa: ANN401 - as it comes
     """
     Raises:
         LookupError, AttributeError: a name has no meaning.
@@ -272,7 +272,7 @@ def _value(node: ast.expr, scope: Scope) -> Any:  # noqa: ANN401 - as it comes
     return _joined(node, scope)
 
 
-def _joined(node: ast.expr, scope: Scope) -> Any:  # noqa: ANN401 - as it comes
+def _joined(node: ast.expr, scope: _Scope) -> Any:  # noqa: ANN401 - as it comes
     match node:
         case ast.UnaryOp(op=ast.Not(), operand=operand):
             return not _value(operand, scope)

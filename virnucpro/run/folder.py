@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +24,7 @@ from virnucpro.run.features import FeatureStore, index_of, inner_names, open_sto
 from virnucpro.run.lock import LOCK, OF_A_LOCK, is_held, locked, own_name, shared, tagged
 from virnucpro.run.manifest import Manifest, read_manifest, write_manifest
 from virnucpro.sequences.inputs import RUN_FILE
-from virnucpro.tables.sinks import Sink, all_sinks, record_table
+from virnucpro.tables.sinks import FailedSequences, Sink, all_sinks, record_table
 
 PAGE = "report.html"  # of a run, a training or an evaluation
 # files that a run makes in its sub-folders
@@ -296,10 +296,19 @@ class RunDir(Tree):
         """The names of the files that a run writes into its folder."""
         return tuple(path.name for path in (*self._results, self.log))
 
-    def would_clear(self, path: Path) -> bool:
-        """Whether ``clear`` would delete this file."""
+    def refuse_to_clear(self, inputs: Iterable[Path]) -> None:
+        """Refuse inputs that ``clear`` would delete.
+
+        Raises:
+            UsageError: there is one.
+        """
         ours = {result.resolve() for result in self._results}
-        return bool(ours & {path.resolve(), *path.resolve().parents})
+        if any(ours & {path.resolve(), *path.resolve().parents} for path in inputs):
+            raise UsageError(
+                "an input lies in the folder that --force clears",
+                hint=f"move it away first; to repair a run with its {FailedSequences.file} "
+                "use --resume",
+            )
 
     def sweep(self) -> None:
         """Delete what a killed command left half done."""
@@ -317,16 +326,33 @@ class RunDir(Tree):
         """
         return read_manifest(self.manifest, self.copies)
 
+    def read_run(self, hint: str) -> Manifest:
+        """The manifest of the run that must be here.
+
+        Raises:
+            InputMissingError: there is none; ``hint`` says what to name.
+            ResumeError: as ``read_manifest``.
+        """
+        manifest = self.read_manifest()
+        if manifest is None:
+            raise self.no_run(hint)
+        return manifest
+
+    def no_run(self, hint: str, content: str = "run") -> InputMissingError:
+        """The error for a folder that holds no run, or is not there."""
+        where = printable(self.root)
+        if self.root.is_dir():
+            return InputMissingError(f"{where} holds no {content}", hint)
+        fault = "not a folder" if self.root.exists() else "there is no such folder"
+        return InputMissingError(f"{where}: {fault}", hint)
+
+    def stores_of(self, manifest: Manifest) -> tuple[FeatureStore, ...]:
+        """The feature stores of a run, one for each of its encoders."""
+        recipe = manifest.recipe
+        return open_stores(self.features, recipe.encoders, recipe.fingerprint)
+
     def write_manifest(self, manifest: Manifest, facts: Mapping[str, Any]) -> None:
         write_manifest(self.manifest, self.copies, manifest, facts)
-
-
-def no_run(folder: Path, hint: str, content: str = "run") -> InputMissingError:
-    """The error for a folder that holds no run, or is not there."""
-    if folder.is_dir():
-        return InputMissingError(f"{printable(folder)} holds no {content}", hint)
-    fault = "not a folder" if folder.exists() else "there is no such folder"
-    return InputMissingError(f"{printable(folder)}: {fault}", hint)
 
 
 @contextmanager
@@ -338,9 +364,3 @@ def _told() -> Iterator[None]:
         raise
     except OSError as error:
         raise disk_error(error) from error
-
-
-def stores_of(rundir: RunDir, manifest: Manifest) -> tuple[FeatureStore, ...]:
-    """The feature stores of a run, one for each of its encoders."""
-    recipe = manifest.recipe
-    return open_stores(rundir.features, recipe.encoders, recipe.fingerprint)

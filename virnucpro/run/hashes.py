@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from virnucpro.ground.errors import InputError, ResumeError, VirnucproError
 from virnucpro.ground.files import disk_error, read_json, sha256
@@ -20,149 +21,162 @@ from virnucpro.run.folder import PAGE, RunDir
 from virnucpro.run.scores import SUFFIX
 from virnucpro.tables.sinks import REGION_SINKS, all_sinks
 
-OUTPUTS = "outputs"  # field of ``run.json``: place in the run folder -> SHA-256
 _REGION_FILES = frozenset(sink.file for sink in REGION_SINKS if sink.is_optional)
 _NO_FILE = "no such file"
 
 
-def hash_outputs(rundir: RunDir, names: Collection[str] = ()) -> dict[str, str]:
-    """The hashes of the outputs that are there: of all, or of those with these file names.
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """The outputs of a run folder."""
 
-    Raises:
-        OutputError, StorageError: one cannot be read now.
-    """
-    paths = [path for path in list_outputs(rundir) if not names or path.name in names]
-    with ThreadPoolExecutor() as pool:  # Python's lock is free while a block is hashed
-        digests = pool.map(_hash, paths)
-        return {_place(rundir, path): digest for path, digest in zip(paths, digests, strict=True)}
+    rundir: RunDir
+    field: ClassVar = "outputs"  # of ``run.json``: place in the run folder -> SHA-256
 
+    def hash(self, names: Collection[str] = ()) -> dict[str, str]:
+        """The hashes of the outputs that are there: of all, or of those with these file names.
 
-def list_outputs(rundir: RunDir) -> list[Path]:
-    """The outputs that are there: of the run, and of each of its files."""
-    sinks = all_sinks()
-    paths = [rundir.report, *(rundir.output(sink) for sink in sinks)]
-    for folder in rundir.feature_folders():
-        paths += [index_of(folder), *(path for path in folder.glob("*.*") if is_export(path))]
-    paths += rundir.scores.glob(f"*{SUFFIX}")
-    per_file = [sink.file for sink in sinks if sink.per_file]
-    paths += [folder / name for folder in rundir.sample_folders() for name in per_file]
-    return [path for path in paths if path.is_file()]
+        Raises:
+            OutputError, StorageError: one cannot be read now.
+        """
+        paths = [path for path in self.paths() if not names or path.name in names]
+        with ThreadPoolExecutor() as pool:  # Python's lock is free while a block is hashed
+            digests = pool.map(_hash, paths)
+            return {self._place(path): digest for path, digest in zip(paths, digests, strict=True)}
 
+    def paths(self) -> list[Path]:
+        """The outputs that are there: of the run, and of each of its files."""
+        sinks = all_sinks()
+        paths = [self.rundir.report, *(self.rundir.output(sink) for sink in sinks)]
+        for folder in self.rundir.feature_folders():
+            paths += [index_of(folder), *(path for path in folder.glob("*.*") if is_export(path))]
+        paths += self.rundir.scores.glob(f"*{SUFFIX}")
+        per_file = [sink.file for sink in sinks if sink.per_file]
+        paths += [folder / name for folder in self.rundir.sample_folders() for name in per_file]
+        return [path for path in paths if path.is_file()]
 
-def read_kept(rundir: RunDir, names: Collection[str] = ()) -> dict[str, str]:
-    """The hashes of the score files of a run, and of outputs with these names that are whole.
+    def read_kept(self, names: Collection[str] = ()) -> dict[str, str]:
+        """The hashes of the score files of a run, and of outputs with these names that are whole.
 
-    None, if a score file is not.
+        None, if a score file is not.
 
-    Raises:
-        ResumeError: ``run.json`` is damaged.
-    """
-    hashes = read_hashes(rundir) or {}
-    scores = {place: one for place, one in hashes.items() if Path(place).suffix == SUFFIX}
-    named = {place: one for place, one in hashes.items() if place in names}
-    if any(find_damaged(rundir, scores)):
-        return {}
-    damaged = {_place(rundir, path) for path, _ in find_damaged(rundir, named)}
-    return scores | {place: one for place, one in named.items() if place not in damaged}
+        Raises:
+            ResumeError: ``run.json`` is damaged.
+        """
+        hashes = self.read_hashes() or {}
+        scores = {place: one for place, one in hashes.items() if Path(place).suffix == SUFFIX}
+        named = {place: one for place, one in hashes.items() if place in names}
+        if any(self.find_damaged(scores)):
+            return {}
+        damaged = {self._place(path) for path, _ in self.find_damaged(named)}
+        return scores | {place: one for place, one in named.items() if place not in damaged}
 
+    def count_unhashed(self, hashes: Mapping[str, str]) -> int:
+        """The number of outputs that are there and have none of these hashes."""
+        return sum(self._place(path) not in hashes for path in self.paths())
 
-def count_unhashed(rundir: RunDir, hashes: Mapping[str, str]) -> int:
-    """The number of outputs that are there and have none of these hashes."""
-    return sum(_place(rundir, path) not in hashes for path in list_outputs(rundir))
+    def read_hashes(self) -> dict[str, str] | None:
+        """The hashes in ``run.json``; None of an unfinished run, and of one of an older version.
 
+        Raises:
+            ResumeError: ``run.json`` is damaged.
+        """
+        hashes = self._read().get(self.field)
+        return dict(hashes) if isinstance(hashes, Mapping) else None
 
-def read_hashes(rundir: RunDir) -> dict[str, str] | None:
-    """The hashes in ``run.json``; None of an unfinished run, and of one of an older version.
+    def find_damaged(self, hashes: Mapping[str, str]) -> Iterator[tuple[Path, VirnucproError]]:
+        """The outputs that are not as they were written, or not there, each with its error.
 
-    Raises:
-        ResumeError: ``run.json`` is damaged.
-    """
-    hashes = _read(rundir).get(OUTPUTS)
-    return dict(hashes) if isinstance(hashes, Mapping) else None
+        Raises:
+            OutputError, StorageError: one cannot be read now.
+        """
+        places = [place for place in hashes if _is_ours(place)]
+        paths = [self.rundir.root / place for place in places]
+        with ThreadPoolExecutor() as pool:
+            for place, path, actual in zip(places, paths, pool.map(_hash_now, paths), strict=True):
+                if actual != hashes[place]:
+                    what = "is not as it was written: run.json has another SHA-256"
+                    what = "is missing" if actual == _NO_FILE else what
+                    yield path, InputError(f"{printable(path)} {what}", self._remedy(path))
 
+    def check(self, *, but: Collection[str] = (), only: Collection[str] = ()) -> None:
+        """Check that the outputs that are there are as a finished run wrote them.
 
-def find_damaged(
-    rundir: RunDir, hashes: Mapping[str, str]
-) -> Iterator[tuple[Path, VirnucproError]]:
-    """The outputs that are not as they were written, or not there, each with its error.
+        ``but`` are the file names of those that are written anew, ``only`` of those that are read.
 
-    Raises:
-        OutputError, StorageError: one cannot be read now.
-    """
-    places = [place for place in hashes if _is_ours(place)]
-    paths = [rundir.root / place for place in places]
-    with ThreadPoolExecutor() as pool:
-        for place, path, actual in zip(places, paths, pool.map(_hash_now, paths), strict=True):
-            if actual != hashes[place]:
-                what = "is not as it was written: run.json has another SHA-256"
-                what = "is missing" if actual == _NO_FILE else what
-                yield path, InputError(f"{printable(path)} {what}", _remedy(rundir, path))
+        Raises:
+            InputError: one is not.
+            ResumeError: ``run.json`` is damaged.
+            OutputError, StorageError: one cannot be read now.
+        """
+        hashes = {
+            place: digest
+            for place, digest in (self.read_hashes() or {}).items()
+            if Path(place).name not in but and (not only or place in only)
+        }
+        for path, error in self.find_damaged(hashes):
+            if path.exists():
+                raise error
 
+    @contextmanager
+    def rewriting(self, names: Collection[str]) -> Iterator[None]:
+        """Around the writing of outputs with these file names.
 
-def check_outputs(rundir: RunDir, *, but: Collection[str] = (), only: Collection[str] = ()) -> None:
-    """Check that the outputs of a finished run are as they were written, as far as they are there.
+        ``run.json`` has none of their hashes meanwhile, so that a kill is no damage, and those of
+        the new files afterwards.
 
-    ``but`` are the file names of those that are written anew, ``only`` of those that are read.
+        After an error it has those of the files that are as before. A run without hashes gets none.
+        """
+        hashes = self.read_hashes()
+        if hashes is None:
+            yield
+            return
+        before = {place: one for place, one in hashes.items() if Path(place).name in names}
+        self._update(names, {})
+        try:
+            yield
+        except VirnucproError:
+            now = self.hash(names).items()
+            self._update(names, {place: one for place, one in now if before.get(place) == one})
+            raise
+        self._update(names, self.hash(names))
 
-    Raises:
-        InputError: one is not.
-        ResumeError: ``run.json`` is damaged.
-        OutputError, StorageError: one cannot be read now.
-    """
-    hashes = {
-        place: digest
-        for place, digest in (read_hashes(rundir) or {}).items()
-        if Path(place).name not in but and (not only or place in only)
-    }
-    for path, error in find_damaged(rundir, hashes):
-        if path.exists():
-            raise error
+    def _update(self, names: Collection[str], now: Mapping[str, str]) -> None:
+        """Replace the hashes of outputs with these file names."""
+        stored = self._read()
+        before = dict(stored[self.field])
+        others = {
+            place: digest for place, digest in before.items() if Path(place).name not in names
+        }
+        if {**others, **now} != before:
+            self.rundir.write_json(self.rundir.manifest, {**stored, self.field: {**others, **now}})
 
+    def _read(self) -> dict[str, Any]:
+        why: object = "it is no object"
+        try:
+            stored = read_json(self.rundir.manifest)
+            if isinstance(stored, dict):
+                return stored
+        except OSError as error:
+            raise disk_error(error, self.rundir.manifest) from error
+        except ValueError as error:
+            why = error
+        raise ResumeError(
+            f"{printable(self.rundir.manifest)} is damaged: {printable(why)}",
+            hint="put a copy of it back",
+        )
 
-@contextmanager
-def rewriting(rundir: RunDir, names: Collection[str]) -> Iterator[None]:
-    """Around the writing of outputs with these file names: ``run.json`` has none of their hashes
-    meanwhile, so that a kill is no damage, and those of the new files afterwards.
+    def _place(self, path: Path) -> str:
+        return path.relative_to(self.rundir.root).as_posix()
 
-    After an error it has those of the files that are as before. A run without hashes gets none.
-    """
-    hashes = read_hashes(rundir)
-    if hashes is None:
-        yield
-        return
-    before = {place: one for place, one in hashes.items() if Path(place).name in names}
-    _update(rundir, names, {})
-    try:
-        yield
-    except VirnucproError:
-        now = hash_outputs(rundir, names).items()
-        _update(rundir, names, {place: one for place, one in now if before.get(place) == one})
-        raise
-    _update(rundir, names, hash_outputs(rundir, names))
-
-
-def _update(rundir: RunDir, names: Collection[str], now: Mapping[str, str]) -> None:
-    """Replace the hashes of outputs with these file names."""
-    stored = _read(rundir)
-    before = dict(stored[OUTPUTS])
-    others = {place: digest for place, digest in before.items() if Path(place).name not in names}
-    if {**others, **now} != before:
-        rundir.write_json(rundir.manifest, {**stored, OUTPUTS: {**others, **now}})
-
-
-def _read(rundir: RunDir) -> dict[str, Any]:
-    why: object = "it is no object"
-    try:
-        stored = read_json(rundir.manifest)
-        if isinstance(stored, dict):
-            return stored
-    except OSError as error:
-        raise disk_error(error, rundir.manifest) from error
-    except ValueError as error:
-        why = error
-    raise ResumeError(
-        f"{printable(rundir.manifest)} is damaged: {printable(why)}", hint="put a copy of it back"
-    )
+    def _remedy(self, path: Path) -> str:
+        folder = printable(self.rundir.root)
+        if path.name == PAGE:
+            return f"write it anew: virnucpro report {folder}"
+        if path.name in _REGION_FILES:
+            return f"write it anew: virnucpro regions {folder}"
+        return (
+            "check the disk, and run the command of the run again with --resume: it writes it anew"
+        )
 
 
 def _hash_now(path: Path) -> str:
@@ -183,19 +197,6 @@ def _hash(path: Path) -> str:
         raise disk_error(error, path) from error
 
 
-def _place(rundir: RunDir, path: Path) -> str:
-    return path.relative_to(rundir.root).as_posix()
-
-
 def _is_ours(place: str) -> bool:
     """Whether a place may be that of an output: one that leads elsewhere is not looked at."""
     return not Path(place).is_absolute() and ".." not in Path(place).parts
-
-
-def _remedy(rundir: RunDir, path: Path) -> str:
-    folder = printable(rundir.root)
-    if path.name == PAGE:
-        return f"write it anew: virnucpro report {folder}"
-    if path.name in _REGION_FILES:
-        return f"write it anew: virnucpro regions {folder}"
-    return "check the disk, and run the command of the run again with --resume: it writes it anew"

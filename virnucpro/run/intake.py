@@ -14,48 +14,30 @@ from dataclasses import replace
 from pathlib import Path
 
 from virnucpro.ground.config import InputType, Recipe
-from virnucpro.ground.errors import ResumeError, UsageError
+from virnucpro.ground.errors import ResumeError
 from virnucpro.ground.events import OnEvent, Progress
 from virnucpro.ground.files import open_plain
 from virnucpro.ground.log import LOGGER, announce, counted, printable
 from virnucpro.ground.options import SequenceOptions
 from virnucpro.run.folder import RunDir
-from virnucpro.run.manifest import Manifest, check_same_recipe
+from virnucpro.run.manifest import Manifest
 from virnucpro.sequences.inputs import (
     InputFile,
-    Sieve,
     Source,
     check_recorded,
     find_inputs,
-    hash_inputs,
     join_inputs,
 )
 from virnucpro.sequences.samples import name_samples
-from virnucpro.sequences.survey import Survey, agree_on_type, doubt_type
-from virnucpro.tables.read import read_mendable
-from virnucpro.tables.sinks import FailedSequences
+from virnucpro.sequences.survey import Survey
+from virnucpro.tables.sinks import RecordTable
 
-
-def refuse_to_clear(inputs: Sequence[Path], rundir: RunDir) -> None:
-    """Refuse inputs that ``--force`` would delete.
-
-    Raises:
-        UsageError: there is one.
-    """
-    if any(map(rundir.would_clear, inputs)):
-        raise UsageError(
-            "an input lies in the folder that --force clears",
-            hint=f"move it away first; to repair a run with its {FailedSequences.file} "
-            "use --resume",
-        )
-
-
-RecipeFor = Callable[[InputType], Recipe]
+_RecipeFor = Callable[[InputType], Recipe]
 
 
 def open_run(
     options: SequenceOptions,
-    recipe_for: RecipeFor,
+    recipe_for: _RecipeFor,
     rundir: RunDir,
     recorded: Manifest | None,
     on_event: OnEvent,
@@ -70,27 +52,25 @@ def open_run(
     sources = find_inputs(options.input, rundir.root, rundir.copies, rundir.own_names)
     again = _unnamed(recorded, sources) if recorded else []
     sources_by_sample = name_samples([*sources, *again], recorded.inputs if recorded else ())
-    sieve = Sieve(options.strict or len(sources_by_sample) == 1)
+    survey = Survey(
+        options.strict or len(sources_by_sample) == 1,
+        options.rename_duplicates,
+        lambda done: on_event(Progress("reading the input", done, 0, "letters")),
+    )
     n_bytes = sum(
         source.path.stat().st_size for source in sources_by_sample if source.path.is_file()
     )
-    files = hash_inputs(
+    files = survey.hash(
         sources_by_sample,
         lambda done: on_event(Progress("hashing the input", done, n_bytes, "bytes")),
-        sieve,
-    )
-    survey = Survey(
-        sieve,
-        options.rename_duplicates,
-        lambda done: on_event(Progress("reading the input", done, 0, "letters")),
     )
     if recorded is None:
         manifest = _begin(options, recipe_for, files, survey)
     else:
         manifest = _go_on(options, recipe_for, rundir, recorded, files, survey)
-    if sources and {file.path for file, _ in sieve.refused} >= {str(s.path) for s in sources}:
-        raise sieve.refused[0][1]
-    return replace(manifest, refused=tuple(file for file, _ in sieve.refused))
+    if sources and {file.path for file, _ in survey.refused} >= {str(s.path) for s in sources}:
+        raise survey.refused[0][1]
+    return replace(manifest, refused=tuple(file for file, _ in survey.refused))
 
 
 def _unnamed(recorded: Manifest, sources: Sequence[Source]) -> list[Source]:
@@ -125,7 +105,7 @@ def _is_tried_again(file: InputFile, *, is_kept: bool) -> bool:
 
 
 def _begin(
-    options: SequenceOptions, recipe_for: RecipeFor, files: Sequence[InputFile], survey: Survey
+    options: SequenceOptions, recipe_for: _RecipeFor, files: Sequence[InputFile], survey: Survey
 ) -> Manifest:
     is_qualified = False
     if len(files) > 1 or survey.renames:  # a single file is read once, when it is planned
@@ -133,25 +113,25 @@ def _begin(
         is_qualified = survey.share_ids(files)
     input_type = options.known_type
     if input_type is None:
-        input_type, files = agree_on_type(files, survey.sieve)
+        input_type, files = survey.agree_on_type(files)
     else:
-        doubt_type(files, input_type)
+        survey.doubt_type(files, input_type)
     return Manifest(recipe_for(input_type), tuple(files), is_qualified=is_qualified)
 
 
 def _go_on(
     options: SequenceOptions,
-    recipe_for: RecipeFor,
+    recipe_for: _RecipeFor,
     rundir: RunDir,
     recorded: Manifest,
     files: Sequence[InputFile],
     survey: Survey,
 ) -> Manifest:
     """The recorded run, with what is given now for the first time, or can be read at last."""
-    run_type, sieve = recorded.recipe.input_type, survey.sieve
-    check_same_recipe(recorded, recipe_for(options.known_type or run_type))
+    run_type = recorded.recipe.input_type
+    recorded.check_same_recipe(recipe_for(options.known_type or run_type))
     paths = {file.path for file in recorded.inputs}
-    for file, error in sieve.refused:
+    for file, error in survey.refused:
         if file.path in paths:
             raise error
     inputs = check_recorded(join_inputs(recorded.inputs, files))
@@ -161,7 +141,7 @@ def _go_on(
     anew = _given_anew(rundir, recorded, new)
     if options.known_type is None:
         ordinary = [file for file in new if not anew[file.path]]
-        _, ordinary = agree_on_type(ordinary, sieve, run_type)
+        _, ordinary = survey.agree_on_type(ordinary, run_type)
         new = [file for file in new if anew[file.path] or file in ordinary]
     for file in new:
         LOGGER.warning("added to this run: %s", file.shown)
@@ -188,7 +168,8 @@ def _mendable(rundir: RunDir, recorded: Manifest) -> frozenset[str]:
     try:
         with io.TextIOWrapper(open_plain(table), encoding="utf-8") as lines:
             return frozenset(
-                recorded.ids.of(sample, record_id) for sample, record_id in read_mendable(lines)
+                recorded.ids.of(sample, record_id)
+                for sample, record_id in RecordTable.read_mendable(lines)
             )
     except ValueError as error:
         raise ResumeError(

@@ -62,6 +62,7 @@ class _DeviceSeries:
 class Start:
     """One start of a run, from the first worker on; it takes the events of the executor."""
 
+    clock: Callable[[], float] = time.monotonic  # seconds
     seconds_per_bin: float = _FIRST_WIDTH
     seconds: float = 0.0  # until the last event
     devices: dict[str, _DeviceSeries] = field(default_factory=dict)
@@ -70,57 +71,48 @@ class Start:
     n_failed_shards: int = 0
     # the first ones: seconds since the start, device, what happened
     incidents: list[tuple[float, str, str]] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class MachineLog:
-    """Takes the events of one start; ``clock`` gives seconds."""
-
-    clock: Callable[[], float] = time.monotonic
-    start: Start = field(default_factory=Start)
     began: float = field(init=False)
 
     def __post_init__(self) -> None:
         self.began = self.clock()
 
     def take(self, event: Event) -> None:
-        start = self.start
-        start.seconds = round(self.clock() - self.began, 3)
+        self.seconds = round(self.clock() - self.began, 3)
         match event:
             case WorkerReady(worker, description, memory, warnings):
-                device = start.devices.setdefault(worker, _DeviceSeries())
+                device = self._device(worker)
                 device.description, device.memory_total = description, memory.total
                 device.add(self._place(), 0, memory.used)
                 for warning in warnings:
                     self._tell(worker, warning)
             case BatchDone(worker=worker, n_tokens=n_tokens, memory=memory):
-                device = start.devices.setdefault(worker, _DeviceSeries())
-                device.add(self._place(), n_tokens, memory.used)
+                self._device(worker).add(self._place(), n_tokens, memory.used)
             case ShardDone(worker=worker):
-                start.devices.setdefault(worker, _DeviceSeries()).n_shards += 1
+                self._device(worker).n_shards += 1
             case WorkerLost(worker=worker, reason=reason, is_final=is_final):
-                start.n_losses += 1
+                self.n_losses += 1
                 self._tell(worker, f"lost: {reason}; {'given up' if is_final else 'replaced'}")
             case BudgetReduced(worker, tokens):
-                start.n_reductions += 1
+                self.n_reductions += 1
                 self._tell(worker, f"out of memory: batches of {tokens:,} tokens from then on")
             case ShardFailed(worker=worker, shard=shard, reason=reason):
-                start.n_failed_shards += 1
+                self.n_failed_shards += 1
                 self._tell(worker, f"shard {shard.name} failed: {reason}")
+
+    def _device(self, worker: str) -> _DeviceSeries:
+        return self.devices.setdefault(worker, _DeviceSeries())
 
     def _place(self) -> int:
         """The bin of this moment."""
-        start = self.start
-        while start.seconds >= _MOST_BINS * start.seconds_per_bin:
-            start.seconds_per_bin *= 2
-            for device in start.devices.values():
+        while self.seconds >= _MOST_BINS * self.seconds_per_bin:
+            self.seconds_per_bin *= 2
+            for device in self.devices.values():
                 device.join_bins()
-        return int(start.seconds / start.seconds_per_bin)
+        return int(self.seconds / self.seconds_per_bin)
 
     def _tell(self, device: str, text: str) -> None:
-        if len(self.start.incidents) < _MOST_INCIDENTS:
-            incident = (self.start.seconds, device, escaped(text)[:_LONGEST_TEXT])
-            self.start.incidents.append(incident)
+        if len(self.incidents) < _MOST_INCIDENTS:
+            self.incidents.append((self.seconds, device, escaped(text)[:_LONGEST_TEXT]))
 
     @contextmanager
     def kept(self, path: Path) -> Iterator[None]:
@@ -131,20 +123,25 @@ class MachineLog:
         try:
             yield
         finally:
-            starts = [*read_starts(path), self.start][-_MOST_STARTS:]
+            starts = [*self.read_all(path), self][-_MOST_STARTS:]
             try:
-                content = json.dumps({"starts": list(map(asdict, starts))})
+                content = json.dumps({"starts": [start._facts for start in starts]})
                 Tree(path.parent).write_whole(path, content + "\n")
             except VirnucproError as error:
                 LOGGER.warning("the work of the devices over time is not kept: %s", error)
 
+    @property
+    def _facts(self) -> dict[str, Any]:
+        facts = asdict(self)
+        return {name: facts[name] for name in facts if name not in ("clock", "began")}
 
-def read_starts(path: Path) -> list[Start]:
-    """The starts in a file; none if there is no such file, or it is damaged."""
-    try:
-        return [_from_json(start) for start in read_json(path)["starts"]]
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return []
+    @staticmethod
+    def read_all(path: Path) -> list[Start]:
+        """The starts in a file; none if there is no such file, or it is damaged."""
+        try:
+            return [_from_json(start) for start in read_json(path)["starts"]]
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            return []
 
 
 def _from_json(stored: dict[str, Any]) -> Start:

@@ -82,6 +82,32 @@ class Manifest:
                 came.append((time, place, generation))
         return [(generation, place) for _, place, generation in sorted(came)]
 
+    def check_same_recipe(self, recipe: Recipe) -> None:
+        """Check that this is the recipe of the run.
+
+        Raises:
+            ResumeError: the recipes differ; the message says in what.
+        """
+        before, now = _purpose(self.recipe), _purpose(recipe)
+        if before != now:
+            raise ResumeError(
+                f"this folder holds a run of {before}, not of {now}",
+                hint="choose another --output-dir, or start again with --force",
+            )
+        if self.recipe.has_encoder != recipe.has_encoder:
+            raise ResumeError(
+                f"this folder holds a run with {printable(self.recipe.reader)}, "
+                f"not with {printable(recipe.reader)}",
+                hint="use the old options (the scorer reads nucleotides where no --model is "
+                "named), choose another --output-dir, or start again with --force",
+            )
+        if changes := _changes(self.recipe, recipe):
+            raise ResumeError(
+                f"this folder holds a run of another recipe: {'; '.join(changes)}",
+                hint="use the old options, choose another --output-dir, or start again with "
+                "--force",
+            )
+
     def latest(self) -> dict[str, int]:
         """The last generation that gives each replaced record."""
         replaced = frozenset(self.replaced)
@@ -187,31 +213,6 @@ def _of_another_version(folder: Path, version: object) -> ResumeError:
         "it",
         hint="finish it with that version, choose another --output-dir, or start with --force",
     )
-
-
-def check_same_recipe(recorded: Manifest, recipe: Recipe) -> None:
-    """
-    Raises:
-        ResumeError: the recipes differ; the message says in what.
-    """
-    before, now = _purpose(recorded.recipe), _purpose(recipe)
-    if before != now:
-        raise ResumeError(
-            f"this folder holds a run of {before}, not of {now}",
-            hint="choose another --output-dir, or start again with --force",
-        )
-    if recorded.recipe.has_encoder != recipe.has_encoder:
-        raise ResumeError(
-            f"this folder holds a run with {printable(recorded.recipe.reader)}, "
-            f"not with {printable(recipe.reader)}",
-            hint="use the old options (the scorer reads nucleotides where no --model is named), "
-            "choose another --output-dir, or start again with --force",
-        )
-    if changes := _changes(recorded.recipe, recipe):
-        raise ResumeError(
-            f"this folder holds a run of another recipe: {'; '.join(changes)}",
-            hint="use the old options, choose another --output-dir, or start again with --force",
-        )
 
 
 def _purpose(recipe: Recipe) -> str:

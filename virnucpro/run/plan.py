@@ -46,9 +46,8 @@ from virnucpro.run.shards import SeenOrfs, ShardWriter, digests_of, header_of
 from virnucpro.sequences.fasta import parsed, write_record
 from virnucpro.sequences.genetic_code import genetic_code
 from virnucpro.sequences.inputs import InputFile, generations
-from virnucpro.sequences.screen import protein_of, screen
 from virnucpro.sequences.survey import find_repeat
-from virnucpro.sequences.translate import chunk_record, translate_six_frames
+from virnucpro.sequences.translate import chunk_record, protein_of, screen, translate_six_frames
 
 Spans: TypeAlias = tuple[tuple[int, int], ...]  # of shards: the first, and one after the last
 _BLOCK_LETTERS = 500_000  # letters that are translated, or looked up, at once

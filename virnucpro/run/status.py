@@ -17,8 +17,8 @@ from virnucpro.ground.files import read_json
 from virnucpro.ground.log import counted, printable
 from virnucpro.ground.records import Shard
 from virnucpro.run.features import FeatureStore
-from virnucpro.run.folder import RunDir, no_run, stores_of
-from virnucpro.run.hashes import count_unhashed, find_damaged, read_hashes
+from virnucpro.run.folder import RunDir
+from virnucpro.run.hashes import Outputs
 from virnucpro.run.index import check_index
 from virnucpro.run.lock import run_at
 from virnucpro.run.manifest import Manifest
@@ -80,7 +80,7 @@ def _read(rundir: RunDir) -> Manifest:
                 f"{where} holds no results: a run began there, and ended while it read the input",
                 hint=f"run its command again; {printable(rundir.log)} has it, and how it ended",
             )
-        raise no_run(rundir.root, hint="give the --output-dir of a run")
+        raise rundir.no_run(hint="give the --output-dir of a run")
     return manifest
 
 
@@ -102,16 +102,17 @@ def _told(folder: Path) -> Iterator[None]:
 
 def _verify(rundir: RunDir, manifest: Manifest) -> tuple[list[str], str]:
     """A line for each damaged file, and the line to print if there is none."""
-    hashes, damaged, whole, remarks = read_hashes(rundir), list[str](), list[str](), list[str]()
+    outputs, damaged, whole, remarks = Outputs(rundir), list[str](), list[str](), list[str]()
+    hashes = outputs.read_hashes()
     if manifest.recipe.has_encoder:
         damaged, n_files, remarks = _verify_features(rundir, manifest)
         whole.append(counted(n_files, "feature file"))
     if hashes is None:
         remarks.append(_NO_HASHES)
     else:
-        damaged += [f"damaged   {error}; {error.hint}" for _, error in find_damaged(rundir, hashes)]
+        damaged += [f"damaged   {error}; {error.hint}" for _, error in outputs.find_damaged(hashes)]
         whole.append(counted(len(hashes), "output"))
-        if n_others := count_unhashed(rundir, hashes):
+        if n_others := outputs.count_unhashed(hashes):
             remarks.append(f"{counted(n_others, 'output')} without a SHA-256 in run.json")
     return damaged, f"verified  whole: {'; '.join([', '.join(whole) or 'nothing', *remarks])}"
 
@@ -120,7 +121,7 @@ def _verify_features(rundir: RunDir, manifest: Manifest) -> tuple[list[str], int
     """A line for each damaged file, the number of files, and what was not looked at."""
     plan = read_plan(rundir, manifest)
     damaged, n_files, has_index = [], 0, False
-    for store in stores_of(rundir, manifest):
+    for store in rundir.stores_of(manifest):
         of_store = [
             f"damaged   {error}" for error in store.find_damaged(plan.shards if plan else ())
         ]
@@ -214,7 +215,7 @@ def _letters(rundir: RunDir, manifest: Manifest, stored: Mapping[str, Any]) -> s
 
 def _names_done(rundir: RunDir, manifest: Manifest) -> set[str]:
     """The names of the shards that have a file of every encoder."""
-    return set.intersection(*(store.names_done() for store in stores_of(rundir, manifest)))
+    return set.intersection(*(store.names_done() for store in rundir.stores_of(manifest)))
 
 
 def _host_line(figures: HostFigures) -> str:
@@ -283,7 +284,7 @@ def _embedding(rundir: RunDir, manifest: Manifest, stored: Mapping[str, Any]) ->
         n_tokens = counts["n_tokens_in_all"] - counts["n_tokens_saved"]
     ends = [
         (max(store.path(shard).stat().st_mtime for store in stores), _tokens(encoders, [shard]))
-        for stores in [stores_of(rundir, manifest)]
+        for stores in [rundir.stores_of(manifest)]
         for shard in shards
         if shard.name in done
     ]

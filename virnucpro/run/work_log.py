@@ -45,6 +45,28 @@ class ShardFigures:
         if not all(isinstance(number, (int, float)) and number >= 0 for number in numbers):
             raise ValueError("figures are numbers")
 
+    def note(self) -> None:
+        """Write the end of the shard into the log."""
+        LOGGER.info("%s%s", _MARK.lstrip(), json.dumps(asdict(self)))
+
+    @classmethod
+    def read(cls, path: Path, start: int = 0) -> tuple[list[ShardFigures], int]:
+        """The figures in a log from a byte on, in order, and the byte behind its last whole line.
+
+        Lines that are none of ours, or damaged, are left out.
+        """
+        with open_plain(path) as log:
+            log.seek(start)
+            content = log.read()
+        *lines, rest = content.split(b"\n")
+        figures = []
+        for line in lines:
+            _, mark, text = line.partition(_MARK.encode())
+            if mark:
+                with suppress(ValueError, TypeError):
+                    figures.append(cls(**parse_json(text)))
+        return figures, start + len(content) - len(rest)
+
 
 Point: TypeAlias = tuple[float, float]  # a time in seconds, and the work that was done until then
 
@@ -98,17 +120,12 @@ class HostFigures:
     tokens_per_second: float  # of those that are at it; else the average of those that were
 
 
-def note_shard(figures: ShardFigures) -> None:
-    """Write the end of a shard into the log."""
-    LOGGER.info("%s%s", _MARK.lstrip(), json.dumps(asdict(figures)))
-
-
 def read_hosts(logs: Path) -> list[HostFigures]:
     """The figures of each host, by name, from all logs in a folder."""
     by_host: dict[str, list[tuple[bool, list[ShardFigures]]]] = {}
     for path in sorted(logs.glob("work-*.log")):
         if holder := holder_of(path):
-            figures, _ = read_figures(path)
+            figures, _ = ShardFigures.read(path)
             by_host.setdefault(holder[0], []).append((is_held(path), figures))
     return [_of_host(host, logs_of_host) for host, logs_of_host in by_host.items()]
 
@@ -129,21 +146,3 @@ def _of_host(host: str, logs: list[tuple[bool, list[ShardFigures]]]) -> HostFigu
         n_lost=sum(end.is_lost for end in ends.values()),
         tokens_per_second=round(sum(rates) if n_working else sum(rates) / max(1, len(rates)), 1),
     )
-
-
-def read_figures(path: Path, start: int = 0) -> tuple[list[ShardFigures], int]:
-    """The figures in a log from a byte on, in order, and the byte behind its last whole line.
-
-    Lines that are none of ours, or damaged, are left out.
-    """
-    with open_plain(path) as log:
-        log.seek(start)
-        content = log.read()
-    *lines, rest = content.split(b"\n")
-    figures = []
-    for line in lines:
-        _, mark, text = line.partition(_MARK.encode())
-        if mark:
-            with suppress(ValueError, TypeError):
-                figures.append(ShardFigures(**parse_json(text)))
-    return figures, start + len(content) - len(rest)

@@ -47,12 +47,12 @@ _DIFFERENCES = {  # NCBI's number -> codons with another meaning than in the sta
 }
 GENETIC_CODES = tuple(_DIFFERENCES)
 # code -> stops of the bacterial code that are codons in it; codes with fewer come first
-READ_ON = {4: ("TGA",), 15: ("TAG",), 6: ("TAA", "TAG")}
+_READ_ON = {4: ("TGA",), 15: ("TAG",), 6: ("TAA", "TAG")}
 OPEN_CODONS = 100  # least length of the longest open stretch
-OPEN_RATIO = 2.5  # least ratio of the longest open stretch to that in the bacterial code
-SAME_LENGTH = 0.8  # of the longest stretch of all codes: reading on more stops adds no more
+_OPEN_RATIO = 2.5  # least ratio of the longest open stretch to that in the bacterial code
+_SAME_LENGTH = 0.8  # of the longest stretch of all codes: reading on more stops adds no more
 SHORTEST = 2000  # bases
-MOST_GC = 0.45  # where bases C and G are common, wrong frames of genes are open too
+_MOST_GC = 0.45  # where bases C and G are common, wrong frames of genes are open too
 MOST_BY_CHANCE = 1e-3  # stretches so long in a random sequence with these bases
 _BASES_AT_ONCE = 2_000_000
 
@@ -126,19 +126,19 @@ def find_open_code(sequence: str) -> int | None:
     if n_bases < SHORTEST:
         return None
     shares = {base: n / n_bases for base, n in _count_bases(sequence).items()}
-    if shares[ord("C")] + shares[ord("G")] > MOST_GC:
+    if shares[ord("C")] + shares[ord("G")] > _MOST_GC:
         return None
     open_codons = _longest_open(sequence)
     closed = open_codons[STANDARD.number]
     lengths = {}
-    for number, stops in READ_ON.items():
+    for number, stops in _READ_ON.items():
         longest = open_codons[number]
         chance = _chance_of_stop(shares, read_on=stops)
         n_by_chance = 2 * n_bases * chance * exp(-longest * chance)
-        if longest >= max(OPEN_CODONS, OPEN_RATIO * closed) and n_by_chance < MOST_BY_CHANCE:
+        if longest >= max(OPEN_CODONS, _OPEN_RATIO * closed) and n_by_chance < MOST_BY_CHANCE:
             lengths[number] = longest
     longest = max(lengths.values(), default=0)
-    return next((number for number in lengths if lengths[number] >= SAME_LENGTH * longest), None)
+    return next((number for number in lengths if lengths[number] >= _SAME_LENGTH * longest), None)
 
 
 def _chance_of_stop(shares: Mapping[int, float], read_on: Container[str]) -> float:
@@ -162,7 +162,7 @@ for _place, _stop in enumerate(STANDARD.stops):
 # whether each kind ends a stretch; 0 is none
 _IS_OF_CODE = {
     number: np.array([False, *2 * [stop not in stops for stop in STANDARD.stops]])
-    for number, stops in {STANDARD.number: (), **READ_ON}.items()
+    for number, stops in {STANDARD.number: (), **_READ_ON}.items()
 }
 
 

@@ -11,14 +11,14 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from virnucpro.ground.errors import InputError, InputMissingError, ResumeError
 from virnucpro.ground.files import sha256_of, temporary_beside, writing
-from virnucpro.ground.log import LOGGER, announce, counted, printable
+from virnucpro.ground.log import LOGGER, announce, counted, listed, printable
 from virnucpro.ground.records import FastaRecord
 from virnucpro.ground.tree import Tree
 from virnucpro.sequences.fasta import (
@@ -36,7 +36,7 @@ from virnucpro.sequences.fasta import (
 )
 from virnucpro.sequences.sheet import is_sheet, read_sheet
 
-STDIN = Path("-")
+_STDIN = Path("-")
 RECORDS = ".records-"  # folders of records that Python gave, whose place tells the user nothing
 RUN_FILE = "run.json"  # a folder with it holds a run
 _NAMED = 5  # files that a message names
@@ -139,30 +139,6 @@ class InputFile:
             )
 
 
-@dataclass(slots=True)
-class Sieve:
-    """A filter that keeps unreadable files out of a run, with the reasons."""
-
-    is_strict: bool = False
-    refused: list[tuple[InputFile, InputError | InputMissingError]] = field(default_factory=list)
-
-    @contextmanager
-    def refusing(self, file: InputFile) -> Iterator[None]:
-        """Catch an error in the reading of a file, which ends the block; a strict run ends as well.
-
-        Raises:
-            InputError, InputMissingError: what stands in the way of a strict run.
-        """
-        try:
-            yield
-        except (InputError, InputMissingError) as error:
-            if self.is_strict:
-                raise
-            remedy = f" (hint: {error.hint})" if error.hint else ""
-            LOGGER.warning("left out, since it cannot be read: %s%s", error, remedy)
-            self.refused.append((replace(file, error=str(error)), error))
-
-
 def find_inputs(
     paths: Sequence[Path], run_folder: Path, copies: Path, own_names: Collection[str] = ()
 ) -> list[Source]:
@@ -215,8 +191,8 @@ def list_sources(path: Path) -> list[Source]:
         InputError: a sample sheet makes no sense.
         InputMissingError: a file or folder is missing.
     """
-    if path == STDIN:
-        return [Source(STDIN)]
+    if path == _STDIN:
+        return [Source(_STDIN)]
     if is_sheet(path):
         return [_source(row.path, row.sample, row.mate) for row in read_sheet(path)]
     return [_source(file) for file in list_fasta(path)]
@@ -243,22 +219,16 @@ def _source(path: Path, sample: str = "", mate: int = 0) -> Source:
 
 def _tell_others(folder: Path, skipped: Collection[str]) -> None:
     """Name what was passed over in a folder, in one line."""
-    if others := [name for name in list_others(folder) if name not in skipped]:
+    if others := [printable(name) for name in list_others(folder) if name not in skipped]:
         announce(
             f"passed over in {printable(folder)}, without a suffix of FASTA or FASTQ: "
-            f"{_few(others)}"
+            f"{counted(len(others), 'file')} ({listed(others, _NAMED)})"
         )
-
-
-def _few(names: Sequence[str]) -> str:
-    """The number of files, and the names of the first."""
-    more = f" + {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
-    return f"{counted(len(names), 'file')} ({', '.join(map(printable, names[:_NAMED]))}{more})"
 
 
 def _readable_twice(source: Source, run_folder: Path, copies: Path) -> Source:
     """The file itself, or a copy of what can be read only once."""
-    is_plain = source.path.is_file() or not (source.path == STDIN or source.path.exists())
+    is_plain = source.path.is_file() or not (source.path == _STDIN or source.path.exists())
     if is_plain and run_folder.resolve() not in source.path.parents:
         return source
     return _copy(source, copies)
@@ -266,7 +236,7 @@ def _readable_twice(source: Source, run_folder: Path, copies: Path) -> Source:
 
 def _copy(source: Source, copies: Path) -> Source:
     """Copy a file; named by its content, so that no copy replaces another."""
-    name = "standard input" if source.path == STDIN else source.shown
+    name = "standard input" if source.path == _STDIN else source.shown
     if source.path.parent.name.startswith(RECORDS):
         name = source.path.name
     waits = ", as soon as something writes to it" if source.path.is_fifo() else ""
@@ -290,7 +260,7 @@ def _copy(source: Source, copies: Path) -> Source:
 
 
 def _opened(source: Path) -> AbstractContextManager[BinaryIO]:
-    if source != STDIN:
+    if source != _STDIN:
         try:
             return source.open("rb")
         except OSError as error:
@@ -300,28 +270,7 @@ def _opened(source: Path) -> AbstractContextManager[BinaryIO]:
     return nullcontext(sys.stdin.buffer)
 
 
-def hash_inputs(
-    sources: Iterable[Source], on_bytes: Callable[[int], None], sieve: Sieve | None = None
-) -> list[InputFile]:
-    """The files that can be read, hashed; the others stay in the sieve, if there is one.
-
-    Raises:
-        InputError: a file changed meanwhile.
-        InputMissingError: a file cannot be read.
-    """
-    sieve = sieve or Sieve(is_strict=True)
-    inputs: list[InputFile] = []
-    before = 0
-    for path, name, sample, mate in sources:
-        file = InputFile(str(path), "", 0, name=name, sample=sample, mate=mate)
-        with sieve.refusing(file):
-            inputs.append(_hashed(file, lambda n_bytes, before=before: on_bytes(before + n_bytes)))  # type: ignore[misc]
-            before += inputs[-1].n_bytes
-    _announce_reads(inputs)
-    return inputs
-
-
-def _hashed(file: InputFile, on_bytes: Callable[[int], None] = lambda _: None) -> InputFile:
+def hashed(file: InputFile, on_bytes: Callable[[int], None] = lambda _: None) -> InputFile:
     """The same file with its hash, and the stamp that belongs to it."""
     path = Path(file.path)
     try:
@@ -386,7 +335,7 @@ def check_recorded(inputs: Iterable[InputFile]) -> list[InputFile]:
     checked = []
     for file in inputs:
         is_there = file.stamp is not None or Path(file.path).is_file()
-        now = file if file.stamp is not None or not is_there else _hashed(file)
+        now = file if file.stamp is not None or not is_there else hashed(file)
         if not is_there or now.sha256 != file.sha256:
             raise ResumeError(
                 f"{printable(file.path)}, an input of this run, is gone or has changed",
@@ -408,7 +357,7 @@ def _expected_letters(file: InputFile) -> int:
     return file.n_bytes // 2 if is_name_of_reads(file.name or file.path) else file.n_bytes
 
 
-def _announce_reads(inputs: Iterable[InputFile]) -> None:
+def announce_reads(inputs: Iterable[InputFile]) -> None:
     """Say once what is done with reads in FASTQ."""
     n_files, in_turn = 0, []
     for file in inputs:
@@ -419,8 +368,7 @@ def _announce_reads(inputs: Iterable[InputFile]) -> None:
     if n_files:
         announce(f"{counted(n_files, 'file')} of FASTQ: the qualities are ignored")
     if in_turn:
-        first = in_turn[0] + (f" + {len(in_turn) - 1:,} more" if len(in_turn) > 1 else "")
-        announce(f"{first}: the mates of pairs alternate; their ids end in /1 and /2")
+        announce(f"{listed(in_turn, 1)}: the mates of pairs alternate; their ids end in /1 and /2")
 
 
 def generations(inputs: Sequence[InputFile]) -> Iterator[list[InputFile]]:

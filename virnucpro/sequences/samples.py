@@ -21,7 +21,7 @@ from pathlib import PurePath
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.ground.log import announce, counted, printable
+from virnucpro.ground.log import announce, counted, listed, printable
 from virnucpro.ground.records import FastaRecord, Records
 from virnucpro.sequences.fasta import Block, is_name_of_reads, parsed, qualified, stem_of
 from virnucpro.sequences.inputs import InputFile, Source
@@ -60,7 +60,8 @@ def name_samples(sources: Sequence[Source], recorded: Sequence[InputFile]) -> li
         if sample != (source.sample or _stem(path)):
             changed.append(f"{printable(source.sample) or source.shown} as {sample}")
         result.append(source._replace(sample=sample))
-    _announce_changed(changed)
+    if changed:
+        announce(f"samples written by another name: {listed(changed, _SHOWN)}")
     _announce_pairs(result)
     return result
 
@@ -92,17 +93,10 @@ def _is_pair(first: Source, second: Source) -> bool:
 def _announce_pairs(sources: Sequence[Source]) -> None:
     names = [source.sample for source in sources if source.mate == 1]
     if names:
-        more = f" + {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
         announce(
             f"{counted(len(names), 'sample')} of read pairs, in two files: "
-            f"{', '.join(names[:_SHOWN])}{more}; ids end in /1 and /2"
+            f"{listed(names, _SHOWN)}; ids end in /1 and /2"
         )
-
-
-def _announce_changed(names: Sequence[str]) -> None:
-    if names:
-        more = f" + {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
-        announce(f"samples written by another name: {', '.join(names[:_SHOWN])}{more}")
 
 
 def clean(text: str) -> str:

@@ -23,7 +23,7 @@ _SEPARATORS = {".tsv": "\t", ".csv": ","}
 _EXAMPLE = "the first line of a sample sheet names its columns, sample and path among them"
 
 
-class SheetRow(NamedTuple):
+class _Row(NamedTuple):
     """A sample and its file."""
 
     sample: str
@@ -48,7 +48,7 @@ def is_sheet(path: Path) -> bool:
     return not start.removeprefix(b"\xef\xbb\xbf").lstrip().startswith((b">", b"@"))
 
 
-def read_sheet(path: Path) -> list[SheetRow]:
+def read_sheet(path: Path) -> list[_Row]:
     """
     Raises:
         InputError: columns are missing, a field is empty, or a sample is named twice.
@@ -83,7 +83,7 @@ def read_sheet(path: Path) -> list[SheetRow]:
     return rows
 
 
-def _rows(path: Path, reader: Iterator[list[str]]) -> Iterator[SheetRow]:
+def _rows(path: Path, reader: Iterator[list[str]]) -> Iterator[_Row]:
     places = _places(path, next(reader, []))
     for fields in reader:
         line: int = reader.line_num  # type: ignore[attr-defined]
@@ -97,7 +97,7 @@ def _rows(path: Path, reader: Iterator[list[str]]) -> Iterator[SheetRow]:
             )
         names = [name for name in (cells["path"], cells.get(_OF_MATE)) if name]
         for mate, name in enumerate(names, 1):
-            yield SheetRow(cells["sample"], path.parent / name, line, mate * (len(names) - 1))
+            yield _Row(cells["sample"], path.parent / name, line, mate * (len(names) - 1))
 
 
 def _places(path: Path, fields: list[str]) -> dict[str, int]:

@@ -15,7 +15,7 @@ K = 31
 ONE_IN = 100  # of so many k-mers one is sampled
 
 Sketch = NDArray[np.uint32]  # hashes, sorted, each once
-Gaps = NDArray[np.uint16]
+_Gaps = NDArray[np.uint16]
 NO_KMERS: Sketch = np.empty(0, dtype=np.uint32)
 _SPAN = 1_000_000  # words at once: memory does not grow with the sequence
 _FULL_GAP = np.iinfo(np.uint16).max  # it stands for itself, and for no hash
@@ -60,7 +60,7 @@ def join_sketches(sketches: list[Sketch]) -> Sketch:
     return joined
 
 
-def pack(sketch: Sketch) -> Gaps:
+def pack(sketch: Sketch) -> _Gaps:
     """The gaps between hashes, the first one from -1: two bytes for most, where there are many."""
     gaps = np.diff(sketch.astype(np.int64), prepend=-1) - 1
     n_full, rest = np.divmod(gaps, _FULL_GAP)
@@ -69,7 +69,7 @@ def pack(sketch: Sketch) -> Gaps:
     return packed
 
 
-def unpack(gaps: Gaps) -> Sketch:
+def unpack(gaps: _Gaps) -> Sketch:
     """
     Raises:
         ValueError: these are not gaps between hashes.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -22,54 +22,10 @@ from virnucpro.ground.errors import InputError, InputMissingError
 from virnucpro.ground.log import LOGGER, announce, counted, printable
 from virnucpro.ground.records import FastaRecord, Records
 from virnucpro.sequences.fasta import guess_input_type, parsed
-from virnucpro.sequences.inputs import InputFile, Sieve
+from virnucpro.sequences.inputs import InputFile, Source, announce_reads, hashed
 from virnucpro.sequences.samples import renamed
 
 _TRIED = 1000  # shared hashes that are tried; one of so many is of a shared id, not a collision
-
-
-def agree_on_type(
-    inputs: Sequence[InputFile], sieve: Sieve, recorded: InputType | None = None
-) -> tuple[InputType, list[InputFile]]:
-    """The type of a run's sequences, and the files without those of the other type.
-
-    The type is the recorded one, or else that of most files, by their letters.
-
-    Raises:
-        InputError: there are as many files of nucleotides as of proteins.
-    """
-    guesses: list[tuple[InputFile, InputType | None]] = []
-    for file in inputs:
-        with sieve.refusing(file):
-            guesses.append((file, guess_input_type(Path(file.path), file.name)))
-    agreed = recorded or _most(guesses)
-    files = []
-    for file, guess in guesses:
-        with sieve.refusing(file):
-            if guess not in (None, agreed):
-                raise InputError(
-                    f"{file.shown} holds {guess}s, the other files {agreed}s",
-                    hint="move it to another folder and run it apart, or say what all are with "
-                    "--input-type",
-                )
-            files.append(file)
-    return agreed, files
-
-
-def doubt_type(inputs: Sequence[InputFile], input_type: InputType) -> None:
-    """Warn of files that do not look like what the user says that they hold."""
-    strange = []
-    for file in inputs:
-        with suppress(InputError, InputMissingError):  # it is told when the file is read
-            if guess_input_type(Path(file.path), file.name) not in (None, input_type):
-                strange.append(file.shown)
-    if strange:
-        others = f" and {counted(len(strange) - 1, 'other file')}" if len(strange) > 1 else ""
-        LOGGER.warning(
-            "%s%s: the letters are not those of %ss, as which they are read (hint: leave "
-            "--input-type out, and the letters decide)",
-            *(strange[0], others, input_type),
-        )
 
 
 def _most(guesses: Sequence[tuple[InputFile, InputType | None]]) -> InputType:
@@ -85,13 +41,49 @@ def _most(guesses: Sequence[tuple[InputFile, InputType | None]]) -> InputType:
 
 @dataclass(slots=True)
 class Survey:
-    """One reading of files, each to its end. Memory holds 9 bytes per record at most."""
+    """One reading of files, each to its end. Memory holds 9 bytes per record at most.
 
-    sieve: Sieve
-    renames: bool  # whether repeated ids in a file get numbers
-    on_letters: Callable[[int], None]
+    Files that cannot be read are kept out, with the reasons, unless the survey is strict.
+    """
+
+    is_strict: bool = False
+    renames: bool = False  # whether repeated ids in a file get numbers
+    on_letters: Callable[[int], None] = lambda _: None  # gets the number of letters so far
     n_letters: int = 0
     hashes: array[int] = field(default_factory=lambda: array("q"))  # hashes of ids, once per file
+    refused: list[tuple[InputFile, InputError | InputMissingError]] = field(default_factory=list)
+
+    @contextmanager
+    def refusing(self, file: InputFile) -> Iterator[None]:
+        """Catch an error in the reading of a file, which ends the block; a strict run ends as well.
+
+        Raises:
+            InputError, InputMissingError: what stands in the way of a strict run.
+        """
+        try:
+            yield
+        except (InputError, InputMissingError) as error:
+            if self.is_strict:
+                raise
+            remedy = f" (hint: {error.hint})" if error.hint else ""
+            LOGGER.warning("left out, since it cannot be read: %s%s", error, remedy)
+            self.refused.append((replace(file, error=str(error)), error))
+
+    def hash(self, sources: Iterable[Source], on_bytes: Callable[[int], None]) -> list[InputFile]:
+        """The files that can be read, hashed; ``on_bytes`` gets the number of bytes so far.
+
+        Raises:
+            InputError, InputMissingError: as ``refusing``; or a file changed meanwhile.
+        """
+        inputs: list[InputFile] = []
+        before = 0
+        for path, name, sample, mate in sources:
+            file = InputFile(str(path), "", 0, name=name, sample=sample, mate=mate)
+            with self.refusing(file):
+                inputs.append(hashed(file, lambda n, before=before: on_bytes(before + n)))  # type: ignore[misc]
+                before += inputs[-1].n_bytes
+        announce_reads(inputs)
+        return inputs
 
     def run(self, inputs: Sequence[InputFile]) -> list[InputFile]:
         """The files that can be read.
@@ -101,7 +93,7 @@ class Survey:
         files = []
         for file in inputs:
             first = len(self.hashes)
-            with self.sieve.refusing(file):
+            with self.refusing(file):
                 files.append(self.read(file))
             self.keep_once(first)
         return files
@@ -146,7 +138,7 @@ class Survey:
         """True if two files share an id; the first such id is announced."""
         suspects = frozenset(_sort_and_compare(self.hashes)[:_TRIED].tolist())
         owners: dict[str, InputFile] = {}
-        for file in (*files, *(file for file, _ in self.sieve.refused)) if suspects else ():
+        for file in (*files, *(file for file, _ in self.refused)) if suspects else ():
             with suppress(InputError, InputMissingError):
                 for name in chain.from_iterable(records.ids for records in _once_named(file)):
                     if hash(name) not in suspects:
@@ -161,6 +153,49 @@ class Survey:
                         return True
         return False
 
+    def agree_on_type(
+        self, inputs: Sequence[InputFile], recorded: InputType | None = None
+    ) -> tuple[InputType, list[InputFile]]:
+        """The type of a run's sequences, and the files without those of the other type.
+
+        The type is the recorded one, or else that of most files, by their letters.
+
+        Raises:
+            InputError: there are as many files of nucleotides as of proteins.
+        """
+        guesses: list[tuple[InputFile, InputType | None]] = []
+        for file in inputs:
+            with self.refusing(file):
+                guesses.append((file, guess_input_type(Path(file.path), file.name)))
+        agreed = recorded or _most(guesses)
+        files = []
+        for file, guess in guesses:
+            with self.refusing(file):
+                if guess not in (None, agreed):
+                    raise InputError(
+                        f"{file.shown} holds {guess}s, the other files {agreed}s",
+                        hint="move it to another folder and run it apart, or say what all are with "
+                        "--input-type",
+                    )
+                files.append(file)
+        return agreed, files
+
+    @staticmethod
+    def doubt_type(inputs: Sequence[InputFile], input_type: InputType) -> None:
+        """Warn of files that do not look like what the user says that they hold."""
+        strange = []
+        for file in inputs:
+            with suppress(InputError, InputMissingError):  # it is told when the file is read
+                if guess_input_type(Path(file.path), file.name) not in (None, input_type):
+                    strange.append(file.shown)
+        if strange:
+            others = f" and {counted(len(strange) - 1, 'other file')}" if len(strange) > 1 else ""
+            LOGGER.warning(
+                "%s%s: the letters are not those of %ss, as which they are read (hint: leave "
+                "--input-type out, and the letters decide)",
+                *(strange[0], others, input_type),
+            )
+
     def add(self, blocks: Iterable[Records]) -> None:
         for records in blocks:
             self.hashes.extend(map(hash, records.ids))
@@ -174,7 +209,7 @@ def _once_named(file: InputFile) -> Iterator[Records]:
 
 
 @dataclass(frozen=True, slots=True)
-class RepeatedId:
+class _Repeat:
     """An id, and the two places where it stands."""
 
     record_id: str
@@ -191,7 +226,7 @@ class RepeatedId:
 
 def find_repeat(
     records: Iterable[tuple[InputFile, FastaRecord]], hashes: array[int]
-) -> RepeatedId | None:
+) -> _Repeat | None:
     """The first id that stands twice; records are read only if hashes of their ids do."""
     return _find_repeat(records, _neighbours(np.sort(np.asarray(hashes))))
 
@@ -210,7 +245,7 @@ def _neighbours(ordered: NDArray[np.int64]) -> NDArray[np.int64]:
 
 def _find_repeat(
     records: Iterable[tuple[InputFile, FastaRecord]], hashes: NDArray[np.int64]
-) -> RepeatedId | None:
+) -> _Repeat | None:
     """The first id, among those that have these hashes, that stands twice."""
     suspects = frozenset(hashes.tolist())
     first: dict[str, str] = {}
@@ -218,6 +253,6 @@ def _find_repeat(
         if hash(record.id) in suspects:
             where = f"{file.shown}:{record.line}"
             if record.id in first:
-                return RepeatedId(record.id, first[record.id], where)
+                return _Repeat(record.id, first[record.id], where)
             first[record.id] = where
     return None

@@ -1,4 +1,4 @@
-"""Nucleotide records become the ORFs that the encoders read. Pure functions.
+"""Records are screened, and nucleotides become the ORFs that the encoders read. Pure functions.
 
 The rules are those of VirNucPro (github.com/Li-Jing-1997/VirNucPro): how a record is cut into
 chunks, which frames are kept, and what they are called. Golden files hold them to the byte. In one
@@ -7,18 +7,56 @@ thing we differ: U is read as T, where VirNucPro loses the codon.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.ground.records import Chunk, FastaRecord, Orf
+from virnucpro.ground.config import Recipe
+from virnucpro.ground.records import Chunk, FastaRecord, Orf, Records, Status
+from virnucpro.sequences.fasta import find_invalid, is_of_type
 from virnucpro.sequences.genetic_code import STANDARD, STOP, GeneticCode
 
 FRAMES = ("F1", "F2", "F3", "R1", "R2", "R3")
+_MAX_RESIDUES = 50_000  # longer than any protein known; attention grows with the square
 _STOP = ord(STOP)
 _COMPLEMENT = str.maketrans("ACGTU", "TGCAA")
+
+
+def screen(record: FastaRecord, recipe: Recipe) -> tuple[Status | None, str]:
+    """The status and the note of a record that is left out, or None and ""."""
+    if invalid := find_invalid(record, recipe.input_type):
+        return "invalid", invalid
+    if recipe.input_type == "protein" and not protein_of(record):
+        return "invalid", "the record holds nothing but a stop"
+    return _screen_length(len(record.sequence), recipe)
+
+
+def _screen_length(length: int, recipe: Recipe) -> tuple[Status | None, str]:
+    if recipe.input_type == "protein" and length > _MAX_RESIDUES:
+        return "invalid", f"{length} residues; at most {_MAX_RESIDUES} are embedded"
+    if length < recipe.min_length:
+        return "too_short", f"{length} of at least {recipe.min_length}"
+    return None, ""
+
+
+def screen_all(records: Records, recipe: Recipe) -> dict[int, tuple[Status, str]]:
+    """The status and the note of each record that is left out, by its place."""
+    places: Iterable[int] = range(len(records.ids))
+    if recipe.input_type == "nucleotide" and is_of_type(
+        "".join(records.sequences), recipe.input_type
+    ):
+        lengths = records.lengths.tolist()
+        left_out = {n for n in set(lengths) if not n or _screen_length(n, recipe)[0]}
+        places = [place for place, n in enumerate(lengths) if n in left_out] if left_out else ()
+    screened = ((place, *screen(records.at(place), recipe)) for place in places)
+    return {place: (status, note) for place, status, note in screened if status is not None}
+
+
+def protein_of(record: FastaRecord) -> str:
+    """The protein in upper case, without the stop that gene callers write at the end."""
+    return record.sequence.upper().removesuffix("*")
 
 
 @cache

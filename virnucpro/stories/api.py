@@ -67,15 +67,14 @@ from virnucpro.ground.log import logging_to, printable
 from virnucpro.ground.option_fields import make, names_of, options_of
 from virnucpro.ground.records import Call
 from virnucpro.run.features import open_stores
-from virnucpro.run.folder import RunDir, no_run
+from virnucpro.run.folder import RunDir
 from virnucpro.run.index import read_shown
 from virnucpro.run.manifest import Manifest
 from virnucpro.sequences.fasta import write_record
 from virnucpro.sequences.inputs import RECORDS
 from virnucpro.stories import pipeline
 from virnucpro.stories.options import ExtractOptions, PredictOptions, RunOptions
-from virnucpro.tables.read import read_calls, read_identities, read_regions
-from virnucpro.tables.sinks import RegionTable, VirusTable, record_table
+from virnucpro.tables.sinks import RecordTable, RegionTable, VirusTable, record_table
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -486,10 +485,7 @@ def _manifest(folder: Path) -> Manifest:
     Raises:
         InputMissingError: the folder holds no run, or is not there.
     """
-    manifest = RunDir(folder).read_manifest()
-    if manifest is None:
-        raise no_run(folder, hint="name a run folder")
-    return manifest
+    return RunDir(folder).read_run(hint="name a run folder")
 
 
 def _open_calls(folder: Path, command: Command) -> Iterator[Call]:
@@ -508,7 +504,7 @@ def _open_calls(folder: Path, command: Command) -> Iterator[Call]:
             f"{printable(path)} is not there",
             hint=f"name the folder of a finished `virnucpro {command}`",
         )
-    calls = _open_rows(path, read_calls)
+    calls = _open_rows(path, RecordTable.read)
     if regions.exists():  # else none were looked for
         calls = _open_rows(regions, partial(_with_regions, calls))
     if viruses.exists():  # else nothing was called
@@ -542,12 +538,12 @@ def _read_rows(path: Path, read: Callable[[Iterator[str]], Iterator[T]]) -> Iter
 
 
 def _with_regions(calls: Iterable[Call], lines: Iterator[str]) -> Iterator[Call]:
-    for call, rows in _beside_rows(calls, read_regions(lines), "regions"):
+    for call, rows in _beside_rows(calls, RegionTable.read(lines), "regions"):
         yield replace(call, regions=rows) if rows else call
 
 
 def _with_identities(calls: Iterable[Call], lines: Iterator[str]) -> Iterator[Call]:
-    for call, rows in _beside_rows(calls, read_identities(lines), "viruses"):
+    for call, rows in _beside_rows(calls, VirusTable.read(lines), "viruses"):
         yield replace(call, identities=rows) if rows else call
 
 

@@ -19,8 +19,7 @@ from virnucpro.ground.errors import InputError, InputMissingError
 from virnucpro.ground.files import disk_error, open_plain
 from virnucpro.ground.log import printable
 from virnucpro.run.folder import RunDir
-from virnucpro.run.hashes import check_outputs
-from virnucpro.tables.read import read_calls
+from virnucpro.run.hashes import Outputs
 from virnucpro.tables.sinks import ChunkTable, FrameTable, RecordTable
 
 _ROUNDING = 1e-9  # of differences between scores, which have 6 decimals
@@ -108,7 +107,7 @@ def _check_hashes(tables: Sequence[Path]) -> None:
     """
     rundir = RunDir(tables[0].parent)
     if rundir.manifest.is_file():
-        check_outputs(rundir, only=[table.name for table in tables])
+        Outputs(rundir).check(only=[table.name for table in tables])
 
 
 def report_lines(comparisons: list[TableComparison]) -> list[str]:
@@ -235,7 +234,7 @@ def _read_chunks(lines: Iterator[str]) -> Iterator[_TableRow]:
 
 
 def _read_records(lines: Iterator[str]) -> Iterator[_TableRow]:
-    for call in read_calls(lines):
+    for call in RecordTable.read(lines):
         label: str = call.status
         if call.virus_score is not None:
             label = "virus" if call.is_virus else "other"

@@ -41,7 +41,6 @@ from virnucpro.ground.events import (
     Event,
     OnEvent,
     Progress,
-    Refusal,
     ShardDone,
     ShardFailed,
     WorkerReady,
@@ -53,11 +52,11 @@ from virnucpro.page.run import write_run_page
 from virnucpro.run.cache import CacheFolder
 from virnucpro.run.features import FeatureStore
 from virnucpro.run.folder import RunDir
-from virnucpro.run.hashes import OUTPUTS, hash_outputs, read_kept
-from virnucpro.run.intake import open_run, refuse_to_clear
+from virnucpro.run.hashes import Outputs
+from virnucpro.run.intake import open_run
 from virnucpro.run.lock import own_name
-from virnucpro.run.machine import MachineLog
-from virnucpro.run.manifest import Manifest, check_same_recipe
+from virnucpro.run.machine import Start
+from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import Plan, find_plan, make_plan
 from virnucpro.run.scores import ScoreStore
 from virnucpro.sequences.inputs import expected_letters
@@ -152,7 +151,7 @@ def begin(
     if config.options.resume and recorded is None:
         announce(f"there is no run yet in {printable(rundir.root)}: a new one begins")
     if config.options.force:
-        refuse_to_clear(config.options.input, rundir)
+        rundir.refuse_to_clear(config.options.input)
     manifest = open_run(config.options, config.recipe_for, rundir, recorded, on_event)
     config.options.check_type(manifest.recipe.input_type)
     caller = config.caller.of_type(manifest.recipe.input_type)
@@ -370,7 +369,7 @@ def embed(
     tables: Future[None],
 ) -> None:
     """Follow the events of an executor to their end, or until the tables met with an error."""
-    machine = MachineLog()
+    machine = Start()
     start = time.monotonic()
     with machine.kept(results.rundir.machine), closing(events):
         for event in events:
@@ -398,9 +397,8 @@ def check_stored(event: ShardFailed) -> None:
     Raises:
         OutputError, StorageError: the disk is to blame, and will not take others either.
     """
-    match event.refusal:
-        case Refusal(hint=hint, is_place=is_place):
-            raise (OutputError if is_place else StorageError)(event.reason, hint)
+    if event.refusal is not None:
+        raise event.refusal.error
 
 
 def find_pending(
@@ -426,18 +424,18 @@ def cut_again(
         ResumeError: this is a run of another recipe.
     """
     rundir = RunDir(config.output)
-    check_same_recipe(manifest, config.recipe_for(manifest.recipe.input_type))
+    manifest.check_same_recipe(config.recipe_for(manifest.recipe.input_type))
     results = make_results(config, manifest, (), on_event)
     LOGGER.warning("the input is gone: %s; calls are made of the scores of this run", lost[0])
     announce_cut(results.caller, manifest, summary)
     summary.count_plan(results.plan, manifest)
     with summary.stage(STAGES[0]):
         check_blind(results.scores, results.finder, lost)
-        before = read_kept(rundir, LETTERS)
+        before = Outputs(rundir).read_kept(LETTERS)
     lacking = set[str]()
     with summary.stage(STAGES[2]), ExitStack() as stack, results.helpers(0) as helpers:
         letters = letters_of_before(rundir, before)
-        facts = {**_facts(config, manifest, "unfinished"), OUTPUTS: before}
+        facts = {**_facts(config, manifest, "unfinished"), Outputs.field: before}
         rundir.write_manifest(manifest, facts)
         rundir.delete(rundir.report)
         adds = list(results.open_outputs(stack))
@@ -472,7 +470,7 @@ def close_run(
     """Write the outcome into ``run.json``, delete intermediate files, and write the page."""
     is_complete = is_whole and not summary.exit_code
     facts = _facts(config, manifest, "complete" if is_complete else "partial")
-    outcome = {"counts": summary.facts, OUTPUTS: hash_outputs(rundir)}
+    outcome = {"counts": summary.facts, Outputs.field: Outputs(rundir).hash()}
     rundir.write_manifest(manifest, {**facts, **outcome})
     if not config.options.keep_intermediate and not summary.records.n_failed_frames:
         rundir.clear_shards()

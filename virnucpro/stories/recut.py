@@ -17,7 +17,7 @@ from virnucpro.ground.errors import InputMissingError, VirnucproError
 from virnucpro.ground.files import sha256
 from virnucpro.ground.records import FastaRecord, Records
 from virnucpro.run.folder import RunDir
-from virnucpro.run.hashes import read_kept
+from virnucpro.run.hashes import Outputs
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.scores import ScoreStore
 from virnucpro.sequences.fasta import read_fasta
@@ -38,12 +38,14 @@ def lost_inputs(options: RunOptions, rundir: RunDir, recorded: Manifest | None) 
     """
     if not options.resume or recorded is None or recorded.recipe.has_encoder:
         return []
-    gone = [file for file in recorded.inputs if not Path(file.path).is_file()]
+    there = {file.path for file in recorded.inputs if Path(file.path).is_file()}
+    gone = [file for file in recorded.inputs if file.path not in there]
     if not gone or not all(_is_known(path, recorded) for path in options.input):
         return []
-    if any(_is_changed(Path(file.path), file.sha256) for file in recorded.inputs):
+    kept = (file for file in recorded.inputs if file.path in there)
+    if any(sha256(Path(file.path)) != file.sha256 for file in kept):
         return []
-    if not read_kept(rundir):
+    if not Outputs(rundir).read_kept():
         return []
     return [file.shown for file in gone]
 
@@ -59,10 +61,6 @@ def _is_known(path: Path, recorded: Manifest) -> bool:
     except VirnucproError:
         return path.is_dir() and any(here in one.parents for one in known)
     return all(source.path in known for source in sources)
-
-
-def _is_changed(path: Path, digest: str) -> bool:
-    return path.is_file() and sha256(path) != digest
 
 
 class _Peeked:
@@ -112,11 +110,11 @@ def blind_portions(maker: Maker, letters: Letters) -> Iterator[Portion]:
     assert store is not None, "scores are kept where the scorer calls"
     for path in store.files():
         if (scored := store.read_blind(path)) is not None:
-            records = Records.of(with_letters(one, letters) for one in scored.records.each())
+            records = Records.of(_with_letters(one, letters) for one in scored.records.each())
             yield from maker.portions(maker.call(replace(scored, records=records)))
 
 
-def with_letters(record: FastaRecord, before: Letters) -> FastaRecord:
+def _with_letters(record: FastaRecord, before: Letters) -> FastaRecord:
     """The same record with the letters that are known of it."""
     (viral, regions), letters = before, record.sequence
     if viral.next is not None and viral.next.id == record.id:

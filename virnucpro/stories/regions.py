@@ -22,14 +22,12 @@ from virnucpro.ground.files import open_plain, read_json
 from virnucpro.ground.log import LOGGER, announce, printable
 from virnucpro.ground.records import Call, CalledRecords, FastaRecord, RecordResult
 from virnucpro.page.run import write_run_page
-from virnucpro.run.folder import PAGE, RunDir, no_run
-from virnucpro.run.hashes import check_outputs, rewriting
+from virnucpro.run.folder import PAGE, RunDir
+from virnucpro.run.hashes import Outputs
 from virnucpro.run.manifest import Manifest
 from virnucpro.sequences.inputs import InputFile, check_recorded, expected_letters
 from virnucpro.stories.options import RegionsOptions
-from virnucpro.stories.summary import virus_line
 from virnucpro.stories.write import open_sinks_of_samples
-from virnucpro.tables.read import read_calls
 from virnucpro.tables.sinks import (
     REGION_SINKS,
     Place,
@@ -56,17 +54,17 @@ def find_regions(options: RegionsOptions, on_event: OnEvent) -> Tally:
     with rundir.in_use():
         manifest = _finished_run(rundir)
         LOGGER.info("virnucpro %s: %s", __version__, printable(" ".join(options.argv)))
-        check_outputs(rundir, but=(PAGE, *_WRITTEN))
+        Outputs(rundir).check(but=(PAGE, *_WRITTEN))
         inputs = check_recorded(manifest.inputs)
         least = _cut_of(rundir).least_posterior
         finder = embedded_finder(manifest.recipe.genetic_code, None, region_model, least)
         announce(f"regions: learned from {finder.model.training}")
-        with rewriting(rundir, (RecordTable.file, *_WRITTEN)):
+        with Outputs(rundir).rewriting((RecordTable.file, *_WRITTEN)):
             tally = _write_files(rundir, manifest, inputs, finder, on_event)
             _note_in_manifest(rundir, manifest, tally, region_model)
         if rundir.report.exists():
             write_run_page(rundir)
-        LOGGER.info("%s", virus_line(tally))
+        LOGGER.info("%s", tally.virus_line)
     return tally
 
 
@@ -108,10 +106,7 @@ def _cut_of(rundir: RunDir) -> CutOptions:
 
 
 def _finished_run(rundir: RunDir) -> Manifest:
-    manifest = rundir.read_manifest()
-    if manifest is None:
-        hint = "name the --output-dir of a finished `virnucpro predict`"
-        raise no_run(rundir.root, hint)
+    manifest = rundir.read_run("name the --output-dir of a finished `virnucpro predict`")
     recipe = manifest.recipe
     if recipe.command != "predict" or recipe.input_type != "nucleotide":
         raise UsageError(
@@ -139,7 +134,7 @@ def _records_and_calls(
     records = manifest.records(inputs)
     with TextIOWrapper(open_plain(path), "utf-8", "surrogateescape", newline="\n") as lines:
         try:
-            for record, call in zip_longest(records, read_calls(lines)):
+            for record, call in zip_longest(records, RecordTable.read(lines)):
                 if record is None or call is None or not _is_of(call, record):
                     name = record.name if record else call.record_id
                     raise ValueError(f"{name} is in the inputs or in the table alone")

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import cast, get_args
 
-from virnucpro.callers.caller import ByScorer, Caller, NoCall, caller_of
+from virnucpro.callers.caller import ByScorer, Caller, caller_of
 from virnucpro.callers.cascade import Cascade
 from virnucpro.callers.head import EncoderFacts, Head, HeadFacts, load_head
 from virnucpro.callers.options import CutOptions, Embed
@@ -33,9 +33,7 @@ from virnucpro.ground.devices import (
     choose_devices,
     choose_precision,
     choose_tokens,
-    count_helpers,
     count_workers,
-    describe_compromises,
     usable_cores,
 )
 from virnucpro.ground.errors import (
@@ -135,7 +133,7 @@ def _caller(options: RunOptions, head: Head | None) -> Caller:
     match options:
         case PredictOptions(calls=calls):
             return caller_of(carry(options, CutOptions), calls, head)
-    return NoCall()
+    return Caller()
 
 
 def _resolve_engine(options: RunOptions, recorded: Manifest | None, on_event: OnEvent) -> RunConfig:
@@ -175,7 +173,7 @@ def _resolve_engine(options: RunOptions, recorded: Manifest | None, on_event: On
             *_announcements(options, models, recipe, resources, choice),
             *_announce_steps(options, steps),
         ),
-        compromises=tuple(describe_compromises(choice, footprint, precision, is_auto)),
+        compromises=tuple(choice.compromises(footprint, precision, is_auto)),
         models=tuple(map(_name_anywhere, names)),
         steps=steps,
     )
@@ -197,7 +195,8 @@ def _cascade(options: RunOptions, caller: Caller, steps: Sequence[Step]) -> Call
     """The same caller, or the scorer before it where not every record is embedded."""
     if not isinstance(options, PredictOptions) or steps[-1].rule == "all":
         return caller
-    return Cascade(ByScorer(own_scorer(), carry(options, CutOptions)), caller)
+    by_scorer = ByScorer(scorer=own_scorer(), options=carry(options, CutOptions))
+    return Cascade.of(by_scorer, caller)
 
 
 def _announce_steps(options: RunOptions, steps: Sequence[Step]) -> Iterator[str]:
@@ -311,7 +310,7 @@ def _resources(
         devices=choice.devices,
         tokens_per_batch=_tokens_per_batch(options, choice, footprint, precision),
         silence_seconds=options.worker_timeout,
-        n_helpers=count_helpers(choice.devices, usable_cores()),
+        n_helpers=choice.count_helpers(usable_cores()),
     )
 
 
@@ -387,15 +386,14 @@ def _recipe(
     Raises:
         UsageError: chunks of another size are asked for than can be had.
     """
-    return Recipe(
-        command=options.command,
+    return carry(  # an option that a recipe has too is of the same name
+        options,
+        Recipe,
         input_type="nucleotide",
         chunk_size=_chunk_size(options, encoders, head),
         min_length=max(options.min_length, caller.shortest("nucleotide")),
-        genetic_code=options.genetic_code,
         encoders=encoders,
-        head_sha256=caller.hashes.get("head_sha256", ""),
-        scorer_sha256=caller.hashes.get("scorer_sha256", ""),
+        **caller.hashes,
     )
 
 
@@ -408,8 +406,10 @@ def _check_before_fetching(
         ResumeError: the run began with another one.
         InputMissingError, UnavailableError: it has no head.
     """
-    if isinstance(options, PredictOptions) and options.model_name not in BUNDLES:
-        _check_named_head(options, model)
+    match options:
+        case PredictOptions(head=head, calls=calls) if options.model_name not in BUNDLES:
+            if head is not None or calls == "head":
+                _check_head(head, model)
     if recorded is not None and not any(
         encoder.model == model or encoder.sha256 in digests for encoder in recorded.recipe.encoders
     ):
@@ -445,15 +445,6 @@ def _precision_behind(precisions: Set[Precision]) -> Precision:
     if coarse := precisions & {"bf16", "fp16"}:
         return min(coarse)
     return "bf16" if "bf16x2" in precisions else "fp32"
-
-
-def _check_named_head(options: PredictOptions, model: str) -> None:
-    """
-    Raises:
-        InputMissingError, UnavailableError: a head is to call, and there is none.
-    """
-    if options.head is not None or options.calls == "head":
-        _check_head(options.head, model)
 
 
 def _check_head(path: Path | None, names: str) -> Path:

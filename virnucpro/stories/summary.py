@@ -17,22 +17,10 @@ from virnucpro.ground.log import LOGGER, counted, printable
 from virnucpro.run.folder import RunDir
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import Plan
-from virnucpro.tables.sinks import FailedFiles, FailedSequences, Tally, VirusTable
+from virnucpro.tables.sinks import FailedFiles, FailedSequences, Tally
 
 # facts of records that stand in a table
 _IN_TABLES = ("n_failed_records", "first_failure", "n_mendable", "viral_lengths", "best")
-
-
-def virus_line(records: Tally) -> str:
-    """The line on all viruses: records and, if they were looked for, proviruses in others."""
-    n_viruses, see = records.n_viruses, f"see {VirusTable.file}"
-    n_within = (records.n_regions or 0) - records.n_whole_regions
-    if not n_within:
-        return f"viruses: {n_viruses:,}; {see}"
-    return (
-        f"viruses: {n_viruses:,} = {counted(records.n_viral, 'record')} + {records.n_proviruses:,} "
-        f"of {counted(n_within, 'virus-like region')} in other records; {see}"
-    )
 
 
 def warn_of_cache(event: ShardDone) -> None:
@@ -138,7 +126,7 @@ class Summary:
         elif self.cut and records.n_records:
             yield "none was scored: see the columns status and note of the table"
         if self.cut:
-            yield virus_line(records)
+            yield records.virus_line
 
     def _engine_lines(self) -> Iterator[str]:
         yield f"frames embedded: {self.records.n_frames:,}"

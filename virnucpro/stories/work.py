@@ -29,10 +29,10 @@ from virnucpro.ground.events import (
 )
 from virnucpro.ground.log import announce, counted, printable
 from virnucpro.ground.records import Shard
-from virnucpro.run.folder import RunDir, no_run, stores_of
+from virnucpro.run.folder import RunDir
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import read_plan
-from virnucpro.run.work_log import ShardFigures, note_shard
+from virnucpro.run.work_log import ShardFigures
 from virnucpro.stories.pipeline import ExecutorOn, check_stored, make_job, open_cache
 from virnucpro.stories.resolve import WorkConfig, resolve_work
 from virnucpro.stories.summary import warn_of_cache
@@ -128,7 +128,7 @@ class PartResult:
             is_lost=isinstance(event, ShardFailed),
             elapsed=round(time.monotonic() - self.ready, 3),
         )
-        note_shard(figures)
+        figures.note()
         self.ended.append(figures)
 
 
@@ -228,10 +228,8 @@ def find_run(rundir: RunDir) -> Manifest:
         InputMissingError: there is none.
         ResumeError: it is damaged, of another version, or embeds nothing.
     """
-    manifest = rundir.read_manifest()
-    if manifest is None:
-        hint = "plan one: virnucpro predict --plan-only --output-dir DIR, with input and model"
-        raise no_run(rundir.root, hint)
+    hint = "plan one: virnucpro predict --plan-only --output-dir DIR, with input and model"
+    manifest = rundir.read_run(hint)
     if not manifest.recipe.has_encoder or len(manifest.models) != len(manifest.recipe.encoders):
         raise ResumeError(
             f"{printable(rundir.root)} holds a run with {printable(manifest.recipe.reader)}, which "
@@ -311,7 +309,7 @@ def find_owed(
     rundir: RunDir, manifest: Manifest, shards: Sequence[Shard], on_event: OnEvent
 ) -> list[Shard]:
     """The shards that any of the encoders owes. Nothing is deleted: others may be writing."""
-    stores, replaced, owed = stores_of(rundir, manifest), frozenset(manifest.replaced), []
+    stores, replaced, owed = rundir.stores_of(manifest), frozenset(manifest.replaced), []
     for i, shard in enumerate(shards):
         on_event(Progress("checking finished shards", i, len(shards), "shards"))
         if any(store.owes(shard, replaced) for store in stores):

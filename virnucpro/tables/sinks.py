@@ -12,27 +12,21 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from io import StringIO
 from itertools import chain, compress, count, groupby, starmap
 from operator import itemgetter
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, TextIO, TypeGuard
 from urllib.parse import quote
 
-import numpy as np
-
 from virnucpro.callers.calls import FRAMES_FAILED
-from virnucpro.callers.head import DECIMALS
 from virnucpro.callers.regions import is_circular
 from virnucpro.ground.config import Command
 from virnucpro.ground.log import counted, escaped
-from virnucpro.ground.numeric import Values
 from virnucpro.ground.records import (
     STATUSES,
     Call,
     CalledRecords,
     Calls,
-    FrameScores,
     Identity,
     RecordResult,
     Region,
@@ -41,13 +35,23 @@ from virnucpro.ground.records import (
 )
 from virnucpro.ground.tree import Tree
 from virnucpro.scorer.kin import identify
-from virnucpro.sequences.fasta import write_record
 from virnucpro.sequences.genetic_code import GeneticCode
 from virnucpro.sequences.inputs import InputFile
-from virnucpro.tables.text import SortedLines, optional_table, packed_table, table
+from virnucpro.tables.text import (
+    SortedLines,
+    call_words,
+    chunk_rows,
+    fasta_text,
+    frame_rows,
+    optional_table,
+    packed_table,
+    rate_text,
+    record_rows,
+    table,
+)
 
 LENGTH_CLASSES = (0, 1_000, 3_000, 10_000)  # bases or residues from which classes begin
-NO_HIT = (-1.0, 0, "")
+_NO_HIT = (-1.0, 0, "")
 _SUMS = (  # of a tally
     *("n_viral", "n_proviruses", "n_whole_regions", "n_frames"),
     *("n_failed_frames", "n_failed_records", "n_mendable"),
@@ -69,7 +73,7 @@ class Tally:
     first_failure: str = ""  # the first failed frame, and its reason
     n_mendable: int = 0  # records with a failed frame, by their notes
     viral_lengths: Counter[int] = field(default_factory=Counter)  # of viral records: start of class
-    best: tuple[float, int, str] = NO_HIT  # score, length and id of the best viral record
+    best: tuple[float, int, str] = _NO_HIT  # score, length and id of the best viral record
 
     @property
     def n_records(self) -> int:
@@ -79,6 +83,19 @@ class Tally:
     def n_viruses(self) -> int:
         """Rows of the verdict."""
         return self.n_viral + self.n_proviruses
+
+    @property
+    def virus_line(self) -> str:
+        """The line on all viruses: records and, if they were looked for, proviruses in others."""
+        see = f"see {VirusTable.file}"
+        n_within = (self.n_regions or 0) - self.n_whole_regions
+        if not n_within:
+            return f"viruses: {self.n_viruses:,}; {see}"
+        return (
+            f"viruses: {self.n_viruses:,} = {counted(self.n_viral, 'record')} + "
+            f"{self.n_proviruses:,} of {counted(n_within, 'virus-like region')} in other records; "
+            f"{see}"
+        )
 
     @classmethod
     def of(cls, results: CalledRecords) -> Tally:
@@ -237,8 +254,40 @@ class RecordTable(Sink):
     def rows(cls, results: CalledRecords) -> str:
         return record_rows(results.calls)
 
+    @classmethod
+    def read(cls, lines: Iterator[str]) -> Iterator[Call]:
+        """The rows of a table of records.
 
-class EmbeddedTable(RecordTable):
+        Raises:
+            ValueError: it is not as it was written.
+        """
+        for row in _parsed(lines, cls.columns):
+            if not _is_status(status := row["status"]) or row["call"] not in ("virus", "other", ""):
+                raise ValueError(f"{status} with the call {row['call']}")
+            yield Call(
+                row["record"],
+                int(row["length"]),
+                status,
+                row["file"],
+                virus_score=_float(row["virus_score"]),
+                base_score=_float(row["base_score"]),
+                is_virus=row["call"] == "virus",
+                false_discovery_rate=_float(row["fdr"]),
+                n_chunks=int(row["n_chunks"]),
+                n_chunks_scored=int(row["n_chunks_scored"]),
+                n_frames_scored=int(row["n_frames_scored"]),
+                note=row["note"],
+            )
+
+    @classmethod
+    def read_mendable(cls, lines: TextIO) -> Iterator[tuple[str, str]]:
+        """Sample and id of each record that is invalid, or of which a frame failed."""
+        for row in cls.read(lines):
+            if row.status == "invalid" or FRAMES_FAILED in row.note:
+                yield row.sample, row.record_id
+
+
+class _EmbeddedTable(RecordTable):
     """A row for every record of a run that calls nothing."""
 
     file = "records.tsv"
@@ -254,6 +303,14 @@ class FrameTable(Sink):
     @classmethod
     def rows(cls, results: CalledRecords) -> str:
         return frame_rows(results.frames)
+
+    @classmethod
+    def read(cls, lines: TextIO) -> Iterator[tuple[str, float]]:
+        """The frames of a table of frames, and their virus scores."""
+        next(lines, None)
+        for line in lines:
+            frame_id, _, _, score = line.rstrip("\n").split("\t")
+            yield frame_id, float(score)
 
 
 class ChunkTable(Sink):
@@ -304,26 +361,32 @@ class FailedSequences(Sink):
         return "".join(fasta_text(one.header, one.sequence) for one in failed) or None
 
 
-class FailedFiles(Sink):
-    """Path, stage and error of each file with a failure, separated by ``|``, which no path has."""
+class _SampleSink(Sink):
+    """An output with lines for samples, whose records are counted to the last."""
 
-    file = "failed_files.txt"
-    about = "what failed, by file"
-    per_file, is_optional = False, True
+    per_file = False
 
     def __init__(self, place: Place, stack: ExitStack) -> None:
         super().__init__(place, stack)
         self.place = place
-        self.tallies: dict[str, Tally] = {}  # by sample, of those with a failed frame
+        self.tallies: dict[str, Tally] = {}  # by sample
 
     def add(self, portion: Portion) -> None:
-        if portion.tally.n_failed_frames:
-            self.tallies.setdefault(portion.sample, Tally()).include(portion.tally)
+        self.tallies.setdefault(portion.sample, Tally()).include(portion.tally)
+
+
+class FailedFiles(_SampleSink):
+    """Path, stage and error of each file with a failure, separated by ``|``, which no path has."""
+
+    file = "failed_files.txt"
+    about = "what failed, by file"
+    is_optional = True
 
     def finish(self) -> None:
         rows = [(file, "read", file.error) for file in self.place.refused]
         for file in self.place.inputs:
-            if tally := self.tallies.pop(file.sample, None):  # mates share one
+            tally = self.tallies.pop(file.sample, Tally())  # mates share one
+            if tally.n_failed_frames:
                 counts = (
                     f"{counted(tally.n_failed_frames, 'frame')} of "
                     f"{counted(tally.n_failed_records, 'record')} failed"
@@ -446,6 +509,27 @@ class VirusTable(Sink):
             f"{last.end}\t{length}\t{virus.score:.6f}\t{rate}\t{note}\t{identity_text}\n"
         )
 
+    @classmethod
+    def read(cls, lines: Iterator[str]) -> Iterator[tuple[tuple[str, str], Identity]]:
+        """What the viruses of a table of them are, each after the sample and the id of its record.
+
+        Raises:
+            ValueError: it is not as it was written.
+        """
+        for row in _parsed(lines, cls.columns):
+            yield (
+                (row["file"], row["record"]),
+                Identity(
+                    virus_kind=row["virus_kind"],
+                    kind_probability=_float(row["kind_probability"]),
+                    kin=row["kin"],
+                    kin_words=int(row["kin_words"] or 0),
+                    kin_share=_float(row["kin_share"]),
+                    topology=row["topology"],
+                    repeat_length=int(row["repeat_length"] or 0),
+                ),
+            )
+
 
 def _identity_values(identity: Identity) -> Iterator[object]:
     """The columns of an identity; those that say nothing are empty."""
@@ -479,13 +563,12 @@ class VirusFasta(Sink):
         return fasta_text(f"{header} {words}", virus.letters(records.sequences[place]))
 
 
-class SampleTable(Sink):
+class SampleTable(_SampleSink):
     """One row for every sample, also for a file that could not be read."""
 
     file = "samples.tsv"
     about = "one row for every input file, or pair of files of reads"
-    per_file = False
-    columns: ClassVar[tuple[str, ...]] = (
+    columns = (
         "file",
         "status",
         "n_records",
@@ -503,14 +586,6 @@ class SampleTable(Sink):
         "path",
         "error",
     )
-
-    def __init__(self, place: Place, stack: ExitStack) -> None:
-        super().__init__(place, stack)
-        self.place = place
-        self.tallies: dict[str, Tally] = {}  # by sample
-
-    def add(self, portion: Portion) -> None:
-        self.tallies.setdefault(portion.sample, Tally()).include(portion.tally)
 
     def finish(self) -> None:
         files = [file for file in self.place.inputs if not self._only_mends(file)]
@@ -550,12 +625,11 @@ def _sample_status(tally: Tally) -> str:
     return "partial" if tally.statuses["scored"] or tally.statuses["embedded"] else "failed"
 
 
-class MultiqcTable(SampleTable):
+class _MultiqcTable(_SampleSink):
     """The counts of every sample, for the general statistics of MultiQC."""
 
     file = "virnucpro_mqc.tsv"
     about = "counts of every sample, for MultiQC"
-    columns = ()
 
     def finish(self) -> None:
         self.opened().write(_MULTIQC_COLUMNS)
@@ -644,6 +718,24 @@ class RegionTable(_RegionSink):
         words = f"{region.posterior:.4f}\t{call}\t{virus}\t{region.att}\t{note}"
         return f"{name}\t{record}\t{region.kind}\t{place}\t{words}\n"
 
+    @classmethod
+    def read(cls, lines: Iterator[str]) -> Iterator[tuple[tuple[str, str], Region]]:
+        """The regions of a table of them, each after the sample and the id of its record.
+
+        Raises:
+            ValueError: it is not as it was written.
+        """
+        for row in _parsed(lines, cls.columns):
+            start, end, posterior = int(row["start"]) - 1, int(row["end"]), float(row["posterior"])
+            if not (0 <= start < end and 0 <= posterior <= 1):
+                raise ValueError(f"{row['record']} has no region such as {row['region']}")
+            if (kind := _KINDS.get(row["kind"])) is None:
+                raise ValueError(f"{row['region']} is a {row['kind']}")
+            is_part = row["note"] == OVER_ORIGIN
+            is_virus = bool(row["virus"])
+            region = Region(start, end, kind, posterior, row["att"], is_part, is_virus)
+            yield (row["file"], row["record"]), region
+
 
 class RegionBed(_RegionSink):
     """BED6: positions count from 0, the end is behind the region, and the score is in 1,000ths."""
@@ -665,9 +757,9 @@ class RegionGff(_RegionSink):
 
     @classmethod
     def row(cls, result: RecordResult, region: Region, name: str) -> str:
-        seqid = quote(result.record.id, safe=GFF3_SEQID, errors="surrogateescape")
+        seqid = quote(result.record.id, safe=_GFF3_SEQID, errors="surrogateescape")
         place = f"{region.start + 1}\t{region.end}\t{region.posterior:.4f}\t.\t."
-        attributes = f"ID={quote(name, safe=GFF3_SEQID, errors='surrogateescape')}"
+        attributes = f"ID={quote(name, safe=_GFF3_SEQID, errors='surrogateescape')}"
         if region.att:
             attributes += f";att={region.att}"
         if region.over_origin:
@@ -714,7 +806,7 @@ def _track_rows(record_id: str, track: Track) -> str:
 
 
 OVER_ORIGIN = "crosses the origin"
-GFF3_SEQID = ".:^*$@!+_?-|"  # what stands for itself in a sequence id, beside letters and digits
+_GFF3_SEQID = ".:^*$@!+_?-|"  # what stands for itself in a sequence id, beside letters and digits
 
 
 def region_name(record_id: str, region: Region) -> str:
@@ -727,7 +819,7 @@ REGION_SINKS: tuple[type[Sink], ...] = (
     VirusTable,
     VirusFasta,
     SampleTable,
-    MultiqcTable,
+    _MultiqcTable,
     RegionTable,
     RegionBed,
     RegionGff,
@@ -745,7 +837,7 @@ SINKS: dict[Command, tuple[type[Sink], ...]] = {
         FailedSequences,
         FailedFiles,
     ),
-    "extract": (EmbeddedTable, SampleTable, FailedSequences, FailedFiles),
+    "extract": (_EmbeddedTable, SampleTable, FailedSequences, FailedFiles),
 }
 
 
@@ -774,84 +866,29 @@ def open_sinks(sinks: Iterable[type[Sink]], place: Place) -> Iterator[Add]:
             sink.finish()
 
 
-# Rows
+# Rows that are read again
 
 
-def fasta_text(header: str, sequence: str) -> str:
-    """A record of FASTA, 60 letters a line."""
-    text = StringIO()
-    write_record(text, header, sequence)
-    return text.getvalue()
+_KINDS: dict[str, Literal["provirus", "whole"]] = {"provirus": "provirus", "whole": "whole"}
 
 
-def call_words(call: Call) -> tuple[str, str]:
-    """The label and the score of a call; both are empty without a score."""
-    if call.virus_score is None:
-        return "", ""
-    return "virus" if call.is_virus else "other", f"{call.virus_score:.6f}"
-
-
-def rate_text(rate: float | None) -> str:
-    return "" if rate is None else f"{rate:.4f}"
-
-
-def six_decimals(shares: Sequence[float] | Values) -> list[str]:
-    """The texts of numbers from 0 to 1 that have six decimals at most."""
-    millionths = np.rint(np.asarray(shares, dtype=np.float64) * 10**DECIMALS).astype(np.int64)
-    digits = millionths[:, None] // 10 ** np.arange(DECIMALS, -1, -1) % 10 + ord("0")
-    text = np.insert(digits, 1, ord("."), axis=1).astype(np.uint8).tobytes().decode("ascii")
-    width = DECIMALS + 2
-    return [text[i : i + width] for i in range(0, len(text), width)]
-
-
-def _score_texts(scores: Sequence[float | None]) -> list[str]:
-    """The texts of scores; those of records without one are empty."""
-    texts = six_decimals([0.0 if score is None else score for score in scores])
-    return ["" if score is None else text for score, text in zip(scores, texts, strict=True)]
-
-
-def record_rows(calls: Calls) -> str:
-    """A row for each call."""
-    virus_scores = _score_texts(calls.virus_scores)
-    is_same = calls.base_scores is calls.virus_scores
-    base_scores = virus_scores if is_same else _score_texts(calls.base_scores)
-    pairs = zip(virus_scores, calls.are_viruses, strict=True)
-    labels = ["virus" if is_virus else "other" if score else "" for score, is_virus in pairs]
-    columns = (
-        *(calls.record_ids, calls.samples, calls.lengths, calls.statuses, labels, virus_scores),
-        list(map(rate_text, calls.rates)),
-        *(calls.n_chunks, calls.n_chunks_scored, calls.n_frames_scored, base_scores, calls.notes),
-    )
-    row = "\t".join(["%s"] * len(columns)) + "\n"
-    return "".join(map(row.__mod__, zip(*columns, strict=True)))
-
-
-def frame_rows(frames: FrameScores) -> str:
-    """A row for each scored frame; a tie is "others", as the first of two equals."""
-    scores = np.array(frames.scores, dtype=np.float64)
-    others = _of_others(scores)
-    labels = ["\tvirus\t" if is_virus else "\tothers\t" for is_virus in (scores > others).tolist()]
-    rows = zip(frames.ids, labels, six_decimals(others), six_decimals(scores), strict=True)
-    return "".join([f"{name}{label}{other}\t{score}\n" for name, label, other, score in rows])
-
-
-def _of_others(scores: Values) -> Values:
-    """The scores of "others", with six decimals."""
-    return np.asarray(np.rint((1 - scores) * 10**DECIMALS) / 10**DECIMALS)
-
-
-def chunk_rows(frames: FrameScores) -> str:
-    """A row for each chunk with a scored frame; frames of one chunk are neighbours.
-
-    A chunk is a virus if its surest frame is, by VirNucPro's rule: the best virus score is at least
-    the best score of "others".
+def _parsed(lines: Iterator[str], columns: tuple[str, ...]) -> Iterator[dict[str, str]]:
     """
-    if not frames.ids:
-        return ""
-    chunks = np.array(frames.chunk_ids, dtype=object)
-    firsts = np.flatnonzero(np.concatenate([[True], chunks[1:] != chunks[:-1]]))
-    scores = np.array(frames.scores, dtype=np.float64)
-    best, least = np.maximum.reduceat(scores, firsts), np.minimum.reduceat(scores, firsts)
-    verdicts = (best >= _of_others(least)).tolist()
-    rows = zip(chunks[firsts].tolist(), verdicts, strict=True)
-    return "".join([f"{name}\t{verdict}\n" for name, verdict in rows])
+    Raises:
+        ValueError: the table has other columns, or a line is cut short.
+    """
+    if tuple(next(lines, "").rstrip("\n").split("\t")) != columns:
+        raise ValueError("its columns have other names")
+    for line in lines:
+        if not line.endswith("\n"):
+            raise ValueError("its end is missing")
+        values = line[:-1].split("\t", len(columns) - 1)
+        yield dict(zip(columns, values, strict=True))
+
+
+def _float(text: str) -> float | None:
+    return float(text) if text else None
+
+
+def _is_status(text: str) -> TypeGuard[Status]:
+    return text in STATUSES

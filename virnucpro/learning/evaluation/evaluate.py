@@ -58,8 +58,7 @@ from virnucpro.sequences.translate import chunk_record, translate_six_frames
 from virnucpro.stories.options import PredictOptions
 from virnucpro.stories.pipeline import run
 from virnucpro.stories.resolve import RunConfig, resolve
-from virnucpro.tables.read import read_calls, read_frame_scores
-from virnucpro.tables.sinks import FrameTable
+from virnucpro.tables.sinks import FrameTable, RecordTable
 
 Unit = Literal["record", "chunk"]
 Subset = Literal["all", "virus", "other"]
@@ -334,7 +333,7 @@ def read_answers(table: TextIO, fragments: Sequence[Fragment]) -> list[Call]:
     """
     calls = {
         call.record_id: call
-        for call in read_calls(table)
+        for call in RecordTable.read(table)
         if call.status in ("scored", "no_orf", "too_short")
     }
     unscored = [fragment for fragment in fragments if fragment.id not in calls]
@@ -361,7 +360,7 @@ def read_chunk_scores(
     Raises:
         VirnucproError: a frame is not in the table.
     """
-    scores = read_frame_scores(table)
+    scores = FrameTable.read(table)
     for record in records:
         chunks = list(chunk_record(record, chunk_size))
         predictions = [

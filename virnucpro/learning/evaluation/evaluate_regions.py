@@ -31,7 +31,6 @@ from virnucpro.learning.options import EvaluateOptions
 from virnucpro.run.folder import RunDir
 from virnucpro.stories.options import PredictOptions
 from virnucpro.stories.pipeline import predict
-from virnucpro.tables.read import read_calls, read_regions
 from virnucpro.tables.sinks import RecordTable, RegionTable
 
 TABLE = "regions_evaluation.tsv"
@@ -86,14 +85,14 @@ def _measure(
 ) -> list[tuple[str, RegionFigures]]:
     """Each sequence of the run with its figures; one without a row of the truth has no prophage."""
     with rundir.output(RecordTable).open(encoding="utf-8") as table:
-        calls = [(call.record_id, call.length) for call in read_calls(table)]
+        calls = [(call.record_id, call.length) for call in RecordTable.read(table)]
     lengths = dict(calls)
     check_unique(name for name, _ in calls)
     check_none_missing(truths.keys() - lengths.keys())
     regions: dict[str, list[Span]] = {}
     if rundir.output(RegionTable).exists():
         with rundir.output(RegionTable).open(encoding="utf-8") as table:
-            for (_, name), region in read_regions(table):
+            for (_, name), region in RegionTable.read(table):
                 regions.setdefault(name, []).append((region.start, region.end))
     figures = []
     for name, n_bases in lengths.items():

@@ -43,7 +43,7 @@ from virnucpro.learning.labelled.frames import (
     growing_texts,
 )
 from virnucpro.learning.labelled.records import Labelled, LabelledRecord, Split
-from virnucpro.run.folder import RunDir, stores_of
+from virnucpro.run.folder import RunDir
 from virnucpro.sequences.composition import N_FEATURES, frame_bases, frame_composition
 from virnucpro.sequences.fasta import write_record
 from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
@@ -181,7 +181,7 @@ def link_vectors(folder: Path, extracted: Path, ids: Sequence[str]) -> None:
     n_vectors, dim = 0, 0
     rundir = RunDir(extracted)
     manifest = rundir.read_manifest()
-    for store in stores_of(rundir, manifest) if manifest else ():
+    for store in rundir.stores_of(manifest) if manifest else ():
         dim = store.encoder.dim
         for path, begin, names in store.read_places():
             files.append((str(path.absolute()), begin, len(names)))

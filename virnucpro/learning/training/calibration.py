@@ -18,8 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.callers.head import DECIMALS, FrameRule
-from virnucpro.callers.join import Join, JoinKnot, join_log_odds
+from virnucpro.callers.head import DECIMALS, FrameRule, Join, JoinKnot, join_log_odds
 from virnucpro.ground.numeric import Mask, Values, sigmoid
 from virnucpro.learning.evaluation.metrics import Samples, auroc_gain
 from virnucpro.learning.labelled.frames import BASES_POWER, LabelledFrames, Rows, balanced_weights

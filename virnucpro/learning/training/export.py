@@ -15,11 +15,11 @@ from virnucpro.callers.head import (
     EncoderFacts,
     Head,
     HeadFacts,
+    Join,
     Layer,
     Network,
     save_head,
 )
-from virnucpro.callers.join import Join
 from virnucpro.encoders.base import Model
 from virnucpro.encoders.esm2.family import inspect_esm2
 from virnucpro.encoders.esm2.model import ESM2

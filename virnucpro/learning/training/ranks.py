@@ -24,12 +24,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from virnucpro.encoders.transfer import use_device
 from virnucpro.ground.errors import UnavailableError, UsageError, VirnucproError
-from virnucpro.ground.events import OnEvent, Telling
+from virnucpro.ground.events import ErrorText, OnEvent, Telling
 from virnucpro.ground.files import disk_error
 from virnucpro.ground.log import LOGGER, printable
 from virnucpro.ground.processes import (
     Child,
-    ErrorText,
     Pipe,
     Raised,
     interrupts_held,

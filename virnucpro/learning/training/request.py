@@ -56,7 +56,7 @@ from virnucpro.learning.options import (
     Settings,
     TrainOptions,
 )
-from virnucpro.run.folder import PAGE, RunDir, no_run
+from virnucpro.run.folder import PAGE, RunDir
 from virnucpro.run.lock import OF_A_LOCK
 from virnucpro.sequences.genetic_code import genetic_code
 
@@ -495,9 +495,7 @@ def _check_features(training: Training, source: Origin) -> str:
         InputError: they are of other sequences, or of another recipe.
     """
     folder, options = training.features, training.options
-    run = RunDir(folder).read_manifest()
-    if run is None:
-        raise no_run(folder, "give the --output-dir of virnucpro extract")
+    run = RunDir(folder).read_run("give the --output-dir of virnucpro extract")
     recipe = run.recipe
     assert training.encoder is not None and training.shape is not None, "a head on an encoder"
     encoder = as_esm2(open_model(str(training.encoder.absolute()), lambda _: None)).sha256()

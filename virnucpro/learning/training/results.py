@@ -17,7 +17,7 @@ from statistics import fmean, stdev
 import numpy as np
 
 from virnucpro.callers.calls import SUREST
-from virnucpro.callers.join import Join
+from virnucpro.callers.head import Join
 from virnucpro.ground.files import write_whole
 from virnucpro.ground.log import LOGGER, announce, counted
 from virnucpro.ground.numeric import Values
