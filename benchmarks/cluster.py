@@ -1,142 +1,206 @@
-"""A run on many machines, but for the computing: one plan, many ``work`` at once, one end.
+"""A run on many machines, simulated from task times that are measured here, one after the other.
 
-Every shard holds one frame, and the encoder is ``composition``, whose vectors are empty. So what is
-timed is reading, locking, looking, writing and syncing, on one file system. Processes stand for
-machines; they are forked, so that their start takes no time.
+Reads are planned, embedded and written into tables by one part, with devices that take no time, and
+joined. Each task is measured by the CPU time of this process: the list of slices (hashing and
+cutting), the plan of a slice, its rows, and the join. Then any number of machines is computed for a
+larger input of the same kind: what one process does for all grows with the input, each slice takes
+its time on the machine that it falls to, a device embeds at the given speed, and rows are made by
+helpers beside it. Nothing is counted for schedulers, for disks that are slower than this one, and
+for ``features.h5``, which there is not over so many files.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import random
-import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from random import Random
+from statistics import median
 from tempfile import TemporaryDirectory
+from unittest.mock import patch
 
-from virnucpro.callers.caller import Caller
+from front_end import make_contigs, make_reads
+from simulated import SimulatedRow, SimulatedWorker, config_of, register, write_input
+
 from virnucpro.engine.executor import InlineExecutor, NoExecutor
-from virnucpro.ground.config import EncoderSpec, Recipe, Resources
-from virnucpro.ground.option_fields import make
 from virnucpro.run.folder import RunDir
-from virnucpro.run.plan import read_plan
-from virnucpro.run.status import measure_run
-from virnucpro.stories.options import ExtractOptions
-from virnucpro.stories.pipeline import make_job, run
-from virnucpro.stories.resolve import RunConfig, WorkConfig
-from virnucpro.stories.work import Part, embed, find_owed, find_run
+from virnucpro.run.index import FeatureIndex
+from virnucpro.run.plan import Planner, make_plan, read_plan
+from virnucpro.stories.pipeline import make_job, make_results, run
+from virnucpro.stories.resolve import RunConfig
+from virnucpro.stories.work import Part
 
-_BASES = 60  # of a record: on average 2.3 of its six frames are open
-_RESOURCES = Resources(devices=("cpu",), tokens_per_batch=2048)
+_COVERAGE = 4  # of contigs by reads
+_INSTANT = 1e12  # tokens per second of a device that takes no time
+_FIRST = 300_000  # bases
+_HELPERS = 2  # that make rows beside a device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskTimes:
+    """CPU seconds of the tasks of a run, and its size."""
+
+    n_reads: int
+    n_slices: int
+    n_tokens: int
+    cut: float  # the list of slices, for all
+    plan: float  # of a slice
+    rows: float  # of a slice
+    join: float  # of all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterRow:
     n_workers: int
-    n_shards: int
-    plan_seconds: float
-    look_seconds: float  # of one process, for the plan and the labels of its part
-    work_seconds: float  # until the last of all processes has ended
-    shards_per_second: float
-    status_seconds: float
-    end_seconds: float  # all shards verified, all tables and the index written
+    n_reads: int
+    n_slices: int
+    speed: float  # tokens per second of each worker's device
+    cut_seconds: float  # by one
+    work_seconds: float  # until the last worker has ended
+    join_seconds: float  # by one
+    seconds: float  # in all
+    workers_worth: float  # seconds of one worker over these
 
 
-def time_cluster(n_workers: int, n_shards: int) -> ClusterRow:
-    with TemporaryDirectory(prefix="virnucpro-measure-") as folder:
-        root = Path(folder)
-        fasta = root / "reads.fa"
-        rng = random.Random(1)
-        with fasta.open("w") as out:
-            for i in range(int(n_shards / 2.28)):
-                out.write(f">r{i}\n{''.join(rng.choices('ACGT', k=_BASES))}\n")
-        with _timed() as plan:
-            run(_config(fasta, root / "run", plan_only=True), NoExecutor(), lambda _: None)
-        n = measure_run(root / "run")["shards"]["total"]
-        fork = multiprocessing.get_context("fork")
-        looks = fork.SimpleQueue()
-        parts = [Part(i, n_workers) for i in range(n_workers)]
-        workers = [fork.Process(target=_work, args=(root / "run", part, looks)) for part in parts]
-        with _timed() as work:
-            for worker in workers:
-                worker.start()
-            look_seconds = [looks.get() for _ in workers]
-            for worker in workers:
-                worker.join()
-        assert not any(worker.exitcode for worker in workers)
-        with _timed() as status:
-            assert measure_run(root / "run")["shards"]["pending"] == 0
-        with _timed() as end:
-            resumed = _config(fasta, root / "run", resume=True)
+def simulate_clusters(
+    n_bases: int, n_reads: int, speed: float, dim: int, workers: Sequence[int]
+) -> Iterator[ClusterRow]:
+    """A row for each number of workers, of so many reads; ``n_bases`` are run here.
+
+    Half of them are run as well, so that what any run takes is told from what each read does.
+    """
+    measure_tasks(_FIRST, dim)  # what a process does once is none of theirs
+    small, times = (measure_tasks(n, dim) for n in (n_bases // 2, n_bases))
+    rows = [_row_of(small, times, n_reads, speed, n) for n in (1, *workers)]
+    for row in rows[1:]:
+        yield replace(row, workers_worth=round(rows[0].seconds / row.seconds, 1))
+
+
+def measure_tasks(n_bases: int, dim: int) -> TaskTimes:
+    """Run the tasks of a small run here, one after the other."""
+    register()
+    with TemporaryDirectory(prefix="virnucpro-measure-") as name:
+        folder, random = Path(name), Random(1)
+        contigs = make_contigs(random, n_bases // _COVERAGE)
+        fasta = write_input(folder / "input.fa", make_reads(random, contigs, n_bases))
+        (folder / "speed").write_text(str(_INSTANT))
+        row = SimulatedRow(
+            input="reads",
+            n_bases=n_bases,
+            n_devices=1,
+            n_helpers=0,
+            speed=_INSTANT,
+            dilation=1.0,
+            dim=dim,
+            tokens_per_batch=16_384,
+        )
+
+        config = config_of(row, fasta, folder / "run", folder / "speed")
+        planned = replace(config, options=replace(config.options, plan_only=True))
+        resumed = replace(config, options=replace(config.options, resume=True))
+        with _timed() as cut:
+            run(planned, NoExecutor(), lambda _: None)
+        times = _work(RunDir(folder / "run"), resumed)
+        with _timed() as join, _index_timed() as index:
             run(resumed, NoExecutor(), lambda _: None)
-        shutil.rmtree(root / "run")
+        return replace(times, cut=cut[0], join=join[0] - index[0])
+
+
+def _work(rundir: RunDir, config: RunConfig) -> TaskTimes:
+    """Plan and embed all slices, and write their rows, as a part does that has all."""
+    manifest = rundir.read_manifest()
+    assert manifest is not None
+    manifest = replace(manifest, inputs=tuple(file.stamped() for file in manifest.inputs))
+    plan = read_plan(rundir, manifest)
+    assert plan is not None
+    planner = Planner.of(rundir, rundir.shards, manifest, keep_intermediate=False)
+    of_plan, of_rows, n_slices = list[float](), list[float](), len(plan.slices)
+    for one in plan.slices:
+        with _timed() as seconds:
+            part = make_plan(planner, plan.limited([one.index]), lambda _: None)
+        of_plan += seconds
+        plan = replace(plan, parts={**plan.parts, **part.parts})
+    job = make_job(rundir, manifest.recipe, config.weights)
+    for store in job.stores:
+        store.make_folder()
+    executor = InlineExecutor(worker=SimulatedWorker)
+    with closing(executor.run(plan.shards, job, config.resources)) as events:
+        for _ in events:
+            pass
+    results = make_results(config, manifest, job.stores, lambda _: None)
+    for one in plan.slices:
+        of_slice = replace(results, plan=plan.limited([one.index]))
+        with _timed() as seconds, of_slice.helpers(0) as helpers:
+            of_slice.write_rows(helpers, lambda _: None)
+        of_rows += seconds
+    n_tokens = sum(shard.n_residues + 2 * shard.n_embedded for shard in plan.shards)
+    return TaskTimes(
+        n_reads=plan.counts.n_records,
+        n_slices=n_slices,
+        n_tokens=n_tokens,
+        cut=0.0,
+        plan=median(of_plan[:-1] or of_plan),  # the last one is not full
+        rows=median(of_rows[:-1] or of_rows),
+        join=0.0,
+    )
+
+
+def _grown(small: TaskTimes, times: TaskTimes, name: str, n_reads: int) -> float:
+    """The seconds of what one process does for so many reads: some for any, and some for each."""
+    seconds = getattr(times, name)
+    each = (seconds - getattr(small, name)) / (times.n_reads - small.n_reads)
+    return float(seconds + each * (n_reads - times.n_reads))
+
+
+def _row_of(
+    small: TaskTimes, times: TaskTimes, n_reads: int, speed: float, n_workers: int
+) -> ClusterRow:
+    times_larger = n_reads / times.n_reads
+    n_slices = round(times.n_slices * times_larger)
+    embed = times.n_tokens * times_larger / n_slices / speed
+    cut, join = (_grown(small, times, name, n_reads) for name in ("cut", "join"))
+    work = 0.0
+    for number in range(n_workers):
+        n_shares, ours = Part(number, n_workers).shares(n_slices)
+        shares = [len(of_slice) / n_shares for of_slice in ours.values()]
+        embedded = written = times.plan * len(shares)
+        for share in shares:
+            embedded += embed * share
+            written = max(written, embedded) + times.rows * share / _HELPERS
+        work = max(work, written)
     return ClusterRow(
         n_workers=n_workers,
-        n_shards=n,
-        plan_seconds=plan[0],
-        look_seconds=max(look_seconds),
-        work_seconds=work[0],
-        shards_per_second=n / work[0],
-        status_seconds=status[0],
-        end_seconds=end[0],
+        n_reads=n_reads,
+        n_slices=n_slices,
+        speed=speed,
+        cut_seconds=round(cut, 1),
+        work_seconds=round(work, 1),
+        join_seconds=round(join, 1),
+        seconds=round(cut + work + join, 1),
+        workers_worth=1.0,
     )
 
 
-def _config(fasta: Path, folder: Path, **how: bool) -> RunConfig:
-    options = {"input": [fasta], "output_dir": folder, "keep_intermediate": True, **how}
-    encoder = EncoderSpec(
-        family="composition",
-        model="none",
-        sha256="0" * 64,
-        layer=1,
-        pooling="mean",
-        precision="fp32",
-        dim=0,
-        reads="dna",
-    )
-    recipe = Recipe(
-        command="extract",
-        input_type="nucleotide",
-        chunk_size=_BASES,
-        min_length=0,
-        encoders=(encoder,),
-        residues_per_shard=1,
-    )
-    return RunConfig(
-        options=make(ExtractOptions, options),
-        caller=Caller(),
-        recipe=recipe,
-        resources=_RESOURCES,
-        checkpoints=(fasta,),
-        weights=(fasta,),
-        models=("none",),
-    )
+@contextmanager
+def _index_timed() -> Iterator[list[float]]:
+    """The CPU seconds in which ``features.h5`` is written in a block, in a list of one."""
+    write, seconds = FeatureIndex.write, list[float]()
 
+    def timed(index: FeatureIndex, features: Path) -> None:
+        with _timed() as own:
+            write(index, features)
+        seconds.extend(own)
 
-def _work(folder: Path, part: Part, looks: multiprocessing.SimpleQueue[float]) -> None:
-    """The steps of ``work`` on a model that needs no file."""
-    rundir = RunDir(folder)
-    with rundir.shared():
-        with _timed() as look:
-            manifest = find_run(rundir)
-            plan = read_plan(rundir, manifest)
-            assert plan is not None
-            shards = find_owed(rundir, manifest, part.of(plan.shards), lambda _: None)
-        looks.put(look[0])
-        job = make_job(rundir, manifest.recipe, (folder,))
-        config = WorkConfig(resources=_RESOURCES, weights=(folder,), announcements=())
-        with closing(embed(shards, job, config, lambda _: InlineExecutor())) as events:
-            for _ in events:
-                pass
+    with patch.object(FeatureIndex, "write", timed):
+        yield seconds
 
 
 @contextmanager
 def _timed() -> Iterator[list[float]]:
-    """The seconds of a block, in a list of one."""
+    """The CPU seconds of a block, in a list of one."""
     seconds: list[float] = []
-    start = time.monotonic()
+    start = time.process_time()
     yield seconds
-    seconds.append(round(time.monotonic() - start, 2))
+    seconds.append(time.process_time() - start)

@@ -27,7 +27,7 @@ from Bio import SeqIO
 from virnucpro.ground.config import EncoderSpec, Recipe
 from virnucpro.run.folder import RunDir
 from virnucpro.run.manifest import Manifest
-from virnucpro.run.plan import make_plan
+from virnucpro.run.plan import Plan, Planner, make_plan
 from virnucpro.run.shards import read_shard
 from virnucpro.sequences.fasta import write_record
 from virnucpro.sequences.inputs import Source
@@ -165,13 +165,11 @@ def run_ours(fasta: Path, folder: Path, n_helpers: int = 0) -> Callable[[], Fram
     manifest = Manifest(recipe, tuple(Survey(is_strict=True).hash([Source(fasta)], lambda _: None)))
     rundir = RunDir(folder)
     with rundir.planning():
+        planner = Planner.of(rundir, rundir.planned.shards, manifest, keep_intermediate=False)
         plan = make_plan(
-            rundir,
-            manifest,
-            keep_intermediate=False,
-            on_letters=lambda _: None,
-            n_helpers=n_helpers,
+            planner, Plan.cut(manifest, keep_intermediate=False), lambda _: None, n_helpers
         )
+        planner.write_listing(plan)
         rundir.adopt_plan()
     orfs = chain.from_iterable(map(read_shard, plan.shards))
     return lambda: [(orf.id, orf.protein) for orf in orfs]

@@ -6,7 +6,7 @@ and a line for each row, as it comes. For developers; users have ``virnucpro ben
     python benchmarks/measure.py files --models 8M,35M
     python benchmarks/measure.py front-end --bases 90000000 --helpers 2
     python benchmarks/measure.py coordinator --workers 1,4,16,64
-    python benchmarks/measure.py cluster --workers 1,16,256 --shards 100000
+    python benchmarks/measure.py cluster --workers 1,4,16,64 --bases 30000000 --reads 100000000
     python benchmarks/measure.py peers --models 8M,35M
     python benchmarks/measure.py variants --models 650M,3B   (NVIDIA GPU with bf16)
     python benchmarks/measure.py poison
@@ -29,7 +29,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 from card import ChoiceRow, FullRow, fill_card, list_kernels
-from cluster import ClusterRow, time_cluster
+from cluster import ClusterRow, simulate_clusters
 from coordinator import CoordinatorRow, time_coordinator
 from file_to_file import FileRow, FileRun, time_extract
 from front_end import FrontEndRow, measure_front_end
@@ -152,7 +152,8 @@ def coordinator(options: argparse.Namespace) -> Iterator[Row]:
 
 
 def cluster(options: argparse.Namespace) -> Iterator[Row]:
-    return (time_cluster(n_workers, options.shards) for n_workers in options.workers)
+    sizes = (options.bases, options.reads, options.speed, options.dim)
+    return simulate_clusters(*sizes, options.workers)
 
 
 def poison(options: argparse.Namespace) -> Iterator[Row]:
@@ -224,8 +225,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     part.add_argument("--workers", type=numbers, default=[1, 4, 16, 64])
     part = parts.add_parser("cluster")
     part.set_defaults(measure=cluster)
-    part.add_argument("--workers", type=numbers, default=[1, 16, 256])
-    part.add_argument("--shards", type=int, default=4_000)
+    part.add_argument("--workers", type=numbers, default=[1, 4, 16, 64])
+    part.add_argument("--bases", type=int, default=22_000_000, help="of reads that are run here")
+    part.add_argument("--reads", type=int, default=100_000_000, help="of the larger input")
+    part.add_argument("--speed", type=float, default=100_000, help="tokens/s of a device")
+    part.add_argument("--dim", type=int, default=1280, help="length of a vector")
     part = parts.add_parser("poison")
     part.set_defaults(measure=poison)
     part.add_argument("--proteins", type=int, default=10_000)

@@ -19,7 +19,7 @@ import json
 import resource
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
@@ -224,9 +224,7 @@ def simulate(kind: str, n_bases: int, rows: Sequence[SimulatedRow]) -> Iterator[
             sequences = make_contigs(random, n_bases)
         else:
             sequences = make_reads(random, make_contigs(random, n_bases // _COVERAGE), n_bases)
-        with fasta.open("w", encoding="utf-8") as out:
-            for number, sequence in enumerate(sequences):
-                write_record(out, f"record_{number}", sequence)
+        write_input(fasta, sequences)
         for number, row in enumerate(rows):
             run_folder = Path(folder) / str(number)
             run_folder.mkdir()
@@ -237,12 +235,19 @@ def simulate(kind: str, n_bases: int, rows: Sequence[SimulatedRow]) -> Iterator[
             shutil.rmtree(run_folder)
 
 
+def write_input(fasta: Path, sequences: Iterable[str]) -> Path:
+    """Write sequences as FASTA."""
+    with fasta.open("w", encoding="utf-8") as out:
+        for number, sequence in enumerate(sequences):
+            write_record(out, f"record_{number}", sequence)
+    return fasta
+
+
 def _simulate(fasta: Path, row: SimulatedRow, folder: Path) -> SimulatedRow:
     weights = folder / "speed"
     weights.write_text(str(row.speed / row.dilation))
     watch, cpu_before, of_children = _Watch(), time.process_time(), _cpu_of_children()
-    head = _head(row.dim)
-    config = _config(row, fasta, folder / "run", weights, head)
+    config = config_of(row, fasta, folder / "run", weights)
     run(config, ProcessExecutor(config.resources.devices, SimulatedWorker), watch)
     end, cpu = time.monotonic(), time.process_time()
     of_children = _cpu_of_children() - of_children
@@ -299,7 +304,9 @@ def _head(dim: int) -> Head:
     )
 
 
-def _config(row: SimulatedRow, fasta: Path, output: Path, weights: Path, head: Head) -> RunConfig:
+def config_of(row: SimulatedRow, fasta: Path, output: Path, weights: Path) -> RunConfig:
+    """The run of a row, with a head joined with the scorer."""
+    head = _head(row.dim)
     encoder = EncoderSpec(
         family=_FAMILY,
         model=_FAMILY,

@@ -220,7 +220,7 @@ def test_any_number_of_helpers_and_a_resume_with_two_rules_give_the_same_bytes(
     for folder, n_helpers in (("alone", 0), ("helped", 2)):
         run_on(folder, embed="uncertain", n_helpers=n_helpers)
         run_on(folder, embed="all", n_helpers=n_helpers, resume=True)
-    assert "shards are made by 2 helpers" in (tmp_path / "helped/virnucpro.log").read_text()
+    assert "shards are made by 1 helper" in (tmp_path / "helped/virnucpro.log").read_text()
     names = [path.name for path in (tmp_path / "alone/features").iterdir()]
     names = [*TABLES, "features.h5", *(f"features/{name}" for name in names)]
     for name in names:
@@ -268,15 +268,14 @@ def test_proteins_are_asked_for_by_the_scorer_of_proteins(run_on, tiny, tmp_path
 
 
 def test_a_planned_run_embeds_what_was_asked_for_on_any_machine(run_on, tiny, head, tmp_path):
-    planned = run_on("run", embed="viral", plan_only=True)
-    assert planned.n_left > 0
+    run_on("run", embed="viral", plan_only=True)
     work(
         WorkOptions(folder=tmp_path / "run", device="cpu"),
         lambda _: None,
         lambda _: InlineExecutor(),
     )
-    run_on("run", embed="viral", resume=True, no_embed=True)
-    run_on("here", embed="viral")
+    joined = run_on("run", embed="viral", resume=True, no_embed=True)
+    assert joined.n_left == run_on("here", embed="viral").n_left > 0
     assert tables(tmp_path / "run") == tables(tmp_path / "here")
 
 

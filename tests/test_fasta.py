@@ -8,6 +8,7 @@ import io
 import lzma
 import os
 import pickle
+import random
 import re
 import sys
 import tracemalloc
@@ -788,3 +789,33 @@ def test_the_odd_files_of_other_tools_are_read() -> None:
     assert read(INPUTS / "barrnap_null.fa") == []
     assert all(not bases for _, bases in read(INPUTS / "barrnap_empty.fa"))
     assert guess_input_type(INPUTS / "human_mito.fa") == "nucleotide"
+
+
+@pytest.mark.parametrize("suffix", ["fa", "fa.gz", "fq", "fq.gz"])
+@pytest.mark.parametrize(("line_end", "lead"), [("\n", ""), ("\r\n", "\n\n\n")])
+def test_spans_have_every_record_once_by_its_line_and_what_is_packed_is_unpacked_once(
+    tmp_path, monkeypatch, suffix, line_end, lead
+):
+    """Blocks end within records, and qualities look like headers."""
+    module, rng = virnucpro.sequences.fasta, random.Random(1)
+    monkeypatch.setattr(module, "_BLOCK", 1000)
+    text = lead
+    for i in range(80):
+        bases = "".join(rng.choices("ACGT", k=rng.choice([3, 150, 999, 5000])))
+        quality = "".join(rng.choices("@+>!AB", k=len(bases)))
+        fastq = f"@r{i}\n{bases}\n+\n{quality}\n"
+        text += fastq if "fq" in suffix else f">r{i}\n{bases[:90]}\n{bases[90:]}\n"
+    content, path = text.replace("\n", line_end).encode(), tmp_path / f"in.{suffix}"
+    path.write_bytes(gzip.compress(content) if suffix.endswith("gz") else content)
+    records, opened, open_one = list(read_fasta(path)), [], module._open
+    for least in (1, 700, 50_000, 10**9):
+        spans, n_bytes = module.find_spans(path, "", least)
+        assert n_bytes == len(content)
+        assert all(span.end - span.start >= least for span in spans[:-1])
+        streams = module.Streams()
+        monkeypatch.setattr(module, "_open", lambda *a: opened.append(a) or open_one(*a))
+        blocks = (b for span in spans for b in read_blocks(path, span=span, streams=streams))
+        assert [record for each in parsed(blocks) for record in each.each()] == records
+        monkeypatch.setattr(module, "_open", open_one)
+        assert len(opened) == (1 if suffix.endswith("gz") else len(spans))
+        opened.clear()

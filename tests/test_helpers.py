@@ -44,8 +44,6 @@ from virnucpro.sequences import fasta as reader
 from virnucpro.stories import write
 from virnucpro.stories.blocks import BlockTask
 from virnucpro.stories.frames import ScoredFrames
-from virnucpro.stories.options import PredictOptions
-from virnucpro.stories.pipeline import predict as predict_run
 
 pytestmark = pytest.mark.usefixtures("quick_starts")
 POISON_BASES = POISON.replace("W", "TGG").replace("C", "TGT")
@@ -78,10 +76,10 @@ def in_small_blocks(monkeypatch) -> None:
 def hard(tmp_path) -> list[Path]:
     """Two files: repeats, frames with letters that are no base, frames that fail, long records."""
     rng = np.random.default_rng(3)
-    records = {f"r{i}": open_dna(300 + 40 * i, rng) for i in range(30)}
-    records |= {
-        f"n{i}": text[:100] + "NNRN" + text[104:] for i, text in enumerate([*records.values()])
-    }
+    records = {}
+    for i in range(30):
+        text = records[f"r{i}"] = open_dna(300 + 40 * i, rng)
+        records[f"n{i}"] = text[:100] + "NNRN" + text[104:]
     records["poisonous"] = POISON_BASES + open_dna(600, rng)
     records["long"] = open_dna(4_000, rng) + random_dna(12_000, rng)
     records["nothing"] = "N" * 400
@@ -99,7 +97,7 @@ def test_any_number_of_helpers_gives_the_same_bytes(make_config, tiny, hard, tmp
     alone, helped = tmp_path / "alone", tmp_path / "helped"
     for folder, n_helpers in ((alone, 0), (helped, 3)):
         changes = {"command": command, "n_helpers": n_helpers, "per_file": True}
-        changes["keep_intermediate"] = True
+        changes |= {"keep_intermediate": True, "bytes_per_slice": 9_000}
         executor = InlineExecutor(worker=RaisingWorker)
         run_inline(make_config(*hard, output=folder, **changes), head, executor=executor)
     assert (alone / "failed_files.txt").read_text().count("failed") == 2  # in either file
@@ -136,9 +134,7 @@ def test_records_that_the_scorer_calls_have_the_same_tables(tmp_path):
 
 
 @pytest.mark.usefixtures("in_small_blocks")
-def test_a_plan_whose_helper_is_killed_leaves_a_free_folder(
-    make_config, tiny, contigs, undisturbed
-):
+def test_a_plan_whose_helper_is_killed_leaves_a_free_folder(make_config, tiny, contigs, tmp_path):
     n_killed = 0
 
     def kill(event) -> None:
@@ -146,14 +142,17 @@ def test_a_plan_whose_helper_is_killed_leaves_a_free_folder(
         if isinstance(event, Progress) and event.stage == "reading and translating":
             n_killed += kill_ours()
 
-    config = make_config(contigs, n_helpers=2)
+    config = make_config(contigs, n_helpers=2, bytes_per_slice=3_000)
     with pytest.raises(UnavailableError, match="makes shards or tables was lost: SIGKILL"):
         run_inline(config, tiny.head, kill)
     assert n_killed >= 2
     assert not our_processes()
     assert not (config.output / "run.json").exists()
-    run_inline(make_config(contigs, resume=True, n_helpers=2), tiny.head)
-    assert_same_run(config.output, undisturbed)
+    again = {"resume": True, "n_helpers": 2, "bytes_per_slice": 3_000}
+    run_inline(make_config(contigs, **again), tiny.head)
+    alone = make_config(contigs, bytes_per_slice=3_000, output=tmp_path / "alone")
+    run_inline(alone, tiny.head)
+    assert_same_run(config.output, alone.output)
 
 
 @pytest.mark.usefixtures("in_small_blocks")
@@ -161,7 +160,7 @@ def test_a_bad_record_behind_good_ones_ends_helpers_too(make_config, tiny, conti
     with contigs.open("a") as out:
         out.write(">\nACGT\n")
     with pytest.raises(InputError, match="a header without an id"):
-        run_inline(make_config(contigs, n_helpers=2), tiny.head)
+        run_inline(make_config(contigs, n_helpers=2, bytes_per_slice=3_000), tiny.head)
     assert not our_processes()
 
 
@@ -395,18 +394,3 @@ def test_time_in_which_the_parent_was_stopped_is_no_silence_of_a_helper(beginnin
             parent.wait(2.0)  # longer than a helper may be silent
         parent.send_signal(signal.SIGCONT)
         assert float(parent.stdout.read()) > 0.5
-
-
-@pytest.mark.usefixtures("in_small_blocks")
-def test_a_plan_for_others_is_made_by_helpers_too(tiny, contigs, tmp_path):
-    options = PredictOptions(
-        input=(contigs,),
-        output_dir=tmp_path / "run",
-        model=str(tiny.model),
-        head=tiny.head_file,
-        precision="fp32",
-        plan_only=True,
-        workers=3,
-    )
-    predict_run(options, lambda _: None, pytest.fail)  # without an executor
-    assert "shards are made by 2 helpers" in (tmp_path / "run" / "virnucpro.log").read_text()

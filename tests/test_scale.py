@@ -32,7 +32,15 @@ from virnucpro.run.folder import RunDir
 from virnucpro.run.index import MAX_PARTS, IndexPart, write_index
 from virnucpro.run.intake import open_run
 from virnucpro.run.manifest import Manifest
-from virnucpro.run.plan import Plan, make_plan, refuse_duplicates
+from virnucpro.run.plan import (
+    Plan,
+    PlanCounts,
+    Planner,
+    Slice,
+    SlicePlan,
+    make_plan,
+    refuse_repeat,
+)
 from virnucpro.sequences.inputs import Source
 from virnucpro.sequences.survey import Survey
 from virnucpro.stories.options import ExtractOptions
@@ -73,7 +81,9 @@ def kernel_says(file: str, key: str) -> int:
 
 def adopted_plan(rundir: RunDir, manifest: Manifest) -> Plan:
     with rundir.planning():
-        plan = make_plan(rundir, manifest, keep_intermediate=False, on_letters=nothing)
+        planner = Planner.of(rundir, rundir.planned.shards, manifest, keep_intermediate=False)
+        plan = make_plan(planner, Plan.cut(manifest, keep_intermediate=False), nothing)
+        planner.write_listing(plan)
         rundir.adopt_plan()
     return plan
 
@@ -94,7 +104,8 @@ def write_reads(path: Path, n_records: int) -> None:
 
 
 def test_the_shards_of_a_plan_are_listed_once_though_each_of_them_asks():
-    plan = Plan(((Shard(0, Path("000000.faa"), 1, 1, 10, ""),),))
+    part = SlicePlan((Shard(0, Path("000000.faa"), 1, 1, 10, ""),), PlanCounts(), ())
+    plan = Plan((Slice(0, 0, 0, (), is_first=True),), {0: part})
     assert plan.shards is plan.shards and [shard.index for shard in plan.shards] == [0]
 
 
@@ -119,7 +130,7 @@ def look_for_duplicates(told: Path) -> None:
     hashes = array("q")
     hashes.frombytes(np.random.default_rng(0).integers(-(2**62), 2**62, N_HASHES).tobytes())
     before = kernel_says("status", "VmHWM:")
-    refuse_duplicates(hashes, Manifest(RECIPE, ()))
+    refuse_repeat(hashes, Manifest(RECIPE, ()))
     told.write_text(json.dumps((kernel_says("status", "VmHWM:") - before) * 1024))
 
 
@@ -192,7 +203,7 @@ class FinishedRun:
     store: FeatureStore
 
     def pending(self) -> list[int]:
-        shards = find_pending([self.store], self.plan, frozenset(), nothing)
+        shards = find_pending([self.store], self.plan.shards, frozenset(), nothing)
         return [shard.index for shard in shards]
 
 

@@ -25,21 +25,24 @@ from virnucpro.encoders.catalogue import open_model
 from virnucpro.engine.executor import InlineExecutor, NoExecutor
 from virnucpro.engine.options import WorkOptions
 from virnucpro.ground.errors import (
+    InputError,
     InputMissingError,
     OutputError,
     ResumeError,
     UnavailableError,
     UsageError,
 )
-from virnucpro.ground.events import OnEvent, ShardDone, Telling
-from virnucpro.ground.records import Shard
+from virnucpro.ground.events import STAGES, OnEvent, Progress, ShardDone, Telling
 from virnucpro.learning.pages import report_folder
 from virnucpro.run.folder import RunDir
+from virnucpro.run.hashes import Outputs
+from virnucpro.run.plan import read_plan
 from virnucpro.run.status import inspect_run, measure_run
 from virnucpro.run.work_log import ShardFigures
 from virnucpro.stories.api import read_features
 from virnucpro.stories.options import PredictOptions
-from virnucpro.stories.resolve import resolve
+from virnucpro.stories.pipeline import run
+from virnucpro.stories.resolve import RunConfig, resolve
 from virnucpro.stories.work import Part, PartResult, choose_part, work
 
 FORK = multiprocessing.get_context("fork")
@@ -51,7 +54,8 @@ def plan(make_config, tiny, contigs, tmp_path) -> Callable[..., Path]:
     _, digest = open_model(str(tiny.model), lambda _: None).prepare("fp32", None, lambda _: None)
 
     def make(**changes: object) -> Path:
-        config = make_config(contigs, **{"sha256": digest, "plan_only": True, **changes})
+        run = {"sha256": digest, "plan_only": True, "head": tiny.head_file}
+        config = make_config(contigs, **{**run, **changes})
         run_inline(replace(config, models=(str(tiny.model),)), tiny.head)
         return config.output
 
@@ -63,12 +67,15 @@ def merge(make_config, tiny, contigs) -> Callable[..., None]:
     """Brings a planned run to its end, where nothing may be embedded."""
     _, digest = open_model(str(tiny.model), lambda _: None).prepare("fp32", None, lambda _: None)
 
-    def run(**changes: object) -> None:
-        config = make_config(contigs, resume=True, sha256=digest)
+    def join(**changes: object) -> None:
+        executor = changes.pop("executor", NoExecutor())
+        on_event = changes.pop("on_event", lambda _: None)
+        run = {"sha256": digest, "resume": True, "head": tiny.head_file}
+        config = make_config(contigs, **{**run, **changes})
         config = replace(config, models=(str(tiny.model),))
-        run_inline(config, tiny.head, executor=changes.get("executor", NoExecutor()))
+        run_inline(config, tiny.head, on_event, executor)
 
-    return run
+    return join
 
 
 def work_inline(folder: Path, part: str | None = None, on_event: OnEvent = lambda _: None) -> int:
@@ -86,22 +93,22 @@ def test_a_plan_ends_before_anything_is_embedded(plan):
 
 def test_parts_in_any_order_give_the_run_of_one_machine(plan, merge, undisturbed):
     folder = plan()
-    n_shards = len(list((folder / "shards").glob("*.faa")))
     done = [work_inline(folder, part) for part in ("3/3", "1/3", "2/3")]
+    n_shards = len(list((folder / "shards").glob("*.faa")))
     assert sum(done) == n_shards > 6 and min(done) >= n_shards // 3
     assert work_inline(folder) == 0
     merge()
     assert_same_run(folder, undisturbed)
 
 
-def test_work_writes_vectors_and_its_own_log_and_nothing_else(plan):
+def test_half_a_slice_leaves_its_shards_and_vectors_and_a_log_and_nothing_else(plan):
     folder = plan()
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     work_inline(folder, "1/2")
     after = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert before.items() <= after.items()
     new = {str(path.relative_to(folder)) for path in after.keys() - before.keys()}
-    (log,) = {name for name in new if not name.startswith("features/")}
+    (log,) = {name for name in new if not name.startswith(("features/", "shards/"))}
     assert log.startswith("logs/work-") and log.endswith(f"-{os.getpid()}.log")
 
 
@@ -146,6 +153,132 @@ def test_a_work_that_was_killed_costs_its_open_shard_and_the_merge_does_the_rest
     assert_same_run(folder, undisturbed)
 
 
+SLICE = 4000  # bytes; the contigs fill a dozen
+
+
+@pytest.fixture
+def alone(make_config, tiny, contigs, tmp_path) -> Callable[..., dict[str, str]]:
+    """The outputs of a run of the contigs in slices on one device, which nobody disturbs."""
+    _, digest = open_model(str(tiny.model), lambda _: None).prepare("fp32", None, lambda _: None)
+
+    def make(**changes: object) -> dict[str, str]:
+        cut = {"bytes_per_slice": SLICE, "output": tmp_path / "alone", "sha256": digest}
+        run_inline(make_config(contigs, **{**cut, **changes}), tiny.head)
+        return outputs(tmp_path / "alone")
+
+    return make
+
+
+def outputs(folder: Path) -> dict[str, str]:
+    """The hashes of all outputs but the page, which says where and when they were made."""
+    hashes = Outputs(RunDir(folder)).hash()
+    del hashes["report.html"]
+    return hashes
+
+
+def killed_at(folder: Path, part: str, is_time: Callable[[Path, Telling], bool]) -> None:
+    """Do a part in a process, until it is killed."""
+
+    def look(event: Telling) -> None:
+        if is_time(folder, event):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    process = FORK.Process(target=work_inline, args=(folder, part, look))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+
+
+def is_planning(folder: Path, event: Telling) -> bool:
+    return isinstance(event, Progress) and event.stage == "planning this part" and event.done > 6000
+
+
+def is_writing_rows(folder: Path, event: Telling) -> bool:
+    return len(list((folder / "rows").glob("*.rows"))) >= 2
+
+
+def tables_being_made(events: list[Telling]) -> list[Telling]:
+    return [event for event in events if isinstance(event, Progress) and event.stage == STAGES[2]]
+
+
+def test_parts_plan_embed_and_write_tables_and_the_end_only_joins(plan, merge, alone, tmp_path):
+    folder = plan(bytes_per_slice=SLICE, per_file=True)
+    assert not list((folder / "shards").glob("*.faa"))
+    killed_at(folder, "1/2", is_planning)
+    killed_at(folder, "1/2", is_writing_rows)
+    parts = [FORK.Process(target=work_inline, args=(folder, part)) for part in ("2/2", "1/2")]
+    for process in parts:
+        process.start()
+    for process in parts:
+        process.join()
+    assert len(list((folder / "rows").glob("*.rows"))) == count_slices(folder) > 8
+    events: list[Telling] = []
+    merge(bytes_per_slice=SLICE, per_file=True, on_event=events.append)
+    assert not tables_being_made(events)
+    assert not (folder / "rows").exists() and not leftovers(folder)
+    assert outputs(folder) == alone(per_file=True)
+    assert_same_run(folder, tmp_path / "alone")
+
+
+def count_slices(folder: Path) -> int:
+    manifest = RunDir(folder).read_manifest()
+    return len(read_plan(RunDir(folder), manifest).slices)
+
+
+def test_what_parts_left_out_is_made_at_the_end_which_may_be_killed(plan, merge, alone):
+    folder = plan(bytes_per_slice=SLICE, per_file=True)
+    work_inline(folder, "2/3")
+    n_rows = len(list((folder / "rows").glob("*.rows")))
+
+    def join_until_killed() -> None:
+        def look(event: Telling) -> None:
+            if tables_being_made([event]):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        merge(bytes_per_slice=SLICE, per_file=True, executor=InlineExecutor(), on_event=look)
+
+    process = FORK.Process(target=join_until_killed)
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert len(list((folder / "rows").glob("*.rows"))) == n_rows >= 3
+    (damaged, *_) = sorted((folder / "rows").glob("*.rows"))
+    damaged.write_bytes(damaged.read_bytes().replace(b"virus", b"VIRUS", 1))
+    merge(bytes_per_slice=SLICE, per_file=True, executor=InlineExecutor())
+    assert outputs(folder) == alone(per_file=True)
+
+
+def test_rows_of_another_cut_are_not_joined(plan, merge, alone):
+    folder = plan(bytes_per_slice=SLICE)
+    work_inline(folder)
+    merge(bytes_per_slice=SLICE, threshold=0.9)
+    assert outputs(folder) == alone(threshold=0.9)
+
+
+def test_the_scorer_alone_is_spread_too_and_gives_the_run_of_one_machine(contigs, tmp_path):
+    def config(name: str, **how: object) -> RunConfig:
+        options = PredictOptions(input=(contigs,), output_dir=tmp_path / name, **how)
+        config = resolve(options, lambda _: None)
+        return replace(config, recipe=replace(config.recipe, bytes_per_slice=SLICE))
+
+    run(config("alone"), NoExecutor(), lambda _: None)
+    run(config("spread", plan_only=True), NoExecutor(), lambda _: None)
+    for part in ("2/2", "1/2"):
+        work_inline(tmp_path / "spread", part)
+    assert len(list((tmp_path / "spread/rows").glob("*.rows"))) == count_slices(tmp_path / "spread")
+    run(config("spread", resume=True), NoExecutor(), lambda _: None)
+    of_both = [outputs(tmp_path / name) for name in ("alone", "spread")]
+    assert of_both[0] == of_both[1] and any(name.startswith("scores/") for name in of_both[0])
+
+
+def test_an_id_that_occurs_twice_in_a_part_is_refused_before_anything_is_embedded(plan, contigs):
+    contigs.write_text(contigs.read_text() + ">contig1 again\nACGTACGTACGT\n")
+    folder = plan(bytes_per_slice=SLICE)
+    with pytest.raises(InputError, match="contig1 occurs twice"):
+        work_inline(folder)
+    assert not list((folder / "features").glob("*.h5"))
+
+
 def test_nobody_sweeps_the_temporary_files_of_another(plan, tiny, contigs, make_config):
     """Not even a work that crashes and has partial files of its own."""
     folder = plan()
@@ -183,7 +316,10 @@ def test_a_pipe_in_the_place_of_a_file_is_named_and_not_waited_for(plan, name):
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).unlink(missing_ok=True)
     os.mkfifo(folder / name)
-    with within(20), pytest.raises((OutputError, OSError), match="not a plain file"):
+    with (
+        within(20),
+        pytest.raises((OutputError, OSError), match=r"not a plain file|No such device"),
+    ):
         work_inline(folder)
         inspect_run(folder, verify=False)
 
@@ -204,6 +340,8 @@ def test_a_finished_run_leaves_nothing_to_a_late_task(plan, merge):
     merge()
     assert work_inline(folder) == 0
     after = measure_run(folder)
+    (host,) = json.loads((folder / "run.json").read_text())["hosts"]
+    assert host["n_shards"] == after["shards"]["done"]
     assert after["state"] == "complete" and after["remaining_seconds"] == 0
     assert after["shards"] == whole["shards"] | {"pending": 0}
     assert after["tokens"] == whole["tokens"] | {"pending": 0}
@@ -211,7 +349,6 @@ def test_a_finished_run_leaves_nothing_to_a_late_task(plan, merge):
 
 def test_figures_of_each_host_are_read_from_the_logs(plan):
     folder = plan()
-    total = measure_run(folder)["shards"]["total"]
     assert measure_run(folder)["hosts"] == []
     seen = []
     work_inline(folder, "1/2", lambda event: seen.append((event, measure_run(folder))))
@@ -221,6 +358,7 @@ def test_figures_of_each_host_are_read_from_the_logs(plan):
     after = measure_run(folder)
     (host,) = after["hosts"]
     assert host["n_working"] == 0 and host["tokens_per_second"] > 0
+    total = after["shards"]["total"]
     assert host["n_shards"] == after["shards"]["done"] == (total + 1) // 2
     assert after["shards"]["pending"] == total // 2 and after["remaining_seconds"] is None
     assert after["tokens"]["total"] > after["tokens"]["pending"] > 0
@@ -408,11 +546,14 @@ def test_a_part_that_nobody_can_tell_is_refused(text, array, words):
     assert caught.value.hint or "counted" in words
 
 
-@pytest.mark.parametrize("n", [1, 2, 5])
-def test_parts_are_disjoint_and_together_all_shards(n):
-    shards = [Shard(i, Path(), 1, 1, 1, "") for i in range(13)]
-    parts = [Part(number, n).of(shards) for number in range(n)]
-    assert sorted(shard.index for part in parts for shard in part) == list(range(13))
+@pytest.mark.parametrize(("n", "n_slices"), [(1, 1), (2, 1), (5, 3), (3, 40), (64, 1800)])
+def test_parts_are_disjoint_and_together_all_slices_and_about_equal(n, n_slices):
+    each = [Part(number, n).shares(n_slices) for number in range(n)]
+    (n_shares,) = {n_shares for n_shares, _ in each}
+    owners = [(place, share) for _, ours in each for place in ours for share in ours[place]]
+    assert sorted(owners) == [(i, j) for i in range(n_slices) for j in range(n_shares)]
+    sizes = [sum(map(len, ours.values())) for _, ours in each]
+    assert max(sizes) - min(sizes) <= 1
 
 
 # The command line
@@ -437,7 +578,7 @@ def test_the_three_commands_say_what_comes_next(tiny, contigs, tmp_path):
     run = ("-i", contigs, "-o", tmp_path / "run", "--model", tiny.model, "--head", tiny.head_file)
     planned = virnucpro("predict", *run, "--plan-only", "--precision", "fp32")
     assert planned.returncode == 0, planned.stderr
-    assert "planned: 1 shard, " in planned.stdout
+    assert "planned: 1 slice of the input" in planned.stdout
     assert f"--wrap 'virnucpro work {tmp_path / 'run'}'" in planned.stdout
     (then,) = [line for line in planned.stdout.splitlines() if line.startswith("then: ")]
     assert then.endswith("--resume") and "--plan-only" not in then
@@ -445,7 +586,9 @@ def test_the_three_commands_say_what_comes_next(tiny, contigs, tmp_path):
     array = {**os.environ, **SLURM, "SLURM_ARRAY_TASK_ID": "1"}
     worked = virnucpro("work", tmp_path / "run", *on_cpu, env=array)
     assert worked.returncode == 0, worked.stderr
-    assert "part 1/4: 1 of 1 pending shard done" in worked.stdout
+    assert (
+        "part 1/4: 1 slice planned, 1 of 1 pending shard done, tables of 1 slice" in worked.stdout
+    )
     assert worked.stdout.endswith("when all parts are done, the planned command with --resume\n")
     merged = virnucpro("predict", *run, "--resume", "--no-embed")
     assert merged.returncode == 0, merged.stderr

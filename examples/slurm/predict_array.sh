@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Embed a planned run, as a SLURM job array: the second of three, see predict_plan.sh.
+# Do a planned run in parts, as a SLURM job array: the second of three, see predict_plan.sh.
 #
 #   sbatch --array=1-64 examples/slurm/predict_array.sh DIR [OPTION ...]
 #

@@ -4,7 +4,7 @@
 #
 #   sbatch examples/slurm/predict_merge.sh INPUT DIR [OPTION ...]
 #
-# What is not embedded yet is embedded here, then the tables are written. OPTIONs go to `virnucpro predict`:
+# What parts left out is done here, then the tables are joined. OPTIONs go to `virnucpro predict`:
 # --no-embed, with --gres=none before the script, refuses to embed, for a node without a GPU.
 # Without --model nothing is embedded, and one core scores millions of bases a second.
 # Compute nodes are often offline: give --model and --head, if any, as paths on a shared file system.

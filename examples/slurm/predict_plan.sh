@@ -11,7 +11,7 @@
 
 # the name shown by squeue
 #SBATCH --job-name=virnucpro-plan
-# one process reads, translates and writes shards; it needs no GPU
+# one process hashes the input and lists its slices; it needs no GPU
 #SBATCH --nodes=1
 #SBATCH --ntasks=1
 #SBATCH --cpus-per-task=4

@@ -196,13 +196,12 @@ def test_work_that_begins_while_runs_come_and_go_never_meets_one(contend, tmp_pa
             contender.tell()
 
 
-@pytest.mark.parametrize("record", ["1\nanother-machine\n", ""])
-def test_a_lock_that_nobody_can_judge_is_kept_and_can_be_deleted(tmp_path, monkeypatch, record):
-    """Without file locks: one that another machine left, or a kill between two calls."""
+def test_a_lock_that_nobody_can_judge_is_kept_and_can_be_deleted(tmp_path, monkeypatch):
+    """Without file locks: one that names nobody, of a kill between two calls."""
     monkeypatch.setattr(fcntl, "flock", no_flock)
     monkeypatch.setattr(lock, "_PATIENCE", 0.1)
     mark = tmp_path / MARK
-    mark.write_text(record)
+    mark.touch()
     error = refusal_of(tmp_path)
     assert "did not say its name" in str(error) and f"delete {mark}" in error.hint
     mark.unlink()
@@ -303,3 +302,50 @@ def test_a_run_of_a_version_that_differs_is_refused_with_both_versions(
     assert f"this one, {__version__}, cannot" in str(caught.value)
     assert "finish it with that version" in caught.value.hint
     assert before == {path: path.read_bytes() for path in older.rglob("*.h5")}
+
+
+# Other hosts, whose processes and locks cannot be seen from here
+
+
+@pytest.fixture
+def quick_beats(monkeypatch) -> None:
+    monkeypatch.setattr(lock, "_BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(lock, "_DEAD_SECONDS", 0.5)
+
+
+def left_by_another_host(folder: Path, name: str) -> Path:
+    """What a process of another host has in a folder, or left there when it died."""
+    contents = {
+        MARK: "7\nelsewhere\n",
+        ".lock": "process 7 on elsewhere since 2026-01-01 00:00:00\n",
+        "logs/work-elsewhere-7.log": "embedding\n",
+    }
+    (folder / "logs").mkdir()
+    (folder / name).write_text(contents[name])
+    return folder / name
+
+
+@pytest.mark.usefixtures("quick_beats")
+@pytest.mark.parametrize("name", [MARK, ".lock", "logs/work-elsewhere-7.log"])
+def test_what_another_host_left_is_taken_over_when_it_gives_no_sign_of_life(
+    tmp_path, monkeypatch, name
+):
+    if name == MARK:
+        monkeypatch.setattr(fcntl, "flock", no_flock)
+    left_by_another_host(tmp_path, name)
+    with within(20), RunDir(tmp_path).locked():
+        assert f"process {os.getpid()} on " in (tmp_path / ".lock").read_text()
+    assert not (tmp_path / MARK).exists()
+
+
+@pytest.mark.usefixtures("quick_beats")
+@pytest.mark.parametrize("name", [MARK, ".lock", "logs/work-elsewhere-7.log"])
+def test_another_host_that_gives_signs_of_life_keeps_its_folder_without_a_common_lock(
+    tmp_path, monkeypatch, name
+):
+    if name == MARK:
+        monkeypatch.setattr(fcntl, "flock", no_flock)
+    with within(20), lock._beating(left_by_another_host(tmp_path, name)):
+        refusal = refusal_of(tmp_path)
+    assert f"using {tmp_path}" in str(refusal) and refusal.hint
+    assert name == MARK or "process 7 on elsewhere" in str(refusal)

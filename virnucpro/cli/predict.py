@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from virnucpro.engine.executor import Executor
     from virnucpro.run.work_log import ShardFigures
 
-_WORK_KEPT = "finished shards are kept: the same command again does the rest"
+_WORK_KEPT = "finished files are kept: the same command again does the rest"
 _REGIONS_KEPT = "the folder is as it was: run the same command again"
 _PLUGINS = "virnucpro.executors"  # entry points: classes, made of the options and the devices
 
@@ -152,14 +152,14 @@ def _run(options: RunOptions, console: ConsoleOptions) -> None:
                 case ExtractOptions():
                     summary = pipeline.extract(options, events, executor_on)
     with exits():
-        if summary.n_shards is None:
+        if summary.n_slices is None:
             rundir = RunDir(options.output_dir)
             table = rundir.record_table(options.command)
             if summary.records.n_viruses:
                 table = rundir.output(VirusTable)
             step = next_step(table, sys.argv[1:], failed=summary.exit_code != 0)
         else:
-            step = planned_steps(options, summary.n_shards, sys.argv[1:])
+            step = planned_steps(options, summary.n_slices, sys.argv[1:])
         offer = [] if summary.has_encoder else _gpu_lines(options, sys.argv[1:])
         report([*summary.lines(options.output_dir), *offer, *step], console.quiet)
     raise Finished(summary.exit_code)
@@ -180,10 +180,11 @@ def work_in_block(options: WorkOptions, indices: tuple[int, ...]) -> list[ShardF
 
 @command(WorkOptions, ConsoleOptions)
 def work(options: WorkOptions, console: ConsoleOptions) -> None:
-    """Embed a part of a planned run: on as many machines, and as often at once, as you like.
+    """Do a part of a planned run: on as many machines, and as often at once, as you like.
 
-    DIR was planned with --plan-only and lies where all machines see it. Nothing is written there
-    but vectors and logs/work-HOST-PID.log; the tables come from the planned command with --resume.
+    DIR was planned with --plan-only and lies where all machines see it. A part reads and translates
+    its slices of the input, embeds them, and writes their rows of the tables. The planned command
+    with --resume then joins all parts, and makes what is missing.
 
     Example: virnucpro work results/ --part 3/16
 

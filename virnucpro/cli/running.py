@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from virnucpro.cli.figures import EventLog
 
 _BY_BUS = "PCI_BUS_ID"
-_TASKS = 16  # at most, in the array that is offered
+_TASKS, _TASKS_PER_SLICE = 16, 4  # at most, in the array that is offered
 _ERASE_LINE = "\r\x1b[2K"
 
 
@@ -150,17 +150,19 @@ def next_step(table: Path, argv: Sequence[str], failed: bool) -> list[str]:
     return as_command(["head", name], " | column -t -s $'\\t' | less -S")
 
 
-def planned_steps(options: RunOptions, n_shards: int, argv: Sequence[str]) -> list[str]:
+def planned_steps(options: RunOptions, n_slices: int, argv: Sequence[str]) -> list[str]:
     """The lines for what to type after a plan: the work, and then the same command to its end."""
     device, precision = options.device, options.precision
     is_for_cpus = device == "cpu" or (device == "auto" and precision == "fp32")
+    is_for_cpus = is_for_cpus or not options.asks_for_vectors
     request = "--cpus-per-task=8" if is_for_cpus else "--gres=gpu:1"
     folder = options.output_dir
     again = [word for word in argv if word not in ("--force", "--resume", "--plan-only")]
     rest = as_command(["virnucpro", *again, "--resume"])
-    if not n_shards:
+    if not n_slices:
         return rest
-    work, n = shlex.join(["virnucpro", "work", str(folder.absolute())]), min(_TASKS, n_shards)
+    work = shlex.join(["virnucpro", "work", str(folder.absolute())])
+    n = min(_TASKS, _TASKS_PER_SLICE * n_slices)
     return [
         *as_command(["sbatch", f"--array=1-{n}", request, "--wrap", work]),
         *(f"then: {line.removeprefix('next: ')}" for line in rest),

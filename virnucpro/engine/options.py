@@ -73,12 +73,13 @@ class CacheOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PlaceOptions:
-    """The machines that embed the shards of a run."""
+    """The machines that do a run."""
 
     plan_only: Annotated[
         bool,
         option(
-            "Stop after the plan; `virnucpro work DIR` then embeds, on any number of machines.",
+            "Only list the slices of the input; `virnucpro work DIR` then does the run, on any "
+            "number of machines, and this command with --resume joins it.",
             _CLUSTER,
         ),
     ] = False
@@ -124,7 +125,7 @@ class WorkOptions(CacheOptions, EngineOptions):
     part: Annotated[
         str | None,
         option(
-            "Embed part I of N of the shards. N alone: I is the number of this task in its array.",
+            "Do part I of N of the run. N alone: I is the number of this task in its array.",
             _CLUSTER,
             metavar="I/N",
             show_default="by SLURM's array, else all",

@@ -24,7 +24,8 @@ Command = Literal["predict", "extract"]
 FOLLOWS = ("model", "dim", "reads")  # of an encoder: a name, and what family and content imply
 RESIDUES_PER_SHARD = 250_000  # of the largest shards
 _RESIDUES_WITH_ROWS = 125_000  # the same, where each residue has a vector
-SHARD_FORMAT = 6
+SHARD_FORMAT = 7
+BYTES_PER_SLICE = 2**23  # of the content of inputs that are planned, and called, together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +60,7 @@ class Recipe:
     genetic_code: int = 11  # NCBI's number; unused for proteins
     scorer_sha256: str = ""  # hash of the scorer, if it calls by itself
     residues_per_shard: int = RESIDUES_PER_SHARD
+    bytes_per_slice: int = BYTES_PER_SLICE
     shard_format: int = SHARD_FORMAT
 
     def __post_init__(self) -> None:

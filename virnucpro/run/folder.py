@@ -27,9 +27,11 @@ from virnucpro.sequences.inputs import RUN_FILE
 from virnucpro.tables.sinks import FailedSequences, Sink, all_sinks, record_table
 
 PAGE = "report.html"  # of a run, a training or an evaluation
+# what ends the names of files of a slice: its plan, digests of ids, chunks, rows of tables
+PLAN, IDS, CHUNKS, ROWS = ".plan", ".ids", ".chunks", ".rows"
 # files that a run makes in its sub-folders
 _OURS = re.compile(
-    rf"{SHARD_NAME}(_copies)?\.(h5|npz|pt|faa|fna|scores)"
+    rf"{SHARD_NAME}(_copies)?\.(h5|npz|pt|faa|fna|scores|plan|ids|chunks|rows)"
     r"|\w+-[0-9a-f]{16}\.h5|[0-9a-f]{16}\.fa|plan\.json"
     r"|work-[\w.-]+-\d+\.log|\..*\.(tmp|partial)"
 )
@@ -58,6 +60,7 @@ class RunDir(Tree):
     parsl = _Inside(f".parsl{TEMPORARY}")  # the files of Parsl, while it runs
     features = _Inside("features")
     scores = _Inside("scores")  # of blocks of records, in a run without a model
+    rows = _Inside("rows")  # of the tables of slices, until all are joined
     shards = _Inside("shards")
     plan = _Inside("shards/plan.json")
     chunks = _Inside("chunks.fa")
@@ -91,6 +94,7 @@ class RunDir(Tree):
             self.features,
             self.feature_index,
             self.scores,
+            self.rows,
             self.shards,
             self.chunks,
             self.copies,
@@ -224,7 +228,7 @@ class RunDir(Tree):
             elif path == self.features:
                 for folder in self.feature_folders():
                     self._delete_ours(folder)
-            elif path in (self.scores, self.shards):
+            elif path in (self.scores, self.rows, self.shards):
                 self._delete_ours(path)
             elif path != self.copies:
                 self.delete(path)
@@ -285,6 +289,12 @@ class RunDir(Tree):
             with writing(self.shards / file.name, file):
                 self.move(file, self.shards / file.name)
 
+    def clear_parts(self) -> None:
+        """Delete what was joined; what cannot be deleted does no harm."""
+        with suppress(OSError):
+            self._delete_ours(self.rows)
+            self.delete_files(self.shards, lambda name: name.endswith(CHUNKS))
+
     def clear_shards(self) -> None:
         """Delete what only the run needed; what cannot be deleted does no harm."""
         with suppress(OSError):
@@ -314,7 +324,14 @@ class RunDir(Tree):
         """Delete what a killed command left half done."""
         for folder in (self.planned.root, self.parsl):
             shutil.rmtree(folder, ignore_errors=True)
-        for folder in (self.root, self.scores, self.shards, self.copies, *self.sample_folders()):
+        for folder in (
+            self.root,
+            self.scores,
+            self.rows,
+            self.shards,
+            self.copies,
+            *self.sample_folders(),
+        ):
             self.sweep_folder(folder)
         for folder in self.feature_folders():
             self.sweep_folder(folder, _PARTIAL.fullmatch)

@@ -2,6 +2,10 @@
 
 The kernel's lock (``flock``) ends with its process, however that ends. On a file system without
 it, a file that exists is the lock, and filelock looks whether the process that made it still runs.
+Neither can be trusted between hosts: some file systems keep ``flock`` to one host, and nobody sees
+the processes of another. So whoever holds a file renews its time, a beat every few seconds. What
+another host left is watched: without a beat for a minute its process is dead, and it is taken over;
+with one it is alive, whatever ``flock`` says. The file system's clock alone counts, no host's.
 
 A run has the lock alone, and writes its name into it. Each ``work`` shares it, and has a tag of its
 own, its log, locked as well: so whoever asks can tell which of them are there.
@@ -16,25 +20,31 @@ import re
 import socket
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from io import FileIO
 from pathlib import Path
+from threading import Event, Thread
 
 from virnucpro.ground.errors import OutputError, VirnucproError
 from virnucpro.ground.files import open_plain, writing
-from virnucpro.ground.log import printable
+from virnucpro.ground.log import LOGGER, announce, printable
 from virnucpro.ground.tree import Tree
 
 LOCK = ".lock"
 _MARK = f"{LOCK}.held"  # the lock of a file system without flock
 OF_A_LOCK = (LOCK, _MARK)
+_NO_TAGS = "no tags"  # a folder that is not there: who works beside others has nothing against them
 _PATIENCE, _MOMENT = 2.0, 0.02  # seconds for others to write their name, and between two looks
 _STALE_SECONDS = 0.2  # for filelock to take over what a dead process left
 _QUEUE_SECONDS = 10.0  # for all that begin to work at once, without flock, one after the other
 _TAG = re.compile(r"work-(?P<host>[\w.-]+)-(?P<pid>\d+)\.log", re.ASCII)
 _NAMED = 3  # holders in a message
+_BEAT_SECONDS = 2.0  # between two beats
+_DEAD_SECONDS = 60.0  # without one, as files tell
+_WATCH_BEATS = 10  # that are waited for where files do not tell
+_NAME = re.compile(r"process (\d+) on (.+) since .+\n")
 _BEGINNING = b"process "  # of the name of a run in its lock
 _OF_MACHINE = "4026531836"  # the machine's own namespace of processes: PROC_PID_INIT_INO of Linux
 _NO_FLOCK = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL)
@@ -79,13 +89,17 @@ def tagged(tag: Path) -> Iterator[None]:
             own = stack.enter_context(_open(Tree(tag.parents[1]), tag))
             if _flock(own, fcntl.LOCK_EX) is None:
                 stack.enter_context(_soft(own, _mark_of(tag), tag.parent, _STALE_SECONDS))
+            stack.enter_context(_as_tag(own))
         yield
 
 
 def own_name() -> str:
     """The name of this process among those of all machines, as part of a file name."""
-    host = re.sub(r"[^\w.-]", "_", _host(), flags=re.ASCII)
-    return f"{host}-{os.getpid()}"
+    return f"{_as_part_of_name(_host())}-{os.getpid()}"
+
+
+def _as_part_of_name(host: str) -> str:
+    return re.sub(r"[^\w.-]", "_", host, flags=re.ASCII)
 
 
 def _host() -> str:
@@ -165,10 +179,83 @@ def _alone(handle: FileIO, folder: Path, tags: Path) -> Iterator[None]:
                 raise _in_use(handle, folder, tags)
             case None:
                 stack.enter_context(_marked(handle, folder, tags))
+        _refuse_living(handle, folder, tags)
         handle.truncate(0)
         handle.write(_name())
         stack.callback(_forget, handle)
+        stack.enter_context(_beating(handle.fileno()))
         yield
+
+
+@contextmanager
+def _beating(place: int | Path) -> Iterator[None]:
+    """Renew the time of a file while the block runs: so other hosts see that its holder lives."""
+    end = Event()
+
+    def beat() -> None:
+        while not end.wait(_BEAT_SECONDS):
+            with suppress(OSError):  # who took it away is told of otherwise
+                os.utime(place)
+
+    thread = Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join()
+
+
+def _refuse_living(handle: FileIO, folder: Path, tags: Path) -> None:
+    """Refuse a folder that another host has, though this one's lock knows nothing of it.
+
+    Raises:
+        OutputError: a run, or a ``work``, of another host gives signs of life.
+    """
+    handle.seek(0)
+    words = _NAME.fullmatch(handle.read().decode(errors="replace"))
+    others = [folder / LOCK] if words and words[2] != _host() else []
+    patience = dict.fromkeys(others, _WATCH_BEATS * _BEAT_SECONDS)
+    os.utime(handle.fileno())
+    for tag in _tags(tags):
+        age = _seconds_between(tag, folder / LOCK)
+        if (holder := holder_of(tag)) and holder[0] != _as_part_of_name(_host()):
+            patience |= {tag: _DEAD_SECONDS - age} if age < _DEAD_SECONDS else {}
+    if living := _find_living(patience):
+        holder = holder_of(living)
+        who = f"process {holder[1]} on {holder[0]}" if holder else str(words and words[0].strip())
+        raise OutputError(
+            f"{printable(who)} is using {printable(folder)}, and its lock does not reach this "
+            "host: this file system keeps `flock` to each host by itself",
+            hint="wait for its end, or stop it; let one host at a time use the folder, or mount "
+            "the file system with locks between hosts (Lustre: -o flock; NFS: without local_lock)",
+        )
+
+
+def _find_living(patience: Mapping[Path, float]) -> Path | None:
+    """The first of some files that gets a beat, each within so many seconds."""
+    if most := max(patience.values(), default=0):
+        LOGGER.info("waiting %.0f s at most for a sign of life of who used this folder", most)
+    before, start = {path: _time_of(path) for path in patience}, time.monotonic()
+    while waiting := [p for p, most in patience.items() if time.monotonic() - start < most]:
+        for path in waiting:
+            if _time_of(path) != before[path]:
+                return path
+        time.sleep(_BEAT_SECONDS / 4)
+    return None
+
+
+def _time_of(path: Path) -> int:
+    """When a file was renewed; opening it has NFS ask the server. 0 if it is gone."""
+    try:
+        with open_plain(path) as handle:
+            return os.fstat(handle.fileno()).st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _seconds_between(path: Path, later: Path) -> float:
+    return (_time_of(later) - _time_of(path)) / 1e9
 
 
 @contextmanager
@@ -182,10 +269,22 @@ def _beside_others(handle: FileIO, folder: Path, tag: Path) -> Iterator[None]:
             case None:
                 stack.enter_context(_tagged(handle, folder, tag))
             case True:
+                _refuse_living(handle, folder, folder / _NO_TAGS)
                 _forget(handle)  # whoever left a name there was killed
                 if not _flock(own, fcntl.LOCK_EX):
                     raise _in_use(own, folder, tag.parent)
+        stack.enter_context(_as_tag(own))
         yield
+
+
+@contextmanager
+def _as_tag(own: FileIO) -> Iterator[None]:
+    """Give a tag its beats; one whose process ended in order looks as if it were dead for long."""
+    with _beating(own.fileno()):
+        yield
+    with suppress(OSError):
+        then = os.fstat(own.fileno()).st_mtime - _DEAD_SECONDS
+        os.utime(own.fileno(), (then, then))
 
 
 def _open(tree: Tree, path: Path, beginning: bytes = b"") -> FileIO:
@@ -250,12 +349,34 @@ def _soft(handle: FileIO, mark: Path, tags: Path, seconds: float) -> Iterator[No
     try:
         lock.acquire()
     except Timeout as error:
-        hint = f"if it is over (which cannot be seen from here), delete {printable(mark)}"
-        raise _in_use(handle, tags.parent, tags, hint) from error
+        if not _is_dead(handle, mark):
+            hint = f"if it is over (which cannot be seen from here), delete {printable(mark)}"
+            raise _in_use(handle, tags.parent, tags, hint) from error
+        announce(f"taken over: {printable(mark)}, whose process gave no sign of life")
+        Tree(mark.parent).delete(mark)
+        lock.acquire()
     try:
-        yield
+        with _beating(mark):
+            yield
     finally:
         lock.release()
+
+
+def _is_dead(handle: FileIO, mark: Path) -> bool:
+    """Whether the process of another host that left a mark gives no sign of life."""
+    if _host_in(mark) in ("", socket.gethostname()):
+        return False  # filelock has looked for it, or it is being made now
+    os.utime(handle.fileno())
+    age = (os.fstat(handle.fileno()).st_mtime_ns - _time_of(mark)) / 1e9
+    patience = max(_DEAD_SECONDS - age, _WATCH_BEATS * _BEAT_SECONDS / 2)
+    return _find_living({mark: patience}) is None
+
+
+def _host_in(mark: Path) -> str:
+    """The host of the process that made a mark, as filelock writes it into the second line."""
+    with suppress(OSError), open_plain(mark) as content:
+        return content.read().decode(errors="replace").partition("\n")[2].partition("\n")[0]
+    return ""
 
 
 def _forget(handle: FileIO) -> None:
@@ -298,6 +419,11 @@ def _await_name(handle: FileIO, tags: Path) -> tuple[str, Sequence[tuple[str, in
         time.sleep(_MOMENT)
 
 
+def others_at(tags: Path) -> list[Path]:
+    """The tags of other processes, also of those that have ended."""
+    return [tag for tag in _tags(tags) if tag.stem != f"work-{own_name()}"]
+
+
 def _tags(folder: Path) -> list[Path]:
     """The tags in a folder, also of processes that have ended."""
     return sorted(folder.glob("work-*.log"))
@@ -307,7 +433,7 @@ def _is_gone(name: str) -> bool:
     """True for the name of an earlier process of this machine that was killed."""
     import psutil
 
-    words = re.fullmatch(r"process (\d+) on (.+) since .+\n", name)
+    words = _NAME.fullmatch(name)
     return words is not None and words[2] == _host() and not psutil.pid_exists(int(words[1]))
 
 

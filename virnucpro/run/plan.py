@@ -1,33 +1,33 @@
 """The plan of a run: which ORFs of the inputs stand in which shard.
 
-Records stream from the inputs through screening, chunking and translation into shards. Blocks of
-them are scored, where that decides what is embedded, and translated in tasks, here or by helpers;
-all that needs their order is done here. The inputs of each generation are cut by themselves, and of
-these the records that each step of ``--embed`` asks for. So inputs and records that are added later
-leave the shards of earlier ones, and their feature files, as they are.
+The inputs of each generation are cut into slices, by their content alone. Each slice is planned by
+itself, by any process of any machine: its records go through screening, chunking and translation
+into shards of its own, those that each step of ``--embed`` asks for apart. So neither machines, nor
+inputs and records that are added later, change the shards of a slice, or their feature files.
+Shards are numbered by where their slice begins, so numbers have gaps.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from array import array
 from bisect import bisect_left
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, fields, replace
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, astuple, dataclass, field, fields, replace
 from functools import cached_property
 from itertools import chain
-from typing import Any, TextIO, TypeAlias
+from pathlib import Path
+from typing import Any, ClassVar, TextIO, TypeAlias, TypeVar
 
 from virnucpro.callers.cascade import first_asking
-from virnucpro.callers.options import Embed
 from virnucpro.callers.regions import SHORTEST_RECORD
 from virnucpro.ground.config import Recipe
 from virnucpro.ground.errors import InputError
-from virnucpro.ground.files import as_text, read_json, sha256
+from virnucpro.ground.files import as_text, open_plain, parse_json, sha256
 from virnucpro.ground.log import printable
 from virnucpro.ground.records import (
     PROTEIN,
@@ -39,19 +39,21 @@ from virnucpro.ground.records import (
     check_counts,
     shard_name,
 )
-from virnucpro.ground.tasks import Helpers, count_worth, helpers_for
-from virnucpro.run.folder import RunDir
+from virnucpro.ground.tasks import count_worth, helpers_for
+from virnucpro.run.folder import CHUNKS, IDS, PLAN, RunDir
 from virnucpro.run.manifest import Manifest
-from virnucpro.run.shards import SeenOrfs, ShardWriter, digests_of, header_of
-from virnucpro.sequences.fasta import parsed, write_record
+from virnucpro.run.shards import N_SMALL_SHARDS, SeenOrfs, ShardWriter, digests_of, header_of
+from virnucpro.sequences.fasta import Block, Span, Streams, parsed, write_record
 from virnucpro.sequences.genetic_code import genetic_code
-from virnucpro.sequences.inputs import InputFile, generations
+from virnucpro.sequences.inputs import InputFile
+from virnucpro.sequences.samples import id_digest
 from virnucpro.sequences.survey import find_repeat
 from virnucpro.sequences.translate import chunk_record, protein_of, screen, translate_six_frames
 
 Spans: TypeAlias = tuple[tuple[int, int], ...]  # of shards: the first, and one after the last
 _BLOCK_LETTERS = 500_000  # letters that are translated, or looked up, at once
 _SHARDS_AT_ONCE = 256  # shards that are verified at once
+_LEAST_NUMBERS = 1000  # of the shards of a slice, so that their names are short
 
 
 @dataclass(slots=True)
@@ -73,17 +75,97 @@ class PlanCounts:
         check_counts(*(getattr(self, count.name) for count in fields(self)))
 
 
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Neighbouring records of the inputs, cut by content alone: planned, and called, by itself."""
+
+    index: int  # of its first shard, and of its first block of records
+    generation: int  # of the inputs
+    step: int  # of ``--embed``
+    spans: tuple[tuple[int, Span], ...]  # each of an input, by its place in the manifest
+    is_first: bool  # of its series
+
+    @property
+    def name(self) -> str:
+        return shard_name(self.index)
+
+    def blocks(self, manifest: Manifest, streams: Streams) -> Iterator[Block]:
+        """The records, by their ids in the run.
+
+        Raises:
+            InputError, InputMissingError: as ``InputFile.blocks``.
+        """
+        for place, span in self.spans:
+            yield from manifest.ids.blocks(manifest.inputs[place], span, streams)
+
+
+@dataclass(frozen=True, slots=True)
+class SlicePlan:
+    """The shards of a slice, and what they were made of."""
+
+    shards: tuple[Shard, ...]
+    counts: PlanCounts
+    spans: Spans  # of each of its inputs
+
+
 @dataclass(frozen=True)
 class Plan:
-    """The shards of each series, and what they were made of."""
+    """The slices of each series, in order, and the plans of those that are planned."""
 
-    series: tuple[tuple[Shard, ...], ...]
-    counts: PlanCounts = field(default_factory=PlanCounts)
-    files: tuple[Spans, ...] = ()  # of each input
+    slices: tuple[Slice, ...]
+    parts: Mapping[int, SlicePlan] = field(default_factory=dict)  # by the index of the slice
+    keep_intermediate: bool = False  # bases of the shards, and chunks
+
+    @classmethod
+    def cut(cls, manifest: Manifest, *, keep_intermediate: bool) -> Plan:
+        """The slices of the inputs, none of which is planned.
+
+        Raises:
+            InputError, InputMissingError: an input cannot be read.
+        """
+        return cls(_slices_of(manifest), {}, keep_intermediate)
+
+    @property
+    def missing(self) -> list[Slice]:
+        return [one for one in self.slices if one.index not in self.parts]
 
     @cached_property
     def shards(self) -> tuple[Shard, ...]:
-        return tuple(chain.from_iterable(self.series))
+        parts = (self.parts[one.index] for one in self.slices if one.index in self.parts)
+        return tuple(chain.from_iterable(part.shards for part in parts))
+
+    @cached_property
+    def indices(self) -> list[int]:
+        """Those of the shards, which rise."""
+        return [shard.index for shard in self.shards]
+
+    @cached_property
+    def counts(self) -> PlanCounts:
+        each = [part.counts for part in self.parts.values()]
+        names = [count.name for count in fields(PlanCounts)]
+        return PlanCounts(*(sum(getattr(counts, name) for counts in each) for name in names))
+
+    @cached_property
+    def files(self) -> tuple[Spans, ...]:
+        """The shards of each input, as far as they are planned."""
+        spans: dict[int, list[tuple[int, int]]] = {}
+        for one in [one for one in self.slices if one.index in self.parts]:
+            for (place, _), ends in zip(one.spans, self.parts[one.index].spans, strict=True):
+                spans.setdefault(place, []).append(ends)
+        return tuple(tuple(spans[place]) for place in sorted(spans))
+
+    def by_records(self) -> Iterator[list[Slice]]:
+        """The slices of all records, in the order of the tables: those of one for each step."""
+        same: dict[tuple[int, tuple[tuple[int, Span], ...]], list[Slice]] = {}
+        for one in self.slices:
+            same.setdefault((one.generation, one.spans), []).append(one)
+        yield from (same[key] for key in sorted(same, key=lambda key: (key[0], same[key][0].index)))
+
+    def limited(self, indices: Collection[int]) -> Plan:
+        """The plan of some of the slices."""
+        parts = {index: part for index, part in self.parts.items() if index in indices}
+        slices = tuple(one for one in self.slices if one.index in indices)
+        return replace(self, slices=slices, parts=parts)
 
 
 def count_done(files: Iterable[Spans], missing: Sequence[int]) -> int:
@@ -94,178 +176,205 @@ def count_done(files: Iterable[Spans], missing: Sequence[int]) -> int:
     )
 
 
-def make_plan(
-    rundir: RunDir,
-    manifest: Manifest,
-    *,
-    keep_intermediate: bool,
-    on_letters: Callable[[int], None],
-    n_helpers: int = 0,
-) -> Plan:
-    """Write the shards, aside, in the time of ``RunDir.planning``, with so many helpers at most.
+def _slices_of(manifest: Manifest) -> tuple[Slice, ...]:
+    """The slices of all series, in their order; files that are small share one."""
+    n_bytes, n_numbers = manifest.recipe.bytes_per_slice, _count_numbers(manifest.recipe)
+    slices, index = list[Slice](), 0
+    by_generation = [list(_group(manifest, number)) for number in range(manifest.n_generations)]
+    for generation, step in manifest.series:
+        for place, (spans, size) in enumerate(by_generation[generation]):
+            slices.append(Slice(index, generation, step, spans, place == 0))
+            index += max(1, -(-size // n_bytes)) * n_numbers
+    return tuple(slices)
 
-    Raises:
-        InputError: an input is not a FASTA file, or an id occurs twice.
-        UnavailableError: a helper died.
+
+def _group(
+    manifest: Manifest, generation: int
+) -> Iterator[tuple[tuple[tuple[int, Span], ...], int]]:
+    """Neighbouring spans that fill a slice together, and their bytes."""
+    n_bytes, group, size = manifest.recipe.bytes_per_slice, list[tuple[int, Span]](), 0
+    for place, file in enumerate(manifest.inputs):
+        if file.generation != generation:
+            continue
+        spans, n_content = file.spans(n_bytes)
+        for span in spans:
+            group.append((place, span))
+            size += (n_content if span.end is None else span.end) - span.start
+            if size >= n_bytes:
+                yield tuple(group), size
+                group, size = [], 0
+    if group:
+        yield tuple(group), size
+
+
+def _count_numbers(recipe: Recipe) -> int:
+    """The numbers for the shards of a slice: a power of ten that they never reach.
+
+    A base is in two residues of the six frames, and in two chunks at most.
     """
-    n_bytes = sum(file.n_bytes for file in manifest.inputs) if manifest.recipe.has_encoder else 0
-    with helpers_for(manifest.recipe, count_worth(n_helpers, n_bytes), "shards") as helpers:
-        plan = _Planner(rundir, manifest, keep_intermediate, on_letters, helpers).run()
-    rundir.write_whole(rundir.planned.plan, json.dumps(_to_json(plan, manifest)))
-    return plan
-
-
-Entries: TypeAlias = tuple[list[str], list[str], list[bytes]]  # headers, proteins, digests
+    most, number = N_SMALL_SHARDS + 4 * recipe.bytes_per_slice // recipe.largest_shard, 1
+    while number < max(most, _LEAST_NUMBERS):
+        number *= 10
+    return number
 
 
 @dataclass(frozen=True, slots=True)
-class _EntryTask:
-    """Make the entries of a block for shards: of the frames of chunks, or of proteins."""
+class Planner:
+    """What a slice is planned with; it may cross to helpers."""
 
-    n_letters: int
-    columns: tuple[tuple[Any, ...], ...]  # fields of the chunks, or of the records
+    rundir: RunDir
+    folder: Path  # that shards are written to, which may be aside
+    manifest: Manifest
+    keep_intermediate: bool
 
-    def do(self, recipe: Recipe) -> Entries:
-        if recipe.has_frames:
-            chunks = list(map(Chunk._make, zip(*self.columns, strict=True)))
-            orfs = translate_six_frames(chunks, genetic_code(recipe.genetic_code))
-        else:
-            records = map(FastaRecord._make, zip(*self.columns, strict=True))
-            texts = [(record.id, protein_of(record)) for record in records]
-            orfs = [Orf(name, name, name, 0, len(text), PROTEIN, text) for name, text in texts]
-        headers, proteins = list(map(header_of, orfs)), [orf.protein for orf in orfs]
-        return headers, proteins, digests_of(orfs, recipe.reads)
+    key: str  # of the plan
+    streams: Streams = field(default_factory=Streams)
+
+    @classmethod
+    def of(
+        cls, rundir: RunDir, folder: Path, manifest: Manifest, *, keep_intermediate: bool
+    ) -> Planner:
+        return cls(rundir, folder, manifest, keep_intermediate, _key(manifest))
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.manifest.recipe
+
+    @property
+    def keeps_chunks(self) -> bool:
+        return self.keep_intermediate and self.recipe.has_frames
+
+    def lacks_chunks(self, plan: Plan) -> bool:
+        """Whether chunks of planned slices are asked for, and neither joined nor there."""
+        if not self.keeps_chunks or (self.rundir.chunks.is_file() and not plan.missing):
+            return False
+        names = [one.name for one in plan.slices if one.index in plan.parts]
+        return not all((self.folder / f"{name}{CHUNKS}").is_file() for name in names)
+
+    def write_listing(self, plan: Plan) -> None:
+        """Write which slices there are, into the folder of their plans."""
+        listing = {
+            "slices": [astuple(one) for one in plan.slices],
+            "keep_intermediate": self.keep_intermediate,
+        }
+        path = self.folder / self.rundir.plan.name
+        self.rundir.write_whole(path, _sealed(listing, self.key))
+
+    def join_chunks(self, plan: Plan) -> None:
+        """Make one file of the chunks of all slices, beside the folder of their plans."""
+        with self.rundir.replacing(self.folder.parent / self.rundir.chunks.name) as out:
+            for one in plan.slices:
+                with open_plain(self.folder / f"{one.name}{CHUNKS}") as chunks:
+                    shutil.copyfileobj(chunks, out)
 
 
 @dataclass(frozen=True, slots=True)
-class _AskTask:
-    """Ask which step each record of a block is embedded by."""
+class SliceTask:
+    """Plan a slice: write its shards, the digests of its ids, and then what vouches for both."""
 
-    n_letters: int
-    records: Records
-    rules: tuple[Embed, ...]
+    slice: Slice
+    n_letters: ClassVar[int] = 0  # what waits for its turn lies on the disk
 
-    def do(self, recipe: Recipe) -> list[int | None]:
-        return first_asking(self.records, recipe, self.rules)
+    def do(self, planner: Planner) -> SlicePlan:
+        """
+        Raises:
+            InputError: an input is not a FASTA file.
+            OutputError, StorageError: the disk refuses the files.
+        """
+        return _Reading(planner, self.slice).run()
 
 
 @dataclass(slots=True)
-class _Planner:
-    """One pass over the inputs for each series."""
+class _Reading:
+    """One pass over the records of a slice."""
 
-    rundir: RunDir
-    manifest: Manifest
-    keep_intermediate: bool
-    on_letters: Callable[[int], None]
-    helpers: Helpers[Recipe]
+    planner: Planner
+    slice: Slice
     counts: PlanCounts = field(default_factory=PlanCounts)
-    files: dict[str, list[tuple[int, int]]] = field(default_factory=dict)  # spans, by path
-    # 8 bytes per record: ids themselves would fill the memory
-    hashes: array[int] = field(default_factory=lambda: array("q"))
-    ends: deque[str] = field(default_factory=deque)  # of each task: the file that it ends, or ""
+    digests: list[bytes] = field(default_factory=list)  # of ids: these would fill the memory
 
-    def run(self) -> Plan:
-        recipe, replaced = self.manifest.recipe, frozenset(self.manifest.replaced)
-        shards: list[tuple[Shard, ...]] = []
+    def run(self) -> SlicePlan:
+        planner, one, recipe = self.planner, self.slice, self.planner.recipe
+        rundir, stem = planner.rundir, planner.folder / one.name
+        writer = ShardWriter(
+            rundir,
+            planner.folder,
+            recipe.largest_shard,
+            one.index,
+            keep_bases=planner.keep_intermediate,
+            is_first=one.is_first,
+        )
+        seen, spans = SeenOrfs(), list[tuple[int, int]]()
         with ExitStack() as stack:
-            chunks = None
-            if self.keep_intermediate and recipe.has_frames:
-                content = stack.enter_context(self.rundir.replacing(self.rundir.planned.chunks))
-                chunks = stack.enter_context(as_text(content))
-            by_generation = list(generations(self.manifest.inputs))
-            for generation, step in self.manifest.series:
-                # the first step has met each record; another one counts nothing again
-                again = replace(self, counts=PlanCounts(), hashes=array("q"))
-                planner = again if step else self
-                writer = ShardWriter(
-                    self.rundir,
-                    self.rundir.planned.shards,
-                    recipe.largest_shard,
-                    sum(map(len, shards)),
-                    keep_bases=self.keep_intermediate,
-                )
-                earlier = replaced if generation else frozenset[str]()
-                seen = SeenOrfs()
-                tasks = planner.tasks(by_generation[generation], step, earlier, chunks)
+            out = None
+            if planner.keeps_chunks:
+                path = stem.with_suffix(CHUNKS)
+                out = stack.enter_context(as_text(stack.enter_context(rundir.replacing(path))))
+            for place, span in one.spans:
                 first = writer.next_index
-                for headers, proteins, digests in self.helpers.in_order(tasks):
+                for headers, proteins, digests in self.entries(planner.manifest, place, span, out):
                     writer.extend(headers, proteins, seen.originals(digests))
-                    if path := self.ends.popleft():
-                        self.files.setdefault(path, []).append((first, writer.end_index))
-                        first = writer.next_index
-                writer.flush()
-                shards.append(tuple(map(self.in_place, writer.shards)))
-                self.counts.n_copies += writer.n_copies
-                self.counts.n_copied_residues += writer.n_copied_residues
-        self.on_letters(self.counts.n_letters)
-        refuse_duplicates(self.hashes, self.manifest)
-        files = [tuple(self.files[file.path]) for file in self.manifest.inputs]
-        return Plan(tuple(shards), self.counts, tuple(files))
+                spans.append((first, writer.end_index))
+        writer.flush()
+        if one.step:  # the first step has met each record
+            self.counts = PlanCounts()
+        else:
+            rundir.write_whole(stem.with_suffix(IDS), b"".join(self.digests))
+        self.counts.n_copies = writer.n_copies
+        self.counts.n_copied_residues = writer.n_copied_residues
+        shards = [replace(shard, path=rundir.shards / shard.path.name) for shard in writer.shards]
+        plan = SlicePlan(tuple(shards), self.counts, tuple(spans))
+        rundir.write_whole(stem.with_suffix(PLAN), _sealed(_to_json(plan), planner.key))
+        return plan
 
-    def in_place(self, shard: Shard) -> Shard:
-        return replace(shard, path=self.rundir.shards / shard.path.name)
+    def entries(
+        self, manifest: Manifest, place: int, span: Span, out: TextIO | None
+    ) -> Iterator[Entries]:
+        """The entries for shards of blocks of a file; its chunks go ``out``."""
+        recipe = self.planner.recipe
+        records = self.asked(self.screened(manifest, manifest.inputs[place], span))
+        if not recipe.has_frames:
+            for block in _blocks(records):
+                texts = [(record.id, protein_of(record)) for record in block]
+                yield _entries_of(
+                    [Orf(name, name, name, 0, len(text), PROTEIN, text) for name, text in texts],
+                    recipe,
+                )
+            return
+        code = genetic_code(recipe.genetic_code)
+        for chunks in _blocks(
+            chain.from_iterable(chunk_record(r, recipe.chunk_size) for r in records)
+        ):
+            for chunk in chunks if out is not None else ():
+                write_record(out, chunk.id, chunk.sequence)  # type: ignore[arg-type]
+            yield _entries_of(translate_six_frames(chunks, code), recipe)
 
-    def tasks(
-        self, inputs: Iterable[InputFile], step: int, replaced: frozenset[str], out: TextIO | None
-    ) -> Iterator[_EntryTask]:
-        """The tasks of a series, one or more of each file; its chunks go ``out``."""
-        recipe, corrected = self.manifest.recipe, set[str]()
-        for file in inputs:
-            records = self.asked(self.screened(file, replaced, corrected), step)
-            pieces: Iterable[FastaRecord | Chunk] = records
-            if recipe.has_frames:
-                pieces = chain.from_iterable(chunk_record(r, recipe.chunk_size) for r in records)
-            block: list[FastaRecord | Chunk] = []
-            n_letters = 0
-            for piece in pieces:
-                if out is not None:
-                    write_record(out, piece.id, piece.sequence)
-                block.append(piece)
-                n_letters += len(piece.sequence)
-                if n_letters >= _BLOCK_LETTERS:
-                    self.ends.append("")
-                    yield _EntryTask(n_letters, tuple(zip(*block, strict=True)))
-                    block, n_letters = [], 0
-            self.ends.append(file.path)
-            yield _EntryTask(n_letters, tuple(zip(*block, strict=True)))
-
-    def asked(self, records: Iterable[FastaRecord], step: int) -> Iterator[FastaRecord]:
-        """The records that are embedded by a step; the first step counts those that none asks for.
+    def asked(self, records: Iterable[FastaRecord]) -> Iterator[FastaRecord]:
+        """The records that are embedded by the step; the first counts those that none asks for.
 
         A record is scored once for each step.
         """
-        rules = tuple(one.rule for one in self.manifest.embed)
+        rules = tuple(one.rule for one in self.planner.manifest.embed)
         if rules[0] == "all":
             yield from records
             return
-        waiting = deque[list[FastaRecord]]()
-
-        def tasks() -> Iterator[_AskTask]:
-            for block in _blocks(records):
-                waiting.append(block)
-                of_block = Records.of(block)
-                yield _AskTask(of_block.n_letters, of_block, rules)
-
-        for places in self.helpers.in_order(tasks()):
-            for record, place in zip(waiting.popleft(), places, strict=True):
-                if place == step:
+        for block in _blocks(records):
+            places = first_asking(Records.of(block), self.planner.recipe, rules)
+            for record, place in zip(block, places, strict=True):
+                if place == self.slice.step:
                     yield record
                 elif place is None:
                     self.counts.n_left += 1
                     self.counts.n_left_letters += len(record.sequence)
 
-    def screened(
-        self, file: InputFile, replaced: frozenset[str], corrected: set[str]
-    ) -> Iterator[FastaRecord]:
-        """The records that can be embedded. Those of ``replaced`` may have been there before."""
-        recipe = self.manifest.recipe
+    def screened(self, manifest: Manifest, file: InputFile, span: Span) -> Iterator[FastaRecord]:
+        """The records that can be embedded."""
+        recipe = manifest.recipe
         shortest = recipe.chunk_size if recipe.has_frames else 0
-        for records in parsed(self.manifest.ids.blocks(file)):
+        for records in parsed(manifest.ids.blocks(file, span, self.planner.streams)):
             self.count(records)
-            if replaced.isdisjoint(records.ids):
-                self.hashes.extend(map(hash, records.ids))
-            else:
-                self.add_corrected(records, file, replaced, corrected)
+            ids = _told_apart(manifest, file, records.ids)
+            self.digests.append(b"".join(map(id_digest, ids)))
             for record in records.each() if recipe.has_encoder else ():
                 if screen(record, recipe)[0] is None:
                     self.counts.n_short += 2 * len(record.sequence) < shortest
@@ -278,38 +387,33 @@ class _Planner:
         counts.n_searched += int(lengths[lengths >= SHORTEST_RECORD].sum())
         counts.n_gapped += sum(map(bool, records.n_gaps))
         counts.n_gaps += sum(records.n_gaps)
-        self.on_letters(counts.n_letters)
-
-    def add_corrected(
-        self,
-        records: Records,
-        file: InputFile,
-        replaced: frozenset[str],
-        corrected: set[str],
-    ) -> None:
-        """Add the ids of records of which some replace one that failed.
-
-        Raises:
-            InputError: two replace the same.
-        """
-        for name, line in zip(records.ids, records.lines, strict=True):
-            if name not in replaced:
-                self.hashes.append(hash(name))
-            elif name in corrected:
-                raise InputError(
-                    f"{file.shown}:{line}: the corrected record {printable(name)} occurs twice",
-                    hint="keep one of the two",
-                )
-            else:
-                corrected.add(name)
 
 
-def _blocks(records: Iterable[FastaRecord]) -> Iterator[list[FastaRecord]]:
-    """Neighbouring records, of about so many letters together as are looked up at once."""
-    block, n_letters = list[FastaRecord](), 0
-    for record in records:
-        block.append(record)
-        n_letters += len(record.sequence)
+Entries: TypeAlias = tuple[list[str], list[str], list[bytes]]  # headers, proteins, digests
+
+
+def _entries_of(orfs: Sequence[Orf], recipe: Recipe) -> Entries:
+    headers, proteins = list(map(header_of, orfs)), [orf.protein for orf in orfs]
+    return headers, proteins, digests_of(orfs, recipe.reads)
+
+
+def _told_apart(manifest: Manifest, file: InputFile, ids: list[str]) -> list[str]:
+    """The same ids; those of records that replace failed ones say of which generation they are."""
+    replaced = frozenset(manifest.replaced if file.generation else ())
+    if replaced.isdisjoint(ids):
+        return ids
+    return [f"{name} {file.generation}" if name in replaced else name for name in ids]
+
+
+Piece = TypeVar("Piece", FastaRecord, Chunk)
+
+
+def _blocks(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    """Neighbouring pieces, of about so many letters together as are looked up at once."""
+    block, n_letters = list[Piece](), 0
+    for piece in pieces:
+        block.append(piece)
+        n_letters += len(piece.sequence)
         if n_letters >= _BLOCK_LETTERS:
             yield block
             block, n_letters = [], 0
@@ -317,23 +421,64 @@ def _blocks(records: Iterable[FastaRecord]) -> Iterator[list[FastaRecord]]:
         yield block
 
 
-def refuse_duplicates(hashes: array[int], manifest: Manifest) -> None:
+def make_plan(
+    planner: Planner, plan: Plan, on_letters: Callable[[int], None], n_helpers: int = 0
+) -> Plan:
+    """Plan the slices that are not planned yet, with so many helpers at most.
+
+    Raises:
+        InputError: an input is not a FASTA file, or an id occurs twice in these slices.
+        UnavailableError: a helper died.
+    """
+    missing, parts, n_letters = plan.missing, dict(plan.parts), 0
+    n_bytes = len(missing) * planner.recipe.bytes_per_slice if planner.recipe.has_encoder else 0
+    n_helpers = min(count_worth(n_helpers, n_bytes), max(0, len(missing) - 1))
+    with helpers_for(planner, n_helpers, "shards") as helpers:
+        made = helpers.in_order(map(SliceTask, missing))
+        for one, part in zip(missing, made, strict=True):
+            parts[one.index] = part
+            n_letters += part.counts.n_letters
+            on_letters(n_letters)
+    _refuse_duplicates(planner, plan.slices)
+    return replace(plan, parts=parts)
+
+
+def _refuse_duplicates(planner: Planner, slices: Iterable[Slice]) -> None:
+    """Refuse an id that occurs twice in planned slices.
+
+    Raises:
+        InputError: there is one; only then the inputs are read again to say where.
+    """
+    digests = array("q")
+    for one in slices:
+        if not one.step:
+            digests.frombytes((planner.folder / f"{one.name}{IDS}").read_bytes())
+    refuse_repeat(digests, planner.manifest)
+
+
+def refuse_repeat(digests: array[int], manifest: Manifest) -> None:
     """
     Raises:
-        InputError: an id occurs twice; only then the inputs are read again to say where.
+        InputError: two of the digests of ids are the same, and so are their ids.
     """
-    replaced = frozenset(manifest.replaced)
-    repeat = find_repeat(
-        (
-            (file, record)
-            for file in manifest.inputs
-            for record in manifest.ids.read(file)
-            if not (file.generation and record.id in replaced)
-        ),
-        hashes,
-    )
-    if repeat is not None:
-        raise repeat.error(_remedy(manifest))
+    repeat = find_repeat(_by_telling_ids(manifest), digests)
+    if repeat is None:
+        return
+    name, is_corrected, _ = repeat.record_id.partition(" ")
+    if is_corrected:
+        raise InputError(
+            f"{repeat.second}: the corrected record {printable(name)} occurs twice",
+            hint="keep one of the two",
+        )
+    raise repeat.error(_remedy(manifest))
+
+
+def _by_telling_ids(manifest: Manifest) -> Iterator[tuple[InputFile, FastaRecord]]:
+    for file in manifest.inputs:
+        for records in parsed(manifest.ids.blocks(file)):
+            ids = _told_apart(manifest, file, records.ids)
+            for record_id, record in zip(ids, records.each(), strict=True):
+                yield file, record._replace(id=record_id)
 
 
 def _remedy(manifest: Manifest) -> str:
@@ -359,73 +504,131 @@ def _key(manifest: Manifest) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _plan_sha256(stored: Mapping[str, object]) -> str:
-    return hashlib.sha256(json.dumps(stored).encode()).hexdigest()
+def _sealed(content: Mapping[str, object], key: str) -> str:
+    """A file of a plan: it says whose it is, and ends with a hash of what it holds."""
+    text = json.dumps({"key": key, **content})
+    return f"{text}\n{hashlib.sha256(text.encode()).hexdigest()}\n"
 
 
-def _to_json(plan: Plan, manifest: Manifest) -> dict[str, object]:
-    stored = {
-        "key": _key(manifest),
+def _read_sealed(path: Path, key: str) -> dict[str, Any]:
+    """
+    Raises:
+        OSError, ValueError: it is not there, not whole, or of another plan.
+    """
+    with open_plain(path) as handle:
+        text, _, digest = handle.read().decode().partition("\n")
+    content = parse_json(text)
+    if hashlib.sha256(text.encode()).hexdigest() != digest.strip() or content["key"] != key:
+        raise ValueError("it is damaged, or of another plan")
+    return dict(content)
+
+
+def _to_json(plan: SlicePlan) -> dict[str, object]:
+    return {
         "counts": asdict(plan.counts),
-        "series": [
-            [[shard.n_orfs, shard.n_embedded, shard.n_residues, shard.sha256] for shard in shards]
-            for shards in plan.series
+        "shards": [
+            [shard.index, shard.n_orfs, shard.n_embedded, shard.n_residues, shard.sha256]
+            for shard in plan.shards
         ],
-        "files": plan.files,
+        "spans": plan.spans,
     }
-    return {**stored, "sha256": _plan_sha256(stored)}
 
 
 def find_plan(
-    rundir: RunDir,
-    manifest: Manifest,
+    planner: Planner,
+    on_shard: Callable[[int, int], None] = lambda *_: None,
     *,
-    keep_intermediate: bool,
-    on_shard: Callable[[int, int], None],
+    of: Collection[Slice] | None = None,
 ) -> Plan | None:
-    """The plan of an earlier start, if it is of this run and all its files are whole.
+    """The plan of an earlier start, if it is of this run: of the slices whose files are whole.
 
-    ``on_shard`` hears how many of them were read, and of how many.
+    With ``of``, of these slices alone. ``on_shard`` hears how many shards were read, of how many.
     """
-    if keep_intermediate and manifest.recipe.has_frames and not rundir.chunks.is_file():
+    plan = read_plan(planner.rundir, planner.manifest)
+    if plan is None or (planner.keep_intermediate and not plan.keep_intermediate):
         return None
-    plan = read_plan(rundir, manifest)
-    return plan if plan is not None and _are_whole(plan.shards, on_shard) else None
+    if of is not None:
+        return _of_whole(plan.limited({one.index for one in of}), on_shard)
+    plan = _of_whole(plan, on_shard)
+    return None if planner.lacks_chunks(plan) else plan
+
+
+def _of_whole(plan: Plan, on_shard: Callable[[int, int], None]) -> Plan:
+    """The same plan, without the plans of slices whose shards are not as they were written."""
+    damaged = _find_damaged(plan.shards, on_shard)
+    parts = {
+        index: part
+        for index, part in plan.parts.items()
+        if damaged.isdisjoint(shard.index for shard in part.shards)
+    }
+    return replace(plan, parts=parts)
 
 
 def read_plan(rundir: RunDir, manifest: Manifest) -> Plan | None:
-    """The plan in ``plan.json``, if it is of this run and as it was written."""
+    """The slices in ``plan.json``, if it is of this run, with the plans that are as written."""
     try:
-        stored = dict(read_json(rundir.plan))
-        if stored.pop("sha256") != _plan_sha256(stored) or stored["key"] != _key(manifest):
-            return None
-        index, series = 0, []
-        for entries in stored["series"]:
-            shards = []
-            for n_orfs, n_embedded, n_residues, digest in entries:
-                path = rundir.shards / f"{shard_name(index)}.faa"
-                shards.append(Shard(index, path, n_orfs, n_embedded, n_residues, digest))
-                index += 1
-            series.append(tuple(shards))
-        files = tuple(tuple((int(a), int(b)) for a, b in spans) for spans in stored["files"])
-        return Plan(tuple(series), PlanCounts(**stored["counts"]), files)
+        key = _key(manifest)
+        listing = _read_sealed(rundir.plan, key)
+        n_inputs = len(manifest.inputs)
+        slices = tuple(_slice_from_json(one, n_inputs) for one in listing["slices"])
+        keep_intermediate = bool(listing["keep_intermediate"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
+    parts = {}
+    for one in slices:
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            parts[one.index] = _read_part(rundir, key, one)
+    return Plan(slices, parts, keep_intermediate)
 
 
-def _are_whole(shards: Sequence[Shard], on_shard: Callable[[int, int], None]) -> bool:
-    """True if the shard files are those that were written."""
+def _slice_from_json(stored: Sequence[Any], n_inputs: int) -> Slice:
+    """
+    Raises:
+        ValueError, TypeError: it is no slice of so many inputs.
+    """
+    index, generation, step, spans, is_first = stored
+    check_counts(index, generation, step)
+    each = tuple((place, Span(*span)) for place, span in spans)
+    for place, span in each:
+        check_counts(place, span.start, span.n_lines, span.start if span.end is None else span.end)
+        if place >= n_inputs:
+            raise ValueError("there are not so many inputs")
+    return Slice(index, generation, step, each, bool(is_first))
+
+
+def _read_part(rundir: RunDir, key: str, one: Slice) -> SlicePlan:
+    """The plan of a slice, as it was written.
+
+    Raises:
+        OSError, ValueError, KeyError, TypeError: it is not there, or not whole.
+    """
+    stored = _read_sealed((rundir.shards / one.name).with_suffix(PLAN), key)
+    shards = []
+    for index, n_orfs, n_embedded, n_residues, digest in stored["shards"]:
+        if not one.index <= index <= one.index + len(stored["shards"]):
+            raise ValueError("a shard of another slice")
+        path = rundir.shards / f"{shard_name(index)}.faa"
+        shards.append(Shard(index, path, n_orfs, n_embedded, n_residues, digest))
+    spans = tuple((int(first), int(end)) for first, end in stored["spans"])
+    return SlicePlan(tuple(shards), PlanCounts(**stored["counts"]), spans)
+
+
+def _find_damaged(shards: Sequence[Shard], on_shard: Callable[[int, int], None]) -> set[int]:
+    """The indices of the shards whose files are not those that were written."""
+    damaged = set[int]()
     with ThreadPoolExecutor() as pool:  # Python's lock is free while a block is hashed
         for first in range(0, len(shards), _SHARDS_AT_ONCE):
             on_shard(first, len(shards))
             some = shards[first : first + _SHARDS_AT_ONCE]
-            digests = pool.map(sha256, [shard.path for shard in some])
-            try:
-                if list(digests) != [shard.sha256 for shard in some]:
-                    return False
-                # each ORF and each residue is a letter of the file, at least
-                if any(s.n_orfs + s.n_residues > s.path.stat().st_size for s in some):
-                    return False
-            except OSError:
-                return False
-    return True
+            are_whole = pool.map(_is_whole, some)
+            damaged |= {s.index for s, whole in zip(some, are_whole, strict=True) if not whole}
+    return damaged
+
+
+def _is_whole(shard: Shard) -> bool:
+    try:
+        # each ORF and each residue is a letter of the file, at least
+        has_room = shard.n_orfs + shard.n_residues <= shard.path.stat().st_size
+        return has_room and sha256(shard.path) == shard.sha256
+    except OSError:
+        return False

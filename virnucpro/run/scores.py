@@ -12,7 +12,7 @@ import io
 import json
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -125,10 +125,10 @@ class ScoreStore:
                 continue
             yield path, label
 
-    def keep(self, n_blocks: int) -> None:
-        """Delete the files behind the last block."""
+    def keep(self, names: Collection[str]) -> None:
+        """Delete the files but those with these names, without suffix."""
         for path in self.files():
-            if int(path.stem) >= n_blocks:
+            if path.stem not in names:
                 self.tree.delete(path)
 
 

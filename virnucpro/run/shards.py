@@ -10,10 +10,10 @@ white space, so the words can be told apart.
 Identical ORFs are embedded once: two are identical if all that the encoders of the run read of
 them is (the protein, the bases, or both). ``SeenOrfs`` looks at a digest of every ORF before it
 goes into a shard. One that occurred before becomes a copy: it names the original by its ordinal,
-its place among the embedded ORFs of its generation. The workers pass copies over; the feature store
-gives each, bit for bit, the rows of its original, or the reason why there are none. What is found
-depends on the ORFs and their order alone. A table that is full forgets, and the ORF is embedded
-once more.
+its place among the embedded ORFs of its slice of the input. The workers pass copies over; the
+feature store gives each, bit for bit, the rows of its original, or the reason why there are none.
+What is found depends on the ORFs and their order alone. A table that is full forgets, and the ORF
+is embedded once more.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ from virnucpro.ground.tree import Tree
 _AGAIN = "the next start writes shards anew"
 # (shards, residues of each) before the largest: 17.5 million residues are 208 shards
 _SMALL_SHARDS = ((32, 16_000), (32, 32_000), (32, 64_000), (128, 125_000))
+N_SMALL_SHARDS = sum(n for n, _ in _SMALL_SHARDS)
 N_SLOTS = 2**18  # at first: 6 MB
 MAX_SLOTS = 2**22  # 100 MB
 _SLOTS_PER_PROTEIN = 16  # with so many, 3 of 100 proteins lose their slot to another
 
 
 def shard_size(place: int, largest: int) -> int:
-    """The residues that fill the shard in this place of its generation, counted from 0."""
+    """The residues that fill the shard in this place of its series, counted from 0."""
     for n_shards, n_residues in _SMALL_SHARDS:
         if place < n_shards:
             return min(n_residues, largest)
@@ -60,7 +61,7 @@ def header_of(orf: Orf) -> str:
 
 
 class SeenOrfs:
-    """The latest ORFs of a generation. Memory is bounded.
+    """The latest ORFs of a slice. Memory is bounded.
 
     Each has one slot, chosen by its digest, which the newest takes: two words of the digest and
     the ordinal.
@@ -125,11 +126,11 @@ def digests_of(orfs: Sequence[Orf], reads: frozenset[Reads]) -> list[bytes]:
 
 
 class ShardWriter:
-    """Collects ORFs, in order, and writes a shard whenever it is full.
+    """Collects ORFs of a slice, in order, and writes a shard whenever it is full.
 
     It is full when the ORFs to embed, or the copies, have the residues of ``shard_size``: either
-    will fill a feature file. With ``keep_bases`` those of its frames lie in a FASTA file beside it,
-    too.
+    will fill a feature file. The first slice of a series begins with small shards. With
+    ``keep_bases`` those of its frames lie in a FASTA file beside it, too.
     """
 
     def __init__(
@@ -140,7 +141,9 @@ class ShardWriter:
         first_index: int = 0,
         *,
         keep_bases: bool = False,
+        is_first: bool = True,
     ) -> None:
+        self._n_before = 0 if is_first else N_SMALL_SHARDS
         self.tree, self.folder = tree, folder
         self.largest = largest  # residues of the largest shard
         self.first_index = first_index
@@ -153,7 +156,7 @@ class ShardWriter:
         self._n_embedded = 0
         self._n_residues = 0
         self._n_copied_before = 0  # residues, in shards that are closed
-        self._full = shard_size(0, largest)
+        self._full = shard_size(self._n_before, largest)
 
     def extend(
         self, headers: Iterable[str], proteins: Iterable[str], originals: Iterable[int | None]
@@ -201,7 +204,7 @@ class ShardWriter:
         self.shards.append(Shard(index, path, n_orfs, self._n_embedded, self._n_residues, digest))
         self._entries, self._n_embedded, self._n_residues = [], 0, 0
         self._n_copied_before = self.n_copied_residues
-        self._full = shard_size(len(self.shards), self.largest)
+        self._full = shard_size(self._n_before + len(self.shards), self.largest)
 
     def _write(self, path: Path, content: bytes) -> None:
         with writing(path), self.tree.open(path, "w") as out:

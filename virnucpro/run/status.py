@@ -17,7 +17,7 @@ from virnucpro.ground.files import read_json
 from virnucpro.ground.log import counted, printable
 from virnucpro.ground.records import Shard
 from virnucpro.run.features import FeatureStore
-from virnucpro.run.folder import RunDir
+from virnucpro.run.folder import ROWS, RunDir
 from virnucpro.run.hashes import Outputs
 from virnucpro.run.index import check_index
 from virnucpro.run.lock import run_at
@@ -29,7 +29,7 @@ from virnucpro.tables.sinks import SINKS, FailedFiles
 
 _NEXT = {
     "unfinished": "the command of the run with --resume goes on",
-    "planned": "virnucpro work DIR embeds, then the planned command with --resume",
+    "planned": "virnucpro work DIR on any machines, then the planned command with --resume",
 }
 _NO_HASHES = (
     "outputs were not verified: run.json has no SHA-256 of them (the run is not finished, or an "
@@ -160,6 +160,9 @@ def _describe(rundir: RunDir, manifest: Manifest) -> list[str]:
         lines += _describe_shards(rundir, manifest)
     elif letters := _letters(rundir, manifest, stored):
         lines.append(letters)
+    if (slices := _count_slices(rundir, manifest)) and stored.get("state") == "planned":
+        text = "{planned:,} of {total:,} planned, {tables:,} with tables"
+        lines.append(f"slices    {text.format(**slices)}")
     if "counts" in stored:
         statuses = stored["counts"]["statuses"].items()
         counts = ", ".join(f"{n} {status}" for status, n in statuses if n)
@@ -204,6 +207,19 @@ def _describe_shards(rundir: RunDir, manifest: Manifest) -> list[str]:
         f"files     {n_inputs:,} of {len(plan.files):,} done",
         *_folded([_host_line(figures) for figures in read_hosts(rundir.logs)]),
     ]
+
+
+def _count_slices(rundir: RunDir, manifest: Manifest) -> dict[str, int]:
+    """The slices of the input, those that are planned, and those whose rows are written."""
+    plan = read_plan(rundir, manifest)
+    if plan is None:
+        return {}
+    n_rows = len(list(rundir.rows.glob(f"*{ROWS}")))
+    return {
+        "total": len(plan.slices),
+        "planned": len(plan.slices) - len(plan.missing),
+        "tables": n_rows,
+    }
 
 
 def _letters(rundir: RunDir, manifest: Manifest, stored: Mapping[str, Any]) -> str:
@@ -253,6 +269,7 @@ def _measure(rundir: RunDir, manifest: Manifest) -> dict[str, Any]:
     return {
         "state": stored.get("state"),
         "running": running or None,
+        "slices": _count_slices(rundir, manifest) or None,
         "embed": manifest.embed_rules or "all",
         **work.counts,
         "sequences_failed": sum(host.n_failed for host in hosts),

@@ -11,6 +11,7 @@ What is left of a run, in seconds, is told by how its work went of late: ``secon
 from __future__ import annotations
 
 import json
+import os
 from bisect import bisect_left
 from collections.abc import Sequence
 from contextlib import suppress
@@ -21,10 +22,11 @@ from pathlib import Path
 from typing import TypeAlias
 
 from virnucpro.ground.files import open_plain, parse_json
-from virnucpro.ground.log import LOGGER
-from virnucpro.run.lock import holder_of, is_held
+from virnucpro.ground.log import LOGGER, announce
+from virnucpro.run.lock import holder_of, is_held, others_at
 
 _MARK = " figures "
+_WAITING, _LAST = "this part is done but for", 500  # bytes of a log with its last line
 _FEWEST_STEPS = 2  # that a rate is taken of, if there are so many
 _STALLED = 3  # times the longest step
 
@@ -118,6 +120,22 @@ class HostFigures:
     n_failed: int  # sequences that failed
     n_lost: int  # shards that were given up, and are still to be done
     tokens_per_second: float  # of those that are at it; else the average of those that were
+
+
+def note_waiting(text: str) -> None:
+    """Say, and write into the log, that nothing is done here any more but to wait for others."""
+    announce(f"{_WAITING} tables: {text}")
+
+
+def others_at_work(logs: Path) -> bool:
+    """Whether another process has more to do in a run than to wait."""
+    return any(is_held(tag) and not _is_waiting(tag) for tag in others_at(logs))
+
+
+def _is_waiting(log: Path) -> bool:
+    with open_plain(log) as handle:
+        handle.seek(max(0, handle.seek(0, os.SEEK_END) - _LAST))
+        return _WAITING.encode() in handle.read().rstrip().rpartition(b"\n")[2]
 
 
 def read_hosts(logs: Path) -> list[HostFigures]:

@@ -11,11 +11,11 @@ import stat
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain, compress, islice
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from typing import BinaryIO, NamedTuple, TextIO
 
 from virnucpro.ground.config import InputType
 from virnucpro.ground.errors import InputError, InputMissingError
@@ -164,6 +164,17 @@ def read_fasta(
         yield from records.each()
 
 
+class Span(NamedTuple):
+    """Neighbouring whole records of a file, by bytes of its unpacked content."""
+
+    start: int = 0
+    end: int | None = None  # None: that of the file
+    n_lines: int = 0  # before the start
+
+
+WHOLE = Span()
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RawRecords:
     """Neighbouring whole records of a file as its bytes, for any process to parse, once."""
@@ -220,23 +231,123 @@ def parsed(blocks: Iterable[Block]) -> Iterator[Records]:
 
 
 def read_blocks(
-    path: Path, name: str = "", on_block: OnBlock | None = None, sample: str = ""
+    path: Path,
+    name: str = "",
+    on_block: OnBlock | None = None,
+    sample: str = "",
+    span: Span = WHOLE,
+    streams: Streams | None = None,
 ) -> Iterator[Block]:
     """Yield the records of ``read_fasta`` in blocks; those whose ids need all before are parsed.
+
+    Of a ``span``, which ``find_spans`` found, they are cut in the same way wherever it is read.
+    A reader of many spans gives ``streams``, so that what is packed is unpacked once.
 
     Raises:
         InputError, InputMissingError: as ``read_fasta``, but for what ``RawRecords`` finds.
     """
     label = name or printable(path)
-    with unpacking(path, label), _open(path, label, on_block) as handle:
-        is_reads = _starts_as_reads(handle)
-        cut = (_cut_reads if is_reads else _cut)(_bytes_of(handle), label)
+    streams = streams or Streams()
+    with unpacking(path, label), streams.at(path, label, on_block, span) as (handle, is_reads):
+        n_bytes = None if span.end is None else span.end - span.start
+        cut = (_cut_reads if is_reads else _cut)(_bytes_of(handle, n_bytes), label, span.n_lines)
         blocks = (RawRecords(chunks, n, label, sample, is_reads) for chunks, n in cut)
-        first = list(islice(blocks, 2)) if is_reads else []
+        first = list(islice(blocks, 2)) if is_reads and span == WHOLE else []
         if _alternate(chain.from_iterable(reads.chunks for reads in first)):
             yield from _mates_in_turn(parsed(chain(first, blocks)))
         else:
             yield from chain(first, blocks)
+
+
+class Streams:
+    """Packed files that were read up to the end of a span, for the next one."""
+
+    def __init__(self) -> None:
+        self._open: dict[Path, tuple[BinaryIO, bool, int]] = {}
+
+    @contextmanager
+    def at(
+        self, path: Path, label: str, on_block: OnBlock | None, span: Span
+    ) -> Iterator[tuple[BinaryIO, bool]]:
+        """A file at the start of a span, and whether it is FASTQ. The block reads to its end."""
+        handle, is_reads, place = self._open.pop(path, (None, False, 0))
+        if handle is None or place > span.start:
+            handle, place = _open(path, label, on_block), 0
+            is_reads = _starts_as_reads(handle)
+        with ExitStack() as stack:
+            stack.callback(handle.close)
+            if handle.seekable():
+                handle.seek(span.start)
+            else:
+                _skip(handle, span.start - place)
+            yield handle, is_reads
+            if span.end is not None and not handle.seekable():
+                self._open[path] = (handle, is_reads, span.end)
+                stack.pop_all()
+
+
+def _skip(handle: BinaryIO, n_bytes: int) -> None:
+    """Read so many bytes, for nothing."""
+    while n_bytes:
+        n_bytes -= len(handle.read(min(n_bytes, _BLOCK))) or n_bytes
+
+
+def find_spans(path: Path, name: str, least: int) -> tuple[list[Span], int]:
+    """Cut a file into whole records, so many bytes of its content and more. -> beside its bytes
+
+    A file is not cut whose records need all before them: mates of pairs that alternate. Nor is one
+    with the line ends of old Macs, whose lines are counted otherwise.
+
+    Raises:
+        InputError, InputMissingError: as ``read_fasta``, but for what ``RawRecords`` finds.
+    """
+    label = name or printable(path)
+    with unpacking(path, label), _open(path, label, None) as handle:
+        is_reads = _starts_as_reads(handle)
+        is_cut = not (is_reads and are_mates(path))
+        cutter = _Cutter(least, is_reads)
+        while block := handle.read(_BLOCK):
+            is_cut = cutter.add(block) and is_cut
+        return cutter.spans if is_cut else [WHOLE], cutter.n_bytes
+
+
+@dataclass(slots=True)
+class _Cutter:
+    """Finds where spans begin, in the blocks of a file."""
+
+    least: int  # bytes of a span
+    is_reads: bool
+    spans: list[Span] = field(default_factory=lambda: [WHOLE])
+    n_bytes: int = 0  # of the blocks so far, ...
+    n_lines: int = 0  # ... and their line ends
+    n_blank: int = 0  # lines before the first read
+    last: bytes = b""  # byte of the last block
+
+    def add(self, block: bytes) -> bool:
+        """Look at the next block; false if it has the line ends of old Macs."""
+        data, base = self.last + block, self.n_bytes - len(self.last)
+        if not self.n_bytes:
+            self.n_blank = block[: len(block) - len(block.lstrip(b"\r\n"))].count(b"\n")
+        while start := self.find(
+            data, max(len(self.last), self.spans[-1].start + self.least - base)
+        ):
+            n_lines = self.n_lines - self.last.count(b"\n") + data.count(b"\n", 0, start)
+            self.spans[-1] = self.spans[-1]._replace(end=base + start)
+            self.spans.append(Span(base + start, None, n_lines))
+        is_known = data.count(b"\r", 0, -1) == data.count(b"\r\n")
+        self.n_bytes, self.n_lines = base + len(data), self.n_lines + block.count(b"\n")
+        self.last = block[-1:]
+        return is_known
+
+    def find(self, data: bytes, first: int) -> int:
+        """The first record of data that begins in this place or later; 0 if none does."""
+        if first >= len(data):
+            return 0
+        start = data.find(b"\n" if self.is_reads else b"\n>", first - 1) + 1
+        n_lines = self.n_lines - self.last.count(b"\n") + data.count(b"\n", 0, start)
+        while start and self.is_reads and (n_lines - self.n_blank) % _LINES:
+            start, n_lines = data.find(b"\n", start) + 1, n_lines + 1
+        return start if start < len(data) else 0
 
 
 def is_of_reads(path: Path) -> bool:
@@ -344,12 +455,17 @@ def _open(path: Path, label: str, on_block: OnBlock | None) -> BinaryIO:
     return handle
 
 
-def _bytes_of(handle: BinaryIO) -> Iterator[bytes]:
-    """A text in blocks, without a byte order mark; every line end is a line feed."""
+def _bytes_of(handle: BinaryIO, n_left: int | None = None) -> Iterator[bytes]:
+    """A text in blocks, without a byte order mark; every line end is a line feed.
+
+    Of a part of it, so many bytes are read.
+    """
     if handle.peek(len(_BOM)).startswith(_BOM):  # type: ignore[attr-defined]
-        handle.read(len(_BOM))
+        n_bom = len(handle.read(len(_BOM)))
+        n_left = None if n_left is None else n_left - n_bom
     held = b""  # the first half of a line end, perhaps
-    while block := handle.read(_BLOCK):
+    while block := handle.read(_BLOCK if n_left is None else min(n_left, _BLOCK)):
+        n_left = None if n_left is None else n_left - len(block)
         block = held + block
         held = b"\r" if block.endswith(b"\r") else b""
         block = block[: len(block) - len(held)]
@@ -365,10 +481,12 @@ def _text(data: bytes) -> str:
     return data.decode("utf-8", "surrogateescape")
 
 
-def _cut(blocks: Iterable[bytes], label: str) -> Iterator[tuple[list[bytes], int]]:
+def _cut(
+    blocks: Iterable[bytes], label: str, n_lines: int = 0
+) -> Iterator[tuple[list[bytes], int]]:
     """Whole records of FASTA, as chunks of bytes, each with the number of lines before."""
     blocks = iter(blocks)
-    rest, number = _begin(blocks, label)
+    rest, number = _begin(blocks, label, n_lines)
     for block in blocks:
         data = rest + block
         end = data.rfind(b"\n>") + 1
@@ -388,9 +506,9 @@ def _cut(blocks: Iterable[bytes], label: str) -> Iterator[tuple[list[bytes], int
         yield [rest], number
 
 
-def _begin(blocks: Iterator[bytes], label: str) -> tuple[bytes, int]:
+def _begin(blocks: Iterator[bytes], label: str, number: int) -> tuple[bytes, int]:
     """The block with the first header, from there on, and the number of lines before."""
-    number, is_line_start = 0, True
+    is_line_start = True
     for block in blocks:
         first = _header_in(block, is_line_start)
         blank = block if first < 0 else block[:first]
@@ -512,13 +630,15 @@ def _starts_as_reads(handle: BinaryIO) -> bool:
     return start.removeprefix(_BOM).lstrip(b"\r\n").startswith(b"@")
 
 
-def _cut_reads(blocks: Iterable[bytes], label: str) -> Iterator[tuple[list[bytes], int]]:
+def _cut_reads(
+    blocks: Iterable[bytes], label: str, number: int = 0
+) -> Iterator[tuple[list[bytes], int]]:
     """Lines of whole reads, each chunk with the number of lines before; the last one has the rest.
 
     Blank lines may precede them.
     """
     waiting: list[bytes] = []
-    number = n_bytes = n_ends = 0  # lines before what waits; bytes and line ends of that
+    n_bytes = n_ends = 0  # of what waits, before which ``number`` lines are: bytes and line ends
     for block in blocks:
         if not waiting and not n_ends:
             text = block.lstrip(b"\n")

@@ -23,9 +23,13 @@ from virnucpro.ground.records import FastaRecord
 from virnucpro.ground.tree import Tree
 from virnucpro.sequences.fasta import (
     PACKED,
+    WHOLE,
     Block,
+    Span,
+    Streams,
     are_mates,
     cannot_open,
+    find_spans,
     is_name_of_reads,
     is_of_reads,
     list_fasta,
@@ -86,13 +90,14 @@ class InputFile:
     n_renamed: int = 0  # records whose id occurs earlier in the file
     error: str = ""  # reason why it could not be read
     mate: int = 0  # as in ``Source``
+    modified_ns: int = field(default=0, compare=False)  # time at which it was, when it was hashed
     stamp: _Stamp | None = field(default=None, compare=False)  # as it was hashed in this start
 
     def __post_init__(self) -> None:
         texts = (self.path, self.sha256, self.name, self.sample, self.error)
         if not all(isinstance(text, str) for text in texts):
             raise TypeError("an input is named by its path and its hash")
-        numbers = (self.n_bytes, self.generation, self.n_renamed, self.mate)
+        numbers = (self.n_bytes, self.generation, self.n_renamed, self.mate, self.modified_ns)
         if not all(isinstance(number, int) for number in numbers):
             raise TypeError("an input has a number of bytes and of its generation")
 
@@ -110,16 +115,44 @@ class InputFile:
         for records in parsed(self.blocks()):
             yield from records.each()
 
-    def blocks(self) -> Iterator[Block]:
-        """Yield the records in blocks, as ``read_blocks`` does.
+    def blocks(self, span: Span = WHOLE, streams: Streams | None = None) -> Iterator[Block]:
+        """Yield the records, or those of a span, in blocks, as ``read_blocks`` does.
 
         Raises:
             InputError: it is not the file that was hashed, before or after it was read.
         """
         self.check_unchanged()
-        for block in read_blocks(Path(self.path), self.name, sample=self.sample):
+        path = Path(self.path)
+        for block in read_blocks(path, self.name, None, self.sample, span, streams):
             yield with_mate(block, self.mate) if self.mate else block
         self.check_unchanged()
+
+    def spans(self, least: int) -> tuple[list[Span], int]:
+        """Cut it by its content, as ``find_spans`` does; a small file is not even read.
+
+        Nor is one cut whose ids are numbered: they need all before.
+        """
+        if self.n_bytes <= least and not self.path.lower().endswith(PACKED):
+            return [WHOLE], self.n_bytes
+        self.check_unchanged()
+        spans, n_bytes = find_spans(Path(self.path), self.name, least)
+        return [WHOLE] if self.n_renamed else spans, n_bytes
+
+    def stamped(self) -> InputFile:
+        """The same file with its stamp, where another process hashed it.
+
+        Raises:
+            InputError: its content is another now.
+            InputMissingError: it cannot be read.
+        """
+        try:
+            with Path(self.path).open("rb") as handle:
+                stamp = _Stamp.of(handle)
+        except OSError as error:
+            raise cannot_open(Path(self.path), error, self.name) from error
+        if (stamp.n_bytes, stamp.modified_ns) != (self.n_bytes, self.modified_ns):
+            self.check_unchanged()
+        return replace(self, stamp=stamp)
 
     def check_unchanged(self) -> None:
         """
@@ -285,7 +318,8 @@ def hashed(file: InputFile, on_bytes: Callable[[int], None] = lambda _: None) ->
             f"{file.shown} changed while it was read",
             hint="let it be written to its end, then run the same command again",
         )
-    return replace(file, sha256=digest, n_bytes=stamp.n_bytes, stamp=stamp)
+    modified = stamp.modified_ns
+    return replace(file, sha256=digest, n_bytes=stamp.n_bytes, modified_ns=modified, stamp=stamp)
 
 
 def join_inputs(recorded: Sequence[InputFile], files: Sequence[InputFile]) -> list[InputFile]:
@@ -321,7 +355,13 @@ def _where_they_are(recorded: Sequence[InputFile], files: Sequence[InputFile]) -
         exactly.get((file.path, file.sha256), by_hash.get(file.sha256, file)) for file in recorded
     ]
     return [
-        replace(file, path=place.path, name=place.name, stamp=place.stamp)
+        replace(
+            file,
+            path=place.path,
+            name=place.name,
+            modified_ns=place.modified_ns,
+            stamp=place.stamp,
+        )
         for file, place in zip(recorded, places, strict=True)
     ]
 
@@ -369,9 +409,3 @@ def announce_reads(inputs: Iterable[InputFile]) -> None:
         announce(f"{counted(n_files, 'file')} of FASTQ: the qualities are ignored")
     if in_turn:
         announce(f"{listed(in_turn, 1)}: the mates of pairs alternate; their ids end in /1 and /2")
-
-
-def generations(inputs: Sequence[InputFile]) -> Iterator[list[InputFile]]:
-    """The inputs of each generation, in order."""
-    for number in range(1 + max((file.generation for file in inputs), default=0)):
-        yield [file for file in inputs if file.generation == number]

@@ -23,7 +23,16 @@ from numpy.typing import NDArray
 
 from virnucpro.ground.log import announce, counted, listed, printable
 from virnucpro.ground.records import FastaRecord, Records
-from virnucpro.sequences.fasta import Block, is_name_of_reads, parsed, qualified, stem_of
+from virnucpro.sequences.fasta import (
+    WHOLE,
+    Block,
+    Span,
+    Streams,
+    is_name_of_reads,
+    parsed,
+    qualified,
+    stem_of,
+)
 from virnucpro.sequences.inputs import InputFile, Source
 
 _LONGEST = 100  # bytes of the longest name
@@ -179,15 +188,17 @@ class RunIds:
         for records in parsed(self.blocks(file)):
             yield from records.each()
 
-    def blocks(self, file: InputFile) -> Iterator[Block]:
-        """The records of a file in blocks, by their ids in the run.
+    def blocks(
+        self, file: InputFile, span: Span = WHOLE, streams: Streams | None = None
+    ) -> Iterator[Block]:
+        """The records of a file, or of a span, in blocks, by their ids in the run.
 
         A record that replaces a failed one has the id in the run already.
 
         Raises:
             InputError, InputMissingError: as ``InputFile.blocks``.
         """
-        blocks = renamed(file) if file.n_renamed else file.blocks()
+        blocks = renamed(file) if file.n_renamed else file.blocks(span, streams)
         if not self.is_qualified:
             return blocks
         replaced = self.replaced if file.generation else frozenset[str]()
@@ -232,8 +243,12 @@ class _DuplicatedIds:
 
 
 def _id_digest(record_id: str) -> int:
-    """A hash that is the same in every process: a resumed run renames as the first one did."""
-    return int.from_bytes(blake2b(record_id.encode(), digest_size=8).digest(), "little")
+    return int.from_bytes(id_digest(record_id), "little")
+
+
+def id_digest(record_id: str) -> bytes:
+    """64 bits of an id, the same in every process."""
+    return blake2b(record_id.encode(), digest_size=8).digest()
 
 
 def _find(ordered: NDArray[np.uint64], value: int) -> int | None:

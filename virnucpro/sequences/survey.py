@@ -6,6 +6,7 @@ and whether two of them share an id. A run of one file learns all of that while 
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,7 +24,7 @@ from virnucpro.ground.log import LOGGER, announce, counted, printable
 from virnucpro.ground.records import FastaRecord, Records
 from virnucpro.sequences.fasta import guess_input_type, parsed
 from virnucpro.sequences.inputs import InputFile, Source, announce_reads, hashed
-from virnucpro.sequences.samples import renamed
+from virnucpro.sequences.samples import id_digest, renamed
 
 _TRIED = 1000  # shared hashes that are tried; one of so many is of a shared id, not a collision
 
@@ -225,10 +226,14 @@ class _Repeat:
 
 
 def find_repeat(
-    records: Iterable[tuple[InputFile, FastaRecord]], hashes: array[int]
+    records: Iterable[tuple[InputFile, FastaRecord]], digests: array[int]
 ) -> _Repeat | None:
-    """The first id that stands twice; records are read only if hashes of their ids do."""
-    return _find_repeat(records, _neighbours(np.sort(np.asarray(hashes))))
+    """The first id that stands twice; records are read only if digests of their ids do."""
+    return _find_repeat(records, _neighbours(np.sort(np.asarray(digests))), _digest)
+
+
+def _digest(record_id: str) -> int:
+    return int.from_bytes(id_digest(record_id), sys.byteorder, signed=True)
 
 
 def _sort_and_compare(hashes: array[int], first: int = 0) -> NDArray[np.int64]:
@@ -244,13 +249,15 @@ def _neighbours(ordered: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _find_repeat(
-    records: Iterable[tuple[InputFile, FastaRecord]], hashes: NDArray[np.int64]
+    records: Iterable[tuple[InputFile, FastaRecord]],
+    hashes: NDArray[np.int64],
+    hashed_id: Callable[[str], int] = hash,
 ) -> _Repeat | None:
     """The first id, among those that have these hashes, that stands twice."""
     suspects = frozenset(hashes.tolist())
     first: dict[str, str] = {}
     for file, record in records if suspects else ():
-        if hash(record.id) in suspects:
+        if hashed_id(record.id) in suspects:
             where = f"{file.shown}:{record.line}"
             if record.id in first:
                 return _Repeat(record.id, first[record.id], where)

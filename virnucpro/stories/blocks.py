@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress, groupby
 from math import isnan
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,7 @@ from virnucpro.ground.config import FeatureFormat, Recipe
 from virnucpro.ground.records import CalledRecords, Records, Shard
 from virnucpro.run.features import FeatureReader, FeatureStore, ShardFeatures
 from virnucpro.run.index import IndexPart, export
+from virnucpro.run.rows import SliceRows
 from virnucpro.run.scores import ScoreStore
 from virnucpro.run.shards import read_shard
 from virnucpro.sequences.fasta import Block, parsed
@@ -37,20 +39,20 @@ class Maker:
     recipe: Recipe
     sinks: tuple[type[Sink], ...]
     stores: tuple[FeatureStore, ...]  # one for each encoder
-    series: tuple[tuple[Shard, ...], ...]
+    slices: Mapping[int, tuple[Shard, ...]]  # the shards of each slice, by its index
     caller: Caller
     finder: RegionFinder | None  # None: regions are not looked for
     feature_format: FeatureFormat
     with_own_ids: bool = False  # the files of each input have ids of their own
     scores: ScoreStore | None = None  # None: scores are not kept
-    readers: dict[int, list[FeatureReader]] = field(default_factory=dict)  # of each series
+    readers: dict[int, list[FeatureReader]] = field(default_factory=dict)  # of each slice
 
-    def readers_of(self, series: int) -> list[FeatureReader]:
-        """The readers of all stores, which remember what they read."""
-        if series not in self.readers:
-            shards = self.series[series]
-            self.readers[series] = [store.reader(shards) for store in self.stores]
-        return self.readers[series]
+    def readers_of(self, index: int) -> list[FeatureReader]:
+        """The readers of all stores for a slice, which remember what they read."""
+        if index not in self.readers:
+            shards = self.slices[index]
+            self.readers[index] = [store.reader(shards) for store in self.stores]
+        return self.readers[index]
 
     def noted(self, results: CalledRecords) -> CalledRecords:
         """The same results; notes say what else was seen in the sequences, regions last."""
@@ -140,7 +142,7 @@ class ScoredShard:
 class ShardTask:
     """Read a shard and its vectors, verify all of it, and score its frames."""
 
-    series: int  # its place among those of the plan
+    slice_index: int
     shard: Shard
     lost: Mapping[int, str]  # see ``FeatureReader.read``
     n_verified: int
@@ -156,7 +158,7 @@ class ShardTask:
         unseen = {orf.id for orf in orfs if orf.record_id in self.hidden}
         of_encoders = [
             reader.read(self.shard, orfs, self.lost, self.n_verified)
-            for reader in maker.readers_of(self.series)
+            for reader in maker.readers_of(self.slice_index)
         ]
         files = []
         for store, features in zip(maker.stores, of_encoders, strict=True):
@@ -204,6 +206,21 @@ class Written(NamedTuple):
     n_letters: int
     work: int  # letters that are read: those that are searched for regions, twice
     is_scored: bool  # now; else the scores were there
+    n_blocks: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RowsTask:
+    """Take the rows of a slice that were made before, here: a helper would only pass them on."""
+
+    rows: SliceRows
+    index: int = 0
+    n_letters: ClassVar[int] = sys.maxsize
+
+    def do(self, maker: Maker) -> Written:
+        rows = self.rows
+        counts = (rows.n_records, rows.n_letters, rows.work)
+        return Written(rows.portions, *counts, is_scored=False, n_blocks=rows.n_blocks)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -215,7 +232,7 @@ class BlockTask:
     runs: array[int]  # flat: place of a record, and a ``FrameRange`` of it
     frames: list[ScoredFrames]
     hidden: frozenset[str] = frozenset()  # records that a later input gives anew: they have no row
-    index: int = 0  # its place among the blocks of the run
+    index: int = 0  # that of its slice, and its place there
 
     def do(self, maker: Maker) -> Written:
         """

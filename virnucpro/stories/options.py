@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from virnucpro.callers.options import CallsBy, CutOptions, EmbedBy, Head, RegionModel
 from virnucpro.encoders.options import ModelOptions, model_option
 from virnucpro.engine.options import CacheOptions, EngineOptions, PlaceOptions
 from virnucpro.ground.config import Command, FeatureFormat, Pooling
-from virnucpro.ground.option_fields import flag, given_of, names_of, refuse
+from virnucpro.ground.errors import ResumeError, UsageError
+from virnucpro.ground.files import expanded
+from virnucpro.ground.log import printable
+from virnucpro.ground.option_fields import flag, given_of, make, names_of, refuse
 from virnucpro.ground.options import (
     FILES,
     MODEL,
@@ -95,7 +99,7 @@ class PredictOptions(CutOptions, RunOptions):
     @property
     def asks_for_vectors(self) -> bool:
         """True if a model, a head, --embed or any option of the engine was given."""
-        of_engine = names_of(EngineOptions, PlaceOptions, CacheOptions) - {"workers"}
+        of_engine = names_of(EngineOptions, PlaceOptions, CacheOptions) - {"workers", "plan_only"}
         of_engine |= {"model", "head", "embed"}
         is_typed = not of_engine.isdisjoint(self.typed)
         return is_typed or bool(given_of(self, of_engine)) or self.calls == "head"
@@ -147,3 +151,51 @@ class RegionsOptions:
     folder: Annotated[Path, folder("Run folder of a finished `virnucpro predict`.")]
     region_model: RegionModel = None
     argv: tuple[str, ...] = ()  # the command, for the log
+
+
+# options that rows are made by, beside those of the cut
+_OF_TABLES = ("model", "head", "calls", "embed", "per_file", "pooling", "format")
+
+
+def cut_facts(options: RunOptions) -> dict[str, object]:
+    """The options of the cut, for ``run.json``."""
+    return _facts(options, [one.name for one in fields(CutOptions)])
+
+
+def table_facts(options: RunOptions) -> dict[str, object]:
+    """The other options that rows are made by, for ``run.json``."""
+    return _facts(options, _OF_TABLES)
+
+
+def _facts(options: RunOptions, names: Iterable[str]) -> dict[str, object]:
+    """Options as far as a command has them; paths hold from any folder."""
+    facts = {name: getattr(options, name) for name in names if hasattr(options, name)}
+    if facts.get("model") is not None:
+        facts["model"] = name_anywhere(str(facts["model"]))
+    return {
+        name: str(expanded(one).absolute()) if isinstance(one, Path) else one
+        for name, one in facts.items()
+    }
+
+
+def name_anywhere(model: str) -> str:
+    """A model as ``--model`` names it, from whatever folder it is opened."""
+    return model if Path(model).name == model else str(expanded(model).absolute())
+
+
+def options_of_tables(command: Command, folder: Path, stored: Mapping[str, Any]) -> RunOptions:
+    """The options in ``run.json`` that rows are made by.
+
+    Raises:
+        ResumeError: they are not there.
+    """
+    kind = PredictOptions if command == "predict" else ExtractOptions
+    try:
+        given = {**stored["tables"], **stored["cut"], "output_dir": str(folder)}
+        values = {name: value for name, value in given.items() if value is not None}
+        return make(kind, {**values, "input": [str(folder)]})
+    except (KeyError, TypeError, UsageError) as error:
+        raise ResumeError(
+            f"{printable(folder)}: run.json does not tell how tables are made",
+            hint="make the plan again: its command with --resume --plan-only",
+        ) from error

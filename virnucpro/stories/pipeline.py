@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -46,6 +47,7 @@ from virnucpro.ground.events import (
     WorkerReady,
 )
 from virnucpro.ground.log import LOGGER, announce, counted, printable
+from virnucpro.ground.option_fields import carry
 from virnucpro.ground.records import Shard
 from virnucpro.ground.tasks import Helpers
 from virnucpro.page.run import write_run_page
@@ -57,11 +59,19 @@ from virnucpro.run.intake import open_run
 from virnucpro.run.lock import own_name
 from virnucpro.run.machine import Start
 from virnucpro.run.manifest import Manifest
-from virnucpro.run.plan import Plan, find_plan, make_plan
+from virnucpro.run.plan import Plan, Planner, find_plan, make_plan
+from virnucpro.run.rows import RowStore
 from virnucpro.run.scores import ScoreStore
+from virnucpro.run.work_log import read_hosts
 from virnucpro.sequences.inputs import expected_letters
 from virnucpro.stories.blocks import Maker
-from virnucpro.stories.options import ExtractOptions, PredictOptions, RunOptions
+from virnucpro.stories.options import (
+    ExtractOptions,
+    PredictOptions,
+    RunOptions,
+    cut_facts,
+    table_facts,
+)
 from virnucpro.stories.recut import (
     LETTERS,
     blind_portions,
@@ -165,7 +175,11 @@ def begin(
     executor.start(job, config.resources, count_worth_starting(manifest, recorded))
     plan = plan_run(config, rundir, recorded, manifest, on_event)
     rundir.clear_copies(manifest)
-    announce_input(plan, manifest, caller)
+    if config.options.plan_only:
+        files = counted(len(manifest.inputs), "file")
+        announce(f"{files}, {manifest.recipe.input_type}; {counted(len(plan.slices), 'slice')}")
+    else:
+        announce_input(plan, manifest, caller)
     summary.count_plan(plan, manifest)
     announce_cut(caller, recorded, summary)
     rundir.delete(rundir.report)  # it is of another state
@@ -203,8 +217,17 @@ def make_results(
         feature_format=_feature_format(options),
         per_file=options.per_file or (options.resume and rundir.samples.is_dir()),
         on_event=on_event,
+        rows=RowStore(rundir, rundir.rows),
+        made_by=_made_by(options, caller, finder),
         scores=open_scores(rundir, manifest.recipe, caller, finder),
     )
+
+
+def _made_by(options: RunOptions, caller: Caller, finder: RegionFinder | None) -> str:
+    """Who calls, and by which cut: what rows are made of beside records and vectors."""
+    cut = carry(options, CutOptions, region_model=None) if isinstance(options, CutOptions) else ""
+    hashes = sorted(caller.hashes.items())
+    return repr((type(caller).__name__, hashes, caller.cut, cut, finder.digest if finder else ""))
 
 
 def _feature_format(options: RunOptions) -> FeatureFormat:
@@ -241,29 +264,35 @@ def plan_run(
 ) -> Plan:
     """Cut the inputs into shards, or find that an earlier start did, and claim the folder.
 
-    Results go, and ``run.json`` comes, when every input was read to its end: one that is refused
-    changes nothing. A kill at any point leaves a folder with a run, or one that is free.
+    With --plan-only they are cut into slices, which others plan. Results go, and ``run.json``
+    comes, when every input was read to its end: one that is refused changes nothing. A kill at any
+    point leaves a folder with a run, or one that is free.
     """
     keep, facts = config.options.keep_intermediate, _facts(config, manifest, "unfinished")
-    if recorded is not None:
-        on_shard = _on_shard(on_event, "checking shards")
-        plan = find_plan(rundir, manifest, keep_intermediate=keep, on_shard=on_shard)
-        if plan is not None:
-            rundir.write_manifest(manifest, facts)
-            return plan
-    stage = "reading and translating" if manifest.recipe.has_frames else "reading"
-    total = expected_letters(manifest.inputs)
-    plan = make_plan(
-        rundir,
-        manifest,
-        keep_intermediate=keep,
-        n_helpers=config.resources.n_helpers,
-        on_letters=lambda done: on_event(Progress(stage, done, total, "letters")),
-    )
-    if recorded is None:
-        rundir.clear()
+    planner = Planner.of(rundir, rundir.shards, manifest, keep_intermediate=keep)
+    plan = find_plan(planner, _on_shard(on_event, "checking shards")) if recorded else None
+    is_new = plan is None
+    if plan is None:
+        planner = replace(planner, folder=rundir.planned.shards)
+        plan = Plan.cut(manifest, keep_intermediate=keep)
+    if not config.options.plan_only and (is_new or plan.missing):
+        stage = "reading and translating" if manifest.recipe.has_frames else "reading"
+        total = 0 if plan.parts else expected_letters(manifest.inputs)
+        plan = make_plan(
+            planner,
+            plan,
+            lambda done: on_event(Progress(stage, done, total, "letters")),
+            config.resources.n_helpers,
+        )
+        if planner.keeps_chunks:
+            planner.join_chunks(plan)
+    if is_new:
+        planner.write_listing(plan)
+        if recorded is None:
+            rundir.clear()
     rundir.write_manifest(manifest, facts)
-    rundir.adopt_plan()
+    if is_new:
+        rundir.adopt_plan()
     return plan
 
 
@@ -309,7 +338,7 @@ def close_plan(config: RunConfig, results: Results, summary: Summary) -> Summary
         store.make_folder()
     facts = _facts(config, results.manifest, "planned")
     results.rundir.write_manifest(results.manifest, facts)
-    summary.n_shards = len(results.plan.shards)
+    summary.n_slices = len(results.plan.slices)
     for line in summary.lines(config.output):
         LOGGER.info("%s", line)
     return summary
@@ -325,7 +354,8 @@ def complete(
     """
     plan, stores, on_event = results.plan, results.stores, results.on_event
     with summary.stage(STAGES[1]):
-        pending = find_pending(stores, plan, frozenset(results.manifest.replaced), on_event)
+        owed = list(results.shards_without_rows())
+        pending = find_pending(stores, owed, frozenset(results.manifest.replaced), on_event)
         for store in stores if pending else ():
             store.make_folder()
     n_helpers = resources.n_helpers
@@ -340,26 +370,31 @@ def complete(
     n_before = len(plan.shards) - len(pending)
     on_event(EmbeddingStarted(tuple(pending), n_before, plan.files, job.encoders))
     results = replace(results, backlog=Backlog(pending))
-    with results.helpers(n_helpers) as helpers, writing_beside(results, summary, helpers) as tables:
-        with summary.stage(STAGES[1]):
-            embed(executor.run(pending, job, resources), results, summary, tables)
-        with summary.stage(STAGES[2]):
-            tables.result()
+    try:
+        with (
+            results.helpers(n_helpers) as helpers,
+            beside(results.backlog, helpers, partial(results.write, summary, helpers)) as tables,
+        ):
+            with summary.stage(STAGES[1]):
+                embed(executor.run(pending, job, resources), results, summary, tables)
+            with summary.stage(STAGES[2]):
+                tables.result()
+    finally:
+        results.rundir.sweep()  # what workers that died, or were stopped, were writing
 
 
 @contextmanager
-def writing_beside(
-    results: Results, summary: Summary, helpers: Helpers[Maker]
+def beside(
+    backlog: Backlog, helpers: Helpers[Maker], write: Callable[[], None]
 ) -> Iterator[Future[None]]:
-    """Write the tables in a thread, which waits for each shard; it ends with the block."""
+    """Write tables in a thread, which waits for each shard; it ends with the block."""
     thread = ThreadPoolExecutor(1, "tables")
     try:
-        yield thread.submit(results.write, summary, helpers)
+        yield thread.submit(write)
     finally:
-        results.backlog.abandon()
+        backlog.abandon()
         helpers.stop()
         thread.shutdown()
-        results.rundir.sweep()  # what workers that died, or were stopped, were writing
 
 
 def embed(
@@ -402,11 +437,14 @@ def check_stored(event: ShardFailed) -> None:
 
 
 def find_pending(
-    stores: Sequence[FeatureStore], plan: Plan, replaced: frozenset[str], on_event: OnEvent
+    stores: Sequence[FeatureStore],
+    shards: Sequence[Shard],
+    replaced: frozenset[str],
+    on_event: OnEvent,
 ) -> list[Shard]:
     """The shards that any of the encoders still owes, but for records that were ``replaced``."""
     on_shard = _on_shard(on_event, "checking finished shards")
-    by_store = [store.find_pending(plan.shards, replaced, on_shard) for store in stores]
+    by_store = [store.find_pending(shards, replaced, on_shard) for store in stores]
     return sorted(set(chain.from_iterable(by_store)), key=lambda shard: shard.index)
 
 
@@ -470,8 +508,11 @@ def close_run(
     """Write the outcome into ``run.json``, delete intermediate files, and write the page."""
     is_complete = is_whole and not summary.exit_code
     facts = _facts(config, manifest, "complete" if is_complete else "partial")
-    outcome = {"counts": summary.facts, Outputs.field: Outputs(rundir).hash()}
+    hosts = [asdict(host) for host in read_hosts(rundir.logs)]
+    hashes = Outputs(rundir).hash()
+    outcome = {"counts": summary.facts, "hosts": hosts, Outputs.field: hashes}
     rundir.write_manifest(manifest, {**facts, **outcome})
+    rundir.clear_parts()
     if not config.options.keep_intermediate and not summary.records.n_failed_frames:
         rundir.clear_shards()
     if config.options.report:
@@ -488,14 +529,10 @@ def _facts(config: RunConfig, manifest: Manifest, state: str) -> dict[str, objec
         "checkpoints": list(map(str, config.checkpoints)),
         "announced": [*caller.announcements, *config.announcements],
         "resources": asdict(config.resources),
-        "cut": _cut_facts(config.options) if isinstance(config.options, CutOptions) else {},
+        "cut": cut_facts(config.options),
+        "tables": table_facts(config.options),
         "state": state,
     }
-
-
-def _cut_facts(options: CutOptions) -> dict[str, object]:
-    values = {field.name: getattr(options, field.name) for field in fields(CutOptions)}
-    return {name: str(one) if isinstance(one, Path) else one for name, one in values.items()}
 
 
 def announce_input(plan: Plan, manifest: Manifest, caller: Caller) -> None:

@@ -6,11 +6,11 @@ All that can be checked is checked here, before a file is read or a process is s
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
 from virnucpro.callers.caller import ByScorer, Caller, caller_of
 from virnucpro.callers.cascade import Cascade
@@ -43,7 +43,6 @@ from virnucpro.ground.errors import (
     UsageError,
 )
 from virnucpro.ground.events import OnEvent
-from virnucpro.ground.files import expanded
 from virnucpro.ground.log import printable
 from virnucpro.ground.option_fields import carry
 from virnucpro.run.folder import RunDir
@@ -51,7 +50,13 @@ from virnucpro.run.manifest import ALL, Manifest, Step
 from virnucpro.scorer.nets import own_scorer
 from virnucpro.sequences.genetic_code import genetic_code
 from virnucpro.sequences.inputs import list_sources
-from virnucpro.stories.options import ExtractOptions, PredictOptions, RunOptions
+from virnucpro.stories.options import (
+    ExtractOptions,
+    PredictOptions,
+    RunOptions,
+    name_anywhere,
+    options_of_tables,
+)
 from virnucpro.stories.recut import lost_inputs
 
 _DEFAULT_CHUNK = 500
@@ -174,7 +179,7 @@ def _resolve_engine(options: RunOptions, recorded: Manifest | None, on_event: On
             *_announce_steps(options, steps),
         ),
         compromises=tuple(choice.compromises(footprint, precision, is_auto)),
-        models=tuple(map(_name_anywhere, names)),
+        models=tuple(map(name_anywhere, names)),
         steps=steps,
     )
 
@@ -207,25 +212,29 @@ def _announce_steps(options: RunOptions, steps: Sequence[Step]) -> Iterator[str]
         yield f"every record of this run is embedded, more than --embed {rule} asks for"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkConfig:
-    """The devices of one ``work``, and what they load."""
-
-    resources: Resources
-    weights: tuple[Path, ...]  # of each encoder
-    announcements: tuple[str, ...]
-
-
-def resolve_work(options: WorkOptions, recorded: Manifest, on_event: OnEvent) -> WorkConfig:
+def resolve_work(
+    options: WorkOptions, stored: Mapping[str, Any], recorded: Manifest, on_event: OnEvent
+) -> RunConfig:
     """Resolve all that a part of a recorded run needs on this machine.
+
+    ``stored`` is ``run.json``, which has the options that tables depend on.
 
     Raises:
         UnavailableError: its model is not here, or no device computes in its precision.
+        ResumeError: an older version planned it.
     """
+    of_run = options_of_tables(recorded.recipe.command, options.folder, stored)
+    if not recorded.recipe.has_encoder:
+        return RunConfig(
+            options=of_run,
+            caller=_caller(of_run, None),
+            recipe=recorded.recipe,
+            resources=_for_tables(Resources(devices=("cpu",), tokens_per_batch=1), options),
+        )
     from virnucpro.encoders.catalogue import open_model
 
     encoders = recorded.recipe.encoders
-    models = [open_model(name, on_event) for name in recorded.models]
+    models = tuple(open_model(name, on_event) for name in recorded.models)
     footprint = join_footprints([model.footprint for model in models])
     choice = _choose_devices(options, footprint)
     precision = _precision_behind({encoder.precision for encoder in encoders})
@@ -243,8 +252,16 @@ def resolve_work(options: WorkOptions, recorded: Manifest, on_event: OnEvent) ->
         weights.append(path.resolve())
         announcements += [f"model {printable(model.name)}: {model.describe(encoder)}"]
     announcements += _announce_devices(resources, choice)
-    return WorkConfig(
-        resources=resources, weights=tuple(weights), announcements=tuple(announcements)
+    caller = _caller(of_run, _load_head(of_run, models, on_event))
+    return RunConfig(
+        options=of_run,
+        caller=_cascade(of_run, caller, recorded.embed),
+        recipe=recorded.recipe,
+        resources=resources,
+        weights=tuple(weights),
+        announcements=tuple(announcements),
+        models=recorded.models,
+        steps=recorded.embed,
     )
 
 
@@ -288,11 +305,6 @@ def _placed(options: RunOptions) -> RunOptions:
     return replace(options, device="cpu", gpus=None, workers=1)
 
 
-def _name_anywhere(model: str) -> str:
-    """A model as ``--model`` names it, from whatever folder it is opened."""
-    return model if Path(model).name == model else str(expanded(model).absolute())
-
-
 def _choose_devices(options: EngineOptions, footprint: Footprint) -> Choice:
     return choose_devices(
         options.device,
@@ -314,7 +326,7 @@ def _resources(
     )
 
 
-def _for_tables(resources: Resources, options: RunOptions) -> Resources:
+def _for_tables(resources: Resources, options: EngineOptions) -> Resources:
     """The same where no device needs the cores: all workers but this process are helpers."""
     return replace(resources, n_helpers=count_workers(options.workers, model_bytes=0) - 1)
 

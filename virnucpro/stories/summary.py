@@ -43,7 +43,7 @@ class Summary:
     cut_scores: list[tuple[int, float]] = field(default_factory=list)
     records: Tally = field(default_factory=Tally)
     n_files: int = 0
-    n_shards: int | None = None  # shards of a run that others embed; None: it came to its end
+    n_slices: int | None = None  # of a run that others go on with; None: it came to its end
     n_refused: int = 0  # files that could not be read
     n_letters: int = 0  # letters of all records
     n_left: int = 0  # records that --embed left to the scorer
@@ -98,11 +98,9 @@ class Summary:
 
     def lines(self, folder: Path) -> list[str]:
         """The lines for the user at the end."""
-        if self.n_shards is not None:
-            n_tokens = self.n_tokens_in_all - self.n_tokens_saved
+        if self.n_slices is not None:
             return [
-                f"planned: {counted(self.n_shards, 'shard')}, {counted(n_tokens, 'token')}",
-                *self._left_lines(),
+                f"planned: {counted(self.n_slices, 'slice')} of the input",
                 f"results: {printable(folder)}",
                 *self._repair_lines(folder),
             ]
@@ -164,7 +162,7 @@ class Summary:
 
     def _repair_lines(self, folder: Path) -> list[str]:
         listing, lines = printable(folder / FailedFiles.file), []
-        if self.n_shards is not None:  # no table is written yet
+        if self.n_slices is not None:  # no table is written yet
             listing = f"virnucpro status {printable(folder)}"
         if self.n_refused:
             those = "it" if self.n_refused == 1 else "them"

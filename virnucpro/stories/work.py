@@ -1,22 +1,25 @@
-"""The whole of ``virnucpro work``, on one page: a part of a planned run, on this machine.
+"""The whole of ``virnucpro work``, on one page: a part of a run, on this machine.
 
-Any number may be at it at once, on any machines that share the run folder, over the same part too:
-a feature file appears when it is whole, and is the same whoever makes it. What is missing in the
-end is made by ``predict --resume``, which also writes the tables.
+A part plans slices of the input, embeds their shards, and writes their rows of the tables. Any
+number may be at it at once, on any machines that share the run folder, over the same part too: a
+file appears when it is whole, and is the same whoever makes it. What is missing in the end is made
+by ``predict --resume``, which joins the tables. Nobody waits for a part that is not at work.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain
 
 from virnucpro.engine.job import Job
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.options import WorkOptions
-from virnucpro.ground.errors import OutputError, ResumeError, UsageError
+from virnucpro.ground.errors import FeatureFileError, OutputError, ResumeError, UsageError
 from virnucpro.ground.events import (
     BatchDone,
     EmbeddingStarted,
@@ -27,22 +30,41 @@ from virnucpro.ground.events import (
     ShardFailed,
     WorkerReady,
 )
-from virnucpro.ground.log import announce, counted, printable
+from virnucpro.ground.files import read_json
+from virnucpro.ground.log import LOGGER, announce, counted, printable
 from virnucpro.ground.records import Shard
 from virnucpro.run.folder import RunDir
 from virnucpro.run.manifest import Manifest
-from virnucpro.run.plan import read_plan
-from virnucpro.run.work_log import ShardFigures
-from virnucpro.stories.pipeline import ExecutorOn, check_stored, make_job, open_cache
-from virnucpro.stories.resolve import WorkConfig, resolve_work
+from virnucpro.run.plan import (
+    Plan,
+    Planner,
+    Slice,
+    find_plan,
+    make_plan,
+    read_plan,
+)
+from virnucpro.run.work_log import ShardFigures, note_waiting, others_at_work
+from virnucpro.stories.pipeline import (
+    ExecutorOn,
+    beside,
+    check_stored,
+    make_job,
+    make_results,
+    open_cache,
+)
+from virnucpro.stories.resolve import RunConfig, resolve_work
 from virnucpro.stories.summary import warn_of_cache
+from virnucpro.stories.write import Backlog, Results
 
-_LOOK_SECONDS = 2.0  # between two looks at a run that is helped
+_LOOK_SECONDS = 2.0  # between two looks at what others do
+_FEWEST_SHARES = 4  # for each part, so that all have about as much to do
+
+Group = Sequence[Slice]  # of the same records, one for each step of --embed
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One of ``n`` parts of the shards: every n-th, by its index. They are counted from 0."""
+    """One of ``n`` parts of a run: every n-th slice, or share of one. They are counted from 0."""
 
     number: int = 0
     n: int = 1
@@ -50,9 +72,17 @@ class Part:
     def __str__(self) -> str:
         return f"{self.number + 1}/{self.n}"
 
-    def of(self, shards: Sequence[Shard]) -> list[Shard]:
-        """Its shards, whatever the others do: parts never depend on what is done already."""
-        return [shard for shard in shards if shard.index % self.n == self.number]
+    def shares(self, n_slices: int) -> tuple[int, dict[int, list[int]]]:
+        """The shares of each slice, and those of this part, by the place of the slice.
+
+        They depend on no other part, nor on what is done already. A run of few slices is divided
+        within them.
+        """
+        n_shares = max(1, -(-_FEWEST_SHARES * self.n // max(1, n_slices)))
+        ours: dict[int, list[int]] = {}
+        for one in range(self.number, n_slices * n_shares, self.n):
+            ours.setdefault(one // n_shares, []).append(one % n_shares)
+        return n_shares, ours
 
 
 @dataclass(slots=True)
@@ -60,6 +90,8 @@ class PartResult:
     """The outcome of the shards of one ``work``."""
 
     part: Part
+    n_planned: int = 0  # slices that it planned
+    n_rows: int = 0  # slices whose rows it wrote
     n_pending: int = 0  # shards that it had to do
     n_shards: int = 0  # shards that it did
     n_failed: int = 0  # sequences that failed
@@ -79,8 +111,12 @@ class PartResult:
         """The lines for the user at the end."""
         seconds = time.monotonic() - self.ready
         pending = counted(self.n_pending, "pending shard")
-        outcome = f"{self.n_shards:,} of {pending} done" if self.n_pending else "nothing left to do"
-        lines = [f"part {self.part}: {outcome}"]
+        outcomes = [
+            *([f"{counted(self.n_planned, 'slice')} planned"] if self.n_planned else ()),
+            *([f"{self.n_shards:,} of {pending} done"] if self.n_pending else ()),
+            *([f"tables of {counted(self.n_rows, 'slice')} written"] if self.n_rows else ()),
+        ]
+        lines = [f"part {self.part}: {', '.join(outcomes) or 'nothing left to do'}"]
         if self.n_tokens:
             rate = self.n_tokens / max(1e-3, seconds)
             lines += [f"tokens: {self.n_tokens:,} embedded at {rate:,.0f} per second"]
@@ -92,7 +128,7 @@ class PartResult:
                 f"{counted(self.n_lost, 'shard')} as a whole; the same again, or --resume, "
                 "tries them again"
             ]
-        if self.n_shards:
+        if outcomes:
             lines += ["next: when all parts are done, the planned command with --resume"]
         return lines
 
@@ -135,36 +171,152 @@ class PartResult:
 def work(
     options: WorkOptions, on_event: OnEvent, executor_on: ExecutorOn = ProcessExecutor
 ) -> PartResult:
-    """Embed a part of the pending shards of a planned run, with the devices of this machine.
+    """Plan and embed a part of a run, and write its rows, with the devices of this machine.
 
     Raises:
-        VirnucproError: see ``errors``; finished shards are kept in every case.
+        VirnucproError: see ``errors``; finished files are kept in every case.
     """
     rundir, part = RunDir(options.folder), choose_part(options.part, options.array)
     find_run(rundir)
     with rundir.shared():
         manifest = find_run(rundir)
-        outcome, plan = PartResult(part), read_plan(rundir, manifest)
-        if plan is None:
+        outcome = PartResult(part)
+        if read_plan(rundir, manifest) is None:
             if rundir.record_table(manifest.recipe.command).exists():
-                announce("nothing is left to embed: the tables of this run are written")
+                announce("nothing is left to do: the tables of this run are written")
                 return outcome
             raise _no_plan(rundir)
-        shards = part.of(plan.shards)
-        pending = find_owed(rundir, manifest, shards, on_event)
+        config = resolve_work(options, read_json(rundir.manifest), manifest, on_event)
+        inputs = tuple(file.stamped() for file in manifest.inputs)
+        run = _PartOfRun(rundir, replace(manifest, inputs=inputs), config, outcome, on_event)
+        run.do(make_job(rundir, manifest.recipe, config.weights, open_cache(options)), executor_on)
+    return outcome
+
+
+@dataclass(frozen=True, slots=True)
+class _PartOfRun:
+    """The stages of a part."""
+
+    rundir: RunDir
+    manifest: Manifest
+    config: RunConfig
+    outcome: PartResult
+    on_event: OnEvent
+
+    def do(self, job: Job, executor_on: ExecutorOn) -> None:
+        """Plan; embed, and write the rows of what is embedded here alone; then those of others."""
+        plan, groups, shards = self.plan()
+        on_event, outcome = self.on_event, self.outcome
+        pending = find_owed(self.rundir, self.manifest, list(chain(*shards.values())), on_event)
         outcome.n_pending = len(pending)
-        announce(f"part {part}: {counted(len(shards), 'shard')}, {len(pending):,} pending")
-        if not pending:
-            return outcome
-        config = resolve_work(options, manifest, on_event)
-        job = make_job(rundir, manifest.recipe, config.weights, open_cache(options))
-        n_before = len(shards) - len(pending)
-        on_event(EmbeddingStarted(tuple(pending), n_before, encoders=job.encoders))
-        with closing(embed(pending, job, config, executor_on)) as events:
-            for event in events:
+        n_shards = sum(map(len, shards.values()))
+        if self.manifest.recipe.has_encoder:
+            announce(f"part {outcome.part}: {counted(n_shards, 'shard')}, {len(pending):,} pending")
+        results = make_results(self.config, self.manifest, job.stores, on_event)
+        results = replace(results, plan=plan, backlog=Backlog(pending))
+        owed = [group for group in groups if not results.has(group)]
+        alone = [group for group in owed if len(shards[group[0].index]) == len(_all(plan, group))]
+        with (
+            self.writing(results, alone) as tables,
+            closing(embed(pending, job, self.config, executor_on)) as events,
+        ):
+            if pending:
+                on_event(
+                    EmbeddingStarted(tuple(pending), n_shards - len(pending), encoders=job.encoders)
+                )
+            for event in events if pending else ():
                 on_event(event)
                 outcome.take(event)
-    return outcome
+                match event:
+                    case ShardDone(shard=shard):
+                        results.backlog.settle(shard)
+                    case ShardFailed(shard=shard, reason=reason):
+                        results.backlog.settle(shard, reason)
+            tables()
+        for group in owed:
+            if group not in alone and self.await_shards(job, _all(plan, group)):
+                with self.writing(replace(results, backlog=Backlog()), [group]) as tables:
+                    tables()
+
+    def plan(self) -> tuple[Plan, list[Group], dict[int, list[Shard]]]:
+        """Plan what is not planned yet of this part.
+
+        -> the plan of its slices; those whose rows it writes; its shards, by their first slice
+
+        Raises:
+            InputError: an input is not a FASTA file, or an id occurs twice in this part.
+        """
+        rundir, part = self.rundir, self.outcome.part
+        plan = read_plan(rundir, self.manifest)
+        assert plan is not None, "it was there"
+        groups = list(plan.by_records())
+        n_shares, ours = part.shares(len(groups))
+        mine = [one for place in ours for one in groups[place]]
+        planner = Planner.of(
+            rundir, rundir.shards, self.manifest, keep_intermediate=plan.keep_intermediate
+        )
+        plan = find_plan(planner, of=mine)
+        assert plan is not None, "it was there"
+        self.outcome.n_planned = len(plan.missing)
+        if mine:
+            plan = make_plan(
+                planner,
+                plan,
+                lambda done: self.on_event(Progress("planning this part", done, 0, "letters")),
+                self.config.resources.n_helpers,
+            )
+        shards = {
+            groups[place][0].index: [
+                shard
+                for number, shard in enumerate(_all(plan, groups[place]))
+                if number % n_shares in shares
+            ]
+            for place, shares in ours.items()
+        }
+        return plan, [groups[place] for place, shares in ours.items() if 0 in shares], shards
+
+    @contextmanager
+    def writing(self, results: Results, groups: Sequence[Group]) -> Iterator[Callable[[], None]]:
+        """Write the rows of slices beside what the block does; what it is given waits for them."""
+        indices = {one.index for group in groups for one in group}
+        results = replace(results, plan=results.plan.limited(indices))
+        n_helpers = self.config.resources.n_helpers
+
+        def count(group: Group) -> None:
+            self.outcome.n_rows += results.has(group)
+
+        with (
+            results.helpers(n_helpers) as helpers,
+            beside(results.backlog, helpers, partial(results.write_rows, helpers, count)) as tables,
+        ):
+
+            def wait() -> None:
+                try:
+                    tables.result()
+                except FeatureFileError as error:
+                    LOGGER.warning("%s; the tables of this part are left to the end", error)
+
+            yield wait
+
+    def await_shards(self, job: Job, shards: Sequence[Shard]) -> bool:
+        """Wait for shards that other parts embed; false where none of them will."""
+        names, is_told = {shard.name for shard in shards}, False
+        while missing := {*chain(*(names - store.names_done() for store in job.stores))}:
+            if not others_at_work(self.rundir.logs):
+                return False
+            if not is_told:
+                note_waiting(f"waiting for {counted(len(missing), 'shard')} of other parts")
+                is_told = True
+            self.on_event(
+                Progress("waiting for other parts", len(names) - len(missing), len(names), "shards")
+            )
+            time.sleep(_LOOK_SECONDS)
+        return True
+
+
+def _all(plan: Plan, group: Group) -> list[Shard]:
+    """The shards of slices of the same records."""
+    return [shard for one in group for shard in plan.parts[one.index].shards]
 
 
 def work_for_run(options: WorkOptions, indices: Sequence[int]) -> list[ShardFigures]:
@@ -180,9 +332,10 @@ def work_for_run(options: WorkOptions, indices: Sequence[int]) -> list[ShardFigu
         plan = read_plan(rundir, manifest)
         if plan is None:
             raise _no_plan(rundir)
-        config = resolve_work(options, manifest, lambda _: None)
+        config = resolve_work(options, read_json(rundir.manifest), manifest, lambda _: None)
         job = make_job(rundir, manifest.recipe, config.weights, open_cache(options))
-        shards = [plan.shards[index] for index in indices]
+        by_index = {shard.index: shard for shard in plan.shards}
+        shards = [by_index[index] for index in indices]
         with closing(embed(shards, job, config, ProcessExecutor)) as events:
             for event in events:
                 outcome.take(event)
@@ -211,7 +364,7 @@ def _watched(rundir: RunDir) -> Generator[None, None, None]:
 
 
 def embed(
-    shards: Sequence[Shard], job: Job, config: WorkConfig, executor_on: ExecutorOn
+    shards: Sequence[Shard], job: Job, config: RunConfig, executor_on: ExecutorOn
 ) -> Generator[Event, None, None]:
     """The events of shards that are embedded here."""
     for announcement in config.announcements:
@@ -222,20 +375,19 @@ def embed(
 
 
 def find_run(rundir: RunDir) -> Manifest:
-    """The run in a folder, which must have shards to embed.
+    """The run in a folder.
 
     Raises:
         InputMissingError: there is none.
-        ResumeError: it is damaged, of another version, or embeds nothing.
+        ResumeError: it is damaged, of another version, or its model has no name on other machines.
     """
-    hint = "plan one: virnucpro predict --plan-only --output-dir DIR, with input and model"
+    hint = "plan one: virnucpro predict --plan-only --output-dir DIR, with input and options"
     manifest = rundir.read_run(hint)
-    if not manifest.recipe.has_encoder or len(manifest.models) != len(manifest.recipe.encoders):
+    if len(manifest.models) != len(manifest.recipe.encoders):
         raise ResumeError(
             f"{printable(rundir.root)} holds a run with {printable(manifest.recipe.reader)}, which "
             "was not planned for several machines",
-            hint="a run with a model: its command with --resume --plan-only; else plan one in "
-            "another folder, with --model, --precision and --plan-only",
+            hint="go on with its command and --resume --plan-only",
         )
     return manifest
 

@@ -8,16 +8,20 @@ taken in order, so the outputs are the same, and few tasks are ahead, so memory 
 
 from __future__ import annotations
 
+import hashlib
 from array import array
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from itertools import chain
+from dataclasses import dataclass, field, replace
+from itertools import chain, groupby
+from operator import itemgetter
 from threading import Condition
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
+from virnucpro import __version__
 from virnucpro.callers.caller import Caller
 from virnucpro.callers.regions import RegionFinder
 from virnucpro.ground.config import FeatureFormat
@@ -25,17 +29,17 @@ from virnucpro.ground.errors import InputError
 from virnucpro.ground.events import STAGES, OnEvent, Progress
 from virnucpro.ground.files import writing
 from virnucpro.ground.log import counted
-from virnucpro.ground.records import FastaRecord, Records, Shard
+from virnucpro.ground.records import FastaRecord, Records, Shard, shard_name
 from virnucpro.ground.tasks import AbandonedError, Helpers, count_worth, helpers_for
 from virnucpro.run.features import FeatureStore
 from virnucpro.run.folder import RunDir
-from virnucpro.run.index import FeatureIndex
+from virnucpro.run.index import FeatureIndex, IndexPart
 from virnucpro.run.manifest import Manifest
-from virnucpro.run.plan import Plan
+from virnucpro.run.plan import Plan, Slice
+from virnucpro.run.rows import RowStore, SliceRows
 from virnucpro.run.scores import ScoreStore
-from virnucpro.sequences.fasta import Block
-from virnucpro.sequences.inputs import InputFile, generations
-from virnucpro.stories.blocks import BlockTask, Maker, ScoredShard, ShardTask
+from virnucpro.sequences.fasta import Block, Streams, parsed
+from virnucpro.stories.blocks import BlockTask, Maker, RowsTask, ScoredShard, ShardTask, Written
 from virnucpro.stories.frames import ScoredFrames, input_changed
 from virnucpro.stories.summary import Summary
 from virnucpro.tables.sinks import SINKS, Add, Place, Portion, Sink, Tally, open_sinks
@@ -116,22 +120,27 @@ class Results:
     feature_format: FeatureFormat
     per_file: bool
     on_event: OnEvent
+    rows: RowStore  # of slices
+    made_by: str  # who calls, and by which cut
     scores: ScoreStore | None = None  # of a run without a model that calls
+    streams: Streams = field(default_factory=Streams)  # of packed inputs
 
     def helpers(self, most: int) -> AbstractContextManager[Helpers[Maker]]:
         """The helpers for the time of a block: as many as there is work for, ``most`` at most."""
+        owed = chain.from_iterable(group for group in self.plan.by_records() if not self.has(group))
+        n_letters = sum(self.plan.parts[one.index].counts.n_letters for one in owed)
         maker = Maker(
             recipe=self.manifest.recipe,
             sinks=SINKS[self.manifest.recipe.command],
             stores=self.stores,
-            series=self.plan.series,
+            slices={index: part.shards for index, part in self.plan.parts.items()},
             caller=self.caller,
             finder=self.finder,
             feature_format=self.feature_format,
             with_own_ids=self.per_file and self.manifest.is_qualified,
             scores=self.scores,
         )
-        return helpers_for(maker, count_worth(most, self.plan.counts.n_letters), "tables")
+        return helpers_for(maker, count_worth(most, n_letters), "tables")
 
     def write(self, summary: Summary, helpers: Helpers[Maker]) -> None:
         """Write every output, and count what is in them.
@@ -180,13 +189,13 @@ class Results:
         Raises:
             InputError: there are not as many records as the plan was made of.
         """
-        counts, n_done, n_worked, n_read, n_blocks = self.plan.counts, 0, 0, 0, 0
+        counts, n_done, n_worked, n_read = self.plan.counts, 0, 0, 0
         to_do = counts.n_letters + (counts.n_searched if self.finder else 0)
-        is_scored_alone = not self.manifest.recipe.has_encoder
-        indexed = (replace(task, index=i) for i, task in enumerate(self.tasks(indexes, helpers)))
-        for written in helpers.in_order(indexed):
+        is_scored_alone, names = not self.manifest.recipe.has_encoder, set[str]()
+        for _, index, written in self.written(lambda _: indexes, helpers):
             yield from written.portions
-            n_blocks, n_read = n_blocks + 1, n_read + written.n_records
+            names.update(shard_name(index + place) for place in range(written.n_blocks))
+            n_read += written.n_records
             n_done, to_do = n_done + written.n_letters, to_do - written.work
             n_worked += written.work if written.is_scored else 0
             if is_scored_alone:
@@ -194,43 +203,143 @@ class Results:
                 letters = (n_done, counts.n_letters, "letters")
                 self.on_event(Progress("scoring", *letters, at_end))
         if n_read != counts.n_records:
-            raise InputError(
-                f"{counted(counts.n_records, 'record')} at first, "
-                f"{n_read} now: an input file changed while the run went on",
-                hint="let it be written to its end, then start again with --force",
-            )
+            raise _not_all(counts.n_records, n_read)
         if self.scores is not None:
-            self.scores.keep(n_blocks)
+            self.scores.keep(names)
+
+    def write_rows(
+        self, helpers: Helpers[Maker], on_done: Callable[[Sequence[Slice]], None]
+    ) -> None:
+        """Write the rows of slices for whoever joins them; none of one in which a frame failed.
+
+        Shards in the backlog are waited for.
+
+        Raises:
+            AbandonedError, InputError, FeatureFileError: as ``write``.
+        """
+        for folder in (self.rows, *([self.scores] if self.scores else ())):
+            folder.make_folder()
+        parts: dict[int, list[list[IndexPart]]] = {}
+
+        def parts_of(group: Sequence[Slice]) -> list[list[IndexPart]]:
+            return parts.setdefault(group[0].index, [[] for _ in self.stores])
+
+        each = self.written(parts_of, helpers)
+        for group, of_group in groupby(each, key=itemgetter(0)):
+            rows = self.collected(written for _, _, written in of_group)
+            n_records = sum(self.plan.parts[one.index].counts.n_records for one in group)
+            if rows.n_records != n_records:
+                raise _not_all(n_records, rows.n_records)
+            rows.note_files(parts.pop(group[0].index))
+            if not rows.n_failed:
+                self.rows.write(group[0].index, self.key(group), rows)
+            on_done(group)
+
+    def collected(self, each: Iterable[Written]) -> SliceRows:
+        """The rows of the blocks of a slice, together.
+
+        Raises:
+            AbandonedError: nobody goes on.
+        """
+        rows = SliceRows()
+        for written in each:
+            self.backlog.check()
+            rows.n_records += written.n_records
+            rows.n_blocks += written.n_blocks
+            rows.n_letters += written.n_letters
+            rows.work += written.work
+            for portion in written.portions:
+                rows.add(portion)
+        return rows
+
+    def has(self, group: Sequence[Slice]) -> bool:
+        """Whether the rows of these slices, of the same records, were made before."""
+        return not self.manifest.replaced and self.rows.has(group[0].index, self.key(group))
+
+    def shards_without_rows(self) -> Iterator[Shard]:
+        """The shards that tables are still to be made of; rows without vectors count as none."""
+        done = [store.names_done() for store in self.stores]
+        for group in self.plan.by_records():
+            shards = [shard for one in group for shard in self.plan.parts[one.index].shards]
+            if not self.has(group):
+                yield from shards
+            elif not all({shard.name for shard in shards} <= names for names in done):
+                self.rows.delete(group[0].index)
+                yield from shards
+
+    def key(self, group: Sequence[Slice]) -> str:
+        """What rows are made of, in a hash."""
+        manifest = self.manifest
+        inputs = [
+            (file.sha256, file.sample, file.mate, file.n_renamed, span)
+            for place, span in group[0].spans
+            for file in [manifest.inputs[place]]
+        ]
+        shards = [
+            shard.sha256
+            for one in group
+            for shard in (self.plan.parts[one.index].shards if one.index in self.plan.parts else ())
+        ]
+        facts = (
+            (__version__, manifest.recipe.fingerprint, manifest.is_qualified, manifest.replaced),
+            (self.made_by, self.feature_format, self.per_file, inputs, shards),
+        )
+        return hashlib.sha256(repr(facts).encode()).hexdigest()
+
+    def written(
+        self, parts_of: Callable[[Sequence[Slice]], Sequence[Parts]], helpers: Helpers[Maker]
+    ) -> Iterator[tuple[Sequence[Slice], int, Written]]:
+        """The rows of blocks of records, in order, each after its slices and the block's index.
+
+        ``parts_of`` gives what takes the feature files of these slices, for each store.
+        """
+        owners: deque[tuple[Sequence[Slice], int]] = deque()
+
+        def tasks() -> Iterator[BlockTask | RowsTask]:
+            latest = self.manifest.latest()
+            for group in self.plan.by_records():
+                number = group[0].generation
+                hidden = frozenset(name for name, last in latest.items() if last != number)
+                made = self.tasks(group, parts_of(group), hidden, helpers)
+                for place, task in enumerate(made):
+                    numbered = replace(task, index=group[0].index + place)
+                    owners.append((group, numbered.index))
+                    yield numbered
+
+        for written in helpers.in_order(tasks()):
+            yield (*owners.popleft(), written)
 
     def tasks(
-        self, indexes: Sequence[FeatureIndex], helpers: Helpers[Maker]
-    ) -> Iterator[BlockTask]:
-        """The blocks of all records, each once. Those of a generation do not depend on later ones.
+        self,
+        group: Sequence[Slice],
+        parts: Sequence[Parts],
+        hidden: frozenset[str],
+        helpers: Helpers[Maker],
+    ) -> Iterator[BlockTask | RowsTask]:
+        """The blocks of the records of slices, which have the same; or their rows, if made.
 
         A failed record that a later input gives anew is left out where it failed.
         """
-        latest = self.manifest.latest()
-        for number, files in enumerate(generations(self.manifest.inputs)):
-            hidden = frozenset(name for name, last in latest.items() if last != number)
-            if self.manifest.recipe.has_encoder:
-                of_series = [
-                    self.scored(place, indexes, hidden, helpers)
-                    for place, (generation, _) in enumerate(self.manifest.series)
-                    if generation == number
-                ]
-                yield from block_tasks(self.generation(files, of_series), hidden)
-            else:
-                blocks = chain.from_iterable(map(self.manifest.ids.blocks, files))
-                yield from raw_tasks(blocks, hidden)
+        if self.has(group):
+            rows = self.rows.read(group[0].index, self.key(group))
+            for own, of_store in zip(parts, rows.parts_of(self.stores), strict=True):
+                own.extend(of_store)
+            yield RowsTask(rows)
+        elif self.manifest.recipe.has_encoder:
+            of_series = [self.scored(one, parts, hidden, helpers) for one in group]
+            yield from block_tasks(self.generation(group[0], of_series), hidden)
+        else:
+            yield from raw_tasks(group[0].blocks(self.manifest, self.streams), hidden)
 
     def generation(
-        self, inputs: list[InputFile], of_series: Iterable[Iterable[ScoredShard]]
+        self, one: Slice, of_series: Iterable[Iterable[ScoredShard]]
     ) -> Iterator[FramedRecord]:
-        """The records of one generation, each beside its frames, which lie in one series."""
+        """The records of a slice, each beside its frames, which lie in one series."""
         streams = map(frames_by_record, of_series)
         firsts = ((next(stream, None), stream) for stream in streams)
         heads = {first[0]: (first[1], stream) for first, stream in firsts if first}
-        for record in chain.from_iterable(map(self.manifest.ids.read, inputs)):
+        records = parsed(one.blocks(self.manifest, self.streams))
+        for record in chain.from_iterable(block.each() for block in records):
             if record.id not in heads:
                 yield record, ()
                 continue
@@ -243,35 +352,51 @@ class Results:
 
     def scored(
         self,
-        place: int,
-        indexes: Sequence[FeatureIndex],
+        one: Slice,
+        indexes: Sequence[Parts],
         hidden: frozenset[str],
         helpers: Helpers[Maker],
     ) -> Iterator[ScoredShard]:
-        """The shards of one series, in their order, as soon as they are embedded.
+        """The shards of one slice, in their order, as soon as they are embedded.
 
         Vectors of ``hidden`` records, which a later generation replaces, stay out of the indexes.
         """
         tasks: deque[tuple[Shard, Future[ScoredShard]]] = deque()
+        indices = self.plan.indices
 
         def take() -> ScoredShard:
             shard, future = tasks.popleft()
             scored = future.result()
-            self.on_event(Progress(STAGES[2], shard.index + 1, len(self.plan.shards), "shards"))
+            n_done = bisect_right(indices, shard.index)
+            self.on_event(Progress(STAGES[2], n_done, len(indices), "shards"))
             for index, files in zip(indexes, scored.files, strict=True):
                 index.extend(files)
             return scored
 
-        for shard in self.plan.series[place]:
+        for shard in self.plan.parts[one.index].shards:
             while tasks and (len(tasks) > helpers.n_ahead or self.backlog.owes(shard)):
                 yield take()
             self.backlog.wait_for(shard)
             n_verified = tasks[0][0].index if tasks else shard.index
             lost = dict(self.backlog.reasons)
-            task = ShardTask(place, shard, lost, n_verified, hidden)
+            task = ShardTask(one.index, shard, lost, n_verified, hidden)
             tasks.append((shard, helpers.submit(task)))
         while tasks:
             yield take()
+
+
+class Parts(Protocol):
+    """Takes feature files: an index, or a list."""
+
+    def extend(self, parts: Sequence[IndexPart], /) -> None: ...
+
+
+def _not_all(n_planned: int, n_read: int) -> InputError:
+    return InputError(
+        f"{counted(n_planned, 'record')} at first, "
+        f"{n_read} now: an input file changed while the run went on",
+        hint="let it be written to its end, then start again with --force",
+    )
 
 
 def frames_by_record(

@@ -170,10 +170,24 @@ class Portion:
         own_rows = _rows(results.by_own_ids(), per_file) if with_own else None
         return cls(sample, _rows(results, sinks), Tally.of(results), own_rows)
 
+    def joined(self, other: Portion) -> Portion:
+        """The same with the records of another, of the same sample, which come later."""
+        tally = replace(self.tally, statuses={**self.tally.statuses})
+        tally.viral_lengths = Counter(self.tally.viral_lengths)
+        tally.include(other.tally)
+        own_rows = None
+        if self.own_rows is not None or other.own_rows is not None:
+            own_rows = _joined(self.own_rows or {}, other.own_rows or {})
+        return Portion(self.sample, _joined(self.rows, other.rows), tally, own_rows)
+
     @property
     def of_file(self) -> Portion:
         """The same records as the outputs of their file have them."""
         return self if self.own_rows is None else replace(self, rows=self.own_rows)
+
+
+def _joined(rows: Mapping[str, str], others: Mapping[str, str]) -> dict[str, str]:
+    return {name: rows.get(name, "") + others.get(name, "") for name in {**rows, **others}}
 
 
 def _rows(results: CalledRecords, sinks: Iterable[type[Sink]]) -> dict[str, str]:
