@@ -5,8 +5,7 @@ joined. Each task is measured by the CPU time of this process: the list of slice
 cutting), the plan of a slice, its rows, and the join. Then any number of machines is computed for a
 larger input of the same kind: what one process does for all grows with the input, each slice takes
 its time on the machine that it falls to, a device embeds at the given speed, and rows are made by
-helpers beside it. Nothing is counted for schedulers, for disks that are slower than this one, and
-for ``features.h5``, which there is not over so many files.
+helpers beside it. Nothing is counted for schedulers, and for disks that are slower than this one.
 """
 
 from __future__ import annotations
@@ -19,14 +18,12 @@ from pathlib import Path
 from random import Random
 from statistics import median
 from tempfile import TemporaryDirectory
-from unittest.mock import patch
 
 from front_end import make_contigs, make_reads
 from simulated import SimulatedRow, SimulatedWorker, config_of, register, write_input
 
 from virnucpro.engine.executor import InlineExecutor, NoExecutor
 from virnucpro.run.folder import RunDir
-from virnucpro.run.index import FeatureIndex
 from virnucpro.run.plan import Planner, make_plan, read_plan
 from virnucpro.stories.pipeline import make_job, make_results, run
 from virnucpro.stories.resolve import RunConfig
@@ -103,9 +100,9 @@ def measure_tasks(n_bases: int, dim: int) -> TaskTimes:
         with _timed() as cut:
             run(planned, NoExecutor(), lambda _: None)
         times = _work(RunDir(folder / "run"), resumed)
-        with _timed() as join, _index_timed() as index:
+        with _timed() as join:
             run(resumed, NoExecutor(), lambda _: None)
-        return replace(times, cut=cut[0], join=join[0] - index[0])
+        return replace(times, cut=cut[0], join=join[0])
 
 
 def _work(rundir: RunDir, config: RunConfig) -> TaskTimes:
@@ -181,20 +178,6 @@ def _row_of(
         seconds=round(cut + work + join, 1),
         workers_worth=1.0,
     )
-
-
-@contextmanager
-def _index_timed() -> Iterator[list[float]]:
-    """The CPU seconds in which ``features.h5`` is written in a block, in a list of one."""
-    write, seconds = FeatureIndex.write, list[float]()
-
-    def timed(index: FeatureIndex, features: Path) -> None:
-        with _timed() as own:
-            write(index, features)
-        seconds.extend(own)
-
-    with patch.object(FeatureIndex, "write", timed):
-        yield seconds
 
 
 @contextmanager

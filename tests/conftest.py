@@ -148,6 +148,7 @@ def configure(tiny: Tiny) -> Callable[..., RunConfig]:
             "pooling": "mean",
             "precision": "fp32",
             "dim": TINY.dim,
+            "store": "float32",
         }
         resources = {
             "devices": ("cpu",),

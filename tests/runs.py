@@ -6,7 +6,7 @@ import json
 import multiprocessing
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +18,7 @@ import psutil
 import pytest
 import torch
 from numpy.typing import NDArray
+from pyarrow import parquet
 
 from virnucpro.callers.caller import Caller, caller_of
 from virnucpro.callers.head import Head
@@ -62,10 +63,10 @@ def caller_in(config: RunConfig, head: Head | None) -> Caller:
     return Caller()
 
 
-def predict_here(proteins: Path, tiny: Tiny, folder: Path) -> Path:
+def predict_here(proteins: Sequence[Path], tiny: Tiny, folder: Path) -> Path:
     """The run of proteins on one machine, in this process. Returns its folder."""
     options = PredictOptions(
-        input=(proteins,),
+        input=tuple(proteins),
         output_dir=folder,
         model=str(tiny.model),
         head=tiny.head_file,
@@ -156,6 +157,10 @@ def exported(run_folder: Path, layout: str) -> dict[str, NDArray[np.float32]]:
         if layout == "npz":
             with np.load(path) as stored:
                 found |= dict(zip(stored["ids"].tolist(), stored["embeddings"], strict=True))
+        elif layout == "parquet":
+            table = parquet.read_table(path)
+            rows = [np.array(row, np.float32) for row in table["embedding"].to_pylist()]
+            found |= dict(zip(table["id"].to_pylist(), rows, strict=True))
         else:
             stored = torch.load(path, weights_only=True)
             rows = [row.numpy() for row in stored["data"]]

@@ -251,14 +251,18 @@ def test_features_are_those_of_the_index_by_id_with_copies(make_config, repeated
     assert all(np.array_equal(vector, expected[name]) for name, vector in pairs)
 
 
-def test_more_files_than_an_index_takes_are_read_all_the_same(make_config, repeated, monkeypatch):
-    monkeypatch.setattr(index, "MAX_PARTS", 2)
-    config = make_config(repeated, command="extract")
+def test_vectors_come_in_batches_whatever_files_they_are_in(make_config, repeated, monkeypatch):
+    monkeypatch.setattr(index, "FILES_PER_GROUP", 1)
+    monkeypatch.setattr(index, "MOST_AT_ROOT", 1)
+    config = make_config(repeated, command="extract", store="bfloat16")
     run_inline(config, None)
-    assert not (config.output / "features.h5").exists()
-    assert {name for name, _ in virnucpro.read_features(config.output)} == {
-        f"p{i}" for i in range(90)
-    }
+    batches = list(virnucpro.iter_features(config.output, batch=40))
+    assert [batch.vectors.shape for batch in batches] == [(40, 32), (40, 32), (10, 32)]
+    pairs = [pair for ids, vectors in batches for pair in zip(ids, vectors, strict=True)]
+    expected = list(virnucpro.read_features(config.output))
+    assert {name for name, _ in expected} == {f"p{i}" for i in range(90)}
+    for (name, vector), (other, row) in zip(pairs, expected, strict=True):
+        assert name == other and np.array_equal(vector, row)
 
 
 def test_vectors_that_were_replaced_are_left_out(make_config, tiny, tmp_path):
@@ -276,14 +280,17 @@ def test_vectors_that_were_replaced_are_left_out(make_config, tiny, tmp_path):
     assert len(pairs) == len(expected) and dict(pairs).keys() == expected.keys() != before.keys()
     assert all(np.array_equal(vector, expected[name]) for name, vector in pairs)
     (config.output / "features.h5").unlink()
-    with pytest.raises(virnucpro.VirnucproError, match="which vectors were replaced"):
-        virnucpro.read_features(config.output)
+    with pytest.raises(virnucpro.VirnucproError, match=r"features\.h5 is not whole") as caught:
+        next(virnucpro.read_features(config.output))
+    assert "resume=True" in caught.value.hint
 
 
 def test_residues_come_as_rows(make_config, repeated):
     config = make_config(repeated, command="extract", pooling="none")
     run_inline(config, None)
     assert {vector.shape for _, vector in virnucpro.read_features(config.output)} == {(91, 32)}
+    with pytest.raises(virnucpro.VirnucproError, match="a row for each residue"):
+        virnucpro.iter_features(config.output)
 
 
 def test_a_folder_without_vectors_is_refused_with_what_to_do(make_config, tmp_path):
@@ -376,8 +383,8 @@ def as_given(kind: object) -> object:
             "embed",
             ExtractOptions,
             {"model", "on_progress"},
-            {"input", "input_type", "model", "genetic_code", "chunk_size", "format", "per_file"}
-            | {"output_dir", "resume", "force", "keep_intermediate", "report"},
+            {"input", "input_type", "model", "genetic_code", "chunk_size", "format", "store"}
+            | {"output_dir", "per_file", "resume", "force", "keep_intermediate", "report"},
         ),
     ],
 )

@@ -271,7 +271,7 @@ SLOW_DOORS = {
     "encoders.catalogue": {"torch"},
     "stories.resolve": {"virnucpro.callers.original_head", "virnucpro.encoders.catalogue"},
     "run.feature_file": {"h5py"},
-    "run.index": {"torch", "h5py"},
+    "run.index": {"torch", "h5py", "pyarrow"},
     "run.lock": {"filelock", "psutil"},
 }
 

@@ -40,7 +40,7 @@ def proteins(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def one_machine(proteins, tiny, tmp_path_factory) -> Path:
-    return predict_here(proteins, tiny, tmp_path_factory.mktemp("one_machine") / "run")
+    return predict_here([proteins], tiny, tmp_path_factory.mktemp("one_machine") / "run")
 
 
 class Run:

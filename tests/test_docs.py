@@ -35,6 +35,7 @@ OF_OTHERS = {
 OF_OTHERS |= {"--rdzv-backend", "--rdzv-endpoint"}
 OF_OTHERS |= {"--parsable", "--array", "--dependency", "--gres", "--snakefile", "--cores"}
 OF_OTHERS |= {"--jobs", "--run", "--parts", "--workers", "--shards"}
+OF_OTHERS |= {"--configfile", "--slurm-no-account", "--slurm-status-command"}
 OF_OTHERS |= {"--rounds", "--chaos-seed", "--records", "--shards", "--hypothesis-profile"}
 VARIABLE = re.compile(r": |(?:https://)?\.\.\.|\bN\b|\bDIR\b|\bSIGKILL\b")  # in a message
 

@@ -14,7 +14,7 @@ from virnucpro.ground.config import RESIDUES_PER_SHARD, EncoderSpec
 from virnucpro.ground.errors import FeatureFileError, OutputError
 from virnucpro.ground.records import Embeddings, Failure, Orf, Shard
 from virnucpro.ground.tree import Tree
-from virnucpro.run.feature_file import find_vectors, read_embeddings, update_embeddings
+from virnucpro.run.feature_file import find_vectors, read_embeddings, write_embeddings
 from virnucpro.run.features import FeatureStore, ShardFeatures, open_stores
 from virnucpro.run.folder import RunDir
 from virnucpro.run.shards import ShardWriter, header_of, shard_size
@@ -174,11 +174,11 @@ def test_vectors_that_do_not_lie_one_behind_the_other_are_not_read_as_if_they_di
 def test_a_file_with_the_same_content_is_left_and_any_other_is_replaced(rundir):
     path, about = rundir.features / "000000.h5", {"shard": 0}
     rundir.features.mkdir()
-    update_embeddings(path, embed("ab"), about, rundir)
+    write_embeddings(path, embed("ab"), about, rundir)
     before = path.stat().st_ino
-    update_embeddings(path, embed("ab"), about, rundir)
+    write_embeddings(path, embed("ab"), about, rundir)
     assert path.stat().st_ino == before
-    update_embeddings(path, embed("ab", first=1.0), about, rundir)
+    write_embeddings(path, embed("ab", first=1.0), about, rundir)
     assert path.stat().st_ino != before
     assert read_embeddings(path, about).vectors[:, 0].tolist() == [1.0, 2.0]
 
@@ -186,7 +186,7 @@ def test_a_file_with_the_same_content_is_left_and_any_other_is_replaced(rundir):
 def test_a_file_without_a_vector_has_none_and_is_no_damage(rundir):
     path = rundir.features / "000000.h5"
     rundir.features.mkdir()
-    update_embeddings(path, embed("", failed="a"), {"shard": 0}, rundir)
+    write_embeddings(path, embed("", failed="a"), {"shard": 0}, rundir)
     assert find_vectors(path) == 0
 
 

@@ -214,7 +214,7 @@ def embedded(tiny, folder: Path) -> dict[str, bytes]:
     """The files of a run with vectors; it lies in ``folder / "embedded"``."""
     proteins = folder / "in.faa"
     proteins.write_text(">p\nMKVLEFPQILAAGG\n>q\nMKVLPPQIL\n")
-    predict_here(proteins, tiny, folder / "embedded")
+    predict_here([proteins], tiny, folder / "embedded")
     return files_of(folder / "embedded")
 
 

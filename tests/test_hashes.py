@@ -234,7 +234,7 @@ def test_one_flipped_bit_in_the_index_over_all_vectors_is_noticed(
     assert say("status", config.output, "--verify")[0] == 0
 
 
-@pytest.mark.parametrize("layout", ["npz", "pt"])
+@pytest.mark.parametrize("layout", ["parquet", "pt"])
 def test_damage_to_vectors_in_another_format_is_noticed_and_mended(
     tmp_path, tiny, make_config, layout
 ):

@@ -12,6 +12,7 @@ from threading import Event
 import h5py
 import numpy as np
 import pytest
+import torch
 from conftest import open_dna
 from runs import (
     again,
@@ -36,7 +37,7 @@ from virnucpro.ground.errors import (
     ResumeError,
     UsageError,
 )
-from virnucpro.ground.events import EmbeddingStarted, Progress, ShardDone
+from virnucpro.ground.events import BatchDone, EmbeddingStarted, Progress, ShardDone
 from virnucpro.ground.records import shard_name
 from virnucpro.run.folder import RunDir
 from virnucpro.run.status import inspect_run
@@ -650,15 +651,37 @@ def test_extract_gives_predicts_vectors(make_config, tiny, contigs, tmp_path):
     assert all(np.array_equal(one[name], other[name]) for name in one)
 
 
-def test_extract_writes_npz_and_virnucpros_pt(make_config, contigs, tmp_path):
+def test_extract_writes_npz_parquet_and_virnucpros_pt(make_config, contigs, tmp_path):
     expected = None
-    for layout in ("npz", "pt"):
+    for layout in ("npz", "parquet", "pt"):
         config = make_config(contigs, output=tmp_path / layout, command="extract", format=layout)
         run_inline(config, None)
         found = exported(config.output, layout)
         expected = expected or vectors(config.output)
         assert found.keys() == expected.keys()
         assert all(np.array_equal(found[name], expected[name]) for name in found)
+
+
+def test_calls_are_made_of_bfloat16_vectors_as_they_are_stored(
+    make_config, tiny, contigs, tmp_path
+):
+    cache = tmp_path / "cache"
+    full = make_config(contigs, cache=cache)
+    run_inline(full, tiny.head)
+    config = make_config(contigs, output=tmp_path / "half", store="bfloat16", cache=cache)
+    events: list[object] = []
+    run_inline(config, tiny.head, events.append)
+    assert not any(isinstance(event, BatchDone) for event in events), "all are in the cache"
+    stored, expected = vectors(config.output), vectors(full.output)
+    assert stored.keys() == expected.keys()
+    for name, vector in stored.items():
+        assert np.array_equal(vector, torch.from_numpy(expected[name]).bfloat16().float().numpy())
+    before = tables(config.output)
+    (config.output / "features" / "000001.h5").unlink()
+    run_inline(again(config, resume=True), tiny.head)
+    assert tables(config.output) == before
+    with pytest.raises(ResumeError, match="store was bfloat16, now float32"):
+        run_inline(make_config(contigs, output=config.output, resume=True), tiny.head)
 
 
 def test_without_pooling_there_is_a_row_per_residue(make_config, contigs, tmp_path):

@@ -29,7 +29,7 @@ from virnucpro.ground.tree import Tree
 from virnucpro.run.feature_file import write_embeddings
 from virnucpro.run.features import FeatureStore
 from virnucpro.run.folder import RunDir
-from virnucpro.run.index import MAX_PARTS, IndexPart, write_index
+from virnucpro.run.index import MOST_AT_ROOT, IndexPart, write_index
 from virnucpro.run.intake import open_run
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import (
@@ -260,33 +260,41 @@ def test_a_resumed_run_of_many_shards_embeds_nothing_and_says_what_it_checks(fin
     assert {"checking shards", "checking finished shards", "writing tables"} <= stages
     found = statuses(finished.config.output, "records.tsv")
     assert found == {f"p{i}": "embedded" for i in range(len(finished.plan.shards))}
-    # its readers could not open so many files at once, and would read NaN
-    assert len(finished.plan.shards) > MAX_PARTS
-    assert not finished.rundir.feature_index.exists()
-    assert "no features.h5" in finished.rundir.log.read_text()
 
 
-def read_index(path: Path) -> None:
+def read_index(path: Path, n_files: int, n_open: int) -> None:
     """In a process of its own, with as many open files as are usually allowed."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (n_open, hard))
+    ids = []
     with h5py.File(path) as h5:
-        assert h5["ids"].asstr()[:].tolist() == [f"p{i}" for i in range(MAX_PARTS)]
-        assert np.isfinite(h5["embeddings"][:]).all()
+        assert ("ids" in h5) == (n_files <= MOST_AT_ROOT)
+        for place in [h5] if "ids" in h5 else h5["groups"].values():
+            ids += place["ids"].asstr()[:].tolist()
+            assert np.isfinite(place["embeddings"][:]).all()
+    assert ids == [f"p{i}" for i in range(n_files)]
 
 
-def test_the_largest_index_can_be_read_at_once_under_the_usual_limit_of_open_files(finished):
-    shards = finished.plan.shards[:MAX_PARTS]
-    mask = np.ones(1, dtype=np.bool_)
-    paths = map(finished.store.path, shards)
-    parts = [IndexPart.of(path, mask, per_residue=False) for path in paths]
-    index = finished.rundir.root / "largest.h5"
-    write_index(index, parts, Tree(index.parent))
-    reader = multiprocessing.get_context("spawn").Process(target=read_index, args=(index,))
+@pytest.mark.parametrize(("is_whole", "n_open"), [(False, 1024), (True, 256)])
+def test_an_index_is_read_whole_under_the_usual_limit_of_open_files(finished, is_whole, n_open):
+    """At once where its root shows all, by groups at any size."""
+    shards = finished.plan.shards if is_whole else finished.plan.shards[:MOST_AT_ROOT]
+    assert len(shards) > MOST_AT_ROOT or not is_whole
+    one = np.ones((1, DIM), np.float32)
+    parts = [
+        IndexPart.of(
+            f"{shard.name}.h5",
+            Embeddings((f"p{shard.index}",), np.array([1], np.int32), one),
+            finished.store.attributes(shard),
+        )
+        for shard in shards
+    ]
+    write_index(finished.rundir.feature_index, parts, finished.rundir)
+    about = (finished.rundir.feature_index, len(shards), n_open)
+    reader = multiprocessing.get_context("spawn").Process(target=read_index, args=about)
     reader.start()
     reader.join()
     assert reader.exitcode == 0
-    index.unlink()
 
 
 def test_among_many_the_truncated_the_swapped_and_the_foreign_are_found(finished):

@@ -16,6 +16,7 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +24,18 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from pyarrow import parquet
 
 from virnucpro import __version__
+from virnucpro.ground.config import EncoderSpec, Store
 from virnucpro.ground.errors import FeatureFileError, OutputError, StorageError
 from virnucpro.ground.files import atomic, disk_error
+from virnucpro.ground.numeric import Mask
 from virnucpro.ground.records import Embeddings, Failure
 from virnucpro.ground.tree import Tree
 from virnucpro.run.feature_file import read_embeddings, read_label, write_embeddings
 from virnucpro.run.folder import RunDir
-from virnucpro.run.index import IndexPart, save_npz, save_pt, write_index
+from virnucpro.run.index import IndexPart, save_npz, save_parquet, save_pt, write_index
 
 ATTRIBUTES: dict[str, str | int] = {
     "model": "esm2_t6_8M_UR50D",
@@ -43,6 +47,9 @@ ATTRIBUTES: dict[str, str | int] = {
 }
 PER_RESIDUE = {**ATTRIBUTES, "pooling": "none"}
 DIM = 4
+ENCODER = EncoderSpec(
+    model="tiny", sha256="0" * 64, layer=6, pooling="mean", precision="fp32", dim=DIM
+)
 SURVEY_SECONDS = 30  # a healthy survey takes a tenth of that
 
 
@@ -107,14 +114,34 @@ def refusal_of(path: Path, attributes: dict[str, str | int] = ATTRIBUTES) -> Fea
 # Round trips
 
 
+@pytest.mark.parametrize("store", ["float32", "bfloat16"])
 @pytest.mark.parametrize("per_residue", [False, True], ids=["mean", "per-residue"])
 @pytest.mark.parametrize(("n_orfs", "n_failures"), [(7, 0), (7, 2), (1, 0), (0, 2), (0, 0)])
 def test_embeddings_and_failures_are_read_as_they_were_written(
-    path: Path, per_residue: bool, n_orfs: int, n_failures: int
+    path: Path, store: Store, per_residue: bool, n_orfs: int, n_failures: int
 ) -> None:
     embeddings = make_embeddings(n_orfs, per_residue=per_residue, n_failures=n_failures)
-    write_embeddings(path, embeddings, attributes_of(embeddings), Tree(path.parent))
+    write_embeddings(path, embeddings, attributes_of(embeddings), Tree(path.parent), store)
+    if store == "bfloat16":
+        rounded = torch.from_numpy(embeddings.vectors).bfloat16().float().numpy()
+        embeddings = replace(embeddings, vectors=rounded)
     assert is_same(read_embeddings(path, attributes_of(embeddings)), embeddings)
+
+
+def test_anyone_with_h5py_reads_bfloat16_as_float32_from_half_the_bytes(tmp_path: Path) -> None:
+    ties = np.array([[1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-8, 1 + 2**-8 + 2**-20]], dtype=np.float32)
+    edges = np.array([[0.0, -0.0, 2.0**-130, 3.3e38]], dtype=np.float32)
+    embeddings = replace(make_embeddings(2), vectors=np.concatenate([ties, edges]))
+    index = tmp_path / "features.h5"
+    write_index(index, make_run(tmp_path, embeddings, store="bfloat16"), Tree(tmp_path))
+    even = [1.0, 1 + 2**-6, -1.0, 1 + 2**-7]
+    with h5py.File(tmp_path / "features" / "000000.h5") as h5, h5py.File(index) as over_all:
+        stored, shown = h5["embeddings"], over_all["embeddings"]
+        assert stored.dtype == shown.dtype == np.float32
+        assert stored.id.get_storage_size() == 2 * stored.size
+        assert stored[0].tolist() == even
+        assert stored[1] == pytest.approx(edges[0], rel=2**-8)
+        assert np.array_equal(stored[:], shown[:])
 
 
 def test_ids_of_any_kind_come_back(path: Path) -> None:
@@ -400,27 +427,38 @@ def test_what_a_killed_write_left_is_swept_away_and_nothing_else(path: Path) -> 
 # The index over all files
 
 
-def make_run(root: Path, *parts: Embeddings) -> list[IndexPart]:
-    """A run folder with its feature files; every ORF is to be shown."""
+def make_run(
+    root: Path, *parts: Embeddings, masks: list[Mask] | None = None, store: Store = "float32"
+) -> list[IndexPart]:
+    """A run folder with its feature files; every ORF is to be shown, unless masks say otherwise."""
     shown = []
     (root / "features").mkdir(parents=True, exist_ok=True)
     for i, embeddings in enumerate(parts):
         path = root / "features" / f"{i:06d}.h5"
         attributes = {**attributes_of(embeddings), "shard_sha256": f"{i}" * 64}
-        write_embeddings(path, embeddings, attributes, Tree(path.parent))
-        mask = np.ones(len(embeddings.ids), dtype=np.bool_)
-        shown.append(IndexPart.of(path, mask, per_residue=embeddings.per_residue))
+        write_embeddings(path, embeddings, attributes, Tree(path.parent), store)
+        hidden = compress(embeddings.ids, ~masks[i]) if masks else ()
+        shown.append(IndexPart.of(path.name, embeddings, attributes, set(hidden)))
     return shown
 
 
 def read_index(path: Path) -> Embeddings:
+    """What the root of an index shows, which is what its groups show together."""
     with h5py.File(path) as h5:
-        return Embeddings(
-            ids=tuple(h5["ids"].asstr()[:]),
-            lengths=h5["lengths"][:],
-            vectors=h5["embeddings"][:],
-            per_residue=h5.attrs["pooling"] == "none",
+        root, *groups = (
+            Embeddings(
+                ids=tuple(place["ids"].asstr()[:]),
+                lengths=place["lengths"][:],
+                vectors=place["embeddings"][:],
+                per_residue=h5.attrs["pooling"] == "none",
+            )
+            for place in (h5, *h5["groups"].values())
         )
+    assert root.ids == tuple(orf_id for group in groups for orf_id in group.ids)
+    for name in ("lengths", "vectors") if groups else ():
+        whole = np.concatenate([getattr(group, name) for group in groups])
+        assert np.array_equal(getattr(root, name), whole)
+    return root
 
 
 @pytest.fixture(params=[False, True], ids=["mean", "per-residue"])
@@ -431,9 +469,13 @@ def parts(request: pytest.FixtureRequest) -> list[Embeddings]:
     ]
 
 
-def test_the_index_shows_the_rows_of_all_files_in_their_order(tmp_path: Path, parts) -> None:
+@pytest.mark.parametrize("n_files", [1, 2, 200])
+def test_the_index_shows_the_rows_of_all_files_in_their_order(
+    tmp_path: Path, parts, monkeypatch, n_files: int
+) -> None:
+    monkeypatch.setattr("virnucpro.run.index.FILES_PER_GROUP", n_files)
     index = tmp_path / "run" / "features.h5"
-    write_index(index, make_run(index.parent, *parts), Tree(index.parent))
+    write_index(index, reversed(make_run(index.parent, *parts)), Tree(index.parent))
     found = read_index(index)
     assert found.ids == tuple(orf_id for part in parts for orf_id in part.ids)
     assert found.lengths.tolist() == [n for part in parts for n in part.lengths.tolist()]
@@ -443,15 +485,15 @@ def test_the_index_shows_the_rows_of_all_files_in_their_order(tmp_path: Path, pa
 
 def test_the_index_leaves_out_what_is_masked(tmp_path: Path, parts) -> None:
     index = tmp_path / "run" / "features.h5"
-    masked = make_run(index.parent, *parts)
-    masked[0].mask[[0, 2, 3]] = False
-    masked[1].mask[:] = False
-    masked[3].mask[-1] = False
-    write_index(index, masked, Tree(index.parent))
+    masks = [np.ones(len(part.ids), dtype=np.bool_) for part in parts]
+    masks[0][[0, 2, 3]] = False
+    masks[1][:] = False
+    masks[3][-1] = False
+    write_index(index, make_run(index.parent, *parts, masks=masks), Tree(index.parent))
     expected = {
         orf_id: rows
-        for part, shown in zip(parts, masked, strict=True)
-        for (orf_id, rows), is_shown in zip(rows_by_id(part).items(), shown.mask, strict=True)
+        for part, mask in zip(parts, masks, strict=True)
+        for (orf_id, rows), is_shown in zip(rows_by_id(part).items(), mask, strict=True)
         if is_shown
     }
     found = read_index(index)
@@ -485,9 +527,8 @@ def test_the_index_says_what_made_it_but_names_no_single_shard(tmp_path: Path, p
 def test_an_index_of_nothing_has_its_datasets_without_rows(tmp_path: Path) -> None:
     index = tmp_path / "run" / "features.h5"
     for embeddings in (make_embeddings(0, n_failures=2), make_embeddings(3)):
-        (part,) = make_run(index.parent, embeddings)
-        part.mask[:] = False
-        write_index(index, [part], Tree(index.parent))
+        masks = [np.zeros(len(embeddings.ids), dtype=np.bool_)]
+        write_index(index, make_run(index.parent, embeddings, masks=masks), Tree(index.parent))
         assert read_index(index).ids == ()
         assert read_index(index).vectors.shape == (0, DIM)
 
@@ -496,7 +537,7 @@ def test_rows_of_a_file_that_is_gone_read_as_nan_never_as_zeros(tmp_path: Path) 
     index = tmp_path / "run" / "features.h5"
     parts = make_run(index.parent, make_embeddings(3, prefix="a"), make_embeddings(2, prefix="b"))
     write_index(index, parts, Tree(index.parent))
-    parts[0].path.unlink()
+    (index.parent / "features" / parts[0].name).unlink()
     with h5py.File(index) as h5:
         assert np.isnan(h5["embeddings"][:3]).all()
         assert np.isfinite(h5["embeddings"][3:]).all()
@@ -535,15 +576,46 @@ def test_pt_loads_without_code_and_names_each_tensor(
     assert all(tensor.ndim == 1 + per_residue for tensor in stored["data"])
 
 
+@pytest.mark.parametrize("n_orfs", [5, 0])
+@pytest.mark.parametrize("per_residue", [False, True], ids=["mean", "per-residue"])
+def test_parquet_has_a_row_for_each_id_and_says_what_made_it(
+    tmp_path: Path, n_orfs: int, per_residue: bool
+) -> None:
+    embeddings = make_embeddings(n_orfs, per_residue=per_residue)
+    save_parquet(tmp_path / "000000.parquet", embeddings, ENCODER, Tree(tmp_path))
+    table = parquet.read_table(tmp_path / "000000.parquet")
+    rows = zip(table["id"].to_pylist(), table["embedding"].to_pylist(), strict=True)
+    assert {name: row if per_residue else [row] for name, row in rows} == rows_by_id(embeddings)
+    assert table["length"].to_pylist() == embeddings.lengths.tolist()
+    assert (table.schema.metadata[b"model"], table.schema.metadata[b"layer"]) == (b"tiny", b"6")
+
+
+def test_parquet_holds_ids_that_are_no_text_and_bfloat16_in_half_the_disk(tmp_path: Path) -> None:
+    vectors = np.random.default_rng(1).standard_normal((2, 50_000)).astype(np.float32)
+    rounded = torch.from_numpy(vectors).bfloat16().float().numpy()
+    encoder, sizes = replace(ENCODER, dim=50_000), []
+    for each in (vectors, rounded):
+        embeddings = Embeddings(("\udcff<>", "b"), np.ones(2, np.int32), each)
+        save_parquet(tmp_path / "000000.parquet", embeddings, encoder, Tree(tmp_path))
+        sizes.append((tmp_path / "000000.parquet").stat().st_size)
+        table = parquet.read_table(tmp_path / "000000.parquet")
+        assert table["id"].to_pylist() == [r"\xff<>", "b"]
+        assert table["embedding"].to_pylist() == each.tolist()
+    assert sizes[1] < 0.55 * sizes[0]
+
+
 def test_the_same_content_gives_the_same_bytes_whenever_and_wherever(tmp_path: Path) -> None:
     parts = [make_embeddings(5, prefix="a", n_failures=1), make_embeddings(3, prefix="b")]
     for name in ("one", "two"):
         index = tmp_path / name / "features.h5"
-        write_index(index, make_run(index.parent, *parts), Tree(index.parent))
+        run = make_run(index.parent, *parts, store="bfloat16")
+        write_index(index, run, Tree(index.parent))
         save_npz(index.with_name("000000.npz"), parts[0], Tree(index.parent))
         save_pt(index.with_name("000000.pt"), parts[0], Tree(index.parent))
+        save_parquet(index.with_name("000000.parquet"), parts[0], ENCODER, Tree(index.parent))
         time.sleep(1.1)  # HDF5 counts its time stamps in seconds
-    for name in ("features/000000.h5", "features.h5", "000000.npz", "000000.pt"):
+    exports = ("000000.npz", "000000.pt", "000000.parquet")
+    for name in ("features/000000.h5", "features.h5", *exports):
         first, second = tmp_path / "one" / name, tmp_path / "two" / name
         assert first.read_bytes() == second.read_bytes(), name
 

@@ -449,7 +449,7 @@ def test_all_records_are_written_for_the_engine_with_their_ids(data, with_vector
 def test_every_frame_has_its_vector_by_id_without_a_copy_and_a_missing_one_is_named(
     make_config, with_vectors
 ):
-    config = make_config(with_vectors.fasta, command="extract")
+    config = make_config(with_vectors.fasta, command="extract", store="bfloat16")
     run_inline(config, None)
     frames = FrameStore.open(with_vectors.frames).all
     before = sum(path.stat().st_size for path in with_vectors.frames.iterdir())

@@ -302,9 +302,9 @@ def test_an_index_that_names_files_elsewhere_is_refused(tmp_path, secret, name) 
     index = tmp_path / "run" / "features.h5"
     index.parent.mkdir()
     layout = h5py.VirtualLayout((1,), h5py.string_dtype())
-    layout[:] = h5py.VirtualSource(name.format(folder=tmp_path), "ids", (1,))
+    layout[:] = h5py.VirtualSource(name.format(folder=tmp_path), "ids", (1,))[:1]
     with h5py.File(index, "w") as h5:
-        h5.create_virtual_dataset("ids", layout)
+        h5.create_group("groups/000000").create_virtual_dataset("ids", layout)
         h5.attrs["parts_sha256"] = "0" * 64
     with pytest.raises(FeatureFileError, match="not of this run") as caught:
         check_index(index)
@@ -595,7 +595,7 @@ HOSTILE_IDS = ["../../x", "/etc/passwd", "..", ".", "-rf", "[red]", "a\x1b[2J", 
 HOSTILE_IDS += ["$(touch", "predictions.tsv", "x" * 10_000, "000000.h5"]
 
 
-@pytest.mark.parametrize("feature_format", ["h5", "npz", "pt"])
+@pytest.mark.parametrize("feature_format", ["h5", "npz", "pt", "parquet"])
 @pytest.mark.parametrize("command", ["predict", "extract"])
 @pytest.mark.parametrize("input_type", ["nucleotide", "protein"])
 def test_no_file_is_named_after_a_record(

@@ -15,7 +15,14 @@ if TYPE_CHECKING:
     from virnucpro.ground.errors import VirnucproError
     from virnucpro.ground.events import Progress
     from virnucpro.ground.records import Call, Identity, Region
-    from virnucpro.stories.api import Embedded, embed, predict, read_features, read_predictions
+    from virnucpro.stories.api import (
+        Embedded,
+        embed,
+        iter_features,
+        predict,
+        read_features,
+        read_predictions,
+    )
 
 __version__ = "0.1.0"
 
@@ -28,6 +35,7 @@ _MODULES = {
     "VirnucproError": "virnucpro.ground.errors",
     "embed": "virnucpro.stories.api",
     "predict": "virnucpro.stories.api",
+    "iter_features": "virnucpro.stories.api",
     "read_features": "virnucpro.stories.api",
     "read_predictions": "virnucpro.stories.api",
 }
@@ -39,6 +47,7 @@ __all__ = [
     "Region",
     "VirnucproError",
     "embed",
+    "iter_features",
     "predict",
     "read_features",
     "read_predictions",

@@ -71,6 +71,9 @@ def extract(options: ExtractOptions, console: ConsoleOptions) -> None:
     Example: virnucpro extract -i proteins.faa -o features/ --model esm2_t33_650M_UR50D
 
     Many files: virnucpro extract -i proteomes/ -i samples.tsv -o features/
+
+    In half the disk, and as Parquet too: virnucpro extract -i contigs.fa -o features/
+    --store bfloat16 --format parquet
     """
     _run(options, console)
 
@@ -145,6 +148,9 @@ def _run(options: RunOptions, console: ConsoleOptions) -> None:
             from virnucpro.tables.sinks import VirusTable
 
             executor_on = _executor_on(options)
+            if isinstance(options, ExtractOptions) and options.format == "parquet":
+                with needing("arrow"):
+                    import pyarrow.parquet  # noqa: F401 - before anything is embedded
         with watched(console) as events:
             match options:
                 case PredictOptions():

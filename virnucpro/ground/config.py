@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from virnucpro.ground.errors import UsageError
 
@@ -18,10 +18,11 @@ InputType = Literal["nucleotide", "protein"]
 Precision = Literal["fp32", "bf16", "fp16", "bf16x2"]  # bf16x2: numbers in two bf16 parts
 Pooling = Literal["mean", "bos", "none"]
 Reads = Literal["protein", "dna"]  # the sequence of a frame that an encoder reads
-FeatureFormat = Literal["h5", "npz", "pt"]
+FeatureFormat = Literal["h5", "npz", "pt", "parquet"]
+Store = Literal["float32", "bfloat16"]  # numbers on disk; bfloat16: the nearest, ties to even
 Command = Literal["predict", "extract"]
 
-FOLLOWS = ("model", "dim", "reads")  # of an encoder: a name, and what family and content imply
+_AS_EVER: Store = "float32"  # adds nothing to a fingerprint: older runs have it too
 RESIDUES_PER_SHARD = 250_000  # of the largest shards
 _RESIDUES_WITH_ROWS = 125_000  # the same, where each residue has a vector
 SHARD_FORMAT = 7
@@ -40,6 +41,15 @@ class EncoderSpec:
     precision: Precision
     dim: int  # length of a vector
     reads: Reads = "protein"
+    store: Store = _AS_EVER
+
+    implied: ClassVar = ("model", "dim", "reads")  # a name, and what family and content imply
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The fields that make its vectors, before they are stored."""
+        left_out = (*self.implied, "store")
+        return {name: value for name, value in asdict(self).items() if name not in left_out}
 
     @property
     def per_residue(self) -> bool:
@@ -118,11 +128,11 @@ class Recipe:
     @property
     def fingerprint(self) -> str:
         """A hash of the recipe, the same on every machine."""
-        fields = asdict(self)
-        for encoder in fields["encoders"]:
-            for name in FOLLOWS:
-                del encoder[name]
-        text = json.dumps(fields, sort_keys=True)
+        encoders = [
+            each.facts | ({} if each.store == _AS_EVER else {"store": each.store})
+            for each in self.encoders
+        ]
+        text = json.dumps({**asdict(self), "encoders": encoders}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -19,3 +19,8 @@ def runs_of(mask: Mask) -> list[tuple[int, int]]:
     """The runs in which the mask is true, as (first, one after the last)."""
     bounds = np.flatnonzero(np.diff(mask, prepend=False, append=False)).tolist()
     return list(zip(bounds[::2], bounds[1::2], strict=True))
+
+
+def from_bfloat16(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
+    """Numbers in float32 of their upper halves."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)

@@ -10,7 +10,7 @@ are tuples: making one takes a third of the time.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain, compress, groupby
 from pathlib import Path
@@ -225,6 +225,15 @@ class Embeddings:
     def n_orfs(self) -> int:
         """Number of ORFs, delivered and failed."""
         return len(self.ids) + len(self.failures)
+
+    def without(self, hidden: Collection[str]) -> Embeddings:
+        """The same without the ORFs of these ids."""
+        if not hidden:
+            return self
+        mask = np.array([orf_id not in hidden for orf_id in self.ids], dtype=np.bool_)
+        of_rows = np.repeat(mask, self.lengths) if self.per_residue else mask
+        ids = tuple(compress(self.ids, mask))
+        return replace(self, ids=ids, lengths=self.lengths[mask], vectors=self.vectors[of_rows])
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from hashlib import blake2b, sha256
 from pathlib import Path
 from typing import BinaryIO
@@ -29,7 +29,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.ground.config import FOLLOWS, SHARD_FORMAT, EncoderSpec
+from virnucpro.ground.config import SHARD_FORMAT, EncoderSpec
 from virnucpro.ground.errors import OutputError, StorageError
 from virnucpro.ground.files import TEMPORARY, disk_error, open_plain
 from virnucpro.ground.log import printable
@@ -130,8 +130,7 @@ class VectorCache:
     _index: list[_Part] = field(default_factory=list)  # each at least twice as long as the next
 
     def __post_init__(self) -> None:
-        facts = {name: value for name, value in asdict(self.encoder).items() if name not in FOLLOWS}
-        text = json.dumps([facts, self.device, SHARD_FORMAT], sort_keys=True)
+        text = json.dumps([self.encoder.facts, self.device, SHARD_FORMAT], sort_keys=True)
         self._key = sha256(text.encode()).hexdigest()
 
     def read(self, sequences: Sequence[str]) -> Vectors:

@@ -14,14 +14,14 @@ import os
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import accumulate, groupby
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.ground.config import FOLLOWS, EncoderSpec
+from virnucpro.ground.config import EncoderSpec
 from virnucpro.ground.errors import FeatureFileError
 from virnucpro.ground.files import writing
 from virnucpro.ground.log import LOGGER, printable
@@ -34,7 +34,6 @@ from virnucpro.run.feature_file import (
     read_label,
     read_rows,
     read_vectors,
-    update_embeddings,
     write_embeddings,
 )
 from virnucpro.run.shards import read_shard
@@ -42,7 +41,7 @@ from virnucpro.run.shards import read_shard
 OnShard = Callable[[int, int], None]  # hears how many shards were looked at, and of how many
 _COPIES = "_copies"  # ends the stem of a file of copies
 _FILE = re.compile(rf"({SHARD_NAME})({_COPIES})?\.h5")
-_EXPORT = re.compile(rf"{SHARD_NAME}(?:{_COPIES})?\.(?:npz|pt)")
+_EXPORT = re.compile(rf"{SHARD_NAME}(?:{_COPIES})?\.(?:npz|pt|parquet)")
 _FOLDER = re.compile(r"\w+-[0-9a-f]{16}")
 
 
@@ -89,7 +88,8 @@ class FeatureStore:
 
     def write(self, shard: Shard, embeddings: Embeddings) -> None:
         """Write the file of a shard, which appears when it is whole."""
-        write_embeddings(self.path(shard), embeddings, self.attributes(shard), self.tree)
+        attributes, store = self.attributes(shard), self.encoder.store
+        write_embeddings(self.path(shard), embeddings, attributes, self.tree, store)
 
     def delete_partials(self, owner: str) -> None:
         """Delete the partial files of a process."""
@@ -245,8 +245,7 @@ def index_of(folder: Path) -> Path:
 
 def _name(encoder: EncoderSpec) -> str:
     """A folder name that tells this encoder from any other of a run."""
-    facts = {name: value for name, value in asdict(encoder).items() if name not in FOLLOWS}
-    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps(encoder.facts, sort_keys=True).encode()).hexdigest()
     return f"{encoder.family}-{digest[:16]}"
 
 
@@ -310,7 +309,8 @@ class FeatureReader:
             path = self._store.path_of_copies(shard)
             embeddings = self._copy_to(copies, lost, n_verified)
             attributes = self._store.attributes_of_copies(shard)
-            update_embeddings(path, embeddings, attributes, self._store.tree)
+            how = self._store.encoder.store
+            write_embeddings(path, embeddings, attributes, self._store.tree, how)
             files.append((path, embeddings))
         for _, embeddings in files:
             reasons |= {failure.orf_id: failure.reason for failure in embeddings.failures}
@@ -371,7 +371,7 @@ class FeatureReader:
             return read_rows(path, places)
         if path not in self._starts:
             self._starts[path] = find_vectors(path)
-        return read_vectors(path, self._starts[path], encoder.dim, places)
+        return read_vectors(path, self._starts[path], encoder, places)
 
     def _number_of(self, ordinal: int) -> int:
         """The place of the shard that an ORF was embedded in."""

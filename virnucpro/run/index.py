@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import accumulate, groupby, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.ground.config import FeatureFormat, Reads
+from virnucpro.ground.config import EncoderSpec, FeatureFormat
 from virnucpro.ground.errors import FeatureFileError
-from virnucpro.ground.log import announce, printable
-from virnucpro.ground.numeric import Mask, runs_of
-from virnucpro.ground.records import Embeddings
+from virnucpro.ground.log import printable
+from virnucpro.ground.numeric import runs_of
+from virnucpro.ground.records import Embeddings, Shard
 from virnucpro.ground.tree import Tree
 from virnucpro.run.feature_file import (
     DAMAGE,
+    Attributes,
     new_hdf5,
     open_features,
     read_embeddings,
@@ -27,145 +29,172 @@ from virnucpro.run.feature_file import (
     refusal,
     text_type,
 )
-from virnucpro.run.features import FeatureStore
+from virnucpro.run.features import FeatureStore, ShardFeatures
 
 if TYPE_CHECKING:
     import h5py
 
-# an index opens all its parts at once, and reads those over the limit of open files, which is
-# usually 1,024, as NaN and empty ids; HDF5 says nothing
-MAX_PARTS = 1000
+# a virtual dataset holds open every file that it was read from; what is over the limit of open
+# files it reads as NaN and as empty ids, and HDF5 says nothing
+FILES_PER_GROUP = 200  # macOS lets a process open 256
+MOST_AT_ROOT = 1000  # Linux: 1,024
 _WRITE_ANEW = "run the command of the run again with --resume: what is missing is made again"
 _OF_ONE_FILE = ("shard_sha256", "copies")  # attributes that a file over many does not have
+_DATASETS = ("ids", "lengths", "embeddings")
+
+Span: TypeAlias = tuple[int, int]  # the first, and one after the last
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class IndexPart:
-    """A feature file as an index needs to know it."""
+    """A feature file as an index needs to know it: little, for there may be very many."""
 
-    path: Path
-    mask: Mask  # (n_orfs,) which ORFs to show
-    lengths: NDArray[np.int64]  # (n_orfs,) rows of each
+    name: str
+    label: str  # what it says of its shard
     dim: int  # numbers in a row
-    attributes: Mapping[str, Any]
+    n_orfs: int
+    n_rows: int  # of vectors
+    orfs: tuple[Span, ...]  # that are shown
+    rows: tuple[Span, ...]  # theirs
 
     @classmethod
-    def of(cls, path: Path, mask: Mask, *, per_residue: bool) -> IndexPart:
-        """
-        Raises:
-            FeatureFileError: the file has come to harm since it was read.
-        """
-        try:
-            with open_features(path) as h5:
-                lengths = h5["lengths"][:] if per_residue else np.ones_like(mask, dtype=np.int64)
-                return cls(path, mask, lengths, h5["embeddings"].shape[1], dict(h5.attrs))
-        except DAMAGE as error:
-            raise refusal(path, error) from error
+    def of(
+        cls, name: str, embeddings: Embeddings, attributes: Attributes, hidden: Collection[str] = ()
+    ) -> IndexPart:
+        """The file of some ORFs, of which an index shows all but the hidden ones."""
+        ids, n_rows = embeddings.ids, embeddings.lengths if embeddings.per_residue else 1
+        bounds: list[int] = np.cumsum([0, *np.broadcast_to(n_rows, len(ids))]).tolist()
+        mask = np.array([orf_id not in hidden for orf_id in ids], dtype=np.bool_)
+        orfs = tuple(runs_of(mask))
+        rows = tuple((bounds[first], bounds[end]) for first, end in orfs)
+        dim, label = embeddings.vectors.shape[1], _label_of(attributes)
+        return cls(name, label, dim, len(ids), bounds[-1], orfs, rows)
+
+    @property
+    def place(self) -> tuple[int, str]:
+        """By the number of the shard, its copies behind it."""
+        return int(self.name.split(".")[0].split("_")[0]), self.name
 
 
-class FeatureIndex:
-    """One HDF5 file over the feature files of an encoder, unless they are too many for one."""
+def show_files(
+    store: FeatureStore,
+    shard: Shard,
+    features: ShardFeatures,
+    hidden: Collection[str],
+    layout: FeatureFormat,
+) -> list[IndexPart]:
+    """Write the files of a shard in another format too, and give them to an index.
 
-    def __init__(self, path: Path, tree: Tree) -> None:
-        self.path, self.tree = path, tree
-        self.n_parts = 0
-        self.parts: list[IndexPart] = []
-
-    def extend(self, parts: Sequence[IndexPart]) -> None:
-        """Remember feature files, in any order."""
-        self.n_parts += len(parts)
-        self.parts += parts[: MAX_PARTS - len(self.parts)]
-
-    def write(self, features: Path) -> None:
-        """Write it; or delete an old one, and say why there is none over the files of a folder."""
-        if self.n_parts <= MAX_PARTS:
-            in_order = sorted(self.parts, key=lambda part: part.path.name)
-            write_index(self.path, in_order, self.tree)
-            return
-        self.tree.delete(self.path)
-        announce(
-            f"no {self.path.name}: HDF5 cannot join {self.n_parts:,} files ({MAX_PARTS:,} at "
-            f"most); read those in {printable(features)} one by one"
-        )
-
-
-class _Piece(NamedTuple):
-    """Neighbouring rows of one part."""
-
-    part: str  # relative path
-    n_rows: int  # of the whole part
-    rows: slice
-
-
-def write_index(path: Path, parts: Sequence[IndexPart], tree: Tree) -> None:
-    """Write one HDF5 file whose ``ids``, ``lengths`` and ``embeddings`` are those of many.
-
-    The datasets are virtual and name the parts, ``MAX_PARTS`` at most, by relative paths, so that
-    the folder can be moved.
+    Both leave out the hidden ORFs.
     """
-    assert len(parts) <= MAX_PARTS, "readers cannot open so many"
-    pieces = _pieces(path.parent, parts)
-    kinds: dict[str, tuple[tuple[int, ...], np.dtype[np.generic]]] = {
-        "ids": ((), text_type()),
-        "lengths": ((), np.dtype(np.int32)),
-        "embeddings": ((parts[0].dim if parts else 0,), np.dtype(np.float32)),
-    }
-    attributes = dict(parts[0].attributes) if parts else {}
-    for name in _OF_ONE_FILE:
-        attributes.pop(name, None)
-    shown = {piece.part for piece in pieces["ids"]}
-    attributes["parts_sha256"] = _hash_of_labels(
-        part.attributes for part in parts if part.path.relative_to(path.parent).as_posix() in shown
-    )
+    parts = []
+    for path, embeddings in features.files:
+        _export(path, embeddings.without(hidden), layout, store)
+        if embeddings.vectors.shape[1]:  # else these are copies, and no original has a vector
+            is_shard = path == store.path(shard)
+            attributes = store.attributes(shard) if is_shard else store.attributes_of_copies(shard)
+            parts.append(IndexPart.of(path.name, embeddings, attributes, hidden))
+    return parts
+
+
+def write_index(path: Path, parts: Iterable[IndexPart], tree: Tree) -> None:
+    """Write one HDF5 file over the feature files in the folder of the same name, in their order.
+
+    Its groups ``groups/000000``, ... have ``ids``, ``lengths`` and ``embeddings`` of up to
+    ``FILES_PER_GROUP`` files each. Of up to ``MOST_AT_ROOT`` files in all, the root has the same
+    three, over all groups. The datasets are virtual, and name files by relative paths, so that the
+    folder can be moved.
+
+    Raises:
+        FeatureFileError: a file has come to harm since it was read.
+    """
+    parts = sorted(parts, key=lambda part: part.place)
+    shown = [part for part in parts if part.orfs]
+    dim = parts[0].dim if parts else 0
     with new_hdf5() as h5:
-        h5.attrs.update(attributes)
-        for name, (row_shape, kind) in kinds.items():
-            layout = _lay_out(name, pieces[name], row_shape, kind)
-            # rows of a part that is gone must not read as zeros
-            h5.create_virtual_dataset(name, layout, np.nan if name == "embeddings" else None)
+        h5.attrs.update(_attributes_of(path, parts))
+        h5.attrs["parts_sha256"] = _hash_of(part.label for part in shown)
+        groups = h5.create_group("groups")
+        for number, first in enumerate(range(0, len(shown), FILES_PER_GROUP)):
+            group = groups.create_group(f"{number:06}")
+            _fill(group, path.stem, dim, shown[first : first + FILES_PER_GROUP])
+        for name in _DATASETS if len(shown) <= MOST_AT_ROOT else ():
+            sizes = [(group[name].name, len(group[name])) for group in groups.values()]
+            _add_virtual(h5, name, dim, [_Piece(".", place, n, (0, n)) for place, n in sizes])
         h5.flush()
         content = bytes(h5.id.get_file_image())
     tree.write_whole(path, content)
 
 
-def _pieces(folder: Path, parts: Sequence[IndexPart]) -> dict[str, list[_Piece]]:
-    """The pieces of each dataset."""
-    pieces: dict[str, list[_Piece]] = {name: [] for name in ("ids", "lengths", "embeddings")}
-    for part in parts:
-        name_of_part = part.path.relative_to(folder).as_posix()
-        bounds = np.arange(len(part.mask) + 1)
-        rows = np.concatenate([[0], np.cumsum(part.lengths)])
-        for name, of_dataset in pieces.items():
-            where = rows if name == "embeddings" else bounds
-            of_dataset += [
-                _Piece(name_of_part, int(where[-1]), slice(int(where[a]), int(where[b])))
-                for a, b in runs_of(part.mask)
-            ]
-    return pieces
+def _attributes_of(path: Path, parts: Sequence[IndexPart]) -> dict[str, Any]:
+    """The attributes that all files have: those of the first."""
+    for part in parts[:1]:
+        first = path.with_name(path.stem) / part.name
+        try:
+            with open_features(first) as h5:
+                return {name: h5.attrs[name] for name in h5.attrs if name not in _OF_ONE_FILE}
+        except DAMAGE as error:
+            raise refusal(first, error) from error
+    return {}
+
+
+def _fill(group: h5py.Group, folder: str, dim: int, parts: Sequence[IndexPart]) -> None:
+    for name in _DATASETS:
+        pieces = [piece for part in parts for piece in _pieces(folder, part, name)]
+        _add_virtual(group, name, dim, pieces)
+
+
+class _Piece(NamedTuple):
+    """Neighbouring rows of a dataset."""
+
+    file: str  # relative path; ".": the index
+    dataset: str
+    n_rows: int  # of the whole dataset
+    rows: Span
+
+
+def _pieces(folder: str, part: IndexPart, name: str) -> Iterator[_Piece]:
+    of_vectors = name == "embeddings"
+    n_rows, spans = (part.n_rows, part.rows) if of_vectors else (part.n_orfs, part.orfs)
+    return (_Piece(f"{folder}/{part.name}", name, n_rows, span) for span in spans)
+
+
+def _add_virtual(group: h5py.Group, name: str, dim: int, pieces: Sequence[_Piece]) -> None:
+    import h5py
+
+    of_vectors = name == "embeddings"
+    kind = {"ids": text_type(), "lengths": np.int32, "embeddings": np.float32}[name]
+    row = (dim,) if of_vectors else ()
+    ends = [0, *accumulate(end - first for _, _, _, (first, end) in pieces)]
+    layout = h5py.VirtualLayout((ends[-1], *row), kind)
+    layout.dcpl.set_obj_track_times(False)  # the same content gives the same bytes
+    for piece, (at, end) in zip(pieces, pairwise(ends), strict=True):
+        source = h5py.VirtualSource(piece.file, piece.dataset, (piece.n_rows, *row), kind)
+        layout[at:end] = source[slice(*piece.rows)]
+    # rows of a file that is gone must not read as zeros
+    group.create_virtual_dataset(name, layout, np.nan if of_vectors else None)
 
 
 def check_index(path: Path) -> None:
     """
     Raises:
-        FeatureFileError: the parts of an index are not those that it was written for.
+        FeatureFileError: the files of an index are not those that it was written for.
     """
     try:
         with open_features(path) as h5:
-            ids, written_for = h5["ids"], h5.attrs["parts_sha256"]
-            sources = ids.virtual_sources() if ids.is_virtual else []
-            parts = list(dict.fromkeys(source.file_name for source in sources))
-        if strangers := [part for part in parts if ".." in part or Path(part).is_absolute()]:
-            raise FeatureFileError(
-                f"{printable(path)} names {printable(strangers[0])}, which is not of this run",
-                hint=_WRITE_ANEW,
-            )
-        absent_parts = [part for part in parts if not (path.parent / part).exists()]
-        if absent_parts:
-            raise FeatureFileError(
-                f"{printable(path)} needs {printable(absent_parts[0])}, which is missing",
-                hint=_WRITE_ANEW,
-            )
-        if _hash_of_parts(path.parent, parts) != written_for:
+            written_for = h5.attrs["parts_sha256"]
+        files = [path.parent / name for name, _ in _shown_orfs(path)]
+        for file in files:
+            if file.parent.name != path.stem or file.parent.parent != path.parent:
+                raise FeatureFileError(
+                    f"{printable(path)} names {printable(file)}, which is not of this run",
+                    hint=_WRITE_ANEW,
+                )
+            if not file.exists():
+                raise FeatureFileError(
+                    f"{printable(path)} needs {printable(file)}, which is missing", hint=_WRITE_ANEW
+                )
+        if _hash_of(_label_of(read_label(file, {}).attributes) for file in files) != written_for:
             raise FeatureFileError(
                 f"{printable(path)} was written for other files", hint=_WRITE_ANEW
             )
@@ -174,77 +203,56 @@ def check_index(path: Path) -> None:
 
 
 def read_shown(store: FeatureStore) -> Iterator[tuple[str, NDArray[np.float32]]]:
-    """Each id that the index of a store shows, with its rows; without an index, every id.
+    """Each id that the index of a store shows, with its rows.
 
-    The files are read one by one: an index can open so many at once that HDF5 gives NaN instead.
+    The files are read one by one, and verified.
 
     Raises:
-        FeatureFileError: a file is not whole.
+        FeatureFileError: the index or a file is missing, or not whole.
     """
-    if store.index.exists():
-        check_index(store.index)
-        pieces_of = _shown_rows(store.index)
-        for path, attributes in store.files():
-            if pieces := pieces_of.get(path.name):
-                rows = split_rows(embeddings := read_embeddings(path, attributes))
-                for piece in pieces:
-                    yield from zip(embeddings.ids[piece], rows[piece], strict=True)
-        return
-    for embeddings in store.read_files():
-        yield from zip(embeddings.ids, split_rows(embeddings), strict=True)
+    check_index(store.index)
+    attributes = {"fingerprint": store.fingerprint}
+    for name, spans in _shown_orfs(store.index):
+        embeddings = read_embeddings(store.folder / Path(name).name, attributes)
+        rows = split_rows(embeddings)
+        for span in spans:
+            yield from zip(embeddings.ids[slice(*span)], rows[slice(*span)], strict=True)
 
 
-def _shown_rows(index: Path) -> dict[str, list[slice]]:
-    """The rows that an index shows of each file, by its name."""
-    rows_of: dict[str, list[slice]] = {}
+def _shown_orfs(index: Path) -> Iterator[tuple[str, list[Span]]]:
+    """The files that an index names, in its order, and the ORFs that it shows of each."""
     with open_features(index) as h5:
-        ids = h5["ids"]
-        for source in ids.virtual_sources() if ids.is_virtual else []:
-            (first,), (last,) = source.src_space.get_select_bounds()
-            rows_of.setdefault(Path(source.file_name).name, []).append(slice(first, last + 1))
-    return rows_of
+        for group in h5["groups"].values():
+            sources = group["ids"].virtual_sources()
+            for name, of_file in groupby(sources, key=lambda source: source.file_name):
+                bounds = [source.src_space.get_select_bounds() for source in of_file]
+                yield name, [(first, last + 1) for (first,), (last,) in bounds]
 
 
-def _hash_of_parts(folder: Path, parts: Sequence[str]) -> str:
-    """The SHA-256 over the parts' shards, and over which parts hold copies."""
-    return _hash_of_labels(read_label(folder / part, {}).attributes for part in parts)
+def _label_of(attributes: Mapping[str, Any]) -> str:
+    """What tells a file from the others of its run."""
+    return repr([str(attributes.get(name)) for name in _OF_ONE_FILE])
 
 
-def _hash_of_labels(labels: Iterable[Mapping[str, Any]]) -> str:
+def _hash_of(labels: Iterable[str]) -> str:
     digest = hashlib.sha256()
-    for attributes in labels:
-        digest.update(repr([str(attributes.get(name)) for name in _OF_ONE_FILE]).encode())
+    for label in labels:
+        digest.update(label.encode())
     return digest.hexdigest()
 
 
-def _lay_out(
-    name: str, pieces: Sequence[_Piece], row_shape: tuple[int, ...], kind: np.dtype[np.generic]
-) -> h5py.VirtualLayout:
-    import h5py
-
-    n_rows = sum(piece.rows.stop - piece.rows.start for piece in pieces)
-    layout = h5py.VirtualLayout((n_rows, *row_shape), kind)
-    layout.dcpl.set_obj_track_times(False)  # the same content gives the same bytes
-    first = 0
-    for piece in pieces:
-        last = first + piece.rows.stop - piece.rows.start
-        source = h5py.VirtualSource(piece.part, name, (piece.n_rows, *row_shape), kind)
-        layout[first:last] = source[piece.rows]
-        first = last
-    return layout
-
-
-def export(
-    path: Path, embeddings: Embeddings, layout: FeatureFormat, reads: Reads, tree: Tree
-) -> None:
+def _export(path: Path, embeddings: Embeddings, layout: FeatureFormat, store: FeatureStore) -> None:
     """Write the content of a feature file beside it, in another format."""
+    path, tree = path.with_suffix(f".{layout}"), store.tree
     match layout:
         case "npz":
-            save_npz(path.with_suffix(".npz"), embeddings, tree)
-        case "pt" if reads == "dna":
-            save_pt_of_bases(path.with_suffix(".pt"), embeddings, tree)
+            save_npz(path, embeddings, tree)
+        case "parquet":
+            save_parquet(path, embeddings, store.encoder, tree)
+        case "pt" if store.encoder.reads == "dna":
+            save_pt_of_bases(path, embeddings, tree)
         case "pt":
-            save_pt(path.with_suffix(".pt"), embeddings, tree)
+            save_pt(path, embeddings, tree)
 
 
 def save_npz(path: Path, embeddings: Embeddings, tree: Tree) -> None:
@@ -256,6 +264,32 @@ def save_npz(path: Path, embeddings: Embeddings, tree: Tree) -> None:
             lengths=embeddings.lengths,
             embeddings=embeddings.vectors,
         )
+
+
+def save_parquet(path: Path, embeddings: Embeddings, encoder: EncoderSpec, tree: Tree) -> None:
+    """A row for each ORF: ``id``, ``length`` and ``embedding``; the encoder is in the metadata.
+
+    An embedding is a list of ``dim`` float32 or, per residue, a list of such lists. Text of Parquet
+    is UTF-8, so a byte of an id that is not stands as four letters, as in ``\\xff``. The bytes of
+    numbers are split by their place and packed: those of a bfloat16 take half the disk here too.
+    """
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    rows = pa.FixedSizeListArray.from_arrays(pa.array(embeddings.vectors.ravel()), encoder.dim)
+    if embeddings.per_residue:
+        bounds = np.concatenate([[0], np.cumsum(embeddings.lengths)]).astype(np.int32)
+        rows = pa.ListArray.from_arrays(pa.array(bounds), rows)
+    raw = (orf_id.encode("utf-8", "surrogateescape") for orf_id in embeddings.ids)
+    ids = [one.decode("utf-8", "backslashreplace") for one in raw]
+    columns = {"id": pa.array(ids, pa.string()), "length": pa.array(embeddings.lengths)}
+    about = {name: str(value) for name, value in asdict(encoder).items()}
+    table = pa.table({**columns, "embedding": rows}, metadata=about)
+    image = io.BytesIO()
+    numbers = "embedding" + ".list.element" * (2 if embeddings.per_residue else 1)
+    split = {"use_dictionary": False, "use_byte_stream_split": [numbers]}
+    parquet.write_table(table, image, compression="zstd", **split)
+    tree.write_whole(path, image.getbuffer())
 
 
 def save_pt(path: Path, embeddings: Embeddings, tree: Tree) -> None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast, get_args
 
 from virnucpro import __version__
 from virnucpro.callers.options import Embed
-from virnucpro.ground.config import FOLLOWS, SHARD_FORMAT, EncoderSpec, Recipe
+from virnucpro.ground.config import SHARD_FORMAT, EncoderSpec, Recipe
 from virnucpro.ground.errors import ResumeError, UsageError
 from virnucpro.ground.files import read_json
 from virnucpro.ground.log import printable
@@ -227,7 +227,7 @@ def _changes(before: Recipe, now: Recipe) -> list[str]:
     changes = _changed_fields(before, now, ("encoders",))
     for old, new in zip(before.encoders, now.encoders, strict=True):
         of_which = f" of {new.model}" if len(now.encoders) > 1 else ""
-        changes += _changed_fields(old, new, FOLLOWS, of_which)
+        changes += _changed_fields(old, new, new.implied, of_which)
     return changes
 
 

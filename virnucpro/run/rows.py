@@ -9,12 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from virnucpro.ground.errors import FeatureFileError
 from virnucpro.ground.files import open_plain, parse_json, writing
@@ -22,20 +20,16 @@ from virnucpro.ground.log import printable
 from virnucpro.ground.records import shard_name
 from virnucpro.ground.tree import Tree
 from virnucpro.run.feature_file import read_label, sealed_label
-from virnucpro.run.features import FeatureStore
 from virnucpro.run.folder import ROWS
 from virnucpro.run.index import IndexPart
 from virnucpro.tables.sinks import Portion, Tally
-
-# of a feature file, for an index that shows all of it: name, sequences, width, attributes
-_File = tuple[str, int, int, Mapping[str, Any]]
 
 
 @dataclass(slots=True)
 class SliceRows:
     """What the tables have of a slice, and the feature files of each store."""
 
-    files: Sequence[Sequence[_File]] = ()
+    files: Sequence[Sequence[IndexPart]] = ()
     portions: list[Portion] = field(default_factory=list)
     n_records: int = 0
     n_letters: int = 0
@@ -46,42 +40,12 @@ class SliceRows:
     def n_failed(self) -> int:
         return sum(portion.tally.n_failed_frames for portion in self.portions)
 
-    def note_files(self, of_stores: Sequence[Sequence[IndexPart]]) -> None:
-        """Note the feature files of each store."""
-        self.files = [list(map(_file_of, parts)) for parts in of_stores]
-
-    def parts_of(self, stores: Sequence[FeatureStore]) -> Iterator[list[IndexPart]]:
-        """The feature files of each store, for its index.
-
-        Raises:
-            FeatureFileError: one with a row for each residue has come to harm.
-        """
-        for store, files in zip(stores, self.files, strict=True):
-            yield [_whole_part(store, *file) for file in files]
-
     def add(self, portion: Portion) -> None:
         """Add rows; neighbours of one sample become one portion."""
         if self.portions and self.portions[-1].sample == portion.sample:
             self.portions[-1] = self.portions[-1].joined(portion)
         else:
             self.portions.append(portion)
-
-
-def _file_of(part: IndexPart) -> _File:
-    plain = {
-        name: value.item() if isinstance(value, np.generic) else value
-        for name, value in part.attributes.items()
-    }
-    return part.path.name, len(part.mask), part.dim, plain
-
-
-def _whole_part(
-    store: FeatureStore, name: str, n_orfs: int, dim: int, attributes: Mapping[str, Any]
-) -> IndexPart:
-    path, mask = store.folder / name, np.ones(n_orfs, dtype=np.bool_)
-    if store.encoder.per_residue:
-        return IndexPart.of(path, mask, per_residue=True)
-    return IndexPart(path, mask, np.ones(n_orfs, dtype=np.int64), dim, attributes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +92,7 @@ class RowStore:
             (one.sample, _facts_of(one.tally), packed(one.rows), packed(one.own_rows))
             for one in rows.portions
         ]
-        facts = (rows.files, _counts(rows), portions)
+        facts = ([list(map(asdict, one)) for one in rows.files], _counts(rows), portions)
         content = b"".join((json.dumps(facts).encode(), b"\n", *texts))
         with self.tree.replacing(self.path(index)) as out:
             out.write(content)
@@ -167,7 +131,8 @@ class RowStore:
             Portion(sample, unpacked(rows) or {}, _tally(tally), unpacked(own_rows))
             for sample, tally, rows, own_rows in portions
         ]
-        return SliceRows(files, each, *counts)
+        parts = [[IndexPart(**one) for one in of_store] for of_store in files]
+        return SliceRows(parts, each, *counts)
 
 
 def _counts(rows: SliceRows) -> tuple[int, int, int, int]:

@@ -113,9 +113,10 @@ def _files_in(folder: Path) -> list[Path]:
 
 def cannot_open(path: Path, error: OSError, name: str = "") -> InputMissingError:
     where = name or error.filename or path
-    return InputMissingError(
-        f"{printable(where)}: {error.strerror}", hint="check the path and its permissions"
-    )
+    hint = "check the path and its permissions"
+    if path.parts[:1] and path.parts[0].endswith(":"):  # an address, as in s3://bucket/reads.fa
+        hint = "VirNucPro reads files: fetch it, or pipe what fetches it into `--input -`"
+    return InputMissingError(f"{printable(where)}: {error.strerror}", hint=hint)
 
 
 def _has_suffix(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""VirNucPro from Python: ``predict``, ``embed``, ``read_features`` and ``read_predictions``.
+"""VirNucPro from Python: ``predict``, ``embed``, and the readers of run folders.
 
 They are attributes of ``virnucpro``, and stable: names, arguments and results stay as they are
 described here. Options have the names of the command line (``--min-length`` is ``min_length``), but
@@ -22,7 +22,7 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from inspect import Parameter, cleandoc, formatannotation, signature
 from io import TextIOWrapper
-from itertools import chain, groupby
+from itertools import chain, groupby, islice
 from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -47,7 +47,6 @@ from virnucpro.engine.executor import Executor, InlineExecutor
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.ground.config import Command, Pooling
 from virnucpro.ground.errors import (
-    FeatureFileError,
     InputError,
     InputMissingError,
     UsageError,
@@ -66,7 +65,7 @@ from virnucpro.ground.files import disk_error, expanded, open_plain, writing
 from virnucpro.ground.log import logging_to, printable
 from virnucpro.ground.option_fields import make, names_of, options_of
 from virnucpro.ground.records import Call
-from virnucpro.run.features import open_stores
+from virnucpro.run.features import FeatureStore, open_stores
 from virnucpro.run.folder import RunDir
 from virnucpro.run.index import read_shown
 from virnucpro.run.manifest import Manifest
@@ -118,6 +117,7 @@ class _PredictKeywords(_RunKeywords, total=False):
     head: str | Path | None
     calls: Literal["auto", "scorer", "head"]
     embed: Literal["all", "viral", "uncertain"] | None
+    store: Literal["float32", "bfloat16"]
     chunk_size: int | None
     resume: bool
     force: bool
@@ -310,7 +310,7 @@ def embed(
 
 @_words_of_python()
 def read_features(folder: str | Path) -> Iterator[tuple[str, Vector]]:
-    """Each id of a run folder with its vector, however many feature files there are.
+    """Each id of a run folder with its vector, float32, however many feature files there are.
 
     A vector is (dim,); of a run with ``--pooling none`` it is (residues, dim). Of a run with two
     encoders it is that of the first. Each id is given once, copies too; what was replaced by a
@@ -318,6 +318,42 @@ def read_features(folder: str | Path) -> Iterator[tuple[str, Vector]]:
 
     Raises:
         VirnucproError: the folder holds no features, or they are not whole.
+    """
+    return _in_words(read_shown(_open_features(folder)))
+
+
+@_words_of_python()
+def iter_features(folder: str | Path, *, batch: int = 1024) -> Iterator[Embedded]:
+    """The vectors of a run folder in batches: ids, and an array of (batch, dim), float32.
+
+    They come in the order of the feature files, and are those of ``read_features``; the last batch
+    may be smaller. Memory holds one batch and two feature files.
+
+    Raises:
+        VirnucproError: the folder holds no features, or they are not whole, or have a row for each
+            residue.
+    """
+    if batch < 1:
+        raise UsageError(f"batch is {batch}", hint="give a number of rows, 1 or more")
+    store = _open_features(folder)
+    if store.encoder.per_residue:
+        raise UsageError(
+            f"{printable(store.tree.root)} holds a row for each residue, not one for each id",
+            hint="use read_features, which gives all rows of an id",
+        )
+    return _in_words(_batches(read_shown(store), batch))
+
+
+def _batches(pairs: Iterator[tuple[str, Vector]], n: int) -> Iterator[Embedded]:
+    while rows := list(islice(pairs, n)):
+        yield Embedded(tuple(name for name, _ in rows), np.stack([row for _, row in rows]))
+
+
+def _open_features(folder: str | Path) -> FeatureStore:
+    """The vectors of the first encoder of a finished run.
+
+    Raises:
+        InputMissingError: there are none.
     """
     rundir = RunDir(expanded(folder))
     manifest = _manifest(rundir.root)
@@ -333,12 +369,7 @@ def read_features(folder: str | Path) -> Iterator[tuple[str, Vector]]:
             f"{printable(rundir.root)} holds a run that is not finished",
             hint="go on: run it again with --resume",
         )
-    if manifest.replaced and not store.index.exists():
-        raise FeatureFileError(
-            f"without {store.index.name} nothing tells which vectors were replaced",
-            hint="run it again with the corrected sequences, in a new folder",
-        )
-    return _in_words(read_shown(store))
+    return store
 
 
 @_words_of_python()

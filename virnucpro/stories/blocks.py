@@ -21,8 +21,8 @@ from virnucpro.callers.pieces import ScoredRecords
 from virnucpro.callers.regions import SHORTEST_RECORD, RegionFinder
 from virnucpro.ground.config import FeatureFormat, Recipe
 from virnucpro.ground.records import CalledRecords, Records, Shard
-from virnucpro.run.features import FeatureReader, FeatureStore, ShardFeatures
-from virnucpro.run.index import IndexPart, export
+from virnucpro.run.features import FeatureReader, FeatureStore
+from virnucpro.run.index import IndexPart, show_files
 from virnucpro.run.rows import SliceRows
 from virnucpro.run.scores import ScoreStore
 from virnucpro.run.shards import read_shard
@@ -160,11 +160,10 @@ class ShardTask:
             reader.read(self.shard, orfs, self.lost, self.n_verified)
             for reader in maker.readers_of(self.slice_index)
         ]
-        files = []
-        for store, features in zip(maker.stores, of_encoders, strict=True):
-            for path, embeddings in features.files:
-                export(path, embeddings, maker.feature_format, store.encoder.reads, store.tree)
-            files.append(shown_files(features, unseen, per_residue=store.encoder.per_residue))
+        files = [
+            show_files(store, self.shard, features, unseen, maker.feature_format)
+            for store, features in zip(maker.stores, of_encoders, strict=True)
+        ]
         reasons: dict[str, str] = {}
         for features in reversed(of_encoders):
             reasons |= features.reasons
@@ -183,19 +182,6 @@ def _side_by_side(rows: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
     if len(rows) == 1:
         return rows[0]  # the usual case is not copied
     return np.concatenate(rows, axis=1) if rows else np.empty((0, 0), dtype=np.float32)
-
-
-def shown_files(features: ShardFeatures, hidden: set[str], *, per_residue: bool) -> list[IndexPart]:
-    """The files of a shard for an index, which shows their ORFs but for some."""
-    return [
-        IndexPart.of(
-            path,
-            np.array([orf_id not in hidden for orf_id in embeddings.ids], dtype=np.bool_),
-            per_residue=per_residue,
-        )
-        for path, embeddings in features.files
-        if embeddings.vectors.shape[1]  # else these are copies, and no original has a vector
-    ]
 
 
 class Written(NamedTuple):

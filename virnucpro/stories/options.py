@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 from virnucpro.callers.options import CallsBy, CutOptions, EmbedBy, Head, RegionModel
 from virnucpro.encoders.options import ModelOptions, model_option
 from virnucpro.engine.options import CacheOptions, EngineOptions, PlaceOptions
-from virnucpro.ground.config import Command, FeatureFormat, Pooling
+from virnucpro.ground.config import Command, FeatureFormat, Pooling, Store
 from virnucpro.ground.errors import ResumeError, UsageError
 from virnucpro.ground.files import expanded
 from virnucpro.ground.log import printable
@@ -35,6 +35,14 @@ class RunOptions(
     command: ClassVar[Command]
     typed: tuple[str, ...] = ()  # names of the options on the command line, defaults too
 
+    store: Annotated[
+        Store,
+        option(
+            "Store vectors in this type: bfloat16 takes half the disk and keeps 8 significant "
+            "bits of each number; calls are made from what is stored.",
+            MODEL,
+        ),
+    ] = "float32"
     report: Annotated[
         bool,
         option(
@@ -62,7 +70,7 @@ class RunOptions(
         Raises:
             UsageError: one of them was given.
         """
-        refuse(self, ("keep_intermediate",), "where nothing is embedded", "add --model")
+        refuse(self, ("keep_intermediate", "store"), "where nothing is embedded", "add --model")
 
     def check_type(self, input_type: str) -> None:
         """Refuse options that are not read where the input is of this type.
@@ -132,9 +140,10 @@ class ExtractOptions(RunOptions):
     format: Annotated[
         FeatureFormat,
         option(
-            "Write feature files in this format too, beside the h5 ones: npz, or pt as VirNucPro's "
-            "_ESM.pt and _DNABERT_S.pt.",
+            "Write feature files in this format too, beside the h5 ones: npz, parquet, or pt as "
+            "VirNucPro's _ESM.pt and _DNABERT_S.pt.",
             FILES,
+            metavar="FORMAT",
         ),
     ] = "h5"
 

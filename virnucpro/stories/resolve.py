@@ -387,6 +387,7 @@ def _spec(
         pooling=pooling,
         precision=precision,
         dim=model.dim,
+        store=options.store,
     )
 
 

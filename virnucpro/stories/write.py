@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, groupby
 from operator import itemgetter
 from threading import Condition
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from virnucpro import __version__
 from virnucpro.callers.caller import Caller
@@ -33,7 +33,7 @@ from virnucpro.ground.records import FastaRecord, Records, Shard, shard_name
 from virnucpro.ground.tasks import AbandonedError, Helpers, count_worth, helpers_for
 from virnucpro.run.features import FeatureStore
 from virnucpro.run.folder import RunDir
-from virnucpro.run.index import FeatureIndex, IndexPart
+from virnucpro.run.index import IndexPart, write_index
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import Plan, Slice
 from virnucpro.run.rows import RowStore, SliceRows
@@ -155,7 +155,7 @@ class Results:
         summary.records = Tally()  # a pass that was not ended may have counted
         if self.scores is not None:
             self.scores.make_folder()
-        indexes = self.new_indexes()
+        indexes: list[list[IndexPart]] = [[] for _ in self.stores]
         with ExitStack() as stack:
             adds = list(self.open_outputs(stack))
             for portion in self.portions(indexes, helpers):
@@ -164,11 +164,7 @@ class Results:
                 for add in adds:
                     add(portion)
             for store, index in zip(self.stores, indexes, strict=True):
-                index.write(store.folder)
-
-    def new_indexes(self) -> list[FeatureIndex]:
-        """An index, still empty, of each store."""
-        return [FeatureIndex(store.index, store.tree) for store in self.stores]
+                write_index(store.index, index, store.tree)
 
     def open_outputs(self, stack: ExitStack) -> Iterator[Add]:
         """The functions that add a portion to the outputs of the run and, if asked, of its file."""
@@ -182,7 +178,7 @@ class Results:
             yield stack.enter_context(open_sinks_of_samples(rundir, sinks, samples))
 
     def portions(
-        self, indexes: Sequence[FeatureIndex], helpers: Helpers[Maker]
+        self, indexes: Sequence[list[IndexPart]], helpers: Helpers[Maker]
     ) -> Iterator[Portion]:
         """The outputs of all records, in order.
 
@@ -230,7 +226,7 @@ class Results:
             n_records = sum(self.plan.parts[one.index].counts.n_records for one in group)
             if rows.n_records != n_records:
                 raise _not_all(n_records, rows.n_records)
-            rows.note_files(parts.pop(group[0].index))
+            rows.files = parts.pop(group[0].index)
             if not rows.n_failed:
                 self.rows.write(group[0].index, self.key(group), rows)
             on_done(group)
@@ -287,7 +283,9 @@ class Results:
         return hashlib.sha256(repr(facts).encode()).hexdigest()
 
     def written(
-        self, parts_of: Callable[[Sequence[Slice]], Sequence[Parts]], helpers: Helpers[Maker]
+        self,
+        parts_of: Callable[[Sequence[Slice]], Sequence[list[IndexPart]]],
+        helpers: Helpers[Maker],
     ) -> Iterator[tuple[Sequence[Slice], int, Written]]:
         """The rows of blocks of records, in order, each after its slices and the block's index.
 
@@ -312,7 +310,7 @@ class Results:
     def tasks(
         self,
         group: Sequence[Slice],
-        parts: Sequence[Parts],
+        indexes: Sequence[list[IndexPart]],
         hidden: frozenset[str],
         helpers: Helpers[Maker],
     ) -> Iterator[BlockTask | RowsTask]:
@@ -322,11 +320,11 @@ class Results:
         """
         if self.has(group):
             rows = self.rows.read(group[0].index, self.key(group))
-            for own, of_store in zip(parts, rows.parts_of(self.stores), strict=True):
-                own.extend(of_store)
+            for index, files in zip(indexes, rows.files, strict=True):
+                index.extend(files)
             yield RowsTask(rows)
         elif self.manifest.recipe.has_encoder:
-            of_series = [self.scored(one, parts, hidden, helpers) for one in group]
+            of_series = [self.scored(one, indexes, hidden, helpers) for one in group]
             yield from block_tasks(self.generation(group[0], of_series), hidden)
         else:
             yield from raw_tasks(group[0].blocks(self.manifest, self.streams), hidden)
@@ -353,7 +351,7 @@ class Results:
     def scored(
         self,
         one: Slice,
-        indexes: Sequence[Parts],
+        indexes: Sequence[list[IndexPart]],
         hidden: frozenset[str],
         helpers: Helpers[Maker],
     ) -> Iterator[ScoredShard]:
@@ -383,12 +381,6 @@ class Results:
             tasks.append((shard, helpers.submit(task)))
         while tasks:
             yield take()
-
-
-class Parts(Protocol):
-    """Takes feature files: an index, or a list."""
-
-    def extend(self, parts: Sequence[IndexPart], /) -> None: ...
 
 
 def _not_all(n_planned: int, n_read: int) -> InputError:

@@ -18,6 +18,8 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from virnucpro.ground.config import Store
+from virnucpro.ground.numeric import from_bfloat16
 from virnucpro.ground.tree import Tree
 from virnucpro.sequences.composition import N_CODONS
 
@@ -57,14 +59,16 @@ class FeatureRows:
     Trainings, seeds and ranks that read the same files share the pages of one copy.
     """
 
-    def __init__(self, files: Sequence[tuple[str, int, int]], dim: int) -> None:
+    def __init__(
+        self, files: Sequence[tuple[str, int, int]], dim: int, store: Store = "float32"
+    ) -> None:
         """A file is its path, the byte at which its vectors begin, and their number."""
-        self.files, self.dim = files, dim
+        self.files, self.dim, self.store = files, dim, store
         self._firsts = np.cumsum([0, *(n for _, _, n in files)], dtype=np.int64)
         self._maps: OrderedDict[int, Values] = OrderedDict()  # by use, the last used at the end
 
-    def __reduce__(self) -> tuple[type[FeatureRows], tuple[Sequence[tuple[str, int, int]], int]]:
-        return FeatureRows, (self.files, self.dim)
+    def __reduce__(self) -> tuple[type[FeatureRows], tuple[object, ...]]:
+        return FeatureRows, (self.files, self.dim, self.store)
 
     def __getitem__(self, rows: Rows) -> Values:
         """(k,) -> (k, dim)"""
@@ -72,7 +76,8 @@ class FeatureRows:
         values = np.empty((len(rows), self.dim), dtype=np.float32)
         for number in np.unique(of_file).tolist():
             inside = of_file == number
-            values[inside] = self._map(number)[rows[inside] - self._firsts[number]]
+            stored = self._map(number)[rows[inside] - self._firsts[number]]
+            values[inside] = from_bfloat16(stored) if self.store == "bfloat16" else stored
         return values
 
     def __len__(self) -> int:
@@ -85,7 +90,8 @@ class FeatureRows:
     def _map(self, number: int) -> Values:
         if number not in self._maps:
             path, begin, n = self.files[number]
-            self._maps[number] = np.memmap(path, "<f4", "r", begin, (n, self.dim))
+            kind = "<u2" if self.store == "bfloat16" else "<f4"
+            self._maps[number] = np.memmap(path, kind, "r", begin, (n, self.dim))
             if len(self._maps) > _MOST_MAPS:
                 self._maps.popitem(last=False)
         self._maps.move_to_end(number)

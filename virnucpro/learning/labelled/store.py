@@ -178,11 +178,11 @@ def link_vectors(folder: Path, extracted: Path, ids: Sequence[str]) -> None:
     place = {name: row for row, name in enumerate(ids)}
     rows = np.full(len(ids), -1, dtype=np.int64)
     files: list[tuple[str, int, int]] = []
-    n_vectors, dim = 0, 0
+    n_vectors, dim, numbers = 0, 0, "float32"
     rundir = RunDir(extracted)
     manifest = rundir.read_manifest()
     for store in rundir.stores_of(manifest) if manifest else ():
-        dim = store.encoder.dim
+        dim, numbers = store.encoder.dim, store.encoder.store
         for path, begin, names in store.read_places():
             files.append((str(path.absolute()), begin, len(names)))
             for number, name in enumerate(names, start=n_vectors):
@@ -199,7 +199,7 @@ def link_vectors(folder: Path, extracted: Path, ids: Sequence[str]) -> None:
     tree = Tree(folder.parent)
     with growing(folder / _VECTOR_ROWS, "<i8") as add:
         add(rows)
-    tree.write_whole(folder / _VECTORS, json.dumps({"dim": dim, "files": files}))
+    tree.write_whole(folder / _VECTORS, json.dumps({"dim": dim, "store": numbers, "files": files}))
 
 
 def _vectors(folder: Path, n_frames: int) -> ArrayRows:
@@ -207,7 +207,8 @@ def _vectors(folder: Path, n_frames: int) -> ArrayRows:
     if not (folder / _VECTORS).exists():
         return ArrayRows.of(np.empty((n_frames, 0), dtype=np.float32))
     facts = read_json(folder / _VECTORS, most_bytes=_MOST_RECORDS)
-    return ArrayRows(FeatureRows(facts["files"], facts["dim"]), Mapped(folder / _VECTOR_ROWS)[:])
+    rows = FeatureRows(facts["files"], facts["dim"], facts.get("store", "float32"))
+    return ArrayRows(rows, Mapped(folder / _VECTOR_ROWS)[:])
 
 
 def write_label(folder: Path, origin: Origin, *beside: Path) -> None:
