@@ -29,6 +29,6 @@ virnucpro train "${data[@]}" "${run[@]}" --output-dir "$work/head" --seed 1 \
     --model "$work/pretrained/esm2_virnucpro" --epochs 10 --lr 3e-3 --dropout 0.1
 
 virnucpro evaluate "${data[@]}" "${run[@]}" --output-dir "$work/evaluation" --part test \
-    --model "$work/pretrained/esm2_virnucpro" --head "$work/head/head.safetensors"
+    --model "$work/head/model"
 
-echo "To ship it: cp -r $work/pretrained/esm2_virnucpro $work/head/head.safetensors virnucpro/embedded/"
+echo "To ship it: cp -r $work/pretrained/esm2_virnucpro $work/head/model/head.safetensors virnucpro/embedded/"

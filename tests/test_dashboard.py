@@ -365,3 +365,14 @@ def test_what_is_announced_wraps_between_words_alone(width: int) -> None:
     lines = terminal.getvalue().splitlines()
     assert " ".join(lines).split()[-len(message.split()) :] == message.split()
     assert all(len(line) <= width or path in line.split(",")[0] for line in lines)
+
+
+def test_a_training_on_a_gpu_shows_the_memory_that_it_takes() -> None:
+    figures, memory = Figures(), Memory(3 * GIB, 80 * GIB)
+    for shown in (None, memory):
+        figures.take(Progress("epoch 1 of 2", 5, 10, "frames", memory=shown))
+        console = Console(file=io.StringIO(), width=100)
+        console.print(Dashboard(figures, console).draw())
+        text = console.file.getvalue()
+        assert "5 of 10 frames" in text
+        assert ("GPU memory 3.0/80.0 GiB" in text) == (shown is not None)

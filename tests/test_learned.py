@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from safetensors.numpy import load_file
 
 from virnucpro.callers.head import DECIMALS, load_head
 from virnucpro.encoders.catalogue import open_model
+from virnucpro.encoders.esm2.checkpoint import LEARNED_FILE
 from virnucpro.encoders.families import EMBEDDED
 from virnucpro.encoders.learned import inspect_learned, save_learned
 from virnucpro.encoders.models import describe_model
@@ -27,7 +29,7 @@ from virnucpro.learning.options import EvaluateOptions
 from virnucpro.learning.training.networks import Classifier, FrameClassifier
 from virnucpro.learning.training.objectives import frame_log_odds
 from virnucpro.learning.training.ranks import Ranks
-from virnucpro.learning.training.request import ENCODER_FILE, Training
+from virnucpro.learning.training.request import Training
 from virnucpro.learning.training.train import new_reader_of
 from virnucpro.sequences.fasta import write_record
 from virnucpro.stories.options import ExtractOptions, PredictOptions
@@ -79,7 +81,7 @@ def on_cpu(output: Path, **changes: object) -> dict[str, object]:
 
 def scores_of(training: Training, fasta: Path, output: Path) -> dict[str, float]:
     """The score of each frame, by ``predict``."""
-    asked = on_cpu(output, model=str(training.learned_encoder), head=training.head, input=(fasta,))
+    asked = on_cpu(output, model=str(training.model), input=(fasta,))
     predict(PredictOptions(**asked), lambda _: None, lambda _: InlineExecutor())
     lines = (output / "prediction_results.txt").read_text().splitlines()[1:]
     return {line.split("\t")[0]: float(line.split("\t")[3]) for line in lines}
@@ -123,8 +125,7 @@ def test_evaluate_takes_what_train_made(kind, trained, data, tmp_path):
         tmp_path / "evaluation",
         data=data,
         split=training.split,
-        model=str(training.learned_encoder),
-        head=training.head,
+        model=str(training.model),
         lengths="300",
     )
     evaluation = evaluate(EvaluateOptions(**asked), lambda _: None)
@@ -134,19 +135,18 @@ def test_evaluate_takes_what_train_made(kind, trained, data, tmp_path):
 
 def test_the_file_of_an_encoder_is_named_by_its_content_in_the_head(trained, tmp_path):
     training = trained("onehot-cnn")
-    checkpoint = inspect_learned(training.learned_encoder)
+    checkpoint = inspect_learned(training.model / LEARNED_FILE)
     (facts,) = load_head(training.head).facts.encoders
     assert (facts.family, facts.encoder_id) == ("learned", checkpoint.encoder_id)
-    again = tmp_path / ENCODER_FILE
-    save_learned(again, checkpoint.facts, load_file(training.learned_encoder))
-    assert again.read_bytes() == training.learned_encoder.read_bytes()
+    again = tmp_path / LEARNED_FILE
+    save_learned(again, checkpoint.facts, load_file(training.model / LEARNED_FILE))
+    assert again.read_bytes() == (training.model / LEARNED_FILE).read_bytes()
 
 
 def test_a_head_of_another_encoder_is_refused(trained, tmp_path):
     one, other, fasta = trained("onehot-cnn"), trained("onehot-lstm"), tmp_path / "one.fa"
     fasta.write_text(">a\nACGT\n")
-    model = str(one.learned_encoder)
-    asked = on_cpu(tmp_path / "run", model=model, head=other.head, input=(fasta,))
+    asked = on_cpu(tmp_path / "run", model=str(one.model), head=other.head, input=(fasta,))
     with pytest.raises(UnavailableError, match="the head was made for the encoder onehot-lstm"):
         predict(PredictOptions(**asked), lambda _: None)
 
@@ -155,10 +155,11 @@ def test_an_encoder_whose_base_was_trained_again_is_refused(trained, tiny, data,
     training = trained("finetuned esm2-cnn")
     moved = tmp_path / "moved"
     moved.mkdir()
-    (moved / ENCODER_FILE).write_bytes(training.learned_encoder.read_bytes())
-    (moved / "esm2_trained").symlink_to(tiny.model)
+    (moved / LEARNED_FILE).write_bytes((training.model / LEARNED_FILE).read_bytes())
+    for path in tiny.model.iterdir():
+        shutil.copy(path, moved)
     with pytest.raises(UnavailableError, match="holds other weights") as caught:
-        inspect_learned(moved / ENCODER_FILE)
+        inspect_learned(moved / LEARNED_FILE)
     assert "beside it" in caught.value.hint
 
 
@@ -168,7 +169,7 @@ def test_an_encoder_in_the_current_folder_is_named_by_its_path_and_is_no_model_b
     """A file with the name of a model is not taken for that model, either."""
     training = trained("onehot-cnn")
     monkeypatch.chdir(tmp_path)
-    content = training.learned_encoder.read_bytes()
+    content = (training.model / LEARNED_FILE).read_bytes()
     for name in ("encoder.safetensors", EMBEDDED):
         (tmp_path / name).write_bytes(content)
     with pytest.raises(UnavailableError, match="no model named encoder") as caught:
@@ -180,7 +181,7 @@ def test_an_encoder_in_the_current_folder_is_named_by_its_path_and_is_no_model_b
 
 @pytest.mark.parametrize("kind", ["composition", "onehot-cnn", "esm2-cnn"])
 def test_an_encoder_is_sized_and_described_by_what_it_is(kind, trained, tiny):
-    path = trained(kind).learned_encoder
+    path = trained(kind).model / LEARNED_FILE
     model, base = open_model(str(path), lambda _: None), open_model(str(tiny.model), lambda _: None)
     n_weights = sum(values.size for values in load_file(path).values())
     on_esm2 = kind.startswith("esm2")
@@ -193,13 +194,13 @@ def test_an_encoder_is_sized_and_described_by_what_it_is(kind, trained, tiny):
 @pytest.mark.parametrize("damage", ["cut", "other weights"])
 def test_a_damaged_file_of_an_encoder_is_told(damage, trained, tmp_path):
     training = trained("onehot-cnn")
-    path = tmp_path / ENCODER_FILE
+    path = tmp_path / LEARNED_FILE
     if damage == "cut":
-        path.write_bytes(training.learned_encoder.read_bytes()[:-9])
+        path.write_bytes((training.model / LEARNED_FILE).read_bytes()[:-9])
         with pytest.raises(UnavailableError, match=r"is not an encoder of VirNucPro: .*ncomplete"):
             open_model(str(path), lambda _: None)
     else:
-        facts = inspect_learned(training.learned_encoder).facts
+        facts = inspect_learned(training.model / LEARNED_FILE).facts
         save_learned(path, facts, {"network.nothing": np.ones(3, dtype=np.float32)})
         asked = on_cpu(tmp_path / "run", model=str(path), input=(tmp_path / "none.fa",))
         (tmp_path / "none.fa").write_text(">a\n" + "ACG" * 100 + "\n")
@@ -211,7 +212,7 @@ def test_extract_takes_it_as_well_but_no_other_pooling(trained, tmp_path):
     training = trained("onehot-cnn")
     fasta = tmp_path / "one.fa"
     fasta.write_text(">a\n" + "ACG" * 100 + "\n")
-    asked = on_cpu(tmp_path / "run", model=str(training.learned_encoder), input=(fasta,))
+    asked = on_cpu(tmp_path / "run", model=str(training.model / LEARNED_FILE), input=(fasta,))
     with pytest.raises(UsageError, match="--pooling bos"):
         extract(ExtractOptions(**asked, pooling="bos"), lambda _: None)
     extract(ExtractOptions(**asked), lambda _: None, lambda _: InlineExecutor())

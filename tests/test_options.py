@@ -175,7 +175,7 @@ def test_help_shows_terms_of_the_field_and_no_types_of_python(name):
         (EvaluateOptions, {"regions": "t", "device": "cpu"}, "--device: no effect with --regions"),
         (TrainOptions, {"regions": "t", "finetune": True}, "--finetune: no effect with --regions"),
         (TrainOptions, {"regions": "t", "resume": True}, "--resume: no effect with --regions"),
-        (TrainOptions, {"name": "mine"}, "--name: no effect without --finetune or --pretrain"),
+        (TrainOptions, {"fsdp": True}, "--fsdp: no effect without --finetune or --pretrain"),
         (TrainOptions, {"pretrain": True, "hidden": 9}, "--hidden: no effect with --pretrain"),
     ],
 )

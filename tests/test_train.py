@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -28,13 +29,20 @@ from virnucpro.callers.head import DECIMALS, load_head
 from virnucpro.callers.options import CutOptions
 from virnucpro.encoders.esm2.attention import attend_to_train
 from virnucpro.encoders.esm2.weights import inspect_checkpoint, load_esm2
+from virnucpro.encoders.models import import_model
 from virnucpro.encoders.readers import MeanReader, NoReader
-from virnucpro.ground.errors import InputError, OutputError, ResumeError
+from virnucpro.ground.errors import InputError, InputMissingError, OutputError, ResumeError
 from virnucpro.ground.events import Progress
 from virnucpro.ground.numeric import sigmoid
+from virnucpro.learning.evaluation.evaluate import understand
 from virnucpro.learning.evaluation.fragments import HeldOut
+from virnucpro.learning.evaluation.metrics import NOT_DEFINED
+from virnucpro.learning.evaluation.report import report_evaluation
 from virnucpro.learning.labelled.frames import LabelledFrames
 from virnucpro.learning.labelled.records import group_digest, read_split, record_digest
+from virnucpro.learning.options import EvaluateOptions
+from virnucpro.learning.pages import read_table
+from virnucpro.learning.status import find_card
 from virnucpro.learning.training.check import check_training
 from virnucpro.learning.training.networks import Classifier, FrameClassifier
 from virnucpro.learning.training.objectives import frame_log_odds
@@ -112,14 +120,14 @@ def predicted(data: Path, out: Path, encoder: Path, make_config, folder: Path) -
         for _, record in pairs_of(data, splits, "test"):
             write_record(fasta, record.id, record.sequence)
     config = make_config(folder / "test.fa", checkpoints=(encoder,), weights=(encoder,))
-    run_inline(config, load_head(out / "head.safetensors"))
+    run_inline(config, load_head(out / "model" / "head.safetensors"))
     rows = (config.output / "prediction_results.txt").read_text().splitlines()[1:]
     return {row.split("\t")[0]: float(row.split("\t")[3]) for row in rows}
 
 
 def expected_scores(out: Path, module: FrameClassifier, frames: LabelledFrames) -> np.ndarray:
     """Those of the network with composition, divided by its temperature."""
-    network = load_head(out / "head.safetensors").nucleotide
+    network = load_head(out / "model" / "head.safetensors").nucleotide
     assert network is not None
     odds = frame_log_odds(module, frames, CPU)[-1].astype(np.float64)
     return sigmoid(odds / network.temperature)
@@ -133,7 +141,7 @@ def score_limit(out: Path, frames: LabelledFrames, pooled: np.ndarray) -> float:
     standardises composition is rounded once more. A vector is off by what the oracle's tolerance
     says of its length. Both are carried to the logits, whose quarter is that of a score.
     """
-    head = load_head(out / "head.safetensors")
+    head = load_head(out / "model" / "head.safetensors")
     assert head.nucleotide is not None
     (w1, b1), (w2, b2) = ([np.abs(v.astype(np.float64)) for v in x] for x in head.nucleotide.layers)
     inputs = np.abs(np.hstack([pooled, frames.composition[:]]).astype(np.float64))
@@ -164,7 +172,7 @@ def test_predict_gives_each_frame_the_score_of_the_trained_head_by_id(
 def test_predict_with_a_finetuned_encoder_gives_the_scores_of_the_training_by_id(
     finetuned, data, make_config, tmp_path
 ):
-    encoder = finetuned / "esm2_trained"
+    encoder = finetuned / "model"
     frames = frames_of(finetuned, "test")
     module = trained_module(finetuned, encoder)
     found = predicted(data, finetuned, encoder, make_config, tmp_path)
@@ -186,10 +194,15 @@ def names_in(folder: Path) -> set[str]:
 
 def test_the_command_leaves_what_its_help_says(head_only, finetuned, pretrained):
     tables = {"held_out.tsv", "gain.tsv"}
-    of_labels = {*OF_ALL, *tables, "records.fa", "head.safetensors"}
+    of_labels = {*OF_ALL, *tables, "records.fa", "model"}
     assert names_in(head_only) == {*of_labels, "features"}
-    assert names_in(finetuned) == {*of_labels, "esm2_trained"}
+    assert names_in(finetuned) == of_labels
     assert names_in(pretrained) == {*OF_ALL, "esm2_mine"}
+    of_esm2 = {"config.json", "model.safetensors", "README.md"}
+    assert names_in(finetuned / "model") == {*of_esm2, "head.safetensors"}
+    assert names_in(pretrained / "esm2_mine") == of_esm2
+    of_name = {"encoder.safetensors", "head.safetensors", "README.md"}
+    assert names_in(head_only / "model") == of_name
     for out in (head_only, finetuned, pretrained):
         of_all_epochs = {"epoch_0001.pt"} if out == head_only else set()
         assert names_in(out / "checkpoints") == {"best.pt", "epoch_0002.pt", *of_all_epochs}
@@ -223,6 +236,13 @@ def test_a_check_counts_what_a_training_reads_and_leaves_nothing(data, tmp_path,
     assert {"time", "memory", "disk"} <= {line.split()[0] for line in lines}
 
 
+def test_a_check_derives_the_memory_of_weights_that_are_cut_over_devices(data, tmp_path):
+    shape = {"finetune": True, "layers": 1, "dim": 8, "heads": 2}
+    asked = options(data, tmp_path / "out", check=True, **shape, workers=2, fsdp=True)
+    lines = list(check_training(asked, lambda _: None))
+    assert re.search(r"memory +[\d.]+ .*B for weights.* on each of 2 devices, derived", lines[-1])
+
+
 def test_a_check_says_what_is_missing(tmp_path):
     data = write_labelled(tmp_path, n_groups=1)
     answer = virnucpro("train", "--data", data, "-o", tmp_path / "out", "--check", *ON_CPU)
@@ -241,7 +261,7 @@ def test_status_says_how_far_a_training_is(head_only, pretrained, tmp_path):
     assert figures["seeds"]["0"]["auroc"] == pytest.approx(best["best"], rel=1e-5)
     assert json.loads(virnucpro("status", pretrained, "--json").stdout)["is_finished"]
     shutil.copytree(head_only, tmp_path / "copy")
-    (tmp_path / "copy" / "head.safetensors").unlink()
+    shutil.rmtree(tmp_path / "copy" / "model")
     answer = virnucpro("status", tmp_path / "copy")
     assert "epoch 2 of 2" in answer.stdout and "unfinished" in answer.stdout
     refused = virnucpro("status", head_only, "--verify")
@@ -253,12 +273,44 @@ def best_state(out: Path) -> dict[str, float]:
 
 
 def test_models_info_describes_a_head_by_its_file_or_its_folder(head_only):
-    head = load_head(head_only / "head.safetensors")
-    said = virnucpro("models", "info", head_only / "head.safetensors").stdout
-    assert said == virnucpro("models", "info", f"{head_only}{os.sep}").stdout
+    head = load_head(head_only / "model" / "head.safetensors")
+    said = virnucpro("models", "info", head_only / "model" / "head.safetensors").stdout
+    of_folder = virnucpro("models", "info", head_only / "model").stdout
+    assert of_folder.endswith(said) and "layers      2" in of_folder
+    refused = virnucpro("models", "info", head_only)
+    assert refused.returncode == 69 and "name the folder of the model in it" in refused.stderr
     for text in (head.sha256, head.facts.encoders[0].encoder_id, f"{head.facts.threshold:.6f}"):
         assert text in said
     assert f"{len(head.trained_records)} records of {len(head.trained_groups)} groups" in said
+
+
+def test_a_model_is_one_folder_with_a_card_that_gets_the_figures_of_an_evaluation(
+    finetuned, data, tiny, tmp_path, monkeypatch
+):
+    """It is imported under a name; code that somebody put into it is not run."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    moved = shutil.copytree(finetuned / "model", tmp_path / "moved")
+    config = json.loads((moved / "config.json").read_text())
+    (moved / "config.json").write_text(json.dumps({**config, "auto_map": {"AutoModel": "evil.E"}}))
+    (moved / "evil.py").write_text("raise SystemExit('run')")
+    facts = json.loads((finetuned / "training.json").read_text())
+    head = load_head(moved / "head.safetensors")
+    _, model, _ = import_model(moved, "mine", force=False)
+    card = find_card("mine")
+    assert model.head is not None and model.head.parent == card.parent
+    for text in (head.sha256, facts["data_sha256"], *facts["fasta_sha256"], facts["encoder_id"]):
+        assert text in card.read_text()
+    assert "None yet: `virnucpro evaluate" in card.read_text()
+    asked = {"data": data, "split": finetuned / "split.tsv", "model": "mine", "card": True}
+    more = {"lengths": "300", "output_dir": tmp_path / "out", "device": "cpu", "precision": "fp32"}
+    for resume in (False, True):
+        report_evaluation(EvaluateOptions(**asked, **more, resume=resume), lambda _: None)
+    assert "None yet" not in card.read_text() and card.read_text().count("## Evaluation") == 1
+    for cells in read_table(tmp_path / "out" / "evaluation.tsv"):
+        for name in ("auroc", "auprc", "f1", "auroc_equal_groups", "auroc_no_orf_as_0"):
+            assert cells[name] == NOT_DEFINED or f"| {float(cells[name]):.3f} |" in card.read_text()
+    with pytest.raises(InputMissingError, match="has no card"):
+        understand(EvaluateOptions(**{**asked, **more, "model": str(tiny.model)}))
 
 
 def test_a_summary_has_mean_and_deviation_over_trainings_and_seeds(tmp_path):
@@ -281,16 +333,16 @@ def test_a_summary_has_mean_and_deviation_over_trainings_and_seeds(tmp_path):
 
 
 def test_the_head_is_for_the_encoder_and_the_first_of_the_chunk_sizes(head_only, finetuned, tiny):
-    head = load_head(head_only / "head.safetensors")
+    head = load_head(head_only / "model" / "head.safetensors")
     assert head.facts.encoders[0].encoder_id == inspect_checkpoint(tiny.model).encoder_id
-    head = load_head(finetuned / "head.safetensors")
-    own = inspect_checkpoint(finetuned / "esm2_trained")
+    head = load_head(finetuned / "model" / "head.safetensors")
+    own = inspect_checkpoint(finetuned / "model")
     assert (
         head.facts.encoders[0].encoder_id
         == own.encoder_id
         != inspect_checkpoint(tiny.model).encoder_id
     )
-    assert (head.facts.encoders[0].name, head.facts.chunk_size) == ("esm2_trained", 300)
+    assert (head.facts.encoders[0].name, head.facts.chunk_size) == ("model", 300)
     assert "finetune, 2 epochs, seed 0, chunks of 300 and 210 bases" in head.facts.training
 
 
@@ -311,8 +363,8 @@ def test_what_was_pretrained_can_be_finetuned_and_its_weights_moved(pretrained, 
     assert (checkpoint.shape.n_layers, checkpoint.shape.dim, checkpoint.shape.n_heads) == (1, 16, 2)
     assert "lm_head.bias" in load_file(start / "model.safetensors")
     train_here(options(data, tmp_path / "on", finetune=True, model=str(start), epochs=1))
-    assert load_head(tmp_path / "on" / "head.safetensors").facts.dim == 16
-    trained = inspect_checkpoint(tmp_path / "on" / "esm2_trained")
+    assert load_head(tmp_path / "on" / "model" / "head.safetensors").facts.dim == 16
+    trained = inspect_checkpoint(tmp_path / "on" / "model")
     assert trained.encoder_id != checkpoint.encoder_id
 
 
@@ -323,7 +375,7 @@ def test_what_was_pretrained_can_be_finetuned_and_its_weights_moved(pretrained, 
 )
 def test_a_baseline_has_figures_a_head_and_an_encoder(data, tmp_path, changes):
     training = train_here(options(data, tmp_path / "out", epochs=1, **changes))
-    assert training.head.exists() and training.learned_encoder.exists()
+    assert names_in(training.model) == {"encoder.safetensors", "head.safetensors", "README.md"}
     rows = (tmp_path / "out" / "held_out.tsv").read_text().splitlines()
     n_networks = 1 if changes["encoding"] == "composition" else 2
     assert len(rows) == 1 + 2 * n_networks
@@ -437,7 +489,10 @@ def test_a_classifier_no_better_than_chance_is_written_with_a_warning(tmp_path, 
 def test_the_head_remembers_training_and_validation_and_evaluate_takes_the_test_alone(
     head_only, data
 ):
-    head, splits = load_head(head_only / "head.safetensors"), read_split(head_only / "split.tsv")
+    head, splits = (
+        load_head(head_only / "model" / "head.safetensors"),
+        read_split(head_only / "split.tsv"),
+    )
     caller = caller_of(CutOptions(), "head", head)
     known = pairs_of(data, splits, "train", "validation")
     digests = {record_digest(record.sequence) for _, record in known}
@@ -455,7 +510,7 @@ def test_the_head_remembers_training_and_validation_and_evaluate_takes_the_test_
 
 
 def test_an_encoder_that_was_finetuned_is_said_to_know_its_data(finetuned, data):
-    head = load_head(finetuned / "head.safetensors")
+    head = load_head(finetuned / "model" / "head.safetensors")
     caller = caller_of(CutOptions(), "head", head)
     both = r"the head was trained on (\d+), its encoder was trained on \1 of"
     with pytest.raises(InputError, match=both):
@@ -491,7 +546,7 @@ def command(data: Path, out: Path, model: Path, *more: object) -> list[str]:
 
 
 def contents(out: Path) -> list[bytes]:
-    names = ("head.safetensors", "esm2_trained/model.safetensors", "held_out.tsv", "split.tsv")
+    names = ("model/head.safetensors", "model/model.safetensors", "held_out.tsv", "split.tsv")
     return [(out / name).read_bytes() for name in names]
 
 
@@ -508,7 +563,7 @@ def test_a_training_that_was_killed_goes_on_to_the_same_bytes(data, tiny, tmp_pa
             time.sleep(0.005)
         process.kill()
         process.wait()
-    assert not (out / "head.safetensors").exists(), "it was killed too late"
+    assert not (out / "model" / "head.safetensors").exists(), "it was killed too late"
     train_here(options(data, out, resume=True, **asked))
     assert contents(out) == contents(undisturbed.output)
     assert not leftovers(out)
@@ -531,7 +586,7 @@ def test_the_vectors_are_made_once_and_a_head_goes_on_by_the_command_line(
 ):
     out = tmp_path / "again"
     shutil.copytree(head_only, out)
-    (out / "head.safetensors").unlink()
+    (out / "model" / "head.safetensors").unlink()
     (out / "checkpoints" / "epoch_0002.pt").unlink()
     made = {path: path.stat().st_mtime_ns for path in (out / "features" / "features").iterdir()}
     given = ("train", "--data", data, "-o", out, "--model", tiny.model, *SMALL, *ON_CPU)
@@ -541,7 +596,7 @@ def test_the_vectors_are_made_once_and_a_head_goes_on_by_the_command_line(
     assert answer.returncode == 0, answer.stderr
     assert "going on after epoch 1" in answer.stderr
     assert {path: path.stat().st_mtime_ns for path in made} == made
-    assert load_head(out / "head.safetensors").facts.encoders[0].name == "esm2_tiny"
+    assert load_head(out / "model" / "head.safetensors").facts.encoders[0].name == "esm2_tiny"
 
 
 @pytest.mark.parametrize(
@@ -637,12 +692,14 @@ def test_two_processes_train_to_the_weights_of_one_with_the_same_effective_batch
 ):
     one, two, _ = on_one_and_two
     n_steps = len(frames_of(one, "train")) // 16
-    encoders = [load_file(path / "esm2_trained" / "model.safetensors") for path in (one, two)]
+    encoders = [load_file(path / "model" / "model.safetensors") for path in (one, two)]
     start = load_file(tiny.model / "model.safetensors")
     assert distance(*encoders, start) < weights_limit(n_steps)
     weights = [
         {str(i): torch.from_numpy(w) for i, (w, _) in enumerate(network.layers)}
-        for network in (load_head(path / "head.safetensors").nucleotide for path in (one, two))
+        for network in (
+            load_head(path / "model" / "head.safetensors").nucleotide for path in (one, two)
+        )
     ]
     # the weights of a head are larger than what an epoch moves them by
     nothing = {name: torch.zeros_like(w) for name, w in weights[0].items()}
@@ -652,7 +709,7 @@ def test_two_processes_train_to_the_weights_of_one_with_the_same_effective_batch
 def test_what_the_first_process_says_is_heard_once_on_the_console_and_in_the_log(on_one_and_two):
     _, two, console = on_one_and_two
     log = (two / "virnucpro.log").read_text()
-    for said in ("effective batch 16: 8 on each of 2", "epoch 1: ", "best epoch: 1", "head: "):
+    for said in ("effective batch 16: 8 on each of 2", "epoch 1: ", "best epoch: 1", "model: "):
         assert console.count(said) == log.count(said) == 1, said
     for shown in ("frames/s", "0 cpu", "1 cpu", "all ", "forward and backward", "virus: "):
         assert shown in console, shown

@@ -28,7 +28,7 @@ def tuned(data: Path, out: Path, tiny: Tiny, **changes: object) -> dict[str, Ten
     """The weights of the encoder after an epoch."""
     asked = {"finetune": True, "model": str(tiny.model), "epochs": 1, "lr": 0.01, **changes}
     train_here(options(data, out, **asked))
-    return load_file(out / "esm2_trained" / "model.safetensors")
+    return load_file(out / "model" / "model.safetensors")
 
 
 def changed(found: dict[str, Tensor], tiny: Tiny) -> set[str]:
@@ -87,7 +87,7 @@ def test_an_encoder_has_a_rate_of_its_own(data, tiny, tmp_path):
         found = tuned(data, out, tiny, encoder_lr=rate)
         moved[rate] = max(float((found[name] - start[name]).abs().max()) for name in found)
     assert moved[1e-7] < 1e-4 * moved[None]
-    heads = [load_file(tmp_path / str(rate) / "head.safetensors") for rate in moved]
+    heads = [load_file(tmp_path / str(rate) / "model" / "head.safetensors") for rate in moved]
     weights = [head["nucleotide.layers.1.weight"] for head in heads]
     assert float(weights[1].abs().max()) > 1e-2
 

@@ -120,18 +120,16 @@ def test_the_head_remembers_every_record_and_group_once(head):
     assert not len(head.encoder_records) and not len(head.encoder_groups)
 
 
-def test_what_an_encoder_was_trained_on_goes_with_it_from_head_to_head(head, tmp_path):
-    """``head`` lies beside the encoder, as of a training that left both."""
-    encoder = tmp_path / "esm2_trained"
+def test_what_an_encoder_was_trained_on_goes_with_it_from_head_to_head(head):
     more = KMERS + 1
     own, groups, of_encoder, groups_of_encoder, kmers, kmers_of_encoder = map(
-        set, find_trained(records(("CCC", "c")), more, encoder, is_finetuned=False)
+        set, find_trained(records(("CCC", "c")), more, head, is_finetuned=False)
     )
     assert own == {record_digest("CCC")} and groups == {group_digest("c")}
     assert of_encoder == set(map(record_digest, ("ACGT", "GGG")))
     assert groups_of_encoder == set(map(group_digest, "ab"))
     assert (kmers, kmers_of_encoder) == (set(more), set(KMERS))
-    again = find_trained(records(("CCC", "c")), more, encoder, is_finetuned=True)
+    again = find_trained(records(("CCC", "c")), more, head, is_finetuned=True)
     assert [*map(set, again[2:4])] == [of_encoder | own, groups_of_encoder | groups]
     assert set(again[5]) == kmers | kmers_of_encoder
 

@@ -301,7 +301,7 @@ def test_more_seeds_are_measured_and_the_head_is_that_of_the_first(tmp_path):
     train_here(options(data, tmp_path / "one", **asked))
     out = tmp_path / "two"
     train_here(options(data, out, **asked, seeds=2))
-    names = ("head.safetensors", "held_out.tsv", "split.tsv")
+    names = ("model/head.safetensors", "held_out.tsv", "split.tsv")
     for name in names:
         assert (out / name).read_bytes() == (tmp_path / "one" / name).read_bytes(), name
     gains, epochs = rows(out / "gain.tsv"), rows(out / "epochs.tsv")
@@ -313,7 +313,7 @@ def test_more_seeds_are_measured_and_the_head_is_that_of_the_first(tmp_path):
     assert epochs[0]["loss"] != epochs[1]["loss"]
     first = rows(tmp_path / "one" / "gain.tsv")
     assert first == [row for row in gains if row["seed"] == "0"]
-    join = load_head(out / "head.safetensors").facts.join
+    join = load_head(out / "model" / "head.safetensors").facts.join
     assert join is not None and join.scorer_sha256 == load_scorer(embedded_scorer()).sha256
     train_here(options(data, tmp_path / "one", **asked, seeds=2, resume=True))
     assert rows(tmp_path / "one" / "gain.tsv") == gains

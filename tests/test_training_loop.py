@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import count
@@ -53,9 +54,9 @@ from virnucpro.learning.labelled.frames import balanced_weights, given_weights
 from virnucpro.learning.training import ranks
 from virnucpro.learning.training.loop import Clock, profile_lines, share_of_lr, speed_lines
 from virnucpro.learning.training.networks import Classifier, FrameClassifier, new_encoder
-from virnucpro.learning.training.objectives import FrameLabels, frame_log_odds
+from virnucpro.learning.training.objectives import FrameLabels, frame_log_odds, samples_of
 from virnucpro.learning.training.ranks import Ranks, Started, started_by_torchrun
-from virnucpro.learning.training.train import board
+from virnucpro.learning.training.train import _Board
 
 CPU = Ranks(0, 1, torch.device("cpu"))
 pytestmark = pytest.mark.usefixtures("quick_starts")
@@ -81,15 +82,17 @@ class Cut:
 
     n_processes: int
     n_steps: int  # whose gradients are added up
+    fsdp: bool = False  # weights are cut too
 
     def __str__(self) -> str:
-        return f"{self.n_processes} processes, {self.n_steps} steps"
+        return f"{self.n_processes} processes, {self.n_steps} steps{', fsdp' * self.fsdp}"
 
     def of(self, training: Training) -> Training:
         whole = training.settings.batch_size
         changes = {
             "batch_size": whole // (self.n_processes * self.n_steps),
             "grad_accum_steps": self.n_steps,
+            "fsdp": self.fsdp,
         }
         return replace(
             training,
@@ -98,7 +101,8 @@ class Cut:
         )
 
 
-WHOLE, CUTS = Cut(1, 1), [Cut(2, 1), Cut(1, 2), Cut(2, 2)]
+OVER_TWO = Cut(2, 1, fsdp=True)
+WHOLE, CUTS = Cut(1, 1), [Cut(2, 1), Cut(1, 2), Cut(2, 2), OVER_TWO]
 N_STEPS = settings().epochs * (N_ROWS // settings().batch_size)
 tasks = pytest.mark.parametrize("task", ["labels", "residues"])
 cuts = pytest.mark.parametrize("cut", CUTS, ids=str)
@@ -118,7 +122,7 @@ def trained(tmp_path_factory) -> Path:
         )
     ]
     run_here(*(cut.of(kind) for cut in (WHOLE, Cut(1, 2)) for kind in kinds))
-    run_on_two(*(cut.of(kind) for cut in (Cut(2, 1), Cut(2, 2)) for kind in kinds))
+    run_on_two(*(cut.of(kind) for cut in (Cut(2, 1), Cut(2, 2), OVER_TWO) for kind in kinds))
     return root
 
 
@@ -267,18 +271,22 @@ def test_the_best_and_the_last_checkpoints_are_kept_and_nobodys_files_deleted(
     assert state_of(folder / "best.pt").epoch == 2
 
 
+@pytest.mark.parametrize("fsdp", [False, True])
 def test_a_training_goes_on_with_another_number_of_devices_at_the_same_effective_batch(
-    trained, tmp_path
+    trained, tmp_path, fsdp
 ):
-    """One process is stopped, and two go on with parts of half the size."""
+    """One process is stopped, two go on with parts of half the size, and then one again."""
     with pytest.raises(InputError):
         run_here(Training(tmp_path, settings(), fault="told"))
     assert state_of(last_checkpoint(tmp_path)).epoch == 1
-    again = run_on_two(Training(tmp_path, settings(batch_size=8)))
+    again = run_on_two(Training(tmp_path, settings(batch_size=8, fsdp=fsdp)))
     one = trained / "labels" / str(WHOLE)
     start = Training(one, settings()).trainer(CPU).module.state_dict()
     assert distance(weights(one), again, start) < weights_limit(N_STEPS)
     assert len(history(tmp_path)) == settings().epochs
+    assert_same_bits(run_here(Training(tmp_path, settings())), again)
+    run_here(Training(tmp_path, settings(epochs=4)))
+    assert len(history(tmp_path)) == 4
 
 
 def test_a_finished_training_goes_on_for_more_epochs(undisturbed, tmp_path):
@@ -548,6 +556,35 @@ def test_a_loss_that_is_no_number_is_told_at_once_and_no_good_weights_are_replac
         assert all(tensor.isfinite().all() for tensor in stored["module"].values())
 
 
+def test_in_fp16_a_step_that_overflows_is_left_out_and_the_next_losses_are_scaled_by_less(
+    trained, tmp_path
+):
+    one = trained / "labels" / str(WHOLE)
+    start = Training(one, settings()).trainer(CPU).module.state_dict()
+    found = run_here(Training(tmp_path / "fp16", settings(precision="fp16")))
+    # the roundings of fp16 are larger by the ratio of the tolerances
+    coarser = tolerance(SHAPE.n_layers, torch.float16) / tolerance(SHAPE.n_layers, torch.float32)
+    assert distance(found, weights(one), start) < weights_limit(N_STEPS) * math.sqrt(coarser)
+    (tmp_path / "over").mkdir()
+    training = Training(tmp_path / "over", settings(precision="fp16", epochs=1, batch_size=5))
+    trainer = training.trainer(CPU)
+    weight, asked, moved = trainer.objective.weight, count(1), []
+    trainer.objective.weight = lambda rows: weight(rows) / (1e35 if next(asked) == 3 else 1)
+    classifier = trainer.module.classifier.nucleotide
+    trainer.on_step = lambda step, _: moved.append(classifier[1].weight.detach().clone())
+    trainer.run()
+    assert trainer.scaler.get_scale() < 2**16
+    # a step is told when the next one is done
+    assert torch.equal(moved[0], moved[1]) and not torch.equal(moved[1], moved[2])
+    stored = torch.load(last_checkpoint(training.folder), weights_only=True)
+    assert stored["scaler"]["scale"] == trainer.scaler.get_scale()
+    again = replace(training, settings=settings(precision="fp16", epochs=2, batch_size=5))
+    trainer = again.trainer(CPU)
+    trainer.objective.weight = lambda rows: math.nan
+    with pytest.raises(VirnucproError, match="no number any more"):
+        trainer.run()
+
+
 @pytest.mark.parametrize("weigh", [given_weights, balanced_weights])
 def test_the_loss_of_validation_is_that_of_training(tmp_path, weigh):
     """One step over all frames that hardly moves a weight, and then the same frames again."""
@@ -659,26 +696,52 @@ def row(epoch: int, loss: float, **figures: float) -> dict[str, float]:
 
 
 def test_the_figures_of_an_epoch_are_points(tmp_path):
-    with board(tmp_path) as tell:
-        tell(row(1, 0.5))
-        tell(row(2, 0.25, auroc=0.75))
+    with closing(_Board(tmp_path)) as board:
+        board.on_epoch(row(1, 0.5))
+        board.on_epoch(row(2, 0.25, auroc=0.75))
     assert points(tmp_path, "loss") == [(1, 0.5), (2, 0.25)]
     assert points(tmp_path, "auroc") == [(2, 0.75)]
 
 
 def test_an_epoch_that_is_done_again_after_a_kill_is_shown_once(tmp_path):
-    killed = board(tmp_path)
-    tell = killed.__enter__()
-    tell(row(1, 0.5))
-    tell(row(2, 0.25))  # it was told, but killed before it was stored
-    with board(tmp_path) as again:
-        again(row(2, 0.26))
-        again(row(3, 0.125))
+    killed = _Board(tmp_path)
+    killed.on_epoch(row(1, 0.5))
+    killed.on_epoch(row(2, 0.25))  # it was told, but killed before it was stored
+    with closing(_Board(tmp_path)) as again:
+        again.on_epoch(row(2, 0.26))
+        again.on_epoch(row(3, 0.125))
     assert points(tmp_path, "loss") == [(1, 0.5), (2, pytest.approx(0.26)), (3, 0.125)]
-    killed.__exit__(None, None, None)
+    killed.close()
 
 
 def test_a_training_that_tells_nothing_leaves_no_file(tmp_path):
-    with board(tmp_path / "logs"):
-        pass
+    _Board(tmp_path / "logs").close()
     assert not (tmp_path / "logs").exists()
+
+
+def test_a_step_has_its_loss_rate_and_norm_and_the_end_has_curves_and_options(tmp_path):
+    told: list[tuple[int, dict[str, float]]] = []
+    trainer = Training(tmp_path, settings(epochs=2, warmup_epochs=0)).trainer(CPU)
+    trainer.on_step = lambda step, figures: told.append((step, figures))
+    history = trainer.run().history
+    n_steps = len(told) // 2
+    assert [step for step, _ in told] == list(range(1, 2 * n_steps + 1))
+    for epoch, part in enumerate((told[:n_steps], told[n_steps:])):
+        losses = [figures["loss"] for _, figures in part]
+        assert np.mean(losses) == pytest.approx(history[epoch]["loss"], rel=1e-6)
+    _, last = told[-1]
+    assert last["lr"] == history[-1]["lr"] and "gpu_gib" not in last
+    assert min(last[name] for name in ("gradient_norm", "frames_per_second")) > 0
+    assert last["tokens_per_second"] > 20 * last["frames_per_second"], "proteins of 20 and more"
+    logits = np.array([-2.0, -1.0, 1.0, 2.0], dtype=np.float32)
+    samples = samples_of(logits, frames(4), np.ones(4, np.float32))
+    for _ in range(2):  # a training that goes on
+        with closing(_Board(tmp_path / "logs")) as board:
+            board.on_step(1, last)
+            board.end({"lora": 8, "model": None}, row(2, 0.25), samples)
+    assert points(tmp_path / "logs" / "steps", "loss") == [(1, pytest.approx(last["loss"]))]
+    curve = points(tmp_path / "logs" / "best", "reliability")
+    assert [place for place, _ in curve] == [12, 27, 73, 88], "scores in percent"
+    found = EventAccumulator(str(tmp_path / "logs" / "best"))
+    found.Reload()
+    assert {"precision and recall", "_hparams_/session_start_info"} <= found.summary_metadata.keys()

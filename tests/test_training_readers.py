@@ -125,7 +125,7 @@ def test_composition_alone_has_one_network_which_sees_no_residue():
     figures = FrameLabels(learned, learned, given_weights).validate(
         module.eval().requires_grad_(False), Ranks(0, 1, torch.device("cpu"))
     )
-    assert set(figures) == {"validation_loss", "auroc", "accuracy", "f1"}
+    assert set(figures) == {"validation_loss", "auroc", "auprc", "accuracy", "f1"}
 
 
 def test_one_hot_is_one_channel_for_each_amino_acid_and_one_for_the_rest():

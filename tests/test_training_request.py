@@ -175,6 +175,11 @@ def test_an_empty_file_says_nothing_and_a_missing_one_is_told(tmp_path):
     ("changes", "words"),
     [
         ({"finetune": True, "pretrain": True}, "--finetune and --pretrain contradict"),
+        ({"finetune": True, "fsdp": True}, "--fsdp cuts weights over devices, and there is one"),
+        (
+            {"finetune": True, "fsdp": True, "workers": 2, "precision": "fp16"},
+            "--fsdp does not go with fp16",
+        ),
         ({"chunk_size": (300, 300)}, "--chunk-size is 300, 300"),
         ({"chunk_size": (3,)}, "--chunk-size is 3"),
         ({"chunk_size": (500, 300)}, "has one --chunk-size"),
@@ -277,7 +282,7 @@ def test_a_damaged_head_beside_the_encoder_is_told_before_anything_is_trained(
     data, tiny: Tiny, tmp_path
 ):
     model = str(shutil.copytree(tiny.model, tmp_path / "brought" / "esm2"))
-    (tmp_path / "brought" / "head.safetensors").write_bytes(b"no head")
+    (Path(model) / "head.safetensors").write_bytes(b"no head")
     with pytest.raises(UnavailableError, match="beside the encoder") as caught:
         resolved(data, model=model)
     assert "move it away" in caught.value.hint
@@ -400,9 +405,7 @@ def test_a_split_that_was_edited_since_is_refused(data):
         opened(data, resume=True)
 
 
-@pytest.mark.parametrize(
-    "name", ["split.tsv", "checkpoints", "tensorboard", "features", "esm2_trained"]
-)
+@pytest.mark.parametrize("name", ["split.tsv", "checkpoints", "tensorboard", "features", "model"])
 def test_nothing_is_written_through_a_link_in_the_folder_of_a_training(data, tmp_path, name):
     training = opened(data)
     inside, outside = training.output / name, tmp_path / "elsewhere"

@@ -23,12 +23,13 @@ from virnucpro.encoders.readers import MeanReader
 from virnucpro.ground.errors import InputError
 from virnucpro.learning.labelled.frames import ArrayRows, LabelledFrames, Texts, given_weights
 from virnucpro.learning.options import Settings
-from virnucpro.learning.training.checkpoints import Progressed
+from virnucpro.learning.training.checkpoints import Progressed, whole
 from virnucpro.learning.training.loop import Trainer
 from virnucpro.learning.training.networks import (
     Classifier,
     FrameClassifier,
     MaskedLanguageModel,
+    forget_activations,
     new_encoder,
 )
 from virnucpro.learning.training.objectives import FrameLabels, MaskedResidues
@@ -95,13 +96,16 @@ class Training:
         torch.set_num_threads(1)
         trainer = self.trainer(ranks)
         state = trainer.run()
+        weights = {name: whole(one) for name, one in trainer.module.state_dict().items()}
         if ranks.is_first:
-            torch.save(trainer.module.state_dict(), self.folder / "weights.pt")
+            torch.save(weights, self.folder / "weights.pt")
             (self.folder / "state.json").write_text(json.dumps(state.history))
 
     def trainer(self, ranks: Ranks) -> Trainer:
         torch.manual_seed(self.settings.seed)
         encoder, learned, held_out = new_encoder(SHAPE), frames(), frames(20, seed=1)
+        if self.settings.fsdp:
+            forget_activations(encoder)
         if self.task == "residues":
             module = MaskedLanguageModel(encoder)
             objective = MaskedResidues(learned.proteins, held_out.proteins, self.settings.seed)

@@ -341,7 +341,7 @@ def test_a_full_disk_ends_a_training_with_a_word_and_resume_completes_it(tmp_pat
     data, folder = write_labelled(tmp_path), tmp_path / "disk" / "run"
     asked = {"finetune": True, "layers": 1, "dim": 8, "heads": 1, "epochs": 2}
     train_here(options(data, tmp_path / "undisturbed", **asked))
-    names = ("head.safetensors", "esm2_trained/model.safetensors", "held_out.tsv", "split.tsv")
+    names = ("model/head.safetensors", "model/model.safetensors", "held_out.tsv", "split.tsv")
     for kept in fill_disks(Training(options(data, folder, **asked)), folder, limits):
         for name in names:
             assert (kept / name).read_bytes() == (tmp_path / "undisturbed" / name).read_bytes()

@@ -38,6 +38,7 @@ from virnucpro.sequences.sketch import NO_KMERS, Sketch, pack, unpack
 
 CLASSES = "others,virus"
 DECIMALS = 6
+_LONGEST_CHUNK = 1_000_000_000  # bases
 _FACTS = "virnucpro_head"  # entry of the metadata
 _DAMAGE = (LookupError, ValueError, TypeError, AttributeError)
 _NETWORKS = ("protein", "nucleotide")
@@ -155,6 +156,29 @@ class HeadFacts:
             raise ValueError(f"an exponent of {self.exponent!a}")
         if not isinstance(self.training, str):
             raise TypeError("how a head was trained is a sentence")
+
+    def check_made_for(self, models: Sequence[Model]) -> None:
+        """
+        Raises:
+            UnavailableError: the head is not for these models.
+        """
+        names = printable(" and ".join(model.name for model in models))
+        if [one.encoder_id for one in self.encoders] != [model.encoder_id for model in models]:
+            made_for = " and ".join(f"{one.name} ({one.encoder_id})" for one in self.encoders)
+            ids = " and ".join(model.encoder_id for model in models)
+            raise UnavailableError(
+                f"the head was made for the encoder {printable(made_for)}, not for {names} ({ids})",
+                hint="give with --model the encoder that the head was made for",
+            )
+        for encoder, model in zip(self.encoders, models, strict=True):
+            has_layer = encoder.dim == model.dim and 1 <= encoder.layer <= model.n_layers
+            if not has_layer or not 30 <= self.chunk_size <= _LONGEST_CHUNK:
+                raise UnavailableError(
+                    f"the head asks for layer {encoder.layer} of {encoder.dim} dimensions and "
+                    f"chunks of {self.chunk_size} bases; the model has {model.n_layers} layers of "
+                    f"{model.dim}",
+                    hint="the head is damaged: get it again",
+                )
 
     @property
     def dim(self) -> int:

@@ -23,7 +23,7 @@ Head = Annotated[
         "Call with this classifier head (safetensors), made for the model by `virnucpro train`.",
         MODEL,
         metavar="PATH",
-        show_default="none: the scorer calls",
+        show_default="that in the folder of a trained model; else the scorer calls",
     ),
 ]
 

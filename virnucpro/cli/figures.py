@@ -68,7 +68,7 @@ class DeviceState:
     def memory_text(self) -> str:
         if self.memory is None:
             return "given up" if self.is_given_up else "starting"
-        return f"{self.memory.used / _GIB:.1f}/{self.memory.total / _GIB:.1f} GiB"
+        return _memory_text(self.memory)
 
 
 @dataclass(slots=True)
@@ -269,7 +269,12 @@ def share_of(stage: Progress) -> float | None:
 
 def amount(stage: Progress) -> str:
     of = f" of {stage.total:,}" if stage.total else ""
-    return f"{stage.done:,}{of} {stage.unit}"
+    memory = f", GPU memory {_memory_text(stage.memory)}" if stage.memory else ""
+    return f"{stage.done:,}{of} {stage.unit}{memory}"
+
+
+def _memory_text(memory: Memory) -> str:
+    return f"{memory.used / _GIB:.1f}/{memory.total / _GIB:.1f} GiB"
 
 
 def percent(share: float) -> str:

@@ -52,19 +52,25 @@ def list_models(
 @models.command("info", cls=Command)
 @command(NamedModelOptions)
 def show_model(options: NamedModelOptions) -> None:
-    """Describe a checkpoint by its content, with the disk and memory that it needs; or a head.
+    """Describe a checkpoint by its content, with the disk and memory that it needs, and its head.
 
     Example: virnucpro models info esm2_virnucpro
 
-    A head, or the training folder with it: virnucpro models info model/head.safetensors
+    What was trained, or a head alone: virnucpro models info training/model
     """
     with exits():
-        from virnucpro.encoders.models import describe_model
+        from virnucpro.encoders.esm2.checkpoint import LEARNED_FILE
+        from virnucpro.encoders.models import describe_model, find_head
         from virnucpro.ground.files import expanded
-        from virnucpro.learning.status import head_lines
+        from virnucpro.learning.status import describe_head
 
-        lines = head_lines(expanded(options.model)) if os.sep in options.model else None
-        report(lines or [*describe_model(options.model)])
+        path = expanded(options.model)
+        is_safetensors = path.suffix == ".safetensors" and path.name != LEARNED_FILE
+        if os.sep in options.model and is_safetensors and path.is_file():
+            report([*describe_head(path)])
+            return
+        head = find_head(options.model)
+        report([*describe_model(options.model), *(describe_head(head) if head else [])])
 
 
 @models.command("download", cls=Command)
@@ -133,17 +139,23 @@ def import_model(options: ImportOptions) -> None:
 @models.command("verify", cls=Command)
 @command(NamedModelOptions)
 def verify(options: NamedModelOptions) -> None:
-    """Load a checkpoint, and check that every tensor is there and finite.
+    """Load a checkpoint, and check that every tensor is there and finite; with its head, if any.
 
     A model with a published name must be the published file.
 
     Example: virnucpro models verify esm2_t33_650M_UR50D
     """
     with exits():
+        from virnucpro.callers.head import load_head
         from virnucpro.encoders.models import verify_model
 
-        checkpoint, digest = verify_model(options.model)
-        report([f"{printable(checkpoint.path)} is whole, sha256 {digest}"])
+        model, digest = verify_model(options.model)
+        lines = [f"{printable(model.path)} is whole, sha256 {digest}"]
+        if model.head is not None:
+            head = load_head(model.head)
+            head.facts.check_made_for([model])
+            lines.append(f"{printable(model.head)} is whole, sha256 {head.sha256}")
+        report(lines)
 
 
 @models.command("check", cls=Command)

@@ -49,7 +49,7 @@ def predict(options: PredictOptions, console: ConsoleOptions) -> None:
     -o results/ --per-file
 
     With a model and head of your own: virnucpro predict -i contigs.fa -o results/
-    --model esm2_t33_650M_UR50D --head head.safetensors --gpus 0,1,2
+    --model training/model --gpus 0,1,2
 
     A large model on the records that may be viral, its vectors kept for other runs: virnucpro
     predict -i contigs.fa -o results/ --model esm2_t33_650M_UR50D --embed viral --cache vectors/

@@ -76,29 +76,26 @@ def train(options: TrainOptions, console: _Console) -> None:
 
     Records are cut and translated as predict does it; whole groups (viral families, host genera)
     are held out. DIR gets split.tsv, training.json, checkpoints/, tensorboard/, held_out.tsv,
-    gain.tsv (what the head adds to the scorer), and what predict takes: head.safetensors, and the
-    encoder if it was trained.
+    gain.tsv (what the head adds to the scorer), and model/, which predict, extract and evaluate
+    take with --model: the encoder or its name, head.safetensors, and a model card, README.md.
 
     What a training would need, before it starts:
 
-    - virnucpro train --data manifest.tsv -o model/ --check
+    - virnucpro train --data manifest.tsv -o training/ --check
 
     A head on an encoder that stays as it is, and its use:
 
-    - virnucpro train --data manifest.tsv -o model/
+    - virnucpro train --data manifest.tsv -o training/
 
-    - virnucpro predict -i contigs.fa -o results/ --head model/head.safetensors
+    - virnucpro predict -i contigs.fa -o results/ --model training/model
 
     Encoder and head together:
 
-    - virnucpro train --data manifest.tsv -o model/ --finetune --model esm2_t12_35M_UR50D
-
-    - virnucpro predict -i contigs.fa -o results/ --model model/esm2_trained
-    --head model/head.safetensors
+    - virnucpro train --data manifest.tsv -o training/ --finetune --model esm2_t12_35M_UR50D
 
     How virus-like regions are told, in DIR/regions.json, from chromosomes with known prophages:
 
-    - virnucpro train --data genomes/ --regions prophages.tsv -o model/
+    - virnucpro train --data genomes/ --regions prophages.tsv -o training/
 
     All GPUs of this machine are used, with a process for each; for several machines:
 
@@ -125,7 +122,8 @@ def train(options: TrainOptions, console: _Console) -> None:
                 end_with(parent)
             training = run_training(options, events, started)
         if started is None:
-            report(_outcome(options.output_dir, training.words), console.quiet)
+            model = training.model if training.head.exists() else None
+            report(_outcome(training.output, model), console.quiet)
 
 
 def _check(options: TrainOptions, console: _Console) -> None:
@@ -148,13 +146,14 @@ def _train_regions(options: TrainOptions, truth: Path, console: _Console) -> Non
         report(lines, console.quiet)
 
 
-def _outcome(output: Path, words: list[str]) -> list[str]:
-    """Lines on where the results are, and how to use them."""
+def _outcome(output: Path, model: Path | None) -> list[str]:
+    """Lines on where the results are, and how to use a model that calls."""
     from virnucpro.ground.log import printable
 
     lines = [f"results: {printable(output)}"]
-    if words:
-        lines += as_command(["virnucpro", "predict", "-i", "contigs.fa", "-o", "results", *words])
+    if model is not None:
+        words = ["predict", "-i", "contigs.fa", "-o", "results", "--model", str(model)]
+        lines += as_command(["virnucpro", *words])
     return lines
 
 
@@ -170,8 +169,8 @@ def evaluate(options: EvaluateOptions, console: ConsoleOptions) -> None:
 
     Example: virnucpro evaluate --data manifest.tsv --output-dir evaluation/
 
-    That is the scorer. A head: virnucpro evaluate --data manifest.tsv --split split.tsv
-    --output-dir evaluation/ --model esm2_t12_35M_UR50D --head head.safetensors
+    That is the scorer. What was trained: virnucpro evaluate --data manifest.tsv --split
+    training/split.tsv --output-dir evaluation/ --model training/model --card
 
     Known prophages beside the regions that predict finds, in regions_evaluation.tsv: precision and
     recall of bases, and of genes with a GFF; found and false regions; the error of their ends:

@@ -1,9 +1,10 @@
 """Learned encoders: a CNN, LSTM or U-Net over residues, their mean, or nothing; and their file.
 
-The file is a safetensors file that ``train`` writes beside the head. It holds the weights of the
-network over the residues; its facts, in JSON, are the one entry of its metadata. The ESM-2 below
-it is not in the file, which names a checkpoint beside the file, or where it was when the encoder
-was trained.
+The file is a safetensors file that ``train`` writes beside the head, into the folder of a trained
+model. It holds the weights of the network over the residues; its facts, in JSON, are the one entry
+of its metadata. The ESM-2 below it is not in the file, which names a checkpoint beside the file, or
+where it was when the encoder was trained. Where the vectors are the means of an ESM-2 that stayed
+as it was, the file holds that name alone, and the model is that ESM-2.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 from torch import Tensor
 
-from virnucpro.encoders.base import Encoder, Pending
+from virnucpro.encoders.base import Encoder, Model, Pending
 from virnucpro.encoders.catalogue import open_model
+from virnucpro.encoders.esm2.checkpoint import HEAD_FILE, LEARNED_FILE
 from virnucpro.encoders.esm2.encoder import Fp16Batch
 from virnucpro.encoders.esm2.family import ESM2Model, as_esm2, inspect_esm2
 from virnucpro.encoders.esm2.model import DTYPES, ESM2
@@ -40,7 +42,9 @@ from virnucpro.ground.log import printable
 from virnucpro.ground.records import check_counts
 
 LEARNED, COMPOSITION = "learned", "composition"  # families
+HERE = "."  # names the ESM-2 in the folder of the file
 _FACTS = "virnucpro_encoder"  # entry of the metadata
+_OF_A_TRAINING = "training.json"
 _NETWORK = "network."  # beginning of the names of weights: their module in a reader
 _HEAD_BYTES = 256  # at the start of a file, where the first entry of its metadata stands
 _DAMAGE = (LookupError, ValueError, TypeError, AttributeError)
@@ -54,7 +58,7 @@ Weights = Mapping[str, NDArray[np.float32]]
 class Base:
     """The ESM-2 that a network reads residues through."""
 
-    model: str  # a name, or a path
+    model: str  # a name, a path, or ``HERE``
     encoder_id: str
 
 
@@ -64,7 +68,7 @@ class LearnedFacts:
 
     encoding: Encoding
     architecture: Architecture
-    dim: int  # length of a vector
+    dim: int  # length of a vector; 0 where the file holds a name alone
     base: Base | None = None
 
     def __post_init__(self) -> None:
@@ -86,9 +90,9 @@ class LearnedCheckpoint:
     encoder_id: str  # the hash of the file
     base: ESM2Model | None
     n_parameters: int  # of the network over the residues
+    head: Path | None  # beside it
     n_layers: ClassVar[int] = 1
     poolings: ClassVar[tuple[Pooling, ...]] = ("mean",)
-    head: ClassVar[None] = None
     files: ClassVar[tuple[Path, ...]] = ()  # it names its ESM-2, which may lie beside it
 
     @property
@@ -150,8 +154,10 @@ class LearnedCheckpoint:
 
 def save_reader(
     path: Path, reader: Reader, encoding: Encoding, architecture: Architecture, base: Base | None
-) -> LearnedCheckpoint:
+) -> Model:
     """Write a reader as an encoder; ``base`` is the ESM-2 that it reads residues through.
+
+    -> the encoder, as ``inspect`` has it
 
     Raises:
         UnavailableError: the base is not to be found.
@@ -162,7 +168,7 @@ def save_reader(
         f"{_NETWORK}{name}": tensor.float().cpu().numpy() for name, tensor in network.items()
     }
     save_learned(path, facts, weights)
-    return inspect_learned(path)
+    return _inspect_file(path)
 
 
 def save_learned(path: Path, facts: LearnedFacts, weights: Weights) -> None:
@@ -193,7 +199,9 @@ def inspect_learned(path: Path, on_event: OnEvent = lambda _: None) -> LearnedCh
     """
     facts, n_parameters = _read_facts(path)
     base = _find_base(path, facts.base, on_event) if facts.base is not None else None
-    return LearnedCheckpoint(path, facts, sha256(path), base, n_parameters)
+    head = path.with_name(HEAD_FILE)
+    found = head if head.is_file() else None
+    return LearnedCheckpoint(path, facts, sha256(path), base, n_parameters, found)
 
 
 def _read_facts(path: Path) -> tuple[LearnedFacts, int]:
@@ -256,12 +264,29 @@ def _find_base(path: Path, base: Base, on_event: OnEvent) -> ESM2Model:
     return checkpoint
 
 
-def inspect(path: Path, on_event: OnEvent) -> LearnedCheckpoint | None:
-    """
+def inspect(path: Path, on_event: OnEvent) -> Model | None:
+    """The encoder of a file, or of a trained model's folder; None: it is not in such a file.
+
     Raises:
-        UnavailableError: it is damaged, or the ESM-2 that it was learned on is not to be found.
+        UnavailableError: it is damaged, or the ESM-2 that it was learned on is not to be found; or
+            the folder is that of a training.
     """
-    return inspect_learned(path, on_event) if _is_learned(path) else None
+    if (path / _OF_A_TRAINING).is_file():
+        raise UnavailableError(
+            f"{printable(path)} is the folder of a training, not of a model",
+            hint="name the folder of the model in it: model, or what --name says",
+        )
+    if (path / LEARNED_FILE).is_file():
+        path /= LEARNED_FILE
+    return _inspect_file(path, on_event) if _is_learned(path) else None
+
+
+def _inspect_file(path: Path, on_event: OnEvent = lambda _: None) -> Model:
+    """The encoder of a file: the one in it, or the ESM-2 that it names for its means."""
+    learned = inspect_learned(path, on_event)
+    if learned.base is not None and learned.facts.architecture == "mlp":
+        return replace(learned.base, head=learned.head)
+    return learned
 
 
 def load(spec: EncoderSpec, weights: Path, device: torch.device) -> Encoder:

@@ -122,6 +122,17 @@ def describe_model(model: str) -> Iterator[str]:
     yield from describe_needs(footprint)
 
 
+def find_head(model: str) -> Path | None:
+    """The head that lies beside a model; None if there is none, or the model is to be fetched.
+
+    Raises:
+        UnavailableError: the model is damaged.
+    """
+    if model in BUNDLES or ((found := find_published(model)) and found.missing):
+        return None
+    return open_model(model, lambda _: None).head
+
+
 def _describe_bundle(model: str) -> Iterator[str]:
     bundle = BUNDLES[model]
     n_bytes = bytes_to_fetch(model)
@@ -181,9 +192,9 @@ def import_model(source: Path, name: str | None, *, force: bool) -> tuple[str, M
         name = source.name if source.is_dir() else source.stem
     _check_name(name)
     model = recognise(source, lambda _: None)
-    if not model.files:
+    if not model.files or model.path != source:
         raise UnavailableError(
-            f"{printable(source)} is not imported: what it was learned on is found by its place",
+            f"{printable(source)} is not imported: its ESM-2 is found by its name or place",
             hint=f"name it by its path: --model {printable(source)}",
         )
     hashes, digest = _hashes(model.files), model.verify()

@@ -24,8 +24,8 @@ def complete_model(incomplete: str) -> list[str]:
 def model_option(default: str) -> Any:  # noqa: ANN401 - as typer has it
     return option(
         "Embed with this model: a name (see `virnucpro models list`), or the path, with a "
-        "separator "
-        "in it, of a fair-esm .pt file or Hugging Face folder: ./model.pt.",
+        "separator in it, of a fair-esm .pt file, a Hugging Face folder, or a model of `virnucpro "
+        "train`: ./model.pt.",
         MODEL,
         metavar="NAME|PATH",
         show_default=default,

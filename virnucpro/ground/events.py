@@ -134,6 +134,7 @@ class Progress:
     unit: str
     # what this start did, and what is still to do, by the time that it takes; None: ``done`` tells
     work: tuple[int, int] | None = None
+    memory: Memory | None = None  # of the GPU that computes
 
 
 @dataclass(frozen=True, slots=True)

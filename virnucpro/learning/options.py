@@ -110,8 +110,20 @@ class EvaluateOptions(EngineOptions, FolderOptions, _EvaluatedOptions):
     ] = None
     head: Head = None
     calls: CallsBy = "auto"
+    card: Annotated[
+        bool,
+        option(
+            "Write the figures into the card (README.md) of the trained model that --model names.",
+            FILES,
+        ),
+    ] = False
 
     def __post_init__(self) -> None:
+        if self.held_out_only and self.allow_training_data:
+            raise UsageError(
+                "--held-out-only and --allow-training-data contradict each other",
+                hint="the first leaves out what was trained on, the second keeps it",
+            )
         if self.regions is None:
             refuse(
                 self,
@@ -119,12 +131,19 @@ class EvaluateOptions(EngineOptions, FolderOptions, _EvaluatedOptions):
                 "without --regions",
                 "name the known prophages with --regions",
             )
-            if self.head is None and self.calls != "head":
-                of_engine = names_of(EngineOptions) - {"workers"} | {"model"}
-                refuse(self, of_engine, "where the scorer calls", "name a --head to evaluate it")
+            if self.model is None:
+                refuse(self, ("card",), "without the --model that has the card")
+            if self.head is not None:
+                refuse(self, ("card",), "with another --head than that of the model")
+            if not (self.model or self.head) and self.calls != "head":
+                of_engine = names_of(EngineOptions) - {"workers"}
+                what_to_do = "name a trained --model, or a --head, to evaluate it"
+                refuse(self, of_engine, "where the scorer calls", what_to_do)
+            if self.calls == "scorer":
+                refuse(self, ("model",), "with --calls scorer, which embeds nothing")
             return
         of_head = names_of(EngineOptions, _EvaluatedOptions) - {"data", "seed", "genetic_code"}
-        refuse(self, of_head | {"model", "head", "calls"}, "with --regions")
+        refuse(self, of_head | {"model", "head", "calls", "card"}, "with --regions")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,10 +223,8 @@ class NetworkOptions:
 
     name: Annotated[
         str,
-        option(
-            "Give the trained encoder, and its folder in DIR, this name.", MODEL, metavar="NAME"
-        ),
-    ] = "esm2_trained"
+        option("Give the trained model, and its folder in DIR, this name.", MODEL, metavar="NAME"),
+    ] = "model"
     encoding: Annotated[
         Encoding, option("Describe a residue by this; composition: by the bases alone.", MODEL)
     ] = "esm2"
@@ -336,6 +353,14 @@ class _LoopOptions:
         int,
         count("Draw the split, the first weights, the order and dropout with this seed.", LOOP),
     ] = 0
+    fsdp: Annotated[
+        bool,
+        option(
+            "Cut weights, gradients and moments over the devices, for an encoder that is too large "
+            "for one of them (FSDP); implies --gradient-checkpointing.",
+            DEVICES,
+        ),
+    ] = False
     num_workers: Annotated[
         int,
         count("Start this number of processes beside each device that make its batches.", DEVICES),
@@ -362,7 +387,7 @@ class _LoopOptions:
 
 # on resume; the effective batch and the peak rate may not, and epochs may only rise
 LOOP_MAY_DIFFER = (
-    *("num_workers", "early_stopping", "keep_checkpoints"),
+    *("num_workers", "early_stopping", "keep_checkpoints", "fsdp"),
     *("epochs", "batch_size", "grad_accum_steps", "lr", "scale_lr"),
 )
 
@@ -372,7 +397,7 @@ class Settings(_LoopOptions):
     """The options of the loop, and what was chosen for it; a resume must agree."""
 
     mode: Mode
-    precision: Literal["bf16", "fp32"]
+    precision: Literal["bf16", "fp16", "fp32"]
 
     def effective_batch(self, world_size: int) -> int:
         """Frames of one step on all devices."""
@@ -393,10 +418,10 @@ class TrainOptions(DeviceOptions, _LoopOptions, NetworkOptions, _StartOptions):
         count("Start this number of processes with --device cpu.", DEVICES, show_default="1"),
     ] = None
     precision: Annotated[
-        Literal["auto", "bf16", "fp32"],
+        Literal["auto", "bf16", "fp16", "fp32"],
         option(
             "Compute matrix products in this precision; auto: bf16 where the device has it, else "
-            "fp32.",
+            "fp16 where it is fast, with losses scaled, else fp32.",
             DEVICES,
         ),
     ] = "auto"
@@ -441,7 +466,7 @@ class TrainOptions(DeviceOptions, _LoopOptions, NetworkOptions, _StartOptions):
             refuse(self, ("lora_alpha",), "without --lora")
         match self.mode:
             case "head":
-                of_encoder = ("name", "gradient_checkpointing")
+                of_encoder = ("gradient_checkpointing", "fsdp")
                 refuse(self, of_encoder, "without --finetune or --pretrain, which train an encoder")
                 if (self.encoding, self.architecture) != ("esm2", "mlp"):
                     refuse(self, ("features",), "where the means of an ESM-2 are not what is read")

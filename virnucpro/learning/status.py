@@ -1,20 +1,30 @@
-"""A training folder and a head in lines for the user, and several trainings in one table."""
+"""What a training leaves, in words: its state, its head, its model card, several in one table.
+
+The model card is a Markdown page in the folder of the model, for whoever gets that. It is made of
+the tables of the training. ``evaluate --card`` adds its figures; a training that goes on begins the
+card anew, so that no figure stays of other weights.
+"""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from virnucpro import __version__
 from virnucpro.callers.head import Head, load_head
-from virnucpro.ground.errors import UsageError
-from virnucpro.ground.log import counted, printable
+from virnucpro.encoders.catalogue import open_model
+from virnucpro.encoders.esm2.checkpoint import HEAD_FILE
+from virnucpro.ground.errors import InputMissingError, UsageError
+from virnucpro.ground.files import open_plain, sha256, write_whole
+from virnucpro.ground.log import counted, escaped, printable
 from virnucpro.learning.evaluation.metrics import NOT_DEFINED
 from virnucpro.learning.pages import number_in, read_table
-from virnucpro.learning.training.request import EPOCHS, FACTS, GAIN, HEAD_FILE, HELD_OUT
+from virnucpro.learning.training.request import CARD_FILE, EPOCHS, FACTS, GAIN, HELD_OUT, SPLIT
 from virnucpro.page.facts import Facts
 
 _KEYS = {HELD_OUT: ("split", "network"), GAIN: ("split", "n_bases")}
@@ -23,13 +33,14 @@ _FIGURES = {
     GAIN: ("base", "head", "joined", "gain", "weight"),
 }
 _OVER_SEEDS = ("mean", "deviation")  # rows of gain.tsv that are of several seeds
-
-
-def _find_head(path: Path) -> Path | None:
-    """The head file that is meant: the file itself, or that of a training folder."""
-    if path.is_dir():
-        path = path / HEAD_FILE
-    return path if path.suffix == ".safetensors" and path.is_file() else None
+_EVALUATION = "## Evaluation"
+_NONE_YET = (
+    f"{_EVALUATION}\n\nNone yet: `virnucpro evaluate --data MANIFEST --split split.tsv --model "
+    "FOLDER --card` measures it and writes all figures here.\n"
+)
+_OF_DATA = ("data_sha256", "split_sha256")
+# told elsewhere, or of this machine
+_LEFT_OUT = {"manifest", "encoder", "encoder_id", "vectors", "name", "fasta_sha256", *_OF_DATA}
 
 
 def _measure(folder: Path) -> dict[str, Any]:
@@ -51,11 +62,14 @@ def _measure(folder: Path) -> dict[str, Any]:
 
 def _is_finished(folder: Path) -> bool:
     """True if the results were written after the last checkpoint."""
-    name = Facts.read(folder / FACTS).text("name")
-    results = [folder / HEAD_FILE, *(folder / name).glob("*.safetensors")]
-    written = [path.stat().st_mtime_ns for path in results if path.is_file()]
+    card = _model_of(folder) / CARD_FILE
+    written = [card.stat().st_mtime_ns] if card.is_file() else []
     epochs = [path.stat().st_mtime_ns for path in (folder / "checkpoints").glob("epoch_*.pt")]
     return bool(written) and max(written) >= max(epochs, default=0)
+
+
+def _model_of(folder: Path) -> Path:
+    return folder / Facts.read(folder / FACTS).text("name")
 
 
 def _progress(rows: Sequence[Mapping[str, str]], name: str) -> dict[str, Any]:
@@ -100,24 +114,17 @@ def _describe(folder: Path, figures: Mapping[str, Any]) -> Iterator[str]:
         yield f"epochs      0 of {figures['epochs']}"
     if figures["is_finished"]:
         yield "finished    its results are there; more --epochs with --resume go on"
-        if head := _find_head(folder):
-            yield f"head        {printable(head)}: see `virnucpro models info`"
+        yield f"model       {printable(_model_of(folder))}: see `virnucpro models info`"
     else:
         yield "unfinished  the command of the training with --resume goes on"
 
 
-def head_lines(path: Path) -> list[str] | None:
-    """Lines on a head, by its file or the training folder with it; None if there is none.
+def describe_head(path: Path) -> Iterator[str]:
+    """What a head is for, how it calls, and what it was trained on, in lines.
 
     Raises:
         UnavailableError: it is damaged, or of an older version.
     """
-    head = _find_head(path)
-    return None if head is None else list(_describe_head(head))
-
-
-def _describe_head(path: Path) -> Iterator[str]:
-    """What it is for, how it calls, and what it was trained on."""
     head = load_head(path)
     facts = head.facts
     yield f"head        {printable(path)}"
@@ -177,3 +184,101 @@ def _figures_of(folders: Sequence[Path], table: str) -> dict[tuple[str, str], li
         if (number := number_in(row.get(figure, ""))) is not None:
             values.setdefault((name, figure), []).append(number)
     return values
+
+
+# The model card
+
+
+def write_card(training: Path) -> None:
+    """Write the card of the model in the folder of a training.
+
+    Raises:
+        ResumeError: ``training.json`` is damaged.
+        InputError: a table is damaged.
+        OutputError, StorageError: as ``files.writing``.
+    """
+    facts = Facts.read(training / FACTS)
+    model = training / facts.text("name")
+    write_whole(model / CARD_FILE, "\n".join([*_lines(training, model, facts), _NONE_YET]))
+
+
+def find_card(model: str) -> Path:
+    """The card of a model that ``--model`` names.
+
+    Raises:
+        InputMissingError: it has none.
+    """
+    head = open_model(model, lambda _: None).head
+    path = head and head.with_name(CARD_FILE)
+    if path is None or not path.is_file():
+        raise InputMissingError(
+            f"the model {printable(model)} has no card",
+            hint="--card is for the folder of a model that `virnucpro train` wrote",
+        )
+    return path
+
+
+def add_evaluation(card: Path, lines: Sequence[str]) -> None:
+    """Put the figures of an evaluation into a card, in the place of those that are there."""
+    with open_plain(card) as stored:
+        text = stored.read().decode("utf-8", errors="replace")
+    before = text.split(_EVALUATION)[0]
+    write_whole(card, "\n".join([f"{before}{_EVALUATION}\n", *lines, ""]))
+
+
+def markdown_table(names: Sequence[str], rows: Sequence[Sequence[object]]) -> Iterator[str]:
+    """A table, and an empty line behind it."""
+    yield _row([name.replace("_", " ") for name in names])
+    yield "|---" * len(names) + "|"
+    yield from map(_row, rows)
+    yield ""
+
+
+def _row(cells: Sequence[object]) -> str:
+    return f"| {' | '.join(escaped(cell).replace('|', '&#124;') for cell in cells)} |"
+
+
+def _lines(training: Path, model: Path, facts: Facts) -> Iterator[str]:
+    settings = Facts(facts.part("settings"))
+    mode, head = settings.text("mode"), model / HEAD_FILE
+    encoder = f"{Path(facts.text('encoder')).name}, id {facts.text('encoder_id')}"
+    yield f"# {printable(model.name)}\n"
+    if head.is_file():
+        yield "A virus classifier for VirNucPro: an encoder of proteins, and a head that calls.\n"
+        yield f"    virnucpro predict -i contigs.fa -o results/ --model {printable(model.name)}/\n"
+        yield f"- head: SHA-256 {sha256(head)}"
+    else:
+        yield "An encoder of proteins for VirNucPro, trained on masked residues.\n"
+    yield f"- made by VirNucPro {__version__}, mode {mode}"
+    yield f"- encoder at the start: {encoder if facts.text('encoder') else 'a new one, or none'}\n"
+    yield "## Data and split\n"
+    yield "Whole groups are in one part; the test part was neither trained on nor tuned to.\n"
+    yield from markdown_table(("part", "label", "groups", "records"), list(_parts(training)))
+    for name in _OF_DATA:
+        yield f"- {name.removesuffix('_sha256')}: SHA-256 {facts.text(name)}"
+    for digest in facts.sequence("fasta_sha256"):
+        yield f"- sequences: SHA-256 {escaped(digest)}"
+    yield "\n## Settings\n"
+    content = {**facts.content, **settings.content}
+    told = {name: value for name, value in content.items() if name not in {*_LEFT_OUT, "settings"}}
+    yield from markdown_table(("option", "value"), list(told.items()))
+    yield from _figures(training, HELD_OUT, "AUROC on the groups that were held out")
+    yield from _figures(training, GAIN, "Gain of the head over the scorer, by length")
+
+
+def _parts(training: Path) -> Iterator[tuple[object, ...]]:
+    groups: Counter[tuple[str, str]] = Counter()
+    records: Counter[tuple[str, str]] = Counter()
+    for row in read_table(training / SPLIT):
+        part = row.get("split", ""), row.get("label", "")
+        groups[part] += 1
+        records[part] += int(number_in(row.get("n_records", "")) or 0)
+    for part in sorted(groups):
+        yield *part, groups[part], records[part]
+
+
+def _figures(training: Path, name: str, title: str) -> Iterator[str]:
+    rows: Sequence[Mapping[str, str]] = read_table(training / name)
+    if rows:
+        yield f"## {title}\n"
+        yield from markdown_table(list(rows[0]), [list(row.values()) for row in rows])

@@ -14,9 +14,10 @@ from typing import Any, cast, get_args
 
 from virnucpro.callers.caller import ByScorer, Caller, caller_of
 from virnucpro.callers.cascade import Cascade
-from virnucpro.callers.head import EncoderFacts, Head, HeadFacts, load_head
+from virnucpro.callers.head import EncoderFacts, Head, load_head
 from virnucpro.callers.options import CutOptions, Embed
 from virnucpro.encoders.base import Model
+from virnucpro.encoders.esm2.checkpoint import REGIONS_FILE
 from virnucpro.encoders.families import BUNDLES, EMBEDDED
 from virnucpro.engine.options import EngineOptions, WorkOptions
 from virnucpro.ground.config import (
@@ -60,7 +61,6 @@ from virnucpro.stories.options import (
 from virnucpro.stories.recut import lost_inputs
 
 _DEFAULT_CHUNK = 500
-_LONGEST_CHUNK = 1_000_000_000  # bases
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +148,7 @@ def _resolve_engine(options: RunOptions, recorded: Manifest | None, on_event: On
     names = model_names(options.model_name)
     before_fetching = partial(_check_before_fetching, options, recorded)
     models = tuple(open_model(name, on_event, before_fetching) for name in names)
+    options = _with_regions(options, models)
     footprint = join_footprints([model.footprint for model in models])
     head = _load_head(options, models, on_event)
     steps = _steps(options, recorded)
@@ -182,6 +183,17 @@ def _resolve_engine(options: RunOptions, recorded: Manifest | None, on_event: On
         models=tuple(map(name_anywhere, names)),
         steps=steps,
     )
+
+
+def _with_regions(options: RunOptions, models: Sequence[Model]) -> RunOptions:
+    """The same options, with the file of regions that lies beside the head of a trained model."""
+    head = models[0].head
+    if head is None or not isinstance(options, PredictOptions):
+        return options
+    file = head.with_name(REGIONS_FILE)
+    if options.region_model or not options.regions or not file.is_file():
+        return options
+    return replace(options, region_model=file)
 
 
 def _steps(options: RunOptions, recorded: Manifest | None) -> tuple[Step, ...]:
@@ -476,7 +488,9 @@ def _check_head(path: Path | None, names: str) -> Path:
 
 
 def _load_head(options: RunOptions, models: tuple[Model, ...], on_event: OnEvent) -> Head | None:
-    """The head that calls, if one does: the one that the user named, or that of the bundle.
+    """The head that calls, if one does: the one that the user named, or that of the model.
+
+    That of the embedded ESM-2 calls only where it is asked to.
 
     Raises:
         InputMissingError, UnavailableError: it is not there, or not for these models.
@@ -488,35 +502,13 @@ def _load_head(options: RunOptions, models: tuple[Model, ...], on_event: OnEvent
         from virnucpro.callers.original_head import find_head
 
         path = find_head(options.model_name, models, on_event)
+    if path is None and (options.calls == "head" or options.model_name != EMBEDDED):
+        path = models[0].head
     if path is None and options.calls == "auto":
         return None
-    names = printable(" and ".join(model.name for model in models))
-    head = load_head(_check_head(path or models[0].head, names))
-    _check_made_for(models, names, head.facts)
+    head = load_head(_check_head(path, printable(" and ".join(model.name for model in models))))
+    head.facts.check_made_for(models)
     return head
-
-
-def _check_made_for(models: tuple[Model, ...], names: str, facts: HeadFacts) -> None:
-    """
-    Raises:
-        UnavailableError: a head is not for these models.
-    """
-    if [one.encoder_id for one in facts.encoders] != [model.encoder_id for model in models]:
-        made_for = " and ".join(f"{one.name} ({one.encoder_id})" for one in facts.encoders)
-        ids = " and ".join(model.encoder_id for model in models)
-        raise UnavailableError(
-            f"the head was made for the encoder {printable(made_for)}, not for {names} ({ids})",
-            hint="give with --model the encoder that the head was made for",
-        )
-    for encoder, model in zip(facts.encoders, models, strict=True):
-        has_layer = encoder.dim == model.dim and 1 <= encoder.layer <= model.n_layers
-        if not has_layer or not 30 <= facts.chunk_size <= _LONGEST_CHUNK:
-            raise UnavailableError(
-                f"the head asks for layer {encoder.layer} of {encoder.dim} dimensions and chunks "
-                f"of {facts.chunk_size} bases; the model has {model.n_layers} layers of "
-                f"{model.dim}",
-                hint="the head is damaged: get it again",
-            )
 
 
 def _chunk_size(options: RunOptions, encoders: tuple[EncoderSpec, ...], head: Head | None) -> int:
@@ -548,7 +540,9 @@ def _announcements(
         f"model {printable(model.name)}: {model.describe(encoder)}"
         for model, encoder in zip(models, recipe.encoders, strict=True)
     )
-    return (*encoders, *(_announce_devices(resources, choice) if options.embeds_here else ()))
+    devices = _announce_devices(resources, choice) if options.embeds_here else ()
+    regions = options.region_model if isinstance(options, PredictOptions) else None
+    return (*encoders, *devices, *([f"regions by {printable(regions)}"] if regions else []))
 
 
 def _announce_devices(resources: Resources, choice: Choice) -> tuple[str, ...]:

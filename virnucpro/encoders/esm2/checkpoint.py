@@ -23,6 +23,10 @@ from virnucpro.ground.log import printable
 LAYER_NORM_EPS = 1e-5
 ROPE_THETA = 10000.0
 KIND = "an ESM-2 checkpoint"
+# in the folder of a trained model, beside its encoder
+HEAD_FILE, REGIONS_FILE = "head.safetensors", "regions.json"
+LEARNED_FILE = "encoder.safetensors"  # an encoder that is none of ESM-2, or names one elsewhere
+_BESIDE = {HEAD_FILE, LEARNED_FILE}
 _LAYER_NUMBER = re.compile(r"(?:^|\.)layers?\.(\d+)\.")
 # our module's name -> what Hugging Face calls it; {} is the number of the layer
 HUGGING_FACE = {
@@ -93,9 +97,12 @@ class Checkpoint:
 
     @property
     def files(self) -> list[Path]:
-        """The files of weights and, in a folder, the configuration."""
+        """The files of weights and, in a folder, the configuration and what is trained with it."""
         files = weight_files(self.path)
-        return files if self.path.is_file() else [*files, self.path / "config.json"]
+        if self.path.is_file():
+            return files
+        beside = [self.path / name for name in (HEAD_FILE, "README.md", REGIONS_FILE)]
+        return [*files, self.path / "config.json", *(file for file in beside if file.is_file())]
 
     @property
     def n_bytes(self) -> int:
@@ -243,9 +250,14 @@ def _usual_name(stored_name: str) -> str:
 
 
 def weight_files(path: Path) -> list[Path]:
+    """The files of weights; a trained model's folder has others beside them.
+
+    Raises:
+        UnavailableError: the folder has none.
+    """
     if path.is_file():
         return [path]
-    files = sorted(path.glob("*.safetensors"))
+    files = sorted(file for file in path.glob("*.safetensors") if file.name not in _BESIDE)
     if not files:
         raise UnavailableError(
             f"{printable(path)}: no *.safetensors file in this folder",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from virnucpro.encoders.base import Encoder, Model, not_published
 from virnucpro.encoders.esm2.checkpoint import (
+    HEAD_FILE,
     Checkpoint,
     ESM2Shape,
     inspect_tensors,
@@ -59,7 +60,9 @@ class ESM2Model(Checkpoint):
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> ESM2Model:
-        return cls(checkpoint.path, checkpoint.shape, checkpoint.encoder_id)
+        head = checkpoint.path / HEAD_FILE
+        found = head if head.is_file() else None
+        return cls(checkpoint.path, checkpoint.shape, checkpoint.encoder_id, head=found)
 
     @property
     def width(self) -> str:

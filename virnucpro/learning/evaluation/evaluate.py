@@ -35,7 +35,6 @@ from virnucpro.learning.evaluation.fragments import (
     HeldOut,
     OfTraining,
     length_name,
-    policy,
     write_fragments,
 )
 from virnucpro.learning.evaluation.metrics import Interval, Measures, Samples, bootstrap, measure
@@ -51,6 +50,7 @@ from virnucpro.learning.labelled.records import (
     warn_of_mixed_groups,
 )
 from virnucpro.learning.options import EvaluateOptions
+from virnucpro.learning.status import find_card
 from virnucpro.run.folder import RunDir
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.genetic_code import GeneticCode, genetic_code
@@ -74,6 +74,7 @@ class Question:
     splits: dict[str, Split] | None
     of_training: OfTraining
     cutting: Cutting
+    card: Path | None  # of the model, to get the figures
 
     @property
     def output(self) -> Path:
@@ -210,7 +211,9 @@ def understand(options: EvaluateOptions) -> Question:
     """
     if options.part is not None and options.split is None:
         raise UsageError("--part without --split", hint="say which split with --split FILE")
-    of_training = policy(options.held_out_only, options.allow_training_data)
+    of_training: OfTraining = "leave out" if options.held_out_only else "refuse"
+    if options.allow_training_data:
+        of_training = "keep"
     cutting = Cutting(
         lengths=_lengths(options.lengths),
         per_record=options.fragments_per_record,
@@ -227,6 +230,7 @@ def understand(options: EvaluateOptions) -> Question:
         splits=splits,
         of_training=of_training,
         cutting=cutting,
+        card=find_card(options.model) if options.card and options.model else None,
     )
 
 
@@ -249,6 +253,11 @@ def answer(
         VirnucproError: see ``errors``; or something could not be scored.
     """
     caller = config.caller.of_type("nucleotide")
+    if question.options.model and caller.frame_head is None:
+        raise UsageError(
+            f"no head comes with the model {printable(question.options.model)}",
+            hint="name a head with --head, or leave --model out to evaluate the scorer",
+        )
     held_out = HeldOut(caller, question.of_training)
     with _folder(question.output):
         pairs = held_out.select(question.read_records())

@@ -130,31 +130,28 @@ def _row(fragment: Fragment) -> str:
     return "\t".join(map(str, values)) + "\n"
 
 
-def policy(held_out_only: bool, allow_training_data: bool) -> OfTraining:
-    """
-    Raises:
-        UsageError: both were said.
-    """
-    match held_out_only, allow_training_data:
-        case True, True:
-            raise UsageError(
-                "--held-out-only and --allow-training-data contradict each other",
-                hint="the first leaves out what was trained on, the second keeps it",
-            )
-        case True, False:
-            return "leave out"
-        case False, True:
-            return "keep"
-    return "refuse"
+def memories_of(caller: Caller) -> dict[str, TrainingDigests]:
+    """What each that calls was trained on."""
+    return {owner: TrainingDigests.of(*digests) for owner, digests in caller.trained_on.items()}
+
+
+def knowing(
+    memories: Mapping[str, TrainingDigests], labelled: LabelledRecord, sequence: str
+) -> list[str]:
+    """Who was trained on a record: on it, on others of its group, or on a close relative."""
+    sketch = sketch_of(sequence)
+    return [
+        owner
+        for owner, memory in memories.items()
+        if memory.has(labelled) or memory.has_content(sketch)
+    ]
 
 
 class HeldOut:
     """Records to test a caller on, and those among them that it was trained on."""
 
     def __init__(self, caller: Caller, of_training: OfTraining) -> None:
-        self._memories = {
-            owner: TrainingDigests.of(*digests) for owner, digests in caller.trained_on.items()
-        }
+        self._memories = memories_of(caller)
         self._of_training = of_training
         self.records: list[LabelledRecord] = []  # those that passed ``select``
         self.trained: frozenset[str] = frozenset()  # ids; empty unless they were to be kept
@@ -175,12 +172,7 @@ class HeldOut:
         ids: dict[str, set[str]] = {owner: set() for owner in self._memories}
         for labelled, record in pairs:
             n_records += 1
-            sketch = sketch_of(record.sequence)
-            owners = [
-                owner
-                for owner, memory in self._memories.items()
-                if memory.has(labelled) or memory.has_content(sketch)
-            ]
+            owners = knowing(self._memories, labelled, record.sequence)
             for owner in owners:
                 ids[owner].add(labelled.id)
             if not owners or self._of_training != "leave out":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -29,9 +29,15 @@ from virnucpro.learning.evaluation.metrics import (
 )
 from virnucpro.learning.options import EvaluateOptions
 from virnucpro.learning.pages import write_evaluation_page
+from virnucpro.learning.status import add_evaluation, markdown_table
 
 _ROC_POINTS = 200
 _N_BARS = 40  # of the scores from 0 to 1
+_CARD_TABLES = (
+    ("All samples; those without a score count as the lowest", "no_orf_as_0"),
+    ("Samples with a score", "scored"),
+    ("Samples with a score; each group counts the same", "equal_groups"),
+)
 _FACTS = ("unit", "length", "subset", "kingdom", "n", "n_virus", "n_groups")
 
 
@@ -46,6 +52,8 @@ def report_evaluation(options: EvaluateOptions, on_event: OnEvent) -> list[str]:
     evaluation = evaluate(options, on_event)
     write_report(evaluation)
     write_evaluation_page(options.output_dir)
+    if evaluation.question.card is not None:
+        add_evaluation(evaluation.question.card, list(_card_lines(evaluation)))
     return summary_lines(evaluation)
 
 
@@ -57,6 +65,29 @@ def write_report(evaluation: Evaluation) -> None:
     write_whole(folder / "evaluation.tsv", "".join("\t".join(line) + "\n" for line in lines))
     content = json.dumps(_to_json(evaluation), indent=1, allow_nan=False)
     write_whole(folder / "evaluation.json", content + "\n")
+
+
+def _card_lines(evaluation: Evaluation) -> Iterator[str]:
+    """All figures for the model card: a table for each way to count, a row for each kind."""
+    question, held_out = evaluation.question, evaluation.held_out
+    yield (
+        f"On {counted(len(held_out.records), 'record')} of "
+        f"{counted(len({record.group for record in held_out.records}), 'group')}, "
+        f"{question.options.part or 'test' if question.splits else 'all'} of the data with the "
+        f"SHA-256 {question.manifest.sha256}; called virus: {evaluation.cut}. Of these, "
+        f"{len(held_out.trained):,} or others of their groups were trained on.\n"
+    )
+    for title, name in _CARD_TABLES:
+        yield f"### {title}\n"
+        rows = [
+            (*(getattr(row, fact) for fact in _FACTS), *_shorts(getattr(row, name)))
+            for row in evaluation.rows
+        ]
+        yield from markdown_table((*_FACTS, *MEASURES), rows)
+
+
+def _shorts(measures: Measures) -> list[str]:
+    return [_short(getattr(measures, name)) for name in MEASURES]
 
 
 def summary_lines(evaluation: Evaluation) -> list[str]:

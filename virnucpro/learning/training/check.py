@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from virnucpro.encoders.readers import MeanReader
+from virnucpro.encoders.readers import new_reader
 from virnucpro.encoders.transfer import use_device
 from virnucpro.ground.devices import Choice, as_size
 from virnucpro.ground.events import OnEvent, Progress
@@ -94,7 +94,9 @@ def check_training(options: TrainOptions, on_event: OnEvent) -> Iterator[str]:
         for record, n in zip(counts.records, counts.n_frames, strict=True)
         if splits[record.group] == "train"
     )
-    if counts.proteins:
+    if counts.proteins and training.settings.fsdp:
+        yield _shared_memory_line(training)
+    elif counts.proteins:
         yield from _cost_lines(training, choice, counts, n_train)
 
 
@@ -172,6 +174,19 @@ def _cost_lines(training: Training, choice: Choice, counts: _Counts, n_train: in
     yield f"disk        {as_size(n_bytes)} in {printable(training.output)}; {as_size(free)} free"
 
 
+def _shared_memory_line(training: Training) -> str:
+    """The memory of weights that are cut over the devices; one alone could not be measured."""
+    module, _ = _module(training, _sample(["M"]))
+    n_bytes = sum(
+        (16 if weight.requires_grad else 4) * weight.numel() for weight in module.parameters()
+    )
+    n_ranks = training.n_ranks
+    return (
+        f"memory      {as_size(n_bytes // n_ranks)} for weights, gradients and moments on each of "
+        f"{counted(n_ranks, 'device')}, derived; activations come on top"
+    )
+
+
 def _existing(path: Path) -> Path:
     """The folder itself, or the nearest one above that is there."""
     path = path.absolute()
@@ -217,8 +232,7 @@ def _module(training: Training, frames: LabelledFrames) -> tuple[nn.Module, Obje
         return MaskedLanguageModel(encoder_of(training)), masked
     reader = new_reader_of(training)
     if training.has_stored_vectors:
-        encoder = encoder_of(training)
-        reader = MeanReader(encoder, encoder.shape.dim)
+        reader = new_reader("esm2", "mlp", encoder_of(training))
     classifier = Classifier(reader.width, training.options.hidden, training.options.dropout)
     return FrameClassifier(reader, classifier), FrameLabels(frames, frames, given_weights)
 

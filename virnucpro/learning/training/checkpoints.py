@@ -1,8 +1,9 @@
 """Checkpoints of a training after every epoch, so that it can go on after a kill.
 
-A checkpoint is written by the first rank and read by all. The best epoch is stored a second
-time, before its checkpoint: whatever moment a kill comes, the best is at least as new as what
-the last checkpoint says of it. Those of older epochs are deleted when the new one is there.
+A checkpoint is written by the first rank and read by all; it holds whole tensors, also of weights
+that are cut over the ranks, so that another number of them can read it. The best epoch is stored a
+second time, before its checkpoint: whatever moment a kill comes, the best is at least as new as
+what the last checkpoint says of it. Those of older epochs are deleted when the new one is there.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.utils._pytree import tree_map
 
 from virnucpro.ground.errors import ResumeError
 from virnucpro.ground.files import open_plain
@@ -46,22 +49,12 @@ class Checkpoints:
     folder: Path
     n_kept: int  # of the last epochs, beside the best
 
-    def save(
-        self,
-        module: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        state: Progressed,
-    ) -> None:
-        """Atomically, and once more if this epoch is the best.
+    def save(self, content: Mapping[str, object], state: Progressed) -> None:
+        """Write a ``snapshot`` atomically, and once more if this epoch is the best.
 
         Raises:
             OutputError, StorageError: as ``files.writing``.
         """
-        content = {
-            "module": _learned(module),
-            "optimizer": optimizer.state_dict(),
-            "state": asdict(state),
-        }
         best = [_BEST] if state.best_epoch == state.epoch else []
         tree = Tree(self.folder.parent)
         tree.make_folder(self.folder)
@@ -71,7 +64,9 @@ class Checkpoints:
         for outdated in self._epochs()[: -self.n_kept]:
             tree.delete(outdated)
 
-    def load_last(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> Progressed:
+    def load_last(
+        self, module: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler
+    ) -> Progressed:
         """Load the last checkpoint, if any, and return its state.
 
         Raises:
@@ -82,7 +77,13 @@ class Checkpoints:
             return Progressed()
         content = _read(last)
         _load_weights(module, content, last)
+        weights = [p for group in optimizer.param_groups for p in group["params"]]
+        for number, moments in content["optimizer"]["state"].items():
+            for name in ("exp_avg", "exp_avg_sq"):
+                moments[name] = _cut_as(weights[number], moments[name])
         optimizer.load_state_dict(content["optimizer"])
+        if "scaler" in content:
+            scaler.load_state_dict(content["scaler"])
         return Progressed(**content["state"])
 
     def load_best(self, module: nn.Module) -> None:
@@ -102,6 +103,44 @@ class Checkpoints:
     def sweep(self) -> None:
         """Delete what a kill left half-written."""
         Tree(self.folder.parent).sweep_folder(self.folder)
+
+
+def snapshot(
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler,
+    state: Progressed,
+) -> dict[str, object]:
+    """The content of a checkpoint. All ranks ask for it together."""
+    content = {
+        "module": _learned(module),
+        "optimizer": optimizer.state_dict(),
+        "state": asdict(state),
+    }
+    if scaler.is_enabled():
+        content["scaler"] = scaler.state_dict()
+    return tree_map(_on_the_host, content)  # type: ignore[no-any-return]
+
+
+def _on_the_host(value: object) -> object:
+    """A part of a tensor becomes the whole, in the memory of the host; all else stays."""
+    return whole(value).cpu() if isinstance(value, DTensor) else value
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The whole of a tensor that may be cut over the ranks, which all ask for it."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    joined: Tensor = tensor.full_tensor()
+    return joined
+
+
+def _cut_as(like: Tensor, tensor: Tensor) -> Tensor:
+    """The rank's part of a whole tensor, if such weights are cut."""
+    if not isinstance(like, DTensor):
+        return tensor
+    there = tensor.to(like.device)
+    return distribute_tensor(there, like.device_mesh, like.placements, src_data_rank=None)
 
 
 def _learned(module: nn.Module) -> dict[str, Tensor]:
@@ -156,9 +195,11 @@ def _load_weights(module: nn.Module, content: dict[str, Any], path: Path) -> Non
         ResumeError: they are those of another network.
     """
     theirs = {name: tensor.shape for name, tensor in content["module"].items()}
-    ours = {name: tensor.shape for name, tensor in _learned(module).items()}
+    own = _learned(module)
+    ours = {name: tensor.shape for name, tensor in own.items()}
     if differ := sorted(name for name, _ in theirs.items() ^ ours.items()):
         raise ResumeError(
             f"{printable(path)} holds another network: {printable(differ[0])} differs", hint=_OTHER
         )
-    module.load_state_dict(content["module"], strict=False)  # what is frozen is there
+    loaded = {name: _cut_as(own[name], tensor) for name, tensor in content["module"].items()}
+    module.load_state_dict(loaded, strict=False)  # what is frozen is there

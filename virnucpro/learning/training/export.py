@@ -1,4 +1,4 @@
-"""The results of a training for ``predict``: an encoder folder and a head file."""
+"""The model that a training leaves: one folder of an encoder or its name, and a head."""
 
 from __future__ import annotations
 
@@ -21,16 +21,18 @@ from virnucpro.callers.head import (
     save_head,
 )
 from virnucpro.encoders.base import Model
-from virnucpro.encoders.esm2.family import inspect_esm2
+from virnucpro.encoders.catalogue import open_model
+from virnucpro.encoders.esm2.checkpoint import LEARNED_FILE
 from virnucpro.encoders.esm2.model import ESM2
 from virnucpro.encoders.esm2.weights import save_esm2
-from virnucpro.encoders.families import EMBEDDED, PUBLISHED
-from virnucpro.encoders.learned import Base, save_reader
+from virnucpro.encoders.families import EMBEDDED
+from virnucpro.encoders.learned import HERE, Base, save_reader
 from virnucpro.ground.log import LOGGER, announce, printable
+from virnucpro.ground.tree import Tree
 from virnucpro.learning.labelled.records import LabelledRecord, group_digest
 from virnucpro.learning.training.calibration import Calibration
 from virnucpro.learning.training.networks import Classifier, FrameClassifier, merge
-from virnucpro.learning.training.request import Training, head_beside
+from virnucpro.learning.training.request import Training, load_known
 from virnucpro.sequences.sketch import NO_KMERS, Sketch, join_sketches
 
 Digests = NDArray[np.uint64]  # rising
@@ -44,10 +46,11 @@ def export(
     calibration: Calibration,
     join: Join | None,
 ) -> None:
-    """Write the encoder, if it was trained, and the calibrated head.
+    """Write the encoder, or its name where it was not trained, and the calibrated head.
 
     The head learned ``records``; ``kmers`` is their sketch.
     """
+    Tree(training.output).make_folder(training.model)
     encoder = _export_encoder(training, module)
     if calibration.is_at_limit:
         LOGGER.warning(
@@ -57,10 +60,10 @@ def export(
     chunk_size = training.options.chunk_size[0]
     facts = facts_of(encoder, calibration, chunk_size, _describe(training), join)
     is_trained = any(weight.requires_grad for weight in module.reader.parameters())
-    trained_on = find_trained(records, kmers, training.encoder, is_trained)
+    trained_on = find_trained(records, kmers, load_known(training.encoder_head), is_trained)
     write_head(training.head, module.classifier, facts, calibration, trained_on)
     announce(
-        f"head: {printable(training.head)}, a chunk is the {calibration.frames} of its frames, "
+        f"model: {printable(training.model)}, a chunk is the {calibration.frames} of its frames, "
         f"temperature {calibration.temperature:.2f}, exponent {calibration.exponent:.2f}, "
         f"threshold {calibration.threshold:.3f}"
     )
@@ -68,32 +71,22 @@ def export(
 
 def _export_encoder(training: Training, module: FrameClassifier) -> Model:
     """Write what of the encoder was trained. -> what makes the vectors of frames"""
-    folder, reader = training.encoder, module.reader
+    reader, options, base = module.reader, training.options, None
     if training.settings.mode == "finetune":
-        folder = training.trained_encoder
         assert isinstance(reader.encoder, ESM2)
         merge(reader.encoder)
-        save_esm2(folder, reader.encoder)
-    if training.is_plain:
-        assert folder is not None, "a head needs an encoder"
-        return inspect_esm2(folder)
-    base = None
-    if folder is not None:
-        base = Base(model=_name_of(training, folder), encoder_id=inspect_esm2(folder).encoder_id)
-    options = training.options
-    encoder = save_reader(
-        training.learned_encoder, reader, options.encoding, options.architecture, base
-    )
-    announce(f"encoder: {printable(training.learned_encoder)}")
-    return encoder
-
-
-def _name_of(training: Training, folder: Path) -> str:
-    """The name of the checkpoint for later runs; a trained one lies beside its reader."""
-    if folder == training.trained_encoder:
-        return folder.name
-    model = training.options.model or EMBEDDED
-    return model if model in (EMBEDDED, *PUBLISHED) else str(folder.absolute())
+        save_esm2(training.model, reader.encoder)
+        trained = open_model(str(training.model.absolute()), lambda _: None)
+        if training.is_plain:
+            return trained
+        base = Base(model=HERE, encoder_id=trained.encoder_id)
+    elif training.encoder is not None:
+        name = options.model or EMBEDDED
+        if Path(name).name != name:
+            name = str(training.encoder.absolute())
+        base = Base(model=name, encoder_id=open_model(name, lambda _: None).encoder_id)
+    path = training.model / LEARNED_FILE
+    return save_reader(path, reader, options.encoding, options.architecture, base)
 
 
 def _describe(training: Training) -> str:
@@ -148,24 +141,27 @@ def facts_of(
 
 
 def find_trained(
-    records: Sequence[LabelledRecord], kmers: Sketch, encoder: Path | None, is_finetuned: bool
+    records: Sequence[LabelledRecord], kmers: Sketch, known: Head | None, is_finetuned: bool
 ) -> tuple[Digests, Digests, Digests, Digests, Sketch, Sketch]:
     """Digests of the records and groups of the head, and of those that its encoder learned from.
 
     After them come the sketches of both.
 
-    ``encoder`` is the one that was started from, and ``is_finetuned`` if it was trained too. The
-    head beside it knows what it had been trained on before.
+    ``known`` is the head of the encoder that was started from, and ``is_finetuned`` if that was
+    trained too.
     """
     own = {record.digest for record in records}
     groups = {group_digest(record.group) for record in records}
     of_encoder, groups_of_encoder = (own, groups) if is_finetuned else (set(), set())
     kmers_of_encoder = kmers if is_finetuned else NO_KMERS
-    if head := head_beside(encoder):
-        kmers_of_encoder = join_sketches([kmers_of_encoder, head.trained_kmers, head.encoder_kmers])
-        of_encoder = of_encoder.union(head.trained_records.tolist(), head.encoder_records.tolist())
+    if known:
+        sketches = [kmers_of_encoder, known.trained_kmers, known.encoder_kmers]
+        kmers_of_encoder = join_sketches(sketches)
+        of_encoder = of_encoder.union(
+            known.trained_records.tolist(), known.encoder_records.tolist()
+        )
         groups_of_encoder = groups_of_encoder.union(
-            head.trained_groups.tolist(), head.encoder_groups.tolist()
+            known.trained_groups.tolist(), known.encoder_groups.tolist()
         )
     return (
         _sorted(own),

@@ -19,19 +19,20 @@ from typing import Generic
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from virnucpro.encoders.base import Pending
-from virnucpro.encoders.transfer import Arrived, HostCopy
+from virnucpro.encoders.transfer import HostCopy
 from virnucpro.ground.errors import ResumeError, UnavailableError, UsageError, VirnucproError
-from virnucpro.ground.events import OnEvent, Progress
+from virnucpro.ground.events import Memory, OnEvent, Progress
 from virnucpro.ground.log import announce, printable
 from virnucpro.learning.labelled.frames import Rows
 from virnucpro.learning.options import Settings
-from virnucpro.learning.training.checkpoints import Checkpoints, Progressed
+from virnucpro.learning.training.checkpoints import Checkpoints, Progressed, snapshot, whole
 from virnucpro.learning.training.objectives import B, BatchRows, Objective, batches_of
 from virnucpro.learning.training.ranks import Ranks
 
+OnStep = Callable[[int, dict[str, float]], None]  # the number of a step, and its figures
 DATA, STEP, OPTIMIZER = "waiting for data", "forward and backward", "optimizer"
 VALIDATION, CHECKPOINT = "validation", "checkpoint"
 _TRAINING = (DATA, STEP, OPTIMIZER)
@@ -79,6 +80,17 @@ class Clock:
         return self.n_rows / max(self.training_seconds, 1e-9)
 
 
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step whose figures are on their way from the device."""
+
+    number: int  # in its epoch, from 1
+    total: int  # since the training began, from 1
+    rows: Rows
+    lr: float
+    pending: Pending  # this rank's part of the loss, and the norm of the gradient
+
+
 @dataclass(slots=True)
 class Trainer(Generic[B]):
     module: nn.Module
@@ -88,15 +100,20 @@ class Trainer(Generic[B]):
     folder: Path
     on_event: OnEvent
     on_epoch: Callable[[dict[str, float]], None] = lambda _: None  # of the first rank
+    on_step: OnStep = lambda _step, _figures: None  # of the first rank
     is_profiled: bool = False
     state: Progressed = field(default_factory=Progressed)
     clock: Clock = field(init=False)
-    norms: HostCopy = field(init=False)  # of gradients, on their way from the device
-    _first: int = 0  # the epoch that this start goes on from
+    scaler: torch.amp.GradScaler = field(init=False)  # of losses in fp16; else it does nothing
+    copies: HostCopy = field(init=False)  # of losses and norms, on their way from the device
+    first: int = 0  # the epoch that this start goes on from
+    _told: float = 0.0  # when the figures of a step were told
 
     def __post_init__(self) -> None:
-        self.clock = Clock(self.ranks.device, self.is_profiled)
-        self.norms = HostCopy(self.ranks.device)
+        device = self.ranks.device
+        self.clock, self.copies = Clock(device, self.is_profiled), HostCopy(device)
+        is_scaled = self.settings.precision == "fp16"
+        self.scaler = torch.amp.GradScaler(device.type, enabled=is_scaled)
 
     def run(self) -> Progressed:
         """Train until the last epoch, or until nothing gets better. The best weights stay loaded.
@@ -110,15 +127,15 @@ class Trainer(Generic[B]):
         settings, ranks = self.settings, self.ranks
         schedule = _Schedule(self.objective.n_rows, settings, ranks)
         checkpoints = Checkpoints(self.folder / "checkpoints", settings.keep_checkpoints)
-        self.module.to(ranks.device)
+        wrapped = ranks.wrap(self.module, is_cut=settings.fsdp)
         optimizer = new_optimizer(self.module, settings.scaled_lr(ranks.world_size), settings)
         self._resume(checkpoints, optimizer)
-        wrapped = ranks.wrap(self.module)
         with batches_of(self.objective, settings.num_workers) as batches:
             while self.state.epoch < settings.epochs and not self._is_stopped():
                 self._epoch(wrapped, optimizer, schedule, batches)
+                content = snapshot(self.module, optimizer, self.scaler, self.state)
                 if ranks.is_first:
-                    checkpoints.save(self.module, optimizer, self.state)
+                    checkpoints.save(content, self.state)
                 ranks.wait()
                 self.clock.lap(CHECKPOINT)
         if self.state.best_epoch:
@@ -127,8 +144,8 @@ class Trainer(Generic[B]):
 
     def _resume(self, checkpoints: Checkpoints, optimizer: torch.optim.Optimizer) -> None:
         """Go on from the last checkpoint, if there is one."""
-        self.state = checkpoints.load_last(self.module, optimizer)
-        self._first = self.state.epoch
+        self.state = checkpoints.load_last(self.module, optimizer, self.scaler)
+        self.first = self.state.epoch
         if len(set(self.ranks.gather(self.state.epoch))) > 1:
             raise ResumeError(
                 f"not all processes see the same checkpoints in {printable(checkpoints.folder)}",
@@ -151,25 +168,30 @@ class Trainer(Generic[B]):
         torch.manual_seed(_seed_of(settings.seed, state.epoch, ranks.rank))
         wrapped.train()
         lr = settings.scaled_lr(ranks.world_size)
-        loss, done, started = torch.zeros((), device=ranks.device), 0, time.perf_counter()
+        done, started = 0, time.perf_counter()
+        self._told = started
         self.clock.restart()
         batches = batches_of_parts(schedule.parts())
-        norm: Pending = Arrived(np.zeros(1, dtype=np.float32))
-        for step, rows in enumerate(schedule.steps()):
+        losses: list[float] = []
+        before: _Step | None = None
+        for number, rows in enumerate(schedule.steps(), 1):
             for group in optimizer.param_groups:
                 share = share_of_lr(state.step, schedule.n_steps, settings)
                 group["lr"] = lr * group["of_lr"] * share
-            norm_before = norm
-            part, norm = self._step(wrapped, optimizer, batches, self.objective.weight(rows))
-            self._check_number(norm_before, step)  # so that a GPU has the next step to do
-            loss += part
+            pending = self._step(wrapped, optimizer, batches, self.objective.weight(rows))
+            if before is not None:
+                losses.append(self._end_step(before))  # now, so that a GPU has the next to do
             state.step += 1
+            rate = float(optimizer.param_groups[0]["lr"])
+            before = _Step(number, state.step, rows, rate, pending)
             done += len(rows)
             name = f"epoch {state.epoch + 1} of {settings.epochs}"
-            self.on_event(Progress(name, done, schedule.n_used, self.objective.unit))
-        self._check_number(norm, schedule.n_steps)
+            memory = peak_memory(ranks.device)
+            self.on_event(Progress(name, done, schedule.n_used, self.objective.unit, memory=memory))
+        assert before is not None, "an epoch has a step"
+        losses.append(self._end_step(before))
         self.clock.n_rows += sum(len(part) for _, part in schedule.parts())
-        mean_loss = sum(ranks.gather(float(loss))) / schedule.n_steps  # waits for the device
+        mean_loss = sum(ranks.gather(sum(losses))) / schedule.n_steps
         self.clock.lap(STEP)
         seconds = time.perf_counter() - started
         state.epoch += 1
@@ -196,24 +218,47 @@ class Trainer(Generic[B]):
             self.clock.lap(VALIDATION)
         state.history.append(row)
         if self.ranks.is_first:
-            seconds = self.clock.elapsed / (state.epoch - self._first)  # of an epoch
+            seconds = self.clock.elapsed / (state.epoch - self.first)  # of an epoch
             left = seconds * (settings.epochs - state.epoch)
             is_best = "; the best so far" if state.best_epoch == state.epoch else ""
             announce(f"{describe_epoch(row)}{is_best}; about {timedelta(seconds=round(left))} left")
             self.on_epoch(row)
 
-    def _check_number(self, norm: Pending, step: int) -> None:
-        """The norm of a step's gradient is a number if its loss is; all ranks have the same.
+    def _end_step(self, step: _Step) -> float:
+        """Look at the figures of a step, and tell them. -> this rank's part of its loss
+
+        All ranks have the same norm. Where it is no number though the loss is, a step in fp16 was
+        left out, and the next losses are scaled by less.
 
         Raises:
-            VirnucproError: it is none. No weights of this epoch have been stored.
+            VirnucproError: either is no number. No weights of this epoch have been stored.
         """
-        if np.isfinite(norm.rows()).all():
-            return
+        loss, norm = step.pending.rows().tolist()
+        is_left_out = not math.isfinite(norm) and self.scaler.get_scale() > 1
+        if not (math.isfinite(loss) and (math.isfinite(norm) or is_left_out)):
+            raise self._no_number(step)
+        if self.ranks.is_first:
+            now = time.perf_counter()
+            seconds, self._told = now - self._told, now
+            figures = {
+                "loss": loss * self.ranks.world_size,
+                "lr": step.lr,
+                "gradient_norm": norm,
+                f"{self.objective.unit}_per_second": len(step.rows) / seconds,
+            }
+            if self.settings.mode != "head":  # where tokens run through an encoder
+                n_tokens = self.objective.proteins.take(step.rows).lengths + 2  # <cls>, <eos>
+                figures["tokens_per_second"] = int(n_tokens.sum()) / seconds
+            if memory := peak_memory(self.ranks.device):
+                figures["gpu_gib"] = memory.used / (1 << 30)
+            self.on_step(step.total, figures)
+        return float(loss)
+
+    def _no_number(self, step: _Step) -> VirnucproError:
         last = f"epoch {self.state.epoch}" if self.state.epoch else "no epoch"
-        raise VirnucproError(
-            f"epoch {self.state.epoch + 1}, step {step}: the loss or its gradient is no number any "
-            f"more ({last} is stored)",
+        return VirnucproError(
+            f"epoch {self.state.epoch + 1}, step {step.number}: the loss or its gradient is no "
+            f"number any more ({last} is stored)",
             hint="train again, in another --output-dir, with a smaller --lr, more --warmup-epochs "
             "or --precision fp32",
         )
@@ -224,7 +269,7 @@ class Trainer(Generic[B]):
         optimizer: torch.optim.Optimizer,
         batches: Iterator[B],
         weight: float,
-    ) -> tuple[Tensor, Pending]:
+    ) -> Pending:
         """One effective batch. -> this rank's part of its loss, the norm of the whole gradient"""
         n_parts, ranks = self.settings.grad_accum_steps, self.ranks
         loss = torch.zeros((), device=ranks.device)
@@ -235,15 +280,18 @@ class Trainer(Generic[B]):
             with nullcontext() if is_last else ranks.alone(wrapped), fitting(ranks.device):
                 with precision_of(self.settings, ranks.device):
                     part_loss = wrapped(batch) / weight
-                (part_loss * ranks.world_size).backward()  # the ranks' gradients are averaged
+                # the ranks' gradients are averaged
+                self.scaler.scale(part_loss * ranks.world_size).backward()
             loss += part_loss.detach()
             self.clock.lap(STEP)
-        norm = nn.utils.clip_grad_norm_(wrapped.parameters(), _MOST_GRADIENT)
-        arriving = self.norms.start(norm)
-        optimizer.step()
+        self.scaler.unscale_(optimizer)
+        norm = whole(nn.utils.clip_grad_norm_(wrapped.parameters(), _MOST_GRADIENT))
+        arriving = self.copies.start(torch.stack([loss, norm]))
+        self.scaler.step(optimizer)
+        self.scaler.update()
         optimizer.zero_grad(set_to_none=True)
         self.clock.lap(OPTIMIZER)
-        return loss, arriving
+        return arriving
 
     def _is_stopped(self) -> bool:
         patience = self.settings.early_stopping * self.settings.eval_every
@@ -306,7 +354,17 @@ def share_of_lr(step: int, steps_per_epoch: int, settings: Settings) -> float:
 
 
 def precision_of(settings: Settings, device: torch.device) -> torch.autocast:
-    return torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bf16")
+    """The context of forward passes. Weights that are cut over devices are not kept in 16 bits."""
+    is_coarse = settings.precision != "fp32"
+    dtype = torch.float16 if settings.precision == "fp16" else torch.bfloat16
+    return torch.autocast(device.type, dtype, is_coarse, cache_enabled=not settings.fsdp)
+
+
+def peak_memory(device: torch.device) -> Memory | None:
+    """The most that torch has held of a GPU; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    return Memory(torch.cuda.max_memory_allocated(device), torch.cuda.mem_get_info(device)[1])
 
 
 def _seed_of(*numbers: int) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -126,27 +125,37 @@ def merge(encoder: ESM2) -> None:
 
 
 def forget_activations(encoder: ESM2) -> None:
-    """Have each layer but the first keep its input alone, and run again for its gradient."""
-    for layer in [*encoder.layers][1:]:
-        layer.forward = partial(_keep_stream_alone, layer.forward)
+    """Have each layer keep its input alone, and run again for its gradient.
+
+    Layers take and return tensors then, by which FSDP knows when it needs the weights of which.
+    """
+    for layer in encoder.layers:
+        layer.forward = partial(_keep_input_alone, encoder, layer.forward)
+    encoder.apply_layers = partial(_apply_to_tensors, encoder)  # type: ignore[method-assign]
 
 
-def _keep_stream_alone(
-    run: Callable[..., None],
+def _keep_input_alone(
+    encoder: ESM2, run: Callable[..., None], x: Tensor, batch: StagedBatch
+) -> Tensor:
+    def added(x: Tensor) -> Tensor:
+        stream = encoder.stream_of(x)  # of which nothing waits where it is trained
+        run(stream, batch, encoder.attend)
+        return stream.x
+
+    out: Tensor = checkpoint(added, x, use_reentrant=False)
+    return out
+
+
+def _apply_to_tensors(
+    encoder: ESM2,
+    layers: Iterable[nn.Module],
     stream: Any,  # noqa: ANN401 - that of the model
     batch: StagedBatch,
-    attend: Callable[..., Tensor],
-) -> None:
-    """Add a layer to the stream, of which nothing waits where it is trained."""
-
-    def added(x: Tensor) -> Tensor:
-        own = copy(stream)
-        own.x = x
-        run(own, batch, attend)
-        total: Tensor = own.x
-        return total
-
-    stream.x = checkpoint(added, stream.x, use_reentrant=False)
+) -> Tensor:
+    for layer in layers:
+        stream.x = layer(stream.x, batch)
+    out: Tensor = stream.end(encoder.final_norm)
+    return out
 
 
 class MaskedLanguageModel(nn.Module):

@@ -20,8 +20,9 @@ from virnucpro.encoders.esm2.alphabet import MASK, RESIDUES, tokenize
 from virnucpro.encoders.esm2.model import TOKEN_DROPOUT_SCALE
 from virnucpro.encoders.esm2.packing import PackedBatch
 from virnucpro.ground.errors import VirnucproError
+from virnucpro.ground.numeric import sigmoid
 from virnucpro.ground.processes import Child, Pipe, Raised, interrupts_held, kill_all, start
-from virnucpro.learning.evaluation.metrics import auroc
+from virnucpro.learning.evaluation.metrics import Samples, auroc, measure
 from virnucpro.learning.labelled.frames import LabelledFrames, Rows, Texts
 from virnucpro.learning.training.networks import FrameBatch, FrameClassifier, MaskedBatch
 from virnucpro.learning.training.ranks import Ranks
@@ -40,6 +41,7 @@ class Objective(Protocol[B_co]):
 
     n_rows: int  # of an epoch
     unit: str
+    proteins: Texts  # of the rows
     best: str  # the name of the figure by which the best epoch is chosen; a loss is better smaller
 
     def batch(self, rows: Rows, epoch: int) -> B_co: ...
@@ -77,16 +79,28 @@ class MaskedResidues:
     def validate(self, module: nn.Module, ranks: Ranks) -> dict[str, float]:
         """The mean loss per chosen residue, with masks that are the same every time."""
         loss, n_chosen = 0.0, 0
-        for first in range(0, len(self.held_out), _VALIDATION_ROWS)[ranks.rank :: ranks.world_size]:
+        for first, counts in _shares(len(self.held_out), ranks):
             rows = np.arange(first, min(first + _VALIDATION_ROWS, len(self.held_out)))
             rows = longest_first(rows, self.held_out)
             seeds = [(self.seed, -1 % 2**32, int(row)) for row in rows]
             batch = masked_batch([self.held_out[row] for row in rows.tolist()], seeds)
-            loss += float(module(batch))
-            n_chosen += len(batch.places)
+            loss += counts * float(module(batch))
+            n_chosen += counts * len(batch.places)
         sums = np.sum(ranks.gather((loss, n_chosen)), axis=0)
         mean = float(sums[0] / max(1, sums[1]))
         return {"validation_loss": mean}
+
+
+def _shares(n_rows: int, ranks: Ranks) -> Iterator[tuple[int, bool]]:
+    """The first rows of this rank's batches, as many as the others have, and if one counts.
+
+    Ranks that share their weights (FSDP) run together: one that has fewer repeats a batch.
+    """
+    starts = range(0, n_rows, _VALIDATION_ROWS)
+    for place in range(ranks.rank, -(-len(starts) // ranks.world_size) * ranks.world_size)[
+        :: ranks.world_size
+    ]:
+        yield starts[place % len(starts)], place < len(starts)
 
 
 def mask_residues(
@@ -142,7 +156,7 @@ class FrameLabels:
         best: str = "auroc",
     ) -> None:
         self.best = best
-        self.frames, self.held_out = frames, held_out
+        self.frames, self.held_out, self.proteins = frames, held_out, frames.proteins
         self.weights, self.held_out_weights = weigh(frames), weigh(held_out)
         self.n_rows = len(frames)
 
@@ -155,31 +169,34 @@ class FrameLabels:
     def validate(self, module: nn.Module, ranks: Ranks) -> dict[str, float]:
         """AUROC of each network over the frames of held-out groups, and the loss as in training.
 
-        The loss is the weighted mean over the frames, summed over the networks. Accuracy and F1
-        are of the last network, called from log-odds of 0 on, with the same weights.
+        The loss is the weighted mean over the frames, summed over the networks. AUPRC, accuracy and
+        F1 are of the last network, called from log-odds of 0 on, with the same weights.
         """
         assert isinstance(module, FrameClassifier)
         logits = frame_log_odds(module, self.held_out, ranks)
+        if not np.isfinite(logits).all():
+            raise VirnucproError(
+                "a validation frame has a score that is no number",
+                hint="train again, in another --output-dir, with a smaller --lr, or in fp32",
+            )
         is_virus = self.held_out.is_virus
         losses = np.logaddexp(0, np.where(is_virus, -logits, logits)).sum(axis=0)
         loss = float(np.average(losses, weights=self.held_out_weights))
         aurocs = [auroc(row.astype(np.float64), is_virus) for row in logits]
-        accuracy, f1 = _accuracy_and_f1(logits[-1] >= 0, is_virus, self.held_out_weights)
-        figures = {"validation_loss": loss, "auroc": aurocs[-1], "accuracy": accuracy, "f1": f1}
+        samples = samples_of(logits[-1], self.held_out, self.held_out_weights)
+        found = measure(samples, logits[-1] >= 0)
+        figures = {"validation_loss": loss, "auroc": aurocs[-1]}
+        for name in ("auprc", "accuracy", "f1"):
+            figures[name] = float(getattr(found, name))
         return figures if len(aurocs) == 1 else {**figures, "auroc_protein": aurocs[0]}
 
 
-def _accuracy_and_f1(
-    is_called: NDArray[np.bool_], is_virus: NDArray[np.bool_], weights: NDArray[np.float32]
-) -> tuple[float, float]:
-    """The weighted accuracy of calls, and their F1. (n,) each"""
-    right, called, viral = (
-        float(weights[rows].sum(dtype=np.float64))
-        for rows in (is_called & is_virus, is_called, is_virus)
-    )
-    wrong = called + viral - 2 * right
-    total = float(weights.sum(dtype=np.float64))
-    return 1 - wrong / total, 2 * right / max(called + viral, 1e-9)
+def samples_of(
+    log_odds: NDArray[np.float32], frames: LabelledFrames, weights: NDArray[np.float32]
+) -> Samples:
+    """Frames with their probabilities of being viral. (n,) each"""
+    scores = sigmoid(log_odds.astype(np.float64))
+    return Samples(scores, frames.is_virus, frames.group, weights.astype(np.float64))
 
 
 @torch.inference_mode()
@@ -190,9 +207,11 @@ def frame_log_odds(
     ones = np.ones(len(frames), dtype=np.float32)
     order = longest_first(np.arange(len(frames)), frames.proteins)
     mine = []
-    for first in range(0, len(frames), _VALIDATION_ROWS)[ranks.rank :: ranks.world_size]:
+    for first, counts in _shares(len(frames), ranks):
         batch = frame_batch(frames, order[first : first + _VALIDATION_ROWS], ones)
-        mine.append((batch.rows, module.logits(batch).cpu().numpy()))
+        logits = module.logits(batch).cpu().numpy()
+        if counts:
+            mine.append((batch.rows, logits))
     parts = [part for of_rank in ranks.gather(mine) for part in of_rank]
     logits = np.full((len(parts[0][1]), len(frames)), np.nan, dtype=np.float32)
     for rows, values in parts:

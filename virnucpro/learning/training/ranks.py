@@ -18,10 +18,13 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.distributed_c10d import Store
+from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
+from virnucpro.encoders.esm2.model import ESM2
 from virnucpro.encoders.transfer import use_device
 from virnucpro.ground.errors import UnavailableError, UsageError, VirnucproError
 from virnucpro.ground.events import ErrorText, OnEvent, Telling
@@ -68,11 +71,23 @@ class Ranks:
         if self.is_first:
             self.on_event(event)
 
-    def wrap(self, module: nn.Module) -> nn.Module:
-        """Have the gradients of all ranks averaged."""
-        if self.world_size == 1:
-            return module
-        return DistributedDataParallel(module)
+    def wrap(self, module: nn.Module, *, is_cut: bool) -> nn.Module:
+        """Move a module to the device, and have the gradients of all ranks averaged.
+
+        Every rank has a whole copy, or a part of each weight, if these are to be cut: the layers of
+        an encoder one by one, and all else together (FSDP, Zhao et al. 2023, arXiv:2304.11277).
+        """
+        if self.world_size == 1 or not is_cut:
+            module.to(self.device)
+            return module if self.world_size == 1 else DistributedDataParallel(module)
+        mesh = init_device_mesh(self.device.type, (self.world_size,))
+        encoder = next(part for part in module.modules() if isinstance(part, ESM2))
+        for layer in [*encoder.layers][1:]:  # the first one runs in parts
+            fully_shard(layer, mesh=mesh)
+        fully_shard(module, mesh=mesh)
+        if hasattr(module, "logits"):
+            register_fsdp_forward_method(module, "logits")
+        return module.to(self.device)
 
     def alone(self, wrapped: nn.Module) -> AbstractContextManager[None]:
         """Let gradients add up in this process, until a later step averages them."""

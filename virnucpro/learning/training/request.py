@@ -11,7 +11,7 @@ from typing import Any
 
 from virnucpro.callers.head import Head, load_head
 from virnucpro.encoders.catalogue import open_model
-from virnucpro.encoders.esm2.checkpoint import ESM2Shape
+from virnucpro.encoders.esm2.checkpoint import HEAD_FILE, ESM2Shape
 from virnucpro.encoders.esm2.family import as_esm2
 from virnucpro.encoders.families import EMBEDDED
 from virnucpro.ground.devices import Choice, choose_devices, choose_precision
@@ -61,8 +61,7 @@ from virnucpro.run.lock import OF_A_LOCK
 from virnucpro.sequences.genetic_code import genetic_code
 
 FACTS = "training.json"
-HEAD_FILE = "head.safetensors"  # beside the encoder, if that was trained too
-ENCODER_FILE = "encoder.safetensors"  # of an encoder that is not a plain ESM-2
+CARD_FILE = "README.md"  # beside the head
 SPLIT, HELD_OUT, BOARD = "split.tsv", "held_out.tsv", "tensorboard"
 GAIN, EPOCHS = "gain.tsv", "epochs.tsv"
 _SEEDS = "seeds"
@@ -72,8 +71,6 @@ _FEATURES = "features"
 _OURS = (
     FACTS,
     SPLIT,
-    HEAD_FILE,
-    ENCODER_FILE,
     HELD_OUT,
     GAIN,
     EPOCHS,
@@ -99,6 +96,7 @@ class Training:
     options: TrainOptions
     settings: Settings
     encoder: Path | None  # to start from; None: a new one of ``shape``
+    encoder_head: Path | None  # that comes with it, and knows what it was trained on
     shape: ESM2Shape | None  # None: there is not an ESM-2 in it
     n_ranks: int  # processes, each on a device
     is_repeat: bool = False  # with a further seed, only to be measured
@@ -123,12 +121,13 @@ class Training:
         return self.output / SPLIT
 
     @property
-    def trained_encoder(self) -> Path:
+    def model(self) -> Path:
+        """The folder of what was trained, which ``--model`` takes."""
         return self.output / self.options.name
 
     @property
     def head(self) -> Path:
-        return self.output / HEAD_FILE
+        return self.model / HEAD_FILE
 
     @property
     def frames(self) -> Path:
@@ -144,22 +143,6 @@ class Training:
     def fasta(self) -> Path:
         """The FASTA file of all records, which the engine and the scorer read."""
         return self.output / _FASTA
-
-    @property
-    def learned_encoder(self) -> Path:
-        """The file of the trained encoder, if it is not a plain ESM-2."""
-        return self.output / ENCODER_FILE
-
-    @property
-    def words(self) -> list[str]:
-        """The words by which ``predict`` takes what was trained; none without a head."""
-        if not self.head.exists():
-            return []
-        is_trained = self.settings.mode == "finetune"
-        model = str(self.trained_encoder) if is_trained else self.options.model
-        if self.learned_encoder.exists():
-            model = str(self.learned_encoder)
-        return [*(["--model", model] if model else []), "--head", str(self.head)]
 
     @property
     def is_plain(self) -> bool:
@@ -185,14 +168,14 @@ def resolve_training(
     mode = options.mode
     _check_network(options, mode)
     _check_others(options, mode)
-    encoder, shape = _encoder(options, mode, on_event)
+    encoder, encoder_head, shape = _encoder(options, mode, on_event)
     if shape and options.train_layers is not None and options.train_layers > shape.n_layers:
         raise UsageError(
             f"--train-layers is {options.train_layers}; the encoder has {shape.n_layers} layers",
             hint="give fewer, or leave it out to train all",
         )
     if mode != "pretrain":
-        head_beside(encoder)  # it is read again when all is trained: too late to be damaged
+        load_known(encoder_head)  # it is read again when all is trained: too late to be damaged
     choice = choose_devices(
         options.device,
         options.gpus,
@@ -203,30 +186,37 @@ def resolve_training(
     )
     if options.no_multi_gpu or (choice.kind == "cpu" and options.workers is None):
         choice = choice.first
-    precision = choose_precision(options.precision, choice)
-    if precision == "fp16":  # auto, on a GPU without bf16: gradients in fp16 would underflow
+    is_fp16 = options.precision == "fp16"  # whose losses are scaled, on a CPU too
+    precision = "fp16" if is_fp16 else choose_precision(options.precision, choice)
+    if choice.kind == "mps":
         precision = "fp32"
+    if precision == "fp16" and options.fsdp:
+        raise UsageError("--fsdp does not go with fp16", hint="give --precision bf16 or fp32")
     settings = carry(options, Settings, mode=mode, precision=precision)
     training = Training(
         options=options,
         settings=settings,
         encoder=encoder,
+        encoder_head=encoder_head,
         shape=shape,
         n_ranks=n_ranks or len(choice.devices),
     )
+    if options.fsdp and training.n_ranks == 1:
+        raise UsageError(
+            "--fsdp cuts weights over devices, and there is one",
+            hint="leave it out; --gradient-checkpointing and --lora save memory on one device",
+        )
     return training, choice
 
 
-def head_beside(encoder: Path | None) -> Head | None:
-    """The head beside an encoder, as ``train`` leaves one: it knows what both were trained on.
+def load_known(path: Path | None) -> Head | None:
+    """The head that comes with an encoder, which knows what both were trained on.
 
     Raises:
         UnavailableError: it is damaged, or of an older version.
     """
-    if encoder is None or not (path := encoder.with_name(HEAD_FILE)).is_file():
-        return None
     try:
-        return load_head(path)
+        return None if path is None else load_head(path)
     except UnavailableError as error:
         raise UnavailableError(
             f"{error}; it lies beside the encoder, and would say what that was trained on",
@@ -295,22 +285,22 @@ def _check_others(options: TrainOptions, mode: Mode) -> None:
     if Path(name).name != name or name.startswith(".") or name in _OURS:
         raise UsageError(
             f"--name is {printable(name)!r}",
-            hint="give a plain name of a folder that a training does not write, such as esm2_mine",
+            hint="give a plain name of a folder that a training has no other use for: esm2_mine",
         )
 
 
 def _encoder(
     options: TrainOptions, mode: Mode, on_event: OnEvent
-) -> tuple[Path | None, ESM2Shape | None]:
-    """The encoder to start from, or None for a new one, and its shape; or no encoder at all."""
+) -> tuple[Path | None, Path | None, ESM2Shape | None]:
+    """The encoder to start from, its head and its shape; a new one has a shape alone, or none."""
     if options.encoding != "esm2":
-        return None, None
+        return None, None, None
     is_new = options.has_shape or (mode == "pretrain" and options.model is None)
     if not is_new:
         model = EMBEDDED if options.model is None else options.model
         checkpoint = as_esm2(open_model(model, on_event))
         checkpoint.check(checkpoint.sha256())
-        return checkpoint.path, checkpoint.shape
+        return checkpoint.path, checkpoint.head, checkpoint.shape
     asked = (options.layers, options.dim, options.heads)
     sizes = [usual if size is None else size for size, usual in zip(asked, _USUAL, strict=True)]
     n_layers, dim, n_heads = sizes
@@ -319,7 +309,7 @@ def _encoder(
             f"{n_layers} layers of {dim} dimensions in {n_heads} heads",
             hint="give at least one layer, and dimensions that are a multiple of twice --heads",
         )
-    return None, ESM2Shape(n_layers, dim, n_heads)
+    return None, None, ESM2Shape(n_layers, dim, n_heads)
 
 
 def open_training(training: Training, on_event: OnEvent) -> None:

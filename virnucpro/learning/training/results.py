@@ -10,17 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise, product
 from pathlib import Path
 from statistics import fmean, stdev
 
 import numpy as np
 
+from virnucpro.callers.caller import ByScorer
 from virnucpro.callers.calls import SUREST
 from virnucpro.callers.head import Join
+from virnucpro.callers.options import CutOptions
 from virnucpro.ground.files import write_whole
 from virnucpro.ground.log import LOGGER, announce, counted
 from virnucpro.ground.numeric import Values
+from virnucpro.learning.evaluation.fragments import knowing, memories_of
 from virnucpro.learning.evaluation.metrics import (
     CHANCE,
     NOT_DEFINED,
@@ -30,8 +34,9 @@ from virnucpro.learning.evaluation.metrics import (
     auroc_interval,
 )
 from virnucpro.learning.labelled.frames import LabelledFrames, Rows
-from virnucpro.learning.labelled.records import Split, TrainingDigests
+from virnucpro.learning.labelled.records import Split
 from virnucpro.learning.labelled.store import FrameStore
+from virnucpro.learning.status import write_card
 from virnucpro.learning.training.calibration import (
     N_CHUNKS,
     Calibration,
@@ -54,11 +59,15 @@ Epoch = tuple[int, dict[str, float]]  # a seed, and the figures of one of its ep
 _HELD_OUT: tuple[Split, ...] = ("validation", "test")
 _PER_RECORD = 4  # runs of each length
 _SHORTEST = 0.9  # share of the bases that its chunks would have side by side: they may overlap
+_OVER_SEEDS: tuple[tuple[str, Callable[[list[float]], float]], ...] = (
+    ("mean", fmean),
+    ("deviation", stdev),
+)
 _FACTS = ("split", "n_bases", "n", "n_virus", "n_groups")
 _FIGURES = ("base", "head", "joined", "gain", "gain_low", "gain_high", "weight")
 
 
-@dataclass(slots=True)
+@dataclass
 class TrainingResults:
     """The results of a training, seed by seed; the files for ``predict`` are those of the first."""
 
@@ -89,6 +98,7 @@ class TrainingResults:
             learned = [r for r in self.store.records if self.splits[r.group] != "test"]
             kmers = self.store.sketch(self.splits, "train", "validation")
             export(training, module, learned, kmers, calibration, join)
+        write_card(training.output)
 
     def _join(
         self, training: Training, odds: Mapping[Split, Values], calibration: Calibration
@@ -120,6 +130,18 @@ class TrainingResults:
                         announce(gain.line)
         return join
 
+    @cached_property
+    def trained_groups(self) -> set[str]:
+        """The held-out groups of which the scorer was trained on a record, or on its like."""
+        memories = memories_of(ByScorer(scorer=self.scorer, options=CutOptions()))
+        records = zip(self.store.records, read_fasta(self.training.fasta), strict=True)
+        return {
+            labelled.group
+            for labelled, record in records
+            if self.splits[labelled.group] != "train"
+            and knowing(memories, labelled, record.sequence)
+        }
+
     def _chunk_odds(
         self, split: Split, odds: Values, calibration: Calibration
     ) -> tuple[Rows, Values]:
@@ -131,9 +153,8 @@ class TrainingResults:
 
     def unseen(self, split: Split, of_lengths: list[ScoredFragments]) -> list[ScoredFragments]:
         """The fragments of groups that the scorer was not trained on, if these are enough."""
-        memory = TrainingDigests.of(self.scorer.trained_records, self.scorer.trained_groups)
         names = sorted({record.group for record in self.store.records})  # as they are numbered
-        trained = {record.group for record in self.store.records if memory.has(record)}
+        trained = self.trained_groups
         numbers = [number for number, name in enumerate(names) if name in trained]
         unseen = [part.where(~np.isin(part.groups, numbers)) for part in of_lengths]
         n_trained = len(trained & {name for name in names if self.splits[name] == split})
@@ -333,37 +354,31 @@ def measure_gain(
 def write_gains(path: Path, gains: Sequence[_Gain]) -> None:
     """A row for each seed, split and length; for several seeds their mean and deviation too."""
     lines = ["\t".join(("seed", *_FACTS, *_FIGURES))]
-    lines += ["\t".join((str(gain.seed), *_facts(gain), *_figures(gain))) for gain in gains]
+    lines += [_row(gain.seed, gain, [getattr(gain, name) for name in _FIGURES]) for gain in gains]
     lines += _summaries(gains)
     write_whole(path, "\n".join([*lines, ""]))
 
 
 def _summaries(gains: Sequence[_Gain]) -> Iterator[str]:
-    """Rows with the mean and the standard deviation over the seeds, in place of the seed."""
+    """Rows with the mean and the standard deviation over the seeds; none where a seed has none."""
     by_kind: dict[tuple[Split, int], list[_Gain]] = {}
     for gain in gains:
         by_kind.setdefault((gain.split, gain.n_bases), []).append(gain)
     repeated = [of_kind for of_kind in by_kind.values() if len(of_kind) > 1]
-    for name, summarise in (("mean", fmean), ("deviation", stdev)):
-        for of_kind in repeated:
-            cells = (_over_seeds(of_kind, figure, summarise) for figure in _FIGURES)
-            yield "\t".join((name, *_facts(of_kind[0]), *map(_cell, cells)))
+    for (name, summarise), of_kind in product(_OVER_SEEDS, repeated):
+        columns = (_known(of_kind, figure) for figure in _FIGURES)
+        yield _row(name, of_kind[0], [summarise(one) if one else None for one in columns])
 
 
-def _over_seeds(
-    gains: Sequence[_Gain], figure: str, summarise: Callable[[list[float]], float]
-) -> float | None:
-    """None if a seed has none."""
+def _known(gains: Sequence[_Gain], figure: str) -> list[float]:
+    """The values of a figure; none if one of the seeds has none."""
     values = [getattr(gain, figure) for gain in gains]
-    return None if None in values else summarise(values)
+    return [] if None in values else values
 
 
-def _facts(gain: _Gain) -> list[str]:
-    return [str(getattr(gain, name)) for name in _FACTS]
-
-
-def _figures(gain: _Gain) -> list[str]:
-    return [_cell(getattr(gain, name)) for name in _FIGURES]
+def _row(seed: object, gain: _Gain, figures: Sequence[float | None]) -> str:
+    facts = (str(getattr(gain, name)) for name in _FACTS)
+    return "\t".join((str(seed), *facts, *map(_cell, figures)))
 
 
 def _cell(value: float | None) -> str:

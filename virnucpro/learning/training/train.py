@@ -7,10 +7,13 @@ whole of it; ``learn`` is what every rank does; the first one writes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -21,7 +24,7 @@ from torch.utils.tensorboard import SummaryWriter
 from virnucpro.encoders.esm2.attention import attend_to_train
 from virnucpro.encoders.esm2.model import ESM2
 from virnucpro.encoders.esm2.weights import load_esm2, save_esm2
-from virnucpro.encoders.readers import NoReader, Reader, new_reader
+from virnucpro.encoders.readers import Reader, new_reader
 from virnucpro.engine.executor import Executor
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.ground.devices import Choice
@@ -31,6 +34,8 @@ from virnucpro.ground.files import writing
 from virnucpro.ground.log import announce, counted, printable
 from virnucpro.ground.numeric import Values
 from virnucpro.ground.option_fields import carry
+from virnucpro.ground.tree import Tree
+from virnucpro.learning.evaluation.metrics import Samples, reliability
 from virnucpro.learning.labelled.frames import (
     LabelledFrames,
     balanced_weights,
@@ -39,8 +44,10 @@ from virnucpro.learning.labelled.frames import (
 )
 from virnucpro.learning.labelled.records import Split, read_split
 from virnucpro.learning.labelled.store import FrameStore, link_vectors
-from virnucpro.learning.options import TrainOptions
+from virnucpro.learning.options import NetworkOptions, TrainOptions
 from virnucpro.learning.pages import write_training_page
+from virnucpro.learning.status import write_card
+from virnucpro.learning.training.checkpoints import Checkpoints
 from virnucpro.learning.training.loop import (
     Trainer,
     precision_of,
@@ -49,6 +56,7 @@ from virnucpro.learning.training.loop import (
 )
 from virnucpro.learning.training.networks import (
     Classifier,
+    FrameBatch,
     FrameClassifier,
     MaskedLanguageModel,
     adapt,
@@ -61,6 +69,7 @@ from virnucpro.learning.training.objectives import (
     MaskedResidues,
     Objective,
     frame_log_odds,
+    samples_of,
 )
 from virnucpro.learning.training.ranks import Ranks, Started, run_on, run_under_torchrun
 from virnucpro.learning.training.request import (
@@ -75,7 +84,9 @@ from virnucpro.run.folder import RunDir
 from virnucpro.stories.options import ExtractOptions
 from virnucpro.stories.pipeline import extract
 
+M = TypeVar("M", bound=nn.Module)
 _MOST_FRAMES = 20_000  # that are scored after each epoch
+_SECONDS_BETWEEN_STEPS = 0.2  # in TensorBoard; a step of a head alone takes a millisecond
 _WEIGHTS = {"auto": balanced_weights, "recipe": recipe_weights, "none": given_weights}
 
 
@@ -168,14 +179,20 @@ def learn(training: Training, ranks: Ranks) -> None:
     for number in range(training.options.seeds):
         repeated = training.repeat(number)
         torch.manual_seed(repeated.settings.seed)
-        module = _classify(repeated, ranks, train, held_out, epochs)
+        trainer = _classify(repeated, ranks, train, held_out, epochs)
+        module = trainer.module.eval()
+        assert isinstance(module, FrameClassifier)
         with precision_of(training.settings, ranks.device):
             odds: dict[Split, Values] = {
                 split: frame_log_odds(module, part, ranks).astype(np.float64)
                 for split, part in parts.items()
             }
         if results is not None:
-            results.add(repeated, module, odds)
+            weights = _WEIGHTS[repeated.settings.class_weights](held_out)
+            log_odds = odds["validation"][-1].astype(np.float32)
+            _show_end(repeated, trainer, samples_of(log_odds, held_out, weights))
+            whole = _to_export(repeated, ranks, module, partial(_network, repeated, train))
+            results.add(repeated, whole, odds)
 
 
 def _pretrain(
@@ -185,13 +202,21 @@ def _pretrain(
     held_out: LabelledFrames,
 ) -> None:
     settings = training.settings
-    module = MaskedLanguageModel(encoder_of(training))
+
+    def build() -> MaskedLanguageModel:
+        return MaskedLanguageModel(encoder_of(training))
+
+    module = build()
     some = _some(held_out, settings.seed)
     objective = MaskedResidues(train.proteins, some.proteins, settings.seed)
-    _train(training, ranks, module, objective, [])
+    trainer = _train(training, ranks, module, objective, [])
     if ranks.is_first:
-        save_esm2(training.trained_encoder, module.encoder, module.extra_tensors())
-        announce(f"encoder: {printable(training.trained_encoder)}")
+        _show_end(training, trainer, None)
+        module = _to_export(training, ranks, module, build)
+        Tree(training.output).make_folder(training.model)
+        save_esm2(training.model, module.encoder, module.extra_tensors())
+        write_card(training.output)
+        announce(f"model: {printable(training.model)}")
 
 
 def _classify(
@@ -200,22 +225,26 @@ def _classify(
     train: LabelledFrames,
     held_out: LabelledFrames,
     epochs: list[Epoch],
-) -> FrameClassifier:
-    """Train, and return the network in eval mode; its epochs are added to those of other seeds."""
+) -> Trainer[FrameBatch]:
+    """Train a network; its epochs are added to those of other seeds."""
     settings = training.settings
-    reader = new_reader_of(training)
-    dim = reader.width + train.vectors.width
-    classifier = Classifier(dim, training.options.hidden, training.options.dropout)
-    classifier.standardise(train.composition)
+    module = _network(training, train)
     weigh = _WEIGHTS[settings.class_weights]
     best = "validation_loss" if settings.best_by == "loss" else settings.best_by
     objective = FrameLabels(train, _some(held_out, settings.seed), weigh, best)
     if ranks.is_first:
         for line in _count_lines(train, objective.weights):
             announce(line)
-    module = FrameClassifier(reader, classifier)
-    _train(training, ranks, module, objective, epochs)
-    return module.eval()
+    return _train(training, ranks, module, objective, epochs)
+
+
+def _network(training: Training, train: LabelledFrames) -> FrameClassifier:
+    """The network to train, standardised by the frames that it is trained on."""
+    reader = new_reader_of(training)
+    dim = reader.width + train.vectors.width
+    classifier = Classifier(dim, training.options.hidden, training.options.dropout)
+    classifier.standardise(train.composition)
+    return FrameClassifier(reader, classifier)
 
 
 def _train(
@@ -224,7 +253,7 @@ def _train(
     module: nn.Module,
     objective: Objective[B],
     epochs: list[Epoch],
-) -> None:
+) -> Trainer[B]:
     """Train the module; its epochs are added to those of other seeds, and written as they end."""
     settings = training.settings
     if ranks.is_first:
@@ -241,14 +270,22 @@ def _train(
     def of_seed(history: Sequence[dict[str, float]]) -> list[Epoch]:
         return [(settings.seed, row) for row in history]
 
-    with board(training.place / BOARD) as show:
+    with closing(_Board(training.place / BOARD)) as board:
 
         def on_epoch(row: dict[str, float]) -> None:
-            show(row)
+            board.on_epoch(row)
             write_epochs(training, [*epochs, *of_seed(trainer.state.history)])
 
         trainer = Trainer(
-            module, objective, settings, ranks, training.place, ranks.tell, on_epoch, is_profiled
+            module=module,
+            objective=objective,
+            settings=settings,
+            ranks=ranks,
+            folder=training.place,
+            on_event=ranks.tell,
+            on_epoch=on_epoch,
+            on_step=board.on_step,
+            is_profiled=is_profiled,
         )
         state = trainer.run()
     epochs += of_seed(state.history)
@@ -258,36 +295,92 @@ def _train(
         for line in (*lines, *(profile_lines(clocks) if is_profiled else ())):
             announce(line)
         write_epochs(training, epochs)  # a training that was finished before has none to show
+    return trainer
 
 
-@contextmanager
-def board(folder: Path) -> Iterator[Callable[[dict[str, float]], None]]:
-    """A function that shows the figures of an epoch in TensorBoard, for the first rank alone.
+def _show_end(training: Training, trainer: Trainer[B], samples: Samples | None) -> None:
+    """Show in TensorBoard how the training ended, if it went on in this start."""
+    state = trainer.state
+    if state.epoch == trainer.first or not state.best_epoch:
+        return
+    options = {**asdict(carry(training.options, NetworkOptions)), **asdict(training.settings)}
+    with closing(_Board(training.place / BOARD)) as board:
+        board.end(options, state.history[state.best_epoch - 1], samples)
 
-    The first epoch that is told after a start takes the place of what an earlier start wrote from
-    there on, so that a training that goes on has every point once.
+
+def _to_export(training: Training, ranks: Ranks, module: M, build: Callable[[], M]) -> M:
+    """The trained module; if it is cut over the ranks, a whole one with the same weights."""
+    if ranks.world_size == 1 or not training.settings.fsdp:
+        return module
+    joined = build()
+    Checkpoints(training.place / "checkpoints", 1).load_best(joined)
+    return joined.eval()
+
+
+class _Board:
+    """The figures of a training in TensorBoard, for the first rank alone.
+
+    The first epoch or step that is told after a start takes the place of what an earlier start
+    wrote from there on, so that a training that goes on has every point once.
 
     Raises:
-        OutputError, StorageError: as ``files.writing``.
+        OutputError, StorageError: of all methods, as ``files.writing``.
     """
-    writer: SummaryWriter | None = None
 
-    def on_epoch(row: dict[str, float]) -> None:
-        nonlocal writer
-        epoch = int(row["epoch"])
-        with writing(folder):
-            if writer is None:
-                writer = SummaryWriter(str(folder), purge_step=epoch)
-            for name, value in row.items():
-                if name != "epoch":
-                    writer.add_scalar(name, value, epoch)
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._writers: dict[str, SummaryWriter] = {}
+        self._told = 0.0  # when the last step was
+
+    def on_epoch(self, row: Mapping[str, float]) -> None:
+        """Show the figures of an epoch."""
+        figures = {name: value for name, value in row.items() if name != "epoch"}
+        self._show("", int(row["epoch"]), figures)
+
+    def on_step(self, step: int, figures: Mapping[str, float]) -> None:
+        """Show those of a step, if the last ones were shown some time ago."""
+        now = time.monotonic()
+        if now - self._told >= _SECONDS_BETWEEN_STEPS:
+            self._told = now
+            self._show("steps", step, figures)
+
+    def _show(self, part: str, place: int, figures: Mapping[str, float]) -> None:
+        with writing(self._folder):
+            writer = self._writer(part, place)
+            for name, value in figures.items():
+                writer.add_scalar(name, value, place)
             writer.flush()
 
-    try:
-        yield on_epoch
-    finally:
-        if writer is not None:
-            with writing(folder):
+    def _writer(self, part: str, place: int) -> SummaryWriter:
+        if part not in self._writers:
+            self._writers[part] = SummaryWriter(str(self._folder / part), purge_step=place)
+        return self._writers[part]
+
+    def end(
+        self, options: Mapping[str, object], row: Mapping[str, float], samples: Samples | None
+    ) -> None:
+        """Show hyper-parameters beside the figures of the best epoch, and its curves.
+
+        The reliability curve has the mean score of a bin, in percent, in the place of a step.
+        """
+        with writing(self._folder):
+            writer = self._writer("best", 0)
+            plain = {
+                name: value if isinstance(value, (bool, int, float, str)) else str(value)
+                for name, value in options.items()
+            }
+            writer.add_hparams(plain, {f"best/{name}": row[name] for name in row}, run_name=".")
+            if samples is not None:
+                labels, scores, weights = samples.is_virus, samples.scores, samples.weights
+                writer.add_pr_curve("precision and recall", labels, scores, 0, weights=weights)
+                curve = reliability(samples)
+                for score, share in zip(curve.mean_score, curve.share_of_viruses, strict=True):
+                    writer.add_scalar("reliability", share, round(100 * score))
+
+    def close(self) -> None:
+        """Write what waits."""
+        with writing(self._folder):
+            for writer in self._writers.values():
                 writer.close()
 
 
@@ -303,14 +396,14 @@ def encoder_of(training: Training) -> ESM2:
         encoder.attend = attend_to_train
         encoder.requires_grad_(training.settings.mode != "head")
     adapt(encoder, options.lora, options.lora_alpha, options.train_layers)
-    if options.gradient_checkpointing:
+    if options.gradient_checkpointing or options.fsdp:
         forget_activations(encoder)
     return encoder
 
 
 def new_reader_of(training: Training) -> Reader:
     if training.has_stored_vectors:
-        return NoReader()
+        return new_reader("composition", "mlp", None)
     encoding = training.options.encoding
     esm2 = encoder_of(training) if encoding == "esm2" else None
     return new_reader(encoding, training.options.architecture, esm2)
