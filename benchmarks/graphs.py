@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from virnucpro.encoders.bench.encoder import Setting, TimedEncoder, load_ours
-from virnucpro.encoders.esm2.alphabet import PAD
 from virnucpro.encoders.esm2.attention import attend_varlen, flash_attention
+from virnucpro.encoders.esm2.checkpoint import PAD
 from virnucpro.encoders.esm2.model import ESM2, Layer, mean_pool
 from virnucpro.encoders.esm2.packing import PackedBatch, StagedBatch
 

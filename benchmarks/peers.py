@@ -27,7 +27,7 @@ from virnucpro.encoders.bench.encoder import (
     padded_tokens,
     plan_padded,
 )
-from virnucpro.encoders.esm2.alphabet import N_TOKENS, PAD, tokenize
+from virnucpro.encoders.esm2.checkpoint import N_TOKENS, PAD, tokenize
 from virnucpro.encoders.esm2.model import rotary_frequencies
 from virnucpro.encoders.esm2.packing import EXTRA_TOKENS
 from virnucpro.encoders.esm2.weights import fair_esm_state

@@ -111,23 +111,30 @@ def _error(n_layers: int, dtype: torch.dtype) -> float:
     2u sqrt(1/12 * 3 / (8 ln 2)) = 0.42 u of the number, where u = 2^-8 for bf16 (8 bits), 2^-11
     for fp16, 2^-24 for float32. Errors of different roundings are independent: their squares
     add, and a sum of products of random sign has the relative error of one of its terms.
+
+    In e4m3 (u = 2^-4: 3 bits behind the first) are the factors of products with weights alone, all
+    else is in bf16, of whose roundings 256 weigh as much as one of e4m3. Between the largest number
+    of a row and the least that has all its bits lie 15 powers of two, so others do not count.
     """
     one_rounding = 0.42 * torch.finfo(dtype).eps / 2
+    in_8_bits = dtype == torch.float8_e4m3fn
+    other = 1 / 256 if in_8_bits else 1.0  # of a rounding
     # A sum of n terms in float32 is rounded at each step, on average at 1 / sqrt(2) of its final
     # size: n / 2 roundings. bf16 and fp16 are summed in float32, which adds nothing to theirs.
     a_sum = (LONGEST + 2) / 2 if dtype == torch.float32 else 0.0
     error = 0.0  # of the residual stream: squared, relative, counted in roundings
     for _ in range(n_layers):
-        # the normed stream, W_v, v; the weights of the keys; their sum; W_out and its product
-        value = 7 + 3 * a_sum + error
-        # the normed stream, W_q, q and q turned; the same for k. A score is off by this part of
+        # the normed stream, W_v, the sum over the keys, W_out; v, the weights of the keys, and the
+        # product with W_out
+        value = 4 + 3 * other + 3 * a_sum + error
+        # the normed stream and W_q; q and q turned; the same for k. A score is off by this part of
         # its spread, and the weight of its key by as much as the score.
-        score = 8 + 3 * a_sum + 2 * error
+        score = 4 + 4 * other + 3 * a_sum + 2 * error
         branch = value + SCORE_SPREAD**2 * score
         error = (error + ATTENTION_SHARE * branch) / (1 + ATTENTION_SHARE)
-        # the normed stream, W_up and its product, GELU, W_down and its product; GELU of a normal
-        # number multiplies a relative error by sqrt(E[gelu'^2] / E[gelu^2]) = sqrt(1.07)
-        branch = 6 + 2 * a_sum + 1.07 * error
+        # the normed stream, W_up, GELU, W_down; both products. GELU of a normal number multiplies
+        # a relative error by sqrt(E[gelu'^2] / E[gelu^2]) = sqrt(1.07)
+        branch = 4 + 2 * other + 2 * a_sum + 1.07 * error
         error = (error + MLP_SHARE * branch) / (1 + MLP_SHARE)
     # the worst of some thousand vectors, of 64 numbers and more, is within twice the mean
     return 2 * one_rounding * math.sqrt(error)

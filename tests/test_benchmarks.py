@@ -80,8 +80,9 @@ def test_variants_that_do_not_run_here_say_why_and_the_others_are_measured(tmp_p
     setting = Setting(tmp_path / "tiny.pt", TINY, "cpu", 600)
     proteins = make_proteins("reads-150", 1000, seed=3)
     rows = {row.how: row for row in compare_variants(setting, "reads-150", proteins, 0.0)}
-    assert len(rows) == len(variants.WAYS) == 5
+    assert len(rows) == len(variants.WAYS) == 6
     assert not rows["as in a run"].reason and rows["as in a run"].ratio == 1
+    assert not rows["fp8"].reason and rows["fp8"].largest_error > 1e-3
     assert rows["GELU in our product"].reason, "Triton has no kernels for a CPU"
     assert rows["CUDA graphs"].reason and rows["compiled, FlashAttention-3"].reason
     assert not profile_kernels(setting, "tiny", "reads-150", proteins).reason
@@ -213,7 +214,7 @@ def test_a_full_card_is_asked_for_the_vectors_of_an_empty_one(tmp_path):
 
 def test_the_kernels_of_a_device_are_listed_for_every_published_model_and_precision():
     rows = list(list_kernels(torch.device("cpu")))
-    assert len({(row.model, row.precision) for row in rows}) == 3 * len(MODELS) + 1
+    assert len({(row.model, row.precision) for row in rows}) == 4 * len(MODELS) + 1
     assert all(row.kernel and not row.reason for row in rows)
 
 

@@ -82,7 +82,11 @@ def test_a_model_passes_in_either_format_and_every_protein_is_told(model, tiny, 
 def test_the_tolerance_grows_with_the_layers_and_follows_the_precision(tmp_path, model):
     """A rounding of bf16 is 2^16 times as large as one of float32, whose long sums have many."""
     path = save_fair_esm(make_fair_esm(DEEP), tmp_path / "deep.pt")
-    for precision, least, most in (("fp32", 0, 1e-5), ("bf16", 1e-3, 2e-2)):
+    for precision, least, most in (
+        ("fp32", 0, 1e-5),
+        ("bf16", 1e-3, 2e-2),
+        ("fp8", 1e-2, 0.4),
+    ):
         shallow, deep = run(model, precision), run(path, precision)
         assert deep.has_passed, deep.report_lines()
         assert deep.tolerance.residue > shallow.tolerance.residue

@@ -451,6 +451,24 @@ def test_auto_is_fp16_on_gpus_that_have_no_bf16_but_are_fast_in_fp16(monkeypatch
     assert choose_precision("auto", chosen(monkeypatch, GTX)) == "fp32", "it is slow there"
 
 
+ADA = Gpu(4, "GPU-e", "NVIDIA L4", 23 * GIB, 22 * GIB, (8, 9), (13, 0))
+
+
+def test_fp8_is_never_chosen_and_refused_by_the_name_of_what_lacks_it(monkeypatch):
+    new = chosen(monkeypatch, ADA, ADA)
+    assert (choose_precision("auto", new), choose_precision("fp8", new)) == ("bf16", "fp8")
+    with pytest.raises(UnavailableError, match=r"cuda:1 \(NVIDIA A100\) has 8\.0$") as caught:
+        choose_precision("fp8", chosen(monkeypatch, ADA, BIG))
+    assert caught.value.hint == "use --precision bf16, or the other GPUs alone with --gpus 0"
+    with pytest.raises(
+        UnavailableError, match=r"fp8 needs GPUs of compute capability 8\.9"
+    ) as caught:
+        choose_precision("fp8", CPU)
+    assert "models check MODEL --device cpu --precision fp8" in str(caught.value.hint)
+    large = footprint("esm2_t48_15B_UR50D")
+    assert large.weight_bytes("fp8") == large.n_parameters
+
+
 def test_weights_in_float32_leave_less_room_for_batches():
     tight = dataclasses.replace(OLD, memory=5 * GIB)
     half, full = (choose_tokens(tight, MEDIUM, precision) for precision in ("fp16", "fp32"))

@@ -210,6 +210,7 @@ def test_products_of_numbers_in_two_parts_are_nearly_those_of_float32(folder, te
     ("kind", "precision", "own"),
     [
         ("cuda", "bf16", "bf16x2"),
+        ("cuda", "fp8", "bf16x2"),
         ("cuda", "fp32", "fp32"),
         ("cuda", "fp16", "fp32"),
         ("cpu", "bf16", "fp32"),

@@ -30,12 +30,11 @@ from oracle import (
     tolerance,
     worst_row,
 )
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from virnucpro.encoders import triton_kernels
 from virnucpro.encoders.esm2 import attention
-from virnucpro.encoders.esm2.alphabet import PAD
 from virnucpro.encoders.esm2.attention import (
     Kernel,
     attend_dense,
@@ -51,7 +50,8 @@ from virnucpro.encoders.esm2.attention import (
     rotate,
     why_triton_refuses,
 )
-from virnucpro.encoders.esm2.checkpoint import ESM2Shape
+from virnucpro.encoders.esm2.checkpoint import FP8_WIDTH, PAD, ESM2Shape
+from virnucpro.encoders.esm2.fp8 import E4M3, check_device, product_in_8_bits, quantise, restore
 from virnucpro.encoders.esm2.model import (
     ESM2,
     bos_pool,
@@ -61,7 +61,7 @@ from virnucpro.encoders.esm2.model import (
     rotary_frequencies,
 )
 from virnucpro.encoders.esm2.packing import PackedBatch, StagedBatch
-from virnucpro.encoders.esm2.weights import load_esm2
+from virnucpro.encoders.esm2.weights import inspect_checkpoint, load_esm2
 from virnucpro.encoders.transfer import use_device
 from virnucpro.ground.errors import UnavailableError
 
@@ -92,7 +92,13 @@ class Case:
         return f"{self.device}-{str(self.dtype).removeprefix('torch.')}-{self.kernel.__name__}"
 
     def load(self, path: Path, layer: int) -> ESM2:
-        model = load_esm2(path, layer, self.dtype, torch.device(self.device))
+        device = torch.device(self.device)
+        if self.dtype == E4M3:
+            if self.device == "cuda" and inspect_checkpoint(path).shape.dim % FP8_WIDTH:
+                pytest.skip("too narrow for the products of a GPU")
+            model = load_esm2(path, layer, torch.bfloat16, torch.device("cpu")).quantise(device)
+        else:
+            model = load_esm2(path, layer, self.dtype, device)
         model.attend = self.kernel
         return model
 
@@ -109,6 +115,10 @@ on_turing = pytest.mark.skipif(
 on_ampere = pytest.mark.skipif(
     not has_cuda(8), reason="needs a CUDA device of compute capability 8.0 or newer"
 )
+on_ada = pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9),
+    reason="needs a CUDA device of compute capability 8.9 or newer",
+)
 CASES = [
     pytest.param(case, id=str(case), marks=marks)
     for case, marks in (
@@ -117,6 +127,9 @@ CASES = [
         (Case("cpu", torch.bfloat16, attend_runs), ()),
         (Case("cpu", torch.bfloat16, attend_dense), ()),
         (Case("cpu", torch.float16, attend_runs), ()),
+        (Case("cpu", E4M3, attend_dense), ()),
+        (Case("cuda", E4M3, attend_varlen), on_ada),
+        (Case("cuda", E4M3, attend_varlen_triton), on_ada),
         (Case("cuda", torch.float32, attend_runs), on_cuda),
         (Case("cuda", torch.float16, attend_runs), on_cuda),
         (Case("cuda", torch.float32, attend_efficient), on_cuda),
@@ -192,6 +205,37 @@ def test_residues_and_pooled_vectors_of_a_mixed_batch_equal_those_of_fair_esm(or
     assert worst_row(mean_pool(hidden, batch), means) < limit
     firsts = torch.stack([reference[0] for reference in oracle.hidden])
     assert worst_row(bos_pool(hidden, batch), firsts) < limit
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_ada)])
+@pytest.mark.parametrize("n_tokens", [1, 33])
+def test_a_product_in_8_bits_is_that_of_the_numbers_that_the_rows_stand_for(device, n_tokens):
+    linear = nn.Linear(64, 48, dtype=torch.bfloat16, device=device).requires_grad_(False)
+    linear.weight *= 10 ** torch.arange(-6.0, 6.0, 0.25, device=device)[:, None]  # of every row
+    x = 10 ** torch.linspace(-8, 8, n_tokens)[:, None] * torch.randn(n_tokens, 64)
+    x[0], x[0, 5] = 0, 3e-20  # a row of zeros, but for one
+    rows, product = quantise(x.to(device)), product_in_8_bits(linear)
+    weight = restore(quantise(linear.weight)).double()
+    exact = restore(rows).double() @ weight.T + linear.bias.double()
+    size = restore(rows).double().abs() @ weight.T.abs() + linear.bias.double().abs()
+    # sums of 64 products in float32, four more operations, and one rounding to bf16
+    limit = size * 70 * torch.finfo(torch.float32).eps / 2 + exact.abs() * 2**-8
+    assert ((product(rows).double() - exact).abs() <= limit).all()
+    # to the nearest of numbers with three bits behind the first, but for the least of a row
+    kept, largest = restore(rows).cpu().double(), x.double().abs().amax(dim=1, keepdim=True)
+    assert ((kept - x).abs() <= x.abs() * (2**-4 + 1e-6) + largest.clamp(min=1e-12) * 2**-18).all()
+
+
+def test_a_build_of_torch_without_products_in_8_bits_is_named_with_what_to_use(monkeypatch):
+    def refuse(*_: object, **__: object) -> Tensor:
+        raise RuntimeError("Rowwise scaling is not currently supported on your device")
+
+    monkeypatch.setattr(torch, "_scaled_mm", refuse)
+    with pytest.raises(UnavailableError, match="no products in fp8 for meta: Rowwise") as caught:
+        check_device(torch.device("meta"))
+    assert caught.value.hint == "use --precision bf16"
+    monkeypatch.undo()
+    check_device(torch.device("meta"))  # its shapes, types and layouts are those of a GPU's product
 
 
 def test_the_weights_are_what_the_tolerance_was_derived_for(oracle):

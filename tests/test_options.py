@@ -151,7 +151,7 @@ def test_what_two_commands_share_is_carried_from_one_to_the_other():
 def test_help_shows_terms_of_the_field_and_no_types_of_python(name):
     text = virnucpro(name, "--help").stdout
     lines = [line for line in text.splitlines() if "--help" not in line]
-    types = ("<int", "<float", "<list", "<str>", "<bool>", "<path>")
+    types = ("<int", "<float>", "<float range", "<list", "<str>", "<bool>", "<path>")
     assert not [line for line in lines for kind in types if kind in line]
     assert ("<cls>" in text) == (name == "extract")
 

@@ -17,8 +17,7 @@ from oracle import (
     worst_row,
 )
 
-from virnucpro.encoders.esm2.alphabet import CLS, EOS, MASK
-from virnucpro.encoders.esm2.checkpoint import ESM2Shape
+from virnucpro.encoders.esm2.checkpoint import CLS, EOS, MASK, ESM2Shape
 from virnucpro.encoders.esm2.packing import PackedBatch
 from virnucpro.encoders.esm2.weights import load_esm2
 from virnucpro.learning.labelled.frames import Texts

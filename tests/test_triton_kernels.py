@@ -10,6 +10,7 @@ import re
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -43,12 +44,16 @@ from virnucpro.encoders.esm2.attention import (
 )
 from virnucpro.encoders.esm2.checkpoint import LAYER_NORM_EPS, ESM2Shape
 from virnucpro.encoders.esm2.family import shape_of
-from virnucpro.encoders.esm2.model import ESM2, rotary_frequencies
+from virnucpro.encoders.esm2.fp8 import E4M3, gelu8, quantise
+from virnucpro.encoders.esm2.model import DTYPES, ESM2, rotary_frequencies
 from virnucpro.encoders.esm2.packing import PackedBatch, StagedBatch
 from virnucpro.encoders.esm2.weights import load_esm2
 from virnucpro.encoders.families import FAMILIES
 
 triton = pytest.importorskip("triton", reason="Triton has no build for this system")
+interpreter = pytest.importorskip("triton.runtime.interpreter")
+
+CPU = torch.device("cpu")
 
 SHAPES = {name: shape_of(published) for name, published in FAMILIES["esm2"].published.items()}
 WIDEST = {"esm2_t48_15B_UR50D": SHAPES["esm2_t48_15B_UR50D"]}
@@ -57,7 +62,14 @@ GPUS = [  # 7.5 has no bf16; on the others fp16 is compiled as bf16 is
     *((capability, "bf16", SHAPES) for capability in (80, 90, 100, 120)),
     (90, "fp16", WIDEST),
 ]
+LARGE = {name: SHAPES[name] for name in ("esm2_t36_3B_UR50D", "esm2_t48_15B_UR50D")}
 DNABERT_S = FAMILIES["dnabert-s"].published["dnabert-s"]
+KERNELS = {
+    "_ROTATE": triton_kernels.rotate_token,
+    "_ADD_AND_NORM": triton_kernels.add_and_norm_token,
+    "_QUANTISE": triton_kernels.quantise_token,
+    "_ATTEND": triton_kernels.attend_text,
+}
 
 
 # Compilation
@@ -106,8 +118,12 @@ def check_machine_code(
     report = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert re.search(r"REG:\d+ STACK:0 .* LOCAL:0 ", report), report
     to_16_bits = re.findall(r"cvt\.(\w+)(?:\.satfinite)?\.(?:bf16|f16)(?:x2)?\.f32", steps["ptx"])
-    assert set(to_16_bits) <= {"rn"}, "to the nearest"
-    assert set(re.findall(r"st\.global\.(\S+)", steps["ptx"])) == {f"v{n_bytes // 4}.b32"}
+    to_8_bits = re.findall(r"cvt\.(\w+)\.satfinite\.e4m3x2", steps["ptx"])
+    assert set(to_8_bits) <= {"rn"}
+    # 8.9 rounds to 8 bits what it cuts off to fp16: that tips what lies between two within 2^-11
+    assert set(to_16_bits) <= ({"rz"} if to_8_bits else {"rn"}), "to the nearest"
+    stores = {f"v{n_bytes // 4}.b32", *["b32"] * bool(to_8_bits)}  # a row in 8 bits has its scale
+    assert set(re.findall(r"st\.global\.(\S+)", steps["ptx"])) == stores
 
 
 @pytest.fixture
@@ -127,17 +143,20 @@ def test_the_rotation_compiles_for_every_gpu_and_published_model(cache, capabili
         check_machine_code(capability, steps, cache, 16 if shape.head_dim % 16 == 0 else 8)
 
 
-BORDERS = [(1, False, True), (2, True, True), (2, False, False)]
+BORDERS = [(1, False, True), (2, True, True)]
 
 
 @pytest.mark.parametrize(("capability", "number", "shapes"), GPUS)
 def test_the_border_of_sub_layers_compiles_for_every_gpu_and_published_model(
     cache, capability, number, shapes
 ):
-    """Within a layer, between two layers, and behind the last one, which is in float32."""
+    """Within a layer and between two; for the widest behind the last too, which is in float32."""
     for shape in shapes.values():
-        for n_added, keeps_total, is_reduced in BORDERS:
-            pointers = dict.fromkeys(("x", "weight", "bias", "total"), "*fp32")
+        for n_added, keeps_total, is_reduced in (
+            *BORDERS,
+            *[(2, False, False)] * (shape == SHAPES["esm2_t48_15B_UR50D"]),
+        ):
+            pointers = dict.fromkeys(("x", "weight", "bias", "total", "scales"), "*fp32")
             pointers |= dict.fromkeys(("first", "second"), f"*{number}")
             pointers["normed"] = f"*{number}" if is_reduced else "*fp32"
             sizes = triton_kernels.sizes_to_norm(
@@ -147,6 +166,30 @@ def test_the_border_of_sub_layers_compiles_for_every_gpu_and_published_model(
             kernel = triton_kernels.add_and_norm_token
             steps = compile_for(capability, kernel, pointers, sizes, options)
             check_machine_code(capability, steps, cache)
+
+
+@pytest.mark.parametrize("capability", [89, 90, 100, 120])
+def test_rows_in_8_bits_compile_for_every_gpu_that_multiplies_them(cache, capability):
+    """After GELU, which is the widest row, and in the LayerNorm between two layers."""
+    pointers = {"x": "*bf16", "values": "*fp8e4nv", "scales": "*fp32"}
+    to_norm = dict.fromkeys(("x", "weight", "bias", "total", "scales"), "*fp32")
+    to_norm |= {"first": "*bf16", "second": "*bf16", "normed": "*fp8e4nv"}
+    for shape in LARGE.values():
+        inner = 4 * shape.dim
+        sizes = triton_kernels.sizes_to_quantise(inner, has_gelu=True)
+        options = triton_kernels.options_of_row(inner)
+        kernel = triton_kernels.quantise_token
+        check_machine_code(
+            capability, compile_for(capability, kernel, pointers, sizes, options), cache
+        )
+        sizes = triton_kernels.sizes_to_norm(
+            shape.dim, 2, LAYER_NORM_EPS, keeps_total=True, is_scaled=True
+        )
+        options = triton_kernels.options_of_row(shape.dim)
+        kernel = triton_kernels.add_and_norm_token
+        check_machine_code(
+            capability, compile_for(capability, kernel, to_norm, sizes, options), cache
+        )
 
 
 @pytest.mark.parametrize("capability", [75, 80, 90, 100, 120])
@@ -172,6 +215,75 @@ def test_the_product_with_gelu_compiles_for_tensor_cores(cache, capability, name
     assert re.search("wgmma|mma.sync|tcgen05.mma", steps["ptx"])
 
 
+class FeignedDriver:
+    """Triton's driver of an H100 that is not here: kernels are compiled, and not launched."""
+
+    def __init__(self) -> None:
+        self.launched: list[tuple[str, tuple[str, ...]]] = []  # kernel, and types of its pointers
+        self.utils = self
+
+    def get_current_target(self) -> object:
+        return triton.backends.compiler.GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, _: int) -> int:
+        return 0
+
+    def get_device_properties(self, _: int) -> dict[str, int]:
+        return {"max_shared_mem": 227 << 10}
+
+    def load_binary(self, *_: object) -> tuple[int, ...]:
+        return 0, 0, 0, 0, 1024  # the last: threads of a program, at most
+
+    def launcher_cls(self, source: Any, _: object) -> Callable[..., None]:
+        kinds = tuple(kind for kind in source.signature.values() if kind != "constexpr")
+        return lambda *_: self.launched.append((source.fn.__name__, kinds))
+
+
+@pytest.fixture
+def driver(cache, monkeypatch) -> FeignedDriver:
+    feigned = FeignedDriver()
+    monkeypatch.setattr(triton.runtime.driver, "_active", feigned)
+    monkeypatch.setattr(torch.cuda, "device_of", lambda _: nullcontext())
+    for name, kernel in KERNELS.items():
+        monkeypatch.setattr(triton_kernels, name, triton.jit(kernel))
+    monkeypatch.setattr(gelu_product, "_KERNEL", triton.jit(gelu_product.multiply_block))
+    return feigned
+
+
+def test_what_a_gpu_is_asked_to_try_is_bound_to_its_tensors_and_compiled(driver):
+    """The whole way of a call but the launch, with the tensors of the call."""
+    assert attention.why_triton_refuses(CPU, E4M3) == ""
+    floats = ("*fp32",) * 5
+    assert driver.launched == [
+        ("rotate_token", ("*bf16", "*fp32", "*fp32")),
+        ("add_and_norm_token", ("*fp32", "*bf16", "*bf16", *floats[:2], "*bf16", *floats[:2])),
+        ("quantise_token", ("*bf16", "*fp8e4nv", "*fp32")),
+        ("add_and_norm_token", (*floats, "*fp8e4nv", *floats[:2])),
+    ]
+
+
+def test_every_call_of_our_kernels_is_bound_to_its_tensors_and_compiled(driver):
+    x, branch, norm = torch.zeros(33, 1280), torch.zeros(33, 1280).bfloat16(), nn.LayerNorm(1280)
+    in_8_bits, scales = torch.empty(33, 1280, dtype=E4M3), torch.empty(33, 1)
+    linear = nn.Linear(1280, 5120, dtype=torch.bfloat16)
+    with torch.inference_mode():
+        triton_kernels.add_and_norm(x, [branch], norm, in_8_bits, None, scales)
+        triton_kernels.add_and_norm(x, [branch] * 2, norm, x, None)
+        gelu_product.linear_gelu(linear, branch)
+        offsets, slopes = torch.tensor([0, 33], dtype=torch.int32), torch.ones(12)
+        triton_kernels.attend_texts(torch.zeros(33, 3, 12, 64), offsets, slopes, 33)
+    floats = ("*fp32",) * 5
+    assert driver.launched == [
+        ("add_and_norm_token", ("*fp32", "*bf16", *floats[:3], "*fp8e4nv", *floats[:2])),
+        ("add_and_norm_token", ("*fp32", "*bf16", "*bf16", *floats)),
+        ("multiply_block", (*["*bf16"] * 4, "i32")),
+        ("attend_text", ("*fp32", "*i32", "*fp32", "*fp32")),
+    ]
+
+
 def annotated(qkv: Any, cos, sin, n_pairs, half, row, block):
     """A kernel that Triton's interpreter runs, and its compiler refuses."""
 
@@ -194,17 +306,23 @@ def test_a_machine_without_a_gpu_refuses_our_kernels_with_a_reason():
 
 # What they compute, by Triton's interpreter
 
-KERNELS = {
-    "_ROTATE": triton_kernels.rotate_token,
-    "_ADD_AND_NORM": triton_kernels.add_and_norm_token,
-    "_ATTEND": triton_kernels.attend_text,
-}
+
+convert_float = interpreter._convert_float
+
+
+def converted_as_by_a_gpu(numbers: Any, before: Any, after: Any, rounding: Any) -> Any:
+    """The interpreter's conversion, but to e4m3: it loses the carry to the next power of two."""
+    if after != triton.language.float8e4nv:
+        return convert_float(numbers, before, after, rounding)
+    exact = torch.from_numpy(np.ascontiguousarray(numbers)).view(torch.float32)
+    return exact.to(E4M3).view(torch.uint8).numpy()
 
 
 @pytest.fixture
 def interpreted(monkeypatch) -> None:
     """Our kernels run on the CPU as they stand, and so does what they call of Triton's own."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(interpreter, "_convert_float", converted_as_by_a_gpu)
     language = triton.language
     for module in (language, language.standard):
         for name, function in list(vars(module).items()):
@@ -281,6 +399,48 @@ def test_the_border_adds_as_pytorch_does_and_norms_as_float64_does(
 
 
 @pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("dim", [40, 10_240])
+@pytest.mark.parametrize("n_tokens", [0, 3])
+@pytest.mark.parametrize("has_gelu", [False, True])
+def test_rows_are_rounded_to_8_bits_as_pytorch_rounds_them(dim, n_tokens, has_gelu):
+    x = (torch.arange(n_tokens)[:, None] * torch.randn(n_tokens, dim)).bfloat16()  # the first: 0
+    values, scales = torch.empty(n_tokens, dim, dtype=E4M3), torch.full((n_tokens, 1), torch.nan)
+    triton_kernels.quantise(x, values, scales, has_gelu=has_gelu)
+    expected = gelu8(x) if has_gelu else quantise(x)
+    if not has_gelu:
+        assert torch.equal(values.view(torch.uint8), expected.values.view(torch.uint8))
+        assert torch.equal(scales, expected.scales)
+        return
+    # its GELU is off by some u, which tips a number now and then that lies between two of e4m3
+    torch.testing.assert_close(scales, expected.scales, rtol=8 * U, atol=0)
+    found, exact = values.float(), expected.values.float()
+    torch.testing.assert_close(found, exact, rtol=2**-3, atol=2**-9)
+    assert (found != exact).sum() <= 1e-3 * found.numel() + 1
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize(("n_added", "keeps_total"), [(1, False), (2, True)])
+def test_the_border_rounds_to_8_bits_what_it_norms(n_added, keeps_total):
+    dim, n_tokens = 320, 3
+    norm = nn.LayerNorm(dim, eps=LAYER_NORM_EPS)
+    norm.weight.data.normal_(1, 0.1)
+    norm.bias.data.normal_()
+    x, added = torch.randn(n_tokens, dim), [torch.randn(n_tokens, dim).bfloat16()] * n_added
+    values, scales = torch.empty(n_tokens, dim, dtype=E4M3), torch.full((n_tokens, 1), torch.nan)
+    total = torch.empty(n_tokens, dim) if keeps_total else None
+    with torch.inference_mode():
+        triton_kernels.add_and_norm(x, added, norm, values, total, scales)
+        rows = norm(sum(added, x))
+    expected = quantise(rows)
+    assert total is None or torch.equal(total, sum(added, x))
+    # as of the LayerNorm in 16 bits; one in a thousand may lie between two numbers of e4m3
+    torch.testing.assert_close(scales, expected.scales, rtol=(1.5 * np.log2(dim) + 8) * U, atol=0)
+    found, exact = values.float(), expected.values.float()
+    torch.testing.assert_close(found, exact, rtol=2**-3, atol=2**-9)
+    assert (found != exact).sum() <= 1e-3 * found.numel() + 1
+
+
+@pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("n_tokens", [0, 1, 130])
 @pytest.mark.parametrize("dim", [32, 64])
 def test_the_product_with_gelu_is_that_of_float64_rounded_once(monkeypatch, n_tokens, dim):
@@ -315,10 +475,13 @@ def attend_offsets(q: Tensor, k: Tensor, v: Tensor, batch: StagedBatch) -> Tenso
 
 
 @pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize("head_dim", SHORT)
 @pytest.mark.parametrize(
-    ("kernel", "dtype"),
-    [(attend_varlen_triton, torch.bfloat16), (attend_efficient_triton, torch.float16)],
+    ("head_dim", "kernel", "dtype"),
+    [
+        *((head_dim, attend_varlen_triton, torch.bfloat16) for head_dim in SHORT),
+        *((head_dim, attend_efficient_triton, torch.float16) for head_dim in SHORT),
+        (64, attend_varlen_triton, E4M3),
+    ],
 )
 def test_a_batch_through_our_kernels_has_fair_esm_s_vectors_after_every_layer(
     monkeypatch, tmp_path, head_dim, kernel, dtype
@@ -329,7 +492,9 @@ def test_a_batch_through_our_kernels_has_fair_esm_s_vectors_after_every_layer(
     fair_esm = make_fair_esm(shape)
     path = save_fair_esm(fair_esm, tmp_path / "model.pt")
     for layer in range(shape.n_layers + 1):
-        model = load_esm2(path, layer, dtype, torch.device("cpu"))
+        model = load_esm2(path, layer, DTYPES["fp8"] if dtype == E4M3 else dtype, CPU)
+        if dtype == E4M3:
+            model.quantise(CPU)
         model.attend = kernel
         with torch.inference_mode():
             hidden = model(PackedBatch.of(PROTEINS))
@@ -486,7 +651,7 @@ def test_a_batch_of_dnabert_s_attends_in_one_launch_per_layer_whatever_its_lengt
 
 # Bytes that move
 
-PRODUCTS = {"addmm", "_flash_attention_forward"}
+PRODUCTS = {"addmm", "_scaled_mm", "_flash_attention_forward"}
 
 
 class Traffic(TorchDispatchMode):
@@ -566,17 +731,21 @@ def noting(move: Callable[..., Any], moves: Moves) -> Callable[..., Any]:
     return noted
 
 
-def bytes_of_a_layer(shape: ESM2Shape, kernel: attention.Kernel) -> float:
+def bytes_of_a_layer(
+    shape: ESM2Shape, kernel: attention.Kernel, *, in_8_bits: bool = False
+) -> float:
     """Bytes per token of a layer between two others, on tensors without numbers."""
     batch = PackedBatch.of(["M" * 30])
     sums = []
     for n_layers in (2, 3):
         with torch.device("meta"):
             model = ESM2(shape, n_layers, torch.bfloat16, kernel).to("meta")
+            if in_8_bits:
+                model.quantise(torch.device("meta"))
         staged = StagedBatch.of(batch, model.inv_freq)
         traffic = Traffic(len(batch.tokens))
         with pytest.MonkeyPatch.context() as m, torch.no_grad(), traffic:
-            for name in ("_ROTATE", "_ADD_AND_NORM"):
+            for name in ("_ROTATE", "_ADD_AND_NORM", "_QUANTISE"):
                 m.setattr(triton_kernels, name, Meter(traffic, getattr(triton_kernels, name)))
             model.encode(staged)
         sums.append(traffic.n_bytes)
@@ -593,3 +762,12 @@ def test_a_layer_moves_46_bytes_per_token_and_dimension_beside_its_products(name
     assert ours == 46 * shape.dim + tables
     by_pytorch = bytes_of_a_layer(shape, attend_varlen)
     assert 128 * shape.dim < by_pytorch < 129 * shape.dim, "the tables are read again and again"
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_a_layer_in_8_bits_moves_43_bytes_per_token_and_dimension_beside_its_products():
+    """7 and 13 of LayerNorms, 3 of attention, 12 of GELU, 8 of the rotation, and four scales."""
+    shape = LARGE["esm2_t36_3B_UR50D"]
+    tables_and_scales = 4 * shape.head_dim + 4 * 4
+    ours = bytes_of_a_layer(shape, attend_varlen_triton, in_8_bits=True)
+    assert ours == pytest.approx(43 * shape.dim + tables_and_scales)

@@ -172,6 +172,9 @@ def check_model(options: CheckOptions, console: ConsoleOptions) -> None:
 
     The sharpest test: virnucpro models check ./model.pt --precision fp32
 
+    What fp8 costs, without a GPU for it: virnucpro models check ./model.pt --device cpu --precision
+    fp8 (a CPU emulates its products)
+
     Exit codes: 0 passed, 1 failed, 64 usage, 69 device or model unavailable.
     """
     with exits():

@@ -142,7 +142,8 @@ def check(options: CheckOptions, on_event: OnEvent) -> Check:
     choice = choose_devices(
         options.device, options.gpus, None, options.cuda_visible_devices, model_bytes=0
     )
-    precision = choose_precision(options.precision, choice)
+    is_emulated = options.precision == "fp8" and choice.kind == "cpu"
+    precision = "fp8" if is_emulated else choose_precision(options.precision, choice)
     return check_on(choice, open_model(options.model, on_event), precision, on_event)
 
 

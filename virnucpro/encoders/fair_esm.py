@@ -13,7 +13,8 @@ at most, and significands are log-uniform, so in the root mean square it is 2u s
 2)) = 0.42 u of the number, where u = 2^-8 for bf16, 2^-11 for fp16, 2^-24 for float32.
 
 bf16, fp16: weights, what goes into a product and what comes out are rounded to the precision. Sums
-are float32, which adds nothing to that.
+are float32, which adds nothing to that. fp8: weights and what goes into a product with them are
+rounded row by row as ``esm2.fp8`` rounds them, and the rest as in bf16.
 
 float32: a sum of n terms of random sign is rounded at each step, on average at 1 / sqrt(2) of its
 final size, so it is off by 0.42 u sqrt(n / 2) of it, as if each term were off by as much. Both
@@ -34,6 +35,7 @@ from torch import Tensor, nn
 
 from virnucpro.encoders.base import Pending
 from virnucpro.encoders.esm2.checkpoint import ESM2Shape
+from virnucpro.encoders.esm2.fp8 import quantise, restore
 from virnucpro.encoders.esm2.model import DTYPES, rotary_frequencies
 from virnucpro.encoders.esm2.packing import EXTRA_TOKENS
 from virnucpro.encoders.esm2.weights import ROTARY, fair_esm_state, inspect_checkpoint
@@ -158,11 +160,12 @@ def add_roundings(model: esm.ESM2, precision: Precision, n_tokens: int) -> None:
         lose = _noise(model, max(4 * model.embed_dim, n_tokens))
     else:
         lose = _rounding(DTYPES[precision])
-        for linear in _products(model):
-            linear.weight.copy_(lose(linear.weight))
-            linear.bias.copy_(lose(linear.bias))
+    lose_of_factors = _round_to_8_bits if precision == "fp8" else lose
     for linear in _products(model):
-        linear.register_forward_pre_hook(lambda _, inputs: tuple(map(lose, inputs)))
+        if precision != "fp32":
+            linear.weight.copy_(lose_of_factors(lose(linear.weight)))
+            linear.bias.copy_(lose(linear.bias))
+        linear.register_forward_pre_hook(lambda _, inputs: tuple(map(lose_of_factors, inputs)))
         linear.register_forward_hook(lambda *call: lose(call[-1]))
     for layer in model.layers:  # queries and keys, turned, are what the scores are made of
         layer.self_attn.rot_emb.register_forward_hook(lambda *call: tuple(map(lose, call[-1])))
@@ -175,6 +178,10 @@ def _products(model: esm.ESM2) -> list[nn.Linear]:
 
 def _rounding(dtype: torch.dtype) -> Loss:
     return lambda exact: exact.to(dtype).to(exact.dtype)
+
+
+def _round_to_8_bits(exact: Tensor) -> Tensor:
+    return restore(quantise(exact))
 
 
 def _noise(model: esm.ESM2, n_terms: int) -> Loss:

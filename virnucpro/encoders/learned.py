@@ -82,7 +82,7 @@ class LearnedFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class LearnedCheckpoint:
+class _LearnedCheckpoint:
     """A learned encoder on disk, inspected but not loaded; a ``base.Model``."""
 
     path: Path
@@ -135,7 +135,7 @@ class LearnedCheckpoint:
         )
 
     def precision_on(self, kind: str, precision: Precision) -> Precision:
-        return precision
+        return "bf16" if precision == "fp8" else precision
 
     def describe(self, spec: EncoderSpec) -> str:
         on_base = f" on {printable(self.base.name)}" if self.base is not None else ""
@@ -192,7 +192,7 @@ def _is_learned(path: Path) -> bool:
             return _FACTS.encode() in handle.read(_HEAD_BYTES)
 
 
-def inspect_learned(path: Path, on_event: OnEvent = lambda _: None) -> LearnedCheckpoint:
+def inspect_learned(path: Path, on_event: OnEvent = lambda _: None) -> _LearnedCheckpoint:
     """
     Raises:
         UnavailableError: the file is damaged, or its base is not to be found.
@@ -201,7 +201,7 @@ def inspect_learned(path: Path, on_event: OnEvent = lambda _: None) -> LearnedCh
     base = _find_base(path, facts.base, on_event) if facts.base is not None else None
     head = path.with_name(HEAD_FILE)
     found = head if head.is_file() else None
-    return LearnedCheckpoint(path, facts, sha256(path), base, n_parameters, found)
+    return _LearnedCheckpoint(path, facts, sha256(path), base, n_parameters, found)
 
 
 def _read_facts(path: Path) -> tuple[LearnedFacts, int]:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from Bio.Align import substitution_matrices
 from torch import Tensor, nn
 
-from virnucpro.encoders.esm2.alphabet import N_TOKENS, RESIDUES, tokenize
+from virnucpro.encoders.esm2.checkpoint import N_TOKENS, RESIDUES, tokenize
 from virnucpro.encoders.esm2.model import ESM2, mean_pool
 from virnucpro.encoders.esm2.packing import EXTRA_TOKENS, PackedBatch
 from virnucpro.encoders.options import Architecture, Encoding

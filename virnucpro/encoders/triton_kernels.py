@@ -1,9 +1,9 @@
 """Our kernels for NVIDIA GPUs, in Triton: each reads and writes a number once.
 
-Rotation of queries and keys and the border of two sub-layers for ESM-2, attention with a penalty
-on distance for DNABERT-S. Each kernel is a plain function, which tests compile for any GPU and run
-in Triton's interpreter, and a function that launches it on tensors. Triton comes with PyTorch's
-builds for CUDA; this module is imported for a GPU alone.
+Rotation of queries and keys, the border of two sub-layers and rounding to 8 bits for ESM-2,
+attention with a penalty on distance for DNABERT-S. Each kernel is a plain function, which tests
+compile for any GPU and run in Triton's interpreter, and a function that launches it on tensors.
+Triton comes with PyTorch's builds for CUDA; this module is imported for a GPU alone.
 """
 
 from __future__ import annotations
@@ -121,30 +121,38 @@ def rotate_token(  # type: ignore[no-untyped-def]  # Triton refuses any other an
 
 
 def add_and_norm(
-    x: Tensor, added: Sequence[Tensor], norm: nn.LayerNorm, normed: Tensor, total: Tensor | None
+    x: Tensor,
+    added: Sequence[Tensor],
+    norm: nn.LayerNorm,
+    normed: Tensor,
+    total: Tensor | None,
+    scales: Tensor | None = None,
 ) -> None:
     """Write the LayerNorm of ``x`` and what is added to it, and their sum if asked for.
 
     ``x`` and ``total`` are (n_tokens, dim) float32; ``added``, two at most, and ``normed`` are of
     the same shape and any type. Sums, in the order of ``added``, mean and variance are float32, as
-    in PyTorch; ``normed`` is rounded once.
+    in PyTorch; ``normed`` is rounded once. With ``scales``, (n_tokens, 1) float32, it is e4m3, as
+    ``esm2.fp8`` has it.
     """
     first, second = (*added, x, x)[:2]
     assert all(each.is_contiguous() for each in (x, first, second, normed))
     n_tokens, dim = x.shape
-    sizes = sizes_to_norm(dim, len(added), norm.eps, keeps_total=total is not None)
-    target = normed if total is None else total
+    sizes = sizes_to_norm(
+        dim, len(added), norm.eps, keeps_total=total is not None, is_scaled=scales is not None
+    )
+    targets = (normed, x if total is None else total, x if scales is None else scales)
     if n_tokens:
         with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
             _ADD_AND_NORM[(n_tokens,)](
-                *(x, first, second, norm.weight, norm.bias, normed, target),
+                *(x, first, second, norm.weight, norm.bias, *targets),
                 **sizes,
                 **options_of_row(dim),
             )
 
 
 def sizes_to_norm(
-    dim: int, n_added: int, eps: float, *, keeps_total: bool
+    dim: int, n_added: int, eps: float, *, keeps_total: bool, is_scaled: bool = False
 ) -> dict[str, int | float | bool]:
     """What ``add_and_norm_token`` is compiled for."""
     block = triton.next_power_of_2(dim)
@@ -153,6 +161,7 @@ def sizes_to_norm(
         "n_added": n_added,
         "eps": eps,
         "keeps_total": keeps_total,
+        "is_scaled": is_scaled,
         "block": block,
     }
 
@@ -165,10 +174,12 @@ def add_and_norm_token(  # type: ignore[no-untyped-def]
     bias,
     normed,
     total,
+    scales,
     dim: tl.constexpr,
     n_added: tl.constexpr,
     eps: tl.constexpr,
     keeps_total: tl.constexpr,
+    is_scaled: tl.constexpr,
     block: tl.constexpr,
 ):
     """One token: a row of the stream. Its variance is of what is centred already."""
@@ -186,7 +197,56 @@ def add_and_norm_token(  # type: ignore[no-untyped-def]
     scale = tl.rsqrt(tl.sum(centred * centred, 0) / dim + eps)
     gain = tl.load(weight + place, mask=mask, other=0.0)
     shift = tl.load(bias + place, mask=mask, other=0.0)
-    tl.store(normed + at, (centred * scale * gain + shift).to(normed.dtype.element_ty), mask=mask)
+    row = centred * scale * gain + shift
+    if is_scaled:
+        largest = tl.maximum(tl.max(tl.abs(row), 0), 1e-12)
+        tl.store(scales + tl.program_id(0), tl.div_rn(largest, 448.0))
+        row *= tl.div_rn(448.0, largest)
+    tl.store(normed + at, row.to(normed.dtype.element_ty), mask=mask)
+
+
+# Rows of 8 bit numbers, with a scale each: see ``esm2.fp8``
+
+
+def quantise(x: Tensor, values: Tensor, scales: Tensor, *, has_gelu: bool) -> None:
+    """Round rows to e4m3, after GELU (exact, in float32) if asked for.
+
+    (n_tokens, dim) of any type -> (n_tokens, dim) e4m3, (n_tokens, 1) float32
+    """
+    assert x.is_contiguous() and values.is_contiguous()
+    n_tokens, dim = x.shape
+    if n_tokens:
+        with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
+            _QUANTISE[(n_tokens,)](
+                *(x, values, scales),
+                **sizes_to_quantise(dim, has_gelu=has_gelu),
+                **options_of_row(dim),
+            )
+
+
+def sizes_to_quantise(dim: int, *, has_gelu: bool) -> dict[str, int]:
+    """What ``quantise_token`` is compiled for."""
+    return {"dim": dim, "has_gelu": has_gelu, "block": triton.next_power_of_2(dim)}
+
+
+def quantise_token(  # type: ignore[no-untyped-def]
+    x,
+    values,
+    scales,
+    dim: tl.constexpr,
+    has_gelu: tl.constexpr,
+    block: tl.constexpr,
+):
+    """One token: its row."""
+    place = tl.arange(0, block)
+    mask = place < dim
+    at = tl.program_id(0).to(tl.int64) * dim + place
+    row = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
+    if has_gelu:
+        row = 0.5 * row * (1.0 + tl.erf(row * 0.7071067811865476))
+    largest = tl.maximum(tl.max(tl.abs(row), 0), 1e-12)
+    tl.store(scales + tl.program_id(0), tl.div_rn(largest, 448.0))
+    tl.store(values + at, (row * tl.div_rn(448.0, largest)).to(values.dtype.element_ty), mask=mask)
 
 
 # Attention with a penalty on distance (ALiBi) within each text of a packed batch
@@ -286,4 +346,5 @@ def attend_text(  # type: ignore[no-untyped-def]
 
 _ROTATE: Any = None if triton is None else triton.jit(rotate_token)
 _ADD_AND_NORM: Any = None if triton is None else triton.jit(add_and_norm_token)
+_QUANTISE: Any = None if triton is None else triton.jit(quantise_token)
 _ATTEND: Any = None if triton is None else triton.jit(attend_text)

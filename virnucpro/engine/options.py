@@ -131,5 +131,5 @@ class WorkOptions(CacheOptions, EngineOptions):
             show_default="by SLURM's array, else all",
         ),
     ] = None
-    precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"  # that of the run; no option
+    precision: Literal["auto", "bf16", "fp16", "fp32", "fp8"] = "auto"  # that of the run; no option
     array: Mapping[str, str] = field(default_factory=dict)  # variables of a task in a job array

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 from virnucpro.ground.errors import UsageError
 
 InputType = Literal["nucleotide", "protein"]
-Precision = Literal["fp32", "bf16", "fp16", "bf16x2"]  # bf16x2: numbers in two bf16 parts
+Precision = Literal["fp32", "bf16", "fp16", "bf16x2", "fp8"]  # bf16x2: numbers in two bf16 parts
 Pooling = Literal["mean", "bos", "none"]
 Reads = Literal["protein", "dna"]  # the sequence of a frame that an encoder reads
 FeatureFormat = Literal["h5", "npz", "pt", "parquet"]
@@ -149,8 +149,12 @@ class Footprint:
 
     def weight_bytes(self, precision: Precision) -> int:
         """On a device."""
-        least = 4 if precision == "fp32" else 0
-        return round(max(least, self.bytes_per_parameter) * self.n_parameters)
+        n_bytes = self.bytes_per_parameter
+        if precision == "fp8":
+            n_bytes /= 2
+        elif precision == "fp32":
+            n_bytes = max(n_bytes, 4)
+        return round(n_bytes * self.n_parameters)
 
     def gpu_memory(self, n_tokens: int | None = None) -> int:
         """Bytes for the weights in half precision and two batches; None: those that fill a GPU."""

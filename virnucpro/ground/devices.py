@@ -38,6 +38,7 @@ _OLDEST_FOR_CUDA_12, _NEWEST_FOR_CUDA_12 = (5, 0), (9, 0)
 _INSTALL_FOR_CUDA_12 = (
     "pip install --force-reinstall 'torch<2.15' --index-url https://download.pytorch.org/whl/cu126"
 )
+_OLDEST_FOR_FP8 = (8, 9)
 _ELSE_CPU = "see `virnucpro devices`, or run on the CPU with --device cpu"
 _FREE = 0.9  # share of the memory of a GPU that nobody uses
 _MUCH_LESS = 0.75  # share of another GPU's tokens below which a warning is due
@@ -64,6 +65,10 @@ class Gpu:
     def has_fast_fp16(self) -> bool:
         """True for tensor cores, from Volta on."""
         return self.capability >= (7, 0)
+
+    @property
+    def has_fp8(self) -> bool:
+        return self.capability >= _OLDEST_FOR_FP8
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,24 +127,24 @@ class Choice:
         old = [place for place, gpu in enumerate(self.gpus) if not gpu.has_fast_fp16]
         if auto_precision and old and len(old) < len(self.gpus):
             lines.append(
-                f"{self._named(old)} is slow in 16 bits, so every GPU runs in fp32: "
-                f"leave it out with {self._without(old)}"
+                f"{self.named(old)} is slow in 16 bits, so every GPU runs in fp32: "
+                f"leave it out with {self.without(old)}"
             )
         alone = [replace(self, memory=gpu.memory_free) for gpu in self.gpus]
         tokens = [choose_tokens(each, footprint, precision) for each in alone]
         small = [place for place, n in enumerate(tokens) if n < _MUCH_LESS * max(tokens)]
         if auto_tokens and small:
             lines.append(
-                f"{self._named(small)} has memory for batches of {min(tokens):,} tokens, so every "
+                f"{self.named(small)} has memory for batches of {min(tokens):,} tokens, so every "
                 f"GPU gets such batches, and not {max(tokens):,}: "
-                f"leave it out with {self._without(small)}"
+                f"leave it out with {self.without(small)}"
             )
         return lines
 
-    def _named(self, places: Sequence[int]) -> str:
+    def named(self, places: Sequence[int]) -> str:
         return ", ".join(f"{self.devices[place]} ({self.gpus[place].name})" for place in places)
 
-    def _without(self, places: Sequence[int]) -> str:
+    def without(self, places: Sequence[int]) -> str:
         rest = [device for place, device in enumerate(self.devices) if place not in places]
         return f"--gpus {','.join(device.removeprefix('cuda:') for device in rest)}"
 
@@ -521,9 +526,32 @@ def choose_precision(request: str, choice: Choice) -> Precision:
             return "fp16"
         case "bf16" | "bf16x2" if choice.has_bf16 or choice.kind == "cpu":
             return request
+        case "fp8" if choice.gpus and all(gpu.has_fp8 for gpu in choice.gpus):
+            return "fp8"
+        case "fp8":
+            raise _lacks_fp8(choice)
     raise UnavailableError(
         f"--precision {request} is not for {choice.descriptions[0]}",
         hint="leave it out for the best that the device has",
+    )
+
+
+def _lacks_fp8(choice: Choice) -> UnavailableError:
+    """The refusal of a run in fp8. A CPU could only emulate it, slower than in float32."""
+    old = [place for place, gpu in enumerate(choice.gpus) if not gpu.has_fp8]
+    needs = f"--precision fp8 needs GPUs of compute capability {_dotted(_OLDEST_FOR_FP8)} and newer"
+    if not old:
+        return UnavailableError(
+            f"{needs}, not {choice.descriptions[0]}",
+            hint="leave it out; `virnucpro models check MODEL --device cpu --precision fp8` shows "
+            "what it does to vectors",
+        )
+    names = (f"{choice.named([i])} has {_dotted(choice.gpus[i].capability)}" for i in old)
+    others = len(old) < len(choice.gpus)
+    return UnavailableError(
+        f"{needs}: {', '.join(names)}",
+        hint=f"use --precision {choose_precision('auto', choice)}"
+        + f", or the other GPUs alone with {choice.without(old)}" * others,
     )
 
 

@@ -102,11 +102,11 @@ class ComputeOptions:
         Literal["auto", "cuda", "cpu", "mps"], option("Use this kind of device.", DEVICES)
     ] = "auto"
     precision: Annotated[
-        Literal["auto", "bf16", "fp16", "fp32"],
+        Literal["auto", "bf16", "fp16", "fp32", "fp8"],
         option(
             "Compute matrix products in this precision; auto: bf16 where the device has it, fp16 "
-            "on "
-            "older GPUs with tensor cores, else fp32.",
+            "on older GPUs with tensor cores, else fp32. fp8 is for ESM-2 3B and 15B on GPUs of "
+            "compute capability 8.9 and newer, and less exact: see `virnucpro models check`.",
             DEVICES,
         ),
     ] = "auto"

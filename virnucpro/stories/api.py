@@ -97,7 +97,7 @@ class _RunKeywords(TypedDict, total=False):
     rename_duplicates: bool
     gpus: str | None
     device: Literal["auto", "cuda", "cpu", "mps"]
-    precision: Literal["auto", "bf16", "fp16", "fp32"]
+    precision: Literal["auto", "bf16", "fp16", "fp32", "fp8"]
     workers: int | None
     esm_batch_size: str
     worker_timeout: float

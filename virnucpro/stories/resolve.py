@@ -350,7 +350,7 @@ def _precision(options: RunOptions, request: str, choice: Choice) -> Precision:
         UnavailableError: the devices cannot do what was asked for.
         UsageError: others embed, and nobody said in what.
     """
-    if not options.embeds_here and request in ("bf16", "fp16", "fp32"):
+    if not options.embeds_here and request in ("bf16", "fp16", "fp32", "fp8"):
         return cast(Precision, request)
     if not (options.embeds_here or options.no_embed) and options.device != "cpu":
         raise UsageError(
@@ -467,7 +467,7 @@ def _asked_precision(options: RunOptions, recorded: Manifest | None) -> str:
 
 def _precision_behind(precisions: Set[Precision]) -> Precision:
     """The precision of a run whose encoders have these; see ``Model.precision_on``."""
-    if coarse := precisions & {"bf16", "fp16"}:
+    if coarse := precisions & {"bf16", "fp16", "fp8"}:
         return min(coarse)
     return "bf16" if "bf16x2" in precisions else "fp32"
 

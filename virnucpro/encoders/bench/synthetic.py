@@ -14,8 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from virnucpro.encoders.esm2.alphabet import N_TOKENS
-from virnucpro.encoders.esm2.checkpoint import ESM2Shape
+from virnucpro.encoders.esm2.checkpoint import N_TOKENS, ESM2Shape
 from virnucpro.encoders.esm2.family import shape_of
 from virnucpro.encoders.esm2.packing import EXTRA_TOKENS
 from virnucpro.encoders.families import FAMILIES

@@ -83,7 +83,7 @@ class DNABERTModel:
 
         bf16 alone would move the published calls.
         """
-        return "bf16x2" if kind == "cuda" and precision == "bf16" else "fp32"
+        return "bf16x2" if kind == "cuda" and precision in ("bf16", "fp8") else "fp32"
 
     def describe(self, spec: EncoderSpec) -> str:
         shape = self.shape

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from virnucpro.encoders.esm2.fp8 import E4M3, quantise
 from virnucpro.encoders.esm2.packing import StagedBatch
 from virnucpro.ground.log import LOGGER
 
@@ -145,7 +146,8 @@ def choose_kernel(device: torch.device, dtype: torch.dtype, head_dim: int) -> Ke
     PyTorch has them.
     """
     if device.type != "cuda" or head_dim % 8 or head_dim > _WIDEST_HEAD:
-        return attend_dense if device.type == "cpu" and dtype == torch.bfloat16 else attend_runs
+        has_bf16 = dtype in (torch.bfloat16, E4M3)
+        return attend_dense if device.type == "cpu" and has_bf16 else attend_runs
     if dtype == torch.float32:
         return attend_efficient
     has_flash = torch.cuda.get_device_capability(device) >= (8, 0)
@@ -160,11 +162,16 @@ def why_triton_refuses(device: torch.device, dtype: torch.dtype) -> str:
     kernels = triton_kernels()
 
     def trial() -> None:
-        qkv = torch.zeros(1, 3, 1, 8, dtype=dtype, device=device)
+        number = torch.bfloat16 if dtype == E4M3 else dtype
+        qkv = torch.zeros(1, 3, 1, 8, dtype=number, device=device)
         table = torch.zeros(1, 8, device=device)
         kernels.rotate_in_place(qkv, table, table[:, :4].contiguous())
         norm = nn.LayerNorm(8, device=device)
         kernels.add_and_norm(table, [qkv[:, 0, 0], qkv[:, 1, 0]], norm, qkv[:, 2, 0], table)
+        if dtype == E4M3:
+            rows = quantise(table)
+            kernels.quantise(qkv[:, 0, 0], *rows, has_gelu=True)
+            kernels.add_and_norm(table, [], norm, rows.values, None, rows.scales)
 
     with torch.inference_mode():
         return str(kernels.why_refused(trial))

@@ -1,4 +1,4 @@
-"""An ESM-2 on disk, told by its names, its shapes and the first rows of its matrices.
+"""An ESM-2 on disk, told by its names, its shapes and the first rows of its matrices; its tokens.
 
 Torch is needed for a folder only where numpy lacks the type of its numbers (bf16).
 """
@@ -13,15 +13,26 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from virnucpro.encoders.esm2.alphabet import N_TOKENS
 from virnucpro.ground.errors import UnavailableError
 from virnucpro.ground.files import read_json, sha256
 from virnucpro.ground.log import printable
 
+CLS, PAD, EOS, UNK, MASK = 0, 1, 2, 3, 32
+N_TOKENS = 33
+RESIDUES = "LAGVSERTIDPKQNFYMHWCXBUZO.-"  # tokens 4 to 30; 31 is <null_1>
+_FIRST_RESIDUE = 4
+
+_TOKEN_OF_BYTE = np.full(256, UNK, dtype=np.int64)
+for _token, _letter in enumerate(RESIDUES, start=_FIRST_RESIDUE):
+    _TOKEN_OF_BYTE[[ord(_letter), ord(_letter.lower())]] = _token
+_TOKEN_OF_BYTE[[ord("<"), ord(">")]] = CLS, EOS
+
 LAYER_NORM_EPS = 1e-5
 ROPE_THETA = 10000.0
+FP8_WIDTH = 16  # both sides of a matrix of weights in 8 bits are multiples of it
 KIND = "an ESM-2 checkpoint"
 # in the folder of a trained model, beside its encoder
 HEAD_FILE, REGIONS_FILE = "head.safetensors", "regions.json"
@@ -270,3 +281,14 @@ def not_esm2(path: Path, why: object) -> UnavailableError:
     return UnavailableError(
         f"{printable(path)} is not {KIND}: {printable(why)}", hint="see `virnucpro models list`"
     )
+
+
+def tokenize(proteins: list[str]) -> NDArray[np.int64]:
+    """Lay the proteins end to end, each as ``<cls> residues <eos>``, in fair-esm's "ESM-1b".
+
+    Lower case reads as upper case. A letter without a token (``J``, an inner ``*``) is ``<unk>``,
+    one per residue. n proteins -> (n_residues + 2 n,)
+    """
+    text = "".join([f"<{protein}>" for protein in proteins]).encode("ascii", "replace")
+    tokens: NDArray[np.int64] = _TOKEN_OF_BYTE[np.frombuffer(text, dtype=np.uint8)]
+    return tokens

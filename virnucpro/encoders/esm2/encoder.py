@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from virnucpro.encoders.base import Pending, Rows
-from virnucpro.encoders.esm2.attention import describe
+from virnucpro.encoders.esm2.attention import choose_kernel, describe
 from virnucpro.encoders.esm2.converted import is_converted, open_esm2
+from virnucpro.encoders.esm2.fp8 import E4M3, check_device
 from virnucpro.encoders.esm2.model import DTYPES, ESM2, bos_pool, mean_pool, residues_only
 from virnucpro.encoders.esm2.packing import EXTRA_TOKENS, PackedBatch, plan_batches
 from virnucpro.encoders.transfer import HostCopy
@@ -28,7 +29,13 @@ def load(spec: EncoderSpec, weights: Path, device: torch.device) -> ESM2Encoder:
     Raises:
         UnavailableError: it cannot be used.
     """
-    model = open_esm2(weights, spec.layer, DTYPES[spec.precision], device)
+    dtype = DTYPES[spec.precision]
+    if spec.precision == "fp8":
+        check_device(device)
+        model = open_esm2(weights, spec.layer, dtype, torch.device("cpu")).quantise(device)
+        model.attend = choose_kernel(device, E4M3, model.shape.head_dim)
+        return ESM2Encoder(spec, model, device)
+    model = open_esm2(weights, spec.layer, dtype, device)
     if device.type == "cpu" and not is_converted(weights):  # which all workers share as it is
         model.reorder_weights()
     return ESM2Encoder(spec, model, device)
@@ -44,7 +51,11 @@ class ESM2Encoder:
 
     @property
     def kernel(self) -> str:
-        return describe(self.model.attend)
+        attention = describe(self.model.attend)
+        if self.spec.precision != "fp8":
+            return attention
+        is_emulated = self.model.inv_freq.device.type == "cpu"
+        return f"{attention}, products in fp8: {'emulated' if is_emulated else 'PyTorch'}"
 
     def count_tokens(self, lengths: Sequence[int]) -> int:
         return sum(lengths) + EXTRA_TOKENS * len(lengths)

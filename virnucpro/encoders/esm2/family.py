@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from virnucpro.encoders.base import Encoder, Model, not_published
 from virnucpro.encoders.esm2.checkpoint import (
+    FP8_WIDTH,
     HEAD_FILE,
     Checkpoint,
     ESM2Shape,
@@ -17,7 +18,9 @@ from virnucpro.encoders.esm2.checkpoint import (
 )
 from virnucpro.encoders.families import Published
 from virnucpro.ground.config import EncoderSpec, Footprint, Pooling, Precision
+from virnucpro.ground.errors import UsageError
 from virnucpro.ground.events import OnEvent, Progress
+from virnucpro.ground.log import printable
 
 if TYPE_CHECKING:
     import torch
@@ -88,7 +91,17 @@ class ESM2Model(Checkpoint):
     def prepare(
         self, precision: Precision, folder: Path | None, on_event: OnEvent
     ) -> tuple[Path, str]:
-        """A large checkpoint is converted once, so that all workers share what they map."""
+        """A large checkpoint is converted once, so that all workers share what they map.
+
+        Raises:
+            UsageError: its products are too narrow for the precision.
+        """
+        if precision == "fp8" and self.dim % FP8_WIDTH:
+            raise UsageError(
+                f"--precision fp8 needs a multiple of {FP8_WIDTH} dimensions; "
+                f"{printable(self.name)} has {self.dim}",
+                hint="use --precision bf16",
+            )
         if self.n_bytes < WORTH_CONVERTING:
             weights, n_bytes = self.path, self.n_bytes
             digest = self.sha256(

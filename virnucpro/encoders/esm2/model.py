@@ -3,6 +3,7 @@
 Numbers follow fair-esm 2.0.0: pre-norm layers, rotary positions, exact GELU, embeddings scaled
 for token dropout. Matrix products run in the precision asked for; the residual stream, norms,
 rotary tables and pooling are float32 always, since a rotary table in bf16 gives wrong angles.
+In fp8 the products of the layers are of 8 bit numbers, and all else is as in bf16.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from virnucpro.encoders.esm2.alphabet import N_TOKENS
 from virnucpro.encoders.esm2.attention import (
     OF_TRITON,
     Kernel,
@@ -25,14 +25,17 @@ from virnucpro.encoders.esm2.attention import (
     choose_kernel,
     triton_kernels,
 )
-from virnucpro.encoders.esm2.checkpoint import LAYER_NORM_EPS, ROPE_THETA, ESM2Shape
+from virnucpro.encoders.esm2.checkpoint import LAYER_NORM_EPS, N_TOKENS, ROPE_THETA, ESM2Shape
+from virnucpro.encoders.esm2.fp8 import E4M3, Rows8, gelu8, product_in_8_bits, quantise
 from virnucpro.encoders.esm2.packing import EXTRA_TOKENS, PackedBatch, StagedBatch
 from virnucpro.encoders.transfer import send
 
-DTYPES: Mapping[str, torch.dtype] = {  # of matrix products, by the name of the precision
+# of weights in memory and of what a product gives, by the name of the precision
+DTYPES: Mapping[str, torch.dtype] = {
     "fp32": torch.float32,
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
+    "fp8": torch.bfloat16,  # before ``ESM2.quantise``
 }
 # 15 % of the tokens were masked in training, 80 % of those zeroed by token dropout
 TOKEN_DROPOUT_SCALE = 1 - 0.15 * 0.8
@@ -59,16 +62,25 @@ class _Stream:
         else:
             self.x = self.x + branch
 
-    def normed(self, norm: nn.LayerNorm, dtype: torch.dtype) -> Tensor:
+    def normed(self, norm: nn.LayerNorm, dtype: torch.dtype) -> Factor:
         """The LayerNorm of the stream, for a sub-layer. -> (n_tokens, dim) of ``dtype``"""
         if not self.has_triton:
             rows: Tensor = norm(self.x)
-            return rows.to(dtype)
+            return quantise(rows) if dtype == E4M3 else rows.to(dtype)
         out = torch.empty_like(self.x, dtype=dtype)
+        scales = self.x.new_empty(len(out), 1) if dtype == E4M3 else None
         total = torch.empty_like(self.x) if len(self.waiting) == _MOST_WAITING else None
-        triton_kernels().add_and_norm(self.x, self.waiting, norm, out, total)
+        triton_kernels().add_and_norm(self.x, self.waiting, norm, out, total, scales)
         if total is not None:
             self.x, self.waiting = total, []
+        return out if scales is None else Rows8(out, scales)
+
+    def quantised(self, rows: Tensor, *, has_gelu: bool = False) -> Rows8:
+        """Rows within a sub-layer in e4m3, after GELU if asked for."""
+        if not self.has_triton:
+            return gelu8(rows) if has_gelu else quantise(rows)
+        out = Rows8(torch.empty_like(rows, dtype=E4M3), self.x.new_empty(len(rows), 1))
+        triton_kernels().quantise(rows, *out, has_gelu=has_gelu)
         return out
 
     def end(self, norm: nn.Module) -> Tensor:
@@ -81,13 +93,16 @@ class _Stream:
         return normed
 
 
+Factor = Tensor | Rows8  # of a product with weights
+
+
 class Layer(nn.Module):
     """One transformer layer: it adds to the residual stream."""
 
     def __init__(self, shape: ESM2Shape, dtype: torch.dtype) -> None:
         super().__init__()
         dim = shape.dim
-        self.n_heads, self.dtype = shape.n_heads, dtype
+        self.n_heads, self.dtype = shape.n_heads, dtype  # of the first factor of products
         self.attention_norm = nn.LayerNorm(dim, eps=LAYER_NORM_EPS)
         self.qkv = nn.Linear(dim, 3 * dim, dtype=dtype)
         self.attention_out = nn.Linear(dim, dim, dtype=dtype)
@@ -117,22 +132,33 @@ class Layer(nn.Module):
             ordered = torch.ops.mkldnn._reorder_linear_weight(part.weight, _USUAL_TOKENS)
             part.weight = nn.Parameter(ordered, requires_grad=False)
 
-    def project(self, normed: Tensor) -> Tensor:
+    def quantise(self) -> None:
+        """Have the products made of 8 bit numbers, from weights in bf16 that are loaded."""
+        for name in ("qkv", "attention_out", "up", "down"):
+            setattr(self, name, product_in_8_bits(getattr(self, name)))
+        self.dtype, self.is_fused = E4M3, False
+
+    def project(self, normed: Factor) -> Tensor:
         """Queries, keys and values. (n_tokens, dim) -> (n_tokens, 3, n_heads, head_dim)"""
-        return self.linear(self.qkv, normed).view(len(normed), 3, self.n_heads, -1)
+        projected = self.linear(self.qkv, normed)
+        return projected.view(len(projected), 3, self.n_heads, -1)
 
     def finish(self, stream: _Stream, attended: Tensor) -> None:
         """Add attention, (n_tokens, n_heads, head_dim), and MLP to the stream."""
-        stream.add(self.linear(self.attention_out, attended.flatten(1)))
+        is_8_bits, mixed = self.dtype == E4M3, attended.flatten(1)
+        stream.add(self.linear(self.attention_out, stream.quantised(mixed) if is_8_bits else mixed))
         normed = stream.normed(self.mlp_norm, self.dtype)
-        stream.add(self.linear(self.down, self.linear(self.up, normed, has_gelu=True)))
+        inner: Factor = self.linear(self.up, normed, has_gelu=not is_8_bits)
+        if isinstance(inner, Tensor) and is_8_bits:
+            inner = stream.quantised(inner, has_gelu=True)
+        stream.add(self.linear(self.down, inner))
 
-    def linear(self, part: nn.Linear, x: Tensor, *, has_gelu: bool = False) -> Tensor:
+    def linear(self, part: nn.Linear, x: Factor, *, has_gelu: bool = False) -> Tensor:
         """A linear layer, with GELU (exact, not by tanh) if asked for.
 
         oneDNN takes bias and GELU into its product; PyTorch would write the bias out before it.
         """
-        if self.is_fused and x.device.type == "cpu":
+        if self.is_fused and isinstance(x, Tensor) and x.device.type == "cpu":
             fused = torch.ops.mkldnn._linear_pointwise
             attribute = "gelu" if has_gelu else "none"
             out: Tensor = fused(x, part.weight, part.bias, attribute, [], "none")
@@ -213,6 +239,16 @@ class ESM2(nn.Module):
     def transform(self, x: Tensor, batch: StagedBatch) -> Tensor:
         """Apply all layers to embedded tokens. (n_tokens, dim) -> the same"""
         return self.apply_layers(self.layers_in_use(), self.stream_of(x), batch)
+
+    def quantise(self, device: torch.device) -> ESM2:
+        """Move a model in bf16 to a device, the products of its layers in 8 bits.
+
+        Layer by layer: the device need not hold the weights in 16 bits.
+        """
+        for layer in self.layers:
+            assert isinstance(layer, Layer)
+            layer.to(device).quantise()
+        return self.to(device)
 
     def reorder_weights(self) -> None:
         """Lay the weights out for this CPU, where its products are oneDNN's."""

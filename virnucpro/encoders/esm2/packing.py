@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from virnucpro.encoders.esm2.alphabet import tokenize
+from virnucpro.encoders.esm2.checkpoint import tokenize
 from virnucpro.encoders.transfer import send
 
 EXTRA_TOKENS = 2  # <cls> and <eos> of each protein

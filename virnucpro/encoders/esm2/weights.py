@@ -15,12 +15,14 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from virnucpro.encoders.esm2.alphabet import MASK, N_TOKENS, PAD
 from virnucpro.encoders.esm2.attention import choose_kernel
 from virnucpro.encoders.esm2.checkpoint import (
     HUGGING_FACE,
     KIND,
     LAYER_NORM_EPS,
+    MASK,
+    N_TOKENS,
+    PAD,
     Checkpoint,
     ESM2Shape,
     Tensors,

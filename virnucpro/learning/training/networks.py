@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from virnucpro.encoders.esm2.alphabet import N_TOKENS
 from virnucpro.encoders.esm2.attention import attend_to_train
-from virnucpro.encoders.esm2.checkpoint import ESM2Shape
+from virnucpro.encoders.esm2.checkpoint import N_TOKENS, ESM2Shape
 from virnucpro.encoders.esm2.model import ESM2
 from virnucpro.encoders.esm2.packing import PackedBatch, StagedBatch
 from virnucpro.encoders.readers import Reader

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from virnucpro.encoders.esm2.alphabet import MASK, RESIDUES, tokenize
+from virnucpro.encoders.esm2.checkpoint import MASK, RESIDUES, tokenize
 from virnucpro.encoders.esm2.model import TOKEN_DROPOUT_SCALE
 from virnucpro.encoders.esm2.packing import PackedBatch
 from virnucpro.ground.errors import VirnucproError
