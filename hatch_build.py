@@ -1,7 +1,8 @@
 """Compile the scorer's C source into the package: a step of every build of a wheel.
 
-An editable install gets the library into its source folder. The compiler is ``$CC`` or ``cc``; on
-a machine without one, that of the package ``ziglang``, which the build asks for then.
+The wheel has the manual pages where ``docs/make_man.py`` has written them. An editable install
+gets the library into its source folder. The compiler is ``$CC`` or ``cc``; on a machine without
+one, that of the package ``ziglang``, which the build asks for then.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 SOURCE = Path("virnucpro", "scorer", "scorer.c")
 LIBRARY = SOURCE.with_name("libscorer.so")
+MANUAL = Path("packaging", "man")  # in the source archive of a release
 # no -march=native and no -ffast-math: the library runs on any machine of its kind, and scores
 # are the same on all of them; nobody reads errno or the flags of exceptions, which changes none
 FLAGS = (
@@ -60,3 +62,5 @@ class LibraryHook(BuildHookInterface):  # type: ignore[type-arg]
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{platform}"
         build_data["artifacts"].append(LIBRARY.as_posix())
+        for page in sorted(Path(self.root, MANUAL).glob("*.1")):
+            build_data["shared_data"][str(page)] = f"share/man/man1/{page.name}"

@@ -14,10 +14,10 @@ from __future__ import annotations
 import re
 import shutil
 import sys
-from collections.abc import Iterator
 from os.path import relpath
 from pathlib import Path
 
+from make_man import EXAMPLE, entries, walk
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
 from typer.core import TyperCommand, TyperGroup
@@ -36,7 +36,6 @@ PAGES = {path: path.name for path in OF_DOCS} | {
 }
 PICTURES = sorted((ROOT / "docs").glob("*.png"))
 LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?!https?:|#)(?P<file>[^)\s#]+)(?P<heading>#[^)\s]*)?\)")
-EXAMPLE = re.compile(r"(?P<what>[^.:\n][^.:]*): (?P<command>virnucpro [^`]+?)(?=\n\n|$)")
 
 
 def main(folder: Path) -> None:
@@ -75,16 +74,21 @@ def page(path: Path) -> str:
 
 def commands() -> str:
     """All commands with their options, as ``--help`` has them."""
-    sections = "".join(_sections("virnucpro", get_command(app)))
+    each = walk("virnucpro", get_command(app))
+    sections = "".join(_section(*one) for one in each if isinstance(one[1], TyperCommand))
     return f"# Commands\n\n`virnucpro COMMAND --help` prints the same.\n\n{sections}"
 
 
-def _sections(name: str, command: object) -> Iterator[str]:
-    if isinstance(command, TyperGroup):
-        for word, each in command.commands.items():
-            yield from _sections(f"{name} {word}", each)
-    if isinstance(command, TyperCommand):
-        yield f"## {name}\n\n{_prose(command.help or '')}\n\n{_options(name, command)}\n"
+def _section(name: str, command: TyperCommand | TyperGroup) -> str:
+    rows = ["| option | effect |", "|---|---|"]
+    for _, option, effect in entries(name, command):
+        rows.append(f"| `{_cell(option)}` | {_cell(_literal(effect))} |")
+    table = "\n".join(rows)
+    return f"## {name}\n\n{_prose(command.help or '')}\n\n{table}\n\n"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", r"\|")
 
 
 def _prose(text: str) -> str:
@@ -94,16 +98,6 @@ def _prose(text: str) -> str:
         return f"{example['what']}:\n\n```sh\n{' '.join(example['command'].split())}\n```"
 
     return EXAMPLE.sub(code, _literal(text))
-
-
-def _options(name: str, command: TyperCommand) -> str:
-    context = command.make_context(name, [], resilient_parsing=True)
-    records = [parameter.get_help_record(context) for parameter in command.params]
-    cells = [
-        [_literal(text).replace("|", r"\|") for text in record] for record in filter(None, records)
-    ]
-    rows = [f"| `{option}` | {effect} |" for option, effect in cells]
-    return "\n".join(["| option | effect |", "|---|---|", *rows, ""])
 
 
 def _literal(text: str) -> str:

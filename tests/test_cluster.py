@@ -178,7 +178,7 @@ def test_a_scheduler_that_does_not_answer_at_the_end_is_told_of(tmp_path, monkey
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     with parsl_on(Blocks(StubbornProvider(), 1), RunDir(tmp_path)):
         pass
-    assert "Parsl did not end in order: scancel: no answer" in caplog.text
+    assert "Parsl did not shut down cleanly: scancel: no answer" in caplog.text
 
 
 @pytest.mark.parametrize(

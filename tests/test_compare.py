@@ -132,7 +132,7 @@ def test_nothing_to_compare_is_told(result, tmp_path):
         compare(result, tmp_path / "nowhere")
     assert "virnucpro predict" in missing.value.hint
     (tmp_path / "notes.txt").write_text("hello\n")
-    with pytest.raises(InputError, match="is no table of results"):
+    with pytest.raises(InputError, match="is not a table of results"):
         compare(result, tmp_path / "notes.txt")
 
 

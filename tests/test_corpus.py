@@ -37,7 +37,7 @@ OURS = re.compile(
     r"|regions\.(tsv|bed|gff3|fasta)|tracks\.tsv\.gz"
     r"|features|features\.h5|features/\d{6}(_copies)?\.h5"
     r"|scores|scores/\d{6}\.scores"
-    r"|shards|shards/(\d{6}\.f[an]a|plan\.json)|inputs|inputs/[0-9a-f]{16}\.fa"
+    r"|shards|shards/(\d{6}\.(f[an]a|plan|ids|chunks)|plan\.json)|inputs|inputs/[0-9a-f]{16}\.fa"
 )
 
 

@@ -332,7 +332,7 @@ def test_what_fp16_could_not_hold_is_counted_in_the_log(log):
     with logging_to(logging.StreamHandler(file)):
         for n_repeated in (0, 2):
             log(BatchDone("cuda:0", SHARDS[2], (0, 1, 2), 30, Memory(GIB, GIB), n_repeated))
-    assert "too large for fp16: 2 sequences of shard 000002" in file.getvalue()
+    assert "2 sequences of shard 000002 embedded in fp32" in file.getvalue()
     assert file.getvalue().count("shard 000002") == 1
 
 
@@ -358,7 +358,7 @@ def test_a_line_above_the_dashboard_has_no_milliseconds_and_one_in_the_log_has()
 @pytest.mark.parametrize("width", [40, 60, 80])
 def test_what_is_announced_wraps_between_words_alone(width: int) -> None:
     path = "/a/very/long/path/to/the/input/folder/of/somebody/" + "x" * 60 + ".fastq.gz"
-    message = f"passed over in {path}, without a suffix of FASTA or FASTQ: 1 file (notes.txt)"
+    message = f"skipped in {path}, without a suffix of FASTA or FASTQ: 1 file (notes.txt)"
     terminal = io.StringIO()
     handler = ConsoleHandler(Console(file=terminal, width=width, force_terminal=True))
     handler.emit(logging.makeLogRecord({"msg": message, "levelno": logging.INFO}))

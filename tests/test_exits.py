@@ -65,7 +65,7 @@ def test_nothing_is_said_before_all_is_cleared_away(capsys, number, exit_code, w
         ({"recipe": {"encoders": []}}, False, "finished work is kept: go on with --resume"),
         ({}, False, "finished work is kept: go on with --resume"),
         ({"counts": {}}, True, "finished work is kept: go on with --resume"),
-        ({"counts": {}}, False, "all is done but the page: virnucpro report"),
+        ({"counts": {}}, False, "all is done except the page: virnucpro report"),
     ],
 )
 def test_the_hint_for_an_ended_run_is_true_of_its_folder(tmp_path, stored, has_page, hint):

@@ -167,7 +167,7 @@ def test_vectors_that_do_not_lie_one_behind_the_other_are_not_read_as_if_they_di
     path = tmp_path / "chunked.h5"
     with h5py.File(path, "w") as h5:
         h5.create_dataset("embeddings", data=np.ones((8, DIM), dtype=np.float32), chunks=(2, DIM))
-    with pytest.raises(FeatureFileError, match="do not lie one behind the other"):
+    with pytest.raises(FeatureFileError, match="are not stored one after the other"):
         find_vectors(path)
 
 

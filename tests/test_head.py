@@ -267,7 +267,7 @@ def test_tensors_without_any_facts_are_refused(stored: Path) -> None:
         ({"nucleotide": "warm"}, "could not convert string to float: 'warm'"),
         ({"pooling": "none"}, "a head on 'none' pooling"),
         ({"pooling": "max"}, "a head on 'max' pooling"),
-        ({"dim": 7}, "a layer of 6 inputs behind 7 values"),
+        ({"dim": 7}, "a layer of 6 inputs for 7 values"),
         ({"dim": "6"}, "'6' is not a count"),
         ({"encoders": []}, "a head for no encoder"),
         ({"training": None}, "how a head was trained is a sentence"),
@@ -325,9 +325,9 @@ def test_a_head_has_a_network_for_its_vectors_in_float32() -> None:
     ("shapes", "why"),
     [
         ([], "a head without a network"),
-        ([(2, 5)], "a layer of 5 inputs behind 6 values"),
+        ([(2, 5)], "a layer of 5 inputs for 6 values"),
         ([(3, 6)], "3 outputs for the classes"),
-        ([(4, 6), (2, 3)], "a layer of shape (2, 3) behind 4 values"),
+        ([(4, 6), (2, 3)], "a layer of shape (2, 3) for 4 inputs"),
         ([(2, 6, 1)], "a layer of shape (2, 6, 1)"),
         ([(6,)], "a layer of shape (6,)"),
     ],
@@ -345,7 +345,7 @@ def test_layers_that_do_not_fit_are_refused(tmp_path: Path, shapes: list, why: s
 def test_a_bias_of_another_length_is_refused(stored: Path) -> None:
     tensors = load_file(stored) | {"protein.layers.0.bias": np.ones(1, dtype=np.float32)}
     save_file(tensors, stored, metadata=metadata())
-    refusal_of(stored, "a layer of shape (4, 6) behind 6 values")
+    refusal_of(stored, "a layer of shape (4, 6) for 6 inputs")
 
 
 @pytest.mark.parametrize("network", ["protein", "nucleotide"])
@@ -361,7 +361,7 @@ def test_a_network_for_other_inputs_is_refused(stored: Path) -> None:
     tensors = load_file(stored)
     tensors["nucleotide.layers.0.weight"] = tensors["protein.layers.0.weight"]
     save_file(tensors, stored, metadata=metadata())
-    refusal_of(stored, "a layer of 6 inputs behind 6 + 336 values")
+    refusal_of(stored, "a layer of 6 inputs for 6 + 336 values")
 
 
 @pytest.mark.parametrize(

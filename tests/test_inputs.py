@@ -280,7 +280,10 @@ def test_letters_of_another_kind_than_the_user_says_are_warned_of_once(write, ca
     assert not caplog.records
     Survey.doubt_type([dna, dna, protein], "protein")
     (record,) = caplog.records
-    assert "a.fa and 1 other file: the letters are not those of proteins" in record.getMessage()
+    assert (
+        "a.fa and 1 other file: read as proteins, but the letters are not those of proteins"
+        in record.getMessage()
+    )
 
 
 def test_as_many_files_of_the_one_kind_as_of_the_other_are_refused_and_both_named(write) -> None:

@@ -12,6 +12,7 @@ from conftest import random_dna
 from runs import rows
 from safetensors.numpy import save_file
 from test_scorer_run import predict, write
+from train_kin import kinship_tensors
 
 import virnucpro
 from virnucpro.ground.errors import UnavailableError
@@ -33,7 +34,6 @@ from virnucpro.scorer.kin import (
     KinWords,
     kin_words_of,
     kind_features,
-    kinship_tensors,
     load_kinship,
     own_kinship,
 )
@@ -160,7 +160,7 @@ def test_a_file_of_kin_is_read_as_it_was_written_and_a_damaged_one_is_refused(tm
     sequence = open_frame(200, 2)
     assert list(load_kinship(path).identify([sequence])) == list(kinship.identify([sequence]))
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(UnavailableError, match="holds no kin of viruses"):
+    with pytest.raises(UnavailableError, match="is not the table of viral families"):
         load_kinship(path)
     owners = np.full_like(tensors["words.owners"], len(kinship.families))
     save_file({**tensors, "words.owners": owners}, path, facts)
@@ -168,16 +168,34 @@ def test_a_file_of_kin_is_read_as_it_was_written_and_a_damaged_one_is_refused(tm
         load_kinship(path)
 
 
+def test_a_damaged_file_of_kin_is_refused_before_a_run_begins(tmp_path, monkeypatch):
+    (tmp_path / "kin.safetensors").write_bytes(b"not one")
+    monkeypatch.setattr("virnucpro.scorer.kin.EMBEDDED_FOLDER", tmp_path)
+    own_kinship.cache_clear()
+    write(tmp_path / "in.fa", host=random_dna(500, np.random.default_rng(1)))
+    with pytest.raises(UnavailableError, match="is not the table of viral families"):
+        predict(tmp_path / "in.fa", to=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_the_page_counts_kinds_by_length_and_families(tmp_path):
     predict(EXAMPLE, to=tmp_path / "run", report=True)
     told = rows(tmp_path / "run/viruses.tsv")
-    kinds, families = count_kinds(tmp_path / "run/viruses.tsv")
+    first = told[0]["file"], told[0]["record"]
+    kinds, families, of_records = count_kinds(tmp_path / "run/viruses.tsv", {first})
+    assert of_records == {first: (told[0]["virus_kind"], told[0]["kin"])}
+    [sample] = rows(tmp_path / "run/samples.tsv")
+    of_kinds = Counter(row["virus_kind"] for row in told)
+    for column, counts in (("kinds", of_kinds), ("families", families)):
+        pairs = (pair.split(": ") for pair in sample[column].split("; "))
+        assert {name: int(n) for name, n in pairs} == counts
     assert kinds == Counter(
         (row["virus_kind"], max(n for n in LENGTH_CLASSES if n <= int(row["length"])))
         for row in told
     )
     assert families == Counter(row["kin"] for row in told if row["kin"])
     page = (tmp_path / "run/report.html").read_text()
+    assert f"<td>{told[0]['virus_kind']}</td><td>{told[0]['kin']}</td>" in page
     for name, n in families.items():
         assert f'<th scope="row">{name}</th><td class="n">{n}</td>' in page
 

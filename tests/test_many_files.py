@@ -301,7 +301,7 @@ def test_a_new_file_that_holds_the_same_as_an_input_is_told(make_config, tiny, f
     shutil.copy(folder / "a.fa", folder / "copy.fa")
     run_inline(make_config(folder / "a.fa", folder / "copy.fa", resume=True), tiny.head)
     log = (config.output / "virnucpro.log").read_text()
-    assert f"{folder / 'copy.fa'} holds the same as an input of this run" in log
+    assert f"{folder / 'copy.fa'} has the same content as an input of this run" in log
 
 
 def test_ids_of_a_file_that_is_cut_short_count_because_it_may_be_mended(make_config, tiny, folder):
@@ -325,8 +325,8 @@ def test_files_of_a_folder_that_are_passed_over_are_named_in_one_line(make_confi
     config = make_config(folder)
     run_inline(config, tiny.head)
     log = (config.output / "virnucpro.log").read_text()
-    (line,) = (line for line in log.splitlines() if "passed over" in line)
-    assert f"passed over in {folder}" in line and "9 files" in line and "+ 4 more" in line
+    (line,) = (line for line in log.splitlines() if "skipped in" in line)
+    assert f"skipped in {folder}" in line and "9 files" in line and "+ 4 more" in line
 
 
 def test_the_results_of_another_run_are_no_input_of_a_folder(make_config, tiny, folder):

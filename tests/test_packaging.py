@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 import xml.etree.ElementTree as ElementTree
 from importlib.metadata import metadata, requires
 from pathlib import Path
 
+import make_man
 import pytest
 import yaml
 from packaging.requirements import Requirement
@@ -69,3 +72,18 @@ def test_the_galaxy_tool_uses_options_and_files_of_the_program() -> None:
         "run/predictions.tsv",
         "run/report.html",
     } == made
+
+
+def test_every_command_has_a_manual_page_with_its_options(tmp_path):
+    make_man.main(tmp_path)
+    pages = {path.name: path for path in tmp_path.iterdir()}
+    assert {"virnucpro.1", "virnucpro-predict.1", "virnucpro-models-check.1"} < pages.keys()
+    for name, command in make_man.walk("virnucpro", get_command(app)):
+        page = pages[f"{name.replace(' ', '-')}.1"]
+        text = page.read_text(encoding="utf-8").replace("\\-", "-")
+        options = [name for one in command.params for name in one.opts if name.startswith("-")]
+        assert all(option in text for option in options)
+    if shutil.which("groff"):
+        command = ["groff", "-ww", "-man", "-z", *map(str, pages.values())]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")

@@ -153,7 +153,7 @@ def test_a_head_with_code_in_it_is_refused_and_does_nothing(classifier, tmp_path
         ("no batch norm", "it has no bn1"),
         ("no weight", "is no tensor"),
         ("not finite", "a weight that is not finite"),
-        ("other inputs", f"a layer of {DIM + 1} inputs behind {DIM} values"),
+        ("other inputs", f"a layer of {DIM + 1} inputs for {DIM} values"),
         ("a dictionary", "it has no hidden_layer"),
         ("negative variance", "a batch norm without a variance"),
     ],
@@ -245,7 +245,7 @@ def test_a_bundle_is_imported_from_a_folder_and_used_without_network(brought, tm
     (line,) = (line for line in lines if line.startswith("virnucpro-500"))
     assert " here: " in line
     verified = CliRunner().invoke(app, ["models", "verify", "dnabert-s"])
-    assert "is whole" in verified.output, verified.output
+    assert "is complete" in verified.output, verified.output
     alone = CliRunner().invoke(app, ["models", "download", "dnabert-s"])
     assert "dnabert-s is at" in alone.output and "head" not in alone.output
     models = open_bundle()

@@ -85,7 +85,7 @@ def test_names_that_are_written_otherwise_are_told_in_one_line(caplog) -> None:
     assert found == ["S_1", "S_1_2", "S3", "d_d", "d_d_2"]
     (told,) = (record.getMessage() for record in caplog.records)
     names = "S 1 as S_1, S_1 as S_1_2, /d/d.fa as d_d + 1 more"
-    assert told == f"samples written by another name: {names}"
+    assert told == f"samples renamed: {names}"
 
 
 @pytest.mark.parametrize(

@@ -539,7 +539,7 @@ def test_an_input_that_is_gone_is_missed_where_scores_do_not_serve(tmp_path):
         predict(fasta, to=tmp_path / "run", preset="sensitive", resume=True)
     fasta.unlink()
     before = tables_of(tmp_path / "run")
-    with pytest.raises(InputMissingError, match="regions cannot be looked for"):
+    with pytest.raises(InputMissingError, match="regions cannot be searched for"):
         predict(fasta, to=tmp_path / "run", resume=True)
     with pytest.raises(ResumeError, match="genetic_code was 11, now 4"):
         predict(fasta, to=tmp_path / "run", resume=True, regions=False, genetic_code=4)

@@ -369,7 +369,7 @@ def test_a_disk_that_gives_another_bit_than_it_was_given_is_told(path, monkeypat
             return super().write(whole[:-1] + bytes([whole[-1] ^ 1]))
 
     monkeypatch.setattr("virnucpro.ground.tree._NamedFile", Faulty)
-    with pytest.raises(StorageError, match="reads back otherwise"):
+    with pytest.raises(StorageError, match="reads back differently"):
         write_embeddings(path, make_embeddings(5), ATTRIBUTES, Tree(path.parent))
     assert not list(path.parent.iterdir())
 

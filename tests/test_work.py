@@ -455,7 +455,7 @@ def test_a_lost_plan_is_named(plan):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"plan_only": True}, "the precision of the run is fixed now"),
+        ({"plan_only": True}, "the plan fixes the precision of the run"),
         ({"no_embed": True}, "--no-embed goes with --resume"),
         ({"no_embed": True, "plan_only": True}, "contradict each other"),
     ],
@@ -534,8 +534,8 @@ def test_a_log_is_read_on_from_its_last_whole_line(tmp_path):
         ("1/0", {}, "is no part"),
         ("half", {}, "is no part"),
         ("0", SLURM, "is no part"),
-        ("16", {}, "no task of a job array"),
-        (None, {"PBS_ARRAY_INDEX": "1"}, "PBS does not tell"),
+        ("16", {}, "not a task of a job array"),
+        (None, {"PBS_ARRAY_INDEX": "1"}, "PBS does not say"),
         (None, {**SLURM, "SLURM_ARRAY_TASK_MAX": "8"}, "have gaps"),
         (None, {"SLURM_ARRAY_TASK_ID": "1"}, "have gaps"),
     ],

@@ -50,7 +50,7 @@ class Caller:
 
     @property
     def announcements(self) -> tuple[str, ...]:
-        """Who calls, in lines for the user."""
+        """Lines for the user that say who calls."""
         return ()
 
     @property
@@ -66,7 +66,7 @@ class Caller:
 
     @property
     def facts(self) -> Mapping[str, Mapping[str, object]]:
-        """What a report says of the scorer and of the head, if they call."""
+        """Facts of the scorer and of the head for a report, if they call."""
         facts: dict[str, Mapping[str, object]] = {}
         if (head := self.frame_head) is not None:
             facts["head"] = {"sha256": head.sha256, **asdict(head.facts)}
@@ -76,7 +76,7 @@ class Caller:
 
     @property
     def trained_on(self) -> Mapping[str, Trained]:
-        """What each that calls was trained on."""
+        """The training data of the scorer and of the head, if they call."""
         trained: dict[str, Trained] = {}
         if (head := self.frame_head) is not None:
             trained = {
@@ -108,7 +108,7 @@ class Caller:
     def call(
         self, records: Records, frames: Sequence[list[Prediction]], recipe: Recipe
     ) -> CalledRecords:
-        """Call each record. Beside it are its embedded frames, scored or not."""
+        """Call each record. It comes with its embedded frames, scored or not."""
         return CalledRecords.of(_call_by_frames(recipe, self.head_facts, records, frames))
 
 
@@ -148,7 +148,7 @@ class ByScorer(Caller):
         return score_records(records, recipe, self.scorer)
 
     def call_scored(self, scored: ScoredRecords, recipe: Recipe) -> CalledRecords:
-        """Call each record whose score is there."""
+        """Call each record that has a score."""
         return call_scored(scored, recipe, self.scorer, self.options)
 
 
@@ -220,7 +220,9 @@ class _Joined(Caller):
     def announcements(self) -> tuple[str, ...]:
         knots = self._join.knots
         weights = ", ".join(f"{knot.head:.2f} at {knot.n_bases:,}" for knot in knots)
-        lines = [f"called by the scorer and the head; weight of the head by bases: {weights}"]
+        lines = [
+            f"called by the scorer and the head; weight of the head by length in bases: {weights}"
+        ]
         if not any(knot.head for knot in knots):
             lines.append("the head adds nothing at any length: the scores are those of the scorer")
         return tuple(lines)
@@ -258,7 +260,7 @@ def caller_of(options: CutOptions, calls: Calls, head: Head | None) -> Caller:
 
 
 def _kmers_of(scorer: Scorer) -> Sketch:
-    """The sketch of all that the scorer was trained on, which lies beside it; empty for others."""
+    """The sketch of the scorer's training data, stored next to it; empty for other scorers."""
     with safe_open(EMBEDDED_FOLDER / "trained.safetensors", framework="np") as handle:
         is_of_it = handle.metadata()["scorer_sha256"] == scorer.sha256
         return unpack(handle.get_tensor("trained_kmers")) if is_of_it else NO_KMERS

@@ -73,7 +73,7 @@ def probabilities(log_odds: Values) -> Values:
 
 
 def log_odds(score: float) -> float:
-    """The log-odds of being viral, within what 6 decimals can tell."""
+    """The log-odds of being viral, clipped to what 6 decimals can hold."""
     score = min(max(score, _SURE), 1 - _SURE)
     return log(score / (1 - score))
 
@@ -116,7 +116,7 @@ def call_record(
 
 
 def failure_note(frames: Sequence[Prediction]) -> str:
-    """The note on frames without a vector, if there are any; the first reason stands for all."""
+    """The note on frames without a vector, if there are any; it gives the first reason."""
     failures = [frame.failure for frame in frames if frame.failure]
     if not failures:
         return ""

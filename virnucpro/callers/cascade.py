@@ -1,4 +1,4 @@
-"""A cascade: the scorer reads every record, and its score says which ones a model is worth.
+"""A cascade: the scorer reads every record, and its score decides which ones are embedded.
 
 What is asked for follows from the score of a record and its length alone: it is the same in every
 run, and no cut changes it. The bounds are shares of the scorer's error rates, which folds over
@@ -47,7 +47,7 @@ def first_asking(records: Records, recipe: Recipe, rules: Sequence[Embed]) -> li
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cascade(Caller):
-    """The scorer calls the records without a frame that is embedded, ``then`` all others.
+    """The scorer calls the records without embedded frames, and ``then`` calls all others.
 
     What the scorer cannot read is left to ``then`` as well.
     """

@@ -1,4 +1,4 @@
-"""The chain of two states, host and virus, that tells virus-like regions, and what it learned.
+"""The chain of two states, host and virus, that finds virus-like regions, and its parameters.
 
 Items stand along a record, each with its evidence: the log-ratio of virus over host. Rates count
 bases, so items may be missing, or stand at any distance. ``viterbi`` gives the most probable path,
@@ -186,7 +186,7 @@ def log_likelihoods(
 
     (n,), (n,), (k,) -> (k,), up to a constant. Contrasts of hosts and of viruses have normal
     distributions of the same width here. So a virus throughout and a host that departs as far are
-    told apart by how probable each is, and not by the width of what is seen.
+    distinguished by their probabilities, and not by the width of the distribution.
     """
     likelihoods = np.empty(len(departures))
     first = log1p(-model.first_share), log(model.first_share)

@@ -51,7 +51,7 @@ class Items:
 
     @classmethod
     def joined(cls, each: Sequence[Items]) -> Items:
-        """The pieces of several records, one record behind the other."""
+        """The pieces of several records, one record after the other."""
         if not each:
             return cls(np.zeros(0, np.int64), np.zeros(0), np.zeros(0), np.zeros((0, len(_SHAPE))))
         columns = ([one.start, one.log_odds, one.gc, one.shape] for one in each)

@@ -4,7 +4,7 @@ A safetensors file: ``protein.layers.0.weight``, ``protein.layers.0.bias``,
 ``protein.layers.1.weight`` … of the network that sees an embedding; the same under
 ``nucleotide.`` of the one that sees the embedding and the composition of the frame's bases, if
 there is one; and the head's facts, in JSON, as its one entry of metadata. Between two layers stands
-a ReLU; the last gives two logits. Digests of what it was trained on may lie beside them.
+a ReLU; the last gives two logits. The file may also hold digests of its training data.
 
 A head may be joined with the scorer: their log-odds are weighted by length. The scorer's are there
 for every call; a head says what its frames add. The weights are fitted to groups that the head was
@@ -56,7 +56,7 @@ def _no_digests() -> NDArray[np.uint64]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderFacts:
-    """An encoder whose vectors a head was made for."""
+    """The encoder that a head was made for."""
 
     family: str
     name: str  # in messages
@@ -203,7 +203,7 @@ class Network:
         for weight, bias in self.layers:
             is_layer = weight.ndim == 2 and weight.size and bias.shape == weight.shape[:1]
             if not is_layer or weight.shape[1] != n_inputs:
-                raise ValueError(f"a layer of shape {weight.shape} behind {n_inputs} values")
+                raise ValueError(f"a layer of shape {weight.shape} for {n_inputs} inputs")
             n_inputs = len(weight)
         if n_inputs != 2:
             raise ValueError(f"{n_inputs} outputs for the classes {CLASSES!a}")
@@ -233,7 +233,7 @@ class Network:
     def classify(self, inputs: NDArray[np.float64]) -> NDArray[np.float64]:
         """The probability that each row is viral, 6 decimals. (n, n_inputs) -> (n,)
 
-        In float64: a score does not depend on the rows beside it.
+        In float64: a score does not depend on the other rows.
         """
         x = inputs
         for i, (weight, bias) in enumerate(self.layers):
@@ -267,10 +267,10 @@ class Head:
         if self.protein is None and (dim or self.nucleotide is None):
             raise ValueError("a head without a network")
         if self.protein is not None and self.protein.n_inputs != dim:
-            raise ValueError(f"a layer of {self.protein.n_inputs} inputs behind {dim} values")
+            raise ValueError(f"a layer of {self.protein.n_inputs} inputs for {dim} values")
         if self.nucleotide is not None and self.nucleotide.n_inputs != dim + N_FEATURES:
             raise ValueError(
-                f"a layer of {self.nucleotide.n_inputs} inputs behind {dim} + {N_FEATURES} values"
+                f"a layer of {self.nucleotide.n_inputs} inputs for {dim} + {N_FEATURES} values"
             )
         for digests in (getattr(self, name) for name in _DIGESTS):
             if digests.dtype != np.uint64 or digests.ndim != 1:

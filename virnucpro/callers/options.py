@@ -41,8 +41,9 @@ CallsBy = Annotated[
 EmbedBy = Annotated[
     Embed | None,
     option(
-        "Embed only records with a score near a call or above it (viral), or the same without "
-        "those that every preset calls virus (uncertain). The scorer alone calls the others.",
+        "Choose records to embed by their score. viral: those that a preset calls virus, or "
+        "nearly; uncertain: these, without those that every preset calls virus. The scorer alone "
+        "calls the others.",
         MODEL,
         show_default="all, or what the run embeds",
     ),
@@ -96,8 +97,8 @@ class CutOptions:
     preset: Annotated[
         _Preset,
         option(
-            "Use the thresholds, by length, at which at most 10, 3 or 0.5 % of unknown hosts are "
-            "called virus.",
+            "Use the thresholds, one per length, at which at most 10, 3 or 0.5 % of unknown hosts "
+            "are called virus.",
             _PANEL,
         ),
     ] = "default"

@@ -62,7 +62,7 @@ def find_head(bundle: str, models: tuple[Model, ...], on_event: OnEvent) -> Path
 
 
 def read_original_head(path: Path, encoders: tuple[EncoderFacts, ...], chunk_size: int) -> Head:
-    """The head in a ``.pth`` file, for the vectors of these encoders side by side.
+    """The head in a ``.pth`` file, for the concatenated vectors of these encoders.
 
     Raises:
         UnavailableError: it is another file, is damaged, or holds code, which is not run.

@@ -39,7 +39,7 @@ from virnucpro.sequences.translate import protein_of, screen_all
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoredRecords:
-    """Neighbouring records by the scorer alone: all that calls are made of but the cut."""
+    """Scores of neighbouring records by the scorer alone: all that calls need, except the cut."""
 
     records: Records
     screened: dict[int, Status]  # by place, of those that have no score for that
@@ -88,7 +88,7 @@ def _whole_proteins(proteins: Sequence[str], scorer: Scorer) -> tuple[Values, Pi
 def call_scored(
     scored: ScoredRecords, recipe: Recipe, scorer: Scorer, cut: CutOptions
 ) -> CalledRecords:
-    """Call each record; beside the calls are the scores of pieces."""
+    """Call each record, and give the scores of its pieces."""
     is_protein = recipe.input_type == "protein"
     error_rates = scorer.error_rates_of(recipe.input_type)
     records, pieces = scored.records, scored.pieces

@@ -27,7 +27,7 @@ _SHOWN = 3  # files in a hint
 
 
 def command(*groups: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Have a function called with an object of each class of options, made of the command line.
+    """Call a function with an object of each class of options, made from the command line.
 
     Fields of the process (its arguments, a variable) are no options, and are filled here.
     """
@@ -119,7 +119,7 @@ def _is_text(param: Any, value: object) -> bool:  # noqa: ANN401 - typer's or cl
 
 
 class Command(TyperCommand):
-    """A command that says of a wrong value what is wrong, without the words of a library."""
+    """A command that explains a wrong value in plain words, not in those of a library."""
 
     def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - typer's or click's
         return plain(super().get_params(ctx))
@@ -133,7 +133,7 @@ class Command(TyperCommand):
 
 
 class CommandOnInput(Command):
-    """A command that gets its files with ``--input``, and says so where one stands alone."""
+    """A command that takes files with ``--input``, and says so if a file stands alone."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - typer's or click's
         if not ctx.resilient_parsing:

@@ -65,7 +65,7 @@ def _end(error: VirnucproError, kept: Callable[[], str]) -> NoReturn:
 
 @contextmanager
 def needing(extra: str) -> Iterator[None]:
-    """Around imports of what the core installation does not have.
+    """Wrap imports that the core installation lacks.
 
     Raises:
         UnavailableError: one of them is not installed.

@@ -44,7 +44,7 @@ Point: TypeAlias = tuple[float, float]  # see ``seconds_left``
 
 
 def add_point(points: Sequence[Point], seconds: float, amount: float) -> list[Point]:
-    """The points and one more; of too many, every second one goes."""
+    """Add a point; if there are too many, drop every second one."""
     kept = list(points) if len(points) < _MOST_POINTS else list(points[::2])
     return [*kept, (seconds, amount)]
 
@@ -338,8 +338,8 @@ def _describe(event: Telling) -> tuple[int, str]:
         case BatchDone(worker=worker, shard=shard, n_repeated=n) if n:
             return (
                 logging.INFO,
-                f"{worker}: embedded in fp32, being too large for fp16: {counted(n, 'sequence')} "
-                f"of shard {shard.name}",
+                f"{worker}: {counted(n, 'sequence')} of shard {shard.name} embedded in fp32: their "
+                "numbers are too large for fp16",
             )
         case BudgetReduced(worker=worker, tokens_per_batch=tokens):
             return logging.WARNING, f"{worker}: out of memory; batches of {tokens} tokens from now"

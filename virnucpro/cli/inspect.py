@@ -24,7 +24,7 @@ _MEASURED = "the tables, and the file of --json, hold what was measured"
 
 
 def devices(
-    *, as_json: Annotated[bool, option("Print the facts for programs.", None, "--json")] = False
+    *, as_json: Annotated[bool, option("Print the facts as JSON.", None, "--json")] = False
 ) -> None:
     """List the devices that a run would use: GPUs, memory, precision, kernels.
 
@@ -39,7 +39,7 @@ def devices(
 
 @command(BenchOptions)
 def bench(options: BenchOptions) -> None:
-    """Measure this machine: its limits, and the encoder beside fair-esm.
+    """Measure this machine: its limits, and the encoder compared with fair-esm.
 
     Ratios are to the first row, fair-esm's own extract loop.
 
@@ -61,14 +61,14 @@ def _tell(line: str, quiet: bool) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _StatusOptions:
-    """A run folder, and what is said of it."""
+    """A run folder, and how to describe it."""
 
     folder: Annotated[Path, folder("Run folder.")]
     verify: Annotated[bool, option("Verify every output and feature file.")] = False
     as_json: Annotated[
         bool,
         option(
-            "Print figures for programs: shards done and pending, tokens/s of each host, "
+            "Print figures as JSON: shards done and pending, tokens/s of each host, "
             "remaining time.",
             None,
             "--json",
@@ -82,9 +82,9 @@ class _StatusOptions:
 
 @command(_StatusOptions)
 def status(options: _StatusOptions) -> None:
-    """Describe a run folder: finished, pending and failed work, and who is at it.
+    """Describe a run folder: finished, pending and failed work, and who works on it.
 
-    Of a folder of virnucpro train: how far each seed is, its best epoch and its last figures.
+    For a folder of virnucpro train: the progress, best epoch and last figures of each seed.
 
     Example: virnucpro status results/ --verify
 
@@ -112,7 +112,7 @@ def _report_training(options: _StatusOptions) -> None:
     from virnucpro.learning.status import training_lines
 
     if lines := training_lines(options.folder, as_json=options.as_json):
-        refuse(options, ("verify",), "for a training, whose --resume verifies its files")
+        refuse(options, ("verify",), "for a training: its --resume verifies the files")
         running.report(lines)
         raise Finished(0)
 
@@ -145,17 +145,17 @@ class _CompareOptions:
 
 @command(_CompareOptions)
 def compare(options: _CompareOptions) -> None:
-    """Compare two results, row by row: missing rows, other labels, distances of scores.
+    """Compare two results, row by row: missing rows, other labels, differences of scores.
 
-    Frames, chunks and records are joined by their ids, in the tables that both results have.
+    Rows of frames, chunks and records are matched by id, in the tables that both results have.
 
     Example: virnucpro compare old_merged/ results/
 
     One table alone: virnucpro compare old_merged/prediction_results.txt
     results/prediction_results.txt --tolerance 0.00002
 
-    Exit codes: 0 the same rows and labels (and scores within --tolerance), 1 not so, 64 usage,
-    65 bad table, 66 result missing.
+    Exit codes: 0 the same rows and labels (and scores within --tolerance), 1 a difference,
+    64 usage, 65 bad table, 66 result missing.
     """
     with exits():
         from virnucpro.stories.compare import compare as compare_results
@@ -178,7 +178,7 @@ class _ReportOptions:
 def report(options: _ReportOptions) -> None:
     """Write DIR/report.html: a run, a training or an evaluation on one page, without a network.
 
-    Only files of the folder are read, and nothing is embedded or scored. The same folder gives
+    Only the files of the folder are read; nothing is embedded or scored. The same folder gives
     the same page.
 
     Example: virnucpro report results/

@@ -26,20 +26,20 @@ models = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="Checkpoints, and bundles of them with a head. First on a new GPU, and with a new model: "
-    "virnucpro models check esm2_t33_650M_UR50D --gpus 0",
+    help="Manage models: checkpoints, and bundles of checkpoints with a head. On a new GPU, and "
+    "with a new model, begin with: virnucpro models check esm2_t33_650M_UR50D --gpus 0",
 )
 
 
 @models.command("list", cls=Command)
 def list_models(
-    *, as_json: Annotated[bool, option("Print the facts for programs.", None, "--json")] = False
+    *, as_json: Annotated[bool, option("Print the facts as JSON.", None, "--json")] = False
 ) -> None:
     """List the named models: size, GPU memory, and path.
 
-    The first model is part of this program; it is used where a model is needed and none is named.
-    Imported models come last. The GPU memory is for the default batches;
-    `virnucpro models info NAME` says more.
+    The first model is part of this program; it is the default where a model is needed. Imported
+    models come last. The GPU memory is for the default batches; `virnucpro models info NAME` has
+    more.
 
     Example: virnucpro models list
     """
@@ -78,8 +78,8 @@ def show_model(options: NamedModelOptions) -> None:
 def download_model(options: DownloadOptions) -> None:
     """Fetch a published checkpoint, or all files of a bundle, into folders of torch hub.
 
-    They must be the published files: their hashes are known. A download that broke off goes on
-    where it was.
+    The hashes must be those of the published files. A download that broke off continues where it
+    stopped.
 
     Example: virnucpro models download esm2_t33_650M_UR50D
 
@@ -109,9 +109,9 @@ def download_model(options: DownloadOptions) -> None:
 @models.command("import", cls=Command)
 @command(ImportOptions)
 def import_model(options: ImportOptions) -> None:
-    """Copy a checkpoint to where --model finds it by name; nothing is fetched.
+    """Copy a checkpoint to where --model finds it by name; nothing is downloaded.
 
-    All of it is checked first, and no code in it is run.
+    The whole file is checked first, and no code in it is run.
 
     Example: virnucpro models import esm2_t33_650M_UR50D.pt
 
@@ -150,11 +150,11 @@ def verify(options: NamedModelOptions) -> None:
         from virnucpro.encoders.models import verify_model
 
         model, digest = verify_model(options.model)
-        lines = [f"{printable(model.path)} is whole, sha256 {digest}"]
+        lines = [f"{printable(model.path)} is complete, sha256 {digest}"]
         if model.head is not None:
             head = load_head(model.head)
             head.facts.check_made_for([model])
-            lines.append(f"{printable(model.head)} is whole, sha256 {head.sha256}")
+            lines.append(f"{printable(model.head)} is complete, sha256 {head.sha256}")
         report(lines)
 
 
@@ -163,14 +163,13 @@ def verify(options: NamedModelOptions) -> None:
 def check_model(options: CheckOptions, console: ConsoleOptions) -> None:
     """Compare the vectors that a model has here with those of fair-esm in float32.
 
-    A fixed panel of proteins is embedded by both, with the same weights, on every GPU that is
-    asked for. The vectors may differ by as much as roundings explain, with these weights and in
-    this precision. Do this first on a new GPU, and with a new model. It needs room for the model
-    in float32.
+    Both embed a fixed panel of proteins, with the same weights, on every GPU that is named. The
+    vectors may differ by as much as rounding explains, with these weights and in this precision.
+    Do this first on a new GPU, and with a new model. It needs memory for the model in float32.
 
     Example: virnucpro models check esm2_t33_650M_UR50D --gpus 0
 
-    The sharpest test: virnucpro models check ./model.pt --precision fp32
+    The strictest test: virnucpro models check ./model.pt --precision fp32
 
     What fp8 costs, without a GPU for it: virnucpro models check ./model.pt --device cpu --precision
     fp8 (a CPU emulates its products)
@@ -185,8 +184,8 @@ def check_model(options: CheckOptions, console: ConsoleOptions) -> None:
         report(outcome.report_lines())
         if not outcome.has_passed:
             raise VirnucproError(
-                "the vectors are not those of fair-esm: results with this model, device and "
-                "precision are not to be trusted",
+                "the vectors are not those of fair-esm: do not trust results with this model, "
+                "device and precision",
                 hint="compare `--precision fp32` and `--device cpu` to see which of them passes, "
                 "and use that; where none does, look at the file with `virnucpro models verify`, "
                 "and send this output to whoever gave you the program",

@@ -112,7 +112,7 @@ def _executor_of_package(name: str) -> Callable[..., Executor]:
 
 
 def what_is_kept(options: RunOptions) -> str:
-    """The hint for a run that was ended, by the ``run.json`` that is there by then."""
+    """The hint after a run that was ended, by its ``run.json``."""
     folder = options.output_dir
     try:
         stored = read_json(folder / "run.json")
@@ -123,7 +123,7 @@ def what_is_kept(options: RunOptions) -> str:
     if not is_ours:
         return "nothing was begun: run the same command again"
     if has_tables and options.report and not (folder / "report.html").exists():
-        return f"all is done but the page: virnucpro report {shlex.quote(str(folder))}"
+        return f"all is done except the page: virnucpro report {shlex.quote(str(folder))}"
     return "finished work is kept: go on with --resume"
 
 
@@ -172,7 +172,7 @@ def _run(options: RunOptions, console: ConsoleOptions) -> None:
 
 
 def work_in_block(options: WorkOptions, indices: tuple[int, ...]) -> list[ShardFigures]:
-    """Some shards of a run, in a process that a scheduler placed on another machine.
+    """Embed some shards of a run, in a process that a scheduler placed on another machine.
 
     The process ends with the one that started it, which Parsl's own workers do not.
     """
@@ -217,9 +217,9 @@ def work(options: WorkOptions, console: ConsoleOptions) -> None:
 def regions(options: RegionsOptions, console: ConsoleOptions) -> None:
     """Find virus-like regions, such as prophages, in the records of a finished run.
 
-    DIR gets the files that predict makes of them unless it has --no-regions: regions.tsv, .bed,
+    For runs of predict --no-regions, and for another --region-model. It writes regions.tsv, .bed,
     .gff3 and .fasta, tracks.tsv.gz, the notes in predictions.tsv, and the proviruses in viruses.tsv
-    and viruses.fasta. Nothing is embedded, and no call changes. The inputs must be where they were.
+    and viruses.fasta. No call changes. The input files must still be in their places.
 
     Example: virnucpro regions results/
 

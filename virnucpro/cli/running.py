@@ -29,7 +29,7 @@ _ERASE_LINE = "\r\x1b[2K"
 
 @contextmanager
 def loading(console: ConsoleOptions) -> Iterator[None]:
-    """Around the imports of a command, which may take a second: a line that says so, on a terminal.
+    """Show a line on a terminal while a command imports its modules, which may take a second.
 
     It is plain text, and the cursor stays visible: a signal may end the program here at once.
     """
@@ -112,7 +112,7 @@ def spare_the_collector() -> None:
 
 
 def report(lines: Iterable[str], quiet: bool = False) -> None:
-    """Tell the user how it went: in colours on a terminal, but not with ``quiet``."""
+    """Print the outcome: in colours on a terminal, but not with ``quiet``."""
     colours = None if has_colours() and not quiet else False  # None: if it is a terminal
     try:
         for line in lines:

@@ -43,7 +43,7 @@ class _Console(ConsoleOptions):
         Path | None,
         typer.Option(
             metavar="YAML",
-            help="YAML file of options by name, for example `batch_size: 64`; the command line "
+            help="Read options from this YAML file, such as `batch_size: 64`; the command line "
             "wins.",
             callback=_read_config,
             is_eager=True,
@@ -60,7 +60,7 @@ def manifest(options: ManifestOptions) -> None:
 
     - virnucpro manifest --virus viruses/ --other bacteria/ --other human.fa -o manifest.tsv
 
-    By table, a record is found by its accession, with its version or without:
+    By table, a record is found by its accession, with or without version:
 
     - virnucpro manifest --table taxonomy.tsv --fasta genomes.fa --group-by genus -o manifest.tsv
     """
@@ -74,16 +74,16 @@ def manifest(options: ManifestOptions) -> None:
 def train(options: TrainOptions, console: _Console) -> None:
     """Train a head for an encoder, fine-tune both, or pretrain an encoder.
 
-    Records are cut and translated as predict does it; whole groups (viral families, host genera)
+    Records are cut and translated as in predict; whole groups (viral families, host genera)
     are held out. DIR gets split.tsv, training.json, checkpoints/, tensorboard/, held_out.tsv,
     gain.tsv (what the head adds to the scorer), and model/, which predict, extract and evaluate
     take with --model: the encoder or its name, head.safetensors, and a model card, README.md.
 
-    What a training would need, before it starts:
+    The time, memory and disk that a training needs, before it starts:
 
     - virnucpro train --data manifest.tsv -o training/ --check
 
-    A head on an encoder that stays as it is, and its use:
+    A head on an encoder that stays as it is, and how to use it:
 
     - virnucpro train --data manifest.tsv -o training/
 
@@ -93,7 +93,7 @@ def train(options: TrainOptions, console: _Console) -> None:
 
     - virnucpro train --data manifest.tsv -o training/ --finetune --model esm2_t12_35M_UR50D
 
-    How virus-like regions are told, in DIR/regions.json, from chromosomes with known prophages:
+    A model of virus-like regions, DIR/regions.json, from chromosomes with known prophages:
 
     - virnucpro train --data genomes/ --regions prophages.tsv -o training/
 
@@ -161,18 +161,17 @@ def _outcome(output: Path, model: Path | None) -> list[str]:
 def evaluate(options: EvaluateOptions, console: ConsoleOptions) -> None:
     """Measure the scorer, or a head, on labelled sequences that it was not trained on.
 
-    Fragments of each length and the whole records are called as predict calls them, in the run
-    folder DIR/run. evaluation.tsv, .json and report.html have AUROC (with intervals over groups),
-    AUPRC, accuracy, precision, recall, F1 and false positives of the calls, precision where 1, 5
-    and 20 % are viral, recall at 1 % false positives, and calibration; overall and by kingdom, of
-    all fragments and of those with a score. report.html draws the curves.
+    Fragments of each length and whole records are called as in predict, in the run folder DIR/run.
+    evaluation.tsv and evaluation.json have AUROC (with intervals over groups), AUPRC, accuracy,
+    precision, recall, F1, false positives and calibration: for all samples and by kingdom, with
+    and without the samples that have no score. report.html has the curves.
 
     Example: virnucpro evaluate --data manifest.tsv --output-dir evaluation/
 
     That is the scorer. What was trained: virnucpro evaluate --data manifest.tsv --split
     training/split.tsv --output-dir evaluation/ --model training/model --card
 
-    Known prophages beside the regions that predict finds, in regions_evaluation.tsv: precision and
+    Regions against known prophages, in regions_evaluation.tsv: precision and
     recall of bases, and of genes with a GFF; found and false regions; the error of their ends:
 
     virnucpro evaluate --data genomes/ --regions prophages.tsv --genes genes.gff -o evaluation/

@@ -40,7 +40,7 @@ _LIBRARY = re.compile("CU(BLAS|DNN)_STATUS_")
 def outcome_of(work: Callable[[], _T]) -> _T | Refused:
     """The result of the work, or the error as an outcome.
 
-    A device whose context is lost can do nothing more: that error ends the worker.
+    A device that lost its context can do nothing more: that error ends the worker.
     """
     try:
         return work()
@@ -130,7 +130,7 @@ class Batches:
         self.tokens_per_batch = min(self.tokens_per_batch, self.n_tokens(batch) // 2)
 
     def try_again(self, batch: list[int]) -> bool:
-        """Put back, once, a row that did not fit alone: the next time no batch is beside it."""
+        """Put back, once, a row that did not fit: the next time it is alone on the device."""
         if not self.tried_alone.isdisjoint(batch):
             return False
         self.tried_alone.update(batch)

@@ -34,7 +34,7 @@ class Executor(Protocol):
     """
 
     def start(self, job: Job, resources: Resources, n_workers: int) -> None:
-        """Have so many workers get ready, or as many as there are devices, for one ``run``.
+        """Start this number of workers, or one on each device, for one ``run``.
 
         That must be of the same job, with the same resources.
         """
@@ -69,9 +69,9 @@ class NoExecutor(Executor):
         names = ", ".join(shard.name for shard in shards[:_NAMED])
         more = f" and {len(shards) - _NAMED:,} more" if len(shards) > _NAMED else ""
         raise UnavailableError(
-            f"no vectors yet of {counted(len(shards), 'shard')}: {names}{more}",
-            hint=f"`virnucpro work {job.features.parent}` where there are devices, then this "
-            "again; or this without --no-embed, which makes them here",
+            f"vectors are missing of {counted(len(shards), 'shard')}: {names}{more}",
+            hint=f"run `virnucpro work {job.features.parent}` where there are devices, then this "
+            "command again; or leave --no-embed out to make them here",
         )
         yield
 

@@ -6,7 +6,7 @@
 Nothing is shared: a process killed inside ``Queue.get`` keeps the queue's lock, and the others
 would wait for ever. One thread of the parent waits on all pipes at once; another for each worker
 hands it shards, so that one that does not read keeps nobody waiting. They are dealt round-robin,
-two for each worker so that no device waits for the parent (beside those that are being written),
+two for each worker so that no device waits for the parent (besides those being written),
 and more of small ones; and then on demand.
 
 Workers may be started before there are shards: what they say waits in their pipes until then.
@@ -258,8 +258,7 @@ class _Peer:
             return
         self.sender.shutdown(wait=False, cancel_futures=True)
         LOGGER.warning(
-            "%s (process %d) does not end, not even when killed: is its device, or its disk, out "
-            "of order?",
+            "%s (process %d) does not end, not even when killed: check its device and its disk",
             self.work.worker,
             self.child.pid,
         )

@@ -48,8 +48,8 @@ class CacheOptions:
     cache: Annotated[
         Path | None,
         option(
-            "Read vectors of sequences that were embedded before from this folder, and add new "
-            "ones; runs, users and machines may share it.",
+            "Reuse the vectors in this folder, and add new ones; runs, users and machines may "
+            "share it.",
             DEVICES,
             metavar="DIR",
             show_default="none",
@@ -58,8 +58,8 @@ class CacheOptions:
     cache_size: Annotated[
         float,
         option(
-            "Keep at most so many gigabytes in the folder of --cache; what was not read for the "
-            "longest time goes first.",
+            "Limit the folder of --cache to this many gigabytes; vectors that were not read for "
+            "the longest time are deleted first.",
             DEVICES,
             metavar="GB",
             min=0,
@@ -95,8 +95,8 @@ class PlaceOptions:
     executor: Annotated[
         str,
         option(
-            "Embed on the devices of this machine (local), on nodes that Parsl gets from a "
-            "scheduler (parsl), or as an installed package does that has this name.",
+            "Embed on this machine (local), on nodes that Parsl requests from a scheduler (parsl), "
+            "or with the executor of this name from an installed package.",
             _CLUSTER,
             metavar="NAME",
         ),

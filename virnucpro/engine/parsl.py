@@ -1,4 +1,4 @@
-"""An executor on Parsl, which asks a scheduler for nodes as there is work, and gives them back.
+"""An executor on Parsl, which asks a scheduler for nodes while there is work.
 
     this process --Parsl--> a block, a node of the scheduler  --ProcessExecutor--> its devices
     this process <--files--  vectors, and the log of each process that does a part
@@ -128,7 +128,7 @@ class _Part:
 
 @dataclass(slots=True)
 class _News:
-    """News of the shards of a run, each told once."""
+    """News of the shards of a run, each reported once."""
 
     logs: Path
     shards: dict[int, Shard]  # those that nothing was told of
@@ -140,7 +140,7 @@ class _News:
         self.ends = {path: path.stat().st_size for path in self._paths()}
 
     def read(self) -> Iterator[Event]:
-        """The events that the logs tell since the last time."""
+        """The events that were added to the logs since the last call."""
         for path in self._paths():
             figures, self.ends[path] = ShardFigures.read(path, self.ends.get(path, 0))
             yield from self.tell(path.stem.removeprefix("work-"), figures)
@@ -235,7 +235,7 @@ def _left(
 
 @contextmanager
 def parsl_on(blocks: Blocks, rundir: RunDir) -> Iterator[DataFlowKernel]:
-    """Parsl with one pool of blocks, whose processes end with this one."""
+    """Parsl with one pool of blocks; its processes end with this one."""
     shutil.rmtree(rundir.parsl, ignore_errors=True)
     parent = os.getpid()
     bound = (
@@ -268,7 +268,7 @@ def parsl_on(blocks: Blocks, rundir: RunDir) -> Iterator[DataFlowKernel]:
             kernel.cleanup()
         except _AT_END as error:
             LOGGER.warning(
-                "Parsl did not end in order: %s; if jobs of it are left (squeue), cancel them",
+                "Parsl did not shut down cleanly: %s; cancel its jobs if squeue still lists them",
                 printable(error),
             )
         shutil.rmtree(rundir.parsl, ignore_errors=True)

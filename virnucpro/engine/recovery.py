@@ -1,8 +1,8 @@
 """The policy after a loss: the shard to blame, its next attempt, and what is given up.
 
 It has no process, no file and no clock, so every executor can use it. An executor keeps a
-``Workload`` for each of its workers, shows it all that the worker says, and, when the worker ends
-or falls silent, is told by ``Workload.end`` what becomes of its attempts:
+``Workload`` for each of its workers, and shows it all that the worker says. When the worker ends
+or falls silent, ``Workload.end`` decides what becomes of its attempts:
 
     killed, by chance or not       the shard is tried again as it was
     killed again, or crashed       the ORFs in flight are suspects, and run one by one
@@ -61,7 +61,7 @@ class Cause(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """The end of a worker that was not told to end."""
+    """The unexpected end of a worker."""
 
     cause: Cause
     reason: str
@@ -118,7 +118,7 @@ class Workload:
         return self.attempts[shards.index(self.shard) if self.shard in shards else 0 :]
 
     def wants(self, n_attempts: int) -> bool:
-        """True if the worker has fewer open attempts than these, and is to have more of them."""
+        """True if the worker should get more attempts: it has fewer open ones than this."""
         attempts = self.open
         is_small = sum(attempt.shard.n_residues for attempt in attempts) < _ENOUGH_RESIDUES
         return len(attempts) < n_attempts and (len(attempts) < _IN_FLIGHT or is_small)
@@ -135,7 +135,7 @@ class Workload:
         return [attempt for attempt in self.attempts if self.rows_of(attempt)] or self.attempts[:1]
 
     def patience(self, silence_seconds: float) -> float:
-        """Seconds without a word after which the worker counts as hung."""
+        """Seconds of silence after which the worker counts as hung."""
         if not self.attempts:
             return float("inf")
         return self.batch_seconds if any(self.rows.values()) else silence_seconds

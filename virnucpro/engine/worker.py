@@ -121,7 +121,7 @@ class Worker:
         return encoder.start(sequences)
 
     def run(self, attempt: Attempt) -> Iterator[Event]:
-        """Embed one shard with every encoder, but for the batches that the device is still at.
+        """Embed one shard with every encoder; its last batches may still run when this returns.
 
         They are ended, and the shard is written, by the next ``run`` or by ``finish``: its
         ShardDone or ShardFailed comes from there. A shard that has killed a worker is begun when
@@ -183,7 +183,7 @@ class Worker:
             self._close(self.open.popleft())
 
     def _next_batch(self, of_all: Sequence[_Embedding]) -> tuple[_Embedding, list[int]] | None:
-        """The next batch that can be started beside those in flight."""
+        """The next batch that can be started while others are in flight."""
         for embedding in of_all:
             if self.in_flight and self.in_flight[0][0].encoder is not embedding.encoder:
                 return None
@@ -221,7 +221,7 @@ class Worker:
         )
 
     def _written(self) -> Iterator[Event]:
-        """Wait until the last shard is written, and tell."""
+        """Wait until the last shard is written, and report it."""
         writing, self.writing = self.writing, None
         if writing is None:
             return

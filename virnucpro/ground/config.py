@@ -138,7 +138,7 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """The room that a model takes: by it devices, workers and batches are chosen."""
+    """The memory that a model takes; devices, workers and batches are chosen by it."""
 
     n_parameters: int
     file_bytes: int
@@ -163,7 +163,7 @@ class Footprint:
 
 
 def join_footprints(footprints: Sequence[Footprint]) -> Footprint:
-    """The room for models that are loaded together, and are at work one after the other."""
+    """The memory of models that are loaded together and run one after the other."""
     n_parameters = sum(each.n_parameters for each in footprints)
     weight_bytes = sum(each.weight_bytes("bf16") for each in footprints)
     return Footprint(
@@ -178,7 +178,7 @@ def join_footprints(footprints: Sequence[Footprint]) -> Footprint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """The settings that change the speed of a run alone."""
+    """The settings that change only the speed of a run."""
 
     devices: tuple[str, ...]  # of torch: "cuda:0", "cpu", "mps"; one worker each
     tokens_per_batch: int

@@ -103,7 +103,7 @@ class Choice:
         return first
 
     def count_helpers(self, n_cores: int) -> int:
-        """The processes, at most, that make shards and tables beside these devices.
+        """The largest number of processes that make shards and tables while these devices embed.
 
         A GPU gives one of them work for all of its time, or up to two (benchmarks/measure.py
         simulated), and leaves the other cores to them. On a CPU the tables take a sixth of the time
@@ -116,7 +116,7 @@ class Choice:
     def compromises(
         self, footprint: Footprint, precision: Precision, is_auto: tuple[bool, bool]
     ) -> list[str]:
-        """Lines about what unlike GPUs cost each other, and how to leave out the weaker ones.
+        """Lines on how different GPUs slow each other down, and how to leave out weaker ones.
 
         ``is_auto``: whether precision, and the budget of a batch, are chosen by the devices.
         """
@@ -291,9 +291,9 @@ def _slices(card: object) -> list[object] | None:
 
 
 def visible_gpus(gpus: Sequence[Gpu], cuda_visible_devices: str | None) -> list[Gpu]:
-    """The GPUs that CUDA shows, in its order: a wrong entry hides itself and all behind it.
+    """The GPUs that CUDA shows, in its order: a wrong entry hides itself and all after it.
 
-    Of slices (MIG) it shows one to a process, and that only without a whole card beside it.
+    Of slices (MIG) it shows one to a process, and none where there is a whole card.
     """
     if cuda_visible_devices is None:
         return [gpu for gpu in gpus if not gpu.card] or list(gpus[:1])
@@ -372,8 +372,7 @@ def choose_devices(
         choice = _first_there(kinds.values())
     if workers is not None and choice.kind != "cpu":
         raise UsageError(
-            f"--workers is for --device cpu: there is one worker per GPU, and here is "
-            f"{choice.descriptions[0]}",
+            f"--workers is for --device cpu; one worker runs on each GPU: {choice.descriptions[0]}",
             hint="leave it out, or add --device cpu",
         )
     return choice
@@ -435,7 +434,7 @@ def _choose_cuda(request: str, cuda_visible_devices: str | None) -> Choice:
 
 
 def free_gpus(cuda_visible_devices: str | None) -> list[int]:
-    """The places of the GPUs that could be used, and whose memory nobody uses."""
+    """The places of the usable GPUs with no memory in use."""
     with suppress(UnavailableError):
         choice = _choose_cuda("all", cuda_visible_devices)
         places = (int(device.partition(":")[2]) for device in choice.devices)
@@ -531,7 +530,7 @@ def choose_precision(request: str, choice: Choice) -> Precision:
         case "fp8":
             raise _lacks_fp8(choice)
     raise UnavailableError(
-        f"--precision {request} is not for {choice.descriptions[0]}",
+        f"--precision {request} is not possible on {choice.descriptions[0]}",
         hint="leave it out for the best that the device has",
     )
 
@@ -572,7 +571,7 @@ def describe_needs(footprint: Footprint) -> list[str]:
     return [
         f"disk        {as_size(footprint.file_bytes + converted)}"
         + (f", of which {as_size(converted)} are for the converted model" if converted else ""),
-        f"GPU memory  {as_size(most)} for the default batches, {as_size(least)} at the least",
+        f"GPU memory  {as_size(most)} for the default batches, {as_size(least)} at least",
         f"RAM         {as_size(footprint.weight_bytes('bf16') + _GIB // 2)} for a CPU worker",
     ]
 
@@ -593,7 +592,7 @@ def _describe_gpu(gpu: Gpu, torch: TorchBuild) -> str:
 
 
 def machine_lines(cuda_visible_devices: str | None, *, as_json: bool) -> list[str]:
-    """What ``virnucpro devices`` prints, for people or for programs."""
+    """What ``virnucpro devices`` prints, as text or as JSON."""
     if as_json:
         return [json.dumps(measure_machine(cuda_visible_devices), indent=2)]
     return describe_machine(cuda_visible_devices)

@@ -1,7 +1,7 @@
 """Files on disk: written whole or not at all, read plain or compressed; and what the disk refuses.
 
-Python's errors of ``write`` name no file, and their numbers tell a user little. Here they get the
-name of the file, an exit code and a remedy.
+Python's errors of ``write`` name no file, and their numbers mean little to a user. Here they get
+the name of the file, an exit code and a remedy.
 """
 
 from __future__ import annotations
@@ -277,7 +277,7 @@ def open_binary(path: Path, on_block: OnBlock | None = None) -> BinaryIO:
 
     Raises:
         OSError: it cannot be opened, or is a pipe or a device, which can be read only once.
-        EOFError: a file of bgzip ends early, between two members, where gzip cannot tell.
+        EOFError: a file of bgzip ends early, between two members, where gzip cannot notice.
     """
     with open_plain(path) as handle:
         magic = handle.read(16)
@@ -337,7 +337,7 @@ def _unpack(
 ) -> Generator[bytes]:
     """The content of all streams of a bzip2 or xz file, with padding between and behind them.
 
-    Python's own readers end without a word where the next stream is damaged.
+    Python's own readers end without an error where the next stream is damaged.
 
     Raises:
         EOFError: the file ends within a stream.

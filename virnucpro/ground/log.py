@@ -76,7 +76,7 @@ def _open_at_once(path: str, flags: int) -> int:
 
 
 class _QuietFileHandler(logging.FileHandler):
-    """A log that cannot be written is told once: it must not stop a run, nor fill the terminal."""
+    """A log that cannot be written causes one warning; it must not stop a run."""
 
     def __init__(self, path: Path, opener: Callable[[str, int], int]) -> None:
         self._opener, self._is_told = opener, False

@@ -102,7 +102,7 @@ def _value(option: str, hint: Any, value: object) -> object:  # noqa: ANN401 - a
         UsageError: it is empty, or of another type or choice.
     """
     if value == "":
-        raise UsageError(f"{option} is empty", hint="is the variable set that it came from?")
+        raise UsageError(f"{option} is empty", hint="check that the shell variable in it is set")
     if get_origin(hint) is tuple:
         values = value if isinstance(value, (list, tuple)) else [value]
         return tuple(_value(option, get_args(hint)[0], one) for one in values)

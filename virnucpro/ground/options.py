@@ -48,7 +48,7 @@ class ConsoleOptions:
         bool, option("Show the whole log on the console.", None, "--verbose", "-v")
     ] = False
     log_file: Annotated[
-        Path | None, option("Write the log to this file too.", metavar="FILE", show_default=False)
+        Path | None, option("Also write the log to this file.", metavar="FILE", show_default=False)
     ] = None
 
     def __post_init__(self) -> None:
@@ -120,8 +120,8 @@ class DeviceOptions(ComputeOptions):
     workers: Annotated[
         int | None,
         count(
-            "Start this number of processes, one core each. They embed with --device cpu, score "
-            "where nothing is embedded, and make shards and tables where others embed.",
+            "Use this number of processes, of one core each: to embed with --device cpu; to score "
+            "without a model; to make shards and tables where GPUs embed.",
             DEVICES,
             show_default="as many as cores and memory allow",
         ),
@@ -130,7 +130,7 @@ class DeviceOptions(ComputeOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceOptions:
-    """Sequences of the user's, and how they are read."""
+    """Sequences of the user, and how to read them."""
 
     input: Annotated[
         tuple[Path, ...],
@@ -147,7 +147,7 @@ class SequenceOptions:
     input_type: Annotated[
         Literal["auto", "nucleotide", "protein"],
         option(
-            "Take the sequences for nucleotide or protein; auto: by their letters.",
+            "Read the sequences as nucleotide or protein; auto: decide by their letters.",
             FILES,
             metavar="TYPE",
         ),
@@ -165,7 +165,7 @@ class SequenceOptions:
     ] = 0
     genetic_code: GeneticCode = 11
     per_file: Annotated[
-        bool, option("Write tables of each input file too, in DIR/samples/NAME/.", FILES)
+        bool, option("Also write the tables of each input file, in DIR/samples/NAME/.", FILES)
     ] = False
     strict: Annotated[
         bool,

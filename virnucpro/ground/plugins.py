@@ -1,6 +1,6 @@
 """What other packages add to VirNucPro, by the entry points of their distributions.
 
-They are looked for where installed modules lie, and never in the current folder: what lies beside
+They are looked for where installed modules lie, and never in the current folder: a file next to
 the data is data, whatever its name.
 """
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 def find_plugins(group: str, kind: type[T]) -> dict[str, Callable[[], T]]:
-    """What loads each entry point of a group, by name; the first on the path has the name."""
+    """The loader of each entry point of a group, by name; the first on the path wins."""
     from importlib.metadata import distributions
 
     found: dict[str, Callable[[], T]] = {}

@@ -1,8 +1,8 @@
 """Our processes: how workers, ranks and those of the benchmark start, hear signals and die.
 
 A process is a new interpreter, bound to the one that started it before it imports anything that
-takes long. It looks for modules where its parent looks, but never in the current folder: what
-lies beside the data is data, whatever its name. (``multiprocessing`` starts interpreters, and a
+takes long. It looks for modules where its parent looks, but never in the current folder: a file
+next to the data is data, whatever its name. (``multiprocessing`` starts interpreters, and a
 tracker of semaphores, that import from there.)
 
     parent  <--objects-->  child     a pipe of the child's own
@@ -86,7 +86,7 @@ class Child:
             self.process.stdin.close()
 
     def cause_of_end(self, seconds: float | None = None) -> str:
-        """The reason why a process ended whose pipe has ended; it may take a moment to follow."""
+        """The reason why a process ended; it may end a moment after its pipe."""
         self.wait(seconds)
         exit_code = self.process.returncode
         if exit_code is None or exit_code >= 0:

@@ -299,7 +299,7 @@ class Region(NamedTuple):
 
 
 class Track(NamedTuple):
-    """The pieces that the regions of a record are told by. Columns in step, (n_pieces,)."""
+    """The evidence for the regions of a record, by piece. Columns in step, (n_pieces,)."""
 
     start: NDArray[np.int64]
     end: NDArray[np.int64]  # before the start where a piece goes over the origin of a circle

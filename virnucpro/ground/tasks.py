@@ -1,4 +1,4 @@
-"""Tasks, and processes beside the parent that do them: parts of a plan, and of the outputs.
+"""Tasks (parts of a plan or of the outputs), and the processes that do them for the parent.
 
     parent  --tools, Task-->  helper     a pipe of the helper's own, and a thread of the parent
     parent  <----result-----  helper     for each
@@ -59,7 +59,7 @@ class _Block(Task[Tools_contra, T_co], Protocol):
 
 
 class AbandonedError(Exception):
-    """The end came before its time, so what is waited for never comes."""
+    """The work was ended early, so the awaited result never comes."""
 
 
 @dataclass(slots=True, eq=False)
@@ -171,13 +171,13 @@ def _done(task: Task[Tools, T], tools: Tools) -> Future[T]:
 
 
 def count_worth(most: int, n_letters: int) -> int:
-    """The number of helpers that so many letters are worth."""
+    """The number of helpers that pay off for this number of letters."""
     return min(most, n_letters // _LETTERS_PER_HELPER)
 
 
 @contextmanager
 def helpers_for(tools: Tools, n_helpers: int, products: str) -> Iterator[Helpers[Tools]]:
-    """So many helpers, for the time of the block; the log says what they make."""
+    """Start this number of helpers for the time of the block; the log says what they make."""
     helpers = Helpers(tools)
     try:
         with interrupts_held():

@@ -150,7 +150,7 @@ class Tree:
             os.unlink(path.name, dir_fd=folder)
 
     def delete_files(self, path: Path, is_ours: Callable[[str], object]) -> None:
-        """Delete the files of a folder whose names are ours."""
+        """Delete the files of a folder that have names of ours."""
         with suppress(*_NO_FOLDER), self.folder(path) as folder:
             for name in filter(is_ours, os.listdir(folder)):  # noqa: PTH208 - of a descriptor
                 with suppress(FileNotFoundError), _named(path / name):

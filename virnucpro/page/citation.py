@@ -67,7 +67,7 @@ WORKS = (
     ),
     Work(
         key="li2025virnucpro",
-        role="the original VirNucPro, whose chunks, frames and tables these are",
+        role="the original VirNucPro, which defined the chunks, the frames and two of the tables",
         title="VirNucPro: an identifier for the identification of viral short sequences using "
         "six-frame translation and large language models",
         authors=(

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress, islice, zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,12 @@ LENGTHS = {
     "nucleotide": (0, 300, 500, 1_000, 3_000, 10_000, 100_000),
     "protein": (0, 50, 100, 300, 1_000),
 }
+
+# what viruses are: their number by kind and the start of a class of length, their number by family,
+# and kind and family of records by file and id; viruses of an older run have the kind ""
+Identities: TypeAlias = tuple[
+    Counter[tuple[str, int]], Counter[str], dict[tuple[str, str], tuple[str, str]]
+]
 
 
 class RecordRows(NamedTuple):
@@ -73,7 +79,7 @@ class RecordRows(NamedTuple):
         return RecordRows._make([column[row] for row in rows] for column in self)
 
     def best(self, most: int) -> RecordRows:
-        """So many viral records: those with the highest scores, the longest first among equals."""
+        """At most this many viral records with the highest scores, the longest among equals."""
         if not self.places:
             return self
         lengths, scores = np.array(self.lengths), np.array(self.scores)
@@ -123,7 +129,7 @@ class PageRows:
             self.every *= 2
 
     def rows(self, most: int) -> RecordRows:
-        """So many rows at most, in the order of the table."""
+        """At most this many rows, in the order of the table."""
         viral, n_all = self.viral, len(self.others.places)
         if len(viral.places) > most:
             viral = viral.best(most)
@@ -291,7 +297,7 @@ def count_records(
 ) -> RunCounts:
     """Count the rows of a table of records, and keep some of them.
 
-    ``measured`` are files and ids of records whose length and score are wanted.
+    ``measured``: files and ids of the records to return with length and score.
 
     Raises:
         InputError: it is not a table of records, or damaged.
@@ -347,17 +353,17 @@ def _columns_of(lines: list[str], n_columns: int, path: Path) -> list[Sequence[s
     return list(zip(*fields, strict=True))
 
 
-def count_kinds(table: Path) -> tuple[Counter[tuple[str, int]], Counter[str]]:
-    """Count viruses by kind and the start of their class of length, and by family.
-
-    Those of an older run have the kind "".
+def count_kinds(table: Path, wanted: Collection[tuple[str, str]]) -> Identities:
+    """Count viruses by kind and by family, and look up those that are records, by file and id.
 
     Raises:
         InputError: it is damaged.
         OSError: it cannot be read.
     """
     kinds, families = Counter[tuple[str, int]](), Counter[str]()
-    for block in read_columns(table, ("length", "virus_kind", "kin")):
+    of_records: dict[tuple[str, str], tuple[str, str]] = {}
+    columns = ("file", "record", "kind", "length", "virus_kind", "kin")
+    for block in read_columns(table, columns):
         try:
             lengths = np.array(list(map(int, block["length"])))
         except ValueError as error:
@@ -365,8 +371,11 @@ def count_kinds(table: Path) -> tuple[Counter[tuple[str, int]], Counter[str]]:
         starts = np.array(LENGTH_CLASSES)[np.digitize(lengths, LENGTH_CLASSES[1:])].tolist()
         kinds.update(zip(block["virus_kind"], starts, strict=True))
         families.update(block["kin"])
+        for file, record, kind, _, virus_kind, kin in zip(*block.values(), strict=True):
+            if kind == "whole" and (file, record) in wanted:
+                of_records[file, record] = (virus_kind, kin)
     del families[""]
-    return kinds, families
+    return kinds, families, of_records
 
 
 def damaged(table: Path, why: object) -> InputError:

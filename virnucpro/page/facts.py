@@ -1,4 +1,4 @@
-"""The files of a run folder beside the table of records: what the run says of itself.
+"""The files of a run folder other than its tables: what the run says of itself.
 
 Runs of any version are read: a fact that a file lacks, or that is of another kind than it should
 be, is left out.
@@ -52,7 +52,7 @@ class InputFact(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The content of ``run.json`` or its like, of which nothing is taken for granted."""
+    """The content of ``run.json`` or a similar file; nothing in it is trusted."""
 
     content: Mapping[str, Any]
 
@@ -68,7 +68,7 @@ class Facts:
             raise InputMissingError(
                 f"{printable(path.parent)} holds no run", hint="give the --output-dir of a run"
             )
-        content, why = None, "it is no object"
+        content, why = None, "it is not a JSON object"
         try:
             content = read_json(path)
         except ValueError as error:

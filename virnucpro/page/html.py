@@ -1,4 +1,4 @@
-"""The page itself: one HTML file with all that it needs, which asks nothing of any network.
+"""The page itself: one HTML file with all that it needs, without a network.
 
 The templates escape every value. Scripts and styles are those of this package, and the page names
 their hashes, so that a browser runs nothing else. Data travel as columns in JSON, deflated, in a
@@ -23,7 +23,7 @@ _LEVEL = 6  # of deflate
 
 
 def render(template: str, content: Mapping[str, object], packed: str) -> bytes:
-    """The bytes of a page, whose data were packed."""
+    """The bytes of a page with packed data."""
     script, style = asset("page.js"), asset("page.css")
     words = {
         "references": references_to(WORKS),

@@ -23,6 +23,7 @@ from virnucpro.ground.records import STATUSES, Region
 from virnucpro.page.charts import GIB, Chart, device_charts, scores_by_length
 from virnucpro.page.citation import as_bibtex, works_of
 from virnucpro.page.counts import (
+    Identities,
     PageRows,
     RecordRows,
     RunCounts,
@@ -70,8 +71,8 @@ _SAMPLE_LABELS = {
     "n_provirus": "proviruses",
     "best_score": "its score",
 }
-_NOT_SHOWN = ("path", "error")  # columns of samples
-_OF_CALLS = {"n_scored", "n_virus", "n_provirus", "n_regions", "best_record", "best_score"}
+_NOT_SHOWN = ("path", "error", "families")  # columns of samples
+_OF_CALLS = {"n_scored", "n_virus", "n_provirus", "n_regions", "best_record", "best_score", "kinds"}
 _OF_CALLS |= {name for name in SampleTable.columns if name.startswith("virus_")}
 _MOST_TRACKS, _MOST_BINS = 200, 150_000  # records with a map, and bins of these
 _MOST_FIRST = 20  # regions that are listed without JavaScript
@@ -94,6 +95,7 @@ class _RunFiles(NamedTuple):
     regions: Regions | None
     starts: list[Start]
     complaints: Mapping[str, int]
+    identities: Identities | None  # None: there is no verdict
 
     @property
     def command(self) -> str:
@@ -189,8 +191,23 @@ def _read_run(rundir: RunDir) -> _RunFiles:
     if table.is_file():
         listed = regions.listed if regions else ()
         counts = count_records(table, facts.text("recipe", "input_type"), MOST_ROWS, listed)
-    complaints = read_complaints(rundir.log)
-    return _RunFiles(rundir, facts, counts, regions, Start.read_all(rundir.machine), complaints)
+    return _RunFiles(
+        rundir,
+        facts,
+        counts,
+        regions,
+        Start.read_all(rundir.machine),
+        read_complaints(rundir.log),
+        _read_identities(rundir, counts),
+    )
+
+
+def _read_identities(rundir: RunDir, counts: RunCounts | None) -> Identities | None:
+    table = rundir.output(VirusTable)
+    if counts is None or not table.is_file():
+        return None
+    top = counts.top
+    return count_kinds(table, set(zip(top.files, top.records, strict=True)))
 
 
 def _name(run: _RunFiles) -> str:
@@ -205,7 +222,7 @@ def _state(run: _RunFiles) -> tuple[str, str]:
     if state == "planned":
         return "unfinished", "The run is planned: see virnucpro work, and go on with --resume."
     if state not in ("complete", "partial"):
-        text = "The run was not ended: go on with --resume."
+        text = "The run did not end: go on with --resume."
         if counts is not None:
             text += " The figures are those of the tables of an earlier state."
         return "unfinished", text
@@ -270,17 +287,21 @@ def _answer(run: _RunFiles) -> dict[str, object] | None:
     if counts is None:
         return None
     n_within = regions.kinds.total() - regions.kinds["whole"] if regions else 0
+    identities = run.identities[2] if run.identities else {}
     named = sorted(filter(lambda sink: sink.about, all_sinks()), key=_place_on_page)
     names = [(one.file, one.about) for one in named if run.rundir.output(one).is_file()]
     if run.rundir.feature_index.is_file():
         names.append((run.rundir.feature_index.name, "all vectors, with their ids"))
     top = counts.top
-    columns = (top.records, top.files, top.lengths, top.scores, top.rates, top.notes)
+    keys = zip(top.files, top.records, strict=True)
+    of_top = [identities.get(key, ("", "")) for key in keys]
+    columns = (top.records, top.files, top.lengths, top.scores, top.rates, of_top, top.notes)
     return {
         "n_within": n_within,
         "looked_for_regions": regions is not None or run.facts.part("counts").get("n_regions") == 0,
         "top": list(zip(*columns, strict=True)),
         "has_fdr": not all(map(math.isnan, top.rates)),
+        "has_kinds": any(kind for kind, _ in identities.values()),
         "files": names,
     }
 
@@ -295,7 +316,7 @@ def _warnings(run: _RunFiles) -> Iterator[tuple[str, str]]:
     facts, counts = run.facts, run.counts
     n_failed, n_refused = _failures(facts)
     if counts is None:
-        yield "bad", "There are no tables yet: the run was ended before it wrote them."
+        yield "bad", "There are no tables yet: the run ended before it wrote them."
         return
     if facts.n_counted not in (None, counts.n_records):
         yield (
@@ -324,7 +345,10 @@ def _warnings(run: _RunFiles) -> Iterator[tuple[str, str]]:
         )
     n_renamed = sum(file.n_renamed for file in facts.inputs)
     if n_renamed:
-        yield "mind", f"Numbered, having occurred twice in a file: {counted(n_renamed, 'id')}."
+        yield (
+            "mind",
+            f"{counted(n_renamed, 'record')} with an id that occurs twice in a file: numbered.",
+        )
     for note, n in counts.notes.most_common(_MOST_LINES):
         yield "note", f"{counted(n, 'record')} with the note: {escaped(note)}"
     if len(counts.notes) > _MOST_LINES:
@@ -334,10 +358,9 @@ def _warnings(run: _RunFiles) -> Iterator[tuple[str, str]]:
 
 def _kinds(run: _RunFiles) -> dict[str, object] | None:
     """The viruses by kind and length, and the families that most of them are named by."""
-    table = run.rundir.output(VirusTable)
-    if run.counts is None or not table.is_file():
+    if run.identities is None:
         return None
-    kinds, named = count_kinds(table)
+    kinds, named, _ = run.identities
     totals: Counter[str] = Counter()
     for (kind, _), n in kinds.items():
         totals[kind] += n
@@ -465,7 +488,7 @@ def _sample_column(table: Path, name: str, texts: Sequence[str]) -> dict[str, ob
         InputError: a number is none.
     """
     label = _SAMPLE_LABELS.get(name, name.removeprefix("n_").replace("_", " "))
-    if name in ("file", "status", "best_record"):
+    if name in ("file", "status", "best_record", "kinds"):
         return {"name": label, "values": list(map(printable, texts)), "digits": None}
     try:
         values = [float(text) if text else None for text in texts]

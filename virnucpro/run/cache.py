@@ -6,7 +6,7 @@ it is whole, nobody changes it, and whoever finds the folder too large deletes t
 not read for the longest time. So any number of processes and hosts may write, read and delete, and
 none waits for another or needs a lock. A pack that is deleted while it is read stays open.
 
-Nothing is believed but a vector whose checksum is that of encoder, sequence and vector. Whoever may
+A vector is used only if its checksum is that of encoder, sequence and vector. Whoever may
 write into the folder can write a false vector with its checksum: it is for people who trust each
 other. Whatever the disk refuses costs a vector of the cache, and never the run.
 """

@@ -6,9 +6,8 @@ stands a label, and behind it the label's own SHA-256 and length. Vectors are fl
 half the bytes, in a floating-point type of the file's own, which HDF5 converts for who asks for
 float32, and readers here convert faster. The label says what made the
 file, so that one of another recipe or another shard is never taken for this one's, and gives
-length and SHA-256 of the content. So ``read_label`` tells by a file's last bytes, whatever its
-size, whose it is and that it is complete; ``read_embeddings`` tells that each bit is as it was
-written.
+length and SHA-256 of the content. So ``read_label`` needs only a file's last bytes, whatever its
+size, to see what it belongs to and that it is complete; ``read_embeddings`` verifies every bit.
 """
 
 from __future__ import annotations
@@ -95,7 +94,7 @@ def write_embeddings(
         out.seek(0)
         if not _holds(out, parts):
             raise StorageError(
-                f"{printable(path)} was written, but reads back otherwise",
+                f"{printable(path)} was written, but reads back differently",
                 hint="the disk has a fault: see the system's log",
             )
 
@@ -120,7 +119,7 @@ def _parts(embeddings: Embeddings, attributes: Attributes, store: Store) -> tupl
 def sealed_label(
     content: bytes, attributes: Attributes, failed_records: Sequence[str] = ()
 ) -> bytes:
-    """The end of a feature file: its label, and what tells where that begins and is whole."""
+    """The end of a feature file: its label, and the length and hash of the label."""
     label = Label(attributes, failed_records, len(content), _hash(content))
     text = json.dumps(asdict(label)).encode()
     return text + _SEAL.pack(hashlib.sha256(text).digest(), len(text))
@@ -309,7 +308,7 @@ def read_rows(path: Path, places: Sequence[int]) -> list[NDArray[np.float32]]:
 
 
 def find_vectors(path: Path) -> int:
-    """The byte at which the vectors of a file begin: they lie in it one behind the other.
+    """The byte at which the vectors of a file begin: they are stored one after the other.
 
     Raises:
         FeatureFileError: it is not there any more, or not as it was.
@@ -319,7 +318,7 @@ def find_vectors(path: Path) -> int:
             rows = _own(h5, "embeddings")
             start = rows.id.get_offset()  # None: without a byte, or in chunks
             if start is None and rows.size > 0:
-                raise ValueError("its vectors do not lie one behind the other")
+                raise ValueError("its vectors are not stored one after the other")
             return start or 0
     except DAMAGE as error:
         raise refusal(path, error) from error

@@ -1,4 +1,4 @@
-"""The feature store: where the vectors of a run are, whose they are, and how they are read.
+"""The feature store: where the vectors of a run are, what they belong to, and how they are read.
 
 Each encoder of a run has a store of its own. A store has a file for every shard, of the ORFs that
 were embedded. While the files are read, in order, it makes a second one of a shard with copies, of
@@ -66,7 +66,7 @@ class FeatureStore:
 
     @property
     def index(self) -> Path:
-        """The file over all files of the store, beside its folder."""
+        """The file over all files of the store, next to its folder."""
         return index_of(self.folder)
 
     def attributes(self, shard: Shard) -> Attributes:
@@ -100,7 +100,7 @@ class FeatureStore:
         self.tree.make_folder(self.folder)
 
     def reader(self, shards: Sequence[Shard]) -> FeatureReader:
-        """A reader of a generation's shards, of which all are given."""
+        """A reader of all shards of a generation."""
         return FeatureReader(self, shards)
 
     def files(self, shards: Sequence[Shard] = ()) -> Iterator[tuple[Path, Attributes]]:
@@ -145,7 +145,7 @@ class FeatureStore:
             return [match for entry in entries if (match := _FILE.fullmatch(entry.name))]
 
     def failed_records(self, shard: Shard) -> set[str] | None:
-        """The records of which a shard's file holds failures; None without a complete file."""
+        """The records with failures in a shard's file; None without a complete file."""
         return self._failed_in(self.path(shard), self.attributes(shard))
 
     def find_pending(
@@ -244,7 +244,7 @@ def index_of(folder: Path) -> Path:
 
 
 def _name(encoder: EncoderSpec) -> str:
-    """A folder name that tells this encoder from any other of a run."""
+    """A folder name that no other encoder of a run has."""
     digest = hashlib.sha256(json.dumps(encoder.facts, sort_keys=True).encode()).hexdigest()
     return f"{encoder.family}-{digest[:16]}"
 
@@ -289,7 +289,7 @@ class FeatureReader:
     def read(
         self, shard: Shard, orfs: Sequence[Orf], lost: Mapping[int, str], n_verified: int
     ) -> ShardFeatures:
-        """The features of a shard, whose ORFs are given; a copy has those of its original.
+        """The features of a shard with these ORFs; a copy has those of its original.
 
         ``lost`` has the reasons of the shards without a file, by index. The files of the first
         ``n_verified`` shards were verified; another that has an original is verified here. The
@@ -391,7 +391,7 @@ class FeatureReader:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Source:
-    """A feature file whose ORFs have copies."""
+    """A feature file that has originals of copies."""
 
     path: Path
     reasons: dict[int, str]  # place in the shard -> reason of the failure

@@ -1,4 +1,4 @@
-"""The run folder: what lies where in it, whose it is, and what is deleted when.
+"""The run folder: what lies where in it, what belongs to the run, and what is deleted when.
 
 The names of the outputs are those of the sinks; every other name stands here.
 """
@@ -128,7 +128,7 @@ class RunDir(Tree):
                 yield
 
     def shared(self) -> AbstractContextManager[None]:
-        """Work in this folder beside others that do so, with a log of this process; keep runs out.
+        """Share this folder with others that work in it, with a log of this process; keep runs out.
 
         Raises:
             OutputError, StorageError: as ``locked``.
@@ -258,7 +258,7 @@ class RunDir(Tree):
         self.delete_folder(folder)
 
     def clear_copies(self, manifest: Manifest) -> None:
-        """Delete the copies of inputs that a run, whose manifest is written, does not need."""
+        """Delete the copies of inputs that a run does not need; its manifest is written."""
         paths = [Path(file.path) for file in (*manifest.inputs, *manifest.refused)]
         names_in_use = [path.name for path in paths if path.parent == self.copies.resolve()]
         self._delete_ours(self.copies, kept=names_in_use)

@@ -151,7 +151,7 @@ class Outputs:
             self.rundir.write_json(self.rundir.manifest, {**stored, self.field: {**others, **now}})
 
     def _read(self) -> dict[str, Any]:
-        why: object = "it is no object"
+        why: object = "it is not a JSON object"
         try:
             stored = read_json(self.rundir.manifest)
             if isinstance(stored, dict):

@@ -242,7 +242,7 @@ def _hash_of(labels: Iterable[str]) -> str:
 
 
 def _export(path: Path, embeddings: Embeddings, layout: FeatureFormat, store: FeatureStore) -> None:
-    """Write the content of a feature file beside it, in another format."""
+    """Write the content of a feature file next to it, in another format."""
     path, tree = path.with_suffix(f".{layout}"), store.tree
     match layout:
         case "npz":

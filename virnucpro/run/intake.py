@@ -85,8 +85,8 @@ def _unnamed(recorded: Manifest, sources: Sequence[Source]) -> list[Source]:
 
     kept = [file for file in recorded.inputs if not file.generation and not is_named(file)]
     if kept:
-        others = f" and {counted(len(kept) - 1, 'other file')}" if len(kept) > 1 else ""
-        announce(f"{kept[0].shown}{others} stay in this run although not named again")
+        others = f" and {counted(len(kept) - 1, 'other file')} stay" if len(kept) > 1 else " stays"
+        announce(f"{kept[0].shown}{others} in this run although not named again")
     return [
         Source(Path(file.path), file.name, file.sample, file.mate)
         for file in recorded.refused
@@ -173,6 +173,6 @@ def _mendable(rundir: RunDir, recorded: Manifest) -> frozenset[str]:
             )
     except ValueError as error:
         raise ResumeError(
-            f"{printable(table)} is damaged: it does not tell which records failed",
+            f"{printable(table)} is damaged: it does not say which records failed",
             hint="go on with --resume alone, which writes it anew, then add the input",
         ) from error

@@ -8,7 +8,7 @@ another host left is watched: without a beat for a minute its process is dead, a
 with one it is alive, whatever ``flock`` says. The file system's clock alone counts, no host's.
 
 A run has the lock alone, and writes its name into it. Each ``work`` shares it, and has a tag of its
-own, its log, locked as well: so whoever asks can tell which of them are there.
+own, its log, locked as well: so anybody can see which of them are there.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def locked(folder: Path, tags: Path) -> Iterator[None]:
 
 @contextmanager
 def shared(folder: Path, tag: Path) -> Iterator[None]:
-    """Work in a folder beside others that do so; ``tag`` is the file that stands for this process.
+    """Share a folder with others that work in it; ``tag`` is the file that stands for this process.
 
     Raises:
         OutputError, StorageError: as ``locked``.
@@ -79,7 +79,7 @@ def shared(folder: Path, tag: Path) -> Iterator[None]:
 
 @contextmanager
 def tagged(tag: Path) -> Iterator[None]:
-    """Have a tag in a folder, for the run that has that.
+    """Hold a tag in a folder, for the run that has the folder.
 
     Raises:
         OutputError, StorageError: as ``locked``.
@@ -166,7 +166,7 @@ def _holding(folder: Path, take: _Take) -> Iterator[None]:
                 raise
             raise OutputError(
                 f"{printable(folder)} was moved or deleted while it was in use",
-                hint="if it was moved, go on there with --resume; leave it alone until the end",
+                hint="if it was moved, go on there with --resume; do not move it during a run",
             ) from error
 
 
@@ -333,7 +333,7 @@ def _marked(handle: FileIO, folder: Path, tags: Path) -> Iterator[None]:
 
 @contextmanager
 def _tagged(handle: FileIO, folder: Path, tag: Path) -> Iterator[None]:
-    """Mark a tag while no run has the folder, whose own mark is held for that moment."""
+    """Mark a tag while no run has the folder: the mark of a run is held for that moment."""
     with ExitStack() as stack:
         with _soft(handle, folder / _MARK, tag.parent, _QUEUE_SECONDS):
             stack.enter_context(_soft(handle, _mark_of(tag), tag.parent, _STALE_SECONDS))
@@ -350,7 +350,7 @@ def _soft(handle: FileIO, mark: Path, tags: Path, seconds: float) -> Iterator[No
         lock.acquire()
     except Timeout as error:
         if not _is_dead(handle, mark):
-            hint = f"if it is over (which cannot be seen from here), delete {printable(mark)}"
+            hint = f"if that run is over (this machine cannot see that), delete {printable(mark)}"
             raise _in_use(handle, tags.parent, tags, hint) from error
         announce(f"taken over: {printable(mark)}, whose process gave no sign of life")
         Tree(mark.parent).delete(mark)

@@ -116,7 +116,7 @@ class Start:
 
     @contextmanager
     def kept(self, path: Path) -> Iterator[None]:
-        """Write this start behind the earlier ones of a file, however the block ends.
+        """Write this start after the earlier ones of a file, however the block ends.
 
         That it cannot be written is a warning: no result depends on it.
         """

@@ -21,7 +21,7 @@ from virnucpro.sequences.samples import RunIds
 
 
 class Step(NamedTuple):
-    """A rule that a run was given for what it embeds."""
+    """A rule for what a run embeds."""
 
     rule: Embed
     generation: int  # of inputs: the first that came with the rule, or after it

@@ -482,7 +482,7 @@ def _by_telling_ids(manifest: Manifest) -> Iterator[tuple[InputFile, FastaRecord
 
 
 def _remedy(manifest: Manifest) -> str:
-    """The remedy beside making the ids unique."""
+    """The remedy other than making the ids unique."""
     if len(manifest.inputs) == 1:
         return "or add --rename-duplicates"
     return (

@@ -147,4 +147,5 @@ def _tally(stored: Mapping[str, Any]) -> Tally:
     score, length, record_id = stored["best"]
     lengths = Counter({int(start): n for start, n in stored["viral_lengths"].items()})
     best = (score, length, record_id)
-    return Tally(**{**stored, "best": best, "viral_lengths": lengths})
+    named = {name: Counter(stored[name]) for name in ("kinds", "families")}
+    return Tally(**{**stored, **named, "best": best, "viral_lengths": lengths})

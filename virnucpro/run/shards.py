@@ -5,7 +5,7 @@ devices, and the later ones large, so that much makes few files.
 
 The first word of a header is the ORF's id; what follows names chunk, record, start, end and
 strand, in this order, the bases of a frame, and for a copy the ordinal of its original. No id holds
-white space, so the words can be told apart.
+white space, so the words can be separated.
 
 Identical ORFs are embedded once: two are identical if all that the encoders of the run read of
 them is (the protein, the bases, or both). ``SeenOrfs`` looks at a digest of every ORF before it

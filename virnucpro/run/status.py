@@ -72,7 +72,7 @@ def _read(rundir: RunDir) -> Manifest:
         if run:
             raise InputMissingError(
                 f"{where}: {printable(run)} is reading the input, and has no plan yet",
-                hint="ask again in a while",
+                hint="ask again later",
             )
         present = [name for name in rundir.own_names if (rundir.root / name).exists()]
         if present and {*present} <= {rundir.copies.name, rundir.log.name}:

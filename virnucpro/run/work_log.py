@@ -2,10 +2,10 @@
 
     2026-01-01 12:00:00,000 INFO    figures {"shard": 12, "device": "cuda:0", ...}
 
-The log is also the tag of its process (``lock``): so its name tells host and process, and whoever
-reads it can tell whether they are still at work.
+The log is also the tag of its process (``lock``): its name has host and process, and its lock shows
+whether that process still works.
 
-What is left of a run, in seconds, is told by how its work went of late: ``seconds_left``.
+The seconds that are left of a run follow from the rate of its latest work: ``seconds_left``.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ShardFigures:
 
     @classmethod
     def read(cls, path: Path, start: int = 0) -> tuple[list[ShardFigures], int]:
-        """The figures in a log from a byte on, in order, and the byte behind its last whole line.
+        """The figures in a log from a byte on, in order, and the byte after its last whole line.
 
         Lines that are none of ours, or damaged, are left out.
         """
@@ -74,7 +74,7 @@ Point: TypeAlias = tuple[float, float]  # a time in seconds, and the work that w
 
 
 def rate_of(points: Sequence[Point]) -> float:
-    """The work per second of late; 0 if nothing tells it. The points rise in both.
+    """The latest work per second; 0 if it is unknown. The points rise in both.
 
     Only the last third of the time counts, and a few steps at least: the first batches are slow,
     and some workers begin later than others.
@@ -85,7 +85,7 @@ def rate_of(points: Sequence[Point]) -> float:
 
 
 def seconds_left(points: Sequence[Point], pending: float, now: float) -> float | None:
-    """The seconds that the pending work will take; None if nothing tells it.
+    """The seconds that the pending work will take; None if they are unknown.
 
     Work shows when a step ends: what passed since then counts as spent on the next step, unless
     that takes far longer than the steps before.

@@ -1,1 +1,1 @@
-"""The scorer: is a sequence viral, told from how it is spelled. Needs numpy and its library."""
+"""The scorer: is a sequence viral, by its own letters. Needs numpy and its library."""

@@ -3,8 +3,8 @@
 A word is nine residues of an open stretch. The table has words of one family alone: all that
 several of its genera have, and one in ``RARITY`` of the others, by hash. Words of viruses without
 a family have the owner 0. A family is named where it owns enough of the words that the table
-knows; its kind is that of the sequence then. Elsewhere a net tells the kind by the features that
-the scorer reads, but for words of its training.
+has; the sequence has the kind of this family then. Elsewhere a net gives the kind, by the features
+that the scorer reads, except the words of its training.
 
 ``embedded/kin.safetensors`` has the table, the net and their facts; ``making/train_kin.py`` makes
 it.
@@ -12,7 +12,6 @@ it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -124,7 +123,7 @@ class KinWords:
 
 
 def _keys(numbers: Numbers) -> Counts:
-    """The bucket of each word, before the rest that tells it from others there. (n,) -> (n,)"""
+    """The bucket of each word, before the bits that distinguish it from others. (n,) -> (n,)"""
     keys: Counts = (_hashes(numbers) >> np.uint64(64 - _BUCKET_BITS - _REST_BITS)).astype(np.int64)
     return keys
 
@@ -166,7 +165,7 @@ def kin_words_of(sequences: Sequence[Digits], code: GeneticCode = STANDARD) -> l
 
 
 def _residues(pieces: Pieces, stretches: Stretches) -> tuple[Digits, Counts]:
-    """The residues of stretches, one after the other, and whose each is. (n,), (n,)"""
+    """The residues of stretches, one after the other, and the stretch of each. (n,), (n,)"""
     digits = pieces.digits
     strands = np.stack(
         [RESIDUE_OF_CODE[codon_codes(strand)] for strand in (digits, opposite_strand(digits))]
@@ -193,7 +192,7 @@ def is_named(n_words: Counts, share: Values, n_bases: Counts) -> Mask:
 def most_words(
     each: Sequence[Numbers], table: KinWords, n_families: int
 ) -> tuple[Counts, Counts, Values]:
-    """Who owns most of the words of each sequence: families, numbers of words, and their shares.
+    """The family that owns most words of each sequence, the number of its words, and their share.
 
     A share is that of the words which the table knows. n -> (n,), (n,), (n,)
     """
@@ -223,7 +222,7 @@ def kind_features(sequences: Sequence[Digits], code: GeneticCode = STANDARD) -> 
 
 @dataclass(frozen=True, eq=False)
 class KindNet:
-    """Tells the kind of a virus from the mean features of its pieces; between layers a GELU."""
+    """Gives the kind of a virus from the mean features of its pieces; between layers a GELU."""
 
     mean: Weights  # (n_features,)
     deviation: Weights  # (n_features,)
@@ -265,7 +264,7 @@ class KindNet:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kinship:
-    """All that identities are told by."""
+    """The words and the net that identify viruses."""
 
     words: KinWords
     families: tuple[str, ...]  # by owner; that of 0 has no name
@@ -280,9 +279,26 @@ class Kinship:
             raise ValueError(f"words of other families than these {n}")
 
     def identify(
-        self, sequences: Sequence[str], code: GeneticCode = STANDARD
+        self,
+        viruses: Sequence[str],
+        are_circles: Sequence[bool | None] | None = None,
+        code: GeneticCode = STANDARD,
     ) -> Iterator[Identity]:
-        """What each viral sequence is, but for its topology; nothing without a known base."""
+        """What each viral sequence is; nothing without a known base.
+
+        ``are_circles`` is None for a part of a record, which has no topology.
+        """
+        circles = are_circles or [None] * len(viruses)
+        each = zip(viruses, circles, self._identities(viruses, code), strict=True)
+        for bases, is_circle, identity in each:
+            if is_circle is None or not identity.virus_kind:
+                yield identity
+            else:
+                topology, repeat_length = topology_of(bases, is_circle=is_circle)
+                yield identity._replace(topology=topology, repeat_length=repeat_length)
+
+    def _identities(self, sequences: Sequence[str], code: GeneticCode) -> Iterator[Identity]:
+        """Kind and kin of each."""
         some = list(map(encode, filter(None, sequences)))
         if not some:
             yield from (Identity() for _ in sequences)
@@ -321,27 +337,6 @@ def own_kinship() -> Kinship:
     return load_kinship(EMBEDDED_FOLDER / "kin.safetensors")
 
 
-def identify(
-    viruses: Sequence[str], are_circles: Sequence[bool | None], code: GeneticCode
-) -> Iterator[Identity]:
-    """What each virus is, by its bases; nothing without them.
-
-    ``are_circles`` is None for a part of a record, which has no topology.
-
-    Raises:
-        UnavailableError: as ``load_kinship``.
-    """
-    if not viruses:
-        return
-    identities = own_kinship().identify(viruses, code)
-    for bases, is_circle, identity in zip(viruses, are_circles, identities, strict=True):
-        if is_circle is None or not identity.virus_kind:
-            yield identity
-        else:
-            topology, repeat_length = topology_of(bases, is_circle=is_circle)
-            yield identity._replace(topology=topology, repeat_length=repeat_length)
-
-
 def load_kinship(path: Path) -> Kinship:
     """Read words and net from their safetensors file.
 
@@ -363,8 +358,8 @@ def load_kinship(path: Path) -> Kinship:
         )
     except (OSError, SafetensorError, LookupError, ValueError, TypeError) as error:
         raise UnavailableError(
-            f"{printable(path)} holds no kin of viruses: {printable(error)}",
-            hint="reinstall VirNucPro, whose own file of kin is a safetensors file",
+            f"{printable(path)} is not the table of viral families: {printable(error)}",
+            hint="reinstall VirNucPro: this file is part of it",
         ) from error
 
 
@@ -372,26 +367,3 @@ def _kind_net(tensors: Mapping[str, Weights], slopes: list[tuple[int, float]]) -
     layers = [(tensors[f"kind.{i}.weight"], tensors[f"kind.{i}.bias"]) for i in range(2)]
     knots = tuple((n_bases, slope) for n_bases, slope in slopes)
     return KindNet(tensors["kind.mean"], tensors["kind.deviation"], layers[0], layers[1], knots)
-
-
-def kinship_tensors(kinship: Kinship) -> tuple[dict[str, NDArray[np.generic]], dict[str, str]]:
-    """The tensors and the metadata of a file that ``load_kinship`` reads."""
-    net, words = kinship.net, kinship.words
-    tensors: dict[str, NDArray[np.generic]] = {
-        "words.buckets": words.n_of_bucket,
-        "words.rests": words.rests,
-        "words.owners": words.owners,
-        "kind.mean": net.mean,
-        "kind.deviation": net.deviation,
-    }
-    for i, (weight, bias) in enumerate((net.hidden, net.output)):
-        tensors |= {f"kind.{i}.weight": weight, f"kind.{i}.bias": bias}
-    facts = {
-        "format": FORMAT,
-        "kinds": KINDS,
-        "families": kinship.families,
-        "kind_of_family": kinship.kind_of_family,
-        "slopes": net.slopes,
-        "certainties": kinship.certainties,
-    }
-    return tensors, {"facts": json.dumps(facts)}

@@ -1,14 +1,14 @@
 """The nets of the scorer: from the features of a piece to its log-odds of being viral.
 
-A net tells kinds of sequences, such as phages, bacteria and transposable elements. The log-odds
-are those of all kinds of viruses together against all of cells.
+A net has an output for each kind of sequence, such as phages, bacteria and transposable elements.
+The log-odds are those of all kinds of viruses together against all kinds of cells.
 
 One safetensors file holds all nets and the table of words that they read. For each piece size
 there are the mean and the deviation that features are standardised by, and nets of three layers,
 each of which reads one of two views of the features. Nets of the same view are stacked:
 ``500.shares.0.weight`` is (n_nets, out, in). The nets of windows along a record read no words;
 theirs is ``windows.shares.0.weight``. Those of proteins read features of residues, and log ratios
-of patterns (``proteins.0.weight``, ``proteins.patterns.0``). The facts, JSON, lie beside them.
+of patterns (``proteins.0.weight``, ``proteins.patterns.0``). The facts are JSON in the metadata.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Nets:
         n_nets, _, n_inputs = self.layers[0][0].shape
         for weight, bias in self.layers:
             if weight.shape != (n_nets, bias.shape[-1], n_inputs) or bias.shape[0] != n_nets:
-                raise ValueError(f"a layer of shape {weight.shape} behind {n_inputs} values")
+                raise ValueError(f"a layer of shape {weight.shape} for {n_inputs} inputs")
             if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
                 raise ValueError("a weight that is not finite")
             n_inputs = bias.shape[-1]
@@ -238,7 +238,7 @@ class PieceNets:
         for view, nets in self.views.items():
             n_inputs = len(range(self.n_features)[VIEWS[view]])
             if nets.n_inputs != n_inputs:
-                raise ValueError(f"nets of {nets.n_inputs} inputs behind {n_inputs} features")
+                raise ValueError(f"nets of {nets.n_inputs} inputs for {n_inputs} features")
         if self.size < 1 or not self.views:
             raise ValueError(f"nets for pieces of {self.size} bases, of {len(self.views)} views")
         if self.part is not None and (self.part < 1 or self.size % self.part):
@@ -373,7 +373,7 @@ class ProteinNets:
         if not (np.isfinite(self.mean).all() and (self.deviation > 0).all()):
             raise ValueError("a mean that is not finite, or a deviation that is not above 0")
         if self.nets.n_inputs != N_PROTEIN_FEATURES:
-            raise ValueError(f"nets of {self.nets.n_inputs} inputs behind features of proteins")
+            raise ValueError(f"nets of {self.nets.n_inputs} inputs for features of proteins")
         if [ratios.shape for ratios in self.ratios] != [(n_numbers(of),) for of in PATTERNS]:
             raise ValueError("log ratios that are not those of the patterns")
         _check_lengths(self.knots, self.error_rates)
@@ -388,7 +388,7 @@ class ProteinNets:
         return _Views(self.mean, self.deviation, {0: self.nets})
 
     def calibrated(self, log_odds: Values, lengths: Counts) -> Values:
-        """Log-odds that mean what they say, half of all proteins being viral. (n,), (n,) -> (n,)"""
+        """Calibrated log-odds, where half of all proteins are viral. (n,), (n,) -> (n,)"""
         return calibrate(self.knots, log_odds, lengths)
 
 
@@ -456,7 +456,7 @@ class Scorer:
         return self.proteins.error_rates
 
     def calibrated(self, log_odds: Values, lengths: Counts) -> Values:
-        """Log-odds that mean what they say, half of all records being viral. (n,), (n,) -> (n,)"""
+        """Calibrated log-odds, where half of all records are viral. (n,), (n,) -> (n,)"""
         return calibrate(self.knots, log_odds, lengths)
 
 
@@ -569,7 +569,7 @@ def load_scorer(path: Path) -> Scorer:
     except (OSError, LookupError, ValueError, TypeError, AttributeError) as error:
         raise UnavailableError(
             f"{printable(path)} is not a scorer of VirNucPro: {printable(error)}",
-            hint="reinstall VirNucPro, whose own scorer is a safetensors file",
+            hint="reinstall VirNucPro: its scorer is part of it",
         ) from error
 
 

@@ -64,7 +64,7 @@ class Pieces:
         return *row, self.starts, self.lengths, len(self)
 
     def owners(self, code: GeneticCode, words: Sized) -> Digits:
-        """Whose the word is that ends with the codon at each base, on each strand. (n_bases, 2)
+        """The owner of the word that ends with the codon at each base, on each strand. (n_bases, 2)
 
         As far as it was looked up for a piece before; nothing for no words.
         """
@@ -167,7 +167,7 @@ def opposite_strand(digits: Digits) -> Digits:
 
 
 def cut(lengths: Counts, size: int) -> tuple[Counts, Counts, Counts]:
-    """The pieces of records side by side: whose they are, where they start, how long they are.
+    """The pieces of all records: their record, start and length.
 
     They are the fewest that leave no more of a record out than a tenth of a piece. Where that asks
     for it they overlap, evenly: the first begins with the record, and the last ends with it.

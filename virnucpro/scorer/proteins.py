@@ -96,12 +96,12 @@ def protein_features(proteins: Proteins, words: WordTable, ratios: Sequence[Rati
 
 
 def spelling(proteins: Proteins) -> Features:
-    """What can be told of each protein alone. n -> (n, 732)"""
+    """The features of each protein by itself. n -> (n, 732)"""
     return np.hstack([composition(proteins), figures(proteins)])
 
 
 def shared(proteins: Proteins, words: WordTable, ratios: Sequence[Ratios]) -> Features:
-    """What it shares with viruses and cells: words, and patterns by their log ratios. (n, 18)"""
+    """The words that it shares with viruses and cells, and log ratios of its patterns. (n, 18)"""
     of_patterns = [
         pattern_figures(proteins, pattern, of_pattern)
         for pattern, of_pattern in zip(PATTERNS, ratios, strict=True)

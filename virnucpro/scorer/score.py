@@ -2,7 +2,7 @@
 
 Long pieces are read as parts, which are pieces too: the features of these are made once.
 A record's score is the probability that it is viral where half of all records are. It depends on
-the record and the scorer alone, not on the records beside it.
+the record and the scorer alone, not on other records.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Words of nine residues that groups of the training have, and whose they are.
+"""Words of nine residues in groups of the training data, and their owners.
 
 Composition cannot see what a protein is; a word that proteins of several families share can. Of
 strangers a word by chance is rare: there are 5e11 of them. Words of several groups are all kept;
@@ -43,7 +43,7 @@ for _codon, _residue in zip(STANDARD.codons, STANDARD.letters, strict=True):
 
 @dataclass(frozen=True, eq=False)
 class WordTable:
-    """Words and whose each is, as 33 bits of a hash: the bucket, and the rest before the owner.
+    """Words and their owners, as 33 bits of a hash: the bucket, and the rest before the owner.
 
     Words in the sample have the second half of the buckets to themselves, so that the others pass
     by the many words of one group. By chance about one in 1e3 of the sample, and one in 1e4 of
@@ -132,7 +132,7 @@ def _hashes(numbers: Numbers) -> NDArray[np.uint64]:
 
 
 def _address(numbers: Numbers) -> tuple[Numbers, NDArray[np.uint16]]:
-    """The bucket of each word, and the bits that tell it from others there."""
+    """The bucket of each word, and the bits that distinguish it from others there."""
     hashes = _hashes(numbers)
     bucket = (hashes >> np.uint64(64 - _BUCKET_BITS)).astype(np.int64)
     bucket += np.int64(1 << _BUCKET_BITS) * _are_in_sample(hashes)

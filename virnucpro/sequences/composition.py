@@ -1,6 +1,6 @@
-"""The composition of a frame's coding strand: input of a head beside the embedding.
+"""The composition of a frame's coding strand: a second input of a head.
 
-Codons tell how a genome spells its amino acids, which the language model cannot see. Frames
+Codons show how a genome spells its amino acids, which the language model cannot see. Frames
 come as the bases of whole codons, in the order in which they are read.
 """
 

@@ -98,7 +98,7 @@ def list_fasta(path: Path) -> list[Path]:
 
 
 def list_others(folder: Path) -> list[str]:
-    """The names of the files in a folder that ``list_fasta`` passes over."""
+    """The names of the files in a folder that ``list_fasta`` skips."""
     return [entry.name for entry in _files_in(folder) if not _has_suffix(entry.name)]
 
 
@@ -196,7 +196,7 @@ class RawRecords:
         return n_bytes // 2 if self.is_reads else n_bytes
 
     def parse(self) -> tuple[Records, InputError | None]:
-        """The records before the first fault, and this. The bytes are let go."""
+        """The records before the first fault, and the fault. The bytes are released."""
         place = (self.n_lines, self.label, self.sample)
         if len(self.chunks) > 1:
             header = _text(self.chunks.pop(0)[1:]).removesuffix("\n")
@@ -219,7 +219,7 @@ Block = RawRecords | Records
 
 
 def parsed(blocks: Iterable[Block]) -> Iterator[Records]:
-    """The records of blocks; those before a fault come, too.
+    """The records of blocks, also those before a fault.
 
     Raises:
         InputError: a record is none.
@@ -239,7 +239,7 @@ def read_blocks(
     span: Span = WHOLE,
     streams: Streams | None = None,
 ) -> Iterator[Block]:
-    """Yield the records of ``read_fasta`` in blocks; those whose ids need all before are parsed.
+    """Yield the records of ``read_fasta`` in blocks; parsed where an id depends on earlier ones.
 
     Of a ``span``, which ``find_spans`` found, they are cut in the same way wherever it is read.
     A reader of many spans gives ``streams``, so that what is packed is unpacked once.
@@ -768,7 +768,7 @@ def _check_record(header: str, sequence: str, line: int, label: str) -> None:
     words = header.split(maxsplit=1)
     if not words:
         raise InputError(
-            f"{label}:{line}: a header without an id", hint="write an id behind the '>' or '@'"
+            f"{label}:{line}: a header without an id", hint="write an id after the '>' or '@'"
         )
     if not (words[0].isascii() or _is_utf8(words[0])):
         raise InputError(
@@ -842,7 +842,7 @@ def _letters_of(input_type: InputType) -> bytes:
 
 
 def guess_input_type(path: Path, name: str = "") -> InputType | None:
-    """Tell nucleotides from proteins by the letters of the first records, but for masks.
+    """Guess nucleotides or proteins by the letters of the first records, without masked ones.
 
     Returns None for a file without any letter.
 
@@ -867,7 +867,7 @@ def guess_input_type(path: Path, name: str = "") -> InputType | None:
         raise InputError(
             f"{name or printable(path)} holds proteins, but the record {printable(stranger)} is of "
             "nucleotides",
-            hint="run them apart, or say what all are with --input-type",
+            hint="run them separately, or name the type of all with --input-type",
         )
     if protein > 0.05 * total:
         return "protein"
@@ -877,7 +877,7 @@ def guess_input_type(path: Path, name: str = "") -> InputType | None:
         f"{name or printable(path)}: cannot tell nucleotides from proteins "
         f"({plain / max(1, total):.0%} ACGTUN, {protein / max(1, total):.1%} letters of proteins "
         "only)",
-        hint="say it with --input-type nucleotide or --input-type protein",
+        hint="name it with --input-type nucleotide or --input-type protein",
     )
 
 

@@ -1,4 +1,4 @@
-"""Genetic codes by NCBI's numbers, and how to tell that a sequence uses another one.
+"""Genetic codes by NCBI's numbers, and how to notice that a sequence uses another one.
 
 Codons are those of ncbi.nlm.nih.gov/Taxonomy/Utils/wprintgc.cgi. Codes 27, 28 and 31, in which a
 codon means a residue here and a stop there, are left out.
@@ -94,7 +94,7 @@ STANDARD = genetic_code(1)  # the bacterial one, 11, differs in its starts only
 
 @cache
 def standard_synonyms(code: GeneticCode) -> dict[str, str]:
-    """A standard codon of the same meaning for each codon whose meaning differs from the standard.
+    """A standard codon of the same meaning for each codon with another meaning than the standard.
 
     It is the codon with the fewest other bases. Stops have none.
 

@@ -142,7 +142,7 @@ class InputFile:
         """The same file with its stamp, where another process hashed it.
 
         Raises:
-            InputError: its content is another now.
+            InputError: its content has changed.
             InputMissingError: it cannot be read.
         """
         try:
@@ -157,7 +157,7 @@ class InputFile:
     def check_unchanged(self) -> None:
         """
         Raises:
-            InputError: its content is another now.
+            InputError: its content has changed.
             InputMissingError: it cannot be read.
         """
         try:
@@ -168,7 +168,7 @@ class InputFile:
         if has_changed:
             raise InputError(
                 f"{self.shown} changed while the run went on",
-                hint="let it be written to its end, then start again with --force",
+                hint="wait until it is written completely, then start again with --force",
             )
 
 
@@ -211,8 +211,8 @@ def _of_folder(folder: Path, files: Iterable[Source], skipped: Collection[str]) 
     _tell_others(folder, skipped)
     if not kept:
         raise InputMissingError(
-            f"{printable(folder)}: no FASTA or FASTQ file in this folder but the results of a run",
-            hint="name the files that the run was made of; a result counts if named itself",
+            f"{printable(folder)}: no FASTA or FASTQ file in this folder except results of a run",
+            hint="name the input files of that run; to read a result, name that file itself",
         )
     return kept
 
@@ -237,7 +237,7 @@ def _once(files: Iterable[Source]) -> list[Source]:
     for file in files:
         if before := by_path.get(file.path):
             file, link = sorted((before, file), key=lambda one: bool(one.name))
-            announce(f"passed over: {link.shown} is the same file as {file.shown}")
+            announce(f"skipped: {link.shown} is the same file as {file.shown}")
         by_path[file.path] = file
     return list(by_path.values())
 
@@ -254,7 +254,7 @@ def _tell_others(folder: Path, skipped: Collection[str]) -> None:
     """Name what was passed over in a folder, in one line."""
     if others := [printable(name) for name in list_others(folder) if name not in skipped]:
         announce(
-            f"passed over in {printable(folder)}, without a suffix of FASTA or FASTQ: "
+            f"skipped in {printable(folder)}, without a suffix of FASTA or FASTQ: "
             f"{counted(len(others), 'file')} ({listed(others, _NAMED)})"
         )
 
@@ -316,7 +316,7 @@ def hashed(file: InputFile, on_bytes: Callable[[int], None] = lambda _: None) ->
     if not is_same:
         raise InputError(
             f"{file.shown} changed while it was read",
-            hint="let it be written to its end, then run the same command again",
+            hint="wait until it is written completely, then run the same command again",
         )
     modified = stamp.modified_ns
     return replace(file, sha256=digest, n_bytes=stamp.n_bytes, modified_ns=modified, stamp=stamp)
@@ -334,7 +334,9 @@ def join_inputs(recorded: Sequence[InputFile], files: Sequence[InputFile]) -> li
     for file in files:
         if file.sha256 in hashes:
             if file.path not in by_path:
-                LOGGER.warning("%s holds the same as an input of this run: no new one", file.shown)
+                LOGGER.warning(
+                    "%s has the same content as an input of this run: not added", file.shown
+                )
             continue
         if file.path in by_path:
             raise ResumeError(
@@ -387,7 +389,7 @@ def check_recorded(inputs: Iterable[InputFile]) -> list[InputFile]:
 
 
 def expected_letters(inputs: Sequence[InputFile]) -> int:
-    """About as many letters as the files hold; 0 where one is packed, and its size tells little."""
+    """The approximate number of letters in the files; 0 where one is packed."""
     is_packed = any(file.path.lower().endswith(PACKED) for file in inputs)
     return 0 if is_packed else sum(map(_expected_letters, inputs))
 

@@ -4,7 +4,7 @@ Every input file is a sample; the two files of read pairs are one. Its name is m
 name, so it is cleaned: it may become part of an id, or the name of a folder. No two samples of a
 run have names that a file system could take for the same.
 
-A run whose files share ids is *qualified*: each record's id in the run is ``sample:id``. No name
+A run of files that share ids is *qualified*: each record's id in the run is ``sample:id``. No name
 of a sample holds a colon, so two records never get the same.
 """
 
@@ -46,7 +46,7 @@ def name_samples(sources: Sequence[Source], recorded: Sequence[InputFile]) -> li
     """The same sources, each with a name of its own, which no other recorded file has.
 
     A name is the stem of the file name. Where several files have the same, the name of the nearest
-    parent folder that tells most of them apart stands before it, and then a number behind it. The
+    parent folder that differs between most of them goes before it, and then a number after it. The
     two files of read pairs are one sample, and stand together.
     """
     sources = _paired(sources)
@@ -70,7 +70,7 @@ def name_samples(sources: Sequence[Source], recorded: Sequence[InputFile]) -> li
             changed.append(f"{printable(source.sample) or source.shown} as {sample}")
         result.append(source._replace(sample=sample))
     if changed:
-        announce(f"samples written by another name: {listed(changed, _SHOWN)}")
+        announce(f"samples renamed: {listed(changed, _SHOWN)}")
     _announce_pairs(result)
     return result
 
@@ -144,7 +144,7 @@ def _name(path: PurePath, levels: Mapping[str, int | None]) -> str:
 
 
 def _telling_levels(paths: Iterable[PurePath]) -> dict[str, int | None]:
-    """The level that tells files apart, for each stem that several of them have."""
+    """The level at which files differ, for each stem that several of them have."""
     groups: dict[str, set[PurePath]] = {}
     for path in paths:
         groups.setdefault(_key(_stem(path)), set()).add(path)
@@ -206,7 +206,7 @@ class RunIds:
 
 
 def renamed(file: InputFile) -> Iterator[Records]:
-    """The records of a file; one whose id occurred before gets a number: ``id_2``, ``id_3``.
+    """The records of a file; where an id occurs again it gets a number: ``id_2``, ``id_3``.
 
     A number is left out if a record of the file has that id already. Memory holds 8 bytes of each
     record (17 while they are sorted), and 12 of each id that occurs more than once.

@@ -2,7 +2,7 @@
 
 A sheet is a ``.tsv`` or ``.csv`` file with the columns ``sample`` and ``path``, in any case and
 order, and for read pairs ``path_2``; ``fastq_1`` and ``fastq_2`` are other names of the two. Other
-columns are passed over. A relative path is meant from the sheet's folder.
+columns are ignored. A relative path starts in the folder of the sheet.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def read_sheet(path: Path) -> list[_Row]:
             what = "is no file" if row.path.exists() else "there is no such file"
             raise InputMissingError(
                 f"{where}: {printable(row.path)}: {what}",
-                hint="a sheet names a file in each line; a relative path is meant from the "
+                hint="a sheet names a file in each line; a relative path starts in the "
                 "folder of the sheet",
             )
     return rows

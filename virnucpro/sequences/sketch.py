@@ -1,4 +1,4 @@
-"""A sample of the k-mers of sequences, by which training data is recognised in any piece of it.
+"""A sample of the k-mers of sequences, which recognises any piece of training data.
 
 FracMinHash (Irber et al. 2022, doi:10.1101/2022.01.11.475838): of all k-mers those with the lowest
 hashes, which are the same wherever they occur. A k-mer and its reverse complement are one.

@@ -1,6 +1,6 @@
 """The survey of all inputs, before any of them is planned.
 
-It tells which inputs can be read to their end, what they hold, whether an id occurs twice in one,
+It finds which inputs can be read to their end, what they hold, whether an id occurs twice in one,
 and whether two of them share an id. A run of one file learns all of that while it is planned.
 """
 
@@ -35,7 +35,7 @@ def _most(guesses: Sequence[tuple[InputFile, InputType | None]]) -> InputType:
         files = {guess: file.shown for file, guess in reversed(guesses)}
         raise InputError(
             f"{files['nucleotide']} holds nucleotides, {files['protein']} proteins",
-            hint="run them apart, or say what all are with --input-type",
+            hint="run them separately, or name the type of all with --input-type",
         )
     return ranks[0][0] if ranks else "nucleotide"
 
@@ -175,15 +175,15 @@ class Survey:
                 if guess not in (None, agreed):
                     raise InputError(
                         f"{file.shown} holds {guess}s, the other files {agreed}s",
-                        hint="move it to another folder and run it apart, or say what all are with "
-                        "--input-type",
+                        hint="move it to another folder and run it by itself, or name the type of "
+                        "all with --input-type",
                     )
                 files.append(file)
         return agreed, files
 
     @staticmethod
     def doubt_type(inputs: Sequence[InputFile], input_type: InputType) -> None:
-        """Warn of files that do not look like what the user says that they hold."""
+        """Warn of files that do not look like the input type that the user named."""
         strange = []
         for file in inputs:
             with suppress(InputError, InputMissingError):  # it is told when the file is read
@@ -192,9 +192,9 @@ class Survey:
         if strange:
             others = f" and {counted(len(strange) - 1, 'other file')}" if len(strange) > 1 else ""
             LOGGER.warning(
-                "%s%s: the letters are not those of %ss, as which they are read (hint: leave "
-                "--input-type out, and the letters decide)",
-                *(strange[0], others, input_type),
+                "%s%s: read as %ss, but the letters are not those of %ss (hint: leave "
+                "--input-type out to let the letters decide)",
+                *(strange[0], others, input_type, input_type),
             )
 
     def add(self, blocks: Iterable[Records]) -> None:

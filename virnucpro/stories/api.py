@@ -150,7 +150,7 @@ def _in_words(items: Iterator[T]) -> Iterator[T]:
 
 
 def in_python(text: str) -> str:
-    """A message with the options of the command line as arguments, but for those of commands.
+    """A message with options as arguments of Python, except in quoted commands.
 
     >>> in_python("add --resume, or say it with --input-type protein; `virnucpro predict --force`")
     "add resume=True, or say it with input_type='protein'; `virnucpro predict --force`"
@@ -385,11 +385,11 @@ def read_predictions(folder: str | Path) -> Iterator[Call]:
 
 
 def _start(stack: ExitStack, output_dir: str | Path | None) -> Path:
-    """The run folder: the one that is named, or one that goes. Errors and warnings are told."""
+    """The run folder: the one that is named, or one that goes. Errors and warnings are reported."""
     stack.enter_context(_words_of_python())
     stack.enter_context(logging_to(_warnings()))
     if output_dir == "":
-        raise UsageError("output_dir is empty", hint="is the variable set that it came from?")
+        raise UsageError("output_dir is empty", hint="check that the variable in it is set")
     if output_dir is not None:
         return expanded(output_dir)
     temporary = TemporaryDirectory(prefix="virnucpro-", ignore_cleanup_errors=True)
@@ -444,7 +444,7 @@ def _paths(sequences: Sequences, folder: Path, stack: ExitStack) -> Sequence[str
         paths = [first, *items]
         if strangers := [item for item in paths if not isinstance(item, (str, Path))]:
             raise InputError(
-                f"{printable(repr(strangers[0]))} stands among paths, and is not one",
+                f"{printable(repr(strangers[0]))} stands among paths, and is not a path",
                 hint="give paths alone, or records alone",
             )
         return paths

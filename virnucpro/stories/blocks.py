@@ -1,4 +1,4 @@
-"""The work behind the outputs, in tasks: a shard's frames get their scores, a block its rows.
+"""The work for the outputs, in tasks: a shard's frames get scores, a block gets rows.
 
 ``Maker`` has all that they need; it and they may cross to helpers (``tasks``).
 """
@@ -88,7 +88,7 @@ class Maker:
         return replace(scored, found=found)
 
     def call(self, scored: ScoredRecords) -> CalledRecords:
-        """Call records whose scores are there."""
+        """Call records that have scores."""
         results = self.by_scorer.call_scored(scored, self.recipe)
         if self.finder is not None:
             for place, both in scored.found.items():
@@ -115,7 +115,7 @@ class Maker:
         return self.caller
 
     def other_code(self, sequence: str) -> str:
-        """That a record looks as if it used another genetic code, if it does."""
+        """The note that a record seems to use another genetic code, if it does."""
         recipe = self.recipe
         if recipe.input_type != "nucleotide" or recipe.genetic_code not in (1, 11):
             return ""

@@ -1,4 +1,4 @@
-"""Two results beside each other: which rows are in one alone, which labels differ, how far scores.
+"""Compare two results: rows that only one has, labels that differ, distances of scores.
 
 A result is a run folder, a folder of the original VirNucPro, or a ``prediction_results.txt`` of
 either. Rows are joined by id. The rows of one, and the ids of both, are held in memory.
@@ -151,7 +151,7 @@ def _find_tables(path: Path) -> dict[str, Path]:
             if next(lines, "").rstrip("\r\n") == reader.header:
                 return {name: path}
     raise InputError(
-        f"{printable(path)} is no table of results",
+        f"{printable(path)} is not a table of results",
         hint=f"name a folder, or a file such as {FrameTable.file}",
     )
 

@@ -149,5 +149,5 @@ def _predict_record(
 def input_changed() -> InputError:
     return InputError(
         "an input file changed while it was read",
-        hint="let it be written to its end, then start again with --force",
+        hint="wait until it is written completely, then start again with --force",
     )

@@ -140,7 +140,7 @@ class ExtractOptions(RunOptions):
     format: Annotated[
         FeatureFormat,
         option(
-            "Write feature files in this format too, beside the h5 ones: npz, parquet, or pt as "
+            "Also write feature files in this format, next to the h5 files: npz, parquet, or pt as "
             "VirNucPro's _ESM.pt and _DNABERT_S.pt.",
             FILES,
             metavar="FORMAT",

@@ -231,7 +231,7 @@ def _made_by(options: RunOptions, caller: Caller, finder: RegionFinder | None) -
 
 
 def _feature_format(options: RunOptions) -> FeatureFormat:
-    """The format of the files beside the h5 ones."""
+    """The second format of feature files."""
     return options.format if isinstance(options, ExtractOptions) else "h5"
 
 
@@ -297,7 +297,7 @@ def plan_run(
 
 
 def count_worth_starting(manifest: Manifest, recorded: Manifest | None) -> int:
-    """The workers that inputs without a plan are worth, before their shards are known."""
+    """The workers that pay off for inputs without a plan, before their shards are known."""
     new = manifest.inputs[len(recorded.inputs) if recorded else 0 :]
     n_bytes = sum(file.n_bytes for file in new) if manifest.recipe.has_encoder else 0
     return n_bytes // _BYTES_PER_WORKER
@@ -430,7 +430,7 @@ def embed(
 def check_stored(event: ShardFailed) -> None:
     """
     Raises:
-        OutputError, StorageError: the disk is to blame, and will not take others either.
+        OutputError, StorageError: the disk is at fault, and would refuse others too.
     """
     if event.refusal is not None:
         raise event.refusal.error
@@ -464,7 +464,7 @@ def cut_again(
     rundir = RunDir(config.output)
     manifest.check_same_recipe(config.recipe_for(manifest.recipe.input_type))
     results = make_results(config, manifest, (), on_event)
-    LOGGER.warning("the input is gone: %s; calls are made of the scores of this run", lost[0])
+    LOGGER.warning("the input is gone: %s; calls are made from the scores of this run", lost[0])
     announce_cut(results.caller, manifest, summary)
     summary.count_plan(results.plan, manifest)
     with summary.stage(STAGES[0]):
@@ -490,7 +490,7 @@ def cut_again(
         raise InputMissingError(
             f"{printable(lost[0])} is gone, so these were deleted: "
             f"{', '.join(sorted(lacking))}: this cut needs sequences that only the input has",
-            hint="put the input back and run the same again; all other tables are written",
+            hint="put the input back and run the same command again; all other tables are written",
         )
     for line in summary.lines(config.output):
         LOGGER.info("%s", line)
@@ -542,7 +542,7 @@ def announce_input(plan: Plan, manifest: Manifest, caller: Caller) -> None:
     records = counted(counts.n_records, "record")
     announce(f"{records} of {counted(len(manifest.inputs), 'file')}, {recipe.input_type}{shards}")
     if not counts.n_records:
-        LOGGER.warning("the input holds no record: the tables hold a header only")
+        LOGGER.warning("the input holds no record: the tables have a header only")
     elif recipe.has_encoder and not plan.shards:
         LOGGER.warning("no record has a frame to embed: see the table for each one's status")
     if counts.n_gaps:

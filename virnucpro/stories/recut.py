@@ -1,8 +1,8 @@
-"""Another cut of a run whose input is gone: its scores are there, and the letters are not.
+"""Another cut of a run without its input: the scores are there, and the letters are not.
 
-All tables are made of scores. A FASTA needs letters; those of records that were called viral, and
-of regions, stand in the outputs of before. So a stricter cut has all its letters. A more sensitive
-one may call a record whose letters are nowhere: then the file is not written.
+All tables are made from scores. A FASTA needs letters; those of records that were called viral, and
+of regions, are in the earlier outputs. So a stricter cut has all its letters. A more sensitive one
+may call a record without letters: then the file is not written.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _UNKNOWN_LINE = re.compile(rf"^[^>\n]*{ScoreStore.unknown}", re.MULTILINE)  # of
 
 
 def lost_inputs(options: RunOptions, rundir: RunDir, recorded: Manifest | None) -> list[str]:
-    """The inputs of a run that are gone, if all that is left of them serves for another cut.
+    """The inputs of a run that are gone, if what is left is enough for another cut.
 
     Its scores are whole, and nothing is given that the run does not know, or that has changed.
     """
@@ -92,20 +92,20 @@ def letters_of_before(rundir: RunDir, hashes: Mapping[str, str]) -> Letters:
 def check_blind(store: ScoreStore | None, finder: object, lost: Sequence[str]) -> None:
     """
     Raises:
-        InputMissingError: regions are wanted, and nobody looked for them in this way.
+        InputMissingError: regions are wanted, and were not searched for with these options.
     """
     assert store is not None, "scores are kept where the scorer calls"
     if finder is not None and any(
         label.attributes.get("finder") != store.finder for _, label in store.labels()
     ):
         raise InputMissingError(
-            f"{lost[0]} is gone: regions cannot be looked for in other ways than before",
+            f"{lost[0]} is gone: regions cannot be searched for with other options than before",
             hint="put the input back, or leave the options for regions as they were",
         )
 
 
 def blind_portions(maker: Maker, letters: Letters) -> Iterator[Portion]:
-    """The outputs of all records of a run whose inputs are gone, in order."""
+    """The outputs of all records of a run without its inputs, in order."""
     store = maker.scores
     assert store is not None, "scores are kept where the scorer calls"
     for path in store.files():
@@ -115,7 +115,7 @@ def blind_portions(maker: Maker, letters: Letters) -> Iterator[Portion]:
 
 
 def _with_letters(record: FastaRecord, before: Letters) -> FastaRecord:
-    """The same record with the letters that are known of it."""
+    """The same record with its known letters."""
     (viral, regions), letters = before, record.sequence
     if viral.next is not None and viral.next.id == record.id:
         letters = viral.next.sequence

@@ -25,6 +25,7 @@ from virnucpro.page.run import write_run_page
 from virnucpro.run.folder import PAGE, RunDir
 from virnucpro.run.hashes import Outputs
 from virnucpro.run.manifest import Manifest
+from virnucpro.scorer.kin import own_kinship
 from virnucpro.sequences.inputs import InputFile, check_recorded, expected_letters
 from virnucpro.stories.options import RegionsOptions
 from virnucpro.stories.write import open_sinks_of_samples
@@ -58,6 +59,7 @@ def find_regions(options: RegionsOptions, on_event: OnEvent) -> Tally:
         inputs = check_recorded(manifest.inputs)
         least = _cut_of(rundir).least_posterior
         finder = embedded_finder(manifest.recipe.genetic_code, None, region_model, least)
+        own_kinship()
         announce(f"regions: learned from {finder.model.training}")
         with Outputs(rundir).rewriting((RecordTable.file, *_WRITTEN)):
             tally = _write_files(rundir, manifest, inputs, finder, on_event)
@@ -111,7 +113,7 @@ def _finished_run(rundir: RunDir) -> Manifest:
     if recipe.command != "predict" or recipe.input_type != "nucleotide":
         raise UsageError(
             f"{printable(rundir.root)} holds a run of {recipe.command} on "
-            f"{recipe.input_type}s: regions are looked for in nucleotides that were called",
+            f"{recipe.input_type}s: only called nucleotide records are searched for regions",
             hint="run `virnucpro predict` on nucleotides",
         )
     if not rundir.output(RecordTable).exists():
@@ -125,7 +127,7 @@ def _finished_run(rundir: RunDir) -> Manifest:
 def _records_and_calls(
     rundir: RunDir, manifest: Manifest, inputs: Sequence[InputFile]
 ) -> Iterator[tuple[FastaRecord, Call]]:
-    """Each record beside its call: the rows of the table stand in the order of the records.
+    """Each record with its call: the rows of the table stand in the order of the records.
 
     Raises:
         InputError: a row is of another record.
@@ -137,7 +139,7 @@ def _records_and_calls(
             for record, call in zip_longest(records, RecordTable.read(lines)):
                 if record is None or call is None or not _is_of(call, record):
                     name = record.name if record else call.record_id
-                    raise ValueError(f"{name} is in the inputs or in the table alone")
+                    raise ValueError(f"{name} is in the inputs only, or in the table only")
                 yield record, call
         except ValueError as error:
             raise InputError(

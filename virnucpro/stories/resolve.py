@@ -48,6 +48,7 @@ from virnucpro.ground.log import printable
 from virnucpro.ground.option_fields import carry
 from virnucpro.run.folder import RunDir
 from virnucpro.run.manifest import ALL, Manifest, Step
+from virnucpro.scorer.kin import own_kinship
 from virnucpro.scorer.nets import own_scorer
 from virnucpro.sequences.genetic_code import genetic_code
 from virnucpro.sequences.inputs import list_sources
@@ -67,7 +68,7 @@ _DEFAULT_CHUNK = 500
 class RunConfig:
     """One ``predict`` or ``extract``: its options, and what they resolve to.
 
-    Complete and checked, but for what the inputs tell.
+    Complete and checked, except for what depends on the inputs.
     """
 
     options: RunOptions
@@ -137,6 +138,7 @@ def _embeds(options: RunOptions, recorded: Manifest | None) -> bool:
 def _caller(options: RunOptions, head: Head | None) -> Caller:
     match options:
         case PredictOptions(calls=calls):
+            own_kinship()  # a damaged table of families is found before anything is computed
             return caller_of(carry(options, CutOptions), calls, head)
     return Caller()
 
@@ -259,7 +261,7 @@ def resolve_work(
             raise UnavailableError(
                 f"{printable(model.path)} is not the model of this run: its SHA-256 is {digest}, "
                 f"that of the run {printable(encoder.sha256)}",
-                hint="put the model of the run there, as on the machine that planned",
+                hint="put the model of the run there, as on the machine that made the plan",
             )
         weights.append(path.resolve())
         announcements += [f"model {printable(model.name)}: {model.describe(encoder)}"]
@@ -354,7 +356,7 @@ def _precision(options: RunOptions, request: str, choice: Choice) -> Precision:
         return cast(Precision, request)
     if not (options.embeds_here or options.no_embed) and options.device != "cpu":
         raise UsageError(
-            "the precision of the run is fixed now, and the devices that embed are elsewhere",
+            "the plan fixes the precision of the run, and other machines embed",
             hint="add --precision bf16 (GPUs from Ampere on, such as A100 or H100), --precision "
             "fp16 (older ones), or --precision fp32 (CPUs)",
         )
@@ -466,7 +468,7 @@ def _asked_precision(options: RunOptions, recorded: Manifest | None) -> str:
 
 
 def _precision_behind(precisions: Set[Precision]) -> Precision:
-    """The precision of a run whose encoders have these; see ``Model.precision_on``."""
+    """The precision of a run with encoders of these precisions; see ``Model.precision_on``."""
     if coarse := precisions & {"bf16", "fp16", "fp8"}:
         return min(coarse)
     return "bf16" if "bf16x2" in precisions else "fp32"
@@ -524,7 +526,7 @@ def _chunk_size(options: RunOptions, encoders: tuple[EncoderSpec, ...], head: He
         raise UsageError(
             f"the scorer works on pieces of {_DEFAULT_CHUNK} bases; --chunk-size "
             f"{options.chunk_size} is not possible",
-            hint=f"leave --chunk-size out, or add --model {EMBEDDED}, whose chunks it is for",
+            hint=f"leave --chunk-size out, or add --model {EMBEDDED} to embed chunks of this size",
         )
     return options.chunk_size
 

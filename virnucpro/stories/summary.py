@@ -20,14 +20,17 @@ from virnucpro.run.plan import Plan
 from virnucpro.tables.sinks import FailedFiles, FailedSequences, Tally
 
 # facts of records that stand in a table
-_IN_TABLES = ("n_failed_records", "first_failure", "n_mendable", "viral_lengths", "best")
+_IN_TABLES = (
+    *("n_failed_records", "first_failure", "n_mendable"),
+    *("viral_lengths", "kinds", "families", "best"),
+)
 
 
 def warn_of_cache(event: ShardDone) -> None:
     """Warn where a worker could not add vectors to the cache; it does not try again."""
     if event.cache_fault:
         LOGGER.warning(
-            "%s adds nothing to the cache any more: %s; the run is whole without it",
+            "%s no longer adds to the cache: %s; the run is complete without it",
             *(event.worker, event.cache_fault),
         )
 

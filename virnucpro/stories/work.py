@@ -125,8 +125,8 @@ class PartResult:
         if self.n_failed or self.n_lost:
             lines += [
                 f"failed: {counted(self.n_failed, 'sequence')}, and "
-                f"{counted(self.n_lost, 'shard')} as a whole; the same again, or --resume, "
-                "tries them again"
+                f"{counted(self.n_lost, 'shard')} as a whole; run the same command again, or "
+                "--resume, to try them again"
             ]
         if outcomes:
             lines += ["next: when all parts are done, the planned command with --resume"]
@@ -358,7 +358,7 @@ def _watched(rundir: RunDir) -> Generator[None, None, None]:
             last = time.monotonic()
             if not rundir.has_run:
                 raise OutputError(
-                    f"the run in {printable(rundir.root)} that this work was for is over",
+                    f"the run in {printable(rundir.root)} ended while this machine worked on it",
                     hint="go on with --resume",
                 )
 
@@ -405,7 +405,7 @@ def choose_part(text: str | None, array: Mapping[str, str]) -> Part:
     ``array`` holds the variables by which schedulers number the tasks of an array.
 
     Raises:
-        UsageError: it is no part, or the array does not tell which one.
+        UsageError: it is not a part, or the array does not say which one.
     """
     if text is not None and (words := re.fullmatch(r"([0-9]{1,9})/([1-9][0-9]{0,8})", text)):
         number, n = int(words[1]), int(words[2])
@@ -419,7 +419,7 @@ def choose_part(text: str | None, array: Mapping[str, str]) -> Part:
         name = next((name for name in _TASKS if array.get(name, "").isdecimal()), None)
         if name is None:
             raise UsageError(
-                f"--part {text}: this is no task of a job array, whose number is its part",
+                f"--part {text}: this is not a task of a job array, so N alone names no part",
                 hint=f"give --part 1/{text} to --part {text}/{text}",
             )
         return Part(int(array[name]) % int(text), int(text))
@@ -429,7 +429,7 @@ def choose_part(text: str | None, array: Mapping[str, str]) -> Part:
         return _part_of_slurm(array)
     if any(name in array for name in _TASKS):
         raise UsageError(
-            "this is a task of a job array, and PBS does not tell how many there are",
+            "this is a task of a job array, and PBS does not say how many tasks it has",
             hint="give their number: --part 16 for an array of 16 tasks",
         )
     return Part()
@@ -441,7 +441,7 @@ ARRAY_VARIABLES = tuple(dict.fromkeys((*_TASKS, *_SLURM)))
 
 
 def _part_of_slurm(array: Mapping[str, str]) -> Part:
-    """The part of a task in an array whose numbers have equal steps.
+    """The part of a task in an array of equally spaced numbers.
 
     Raises:
         UsageError: they have not.
@@ -451,7 +451,7 @@ def _part_of_slurm(array: Mapping[str, str]) -> Part:
         if last - first == (n - 1) * step and (number - first) % step == 0:
             return Part((number - first) // step, n)
     raise UsageError(
-        "the numbers of this job array have gaps, so they do not tell the parts",
+        "the numbers of this job array have gaps, so they do not say which part each task does",
         hint="give --part I/N; to do the parts of some tasks again, --part N with the N of the "
         "whole array",
     )

@@ -1,4 +1,4 @@
-"""Every output of a run, written in one pass over the inputs beside the predictions.
+"""Write every output of a run in one pass over the inputs and the predictions.
 
 The inputs are read again, in order; the frames of a record are met in the same order in the
 shards. Both are joined by the record's id, so nothing is paired by its place. What is computed of
@@ -82,7 +82,7 @@ class Backlog:
             self._changed.notify_all()
 
     def abandon(self) -> None:
-        """Have all that wait, or will, go on with an error."""
+        """End all waiting, now and later, with an error."""
         with self._changed:
             self._is_abandoned = True
             self._changed.notify_all()

@@ -34,7 +34,7 @@ from virnucpro.ground.records import (
     Track,
 )
 from virnucpro.ground.tree import Tree
-from virnucpro.scorer.kin import identify
+from virnucpro.scorer.kin import own_kinship
 from virnucpro.sequences.genetic_code import GeneticCode
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.tables.text import (
@@ -55,6 +55,7 @@ _NO_HIT = (-1.0, 0, "")
 _SUMS = (  # of a tally
     *("n_viral", "n_proviruses", "n_whole_regions", "n_frames"),
     *("n_failed_frames", "n_failed_records", "n_mendable"),
+    *("viral_lengths", "kinds", "families"),
 )
 
 
@@ -73,6 +74,8 @@ class Tally:
     first_failure: str = ""  # the first failed frame, and its reason
     n_mendable: int = 0  # records with a failed frame, by their notes
     viral_lengths: Counter[int] = field(default_factory=Counter)  # of viral records: start of class
+    kinds: Counter[str] = field(default_factory=Counter)  # of viruses, where the kind is known
+    families: Counter[str] = field(default_factory=Counter)  # of viruses with a name
     best: tuple[float, int, str] = _NO_HIT  # score, length and id of the best viral record
 
     @property
@@ -113,6 +116,9 @@ class Tally:
             tally._count_regions(results.at(place))
             is_virus = calls.are_viruses[place]
             tally.n_proviruses += 0 if is_virus else len(list(viruses_in(results, place)))
+        for identity in chain.from_iterable(results.identities.values()):
+            tally.kinds.update(filter(None, [identity.virus_kind]))
+            tally.families.update(filter(None, [identity.kin]))
         for place in results.embedded:
             tally._count_frames(results.at(place))
         return tally
@@ -140,7 +146,6 @@ class Tally:
         for name in _SUMS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.first_failure = self.first_failure or other.first_failure
-        self.viral_lengths.update(other.viral_lengths)
         self._meet(other.best)
 
     def _meet(self, hit: tuple[float, int, str]) -> None:
@@ -233,7 +238,7 @@ class Sink:
 
     @classmethod
     def rows(cls, results: CalledRecords) -> str | None:
-        """The lines that neighbouring records add; None: they do not even ask for the file."""
+        """The lines that neighbouring records add; None: none, and no need for the file."""
         return None
 
     def add(self, portion: Portion) -> None:
@@ -295,7 +300,7 @@ class RecordTable(Sink):
 
     @classmethod
     def read_mendable(cls, lines: TextIO) -> Iterator[tuple[str, str]]:
-        """Sample and id of each record that is invalid, or of which a frame failed."""
+        """Sample and id of each record that is invalid or has a failed frame."""
         for row in cls.read(lines):
             if row.status == "invalid" or FRAMES_FAILED in row.note:
                 yield row.sample, row.record_id
@@ -459,9 +464,9 @@ def _viruses(results: CalledRecords) -> Iterator[tuple[int, _Virus]]:
 
 
 def identify_viruses(results: CalledRecords, code: GeneticCode) -> None:
-    """Say what each virus in the records is, by its bases.
+    """Identify each virus in the records, by its bases.
 
-    Nothing is told of one with letters that are not known, which are blanks: see ``recut``.
+    A virus with unknown letters, which are blanks, gets no identity: see ``recut``.
     """
     records, viruses = results.records, list(_viruses(results))
     each = [virus.letters(records.sequences[place]) for place, virus in viruses]
@@ -470,7 +475,7 @@ def identify_viruses(results: CalledRecords, code: GeneticCode) -> None:
         is_circular(records.headers[place]) if virus.name == records.ids[place] else None
         for place, virus in viruses
     ]
-    identities = identify(known, are_circles, code)
+    identities = own_kinship().identify(known, are_circles, code)
     for (place, _), identity in zip(viruses, identities, strict=True):
         results.identities[place] = (*results.identities.get(place, ()), identity)
 
@@ -525,7 +530,7 @@ class VirusTable(Sink):
 
     @classmethod
     def read(cls, lines: Iterator[str]) -> Iterator[tuple[tuple[str, str], Identity]]:
-        """What the viruses of a table of them are, each after the sample and the id of its record.
+        """The identities in a table of viruses, each after the sample and the id of its record.
 
         Raises:
             ValueError: it is not as it was written.
@@ -599,6 +604,8 @@ class SampleTable(_SampleSink):
         "n_failed",
         "path",
         "error",
+        "kinds",
+        "families",
     )
 
     def finish(self) -> None:
@@ -623,12 +630,23 @@ class SampleTable(_SampleSink):
                 tally.n_mendable,
                 "; ".join(escaped(file.name or file.path) for file in of_sample),
                 escaped(error),
+                _counts_text(tally.kinds),
+                _counts_text(tally.families),
             )
             self.opened().write("\t".join(map(str, values)) + "\n")
 
     def _only_mends(self, file: InputFile) -> bool:
         """Whether its records stand in the places of failed ones of other files."""
         return file.generation > 0 and file.sample not in self.tallies
+
+
+def _counts_text(counts: Counter[str]) -> str:
+    """
+    >>> _counts_text(Counter({"ssDNA": 1, "RNA+": 2, "phage": 2}))
+    'RNA+: 2; phage: 2; ssDNA: 1'
+    """
+    pairs = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+    return "; ".join(f"{name}: {n}" for name, n in pairs)
 
 
 def _sample_status(tally: Tally) -> str:
@@ -734,7 +752,7 @@ class RegionTable(_RegionSink):
 
     @classmethod
     def read(cls, lines: Iterator[str]) -> Iterator[tuple[tuple[str, str], Region]]:
-        """The regions of a table of them, each after the sample and the id of its record.
+        """The regions in their table, each after the sample and the id of its record.
 
         Raises:
             ValueError: it is not as it was written.
@@ -752,7 +770,7 @@ class RegionTable(_RegionSink):
 
 
 class RegionBed(_RegionSink):
-    """BED6: positions count from 0, the end is behind the region, and the score is in 1,000ths."""
+    """BED6: positions count from 0, the end is after the region, and the score is in 1,000ths."""
 
     file = "regions.bed"
 
@@ -797,7 +815,7 @@ class RegionFasta(_RegionSink):
 
 
 class RegionTracks(Sink):
-    """The pieces that regions are told by, of each record that was searched, packed by gzip."""
+    """The evidence for regions, by piece, of each record that was searched; packed by gzip."""
 
     file = "tracks.tsv.gz"
     columns = ("record", "start", "end", "log_odds", "posterior")

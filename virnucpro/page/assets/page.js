@@ -281,9 +281,9 @@
   function showSamples({ samples }) {
     const place = document.getElementById("sample-table");
     const n = samples.columns[0].values.length;
-    const texts = samples.columns.filter(({ name }) => ["file", "status", "best record"].includes(name));
+    const texts = samples.columns.filter(({ name }) => ["file", "status", "best record", "kinds"].includes(name));
     const words = Array.from({ length: n }, (_, i) => texts.map(({ values }) => values[i]).join("\n").toLowerCase());
-    const dull = ({ name, values, digits }) => digits !== null && name !== "records" && name !== "virus" && !has(values);
+    const dull = ({ name, values }) => name !== "records" && name !== "virus" && !has(values);
     const scored = samples.columns.find(({ name }) => name === "scored")?.values;
     const shown = samples.columns.filter((column) => !dull(column)).map(({ name, values, digits }) => ({
       key: name, label: name, values, falls: digits !== null,
