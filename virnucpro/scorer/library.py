@@ -62,6 +62,7 @@ _SIGNATURES = {
     ),
     "common_words": (_BYTES, c_int64, _BYTES, c_int64, c_int64, c_int64, _COUNTS, _COUNTS),
     "count_words": (_BYTES, c_int64, _BYTES, _COUNTS, c_int64, _COUNTS),
+    "open_words": (_BYTES, _array(np.uint16), _array(np.int32), _BYTES),
     "owners_of": (_COUNTS, c_int64, *_WORDS, _BYTES),
 }
 

@@ -1,7 +1,8 @@
 /* What the scorer reads of pieces, in one pass: stretches, words, counts and figures.
  *
  * Called by library.py, which documents the arrays. No function keeps anything between two calls
- * or touches Python, so calls may run side by side. Each returns 0, or -1 where memory is short.
+ * or touches Python, so calls may run side by side. What is chosen when the library is loaded
+ * stays. Each returns 0, or -1 where memory is short.
  * Digits of bases are 0 to 3 for A, C, G and T, and 4 for any other letter; a codon is
  * 25 a + 5 b + c. Nothing here may be compiled with -ffast-math: scores are the same everywhere.
  */
@@ -344,6 +345,22 @@ static int64_t bucket_of(uint64_t hash) {
 
 static int rest_of(uint64_t hash) {
     return (hash >> (64 - BUCKET_BITS - REST_BITS)) & ((1 << REST_BITS) - 1);
+}
+
+/* Of words by bucket: the first entry of each bucket and the end, and the hints, all 0 before. */
+int open_words(const uint8_t *n_of_bucket, const uint16_t *entries, int32_t *first,
+               uint8_t *hints) {
+    enum { SHIFT = REST_BITS + OWNER_BITS - HINT_BITS };
+    first[0] = 0;
+    for (int64_t bucket = 0; bucket < 2 << BUCKET_BITS; bucket++) {
+        first[bucket + 1] = first[bucket] + n_of_bucket[bucket];
+        if (bucket < 1 << BUCKET_BITS)
+            for (int32_t i = first[bucket]; i < first[bucket + 1]; i++) {
+                int64_t hint = (bucket << HINT_BITS) + (entries[i] >> SHIFT);
+                hints[hint >> 3] |= 1 << (hint & 7);
+            }
+    }
+    return 0;
 }
 
 static uint8_t owner_of(const Words *words, uint64_t hash) {
@@ -989,6 +1006,14 @@ enum {
     MOST_WHOLES = 2  /* that a piece is a part of */
 };
 
+/* Sums of products: levels of ROWS rows, and the weights of OUTPUTS outputs by pairs of inputs. */
+typedef void Multiply(const int16_t *weights, const int16_t *levels, int64_t width,
+                      int64_t n_pairs, int32_t sums[ROWS][OUTPUTS]);
+
+/* The same of float64: values of ROWS rows, and weights by inputs; sums in the order of these. */
+typedef void MultiplyReals(const double *weights, const double *values, int64_t width,
+                           int64_t n_inputs, double sums[ROWS][REALS]);
+
 /* The first layers of nets that read views of the same features. */
 typedef struct {
     const float *mean, *scale; /* of each feature */
@@ -998,18 +1023,35 @@ typedef struct {
     const double *worth, *bias; /* of each output of all views */
 } Layers;
 
-/* Sums of products: levels of ROWS rows, and the weights of OUTPUTS outputs by pairs of inputs. */
-typedef void Multiply(const int16_t *weights, const int16_t *levels, int64_t width,
-                      int64_t n_pairs, int32_t sums[ROWS][OUTPUTS]);
-
-/* The same of float64: values of ROWS rows, and weights by inputs; sums in the order of these. */
-typedef void MultiplyReals(const double *weights, const double *values, int64_t width,
-                           int64_t n_inputs, double sums[ROWS][REALS]);
+/* Standardised features in whole steps, none beyond the farthest, half to even. */
+typedef void WriteLevels(const Layers *layers, const float *restrict features,
+                         int16_t *restrict levels);
 
 typedef struct {
     Multiply *whole;
     MultiplyReals *reals;
+    WriteLevels *levels;
 } Kernels;
+
+static inline __attribute__((always_inline)) void
+find_levels(const Layers *layers, const float *restrict features, int16_t *restrict levels) {
+    const float *restrict mean = layers->mean, *restrict scale = layers->scale;
+    const float least = -N_LEVELS, most = N_LEVELS;
+    const float shift = 12582912; /* 1.5 * 2^23: the last bits of a sum are the whole number */
+    for (int64_t i = 0; i < layers->n_features; i++) {
+        float value = (features[i] - mean[i]) * scale[i];
+        uint32_t bits;
+        value = value > least ? value : least;
+        value = (value < most ? value : most) + shift;
+        memcpy(&bits, &value, sizeof bits);
+        levels[i] = (int16_t)(uint16_t)bits;
+    }
+}
+
+static void levels_plain(const Layers *layers, const float *restrict features,
+                         int16_t *restrict levels) {
+    find_levels(layers, features, levels);
+}
 
 static void reals_plain(const double *weights, const double *values, int64_t width,
                         int64_t n_inputs, double sums[ROWS][REALS]) {
@@ -1106,6 +1148,12 @@ __attribute__((target("avx2,fma"))) static void reals_fma(const double *weights,
         }
 }
 
+__attribute__((target("avx2"))) static void levels_avx2(const Layers *layers,
+                                                        const float *restrict features,
+                                                        int16_t *restrict levels) {
+    find_levels(layers, features, levels);
+}
+
 __attribute__((target("avx2"))) static void multiply_avx2(const int16_t *weights,
                                                           const int16_t *levels, int64_t width,
                                                           int64_t n_pairs,
@@ -1157,22 +1205,23 @@ static void multiply_plain(const int16_t *weights, const int16_t *levels, int64_
 
 /* The fastest for which the processor has the instructions, and the system the registers. */
 static Kernels fastest(void) {
-    Kernels kernels = {multiply_plain, reals_plain};
+    Kernels of_machine = {multiply_plain, reals_plain, levels_plain};
     unsigned a, b, c, d, of_one, kept, high;
     if (!__get_cpuid(1, &a, &b, &of_one, &d) || !(of_one & bit_OSXSAVE))
-        return kernels;
+        return of_machine;
     __asm__("xgetbv" : "=a"(kept), "=d"(high) : "c"(0));
     if ((kept & 6) != 6 || !__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(b & bit_AVX2))
-        return kernels;
-    kernels.whole = multiply_avx2;
+        return of_machine;
+    of_machine.whole = multiply_avx2;
+    of_machine.levels = levels_avx2;
     if (of_one & bit_FMA)
-        kernels.reals = reals_fma;
+        of_machine.reals = reals_fma;
     if ((kept & 0xe6) != 0xe6 || !(b & bit_AVX512F))
-        return kernels;
-    kernels.reals = reals_avx512;
+        return of_machine;
+    of_machine.reals = reals_avx512;
     if ((b & bit_AVX512BW) && (c & bit_AVX512VNNI))
-        kernels.whole = multiply_vnni;
-    return kernels;
+        of_machine.whole = multiply_vnni;
+    return of_machine;
 }
 #else
 static void multiply_plain(const int16_t *weights, const int16_t *levels, int64_t width,
@@ -1188,29 +1237,18 @@ static void multiply_plain(const int16_t *weights, const int16_t *levels, int64_
 }
 
 static Kernels fastest(void) {
-    Kernels kernels = {multiply_plain, reals_plain};
-    return kernels;
+    Kernels of_machine = {multiply_plain, reals_plain, levels_plain};
+    return of_machine;
 }
 #endif
 
+/* Those of this machine; a virtual one takes long to say what its processor can do. */
+static Kernels kernels;
+
+__attribute__((constructor)) static void choose_kernels(void) { kernels = fastest(); }
+
 /* Of a row of levels: behind the features lies one for the last pair, and its weight is 0. */
 static int64_t width_of(const Layers *layers) { return layers->n_features + 1; }
-
-/* Standardised features in whole steps, none beyond the farthest, half to even. */
-static void write_levels(const Layers *layers, const float *restrict features,
-                         int16_t *restrict levels) {
-    const float *restrict mean = layers->mean, *restrict scale = layers->scale;
-    const float least = -N_LEVELS, most = N_LEVELS;
-    const float shift = 12582912; /* 1.5 * 2^23: the last bits of a sum are the whole number */
-    for (int64_t i = 0; i < layers->n_features; i++) {
-        float value = (features[i] - mean[i]) * scale[i];
-        uint32_t bits;
-        value = value > least ? value : least;
-        value = (value < most ? value : most) + shift;
-        memcpy(&bits, &value, sizeof bits);
-        levels[i] = (int16_t)(uint16_t)bits;
-    }
-}
 
 static int64_t outputs_of(const Layers *layers) {
     int64_t n = 0;
@@ -1221,8 +1259,8 @@ static int64_t outputs_of(const Layers *layers) {
 
 /* Outputs of rows of levels: (n_rows, width) -> (n_rows, n_outputs). A sum times what it is worth
  * and the bias is rounded to float32 once. */
-static void write_outputs(const Layers *layers, Multiply *multiply, const int16_t *levels,
-                          int64_t n_rows, float *out) {
+static void write_outputs(const Layers *layers, const int16_t *levels, int64_t n_rows,
+                          float *out) {
     int64_t n_pairs = (layers->n_inputs + 1) / 2, width = width_of(layers), done = 0;
     int64_t n_all = outputs_of(layers);
     const int16_t *weights = layers->weights;
@@ -1232,8 +1270,8 @@ static void write_outputs(const Layers *layers, Multiply *multiply, const int16_
             int64_t left = layers->n_outputs[view] - low, n = left < OUTPUTS ? left : OUTPUTS;
             const double *worth = layers->worth + done + low, *bias = layers->bias + done + low;
             for (int64_t first = 0; first < n_rows; first += ROWS) {
-                multiply(weights, levels + first * width + layers->columns[view], width, n_pairs,
-                         sums);
+                kernels.whole(weights, levels + first * width + layers->columns[view], width,
+                              n_pairs, sums);
                 for (int64_t row = 0; row < ROWS && first + row < n_rows; row++) {
                     float *restrict to = out + (first + row) * n_all + done + low;
                     for (int64_t i = 0; i < n; i++)
@@ -1251,7 +1289,6 @@ int first_layers(const float *features, int64_t n, const float *mean, const floa
                  const double *bias, float *out) {
     Layers layers = {mean,      scale,   n_features, n_views, n_inputs, columns,
                      n_outputs, weights, worth,      bias};
-    Multiply *multiply = fastest().whole;
     int64_t width = width_of(&layers), n_all = outputs_of(&layers);
     int16_t *levels = calloc(ROWS_READ * width, sizeof(int16_t));
     if (!levels)
@@ -1259,8 +1296,8 @@ int first_layers(const float *features, int64_t n, const float *mean, const floa
     for (int64_t low = 0; low < n; low += ROWS_READ) {
         int64_t n_rows = n - low < ROWS_READ ? n - low : ROWS_READ;
         for (int64_t row = 0; row < n_rows; row++)
-            write_levels(&layers, features + (low + row) * n_features, levels + row * width);
-        write_outputs(&layers, multiply, levels, n_rows, out + low * n_all);
+            kernels.levels(&layers, features + (low + row) * n_features, levels + row * width);
+        write_outputs(&layers, levels, n_rows, out + low * n_all);
     }
     free(levels);
     return 0;
@@ -1314,7 +1351,6 @@ int next_layer(const float *values, const float *tangents, int64_t n, int64_t n_
                const int64_t *n_inputs, const int64_t *n_outputs, const double *weights,
                const double *bias, double *out) {
     int64_t width = 0, n_all = 0;
-    MultiplyReals *multiply = fastest().reals;
     double sums[ROWS][REALS], *inputs;
     for (int64_t net = 0; net < n_nets; net++) {
         width += n_inputs[net];
@@ -1331,7 +1367,7 @@ int next_layer(const float *values, const float *tangents, int64_t n, int64_t n_
         for (int64_t net = 0; net < n_nets; net++) {
             for (int64_t low = 0; low < n_outputs[net]; low += REALS) {
                 int64_t left = n_outputs[net] - low, n_here = left < REALS ? left : REALS;
-                multiply(weight, inputs + column, width, n_inputs[net], sums);
+                kernels.reals(weight, inputs + column, width, n_inputs[net], sums);
                 weight += n_inputs[net] * REALS;
                 for (int64_t row = 0; row < n_rows; row++)
                     for (int64_t i = 0; i < n_here; i++)
@@ -1401,7 +1437,6 @@ int piece_outputs(const uint8_t *digits, int64_t n_digits, const uint8_t *codes,
     Words words = {hints, first, entries, n_entries};
     Layers layers = {mean,      scale,   n_features, n_views, n_inputs, columns,
                      n_outputs, weights, worth,      bias};
-    Multiply *multiply = fastest().whole;
     int64_t width = width_of(&layers), n_all = outputs_of(&layers);
     int16_t *levels = calloc(ROWS_READ * width, sizeof(int16_t));
     float features[N_FEATURES];
@@ -1416,9 +1451,9 @@ int piece_outputs(const uint8_t *digits, int64_t n_digits, const uint8_t *codes,
             figures[i * n_chosen + j] = features[chosen[j]];
         if (!is_blank[i])
             add_part(features, rows + i * MOST_WHOLES, totals, n_parts);
-        write_levels(&layers, features, levels + row * width);
+        kernels.levels(&layers, features, levels + row * width);
         if (row == ROWS_READ - 1 || i == n - 1)
-            write_outputs(&layers, multiply, levels, row + 1, out + (i - row) * n_all);
+            write_outputs(&layers, levels, row + 1, out + (i - row) * n_all);
     }
     close_reader(&reader);
     free(levels);

@@ -28,6 +28,7 @@ N_WORD_FIGURES = 6
 RARITY = 8  # one in so many words is in the sample; a power of two
 _BUCKET_BITS, _REST_BITS, _OWNER_BITS = 20, 13, 3
 _HINT_BITS = 2  # of the rest
+_ENTRIES_AT_ONCE = 2**16  # that are checked: a processor keeps them at hand
 N_BUCKETS = 2 << _BUCKET_BITS
 _OWNER = (1 << _OWNER_BITS) - 1
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio: Knuth's hashing
@@ -58,10 +59,11 @@ class WordTable:
             raise ValueError(f"words in {self.n_of_bucket.shape} buckets")
         if self.n_of_bucket.sum() != len(self):
             raise ValueError(f"{len(self)} words in buckets of {self.n_of_bucket.sum()}")
-        owners = self.entries & _OWNER
-        owners -= VIRAL  # 0 becomes the largest number
-        if (owners > RATHER_CELLULAR - VIRAL).any():
-            raise ValueError("words of owners that are not known")
+        for first in range(0, len(self), _ENTRIES_AT_ONCE):
+            owners = self.entries[first : first + _ENTRIES_AT_ONCE] & _OWNER
+            owners -= VIRAL  # 0 becomes the largest number
+            if owners.max() > RATHER_CELLULAR - VIRAL:
+                raise ValueError("words of owners that are not known")
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -83,25 +85,16 @@ class WordTable:
 
     @cached_property
     def arguments(self) -> tuple[NDArray[np.uint8], NDArray[np.int32], NDArray[np.uint16], int]:
-        """What functions of the library take; the first entry of each bucket is among it."""
-        first = np.zeros(N_BUCKETS + 1, dtype=np.int32)
-        first[1:] = self.n_of_bucket
-        np.cumsum(first, out=first)
-        return self._hints(), first, self.entries, len(self)
+        """What functions of the library take: hints, and the first entry of each bucket.
 
-    def _hints(self) -> NDArray[np.uint8]:
-        """A bit for each beginning of a hash that words outside the sample have. (2**19,)
-
-        A processor keeps them at hand, and six of seven words that nobody has are not looked for
-        among the entries. In the sample hardly a beginning is free.
+        A hint is a bit for each beginning of a hash that words outside the sample have. A processor
+        keeps them at hand, and six of seven words that nobody has are not looked for among the
+        entries. In the sample hardly a beginning is free.
         """
-        n_of_bucket = self.n_of_bucket[: N_BUCKETS // 2]
-        entries = self.entries[: n_of_bucket.sum()]
-        buckets = np.repeat(np.arange(len(n_of_bucket)), n_of_bucket)
-        shift = _REST_BITS + _OWNER_BITS - _HINT_BITS
-        is_there = np.zeros(len(n_of_bucket) << _HINT_BITS, dtype=np.bool_)
-        is_there[(buckets << _HINT_BITS) + (entries >> shift)] = True
-        return np.packbits(is_there, bitorder="little")
+        hints = np.zeros(N_BUCKETS >> 1 << _HINT_BITS >> 3, dtype=np.uint8)
+        first = np.empty(N_BUCKETS + 1, dtype=np.int32)
+        call("open_words", self.n_of_bucket, self.entries, first, hints)
+        return hints, first, self.entries, len(self)
 
     def owners_of(self, numbers: Numbers) -> NDArray[np.uint8]:
         """Owner of each word; 0: none. (n,) -> (n,)"""

@@ -13,14 +13,18 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, chain, compress, islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, TextIO
+
+import numpy as np
+from numpy.typing import NDArray
 
 from virnucpro.ground.config import InputType
 from virnucpro.ground.errors import InputError, InputMissingError
 from virnucpro.ground.files import OnBlock, ZstdError, open_binary
 from virnucpro.ground.log import counted, printable
+from virnucpro.ground.numeric import Counts, Mask
 from virnucpro.ground.records import FastaRecord, Records
 
 SUFFIXES_OF_READS = (".fastq", ".fq")
@@ -38,11 +42,11 @@ _LINES = 4  # of a read
 _NUCLEOTIDES = b"ACGTURYSWKMBDHVNXacgturyswkmbdhvnx*"
 _RESIDUES = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz*"
 _GAPS = "-.~"  # gaps of an alignment
-_ONLY_PROTEIN = frozenset("EFIJLOPQZefijlopqz")
-_PLAIN_BASES = frozenset("ACGTUNacgtun")
+_ONLY_PROTEIN = b"EFIJLOPQZefijlopqz"
+_PLAIN_BASES = b"ACGTUNacgtun"
 _TELLING = 50  # letters of a record that suffice to tell its type
 _SAMPLE = 1_000_000  # letters that are read to tell nucleotides from proteins
-_MASKS = "Xx"  # any base, or any residue: they do not tell the type
+_MASKS = b"Xx"  # any base, or any residue: they do not tell the type
 _INNER_BLANKS = " \t\v\f"  # blanks between letters; str.split() takes control codes too
 _BLANK = _INNER_BLANKS + "\r\n"
 _WIDTH = 60
@@ -200,19 +204,15 @@ class RawRecords:
         place = (self.n_lines, self.label, self.sample)
         if len(self.chunks) > 1:
             header = _text(self.chunks.pop(0)[1:]).removesuffix("\n")
-            records, fault = _parse_long(header, self._taken(), *place)
+            letters = b"".join(self.chunks)
+            self.chunks.clear()  # twice the size of the record is here at most
+            records, fault = _parse_long(header, _text(letters), *place)
         else:
             parse = _parse_reads if self.is_reads else _parse
-            records, fault = parse(self._taken(), *place)
+            records, fault = parse(_Lines.of(self.chunks.pop()), *place)
         if self.mate:
             records = _of_mate(records, self.mate)
         return records.qualified(self.prefix, self.unprefixed) if self.prefix else records, fault
-
-    def _taken(self) -> str:
-        """The text of all chunks, which are let go: twice its size is here at most."""
-        data = b"".join(self.chunks)
-        self.chunks.clear()
-        return _text(data)
 
 
 Block = RawRecords | Records
@@ -377,7 +377,7 @@ def are_mates(path: Path) -> bool:
 def _alternate(chunks: Iterable[bytes]) -> bool:
     """Whether the first two reads, which are in these chunks, are mates."""
     lines = b"".join(chunks).split(b"\n", 2 * _LINES)[: 2 * _LINES]
-    ids = _parse_reads(_text(b"\n".join((*lines, b""))), 0, "", "")[0].ids
+    ids = _parse_reads(_Lines.of(b"\n".join((*lines, b""))), 0, "", "")[0].ids
     return len(ids) > 1 and ids[0] == ids[1]
 
 
@@ -569,17 +569,57 @@ class _LongRecord:
         _check_length(self.n_letters, name, self.number + 1, self.label)
 
 
-def _parse(text: str, number: int, label: str, sample: str) -> tuple[Records, InputError | None]:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Lines:
+    """Where the lines of a text are, by its bytes."""
+
+    data: bytes
+    letters: NDArray[np.uint8]  # the same
+    starts: Counts  # (n_lines,)
+    ends: Counts  # (n_lines,) the places of their line ends
+
+    @classmethod
+    def of(cls, data: bytes) -> _Lines:
+        data = data if data.endswith(b"\n") else data + b"\n"
+        letters = np.frombuffer(data, np.uint8)
+        ends = np.flatnonzero(letters == ord("\n"))
+        return cls(data, letters, np.append(0, ends[:-1] + 1), ends)
+
+    def begin_with(self, letter: str, lines: slice = slice(None)) -> Mask:
+        """Whether each line, of these, begins with a letter of ASCII."""
+        return np.asarray(self.letters[self.starts[lines]] == ord(letter))
+
+    def texts(self, starts: Counts, ends: Counts) -> list[str]:
+        """The texts between places."""
+        pairs = zip(starts.tolist(), ends.tolist(), strict=True)
+        if not self.data.isascii():
+            return [_text(self.data[start:end]) for start, end in pairs]
+        text = self.data.decode("ascii")
+        return [text[start:end] for start, end in pairs]
+
+    def are_plain(self, headers: Counts) -> bool:
+        """Whether nothing can be wrong with records whose headers begin behind these places."""
+        is_short = int(np.diff(self.starts, append=len(self.data)).max(initial=0)) <= MAX_HEADER
+        is_text = self.data.isascii() and b"\0" not in self.data
+        return is_text and is_short and bool((self.letters[headers + 1] > ord(" ")).all())
+
+
+def _parse(
+    lines: _Lines, number: int, label: str, sample: str
+) -> tuple[Records, InputError | None]:
     """Records of FASTA behind so many other lines, up to the first fault, and this."""
-    each = [entry.partition("\n") for entry in text[1:].split("\n>")]
-    n_lines = [1 + len(end) + rest.count("\n") for _, end, rest in each]
-    sequences = [rest.replace("\n", "") for _, _, rest in each]
-    lines = list(accumulate(n_lines, initial=number + 1))[:-1]
-    headers = [header for header, _, _ in each]
-    del each
+    firsts = np.flatnonzero(lines.begin_with(">"))
+    header_starts, header_ends = lines.starts[firsts], lines.ends[firsts]
+    ends = np.append(header_starts[1:], len(lines.data)) - 1
+    headers = lines.texts(header_starts + 1, header_ends)
+    sequences = lines.texts(np.minimum(header_ends + 1, ends), ends)
+    if len(lines.starts) > 2 * len(firsts):
+        sequences = [letters.replace("\n", "") for letters in sequences]
     if blanks := _found(_INNER_BLANKS, sequences):
         sequences = [_without(blanks, letters) for letters in sequences]
-    return _columns(headers, sequences, lines, label, sample)
+    places = (firsts + number + 1).tolist()
+    is_plain = lines.are_plain(header_starts)
+    return _columns(headers, sequences, places, label, sample, is_plain=is_plain)
 
 
 def _parse_long(
@@ -587,15 +627,24 @@ def _parse_long(
 ) -> tuple[Records, InputError | None]:
     """A record of FASTA that came in chunks, or its fault."""
     sequence = _without(_found(_BLANK, [letters]), letters)
-    return _columns([header], [sequence], [number + 1], label, sample)
+    return _columns([header], [sequence], [number + 1], label, sample, is_plain=False)
 
 
 def _columns(
-    headers: list[str], sequences: list[str], lines: list[int], label: str, sample: str
+    headers: list[str],
+    sequences: list[str],
+    lines: list[int],
+    label: str,
+    sample: str,
+    *,
+    is_plain: bool,
 ) -> tuple[Records, InputError | None]:
-    """The records with these headers, in these lines, up to the first fault, and this."""
+    """The records with these headers, in these lines, up to the first fault, and this.
+
+    Nothing can be wrong with plain ones.
+    """
     fault = None
-    if not all(map(_is_plain, headers)) or _found("\0", sequences):
+    if not is_plain:
         n_good = 0
         try:
             for record in zip(headers, sequences, lines, strict=True):
@@ -612,12 +661,6 @@ def _columns(
     ids = [header.split(None, 1)[0] for header in headers]
     samples, own_ids = [sample] * len(ids), [""] * len(ids)
     return Records(ids, headers, sequences, lines, n_gaps, samples, own_ids), fault
-
-
-def _is_plain(header: str) -> bool:
-    """Whether nothing can be wrong with a header."""
-    is_text = header.isascii() and not header.isspace() and "\0" not in header
-    return is_text and 0 < len(header) <= MAX_HEADER
 
 
 def _found(letters: str, sequences: Sequence[str]) -> list[str]:
@@ -665,37 +708,43 @@ def _cut_reads(
 
 
 def _parse_reads(
-    text: str, number: int, label: str, sample: str
+    lines: _Lines, number: int, label: str, sample: str
 ) -> tuple[Records, InputError | None]:
     """Reads of FASTQ behind so many other lines, up to the first fault, and this.
 
     A read has four lines; four blank ones are none.
     """
-    rows = text.removesuffix("\n").split("\n")
-    n_rows = len(rows) - len(rows) % _LINES
-    columns = [rows[i:n_rows:_LINES] for i in range(_LINES)]
-    lines = list(range(number + 1, number + 1 + n_rows, _LINES))
-    rest, fault = rows[n_rows:], None
+    n_lines = len(lines.starts) - len(lines.starts) % _LINES
+    rest, fault = lines.texts(lines.starts[n_lines:], lines.ends[n_lines:]), None
     if any(rest):
-        fault = _bad_read(rest, number + 1 + n_rows, label)
-    is_read = list(map(_is_read, *columns))
-    if not all(is_read):
-        bad = _first_bad(is_read, columns)
-        if bad < len(lines):
-            fault = _bad_read([column[bad] for column in columns], lines[bad], label)
-        columns = [list(compress(column[:bad], is_read)) for column in columns]
-        lines = list(compress(lines[:bad], is_read))
-    headers, sequences = [header[1:] for header in columns[0]], columns[1]
+        fault = _bad_read(rest, number + 1 + n_lines, label)
+    is_read = _are_reads(lines, n_lines)
+    for place in np.flatnonzero(~is_read).tolist():
+        of_read = slice(_LINES * place, _LINES * (place + 1))
+        four = lines.texts(lines.starts[of_read], lines.ends[of_read])
+        is_read[place] = _is_read(*four)
+        if any(four) and not is_read[place]:
+            fault = _bad_read(four, number + 1 + _LINES * place, label)
+            is_read = is_read[:place]
+            break
+    firsts = _LINES * np.flatnonzero(is_read)
+    headers = lines.texts(lines.starts[firsts] + 1, lines.ends[firsts])
+    sequences = lines.texts(lines.starts[firsts + 1], lines.ends[firsts + 1])
     if _found(".", sequences):
         sequences = [letters.replace(".", "N") for letters in sequences]  # a base not known
-    records, earlier = _columns(headers, sequences, lines, label, sample)
+    places, is_plain = (firsts + number + 1).tolist(), lines.are_plain(lines.starts[firsts])
+    records, earlier = _columns(headers, sequences, places, label, sample, is_plain=is_plain)
     return records, earlier or fault
 
 
-def _first_bad(is_read: Sequence[bool], columns: Sequence[Sequence[str]]) -> int:
-    """The place of the first four lines that are no read, and not blank; or their number."""
-    each = enumerate(zip(is_read, *columns, strict=True))
-    return next((i for i, (is_good, *four) in each if not is_good and any(four)), len(is_read))
+def _are_reads(lines: _Lines, n_lines: int) -> Mask:
+    """Whether each four of so many lines are surely a read; others are to be looked at."""
+    header, letters, plus, qualities = (slice(i, n_lines, _LINES) for i in range(_LINES))
+    lengths = lines.ends - lines.starts
+    is_same = lengths[letters] == lengths[qualities]
+    is_plus = lines.begin_with("+", plus) & (lengths[plus] == 1)
+    are_reads = lines.begin_with("@", header) & is_plus & is_same
+    return are_reads if lines.data.isascii() else np.zeros_like(are_reads)
 
 
 def _is_read(header: str, letters: str, plus: str, qualities: str) -> bool:
@@ -849,27 +898,32 @@ def guess_input_type(path: Path, name: str = "") -> InputType | None:
     Raises:
         InputError: the letters fit neither, or both.
     """
-    n_read = total = plain = protein = 0
-    stranger = ""  # a record of nucleotides, which would pass for a protein
-    for record in read_fasta(path, name):
-        sample = record.sequence[:_SAMPLE]
-        n_read += len(sample)
-        total += len(sample) - sum(map(sample.count, _MASKS))
-        plain += sum(map(sample.count, _PLAIN_BASES))
-        protein += sum(map(sample.count, _ONLY_PROTEIN))
-        if not stranger and _is_of_bases(sample):
-            stranger = record.id
-        if n_read >= _SAMPLE:
+    samples, names = list[str](), list[str]()
+    n_left = _SAMPLE
+    for records in parsed(read_blocks(path, name)):
+        for record_id, sequence in zip(records.ids, records.sequences, strict=True):
+            if n_left > 0:
+                names.append(record_id)
+                samples.append(sequence[:_SAMPLE])
+                n_left -= len(samples[-1])
+        if n_left <= 0:
             break
-    if not n_read:
+    letters = "".join(samples).encode("ascii", "replace")
+    counts = np.bincount(np.frombuffer(letters, np.uint8), minlength=256)
+    plain, protein, masks = (
+        int(counts[list(some)].sum()) for some in (_PLAIN_BASES, _ONLY_PROTEIN, _MASKS)
+    )
+    total = len(letters) - masks
+    if not letters:
         return None
-    if protein > 0.05 * total and stranger:
-        raise InputError(
-            f"{name or printable(path)} holds proteins, but the record {printable(stranger)} is of "
-            "nucleotides",
-            hint="run them separately, or name the type of all with --input-type",
-        )
     if protein > 0.05 * total:
+        for record_id, sample in zip(names, samples, strict=True):
+            if _is_of_bases(sample):
+                raise InputError(
+                    f"{name or printable(path)} holds proteins, but the record "
+                    f"{printable(record_id)} is of nucleotides",
+                    hint="run them separately, or name the type of all with --input-type",
+                )
         return "protein"
     if plain > 0.8 * total and protein < 0.01 * total:
         return "nucleotide"
