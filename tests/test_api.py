@@ -326,7 +326,7 @@ def test_hints_name_options_as_arguments() -> None:
         assert not found & names, hint
 
 
-def test_an_error_of_a_call_tells_the_argument_that_helps(tmp_path: Path) -> None:
+def test_an_error_of_a_call_names_the_argument_that_helps(tmp_path: Path) -> None:
     fasta = tmp_path / "in.fa"
     fasta.write_text(">a\n" + "ACGTRYSWKMBDHV" * 20 + "\n")
     with pytest.raises(virnucpro.VirnucproError) as caught:
@@ -456,7 +456,7 @@ def test_regions_that_are_not_as_they_were_written_are_an_error(
         list(virnucpro.read_predictions(tmp_path / "run"))
 
 
-def test_progress_is_told_stage_by_stage_with_worker_processes(tiny, tmp_path: Path) -> None:
+def test_progress_is_reported_stage_by_stage_with_worker_processes(tiny, tmp_path: Path) -> None:
     told: list[virnucpro.Progress] = []
     virnucpro.predict(
         EXAMPLE, model=str(tiny.model), device="cpu", workers=2, on_progress=told.append

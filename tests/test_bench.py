@@ -289,7 +289,7 @@ def test_on_a_gpu_one_model_is_loaded_at_a_time_and_every_row_comes_when_it_is_m
 # The command line
 
 
-def test_the_command_prints_tables_and_without_a_word_on_its_progress_if_asked(tmp_path):
+def test_the_command_prints_tables_and_no_progress_if_asked(tmp_path):
     path = tmp_path / "new" / "folder" / "bench.json"
     words = ["--device", "cpu", "--parts", "limits", "--repeats", "1", "--threads", "1", "--quiet"]
     command = [sys.executable, "-m", "virnucpro", "bench", *words, "--json", str(path)]

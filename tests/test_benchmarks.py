@@ -30,7 +30,7 @@ from virnucpro.encoders.bench.synthetic import MODELS, make_proteins, write_chec
 MEASURE = Path(front_end.__file__).with_name("measure.py")
 
 
-def test_a_run_of_files_is_a_real_one_and_tells_start_up_apart(tmp_path):
+def test_a_run_of_files_is_a_real_one_and_separates_start_up(tmp_path):
     write_checkpoint(tmp_path / "tiny.pt", TINY, seed=3)
     row = time_extract(
         FileRun(

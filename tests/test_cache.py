@@ -342,7 +342,7 @@ def test_a_cache_that_takes_nothing_costs_a_warning_and_not_the_run(predict_on, 
     assert " WARNING " in line and str(cache) in line
 
 
-def test_a_full_disk_is_a_reason_that_is_told_once(tmp_path):
+def test_a_full_disk_is_a_reason_that_is_reported_once(tmp_path):
     cache = cache_in(tmp_path)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -67,7 +67,7 @@ def test_the_panel_has_proteins_of_1_to_1022_residues_and_every_odd_letter():
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_model_passes_in_either_format_and_every_protein_is_told(model, tiny, precision):
+def test_a_model_passes_in_either_format_and_every_protein_is_reported(model, tiny, precision):
     for path in (model, tiny.model):
         outcome = run(path, precision)
         assert outcome.has_passed, outcome.report_lines()
@@ -206,7 +206,7 @@ def test_a_program_that_does_not_run_here_is_named_with_a_remedy(model, fault, w
     assert "--device cpu" in caught.value.hint
 
 
-def test_numbers_that_the_precision_cannot_hold_are_told(tmp_path):
+def test_numbers_that_the_precision_cannot_hold_are_reported(tmp_path):
     """On a CPU fp16 is refused; what a GPU would be told is the same code with its rounding."""
     fair_esm = make_fair_esm(TINY)
     fair_esm.layers[0].fc1.weight.mul_(1e6)
@@ -225,7 +225,7 @@ def test_numbers_that_the_precision_cannot_hold_are_told(tmp_path):
         (["esm2_virnucpro", "--gpus", "0", "--device", "cpu"], 64, "--gpus does not go with"),
     ],
 )
-def test_what_cannot_be_checked_is_told(arguments, exit_code, words):
+def test_what_cannot_be_checked_is_reported(arguments, exit_code, words):
     answer = virnucpro("models", "check", *arguments)
     assert answer.returncode == exit_code and words in answer.stderr
 
@@ -241,7 +241,7 @@ def test_a_model_that_fair_esm_does_not_have_is_refused(tmp_path):
 # On the way
 
 
-def test_progress_is_told_in_tokens_to_the_end(model):
+def test_progress_is_reported_in_tokens_to_the_end(model):
     events: list[Telling] = []
     run(model, "fp32", events)
     stages = {event.stage: event for event in events if isinstance(event, Progress)}

@@ -70,7 +70,7 @@ def test_help_shows_names_of_options_whole_on_80_columns(command):
 
 
 @pytest.mark.parametrize("option", ["--input-type", "--device"])
-def test_a_wrong_choice_is_told_without_words_of_a_library(option):
+def test_a_wrong_choice_is_reported_without_words_of_a_library(option):
     answer = virnucpro("predict", "-i", "x", "-o", "y", option, "foo")
     assert answer.returncode == 64
     assert "'foo' is not one of" in answer.stderr and "Value error" not in answer.stderr
@@ -184,7 +184,7 @@ def test_the_input_may_come_from_a_pipe(model, tmp_path):
         (["-i", "{example}", "-o", "x", "--model", SMALL, "--head", "nowhere"], 66, "no such head"),
     ],
 )
-def test_a_mistake_is_told_with_its_exit_code_and_nothing_is_made(
+def test_a_mistake_is_reported_with_its_exit_code_and_nothing_is_made(
     model, tmp_path, arguments, exit_code, words
 ):
     (tmp_path / "file").write_text("")
@@ -474,7 +474,7 @@ def test_standard_streams_may_be_closed(model, tmp_path):
     assert set(statuses(tmp_path / "out").values()) == {"scored"}
 
 
-def test_the_log_tells_assignments_times_and_how_a_run_ended(model, tmp_path):
+def test_the_log_shows_assignments_times_and_how_a_run_ended(model, tmp_path):
     second = tmp_path / "second.log"
     answer = virnucpro(
         "predict", "-i", EXAMPLE, "-o", tmp_path / "run", *model, "--log-file", second
@@ -504,7 +504,7 @@ def test_a_head_of_another_encoder_is_refused(tiny, tmp_path):
     assert "the head was made for the encoder" in answer.stderr
 
 
-def test_devices_models_and_status_tell_what_there_is(model, tiny, tmp_path):
+def test_devices_models_and_status_show_what_there_is(model, tiny, tmp_path):
     assert "cpu" in virnucpro("devices").stdout
     assert "layers      2" in virnucpro("models", "info", tiny.model).stdout
     assert "is complete" in virnucpro("models", "verify", tiny.model).stdout
@@ -522,7 +522,7 @@ def test_a_resume_where_no_run_is_says_that_it_begins_one(tmp_path):
     assert line not in virnucpro(*command).stderr
 
 
-def test_a_bad_file_is_told_once_and_records_without_a_score_are_explained(tmp_path):
+def test_a_bad_file_is_reported_once_and_records_without_a_score_are_explained(tmp_path):
     (tmp_path / "bad.fa").write_text("junk\n")
     bad = virnucpro("predict", "-i", tmp_path / "bad.fa", "-o", tmp_path / "x")
     assert bad.returncode == 65 and bad.stderr.count("expected '>'") == 1
@@ -572,7 +572,7 @@ def test_an_imported_model_is_listed_and_used_by_its_name(tiny, tmp_path, monkey
         ("models", "import", "~nosuchuser/esm2"),
     ],
 )
-def test_the_home_of_an_unknown_user_is_told_and_nothing_is_made(arguments, tmp_path):
+def test_the_home_of_an_unknown_user_is_reported_and_nothing_is_made(arguments, tmp_path):
     answer = virnucpro(*arguments, cwd=tmp_path)
     assert answer.returncode == 64
     assert "no home folder is known for ~nosuchuser" in answer.stderr
@@ -584,7 +584,7 @@ needs_dev_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="ther
 
 
 @needs_dev_full
-def test_a_log_that_cannot_be_written_is_told_once_and_stops_nothing(model, tmp_path):
+def test_a_log_that_cannot_be_written_is_reported_once_and_stops_nothing(model, tmp_path):
     command = ("predict", "-i", EXAMPLE, "-o", tmp_path / "run", *model)
     answer = virnucpro(*command, "--log-file", "/dev/full")
     assert answer.returncode == 0
@@ -593,7 +593,7 @@ def test_a_log_that_cannot_be_written_is_told_once_and_stops_nothing(model, tmp_
 
 
 @needs_dev_full
-def test_an_answer_that_finds_no_room_is_told_with_where_it_went(model, tmp_path):
+def test_an_answer_that_finds_no_room_is_reported_with_where_it_went(model, tmp_path):
     command = ["predict", "-i", EXAMPLE, "-o", tmp_path / "run", *model]
     with Path("/dev/full").open("w") as full:
         answer = subprocess.run(

@@ -174,7 +174,7 @@ class StubbornProvider(LocalProvider):
         raise OSError("scancel: no answer")
 
 
-def test_a_scheduler_that_does_not_answer_at_the_end_is_told_of(tmp_path, monkeypatch, caplog):
+def test_a_scheduler_that_does_not_answer_at_the_end_is_reported(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     with parsl_on(Blocks(StubbornProvider(), 1), RunDir(tmp_path)):
         pass

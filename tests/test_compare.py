@@ -59,7 +59,7 @@ def test_a_result_is_equal_to_itself_in_any_order_of_rows(result, tmp_path):
     assert exit_code(result, other, "--tolerance", "0") == 0
 
 
-def test_missing_rows_other_labels_and_distances_are_told_by_id(result, tmp_path):
+def test_missing_rows_other_labels_and_distances_are_reported_by_id(result, tmp_path):
     frames = FRAMES.replace("0.8789939", "0.878984").replace("b_chunk_1F3", "c_chunk_1F3")
     frames = frames.replace("others", "virus").replace("0.44986594", "0.500001")
     other = write(tmp_path / "other", frames, CHUNKS.replace("b_chunk_1\tTrue", "b_chunk_1\tFalse"))
@@ -116,13 +116,13 @@ def test_two_runs_are_compared_by_their_records_too(tmp_path):
     assert exit_code(run, run) == 0
 
 
-def test_one_table_is_told_by_its_first_line(result, tmp_path):
+def test_a_table_is_recognised_by_its_first_line(result, tmp_path):
     table = tmp_path / "renamed.txt"
     shutil.copyfile(result / "prediction_results.txt", table)
     assert [one.table for one in compare(table, result)] == ["frames"]
 
 
-def test_nothing_to_compare_is_told(result, tmp_path):
+def test_nothing_to_compare_is_reported(result, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputMissingError, match=r"has none of prediction_results\.txt"):
         compare(result, tmp_path / "empty")
@@ -147,7 +147,7 @@ def test_nothing_to_compare_is_told(result, tmp_path):
         ("", "its end is missing"),
     ],
 )
-def test_a_damaged_table_is_told(result, tmp_path, frames, why):
+def test_a_damaged_table_is_reported(result, tmp_path, frames, why):
     other = write(tmp_path / "other", frames, CHUNKS)
     with pytest.raises(InputError, match=f"is not as VirNucPro writes it: .*{why}"):
         compare(result, other)

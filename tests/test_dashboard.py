@@ -233,7 +233,7 @@ STREAMS: dict[str, Rates] = {
 
 @pytest.mark.parametrize("stream", STREAMS)
 @pytest.mark.parametrize("n_steps", [40, 200, 5_000])
-def test_after_a_tenth_of_the_work_the_time_left_is_told_within_a_third(stream, n_steps):
+def test_after_a_tenth_of_the_work_the_time_left_is_reported_within_a_third(stream, n_steps):
     for seed in range(20):
         points = steps_of(STREAMS[stream], n_steps, seed)
         for share in (0.1, 0.3, 0.9):
@@ -247,7 +247,7 @@ def test_after_a_tenth_of_the_work_the_time_left_is_told_within_a_third(stream, 
                 assert left is not None and 1 / 1.3 < left / truth < 1.3, (seed, share, left, truth)
 
 
-def test_steps_that_end_in_bursts_tell_the_same():
+def test_steps_that_end_in_bursts_give_the_same_time_left():
     """Four helpers that end a block each at about the same time."""
     points = [(float(10 * (n // 4) + n % 4 * 0.1), float(n)) for n in range(41)]
     left = seconds_left(points[:21], 180, points[20][0])
@@ -262,13 +262,13 @@ def test_time_that_passes_within_a_step_is_taken_off_and_a_step_that_never_ends_
     assert first is not None and later is not None and 90 < first < later
 
 
-def test_of_work_that_has_not_begun_nothing_is_told():
+def test_of_work_that_has_not_begun_nothing_is_reported():
     assert seconds_left([], 10, now=5.0) is None
     assert seconds_left([(0.0, 0.0)], 10, now=5.0) is None
     assert rate_of([(1.0, 0.0), (1.0, 5.0)]) == 0.0
 
 
-def test_the_time_left_of_scoring_is_told_by_what_is_scored_now():
+def test_the_time_left_of_scoring_follows_what_is_scored_now():
     """Blocks that were there before cost nothing, and records that are searched cost twice."""
     now = 0.0
     figures = Figures(clock=lambda: now)

@@ -176,7 +176,7 @@ def test_a_slice_has_batches_of_its_own_memory_and_not_of_the_cards(monkeypatch)
     assert choose_precision("auto", choice) == "bf16"
 
 
-def test_a_card_that_is_to_be_cut_and_is_not_is_told(monkeypatch):
+def test_a_card_that_is_to_be_cut_and_is_not_is_reported(monkeypatch):
     feign(monkeypatch, Nvml([], []))
     with pytest.raises(UnavailableError, match="2 cards are in MIG mode, and have no instance"):
         choose_devices("cuda", None, None, None, model_bytes=1)

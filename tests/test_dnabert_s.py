@@ -356,7 +356,7 @@ def test_other_weights_are_refused_in_a_sentence(tmp_path, fault, why):
     assert str(path) in str(caught.value) and caught.value.hint
 
 
-def test_a_plain_bert_is_told_by_its_config(folder, tmp_path):
+def test_a_plain_bert_is_recognised_by_its_config(folder, tmp_path):
     path = dnabert.write_dnabert(tmp_path / "bert")
     config = json.loads((path / "config.json").read_text())
     del config["alibi_starting_size"]

@@ -182,9 +182,7 @@ def test_a_run_of_another_job_than_its_start_is_refused():
         next(executor.run([], SimpleNamespace(owner="other"), resources))
 
 
-def test_workers_for_which_there_is_no_shard_end_without_a_word(
-    make_config, tiny, tmp_path, started
-):
+def test_workers_for_which_there_is_no_shard_end_silently(make_config, tiny, tmp_path, started):
     fasta, events = tmp_path / "one.faa", []
     fasta.write_text(">p0\nMKVLEFPQIL\n")
     config = make_config(fasta, input_type="protein")
@@ -674,7 +672,7 @@ def test_an_interruption_while_workers_end_leaves_no_process_behind(make_config,
                 worker.kill()
 
 
-def test_a_worker_is_told_to_end_if_it_waits_and_is_killed_if_it_is_lost_or_at_work():
+def test_a_worker_is_asked_to_end_if_it_waits_and_is_killed_if_it_is_lost_or_at_work():
     """Nobody sends to one that was lost: nobody would read it."""
     for is_alive, shards, expected in ((True, (), [None]), (False, (), []), (True, SHARDS[:1], [])):
         peer, killed = peer_with(), []
@@ -755,7 +753,7 @@ def test_a_pause_of_all_processes_is_no_silence(monkeypatch):
     assert 108 < clock[0] - began < 111
 
 
-def test_a_process_that_cannot_be_killed_is_told_and_not_waited_for(caplog):
+def test_a_process_that_cannot_be_killed_is_reported_and_not_waited_for(caplog):
     """As one in a call to a device or a disk that does not answer."""
     peer = peer_with()
     waited = []

@@ -275,7 +275,7 @@ class CoarseRotary(RotaryEmbedding):
         return angles.cos().float()[None], angles.sin().float()[None]
 
 
-def test_the_tolerance_of_bf16_tells_a_rotary_table_in_bf16(oracle):
+def test_the_tolerance_of_bf16_detects_a_rotary_table_in_bf16(oracle):
     wrong = make_fair_esm(oracle.shape)
     for layer in wrong.layers:
         layer.self_attn.rot_emb = CoarseRotary(oracle.shape.head_dim)
@@ -284,7 +284,7 @@ def test_the_tolerance_of_bf16_tells_a_rotary_table_in_bf16(oracle):
     assert worst_row(torch.cat(hidden), torch.cat(oracle.hidden)) > limit
 
 
-def test_the_tolerance_of_bf16_tells_embeddings_that_are_not_scaled_for_token_dropout(oracle):
+def test_the_tolerance_of_bf16_detects_embeddings_that_are_not_scaled_for_token_dropout(oracle):
     wrong = make_fair_esm(replace(oracle.shape, token_dropout=False))
     hidden = fair_esm_hidden(wrong, PROTEINS[:6], oracle.shape.n_layers)
     limit = tolerance(oracle.shape.n_layers, torch.bfloat16)
@@ -292,7 +292,7 @@ def test_the_tolerance_of_bf16_tells_embeddings_that_are_not_scaled_for_token_dr
         assert worst_row(protein, reference) > limit
 
 
-def test_the_tolerance_of_float32_tells_a_gelu_by_tanh(oracle, monkeypatch):
+def test_the_tolerance_of_float32_detects_a_gelu_by_tanh(oracle, monkeypatch):
     monkeypatch.setattr(esm.modules, "gelu", lambda x: F.gelu(x, approximate="tanh"))
     hidden = fair_esm_hidden(oracle.model, PROTEINS[:6], oracle.shape.n_layers)
     limit = tolerance(oracle.shape.n_layers, torch.float32)

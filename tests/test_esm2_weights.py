@@ -160,14 +160,14 @@ def test_a_pt_file_gives_the_vectors_of_fair_esm(fair_esm, reference, tmp_path, 
     assert worst_row(embed(path), reference) < tolerance(SHAPE.n_layers, torch.float32)
 
 
-def test_a_checkpoint_is_told_by_its_content_not_by_its_name(fair_esm, tmp_path):
+def test_a_checkpoint_is_recognised_by_its_content_not_by_its_name(fair_esm, tmp_path):
     checkpoint = inspect_checkpoint(save_fair_esm(fair_esm, tmp_path / "esm2_t33_650M_UR50D.pt"))
     assert checkpoint.shape == SHAPE
     assert checkpoint.name == "esm2_t33_650M_UR50D"
 
 
 @pytest.mark.parametrize("n_heads", [1, 2, 4])
-def test_without_a_configuration_the_rotary_buffer_tells_the_heads(tmp_path, n_heads):
+def test_without_a_configuration_the_rotary_buffer_gives_the_heads(tmp_path, n_heads):
     shape = replace(SHAPE, n_heads=n_heads)
     model, path = make_fair_esm(shape), tmp_path / "model.pt"
     torch.save({"model": stored_state(model)}, path)

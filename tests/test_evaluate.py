@@ -435,7 +435,7 @@ def test_a_table_that_lost_a_frame_since_is_not_measured(ask, make_config, manif
 # The command
 
 
-def test_the_command_evaluates_resumes_and_tells_mistakes(tiny, manifest, tmp_path):
+def test_the_command_evaluates_resumes_and_reports_mistakes(tiny, manifest, tmp_path):
     model = ("--model", tiny.model, "--head", tiny.head_file, "--device", "cpu", "--workers", "1")
     out = tmp_path / "out"
     command = ("evaluate", "--data", manifest, "-o", out, *model, "--lengths", "150,400", "--quiet")

@@ -169,7 +169,7 @@ def test_a_closed_terminal_ends_the_run_unless_it_was_disowned(
         process.wait()
 
 
-def test_an_interrupt_before_a_command_began_is_told_too(monkeypatch, capsys):
+def test_an_interrupt_before_a_command_began_is_reported_too(monkeypatch, capsys):
     """Typer itself ends with 130 then, and says nothing."""
     app = typer.Typer()
 

@@ -95,7 +95,7 @@ def refusal_of(path: Path, why: str | None = None) -> InputError:
 
 @pytest.mark.parametrize("pack", [bytes, *PACKED.values()], ids=["plain", *PACKED])
 @pytest.mark.parametrize("name", ["in.fa", "in.fa.gz", "in.fa.bz2", "in.fa.xz", "in.fa.zst", "in"])
-def test_the_content_not_the_name_tells_how_a_file_is_packed(write, pack, name: str) -> None:
+def test_the_content_not_the_name_decides_how_a_file_is_unpacked(write, pack, name: str) -> None:
     assert read(write(pack(b">a\nACGT\n>b\nGG\nTT\n"), name)) == [("a", "ACGT"), ("b", "GGTT")]
 
 
@@ -510,7 +510,7 @@ def test_a_folder_that_may_not_be_read_is_refused(write, tmp_path: Path) -> None
         (b">a\n>b\n\n", None),
     ],
 )
-def test_the_letters_tell_nucleotides_from_proteins(write, content: bytes, expected) -> None:
+def test_the_letters_distinguish_nucleotides_from_proteins(write, content: bytes, expected) -> None:
     assert guess_input_type(write(content)) == expected
 
 

@@ -491,7 +491,7 @@ def test_a_run_whose_input_can_be_no_file_is_damaged(run, folder):
         assert "run.json is damaged" in end_of("regions", folder / "run", code=73)
 
 
-def test_a_difference_of_recipes_is_told_without_control_characters(run, genome, folder):
+def test_a_difference_of_recipes_is_reported_without_control_characters(run, genome, folder):
     put_back(folder / "run", run)
     stored = json.loads(run["run.json"])
     stored["recipe"]["residues_per_shard"] = "a\0\x1b[31mb"

@@ -163,7 +163,7 @@ def test_copies_have_different_names(run, copies) -> None:
 # Hashing
 
 
-def test_inputs_are_hashed_and_the_bytes_read_so_far_are_told(write) -> None:
+def test_inputs_are_hashed_and_the_bytes_read_so_far_are_reported(write) -> None:
     told: list[int] = []
     paths = [write("a.fa"), write("b.fa", b""), write("c.fa", b"x" * 10)]
     inputs = Survey(is_strict=True).hash(map(Source, paths), told.append)
@@ -301,7 +301,7 @@ def test_a_file_of_another_kind_than_most_is_left_out(write) -> None:
     assert "protein.fa holds proteins" in why
 
 
-def test_the_size_of_a_packed_file_does_not_tell_how_many_letters_it_has():
+def test_the_size_of_a_packed_file_says_nothing_of_its_number_of_letters():
     plain, packed = (InputFile(f"/data/{name}", "", 7) for name in ("a.fa", "B.FA.GZ"))
     assert (expected_letters([plain, plain]), expected_letters([plain, packed])) == (14, 0)
     reads = InputFile("/data/a.fq", "", 14)  # half of it is qualities

@@ -137,7 +137,7 @@ def test_a_sequence_is_the_same_virus_whatever_stands_beside_it(kinship):
     assert [identity.kin for identity in beside] == ["Unaviridae", *[""] * 3, "Duoviridae", ""]
 
 
-def test_the_chances_of_kinds_are_probabilities_and_longer_sequences_are_told_no_less_surely():
+def test_the_chances_of_kinds_are_probabilities_and_longer_sequences_get_no_smaller_ones():
     net = own_kinship().net
     [features] = kind_features([encode(random_dna(3_000, np.random.default_rng(1)))])
     for n_bases in (150, 500, 3_000, 10**6):
@@ -222,7 +222,7 @@ def test_a_provirus_is_identified_by_its_own_bases_and_has_no_topology(tmp_path)
     assert (identity.kin, identity.topology) == ("Coronaviridae", "")
 
 
-def test_the_tables_and_python_tell_what_the_viruses_of_the_example_are(tmp_path):
+def test_the_tables_and_python_show_what_the_viruses_of_the_example_are(tmp_path):
     folder = tmp_path / "run"
     predict(EXAMPLE, to=folder)
     told = {row["virus"]: row for row in rows(folder / "viruses.tsv")}

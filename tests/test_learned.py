@@ -192,7 +192,7 @@ def test_an_encoder_is_sized_and_described_by_what_it_is(kind, trained, tiny):
 
 
 @pytest.mark.parametrize("damage", ["cut", "other weights"])
-def test_a_damaged_file_of_an_encoder_is_told(damage, trained, tmp_path):
+def test_a_damaged_file_of_an_encoder_is_reported(damage, trained, tmp_path):
     training = trained("onehot-cnn")
     path = tmp_path / LEARNED_FILE
     if damage == "cut":

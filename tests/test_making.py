@@ -68,7 +68,7 @@ def test_transposable_elements_are_found_where_they_lie_in_eukaryotes_alone(tmp_
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
-def test_each_tells_how_it_is_called(script, tmp_path):
+def test_each_shows_how_it_is_called(script, tmp_path):
     for package in ("pyhmmer", "pyrodigal"):
         if f"import {package}\n" in script.read_text(encoding="utf-8"):
             pytest.importorskip(package, reason=f"the script needs {package}")

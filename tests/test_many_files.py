@@ -82,7 +82,7 @@ def failed_files(folder: Path) -> dict[str, tuple[str, str]]:
 # Ids
 
 
-def test_the_same_id_in_two_files_is_told_apart_by_the_file(make_config, tiny, folder):
+def test_the_same_id_in_two_files_is_distinguished_by_the_file(make_config, tiny, folder):
     config = make_config(folder)
     assert run_inline(config, tiny.head).exit_code == 0
     assert keys(config.output) == [(n, f"contig_{i}") for n in "abcd" for i in range(1, 6)]
@@ -187,7 +187,7 @@ def test_files_that_cannot_be_read_are_listed_and_the_others_done(make_config, t
     assert_same_vectors(vectors(config.output), vectors(good.output))
 
 
-def test_what_to_do_about_a_file_that_is_left_out_is_told_with_it(make_config, tiny, bad):
+def test_what_to_do_about_a_file_that_is_left_out_is_reported_with_it(make_config, tiny, bad):
     (bad / "repeats.fa").write_text(f">a\n{'ACG' * 60}\n>a\n{'ACC' * 60}\n")
     config = make_config(bad)
     run_inline(config, tiny.head)
@@ -295,7 +295,7 @@ def test_a_link_that_leads_to_a_mended_file_is_all_that_a_resume_needs(make_conf
     assert not (config.output / "failed_files.txt").exists()
 
 
-def test_a_new_file_that_holds_the_same_as_an_input_is_told(make_config, tiny, folder):
+def test_a_new_file_that_holds_the_same_as_an_input_is_reported(make_config, tiny, folder):
     config = make_config(folder / "a.fa")
     run_inline(config, tiny.head)
     shutil.copy(folder / "a.fa", folder / "copy.fa")

@@ -293,7 +293,7 @@ def test_a_bundle_is_fetched_by_one_command(brought, monkeypatch):
     assert not list(published_folder().rglob(".*"))
 
 
-def test_what_a_folder_lacks_is_told_and_nothing_is_taken(brought):
+def test_what_a_folder_lacks_is_reported_and_nothing_is_taken(brought):
     (brought / "tokenizer.json").unlink()
     (brought / "500_model.pth").unlink()
     with pytest.raises(InputMissingError, match=r"lacks tokenizer\.json, 500_model\.pth") as caught:

@@ -62,7 +62,7 @@ def test_figures_are_those_counted_by_hand():
     assert row == {"precision": "0.571", "recall": "0.933", "f1": "0.709"}
 
 
-def test_where_nothing_is_known_or_told_there_is_no_figure():
+def test_where_nothing_is_known_there_is_no_figure():
     nothing = measure_regions([], Truth(), 1000)
     assert nothing.row()[:3] == ["", "", ""]
     assert measure_regions([(0, 10)], Truth(), 1000).row()[:3] == ["0.000", "", "0.000"]
@@ -157,7 +157,7 @@ def test_regions_are_learned_and_measured_on_chromosomes_that_were_left_out(trut
         assert (tmp_path / "model" / name).read_bytes() == again
 
 
-def test_records_without_a_known_prophage_tell_the_level_of_hosts_of_their_gc(truth, tmp_path):
+def test_records_without_a_known_prophage_set_the_level_of_hosts_of_their_gc(truth, tmp_path):
     data, table = truth
     folder = tmp_path / "genomes"
     folder.mkdir()
@@ -238,7 +238,7 @@ def chromosome(seed: int, prophage: tuple[int, int] = (20_000, 30_000)) -> Chrom
     return Chromosome(f"c{seed}", "A" * 100_000, items, Truth((prophage,)))
 
 
-def test_a_prophage_too_short_for_a_piece_tells_its_length_alone():
+def test_a_prophage_too_short_for_a_piece_teaches_its_length_alone():
     short = (20_100, 20_400)
     chromosomes = [chromosome(0), chromosome(1), chromosome(2, short)]
     model = learn_region_model(chromosomes, [], "")
@@ -249,7 +249,7 @@ def test_a_prophage_too_short_for_a_piece_tells_its_length_alone():
     assert caught.value.hint
 
 
-def test_chromosomes_that_are_the_same_tell_no_region_model():
+def test_equal_chromosomes_teach_no_region_model():
     with pytest.raises(
         InputError, match=r"levels of hosts of the same GC spread by 0\.0"
     ) as caught:

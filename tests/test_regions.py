@@ -142,7 +142,7 @@ def test_the_likelihood_of_a_departure_is_the_sum_over_all_paths(chain):
     np.testing.assert_allclose(likely, expected, rtol=1e-10)  # sums of 512 float64 terms
 
 
-def test_the_level_of_a_host_is_told_by_its_gc_and_by_hosts_near_it():
+def test_the_level_of_a_host_follows_its_gc_and_hosts_near_it():
     gc, level = np.array([0.3, 0.31, 0.5, 0.51]), np.array([-1.0, -1.2, -4.0, -4.2])
     levels = Levels.of(gc, level)
     assert levels.at(0.3) == pytest.approx(-1.1, abs=0.05)
@@ -328,7 +328,7 @@ def written(folder: Path, made: list[RecordResult]) -> None:
         add(Portion.of("in", CalledRecords.of(made), sinks))
 
 
-def test_a_region_that_covers_all_of_a_record_is_told_only_of_a_record_that_is_called_a_virus():
+def test_a_region_that_covers_all_of_a_record_is_reported_only_of_a_record_that_is_called_a_virus():
     rng = np.random.default_rng(6)
     sequence = random_dna(40_000, rng)
     model = load_region_model(embedded_region_model())
@@ -578,7 +578,7 @@ def test_tracks_hold_the_pieces_of_every_record_that_was_searched(tmp_path, chro
     assert len(viral) > 50
 
 
-def test_a_region_over_the_origin_of_a_circle_is_told_on_both_sides(chromosomes):
+def test_a_region_over_the_origin_of_a_circle_is_reported_on_both_sides(chromosomes):
     """However the circle was cut open, the same bases are told."""
     finder, bases = embedded_finder(11), chromosomes["lysogen"]
     spans = {}
@@ -634,7 +634,7 @@ def test_regions_are_counted_by_kind_and_the_two_parts_of_one_over_the_origin_on
         ("x a circular=truest phage", False),
     ],
 )
-def test_a_header_tells_a_circle(header, expected):
+def test_a_header_can_declare_a_circle(header, expected):
     assert is_circular(header) == expected
 
 

@@ -65,7 +65,7 @@ def test_the_page_has_every_record_with_its_values(tmp_path):
     assert "8 records called virus, of 16 with a score (50 %)" in page.words
 
 
-def test_the_page_tells_a_table_that_does_not_add_up(tmp_path):
+def test_the_page_reports_a_table_that_does_not_add_up(tmp_path):
     predict(tmp_path / "run", EXAMPLE)
     forget_hashes(tmp_path / "run")
     table = tmp_path / "run/predictions.tsv"
@@ -264,7 +264,7 @@ def test_the_page_has_every_sample_of_a_run_of_a_thousand_files(tmp_path):
     assert "path" not in columns
 
 
-def test_a_damaged_table_of_samples_is_told(tmp_path):
+def test_a_damaged_table_of_samples_is_reported(tmp_path):
     folder = write_table(tmp_path / "run", [])
     write_samples(folder, [("a", "complete", 1, 2), ("b", "complete", 1, "many")])
     with pytest.raises(InputError, match=r"samples\.tsv is damaged"):
@@ -408,7 +408,7 @@ def test_a_folder_without_a_run_stays_as_it_is(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "[" * 100_000])
-def test_a_damaged_run_json_is_told(tmp_path, text):
+def test_a_damaged_run_json_is_reported(tmp_path, text):
     (tmp_path / "run.json").write_text(text)
     with pytest.raises(ResumeError, match=r"run\.json is damaged"):
         report_folder(tmp_path)
@@ -425,7 +425,7 @@ def test_a_damaged_run_json_is_told(tmp_path, text):
         "b\tc\t700\tscored\tvirus\t0.9\tinf" + 5 * "\t",
     ],
 )
-def test_a_damaged_table_is_told(tmp_path, row):
+def test_a_damaged_table_is_reported(tmp_path, row):
     folder = write_table(tmp_path / "run", [call("a", 0.99)])
     with (folder / "predictions.tsv").open("a") as out:
         out.write(row + "\n")
@@ -459,7 +459,7 @@ def test_a_loss_that_is_no_number_is_a_gap_in_its_curve(tmp_path):
     assert [line["y"] for line in page.data["charts"]["loss"]["series"]] == [[None, None, 0.5]]
 
 
-def test_an_empty_table_of_a_training_is_told(tmp_path):
+def test_an_empty_table_of_a_training_is_reported(tmp_path):
     (tmp_path / "training.json").write_text("{}")
     (tmp_path / "epochs.tsv").write_text("")
     with pytest.raises(InputError, match=r"epochs\.tsv is damaged"):

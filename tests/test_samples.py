@@ -50,7 +50,7 @@ def test_a_sample_has_the_name_of_its_file_without_what_says_that_it_is_fasta() 
         (["/d/A/c.fa", "/d/A/c.fna", "/d/B/c.fa"], ["A_c", "A_c_2", "B_c"]),
     ],
 )
-def test_files_of_one_name_are_told_apart_by_their_folders_or_a_number(paths, expected) -> None:
+def test_files_of_one_name_are_distinguished_by_their_folders_or_a_number(paths, expected) -> None:
     assert names(*paths) == expected
 
 
@@ -76,7 +76,7 @@ def test_files_whose_names_differ_in_the_number_of_the_mate_are_a_sample(paths, 
     assert found == expected.split()
 
 
-def test_names_that_are_written_otherwise_are_told_in_one_line(caplog) -> None:
+def test_names_that_are_written_otherwise_are_reported_in_one_line(caplog) -> None:
     caplog.set_level("INFO", "virnucpro")
     given = [("/d/a.fa", "S 1"), ("/d/b.fa", "S_1"), ("/d/c.fa", "S3"), ("/d/d.fa", "")]
     given.append(("/d/d.fa.gz", ""))

@@ -314,7 +314,7 @@ def genes(*lengths: int) -> str:
     return "TAGTTAATTAACTAA".join(found)  # a stop in each of the six frames
 
 
-def test_the_layout_tells_how_the_stretches_of_genes_lie() -> None:
+def test_the_layout_shows_how_the_stretches_of_genes_lie() -> None:
     sequence = genes(40, 100, -80, -200, 10)
     n_bases = len(sequence)
     (found,) = layout_features(encode_pieces([sequence]))
@@ -594,7 +594,7 @@ def test_a_record_is_read_as_parts_by_one_of_the_nets(scorer: Scorer) -> None:
             replace(scorer, pieces=pieces)
 
 
-def test_pieces_rise_in_size_since_those_of_the_smallest_are_told(scorer: Scorer) -> None:
+def test_pieces_rise_in_size_since_the_smallest_is_named(scorer: Scorer) -> None:
     small, large, *_ = scorer.pieces
     with pytest.raises(ValueError, match="do not rise"):
         replace(scorer, pieces=(large, small))

@@ -327,7 +327,7 @@ def test_nets_that_do_not_fit_proteins_are_refused(scorer: Scorer, nets: Protein
 # Training
 
 
-def test_nets_learn_what_tells_proteins_apart() -> None:
+def test_nets_learn_what_distinguishes_proteins() -> None:
     rng = np.random.default_rng(0)
     kind = np.arange(600) % 2
     features = rng.normal(0, 1, (600, 12)).astype(np.float32)

@@ -223,7 +223,7 @@ def test_rna_has_the_scores_of_its_dna_and_nobody_is_warned(tmp_path, caplog):
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
-def test_the_tables_in_the_original_format_tell_pieces(tmp_path):
+def test_the_tables_in_the_original_format_show_pieces(tmp_path):
     rng = np.random.default_rng(2)
     records = {"long": random_dna(1300, rng), "gap": random_dna(500, rng) + 500 * "N"}
     predict(write(tmp_path / "in.fa", **records, short=random_dna(460, rng)), to=tmp_path / "run")
@@ -602,7 +602,7 @@ def test_the_status_of_a_run_that_goes_on_counts_its_letters(tmp_path, monkeypat
     )
 
 
-def test_files_that_share_ids_are_told_apart_and_each_has_its_tables(tmp_path):
+def test_files_that_share_ids_are_distinguished_and_each_has_its_tables(tmp_path):
     one, two = write(tmp_path / "one.fa", **many(1)), write(tmp_path / "two.fa", **many(2))
     predict(one, two, to=tmp_path / "run", per_file=True)
     predict(two, to=tmp_path / "alone")
@@ -663,7 +663,7 @@ def test_a_record_is_short_by_the_larger_of_what_the_scorer_and_the_user_want(tm
     assert set(statuses(tmp_path / "run").values()) == {"scored"}
 
 
-def test_the_help_of_min_length_tells_what_the_scorer_needs():
+def test_the_help_of_min_length_names_what_the_scorer_needs():
     shortest = load_scorer(embedded_scorer()).shortest
     option = get_type_hints(PredictOptions, include_extras=True)["min_length"].__metadata__[0]
     assert f"at least {shortest} bases" in option.help

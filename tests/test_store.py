@@ -362,7 +362,7 @@ def test_a_write_that_finds_no_room_leaves_nothing(path: Path) -> None:
     assert list(path.parent.iterdir()) == []
 
 
-def test_a_disk_that_gives_another_bit_than_it_was_given_is_told(path, monkeypatch) -> None:
+def test_a_disk_that_gives_another_bit_than_it_was_given_is_reported(path, monkeypatch) -> None:
     class Faulty(io.FileIO):
         def write(self, content: Any) -> int:
             whole = bytes(content)
@@ -620,7 +620,7 @@ def test_the_same_content_gives_the_same_bytes_whenever_and_wherever(tmp_path: P
         assert first.read_bytes() == second.read_bytes(), name
 
 
-def test_a_pt_file_does_not_tell_which_process_wrote_it(tmp_path: Path) -> None:
+def test_a_pt_file_has_the_same_bytes_from_any_process(tmp_path: Path) -> None:
     save_pt(tmp_path / "000000.pt", make_embeddings(5), Tree(tmp_path))
     with zipfile.ZipFile(tmp_path / "000000.pt") as archive:
         assert not any(f".{os.getpid()}" in name for name in archive.namelist())

@@ -88,7 +88,7 @@ def test_one_base_in_fifty_of_a_direct_repeat_may_differ_behind_its_start() -> N
     assert topology_of(repeat + inner + "".join(changed), is_circle=False) == ("linear", 0)
 
 
-def test_a_header_that_says_circle_decides_and_the_overlap_of_its_ends_is_told() -> None:
+def test_a_header_that_says_circle_decides_and_the_overlap_of_its_ends_is_reported() -> None:
     repeat, inner = bases(77, 1), bases(2_000, 2)
     assert topology_of(repeat + inner + repeat, is_circle=True) == ("circular", 77)
     assert topology_of(inner, is_circle=True) == ("circular", 0)

@@ -784,7 +784,7 @@ except UsageError as error:
 """
 
 
-def test_an_error_of_another_process_than_the_first_which_has_the_store_is_told():
+def test_an_error_of_another_process_than_the_first_which_has_the_store_is_reported():
     processes = ranks_of_torchrun([sys.executable, "-c", LAST_FAILS])
     said = [process.communicate(timeout=90)[1] for process in processes]
     assert [process.returncode for process in processes] == [64, 64], said

@@ -104,7 +104,7 @@ def test_a_temperature_is_recovered(factor):
 @pytest.mark.parametrize(
     ("make", "low", "high"), [(correlated, 0.95, 1.0), (independent, 0.0, 0.1)]
 )
-def test_the_exponent_tells_chunks_that_say_the_same_from_those_that_say_something_new(
+def test_the_exponent_separates_chunks_that_agree_from_those_that_add_something(
     make: Callable[..., Values], low: float, high: float
 ):
     frames = records(300)
@@ -144,7 +144,7 @@ def test_a_threshold_of_very_sure_scores_can_still_be_reached():
     assert 0 < found.threshold < 1
 
 
-def test_the_best_frame_or_the_mean_is_chosen_by_what_tells_better():
+def test_the_best_frame_or_the_mean_is_chosen_by_what_separates_better():
     rng = np.random.default_rng(5)
     frames = records(200, per_chunk=4, n_chunks=3)
     noise = rng.normal(size=len(frames))
@@ -190,7 +190,7 @@ def test_scores_of_records_not_calibrated_on_are_what_they_say_for_every_length(
         assert calibration_error(p, labels) > 2 * noise, "the limit tells"
 
 
-def test_where_nothing_or_everything_is_told_apart_there_is_no_temperature():
+def test_where_nothing_or_everything_is_separated_there_is_no_temperature():
     frames = records(100)
     rng = np.random.default_rng(8)
     told = np.where(frames.is_virus, 1.0, -1.0)

@@ -97,7 +97,7 @@ def test_the_weights_have_the_least_cross_entropy_beside_a_pull_towards_the_scor
         assert cost(*(best + 0.01 * step).tolist()) > cost(*best.tolist())
 
 
-def test_weights_do_not_grow_without_end_where_all_is_told_apart():
+def test_weights_do_not_grow_without_end_where_all_is_separated():
     data = fragments()
     certain = replace(data, scores=np.where(data.is_virus, 3.0, -3.0))
     assert 0 < fit_join_knot(certain).base < 20

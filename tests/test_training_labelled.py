@@ -222,13 +222,13 @@ def test_a_pipe_is_refused_as_it_cannot_be_read_twice_and_not_waited_for(folder:
         read_data_manifest(folder / "pipe.tsv")
 
 
-def test_the_home_of_an_unknown_user_is_told_with_its_line(folder: Path) -> None:
+def test_the_home_of_an_unknown_user_is_reported_with_its_line(folder: Path) -> None:
     manifest = write_manifest(folder, "~nosuchuser/a.fa\t\tvirus\tg")
     with pytest.raises(InputMissingError, match=r":2: ~nosuchuser/a\.fa: no home folder"):
         read_data_manifest(manifest)
 
 
-def test_a_digest_tells_sequences_apart_and_not_their_case() -> None:
+def test_a_digest_distinguishes_sequences_and_not_their_case() -> None:
     assert record_digest("acgtn") == record_digest("ACGTN") != record_digest("ACGT")
     assert group_digest("A") != group_digest("a")
     assert 0 <= record_digest("") < 2**64

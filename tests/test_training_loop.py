@@ -174,7 +174,7 @@ def test_the_weights_are_those_of_one_process_with_the_same_effective_batch(trai
         assert ours == pytest.approx(theirs, rel=weights_limit(N_STEPS))
 
 
-def test_the_limit_of_the_weights_tells_other_batches(trained, tmp_path):
+def test_the_limit_of_the_weights_detects_other_batches(trained, tmp_path):
     one = trained / "labels" / str(WHOLE)
     start = Training(one, settings()).trainer(CPU).module.state_dict()
     other = run_here(Training(tmp_path, settings(batch_size=15)))
@@ -363,7 +363,7 @@ def test_a_kill_of_the_parent_ends_all_processes_and_the_training_goes_on(traine
         ("full disk", StorageError, "epoch_2: No space left on device", "make room there"),
     ],
 )
-def test_the_first_error_ends_all_processes_and_is_told(tmp_path, fault, kind, message, hint):
+def test_the_first_error_ends_all_processes_and_is_reported(tmp_path, fault, kind, message, hint):
     training = Training(tmp_path, settings(batch_size=8), fault=fault, faulty_rank=1)
     before = set(psutil.Process().children(recursive=True))
     with pytest.raises(kind, match=message) as caught:
@@ -541,7 +541,7 @@ def test_fewer_rows_than_parts_of_a_batch_are_refused(tmp_path):
         run_here(Training(tmp_path, settings(grad_accum_steps=64)))
 
 
-def test_a_loss_that_is_no_number_is_told_at_once_and_no_good_weights_are_replaced(tmp_path):
+def test_a_loss_that_is_no_number_is_reported_at_once_and_no_good_weights_are_replaced(tmp_path):
     trainer = Training(tmp_path, settings(batch_size=5)).trainer(CPU)  # 10 steps in an epoch
     weight, told, asked = trainer.objective.weight, [], count(1)
     trainer.objective.weight = lambda rows: math.nan if next(asked) == 13 else weight(rows)
@@ -714,7 +714,7 @@ def test_an_epoch_that_is_done_again_after_a_kill_is_shown_once(tmp_path):
     killed.close()
 
 
-def test_a_training_that_tells_nothing_leaves_no_file(tmp_path):
+def test_a_training_that_learns_nothing_leaves_no_file(tmp_path):
     _Board(tmp_path / "logs").close()
     assert not (tmp_path / "logs").exists()
 

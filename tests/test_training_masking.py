@@ -90,7 +90,7 @@ def test_the_weight_of_a_batch_is_the_number_of_its_chosen_residues():
     assert task.weight(rows) == len(task.batch(rows, epoch=0).places) == 2 + 1 + 50
 
 
-def test_masked_proteins_are_read_and_told_as_fair_esm_does_it(tmp_path):
+def test_masked_proteins_are_read_and_predicted_as_fair_esm_does_it(tmp_path):
     shape = ESM2Shape(n_layers=3, dim=64, n_heads=4)
     fair_esm = make_fair_esm(shape)
     path = save_fair_esm(fair_esm, tmp_path / "model.pt")

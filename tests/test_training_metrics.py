@@ -115,7 +115,7 @@ def test_both_labels_weigh_the_same_in_the_calibration_as_scores_are_meant() -> 
     assert measured(mixed, 0.5).calibration_error == pytest.approx(0.3)
 
 
-def test_precision_is_told_for_samples_of_few_viruses() -> None:
+def test_precision_is_reported_for_samples_of_few_viruses() -> None:
     # 3 of 4 viruses are called, and 1 of 5 others
     samples = of([0.9] * 3 + [0.1] + [0.9] + [0.1] * 4, [1] * 4 + [0] * 5)
     found = measured(samples, 0.5)
@@ -131,7 +131,7 @@ def test_what_is_called_need_not_follow_one_threshold() -> None:
     assert (found.recall, found.false_positives, found.precision) == (0.5, 0.5, 0.5)
 
 
-def test_what_one_class_cannot_tell_is_not_made_up() -> None:
+def test_figures_that_one_class_cannot_give_are_left_out() -> None:
     viruses = measured(of([0.9, 0.2], [1, 1]), 0.5)
     assert viruses == Measures(recall=0.5)
     assert measured(of([0.9, 0.2], [0, 0]), 0.5) == Measures(false_positives=0.5)

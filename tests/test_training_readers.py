@@ -67,7 +67,7 @@ def test_a_gpu_reads_in_float32_as_a_cpu_does(encoding, architecture):
 @encodings
 @architectures
 @torch.no_grad()
-def test_a_vector_tells_residues_apart(encoding, architecture):
+def test_a_vector_distinguishes_residues(encoding, architecture):
     reader = make_reader(encoding, architecture)
     one, other = reader(PackedBatch.of(["MKVLAAGH", "MKVLAAGW"]))
     assert float((one - other).norm() / one.norm()) > 1e-3
@@ -75,7 +75,7 @@ def test_a_vector_tells_residues_apart(encoding, architecture):
 
 @pytest.mark.parametrize("architecture", ["cnn", "lstm", "unet"])
 @torch.no_grad()
-def test_all_but_the_mean_tell_the_order_of_residues(architecture):
+def test_all_but_the_mean_depend_on_the_order_of_residues(architecture):
     def apart(name: str) -> float:
         one, other = make_reader("onehot", name)(PackedBatch.of(["MKVLAAGH", "HGAALVKM"]))
         return float((one - other).norm() / one.norm())

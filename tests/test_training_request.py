@@ -161,7 +161,7 @@ def test_an_encoding_by_a_shorter_name_is_answered_with_the_right_one():
         parsed("--encoding", "blosum")
 
 
-def test_an_empty_file_says_nothing_and_a_missing_one_is_told(tmp_path):
+def test_an_empty_file_says_nothing_and_a_missing_one_is_reported(tmp_path):
     (tmp_path / "empty.yaml").write_text("# nothing yet\n")
     assert read_config(tmp_path / "empty.yaml", {"epochs"}) == {}
     with pytest.raises(InputMissingError, match=r"nowhere\.yaml"):
@@ -278,7 +278,7 @@ def test_a_cpu_is_one_process_unless_more_are_asked_for(data):
     assert devices(workers=2, no_multi_gpu=True).devices == ("cpu",)
 
 
-def test_a_damaged_head_beside_the_encoder_is_told_before_anything_is_trained(
+def test_a_damaged_head_beside_the_encoder_is_reported_before_anything_is_trained(
     data, tiny: Tiny, tmp_path
 ):
     model = str(shutil.copytree(tiny.model, tmp_path / "brought" / "esm2"))
@@ -350,7 +350,7 @@ def closed(n_bases: int) -> str:
     return ("TAAATAAATAACTTAATTAGTTAGCTAGCTAACTAGTCATCACTATTA" * n_bases)[:n_bases]
 
 
-def test_records_without_a_frame_are_told_with_what_to_do(data, tmp_path):
+def test_records_without_a_frame_are_reported_with_what_to_do(data, tmp_path):
     fasta = data.with_name("data.fa")
     records = records_of(data)
     fasta.write_text("".join(f">{record.id}\n{closed(400)}\n" for record in records))
@@ -390,7 +390,7 @@ def test_resume_starts_a_training_where_there_is_none(data):
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"settings": 3}', "{"])
-def test_a_damaged_record_of_what_was_asked_is_told(data, content):
+def test_a_damaged_record_of_what_was_asked_is_reported(data, content):
     training = opened(data)
     (training.output / "training.json").write_text(content)
     with pytest.raises(ResumeError, match=r"training\.json cannot be read"):
@@ -533,7 +533,7 @@ def test_vectors_are_for_a_head_on_an_esm2_alone(data, tmp_path, changes):
 # Progress
 
 
-def test_one_of_several_processes_tells_what_is_done():
+def test_one_of_several_processes_reports_what_is_done():
     told: list[object] = []
     event = Progress("epoch 1 of 2", 3, 4, "frames")
     for rank in range(3):

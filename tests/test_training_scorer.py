@@ -202,7 +202,7 @@ def biased(n: int, codon: str, rng: np.random.Generator) -> Digits:
     return digits.reshape(n, 150)
 
 
-def test_nets_learn_to_tell_one_codon_usage_from_another() -> None:
+def test_nets_learn_to_distinguish_one_codon_usage_from_another() -> None:
     rng = np.random.default_rng(6)
     digits = np.concatenate([biased(300, "GCA", rng), biased(300, "CTG", rng)])
     kinds = np.repeat([0, 1], 300)
@@ -234,7 +234,7 @@ def test_nets_learn_several_kinds_of_viruses_and_of_cells() -> None:
     }
 
 
-def test_dropout_spares_the_features_that_it_is_told_to() -> None:
+def test_dropout_spares_the_features_that_are_named() -> None:
     rng = np.random.default_rng(11)
     features = rng.normal(size=(400, N_FEATURES)).astype(np.float32)
     kinds = (features[:, GC] <= 0).astype(np.int64)

@@ -371,7 +371,7 @@ def test_a_part_without_a_pending_shard_says_so():
     assert PartResult(Part(1, 2)).lines == ["part 2/2: nothing left to do"]
 
 
-def test_status_tells_who_is_running_the_run(plan):
+def test_status_names_who_is_running_the_run(plan):
     folder = plan()
     assert measure_run(folder)["running"] is None
     with RunDir(folder).locked():
@@ -540,7 +540,7 @@ def test_a_log_is_read_on_from_its_last_whole_line(tmp_path):
         (None, {"SLURM_ARRAY_TASK_ID": "1"}, "have gaps"),
     ],
 )
-def test_a_part_that_nobody_can_tell_is_refused(text, array, words):
+def test_a_part_that_nobody_can_recognise_is_refused(text, array, words):
     with pytest.raises(UsageError, match=words) as caught:
         choose_part(text, array)
     assert caught.value.hint or "counted" in words

@@ -180,7 +180,7 @@ def assert_resumes(config: RunConfig, tiny, undisturbed: Path) -> None:
 # Calls that are refused
 
 
-def test_a_refused_call_is_told_with_its_file_and_resume_completes_the_run(
+def test_a_refused_call_is_reported_with_its_file_and_resume_completes_the_run(
     make_config, few, tiny, undisturbed, tmp_path, chaos_seed
 ):
     """Of 16 rounds each strikes other calls; the input is inside the folder, so it is copied."""
@@ -207,7 +207,7 @@ def test_a_refused_call_is_told_with_its_file_and_resume_completes_the_run(
     assert n_told > 2
 
 
-def test_a_sync_that_fails_is_told_and_resume_completes_the_run(
+def test_a_sync_that_fails_is_reported_and_resume_completes_the_run(
     make, tiny, undisturbed, tmp_path, monkeypatch
 ):
     """Where most disks tell of a fault: at the end of a file."""
@@ -306,7 +306,7 @@ def fill_disks(work: Callable[[bool], None], folder: Path, limits: list[str]) ->
     return [Path(one["kept"]) for one in told]
 
 
-def test_a_full_disk_is_told_and_resume_completes_the_run_when_there_is_room(
+def test_a_full_disk_is_reported_and_resume_completes_the_run_when_there_is_room(
     make, tiny, undisturbed, tmp_path, request
 ):
     """Disks in memory that are small, or may hold few files; more of them with more rounds."""
@@ -318,7 +318,9 @@ def test_a_full_disk_is_told_and_resume_completes_the_run_when_there_is_room(
         assert_same_run(kept, undisturbed)
 
 
-def test_a_full_disk_amid_blocks_of_scores_is_told_and_resume_completes_the_run(tmp_path, request):
+def test_a_full_disk_amid_blocks_of_scores_is_reported_and_resume_completes_the_run(
+    tmp_path, request
+):
     """Small disks in memory: most are full while blocks are scored."""
     rng, fasta = np.random.default_rng(4), tmp_path / "in.fa"
     fasta.write_text("".join(f">c{n}\n{random_dna(1_500, rng)}\n" for n in range(30)))
@@ -391,7 +393,7 @@ def test_a_full_disk_of_the_workers_is_one_message_and_exit_code_74(few, tiny, t
 # Folders that are taken away, or may not be written
 
 
-def test_a_run_folder_that_is_moved_away_is_told_and_does_not_come_back(
+def test_a_run_folder_that_is_moved_away_is_reported_and_does_not_come_back(
     make, tiny, undisturbed, tmp_path, chaos_seed
 ):
     """At any moment; the run goes on where the folder is now."""
@@ -409,7 +411,7 @@ def test_a_run_folder_that_is_moved_away_is_told_and_does_not_come_back(
         assert_resumes(make(output=moved, resume=True), tiny, undisturbed)
 
 
-def test_a_run_folder_that_is_deleted_is_told_and_does_not_come_back(make, tiny, tmp_path):
+def test_a_run_folder_that_is_deleted_is_reported_and_does_not_come_back(make, tiny, tmp_path):
     def delete(event) -> None:
         if isinstance(event, ShardDone):
             shutil.rmtree(tmp_path / "run")
@@ -733,7 +735,7 @@ def test_a_damaged_run_json_is_named_and_nothing_is_touched(make, tiny, undistur
 
 
 @pytest.mark.parametrize("harm", ["gone", "flipped"])
-def test_a_shard_that_is_damaged_while_the_run_goes_on_is_told_and_made_again(
+def test_a_shard_that_is_damaged_while_the_run_goes_on_is_reported_and_made_again(
     make, tiny, undisturbed, harm
 ):
     config, name = make(), "shards/000002.faa"
@@ -907,7 +909,7 @@ def fed(pipe: Path, source: Path) -> Iterator[None]:
     [gzip.compress(b">a\nACGT\n" * 999, mtime=0)[:-9], b">\nACGT\n"],
     ids=["cut", "blank"],
 )
-def test_what_is_wrong_with_a_pipe_is_told_by_its_name(make_config, tiny, tmp_path, content):
+def test_what_is_wrong_with_a_pipe_is_reported_with_its_name(make_config, tiny, tmp_path, content):
     source, pipe = tmp_path / "source", tmp_path / "reads.fifo"
     source.write_bytes(content)
     os.mkfifo(pipe)
