@@ -86,6 +86,8 @@ MODEL = RegionModel(
     training="a test",
 )
 
+MODEL_OF_LONG = replace(MODEL, virus_bases=20_000.0)
+
 
 def log_joint(path: tuple[bool, ...], starts: np.ndarray, evidence: np.ndarray) -> float:
     """Of a path and all evidence, by the definition of the chain."""
@@ -290,13 +292,22 @@ def test_a_peptide_is_seen_over_the_edge_of_what_is_read_at_once(monkeypatch, si
     assert host_peptides(sequence) == whole
 
 
-def test_genes_of_rna_polymerase_are_the_hosts_though_they_look_viral():
+@pytest.mark.parametrize(
+    "gene",
+    [
+        "GGTGATAAATTCGCTGGTCGTCACGGTCAGAAAGGT",  # GDKFAGRHGQKG of RNA polymerase
+        "CAGCAGCCGCGGTAA",  # 16S rRNA
+        "AACTATAACGGTCCTAAGGTAGCGA",  # 23S rRNA
+        "GGTCCTCTCGTA",  # on the other strand
+    ],
+)
+def test_genes_that_every_bacterium_has_are_the_hosts_though_they_look_viral(gene):
     rng = np.random.default_rng(4)
     log_odds = rng.normal(-4, 1, 300)
-    log_odds[100:125] += 6
+    log_odds[104:120] += 8
     sequence = "CAC" * (150_500 // 3)
     place = 56_001
-    guarded = sequence[:place] + "GGTGATAAATTCGCTGGTCGTCACGGTCAGAAAGGT" + sequence[place + 36 :]
+    guarded = sequence[:place] + gene + sequence[place + len(gene) :]
     model = load_region_model(embedded_region_model())
     of = [regions_of(one, log_odds, model) for one in (sequence, guarded)]
     assert (len(of[0]), len(of[1])) == (1, 0)
@@ -695,6 +706,37 @@ def test_ends_move_only_to_a_repeat_with_most_of_the_evidence():
         repeats = Repeats.of(record, starts, evidence, replace(MODEL, virus_bases=20_000.0))
         found = repeats.around(Run(80, 120, 40_000, 60_000), (0, 200_000))
         assert (found is not None and found.bases.startswith(ATT)) == is_taken
+
+
+def test_neighbours_that_repeats_bound_are_apart_and_one_virus_stays_whole():
+    rng = np.random.default_rng(12)
+    bases = random_dna(180_000, rng)
+    ends = [(50_000, 88_000), (90_000, 130_000)]
+    two = bases
+    for start, end in ends:
+        two = two[: end - 25] + two[start : start + 25] + two[end:]
+    around = bases[:129_975] + bases[50_000:50_025] + bases[130_000:]
+    only_first = two[:120_000] + random_dna(60_000, rng)
+    run = Run(100, 260, 50_300, 129_600)
+    evidence = np.zeros(359)
+    evidence[100:260] = 0.5
+    whole = [(run.start_base, run.end_base)]
+    for sequence, expected in (
+        (two, ends),
+        (around, [(50_000, 130_000)]),
+        (bases, whole),
+        (only_first, whole),  # the repeat has less than half of the evidence
+    ):
+        repeats = Repeats.of(sequence, 500 * np.arange(359), evidence, MODEL_OF_LONG)
+        parts = repeats.parts_of(run)
+        assert (parts == [run]) == (len(expected) == 1)
+        moved = [(start, end) for start, end, att in move_ends(parts, repeats) if att] or whole
+        # two bases may agree by chance beyond either copy, one in 4^3 more
+        np.testing.assert_allclose(moved, expected, atol=2)
+    weaker = evidence.copy()
+    weaker[176:] = 0.1
+    [part] = Repeats.of(only_first, 500 * np.arange(359), weaker, MODEL_OF_LONG).parts_of(run)
+    assert (part.start_base, part.end_base) == (run.start_base, 88_000)
 
 
 def test_what_is_rather_a_virus_by_all_paths_is_a_region_if_a_repeat_bounds_it():

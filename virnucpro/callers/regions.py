@@ -3,8 +3,9 @@
 How far the signal of a piece (``contrast``) stands out from its host's has a learned log-ratio of
 virus over host. A chain of two states gives the most probable path through these (``chain``).
 
-The genes of ribosomal proteins and of RNA polymerase look viral by their spelling. Peptides that
-every bacterium has in them, and no phage, tell them.
+The genes of ribosomal proteins and of RNA polymerase look viral by their spelling, and those of
+ribosomal RNA by their open stretches. Peptides and words that every bacterium has in them, and no
+phage, tell them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -31,10 +33,10 @@ from virnucpro.ground.log import counted
 from virnucpro.ground.numeric import Counts, Mask, Values, runs_of
 from virnucpro.ground.records import FastaRecord, RecordResult, Region, Track
 from virnucpro.scorer.landmarks import (
-    REACH,
     Repeat,
     direct_repeats,
-    host_peptides,
+    host_genes,
+    inner_repeats,
     open_edges,
 )
 from virnucpro.scorer.nets import Scorer, own_scorer
@@ -42,7 +44,7 @@ from virnucpro.sequences.genetic_code import STANDARD, GeneticCode, genetic_code
 
 SHORTEST_RECORD = 10_000  # bases; in a shorter one no regions are looked for
 MOST_BY_CHANCE_IF_WEAK = 1e-4  # repeats; one in twenty random places of a host has one as good
-HOST_REACH = 10_000  # bases on either side of a host's peptide that are taken for the host's
+SHORTEST_NEIGHBOUR = 15_000  # bases of a virus beside another
 # how assemblers (Unicycler, metaMDBG) and NCBI write it behind the id
 _CIRCULAR = re.compile(
     r"[\s\[;,|](circular\s*=\s*(true|yes|y|1)|topology\s*=\s*circular)\b", re.IGNORECASE
@@ -216,7 +218,7 @@ def regions_of_items(
     starts, n_bases = items.start, len(sequence)
     evidence = model.evidence(model.contrast(items, is_virus=is_virus))
     runs, weak, posterior = viral_runs(starts, evidence, n_bases, model)
-    guarded = near_host_peptides(sequence, starts + model.size // 2, [*runs, *weak], code)
+    guarded = near_host_genes(sequence, starts + model.size // 2, [*runs, *weak], code)
     if guarded.any():
         evidence[guarded] = min(model.log_ratios)
         runs, weak, posterior = viral_runs(starts, evidence, n_bases, model)
@@ -224,7 +226,8 @@ def regions_of_items(
     if is_virus:
         runs = [_hull(runs) if runs else Run(0, len(posterior), 0, n_bases)]
     else:
-        runs = [part for run in runs for part in parts_of(run, starts, posterior, model)]
+        parts = [part for run in runs for part in parts_of(run, starts, posterior, model)]
+        runs = list(chain.from_iterable(map(repeats.parts_of, parts)))
         runs = sorted([*runs, *(run for run in weak if repeats.prove(run))])
     ends = move_ends(runs, repeats, code)
     kind: Literal["provirus", "whole"] = "whole" if is_virus else "provirus"
@@ -278,14 +281,12 @@ def _middles(starts: Counts, model: RegionModel) -> Counts:
     return np.asarray((starts[1:] + starts[:-1] + model.size) // 2)
 
 
-def near_host_peptides(
-    sequence: str, middles: Counts, runs: Sequence[Run], code: GeneticCode
-) -> Mask:
-    """A mask of the items whose middles are near a host's peptide in one of the runs."""
+def near_host_genes(sequence: str, middles: Counts, runs: Sequence[Run], code: GeneticCode) -> Mask:
+    """A mask of the items whose middles are near a host's gene in one of the runs."""
     is_near = np.zeros(len(middles), dtype=np.bool_)
     for run in runs:
-        for place in host_peptides(sequence[run.start_base : run.end_base], code):
-            is_near |= abs(middles - run.start_base - place) <= HOST_REACH
+        for start, end in host_genes(sequence[run.start_base : run.end_base], code):
+            is_near |= (middles >= run.start_base + start) & (middles <= run.start_base + end)
     return is_near
 
 
@@ -318,9 +319,36 @@ class Repeats:
         least = self._evidence(start, end) / 2
         return next((one for one in repeats if self._evidence(one.start, one.end) > least), None)
 
+    def parts_of(self, run: Run) -> list[Run]:
+        """The parts of a run that have a repeat around them, if they hold most of its evidence.
+
+        Two are neighbours. A run with a repeat around all of it, or with none, stays as it is.
+        """
+        if run.end_base - run.start_base < 2 * SHORTEST_NEIGHBOUR or self.around(run, self._all):
+            return [run]
+        ends = run.start_base, run.end_base
+        repeat = next(iter(inner_repeats(self.bases, ends, SHORTEST_NEIGHBOUR, self.reach)), None)
+        if repeat is None:
+            return [run]
+        is_left = abs(repeat.start - ends[0]) < abs(repeat.end - ends[1])
+        cut = repeat.end if is_left else repeat.start
+        place = int(np.searchsorted(self.middles, cut))
+        left = run._replace(end=place, end_base=cut)
+        right = run._replace(first=place, start_base=cut)
+        one, other = (left, right) if is_left else (right, left)
+        rest = self.parts_of(other)
+        if len(rest) > 1 or self.around(rest[0], self._all):
+            return [one, *rest] if is_left else [*rest, one]
+        has_most = self._evidence(repeat.start, repeat.end) > self._evidence(*ends) / 2
+        return [one] if has_most else [run]
+
+    @property
+    def _all(self) -> tuple[int, int]:
+        return 0, len(self.bases)
+
     def prove(self, run: Run) -> bool:
         """Whether a weak run has a repeat that is not to be expected in a host either."""
-        repeat = self.around(run, (0, len(self.bases)))
+        repeat = self.around(run, self._all)
         return repeat is not None and repeat.n_by_chance < MOST_BY_CHANCE_IF_WEAK
 
     def _evidence(self, start: int, end: int) -> float:
@@ -338,10 +366,12 @@ def move_ends(
     apart stays apart.
     """
     sequence = repeats.bases
-    moved = []
+    moved: list[tuple[int, int, str]] = []
     for i, run in enumerate(runs):
         start, end = run.start_base, run.end_base
         low = (runs[i - 1].end_base + start) // 2 + 1 if i else 0
+        if moved and moved[-1][2]:  # the end of the one before is known
+            low = moved[-1][1] + 1
         middle = (start + end) // 2
         high = (end + runs[i + 1].start_base) // 2 if i + 1 < len(runs) else len(sequence)
         repeat = repeats.around(run, (low, high))
@@ -358,6 +388,5 @@ def _to_edge(place: int, low: int, high: int, sequence: str, code: GeneticCode) 
     """The nearest edge of an open stretch within these bounds, or the place itself."""
     if not 0 < place < len(sequence):
         return place
-    low, high = max(low, place - REACH), min(high, place + REACH)
     edges = [edge for edge in open_edges(sequence, place, code) if low <= edge <= high]
     return min(edges, key=lambda edge: (abs(edge - place), edge), default=place)

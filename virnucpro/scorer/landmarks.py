@@ -1,9 +1,9 @@
-"""Landmarks of a sequence: peptides of host genes, edges of open stretches, direct repeats."""
+"""Landmarks of a sequence: host genes, edges of open stretches, direct repeats."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -29,13 +29,27 @@ HOST_PEPTIDES = re.compile(
     rb"GDK[FLM]A[GSN]RHG[QN]KG|NADFDGDQM|GH[KM][LI][GA]EF[AS][PL]TR|NP[VI]DHPHGGGEG"
     rb"|PHNGCRPPK[KR]R|KPNSA[LM]RK"
 )
-REACH = 1_000  # bases, from a place to an edge of an open stretch
+# of 16S and 23S rRNA, from E. coli 518, 1394, 1930, 2490 and 2655 on: sites of primers for all
+# bacteria, and the loop that ricin cuts
+RIBOSOMAL_RNA = (
+    *("CAGCAGCCGCGGTAA", "CAGCCGCCGCGGTAA", "ACACACCGCCCGT"),
+    *("AACTATAACGGTCCTAAGGTAGCGA", "TTTGGCACCTCGATGTCG", "TACGAGAGGACC"),
+)
+_REACH = 1_000  # bases, from a place to an edge of an open stretch
 NEAR = 3_000  # bases; a repeat that lies twice as far from an end is twice as suspect
 SHORTEST_REPEAT, LONGEST_REPEAT = 12, 300  # bases
 MOST_BY_CHANCE = 0.01  # expected number of repeats as good as one that is taken
 _WORD = 6  # letters; codons and composition make some common
+_PEPTIDE_REACH, _RNA_REACH = 10_000, 3_000  # bases around them that are taken for the host's
 _BASES_AT_ONCE = 999_999  # that are translated; whole codons
 _HAIRPIN = 2 / 3  # of the bases of a repeat that pair with each other: a terminator
+
+
+def host_genes(sequence: str, code: GeneticCode = STANDARD) -> list[tuple[int, int]]:
+    """What is the host's around its genes in a sequence in upper case: first base and end."""
+    found = [(place, _PEPTIDE_REACH) for place in host_peptides(sequence, code)]
+    found += [(place, _RNA_REACH) for place in ribosomal_rna(sequence)]
+    return [(place - reach, place + reach) for place, reach in found]
 
 
 def host_peptides(sequence: str, code: GeneticCode = STANDARD) -> list[int]:
@@ -56,6 +70,17 @@ def host_peptides(sequence: str, code: GeneticCode = STANDARD) -> list[int]:
     return sorted(places)
 
 
+def ribosomal_rna(sequence: str) -> list[int]:
+    """Where, in bases, a sequence in upper case has what all 16S or 23S rRNA genes have."""
+    places = []
+    for word in (*RIBOSOMAL_RNA, *map(reverse_complement, RIBOSOMAL_RNA)):
+        place = sequence.find(word)
+        while place >= 0:
+            places.append(place)
+            place = sequence.find(word, place + 1)
+    return sorted(places)
+
+
 def _translations(sequence: str, strand: int, letters: bytes) -> list[bytearray]:
     """The three frames of a strand: a letter for each codon. Built in windows, to save memory."""
     frames = [bytearray() for _ in range(3)]
@@ -71,15 +96,16 @@ def _translations(sequence: str, strand: int, letters: bytes) -> list[bytearray]
 
 
 def open_edges(sequence: str, place: int, code: GeneticCode) -> list[int]:
-    """Both edges of each gene-like open stretch near a place, but for those that are cut off."""
-    first = max(0, place - 2 * REACH)
-    part = sequence[first : place + 2 * REACH]
+    """Edges of gene-like open stretches at most 1,000 bases from a place; none that is cut off."""
+    first = max(0, place - 2 * _REACH)
+    part = sequence[first : place + 2 * _REACH]
     kept = find_stretches(Pieces(encode(part), np.array([0]), np.array([len(part)])), code)
     long = kept.where(kept.n_codons >= GENE_LIKE)
     left = np.where(long.strand == 0, long.start, len(part) - long.start - 3 * long.n_codons)
     edges = np.concatenate([left, left + 3 * long.n_codons])
-    whole: list[int] = (first + edges[(edges > 2) & (edges < len(part) - 2)]).tolist()
-    return whole
+    whole = first + edges[(edges > 2) & (edges < len(part) - 2)]
+    near: list[int] = whole[abs(whole - place) <= _REACH].tolist()
+    return near
 
 
 class Repeat(NamedTuple):
@@ -105,9 +131,41 @@ def direct_repeats(
     longer than ``LONGEST_REPEAT``, as those of genes and of mobile elements are.
     """
     start, end = ends
-    first, second = max(bounds[0], start - reach), max(start, end - reach)
-    left = encode(sequence[first : min(end, start + reach)])
-    right = encode(sequence[second : min(bounds[1], end + reach)])
+    left = max(bounds[0], start - reach), min(end, start + reach)
+    right = max(start, end - reach), min(bounds[1], end + reach)
+    return _repeats(sequence, left, right, lambda i, j: (_places(i - start), _places(j - end)))
+
+
+def inner_repeats(sequence: str, ends: tuple[int, int], shortest: int, reach: int) -> list[Repeat]:
+    """The repeats of one end of a region and its inside, where one of several viruses ends.
+
+    The copy inside leaves ``shortest`` bases to both ends, and may be at any of the places there.
+    Else they are as ``direct_repeats``.
+    """
+    start, end = ends
+    inside = start + shortest, end - shortest
+    n_inside = float(inside[1] - inside[0])
+    near_start = max(0, start - reach), min(inside[0], start + reach)
+    near_end = max(inside[1], end - reach), min(len(sequence), end + reach)
+    each = [
+        *_repeats(sequence, near_start, inside, lambda i, _: (_places(i - start), n_inside)),
+        *_repeats(sequence, inside, near_end, lambda _, j: (n_inside, _places(j - end))),
+    ]
+    return sorted(each)
+
+
+def _repeats(
+    sequence: str,
+    of_left: tuple[int, int],
+    of_right: tuple[int, int],
+    places: Callable[[int, int], tuple[float, float]],
+) -> list[Repeat]:
+    """The repeats of two parts of a sequence, see ``direct_repeats``.
+
+    ``places`` has the number of places where each copy may as well be, by their outer ends.
+    """
+    first, second = of_left[0], of_right[0]
+    left, right = encode(sequence[slice(*of_left)]), encode(sequence[slice(*of_right)])
     if min(len(left), len(right)) < SHORTEST_REPEAT:
         return []
     chance = _chance(left, right)
@@ -116,18 +174,18 @@ def direct_repeats(
     for i, j, n in words.tolist():
         if first + i + n > second + j:
             continue
-        a, b = abs(first + i - start), abs(second + j + n - end)
-        expected = _places(a) * _places(b) * chance**n
+        at = places(first + i, second + j + n)
+        expected = at[0] * at[1] * chance**n
         if expected >= MOST_BY_CHANCE or _is_hairpin(left[i : i + n]):
             continue
         if _n_alike(words, i, j) > LONGEST_REPEAT:
             continue
         bases = sequence[first + i : first + i + n]
-        candidates.append((expected, max(a, b), Repeat(0, first + i, second + j + n, bases)))
+        candidates.append((expected, max(at), Repeat(0, first + i, second + j + n, bases)))
     counts = _counts_of(sequence, [repeat.bases for _, _, repeat in candidates])
     repeats = []
-    for (expected, farther, repeat), count in zip(candidates, counts, strict=True):
-        elsewhere = _places(farther) * (count - 2) / len(sequence)
+    for (expected, n_places, repeat), count in zip(candidates, counts, strict=True):
+        elsewhere = n_places * (count - 2) / len(sequence)
         n_by_chance = max(expected, elsewhere)
         if n_by_chance < MOST_BY_CHANCE:
             repeats.append(repeat._replace(n_by_chance=n_by_chance))
@@ -152,6 +210,7 @@ def _counts_of(sequence: str, words: Sequence[str]) -> list[int]:
 
 def _places(n_bases: int) -> float:
     """The number of places that lie as near to an end, or nearer; far ones count for more."""
+    n_bases = abs(n_bases)
     return (2 * n_bases + 1) * max(1.0, n_bases / NEAR)
 
 

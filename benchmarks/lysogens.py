@@ -1,0 +1,205 @@
+"""Measure regions in made lysogens: phages put into contigs of bacteria.
+
+    python benchmarks/lysogens.py FOLDER prophages.tsv CATALOGUE.tsv.gz ... [--seeds 1 2 3]
+
+FOLDER and the table are those of ``regions_by_length.py``; hosts are their chromosomes, outside
+known prophages. A catalogue has a row for each sequence (id, file, label, kind, cluster, length)
+and lies beside its FASTA files; of each cluster of phages the first of 15,000 to 65,000 bases is
+taken. A phage begins anywhere on its circle and lies in 120,000 bases of a host of its GC, between
+two copies of 14 to 45 bases of the host. It is whole, or decayed: a fifth to a half is lost in
+blocks, and 5 % of the bases are drawn again. Pairs are two such neighbours up to 6,000 bases apart.
+Contigs of 20,000 bases are all phage, and contigs of 20,000 or 50,000 end with one.
+
+What finds them was learned without the file of the host. The nets of the scorer have seen these
+phages: the numbers found are too good, and the ends say how well landmarks are told. A lysogen is
+exact if both ends are at most 5 bases off: bases may agree by chance beyond a repeat.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from regions_by_length import SHORTEST_HOST, learn, score, write
+
+from virnucpro.callers.contrast import Items
+from virnucpro.callers.regions import regions_of_items
+from virnucpro.learning.evaluation.evaluate_regions import (
+    RegionFigures,
+    Span,
+    Truth,
+    measure_regions,
+    read_truth,
+)
+from virnucpro.learning.training.train_regions import SIZE, STEP, Chromosome
+from virnucpro.scorer.nets import own_scorer
+from virnucpro.sequences.fasta import read_fasta
+from virnucpro.sequences.genetic_code import STANDARD
+
+SHORTEST, LONGEST = 15_000, 65_000
+FLANKS = 120_000
+REPEAT = (14, 46)
+CLOSE_GC = 0.06
+EXACT = 5
+COLUMNS = ("F1", "found", "exact", "false", "regions", "merged", "split", "ends_50", "ends_90")
+
+
+class Made(NamedTuple):
+    sequence: str
+    prophages: tuple[Span, ...]
+    host: Path | None  # the file of the host; None: without one
+
+
+def read_phages(catalogues: list[Path]) -> list[str]:
+    """A phage of each cluster."""
+    first: dict[str, str] = {}
+    for catalogue in catalogues:
+        clusters, paths = {}, set()
+        with gzip.open(catalogue, "rt", encoding="utf-8") as lines:
+            for row in csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE):
+                is_phage = row["label"] == "viral" and row["kind"] == "phage"
+                if is_phage and SHORTEST <= int(row["length"]) <= LONGEST:
+                    clusters[row["id"]] = row["cluster"] or row["id"]
+                    paths.add(catalogue.parent / Path(row["file"]).name)
+        for path in sorted(paths):
+            for record in read_fasta(path):
+                if record.id in clusters:
+                    first.setdefault(clusters[record.id], record.sequence.upper())
+    return [first[cluster] for cluster in sorted(first)]
+
+
+def gc(sequence: str) -> float:
+    return (sequence.count("G") + sequence.count("C")) / len(sequence)
+
+
+class Maker:
+    """Makes lysogens of these phages and hosts, from one seed."""
+
+    def __init__(self, phages: list[str], hosts: list[tuple[Path, Chromosome]], seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.phages, self.hosts = phages, hosts
+        self.gc = np.array([gc(one.sequence) for _, one in hosts])
+
+    def draw(self, low: int, high: int) -> int:
+        return int(self.rng.integers(low, high))
+
+    def phage(self) -> str:
+        sequence = self.phages[self.draw(0, len(self.phages))]
+        place = self.draw(0, len(sequence))
+        return sequence[place:] + sequence[:place]
+
+    def flanks(self, phage: str) -> tuple[Path, str]:
+        """A part of a host whose GC is that of the phage, or nearest to it."""
+        apart = abs(self.gc - gc(phage))
+        near = np.flatnonzero(apart <= max(CLOSE_GC, np.sort(apart)[1]))
+        path, one = self.hosts[near[self.draw(0, len(near))]]
+        while True:
+            start = self.draw(0, len(one.sequence) - FLANKS)
+            elements = (*one.truth.prophages, *one.truth.unclear)
+            if not any(a < start + FLANKS and b > start for a, b in elements):
+                return path, one.sequence[start : start + FLANKS].upper()
+
+    def decayed(self, phage: str) -> str:
+        n_lost = int(self.rng.uniform(0.2, 0.5) * len(phage) / 2)
+        for _ in range(self.draw(1, 4)):
+            if len(phage) - n_lost < 10_000:
+                break
+            start = self.draw(2_000, max(2_001, len(phage) - n_lost - 2_000))
+            phage = phage[:start] + phage[start + n_lost :]
+        bases = np.frombuffer(phage.encode("ascii"), np.uint8).copy()
+        is_drawn = self.rng.random(len(bases)) < 0.05
+        bases[is_drawn] = self.rng.choice(np.frombuffer(b"ACGT", np.uint8), is_drawn.sum())
+        return "".join(map(chr, bases.tolist()))
+
+    def lysogen(self, *, is_decayed: bool) -> Made:
+        phage = self.phage()
+        path, host = self.flanks(phage)
+        if is_decayed:
+            phage = self.decayed(phage)
+        place, n_shared = self.draw(FLANKS // 4, 3 * FLANKS // 4), self.draw(*REPEAT)
+        sequence = host[: place + n_shared] + phage + host[place:]
+        return Made(sequence, ((place, place + 2 * n_shared + len(phage)),), path)
+
+    def pair(self) -> Made:
+        one, other = self.phage(), self.phage()
+        path, host = self.flanks(one)
+        n_shared, n_other = self.draw(*REPEAT), self.draw(*REPEAT)
+        place = self.draw(FLANKS // 3, FLANKS // 2)
+        next_place = place + n_shared + int(self.rng.choice((0, 500, 2_000, 6_000)))
+        sequence = host[: place + n_shared] + one + host[place : next_place + n_other]
+        start = next_place + n_shared + len(one)
+        spans = (
+            (place, place + 2 * n_shared + len(one)),
+            (start, start + 2 * n_other + len(other)),
+        )
+        return Made(sequence + other + host[next_place:], spans, path)
+
+    def throughout(self) -> Made:
+        phage = self.phage()
+        while len(phage) < 20_000:
+            phage = self.phage()
+        start = self.draw(0, len(phage) - 20_000 + 1)
+        return Made(phage[start : start + 20_000], ((0, 20_000),), None)
+
+    def at_end(self) -> Made:
+        phage = self.phage()
+        path, host = self.flanks(phage)
+        n_bases = int(self.rng.choice((20_000, 50_000)))
+        n_host = n_bases - min(n_bases // 2, len(phage))
+        start = self.draw(0, FLANKS // 2)
+        sequence = host[start : start + n_host] + phage[: n_bases - n_host]
+        return Made(sequence, ((n_host, n_bases),), path)
+
+    def each(self, n: int) -> Iterator[tuple[str, Made]]:
+        for _ in range(n):
+            yield "whole", self.lysogen(is_decayed=False)
+            yield "decayed", self.lysogen(is_decayed=True)
+            yield "throughout", self.throughout()
+            yield "at an end", self.at_end()
+        for _ in range(n // 2):
+            yield "pairs", self.pair()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("table", type=Path)
+    parser.add_argument("catalogues", type=Path, nargs="+")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--each", type=int, default=40, help="lysogens of a kind and seed")
+    options = parser.parse_args()
+    files = score(options.folder, read_truth(options.table), ())
+    places = [(path, one) for path, records in files.items() for one in records]
+    hosts = [(path, one) for path, one in places if len(one.sequence) >= SHORTEST_HOST]
+    models = {path: learn(files, path) for path in {None, *(path for path, _ in hosts)}}
+    phages, scorer = read_phages(options.catalogues), own_scorer()
+    figures: dict[str, list[RegionFigures]] = {}
+    n_exact: dict[str, int] = {}
+    for seed in options.seeds:
+        for kind, made in Maker(phages, hosts, seed).each(options.each):
+            items = Items.of(made.sequence, scorer, SIZE, STEP)
+            model = models[made.host]
+            found, _ = regions_of_items(made.sequence, items, model, STANDARD, is_virus=False)
+            regions = [(region.start, region.end) for region in found]
+            truth = Truth(made.prophages)
+            figures.setdefault(kind, []).append(measure_regions(regions, truth, len(made.sequence)))
+            n_exact[kind] = n_exact.get(kind, 0) + sum(
+                any(abs(a - start) <= EXACT and abs(b - end) <= EXACT for a, b in regions)
+                for start, end in made.prophages
+            )
+    write(f"{len(phages)} phages, {len(hosts)} chromosomes", COLUMNS)
+    for kind, each in figures.items():
+        total = RegionFigures.sum(each)
+        ends = np.percentile(total.ends, (50, 90)) if total.ends else (np.nan, np.nan)
+        found_of = f"{total.found} of {total.prophages}"
+        counts = n_exact[kind], total.false, total.regions, total.merged, total.split
+        write(kind, [f"{total.f1:.3f}", found_of, *counts, *(f"{end:.0f}" for end in ends)])
+
+
+if __name__ == "__main__":
+    main()
