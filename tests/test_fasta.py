@@ -198,6 +198,16 @@ def test_what_is_written_is_read_back(tmp_path_factory, entries: list[tuple[str,
     assert [(record.header, record.sequence) for record in read_fasta(path)] == entries
 
 
+def test_letters_of_several_lines_are_joined_beside_records_without_any(write) -> None:
+    assert read(write(b">a\n>b\nGG\nTT\n")) == [("a", ""), ("b", "GGTT")]
+
+
+def test_reads_that_repeat_their_header_are_read_like_others(write) -> None:
+    reads = b"@a x\nAC\n+a x\nII\n\n\n\n\n@b\nGGT\n+\nIII\n@\xc3\xa9\nT\n+\n\xc3\xa9\n"
+    path = write(reads, "in.fq")
+    assert read(path) == [("a", "AC"), ("b", "GGT"), ("\xe9", "T")]
+
+
 def test_sequences_are_written_in_lines_of_sixty() -> None:
     out = io.StringIO()
     write_record(out, "a b", "A" * 60 + "C")

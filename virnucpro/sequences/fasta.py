@@ -204,15 +204,19 @@ class RawRecords:
         place = (self.n_lines, self.label, self.sample)
         if len(self.chunks) > 1:
             header = _text(self.chunks.pop(0)[1:]).removesuffix("\n")
-            letters = b"".join(self.chunks)
-            self.chunks.clear()  # twice the size of the record is here at most
-            records, fault = _parse_long(header, _text(letters), *place)
+            records, fault = _parse_long(header, self._taken(), *place)
         else:
             parse = _parse_reads if self.is_reads else _parse
             records, fault = parse(_Lines.of(self.chunks.pop()), *place)
         if self.mate:
             records = _of_mate(records, self.mate)
         return records.qualified(self.prefix, self.unprefixed) if self.prefix else records, fault
+
+    def _taken(self) -> str:
+        """The text of all chunks, which are released: twice its size is here at most."""
+        data = b"".join(self.chunks)
+        self.chunks.clear()
+        return _text(data)
 
 
 Block = RawRecords | Records
@@ -613,7 +617,7 @@ def _parse(
     ends = np.append(header_starts[1:], len(lines.data)) - 1
     headers = lines.texts(header_starts + 1, header_ends)
     sequences = lines.texts(np.minimum(header_ends + 1, ends), ends)
-    if len(lines.starts) > 2 * len(firsts):
+    if np.diff(firsts, append=len(lines.starts)).max() > 2:  # letters of several lines
         sequences = [letters.replace("\n", "") for letters in sequences]
     if blanks := _found(_INNER_BLANKS, sequences):
         sequences = [_without(blanks, letters) for letters in sequences]
@@ -719,9 +723,10 @@ def _parse_reads(
     if any(rest):
         fault = _bad_read(rest, number + 1 + n_lines, label)
     is_read = _are_reads(lines, n_lines)
-    for place in np.flatnonzero(~is_read).tolist():
-        of_read = slice(_LINES * place, _LINES * (place + 1))
-        four = lines.texts(lines.starts[of_read], lines.ends[of_read])
+    doubtful = np.flatnonzero(~is_read)
+    rows = [_LINES * doubtful + i for i in range(_LINES)]
+    columns = [lines.texts(lines.starts[row], lines.ends[row]) for row in rows]
+    for place, *four in zip(doubtful.tolist(), *columns, strict=True):
         is_read[place] = _is_read(*four)
         if any(four) and not is_read[place]:
             fault = _bad_read(four, number + 1 + _LINES * place, label)
@@ -898,17 +903,8 @@ def guess_input_type(path: Path, name: str = "") -> InputType | None:
     Raises:
         InputError: the letters fit neither, or both.
     """
-    samples, names = list[str](), list[str]()
-    n_left = _SAMPLE
-    for records in parsed(read_blocks(path, name)):
-        for record_id, sequence in zip(records.ids, records.sequences, strict=True):
-            if n_left > 0:
-                names.append(record_id)
-                samples.append(sequence[:_SAMPLE])
-                n_left -= len(samples[-1])
-        if n_left <= 0:
-            break
-    letters = "".join(samples).encode("ascii", "replace")
+    samples = list(_first_letters(path, name))
+    letters = "".join(sample for _, sample in samples).encode("ascii", "replace")
     counts = np.bincount(np.frombuffer(letters, np.uint8), minlength=256)
     plain, protein, masks = (
         int(counts[list(some)].sum()) for some in (_PLAIN_BASES, _ONLY_PROTEIN, _MASKS)
@@ -917,13 +913,13 @@ def guess_input_type(path: Path, name: str = "") -> InputType | None:
     if not letters:
         return None
     if protein > 0.05 * total:
-        for record_id, sample in zip(names, samples, strict=True):
-            if _is_of_bases(sample):
-                raise InputError(
-                    f"{name or printable(path)} holds proteins, but the record "
-                    f"{printable(record_id)} is of nucleotides",
-                    hint="run them separately, or name the type of all with --input-type",
-                )
+        stranger = next((each for each, sample in samples if _is_of_bases(sample)), None)
+        if stranger is not None:
+            raise InputError(
+                f"{name or printable(path)} holds proteins, but the record {printable(stranger)} "
+                "is of nucleotides",
+                hint="run them separately, or name the type of all with --input-type",
+            )
         return "protein"
     if plain > 0.8 * total and protein < 0.01 * total:
         return "nucleotide"
@@ -933,6 +929,17 @@ def guess_input_type(path: Path, name: str = "") -> InputType | None:
         "only)",
         hint="name it with --input-type nucleotide or --input-type protein",
     )
+
+
+def _first_letters(path: Path, name: str) -> Iterator[tuple[str, str]]:
+    """The ids of the first records of a file, and letters of each that show their type."""
+    n_letters = 0
+    for record in read_fasta(path, name):
+        sample = record.sequence[:_SAMPLE]
+        n_letters += len(sample)
+        yield record.id, sample
+        if n_letters >= _SAMPLE:
+            return
 
 
 def _is_of_bases(sequence: str) -> bool:
