@@ -5,7 +5,7 @@ virus over host. A chain of two states gives the most probable path through thes
 
 The genes of ribosomal proteins and of RNA polymerase look viral by their spelling, and those of
 ribosomal RNA by their open stretches. Peptides and words that every bacterium has in them, and no
-phage, tell them.
+phage, identify them.
 """
 
 from __future__ import annotations

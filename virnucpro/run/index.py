@@ -230,7 +230,7 @@ def _shown_orfs(index: Path) -> Iterator[tuple[str, list[Span]]]:
 
 
 def _label_of(attributes: Mapping[str, Any]) -> str:
-    """What tells a file from the others of its run."""
+    """The text that identifies a file among those of its run."""
     return repr([str(attributes.get(name)) for name in _OF_ONE_FILE])
 
 

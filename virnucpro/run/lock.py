@@ -35,15 +35,15 @@ from virnucpro.ground.tree import Tree
 LOCK = ".lock"
 _MARK = f"{LOCK}.held"  # the lock of a file system without flock
 OF_A_LOCK = (LOCK, _MARK)
-_NO_TAGS = "no tags"  # a folder that is not there: who works beside others has nothing against them
+_NO_TAGS = "no tags"  # a folder that is not there: another `work` is no obstacle
 _PATIENCE, _MOMENT = 2.0, 0.02  # seconds for others to write their name, and between two looks
 _STALE_SECONDS = 0.2  # for filelock to take over what a dead process left
 _QUEUE_SECONDS = 10.0  # for all that begin to work at once, without flock, one after the other
 _TAG = re.compile(r"work-(?P<host>[\w.-]+)-(?P<pid>\d+)\.log", re.ASCII)
 _NAMED = 3  # holders in a message
 _BEAT_SECONDS = 2.0  # between two beats
-_DEAD_SECONDS = 60.0  # without one, as files tell
-_WATCH_BEATS = 10  # that are waited for where files do not tell
+_DEAD_SECONDS = 60.0  # without one, by the times of files
+_WATCH_BEATS = 10  # to wait for where those times do not decide
 _NAME = re.compile(r"process (\d+) on (.+) since .+\n")
 _BEGINNING = b"process "  # of the name of a run in its lock
 _OF_MACHINE = "4026531836"  # the machine's own namespace of processes: PROC_PID_INIT_INO of Linux
@@ -194,7 +194,7 @@ def _beating(place: int | Path) -> Iterator[None]:
 
     def beat() -> None:
         while not end.wait(_BEAT_SECONDS):
-            with suppress(OSError):  # who took it away is told of otherwise
+            with suppress(OSError):  # if it was taken away, others report that
                 os.utime(place)
 
     thread = Thread(target=beat, daemon=True)
@@ -279,7 +279,7 @@ def _beside_others(handle: FileIO, folder: Path, tag: Path) -> Iterator[None]:
 
 @contextmanager
 def _as_tag(own: FileIO) -> Iterator[None]:
-    """Give a tag its beats; one whose process ended in order looks as if it were dead for long."""
+    """Give a tag its beats; after an orderly end it looks dead at once."""
     with _beating(own.fileno()):
         yield
     with suppress(OSError):

@@ -403,7 +403,7 @@ def announce_reads(inputs: Iterable[InputFile]) -> None:
     """Say once what is done with reads in FASTQ."""
     n_files, in_turn = 0, []
     for file in inputs:
-        with suppress(InputError, InputMissingError):  # it is told when the file is read
+        with suppress(InputError, InputMissingError):  # it is reported when the file is read
             if is_of_reads(path := Path(file.path)):
                 n_files += 1
                 in_turn += [file.shown] if not file.mate and are_mates(path) else []

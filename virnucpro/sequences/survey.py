@@ -186,7 +186,7 @@ class Survey:
         """Warn of files that do not look like the input type that the user named."""
         strange = []
         for file in inputs:
-            with suppress(InputError, InputMissingError):  # it is told when the file is read
+            with suppress(InputError, InputMissingError):  # it is reported when the file is read
                 if guess_input_type(Path(file.path), file.name) not in (None, input_type):
                     strange.append(file.shown)
         if strange:

@@ -205,6 +205,6 @@ def options_of_tables(command: Command, folder: Path, stored: Mapping[str, Any])
         return make(kind, {**values, "input": [str(folder)]})
     except (KeyError, TypeError, UsageError) as error:
         raise ResumeError(
-            f"{printable(folder)}: run.json does not tell how tables are made",
+            f"{printable(folder)}: run.json does not say how the tables are made",
             hint="make the plan again: its command with --resume --plan-only",
         ) from error

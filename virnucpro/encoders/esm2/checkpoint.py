@@ -1,4 +1,4 @@
-"""An ESM-2 on disk, told by its names, its shapes and the first rows of its matrices; its tokens.
+"""An ESM-2 on disk: its tensors' names, shapes and first rows identify it; its tokens.
 
 Torch is needed for a folder only where numpy lacks the type of its numbers (bf16).
 """
