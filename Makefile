@@ -15,19 +15,27 @@ TORCH ?= $(if $(filter Linux,$(shell uname -s)),$(if $(NVIDIA),default,cpu),defa
 # Tests wait for processes that they start: one tester more than there are cores, four at most.
 TESTERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n + 1 : 4)))
 
-.PHONY: example test clean
+.PHONY: example test types tests clean
 
 example: $(VENV)/installed
 	$(BIN)/virnucpro predict --input examples/contigs.fa --output-dir example-results \
 	    --device cpu --workers 2 --force
 	@cut -f 1,5,6 example-results/predictions.tsv
 
+# Types are checked by one process, while the first tests run.
 test: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	@$(MAKE) --no-print-directory --jobs 2 types tests
+
+types: $(VENV)/installed-dev
 	$(BIN)/mypy
-	$(BIN)/python -m compileall -q virnucpro
+
+tests: $(VENV)/installed-dev
 	$(BIN)/pytest -n $(TESTERS) --dist worksteal
+
+# pip compiles what it installs in one process; here it is done on all cores.
+PIP_INSTALL = $(BIN)/pip install --quiet --no-compile -c constraints.txt
 
 # On Linux the PyTorch of the package index brings CUDA along, which is of no use without a GPU.
 $(VENV)/installed: pyproject.toml constraints.txt hatch_build.py virnucpro/scorer/scorer.c
@@ -35,15 +43,15 @@ $(VENV)/installed: pyproject.toml constraints.txt hatch_build.py virnucpro/score
 	@if [ '$(TORCH)' = cpu ]; then \
 	    echo 'PyTorch without CUDA is installed, as on a machine without an NVIDIA GPU.'; \
 	    echo 'With CUDA: make clean example TORCH=default'; \
-	    $(BIN)/pip install --quiet --retries 1 --timeout 15 --no-deps -c constraints.txt \
-	        --index-url $(CPU_BUILDS) torch 2>/dev/null || \
+	    $(PIP_INSTALL) --retries 1 --timeout 15 --no-deps --index-url $(CPU_BUILDS) torch 2>/dev/null || \
 	    echo 'It could not be had from $(CPU_BUILDS): the build of the package index is installed, with CUDA if that has it.'; \
 	fi
-	$(BIN)/pip install --quiet -c constraints.txt -e .
+	$(PIP_INSTALL) -e .
 	touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
+	$(PIP_INSTALL) -e '.[dev]'
+	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # PyTorch has files for newer Pythons
 	touch $@
 
 clean:

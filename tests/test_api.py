@@ -61,20 +61,18 @@ def guide_example() -> str:
     return example
 
 
-@pytest.mark.parametrize("how", ["script", "standard input", "exec"])
+@pytest.mark.parametrize("how", ["script", "exec"])
 def test_the_example_of_the_guide_runs_in_a_fresh_process(tmp_path, how):
     """Without a guard for ``__main__``; and as IPython runs what is typed."""
     (tmp_path / "examples").symlink_to(EXAMPLE.parent)
     (tmp_path / "example.py").write_text(guide_example())
     program = {
         "script": ["example.py"],
-        "standard input": ["-"],
         "exec": ["-c", "exec(compile(open('example.py').read(), '<cell>', 'exec'), {})"],
     }
     answer = subprocess.run(
         [sys.executable, *program[how]],
         cwd=tmp_path,
-        input=guide_example() if how == "standard input" else "",
         capture_output=True,
         text=True,
     )
@@ -95,6 +93,7 @@ def test_importing_the_package_imports_nothing_large():
         _ = virnucpro.nothing
 
 
+@pytest.mark.usefixtures("quick_starts")
 def test_calls_are_those_of_the_command_line_by_id(tiny, tmp_path):
     models = {"model": str(tiny.model), "head": tiny.head_file}
     calls = list(virnucpro.predict(EXAMPLE, **models, **ON_ONE))
@@ -116,6 +115,7 @@ def test_records_are_called_in_their_order_and_a_run_of_them_is_resumed(tmp_path
     assert not list((tmp_path / "run").glob(".records*"))
 
 
+@pytest.mark.usefixtures("quick_starts")
 def test_strings_of_numpy_are_sequences_and_ids(tiny):
     bases = "ATGGCAGCAGCTGCTGGT" * 20
     (call,) = virnucpro.predict([(np.str_("a"), np.str_(bases))])
@@ -336,39 +336,6 @@ def test_an_error_of_a_call_names_the_argument_that_helps(tmp_path: Path) -> Non
         virnucpro.predict(fasta, worker_timeout=0)
 
 
-def mypy(folder: Path, *lines: str) -> str:
-    """What mypy says of a program of these lines; it has read our modules once, for the gate."""
-    program = folder / "program.py"
-    program.write_text("\n".join(["import virnucpro", *lines, ""]))
-    root = Path(__file__).parents[1]
-    command = [sys.executable, "-m", "mypy", "--config-file", str(root / "pyproject.toml")]
-    return subprocess.run(
-        [*command, "--cache-dir", str(root / ".mypy_cache"), str(program)],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-    ).stdout
-
-
-def test_calls_are_typed_for_who_checks_a_program_strictly(tmp_path: Path) -> None:
-    said = mypy(
-        tmp_path,
-        "def show(progress: virnucpro.Progress) -> None:",
-        "    print(progress.stage, progress.done / progress.total, progress.unit)",
-        "for call in virnucpro.predict('in.fa', on_progress=show, min_length=5, head='h'):",
-        "    score: float | None = call.virus_score",
-        "    ends: list[int] = [region.end for region in call.regions]",
-        "    wrong: int = call.record_id",
-        "virnucpro.predict('in.fa', min_lenght=500)",
-        "virnucpro.predict('in.fa', preset='strict')",
-        "virnucpro.embed('in.faa', layer='last', workers=2)",
-        "virnucpro.embed('in.faa', output_dir='out')",
-    )
-    wrong = {int(line) for line in re.findall(r"program\.py:(\d+): error", said)}
-    assert wrong == {7, 8, 9, 10, 11}, said
-    assert "Unexpected keyword argument" in said
-
-
 def as_given(kind: object) -> object:
     """The type of an option, for which a path may be text."""
     text = str | Path
@@ -456,6 +423,7 @@ def test_regions_that_are_not_as_they_were_written_are_an_error(
         list(virnucpro.read_predictions(tmp_path / "run"))
 
 
+@pytest.mark.usefixtures("quick_starts")
 def test_progress_is_reported_stage_by_stage_with_worker_processes(tiny, tmp_path: Path) -> None:
     told: list[virnucpro.Progress] = []
     virnucpro.predict(

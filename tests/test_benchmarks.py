@@ -20,6 +20,7 @@ from card import fill_card, list_kernels
 from conftest import TINY
 from coordinator import time_coordinator
 from file_to_file import FileRun, time_extract
+from forked import virnucpro
 from front_end import check_agreement, make_contigs, make_reads
 from runs import our_processes
 from variants import compare_variants, profile_kernels, try_budgets
@@ -90,26 +91,16 @@ def test_variants_that_do_not_run_here_say_why_and_the_others_are_measured(tmp_p
     assert small.n_other_bits == large.n_other_bits == 0, "on a CPU bits do not depend on the batch"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "facts"),
-    [
-        (["front-end", "--bases", "20000", "--repeats", "1"], [("way", "virnucpro")]),
-        (
-            ["poison", "--proteins", "9", "--poisoned", "1", "--length", "10", "--workers", "1"],
-            [("n_failed", 0), ("n_failed", 1)],
-        ),
-    ],
-)
-def test_the_script_runs_from_any_folder_and_prints_json(tmp_path, arguments, facts):
+def test_the_script_runs_from_any_folder_and_prints_json(tmp_path):
     """Its workers are found by the processes that run them."""
+    words = ["poison", "--proteins", "9", "--poisoned", "1", "--length", "10", "--workers", "1"]
     answer = subprocess.run(
-        [sys.executable, str(MEASURE), *arguments], capture_output=True, text=True, cwd=tmp_path
+        [sys.executable, str(MEASURE), *words], capture_output=True, text=True, cwd=tmp_path
     )
     assert answer.returncode == 0, answer.stderr
     report, *rows = map(json.loads, answer.stdout.splitlines())
-    assert report["machine"]["cores"] >= 1 and arguments[0] in report["command"]
-    for name, value in facts:
-        assert value in [row[name] for row in rows]
+    assert report["machine"]["cores"] >= 1 and "poison" in report["command"]
+    assert {row["n_failed"] for row in rows} == {0, 1}
 
 
 GPU_SCRIPT = Path(__file__).parents[1] / "benchmarks/gpu.sh"
@@ -192,20 +183,16 @@ def test_every_command_of_the_script_for_a_gpu_is_one_that_its_program_takes(tmp
             case ["-m", "virnucpro", *arguments]:
                 words = list(takewhile(lambda word: not word.startswith("-"), arguments))
                 words = words[:2] if words[0] == "models" else words[:1]
-                answer = subprocess.run(
-                    [sys.executable, "-m", "virnucpro", *words, "--help"],
-                    capture_output=True,
-                    text=True,
-                    check=True,
-                )
+                answer = virnucpro(*words, "--help")
                 for option in (word for word in arguments if word.startswith("--")):
                     assert option in answer.stdout, option
             case _:
                 assert command[:2] == ["-m", "pytest"]
 
 
-def test_a_full_card_is_asked_for_the_vectors_of_an_empty_one(tmp_path):
+def test_a_full_card_is_asked_for_the_vectors_of_an_empty_one(tmp_path, monkeypatch):
     """Without a card, both runs are the same."""
+    monkeypatch.setattr("card.subprocess.run", lambda words, **_: virnucpro(*words[3:]))
     write_checkpoint(tmp_path / "tiny.pt", TINY, seed=3)
     row = fill_card(Setting(tmp_path / "tiny.pt", TINY, "cpu", 600), "tiny", 1000, 1 << 30)
     assert not row.reason and row.free_bytes is None

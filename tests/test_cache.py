@@ -302,6 +302,7 @@ def test_runs_that_share_records_share_their_vectors(predict_on, tmp_path):
         assert vector == pytest.approx(alone[name], abs=1e-5)
 
 
+@pytest.mark.usefixtures("quick_starts")
 def test_the_workers_of_a_run_share_the_cache(predict_on, tmp_path):
     executor = ProcessExecutor
     predict_on("first", cache=tmp_path / "cache", executor=executor, workers=2)
@@ -382,6 +383,7 @@ def test_extract_and_work_have_the_cache_too(tiny, predict_on, tmp_path):
     assert f"cache: {outcome.n_cached} vectors read" in outcome.lines
 
 
+@pytest.mark.usefixtures("quick_starts")
 def test_python_has_the_options(tiny, tmp_path):
     options = {"model": str(tiny.model), "device": "cpu", "precision": "fp32"}
     options |= {"cache": tmp_path / "cache", "cache_size": 0.5}

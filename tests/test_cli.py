@@ -282,11 +282,13 @@ def completions(words: str) -> tuple[list[str], set[str]]:
     ],
 )
 def test_a_shell_completes_the_names_of_models_without_torch(words):
-    offered, loaded = completions(f"virnucpro {words}")
-    assert offered == list(NAMES)
-    offered, _ = completions(f"virnucpro {words}esm2_t3")
+    offered, loaded = completions(f"virnucpro {words}esm2_t3")
     assert offered == ["esm2_t30_150M_UR50D", "esm2_t33_650M_UR50D", "esm2_t36_3B_UR50D"]
     assert not loaded & {"torch", "numpy", "h5py"}
+
+
+def test_a_shell_that_has_no_letter_yet_is_offered_all_models():
+    assert completions("virnucpro predict --model ")[0] == list(NAMES)
 
 
 def test_torch_is_imported_by_the_process_that_computes_with_it_alone(tmp_path):
@@ -409,14 +411,11 @@ def test_after_a_failure_the_same_command_with_resume_is_offered():
     assert next_step(Path("x\x1b[2J/predictions.tsv"), argv, failed=False) == []
 
 
-@pytest.mark.parametrize(("environment", "is_coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
-def test_the_summary_is_coloured_on_a_terminal_unless_no_color_is_set(
-    model, tmp_path, environment, is_coloured
-):
+def test_the_summary_is_coloured_on_a_terminal(model, tmp_path):
     arguments = ["predict", "-i", EXAMPLE, "-o", tmp_path / "run", *model]
-    _, shown = in_terminal(list(map(str, arguments)), {"TERM": "xterm-256color", **environment})
+    _, shown = in_terminal(list(map(str, arguments)), {"TERM": "xterm-256color"})
     (line,) = [line for line in shown.splitlines() if "called virus: " in line]
-    assert (ESCAPE in line.partition("called virus: ")[2]) == is_coloured
+    assert ESCAPE in line.partition("called virus: ")[2]
 
 
 @pytest.mark.parametrize("case", ["quiet", "dumb"])
@@ -434,6 +433,8 @@ def test_no_color_is_honoured(model, tmp_path):
     arguments = ["predict", "-i", EXAMPLE, "-o", tmp_path / "run", *model]
     environment = {"TERM": "xterm-256color", "NO_COLOR": "1"}
     _, shown = in_terminal(list(map(str, arguments)), environment)
+    (line,) = [line for line in shown.splitlines() if "called virus: " in line]
+    assert ESCAPE not in line.partition("called virus: ")[2]
     colours = [code for code in shown.split(ESCAPE + "[")[1:] if code.split("m")[0][:1] in "34"]
     assert not [code for code in colours if code.split("m")[0].isdigit()]
 
@@ -452,8 +453,7 @@ def test_a_reader_that_goes_away_does_not_break_the_run(model, tmp_path):
 @pytest.mark.parametrize(
     "words",
     [
-        *("models list", "models info esm2_virnucpro", "devices", "cite", "--version"),
-        *("--help", "predict -h"),
+        *("models list", "devices", "--version", "predict -h"),
     ],
 )
 def test_a_table_ends_quietly_for_a_reader_that_goes_away(words):
@@ -593,8 +593,8 @@ def test_a_log_that_cannot_be_written_is_reported_once_and_stops_nothing(model, 
 
 
 @needs_dev_full
-def test_an_answer_that_finds_no_room_is_reported_with_where_it_went(model, tmp_path):
-    command = ["predict", "-i", EXAMPLE, "-o", tmp_path / "run", *model]
+def test_an_answer_that_finds_no_room_is_reported_with_where_it_went(tmp_path):
+    command = ["predict", "-i", EXAMPLE, "-o", tmp_path / "run"]
     with Path("/dev/full").open("w") as full:
         answer = subprocess.run(
             [sys.executable, "-m", "virnucpro", *map(str, command)],

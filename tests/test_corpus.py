@@ -7,8 +7,6 @@ import io
 import logging
 import os
 import re
-import subprocess
-import sys
 from contextlib import ExitStack, redirect_stderr
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +17,7 @@ import pytest
 import typer
 from Bio.SeqIO.FastaIO import SimpleFastaParser
 from Bio.SeqIO.QualityIO import FastqGeneralIterator
+from forked import virnucpro as command
 from runs import again, run_inline
 
 import virnucpro.sequences.fasta
@@ -214,17 +213,15 @@ def test_a_hostile_file_ends_as_the_table_says(case, place, tiny, make_config, m
 @pytest.mark.parametrize("case", AS_PROCESS, ids=names(AS_PROCESS))
 def test_a_hostile_file_ends_so_on_the_command_line_too(case, place, tiny) -> None:
     skip_if_impossible(case, place)
-    inputs, piped = place.inputs_of(case), (FILES / "ids_with_control_characters.fa").read_bytes()
-    command = [sys.executable, "-m", "virnucpro", "predict", "--keep-intermediate"]
-    command += [f"--input={path}" for path in inputs] + ["-o", str(place.run)]
-    command += ["--model", str(tiny.model), "--head", str(tiny.head_file)]
-    command += ["--device", "cpu", "--workers", "1", "--precision", "fp32", "--quiet"]
+    inputs, piped = place.inputs_of(case), FILES / "ids_with_control_characters.fa"
+    words = ["--keep-intermediate", *(f"--input={path}" for path in inputs), "-o", place.run]
+    words += ["--model", tiny.model, "--head", tiny.head_file]
+    words += ["--device", "cpu", "--workers", 1, "--precision", "fp32", "--quiet"]
     with ExitStack() as stack:
         if case.maker == "a_fifo":
             stack.enter_context(hostile.written_to(inputs[0]))
-        answer = subprocess.run(command, input=piped, capture_output=True)
-    shown = (answer.stdout + answer.stderr).decode()
-    check(case, Outcome(answer.returncode, shown), place, inputs)
+        answer = command("predict", *words, input=piped.read_bytes().decode())
+    check(case, Outcome(answer.returncode, answer.stdout + answer.stderr), place, inputs)
 
 
 def test_every_file_of_the_corpus_is_in_the_table_and_the_other_way_round() -> None:

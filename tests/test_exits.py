@@ -94,6 +94,7 @@ def test_what_nohup_ignores_stays_ignored():
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     end_cleanly()
     signal.raise_signal(signal.SIGHUP)
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
 def stay(pipe):

@@ -42,8 +42,7 @@ from virnucpro.run import plan
 from virnucpro.run.folder import RunDir
 from virnucpro.sequences import fasta as reader
 from virnucpro.stories import write
-from virnucpro.stories.blocks import BlockTask
-from virnucpro.stories.frames import ScoredFrames
+from virnucpro.stories.blocks import BlockTask, ScoredFrames
 
 pytestmark = pytest.mark.usefixtures("quick_starts")
 POISON_BASES = POISON.replace("W", "TGG").replace("C", "TGT")
@@ -134,18 +133,26 @@ def test_records_that_the_scorer_calls_have_the_same_tables(tmp_path):
 
 
 @pytest.mark.usefixtures("in_small_blocks")
-def test_a_plan_whose_helper_is_killed_leaves_a_free_folder(make_config, tiny, contigs, tmp_path):
-    n_killed = 0
+def test_a_plan_whose_helper_is_killed_leaves_a_free_folder(
+    make_config, tiny, contigs, tmp_path, monkeypatch
+):
+    """Both helpers, when one has a slice and before the other gets the next."""
+    usual, n_killed = tasks.Helpers.in_order, []
 
-    def kill(event) -> None:
-        nonlocal n_killed
-        if isinstance(event, Progress) and event.stage == "reading and translating":
-            n_killed += kill_ours()
+    def amid(helpers: tasks.Helpers, blocks) -> Iterator:
+        def each() -> Iterator:
+            for number, block in enumerate(blocks):
+                if number == 1 and not n_killed:
+                    n_killed.append(kill_ours())
+                yield block
 
+        return usual(helpers, each())
+
+    monkeypatch.setattr(tasks.Helpers, "in_order", amid)
     config = make_config(contigs, n_helpers=2, bytes_per_slice=3_000)
     with pytest.raises(UnavailableError, match="makes shards or tables was lost: SIGKILL"):
-        run_inline(config, tiny.head, kill)
-    assert n_killed >= 2
+        run_inline(config, tiny.head)
+    assert n_killed == [2]
     assert not our_processes()
     assert not (config.output / "run.json").exists()
     again = {"resume": True, "n_helpers": 2, "bytes_per_slice": 3_000}

@@ -55,7 +55,7 @@ def test_without_a_gpu_torch_comes_from_the_index_of_builds_without_cuda(install
     said, (first, second) = install("TORCH=cpu")
     assert first.endswith("--index-url https://download.pytorch.org/whl/cpu torch")
     assert "-c constraints.txt" in first and "--no-deps" in first
-    assert second == "install --quiet -c constraints.txt -e ."
+    assert second == "install --quiet --no-compile -c constraints.txt -e ."
     assert "PyTorch without CUDA" in said and "could not be had" not in said
 
 
@@ -68,7 +68,7 @@ def test_where_that_index_does_not_answer_it_is_said_and_the_set_up_goes_on(inst
 def test_with_a_gpu_or_if_asked_torch_comes_from_the_package_index(install):
     for variables in ([], ["TORCH=default"]):  # an nvidia-smi is on the path
         said, asked = install(*variables)
-        assert asked[-1] == "install --quiet -c constraints.txt -e ."
+        assert asked[-1] == "install --quiet --no-compile -c constraints.txt -e ."
         assert not any("--index-url" in line for line in asked)
         assert "CUDA" not in said
 

@@ -193,8 +193,10 @@ def test_a_network_that_no_memory_holds_is_refused():
 
 def test_regions_are_evaluated_and_learned_with_the_options_that_they_read():
     common = {"data": "d", "output_dir": "o", "regions": "t", "seed": 1}
-    make(EvaluateOptions, {**common, "genes": "g", "region_model": "m", "genetic_code": 4})
-    make(TrainOptions, common)
+    more = {"genes": "g", "region_model": "m", "genetic_code": 4}
+    asked = make(EvaluateOptions, {**common, **more})
+    assert (str(asked.genes), str(asked.region_model), asked.genetic_code) == ("g", "m", 4)
+    assert (str(make(TrainOptions, common).regions), make(TrainOptions, common).seed) == ("t", 1)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])

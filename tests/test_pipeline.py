@@ -44,7 +44,7 @@ from virnucpro.run.status import inspect_run
 from virnucpro.sequences.composition import frame_bases
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.translate import chunk_record, translate_six_frames
-from virnucpro.stories import frames as scoring
+from virnucpro.stories import blocks as scoring
 from virnucpro.stories import pipeline, write
 from virnucpro.stories.write import Backlog
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -65,18 +66,23 @@ def package(tmp_path) -> Path:
 
 
 @pytest.fixture
-def extract(contigs, tmp_path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """``virnucpro extract`` with the toy model, named by its path, from a folder."""
+def words(contigs, tmp_path) -> list[object]:
+    """``extract`` with the toy model, named by its path."""
     model = tmp_path / "counts.toy"
     model.write_bytes(toy_encoder.MAGIC)
+    words = ["extract", "-i", contigs, "-o", tmp_path / "run", "--model", model]
+    return [*words, "--device", "cpu", "--precision", "fp32", "--chunk-size", 300]
+
+
+@pytest.fixture
+def extract(words, tmp_path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """That command, run from a folder."""
 
     def run(
         path: Path | str, *more: str, cwd: Path = tmp_path, by: tuple[object, ...] = (PROGRAM,)
     ):
-        words = ["extract", "-i", contigs, "-o", tmp_path / "run", "--model", model]
-        words += ["--device", "cpu", "--precision", "fp32", "--chunk-size", 300, *more]
         return subprocess.run(
-            list(map(str, [*by, *words])),
+            list(map(str, [*by, *words, *more])),
             cwd=cwd,
             env={**os.environ, "PYTHONPATH": str(path)},
             capture_output=True,
@@ -97,10 +103,10 @@ def assert_counted(contigs: Path, folder: Path) -> None:
     assert {name: row.tolist() for name, row in vectors(folder).items()} == counts
 
 
-def test_the_encoder_of_an_installed_package_embeds_in_worker_processes(
+def test_the_encoder_of_an_installed_package_embeds_in_a_worker_process(
     package, extract, contigs, tmp_path
 ):
-    answer = extract(package, "--workers", "2")
+    answer = extract(package, "--workers", "1")
     assert answer.returncode == 0, answer.stderr
     assert_counted(contigs, tmp_path / "run")
 
@@ -120,26 +126,48 @@ def test_an_unknown_executor_is_refused_with_those_that_are_known(package, extra
     assert not (tmp_path / "run").exists()
 
 
-def test_a_model_that_another_package_publishes_has_a_name(package, tmp_path):
+MARK = "--- the next command"
+
+
+def answers(
+    folder: Path, path: Path, *commands: list[object]
+) -> list[subprocess.CompletedProcess[str]]:
+    """What commands say that one process runs, in which ``path`` has installed packages."""
+    code = (
+        "import sys, virnucpro.cli.main as c\n"
+        f"for words in {[list(map(str, words)) for words in commands]}:\n"
+        "    sys.argv, code = ['virnucpro', *words], 0\n"
+        "    try: c.main()\n"
+        "    except SystemExit as end: code = end.code or 0\n"
+        "    for stream in (sys.stdout, sys.stderr):\n"
+        f"        print({MARK!r}, code, file=stream, flush=True)\n"
+    )
     answer = subprocess.run(
-        [PROGRAM, "models", "info", "toy-counts"],
-        env={**os.environ, "PYTHONPATH": str(package), "TORCH_HOME": str(tmp_path)},
+        [sys.executable, "-c", code],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(path), "TORCH_HOME": str(folder / "hub")},
         capture_output=True,
         text=True,
-        check=True,
     )
-    assert "http://127.0.0.1:1/counts.toy" in answer.stdout
+    said = [re.split(rf"{MARK} (\d+)\n", stream) for stream in (answer.stdout, answer.stderr)]
+    assert [len(parts) for parts in said] == [2 * len(commands) + 1] * 2, answer.stderr
+    each = zip(commands, said[0][1::2], said[0][::2], said[1][::2], strict=False)
+    return [
+        subprocess.CompletedProcess(words, int(code), out, errors)
+        for words, code, out, errors in each
+    ]
 
 
-def test_models_are_listed_for_programs_those_of_packages_too(package, tmp_path):
-    environment = {**os.environ, "PYTHONPATH": str(package), "TORCH_HOME": str(tmp_path / "hub")}
-
-    def models(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [PROGRAM, "models", *words], env=environment, capture_output=True, text=True
-        )
-
-    listed = {one["name"]: one for one in json.loads(models("list", "--json").stdout)}
+def test_models_of_packages_are_listed_and_described_with_the_others(package, tmp_path):
+    as_json, as_text, info, wrong = answers(
+        tmp_path,
+        package,
+        ["models", "list", "--json"],
+        ["models", "list"],
+        ["models", "info", "toy-counts"],
+        ["models", "info", "toy-count"],
+    )
+    listed = {one["name"]: one for one in json.loads(as_json.stdout)}
     keys = ["name", "kind", "parameters", "gpu_memory", "to_fetch", "path", "encoders"]
     assert all(list(one) == keys for one in listed.values())
     assert {"embedded", "published", "bundle"} == {one["kind"] for one in listed.values()}
@@ -148,12 +176,16 @@ def test_models_are_listed_for_programs_those_of_packages_too(package, tmp_path)
     assert listed["virnucpro-500"]["encoders"] == ["dnabert-s", "esm2_t36_3B_UR50D"]
     assert listed["esm2_t6_8M_UR50D"]["to_fetch"] == 30_099_493
     assert listed["toy-counts"]["kind"] == "published"
-    assert [line.split()[0] for line in models("list").stdout.splitlines()] == list(listed)
-    assert "did you mean toy-counts?" in models("info", "toy-count").stderr
+    assert [line.split()[0] for line in as_text.stdout.splitlines()] == list(listed)
+    assert info.returncode == 0 and "http://127.0.0.1:1/counts.toy" in info.stdout
+    assert wrong.returncode != 0 and "did you mean toy-counts?" in wrong.stderr
 
 
-@pytest.mark.parametrize("by", [(PROGRAM,), (sys.executable, "-m", "virnucpro")])
-@pytest.mark.parametrize("path", ["", "."])
+@pytest.mark.parametrize(
+    ("by", "path"),
+    [((PROGRAM,), "."), ((sys.executable, "-m", "virnucpro"), "")],
+    ids=["by PYTHONPATH", "by -m"],
+)
 def test_a_package_that_lies_in_the_current_folder_is_data(package, extract, tmp_path, by, path):
     mark = f"open({str(tmp_path / 'mark')!r}, 'w').close()\n"
     (package / "toy_package.py").write_text(mark + MODULE)
@@ -165,10 +197,9 @@ def test_a_package_that_lies_in_the_current_folder_is_data(package, extract, tmp
 
 
 @pytest.mark.parametrize("module", ["import no_such_module", "FAMILY = Executor = 1"])
-def test_a_package_that_is_broken_is_named(package, extract, module):
+def test_a_package_that_is_broken_is_named(package, words, tmp_path, module):
     (package / "toy_package.py").write_text(module)
-    for more in ((), ("--executor", "backward")):
-        answer = extract(package, *more)
+    for answer in answers(tmp_path, package, words, [*words, "--executor", "backward"]):
         shown = answer.stderr.replace("\n", " ")
         assert answer.returncode == 69, shown
         assert "toy-package cannot be used as virnucpro.e" in shown
@@ -178,10 +209,8 @@ def test_a_package_that_is_broken_is_named(package, extract, module):
 def test_a_run_whose_package_is_gone_has_a_status_and_is_not_embedded(package, extract, tmp_path):
     planned = extract(package, "--plan-only")
     assert planned.returncode == 0, planned.stderr
-    status, work = (
-        subprocess.run([PROGRAM, command, tmp_path / "run"], capture_output=True, text=True)
-        for command in ("status", "work")
-    )
+    folder = tmp_path / "run"
+    status, work = answers(tmp_path, tmp_path / "none", ["status", folder], ["work", folder])
     assert status.returncode == 0 and "virnucpro work" in status.stdout
     assert work.returncode == 69 and "counts.toy is not an ESM-2 checkpoint" in work.stderr
     with pytest.raises(UnavailableError, match="no package here has the encoder toy"):

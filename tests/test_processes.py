@@ -12,7 +12,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from labelled import write_labelled
 from runs import assert_gone, hear_signals, is_ours, wait_until, within
 
 from virnucpro.ground.processes import Pipe, Raised, interrupts_held, kill_all, start, with_news
@@ -21,7 +20,6 @@ EXAMPLE = Path(__file__).parents[1] / "examples" / "contigs.fa"
 PROGRAM = Path(sysconfig.get_path("scripts")) / "virnucpro"
 # modules of Python, of others, and ours, which a start of our processes needs
 NAMES = ["struct", "pickle", "json", "socket", "random", "numpy", "torch", "sitecustomize"]
-TRAIN = ["train", "--epochs", "1", "--batch-size", "8", "--hidden", "8", "--chunk-size", "300"]
 
 
 @pytest.fixture
@@ -51,20 +49,14 @@ def test_a_folder_with_the_program_under_other_names_is_hostile(hostile):
     assert marks(hostile) == "struct\n"
 
 
-@pytest.mark.parametrize("how", ["program", "module"])
-def test_predict_imports_nothing_from_the_current_folder(hostile, tiny, how):
-    program = {"program": [PROGRAM], "module": [sys.executable, "-m", "virnucpro"]}[how]
-    if how == "program":  # Python itself takes a module of `-m` from there
-        (hostile / "virnucpro.py").write_text((hostile / "json.py").read_text())
+def test_predict_imports_nothing_from_the_current_folder(hostile, tiny):
+    """Nor do its processes, which are started as those of every command are."""
     options = ["--model", tiny.model, "--head", tiny.head_file, "--device", "cpu", "--workers", 1]
-    run_in(hostile, *program, "predict", "-q", "-i", EXAMPLE, "-o", "out", *options)
-
-
-def test_train_imports_nothing_from_the_current_folder(hostile, tiny):
-    """Neither in the processes of two devices, nor in those that make batches for each."""
-    data = write_labelled(hostile)
-    options = ["--finetune", "--device", "cpu", "--workers", 2, "--num-workers", 1]
-    run_in(hostile, PROGRAM, *TRAIN, "--data", data, "-o", "out", "--model", tiny.model, *options)
+    predict = ["predict", "-q", "-i", EXAMPLE, "-o"]
+    run_in(hostile, sys.executable, "-m", "virnucpro", *predict, "out")
+    # Python itself takes a module of `-m` from there
+    (hostile / "virnucpro.py").write_text((hostile / "json.py").read_text())
+    run_in(hostile, PROGRAM, *predict, "other", *options)
 
 
 def tell_environment(pipe: Pipe) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 import json
-import multiprocessing
 import resource
 from array import array
 from collections.abc import Callable
@@ -19,6 +18,7 @@ import h5py
 import numpy as np
 import pytest
 from conftest import TINY, Tiny
+from forked import fork_server
 from runs import again, run_inline, statuses
 
 from virnucpro.callers.caller import Caller
@@ -145,7 +145,7 @@ def survey_reads(paths: list[Path], told: Path) -> None:
 
 
 def run_alone(told_by: Callable[[Path], None], told: Path) -> int:
-    process = multiprocessing.get_context("spawn").Process(target=told_by, args=(told,))
+    process = fork_server().Process(target=told_by, args=(told,))
     process.start()
     process.join()
     found: int = json.loads(told.read_text())
@@ -291,7 +291,7 @@ def test_an_index_is_read_whole_under_the_usual_limit_of_open_files(finished, is
     ]
     write_index(finished.rundir.feature_index, parts, finished.rundir)
     about = (finished.rundir.feature_index, len(shards), n_open)
-    reader = multiprocessing.get_context("spawn").Process(target=read_index, args=about)
+    reader = fork_server().Process(target=read_index, args=about)
     reader.start()
     reader.join()
     assert reader.exitcode == 0

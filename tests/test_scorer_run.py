@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
-import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
@@ -17,7 +13,7 @@ from typing import Any, get_type_hints
 import numpy as np
 import pytest
 from conftest import open_dna, random_dna
-from runs import failures, hear_signals, leftovers, our_processes, rows, statuses
+from runs import failures, leftovers, our_processes, rows, statuses
 from runs import tables as tables_of
 from test_genetic_code import gene
 
@@ -340,23 +336,6 @@ def test_an_interrupted_run_is_resumed_to_the_same_bytes(tmp_path):
 
 def many_more() -> dict[str, str]:
     return {f"more_{name}": bases for name, bases in many(5).items()}
-
-
-def test_a_killed_run_is_resumed_to_the_same_bytes(tmp_path):
-    rng = np.random.default_rng(6)
-    fasta = write(tmp_path / "in.fa", **{f"r{i}": random_dna(300_000, rng) for i in range(12)})
-    command = [sys.executable, "-m", "virnucpro", "predict", "-q", "-i", str(fasta), "-o"]
-    process = subprocess.Popen([*command, str(tmp_path / "cut")], preexec_fn=hear_signals)
-    while not (tmp_path / "cut/run.json").exists():
-        assert process.poll() is None
-        time.sleep(0.001)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert not (tmp_path / "cut/predictions.tsv").exists()
-    subprocess.run([*command, str(tmp_path / "cut"), "--resume"], check=True)
-    subprocess.run([*command, str(tmp_path / "whole")], check=True)
-    assert tables_of(tmp_path / "cut") == tables_of(tmp_path / "whole")
-    assert not leftovers(tmp_path / "cut")
 
 
 def in_blocks(monkeypatch: pytest.MonkeyPatch, n_letters: int = 2_000) -> None:

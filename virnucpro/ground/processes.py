@@ -89,7 +89,9 @@ class Child:
         """The reason why a process ended; it may end a moment after its pipe."""
         self.wait(seconds)
         exit_code = self.process.returncode
-        if exit_code is None or exit_code >= 0:
+        if exit_code is None:
+            return "it closed its pipe, and has not ended"
+        if exit_code >= 0:
             return f"exit code {exit_code}"
         names = {-number.value: number.name for number in signal.Signals}
         name = names.get(exit_code, f"signal {-exit_code}")

@@ -26,7 +26,7 @@ from virnucpro.engine.executor import Executor, NoExecutor
 from virnucpro.engine.job import Job
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.options import CacheOptions
-from virnucpro.ground.config import FeatureFormat, Recipe, Resources
+from virnucpro.ground.config import Recipe, Resources
 from virnucpro.ground.devices import torch_build
 from virnucpro.ground.errors import (
     FeatureFileError,
@@ -143,7 +143,7 @@ def run(config: RunConfig, executor: Executor, on_event: OnEvent) -> Summary:
             for store in job.stores:
                 store.discard_damaged(results.plan.shards, on_shard)
             complete(results, job, executor, config.resources, summary)
-        close_run(config, rundir, results.manifest, summary)
+        close_run(config, results, summary)
         for line in summary.lines(config.output):
             LOGGER.info("%s", line)
     return summary
@@ -164,8 +164,8 @@ def begin(
         rundir.refuse_to_clear(config.options.input)
     manifest = open_run(config.options, config.recipe_for, rundir, recorded, on_event)
     config.options.check_type(manifest.recipe.input_type)
-    caller = config.caller.of_type(manifest.recipe.input_type)
     manifest = replace(manifest, models=config.models, embed=config.steps)
+    caller = config.caller.of_type(manifest.recipe.input_type)
     for announcement in (*caller.announcements, *config.announcements):
         announce(announcement)
     for compromise in config.compromises:
@@ -173,7 +173,7 @@ def begin(
     job = make_job(rundir, manifest.recipe, config.weights, open_cache(config.options))
     results = make_results(config, manifest, job.stores, on_event)
     executor.start(job, config.resources, count_worth_starting(manifest, recorded))
-    plan = plan_run(config, rundir, recorded, manifest, on_event)
+    plan = plan_run(config, recorded, results)
     rundir.clear_copies(manifest)
     if config.options.plan_only:
         files = counted(len(manifest.inputs), "file")
@@ -214,7 +214,7 @@ def make_results(
         caller=caller,
         finder=finder,
         backlog=Backlog(),
-        feature_format=_feature_format(options),
+        feature_format=options.format if isinstance(options, ExtractOptions) else "h5",
         per_file=options.per_file or (options.resume and rundir.samples.is_dir()),
         on_event=on_event,
         rows=RowStore(rundir, rundir.rows),
@@ -228,11 +228,6 @@ def _made_by(options: RunOptions, caller: Caller, finder: RegionFinder | None) -
     cut = carry(options, CutOptions, region_model=None) if isinstance(options, CutOptions) else ""
     hashes = sorted(caller.hashes.items())
     return repr((type(caller).__name__, hashes, caller.cut, cut, finder.digest if finder else ""))
-
-
-def _feature_format(options: RunOptions) -> FeatureFormat:
-    """The second format of feature files."""
-    return options.format if isinstance(options, ExtractOptions) else "h5"
 
 
 def make_finder(options: RunOptions, recipe: Recipe, caller: Caller) -> RegionFinder | None:
@@ -255,20 +250,15 @@ def open_scores(
     return ScoreStore(rundir, rundir.scores, recipe.fingerprint, digest)
 
 
-def plan_run(
-    config: RunConfig,
-    rundir: RunDir,
-    recorded: Manifest | None,
-    manifest: Manifest,
-    on_event: OnEvent,
-) -> Plan:
+def plan_run(config: RunConfig, recorded: Manifest | None, results: Results) -> Plan:
     """Cut the inputs into shards, or find that an earlier start did, and claim the folder.
 
     With --plan-only they are cut into slices, which others plan. Results go, and ``run.json``
     comes, when every input was read to its end: one that is refused changes nothing. A kill at any
     point leaves a folder with a run, or one that is free.
     """
-    keep, facts = config.options.keep_intermediate, _facts(config, manifest, "unfinished")
+    rundir, manifest, on_event = results.rundir, results.manifest, results.on_event
+    keep = config.options.keep_intermediate
     planner = Planner.of(rundir, rundir.shards, manifest, keep_intermediate=keep)
     plan = find_plan(planner, _on_shard(on_event, "checking shards")) if recorded else None
     is_new = plan is None
@@ -290,7 +280,7 @@ def plan_run(
         planner.write_listing(plan)
         if recorded is None:
             rundir.clear()
-    rundir.write_manifest(manifest, facts)
+    rundir.write_manifest(manifest, _facts(config, results.caller, "unfinished"))
     if is_new:
         rundir.adopt_plan()
     return plan
@@ -336,7 +326,7 @@ def close_plan(config: RunConfig, results: Results, summary: Summary) -> Summary
     """Leave a planned run to others, with the folders that they need."""
     for store in results.stores:
         store.make_folder()
-    facts = _facts(config, results.manifest, "planned")
+    facts = _facts(config, results.caller, "planned")
     results.rundir.write_manifest(results.manifest, facts)
     summary.n_slices = len(results.plan.slices)
     for line in summary.lines(config.output):
@@ -473,10 +463,10 @@ def cut_again(
     lacking = set[str]()
     with summary.stage(STAGES[2]), ExitStack() as stack, results.helpers(0) as helpers:
         letters = letters_of_before(rundir, before)
-        facts = {**_facts(config, manifest, "unfinished"), Outputs.field: before}
+        facts = {**_facts(config, results.caller, "unfinished"), Outputs.field: before}
         rundir.write_manifest(manifest, facts)
         rundir.delete(rundir.report)
-        adds = list(results.open_outputs(stack))
+        adds = results.open_outputs(stack)
         for portion in blind_portions(helpers.tools, letters):
             summary.records.include(portion.tally)
             lacking |= {name for name, rows in portion.rows.items() if lacks_letters(name, rows)}
@@ -485,7 +475,7 @@ def cut_again(
     for folder in (rundir.root, *rundir.sample_folders()):
         for name in lacking:
             rundir.delete(folder / name)
-    close_run(config, rundir, manifest, summary, is_whole=not lacking)
+    close_run(config, results, summary, is_whole=not lacking)
     if lacking:
         raise InputMissingError(
             f"{printable(lost[0])} is gone, so these were deleted: "
@@ -498,20 +488,14 @@ def cut_again(
 
 
 def close_run(
-    config: RunConfig,
-    rundir: RunDir,
-    manifest: Manifest,
-    summary: Summary,
-    *,
-    is_whole: bool = True,
+    config: RunConfig, results: Results, summary: Summary, *, is_whole: bool = True
 ) -> None:
     """Write the outcome into ``run.json``, delete intermediate files, and write the page."""
-    is_complete = is_whole and not summary.exit_code
-    facts = _facts(config, manifest, "complete" if is_complete else "partial")
+    rundir, is_complete = results.rundir, is_whole and not summary.exit_code
+    facts = _facts(config, results.caller, "complete" if is_complete else "partial")
     hosts = [asdict(host) for host in read_hosts(rundir.logs)]
-    hashes = Outputs(rundir).hash()
-    outcome = {"counts": summary.facts, "hosts": hosts, Outputs.field: hashes}
-    rundir.write_manifest(manifest, {**facts, **outcome})
+    outcome = {"counts": summary.facts, "hosts": hosts, Outputs.field: Outputs(rundir).hash()}
+    rundir.write_manifest(results.manifest, {**facts, **outcome})
     rundir.clear_parts()
     if not config.options.keep_intermediate and not summary.records.n_failed_frames:
         rundir.clear_shards()
@@ -519,8 +503,8 @@ def close_run(
         write_run_page(rundir)
 
 
-def _facts(config: RunConfig, manifest: Manifest, state: str) -> dict[str, object]:
-    caller = config.caller.of_type(manifest.recipe.input_type)
+def _facts(config: RunConfig, caller: Caller, state: str) -> dict[str, object]:
+    """The facts of a start for ``run.json``."""
     return {
         "argv": list(config.options.argv),
         "versions": {"torch": torch_build().version, "numpy": np.__version__},

@@ -28,16 +28,14 @@ from virnucpro.run.manifest import Manifest
 from virnucpro.scorer.kin import own_kinship
 from virnucpro.sequences.inputs import InputFile, check_recorded, expected_letters
 from virnucpro.stories.options import RegionsOptions
-from virnucpro.stories.write import open_sinks_of_samples
+from virnucpro.stories.write import open_outputs
 from virnucpro.tables.sinks import (
     REGION_SINKS,
-    Place,
     Portion,
     RecordTable,
     Sink,
     Tally,
     identify_viruses,
-    open_sinks,
 )
 
 _WRITTEN = tuple(sink.file for sink in REGION_SINKS)
@@ -80,13 +78,10 @@ def _write_files(
     """Write the verdict, the files of regions, and the table of records with its notes."""
     tally, n_letters, total = Tally(), 0, expected_letters(inputs)
     sinks: tuple[type[Sink], ...] = (RecordTable, *REGION_SINKS)
-    place = Place(rundir.root, rundir, rundir.shards, manifest.inputs, manifest.refused)
-    with_own = manifest.is_qualified and rundir.samples.is_dir()
+    per_file = rundir.samples.is_dir()
+    with_own = manifest.is_qualified and per_file
     with ExitStack() as stack:
-        adds = [stack.enter_context(open_sinks(sinks, place))]
-        if rundir.samples.is_dir():
-            samples = dict.fromkeys(file.sample for file in inputs if not file.generation)
-            adds.append(stack.enter_context(open_sinks_of_samples(rundir, sinks, samples)))
+        adds = open_outputs(stack, rundir, manifest, sinks, per_file=per_file)
         for record, call in _records_and_calls(rundir, manifest, inputs):
             results = CalledRecords.of([finder.add_to(RecordResult(record, [], call))])
             identify_viruses(results, finder.code)

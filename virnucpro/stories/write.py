@@ -39,8 +39,16 @@ from virnucpro.run.plan import Plan, Slice
 from virnucpro.run.rows import RowStore, SliceRows
 from virnucpro.run.scores import ScoreStore
 from virnucpro.sequences.fasta import Block, Streams, parsed
-from virnucpro.stories.blocks import BlockTask, Maker, RowsTask, ScoredShard, ShardTask, Written
-from virnucpro.stories.frames import ScoredFrames, input_changed
+from virnucpro.stories.blocks import (
+    BlockTask,
+    Maker,
+    RowsTask,
+    ScoredFrames,
+    ScoredShard,
+    ShardTask,
+    Written,
+    input_changed,
+)
 from virnucpro.stories.summary import Summary
 from virnucpro.tables.sinks import SINKS, Add, Place, Portion, Sink, Tally, open_sinks
 
@@ -157,7 +165,7 @@ class Results:
             self.scores.make_folder()
         indexes: list[list[IndexPart]] = [[] for _ in self.stores]
         with ExitStack() as stack:
-            adds = list(self.open_outputs(stack))
+            adds = self.open_outputs(stack)
             for portion in self.portions(indexes, helpers):
                 self.backlog.check()
                 summary.records.include(portion.tally)
@@ -166,16 +174,10 @@ class Results:
             for store, index in zip(self.stores, indexes, strict=True):
                 write_index(store.index, index, store.tree)
 
-    def open_outputs(self, stack: ExitStack) -> Iterator[Add]:
+    def open_outputs(self, stack: ExitStack) -> list[Add]:
         """The functions that add a portion to the outputs of the run and, if asked, of its file."""
-        rundir, sinks = self.rundir, SINKS[self.manifest.recipe.command]
-        inputs = [file for file in self.manifest.inputs if not file.generation]
-        files = (self.manifest.inputs, self.manifest.refused)
-        place = Place(rundir.root, rundir, rundir.shards, *files)
-        yield stack.enter_context(open_sinks(sinks, place))
-        if self.per_file:
-            samples = dict.fromkeys(file.sample for file in inputs)  # mates share one
-            yield stack.enter_context(open_sinks_of_samples(rundir, sinks, samples))
+        sinks = SINKS[self.manifest.recipe.command]
+        return open_outputs(stack, self.rundir, self.manifest, sinks, per_file=self.per_file)
 
     def portions(
         self, indexes: Sequence[list[IndexPart]], helpers: Helpers[Maker]
@@ -451,11 +453,29 @@ def raw_tasks(blocks: Iterable[Block], hidden: frozenset[str]) -> Iterator[Block
         yield BlockTask(n_letters, tuple(parts), array("q"), [], hidden)
 
 
+def open_outputs(
+    stack: ExitStack,
+    rundir: RunDir,
+    manifest: Manifest,
+    sinks: Sequence[type[Sink]],
+    *,
+    per_file: bool,
+) -> list[Add]:
+    """Open outputs of a run and, ``per_file``, of its inputs. -> what adds a portion to them"""
+    place = Place(rundir.root, rundir, rundir.shards, manifest.inputs, manifest.refused)
+    adds = [stack.enter_context(open_sinks(sinks, place))]
+    if per_file:
+        # mates share one
+        samples = dict.fromkeys(file.sample for file in manifest.inputs if not file.generation)
+        adds.append(stack.enter_context(_open_sinks_of_samples(rundir, sinks, samples)))
+    return adds
+
+
 _SYNCED_AT_ONCE = 4  # a disk takes a few syncs in the time of one
 
 
 @contextmanager
-def open_sinks_of_samples(
+def _open_sinks_of_samples(
     rundir: RunDir, sinks: Iterable[type[Sink]], samples: Iterable[str]
 ) -> Iterator[Add]:
     """Yield a function that adds a portion to the outputs of its sample, in a folder of its name.

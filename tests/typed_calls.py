@@ -1,0 +1,26 @@
+"""Calls of a program that mypy checks strictly, for the gate: nothing here is run.
+
+An ``ignore`` that hides no error is an error itself, so each of these is one to whoever writes it.
+"""
+
+from __future__ import annotations
+
+import virnucpro
+
+
+def show(progress: virnucpro.Progress) -> None:
+    assert progress.done / progress.total <= 1, (progress.stage, progress.unit)
+
+
+def take(score: float | None, ends: list[int]) -> None:
+    assert score is None or ends
+
+
+def calls() -> None:
+    for call in virnucpro.predict("in.fa", on_progress=show, min_length=5, head="h"):
+        take(call.virus_score, [region.end for region in call.regions])
+        take(call.record_id, [])  # type: ignore[arg-type]
+    virnucpro.predict("in.fa", min_lenght=500)  # type: ignore[call-arg]
+    virnucpro.predict("in.fa", preset="strict")  # type: ignore[arg-type]
+    virnucpro.embed("in.faa", layer="last", workers=2)  # type: ignore[arg-type]
+    virnucpro.embed("in.faa", output_dir="out")  # type: ignore[call-arg]
