@@ -349,6 +349,19 @@ def test_an_id_is_text_and_never_markup(tmp_path, name):
     assert len(shown) <= 310 and shown.isprintable()
 
 
+def test_the_page_names_the_hosts_that_did_parts_and_no_name_is_markup(tmp_path):
+    folder = write_table(tmp_path / "run", [call("a", 0.99)])
+    facts = json.loads((folder / "run.json").read_text())
+    host = {"n_shards": 1234, "tokens_per_second": 56789.4, "n_failed": 3}
+    facts["hosts"] = [{"host": "<img src=x>\x1b[2J", **host}, {"host": "node7"}, "damaged"]
+    facts["recipe"]["encoders"] = [{"family": "esm2"}]
+    (folder / "run.json").write_text(json.dumps(facts))
+    page = Page(report_folder(folder))
+    assert "img" not in {tag for tag, _ in page.elements}
+    assert r"<img src=x>\x1b[2J" in page.text and "node7" in page.text
+    assert "1,234" in page.text and "56,789" in page.text
+
+
 def test_an_id_that_is_no_utf_8_is_in_the_page(tmp_path):
     folder = write_table(tmp_path / "run", [call("a", 0.99)])
     table = folder / "predictions.tsv"

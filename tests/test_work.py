@@ -279,6 +279,23 @@ def test_an_id_that_occurs_twice_in_a_part_is_refused_before_anything_is_embedde
     assert not list((folder / "features").glob("*.h5"))
 
 
+def test_an_id_of_two_parts_is_refused_as_soon_as_all_is_planned_and_by_the_join(
+    plan, merge, contigs
+):
+    text = f"{contigs.read_text()}>filler\n{'N' * SLICE}\n"
+    contigs.write_text(f"{text}>contig1 again\nACGTACGTACGT\n")
+    n_lines = text.count("\n")
+    folder = plan(bytes_per_slice=SLICE)
+    work_inline(folder, "1/2")
+    finished = {path: path.read_bytes() for path in (folder / "features").iterdir()}
+    words = rf"{contigs}:{n_lines + 1}: the id contig1 occurs twice \(first at {contigs}:3\)"
+    for again in (lambda: work_inline(folder, "2/2"), lambda: merge(bytes_per_slice=SLICE)):
+        with pytest.raises(InputError, match=words) as caught:
+            again()
+        assert "--rename-duplicates; then start again with --force" in caught.value.hint
+    assert {path: path.read_bytes() for path in (folder / "features").iterdir()} == finished
+
+
 def test_nobody_sweeps_the_temporary_files_of_another(plan, tiny, contigs, make_config):
     """Not even a work that crashes and has partial files of its own."""
     folder = plan()
@@ -310,18 +327,17 @@ def test_a_damaged_vector_file_is_replaced_and_not_deleted_before(plan, merge, u
     assert_same_run(folder, undisturbed)
 
 
-@pytest.mark.parametrize("name", ["shards/000000.faa", "logs/work-elsewhere-7.log"])
-def test_a_pipe_in_the_place_of_a_file_is_named_and_not_waited_for(plan, name):
+def test_a_pipe_in_the_place_of_a_file_is_named_or_replaced_and_not_waited_for(plan):
     folder = plan()
-    (folder / name).parent.mkdir(exist_ok=True)
-    (folder / name).unlink(missing_ok=True)
-    os.mkfifo(folder / name)
-    with (
-        within(20),
-        pytest.raises((OutputError, OSError), match=r"not a plain file|No such device"),
-    ):
-        work_inline(folder)
-        inspect_run(folder, verify=False)
+    (folder / "logs").mkdir(exist_ok=True)
+    shard, log = folder / "shards/000000.faa", folder / "logs/work-elsewhere-7.log"
+    os.mkfifo(shard)
+    with within(20):
+        assert work_inline(folder, "1/2") and shard.is_file()
+        os.mkfifo(log)
+        with pytest.raises((OutputError, OSError), match=r"not a plain file|No such device"):
+            work_inline(folder, "2/2")
+            inspect_run(folder, verify=False)
 
 
 def test_without_vectors_the_merge_names_what_is_missing_and_embeds_nothing(plan, merge):
@@ -458,15 +474,14 @@ def test_a_lost_plan_is_named(plan):
         ({"plan_only": True}, "the plan fixes the precision of the run"),
         ({"no_embed": True}, "--no-embed goes with --resume"),
         ({"no_embed": True, "plan_only": True}, "contradict each other"),
+        ({"output_dir": Path("s3://bucket/out")}, "is an address, not a folder"),
     ],
 )
 def test_options_for_others_that_make_no_sense_are_refused(tiny, contigs, tmp_path, changes, words):
-    options = {"model": str(tiny.model), "head": tiny.head_file, **changes}
+    run = {"input": (contigs,), "output_dir": tmp_path / "run"}
+    options = {**run, "model": str(tiny.model), "head": tiny.head_file, **changes}
     with pytest.raises(UsageError, match=words) as caught:
-        resolve(
-            PredictOptions(input=(contigs,), output_dir=tmp_path / "run", **options),
-            lambda _: None,
-        )
+        resolve(PredictOptions(**options), lambda _: None)
     assert caught.value.hint
 
 
@@ -570,8 +585,10 @@ def test_parts_are_disjoint_and_together_all_slices_and_about_equal(n, n_slices)
 )
 def test_a_plan_offers_nodes_that_compute_in_its_precision(tmp_path, device, precision, place):
     options = PredictOptions(input=(), output_dir=tmp_path, device=device, precision=precision)
-    line, *_ = planned_steps(options, 40, ["predict", "--plan-only"])
-    assert line == f"next: sbatch --array=1-16 {place} --wrap 'virnucpro work {tmp_path}'"
+    for n_slices, n_tasks in ((40, 16), (2, 2)):
+        line, *_ = planned_steps(options, n_slices, ["predict", "--plan-only"])
+        work = f"--wrap 'virnucpro work {tmp_path}'"
+        assert line == f"next: sbatch --array=1-{n_tasks} {place} {work}"
 
 
 def test_the_three_commands_say_what_comes_next(tiny, contigs, tmp_path):
@@ -579,7 +596,7 @@ def test_the_three_commands_say_what_comes_next(tiny, contigs, tmp_path):
     planned = virnucpro("predict", *run, "--plan-only", "--precision", "fp32")
     assert planned.returncode == 0, planned.stderr
     assert "planned: 1 slice of the input" in planned.stdout
-    assert f"--wrap 'virnucpro work {tmp_path / 'run'}'" in planned.stdout
+    assert f"next: virnucpro work {tmp_path / 'run'}\n" in planned.stdout
     (then,) = [line for line in planned.stdout.splitlines() if line.startswith("then: ")]
     assert then.endswith("--resume") and "--plan-only" not in then
     on_cpu = ("--device", "cpu", "--workers", "1")

@@ -3,8 +3,8 @@
 #
 #   sbatch --array=1-64 examples/slurm/predict_array.sh DIR [OPTION ...]
 #
-# Each task does its part: every 64th shard. A task that ends early costs nothing but its time: what it left is
-# done by the array submitted again, or by predict_merge.sh. OPTIONs go to `virnucpro work`; without any it is
+# Each task does its part: every 64th slice of the input, or a share of each where there are fewer. A task that ends
+# early costs nothing but its time: what it left is done by the array submitted again, or by predict_merge.sh. OPTIONs go to `virnucpro work`; without any it is
 # --gpus all, so that a node whose GPUs do not answer is an error, and not a slow CPU.
 
 # the name shown by squeue

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from virnucpro.cli.figures import EventLog
 
 _BY_BUS = "PCI_BUS_ID"
-_TASKS, _TASKS_PER_SLICE = 16, 4  # at most, in the array that is offered
+_TASKS = 16  # at most, in the array that is offered
 _ERASE_LINE = "\r\x1b[2K"
 
 
@@ -161,10 +161,10 @@ def planned_steps(options: RunOptions, n_slices: int, argv: Sequence[str]) -> li
     rest = as_command(["virnucpro", *again, "--resume"])
     if not n_slices:
         return rest
-    work = shlex.join(["virnucpro", "work", str(folder.absolute())])
-    n = min(_TASKS, _TASKS_PER_SLICE * n_slices)
+    work = ["virnucpro", "work", str(folder.absolute())]
+    array = ["sbatch", f"--array=1-{min(_TASKS, n_slices)}", request, "--wrap", shlex.join(work)]
     return [
-        *as_command(["sbatch", f"--array=1-{n}", request, "--wrap", work]),
+        *as_command(array if n_slices > 1 else work),
         *(f"then: {line.removeprefix('next: ')}" for line in rest),
     ]
 

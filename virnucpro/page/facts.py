@@ -118,6 +118,16 @@ class Facts:
         ]
 
     @property
+    def hosts(self) -> list[tuple[str, int, int, int]]:
+        """Hosts that did parts of a run: name, shards, tokens per second and failed sequences."""
+        each = [Facts(one) for one in self.sequence("hosts") if isinstance(one, dict)]
+        rates = [int(one.share("tokens_per_second")) for one in each]
+        return [
+            (one.text("host"), one.number("n_shards"), rate, one.number("n_failed"))
+            for one, rate in zip(each, rates, strict=True)
+        ]
+
+    @property
     def seconds(self) -> dict[str, float]:
         """The seconds of each stage, by name."""
         return {

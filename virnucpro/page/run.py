@@ -79,6 +79,7 @@ _MOST_FIRST = 20  # regions that are listed without JavaScript
 _MOST_HASHES = 1_000
 _MOST_COMPLAINTS = 20
 _MOST_LINES = 8  # devices of a chart, starts of a run
+_MOST_HOSTS = 100
 _SHORT = {"nucleotide": 500, "protein": 100}  # letters; shorter records have weak calls
 _MOST_FAMILIES = 20  # bars
 _SAFE_LETTERS = 200  # of a text that ``printable`` leaves as it is, if no letter is a control one
@@ -554,7 +555,8 @@ def _machine(run: _RunFiles) -> dict[str, object]:
         "longest": max((value for _, value in stages), default=0.0) or 1.0,
         "starting": seconds.get(STARTING, 0.0),
         "has_encoder": bool(facts.sequence("recipe", "encoders")),
-        "has_logs": run.rundir.logs.is_dir(),
+        "hosts": facts.hosts[:_MOST_HOSTS],
+        "n_more_hosts": max(0, len(facts.hosts) - _MOST_HOSTS),
         "n_starts": len(run.starts),
         "n_losses": sum(start.n_losses for start in run.starts),
         "n_reductions": sum(start.n_reductions for start in run.starts),

@@ -6,16 +6,19 @@ anew has no hash meanwhile, so that a kill between the file and ``run.json`` is 
 
 from __future__ import annotations
 
+import hashlib
+import io
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, BinaryIO, ClassVar, cast
 
 from virnucpro.ground.errors import InputError, ResumeError, VirnucproError
 from virnucpro.ground.files import disk_error, read_json, sha256
 from virnucpro.ground.log import printable
+from virnucpro.ground.tree import Tree
 from virnucpro.run.features import index_of, is_export
 from virnucpro.run.folder import PAGE, RunDir
 from virnucpro.run.scores import SUFFIX
@@ -26,11 +29,44 @@ _NO_FILE = "no such file"
 
 
 @dataclass(frozen=True, slots=True)
+class _HashingTree(Tree):
+    """A run folder that hashes what is written: nobody needs to read it again for that."""
+
+    hashes: dict[Path, str]  # of whole files
+
+    @contextmanager
+    def replacing(self, path: Path) -> Iterator[BinaryIO]:
+        """As ``Tree.replacing``."""
+        with Tree.replacing(self, path) as out:
+            hashed = _Hashed(out)
+            yield cast("BinaryIO", hashed)
+        self.hashes[path] = hashed.digest.hexdigest()
+
+
+class _Hashed(io.BufferedIOBase):
+    """A file that is written from its beginning to its end."""
+
+    def __init__(self, out: BinaryIO) -> None:
+        self._out = out
+        self.digest = hashlib.sha256()
+
+    def write(self, text: Any, /) -> int:  # noqa: ANN401 - all that has bytes
+        self.digest.update(text)
+        return self._out.write(text)
+
+
+@dataclass(frozen=True, slots=True)
 class Outputs:
     """The outputs of a run folder."""
 
     rundir: RunDir
+    written: dict[Path, str] = field(default_factory=dict)  # hashes of those written by ``tree``
     field: ClassVar = "outputs"  # of ``run.json``: place in the run folder -> SHA-256
+
+    @property
+    def tree(self) -> Tree:
+        """The run folder, to write outputs that ``hash`` need not read again."""
+        return _HashingTree(self.rundir.root, self.written)
 
     def hash(self, names: Collection[str] = ()) -> dict[str, str]:
         """The hashes of the outputs that are there: of all, or of those with these file names.
@@ -40,7 +76,7 @@ class Outputs:
         """
         paths = [path for path in self.paths() if not names or path.name in names]
         with ThreadPoolExecutor() as pool:  # Python's lock is free while a block is hashed
-            digests = pool.map(_hash, paths)
+            digests = pool.map(lambda path: self.written.get(path) or _hash(path), paths)
             return {self._place(path): digest for path, digest in zip(paths, digests, strict=True)}
 
     def paths(self) -> list[Path]:

@@ -160,19 +160,29 @@ def _pieces(folder: str, part: IndexPart, name: str) -> Iterator[_Piece]:
 
 
 def _add_virtual(group: h5py.Group, name: str, dim: int, pieces: Sequence[_Piece]) -> None:
-    import h5py
+    """Add a dataset of these pieces. h5py's own classes for it take ten times as long."""
+    from h5py import h5d, h5p, h5s, h5t
 
     of_vectors = name == "embeddings"
-    kind = {"ids": text_type(), "lengths": np.int32, "embeddings": np.float32}[name]
+    kind = {"ids": text_type(), "lengths": np.dtype(np.int32), "embeddings": np.dtype(np.float32)}
     row = (dim,) if of_vectors else ()
     ends = [0, *accumulate(end - first for _, _, _, (first, end) in pieces)]
-    layout = h5py.VirtualLayout((ends[-1], *row), kind)
-    layout.dcpl.set_obj_track_times(False)  # the same content gives the same bytes
+    layout = h5p.create(h5p.DATASET_CREATE)
+    layout.set_layout(h5d.VIRTUAL)
+    layout.set_obj_track_times(False)  # the same content gives the same bytes
+
+    def rows_of(n_rows: int, first: int, end: int) -> h5s.SpaceID:
+        space = h5s.create_simple((n_rows, *row))
+        space.select_hyperslab((first, *(0 for _ in row)), (end - first, *row))
+        return space
+
     for piece, (at, end) in zip(pieces, pairwise(ends), strict=True):
-        source = h5py.VirtualSource(piece.file, piece.dataset, (piece.n_rows, *row), kind)
-        layout[at:end] = source[slice(*piece.rows)]
-    # rows of a file that is gone must not read as zeros
-    group.create_virtual_dataset(name, layout, np.nan if of_vectors else None)
+        target, source = rows_of(ends[-1], at, end), rows_of(piece.n_rows, *piece.rows)
+        layout.set_virtual(target, piece.file.encode(), piece.dataset.encode(), source)
+    if of_vectors:  # rows of a file that is gone must not read as zeros
+        layout.set_fill_value(np.array([np.nan]))
+    space = h5s.create_simple((ends[-1], *row))
+    h5d.create(group.id, name.encode(), h5t.py_create(kind[name], logical=True), space, layout)
 
 
 def check_index(path: Path) -> None:

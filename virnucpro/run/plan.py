@@ -426,6 +426,8 @@ def make_plan(
 ) -> Plan:
     """Plan the slices that are not planned yet, with so many helpers at most.
 
+    The ids of all slices are compared, whoever planned them.
+
     Raises:
         InputError: an input is not a FASTA file, or an id occurs twice in these slices.
         UnavailableError: a helper died.
@@ -453,11 +455,12 @@ def _refuse_duplicates(planner: Planner, slices: Iterable[Slice]) -> None:
     for one in slices:
         if not one.step:
             digests.frombytes((planner.folder / f"{one.name}{IDS}").read_bytes())
-    refuse_repeat(digests, planner.manifest)
+    refuse_repeat(digests, planner.manifest, is_begun=planner.folder == planner.rundir.shards)
 
 
-def refuse_repeat(digests: array[int], manifest: Manifest) -> None:
-    """
+def refuse_repeat(digests: array[int], manifest: Manifest, *, is_begun: bool = False) -> None:
+    """Refuse a repeated id; of a run that ``is_begun`` its input cannot change any more.
+
     Raises:
         InputError: two of the digests of ids are the same, and so are their ids.
     """
@@ -470,7 +473,13 @@ def refuse_repeat(digests: array[int], manifest: Manifest) -> None:
             f"{repeat.second}: the corrected record {printable(name)} occurs twice",
             hint="keep one of the two",
         )
-    raise repeat.error(_remedy(manifest))
+    raise repeat.error(_remedy(manifest, is_begun=is_begun))
+
+
+_AGAIN = (
+    "; then start again with --force. Vectors in a --cache are read and not made again; nothing "
+    "was deleted"
+)
 
 
 def _by_telling_ids(manifest: Manifest) -> Iterator[tuple[InputFile, FastaRecord]]:
@@ -481,10 +490,10 @@ def _by_telling_ids(manifest: Manifest) -> Iterator[tuple[InputFile, FastaRecord
                 yield file, record._replace(id=record_id)
 
 
-def _remedy(manifest: Manifest) -> str:
+def _remedy(manifest: Manifest, *, is_begun: bool) -> str:
     """The remedy other than making the ids unique."""
     if len(manifest.inputs) == 1:
-        return "or add --rename-duplicates"
+        return "or add --rename-duplicates" + _AGAIN * is_begun
     return (
         "or start again with all files and --force: ids that files share are then written with "
         "their file; or leave the added file out"
@@ -539,23 +548,29 @@ def find_plan(
     on_shard: Callable[[int, int], None] = lambda *_: None,
     *,
     of: Collection[Slice] | None = None,
+    has_rows: Callable[[Plan, Sequence[Slice]], bool] = lambda *_: False,
 ) -> Plan | None:
     """The plan of an earlier start, if it is of this run: of the slices whose files are whole.
 
-    With ``of``, of these slices alone. ``on_shard`` hears how many shards were read, of how many.
+    With ``of``, of these slices alone. ``on_shard`` hears how many shards were read, of how many:
+    those of slices that have their rows are not, for nobody needs them.
     """
     plan = read_plan(planner.rundir, planner.manifest)
     if plan is None or (planner.keep_intermediate and not plan.keep_intermediate):
         return None
     if of is not None:
-        return _of_whole(plan.limited({one.index for one in of}), on_shard)
-    plan = _of_whole(plan, on_shard)
+        plan = plan.limited({one.index for one in of})
+        return _of_whole(plan, plan.shards, on_shard)
+    needed = [
+        one.index for group in plan.by_records() if not has_rows(plan, group) for one in group
+    ]
+    plan = _of_whole(plan, plan.limited(needed).shards, on_shard)
     return None if planner.lacks_chunks(plan) else plan
 
 
-def _of_whole(plan: Plan, on_shard: Callable[[int, int], None]) -> Plan:
-    """The same plan, without the plans of slices whose shards are not as they were written."""
-    damaged = _find_damaged(plan.shards, on_shard)
+def _of_whole(plan: Plan, shards: Sequence[Shard], on_shard: Callable[[int, int], None]) -> Plan:
+    """The same plan, without those of slices of whose ``shards`` one is not as it was written."""
+    damaged = _find_damaged(shards, on_shard)
     parts = {
         index: part
         for index, part in plan.parts.items()

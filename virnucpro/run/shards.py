@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from hashlib import blake2s
 from pathlib import Path
 
@@ -27,8 +28,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from virnucpro.ground.config import Reads
-from virnucpro.ground.errors import StorageError
-from virnucpro.ground.files import disk_error, open_plain, writing
+from virnucpro.ground.errors import StorageError, VirnucproError
+from virnucpro.ground.files import disk_error, open_plain, temporary_beside, writing
 from virnucpro.ground.log import printable
 from virnucpro.ground.records import Orf, Shard, shard_name
 from virnucpro.ground.tree import Tree
@@ -207,8 +208,20 @@ class ShardWriter:
         self._full = shard_size(self._n_before + len(self.shards), self.largest)
 
     def _write(self, path: Path, content: bytes) -> None:
-        with writing(path), self.tree.open(path, "w") as out:
-            out.write(content)
+        """Write a file that appears when it is whole: another process may embed the same one.
+
+        It is not synced, for its hash shows what a loss of power left of it.
+        """
+        temporary = temporary_beside(path)
+        try:
+            with writing(path, temporary):
+                with self.tree.open(temporary, "x") as out:
+                    out.write(content)
+                self.tree.move(temporary, path)
+        except VirnucproError:
+            with suppress(OSError):  # it is swept away later
+                self.tree.delete(temporary)
+            raise
 
 
 def read_shard(shard: Shard) -> list[Orf]:

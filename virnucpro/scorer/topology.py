@@ -78,4 +78,5 @@ def is_plain(repeat: Digits) -> bool:
     if counts[:UNKNOWN].max() > MOST_OF_ONE_BASE * len(repeat):
         return True
     units = range(1, min(LONGEST_UNIT, len(repeat) - 1) + 1)
-    return any((repeat[unit:] == repeat[:-unit]).mean() > MOST_TANDEM for unit in units)
+    same = (np.count_nonzero(repeat[unit:] == repeat[:-unit]) for unit in units)
+    return any(n / (len(repeat) - unit) > MOST_TANDEM for n, unit in zip(same, units, strict=True))

@@ -173,7 +173,7 @@ def begin(
     job = make_job(rundir, manifest.recipe, config.weights, open_cache(config.options))
     results = make_results(config, manifest, job.stores, on_event)
     executor.start(job, config.resources, count_worth_starting(manifest, recorded))
-    plan = plan_run(config, recorded, results)
+    plan = plan_run(config, results, recorded)
     rundir.clear_copies(manifest)
     if config.options.plan_only:
         files = counted(len(manifest.inputs), "file")
@@ -208,6 +208,7 @@ def make_results(
     finder = make_finder(options, manifest.recipe, caller)
     return Results(
         rundir=rundir,
+        outputs=Outputs(rundir),
         manifest=manifest,
         plan=Plan(()),
         stores=stores,
@@ -250,7 +251,7 @@ def open_scores(
     return ScoreStore(rundir, rundir.scores, recipe.fingerprint, digest)
 
 
-def plan_run(config: RunConfig, recorded: Manifest | None, results: Results) -> Plan:
+def plan_run(config: RunConfig, results: Results, recorded: Manifest | None) -> Plan:
     """Cut the inputs into shards, or find that an earlier start did, and claim the folder.
 
     With --plan-only they are cut into slices, which others plan. Results go, and ``run.json``
@@ -260,12 +261,19 @@ def plan_run(config: RunConfig, recorded: Manifest | None, results: Results) -> 
     rundir, manifest, on_event = results.rundir, results.manifest, results.on_event
     keep = config.options.keep_intermediate
     planner = Planner.of(rundir, rundir.shards, manifest, keep_intermediate=keep)
-    plan = find_plan(planner, _on_shard(on_event, "checking shards")) if recorded else None
+    plan = None
+    if recorded:
+        plan = find_plan(
+            planner,
+            _on_shard(on_event, "checking shards"),
+            has_rows=lambda plan, group: replace(results, plan=plan).has(group),
+        )
     is_new = plan is None
     if plan is None:
         planner = replace(planner, folder=rundir.planned.shards)
         plan = Plan.cut(manifest, keep_intermediate=keep)
-    if not config.options.plan_only and (is_new or plan.missing):
+    if not config.options.plan_only:
+        has_chunks = not plan.missing and rundir.chunks.is_file()
         stage = "reading and translating" if manifest.recipe.has_frames else "reading"
         total = 0 if plan.parts else expected_letters(manifest.inputs)
         plan = make_plan(
@@ -274,7 +282,7 @@ def plan_run(config: RunConfig, recorded: Manifest | None, results: Results) -> 
             lambda done: on_event(Progress(stage, done, total, "letters")),
             config.resources.n_helpers,
         )
-        if planner.keeps_chunks:
+        if planner.keeps_chunks and not has_chunks:
             planner.join_chunks(plan)
     if is_new:
         planner.write_listing(plan)
@@ -494,7 +502,7 @@ def close_run(
     rundir, is_complete = results.rundir, is_whole and not summary.exit_code
     facts = _facts(config, results.caller, "complete" if is_complete else "partial")
     hosts = [asdict(host) for host in read_hosts(rundir.logs)]
-    outcome = {"counts": summary.facts, "hosts": hosts, Outputs.field: Outputs(rundir).hash()}
+    outcome = {"counts": summary.facts, "hosts": hosts, Outputs.field: results.outputs.hash()}
     rundir.write_manifest(results.manifest, {**facts, **outcome})
     rundir.clear_parts()
     if not config.options.keep_intermediate and not summary.records.n_failed_frames:

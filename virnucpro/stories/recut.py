@@ -28,7 +28,7 @@ from virnucpro.tables.sinks import Portion, RegionFasta, ViralFasta
 
 LETTERS = (ViralFasta.file, RegionFasta.file)  # outputs that hold sequences
 _PLACE = re.compile(r"(.*)\|[a-z]+_([0-9]+)_([0-9]+)", re.DOTALL)  # of a region in its record
-_UNKNOWN_LINE = re.compile(rf"^[^>\n]*{ScoreStore.unknown}", re.MULTILINE)  # of a sequence
+_UNKNOWN_LINE = re.compile(rf"^[^>\n]*{ScoreStore.unknown}".encode(), re.MULTILINE)  # of a sequence
 
 
 def lost_inputs(options: RunOptions, rundir: RunDir, recorded: Manifest | None) -> list[str]:
@@ -130,7 +130,7 @@ def _with_letters(record: FastaRecord, before: Letters) -> FastaRecord:
     return record._replace(sequence=letters)
 
 
-def lacks_letters(name: str, rows: str) -> bool:
+def lacks_letters(name: str, rows: bytes | memoryview) -> bool:
     """Whether the rows of an output are sequences, and some letters of them are not known."""
     is_fasta = name.endswith((".fasta", ".fa"))
     return is_fasta and _UNKNOWN_LINE.search(rows) is not None

@@ -81,7 +81,7 @@ def _write_files(
     per_file = rundir.samples.is_dir()
     with_own = manifest.is_qualified and per_file
     with ExitStack() as stack:
-        adds = open_outputs(stack, rundir, manifest, sinks, per_file=per_file)
+        adds = open_outputs(stack, rundir, rundir, manifest, sinks, per_file=per_file)
         for record, call in _records_and_calls(rundir, manifest, inputs):
             results = CalledRecords.of([finder.add_to(RecordResult(record, [], call))])
             identify_viruses(results, finder.code)

@@ -296,8 +296,14 @@ def _check_precision(precision: Precision, choice: Choice) -> None:
 def _check_place(options: RunOptions) -> None:
     """
     Raises:
-        UsageError: what others are to do, or have done, makes no sense.
+        UsageError: what others are to do, or have done, makes no sense; or DIR is an address.
     """
+    folder = options.output_dir
+    if folder.parts[:1] and folder.parts[0].endswith(":") and not folder.exists():
+        raise UsageError(
+            f"--output-dir {printable(folder)} is an address, not a folder",
+            hint="write into a folder, then copy it there, for example with `aws s3 sync`",
+        )
     if options.plan_only and options.no_embed:
         raise UsageError(
             "--plan-only and --no-embed contradict each other",

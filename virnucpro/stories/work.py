@@ -265,6 +265,9 @@ class _PartOfRun:
                 lambda done: self.on_event(Progress("planning this part", done, 0, "letters")),
                 self.config.resources.n_helpers,
             )
+            whole = read_plan(rundir, self.manifest)
+            if self.outcome.n_planned and whole is not None and not whole.missing:
+                make_plan(planner, whole, lambda _: None)  # compares the ids of all parts
         shards = {
             groups[place][0].index: [
                 shard

@@ -31,8 +31,10 @@ from virnucpro.ground.files import writing
 from virnucpro.ground.log import counted
 from virnucpro.ground.records import FastaRecord, Records, Shard, shard_name
 from virnucpro.ground.tasks import AbandonedError, Helpers, count_worth, helpers_for
+from virnucpro.ground.tree import Tree
 from virnucpro.run.features import FeatureStore
 from virnucpro.run.folder import RunDir
+from virnucpro.run.hashes import Outputs
 from virnucpro.run.index import IndexPart, write_index
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import Plan, Slice
@@ -119,6 +121,7 @@ class Results:
     """The parts of a run that its outputs are made of."""
 
     rundir: RunDir
+    outputs: Outputs
     manifest: Manifest
     plan: Plan
     stores: tuple[FeatureStore, ...]  # one for each encoder
@@ -176,8 +179,8 @@ class Results:
 
     def open_outputs(self, stack: ExitStack) -> list[Add]:
         """The functions that add a portion to the outputs of the run and, if asked, of its file."""
-        sinks = SINKS[self.manifest.recipe.command]
-        return open_outputs(stack, self.rundir, self.manifest, sinks, per_file=self.per_file)
+        rundir, tree, sinks = self.rundir, self.outputs.tree, SINKS[self.manifest.recipe.command]
+        return open_outputs(stack, rundir, tree, self.manifest, sinks, per_file=self.per_file)
 
     def portions(
         self, indexes: Sequence[list[IndexPart]], helpers: Helpers[Maker]
@@ -320,8 +323,10 @@ class Results:
 
         A failed record that a later input gives anew is left out where it failed.
         """
-        if self.has(group):
+        rows = None
+        if not self.manifest.replaced:
             rows = self.rows.read(group[0].index, self.key(group))
+        if rows is not None:
             for index, files in zip(indexes, rows.files, strict=True):
                 index.extend(files)
             yield RowsTask(rows)
@@ -456,18 +461,22 @@ def raw_tasks(blocks: Iterable[Block], hidden: frozenset[str]) -> Iterator[Block
 def open_outputs(
     stack: ExitStack,
     rundir: RunDir,
+    tree: Tree,
     manifest: Manifest,
     sinks: Sequence[type[Sink]],
     *,
     per_file: bool,
 ) -> list[Add]:
-    """Open outputs of a run and, ``per_file``, of its inputs. -> what adds a portion to them"""
-    place = Place(rundir.root, rundir, rundir.shards, manifest.inputs, manifest.refused)
+    """Open outputs of a run and, ``per_file``, of its inputs. -> what adds a portion to them
+
+    ``tree`` is the run folder, by which they are written.
+    """
+    place = Place(rundir.root, tree, rundir.shards, manifest.inputs, manifest.refused)
     adds = [stack.enter_context(open_sinks(sinks, place))]
     if per_file:
         # mates share one
         samples = dict.fromkeys(file.sample for file in manifest.inputs if not file.generation)
-        adds.append(stack.enter_context(_open_sinks_of_samples(rundir, sinks, samples)))
+        adds.append(stack.enter_context(_open_sinks_of_samples(rundir, tree, sinks, samples)))
     return adds
 
 
@@ -476,7 +485,7 @@ _SYNCED_AT_ONCE = 4  # a disk takes a few syncs in the time of one
 
 @contextmanager
 def _open_sinks_of_samples(
-    rundir: RunDir, sinks: Iterable[type[Sink]], samples: Iterable[str]
+    rundir: RunDir, tree: Tree, sinks: Iterable[type[Sink]], samples: Iterable[str]
 ) -> Iterator[Add]:
     """Yield a function that adds a portion to the outputs of its sample, in a folder of its name.
 
@@ -501,7 +510,7 @@ def _open_sinks_of_samples(
             folder = rundir.sample(sample)
             with writing(folder):
                 rundir.make_folder(folder)
-            place = Place(folder, rundir, rundir.shards)
+            place = Place(folder, tree, rundir.shards)
             current, add_to = sample, stack.enter_context(open_sinks(sinks, place))
 
         def add(portion: Portion) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, compress, count, groupby, starmap
 from operator import itemgetter
 from pathlib import Path
-from typing import ClassVar, Literal, NamedTuple, TextIO, TypeGuard
+from typing import ClassVar, Literal, NamedTuple, TextIO, TypeAlias, TypeGuard
 from urllib.parse import quote
 
 from virnucpro.callers.calls import FRAMES_FAILED
@@ -47,6 +47,7 @@ from virnucpro.tables.text import (
     packed_table,
     rate_text,
     record_rows,
+    sorted_lines,
     table,
 )
 
@@ -152,14 +153,18 @@ class Tally:
         self.best = hit if hit[:2] > self.best[:2] else self.best
 
 
+# text by the file name of a sink, of those that any record adds to
+Rows: TypeAlias = Mapping[str, bytes | memoryview]
+
+
 @dataclass(frozen=True, slots=True)
 class Portion:
     """Neighbouring records of one sample, as the outputs have them."""
 
     sample: str
-    rows: Mapping[str, str]  # by the file name of a sink, of those that any record adds to
+    rows: Rows
     tally: Tally
-    own_rows: Mapping[str, str] | None = None  # by the ids that the records have in their file
+    own_rows: Rows | None = None  # by the ids that the records have in their file
 
     @classmethod
     def of(
@@ -191,13 +196,24 @@ class Portion:
         return self if self.own_rows is None else replace(self, rows=self.own_rows)
 
 
-def _joined(rows: Mapping[str, str], others: Mapping[str, str]) -> dict[str, str]:
-    return {name: rows.get(name, "") + others.get(name, "") for name in {**rows, **others}}
+def _joined(rows: Rows, others: Rows) -> Rows:
+    return {
+        name: _in_order(name, b"".join((rows.get(name, b""), others.get(name, b""))))
+        for name in {**rows, **others}
+    }
 
 
-def _rows(results: CalledRecords, sinks: Iterable[type[Sink]]) -> dict[str, str]:
-    rows = {sink.file: sink.rows(results) for sink in sinks}
-    return {name: text for name, text in rows.items() if text is not None}
+def _rows(results: CalledRecords, sinks: Iterable[type[Sink]]) -> Rows:
+    rows = ((sink.file, sink.rows(results)) for sink in sinks)
+    return {name: _in_order(name, _encoded(text)) for name, text in rows if text is not None}
+
+
+def _in_order(name: str, text: bytes) -> bytes:
+    return sorted_lines(text) if name == ChunkTable.file else text
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")  # headers may hold what is not UTF-8
 
 
 Add = Callable[[Portion], None]
@@ -244,6 +260,10 @@ class Sink:
     def add(self, portion: Portion) -> None:
         if self.file in portion.rows:
             self.opened().write(portion.rows[self.file])
+
+    def write(self, text: str) -> None:
+        """Write what is not of a portion."""
+        self.opened().write(_encoded(text))
 
     def finish(self) -> None:
         """Write what had to wait for the last record."""
@@ -347,7 +367,7 @@ class ChunkTable(Sink):
         return chunk_rows(results.frames)
 
     def add(self, portion: Portion) -> None:
-        self.lines.add(portion.rows.get(self.file, ""))
+        self.lines.add(portion.rows.get(self.file, b""))
 
     def finish(self) -> None:
         self.opened().writelines(self.lines.merged())
@@ -416,7 +436,7 @@ class FailedFiles(_SampleSink):
             path = escaped(file.name or file.path).replace("|", r"\x7c")
             lines.append(f"{path}|{stage}|{escaped(error)}\n")
         for line in sorted(lines):
-            self.opened().write(line)
+            self.write(line)
 
 
 class _Virus(NamedTuple):
@@ -633,7 +653,7 @@ class SampleTable(_SampleSink):
                 _counts_text(tally.kinds),
                 _counts_text(tally.families),
             )
-            self.opened().write("\t".join(map(str, values)) + "\n")
+            self.write("\t".join(map(str, values)) + "\n")
 
     def _only_mends(self, file: InputFile) -> bool:
         """Whether its records stand in the places of failed ones of other files."""
@@ -664,10 +684,10 @@ class _MultiqcTable(_SampleSink):
     about = "counts of every sample, for MultiQC"
 
     def finish(self) -> None:
-        self.opened().write(_MULTIQC_COLUMNS)
+        self.write(_MULTIQC_COLUMNS)
         for sample, tally in self.tallies.items():
             counts = tally.n_records, tally.statuses["scored"], tally.n_viral, tally.n_proviruses
-            self.opened().write("\t".join(map(str, (sample, *counts))) + "\n")
+            self.write("\t".join(map(str, (sample, *counts))) + "\n")
 
 
 # comments of a table in YAML tell MultiQC what it is: docs.seqera.io/multiqc/custom_content
