@@ -1,10 +1,9 @@
-"""What a card can do before anything is timed: its kernels, and a run with hardly any memory."""
+"""A run on a card with hardly any memory."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,24 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from virnucpro.encoders.bench.comparison import FAILURES, reason_of
-from virnucpro.encoders.bench.encoder import Setting
-from virnucpro.encoders.bench.synthetic import MODELS, make_proteins
-from virnucpro.encoders.dnabert_s import model as dnabert_s
-from virnucpro.encoders.esm2 import attention
-from virnucpro.encoders.esm2.model import DTYPES
-from virnucpro.encoders.families import FAMILIES
-from virnucpro.encoders.transfer import use_device
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChoiceRow:
-    """The kernel that a model has on this device; ``reason``: why not ours."""
-
-    model: str
-    precision: str
-    kernel: str = ""
-    reason: str = ""
+from virnucpro.encoders.synthetic import make_proteins
+from virnucpro.encoders.timing import FAILURES, Setting, reason_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,28 +28,6 @@ class FullRow:
     n_other_bits: int | None = None  # vectors
     largest_distance: float | None = None  # relative L2
     reason: str = ""
-
-
-def list_kernels(device: torch.device) -> Iterator[ChoiceRow]:
-    """The kernel of each published model in each precision."""
-    use_device(device)
-    for model, shape in MODELS.items():
-        for precision, dtype in DTYPES.items():
-            row = ChoiceRow(model=model, precision=precision)
-            try:
-                kernel = attention.choose_kernel(device, dtype, shape.head_dim)
-                has_ours = device.type == "cuda" and dtype != torch.float32
-                reason = attention.why_triton_refuses(device, dtype) if has_ours else ""
-                yield replace(row, kernel=attention.describe(kernel), reason=reason)
-            except FAILURES as error:
-                yield replace(row, reason=reason_of(error))
-    other = FAMILIES["dnabert-s"].published["dnabert-s"]
-    row = ChoiceRow(model="dnabert-s", precision="fp32")
-    try:
-        attend = dnabert_s.choose_kernel(device, other.n_heads, other.dim // other.n_heads)
-        yield replace(row, kernel=attend.__name__)
-    except FAILURES as error:
-        yield replace(row, reason=reason_of(error))
 
 
 def fill_card(setting: Setting, model: str, n_tokens: int, free_bytes: int) -> FullRow:

@@ -1,35 +1,53 @@
 #!/usr/bin/env bash
-# What needs a GPU, in four calls of less than ten minutes each, on a machine with torch >= 2.10
+# What needs a GPU, in three calls of less than ten minutes each, on a machine with torch >= 2.10
 # built for CUDA, in the order of their worth. Every figure is written when it is measured, so a call
 # that is cut off has left what it had; at most one model is on the card at a time.
 #
-#   benchmarks/gpu.sh first    # which kernels run, are vectors right, a full card, the speed of 650M
-#   benchmarks/gpu.sh right    # vectors beside those of fair-esm, training, the limits of the card
-#   benchmarks/gpu.sh time     # where does the time of 3B go, and what would each change gain?
+#   benchmarks/gpu.sh right    # is it right? which kernels run, tests, a full card, limits
+#   benchmarks/gpu.sh time     # where does the time go? 650M and 3B, what would each change gain?
 #   benchmarks/gpu.sh files    # files to files, beside the peers; and a training
 #
+# Before a card is paid for, on any machine:
+#
+#   benchmarks/gpu.sh --dry-run right     # print the commands of a call, and run none
+#   benchmarks/gpu.sh --rehearse right    # run them on the CPU with a tiny model; tests are collected
+#
 # RESULTS is the folder of the results (benchmarks/results). WHEELS holds wheels of what the machine
-# lacks, so that no network is needed: fair-esm, biopython, nvidia-ml-py, fa3-fwd, ...; for `first`
-# hypothesis too, for `files` tensorboard (each with all that it needs). MODELS,
-# DEVICE=cpu, SECONDS_PER_WAY and TOKENS are for trying the script on a small machine.
+# lacks, so that no network is needed: fair-esm, biopython, nvidia-ml-py, fa3-fwd, ...; for `right`
+# hypothesis too, for `files` tensorboard (each with all that it needs). MODELS takes the place of
+# each call's models (15B is one for `time`), DEVICE of cuda, SECONDS_PER_WAY of 3, TOKENS of batches.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-call=${1:?first, right, time or files}
-results=${RESULTS:-benchmarks/results}
-device=${DEVICE:-cuda}
+mode=run
+case ${1:-} in
+--dry-run | --rehearse)
+    mode=${1#--}
+    shift
+    ;;
+esac
+call=${1:?right, time or files, after --dry-run or --rehearse if you like}
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
-mkdir -p "$results"
+if [[ $mode == rehearse ]]; then
+    RESULTS=${RESULTS:-$scratch/results}
+    DEVICE=cpu MODELS=tiny TOKENS=${TOKENS:-600} SECONDS_PER_WAY=0
+fi
+results=${RESULTS:-benchmarks/results}
+device=${DEVICE:-cuda}
 status=0
 export PYTHONUNBUFFERED=1
 
-if [[ -n ${WHEELS:-} ]]; then
-    python3 -m pip install --quiet --no-index --no-deps --target "$scratch/site" "$WHEELS"/*.whl
+if [[ $mode != dry-run ]]; then
+    mkdir -p "$results"
+    if [[ -n ${WHEELS:-} ]]; then
+        python3 -m pip install --quiet --no-index --no-deps --target "$scratch/site" "$WHEELS"/*.whl
+    fi
 fi
 export PYTHONPATH=$PWD:$scratch/site${PYTHONPATH:+:$PYTHONPATH}
 
 # need MODULE...: what is missing is known before the first second is spent
 need() {
+    [[ $mode != dry-run ]] || return 0
     python3 -c 'import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]' \
         "$@" || {
         echo "$call needs a module that is missing here: put its wheel into WHEELS, or" \
@@ -43,6 +61,13 @@ need() {
 run() {
     local seconds=$1 file=$results/$2 errors=/dev/stdout
     shift 2
+    if [[ $mode == dry-run ]]; then
+        printf '%4s s ' "$seconds"
+        printf ' %q' "$@"
+        printf '\n'
+        return
+    fi
+    [[ $mode != rehearse ]] || seconds=$((10 * seconds)) # a CPU, and perhaps a busy one
     local words=${file%.*}.txt
     [[ $file == "$words" ]] || errors=$words
     timeout --signal=TERM --kill-after=10 "$seconds" "$@" 2>"$errors" | tee "$file" || {
@@ -51,17 +76,15 @@ run() {
     }
 }
 
-bench() { # SECONDS NAME OPTIONS...
-    local seconds=$1 name=$2
-    shift 2
-    run "$seconds" "$name.txt" python3 -m virnucpro bench --device "$device" \
-        ${TOKENS:+--tokens "$TOKENS"} --json "$results/$name.json" "$@"
-}
-
 measure() { # SECONDS NAME COMMAND OPTIONS...
     local seconds=$1 name=$2
     shift 2
     run "$seconds" "$name.jsonl" python3 benchmarks/measure.py "$1" --device "$device" "${@:2}"
+}
+
+# of_models MODELS: the names, one a line
+of_models() {
+    tr , '\n' <<<"${MODELS:-$1}"
 }
 
 variants() { # SECONDS MODEL
@@ -75,57 +98,63 @@ files() { # SECONDS MODEL
 
 # warnings of a compiler or a driver that nobody has seen yet fail no test
 tests() { # SECONDS NAME TESTS...
-    run "$1" "$2.txt" python3 -m pytest -W default -p no:cacheprovider "${@:3}"
+    local collect=()
+    [[ $mode != rehearse ]] || collect=(--collect-only --quiet)
+    run "$1" "$2.txt" python3 -m pytest -W default -p no:cacheprovider "${collect[@]}" "${@:3}"
+}
+
+check() { # NAME OPTIONS...
+    run 60 "$1.txt" python3 -m virnucpro models check esm2_virnucpro --device "$device" "${@:2}"
 }
 
 case $call in
-first) # 30 + 40 + 180 + 60 + 210 + 60 seconds
+right) # 10 + 60 + 180 + 60 + 60 + 60 + 60 + 90 seconds
     need pytest hypothesis esm
-    run 30 gpu_devices.txt python3 -m virnucpro devices
-    measure 40 gpu_kernels kernels
+    [[ $device != cuda ]] || run 10 gpu_card.txt nvidia-smi --format=csv \
+        --query-gpu=name,driver_version,clocks.sm,clocks.max.sm,power.limit,temperature.gpu
+    run 60 gpu_devices.txt python3 -m virnucpro devices
     tests 180 gpu_tests tests/test_esm2_model.py \
         tests/test_dnabert_s.py::test_a_gpu_gives_the_vectors_of_a_cpu \
         tests/test_engine.py::test_a_gpu_gives_the_vectors_of_a_cpu
-    for model in $(tr , ' ' <<<"${MODELS:-650M}"); do
+    for model in $(of_models 650M); do
         measure 60 "gpu_full_$model" full --models "$model" ${TOKENS:+--tokens "$TOKENS"}
-        variants 210 "$model"
+    done
+    check gpu_check
+    check gpu_check_fp32 --precision fp32
+    check gpu_check_fp8 --precision fp8
+    run 90 gpu_right.txt python3 -m virnucpro bench --device "$device" --json \
+        "$results/gpu_right.json" --parts limits,encoder --models 8M --quick \
+        ${TOKENS:+--tokens "$TOKENS"}
+    ;;
+time) # 270 + 310 seconds
+    for model in $(of_models 650M,3B); do
+        variants "$([[ $model == 650M ]] && echo 270 || echo 310)" "$model"
+    done
+    ;;
+files) # 60 + 60 + 150 + 180 + 60 + 60 seconds
+    need pytest hypothesis torch.utils.tensorboard yaml
+    for model in $(of_models 650M,3B); do
         files 60 "$model"
     done
-    ;;
-right) # 120 + 60 + 60 + 90 seconds
-    need pytest hypothesis esm
-    tests 120 gpu_tests_of_training tests/test_devices.py \
-        tests/test_training_loop.py::test_a_profile_waits_for_the_device \
-        tests/test_training_loop.py::test_training_has_the_gradients_of_sdpa \
-        tests/test_training_readers.py::test_a_gpu_reads_in_float32_as_a_cpu_does
-    run 60 gpu_check.txt python3 -m virnucpro models check esm2_virnucpro --device "$device"
-    run 60 gpu_check_fp32.txt python3 -m virnucpro models check esm2_virnucpro \
-        --device "$device" --precision fp32
-    bench 90 gpu_right --parts limits,encoder --models "${MODELS:-8M}" --quick
-    ;;
-time) # 280 seconds
-    for model in $(tr , ' ' <<<"${MODELS:-3B}"); do
-        variants 280 "$model"
-    done
-    ;;
-files) # 60 + 150 + 180 + 60 seconds
-    need torch.utils.tensorboard yaml
-    for model in $(tr , ' ' <<<"${MODELS:-3B}"); do
-        files 60 "$model"
-    done
-    for model in $(tr , ' ' <<<"${MODELS:-650M,3B}"); do
+    for model in $(of_models 650M,3B); do
         measure "$([[ $model == 650M ]] && echo 150 || echo 180)" "gpu_peers_$model" \
             peers --models "$model" --repeats 2 ${TOKENS:+--tokens "$TOKENS"}
     done
+    n_lines=$([[ $mode == rehearse ]] && echo 12 || echo 1000000) # of each contig
+    awk -v n="$n_lines" '/^>/ { line = 0 } line++ <= n' examples/contigs.fa >"$scratch/contigs.fa"
     awk 'BEGIN { OFS = "\t"; print "path", "id", "label", "group" }
         /^>/ { id = substr($1, 2); print fasta, id, id ~ /virus/ ? "virus" : "other", id }' \
-        fasta="$PWD/examples/contigs.fa" examples/contigs.fa >"$scratch/manifest.tsv"
+        fasta="$scratch/contigs.fa" "$scratch/contigs.fa" >"$scratch/manifest.tsv"
     run 60 gpu_train.txt python3 -m virnucpro train --quiet --finetune --profile --epochs 2 \
         --batch-size 8 --device "$device" \
         --data "$scratch/manifest.tsv" --output-dir "$scratch/trained"
+    tests 60 gpu_tests_of_training tests/test_devices.py \
+        tests/test_training_loop.py::test_a_profile_waits_for_the_device \
+        tests/test_training_loop.py::test_training_has_the_gradients_of_sdpa \
+        tests/test_training_readers.py::test_a_gpu_reads_in_float32_as_a_cpu_does
     ;;
 *)
-    echo "no call: $call; it is first, right, time or files" >&2
+    echo "no call: $call; it is right, time or files" >&2
     exit 64
     ;;
 esac

@@ -17,11 +17,11 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from virnucpro.encoders.bench.encoder import Setting, TimedEncoder, load_ours
-from virnucpro.encoders.esm2.attention import attend_varlen, flash_attention
+from virnucpro.encoders.esm2.attention import flash_attention
 from virnucpro.encoders.esm2.checkpoint import PAD
 from virnucpro.encoders.esm2.model import ESM2, Layer, mean_pool
 from virnucpro.encoders.esm2.packing import PackedBatch, StagedBatch
+from virnucpro.encoders.timing import TimedEncoder
 
 # turned queries and keys, and values, (n_tokens, n_heads, head_dim), -> the same
 Attend = Callable[[Tensor, Tensor, Tensor, StagedBatch], Tensor]
@@ -29,11 +29,10 @@ _TOKENS_PER_PROTEIN = 16  # on average, at the least
 _N_WARM_UP = 3
 
 
-def load_graphed(setting: Setting) -> TimedEncoder:
-    """Load the model to replay CUDA graphs."""
-    encoder = load_ours(setting, "bf16", attend_varlen)
+def as_graphed(encoder: TimedEncoder) -> TimedEncoder:
+    """The same, to replay CUDA graphs."""
     assert isinstance(encoder.model, ESM2)
-    graphed = GraphedESM2(encoder.model, setting.tokens_per_batch)
+    graphed = GraphedESM2(encoder.model, encoder.setting.tokens_per_batch)
 
     @torch.inference_mode()
     def embed(proteins: list[str]) -> Tensor:
@@ -65,6 +64,16 @@ def compile_layers(
         return tail(layers[-1], model.final_norm, x, attend(*turned, batch))
 
     model.encode = encode  # type: ignore[method-assign]
+
+
+def attend_each(q: Tensor, k: Tensor, v: Tensor, batch: StagedBatch) -> Tensor:
+    """Attention protein by protein, on any device: to try the layers without a GPU."""
+    out = torch.full_like(v, torch.nan)
+    for first, last in pairwise(batch.cu_seqlens.tolist()):
+        of_protein = [x[first:last].transpose(0, 1) for x in (q, k, v)]
+        attended = F.scaled_dot_product_attention(of_protein[0], of_protein[1], of_protein[2])
+        out[first:last] = attended.transpose(0, 1)
+    return out
 
 
 Turned = tuple[Tensor, Tensor, Tensor]  # queries, keys, and values, which do not turn

@@ -1,7 +1,6 @@
 """Measure a part of VirNucPro, and print the figures as JSON: a line for what was measured where,
 and a line for each row, as it comes. For developers; users have ``virnucpro bench``.
 
-    python benchmarks/measure.py kernels
     python benchmarks/measure.py full --models 650M   (NVIDIA GPU)
     python benchmarks/measure.py files --models 8M,35M
     python benchmarks/measure.py front-end --bases 90000000 --helpers 2
@@ -28,7 +27,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-from card import ChoiceRow, FullRow, fill_card, list_kernels
+from card import FullRow, fill_card
 from cluster import ClusterRow, simulate_clusters
 from coordinator import CoordinatorRow, time_coordinator
 from file_to_file import FileRow, FileRun, time_extract
@@ -38,17 +37,23 @@ from poison import PoisonRow, measure_poison
 from simulated import SimulatedRow, simulate
 from variants import BudgetRow, KernelRow, compare_variants, profile_kernels, try_budgets
 
-from virnucpro.encoders.bench.comparison import Comparison, EncoderRow, compare_ways, layouts
-from virnucpro.encoders.bench.encoder import Setting, our_ways
-from virnucpro.encoders.bench.report import describe_versions, machine_facts
-from virnucpro.encoders.bench.synthetic import MODELS, PROFILES, make_proteins, write_checkpoint
+from virnucpro.encoders.bench import describe_versions, machine_facts
+from virnucpro.encoders.esm2.checkpoint import ESM2Shape
 from virnucpro.encoders.esm2.family import room_for
+from virnucpro.encoders.synthetic import MODELS, PROFILES, make_proteins, write_checkpoint
+from virnucpro.encoders.timing import (
+    Comparison,
+    EncoderRow,
+    Setting,
+    compare_ways,
+    layouts,
+    our_ways,
+)
 from virnucpro.ground.devices import choose_devices, choose_precision, choose_tokens, usable_cores
 from virnucpro.ground.errors import VirnucproError
 
 Row = (
-    ChoiceRow
-    | FullRow
+    FullRow
     | FileRow
     | FrontEndRow
     | CoordinatorRow
@@ -64,28 +69,29 @@ _N_BATCHES_OF_VARIANTS = 3.9
 _N_BATCHES_OF_FULL = 4
 
 
+SHAPES = {**MODELS, "tiny": ESM2Shape(n_layers=2, dim=64, n_heads=4)}  # the last: to try a script
+
+
+def setting_of(model: str, device: str, folder: Path = Path()) -> Setting:
+    """A model on a device; its checkpoint need not be there."""
+    choice = choose_devices(device, None, None, os.environ.get("CUDA_VISIBLE_DEVICES"), 0)
+    shape = SHAPES[model]
+    return Setting(
+        checkpoint=folder / f"{model}.pt",
+        shape=shape,
+        device=choice.devices[0],
+        tokens_per_batch=choose_tokens(choice, room_for(shape), choose_precision("auto", choice)),
+    )
+
+
 @contextmanager
 def made_up(model: str, device: str, seed: int) -> Iterator[Setting]:
-    """A model with random weights, for the time of the block."""
-    choice = choose_devices(device, None, None, os.environ.get("CUDA_VISIBLE_DEVICES"), 0)
-    shape = MODELS[model]
+    """A checkpoint with random weights, for the time of the block."""
     with TemporaryDirectory(prefix="virnucpro-measure-") as folder:
-        setting = Setting(
-            checkpoint=Path(folder) / f"{model}.pt",
-            shape=shape,
-            device=choice.devices[0],
-            tokens_per_batch=choose_tokens(
-                choice, room_for(shape), choose_precision("auto", choice)
-            ),
-        )
-        write_checkpoint(setting.checkpoint, shape, seed)
+        setting = setting_of(model, device, Path(folder))
+        where = torch.device(setting.device)
+        write_checkpoint(setting.checkpoint, setting.shape, seed, where)
         yield setting
-
-
-def kernels(options: argparse.Namespace) -> Iterator[Row]:
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    choice = choose_devices(options.device, None, None, visible, 0)
-    return list_kernels(torch.device(choice.devices[0].partition("#")[0]))
 
 
 def full(options: argparse.Namespace) -> Iterator[Row]:
@@ -114,14 +120,14 @@ def files(options: argparse.Namespace) -> Iterator[Row]:
 
 def variants(options: argparse.Namespace) -> Iterator[Row]:
     for model in options.models:
-        with made_up(model, options.device, options.seed) as setting:
-            n_tokens = options.tokens or _N_BATCHES_OF_VARIANTS * setting.tokens_per_batch
-            proteins = make_proteins(options.profile, int(n_tokens), options.seed)
-            rows = compare_variants(setting, options.profile, proteins, options.seconds)
-            yield next(rows)
-            yield profile_kernels(setting, model, options.profile, proteins)
-            yield from rows
-            yield from try_budgets(setting, model, options.budgets)
+        setting = setting_of(model, options.device)
+        n_tokens = options.tokens or _N_BATCHES_OF_VARIANTS * setting.tokens_per_batch
+        proteins = make_proteins(options.profile, int(n_tokens), options.seed)
+        rows = compare_variants(setting, options.profile, proteins, options.seconds)
+        yield next(rows)
+        yield profile_kernels(setting, model, options.profile, proteins)
+        yield from rows
+        yield from try_budgets(setting, model, options.budgets)
 
 
 def peers(options: argparse.Namespace) -> Iterator[Row]:
@@ -179,7 +185,7 @@ def simulated(options: argparse.Namespace) -> Iterator[Row]:
 
 def model_names(text: str) -> list[str]:
     names = text.split(",")
-    if unknown := [name for name in names if name not in MODELS]:
+    if unknown := [name for name in names if name not in SHAPES]:
         raise argparse.ArgumentTypeError(f"no size of ESM-2: {', '.join(unknown)}")
     return names
 
@@ -191,9 +197,6 @@ def numbers(text: str) -> list[int]:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parts = parser.add_subparsers(required=True)
-    part = parts.add_parser("kernels")
-    part.set_defaults(measure=kernels)
-    part.add_argument("--device", choices=["auto", "cuda", "mps", "cpu"], default="auto")
     of_models = {"files": files, "peers": peers, "variants": variants, "full": full}
     for name, measure in of_models.items():
         part = parts.add_parser(name)

@@ -19,7 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from virnucpro.encoders.bench.encoder import (
+from virnucpro.encoders.esm2.checkpoint import N_TOKENS, PAD, tokenize
+from virnucpro.encoders.esm2.model import rotary_frequencies
+from virnucpro.encoders.esm2.packing import EXTRA_TOKENS
+from virnucpro.encoders.esm2.weights import fair_esm_state
+from virnucpro.encoders.timing import (
     Setting,
     TimedEncoder,
     Way,
@@ -27,10 +31,6 @@ from virnucpro.encoders.bench.encoder import (
     padded_tokens,
     plan_padded,
 )
-from virnucpro.encoders.esm2.checkpoint import N_TOKENS, PAD, tokenize
-from virnucpro.encoders.esm2.model import rotary_frequencies
-from virnucpro.encoders.esm2.packing import EXTRA_TOKENS
-from virnucpro.encoders.esm2.weights import fair_esm_state
 from virnucpro.encoders.transfer import send
 from virnucpro.ground.config import Precision
 from virnucpro.ground.errors import UnavailableError

@@ -34,9 +34,9 @@ from front_end import CHUNK_SIZE, make_contigs, make_reads
 from virnucpro.callers.caller import caller_of
 from virnucpro.callers.head import EncoderFacts, Head, Network, load_head
 from virnucpro.encoders.base import Pending, Rows
-from virnucpro.encoders.bench.comparison import FAILURES, reason_of
 from virnucpro.encoders.esm2.packing import EXTRA_TOKENS, PackedBatch, plan_batches
 from virnucpro.encoders.families import FAMILIES, Family
+from virnucpro.encoders.timing import FAILURES, reason_of
 from virnucpro.engine.job import Job
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.worker import Worker

@@ -1,8 +1,11 @@
 """Where a batch spends its time on one GPU, and what each change of the encoder would gain.
 
-Beside a run in bf16 and one in fp8, ways that no run uses: rotation and LayerNorm in PyTorch, GELU
-in a product of our own, compiled layers, CUDA graphs, GELU by tanh in the epilogue of a product,
-FlashAttention-3 (``pip install fa3-fwd``). What does not run here is a row that says why.
+Beside a run in bf16 and one in fp8, ways that no run uses: all in float32 by PyTorch, from which
+distances are taken; rotation and LayerNorm in PyTorch, GELU in a product of our own, compiled
+layers, CUDA graphs, GELU by tanh in the epilogue of a product, FlashAttention-3 (``pip install
+fa3-fwd``). What does not run here is a row that says why.
+
+Weights are random, and made on the device: none is on a disk, or sent to it.
 """
 
 from __future__ import annotations
@@ -15,33 +18,41 @@ from typing import cast
 import numpy as np
 import torch
 from gelu_product import linear_gelu
-from graphs import Attend, compile_layers, load_graphed
+from graphs import Attend, as_graphed, attend_each, compile_layers
 from torch import Tensor, nn
 
-from virnucpro.encoders.bench.comparison import (
+from virnucpro.encoders.esm2.attention import (
+    E4M3,
+    Kernel,
+    attend_varlen,
+    choose_kernel,
+    flash_attention,
+)
+from virnucpro.encoders.esm2.encoder import ESM2Encoder
+from virnucpro.encoders.esm2.model import DTYPES, ESM2, Layer
+from virnucpro.encoders.esm2.packing import StagedBatch
+from virnucpro.encoders.esm2.weights import make_esm2
+from virnucpro.encoders.synthetic import make_proteins, random_tensors
+from virnucpro.encoders.timing import (
     FAILURES,
+    OURS,
     Comparison,
     EncoderRow,
-    compare_ways,
-    layouts,
-    reason_of,
-)
-from virnucpro.encoders.bench.encoder import (
-    OURS,
     Setting,
     TimedEncoder,
     Way,
-    load_ours,
+    as_timed,
+    compare_ways,
+    layouts,
+    reason_of,
     synchronize,
     time_pass,
 )
-from virnucpro.encoders.bench.synthetic import make_proteins
-from virnucpro.encoders.esm2.attention import attend_varlen, choose_kernel, flash_attention
-from virnucpro.encoders.esm2.fp8 import E4M3
-from virnucpro.encoders.esm2.model import ESM2, Layer
-from virnucpro.encoders.esm2.packing import StagedBatch
+from virnucpro.encoders.transfer import use_device
+from virnucpro.ground.config import Precision
 
 _N_KERNELS = 25
+_SEED = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +80,7 @@ class BudgetRow:
 def compare_variants(
     setting: Setting, profile: str, proteins: Sequence[str], seconds: float
 ) -> Iterator[EncoderRow]:
-    """A row for each way; the first is what a run has, and what the others are compared to."""
+    """A row for each way; the first is what a run has. Distances are from vectors in float32."""
     comparison = Comparison(
         profile=profile,
         proteins=proteins,
@@ -78,19 +89,41 @@ def compare_variants(
         least_seconds=seconds / 3,
         one_by_one=True,
     )
-    ways = [Way(OURS, "bf16", name, load) for name, load in WAYS.items()]
-    with layouts(setting, 1, len(ways)) as places:
-        yield from compare_ways(comparison, ways, places[:1])
+    with layouts(setting, 1, len(WAYS)) as places:
+        yield from compare_ways(comparison, list(map(way_of, WAYS)), places[:1])
 
 
-def load_plain(setting: Setting) -> TimedEncoder:
-    head_dim = setting.shape.head_dim
-    kernel = choose_kernel(torch.device(setting.device), torch.bfloat16, head_dim)
-    return load_ours(setting, "bf16", kernel)
+def load_made(setting: Setting, precision: Precision, kernel: Kernel) -> TimedEncoder:
+    """The encoder of a worker, of weights that are made on the device: the same in every way."""
+    device, shape = torch.device(setting.device), setting.shape
+    use_device(device)
+    tensors = random_tensors(shape, _SEED, device)
+    model = make_esm2(shape, tensors, shape.n_layers, DTYPES[precision], device)
+    if precision == "fp8":
+        model.quantise(device)
+    return as_timed(ESM2Encoder(setting.spec(precision), model, device), setting, kernel)
+
+
+def load_plain(setting: Setting, precision: Precision = "bf16") -> TimedEncoder:
+    number = E4M3 if precision == "fp8" else DTYPES[precision]
+    kernel = choose_kernel(torch.device(setting.device), number, setting.shape.head_dim)
+    return load_made(setting, precision, kernel)
+
+
+def load_fp32(setting: Setting) -> TimedEncoder:
+    return load_plain(setting, "fp32")
+
+
+def load_fp8(setting: Setting) -> TimedEncoder:
+    return load_plain(setting, "fp8")
 
 
 def load_without_triton(setting: Setting) -> TimedEncoder:
-    return load_ours(setting, "bf16", attend_varlen)
+    return load_made(setting, "bf16", attend_varlen)
+
+
+def load_graphed(setting: Setting) -> TimedEncoder:
+    return as_graphed(load_made(setting, "bf16", attend_varlen))
 
 
 def load_gelu_product(setting: Setting) -> TimedEncoder:
@@ -128,13 +161,9 @@ def load_flash_3(setting: Setting) -> TimedEncoder:
     return _compiled(setting, attend=attend)
 
 
-def load_fp8(setting: Setting) -> TimedEncoder:
-    kernel = choose_kernel(torch.device(setting.device), E4M3, setting.shape.head_dim)
-    return load_ours(setting, "fp8", kernel)
-
-
 WAYS = {
     "as in a run": load_plain,
+    "eager": load_fp32,
     "rotation and LayerNorm by PyTorch": load_without_triton,
     "GELU in our product": load_gelu_product,
     "compiled": load_compiled,
@@ -145,17 +174,29 @@ WAYS = {
 }
 
 
+def way_of(name: str) -> Way:
+    """That in float32 counts as another program: its vectors are what others are measured by."""
+    load = WAYS[name]
+    if load is load_fp32:
+        return Way("PyTorch", "fp32", name, load)
+    return Way(OURS, "fp8" if load is load_fp8 else "bf16", name, load)
+
+
 def _compiled(
     setting: Setting,
     change: Callable[[ESM2], None] = lambda _: None,
-    attend: Attend = flash_attention,
+    attend: Attend | None = None,
 ) -> TimedEncoder:
-    """Load the model with compiled layers; the compiler runs before the clock does."""
-    encoder = load_plain(setting)
+    """Load the model with compiled layers; the compiler runs before the clock does.
+
+    Without a GPU, layers are traced and not compiled: to try them.
+    """
+    encoder, has_gpu = load_plain(setting), setting.device.startswith("cuda")
     assert isinstance(encoder.model, ESM2)
     change(encoder.model)
     torch.compiler.reset()  # else what was compiled before counts against a limit
-    compile_layers(encoder.model, attend)
+    usual, backend = (flash_attention, "inductor") if has_gpu else (attend_each, "eager")
+    compile_layers(encoder.model, attend or usual, backend)
     encoder.embed(["M" * 100])
     return encoder
 

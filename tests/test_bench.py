@@ -18,23 +18,24 @@ from oracle import LONGEST, tolerance
 from peers import peer_ways
 from runs import our_processes
 
-from virnucpro.encoders.bench.comparison import Comparison, compare_ways, layouts
-from virnucpro.encoders.bench.encoder import (
+from virnucpro.encoders.bench import Programme, Report, programme_on, resolve_bench, run_bench
+from virnucpro.encoders.esm2.attention import attend_runs
+from virnucpro.encoders.esm2.checkpoint import ESM2Shape
+from virnucpro.encoders.esm2.model import DTYPES
+from virnucpro.encoders.options import BenchOptions
+from virnucpro.encoders.synthetic import PROFILES, make_proteins, write_checkpoint
+from virnucpro.encoders.timing import (
+    Comparison,
     Pass,
     Setting,
     TimedEncoder,
     Vectors,
     Way,
+    compare_ways,
+    layouts,
     load_ours,
     our_ways,
 )
-from virnucpro.encoders.bench.programme import Programme, programme_on, resolve_bench, run_bench
-from virnucpro.encoders.bench.report import Report
-from virnucpro.encoders.bench.synthetic import PROFILES, make_proteins, write_checkpoint
-from virnucpro.encoders.esm2.attention import attend_runs
-from virnucpro.encoders.esm2.checkpoint import ESM2Shape
-from virnucpro.encoders.esm2.model import DTYPES
-from virnucpro.encoders.options import BenchOptions
 from virnucpro.ground.devices import Choice, Gpu
 from virnucpro.ground.errors import UnavailableError, UsageError
 

@@ -11,17 +11,21 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 import torch
+from runs import our_processes
 
 from virnucpro.cli.main import main
+from virnucpro.encoders.check import try_gpus as try_here
 from virnucpro.encoders.esm2.checkpoint import ESM2Shape
 from virnucpro.encoders.esm2.family import footprint_of, room_for
 from virnucpro.encoders.families import FAMILIES
+from virnucpro.encoders.triton_kernels import NAMES
 from virnucpro.ground import devices
 from virnucpro.ground.config import Footprint
 from virnucpro.ground.devices import (
     Choice,
     Gpu,
     TorchBuild,
+    TryGpus,
     choose_devices,
     choose_precision,
     choose_tokens,
@@ -259,9 +263,10 @@ def test_gpus_that_cannot_be_used_are_refused_with_a_remedy_before_a_worker_star
         assert "run on the CPU with --device cpu" in hint
     choice = choose("auto")
     assert choice.kind == "cpu" and reason in choice.descriptions[0]
-    lines = describe_machine(None)
-    assert sum("cannot be used: " in line and reason in line for line in lines) == len(models)
-    assert f"NVIDIA driver, CUDA up to {driver // 1000}.{driver % 1000 // 10}" in lines
+    text = described()
+    assert text.count(f"cannot be used: {reason}" * (reason == OLD_CARD) or reason) == len(models)
+    assert text.count("cannot be used: ") == text.count("remedy: ") == len(models)
+    assert f"NVIDIA driver, CUDA up to {driver // 1000}.{driver % 1000 // 10} " in text
 
 
 def test_a_gpu_that_is_named_and_cannot_be_used_is_refused_beside_others_that_can(monkeypatch):
@@ -272,8 +277,8 @@ def test_a_gpu_that_is_named_and_cannot_be_used_is_refused_beside_others_that_ca
     choice = choose("auto", "3,1")
     assert choice.devices == ("cuda:3", "cuda:1")
     assert "left out" not in " ".join(choice.descriptions), "nobody asked for the V100"
-    lines = "\n".join(describe_machine(None))
-    assert lines.count("cannot be used") == 1 and lines.count("bf16, FlashAttention") == 2
+    text = described()
+    assert text.count("cannot be used") == 1 and text.count("bf16, FlashAttention") == 2
 
 
 def test_gpus_are_chosen_among_the_visible_by_place_or_uuid():
@@ -394,10 +399,51 @@ def test_the_token_budget_fits_the_device_and_the_model():
     assert choose_tokens(tight, footprint("esm2_t33_650M_UR50D"), "bf16") < 32_768
 
 
-def test_the_machine_is_described_with_what_it_lacks():
-    lines = "\n".join(describe_machine(None))
-    assert "torch" in lines and "cpu " in lines
-    assert ("no GPU: " in lines) == NO_GPU
+def try_gpus(devices: Sequence[str]) -> dict[str, dict[str, str]]:
+    """What GPUs that are not here would answer: Triton refuses the last one."""
+    used = dict.fromkeys(("fp8", *NAMES), "")
+    refused = {"fp8": "", **dict.fromkeys(NAMES, "CompilationError: no C compiler")}
+    return dict(zip(devices, [*[used] * (len(devices) - 1), refused], strict=True))
+
+
+def described(try_gpus: TryGpus = lambda _: {}) -> str:
+    """The text of `virnucpro devices` in one line."""
+    return " ".join(" ".join(describe_machine(measure_machine(None, try_gpus))).split())
+
+
+def test_every_device_is_described_with_its_kernels_and_fp8_or_the_reasons_why_not(monkeypatch):
+    feign(monkeypatch, cards([H100, A100, V100, H100], 13000), has_mps=True)
+    facts = json.loads(json.dumps(measure_machine(None, try_gpus)))
+    h100, a100, v100, refused = facts["gpus"]
+    assert (h100["no_fp8"], refused["no_fp8"]) == (None, None)
+    assert a100["no_fp8"] == "it needs compute capability 8.9; this has 8.0"
+    assert a100["kernels"] == {**h100["kernels"], "fp8 quantise": a100["no_fp8"]}
+    assert set(h100["kernels"]) == {
+        *("rotation", "residual + LayerNorm", "bias + GELU", "fp8 quantise"),
+        "DNABERT-S attention",
+    }
+    assert h100["kernels"]["rotation"] == a100["kernels"]["rotation"] == "used"
+    assert v100["cannot_be_used"] and not v100["kernels"], "a GPU without use is not tried"
+    assert facts["cpu"]["no_fp8"] and len(set(facts["cpu"]["kernels"].values())) == 1
+    text = described(try_gpus)
+    assert text.count("fp8 with --precision fp8") == 2
+    assert text.count("no fp8: it needs compute capability 8.9; this has 8.0") == 1
+    assert text.count("kernels used: rotation, residual + LayerNorm, fp8 quantise, DNA") == 1
+    assert text.count("not used: bias + GELU (PyTorch's, which moves as few bytes)") == 3
+    assert text.count("(CompilationError: no C compiler)") == 1
+    assert text.count("(they are for NVIDIA GPUs)") == 2, "an Apple GPU, and the CPU"
+    lines = describe_machine(measure_machine(None, try_gpus))
+    assert all(len(line) <= 80 or line.startswith(8 * " " + "pip install ") for line in lines)
+    assert any("torch<2.15' --index-url https" in line for line in lines), "it is to be copied"
+
+
+@pytest.mark.skipif(not NO_GPU, reason="this machine has a GPU")
+def test_a_gpu_that_cannot_be_tried_is_described_with_the_reason_and_no_process_is_left():
+    """Here there is none."""
+    (refusals,) = try_here(["cuda:0"]).values()
+    assert "Error: " in refusals["fp8"]
+    assert refusals == dict.fromkeys(("fp8", *NAMES), refusals["fp8"])
+    assert not our_processes()
 
 
 # Unlike GPUs
@@ -516,12 +562,13 @@ def test_a_run_that_embedded_nothing_offers_the_gpus_that_nobody_uses(
 
 
 def test_the_facts_of_the_machine_have_the_documented_names() -> None:
-    facts = json.loads(json.dumps(measure_machine(None)))
+    facts = json.loads(json.dumps(measure_machine(None, try_gpus)))
     assert list(facts) == ["torch", "driver_cuda", "gpus", "no_gpu", "mps", "cpu"]
-    assert (not facts["gpus"]) == bool(facts["no_gpu"])
-    lines = "\n".join(describe_machine(None))
-    assert f"torch {facts['torch']['version']}" in lines
-    assert f"{facts['cpu']['cores']} cores" in lines and facts["cpu"]["precision"] in lines
+    assert (not facts["gpus"]) == bool(facts["no_gpu"]) == NO_GPU
+    text = described()
+    assert f"torch {facts['torch']['version']}" in text
+    assert f"no GPU: {facts['no_gpu']}" in text or not NO_GPU
+    assert f"{facts['cpu']['cores']} cores" in text and facts["cpu"]["precision"] in text
     assert 0 < facts["cpu"]["memory_free"] < facts["cpu"]["memory_total"]
     for gpu in facts["gpus"]:
-        assert gpu["uuid"] in lines and gpu["memory_free"] <= gpu["memory_total"]
+        assert gpu["uuid"] in text and gpu["memory_free"] <= gpu["memory_total"]

@@ -22,9 +22,9 @@ from virnucpro.encoders import triton_kernels
 from virnucpro.encoders.base import load_encoder, recognise
 from virnucpro.encoders.dnabert_s import encoder as family
 from virnucpro.encoders.dnabert_s import model as network
+from virnucpro.encoders.dnabert_s.encoder import inspect_folder, load_dnabert
 from virnucpro.encoders.dnabert_s.model import DNABERT, TokenBatch, alibi_slopes, mean_pool
 from virnucpro.encoders.dnabert_s.tokenizer import Tokenizer, read_tokenizer
-from virnucpro.encoders.dnabert_s.weights import inspect_folder, load_dnabert
 from virnucpro.ground.config import EncoderSpec
 from virnucpro.ground.errors import UnavailableError
 
@@ -261,9 +261,8 @@ def test_a_gpu_with_triton_attends_to_all_texts_at_once_and_a_warning_says_why_o
     monkeypatch, caplog, device, has_triton, kernel
 ):
     refusal = "" if has_triton else "Triton is not installed"
-    monkeypatch.setattr(triton_kernels, "why_refused", lambda _: refusal)
-    monkeypatch.setattr(torch, "zeros", lambda *_, **__: None)  # on a device that is not here
-    assert network.choose_kernel(torch.device(device), 12, 64) is kernel
+    monkeypatch.setattr(triton_kernels, "refusals", lambda *_: {"attention": refusal})
+    assert network.choose_kernel(torch.device(device)) is kernel
     expected = (
         [] if has_triton else [f"attention: PyTorch, which is slower than Triton ({refusal})"]
     )

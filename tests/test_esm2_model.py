@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 
 import esm
@@ -15,7 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from esm.rotary_embedding import RotaryEmbedding
-from graphs import GraphedESM2, compile_layers, pad_offsets
+from graphs import GraphedESM2, attend_each, compile_layers, pad_offsets
 from oracle import (
     ATTENTION_SHARE,
     LONGEST,
@@ -34,8 +33,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from virnucpro.encoders import triton_kernels
-from virnucpro.encoders.esm2 import attention
 from virnucpro.encoders.esm2.attention import (
+    E4M3,
     Kernel,
     attend_dense,
     attend_efficient,
@@ -48,16 +47,18 @@ from virnucpro.encoders.esm2.attention import (
     describe,
     flash_attention,
     rotate,
-    why_triton_refuses,
 )
 from virnucpro.encoders.esm2.checkpoint import FP8_WIDTH, PAD, ESM2Shape
-from virnucpro.encoders.esm2.fp8 import E4M3, check_device, product_in_8_bits, quantise, restore
 from virnucpro.encoders.esm2.model import (
     ESM2,
+    Linear8,
     bos_pool,
+    check_device,
     mean_of_bags,
     mean_pool,
+    quantise,
     residues_only,
+    restore,
     rotary_frequencies,
 )
 from virnucpro.encoders.esm2.packing import PackedBatch, StagedBatch
@@ -214,7 +215,7 @@ def test_a_product_in_8_bits_is_that_of_the_numbers_that_the_rows_stand_for(devi
     linear.weight *= 10 ** torch.arange(-6.0, 6.0, 0.25, device=device)[:, None]  # of every row
     x = 10 ** torch.linspace(-8, 8, n_tokens)[:, None] * torch.randn(n_tokens, 64)
     x[0], x[0, 5] = 0, 3e-20  # a row of zeros, but for one
-    rows, product = quantise(x.to(device)), product_in_8_bits(linear)
+    rows, product = quantise(x.to(device)), Linear8(linear)
     weight = restore(quantise(linear.weight)).double()
     exact = restore(rows).double() @ weight.T + linear.bias.double()
     size = restore(rows).double().abs() @ weight.T.abs() + linear.bias.double().abs()
@@ -511,20 +512,10 @@ def test_a_gradient_is_the_slope_of_the_result(oracle):
     assert (above - below) / (2 * step) == pytest.approx(slope, abs=limit)
 
 
-def attend_offsets(q: Tensor, k: Tensor, v: Tensor, batch: StagedBatch) -> Tensor:
-    """What ``flash_attention`` computes, by its offsets alone."""
-    out = torch.full_like(v, torch.nan)
-    for first, last in pairwise(batch.cu_seqlens.tolist()):
-        assert last - first <= batch.max_seqlen
-        protein = (x[first:last].transpose(0, 1) for x in (q, k, v))
-        out[first:last] = F.scaled_dot_product_attention(*protein).transpose(0, 1)
-    return out
-
-
 def attend_turned_offsets(qkv: Tensor, batch: StagedBatch) -> Tensor:
     """What ``attend_varlen`` computes."""
     turned = rotate(qkv[:, :2].float(), batch.cos[:, None, None], batch.sin[:, None, None])
-    return attend_offsets(*turned.to(qkv.dtype).unbind(1), qkv[:, 2], batch)
+    return attend_each(*turned.to(qkv.dtype).unbind(1), qkv[:, 2], batch)
 
 
 # Inductor says on every compilation that products could be in TF32, which we do not want
@@ -546,7 +537,7 @@ def test_compiled_layers_give_fair_esm_s_vectors_for_any_number_of_tokens_from_t
     has_flash = device == "cuda" and dtype != torch.float32
     # a GPU is what it is for; without one, all but the making of kernels is tested
     backend = "inductor" if device == "cuda" else run_as_traced
-    compile_layers(model, flash_attention if has_flash else attend_offsets, backend)
+    compile_layers(model, flash_attention if has_flash else attend_each, backend)
     limit = tolerance(oracle.shape.n_layers, dtype)
     for proteins in (PROTEINS, PROTEINS[:3], PROTEINS[4:]):
         references = [oracle.hidden[PROTEINS.index(protein)] for protein in proteins]
@@ -650,7 +641,7 @@ def test_a_cuda_device_attends_with_flash_attention_but_in_float32():
     device = torch.device("cuda")
     assert choose_kernel(device, torch.float32, 32) is attend_efficient
     for dtype in (torch.float16, torch.bfloat16):
-        has_triton = not why_triton_refuses(device, dtype)
+        has_triton = not any(triton_kernels.refusals(device, dtype).values())
         flash = attend_varlen_triton if has_triton else attend_varlen
         assert choose_kernel(device, dtype, 32) is flash
 
@@ -837,7 +828,7 @@ def test_what_triton_refuses_is_pytorchs_and_a_warning_says_why(monkeypatch, cap
 )
 def test_triton_rotates_and_norms_in_16_bits_alone(monkeypatch, capability, dtype, kernel):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    monkeypatch.setattr(attention, "why_triton_refuses", lambda *_: "")
+    monkeypatch.setattr(triton_kernels, "refusals", lambda *_: {"rotation": ""})
     assert choose_kernel(torch.device("cuda"), dtype, 64) is kernel
 
 

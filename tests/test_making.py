@@ -10,7 +10,9 @@ from pathlib import Path
 from random import Random
 from runpy import run_path
 
+import numpy as np
 import pytest
+from measure_cascade import ASKED, curve, unseen_scores
 
 import virnucpro
 from virnucpro.sequences.fasta import read_fasta
@@ -65,6 +67,24 @@ def test_transposable_elements_are_found_where_they_lie_in_eukaryotes_alone(tmp_
         assert (row["path"], row["label"]) == (str(tmp_path / "elements.fa"), "other")
         assert (row["group"], row["kingdom"]) == ("genus Mus", "transposable elements")
     assert kinds == ["LINE", "mariner"]
+
+
+def test_a_cascade_loses_the_calls_that_it_does_not_embed_and_a_reader_sees_no_group_it_scores():
+    is_virus = np.repeat([True, False], 100)
+    second = np.where(is_virus, 1.0, -1.0) + np.linspace(-0.4, 0.4, 200)
+    first = second.copy()
+    first[:10] = -9  # viruses that the second reader calls, and the first takes for cells
+    rows = curve(first, second, is_virus)
+    assert [row[0] for row in rows] == list(ASKED)
+    for share, cells, viruses, called, lost in rows[:-1]:
+        assert cells == pytest.approx(share, abs=0.011)
+        assert (viruses, called, lost) == pytest.approx((0.9, 0.9, 0.1))
+    assert rows[-1] == (1.0, 1.0, 1.0, 1.0, 0.0)
+    inputs = np.random.default_rng(1).normal(size=(200, 3))
+    changed = is_virus ^ (np.arange(200) % 10 == 4)
+    scores = [unseen_scores(inputs, labels, np.arange(200) % 10) for labels in (is_virus, changed)]
+    is_same = scores[0] == scores[1]
+    assert is_same[4::10].all() and not np.delete(is_same, np.s_[4::10]).any()
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)

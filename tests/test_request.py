@@ -30,7 +30,7 @@ from virnucpro.scorer import nets
 from virnucpro.scorer.nets import embedded_scorer
 from virnucpro.stories.options import ExtractOptions, PredictOptions, RunOptions
 from virnucpro.stories.pipeline import run
-from virnucpro.stories.resolve import resolve
+from virnucpro.stories.resolve import RunConfig, resolve
 
 
 @pytest.fixture
@@ -207,6 +207,36 @@ def test_a_run_with_another_model_of_the_package_is_not_resumed(options, embedde
     again = resolve(options(**given, resume=True), lambda _: None)
     with pytest.raises(ResumeError, match="head_sha256 was"):
         run(again, InlineExecutor(), lambda _: None)
+
+
+def given_alone(options, **given: object) -> RunConfig:
+    """A prediction for which nobody named a model."""
+    usual = {"device": "auto", "workers": None, "model": None}
+    return resolve(options(command="predict", **{**usual, **given}), lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("given", "chosen_by"),
+    [
+        ({"cache": Path("vectors")}, "--cache"),
+        ({"esm_batch_size": "512", "embed": "viral"}, "--embed and --esm-batch-size"),
+        ({"typed": ("precision", "input")}, "--precision"),  # its default
+    ],
+)
+def test_what_chose_the_small_esm_2_by_itself_is_named_at_the_start(options, given, chosen_by):
+    config = given_alone(options, **given)
+    assert config.announcements[0] == (
+        f"the small ESM-2 runs because of {chosen_by}; it changes no call: "
+        f"leave {chosen_by} out to do without it"
+    )
+    without = given_alone(options)
+    assert not without.recipe.has_encoder and not without.announcements
+
+
+def test_a_model_that_was_named_or_calls_needs_no_such_line(options):
+    for named in ({"model": "esm2_virnucpro"}, {"calls": "head"}, {"head": embedded_head()}):
+        config = given_alone(options, device="cpu", **named)
+        assert config.recipe.has_encoder and "because of" not in config.announcements[0]
 
 
 @pytest.mark.parametrize("budget", ["1", "7", "512", "1024"])

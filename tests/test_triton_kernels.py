@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gelu_product
@@ -20,6 +21,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from graphs import attend_each
 from oracle import (
     fair_esm_hidden,
     make_fair_esm,
@@ -31,12 +33,13 @@ from oracle import (
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from virnucpro.encoders import triton_kernels
+from virnucpro.encoders import check, triton_kernels
 from virnucpro.encoders.dnabert_s import model as dnabert_s
+from virnucpro.encoders.dnabert_s.encoder import load_dnabert
 from virnucpro.encoders.dnabert_s.model import TokenBatch, alibi_slopes, attend_texts_triton
-from virnucpro.encoders.dnabert_s.weights import load_dnabert
 from virnucpro.encoders.esm2 import attention
 from virnucpro.encoders.esm2.attention import (
+    E4M3,
     attend_efficient_triton,
     attend_varlen,
     attend_varlen_triton,
@@ -44,8 +47,15 @@ from virnucpro.encoders.esm2.attention import (
 )
 from virnucpro.encoders.esm2.checkpoint import LAYER_NORM_EPS, ESM2Shape
 from virnucpro.encoders.esm2.family import shape_of
-from virnucpro.encoders.esm2.fp8 import E4M3, gelu8, quantise
-from virnucpro.encoders.esm2.model import DTYPES, ESM2, rotary_frequencies
+from virnucpro.encoders.esm2.model import (
+    DTYPES,
+    ESM2,
+    Rows8,
+    gelu8,
+    quantise,
+    restore,
+    rotary_frequencies,
+)
 from virnucpro.encoders.esm2.packing import PackedBatch, StagedBatch
 from virnucpro.encoders.esm2.weights import load_esm2
 from virnucpro.encoders.families import FAMILIES
@@ -129,6 +139,18 @@ def check_machine_code(
     assert set(re.findall(r"st\.global\.(\S+)", steps["ptx"])) == stores
 
 
+def check_rows_of_tokens(capability: int, steps: dict[str, Any], folder: Path, n: int = 16) -> None:
+    """The same of a kernel for one token; and its row lies where 32 bits may not hold the place.
+
+    A million tokens of 15B are 2 * 10^10 numbers: the number of a token is widened before it is
+    multiplied, or is a place itself, that of a scale.
+    """
+    check_machine_code(capability, steps, folder, n)
+    (token,) = re.findall(r"(%\w+) = tt.get_program_id x", steps["ttir"])
+    uses = re.findall(rf"= (.*){token}\b", steps["ttir"])
+    assert uses and all(re.fullmatch(r"arith.extsi |tt.addptr %\w+, ", use) for use in uses)
+
+
 @pytest.fixture
 def cache(monkeypatch, tmp_path) -> Path:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
@@ -145,7 +167,7 @@ def test_the_rotation_compiles_for_every_gpu_and_every_published_model(
         options = triton_kernels.options_of_row(shape.dim)
         steps = compile_for(capability, triton_kernels.rotate_token, pointers, sizes, options)
         # half a head, which is what lies together, is 24 bytes in 35M, else a multiple of 16
-        check_machine_code(capability, steps, cache, 16 if shape.head_dim % 16 == 0 else 8)
+        check_rows_of_tokens(capability, steps, cache, 16 if shape.head_dim % 16 == 0 else 8)
 
 
 BORDERS = [(1, False, True), (2, True, True)]
@@ -170,7 +192,7 @@ def test_the_border_of_sub_layers_compiles_for_every_gpu_and_every_published_mod
             options = triton_kernels.options_of_row(shape.dim)
             kernel = triton_kernels.add_and_norm_token
             steps = compile_for(capability, kernel, pointers, sizes, options)
-            check_machine_code(capability, steps, cache)
+            check_rows_of_tokens(capability, steps, cache)
 
 
 @pytest.mark.parametrize("capability", [89, 90, 100, 120])
@@ -184,7 +206,7 @@ def test_rows_in_8_bits_compile_for_every_gpu_that_multiplies_them(cache, capabi
         sizes = triton_kernels.sizes_to_quantise(inner, has_gelu=True)
         options = triton_kernels.options_of_row(inner)
         kernel = triton_kernels.quantise_token
-        check_machine_code(
+        check_rows_of_tokens(
             capability, compile_for(capability, kernel, pointers, sizes, options), cache
         )
         sizes = triton_kernels.sizes_to_norm(
@@ -192,7 +214,7 @@ def test_rows_in_8_bits_compile_for_every_gpu_that_multiplies_them(cache, capabi
         )
         options = triton_kernels.options_of_row(shape.dim)
         kernel = triton_kernels.add_and_norm_token
-        check_machine_code(
+        check_rows_of_tokens(
             capability, compile_for(capability, kernel, to_norm, sizes, options), cache
         )
 
@@ -207,6 +229,7 @@ def test_the_attention_of_dnabert_s_compiles_for_every_gpu(cache, capability):
     steps = compile_for(capability, triton_kernels.attend_text, pointers, sizes, options)
     check_machine_code(capability, steps, cache)
     assert ("tf32" in steps["ptx"]) == (capability >= 80)
+    assert not re.search(r"arith.muli .* : tensor<\d+x1xi32>", steps["ttir"]), "rows of a long text"
 
 
 @pytest.mark.parametrize(
@@ -265,15 +288,19 @@ def driver(cache, monkeypatch) -> FeignedDriver:
     return feigned
 
 
-def test_what_a_gpu_is_asked_to_try_is_bound_to_its_tensors_and_compiled(driver):
+def test_what_a_gpu_is_asked_to_try_is_bound_to_its_tensors_and_compiled(driver, monkeypatch):
     """The whole way of a call but the launch, with the tensors of the call."""
-    assert attention.why_triton_refuses(CPU, E4M3) == ""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    answers: list[object] = []
+    check._try(SimpleNamespace(send=answers.append), "cpu")
+    assert answers == [dict.fromkeys(("fp8", *triton_kernels.NAMES), "")]
     floats = ("*fp32",) * 5
     assert driver.launched == [
         ("rotate_token", ("*bf16", "*fp32", "*fp32")),
         ("add_and_norm_token", ("*fp32", "*bf16", "*bf16", *floats[:2], "*bf16", *floats[:2])),
         ("quantise_token", ("*bf16", "*fp8e4nv", "*fp32")),
         ("add_and_norm_token", (*floats, "*fp8e4nv", *floats[:2])),
+        ("attend_text", ("*fp32", "*i32", "*fp32", "*fp32")),
     ]
 
 
@@ -311,9 +338,10 @@ def test_the_reason_of_a_refusal_is_the_error_and_not_the_source_of_the_kernel()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_a_machine_without_a_gpu_refuses_our_kernels_with_a_reason():
-    cpu = torch.device("cpu")
-    assert attention.why_triton_refuses(cpu, torch.bfloat16).startswith("RuntimeError: ")
+def test_a_machine_without_a_gpu_refuses_each_of_our_kernels_with_a_reason():
+    refusals = triton_kernels.refusals(CPU, E4M3) | triton_kernels.refusals(CPU, torch.float32)
+    assert refusals.keys() == set(triton_kernels.NAMES)
+    assert all(reason.startswith("RuntimeError: ") for reason in refusals.values())
 
 
 # What they compute, by Triton's interpreter
@@ -441,6 +469,23 @@ def test_rows_are_rounded_to_8_bits_as_pytorch_rounds_them(dim, n_tokens, has_ge
 
 
 @pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("odd", [torch.nan, torch.inf])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_row_with_a_number_that_is_none_stays_so_in_8_bits_and_its_neighbours_do_not(odd):
+    """A run finds it by its vector: rounded to something finite, it would be lost."""
+    x, norm = torch.randn(3, 40), nn.LayerNorm(40)
+    x[1, 7] = odd
+    for run in (
+        lambda *rows: triton_kernels.quantise(x.bfloat16(), *rows, has_gelu=False),
+        lambda *rows: triton_kernels.add_and_norm(x, [], norm, rows[0], None, rows[1]),
+    ):
+        rows = torch.empty(3, 40, dtype=E4M3), torch.empty(3, 1)
+        with torch.inference_mode():
+            run(*rows)
+        assert restore(Rows8(*rows)).isfinite().all(dim=1).tolist() == [True, False, True]
+
+
+@pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize(("n_added", "keeps_total"), [(1, False), (2, True)])
 def test_the_border_rounds_to_8_bits_what_it_norms(n_added, keeps_total):
     dim, n_tokens = 320, 3
@@ -487,15 +532,6 @@ SHORT = {  # layers, heads and their dimensions
 PROTEINS = [random_protein(length) for length in (5, 1, 17, 5)]
 
 
-def attend_offsets(q: Tensor, k: Tensor, v: Tensor, batch: StagedBatch) -> Tensor:
-    """What FlashAttention and its sibling compute, by the offsets alone."""
-    out = torch.full_like(v, torch.nan)
-    for first, last in pairwise(batch.cu_seqlens.tolist()):
-        protein = (x[first:last].transpose(0, 1) for x in (q, k, v))
-        out[first:last] = F.scaled_dot_product_attention(*protein).transpose(0, 1)
-    return out
-
-
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize(
     ("head_dim", "kernel", "dtype"),
@@ -510,7 +546,7 @@ def test_a_batch_through_our_kernels_has_fair_esm_s_vectors_after_every_layer(
     monkeypatch, tmp_path, head_dim, kernel, dtype
 ):
     for name in ("flash_attention", "efficient_attention"):
-        monkeypatch.setattr(attention, name, attend_offsets)
+        monkeypatch.setattr(attention, name, attend_each)
     shape = SHORT[head_dim]
     fair_esm = make_fair_esm(shape)
     path = save_fair_esm(fair_esm, tmp_path / "model.pt")
@@ -527,7 +563,7 @@ def test_a_batch_through_our_kernels_has_fair_esm_s_vectors_after_every_layer(
 
 @pytest.mark.usefixtures("interpreted")
 def test_embedded_tokens_through_our_kernels_are_left_as_they_are(monkeypatch, tmp_path):
-    monkeypatch.setattr(attention, "flash_attention", attend_offsets)
+    monkeypatch.setattr(attention, "flash_attention", attend_each)
     path = save_fair_esm(make_fair_esm(SHORT[16]), tmp_path / "model.pt")
     model = load_esm2(path, SHORT[16].n_layers, torch.bfloat16, torch.device("cpu"))
     model.attend = attend_varlen_triton

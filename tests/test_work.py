@@ -453,11 +453,32 @@ def test_another_model_in_the_place_of_the_runs_is_refused(plan, tmp_path):
         work_inline(folder)
 
 
-def test_a_device_that_has_not_the_precision_of_the_run_is_refused(plan):
-    folder = plan(precision="fp16")
-    with pytest.raises(UnavailableError, match="computes in fp16, and CPU") as caught:
+@pytest.mark.parametrize("precision", ["fp16", "fp8"])
+def test_a_device_that_has_not_the_precision_of_the_run_is_refused(plan, contigs, tiny, precision):
+    """In a part of it, and in a resume that would embed here; one that only joins is not."""
+    folder = plan(precision=precision)
+    with pytest.raises(UnavailableError, match=f"computes in {precision}, and CPU") as caught:
         work_inline(folder)
     assert caught.value.exit_code == 69
+    again = PredictOptions(
+        **{"input": (contigs,), "output_dir": folder, "resume": True, "device": "cpu"},
+        **{"model": str(tiny.model), "head": tiny.head_file},
+    )
+    with pytest.raises(UnavailableError, match=f"computes in {precision}, and CPU") as caught:
+        resolve(again, lambda _: None)
+    assert caught.value.hint.endswith("begin anew, with --force and another --precision")
+    config = resolve(replace(again, no_embed=True), lambda _: None)
+    assert config.recipe.encoders[0].precision == precision
+
+
+def test_a_plan_in_fp8_for_cpus_is_refused(tiny, contigs, tmp_path):
+    run = {"input": (contigs,), "output_dir": tmp_path / "run", "model": str(tiny.model)}
+    options = PredictOptions(
+        **run, head=tiny.head_file, plan_only=True, device="cpu", precision="fp8"
+    )
+    with pytest.raises(UnavailableError, match="--precision fp8 needs GPUs") as caught:
+        resolve(options, lambda _: None)
+    assert "models check MODEL --device cpu --precision fp8" in caught.value.hint
 
 
 def test_a_lost_plan_is_named(plan):
@@ -485,7 +506,7 @@ def test_options_for_others_that_make_no_sense_are_refused(tiny, contigs, tmp_pa
     assert caught.value.hint
 
 
-@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+@pytest.mark.parametrize("precision", ["fp16", "bf16", "fp8"])
 def test_a_plan_may_be_for_devices_that_are_not_here(tiny, contigs, tmp_path, precision):
     config = resolve(
         PredictOptions(

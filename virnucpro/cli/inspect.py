@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -28,13 +29,22 @@ def devices(
 ) -> None:
     """List the devices that a run would use: GPUs, memory, precision, kernels.
 
+    Each usable GPU is tried: which of our Triton kernels run on it, and whether it has fp8.
+
     Example: virnucpro devices
     """
     with exits():
         from virnucpro.ground.devices import machine_lines
 
+        running.number_gpus_by_bus()
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        running.report(machine_lines(visible, as_json=as_json))
+        running.report(machine_lines(visible, _try_gpus, as_json=as_json))
+
+
+def _try_gpus(devices: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
+    from virnucpro.encoders.check import try_gpus
+
+    return try_gpus(devices)
 
 
 @command(BenchOptions)
@@ -46,7 +56,7 @@ def bench(options: BenchOptions) -> None:
     Example: virnucpro bench --quick --json bench.json
     """
     with exits(lambda: _MEASURED):
-        from virnucpro.encoders.bench.programme import bench as measure
+        from virnucpro.encoders.bench import bench as measure
 
         running.number_gpus_by_bus()
         end_cleanly()

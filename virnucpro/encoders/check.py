@@ -1,4 +1,6 @@
-"""The story of ``models check``: our encoder beside fair-esm, with the same weights on this device.
+"""What an encoder does on a device: ``models check``, and the trials of ``virnucpro devices``.
+
+``models check`` compares our encoder with fair-esm, with the same weights.
 
 Ours embeds the panel in the run's precision, in batches, as a run does. fair-esm embeds it in
 float32, one protein at a time: it is the oracle. A vector may be as far from the oracle's as the
@@ -11,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,16 +22,24 @@ from random import Random
 import numpy as np
 import torch
 
-from virnucpro.encoders import fair_esm
+from virnucpro.encoders import fair_esm, triton_kernels
 from virnucpro.encoders.base import Encoder, Model, Rows, load_encoder
 from virnucpro.encoders.catalogue import open_model
+from virnucpro.encoders.esm2.attention import E4M3
+from virnucpro.encoders.esm2.model import check_device
 from virnucpro.encoders.options import CheckOptions
 from virnucpro.encoders.transfer import use_device
 from virnucpro.ground.config import EncoderSpec, Pooling, Precision
-from virnucpro.ground.devices import Choice, choose_devices, choose_precision, choose_tokens
+from virnucpro.ground.devices import (
+    Choice,
+    choose_devices,
+    choose_precision,
+    choose_tokens,
+)
 from virnucpro.ground.errors import UnavailableError, UsageError
 from virnucpro.ground.events import OnEvent, Progress
 from virnucpro.ground.log import announce, printable
+from virnucpro.ground.processes import Child, Pipe, Raised, interrupts_held, kill_all, start
 
 # Our roundings are other ones than those that the tolerance is measured with, of the same size: the
 # worst of thirty proteins is as far in both, but for chance. It was 0.8 to 1.1 times as far in bf16
@@ -317,6 +327,51 @@ def _told(program: str, device: str) -> Iterator[None]:
             hint="other kernels run with --precision fp32, another device with --device cpu; "
             "`virnucpro devices` shows what torch was built for",
         ) from error
+
+
+# What ``virnucpro devices`` says of fp8 and of our kernels. Each GPU is tried in a process of its
+# own, so that this one never starts CUDA.
+
+_MOST_SECONDS = 180.0  # that a trial may take: each kernel is compiled, where it never was
+
+
+def try_gpus(devices: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Why GPUs, named as torch names them, have no fp8, and do not run our kernels.
+
+    By "fp8" and the name of the kernel; empty where they do.
+    """
+    with interrupts_held():
+        children = {device: start(_try, device) for device in devices}
+    try:
+        return {device: _outcome(child) for device, child in children.items()}
+    finally:
+        kill_all(list(children.values()))
+
+
+def _outcome(child: Child) -> dict[str, str]:
+    reason = f"no answer within {_MOST_SECONDS:.0f} s"
+    try:
+        if child.pipe.poll(_MOST_SECONDS):
+            answer = child.pipe.recv()
+            if not isinstance(answer, Raised):
+                return dict(answer)
+            reason = answer.reason
+    except (EOFError, OSError):
+        reason = f"its process ended: {child.cause_of_end(5)}"
+    return dict.fromkeys(("fp8", *triton_kernels.NAMES), reason)
+
+
+def _try(pipe: Pipe, name: str) -> None:
+    device, no_fp8 = torch.device(name), ""
+    use_device(device)
+    try:
+        check_device(device)
+    except UnavailableError as error:
+        no_fp8 = str(error)
+    has_bf16 = torch.cuda.get_device_capability(device) >= (8, 0)
+    number = torch.bfloat16 if has_bf16 else torch.float16
+    refusals = triton_kernels.refusals(device, number if no_fp8 else E4M3)
+    pipe.send({"fp8": no_fp8, **refusals, **triton_kernels.refusals(device, torch.float32)})
 
 
 # The panel: the same letters on every machine, from 1 to 1,022 residues, which are what ESM-2 was

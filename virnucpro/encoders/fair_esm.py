@@ -14,7 +14,7 @@ at most, and significands are log-uniform, so in the root mean square it is 2u s
 
 bf16, fp16: weights, what goes into a product and what comes out are rounded to the precision. Sums
 are float32, which adds nothing to that. fp8: weights and what goes into a product with them are
-rounded row by row as ``esm2.fp8`` rounds them, and the rest as in bf16.
+rounded row by row as ``esm2.model`` rounds them, and the rest as in bf16.
 
 float32: a sum of n terms of random sign is rounded at each step, on average at 1 / sqrt(2) of its
 final size, so it is off by 0.42 u sqrt(n / 2) of it, as if each term were off by as much. Both
@@ -35,8 +35,7 @@ from torch import Tensor, nn
 
 from virnucpro.encoders.base import Pending
 from virnucpro.encoders.esm2.checkpoint import ESM2Shape
-from virnucpro.encoders.esm2.fp8 import quantise, restore
-from virnucpro.encoders.esm2.model import DTYPES, rotary_frequencies
+from virnucpro.encoders.esm2.model import DTYPES, quantise, restore, rotary_frequencies
 from virnucpro.encoders.esm2.packing import EXTRA_TOKENS
 from virnucpro.encoders.esm2.weights import ROTARY, fair_esm_state, inspect_checkpoint
 from virnucpro.encoders.transfer import HostCopy, send

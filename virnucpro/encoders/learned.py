@@ -42,7 +42,7 @@ from virnucpro.ground.log import printable
 from virnucpro.ground.records import check_counts
 
 LEARNED, COMPOSITION = "learned", "composition"  # families
-HERE = "."  # names the ESM-2 in the folder of the file
+_HERE = "."  # names the ESM-2 in the folder of the file
 _FACTS = "virnucpro_encoder"  # entry of the metadata
 _OF_A_TRAINING = "training.json"
 _NETWORK = "network."  # beginning of the names of weights: their module in a reader
@@ -55,10 +55,10 @@ Weights = Mapping[str, NDArray[np.float32]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Base:
+class _Base:
     """The ESM-2 that a network reads residues through."""
 
-    model: str  # a name, a path, or ``HERE``
+    model: str  # a name, a path, or ``_HERE``
     encoder_id: str
 
 
@@ -69,7 +69,7 @@ class LearnedFacts:
     encoding: Encoding
     architecture: Architecture
     dim: int  # length of a vector; 0 where the file holds a name alone
-    base: Base | None = None
+    base: _Base | None = None
 
     def __post_init__(self) -> None:
         check_counts(self.dim)
@@ -153,16 +153,23 @@ class _LearnedCheckpoint:
 
 
 def save_reader(
-    path: Path, reader: Reader, encoding: Encoding, architecture: Architecture, base: Base | None
+    path: Path,
+    reader: Reader,
+    encoding: Encoding,
+    architecture: Architecture,
+    base: tuple[str | None, Model] | None,
 ) -> Model:
-    """Write a reader as an encoder; ``base`` is the ESM-2 that it reads residues through.
+    """Write a reader as an encoder.
+
+    ``base`` is the ESM-2 that it reads residues through, with its name or path; None: beside it.
 
     -> the encoder, as ``inspect`` has it
 
     Raises:
         UnavailableError: the base is not to be found.
     """
-    facts = LearnedFacts(encoding=encoding, architecture=architecture, dim=reader.width, base=base)
+    named = _Base(model=base[0] or _HERE, encoder_id=base[1].encoder_id) if base else None
+    facts = LearnedFacts(encoding=encoding, architecture=architecture, dim=reader.width, base=named)
     network = reader.network.state_dict() if isinstance(reader, PaddedReader) else {}
     weights = {
         f"{_NETWORK}{name}": tensor.float().cpu().numpy() for name, tensor in network.items()
@@ -215,7 +222,7 @@ def _read_facts(path: Path) -> tuple[LearnedFacts, int]:
             stored = parse_json(handle.metadata()[_FACTS])
             shapes = [handle.get_slice(name).get_shape() for name in handle.keys()]  # noqa: SIM118
         base = stored.pop("base")
-        facts = LearnedFacts(**stored, base=Base(**base) if base is not None else None)
+        facts = LearnedFacts(**stored, base=_Base(**base) if base is not None else None)
         return facts, sum(map(prod, shapes))
     except (OSError, SafetensorError, *_DAMAGE) as error:
         raise _damaged(path, error) from error
@@ -244,7 +251,7 @@ def _damaged(path: Path, why: object) -> UnavailableError:
     )
 
 
-def _find_base(path: Path, base: Base, on_event: OnEvent) -> ESM2Model:
+def _find_base(path: Path, base: _Base, on_event: OnEvent) -> ESM2Model:
     """The checkpoint of this name beside the file, or else where it was.
 
     Raises:

@@ -31,23 +31,70 @@ _MOST_WARPS = 16
 TEXT_BLOCK = 32  # queries of a program of ``attend_text``, and keys that it takes at once
 OPTIONS_TO_ATTEND: Mapping[str, int | bool] = {**OPTIONS, "num_stages": 2}
 _LEAST_WIDTH = 16  # of a factor of a product in Triton
+# the names of the kernels, for people
+ROTATION, BORDER = "rotation", "residual + LayerNorm"
+EIGHT_BITS, TEXTS = "fp8 quantise", "DNABERT-S attention"
+NAMES = (ROTATION, BORDER, EIGHT_BITS, TEXTS)
 # no compiler, a compiler that fails, no place for its work, and what cannot be loaded or launched
 _SYSTEM_FAILURES = (ImportError, OSError, RuntimeError, SubprocessError)
 _FAILURES = _SYSTEM_FAILURES if triton is None else (*_SYSTEM_FAILURES, triton.TritonError)
 
 
-def why_refused(trial: Callable[[], object]) -> str:
-    """The reason why kernels do not run, of a first call of them; empty if they run.
+def refusals(device: torch.device, dtype: torch.dtype) -> dict[str, str]:
+    """Why each kernel for products of this type does not run on a device, by name; empty: it runs.
 
-    The first call on a machine compiles. That needs a C compiler and a place for Triton's cache.
+    With e4m3 that of ``quantise`` is among them, and all else is bf16. float32 has the attention of
+    DNABERT-S alone. The first call on a machine compiles, which needs a C compiler and a place for
+    Triton's cache.
     """
+    if dtype == torch.float32:
+        trials = {TEXTS: lambda: _try_texts(device)}
+    else:
+        number = torch.bfloat16 if dtype == torch.float8_e4m3fn else dtype
+        trials = {
+            ROTATION: lambda: _try_rotation(device, number),
+            BORDER: lambda: _try_border(device, number),
+        }
+    if dtype == torch.float8_e4m3fn:
+        trials[EIGHT_BITS] = lambda: _try_8_bits(device)
+    return {name: _why_refused(trial) for name, trial in trials.items()}
+
+
+def _why_refused(trial: Callable[[], object]) -> str:
     if triton is None:
         return "Triton is not installed"
     try:
-        trial()
+        with torch.inference_mode():
+            trial()
     except _FAILURES as error:
         return reason_of(error)
     return ""
+
+
+def _try_rotation(device: torch.device, number: torch.dtype) -> None:
+    table = torch.zeros(1, 8, device=device)
+    qkv = torch.zeros(1, 3, 1, 8, dtype=number, device=device)
+    rotate_in_place(qkv, table, table[:, :4].contiguous())
+
+
+def _try_border(device: torch.device, number: torch.dtype) -> None:
+    x, norm = torch.zeros(1, 8, device=device), nn.LayerNorm(8, device=device)
+    rows = [torch.zeros(1, 8, dtype=number, device=device) for _ in range(3)]
+    add_and_norm(x, rows[:2], norm, rows[2], x)
+
+
+def _try_8_bits(device: torch.device) -> None:
+    x, norm = torch.zeros(1, 8, device=device), nn.LayerNorm(8, device=device)
+    values = torch.zeros(1, 8, dtype=torch.float8_e4m3fn, device=device)
+    scales = torch.zeros(1, 1, device=device)
+    quantise(x.bfloat16(), values, scales, has_gelu=True)
+    add_and_norm(x, [], norm, values, None, scales)
+
+
+def _try_texts(device: torch.device) -> None:
+    qkv = torch.zeros(1, 3, 12, 64, device=device)  # heads of the published model
+    offsets = torch.tensor([0, 1], dtype=torch.int32, device=device)
+    attend_texts(qkv, offsets, torch.ones(12, device=device), 1)
 
 
 def reason_of(error: Exception) -> str:
@@ -73,6 +120,7 @@ def rotate_in_place(qkv: Tensor, cos: Tensor, sin: Tensor) -> None:
     (n_tokens, head_dim / 2), float32. Computed in float32, as by ``attention.rotate``.
     """
     assert qkv.is_contiguous() and cos.is_contiguous() and sin.is_contiguous()
+    assert cos.dtype == sin.dtype == torch.float32
     n_tokens, _, n_heads, head_dim = qkv.shape
     if n_tokens:
         with torch.cuda.device_of(qkv):  # type: ignore[no-untyped-call]  # Triton launches on the current device
@@ -133,10 +181,11 @@ def add_and_norm(
     ``x`` and ``total`` are (n_tokens, dim) float32; ``added``, two at most, and ``normed`` are of
     the same shape and any type. Sums, in the order of ``added``, mean and variance are float32, as
     in PyTorch; ``normed`` is rounded once. With ``scales``, (n_tokens, 1) float32, it is e4m3, as
-    ``esm2.fp8`` has it.
+    ``esm2.model`` has it.
     """
     first, second = (*added, x, x)[:2]
     assert all(each.is_contiguous() for each in (x, first, second, normed))
+    assert x.dtype == norm.weight.dtype == torch.float32, "sums are float32"
     n_tokens, dim = x.shape
     sizes = sizes_to_norm(
         dim, len(added), norm.eps, keeps_total=total is not None, is_scaled=scales is not None
@@ -205,7 +254,7 @@ def add_and_norm_token(  # type: ignore[no-untyped-def]
     tl.store(normed + at, row.to(normed.dtype.element_ty), mask=mask)
 
 
-# Rows of 8 bit numbers, with a scale each: see ``esm2.fp8``
+# Rows of 8 bit numbers, with a scale each: see ``esm2.model``
 
 
 def quantise(x: Tensor, values: Tensor, scales: Tensor, *, has_gelu: bool) -> None:
@@ -314,7 +363,7 @@ def attend_text(  # type: ignore[no-untyped-def]
     if tl.program_id(2) * block >= seqlen:
         return  # the longest text has such a block, this one has not
     row: tl.constexpr = n_heads * head_dim
-    query = tl.program_id(2) * block + tl.arange(0, block)
+    query = (tl.program_id(2) * block + tl.arange(0, block)).to(tl.int64)
     dim = tl.arange(0, width)
     is_dim = dim[None, :] < head_dim
     start = qkv + begin * 3 * row + head * head_dim + dim[None, :]
@@ -326,7 +375,7 @@ def attend_text(  # type: ignore[no-untyped-def]
     total = tl.zeros([block], tl.float32)
     mixed = tl.zeros([block, width], tl.float32)
     for first in range(0, seqlen, block):
-        key = first + tl.arange(0, block)
+        key = (first + tl.arange(0, block)).to(tl.int64)
         is_key = key < seqlen
         at = start + key[:, None] * 3 * row
         k = tl.load(at + row, mask=is_key[:, None] & is_dim, other=0.0)

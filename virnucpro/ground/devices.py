@@ -10,14 +10,15 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from ctypes import CDLL
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from runpy import run_path
-from typing import NamedTuple
+from textwrap import wrap
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -41,6 +42,8 @@ _INSTALL_FOR_CUDA_12 = (
 _OLDEST_FOR_FP8 = (8, 9)
 _ELSE_CPU = "see `virnucpro devices`, or run on the CPU with --device cpu"
 _FREE = 0.9  # share of the memory of a GPU that nobody uses
+_COLUMNS, _INDENT = 80, 8 * " "  # of lines that describe a machine
+_UNBROKEN = "\N{NO-BREAK SPACE}"
 _MUCH_LESS = 0.75  # share of another GPU's tokens below which a warning is due
 
 
@@ -581,42 +584,40 @@ def as_size(n_bytes: int) -> str:
     return f"{n_bytes / 1e9:.1f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:.0f} MB"
 
 
-def _describe_gpu(gpu: Gpu, torch: TorchBuild) -> str:
-    """A GPU with its memory and precision, or with the reason why it cannot be used."""
-    memory = f"{gpu.memory_free / _GIB:.1f} of {gpu.memory_total / _GIB:.1f} GiB free"
-    precision = "fp16" if gpu.has_fast_fp16 else "fp32"
-    use = "bf16, FlashAttention" if gpu.has_bf16 else f"{precision}, SDPA"
-    if lack := _lack_of(gpu, torch):
-        use = f"cannot be used: {lack.reason}; {lack.remedy}"
-    return f"{gpu.name}  {gpu.uuid}  {memory}  {use}"
+_KERNELS = (
+    *("rotation", "residual + LayerNorm", "bias + GELU"),
+    *("fp8 quantise", "DNABERT-S attention"),
+)
+_USED = "used"
+_WITHOUT_TRITON = {
+    "no_fp8": "only `virnucpro models check` emulates it here",
+    "kernels": dict.fromkeys(_KERNELS, "they are for NVIDIA GPUs"),
+}
+# given devices, as torch names them: for each why it has no fp8, and why a kernel does not run on
+# it, by "fp8" and the name of the kernel; empty where it has, and runs
+TryGpus = Callable[[Sequence[str]], Mapping[str, Mapping[str, str]]]
 
 
-def machine_lines(cuda_visible_devices: str | None, *, as_json: bool) -> list[str]:
+def machine_lines(
+    cuda_visible_devices: str | None, try_gpus: TryGpus, *, as_json: bool
+) -> list[str]:
     """What ``virnucpro devices`` prints, as text or as JSON."""
-    if as_json:
-        return [json.dumps(measure_machine(cuda_visible_devices), indent=2)]
-    return describe_machine(cuda_visible_devices)
+    facts = measure_machine(cuda_visible_devices, try_gpus)
+    return [json.dumps(facts, indent=2)] if as_json else describe_machine(facts)
 
 
-def measure_machine(cuda_visible_devices: str | None) -> dict[str, object]:
+def measure_machine(cuda_visible_devices: str | None, try_gpus: TryGpus) -> dict[str, Any]:
     """What ``virnucpro devices --json`` prints: the facts of the machine, memory in bytes."""
     gpus, reason = list_gpus()
     visible = visible_gpus(gpus, cuda_visible_devices)
     torch, ram = torch_build(), psutil.virtual_memory()
+    places = {gpu.uuid: f"cuda:{place}" for place, gpu in enumerate(visible)}
+    usable = [places[gpu.uuid] for gpu in visible if not _lack_of(gpu, torch)]
+    trials = try_gpus(usable) if usable else {}
     return {
         "torch": torch._asdict(),
         "driver_cuda": _dotted(gpus[0].driver) if gpus else None,
-        "gpus": [
-            {
-                "device": f"cuda:{visible.index(gpu)}" if gpu in visible else None,
-                "name": gpu.name,
-                "uuid": gpu.uuid,
-                "memory_free": gpu.memory_free,
-                "memory_total": gpu.memory_total,
-                "cannot_be_used": lack.reason if (lack := _lack_of(gpu, torch)) else None,
-            }
-            for gpu in gpus
-        ],
+        "gpus": [_gpu_facts(gpu, places.get(gpu.uuid), torch, trials) for gpu in gpus],
         "no_gpu": None if gpus else reason,
         "mps": has_mps(),
         "cpu": {
@@ -624,29 +625,96 @@ def measure_machine(cuda_visible_devices: str | None) -> dict[str, object]:
             "memory_free": ram.available,
             "memory_total": ram.total,
             "precision": "bf16" if cpu_has_bf16() else "fp32",
+            **_WITHOUT_TRITON,
         },
     }
 
 
-def describe_machine(cuda_visible_devices: str | None) -> list[str]:
+def _gpu_facts(
+    gpu: Gpu, device: str | None, torch: TorchBuild, trials: Mapping[str, Mapping[str, str]]
+) -> dict[str, Any]:
+    lack, refusals = _lack_of(gpu, torch), dict(trials.get(device or "", {}))
+    if not gpu.has_fp8:
+        needs = f"it needs compute capability {_dotted(_OLDEST_FOR_FP8)}"
+        refusals["fp8"] = f"{needs}; this has {_dotted(gpu.capability)}"
+    refusals["bias + GELU"] = "PyTorch's, which moves as few bytes"
+    refusals["fp8 quantise"] = refusals.get("fp8 quantise") or refusals.get("fp8", "")
+    kernels = {name: refusals.get(name) or _USED for name in _KERNELS}
+    return {
+        "device": device,
+        "name": gpu.name,
+        "uuid": gpu.uuid,
+        "memory_free": gpu.memory_free,
+        "memory_total": gpu.memory_total,
+        "cannot_be_used": lack.reason if lack else None,
+        "remedy": lack.remedy if lack else None,
+        "precision": choose_precision("auto", Choice((), (), gpu.has_bf16, 0, (gpu,))),
+        "no_fp8": refusals.get("fp8") or None,
+        "kernels": kernels if device in trials else {},
+    }
+
+
+def describe_machine(facts: Mapping[str, Any]) -> list[str]:
     """The lines of ``virnucpro devices``: what a run would use here, and why not more."""
-    gpus, reason = list_gpus()
-    visible = visible_gpus(gpus, cuda_visible_devices)
-    torch = torch_build()
-    lines = [f"torch {torch.version}, CUDA {torch.cuda or 'not built in'}"]
-    if gpus:
-        lines.append(f"NVIDIA driver, CUDA up to {_dotted(gpus[0].driver)}")
-    for gpu in gpus:
-        place = f"cuda:{visible.index(gpu)}" if gpu in visible else "hidden"
-        lines.append(f"{place:<8}{_describe_gpu(gpu, torch)}")
-    if not gpus:
-        lines.append(f"no GPU: {reason}")
-    if has_mps():
-        lines.append("mps     Apple GPU  fp32, SDPA")
-    ram = psutil.virtual_memory()
-    precision = "bf16" if cpu_has_bf16() else "fp32"
-    lines.append(
-        f"cpu     {usable_cores()} cores  "
-        f"{ram.available / _GIB:.1f} of {ram.total / _GIB:.1f} GiB free  {precision}"
-    )
-    return lines
+    torch, cpu = facts["torch"], facts["cpu"]
+    lines = [f"torch {torch['version']}, CUDA {torch['cuda'] or 'not built in'}"]
+    if facts["gpus"]:
+        lines.append(f"NVIDIA driver, CUDA up to {facts['driver_cuda']}")
+    for gpu in facts["gpus"]:
+        lines += _folded(
+            f"{gpu['device'] or 'hidden':<8}{gpu['name']}, {_room(gpu)}", gpu["uuid"], *_use(gpu)
+        )
+    if facts["no_gpu"]:
+        lines += _folded(f"no GPU: {facts['no_gpu']}")
+    if facts["mps"]:
+        without = _use_of_kernels(_WITHOUT_TRITON)
+        lines += _folded("mps     Apple GPU, fp32, SDPA", *without)
+    head = f"cpu     {cpu['cores']} cores, {_room(cpu)}, {cpu['precision']}"
+    return lines + _folded(head, *_use_of_kernels(cpu))
+
+
+def _room(facts: Mapping[str, Any]) -> str:
+    free, total = facts["memory_free"] / _GIB, facts["memory_total"] / _GIB
+    return f"{free:.1f} of {total:.1f} GiB free"
+
+
+def _use(gpu: Mapping[str, Any]) -> list[str]:
+    """How a run would use a GPU, or why it cannot."""
+    if gpu["cannot_be_used"]:
+        remedy, _, command = gpu["remedy"].partition(": ")
+        # a command is not folded: it is there to be copied
+        commands = [command.replace(" ", _UNBROKEN)] if command else []
+        return [f"cannot be used: {gpu['cannot_be_used']}", f"remedy: {remedy}", *commands]
+    attention = "FlashAttention" if gpu["precision"] == "bf16" else "SDPA"
+    return [f"{gpu['precision']}, {attention}", *_use_of_kernels(gpu)]
+
+
+def _use_of_kernels(facts: Mapping[str, Any]) -> list[str]:
+    by_outcome: dict[str, list[str]] = {}
+    for kernel, outcome in facts["kernels"].items():
+        by_outcome.setdefault(outcome, []).append(kernel)
+    fp8 = f"no fp8: {facts['no_fp8']}" if facts["no_fp8"] else "fp8 with --precision fp8"
+    used = by_outcome.pop(_USED, [])
+    kernels = [f"Triton kernels used: {', '.join(used)}"] if used else []
+    kernels += [
+        f"Triton kernels not used: {', '.join(names)} ({reason})"
+        for reason, names in by_outcome.items()
+    ]
+    return [fp8, *kernels]
+
+
+def _folded(head: str, *rest: str) -> list[str]:
+    """Lines for a narrow terminal: a device, and what belongs to it; a word is never cut."""
+    indents = ("", *[_INDENT] * len(rest))
+    return [
+        line.replace(_UNBROKEN, " ")
+        for indent, text in zip(indents, (head, *rest), strict=True)
+        for line in wrap(
+            text,
+            _COLUMNS,
+            initial_indent=indent,
+            subsequent_indent=_INDENT + "  ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    ]

@@ -106,7 +106,8 @@ class ComputeOptions:
         option(
             "Compute matrix products in this precision; auto: bf16 where the device has it, fp16 "
             "on older GPUs with tensor cores, else fp32. fp8 is for ESM-2 3B and 15B on GPUs of "
-            "compute capability 8.9 and newer, and less exact: see `virnucpro models check`.",
+            "compute capability 8.9 and newer: weights take half the memory, and vectors are less "
+            "exact (`virnucpro models check` shows by how much).",
             DEVICES,
         ),
     ] = "auto"

@@ -107,10 +107,20 @@ class PredictOptions(CutOptions, RunOptions):
     @property
     def asks_for_vectors(self) -> bool:
         """True if a model, a head, --embed or any option of the engine was given."""
-        of_engine = names_of(EngineOptions, PlaceOptions, CacheOptions) - {"workers", "plan_only"}
-        of_engine |= {"model", "head", "embed"}
-        is_typed = not of_engine.isdisjoint(self.typed)
-        return is_typed or bool(given_of(self, of_engine)) or self.calls == "head"
+        return self.names_model or bool(self.given_to_embed)
+
+    @property
+    def names_model(self) -> bool:
+        """True if a model is asked for by itself, or by its head."""
+        return self.model is not None or self.head is not None or self.calls == "head"
+
+    @property
+    def given_to_embed(self) -> list[str]:
+        """The options that have a run embed though they name no model."""
+        names = names_of(EngineOptions, PlaceOptions, CacheOptions) - {"workers", "plan_only"}
+        names.add("embed")
+        typed = map(flag, names.intersection(self.typed))
+        return sorted({*typed, *given_of(self, names)})
 
     def check_type(self, input_type: str) -> None:
         super().check_type(input_type)

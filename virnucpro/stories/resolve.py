@@ -178,6 +178,7 @@ def _resolve_engine(options: RunOptions, recorded: Manifest | None, on_event: On
         checkpoints=tuple(model.path.resolve() for model in models),
         weights=tuple(weights.resolve() for weights, _ in prepared),
         announcements=(
+            *_announce_choice(options, recorded),
             *_announcements(options, models, recipe, resources, choice),
             *_announce_steps(options, steps),
         ),
@@ -216,6 +217,16 @@ def _cascade(options: RunOptions, caller: Caller, steps: Sequence[Step]) -> Call
         return caller
     by_scorer = ByScorer(scorer=own_scorer(), options=carry(options, CutOptions))
     return Cascade.of(by_scorer, caller)
+
+
+def _announce_choice(options: RunOptions, recorded: Manifest | None) -> Iterator[str]:
+    """Say which options chose the embedded ESM-2, where nobody named a model."""
+    if isinstance(options, PredictOptions) and not options.names_model and recorded is None:
+        given = " and ".join(options.given_to_embed)
+        yield (
+            f"the small ESM-2 runs because of {given}; it changes no call: "
+            f"leave {given} out to do without it"
+        )
 
 
 def _announce_steps(options: RunOptions, steps: Sequence[Step]) -> Iterator[str]:
@@ -279,7 +290,7 @@ def resolve_work(
     )
 
 
-def _check_precision(precision: Precision, choice: Choice) -> None:
+def _check_precision(precision: str, choice: Choice) -> None:
     """
     Raises:
         UnavailableError: the devices do not compute in the precision of the run.
@@ -289,7 +300,7 @@ def _check_precision(precision: Precision, choice: Choice) -> None:
     except UnavailableError as error:
         raise UnavailableError(
             f"the run computes in {precision}, and {choice.descriptions[0]} does not",
-            hint="use devices that do; or plan again, with --force and another --precision",
+            hint="use devices that do; or begin anew, with --force and another --precision",
         ) from error
 
 
@@ -358,7 +369,8 @@ def _precision(options: RunOptions, request: str, choice: Choice) -> Precision:
         UnavailableError: the devices cannot do what was asked for.
         UsageError: others embed, and nobody said in what.
     """
-    if not options.embeds_here and request in ("bf16", "fp16", "fp32", "fp8"):
+    is_for_gpus = options.no_embed or options.device != "cpu"
+    if not options.embeds_here and is_for_gpus and request in ("bf16", "fp16", "fp32", "fp8"):
         return cast(Precision, request)
     if not (options.embeds_here or options.no_embed) and options.device != "cpu":
         raise UsageError(
@@ -366,6 +378,8 @@ def _precision(options: RunOptions, request: str, choice: Choice) -> Precision:
             hint="add --precision bf16 (GPUs from Ampere on, such as A100 or H100), --precision "
             "fp16 (older ones), or --precision fp32 (CPUs)",
         )
+    if request != options.precision:  # nobody asked now: the run has it
+        _check_precision(request, choice)
     return choose_precision(request, choice)
 
 

@@ -1,39 +1,42 @@
-"""DNABERT-S as a family of encoders of nucleotides: its models, and packed batches of them."""
+"""DNABERT-S as a family of encoders of nucleotides: its folder, its models, packed batches of them.
+
+A folder, as the Hub has it, holds ``config.json``, ``tokenizer.json``, and the weights as
+``model.safetensors`` or ``pytorch_model.bin``; its content says what it is. Its Python files are
+not needed, and nothing in it is ever run.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from virnucpro.encoders.base import Pending
 from virnucpro.encoders.dnabert_s.model import (
     DNABERT,
+    LAYER_NORM_EPS,
     DNABERTShape,
     TokenBatch,
     choose_kernel,
     mean_pool,
 )
-from virnucpro.encoders.dnabert_s.tokenizer import Tokenizer
-from virnucpro.encoders.dnabert_s.weights import (
-    CONFIG,
-    TOKENIZER,
-    inspect_folder,
-    is_bert,
-    load_dnabert,
-    weights_file,
-)
+from virnucpro.encoders.dnabert_s.tokenizer import Tokenizer, read_tokenizer
 from virnucpro.encoders.esm2.packing import plan_batches
 from virnucpro.encoders.families import FAMILIES, Published
 from virnucpro.encoders.transfer import HostCopy, send
 from virnucpro.ground.config import EncoderSpec, Footprint, Pooling, Precision, Reads
+from virnucpro.ground.errors import UnavailableError
 from virnucpro.ground.events import OnEvent, Progress
-from virnucpro.ground.files import sha256
+from virnucpro.ground.files import read_json, sha256
+from virnucpro.ground.log import printable
+from virnucpro.ground.tensors import check_plain, read_pt
 
 _FAMILY = FAMILIES["dnabert-s"]
 _BYTES_PER_TOKEN_AND_DIM = 128  # peak of all activations of a layer, with room to spare
@@ -145,7 +148,7 @@ def load(spec: EncoderSpec, weights: Path, device: torch.device) -> _DNABERTEnco
     """
     model, tokenizer = load_dnabert(weights, spec.layer)
     model = model.to(device)
-    model.kernel = choose_kernel(device, model.shape.n_heads, model.shape.head_dim)
+    model.kernel = choose_kernel(device)
     if spec.precision == "bf16x2":
         model.split_products()
     return _DNABERTEncoder(spec, model, tokenizer, device)
@@ -191,3 +194,225 @@ class _DNABERTEncoder:
 def _tokens_of(n_letters: int) -> int:
     """At the most, on average; an unknown letter is a token of its own."""
     return int(-(-n_letters // _FAMILY.letters_per_token))
+
+
+# The folder of a model
+
+CONFIG, TOKENIZER = "config.json", "tokenizer.json"
+_WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # the first that is there is read
+_KIND = "a DNABERT-S"
+_POOLER = ("pooler.dense.weight", "pooler.dense.bias")  # of no use for the vector of a text
+_BOTH, _WEIGHT = ("weight", "bias"), ("weight",)
+# our module's name -> what the Hub calls it, and its tensors
+_NAMES = {
+    "embedding": ("embeddings.word_embeddings", _WEIGHT),
+    "token_types": ("embeddings.token_type_embeddings", _WEIGHT),
+    "embedding_norm": ("embeddings.LayerNorm", _BOTH),
+}
+_LAYER_NAMES = {
+    "qkv": ("attention.self.Wqkv", _BOTH),
+    "attention_out": ("attention.output.dense", _BOTH),
+    "attention_norm": ("attention.output.LayerNorm", _BOTH),
+    "gate_and_up": ("mlp.gated_layers", _WEIGHT),
+    "down": ("mlp.wo", _BOTH),
+    "mlp_norm": ("mlp.layernorm", _BOTH),
+}
+_DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError)
+
+Read = Callable[[], Tensor]
+
+
+def is_bert(path: Path) -> bool:
+    """True for a folder whose ``config.json`` says that it holds a BERT, whichever that is."""
+    try:
+        config = read_json(path / CONFIG)
+        return bool(config["model_type"] == "bert")
+    except _DAMAGE:
+        return False
+
+
+def weights_file(path: Path) -> Path:
+    """The file of the weights in a folder.
+
+    Raises:
+        UnavailableError: there is none.
+    """
+    for name in _WEIGHTS:
+        if (path / name).is_file():
+            return path / name
+    raise UnavailableError(
+        f"{printable(path)} has neither {' nor '.join(_WEIGHTS)}",
+        hint="put the weights beside config.json and tokenizer.json",
+    )
+
+
+def inspect_folder(path: Path) -> tuple[DNABERTShape, str]:
+    """The shape of a DNABERT-S, and its id: the same for the same weights in either format.
+
+    Raises:
+        UnavailableError: it is another kind of BERT, or damaged.
+    """
+    tokenizer = read_tokenizer(path / TOKENIZER)
+    shape = _read_shape(path, tokenizer)
+    file = weights_file(path)
+    tensors = _open_weights(file)
+    _check_names(file, shape, tensors)
+    return shape, _encoder_id(shape, tokenizer, file, tensors)
+
+
+def load_dnabert(path: Path, n_layers: int) -> tuple[DNABERT, Tokenizer]:
+    """The first ``n_layers`` layers of a model on the CPU, in float32, and its tokenizer.
+
+    The weights are mapped where the file allows it, so that processes share them.
+
+    Raises:
+        UnavailableError: it cannot be used.
+    """
+    tokenizer = read_tokenizer(path / TOKENIZER)
+    shape = _read_shape(path, tokenizer)
+    file = weights_file(path)
+    tensors = _open_weights(file)
+    _check_names(file, shape, tensors)
+    with torch.device("meta"):
+        model = DNABERT(shape, n_layers)
+    stored_names = _stored_names(n_layers)
+    state = {ours: tensors[stored]().float() for ours, stored in stored_names.items()}
+    for name, tensor in state.items():
+        if not torch.isfinite(tensor).all():
+            raise _other(file, f"{stored_names[name]} holds a number that is not finite")
+    model.load_state_dict(state, assign=True)
+    return model.eval().requires_grad_(False), tokenizer
+
+
+def _read_shape(path: Path, tokenizer: Tokenizer) -> DNABERTShape:
+    """
+    Raises:
+        UnavailableError: ``config.json`` is damaged, or tells of another kind of BERT.
+    """
+    file = path / CONFIG
+    try:
+        config: Mapping[str, Any] = read_json(file)
+        if "alibi_starting_size" not in config:
+            raise ValueError("it has no alibi_starting_size: a plain BERT")
+        expected = {
+            "hidden_act": "gelu",
+            "layer_norm_eps": LAYER_NORM_EPS,
+            "type_vocab_size": 2,
+            "vocab_size": tokenizer.n_words,
+        }
+        for name, value in expected.items():
+            if config[name] != value:
+                raise ValueError(f"its {name} is {config[name]!a}, not {value!a}")
+        shape = DNABERTShape(
+            n_layers=_count(config, "num_hidden_layers"),
+            dim=_count(config, "hidden_size"),
+            n_heads=_count(config, "num_attention_heads"),
+            inner=_count(config, "intermediate_size"),
+            n_words=tokenizer.n_words,
+        )
+        if shape.dim % shape.n_heads:
+            raise ValueError(f"{shape.n_heads} heads in {shape.dim} dimensions")
+    except _DAMAGE as error:
+        raise _other(file, printable(error)) from error
+    return shape
+
+
+def _count(config: Mapping[str, Any], name: str) -> int:
+    value = config[name]
+    if type(value) is not int or not 0 < value < 1 << 16:
+        raise ValueError(f"its {name} is {value!a}")
+    return value
+
+
+def _stored_names(n_layers: int) -> dict[str, str]:
+    """Our names of the tensors of so many layers, and what the Hub calls them."""
+    names = dict(_NAMES)
+    for i in range(n_layers):
+        for ours, (theirs, kinds) in _LAYER_NAMES.items():
+            names[f"layers.{i}.{ours}"] = (f"encoder.layer.{i}.{theirs}", kinds)
+    return {
+        f"{ours}.{kind}": f"{theirs}.{kind}"
+        for ours, (theirs, kinds) in names.items()
+        for kind in kinds
+    }
+
+
+def _check_names(file: Path, shape: DNABERTShape, tensors: Mapping[str, Read]) -> None:
+    """Refuse other tensors, and tensors of other shapes, than those of a DNABERT-S.
+
+    Raises:
+        UnavailableError: there are such.
+    """
+    with torch.device("meta"):
+        expected = DNABERT(shape, shape.n_layers).state_dict()
+    stored_names = _stored_names(shape.n_layers)
+    if any(name.startswith("bert.") for name in tensors):
+        raise _other(file, "its names begin with bert., as those of DNABERT-2")
+    if any(name.endswith("attention.self.query.weight") for name in tensors):
+        raise _other(file, "it is a plain BERT")
+    missing = sorted(set(stored_names.values()) - tensors.keys())
+    spare = sorted(tensors.keys() - set(stored_names.values()) - set(_POOLER))
+    if missing:
+        raise _other(file, f"no tensor {missing[0]}")
+    if spare:
+        raise _other(file, f"the tensor {printable(spare[0])} is none of its own")
+    for ours, stored in stored_names.items():
+        tensor = _read(file, tensors[stored])
+        if tensor.shape != expected[ours].shape:
+            raise _other(file, f"{stored} of shape {tuple(tensor.shape)}")
+
+
+def _encoder_id(
+    shape: DNABERTShape, tokenizer: Tokenizer, file: Path, tensors: Mapping[str, Read]
+) -> str:
+    """A hash of the words, their embedding, and the first row of every other tensor."""
+    digest = hashlib.sha256(repr((shape, tokenizer.merges)).encode())
+    for ours, stored in _stored_names(shape.n_layers).items():
+        tensor = _read(file, tensors[stored])
+        part = tensor if ours == "embedding.weight" else tensor[:1]
+        digest.update(part.float().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _read(file: Path, read: Read) -> Tensor:
+    """
+    Raises:
+        UnavailableError: it is not a tensor of numbers.
+    """
+    try:
+        tensor = read()
+        check_plain(tensor)
+    except (ValueError, TypeError, RuntimeError, SafetensorError) as error:
+        raise _other(file, printable(error)) from error
+    return tensor
+
+
+def _open_weights(file: Path) -> dict[str, Read]:
+    """Readers of the tensors of a file, by their names there.
+
+    Raises:
+        UnavailableError: the file is damaged, or holds more than tensors.
+    """
+    if file.suffix == ".safetensors":
+        try:
+            handle = safe_open(file, framework="pt")
+            names = list(handle.keys())  # type: ignore[no-untyped-call]
+        except (OSError, SafetensorError) as error:
+            raise _other(file, printable(error)) from error
+        return {name: partial(handle.get_tensor, name) for name in names}
+    content = read_pt(file, _KIND)
+    if not isinstance(content, dict):
+        raise _other(file, "no dictionary of tensors")
+    tensors: dict[str, Read] = {}
+    for name, tensor in content.items():
+        if not isinstance(name, str) or not isinstance(tensor, Tensor):
+            raise _other(file, "it holds more than tensors by their names")
+        tensors[name] = partial(torch.Tensor.detach, tensor)
+    return tensors
+
+
+def _other(path: Path, why: str) -> UnavailableError:
+    return UnavailableError(
+        f"{printable(path)} is not {_KIND}: {why}",
+        hint="`virnucpro models download dnabert-s` fetches the published one",
+    )

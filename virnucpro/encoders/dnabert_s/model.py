@@ -126,13 +126,11 @@ def attend_texts_triton(batch: TokenBatch, n_heads: int, device: torch.device) -
     return attend
 
 
-def choose_kernel(device: torch.device, n_heads: int, head_dim: int) -> Kernel:
+def choose_kernel(device: torch.device) -> Kernel:
     """Our kernel on an NVIDIA GPU; a refusal of Triton is a warning with its reason."""
     if device.type != "cuda":
         return attend_runs
-    batch = TokenBatch.of([[0]])
-    qkv = torch.zeros(1, 3, n_heads, head_dim, device=device)
-    refusal = triton_kernels().why_refused(lambda: attend_texts_triton(batch, n_heads, device)(qkv))
+    (refusal,) = triton_kernels().refusals(device, torch.float32).values()
     if not refusal:
         return attend_texts_triton
     LOGGER.warning("attention: PyTorch, which is slower than Triton (%s)", refusal)

@@ -13,14 +13,14 @@ from types import ModuleType
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from virnucpro.encoders.esm2.fp8 import E4M3, quantise
 from virnucpro.encoders.esm2.packing import StagedBatch
 from virnucpro.ground.log import LOGGER
 
 Kernel = Callable[[Tensor, StagedBatch], Tensor]
 
+E4M3 = torch.float8_e4m3fn
 # beyond it a kernel that never writes the scores out is as fast, and needs no room for them
 _LONGEST_DENSE = 1024  # tokens
 _SCORES_AT_ONCE = 1 << 19  # numbers in bf16: they stay in the caches
@@ -83,30 +83,34 @@ def attend_to_train(qkv: Tensor, batch: StagedBatch) -> Tensor:
 
 def attend_varlen(qkv: Tensor, batch: StagedBatch) -> Tensor:
     """FlashAttention over the packed row in one launch (CUDA, fp16 or bf16)."""
-    turned = rotate(qkv[:, :2].float(), batch.cos[:, None, None], batch.sin[:, None, None])
-    q, k = turned.to(qkv.dtype).unbind(1)
-    return flash_attention(q, k, qkv[:, 2], batch)
+    return flash_attention(*_turned_by_pytorch(qkv, batch), batch)
 
 
 def attend_varlen_triton(qkv: Tensor, batch: StagedBatch) -> Tensor:
     """``attend_varlen`` with the rotation in one kernel, which overwrites queries and keys."""
-    triton_kernels().rotate_in_place(qkv, batch.cos, batch.sin)
-    q, k, v = qkv.unbind(1)
-    return flash_attention(q, k, v, batch)
+    return flash_attention(*_turned_by_triton(qkv, batch), batch)
 
 
 def attend_efficient(qkv: Tensor, batch: StagedBatch) -> Tensor:
     """Memory-efficient attention over the packed row in one launch (CUDA, fp32 or fp16)."""
-    turned = rotate(qkv[:, :2].float(), batch.cos[:, None, None], batch.sin[:, None, None])
-    q, k = turned.to(qkv.dtype).unbind(1)
-    return efficient_attention(q, k, qkv[:, 2], batch)
+    return efficient_attention(*_turned_by_pytorch(qkv, batch), batch)
 
 
 def attend_efficient_triton(qkv: Tensor, batch: StagedBatch) -> Tensor:
     """``attend_efficient`` with the rotation of ``attend_varlen_triton`` (fp16 before 8.0)."""
+    return efficient_attention(*_turned_by_triton(qkv, batch), batch)
+
+
+def _turned_by_pytorch(qkv: Tensor, batch: StagedBatch) -> tuple[Tensor, Tensor, Tensor]:
+    turned = rotate(qkv[:, :2].float(), batch.cos[:, None, None], batch.sin[:, None, None])
+    q, k = turned.to(qkv.dtype).unbind(1)
+    return q, k, qkv[:, 2]
+
+
+def _turned_by_triton(qkv: Tensor, batch: StagedBatch) -> tuple[Tensor, Tensor, Tensor]:
     triton_kernels().rotate_in_place(qkv, batch.cos, batch.sin)
     q, k, v = qkv.unbind(1)
-    return efficient_attention(q, k, v, batch)
+    return q, k, v
 
 
 def efficient_attention(q: Tensor, k: Tensor, v: Tensor, batch: StagedBatch) -> Tensor:
@@ -151,30 +155,10 @@ def choose_kernel(device: torch.device, dtype: torch.dtype, head_dim: int) -> Ke
     if dtype == torch.float32:
         return attend_efficient
     has_flash = torch.cuda.get_device_capability(device) >= (8, 0)
-    if refusal := why_triton_refuses(device, dtype):
+    if refusal := next(filter(None, triton_kernels().refusals(device, dtype).values()), ""):
         LOGGER.warning("rotation and LayerNorm: PyTorch, which is slower than Triton (%s)", refusal)
         return attend_varlen if has_flash else attend_efficient
     return attend_varlen_triton if has_flash else attend_efficient_triton
-
-
-def why_triton_refuses(device: torch.device, dtype: torch.dtype) -> str:
-    """The reason why our kernels in Triton do not run on the device; empty if they run."""
-    kernels = triton_kernels()
-
-    def trial() -> None:
-        number = torch.bfloat16 if dtype == E4M3 else dtype
-        qkv = torch.zeros(1, 3, 1, 8, dtype=number, device=device)
-        table = torch.zeros(1, 8, device=device)
-        kernels.rotate_in_place(qkv, table, table[:, :4].contiguous())
-        norm = nn.LayerNorm(8, device=device)
-        kernels.add_and_norm(table, [qkv[:, 0, 0], qkv[:, 1, 0]], norm, qkv[:, 2, 0], table)
-        if dtype == E4M3:
-            rows = quantise(table)
-            kernels.quantise(qkv[:, 0, 0], *rows, has_gelu=True)
-            kernels.add_and_norm(table, [], norm, rows.values, None, rows.scales)
-
-    with torch.inference_mode():
-        return str(kernels.why_refused(trial))
 
 
 def describe(kernel: Kernel) -> str:

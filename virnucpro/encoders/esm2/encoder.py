@@ -12,10 +12,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from virnucpro.encoders.base import Pending, Rows
-from virnucpro.encoders.esm2.attention import choose_kernel, describe
+from virnucpro.encoders.esm2.attention import E4M3, choose_kernel, describe
 from virnucpro.encoders.esm2.converted import is_converted, open_esm2
-from virnucpro.encoders.esm2.fp8 import E4M3, check_device
-from virnucpro.encoders.esm2.model import DTYPES, ESM2, bos_pool, mean_pool, residues_only
+from virnucpro.encoders.esm2.model import (
+    DTYPES,
+    ESM2,
+    bos_pool,
+    check_device,
+    mean_pool,
+    residues_only,
+)
 from virnucpro.encoders.esm2.packing import EXTRA_TOKENS, PackedBatch, plan_batches
 from virnucpro.encoders.transfer import HostCopy
 from virnucpro.ground.config import EncoderSpec

@@ -12,6 +12,7 @@ import copy
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,16 +20,24 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from virnucpro.encoders.esm2.attention import (
+    E4M3,
     OF_TRITON,
     Kernel,
     attend_runs,
     choose_kernel,
     triton_kernels,
 )
-from virnucpro.encoders.esm2.checkpoint import LAYER_NORM_EPS, N_TOKENS, ROPE_THETA, ESM2Shape
-from virnucpro.encoders.esm2.fp8 import E4M3, Rows8, gelu8, product_in_8_bits, quantise
+from virnucpro.encoders.esm2.checkpoint import (
+    FP8_WIDTH,
+    LAYER_NORM_EPS,
+    N_TOKENS,
+    ROPE_THETA,
+    ESM2Shape,
+)
 from virnucpro.encoders.esm2.packing import EXTRA_TOKENS, PackedBatch, StagedBatch
 from virnucpro.encoders.transfer import send
+from virnucpro.ground.errors import UnavailableError
+from virnucpro.ground.log import printable
 
 # of weights in memory and of what a product gives, by the name of the precision
 DTYPES: Mapping[str, torch.dtype] = {
@@ -39,8 +48,91 @@ DTYPES: Mapping[str, torch.dtype] = {
 }
 # 15 % of the tokens were masked in training, 80 % of those zeroed by token dropout
 TOKEN_DROPOUT_SCALE = 1 - 0.15 * 0.8
+LARGEST = 448.0  # of e4m3
+LEAST = 1e-12  # taken for the largest number of a row of zeros
 _USUAL_TOKENS = 2048  # of a batch on a CPU
 _MOST_WAITING = 2  # sums that a kernel adds at once
+
+
+# Matrix products of 8 bit numbers (e4m3), for GPUs that multiply them twice as fast as bf16.
+#
+# Every row of a factor has a scale of its own, by which its largest number is the largest of e4m3:
+# so have the weights, once, and the activations, token by token. Products are summed in float32 and
+# leave as bf16, with the bias. A GPU needs compute capability 8.9 (``_scaled_mm_allowed_device`` of
+# PyTorch's ScaledBlas.cpp), rows of the first factor and columns of the second that lie together,
+# and multiples of 16 of both dimensions of the weights; the number of tokens is free. Any other
+# device computes the same product of the same 8 bit numbers in float32, which is slow.
+
+
+class Rows8(NamedTuple):
+    """Rows in e4m3: a number stands for itself times the scale of its row."""
+
+    values: Tensor  # (n_rows, dim) e4m3
+    scales: Tensor  # (n_rows, 1) float32
+
+
+def quantise(rows: Tensor) -> Rows8:
+    """(n_rows, dim) of any type, to the nearest of e4m3."""
+    rows = rows.float()
+    largest = rows.abs().amax(dim=-1, keepdim=True).clamp(min=LEAST)
+    return Rows8((rows * (LARGEST / largest)).to(E4M3), largest / LARGEST)
+
+
+def restore(rows: Rows8) -> Tensor:
+    """The numbers that the rows stand for, float32."""
+    return rows.values.float() * rows.scales
+
+
+def gelu8(rows: Tensor) -> Rows8:
+    """GELU (exact, in float32) of the rows."""
+    return quantise(F.gelu(rows.float()))
+
+
+class Linear8(nn.Module):
+    """A linear layer with its weights quantised: ``Rows8`` -> (n_rows, n_out) bf16."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        values, scales = quantise(linear.weight.detach())
+        self.weight = nn.Parameter(values, requires_grad=False)
+        self.scales = nn.Parameter(scales.t().contiguous(), requires_grad=False)  # (1, n_out)
+        self.bias = linear.bias
+
+    def forward(self, rows: Rows8) -> Tensor:
+        if rows.values.device.type == "cpu":
+            product = rows.values.float() @ self.weight.float().t()
+            return (product * rows.scales * self.scales + self.bias.float()).to(torch.bfloat16)
+        return torch._scaled_mm(
+            rows.values,
+            self.weight.t(),
+            scale_a=rows.scales,
+            scale_b=self.scales,
+            bias=self.bias,
+            out_dtype=torch.bfloat16,
+            use_fast_accum=False,  # it would sum in fewer bits than float32 has
+        )
+
+
+def check_device(device: torch.device) -> None:
+    """Try a product on a GPU: a build of PyTorch may lack it for one that is new enough.
+
+    Raises:
+        UnavailableError: it does not do.
+    """
+    if device.type == "cpu":
+        return
+    try:
+        linear = nn.Linear(FP8_WIDTH, FP8_WIDTH, dtype=torch.bfloat16, device=device)
+        Linear8(linear)(quantise(torch.ones(1, FP8_WIDTH, device=device)))
+    except (RuntimeError, ValueError) as error:
+        raise UnavailableError(
+            f"this build of torch ({torch.__version__}) has no products in fp8 for {device}: "
+            f"{printable(error)}",
+            hint="use --precision bf16",
+        ) from error
+
+
+# The model
 
 
 @dataclass(slots=True, eq=False)
@@ -135,7 +227,7 @@ class Layer(nn.Module):
     def quantise(self) -> None:
         """Have the products made of 8 bit numbers, from weights in bf16 that are loaded."""
         for name in ("qkv", "attention_out", "up", "down"):
-            setattr(self, name, product_in_8_bits(getattr(self, name)))
+            setattr(self, name, Linear8(getattr(self, name)))
         self.dtype, self.is_fused = E4M3, False
 
     def project(self, normed: Factor) -> Tensor:

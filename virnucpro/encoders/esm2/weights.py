@@ -39,7 +39,7 @@ from virnucpro.ground.tensors import check_plain, read_pt
 _FAIRSEQ_PREFIX = re.compile(r"^(encoder\.sentence_encoder\.|encoder\.)")
 ROTARY = "layers.0.self_attn.rot_emb.inv_freq"  # in fair-esm; the same in every layer
 # our module's name -> what fair-esm calls it; {} is the number of the layer
-_FAIR_ESM = {
+FAIR_ESM = {
     "embedding": "embed_tokens",
     "final_norm": "emb_layer_norm_after",
     "inv_freq": ROTARY,
@@ -74,8 +74,14 @@ def load_esm2(path: Path, layer: int, dtype: torch.dtype, device: torch.device) 
     Raises:
         UnavailableError: the checkpoint cannot be used.
     """
-    shape = inspect_checkpoint(path).shape
-    tensors = _open(path)
+    return make_esm2(inspect_checkpoint(path).shape, _open(path), layer, dtype, device)
+
+
+def make_esm2(
+    shape: ESM2Shape, tensors: Tensors, layer: int, dtype: torch.dtype, device: torch.device
+) -> ESM2:
+    """The first ``layer`` layers of these tensors, which are read one by one. As ``load_esm2``."""
+    path = tensors.path
     with torch.device("meta"):
         model = ESM2(shape, layer, dtype, choose_kernel(device, dtype, shape.head_dim))
     # ``to_empty``, and ``empty_like`` of what is on "meta", import sympy: half a second
@@ -111,7 +117,7 @@ def fair_esm_state(path: Path) -> dict[str, Tensor]:
     state = {}
     if tensors.has("inv_freq"):
         state[ROTARY] = tensors.get("inv_freq")
-    for name, theirs in _FAIR_ESM.items():
+    for name, theirs in FAIR_ESM.items():
         kinds = {"inv_freq": (), "embedding": ("weight",)}.get(name, ("weight", "bias"))
         for layer in range(n_layers if "{}" in theirs else 1):
             for kind in kinds:
@@ -220,7 +226,7 @@ def _open_pt(path: Path) -> Tensors:
     return Tensors(
         path=path,
         names=frozenset(tensors),
-        scheme=_FAIR_ESM,
+        scheme=FAIR_ESM,
         n_heads=getattr(namespace, "encoder_attention_heads", None),
         token_dropout=bool(getattr(namespace, "token_dropout", True)),
         read=read,

@@ -26,7 +26,7 @@ from virnucpro.encoders.esm2.checkpoint import LEARNED_FILE
 from virnucpro.encoders.esm2.model import ESM2
 from virnucpro.encoders.esm2.weights import save_esm2
 from virnucpro.encoders.families import EMBEDDED
-from virnucpro.encoders.learned import HERE, Base, save_reader
+from virnucpro.encoders.learned import save_reader
 from virnucpro.ground.log import LOGGER, announce, printable
 from virnucpro.ground.tree import Tree
 from virnucpro.learning.labelled.records import LabelledRecord, group_digest
@@ -71,7 +71,8 @@ def export(
 
 def _export_encoder(training: Training, module: FrameClassifier) -> Model:
     """Write what of the encoder was trained. -> what makes the vectors of frames"""
-    reader, options, base = module.reader, training.options, None
+    reader, options = module.reader, training.options
+    base: tuple[str | None, Model] | None = None
     if training.settings.mode == "finetune":
         assert isinstance(reader.encoder, ESM2)
         merge(reader.encoder)
@@ -79,12 +80,12 @@ def _export_encoder(training: Training, module: FrameClassifier) -> Model:
         trained = open_model(str(training.model.absolute()), lambda _: None)
         if training.is_plain:
             return trained
-        base = Base(model=HERE, encoder_id=trained.encoder_id)
+        base = (None, trained)
     elif training.encoder is not None:
         name = options.model or EMBEDDED
         if Path(name).name != name:
             name = str(training.encoder.absolute())
-        base = Base(model=name, encoder_id=open_model(name, lambda _: None).encoder_id)
+        base = (name, open_model(name, lambda _: None))
     path = training.model / LEARNED_FILE
     return save_reader(path, reader, options.encoding, options.architecture, base)
 

@@ -1,6 +1,6 @@
 """Synthetic data: proteins of three length profiles and ESM-2 weights, from a seed alone.
 
-The same seed gives the same letters and the same numbers on every machine.
+The same seed gives the same letters everywhere, and the same weights on all devices of a kind.
 """
 
 from __future__ import annotations
@@ -8,15 +8,17 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from zlib import crc32
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from virnucpro.encoders.esm2.checkpoint import N_TOKENS, ESM2Shape
+from virnucpro.encoders.esm2.checkpoint import N_TOKENS, ESM2Shape, Tensors
 from virnucpro.encoders.esm2.family import shape_of
 from virnucpro.encoders.esm2.packing import EXTRA_TOKENS
+from virnucpro.encoders.esm2.weights import FAIR_ESM
 from virnucpro.encoders.families import FAMILIES
 
 MODELS: Mapping[str, ESM2Shape] = {
@@ -25,6 +27,8 @@ MODELS: Mapping[str, ESM2Shape] = {
 }
 _LETTERS = np.frombuffer(b"ACDEFGHIKLMNPQRSTVWY", dtype=np.uint8)
 _BLOCK = 4096  # lengths drawn at once
+_CPU = torch.device("cpu")
+_LARGE = 2e9  # parameters
 _SCORE_GAIN = 1.5**0.5  # of queries and keys: attention scores that tell some keys from others
 
 Lengths = NDArray[np.int64]
@@ -84,25 +88,23 @@ def flop_per_token(shape: ESM2Shape, lengths: Lengths) -> float:
     return shape.n_layers * (2.0 * 12 * shape.dim**2 + 4.0 * keys * shape.dim)
 
 
-def write_checkpoint(path: Path, shape: ESM2Shape, seed: int) -> None:
-    """Write a fair-esm ``.pt`` with random float32 weights, in which each part changes the result.
+def random_tensors(shape: ESM2Shape, seed: int, device: torch.device) -> Tensors:
+    """The tensors of an ESM-2, float32, drawn on a device when they are read; none is held.
 
-    Linear layers keep the length of a vector, but for the last of attention, which halves it.
+    Each part changes the result. Linear layers keep the length of a vector, but for the last of
+    attention, which halves it: so numbers stay small in any number of layers.
     """
-    generator = torch.Generator().manual_seed(seed)
-
-    def noise(*size: int, scale: float, offset: float = 0.0) -> Tensor:
-        return torch.randn(size, generator=generator).mul_(scale).add_(offset)
-
-    state = {"embed_tokens.weight": noise(N_TOKENS, shape.dim, scale=1.0)}
+    # shape, scale, offset
+    sizes: dict[str, tuple[tuple[int, ...], float, float]] = {}
+    sizes["embed_tokens.weight"] = ((N_TOKENS, shape.dim), 1.0, 0.0)
 
     def linear(name: str, n_out: int, n_in: int, gain: float = 1.0) -> None:
-        state[f"{name}.weight"] = noise(n_out, n_in, scale=gain * n_in**-0.5)
-        state[f"{name}.bias"] = noise(n_out, scale=0.1)
+        sizes[f"{name}.weight"] = ((n_out, n_in), gain * n_in**-0.5, 0.0)
+        sizes[f"{name}.bias"] = ((n_out,), 0.1, 0.0)
 
     def norm(name: str) -> None:
-        state[f"{name}.weight"] = noise(shape.dim, scale=0.1, offset=1.0)
-        state[f"{name}.bias"] = noise(shape.dim, scale=0.1)
+        sizes[f"{name}.weight"] = ((shape.dim,), 0.1, 1.0)
+        sizes[f"{name}.bias"] = ((shape.dim,), 0.1, 0.0)
 
     for i in range(shape.n_layers):
         attention = f"layers.{i}.self_attn"
@@ -113,6 +115,31 @@ def write_checkpoint(path: Path, shape: ESM2Shape, seed: int) -> None:
         linear(f"layers.{i}.fc1", 4 * shape.dim, shape.dim)
         linear(f"layers.{i}.fc2", shape.dim, 4 * shape.dim)
     norm("emb_layer_norm_after")
+
+    def read(name: str, n_rows: int | None) -> Tensor:
+        size, scale, offset = sizes[name]
+        generator = torch.Generator(device).manual_seed(crc32(f"{seed} {name}".encode()))
+        numbers = torch.randn(size, generator=generator, device=device)
+        return numbers.mul_(scale).add_(offset)[:n_rows]
+
+    return Tensors(
+        path=Path("random weights"),
+        names=frozenset(sizes),
+        scheme=FAIR_ESM,
+        n_heads=shape.n_heads,
+        token_dropout=shape.token_dropout,
+        read=read,
+    )
+
+
+def write_checkpoint(path: Path, shape: ESM2Shape, seed: int, device: torch.device = _CPU) -> None:
+    """Write a fair-esm ``.pt`` of ``random_tensors``, drawn on the device; 16 bits if it is large.
+
+    So are the published ones.
+    """
+    number = torch.float16 if shape.n_parameters > _LARGE else torch.float32
+    tensors = random_tensors(shape, seed, device)
+    state = {name: tensors.read(name, None).to("cpu", number) for name in sorted(tensors.names)}
     config = argparse.Namespace(
         encoder_attention_heads=shape.n_heads, token_dropout=shape.token_dropout
     )

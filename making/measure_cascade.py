@@ -1,0 +1,124 @@
+"""Measure what ``--embed`` saves and loses: a curve of cost against lost calls, on unseen groups.
+
+    python making/scorer_manifest.py CATALOGUE.tsv.gz ... > manifest.tsv
+    python making/measure_cascade.py manifest.tsv [BASES] [FRAGMENTS]
+
+Each group is in one of ten folds. A first reader scores fragments of BASES (500) by their codons
+and other figures, a second one by these and by vectors of the embedded ESM-2. Both are fitted
+without the fold that they score, so neither has seen a group of its fold. The encoder has seen some
+of the sequences, without labels. FRAGMENTS (2000) of each label are drawn, by group.
+
+A row of the table is a share of the cells whose score by the first reader is high enough to be
+embedded. All else is called "other". What is embedded is called by the second reader, with the cut
+at which it calls 3 % of all cells.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from sampling import Fragments, collect, draw
+from scorer_folds import N_FOLDS, group_folds
+from train_embedded_scorer import SHARES
+
+from virnucpro.callers.options import FALSE_POSITIVES
+from virnucpro.encoders.base import load_encoder
+from virnucpro.encoders.catalogue import embedded_model, open_model
+from virnucpro.encoders.families import EMBEDDED
+from virnucpro.encoders.transfer import use_device
+from virnucpro.ground.config import EncoderSpec
+from virnucpro.ground.numeric import Counts, Mask, Values
+from virnucpro.ground.records import FastaRecord
+from virnucpro.learning.labelled.records import read_data_manifest, read_records
+from virnucpro.scorer.features import fragment_features
+from virnucpro.scorer.words import NO_WORDS
+from virnucpro.sequences.translate import chunk_record, translate_six_frames
+
+COLUMNS = ("cells asked for", "cells embedded", "viruses embedded", "viruses called", "lost calls")
+ASKED = (0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
+SEED, CHUNK, TOKENS = 1, 500, 4096
+RIDGE = 0.3
+
+
+def vectors_of(fragments: Fragments) -> Values:
+    """The mean of the vectors of a fragment's open frames, and their number. -> (n, dim + 1)"""
+    device = torch.device("cpu")
+    use_device(device)
+    model = open_model(EMBEDDED, lambda _: None)
+    facts = {"model": EMBEDDED, "sha256": "", "layer": model.n_layers, "dim": model.dim}
+    spec = EncoderSpec(**facts, pooling="mean", precision="fp32")  # type: ignore[arg-type]
+    encoder = load_encoder(spec, embedded_model(), device)
+    letters = np.frombuffer(b"ACGTN", dtype=np.uint8)[np.minimum(fragments.digits, 4)]
+    records = [FastaRecord(str(i), "", row.tobytes().decode()) for i, row in enumerate(letters)]
+    chunks = [chunk for record in records for chunk in chunk_record(record, CHUNK)]
+    orfs = translate_six_frames(chunks)
+    owners = np.array([int(orf.record_id) for orf in orfs])
+    proteins = [orf.protein for orf in orfs]
+    sums = np.zeros((len(fragments), model.dim + 1))
+    for rows in encoder.plan(list(map(len, proteins)), TOKENS):
+        vectors = encoder.start([proteins[i] for i in rows]).rows()
+        np.add.at(sums, owners[rows], np.append(vectors, np.ones((len(rows), 1)), axis=1))
+    sums[:, :-1] /= np.maximum(sums[:, -1:], 1)
+    return sums
+
+
+def unseen_scores(inputs: Values, is_virus: Mask, folds: Counts) -> Values:
+    """The score of each row by a reader that was fitted without its fold. -> (n,)
+
+    Kernel ridge regression of the label (Saunders et al. 1998), with Gaussians.
+    """
+    spread = inputs.std(axis=0)
+    rows = (inputs - inputs.mean(axis=0))[:, spread > 0] / spread[spread > 0]
+    squares = (rows**2).sum(axis=1)
+    distances = squares[:, None] + squares - 2 * rows @ rows.T
+    likeness = np.exp(-distances / rows.shape[1])
+    target, scores = np.where(is_virus, 1.0, -1.0), np.full(len(rows), np.nan)
+    for fold in range(N_FOLDS):
+        known, unseen = folds != fold, folds == fold
+        inside = likeness[np.ix_(known, known)] + RIDGE * np.eye(known.sum())
+        scores[unseen] = likeness[np.ix_(unseen, known)] @ np.linalg.solve(inside, target[known])
+    return scores
+
+
+def curve(first: Values, second: Values, is_virus: Mask) -> list[tuple[float, ...]]:
+    """A row for each share of ``ASKED``, in the order of ``COLUMNS``."""
+    is_called = second >= np.quantile(second[~is_virus], 1 - FALSE_POSITIVES["default"])
+    rows: list[tuple[float, ...]] = []
+    for share in ASKED:
+        bound = np.quantile(first[~is_virus], 1 - share) if share < 1 else -np.inf
+        is_embedded = first >= bound
+        called = is_called & is_embedded & is_virus
+        lost = (is_called & ~is_embedded & is_virus).sum() / (is_called & is_virus).sum()
+        shares = (is_embedded[~is_virus].mean(), is_embedded[is_virus].mean())
+        rows.append((share, *shares, called.sum() / is_virus.sum(), lost))
+    return rows
+
+
+def measure(manifest: Path, n_bases: int, n_fragments: int) -> None:
+    collection = collect(read_records(read_data_manifest(manifest)))
+    rng = np.random.default_rng([n_bases, SEED])
+    fragments = draw(collection, n_bases, n_fragments, SHARES, rng)
+    records = [collection.records[record] for record in fragments.record]
+    fold_of_group = group_folds(collection.records)
+    folds = np.array([fold_of_group[record.group] for record in records])
+    is_virus = np.array([record.is_virus for record in records])
+    figures = fragment_features(fragments.digits, NO_WORDS).astype(np.float64)
+    first = unseen_scores(figures, is_virus, folds)
+    both = np.append(figures, vectors_of(fragments), axis=1)
+    second = unseen_scores(both, is_virus, folds)
+    sys.stdout.write("\t".join(COLUMNS) + "\n")
+    for row in curve(first, second, is_virus):
+        sys.stdout.write("\t".join(f"{share:.1%}" for share in row) + "\n")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    match sys.argv[1:]:
+        case [manifest, *numbers] if Path(manifest).is_file() and len(numbers) < 3:
+            n_bases, n_fragments = (*map(int, numbers), *(500, 2000)[len(numbers) :])
+            measure(Path(manifest), n_bases, n_fragments)
+        case _:
+            raise SystemExit(__doc__)

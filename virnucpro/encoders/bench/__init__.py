@@ -1,1 +1,0 @@
-"""The benchmark of a machine: its limits, and how near VirNucPro and others come to them."""
