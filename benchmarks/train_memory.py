@@ -1,19 +1,38 @@
-"""The memory that a training takes on one GPU, counted on tensors without content.
-
-Two steps of ``virnucpro train`` (forward, backward, AdamW, bf16) run on fake tensors, and what is
-alive at the peak is counted. Attention is counted with its scores written out,
-which a GPU does not do: the figures are upper bounds. What CUDA itself takes, about half a GiB, and
-what the allocator cannot use come on top.
+"""The memory that a training takes: on a GPU, derived, and in each process of this machine.
 
     python benchmarks/train_memory.py
+    python benchmarks/train_memory.py vectors --ranks 1,2,4
+    python benchmarks/train_memory.py fsdp --ranks 2,4 --shape 150M
+
+Without a word: two steps of ``virnucpro train`` (forward, backward, AdamW, bf16) run on tensors
+without content, and what is alive at the peak is counted. Attention is counted with its scores
+written out, which a GPU does not do: the figures are upper bounds. What CUDA itself takes, about
+half a GiB, and what the allocator cannot use come on top.
+
+``vectors``: a head is trained on vectors in files, as with ``--features``, in processes on the CPU.
+``fsdp``: an encoder is cut over processes on the CPU, as with ``--fsdp``. Both print, at the end,
+what each process has for itself (USS), that with its part of what it shares (PSS), and how far its
+memory rose at most; as VirNucPro does it and, for comparison, where each process holds all of it.
+Linux counts the pages of a mapped file, which it may drop at any time, among these.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
+import random
+import resource
+import subprocess
 import sys
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import numpy as np
+import psutil
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -24,13 +43,22 @@ from virnucpro.encoders.esm2.attention import attend_to_train
 from virnucpro.encoders.esm2.checkpoint import ESM2Shape
 from virnucpro.encoders.esm2.model import ESM2
 from virnucpro.encoders.esm2.packing import PackedBatch
-from virnucpro.encoders.readers import MeanReader
+from virnucpro.encoders.readers import MeanReader, NoReader
+from virnucpro.ground.records import FastaRecord
+from virnucpro.learning.labelled.frames import ArrayRows, balanced_weights
+from virnucpro.learning.labelled.records import Labelled, LabelledRecord
+from virnucpro.learning.labelled.store import FrameStore, write_frames
+from virnucpro.learning.options import Settings
+from virnucpro.learning.training.loop import Trainer
 from virnucpro.learning.training.networks import (
     Classifier,
     FrameClassifier,
+    FrameLabels,
     adapt,
     forget_activations,
+    new_encoder,
 )
+from virnucpro.learning.training.ranks import Ranks, run_on
 
 SHAPES = {
     "35M": ESM2Shape(12, 480, 20),
@@ -39,7 +67,7 @@ SHAPES = {
     "3B": ESM2Shape(36, 2560, 40),
 }
 N_FRAMES, N_RESIDUES = 32, 166  # of chunks of 500 bases
-GIB = 1 << 30
+SIZE, GIB, MIB, KIB = 500, 1 << 30, 1 << 20, 1 << 10
 
 
 class Peak(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -99,7 +127,7 @@ def peak_gib(shape: ESM2Shape, *, rank: int, forgets: bool) -> float:
     return peak.most / GIB
 
 
-def main() -> None:
+def print_peaks() -> None:
     rows: list[tuple[str, ...]] = [("", "whole", "checkpointed", "LoRA 8", "checkpointed")]
     for name, shape in SHAPES.items():
         ways = [(rank, forgets) for rank in (0, 8) for forgets in (False, True)]
@@ -108,5 +136,111 @@ def main() -> None:
     sys.stdout.writelines("".join(f"{cell:>14}" for cell in row) + "\n" for row in rows)
 
 
+def make_vectors(folder: Path, n_frames: int, dim: int) -> None:
+    """Frames of half as many viral records, and a file with a random vector of each."""
+    write_frames(folder / "frames", _records(n_frames), [SIZE])
+    n = len(FrameStore.open(folder / "frames").all)
+    draws, blocks = np.random.default_rng(1), range(0, n, 1024)
+    with (folder / "vectors").open("wb") as out:
+        for first in blocks:
+            draws.standard_normal((min(1024, n - first), dim), dtype=np.float32).tofile(out)
+    files = {"dim": dim, "store": "float32", "files": [(str(folder / "vectors"), 0, n)]}
+    (folder / "frames/vectors.json").write_text(json.dumps(files))
+    np.save(folder / "frames/vector_rows.npy", np.arange(n))
+
+
+def _records(n_frames: int) -> Iterator[Labelled]:
+    """Records of one chunk without a T, of which all six frames are open."""
+    draws = random.Random(1)
+    for number in range(n_frames // 6):
+        name, is_virus = f"r{number}", number % 2 == 0
+        bases = "".join(draws.choices("ACG", k=SIZE))
+        yield LabelledRecord(name, is_virus, f"g{number % 40}"), FastaRecord(name, name, bases)
+
+
+def train_head(folder: Path, is_held: bool, ranks: Ranks) -> None:
+    """A head on the vectors of all frames, as ``virnucpro train --features`` does it."""
+    begun, out = resident(), folder / f"training_{is_held}_{ranks.world_size}"
+    torch.set_num_threads(1)
+    frames = FrameStore.open(folder / "frames").all
+    if is_held:
+        frames = replace(frames, vectors=ArrayRows.of(frames.vectors[frames.vectors.rows]))
+    classifier = Classifier(frames.vectors.width, 128, 0.3)
+    settings = Settings(mode="head", precision="fp32", epochs=2, batch_size=128)
+    module = FrameClassifier(NoReader(), classifier)
+    held_out = frames.take(np.arange(0, len(frames), 10))
+    objective = FrameLabels(frames, held_out, balanced_weights)
+    out.mkdir(exist_ok=True)
+    Trainer(module, objective, settings, ranks, out, ranks.tell).run()
+    report(ranks, begun)
+
+
+def cut_encoder(shape: ESM2Shape, is_held: bool, ranks: Ranks) -> None:
+    """An encoder in parts; before, the first process alone has it, or each."""
+    begun = resident()
+    torch.set_num_threads(1)
+    with ranks.making(is_cut=not is_held):
+        encoder = new_encoder(shape)
+        forget_activations(encoder)
+        module = FrameClassifier(MeanReader(encoder, shape.dim), Classifier(shape.dim, 128, 0.3))
+    ranks.wrap(module, is_cut=True)
+    report(ranks, begun)
+
+
+def report(ranks: Ranks, begun: int) -> None:
+    """Print the memory of all ranks, while all are there."""
+    ranks.wait()
+    now, peak = psutil.Process().memory_full_info(), resource.getrusage(resource.RUSAGE_SELF)
+    rose = peak.ru_maxrss * KIB - begun
+    found = ranks.gather((now.uss, now.pss, rose))
+    if ranks.is_first:
+        cells = (" ".join(f"{n / MIB:6,.0f}" for n in each) for each in zip(*found, strict=True))
+        names = ("USS", "PSS", "peak of RSS above the start")
+        sys.stdout.write("   ".join(map(" ".join, zip(names, cells, strict=True))) + "\n")
+
+
+def resident() -> int:
+    return int(psutil.Process().memory_info().rss)
+
+
+def print_ranks(given: argparse.Namespace) -> None:
+    with TemporaryDirectory() as folder:
+        if given.what == "vectors":
+            make_vectors(Path(folder), given.frames, given.dim)
+            n_bytes = (Path(folder) / "vectors").stat().st_size
+        else:
+            n_bytes = 4 * SHAPES[given.shape].n_parameters
+        sys.stdout.write(f"{given.what}: {n_bytes / MIB:,.0f} MiB; MiB of each process\n")
+        for n_ranks in given.ranks.split(","):
+            for way, is_held in (("as it is", ""), ("held whole", "held")):
+                sys.stdout.write(f"{n_ranks} ranks, {way:<10}  ")
+                sys.stdout.flush()
+                words = [given.what, folder, given.shape, is_held, n_ranks]
+                subprocess.run([sys.executable, __file__, "of", *words], check=True)
+
+
+def run_ranks(what: str, folder: str, shape: str, held: str, n_ranks: str) -> None:
+    work = partial(train_head, Path(folder), bool(held))
+    if what == "fsdp":
+        work = partial(cut_encoder, SHAPES[shape], bool(held))
+    run_on(["cpu"] * int(n_ranks), work, lambda _: None)
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["of"]:
+        run_ranks(*sys.argv[2:])
+        return
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("what", nargs="?", choices=["vectors", "fsdp"])
+    parser.add_argument("--ranks", default="1,2,4")
+    parser.add_argument("--frames", type=int, default=48_000)
+    parser.add_argument("--dim", type=int, default=1280)
+    parser.add_argument("--shape", choices=list(SHAPES), default="150M")
+    given = parser.parse_args()
+    print_ranks(given) if given.what else print_peaks()
+
+
 if __name__ == "__main__":
+    from train_memory import main  # what goes to other processes is found by its module's name
+
     main()

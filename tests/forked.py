@@ -7,13 +7,14 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+import torch
 from runs import hear_signals
 
 from virnucpro.cli.main import main
@@ -71,14 +72,53 @@ def start(
     *words: object, streams: Sequence[int], cwd: Path | None = None, env: Mapping | None = None
 ) -> BaseProcess:
     """Start a command with these standard streams; its workers are forked as well."""
+    return _start(_run, [*map(str, words)], streams, cwd, env)
+
+
+def _start(
+    run: Callable[..., None],
+    given: object,
+    streams: Sequence[int],
+    cwd: Path | None = None,
+    env: Mapping | None = None,
+) -> BaseProcess:
     with ExitStack() as stack:
         copies = [stack.enter_context(Connection(os.dup(number))) for number in streams]
         place, variables = cwd or Path.cwd(), dict(os.environ if env is None else env)
-        process = fork_server().Process(
-            target=_run, args=([*map(str, words)], copies, place, variables)
-        )
+        process = fork_server().Process(target=_begun, args=(run, given, copies, place, variables))
         process.start()
     return process
+
+
+class Beside:
+    """A command, or a function of what is given, that runs beside the test."""
+
+    def __init__(
+        self, *words: object, run: Callable[..., None] | None = None, env: Mapping | None = None
+    ) -> None:
+        self._out, self._errors = (
+            tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed when it has ended
+            for _ in range(2)
+        )
+        streams = [self._out.fileno(), self._out.fileno(), self._errors.fileno()]
+        given = [*words] if run else [*map(str, words)]
+        self.process = _start(run or _run, given, streams, env=env)
+
+    @property
+    def returncode(self) -> int | None:
+        return self.process.exitcode
+
+    def said(self, seconds: float = 120) -> str:
+        """What it wrote to stderr, when it has ended; it is killed if that takes too long."""
+        self.process.join(seconds)
+        if self.process.is_alive():
+            self.process.kill()
+            raise subprocess.TimeoutExpired("forked", seconds)
+        self._errors.seek(0)
+        text = self._errors.read()
+        self._out.close()
+        self._errors.close()
+        return text
 
 
 def virnucpro(
@@ -97,7 +137,13 @@ def virnucpro(
     return subprocess.CompletedProcess(words, process.exitcode, out, errors)
 
 
-def _run(words: list[str], streams: list[Connection], place: Path, env: dict[str, str]) -> None:
+def _begun(
+    run: Callable[..., None],
+    given: list[object],
+    streams: list[Connection],
+    place: Path,
+    env: dict[str, str],
+) -> None:
     for number, stream in enumerate(streams):
         os.dup2(stream.fileno(), number)
         stream.close()
@@ -107,7 +153,8 @@ def _run(words: list[str], streams: list[Connection], place: Path, env: dict[str
     os.environ.clear()
     os.environ.update(env)
     os.chdir(place)
-    sys.argv = ["virnucpro", *words]
+    if threads := env.get("OMP_NUM_THREADS"):
+        torch.set_num_threads(int(threads))  # torch read it when the server started
     hear_signals()
     processes._interpreter = Forked
     if sys.version_info < (
@@ -115,4 +162,9 @@ def _run(words: list[str], streams: list[Connection], place: Path, env: dict[str
         14,
     ):  # from then on a server wants a key, and a command starts its own
         forkserver._forkserver.ensure_running = lambda: None
+    run(given)
+
+
+def _run(words: list[str]) -> None:
+    sys.argv = ["virnucpro", *words]
     main()

@@ -200,8 +200,11 @@ def test_before_the_devices_start_the_stage_is_shown():
     assert bar.startswith("reading and translating  ━") and bar.endswith(" 25%")
     assert amount.startswith("250 of 1,000 letters   elapsed 0:00:0")
     assert log.figures.line.startswith("reading and translating: 250 of 1,000 letters (25%)")
-    log(Progress("reading and translating", 250, 0, "letters"))
+    log(Progress("reading and translating", 250, 0, "letters", also=("loss 0.5", "rate 0.001")))
     assert drawn(log).splitlines()[1].startswith("250 letters   elapsed")
+    assert "loss 0.5   rate 0.001" in drawn(log) and log.figures.line.endswith(
+        ", loss 0.5, rate 0.001"
+    )
 
 
 # The time that is left

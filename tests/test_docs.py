@@ -32,7 +32,7 @@ OF_OTHERS = {
     "--nproc-per-node",
     "--no-python",
 }
-OF_OTHERS |= {"--rdzv-backend", "--rdzv-endpoint"}
+OF_OTHERS |= {"--rdzv-backend", "--rdzv-endpoint", "--logdir"}
 OF_OTHERS |= {"--parsable", "--array", "--dependency", "--gres", "--snakefile", "--cores"}
 OF_OTHERS |= {"--jobs", "--run", "--parts", "--workers", "--shards"}
 OF_OTHERS |= {"--configfile", "--slurm-no-account", "--slurm-status-command"}

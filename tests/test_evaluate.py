@@ -24,16 +24,14 @@ from virnucpro.callers.options import CutOptions
 from virnucpro.engine.executor import InlineExecutor
 from virnucpro.ground.errors import InputError, ResumeError, UsageError, VirnucproError
 from virnucpro.learning.evaluation.evaluate import (
-    answer,
-    evaluate,
-    read_chunks,
-    understand,
-)
-from virnucpro.learning.evaluation.fragments import (
     Cutting,
     Fragment,
     HeldOut,
+    answer,
     cut_record,
+    evaluate,
+    read_chunks,
+    understand,
     write_fragments,
 )
 from virnucpro.learning.evaluation.report import summary_lines, write_report

@@ -26,8 +26,7 @@ from virnucpro.ground.numeric import sigmoid
 from virnucpro.learning.evaluation.evaluate import evaluate
 from virnucpro.learning.labelled.records import read_split
 from virnucpro.learning.options import EvaluateOptions
-from virnucpro.learning.training.networks import Classifier, FrameClassifier
-from virnucpro.learning.training.objectives import frame_log_odds
+from virnucpro.learning.training.networks import Classifier, FrameClassifier, frame_log_odds
 from virnucpro.learning.training.ranks import Ranks
 from virnucpro.learning.training.request import Training
 from virnucpro.learning.training.train import new_reader_of

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import pairwise, product
@@ -503,6 +504,34 @@ def test_regions_of_a_finished_run_are_those_of_predict_to_the_byte(tmp_path, ch
     for key in ("recipe", "inputs", "cut"):
         assert manifests[0][key] == manifests[1][key]
     assert manifests[1]["counts"]["n_regions"] == 2
+
+
+def test_regions_of_a_finished_run_are_found_by_the_model_that_the_run_used(
+    tmp_path, chromosomes, tiny
+):
+    """That is named by the run, or lies beside the head of the model that it embedded with."""
+    source, folder = write(tmp_path / "in.fa", host=chromosomes["host"]), tmp_path / "run"
+    own = tmp_path / "model" / "regions.json"
+    shutil.copytree(tiny.model, own.parent)
+    shutil.copy(tiny.head_file, own.with_name("head.safetensors"))
+    facts = json.loads(embedded_region_model().read_text())
+    own.write_text(json.dumps({**facts, "training": "my own prophages"}))
+    predict(source, to=folder, region_model=own)
+
+    def model_of_regions() -> str:
+        find_regions(RegionsOptions(folder=folder), lambda _: None)
+        return json.loads((folder / "run.json").read_text())["cut"]["region_model"]
+
+    assert model_of_regions() == str(own)
+    stored = json.loads((folder / "run.json").read_text())
+    stored["cut"].update(regions=False, region_model=None)
+    stored["tables"]["model"] = str(own.parent)
+    (folder / "run.json").write_text(json.dumps(stored))
+    assert model_of_regions() == str(own)
+    assert (folder / "virnucpro.log").read_text().count("learned from my own prophages") == 2
+    own.unlink()
+    with pytest.raises(InputMissingError, match="there is no region model"):
+        model_of_regions()
 
 
 def test_a_stricter_cut_leaves_proviruses_out_of_the_verdict_and_regions_keeps_to_it(

@@ -183,6 +183,14 @@ def test_a_sample_sheet_names_files_from_its_own_folder(tmp_path: Path, name, te
     assert found == [Source(files[0], "", "one"), Source(files[1], "", "two")]
 
 
+def test_a_manifest_is_a_sheet_that_names_each_of_its_files_once(tmp_path: Path) -> None:
+    files = [write(tmp_path / name, ">a\nAC\n") for name in ("a.fa", "b.fa")]
+    rows = "a.fa\tr1\tvirus\nb.fa\t\tother\na.fa\tr2\tvirus\n"
+    manifest = write(tmp_path / "m.tsv", f"path\tid\tlabel\n{rows}")
+    found = find_inputs([manifest], tmp_path / "run", tmp_path / "run" / "inputs")
+    assert found == [Source(files[0]), Source(files[1])]
+
+
 @pytest.mark.parametrize(
     ("text", "error", "message"),
     [

@@ -17,10 +17,10 @@ import psutil
 import pytest
 import torch
 from conftest import TINY, Tiny
-from forked import virnucpro
+from forked import Beside, virnucpro
 from labelled import frames_of, options, pairs_of, relabelled, train_here, write_labelled
 from oracle import tolerance
-from runs import hear_signals, leftovers, run_inline, vectors
+from runs import leftovers, run_inline, vectors
 from safetensors.torch import load_file
 from test_training_loop import distance, free_port, weights_limit
 
@@ -34,19 +34,16 @@ from virnucpro.encoders.readers import MeanReader, NoReader
 from virnucpro.ground.errors import InputError, InputMissingError, OutputError, ResumeError
 from virnucpro.ground.events import Progress
 from virnucpro.ground.numeric import sigmoid
-from virnucpro.learning.evaluation.evaluate import understand
-from virnucpro.learning.evaluation.fragments import HeldOut
+from virnucpro.learning.evaluation.evaluate import HeldOut, understand
 from virnucpro.learning.evaluation.metrics import NOT_DEFINED
 from virnucpro.learning.evaluation.report import report_evaluation
 from virnucpro.learning.labelled.frames import LabelledFrames
 from virnucpro.learning.labelled.records import group_digest, read_split, record_digest
 from virnucpro.learning.options import EvaluateOptions
-from virnucpro.learning.pages import read_table
-from virnucpro.learning.status import find_card
-from virnucpro.learning.training.check import check_training
-from virnucpro.learning.training.networks import Classifier, FrameClassifier
-from virnucpro.learning.training.objectives import frame_log_odds
+from virnucpro.learning.pages import find_card, read_table
+from virnucpro.learning.training.networks import Classifier, FrameClassifier, frame_log_odds
 from virnucpro.learning.training.ranks import Ranks
+from virnucpro.learning.training.train import check_training
 from virnucpro.run.folder import RunDir
 from virnucpro.sequences.fasta import write_record
 
@@ -318,7 +315,7 @@ def test_a_summary_has_mean_and_deviation_over_trainings_and_seeds(tmp_path):
         (tmp_path / name).mkdir()
         held_out = "split\tnetwork\tauroc_frames\tauroc_chunks\ntest\tprotein\t0.6\t{}\n"
         (tmp_path / name / "held_out.tsv").write_text(held_out.format(auroc))
-    gain = "seed\tsplit\tn_bases\tgain\n1\ttest\t300\t0.1\n2\ttest\t300\t0.3\nmean\ttest\t300\t9\n"
+    gain = "seed\tsplit\tn_bases\tgain\n1\ttest\t300\t0.1\n2\ttest\t300\t0.3\n"
     (tmp_path / "two" / "gain.tsv").write_text(gain)
     answer = virnucpro("summary", tmp_path / "one", tmp_path / "two")
     rows = [line.split("\t") for line in answer.stdout.splitlines()]
@@ -542,7 +539,7 @@ def test_another_seed_is_another_split(data, tmp_path, head_only):
 
 def command(data: Path, out: Path, model: Path, *more: object) -> list[str]:
     given = ("train", "--data", data, "-o", out, "--finetune", "--model", model, *SMALL, *ON_CPU)
-    return [sys.executable, "-m", "virnucpro", *map(str, (*given, *more))]
+    return [*map(str, (*given, *more))]
 
 
 def contents(out: Path) -> list[bytes]:
@@ -554,15 +551,12 @@ def test_a_training_that_was_killed_goes_on_to_the_same_bytes(data, tiny, tmp_pa
     asked = {"finetune": True, "model": str(tiny.model), "epochs": 12}
     undisturbed = train_here(options(data, tmp_path / "undisturbed", **asked))
     out = tmp_path / "killed"
-    with (tmp_path / "stderr").open("w") as stderr:
-        process = subprocess.Popen(
-            command(data, out, tiny.model, "--epochs", 12), env=ONE_THREAD, stderr=stderr
-        )
-        while not any(path.name > "epoch_0001.pt" for path in out.glob("checkpoints/epoch_*")):
-            assert process.poll() is None, (tmp_path / "stderr").read_text()
-            time.sleep(0.005)
-        process.kill()
-        process.wait()
+    killed = Beside(*command(data, out, tiny.model, "--epochs", 12), env=ONE_THREAD)
+    while not any(path.name > "epoch_0001.pt" for path in out.glob("checkpoints/epoch_*")):
+        assert killed.returncode is None, killed.said()
+        time.sleep(0.005)
+    killed.process.kill()
+    killed.said()
     assert not (out / "model" / "head.safetensors").exists(), "it was killed too late"
     train_here(options(data, out, resume=True, **asked))
     assert contents(out) == contents(undisturbed.output)
@@ -661,7 +655,7 @@ def test_a_foreign_folder_is_refused_and_two_trainings_do_not_share_one(data, ti
     assert (foreign / "thesis.txt").read_text() == "mine"
     out = tmp_path / "out"
     with RunDir(out).locked():
-        answer = subprocess.run(command(data, out, tiny.model), capture_output=True, text=True)
+        answer = virnucpro(*command(data, out, tiny.model))
     assert answer.returncode == 73
     assert str(os.getpid()) in answer.stderr
     assert not (out / "training.json").exists()
@@ -677,12 +671,7 @@ def on_one_and_two(data, tiny, tmp_path_factory) -> tuple[Path, Path, str]:
     once = {"finetune": True, "model": str(tiny.model), "epochs": 1, "dropout": 0.0}
     train_here(options(data, root / "one", **once))
     more = ("--epochs", 1, "--dropout", 0, "--batch-size", 8, "--workers", 2, "--profile")
-    answer = subprocess.run(
-        command(data, root / "two", tiny.model, *more),
-        capture_output=True,
-        text=True,
-        env=ONE_THREAD,
-    )
+    answer = virnucpro(*command(data, root / "two", tiny.model, *more), env=ONE_THREAD)
     assert answer.returncode == 0, answer.stderr
     return root / "one", root / "two", answer.stderr
 
@@ -691,6 +680,10 @@ def test_two_processes_train_to_the_weights_of_one_with_the_same_effective_batch
     on_one_and_two, tiny, data
 ):
     one, two, _ = on_one_and_two
+    assert_trained_alike(one, two, tiny, data)
+
+
+def assert_trained_alike(one: Path, two: Path, tiny: Tiny, data: Path) -> None:
     n_steps = len(frames_of(one, "train")) // 16
     encoders = [load_file(path / "model" / "model.safetensors") for path in (one, two)]
     start = load_file(tiny.model / "model.safetensors")
@@ -716,39 +709,30 @@ def test_what_the_first_process_says_is_heard_once_on_the_console_and_in_the_log
 
 
 def test_torchrun_starts_the_command_too(on_one_and_two, data, tiny, tmp_path):
-    _, two, _ = on_one_and_two
+    """Here with an encoder that is cut over the processes."""
+    one, _, _ = on_one_and_two
     out = tmp_path / "out"
-    arguments = command(data, out, tiny.model, "--epochs", 1, "--dropout", 0, "--batch-size", 8)
-    processes = ranks_of_torchrun(arguments)
-    said = [process.communicate(timeout=120)[1] for process in processes]
+    more = ("--epochs", 1, "--dropout", 0, "--batch-size", 8, "--fsdp")
+    processes = ranks_of_torchrun(command(data, out, tiny.model, *more))
+    said = [process.said() for process in processes]
     assert [process.returncode for process in processes] == [0, 0], said
-    assert contents(out) == contents(two)
+    assert_trained_alike(one, out, tiny, data)
     assert "epoch 1: " in said[0] and "epoch 1: " not in said[1]
 
 
 def test_torchrun_chooses_the_devices(data, tiny, tmp_path):
     known = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "WORLD_SIZE": "2"}
-    answer = subprocess.run(
-        command(data, tmp_path / "out", tiny.model, "--workers", 2),
-        capture_output=True,
-        text=True,
-        env={**ONE_THREAD, **known, "RANK": "0", "LOCAL_RANK": "0"},
-    )
+    asked = command(data, tmp_path / "out", tiny.model, "--workers", 2)
+    answer = virnucpro(*asked, env={**ONE_THREAD, **known, "RANK": "0", "LOCAL_RANK": "0"})
     assert answer.returncode == 64
     assert "do not go with torchrun" in answer.stderr and "--nproc-per-node" in answer.stderr
 
 
-def ranks_of_torchrun(arguments: list[str]) -> list[subprocess.Popen[str]]:
+def ranks_of_torchrun(words: list[str]) -> list[Beside]:
     """Two processes as torchrun starts them."""
     known = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
     return [
-        subprocess.Popen(
-            arguments,
-            env={**ONE_THREAD, **known, "RANK": rank, "LOCAL_RANK": rank},
-            stderr=subprocess.PIPE,
-            text=True,
-            preexec_fn=hear_signals,
-        )
+        Beside(*words, env={**ONE_THREAD, **known, "RANK": rank, "LOCAL_RANK": rank})
         for rank in "01"
     ]
 
@@ -759,36 +743,9 @@ def test_an_error_of_the_first_of_torchruns_processes_ends_all_with_its_exit_cod
     manifest = data.with_name("wrong.tsv")
     manifest.write_text(data.read_text().replace("\tvirus\t", "\tviral\t", 1))
     processes = ranks_of_torchrun(command(manifest, tmp_path / "out", tiny.model))
-    said = [process.communicate(timeout=60)[1] for process in processes]
+    said = [process.said() for process in processes]
     assert [process.returncode for process in processes] == [65, 65], said
     assert "wrong.tsv:2: the label is 'viral'" in said[0] and not said[1]
-
-
-LAST_FAILS = """
-import os, sys
-from contextlib import nullcontext
-from virnucpro.ground.errors import UsageError
-from virnucpro.learning.training.ranks import run_under_torchrun, started_by_torchrun
-
-def work(ranks):
-    if ranks.rank == ranks.world_size - 1:
-        raise UsageError("one of us")
-    ranks.wait()
-
-started = started_by_torchrun(os.environ)
-try:
-    run_under_torchrun(started, "cpu", nullcontext(), work, print)
-except UsageError as error:
-    print(error, file=sys.stderr)
-    sys.exit(error.exit_code)
-"""
-
-
-def test_an_error_of_another_process_than_the_first_which_has_the_store_is_reported():
-    processes = ranks_of_torchrun([sys.executable, "-c", LAST_FAILS])
-    said = [process.communicate(timeout=90)[1] for process in processes]
-    assert [process.returncode for process in processes] == [64, 64], said
-    assert "one of us" in said[1] and "one of us" not in said[0]
 
 
 def test_a_folder_that_the_first_of_torchruns_processes_cannot_write_ends_all_with_73(
@@ -798,11 +755,11 @@ def test_a_folder_that_the_first_of_torchruns_processes_cannot_write_ends_all_wi
     out = tmp_path / "out"
     first, other = ranks_of_torchrun(command(data, out, tiny.model, "--epochs", 500))
     while not list(out.glob("checkpoints/epoch_*")):
-        assert first.poll() is None, first.communicate()
+        assert first.returncode is None, first.said()
         time.sleep(0.01)
     shutil.rmtree(out / "checkpoints")
     (out / "checkpoints").touch()
-    said = [process.communicate(timeout=90)[1] for process in (first, other)]
+    said = [process.said() for process in (first, other)]
     assert (first.returncode, other.returncode) == (73, 73), said
     assert "checkpoints" in said[0].rpartition("error: ")[2]
 
@@ -811,11 +768,11 @@ def test_sigterm_ends_torchruns_processes_with_143(data, tiny, tmp_path):
     out = tmp_path / "out"
     processes = ranks_of_torchrun(command(data, out, tiny.model, "--epochs", 500))
     while not list(out.glob("checkpoints/epoch_*")):
-        assert processes[0].poll() is None, processes[0].communicate()
+        assert processes[0].returncode is None, processes[0].said()
         time.sleep(0.01)
     for process in processes:
-        process.terminate()
-    said = [process.communicate(timeout=30)[1] for process in processes]
+        process.process.terminate()
+    said = [process.said() for process in processes]
     assert [process.returncode for process in processes] == [143, 143], said
     assert "error: terminated" in said[0] and "--resume" in said[0]
     assert not leftovers(out)
@@ -827,7 +784,9 @@ def test_no_process_outlives_a_torchrun_that_is_killed(data, tiny, tmp_path):
     module = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m")
     arguments = command(data, out, tiny.model, "--epochs", "500")
     agent = subprocess.Popen(
-        [sys.executable, *module, *arguments[2:]], env=ONE_THREAD, stderr=subprocess.DEVNULL
+        [sys.executable, *module, "virnucpro", *arguments],
+        env=ONE_THREAD,
+        stderr=subprocess.DEVNULL,
     )
     family: list[psutil.Process] = []
     while len(family) < 2 or not list(out.glob("checkpoints/epoch_*")):

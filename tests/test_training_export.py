@@ -16,8 +16,8 @@ from virnucpro.ground.numeric import sigmoid
 from virnucpro.learning.labelled.frames import ArrayRows
 from virnucpro.learning.labelled.records import LabelledRecord, group_digest, record_digest
 from virnucpro.learning.training.calibration import Calibration
-from virnucpro.learning.training.export import facts_of, find_trained, write_head
 from virnucpro.learning.training.networks import Classifier
+from virnucpro.learning.training.results import facts_of, find_trained, write_head
 from virnucpro.sequences.composition import N_FEATURES, frame_composition
 
 DIM, HIDDEN, N = 32, 16, 40

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -22,8 +23,9 @@ import psutil
 import pytest
 import torch
 import trainings
+from forked import Beside
 from oracle import tolerance
-from runs import hear_signals, our_processes
+from runs import our_processes
 from sklearn.metrics import accuracy_score, f1_score
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
@@ -53,8 +55,14 @@ from virnucpro.ground.errors import (
 from virnucpro.learning.labelled.frames import balanced_weights, given_weights
 from virnucpro.learning.training import ranks
 from virnucpro.learning.training.loop import Clock, profile_lines, share_of_lr, speed_lines
-from virnucpro.learning.training.networks import Classifier, FrameClassifier, new_encoder
-from virnucpro.learning.training.objectives import FrameLabels, frame_log_odds, samples_of
+from virnucpro.learning.training.networks import (
+    Classifier,
+    FrameClassifier,
+    FrameLabels,
+    frame_log_odds,
+    new_encoder,
+    samples_of,
+)
 from virnucpro.learning.training.ranks import Ranks, Started, started_by_torchrun
 from virnucpro.learning.training.train import _Board
 
@@ -122,7 +130,9 @@ def trained(tmp_path_factory) -> Path:
         )
     ]
     run_here(*(cut.of(kind) for cut in (WHOLE, Cut(1, 2)) for kind in kinds))
-    run_on_two(*(cut.of(kind) for cut in (Cut(2, 1), Cut(2, 2), OVER_TWO) for kind in kinds))
+    halved = [cut.of(kind) for cut in (Cut(2, 1), Cut(2, 2), OVER_TWO) for kind in kinds]
+    fp16 = Training(root / "fp16", settings(precision="fp16"))
+    run_on_two(*halved, Cut(2, 1).of(fp16), OVER_TWO.of(fp16))
     return root
 
 
@@ -174,6 +184,14 @@ def test_the_weights_are_those_of_one_process_with_the_same_effective_batch(trai
         assert ours == pytest.approx(theirs, rel=weights_limit(N_STEPS))
 
 
+def test_the_first_rank_alone_has_the_weights_that_are_to_be_cut():
+    for rank, device in ((0, "cpu"), (1, "meta")):
+        with Ranks(rank, 2, torch.device("cpu")).making(is_cut=True) as is_empty:
+            module = Training(Path(), settings(fsdp=True)).module()
+        assert {weight.device.type for weight in module.parameters()} == {device}
+        assert is_empty == (device == "meta")
+
+
 def test_the_limit_of_the_weights_detects_other_batches(trained, tmp_path):
     one = trained / "labels" / str(WHOLE)
     start = Training(one, settings()).trainer(CPU).module.state_dict()
@@ -214,7 +232,7 @@ def test_a_finished_training_is_not_trained_again(undisturbed, tmp_path):
     assert history(tmp_path) == history(undisturbed)
 
 
-@pytest.mark.parametrize("n_bytes", [0, 1, 1000, -1])
+@pytest.mark.parametrize("n_bytes", [0, 1000, -1])
 def test_a_damaged_checkpoint_is_named_and_the_epoch_before_is_as_good(
     undisturbed, tmp_path, n_bytes
 ):
@@ -252,34 +270,34 @@ def test_a_damaged_best_checkpoint_is_named_with_what_to_do(tmp_path):
     assert "another --output-dir" in caught.value.hint
 
 
-@pytest.mark.parametrize(
-    ("changes", "epochs"),
-    [({}, [5]), ({"keep_checkpoints": 2}, [4, 5]), ({"keep_checkpoints": 9}, [1, 2, 3, 4, 5])],
-)
-def test_the_best_and_the_last_checkpoints_are_kept_and_nobodys_files_deleted(
-    tmp_path, changes, epochs
-):
+def test_the_best_and_the_last_checkpoints_are_kept_and_nobodys_files_deleted(tmp_path):
     folder = tmp_path / "checkpoints"
     folder.mkdir()
     (folder / "epoch_0001 (copy).pt").write_text("mine")
-    run_here(Training(tmp_path, settings(epochs=5, **changes), measured=(0.5, 0.9, 0.6, 0.5, 0.4)))
+    run_here(
+        Training(
+            tmp_path, settings(epochs=5, keep_checkpoints=2), measured=(0.5, 0.9, 0.6, 0.5, 0.4)
+        )
+    )
     assert {path.name for path in folder.iterdir()} == {
         "best.pt",
         "epoch_0001 (copy).pt",
-        *(f"epoch_000{epoch}.pt" for epoch in epochs),
+        *("epoch_0004.pt", "epoch_0005.pt"),
     }
     assert state_of(folder / "best.pt").epoch == 2
 
 
-@pytest.mark.parametrize("fsdp", [False, True])
 def test_a_training_goes_on_with_another_number_of_devices_at_the_same_effective_batch(
-    trained, tmp_path, fsdp
+    trained, tmp_path
 ):
-    """One process is stopped, two go on with parts of half the size, and then one again."""
+    """One process is stopped, two go on with parts of half the size, and then one again.
+
+    The two cut the weights, which those of one are not.
+    """
     with pytest.raises(InputError):
         run_here(Training(tmp_path, settings(), fault="told"))
     assert state_of(last_checkpoint(tmp_path)).epoch == 1
-    again = run_on_two(Training(tmp_path, settings(batch_size=8, fsdp=fsdp)))
+    again = run_on_two(Training(tmp_path, settings(batch_size=8, fsdp=True)))
     one = trained / "labels" / str(WHOLE)
     start = Training(one, settings()).trainer(CPU).module.state_dict()
     assert distance(weights(one), again, start) < weights_limit(N_STEPS)
@@ -311,32 +329,30 @@ def test_a_file_that_is_no_checkpoint_is_refused(undisturbed, tmp_path):
         run_here(Training(tmp_path, settings()))
 
 
-def start(folder: Path, how: str, **environment: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, trainings.__file__, str(folder), how]
-    return subprocess.Popen(command, env={**os.environ, **environment}, preexec_fn=hear_signals)
-
-
-def wait_for_an_epoch(folder: Path, parent: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    """-> the processes that the parent has started until then"""
+def wait_for_an_epoch(folder: Path, has_ended: Callable[[], bool]) -> list[psutil.Process]:
+    """-> the processes of the training"""
     while not (folder / "checkpoints" / "epoch_0001.pt").exists():
-        assert parent.poll() is None
-        time.sleep(0.1)
-    family = psutil.Process(parent.pid).children(recursive=True)
-    assert len(family) >= 2
+        assert not has_ended()
+        time.sleep(0.05)
+    family = [psutil.Process(int(path.name)) for path in (folder / "processes").iterdir()]
+    assert len(family) == 2
     return family
 
 
 def test_ctrl_c_ends_all_processes_at_once(tmp_path):
-    parent = start(tmp_path, "hanging")
-    family = wait_for_an_epoch(tmp_path, parent)
-    parent.send_signal(signal.SIGINT)
-    assert parent.wait(timeout=10) == -signal.SIGINT
+    parent = Beside(tmp_path, "hanging", run=trainings.main)
+    family = wait_for_an_epoch(tmp_path, lambda: parent.returncode is not None)
+    os.kill(parent.process.pid, signal.SIGINT)
+    assert "KeyboardInterrupt" in parent.said(10)
     assert_all_gone(family)
 
 
 def test_a_kill_of_the_parent_ends_all_processes_and_the_training_goes_on(trained, tmp_path):
-    parent = start(tmp_path, "hanging")
-    family = wait_for_an_epoch(tmp_path, parent)
+    """These processes are not forked: it is the kernel that ends them."""
+    code = f"import trainings; trainings.main((trainings.Path({str(tmp_path)!r}), 'hanging'))"
+    environment = {**os.environ, "PYTHONPATH": str(Path(trainings.__file__).parent)}
+    parent = subprocess.Popen([sys.executable, "-c", code], env=environment)
+    family = wait_for_an_epoch(tmp_path, lambda: parent.poll() is not None)
     parent.kill()
     parent.wait()
     assert_all_gone(family)
@@ -396,12 +412,11 @@ def test_a_process_that_has_done_its_work_may_end_as_it_likes(trained, tmp_path)
     assert_same_bits(run_on_two(job), weights(trained / "labels" / str(Cut(2, 1))))
 
 
-def test_two_trainings_on_one_machine_do_not_disturb_each_other(trained, tmp_path):
-    jobs = [Training(tmp_path / name, settings(batch_size=8)) for name in ("one", "two")]
+def test_two_trainings_on_one_machine_do_not_disturb_each_other(tmp_path):
+    short = settings(batch_size=8, epochs=1)
     with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(run_on_two, jobs))
-    for each in found:
-        assert_same_bits(each, weights(trained / "labels" / str(Cut(2, 1))))
+        jobs = [Training(tmp_path / name, short) for name in ("one", "two")]
+        assert_same_bits(*pool.map(run_on_two, jobs))
 
 
 # torchrun
@@ -413,10 +428,27 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def test_processes_that_torchrun_started_train_together(trained, tmp_path):
+def under_torchrun(folder: Path, fault: str) -> list[Beside]:
     known = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
-    processes = [start(tmp_path, "torchrun", **known, RANK=rank, LOCAL_RANK=rank) for rank in "01"]
-    assert [process.wait(timeout=120) for process in processes] == [0, 0]
+    return [
+        Beside(
+            *(folder, fault),
+            run=trainings.main,
+            env={**os.environ, **known, "RANK": rank, "LOCAL_RANK": rank},
+        )
+        for rank in "01"
+    ]
+
+
+def test_an_error_of_another_process_than_the_first_which_has_the_store_is_reported(tmp_path):
+    said = [process.said() for process in under_torchrun(tmp_path, "told")]
+    assert "65: the second epoch is" in said[1] and "the second epoch" not in said[0], said
+
+
+def test_processes_that_torchrun_started_train_together(trained, tmp_path):
+    processes = under_torchrun(tmp_path, "")
+    said = [process.said() for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], said
     assert_same_bits(weights(tmp_path), weights(trained / "labels" / str(Cut(2, 1))))
 
 
@@ -565,6 +597,9 @@ def test_in_fp16_a_step_that_overflows_is_left_out_and_the_next_losses_are_scale
     # the roundings of fp16 are larger by the ratio of the tolerances
     coarser = tolerance(SHAPE.n_layers, torch.float16) / tolerance(SHAPE.n_layers, torch.float32)
     assert distance(found, weights(one), start) < weights_limit(N_STEPS) * math.sqrt(coarser)
+    # two processes leave out more steps at the start: their losses are twice as large
+    whole, cut = (weights(trained / "fp16" / str(each)) for each in (Cut(2, 1), OVER_TWO))
+    assert distance(cut, whole, start) < weights_limit(N_STEPS) * math.sqrt(coarser)
     (tmp_path / "over").mkdir()
     training = Training(tmp_path / "over", settings(precision="fp16", epochs=1, batch_size=5))
     trainer = training.trainer(CPU)
@@ -603,6 +638,7 @@ def test_a_smaller_last_batch_waits_for_the_next_epoch(tmp_path):
     trainer.run()
     assert [event.done for event in told] == [16, 32, 48]
     assert {event.total for event in told} == {48}
+    assert [words.split()[0] for words in told[-1].also] == ["loss", "rate", "all"]
     assert trainer.clock.n_rows == 48
 
 

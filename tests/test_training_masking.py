@@ -21,9 +21,9 @@ from virnucpro.encoders.esm2.checkpoint import CLS, EOS, MASK, ESM2Shape
 from virnucpro.encoders.esm2.packing import PackedBatch
 from virnucpro.encoders.esm2.weights import load_esm2
 from virnucpro.learning.labelled.frames import Texts
-from virnucpro.learning.training.networks import MaskedLanguageModel
-from virnucpro.learning.training.objectives import (
+from virnucpro.learning.training.networks import (
     STANDARD,
+    MaskedLanguageModel,
     MaskedResidues,
     mask_residues,
     masked_batch,

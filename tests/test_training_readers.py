@@ -12,8 +12,13 @@ from virnucpro.encoders.esm2.packing import PackedBatch
 from virnucpro.encoders.readers import NoReader, Reader, new_reader
 from virnucpro.encoders.transfer import use_device
 from virnucpro.learning.labelled.frames import LabelledFrames, Texts, given_weights
-from virnucpro.learning.training.networks import Classifier, FrameClassifier, new_encoder
-from virnucpro.learning.training.objectives import FrameLabels, frame_batch
+from virnucpro.learning.training.networks import (
+    Classifier,
+    FrameClassifier,
+    FrameLabels,
+    frame_batch,
+    new_encoder,
+)
 from virnucpro.learning.training.ranks import Ranks
 
 ARCHITECTURES = ("mlp", "cnn", "lstm", "unet")

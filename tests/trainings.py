@@ -17,22 +17,23 @@ import numpy as np
 import torch
 from oracle import AMINO_ACIDS
 from torch import Tensor
+from torch.nn import Module
 
 from virnucpro.encoders.esm2.checkpoint import ESM2Shape
 from virnucpro.encoders.readers import MeanReader
-from virnucpro.ground.errors import InputError
+from virnucpro.ground.errors import InputError, VirnucproError
 from virnucpro.learning.labelled.frames import ArrayRows, LabelledFrames, Texts, given_weights
 from virnucpro.learning.options import Settings
-from virnucpro.learning.training.checkpoints import Progressed, whole
-from virnucpro.learning.training.loop import Trainer
+from virnucpro.learning.training.loop import Progressed, Trainer, whole
 from virnucpro.learning.training.networks import (
     Classifier,
     FrameClassifier,
+    FrameLabels,
     MaskedLanguageModel,
+    MaskedResidues,
     forget_activations,
     new_encoder,
 )
-from virnucpro.learning.training.objectives import FrameLabels, MaskedResidues
 from virnucpro.learning.training.ranks import Ranks, run_on, run_under_torchrun, started_by_torchrun
 from virnucpro.sequences.composition import N_FEATURES
 
@@ -92,7 +93,8 @@ class Training:
     shrunk: float = 1.0  # what losses are divided by, so that no gradient is shortened
 
     def __call__(self, ranks: Ranks) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / "processes").mkdir(parents=True, exist_ok=True)
+        (self.folder / "processes" / str(os.getpid())).touch()
         torch.set_num_threads(1)
         trainer = self.trainer(ranks)
         state = trainer.run()
@@ -103,19 +105,25 @@ class Training:
 
     def trainer(self, ranks: Ranks) -> Trainer:
         torch.manual_seed(self.settings.seed)
-        encoder, learned, held_out = new_encoder(SHAPE), frames(), frames(20, seed=1)
-        if self.settings.fsdp:
-            forget_activations(encoder)
+        learned, held_out = frames(), frames(20, seed=1)
+        with ranks.making(is_cut=self.settings.fsdp):
+            module = self.module()
         if self.task == "residues":
-            module = MaskedLanguageModel(encoder)
             objective = MaskedResidues(learned.proteins, held_out.proteins, self.settings.seed)
         else:
-            classifier = Classifier(SHAPE.dim, 16, self.dropout)
-            module = FrameClassifier(MeanReader(encoder, SHAPE.dim), classifier)
             objective = FrameLabels(learned, held_out, given_weights)
         trainer = Trainer(module, objective, self.settings, ranks, self.folder, lambda _: None)
         self.disturb(trainer)
         return trainer
+
+    def module(self) -> Module:
+        encoder = new_encoder(SHAPE)
+        if self.settings.fsdp:
+            forget_activations(encoder)
+        if self.task == "residues":
+            return MaskedLanguageModel(encoder)
+        classifier = Classifier(SHAPE.dim, 16, self.dropout)
+        return FrameClassifier(MeanReader(encoder, SHAPE.dim), classifier)
 
     def disturb(self, trainer: Trainer) -> None:
         objective, measured = trainer.objective, iter(self.measured)
@@ -188,18 +196,17 @@ def state_of(checkpoint: Path) -> Progressed:
     return Progressed(**torch.load(checkpoint, weights_only=True)["state"])
 
 
-def main(folder: Path, how: str) -> None:
-    """A training in a process that a test can kill, or as torchrun starts it."""
-    if how == "hanging":
+def main(given: tuple[Path, str]) -> None:
+    """A training in a process that a test can kill, or with a fault as torchrun starts it."""
+    folder, how = given
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if how == "hanging":  # a parent and its processes
         run_on(["cpu", "cpu"], Training(folder, settings(batch_size=8), fault="hanging"), print)
-    elif how == "torchrun":
-        found = started_by_torchrun(os.environ)
-        assert found is not None
-        training = Training(folder, settings(batch_size=8))
+        return
+    found = started_by_torchrun(os.environ)
+    assert found is not None
+    training = Training(folder, settings(batch_size=8), fault=how, faulty_rank=1)
+    try:
         run_under_torchrun(found, "cpu", nullcontext(), training, print)
-
-
-if __name__ == "__main__":
-    from trainings import main  # what goes to other processes is found by the name of its module
-
-    main(Path(sys.argv[1]), sys.argv[2])
+    except VirnucproError as error:
+        sys.exit(f"{error.exit_code}: {error}")

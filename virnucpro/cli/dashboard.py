@@ -71,6 +71,7 @@ class Dashboard:
             figures = [Text(amount(now.stage)), Text(elapsed, "dim")]
             if share_of(now.stage) is not None:
                 figures.append(Text(f"remaining {now.remaining}", "dim"))
+            figures += map(Text, now.stage.also)
             return Group(bar, _flow(figures, width))
         if not now.n_shards:
             return _flow([Text("looking at model and devices"), Text(elapsed, "dim")], width)

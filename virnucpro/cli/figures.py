@@ -239,7 +239,8 @@ class Figures:
             stage, share = self.stage, share_of(self.stage)
             of_all = "" if share is None else f" ({percent(share)})"
             left = "" if share is None else f", remaining {self.remaining}"
-            return f"{stage.stage}: {amount(stage)}{of_all}, elapsed {self.elapsed}{left}"
+            also = "".join(f", {figure}" for figure in stage.also)
+            return f"{stage.stage}: {amount(stage)}{of_all}, elapsed {self.elapsed}{left}{also}"
         devices = "; ".join(
             f"{name} {counted(device.n_shards, 'shard')} {device.tokens_per_second:,.0f} tokens/s "
             f"memory {device.memory_text}"

@@ -119,7 +119,7 @@ def _report_training(options: _StatusOptions) -> None:
     Raises:
         Finished: it is the folder of a training.
     """
-    from virnucpro.learning.status import training_lines
+    from virnucpro.learning.pages import training_lines
 
     if lines := training_lines(options.folder, as_json=options.as_json):
         refuse(options, ("verify",), "for a training: its --resume verifies the files")
@@ -211,7 +211,7 @@ def summary(
     """
     with exits():
         from virnucpro.ground.files import expanded
-        from virnucpro.learning.status import summary_lines
+        from virnucpro.learning.pages import summary_lines
 
         running.report(summary_lines([expanded(folder) for folder in folders]))
 

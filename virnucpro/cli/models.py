@@ -62,7 +62,7 @@ def show_model(options: NamedModelOptions) -> None:
         from virnucpro.encoders.esm2.checkpoint import LEARNED_FILE
         from virnucpro.encoders.models import describe_model, find_head
         from virnucpro.ground.files import expanded
-        from virnucpro.learning.status import describe_head
+        from virnucpro.learning.pages import describe_head
 
         path = expanded(options.model)
         is_safetensors = path.suffix == ".safetensors" and path.name != LEARNED_FILE

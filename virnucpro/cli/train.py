@@ -129,7 +129,7 @@ def train(options: TrainOptions, console: _Console) -> None:
 def _check(options: TrainOptions, console: _Console) -> None:
     with exits():
         with loading(console), needing("train"):
-            from virnucpro.learning.training.check import check_training
+            from virnucpro.learning.training.train import check_training
 
         with watched(console) as events:
             for line in check_training(options, events):

@@ -71,7 +71,7 @@ def _as_option(name: str, value: object) -> tuple[str, object]:
         case "gpu_ids", _:
             return "gpus", value
         case "use_multi_gpu", bool():
-            return "no_multi_gpu", not value
+            return "multi_gpu", value
     return name, value
 
 

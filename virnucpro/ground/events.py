@@ -135,6 +135,7 @@ class Progress:
     # what this start did, and what is still to do, by the time that it takes; None: ``done`` tells
     work: tuple[int, int] | None = None
     memory: Memory | None = None  # of the GPU that computes
+    also: tuple[str, ...] = ()  # further figures, as they are shown
 
 
 @dataclass(frozen=True, slots=True)

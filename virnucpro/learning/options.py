@@ -449,7 +449,10 @@ class TrainOptions(DeviceOptions, _LoopOptions, NetworkOptions, _StartOptions):
             DEVICES,
         ),
     ] = False
-    no_multi_gpu: Annotated[bool, option("Train on the first GPU alone.", DEVICES)] = False
+    multi_gpu: Annotated[
+        bool,
+        option("Train on all GPUs, or on the first alone.", DEVICES, "--multi-gpu/--no-multi-gpu"),
+    ] = True
     profile: Annotated[bool, option("Show a table of the time per stage at the end.", DEVICES)] = (
         False
     )

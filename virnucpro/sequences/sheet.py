@@ -2,7 +2,8 @@
 
 A sheet is a ``.tsv`` or ``.csv`` file with the columns ``sample`` and ``path``, in any case and
 order, and for read pairs ``path_2``; ``fastq_1`` and ``fastq_2`` are other names of the two. Other
-columns are ignored. A relative path starts in the folder of the sheet.
+columns are ignored. A relative path starts in the folder of the sheet. The manifest of labelled
+sequences (``path``, ``label``, no ``sample``) is a sheet too: each of its files once, by file name.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from virnucpro.ground.errors import InputError, InputMissingError
 from virnucpro.ground.log import printable
 from virnucpro.sequences.fasta import cannot_open
 
-COLUMNS = ("sample", "path")
+COLUMNS, _OF_MANIFEST = ("sample", "path"), ("path", "label")
 _OF_MATE = "path_2"
 _OTHER_NAMES = {"fastq_1": "path", "fastq_2": _OF_MATE}
 _SEPARATORS = {".tsv": "\t", ".csv": ","}
@@ -26,7 +27,7 @@ _EXAMPLE = "the first line of a sample sheet names its columns, sample and path 
 class _Row(NamedTuple):
     """A sample and its file."""
 
-    sample: str
+    sample: str  # "": the file's name
     path: Path
     line: int
     mate: int = 0  # 1 or 2, of a sample with two files
@@ -57,7 +58,7 @@ def read_sheet(path: Path) -> list[_Row]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as handle:
             reader = csv.reader(handle, delimiter=_SEPARATORS[path.suffix.lower()], strict=True)
-            rows = list(_rows(path, reader))
+            rows = _once(list(_rows(path, reader)))
     except (csv.Error, UnicodeDecodeError) as error:
         raise InputError(f"{printable(path)} is not a sample sheet: {error}", _EXAMPLE) from error
     if not rows:
@@ -65,7 +66,7 @@ def read_sheet(path: Path) -> list[_Row]:
     first: dict[str, int] = {}
     for row in rows:
         where = f"{printable(path)}:{row.line}"
-        if first.get(row.sample, row.line) != row.line:
+        if row.sample and first.get(row.sample, row.line) != row.line:
             raise InputError(
                 f"{where}: the sample '{printable(row.sample)}' is named twice "
                 f"(first in line {first[row.sample]})",
@@ -83,6 +84,13 @@ def read_sheet(path: Path) -> list[_Row]:
     return rows
 
 
+def _once(rows: list[_Row]) -> list[_Row]:
+    """The same rows; those of a manifest, which may have one for each record, once for a file."""
+    if any(row.sample for row in rows):
+        return rows
+    return [*{row.path: row for row in rows}.values()]
+
+
 def _rows(path: Path, reader: Iterator[list[str]]) -> Iterator[_Row]:
     places = _places(path, next(reader, []))
     for fields in reader:
@@ -90,21 +98,21 @@ def _rows(path: Path, reader: Iterator[list[str]]) -> Iterator[_Row]:
         if not any(field.strip() for field in fields):
             continue
         cells = {name: fields[i].strip() for name, i in places.items() if i < len(fields)}
-        if absent := [name for name in COLUMNS if not cells.get(name)]:
+        if absent := [name for name in COLUMNS if name in places and not cells.get(name)]:
             raise InputError(
                 f"{printable(path)}:{line}: no {absent[0]} in this line",
                 hint=f"columns are separated by {_separator_name(path)}",
             )
         names = [name for name in (cells["path"], cells.get(_OF_MATE)) if name]
         for mate, name in enumerate(names, 1):
-            yield _Row(cells["sample"], path.parent / name, line, mate * (len(names) - 1))
+            yield _Row(cells.get("sample", ""), path.parent / name, line, mate * (len(names) - 1))
 
 
 def _places(path: Path, fields: list[str]) -> dict[str, int]:
     """The places of the columns that are read, by their names."""
     words = [field.strip().lower() for field in fields]
     header = [_OTHER_NAMES.get(word, word) for word in words]
-    if not set(COLUMNS) <= set(header):
+    if not (set(COLUMNS) <= set(header) or set(_OF_MANIFEST) <= set(header)):
         names = ", ".join(map(printable, header)) or "nothing"
         raise InputError(
             f"{printable(path)}:1: expected '>' or the columns of a sample sheet, not {names}",

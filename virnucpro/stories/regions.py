@@ -18,7 +18,7 @@ from virnucpro.callers.options import CutOptions
 from virnucpro.callers.regions import RegionFinder, embedded_finder
 from virnucpro.ground.errors import InputError, InputMissingError, UsageError
 from virnucpro.ground.events import OnEvent, Progress
-from virnucpro.ground.files import open_plain, read_json
+from virnucpro.ground.files import expanded, open_plain, read_json
 from virnucpro.ground.log import LOGGER, announce, printable
 from virnucpro.ground.records import Call, CalledRecords, FastaRecord, RecordResult
 from virnucpro.page.run import write_run_page
@@ -28,6 +28,7 @@ from virnucpro.run.manifest import Manifest
 from virnucpro.scorer.kin import own_kinship
 from virnucpro.sequences.inputs import InputFile, check_recorded, expected_letters
 from virnucpro.stories.options import RegionsOptions
+from virnucpro.stories.resolve import find_region_model
 from virnucpro.stories.write import open_outputs
 from virnucpro.tables.sinks import (
     REGION_SINKS,
@@ -48,7 +49,7 @@ def find_regions(options: RegionsOptions, on_event: OnEvent) -> Tally:
         VirnucproError: the folder holds no finished ``predict`` of nucleotides, or an input is
             gone or has changed; see ``errors``.
     """
-    rundir, region_model = RunDir(options.folder), options.region_model
+    rundir = RunDir(options.folder)
     _finished_run(rundir)  # before a lock is made in a folder of something else
     with rundir.in_use():
         manifest = _finished_run(rundir)
@@ -56,6 +57,7 @@ def find_regions(options: RegionsOptions, on_event: OnEvent) -> Tally:
         Outputs(rundir).check(but=(PAGE, *_WRITTEN))
         inputs = check_recorded(manifest.inputs)
         least = _cut_of(rundir).least_posterior
+        region_model = options.region_model or _region_model_of(rundir, on_event)
         finder = embedded_finder(manifest.recipe.genetic_code, None, region_model, least)
         own_kinship()
         announce(f"regions: learned from {finder.model.training}")
@@ -100,6 +102,20 @@ def _cut_of(rundir: RunDir) -> CutOptions:
     kinds = {"preset": str, "threshold": float}
     kept: dict[str, Any] = {name: cut[name] for name in cut if kinds.get(name) is type(cut[name])}
     return CutOptions(**kept)
+
+
+def _region_model_of(rundir: RunDir, on_event: OnEvent) -> Path | None:
+    """The region model that the run found regions by, or would have; None: VirNucPro's own.
+
+    Raises:
+        UnavailableError: the model that the run embedded with is gone.
+    """
+    stored = read_json(rundir.manifest)
+    cut, model = stored.get("cut", {}), stored.get("tables", {}).get("model")
+    if cut.get("regions", True) or model is None:
+        recorded = cut.get("region_model")
+        return Path(recorded) if recorded else None
+    return find_region_model(model, on_event)
 
 
 def _finished_run(rundir: RunDir) -> Manifest:
@@ -159,7 +175,7 @@ def _note_in_manifest(
         "cut": {
             **cut,
             "regions": True,
-            "region_model": None if region_model is None else str(region_model),
+            "region_model": region_model and str(expanded(region_model).absolute()),
         },
         "counts": {
             **counts,

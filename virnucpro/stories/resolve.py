@@ -190,13 +190,25 @@ def _resolve_engine(options: RunOptions, recorded: Manifest | None, on_event: On
 
 def _with_regions(options: RunOptions, models: Sequence[Model]) -> RunOptions:
     """The same options, with the file of regions that lies beside the head of a trained model."""
-    head = models[0].head
-    if head is None or not isinstance(options, PredictOptions):
+    if not isinstance(options, PredictOptions) or options.region_model or not options.regions:
         return options
-    file = head.with_name(REGIONS_FILE)
-    if options.region_model or not options.regions or not file.is_file():
-        return options
-    return replace(options, region_model=file)
+    return replace(options, region_model=_region_model_beside(models[0]))
+
+
+def _region_model_beside(model: Model) -> Path | None:
+    file = model.head and model.head.with_name(REGIONS_FILE)
+    return file if file and file.is_file() else None
+
+
+def find_region_model(model: str, on_event: OnEvent) -> Path | None:
+    """The file of regions that a run with ``--model`` finds them by; None: VirNucPro's own.
+
+    Raises:
+        UnavailableError: there is no such model.
+    """
+    from virnucpro.encoders.catalogue import model_names, open_model
+
+    return _region_model_beside(open_model(model_names(model)[0], on_event))
 
 
 def _steps(options: RunOptions, recorded: Manifest | None) -> tuple[Step, ...]:

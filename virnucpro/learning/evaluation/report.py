@@ -28,8 +28,7 @@ from virnucpro.learning.evaluation.metrics import (
     roc_curve,
 )
 from virnucpro.learning.options import EvaluateOptions
-from virnucpro.learning.pages import write_evaluation_page
-from virnucpro.learning.status import add_evaluation, markdown_table
+from virnucpro.learning.pages import add_evaluation, markdown_table, write_evaluation_page
 
 _ROC_POINTS = 200
 _N_BARS = 40  # of the scores from 0 to 1

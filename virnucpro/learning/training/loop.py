@@ -1,35 +1,45 @@
-"""The training loop: one for every mode, on one device or on many.
+"""The training loop: one for every mode, on one device or on many; and its checkpoints.
 
 A step takes one effective batch, which all ranks know: the rows of an epoch in the order that
 the seed gives, cut into parts for each rank and each accumulated step. The loss is divided by
 what the whole batch weighs, so that the gradients do not depend on how it was cut. All that is
 random depends on the seed and the epoch alone; an epoch can be repeated from its checkpoint.
+
+A checkpoint is written by the first rank and read by all; it holds whole tensors, also of weights
+that are cut over the ranks, so that another number of them can read it. The best epoch is stored a
+second time, before its checkpoint: whatever moment a kill comes, the best is at least as new as
+what the last checkpoint says of it. Those of older epochs are deleted when the new one is there.
 """
 
 from __future__ import annotations
 
 import math
+import pickle
+import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Generic
+from typing import Any, BinaryIO, Generic
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.utils._pytree import tree_map
 
 from virnucpro.encoders.base import Pending
 from virnucpro.encoders.transfer import HostCopy
 from virnucpro.ground.errors import ResumeError, UnavailableError, UsageError, VirnucproError
 from virnucpro.ground.events import Memory, OnEvent, Progress
+from virnucpro.ground.files import open_plain
 from virnucpro.ground.log import announce, printable
+from virnucpro.ground.tree import Tree
 from virnucpro.learning.labelled.frames import Rows
 from virnucpro.learning.options import Settings
-from virnucpro.learning.training.checkpoints import Checkpoints, Progressed, snapshot, whole
-from virnucpro.learning.training.objectives import B, BatchRows, Objective, batches_of
+from virnucpro.learning.training.networks import B, BatchRows, Objective, batches_of
 from virnucpro.learning.training.ranks import Ranks
 
 OnStep = Callable[[int, dict[str, float]], None]  # the number of a step, and its figures
@@ -38,6 +48,21 @@ VALIDATION, CHECKPOINT = "validation", "checkpoint"
 _TRAINING = (DATA, STEP, OPTIMIZER)
 _ENCODER = "reader.encoder."  # begins the names of its weights
 _MOST_GRADIENT = 1.0  # norm; beyond it the step is shortened
+_BEST = "best.pt"
+_MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW, in the shape of their weight
+_EPOCH = re.compile(r"epoch_(\d{4,})\.pt")
+_OTHER = "give the settings that it was started with, or another --output-dir"
+
+
+@dataclass(slots=True)
+class Progressed:
+    """The progress of a training."""
+
+    epoch: int = 0  # done
+    step: int = 0
+    best: float = -math.inf
+    best_epoch: int = 0  # 0: none was measured
+    history: list[dict[str, float]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -133,7 +158,9 @@ class Trainer(Generic[B]):
         with batches_of(self.objective, settings.num_workers) as batches:
             while self.state.epoch < settings.epochs and not self._is_stopped():
                 self._epoch(wrapped, optimizer, schedule, batches)
-                content = snapshot(self.module, optimizer, self.scaler, self.state)
+                content = snapshot(
+                    self.module, optimizer, self.scaler, self.state, is_kept=ranks.is_first
+                )
                 if ranks.is_first:
                     checkpoints.save(content, self.state)
                 ranks.wait()
@@ -185,9 +212,16 @@ class Trainer(Generic[B]):
             rate = float(optimizer.param_groups[0]["lr"])
             before = _Step(number, state.step, rows, rate, pending)
             done += len(rows)
-            name = f"epoch {state.epoch + 1} of {settings.epochs}"
-            memory = peak_memory(ranks.device)
-            self.on_event(Progress(name, done, schedule.n_used, self.objective.unit, memory=memory))
+            self.on_event(
+                Progress(
+                    f"epoch {state.epoch + 1} of {settings.epochs}",
+                    done,
+                    schedule.n_used,
+                    self.objective.unit,
+                    memory=peak_memory(ranks.device),
+                    also=self._also(losses, rate, done / schedule.n_used),
+                )
+            )
         assert before is not None, "an epoch has a step"
         losses.append(self._end_step(before))
         self.clock.n_rows += sum(len(part) for _, part in schedule.parts())
@@ -202,6 +236,22 @@ class Trainer(Generic[B]):
             f"{self.objective.unit}_per_second": done / seconds,
         }
         self._finish_epoch(row, wrapped)
+
+    def _also(self, losses: Sequence[float], rate: float, share: float) -> tuple[str, ...]:
+        """Figures for whoever watches an epoch of which this share is done."""
+        state = self.state
+        best = f"best epoch {state.best_epoch}: {self.objective.best} {abs(state.best):.4g}"
+        return (
+            *([f"loss {losses[-1] * self.ranks.world_size:.4g}"] if losses else []),
+            f"rate {rate:.3g}",
+            *([best] if state.best_epoch else []),
+            f"all epochs: remaining {self._left(state.epoch + share)}",
+        )
+
+    def _left(self, n_epochs: float) -> timedelta:
+        """The time from the end of so many epochs to that of the last one, as the others took."""
+        seconds = self.clock.elapsed / (n_epochs - self.first)
+        return timedelta(seconds=round(seconds * (self.settings.epochs - n_epochs)))
 
     def _finish_epoch(self, row: dict[str, float], wrapped: nn.Module) -> None:
         """Measure the epoch if it is time for it, keep what is known of it, and tell it."""
@@ -218,10 +268,8 @@ class Trainer(Generic[B]):
             self.clock.lap(VALIDATION)
         state.history.append(row)
         if self.ranks.is_first:
-            seconds = self.clock.elapsed / (state.epoch - self.first)  # of an epoch
-            left = seconds * (settings.epochs - state.epoch)
             is_best = "; the best so far" if state.best_epoch == state.epoch else ""
-            announce(f"{describe_epoch(row)}{is_best}; about {timedelta(seconds=round(left))} left")
+            announce(f"{describe_epoch(row)}{is_best}; about {self._left(state.epoch)} left")
             self.on_epoch(row)
 
     def _end_step(self, step: _Step) -> float:
@@ -427,3 +475,166 @@ def profile_lines(clocks: Sequence[Clock]) -> list[str]:
             cells.append(f"{seconds:>11,.1f}{seconds / max(total, 1e-9):>7.1%}")
         lines.append(f"{part:<22}" + "".join(cells))
     return lines
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """The checkpoints of one training, in a folder of their own."""
+
+    folder: Path
+    n_kept: int  # of the last epochs, beside the best
+
+    def save(self, content: Mapping[str, object], state: Progressed) -> None:
+        """Write a ``snapshot`` atomically, and once more if this epoch is the best.
+
+        Raises:
+            OutputError, StorageError: as ``files.writing``.
+        """
+        best = [_BEST] if state.best_epoch == state.epoch else []
+        tree = Tree(self.folder.parent)
+        tree.make_folder(self.folder)
+        for name in (*best, f"epoch_{state.epoch:04d}.pt"):
+            with tree.replacing(self.folder / name) as out:
+                _write(content, out)
+        for outdated in self._epochs()[: -self.n_kept]:
+            tree.delete(outdated)
+
+    def load_last(
+        self, module: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler
+    ) -> Progressed:
+        """Load the last checkpoint, if any, and return its state.
+
+        Raises:
+            ResumeError: the last checkpoint is damaged, or of another training.
+        """
+        last = next(reversed(self._epochs()), self.folder / _BEST)
+        if not last.exists():
+            return Progressed()
+        content = _read(last)
+        _load_weights(module, content, last)
+        weights = [p for group in optimizer.param_groups for p in group["params"]]
+        for number, moments in content["optimizer"]["state"].items():
+            for name, value in moments.items():
+                cut = _cut_as(weights[number], value) if name in _MOMENTS else value
+                moments[name] = cut.clone()  # not mapped any more: the file is deleted later
+        optimizer.load_state_dict(content["optimizer"])
+        if "scaler" in content:
+            scaler.load_state_dict(content["scaler"])
+        return Progressed(**content["state"])
+
+    def load_best(self, module: nn.Module) -> None:
+        """
+        Raises:
+            ResumeError: the file is missing or damaged.
+        """
+        path = self.folder / _BEST
+        _load_weights(module, _read(path), path)
+
+    def _epochs(self) -> list[Path]:
+        """The checkpoints of epochs, in their order; a file with another name is not ours."""
+        numbers = {path: _EPOCH.fullmatch(path.name) for path in self.folder.glob("epoch_*.pt")}
+        epochs = {path: int(match[1]) for path, match in numbers.items() if match}
+        return sorted(epochs, key=lambda path: epochs[path])
+
+    def sweep(self) -> None:
+        """Delete what a kill left half-written."""
+        Tree(self.folder.parent).sweep_folder(self.folder)
+
+
+def snapshot(
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler,
+    state: Progressed,
+    *,
+    is_kept: bool,
+) -> dict[str, object]:
+    """The content of a checkpoint. All ranks ask for it together, and one of them keeps it."""
+    content = {
+        "module": _learned(module),
+        "optimizer": optimizer.state_dict(),
+        "state": asdict(state),
+    }
+    if scaler.is_enabled():
+        content["scaler"] = scaler.state_dict()
+
+    def joined(value: object) -> object:
+        """A part of a tensor becomes the whole, in the memory of the host; all else stays."""
+        if not isinstance(value, DTensor):
+            return value
+        tensor = whole(value)
+        return tensor.cpu() if is_kept else None
+
+    return tree_map(joined, content)  # type: ignore[no-any-return]
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The whole of a tensor that may be cut over the ranks, which all ask for it."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    joined: Tensor = tensor.full_tensor()
+    return joined
+
+
+def _cut_as(like: Tensor, tensor: Tensor) -> Tensor:
+    """The rank's part of a whole tensor, if such weights are cut."""
+    if not isinstance(like, DTensor):
+        return tensor
+    there = tensor.to(like.device)
+    return distribute_tensor(there, like.device_mesh, like.placements, src_data_rank=None)
+
+
+def _learned(module: nn.Module) -> dict[str, Tensor]:
+    """The state without the weights that are not trained: they are those of ``--model``."""
+    frozen = {name for name, weight in module.named_parameters() if not weight.requires_grad}
+    return {name: tensor for name, tensor in module.state_dict().items() if name not in frozen}
+
+
+def _write(content: Mapping[str, object], out: BinaryIO) -> None:
+    """Write into a file of Python, whose errors say what the disk refuses.
+
+    torch does not say it of a file of its own, and its error at the end hides that of Python's.
+    """
+    try:
+        torch.save(content, out)
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from error
+        raise
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The content of a checkpoint. Its tensors are mapped, so that ranks share one copy.
+
+    Raises:
+        ResumeError: the file is missing, damaged, or no checkpoint.
+    """
+    hint = "delete it: the training goes on from the checkpoint before, or else from the best"
+    if path.name == _BEST:
+        hint = "nothing else holds these weights: train again, in another --output-dir"
+    try:
+        open_plain(path).close()
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+        why = printable(error) if isinstance(error, OSError) else "it is damaged"
+        raise ResumeError(f"{printable(path)} cannot be read: {why}", hint=hint) from error
+    parts = ("module", "optimizer", "state")
+    if not isinstance(content, dict) or not all(part in content for part in parts):
+        raise ResumeError(f"{printable(path)} is not a checkpoint of a training", hint=_OTHER)
+    return content
+
+
+def _load_weights(module: nn.Module, content: dict[str, Any], path: Path) -> None:
+    """
+    Raises:
+        ResumeError: they are those of another network.
+    """
+    theirs = {name: tensor.shape for name, tensor in content["module"].items()}
+    own = _learned(module)
+    ours = {name: tensor.shape for name, tensor in own.items()}
+    if differ := sorted(name for name, _ in theirs.items() ^ ours.items()):
+        raise ResumeError(
+            f"{printable(path)} holds another network: {printable(differ[0])} differs", hint=_OTHER
+        )
+    loaded = {name: _cut_as(own[name], tensor) for name, tensor in content["module"].items()}
+    module.load_state_dict(loaded, strict=False)  # what is frozen is there

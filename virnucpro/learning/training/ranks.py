@@ -18,6 +18,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
@@ -71,15 +72,28 @@ class Ranks:
         if self.is_first:
             self.on_event(event)
 
+    @contextmanager
+    def making(self, *, is_cut: bool) -> Iterator[bool]:
+        """The context in which a module is made for ``wrap``. -> True if it has no weights
+
+        If they are to be cut, the first rank alone has them until then.
+        """
+        is_empty = is_cut and not self.is_first
+        with torch.device("meta") if is_empty else nullcontext():
+            yield is_empty
+
     def wrap(self, module: nn.Module, *, is_cut: bool) -> nn.Module:
         """Move a module to the device, and have the gradients of all ranks averaged.
 
         Every rank has a whole copy, or a part of each weight, if these are to be cut: the layers of
         an encoder one by one, and all else together (FSDP, Zhao et al. 2023, arXiv:2304.11277).
+        The first rank sends the weights of such a module, one after another.
         """
         if self.world_size == 1 or not is_cut:
             module.to(self.device)
             return module if self.world_size == 1 else DistributedDataParallel(module)
+        weights = module.state_dict() if self.is_first else {}
+        module.to("meta")
         mesh = init_device_mesh(self.device.type, (self.world_size,))
         encoder = next(part for part in module.modules() if isinstance(part, ESM2))
         for layer in [*encoder.layers][1:]:  # the first one runs in parts
@@ -87,7 +101,10 @@ class Ranks:
         fully_shard(module, mesh=mesh)
         if hasattr(module, "logits"):
             register_fsdp_forward_method(module, "logits")
-        return module.to(self.device)
+        module.to_empty(device=self.device)
+        sent = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+        set_model_state_dict(module, weights, options=sent)
+        return module
 
     def alone(self, wrapped: nn.Module) -> AbstractContextManager[None]:
         """Let gradients add up in this process, until a later step averages them."""
@@ -249,35 +266,32 @@ def run_on(devices: Sequence[str], work: Callable[[Ranks], None], on_event: OnEv
         work(Ranks(0, 1, _use(devices[0]), on_event))
         return
     store = open_store(0, is_master=True)
-    group = _Group(tuple(devices), store.port, LOGGER.level)
     children: list[Child] = []
     try:
         with interrupts_held():
             for rank in range(len(devices)):
-                children.append(start(_run_rank, rank, group, work))
+                children.append(start(_run_rank, rank, devices, store.port, LOGGER.level, work))
         _hear(children, devices, on_event)
     finally:
         kill_all(children)
 
 
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """The devices, port and log level that the processes of a training share."""
-
-    devices: tuple[str, ...]
-    port: int
-    log_level: int
-
-
-def _run_rank(pipe: Pipe, rank: int, group: _Group, work: Callable[[Ranks], None]) -> None:
-    device, world_size = group.devices[rank], len(group.devices)
+def _run_rank(
+    pipe: Pipe,
+    rank: int,
+    devices: Sequence[str],
+    port: int,
+    log_level: int,
+    work: Callable[[Ranks], None],
+) -> None:
+    device, world_size = devices[rank], len(devices)
     LOGGER.addHandler(_Relay(pipe))
-    LOGGER.setLevel(group.log_level)
+    LOGGER.setLevel(log_level)
     if device == "cpu":
         torch.set_num_threads(max(1, torch.get_num_threads() // world_size))
     try:
         used = _use(device)
-        join_group(open_store(group.port, is_master=False), rank, world_size, used)
+        join_group(open_store(port, is_master=False), rank, world_size, used)
         work(Ranks(rank, world_size, used, pipe.send))
     except (VirnucproError, OSError) as error:
         pipe.send(ErrorText.of(error))

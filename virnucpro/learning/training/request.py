@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from virnucpro.callers.head import Head, load_head
 from virnucpro.encoders.catalogue import open_model
@@ -184,14 +184,12 @@ def resolve_training(
         # weights, gradients, two moments
         model_bytes=16 * shape.n_parameters if shape else 0,
     )
-    if options.no_multi_gpu or (choice.kind == "cpu" and options.workers is None):
+    if not options.multi_gpu or (choice.kind == "cpu" and options.workers is None):
         choice = choice.first
     is_fp16 = options.precision == "fp16"  # whose losses are scaled, on a CPU too
     precision = "fp16" if is_fp16 else choose_precision(options.precision, choice)
     if choice.kind == "mps":
         precision = "fp32"
-    if precision == "fp16" and options.fsdp:
-        raise UsageError("--fsdp does not go with fp16", hint="give --precision bf16 or fp32")
     settings = carry(options, Settings, mode=mode, precision=precision)
     training = Training(
         options=options,
@@ -280,7 +278,7 @@ def _check_others(options: TrainOptions, mode: Mode) -> None:
             f"--seeds is {options.seeds}",
             hint="give 1 or more; --pretrain has one, as nothing is measured on labels",
         )
-    if options.no_multi_gpu and options.gpus is not None:
+    if not options.multi_gpu and options.gpus is not None:
         raise UsageError("--no-multi-gpu and --gpus contradict each other", hint="give one of them")
     if Path(name).name != name or name.startswith(".") or name in _OURS:
         raise UsageError(
@@ -329,7 +327,11 @@ def open_training(training: Training, on_event: OnEvent) -> None:
     manifest = read_data_manifest(options.data)
     with nullcontext() if is_begun else _leaving_nothing(training):
         source = _prepare_frames(training, manifest, on_event)
-        fingerprint = _check_features(training, source) if options.features else ""
+        fingerprint = (
+            check_features(training, cast("list[str]", source["fasta_sha256"]))
+            if options.features
+            else ""
+        )
         records = read_labels(training.frames)
         warn_of_mixed_groups(records)
         splits = _splits(training, records)
@@ -477,7 +479,7 @@ def _facts(training: Training, source: Origin, fingerprint: str) -> dict[str, An
     return plain
 
 
-def _check_features(training: Training, source: Origin) -> str:
+def check_features(training: Training, fasta_sha256: Iterable[str]) -> str:
     """The fingerprint of the recipe of given vectors, which are those that would be made here.
 
     Raises:
@@ -508,8 +510,7 @@ def _check_features(training: Training, source: Origin) -> str:
                 f"training {printable(ours)}",
                 hint="give --model, --chunk-size and --genetic-code of that virnucpro extract",
             )
-    fasta: Any = source["fasta_sha256"]
-    if absent := {*fasta} - {file.sha256 for file in run.inputs}:
+    if absent := {*fasta_sha256} - {file.sha256 for file in run.inputs}:
         raise InputError(
             f"{printable(folder)} has no vectors of {len(absent)} of the labelled FASTA files",
             hint="give virnucpro extract the files that the manifest names, as they are",
