@@ -31,15 +31,16 @@ from scorer_manifest import NAMELESS, Groups, Row, kingdom_of, names_of, read_ro
 from virnucpro.ground.numeric import Counts, Mask, Values
 from virnucpro.scorer.features import fragment_features
 from virnucpro.scorer.kin import (
+    BUCKET_BITS,
     FARTHEST,
     FORMAT,
     KIND_FEATURES,
     KIND_PIECE,
     KINDS,
+    REST_BITS,
     KindNet,
     Kinship,
     KinWords,
-    is_in_kin_sample,
     is_named,
     kin_words_of,
     most_words,
@@ -49,6 +50,8 @@ from virnucpro.scorer.words import NO_WORDS
 from virnucpro.sequences.fasta import read_fasta
 
 CALIBRATING, NOT_IN_TABLE = range(2, 5), range(5)  # tenths of the genera, for certainties
+RARITY = np.uint64(16)  # one in so many words of a single genus is in the table
+HASH_FACTOR = np.uint64(0xD1B54A32D192ED03)  # odd; other hashes of the house have other factors
 LOCKED = (0, 5)  # tenths by a hash of their own
 LEFT_OUT_FAMILIES = (0, 1)  # tenths
 LENGTHS = (1_000, 3_000, 10_000)
@@ -150,9 +153,13 @@ class Words:
 
     @classmethod
     def of(cls, viruses: Viruses) -> Words:
-        each = kin_words_of(viruses.digits)
-        n_words = [len(words) for words in each]
-        return cls(np.concatenate(each), np.repeat(np.arange(len(each)), n_words))
+        each = zip(*kin_words_of(viruses.digits), strict=True)
+        virus, numbers = map(np.concatenate, each)
+        order = np.lexsort((numbers, virus))
+        virus, numbers = virus[order], numbers[order]
+        is_new = np.ones(len(order), dtype=np.bool_)
+        is_new[1:] = (np.diff(virus) > 0) | (np.diff(numbers) > 0)
+        return cls(numbers[is_new], virus[is_new])
 
 
 def families_of(viruses: Viruses) -> tuple[str, ...]:
@@ -186,8 +193,35 @@ def table_of(viruses: Viruses, words: Words, kept: Mask) -> KinWords:
     n_genera = np.diff(first, append=len(numbers))
     is_of_one = np.minimum.reduceat(owners, first) == np.maximum.reduceat(owners, first)
     numbers, owners = numbers[first], owners[first]
-    is_kept = is_of_one & ((n_genera > 1) | is_in_kin_sample(numbers))
-    return KinWords.of(numbers[is_kept], owners[is_kept].astype(np.uint8))
+    is_kept = is_of_one & ((n_genera > 1) | (hashes_of(numbers) % RARITY == 0))
+    return kin_words(numbers[is_kept], owners[is_kept].astype(np.uint8))
+
+
+def kin_words(numbers: Counts, owners: NDArray[np.uint8]) -> KinWords:
+    """A table of words, each once, and of their owners. (n,), (n,)
+
+    Raises:
+        ValueError: too many of them are in one bucket.
+    """
+    keys = (hashes_of(numbers) >> np.uint64(64 - BUCKET_BITS - REST_BITS)).astype(np.int64)
+    order = np.argsort(keys)
+    keys = keys[order]
+    n_of_bucket = np.bincount(keys >> REST_BITS, minlength=1 << BUCKET_BITS)
+    if n_of_bucket.max(initial=0) > np.iinfo(np.uint8).max:
+        raise ValueError(f"{n_of_bucket.max()} words in one bucket")
+    return KinWords(n_of_bucket.astype(np.uint8), keys.astype(np.uint16), owners[order])
+
+
+def hashes_of(numbers: Counts) -> NDArray[np.uint64]:
+    """Mixed as by SplitMix64 (Steele et al. 2014, doi:10.1145/2660193.2660195), once.
+
+    ``scorer.c`` looks words up by the same.
+    """
+    hashes: NDArray[np.uint64] = numbers.astype(np.uint64) * HASH_FACTOR
+    hashes ^= hashes >> np.uint64(31)
+    hashes *= HASH_FACTOR
+    hashes ^= hashes >> np.uint64(29)
+    return hashes
 
 
 def fragments(
@@ -215,8 +249,8 @@ class Named:
 
     @classmethod
     def of(cls, table: KinWords, some: Sequence[tuple[int, Digits]], n_families: int) -> Named:
-        words = kin_words_of([digits for _, digits in some])
-        best, n_words, share = most_words(words, table, n_families)
+        digits = [digits for _, digits in some]
+        best, n_words, share = most_words(digits, table, n_families)
         n_bases = np.array([len(digits) for _, digits in some])
         virus = np.array([virus for virus, _ in some])
         return cls(virus, best, is_named(n_words, share, n_bases), n_words)
@@ -408,8 +442,8 @@ def held_out_logits(lessons: Lessons, fold: Counts) -> Values:
     logits = np.empty((len(lessons.kind), len(KINDS)))
     for number in range(N_FOLDS):
         net = fit_net(lessons, np.flatnonzero(fold != number), number)
-        for row in np.flatnonzero(fold == number):
-            logits[row] = net.logits(lessons.features[row])
+        rows = np.flatnonzero(fold == number)
+        logits[rows] = net.logits(lessons.features[rows].astype(np.float64))
     return logits
 
 

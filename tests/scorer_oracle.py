@@ -247,3 +247,55 @@ def common_words(left: str, right: str, size: int, longest: int) -> list[tuple[i
                 n += 1
             found.append((i, j, n))
     return found
+
+
+def kin_words_of(text: str, code: GeneticCode) -> list[str]:
+    """Words of long stretches of pieces of 10,000 bases; codons mean what they usually do."""
+    sequence, words = letters_of(text), []
+    for first in range(0, len(sequence), 10_000):
+        piece = sequence[first : first + 10_000]
+        for n_codons, strand, start in kept_of(piece, code, shortest=30)[0]:
+            bases = strands_of(piece)[strand][start : start + 3 * n_codons]
+            protein = "".join(LETTERS.get(bases[i : i + 3], "*") for i in range(0, len(bases), 3))
+            words += [protein[i : i + LENGTH] for i in range(len(protein) - LENGTH + 1)]
+    return [word for word in words if "*" not in word]
+
+
+def is_plain(repeat: str) -> bool:
+    """Whether a repeat is unknown, of one base, or of a short unit."""
+    n = len(repeat)
+    if repeat.count("N") > 0.2 * n or max(map(repeat.count, "ACGT")) > 0.75 * n:
+        return True
+    moved = (zip(repeat, repeat[unit:], strict=False) for unit in range(1, min(6, n - 1) + 1))
+    shares = [[left == right for left, right in pairs] for pairs in moved]
+    return any(sum(same) / len(same) > 0.8 for same in shares)
+
+
+def terminal_repeats(text: str) -> tuple[int, int]:
+    """Bases of the direct and of the inverted terminal repeat; 0: none."""
+    sequence, direct = letters_of(text), 0
+    half, seed = len(sequence) // 2, sequence[:21]
+    if half >= 21 and not is_plain(seed) and sequence.count(seed) <= 8:
+        for n in range(half, 20, -1):
+            first, last = sequence[:n], sequence[-n:]
+            n_different = sum(a != b for a, b in zip(first, last, strict=True))
+            if last.startswith(seed) and n_different <= n // 50 and not is_plain(first):
+                direct = n
+                break
+    inverted = 0
+    other = strands_of(sequence)[1]
+    while inverted < half and sequence[inverted] == other[inverted]:
+        inverted += 1
+    is_repeat = inverted >= 21 and not is_plain(sequence[:inverted])
+    return direct, inverted if is_repeat else 0
+
+
+def longest_open(text: str, stops: Sequence[str]) -> int:
+    """Codons of the longest stretch of any frame without one of these stops."""
+    longest = 0
+    for bases in strands_of(letters_of(text)):
+        for frame in range(3):
+            codons = [bases[i : i + 3] for i in range(frame, len(bases) - 2, 3)]
+            ends = [-1, *(i for i, codon in enumerate(codons) if codon in stops), len(codons)]
+            longest = max(longest, *(end - start - 1 for start, end in pairwise(ends)))
+    return longest

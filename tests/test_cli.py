@@ -112,7 +112,10 @@ UNUSED = {"torch", "h5py", "Bio", "pydantic", "rich", "filelock", "http.client",
 UNUSED |= {"importlib.metadata", "numpy.ma", "virnucpro.learning.options"}
 
 
-@pytest.mark.parametrize("command", [["predict", "-i", EXAMPLE, "-o"], ["status"]])
+@pytest.mark.parametrize(
+    "command",
+    [["predict", "-i", EXAMPLE, "--workers", "1", "--threshold", "0.5", "-o"], ["status"]],
+)
 def test_a_run_of_the_scorer_and_its_status_import_nothing_for_others(command, tmp_path):
     assert virnucpro("predict", "-i", EXAMPLE, "-o", tmp_path / "run").returncode == 0
     folder = tmp_path / ("run" if command == ["status"] else "other")

@@ -802,7 +802,9 @@ def test_the_odd_files_of_other_tools_are_read() -> None:
 
 
 @pytest.mark.parametrize("suffix", ["fa", "fa.gz", "fq", "fq.gz"])
-@pytest.mark.parametrize(("line_end", "lead"), [("\n", ""), ("\r\n", "\n\n\n")])
+@pytest.mark.parametrize(
+    ("line_end", "lead"), [("\n", ""), ("\r\n", "\n\n\n"), ("\n", "\ufeff" + "\n" * 2501)]
+)
 def test_spans_have_every_record_once_by_its_line_and_what_is_packed_is_unpacked_once(
     tmp_path, monkeypatch, suffix, line_end, lead
 ):

@@ -11,13 +11,11 @@ from Bio.Data.CodonTable import unambiguous_dna_by_id as NCBI
 from virnucpro.ground.errors import UsageError
 from virnucpro.ground.records import Chunk
 from virnucpro.scorer.nets import embedded_scorer, load_scorer
+from virnucpro.scorer.pieces import find_open_codes
 from virnucpro.scorer.score import score_block
-from virnucpro.sequences import genetic_code as module
 from virnucpro.sequences.genetic_code import (
     GENETIC_CODES,
     STANDARD,
-    _longest_open,
-    find_open_code,
     genetic_code,
     standard_synonyms,
 )
@@ -101,29 +99,18 @@ def test_a_gene_in_its_code_has_the_stretches_of_its_standard_spelling(code: int
 def test_a_genome_in_another_code_is_noted(code: int) -> None:
     flanks = noise(300, 1), noise(300, 2)
     recoded = gene(900, 5, code=code).join(flanks)
-    assert find_open_code(recoded) == code
     reverse = recoded[::-1].translate(str.maketrans("ACGT", "TGCA"))
-    assert find_open_code(reverse) == code
-    assert find_open_code(recoded.replace("T", "u").lower()) == code
-    assert find_open_code(gene(900, 5).join(flanks)) is None
-
-
-@pytest.mark.parametrize("size", [3, 100, 1_001])
-def test_a_stretch_is_as_long_however_a_sequence_is_read(monkeypatch, size: int) -> None:
-    sequences = [noise(300, 1) + gene(700, 5, code=code) + noise(301, 2) for code in (4, 15, 6, 1)]
-    whole = list(map(_longest_open, sequences))
-    assert max(whole[0].values()) >= 700
-    monkeypatch.setattr(module, "_BASES_AT_ONCE", size)
-    assert list(map(_longest_open, sequences)) == whole
+    rna, usual = recoded.replace("T", "u").lower(), gene(900, 5).join(flanks)
+    assert find_open_codes([recoded, reverse, usual, rna]) == [code, code, None, code]
 
 
 def test_random_sequence_is_hardly_ever_noted() -> None:
     rng = np.random.default_rng(4)
     sequences = [noise(int(n), int(n)) for n in rng.integers(1, 20_000, 300)]
     # 3 codes, a chance of 0.001 each
-    assert sum(find_open_code(sequence) is not None for sequence in sequences) <= 4
+    assert len(sequences) - find_open_codes(sequences).count(None) <= 4
 
 
 @pytest.mark.parametrize("sequence", ["", "A", "ACG", "N" * 5000, "A" * 5000, "acgu" * 700])
 def test_sequences_without_sense_have_no_code(sequence: str) -> None:
-    assert find_open_code(sequence) is None
+    assert find_open_codes([sequence]) == [None]

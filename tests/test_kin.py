@@ -12,7 +12,7 @@ from conftest import random_dna
 from runs import rows
 from safetensors.numpy import save_file
 from test_scorer_run import predict, write
-from train_kin import kinship_tensors
+from train_kin import kin_words, kinship_tensors
 
 import virnucpro
 from virnucpro.ground.errors import UnavailableError
@@ -25,19 +25,21 @@ from virnucpro.ground.records import (
     Region,
 )
 from virnucpro.page.counts import count_kinds
+from virnucpro.scorer.features import piece_features
 from virnucpro.scorer.kin import (
     FEWEST_WORDS,
+    KIND_FEATURES,
     KINDS,
     LEAST_SHARE,
     STRANGE,
     Kinship,
-    KinWords,
     kin_words_of,
     kind_features,
     load_kinship,
     own_kinship,
 )
-from virnucpro.scorer.pieces import encode
+from virnucpro.scorer.pieces import Pieces, encode
+from virnucpro.scorer.words import NO_WORDS
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.genetic_code import STANDARD
 from virnucpro.sequences.translate import reverse_complement
@@ -56,6 +58,11 @@ def open_frame(n_codons: int, seed: int) -> str:
     )[: 3 * n_codons]
 
 
+def words_of(sequence: str) -> np.ndarray:
+    """The words of a sequence, each once, rising."""
+    return np.unique(np.concatenate([some for _, some in kin_words_of([encode(sequence)])]))
+
+
 def example(name: str) -> str:
     """A sequence of the example."""
     return {record.id: record.sequence for record in read_fasta(EXAMPLE)}[name]
@@ -66,10 +73,10 @@ def kinship() -> Kinship:
     """The net of the package, with words of two toy families and of a virus without one."""
     numbers, owners = [], []
     for owner, seed in ((1, 1), (2, 2), (0, 3)):
-        words = kin_words_of([encode(open_frame(200, seed))])[0]
+        words = words_of(open_frame(200, seed))
         numbers.append(words)
         owners.append(np.full(len(words), owner, dtype=np.uint8))
-    table = KinWords.of(np.concatenate(numbers), np.concatenate(owners))
+    table = kin_words(np.concatenate(numbers), np.concatenate(owners))
     names = ("", "Unaviridae", "Duoviridae")
     return replace(own_kinship(), words=table, families=names, kind_of_family=("", "RNA+", "RNA-"))
 
@@ -85,10 +92,9 @@ def test_the_family_that_shares_most_words_is_named_and_decides_on_the_kind(kins
 
 def test_both_strands_have_the_same_words(kinship):
     sequence = "".join(open_frame(150, seed) for seed in range(4))
-    words = kin_words_of([encode(sequence)])[0]
+    words = words_of(sequence)
     assert len(words)
-    opposite = kin_words_of([encode(reverse_complement(sequence))])[0]
-    assert np.array_equal(words, opposite)
+    assert np.array_equal(words, words_of(reverse_complement(sequence)))
 
 
 def test_words_of_two_families_in_equal_parts_name_none(kinship):
@@ -105,8 +111,8 @@ def test_words_of_viruses_without_a_family_name_none_and_count_against_a_name(ki
 
 
 def test_a_single_word_names_no_family(kinship):
-    some = kin_words_of([encode(open_frame(200, 1))])[0][:1]
-    thin = replace(kinship, words=KinWords.of(some, np.ones(1, dtype=np.uint8)))
+    some = words_of(open_frame(200, 1))[:1]
+    thin = replace(kinship, words=kin_words(some, np.ones(1, dtype=np.uint8)))
     assert FEWEST_WORDS > 1
     [identity] = thin.identify([open_frame(200, 1)])
     assert not identity.kin
@@ -116,7 +122,7 @@ def test_a_table_finds_its_words_with_their_owners_and_hardly_any_other():
     rng = np.random.default_rng(5)
     numbers = np.unique(rng.integers(20**9, size=300_000))
     owners = rng.integers(256, size=len(numbers)).astype(np.uint8)
-    table = KinWords.of(numbers, owners)
+    table = kin_words(numbers, owners)
     order = rng.permutation(len(numbers))[:5_000]
     assert np.array_equal(table.owners_of(numbers[order]), owners[order])
     strangers = np.setdiff1d(rng.integers(20**9, size=200_000), numbers)
@@ -139,12 +145,34 @@ def test_a_sequence_is_the_same_virus_whatever_stands_beside_it(kinship):
 
 def test_the_chances_of_kinds_are_probabilities_and_longer_sequences_get_no_smaller_ones():
     net = own_kinship().net
-    [features] = kind_features([encode(random_dna(3_000, np.random.default_rng(1)))])
-    for n_bases in (150, 500, 3_000, 10**6):
-        chances = net.probabilities(features, n_bases)
-        assert chances.shape == (len(KINDS),)
-        assert chances.min() >= 0
-        assert chances.sum() == pytest.approx(1)
+    lengths = np.array([150, 500, 3_000, 10**6])
+    features = kind_features([encode(random_dna(3_000, np.random.default_rng(1)))] * 4)
+    chances = net.probabilities(features, lengths)
+    assert chances.shape == (len(lengths), len(KINDS))
+    assert chances.min() >= 0
+    assert chances.sum(axis=1) == pytest.approx(1)
+
+
+def test_the_logits_of_kinds_are_those_of_plain_products():
+    net, rng = own_kinship().net, np.random.default_rng(3)
+    features = net.mean + net.deviation * rng.normal(size=(19, len(net.mean)))
+    x = ((features - net.mean) / net.deviation).clip(-6, 6)
+    x = x @ net.hidden[0].T.astype(np.float64) + net.hidden[1]
+    x = 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+    expected = x @ net.output[0].T.astype(np.float64) + net.output[1]
+    # sums of 1,095 products of float64, each of which is below 2^5: 1,095 * 2^5 * 2^-53 = 4e-12
+    np.testing.assert_allclose(net.logits(features), expected, rtol=0, atol=1e-10)
+
+
+def test_features_of_kinds_are_means_over_pieces_with_a_known_base():
+    rng = np.random.default_rng(6)
+    sequences = [random_dna(2_000, rng), "N" * 1_000 + random_dna(1_000, rng), "N" * 700]
+    of_pieces = piece_features(
+        Pieces(encode("".join(sequences)), np.array([0, 1_000, 3_000]), np.array([1_000] * 3)),
+        NO_WORDS,
+    )[:, KIND_FEATURES]
+    expected = [of_pieces[:2].mean(axis=0, dtype=np.float64), of_pieces[2], [np.nan] * 1095]
+    np.testing.assert_array_equal(kind_features([*map(encode, sequences)]), np.stack(expected))
 
 
 def test_random_sequence_is_named_after_no_family():

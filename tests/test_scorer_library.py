@@ -13,8 +13,11 @@ from scorer_oracle import (
     common_words,
     features_of,
     kept_of,
+    kin_words_of,
     layout_of,
     letters_of,
+    longest_open,
+    terminal_repeats,
 )
 
 from virnucpro.callers.chain import (
@@ -24,7 +27,7 @@ from virnucpro.callers.chain import (
     viterbi,
 )
 from virnucpro.ground.errors import UnavailableError
-from virnucpro.scorer import landmarks, library
+from virnucpro.scorer import kin, landmarks, library, pieces
 from virnucpro.scorer.features import (
     GC,
     N_CODONS,
@@ -169,6 +172,42 @@ def test_a_piece_has_the_same_features_after_other_pieces_of_its_row(
     rising = cut_into(row, size)
     falling = row.at(rising.starts[::-1].copy(), rising.lengths[::-1].copy())
     np.testing.assert_array_equal(read_pieces(falling, words, code)[0], alone[::-1])
+
+
+@given(st.lists(PIECE, min_size=1, max_size=3), CODES)
+@example(["ATGGCCCAG" * 1700, "", "CTGTTACAT" * 1200 + "N" + "GCC" * 200], STANDARD)
+def test_words_of_kin_are_those_of_plain_python(texts: list[str], code) -> None:
+    met: list[list[int]] = [[] for _ in texts]
+    for owner, numbers in kin.kin_words_of([*map(encode, texts)], code):
+        for place, number in zip(owner.tolist(), numbers.tolist(), strict=True):
+            met[place].append(number)
+    expected = [sorted(map(number_of, kin_words_of(text, code))) for text in texts]
+    assert [*map(sorted, met)] == expected
+
+
+@given(PIECE, st.text("ACGTN", max_size=40), st.sampled_from(["", "same", "other"]), st.integers())
+@example("ACGTTGCAAGTCCATGGACTAAC", "", "same", 3)
+def test_terminal_repeats_are_those_of_plain_python(
+    text: str, inner: str, end: str, changed: int
+) -> None:
+    last = {"": "", "same": text, "other": reverse_complement(text)}[end]
+    if last:
+        place = changed % len(last)
+        last = last[:place] + "A" + last[place + 1 :]
+    sequence = text + inner + last
+    direct, inverted = terminal_repeats(sequence)
+    expected = "DTR" if direct else "ITR" if inverted else "linear"
+    found = kin.topologies([encode(sequence)] * 3, [False, True, None])
+    assert found == [(expected, direct or inverted), ("circular", direct), ("", 0)]
+
+
+@given(st.lists(PIECE, min_size=1, max_size=3))
+@example(["TGATAGTAA" * 100, "TCACTATTA" * 100, "A", ""])
+def test_open_stretches_are_those_of_plain_python(texts: list[str]) -> None:
+    counts, longest = pieces._longest_open(texts)
+    stops = [("TAA", "TAG", "TGA"), ("TAA", "TAG"), ("TAA", "TGA"), ("TGA",)]
+    assert longest.tolist() == [[longest_open(text, of) for of in stops] for text in texts]
+    assert counts.tolist() == [[*map(letters_of(text).count, "ACGT")] for text in texts]
 
 
 def test_no_items_have_no_path() -> None:

@@ -26,7 +26,7 @@ from virnucpro.ground.errors import InputMissingError, ResumeError, UsageError
 from virnucpro.ground.events import Event, OnEvent, Progress, Telling
 from virnucpro.ground.records import Shard
 from virnucpro.run.status import inspect_run, measure_run
-from virnucpro.scorer import landmarks, score
+from virnucpro.scorer import landmarks, pieces, score
 from virnucpro.scorer.nets import (
     embedded_scorer,
     false_discovery_rates,
@@ -35,7 +35,6 @@ from virnucpro.scorer.nets import (
 )
 from virnucpro.scorer.score import score_block, score_sequences
 from virnucpro.sequences import fasta as reader
-from virnucpro.sequences import genetic_code
 from virnucpro.stories import pipeline
 from virnucpro.stories import write as write_story
 from virnucpro.stories.options import PredictOptions
@@ -223,12 +222,12 @@ def test_the_tables_in_the_original_format_show_pieces(tmp_path):
     rng = np.random.default_rng(2)
     records = {"long": random_dna(1300, rng), "gap": random_dna(500, rng) + 500 * "N"}
     predict(write(tmp_path / "in.fa", **records, short=random_dna(460, rng)), to=tmp_path / "run")
-    pieces = ["long_piece_1", "long_piece_2", "long_piece_3", "gap_piece_1"]
-    pieces += ["short_piece_1", "short_piece_2"]  # of 300 bases, 140 of them in both
+    names = ["long_piece_1", "long_piece_2", "long_piece_3", "gap_piece_1"]
+    names += ["short_piece_1", "short_piece_2"]  # of 300 bases, 140 of them in both
     frames = rows(tmp_path / "run/prediction_results.txt")
-    assert [row["Sequence_ID"] for row in frames] == pieces
+    assert [row["Sequence_ID"] for row in frames] == names
     chunks = rows(tmp_path / "run/prediction_results_highestscore.csv")
-    assert [row["Modified_ID"] for row in chunks] == sorted(pieces)
+    assert [row["Modified_ID"] for row in chunks] == sorted(names)
     told = {row["record"]: row for row in rows(tmp_path / "run/predictions.tsv")}
     counts = ("n_chunks", "n_chunks_scored", "n_frames_scored")
     assert [told["long"][name] for name in counts] == ["3", "3", "0"]
@@ -249,7 +248,7 @@ def test_a_piece_has_a_score_of_its_own_bases(tmp_path):
 def test_a_long_record_takes_four_bytes_of_memory_per_base_at_most(tmp_path, monkeypatch):
     """It is read, scored, searched for regions, and written; what is read at once is small here."""
     monkeypatch.setattr(landmarks, "_BASES_AT_ONCE", 99_999)
-    monkeypatch.setattr(genetic_code, "_BASES_AT_ONCE", 100_000)
+    monkeypatch.setattr(pieces, "_ENCODED_AT_ONCE", 100_000)
     rng = np.random.default_rng(4)
     bases = "".join(rng.choice(list("ACGT"), 1_500_000, p=[0.3, 0.2, 0.2, 0.3]))
     predict(write(tmp_path / "short.fa", a=bases[:20_000]), to=tmp_path / "first")

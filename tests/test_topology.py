@@ -8,9 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from virnucpro.scorer.topology import SHORTEST, topology_of
+from virnucpro.scorer.kin import topologies
+from virnucpro.scorer.pieces import encode
 
 COMPLEMENT = str.maketrans("ACGT", "TGCA")
+SHORTEST = 21  # bases of a repeat
+
+
+def topology_of(sequence: str, *, is_circle: bool) -> tuple[str, int]:
+    return topologies([encode(sequence)], [is_circle])[0]
 
 
 def bases(n: int, seed: int) -> str:

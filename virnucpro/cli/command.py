@@ -6,6 +6,7 @@ Also what a command says of a file that no option precedes.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Collection, Iterator
 from copy import copy
@@ -89,9 +90,10 @@ def _as_typed(kind: Any) -> Any:  # noqa: ANN401 - a type
 
 
 def plain(params: list[Any]) -> list[Any]:
-    """The same parameters, which take text and defaults as they are; help shows no type of a flag.
+    """The same parameters, which take text, plain numbers and defaults by themselves.
 
-    Typer would import pydantic to convert them, which takes longer than typer itself.
+    Typer would import pydantic to convert them, which takes longer than typer itself. Help shows no
+    type of a flag.
     """
     for param in params:
         if getattr(param, "is_flag", False):
@@ -104,10 +106,30 @@ def plain(params: list[Any]) -> list[Any]:
 def _process(param: Any, context: Any, value: object) -> object:  # noqa: ANN401 - typer's or click's
     source = context.get_parameter_source(param.name)
     is_default = source is not None and source.name == "DEFAULT" and not param.required
-    if not is_default and not _is_text(param, value):
+    number = _number(param, value)
+    if not is_default and number is None and not _is_text(param, value):
         return type(param).process_value(param, context, value)
-    value = () if value is None and param.multiple else value
+    value = () if value is None and param.multiple else value if number is None else number
     return param.callback(context, param, value) if param.callback else value
+
+
+# how numbers are usually written; typer converts, or refuses, whatever is written otherwise
+_NUMBERS = {
+    int: re.compile("0|[1-9][0-9]{0,14}"),
+    float: re.compile(r"(0|[1-9][0-9]{0,14})(\.[0-9]{1,15})?"),
+}
+
+
+def _number(param: Any, value: object) -> float | None:  # noqa: ANN401 - typer's or click's
+    """The number that a text stands for, if an option takes it."""
+    kind, option = param.type_descriptor.annotation, param.type_descriptor.parameter_info
+    if option.parser or not isinstance(value, str) or kind not in _NUMBERS:
+        return None
+    if not _NUMBERS[kind].fullmatch(value):
+        return None
+    number: float = kind(value)
+    is_small = option.min is not None and number < option.min
+    return None if is_small or (option.max is not None and number > option.max) else number
 
 
 def _is_text(param: Any, value: object) -> bool:  # noqa: ANN401 - typer's or click's

@@ -6,6 +6,7 @@ needs them, and torch, by them, in the process that computes with it.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -108,6 +109,7 @@ def root(
 def main() -> None:
     """The entry point. Usage errors exit with 64: 2 means that something failed in a run."""
     _open_standard_streams()
+    gc.set_threshold(50_000)  # modules and columns of records are no garbage
     try:
         with exits():
             app()

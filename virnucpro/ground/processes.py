@@ -12,6 +12,7 @@ tracker of semaphores, that import from there.)
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 import subprocess
@@ -138,6 +139,7 @@ def begin(number: int) -> None:
     """
     _obey_parent()
     os.set_inheritable(number, False)
+    gc.set_threshold(50_000)  # as in the command line
     pipe, exit_code = Connection(number), 0
     try:
         target, args, kwargs = pipe.recv()

@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import compress, islice, zip_longest
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -69,13 +69,12 @@ class RecordRows(NamedTuple):
 
     def extend(self, columns: Iterable[Sequence[Any]], mask: Mask) -> None:
         """Add those rows of some columns that are in the mask."""
-        chosen = mask.tolist()
+        rows = np.flatnonzero(mask).tolist()  # a few of a large table
         own: tuple[list[Any], ...] = self
         for column, values in zip(own, columns, strict=True):
-            column.extend(compress(values, chosen))
+            column.extend([values[row] for row in rows])
 
-    def take(self, rows: Iterable[int]) -> RecordRows:
-        rows = list(rows)
+    def take(self, rows: Sequence[int]) -> RecordRows:
         return RecordRows._make([column[row] for row in rows] for column in self)
 
     def best(self, most: int) -> RecordRows:
@@ -157,7 +156,7 @@ class _Figures(NamedTuple):
         """
         numbers = list(map(int, block["length"]))
         scores, rates = _shares(block["virus_score"]), _shares(block["fdr"])
-        if any(not 0 <= number < 2**_DOUBLINGS for number in numbers):
+        if numbers and not 0 <= min(numbers) <= max(numbers) < 2**_DOUBLINGS:
             raise ValueError("a length is out of range")
         if any((shares < 0).any() or (shares > 1).any() for shares in (scores, rates)):
             raise ValueError("virus_score and fdr must lie between 0 and 1")

@@ -19,6 +19,7 @@ import numpy as np
 
 from virnucpro.ground.events import STAGES, STARTING
 from virnucpro.ground.log import LOGGER, counted, escaped, printable
+from virnucpro.ground.numeric import Values
 from virnucpro.ground.records import STATUSES, Region
 from virnucpro.page.charts import GIB, Chart, device_charts, scores_by_length
 from virnucpro.page.citation import as_bibtex, works_of
@@ -421,9 +422,9 @@ def _regions(run: _RunFiles) -> dict[str, object]:
         "file": [files[file] for file, _, _ in rows],
         "start": [one.start + 1 for *_, one in rows],
         "end": [one.end for *_, one in rows],
-        "posterior": [_scaled(one.posterior, 10_000) for *_, one in rows],
+        "posterior": _scaled([one.posterior for *_, one in rows], 10_000),
         "verdict": [int(one.is_virus) for *_, one in rows],
-        "score": [_scaled(measured[file, record][1], 10**6) for file, record, _ in rows],
+        "score": _scaled([measured[file, record][1] for file, record, _ in rows], 10**6),
     }
     return {
         "regions": {"files": list(map(printable, files)), "columns": columns},
@@ -449,8 +450,8 @@ def _tracks(
             "record": printable(record),
             "file": printable(file),
             "length": length,
-            "posterior": [_scaled(value, 100) for value in posterior.tolist()],
-            "odds": [_scaled(value, 2) for value in log_odds.tolist()],
+            "posterior": _scaled(posterior, 100),
+            "odds": _scaled(log_odds, 2),
             "regions": [
                 {
                     "kind": escaped(one.kind),
@@ -516,8 +517,8 @@ def _columns(run: _RunFiles, rows: RecordRows) -> dict[str, object]:
             "length": rows.lengths,
             "status": [_PLACES[status] for status in rows.statuses],
             "viral": list(map(int, rows.are_viral)),
-            "score": [_scaled(score, 1_000_000) for score in rows.scores],
-            "fdr": [_scaled(rate, 10_000) for rate in rows.rates],
+            "score": _scaled(rows.scores, 1_000_000),
+            "fdr": _scaled(rows.rates, 10_000),
             "chunks": list(map(_whole, rows.n_chunks)),
             "regions": [
                 of_records.get(key, 0) for key in zip(rows.files, rows.records, strict=True)
@@ -534,8 +535,14 @@ def _lines(texts: Sequence[str]) -> str:
     return "\n".join(texts if is_safe else map(printable, texts))
 
 
-def _scaled(value: float, scale: int) -> int | None:
-    return None if math.isnan(value) else round(value * scale)
+def _scaled(values: Sequence[float] | Values, scale: int) -> list[int | None]:
+    """In whole numbers; None for NaN."""
+    scaled = np.rint(np.array(values, np.float64) * scale)
+    is_known = ~np.isnan(scaled)
+    whole: list[int] = np.where(is_known, scaled, 0).astype(np.int64).tolist()
+    if is_known.all():
+        return [*whole]
+    return [n if known else None for n, known in zip(whole, is_known.tolist(), strict=True)]
 
 
 def _whole(text: str) -> int | None:

@@ -45,7 +45,7 @@ from virnucpro.run.manifest import Manifest
 from virnucpro.run.shards import N_SMALL_SHARDS, SeenOrfs, ShardWriter, digests_of, header_of
 from virnucpro.sequences.fasta import Block, Span, Streams, parsed, write_record
 from virnucpro.sequences.genetic_code import genetic_code
-from virnucpro.sequences.inputs import InputFile
+from virnucpro.sequences.inputs import InputFile, expected_letters
 from virnucpro.sequences.samples import id_digest
 from virnucpro.sequences.survey import find_repeat
 from virnucpro.sequences.translate import chunk_record, protein_of, screen, translate_six_frames
@@ -53,6 +53,7 @@ from virnucpro.sequences.translate import chunk_record, protein_of, screen, tran
 Spans: TypeAlias = tuple[tuple[int, int], ...]  # of shards: the first, and one after the last
 _BLOCK_LETTERS = 500_000  # letters that are translated, or looked up, at once
 _SHARDS_AT_ONCE = 256  # shards that are verified at once
+_READINGS_PER_SCORE = 20  # of records, in the time in which they are scored
 _LEAST_NUMBERS = 1000  # of the shards of a slice, so that their names are short
 
 
@@ -433,9 +434,13 @@ def make_plan(
         UnavailableError: a helper died.
     """
     missing, parts, n_letters = plan.missing, dict(plan.parts), 0
-    n_bytes = len(missing) * planner.recipe.bytes_per_slice if planner.recipe.has_encoder else 0
-    n_helpers = min(count_worth(n_helpers, n_bytes), max(0, len(missing) - 1))
-    with helpers_for(planner, n_helpers, "shards") as helpers:
+    if planner.recipe.has_encoder:
+        products, n_worth = "shards", len(missing) * planner.recipe.bytes_per_slice
+    else:  # what is packed, each of them would unpack
+        letters = expected_letters(planner.manifest.inputs)
+        products, n_worth = "parts of the plan", letters // _READINGS_PER_SCORE
+    n_helpers = min(count_worth(n_helpers, n_worth), max(0, len(missing) - 1))
+    with helpers_for(planner, n_helpers, products) as helpers:
         made = helpers.in_order(map(SliceTask, missing))
         for one, part in zip(missing, made, strict=True):
             parts[one.index] = part

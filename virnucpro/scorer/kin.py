@@ -1,13 +1,21 @@
-"""What a viral sequence is: its kind of virus, and the family whose words it shares most.
+"""What a viral sequence is: its kind, the family whose words it shares most, and its ends.
 
 A word is nine residues of an open stretch. The table has words of one family alone: all that
-several of its genera have, and one in ``RARITY`` of the others, by hash. Words of viruses without
+several of its genera have, and one in 16 of the others, by hash. Words of viruses without
 a family have the owner 0. A family is named where it owns enough of the words that the table
 has; the sequence has the kind of this family then. Elsewhere a net gives the kind, by the features
 that the scorer reads, except the words of its training.
 
 ``embedded/kin.safetensors`` has the table, the net and their facts; ``making/train_kin.py`` makes
 it.
+
+Ends are terminal repeats, direct or inverted, or a circle by its header. A direct repeat is what an
+assembler leaves of a circle, and what many linear genomes end in: the sequence alone does not say
+which. CheckV and geNomad ask for more than 20 bases that agree exactly (Nayfach et al. 2021,
+doi:10.1038/s41587-020-00774-7; Camargo et al. 2024, doi:10.1038/s41587-023-01953-y), and so does
+this module; behind those, one base in fifty may differ. Repeats of low complexity are left out:
+CheckV's limits are a fifth of unknown bases, three quarters of one base, and eight places in the
+sequence. Tandem repeats of short units count as such, too.
 """
 
 from __future__ import annotations
@@ -15,8 +23,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from itertools import pairwise
+from itertools import compress
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,23 +36,14 @@ from virnucpro.ground.files import EMBEDDED_FOLDER, parse_json
 from virnucpro.ground.log import printable
 from virnucpro.ground.numeric import Counts, Mask, Values
 from virnucpro.ground.records import Identity
-from virnucpro.scorer.features import FIGURES, read_pieces
-from virnucpro.scorer.pieces import (
-    Digits,
-    Pieces,
-    Stretches,
-    codon_codes,
-    cut,
-    encode,
-    find_stretches,
-    opposite_strand,
-)
-from virnucpro.scorer.topology import topology_of
-from virnucpro.scorer.words import NO_WORDS, RESIDUE_OF_CODE, Numbers, words_in
+from virnucpro.scorer.features import FIGURES, library_input
+from virnucpro.scorer.library import call
+from virnucpro.scorer.nets import blocks_of
+from virnucpro.scorer.pieces import Digits, Pieces, cut, encode
+from virnucpro.scorer.words import NO_WORDS, RESIDUE_OF_CODE, Numbers
 from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
 
 FORMAT = 1
-RARITY = 16  # a power of two: one in so many words of a single genus is in the table
 FEWEST_WORDS = 2  # of a family that is named
 BASES_PER_WORD = 3_000  # a long sequence needs more words: at least one in so many bases
 LEAST_SHARE = 0.7  # of all words of the sequence that the table knows
@@ -62,10 +62,12 @@ KIND_PIECE = 1000  # bases
 STRANGE = -1  # the owner of a word that the table does not know
 FARTHEST = 6.0  # deviations from the mean; what is farther is taken for this
 _WORD_PIECE = 10_000  # bases that stretches are looked for in
+_SEQUENCES_AT_ONCE = 64  # whose kinds are computed: they stay in the cache of the processor
+_PIECES_AT_ONCE, _BASES_AT_ONCE = 10_000, 1_000_000  # whose words are looked up
 _SHORTEST_STRETCH = 30  # codons
-_BUCKET_BITS, _REST_BITS = 20, 16
-_SEED = np.uint64(0xD1B54A32D192ED03)  # odd; other hashes of the house have other factors
+BUCKET_BITS, REST_BITS = 20, 16
 
+Topology: TypeAlias = Literal["linear", "DTR", "ITR", "circular"]
 Owners = NDArray[np.uint8]
 Weights = NDArray[np.float32]
 
@@ -82,100 +84,49 @@ class KinWords:
     owners: Owners  # (n_words,) places among the families; 0: a virus without one
 
     def __post_init__(self) -> None:
-        if self.n_of_bucket.shape != (1 << _BUCKET_BITS,):
+        if self.n_of_bucket.shape != (1 << BUCKET_BITS,):
             raise ValueError(f"words of kin in {self.n_of_bucket.shape} buckets")
         if not self.n_of_bucket.sum() == len(self.rests) == len(self.owners):
             raise ValueError(f"{len(self.rests)} words of kin, {len(self.owners)} owners")
 
-    @classmethod
-    def of(cls, numbers: Numbers, owners: Owners) -> KinWords:
-        """A table of words, each once, and of their owners. (n,), (n,)
-
-        Raises:
-            ValueError: too many of them are in one bucket.
-        """
-        keys = _keys(numbers)
-        order = np.argsort(keys)
-        keys = keys[order]
-        n_of_bucket = np.bincount(keys >> _REST_BITS, minlength=1 << _BUCKET_BITS)
-        if n_of_bucket.max(initial=0) > np.iinfo(np.uint8).max:
-            raise ValueError(f"{n_of_bucket.max()} words in one bucket")
-        return cls(n_of_bucket.astype(np.uint8), keys.astype(np.uint16), owners[order])
-
     @cached_property
-    def _first(self) -> Counts:
+    def _first(self) -> NDArray[np.int32]:
         """The place of the first word of each bucket, and of the end. (2**20 + 1,)"""
-        first = np.zeros(len(self.n_of_bucket) + 1, dtype=np.int64)
+        first = np.zeros(len(self.n_of_bucket) + 1, dtype=np.int32)
         np.cumsum(self.n_of_bucket, out=first[1:])
         return first
 
-    def owners_of(self, numbers: Numbers) -> Counts:
+    def owners_of(self, numbers: Numbers) -> NDArray[np.int16]:
         """The owner of each word; ``STRANGE`` for one that the table does not know. (n,) -> (n,)"""
-        keys = _keys(numbers)
-        buckets, rests = keys >> _REST_BITS, (keys & ((1 << _REST_BITS) - 1)).astype(np.uint16)
-        place, end = self._first[buckets], self._first[buckets + 1]
-        owners = np.full(len(keys), STRANGE, dtype=np.int64)
-        while len(rows := np.flatnonzero((place < end) & (owners == STRANGE))):
-            known = rows[self.rests[place[rows]] == rests[rows]]
-            owners[known] = self.owners[place[known]]
-            place[rows] += 1
+        owners = np.empty(len(numbers), dtype=np.int16)
+        call("families_of", numbers, len(numbers), self._first, self.rests, self.owners, owners)
         return owners
 
 
-def _keys(numbers: Numbers) -> Counts:
-    """The bucket of each word, before the bits that distinguish it from others. (n,) -> (n,)"""
-    keys: Counts = (_hashes(numbers) >> np.uint64(64 - _BUCKET_BITS - _REST_BITS)).astype(np.int64)
-    return keys
+def kin_words_of(
+    sequences: Sequence[Digits], code: GeneticCode = STANDARD
+) -> Iterator[tuple[Counts, Numbers]]:
+    """The words of some sequences at a time: whose each is, and its number. (n,), (n,)
 
-
-def is_in_kin_sample(numbers: Numbers) -> Mask:
-    """Whether each word is kept though one genus alone has it. (n,) -> (n,)"""
-    is_inside: Mask = _hashes(numbers) & np.uint64(RARITY - 1) == 0
-    return is_inside
-
-
-def _hashes(numbers: Numbers) -> NDArray[np.uint64]:
-    """Mixed as by SplitMix64 (Steele et al. 2014, doi:10.1145/2660193.2660195), once."""
-    hashes: NDArray[np.uint64] = numbers.astype(np.uint64) * _SEED
-    hashes ^= hashes >> np.uint64(31)
-    hashes *= _SEED
-    hashes ^= hashes >> np.uint64(29)
-    return hashes
-
-
-def kin_words_of(sequences: Sequence[Digits], code: GeneticCode = STANDARD) -> list[Numbers]:
-    """The words of each sequence, each once, rising."""
+    A sequence may have a word several times.
+    """
     lengths = np.array(list(map(len, sequences)), dtype=np.int64)
     n_pieces = -(-lengths // _WORD_PIECE)
     owner = np.repeat(np.arange(len(lengths)), n_pieces)
     start = _WORD_PIECE * (np.arange(len(owner)) - (np.cumsum(n_pieces) - n_pieces)[owner])
     places = start + (np.cumsum(lengths) - lengths)[owner]
-    digits = np.concatenate(sequences)
-    pieces = Pieces(digits, places, np.minimum(_WORD_PIECE, lengths[owner] - start))
-    stretches = find_stretches(pieces, code, _SHORTEST_STRETCH)
-    residues, stretch = _residues(pieces, stretches)
-    at, numbers = words_in(residues, stretch)
-    of_word = owner[stretches.piece][stretch[at]]
-    order = np.lexsort((numbers, of_word))
-    of_word, numbers = of_word[order], numbers[order]
-    is_new = np.ones(len(order), dtype=np.bool_)
-    is_new[1:] = (of_word[1:] != of_word[:-1]) | (numbers[1:] != numbers[:-1])
-    bounds = np.searchsorted(of_word[is_new], np.arange(1, len(lengths)))
-    return np.split(numbers[is_new], bounds)
-
-
-def _residues(pieces: Pieces, stretches: Stretches) -> tuple[Digits, Counts]:
-    """The residues of stretches, one after the other, and the stretch of each. (n,), (n,)"""
-    digits = pieces.digits
-    strands = np.stack(
-        [RESIDUE_OF_CODE[codon_codes(strand)] for strand in (digits, opposite_strand(digits))]
-    )
-    on_reverse = len(digits) - pieces.starts - pieces.lengths
-    on_strand = np.stack([pieces.starts, on_reverse])
-    start = on_strand[stretches.strand, stretches.piece] + stretches.start
-    stretch = np.repeat(np.arange(len(stretches)), stretches.n_codons)
-    codon = np.arange(len(stretch)) - (np.cumsum(stretches.n_codons) - stretches.n_codons)[stretch]
-    return strands[stretches.strand[stretch], start[stretch] + 3 * codon], stretch
+    row = Pieces(np.concatenate(sequences), places, np.minimum(_WORD_PIECE, lengths[owner] - start))
+    first = 0
+    while first < len(places):
+        end = int(np.searchsorted(places, places[first] + _BASES_AT_ONCE))
+        some = slice(first, min(end, first + _PIECES_AT_ONCE))
+        pieces = row.at(row.starts[some], row.lengths[some])
+        n_words = np.empty(len(pieces), dtype=np.int64)
+        numbers = np.empty(int((pieces.lengths // 2 + 1).sum()), dtype=np.int64)
+        sizes = RESIDUE_OF_CODE, _SHORTEST_STRETCH, n_words, numbers
+        call("stretch_words", *pieces.arguments(code), *sizes)
+        yield np.repeat(owner[some], n_words), numbers[: int(n_words.sum())]
+        first = some.stop
 
 
 def is_named(n_words: Counts, share: Values, n_bases: Counts) -> Mask:
@@ -190,19 +141,27 @@ def is_named(n_words: Counts, share: Values, n_bases: Counts) -> Mask:
 
 
 def most_words(
-    each: Sequence[Numbers], table: KinWords, n_families: int
+    sequences: Sequence[Digits], table: KinWords, n_families: int, code: GeneticCode = STANDARD
 ) -> tuple[Counts, Counts, Values]:
     """The family that owns most words of each sequence, the number of its words, and their share.
 
-    A share is that of the words which the table knows. n -> (n,), (n,), (n,)
+    Each word counts once. A share is that of the words which the table knows.
+    n -> (n,), (n,), (n,)
     """
-    sequence = np.repeat(np.arange(len(each)), list(map(len, each)))
-    owners = table.owners_of(np.concatenate(each))
-    is_known = owners != STRANGE
-    places = sequence[is_known] * n_families + owners[is_known]
-    counts = np.bincount(places, minlength=len(each) * n_families).reshape(len(each), n_families)
+    known = np.empty((0, 3), dtype=np.int64)
+    for sequence, numbers in kin_words_of(sequences, code):
+        owners = table.owners_of(numbers)
+        rows = np.flatnonzero(owners != STRANGE)
+        some = np.stack([sequence[rows], owners[rows], numbers[rows]], axis=1)
+        known = np.concatenate([known, some])
+    known = known[np.lexsort(known.T[::2])]  # neighbours are the same words of a sequence
+    is_new = np.ones(len(known), dtype=np.bool_)
+    is_new[1:] = (known[1:, ::2] != known[:-1, ::2]).any(axis=1)
+    places = known[is_new, 0] * n_families + known[is_new, 1]
+    counts = np.bincount(places, minlength=len(sequences) * n_families)
+    counts = counts.reshape(len(sequences), n_families)
     best = counts[:, 1:].argmax(axis=1) + 1
-    n_words = counts[np.arange(len(each)), best]
+    n_words = counts[np.arange(len(sequences)), best]
     return best, n_words, n_words / np.maximum(1, counts.sum(axis=1))
 
 
@@ -210,13 +169,10 @@ def kind_features(sequences: Sequence[Digits], code: GeneticCode = STANDARD) -> 
     """The mean features of the pieces of each sequence; NaN without a known base. n -> (n, 1095)"""
     owner, starts, lengths = cut(np.array(list(map(len, sequences))), KIND_PIECE)
     pieces = Pieces(np.concatenate(sequences), starts, lengths)
-    features, is_blank = read_pieces(pieces, NO_WORDS, code)
-    means = np.full((len(sequences), KIND_FEATURES.stop), np.nan)
-    bounds = np.searchsorted(owner, np.arange(len(sequences) + 1)).tolist()
-    for row, (first, end) in enumerate(pairwise(bounds)):
-        some = features[first:end][~is_blank[first:end], KIND_FEATURES]
-        if len(some):
-            some.mean(axis=0, dtype=np.float64, out=means[row])
+    n_pieces = np.bincount(owner, minlength=len(sequences))
+    means = np.empty((len(sequences), KIND_FEATURES.stop))
+    sizes = n_pieces, *means.shape, means
+    call("mean_features", *library_input(pieces, NO_WORDS, code), *sizes)
     return means
 
 
@@ -235,31 +191,44 @@ class KindNet:
             raise ValueError(f"means of shape {self.mean.shape} for kinds")
 
     def logits(self, features: Values) -> Values:
-        """Before calibration. (n_features,) -> (n_kinds,)"""
-        x = ((features - self.mean) / self.deviation).clip(-FARTHEST, FARTHEST)
-        weight, bias = self._layers[0]
-        x = weight @ x + bias
+        """Before calibration. (n, n_features) -> (n, n_kinds)"""
+        x = features - self._standards[0]
+        x /= self._standards[1]
+        x = _product(np.clip(x, -FARTHEST, FARTHEST, out=x), *self._layers[0])
         # Hendrycks and Gimpel 2016, arXiv:1606.08415, with the hyperbolic tangent
-        x = 0.5 * x * (1 + np.tanh(0.7978845608028654 * (x + 0.044715 * x**3)))
-        weight, bias = self._layers[1]
-        logits: Values = weight @ x + bias
-        return logits
+        x = 0.5 * x * (1 + np.tanh(0.7978845608028654 * (x + 0.044715 * (x * x * x))))
+        return _product(x, *self._layers[1])
 
     @cached_property
-    def _layers(self) -> list[tuple[Values, Weights]]:
-        """Weights in float64, and biases."""
-        return [(weight.astype(np.float64), bias) for weight, bias in (self.hidden, self.output)]
+    def _standards(self) -> tuple[Values, Values]:
+        """Mean and deviation in float64, which numpy need not convert each time."""
+        return self.mean.astype(np.float64), self.deviation.astype(np.float64)
 
-    def probabilities(self, features: Values, n_bases: int) -> Values:
-        """The probability of each kind in a sequence of this length. (n_features,) -> (n_kinds,)
+    @cached_property
+    def _layers(self) -> list[tuple[Values, Values]]:
+        """Weights as the library reads them, and biases."""
+        layers = self.hidden, self.output
+        return [(blocks_of(weight), bias.astype(np.float64)) for weight, bias in layers]
+
+    def probabilities(self, features: Values, n_bases: Counts) -> Values:
+        """The probability of each kind in sequences of these lengths.
 
         The slope lies on lines between the known ones, over the logarithm of the length.
+        (n, n_features), (n,) -> (n, n_kinds)
         """
         lengths, slopes = zip(*self.slopes, strict=True)
-        scaled = np.interp(np.log(n_bases), np.log(lengths), slopes) * self.logits(features)
-        odds = np.exp(scaled - scaled.max())
-        shares: Values = odds / odds.sum()
-        return shares
+        slope = np.interp(np.log(n_bases), np.log(lengths), slopes)
+        scaled = slope[:, None] * self.logits(features)
+        odds = np.exp(scaled - scaled.max(axis=1, keepdims=True))
+        return np.asarray(odds / odds.sum(axis=1, keepdims=True))
+
+
+def _product(values: Values, weights: Values, bias: Values) -> Values:
+    """A layer of a net, the same whatever stands in other rows. (n, in) -> (n, out)"""
+    out = np.empty((len(values), len(bias)))
+    sizes = len(values), values.shape[1], len(bias)
+    call("linear_layer", np.ascontiguousarray(values), *sizes, weights, bias, out)
+    return out
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -283,48 +252,82 @@ class Kinship:
         viruses: Sequence[str],
         are_circles: Sequence[bool | None] | None = None,
         code: GeneticCode = STANDARD,
-    ) -> Iterator[Identity]:
+    ) -> list[Identity]:
         """What each viral sequence is; nothing without a known base.
 
         ``are_circles`` is None for a part of a record, which has no topology.
         """
-        circles = are_circles or [None] * len(viruses)
-        each = zip(viruses, circles, self._identities(viruses, code), strict=True)
-        for bases, is_circle, identity in each:
-            if is_circle is None or not identity.virus_kind:
-                yield identity
-            else:
-                topology, repeat_length = topology_of(bases, is_circle=is_circle)
-                yield identity._replace(topology=topology, repeat_length=repeat_length)
+        identities = [Identity()] * len(viruses)
+        places = [place for place, virus in enumerate(viruses) if virus]
+        if not places:
+            return identities
+        known = [encode(viruses[place]) for place in places]
+        circles = [are_circles[place] if are_circles else None for place in places]
+        columns = zip(places, self._of_kin(known, code), topologies(known, circles), strict=True)
+        for place, identity, (topology, repeat_length) in columns:
+            if identity.virus_kind:
+                whole = identity._replace(topology=topology, repeat_length=repeat_length)
+                identities[place] = whole
+        return identities
 
-    def _identities(self, sequences: Sequence[str], code: GeneticCode) -> Iterator[Identity]:
+    def _of_kin(self, sequences: Sequence[Digits], code: GeneticCode) -> list[Identity]:
         """Kind and kin of each."""
-        some = list(map(encode, filter(None, sequences)))
-        if not some:
-            yield from (Identity() for _ in sequences)
-            return
-        features, lengths = kind_features(some, code), list(map(len, some))
-        best, n_words, share = most_words(kin_words_of(some, code), self.words, len(self.families))
-        has_name = is_named(n_words, share, np.array(lengths)).tolist()
-        columns = zip(has_name, best.tolist(), n_words.tolist(), share.tolist(), strict=True)
-        each = zip(columns, features, lengths, strict=True)
-        for sequence in sequences:
-            yield self._identity(*next(each)) if sequence else Identity()
+        n_bases = np.array(list(map(len, sequences)), dtype=np.int64)
+        best, n_words, share = most_words(sequences, self.words, len(self.families), code)
+        has_name = is_named(n_words, share, n_bases)
+        kinds = iter(self._of_kind(list(compress(sequences, ~has_name)), n_bases[~has_name], code))
+        columns = zip(
+            *(column.tolist() for column in (has_name, best, n_words, share)), strict=True
+        )
+        return [
+            self._of_family(*row) if is_certain else next(kinds) for is_certain, *row in columns
+        ]
 
-    def _identity(
-        self, kin: tuple[bool, int, int, float], features: Values, n_bases: int
-    ) -> Identity:
-        """The identity of one sequence, by whether it has a name, and by ``most_words``."""
-        has_name, best, n_words, share = kin
-        if np.isnan(features[0]):
-            return Identity()
-        if has_name:
-            certainty = [value for fewest, value in self.certainties if n_words >= fewest][-1]
-            kind, name = self.kind_of_family[best], self.families[best]
-            return Identity(kind, certainty, name, n_words, round(share, 3))
-        chances = self.net.probabilities(features, n_bases)
-        kind = KINDS[int(chances.argmax())]
-        return Identity(kind, round(float(chances.max()), 3))
+    def _of_family(self, family: int, n_words: int, share: float) -> Identity:
+        """The identity of a sequence that has so many words of a family."""
+        certainty = [value for fewest, value in self.certainties if n_words >= fewest][-1]
+        kind, name = self.kind_of_family[family], self.families[family]
+        return Identity(kind, certainty, name, n_words, round(share, 3))
+
+    def _of_kind(
+        self, sequences: Sequence[Digits], n_bases: Counts, code: GeneticCode
+    ) -> list[Identity]:
+        """The identities of sequences without a name."""
+        identities = []
+        for first in range(0, len(sequences), _SEQUENCES_AT_ONCE):
+            some = slice(first, first + _SEQUENCES_AT_ONCE)
+            features = kind_features(sequences[some], code)
+            chances = self.net.probabilities(features, n_bases[some])
+            pairs = zip(chances.argmax(axis=1).tolist(), chances.max(axis=1).tolist(), strict=True)
+            identities += [
+                Identity(KINDS[kind], round(chance, 3)) if chance == chance else Identity()
+                for kind, chance in pairs
+            ]
+        return identities
+
+
+def topologies(
+    sequences: Sequence[Digits], are_circles: Sequence[bool | None]
+) -> list[tuple[Topology | Literal[""], int]]:
+    """The topology of each whole record, and the bases of its terminal repeat; 0 without one.
+
+    A circle is one whose header says so; what is no whole record (None) has no topology.
+    """
+    chosen = [place for place, is_circle in enumerate(are_circles) if is_circle is not None]
+    lengths = np.array([len(sequences[place]) for place in chosen], dtype=np.int64)
+    digits = np.concatenate([np.empty(0, np.uint8), *(sequences[place] for place in chosen)])
+    direct, inverted = np.empty((2, len(chosen)), dtype=np.int64)
+    starts = np.cumsum(lengths) - lengths
+    call("terminal_repeats", digits, starts, lengths, len(chosen), direct, inverted)
+    found: list[tuple[Topology | Literal[""], int]] = [("", 0)] * len(sequences)
+    for place, n_direct, n_inverted in zip(chosen, direct.tolist(), inverted.tolist(), strict=True):
+        if are_circles[place]:
+            found[place] = "circular", n_direct
+        elif n_direct:
+            found[place] = "DTR", n_direct
+        else:
+            found[place] = ("ITR", n_inverted) if n_inverted else ("linear", 0)
+    return found
 
 
 @cache

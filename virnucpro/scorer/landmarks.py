@@ -229,9 +229,11 @@ def _words(digits: Digits, size: int) -> Counts:
     words, is_known = np.zeros(n_words, dtype=np.int64), np.ones(n_words, dtype=np.bool_)
     for i in range(size):
         letters = digits[i : i + n_words]
-        words = 4 * words + letters
+        words *= 4
+        words += letters
         is_known &= letters != UNKNOWN
-    return np.where(is_known, words, -1)
+    words[~is_known] = -1
+    return words
 
 
 def _common_words(left: Digits, right: Digits) -> Counts:

@@ -40,12 +40,23 @@ _LAYERS = (
 _SIGNATURES = {
     "read_bases": (_BYTES, c_int64, _BYTES, *_READ),
     "piece_features": (*_PIECES, _BYTES, *_WORDS, _BYTES, _FLOATS, _BYTES),
+    "mean_features": (*_PIECES, _BYTES, *_WORDS, _BYTES, _COUNTS, c_int64, c_int64, _VALUES),
     "piece_outputs": (
         *(*_PIECES, _BYTES, *_WORDS, _BYTES, *_LAYERS, _FLOATS, _BYTES),
         *(_COUNTS, c_int64, _FLOATS, _COUNTS, _VALUES, _COUNTS),
     ),
     "layout_features": (*_PIECES, _VALUES),
     "kept_stretches": (*_PIECES, c_int64, _COUNTS, _COUNTS, _COUNTS),
+    "stretch_words": (*_PIECES, _BYTES, c_int64, _COUNTS, _COUNTS),
+    "families_of": (
+        *(_COUNTS, c_int64, _array(np.int32), _array(np.uint16), _BYTES),
+        _array(np.int16),
+    ),
+    "terminal_repeats": (_BYTES, _COUNTS, _COUNTS, c_int64, _COUNTS, _COUNTS),
+    "longest_open": (
+        *(_BYTES, _COUNTS, _COUNTS, c_int64, _BYTES, _BYTES, c_int64),
+        *(_COUNTS, _COUNTS),
+    ),
     "first_layers": (_FLOATS, c_int64, *_LAYERS, _FLOATS),
     "whole_outputs": (_VALUES, _COUNTS, _VALUES, _COUNTS, c_int64, *_LAYERS, _FLOATS),
     "gelu_inner": (_FLOATS, c_int64, _FLOATS),
@@ -53,6 +64,7 @@ _SIGNATURES = {
         *(_FLOATS, _FLOATS, c_int64),
         *(c_int64, _COUNTS, _COUNTS, _VALUES, _VALUES, _VALUES),
     ),
+    "linear_layer": (_VALUES, c_int64, c_int64, c_int64, _VALUES, _VALUES, _VALUES),
     "mean_log_odds": (_VALUES, c_int64, c_int64, _COUNTS, _COUNTS, _VALUES),
     "viterbi": (_VALUES, _VALUES, c_int64, c_double, c_double, _BYTES),
     "log_posteriors": (_VALUES, _VALUES, c_int64, c_double, _VALUES),

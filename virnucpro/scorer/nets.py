@@ -106,25 +106,15 @@ class Nets:
         weight, bias = self.layers[0]
         rows = weight.reshape(-1, self.n_inputs).astype(np.float64)
         largest = _EXACT / N_LEVELS - self.n_inputs / 2  # before each is rounded
-        total = np.maximum(np.finfo(np.float32).tiny, abs(rows).sum(axis=1, keepdims=True))
-        worth = np.maximum(total / largest, abs(rows).max(axis=1, keepdims=True) / _LARGEST)
+        sizes = abs(rows)
+        total = np.maximum(np.finfo(np.float32).tiny, sizes.sum(axis=1, keepdims=True))
+        worth = np.maximum(total / largest, sizes.max(axis=1, keepdims=True) / _LARGEST)
         n_rows, n_inputs = rows.shape
         numbers = np.zeros((-(-n_rows // _OUTPUTS) * _OUTPUTS, n_inputs + n_inputs % 2), np.int16)
         numbers[:n_rows, :n_inputs] = np.rint(rows / worth)
         blocks = numbers.reshape(-1, _OUTPUTS, numbers.shape[1] // 2, 2).swapaxes(1, 2)
         steps = (worth * FARTHEST / N_LEVELS).reshape(-1)
         return np.ascontiguousarray(blocks), steps, bias.reshape(-1).astype(np.float64)
-
-    def blocks(self, layer: int) -> list[Values]:
-        """Weights of a later layer of each net, as the library reads them, flat.
-
-        In blocks of outputs, filled up by zeros: (n_blocks, n_inputs, 16).
-        """
-        weight = self.layers[layer][0].astype(np.float64)
-        n_nets, n_outputs, n_inputs = weight.shape
-        filled = np.zeros((n_nets, -(-n_outputs // _REALS) * _REALS, n_inputs))
-        filled[:, :n_outputs] = weight
-        return [net.reshape(-1, _REALS, n_inputs).swapaxes(1, 2).reshape(-1) for net in filled]
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,7 +187,9 @@ class _Views:
         for layer in range(1, N_LAYERS):
             shapes = [nets.layers[layer][0].shape for nets in self.nets.values()]
             n_nets = [n for n, _, _ in shapes]
-            weights = [block for nets in self.nets.values() for block in nets.blocks(layer)]
+            weights = [
+                blocks_of(net) for nets in self.nets.values() for net in nets.layers[layer][0]
+            ]
             biases = [nets.layers[layer][1].reshape(-1) for nets in self.nets.values()]
             each.append(
                 (
@@ -262,6 +254,18 @@ class PieceNets:
     def log_odds(self, features: Features) -> Values:
         """The mean over all nets. (n, n_features) -> (n,)"""
         return self.stacked.log_odds(features)
+
+
+def blocks_of(weight: Weights) -> Values:
+    """Weights of a later layer of a net, as the library reads them, flat.
+
+    In blocks of outputs, filled up by zeros: (n_outputs, n_inputs) -> (n_blocks, n_inputs, 16).
+    """
+    n_outputs, n_inputs = weight.shape
+    filled = np.zeros((-(-n_outputs // _REALS) * _REALS, n_inputs))
+    filled[:n_outputs] = weight
+    blocks = filled.reshape(-1, _REALS, n_inputs).swapaxes(1, 2)
+    return np.asarray(blocks.reshape(-1))
 
 
 def _aligned(values: NDArray[_Number]) -> NDArray[_Number]:

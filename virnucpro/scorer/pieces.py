@@ -9,9 +9,10 @@ first, as far as they do not lie on others that are longer.
 
 from __future__ import annotations
 
-from collections.abc import Sized
+from collections.abc import Container, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from functools import cache
+from math import exp, prod
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -25,12 +26,33 @@ UNKNOWN = 4
 NOT_YET = 255  # instead of the owner of a word: it was not looked up
 N_CODES = 125  # of three digits, unknown ones among them: 25 a + 5 b + c
 SHORTEST = 5  # codons of a stretch
+# code -> stops of the bacterial code that are codons in it; codes with fewer come first
+_READ_ON = {4: ("TGA",), 15: ("TAG",), 6: ("TAA", "TAG")}
+OPEN_CODONS = 100  # least length of the longest open stretch that points to another code
+_OPEN_RATIO = 2.5  # least ratio of the longest open stretch to that in the bacterial code
+_SAME_LENGTH = 0.8  # of the longest stretch of all codes: reading on more stops adds no more
+_SHORTEST_CODED = 2000  # bases
+_MOST_GC = 0.45  # where bases C and G are common, wrong frames of genes are open too
+MOST_BY_CHANCE = 1e-3  # stretches so long in a random sequence with these bases
+_CODES = (STANDARD.number, *_READ_ON)  # whose open stretches are compared
+# by code: whether a codon that is none of the stops, each of them, and each on the other strand end
+# a stretch
+_ENDS = np.array(
+    [
+        [False, *2 * [stop not in _READ_ON.get(number, ()) for stop in STANDARD.stops]]
+        for number in _CODES
+    ],
+    dtype=np.uint8,
+)
 Digits = NDArray[np.uint8]
 
-_DIGITS = bytearray([UNKNOWN]) * 256
-for _digit, _letters in enumerate(("Aa", "Cc", "Gg", "TtUu")):
-    for _letter in _letters:
-        _DIGITS[ord(_letter)] = _digit
+_DIGITS = bytes(
+    next(
+        (digit for digit, of in enumerate(("Aa", "Cc", "Gg", "TtUu")) if chr(letter) in of), UNKNOWN
+    )
+    for letter in range(256)
+)
+_ENCODED_AT_ONCE = 1_000_000  # letters
 
 
 Read: TypeAlias = tuple[Digits, Digits, NDArray[np.int32], Counts]  # see `read_bases`
@@ -152,8 +174,12 @@ def codon_codes(digits: Digits) -> Digits:
 
 
 def encode(sequence: str) -> Digits:
-    """A sequence as digits. (n_bases,)"""
-    return np.frombuffer(sequence.encode("ascii", "replace").translate(bytes(_DIGITS)), np.uint8)
+    """A sequence as digits; a long one is not copied on the way. (n_bases,)"""
+    digits = np.empty(len(sequence), dtype=np.uint8)
+    for first in range(0, len(sequence), _ENCODED_AT_ONCE):
+        part = sequence[first : first + _ENCODED_AT_ONCE].encode("ascii", "replace")
+        digits[first : first + len(part)] = np.frombuffer(part.translate(_DIGITS), np.uint8)
+    return digits
 
 
 def digits_of(sequence: str | Digits) -> Digits:
@@ -183,3 +209,70 @@ def cut(lengths: Counts, size: int) -> tuple[Counts, Counts, Counts]:
     first = np.cumsum(lengths) - lengths
     place = number * last[owner] // np.maximum(1, n_pieces - 1)[owner]
     return owner, first[owner] + place, n_bases[owner]
+
+
+def find_open_codes(sequences: Sequence[str]) -> list[int | None]:
+    """The code in which each sequence has a long open stretch that is closed in the bacterial one.
+
+    The longest stretch of any frame is long if it hardly occurs in random sequence with these
+    bases; it is closed if it is 2.5 times as long as the longest one in the bacterial code. Short
+    sequences have none.
+    """
+    found: list[int | None] = [None] * len(sequences)
+    places = [place for place, one in enumerate(sequences) if len(one) >= _SHORTEST_CODED]
+    counts, longest = _longest_open([sequences[place] for place in places])
+    lengths = np.array([len(sequences[place]) for place in places], dtype=np.int64)
+    shares = counts / lengths[:, None]
+    least = np.maximum(OPEN_CODONS, _OPEN_RATIO * longest[:, :1])
+    is_open = (shares[:, 1] + shares[:, 2] <= _MOST_GC) & (longest[:, 1:] >= least).any(axis=1)
+    for row in np.flatnonzero(is_open).tolist():
+        of_bases = dict(zip("ACGT", shares[row].tolist(), strict=True))
+        codons = dict(zip(_CODES, longest[row].tolist(), strict=True))
+        found[places[row]] = _open_code(codons, of_bases, int(lengths[row]))
+    return found
+
+
+def _longest_open(sequences: Sequence[str]) -> tuple[Counts, Counts]:
+    """How often each base is in a sequence, and the codons of the longest stretch without a stop.
+
+    The stretch is that of any of the six frames, for each code. n -> (n, 4), (n, n_codes)
+    """
+    lengths, n = np.array(list(map(len, sequences)), dtype=np.int64), len(sequences)
+    counts, longest = np.empty((n, 4), dtype=np.int64), np.empty((n, len(_CODES)), dtype=np.int64)
+    of_codes = _stop_of_code(), _ENDS, len(_CODES)
+    digits, starts = encode("".join(sequences)), np.cumsum(lengths) - lengths
+    call("longest_open", digits, starts, lengths, n, *of_codes, counts, longest)
+    return counts, longest
+
+
+def _open_code(
+    open_codons: Mapping[int, int], shares: Mapping[str, float], n_bases: int
+) -> int | None:
+    """The code of a sequence, by its longest open stretch in each."""
+    closed = open_codons[STANDARD.number]
+    lengths = {}
+    for number, stops in _READ_ON.items():
+        longest = open_codons[number]
+        chance = _chance_of_stop(shares, read_on=stops)
+        n_by_chance = 2 * n_bases * chance * exp(-longest * chance)
+        if longest >= max(OPEN_CODONS, _OPEN_RATIO * closed) and n_by_chance < MOST_BY_CHANCE:
+            lengths[number] = longest
+    longest = max(lengths.values(), default=0)
+    return next((number for number in lengths if lengths[number] >= _SAME_LENGTH * longest), None)
+
+
+def _chance_of_stop(shares: Mapping[str, float], read_on: Container[str]) -> float:
+    """Of a codon of random bases to close a stretch; the stops of ``read_on`` do not."""
+    closing = [stop for stop in STANDARD.stops if stop not in read_on]
+    return sum(prod(shares[base] for base in stop) for stop in closing)
+
+
+@cache
+def _stop_of_code() -> Digits:
+    """By codon: 0, the number of a stop from 1 on, or that of the other strand from 4 on. (125,)"""
+    stops = np.zeros(N_CODES, dtype=np.uint8)
+    for number, stop in enumerate(STANDARD.stops, 1):
+        a, b, c = ("ACGT".index(base) for base in stop)
+        stops[25 * a + 5 * b + c] = number
+        stops[25 * (3 - c) + 5 * (3 - b) + 3 - a] = 3 + number
+    return stops

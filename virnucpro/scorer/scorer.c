@@ -915,6 +915,36 @@ int piece_features(const uint8_t *digits, int64_t n_digits, const uint8_t *codes
     return result;
 }
 
+/* The mean of the first features of the pieces of each row of them, one row after the other; NaN
+ * where no piece has a known base: (n_rows,) -> (n_rows, width). */
+int mean_features(const uint8_t *digits, int64_t n_digits, const uint8_t *codes,
+                  const uint8_t *tetra, const int32_t *stops, const int64_t *n_stops,
+                  const int64_t *starts, const int64_t *lengths, int64_t n,
+                  const uint8_t *code_tables, const uint8_t *hints, const int32_t *first,
+                  const uint16_t *entries, int64_t n_entries, uint8_t *owners,
+                  const int64_t *n_pieces, int64_t n_rows, int64_t width, double *means) {
+    Bases bases = bases_of(digits, n_digits, codes, tetra, stops, n_stops);
+    Words words = {hints, first, entries, n_entries};
+    float features[N_FEATURES];
+    Reader reader = {0};
+    int result = open_reader(&reader, &bases, lengths, n, code_tables, &words, owners);
+    for (int64_t row = 0, i = 0; result == 0 && row < n_rows; row++, means += width) {
+        int64_t end = i + n_pieces[row], n_known = 0;
+        clear(means, width * sizeof(double));
+        for (; i < end; i++) {
+            if (read_piece(&reader, starts[i], (int32_t)lengths[i], features))
+                continue;
+            n_known++;
+            for (int64_t j = 0; j < width; j++)
+                means[j] += features[j];
+        }
+        for (int64_t j = 0; j < width; j++)
+            means[j] = n_known ? means[j] / n_known : NAN;
+    }
+    close_reader(&reader);
+    return result;
+}
+
 /* Stretches by themselves */
 
 /* The kept stretches of each piece, longest first: rank, strand, start and codons of each row.
@@ -994,6 +1024,197 @@ int layout_features(const uint8_t *digits, int64_t n_digits, const uint8_t *code
     }
     close_room(&room);
     return result;
+}
+
+/* What a virus is: words of its kin, its ends, and the stops that it reads on */
+
+/* The words of long stretches of each piece: how many, and their numbers, piece after piece.
+ *
+ * There is room for one word per two bases of each piece. */
+int stretch_words(const uint8_t *digits, int64_t n_digits, const uint8_t *codes,
+                  const uint8_t *tetra, const int32_t *stops, const int64_t *n_stops,
+                  const int64_t *starts, const int64_t *lengths, int64_t n,
+                  const uint8_t *residue_of, int64_t shortest, int64_t *n_words,
+                  int64_t *numbers) {
+    enum { THREE = N_RESIDUES * N_RESIDUES * N_RESIDUES };
+    Bases bases = bases_of(digits, n_digits, codes, tetra, stops, n_stops);
+    Room room = {0};
+    int64_t longest = longest_of(lengths, n), *to = numbers;
+    uint16_t *threes = malloc((longest / 3 + 1) * sizeof(uint16_t));
+    uint8_t residues[2][N_CODES];
+    int result = threes ? open_room(&room, longest) : -1;
+    for (int code = 0; code < N_CODES; code++) {
+        residues[0][code] = residue_of[code];
+        residues[1][code] = residue_of[other_of(code)];
+    }
+    for (int64_t i = 0; result == 0 && i < n; i++) {
+        const int64_t *first_word = to;
+        find_stretches(&bases, starts[i], (int32_t)lengths[i], (int32_t)shortest, &room);
+        for (int64_t rank = 0; rank < room.n_kept; rank++) {
+            const Stretch *stretch = room.kept + rank;
+            const uint8_t *code = bases.codes + starts[i];
+            int64_t step = stretch->strand ? -3 : 3;
+            int n_known = 0, first = 0, second = 0;
+            code += stretch->strand ? lengths[i] - 3 - stretch->start : stretch->start;
+            for (int32_t j = 0; j < stretch->n_codons; j++, code += step) {
+                int third = residues[stretch->strand][*code];
+                threes[j] = (uint16_t)((first * N_RESIDUES + second) * N_RESIDUES + third);
+                first = second;
+                second = third;
+                n_known = third < N_RESIDUES ? n_known + 1 : 0;
+                if (n_known >= WORD)
+                    *to++ = ((int64_t)threes[j - 6] * THREE + threes[j - 3]) * THREE + threes[j];
+            }
+        }
+        n_words[i] = to - first_word;
+    }
+    close_room(&room);
+    free(threes);
+    return result;
+}
+
+/* The family of each word; -1 for one that the table does not have. */
+int families_of(const int64_t *numbers, int64_t n, const int32_t *first, const uint16_t *rests,
+                const uint8_t *families, int16_t *out) {
+    enum { AT_ONCE = 64, BITS = 20, REST = 16 };
+    const uint64_t factor = UINT64_C(0xD1B54A32D192ED03);
+    for (int64_t low = 0; low < n; low += AT_ONCE) {
+        int64_t n_here = n - low < AT_ONCE ? n - low : AT_ONCE;
+        int32_t buckets[AT_ONCE];
+        uint16_t rest[AT_ONCE];
+        for (int64_t i = 0; i < n_here; i++) {
+            uint64_t hash = (uint64_t)numbers[low + i] * factor;
+            hash = (hash ^ hash >> 31) * factor;
+            hash ^= hash >> 29;
+            buckets[i] = (int32_t)(hash >> (64 - BITS));
+            rest[i] = (uint16_t)(hash >> (64 - BITS - REST));
+            __builtin_prefetch(first + buckets[i]);
+        }
+        for (int64_t i = 0; i < n_here; i++)
+            __builtin_prefetch(rests + first[buckets[i]]);
+        for (int64_t i = 0; i < n_here; i++) {
+            int32_t place = first[buckets[i]], end = first[buckets[i] + 1];
+            while (place < end && rests[place] < rest[i])
+                place++;
+            out[low + i] = place < end && rests[place] == rest[i] ? families[place] : -1;
+        }
+    }
+    return 0;
+}
+
+enum { SEED = 21, BASES_PER_MISMATCH = 50, MOST_PLACES = 8, LONGEST_UNIT = 6 };
+static const double MOST_UNKNOWN = 0.2, MOST_OF_ONE_BASE = 0.75, MOST_TANDEM = 0.8;
+
+/* Whether a repeat is of low complexity: unknown, of one base, or of a short unit. */
+static int is_plain(const uint8_t *repeat, int64_t n) {
+    int64_t counts[UNKNOWN + 1] = {0}, most = 0;
+    for (int64_t i = 0; i < n; i++)
+        counts[repeat[i]]++;
+    for (int base = 0; base < UNKNOWN; base++)
+        most = at_least(counts[base], most);
+    if (counts[UNKNOWN] > MOST_UNKNOWN * n || most > MOST_OF_ONE_BASE * n)
+        return 1;
+    for (int64_t unit = 1; unit <= LONGEST_UNIT && unit < n; unit++) {
+        int64_t n_same = 0;
+        for (int64_t i = unit; i < n; i++)
+            n_same += repeat[i] == repeat[i - unit];
+        if ((double)n_same / (n - unit) > MOST_TANDEM)
+            return 1;
+    }
+    return 0;
+}
+
+/* The first place from one on at which the seed of a text, its first bases, stands; n: none. */
+static int64_t find_seed(const uint8_t *text, int64_t n, int64_t from) {
+    uint64_t seed, eight;
+    memcpy(&seed, text, sizeof seed);
+    for (; from + SEED <= n; from++) {
+        memcpy(&eight, text + from, sizeof eight);
+        if (eight == seed && memcmp(text, text + from, SEED) == 0)
+            return from;
+    }
+    return n;
+}
+
+/* Bases of the longest repeat of the first half that ends a text; 0: none. */
+static int64_t direct_repeat(const uint8_t *text, int64_t n) {
+    int64_t n_places = 0;
+    if (n < 2 * SEED || is_plain(text, SEED))
+        return 0;
+    for (int64_t place = 0; n_places <= MOST_PLACES; place += SEED, n_places++)
+        if ((place = find_seed(text, n, place)) == n)
+            break;
+    if (n_places > MOST_PLACES)
+        return 0;
+    for (int64_t place = (n + 1) / 2; (place = find_seed(text, n, place)) < n; place++) {
+        int64_t n_bases = n - place, n_different = 0;
+        for (int64_t i = 0; i < n_bases; i++)
+            n_different += text[i] != text[place + i];
+        if (n_different <= n_bases / BASES_PER_MISMATCH && !is_plain(text, n_bases))
+            return n_bases;
+    }
+    return 0;
+}
+
+/* Bases from the start that the other strand starts with, too; 0 for too few. */
+static int64_t inverted_repeat(const uint8_t *text, int64_t n) {
+    int64_t n_bases = 0;
+    while (n_bases < n / 2 && text[n_bases] == opposite(text[n - 1 - n_bases]))
+        n_bases++;
+    return n_bases < SEED || is_plain(text, n_bases) ? 0 : n_bases;
+}
+
+/* Bases of the terminal repeats of each piece: direct and inverted; 0: none. */
+int terminal_repeats(const uint8_t *digits, const int64_t *starts, const int64_t *lengths,
+                     int64_t n, int64_t *direct, int64_t *inverted) {
+    for (int64_t i = 0; i < n; i++) {
+        direct[i] = direct_repeat(digits + starts[i], lengths[i]);
+        inverted[i] = inverted_repeat(digits + starts[i], lengths[i]);
+    }
+    return 0;
+}
+
+/* Of each piece: how often it has each known base, and the codons of its longest open stretch of
+ * all frames, by each code: (n, 4), (n, n_codes).
+ *
+ * By codon: 0 for no stop, 1 to 3 for a stop of the forward strand, 4 to 6 for one of the reverse.
+ * By code and these: whether it ends a stretch. */
+int longest_open(const uint8_t *digits, const int64_t *starts, const int64_t *lengths, int64_t n,
+                 const uint8_t *stop_of, const uint8_t *is_end, int64_t n_codes, int64_t *counts,
+                 int64_t *longest) {
+    enum { KINDS = 7 };
+    int64_t(*last)[6] = malloc((n_codes + 1) * sizeof *last); /* place of the last stop so far */
+    if (!last)
+        return -1;
+    for (int64_t i = 0; i < n; i++, counts += 4, longest += n_codes) {
+        const uint8_t *bases = digits + starts[i];
+        int64_t of_base[UNKNOWN + 1] = {0};
+        for (int64_t code = 0; code < n_codes; code++) {
+            longest[code] = 0;
+            for (int frame = 0; frame < 6; frame++)
+                last[code][frame] = frame % 3 - 3;
+        }
+        for (int64_t place = 0; place < lengths[i]; place++)
+            of_base[bases[place]]++;
+        for (int64_t place = 0; place + 2 < lengths[i]; place++) {
+            int stop = stop_of[25 * bases[place] + 5 * bases[place + 1] + bases[place + 2]];
+            int frame = stop ? (int)(place % 3) + (stop > 3 ? 3 : 0) : 0;
+            for (int64_t code = 0; stop && code < n_codes; code++) {
+                if (!is_end[KINDS * code + stop])
+                    continue;
+                longest[code] = at_least(place - last[code][frame], longest[code]);
+                last[code][frame] = place;
+            }
+        }
+        for (int64_t code = 0; code < n_codes; code++) {
+            for (int frame = 0; frame < 6; frame++)
+                longest[code] = at_least(lengths[i] - last[code][frame], longest[code]);
+            longest[code] = longest[code] / 3 - 1;
+        }
+        memcpy(counts, of_base, 4 * sizeof(int64_t));
+    }
+    free(last);
+    return 0;
 }
 
 /* The first layer of nets, in whole numbers, which no order of sums changes */
@@ -1343,40 +1564,74 @@ int gelu_inner(const float *values, int64_t n, float *inner) {
     return 0;
 }
 
+/* Layers of nets side by side, in float64; weights of each net are in blocks of REALS outputs:
+ * n_inputs, REALS. */
+typedef struct {
+    int64_t n_nets, width, n_all; /* inputs and outputs of all nets */
+    const int64_t *n_inputs, *n_outputs;
+    const double *weights, *bias;
+} Products;
+
+static Products products_of(int64_t n_nets, const int64_t *n_inputs, const int64_t *n_outputs,
+                            const double *weights, const double *bias) {
+    Products products = {n_nets, 0, 0, n_inputs, n_outputs, weights, bias};
+    for (int64_t net = 0; net < n_nets; net++) {
+        products.width += n_inputs[net];
+        products.n_all += n_outputs[net];
+    }
+    return products;
+}
+
+/* Of at most ROWS rows of inputs; there is room for ROWS. */
+static void write_products(const Products *of, const double *inputs, int64_t n_rows, double *out) {
+    const double *weight = of->weights;
+    int64_t column = 0, done = 0;
+    double sums[ROWS][REALS];
+    for (int64_t net = 0; net < of->n_nets; net++) {
+        for (int64_t low = 0; low < of->n_outputs[net]; low += REALS) {
+            int64_t left = of->n_outputs[net] - low, n_here = left < REALS ? left : REALS;
+            kernels.reals(weight, inputs + column, of->width, of->n_inputs[net], sums);
+            weight += of->n_inputs[net] * REALS;
+            for (int64_t row = 0; row < n_rows; row++)
+                for (int64_t i = 0; i < n_here; i++)
+                    out[row * of->n_all + done + low + i] = sums[row][i] + of->bias[done + low + i];
+        }
+        column += of->n_inputs[net];
+        done += of->n_outputs[net];
+    }
+}
+
 /* The next layer of nets: (n, all inputs) -> (n, all outputs), of net after net. Inputs are GELUs,
- * float32, of values and the tangents of what `gelu_inner` makes of these.
- *
- * Weights of each net are in blocks of REALS outputs: n_inputs, REALS. */
+ * float32, of values and the tangents of what `gelu_inner` makes of these. */
 int next_layer(const float *values, const float *tangents, int64_t n, int64_t n_nets,
                const int64_t *n_inputs, const int64_t *n_outputs, const double *weights,
                const double *bias, double *out) {
-    int64_t width = 0, n_all = 0;
-    double sums[ROWS][REALS], *inputs;
-    for (int64_t net = 0; net < n_nets; net++) {
-        width += n_inputs[net];
-        n_all += n_outputs[net];
-    }
-    inputs = calloc(ROWS * width + 1, sizeof(double));
+    Products products = products_of(n_nets, n_inputs, n_outputs, weights, bias);
+    int64_t width = products.width;
+    double *inputs = calloc(ROWS * width + 1, sizeof(double));
     if (!inputs)
         return -1;
     for (int64_t first = 0; first < n; first += ROWS) {
-        int64_t n_rows = n - first < ROWS ? n - first : ROWS, column = 0, done = 0;
-        const double *weight = weights;
+        int64_t n_rows = n - first < ROWS ? n - first : ROWS;
         for (int64_t i = 0; i < n_rows * width; i++)
             inputs[i] = (tangents[first * width + i] + 1) * values[first * width + i] * 0.5F;
-        for (int64_t net = 0; net < n_nets; net++) {
-            for (int64_t low = 0; low < n_outputs[net]; low += REALS) {
-                int64_t left = n_outputs[net] - low, n_here = left < REALS ? left : REALS;
-                kernels.reals(weight, inputs + column, width, n_inputs[net], sums);
-                weight += n_inputs[net] * REALS;
-                for (int64_t row = 0; row < n_rows; row++)
-                    for (int64_t i = 0; i < n_here; i++)
-                        out[(first + row) * n_all + done + low + i] =
-                            sums[row][i] + bias[done + low + i];
-            }
-            column += n_inputs[net];
-            done += n_outputs[net];
-        }
+        write_products(&products, inputs, n_rows, out + first * products.n_all);
+    }
+    free(inputs);
+    return 0;
+}
+
+/* A layer of one net, by inputs: (n, n_inputs) -> (n, n_outputs). */
+int linear_layer(const double *values, int64_t n, int64_t n_inputs, int64_t n_outputs,
+                 const double *weights, const double *bias, double *out) {
+    Products products = products_of(1, &n_inputs, &n_outputs, weights, bias);
+    double *inputs = calloc(ROWS * n_inputs + 1, sizeof(double));
+    if (!inputs)
+        return -1;
+    for (int64_t first = 0; first < n; first += ROWS) {
+        int64_t n_rows = n - first < ROWS ? n - first : ROWS;
+        memcpy(inputs, values + first * n_inputs, n_rows * n_inputs * sizeof(double));
+        write_products(&products, inputs, n_rows, out + first * n_outputs);
     }
     free(inputs);
     return 0;

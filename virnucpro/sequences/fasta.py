@@ -326,13 +326,16 @@ class _Cutter:
     n_bytes: int = 0  # of the blocks so far, ...
     n_lines: int = 0  # ... and their line ends
     n_blank: int = 0  # lines before the first read
+    is_before: bool = True  # no read has begun
     last: bytes = b""  # byte of the last block
 
     def add(self, block: bytes) -> bool:
         """Look at the next block; false if it has the line ends of old Macs."""
         data, base = self.last + block, self.n_bytes - len(self.last)
-        if not self.n_bytes:
-            self.n_blank = block[: len(block) - len(block.lstrip(b"\r\n"))].count(b"\n")
+        if self.is_before:
+            text = block if self.n_bytes else block.removeprefix(_BOM)
+            blank = text[: len(text) - len(text.lstrip(b"\r\n"))]
+            self.n_blank, self.is_before = self.n_blank + blank.count(b"\n"), blank == text
         while start := self.find(
             data, max(len(self.last), self.spans[-1].start + self.least - base)
         ):
@@ -340,9 +343,7 @@ class _Cutter:
             self.spans[-1] = self.spans[-1]._replace(end=base + start)
             self.spans.append(Span(base + start, None, n_lines))
         is_known = b"\r" not in data or data.count(b"\r", 0, -1) == data.count(b"\r\n")
-        self.n_bytes = base + len(data)
-        # five times as fast as to count in bytes
-        self.n_lines += int(np.count_nonzero(np.frombuffer(block, np.uint8) == ord("\n")))
+        self.n_bytes, self.n_lines = base + len(data), self.n_lines + _count(b"\n", block)
         self.last = block[-1:]
         return is_known
 
@@ -484,6 +485,11 @@ def _bytes_of(handle: BinaryIO, n_left: int | None = None) -> Iterator[bytes]:
         yield b"\n"
 
 
+def _count(letter: bytes, data: bytes) -> int:
+    """How often a letter stands in much text."""
+    return int(np.count_nonzero(np.frombuffer(data, np.uint8) == ord(letter)))
+
+
 def _text(data: bytes) -> str:
     return data.decode("utf-8", "surrogateescape")
 
@@ -498,9 +504,9 @@ def _cut(
         data = rest + block
         end = data.rfind(b"\n>") + 1
         if end:
-            yield [data[:end]], number
-            number += data.count(b"\n", 0, end)
-            rest = data[end:]
+            whole, rest = data[:end], data[end:]
+            yield [whole], number
+            number += _count(b"\n", whole)
         elif len(data) < 2 * _BLOCK:
             rest = data
         else:
@@ -565,7 +571,7 @@ class _LongRecord:
             self.chunks, self.n_lines = [header + end], len(end)
             if not end and len(_text(header)) > MAX_HEADER + 1:
                 raise _endless_header(self.number + 1, self.label)
-        self.n_lines += piece.count(b"\n")
+        self.n_lines += _count(b"\n", piece)
         if piece.isascii():  # else a letter may be cut in two
             piece = piece.translate(None, _BLANK.encode())
         self.n_letters += len(piece) if piece.isascii() else len(_text(piece))
@@ -689,12 +695,13 @@ def _cut_reads(
     """
     waiting: list[bytes] = []
     n_bytes = n_ends = 0  # of what waits, before which ``number`` lines are: bytes and line ends
+    is_before = True  # the first read
     for block in blocks:
-        if not waiting and not n_ends:
+        if is_before:
             text = block.lstrip(b"\n")
-            number, block = number + len(block) - len(text), text
+            number, block, is_before = number + len(block) - len(text), text, not text
         waiting.append(block)
-        n_bytes, n_ends = n_bytes + len(block), n_ends + block.count(b"\n")
+        n_bytes, n_ends = n_bytes + len(block), n_ends + _count(b"\n", block)
         if n_ends >= _LINES:
             data = b"".join(waiting)
             end = len(data)
@@ -867,8 +874,8 @@ def write_record(out: TextIO, header: str, sequence: str) -> None:
     out.write(f">{header}\n")
     for start in range(0, len(sequence), _WRITTEN):
         end = min(start + _WRITTEN, len(sequence))
-        lines = (sequence[i : i + _WIDTH] for i in range(start, end, _WIDTH))
-        out.write("\n".join((*lines, "")))
+        lines = [sequence[i : i + _WIDTH] for i in range(start, end, _WIDTH)]
+        out.write("\n".join([*lines, ""]))
 
 
 def find_invalid(record: FastaRecord, input_type: InputType) -> str:

@@ -40,9 +40,10 @@ from virnucpro.run.index import IndexPart, show_files
 from virnucpro.run.rows import SliceRows
 from virnucpro.run.scores import ScoreStore
 from virnucpro.run.shards import read_shard
+from virnucpro.scorer.pieces import find_open_codes
 from virnucpro.sequences.composition import frame_bases
 from virnucpro.sequences.fasta import Block, parsed
-from virnucpro.sequences.genetic_code import find_open_code, genetic_code
+from virnucpro.sequences.genetic_code import genetic_code
 from virnucpro.tables.sinks import Portion, Sink, identify_viruses
 
 FRAMES_AT_ONCE = 2048
@@ -76,11 +77,14 @@ class Maker:
     def noted(self, results: CalledRecords) -> CalledRecords:
         """The same results; notes say what else was seen in the sequences, regions last."""
         notes, statuses = results.calls.notes, results.calls.statuses
-        for place, status in enumerate(statuses):
-            is_noted = notes[place] and (place in results.embedded or status != "scored")
-            if not is_noted and status in ("scored", "embedded", "no_orf"):
-                other_code = self.other_code(results.records.sequences[place])
-                notes[place] = "; ".join(filter(None, (notes[place], other_code)))
+        places = [
+            place
+            for place, status in enumerate(statuses)
+            if status in ("scored", "embedded", "no_orf")
+            and not (notes[place] and (place in results.embedded or status != "scored"))
+        ]
+        for place, other_code in self.other_codes(results.records, places).items():
+            notes[place] = "; ".join(filter(None, (notes[place], other_code)))
         if self.finder is not None:
             for place in long_enough(results.records):
                 results.tell_regions(place, self.finder.add_to(results.at(place)))
@@ -89,9 +93,9 @@ class Maker:
     def score(self, records: Records) -> ScoredRecords:
         """Score records, look for regions in them, and note what else is seen."""
         scored = self.by_scorer.score(records, self.recipe)
-        for place, sequence in enumerate(records.sequences):
-            if place not in scored.screened and not isnan(scored.log_odds[place]):
-                scored.notes[place] = self.other_code(sequence)
+        places: list[int] = np.flatnonzero(~np.isnan(scored.log_odds)).tolist()
+        for place, note in self.other_codes(records, places).items():
+            scored.notes[place] = note
         return self.searched(scored)
 
     def searched(self, scored: ScoredRecords) -> ScoredRecords:
@@ -133,13 +137,17 @@ class Maker:
         assert isinstance(self.caller, ByScorer), "scores are kept where the scorer calls"
         return self.caller
 
-    def other_code(self, sequence: str) -> str:
-        """The note that a record seems to use another genetic code, if it does."""
+    def other_codes(self, records: Records, places: Sequence[int]) -> dict[int, str]:
+        """The notes that records in these places seem to use another genetic code, if they do."""
         recipe = self.recipe
         if recipe.input_type != "nucleotide" or recipe.genetic_code not in (1, 11):
-            return ""
-        number = find_open_code(sequence)
-        return f"open in genetic code {number}, not in {recipe.genetic_code}" if number else ""
+            return {}
+        codes = find_open_codes([records.sequences[place] for place in places])
+        return {
+            place: f"open in genetic code {number}, not in {recipe.genetic_code}"
+            for place, number in zip(places, codes, strict=True)
+            if number
+        }
 
 
 def long_enough(records: Records) -> list[int]:

@@ -12,8 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import chain, compress, count, groupby, starmap
-from operator import itemgetter
+from itertools import chain, compress, count, islice, starmap
 from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple, TextIO, TypeAlias, TypeGuard
 from urllib.parse import quote
@@ -474,13 +473,12 @@ def viruses_in(results: CalledRecords, place: int) -> Iterator[_Virus]:
         yield _Virus(region_name(record_id, around), parts, around.posterior)
 
 
-def _viruses(results: CalledRecords) -> Iterator[tuple[int, _Virus]]:
-    """The viruses in all records, each with the place of its record."""
-    are_viruses, regions = results.calls.are_viruses, results.regions
-    for place, is_virus in enumerate(are_viruses):
-        if is_virus or place in regions:
-            for virus in viruses_in(results, place):
-                yield place, virus
+def _viruses(results: CalledRecords) -> Iterator[tuple[int, list[_Virus]]]:
+    """The places of records that have viruses, each with these."""
+    places = set(compress(count(), results.calls.are_viruses)).union(results.regions)
+    for place in sorted(places):
+        if viruses := list(viruses_in(results, place)):
+            yield place, viruses
 
 
 def identify_viruses(results: CalledRecords, code: GeneticCode) -> None:
@@ -488,16 +486,18 @@ def identify_viruses(results: CalledRecords, code: GeneticCode) -> None:
 
     A virus with unknown letters, which are blanks, gets no identity: see ``recut``.
     """
-    records, viruses = results.records, list(_viruses(results))
-    each = [virus.letters(records.sequences[place]) for place, virus in viruses]
-    known = ["" if " " in letters else letters for letters in each]
-    are_circles = [
-        is_circular(records.headers[place]) if virus.name == records.ids[place] else None
-        for place, virus in viruses
-    ]
-    identities = own_kinship().identify(known, are_circles, code)
-    for (place, _), identity in zip(viruses, identities, strict=True):
-        results.identities[place] = (*results.identities.get(place, ()), identity)
+    records, each, letters = results.records, list(_viruses(results)), list[str]()
+    are_circles = list[bool | None]()
+    for place, viruses in each:
+        sequence = records.sequences[place]
+        for virus in viruses:
+            is_whole = virus.name == records.ids[place]
+            letters.append(virus.letters(sequence))
+            are_circles.append(is_circular(records.headers[place]) if is_whole else None)
+    known = ["" if " " in bases else bases for bases in letters]
+    identities = iter(own_kinship().identify(known, are_circles, code))
+    for place, viruses in each:
+        results.identities[place] = tuple(islice(identities, len(viruses)))
 
 
 class VirusTable(Sink):
@@ -528,8 +528,7 @@ class VirusTable(Sink):
     @classmethod
     def rows(cls, results: CalledRecords) -> str:
         names, rows = results.records.names, []
-        for place, of_place in groupby(_viruses(results), key=itemgetter(0)):
-            viruses = [virus for _, virus in of_place]
+        for place, viruses in _viruses(results):
             identities = results.identities.get(place) or (Identity(),) * len(viruses)
             for virus, identity in zip(viruses, identities, strict=True):
                 rows.append(cls._row(results.calls, place, names[place], virus, identity))
@@ -542,10 +541,9 @@ class VirusTable(Sink):
         rate, note = "", OVER_ORIGIN if first.over_origin else ""
         if calls.are_viruses[place]:
             rate, note = rate_text(calls.rates[place]), calls.notes[place]
-        identity_text = "\t".join(map(str, _identity_values(identity)))
         return (
             f"{virus.name}\t{record}\t{calls.samples[place]}\t{virus.kind}\t{first.start + 1}\t"
-            f"{last.end}\t{length}\t{virus.score:.6f}\t{rate}\t{note}\t{identity_text}\n"
+            f"{last.end}\t{length}\t{virus.score:.6f}\t{rate}\t{note}\t{_identity_text(identity)}\n"
         )
 
     @classmethod
@@ -570,16 +568,13 @@ class VirusTable(Sink):
             )
 
 
-def _identity_values(identity: Identity) -> Iterator[object]:
+def _identity_text(identity: Identity) -> str:
     """The columns of an identity; those that say nothing are empty."""
-    probability, share = identity.kind_probability, identity.kin_share
-    yield identity.virus_kind
-    yield "" if probability is None else f"{probability:.3f}"
-    yield identity.kin
-    yield identity.kin_words or ""
-    yield "" if share is None else f"{share:.3f}"
-    yield identity.topology
-    yield identity.repeat_length if identity.topology else ""
+    kind, probability, kin, n_words, share, topology, repeat_length = identity
+    chance = "" if probability is None else f"{probability:.3f}"
+    share_text = "" if share is None else f"{share:.3f}"
+    repeat = repeat_length if topology else ""
+    return f"{kind}\t{chance}\t{kin}\t{n_words or ''}\t{share_text}\t{topology}\t{repeat}"
 
 
 class VirusFasta(Sink):
@@ -590,7 +585,11 @@ class VirusFasta(Sink):
 
     @classmethod
     def rows(cls, results: CalledRecords) -> str:
-        return "".join(cls._text(results, *of_virus) for of_virus in _viruses(results))
+        return "".join(
+            cls._text(results, place, virus)
+            for place, viruses in _viruses(results)
+            for virus in viruses
+        )
 
     @classmethod
     def _text(cls, results: CalledRecords, place: int, virus: _Virus) -> str:
