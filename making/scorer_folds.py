@@ -1,4 +1,4 @@
-"""Figures of a scorer on groups that it has not seen, from folds; calibration and error rates.
+"""Figures of a scorer on groups that it has not seen, from folds; calibration, error rates, cuts.
 
 The nets of a fold are fitted without its groups and score fragments of these alone. What comes
 out says how a scorer that is fitted to all groups does on new ones.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from sampling import Collection, Fragments
@@ -16,12 +17,16 @@ from sampling import Collection, Fragments
 from virnucpro.ground.numeric import Counts, Mask, Values
 from virnucpro.learning.labelled.records import LabelledRecord
 from virnucpro.learning.training.calibration import fit_logistic
-from virnucpro.scorer.nets import Knot, PieceNets
+from virnucpro.scorer.nets import ErrorRates, Knot, PieceNets
 from virnucpro.scorer.pieces import Digits
 from virnucpro.scorer.score import record_log_odds
 
 N_FOLDS = 10
 FEWEST_GROUPS = 5  # of a kind of cells that has a say in where cuts lie
+_SAME = 0.01  # lengths whose logarithms are nearer count as one
+_WIDTH = 0.7  # standard deviation, in logarithms of the length, of the weights of neighbours
+_N_DRAWS = 200  # of groups
+_KEPT = 0.9  # share of the draws in which false discoveries are no more than is said
 
 
 def group_folds(records: Iterable[LabelledRecord]) -> dict[str, int]:
@@ -100,3 +105,72 @@ def _n_earlier(values: Counts) -> Counts:
     earlier = np.empty(len(values), dtype=np.int64)
     earlier[order] = np.arange(len(values)) - np.repeat(first, n_same)
     return earlier
+
+
+def evened(error_rates: Sequence[ErrorRates], margins: Sequence[Values]) -> list[ErrorRates]:
+    """The error rates with cuts and margins that do not jump from one length to the next.
+
+    A cut is that of the kind of cells that is called most often, which at some lengths a few
+    records decide. So the share of all cells that it calls, relative to the share that it allows,
+    is evened over the lengths. No cut calls more of all cells than it allows. Margins
+    (``margin_of``) are evened in the same way; true positives are divided by them.
+    """
+    n_bases = [rates.n_bases for rates in error_rates]
+    kept = _over_lengths(n_bases, np.array([_kept_shares(rates) for rates in error_rates]))
+    factors = np.exp(_over_lengths(n_bases, np.log(margins)))
+    return [_rates_with(*three) for three in zip(error_rates, kept, factors, strict=True)]
+
+
+def _over_lengths(n_bases: Sequence[int], values: Values) -> Values:
+    """A running median of three lengths, then a mean that neighbours have a part in.
+
+    Its weights are normal over the logarithm of the length. (n_lengths, n) -> (n_lengths, n)
+    """
+    at = np.log(n_bases)
+    length = np.cumsum(np.diff(at, prepend=-np.inf) > _SAME) - 1
+    n_same = np.bincount(length)
+    of_length = np.stack([np.bincount(length, column) / n_same for column in values.T], axis=1)
+    beside = np.pad(of_length, ((1, 1), (0, 0)), mode="edge")
+    medians = np.median([beside[:-2], beside[1:-1], beside[2:]], axis=0)
+    centres = np.bincount(length, at) / n_same
+    weights = np.exp(-(((at[:, None] - centres) / _WIDTH) ** 2) / 2)
+    return np.asarray(weights @ medians / weights.sum(axis=1, keepdims=True))
+
+
+def _kept_shares(rates: ErrorRates) -> Values:
+    """Of each share, the logarithm of how much of it the cut calls of all cells."""
+    shares = np.log(rates.false_positives)
+    return np.asarray(np.interp(rates.cuts, rates.log_odds, shares) - shares)
+
+
+def _rates_with(rates: ErrorRates, kept: Values, margin: Values) -> ErrorRates:
+    shares = -np.log(rates.false_positives)
+    cuts = np.maximum.accumulate(np.interp(shares - kept, shares, rates.log_odds))
+    true_positives = rates.true_positives / margin
+    return replace(rates, cuts=tuple(cuts.tolist()), true_positives=tuple(true_positives.tolist()))
+
+
+def margin_of(
+    rates: ErrorRates, log_odds: Values, records: Sequence[LabelledRecord], rng: np.random.Generator
+) -> Values:
+    """How many times as many false positives there may be for a true one with other groups.
+
+    In nine of ten draws of as many groups of each kingdom, which keeps its share of the fragments,
+    there are no more. Log-odds and records are those of fragments. 1 or more. -> (n_shares,)
+    """
+    above = log_odds[:, None] >= np.array(rates.log_odds)
+    n_called = np.zeros((2, _N_DRAWS, above.shape[1]))
+    rows: dict[tuple[bool, str], list[int]] = defaultdict(list)
+    for row, record in enumerate(records):
+        rows[record.is_virus, record.kingdom].append(row)
+    for (is_virus, _), inside in sorted(rows.items()):
+        _, group = np.unique([records[row].group for row in inside], return_inverse=True)
+        sizes = np.bincount(group)
+        hits = np.stack([np.bincount(group, column) for column in above[inside].T], axis=1)
+        drawn = rng.integers(len(sizes), size=(_N_DRAWS, len(sizes)))
+        shares = hits[drawn].sum(axis=1) / sizes[drawn].sum(axis=1, keepdims=True)
+        n_called[int(is_virus)] += len(inside) * shares
+    n_cells, n_viruses = np.bincount([record.is_virus for record in records], minlength=2)
+    ratios = (n_called[0] / n_cells) / ((n_called[1] + 1) / (n_viruses + 1))
+    said = np.array(rates.false_positives) / np.array(rates.true_positives)
+    return np.asarray(np.maximum(1.0, np.quantile(ratios, _KEPT, axis=0) / said))

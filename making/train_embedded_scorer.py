@@ -32,7 +32,7 @@ from __future__ import annotations
 import csv
 import multiprocessing
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -59,11 +59,13 @@ from sampling import (
 )
 from scorer_folds import (
     N_FOLDS,
+    evened,
     fit_knot,
     fragment_log_odds,
     group_folds,
     held_out_log_odds,
     kinds_of_cells,
+    margin_of,
 )
 from scorer_words import WordCounts, Words, count_words
 
@@ -72,6 +74,7 @@ from virnucpro.ground.numeric import Counts, Values, sigmoid
 from virnucpro.learning.evaluation.metrics import Samples, bootstrap, measure
 from virnucpro.learning.labelled.records import (
     Labelled,
+    LabelledRecord,
     group_digest,
     read_data_manifest,
     read_records,
@@ -259,11 +262,12 @@ def calibrate(
     collection: Collection, fold_of_record: Counts, nets: dict[int, list[PieceNets]]
 ) -> tuple[list[Knot], list[ErrorRates]]:
     """Knots and error rates from the nets of group folds; writes figures."""
-    knots, error_rates = [], []
+    knots, at_lengths, margins, drawn = [], [], [], []
     for n_bases, n_fragments in KNOTS.items():
         rng = np.random.default_rng([n_bases, SEED])
         fragments = draw(collection, n_bases, n_fragments, SHARES, rng)
-        is_virus = np.array([collection.records[record].is_virus for record in fragments.record])
+        records = records_of_fragments(collection, fragments)
+        is_virus = np.array([record.is_virus for record in records])
         log_odds = held_out_log_odds(fragments, fold_of_record, nets)
         is_known = ~np.isnan(log_odds)  # a window may hold unknown bases alone
         knot = fit_knot(n_bases, log_odds[is_known], is_virus[is_known])
@@ -273,10 +277,20 @@ def calibrate(
             for kingdom, is_kind in kinds_of_cells(collection, fragments).items()
         ]
         rates = fit_error_rates(n_bases, calibrated[is_known], is_virus[is_known], kinds)
+        known = [record for record, is_one in zip(records, is_known, strict=True) if is_one]
         knots.append(knot)
-        error_rates.append(rates)
-        write_figures(collection, fragments, calibrated, rates.cut_at(FALSE_POSITIVES["default"]))
+        at_lengths.append(rates)
+        margins.append(margin_of(rates, calibrated[is_known], known, rng))
+        drawn.append((records, calibrated))
+    error_rates = evened(at_lengths, margins)
+    for rates, (records, calibrated) in zip(error_rates, drawn, strict=True):
+        cut = rates.cut_at(FALSE_POSITIVES["default"])
+        write_figures(rates.n_bases, records, calibrated, cut)
     return knots, error_rates
+
+
+def records_of_fragments(collection: Collection, fragments: Fragments) -> list[LabelledRecord]:
+    return [collection.records[record] for record in fragments.record]
 
 
 def records_of(manifest: Path, split: Path, parts: list[str]) -> Iterator[Labelled]:
@@ -352,14 +366,13 @@ def measure_parts(manifest: Path, split: Path, scorer_file: Path, parts: list[st
         lengths = np.full(len(fragments), n_bases)
         log_odds = scorer.calibrated(fragment_log_odds(fragments.digits, scorer.pieces), lengths)
         threshold = thresholds(scorer.error_rates, lengths[:1], FALSE_POSITIVES["default"]).item()
-        write_figures(collection, fragments, log_odds, threshold)
+        write_figures(n_bases, records_of_fragments(collection, fragments), log_odds, threshold)
 
 
 def write_figures(
-    collection: Collection, fragments: Fragments, log_odds: Values, threshold: float
+    n_bases: int, records: Sequence[LabelledRecord], log_odds: Values, threshold: float
 ) -> None:
-    """Rows of the table, of fragments of one length and their calibrated log-odds."""
-    records = [collection.records[record] for record in fragments.record]
+    """Rows of the table, of fragments of one length: their records and calibrated log-odds."""
     samples = Samples(
         np.nan_to_num(sigmoid(log_odds), nan=0.0),  # no score: the lowest
         np.array([record.is_virus for record in records]),
@@ -368,7 +381,7 @@ def write_figures(
     )
     kingdoms = np.array([record.kingdom for record in records])
     for cells in rows_of(samples, kingdoms, sigmoid(np.array(threshold)).item()):
-        sys.stdout.write("\t".join([str(fragments.digits.shape[1]), *cells]) + "\n")
+        sys.stdout.write("\t".join([str(n_bases), *cells]) + "\n")
     sys.stdout.flush()
 
 

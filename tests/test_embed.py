@@ -72,6 +72,13 @@ def run_on(tiny, head, tmp_path) -> Run:
     return start
 
 
+def beginnings(path: Path) -> Path:
+    """The first bases of the contigs, of some of which the scorer is not sure."""
+    records = read_fasta(CONTIGS)
+    path.write_text("".join(f">{one.id}\n{one.sequence[:1200]}\n" for one in records))
+    return path
+
+
 def calls(folder: Path) -> dict[str, dict[str, str]]:
     """The rows of the table of records, by id, without their notes."""
     return {row["record"]: row for row in rows(folder / "predictions.tsv")}
@@ -107,8 +114,8 @@ def test_what_is_not_embedded_is_called_as_without_a_model_and_the_rest_as_with_
         assert vector == pytest.approx(of_all[name], abs=1e-5)
 
 
-def test_the_rules_are_shares_of_cells_at_the_length_of_a_record():
-    records = Records.of(read_fasta(CONTIGS))
+def test_the_rules_are_shares_of_cells_at_the_length_of_a_record(tmp_path):
+    records = Records.of(read_fasta(beginnings(tmp_path / "in.fa")))
     sequences = records.sequences
     scorer = own_scorer()
     lengths = np.array(list(map(len, sequences)))
@@ -137,19 +144,19 @@ def test_what_the_scorer_cannot_read_is_embedded():
 def test_a_resume_with_all_keeps_what_is_embedded_and_ends_as_if_all_had_been_asked_for(
     run_on, tmp_path
 ):
-    done = []
-    run_on("steps", embed="uncertain")
+    done, contigs = [], beginnings(tmp_path / "in.fa")
+    run_on("steps", contigs, embed="uncertain")
     before = {path.name: path.read_bytes() for path in (tmp_path / "steps/features").iterdir()}
     uncertain = records_with_vectors(tmp_path / "steps")
-    run_on("steps", embed="viral", resume=True)
+    run_on("steps", contigs, embed="viral", resume=True)
     viral = records_with_vectors(tmp_path / "steps")
 
     def count(event: object) -> None:
         if isinstance(event, BatchDone):
             done.append(event)
 
-    run_on("steps", embed="all", resume=True, on_event=count)
-    run_on("all")
+    run_on("steps", contigs, embed="all", resume=True, on_event=count)
+    run_on("all", contigs)
     assert uncertain < viral < records_with_vectors(tmp_path / "steps")
     after = {path.name: path.read_bytes() for path in (tmp_path / "steps/features").iterdir()}
     assert before.items() <= after.items()
@@ -171,7 +178,7 @@ def test_a_resume_without_the_option_or_with_a_narrower_one_embeds_what_the_run_
 
 
 def test_an_input_that_is_added_between_two_rules_moves_no_shard(run_on, tmp_path):
-    records = CONTIGS.read_text().split(">")[1:]
+    records = beginnings(tmp_path / "in.fa").read_text().split(">")[1:]
     first, second, third = (tmp_path / f"{name}.fa" for name in "abc")
     for path, some in zip(
         (first, second, third), (records[:6], records[6:11], records[11:]), strict=True
@@ -217,9 +224,10 @@ def test_any_number_of_helpers_and_a_resume_with_two_rules_give_the_same_bytes(
     monkeypatch.setattr(tasks, "_LETTERS_PER_HELPER", 1)
     monkeypatch.setattr(tables_in_one_pass, "LETTERS_AT_ONCE", 3_000)
     monkeypatch.setattr(plan, "_BLOCK_LETTERS", 2_000)
+    contigs = beginnings(tmp_path / "in.fa")
     for folder, n_helpers in (("alone", 0), ("helped", 2)):
-        run_on(folder, embed="uncertain", n_helpers=n_helpers)
-        run_on(folder, embed="all", n_helpers=n_helpers, resume=True)
+        run_on(folder, contigs, embed="uncertain", n_helpers=n_helpers)
+        run_on(folder, contigs, embed="all", n_helpers=n_helpers, resume=True)
     assert "shards are made by 1 helper" in (tmp_path / "helped/virnucpro.log").read_text()
     names = [path.name for path in (tmp_path / "alone/features").iterdir()]
     names = [*TABLES, "features.h5", *(f"features/{name}" for name in names)]

@@ -537,7 +537,8 @@ def test_regions_of_a_finished_run_are_found_by_the_model_that_the_run_used(
 def test_a_stricter_cut_leaves_proviruses_out_of_the_verdict_and_regions_keeps_to_it(
     tmp_path, chromosomes
 ):
-    source, folder = write(tmp_path / "in.fa", **chromosomes), tmp_path / "run"
+    source = write(tmp_path / "in.fa", lysogen=chromosomes["lysogen"])
+    folder = tmp_path / "run"
     predict(source, to=folder)
     [row] = rows(folder / "viruses.tsv")
     [region] = rows(folder / "regions.tsv")

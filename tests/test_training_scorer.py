@@ -13,10 +13,12 @@ from sampling import Collection, Fragments, draw, gc_matched_weights
 from scorer_folds import (
     FEWEST_GROUPS,
     N_FOLDS,
+    evened,
     fit_knot,
     fragment_log_odds,
     group_folds,
     kinds_of_cells,
+    margin_of,
 )
 from scorer_words import Words, count_words
 
@@ -320,6 +322,54 @@ def test_a_kind_of_cells_has_a_say_with_fragments_side_by_side_of_groups_enough(
     assert list(kinds) == ["bacteria"]
     # two of the first one's four
     assert np.flatnonzero(kinds["bacteria"]).tolist() == [0, 1, 4, 5, 6, 7]
+
+
+def test_cuts_and_margins_that_few_records_decide_are_those_of_the_lengths_beside() -> None:
+    shares, true_positives = (0.1, 0.01, 0.001), (0.9, 0.5, 0.1)
+    lengths = (100, 500, 999, 1000, 5000, 20_000)
+    odds = [np.arange(3.0) - place for place in range(len(lengths))]
+
+    def found(powers: list[float]) -> list[float]:
+        """What is left of cuts and margins, as powers of ten, where they begin with these."""
+        rates = [
+            ErrorRates(n, tuple(at), shares, true_positives, (*(at + power)[:2], at[2]))
+            for n, at, power in zip(lengths, odds, powers, strict=True)
+        ]
+        even = evened(rates, [np.full(3, 10**power) for power in powers])
+        left = [one.cuts[0] - one.log_odds[0] for one in even]
+        assert [one.cuts[1] - one.log_odds[1] for one in even] == pytest.approx(left)
+        for one, power in zip(even, left, strict=True):
+            fewer = np.divide(true_positives, one.true_positives)
+            assert np.log10(fewer) == pytest.approx(np.full(3, power))
+        return left
+
+    assert found([0.2] * 6) == pytest.approx([0.2] * 6)
+    # 999 and 1,000 bases are one length
+    assert found([0.2, 0.2, 0.9, 0.9, 0.2, 0.2]) == pytest.approx([0.2] * 6)
+    rising = found([0.0, 0.1, 0.2, 0.2, 0.3, 0.4])
+    assert (np.diff(rising) > 0).all()
+    assert rising[3] - rising[2] < 0.001 < rising[1] - rising[0]
+
+
+def test_a_margin_leaves_room_for_groups_that_are_called_more_often() -> None:
+    rng = np.random.default_rng(10)
+    is_virus = rng.random(40_000) < 0.5
+    group = rng.integers(40, size=len(is_virus))
+    records = [
+        LabelledRecord(str(row), bool(virus), f"{virus}{one}", kingdom=f"{virus}{one % 2}")
+        for row, (virus, one) in enumerate(zip(is_virus, group, strict=True))
+    ]
+    alike = rng.normal(np.where(is_virus, 2.0, 0.0), 1.0)
+    uneven = alike + 3 * (group == 7) * ~is_virus  # of one group in twenty of its kingdom
+    margins = []
+    for log_odds in (alike, uneven):
+        rates = fit_error_rates(500, log_odds, is_virus)
+        margins.append(margin_of(rates, log_odds, records, rng))
+        assert (margins[-1] >= 1).all()
+    # at 1 %: 200 fragments, whose number has a standard deviation of 7 %; 1.28 of them
+    assert margins[0][7] == pytest.approx(1.09, abs=0.06)
+    # nearly all of them are of the one group, which two draws or more take in 0.26 of all
+    assert margins[1][7] == pytest.approx(2, abs=0.3)
 
 
 def test_cuts_that_call_more_than_they_say_are_refused() -> None:

@@ -307,7 +307,8 @@ class ErrorRates:
     """Error rates at one length: shares of cellular and viral records from some log-odds on.
 
     The calibrated log-odds rise, so the shares fall. A cut lies at the log-odds of its share, or
-    above: there no kind of host is called more often than training allows it to be.
+    above, for the kinds of hosts that are called most often. A scorer may have fewer true positives
+    here than were measured, so that false discovery rates hold for other groups.
     """
 
     n_bases: int
