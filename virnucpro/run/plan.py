@@ -566,9 +566,9 @@ def find_plan(
     if of is not None:
         plan = plan.limited({one.index for one in of})
         return _of_whole(plan, plan.shards, on_shard)
-    needed = [
+    needed = {
         one.index for group in plan.by_records() if not has_rows(plan, group) for one in group
-    ]
+    }
     plan = _of_whole(plan, plan.limited(needed).shards, on_shard)
     return None if planner.lacks_chunks(plan) else plan
 

@@ -74,7 +74,8 @@ class SortedLines:
     def __init__(self, folder: Path) -> None:
         self._folder = folder  # on a disk that is large enough
         self._tree = Tree(folder.parent)
-        self._texts: list[bytes] = []  # that wait
+        self._texts: list[bytes] = []  # that wait, ...
+        self._n_bytes = 0  # ... with so many bytes
         self._open = ExitStack()
         self._file: BinaryIO | None = None
         self._runs: list[tuple[int, int]] = []  # of the file: the first byte, one after the last
@@ -89,7 +90,8 @@ class SortedLines:
         """Add lines that are sorted as ``sorted_lines`` sorts them."""
         if text:
             self._texts.append(bytes(text).replace(b"\t", b"\0"))
-        if sum(map(len, self._texts)) >= _BYTES_IN_MEMORY:
+            self._n_bytes += len(text)
+        if self._n_bytes >= _BYTES_IN_MEMORY:
             self._write()
 
     def _write(self) -> None:
@@ -100,7 +102,7 @@ class SortedLines:
             self._file.writelines(_merged([iter([text]) for text in self._texts]))
             self._file.flush()
         self._runs.append((first, self._file.tell()))
-        self._texts = []
+        self._texts, self._n_bytes = [], 0
 
     def merged(self) -> Iterator[bytes]:
         """The text of all lines, in pieces."""

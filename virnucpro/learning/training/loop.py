@@ -616,7 +616,9 @@ def _read(path: Path) -> dict[str, Any]:
         open_plain(path).close()
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
-        why = printable(error) if isinstance(error, OSError) else "it is damaged"
+        why = "it is damaged, or holds more than tensors"
+        if isinstance(error, OSError):
+            why = printable(error)
         raise ResumeError(f"{printable(path)} cannot be read: {why}", hint=hint) from error
     parts = ("module", "optimizer", "state")
     if not isinstance(content, dict) or not all(part in content for part in parts):
