@@ -248,6 +248,21 @@ def test_what_parts_left_out_is_made_at_the_end_which_may_be_killed(plan, merge,
     assert outputs(folder) == alone(per_file=True)
 
 
+def test_a_slice_whose_ids_or_shard_are_gone_is_planned_again(plan, merge, alone):
+    folder = plan(bytes_per_slice=SLICE)
+    work_inline(folder)
+    gone, cut, pipe, *_ = sorted((folder / "shards").glob("*.ids"))
+    gone.unlink()
+    cut.write_bytes(cut.read_bytes()[:-3])
+    pipe.unlink()
+    os.mkfifo(pipe)
+    shard = sorted((folder / "shards").glob("*.faa"))[-1]  # its rows are there, its vectors not
+    shard.unlink()
+    (folder / "features" / f"{shard.stem}.h5").unlink()
+    merge(bytes_per_slice=SLICE, executor=InlineExecutor())
+    assert outputs(folder) == alone()
+
+
 def test_rows_of_another_cut_are_not_joined(plan, merge, alone):
     folder = plan(bytes_per_slice=SLICE)
     work_inline(folder)

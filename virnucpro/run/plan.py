@@ -107,6 +107,7 @@ class SlicePlan:
     shards: tuple[Shard, ...]
     counts: PlanCounts
     spans: Spans  # of each of its inputs
+    ids: str = ""  # SHA-256 of the digests of its ids; none in a later step of ``--embed``
 
 
 @dataclass(frozen=True)
@@ -317,14 +318,17 @@ class _Reading:
                     writer.extend(headers, proteins, seen.originals(digests))
                 spans.append((first, writer.end_index))
         writer.flush()
+        ids = ""
         if one.step:  # the first step has met each record
             self.counts = PlanCounts()
         else:
-            rundir.write_whole(stem.with_suffix(IDS), b"".join(self.digests))
+            content = b"".join(self.digests)
+            ids = hashlib.sha256(content).hexdigest()
+            rundir.write_whole(stem.with_suffix(IDS), content)
         self.counts.n_copies = writer.n_copies
         self.counts.n_copied_residues = writer.n_copied_residues
         shards = [replace(shard, path=rundir.shards / shard.path.name) for shard in writer.shards]
-        plan = SlicePlan(tuple(shards), self.counts, tuple(spans))
+        plan = SlicePlan(tuple(shards), self.counts, tuple(spans), ids)
         rundir.write_whole(stem.with_suffix(PLAN), _sealed(_to_json(plan), planner.key))
         return plan
 
@@ -446,20 +450,23 @@ def make_plan(
             parts[one.index] = part
             n_letters += part.counts.n_letters
             on_letters(n_letters)
-    _refuse_duplicates(planner, plan.slices)
-    return replace(plan, parts=parts)
+    plan = replace(plan, parts=parts)
+    _refuse_duplicates(planner, plan)
+    return plan
 
 
-def _refuse_duplicates(planner: Planner, slices: Iterable[Slice]) -> None:
+def _refuse_duplicates(planner: Planner, plan: Plan) -> None:
     """Refuse an id that occurs twice in planned slices.
+
+    Of a slice of others whose file is damaged, the ids are compared when it is planned again.
 
     Raises:
         InputError: there is one; only then the inputs are read again to say where.
     """
     digests = array("q")
-    for one in slices:
-        if not one.step:
-            digests.frombytes((planner.folder / f"{one.name}{IDS}").read_bytes())
+    for one in plan.slices:
+        with suppress(OSError, ValueError):
+            digests.frombytes(_read_ids(planner.folder, one, plan.parts[one.index]))
     refuse_repeat(digests, planner.manifest, is_begun=planner.folder == planner.rundir.shards)
 
 
@@ -545,6 +552,7 @@ def _to_json(plan: SlicePlan) -> dict[str, object]:
             for shard in plan.shards
         ],
         "spans": plan.spans,
+        "ids": plan.ids,
     }
 
 
@@ -553,35 +561,51 @@ def find_plan(
     on_shard: Callable[[int, int], None] = lambda *_: None,
     *,
     of: Collection[Slice] | None = None,
-    has_rows: Callable[[Plan, Sequence[Slice]], bool] = lambda *_: False,
+    joined: Callable[[Plan], Collection[int]] = lambda _: (),
 ) -> Plan | None:
     """The plan of an earlier start, if it is of this run: of the slices whose files are whole.
 
     With ``of``, of these slices alone. ``on_shard`` hears how many shards were read, of how many:
-    those of slices that have their rows are not, for nobody needs them.
+    those of slices that are ``joined`` are not, for nobody needs them.
     """
     plan = read_plan(planner.rundir, planner.manifest)
     if plan is None or (planner.keep_intermediate and not plan.keep_intermediate):
         return None
     if of is not None:
         plan = plan.limited({one.index for one in of})
-        return _of_whole(plan, plan.shards, on_shard)
-    needed = {
-        one.index for group in plan.by_records() if not has_rows(plan, group) for one in group
-    }
-    plan = _of_whole(plan, plan.limited(needed).shards, on_shard)
+        return _of_whole(planner, plan, plan.shards, on_shard)
+    needed = {one.index for one in plan.slices}.difference(joined(plan))
+    plan = _of_whole(planner, plan, plan.limited(needed).shards, on_shard)
     return None if planner.lacks_chunks(plan) else plan
 
 
-def _of_whole(plan: Plan, shards: Sequence[Shard], on_shard: Callable[[int, int], None]) -> Plan:
-    """The same plan, without those of slices of whose ``shards`` one is not as it was written."""
-    damaged = _find_damaged(shards, on_shard)
-    parts = {
-        index: part
-        for index, part in plan.parts.items()
-        if damaged.isdisjoint(shard.index for shard in part.shards)
-    }
+def _of_whole(
+    planner: Planner, plan: Plan, shards: Sequence[Shard], on_shard: Callable[[int, int], None]
+) -> Plan:
+    """The same plan, without those of slices whose ids, or one of ``shards``, are damaged."""
+    damaged, parts = _find_damaged(shards, on_shard), {}
+    for one in plan.slices:
+        part = plan.parts.get(one.index)
+        if part is not None and damaged.isdisjoint(shard.index for shard in part.shards):
+            with suppress(OSError, ValueError):
+                _read_ids(planner.folder, one, part)
+                parts[one.index] = part
     return replace(plan, parts=parts)
+
+
+def _read_ids(folder: Path, one: Slice, part: SlicePlan) -> bytes:
+    """The digests of the ids of a slice; none of a later step of ``--embed``.
+
+    Raises:
+        OSError, ValueError: they are not there, or not as they were written.
+    """
+    if one.step:
+        return b""
+    with open_plain(folder / f"{one.name}{IDS}") as handle:
+        content = handle.read()
+    if hashlib.sha256(content).hexdigest() != part.ids:
+        raise ValueError("they are damaged")
+    return content
 
 
 def read_plan(rundir: RunDir, manifest: Manifest) -> Plan | None:
@@ -630,7 +654,7 @@ def _read_part(rundir: RunDir, key: str, one: Slice) -> SlicePlan:
         path = rundir.shards / f"{shard_name(index)}.faa"
         shards.append(Shard(index, path, n_orfs, n_embedded, n_residues, digest))
     spans = tuple((int(first), int(end)) for first, end in stored["spans"])
-    return SlicePlan(tuple(shards), PlanCounts(**stored["counts"]), spans)
+    return SlicePlan(tuple(shards), PlanCounts(**stored["counts"]), spans, str(stored["ids"]))
 
 
 def _find_damaged(shards: Sequence[Shard], on_shard: Callable[[int, int], None]) -> set[int]:

@@ -263,11 +263,8 @@ def plan_run(config: RunConfig, results: Results, recorded: Manifest | None) -> 
     planner = Planner.of(rundir, rundir.shards, manifest, keep_intermediate=keep)
     plan = None
     if recorded:
-        plan = find_plan(
-            planner,
-            _on_shard(on_event, "checking shards"),
-            has_rows=lambda plan, group: replace(results, plan=plan).has(group),
-        )
+        on_shard = _on_shard(on_event, "checking shards")
+        plan = find_plan(planner, on_shard, joined=results.joined)
     is_new = plan is None
     if plan is None:
         planner = replace(planner, folder=rundir.planned.shards)

@@ -257,16 +257,26 @@ class Results:
         """Whether the rows of these slices, of the same records, were made before."""
         return not self.manifest.replaced and self.rows.has(group[0].index, self.key(group))
 
+    def joined(self, plan: Plan) -> set[int]:
+        """The indices of slices of a plan whose rows are there, and all their vectors."""
+        done, joined = [store.names_done() for store in self.stores], set[int]()
+        of_plan = replace(self, plan=plan)
+        for group in plan.by_records():
+            parts = [plan.parts[one.index] for one in group if one.index in plan.parts]
+            names = {shard.name for part in parts for shard in part.shards}
+            if of_plan.has(group) and all(names <= there for there in done):
+                joined.update(one.index for one in group)
+        return joined
+
     def shards_without_rows(self) -> Iterator[Shard]:
         """The shards that tables are still to be made of; rows without vectors count as none."""
-        done = [store.names_done() for store in self.stores]
+        joined = self.joined(self.plan)
         for group in self.plan.by_records():
-            shards = [shard for one in group for shard in self.plan.parts[one.index].shards]
-            if not self.has(group):
-                yield from shards
-            elif not all({shard.name for shard in shards} <= names for names in done):
-                self.rows.delete(group[0].index)
-                yield from shards
+            if group[0].index not in joined:
+                if self.has(group):
+                    self.rows.delete(group[0].index)
+                for one in group:
+                    yield from self.plan.parts[one.index].shards
 
     def key(self, group: Sequence[Slice]) -> str:
         """What rows are made of, in a hash."""
