@@ -94,13 +94,13 @@ def call(name: str, *arguments: NDArray[Any] | float) -> None:
 def _library() -> CDLL:
     try:
         library = CDLL(str(LIBRARY))
-    except OSError as error:
+        for name, signature in _SIGNATURES.items():
+            function = getattr(library, name)
+            function.argtypes, function.restype = signature, c_int
+    except (OSError, AttributeError) as error:  # AttributeError: it is older than its sources
         raise UnavailableError(
             f"the compiled part of the scorer cannot be loaded: {printable(error)}",
             hint="build it by installing VirNucPro again: `pip install -e .` in its source folder, "
             "or `pip install --force-reinstall --no-deps virnucpro`",
         ) from error
-    for name, signature in _SIGNATURES.items():
-        function = getattr(library, name)
-        function.argtypes, function.restype = signature, c_int
     return library
