@@ -21,6 +21,7 @@ import argparse
 import csv
 import gzip
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,9 +38,9 @@ from virnucpro.learning.evaluation.evaluate_regions import (
     read_truth,
 )
 from virnucpro.learning.training.train_regions import SIZE, STEP, Chromosome
+from virnucpro.scorer.landmarks import genes_of
 from virnucpro.scorer.nets import own_scorer
 from virnucpro.sequences.fasta import read_fasta
-from virnucpro.sequences.genetic_code import STANDARD
 
 SHORTEST, LONGEST = 15_000, 65_000
 FLANKS = 120_000
@@ -178,13 +179,14 @@ def main() -> None:
     hosts = [(path, one) for path, one in places if len(one.sequence) >= SHORTEST_HOST]
     models = {path: learn(files, path) for path in {None, *(path for path, _ in hosts)}}
     phages, scorer = read_phages(options.catalogues), own_scorer()
+    read_genes = partial(genes_of, scorer=scorer)
     figures: dict[str, list[RegionFigures]] = {}
     n_exact: dict[str, int] = {}
     for seed in options.seeds:
         for kind, made in Maker(phages, hosts, seed).each(options.each):
             items = Items.of(made.sequence, scorer, SIZE, STEP)
             model = models[made.host]
-            found, _ = regions_of_items(made.sequence, items, model, STANDARD, is_virus=False)
+            found, _ = regions_of_items(made.sequence, items, model, read_genes, is_virus=False)
             regions = [(region.start, region.end) for region in found]
             truth = Truth(made.prophages)
             figures.setdefault(kind, []).append(measure_regions(regions, truth, len(made.sequence)))

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -25,9 +26,11 @@ import numpy as np
 from virnucpro.callers.chain import RegionModel
 from virnucpro.callers.contrast import Items
 from virnucpro.callers.regions import regions_of_items
+from virnucpro.ground.records import FastaRecord
 from virnucpro.learning.evaluation.evaluate_regions import Span, Truth, read_truth
 from virnucpro.learning.training.train_regions import SIZE, STEP, Chromosome, learn_region_model
-from virnucpro.scorer.nets import embedded_scorer, load_scorer
+from virnucpro.scorer.landmarks import genes_of
+from virnucpro.scorer.nets import own_scorer
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.genetic_code import STANDARD, genetic_code
 from virnucpro.sequences.inputs import list_sources
@@ -46,9 +49,10 @@ def regions_of(
     """The regions of a contig with this posterior at least, in places of the chromosome."""
     start = start // STEP * STEP
     items = one.items.take((one.items.start >= start) & (one.items.start + SIZE <= start + n_bases))
-    moved = Items(items.start - start, items.log_odds, items.gc, items.shape)
+    moved = replace(items, start=items.start - start)
     sequence = one.sequence[start : start + n_bases]
-    regions, _ = regions_of_items(sequence, moved, model, STANDARD, is_virus=False)
+    read_genes = partial(genes_of, scorer=own_scorer())
+    regions, _ = regions_of_items(sequence, moved, model, read_genes, is_virus=False)
     kept = [region for region in regions if region.posterior >= least]
     return [(start + region.start, start + region.end) for region in kept]
 
@@ -113,13 +117,12 @@ def score(
     folder: Path, truths: dict[str, Truth], code_4: Collection[str]
 ) -> dict[Path, list[Chromosome]]:
     """The records of each file, with their pieces scored."""
-    scorer = load_scorer(embedded_scorer())
+    scorer = own_scorer()
     files: dict[Path, list[Chromosome]] = {}
     for source in list_sources(folder):
         code = genetic_code(4) if source.path.name in code_4 else STANDARD
         for record in read_fasta(source.path, source.name):
-            items = Items.of(record.sequence, scorer, SIZE, STEP, code)
-            one = Chromosome(record.id, record.sequence, items, truths.get(record.id, Truth()))
+            one = Chromosome.of(record, scorer, truths.get(record.id, Truth()), code)
             files.setdefault(source.path, []).append(one)
     return files
 
@@ -147,13 +150,12 @@ def measure(files: dict[Path, list[Chromosome]], find: Find) -> None:
     show("prophage within", add(whole))
     show("prophage at an end", add(end))
     model = learn(files, None)
-    scorer = load_scorer(embedded_scorer())
     rng = np.random.default_rng(5)
     random = []
     for gc in (0.3, 0.4, 0.5, 0.6, 0.7):
         shares = [(1 - gc) / 2, gc / 2, gc / 2, (1 - gc) / 2]
         bases = "".join(rng.choice(list("ACGT"), 1_000_000, p=shares))
-        one = Chromosome("", bases, Items.of(bases, scorer, SIZE, STEP), Truth())
+        one = Chromosome.of(FastaRecord("", "", bases), own_scorer(), Truth())
         random.append(count_false(one, model, find))
     show("random sequence", add(random))
 

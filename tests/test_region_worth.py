@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from conftest import random_dna
 from runs import rows
-from test_regions import host_dna, items_of
+from test_regions import host_dna, items_of, phage_dna
 from test_scorer_run import predict, write
 
 from virnucpro.callers.chain import load_region_model
@@ -32,7 +32,6 @@ from virnucpro.learning.training.train_regions import (
     left_out,
     train_regions,
 )
-from virnucpro.sequences.genetic_code import STANDARD
 
 TRUTH = Truth(prophages=((100, 200), (300, 400), (600, 700)), unclear=((500, 520),))
 
@@ -108,14 +107,6 @@ def test_genes_are_the_cds_of_a_gff3_file(tmp_path):
         read_genes(path)
 
 
-def purine_rich(n_bases: int, rng: np.random.Generator) -> str:
-    """Codons on one strand, each purine twice as likely: it looks viral, far above the host."""
-    codons = [codon for codon in STANDARD.codons if codon not in STANDARD.stops]
-    weights = np.array([2.0 ** sum(base in "GA" for base in codon) for codon in codons])
-    drawn = rng.choice(codons, n_bases // 3 + 1, p=weights / weights.sum())
-    return "".join(drawn)[:n_bases]
-
-
 @pytest.fixture(scope="module")
 def truth(tmp_path_factory) -> tuple[Path, Path]:
     """Three chromosomes with a virus each, and the table of these."""
@@ -124,7 +115,7 @@ def truth(tmp_path_factory) -> tuple[Path, Path]:
     for number in range(3):
         rng = np.random.default_rng(number)
         host, start = host_dna(90_000, rng), 30_000 + 900 * number
-        records[f"c{number}"] = host[:start] + purine_rich(20_000, rng) + host[start:]
+        records[f"c{number}"] = host[:start] + phage_dna(20_000, rng) + host[start:]
         lines.append(f"c{number}\t{start}\t{start + 20_000}\tprophage\tp{number}")
     table = folder / "truth.tsv"
     table.write_text("\n".join([*lines, ""]))
@@ -234,7 +225,8 @@ def chromosome(seed: int, prophage: tuple[int, int] = (20_000, 30_000)) -> Chrom
     log_odds[40:59] += 5
     items = items_of(log_odds)
     shape = items.shape + rng.normal(0, 0.3, items.shape.shape)
-    items = replace(items, gc=items.gc + rng.normal(0, 0.02, 199), shape=shape)
+    genes = log_odds + rng.normal(1, 1, 199)
+    items = replace(items, gc=items.gc + rng.normal(0, 0.02, 199), shape=shape, genes=genes)
     return Chromosome(f"c{seed}", "A" * 100_000, items, Truth((prophage,)))
 
 

@@ -28,7 +28,7 @@ from virnucpro.ground.numeric import Counts, Mask, Values, sigmoid
 from virnucpro.ground.records import check_counts
 from virnucpro.scorer.library import call
 
-FORMAT = 3
+FORMAT = 4
 _DEPARTURES = np.arange(-5.0, 5.25, 0.25)  # of a host, in spreads of hosts
 _LARGEST = 1e12  # squares and products of larger values may overflow
 
@@ -48,6 +48,8 @@ class RegionModel:
     shape_bases: int  # around a piece that its shape is the mean over
     edges: tuple[float, ...]  # between bins of the contrast to the host's level
     log_ratios: tuple[float, ...]  # of each bin, virus over host, as a piece counts among others
+    genes: Levels  # of proteins in hosts
+    gene_log_ratios: tuple[float, ...]  # as log_ratios, of pieces by their genes, too
     weight: float  # of a piece among others
     deviation: float  # of contrasts, between pieces of a host
     distance: float  # of a virus from its host, mean contrast
@@ -65,14 +67,16 @@ class RegionModel:
             raise ValueError(f"regions of {self.virus_bases} bases, {self.host_bases} apart")
         if not 0 < self.first_share < 1:
             raise ValueError(f"records begin in a virus with probability {self.first_share}")
-        if len(self.log_ratios) != len(self.edges) + 1 or list(self.edges) != sorted(self.edges):
-            raise ValueError(f"{len(self.log_ratios)} bins with {len(self.edges)} edges")
+        n_bins = {len(self.log_ratios), len(self.gene_log_ratios)}
+        if n_bins != {len(self.edges) + 1} or list(self.edges) != sorted(self.edges):
+            raise ValueError(f"{n_bins} bins with {len(self.edges)} edges")
         if not (self.deviation > 1 / _LARGEST and self.weight > 0 and self.distance > 0):
             raise ValueError(
                 f"pieces that weigh {self.weight}, deviate by {self.deviation} in a host, and "
                 f"stand out by {self.distance} in a virus"
             )
-        numbers = (*self.edges, *self.log_ratios, *self.levels.usual, self.distance)
+        log_ratios = (*self.log_ratios, *self.gene_log_ratios)
+        numbers = (*self.edges, *log_ratios, *self.levels.usual, *self.genes.usual, self.distance)
         others = (self.gc_weight, self.shape_weight, self.weight, self.deviation)
         hosts = (self.host.gc, self.host.slope, *self.host.shape, *self.host.deviation, *rates)
         if not all(abs(value) < _LARGEST for value in (*numbers, *others, *hosts)):  # nor NaN
@@ -103,8 +107,17 @@ class RegionModel:
 
     def evidence(self, contrasts: Values) -> Values:
         """Log-ratio of virus over host of each piece; 0 of one without log-odds. (n,) -> (n,)"""
+        return self._binned(contrasts, self.log_ratios)
+
+    def evidence_by_genes(self, items: Items, contrasts: Values) -> Values:
+        """The same, where the genes of a piece are known by both together. (n,) -> (n,)"""
+        above = items.genes - self.genes.at(items.median_gc)
+        both = self._binned(contrasts + above, self.gene_log_ratios)
+        return np.where(np.isnan(above), self.evidence(contrasts), both)
+
+    def _binned(self, contrasts: Values, log_ratios: tuple[float, ...]) -> Values:
         bins = np.searchsorted(self.edges, contrasts)
-        return np.where(np.isnan(contrasts), 0.0, np.array(self.log_ratios)[bins])
+        return np.where(np.isnan(contrasts), 0.0, np.array(log_ratios)[bins])
 
     @property
     def virus_share(self) -> float:
@@ -139,14 +152,14 @@ def load_region_model(path: Path) -> RegionModel:
         facts = read_json(path)
         if facts.pop("format") != FORMAT:
             raise ValueError("another format")
-        host, levels = facts.pop("host"), facts.pop("levels")
-        edges, log_ratios = tuple(facts.pop("edges")), tuple(facts.pop("log_ratios"))
+        host, bins = facts.pop("host"), ("edges", "log_ratios", "gene_log_ratios")
+        for name in ("levels", "genes"):
+            usual = tuple(facts[name].pop("usual"))
+            facts[name] = Levels(usual, **facts[name])
+        facts.update({name: tuple(facts[name]) for name in bins})
         shape, deviation = tuple(host.pop("shape")), tuple(host.pop("deviation"))
         return RegionModel(
             host=Hosts(shape=shape, deviation=deviation, **host),
-            levels=Levels(tuple(levels.pop("usual")), **levels),
-            edges=edges,
-            log_ratios=log_ratios,
             **facts,
         )
     except (OSError, LookupError, ValueError, TypeError, AttributeError) as error:

@@ -1,7 +1,9 @@
 """Virus-like regions of a record, from the log-odds of pieces along it.
 
 How far the signal of a piece (``contrast``) stands out from its host's has a learned log-ratio of
-virus over host. A chain of two states gives the most probable path through these (``chain``).
+virus over host. A chain of two states gives the most probable path through these (``chain``). Where
+that leaves a doubt, or says virus, the proteins of the genes there are scored, and the path is
+drawn again.
 
 The genes of ribosomal proteins and of RNA polymerase look viral by their spelling, and those of
 ribosomal RNA by their open stretches. Peptides and words that every bacterium has in them, and no
@@ -16,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -28,22 +30,33 @@ from virnucpro.callers.chain import (
     unusable,
     viterbi,
 )
-from virnucpro.callers.contrast import Items
+from virnucpro.callers.contrast import Items, ReadGenes
 from virnucpro.ground.log import counted
 from virnucpro.ground.numeric import Counts, Mask, Values, runs_of
 from virnucpro.ground.records import FastaRecord, RecordResult, Region, Track
 from virnucpro.scorer.landmarks import (
     Repeat,
     direct_repeats,
+    genes_of,
     host_genes,
     inner_repeats,
     open_edges,
+    trna_ends,
 )
 from virnucpro.scorer.nets import Scorer, own_scorer
 from virnucpro.sequences.genetic_code import STANDARD, GeneticCode, genetic_code
 
 SHORTEST_RECORD = 10_000  # bases; in a shorter one no regions are looked for
-MOST_BY_CHANCE_IF_WEAK = 1e-4  # repeats; one in twenty random places of a host has one as good
+MOST_BY_CHANCE_ALONE = 1e-4  # of a repeat that decides; one in twenty places of a host has one
+LEAST_READ = 0.02  # posterior of a piece whose genes are read
+LONGEST_THROUGHOUT = 50_000  # bases of a record that may be a provirus without flanks
+_LEAST_RISE = 1.0  # of its log-odds above those of hosts of its GC, mean
+# of the log-odds of its proteins above those of hosts: first of some bases in its middle; all of
+# them spread more in a record of fewer than 20,000 bases
+_FIRST_READ, _LEAST_RISE_OF_FIRST = 5_000, 1.0
+_LEAST_RISE_OF_GENES, _USUAL_RECORD = 2.3, 20_000
+_ITEMS_AROUND = 4  # such a piece, whose genes are read too
+_TRNA_REACH = 125  # bases from an end of a region to a tRNA that it may lie in
 SHORTEST_NEIGHBOUR = 15_000  # bases of a virus beside another
 # how assemblers (Unicycler, metaMDBG) and NCBI write it behind the id
 _CIRCULAR = re.compile(
@@ -141,7 +154,11 @@ class RegionFinder:
         return self._along(sequence, self._items(sequence), is_virus)
 
     def _along(self, sequence: str, items: Items, is_virus: bool) -> Found:
-        return regions_of_items(sequence, items, self.model, self.code, is_virus=is_virus)
+        of_items = sequence, items, self.model, self._genes, self.code
+        return regions_of_items(*of_items, is_virus=is_virus)
+
+    def _genes(self, sequence: str) -> tuple[Counts, Counts, Values]:
+        return genes_of(sequence, self.scorer, self.code)
 
     def _items(self, sequence: str) -> Items:
         return Items.of(sequence, self.scorer, self.model.size, self.model.step, self.code)
@@ -158,7 +175,7 @@ class RegionFinder:
         turned = replace(turned, start=(turned.start - first) % n_bases)
         turned = turned.take(turned.start + size <= n_bases)
         sequence = circle[first:] + circle[:first]
-        regions, track = regions_of_items(sequence, turned, self.model, self.code, is_virus=False)
+        regions, track = self._along(sequence, turned, False)
         placed = [part for region in regions for part in _turned(region, first, n_bases)]
         starts = (track.start + first) % n_bases
         order = np.argsort(starts)
@@ -208,21 +225,33 @@ def _turned(region: Region, first: int, n_bases: int) -> list[Region]:
 
 
 def regions_of_items(
-    sequence: str, items: Items, model: RegionModel, code: GeneticCode, *, is_virus: bool
-) -> tuple[tuple[Region, ...], Track]:
+    sequence: str,
+    items: Items,
+    model: RegionModel,
+    read_genes: ReadGenes,
+    code: GeneticCode = STANDARD,
+    *,
+    is_virus: bool,
+) -> Found:
     """The regions of a record in upper case, of its overlapping pieces.
 
-    One that covers all of a record would be a call: it is made for a record that is called a virus,
-    and for no other.
+    One that covers all of a record is made for a record that is called a virus, or for a short one
+    whose proteins are far more viral than those of any host.
     """
     starts, n_bases = items.start, len(sequence)
-    evidence = model.evidence(model.contrast(items, is_virus=is_virus))
-    runs, weak, posterior = viral_runs(starts, evidence, n_bases, model)
+    is_throughout = not is_virus and is_provirus_throughout(sequence, items, model, read_genes)
+    contrasts = model.contrast(items, is_virus=is_virus or is_throughout)
+    evidence = model.evidence(contrasts)
+    by_genes = evidence
+    if not is_virus and (is_read := _is_read(posteriors(starts, evidence, model))).any():
+        items = items.with_genes(sequence, is_read, model.size, read_genes)
+        by_genes = model.evidence_by_genes(items, contrasts)
+    runs, weak, posterior = viral_runs(starts, by_genes, n_bases, model)
     guarded = near_host_genes(sequence, starts + model.size // 2, [*runs, *weak], code)
     if guarded.any():
-        evidence[guarded] = min(model.log_ratios)
-        runs, weak, posterior = viral_runs(starts, evidence, n_bases, model)
-    repeats = Repeats.of(sequence, starts, evidence, model)
+        evidence[guarded] = by_genes[guarded] = min(model.log_ratios)
+        runs, weak, posterior = viral_runs(starts, by_genes, n_bases, model)
+    repeats = Repeats.of(sequence, starts, evidence, model)  # genes lie on both sides of an end
     if is_virus:
         runs = [_hull(runs) if runs else Run(0, len(posterior), 0, n_bases)]
     else:
@@ -230,13 +259,65 @@ def regions_of_items(
         runs = list(chain.from_iterable(map(repeats.parts_of, parts)))
         runs = sorted([*runs, *(run for run in weak if repeats.prove(run))])
     ends = move_ends(runs, repeats, code)
-    kind: Literal["provirus", "whole"] = "whole" if is_virus else "provirus"
-    regions = tuple(
-        Region(start, end, kind, float(posterior[run.first : run.end].mean()), att)
-        for run, (start, end, att) in zip(runs, ends, strict=True)
-        if is_virus or (start, end) != (0, n_bases)
-    )
-    return regions, Track(starts, starts + model.size, items.log_odds, posterior)
+    regions = []
+    for run, (start, end, att) in zip(runs, ends, strict=True):
+        mean = float(posterior[run.first : run.end].mean())
+        if is_virus:
+            regions.append(Region(start, end, "whole", mean))
+        elif is_throughout or (start, end) != (0, n_bases):
+            why = evidence_of(sequence, (start, end), att, read_genes)
+            regions.append(Region(start, end, "provirus", mean, att, evidence=why))
+    return tuple(regions), Track(starts, starts + model.size, items.log_odds, posterior)
+
+
+def is_provirus_throughout(
+    sequence: str, items: Items, model: RegionModel, read_genes: ReadGenes
+) -> bool:
+    """Whether a short record is part of a provirus: by its proteins, as it has no host to compare.
+
+    Proteins of hosts of a GC differ far less than the spelling of their pieces.
+    """
+    n_bases, is_known = len(sequence), items.is_known
+    if n_bases > LONGEST_THROUGHOUT or not is_known.any():
+        return False
+    gc = items.median_gc
+    if items.log_odds[is_known].mean() - model.levels.at(gc) < _LEAST_RISE:
+        return False
+
+    def rises(part: str, least: float) -> bool:
+        start, end, log_odds = read_genes(part)
+        n_of_gene = np.where(np.isnan(log_odds), 0, end - start)
+        total = np.nansum(log_odds * n_of_gene)
+        return bool(total > (model.genes.at(gc) + least) * n_of_gene.sum())
+
+    middle = sequence[(n_bases - _FIRST_READ) // 2 :][:_FIRST_READ]
+    least = _LEAST_RISE_OF_GENES * max(1.0, (_USUAL_RECORD / n_bases) ** 0.5)
+    return rises(middle, _LEAST_RISE_OF_FIRST) and rises(sequence, least)
+
+
+def _is_read(posterior: Values) -> Mask:
+    """A mask of the pieces that may be viral; none if all are so: that is no region."""
+    is_read = np.zeros(len(posterior), dtype=np.bool_)
+    if (posterior > 0.5).all():
+        return is_read
+    for first, end in runs_of(posterior > LEAST_READ):
+        is_read[max(0, first - _ITEMS_AROUND) : end + _ITEMS_AROUND] = True
+    return is_read
+
+
+def evidence_of(sequence: str, ends: tuple[int, int], att: str, read_genes: ReadGenes) -> str:
+    """What speaks for a provirus beside its spelling, as attributes of GFF3.
+
+    The length of its direct repeat; a tRNA that ends at one of its ends; and how many of its genes
+    have a protein that is rather viral.
+    """
+    start, end = ends
+    words = [f"att_length={len(att)}"] if att else []
+    near = (sequence[max(0, place - _TRNA_REACH) : place + _TRNA_REACH] for place in ends)
+    if any(map(trna_ends, near)):
+        words.append("trna=yes")
+    *_, log_odds = read_genes(sequence[start:end])
+    return ";".join([*words, f"viral_genes={np.count_nonzero(log_odds > 0)}/{len(log_odds)}"])
 
 
 def viral_runs(
@@ -320,9 +401,10 @@ class Repeats:
         return next((one for one in repeats if self._evidence(one.start, one.end) > least), None)
 
     def parts_of(self, run: Run) -> list[Run]:
-        """The parts of a run that have a repeat around them, if they hold most of its evidence.
+        """The part of a run that has a repeat around it, and the rest as its neighbours.
 
-        Two are neighbours. A run with a repeat around all of it, or with none, stays as it is.
+        The rest has a repeat, too, or that of the first is beyond chance and around most of the
+        evidence. A run with a repeat around all of it, or with none, stays as it is.
         """
         if run.end_base - run.start_base < 2 * SHORTEST_NEIGHBOUR or self.around(run, self._all):
             return [run]
@@ -337,10 +419,11 @@ class Repeats:
         right = run._replace(first=place, start_base=cut)
         one, other = (left, right) if is_left else (right, left)
         rest = self.parts_of(other)
-        if len(rest) > 1 or self.around(rest[0], self._all):
-            return [one, *rest] if is_left else [*rest, one]
         has_most = self._evidence(repeat.start, repeat.end) > self._evidence(*ends) / 2
-        return [one] if has_most else [run]
+        is_sure = has_most and repeat.n_by_chance < MOST_BY_CHANCE_ALONE
+        if not (is_sure or len(rest) > 1 or self.around(other, self._all)):
+            return [run]
+        return [one, *rest] if is_left else [*rest, one]
 
     @property
     def _all(self) -> tuple[int, int]:
@@ -349,7 +432,7 @@ class Repeats:
     def prove(self, run: Run) -> bool:
         """Whether a weak run has a repeat that is not to be expected in a host either."""
         repeat = self.around(run, self._all)
-        return repeat is not None and repeat.n_by_chance < MOST_BY_CHANCE_IF_WEAK
+        return repeat is not None and repeat.n_by_chance < MOST_BY_CHANCE_ALONE
 
     def _evidence(self, start: int, end: int) -> float:
         first, last = np.searchsorted(self.middles, (start, end)).tolist()

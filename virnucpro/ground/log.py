@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -44,16 +44,6 @@ def counted(n: int, noun: str, several: str = "") -> str:
     ('1 file', '1,200 files', '0 matches')
     """
     return f"{n:,} {noun}" if n == 1 else f"{n:,} {several or noun + 's'}"
-
-
-def listed(names: Sequence[str], most: int) -> str:
-    """The first of some names, and how many others there are.
-
-    >>> listed(["a", "b", "c"], 2)
-    'a, b + 1 more'
-    """
-    more = f" + {len(names) - most:,} more" if len(names) > most else ""
-    return f"{', '.join(names[:most])}{more}"
 
 
 def announce(message: str) -> None:

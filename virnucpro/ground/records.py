@@ -296,6 +296,7 @@ class Region(NamedTuple):
     att: str = ""  # bases of the direct repeat at both ends
     over_origin: bool = False  # one of two parts: it crosses the origin of a circular record
     is_virus: bool = False  # by the cut, of the record or of proviruses
+    evidence: str = ""  # for a provirus, beside its posterior: attributes of GFF3
 
 
 class Track(NamedTuple):

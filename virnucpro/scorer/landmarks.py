@@ -1,16 +1,18 @@
-"""Landmarks of a sequence: host genes, edges of open stretches, direct repeats."""
+"""Landmarks of a sequence: its genes, those of hosts, ends of tRNA, edges, direct repeats."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 
-from virnucpro.ground.numeric import Counts
+from virnucpro.ground.numeric import Counts, Values
 from virnucpro.scorer.features import GENE_LIKE
 from virnucpro.scorer.library import call
+from virnucpro.scorer.nets import Scorer
 from virnucpro.scorer.pieces import (
     UNKNOWN,
     Digits,
@@ -21,6 +23,7 @@ from virnucpro.scorer.pieces import (
     find_stretches,
     opposite_strand,
 )
+from virnucpro.scorer.score import score_proteins
 from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
 from virnucpro.sequences.translate import reverse_complement
 
@@ -35,7 +38,13 @@ RIBOSOMAL_RNA = (
     *("CAGCAGCCGCGGTAA", "CAGCCGCCGCGGTAA", "ACACACCGCCCGT"),
     *("AACTATAACGGTCCTAAGGTAGCGA", "TTTGGCACCTCGATGTCG", "TACGAGAGGACC"),
 )
+# the T arm of a tRNA: a stem of five pairs around a loop of seven (Sprinzl et al. 1998, Nucleic
+# Acids Res. 26:148), eight bases before the end
+_T_ARM = re.compile(r"(?=([ACGT]{4})GTTC[AG]A.[CT]C([ACGT]{4}))")
+_PAIRS = {"AT", "TA", "CG", "GC", "GT", "TG"}
+_FEWEST_PAIRS, _BEHIND_ARM = 4, 25  # bases from the first one of the arm to the end of the tRNA
 _REACH = 1_000  # bases, from a place to an edge of an open stretch
+SHORTEST_GENE = 60  # codons of a stretch whose protein is scored
 NEAR = 3_000  # bases; a repeat that lies twice as far from an end is twice as suspect
 SHORTEST_REPEAT, LONGEST_REPEAT = 12, 300  # bases
 MOST_BY_CHANCE = 0.01  # expected number of repeats as good as one that is taken
@@ -43,6 +52,43 @@ _WORD = 6  # letters; codons and composition make some common
 _PEPTIDE_REACH, _RNA_REACH = 10_000, 3_000  # bases around them that are taken for the host's
 _BASES_AT_ONCE = 999_999  # that are translated; whole codons
 _HAIRPIN = 2 / 3  # of the bases of a repeat that pair with each other: a terminator
+
+
+def genes_of(
+    sequence: str, scorer: Scorer, code: GeneticCode = STANDARD
+) -> tuple[Counts, Counts, Values]:
+    """The longest open stretches of a sequence in upper case, hardly overlapping, as proteins.
+
+    Their starts and ends on the forward strand, and the log-odds of their proteins, NaN for one
+    without a known residue. (n,), (n,), (n,)
+
+    Raises:
+        ValueError: the scorer has no nets for proteins.
+    """
+    n_bases = len(sequence)
+    whole = Pieces(encode(sequence), np.array([0]), np.array([n_bases]))
+    kept = find_stretches(whole, code, SHORTEST_GENE)
+    frames = [_translations(sequence, strand, _letters(code)) for strand in range(2)]
+    proteins = [
+        frames[strand][start % 3][start // 3 : start // 3 + n_codons].decode("ascii")
+        for strand, start, n_codons in zip(
+            kept.strand.tolist(), kept.start.tolist(), kept.n_codons.tolist(), strict=True
+        )
+    ]
+    first = np.where(kept.strand == 0, kept.start, n_bases - kept.start - 3 * kept.n_codons)
+    return first, first + 3 * kept.n_codons, score_proteins(proteins, scorer)
+
+
+def trna_ends(sequence: str) -> list[int]:
+    """Where, in bases, genes of tRNA end in a sequence in upper case: their 3' ends, as bounds."""
+    places = []
+    for strand, bases in enumerate((sequence, reverse_complement(sequence))):
+        for match in _T_ARM.finditer(bases):
+            pairs = zip(match[1], reversed(match[2]), strict=True)
+            if sum(a + b in _PAIRS for a, b in pairs) >= _FEWEST_PAIRS:
+                end = match.start() + _BEHIND_ARM
+                places.append(end if strand == 0 else len(sequence) - end)
+    return sorted(places)
 
 
 def host_genes(sequence: str, code: GeneticCode = STANDARD) -> list[tuple[int, int]]:
@@ -57,12 +103,9 @@ def host_peptides(sequence: str, code: GeneticCode = STANDARD) -> list[int]:
     if not sequence:
         return []
     length = len(sequence)
-    letters = bytearray(b"X" * 256)
-    for codon, letter in zip(code.codons, code.letters, strict=True):
-        letters[code_of(codon)] = ord(letter)
     places = []
     for strand in range(2):
-        frames = _translations(sequence, strand, bytes(letters))
+        frames = _translations(sequence, strand, _letters(code))
         for frame, translation in enumerate(frames):
             for match in HOST_PEPTIDES.finditer(translation):
                 place = frame + 3 * match.start()
@@ -79,6 +122,15 @@ def ribosomal_rna(sequence: str) -> list[int]:
             places.append(place)
             place = sequence.find(word, place + 1)
     return sorted(places)
+
+
+@cache
+def _letters(code: GeneticCode) -> bytes:
+    """The letter of each code of a codon, X where it names no residue. (256,)"""
+    letters = bytearray(b"X" * 256)
+    for codon, letter in zip(code.codons, code.letters, strict=True):
+        letters[code_of(codon)] = ord(letter)
+    return bytes(letters)
 
 
 def _translations(sequence: str, strand: int, letters: bytes) -> list[bytearray]:

@@ -18,7 +18,7 @@ from typing import BinaryIO, NamedTuple
 
 from virnucpro.ground.errors import InputError, InputMissingError, ResumeError
 from virnucpro.ground.files import sha256_of, temporary_beside, writing
-from virnucpro.ground.log import LOGGER, announce, counted, listed, printable
+from virnucpro.ground.log import LOGGER, announce, counted, printable
 from virnucpro.ground.records import FastaRecord
 from virnucpro.ground.tree import Tree
 from virnucpro.sequences.fasta import (
@@ -320,6 +320,16 @@ def hashed(file: InputFile, on_bytes: Callable[[int], None] = lambda _: None) ->
         )
     modified = stamp.modified_ns
     return replace(file, sha256=digest, n_bytes=stamp.n_bytes, modified_ns=modified, stamp=stamp)
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """The first of some names, and how many others there are.
+
+    >>> listed(["a", "b", "c"], 2)
+    'a, b + 1 more'
+    """
+    more = f" + {len(names) - most:,} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"
 
 
 def join_inputs(recorded: Sequence[InputFile], files: Sequence[InputFile]) -> list[InputFile]:

@@ -21,7 +21,7 @@ from pathlib import PurePath
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.ground.log import announce, counted, listed, printable
+from virnucpro.ground.log import announce, counted, printable
 from virnucpro.ground.records import FastaRecord, Records
 from virnucpro.sequences.fasta import (
     WHOLE,
@@ -33,7 +33,7 @@ from virnucpro.sequences.fasta import (
     qualified,
     stem_of,
 )
-from virnucpro.sequences.inputs import InputFile, Source
+from virnucpro.sequences.inputs import InputFile, Source, listed
 
 _LONGEST = 100  # bytes of the longest name
 _ALLOWED = "._-+"

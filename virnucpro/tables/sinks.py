@@ -748,6 +748,7 @@ class RegionTable(_RegionSink):
         "virus_score",
         "virus",
         "att",
+        "evidence",
         "note",
     )
 
@@ -766,7 +767,7 @@ class RegionTable(_RegionSink):
         record = f"{result.record.name}\t{result.record.sample}"
         note = OVER_ORIGIN if region.over_origin else ""
         call = "\t".join(call_words(result.call))
-        words = f"{region.posterior:.4f}\t{call}\t{virus}\t{region.att}\t{note}"
+        words = f"{region.posterior:.4f}\t{call}\t{virus}\t{region.att}\t{region.evidence}\t{note}"
         return f"{name}\t{record}\t{region.kind}\t{place}\t{words}\n"
 
     @classmethod
@@ -784,8 +785,8 @@ class RegionTable(_RegionSink):
                 raise ValueError(f"{row['region']} is a {row['kind']}")
             is_part = row["note"] == OVER_ORIGIN
             is_virus = bool(row["virus"])
-            region = Region(start, end, kind, posterior, row["att"], is_part, is_virus)
-            yield (row["file"], row["record"]), region
+            facts = row["att"], is_part, is_virus, row["evidence"]
+            yield (row["file"], row["record"]), Region(start, end, kind, posterior, *facts)
 
 
 class RegionBed(_RegionSink):
@@ -813,6 +814,8 @@ class RegionGff(_RegionSink):
         attributes = f"ID={quote(name, safe=_GFF3_SEQID, errors='surrogateescape')}"
         if region.att:
             attributes += f";att={region.att}"
+        if region.evidence:
+            attributes += f";{region.evidence}"
         if region.over_origin:
             attributes += f";Note={OVER_ORIGIN}"
         label, score = call_words(result.call)

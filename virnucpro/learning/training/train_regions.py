@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -39,9 +40,10 @@ from virnucpro.learning.evaluation.evaluate_regions import (
 )
 from virnucpro.learning.options import TrainOptions
 from virnucpro.run.folder import RunDir
+from virnucpro.scorer.landmarks import genes_of
 from virnucpro.scorer.nets import Scorer, own_scorer
 from virnucpro.sequences.fasta import read_fasta
-from virnucpro.sequences.genetic_code import STANDARD
+from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
 from virnucpro.sequences.inputs import Source, list_sources
 
 MODEL, TABLE = "regions.json", "regions_left_out.tsv"
@@ -52,6 +54,7 @@ EDGES = tuple(np.arange(-4, 7.5, 0.5).tolist())  # contrast to the host
 GC_WEIGHT, SHAPE_WEIGHT, SHAPE_BASES = 0.7, 1.5, 9_500
 FIRST_SHARE = 0.1  # of records that begin in a virus; so phage lambda alone is one
 WEIGHT = 0.7 * STEP / SIZE  # of a piece for its bases, each in several: neighbours are alike
+GENES_WEIGHT = 0.6 * WEIGHT  # of a piece by its genes, too, which lie on several pieces
 _KERNEL = np.exp(-0.5 * np.arange(-3, 4) ** 2)  # over bins
 _LEAST = 0.02  # of all, spread evenly over the bins
 
@@ -64,6 +67,18 @@ class Chromosome:
     sequence: str
     items: Items
     truth: Truth
+
+    @classmethod
+    def of(
+        cls, record: FastaRecord, scorer: Scorer, truth: Truth, code: GeneticCode = STANDARD
+    ) -> Chromosome:
+        """A record with its pieces scored, and the genes of all."""
+        sequence = record.sequence.upper()
+        items = Items.of(sequence, scorer, SIZE, STEP, code)
+        everything = np.ones(len(items.start), dtype=np.bool_)
+        read_genes = partial(genes_of, scorer=scorer, code=code)
+        items = items.with_genes(sequence, everything, SIZE, read_genes)
+        return cls(record.id, sequence, items, truth)
 
     @property
     def is_virus(self) -> Mask:
@@ -91,13 +106,17 @@ def train_regions(options: TrainOptions, truth_table: Path, on_event: OnEvent) -
         VirnucproError: see ``errors``; or there are too few chromosomes.
     """
     with RunDir(options.output_dir).in_use():
-        genomes = read_genomes(options.data, truth_table, on_event)
+        scorer = own_scorer()
+        read_genes = partial(genes_of, scorer=scorer)
+        genomes = read_genomes(options.data, truth_table, scorer, on_event)
         chromosomes = [one for own, _ in genomes for one in own]
         each: dict[str, RegionFigures] = {}
         for one, others, hosts in left_out(genomes):
             on_event(Progress("leaving each out", len(each), len(chromosomes), "chromosomes"))
             model = learn_region_model(others, hosts, "")
-            regions, _ = regions_of_items(one.sequence, one.items, model, STANDARD, is_virus=False)
+            regions, _ = regions_of_items(
+                one.sequence, one.items, model, read_genes, is_virus=False
+            )
             intervals = [(region.start, region.end) for region in regions]
             each[one.name] = measure_regions(intervals, one.truth, len(one.sequence))
             announce(f"{printable(one.name)} left out: F1 {each[one.name].f1:.3f}")
@@ -125,14 +144,13 @@ def left_out(
             yield one, [other for other in everyone if other is not one], hosts
 
 
-def read_genomes(data: Path, truth_table: Path, on_event: OnEvent) -> list[Genome]:
+def read_genomes(data: Path, truth_table: Path, scorer: Scorer, on_event: OnEvent) -> list[Genome]:
     """Each file with the sequences that the truth has prophages in, and its others as one host.
 
     Raises:
         InputError: a chromosome is missing, there twice, or has no host; or there are too few.
     """
     truths = {name: one for name, one in read_truth(truth_table).items() if one.prophages}
-    scorer = own_scorer()
     n_letters = 0
 
     def counted_records(source: Source) -> Iterator[FastaRecord]:
@@ -172,12 +190,12 @@ def _genome_of(
             _check(record, truth)
         if len(record.sequence) < SHORTEST_RECORD:
             continue
-        items = Items.of(record.sequence, scorer, SIZE, STEP)
+        chromosome = Chromosome.of(record, scorer, truth or Truth())
         if truth is None:
-            others.append(items)
+            others.append(chromosome.items)
         else:
-            chromosomes.append(Chromosome(record.id, record.sequence.upper(), items, truth))
-            _check_host(chromosomes[-1])
+            chromosomes.append(chromosome)
+            _check_host(chromosome)
     host = Items.joined(others)
     is_host = np.count_nonzero(host.is_known) >= _FEWEST_PIECES
     return chromosomes, host if is_host else None
@@ -217,15 +235,25 @@ class _Contrasts:
 
     gc: float
     level: float  # of the host
+    gene_level: float  # log-odds of its proteins
     virus: Values  # of each piece in a prophage
     host: Values  # of each piece outside
+    virus_genes: Values  # log-odds of the proteins on each; NaN for none
+    host_genes: Values
 
     @classmethod
     def of(cls, chromosome: Chromosome, usual: Hosts) -> _Contrasts:
         is_host = chromosome.is_host
-        gc, level = _gc_and_level(chromosome.items, usual, is_host)
-        contrasts = _signal(chromosome.items, usual) - level
-        return cls(gc, level, contrasts[chromosome.is_virus], contrasts[is_host])
+        items, is_virus = chromosome.items, chromosome.is_virus
+        levels = _levels(items, usual, is_host)
+        contrasts = _signal(items, usual) - levels[1]
+        genes = items.genes[is_virus], items.genes[is_host]
+        return cls(*levels, contrasts[is_virus], contrasts[is_host], *genes)
+
+    def by_genes(self, contrasts: Values, genes: Values, usual: Levels) -> Values:
+        """How far pieces with genes stand out by both together. (n,), (n,) -> (m,)"""
+        both = contrasts + genes - usual.at(self.gc)
+        return np.asarray(both[~np.isnan(both)])
 
 
 def learn_region_model(
@@ -247,20 +275,30 @@ def learn_region_model(
             f"no prophage of {names} has a piece of {SIZE:,} bases of its own",
             hint="add chromosomes with longer prophages to the truth",
         )
-    levels = [_gc_and_level(items, usual, items.is_known) for items in hosts]
-    levels += [(one.gc, one.level) for one in contrasts]
+    levels = [_levels(items, usual, items.is_known) for items in hosts]
+    levels += [(one.gc, one.level, one.gene_level) for one in contrasts]
+    gc, level, gene_level = np.array(levels).T
     host_bases, virus_bases = _mean_lengths(chromosomes)
     try:
+        genes = Levels.of(gc, gene_level)
         return RegionModel(
             size=SIZE,
             step=STEP,
             host=usual,
-            levels=Levels.of(*np.array(levels).T),
+            levels=Levels.of(gc, level),
             gc_weight=GC_WEIGHT,
             shape_weight=SHAPE_WEIGHT,
             shape_bases=SHAPE_BASES,
             edges=EDGES,
-            log_ratios=_log_ratios(with_virus, contrasts),
+            log_ratios=_log_ratios(
+                [one.virus for one in with_virus], [one.host for one in contrasts], WEIGHT
+            ),
+            genes=genes,
+            gene_log_ratios=_log_ratios(
+                [one.by_genes(one.virus, one.virus_genes, genes) for one in with_virus],
+                [one.by_genes(one.host, one.host_genes, genes) for one in contrasts],
+                GENES_WEIGHT,
+            ),
             weight=WEIGHT,
             deviation=round(float(np.mean([one.host.std() for one in contrasts])), 4),
             distance=round(float(np.mean([one.virus.mean() for one in with_virus])), 4),
@@ -286,15 +324,15 @@ def _mean_lengths(chromosomes: Sequence[Chromosome]) -> tuple[int, int]:
 
 
 def _log_ratios(
-    with_virus: Sequence[_Contrasts], contrasts: Sequence[_Contrasts]
+    of_viruses: Sequence[Values], of_hosts: Sequence[Values], weight: float
 ) -> tuple[float, ...]:
     """Log ratios of virus over host, as one piece among others counts, by bin of its contrast."""
     virus, host = np.zeros(len(EDGES) + 1), np.zeros(len(EDGES) + 1)
-    for one in with_virus:
-        virus += _counts(one.virus) / len(one.virus) ** 0.5
-    for one in contrasts:
-        host += _counts(one.host) / len(one.host)
-    return tuple(np.round(np.log(_shares(virus) / _shares(host)) * WEIGHT, 4).tolist())
+    for values in of_viruses:
+        virus += _counts(values) / max(1, len(values)) ** 0.5
+    for values in of_hosts:
+        host += _counts(values) / max(1, len(values))
+    return tuple(np.round(np.log(_shares(virus) / _shares(host)) * weight, 4).tolist())
 
 
 def _signal(items: Items, usual: Hosts) -> Values:
@@ -302,10 +340,11 @@ def _signal(items: Items, usual: Hosts) -> Values:
     return signal(items, host, GC_WEIGHT, SHAPE_WEIGHT, SHAPE_BASES // STEP)
 
 
-def _gc_and_level(items: Items, usual: Hosts, is_host: Mask) -> tuple[float, float]:
-    """The median GC of a host, and the median signal of its own pieces."""
-    level = float(np.median(_signal(items, usual)[is_host]))
-    return float(np.median(items.gc[items.is_known])), level
+def _levels(items: Items, usual: Hosts, is_host: Mask) -> tuple[float, float, float]:
+    """The median GC of a host, and the medians over its own pieces: signal, and proteins."""
+    genes = items.genes[is_host]
+    of_genes = np.median(genes[~np.isnan(genes)]) if not np.isnan(genes).all() else np.nan
+    return items.median_gc, float(np.median(_signal(items, usual)[is_host])), float(of_genes)
 
 
 def _counts(contrasts: Values) -> Values:
