@@ -13,7 +13,7 @@
 #   benchmarks/gpu.sh --rehearse right    # run them on the CPU with a tiny model; tests are collected
 #
 # RESULTS is the folder of the results (benchmarks/results). WHEELS holds wheels of what the machine
-# lacks, so that no network is needed: fair-esm, biopython, nvidia-ml-py, fa3-fwd, ...; for `right`
+# lacks, so that no network is needed: fair-esm, biopython, backports.zstd, nvidia-ml-py, fa3-fwd, ...; for `right`
 # hypothesis too, for `files` tensorboard (each with all that it needs). MODELS takes the place of
 # each call's models (15B is one for `time`), DEVICE of cuda, SECONDS_PER_WAY of 3, TOKENS of batches.
 set -euo pipefail
@@ -25,7 +25,14 @@ case ${1:-} in
     shift
     ;;
 esac
-call=${1:?right, time or files, after --dry-run or --rehearse if you like}
+call=${1:-}
+case $call in
+right | time | files) ;;
+*)
+    echo "usage: benchmarks/gpu.sh [--dry-run|--rehearse] right|time|files" >&2
+    exit 64
+    ;;
+esac
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 if [[ $mode == rehearse ]]; then
@@ -48,10 +55,12 @@ export PYTHONPATH=$PWD:$scratch/site${PYTHONPATH:+:$PYTHONPATH}
 # need MODULE...: what is missing is known before the first second is spent
 need() {
     [[ $mode != dry-run ]] || return 0
-    python3 -c 'import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]' \
-        "$@" || {
-        echo "$call needs a module that is missing here: put its wheel into WHEELS, or" \
-            "pip install -c constraints.txt -e '.[dev]'" >&2
+    python3 -c 'import ctypes, importlib, sys
+[importlib.import_module(name) for name in sys.argv[1:]]
+ctypes.CDLL(str(sys.modules["virnucpro.scorer.library"].LIBRARY))' \
+        Bio esm h5py pynvml virnucpro.sequences.fasta virnucpro.scorer.library "$@" || {
+        echo "$call needs what is missing here: put the wheel of a module into WHEELS; libscorer.so" \
+            "comes with the checkout, or by pip install -c constraints.txt -e '.[dev]'" >&2
         exit 69
     }
 }
@@ -104,20 +113,20 @@ tests() { # SECONDS NAME TESTS...
 }
 
 check() { # NAME OPTIONS...
-    run 60 "$1.txt" python3 -m virnucpro models check esm2_virnucpro --device "$device" "${@:2}"
+    run 50 "$1.txt" python3 -m virnucpro models check esm2_virnucpro --device "$device" "${@:2}"
 }
 
 case $call in
-right) # 10 + 60 + 180 + 60 + 60 + 60 + 60 + 90 seconds
-    need pytest hypothesis esm
+right) # 10 + 75 + 150 + 75 + 50 + 50 + 50 + 90 seconds
+    need pytest hypothesis
     [[ $device != cuda ]] || run 10 gpu_card.txt nvidia-smi --format=csv \
         --query-gpu=name,driver_version,clocks.sm,clocks.max.sm,power.limit,temperature.gpu
-    run 60 gpu_devices.txt python3 -m virnucpro devices
-    tests 180 gpu_tests tests/test_esm2_model.py \
+    run 75 gpu_devices.txt python3 -m virnucpro devices
+    tests 150 gpu_tests -k 'cuda or gpu' tests/test_esm2_model.py \
         tests/test_dnabert_s.py::test_a_gpu_gives_the_vectors_of_a_cpu \
         tests/test_engine.py::test_a_gpu_gives_the_vectors_of_a_cpu
     for model in $(of_models 650M); do
-        measure 60 "gpu_full_$model" full --models "$model" ${TOKENS:+--tokens "$TOKENS"}
+        measure 75 "gpu_full_$model" full --models "$model" ${TOKENS:+--tokens "$TOKENS"}
     done
     check gpu_check
     check gpu_check_fp32 --precision fp32
@@ -126,18 +135,19 @@ right) # 10 + 60 + 180 + 60 + 60 + 60 + 60 + 90 seconds
         "$results/gpu_right.json" --parts limits,encoder --models 8M --quick \
         ${TOKENS:+--tokens "$TOKENS"}
     ;;
-time) # 270 + 310 seconds
+time) # 265 + 300 seconds
+    need
     for model in $(of_models 650M,3B); do
-        variants "$([[ $model == 650M ]] && echo 270 || echo 310)" "$model"
+        variants "$([[ $model == 650M ]] && echo 265 || echo 300)" "$model"
     done
     ;;
-files) # 60 + 60 + 150 + 180 + 60 + 60 seconds
+files) # 60 + 100 + 130 + 160 + 60 + 60 seconds
     need pytest hypothesis torch.utils.tensorboard yaml
     for model in $(of_models 650M,3B); do
-        files 60 "$model"
+        files "$([[ $model == 650M ]] && echo 60 || echo 100)" "$model"
     done
     for model in $(of_models 650M,3B); do
-        measure "$([[ $model == 650M ]] && echo 150 || echo 180)" "gpu_peers_$model" \
+        measure "$([[ $model == 650M ]] && echo 130 || echo 160)" "gpu_peers_$model" \
             peers --models "$model" --repeats 2 ${TOKENS:+--tokens "$TOKENS"}
     done
     n_lines=$([[ $mode == rehearse ]] && echo 12 || echo 1000000) # of each contig
@@ -152,10 +162,6 @@ files) # 60 + 60 + 150 + 180 + 60 + 60 seconds
         tests/test_training_loop.py::test_a_profile_waits_for_the_device \
         tests/test_training_loop.py::test_training_has_the_gradients_of_sdpa \
         tests/test_training_readers.py::test_a_gpu_reads_in_float32_as_a_cpu_does
-    ;;
-*)
-    echo "no call: $call; it is right, time or files" >&2
-    exit 64
     ;;
 esac
 exit "$status"

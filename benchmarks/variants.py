@@ -242,7 +242,7 @@ def try_budgets(setting: Setting, model: str, budgets: Sequence[int]) -> Iterato
     proteins = make_proteins("six-frame-500", 2 * max(budgets), seed=3)
     first = None
     for tokens in budgets:
-        row = BudgetRow(model=model, tokens_per_batch=tokens)
+        row, encoder = BudgetRow(model=model, tokens_per_batch=tokens), None
         try:
             encoder = load_plain(replace(setting, tokens_per_batch=tokens))
             time_pass(encoder, proteins)

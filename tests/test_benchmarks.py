@@ -130,7 +130,8 @@ def test_the_script_for_a_gpu_says_what_is_missing_before_it_measures(tmp_path):
 
 def test_lines_of_json_stay_free_of_warnings_and_say_beside_them_how_they_ended(tmp_path):
     python = tmp_path / "python3"  # instead of a measurement on a GPU
-    python.write_text("#!/bin/sh\necho '{\"row\": 1}'\necho 'a warning' >&2\nexit 3\n")
+    said = "echo '{\"row\": 1}'\necho 'a warning' >&2\nexit 3\n"
+    python.write_text(f'#!/bin/sh\n[ "$1" = -c ] && exit 0\n{said}')
     python.chmod(0o755)
     path = f"{tmp_path}:{os.environ['PATH']}"
     answer = run_gpu_script("time", folder=tmp_path, PATH=path, MODELS="8M")
@@ -182,7 +183,7 @@ def test_a_dry_run_prints_what_a_call_would_run_and_runs_nothing(tmp_path):
     answer = run_gpu_script("--dry-run", "time", folder=tmp_path, PATH="/usr/bin:/bin")
     assert answer.returncode == 0 and not (tmp_path / "results").exists()
     lines = answer.stdout.splitlines()
-    assert [line.split()[:2] for line in lines] == [["270", "s"], ["310", "s"]]
+    assert [line.split()[:2] for line in lines] == [["265", "s"], ["300", "s"]]
     assert all("python3 benchmarks/measure.py variants --device cuda --models" in x for x in lines)
     for call in CALLS:
         printed = run_gpu_script("--dry-run", call, folder=tmp_path).stdout

@@ -221,6 +221,8 @@ def test_a_product_in_8_bits_is_that_of_the_numbers_that_the_rows_stand_for(devi
     size = restore(rows).double().abs() @ weight.T.abs() + linear.bias.double().abs()
     # sums of 64 products in float32, four more operations, and one rounding to bf16
     limit = size * 70 * torch.finfo(torch.float32).eps / 2 + exact.abs() * 2**-8
+    if device == "cuda":  # tensor cores keep some 14 bits within an instruction (arXiv:2412.19437)
+        limit += size * 2**-12
     assert ((product(rows).double() - exact).abs() <= limit).all()
     # to the nearest of numbers with three bits behind the first, but for the least of a row
     kept, largest = restore(rows).cpu().double(), x.double().abs().amax(dim=1, keepdim=True)

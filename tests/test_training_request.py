@@ -202,6 +202,7 @@ def test_an_empty_file_says_nothing_and_a_missing_one_is_reported(tmp_path):
         ({"finetune": True, "model": "x", "heads": 3}, "are for a new encoder"),
         ({"pretrain": True, "dim": 30, "heads": 4}, "6 layers of 30 dimensions in 4 heads"),
         ({"pretrain": True, "layers": 0}, "0 layers"),
+        ({"encoding": "onehot", "architecture": "lstm", "precision": "fp16"}, "no LSTM in fp16"),
         ({"encoding": "onehot", "dropout": 1.0}, "--dropout is 1"),
         ({"encoding": "onehot", "dropout": float("nan")}, "--dropout is nan"),
         ({"encoding": "onehot", "hidden": 0}, "--hidden 0"),

@@ -12,9 +12,11 @@ angles in bf16, nearly vanishes in a mean.
 from __future__ import annotations
 
 import math
+import os
+import signal
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -332,7 +334,7 @@ def _told(program: str, device: str) -> Iterator[None]:
 # What ``virnucpro devices`` says of fp8 and of our kernels. Each GPU is tried in a process of its
 # own, so that this one never starts CUDA.
 
-_MOST_SECONDS = 180.0  # that a trial may take: each kernel is compiled, where it never was
+_MOST_SECONDS = 60.0  # that the trials may take: each kernel is compiled, where it never was
 
 
 def try_gpus(devices: Iterable[str]) -> dict[str, dict[str, str]]:
@@ -343,15 +345,19 @@ def try_gpus(devices: Iterable[str]) -> dict[str, dict[str, str]]:
     with interrupts_held():
         children = {device: start(_try, device) for device in devices}
     try:
-        return {device: _outcome(child) for device, child in children.items()}
+        end = time.monotonic() + _MOST_SECONDS
+        return {device: _outcome(child, end) for device, child in children.items()}
     finally:
+        for child in children.values():  # and the compilers that it started
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(child.process.pid, signal.SIGKILL)
         kill_all(list(children.values()))
 
 
-def _outcome(child: Child) -> dict[str, str]:
+def _outcome(child: Child, end: float) -> dict[str, str]:
     reason = f"no answer within {_MOST_SECONDS:.0f} s"
     try:
-        if child.pipe.poll(_MOST_SECONDS):
+        if child.pipe.poll(max(0.0, end - time.monotonic())):
             answer = child.pipe.recv()
             if not isinstance(answer, Raised):
                 return dict(answer)
@@ -362,6 +368,7 @@ def _outcome(child: Child) -> dict[str, str]:
 
 
 def _try(pipe: Pipe, name: str) -> None:
+    os.setsid()  # so that it can be killed with all that it starts
     device, no_fp8 = torch.device(name), ""
     use_device(device)
     try:

@@ -402,9 +402,10 @@ def compare_ways(
         done += together
         reference = _reference(done, is_all=len(done) == len(lanes))
         for lane in together:
-            yield _row(comparison, lane, reference)
-            if comparison.one_by_one:
+            row = _row(comparison, lane, reference)
+            if comparison.one_by_one:  # before others load a model
                 lane.layout.release(lane.way)
+            yield row
         early += together if reference is None else []
     for lane in early if reference is not None else []:
         yield _row(comparison, lane, reference)

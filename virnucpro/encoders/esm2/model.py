@@ -57,11 +57,13 @@ _MOST_WAITING = 2  # sums that a kernel adds at once
 # Matrix products of 8 bit numbers (e4m3), for GPUs that multiply them twice as fast as bf16.
 #
 # Every row of a factor has a scale of its own, by which its largest number is the largest of e4m3:
-# so have the weights, once, and the activations, token by token. Products are summed in float32 and
-# leave as bf16, with the bias. A GPU needs compute capability 8.9 (``_scaled_mm_allowed_device`` of
-# PyTorch's ScaledBlas.cpp), rows of the first factor and columns of the second that lie together,
-# and multiples of 16 of both dimensions of the weights; the number of tokens is free. Any other
-# device computes the same product of the same 8 bit numbers in float32, which is slow.
+# so have the weights, once, and the activations, token by token. Products are summed in float32
+# (tensor cores keep some 14 bits within an instruction: DeepSeek-AI 2024, arXiv:2412.19437, 3.3.2)
+# and leave as bf16, with the bias. A GPU needs compute capability 8.9
+# (``_scaled_mm_allowed_device`` of PyTorch's ScaledBlas.cpp), rows of the first factor and columns
+# of the second that lie together, and multiples of 16 of both dimensions of the weights; the number
+# of tokens is free. Any other device computes the same product of the same 8 bit numbers in
+# float32, which is slow.
 
 
 class Rows8(NamedTuple):

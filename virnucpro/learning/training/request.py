@@ -190,6 +190,11 @@ def resolve_training(
     precision = "fp16" if is_fp16 else choose_precision(options.precision, choice)
     if choice.kind == "mps":
         precision = "fp32"
+    if (precision, choice.kind, options.architecture) == ("fp16", "cpu", "lstm"):
+        raise UsageError(
+            "PyTorch has no LSTM in fp16 for a CPU",
+            hint="train it with --precision bf16 or fp32, or on a GPU",
+        )
     settings = carry(options, Settings, mode=mode, precision=precision)
     training = Training(
         options=options,
