@@ -85,6 +85,12 @@ class Run(NamedTuple):
     start_base: int
     end_base: int
 
+    def meets(self, others: Sequence[Run]) -> bool:
+        """Whether it shares a base with any of the others."""
+        return any(
+            self.start_base < one.end_base and one.start_base < self.end_base for one in others
+        )
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RegionFinder:
@@ -257,6 +263,9 @@ def regions_of_items(
     else:
         parts = [part for run in runs for part in parts_of(run, starts, posterior, model)]
         runs = list(chain.from_iterable(map(repeats.parts_of, parts)))
+        by_pieces, _, alone = viral_runs(starts, evidence, n_bases, model)
+        others = [part for run in by_pieces for part in parts_of(run, starts, alone, model)]
+        runs = repeats.confirmed(runs, others)
         runs = sorted([*runs, *(run for run in weak if repeats.prove(run))])
     ends = move_ends(runs, repeats, code)
     regions = []
@@ -425,14 +434,28 @@ class Repeats:
             return [run]
         return [one, *rest] if is_left else [*rest, one]
 
+    def confirmed(self, runs: Sequence[Run], others: Sequence[Run]) -> list[Run]:
+        """The runs, but for those that a run of others overlaps whose repeat is less by chance."""
+        bounded = [
+            one
+            for one in others
+            if one.meets(runs)
+            and self._by_chance(one) < min(self._by_chance(run) for run in runs if one.meets([run]))
+        ]
+        return sorted([*(run for run in runs if not run.meets(bounded)), *bounded])
+
+    def _by_chance(self, run: Run) -> float:
+        """How often the repeat around a run is expected; infinite without one."""
+        repeat = self.around(run, self._all)
+        return np.inf if repeat is None else repeat.n_by_chance
+
     @property
     def _all(self) -> tuple[int, int]:
         return 0, len(self.bases)
 
     def prove(self, run: Run) -> bool:
         """Whether a weak run has a repeat that is not to be expected in a host either."""
-        repeat = self.around(run, self._all)
-        return repeat is not None and repeat.n_by_chance < MOST_BY_CHANCE_ALONE
+        return self._by_chance(run) < MOST_BY_CHANCE_ALONE
 
     def _evidence(self, start: int, end: int) -> float:
         first, last = np.searchsorted(self.middles, (start, end)).tolist()

@@ -203,12 +203,16 @@ def _region_model_beside(model: Model) -> Path | None:
 def find_region_model(model: str, on_event: OnEvent) -> Path | None:
     """The file of regions that a run with ``--model`` finds them by; None: VirNucPro's own.
 
+    Only a trained model, which a path leads to, has one: nothing is fetched for that.
+
     Raises:
         UnavailableError: there is no such model.
     """
     from virnucpro.encoders.catalogue import model_names, open_model
 
-    return _region_model_beside(open_model(model_names(model)[0], on_event))
+    (name, *_) = model_names(model)
+    is_path = Path(name).name != name
+    return _region_model_beside(open_model(name, on_event)) if is_path else None
 
 
 def _steps(options: RunOptions, recorded: Manifest | None) -> tuple[Step, ...]:
