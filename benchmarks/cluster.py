@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 from front_end import make_contigs, make_reads
 from simulated import SimulatedRow, SimulatedWorker, config_of, register, write_input
 
-from virnucpro.engine.executor import InlineExecutor, NoExecutor
+from virnucpro.engine.local import InlineExecutor, ProcessExecutor
 from virnucpro.run.folder import RunDir
 from virnucpro.run.plan import Planner, make_plan, read_plan
 from virnucpro.stories.pipeline import make_job, make_results, run
@@ -98,10 +98,10 @@ def measure_tasks(n_bases: int, dim: int) -> TaskTimes:
         planned = replace(config, options=replace(config.options, plan_only=True))
         resumed = replace(config, options=replace(config.options, resume=True))
         with _timed() as cut:
-            run(planned, NoExecutor(), lambda _: None)
+            run(planned, ProcessExecutor(()), lambda _: None)
         times = _work(RunDir(folder / "run"), resumed)
         with _timed() as join:
-            run(resumed, NoExecutor(), lambda _: None)
+            run(resumed, ProcessExecutor(()), lambda _: None)
         return replace(times, cut=cut[0], join=join[0])
 
 

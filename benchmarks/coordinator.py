@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 import psutil
 
 from virnucpro.encoders.timing import FAILURES, reason_of
-from virnucpro.engine.job import Job
+from virnucpro.engine.executor import Job
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.recovery import Attempt
 from virnucpro.engine.worker import Worker
@@ -88,8 +88,8 @@ class IdleWorker(Worker):
     def wait_for_all(self) -> None:
         """Starting takes seconds: what comes after is measured with all of them there."""
         self.is_first = False
-        (self.job.features / self.name).touch()
-        while len(list(self.job.features.iterdir())) < self.job.n_workers:
+        (self.job.root / self.name).touch()
+        while len(list(self.job.root.iterdir())) < self.job.n_workers:
             time.sleep(_POLL_SECONDS)
 
 
@@ -113,7 +113,7 @@ def _time(row: CoordinatorRow, folder: Path) -> CoordinatorRow:
         Shard(index, folder / f"{index}.faa", 1, 1, 1, "")
         for index in range(first_nap + N_NAPS * n_workers)
     ]
-    job = NappingJob(folder, (), (), "", "", n_workers, first_nap)  # of no model
+    job = NappingJob(folder, (), (), "", n_workers, first_nap)  # of no model
     done: list[float] = []  # when the empty shards came
     idle: list[float] = []
     napped: set[str] = set()  # workers; what came before a first nap is of the empty shards

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 
 from virnucpro.encoders.synthetic import count_tokens, lengths_of
 from virnucpro.encoders.timing import FAILURES, Setting, reason_of
-from virnucpro.engine.job import Job
+from virnucpro.engine.executor import Job
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.ground.config import RESIDUES_PER_SHARD, Resources
 from virnucpro.ground.errors import VirnucproError
@@ -27,7 +27,7 @@ from virnucpro.ground.events import (
     Telling,
     WorkerReady,
 )
-from virnucpro.ground.option_fields import make
+from virnucpro.ground.options import make
 from virnucpro.sequences.fasta import write_record
 from virnucpro.stories.options import ExtractOptions
 from virnucpro.stories.pipeline import run

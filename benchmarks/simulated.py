@@ -37,14 +37,14 @@ from virnucpro.encoders.base import Pending, Rows
 from virnucpro.encoders.esm2.packing import EXTRA_TOKENS, PackedBatch, plan_batches
 from virnucpro.encoders.families import FAMILIES, Family
 from virnucpro.encoders.timing import FAILURES, reason_of
-from virnucpro.engine.job import Job
+from virnucpro.engine.executor import Job
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.worker import Worker
 from virnucpro.ground.config import EncoderSpec, Recipe, Resources
 from virnucpro.ground.errors import VirnucproError
 from virnucpro.ground.events import EmbeddingStarted, Event, ShardDone, Telling
 from virnucpro.ground.files import EMBEDDED_FOLDER
-from virnucpro.ground.option_fields import make
+from virnucpro.ground.options import make
 from virnucpro.sequences.composition import N_FEATURES
 from virnucpro.sequences.fasta import write_record
 from virnucpro.stories.options import PredictOptions

@@ -22,7 +22,8 @@ from pyarrow import parquet
 
 from virnucpro.callers.caller import Caller, caller_of
 from virnucpro.callers.head import Head
-from virnucpro.engine.executor import Executor, InlineExecutor
+from virnucpro.engine.executor import Executor
+from virnucpro.engine.local import InlineExecutor
 from virnucpro.ground.events import OnEvent
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.translate import chunk_record, translate_six_frames

@@ -31,12 +31,11 @@ from test_repeats import copies_files
 from workers import POISON, RaisingWorker
 
 import virnucpro
-from virnucpro.engine.executor import InlineExecutor
-from virnucpro.engine.options import PlaceOptions
-from virnucpro.ground.option_fields import names_of
+from virnucpro.engine.local import InlineExecutor
+from virnucpro.ground.options import names_of
 from virnucpro.run import index
 from virnucpro.stories.api import in_python
-from virnucpro.stories.options import ExtractOptions, PredictOptions
+from virnucpro.stories.options import ExtractOptions, PlaceOptions, PredictOptions
 
 ON_ONE = {"device": "cpu", "workers": 1}
 PROTEINS = [("p1", "MKVLEFPQIL"), ("p2", "MSTNPKPQRK"), ("p3", "MKVLEFPQIL"), ("p0", "MA")]

@@ -261,7 +261,7 @@ def test_the_vocabulary_loads_without_torch_or_h5py() -> None:
 SLOW_DOORS = {
     "ground.devices": {"torch", "pynvml"},
     "ground.plugins": {"importlib.metadata"},
-    "engine.executor": {"torch", "virnucpro.engine.worker"},
+    "engine.local": {"torch", "virnucpro.engine.worker"},
     "encoders.esm2.attention": {"virnucpro.encoders.triton_kernels"},
     "encoders.esm2.family": {
         "virnucpro.encoders.esm2.converted",

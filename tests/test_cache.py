@@ -18,8 +18,7 @@ import pytest
 from runs import tables, vectors
 
 import virnucpro
-from virnucpro.engine.executor import InlineExecutor
-from virnucpro.engine.local import ProcessExecutor
+from virnucpro.engine.local import InlineExecutor, ProcessExecutor
 from virnucpro.engine.options import WorkOptions
 from virnucpro.ground.config import EncoderSpec
 from virnucpro.ground.errors import UsageError

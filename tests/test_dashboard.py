@@ -32,7 +32,7 @@ from virnucpro.ground.events import (
 )
 from virnucpro.ground.log import LOGGER, announce, is_for_console, logging_to, printable
 from virnucpro.ground.records import Shard
-from virnucpro.run.work_log import rate_of, seconds_left
+from virnucpro.run.journal import rate_of, seconds_left
 
 GIB = 1 << 30
 ESCAPE = "\x1b"

@@ -12,7 +12,7 @@ from runs import rows
 from typer.main import get_command
 
 from virnucpro.cli.main import app
-from virnucpro.engine.executor import InlineExecutor
+from virnucpro.engine.local import InlineExecutor
 from virnucpro.stories.options import PredictOptions
 from virnucpro.stories.pipeline import predict
 

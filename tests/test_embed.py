@@ -17,7 +17,7 @@ from test_genetic_code import gene
 import virnucpro
 from virnucpro.callers.cascade import NEARLY_VIRAL, SURELY_VIRAL, first_asking
 from virnucpro.callers.head import Join, JoinKnot, save_head
-from virnucpro.engine.executor import InlineExecutor
+from virnucpro.engine.local import InlineExecutor
 from virnucpro.engine.options import WorkOptions
 from virnucpro.ground import tasks
 from virnucpro.ground.config import Recipe

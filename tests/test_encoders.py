@@ -26,7 +26,7 @@ from virnucpro.callers.head import EncoderFacts, Head, Network
 from virnucpro.encoders.base import Encoder, Pending, Rows, load_encoder
 from virnucpro.encoders.families import FAMILIES, Family
 from virnucpro.encoders.models import describe_model
-from virnucpro.engine.executor import InlineExecutor
+from virnucpro.engine.local import InlineExecutor
 from virnucpro.engine.worker import Worker
 from virnucpro.ground.config import EncoderSpec
 from virnucpro.ground.errors import ResumeError, UsageError
@@ -141,7 +141,7 @@ def rows_of(config: RunConfig) -> list[dict[str, Rows]]:
     """The vectors of each encoder, by the ids of their frames."""
     recipe = config.recipe
     stores = open_stores(config.output / "features", recipe.encoders, recipe.fingerprint)
-    parts = [list(store.read_files()) for store in stores]
+    parts = [[content for *_, content in store.read_files()] for store in stores]
     return [
         {name: row for part in of_one for name, row in zip(part.ids, part.vectors, strict=True)}
         for of_one in parts

@@ -21,7 +21,7 @@ from workers import POISON, RaisingWorker
 from virnucpro.callers.caller import caller_of
 from virnucpro.callers.head import load_head, save_head
 from virnucpro.callers.options import CutOptions
-from virnucpro.engine.executor import InlineExecutor
+from virnucpro.engine.local import InlineExecutor
 from virnucpro.ground.errors import InputError, ResumeError, UsageError, VirnucproError
 from virnucpro.learning.evaluation.evaluate import (
     Cutting,

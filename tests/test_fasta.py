@@ -32,6 +32,7 @@ from virnucpro.sequences.fasta import (
     are_mates,
     find_invalid,
     guess_input_type,
+    is_of_reads,
     list_fasta,
     parsed,
     read_blocks,
@@ -275,8 +276,11 @@ def test_wide_text_is_never_taken_for_fasta(write, encoding: str) -> None:
 
 
 def test_fastq_behind_blank_lines_or_a_byte_order_mark_is_still_fastq(write) -> None:
-    for start in (b"\n\r\n", b"\xef\xbb\xbf"):
-        assert read(write(start + b"@read1\nACGT\n+\nIIII\n")) == [("read1", "ACGT")]
+    for start in (b"\n\r\n", b"\xef\xbb\xbf", b"\n" * 4096, b"\xef\xbb\xbf" + b"\r\n" * 2**19):
+        text = start + b"@read1\nACGT\n+\nIIII\n"
+        for content in (text, gzip.compress(text)):
+            assert read(write(content)) == [("read1", "ACGT")]
+            assert is_of_reads(write(content))
 
 
 # Reads

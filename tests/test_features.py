@@ -15,7 +15,7 @@ from virnucpro.ground.errors import FeatureFileError, OutputError
 from virnucpro.ground.records import Embeddings, Failure, Orf, Shard
 from virnucpro.ground.tree import Tree
 from virnucpro.run.feature_file import find_vectors, read_embeddings, write_embeddings
-from virnucpro.run.features import FeatureStore, ShardFeatures, open_stores
+from virnucpro.run.features import FeatureReader, FeatureStore, ShardFeatures, open_stores
 from virnucpro.run.folder import RunDir
 from virnucpro.run.shards import ShardWriter, header_of, shard_size
 from virnucpro.run.status import inspect_run
@@ -100,7 +100,7 @@ def test_a_copy_has_the_row_or_the_failure_of_its_original_in_whatever_shard(sto
     store.write(places[0], embed("ac", failed="b"))
     store.write(places[1], embed("d", first=7.0))
     store.write(places[2], embed(""))
-    reader = store.reader(places)
+    reader = FeatureReader(store, places)
     features = [
         reader.read(place, orfs, {}, place.index)
         for place, orfs in zip(places, shards, strict=True)
@@ -109,7 +109,7 @@ def test_a_copy_has_the_row_or_the_failure_of_its_original_in_whatever_shard(sto
     assert rows == {"a": 0, "c": 1, "d": 7, "A": 0, "C": 1, "D": 7, "AA": 0}
     reasons = {name: why for found in features for name, why in found.reasons.items()}
     assert reasons == {"b": "no memory", "B": "no memory"}
-    files = {name for content in store.read_files() for name in content.ids}
+    files = {name for *_, content in store.read_files() for name in content.ids}
     assert files == rows.keys()  # so whoever opens the files finds the copies too
 
 
@@ -117,7 +117,7 @@ def test_a_shard_that_was_lost_fails_with_its_copies(stores):
     lost, kept = [make_orf("a")], [make_orf("b"), make_orf("A", 0), make_orf("B", 1)]
     shards = [make_shard(0, lost), make_shard(1, kept)]
     stores[0].write(shards[1], embed("b"))
-    reader, reasons = stores[0].reader(shards), {0: "its worker died"}
+    reader, reasons = FeatureReader(stores[0], shards), {0: "its worker died"}
     assert reader.read(shards[0], lost, reasons, 0).reasons == {"a": "its worker died"}
     features = reader.read(shards[1], kept, reasons, 1)
     assert features.reasons == {"A": "its worker died"}
@@ -134,7 +134,7 @@ def test_each_encoder_has_a_store_of_its_own_in_the_features_of_the_run(rundir, 
         store.write(shard, embed("a", first=i))
         assert len(store.names_done()) == 1
     for i, store in enumerate(stores):
-        (content,) = store.read_files()
+        ((*_, content),) = store.read_files()
         assert (content.vectors == i).all()
 
 
@@ -157,7 +157,7 @@ def test_files_are_found_in_the_order_of_their_shards_also_beyond_a_million(rund
     names = {999_999: "a", 1_000_000: "b", 10_000_000: "c"}
     for index, name in names.items():
         stores[0].write(make_shard(index, [make_orf(name)]), embed(name))
-    assert [content.ids for content in stores[0].read_files()] == [("a",), ("b",), ("c",)]
+    assert [content.ids for *_, content in stores[0].read_files()] == [("a",), ("b",), ("c",)]
     assert stores[0].names_done() == {str(index) for index in names}
     rundir.clear()
     assert not stores[0].folder.exists()

@@ -32,7 +32,7 @@ from test_regions import host_dna
 from virnucpro.callers.chain import embedded_region_model
 from virnucpro.cli.main import main
 from virnucpro.encoders.learned import LearnedFacts, save_learned
-from virnucpro.engine.executor import InlineExecutor
+from virnucpro.engine.local import InlineExecutor
 from virnucpro.ground.files import MOST_JSON
 from virnucpro.run.feature_file import _SEAL
 from virnucpro.stories.options import PredictOptions

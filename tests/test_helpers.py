@@ -26,12 +26,13 @@ from runs import (
     kill_ours,
     our_processes,
     run_inline,
+    wait_until,
     within,
 )
 from test_scorer_run import many, predict
 from workers import POISON, RaisingWorker
 
-from virnucpro.engine.executor import InlineExecutor
+from virnucpro.engine.local import InlineExecutor
 from virnucpro.ground import tasks
 from virnucpro.ground.devices import Choice
 from virnucpro.ground.errors import InputError, UnavailableError
@@ -264,7 +265,8 @@ def test_helpers_end_with_a_parent_that_is_killed(beginning, number):
     with beginning(PARENT) as parent:
         pids = list(map(int, parent.stdout.readline().split()))
         assert len(pids) == 2
-        assert all(is_ours(psutil.Process(pid)) for pid in pids)
+        # the command line is empty for a moment after exec
+        wait_until(lambda: all(is_ours(psutil.Process(pid)) for pid in pids))
         parent.send_signal(number)
     assert_gone(*pids)
 

@@ -19,7 +19,7 @@ from virnucpro.encoders.esm2.checkpoint import LEARNED_FILE
 from virnucpro.encoders.families import EMBEDDED
 from virnucpro.encoders.learned import inspect_learned, save_learned
 from virnucpro.encoders.models import describe_model
-from virnucpro.engine.executor import InlineExecutor
+from virnucpro.engine.local import InlineExecutor
 from virnucpro.ground.errors import UnavailableError, UsageError
 from virnucpro.ground.files import sha256
 from virnucpro.ground.numeric import sigmoid

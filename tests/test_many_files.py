@@ -27,7 +27,7 @@ from runs import (
 )
 
 from virnucpro.cli.figures import DeviceState, Figures
-from virnucpro.engine.executor import InlineExecutor
+from virnucpro.engine.local import InlineExecutor
 from virnucpro.ground.errors import InputError, InputMissingError
 from virnucpro.ground.events import EmbeddingStarted, ShardDone
 from virnucpro.run.status import inspect_run, measure_run

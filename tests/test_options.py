@@ -18,8 +18,7 @@ from typer.testing import CliRunner
 from virnucpro.cli.command import command
 from virnucpro.cli.main import app
 from virnucpro.ground.errors import UsageError
-from virnucpro.ground.option_fields import carry, make, options_of
-from virnucpro.ground.options import ConsoleOptions
+from virnucpro.ground.options import ConsoleOptions, carry, make, options_of
 from virnucpro.learning.options import EvaluateOptions, TrainOptions
 from virnucpro.stories.options import ExtractOptions, PredictOptions
 
@@ -120,6 +119,7 @@ def test_a_field_of_a_class_is_an_option_of_its_command():
     [
         ({"place": ""}, "--place is empty"),
         ({"place": 3}, "--place is 3"),
+        ({"place": "s3://bucket/a.fa"}, "s3://bucket/a.fa is an address"),
         ({"kind": "c"}, "--kind is 'c'"),
         ({"number": 1}, "--number is 1"),
         ({"number": "3"}, "--number is '3'"),
@@ -129,6 +129,7 @@ def test_a_value_of_no_use_is_refused_from_python_too(values, words):
     with pytest.raises(UsageError, match=words) as caught:
         make(Toy, {"place": "x", **values})
     assert caught.value.hint
+    assert make(Toy, {"place": "name:/x"}).place == Path("name:/x")  # a folder may have that name
 
 
 def test_a_number_of_numpy_is_a_number():

@@ -29,7 +29,7 @@ from runs import (
 
 from virnucpro import __version__
 from virnucpro.callers.calls import score_record
-from virnucpro.engine.executor import InlineExecutor
+from virnucpro.engine.local import InlineExecutor
 from virnucpro.ground.errors import (
     FeatureFileError,
     InputError,
@@ -247,7 +247,7 @@ class FailingDisk(InlineExecutor):
     def run(self, shards, job, resources):
         for event in super().run(shards, job, resources):
             if isinstance(event, ShardDone) and event.shard.index == 6:
-                path = job.features / "000006.h5"
+                path = job.root / "features/000006.h5"
                 content = bytearray(path.read_bytes())
                 content[1000] ^= 1
                 path.write_bytes(content)

@@ -35,8 +35,7 @@ from virnucpro.encoders.dnabert_s.model import DNABERTShape
 from virnucpro.encoders.families import BUNDLES, FAMILIES, Bundle, Published, RemoteFile
 from virnucpro.encoders.fetch import git_blob
 from virnucpro.encoders.models import import_files, import_model
-from virnucpro.engine.executor import InlineExecutor
-from virnucpro.engine.local import ProcessExecutor
+from virnucpro.engine.local import InlineExecutor, ProcessExecutor
 from virnucpro.ground.config import EncoderSpec, Footprint, join_footprints
 from virnucpro.ground.errors import InputMissingError, UnavailableError, UsageError
 from virnucpro.ground.events import BatchDone, ShardDone
@@ -375,7 +374,7 @@ def test_two_models_on_a_device_take_the_room_of_both():
 
 def vectors_of(folder: Path, encoders: tuple[EncoderSpec, ...], fingerprint: str) -> Iterator[dict]:
     for store in open_stores(folder / "features", encoders, fingerprint):
-        parts = list(store.read_files())
+        parts = [content for *_, content in store.read_files()]
         yield {
             name: row for part in parts for name, row in zip(part.ids, part.vectors, strict=True)
         }

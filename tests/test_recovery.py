@@ -12,7 +12,6 @@ from virnucpro.engine.recovery import (
     MAX_IN_FLIGHT,
     MAX_LOSSES,
     Attempt,
-    Cause,
     Loss,
     Workload,
     next_attempt,
@@ -31,8 +30,8 @@ from virnucpro.ground.records import Shard
 
 SHARDS = [Shard(i, Path(f"{i:06d}.faa"), 10, 10, 1000, "") for i in range(3)]
 SHARD, NO_MEMORY = SHARDS[0], Memory(0, 1)
-RAISED, CRASHED = Loss(Cause.RAISED, "raised"), Loss(Cause.CRASHED, "crashed")
-KILLED, SILENT = Loss(Cause.KILLED, "killed"), Loss(Cause.SILENT, "silent")
+RAISED, CRASHED = Loss("raised", "raised"), Loss("crashed", "crashed")
+KILLED, SILENT = Loss("killed", "killed"), Loss("silent", "silent")
 BATCH, ROW, NOTHING = {4, 5}, {4}, set[int]()
 
 

@@ -653,12 +653,14 @@ def test_regions_of_a_finished_run_are_found_by_the_model_that_the_run_used(
     stored = json.loads((folder / "run.json").read_text())
     stored["cut"].update(regions=False, region_model=None)
     stored["tables"]["model"] = str(own.parent)
+    for path in own.parent.glob("model*.safetensors"):
+        path.write_text("the model itself is not opened")
     (folder / "run.json").write_text(json.dumps(stored))
     assert model_of_regions() == str(own)
     assert (folder / "virnucpro.log").read_text().count("learned from my own prophages") == 2
-    facts = {**stored, "tables": {**stored["tables"], "model": "esm2_t33_650M_UR50D"}}
-    (folder / "run.json").write_text(json.dumps(facts))
-    assert model_of_regions() is None  # and nothing is fetched
+    for tables in ({**stored["tables"], "model": "esm2_t33_650M_UR50D"}, ["not", "a", "table"]):
+        (folder / "run.json").write_text(json.dumps({**stored, "tables": tables}))
+        assert model_of_regions() is None  # and nothing is fetched
     (folder / "run.json").write_text(json.dumps(stored))
     assert model_of_regions() == str(own)
     own.unlink()

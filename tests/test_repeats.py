@@ -31,12 +31,12 @@ from runs import (
 from virnucpro.encoders.esm2.model import mean_pool, residues_only
 from virnucpro.encoders.esm2.packing import PackedBatch
 from virnucpro.encoders.esm2.weights import load_esm2
-from virnucpro.engine.executor import InlineExecutor
+from virnucpro.engine.local import InlineExecutor
 from virnucpro.ground.errors import FeatureFileError, ResumeError
 from virnucpro.ground.events import BatchDone, Progress, ShardDone, ShardFailed
 from virnucpro.ground.records import Embeddings, Orf, Shard
 from virnucpro.run import plan
-from virnucpro.run.features import open_stores
+from virnucpro.run.features import FeatureReader, open_stores
 from virnucpro.run.shards import SeenOrfs, digests_of
 from virnucpro.run.status import inspect_run
 
@@ -409,7 +409,7 @@ def test_a_feature_file_with_its_rows_in_another_order_is_refused(make_config, t
     rows = np.zeros((2, TINY.dim), dtype=np.float32)
     store.write(shard, Embeddings(tuple(orf.id for orf in reversed(orfs)), lengths, rows))
     with pytest.raises(FeatureFileError, match="order"):
-        store.reader([shard]).read(shard, orfs, {}, 0)
+        FeatureReader(store, [shard]).read(shard, orfs, {}, 0)
 
 
 # What is found

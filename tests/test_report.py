@@ -17,7 +17,7 @@ import workers
 from pages import EVIL, EXAMPLE, Page, call, write_table
 from runs import again, forget_hashes, run_inline, within
 
-from virnucpro.engine.executor import InlineExecutor
+from virnucpro.engine.local import InlineExecutor
 from virnucpro.ground.errors import InputError, InputMissingError, ResumeError
 from virnucpro.ground.events import STAGES, BatchDone, Memory, WorkerLost, WorkerReady
 from virnucpro.ground.records import Call, Shard
@@ -25,7 +25,7 @@ from virnucpro.learning.pages import report_folder
 from virnucpro.page.html import MOST_BYTES
 from virnucpro.page.template import Safe, read, write
 from virnucpro.run.folder import RunDir
-from virnucpro.run.machine import Start
+from virnucpro.run.journal import Start
 from virnucpro.stories import pipeline
 from virnucpro.stories.options import PredictOptions
 

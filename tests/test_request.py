@@ -19,8 +19,7 @@ from virnucpro.encoders.catalogue import embedded_head, embedded_model
 from virnucpro.encoders.esm2 import family as esm2
 from virnucpro.encoders.esm2.weights import verify_checkpoint
 from virnucpro.encoders.families import FAMILIES, Published, RemoteFile
-from virnucpro.engine.executor import InlineExecutor
-from virnucpro.engine.local import ProcessExecutor
+from virnucpro.engine.local import InlineExecutor, ProcessExecutor
 from virnucpro.ground import devices
 from virnucpro.ground.devices import Gpu, TorchBuild
 from virnucpro.ground.errors import ResumeError, UnavailableError, UsageError

@@ -17,8 +17,7 @@ from runs import failures, leftovers, our_processes, rows, statuses
 from runs import tables as tables_of
 from test_genetic_code import gene
 
-from virnucpro.engine.executor import Executor
-from virnucpro.engine.job import Job
+from virnucpro.engine.executor import Executor, Job
 from virnucpro.ground import devices
 from virnucpro.ground.config import EncoderSpec, Resources
 from virnucpro.ground.devices import Gpu

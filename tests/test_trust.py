@@ -27,7 +27,7 @@ from trainings import Training, run_here, settings
 from virnucpro.cli.exits import Finished, exits
 from virnucpro.encoders.esm2.converted import convert, find_converted, open_esm2
 from virnucpro.encoders.esm2.weights import inspect_checkpoint
-from virnucpro.engine.executor import NoExecutor
+from virnucpro.engine.local import ProcessExecutor
 from virnucpro.ground.config_file import read_config
 from virnucpro.ground.errors import FeatureFileError, OutputError
 from virnucpro.ground.events import EmbeddingStarted, OnEvent, Progress, Telling
@@ -438,7 +438,7 @@ def scored(folder: Path, **changes: object) -> Path:
 def predict_again(folder: Path, on_event: OnEvent = lambda _: None, **changes: object) -> None:
     inputs = (folder / "a.fa", folder / "b.fa")
     usual = {"input": inputs, "output_dir": folder / "run", "per_file": True}
-    pipeline.predict(PredictOptions(**usual | changes), on_event, lambda _: NoExecutor())
+    pipeline.predict(PredictOptions(**usual | changes), on_event, lambda _: ProcessExecutor(()))
 
 
 COMMANDS = {

@@ -14,6 +14,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from subprocess import PIPE
+from zlib import crc32
 
 import pytest
 from forked import virnucpro
@@ -22,7 +23,7 @@ from workers import CrashingWorker
 
 from virnucpro.cli.running import planned_steps
 from virnucpro.encoders.catalogue import open_model
-from virnucpro.engine.executor import InlineExecutor, NoExecutor
+from virnucpro.engine.local import InlineExecutor, ProcessExecutor
 from virnucpro.engine.options import WorkOptions
 from virnucpro.ground.errors import (
     InputError,
@@ -34,11 +35,12 @@ from virnucpro.ground.errors import (
 )
 from virnucpro.ground.events import STAGES, OnEvent, Progress, ShardDone, Telling
 from virnucpro.learning.pages import report_folder
+from virnucpro.run.feature_file import read_label, sealed_label
 from virnucpro.run.folder import RunDir
 from virnucpro.run.hashes import Outputs
+from virnucpro.run.journal import ShardFigures
 from virnucpro.run.plan import read_plan
 from virnucpro.run.status import inspect_run, measure_run
-from virnucpro.run.work_log import ShardFigures
 from virnucpro.stories.api import read_features
 from virnucpro.stories.options import PredictOptions
 from virnucpro.stories.pipeline import run
@@ -68,7 +70,7 @@ def merge(make_config, tiny, contigs) -> Callable[..., None]:
     _, digest = open_model(str(tiny.model), lambda _: None).prepare("fp32", None, lambda _: None)
 
     def join(**changes: object) -> None:
-        executor = changes.pop("executor", NoExecutor())
+        executor = changes.pop("executor", ProcessExecutor(()))
         on_event = changes.pop("on_event", lambda _: None)
         run = {"sha256": digest, "resume": True, "head": tiny.head_file}
         config = make_config(contigs, **{**run, **changes})
@@ -248,7 +250,21 @@ def test_what_parts_left_out_is_made_at_the_end_which_may_be_killed(plan, merge,
     assert outputs(folder) == alone(per_file=True)
 
 
-def test_a_slice_whose_ids_or_shard_are_gone_is_planned_again(plan, merge, alone):
+FORGERIES = ({"files": "x"}, {"files": [[{"name": "../x.h5"}]]}, {"portions": 3}, {"more": b"\0"})
+
+
+def forge(rows: Path, forgery: dict[str, object]) -> None:
+    """Write other rows in the place of some, with a label that is right."""
+    label = read_label(rows, {})
+    facts, _, text = rows.read_bytes()[: label.n_bytes].partition(b"\n")
+    parts = zip(("files", "counts", "portions"), json.loads(facts), strict=True)
+    forged = json.dumps([forgery.get(name, value) for name, value in parts]).encode()
+    content = b"\n".join((forged, text + forgery.get("more", b"")))
+    attributes = {**label.attributes, "crc32": crc32(content)}
+    rows.write_bytes(content + sealed_label(content, attributes))
+
+
+def test_what_is_gone_damaged_or_forged_in_a_planned_run_is_made_again_at_once(plan, merge, alone):
     folder = plan(bytes_per_slice=SLICE)
     work_inline(folder)
     gone, cut, pipe, *_ = sorted((folder / "shards").glob("*.ids"))
@@ -256,9 +272,15 @@ def test_a_slice_whose_ids_or_shard_are_gone_is_planned_again(plan, merge, alone
     cut.write_bytes(cut.read_bytes()[:-3])
     pipe.unlink()
     os.mkfifo(pipe)
-    shard = sorted((folder / "shards").glob("*.faa"))[-1]  # its rows are there, its vectors not
-    shard.unlink()
-    (folder / "features" / f"{shard.stem}.h5").unlink()
+    *_, damaged, last = sorted((folder / "rows").glob("*.rows"))
+    (folder / "shards" / f"{last.stem}.faa").unlink()  # its rows are there, its vectors not
+    (folder / "features" / f"{last.stem}.h5").unlink()
+    (folder / "shards" / f"{damaged.stem}.faa").unlink()  # its vectors are there, its rows damaged
+    damaged.write_bytes(damaged.read_bytes().replace(b"contig", b"CONTIG", 1))
+    rows = sorted((folder / "rows").glob("*.rows"))[3:-2]
+    for path, forgery in zip(rows, FORGERIES, strict=False):
+        forge(path, forgery)
+    assert len(rows) >= len(FORGERIES)
     merge(bytes_per_slice=SLICE, executor=InlineExecutor())
     assert outputs(folder) == alone()
 
@@ -276,12 +298,12 @@ def test_the_scorer_alone_is_spread_too_and_gives_the_run_of_one_machine(contigs
         config = resolve(options, lambda _: None)
         return replace(config, recipe=replace(config.recipe, bytes_per_slice=SLICE))
 
-    run(config("alone"), NoExecutor(), lambda _: None)
-    run(config("spread", plan_only=True), NoExecutor(), lambda _: None)
+    run(config("alone"), ProcessExecutor(()), lambda _: None)
+    run(config("spread", plan_only=True), ProcessExecutor(()), lambda _: None)
     for part in ("2/2", "1/2"):
         work_inline(tmp_path / "spread", part)
     assert len(list((tmp_path / "spread/rows").glob("*.rows"))) == count_slices(tmp_path / "spread")
-    run(config("spread", resume=True), NoExecutor(), lambda _: None)
+    run(config("spread", resume=True), ProcessExecutor(()), lambda _: None)
     of_both = [outputs(tmp_path / name) for name in ("alone", "spread")]
     assert of_both[0] == of_both[1] and any(name.startswith("scores/") for name in of_both[0])
 
@@ -510,7 +532,6 @@ def test_a_lost_plan_is_named(plan):
         ({"plan_only": True}, "the plan fixes the precision of the run"),
         ({"no_embed": True}, "--no-embed goes with --resume"),
         ({"no_embed": True, "plan_only": True}, "contradict each other"),
-        ({"output_dir": Path("s3://bucket/out")}, "is an address, not a folder"),
     ],
 )
 def test_options_for_others_that_make_no_sense_are_refused(tiny, contigs, tmp_path, changes, words):

@@ -6,9 +6,8 @@ from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from functools import partial
 
-from virnucpro.engine.executor import Executor
-from virnucpro.engine.job import Job
-from virnucpro.engine.recovery import Attempt, Cause, Loss, Workload
+from virnucpro.engine.executor import Executor, Job
+from virnucpro.engine.recovery import Attempt, Loss, Workload
 from virnucpro.engine.worker import Worker
 from virnucpro.ground.config import Resources
 from virnucpro.ground.events import Event, WorkerReady
@@ -32,7 +31,7 @@ class BackwardExecutor(Executor):
                     work.take(event)
                     yield event
             except RuntimeError as error:
-                aftermath = work.end(Loss(Cause.RAISED, str(error)))
+                aftermath = work.end(Loss("raised", str(error)))
                 yield aftermath.lost
                 if aftermath.failed:
                     yield aftermath.failed

@@ -18,8 +18,8 @@ import torch
 
 from virnucpro.encoders.base import Encoder, Pending, Rows
 from virnucpro.engine import local
-from virnucpro.engine.executor import InlineExecutor
-from virnucpro.engine.job import Job
+from virnucpro.engine.executor import Job
+from virnucpro.engine.local import InlineExecutor
 from virnucpro.engine.recovery import Attempt
 from virnucpro.engine.worker import Worker
 from virnucpro.ground.config import Resources
@@ -109,7 +109,7 @@ class OneDeviceWorker(Worker):
     """Starts on the first device only, and not before the others have failed."""
 
     def __init__(self, job, resources, name: str, device: str) -> None:
-        failed = job.features.parent / ".failed.00000000.tmp"  # swept away like all temporary files
+        failed = job.root / ".failed.00000000.tmp"  # swept away like all temporary files
         if not name.endswith("#0"):
             failed.touch()
             raise RuntimeError("no kernel image is available for this device (a test)")
@@ -156,7 +156,7 @@ class KilledWorker(Worker):
         return super().start(encoder, sequences)
 
     def die(self) -> None:
-        with (self.job.features / ".kills.00000000.tmp").open("ab") as kills:
+        with (self.job.root / "features/.kills.00000000.tmp").open("ab") as kills:
             if kills.tell() < 3:
                 kills.write(b".")
                 kills.flush()

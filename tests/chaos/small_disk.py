@@ -19,7 +19,7 @@ from labelled import train_here
 from runs import again, caller_in, leftovers, run_inline
 
 from virnucpro.callers.head import load_head
-from virnucpro.engine.executor import InlineExecutor
+from virnucpro.engine.local import InlineExecutor
 from virnucpro.ground.errors import VirnucproError
 from virnucpro.learning.evaluation.evaluate import Question, answer
 from virnucpro.learning.evaluation.report import write_report

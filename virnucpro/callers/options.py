@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from virnucpro.ground.errors import UsageError
-from virnucpro.ground.option_fields import refuse
-from virnucpro.ground.options import MODEL, option
+from virnucpro.ground.options import MODEL, option, refuse
 
 _PANEL = "Calls"
 

@@ -22,7 +22,7 @@ from typer.core import TyperCommand
 
 from virnucpro.ground.errors import UsageError
 from virnucpro.ground.log import printable
-from virnucpro.ground.option_fields import flag, make, options_of
+from virnucpro.ground.options import flag, make, options_of
 
 _SHOWN = 3  # files in a hint
 

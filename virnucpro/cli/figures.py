@@ -31,8 +31,8 @@ from virnucpro.ground.events import (
 )
 from virnucpro.ground.log import LOGGER, counted
 from virnucpro.ground.records import Shard
+from virnucpro.run.journal import seconds_left
 from virnucpro.run.plan import count_done
-from virnucpro.run.work_log import seconds_left
 
 _EVERY_SECONDS = 10.0
 _GIB = 1 << 30

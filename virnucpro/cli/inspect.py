@@ -18,8 +18,7 @@ from virnucpro.cli.exits import Finished, end_cleanly, exits
 from virnucpro.encoders.options import BenchOptions
 from virnucpro.ground.errors import UsageError
 from virnucpro.ground.log import printable
-from virnucpro.ground.option_fields import refuse
-from virnucpro.ground.options import folder, option
+from virnucpro.ground.options import folder, option, refuse
 
 _MEASURED = "the tables, and the file of --json, hold what was measured"
 

@@ -17,8 +17,7 @@ from virnucpro.engine.options import WorkOptions
 from virnucpro.ground.errors import UsageError
 from virnucpro.ground.files import read_json
 from virnucpro.ground.log import printable
-from virnucpro.ground.option_fields import carry
-from virnucpro.ground.options import ConsoleOptions
+from virnucpro.ground.options import ConsoleOptions, carry
 from virnucpro.ground.plugins import find_plugins
 from virnucpro.stories.options import ExtractOptions, PredictOptions, RegionsOptions, RunOptions
 
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from virnucpro.engine.executor import Executor
-    from virnucpro.run.work_log import ShardFigures
+    from virnucpro.run.journal import ShardFigures
 
 _WORK_KEPT = "finished files are kept: the same command again does the rest"
 _REGIONS_KEPT = "the folder is as it was: run the same command again"

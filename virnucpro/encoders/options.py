@@ -9,8 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from virnucpro.encoders.families import EMBEDDED, NAMES
-from virnucpro.ground.option_fields import refuse
-from virnucpro.ground.options import MODEL, ComputeOptions, count, option
+from virnucpro.ground.options import MODEL, ComputeOptions, count, option, refuse
 
 Encoding = Literal["esm2", "onehot", "blosum62", "composition"]
 Architecture = Literal["mlp", "cnn", "lstm", "unet"]

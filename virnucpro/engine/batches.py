@@ -62,26 +62,14 @@ def _refused(error: Exception) -> Refused:
     return Refused(f"{type(error).__name__}: {printable(error)}")
 
 
-@dataclass(frozen=True, slots=True)
-class Flight:
-    """A batch that the device was given."""
-
-    batch: list[int]
-    started: Pending | Refused
-
-    def land(self) -> Rows | Refused:
-        """Wait for the batch, and return its rows, or why there are none."""
-        if isinstance(self.started, Refused):
-            return self.started
-        rows = outcome_of(self.started.rows)
-        if isinstance(rows, Refused) or np.isfinite(rows).all():
-            return rows
-        return Refused("the vector is not finite")
-
-    @property
-    def n_repeated(self) -> int:
-        """The sequences of a batch that landed which the encoder read twice; see ``Pending``."""
-        return 0 if isinstance(self.started, Refused) else self.started.n_repeated
+def land(started: Pending | Refused) -> Rows | Refused:
+    """Wait for a batch that the device was given, and return its rows, or why there are none."""
+    if isinstance(started, Refused):
+        return started
+    rows = outcome_of(started.rows)
+    if isinstance(rows, Refused) or np.isfinite(rows).all():
+        return rows
+    return Refused("the vector is not finite")
 
 
 class Batches:

@@ -1,30 +1,32 @@
-"""The door of the engine, and the executor that needs no processes."""
+"""The door of the engine: what a run asks of whoever embeds its shards."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
 
-from virnucpro.engine.job import Job
-from virnucpro.engine.recovery import Attempt
-from virnucpro.ground.config import Resources
-from virnucpro.ground.errors import UnavailableError
-from virnucpro.ground.events import Event, WorkerReady
-from virnucpro.ground.log import counted
+from virnucpro.ground.config import EncoderSpec, Resources
+from virnucpro.ground.events import Event
 from virnucpro.ground.records import Shard
-
-if TYPE_CHECKING:
-    from virnucpro.engine.worker import Worker
-
-WorkerOn: TypeAlias = "Callable[[Job, Resources, str, str], Worker]"  # given its name and device
-_NAMED = 8  # shards in a message
+from virnucpro.run.cache import CacheFolder
+from virnucpro.run.features import FeatureStore
 
 
-def load_worker(job: Job, resources: Resources, name: str, device: str) -> Worker:
-    """The worker of a device. Torch is imported here: by the process that computes, not before."""
-    from virnucpro.engine.worker import Worker
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The order of a run to its workers: plain data, which crosses to their processes."""
 
-    return Worker(job, resources, name, device)
+    root: Path  # the run folder
+    stores: tuple[FeatureStore, ...]  # one for each encoder
+    weights: tuple[Path, ...]  # of each encoder: a checkpoint, or its converted form
+    owner: str  # name of the process that has the job: no two write the same partial file
+    cache: CacheFolder | None = field(default=None, kw_only=True)
+
+    @property
+    def encoders(self) -> tuple[EncoderSpec, ...]:
+        return tuple(store.encoder for store in self.stores)
 
 
 class Executor(Protocol):
@@ -54,46 +56,3 @@ class Executor(Protocol):
         Raises:
             UnavailableError: no worker is left that could go on.
         """
-
-
-class NoExecutor(Executor):
-    """A machine that must not embed."""
-
-    def run(
-        self, shards: Sequence[Shard], job: Job, resources: Resources
-    ) -> Generator[Event, None, None]:
-        """
-        Raises:
-            UnavailableError: always; names the shards.
-        """
-        names = ", ".join(shard.name for shard in shards[:_NAMED])
-        more = f" and {len(shards) - _NAMED:,} more" if len(shards) > _NAMED else ""
-        raise UnavailableError(
-            f"vectors are missing of {counted(len(shards), 'shard')}: {names}{more}",
-            hint=f"run `virnucpro work {job.features.parent}` where there are devices, then this "
-            "command again; or leave --no-embed out to make them here",
-        )
-        yield
-
-
-class InlineExecutor(Executor):
-    """One device in this process: for users of Python, tests and debuggers."""
-
-    def __init__(self, device: str = "cpu", worker: WorkerOn = load_worker) -> None:
-        self.device, self.worker = device, worker
-
-    def run(
-        self, shards: Sequence[Shard], job: Job, resources: Resources
-    ) -> Generator[Event, None, None]:
-        import torch
-
-        n_threads = torch.get_num_threads()
-        try:
-            worker = self.worker(job, resources, self.device, self.device)
-            with worker.writer:
-                yield WorkerReady(worker.name, worker.description, worker.memory())
-                for shard in shards:
-                    yield from worker.run(Attempt(shard))
-                yield from worker.finish()
-        finally:
-            torch.set_num_threads(n_threads)  # a worker takes one on a CPU

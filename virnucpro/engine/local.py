@@ -1,4 +1,4 @@
-"""One process per device, and a pipe to each.
+"""The executors on this machine: one process per device and a pipe to each, or this process.
 
     parent  --Attempt-->  worker     a pipe of the worker's own,
     parent  <--Event--  worker     for both
@@ -20,15 +20,15 @@ import logging
 import signal
 import time
 from collections import Counter, deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from logging.handlers import BufferingHandler
+from typing import TYPE_CHECKING, TypeAlias
 
-from virnucpro.engine.executor import Executor, WorkerOn, load_worker
-from virnucpro.engine.job import Job
-from virnucpro.engine.recovery import MAX_IN_FLIGHT, Attempt, Cause, Loss, Workload
+from virnucpro.engine.executor import Executor, Job
+from virnucpro.engine.recovery import MAX_IN_FLIGHT, Attempt, Loss, Workload
 from virnucpro.ground.config import Resources
 from virnucpro.ground.errors import UnavailableError
 from virnucpro.ground.events import BatchDone, Event, ShardDone, WorkerReady
@@ -36,6 +36,11 @@ from virnucpro.ground.log import LOGGER, counted, logging_to
 from virnucpro.ground.processes import Child, Pipe, Raised, interrupts_held, start, with_news
 from virnucpro.ground.records import Shard
 
+if TYPE_CHECKING:
+    from virnucpro.engine.worker import Worker
+
+_WorkerOn: TypeAlias = "Callable[[Job, Resources, str, str], Worker]"  # given its name and device
+_NAMED = 8  # shards in a message
 _TICK_SECONDS = 1.0  # between two checks for silent workers
 _START_SECONDS = 900.0  # for a worker to import, load the model and report
 GRACE_SECONDS = 5.0  # for idle workers to end by themselves
@@ -45,13 +50,44 @@ _KILLED = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGQUIT}  # from outside
 _KEEPING = {-3: 32 << 20, -1: 256 << 20}  # M_MMAP_THRESHOLD (at most 32 MiB), M_TRIM_THRESHOLD
 
 
+def load_worker(job: Job, resources: Resources, name: str, device: str) -> Worker:
+    """The worker of a device. Torch is imported here: by the process that computes, not before."""
+    from virnucpro.engine.worker import Worker
+
+    return Worker(job, resources, name, device)
+
+
+class InlineExecutor(Executor):
+    """One device in this process: for users of Python, tests and debuggers."""
+
+    def __init__(self, device: str = "cpu", worker: _WorkerOn = load_worker) -> None:
+        self.device, self.worker = device, worker
+
+    def run(
+        self, shards: Sequence[Shard], job: Job, resources: Resources
+    ) -> Generator[Event, None, None]:
+        """Run every shard, as ``Executor.run`` says."""
+        import torch
+
+        n_threads = torch.get_num_threads()
+        try:
+            worker = self.worker(job, resources, self.device, self.device)
+            with worker.writer:
+                yield WorkerReady(worker.name, worker.description, worker.memory())
+                for shard in shards:
+                    yield from worker.run(Attempt(shard))
+                yield from worker.finish()
+        finally:
+            torch.set_num_threads(n_threads)  # a worker takes one on a CPU
+
+
 class ProcessExecutor(Executor):
-    """One worker process on each device of this machine."""
+    """One worker process on each device of this machine; without any it must not embed."""
 
     def __init__(
         self,
         devices: Sequence[str],
-        worker: WorkerOn = load_worker,
+        worker: _WorkerOn = load_worker,
         start_seconds: float = _START_SECONDS,
     ) -> None:
         self.devices, self.worker, self.start_seconds = tuple(devices), worker, start_seconds
@@ -70,7 +106,13 @@ class ProcessExecutor(Executor):
     def run(
         self, shards: Sequence[Shard], job: Job, resources: Resources
     ) -> Generator[Event, None, None]:
-        """Run every shard, as ``Executor.run`` says."""
+        """Run every shard, as ``Executor.run`` says.
+
+        Raises:
+            UnavailableError: no worker is left, or there is no device for one; names the shards.
+        """
+        if shards and not self.devices:
+            raise _no_device(shards, job)
         self._run = run = self._run or _Run(self, job, resources)
         assert (run.job, run.resources) == (job, resources), "these are what workers started with"
         try:
@@ -79,6 +121,16 @@ class ProcessExecutor(Executor):
             yield from run.events()
         finally:
             self.close()
+
+
+def _no_device(shards: Sequence[Shard], job: Job) -> UnavailableError:
+    names = ", ".join(shard.name for shard in shards[:_NAMED])
+    more = f" and {len(shards) - _NAMED:,} more" if len(shards) > _NAMED else ""
+    return UnavailableError(
+        f"vectors are missing of {counted(len(shards), 'shard')}: {names}{more}",
+        hint=f"run `virnucpro work {job.root}` where there are devices, then this "
+        "command again; or leave --no-embed out to make them here",
+    )
 
 
 def _names(devices: Sequence[str]) -> list[str]:
@@ -226,15 +278,15 @@ class _Peer:
             while self.child.pipe.poll():
                 event: Event | Raised = self.child.pipe.recv()
                 if isinstance(event, Raised):
-                    return Loss(Cause.RAISED, event.reason, event.traceback)
+                    return Loss("raised", event.reason, event.traceback)
                 self.take(event)
                 yield event
         except (EOFError, OSError):
             reason = f"the worker died: {self.child.cause_of_end(GRACE_SECONDS)}"
             is_killed = self.child.process.returncode in _KILLED
-            return Loss(Cause.KILLED if is_killed else Cause.CRASHED, reason)
+            return Loss("killed" if is_killed else "crashed", reason)
         if self.deadline < time.monotonic():
-            return Loss(Cause.SILENT, "the worker fell silent and was stopped")
+            return Loss("silent", "the worker fell silent and was stopped")
         return None
 
     def take(self, event: Event) -> None:
@@ -265,7 +317,7 @@ class _Peer:
 
 
 def _serve(
-    pipe: Pipe, worker_on: WorkerOn, job: Job, resources: Resources, name: str, device: str
+    pipe: Pipe, worker_on: _WorkerOn, job: Job, resources: Resources, name: str, device: str
 ) -> None:
     """The worker process."""
     if device == "cpu":

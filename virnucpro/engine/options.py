@@ -7,10 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from virnucpro.ground.option_fields import refuse
-from virnucpro.ground.options import DEVICES, DeviceOptions, folder, option
-
-_CLUSTER = "Several machines"
+from virnucpro.ground.options import CLUSTER, DEVICES, DeviceOptions, folder, option, refuse
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,52 +69,6 @@ class CacheOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlaceOptions:
-    """The machines that do a run."""
-
-    plan_only: Annotated[
-        bool,
-        option(
-            "Only list the slices of the input; `virnucpro work DIR` then does the run, on any "
-            "number of machines, and this command with --resume joins it.",
-            _CLUSTER,
-        ),
-    ] = False
-    no_embed: Annotated[
-        bool,
-        option(
-            "Stop with an error where vectors are missing, instead of embedding here; needs "
-            "--resume.",
-            _CLUSTER,
-        ),
-    ] = False
-
-    executor: Annotated[
-        str,
-        option(
-            "Embed on this machine (local), on nodes that Parsl requests from a scheduler (parsl), "
-            "or with the executor of this name from an installed package.",
-            _CLUSTER,
-            metavar="NAME",
-        ),
-    ] = "local"
-    executor_config: Annotated[
-        Path | None,
-        option(
-            "Describe Parsl's nodes by this YAML file: provider (local, slurm), max_blocks, "
-            "walltime, ...",
-            _CLUSTER,
-            metavar="FILE",
-            show_default="one block on this machine",
-        ),
-    ] = None
-
-    @property
-    def embeds_here(self) -> bool:
-        return not (self.plan_only or self.no_embed) and self.executor == "local"
-
-
-@dataclass(frozen=True, kw_only=True)
 class WorkOptions(CacheOptions, EngineOptions):
     """A part of a planned run."""
 
@@ -126,7 +77,7 @@ class WorkOptions(CacheOptions, EngineOptions):
         str | None,
         option(
             "Do part I of N of the run. N alone: I is the number of this task in its array.",
-            _CLUSTER,
+            CLUSTER,
             metavar="I/N",
             show_default="by SLURM's array, else all",
         ),

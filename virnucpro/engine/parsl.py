@@ -31,8 +31,7 @@ from parsl.executors.high_throughput.errors import CommandClientBadError, Comman
 from parsl.providers import LocalProvider, SlurmProvider
 from typeguard import TypeCheckError
 
-from virnucpro.engine.executor import Executor
-from virnucpro.engine.job import Job
+from virnucpro.engine.executor import Executor, Job
 from virnucpro.engine.options import WorkOptions
 from virnucpro.engine.recovery import MAX_BLIND_LOSSES
 from virnucpro.ground.config import Resources
@@ -50,7 +49,7 @@ from virnucpro.ground.events import (
 from virnucpro.ground.log import LOGGER, printable
 from virnucpro.ground.records import Shard
 from virnucpro.run.folder import RunDir
-from virnucpro.run.work_log import ShardFigures
+from virnucpro.run.journal import ShardFigures
 
 _RunPart = Callable[[WorkOptions, tuple[int, ...]], list[ShardFigures]]
 _PROVIDERS = {"local": LocalProvider, "slurm": SlurmProvider}
@@ -66,23 +65,17 @@ _UNKNOWN = Memory(0, 0)
 _AT_END = (ParslError, CommandClientBadError, CommandClientTimeoutError, OSError)
 
 
-@dataclass(frozen=True, slots=True)
-class Blocks:
-    """The blocks that Parsl may ask for, and the number of parts."""
-
-    provider: Any
-    n_parts: int
-
-
-def read_blocks(path: Path | None) -> Blocks:
+def read_blocks(path: Path | None) -> tuple[Any, int]:
     """The blocks that a YAML file describes, in the words of Parsl's providers; None: this machine.
+
+    -> the provider that Parsl asks for them, and the number of parts
 
     Raises:
         InputMissingError: the file cannot be read.
         UsageError: it names what there is not.
     """
     if path is None:
-        return Blocks(LocalProvider(), _PARTS_PER_BLOCK)
+        return LocalProvider(), _PARTS_PER_BLOCK
     names = sorted({*_OURS, *(name for kind in _PROVIDERS.values() for name in _words_of(kind))})
     try:
         settings = read_config(path, names)
@@ -108,7 +101,7 @@ def read_blocks(path: Path | None) -> Blocks:
             hint=f"it has {', '.join(sorted(_words_of(_PROVIDERS[kind])))}",
         )
     try:
-        return Blocks(_PROVIDERS[kind](**settings), n_parts)
+        return _PROVIDERS[kind](**settings), n_parts
     except (TypeError, ValueError, TypeCheckError) as error:
         raise UsageError(
             f"{printable(path)}: {printable(error)}",
@@ -172,7 +165,7 @@ class ParslExecutor(Executor):
         Raises:
             InputMissingError, UsageError: as ``read_blocks``.
         """
-        self.blocks = read_blocks(config)
+        self.provider, self.n_parts = read_blocks(config)
         self.options, self.run_part = options, run_part
 
     def run(
@@ -183,10 +176,10 @@ class ParslExecutor(Executor):
         Raises:
             VirnucproError: what a part ended with that another block could not mend.
         """
-        rundir, n = RunDir(job.features.parent), min(self.blocks.n_parts, len(shards))
+        rundir, n = RunDir(job.root), min(self.n_parts, len(shards))
         news = _News(rundir.logs, {shard.index: shard for shard in shards})
         news.skip()
-        with parsl_on(self.blocks, rundir) as kernel:
+        with parsl_on(self.provider, rundir) as kernel:
             submit = parsl.python_app(self.run_part, data_flow_kernel=kernel)
 
             def begin(part: _Part) -> Future[list[ShardFigures]]:
@@ -234,8 +227,8 @@ def _left(
 
 
 @contextmanager
-def parsl_on(blocks: Blocks, rundir: RunDir) -> Iterator[DataFlowKernel]:
-    """Parsl with one pool of blocks; its processes end with this one."""
+def parsl_on(provider: Any, rundir: RunDir) -> Iterator[DataFlowKernel]:  # noqa: ANN401 - Parsl's
+    """Parsl with one pool of the blocks of a provider; its processes end with this one."""
     shutil.rmtree(rundir.parsl, ignore_errors=True)
     parent = os.getpid()
     bound = (
@@ -244,8 +237,8 @@ def parsl_on(blocks: Blocks, rundir: RunDir) -> Iterator[DataFlowKernel]:
     )
     executor = HighThroughputExecutor(
         label="virnucpro",
-        provider=blocks.provider,
-        address="127.0.0.1" if isinstance(blocks.provider, LocalProvider) else None,
+        provider=provider,
+        address="127.0.0.1" if isinstance(provider, LocalProvider) else None,
         max_workers_per_node=1,
         cores_per_worker=1e-6,  # of one worker for all cores: it starts a process for each device
         heartbeat_period=_HEARTBEAT_SECONDS,

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
-from enum import Enum
+from typing import Literal
 
 from virnucpro.ground.events import (
     BatchDone,
@@ -50,27 +50,22 @@ class Attempt:
     condemned: Mapping[int, str] = field(default_factory=dict)  # row -> reason
 
 
-class Cause(Enum):
-    """Kinds of loss."""
-
-    RAISED = "an exception ended it, and it could say so"
-    CRASHED = "it ended by itself"
-    KILLED = "it was killed from outside"
-    SILENT = "it was silent for too long, and was stopped"
-
-
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """The unexpected end of a worker."""
+    """The unexpected end of a worker.
 
-    cause: Cause
+    It raised an exception and could say so, crashed by itself, was killed from outside, or was
+    stopped because it was silent for too long.
+    """
+
+    cause: Literal["raised", "crashed", "killed", "silent"]
     reason: str
     traceback: str = ""
 
     @property
     def is_crash(self) -> bool:
         """True if the worker itself did it: a kill or a silence may be an accident."""
-        return self.cause in (Cause.RAISED, Cause.CRASHED)
+        return self.cause in ("raised", "crashed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +163,7 @@ class Workload:
     def _count(self, loss: Loss) -> bool:
         """Count a loss of the device; True if the device is given up."""
         # a worker that was silent before would only take that long again
-        is_hopeless = loss.cause is Cause.RAISED or (loss.cause is Cause.SILENT and self.n_losses)
+        is_hopeless = loss.cause == "raised" or (loss.cause == "silent" and self.n_losses)
         self.n_losses += 1
         self.n_idle_losses += sum(map(len, self.rows.values())) != 1
         if not self.is_ready and is_hopeless:

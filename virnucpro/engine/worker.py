@@ -24,8 +24,8 @@ import torch
 
 from virnucpro.encoders.base import Encoder, Pending, load_encoder
 from virnucpro.encoders.transfer import use_device
-from virnucpro.engine.batches import Batches, Flight, Refused, ShardRows, outcome_of
-from virnucpro.engine.job import Job
+from virnucpro.engine.batches import Batches, Refused, ShardRows, land, outcome_of
+from virnucpro.engine.executor import Job
 from virnucpro.engine.recovery import Attempt
 from virnucpro.ground.config import Resources
 from virnucpro.ground.errors import OutputError, StorageError
@@ -93,7 +93,8 @@ class Worker:
         self.writer = ThreadPoolExecutor(max_workers=1)
         self.writing: _Writing | None = None
         self.open: deque[_Open] = deque()  # two at most, but for empty ones
-        self.in_flight: deque[tuple[_Embedding, Flight]] = deque()  # all of one encoder
+        # batches on the device, all of one encoder
+        self.in_flight: deque[tuple[_Embedding, list[int], Pending | Refused]] = deque()
         for encoder in self.encoders:  # a device that can do nothing must not look ready
             encoder.start([_TRIAL[encoder.spec.reads]]).rows()
 
@@ -165,7 +166,7 @@ class Worker:
             if has_room and (found := self._next_batch(of_all)):
                 embedding, batch = found
                 yield self._announced(embedding, batch)
-                self.in_flight.append((embedding, embedding.start(batch)))
+                self.in_flight.append((embedding, batch, embedding.start(batch)))
                 continue
             is_left = any(embedding.batches.waiting for embedding in of_all)
             if has_room and self.in_flight and not to_the_end and not is_left:
@@ -194,19 +195,19 @@ class Worker:
         return None
 
     def _is_at(self, embedding: _Embedding) -> bool:
-        is_in_flight = any(other is embedding for other, _ in self.in_flight)
+        is_in_flight = any(other is embedding for other, *_ in self.in_flight)
         return is_in_flight or bool(embedding.batches.waiting)
 
     def _announced(self, embedding: _Embedding, batch: list[int]) -> BatchStarted:
-        busy = [(other, flight.batch) for other, flight in self.in_flight] + [(embedding, batch)]
+        busy = [*((other, rows) for other, rows, _ in self.in_flight), (embedding, batch)]
         lengths = [length for each, rows in busy for length in each.batches.lengths_of(rows)]
         seconds = self.allowed_seconds(embedding.encoder, lengths)
         return BatchStarted(self.name, embedding.attempt.shard, tuple(batch), seconds)
 
     def _land(self) -> Iterator[Event]:
-        embedding, flight = self.in_flight.popleft()
+        embedding, batch, started = self.in_flight.popleft()
         try:
-            yield from embedding.land(flight)
+            yield from embedding.land(batch, started)
         except _STORAGE_ERRORS as error:  # after a loss: nothing else is open
             self.open.clear()
             yield self._not_stored(embedding.attempt.shard, error)
@@ -295,17 +296,17 @@ class _Embedding:
         new = [i for i in range(len(self.sequences)) if i not in others]
         return self.cache.write([self.sequences[i] for i in new], self.rows.vectors[new])
 
-    def start(self, batch: list[int]) -> Flight:
+    def start(self, batch: list[int]) -> Pending | Refused:
         sequences = [self.sequences[i] for i in batch]
         started = outcome_of(lambda: self.worker.start(self.encoder, sequences))
         if isinstance(started, Refused) and started.is_too_large:
             self.worker.free_memory()
-        return Flight(batch, started)
+        return started
 
-    def land(self, flight: Flight) -> Iterator[Event]:
+    def land(self, batch: list[int], started: Pending | Refused) -> Iterator[Event]:
         """Wait for a batch, and keep its rows; or try it again in parts, and then alone."""
-        batch, n_repeated = flight.batch, 0
-        match flight.land():
+        n_repeated = 0
+        match land(started):
             case Refused(is_too_large=is_too_large) if len(batch) > 1:
                 if is_too_large:
                     self.worker.free_memory()
@@ -320,7 +321,8 @@ class _Embedding:
                 self.rows.condemn(dict.fromkeys(batch, reason))
             case rows:
                 self.rows.put(batch, rows)
-                n_repeated = flight.n_repeated
+                assert not isinstance(started, Refused), "it has rows"
+                n_repeated = started.n_repeated
         if self.attempt.n_losses:
             self.rows.save(batch, self.tree, self.partial)
         n_tokens = self.batches.n_tokens(batch)

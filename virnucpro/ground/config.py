@@ -85,11 +85,6 @@ class Recipe:
                     f"{encoder.model} reads nucleotides; the input holds proteins",
                     hint="give the nucleotide sequences, or name a model that reads proteins",
                 )
-        if self.min_length < 0:
-            raise UsageError(
-                f"--min-length is {self.min_length}; it cannot be negative",
-                hint="leave it out to take records of every length",
-            )
 
     @property
     def has_encoder(self) -> bool:

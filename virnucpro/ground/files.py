@@ -44,6 +44,7 @@ _N_DIGITS = 8  # before that, hexadecimal
 _TEMPORARY = re.compile(rf"\..*\.[0-9a-f]{{{_N_DIGITS}}}{re.escape(TEMPORARY)}", re.DOTALL)
 _BLOCK = 1 << 20
 _PACKED_BLOCK = 1 << 16  # what is left of it is copied at the end of each stream
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")  # as in s3://bucket/reads.fa
 _BGZIP = b"BC\x02\0"  # in the header of each member that bgzip writes
 _BGZIP_END = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")
 
@@ -106,8 +107,14 @@ def expanded(path: str | Path) -> Path:
     """The path with the home folder in the place of a leading ``~`` or ``~user``.
 
     Raises:
-        UsageError: there is no such user, or no file can have this name.
+        UsageError: there is no such user, no file can have this name, or it is an address.
     """
+    if _ADDRESS.match(str(path)):
+        raise UsageError(
+            f"{printable(path)} is an address, not a path",
+            hint="fetch what is there, or pipe it into `--input -`; write into a folder, then copy "
+            "it there, for example with `aws s3 sync`",
+        )
     if "\0" in str(path):
         raise UsageError(
             f"the path {printable(path)} has a NUL byte", hint="is the name the right one?"

@@ -1,23 +1,182 @@
-"""The options that commands of several rooms share: name, type, default and help text of each.
+"""The options of commands: what a class of them is, and those that commands of several rooms share.
 
-A class holds the options of one command, or of a duty that several share. ``cli.command`` makes the
-command line of it, ``stories.api`` and the tests make it themselves, and what is asked for is read
-from it where it is used. A field without an option of typer is on no command line: whoever calls
-fills it. The classes of a room's own commands stand in its ``options``.
+A class holds the options of one command, or of a duty that several share: name, type, default and
+help text of each. ``cli.command`` makes the command line of it, ``stories.api`` and the tests make
+it themselves, and what is asked for is read from it where it is used. A field that is ``Annotated``
+with an option of typer is on the command line; the others are filled by whoever calls. The classes
+of a room's own commands stand in its ``options``.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from numbers import Integral, Real
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import typer
+from typer.models import ArgumentInfo, ParameterInfo
 
 from virnucpro.ground.config import InputType
-from virnucpro.ground.option_fields import refuse
+from virnucpro.ground.errors import UsageError
+from virnucpro.ground.files import expanded
+from virnucpro.ground.log import printable
 
-FILES, MODEL, DEVICES = "Files", "Model", "Devices"  # panels of --help
+T = TypeVar("T")
+
+# panels of --help
+FILES, MODEL, DEVICES, CLUSTER = "Files", "Model", "Devices", "Several machines"
+
+
+# Any class of options
+
+
+def names_of(*groups: type) -> set[str]:
+    """The options of these classes."""
+    hints = [get_type_hints(group, include_extras=True) for group in groups]
+    return set().union(*map(options_of, hints))
+
+
+def refuse(options: Any, names: Iterable[str], where: str, else_: str = "") -> None:  # noqa: ANN401
+    """Refuse options that have no effect, instead of ignoring them.
+
+    Raises:
+        UsageError: one of them has another value than its default.
+    """
+    given = given_of(options, names)
+    if given:
+        hint = f"leave out {' and '.join(given)}"
+        raise UsageError(
+            f"{' and '.join(given)}: no effect {where}",
+            hint=f"{hint}; or {else_}" if else_ else hint,
+        )
+
+
+def given_of(options: Any, names: Iterable[str]) -> list[str]:  # noqa: ANN401
+    """The options, among these, that have another value than their default."""
+    defaults = {field.name: field.default for field in fields(options)}
+    return sorted(flag(name) for name in names if getattr(options, name) != defaults[name])
+
+
+def flag(name: str) -> str:
+    """The option on the command line that a field is."""
+    return f"--{name.replace('_', '-')}"
+
+
+def make(options: Callable[..., T], values: Mapping[str, object]) -> T:
+    """Options of values by their names, as a user gives them: text for a path, a list for a tuple.
+
+    Raises:
+        UsageError: a value is empty or of no use.
+    """
+    hints = get_type_hints(options, include_extras=True)
+    on_command_line = options_of(hints)
+    checked = {
+        name: _value(_word(name, on_command_line[name]), get_args(hints[name])[0], value)
+        if name in on_command_line
+        else value
+        for name, value in values.items()
+    }
+    for name, info in on_command_line.items():
+        _check_range(name, info, checked.get(name))
+    return options(**checked)
+
+
+def options_of(hints: Mapping[str, Any]) -> dict[str, ParameterInfo]:
+    """The ``typer`` option of each field that is one, by its name."""
+    return {
+        name: get_args(hint)[1] for name, hint in hints.items() if get_origin(hint) is Annotated
+    }
+
+
+def carry(options: object, to: Callable[..., T], **changes: object) -> T:
+    """Options of another command: the values of those that both have, but for the changes."""
+    names = {field.name for field in fields(to)} - changes.keys()  # type: ignore[arg-type]
+    shared = {name: getattr(options, name) for name in names if hasattr(options, name)}
+    return to(**shared, **changes)
+
+
+def _word(name: str, info: ParameterInfo) -> str:
+    """The name of a field on the command line."""
+    if isinstance(info, ArgumentInfo):
+        return info.metavar or name.upper()
+    return info.default if isinstance(info.default, str) else flag(name)  # typer's first name
+
+
+def _value(option: str, hint: Any, value: object) -> object:  # noqa: ANN401 - a type
+    """The value in the type of its option.
+
+    Raises:
+        UsageError: it is empty, or of another type or choice.
+    """
+    if value == "":
+        raise UsageError(f"{option} is empty", hint="check that the shell variable in it is set")
+    if get_origin(hint) is tuple:
+        values = value if isinstance(value, (list, tuple)) else [value]
+        return tuple(_value(option, get_args(hint)[0], one) for one in values)
+    value = _number_of_python(value)
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    for kind in kinds:
+        if _will_do(kind, value):
+            return _converted(kind, value)
+    words = [word for kind in kinds for word in get_args(kind) or (_WORDS[kind],)]
+    raise UsageError(f"{option} is {printable(repr(value))}", hint=f"give {' or '.join(words)}")
+
+
+def _number_of_python(value: object) -> object:
+    """A number of NumPy as one of Python; another value as it is."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)
+
+
+def _will_do(kind: Any, value: object) -> bool:  # noqa: ANN401 - a type
+    if isinstance(value, bool):  # to Python it is a number
+        return kind is bool
+    if get_origin(kind) is Literal:
+        return value in get_args(kind)
+    return isinstance(value, _GIVEN_AS.get(kind, kind))
+
+
+def _converted(kind: Any, value: Any) -> object:  # noqa: ANN401 - a type
+    if kind is Path:
+        return expanded(value)
+    return str(value) if kind is str and isinstance(value, int) else value
+
+
+_GIVEN_AS: dict[Any, tuple[type, ...]] = {  # types of values that stand for another
+    float: (int, float),
+    str: (str, int),
+    Path: (str, Path),
+}
+_WORDS = {
+    bool: "True or False",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    Path: "a path",
+    NoneType: "None",
+}
+
+
+def _check_range(name: str, info: ParameterInfo, value: object) -> None:
+    """
+    Raises:
+        UsageError: a number is not in the range of its option.
+    """
+    if not isinstance(value, (int, float)):
+        return
+    if not math.isfinite(value):
+        raise UsageError(f"{flag(name)} is {value}", hint="give a finite number")
+    if not (info.min is None or info.min <= value) or not (info.max is None or value <= info.max):
+        most = "" if info.max is None else f", and at most {info.max}"
+        raise UsageError(f"{flag(name)} is {value}", hint=f"give {info.min} or more{most}")
+
+
+# Options that commands share
 
 
 def option(help: str, panel: str | None = None, *names: str, **more: Any) -> Any:  # noqa: ANN401

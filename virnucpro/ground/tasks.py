@@ -45,13 +45,13 @@ Tools = TypeVar("Tools")
 Tools_contra = TypeVar("Tools_contra", contravariant=True)
 
 
-class Task(Protocol[Tools_contra, T_co]):
+class _Task(Protocol[Tools_contra, T_co]):
     """A part of the work."""
 
     def do(self, tools: Tools_contra, /) -> T_co: ...
 
 
-class _Block(Task[Tools_contra, T_co], Protocol):
+class _Block(_Task[Tools_contra, T_co], Protocol):
     """A task of known size."""
 
     @property
@@ -79,7 +79,7 @@ class Helpers(Generic[Tools]):
         """The tasks that helpers which are ready can have at a time: one, and the next."""
         return 2 * len(self.ready)
 
-    def submit(self, task: Task[Tools, T]) -> Future[T]:
+    def submit(self, task: _Task[Tools, T]) -> Future[T]:
         """Have a task done."""
         if self.threads is not None:
             return self.threads.submit(self._do, task)
@@ -114,7 +114,7 @@ class Helpers(Generic[Tools]):
         self.idle.put(child)
         self.ready.append(child)
 
-    def _do(self, task: Task[Tools, T]) -> T:
+    def _do(self, task: _Task[Tools, T]) -> T:
         """
         Raises:
             VirnucproError: what the task raised, or that a helper died.
@@ -163,7 +163,7 @@ class Helpers(Generic[Tools]):
             child.close()
 
 
-def _done(task: Task[Tools, T], tools: Tools) -> Future[T]:
+def _done(task: _Task[Tools, T], tools: Tools) -> Future[T]:
     """Do a task at once."""
     future: Future[T] = Future()
     future.set_result(task.do(tools))
@@ -222,7 +222,7 @@ def _serve(pipe: Pipe) -> None:
     """Do the tasks that come, until the parent ends."""
     tools: Any = pipe.recv()
     while True:
-        task: Task[Any, Any] = pipe.recv()
+        task: _Task[Any, Any] = pipe.recv()
         try:
             outcome = task.do(tools)
         except (VirnucproError, OSError) as error:

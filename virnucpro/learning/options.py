@@ -11,7 +11,6 @@ from virnucpro.callers.options import CallsBy, Head, RegionModel
 from virnucpro.encoders.options import Architecture, Encoding, model_option
 from virnucpro.engine.options import EngineOptions
 from virnucpro.ground.errors import UsageError
-from virnucpro.ground.option_fields import flag, names_of, refuse
 from virnucpro.ground.options import (
     DEVICES,
     FILES,
@@ -21,7 +20,10 @@ from virnucpro.ground.options import (
     GeneticCode,
     OutputOptions,
     count,
+    flag,
+    names_of,
     option,
+    refuse,
 )
 
 Mode = Literal["head", "finetune", "pretrain"]

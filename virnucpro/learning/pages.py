@@ -31,7 +31,7 @@ from virnucpro.page.counts import damaged
 from virnucpro.page.facts import Facts, is_number, read_complaints
 from virnucpro.page.html import pack, render
 from virnucpro.page.run import write_run_page
-from virnucpro.run.folder import PAGE, RunDir
+from virnucpro.run.folder import RunDir
 from virnucpro.run.hashes import Outputs
 
 _MOST_SEEDS = 6  # in a chart
@@ -89,7 +89,7 @@ def report_folder(folder: Path) -> Path:
 
 def _write_run_page(folder: Path) -> None:
     rundir = RunDir(folder)
-    Outputs(rundir).check(but=[PAGE])
+    Outputs(rundir).check(but=[RunDir.page])
     write_run_page(rundir)
 
 

@@ -21,7 +21,7 @@ from virnucpro.page.counts import (
     RunCounts,
     bounded_log_odds,
 )
-from virnucpro.run.machine import Start
+from virnucpro.run.journal import Start
 
 WIDTH, HEIGHT = 760, 320
 GIB = 1 << 30

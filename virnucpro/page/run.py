@@ -45,9 +45,9 @@ from virnucpro.page.facts import (
     read_tracks,
 )
 from virnucpro.page.html import MOST_BYTES, pack, references_to, render
-from virnucpro.run.folder import PAGE, RunDir
+from virnucpro.run.folder import RunDir
 from virnucpro.run.hashes import Outputs
-from virnucpro.run.machine import Start
+from virnucpro.run.journal import Start
 from virnucpro.tables.sinks import (
     LENGTH_CLASSES,
     FailedFiles,
@@ -163,7 +163,7 @@ def write_run_page(rundir: RunDir) -> None:
     frame = render("run.html", {**content, "rows": RecordRows.none()}, "")
     packed, rows = _pack(run, MOST_BYTES - len(frame) - _ROOM)
     page = render("run.html", {**content, "rows": rows}, packed)
-    with Outputs(rundir).rewriting([PAGE]):
+    with Outputs(rundir).rewriting([RunDir.page]):
         rundir.write_whole(rundir.report, page)
 
 

@@ -86,7 +86,7 @@ def write_embeddings(
     """
     parts = _parts(embeddings, attributes, store)
     with suppress(OSError):  # what cannot be read is replaced
-        if path.is_file() and sha256(path) == _hash(*parts):
+        if path.is_file() and sha256(path) == hash_of(parts):
             return
     with tree.replacing(path) as out:
         for part in parts:
@@ -120,12 +120,13 @@ def sealed_label(
     content: bytes, attributes: Attributes, failed_records: Sequence[str] = ()
 ) -> bytes:
     """The end of a feature file: its label, and the length and hash of the label."""
-    label = Label(attributes, failed_records, len(content), _hash(content))
+    label = Label(attributes, failed_records, len(content), hash_of([content]))
     text = json.dumps(asdict(label)).encode()
     return text + _SEAL.pack(hashlib.sha256(text).digest(), len(text))
 
 
-def _hash(*parts: bytes) -> str:
+def hash_of(parts: Iterable[bytes]) -> str:
+    """The SHA-256 of these bytes, one after the other."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part)

@@ -54,11 +54,9 @@ class FeatureStore:
     encoder: EncoderSpec
     fingerprint: str  # hash of the recipe
 
-    def path(self, shard: Shard) -> Path:
-        return self.folder / f"{shard.name}.h5"
-
-    def path_of_copies(self, shard: Shard) -> Path:
-        return self.folder / f"{shard.name}{_COPIES}.h5"
+    def path(self, shard: Shard, copies: int = 0) -> Path:
+        """The file of a shard; with ``copies=1``, that of its copies."""
+        return self.folder / f"{shard.name}{_COPIES * copies}.h5"
 
     def partial(self, shard: Shard, owner: str) -> Path:
         """The partial file of a shard that killed its worker, kept for the owner's next attempt."""
@@ -69,8 +67,8 @@ class FeatureStore:
         """The file over all files of the store, next to its folder."""
         return index_of(self.folder)
 
-    def attributes(self, shard: Shard) -> Attributes:
-        """The attributes of the file of a shard."""
+    def attributes(self, shard: Shard, copies: int = 0) -> Attributes:
+        """The attributes of a file of a shard; see ``path``."""
         encoder = self.encoder
         return {
             "model": encoder.model,
@@ -78,13 +76,9 @@ class FeatureStore:
             "pooling": encoder.pooling,
             "precision": encoder.precision,
             "fingerprint": self.fingerprint,
-            "copies": 0,
+            "copies": copies,
             "shard_sha256": shard.sha256,
         }
-
-    def attributes_of_copies(self, shard: Shard) -> Attributes:
-        """The attributes of a shard's file of copies."""
-        return {**self.attributes(shard), "copies": 1}
 
     def write(self, shard: Shard, embeddings: Embeddings) -> None:
         """Write the file of a shard, which appears when it is whole."""
@@ -99,10 +93,6 @@ class FeatureStore:
         """Make the folder that the files go to, in the run folder, which must be there."""
         self.tree.make_folder(self.folder)
 
-    def reader(self, shards: Sequence[Shard]) -> FeatureReader:
-        """A reader of all shards of a generation."""
-        return FeatureReader(self, shards)
-
     def files(self, shards: Sequence[Shard] = ()) -> Iterator[tuple[Path, Attributes]]:
         """All files, by shard and with copies, and the attributes that are known of them."""
         hashes = {shard.name: shard.sha256 for shard in shards}
@@ -112,23 +102,14 @@ class FeatureStore:
                 attributes["shard_sha256"] = digest
             yield self.folder / match[0], attributes
 
-    def read_files(self) -> Iterator[Embeddings]:
-        """The content of all files, one at a time.
+    def read_files(self) -> Iterator[tuple[Path, int, Embeddings]]:
+        """Each file, verified, with the byte at which its vectors begin, and its content.
 
         Raises:
             FeatureFileError: a file is not whole, or of another recipe.
         """
         for path, attributes in self.files():
-            yield read_embeddings(path, attributes, self.encoder.dim)
-
-    def read_places(self) -> Iterator[tuple[Path, int, tuple[str, ...]]]:
-        """Each file, verified, with the byte at which its vectors begin and the ids of these.
-
-        Raises:
-            FeatureFileError: a file is not whole, or of another recipe.
-        """
-        for path, attributes in self.files():
-            yield path, find_vectors(path), read_embeddings(path, attributes, self.encoder.dim).ids
+            yield path, find_vectors(path), read_embeddings(path, attributes, self.encoder.dim)
 
     def names_done(self) -> set[str]:
         """The names of the shards that have a file, by one look at the folder.
@@ -144,10 +125,6 @@ class FeatureStore:
         with os.scandir(self.folder) as entries:
             return [match for entry in entries if (match := _FILE.fullmatch(entry.name))]
 
-    def failed_records(self, shard: Shard) -> set[str] | None:
-        """The records with failures in a shard's file; None without a complete file."""
-        return self._failed_in(self.path(shard), self.attributes(shard))
-
     def find_pending(
         self, shards: Sequence[Shard], replaced: frozenset[str], on_shard: OnShard
     ) -> list[Shard]:
@@ -159,7 +136,7 @@ class FeatureStore:
         pending, settled = [], []
         for i, shard in enumerate(shards):
             on_shard(i, len(shards))
-            failed = self.failed_records(shard)
+            failed = self._failed_in(self.path(shard), self.attributes(shard))
             if failed is None or not failed <= replaced:
                 pending.append(shard)
             elif failed:
@@ -170,7 +147,7 @@ class FeatureStore:
 
     def _owes_copies(self, shards: Sequence[Shard], replaced: frozenset[str]) -> bool:
         of_copies = [
-            self._failed_in(self.path_of_copies(shard), self.attributes_of_copies(shard))
+            self._failed_in(self.path(shard, copies=1), self.attributes(shard, copies=1))
             for shard in shards
             if shard.n_orfs > shard.n_embedded
         ]
@@ -187,15 +164,13 @@ class FeatureStore:
             return True
         return not replaced.issuperset(label.failed_records)
 
-    def find_damaged(self, shards: Sequence[Shard]) -> list[FeatureFileError]:
+    def find_damaged(self, shards: Sequence[Shard]) -> Iterator[FeatureFileError]:
         """The errors of all files, read to the last bit, also against the shards if given."""
-        errors = []
         for path, attributes in self.files(shards):
             try:
                 read_embeddings(path, attributes)
             except FeatureFileError as error:
-                errors.append(error)
-        return errors
+                yield error
 
     def discard_damaged(self, shards: Sequence[Shard], on_shard: OnShard) -> None:
         """Delete the files that are not as they were written, to the last bit."""
@@ -209,6 +184,7 @@ class FeatureStore:
                 self._discard(path, error)
 
     def _failed_in(self, path: Path, attributes: Attributes) -> set[str] | None:
+        """The records with failures in a file; None without a complete one."""
         if not path.exists():
             return None
         try:
@@ -232,6 +208,11 @@ def open_stores(
         FeatureStore(tree, features / _name(encoder) if i else features, encoder, fingerprint)
         for i, encoder in enumerate(encoders)
     )
+
+
+def is_feature_file(name: str) -> bool:
+    """Whether a file of this name holds vectors of a shard, or of its copies."""
+    return _FILE.fullmatch(name) is not None
 
 
 def is_export(path: Path) -> bool:
@@ -306,9 +287,9 @@ class FeatureReader:
         else:
             files.append((self._store.path(shard), self._read_embedded(shard, embedded)))
         if copies := [orf for orf in orfs if orf.copy_of is not None]:
-            path = self._store.path_of_copies(shard)
+            path = self._store.path(shard, copies=1)
             embeddings = self._copy_to(copies, lost, n_verified)
-            attributes = self._store.attributes_of_copies(shard)
+            attributes = self._store.attributes(shard, copies=1)
             how = self._store.encoder.store
             write_embeddings(path, embeddings, attributes, self._store.tree, how)
             files.append((path, embeddings))

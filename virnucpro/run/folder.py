@@ -5,6 +5,7 @@ The names of the outputs are those of the sinks; every other name stands here.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -12,21 +13,36 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from virnucpro.ground.config import Command
-from virnucpro.ground.errors import InputMissingError, OutputError, UsageError
-from virnucpro.ground.files import TEMPORARY, disk_error, refuse_links, writing
-from virnucpro.ground.log import announce, logging_to_file, printable
+from virnucpro.ground.config import Command, Recipe
+from virnucpro.ground.errors import InputMissingError, OutputError, ResumeError, UsageError
+from virnucpro.ground.files import (
+    TEMPORARY,
+    disk_error,
+    open_plain,
+    read_json,
+    refuse_links,
+    writing,
+)
+from virnucpro.ground.log import announce, counted, logging_to_file, printable
 from virnucpro.ground.records import SHARD_NAME
 from virnucpro.ground.tree import Tree
 from virnucpro.run.features import FeatureStore, index_of, inner_names, open_stores
-from virnucpro.run.lock import LOCK, OF_A_LOCK, is_held, locked, own_name, shared, tagged
+from virnucpro.run.lock import (
+    LOCK,
+    OF_A_LOCK,
+    is_held,
+    locked,
+    others_at,
+    own_name,
+    shared,
+    tagged,
+)
 from virnucpro.run.manifest import Manifest, read_manifest, write_manifest
 from virnucpro.sequences.inputs import RUN_FILE
 from virnucpro.tables.sinks import FailedSequences, Sink, all_sinks, record_table
 
-PAGE = "report.html"  # of a run, a training or an evaluation
 # what ends the names of files of a slice: its plan, digests of ids, chunks, rows of tables
 PLAN, IDS, CHUNKS, ROWS = ".plan", ".ids", ".chunks", ".rows"
 # files that a run makes in its sub-folders
@@ -35,6 +51,7 @@ _OURS = re.compile(
     r"|\w+-[0-9a-f]{16}\.h5|[0-9a-f]{16}\.fa|plan\.json"
     r"|work-[\w.-]+-\d+\.log|\..*\.(tmp|partial)"
 )
+_WAITING, _LAST = "this part is done but for", 500  # bytes of a log with its last line
 _PARTIAL = re.compile(r"\..*\.partial")
 
 
@@ -52,9 +69,12 @@ class _Inside:
 class RunDir(Tree):
     """The folder of a run; see ``Tree`` for how it is written into."""
 
+    page: ClassVar = "report.html"  # of a run, a training or an evaluation
+    of_any_command: ClassVar = frozenset({*OF_A_LOCK, "virnucpro.log"})  # what any leaves
+
     manifest = _Inside(RUN_FILE)
     log = _Inside("virnucpro.log")
-    report = _Inside(PAGE)
+    report = _Inside(page)
     machine = _Inside("machine.json")  # the work of the devices over time
     logs = _Inside("logs")  # of ``work``, one of each process
     parsl = _Inside(f".parsl{TEMPORARY}")  # the files of Parsl, while it runs
@@ -70,10 +90,6 @@ class RunDir(Tree):
     @property
     def feature_index(self) -> Path:
         return index_of(self.features)
-
-    def sample(self, name: str) -> Path:
-        """The folder of the outputs of one file, under the same names as those of the run."""
-        return self.samples / name
 
     @property
     def planned(self) -> RunDir:
@@ -150,14 +166,29 @@ class RunDir(Tree):
         with _told():
             self._refuse_links()
             self.make_folder(self.logs)
-            log = self.logs / f"work-{own_name()}.log"
+            log = self.logs / f"work-{self.user}.log"
             with lock(log), logging_to_file(log, self.opener(log)):
                 yield
+
+    @property
+    def user(self) -> str:
+        """The name of this process among all that may use the folder, on any machine."""
+        return own_name()
 
     @property
     def has_run(self) -> bool:
         """Whether a process has this folder alone now."""
         return is_held(self.root / LOCK)
+
+    def note_waiting(self, n_shards: int) -> None:
+        """Say, and write into the log, that this process has only to wait for others."""
+        shards = counted(n_shards, "shard")
+        announce(f"{_WAITING} tables: waiting for {shards} of other parts")
+
+    @property
+    def others_work(self) -> bool:
+        """Whether another process that shares this folder has more to do than to wait."""
+        return any(is_held(tag) and not _is_waiting(tag) for tag in others_at(self.logs))
 
     def _refuse_links(self) -> None:
         aside = (self.planned.root, self.parsl)
@@ -343,6 +374,27 @@ class RunDir(Tree):
         """
         return read_manifest(self.manifest, self.copies)
 
+    def read_facts(self) -> dict[str, Any]:
+        """All that ``run.json`` holds; what a resume needs of it is the manifest.
+
+        Raises:
+            ResumeError: it is damaged.
+            OutputError, StorageError: it cannot be read now.
+        """
+        why: object = "it is not a JSON object"
+        try:
+            stored = read_json(self.manifest)
+            if isinstance(stored, dict):
+                return stored
+        except OSError as error:
+            raise disk_error(error, self.manifest) from error
+        except ValueError as error:
+            why = error
+        raise ResumeError(
+            f"{printable(self.manifest)} is damaged: {printable(why)}",
+            hint="put a copy of it back",
+        )
+
     def read_run(self, hint: str) -> Manifest:
         """The manifest of the run that must be here.
 
@@ -363,13 +415,18 @@ class RunDir(Tree):
         fault = "not a folder" if self.root.exists() else "there is no such folder"
         return InputMissingError(f"{where}: {fault}", hint)
 
-    def stores_of(self, manifest: Manifest) -> tuple[FeatureStore, ...]:
+    def stores_of(self, recipe: Recipe) -> tuple[FeatureStore, ...]:
         """The feature stores of a run, one for each of its encoders."""
-        recipe = manifest.recipe
         return open_stores(self.features, recipe.encoders, recipe.fingerprint)
 
     def write_manifest(self, manifest: Manifest, facts: Mapping[str, Any]) -> None:
         write_manifest(self.manifest, self.copies, manifest, facts)
+
+
+def _is_waiting(log: Path) -> bool:
+    with open_plain(log) as handle:
+        handle.seek(max(0, handle.seek(0, os.SEEK_END) - _LAST))
+        return _WAITING.encode() in handle.read().rstrip().rpartition(b"\n")[2]
 
 
 @contextmanager

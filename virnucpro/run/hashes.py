@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, cast
 
-from virnucpro.ground.errors import InputError, ResumeError, VirnucproError
-from virnucpro.ground.files import disk_error, read_json, sha256
+from virnucpro.ground.errors import InputError, VirnucproError
+from virnucpro.ground.files import disk_error, sha256
 from virnucpro.ground.log import printable
 from virnucpro.ground.tree import Tree
 from virnucpro.run.features import index_of, is_export
-from virnucpro.run.folder import PAGE, RunDir
+from virnucpro.run.folder import RunDir
 from virnucpro.run.scores import SUFFIX
 from virnucpro.tables.sinks import REGION_SINKS, all_sinks
 
@@ -116,7 +116,7 @@ class Outputs:
         Raises:
             ResumeError: ``run.json`` is damaged.
         """
-        hashes = self._read().get(self.field)
+        hashes = self.rundir.read_facts().get(self.field)
         return dict(hashes) if isinstance(hashes, Mapping) else None
 
     def find_damaged(self, hashes: Mapping[str, str]) -> Iterator[tuple[Path, VirnucproError]]:
@@ -178,7 +178,7 @@ class Outputs:
 
     def _update(self, names: Collection[str], now: Mapping[str, str]) -> None:
         """Replace the hashes of outputs with these file names."""
-        stored = self._read()
+        stored = self.rundir.read_facts()
         before = dict(stored[self.field])
         others = {
             place: digest for place, digest in before.items() if Path(place).name not in names
@@ -186,27 +186,12 @@ class Outputs:
         if {**others, **now} != before:
             self.rundir.write_json(self.rundir.manifest, {**stored, self.field: {**others, **now}})
 
-    def _read(self) -> dict[str, Any]:
-        why: object = "it is not a JSON object"
-        try:
-            stored = read_json(self.rundir.manifest)
-            if isinstance(stored, dict):
-                return stored
-        except OSError as error:
-            raise disk_error(error, self.rundir.manifest) from error
-        except ValueError as error:
-            why = error
-        raise ResumeError(
-            f"{printable(self.rundir.manifest)} is damaged: {printable(why)}",
-            hint="put a copy of it back",
-        )
-
     def _place(self, path: Path) -> str:
         return path.relative_to(self.rundir.root).as_posix()
 
     def _remedy(self, path: Path) -> str:
         folder = printable(self.rundir.root)
-        if path.name == PAGE:
+        if path.name == RunDir.page:
             return f"write it anew: virnucpro report {folder}"
         if path.name in _REGION_FILES:
             return f"write it anew: virnucpro regions {folder}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -17,11 +16,12 @@ from virnucpro.ground.config import EncoderSpec, FeatureFormat
 from virnucpro.ground.errors import FeatureFileError
 from virnucpro.ground.log import printable
 from virnucpro.ground.numeric import runs_of
-from virnucpro.ground.records import Embeddings, Shard
+from virnucpro.ground.records import Embeddings, Shard, check_counts
 from virnucpro.ground.tree import Tree
 from virnucpro.run.feature_file import (
     DAMAGE,
     Attributes,
+    hash_of,
     new_hdf5,
     open_features,
     read_embeddings,
@@ -29,7 +29,7 @@ from virnucpro.run.feature_file import (
     refusal,
     text_type,
 )
-from virnucpro.run.features import FeatureStore, ShardFeatures
+from virnucpro.run.features import FeatureStore, ShardFeatures, is_feature_file
 
 if TYPE_CHECKING:
     import h5py
@@ -56,6 +56,12 @@ class IndexPart:
     n_rows: int  # of vectors
     orfs: tuple[Span, ...]  # that are shown
     rows: tuple[Span, ...]  # theirs
+
+    def __post_init__(self) -> None:
+        numbers = (self.dim, self.n_orfs, self.n_rows)
+        check_counts(*numbers, *(number for span in (*self.orfs, *self.rows) for number in span))
+        if not is_feature_file(self.name) or not isinstance(self.label, str):
+            raise ValueError(f"{self.name!r} is no feature file of a shard with a label")
 
     @classmethod
     def of(
@@ -91,8 +97,7 @@ def show_files(
     for path, embeddings in features.files:
         _export(path, embeddings.without(hidden), layout, store)
         if embeddings.vectors.shape[1]:  # else these are copies, and no original has a vector
-            is_shard = path == store.path(shard)
-            attributes = store.attributes(shard) if is_shard else store.attributes_of_copies(shard)
+            attributes = store.attributes(shard, copies=int(path != store.path(shard)))
             parts.append(IndexPart.of(path.name, embeddings, attributes, hidden))
     return parts
 
@@ -113,7 +118,7 @@ def write_index(path: Path, parts: Iterable[IndexPart], tree: Tree) -> None:
     dim = parts[0].dim if parts else 0
     with new_hdf5() as h5:
         h5.attrs.update(_attributes_of(path, parts))
-        h5.attrs["parts_sha256"] = _hash_of(part.label for part in shown)
+        h5.attrs["parts_sha256"] = hash_of(part.label.encode() for part in shown)
         groups = h5.create_group("groups")
         for number, first in enumerate(range(0, len(shown), FILES_PER_GROUP)):
             group = groups.create_group(f"{number:06}")
@@ -204,7 +209,8 @@ def check_index(path: Path) -> None:
                 raise FeatureFileError(
                     f"{printable(path)} needs {printable(file)}, which is missing", hint=_WRITE_ANEW
                 )
-        if _hash_of(_label_of(read_label(file, {}).attributes) for file in files) != written_for:
+        labels = (_label_of(read_label(file, {}).attributes) for file in files)
+        if hash_of(label.encode() for label in labels) != written_for:
             raise FeatureFileError(
                 f"{printable(path)} was written for other files", hint=_WRITE_ANEW
             )
@@ -242,13 +248,6 @@ def _shown_orfs(index: Path) -> Iterator[tuple[str, list[Span]]]:
 def _label_of(attributes: Mapping[str, Any]) -> str:
     """The text that identifies a file among those of its run."""
     return repr([str(attributes.get(name)) for name in _OF_ONE_FILE])
-
-
-def _hash_of(labels: Iterable[str]) -> str:
-    digest = hashlib.sha256()
-    for label in labels:
-        digest.update(label.encode())
-    return digest.hexdigest()
 
 
 def _export(path: Path, embeddings: Embeddings, layout: FeatureFormat, store: FeatureStore) -> None:

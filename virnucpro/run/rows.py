@@ -17,7 +17,7 @@ from zlib import crc32
 from virnucpro.ground.errors import FeatureFileError
 from virnucpro.ground.files import open_plain, parse_json, writing
 from virnucpro.ground.log import LOGGER, printable
-from virnucpro.ground.records import shard_name
+from virnucpro.ground.records import check_counts, shard_name
 from virnucpro.ground.tree import Tree
 from virnucpro.run.feature_file import read_label, sealed_label
 from virnucpro.run.folder import ROWS
@@ -112,29 +112,42 @@ class RowStore:
             # this finds damage in a third of the time that SHA-256 takes
             if crc32(text, crc32(facts)) != label.attributes.get("crc32"):
                 raise FeatureFileError(f"{printable(path)} is damaged")
-        except FeatureFileError as error:
-            LOGGER.warning("%s; it is made again", error)
+            return _unpacked(facts, text)
+        except (FeatureFileError, ValueError, LookupError, TypeError, AttributeError) as error:
+            fault = error if isinstance(error, FeatureFileError) else f"{printable(path)}: {error}"
+            LOGGER.warning("%s; it is made again", fault)
             self.tree.delete(path)
             return None
-        files, counts, portions = parse_json(facts)
-        place = 0
 
-        def unpacked(lengths: Sequence[tuple[str, int]] | None) -> _Rows | None:
-            nonlocal place
-            if lengths is None:
-                return None
-            rows = {}
-            for name, length in lengths:
-                rows[name] = text[place : place + length]
-                place += length
-            return rows
 
-        each = [
-            Portion(sample, unpacked(rows) or {}, _tally(tally), unpacked(own_rows))
-            for sample, tally, rows, own_rows in portions
-        ]
-        parts = [[IndexPart(**one) for one in of_store] for of_store in files]
-        return SliceRows(parts, each, *counts)
+def _unpacked(facts: bytes, text: memoryview) -> SliceRows:
+    """
+    Raises:
+        ValueError, LookupError, TypeError, AttributeError: nothing of ours wrote them.
+    """
+    files, counts, portions = parse_json(facts)
+    place = 0
+
+    def unpacked(lengths: Sequence[tuple[str, int]] | None) -> _Rows | None:
+        nonlocal place
+        if lengths is None:
+            return None
+        rows = {}
+        for name, length in lengths:
+            check_counts(length)
+            rows[name] = text[place : place + length]
+            place += length
+        return rows
+
+    each = [
+        Portion(sample, unpacked(rows) or {}, _tally(tally), unpacked(own_rows))
+        for sample, tally, rows, own_rows in portions
+    ]
+    if place != len(text):
+        raise ValueError("the rows are longer, or shorter, than is said")
+    check_counts(*counts)
+    parts = [[IndexPart(**one) for one in of_store] for of_store in files]
+    return SliceRows(parts, each, *counts)
 
 
 def _counts(rows: SliceRows) -> tuple[int, int, int, int]:

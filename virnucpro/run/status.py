@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import accumulate
@@ -13,18 +13,17 @@ from typing import Any, NamedTuple
 from virnucpro.encoders.base import estimate_tokens
 from virnucpro.ground.config import EncoderSpec, Recipe
 from virnucpro.ground.errors import FeatureFileError, InputMissingError, ResumeError
-from virnucpro.ground.files import read_json
 from virnucpro.ground.log import counted, printable
 from virnucpro.ground.records import Shard
 from virnucpro.run.features import FeatureStore
 from virnucpro.run.folder import ROWS, RunDir
 from virnucpro.run.hashes import Outputs
 from virnucpro.run.index import check_index
+from virnucpro.run.journal import HostFigures, Point, rate_of, read_hosts, seconds_left
 from virnucpro.run.lock import run_at
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import Plan, count_done, read_plan
 from virnucpro.run.scores import ScoreStore
-from virnucpro.run.work_log import HostFigures, Point, rate_of, read_hosts, seconds_left
 from virnucpro.tables.sinks import SINKS, FailedFiles
 
 _NEXT = {
@@ -38,6 +37,90 @@ _NO_HASHES = (
 _LISTED = 8  # number of files that are listed
 
 
+class _Seen(NamedTuple):
+    """All that one look at a run folder shows."""
+
+    rundir: RunDir
+    manifest: Manifest
+    facts: Mapping[str, Any]  # all of ``run.json``
+    running: str  # name of the run that has the folder now
+    plan: Plan | None
+    hosts: list[HostFigures]
+    stores: tuple[FeatureStore, ...]
+    done: set[str]  # names of the shards that have a file of every encoder
+
+    @property
+    def state(self) -> str:
+        return str(self.facts.get("state"))
+
+    @property
+    def shards(self) -> Sequence[Shard]:
+        return self.plan.shards if self.plan else ()
+
+    @property
+    def pending(self) -> list[Shard]:
+        return [shard for shard in self.shards if shard.name not in self.done]
+
+    @property
+    def has_all(self) -> bool:
+        """Whether a run has every vector; one that could not read a file is partial all the same.
+
+        A run of the scorer has all that it needs when it is complete.
+        """
+        is_partial = self.state == "partial" and self.manifest.recipe.has_encoder
+        has_failures = is_partial and self.facts["counts"]["n_failed_frames"]
+        return self.state == "complete" or (is_partial and not has_failures)
+
+
+@contextmanager
+def _look(folder: Path) -> Iterator[_Seen]:
+    """Look at a run; what the block finds wrong in ``run.json`` becomes an error of ours.
+
+    Raises:
+        InputMissingError: there is no run in this folder.
+        ResumeError: ``run.json`` is not as it was written.
+    """
+    rundir = RunDir(folder)
+    manifest = rundir.read_manifest()
+    if manifest is None:
+        raise _no_run(rundir)
+    facts, plan = rundir.read_facts(), read_plan(rundir, manifest)
+    stores = rundir.stores_of(manifest.recipe)
+    done = [store.names_done() for store in stores]
+    try:
+        yield _Seen(
+            rundir,
+            manifest,
+            facts,
+            run_at(folder),
+            plan,
+            read_hosts(rundir.logs),
+            stores,
+            set.intersection(*done) if done else set(),
+        )
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ResumeError(
+            f"{printable(folder)}: run.json is damaged: {printable(error)}",
+            hint="go on with --resume, which writes it anew",
+        ) from error
+
+
+def _no_run(rundir: RunDir) -> InputMissingError:
+    where, run = printable(rundir.root), run_at(rundir.root)
+    if run:
+        return InputMissingError(
+            f"{where}: {printable(run)} is reading the input, and has no plan yet",
+            hint="ask again later",
+        )
+    present = [name for name in rundir.own_names if (rundir.root / name).exists()]
+    if present and {*present} <= {rundir.copies.name, rundir.log.name}:
+        return InputMissingError(
+            f"{where} holds no results: a run began there, and ended while it read the input",
+            hint=f"run its command again; {printable(rundir.log)} has it, and how it ended",
+        )
+    return rundir.no_run(hint="give the --output-dir of a run")
+
+
 def inspect_run(folder: Path, *, verify: bool) -> tuple[list[str], int]:
     """The lines that describe a run, and its number of damaged files.
 
@@ -48,64 +131,20 @@ def inspect_run(folder: Path, *, verify: bool) -> tuple[list[str], int]:
         InputMissingError: there is no run in this folder.
         ResumeError: ``run.json`` is damaged.
     """
-    rundir = RunDir(folder)
-    manifest = _read(rundir)
-    with _told(folder):
-        lines = _describe(rundir, manifest)
-    n_damaged = 0
-    if verify:
-        damaged, verified = _verify(rundir, manifest)
-        n_damaged = len(damaged)
-        lines += damaged or [verified]
-    return lines, n_damaged
+    with _look(folder) as seen:
+        lines = _describe(seen)
+    if not verify:
+        return lines, 0
+    damaged, verified = _verify(seen)
+    return [*lines, *(damaged or [verified])], len(damaged)
 
 
-def _read(rundir: RunDir) -> Manifest:
-    """
-    Raises:
-        InputMissingError: there is no run in this folder.
-        ResumeError: ``run.json`` is damaged.
-    """
-    manifest = rundir.read_manifest()
-    if manifest is None:
-        where, run = printable(rundir.root), run_at(rundir.root)
-        if run:
-            raise InputMissingError(
-                f"{where}: {printable(run)} is reading the input, and has no plan yet",
-                hint="ask again later",
-            )
-        present = [name for name in rundir.own_names if (rundir.root / name).exists()]
-        if present and {*present} <= {rundir.copies.name, rundir.log.name}:
-            raise InputMissingError(
-                f"{where} holds no results: a run began there, and ended while it read the input",
-                hint=f"run its command again; {printable(rundir.log)} has it, and how it ended",
-            )
-        raise rundir.no_run(hint="give the --output-dir of a run")
-    return manifest
-
-
-@contextmanager
-def _told(folder: Path) -> Iterator[None]:
-    """Turn errors from what ``run.json`` holds into ours.
-
-    Raises:
-        ResumeError: ``run.json`` is not as it was written.
-    """
-    try:
-        yield
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise ResumeError(
-            f"{printable(folder)}: run.json is damaged: {printable(error)}",
-            hint="go on with --resume, which writes it anew",
-        ) from error
-
-
-def _verify(rundir: RunDir, manifest: Manifest) -> tuple[list[str], str]:
+def _verify(seen: _Seen) -> tuple[list[str], str]:
     """A line for each damaged file, and the line to print if there is none."""
-    outputs, damaged, whole, remarks = Outputs(rundir), list[str](), list[str](), list[str]()
+    outputs, damaged, whole, remarks = Outputs(seen.rundir), list[str](), list[str](), list[str]()
     hashes = outputs.read_hashes()
-    if manifest.recipe.has_encoder:
-        damaged, n_files, remarks = _verify_features(rundir, manifest)
+    if seen.stores:
+        damaged, n_files, remarks = _verify_features(seen)
         whole.append(counted(n_files, "feature file"))
     if hashes is None:
         remarks.append(_NO_HASHES)
@@ -117,20 +156,17 @@ def _verify(rundir: RunDir, manifest: Manifest) -> tuple[list[str], str]:
     return damaged, f"verified  whole: {'; '.join([', '.join(whole) or 'nothing', *remarks])}"
 
 
-def _verify_features(rundir: RunDir, manifest: Manifest) -> tuple[list[str], int, list[str]]:
+def _verify_features(seen: _Seen) -> tuple[list[str], int, list[str]]:
     """A line for each damaged file, the number of files, and what was not looked at."""
-    plan = read_plan(rundir, manifest)
     damaged, n_files, has_index = [], 0, False
-    for store in rundir.stores_of(manifest):
-        of_store = [
-            f"damaged   {error}" for error in store.find_damaged(plan.shards if plan else ())
-        ]
+    for store in seen.stores:
+        of_store = [f"damaged   {error}" for error in store.find_damaged(seen.shards)]
         n_files += len(list(store.files()))
         if store.index.exists():
             has_index = True
             of_store += [] if of_store else _verify_index(store)
         damaged += of_store
-    if plan is None and not has_index:
+    if seen.plan is None and not has_index:
         remark = "whether each is in its place was not checked: the plan is not here"
         return damaged, n_files, [remark]
     return damaged, n_files, []
@@ -144,11 +180,11 @@ def _verify_index(store: FeatureStore) -> list[str]:
     return []
 
 
-def _describe(rundir: RunDir, manifest: Manifest) -> list[str]:
-    stored = read_json(rundir.manifest)
-    recipe, run = manifest.recipe, run_at(rundir.root)
+def _describe(seen: _Seen) -> list[str]:
+    rundir, manifest, facts, run = seen.rundir, seen.manifest, seen.facts, seen.running
+    recipe = manifest.recipe
     lines = [
-        printable(f"state     {stored.get('state')}, {stored.get('time')} on {stored.get('host')}"),
+        printable(f"state     {facts.get('state')}, {facts.get('time')} on {facts.get('host')}"),
         *([printable(f"running   {run}")] if run else []),
         printable(f"command   {recipe.command}, {_how(recipe)}"),
         *_folded([f"input     {file.shown}" for file in manifest.inputs]),
@@ -157,19 +193,19 @@ def _describe(rundir: RunDir, manifest: Manifest) -> list[str]:
     if rules := manifest.embed_rules:
         lines.append(f"embedded  only what --embed {rules} asks for")
     if recipe.has_encoder:
-        lines += _describe_shards(rundir, manifest)
-    elif letters := _letters(rundir, manifest, stored):
-        lines.append(letters)
-    if (slices := _count_slices(rundir, manifest)) and stored.get("state") == "planned":
+        lines += _describe_shards(seen)
+    elif (work := _scoring(seen)).total:
+        lines.append(f"scored    {work.n_done:,} of {work.total:,} letters")
+    if (slices := _count_slices(seen)) and seen.state == "planned":
         text = "{planned:,} of {total:,} planned, {tables:,} with tables"
         lines.append(f"slices    {text.format(**slices)}")
-    if "counts" in stored:
-        statuses = stored["counts"]["statuses"].items()
+    if "counts" in facts:
+        statuses = facts["counts"]["statuses"].items()
         counts = ", ".join(f"{n} {status}" for status, n in statuses if n)
         lines.append(printable(f"records   {counts}"))
-    if "counts" in stored and (missing := _missing(rundir, recipe)):
+    if "counts" in facts and (missing := _missing(rundir, recipe)):
         lines.append(f"missing   {', '.join(missing)}: --resume writes them, if it has the input")
-    if not run and (next_step := _NEXT.get(stored.get("state"))):
+    if not run and (next_step := _NEXT.get(seen.state)):
         lines.append(f"next      {next_step}")
     listing = rundir.output(FailedFiles)
     if listing.exists():
@@ -192,46 +228,29 @@ def _how(recipe: Recipe) -> str:
     )
 
 
-def _describe_shards(rundir: RunDir, manifest: Manifest) -> list[str]:
-    done = _names_done(rundir, manifest)
-    head = f"shards    {len(done)} done"
-    if not rundir.plan.exists():
+def _describe_shards(seen: _Seen) -> list[str]:
+    head = f"shards    {len(seen.done)} done"
+    if not seen.rundir.plan.exists():
         return [head]
-    plan = read_plan(rundir, manifest)
-    if plan is None:
+    if seen.plan is None:
         return [f"{head}, the plan is damaged, or of other inputs: --resume makes it again"]
-    pending = [shard.index for shard in plan.shards if shard.name not in done]
-    n_inputs = count_done(plan.files, pending)
+    files, pending = seen.plan.files, [shard.index for shard in seen.pending]
     return [
         f"{head}, {len(pending)} pending",
-        f"files     {n_inputs:,} of {len(plan.files):,} done",
-        *_folded([_host_line(figures) for figures in read_hosts(rundir.logs)]),
+        f"files     {count_done(files, pending):,} of {len(files):,} done",
+        *_folded(list(map(_host_line, seen.hosts))),
     ]
 
 
-def _count_slices(rundir: RunDir, manifest: Manifest) -> dict[str, int]:
+def _count_slices(seen: _Seen) -> dict[str, int]:
     """The slices of the input, those that are planned, and those whose rows are written."""
-    plan = read_plan(rundir, manifest)
-    if plan is None:
+    if seen.plan is None:
         return {}
-    n_rows = len(list(rundir.rows.glob(f"*{ROWS}")))
     return {
-        "total": len(plan.slices),
-        "planned": len(plan.slices) - len(plan.missing),
-        "tables": n_rows,
+        "total": len(seen.plan.slices),
+        "planned": len(seen.plan.slices) - len(seen.plan.missing),
+        "tables": len(list(seen.rundir.rows.glob(f"*{ROWS}"))),
     }
-
-
-def _letters(rundir: RunDir, manifest: Manifest, stored: Mapping[str, Any]) -> str:
-    """The line on what is scored, if anything is known of it."""
-    work = _scoring(rundir, manifest, stored)
-    total, done = work.total, work.n_done
-    return f"scored    {done:,} of {total:,} letters" if total else ""
-
-
-def _names_done(rundir: RunDir, manifest: Manifest) -> set[str]:
-    """The names of the shards that have a file of every encoder."""
-    return set.intersection(*(store.names_done() for store in rundir.stores_of(manifest)))
 
 
 def _host_line(figures: HostFigures) -> str:
@@ -250,31 +269,26 @@ def measure_run(folder: Path) -> dict[str, Any]:
     Raises:
         InputMissingError, ResumeError: as ``inspect_run``.
     """
-    rundir = RunDir(folder)
-    manifest = _read(rundir)
-    with _told(folder):
-        return _measure(rundir, manifest)
+    with _look(folder) as seen:
+        return _measure(seen)
 
 
-def _measure(rundir: RunDir, manifest: Manifest) -> dict[str, Any]:
-    stored, hosts = read_json(rundir.manifest), read_hosts(rundir.logs)
-    scored = not manifest.recipe.has_encoder
-    has_all = stored.get("state") == "complete" if scored else _has_all(stored)
-    work = (_scoring if scored else _embedding)(rundir, manifest, stored)
+def _measure(seen: _Seen) -> dict[str, Any]:
+    work, hosts = (_embedding if seen.stores else _scoring)(seen), seen.hosts
     rates = [host.tokens_per_second for host in hosts if host.n_working]
-    rate, running = sum(rates), run_at(rundir.root)
+    rate = sum(rates)
     left = work.pending / rate if rate and work.pending else None
-    if running and not rates:
+    if seen.running and not rates:
         rate, left = rate_of(work.points), seconds_left(work.points, work.pending, time.time())
     return {
-        "state": stored.get("state"),
-        "running": running or None,
-        "slices": _count_slices(rundir, manifest) or None,
-        "embed": manifest.embed_rules or "all",
+        "state": seen.facts.get("state"),
+        "running": seen.running or None,
+        "slices": _count_slices(seen) or None,
+        "embed": seen.manifest.embed_rules or "all",
         **work.counts,
         "sequences_failed": sum(host.n_failed for host in hosts),
-        f"{'letters' if scored else 'tokens'}_per_second": round(rate * work.per_work, 1),
-        "remaining_seconds": 0 if has_all else None if left is None else round(left),
+        f"{'tokens' if seen.stores else 'letters'}_per_second": round(rate * work.per_work, 1),
+        "remaining_seconds": 0 if seen.has_all else None if left is None else round(left),
         "hosts": [asdict(host) for host in hosts],
     }
 
@@ -290,53 +304,44 @@ class _Work(NamedTuple):
     per_work: float = 1.0  # letters, or tokens, of a piece of work
 
 
-def _embedding(rundir: RunDir, manifest: Manifest, stored: Mapping[str, Any]) -> _Work:
-    plan, encoders = read_plan(rundir, manifest), manifest.recipe.encoders
-    shards, has_all = plan.shards if plan else (), _has_all(stored)
-    done = _names_done(rundir, manifest)  # its plan was deleted with its shards
-    pending = _tokens(encoders, [shard for shard in shards if shard.name not in done])
-    n_tokens = _tokens(encoders, shards)
-    if plan is None and has_all:
-        counts = stored["counts"]
+def _embedding(seen: _Seen) -> _Work:
+    encoders = seen.manifest.recipe.encoders
+    pending, n_tokens = _tokens(encoders, seen.pending), _tokens(encoders, seen.shards)
+    if seen.plan is None and seen.has_all:
+        counts = seen.facts["counts"]
         n_tokens = counts["n_tokens_in_all"] - counts["n_tokens_saved"]
     ends = [
-        (max(store.path(shard).stat().st_mtime for store in stores), _tokens(encoders, [shard]))
-        for stores in [rundir.stores_of(manifest)]
-        for shard in shards
-        if shard.name in done
+        (max(store.path(one).stat().st_mtime for store in seen.stores), _tokens(encoders, [one]))
+        for one in seen.shards
+        if one.name in seen.done
     ]
-    given_up = sum(host.n_lost for host in read_hosts(rundir.logs))
+    given_up = sum(host.n_lost for host in seen.hosts)
     return _Work(
         {
-            "shards": {**_shard_counts(plan, done, has_all=has_all), "given_up": given_up},
+            "shards": {**_shard_counts(seen), "given_up": given_up},
             "tokens": {"total": n_tokens, "pending": pending},
         },
         pending,
-        _points(rundir, ends),
+        _points(seen.rundir, ends),
         n_tokens,
         n_tokens - pending,
     )
 
 
-def _scoring(rundir: RunDir, manifest: Manifest, stored: Mapping[str, Any]) -> _Work:
-    plan = read_plan(rundir, manifest)
-    store = ScoreStore(rundir, rundir.scores, manifest.recipe.fingerprint, finder="")
+def _scoring(seen: _Seen) -> _Work:
+    rundir, plan = seen.rundir, seen.plan
+    store = ScoreStore(rundir, rundir.scores, seen.manifest.recipe.fingerprint, finder="")
     labels = [(path.stat().st_mtime, label.attributes) for path, label in store.labels()]
     ends = [(seconds, int(each["work"])) for seconds, each in labels]
     n_done, worked = sum(int(each["n_letters"]) for _, each in labels), sum(n for _, n in ends)
-    total, work = (n_done, worked) if stored.get("state") == "complete" else (None, worked)
+    total, work = (n_done, worked) if seen.has_all else (None, worked)
     if plan is not None:
         total = work = plan.counts.n_letters
-        if dict(stored.get("cut") or {}).get("regions"):
+        if dict(seen.facts.get("cut") or {}).get("regions"):
             work += plan.counts.n_searched
+    pending = None if total is None else max(0, total - n_done)
     return _Work(
-        {
-            "letters": {
-                "total": total,
-                "done": n_done,
-                "pending": None if total is None else max(0, total - n_done),
-            },
-        },
+        {"letters": {"total": total, "done": n_done, "pending": pending}},
         max(0, work - worked),
         _points(rundir, ends),
         total,
@@ -353,23 +358,14 @@ def _points(rundir: RunDir, ends: Iterable[tuple[float, float]]) -> list[Point]:
     return [(began, 0.0), *zip([seconds for seconds, _ in since], done, strict=True)]
 
 
-def _shard_counts(
-    plan: Plan | None, done: Collection[str], *, has_all: bool
-) -> dict[str, int | None]:
+def _shard_counts(seen: _Seen) -> dict[str, int | None]:
     """None is what only a plan that is there would say."""
-    n_done = len(done)
-    if plan is None and not has_all:
-        return {"total": None, "done": n_done, "pending": None}
-    if plan is None:
+    n_done = len(seen.done)
+    if seen.plan is not None:
+        return {"total": len(seen.shards), "done": n_done, "pending": len(seen.pending)}
+    if seen.has_all:  # its plan was deleted with its shards
         return {"total": n_done, "done": n_done, "pending": 0}
-    n_pending = sum(shard.name not in done for shard in plan.shards)
-    return {"total": len(plan.shards), "done": n_done, "pending": n_pending}
-
-
-def _has_all(stored: Mapping[str, Any]) -> bool:
-    """Whether a run has every vector; one that could not read a file is partial all the same."""
-    state = stored.get("state")
-    return state == "complete" or (state == "partial" and not stored["counts"]["n_failed_frames"])
+    return {"total": None, "done": n_done, "pending": None}
 
 
 def _tokens(encoders: Sequence[EncoderSpec], shards: Sequence[Shard]) -> int:

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, TextIO
@@ -117,10 +118,9 @@ def _files_in(folder: Path) -> list[Path]:
 
 def cannot_open(path: Path, error: OSError, name: str = "") -> InputMissingError:
     where = name or error.filename or path
-    hint = "check the path and its permissions"
-    if path.parts[:1] and path.parts[0].endswith(":"):  # an address, as in s3://bucket/reads.fa
-        hint = "VirNucPro reads files: fetch it, or pipe what fetches it into `--input -`"
-    return InputMissingError(f"{printable(where)}: {error.strerror}", hint=hint)
+    return InputMissingError(
+        f"{printable(where)}: {error.strerror}", hint="check the path and its permissions"
+    )
 
 
 def _has_suffix(name: str) -> bool:
@@ -278,7 +278,7 @@ class Streams:
         handle, is_reads, place = self._open.pop(path, (None, False, 0))
         if handle is None or place > span.start:
             handle, place = _open(path, label, on_block), 0
-            is_reads = _starts_as_reads(handle)
+            is_reads = _starts_as_reads(path, handle)
         with ExitStack() as stack:
             stack.callback(handle.close)
             if handle.seekable():
@@ -308,7 +308,7 @@ def find_spans(path: Path, name: str, least: int) -> tuple[list[Span], int]:
     """
     label = name or printable(path)
     with unpacking(path, label), _open(path, label, None) as handle:
-        is_reads = _starts_as_reads(handle)
+        is_reads = _starts_as_reads(path, handle)
         is_cut = not (is_reads and are_mates(path))
         cutter = _Cutter(least, is_reads)
         while block := handle.read(_BLOCK):
@@ -366,7 +366,7 @@ def is_of_reads(path: Path) -> bool:
     """
     label = printable(path)
     with unpacking(path, label), _open(path, label, None) as handle:
-        return _starts_as_reads(handle)
+        return _starts_as_reads(path, handle)
 
 
 def are_mates(path: Path) -> bool:
@@ -681,9 +681,15 @@ def _found(letters: str, sequences: Sequence[str]) -> list[str]:
     return [letter for letter in letters if letter in joined]
 
 
-def _starts_as_reads(handle: BinaryIO) -> bool:
-    start: bytes = handle.peek(_PEEK)[:_PEEK]  # type: ignore[attr-defined]
-    return start.removeprefix(_BOM).lstrip(b"\r\n").startswith(b"@")
+def _starts_as_reads(path: Path, handle: BinaryIO) -> bool:
+    """Whether an open file, of which nothing was read, begins as FASTQ, behind any blank lines."""
+    start: bytes = handle.peek(_PEEK)[:_PEEK].removeprefix(_BOM)  # type: ignore[attr-defined]
+    if start and not start.strip(b"\r\n"):
+        with open_binary(path) as again:  # what is packed cannot be read and taken back
+            blocks = iter(partial(again.read, _BLOCK), b"")
+            texts = (block.removeprefix(_BOM).lstrip(b"\r\n") for block in blocks)
+            start = next(filter(None, texts), b"")
+    return start.lstrip(b"\r\n").startswith(b"@")
 
 
 def _cut_reads(

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from virnucpro.ground.errors import InputError, InputMissingError
+from virnucpro.ground.errors import InputError, InputMissingError, UsageError
+from virnucpro.ground.files import expanded
 from virnucpro.ground.log import printable
 from virnucpro.sequences.fasta import cannot_open
 
@@ -105,7 +106,16 @@ def _rows(path: Path, reader: Iterator[list[str]]) -> Iterator[_Row]:
             )
         names = [name for name in (cells["path"], cells.get(_OF_MATE)) if name]
         for mate, name in enumerate(names, 1):
-            yield _Row(cells.get("sample", ""), path.parent / name, line, mate * (len(names) - 1))
+            file = _file_of(path, line, name)
+            yield _Row(cells.get("sample", ""), file, line, mate * (len(names) - 1))
+
+
+def _file_of(path: Path, line: int, cell: str) -> Path:
+    """The file that a line names, from the folder of the sheet."""
+    try:
+        return path.parent / expanded(cell)
+    except UsageError as error:
+        raise InputMissingError(f"{printable(path)}:{line}: {error}", error.hint) from error
 
 
 def _places(path: Path, fields: list[str]) -> dict[str, int]:

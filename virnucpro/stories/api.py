@@ -43,8 +43,8 @@ from typing import (
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.engine.executor import Executor, InlineExecutor
-from virnucpro.engine.local import ProcessExecutor
+from virnucpro.engine.executor import Executor
+from virnucpro.engine.local import InlineExecutor, ProcessExecutor
 from virnucpro.ground.config import Command, Pooling
 from virnucpro.ground.errors import (
     InputError,
@@ -63,9 +63,9 @@ from virnucpro.ground.events import (
 )
 from virnucpro.ground.files import disk_error, expanded, open_plain, writing
 from virnucpro.ground.log import logging_to, printable
-from virnucpro.ground.option_fields import make, names_of, options_of
+from virnucpro.ground.options import make, names_of, options_of
 from virnucpro.ground.records import Call
-from virnucpro.run.features import FeatureStore, open_stores
+from virnucpro.run.features import FeatureStore
 from virnucpro.run.folder import RunDir
 from virnucpro.run.index import read_shown
 from virnucpro.run.manifest import Manifest
@@ -363,8 +363,8 @@ def _open_features(folder: str | Path) -> FeatureStore:
             f"{printable(rundir.root)} holds a run without vectors: {recipe.reader} called it",
             hint="make them with `virnucpro extract`, or predict with a model",
         )
-    store = open_stores(rundir.features, recipe.encoders, recipe.fingerprint)[0]
-    if not (rundir.root / record_table(recipe.command).file).exists():
+    store = rundir.stores_of(recipe)[0]
+    if not rundir.record_table(recipe.command).exists():
         raise InputMissingError(
             f"{printable(rundir.root)} holds a run that is not finished",
             hint="go on: run it again with --resume",

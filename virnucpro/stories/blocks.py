@@ -71,7 +71,7 @@ class Maker:
         """The readers of all stores for a slice, which remember what they read."""
         if index not in self.readers:
             shards = self.slices[index]
-            self.readers[index] = [store.reader(shards) for store in self.stores]
+            self.readers[index] = [FeatureReader(store, shards) for store in self.stores]
         return self.readers[index]
 
     def noted(self, results: CalledRecords) -> CalledRecords:

@@ -9,21 +9,72 @@ from typing import Annotated, Any, ClassVar
 
 from virnucpro.callers.options import CallsBy, CutOptions, EmbedBy, Head, RegionModel
 from virnucpro.encoders.options import ModelOptions, model_option
-from virnucpro.engine.options import CacheOptions, EngineOptions, PlaceOptions
+from virnucpro.engine.options import CacheOptions, EngineOptions
 from virnucpro.ground.config import Command, FeatureFormat, Pooling, Store
 from virnucpro.ground.errors import ResumeError, UsageError
 from virnucpro.ground.files import expanded
 from virnucpro.ground.log import printable
-from virnucpro.ground.option_fields import flag, given_of, make, names_of, refuse
 from virnucpro.ground.options import (
+    CLUSTER,
     FILES,
     MODEL,
     FolderOptions,
     SequenceOptions,
     count,
+    flag,
     folder,
+    given_of,
+    make,
+    names_of,
     option,
+    refuse,
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlaceOptions:
+    """The machines that do a run."""
+
+    plan_only: Annotated[
+        bool,
+        option(
+            "Only list the slices of the input; `virnucpro work DIR` then does the run, on any "
+            "number of machines, and this command with --resume joins it.",
+            CLUSTER,
+        ),
+    ] = False
+    no_embed: Annotated[
+        bool,
+        option(
+            "Stop with an error where vectors are missing, instead of embedding here; needs "
+            "--resume.",
+            CLUSTER,
+        ),
+    ] = False
+
+    executor: Annotated[
+        str,
+        option(
+            "Embed on this machine (local), on nodes that Parsl requests from a scheduler (parsl), "
+            "or with the executor of this name from an installed package.",
+            CLUSTER,
+            metavar="NAME",
+        ),
+    ] = "local"
+    executor_config: Annotated[
+        Path | None,
+        option(
+            "Describe Parsl's nodes by this YAML file: provider (local, slurm), max_blocks, "
+            "walltime, ...",
+            CLUSTER,
+            metavar="FILE",
+            show_default="one block on this machine",
+        ),
+    ] = None
+
+    @property
+    def embeds_here(self) -> bool:
+        return not (self.plan_only or self.no_embed) and self.executor == "local"
 
 
 @dataclass(frozen=True, kw_only=True)

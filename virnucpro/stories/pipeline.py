@@ -22,8 +22,7 @@ from virnucpro import __version__
 from virnucpro.callers.caller import ByScorer, Caller
 from virnucpro.callers.options import CutOptions
 from virnucpro.callers.regions import RegionFinder, embedded_finder
-from virnucpro.engine.executor import Executor, NoExecutor
-from virnucpro.engine.job import Job
+from virnucpro.engine.executor import Executor, Job
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.options import CacheOptions
 from virnucpro.ground.config import Recipe, Resources
@@ -47,7 +46,7 @@ from virnucpro.ground.events import (
     WorkerReady,
 )
 from virnucpro.ground.log import LOGGER, announce, counted, printable
-from virnucpro.ground.option_fields import carry
+from virnucpro.ground.options import carry
 from virnucpro.ground.records import Shard
 from virnucpro.ground.tasks import Helpers
 from virnucpro.page.run import write_run_page
@@ -56,13 +55,11 @@ from virnucpro.run.features import FeatureStore
 from virnucpro.run.folder import RunDir
 from virnucpro.run.hashes import Outputs
 from virnucpro.run.intake import open_run
-from virnucpro.run.lock import own_name
-from virnucpro.run.machine import Start
+from virnucpro.run.journal import Start, read_hosts
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import Plan, Planner, find_plan, make_plan
 from virnucpro.run.rows import RowStore
 from virnucpro.run.scores import ScoreStore
-from virnucpro.run.work_log import read_hosts
 from virnucpro.sequences.inputs import expected_letters
 from virnucpro.stories.blocks import Maker
 from virnucpro.stories.options import (
@@ -114,7 +111,7 @@ def extract(
 def _resolve_and_run(options: RunOptions, on_event: OnEvent, executor_on: ExecutorOn) -> Summary:
     config = resolve(options, on_event)
     is_left_to_others = options.no_embed or options.plan_only or not config.recipe.has_encoder
-    executor = NoExecutor() if is_left_to_others else executor_on(config.resources.devices)
+    executor = ProcessExecutor(()) if is_left_to_others else executor_on(config.resources.devices)
     return run(config, executor, on_event)
 
 
@@ -318,11 +315,10 @@ def make_job(
     of_many_runs: CacheFolder | None = None,
 ) -> Job:
     return Job(
-        features=rundir.features,
-        encoders=recipe.encoders,
+        root=rundir.root,
+        stores=rundir.stores_of(recipe),
         weights=weights if recipe.encoders else (),
-        fingerprint=recipe.fingerprint,
-        owner=own_name(),
+        owner=rundir.user,
         cache=of_many_runs,
     )
 

@@ -18,11 +18,11 @@ from virnucpro.callers.options import CutOptions
 from virnucpro.callers.regions import RegionFinder, embedded_finder
 from virnucpro.ground.errors import InputError, InputMissingError, UsageError
 from virnucpro.ground.events import OnEvent, Progress
-from virnucpro.ground.files import expanded, open_plain, read_json
+from virnucpro.ground.files import expanded, open_plain
 from virnucpro.ground.log import LOGGER, announce, printable
 from virnucpro.ground.records import Call, CalledRecords, FastaRecord, RecordResult
 from virnucpro.page.run import write_run_page
-from virnucpro.run.folder import PAGE, RunDir
+from virnucpro.run.folder import RunDir
 from virnucpro.run.hashes import Outputs
 from virnucpro.run.manifest import Manifest
 from virnucpro.scorer.kin import own_kinship
@@ -54,10 +54,10 @@ def find_regions(options: RegionsOptions, on_event: OnEvent) -> Tally:
     with rundir.in_use():
         manifest = _finished_run(rundir)
         LOGGER.info("virnucpro %s: %s", __version__, printable(" ".join(options.argv)))
-        Outputs(rundir).check(but=(PAGE, *_WRITTEN))
+        Outputs(rundir).check(but=(RunDir.page, *_WRITTEN))
         inputs = check_recorded(manifest.inputs)
         least = _cut_of(rundir).least_posterior
-        region_model = options.region_model or _region_model_of(rundir, on_event)
+        region_model = options.region_model or _region_model_of(rundir)
         finder = embedded_finder(manifest.recipe.genetic_code, None, region_model, least)
         own_kinship()
         announce(f"regions: learned from {finder.model.training}")
@@ -98,24 +98,25 @@ def _write_files(
 
 def _cut_of(rundir: RunDir) -> CutOptions:
     """The cut that the records of a run were called by, as ``run.json`` has it."""
-    cut = read_json(rundir.manifest).get("cut", {})
+    cut = rundir.read_facts().get("cut", {})
     kinds = {"preset": str, "threshold": float}
     kept: dict[str, Any] = {name: cut[name] for name in cut if kinds.get(name) is type(cut[name])}
     return CutOptions(**kept)
 
 
-def _region_model_of(rundir: RunDir, on_event: OnEvent) -> Path | None:
+def _region_model_of(rundir: RunDir) -> Path | None:
     """The region model that the run found regions by, or would have; None: VirNucPro's own.
 
     Raises:
         UnavailableError: the model that the run embedded with is gone.
     """
-    stored = read_json(rundir.manifest)
-    cut, model = stored.get("cut", {}), stored.get("tables", {}).get("model")
+    stored = rundir.read_facts()
+    cut, tables = stored.get("cut", {}), stored.get("tables")
+    model = tables.get("model") if isinstance(tables, dict) else None
     if cut.get("regions", True) or model is None:
         recorded = cut.get("region_model")
-        return Path(recorded) if recorded else None
-    return find_region_model(model, on_event)
+        return Path(str(recorded)) if recorded else None
+    return find_region_model(str(model))
 
 
 def _finished_run(rundir: RunDir) -> Manifest:
@@ -168,7 +169,7 @@ def _note_in_manifest(
     rundir: RunDir, manifest: Manifest, tally: Tally, region_model: Path | None
 ) -> None:
     """Write into ``run.json`` that regions were looked for, as ``predict`` does."""
-    stored = read_json(rundir.manifest)
+    stored = rundir.read_facts()
     cut, counts = ({**stored.get(name, {})} for name in ("cut", "counts"))
     facts = {
         **stored,

@@ -17,7 +17,7 @@ from virnucpro.callers.cascade import Cascade
 from virnucpro.callers.head import EncoderFacts, Head, load_head
 from virnucpro.callers.options import CutOptions, Embed
 from virnucpro.encoders.base import Model
-from virnucpro.encoders.esm2.checkpoint import REGIONS_FILE
+from virnucpro.encoders.esm2.checkpoint import HEAD_FILE, REGIONS_FILE
 from virnucpro.encoders.families import BUNDLES, EMBEDDED
 from virnucpro.engine.options import EngineOptions, WorkOptions
 from virnucpro.ground.config import (
@@ -45,7 +45,7 @@ from virnucpro.ground.errors import (
 )
 from virnucpro.ground.events import OnEvent
 from virnucpro.ground.log import printable
-from virnucpro.ground.option_fields import carry
+from virnucpro.ground.options import carry
 from virnucpro.run.folder import RunDir
 from virnucpro.run.manifest import ALL, Manifest, Step
 from virnucpro.scorer.kin import own_kinship
@@ -200,19 +200,24 @@ def _region_model_beside(model: Model) -> Path | None:
     return file if file and file.is_file() else None
 
 
-def find_region_model(model: str, on_event: OnEvent) -> Path | None:
+def find_region_model(model: str) -> Path | None:
     """The file of regions that a run with ``--model`` finds them by; None: VirNucPro's own.
 
-    Only a trained model, which a path leads to, has one: nothing is fetched for that.
+    Only a trained model, which a path leads to, has one. The model itself is not opened.
 
     Raises:
         UnavailableError: there is no such model.
     """
-    from virnucpro.encoders.catalogue import model_names, open_model
+    from virnucpro.encoders.catalogue import locate
 
-    (name, *_) = model_names(model)
-    is_path = Path(name).name != name
-    return _region_model_beside(open_model(name, on_event)) if is_path else None
+    if Path(model).name == model:
+        return None
+    path = locate(model)
+    if path.is_file() and path.suffix != ".safetensors":
+        return None  # a checkpoint, which has no head
+    head = path / HEAD_FILE if path.is_dir() else path.with_name(HEAD_FILE)
+    file = head.with_name(REGIONS_FILE)
+    return file if head.is_file() and file.is_file() else None
 
 
 def _steps(options: RunOptions, recorded: Manifest | None) -> tuple[Step, ...]:
@@ -323,14 +328,8 @@ def _check_precision(precision: str, choice: Choice) -> None:
 def _check_place(options: RunOptions) -> None:
     """
     Raises:
-        UsageError: what others are to do, or have done, makes no sense; or DIR is an address.
+        UsageError: what others are to do, or have done, makes no sense.
     """
-    folder = options.output_dir
-    if folder.parts[:1] and folder.parts[0].endswith(":") and not folder.exists():
-        raise UsageError(
-            f"--output-dir {printable(folder)} is an address, not a folder",
-            hint="write into a folder, then copy it there, for example with `aws s3 sync`",
-        )
     if options.plan_only and options.no_embed:
         raise UsageError(
             "--plan-only and --no-embed contradict each other",

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 
-from virnucpro.engine.job import Job
+from virnucpro.engine.executor import Job
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.options import WorkOptions
 from virnucpro.ground.errors import FeatureFileError, OutputError, ResumeError, UsageError
@@ -30,10 +30,10 @@ from virnucpro.ground.events import (
     ShardFailed,
     WorkerReady,
 )
-from virnucpro.ground.files import read_json
 from virnucpro.ground.log import LOGGER, announce, counted, printable
 from virnucpro.ground.records import Shard
 from virnucpro.run.folder import RunDir
+from virnucpro.run.journal import ShardFigures
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import (
     Plan,
@@ -43,7 +43,6 @@ from virnucpro.run.plan import (
     make_plan,
     read_plan,
 )
-from virnucpro.run.work_log import ShardFigures, note_waiting, others_at_work
 from virnucpro.stories.pipeline import (
     ExecutorOn,
     beside,
@@ -186,7 +185,7 @@ def work(
                 announce("nothing is left to do: the tables of this run are written")
                 return outcome
             raise _no_plan(rundir)
-        config = resolve_work(options, read_json(rundir.manifest), manifest, on_event)
+        config = resolve_work(options, rundir.read_facts(), manifest, on_event)
         inputs = tuple(file.stamped() for file in manifest.inputs)
         run = _PartOfRun(rundir, replace(manifest, inputs=inputs), config, outcome, on_event)
         run.do(make_job(rundir, manifest.recipe, config.weights, open_cache(options)), executor_on)
@@ -305,10 +304,10 @@ class _PartOfRun:
         """Wait for shards that other parts embed; false where none of them will."""
         names, is_told = {shard.name for shard in shards}, False
         while missing := {*chain(*(names - store.names_done() for store in job.stores))}:
-            if not others_at_work(self.rundir.logs):
+            if not self.rundir.others_work:
                 return False
             if not is_told:
-                note_waiting(f"waiting for {counted(len(missing), 'shard')} of other parts")
+                self.rundir.note_waiting(len(missing))
                 is_told = True
             self.on_event(
                 Progress("waiting for other parts", len(names) - len(missing), len(names), "shards")
@@ -335,7 +334,7 @@ def work_for_run(options: WorkOptions, indices: Sequence[int]) -> list[ShardFigu
         plan = read_plan(rundir, manifest)
         if plan is None:
             raise _no_plan(rundir)
-        config = resolve_work(options, read_json(rundir.manifest), manifest, lambda _: None)
+        config = resolve_work(options, rundir.read_facts(), manifest, lambda _: None)
         job = make_job(rundir, manifest.recipe, config.weights, open_cache(options))
         by_index = {shard.index: shard for shard in plan.shards}
         shards = [by_index[index] for index in indices]
@@ -464,7 +463,7 @@ def find_owed(
     rundir: RunDir, manifest: Manifest, shards: Sequence[Shard], on_event: OnEvent
 ) -> list[Shard]:
     """The shards that any of the encoders owes. Nothing is deleted: others may be writing."""
-    stores, replaced, owed = rundir.stores_of(manifest), frozenset(manifest.replaced), []
+    stores, replaced, owed = rundir.stores_of(manifest.recipe), frozenset(manifest.replaced), []
     for i, shard in enumerate(shards):
         on_event(Progress("checking finished shards", i, len(shards), "shards"))
         if any(store.owes(shard, replaced) for store in stores):

@@ -257,16 +257,29 @@ class Results:
         """Whether the rows of these slices, of the same records, were made before."""
         return not self.manifest.replaced and self.rows.has(group[0].index, self.key(group))
 
+    def rows_of(self, group: Sequence[Slice]) -> SliceRows | None:
+        """The rows of these slices, of the same records, if they were made before and are whole."""
+        if self.manifest.replaced:
+            return None
+        return self.rows.read(group[0].index, self.key(group))
+
     def joined(self, plan: Plan) -> set[int]:
         """The indices of slices of a plan whose rows are there, and all their vectors."""
-        done, joined = [store.names_done() for store in self.stores], set[int]()
-        of_plan = replace(self, plan=plan)
-        for group in plan.by_records():
-            parts = [plan.parts[one.index] for one in group if one.index in plan.parts]
-            names = {shard.name for part in parts for shard in part.shards}
-            if of_plan.has(group) and all(names <= there for there in done):
-                joined.update(one.index for one in group)
-        return joined
+        done, of_plan = [store.names_done() for store in self.stores], replace(self, plan=plan)
+        groups = (group for group in plan.by_records() if of_plan.is_done(group, done))
+        return {one.index for group in groups for one in group}
+
+    def is_done(self, group: Sequence[Slice], done: Sequence[set[str]]) -> bool:
+        """Whether the rows of these slices are there, and their vectors: of shards in ``done``.
+
+        Rows that are damaged within are found when they are joined, if their shards are there to
+        make them again; else they are read here.
+        """
+        parts = [self.plan.parts[one.index] for one in group if one.index in self.plan.parts]
+        shards = [shard for part in parts for shard in part.shards]
+        if not self.has(group) or any({shard.name for shard in shards} - there for there in done):
+            return False
+        return all(shard.path.is_file() for shard in shards) or self.rows_of(group) is not None
 
     def shards_without_rows(self) -> Iterator[Shard]:
         """The shards that tables are still to be made of; rows without vectors count as none."""
@@ -333,10 +346,7 @@ class Results:
 
         A failed record that a later input gives anew is left out where it failed.
         """
-        rows = None
-        if not self.manifest.replaced:
-            rows = self.rows.read(group[0].index, self.key(group))
-        if rows is not None:
+        if (rows := self.rows_of(group)) is not None:
             for index, files in zip(indexes, rows.files, strict=True):
                 index.extend(files)
             yield RowsTask(rows)
@@ -517,7 +527,7 @@ def _open_sinks_of_samples(
         def begin(sample: str) -> None:
             nonlocal current, add_to
             close()
-            folder = rundir.sample(sample)
+            folder = rundir.samples / sample
             with writing(folder):
                 rundir.make_folder(folder)
             place = Place(folder, tree, rundir.shards)

@@ -32,7 +32,7 @@ from virnucpro.ground.events import OnEvent
 from virnucpro.ground.files import atomic, refuse_links, writing
 from virnucpro.ground.log import LOGGER, announce, counted, printable
 from virnucpro.ground.numeric import Mask, Values
-from virnucpro.ground.option_fields import carry
+from virnucpro.ground.options import carry
 from virnucpro.ground.records import Call, FastaRecord, Prediction
 from virnucpro.learning.evaluation.metrics import Interval, Measures, Samples, bootstrap, measure
 from virnucpro.learning.labelled.records import (

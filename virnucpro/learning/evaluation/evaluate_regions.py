@@ -24,7 +24,7 @@ from virnucpro.ground.events import OnEvent
 from virnucpro.ground.files import refuse_links, write_whole
 from virnucpro.ground.log import LOGGER, announce, printable
 from virnucpro.ground.numeric import Mask
-from virnucpro.ground.option_fields import carry
+from virnucpro.ground.options import carry
 from virnucpro.learning.evaluation.metrics import INTERVAL
 from virnucpro.learning.labelled.records import read_cells, read_lines
 from virnucpro.learning.options import EvaluateOptions

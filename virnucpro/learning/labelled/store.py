@@ -181,9 +181,10 @@ def link_vectors(folder: Path, extracted: Path, ids: Sequence[str]) -> None:
     n_vectors, dim, numbers = 0, 0, "float32"
     rundir = RunDir(extracted)
     manifest = rundir.read_manifest()
-    for store in rundir.stores_of(manifest) if manifest else ():
+    for store in rundir.stores_of(manifest.recipe) if manifest else ():
         dim, numbers = store.encoder.dim, store.encoder.store
-        for path, begin, names in store.read_places():
+        for path, begin, content in store.read_files():
+            names = content.ids
             files.append((str(path.absolute()), begin, len(names)))
             for number, name in enumerate(names, start=n_vectors):
                 if (row := place.get(name)) is not None:

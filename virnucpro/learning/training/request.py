@@ -25,7 +25,7 @@ from virnucpro.ground.errors import (
 from virnucpro.ground.events import OnEvent, Progress
 from virnucpro.ground.files import read_json, refuse_links, sha256, write_json
 from virnucpro.ground.log import announce, printable
-from virnucpro.ground.option_fields import carry
+from virnucpro.ground.options import carry
 from virnucpro.learning.labelled.records import (
     SPLITS,
     DataManifest,
@@ -56,8 +56,7 @@ from virnucpro.learning.options import (
     Settings,
     TrainOptions,
 )
-from virnucpro.run.folder import PAGE, RunDir
-from virnucpro.run.lock import OF_A_LOCK
+from virnucpro.run.folder import RunDir
 from virnucpro.sequences.genetic_code import genetic_code
 
 FACTS = "training.json"
@@ -74,7 +73,7 @@ _OURS = (
     HELD_OUT,
     GAIN,
     EPOCHS,
-    PAGE,
+    RunDir.page,
     _SEEDS,
     _FRAMES,
     _FEATURES,
@@ -82,7 +81,6 @@ _OURS = (
     BOARD,
     "checkpoints",
 )
-_OF_EVERY_FOLDER = {*OF_A_LOCK, "virnucpro.log"}
 # their contents count: data_sha256, encoder_id, features_fingerprint
 _PLACES = {"manifest", "encoder", "vectors"}
 _USUAL = (6, 128, 4)  # layers, dimensions and heads of a new encoder
@@ -406,7 +404,7 @@ def _check_free(folder: Path, is_begun: bool, resume: bool) -> None:
     Raises:
         OutputError: the folder holds a training, and this is not a resume; or something else.
     """
-    found = {entry.name for entry in folder.iterdir()} - _OF_EVERY_FOLDER
+    found = {entry.name for entry in folder.iterdir()} - RunDir.of_any_command
     if is_begun and not resume:
         raise OutputError(
             f"{printable(folder)} holds a training already",

@@ -43,7 +43,7 @@ from virnucpro.ground.events import OnEvent, Progress
 from virnucpro.ground.files import writing
 from virnucpro.ground.log import announce, counted, printable
 from virnucpro.ground.numeric import Values
-from virnucpro.ground.option_fields import carry
+from virnucpro.ground.options import carry
 from virnucpro.ground.tree import Tree
 from virnucpro.learning.evaluation.metrics import Samples, reliability
 from virnucpro.learning.labelled.frames import (
