@@ -31,8 +31,9 @@ test: $(VENV)/installed-dev
 types: $(VENV)/installed-dev
 	$(BIN)/mypy
 
+# Each module is compiled once, and not by each of the processes that the tests start.
 tests: $(VENV)/installed-dev
-	$(BIN)/pytest -n $(TESTERS) --dist worksteal
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n $(TESTERS) --dist worksteal
 
 # pip compiles what it installs in one process; here it is done on all cores.
 PIP_INSTALL = $(BIN)/pip install --quiet --no-compile -c constraints.txt
@@ -49,8 +50,9 @@ $(VENV)/installed: pyproject.toml constraints.txt hatch_build.py virnucpro/score
 	$(PIP_INSTALL) -e .
 	touch $@
 
+# The package is there and is not built again: its extra alone is missing.
 $(VENV)/installed-dev: $(VENV)/installed
-	$(PIP_INSTALL) -e '.[dev]'
+	$(PIP_INSTALL) 'virnucpro[dev]'
 	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # PyTorch has files for newer Pythons
 	touch $@
 

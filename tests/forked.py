@@ -68,11 +68,20 @@ def _begin(pipe: Pipe, parents_end: Connection) -> None:
     begin(os.dup(pipe.fileno()))
 
 
+def run_command(words: list[str]) -> None:
+    sys.argv = ["virnucpro", *words]
+    main()
+
+
 def start(
-    *words: object, streams: Sequence[int], cwd: Path | None = None, env: Mapping | None = None
+    *words: object,
+    streams: Sequence[int],
+    cwd: Path | None = None,
+    env: Mapping | None = None,
+    run: Callable[[list[str]], None] = run_command,
 ) -> BaseProcess:
     """Start a command with these standard streams; its workers are forked as well."""
-    return _start(_run, [*map(str, words)], streams, cwd, env)
+    return _start(run, [*map(str, words)], streams, cwd, env)
 
 
 def _start(
@@ -102,7 +111,7 @@ class Beside:
         )
         streams = [self._out.fileno(), self._out.fileno(), self._errors.fileno()]
         given = [*words] if run else [*map(str, words)]
-        self.process = _start(run or _run, given, streams, env=env)
+        self.process = _start(run or run_command, given, streams, env=env)
 
     @property
     def returncode(self) -> int | None:
@@ -122,14 +131,20 @@ class Beside:
 
 
 def virnucpro(
-    *words: object, input: str = "", cwd: Path | None = None, env: Mapping | None = None
+    *words: object,
+    input: str = "",
+    cwd: Path | None = None,
+    env: Mapping | None = None,
+    run: Callable[[list[str]], None] = run_command,
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end, as ``subprocess.run`` does."""
     with ExitStack() as stack:
         files = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(3)]
         files[0].write(input)
         files[0].seek(0)
-        process = start(*words, streams=[file.fileno() for file in files], cwd=cwd, env=env)
+        process = start(
+            *words, streams=[file.fileno() for file in files], cwd=cwd, env=env, run=run
+        )
         process.join()
         for file in files:
             file.seek(0)
@@ -163,8 +178,3 @@ def _begun(
     ):  # from then on a server wants a key, and a command starts its own
         forkserver._forkserver.ensure_running = lambda: None
     run(given)
-
-
-def _run(words: list[str]) -> None:
-    sys.argv = ["virnucpro", *words]
-    main()

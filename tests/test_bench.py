@@ -86,6 +86,7 @@ OVERFLOWING = Way("broken", "fp16", "overflows", give_nan)
 # The figures
 
 
+@pytest.mark.usefixtures("quick_starts")
 def test_all_programs_are_measured_in_both_layouts_and_the_json_has_every_repeat(
     programme, tmp_path
 ):
@@ -212,6 +213,7 @@ def test_precisions_are_those_asked_for_and_on_a_gpu_not_float32():
 # Ways that fail
 
 
+@pytest.mark.usefixtures("quick_starts")
 def test_a_way_that_fails_or_dies_gives_a_row_with_the_reason_and_the_others_still_run(setting):
     ways = [FAILING, *our_ways(("fp32",), setting), FULL, OVERFLOWING]
     with layouts(setting, 2, len(ways)) as places:

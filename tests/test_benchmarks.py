@@ -17,11 +17,10 @@ import pytest
 import variants
 from card import fill_card
 from conftest import TINY
-from coordinator import time_coordinator
 from file_to_file import FileRun, time_extract
 from forked import virnucpro
 from front_end import check_agreement, make_contigs, make_reads
-from runs import our_processes
+from poison import measure_poison
 from variants import compare_variants, profile_kernels, try_budgets
 
 from virnucpro.encoders.synthetic import make_proteins, write_checkpoint
@@ -64,12 +63,11 @@ def test_a_front_end_that_gives_other_proteins_is_not_measured(monkeypatch):
     assert all("and 1 ORFs" in row.reason and row.mbp_per_second is None for row in rows)
 
 
-def test_the_coordinator_is_measured_with_workers_that_do_nothing_and_leaves_none():
-    row = time_coordinator(2)
-    assert not row.reason and row.shards_per_second > 0
-    assert len(row.idle_seconds_of_each) >= 2
-    assert 0 < row.idle_seconds < 10
-    assert not our_processes()
+@pytest.mark.usefixtures("quick_starts")
+def test_sequences_that_crash_their_worker_are_measured_beside_a_run_without():
+    rows = list(measure_poison(n_proteins=9, n_poisoned=1, length=10, n_workers=1))
+    assert [(row.run, row.n_failed) for row in rows] == [("undisturbed", 0), ("poisoned", 1)]
+    assert rows[0].ratio == 1 and min(row.cpu_seconds for row in rows) > 0
 
 
 def test_variants_that_do_not_run_here_say_why_and_the_others_are_measured(tmp_path, monkeypatch):
@@ -91,15 +89,16 @@ def test_variants_that_do_not_run_here_say_why_and_the_others_are_measured(tmp_p
 
 
 def test_the_script_runs_from_any_folder_and_prints_json(tmp_path):
-    """Its workers are found by the processes that run them."""
-    words = ["poison", "--proteins", "9", "--poisoned", "1", "--length", "10", "--workers", "1"]
+    """Its workers are found by the processes that run them; here they do nothing."""
+    words = ["coordinator", "--workers", "2"]
     answer = subprocess.run(
         [sys.executable, str(MEASURE), *words], capture_output=True, text=True, cwd=tmp_path
     )
     assert answer.returncode == 0, answer.stderr
-    report, *rows = map(json.loads, answer.stdout.splitlines())
-    assert report["machine"]["cores"] >= 1 and "poison" in report["command"]
-    assert {row["n_failed"] for row in rows} == {0, 1}
+    report, row = map(json.loads, answer.stdout.splitlines())
+    assert report["machine"]["cores"] >= 1 and "coordinator" in report["command"]
+    assert not row["reason"] and row["n_workers"] == 2 and row["shards_per_second"] > 0
+    assert len(row["idle_seconds_of_each"]) >= 2 and 0 < row["idle_seconds"] < 10
 
 
 GPU_SCRIPT = Path(__file__).parents[1] / "benchmarks/gpu.sh"

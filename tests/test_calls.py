@@ -177,6 +177,7 @@ def test_one_chunk_that_is_quite_sure_does_not_silence_the_others() -> None:
     assert score([1.0], [0.0], exponent=1.0) == 0.5
     assert score([1.0], exponent=1.0) == 0.999999
     assert score([0.0], exponent=1.0) == 0.000001
+    assert score([1.0], [0.5], exponent=1.0) == 0.999001  # odds of sqrt(999999)
     assert score(*[[0.0]] * 5, exponent=0.0) == 0.0
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import subprocess
-import sys
 from pathlib import Path
 
 import crooked as faults
 import numpy as np
 import pytest
 from conftest import TINY
-from forked import virnucpro
+from forked import run_command, virnucpro
 from oracle import make_fair_esm, save_fair_esm
 
 from virnucpro.encoders.check import (
@@ -38,6 +36,15 @@ DEEP = ESM2Shape(n_layers=12, dim=32, n_heads=2)
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Path:
     return save_fair_esm(make_fair_esm(TINY), tmp_path_factory.mktemp("check") / "tiny.pt")
+
+
+@pytest.fixture
+def short_panel(monkeypatch) -> set[str]:
+    """The shorter half of the panel, which takes a tenth of the time."""
+    panel = {name: protein for name, protein in make_panel().items() if len(protein) < 200}
+    assert len(panel) > 20 and "odd_J" in panel
+    monkeypatch.setattr("virnucpro.encoders.check.make_panel", lambda: panel)
+    return set(panel)
 
 
 def run(model: object, precision: Precision = "fp32", events: list[Telling] | None = None) -> Check:
@@ -79,6 +86,7 @@ def test_a_model_passes_in_either_format_and_every_protein_is_reported(model, ti
         assert device.tokens_per_second > 0 and outcome.tokens_per_second > 0
 
 
+@pytest.mark.usefixtures("short_panel")
 def test_the_tolerance_grows_with_the_layers_and_follows_the_precision(tmp_path, model):
     """A rounding of bf16 is 2^16 times as large as one of float32, whose long sums have many."""
     path = save_fair_esm(make_fair_esm(DEEP), tmp_path / "deep.pt")
@@ -94,15 +102,11 @@ def test_the_tolerance_grows_with_the_layers_and_follows_the_precision(tmp_path,
         assert least < shallow.tolerance.residue < most
 
 
-def test_the_embedded_model_passes(monkeypatch):
-    """With the shorter half of the panel, which takes a tenth of the time."""
-    panel = {name: protein for name, protein in make_panel().items() if len(protein) < 200}
-    assert len(panel) > 20 and "odd_J" in panel
-    monkeypatch.setattr("virnucpro.encoders.check.make_panel", lambda: panel)
+def test_the_embedded_model_passes(short_panel):
     outcome = run("esm2_virnucpro")
     assert outcome.has_passed, outcome.report_lines()
     (device,) = outcome.devices
-    assert {one.protein for one in device.deviations} == set(panel)
+    assert {one.protein for one in device.deviations} == short_panel
 
 
 def test_the_command_checks_a_model(tiny):
@@ -169,25 +173,15 @@ def test_a_fault_that_is_larger_than_roundings_fails_in_bf16(model, fault):
         assert not run(model, "bf16").has_passed
 
 
-CROOKED = """
-import sys
-from crooked import crooked, {fault}
-from virnucpro.cli.main import main
-sys.argv = ["virnucpro", "models", "check", {model!r}, "--device", "cpu", "--precision", "fp32"]
-with crooked({fault}):
-    main()
-"""
-
-
-def check_crooked(model: Path, fault: str) -> subprocess.CompletedProcess[str]:
-    script = CROOKED.format(fault=fault, model=str(model))
-    command = [sys.executable, "-c", script]
-    return subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent)
+def run_crooked(words: list[str]) -> None:
+    with faults.crooked(faults.scale_rotary):
+        run_command(words)
 
 
 def test_a_failed_check_ends_with_1_and_says_what_to_do(model):
-    answer = check_crooked(model, "scale_rotary")
-    assert answer.returncode == 1
+    words = ("models", "check", model, "--device", "cpu", "--precision", "fp32")
+    answer = virnucpro(*words, run=run_crooked)
+    assert answer.returncode == 1, answer.stderr
     assert "failed: " in answer.stdout and "worst " in answer.stdout
     assert "the vectors are not those of fair-esm" in answer.stderr
     assert "hint:  compare `--precision fp32` and `--device cpu`" in answer.stderr

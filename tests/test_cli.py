@@ -236,45 +236,38 @@ def test_an_empty_name_of_a_folder_is_not_the_current_one(tmp_path, arguments, n
 @pytest.mark.parametrize(
     ("arguments", "hint"),
     [
-        (["contigs.fa", "-o", "x"], "did you mean --input contigs.fa?"),
-        (["-o", "x", "contigs.fa"], "did you mean --input contigs.fa?"),
-        (["contigs.fa"], "did you mean --input contigs.fa?"),
-        (["contigs.fa", "results"], "did you mean --input contigs.fa --output-dir results?"),
-        (["-i", "contigs.fa", "results"], "did you mean --output-dir results?"),
+        (["extract", "contigs.fa", "-o", "x"], "did you mean --input contigs.fa?"),
+        (["extract", "-o", "x", "contigs.fa"], "did you mean --input contigs.fa?"),
+        (["predict", "contigs.fa"], "did you mean --input contigs.fa?"),
         (
-            ["-i", "a.fa", "b.fa", "c.fa", "-o", "x"],
+            ["predict", "contigs.fa", "results"],
+            "did you mean --input contigs.fa --output-dir results?",
+        ),
+        (["predict", "-i", "contigs.fa", "results"], "did you mean --output-dir results?"),
+        (
+            ["predict", "-i", "a.fa", "b.fa", "c.fa", "-o", "x"],
             "did you mean --input b.fa --input c.fa? Each file needs an --input of its own",
         ),
         (
-            ["-i", "1.fa", "2.fa", "3.fa", "4.fa", "5.fa", "-o", "x"],
+            ["extract", "-i", "1.fa", "2.fa", "3.fa", "4.fa", "5.fa", "-o", "x"],
             "did you mean --input 2.fa --input 3.fa --input 4.fa ...? Each",
         ),
     ],
 )
-@pytest.mark.parametrize("command", ["predict", "extract"])
-def test_a_file_without_its_option_brings_the_option(tmp_path, command, arguments, hint):
-    answer = virnucpro(command, *arguments, cwd=tmp_path)
+def test_a_file_without_its_option_brings_the_option(tmp_path, arguments, hint):
+    answer = virnucpro(*arguments, cwd=tmp_path)
     assert answer.returncode == 64
     assert f"hint:  {hint}" in answer.stderr
 
 
-def completions(words: str) -> tuple[list[str], set[str]]:
-    """What bash is offered behind these words, and the modules that are loaded for it."""
-    environment = {
+def asked_by_bash(words: str) -> dict[str, str]:
+    """The environment in which bash asks what may follow these words."""
+    return {
         **os.environ,
         "_VIRNUCPRO_COMPLETE": "complete_bash",
         "COMP_WORDS": words,
         "COMP_CWORD": str(len(words.split(" ")) - 1),
     }
-    code = "import sys; from virnucpro.cli.main import app; app(prog_name='virnucpro')"
-    answer = subprocess.run(
-        [sys.executable, "-X", "importtime", "-c", code],
-        capture_output=True,
-        text=True,
-        env=environment,
-    )
-    loaded = {line.rpartition("|")[2].strip() for line in answer.stderr.splitlines()}
-    return answer.stdout.split(), loaded
 
 
 @pytest.mark.parametrize(
@@ -284,14 +277,22 @@ def completions(words: str) -> tuple[list[str], set[str]]:
         *(f"models {command} " for command in ("info", "verify", "download")),
     ],
 )
-def test_a_shell_completes_the_names_of_models_without_torch(words):
-    offered, loaded = completions(f"virnucpro {words}esm2_t3")
+def test_a_shell_completes_the_names_of_models(words):
+    offered = virnucpro(env=asked_by_bash(f"virnucpro {words}esm2_t3")).stdout.split()
     assert offered == ["esm2_t30_150M_UR50D", "esm2_t33_650M_UR50D", "esm2_t36_3B_UR50D"]
-    assert not loaded & {"torch", "numpy", "h5py"}
 
 
-def test_a_shell_that_has_no_letter_yet_is_offered_all_models():
-    assert completions("virnucpro predict --model ")[0] == list(NAMES)
+def test_a_shell_that_has_no_letter_yet_is_offered_all_models_without_torch():
+    code = "import sys; from virnucpro.cli.main import app; app(prog_name='virnucpro')"
+    answer = subprocess.run(
+        [sys.executable, "-X", "importtime", "-c", code],
+        capture_output=True,
+        text=True,
+        env=asked_by_bash("virnucpro predict --model "),
+    )
+    assert answer.stdout.split() == list(NAMES)
+    loaded = {line.rpartition("|")[2].strip() for line in answer.stderr.splitlines()}
+    assert "typer" in loaded and not loaded & {"torch", "numpy", "h5py"}
 
 
 def test_torch_is_imported_by_the_process_that_computes_with_it_alone(tmp_path):
@@ -344,7 +345,7 @@ def test_an_empty_name_and_a_closed_standard_input_are_refused(model, tmp_path):
     empty = virnucpro("predict", "-i", "", "-o", tmp_path / "x", *model)
     assert (empty.returncode, "--input is empty" in empty.stderr) == (64, True)
     command = [sys.executable, "-m", "virnucpro", "predict", "-i", "-", "-o", str(tmp_path / "y")]
-    without_stdin = ["sh", "-c", 'exec "$@" <&-', "sh", *command, *map(str, model)]
+    without_stdin = ["sh", "-c", 'exec "$@" <&-', "sh", *command]
     closed = subprocess.run(without_stdin, capture_output=True, text=True)
     assert closed.returncode == 66, closed.stderr
     assert "standard input is closed" in closed.stderr

@@ -15,15 +15,17 @@ from runs import TABLES, rows, tables, vectors
 from test_genetic_code import gene
 
 import virnucpro
-from virnucpro.callers.cascade import NEARLY_VIRAL, SURELY_VIRAL, first_asking
+from virnucpro.callers.caller import caller_of
+from virnucpro.callers.cascade import Cascade, first_asking
 from virnucpro.callers.head import Join, JoinKnot, save_head
+from virnucpro.callers.options import CutOptions
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.engine.options import WorkOptions
 from virnucpro.ground import tasks
 from virnucpro.ground.config import Recipe
 from virnucpro.ground.errors import ResumeError
 from virnucpro.ground.events import BatchDone
-from virnucpro.ground.records import FastaRecord, Records
+from virnucpro.ground.records import FastaRecord, Orf, Prediction, Records
 from virnucpro.run import plan
 from virnucpro.run.manifest import Manifest, Step
 from virnucpro.run.status import inspect_run, measure_run
@@ -120,7 +122,7 @@ def test_the_rules_are_shares_of_cells_at_the_length_of_a_record(tmp_path):
     scorer = own_scorer()
     lengths = np.array(list(map(len, sequences)))
     log_odds = np.array(list(score_sequences(sequences, scorer)))
-    low, high = (thresholds(scorer.error_rates, lengths, s) for s in (NEARLY_VIRAL, SURELY_VIRAL))
+    low, high = (thresholds(scorer.error_rates, lengths, s) for s in (0.2, 0.005))
     expected = {
         "all": np.ones(len(sequences), dtype=bool),
         "viral": log_odds >= low,
@@ -260,6 +262,31 @@ def test_a_head_alone_calls_what_is_embedded_and_the_scorer_the_rest(run_on, tin
     assert {of_run[name]["fdr"] for name in of_run.keys() - left} == {""}
     cut = json.loads((tmp_path / "run/run.json").read_text())["counts"]["cut"]
     assert cut.startswith("scores of 0.5 and more; not embedded: preset default")
+
+
+def test_each_record_is_called_as_if_it_stood_alone_by_the_caller_that_it_has(tiny):
+    """By the head where it has frames, or where the scorer cannot read it."""
+    first, head = (caller_of(CutOptions(), "head", of) for of in (None, tiny.head))
+    cascade, recipe = Cascade.of(first, head), replace(NUCLEOTIDES, min_length=0)
+    genes = [one.sequence[:600] for one in read_fasta(CONTIGS)]
+    sequences = [*genes[:4], "N" * 500, *genes[4:6]]
+    records = Records.of(FastaRecord(f"r{i}", "", bases) for i, bases in enumerate(sequences))
+    scores = [0.9, 0.2, None, 0.8, None, None, 0.7]  # of their frames, where they are embedded
+    frames = [
+        [Prediction(Orf(f"{i}F1", f"{i}", f"r{i}", 0, 30, "+", "MKVLEFPQIL"), score)] * bool(score)
+        for i, score in enumerate(scores)
+    ]
+    called = cascade.call(records, frames, recipe)
+    assert called.records == records
+    assert cascade.call(Records.of([]), [], recipe).records == Records.of([])
+    for place, score in enumerate(scores):
+        by_first = score is None and place != 4
+        alone = (first if by_first else head).call(
+            records.rows(slice(place, place + 1)), frames[place : place + 1], recipe
+        )
+        expected = alone.calls.at(0)
+        note = "not embedded" if by_first else expected.note
+        assert called.calls.at(place) == replace(expected, note=note), place
 
 
 def test_proteins_are_asked_for_by_the_scorer_of_proteins(run_on, tiny, tmp_path):

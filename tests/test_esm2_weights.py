@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib
 import json
 import os
 import pickle
@@ -30,7 +31,6 @@ from oracle import (
 )
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import EsmConfig, EsmForMaskedLM, EsmModel
 
 from virnucpro.encoders.esm2.checkpoint import ESM2Shape
 from virnucpro.encoders.esm2.packing import PackedBatch
@@ -188,8 +188,14 @@ def test_tensors_beside_the_encoder_do_not_matter(fair_esm, reference, tmp_path)
 # a Hugging Face folder
 
 
+@pytest.fixture(scope="module")
+def transformers() -> types.ModuleType:
+    """Imported here, since that takes each process that only collects tests a second and more."""
+    return importlib.import_module("transformers")
+
+
 @torch.inference_mode()
-def last_hidden_state(model: EsmModel, fair_esm: esm.ESM2) -> Tensor:
+def last_hidden_state(model: torch.nn.Module, fair_esm: esm.ESM2) -> Tensor:
     model = model.eval()
     tokens = [fair_esm_tokens(fair_esm, protein) for protein in PROTEINS]
     return torch.cat([model(input_ids=one).last_hidden_state[0] for one in tokens])
@@ -197,21 +203,21 @@ def last_hidden_state(model: EsmModel, fair_esm: esm.ESM2) -> Tensor:
 
 @pytest.mark.parametrize("prefix", ["", "esm."], ids=["EsmModel", "EsmForMaskedLM"])
 def test_a_folder_of_the_hub_gives_the_vectors_of_transformers(
-    fair_esm, reference, tmp_path, prefix
+    transformers, fair_esm, reference, tmp_path, prefix
 ):
     folder = save_hub_folder(fair_esm, tmp_path / "model", prefix)
-    expected = last_hidden_state(EsmModel.from_pretrained(folder), fair_esm)
+    expected = last_hidden_state(transformers.EsmModel.from_pretrained(folder), fair_esm)
     limit = tolerance(SHAPE.n_layers, torch.float32)
     assert worst_row(embed(folder), expected) < limit
     assert worst_row(embed(folder), reference) < limit
 
 
 @pytest.mark.parametrize("max_shard_size", ["1GB", "100KB"], ids=["one file", "sharded"])
-@pytest.mark.parametrize("kind", [EsmModel, EsmForMaskedLM])
+@pytest.mark.parametrize("kind", ["EsmModel", "EsmForMaskedLM"])
 def test_what_transformers_loads_from_the_hub_and_saves_again_gives_the_same_vectors(
-    fair_esm, reference, tmp_path, kind, max_shard_size
+    transformers, fair_esm, reference, tmp_path, kind, max_shard_size
 ):
-    model = kind.from_pretrained(save_hub_folder(fair_esm, tmp_path / "hub"))
+    model = getattr(transformers, kind).from_pretrained(save_hub_folder(fair_esm, tmp_path / "hub"))
     model.save_pretrained(tmp_path / "saved", max_shard_size=max_shard_size)
     n_files = len(list((tmp_path / "saved").glob("*.safetensors")))
     assert (n_files > 1) == (max_shard_size == "100KB")
@@ -219,12 +225,12 @@ def test_what_transformers_loads_from_the_hub_and_saves_again_gives_the_same_vec
     assert worst_row(embed(tmp_path / "saved"), reference) < limit
 
 
-@pytest.mark.parametrize("kind", [EsmModel, EsmForMaskedLM])
+@pytest.mark.parametrize("kind", ["EsmModel", "EsmForMaskedLM"])
 def test_a_model_that_transformers_made_from_a_configuration_and_saved_loads(
-    fair_esm, tmp_path, kind
+    transformers, fair_esm, tmp_path, kind
 ):
     torch.manual_seed(0)
-    model = kind(EsmConfig(**hub_config(fair_esm)))
+    model = getattr(transformers, kind)(transformers.EsmConfig(**hub_config(fair_esm)))
     model.save_pretrained(tmp_path / "saved")
     expected = last_hidden_state(getattr(model, "esm", model), fair_esm)
     limit = tolerance(SHAPE.n_layers, torch.float32)
@@ -250,7 +256,7 @@ def test_a_saved_model_is_loaded_to_the_last_bit(fair_esm, tmp_path, dtype):
 
 
 def test_a_saved_model_is_one_for_transformers_with_its_lm_head_if_it_has_one(
-    fair_esm, reference, tmp_path
+    transformers, fair_esm, reference, tmp_path
 ):
     pt = save_fair_esm(fair_esm, tmp_path / "model.pt")
     model = load_esm2(pt, SHAPE.n_layers, torch.float32, torch.device("cpu"))
@@ -265,11 +271,12 @@ def test_a_saved_model_is_one_for_transformers_with_its_lm_head_if_it_has_one(
     save_esm2(tmp_path / "masked", model, lm_head)
     limit = tolerance(SHAPE.n_layers, torch.float32)
     for name in ("plain", "masked"):
-        found = EsmModel.from_pretrained(tmp_path / name)
+        found = transformers.EsmModel.from_pretrained(tmp_path / name)
         assert worst_row(last_hidden_state(found, fair_esm), reference) < limit
     assert inspect_checkpoint(tmp_path / "plain").encoder_id == inspect_checkpoint(pt).encoder_id
     assert inspect_checkpoint(tmp_path / "masked").encoder_id == inspect_checkpoint(pt).encoder_id
-    found, report = EsmForMaskedLM.from_pretrained(tmp_path / "masked", output_loading_info=True)
+    masked = transformers.EsmForMaskedLM
+    found, report = masked.from_pretrained(tmp_path / "masked", output_loading_info=True)
     assert not report["unexpected_keys"]
     assert not [name for name in report["missing_keys"] if "contact_head" not in name]
     tokens = fair_esm_tokens(fair_esm, PROTEINS[2])
@@ -359,11 +366,11 @@ def half_precision(folder: Path) -> tuple[Path, Tensor]:
     return path, torch.cat(expected)
 
 
-def test_the_hash_of_a_checkpoint_covers_each_of_its_weight_files(fair_esm, tmp_path):
+def test_the_hash_of_a_checkpoint_covers_each_of_its_weight_files(transformers, fair_esm, tmp_path):
     pt = save_fair_esm(fair_esm, tmp_path / "model.pt")
     assert inspect_checkpoint(pt).sha256() == hashlib.sha256(pt.read_bytes()).hexdigest()
     saved = tmp_path / "saved"
-    model = EsmModel.from_pretrained(save_hub_folder(fair_esm, tmp_path / "hub"))
+    model = transformers.EsmModel.from_pretrained(save_hub_folder(fair_esm, tmp_path / "hub"))
     model.save_pretrained(saved, max_shard_size="100KB")
     files = sorted(saved.glob("*.safetensors"))
     checkpoint, heard = inspect_checkpoint(saved), []

@@ -7,10 +7,6 @@ from pathlib import Path
 import pytest
 
 from virnucpro.engine.recovery import (
-    MAX_BLIND_LOSSES,
-    MAX_IDLE_LOSSES,
-    MAX_IN_FLIGHT,
-    MAX_LOSSES,
     Attempt,
     Loss,
     Workload,
@@ -101,7 +97,7 @@ def test_a_loss_teaches_the_next_attempt_so_much_and_no_more(losses, lessons):
 @pytest.mark.parametrize("loss", [CRASHED, KILLED, SILENT])
 def test_a_shard_that_ends_workers_outside_its_batches_is_given_up(loss):
     attempt: Attempt | None = Attempt(SHARD)
-    for n in range(1, MAX_BLIND_LOSSES):
+    for n in range(1, 4):
         attempt = next_attempt(attempt, NOTHING, loss)
         assert attempt.n_blind_losses == n
     assert next_attempt(attempt, NOTHING, loss) is None
@@ -174,7 +170,7 @@ def test_a_shard_that_is_given_up_keeps_nothing_else_back():
     work = workload(*SHARDS)
     start_batch(work, 0, shard=SHARDS[1])
     end_batch(work, 0, shard=SHARDS[1])
-    work.attempts[0] = Attempt(SHARDS[0], n_losses=3, n_blind_losses=MAX_BLIND_LOSSES - 1)
+    work.attempts[0] = Attempt(SHARDS[0], n_losses=3, n_blind_losses=3)
     after = work.end(RAISED)
     assert after.failed == ShardFailed("cpu", SHARDS[0], "raised")
     assert (after.first, after.last) == ((Attempt(SHARDS[1]), Attempt(SHARDS[2])), ())
@@ -197,8 +193,8 @@ def test_a_shard_that_failed_leaves_nothing_in_flight():
     [
         (RAISED, [True]),
         (SILENT, [False, True]),
-        (KILLED, [False] * (MAX_IDLE_LOSSES - 1) + [True]),
-        (CRASHED, [False] * (MAX_IDLE_LOSSES - 1) + [True]),
+        (KILLED, [False] * 5 + [True]),
+        (CRASHED, [False] * 5 + [True]),
     ],
 )
 def test_a_device_whose_workers_do_not_start_is_given_up(loss, fates):
@@ -209,7 +205,7 @@ def test_a_device_whose_workers_do_not_start_is_given_up(loss, fates):
     assert answers == fates
 
 
-@pytest.mark.parametrize(("rows", "limit"), [((1, 2), MAX_IDLE_LOSSES), ((1,), MAX_LOSSES)])
+@pytest.mark.parametrize(("rows", "limit"), [((1, 2), 6), ((1,), 100)])
 @pytest.mark.parametrize("loss", [RAISED, CRASHED, KILLED, SILENT])
 def test_a_device_that_loses_one_worker_after_another_is_given_up(loss, rows, limit):
     """Later, if a single sequence is to blame for each: there may be many of those."""
@@ -224,10 +220,11 @@ def test_a_device_that_loses_one_worker_after_another_is_given_up(loss, rows, li
 
 def test_a_batch_that_is_done_forgives_a_device():
     work = workload(SHARD)
-    work.n_losses, work.n_idle_losses = MAX_LOSSES - 1, MAX_IDLE_LOSSES - 1
+    work.n_losses, work.n_idle_losses = 99, 5
     start_batch(work, 0)
     end_batch(work, 0)
     assert not work.end(CRASHED).lost.is_final
+    assert (work.n_losses, work.n_idle_losses) == (1, 1), "this loss alone"
 
 
 # How much a worker holds, and how long it may be silent
@@ -245,10 +242,10 @@ def test_a_shard_that_is_being_written_makes_room_for_another():
 @pytest.mark.parametrize(("n_residues", "most"), [(16_000, 4), (32_000, 2), (250_000, 2)])
 def test_a_worker_is_given_more_of_small_shards(n_residues, most):
     work = workload()
-    for n in range(MAX_IN_FLIGHT):
-        assert work.wants(MAX_IN_FLIGHT) == (n < most)
+    for n in range(4):
+        assert work.wants(4) == (n < most)
         work.attempts.append(Attempt(Shard(n, Path(f"{n}.faa"), 10, 10, n_residues, "")))
-    assert not work.wants(MAX_IN_FLIGHT)
+    assert not work.wants(4)
 
 
 def test_a_worker_is_given_no_more_than_is_left_for_it():

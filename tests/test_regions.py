@@ -110,6 +110,44 @@ def log_joint(path: tuple[bool, ...], starts: np.ndarray, evidence: np.ndarray) 
     return total + float(evidence[np.array(path)].sum())
 
 
+def test_the_genes_of_a_piece_count_for_the_pieces_within_half_the_bases_around_it():
+    shape = np.tile([5.0, 1.0, 2.0], (20, 1))
+    items = Items(
+        np.arange(20) * 500, np.zeros(20), np.full(20, 0.5), shape.copy(), np.full(20, np.nan)
+    )
+    shape[10, 0] -= 0.3  # a deviation, of one of three figures
+    moved = MODEL.contrast(replace(items, shape=shape), is_virus=True)
+    moved -= MODEL.contrast(items, is_virus=True)
+    assert np.flatnonzero(moved).tolist() == [8, 9, 10, 11, 12]
+    assert moved[10] == pytest.approx(1.5 / 3 / 5)
+
+
+@pytest.mark.parametrize(("level", "found"), [(0.5, 0.5), (-0.5, -0.5), (-4.75, -4.75), (-6, -5)])
+def test_the_level_of_a_host_is_found_to_a_quarter_of_a_spread_and_up_to_five(level, found):
+    assert MODEL.departure(np.arange(2000) * 500, np.full(2000, float(level))) == found
+
+
+def test_the_likelihood_of_a_piece_is_that_of_a_host_or_of_a_virus_that_stands_out():
+    model, departures = replace(MODEL, deviation=3.0), np.array([-1.0, 0.0, 2.0])
+    found = log_likelihoods(np.zeros(1, np.int64), np.array([1.5]), departures, model)
+    by_state = [
+        share * np.exp(-0.5 * 0.35 / 3.0**2 * (1.5 - departures - far) ** 2)
+        for share, far in ((0.95, 0.0), (0.05, 3.0))
+    ]
+    expected = np.log(sum(by_state))
+    assert found - found[0] == pytest.approx(expected - expected[0])
+
+
+def test_states_change_at_their_rates_and_are_independent_far_apart():
+    near, far = (np.exp(MODEL.transition(n_bases)) for n_bases in (1, 10**7))
+    assert near == pytest.approx(np.array([[1, 1 / 40_000], [1 / 8_000, 1]]), rel=2e-4)
+    assert far == pytest.approx(np.array([[5 / 6, 1 / 6]] * 2))
+
+
+def test_a_piece_without_log_odds_is_no_evidence():
+    assert MODEL.evidence(np.array([np.nan, -0.5, 1.0, 3.0])).tolist() == [0.0, -1.0, 0.1, 1.0]
+
+
 @pytest.fixture(params=range(12))
 def chain(request) -> tuple[np.ndarray, np.ndarray]:
     """Nine items, some far from the next, as if those between were missing."""
@@ -966,7 +1004,8 @@ def test_a_region_model_is_read_as_it_was_written_or_refused(tmp_path):
     path = tmp_path / "regions.json"
     path.write_text(MODEL.text)
     assert load_region_model(path) == MODEL
-    for damaged in ("", "[]", '{"format": 0}', path.read_text().replace("0.1", "NaN")):
+    falling = json.dumps(json.loads(MODEL.text) | {"edges": [2.0, 0.0]})
+    for damaged in ("", "[]", '{"format": 0}', MODEL.text.replace("0.1", "NaN"), falling):
         path.write_text(damaged)
         with pytest.raises(UnavailableError, match="is not a region model"):
             load_region_model(path)
@@ -980,7 +1019,10 @@ def test_a_region_model_is_read_as_it_was_written_or_refused(tmp_path):
         ("host_bases", float("nan")),
         ("virus_bases", float("inf")),
         ("virus_bases", 0),
-        ("distance", -3.0),
+        ("distance", 0.0),
+        ("weight", 0.0),
+        ("first_share", 0.0),
+        ("first_share", 1.0),
         ("deviation", 0.0),
         ("step", 2.5),
         ("shape_bases", 9500.5),

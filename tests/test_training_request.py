@@ -431,8 +431,12 @@ def test_a_pipe_in_the_folder_of_a_training_is_not_waited_for(data):
 
 
 def test_what_changes_no_weights_may_differ_when_a_training_goes_on(data):
-    opened(data)
-    opened(data, resume=True, num_workers=2, early_stopping=3, keep_checkpoints=2, profile=True)
+    changes = {"num_workers": 2, "early_stopping": 3, "keep_checkpoints": 2}
+    facts = opened(data).output / "training.json"
+    before = json.loads(facts.read_text())
+    resumed = opened(data, resume=True, profile=True, **changes)
+    assert json.loads(facts.read_text()) == before | {"settings": before["settings"] | changes}
+    assert {name: getattr(resumed.settings, name) for name in changes} == changes
 
 
 # Vectors

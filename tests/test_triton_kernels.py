@@ -542,7 +542,7 @@ PROTEINS = [random_protein(length) for length in (5, 1, 17, 5)]
         (64, attend_varlen_triton, E4M3),
     ],
 )
-def test_a_batch_through_our_kernels_has_fair_esm_s_vectors_after_every_layer(
+def test_a_batch_through_our_kernels_has_fair_esm_s_vectors_after_the_first_layer_and_the_last(
     monkeypatch, tmp_path, head_dim, kernel, dtype
 ):
     for name in ("flash_attention", "efficient_attention"):
@@ -550,7 +550,7 @@ def test_a_batch_through_our_kernels_has_fair_esm_s_vectors_after_every_layer(
     shape = SHORT[head_dim]
     fair_esm = make_fair_esm(shape)
     path = save_fair_esm(fair_esm, tmp_path / "model.pt")
-    for layer in range(shape.n_layers + 1):
+    for layer in (1, shape.n_layers):
         model = load_esm2(path, layer, DTYPES["fp8"] if dtype == E4M3 else dtype, CPU)
         if dtype == E4M3:
             model.quantise(CPU)
@@ -567,7 +567,7 @@ def test_embedded_tokens_through_our_kernels_are_left_as_they_are(monkeypatch, t
     path = save_fair_esm(make_fair_esm(SHORT[16]), tmp_path / "model.pt")
     model = load_esm2(path, SHORT[16].n_layers, torch.bfloat16, torch.device("cpu"))
     model.attend = attend_varlen_triton
-    batch = StagedBatch.of(PackedBatch.of(PROTEINS), model.inv_freq)
+    batch = StagedBatch.of(PackedBatch.of(PROTEINS[:2]), model.inv_freq)
     x = model.token_rows()[batch.tokens]
     kept = x.clone()
     with torch.inference_mode():
@@ -620,7 +620,7 @@ def test_the_attention_of_texts_is_that_of_float64_within_each_text(n_heads, hea
 
 GOLDEN = Path(__file__).parents[2] / "shared" / "golden" / "dnabert_s"
 TOKEN, POOLED = 2e-5, 5e-6  # as of ``test_dnabert_s``
-LONGEST_INTERPRETED = 130  # tokens
+INTERPRETED = {1, 2, 7, 16, 17, 33, 64, 65, 127, 128, 129}  # tokens of texts
 
 
 @pytest.mark.usefixtures("interpreted")
@@ -636,9 +636,9 @@ def test_the_published_code_gives_what_one_launch_for_all_texts_gives(monkeypatc
     texts = [
         (stored["tokens"][a:b].astype(int).tolist(), stored["hidden"][a:b], pooled)
         for (a, b), pooled in zip(pairwise(stored["cu_seqlens"]), stored["pooled"], strict=True)
-        if b - a < LONGEST_INTERPRETED
+        if b - a in INTERPRETED
     ]
-    assert len(texts) > 10
+    assert len(texts) == len(INTERPRETED)
     batch = TokenBatch.of([tokens for tokens, _, _ in texts])
     with torch.inference_mode():
         hidden = model(torch.from_numpy(batch.tokens), batch)
@@ -812,7 +812,7 @@ def bytes_of_a_layer(
 
 
 @pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", ["esm2_t12_35M_UR50D", "esm2_t33_650M_UR50D"])
 def test_a_layer_moves_46_bytes_per_token_and_dimension_beside_its_products(name):
     """8 within the layer, 14 at its border, 16 of GELU, 8 of the rotation; with PyTorch 128."""
     shape = SHAPES[name]
