@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from virnucpro.encoders.synthetic import make_proteins
-from virnucpro.encoders.timing import FAILURES, Setting, reason_of
+from virnucpro.encoders.proof.synthetic import make_proteins
+from virnucpro.encoders.proof.timing import FAILURES, Setting, reason_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

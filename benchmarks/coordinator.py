@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 
 import psutil
 
-from virnucpro.encoders.timing import FAILURES, reason_of
+from virnucpro.encoders.proof.timing import FAILURES, reason_of
 from virnucpro.engine.executor import Job
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.recovery import Attempt

@@ -17,11 +17,11 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from virnucpro.encoders.esm2.attention import flash_attention
+from virnucpro.encoders.esm2.attention import StagedBatch, flash_attention
 from virnucpro.encoders.esm2.checkpoint import PAD
 from virnucpro.encoders.esm2.model import ESM2, Layer, mean_pool
-from virnucpro.encoders.esm2.packing import PackedBatch, StagedBatch
-from virnucpro.encoders.timing import TimedEncoder
+from virnucpro.encoders.proof.timing import TimedEncoder
+from virnucpro.encoders.transfer import PackedBatch, send
 
 # turned queries and keys, and values, (n_tokens, n_heads, head_dim), -> the same
 Attend = Callable[[Tensor, Tensor, Tensor, StagedBatch], Tensor]
@@ -125,7 +125,8 @@ class GraphedESM2(nn.Module):
         if offsets is None:
             eager: Tensor = self.model(batch)
             return eager
-        staged = StagedBatch.of(replace(batch, cu_seqlens=offsets), self.model.inv_freq)
+        staged = StagedBatch.of(batch, self.model.inv_freq)
+        staged = replace(staged, cu_seqlens=send(offsets, staged.tokens.device))
         if self.static is None:
             self.static = self._make_buffers(staged)
         for name in ("tokens", "cos", "sin"):

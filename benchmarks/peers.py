@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import warnings
+from collections.abc import Sequence
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -19,17 +20,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from virnucpro.encoders.esm2.checkpoint import N_TOKENS, PAD, tokenize
+from virnucpro.encoders.esm2.checkpoint import EXTRA_TOKENS, N_TOKENS, PAD, tokenize
 from virnucpro.encoders.esm2.model import rotary_frequencies
-from virnucpro.encoders.esm2.packing import EXTRA_TOKENS
 from virnucpro.encoders.esm2.weights import fair_esm_state
-from virnucpro.encoders.timing import (
+from virnucpro.encoders.proof.fair_esm import plan_padded
+from virnucpro.encoders.proof.timing import (
     Setting,
     TimedEncoder,
     Way,
     fair_esm_ways,
     padded_tokens,
-    plan_padded,
 )
 from virnucpro.encoders.transfer import send
 from virnucpro.ground.config import Precision
@@ -61,6 +61,11 @@ def peer_ways(setting: Setting, *, has_bf16: bool) -> list[Way]:
     return ways
 
 
+def plan_of(setting: Setting, proteins: Sequence[str]) -> list[list[int]]:
+    """Sorted, in padded batches that fill the device."""
+    return plan_padded([len(protein) for protein in proteins], padded_tokens(setting))
+
+
 def transformers_bf16(setting: Setting) -> TimedEncoder:
     """``EsmModel`` with SDPA in bf16, sorted and padded, fed from our own quick tokenizer."""
     model = _esm_model(setting)
@@ -72,7 +77,7 @@ def transformers_bf16(setting: Setting) -> TimedEncoder:
         hidden = model(input_ids=tokens, attention_mask=tokens.ne(PAD)).last_hidden_state
         return _mean_of_residues(hidden, proteins)
 
-    return TimedEncoder(model, setting, partial(plan_padded, setting), embed)
+    return TimedEncoder(model, setting, partial(plan_of, setting), embed)
 
 
 def openvino_model(setting: Setting, precision: Precision) -> TimedEncoder:
@@ -93,7 +98,7 @@ def openvino_model(setting: Setting, precision: Precision) -> TimedEncoder:
     def embed(proteins: list[str]) -> Tensor:
         return _mean_of_residues(compiled(_pad(proteins)), proteins)
 
-    return TimedEncoder(compiled, setting, partial(plan_padded, setting), embed)
+    return TimedEncoder(compiled, setting, partial(plan_of, setting), embed)
 
 
 class LastHiddenState(nn.Module):

@@ -18,7 +18,7 @@ import numpy as np
 from virnucpro.callers.caller import Caller
 from virnucpro.encoders.base import Encoder, Pending
 from virnucpro.encoders.catalogue import embedded_model
-from virnucpro.encoders.esm2.weights import inspect_checkpoint
+from virnucpro.encoders.esm2.family import inspect_esm2
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.worker import Worker
 from virnucpro.ground.config import EncoderSpec, Recipe, Resources
@@ -82,7 +82,7 @@ def write_proteins(path: Path, n_proteins: int, n_poisoned: int, length: int) ->
 
 
 def configure(proteins: Path, folder: Path, n_workers: int) -> RunConfig:
-    checkpoint = inspect_checkpoint(embedded_model())
+    checkpoint = inspect_esm2(embedded_model())
     return RunConfig(
         caller=Caller(),
         options=ExtractOptions(input=(proteins,), output_dir=folder, input_type="protein"),

@@ -34,9 +34,10 @@ from front_end import CHUNK_SIZE, make_contigs, make_reads
 from virnucpro.callers.caller import caller_of
 from virnucpro.callers.head import EncoderFacts, Head, Network, load_head
 from virnucpro.encoders.base import Pending, Rows
-from virnucpro.encoders.esm2.packing import EXTRA_TOKENS, PackedBatch, plan_batches
+from virnucpro.encoders.esm2.checkpoint import EXTRA_TOKENS
 from virnucpro.encoders.families import FAMILIES, Family
-from virnucpro.encoders.timing import FAILURES, reason_of
+from virnucpro.encoders.proof.timing import FAILURES, reason_of
+from virnucpro.encoders.transfer import PackedBatch, plan_batches
 from virnucpro.engine.executor import Job
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.worker import Worker

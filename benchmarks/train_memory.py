@@ -42,8 +42,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 from virnucpro.encoders.esm2.attention import attend_to_train
 from virnucpro.encoders.esm2.checkpoint import ESM2Shape
 from virnucpro.encoders.esm2.model import ESM2
-from virnucpro.encoders.esm2.packing import PackedBatch
-from virnucpro.encoders.readers import MeanReader, NoReader
+from virnucpro.encoders.readers import Reader
+from virnucpro.encoders.transfer import PackedBatch
 from virnucpro.ground.records import FastaRecord
 from virnucpro.learning.labelled.frames import ArrayRows, balanced_weights
 from virnucpro.learning.labelled.records import Labelled, LabelledRecord
@@ -112,7 +112,7 @@ def peak_gib(shape: ESM2Shape, *, rank: int, forgets: bool) -> float:
         adapt(encoder, rank, None, None)
         if forgets:
             forget_activations(encoder)
-        module = FrameClassifier(MeanReader(encoder, shape.dim), Classifier(shape.dim, 128, 0.3))
+        module = FrameClassifier(Reader(encoder, shape.dim), Classifier(shape.dim, 128, 0.3))
         optimizer = torch.optim.AdamW([one for one in module.parameters() if one.requires_grad])
         peak.see(module.parameters())
         with peak:
@@ -167,7 +167,7 @@ def train_head(folder: Path, is_held: bool, ranks: Ranks) -> None:
         frames = replace(frames, vectors=ArrayRows.of(frames.vectors[frames.vectors.rows]))
     classifier = Classifier(frames.vectors.width, 128, 0.3)
     settings = Settings(mode="head", precision="fp32", epochs=2, batch_size=128)
-    module = FrameClassifier(NoReader(), classifier)
+    module = FrameClassifier(Reader(None, 0), classifier)
     held_out = frames.take(np.arange(0, len(frames), 10))
     objective = FrameLabels(frames, held_out, balanced_weights)
     out.mkdir(exist_ok=True)
@@ -182,7 +182,7 @@ def cut_encoder(shape: ESM2Shape, is_held: bool, ranks: Ranks) -> None:
     with ranks.making(is_cut=not is_held):
         encoder = new_encoder(shape)
         forget_activations(encoder)
-        module = FrameClassifier(MeanReader(encoder, shape.dim), Classifier(shape.dim, 128, 0.3))
+        module = FrameClassifier(Reader(encoder, shape.dim), Classifier(shape.dim, 128, 0.3))
     ranks.wrap(module, is_cut=True)
     report(ranks, begun)
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import psutil
 
-from virnucpro.encoders.synthetic import MODELS, write_checkpoint
+from virnucpro.encoders.proof.synthetic import MODELS, write_checkpoint
 
 # codons without a T, so that no frame of the strand has a stop
 CODONS = {

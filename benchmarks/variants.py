@@ -24,16 +24,16 @@ from torch import Tensor, nn
 from virnucpro.encoders.esm2.attention import (
     E4M3,
     Kernel,
+    StagedBatch,
     attend_varlen,
     choose_kernel,
     flash_attention,
 )
 from virnucpro.encoders.esm2.encoder import ESM2Encoder
 from virnucpro.encoders.esm2.model import DTYPES, ESM2, Layer
-from virnucpro.encoders.esm2.packing import StagedBatch
 from virnucpro.encoders.esm2.weights import make_esm2
-from virnucpro.encoders.synthetic import make_proteins, random_tensors
-from virnucpro.encoders.timing import (
+from virnucpro.encoders.proof.synthetic import make_proteins, random_tensors
+from virnucpro.encoders.proof.timing import (
     FAILURES,
     OURS,
     Comparison,
@@ -41,9 +41,9 @@ from virnucpro.encoders.timing import (
     Setting,
     TimedEncoder,
     Way,
-    as_timed,
     compare_ways,
     layouts,
+    plan_by,
     reason_of,
     synchronize,
     time_pass,
@@ -80,7 +80,7 @@ class BudgetRow:
 def compare_variants(
     setting: Setting, profile: str, proteins: Sequence[str], seconds: float
 ) -> Iterator[EncoderRow]:
-    """A row for each way; the first is what a run has. Distances are from vectors in float32."""
+    """A row for each way; the first is in float32, from whose vectors distances are taken."""
     comparison = Comparison(
         profile=profile,
         proteins=proteins,
@@ -101,7 +101,10 @@ def load_made(setting: Setting, precision: Precision, kernel: Kernel) -> TimedEn
     model = make_esm2(shape, tensors, shape.n_layers, DTYPES[precision], device)
     if precision == "fp8":
         model.quantise(device)
-    return as_timed(ESM2Encoder(setting.spec(precision), model, device), setting, kernel)
+    model.attend = kernel
+    encoder = ESM2Encoder(setting.spec(precision), model, device)
+    plan = plan_by(encoder, setting.tokens_per_batch)
+    return TimedEncoder(model, setting, plan, encoder.embed)
 
 
 def load_plain(setting: Setting, precision: Precision = "bf16") -> TimedEncoder:
@@ -162,8 +165,8 @@ def load_flash_3(setting: Setting) -> TimedEncoder:
 
 
 WAYS = {
-    "as in a run": load_plain,
     "eager": load_fp32,
+    "as in a run": load_plain,
     "rotation and LayerNorm by PyTorch": load_without_triton,
     "GELU in our product": load_gelu_product,
     "compiled": load_compiled,
@@ -175,11 +178,9 @@ WAYS = {
 
 
 def way_of(name: str) -> Way:
-    """That in float32 counts as another program: its vectors are what others are measured by."""
     load = WAYS[name]
-    if load is load_fp32:
-        return Way("PyTorch", "fp32", name, load)
-    return Way(OURS, "fp8" if load is load_fp8 else "bf16", name, load)
+    precisions: dict[object, Precision] = {load_fp32: "fp32", load_fp8: "fp8"}
+    return Way(OURS, precisions.get(load, "bf16"), name, load)
 
 
 def _compiled(

@@ -27,8 +27,9 @@ from virnucpro.callers.head import (
     save_head,
 )
 from virnucpro.encoders.esm2.checkpoint import ESM2Shape
+from virnucpro.encoders.esm2.family import inspect_esm2
 from virnucpro.encoders.esm2.model import ESM2
-from virnucpro.encoders.esm2.weights import inspect_checkpoint, save_esm2
+from virnucpro.encoders.esm2.weights import save_esm2
 from virnucpro.encoders.transfer import use_device
 from virnucpro.ground import processes
 from virnucpro.ground.config import EncoderSpec, Recipe, Resources
@@ -69,7 +70,7 @@ def make_tiny(folder: Path, shape: ESM2Shape = TINY, seed: int = 0) -> Tiny:
             EncoderFacts(
                 family="esm2",
                 name="esm2_tiny",
-                encoder_id=inspect_checkpoint(folder / "esm2_tiny").encoder_id,
+                encoder_id=inspect_esm2(folder / "esm2_tiny").encoder_id,
                 layer=shape.n_layers,
                 pooling="mean",
                 dim=shape.dim,

@@ -13,10 +13,11 @@ import torch
 from virnucpro.encoders.base import Pending
 from virnucpro.encoders.esm2 import encoder as esm2
 from virnucpro.encoders.esm2 import family
+from virnucpro.encoders.esm2.attention import StagedBatch
 from virnucpro.encoders.esm2.encoder import ESM2Encoder
 from virnucpro.encoders.esm2.model import bos_pool
-from virnucpro.encoders.esm2.packing import PackedBatch, StagedBatch
 from virnucpro.encoders.families import FAMILIES
+from virnucpro.encoders.transfer import PackedBatch
 
 Fault = Callable[[ESM2Encoder], None]
 

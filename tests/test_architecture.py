@@ -264,7 +264,6 @@ SLOW_DOORS = {
     "engine.local": {"torch", "virnucpro.engine.worker"},
     "encoders.esm2.attention": {"virnucpro.encoders.triton_kernels"},
     "encoders.esm2.family": {
-        "virnucpro.encoders.esm2.converted",
         "virnucpro.encoders.esm2.encoder",
         "virnucpro.encoders.esm2.weights",
     },
@@ -296,7 +295,7 @@ def test_a_worker_starts_without_torchs_compiler_and_sympy() -> None:
         "import virnucpro.stories.pipeline, virnucpro.stories.resolve, torch; "
         "from virnucpro.encoders.catalogue import embedded_model; "
         "from virnucpro.encoders.esm2.weights import load_esm2; "
-        "from virnucpro.encoders.esm2.packing import PackedBatch; "
+        "from virnucpro.encoders.transfer import PackedBatch; "
         "model = load_esm2(embedded_model(), 1, torch.bfloat16, torch.device('cpu')); "
         "torch.inference_mode()(model)(PackedBatch.of(['MKV']))"
     )

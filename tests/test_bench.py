@@ -18,13 +18,12 @@ from oracle import LONGEST, tolerance
 from peers import peer_ways
 from runs import our_processes
 
-from virnucpro.encoders.bench import Programme, Report, programme_on, resolve_bench, run_bench
-from virnucpro.encoders.esm2.attention import attend_runs
 from virnucpro.encoders.esm2.checkpoint import ESM2Shape
 from virnucpro.encoders.esm2.model import DTYPES
 from virnucpro.encoders.options import BenchOptions
-from virnucpro.encoders.synthetic import PROFILES, make_proteins, write_checkpoint
-from virnucpro.encoders.timing import (
+from virnucpro.encoders.proof.bench import Programme, Report, programme_on, resolve_bench, run_bench
+from virnucpro.encoders.proof.synthetic import PROFILES, make_proteins, write_checkpoint
+from virnucpro.encoders.proof.timing import (
     Comparison,
     Pass,
     Setting,
@@ -70,11 +69,11 @@ def fail_when_run(setting: Setting) -> TimedEncoder:
     def embed(_: list[str]) -> torch.Tensor:
         raise torch.OutOfMemoryError("out of memory (a test)")
 
-    return replace(load_ours(setting, "fp32", attend_runs), embed=embed)
+    return replace(load_ours(setting, "fp32"), embed=embed)
 
 
 def give_nan(setting: Setting) -> TimedEncoder:
-    ours = load_ours(setting, "fp32", attend_runs)
+    ours = load_ours(setting, "fp32")
     return replace(ours, embed=lambda proteins: ours.embed(proteins) / 0)
 
 
@@ -92,7 +91,8 @@ def test_all_programs_are_measured_in_both_layouts_and_the_json_has_every_repeat
 ):
     """The weights are made as those of the oracle, for which the tolerance is derived."""
     report = Report(["virnucpro", "bench"], programme.seed, tmp_path / "bench.json")
-    run_bench(programme, report.add, lambda _: None)
+    for row in run_bench(programme, lambda _: None):
+        report.add(row)
     figures = json.loads((tmp_path / "bench.json").read_text())
     assert figures["command"] == "virnucpro bench" and figures["seed"] == 3
     assert figures["machine"]["cores"] >= 1 and figures["machine"]["cpu"]
@@ -187,7 +187,7 @@ def test_the_same_seed_gives_the_same_weights(tmp_path):
     states = []
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         write_checkpoint(tmp_path / name, TINY, seed)
-        model = load_ours(Setting(tmp_path / name, TINY, "cpu", 2048), "fp32", attend_runs).model
+        model = load_ours(Setting(tmp_path / name, TINY, "cpu", 2048), "fp32").model
         states.append(model.state_dict())
     a, b, c = states
     assert all(torch.equal(a[name], b[name]) for name in a)
@@ -253,9 +253,8 @@ def test_a_program_that_is_not_installed_is_a_row_that_says_so(setting, monkeypa
 def test_weights_that_find_no_room_are_a_row_and_not_the_end(programme):
     """More bytes than a process can address."""
     huge = ESM2Shape(n_layers=1, dim=1 << 42, n_heads=1)
-    rows: list = []
-    models = {"huge": huge, "second": huge}
-    run_bench(replace(programme, parts=("encoder",), models=models), rows.append, lambda _: None)
+    without_room = replace(programme, parts=("encoder",), models={"huge": huge, "second": huge})
+    rows = list(run_bench(without_room, lambda _: None))
     assert [row.model for row in rows] == ["huge", "second"]
     for row in rows:
         assert "no weights could be made: RuntimeError: " in row.reason
@@ -269,21 +268,22 @@ def test_processes_that_the_memory_does_not_hold_are_not_started(setting):
     assert not our_processes()
 
 
-def test_on_a_gpu_one_model_is_loaded_at_a_time_and_every_row_comes_when_it_is_measured(setting):
-    """The second and the third kind of row are ours; the reference is in between."""
-    ours, reference = our_ways(("fp32",), setting), peer_ways(setting, has_bf16=False)
-    n_loaded, report = [], Report([], 0, None)
+def test_on_a_gpu_one_model_is_loaded_at_a_time_and_compared_with_the_first_that_has_figures(
+    setting,
+):
+    n_loaded, rows = [], []
     with layouts(setting, 1, 3) as (one,):
-        broken_one = replace(FAILING, program="virnucpro")
-        ways = [*ours, broken_one, *reference, replace(ours[0], how="once more")]
+        peers = peer_ways(setting, has_bf16=False)[:1]
+        ways = [FAILING, *peers, *our_ways(("fp32",), setting)]
         for row in compare_ways(comparison(one_by_one=True, repeats=1), ways, [one]):
             n_loaded.append(len(one.encoders))
-            report.add(row)
-    assert n_loaded == [0] * 6, "four rows, and twice what came before the reference"
-    assert [row.how for row in report.rows] == [way.how for way in ways]
-    first, broken, exact, last = report.rows
-    assert exact.ratio == 1 and broken.reason and first.ratio and last.ratio
-    assert first.largest_error == pytest.approx(last.largest_error)
+            rows.append(row)
+    assert n_loaded == [0] * 3
+    assert [row.how for row in rows] == [way.how for way in ways]
+    broken, reference, ours = rows
+    assert broken.reason and broken.ratio is None
+    assert reference.ratio == 1 and reference.largest_error == 0
+    assert ours.ratio and ours.largest_error
 
 
 # The command line

@@ -12,7 +12,11 @@ from conftest import TINY
 from forked import run_command, virnucpro
 from oracle import make_fair_esm, save_fair_esm
 
-from virnucpro.encoders.check import (
+from virnucpro.encoders.esm2.checkpoint import ESM2Shape
+from virnucpro.encoders.esm2.family import inspect_esm2
+from virnucpro.encoders.learned import LearnedFacts, save_learned
+from virnucpro.encoders.options import CheckOptions
+from virnucpro.encoders.proof.check import (
     ODD_LETTERS,
     Check,
     check,
@@ -20,10 +24,6 @@ from virnucpro.encoders.check import (
     find_deviations,
     make_panel,
 )
-from virnucpro.encoders.esm2.checkpoint import ESM2Shape
-from virnucpro.encoders.esm2.family import inspect_esm2
-from virnucpro.encoders.learned import LearnedFacts, save_learned
-from virnucpro.encoders.options import CheckOptions
 from virnucpro.ground.config import Precision
 from virnucpro.ground.devices import Choice
 from virnucpro.ground.errors import UnavailableError, UsageError
@@ -43,7 +43,7 @@ def short_panel(monkeypatch) -> set[str]:
     """The shorter half of the panel, which takes a tenth of the time."""
     panel = {name: protein for name, protein in make_panel().items() if len(protein) < 200}
     assert len(panel) > 20 and "odd_J" in panel
-    monkeypatch.setattr("virnucpro.encoders.check.make_panel", lambda: panel)
+    monkeypatch.setattr("virnucpro.encoders.proof.check.make_panel", lambda: panel)
     return set(panel)
 
 

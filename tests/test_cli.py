@@ -15,7 +15,7 @@ from forked import start, virnucpro
 from runs import rows, statuses
 
 from virnucpro.cli.running import next_step, number_gpus_by_bus
-from virnucpro.encoders.esm2.weights import inspect_checkpoint
+from virnucpro.encoders.esm2.family import inspect_esm2
 from virnucpro.encoders.families import EMBEDDED, NAMES
 
 ROOT = Path(__file__).parents[1]
@@ -557,7 +557,7 @@ def test_an_imported_model_is_listed_and_used_by_its_name(tiny, tmp_path, monkey
     answer = virnucpro("models", "import", tiny.model, "--name", "mine")
     assert answer.returncode == 0, answer.stderr
     (place,) = (tmp_path / "torch").rglob("mine")
-    assert f"mine is at {place}, sha256 {inspect_checkpoint(place).sha256()}" in answer.stdout
+    assert f"mine is at {place}, sha256 {inspect_esm2(place).sha256()}" in answer.stdout
     assert virnucpro("models", "list").stdout.splitlines()[-1].startswith("mine ")
     found = virnucpro(
         *("predict", "-i", EXAMPLE, "-o", tmp_path / "run", "--model", "mine"),

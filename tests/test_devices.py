@@ -14,10 +14,10 @@ import torch
 from runs import our_processes
 
 from virnucpro.cli.main import main
-from virnucpro.encoders.check import try_gpus as try_here
 from virnucpro.encoders.esm2.checkpoint import ESM2Shape
 from virnucpro.encoders.esm2.family import footprint_of, room_for
 from virnucpro.encoders.families import FAMILIES
+from virnucpro.encoders.proof.check import try_gpus as try_here
 from virnucpro.encoders.triton_kernels import NAMES
 from virnucpro.ground import devices
 from virnucpro.ground.config import Footprint

@@ -23,8 +23,9 @@ from virnucpro.encoders.base import load_encoder, recognise
 from virnucpro.encoders.dnabert_s import encoder as family
 from virnucpro.encoders.dnabert_s import model as network
 from virnucpro.encoders.dnabert_s.encoder import inspect_folder, load_dnabert
-from virnucpro.encoders.dnabert_s.model import DNABERT, TokenBatch, alibi_slopes, mean_pool
+from virnucpro.encoders.dnabert_s.model import DNABERT, alibi_slopes, mean_pool, pack
 from virnucpro.encoders.dnabert_s.tokenizer import Tokenizer, read_tokenizer
+from virnucpro.encoders.transfer import PackedBatch, mean_of_bags
 from virnucpro.ground.config import EncoderSpec
 from virnucpro.ground.errors import UnavailableError
 
@@ -136,16 +137,16 @@ def test_the_vector_of_a_text_is_the_mean_of_all_its_tokens(folder, texts):
     assert distance(folder, texts) < POOLED
 
 
-def wrong_mean(hidden: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
+def wrong_mean(hidden: torch.Tensor, batch: PackedBatch) -> torch.Tensor:
     rows = [
         part[1:-1].mean(dim=0)
         for first, n, seqlen in batch.runs
         for part in hidden[first : first + n * seqlen].split(seqlen)
     ]
-    return torch.stack(rows)[torch.from_numpy(batch.places)]
+    return torch.stack(rows)
 
 
-def no_token_type(self: DNABERT, tokens: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
+def no_token_type(self: DNABERT, tokens: torch.Tensor, batch: PackedBatch) -> torch.Tensor:
     self.token_types.weight[0] = 0
     return FORWARD(self, tokens, batch)
 
@@ -236,15 +237,15 @@ def test_the_published_code_gives_the_same(tmp_path, form):
     order = np.random.default_rng(0).permutation(len(rows))
     with torch.inference_mode():
         for row, (first, last) in zip(rows, pairwise(bounds), strict=True):
-            batch = TokenBatch.of([row])
+            batch, _ = pack([row])
             hidden = model(torch.from_numpy(batch.tokens), batch).numpy()
             assert np.abs(hidden - stored["hidden"][first:last]).max() < TOKEN
-        batch = TokenBatch.of([rows[i] for i in order])
-        pooled = mean_pool(model(torch.from_numpy(batch.tokens), batch), batch).numpy()
+        batch, places = pack([rows[i] for i in order])
+        pooled = mean_pool(model(torch.from_numpy(batch.tokens), batch), batch).numpy()[places]
         assert np.abs(pooled - stored["pooled"][order]).max() < POOLED
         texts = np.load(GOLDEN / "text_forward.npz")
-        batch = TokenBatch.of(tokenizer.encode(texts["nucleotide"].tolist()))
-        pooled = mean_pool(model(torch.from_numpy(batch.tokens), batch), batch).numpy()
+        batch, places = pack(tokenizer.encode(texts["nucleotide"].tolist()))
+        pooled = mean_pool(model(torch.from_numpy(batch.tokens), batch), batch).numpy()[places]
     assert np.abs(pooled - texts["pooled"]).max() < POOLED
 
 
@@ -282,9 +283,10 @@ def test_a_gpu_gives_the_vectors_of_a_cpu(folder, texts, precision):
 
 
 def test_the_mean_of_each_text_from_one_kernel_is_that_of_the_kernels_of_each_length(texts):
-    batch = TokenBatch.of(TOKENIZER.encode(texts))
+    batch, _ = pack(TOKENIZER.encode(texts))
     hidden = torch.randn(len(batch.tokens), dnabert.DIM)
-    pooled = network.mean_of_bags(hidden, batch)[torch.from_numpy(batch.places)]
+    starts = batch.cu_seqlens[:-1].astype("int64")
+    pooled = mean_of_bags(hidden, np.arange(len(hidden)), starts)
     # a sum of n terms is rounded n times, by u of its size at most, and the mean once more
     limit = (batch.max_seqlen + 1) * torch.finfo(torch.float32).eps / 2 * hidden.abs().max()
     assert (pooled - mean_pool(hidden, batch)).abs().max() < 2 * limit

@@ -12,10 +12,9 @@ import torch
 from conftest import TINY
 from oracle import make_fair_esm, random_protein, save_fair_esm
 
-from virnucpro.encoders.esm2.checkpoint import Checkpoint
-from virnucpro.encoders.esm2.converted import convert, find_converted, open_esm2
-from virnucpro.encoders.esm2.packing import PackedBatch
-from virnucpro.encoders.esm2.weights import inspect_checkpoint, load_esm2
+from virnucpro.encoders.esm2.family import ESM2Model, inspect_esm2
+from virnucpro.encoders.esm2.weights import convert, find_converted, load_esm2
+from virnucpro.encoders.transfer import PackedBatch
 from virnucpro.ground.errors import UnavailableError
 
 CPU = torch.device("cpu")
@@ -23,12 +22,12 @@ BF16 = torch.bfloat16
 
 
 @pytest.fixture
-def checkpoint(tmp_path: Path) -> Checkpoint:
-    return inspect_checkpoint(save_fair_esm(make_fair_esm(TINY), tmp_path / "model.pt"))
+def checkpoint(tmp_path: Path) -> ESM2Model:
+    return inspect_esm2(save_fair_esm(make_fair_esm(TINY), tmp_path / "model.pt"))
 
 
 @pytest.fixture
-def converted(checkpoint: Checkpoint, tmp_path: Path) -> Path:
+def converted(checkpoint: ESM2Model, tmp_path: Path) -> Path:
     return convert(checkpoint, checkpoint.sha256(), BF16, tmp_path / "kept")
 
 
@@ -38,7 +37,7 @@ def test_the_converted_model_gives_the_same_bits(checkpoint, tmp_path, dtype, la
     made = convert(checkpoint, checkpoint.sha256(), dtype, tmp_path / "kept")
     batch = PackedBatch.of([random_protein(length) for length in (90, 50, 50, 7)])
     direct = load_esm2(checkpoint.path, layer, dtype, CPU)(batch)
-    assert torch.equal(open_esm2(made, layer, dtype, CPU)(batch), direct)
+    assert torch.equal(load_esm2(made, layer, dtype, CPU)(batch), direct)
 
 
 def test_it_is_found_again_with_the_hash_of_its_source(checkpoint, converted, tmp_path):
@@ -50,7 +49,7 @@ def test_another_precision_and_a_changed_source_are_another_model(checkpoint, co
     folder = tmp_path / "kept"
     assert find_converted(checkpoint, torch.float32, folder) is None
     save_fair_esm(make_fair_esm(TINY, seed=1), checkpoint.path)
-    assert find_converted(inspect_checkpoint(checkpoint.path), BF16, folder) is None
+    assert find_converted(inspect_esm2(checkpoint.path), BF16, folder) is None
 
 
 def test_a_flipped_bit_a_lost_end_and_a_lost_note_are_noticed(checkpoint, converted, tmp_path):
@@ -76,7 +75,7 @@ def test_the_converted_form_of_another_model_is_not_taken_for_this_one_s(
 ):
     folder = tmp_path / "kept"
     path = save_fair_esm(make_fair_esm(TINY, seed=1), tmp_path / "other.pt")
-    other = inspect_checkpoint(path)
+    other = inspect_esm2(path)
     stranger = convert(other, other.sha256(), BF16, folder)
     converted.write_bytes(stranger.read_bytes())
     converted.with_suffix(".json").write_text(stranger.with_suffix(".json").read_text())
@@ -87,7 +86,7 @@ def test_the_converted_form_of_another_model_is_not_taken_for_this_one_s(
 def test_a_copy_of_a_checkpoint_shares_its_converted_form(checkpoint, converted, tmp_path):
     folder, copy = tmp_path / "kept", tmp_path / "scratch.pt"
     copy.write_bytes(checkpoint.path.read_bytes())
-    copied = inspect_checkpoint(copy)
+    copied = inspect_esm2(copy)
     assert find_converted(copied, BF16, folder) is None
     assert convert(copied, copied.sha256(), BF16, folder) == converted
     assert find_converted(copied, BF16, folder) == (converted, copied.sha256())
@@ -114,21 +113,21 @@ def test_a_model_folder_may_have_any_name(tiny, tmp_path):
     shutil.copytree(tiny.model, folder)
     batch = PackedBatch.of([random_protein(50)])
     expected = load_esm2(tiny.model, 1, BF16, CPU)(batch)
-    assert torch.equal(open_esm2(folder, 1, BF16, CPU)(batch), expected)
+    assert torch.equal(load_esm2(folder, 1, BF16, CPU)(batch), expected)
 
 
 def test_a_file_of_that_kind_which_is_not_ours_is_refused(converted, tmp_path):
     with pytest.raises(UnavailableError, match=r"it holds torch\.bfloat16"):
-        open_esm2(converted, 1, torch.float32, CPU)
+        load_esm2(converted, 1, torch.float32, CPU)
     other = tmp_path / "other.virnucpro.safetensors"
     other.write_bytes(b"\x08\0\0\0\0\0\0\0{}      ")
     with pytest.raises(UnavailableError, match="cannot be used"):
-        open_esm2(other, 1, BF16, CPU)
+        load_esm2(other, 1, BF16, CPU)
 
 
 def test_the_weights_are_mapped_and_not_copied(converted):
     """Otherwise every worker would hold its own."""
-    model = open_esm2(converted, 2, BF16, CPU)
+    model = load_esm2(converted, 2, BF16, CPU)
     maps = Path("/proc/self/smaps")
     if not maps.exists():
         pytest.skip("needs /proc")

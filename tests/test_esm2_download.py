@@ -31,8 +31,8 @@ from virnucpro.encoders.catalogue import (
     open_model,
 )
 from virnucpro.encoders.esm2.checkpoint import ESM2Shape
-from virnucpro.encoders.esm2.family import ESM2Model, as_esm2, shape_of
-from virnucpro.encoders.esm2.weights import inspect_checkpoint, save_esm2
+from virnucpro.encoders.esm2.family import ESM2Model, as_esm2, inspect_esm2, shape_of
+from virnucpro.encoders.esm2.weights import save_esm2
 from virnucpro.encoders.families import EMBEDDED, FAMILIES, Published, RemoteFile
 from virnucpro.encoders.models import import_model, verify_model
 from virnucpro.ground.errors import OutputError, StorageError, UnavailableError, UsageError
@@ -69,7 +69,7 @@ def publish(tmp_path, monkeypatch, checkpoint, folder) -> Callable[..., None]:
     figures = {
         "n_bytes": len(checkpoint),
         "sha256": hashlib.sha256(checkpoint).hexdigest(),
-        "folder_sha256": inspect_checkpoint(folder).sha256(),
+        "folder_sha256": inspect_esm2(folder).sha256(),
     }
 
     def publish(**others: object) -> None:
@@ -563,7 +563,7 @@ def by_file(tmp_path, checkpoint, folder):
 @pytest.mark.parametrize("kind", ["file", "folder"])
 @pytest.mark.parametrize("name", [NAME, "my.model-1"])
 def test_an_imported_model_is_found_by_its_name_with_every_bit(by_file, kind, name):
-    source = inspect_checkpoint(by_file[kind])
+    source = inspect_esm2(by_file[kind])
     digest = source.sha256()
     imported = bring(source.path, name)
     assert bring(source.path, name).path == imported.path
@@ -583,7 +583,7 @@ def test_another_model_of_that_name_is_replaced_only_with_force(by_file):
     assert find_checkpoint("ours") == before
     for kind in ("folder", "file", "folder"):
         imported = bring(by_file[kind], "ours", force=True)
-        assert imported.sha256() == inspect_checkpoint(by_file[kind]).sha256()
+        assert imported.sha256() == inspect_esm2(by_file[kind]).sha256()
         assert find_checkpoint("ours") == imported
         (imported_folder() / "notes.txt").touch()
         assert imported_names() == ["ours"]

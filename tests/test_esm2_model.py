@@ -36,6 +36,7 @@ from virnucpro.encoders import triton_kernels
 from virnucpro.encoders.esm2.attention import (
     E4M3,
     Kernel,
+    StagedBatch,
     attend_dense,
     attend_efficient,
     attend_efficient_triton,
@@ -49,21 +50,20 @@ from virnucpro.encoders.esm2.attention import (
     rotate,
 )
 from virnucpro.encoders.esm2.checkpoint import FP8_WIDTH, PAD, ESM2Shape
+from virnucpro.encoders.esm2.family import inspect_esm2
 from virnucpro.encoders.esm2.model import (
     ESM2,
     Linear8,
     bos_pool,
     check_device,
-    mean_of_bags,
     mean_pool,
     quantise,
     residues_only,
     restore,
     rotary_frequencies,
 )
-from virnucpro.encoders.esm2.packing import PackedBatch, StagedBatch
-from virnucpro.encoders.esm2.weights import inspect_checkpoint, load_esm2
-from virnucpro.encoders.transfer import use_device
+from virnucpro.encoders.esm2.weights import load_esm2
+from virnucpro.encoders.transfer import PackedBatch, mean_of_bags, use_device
 from virnucpro.ground.errors import UnavailableError
 
 SHAPES = {  # by the dimensions of a head, as of the published 8M, 35M, 150M and 650M
@@ -95,7 +95,7 @@ class Case:
     def load(self, path: Path, layer: int) -> ESM2:
         device = torch.device(self.device)
         if self.dtype == E4M3:
-            if self.device == "cuda" and inspect_checkpoint(path).shape.dim % FP8_WIDTH:
+            if self.device == "cuda" and inspect_esm2(path).shape.dim % FP8_WIDTH:
                 pytest.skip("too narrow for the products of a GPU")
             model = load_esm2(path, layer, torch.bfloat16, torch.device("cpu")).quantise(device)
         else:
@@ -557,10 +557,11 @@ def test_a_batch_padded_to_a_fixed_size_keeps_its_vectors(oracle, n_tokens):
     assert len(expected) == 500
     model.attend = attend_turned_offsets
     offsets = pad_offsets(batch, n_tokens, 64)
-    staged = StagedBatch.of(replace(batch, cu_seqlens=offsets), model.inv_freq)
+    staged = StagedBatch.of(batch, model.inv_freq)
     n_more = n_tokens - 500
     padded = replace(
         staged,
+        cu_seqlens=torch.from_numpy(offsets),
         tokens=F.pad(staged.tokens, (0, n_more), value=PAD),
         cos=F.pad(staged.cos, (0, 0, 0, n_more)),
         sin=F.pad(staged.sin, (0, 0, 0, n_more)),
@@ -737,7 +738,7 @@ def test_a_build_of_torch_without_kernels_for_a_gpu_is_refused_before_it_compute
 
 PRODUCTS = """
 import torch
-from virnucpro.encoders.transfer import use_device
+from virnucpro.encoders.transfer import mean_of_bags, use_device
 use_device(torch.device("cpu"))
 torch.set_num_threads(1)
 torch.manual_seed(0)
@@ -772,6 +773,11 @@ class Operators(TorchDispatchMode):
         return operator(*args, **(kwargs or {}))
 
 
+def in_one_kernel(hidden: torch.Tensor, batch: PackedBatch) -> torch.Tensor:
+    """``mean_pool`` as on a GPU."""
+    return mean_of_bags(hidden, batch.residues, batch.residues_before)
+
+
 @pytest.mark.parametrize(
     ("kernel", "dtype", "operator"),
     [
@@ -779,7 +785,7 @@ class Operators(TorchDispatchMode):
         (attend_efficient, torch.float32, "_efficient_attention_forward"),
     ],
 )
-@pytest.mark.parametrize("pool", [mean_of_bags, bos_pool, residues_only])
+@pytest.mark.parametrize("pool", [in_one_kernel, bos_pool, residues_only])
 def test_a_gpu_attends_in_one_launch_per_layer_and_never_waits_for_the_host(
     kernel, dtype, operator, pool
 ):
@@ -805,7 +811,7 @@ def test_one_kernel_pools_as_the_kernels_of_each_length_do(oracle):
     # a sum of n terms is rounded n times, by u of its size at most, and the mean once more
     limit = (LONGEST + 1) * torch.finfo(torch.float32).eps / 2
     size = torch.stack([rows[1:-1].double().abs().mean(dim=0) for rows in oracle.hidden])
-    for pool in (mean_of_bags, mean_pool):
+    for pool in (in_one_kernel, mean_pool):
         assert ((pool(hidden, batch) - exact).abs() <= limit * size).all()
 
 

@@ -12,8 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import random_protein
 
-from virnucpro.encoders.esm2.checkpoint import CLS, EOS, N_TOKENS, PAD, RESIDUES, UNK, tokenize
-from virnucpro.encoders.esm2.packing import EXTRA_TOKENS, PackedBatch, plan_batches
+from virnucpro.encoders.esm2.checkpoint import (
+    CLS,
+    EOS,
+    EXTRA_TOKENS,
+    N_TOKENS,
+    PAD,
+    RESIDUES,
+    UNK,
+    tokenize,
+)
+from virnucpro.encoders.transfer import PackedBatch, plan_batches
 
 ALPHABET = esm.Alphabet.from_architecture("ESM-1b")
 quick = settings(max_examples=50, deadline=None, database=None)

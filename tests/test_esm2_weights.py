@@ -33,13 +33,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from virnucpro.encoders.esm2.checkpoint import ESM2Shape
-from virnucpro.encoders.esm2.packing import PackedBatch
-from virnucpro.encoders.esm2.weights import (
-    inspect_checkpoint,
-    load_esm2,
-    save_esm2,
-    verify_checkpoint,
-)
+from virnucpro.encoders.esm2.family import inspect_esm2
+from virnucpro.encoders.esm2.weights import load_esm2, save_esm2, verify_weights
+from virnucpro.encoders.transfer import PackedBatch
 from virnucpro.ground.errors import UnavailableError
 
 SHAPE = ESM2Shape(n_layers=2, dim=64, n_heads=2)
@@ -72,7 +68,7 @@ def reference(fair_esm) -> Tensor:
 
 def embed(path: Path) -> Tensor:
     """(n_tokens, dim) of all proteins after the last layer, in float32."""
-    n_layers = inspect_checkpoint(path).shape.n_layers
+    n_layers = inspect_esm2(path).shape.n_layers
     model = load_esm2(path, n_layers, torch.float32, torch.device("cpu"))
     return model(PackedBatch.of(PROTEINS))
 
@@ -161,7 +157,7 @@ def test_a_pt_file_gives_the_vectors_of_fair_esm(fair_esm, reference, tmp_path, 
 
 
 def test_a_checkpoint_is_recognised_by_its_content_not_by_its_name(fair_esm, tmp_path):
-    checkpoint = inspect_checkpoint(save_fair_esm(fair_esm, tmp_path / "esm2_t33_650M_UR50D.pt"))
+    checkpoint = inspect_esm2(save_fair_esm(fair_esm, tmp_path / "esm2_t33_650M_UR50D.pt"))
     assert checkpoint.shape == SHAPE
     assert checkpoint.name == "esm2_t33_650M_UR50D"
 
@@ -171,7 +167,7 @@ def test_without_a_configuration_the_rotary_buffer_gives_the_heads(tmp_path, n_h
     shape = replace(SHAPE, n_heads=n_heads)
     model, path = make_fair_esm(shape), tmp_path / "model.pt"
     torch.save({"model": stored_state(model)}, path)
-    assert inspect_checkpoint(path).shape == shape
+    assert inspect_esm2(path).shape == shape
     expected = torch.cat(fair_esm_hidden(model, PROTEINS, shape.n_layers))
     assert worst_row(embed(path), expected) < tolerance(shape.n_layers, torch.float32)
 
@@ -247,7 +243,7 @@ def test_a_saved_model_is_loaded_to_the_last_bit(fair_esm, tmp_path, dtype):
     saved = load_esm2(pt, SHAPE.n_layers, dtype, cpu)
     saved.inv_freq[1] += 0.01  # kept as it is, not computed anew
     save_esm2(tmp_path / "saved", saved)
-    assert inspect_checkpoint(tmp_path / "saved").shape == SHAPE
+    assert inspect_esm2(tmp_path / "saved").shape == SHAPE
     loaded = load_esm2(tmp_path / "saved", SHAPE.n_layers, dtype, cpu)
     expected = saved.state_dict()
     for name, tensor in loaded.state_dict().items():
@@ -273,8 +269,8 @@ def test_a_saved_model_is_one_for_transformers_with_its_lm_head_if_it_has_one(
     for name in ("plain", "masked"):
         found = transformers.EsmModel.from_pretrained(tmp_path / name)
         assert worst_row(last_hidden_state(found, fair_esm), reference) < limit
-    assert inspect_checkpoint(tmp_path / "plain").encoder_id == inspect_checkpoint(pt).encoder_id
-    assert inspect_checkpoint(tmp_path / "masked").encoder_id == inspect_checkpoint(pt).encoder_id
+    assert inspect_esm2(tmp_path / "plain").encoder_id == inspect_esm2(pt).encoder_id
+    assert inspect_esm2(tmp_path / "masked").encoder_id == inspect_esm2(pt).encoder_id
     masked = transformers.EsmForMaskedLM
     found, report = masked.from_pretrained(tmp_path / "masked", output_loading_info=True)
     assert not report["unexpected_keys"]
@@ -294,8 +290,8 @@ def test_the_same_weights_have_one_encoder_id_and_the_same_vectors_in_both_forma
 ):
     pt = save_fair_esm(fair_esm, tmp_path / "model.pt")
     folder = save_hub_folder(fair_esm, tmp_path / "model")
-    assert inspect_checkpoint(pt).shape == inspect_checkpoint(folder).shape == SHAPE
-    assert inspect_checkpoint(pt).encoder_id == inspect_checkpoint(folder).encoder_id
+    assert inspect_esm2(pt).shape == inspect_esm2(folder).shape == SHAPE
+    assert inspect_esm2(pt).encoder_id == inspect_esm2(folder).encoder_id
     assert torch.equal(embed(pt), embed(folder))
 
 
@@ -310,7 +306,7 @@ def test_other_weights_or_another_shape_have_another_encoder_id(fair_esm, tmp_pa
         models.append(make_fair_esm(SHAPE))
         models[-1].state_dict()[name].mul_(1.01)
     paths = [save_fair_esm(model, tmp_path / f"{i}.pt") for i, model in enumerate(models)]
-    assert len({inspect_checkpoint(path).encoder_id for path in paths}) == len(models)
+    assert len({inspect_esm2(path).encoder_id for path in paths}) == len(models)
 
 
 def test_token_dropout_is_as_the_configuration_says(tmp_path):
@@ -320,7 +316,7 @@ def test_token_dropout_is_as_the_configuration_says(tmp_path):
     pt = save_fair_esm(model, tmp_path / "model.pt")
     folder = save_hub_folder(model, tmp_path / "model")
     for path in (pt, folder):
-        assert not inspect_checkpoint(path).shape.token_dropout
+        assert not inspect_esm2(path).shape.token_dropout
         assert worst_row(embed(path), expected) < tolerance(shape.n_layers, torch.float32)
 
 
@@ -368,17 +364,17 @@ def half_precision(folder: Path) -> tuple[Path, Tensor]:
 
 def test_the_hash_of_a_checkpoint_covers_each_of_its_weight_files(transformers, fair_esm, tmp_path):
     pt = save_fair_esm(fair_esm, tmp_path / "model.pt")
-    assert inspect_checkpoint(pt).sha256() == hashlib.sha256(pt.read_bytes()).hexdigest()
+    assert inspect_esm2(pt).sha256() == hashlib.sha256(pt.read_bytes()).hexdigest()
     saved = tmp_path / "saved"
     model = transformers.EsmModel.from_pretrained(save_hub_folder(fair_esm, tmp_path / "hub"))
     model.save_pretrained(saved, max_shard_size="100KB")
     files = sorted(saved.glob("*.safetensors"))
-    checkpoint, heard = inspect_checkpoint(saved), []
+    checkpoint, heard = inspect_esm2(saved), []
     before = checkpoint.sha256(heard.append)
     assert heard == sorted(heard)
     assert heard[-1] == checkpoint.n_bytes == sum(file.stat().st_size for file in files)
     save_file(load_file(files[-1]), files[-1], metadata={"format": "pt", "changed": "yes"})
-    assert inspect_checkpoint(saved).sha256() != before
+    assert inspect_esm2(saved).sha256() != before
 
 
 # refusals
@@ -439,7 +435,7 @@ def test_a_file_that_would_run_code_is_refused_and_runs_nothing(fair_esm, tmp_pa
 
 def test_of_all_classes_only_a_namespace_is_admitted_and_only_for_our_reading(fair_esm, tmp_path):
     path, before = tmp_path / "model.pt", set(torch.serialization.get_safe_globals())
-    inspect_checkpoint(save_fair_esm(fair_esm, path))
+    inspect_esm2(save_fair_esm(fair_esm, path))
     assert set(torch.serialization.get_safe_globals()) == before
     other = types.SimpleNamespace(**vars(stored_config(fair_esm)))
     torch.save({"cfg": {"model": other}, "model": stored_state(fair_esm)}, path)
@@ -527,15 +523,15 @@ def test_verification_finds_a_number_that_is_not_finite(tmp_path, stored, ours, 
     model.state_dict()[stored].view(-1)[-1] = number
     path = save_fair_esm(model, tmp_path / "model.pt")
     with pytest.raises(UnavailableError, match=rf"{ours}.* not finite"):
-        verify_checkpoint(path)
+        verify_weights(path)
 
 
 def test_verification_finds_a_missing_tensor_and_passes_a_whole_checkpoint(fair_esm, tmp_path):
     folder = save_hub_folder(fair_esm, tmp_path / "model")
-    assert verify_checkpoint(folder) == inspect_checkpoint(folder)
+    verify_weights(folder)
     rename_tensors(folder, {"esm.encoder.layer.1.output.dense.bias": ""})
     with pytest.raises(UnavailableError, match=r"layer\.1\.output\.dense\.bias"):
-        verify_checkpoint(folder)
+        verify_weights(folder)
 
 
 ROTARY_OF_PT = "layers.0.self_attn.rot_emb.inv_freq"
@@ -559,7 +555,7 @@ def test_a_checkpoint_with_absurd_content_is_refused_as_no_esm2(tmp_path, name, 
     cfg = {"model": argparse.Namespace(encoder_attention_heads=n_heads)}
     torch.save({"model": ABSURD[name], "cfg": cfg}, path)
     with pytest.raises(UnavailableError, match="is not an ESM-2 checkpoint"):
-        inspect_checkpoint(path)
+        inspect_esm2(path)
 
 
 # Files that stand for more than they hold
@@ -606,7 +602,7 @@ def test_a_file_that_stands_for_more_than_it_holds_is_refused_before_memory_is_t
     torch.save({"model": BOMBS[name]}, path, _use_new_zipfile_serialization=zipped)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(UnavailableError, match="is not an ESM-2 checkpoint"):
-        inspect_checkpoint(path)
+        inspect_esm2(path)
     with pytest.raises(UnavailableError, match="is not an ESM-2 checkpoint"):
         load_esm2(path, 1, torch.float32, torch.device("cpu"))
     taken = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before

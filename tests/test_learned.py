@@ -15,13 +15,12 @@ from safetensors.numpy import load_file
 
 from virnucpro.callers.head import DECIMALS, load_head
 from virnucpro.encoders.catalogue import open_model
-from virnucpro.encoders.esm2.checkpoint import LEARNED_FILE
 from virnucpro.encoders.families import EMBEDDED
 from virnucpro.encoders.learned import inspect_learned, save_learned
 from virnucpro.encoders.models import describe_model
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.ground.errors import UnavailableError, UsageError
-from virnucpro.ground.files import sha256
+from virnucpro.ground.files import LEARNED_FILE, sha256
 from virnucpro.ground.numeric import sigmoid
 from virnucpro.learning.evaluation.evaluate import evaluate
 from virnucpro.learning.labelled.records import read_split
@@ -185,7 +184,7 @@ def test_an_encoder_is_sized_and_described_by_what_it_is(kind, trained, tiny):
     n_weights = sum(values.size for values in load_file(path).values())
     on_esm2 = kind.startswith("esm2")
     assert model.footprint.n_parameters == n_weights + on_esm2 * base.footprint.n_parameters
-    lines = list(describe_model(str(path)))
+    lines, _ = describe_model(str(path))
     assert lines[0] == f"path        {path}"
     assert f"dimensions  {model.dim}" in lines and f"encoder id  {sha256(path)}" in lines
 

@@ -224,12 +224,14 @@ def open_bundle() -> tuple[Model, ...]:
 def test_the_figures_of_dnabert_s_are_those_of_its_shape(tmp_path):
     shape = DNABERTShape(n_layers=12, dim=768, n_heads=12, inner=3072, n_words=4096)
     folder = dnabert.write_dnabert(tmp_path / "m")
-    footprint = DNABERTModel(folder, shape, "").footprint
+    model = DNABERTModel(folder, shape, "")
     published = DNABERT_S["dnabert-s"]
-    assert replace(footprint, file_bytes=published.files[0].n_bytes) == footprint_of(published)
+    assert replace(model.footprint, file_bytes=published.files[0].n_bytes) == footprint_of(
+        published
+    )
     # 590,592 parameters of the pooler are in the file, and not used
     assert published.n_parameters == 117_068_544 - 590_592
-    assert (published.n_layers, published.width) == (shape.n_layers, shape.width)
+    assert (published.n_layers, published.width) == (model.n_layers, model.width)
 
 
 def test_a_git_id_is_that_of_git(tmp_path):

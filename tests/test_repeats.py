@@ -29,8 +29,8 @@ from runs import (
 )
 
 from virnucpro.encoders.esm2.model import mean_pool, residues_only
-from virnucpro.encoders.esm2.packing import PackedBatch
 from virnucpro.encoders.esm2.weights import load_esm2
+from virnucpro.encoders.transfer import PackedBatch
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.ground.errors import FeatureFileError, ResumeError
 from virnucpro.ground.events import BatchDone, Progress, ShardDone, ShardFailed

@@ -15,10 +15,9 @@ from runs import assert_same_vectors, vectors
 
 from virnucpro.callers.head import Head, load_head, save_head
 from virnucpro.encoders import catalogue as download
-from virnucpro.encoders.catalogue import embedded_head, embedded_model
+from virnucpro.encoders.catalogue import embedded_head, open_model
 from virnucpro.encoders.esm2 import family as esm2
-from virnucpro.encoders.esm2.weights import verify_checkpoint
-from virnucpro.encoders.families import FAMILIES, Published, RemoteFile
+from virnucpro.encoders.families import EMBEDDED, FAMILIES, Published, RemoteFile
 from virnucpro.engine.local import InlineExecutor, ProcessExecutor
 from virnucpro.ground import devices
 from virnucpro.ground.devices import Gpu, TorchBuild
@@ -293,7 +292,8 @@ def test_a_package_without_its_model_says_so(options, monkeypatch, tmp_path):
 
 
 def test_the_head_of_the_package_is_for_its_model_and_both_are_whole():
-    checkpoint = verify_checkpoint(embedded_model())
+    checkpoint = open_model(EMBEDDED, lambda _: None)
+    checkpoint.verify()
     facts = load_head(embedded_head()).facts
     assert facts.encoders[0].encoder_id == checkpoint.encoder_id
     assert (facts.dim, facts.encoders[0].layer) == (checkpoint.shape.dim, checkpoint.shape.n_layers)

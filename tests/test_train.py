@@ -28,9 +28,10 @@ from virnucpro.callers.caller import caller_of
 from virnucpro.callers.head import DECIMALS, load_head
 from virnucpro.callers.options import CutOptions
 from virnucpro.encoders.esm2.attention import attend_to_train
-from virnucpro.encoders.esm2.weights import inspect_checkpoint, load_esm2
+from virnucpro.encoders.esm2.family import inspect_esm2
+from virnucpro.encoders.esm2.weights import load_esm2
 from virnucpro.encoders.models import import_model
-from virnucpro.encoders.readers import MeanReader, NoReader
+from virnucpro.encoders.readers import Reader
 from virnucpro.ground.errors import InputError, InputMissingError, OutputError, ResumeError
 from virnucpro.ground.events import Progress
 from virnucpro.ground.numeric import sigmoid
@@ -98,9 +99,9 @@ def pretrained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def trained_module(out: Path, encoder: Path | None) -> FrameClassifier:
     """With the weights of the best epoch, in eval mode."""
-    reader, dim = NoReader(), TINY.dim
+    reader, dim = Reader(None, 0), TINY.dim
     if encoder is not None:
-        reader = MeanReader(
+        reader = Reader(
             load_esm2(encoder, TINY.n_layers, torch.float32, torch.device("cpu")), TINY.dim
         )
         reader.encoder.attend = attend_to_train
@@ -331,13 +332,11 @@ def test_a_summary_has_mean_and_deviation_over_trainings_and_seeds(tmp_path):
 
 def test_the_head_is_for_the_encoder_and_the_first_of_the_chunk_sizes(head_only, finetuned, tiny):
     head = load_head(head_only / "model" / "head.safetensors")
-    assert head.facts.encoders[0].encoder_id == inspect_checkpoint(tiny.model).encoder_id
+    assert head.facts.encoders[0].encoder_id == inspect_esm2(tiny.model).encoder_id
     head = load_head(finetuned / "model" / "head.safetensors")
-    own = inspect_checkpoint(finetuned / "model")
+    own = inspect_esm2(finetuned / "model")
     assert (
-        head.facts.encoders[0].encoder_id
-        == own.encoder_id
-        != inspect_checkpoint(tiny.model).encoder_id
+        head.facts.encoders[0].encoder_id == own.encoder_id != inspect_esm2(tiny.model).encoder_id
     )
     assert (head.facts.encoders[0].name, head.facts.chunk_size) == ("model", 300)
     assert "finetune, 2 epochs, seed 0, chunks of 300 and 210 bases" in head.facts.training
@@ -356,12 +355,12 @@ def test_figures_of_held_out_groups_are_written_for_both_networks(head_only, dat
 
 def test_what_was_pretrained_can_be_finetuned_and_its_weights_moved(pretrained, data, tmp_path):
     start = pretrained / "esm2_mine"
-    checkpoint = inspect_checkpoint(start)
+    checkpoint = inspect_esm2(start)
     assert (checkpoint.shape.n_layers, checkpoint.shape.dim, checkpoint.shape.n_heads) == (1, 16, 2)
     assert "lm_head.bias" in load_file(start / "model.safetensors")
     train_here(options(data, tmp_path / "on", finetune=True, model=str(start), epochs=1))
     assert load_head(tmp_path / "on" / "model" / "head.safetensors").facts.dim == 16
-    trained = inspect_checkpoint(tmp_path / "on" / "model")
+    trained = inspect_esm2(tmp_path / "on" / "model")
     assert trained.encoder_id != checkpoint.encoder_id
 
 

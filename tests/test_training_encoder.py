@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from trainings import SHAPE, frames
 
-from virnucpro.encoders.esm2.packing import PackedBatch
+from virnucpro.encoders.transfer import PackedBatch
 from virnucpro.learning.training.networks import LowRank, adapt, merge, new_encoder
 
 RANK = 2

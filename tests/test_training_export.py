@@ -11,7 +11,7 @@ from conftest import Tiny, random_dna
 from numpy.typing import NDArray
 
 from virnucpro.callers.head import DECIMALS, Head, Network, load_head
-from virnucpro.encoders.esm2.weights import inspect_checkpoint
+from virnucpro.encoders.esm2.family import inspect_esm2
 from virnucpro.ground.numeric import sigmoid
 from virnucpro.learning.labelled.frames import ArrayRows
 from virnucpro.learning.labelled.records import LabelledRecord, group_digest, record_digest
@@ -49,7 +49,7 @@ def classifier(frames: list[str]) -> Classifier:
 
 @pytest.fixture
 def head(classifier: Classifier, tiny: Tiny, tmp_path: Path) -> Head:
-    facts = facts_of(inspect_checkpoint(tiny.model), CALIBRATION, 300, "for a test")
+    facts = facts_of(inspect_esm2(tiny.model), CALIBRATION, 300, "for a test")
     known = find_trained(
         records(("ACGT", "b"), ("GGG", "a"), ("acgt", "b")), KMERS, None, is_finetuned=False
     )
@@ -105,7 +105,7 @@ def test_the_head_scores_as_the_classifier_with_its_temperature(head, classifier
 
 def test_the_head_says_what_it_was_made_for_and_how_it_is_read(head, tiny):
     facts = head.facts
-    assert facts.encoders[0].encoder_id == inspect_checkpoint(tiny.model).encoder_id
+    assert facts.encoders[0].encoder_id == inspect_esm2(tiny.model).encoder_id
     (encoder,) = facts.encoders
     assert (encoder.name, encoder.layer, encoder.dim) == ("esm2_tiny", 2, DIM)
     assert (facts.chunk_size, facts.training, encoder.pooling) == (300, "for a test", "mean")
@@ -138,7 +138,7 @@ def test_a_word_that_never_occurred_in_training_has_finite_weights(tiny, tmp_pat
     torch.manual_seed(4)
     classifier = Classifier(DIM, HIDDEN, dropout=0.0)
     classifier.standardise(ArrayRows.of(np.zeros((5, N_FEATURES), dtype=np.float32)))
-    facts = facts_of(inspect_checkpoint(tiny.model), CALIBRATION, 300, "for a test")
+    facts = facts_of(inspect_esm2(tiny.model), CALIBRATION, 300, "for a test")
     nothing = find_trained(records(), KMERS, None, is_finetuned=False)
     head = write_head(tmp_path / "h", classifier, facts, CALIBRATION, nothing)
     assert head.nucleotide is not None

@@ -44,7 +44,7 @@ from trainings import (
 )
 
 from virnucpro.encoders.esm2.attention import attend_runs, attend_to_train
-from virnucpro.encoders.readers import MeanReader, NoReader
+from virnucpro.encoders.readers import Reader
 from virnucpro.ground.errors import (
     InputError,
     ResumeError,
@@ -506,7 +506,7 @@ def test_by_the_loss_the_best_epoch_is_the_one_where_it_is_smallest(tmp_path):
 
 def test_accuracy_and_f1_of_an_epoch_are_those_of_its_weighted_calls():
     torch.manual_seed(3)
-    module = FrameClassifier(NoReader(), Classifier(0, 8, 0.0)).eval()
+    module = FrameClassifier(Reader(None, 0), Classifier(0, 8, 0.0)).eval()
     objective = FrameLabels(frames(), frames(), given_weights)
     figures = objective.validate(module, CPU)
     known = frames()
@@ -652,7 +652,7 @@ def test_training_has_the_gradients_of_sdpa(device: str) -> None:
         torch.manual_seed(0)
         encoder = new_encoder(SHAPE)
         encoder.attend = kernel
-        reader = MeanReader(encoder, SHAPE.dim)
+        reader = Reader(encoder, SHAPE.dim)
         module = FrameClassifier(reader, Classifier(SHAPE.dim, 16, 0.0)).to(name)
         known = frames()
         objective = FrameLabels(known, known, given_weights)

@@ -17,12 +17,11 @@ from oracle import (
     worst_row,
 )
 
-from virnucpro.encoders.esm2.checkpoint import CLS, EOS, MASK, ESM2Shape
-from virnucpro.encoders.esm2.packing import PackedBatch
+from virnucpro.encoders.esm2.checkpoint import AMINO_ACID_TOKENS, CLS, EOS, MASK, ESM2Shape
 from virnucpro.encoders.esm2.weights import load_esm2
+from virnucpro.encoders.transfer import PackedBatch
 from virnucpro.learning.labelled.frames import Texts
 from virnucpro.learning.training.networks import (
-    STANDARD,
     MaskedLanguageModel,
     MaskedResidues,
     mask_residues,
@@ -52,7 +51,9 @@ def test_of_the_chosen_four_fifths_are_masked_and_a_tenth_is_drawn_at_random():
     proteins = [random_protein(200, seed) for seed in range(400)]
     packed = PackedBatch.of(proteins)
     tokens, places = mask_residues(packed, generators(len(proteins)))
-    assert set(PackedBatch.of([AMINO_ACIDS]).tokens[1:-1].tolist()) == set(STANDARD.tolist())
+    assert set(PackedBatch.of([AMINO_ACIDS]).tokens[1:-1].tolist()) == set(
+        AMINO_ACID_TOKENS.tolist()
+    )
     n = len(places)
     assert n == 400 * 30
     read, told = tokens[places], packed.tokens[places]
@@ -65,7 +66,7 @@ def test_of_the_chosen_four_fifths_are_masked_and_a_tenth_is_drawn_at_random():
         # a binomial count strays by five standard deviations once in a million
         assert abs(found - n * share) < 5 * np.sqrt(n * share * (1 - share)), name
     drawn = read[(read != MASK) & (read != told)]
-    assert set(drawn.tolist()) == set(STANDARD.tolist())
+    assert set(drawn.tolist()) == set(AMINO_ACID_TOKENS.tolist())
 
 
 def test_the_mask_of_a_protein_does_not_depend_on_the_batch_but_on_the_epoch():

@@ -8,9 +8,8 @@ import torch
 from oracle import AMINO_ACIDS, random_protein
 from trainings import SHAPE, frames
 
-from virnucpro.encoders.esm2.packing import PackedBatch
-from virnucpro.encoders.readers import NoReader, Reader, new_reader
-from virnucpro.encoders.transfer import use_device
+from virnucpro.encoders.readers import Reader, new_reader
+from virnucpro.encoders.transfer import PackedBatch, use_device
 from virnucpro.learning.labelled.frames import LabelledFrames, Texts, given_weights
 from virnucpro.learning.training.networks import (
     Classifier,
@@ -115,7 +114,7 @@ def test_a_frozen_encoder_stays_as_it_is_and_keeps_no_graph(architecture):
 
 
 def test_composition_alone_has_one_network_which_sees_no_residue():
-    module, learned = classifier_of(NoReader()), frames()
+    module, learned = classifier_of(Reader(None, 0)), frames()
     batch = frame_batch(learned, np.arange(20), learned.weight)
     logits = module.logits(batch)
     assert logits.shape == (1, 20)

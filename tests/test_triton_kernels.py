@@ -33,13 +33,14 @@ from oracle import (
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from virnucpro.encoders import check, triton_kernels
+from virnucpro.encoders import triton_kernels
 from virnucpro.encoders.dnabert_s import model as dnabert_s
 from virnucpro.encoders.dnabert_s.encoder import load_dnabert
-from virnucpro.encoders.dnabert_s.model import TokenBatch, alibi_slopes, attend_texts_triton
+from virnucpro.encoders.dnabert_s.model import alibi_slopes, attend_texts_triton, mean_pool, pack
 from virnucpro.encoders.esm2 import attention
 from virnucpro.encoders.esm2.attention import (
     E4M3,
+    StagedBatch,
     attend_efficient_triton,
     attend_varlen,
     attend_varlen_triton,
@@ -56,9 +57,10 @@ from virnucpro.encoders.esm2.model import (
     restore,
     rotary_frequencies,
 )
-from virnucpro.encoders.esm2.packing import PackedBatch, StagedBatch
 from virnucpro.encoders.esm2.weights import load_esm2
 from virnucpro.encoders.families import FAMILIES
+from virnucpro.encoders.proof import check
+from virnucpro.encoders.transfer import PackedBatch
 
 triton = pytest.importorskip("triton", reason="Triton has no build for this system")
 interpreter = pytest.importorskip("triton.runtime.interpreter")
@@ -639,15 +641,15 @@ def test_the_published_code_gives_what_one_launch_for_all_texts_gives(monkeypatc
         if b - a in INTERPRETED
     ]
     assert len(texts) == len(INTERPRETED)
-    batch = TokenBatch.of([tokens for tokens, _, _ in texts])
+    batch, places = pack([tokens for tokens, _, _ in texts])
     with torch.inference_mode():
         hidden = model(torch.from_numpy(batch.tokens), batch)
-        pooled = dnabert_s.mean_of_bags(hidden, batch)[torch.from_numpy(batch.places)].numpy()
-    for place, row, (tokens, expected, mean) in zip(batch.places, pooled, texts, strict=True):
-        first = batch.offsets[place]
+        pooled = mean_pool(hidden, batch).numpy()
+    for place, (tokens, expected, mean) in zip(places, texts, strict=True):
+        first = batch.cu_seqlens[place]
         part = hidden[first : first + len(tokens)].numpy()
         assert np.abs(part - expected).max() < TOKEN
-        assert np.abs(row - mean).max() < POOLED
+        assert np.abs(pooled[place] - mean).max() < POOLED
 
 
 class Launches(TorchDispatchMode):
@@ -684,7 +686,7 @@ def launches_of(monkeypatch, kernel: dnabert_s.Kernel, seqlens: range) -> Counte
     shape = dnabert_s.DNABERTShape(
         DNABERT_S.n_layers, DNABERT_S.dim, DNABERT_S.n_heads, inner=3072, n_words=4096
     )
-    batch = TokenBatch.of([[0] * seqlen for seqlen in seqlens])
+    batch, _ = pack([[0] * seqlen for seqlen in seqlens])
     meta = torch.device("meta")
     with meta:
         model = dnabert_s.DNABERT(shape, shape.n_layers)

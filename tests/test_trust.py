@@ -25,8 +25,8 @@ from runs import again, assert_same_vectors, run_inline, tables, vectors
 from trainings import Training, run_here, settings
 
 from virnucpro.cli.exits import Finished, exits
-from virnucpro.encoders.esm2.converted import convert, find_converted, open_esm2
-from virnucpro.encoders.esm2.weights import inspect_checkpoint
+from virnucpro.encoders.esm2.family import inspect_esm2
+from virnucpro.encoders.esm2.weights import convert, find_converted, load_esm2
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.ground.config_file import read_config
 from virnucpro.ground.errors import FeatureFileError, OutputError
@@ -162,11 +162,11 @@ def test_a_head_that_carries_code_is_refused_and_runs_none(
 def test_a_converted_model_that_carries_code_is_made_again_or_refused(
     tiny, tmp_path, trap, as_pickle
 ) -> None:
-    checkpoint = inspect_checkpoint(tiny.model)
+    checkpoint = inspect_esm2(tiny.model)
     converted = convert(checkpoint, checkpoint.sha256(), torch.bfloat16, tmp_path / "kept")
     converted.write_bytes(as_pickle(Payload(trap)))
     assert find_converted(checkpoint, torch.bfloat16, tmp_path / "kept") is None
-    work = lambda: open_esm2(converted, 2, torch.bfloat16, torch.device("cpu"))  # noqa: E731
+    work = lambda: load_esm2(converted, 2, torch.bfloat16, torch.device("cpu"))  # noqa: E731
     exit_code, shown = ending_of(work)
     assert exit_code == 69 and "cannot be used" in shown
     assert not trap.exists()

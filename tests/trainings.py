@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from virnucpro.encoders.esm2.checkpoint import ESM2Shape
-from virnucpro.encoders.readers import MeanReader
+from virnucpro.encoders.readers import Reader
 from virnucpro.ground.errors import InputError, VirnucproError
 from virnucpro.learning.labelled.frames import ArrayRows, LabelledFrames, Texts, given_weights
 from virnucpro.learning.options import Settings
@@ -123,7 +123,7 @@ class Training:
         if self.task == "residues":
             return MaskedLanguageModel(encoder)
         classifier = Classifier(SHAPE.dim, 16, self.dropout)
-        return FrameClassifier(MeanReader(encoder, SHAPE.dim), classifier)
+        return FrameClassifier(Reader(encoder, SHAPE.dim), classifier)
 
     def disturb(self, trainer: Trainer) -> None:
         objective, measured = trainer.objective, iter(self.measured)

@@ -41,7 +41,7 @@ def devices(
 
 
 def _try_gpus(devices: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
-    from virnucpro.encoders.check import try_gpus
+    from virnucpro.encoders.proof.check import try_gpus
 
     return try_gpus(devices)
 
@@ -55,7 +55,7 @@ def bench(options: BenchOptions) -> None:
     Example: virnucpro bench --quick --json bench.json
     """
     with exits(lambda: _MEASURED):
-        from virnucpro.encoders.bench import bench as measure
+        from virnucpro.encoders.proof.bench import bench as measure
 
         running.number_gpus_by_bus()
         end_cleanly()

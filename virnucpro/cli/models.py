@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,15 +13,10 @@ import typer
 from virnucpro.cli.command import Command, command
 from virnucpro.cli.exits import end_cleanly, exits
 from virnucpro.cli.running import is_live, loading, report, watched
-from virnucpro.encoders.options import (
-    CheckOptions,
-    DownloadOptions,
-    ImportOptions,
-    NamedModelOptions,
-)
+from virnucpro.encoders.options import CheckOptions, NamedModelOptions, complete_model
 from virnucpro.ground.errors import VirnucproError
 from virnucpro.ground.log import printable
-from virnucpro.ground.options import ConsoleOptions, option
+from virnucpro.ground.options import ConsoleOptions, option, refuse
 
 models = typer.Typer(
     name="models",
@@ -59,9 +56,8 @@ def show_model(options: NamedModelOptions) -> None:
     What was trained, or a head alone: virnucpro models info training/model
     """
     with exits():
-        from virnucpro.encoders.esm2.checkpoint import LEARNED_FILE
-        from virnucpro.encoders.models import describe_model, find_head
-        from virnucpro.ground.files import expanded
+        from virnucpro.encoders.models import describe_model
+        from virnucpro.ground.files import LEARNED_FILE, expanded
         from virnucpro.learning.pages import describe_head
 
         path = expanded(options.model)
@@ -69,13 +65,25 @@ def show_model(options: NamedModelOptions) -> None:
         if os.sep in options.model and is_safetensors and path.is_file():
             report([*describe_head(path)])
             return
-        head = find_head(options.model)
-        report([*describe_model(options.model), *(describe_head(head) if head else [])])
+        lines, head = describe_model(options.model)
+        report([*lines, *(describe_head(head) if head else [])])
+
+
+@dataclass(frozen=True, kw_only=True)
+class _DownloadOptions:
+    """A published model or bundle."""
+
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME", help="Published name of a model.", autocompletion=complete_model
+        ),
+    ]
 
 
 @models.command("download", cls=Command)
-@command(DownloadOptions)
-def download_model(options: DownloadOptions) -> None:
+@command(_DownloadOptions)
+def download_model(options: _DownloadOptions) -> None:
     """Fetch a published checkpoint, or all files of a bundle, into folders of torch hub.
 
     The hashes must be those of the published files. A download that broke off continues where it
@@ -106,9 +114,44 @@ def download_model(options: DownloadOptions) -> None:
         report([*lines, *([f"its head is at {printable(head)}"] if head else [])])
 
 
+@dataclass(frozen=True, kw_only=True)
+class _ImportOptions:
+    """A checkpoint, or the files of a bundle, from elsewhere."""
+
+    path: Annotated[
+        str,
+        typer.Argument(
+            metavar="PATH|NAME",
+            help="fair-esm .pt file, or Hugging Face folder; with --from the name of a bundle.",
+        ),
+    ]
+    name: Annotated[
+        str | None,
+        option(
+            "Give the model this name.", metavar="NAME", show_default="that of the file or folder"
+        ),
+    ] = None
+    force: Annotated[bool, option("Replace a model of that name.")] = False
+    bundle_folder: Annotated[
+        Path | None,
+        option(
+            "Import the files of a bundle, or of dnabert-s, from this folder, under their "
+            "published names.",
+            None,
+            "--from",
+            metavar="FOLDER",
+            show_default=False,
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.bundle_folder is not None:
+            refuse(self, ("name", "force"), "with --from: a bundle has published names")
+
+
 @models.command("import", cls=Command)
-@command(ImportOptions)
-def import_model(options: ImportOptions) -> None:
+@command(_ImportOptions)
+def import_model(options: _ImportOptions) -> None:
     """Copy a checkpoint to where --model finds it by name; nothing is downloaded.
 
     The whole file is checked first, and no code in it is run.
@@ -178,7 +221,7 @@ def check_model(options: CheckOptions, console: ConsoleOptions) -> None:
     """
     with exits():
         with loading(console):
-            from virnucpro.encoders.check import check
+            from virnucpro.encoders.proof.check import check
         with watched(console) as events:
             outcome = check(options, events)
         report(outcome.report_lines())

@@ -5,7 +5,7 @@ Its families are in ``families``. The door itself needs no torch; their code doe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from virnucpro.encoders.families import FAMILIES, Family, family_of, installed_families
 from virnucpro.ground.config import EncoderSpec, Footprint, Pooling, Precision, Reads
 from virnucpro.ground.errors import UnavailableError
-from virnucpro.ground.events import OnEvent
+from virnucpro.ground.events import OnEvent, Progress
 from virnucpro.ground.log import printable
 
 if TYPE_CHECKING:
@@ -167,6 +167,11 @@ def not_published(path: Path, name: str, why: object) -> UnavailableError:
         hint="delete it to fetch it again; name a model of your own by its path, "
         "or give it a name with `virnucpro models import PATH --name NAME`",
     )
+
+
+def progress_of(stage: str, n_bytes: int, on_event: OnEvent) -> Callable[[int], None]:
+    """What hears of the bytes of a model that are done, and tells the user."""
+    return lambda done: on_event(Progress(stage, done, n_bytes, "bytes"))
 
 
 def load_encoder(spec: EncoderSpec, weights: Path, device: torch.device) -> Encoder:

@@ -62,7 +62,7 @@ class Published:
     @property
     def width(self) -> str:
         """Dimensions and heads, for people."""
-        return f"{self.dim} in {self.n_heads} heads of {self.dim // self.n_heads}"
+        return describe_width(self.dim, self.n_heads)
 
     @property
     def is_file(self) -> bool:
@@ -73,6 +73,10 @@ class Published:
         """The SHA-256 of the model, as a file or a folder; none if none is recorded."""
         recorded = self.files[0].sha256 if self.is_file else ""
         return frozenset({recorded, self.folder_sha256} - {""} if recorded else ())
+
+
+def describe_width(dim: int, n_heads: int) -> str:
+    return f"{dim} in {n_heads} heads of {dim // n_heads}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +170,7 @@ FAMILIES: dict[str, Family] = {  # the first takes, or refuses, what no other re
     "esm2": Family(
         "virnucpro.encoders.esm2.family", reads="protein", has_files=True, published=_ESM2
     ),
-    "fair-esm": Family("virnucpro.encoders.fair_esm", reads="protein"),
+    "fair-esm": Family("virnucpro.encoders.proof.fair_esm", reads="protein"),
     "learned": Family("virnucpro.encoders.learned", reads="protein", has_files=True),
     "dnabert-s": Family(
         "virnucpro.encoders.dnabert_s.encoder",

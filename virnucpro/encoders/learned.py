@@ -25,19 +25,16 @@ from torch import Tensor
 
 from virnucpro.encoders.base import Encoder, Model, Pending
 from virnucpro.encoders.catalogue import open_model
-from virnucpro.encoders.esm2.checkpoint import HEAD_FILE, LEARNED_FILE
-from virnucpro.encoders.esm2.encoder import Fp16Batch
 from virnucpro.encoders.esm2.family import ESM2Model, as_esm2, inspect_esm2
 from virnucpro.encoders.esm2.model import DTYPES, ESM2
-from virnucpro.encoders.esm2.packing import EXTRA_TOKENS, PackedBatch, plan_batches
 from virnucpro.encoders.esm2.weights import load_esm2
 from virnucpro.encoders.options import Architecture, Encoding
-from virnucpro.encoders.readers import PaddedReader, Reader, new_reader
-from virnucpro.encoders.transfer import Arrived, HostCopy
+from virnucpro.encoders.readers import Reader, new_reader
+from virnucpro.encoders.transfer import HostCopy, PackedBatch, PackedEncoder
 from virnucpro.ground.config import EncoderSpec, Footprint, Pooling, Precision, Reads
 from virnucpro.ground.errors import UnavailableError
 from virnucpro.ground.events import OnEvent
-from virnucpro.ground.files import parse_json, sha256, write_whole
+from virnucpro.ground.files import HEAD_FILE, LEARNED_FILE, parse_json, sha256, write_whole
 from virnucpro.ground.log import printable
 from virnucpro.ground.records import check_counts
 
@@ -170,7 +167,7 @@ def save_reader(
     """
     named = _Base(model=base[0] or _HERE, encoder_id=base[1].encoder_id) if base else None
     facts = LearnedFacts(encoding=encoding, architecture=architecture, dim=reader.width, base=named)
-    network = reader.network.state_dict() if isinstance(reader, PaddedReader) else {}
+    network = reader.network.state_dict() if reader.network is not None else {}
     weights = {
         f"{_NETWORK}{name}": tensor.float().cpu().numpy() for name, tensor in network.items()
     }
@@ -329,32 +326,22 @@ def _other(path: Path, why: object) -> UnavailableError:
     )
 
 
-class _LearnedEncoder:
-    """An encoder that was learned; see ``base.Encoder``. Its network is in float32."""
+class _LearnedEncoder(PackedEncoder):
+    """An encoder that was learned. Its network is in float32."""
 
     def __init__(self, spec: EncoderSpec, reader: Reader, device: torch.device) -> None:
-        self.spec, self.reader = spec, reader
-        self.copy = HostCopy(device)
+        base = reader.encoder
+        super().__init__(spec, device, base.in_float32 if isinstance(base, ESM2) else None)
+        self.reader = reader
         self.n_parameters = sum(p.numel() for p in reader.parameters())
 
     @property
     def kernel(self) -> str:
-        return type(getattr(self.reader, "network", self.reader)).__name__
-
-    def count_tokens(self, lengths: Sequence[int]) -> int:
-        return sum(lengths) + EXTRA_TOKENS * len(lengths)
+        network = self.reader.network
+        return "mean" if network is None else type(network).__name__.lstrip("_")
 
     def count_flop(self, lengths: Sequence[int]) -> float:
         return 2.0 * self.n_parameters * sum(lengths)
-
-    def plan(self, lengths: Sequence[int], tokens_per_batch: int) -> list[list[int]]:
-        return plan_batches(lengths, tokens_per_batch)
-
-    def start(self, sequences: Sequence[str]) -> Pending:
-        pending, base = self.copy.start(self.embed(sequences)), self.reader.encoder
-        if self.spec.precision != "fp16" or not isinstance(base, ESM2):
-            return pending
-        return Fp16Batch(sequences, pending, base, self.embed)
 
     @torch.inference_mode()
     def embed(self, sequences: Sequence[str]) -> Tensor:
@@ -386,4 +373,4 @@ class _EmptyEncoder:
         return [list(range(len(lengths)))] if lengths else []
 
     def start(self, sequences: Sequence[str]) -> Pending:
-        return Arrived(np.empty((len(sequences), 0), dtype=np.float32))
+        return HostCopy(torch.device("cpu")).start(torch.empty(len(sequences), 0))

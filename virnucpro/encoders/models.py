@@ -95,42 +95,36 @@ def _kind(name: str) -> _Kind:
     return "imported" if name in imported_names() else "published"
 
 
-def describe_model(model: str) -> Iterator[str]:
+def describe_model(model: str) -> tuple[list[str], Path | None]:
     """Lines about a model, by its content, or by its name if it is yet to be fetched.
+
+    -> the lines, and the head that lies beside the model, if one does
 
     Raises:
         UnavailableError: there is none, or it is damaged.
     """
     if model in BUNDLES:
-        yield from _describe_bundle(model)
-        return
+        return list(_describe_bundle(model)), None
     path, found = locate(model), find_published(model)
     if found and found.missing:
-        published, footprint = found.published, found.footprint
-        n_layers, width, encoder_id = published.n_layers, published.width, "known once fetched"
-        yield f"path        {printable(path)}, once fetched"
-        yield from (f"file        {file.url}" for file in published.files)
+        published, head = found.published, None
+        facts = (published.n_layers, published.width, found.footprint, "known once fetched")
+        lines = [f"path        {printable(path)}, once fetched"]
+        lines += [f"file        {file.url}" for file in published.files]
     else:
         there = open_model(model, lambda _: None)
-        n_layers, width, encoder_id = there.n_layers, there.width, there.encoder_id
-        footprint = there.footprint
-        yield f"path        {printable(path)}"
-    yield f"layers      {n_layers}"
-    yield f"dimensions  {width}"
-    yield f"parameters  {footprint.n_parameters / 1e6:,.1f} M"
-    yield f"encoder id  {encoder_id}"
-    yield from describe_needs(footprint)
-
-
-def find_head(model: str) -> Path | None:
-    """The head that lies beside a model; None if there is none, or the model is to be fetched.
-
-    Raises:
-        UnavailableError: the model is damaged.
-    """
-    if model in BUNDLES or ((found := find_published(model)) and found.missing):
-        return None
-    return open_model(model, lambda _: None).head
+        head = there.head
+        facts = (there.n_layers, there.width, there.footprint, there.encoder_id)
+        lines = [f"path        {printable(path)}"]
+    n_layers, width, footprint, encoder_id = facts
+    lines += [
+        f"layers      {n_layers}",
+        f"dimensions  {width}",
+        f"parameters  {footprint.n_parameters / 1e6:,.1f} M",
+        f"encoder id  {encoder_id}",
+        *describe_needs(footprint),
+    ]
+    return lines, head
 
 
 def _describe_bundle(model: str) -> Iterator[str]:

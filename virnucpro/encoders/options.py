@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from virnucpro.encoders.families import EMBEDDED, NAMES
-from virnucpro.ground.options import MODEL, ComputeOptions, count, option, refuse
+from virnucpro.ground.options import MODEL, ComputeOptions, count, option
 
 Encoding = Literal["esm2", "onehot", "blosum62", "composition"]
 Architecture = Literal["mlp", "cnn", "lstm", "unet"]
@@ -146,50 +146,3 @@ class NamedModelOptions:
 @dataclass(frozen=True, kw_only=True)
 class CheckOptions(ComputeOptions, NamedModelOptions):
     """A model, and the devices that it is checked on."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DownloadOptions:
-    """A published model or bundle."""
-
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="NAME", help="Published name of a model.", autocompletion=complete_model
-        ),
-    ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImportOptions:
-    """A checkpoint, or the files of a bundle, from elsewhere."""
-
-    path: Annotated[
-        str,
-        typer.Argument(
-            metavar="PATH|NAME",
-            help="fair-esm .pt file, or Hugging Face folder; with --from the name of a bundle.",
-        ),
-    ]
-    name: Annotated[
-        str | None,
-        option(
-            "Give the model this name.", metavar="NAME", show_default="that of the file or folder"
-        ),
-    ] = None
-    force: Annotated[bool, option("Replace a model of that name.")] = False
-    bundle_folder: Annotated[
-        Path | None,
-        option(
-            "Import the files of a bundle, or of dnabert-s, from this folder, under their "
-            "published names.",
-            None,
-            "--from",
-            metavar="FOLDER",
-            show_default=False,
-        ),
-    ] = None
-
-    def __post_init__(self) -> None:
-        if self.bundle_folder is not None:
-            refuse(self, ("name", "force"), "with --from: a bundle has published names")

@@ -16,11 +16,16 @@ import torch.nn.functional as F
 from Bio.Align import substitution_matrices
 from torch import Tensor, nn
 
-from virnucpro.encoders.esm2.checkpoint import N_TOKENS, RESIDUES, tokenize
+from virnucpro.encoders.esm2.checkpoint import (
+    AMINO_ACID_TOKENS,
+    EXTRA_TOKENS,
+    N_TOKENS,
+    RESIDUES,
+    tokenize,
+)
 from virnucpro.encoders.esm2.model import ESM2, mean_pool
-from virnucpro.encoders.esm2.packing import EXTRA_TOKENS, PackedBatch
 from virnucpro.encoders.options import Architecture, Encoding
-from virnucpro.encoders.transfer import send
+from virnucpro.encoders.transfer import PackedBatch, send
 
 AMINO_ACIDS = RESIDUES[:20]
 
@@ -43,7 +48,7 @@ def _one_hot() -> _ResidueTable:
     """A channel for each of the 20 amino acids, and one for all else."""
     rows = torch.zeros(N_TOKENS, len(AMINO_ACIDS) + 1)
     rows[:, -1] = 1
-    for channel, token in enumerate(tokenize([AMINO_ACIDS])[1:-1]):
+    for channel, token in enumerate(AMINO_ACID_TOKENS):
         rows[token] = F.one_hot(torch.tensor(channel), rows.shape[1])
     return _ResidueTable(rows)
 
@@ -63,40 +68,29 @@ def _blosum62() -> _ResidueTable:
     return _ResidueTable(torch.from_numpy(rows / np.sqrt(np.mean(scores[columns] ** 2))))
 
 
-class MeanReader(nn.Module):
-    """The mean over the residues."""
+class Reader(nn.Module):
+    """The mean over the residues of each frame, or a network over them in their order.
 
-    def __init__(self, encoder: nn.Module, width: int) -> None:
+    Without an encoder it reads nothing: a classifier gets composition alone.
+    """
+
+    def __init__(
+        self,
+        encoder: nn.Module | None,
+        width: int,
+        network: _ConvNet | _LSTM | _UNet | None = None,
+    ) -> None:
         super().__init__()
-        self.encoder, self.width = encoder, width
+        self.encoder, self.width, self.network = encoder, width, network
 
     def forward(self, batch: PackedBatch) -> Tensor:
-        return mean_pool(self.encoder(batch), batch)
-
-
-class NoReader(nn.Module):
-    """A reader of nothing: the classifier gets composition alone."""
-
-    width, encoder = 0, None
-
-    def forward(self, batch: PackedBatch) -> Tensor:
-        return torch.empty(len(batch.cu_seqlens) - 1, 0)
-
-
-class PaddedReader(nn.Module):
-    """A network over the residues of each frame, in their order."""
-
-    def __init__(self, encoder: nn.Module, network: _ConvNet | LSTM | _UNet) -> None:
-        super().__init__()
-        self.encoder, self.network, self.width = encoder, network, network.width
-
-    def forward(self, batch: PackedBatch) -> Tensor:
-        x, lengths = _pad_residues(self.encoder(batch), batch)
-        out: Tensor = self.network(x, lengths)
+        if self.encoder is None:
+            return torch.empty(len(batch.cu_seqlens) - 1, 0)
+        hidden = self.encoder(batch)
+        if self.network is None:
+            return mean_pool(hidden, batch)
+        out: Tensor = self.network(*_pad_residues(hidden, batch))
         return out.float()
-
-
-Reader = MeanReader | PaddedReader | NoReader
 
 
 def new_reader(encoding: Encoding, architecture: Architecture, esm2: ESM2 | None = None) -> Reader:
@@ -106,7 +100,7 @@ def new_reader(encoding: Encoding, architecture: Architecture, esm2: ESM2 | None
     """
     match encoding:
         case "composition":
-            return NoReader()
+            return Reader(None, 0)
         case "esm2":
             assert esm2 is not None, "an encoding by a model"
             return _reader_of(esm2, esm2.shape.dim, architecture)
@@ -117,18 +111,11 @@ def new_reader(encoding: Encoding, architecture: Architecture, esm2: ESM2 | None
     return _reader_of(table, table.rows.shape[1], architecture)
 
 
-def _reader_of(
-    encoder: nn.Module, n_channels: int, architecture: Architecture
-) -> MeanReader | PaddedReader:
-    match architecture:
-        case "mlp":
-            return MeanReader(encoder, n_channels)
-        case "cnn":
-            return PaddedReader(encoder, _ConvNet(n_channels))
-        case "lstm":
-            return PaddedReader(encoder, LSTM(n_channels))
-        case "unet":
-            return PaddedReader(encoder, _UNet(n_channels))
+def _reader_of(encoder: nn.Module, n_channels: int, architecture: Architecture) -> Reader:
+    if architecture == "mlp":
+        return Reader(encoder, n_channels)
+    network = {"cnn": _ConvNet, "lstm": _LSTM, "unet": _UNet}[architecture](n_channels)
+    return Reader(encoder, network.width, network)
 
 
 def _pad_residues(hidden: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor]:
@@ -166,7 +153,7 @@ class _ConvNet(nn.Module):
         return _pool(x, mask)
 
 
-class LSTM(nn.Module):
+class _LSTM(nn.Module):
     """One layer for each direction (Hochreiter and Schmidhuber 1997).
 
     Both read zeros behind a protein, when they have read all of it: on a CPU that is six times

@@ -1,17 +1,28 @@
-"""A device, arrays on their way to it, and results on their way back."""
+"""A device, batches on their way to it, and results on their way back.
+
+Sequences lie in one row of tokens, without padding. All that depends on their lengths is computed
+on the host; a device gets it in one go.
+"""
 
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from virnucpro.encoders.base import Pending, Rows
+from virnucpro.encoders.esm2.checkpoint import EXTRA_TOKENS, tokenize
+from virnucpro.ground.config import EncoderSpec
 from virnucpro.ground.errors import UnavailableError
 
 
@@ -74,6 +85,91 @@ def send(array: NDArray[np.generic], device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
+Runs = tuple[tuple[int, int, int], ...]  # first token, number of sequences, tokens of each
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedBatch:
+    """Sequences of tokens laid end to end; proteins each as ``<cls> residues <eos>``.
+
+    Neighbours of one length are a run, a rectangle that needs no mask; sorted sequences make few.
+    """
+
+    tokens: NDArray[np.int64]  # (n_tokens,)
+    cu_seqlens: NDArray[np.int32]  # (n_sequences + 1,), from 0 to n_tokens
+    runs: Runs
+
+    @classmethod
+    def of(cls, proteins: Sequence[str]) -> PackedBatch:
+        seqlens = np.array([len(protein) for protein in proteins]) + EXTRA_TOKENS
+        return cls.of_tokens(tokenize(list(proteins)), seqlens)
+
+    @classmethod
+    def of_tokens(cls, tokens: NDArray[np.int64], seqlens: NDArray[np.int64]) -> PackedBatch:
+        """Sequences of so many tokens each, in their order. (n_tokens,), (n_sequences,)"""
+        starts = np.concatenate([[0], np.cumsum(seqlens)])
+        assert len(tokens) == starts[-1], "one byte of text is one token"
+        bounds = np.flatnonzero(np.diff(seqlens, prepend=0, append=0))
+        runs = ((int(starts[a]), int(b - a), int(seqlens[a])) for a, b in pairwise(bounds))
+        return cls(tokens, starts.astype(np.int32), tuple(runs))
+
+    @property
+    def positions(self) -> NDArray[np.int64]:
+        """Counted from the first token of each sequence. (n_tokens,)"""
+        starts = np.repeat(self.cu_seqlens[:-1], np.diff(self.cu_seqlens))
+        return np.arange(len(self.tokens)) - starts
+
+    @property
+    def residues(self) -> NDArray[np.int64]:
+        """The places of the residues: all but ``<cls>`` and ``<eos>``. (n_residues,)"""
+        is_residue = np.ones(len(self.tokens), dtype=np.bool_)
+        is_residue[self.cu_seqlens[:-1]] = False
+        is_residue[self.cu_seqlens[1:] - 1] = False
+        return np.flatnonzero(is_residue)
+
+    @property
+    def residues_before(self) -> NDArray[np.int64]:
+        """The number of residues before each protein. (n_proteins,)"""
+        before = self.cu_seqlens[:-1].astype(np.int64)
+        return before - EXTRA_TOKENS * np.arange(len(before))
+
+    @property
+    def max_seqlen(self) -> int:
+        return max(seqlen for _, _, seqlen in self.runs)
+
+
+def plan_batches(
+    lengths: Sequence[int] | NDArray[np.int64], tokens_per_batch: int
+) -> list[list[int]]:
+    """Group the indices of ``lengths`` (residues) into batches of at most ``tokens_per_batch``.
+
+    Longest first, so that the first batch shows the peak memory. Every index occurs once; a
+    protein longer than the budget gets a batch of its own.
+    """
+    seqlens = np.asarray(lengths, dtype=np.int64) + EXTRA_TOKENS
+    order = np.argsort(-seqlens, kind="stable")
+    ends = np.cumsum(seqlens[order])
+    batches: list[list[int]] = []
+    first = 0
+    while first < len(order):
+        n_before = int(ends[first - 1]) if first else 0
+        last = int(np.searchsorted(ends, n_before + tokens_per_batch, side="right"))
+        last = max(last, first + 1)
+        batches.append(order[first:last].tolist())
+        first = last
+    return batches
+
+
+def mean_of_bags(hidden: Tensor, places: NDArray[np.int64], starts: NDArray[np.int64]) -> Tensor:
+    """The means of bags of rows, from one kernel and not one for each size of a bag.
+
+    (n, dim), the rows in the order of their bags, and where each bag begins among them, (n_bags,)
+    -> (n_bags, dim)
+    """
+    rows, offsets = send(places, hidden.device), send(starts, hidden.device)
+    return F.embedding_bag(rows, hidden, offsets, mode="mean")
+
+
 class HostCopy:
     """Copy of results from a device to the host: on a GPU, beside the next batch's work."""
 
@@ -85,7 +181,7 @@ class HostCopy:
     def start(self, results: Tensor) -> Pending:
         """Begin to copy float32 rows, into pinned memory."""
         if self.copying is None:
-            return Arrived(results.cpu().numpy())
+            return _Arrived(results.cpu().numpy())
         host = torch.empty(results.shape, dtype=results.dtype, pin_memory=True)
         self.copying.wait_stream(torch.cuda.current_stream(results.device))
         with torch.cuda.stream(self.copying):
@@ -96,7 +192,7 @@ class HostCopy:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Arrived:
+class _Arrived:
     """Rows on the host; a ``base.Pending``."""
 
     array: Rows
@@ -116,3 +212,65 @@ class _Arriving:
         self.copied.synchronize()
         array: Rows = self.host.numpy()
         return array
+
+
+class PackedEncoder(ABC):
+    """An encoder of packed batches on one device, but for what it computes; see ``base.Encoder``.
+
+    In fp16 a protein whose numbers are too large for that is embedded within ``in_float32``.
+    """
+
+    def __init__(
+        self,
+        spec: EncoderSpec,
+        device: torch.device,
+        in_float32: Callable[[], AbstractContextManager[None]] | None = None,
+    ) -> None:
+        self.spec, self.device, self.in_float32 = spec, device, in_float32
+        self.copy = HostCopy(device)
+
+    @abstractmethod
+    def embed(self, sequences: Sequence[str]) -> Tensor:
+        """The rows of a batch, on the device."""
+
+    def count_tokens(self, lengths: Sequence[int]) -> int:
+        return sum(lengths) + EXTRA_TOKENS * len(lengths)
+
+    def plan(self, lengths: Sequence[int], tokens_per_batch: int) -> list[list[int]]:
+        return plan_batches(lengths, tokens_per_batch)
+
+    def start(self, sequences: Sequence[str]) -> Pending:
+        pending = self.copy.start(self.embed(sequences))
+        if self.spec.precision != "fp16" or self.in_float32 is None:
+            return pending
+        return _Fp16Batch(sequences, pending, self.in_float32, self.embed)
+
+
+@dataclass(slots=True, eq=False)
+class _Fp16Batch:
+    """A batch in fp16; a protein whose numbers are too large for that is embedded in float32.
+
+    It is embedded alone then, so that its vector does not depend on the batch.
+    """
+
+    sequences: Sequence[str]
+    pending: Pending
+    in_float32: Callable[[], AbstractContextManager[None]]
+    embed: Callable[[Sequence[str]], Tensor]
+    n_repeated: int = 0
+
+    def rows(self) -> Rows:
+        rows = self.pending.rows()
+        parts = np.split(rows, self.ends(len(rows))[:-1])  # views
+        for sequence, part in zip(self.sequences, parts, strict=True):
+            if not np.isfinite(part).all():
+                with self.in_float32():
+                    part[:] = self.embed([sequence]).cpu().numpy()
+                self.n_repeated += 1
+        return rows
+
+    def ends(self, n_rows: int) -> NDArray[np.int64]:
+        """The end of each protein among the rows, of which it has one, or one per residue."""
+        if n_rows == len(self.sequences):
+            return np.arange(1, n_rows + 1)
+        return np.cumsum([len(sequence) for sequence in self.sequences])

@@ -36,6 +36,8 @@ OnBlock = Callable[[bytes | memoryview], object]
 Opener = Callable[[str, int], int]  # for ``open``: takes a path and flags, gives a descriptor
 ZstdError = zstd.ZstdError
 EMBEDDED_FOLDER = Path(__file__).parents[1] / "embedded"  # the models that are part of the package
+# in the folder of a trained model; the last is an encoder that is none of ESM-2, or names one
+HEAD_FILE, REGIONS_FILE, LEARNED_FILE = "head.safetensors", "regions.json", "encoder.safetensors"
 TEMPORARY = ".tmp"  # ends the name of every temporary file
 MOST_JSON = 2**28  # bytes of a file of JSON; run.json has 400 for each input
 _DEEPEST = 64  # levels of JSON; files of ours have a handful

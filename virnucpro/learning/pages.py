@@ -20,9 +20,8 @@ import numpy as np
 from virnucpro import __version__
 from virnucpro.callers.head import Head, load_head
 from virnucpro.encoders.catalogue import open_model
-from virnucpro.encoders.esm2.checkpoint import HEAD_FILE
 from virnucpro.ground.errors import InputMissingError, UsageError
-from virnucpro.ground.files import open_plain, sha256, write_whole
+from virnucpro.ground.files import HEAD_FILE, open_plain, sha256, write_whole
 from virnucpro.ground.log import counted, escaped, printable
 from virnucpro.learning.evaluation.metrics import NOT_DEFINED
 from virnucpro.learning.training.request import CARD_FILE, EPOCHS, FACTS, GAIN, HELD_OUT, SPLIT

@@ -17,7 +17,6 @@ from virnucpro.callers.cascade import Cascade
 from virnucpro.callers.head import EncoderFacts, Head, load_head
 from virnucpro.callers.options import CutOptions, Embed
 from virnucpro.encoders.base import Model
-from virnucpro.encoders.esm2.checkpoint import HEAD_FILE, REGIONS_FILE
 from virnucpro.encoders.families import BUNDLES, EMBEDDED
 from virnucpro.engine.options import EngineOptions, WorkOptions
 from virnucpro.ground.config import (
@@ -44,6 +43,7 @@ from virnucpro.ground.errors import (
     UsageError,
 )
 from virnucpro.ground.events import OnEvent
+from virnucpro.ground.files import HEAD_FILE, REGIONS_FILE
 from virnucpro.ground.log import printable
 from virnucpro.ground.options import carry
 from virnucpro.run.folder import RunDir

@@ -18,22 +18,21 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from virnucpro.encoders.base import Pending
+from virnucpro.encoders.base import progress_of
 from virnucpro.encoders.dnabert_s.model import (
     DNABERT,
     LAYER_NORM_EPS,
     DNABERTShape,
-    TokenBatch,
     choose_kernel,
     mean_pool,
+    pack,
 )
 from virnucpro.encoders.dnabert_s.tokenizer import Tokenizer, read_tokenizer
-from virnucpro.encoders.esm2.packing import plan_batches
-from virnucpro.encoders.families import FAMILIES, Published
-from virnucpro.encoders.transfer import HostCopy, send
+from virnucpro.encoders.families import FAMILIES, Published, describe_width
+from virnucpro.encoders.transfer import PackedEncoder, send
 from virnucpro.ground.config import EncoderSpec, Footprint, Pooling, Precision, Reads
 from virnucpro.ground.errors import UnavailableError
-from virnucpro.ground.events import OnEvent, Progress
+from virnucpro.ground.events import OnEvent
 from virnucpro.ground.files import read_json, sha256
 from virnucpro.ground.log import printable
 from virnucpro.ground.tensors import check_plain, read_pt
@@ -70,7 +69,7 @@ class DNABERTModel:
 
     @property
     def width(self) -> str:
-        return self.shape.width
+        return describe_width(self.dim, self.shape.n_heads)
 
     @property
     def footprint(self) -> Footprint:
@@ -101,11 +100,8 @@ class DNABERTModel:
     ) -> tuple[Path, str]:
         """It is used as it is: workers map its weights. The hash is of weights and tokenizer."""
         file = weights_file(self.path)
-        n_bytes = file.stat().st_size
-        weights = sha256(
-            file, lambda done: on_event(Progress("hashing the model", done, n_bytes, "bytes"))
-        )
-        both = weights + sha256(self.path / TOKENIZER)
+        hashing = progress_of("hashing the model", file.stat().st_size, on_event)
+        both = sha256(file, hashing) + sha256(self.path / TOKENIZER)
         return self.path, hashlib.sha256(both.encode()).hexdigest()
 
     def verify(self) -> str:
@@ -154,14 +150,14 @@ def load(spec: EncoderSpec, weights: Path, device: torch.device) -> _DNABERTEnco
     return _DNABERTEncoder(spec, model, tokenizer, device)
 
 
-class _DNABERTEncoder:
-    """Our DNABERT-S on packed batches; see ``base.Encoder``."""
+class _DNABERTEncoder(PackedEncoder):
+    """Our DNABERT-S on packed batches."""
 
     def __init__(
         self, spec: EncoderSpec, model: DNABERT, tokenizer: Tokenizer, device: torch.device
     ) -> None:
-        self.spec, self.model, self.tokenizer, self.device = spec, model, tokenizer, device
-        self.copy = HostCopy(device)
+        super().__init__(spec, device)
+        self.model, self.tokenizer = model, tokenizer
 
     @property
     def kernel(self) -> str:
@@ -169,7 +165,7 @@ class _DNABERTEncoder:
 
     def count_tokens(self, lengths: Sequence[int]) -> int:
         """About as many: the tokenizer makes of a letter what its neighbours allow."""
-        return sum(map(_tokens_of, lengths)) + _FAMILY.extra_tokens * len(lengths)
+        return super().count_tokens(list(map(_tokens_of, lengths)))
 
     def count_flop(self, lengths: Sequence[int]) -> float:
         shape = self.model.shape
@@ -179,16 +175,14 @@ class _DNABERTEncoder:
         return shape.n_layers * (products + 4.0 * squares * shape.dim)
 
     def plan(self, lengths: Sequence[int], tokens_per_batch: int) -> list[list[int]]:
-        return plan_batches(list(map(_tokens_of, lengths)), tokens_per_batch)
-
-    def start(self, sequences: Sequence[str]) -> Pending:
-        return self.copy.start(self.embed(sequences))
+        return super().plan(list(map(_tokens_of, lengths)), tokens_per_batch)
 
     @torch.inference_mode()
     def embed(self, sequences: Sequence[str]) -> Tensor:
         """The rows of a batch, on the device."""
-        batch = TokenBatch.of(self.tokenizer.encode(sequences))
-        return mean_pool(self.model(send(batch.tokens, self.device), batch), batch)
+        batch, places = pack(self.tokenizer.encode(sequences))
+        means = mean_pool(self.model(send(batch.tokens, self.device), batch), batch)
+        return means[send(places, self.device)]
 
 
 def _tokens_of(n_letters: int) -> int:

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from virnucpro.encoders.esm2.attention import triton_kernels
-from virnucpro.encoders.esm2.packing import Runs, find_runs
-from virnucpro.encoders.transfer import send
+from virnucpro.encoders.transfer import PackedBatch, mean_of_bags, send
 from virnucpro.ground.log import LOGGER
 
 LAYER_NORM_EPS = 1e-12
@@ -37,15 +36,6 @@ class DNABERTShape:
     n_words: int  # words of the tokenizer
 
     @property
-    def head_dim(self) -> int:
-        return self.dim // self.n_heads
-
-    @property
-    def width(self) -> str:
-        """Dimensions and heads, for people."""
-        return f"{self.dim} in {self.n_heads} heads of {self.head_dim}"
-
-    @property
     def layer_products(self) -> int:
         """Weights of the matrix products of a layer."""
         return 4 * self.dim**2 + 3 * self.inner * self.dim
@@ -57,47 +47,22 @@ class DNABERTShape:
         return self.n_layers * per_layer + (self.n_words + 4) * self.dim
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TokenBatch:
-    """The tokens of texts laid end to end, the texts sorted by their number of tokens.
-
-    A run is a rectangle that needs no mask. ``places`` are the rows of the texts, in the order
-    they came in.
-    """
-
-    tokens: NDArray[np.int64]  # (n_tokens,)
-    runs: Runs
-    places: NDArray[np.int64]  # (n_texts,)
-    offsets: NDArray[np.int32]  # (n_texts + 1,), of the sorted texts, from 0 to n_tokens
-
-    @classmethod
-    def of(cls, rows: Sequence[Sequence[int]]) -> TokenBatch:
-        seqlens = np.array(list(map(len, rows)))
-        order = np.argsort(seqlens, kind="stable")
-        places = np.empty_like(order)
-        places[order] = np.arange(len(order))
-        seqlens = seqlens[order]
-        offsets = np.concatenate([[0], np.cumsum(seqlens)])
-        return cls(
-            tokens=np.concatenate([rows[i] for i in order]),
-            runs=find_runs(offsets, seqlens),
-            places=places,
-            offsets=offsets.astype(np.int32),
-        )
-
-    @property
-    def max_seqlen(self) -> int:
-        return max(seqlen for _, _, seqlen in self.runs)
+def pack(rows: Sequence[Sequence[int]]) -> tuple[PackedBatch, NDArray[np.int64]]:
+    """The tokens of texts, sorted by their number; and the place of each text, (n_texts,)."""
+    seqlens = np.array(list(map(len, rows)))
+    order = np.argsort(seqlens, kind="stable")
+    tokens = np.concatenate([rows[i] for i in order])
+    return PackedBatch.of_tokens(tokens, seqlens[order]), np.argsort(order)
 
 
 # Attention within each text of a batch: queries, keys and values of a layer, (n_tokens, 3, n_heads,
 # head_dim), to (n_tokens, n_heads, head_dim). A kernel makes it for a batch, a number of heads and
 # a device, and all layers share it.
 Attend = Callable[[Tensor], Tensor]
-Kernel = Callable[[TokenBatch, int, torch.device], Attend]
+Kernel = Callable[[PackedBatch, int, torch.device], Attend]
 
 
-def attend_runs(batch: TokenBatch, n_heads: int, device: torch.device) -> Attend:
+def attend_runs(batch: PackedBatch, n_heads: int, device: torch.device) -> Attend:
     """SDPA on each run of texts of one length, on any device."""
     penalties = distance_penalties(n_heads, batch.max_seqlen, device)
 
@@ -114,9 +79,9 @@ def attend_runs(batch: TokenBatch, n_heads: int, device: torch.device) -> Attend
     return attend
 
 
-def attend_texts_triton(batch: TokenBatch, n_heads: int, device: torch.device) -> Attend:
+def attend_texts_triton(batch: PackedBatch, n_heads: int, device: torch.device) -> Attend:
     """One launch for all texts, by our kernel (CUDA)."""
-    offsets, slopes = send(batch.offsets, device), send_slopes(n_heads, device)
+    offsets, slopes = send(batch.cu_seqlens, device), send_slopes(n_heads, device)
     attend_texts = triton_kernels().attend_texts
 
     def attend(qkv: Tensor) -> Tensor:
@@ -201,7 +166,7 @@ class DNABERT(nn.Module):
         self.embedding_norm = nn.LayerNorm(shape.dim, eps=LAYER_NORM_EPS)
         self.layers = nn.ModuleList(Layer(shape) for _ in range(n_layers))
 
-    def forward(self, tokens: Tensor, batch: TokenBatch) -> Tensor:
+    def forward(self, tokens: Tensor, batch: PackedBatch) -> Tensor:
         """The representation after the last layer of this model. (n_tokens,) -> (n_tokens, dim)"""
         x: Tensor = self.embedding_norm(self.embedding(tokens) + self.token_types.weight[0])
         attend = self.kernel(batch, self.shape.n_heads, x.device)
@@ -240,23 +205,15 @@ def alibi_slopes(n_heads: int) -> list[float]:
     return slopes + [2 ** (-8 * i / (2 * below)) for i in range(1, 2 * (n_heads - below), 2)]
 
 
-def mean_pool(hidden: Tensor, batch: TokenBatch) -> Tensor:
-    """Average all tokens of each text, [CLS] and [SEP] among them, in the order the texts came in.
+def mean_pool(hidden: Tensor, batch: PackedBatch) -> Tensor:
+    """Average all tokens of each text of a batch, [CLS] and [SEP] among them.
 
     (n_tokens, dim) -> (n_texts, dim)
     """
-    places = send(batch.places, hidden.device)
     if hidden.device.type == "cuda":
-        return mean_of_bags(hidden, batch)[places]
+        return mean_of_bags(hidden, np.arange(len(hidden)), batch.cu_seqlens[:-1].astype("int64"))
     pooled = [
         hidden[first : first + n * seqlen].view(n, seqlen, -1).mean(dim=1)
         for first, n, seqlen in batch.runs
     ]
-    return torch.cat(pooled)[places]
-
-
-def mean_of_bags(hidden: Tensor, batch: TokenBatch) -> Tensor:
-    """The means of the sorted texts from one kernel. (n_tokens, dim) -> (n_texts, dim)"""
-    rows = torch.arange(len(hidden), device=hidden.device)
-    starts = send(batch.offsets[:-1].astype("int64"), hidden.device)
-    return F.embedding_bag(rows, hidden, starts, mode="mean")
+    return torch.cat(pooled)

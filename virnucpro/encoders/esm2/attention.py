@@ -9,14 +9,42 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import ModuleType
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from virnucpro.encoders.esm2.packing import StagedBatch
+from virnucpro.encoders.transfer import PackedBatch, Runs, send
 from virnucpro.ground.log import LOGGER
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StagedBatch:
+    """A packed batch on its device, with what all layers share."""
+
+    tokens: Tensor  # (n_tokens,)
+    cu_seqlens: Tensor  # (n_proteins + 1,) int32
+    cos: Tensor  # (n_tokens, head_dim) float32, each half the same
+    sin: Tensor  # (n_tokens, head_dim / 2) float32
+    runs: Runs
+    max_seqlen: int
+
+    @classmethod
+    def of(cls, batch: PackedBatch, inv_freq: Tensor) -> StagedBatch:
+        """Send the batch to the device of ``inv_freq``: radians per position, (head_dim / 2,)."""
+        device = inv_freq.device
+        angles = send(batch.positions, device)[:, None].float() * inv_freq
+        return cls(
+            tokens=send(batch.tokens, device),
+            cu_seqlens=send(batch.cu_seqlens, device),
+            cos=angles.cos().repeat(1, 2),
+            sin=angles.sin(),
+            runs=batch.runs,
+            max_seqlen=batch.max_seqlen,
+        )
+
 
 Kernel = Callable[[Tensor, StagedBatch], Tensor]
 

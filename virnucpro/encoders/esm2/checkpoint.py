@@ -17,13 +17,15 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from virnucpro.ground.errors import UnavailableError
-from virnucpro.ground.files import read_json, sha256
+from virnucpro.ground.files import HEAD_FILE, LEARNED_FILE, REGIONS_FILE, read_json, sha256
 from virnucpro.ground.log import printable
 
 CLS, PAD, EOS, UNK, MASK = 0, 1, 2, 3, 32
 N_TOKENS = 33
+EXTRA_TOKENS = 2  # <cls> and <eos> of each protein
 RESIDUES = "LAGVSERTIDPKQNFYMHWCXBUZO.-"  # tokens 4 to 30; 31 is <null_1>
 _FIRST_RESIDUE = 4
+AMINO_ACID_TOKENS = np.arange(_FIRST_RESIDUE, _FIRST_RESIDUE + 20)  # of the usual ones
 
 _TOKEN_OF_BYTE = np.full(256, UNK, dtype=np.int64)
 for _token, _letter in enumerate(RESIDUES, start=_FIRST_RESIDUE):
@@ -34,9 +36,6 @@ LAYER_NORM_EPS = 1e-5
 ROPE_THETA = 10000.0
 FP8_WIDTH = 16  # both sides of a matrix of weights in 8 bits are multiples of it
 KIND = "an ESM-2 checkpoint"
-# in the folder of a trained model, beside its encoder
-HEAD_FILE, REGIONS_FILE = "head.safetensors", "regions.json"
-LEARNED_FILE = "encoder.safetensors"  # an encoder that is none of ESM-2, or names one elsewhere
 _BESIDE = {HEAD_FILE, LEARNED_FILE}
 _LAYER_NUMBER = re.compile(r"(?:^|\.)layers?\.(\d+)\.")
 # our module's name -> what Hugging Face calls it; {} is the number of the layer
@@ -71,11 +70,6 @@ class ESM2Shape:
     @property
     def head_dim(self) -> int:
         return self.dim // self.n_heads
-
-    @property
-    def width(self) -> str:
-        """Dimensions and heads, for people."""
-        return f"{self.dim} in {self.n_heads} heads of {self.head_dim}"
 
     @property
     def n_parameters(self) -> int:

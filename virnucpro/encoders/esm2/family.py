@@ -6,20 +6,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from virnucpro.encoders.base import Encoder, Model, not_published
+from virnucpro.encoders.base import Encoder, Model, not_published, progress_of
 from virnucpro.encoders.esm2.checkpoint import (
     FP8_WIDTH,
-    HEAD_FILE,
     Checkpoint,
     ESM2Shape,
     inspect_tensors,
     not_esm2,
     open_folder,
 )
-from virnucpro.encoders.families import Published
+from virnucpro.encoders.families import Published, describe_width
 from virnucpro.ground.config import EncoderSpec, Footprint, Pooling, Precision
-from virnucpro.ground.errors import UsageError
-from virnucpro.ground.events import OnEvent, Progress
+from virnucpro.ground.errors import UnavailableError, UsageError
+from virnucpro.ground.events import OnEvent
+from virnucpro.ground.files import HEAD_FILE
 from virnucpro.ground.log import printable
 
 if TYPE_CHECKING:
@@ -61,15 +61,9 @@ class ESM2Model(Checkpoint):
     head: Path | None = None
     poolings: ClassVar[tuple[Pooling, ...]] = ("mean", "bos", "none")
 
-    @classmethod
-    def of(cls, checkpoint: Checkpoint) -> ESM2Model:
-        head = checkpoint.path / HEAD_FILE
-        found = head if head.is_file() else None
-        return cls(checkpoint.path, checkpoint.shape, checkpoint.encoder_id, head=found)
-
     @property
     def width(self) -> str:
-        return self.shape.width
+        return describe_width(self.dim, self.shape.n_heads)
 
     @property
     def footprint(self) -> Footprint:
@@ -103,12 +97,10 @@ class ESM2Model(Checkpoint):
                 hint="use --precision bf16",
             )
         if self.n_bytes < WORTH_CONVERTING:
-            weights, n_bytes = self.path, self.n_bytes
-            digest = self.sha256(
-                lambda done: on_event(Progress("hashing the model", done, n_bytes, "bytes"))
-            )
+            weights = self.path
+            digest = self.sha256(progress_of("hashing the model", self.n_bytes, on_event))
         else:
-            from virnucpro.encoders.esm2.converted import prepare
+            from virnucpro.encoders.esm2.weights import prepare
 
             weights, digest = prepare(self, precision, folder, on_event)
         self.check(digest)
@@ -124,9 +116,9 @@ class ESM2Model(Checkpoint):
             raise not_published(self.path, self.published, f"its SHA-256 is {digest}")
 
     def verify(self) -> str:
-        from virnucpro.encoders.esm2.weights import verify_checkpoint
+        from virnucpro.encoders.esm2.weights import verify_weights
 
-        verify_checkpoint(self.path)
+        verify_weights(self.path)
         return self.sha256()
 
 
@@ -135,11 +127,20 @@ def inspect_esm2(path: Path) -> ESM2Model:
     Raises:
         UnavailableError: it is no ESM-2, is damaged, or holds more than tensors.
     """
+    if not path.exists():
+        raise UnavailableError(
+            f"{printable(path)}: no such file or folder",
+            hint="`virnucpro models list` shows what is here, `models download` fetches",
+        )
     if path.is_dir():
-        return ESM2Model.of(inspect_tensors(open_folder(path, "np")))
-    from virnucpro.encoders.esm2.weights import inspect_checkpoint
+        tensors = open_folder(path, "np")
+    else:
+        from virnucpro.encoders.esm2.weights import open_tensors
 
-    return ESM2Model.of(inspect_checkpoint(path))
+        tensors = open_tensors(path)
+    found, head = inspect_tensors(tensors), path / HEAD_FILE
+    beside = head if head.is_file() else None
+    return ESM2Model(path, found.shape, found.encoder_id, head=beside)
 
 
 def inspect(path: Path, on_event: OnEvent) -> ESM2Model:

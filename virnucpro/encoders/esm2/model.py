@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -23,7 +22,9 @@ from virnucpro.encoders.esm2.attention import (
     E4M3,
     OF_TRITON,
     Kernel,
+    StagedBatch,
     attend_runs,
+    attend_to_train,
     choose_kernel,
     triton_kernels,
 )
@@ -34,8 +35,7 @@ from virnucpro.encoders.esm2.checkpoint import (
     ROPE_THETA,
     ESM2Shape,
 )
-from virnucpro.encoders.esm2.packing import EXTRA_TOKENS, PackedBatch, StagedBatch
-from virnucpro.encoders.transfer import send
+from virnucpro.encoders.transfer import PackedBatch, mean_of_bags, send
 from virnucpro.ground.errors import UnavailableError
 from virnucpro.ground.log import printable
 
@@ -334,6 +334,11 @@ class ESM2(nn.Module):
         """Apply all layers to embedded tokens. (n_tokens, dim) -> the same"""
         return self.apply_layers(self.layers_in_use(), self.stream_of(x), batch)
 
+    def to_train(self) -> ESM2:
+        """Have attention let gradients flow. -> this model"""
+        self.attend = attend_to_train
+        return self
+
     def quantise(self, device: torch.device) -> ESM2:
         """Move a model in bf16 to a device, the products of its layers in 8 bits.
 
@@ -381,21 +386,12 @@ def mean_pool(hidden: Tensor, batch: PackedBatch) -> Tensor:
     (n_tokens, dim) -> (n_proteins, dim) float32
     """
     if hidden.device.type == "cuda":
-        return mean_of_bags(hidden, batch)
+        return mean_of_bags(hidden, batch.residues, batch.residues_before)
     pooled = [
         hidden[first : first + n * seqlen].view(n, seqlen, -1)[:, 1:-1].mean(dim=1)
         for first, n, seqlen in batch.runs
     ]
     return torch.cat(pooled)
-
-
-def mean_of_bags(hidden: Tensor, batch: PackedBatch) -> Tensor:
-    """The means of ``mean_pool`` from one kernel, not one for each length of a protein."""
-    n_before = batch.cu_seqlens[:-1].astype("int64") - EXTRA_TOKENS * np.arange(
-        len(batch.cu_seqlens) - 1
-    )
-    places, offsets = (send(array, hidden.device) for array in (batch.residues, n_before))
-    return F.embedding_bag(places, hidden, offsets, mode="mean")
 
 
 def bos_pool(hidden: Tensor, batch: PackedBatch) -> Tensor:

@@ -1,20 +1,32 @@
-"""Find, inspect, load and save an ESM-2: fair-esm's ``.pt`` or a Hugging Face folder.
+"""The weights of an ESM-2: fair-esm's ``.pt``, a Hugging Face folder, or what those became.
 
 The content of a checkpoint says what it is; file names are not trusted. Nothing in it is ever run:
 ``.pt`` files are read with ``weights_only=True``, and safetensors hold only tensors.
+
+A large checkpoint is converted once: our names, the run's precision, mapped and not read. In the
+folder stand, for each checkpoint's content and precision, the converted file and a JSON with its
+hash; and for each place that a checkpoint was seen at, a note with the checkpoint's hash, so that
+it need not be read again. The parent verifies the file once for a run; then every worker maps it,
+so that all of them share one copy of the weights in the machine's page cache.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from safetensors.torch import save
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save, save_file
 from torch import Tensor, nn
 
+from virnucpro.encoders.base import progress_of
 from virnucpro.encoders.esm2.attention import choose_kernel
 from virnucpro.encoders.esm2.checkpoint import (
     HUGGING_FACE,
@@ -29,11 +41,21 @@ from virnucpro.encoders.esm2.checkpoint import (
     inspect_tensors,
     not_esm2,
     open_folder,
+    weight_files,
 )
-from virnucpro.encoders.esm2.model import ESM2, rotary_frequencies
-from virnucpro.ground.errors import UnavailableError
-from virnucpro.ground.files import write_json, write_whole
-from virnucpro.ground.log import printable
+from virnucpro.encoders.esm2.model import DTYPES, ESM2, rotary_frequencies
+from virnucpro.ground.config import Precision
+from virnucpro.ground.errors import OutputError, StorageError, UnavailableError
+from virnucpro.ground.events import OnEvent, Progress
+from virnucpro.ground.files import (
+    atomic,
+    parse_json,
+    read_json,
+    sha256,
+    write_json,
+    write_whole,
+)
+from virnucpro.ground.log import LOGGER, printable
 from virnucpro.ground.tensors import check_plain, read_pt
 
 _FAIRSEQ_PREFIX = re.compile(r"^(encoder\.sentence_encoder\.|encoder\.)")
@@ -53,28 +75,26 @@ FAIR_ESM = {
     "down": "layers.{}.fc2",
 }
 _SAME_NAME = ("attention_norm", "attention_out", "mlp_norm", "up", "down")
+_FORMAT = "1"
+_SUFFIX = ".virnucpro.safetensors"
+_STALE_SECONDS = 86_400  # age after which a half written file has no writer any more
+_DAMAGE = (OSError, ValueError, LookupError, TypeError, SafetensorError)
 
-
-def inspect_checkpoint(path: Path) -> Checkpoint:
-    """
-    Raises:
-        UnavailableError: it is not an ESM-2, is damaged, or holds more than tensors.
-    """
-    if not path.exists():
-        raise UnavailableError(
-            f"{printable(path)}: no such file or folder",
-            hint="`virnucpro models list` shows what is here, `models download` fetches",
-        )
-    return inspect_tensors(_open(path))
+OnBytes = Callable[[int], None]
 
 
 def load_esm2(path: Path, layer: int, dtype: torch.dtype, device: torch.device) -> ESM2:
-    """Load the first ``layer`` layers onto ``device``, matrix products in ``dtype``.
+    """Load the first ``layer`` layers of a checkpoint or of its converted form onto ``device``.
+
+    Matrix products are in ``dtype``.
 
     Raises:
-        UnavailableError: the checkpoint cannot be used.
+        UnavailableError: it cannot be used.
     """
-    return make_esm2(inspect_checkpoint(path).shape, _open(path), layer, dtype, device)
+    if is_converted(path):
+        return _load_converted(path, layer, dtype, device)
+    tensors = open_tensors(path)
+    return make_esm2(inspect_tensors(tensors).shape, tensors, layer, dtype, device)
 
 
 def make_esm2(
@@ -113,7 +133,8 @@ def fair_esm_state(path: Path) -> dict[str, Tensor]:
     Raises:
         UnavailableError: the checkpoint cannot be used.
     """
-    n_layers, tensors = inspect_checkpoint(path).shape.n_layers, _open(path)
+    tensors = open_tensors(path)
+    n_layers = inspect_tensors(tensors).n_layers
     state = {}
     if tensors.has("inv_freq"):
         state[ROTARY] = tensors.get("inv_freq")
@@ -172,21 +193,21 @@ def _config(shape: ESM2Shape, architecture: str) -> dict[str, object]:
     }
 
 
-def verify_checkpoint(path: Path) -> Checkpoint:
+def verify_weights(path: Path) -> None:
     """Load all of a checkpoint in float32 and look at every number.
 
     Raises:
         UnavailableError: a tensor is missing, of another shape, or not finite.
     """
-    checkpoint = inspect_checkpoint(path)
-    model = load_esm2(path, checkpoint.shape.n_layers, torch.float32, torch.device("cpu"))
+    tensors = open_tensors(path)
+    shape = inspect_tensors(tensors).shape
+    model = make_esm2(shape, tensors, shape.n_layers, torch.float32, torch.device("cpu"))
     for name, tensor in model.state_dict().items():
         if not torch.isfinite(tensor).all():
             raise UnavailableError(
                 f"{printable(path)}: {name} holds a number that is not finite",
                 hint="the file is damaged: download it again",
             )
-    return checkpoint
 
 
 def _fill(
@@ -203,7 +224,8 @@ def _copy(target: Tensor, source: Tensor, path: Path) -> None:
     target.copy_(source)
 
 
-def _open(path: Path) -> Tensors:
+def open_tensors(path: Path) -> Tensors:
+    """The tensors of a checkpoint. Raises as ``inspect_esm2``."""
     return open_folder(path, "pt") if path.is_dir() else _open_pt(path)
 
 
@@ -231,3 +253,164 @@ def _open_pt(path: Path) -> Tensors:
         token_dropout=bool(getattr(namespace, "token_dropout", True)),
         read=read,
     )
+
+
+# Converted checkpoints
+
+
+def converted_folder() -> Path:
+    """The folder of converted large checkpoints; it may be deleted at any time."""
+    return Path(torch.hub.get_dir()) / "virnucpro"
+
+
+def prepare(
+    checkpoint: Checkpoint, precision: Precision, folder: Path | None, on_event: OnEvent
+) -> tuple[Path, str]:
+    """The file that workers map, made if need be, and the checkpoint's SHA-256.
+
+    If it cannot be kept, that is the checkpoint itself. ``folder`` None is the default one.
+    """
+    n_bytes, dtype, folder = checkpoint.n_bytes, DTYPES[precision], folder or converted_folder()
+    checking = progress_of("checking the model", n_bytes, on_event)
+    if converted := find_converted(checkpoint, dtype, folder, checking):
+        return converted
+    digest = checkpoint.sha256(progress_of("hashing the model", n_bytes, on_event))
+    on_event(Progress("converting the model, this once", 0, 0, "bytes"))
+    try:
+        path = convert(checkpoint, digest, dtype, folder)
+    except (OSError, OutputError, StorageError) as error:
+        LOGGER.warning(
+            "the converted model cannot be kept in %s (%s): every worker reads all of %s",
+            printable(folder),
+            printable(error),
+            printable(checkpoint.path),
+        )
+        return checkpoint.path, digest
+    LOGGER.info("converted model: %s", printable(path))
+    return path, digest
+
+
+def find_converted(
+    checkpoint: Checkpoint, dtype: torch.dtype, folder: Path, on_bytes: OnBytes = lambda _: None
+) -> tuple[Path, str] | None:
+    """The converted form of a checkpoint, if it was made and is whole to the last bit.
+
+    The checkpoint is known by place, size and times: it is not read again.
+    -> the path, and the checkpoint's SHA-256
+    """
+    try:
+        source_sha256 = str(read_json(_note(checkpoint, folder))["source_sha256"])
+    except _DAMAGE:
+        return None
+    path = _find(checkpoint, source_sha256, dtype, folder, on_bytes)
+    return (path, source_sha256) if path else None
+
+
+def convert(checkpoint: Checkpoint, source_sha256: str, dtype: torch.dtype, folder: Path) -> Path:
+    """The converted form of a checkpoint: written, or found to be that of another place.
+
+    Raises:
+        UnavailableError: the checkpoint cannot be used.
+        OSError, OutputError, StorageError: the folder cannot be written.
+    """
+    path = _path(source_sha256, dtype, folder)
+    is_made = _find(checkpoint, source_sha256, dtype, folder) is not None
+    folder.mkdir(parents=True, exist_ok=True)
+    if not is_made:
+        _sweep(folder)
+        _write(checkpoint, source_sha256, dtype, path)
+    write_json(_note(checkpoint, folder), {"source_sha256": source_sha256})
+    return path
+
+
+def is_converted(path: Path) -> bool:
+    return path.name.endswith(_SUFFIX) and path.is_file()
+
+
+def _load_converted(path: Path, layer: int, dtype: torch.dtype, device: torch.device) -> ESM2:
+    try:
+        with safe_open(path, framework="pt") as handle:
+            facts = handle.metadata()
+            if facts["dtype"] != str(dtype):
+                raise ValueError(f"it holds {facts['dtype']}")
+            shape = ESM2Shape(**parse_json(facts["shape"]))
+            with torch.device("meta"):
+                model = ESM2(shape, layer, dtype)
+            tensors = {name: handle.get_tensor(name) for name in model.state_dict()}
+        model.load_state_dict(tensors, assign=True)
+    except (*_DAMAGE, RuntimeError) as error:
+        raise UnavailableError(
+            f"{printable(path)} cannot be used: {printable(error)}",
+            hint="delete it: it is made again from the model",
+        ) from error
+    model.attend = choose_kernel(device, dtype, shape.head_dim)
+    return model.to(device).eval().requires_grad_(False)
+
+
+def _find(
+    checkpoint: Checkpoint,
+    source_sha256: str,
+    dtype: torch.dtype,
+    folder: Path,
+    on_bytes: OnBytes = lambda _: None,
+) -> Path | None:
+    if not re.fullmatch("[0-9a-f]{64}", source_sha256):
+        return None
+    path = _path(source_sha256, dtype, folder)
+    try:
+        with safe_open(path, framework="pt") as handle:
+            metadata = handle.metadata()
+        if metadata != _metadata(checkpoint, source_sha256, dtype):
+            return None
+        if read_json(path.with_suffix(".json"))["sha256"] != sha256(path, on_bytes):
+            return None
+    except _DAMAGE:
+        return None
+    return path
+
+
+def _write(checkpoint: Checkpoint, source_sha256: str, dtype: torch.dtype, path: Path) -> None:
+    model = load_esm2(checkpoint.path, checkpoint.shape.n_layers, dtype, torch.device("cpu"))
+    with atomic(path) as temporary:
+        temporary.touch()
+        mode = temporary.stat().st_mode  # others may read it if they may read other files
+        try:
+            metadata = _metadata(checkpoint, source_sha256, dtype)
+            save_file(model.state_dict(), temporary, metadata)
+        except SafetensorError as error:
+            raise OSError(f"{printable(path)}: {printable(error)}") from error
+        temporary.chmod(mode)
+        digest = sha256(temporary)
+    write_json(path.with_suffix(".json"), {"sha256": digest, "made of": str(checkpoint.path)})
+
+
+def _metadata(checkpoint: Checkpoint, source_sha256: str, dtype: torch.dtype) -> dict[str, str]:
+    return {
+        "format": _FORMAT,
+        "shape": json.dumps(asdict(checkpoint.shape)),
+        "dtype": str(dtype),
+        "encoder_id": checkpoint.encoder_id,
+        "source_sha256": source_sha256,
+    }
+
+
+def _path(source_sha256: str, dtype: torch.dtype, folder: Path) -> Path:
+    precision = str(dtype).removeprefix("torch.")
+    return folder / f"{source_sha256[:16]}_{precision}{_SUFFIX}"
+
+
+def _note(checkpoint: Checkpoint, folder: Path) -> Path:
+    """The note of a checkpoint; another place, size or time of it has another note."""
+    digest = hashlib.sha256()
+    for file in weight_files(checkpoint.path):
+        stat = file.stat()
+        where = (str(file.resolve()), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
+        digest.update(repr(where).encode())
+    return folder / f"seen_{digest.hexdigest()[:16]}.json"
+
+
+def _sweep(folder: Path) -> None:
+    """Delete temporary files of killed conversions, ours and those of safetensors."""
+    for leftover in folder.glob(".*"):
+        if leftover.is_file() and leftover.stat().st_mtime < time.time() - _STALE_SECONDS:
+            leftover.unlink(missing_ok=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice, pairwise
 from typing import Any, Protocol, TypeVar
@@ -21,12 +21,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from virnucpro.encoders.esm2.attention import attend_to_train
-from virnucpro.encoders.esm2.checkpoint import MASK, N_TOKENS, RESIDUES, ESM2Shape, tokenize
+from virnucpro.encoders.esm2.attention import StagedBatch
+from virnucpro.encoders.esm2.checkpoint import AMINO_ACID_TOKENS, MASK, ESM2Shape
 from virnucpro.encoders.esm2.model import ESM2, TOKEN_DROPOUT_SCALE
-from virnucpro.encoders.esm2.packing import PackedBatch, StagedBatch
 from virnucpro.encoders.readers import Reader
-from virnucpro.encoders.transfer import send
+from virnucpro.encoders.transfer import PackedBatch, send
 from virnucpro.ground.errors import VirnucproError
 from virnucpro.ground.numeric import sigmoid
 from virnucpro.ground.processes import Child, Pipe, Raised, interrupts_held, kill_all, start
@@ -40,7 +39,6 @@ _LINEAR = ("qkv", "attention_out", "up", "down")  # of a layer of ESM-2
 _LEAST_SPREAD = 1e-3  # of a word that hardly occurs: its weights hardly learn either
 _VALIDATION_ROWS = 256  # in one batch
 MASKED, OF_MASKED, OF_RANDOM = 0.15, 0.8, 0.1  # the rest of the chosen ones stays as it is
-STANDARD = tokenize([RESIDUES[:20]])[1:-1]  # the tokens of the 20 amino acids
 B = TypeVar("B")
 B_co = TypeVar("B_co", covariant=True)
 BatchRows = tuple[int, Rows]  # of an epoch: its number, and the rows of one batch
@@ -74,7 +72,7 @@ def new_encoder(shape: ESM2Shape) -> ESM2:
     Normal with a deviation of 0.02, and less where a layer adds to the residual stream, so that
     it does not grow with depth (Radford et al. 2019).
     """
-    encoder = ESM2(shape, shape.n_layers, torch.float32, attend_to_train)
+    encoder = ESM2(shape, shape.n_layers, torch.float32).to_train()
     for name, parameter in encoder.named_parameters():
         if parameter.ndim == 2:
             adds = name.endswith(("attention_out.weight", "down.weight"))
@@ -184,10 +182,10 @@ class MaskedLanguageModel(nn.Module):
         self.encoder = encoder
         self.dense = nn.Linear(dim, dim)
         self.layer_norm = nn.LayerNorm(dim)
-        self.bias = nn.Parameter(torch.zeros(N_TOKENS))
+        self.bias = nn.Parameter(torch.zeros(encoder.embedding.num_embeddings))
 
     def logits(self, batch: MaskedBatch) -> Tensor:
-        """Logits of the tokens for each chosen residue, (n_chosen, N_TOKENS)."""
+        """Logits of the tokens for each chosen residue, (n_chosen, n_tokens)."""
         staged = StagedBatch.of(batch.packed, self.encoder.inv_freq)
         device = staged.tokens.device
         scale = send(batch.scale, device)
@@ -387,7 +385,7 @@ def mask_residues(
         what = rng.random(len(chosen))
         tokens[chosen[what < OF_MASKED]] = MASK
         swapped = chosen[(what >= OF_MASKED) & (what < OF_MASKED + OF_RANDOM)]
-        tokens[swapped] = rng.choice(STANDARD, len(swapped))
+        tokens[swapped] = rng.choice(AMINO_ACID_TOKENS, len(swapped))
     return tokens, np.concatenate(places)
 
 
@@ -401,7 +399,7 @@ def masked_batch(proteins: Sequence[str], seeds: Sequence[tuple[int, ...]]) -> M
     share = np.bincount(protein_of, is_masked, len(proteins)) / n_tokens
     scale = (TOKEN_DROPOUT_SCALE / (1 - share))[protein_of] * ~is_masked
     return MaskedBatch(
-        PackedBatch(tokens, packed.positions, packed.cu_seqlens, packed.runs),
+        replace(packed, tokens=tokens),
         scale.astype(np.float32),
         places,
         packed.tokens[places],

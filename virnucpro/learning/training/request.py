@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from virnucpro.callers.head import Head, load_head
 from virnucpro.encoders.catalogue import open_model
-from virnucpro.encoders.esm2.checkpoint import HEAD_FILE, ESM2Shape
+from virnucpro.encoders.esm2.checkpoint import ESM2Shape
 from virnucpro.encoders.esm2.family import as_esm2
 from virnucpro.encoders.families import EMBEDDED
 from virnucpro.ground.devices import Choice, choose_devices, choose_precision
@@ -23,7 +23,7 @@ from virnucpro.ground.errors import (
     UsageError,
 )
 from virnucpro.ground.events import OnEvent, Progress
-from virnucpro.ground.files import read_json, refuse_links, sha256, write_json
+from virnucpro.ground.files import HEAD_FILE, read_json, refuse_links, sha256, write_json
 from virnucpro.ground.log import announce, printable
 from virnucpro.ground.options import carry
 from virnucpro.learning.labelled.records import (

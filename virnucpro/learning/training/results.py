@@ -34,12 +34,11 @@ from virnucpro.callers.head import (
 from virnucpro.callers.options import CutOptions
 from virnucpro.encoders.base import Model
 from virnucpro.encoders.catalogue import open_model
-from virnucpro.encoders.esm2.checkpoint import LEARNED_FILE
 from virnucpro.encoders.esm2.model import ESM2
 from virnucpro.encoders.esm2.weights import save_esm2
 from virnucpro.encoders.families import EMBEDDED
 from virnucpro.encoders.learned import save_reader
-from virnucpro.ground.files import write_whole
+from virnucpro.ground.files import LEARNED_FILE, write_whole
 from virnucpro.ground.log import LOGGER, announce, counted, printable
 from virnucpro.ground.numeric import Values
 from virnucpro.ground.tree import Tree

@@ -30,7 +30,6 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 
-from virnucpro.encoders.esm2.attention import attend_to_train
 from virnucpro.encoders.esm2.model import ESM2
 from virnucpro.encoders.esm2.weights import load_esm2, save_esm2
 from virnucpro.encoders.readers import Reader, new_reader
@@ -434,8 +433,9 @@ def encoder_of(training: Training, is_empty: bool = False) -> ESM2:
         encoder = new_encoder(training.shape)
     else:
         cpu = torch.device("cpu")  # moved to its device with what is trained beside it
-        encoder = load_esm2(training.encoder, training.shape.n_layers, torch.float32, cpu)
-        encoder.attend = attend_to_train
+        encoder = load_esm2(
+            training.encoder, training.shape.n_layers, torch.float32, cpu
+        ).to_train()
         encoder.requires_grad_(training.settings.mode != "head")
     adapt(encoder, options.lora, options.lora_alpha, options.train_layers)
     if options.gradient_checkpointing or options.fsdp:

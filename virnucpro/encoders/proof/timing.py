@@ -6,7 +6,8 @@ by hooks; the rest is what the host adds.
 
 Every way is run once to warm up and to have its vectors, and then in turn, so that what else the
 machine does falls on all alike; on a GPU, which may hold one model alone, one way after the other.
-The figures come from the medians of the wall clock.
+The figures come from the medians of the wall clock. The first way that has figures is what the
+others are compared with.
 
 A layout is what a CPU's cores are given to: one process with all threads, or one process each.
 The processes are started once, before the clock runs, and hold the encoders they loaded. Each
@@ -20,7 +21,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -32,12 +33,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from virnucpro.encoders import fair_esm
+from virnucpro.encoders.base import Encoder
 from virnucpro.encoders.esm2 import encoder as esm2
-from virnucpro.encoders.esm2.attention import Kernel, attend_runs, choose_kernel
+from virnucpro.encoders.esm2.attention import choose_kernel
 from virnucpro.encoders.esm2.checkpoint import ESM2Shape
 from virnucpro.encoders.esm2.model import DTYPES
-from virnucpro.encoders.synthetic import count_tokens, flop_per_token, lengths_of
+from virnucpro.encoders.proof import fair_esm
+from virnucpro.encoders.proof.synthetic import count_tokens, flop_per_token, lengths_of
 from virnucpro.ground.config import EncoderSpec, Precision
 from virnucpro.ground.errors import UnavailableError
 from virnucpro.ground.log import printable
@@ -201,31 +203,24 @@ def _n_bytes(model: nn.Module) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def load_ours(setting: Setting, precision: Precision, kernel: Kernel) -> TimedEncoder:
-    """The encoder of a worker, with this kernel."""
+def plan_by(encoder: Encoder, n_tokens: int) -> Callable[[Sequence[str]], list[list[int]]]:
+    """Batches as the encoder plans them, of at most so many tokens."""
+    return lambda proteins: encoder.plan([len(protein) for protein in proteins], n_tokens)
+
+
+def load_ours(setting: Setting, precision: Precision) -> TimedEncoder:
+    """The encoder of a worker."""
     ours = esm2.load(setting.spec(precision), setting.checkpoint, torch.device(setting.device))
-    return as_timed(ours, setting, kernel)
-
-
-def as_timed(ours: esm2.ESM2Encoder, setting: Setting, kernel: Kernel) -> TimedEncoder:
-    """An encoder of ours with this kernel."""
-    ours.model.attend = kernel
-
-    def plan(proteins: Sequence[str]) -> list[list[int]]:
-        return ours.plan([len(protein) for protein in proteins], setting.tokens_per_batch)
-
-    return TimedEncoder(ours.model, setting, plan, ours.embed)
+    return TimedEncoder(ours.model, setting, plan_by(ours, setting.tokens_per_batch), ours.embed)
 
 
 def our_ways(precisions: Sequence[Precision], setting: Setting) -> list[Way]:
-    """Each precision with each kernel that the device has for it; what a run takes first."""
+    """Each precision, with the kernel that a run takes."""
     device, ways = torch.device(setting.device), []
     for precision in precisions:
-        chosen = choose_kernel(device, DTYPES[precision], setting.shape.head_dim)
-        for kernel in dict.fromkeys((chosen, attend_runs)):
-            load = partial(load_ours, precision=precision, kernel=kernel)
-            how = f"{kernel.__name__}, {setting.tokens_per_batch} tokens"
-            ways.append(Way(OURS, precision, how, load))
+        kernel = choose_kernel(device, DTYPES[precision], setting.shape.head_dim)
+        how = f"{kernel.__name__}, {setting.tokens_per_batch} tokens"
+        ways.append(Way(OURS, precision, how, partial(load_ours, precision=precision)))
     return ways
 
 
@@ -267,19 +262,15 @@ def fair_esm_published(setting: Setting) -> TimedEncoder:
 
 
 def fair_esm_bf16(setting: Setting) -> TimedEncoder:
-    """fair-esm's model in bf16, in batches that fill the device, pooled there."""
+    """fair-esm's model in bf16, sorted, in padded batches that fill the device, pooled there."""
     spec = setting.spec("bf16", family="fair-esm")
     encoder = fair_esm.load(spec, setting.checkpoint, torch.device(setting.device))
-    return TimedEncoder(encoder.model, setting, partial(plan_padded, setting), encoder.embed)
+    plan = plan_by(encoder, padded_tokens(setting))
+    return TimedEncoder(encoder.model, setting, plan, encoder.embed)
 
 
 def padded_tokens(setting: Setting) -> int:
     return max(PUBLISHED_TOKENS, setting.tokens_per_batch)
-
-
-def plan_padded(setting: Setting, proteins: Sequence[str]) -> list[list[int]]:
-    """Sorted, in padded batches that fill the device."""
-    return fair_esm.plan_padded([len(protein) for protein in proteins], padded_tokens(setting))
 
 
 # Ways side by side
@@ -316,7 +307,7 @@ class EncoderRow:
     n_tokens: int
     reason: str = ""
     tokens_per_second: float | None = None
-    ratio: float | None = None  # to the reference: the first row of another program
+    ratio: float | None = None  # to the reference: the first row with figures
     largest_error: float | None = None  # relative L2 distance of a vector from the reference's
     n_batches: int | None = None
     seconds_per_batch: float | None = None
@@ -325,12 +316,6 @@ class EncoderRow:
     peak_bytes: int | None = None
     seconds: tuple[float, ...] = ()
     cpu_seconds: tuple[float, ...] = ()
-
-    @property
-    def key(self) -> tuple[str, ...]:
-        """The kind of measurement, the same in every run."""
-        way = (self.program, self.precision, self.how, self.layout)
-        return (self.model, self.profile, *way)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -388,34 +373,18 @@ class _Lane:
 def compare_ways(
     comparison: Comparison, ways: Sequence[Way], places: Sequence[Layout]
 ) -> Iterator[EncoderRow]:
-    """A row for each way in each layout, as soon as it is known.
-
-    A row that comes before that of the reference comes once more at the end, with its ratio and
-    its error.
-    """
+    """A row for each way in each layout, as soon as it is known; the reference comes first."""
     lanes = [_Lane(way, layout) for way in ways for layout in places]
-    done: list[_Lane] = []
-    early: list[_Lane] = []
     reference = None
     for together in [[lane] for lane in lanes] if comparison.one_by_one else [lanes]:
         _measure(comparison, together)
-        done += together
-        reference = _reference(done, is_all=len(done) == len(lanes))
         for lane in together:
+            if reference is None and not lane.reason:
+                reference = lane
             row = _row(comparison, lane, reference)
             if comparison.one_by_one:  # before others load a model
                 lane.layout.release(lane.way)
             yield row
-        early += together if reference is None else []
-    for lane in early if reference is not None else []:
-        yield _row(comparison, lane, reference)
-
-
-def _reference(lanes: Sequence[_Lane], *, is_all: bool) -> _Lane | None:
-    """The first lane of another program if it has figures, else, of all, the first of ours."""
-    others = [lane for lane in lanes if lane.way.program != OURS][:1]
-    ours = [lane for lane in lanes if lane.way.program == OURS and is_all]
-    return next((lane for lane in others + ours if not lane.reason), None)
 
 
 def _measure(comparison: Comparison, lanes: Sequence[_Lane]) -> None:
@@ -431,43 +400,35 @@ def _measure(comparison: Comparison, lanes: Sequence[_Lane]) -> None:
 
 def _row(comparison: Comparison, lane: _Lane, reference: _Lane | None) -> EncoderRow:
     lengths, way, setting = lengths_of(comparison.proteins), lane.way, lane.layout.setting
-    n_tokens = count_tokens(lengths)
-    row = {
-        "model": setting.model,
-        "profile": comparison.profile,
-        "program": way.program,
-        "precision": way.precision,
-        "how": way.how,
-        "layout": lane.layout.name,
-        "n_proteins": len(lengths),
-        "n_tokens": n_tokens,
-        "reason": lane.reason,
-    }
-    if lane.reason or lane.vectors is None:
-        return EncoderRow(**row)  # type: ignore[arg-type]
-    passes, rate = lane.passes, n_tokens / lane.seconds
+    row = EncoderRow(
+        model=setting.model,
+        profile=comparison.profile,
+        program=way.program,
+        precision=way.precision,
+        how=way.how,
+        layout=lane.layout.name,
+        n_proteins=len(lengths),
+        n_tokens=count_tokens(lengths),
+        reason=lane.reason,
+    )
+    if lane.vectors is None or reference is None or reference.vectors is None:
+        return row
+    passes, rate = lane.passes, row.n_tokens / lane.seconds
     limit = comparison.limits.get(way.precision)
     forward = median(found.forward_seconds / found.seconds for found in passes)
-    row |= {
-        "tokens_per_second": rate,
-        "n_batches": passes[0].n_batches,
-        "seconds_per_batch": lane.seconds * lane.layout.n_processes / passes[0].n_batches,
-        "limit_share": rate * flop_per_token(setting.shape, lengths) / limit if limit else None,
-        "host_share": max(0.0, 1 - forward),
-        "peak_bytes": passes[0].peak_bytes,
-        "seconds": tuple(found.seconds for found in passes),
-        "cpu_seconds": tuple(found.cpu_seconds for found in passes),
-    }
-    if reference is not None and reference.vectors is not None:
-        row["ratio"] = reference.seconds / lane.seconds
-        row["largest_error"] = largest_error(lane.vectors, reference.vectors)
-    return EncoderRow(**row)  # type: ignore[arg-type]
-
-
-def largest_error(vectors: Vectors, reference: Vectors) -> float:
-    """The largest relative L2 distance of a row."""
-    distance = np.linalg.norm(vectors - reference, axis=1)
-    return float((distance / np.linalg.norm(reference, axis=1)).max())
+    return replace(
+        row,
+        tokens_per_second=rate,
+        ratio=reference.seconds / lane.seconds,
+        largest_error=fair_esm.largest_distance(lane.vectors, reference.vectors),
+        n_batches=passes[0].n_batches,
+        seconds_per_batch=lane.seconds * lane.layout.n_processes / passes[0].n_batches,
+        limit_share=rate * flop_per_token(setting.shape, lengths) / limit if limit else None,
+        host_share=max(0.0, 1 - forward),
+        peak_bytes=passes[0].peak_bytes,
+        seconds=tuple(found.seconds for found in passes),
+        cpu_seconds=tuple(found.cpu_seconds for found in passes),
+    )
 
 
 # Layouts

@@ -13,7 +13,7 @@ import platform
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -34,7 +34,7 @@ from virnucpro.encoders.esm2.checkpoint import ESM2Shape
 from virnucpro.encoders.esm2.family import room_for
 from virnucpro.encoders.esm2.model import DTYPES
 from virnucpro.encoders.options import BenchOptions
-from virnucpro.encoders.synthetic import (
+from virnucpro.encoders.proof.synthetic import (
     MODELS,
     PROFILES,
     flop_per_token,
@@ -42,13 +42,12 @@ from virnucpro.encoders.synthetic import (
     make_proteins,
     write_checkpoint,
 )
-from virnucpro.encoders.timing import (
+from virnucpro.encoders.proof.timing import (
     FAILURES,
     OURS,
     Comparison,
     EncoderRow,
     Setting,
-    Way,
     compare_ways,
     fair_esm_ways,
     layouts,
@@ -80,7 +79,6 @@ _QUICK_BATCHES = 0.95
 _LEAST_SECONDS = 5.0  # of a repeat on a GPU: what it holds, and not what it begins with
 _LISTEN_SECONDS, _QUIET_SHARE = 0.5, 0.1  # of all cores, before anything is measured
 
-Record = Callable[["Row"], None]
 Say = Callable[[str], None]
 Show = Callable[[list[str]], None]
 
@@ -95,7 +93,8 @@ def bench(options: BenchOptions, argv: Sequence[str], say: Say, show: Show) -> N
     programme = resolve_bench(options)
     report = Report(argv, options.seed, options.json)
     try:
-        run_bench(programme, report.add, say)
+        for row in run_bench(programme, say):
+            report.add(row)
     finally:
         show(report.lines(is_terminal=sys.stdout.isatty()))
 
@@ -182,15 +181,17 @@ def _names(
     return names
 
 
-def run_bench(programme: Programme, record: Record, say: Say) -> None:
-    """Measure it all; every row is handed over as soon as it is known."""
+def run_bench(programme: Programme, say: Say) -> Iterator[Row]:
+    """Measure it all; every row comes as soon as it is known."""
     busy = psutil.cpu_percent(interval=_LISTEN_SECONDS) / 100
     if busy > _QUIET_SHARE:
         say(f"other programs use {busy:.0%} of this machine: the figures will be low, and uneven")
-    limits = _run_limits(programme, record, say) if "limits" in programme.parts else {}
-    if "encoder" not in programme.parts:
-        return
-    for model, shape in programme.models.items():
+    limits: dict[Precision, float] = {}
+    if "limits" in programme.parts:
+        say("limits")
+        limits = yield from _run_limits(programme)
+    models = programme.models if "encoder" in programme.parts else {}
+    for model, shape in models.items():
         with TemporaryDirectory(prefix="virnucpro-bench-") as folder:
             say(f"{model}: making weights")
             setting = Setting(
@@ -203,12 +204,11 @@ def run_bench(programme: Programme, record: Record, say: Say) -> None:
                     choose_precision("auto", programme.choice),
                 ),
             )
-            _Model(programme, setting, record, say).run(limits)
+            yield from _compare(programme, setting, limits, say)
 
 
-def _run_limits(programme: Programme, record: Record, say: Say) -> dict[Precision, float]:
-    """FLOP/s by precision."""
-    say("limits")
+def _run_limits(programme: Programme) -> Generator[_LimitRow, None, dict[Precision, float]]:
+    """A row for each limit. -> FLOP/s by precision"""
     lengths = lengths_of(make_proteins(programme.profiles[0], 10_000, programme.seed))
     flop = {model: flop_per_token(shape, lengths) for model, shape in programme.models.items()}
     is_cpu = programme.choice.kind == "cpu"
@@ -218,74 +218,49 @@ def _run_limits(programme: Programme, record: Record, say: Say) -> dict[Precisio
     with threads(programme.n_threads if is_cpu else torch.get_num_threads()):
         rows = measure_limits(device, programme.precisions, programme.repeats, flop, layout)
         for precision, row in zip((*programme.precisions, None), rows, strict=True):
-            record(row)
+            yield row
             if precision is not None and row.rate is not None:
                 rates[precision] = row.rate
     return rates
 
 
-@dataclass(frozen=True, slots=True)
-class _Model:
+def _compare(
+    programme: Programme, setting: Setting, limits: Mapping[Precision, float], say: Say
+) -> Iterator[EncoderRow]:
     """The encoders side by side, for one model."""
-
-    programme: Programme
-    setting: Setting
-    record: Record
-    say: Say
-
-    def run(self, limits: Mapping[Precision, float]) -> None:
-        try:
-            write_checkpoint(
-                self.setting.checkpoint,
-                self.setting.shape,
-                self.programme.seed,
-                torch.device(self.setting.device),
-            )
-        except FAILURES as error:  # no room for them, in memory or on disk
-            self.record(self.without_weights(reason_of(error)))
-            return
-        ways, model = self.ways(), self.setting.model
-        with layouts(self.setting, self.programme.n_threads, len(ways)) as places:
-            for profile in self.programme.profiles:
-                self.say(f"{model}, {profile}: {len(ways)} ways in {len(places)} layouts")
-                comparison = Comparison(
-                    profile=profile,
-                    proteins=make_proteins(profile, self.tokens, self.programme.seed),
-                    repeats=self.programme.repeats,
-                    limits=limits,
-                    least_seconds=self.programme.least_seconds,
-                    one_by_one=self.programme.choice.kind != "cpu",
-                )
-                for row in compare_ways(comparison, ways, places):
-                    self.record(row)
-
-    def without_weights(self, reason: str) -> EncoderRow:
-        return EncoderRow(
-            model=self.setting.model,
+    is_cpu = programme.choice.kind == "cpu"
+    device, seed = torch.device(setting.device), programme.seed
+    try:
+        write_checkpoint(setting.checkpoint, setting.shape, seed, device)
+    except FAILURES as error:  # no room for them, in memory or on disk
+        yield EncoderRow(
+            model=setting.model,
             profile="",
             program=OURS,
-            precision=self.programme.precisions[0],
+            precision=programme.precisions[0],
             how="",
             layout="",
             n_proteins=0,
             n_tokens=0,
-            reason=f"no weights could be made: {reason}",
+            reason=f"no weights could be made: {reason_of(error)}",
         )
-
-    def ways(self) -> list[Way]:
-        """On a GPU ours in the first precision comes first: time may run out."""
-        has_bf16 = "bf16" in self.programme.precisions
-        peers = fair_esm_ways(self.setting, has_bf16=has_bf16)
-        ours = our_ways(self.programme.precisions, self.setting)
-        n_first = 0 if self.programme.choice.kind == "cpu" else 1
-        return [*ours[:n_first], *peers, *ours[n_first:]]
-
-    @property
-    def tokens(self) -> int:
-        if self.programme.tokens is not None:
-            return self.programme.tokens
-        n_processes = self.programme.n_threads if self.programme.choice.kind == "cpu" else 1
-        return int(self.programme.n_batches * self.setting.tokens_per_batch * n_processes)
+        return
+    ways = fair_esm_ways(setting, has_bf16="bf16" in programme.precisions)
+    ways += our_ways(programme.precisions, setting)
+    n_processes = programme.n_threads if is_cpu else 1
+    usual = int(programme.n_batches * setting.tokens_per_batch * n_processes)
+    with layouts(setting, programme.n_threads, len(ways)) as places:
+        for profile in programme.profiles:
+            say(f"{setting.model}, {profile}: {len(ways)} ways in {len(places)} layouts")
+            comparison = Comparison(
+                profile=profile,
+                proteins=make_proteins(profile, programme.tokens or usual, seed),
+                repeats=programme.repeats,
+                limits=limits,
+                least_seconds=programme.least_seconds,
+                one_by_one=not is_cpu,
+            )
+            yield from compare_ways(comparison, ways, places)
 
 
 # Limits
@@ -306,11 +281,6 @@ class _LimitRow:
     tokens_per_second: Mapping[str, float] = field(default_factory=dict)  # by model
     seconds: tuple[float, ...] = ()  # of one product or copy, for each repeat
     reason: str = ""
-
-    @property
-    def key(self) -> tuple[str, ...]:
-        """The kind of measurement, the same in every run."""
-        return (self.what, self.precision, self.layout)
 
 
 def measure_limits(
@@ -395,7 +365,7 @@ class Report:
         self.path = path
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
-        self.by_key: dict[tuple[str, ...], Row] = {}
+        self.rows: list[Row] = []
         self.facts: dict[str, object] = {
             "command": shlex.join(["virnucpro", *argv[1:]]),
             "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -406,13 +376,8 @@ class Report:
         self.write()
 
     def add(self, row: Row) -> None:
-        """Keep a row, in the place of one of the same way that came before it."""
-        self.by_key[row.key] = row
+        self.rows.append(row)
         self.write()
-
-    @property
-    def rows(self) -> list[Row]:
-        return list(self.by_key.values())
 
     def write(self) -> None:
         if self.path is None:

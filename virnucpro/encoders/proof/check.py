@@ -24,12 +24,13 @@ from random import Random
 import numpy as np
 import torch
 
-from virnucpro.encoders import fair_esm, triton_kernels
+from virnucpro.encoders import triton_kernels
 from virnucpro.encoders.base import Encoder, Model, Rows, load_encoder
 from virnucpro.encoders.catalogue import open_model
 from virnucpro.encoders.esm2.attention import E4M3
 from virnucpro.encoders.esm2.model import check_device
 from virnucpro.encoders.options import CheckOptions
+from virnucpro.encoders.proof import fair_esm
 from virnucpro.encoders.transfer import use_device
 from virnucpro.ground.config import EncoderSpec, Pooling, Precision
 from virnucpro.ground.devices import (
@@ -296,18 +297,11 @@ def find_deviations(means: Vectors, residues: Vectors, oracle: Vectors) -> list[
                 protein=name,
                 n_residues=len(protein),
                 cosine=max(0.0, float(cosine)),
-                mean=_distance(means[name], exact[name]),
-                residue=_distance(residues[name], oracle[name]),
+                mean=fair_esm.largest_distance(means[name], exact[name]),
+                residue=fair_esm.largest_distance(residues[name], oracle[name]),
             )
         )
     return deviations
-
-
-def _distance(vectors: Rows, oracle: Rows) -> float:
-    """The largest L2 distance of a row, relative to the oracle's; infinite if it is no number."""
-    a, b = vectors.astype(np.float64), oracle.astype(np.float64)
-    largest = float((np.linalg.norm(a - b, axis=1) / np.linalg.norm(b, axis=1)).max())
-    return largest if math.isfinite(largest) else math.inf
 
 
 @contextmanager

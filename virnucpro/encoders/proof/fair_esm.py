@@ -30,15 +30,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import esm
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from virnucpro.encoders.base import Pending
-from virnucpro.encoders.esm2.checkpoint import ESM2Shape
+from virnucpro.encoders.base import Rows
+from virnucpro.encoders.esm2.checkpoint import EXTRA_TOKENS, ESM2Shape
+from virnucpro.encoders.esm2.family import inspect_esm2
 from virnucpro.encoders.esm2.model import DTYPES, quantise, restore, rotary_frequencies
-from virnucpro.encoders.esm2.packing import EXTRA_TOKENS
-from virnucpro.encoders.esm2.weights import ROTARY, fair_esm_state, inspect_checkpoint
-from virnucpro.encoders.transfer import HostCopy, send
+from virnucpro.encoders.esm2.weights import ROTARY, fair_esm_state
+from virnucpro.encoders.transfer import PackedEncoder, send
 from virnucpro.ground.config import EncoderSpec, Precision
 
 Loss = Callable[[Tensor], Tensor]
@@ -51,7 +52,7 @@ def load(spec: EncoderSpec, weights: Path, device: torch.device) -> _FairESMEnco
     Raises:
         UnavailableError: the checkpoint cannot be used.
     """
-    shape = inspect_checkpoint(weights).shape
+    shape = inspect_esm2(weights).shape
     model = load_model(weights, shape, DTYPES[spec.precision], device)
     return _FairESMEncoder(spec, model, shape, device)
 
@@ -77,16 +78,16 @@ def load_model(
     return model
 
 
-class _FairESMEncoder:
-    """fair-esm's ESM-2; see ``base.Encoder``."""
+class _FairESMEncoder(PackedEncoder):
+    """fair-esm's ESM-2, on padded batches."""
 
     kernel = "fair-esm"
 
     def __init__(
         self, spec: EncoderSpec, model: esm.ESM2, shape: ESM2Shape, device: torch.device
     ) -> None:
-        self.spec, self.model, self.shape, self.device = spec, model, shape, device
-        self.copy = HostCopy(device)
+        super().__init__(spec, device)
+        self.model, self.shape = model, shape
 
     def count_tokens(self, lengths: Sequence[int]) -> int:
         """Number of tokens with the padding, which the model computes as well."""
@@ -99,9 +100,6 @@ class _FairESMEncoder:
 
     def plan(self, lengths: Sequence[int], tokens_per_batch: int) -> list[list[int]]:
         return plan_padded(lengths, tokens_per_batch)
-
-    def start(self, sequences: Sequence[str]) -> Pending:
-        return self.copy.start(self.embed(sequences))
 
     @torch.inference_mode()
     def embed(self, sequences: Sequence[str]) -> Tensor:
@@ -140,6 +138,13 @@ def tokens_of(model: esm.ESM2, sequences: Sequence[str]) -> Tensor:
         letters = [model.alphabet.get_idx(letter) for letter in sequence.upper()]
         row[: len(letters) + EXTRA_TOKENS] = torch.tensor([model.cls_idx, *letters, model.eos_idx])
     return tokens
+
+
+def largest_distance(vectors: Rows, exact: Rows) -> float:
+    """The largest L2 distance of a row, relative to the exact one; infinite if it is no number."""
+    a, b = vectors.astype(np.float64), exact.astype(np.float64)
+    largest = float((np.linalg.norm(a - b, axis=1) / np.linalg.norm(b, axis=1)).max())
+    return largest if math.isfinite(largest) else math.inf
 
 
 def _like_its_input(_: object, before: tuple[Tensor, ...], out: tuple[Tensor, ...]) -> object:

@@ -15,9 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from virnucpro.encoders.esm2.checkpoint import N_TOKENS, ESM2Shape, Tensors
+from virnucpro.encoders.esm2.checkpoint import EXTRA_TOKENS, N_TOKENS, ESM2Shape, Tensors
 from virnucpro.encoders.esm2.family import shape_of
-from virnucpro.encoders.esm2.packing import EXTRA_TOKENS
 from virnucpro.encoders.esm2.weights import FAIR_ESM
 from virnucpro.encoders.families import FAMILIES
 
