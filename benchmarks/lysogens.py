@@ -30,14 +30,16 @@ from regions_by_length import SHORTEST_HOST, learn, score, write
 
 from virnucpro.callers.contrast import Items
 from virnucpro.callers.regions import regions_of_items
-from virnucpro.learning.evaluation.evaluate_regions import (
+from virnucpro.learning.regions import (
+    SIZE,
+    STEP,
+    Chromosome,
     RegionFigures,
     Span,
     Truth,
     measure_regions,
     read_truth,
 )
-from virnucpro.learning.training.train_regions import SIZE, STEP, Chromosome
 from virnucpro.scorer.landmarks import genes_of
 from virnucpro.scorer.nets import own_scorer
 from virnucpro.sequences.fasta import read_fasta

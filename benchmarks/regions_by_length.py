@@ -27,8 +27,15 @@ from virnucpro.callers.chain import RegionModel
 from virnucpro.callers.contrast import Items
 from virnucpro.callers.regions import regions_of_items
 from virnucpro.ground.records import FastaRecord
-from virnucpro.learning.evaluation.evaluate_regions import Span, Truth, read_truth
-from virnucpro.learning.training.train_regions import SIZE, STEP, Chromosome, learn_region_model
+from virnucpro.learning.regions import (
+    SIZE,
+    STEP,
+    Chromosome,
+    Span,
+    Truth,
+    learn_region_model,
+    read_truth,
+)
 from virnucpro.scorer.landmarks import genes_of
 from virnucpro.scorer.nets import own_scorer
 from virnucpro.sequences.fasta import read_fasta

@@ -45,12 +45,9 @@ from virnucpro.encoders.esm2.model import ESM2
 from virnucpro.encoders.readers import Reader
 from virnucpro.encoders.transfer import PackedBatch
 from virnucpro.ground.records import FastaRecord
-from virnucpro.learning.labelled.frames import ArrayRows, balanced_weights
-from virnucpro.learning.labelled.records import Labelled, LabelledRecord
-from virnucpro.learning.labelled.store import FrameStore, write_frames
-from virnucpro.learning.options import Settings
-from virnucpro.learning.training.loop import Trainer
-from virnucpro.learning.training.networks import (
+from virnucpro.learning.frames import ArrayRows, FrameStore, balanced_weights, write_frames
+from virnucpro.learning.loop import Trainer
+from virnucpro.learning.networks import (
     Classifier,
     FrameClassifier,
     FrameLabels,
@@ -58,7 +55,9 @@ from virnucpro.learning.training.networks import (
     forget_activations,
     new_encoder,
 )
-from virnucpro.learning.training.ranks import Ranks, run_on
+from virnucpro.learning.options import Settings
+from virnucpro.learning.ranks import Ranks, run_on
+from virnucpro.learning.records import Labelled, LabelledRecord
 
 SHAPES = {
     "35M": ESM2Shape(12, 480, 20),

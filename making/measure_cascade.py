@@ -32,7 +32,7 @@ from virnucpro.encoders.transfer import use_device
 from virnucpro.ground.config import EncoderSpec
 from virnucpro.ground.numeric import Counts, Mask, Values
 from virnucpro.ground.records import FastaRecord
-from virnucpro.learning.labelled.records import read_data_manifest, read_records
+from virnucpro.learning.records import read_data_manifest, read_records
 from virnucpro.scorer.features import fragment_features
 from virnucpro.scorer.words import NO_WORDS
 from virnucpro.sequences.translate import chunk_record, translate_six_frames

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from virnucpro.ground.numeric import Counts, Mask, Values
-from virnucpro.learning.labelled.frames import BASES_POWER, GC_EDGES, HEAVIEST
-from virnucpro.learning.labelled.records import Labelled, LabelledRecord
+from virnucpro.learning.frames import BASES_POWER, GC_EDGES, HEAVIEST
+from virnucpro.learning.records import Labelled, LabelledRecord
 from virnucpro.scorer.pieces import Digits, encode, opposite_strand
 
 _FEWEST = 20  # fragments of a class that a bin of GC is shared out to

@@ -20,7 +20,7 @@ import pyhmmer
 from Bio.Seq import Seq
 from pyhmmer.easel import Alphabet, DigitalSequenceBlock, TextSequence
 
-from virnucpro.learning.labelled.records import LabelledRecord, read_data_manifest, read_records
+from virnucpro.learning.records import LabelledRecord, read_data_manifest, read_records
 from virnucpro.sequences.fasta import write_record
 from virnucpro.sequences.translate import reverse_complement
 

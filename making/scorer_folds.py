@@ -15,8 +15,8 @@ import numpy as np
 from sampling import Collection, Fragments
 
 from virnucpro.ground.numeric import Counts, Mask, Values
-from virnucpro.learning.labelled.records import LabelledRecord
-from virnucpro.learning.training.calibration import fit_logistic
+from virnucpro.learning.calibration import fit_logistic
+from virnucpro.learning.records import LabelledRecord
 from virnucpro.scorer.nets import ErrorRates, Knot, PieceNets
 from virnucpro.scorer.pieces import Digits
 from virnucpro.scorer.score import record_log_odds

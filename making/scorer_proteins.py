@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pyrodigal
 
-from virnucpro.learning.labelled.records import Labelled, read_data_manifest, read_records
+from virnucpro.learning.records import Labelled, read_data_manifest, read_records
 from virnucpro.sequences.genetic_code import STANDARD
 from virnucpro.sequences.translate import reverse_complement
 

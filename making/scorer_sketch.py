@@ -14,7 +14,7 @@ from pathlib import Path
 from safetensors.numpy import save_file
 
 from virnucpro.ground.errors import InputError
-from virnucpro.learning.labelled.records import read_data_manifest, read_records
+from virnucpro.learning.records import read_data_manifest, read_records
 from virnucpro.scorer.nets import embedded_scorer, load_scorer
 from virnucpro.sequences.sketch import join_sketches, pack, sketch_of
 

@@ -71,15 +71,15 @@ from scorer_words import WordCounts, Words, count_words
 
 from virnucpro.callers.options import FALSE_POSITIVES
 from virnucpro.ground.numeric import Counts, Values, sigmoid
-from virnucpro.learning.evaluation.metrics import Samples, bootstrap, measure
-from virnucpro.learning.labelled.records import (
+from virnucpro.learning.calibration import fit_error_rates
+from virnucpro.learning.metrics import Samples, bootstrap, measure
+from virnucpro.learning.records import (
     Labelled,
     LabelledRecord,
     group_digest,
     read_data_manifest,
     read_records,
 )
-from virnucpro.learning.training.calibration import fit_error_rates
 from virnucpro.scorer.features import GC, fragment_features, whole_features
 from virnucpro.scorer.nets import (
     ErrorRates,

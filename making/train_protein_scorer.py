@@ -36,10 +36,10 @@ from train_embedded_scorer import KIND_OF, KINDS, N_VIRAL, SHARES
 
 from virnucpro.callers.options import FALSE_POSITIVES
 from virnucpro.ground.numeric import Counts, Mask, Values, sigmoid
-from virnucpro.learning.evaluation.metrics import Samples, bootstrap, measure
-from virnucpro.learning.labelled.frames import BASES_POWER
-from virnucpro.learning.labelled.records import read_data_manifest, read_records
-from virnucpro.learning.training.calibration import fit_error_rates
+from virnucpro.learning.calibration import fit_error_rates
+from virnucpro.learning.frames import BASES_POWER
+from virnucpro.learning.metrics import Samples, bootstrap, measure
+from virnucpro.learning.records import read_data_manifest, read_records
 from virnucpro.scorer.nets import (
     ErrorRates,
     Knot,

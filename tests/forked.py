@@ -22,7 +22,7 @@ from virnucpro.ground import processes
 from virnucpro.ground.processes import Pipe, begin
 
 NEEDED = ["torch", "h5py", "virnucpro.engine.local", "workers", "trainings", "forked"]
-NEEDED += ["virnucpro.cli.main", "virnucpro.learning.training.train"]
+NEEDED += ["virnucpro.cli.main", "virnucpro.learning.train"]
 
 
 class Forked:

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from virnucpro.ground.events import Telling
-from virnucpro.learning.labelled.frames import LabelledFrames
-from virnucpro.learning.labelled.records import (
+from virnucpro.learning.frames import FrameStore, LabelledFrames
+from virnucpro.learning.options import TrainOptions
+from virnucpro.learning.records import (
     Labelled,
     LabelledRecord,
     Split,
@@ -16,10 +17,8 @@ from virnucpro.learning.labelled.records import (
     read_records,
     read_split,
 )
-from virnucpro.learning.labelled.store import FrameStore
-from virnucpro.learning.options import TrainOptions
-from virnucpro.learning.training.request import Training
-from virnucpro.learning.training.train import train
+from virnucpro.learning.request import Training
+from virnucpro.learning.train import train
 from virnucpro.sequences.translate import reverse_complement
 
 # without a T no frame of the strand has a stop

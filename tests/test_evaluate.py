@@ -23,10 +23,10 @@ from virnucpro.callers.head import load_head, save_head
 from virnucpro.callers.options import CutOptions
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.ground.errors import InputError, ResumeError, UsageError, VirnucproError
-from virnucpro.learning.evaluation.evaluate import (
-    Cutting,
-    Fragment,
+from virnucpro.learning.evaluate import (
     HeldOut,
+    _Cutting,
+    _Fragment,
     answer,
     cut_record,
     evaluate,
@@ -34,15 +34,15 @@ from virnucpro.learning.evaluation.evaluate import (
     understand,
     write_fragments,
 )
-from virnucpro.learning.evaluation.report import summary_lines, write_report
-from virnucpro.learning.labelled.records import LabelledRecord, group_digest, record_digest
 from virnucpro.learning.options import EvaluateOptions
+from virnucpro.learning.records import LabelledRecord, group_digest, record_digest
+from virnucpro.learning.report import summary_lines, write_report
 from virnucpro.scorer.nets import embedded_scorer, load_scorer, save_scorer
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.sketch import pack, sketch_of, unpack
 from virnucpro.sequences.translate import chunk_record, reverse_complement, translate_six_frames
 
-CUTTING = Cutting(lengths=(150, 400), per_record=2, seed=3)
+CUTTING = _Cutting(lengths=(150, 400), per_record=2, seed=3)
 SAMPLES = {"lengths": "150,400", "fragments_per_record": 2, "seed": 3}
 
 
@@ -113,24 +113,22 @@ def test_fragments_are_pieces_of_their_records_side_by_side_on_both_strands(mani
 
 
 def test_a_record_is_cut_the_same_whatever_stands_beside_it():
-    def places(record: LabelledRecord, seed: int = 3) -> list[Fragment]:
-        return list(cut_record(record, 5000, replace(CUTTING, seed=seed)))
+    def places(record: LabelledRecord, seed: int = 3) -> list[_Fragment]:
+        return list(cut_record(record, 5000, CUTTING._replace(seed=seed)))
 
     one = LabelledRecord("one", True, "g")
     assert places(one) == places(one)
     assert places(one) != places(one, seed=4)
     assert [f.start for f in places(one)] != [f.start for f in places(replace(one, id="two"))]
-    fewer = [f for f in cut_record(one, 5000, replace(CUTTING, lengths=(400,))) if f.length == 400]
+    fewer = [f for f in cut_record(one, 5000, CUTTING._replace(lengths=(400,))) if f.length == 400]
     assert fewer == [f for f in places(one) if f.length == 400]
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [{"lengths": ()}, {"lengths": (0, 300)}, {"lengths": (5, 5)}, {"per_record": 0}, {"seed": -1}],
-)
-def test_a_cutting_that_makes_no_sense_is_refused(wrong):
-    with pytest.raises(UsageError):
-        replace(CUTTING, **wrong)
+@pytest.mark.parametrize("lengths", ["", "0,300", "5,5", "300,-5"])
+def test_lengths_that_make_no_sense_are_refused(lengths, manifest, tmp_path):
+    options = EvaluateOptions(data=manifest, output_dir=tmp_path / "out", lengths=lengths)
+    with pytest.raises(UsageError, match="must be numbers of bases above 0, each once"):
+        understand(options)
 
 
 # What is measured

@@ -22,13 +22,13 @@ from virnucpro.engine.local import InlineExecutor
 from virnucpro.ground.errors import UnavailableError, UsageError
 from virnucpro.ground.files import LEARNED_FILE, sha256
 from virnucpro.ground.numeric import sigmoid
-from virnucpro.learning.evaluation.evaluate import evaluate
-from virnucpro.learning.labelled.records import read_split
+from virnucpro.learning.evaluate import evaluate
+from virnucpro.learning.networks import Classifier, FrameClassifier, frame_log_odds
 from virnucpro.learning.options import EvaluateOptions
-from virnucpro.learning.training.networks import Classifier, FrameClassifier, frame_log_odds
-from virnucpro.learning.training.ranks import Ranks
-from virnucpro.learning.training.request import Training
-from virnucpro.learning.training.train import new_reader_of
+from virnucpro.learning.ranks import Ranks
+from virnucpro.learning.records import read_split
+from virnucpro.learning.request import Training
+from virnucpro.learning.train import new_reader_of
 from virnucpro.sequences.fasta import write_record
 from virnucpro.stories.options import ExtractOptions, PredictOptions
 from virnucpro.stories.pipeline import extract, predict

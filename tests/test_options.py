@@ -25,8 +25,8 @@ from virnucpro.stories.options import ExtractOptions, PredictOptions
 # where options pass through on their way to where they are used
 PASSED = (
     *("cli.command", "cli.predict", "cli.train", "stories.resolve", "run.intake"),
-    *("stories.pipeline", "learning.evaluation.evaluate"),
-    *(f"learning.training.{name}" for name in ("request", "train")),
+    *("stories.pipeline", "learning.evaluate"),
+    *(f"learning.{name}" for name in ("request", "train")),
 )
 RUNS = (PredictOptions, ExtractOptions)
 

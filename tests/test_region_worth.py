@@ -16,20 +16,18 @@ from test_scorer_run import predict, write
 
 from virnucpro.callers.chain import load_region_model
 from virnucpro.ground.errors import InputError, UnavailableError
-from virnucpro.learning.evaluation.evaluate_regions import (
+from virnucpro.learning.options import EvaluateOptions, TrainOptions
+from virnucpro.learning.regions import (
+    Chromosome,
     RegionFigures,
     Truth,
     evaluate_regions,
     f1_interval,
+    learn_region_model,
+    left_out,
     measure_regions,
     read_genes,
     read_truth,
-)
-from virnucpro.learning.options import EvaluateOptions, TrainOptions
-from virnucpro.learning.training.train_regions import (
-    Chromosome,
-    learn_region_model,
-    left_out,
     train_regions,
 )
 

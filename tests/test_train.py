@@ -35,16 +35,16 @@ from virnucpro.encoders.readers import Reader
 from virnucpro.ground.errors import InputError, InputMissingError, OutputError, ResumeError
 from virnucpro.ground.events import Progress
 from virnucpro.ground.numeric import sigmoid
-from virnucpro.learning.evaluation.evaluate import HeldOut, understand
-from virnucpro.learning.evaluation.metrics import NOT_DEFINED
-from virnucpro.learning.evaluation.report import report_evaluation
-from virnucpro.learning.labelled.frames import LabelledFrames
-from virnucpro.learning.labelled.records import group_digest, read_split, record_digest
+from virnucpro.learning.evaluate import HeldOut, understand
+from virnucpro.learning.frames import LabelledFrames
+from virnucpro.learning.metrics import NOT_DEFINED
+from virnucpro.learning.networks import Classifier, FrameClassifier, frame_log_odds
 from virnucpro.learning.options import EvaluateOptions
 from virnucpro.learning.pages import find_card, read_table
-from virnucpro.learning.training.networks import Classifier, FrameClassifier, frame_log_odds
-from virnucpro.learning.training.ranks import Ranks
-from virnucpro.learning.training.train import check_training
+from virnucpro.learning.ranks import Ranks
+from virnucpro.learning.records import group_digest, read_split, record_digest
+from virnucpro.learning.report import report_evaluation
+from virnucpro.learning.train import check_training
 from virnucpro.run.folder import RunDir
 from virnucpro.sequences.fasta import write_record
 

@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 from virnucpro.callers.calls import score_record
 from virnucpro.callers.head import EncoderFacts, HeadFacts
 from virnucpro.ground.numeric import Values, sigmoid
-from virnucpro.learning.evaluation.metrics import Samples, measure
-from virnucpro.learning.labelled.frames import ArrayRows, LabelledFrames, Texts
-from virnucpro.learning.training.calibration import (
+from virnucpro.learning.calibration import (
     FALSE_POSITIVES,
     Calibration,
     calibrate,
     chunks_of,
     fit_temperature,
 )
+from virnucpro.learning.frames import ArrayRows, LabelledFrames, Texts
+from virnucpro.learning.metrics import Samples, measure
 from virnucpro.sequences.composition import N_FEATURES
 
 N_CHUNKS = 20  # of a record

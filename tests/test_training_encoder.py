@@ -14,7 +14,7 @@ from torch import Tensor
 from trainings import SHAPE, frames
 
 from virnucpro.encoders.transfer import PackedBatch
-from virnucpro.learning.training.networks import LowRank, adapt, merge, new_encoder
+from virnucpro.learning.networks import _LowRank, adapt, merge, new_encoder
 
 RANK = 2
 
@@ -57,7 +57,7 @@ def test_a_merged_encoder_computes_what_the_trained_one_did() -> None:
     torch.manual_seed(1)
     encoder = new_encoder(SHAPE)
     adapt(encoder, RANK, None, None)
-    low = [module for module in encoder.modules() if isinstance(module, LowRank)]
+    low = [module for module in encoder.modules() if isinstance(module, _LowRank)]
     batch = PackedBatch.of(list(frames(5).proteins))
     assert len(low) == 4 * SHAPE.n_layers
     before = encoder(batch)
@@ -65,7 +65,7 @@ def test_a_merged_encoder_computes_what_the_trained_one_did() -> None:
         torch.nn.init.normal_(module.lora_b, std=0.05)
     trained = encoder(batch)
     merge(encoder)
-    assert not any(isinstance(module, LowRank) for module in encoder.modules())
+    assert not any(isinstance(module, _LowRank) for module in encoder.modules())
     off = float((encoder(batch) - trained).norm() / trained.norm())
     assert off < 2 * tolerance(SHAPE.n_layers, torch.float32)  # both are rounded
     assert float((trained - before).norm() / before.norm()) > 100 * off

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from virnucpro.callers.head import DECIMALS, Head, Network, load_head
 from virnucpro.encoders.esm2.family import inspect_esm2
 from virnucpro.ground.numeric import sigmoid
-from virnucpro.learning.labelled.frames import ArrayRows
-from virnucpro.learning.labelled.records import LabelledRecord, group_digest, record_digest
-from virnucpro.learning.training.calibration import Calibration
-from virnucpro.learning.training.networks import Classifier
-from virnucpro.learning.training.results import facts_of, find_trained, write_head
+from virnucpro.learning.calibration import Calibration
+from virnucpro.learning.frames import ArrayRows
+from virnucpro.learning.networks import Classifier
+from virnucpro.learning.records import LabelledRecord, group_digest, record_digest
+from virnucpro.learning.results import facts_of, find_trained, write_head
 from virnucpro.sequences.composition import N_FEATURES, frame_composition
 
 DIM, HIDDEN, N = 32, 16, 40
@@ -122,16 +122,20 @@ def test_the_head_remembers_every_record_and_group_once(head):
 
 def test_what_an_encoder_was_trained_on_goes_with_it_from_head_to_head(head):
     more = KMERS + 1
-    own, groups, of_encoder, groups_of_encoder, kmers, kmers_of_encoder = map(
-        set, find_trained(records(("CCC", "c")), more, head, is_finetuned=False)
+    kept, finetuned = (
+        find_trained(records(("CCC", "c")), more, head, is_finetuned)
+        for is_finetuned in (False, True)
     )
-    assert own == {record_digest("CCC")} and groups == {group_digest("c")}
-    assert of_encoder == set(map(record_digest, ("ACGT", "GGG")))
-    assert groups_of_encoder == set(map(group_digest, "ab"))
-    assert (kmers, kmers_of_encoder) == (set(more), set(KMERS))
-    again = find_trained(records(("CCC", "c")), more, head, is_finetuned=True)
-    assert [*map(set, again[2:4])] == [of_encoder | own, groups_of_encoder | groups]
-    assert set(again[5]) == kmers | kmers_of_encoder
+    own = {"records": {record_digest("CCC")}, "groups": {group_digest("c")}, "kmers": set(more)}
+    of_encoder = {
+        "records": set(map(record_digest, ("ACGT", "GGG"))),
+        "groups": set(map(group_digest, "ab")),
+        "kmers": set(KMERS),
+    }
+    for name in own:
+        assert set(kept[f"trained_{name}"]) == set(finetuned[f"trained_{name}"]) == own[name]
+        assert set(kept[f"encoder_{name}"]) == of_encoder[name]
+        assert set(finetuned[f"encoder_{name}"]) == of_encoder[name] | own[name]
 
 
 def test_a_word_that_never_occurred_in_training_has_finite_weights(tiny, tmp_path):

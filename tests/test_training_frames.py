@@ -9,8 +9,8 @@ import pytest
 import torch
 from trainings import Training, frames, settings
 
-from virnucpro.learning.labelled.frames import ArrayRows, balanced_weights, recipe_weights
-from virnucpro.learning.training.ranks import Ranks
+from virnucpro.learning.frames import ArrayRows, balanced_weights, recipe_weights
+from virnucpro.learning.ranks import Ranks
 from virnucpro.sequences.composition import N_FEATURES
 
 CPU = Ranks(0, 1, torch.device("cpu"))

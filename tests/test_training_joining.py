@@ -16,12 +16,7 @@ from sklearn.metrics import roc_auc_score
 from virnucpro.callers.head import Join, JoinKnot, load_head
 from virnucpro.ground.numeric import Mask, Values
 from virnucpro.ground.records import FastaRecord
-from virnucpro.learning.evaluation.metrics import auroc_gain
-from virnucpro.learning.labelled.frames import Rows
-from virnucpro.learning.labelled.records import LabelledRecord, group_digest, read_split
-from virnucpro.learning.labelled.store import FrameStore, copying, write_frames
-from virnucpro.learning.pages import spread_lines
-from virnucpro.learning.training.calibration import (
+from virnucpro.learning.calibration import (
     N_FOLDS,
     ScoredFragments,
     _folds,
@@ -30,8 +25,12 @@ from virnucpro.learning.training.calibration import (
     fit_join_knot,
     fold_log_odds,
 )
-from virnucpro.learning.training.request import resolve_training
-from virnucpro.learning.training.results import (
+from virnucpro.learning.frames import FrameStore, Rows, copying, write_frames
+from virnucpro.learning.metrics import auroc_gain
+from virnucpro.learning.pages import spread_lines
+from virnucpro.learning.records import LabelledRecord, group_digest, read_split
+from virnucpro.learning.request import resolve_training
+from virnucpro.learning.results import (
     TrainingResults,
     measure_gain,
     read_fragments,
@@ -286,7 +285,7 @@ def test_several_seeds_have_their_mean_and_deviation_in_the_summary(tmp_path):
     data = fragments()
     join = fit_join([data], scorer())
     gains = [measure_gain(seed, "test", data, join) for seed in (3, 4)]
-    gains[1] = replace(gains[1], head=gains[0].head + 0.02)
+    gains[1] = gains[1]._replace(head=gains[0].head + 0.02)
     write_gains(tmp_path / "gain.tsv", gains)
     assert [row["seed"] for row in rows(tmp_path / "gain.tsv")] == ["3", "4"]
     found = [line.split("\t") for line in spread_lines([tmp_path]) if "\thead\t" in line]

@@ -16,7 +16,7 @@ from runs import within
 
 from virnucpro.ground.errors import InputError, InputMissingError
 from virnucpro.ground.files import sha256, zstd
-from virnucpro.learning.labelled.records import (
+from virnucpro.learning.records import (
     Labelled,
     LabelledRecord,
     group_digest,

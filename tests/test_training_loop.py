@@ -52,10 +52,10 @@ from virnucpro.ground.errors import (
     UsageError,
     VirnucproError,
 )
-from virnucpro.learning.labelled.frames import balanced_weights, given_weights
-from virnucpro.learning.training import ranks
-from virnucpro.learning.training.loop import Clock, profile_lines, share_of_lr, speed_lines
-from virnucpro.learning.training.networks import (
+from virnucpro.learning import ranks
+from virnucpro.learning.frames import balanced_weights, given_weights
+from virnucpro.learning.loop import _Clock, profile_lines, share_of_lr, speed_lines
+from virnucpro.learning.networks import (
     Classifier,
     FrameClassifier,
     FrameLabels,
@@ -63,8 +63,8 @@ from virnucpro.learning.training.networks import (
     new_encoder,
     samples_of,
 )
-from virnucpro.learning.training.ranks import Ranks, Started, started_by_torchrun
-from virnucpro.learning.training.train import _Board
+from virnucpro.learning.ranks import Ranks, Started, started_by_torchrun
+from virnucpro.learning.train import _Board
 
 CPU = Ranks(0, 1, torch.device("cpu"))
 pytestmark = pytest.mark.usefixtures("quick_starts")
@@ -668,9 +668,9 @@ def test_training_has_the_gradients_of_sdpa(device: str) -> None:
 
 
 CLOCKS = [
-    Clock(torch.device("cuda:0"), n_rows=6000,
+    _Clock(torch.device("cuda:0"), n_rows=6000,
           seconds={"waiting for data": 1.0, "forward and backward": 2.0, "validation": 9}),
-    Clock(torch.device("cuda:1"), n_rows=6000,
+    _Clock(torch.device("cuda:1"), n_rows=6000,
           seconds={"waiting for data": 3.0, "forward and backward": 1.0, "optimizer": 2}),
 ]  # fmt: skip
 
@@ -712,7 +712,7 @@ def test_a_profile_waits_for_the_device():
     device = torch.device("cuda")
     big = torch.randn(8192, 8192, device=device)
     for _ in range(2):  # the first product loads what it needs
-        clock = Clock(device, waits=True)
+        clock = _Clock(device, waits=True)
         begun = time.perf_counter()
         for _ in range(20):
             big @ big

@@ -20,8 +20,8 @@ from oracle import (
 from virnucpro.encoders.esm2.checkpoint import AMINO_ACID_TOKENS, CLS, EOS, MASK, ESM2Shape
 from virnucpro.encoders.esm2.weights import load_esm2
 from virnucpro.encoders.transfer import PackedBatch
-from virnucpro.learning.labelled.frames import Texts
-from virnucpro.learning.training.networks import (
+from virnucpro.learning.frames import Texts
+from virnucpro.learning.networks import (
     MaskedLanguageModel,
     MaskedResidues,
     mask_residues,

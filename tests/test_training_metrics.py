@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn import metrics as oracle
 
-from virnucpro.learning.evaluation.metrics import (
+from virnucpro.learning.metrics import (
     MEASURES,
     Interval,
     Measures,

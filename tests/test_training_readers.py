@@ -10,15 +10,15 @@ from trainings import SHAPE, frames
 
 from virnucpro.encoders.readers import Reader, new_reader
 from virnucpro.encoders.transfer import PackedBatch, use_device
-from virnucpro.learning.labelled.frames import LabelledFrames, Texts, given_weights
-from virnucpro.learning.training.networks import (
+from virnucpro.learning.frames import LabelledFrames, Texts, given_weights
+from virnucpro.learning.networks import (
     Classifier,
     FrameClassifier,
     FrameLabels,
     frame_batch,
     new_encoder,
 )
-from virnucpro.learning.training.ranks import Ranks
+from virnucpro.learning.ranks import Ranks
 
 ARCHITECTURES = ("mlp", "cnn", "lstm", "unet")
 ENCODINGS = ("onehot", "blosum62", "esm2")

@@ -34,18 +34,17 @@ from virnucpro.ground.errors import (
     VirnucproError,
 )
 from virnucpro.ground.events import Progress
-from virnucpro.learning.labelled.frames import FeatureRows
-from virnucpro.learning.labelled.records import read_split
-from virnucpro.learning.labelled.store import FrameStore, link_vectors
+from virnucpro.learning.frames import FrameStore, _FeatureRows, link_vectors
 from virnucpro.learning.options import TrainOptions
-from virnucpro.learning.training.ranks import Ranks
-from virnucpro.learning.training.request import (
+from virnucpro.learning.ranks import Ranks
+from virnucpro.learning.records import SPLITS, read_split
+from virnucpro.learning.request import (
     Training,
     describe_training,
     open_training,
     resolve_training,
 )
-from virnucpro.learning.training.train import check_training
+from virnucpro.learning.train import check_training
 
 COMMANDS = typer.main.get_command(app).commands
 TRAIN = COMMANDS["train"]
@@ -483,7 +482,7 @@ def test_vectors_of_many_files_are_read_with_few_of_them_open(tmp_path):
         files.append((str(path), i % 7, len(values)))
         expected.append(values)
     before = psutil.Process().num_fds()
-    column = FeatureRows(files, 4)
+    column = _FeatureRows(files, 4)
     rows = rng.permutation(len(column))
     assert np.array_equal(column[rows], np.concatenate(expected)[rows])
     assert psutil.Process().num_fds() - before <= 256
@@ -527,6 +526,17 @@ def test_vectors_of_other_sequences_or_another_recipe_are_refused_by_name(
         opened(data, **asked)
     with pytest.raises(InputError, match="no vectors of 1 of the labelled FASTA files"):
         list(check_training(options(data, tmp_path, **asked), lambda _: None))
+
+
+def test_a_check_counts_by_the_split_that_the_folder_holds(data):
+    split = opened(data).split
+    text = split.read_text()
+    row = next(row for row in text.splitlines() if "\tvirus\t" in row and "\ttrain\t" in row)
+    split.write_text(text.replace(row, row.replace("\ttrain\t", "\tvalidation\t")))
+    asked = options(data, out_of(data), encoding="composition")
+    lines = [line.split() for line in check_training(asked, lambda _: None)]
+    groups = {tuple(line[:2]): line[2] for line in lines if line[1:2] == ["virus"]}
+    assert groups == {(part, "virus"): n for part, n in zip(SPLITS, "121", strict=True)}
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,8 @@ from scorer_folds import (
 )
 from scorer_words import Words, count_words
 
-from virnucpro.learning.labelled.records import LabelledRecord
-from virnucpro.learning.training.calibration import fit_error_rates
+from virnucpro.learning.calibration import fit_error_rates
+from virnucpro.learning.records import LabelledRecord
 from virnucpro.scorer.features import GC, N_FEATURES, N_FIGURES, fragment_features
 from virnucpro.scorer.nets import (
     ErrorRates,

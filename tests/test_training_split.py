@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from virnucpro.ground.errors import InputError
-from virnucpro.learning.labelled.records import (
+from virnucpro.learning.records import (
     LabelledRecord,
     read_split,
     split_groups,

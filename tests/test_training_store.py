@@ -13,15 +13,18 @@ import numpy as np
 import pytest
 from labelled import options, pairs_of, train_here, write_labelled
 
-from virnucpro.learning.labelled.frames import ArrayRows, Mapped, Texts, growing
-from virnucpro.learning.labelled.store import (
+from virnucpro.learning.frames import (
+    ArrayRows,
     FrameStore,
+    Texts,
+    _Mapped,
     are_whole,
+    growing,
     origin_of,
     write_frames,
     write_label,
 )
-from virnucpro.learning.training.networks import mean_and_deviation
+from virnucpro.learning.networks import mean_and_deviation
 from virnucpro.sequences.composition import N_FEATURES, frame_bases, frame_composition
 from virnucpro.sequences.translate import chunk_record, translate_six_frames
 
@@ -121,7 +124,7 @@ def test_what_goes_to_another_process_is_a_path_and_the_rows(folder):
 def test_frames_without_a_row_can_be_read(tmp_path):
     with growing(tmp_path / "none.npy", "<f4", 7):
         pass
-    assert Mapped(tmp_path / "none.npy").shape == (0, 7)
+    assert _Mapped(tmp_path / "none.npy").shape == (0, 7)
 
 
 @pytest.mark.parametrize(

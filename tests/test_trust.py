@@ -33,7 +33,7 @@ from virnucpro.ground.errors import FeatureFileError, OutputError
 from virnucpro.ground.events import EmbeddingStarted, OnEvent, Progress, Telling
 from virnucpro.ground.records import Embeddings, Failure
 from virnucpro.ground.tree import Tree
-from virnucpro.learning.evaluation.evaluate import understand
+from virnucpro.learning.evaluate import understand
 from virnucpro.learning.options import EvaluateOptions
 from virnucpro.learning.pages import report_folder
 from virnucpro.run.feature_file import read_embeddings, read_label, sealed_label, write_embeddings

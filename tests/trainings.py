@@ -22,10 +22,9 @@ from torch.nn import Module
 from virnucpro.encoders.esm2.checkpoint import ESM2Shape
 from virnucpro.encoders.readers import Reader
 from virnucpro.ground.errors import InputError, VirnucproError
-from virnucpro.learning.labelled.frames import ArrayRows, LabelledFrames, Texts, given_weights
-from virnucpro.learning.options import Settings
-from virnucpro.learning.training.loop import Progressed, Trainer, whole
-from virnucpro.learning.training.networks import (
+from virnucpro.learning.frames import ArrayRows, LabelledFrames, Texts, given_weights
+from virnucpro.learning.loop import Trainer, _Progressed, whole
+from virnucpro.learning.networks import (
     Classifier,
     FrameClassifier,
     FrameLabels,
@@ -34,7 +33,8 @@ from virnucpro.learning.training.networks import (
     forget_activations,
     new_encoder,
 )
-from virnucpro.learning.training.ranks import Ranks, run_on, run_under_torchrun, started_by_torchrun
+from virnucpro.learning.options import Settings
+from virnucpro.learning.ranks import Ranks, run_on, run_under_torchrun, started_by_torchrun
 from virnucpro.sequences.composition import N_FEATURES
 
 SHAPE = ESM2Shape(n_layers=2, dim=32, n_heads=2)
@@ -192,8 +192,8 @@ def last_checkpoint(folder: Path) -> Path:
     return max((folder / "checkpoints").glob("epoch_*.pt"))
 
 
-def state_of(checkpoint: Path) -> Progressed:
-    return Progressed(**torch.load(checkpoint, weights_only=True)["state"])
+def state_of(checkpoint: Path) -> _Progressed:
+    return _Progressed(**torch.load(checkpoint, weights_only=True)["state"])
 
 
 def main(given: tuple[Path, str]) -> None:

@@ -21,10 +21,10 @@ from runs import again, caller_in, leftovers, run_inline
 from virnucpro.callers.head import load_head
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.ground.errors import VirnucproError
-from virnucpro.learning.evaluation.evaluate import Question, answer
-from virnucpro.learning.evaluation.report import write_report
+from virnucpro.learning.evaluate import Question, answer
 from virnucpro.learning.options import TrainOptions
 from virnucpro.learning.pages import write_evaluation_page
+from virnucpro.learning.report import write_report
 from virnucpro.sequences import fasta
 from virnucpro.stories import pipeline, write
 from virnucpro.stories.options import PredictOptions

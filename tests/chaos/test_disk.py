@@ -47,7 +47,7 @@ from virnucpro.ground.errors import (
     VirnucproError,
 )
 from virnucpro.ground.events import ShardDone
-from virnucpro.learning.evaluation.evaluate import understand
+from virnucpro.learning.evaluate import understand
 from virnucpro.learning.options import EvaluateOptions
 from virnucpro.run.folder import RunDir
 from virnucpro.run.plan import read_plan

@@ -65,7 +65,7 @@ def manifest(options: ManifestOptions) -> None:
     - virnucpro manifest --table taxonomy.tsv --fasta genomes.fa --group-by genus -o manifest.tsv
     """
     with exits():
-        from virnucpro.learning.labelled.manifest import write_manifest
+        from virnucpro.learning.records import write_manifest
 
         report(write_manifest(options))
 
@@ -111,8 +111,8 @@ def train(options: TrainOptions, console: _Console) -> None:
     with exits(lambda: _KEPT):
         with loading(console), needing("train"):
             from virnucpro.ground.processes import end_with
-            from virnucpro.learning.training.ranks import started_by_torchrun
-            from virnucpro.learning.training.train import train as run_training
+            from virnucpro.learning.ranks import started_by_torchrun
+            from virnucpro.learning.train import train as run_training
 
         started = started_by_torchrun(os.environ)
         if started is not None and started.rank:
@@ -129,7 +129,7 @@ def train(options: TrainOptions, console: _Console) -> None:
 def _check(options: TrainOptions, console: _Console) -> None:
     with exits():
         with loading(console), needing("train"):
-            from virnucpro.learning.training.train import check_training
+            from virnucpro.learning.train import check_training
 
         with watched(console) as events:
             for line in check_training(options, events):
@@ -139,7 +139,7 @@ def _check(options: TrainOptions, console: _Console) -> None:
 def _train_regions(options: TrainOptions, truth: Path, console: _Console) -> None:
     with exits():
         with loading(console):
-            from virnucpro.learning.training.train_regions import train_regions
+            from virnucpro.learning.regions import train_regions
 
         with watched(console) as events:
             lines = train_regions(options, truth, events)
@@ -180,7 +180,7 @@ def evaluate(options: EvaluateOptions, console: ConsoleOptions) -> None:
     """
     with exits(lambda: _EVALUATION_KEPT):
         with loading(console):
-            from virnucpro.learning.evaluation.report import report_evaluation
+            from virnucpro.learning.report import report_evaluation
 
         with watched(console) as events:
             lines = report_evaluation(options, events)

@@ -29,7 +29,7 @@ from virnucpro.ground.options import (
 Mode = Literal["head", "finetune", "pretrain"]
 
 
-SAMPLES, LOOP = "Samples", "Training"
+_SAMPLES, _LOOP = "Samples", "Training"
 
 
 _SHEET = "columns path, label (virus or other) and group"
@@ -73,18 +73,18 @@ class _EvaluatedOptions:
         option("Evaluate on this part of the split.", FILES, show_default="test"),
     ] = None
     lengths: Annotated[
-        str, option("Cut fragments of these lengths, in bases.", SAMPLES, metavar="N,N,...")
+        str, option("Cut fragments of these lengths, in bases.", _SAMPLES, metavar="N,N,...")
     ] = "150,300,500,1000,3000,10000"
     fragments_per_record: Annotated[
         int,
         count(
             "Cut at most this number of fragments per record and length, without overlap. A whole "
             "record counts up to this many times the longest length.",
-            SAMPLES,
+            _SAMPLES,
             min=1,
         ),
     ] = 3
-    seed: Annotated[int, count("Draw fragments and intervals with this seed.", SAMPLES, min=0)] = 0
+    seed: Annotated[int, count("Draw fragments and intervals with this seed.", _SAMPLES, min=0)] = 0
     genetic_code: GeneticCode = 11
     held_out_only: Annotated[
         bool,
@@ -286,18 +286,18 @@ class _LoopOptions:
     The weights of an epoch depend on all of them but ``LOOP_MAY_DIFFER``.
     """
 
-    epochs: Annotated[int, count("Pass over the training data this often.", LOOP)] = 10
+    epochs: Annotated[int, count("Pass over the training data this often.", _LOOP)] = 10
     batch_size: Annotated[
-        int, count("Train on this number of frames per batch on each device.", LOOP)
+        int, count("Train on this number of frames per batch on each device.", _LOOP)
     ] = 128
-    lr: Annotated[float, option("Reach this learning rate at the peak.", LOOP, metavar="RATE")] = (
+    lr: Annotated[float, option("Reach this learning rate at the peak.", _LOOP, metavar="RATE")] = (
         5e-4
     )
     encoder_lr: Annotated[
         float | None,
         option(
             "Reach this learning rate at the peak for the encoder, and --lr for what is new.",
-            LOOP,
+            _LOOP,
             metavar="RATE",
             show_default="--lr",
         ),
@@ -306,20 +306,20 @@ class _LoopOptions:
         Literal["none", "linear", "sqrt"],
         option(
             "Scale --lr by effective batch / --batch-size (linear), or by the root of it (sqrt).",
-            LOOP,
+            _LOOP,
         ),
     ] = "none"
     warmup_epochs: Annotated[
         float,
         option(
-            "Warm up linearly for these epochs, then decay by a cosine.", LOOP, metavar="EPOCHS"
+            "Warm up linearly for these epochs, then decay by a cosine.", _LOOP, metavar="EPOCHS"
         ),
     ] = 0.1
     grad_accum_steps: Annotated[
-        int, count("Add up this number of batches of each device per optimizer step.", LOOP)
+        int, count("Add up this number of batches of each device per optimizer step.", _LOOP)
     ] = 1
     weight_decay: Annotated[
-        float, option("Train with this weight decay of AdamW.", LOOP, metavar="RATE")
+        float, option("Train with this weight decay of AdamW.", _LOOP, metavar="RATE")
     ] = 0.01
     class_weights: Annotated[
         Literal["auto", "recipe", "none"],
@@ -327,33 +327,33 @@ class _LoopOptions:
             "Weight frames. auto: equal for both labels; per group the square root of its "
             "number of frames; recipe: groups nearly evenly, both labels equal at each GC, as the "
             "scorer was trained; none: those of the manifest.",
-            LOOP,
+            _LOOP,
         ),
     ] = "auto"
     eval_every: Annotated[
-        int, count("Evaluate on the validation groups after every N epochs.", LOOP)
+        int, count("Evaluate on the validation groups after every N epochs.", _LOOP)
     ] = 1
     best_by: Annotated[
         Literal["auroc", "f1", "loss"],
         option(
             "Keep the epoch that is best by this figure of the validation frames; --pretrain has "
             "the loss alone.",
-            LOOP,
+            _LOOP,
         ),
     ] = "auroc"
     early_stopping: Annotated[
         int,
-        count("Stop after this number of evaluations without improvement; 0: never.", LOOP),
+        count("Stop after this number of evaluations without improvement; 0: never.", _LOOP),
     ] = 0
     keep_checkpoints: Annotated[
         int,
         count(
-            "Keep checkpoints of this number of last epochs, beside that of the best epoch.", LOOP
+            "Keep checkpoints of this number of last epochs, beside that of the best epoch.", _LOOP
         ),
     ] = 1
     seed: Annotated[
         int,
-        count("Draw the split, the first weights, the order and dropout with this seed.", LOOP),
+        count("Draw the split, the first weights, the order and dropout with this seed.", _LOOP),
     ] = 0
     fsdp: Annotated[
         bool,
@@ -432,7 +432,7 @@ class TrainOptions(DeviceOptions, _LoopOptions, NetworkOptions, _StartOptions):
         option(
             "Print frames, groups, what is missing, and the time, memory and disk that the "
             "training needs, and start nothing.",
-            LOOP,
+            _LOOP,
         ),
     ] = False
     seeds: Annotated[
@@ -440,7 +440,7 @@ class TrainOptions(DeviceOptions, _LoopOptions, NetworkOptions, _StartOptions):
         count(
             "Train this often, with --seed and the seeds after it, for the spread of the gain "
             "(gain.tsv); the head is that of --seed.",
-            LOOP,
+            _LOOP,
         ),
     ] = 1
     gradient_checkpointing: Annotated[
@@ -511,7 +511,7 @@ class ManifestOptions:
         str | None,
         option(
             "Group the records of --table by this column.",
-            SAMPLES,
+            _SAMPLES,
             metavar="COLUMN",
             show_default="family, else genus, else species",
         ),

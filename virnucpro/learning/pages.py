@@ -23,8 +23,8 @@ from virnucpro.encoders.catalogue import open_model
 from virnucpro.ground.errors import InputMissingError, UsageError
 from virnucpro.ground.files import HEAD_FILE, open_plain, sha256, write_whole
 from virnucpro.ground.log import counted, escaped, printable
-from virnucpro.learning.evaluation.metrics import NOT_DEFINED
-from virnucpro.learning.training.request import CARD_FILE, EPOCHS, FACTS, GAIN, HELD_OUT, SPLIT
+from virnucpro.learning.metrics import NOT_DEFINED
+from virnucpro.learning.request import CARD_FILE, EPOCHS, FACTS, GAIN, HELD_OUT, SPLIT
 from virnucpro.page.charts import Chart
 from virnucpro.page.counts import damaged
 from virnucpro.page.facts import Facts, is_number, read_complaints
@@ -34,8 +34,8 @@ from virnucpro.run.folder import RunDir
 from virnucpro.run.hashes import Outputs
 
 _MOST_SEEDS = 6  # in a chart
-Table = list[dict[str, str]]
-EVALUATION = "evaluation.json"
+_Table = list[dict[str, str]]
+_EVALUATION_FILE = "evaluation.json"
 # figures of all samples, those without a score as the lowest, and their interval
 _OF_ALL = ("no_orf_as_0", "no_orf_as_0_low", "no_orf_as_0_high")
 _LABELS = ("virus", "other")
@@ -75,7 +75,7 @@ def report_folder(folder: Path) -> Path:
     kinds: list[tuple[Path, Callable[[Path], None]]] = [
         (rundir.manifest, _write_run_page),
         (folder / FACTS, write_training_page),
-        (folder / EVALUATION, write_evaluation_page),
+        (folder / _EVALUATION_FILE, write_evaluation_page),
     ]
     for file, write in kinds:
         if file.is_file():
@@ -122,7 +122,7 @@ def write_training_page(folder: Path) -> None:
     rundir.write_whole(rundir.report, page)
 
 
-def read_table(path: Path) -> Table:
+def read_table(path: Path) -> _Table:
     """The rows of a small table by the names of their columns; none without a table.
 
     Raises:
@@ -137,19 +137,19 @@ def read_table(path: Path) -> Table:
     return [dict(zip(names, row, strict=True)) for row in rows]
 
 
-def _columns(table: Table) -> list[tuple[str, bool, list[str]]]:
+def _columns(table: _Table) -> list[tuple[str, bool, list[str]]]:
     """The columns of a table: name, whether it holds numbers, and the cells as they are shown."""
     return [
         (
             escaped(name).replace("_", " "),
-            all(row[name] == NOT_DEFINED or number_in(row[name]) is not None for row in table),
+            all(row[name] == NOT_DEFINED or _number_in(row[name]) is not None for row in table),
             [escaped(row[name]) for row in table],
         )
         for name in (table[0] if table else ())
     ]
 
 
-def _learning_curves(epochs: Table) -> Iterator[Chart]:
+def _learning_curves(epochs: _Table) -> Iterator[Chart]:
     """Losses and the figures of validation over the epochs, a line for each seed and name."""
     names = [name for name in (epochs[0] if epochs else ()) if name not in ("seed", "epoch", "lr")]
     losses = [name for name in names if "loss" in name]
@@ -158,19 +158,19 @@ def _learning_curves(epochs: Table) -> Iterator[Chart]:
     yield _chart("figures", "Figures of the validation groups", "figure", figures, epochs)
 
 
-def _chart(name: str, title: str, label: str, names: Sequence[str], epochs: Table) -> Chart:
+def _chart(name: str, title: str, label: str, names: Sequence[str], epochs: _Table) -> Chart:
     series = []
     seeds = list(dict.fromkeys(row["seed"] for row in epochs))[:_MOST_SEEDS]
     for seed, column in product(seeds, names):
         rows = [row for row in epochs if row["seed"] == seed]
-        values = ((number_in(row["epoch"]), number_in(row[column])) for row in rows)
+        values = ((_number_in(row["epoch"]), _number_in(row[column])) for row in rows)
         points = [(x, y) for x, y in values if x is not None]
         words = escaped(column).replace("_", " ") + (f", seed {seed}" if len(seeds) > 1 else "")
         series.append((words, [x for x, _ in points], [y for _, y in points]))
     return Chart(name, title, "One point for each epoch.", "epoch", label, series)
 
 
-def number_in(text: str) -> float | None:
+def _number_in(text: str) -> float | None:
     try:
         number = float(text)
     except ValueError:
@@ -178,14 +178,14 @@ def number_in(text: str) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _by_kind(split: Table) -> Table:
+def _by_kind(split: _Table) -> _Table:
     """Numbers of groups and records by split, label and kingdom."""
     counts: dict[tuple[str, ...], list[int]] = {}
     for row in split:
         key = tuple(row.get(name, "") for name in ("split", "label", "kingdom"))
         n_groups_and_records = counts.setdefault(key, [0, 0])
         n_groups_and_records[0] += 1
-        n_groups_and_records[1] += int(number_in(row.get("n_records", "")) or 0)
+        n_groups_and_records[1] += int(_number_in(row.get("n_records", "")) or 0)
     names = ("split", "label", "kingdom", "groups", "records")
     return [
         dict(zip(names, (*key, *map(str, numbers)), strict=True))
@@ -210,7 +210,7 @@ def write_evaluation_page(folder: Path) -> None:
         ResumeError: ``evaluation.json`` is damaged.
         OutputError, StorageError: as ``files.writing``.
     """
-    facts = Facts.read(folder / EVALUATION)
+    facts = Facts.read(folder / _EVALUATION_FILE)
     rows = [row for row in facts.sequence("rows") if isinstance(row, dict)]
     content = {
         "n_records": facts.number("n_records"),
@@ -400,14 +400,14 @@ def _model_of(folder: Path) -> Path:
 
 def _progress(rows: Sequence[Mapping[str, str]], name: str) -> dict[str, Any]:
     """How far a seed is; its best epoch, by the figure of this name, and the last figures."""
-    last = {key: number_in(value) for key, value in rows[-1].items() if key != "seed"}
-    measured = [(number_in(row.get(name, "")), row) for row in rows]
+    last = {key: _number_in(value) for key, value in rows[-1].items() if key != "seed"}
+    measured = [(_number_in(row.get(name, "")), row) for row in rows]
     scored = [(-value if "loss" in name else value, row) for value, row in measured if value]
     best = max(scored, key=lambda one: one[0])[1] if scored else {}
     return {
         "n_epochs": len(rows),
-        "best_epoch": int(number_in(best.get("epoch", "")) or 0),
-        name: number_in(best.get(name, "")),
+        "best_epoch": int(_number_in(best.get("epoch", "")) or 0),
+        name: _number_in(best.get(name, "")),
         "last": {key: value for key, value in last.items() if value is not None},
     }
 
@@ -500,7 +500,7 @@ def spread_lines(folders: Sequence[Path]) -> Iterator[str]:
     for table, folder in product(_KEYS, folders):
         for row, figure in product(read_table(folder / table), _HELD_OUT_FIGURES[table]):
             name = " ".join(row.get(key, NOT_DEFINED) for key in _KEYS[table])
-            if (number := number_in(row.get(figure, ""))) is not None:
+            if (number := _number_in(row.get(figure, ""))) is not None:
                 values.setdefault((table, name, figure), []).append(number)
     for names, numbers in values.items():
         if len(numbers) > 1:
@@ -594,6 +594,6 @@ def _figures(training: Path, name: str, title: str) -> Iterator[str]:
         yield from _as_markdown(rows)
 
 
-def _as_markdown(table: Table) -> Iterator[str]:
+def _as_markdown(table: _Table) -> Iterator[str]:
     if table:
         yield from markdown_table(list(table[0]), [list(row.values()) for row in table])

@@ -29,23 +29,23 @@ from virnucpro.encoders.transfer import PackedBatch, send
 from virnucpro.ground.errors import VirnucproError
 from virnucpro.ground.numeric import sigmoid
 from virnucpro.ground.processes import Child, Pipe, Raised, interrupts_held, kill_all, start
-from virnucpro.learning.evaluation.metrics import Samples, auroc, measure
-from virnucpro.learning.labelled.frames import ArrayRows, LabelledFrames, Rows, Texts, Values
-from virnucpro.learning.training.ranks import Ranks
+from virnucpro.learning.frames import ArrayRows, LabelledFrames, Rows, Texts, Values
+from virnucpro.learning.metrics import Samples, auroc, measure
+from virnucpro.learning.ranks import Ranks
 from virnucpro.sequences.composition import N_FEATURES
 
 NETWORKS = ("protein", "nucleotide")  # of a classifier; without residues the second is alone
 _LINEAR = ("qkv", "attention_out", "up", "down")  # of a layer of ESM-2
 _LEAST_SPREAD = 1e-3  # of a word that hardly occurs: its weights hardly learn either
 _VALIDATION_ROWS = 256  # in one batch
-MASKED, OF_MASKED, OF_RANDOM = 0.15, 0.8, 0.1  # the rest of the chosen ones stays as it is
+_MASKED, _OF_MASKED, _OF_RANDOM = 0.15, 0.8, 0.1  # the rest of the chosen ones stays as it is
 B = TypeVar("B")
 B_co = TypeVar("B_co", covariant=True)
 BatchRows = tuple[int, Rows]  # of an epoch: its number, and the rows of one batch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class MaskedBatch:
+class _MaskedBatch:
     """Proteins of which some residues are to be told."""
 
     packed: PackedBatch  # with <mask> in it
@@ -82,7 +82,7 @@ def new_encoder(shape: ESM2Shape) -> ESM2:
     return encoder
 
 
-class LowRank(nn.Linear):
+class _LowRank(nn.Linear):
     """A linear layer that stays as it is, and beside it two matrices of low rank that are learned.
 
     Those are LoRA's (Hu et al. 2021, arXiv:2106.09685): ``W x + alpha / rank * B A x``; B is 0 at
@@ -114,7 +114,7 @@ class LowRank(nn.Linear):
 def adapt(encoder: ESM2, rank: int, alpha: float | None, n_layers: int | None) -> None:
     """Have the last ``n_layers`` of an encoder learn (None: all), and nothing before them.
 
-    With a rank the layers stay too, and have ``LowRank`` in the place of each matrix.
+    With a rank the layers stay too, and have ``_LowRank`` in the place of each matrix.
     """
     if not rank and n_layers is None:
         return
@@ -125,17 +125,17 @@ def adapt(encoder: ESM2, rank: int, alpha: float | None, n_layers: int | None) -
             layer.requires_grad_()
             continue
         for name in _LINEAR:
-            low = LowRank(getattr(layer, name), rank, 2 * rank if alpha is None else alpha)
+            low = _LowRank(getattr(layer, name), rank, 2 * rank if alpha is None else alpha)
             setattr(layer, name, low)
     if not rank:
         encoder.final_norm.requires_grad_()
 
 
 def merge(encoder: ESM2) -> None:
-    """Put what ``LowRank`` layers have learned into the weights of plain ones."""
+    """Put what ``_LowRank`` layers have learned into the weights of plain ones."""
     for layer in encoder.layers:
         for name in _LINEAR:
-            if isinstance(low := getattr(layer, name), LowRank):
+            if isinstance(low := getattr(layer, name), _LowRank):
                 setattr(layer, name, low.merged())
 
 
@@ -184,7 +184,7 @@ class MaskedLanguageModel(nn.Module):
         self.layer_norm = nn.LayerNorm(dim)
         self.bias = nn.Parameter(torch.zeros(encoder.embedding.num_embeddings))
 
-    def logits(self, batch: MaskedBatch) -> Tensor:
+    def logits(self, batch: _MaskedBatch) -> Tensor:
         """Logits of the tokens for each chosen residue, (n_chosen, n_tokens)."""
         staged = StagedBatch.of(batch.packed, self.encoder.inv_freq)
         device = staged.tokens.device
@@ -194,7 +194,7 @@ class MaskedLanguageModel(nn.Module):
         hidden = self.layer_norm(F.gelu(self.dense(hidden)))
         return F.linear(hidden, self.encoder.embedding.weight, self.bias).float()
 
-    def forward(self, batch: MaskedBatch) -> Tensor:
+    def forward(self, batch: _MaskedBatch) -> Tensor:
         """The cross-entropies of the chosen residues, summed."""
         logits = self.logits(batch)
         targets = send(batch.targets, logits.device)
@@ -202,13 +202,8 @@ class MaskedLanguageModel(nn.Module):
 
     def extra_tensors(self) -> dict[str, Tensor]:
         """The tensors beside the encoder's, as transformers names them."""
-        return {
-            "lm_head.dense.weight": self.dense.weight,
-            "lm_head.dense.bias": self.dense.bias,
-            "lm_head.layer_norm.weight": self.layer_norm.weight,
-            "lm_head.layer_norm.bias": self.layer_norm.bias,
-            "lm_head.bias": self.bias,
-        }
+        own = dict(self.named_parameters())
+        return {f"lm_head.{n}": own[n] for n in own if not n.startswith("encoder.")}
 
 
 class Classifier(nn.Module):
@@ -288,15 +283,11 @@ class FrameClassifier(nn.Module):
 
     def forward(self, batch: FrameBatch) -> Tensor:
         """The weighted losses of all networks, summed over the frames."""
-        return weighted_loss(self.logits(batch), batch)
-
-
-def weighted_loss(logits: Tensor, batch: FrameBatch) -> Tensor:
-    """Cross-entropy of (n_networks, n) log-odds, by weight, summed."""
-    is_virus = send(batch.is_virus, logits.device).expand_as(logits)
-    weight = send(batch.weight, logits.device)
-    losses = F.binary_cross_entropy_with_logits(logits, is_virus, reduction="none")
-    return (losses * weight).sum()
+        logits = self.logits(batch)
+        is_virus = send(batch.is_virus, logits.device).expand_as(logits)
+        weight = send(batch.weight, logits.device)
+        losses = F.binary_cross_entropy_with_logits(logits, is_virus, reduction="none")
+        return (losses * weight).sum()
 
 
 class Objective(Protocol[B_co]):
@@ -328,10 +319,10 @@ class MaskedResidues:
     ) -> None:
         self.proteins, self.held_out, self.seed = proteins, held_out, seed
         self.n_rows = len(proteins)
-        self._n_chosen = np.maximum(1, np.round(MASKED * proteins.lengths))
+        self._n_chosen = np.maximum(1, np.round(_MASKED * proteins.lengths))
 
-    def batch(self, rows: Rows, epoch: int) -> MaskedBatch:
-        rows = longest_first(rows, self.proteins)
+    def batch(self, rows: Rows, epoch: int) -> _MaskedBatch:
+        rows = _longest_first(rows, self.proteins)
         seeds = [(self.seed, epoch, int(row)) for row in rows]
         return masked_batch([self.proteins[row] for row in rows.tolist()], seeds)
 
@@ -344,7 +335,7 @@ class MaskedResidues:
         loss, n_chosen = 0.0, 0
         for first, counts in _shares(len(self.held_out), ranks):
             rows = np.arange(first, min(first + _VALIDATION_ROWS, len(self.held_out)))
-            rows = longest_first(rows, self.held_out)
+            rows = _longest_first(rows, self.held_out)
             seeds = [(self.seed, -1 % 2**32, int(row)) for row in rows]
             batch = masked_batch([self.held_out[row] for row in rows.tolist()], seeds)
             loss += counts * float(module(batch))
@@ -380,16 +371,16 @@ def mask_residues(
     tokens, places = batch.tokens.copy(), []
     for rng, (begin, end) in zip(draws, pairwise(batch.cu_seqlens.tolist()), strict=True):
         n_residues = end - begin - 2
-        order = rng.permutation(n_residues)[: max(1, round(MASKED * n_residues))]
+        order = rng.permutation(n_residues)[: max(1, round(_MASKED * n_residues))]
         places.append(chosen := begin + 1 + order)
         what = rng.random(len(chosen))
-        tokens[chosen[what < OF_MASKED]] = MASK
-        swapped = chosen[(what >= OF_MASKED) & (what < OF_MASKED + OF_RANDOM)]
+        tokens[chosen[what < _OF_MASKED]] = MASK
+        swapped = chosen[(what >= _OF_MASKED) & (what < _OF_MASKED + _OF_RANDOM)]
         tokens[swapped] = rng.choice(AMINO_ACID_TOKENS, len(swapped))
     return tokens, np.concatenate(places)
 
 
-def masked_batch(proteins: Sequence[str], seeds: Sequence[tuple[int, ...]]) -> MaskedBatch:
+def masked_batch(proteins: Sequence[str], seeds: Sequence[tuple[int, ...]]) -> _MaskedBatch:
     """Mask proteins; what is left of each is scaled up for what is masked, as in ESM-2."""
     packed = PackedBatch.of(proteins)
     tokens, places = mask_residues(packed, map(np.random.default_rng, seeds))
@@ -398,7 +389,7 @@ def masked_batch(proteins: Sequence[str], seeds: Sequence[tuple[int, ...]]) -> M
     is_masked = tokens == MASK
     share = np.bincount(protein_of, is_masked, len(proteins)) / n_tokens
     scale = (TOKEN_DROPOUT_SCALE / (1 - share))[protein_of] * ~is_masked
-    return MaskedBatch(
+    return _MaskedBatch(
         replace(packed, tokens=tokens),
         scale.astype(np.float32),
         places,
@@ -435,7 +426,6 @@ class FrameLabels:
         The loss is the weighted mean over the frames, summed over the networks. AUPRC, accuracy and
         F1 are of the last network, called from log-odds of 0 on, with the same weights.
         """
-        assert isinstance(module, FrameClassifier)
         logits = frame_log_odds(module, self.held_out, ranks)
         if not np.isfinite(logits).all():
             raise VirnucproError(
@@ -463,12 +453,11 @@ def samples_of(
 
 
 @torch.inference_mode()
-def frame_log_odds(
-    module: FrameClassifier, frames: LabelledFrames, ranks: Ranks
-) -> NDArray[np.float32]:
+def frame_log_odds(module: nn.Module, frames: LabelledFrames, ranks: Ranks) -> NDArray[np.float32]:
     """The log-odds of each network for every frame, on every rank. (n_networks, n)"""
+    assert isinstance(module, FrameClassifier)
     ones = np.ones(len(frames), dtype=np.float32)
-    order = longest_first(np.arange(len(frames)), frames.proteins)
+    order = _longest_first(np.arange(len(frames)), frames.proteins)
     mine = []
     for first, counts in _shares(len(frames), ranks):
         batch = frame_batch(frames, order[first : first + _VALIDATION_ROWS], ones)
@@ -483,7 +472,7 @@ def frame_log_odds(
 
 
 def frame_batch(frames: LabelledFrames, rows: Rows, weight: NDArray[np.float32]) -> FrameBatch:
-    rows = longest_first(rows, frames.proteins)
+    rows = _longest_first(rows, frames.proteins)
     return FrameBatch(
         rows,
         PackedBatch.of([frames.proteins[row] for row in rows]),
@@ -494,7 +483,7 @@ def frame_batch(frames: LabelledFrames, rows: Rows, weight: NDArray[np.float32])
     )
 
 
-def longest_first(rows: Rows, proteins: Texts) -> Rows:
+def _longest_first(rows: Rows, proteins: Texts) -> Rows:
     """Neighbours of one length make few runs."""
     return rows[np.argsort(-proteins.take(rows).lengths, kind="stable")]
 

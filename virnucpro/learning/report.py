@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
-from pathlib import Path
+from dataclasses import asdict, astuple
 
 import numpy as np
 
@@ -13,22 +12,22 @@ from virnucpro import __version__
 from virnucpro.ground.events import OnEvent
 from virnucpro.ground.files import sha256, write_whole
 from virnucpro.ground.log import counted, printable
-from virnucpro.learning.evaluation.evaluate import (
+from virnucpro.learning.evaluate import (
     Evaluation,
     EvaluationRow,
     SamplesOfKind,
     evaluate,
 )
-from virnucpro.learning.evaluation.evaluate_regions import evaluate_regions
-from virnucpro.learning.evaluation.metrics import (
+from virnucpro.learning.metrics import (
     MEASURES,
     NOT_DEFINED,
-    Measures,
     reliability,
     roc_curve,
 )
 from virnucpro.learning.options import EvaluateOptions
 from virnucpro.learning.pages import add_evaluation, markdown_table, write_evaluation_page
+from virnucpro.learning.records import write_table
+from virnucpro.learning.regions import evaluate_regions
 
 _ROC_POINTS = 200
 _N_BARS = 40  # of the scores from 0 to 1
@@ -60,8 +59,7 @@ def write_report(evaluation: Evaluation) -> None:
     """``evaluation.tsv`` and ``evaluation.json``."""
     folder = evaluation.question.output
     rows = [_columns(row) for row in evaluation.rows]
-    lines = [rows[0].keys(), *(map(str, row.values()) for row in rows)]
-    write_whole(folder / "evaluation.tsv", "".join("\t".join(line) + "\n" for line in lines))
+    write_table(folder / "evaluation.tsv", rows[0], (row.values() for row in rows))
     content = json.dumps(_to_json(evaluation), indent=1, allow_nan=False)
     write_whole(folder / "evaluation.json", content + "\n")
 
@@ -70,8 +68,7 @@ def _card_lines(evaluation: Evaluation) -> Iterator[str]:
     """All figures for the model card: a table for each way to count, a row for each kind."""
     question, held_out = evaluation.question, evaluation.held_out
     yield (
-        f"On {counted(len(held_out.records), 'record')} of "
-        f"{counted(len({record.group for record in held_out.records}), 'group')}, "
+        f"On {_data(evaluation)}, "
         f"{question.options.part or 'test' if question.splits else 'all'} of the data with the "
         f"SHA-256 {question.manifest.sha256}; called virus: {evaluation.cut}. Of these, "
         f"{len(held_out.trained):,} or others of their groups were trained on.\n"
@@ -79,23 +76,23 @@ def _card_lines(evaluation: Evaluation) -> Iterator[str]:
     for title, name in _CARD_TABLES:
         yield f"### {title}\n"
         rows = [
-            (*(getattr(row, fact) for fact in _FACTS), *_shorts(getattr(row, name)))
+            (*(getattr(row, fact) for fact in _FACTS), *map(_short, astuple(getattr(row, name))))
             for row in evaluation.rows
         ]
         yield from markdown_table((*_FACTS, *MEASURES), rows)
 
 
-def _shorts(measures: Measures) -> list[str]:
-    return [_short(getattr(measures, name)) for name in MEASURES]
+def _data(evaluation: Evaluation) -> str:
+    records = evaluation.held_out.records
+    n_groups = len({record.group for record in records})
+    return f"{counted(len(records), 'record')} of {counted(n_groups, 'group')}"
 
 
 def summary_lines(evaluation: Evaluation) -> list[str]:
     """The lines for the user at the end."""
     held_out, question = evaluation.held_out, evaluation.question
     lines = [
-        f"evaluated on {counted(len(held_out.records), 'record')} of "
-        f"{counted(len({record.group for record in held_out.records}), 'group')}; called virus: "
-        f"{evaluation.cut}",
+        f"evaluated on {_data(evaluation)}; called virus: {evaluation.cut}",
         f"{'':16}{'n':>8}{'no score':>10}  {'AUROC of all (95 % interval)':<30}{'recall':>8}"
         f"{'false +':>9}{'precision at 5 % viruses':>26}",
         *(_line(row) for row in evaluation.rows if row.subset == "all"),
@@ -112,8 +109,9 @@ def summary_lines(evaluation: Evaluation) -> list[str]:
 
 def _line(row: EvaluationRow) -> str:
     """The figures of all samples; one without a score counts as the lowest."""
-    figures, (low, high) = row.no_orf_as_0, row.interval_no_orf_as_0
-    auroc = f"{_short(figures.auroc)} ({_short(low.auroc)} to {_short(high.auroc)})"
+    figures = row.no_orf_as_0
+    low, high = _short(row.no_orf_as_0_low.auroc), _short(row.no_orf_as_0_high.auroc)
+    auroc = f"{_short(figures.auroc)} ({low} to {high})"
     name = f"{row.unit}s, {row.length}" if row.unit == "record" else "chunks"
     return (
         f"  {name:<14}{row.n:>8}{row.n_no_orf / row.n:>10.1%}  {auroc:<30}"
@@ -128,16 +126,15 @@ def _short(value: float | None) -> str:
 
 def _columns(row: EvaluationRow) -> dict[str, object]:
     """The cells of a row of ``evaluation.tsv`` by their columns, figures with 6 decimals."""
-    (low, high), (all_low, all_high) = row.interval, row.interval_no_orf_as_0
     figures = {
         "auroc": row.scored.auroc,
-        "auroc_low": low.auroc,
-        "auroc_high": high.auroc,
+        "auroc_low": row.low.auroc,
+        "auroc_high": row.high.auroc,
         **{name: getattr(row.scored, name) for name in MEASURES[1:]},
         **{f"{name}_equal_groups": getattr(row.equal_groups, name) for name in MEASURES},
         "auroc_no_orf_as_0": row.no_orf_as_0.auroc,
-        "auroc_no_orf_as_0_low": all_low.auroc,
-        "auroc_no_orf_as_0_high": all_high.auroc,
+        "auroc_no_orf_as_0_low": row.no_orf_as_0_low.auroc,
+        "auroc_no_orf_as_0_high": row.no_orf_as_0_high.auroc,
         "recall_no_orf_as_0": row.no_orf_as_0.recall,
         "false_positives_no_orf_as_0": row.no_orf_as_0.false_positives,
     }
@@ -152,43 +149,30 @@ def _columns(row: EvaluationRow) -> dict[str, object]:
 def _to_json(evaluation: Evaluation) -> dict[str, object]:
     question, held_out = evaluation.question, evaluation.held_out
     facts = evaluation.caller.facts
-    options, kinds = question.options, [kind for kind in evaluation.kinds if len(kind)]
+    options, kinds, split = question.options, [kind for kind in evaluation.kinds if len(kind)], None
+    if options.split is not None:
+        path, part = options.split, options.part or "test"
+        split = {"path": str(path), "sha256": sha256(path), "part": part}
     return {
         "virnucpro_version": __version__,
         "data": {"path": str(options.data), "sha256": sha256(options.data)},
-        "split": _split_to_json(options.split, options.part or "test"),
+        "split": split,
         "n_records": len(held_out.records),
         "n_trained_records": len(held_out.trained),
         "head": facts.get("head"),
         "scorer": facts.get("scorer"),
         "cut": evaluation.cut,
-        "cutting": asdict(question.cutting),
-        "rows": [_row_to_json(row) for row in evaluation.rows],
+        "cutting": question.cutting._asdict(),
+        "rows": [_rounded(asdict(row)) for row in evaluation.rows],
         **{name: [_of_kind(kind, draw) for kind in kinds] for name, draw in _CURVES.items()},
     }
 
 
-def _split_to_json(split: Path | None, part: str) -> dict[str, str] | None:
-    if split is None:
-        return None
-    return {"path": str(split), "sha256": sha256(split), "part": part}
-
-
-def _row_to_json(row: EvaluationRow) -> dict[str, object]:
-    def rounded(measures: Measures) -> dict[str, float | None]:
-        values = asdict(measures).items()
-        return {name: None if value is None else round(value, 6) for name, value in values}
-
-    return {
-        **{name: getattr(row, name) for name in (*_FACTS, "n_no_orf", "n_trained")},
-        "scored": rounded(row.scored),
-        "low": rounded(row.interval[0]),
-        "high": rounded(row.interval[1]),
-        "equal_groups": rounded(row.equal_groups),
-        "no_orf_as_0": rounded(row.no_orf_as_0),
-        "no_orf_as_0_low": rounded(row.interval_no_orf_as_0[0]),
-        "no_orf_as_0_high": rounded(row.interval_no_orf_as_0[1]),
-    }
+def _rounded(value: object) -> object:
+    """A value of a row as JSON has it, figures with 6 decimals."""
+    if isinstance(value, dict):
+        return {name: _rounded(one) for name, one in value.items()}
+    return round(value, 6) if isinstance(value, float) else value
 
 
 def _reliability_to_json(kind: SamplesOfKind) -> dict[str, object]:

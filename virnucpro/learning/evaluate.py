@@ -34,27 +34,28 @@ from virnucpro.ground.log import LOGGER, announce, counted, printable
 from virnucpro.ground.numeric import Mask, Values
 from virnucpro.ground.options import carry
 from virnucpro.ground.records import Call, FastaRecord, Prediction
-from virnucpro.learning.evaluation.metrics import Interval, Measures, Samples, bootstrap, measure
-from virnucpro.learning.labelled.records import (
+from virnucpro.learning.frames import cut
+from virnucpro.learning.metrics import Measures, Samples, bootstrap, measure
+from virnucpro.learning.options import EvaluateOptions
+from virnucpro.learning.pages import find_card
+from virnucpro.learning.records import (
     DataManifest,
     Labelled,
     LabelledRecord,
     Split,
-    TrainingDigests,
     check_groups,
+    group_digest,
     read_data_manifest,
     read_records,
     read_split,
     record_digest,
     warn_of_mixed_groups,
+    write_table,
 )
-from virnucpro.learning.options import EvaluateOptions
-from virnucpro.learning.pages import find_card
 from virnucpro.run.folder import RunDir
 from virnucpro.sequences.fasta import read_fasta, write_record
 from virnucpro.sequences.genetic_code import GeneticCode, genetic_code
-from virnucpro.sequences.sketch import sketch_of
-from virnucpro.sequences.translate import chunk_record, translate_six_frames
+from virnucpro.sequences.sketch import Sketch, share_known, sketch_of
 from virnucpro.stories.options import PredictOptions
 from virnucpro.stories.pipeline import run
 from virnucpro.stories.resolve import RunConfig, resolve
@@ -63,9 +64,12 @@ from virnucpro.tables.sinks import FrameTable, RecordTable
 Unit = Literal["record", "chunk"]
 Subset = Literal["all", "virus", "other"]
 _RUN = "run"  # the run folder of the fragments
-WHOLE = 0  # as a length
+_WHOLE = 0  # as a length
 _COMPLEMENT = str.maketrans("ACGTURYKMBDHVacgturykmbdhv", "TGCAAYRMKVHDBtgcaayrmkvhdb")  # IUPAC
 _COLUMNS = ("fragment", "record", "length", "start", "end", "strand", "label", "group", "kingdom")
+_SHARE_OF_THE_SAME = 0.5  # of 31-mers
+# digests of records and of groups, and sampled k-mers, by who was trained on them
+Memories = Mapping[str, tuple[frozenset[int], frozenset[int], Sketch]]
 OfTraining = Literal["refuse", "leave out", "keep"]
 
 
@@ -76,9 +80,15 @@ class Question:
     options: EvaluateOptions
     manifest: DataManifest
     splits: dict[str, Split] | None
-    of_training: OfTraining
-    cutting: Cutting
+    cutting: _Cutting
     card: Path | None  # of the model, to get the figures
+
+    @property
+    def of_training(self) -> OfTraining:
+        """What is done with records that were trained on."""
+        if self.options.allow_training_data:
+            return "keep"
+        return "leave out" if self.options.held_out_only else "refuse"
 
     @property
     def output(self) -> Path:
@@ -167,10 +177,12 @@ class EvaluationRow:
     n_no_orf: int
     n_trained: int
     scored: Measures  # of what was scored, each sample counting one
-    interval: Interval  # of ``scored``
+    low: Measures  # the ends of their 95 % interval
+    high: Measures
     equal_groups: Measures  # of what was scored, each group of a label counting one
     no_orf_as_0: Measures  # of everything
-    interval_no_orf_as_0: Interval
+    no_orf_as_0_low: Measures
+    no_orf_as_0_high: Measures
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -215,14 +227,7 @@ def understand(options: EvaluateOptions) -> Question:
     """
     if options.part is not None and options.split is None:
         raise UsageError("--part without --split", hint="say which split with --split FILE")
-    of_training: OfTraining = "leave out" if options.held_out_only else "refuse"
-    if options.allow_training_data:
-        of_training = "keep"
-    cutting = Cutting(
-        lengths=_lengths(options.lengths),
-        per_record=options.fragments_per_record,
-        seed=options.seed,
-    )
+    lengths = _lengths(options.lengths)
     refuse_links(options.output_dir, [_RUN])
     manifest = read_data_manifest(options.data)
     splits = read_split(options.split) if options.split is not None else None
@@ -232,20 +237,20 @@ def understand(options: EvaluateOptions) -> Question:
         options=options,
         manifest=manifest,
         splits=splits,
-        of_training=of_training,
-        cutting=cutting,
+        cutting=_Cutting(lengths, options.fragments_per_record, options.seed),
         card=find_card(options.model) if options.card and options.model else None,
     )
 
 
 def _lengths(text: str) -> tuple[int, ...]:
     words = [word.strip() for word in text.split(",")]
-    if not all(word.isascii() and word.isdigit() for word in words):
+    lengths = [int(word) if word.isascii() and word.isdigit() else 0 for word in words]
+    if min(lengths) < 1 or len(set(lengths)) < len(lengths):
         raise UsageError(
-            f"--lengths is {printable(text)!r}; it must be numbers of bases",
+            f"--lengths is {printable(text)!r}; it must be numbers of bases above 0, each once",
             hint="for example --lengths 300,500,3000",
         )
-    return tuple(map(int, words))
+    return tuple(lengths)
 
 
 def answer(
@@ -273,10 +278,10 @@ def answer(
             f"not everything was scored: see {printable(question.run_folder)}",
             hint="figures of a part would mislead: run the same command with --resume",
         )
-    kinds = read_records_of(question, fragments, held_out)
+    kinds = _read_records_of(question, fragments, held_out)
     if head := caller.frame_head:  # the scorer's pieces are as good as fragments of that length
         kinds.append(read_chunks(question, fragments, held_out, config.recipe, head.facts))
-    rows = tuple(row for kind in kinds for row in measure_kind(kind, question.cutting.seed))
+    rows = tuple(row for kind in kinds for row in _measure_kind(kind, question.cutting.seed))
     return Evaluation(question, caller, held_out, tuple(kinds), rows, summary.cut)
 
 
@@ -295,21 +300,21 @@ def _folder(path: Path) -> Iterator[None]:
         raise
 
 
-def read_records_of(
-    question: Question, fragments: Sequence[Fragment], held_out: HeldOut
+def _read_records_of(
+    question: Question, fragments: Sequence[_Fragment], held_out: HeldOut
 ) -> list[SamplesOfKind]:
     """The fragments by rising length, and the whole records, with the calls of the run."""
     with RunDir(question.run_folder).record_table("predict").open(encoding="utf-8") as table:
-        calls = read_answers(table, fragments)
+        calls = _read_answers(table, fragments)
     scores = np.array([call.virus_score for call in calls], dtype=np.float64)  # NaN for None
     is_called = np.array([call.is_virus for call in calls], dtype=np.bool_)
     lengths = np.array([fragment.length for fragment in fragments], dtype=np.int64)
     kinds = []
-    for length in (*sorted(question.cutting.lengths), WHOLE):
+    for length in (*sorted(question.cutting.lengths), _WHOLE):
         rows = np.flatnonzero(lengths == length)
         kind = SamplesOfKind.of(
             "record",
-            length_name(length),
+            _length_name(length),
             scores[rows],
             is_called[rows],
             [fragments[i].record for i in rows.tolist()],
@@ -321,24 +326,24 @@ def read_records_of(
 
 def read_chunks(
     question: Question,
-    fragments: Sequence[Fragment],
+    fragments: Sequence[_Fragment],
     held_out: HeldOut,
     recipe: Recipe,
     facts: HeadFacts,
 ) -> SamplesOfKind:
     """The chunks of the whole records, as the head alone scores and calls them."""
-    whole = {fragment.id: fragment.record for fragment in fragments if fragment.length == WHOLE}
+    whole = {fragment.id: fragment.record for fragment in fragments if fragment.length == _WHOLE}
     rundir, code = RunDir(question.run_folder), genetic_code(recipe.genetic_code)
     with rundir.output(FrameTable).open(encoding="utf-8") as table:
         pieces = (record for record in read_fasta(question.fasta) if record.id in whole)
-        chunks = list(read_chunk_scores(table, pieces, recipe.chunk_size, facts, code))
+        chunks = list(_read_chunk_scores(table, pieces, recipe.chunk_size, facts, code))
     scores = np.array([score for _, score in chunks], dtype=np.float64)
     records = [whole[record_id] for record_id, _ in chunks]
-    name, is_called = length_name(WHOLE), scores >= facts.threshold
+    name, is_called = _length_name(_WHOLE), scores >= facts.threshold
     return SamplesOfKind.of("chunk", name, scores, is_called, records, held_out.trained)
 
 
-def read_answers(table: TextIO, fragments: Sequence[Fragment]) -> list[Call]:
+def _read_answers(table: TextIO, fragments: Sequence[_Fragment]) -> list[Call]:
     """The call of each fragment in a table of records, by id.
 
     Raises:
@@ -358,7 +363,7 @@ def read_answers(table: TextIO, fragments: Sequence[Fragment]) -> list[Call]:
     return [calls[fragment.id] for fragment in fragments]
 
 
-def read_chunk_scores(
+def _read_chunk_scores(
     table: TextIO,
     records: Iterator[FastaRecord],
     chunk_size: int,
@@ -375,11 +380,8 @@ def read_chunk_scores(
     """
     scores = FrameTable.read(table)
     for record in records:
-        chunks = list(chunk_record(record, chunk_size))
-        predictions = [
-            Prediction(orf, _find(orf.id, scores)) for orf in translate_six_frames(chunks, code)
-        ]
-        score_of = score_chunks(predictions, facts)
+        chunks, orfs = cut(record, chunk_size, code)
+        score_of = score_chunks([Prediction(orf, _find(orf.id, scores)) for orf in orfs], facts)
         for chunk in chunks:
             yield record.id, score_of.get(chunk.id, np.nan)
 
@@ -394,24 +396,26 @@ def _find(frame_id: str, scores: Iterator[tuple[str, float]]) -> float:
     )
 
 
-def measure_kind(kind: SamplesOfKind, seed: int) -> Iterator[EvaluationRow]:
+def _measure_kind(kind: SamplesOfKind, seed: int) -> Iterator[EvaluationRow]:
     """The samples as a whole, then each kingdom of either label against all of the other."""
     if not len(kind):
         return
-    yield measure_subset(kind, "all", "", seed)
+    yield _measure_subset(kind, "all", "", seed)
     sides: tuple[tuple[Subset, Mask], ...] = (("virus", kind.is_virus), ("other", ~kind.is_virus))
     for subset, own_side in sides:
         for kingdom in sorted(set(kind.kingdoms[own_side].tolist()) - {""}):
             part = kind.where(~own_side | (kind.kingdoms == kingdom))
-            yield measure_subset(part, subset, kingdom, seed)
+            yield _measure_subset(part, subset, kingdom, seed)
 
 
-def measure_subset(kind: SamplesOfKind, subset: Subset, kingdom: str, seed: int) -> EvaluationRow:
+def _measure_subset(kind: SamplesOfKind, subset: Subset, kingdom: str, seed: int) -> EvaluationRow:
     """The figures of some samples. What intervals draw depends on these alone."""
     scored, everything = (
         replace(samples, groups=_numbered(samples.groups.tolist()))
         for samples in (kind.scored, kind.filled(0.0))
     )
+    low, high = bootstrap(scored, scored.is_called, seed)
+    all_low, all_high = bootstrap(everything, kind.is_called, seed)
     return EvaluationRow(
         unit=kind.unit,
         length=kind.length,
@@ -423,10 +427,12 @@ def measure_subset(kind: SamplesOfKind, subset: Subset, kingdom: str, seed: int)
         n_no_orf=len(kind) - len(scored),
         n_trained=int(kind.is_trained.sum()),
         scored=measure(scored, scored.is_called),
-        interval=bootstrap(scored, scored.is_called, seed),
+        low=low,
+        high=high,
         equal_groups=measure(_with_equal_groups(scored), scored.is_called),
         no_orf_as_0=measure(everything, kind.is_called),
-        interval_no_orf_as_0=bootstrap(everything, kind.is_called, seed),
+        no_orf_as_0_low=all_low,
+        no_orf_as_0_high=all_high,
     )
 
 
@@ -436,42 +442,30 @@ def _with_equal_groups(samples: Samples) -> Samples:
     return replace(samples, weights=1.0 / sizes[own])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cutting:
+class _Cutting(NamedTuple):
     """The options by which records are cut into fragments."""
 
     lengths: tuple[int, ...]  # bases
     per_record: int  # fragments of each length
     seed: int
 
-    def __post_init__(self) -> None:
-        if not self.lengths or min(self.lengths) < 1 or self.per_record < 1:
-            raise UsageError(
-                "--lengths and --fragments-per-record are numbers above 0",
-                hint="for example --lengths 300,500,3000 --fragments-per-record 3",
-            )
-        if len(set(self.lengths)) != len(self.lengths):
-            raise UsageError("--lengths names a length twice", hint="name each once")
-        if self.seed < 0:
-            raise UsageError("--seed is negative", hint="give a number from 0 on")
 
-
-class Fragment(NamedTuple):
+class _Fragment(NamedTuple):
     """A piece of a labelled record, in bases of its forward strand."""
 
     id: str  # neutral: it tells nothing of the record
     record: LabelledRecord
-    length: int  # that was asked for, or WHOLE
+    length: int  # that was asked for, or _WHOLE
     start: int
     end: int
     strand: str
 
 
 def write_fragments(
-    pairs: Iterable[Labelled], cutting: Cutting, fasta: Path, table: Path
-) -> list[Fragment]:
+    pairs: Iterable[Labelled], cutting: _Cutting, fasta: Path, table: Path
+) -> list[_Fragment]:
     """Cut all records; write their fragments, and where each is from."""
-    fragments: list[Fragment] = []
+    fragments: list[_Fragment] = []
     with atomic(fasta) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as out:
         for labelled, record in pairs:
             for fragment in cut_record(labelled, len(record.sequence), cutting):
@@ -481,13 +475,11 @@ def write_fragments(
                     bases = bases.translate(_COMPLEMENT)[::-1]
                 write_record(out, numbered.id, bases)
                 fragments.append(numbered)
-    with atomic(table) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as out:
-        out.write("\t".join(_COLUMNS) + "\n")
-        out.writelines(map(_row, fragments))
+    write_table(table, _COLUMNS, map(_cells, fragments))
     return fragments
 
 
-def cut_record(labelled: LabelledRecord, n_bases: int, cutting: Cutting) -> Iterator[Fragment]:
+def cut_record(labelled: LabelledRecord, n_bases: int, cutting: _Cutting) -> Iterator[_Fragment]:
     """The fragments of one record, without ids, by rising length and place."""
     for length in sorted(cutting.lengths):
         rng = np.random.default_rng([cutting.seed, record_digest(labelled.id), length])
@@ -495,9 +487,9 @@ def cut_record(labelled: LabelledRecord, n_bases: int, cutting: Cutting) -> Iter
         for i in range(n_fragments):
             first, last = i * n_bases // n_fragments, (i + 1) * n_bases // n_fragments - length
             yield _place(labelled, length, length, (first, last), rng)
-    rng = np.random.default_rng([cutting.seed, record_digest(labelled.id), WHOLE])
+    rng = np.random.default_rng([cutting.seed, record_digest(labelled.id), _WHOLE])
     n_whole = min(n_bases, cutting.per_record * max(cutting.lengths))
-    yield _place(labelled, WHOLE, n_whole, (0, n_bases - n_whole), rng)
+    yield _place(labelled, _WHOLE, n_whole, (0, n_bases - n_whole), rng)
 
 
 def _place(
@@ -506,46 +498,42 @@ def _place(
     n_bases: int,
     starts: tuple[int, int],
     rng: np.random.Generator,
-) -> Fragment:
+) -> _Fragment:
     start = int(rng.integers(starts[0], starts[1], endpoint=True))
     strand = "+-"[int(rng.integers(2))]
-    return Fragment("", labelled, length, start, start + n_bases, strand)
+    return _Fragment("", labelled, length, start, start + n_bases, strand)
 
 
-def length_name(length: int) -> str:
-    return "whole" if length == WHOLE else str(length)
+def _length_name(length: int) -> str:
+    return "whole" if length == _WHOLE else str(length)
 
 
-def _row(fragment: Fragment) -> str:
-    record = fragment.record
-    values = (
-        fragment.id,
-        record.id,
-        length_name(fragment.length),
-        fragment.start,
-        fragment.end,
-        fragment.strand,
-        record.label,
-        record.group,
-        record.kingdom,
-    )
-    return "\t".join(map(str, values)) + "\n"
+def _cells(fragment: _Fragment) -> tuple[object, ...]:
+    name, record, length, start, end, strand = fragment
+    place = (_length_name(length), start, end, strand)
+    return (name, record.id, *place, record.label, record.group, record.kingdom)
 
 
-def memories_of(caller: Caller) -> dict[str, TrainingDigests]:
+def memories_of(caller: Caller) -> Memories:
     """What each that calls was trained on."""
-    return {owner: TrainingDigests.of(*digests) for owner, digests in caller.trained_on.items()}
+    return {
+        owner: (frozenset(records.tolist()), frozenset(groups.tolist()), kmers)
+        for owner, (records, groups, kmers) in caller.trained_on.items()
+    }
 
 
-def knowing(
-    memories: Mapping[str, TrainingDigests], labelled: LabelledRecord, sequence: str
-) -> list[str]:
-    """Who was trained on a record: on it, on others of its group, or on a close relative."""
-    sketch = sketch_of(sequence)
+def knowing(memories: Memories, labelled: LabelledRecord, sequence: str) -> list[str]:
+    """Who was trained on a record: on it, on others of its group, or on a close relative.
+
+    A relative has half of the k-mers in the sketch, wherever it was cut from: 98 % of the bases.
+    """
+    sketch, group = sketch_of(sequence), group_digest(labelled.group)
     return [
         owner
-        for owner, memory in memories.items()
-        if memory.has(labelled) or memory.has_content(sketch)
+        for owner, (records, groups, kmers) in memories.items()
+        if labelled.digest in records
+        or group in groups
+        or share_known(sketch, kmers) >= _SHARE_OF_THE_SAME
     ]
 
 
@@ -557,8 +545,10 @@ class HeldOut:
         self._of_training = of_training
         self.records: list[LabelledRecord] = []  # those that passed ``select``
         self.trained: frozenset[str] = frozenset()  # ids; empty unless they were to be kept
-        for owner, memory in self._memories.items():
-            if owner != "its encoder" and not memory:  # few encoders were trained on labels
+        for owner, (known, groups, _) in self._memories.items():
+            if owner != "its encoder" and not (
+                known or groups
+            ):  # few encoders were trained on labels
                 LOGGER.warning(
                     "%s does not say what it was trained on: nothing can be held out", owner
                 )

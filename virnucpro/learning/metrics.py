@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from virnucpro.ground.numeric import Mask, Values
 
-PREVALENCES = (0.01, 0.05, 0.2)  # shares of viruses in a sample, at which precision is told
-MAX_FALSE_POSITIVES = 0.01  # share of what is not viral, at which recall is measured
-N_BINS = 15  # of the reliability curve, equally wide
-N_RESAMPLES = 200
+_PREVALENCES = (0.01, 0.05, 0.2)  # shares of viruses in a sample, at which precision is told
+_MAX_FALSE_POSITIVES = 0.01  # share of what is not viral, at which recall is measured
+_N_BINS = 15  # of the reliability curve, equally wide
+_N_RESAMPLES = 200
 CHANCE = 0.5  # the AUROC of scores that tell nothing
 NOT_DEFINED = "n/a"  # a figure in a table that is None
 INTERVAL = (2.5, 97.5)  # percentiles: 95 % lie between
@@ -106,11 +106,11 @@ class Measures:
 MEASURES = tuple(field.name for field in fields(Measures))
 Interval = tuple[Measures, Measures]  # its low and its high end; None where a resample lacks one
 # distinct scores, falling, and the weights of viruses and of others that reach each; (n_distinct,)
-Curve = tuple[Values, Values, Values]
+_Curve = tuple[Values, Values, Values]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Reliability:
+class _Reliability:
     """Per bin that is not empty: the mean score, and the share of viruses.
 
     Both labels weigh the same, as a score is a probability where half of all is viral.
@@ -179,7 +179,7 @@ def _resamples(samples: Samples, seed: int) -> Iterator[Values]:
     if min(map(len, members)) < 2:
         return
     rng = np.random.default_rng(seed)
-    for _ in range(N_RESAMPLES):
+    for _ in range(_N_RESAMPLES):
         groups = np.concatenate([rng.choice(of_label, len(of_label)) for of_label in members])
         yield samples.weights * np.bincount(groups, minlength=len(sides))[own]
 
@@ -196,11 +196,11 @@ def _percentile(resamples: Sequence[Measures], at: float) -> Measures:
     return Measures(**percentiles)
 
 
-def roc_curve(samples: Samples) -> Curve:
+def roc_curve(samples: Samples) -> _Curve:
     return _Ranked(samples).curve(samples.weights)
 
 
-def reliability(samples: Samples) -> Reliability:
+def reliability(samples: Samples) -> _Reliability:
     """The reliability curve (Guo et al. 2017, On Calibration of Modern Neural Networks)."""
     return _Ranked(samples).reliability(samples.weights)
 
@@ -231,9 +231,9 @@ class _Ranked:
         """
         if not ((self.scores >= 0) & (self.scores <= 1)).all():
             raise ValueError("a score outside [0, 1]")
-        return np.minimum((self.scores * N_BINS).astype(np.int64), N_BINS - 1)
+        return np.minimum((self.scores * _N_BINS).astype(np.int64), _N_BINS - 1)
 
-    def curve(self, weights: Values) -> Curve:
+    def curve(self, weights: Values) -> _Curve:
         sorted_weights = weights[self.order]
         true = np.cumsum(np.where(self.is_virus, sorted_weights, 0.0))
         false = np.cumsum(np.where(self.is_virus, 0.0, sorted_weights))
@@ -244,17 +244,17 @@ class _Ranked:
         _, true, false = self.curve(weights)
         return _auroc(true, false)
 
-    def reliability(self, weights: Values) -> Reliability:
+    def reliability(self, weights: Values) -> _Reliability:
         n = weights[self.order].astype(np.float64)
         w = n.copy()
         for side in (self.is_virus, ~self.is_virus):
             w[side] /= max(2 * float(w[side].sum()), np.finfo(float).tiny)
         total, score, virus, count = (
-            np.bincount(self.bins, weights=values, minlength=N_BINS).astype(np.float64)
+            np.bincount(self.bins, weights=values, minlength=_N_BINS).astype(np.float64)
             for values in (w, w * self.scores, w * self.is_virus, n)
         )
         full = total > 0
-        return Reliability(
+        return _Reliability(
             score[full] / total[full], virus[full] / total[full], total[full], count[full]
         )
 
@@ -272,7 +272,7 @@ class _Ranked:
         steps = np.diff(true, prepend=0.0)
         curves = self.reliability(weights)
         gap = np.abs(curves.mean_score - curves.share_of_viruses)
-        n_allowed = int(np.searchsorted(false, MAX_FALSE_POSITIVES * n_other, side="right"))
+        n_allowed = int(np.searchsorted(false, _MAX_FALSE_POSITIVES * n_other, side="right"))
         return Measures(
             auroc=_auroc(true, false),
             auprc=float(steps @ (true / np.maximum(true + false, np.finfo(float).tiny))) / n_virus,
@@ -295,9 +295,9 @@ def _auroc(true: Values, false: Values) -> float:
 
 
 def _precisions(recall: float, false_positives: float) -> dict[str, float | None]:
-    """The precision at each of ``PREVALENCES``; None where nothing is called."""
+    """The precision at each of ``_PREVALENCES``; None where nothing is called."""
     precisions: dict[str, float | None] = {}
-    for share in PREVALENCES:
+    for share in _PREVALENCES:
         rightly, wrongly = share * recall, (1 - share) * false_positives
         n_called = rightly + wrongly
         name = f"precision_if_{share * 100:.0f}_percent_viral"

@@ -8,15 +8,15 @@ frames do not hold every base. A model is one folder: an encoder or its name, an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import astuple, dataclass, field, fields, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise, product
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from virnucpro import __version__
@@ -38,24 +38,11 @@ from virnucpro.encoders.esm2.model import ESM2
 from virnucpro.encoders.esm2.weights import save_esm2
 from virnucpro.encoders.families import EMBEDDED
 from virnucpro.encoders.learned import save_reader
-from virnucpro.ground.files import LEARNED_FILE, write_whole
+from virnucpro.ground.files import LEARNED_FILE
 from virnucpro.ground.log import LOGGER, announce, counted, printable
 from virnucpro.ground.numeric import Values
 from virnucpro.ground.tree import Tree
-from virnucpro.learning.evaluation.evaluate import knowing, memories_of
-from virnucpro.learning.evaluation.metrics import (
-    CHANCE,
-    NOT_DEFINED,
-    Samples,
-    auroc,
-    auroc_gain,
-    auroc_interval,
-)
-from virnucpro.learning.labelled.frames import LabelledFrames, Rows
-from virnucpro.learning.labelled.records import LabelledRecord, Split, group_digest
-from virnucpro.learning.labelled.store import FrameStore
-from virnucpro.learning.pages import write_card
-from virnucpro.learning.training.calibration import (
+from virnucpro.learning.calibration import (
     N_CHUNKS,
     Calibration,
     ScoredFragments,
@@ -65,18 +52,30 @@ from virnucpro.learning.training.calibration import (
     fold_log_odds,
     is_enough,
 )
-from virnucpro.learning.training.networks import NETWORKS, Classifier, FrameClassifier, merge
-from virnucpro.learning.training.request import EPOCHS, GAIN, HELD_OUT, Training, load_known
+from virnucpro.learning.evaluate import knowing, memories_of
+from virnucpro.learning.frames import FrameStore, LabelledFrames, Rows
+from virnucpro.learning.metrics import (
+    CHANCE,
+    NOT_DEFINED,
+    Samples,
+    auroc,
+    auroc_gain,
+    auroc_interval,
+)
+from virnucpro.learning.networks import NETWORKS, Classifier, FrameClassifier, merge
+from virnucpro.learning.pages import write_card
+from virnucpro.learning.records import LabelledRecord, Split, group_digest, write_table
+from virnucpro.learning.request import EPOCHS, GAIN, HELD_OUT, Training, load_known
 from virnucpro.scorer.nets import Scorer, at_lengths, own_scorer
 from virnucpro.scorer.score import score_sequences
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.genetic_code import GeneticCode, genetic_code
-from virnucpro.sequences.sketch import NO_KMERS, Sketch, join_sketches
+from virnucpro.sequences.sketch import Sketch
 
-Digests = NDArray[np.uint64]  # rising
+_TrainedOn = dict[str, Any]  # fields of ``Head``, by name; each rises
 Epoch = tuple[int, dict[str, float]]  # a seed, and the figures of one of its epochs
 _HELD_OUT: tuple[Split, ...] = ("validation", "test")
-_PER_RECORD = 4  # runs of each length
+_PER_RECORD = 4  # runs of each length at most, evenly spread
 _SHORTEST = 0.9  # share of the bases that its chunks would have side by side: they may overlap
 
 
@@ -95,13 +94,14 @@ class TrainingResults:
     def add(
         self,
         training: Training,
-        module: FrameClassifier,
+        module: nn.Module,
         odds: Mapping[Split, Values],
     ) -> None:
         """Measure what was trained with one seed, and write what it leaves.
 
         ``odds`` are the log-odds of the frames of each part by each network, (n_networks, n).
         """
+        assert isinstance(module, FrameClassifier)
         of_validation = odds["validation"]
         calibration = calibrate(of_validation[0], of_validation[-1], self.parts["validation"])
         join = self._join(training, odds, calibration)
@@ -110,7 +110,7 @@ class TrainingResults:
             self._write_figures(training, odds)
             learned = [r for r in self.store.records if self.splits[r.group] != "test"]
             kmers = self.store.sketch(self.splits, "train", "validation")
-            export(training, module, learned, kmers, calibration, join)
+            _export(training, module, learned, kmers, calibration, join)
         write_card(training.output)
 
     def _join(
@@ -187,30 +187,31 @@ class TrainingResults:
 
     def _write_figures(self, training: Training, odds: Mapping[Split, Values]) -> None:
         """AUROC of frames and of chunks (by their best frame), for each held-out split."""
-        lines = ["split\tnetwork\tn_frames\tauroc_frames\tn_chunks\tauroc_chunks"]
+        columns = ("split", "network", "n_frames", "auroc_frames", "n_chunks", "auroc_chunks")
+        rows: list[tuple[object, ...]] = []
         for split, of_networks in odds.items():
             frames = self.parts[split]
             for name, row in zip(NETWORKS[-len(of_networks) :], of_networks, strict=True):
                 chunks = chunks_of(row, frames, np.ones(len(frames)), "max")
                 of_frames, of_chunks = auroc(row, frames.is_virus), chunks.auroc()
-                cells = (split, name, len(frames), f"{of_frames:.4f}", len(chunks))
-                lines.append("\t".join(map(str, (*cells, f"{of_chunks:.4f}"))))
+                figures = (len(frames), f"{of_frames:.4f}", len(chunks), f"{of_chunks:.4f}")
+                rows.append((split, name, *figures))
                 if split == "validation":  # the test is not for choosing between trainings
                     announce(f"{split}, {name}: AUROC of chunks {of_chunks:.3f}")
             if split == "validation":
                 _warn_of_chance(chunks, frames, training.settings.seed)
-        write_whole(training.output / HELD_OUT, "\n".join([*lines, ""]))
+        write_table(training.output / HELD_OUT, columns, rows)
 
 
 def write_epochs(training: Training, epochs: Sequence[Epoch]) -> None:
     """A row for each epoch of each seed; not defined where it was not measured."""
     names = list(dict.fromkeys(name for _, row in epochs for name in row))
     names = [name for name in names if not name.endswith("_per_second")]  # never the same twice
-    lines = ["\t".join(("seed", *names))]
-    for seed, row in epochs:
-        cells = (f"{row[name]:.6g}" if name in row else NOT_DEFINED for name in names)
-        lines.append("\t".join((str(seed), *cells)))
-    write_whole(training.output / EPOCHS, "\n".join([*lines, ""]))
+    rows = (
+        (seed, *(f"{row[name]:.6g}" if name in row else NOT_DEFINED for name in names))
+        for seed, row in epochs
+    )
+    write_table(training.output / EPOCHS, ("seed", *names), rows)
 
 
 def _warn_of_chance(chunks: Samples, frames: LabelledFrames, seed: int) -> None:
@@ -284,20 +285,16 @@ def _cut(
             continue
         own = rows[low:high]
         for n_chunks in N_CHUNKS:
-            for i in _spread(len(own) // n_chunks) * n_chunks:
+            n_runs = len(own) // n_chunks
+            spread = np.linspace(0, n_runs - 1, min(n_runs, _PER_RECORD)).astype(np.int64)
+            for i in np.unique(spread) * n_chunks:
                 start, last = store.chunks[own[[i, i + n_chunks - 1]], 1].tolist()
                 bases = record.sequence[start : last + size]
                 if len(bases) >= _SHORTEST * n_chunks * size:
                     yield split, n_chunks, int(own[i]), bases
 
 
-def _spread(n_runs: int) -> Rows:
-    """At most ``_PER_RECORD`` of so many runs, evenly."""
-    return np.unique(np.linspace(0, n_runs - 1, min(n_runs, _PER_RECORD)).astype(np.int64))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Gain:
+class _Gain(NamedTuple):
     """AUROC of fragments of one length by the scorer, by the head, and by both.
 
     Every fragment counts, one without a score as the lowest; groups count nearly evenly.
@@ -347,28 +344,15 @@ def measure_gain(
             log_odds = fold_log_odds(fragments)
         joined = fragments.by(log_odds).auroc()
         gain, low, high = auroc_gain(fragments.by(fragments.scores), fragments.by(log_odds), seed)
-    return _Gain(
-        seed=seed,
-        split=split,
-        n_bases=fragments.n_bases,
-        n=len(fragments),
-        n_virus=int(fragments.is_virus.sum()),
-        n_groups=len(set(fragments.groups.tolist())),
-        base=fragments.by(fragments.scores).auroc(),
-        head=fragments.by(fragments.head).auroc(),
-        joined=joined,
-        gain=gain,
-        gain_low=low,
-        gain_high=high,
-        weight=weight,
-    )
+    n_virus, n_groups = int(fragments.is_virus.sum()), len(set(fragments.groups.tolist()))
+    base, head = (fragments.by(odds).auroc() for odds in (fragments.scores, fragments.head))
+    counts = (fragments.n_bases, len(fragments), n_virus, n_groups)
+    return _Gain(seed, split, *counts, base, head, joined, gain, low, high, weight)
 
 
 def write_gains(path: Path, gains: Sequence[_Gain]) -> None:
     """A row for each seed, split and length."""
-    lines = ["\t".join(field.name for field in fields(_Gain))]
-    lines += ["\t".join(map(_cell, astuple(gain))) for gain in gains]
-    write_whole(path, "\n".join([*lines, ""]))
+    write_table(path, _Gain._fields, (map(_cell, gain) for gain in gains))
 
 
 def _cell(value: object) -> str:
@@ -377,7 +361,7 @@ def _cell(value: object) -> str:
     return NOT_DEFINED if value is None else str(value)
 
 
-def export(
+def _export(
     training: Training,
     module: FrameClassifier,
     records: Sequence[LabelledRecord],
@@ -442,7 +426,7 @@ def write_head(
     classifier: Classifier,
     facts: HeadFacts,
     calibration: Calibration,
-    trained_on: tuple[Digests, Digests, Digests, Digests, Sketch, Sketch],
+    trained_on: _TrainedOn,
 ) -> Head:
     """Write the classifier with what calibrates it."""
     n_before = facts.dim
@@ -456,7 +440,7 @@ def write_head(
         facts,
         alone,
         Network(_layers(classifier.nucleotide, shift, scale), calibration.temperature),
-        *trained_on,
+        **trained_on,
     )
     save_head(path, head)
     return head
@@ -482,39 +466,30 @@ def facts_of(
 
 def find_trained(
     records: Sequence[LabelledRecord], kmers: Sketch, known: Head | None, is_finetuned: bool
-) -> tuple[Digests, Digests, Digests, Digests, Sketch, Sketch]:
-    """Digests of the records and groups of the head, and of those that its encoder learned from.
-
-    After them come the sketches of both.
+) -> _TrainedOn:
+    """What the head and its encoder learned from: digests of records and groups, and sketches.
 
     ``known`` is the head of the encoder that was started from, and ``is_finetuned`` if that was
     trained too.
     """
-    own = {record.digest for record in records}
-    groups = {group_digest(record.group) for record in records}
-    of_encoder, groups_of_encoder = (own, groups) if is_finetuned else (set(), set())
-    kmers_of_encoder = kmers if is_finetuned else NO_KMERS
-    if known:
-        sketches = [kmers_of_encoder, known.trained_kmers, known.encoder_kmers]
-        kmers_of_encoder = join_sketches(sketches)
-        of_encoder = of_encoder.union(
-            known.trained_records.tolist(), known.encoder_records.tolist()
-        )
-        groups_of_encoder = groups_of_encoder.union(
-            known.trained_groups.tolist(), known.encoder_groups.tolist()
-        )
-    return (
-        _sorted(own),
-        _sorted(groups),
-        _sorted(of_encoder),
-        _sorted(groups_of_encoder),
+    digests = [record.digest for record in records]
+    groups = [group_digest(record.group) for record in records]
+    own: list[Any] = [
+        *(np.unique(np.array(column, dtype=np.uint64)) for column in (digests, groups)),
         kmers,
-        kmers_of_encoder,
-    )
-
-
-def _sorted(digests: Set[int]) -> Digests:
-    return np.array(sorted(digests), dtype=np.uint64)
+    ]
+    learned = [own] if is_finetuned else []
+    if known:
+        learned += [
+            [known.trained_records, known.trained_groups, known.trained_kmers],
+            [known.encoder_records, known.encoder_groups, known.encoder_kmers],
+        ]
+    trained: _TrainedOn = {}
+    for i, name in enumerate(("records", "groups", "kmers")):
+        trained[f"trained_{name}"] = own[i]
+        columns = [own[i][:0], *(columns[i] for columns in learned)]
+        trained[f"encoder_{name}"] = np.unique(np.concatenate(columns))
+    return trained
 
 
 def _layers(

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from virnucpro.callers.head import DECIMALS, FrameRule, Join, JoinKnot, join_log_odds
 from virnucpro.ground.numeric import Mask, Values, sigmoid
-from virnucpro.learning.evaluation.metrics import Samples, auroc_gain
-from virnucpro.learning.labelled.frames import BASES_POWER, LabelledFrames, Rows, balanced_weights
+from virnucpro.learning.frames import BASES_POWER, LabelledFrames, Rows, balanced_weights
+from virnucpro.learning.metrics import Samples, auroc_gain
 from virnucpro.scorer.nets import ErrorRates, Scorer, at_lengths, thresholds
 
 FALSE_POSITIVES = 0.05  # of the others in validation, at the threshold
@@ -208,7 +208,7 @@ def fit_join(of_lengths: Sequence[ScoredFragments], scorer: Scorer) -> Join | No
     if not knots:
         return None
     rates = {
-        knot.n_bases: error_rates(fragments, knot, scorer)
+        knot.n_bases: _error_rates(fragments, knot, scorer)
         for fragments, knot in zip(fitted, knots, strict=True)
     }
     lengths = np.array([one.n_bases for one in scorer.error_rates])
@@ -219,7 +219,7 @@ def fit_join(of_lengths: Sequence[ScoredFragments], scorer: Scorer) -> Join | No
     return Join(scorer.sha256, knots, tuple(rates[n_bases] for n_bases in sorted(rates)))
 
 
-def error_rates(fragments: ScoredFragments, knot: JoinKnot, scorer: Scorer) -> ErrorRates:
+def _error_rates(fragments: ScoredFragments, knot: JoinKnot, scorer: Scorer) -> ErrorRates:
     """The error rates of joined log-odds; a cut calls as many of the cells as the scorer's does.
 
     Never more than its share of all cells. Where the head has no weight the rates are the

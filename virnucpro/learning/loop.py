@@ -37,15 +37,15 @@ from virnucpro.ground.events import Memory, OnEvent, Progress
 from virnucpro.ground.files import open_plain
 from virnucpro.ground.log import announce, printable
 from virnucpro.ground.tree import Tree
-from virnucpro.learning.labelled.frames import Rows
+from virnucpro.learning.frames import Rows
+from virnucpro.learning.networks import B, BatchRows, Objective, batches_of
 from virnucpro.learning.options import Settings
-from virnucpro.learning.training.networks import B, BatchRows, Objective, batches_of
-from virnucpro.learning.training.ranks import Ranks
+from virnucpro.learning.ranks import Ranks
 
-OnStep = Callable[[int, dict[str, float]], None]  # the number of a step, and its figures
-DATA, STEP, OPTIMIZER = "waiting for data", "forward and backward", "optimizer"
-VALIDATION, CHECKPOINT = "validation", "checkpoint"
-_TRAINING = (DATA, STEP, OPTIMIZER)
+_OnStep = Callable[[int, dict[str, float]], None]  # the number of a step, and its figures
+_DATA, _STEP, _OPTIMIZER = "waiting for data", "forward and backward", "optimizer"
+_VALIDATION, _CHECKPOINT = "validation", "checkpoint"
+_TRAINING = (_DATA, _STEP, _OPTIMIZER)
 _ENCODER = "reader.encoder."  # begins the names of its weights
 _MOST_GRADIENT = 1.0  # norm; beyond it the step is shortened
 _BEST = "best.pt"
@@ -55,7 +55,7 @@ _OTHER = "give the settings that it was started with, or another --output-dir"
 
 
 @dataclass(slots=True)
-class Progressed:
+class _Progressed:
     """The progress of a training."""
 
     epoch: int = 0  # done
@@ -66,7 +66,7 @@ class Progressed:
 
 
 @dataclass(slots=True)
-class Clock:
+class _Clock:
     """The times of one rank since its start: seconds by what they went into.
 
     A GPU runs behind its host. Where it ``waits``, a lap first waits until the device is done, so
@@ -125,10 +125,10 @@ class Trainer(Generic[B]):
     folder: Path
     on_event: OnEvent
     on_epoch: Callable[[dict[str, float]], None] = lambda _: None  # of the first rank
-    on_step: OnStep = lambda _step, _figures: None  # of the first rank
+    on_step: _OnStep = lambda _step, _figures: None  # of the first rank
     is_profiled: bool = False
-    state: Progressed = field(default_factory=Progressed)
-    clock: Clock = field(init=False)
+    state: _Progressed = field(default_factory=_Progressed)
+    clock: _Clock = field(init=False)
     scaler: torch.amp.GradScaler = field(init=False)  # of losses in fp16; else it does nothing
     copies: HostCopy = field(init=False)  # of losses and norms, on their way from the device
     first: int = 0  # the epoch that this start goes on from
@@ -136,11 +136,11 @@ class Trainer(Generic[B]):
 
     def __post_init__(self) -> None:
         device = self.ranks.device
-        self.clock, self.copies = Clock(device, self.is_profiled), HostCopy(device)
+        self.clock, self.copies = _Clock(device, self.is_profiled), HostCopy(device)
         is_scaled = self.settings.precision == "fp16"
         self.scaler = torch.amp.GradScaler(device.type, enabled=is_scaled)
 
-    def run(self) -> Progressed:
+    def run(self) -> _Progressed:
         """Train until the last epoch, or until nothing gets better. The best weights stay loaded.
 
         Raises:
@@ -158,13 +158,13 @@ class Trainer(Generic[B]):
         with batches_of(self.objective, settings.num_workers) as batches:
             while self.state.epoch < settings.epochs and not self._is_stopped():
                 self._epoch(wrapped, optimizer, schedule, batches)
-                content = snapshot(
+                content = _snapshot(
                     self.module, optimizer, self.scaler, self.state, is_kept=ranks.is_first
                 )
                 if ranks.is_first:
                     checkpoints.save(content, self.state)
                 ranks.wait()
-                self.clock.lap(CHECKPOINT)
+                self.clock.lap(_CHECKPOINT)
         if self.state.best_epoch:
             checkpoints.load_best(self.module)
         return self.state
@@ -192,7 +192,8 @@ class Trainer(Generic[B]):
     ) -> None:
         settings, state, ranks = self.settings, self.state, self.ranks
         schedule.epoch = state.epoch
-        torch.manual_seed(_seed_of(settings.seed, state.epoch, ranks.rank))
+        seeds = np.random.SeedSequence((settings.seed, state.epoch, ranks.rank))
+        torch.manual_seed(int(seeds.generate_state(1)[0]))
         wrapped.train()
         lr = settings.scaled_lr(ranks.world_size)
         done, started = 0, time.perf_counter()
@@ -218,7 +219,7 @@ class Trainer(Generic[B]):
                     done,
                     schedule.n_used,
                     self.objective.unit,
-                    memory=peak_memory(ranks.device),
+                    memory=_peak_memory(ranks.device),
                     also=self._also(losses, rate, done / schedule.n_used),
                 )
             )
@@ -226,7 +227,7 @@ class Trainer(Generic[B]):
         losses.append(self._end_step(before))
         self.clock.n_rows += sum(len(part) for _, part in schedule.parts())
         mean_loss = sum(ranks.gather(sum(losses))) / schedule.n_steps
-        self.clock.lap(STEP)
+        self.clock.lap(_STEP)
         seconds = time.perf_counter() - started
         state.epoch += 1
         row = {
@@ -265,11 +266,11 @@ class Trainer(Generic[B]):
             value = -figure if "loss" in self.objective.best else figure
             if value > state.best:
                 state.best, state.best_epoch = value, state.epoch
-            self.clock.lap(VALIDATION)
+            self.clock.lap(_VALIDATION)
         state.history.append(row)
         if self.ranks.is_first:
             is_best = "; the best so far" if state.best_epoch == state.epoch else ""
-            announce(f"{describe_epoch(row)}{is_best}; about {self._left(state.epoch)} left")
+            announce(f"{_describe_epoch(row)}{is_best}; about {self._left(state.epoch)} left")
             self.on_epoch(row)
 
     def _end_step(self, step: _Step) -> float:
@@ -297,7 +298,7 @@ class Trainer(Generic[B]):
             if self.settings.mode != "head":  # where tokens run through an encoder
                 n_tokens = self.objective.proteins.take(step.rows).lengths + 2  # <cls>, <eos>
                 figures["tokens_per_second"] = int(n_tokens.sum()) / seconds
-            if memory := peak_memory(self.ranks.device):
+            if memory := _peak_memory(self.ranks.device):
                 figures["gpu_gib"] = memory.used / (1 << 30)
             self.on_step(step.total, figures)
         return float(loss)
@@ -323,7 +324,7 @@ class Trainer(Generic[B]):
         loss = torch.zeros((), device=ranks.device)
         for part in range(n_parts):
             batch = next(batches)
-            self.clock.lap(DATA)
+            self.clock.lap(_DATA)
             is_last = part == n_parts - 1
             with nullcontext() if is_last else ranks.alone(wrapped), fitting(ranks.device):
                 with precision_of(self.settings, ranks.device):
@@ -331,14 +332,14 @@ class Trainer(Generic[B]):
                 # the ranks' gradients are averaged
                 self.scaler.scale(part_loss * ranks.world_size).backward()
             loss += part_loss.detach()
-            self.clock.lap(STEP)
+            self.clock.lap(_STEP)
         self.scaler.unscale_(optimizer)
         norm = whole(nn.utils.clip_grad_norm_(wrapped.parameters(), _MOST_GRADIENT))
         arriving = self.copies.start(torch.stack([loss, norm]))
         self.scaler.step(optimizer)
         self.scaler.update()
         optimizer.zero_grad(set_to_none=True)
-        self.clock.lap(OPTIMIZER)
+        self.clock.lap(_OPTIMIZER)
         return arriving
 
     def _is_stopped(self) -> bool:
@@ -408,15 +409,11 @@ def precision_of(settings: Settings, device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, dtype, is_coarse, cache_enabled=not settings.fsdp)
 
 
-def peak_memory(device: torch.device) -> Memory | None:
+def _peak_memory(device: torch.device) -> Memory | None:
     """The most that torch has held of a GPU; None on a CPU."""
     if device.type != "cuda":
         return None
     return Memory(torch.cuda.max_memory_allocated(device), torch.cuda.mem_get_info(device)[1])
-
-
-def _seed_of(*numbers: int) -> int:
-    return int(np.random.SeedSequence(numbers).generate_state(1)[0])
 
 
 @contextmanager
@@ -434,14 +431,14 @@ def fitting(device: torch.device) -> Iterator[None]:
         ) from error
 
 
-def describe_epoch(row: dict[str, float]) -> str:
+def _describe_epoch(row: dict[str, float]) -> str:
     """One line of an epoch's figures."""
     figures = {name: value for name, value in row.items() if name != "epoch"}
     shown = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
     return f"epoch {row['epoch']:.0f}: {shown}"
 
 
-def speed_lines(clocks: Sequence[Clock], unit: str) -> list[str]:
+def speed_lines(clocks: Sequence[_Clock], unit: str) -> list[str]:
     """A table: how many rows each rank was trained with per second, and all of them together.
 
     All ranks take their steps together, so their rates add up.
@@ -463,7 +460,7 @@ def speed_lines(clocks: Sequence[Clock], unit: str) -> list[str]:
     ]
 
 
-def profile_lines(clocks: Sequence[Clock]) -> list[str]:
+def profile_lines(clocks: Sequence[_Clock]) -> list[str]:
     """A table: the seconds of each rank by what they went into, and their share."""
     parts = list(dict.fromkeys(part for clock in clocks for part in clock.seconds))
     names = [f"{rank} {clock.device}" for rank, clock in enumerate(clocks)]
@@ -484,8 +481,8 @@ class Checkpoints:
     folder: Path
     n_kept: int  # of the last epochs, beside the best
 
-    def save(self, content: Mapping[str, object], state: Progressed) -> None:
-        """Write a ``snapshot`` atomically, and once more if this epoch is the best.
+    def save(self, content: Mapping[str, object], state: _Progressed) -> None:
+        """Write a ``_snapshot`` atomically, and once more if this epoch is the best.
 
         Raises:
             OutputError, StorageError: as ``files.writing``.
@@ -501,7 +498,7 @@ class Checkpoints:
 
     def load_last(
         self, module: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler
-    ) -> Progressed:
+    ) -> _Progressed:
         """Load the last checkpoint, if any, and return its state.
 
         Raises:
@@ -509,7 +506,7 @@ class Checkpoints:
         """
         last = next(reversed(self._epochs()), self.folder / _BEST)
         if not last.exists():
-            return Progressed()
+            return _Progressed()
         content = _read(last)
         _load_weights(module, content, last)
         weights = [p for group in optimizer.param_groups for p in group["params"]]
@@ -520,7 +517,7 @@ class Checkpoints:
         optimizer.load_state_dict(content["optimizer"])
         if "scaler" in content:
             scaler.load_state_dict(content["scaler"])
-        return Progressed(**content["state"])
+        return _Progressed(**content["state"])
 
     def load_best(self, module: nn.Module) -> None:
         """
@@ -541,11 +538,11 @@ class Checkpoints:
         Tree(self.folder.parent).sweep_folder(self.folder)
 
 
-def snapshot(
+def _snapshot(
     module: nn.Module,
     optimizer: torch.optim.Optimizer,
     scaler: torch.amp.GradScaler,
-    state: Progressed,
+    state: _Progressed,
     *,
     is_kept: bool,
 ) -> dict[str, object]:

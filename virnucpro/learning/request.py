@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -26,20 +25,7 @@ from virnucpro.ground.events import OnEvent, Progress
 from virnucpro.ground.files import HEAD_FILE, read_json, refuse_links, sha256, write_json
 from virnucpro.ground.log import announce, printable
 from virnucpro.ground.options import carry
-from virnucpro.learning.labelled.records import (
-    SPLITS,
-    DataManifest,
-    LabelledRecord,
-    Split,
-    check_groups,
-    read_data_manifest,
-    read_records,
-    read_split,
-    split_groups,
-    warn_of_mixed_groups,
-    write_split,
-)
-from virnucpro.learning.labelled.store import (
+from virnucpro.learning.frames import (
     Origin,
     are_whole,
     copying,
@@ -55,6 +41,19 @@ from virnucpro.learning.options import (
     NetworkOptions,
     Settings,
     TrainOptions,
+)
+from virnucpro.learning.records import (
+    SPLITS,
+    DataManifest,
+    LabelledRecord,
+    Split,
+    check_groups,
+    read_data_manifest,
+    read_records,
+    read_split,
+    split_groups,
+    warn_of_mixed_groups,
+    write_split,
 )
 from virnucpro.run.folder import RunDir
 from virnucpro.sequences.genetic_code import genetic_code
@@ -328,17 +327,17 @@ def open_training(training: Training, on_event: OnEvent) -> None:
     is_begun = path.exists()
     _check_free(training.output, is_begun, options.resume)
     manifest = read_data_manifest(options.data)
-    with nullcontext() if is_begun else _leaving_nothing(training):
+    try:
         source = _prepare_frames(training, manifest, on_event)
-        fingerprint = (
-            check_features(training, cast("list[str]", source["fasta_sha256"]))
-            if options.features
-            else ""
-        )
+        hashes = cast("list[str]", source["fasta_sha256"])
+        fingerprint = check_features(training, hashes) if options.features else ""
         records = read_labels(training.frames)
-        warn_of_mixed_groups(records)
-        splits = _splits(training, records)
+        splits = splits_of(training, records)
         check_split(records, splits, training.settings.mode)
+    except BaseException:
+        if not is_begun:
+            delete_frames(training.frames, training.fasta)
+        raise
     if not training.split.exists():
         write_split(training.split, records, splits)
     facts = _facts(training, source, fingerprint)
@@ -376,16 +375,6 @@ def _prepare_frames(training: Training, manifest: DataManifest, on_event: OnEven
     return source
 
 
-@contextmanager
-def _leaving_nothing(training: Training) -> Iterator[None]:
-    """Delete the frames if the block fails."""
-    try:
-        yield
-    except BaseException:
-        delete_frames(training.frames, training.fasta)
-        raise
-
-
 def describe_training(training: Training, choice: Choice) -> list[str]:
     """Lines on mode, model, precision and devices."""
     shape, settings = training.shape, training.settings
@@ -419,17 +408,21 @@ def _check_free(folder: Path, is_begun: bool, resume: bool) -> None:
         )
 
 
-def _splits(training: Training, records: Sequence[LabelledRecord]) -> dict[str, Split]:
+def splits_of(training: Training, records: Sequence[LabelledRecord]) -> dict[str, Split]:
     """The splits of an earlier start, those that the user gives, or new ones.
 
     Raises:
         ResumeError: those given are not those of the earlier start.
+        InputError: a group has no split.
     """
+    warn_of_mixed_groups(records)
     options = training.options
     given = read_split(options.split) if options.split else None
-    if not training.split.exists():
-        return split_groups(records, options.seed) if given is None else given
-    splits = read_split(training.split)
+    if training.split.exists():
+        splits = read_split(training.split)
+    else:
+        splits = split_groups(records, options.seed) if given is None else given
+    check_groups({record.group for record in records}, splits)
     if given is not None and (
         moved := [group for group in splits if given.get(group) != splits[group]]
     ):
@@ -444,9 +437,8 @@ def _splits(training: Training, records: Sequence[LabelledRecord]) -> dict[str, 
 def check_split(records: Sequence[LabelledRecord], splits: Mapping[str, Split], mode: Mode) -> None:
     """
     Raises:
-        InputError: a group has no split, or a split lacks what the mode needs in it.
+        InputError: a split lacks what the mode needs in it.
     """
-    check_groups({record.group for record in records}, splits)
     for split in SPLITS:
         labels = {record.label for record in records if splits[record.group] == split}
         if mode == "pretrain" and split != "test" and not labels:

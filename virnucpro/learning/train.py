@@ -2,7 +2,7 @@
 
 Three modes on one loop: a head on vectors that the engine made (``head``), encoder and head
 together (``finetune``), or an encoder alone, on masked residues (``pretrain``). ``train`` is the
-whole of it; ``learn`` is what every rank does; the first one writes.
+whole of it; ``_learn`` is what every rank does; the first one writes.
 
 ``train --check`` says what a training would read and need: labelled sequences are read and
 translated, and nothing is written. Time and memory are those of a few batches of real frames on
@@ -22,7 +22,7 @@ from datetime import timedelta
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,30 +44,18 @@ from virnucpro.ground.log import announce, counted, printable
 from virnucpro.ground.numeric import Values
 from virnucpro.ground.options import carry
 from virnucpro.ground.tree import Tree
-from virnucpro.learning.evaluation.metrics import Samples, reliability
-from virnucpro.learning.labelled.frames import (
+from virnucpro.learning.frames import (
     ArrayRows,
+    FrameStore,
     LabelledFrames,
     Texts,
     balanced_weights,
+    cut,
     given_weights,
+    link_vectors,
     recipe_weights,
 )
-from virnucpro.learning.labelled.records import (
-    SPLITS,
-    LabelledRecord,
-    Split,
-    check_groups,
-    read_data_manifest,
-    read_records,
-    read_split,
-    split_groups,
-    warn_of_mixed_groups,
-)
-from virnucpro.learning.labelled.store import FrameStore, link_vectors
-from virnucpro.learning.options import NetworkOptions, TrainOptions
-from virnucpro.learning.pages import spread_lines, write_card, write_training_page
-from virnucpro.learning.training.loop import (
+from virnucpro.learning.loop import (
     Checkpoints,
     Trainer,
     fitting,
@@ -76,10 +64,9 @@ from virnucpro.learning.training.loop import (
     profile_lines,
     speed_lines,
 )
-from virnucpro.learning.training.networks import (
-    B,
+from virnucpro.learning.metrics import Samples, reliability
+from virnucpro.learning.networks import (
     Classifier,
-    FrameBatch,
     FrameClassifier,
     FrameLabels,
     MaskedLanguageModel,
@@ -91,8 +78,18 @@ from virnucpro.learning.training.networks import (
     new_encoder,
     samples_of,
 )
-from virnucpro.learning.training.ranks import Ranks, Started, run_on, run_under_torchrun
-from virnucpro.learning.training.request import (
+from virnucpro.learning.options import Mode, NetworkOptions, TrainOptions
+from virnucpro.learning.pages import spread_lines, write_card, write_training_page
+from virnucpro.learning.ranks import Ranks, Started, run_on, run_under_torchrun
+from virnucpro.learning.records import (
+    SPLITS,
+    LabelledRecord,
+    Split,
+    read_data_manifest,
+    read_records,
+    read_split,
+)
+from virnucpro.learning.request import (
     BOARD,
     Training,
     check_features,
@@ -100,16 +97,15 @@ from virnucpro.learning.training.request import (
     describe_training,
     open_training,
     resolve_training,
+    splits_of,
 )
-from virnucpro.learning.training.results import Epoch, TrainingResults, write_epochs
+from virnucpro.learning.results import Epoch, TrainingResults, write_epochs
 from virnucpro.run.folder import RunDir
 from virnucpro.sequences.composition import N_FEATURES, frame_composition
 from virnucpro.sequences.genetic_code import genetic_code
-from virnucpro.sequences.translate import chunk_record, translate_six_frames
 from virnucpro.stories.options import ExtractOptions
 from virnucpro.stories.pipeline import extract
 
-M = TypeVar("M", bound=nn.Module)
 _MOST_FRAMES = 20_000  # that are scored after each epoch
 _SECONDS_BETWEEN_STEPS = 0.2  # in TensorBoard; a step of a head alone takes a millisecond
 _WEIGHTS = {"auto": balanced_weights, "recipe": recipe_weights, "none": given_weights}
@@ -130,7 +126,7 @@ def train(options: TrainOptions, on_event: OnEvent, started: Started | None = No
             hint="torchrun chooses the devices: see --nproc-per-node and CUDA_VISIBLE_DEVICES",
         )
     training, choice = resolve_training(options, on_event, started.world_size if started else None)
-    prepared, work = _prepared(training, choice, on_event), partial(learn, training)
+    prepared, work = _prepared(training, choice, on_event), partial(_learn, training)
     if started:
         run_under_torchrun(started, choice.kind, prepared, work, on_event)
     else:
@@ -183,7 +179,7 @@ def _extract(training: Training, on_event: OnEvent) -> None:
         )
 
 
-def learn(training: Training, ranks: Ranks) -> None:
+def _learn(training: Training, ranks: Ranks) -> None:
     """
     Raises:
         VirnucproError: see ``errors``; finished epochs are kept.
@@ -194,15 +190,15 @@ def learn(training: Training, ranks: Ranks) -> None:
     chunk_sizes = training.options.chunk_size
     train = store.select(splits, "train", chunk_sizes)
     held_out = store.select(splits, "validation", chunk_sizes[:1])
-    torch.manual_seed(training.settings.seed)
+    for split, part in (("train", train), ("validation", held_out)):
+        _check_frames(split, part, training.settings.mode)
     if training.settings.mode == "pretrain":
-        for split, part in (("train", train), ("validation", held_out)):
-            _check_any(split, part)
-        _pretrain(training, ranks, train, held_out)
+        trainer = _train(training, ranks, train, held_out, [])
+        if ranks.is_first:
+            _show_end(training, trainer, None)
+            _save_encoder(training, _whole_module(training, trainer, train))
         return
     test = store.select(splits, "test", chunk_sizes[:1])
-    for split, part in (("train", train), ("validation", held_out)):
-        _check_labels(split, part)
     parts: dict[Split, LabelledFrames] = {"validation": held_out}
     if _has_both(test):
         parts["test"] = test
@@ -210,10 +206,8 @@ def learn(training: Training, ranks: Ranks) -> None:
     epochs: list[Epoch] = []
     for number in range(training.options.seeds):
         repeated = training.repeat(number)
-        torch.manual_seed(repeated.settings.seed)
-        trainer = _classify(repeated, ranks, train, held_out, epochs)
+        trainer = _train(repeated, ranks, train, held_out, epochs)
         module = trainer.module.eval()
-        assert isinstance(module, FrameClassifier)
         with precision_of(training.settings, ranks.device):
             odds: dict[Split, Values] = {
                 split: frame_log_odds(module, part, ranks).astype(np.float64)
@@ -223,61 +217,31 @@ def learn(training: Training, ranks: Ranks) -> None:
             weights = _WEIGHTS[repeated.settings.class_weights](held_out)
             log_odds = odds["validation"][-1].astype(np.float32)
             _show_end(repeated, trainer, samples_of(log_odds, held_out, weights))
-            whole = _to_export(repeated, ranks, module, partial(_network, repeated, train))
-            results.add(repeated, whole, odds)
+            results.add(repeated, _whole_module(repeated, trainer, train), odds)
     if results is not None:
         for line in spread_lines([training.output]):
             announce(line.replace("\t", ", "))
 
 
-def _pretrain(
+def _save_encoder(training: Training, module: nn.Module) -> None:
+    """Write what was pretrained, and its card."""
+    assert isinstance(module, MaskedLanguageModel)
+    Tree(training.output).make_folder(training.model)
+    save_esm2(training.model, module.encoder, module.extra_tensors())
+    write_card(training.output)
+    announce(f"model: {printable(training.model)}")
+
+
+def _module_of(
     training: Training,
-    ranks: Ranks,
     train: LabelledFrames,
-    held_out: LabelledFrames,
-) -> None:
-    settings = training.settings
-
-    def build(is_empty: bool = False) -> MaskedLanguageModel:
-        return MaskedLanguageModel(encoder_of(training, is_empty))
-
-    with ranks.making(is_cut=settings.fsdp) as is_empty:
-        module = build(is_empty)
-    some = _some(held_out, settings.seed)
-    objective = MaskedResidues(train.proteins, some.proteins, settings.seed)
-    trainer = _train(training, ranks, module, objective, [])
-    if ranks.is_first:
-        _show_end(training, trainer, None)
-        module = _to_export(training, ranks, module, build)
-        Tree(training.output).make_folder(training.model)
-        save_esm2(training.model, module.encoder, module.extra_tensors())
-        write_card(training.output)
-        announce(f"model: {printable(training.model)}")
-
-
-def _classify(
-    training: Training,
-    ranks: Ranks,
-    train: LabelledFrames,
-    held_out: LabelledFrames,
-    epochs: list[Epoch],
-) -> Trainer[FrameBatch]:
-    """Train a network; its epochs are added to those of other seeds."""
-    settings = training.settings
-    with ranks.making(is_cut=settings.fsdp) as is_empty:
-        module = _network(training, train, is_empty)
-    weigh = _WEIGHTS[settings.class_weights]
-    best = "validation_loss" if settings.best_by == "loss" else settings.best_by
-    objective = FrameLabels(train, _some(held_out, settings.seed), weigh, best)
-    if ranks.is_first:
-        for line in _count_lines(train, objective.weights):
-            announce(line)
-    return _train(training, ranks, module, objective, epochs)
-
-
-def _network(training: Training, train: LabelledFrames, is_empty: bool = False) -> FrameClassifier:
-    """The network to train, standardised by the frames that it is trained on."""
-    reader = new_reader_of(training, is_empty)
+    is_empty: bool = False,
+    reader: Reader | None = None,
+) -> nn.Module:
+    """What is trained; a classifier is standardised by the frames that it is trained on."""
+    if training.settings.mode == "pretrain":
+        return MaskedLanguageModel(_encoder_of(training, is_empty))
+    reader = reader or new_reader_of(training, is_empty)
     dim = reader.width + train.vectors.width
     classifier = Classifier(dim, training.options.hidden, training.options.dropout)
     if not is_empty:
@@ -285,16 +249,33 @@ def _network(training: Training, train: LabelledFrames, is_empty: bool = False) 
     return FrameClassifier(reader, classifier)
 
 
+def _objective_of(
+    training: Training, train: LabelledFrames, held_out: LabelledFrames
+) -> Objective[Any]:
+    settings = training.settings
+    if settings.mode == "pretrain":
+        return MaskedResidues(train.proteins, held_out.proteins, settings.seed)
+    best = "validation_loss" if settings.best_by == "loss" else settings.best_by
+    return FrameLabels(train, held_out, _WEIGHTS[settings.class_weights], best)
+
+
 def _train(
     training: Training,
     ranks: Ranks,
-    module: nn.Module,
-    objective: Objective[B],
+    train: LabelledFrames,
+    held_out: LabelledFrames,
     epochs: list[Epoch],
-) -> Trainer[B]:
-    """Train the module; its epochs are added to those of other seeds, and written as they end."""
+) -> Trainer[Any]:
+    """Train a module; its epochs are added to those of other seeds, and written as they end."""
     settings = training.settings
+    torch.manual_seed(settings.seed)
+    with ranks.making(is_cut=settings.fsdp) as is_empty:
+        module = _module_of(training, train, is_empty)
+    objective = _objective_of(training, train, _some(held_out, settings.seed))
     if ranks.is_first:
+        if isinstance(objective, FrameLabels):
+            for line in _count_lines(train, objective.weights):
+                announce(line)
         if training.is_repeat:
             announce(f"once more, with seed {settings.seed}")
         n = settings.effective_batch(ranks.world_size)
@@ -336,7 +317,7 @@ def _train(
     return trainer
 
 
-def _show_end(training: Training, trainer: Trainer[B], samples: Samples | None) -> None:
+def _show_end(training: Training, trainer: Trainer[Any], samples: Samples | None) -> None:
     """Show in TensorBoard how the training ended, if it went on in this start."""
     state = trainer.state
     if state.epoch == trainer.first or not state.best_epoch:
@@ -346,11 +327,11 @@ def _show_end(training: Training, trainer: Trainer[B], samples: Samples | None) 
         board.end(options, state.history[state.best_epoch - 1], samples)
 
 
-def _to_export(training: Training, ranks: Ranks, module: M, build: Callable[[], M]) -> M:
+def _whole_module(training: Training, trainer: Trainer[Any], train: LabelledFrames) -> nn.Module:
     """The trained module; if it is cut over the ranks, a whole one with the same weights."""
-    if ranks.world_size == 1 or not training.settings.fsdp:
-        return module
-    joined = build()
+    if trainer.ranks.world_size == 1 or not training.settings.fsdp:
+        return trainer.module
+    joined = _module_of(training, train)
     Checkpoints(training.place / "checkpoints", 1).load_best(joined)
     return joined.eval()
 
@@ -422,7 +403,7 @@ class _Board:
                 writer.close()
 
 
-def encoder_of(training: Training, is_empty: bool = False) -> ESM2:
+def _encoder_of(training: Training, is_empty: bool = False) -> ESM2:
     """The one to start from, or a new one; in float32, and asking for gradients.
 
     Where ``is_empty`` its weights come from another process.
@@ -447,7 +428,7 @@ def new_reader_of(training: Training, is_empty: bool = False) -> Reader:
     if training.has_stored_vectors:
         return new_reader("composition", "mlp", None)
     encoding = training.options.encoding
-    esm2 = encoder_of(training, is_empty) if encoding == "esm2" else None
+    esm2 = _encoder_of(training, is_empty) if encoding == "esm2" else None
     return new_reader(encoding, training.options.architecture, esm2)
 
 
@@ -457,25 +438,18 @@ def _some(frames: LabelledFrames, seed: int) -> LabelledFrames:
     return frames.take(np.sort(order[:_MOST_FRAMES]))
 
 
-def _check_any(split: str, frames: LabelledFrames) -> None:
+def _check_frames(split: str, frames: LabelledFrames, mode: Mode) -> None:
     """
     Raises:
-        InputError: there are none.
+        InputError: there are none; or those of one label, where both are needed.
     """
-    if not len(frames):
+    if mode == "pretrain" and not len(frames):
         raise InputError(
             f"the {split} groups have no frame without a stop",
             hint="give more data, or a smaller --chunk-size",
         )
-
-
-def _check_labels(split: str, frames: LabelledFrames) -> None:
-    """
-    Raises:
-        InputError: the frames are of one label only.
-    """
-    n_virus = int(frames.is_virus.sum())
-    if not _has_both(frames):
+    if mode != "pretrain" and not _has_both(frames):
+        n_virus = int(frames.is_virus.sum())
         raise InputError(
             f"the {split} groups have {n_virus:,} viral frames, {len(frames) - n_virus:,} others",
             hint="both are needed: label more groups, or edit split.tsv and give it with --split",
@@ -515,11 +489,7 @@ def check_training(options: TrainOptions, on_event: OnEvent) -> Iterator[str]:
     records = [record for record, _ in n_frames]
     if options.features:
         check_features(training, hashes)
-    warn_of_mixed_groups(records)
-    splits = read_split(options.split) if options.split else None
-    if splits is None:
-        splits = split_groups(records, options.seed)
-    check_groups({record.group for record in records}, splits)
+    splits = splits_of(training, records)
     yield from _split_lines(n_frames, splits)
     check_split(records, splits, training.settings.mode)
     n_train = sum(n for record, n in n_frames if splits[record.group] == "train")
@@ -539,8 +509,7 @@ def _translated(
     for labelled, record in read_records(read_data_manifest(options.data), on_file):
         on_event(Progress("reading the labelled sequences", n_bases, 0, "bases"))
         n_bases += len(record.sequence)
-        chunks = (list(chunk_record(record, size)) for size in options.chunk_size)
-        orfs = (orf for of_size in chunks for orf in translate_six_frames(of_size, code))
+        orfs = (orf for size in options.chunk_size for orf in cut(record, size, code)[1])
         yield labelled, [orf.protein for orf in orfs]
 
 
@@ -595,7 +564,7 @@ def _cost_lines(
 def _shared_memory_line(training: Training) -> str:
     """The memory of weights that are cut over the devices; one alone could not be measured."""
     with torch.device("meta"):
-        module, _ = _module(training, _sample(["M"]), is_empty=True)
+        module = _module_of(training, _sample(["M"]), is_empty=True)
     n_bytes = sum(
         (16 if weight.requires_grad else 4) * weight.numel() for weight in module.parameters()
     )
@@ -623,9 +592,11 @@ def _time_batches(
 
     The weights of this process change, and are forgotten with it.
     """
-    settings, frames = training.settings, _sample(proteins)
-    module, objective = _module(training, frames)
-    module.to(device)
+    settings, frames, reader = training.settings, _sample(proteins), None
+    if training.has_stored_vectors:  # it is the encoder that takes time
+        reader = new_reader("esm2", "mlp", _encoder_of(training))
+    module = _module_of(training, frames, reader=reader).to(device)
+    objective = _objective_of(training, frames, frames)
     n_trained = sum(weight.numel() for weight in module.parameters() if weight.requires_grad)
     optimizer = new_optimizer(module, settings.lr, settings)
     ranks, n_batches = Ranks(0, 1, device), max(2, len(frames) // settings.batch_size)
@@ -641,21 +612,6 @@ def _time_batches(
             optimizer.zero_grad(set_to_none=True)
         loss.detach().cpu()  # waits for the device
     return (time.perf_counter() - begun) / (n_batches - 1), n_trained
-
-
-def _module(
-    training: Training, frames: LabelledFrames, is_empty: bool = False
-) -> tuple[nn.Module, Objective[Any]]:
-    """What is trained, or for a head on stored vectors what makes them."""
-    if training.settings.mode == "pretrain":
-        masked = MaskedResidues(frames.proteins, frames.proteins, training.settings.seed)
-        return MaskedLanguageModel(encoder_of(training, is_empty)), masked
-    if training.has_stored_vectors:
-        reader = new_reader("esm2", "mlp", encoder_of(training))
-    else:
-        reader = new_reader_of(training, is_empty)
-    classifier = Classifier(reader.width, training.options.hidden, training.options.dropout)
-    return FrameClassifier(reader, classifier), FrameLabels(frames, frames, given_weights)
 
 
 def _sample(proteins: list[str]) -> LabelledFrames:

@@ -14,6 +14,10 @@ Other columns are ignored. Ids are unique over the whole manifest.
 Groups are for training, for validation, or held out for the test. Whole groups only: pieces of one
 genome, or of near relatives, on both sides of a split flatter every figure. A split is a table that
 is written down, may be edited, and given back.
+
+``virnucpro manifest`` writes a manifest of folders by label, where the group of a file is the first
+folder below the one that was given, or else its name without the endings; or of a table of
+accessions and taxonomy, where a row is a record of the FASTA files.
 """
 
 from __future__ import annotations
@@ -21,22 +25,22 @@ from __future__ import annotations
 import hashlib
 import io
 import math
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from sys import intern
 from typing import Literal, get_args
 
-import numpy as np
-from numpy.typing import NDArray
-
-from virnucpro.ground.errors import InputError, InputMissingError, UsageError
-from virnucpro.ground.files import OnBlock, atomic, expanded, open_binary, open_plain
-from virnucpro.ground.log import LOGGER, printable
+from virnucpro.ground.errors import InputError, InputMissingError, OutputError, UsageError
+from virnucpro.ground.files import OnBlock, expanded, open_binary, open_plain, write_whole
+from virnucpro.ground.log import LOGGER, counted, printable
 from virnucpro.ground.records import FastaRecord
+from virnucpro.learning.options import ManifestOptions
 from virnucpro.sequences.fasta import cannot_open, find_invalid, read_fasta, unpacking
-from virnucpro.sequences.sketch import NO_KMERS, Sketch, share_known
+from virnucpro.sequences.inputs import Source, list_sources
 
 _NEEDED = ("path", "label", "group")
 _HINT = (
@@ -44,15 +48,24 @@ _HINT = (
     "and if you like id, weight, kingdom"
 )
 _HEAVIEST = 1e6  # more than all others together, and losses are still numbers
-_MOST_NAMED = 5  # groups, in a message
+_MOST_NAMED = 5  # in a message
 _LABELS = {"virus": True, "other": False}
 _N_BYTES = 8  # of a digest
-_SHARE_OF_THE_SAME = 0.5  # of 31-mers
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
 _COLUMNS = ("group", "label", "kingdom", "split", "n_records")
 _FOR_VALIDATION = _FOR_TEST = 0.15  # shares of the groups
 _Stratum = tuple[str, str]  # label and kingdom
+_MANIFEST_COLUMNS = ("path", "id", "label", "group", "kingdom")
+_RANKS = ("family", "genus", "species")  # the first that is there and not empty is the group
+_IDS = ("accession", "id")
+_VIRUSES = ("viruses", "virus")  # a domain, and a label
+_DOMAINS = ("superkingdom", "domain", "realm")
+_KINGDOMS = ("kingdom", *_DOMAINS)
+_TAXONOMY = (
+    "a table with tabs and a header: accession; label (virus, other) or superkingdom; and the group"
+)
+_Row = dict[str, str]  # by ``_MANIFEST_COLUMNS``
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,35 +103,6 @@ def group_digest(name: str) -> int:
 
 def _digest(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=_N_BYTES).digest(), "little")
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingDigests:
-    """What something was trained on, without a sequence or a name: digests, and sampled k-mers."""
-
-    records: frozenset[int]
-    groups: frozenset[int]
-    kmers: Sketch = field(default_factory=NO_KMERS.copy)
-
-    @classmethod
-    def of(
-        cls, records: NDArray[np.uint64], groups: NDArray[np.uint64], kmers: Sketch = NO_KMERS
-    ) -> TrainingDigests:
-        return cls(frozenset(records.tolist()), frozenset(groups.tolist()), kmers)
-
-    def __bool__(self) -> bool:
-        return bool(self.records or self.groups)
-
-    def has(self, record: LabelledRecord) -> bool:
-        """Whether a record was trained on, or others of its group were."""
-        return record.digest in self.records or group_digest(record.group) in self.groups
-
-    def has_content(self, sketch: Sketch) -> bool:
-        """Whether half of the k-mers of a sequence were trained on, wherever it was cut from.
-
-        So are those of a relative with 98 % of the bases, whatever its group is called.
-        """
-        return share_known(sketch, self.kmers) >= _SHARE_OF_THE_SAME
 
 
 @dataclass(slots=True)
@@ -362,6 +346,16 @@ def read_lines(path: Path, on_block: OnBlock | None) -> Iterator[tuple[int, str]
         ) from error
 
 
+def write_table(path: Path, columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
+    """Write a table with tabs: a header, and a line for each row.
+
+    Raises:
+        OutputError, StorageError: as ``files.writing``.
+    """
+    lines = ("\t".join(map(str, cells)) for cells in (columns, *rows))
+    write_whole(path, "".join(f"{line}\n" for line in lines))
+
+
 def split_groups(records: Iterable[LabelledRecord], seed: int) -> dict[str, Split]:
     """Give every group to one split.
 
@@ -411,13 +405,8 @@ def _rank(group: str, seed: int) -> bytes:
 def write_split(path: Path, records: Iterable[LabelledRecord], splits: Mapping[str, Split]) -> None:
     """A row per group, label and kingdom, in their order; the same bytes for the same data."""
     counts = Counter((record.group, record.label, record.kingdom) for record in records)
-    with (
-        atomic(path) as temporary,
-        temporary.open("w", encoding="utf-8", newline="\n") as out,
-    ):
-        out.write("\t".join(_COLUMNS) + "\n")
-        for (group, label, kingdom), n_records in sorted(counts.items()):
-            out.write(f"{group}\t{label}\t{kingdom}\t{splits[group]}\t{n_records}\n")
+    rows = ((*key, splits[key[0]], n_records) for key, n_records in sorted(counts.items()))
+    write_table(path, _COLUMNS, rows)
 
 
 def read_split(path: Path) -> dict[str, Split]:
@@ -455,3 +444,130 @@ def check_groups(groups: Set[str], splits: Mapping[str, Split]) -> None:
             f"for example {printable(min(unknown))}",
             hint="add them to the table of the split, or give the split that was made of this data",
         )
+
+
+def write_manifest(options: ManifestOptions) -> list[str]:
+    """Write a manifest, and return lines on what it holds.
+
+    Raises:
+        OutputError: the file is there already, and this is not to be forced.
+        InputError: the table makes no sense, or a label is missing.
+        InputMissingError: a file cannot be read.
+    """
+    path = options.output
+    if path.exists() and not options.force:
+        raise OutputError(f"{printable(path)} is there already", hint="replace it with --force")
+    rows = list(_by_folder(options) if options.table is None else _by_table(options, options.table))
+    for label in ("virus", "other"):
+        if not any(row["label"] == label for row in rows):
+            raise InputError(f"no sequence has the label {label}", hint="give some of both labels")
+    write_table(path, _MANIFEST_COLUMNS, (map(row.__getitem__, _MANIFEST_COLUMNS) for row in rows))
+    return [*_counts(rows), f"manifest: {printable(path)}; see `virnucpro train --check`"]
+
+
+def _counts(rows: Sequence[_Row]) -> Iterator[str]:
+    """A line for each label: its rows, and its groups."""
+    for label in ("virus", "other"):
+        groups = Counter(row["group"] for row in rows if row["label"] == label)
+        what = "record" if rows[0]["id"] else "file"
+        yield f"{label}: {counted(groups.total(), what)} in {counted(len(groups), 'group')}"
+
+
+def _relative(path: Path, options: ManifestOptions) -> str:
+    """The path of a FASTA file as the manifest names it.
+
+    Raises:
+        InputError: it cannot stand in a table.
+    """
+    name = os.path.relpath(path, options.output.absolute().parent)
+    if name != name.strip() or {"\t", "\n", "\r"} & {*name}:
+        raise InputError(
+            f"{printable(path)} has a blank at its end, a tab or a line break in its name",
+            hint="rename it",
+        )
+    return name
+
+
+def _by_folder(options: ManifestOptions) -> Iterator[_Row]:
+    for label, places in (("virus", options.virus), ("other", options.other)):
+        for place in places:
+            for source in _files_in(place):
+                inside = source.path.relative_to(place.resolve()).parts if place.is_dir() else ()
+                group = inside[0] if len(inside) > 1 else source.path.name.partition(".")[0]
+                yield {
+                    "path": _relative(source.path, options),
+                    "id": "",
+                    "label": label,
+                    "group": group,
+                    "kingdom": "",
+                }
+
+
+def _files_in(place: Path) -> Iterator[Source]:
+    """A file, or the FASTA files of a folder and of all folders below it that hold files."""
+    if not place.is_dir():
+        yield from list_sources(place)
+        return
+    for folder in (place, *sorted(path for path in place.rglob("*") if path.is_dir())):
+        if any(path.is_file() for path in folder.iterdir()):
+            yield from list_sources(folder)
+
+
+def _by_table(options: ManifestOptions, table: Path) -> Iterator[_Row]:
+    """The records of the FASTA files that the table names; the others are counted.
+
+    Raises:
+        InputError: a row has no label or no group; names its line.
+    """
+    facts = _read_taxonomy(table, options.group_by)
+    missing = {*facts}
+    n_others = 0
+    for source in chain.from_iterable(map(list_sources, options.fasta)):
+        for record in read_fasta(source.path, source.name):
+            # NCBI's tables name an accession with its version or without
+            key = record.id if record.id in facts else record.id.rpartition(".")[0]
+            if key not in facts:
+                n_others += 1
+                continue
+            missing.discard(key)
+            yield {"path": _relative(source.path, options), "id": record.id, **facts[key]}
+    if n_others:
+        LOGGER.warning("%s of the FASTA files: in no row", counted(n_others, "record"))
+    if missing:
+        LOGGER.warning(
+            "%s of the table: in no FASTA file, for example %s",
+            counted(len(missing), "accession"),
+            ", ".join(map(printable, sorted(missing)[:_MOST_NAMED])),
+        )
+
+
+def _read_taxonomy(table: Path, group_by: str | None) -> dict[str, _Row]:
+    """Label, group and kingdom of each accession."""
+    facts: dict[str, _Row] = {}
+    for line, cells in read_cells(table, (), _TAXONOMY):
+        where = f"{printable(table)}:{line}"
+        name = _first(cells, _IDS)
+        group = _first(cells, (group_by,) if group_by else _RANKS)
+        label = _label(cells)
+        if not (name and group and label):
+            lack = "accession" if not name else "group" if not group else "label"
+            raise InputError(
+                f"{where}: there is no {lack}", hint=f"{_TAXONOMY}, by --group-by or rank"
+            )
+        row = {"label": label, "group": group, "kingdom": _first(cells, _KINGDOMS)}
+        if facts.setdefault(name, row) != row:
+            raise InputError(
+                f"{where}: {printable(name)} has another row already", hint="keep one of them"
+            )
+    return facts
+
+
+def _first(cells: Mapping[str, str], names: Sequence[str]) -> str:
+    """The first of these columns that is there and not empty."""
+    return next((cells[name] for name in names if cells.get(name)), "")
+
+
+def _label(cells: Mapping[str, str]) -> str:
+    """By the column of labels, or by the domain of life."""
+    value = _first(cells, ("label", *_DOMAINS)).lower()
+    return "" if not value else "virus" if value in _VIRUSES else "other"

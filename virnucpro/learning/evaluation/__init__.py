@@ -1,1 +1,0 @@
-"""The evaluation of a head on groups that it has not seen."""

@@ -1,1 +1,0 @@
-"""Labelled sequences, for training and evaluation."""

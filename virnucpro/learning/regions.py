@@ -1,0 +1,682 @@
+"""Regions and chromosomes with known prophages: ``evaluate --regions`` and ``train --regions``.
+
+To evaluate, the sequences go through ``pipeline.predict`` as any input; what is measured is read
+from its tables. Coordinates are bases, 0-based and half-open. A prophage is found if half of it or
+more lies in regions; a region is false if less than half of what counts of it is prophage.
+
+To train, the regions of each chromosome are found by what is learned from the others, and without
+the other records of its own file as a host: that makes the table of figures. A chromosome counts
+as much as any other, so that the longest one does not decide alone; its viral pieces count by the
+square root of their number. The records of a file that are not in the truth are one host, whose
+prophages are not known: its median tells which level is usual at its GC.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from itertools import chain
+from operator import itemgetter
+from pathlib import Path
+from urllib.parse import unquote
+
+import numpy as np
+
+from virnucpro.callers.chain import RegionModel, embedded_region_model, load_region_model
+from virnucpro.callers.contrast import Hosts, Items, Levels, signal
+from virnucpro.callers.regions import SHORTEST_RECORD, regions_of_items
+from virnucpro.ground.errors import InputError, VirnucproError
+from virnucpro.ground.events import OnEvent, Progress
+from virnucpro.ground.files import refuse_links, write_whole
+from virnucpro.ground.log import LOGGER, announce, counted, printable
+from virnucpro.ground.numeric import Mask, Values
+from virnucpro.ground.options import carry
+from virnucpro.ground.records import FastaRecord
+from virnucpro.learning.metrics import INTERVAL
+from virnucpro.learning.options import EvaluateOptions, TrainOptions
+from virnucpro.learning.records import read_cells, read_lines
+from virnucpro.run.folder import RunDir
+from virnucpro.scorer.landmarks import genes_of
+from virnucpro.scorer.nets import Scorer, own_scorer
+from virnucpro.sequences.fasta import read_fasta
+from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
+from virnucpro.sequences.inputs import Source, list_sources
+from virnucpro.stories.options import PredictOptions
+from virnucpro.stories.pipeline import predict
+from virnucpro.tables.sinks import RecordTable, RegionTable
+
+_EVALUATED = "regions_evaluation.tsv"
+_ALL = "all"
+_RUN = "run"
+Span = tuple[int, int]
+_COUNTED, _NOT_COUNTED = "prophage", ("remnant", "unclear")  # kinds of a row of the truth
+_COLUMNS = (
+    *("precision", "recall", "f1", "prophages", "found", "regions", "false", "false_per_mbp"),
+    *("end_median", "end_90", "split", "merged", "gene_precision", "gene_recall", "gene_f1"),
+)
+_TRUTH = "a table of the columns seq_id, start, end (bases from 0, half-open) and kind: prophage"
+_PLACE = re.compile(r"[0-9]{1,15}")  # no sequence is longer
+_DRAWS = 2_000
+_MODEL, _LEFT_OUT_TABLE = "regions.json", "regions_left_out.tsv"
+_FEWEST_PIECES = 100  # of a host
+_FEWEST = 3  # chromosomes: one is left out, and two tell how far hosts depart
+SIZE, STEP = 1_000, 500
+_EDGES = tuple(np.arange(-4, 7.5, 0.5).tolist())  # contrast to the host
+_GC_WEIGHT, _SHAPE_WEIGHT, _SHAPE_BASES = 0.7, 1.5, 9_500
+_FIRST_SHARE = 0.1  # of records that begin in a virus; so phage lambda alone is one
+_WEIGHT = 0.7 * STEP / SIZE  # of a piece for its bases, each in several: neighbours are alike
+_GENES_WEIGHT = 0.6 * _WEIGHT  # of a piece by its genes, too, which lie on several pieces
+_KERNEL = np.exp(-0.5 * np.arange(-3, 4) ** 2)  # over bins
+_LEAST = 0.02  # of all, spread evenly over the bins
+
+
+def evaluate_regions(options: EvaluateOptions, truth_table: Path, on_event: OnEvent) -> list[str]:
+    """Find regions in the sequences, write how they agree with the truth, and return its lines.
+
+    Raises:
+        VirnucproError: see ``errors``; or a sequence of the truth was not called.
+    """
+    truths = read_truth(truth_table)
+    genes = read_genes(options.genes) if options.genes is not None else {}
+    model = load_region_model(options.region_model or embedded_region_model())
+    announce(f"regions were learned from {model.training}; of any of these, figures are too good")
+    refuse_links(options.output_dir, [_RUN, _EVALUATED])
+    run_folder = options.output_dir / _RUN
+    asked = carry(
+        options,
+        PredictOptions,
+        input=(options.data,),
+        input_type="nucleotide",
+        output_dir=run_folder,
+        model=None,
+        head=None,
+        regions=True,
+    )
+    if predict(asked, on_event).exit_code:
+        raise VirnucproError(
+            f"not everything was read: see {printable(run_folder)}",
+            hint="figures of a part would mislead: run the same command with --resume",
+        )
+    each = dict(_measure(RunDir(run_folder), truths, genes))
+    lines = _region_lines(each, options.seed)
+    write_whole(options.output_dir / _EVALUATED, "\n".join([*lines, ""]))
+    return lines
+
+
+def _measure(
+    rundir: RunDir, truths: dict[str, Truth], genes: dict[str, list[Span]]
+) -> list[tuple[str, RegionFigures]]:
+    """Each sequence of the run with its figures; one without a row of the truth has no prophage."""
+    with rundir.output(RecordTable).open(encoding="utf-8") as table:
+        calls = [(call.record_id, call.length) for call in RecordTable.read(table)]
+    lengths = dict(calls)
+    _check_unique(name for name, _ in calls)
+    _check_none_missing(truths.keys() - lengths.keys())
+    regions: dict[str, list[Span]] = {}
+    if rundir.output(RegionTable).exists():
+        with rundir.output(RegionTable).open(encoding="utf-8") as table:
+            for (_, name), region in RegionTable.read(table):
+                regions.setdefault(name, []).append((region.start, region.end))
+    figures = []
+    for name, n_bases in lengths.items():
+        truth = truths.get(name, Truth())
+        _check_truth(name, truth, n_bases)
+        of_record = sorted(regions.get(name, []))
+        figures.append((name, measure_regions(of_record, truth, n_bases, genes.get(name, ()))))
+    return figures
+
+
+def _region_lines(each: dict[str, RegionFigures], seed: int) -> list[str]:
+    """A table: a row for each sequence, and one for all, with the interval of its F1."""
+    columns = ("seq_id", *_COLUMNS, "f1_low", "f1_high")
+    rows: list[Sequence[str]] = [(name, *one.row(), "", "") for name, one in each.items()]
+    figures = list(each.values())
+    interval = (f"{value:.3f}" for value in f1_interval(figures, seed))
+    rows.append((_ALL, *RegionFigures.sum(figures).row(), *interval))
+    return ["\t".join(row) for row in (columns, *rows)]
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """Known intervals of one sequence."""
+
+    prophages: tuple[Span, ...] = ()
+    unclear: tuple[Span, ...] = ()  # neither virus nor host: left out of every count
+
+
+def read_truth(path: Path) -> dict[str, Truth]:
+    """The intervals of a table by sequence; columns ``seq_id start end kind``, others are free.
+
+    ``prophage`` counts, ``remnant`` and ``unclear`` are left out of every count, other kinds are
+    passed over.
+
+    Raises:
+        InputError, InputMissingError: it cannot be read, or a row makes no sense.
+    """
+    truths: dict[str, Truth] = {}
+    others = set()
+    for line, row in read_cells(path, ("seq_id", "start", "end", "kind"), _TRUTH):
+        name, kind, digits = row["seq_id"], row["kind"], (row["start"], row["end"])
+        is_place = all(map(_PLACE.fullmatch, digits))
+        start, end = map(int, digits) if is_place else (0, 0)
+        if start >= end:
+            raise InputError(
+                f"{printable(path)}:{line}: no interval from {printable(digits[0])} to "
+                f"{printable(digits[1])}",
+                hint="count bases from 0; the end is the base behind the interval",
+            )
+        truth = truths.get(name, Truth())
+        if kind == _COUNTED:
+            truth = replace(truth, prophages=(*truth.prophages, (start, end)))
+        elif kind in _NOT_COUNTED:
+            truth = replace(truth, unclear=(*truth.unclear, (start, end)))
+        else:
+            others.add(kind)
+        truths[name] = truth
+    if not any(truth.prophages for truth in truths.values()):
+        raise InputError(f"{printable(path)} has no row of the kind {_COUNTED}", hint=_TRUTH)
+    if others:
+        LOGGER.warning("passed over, of other kinds: %s", ", ".join(map(printable, sorted(others))))
+    return truths
+
+
+def _check_none_missing(names: Set[str]) -> None:
+    """
+    Raises:
+        InputError: there are names of the truth that no sequence has.
+    """
+    if names:
+        raise InputError(
+            f"the sequences have no {', '.join(map(printable, sorted(names)[:8]))} of the truth",
+            hint="name the FASTA files of all sequences of the truth with --data",
+        )
+
+
+def _check_unique(names: Iterable[str]) -> None:
+    """
+    Raises:
+        InputError: several sequences have the same name.
+    """
+    name, n_sequences = max(Counter(names).items(), key=itemgetter(1), default=("", 0))
+    if n_sequences > 1:
+        raise InputError(
+            f"{n_sequences} sequences are called {printable(name)}",
+            hint="give each an id of its own: the truth names sequences by their ids",
+        )
+
+
+def _check_truth(name: str, truth: Truth, n_bases: int) -> None:
+    """
+    Raises:
+        InputError: an interval lies outside the sequence.
+    """
+    last = max((end for _, end in (*truth.prophages, *truth.unclear)), default=0)
+    if last > n_bases:
+        raise InputError(
+            f"{printable(name)} has {n_bases:,} bases, and an interval of the truth up to {last:,}",
+            hint="give the sequence that the coordinates are of",
+        )
+
+
+def read_genes(path: Path) -> dict[str, list[Span]]:
+    """The coding sequences of a GFF3 file, plain or packed, by sequence.
+
+    Raises:
+        InputError, InputMissingError: it cannot be read, or is not GFF3.
+    """
+    genes: dict[str, list[Span]] = {}
+    for number, line in read_lines(path, None):
+        if line.startswith("##FASTA"):
+            break
+        if line.startswith("#"):
+            continue
+        values = line.split("\t")
+        try:
+            if values[2] == "CDS":
+                if not (_PLACE.fullmatch(values[3]) and _PLACE.fullmatch(values[4])):
+                    raise ValueError("no place")
+                place = (int(values[3]) - 1, int(values[4]))
+                genes.setdefault(unquote(values[0]), []).append(place)
+        except (IndexError, ValueError) as error:
+            raise InputError(
+                f"{printable(path)}:{number} is not a line of GFF3",
+                hint="give GFF3 with CDS features, whose sequence ids are those of the truth",
+            ) from error
+    return genes
+
+
+@dataclass(frozen=True, slots=True)
+class RegionFigures:
+    """Counts for one sequence, or sums over several."""
+
+    bases_right: int = 0
+    bases_false: int = 0
+    bases_missed: int = 0
+    prophages: int = 0
+    found: int = 0
+    regions: int = 0
+    false: int = 0
+    n_bases: int = 0
+    split: int = 0  # prophages with more than one region
+    merged: int = 0  # regions with more than one prophage
+    genes_right: int = 0
+    genes_false: int = 0
+    genes_missed: int = 0
+    ends: tuple[int, ...] = ()  # bases between the ends of prophages that were found and of regions
+
+    @classmethod
+    def sum(cls, each: Sequence[RegionFigures]) -> RegionFigures:
+        counts = {
+            field.name: sum(getattr(one, field.name) for one in each)
+            for field in fields(cls)
+            if field.name != "ends"
+        }
+        return cls(**counts, ends=tuple(chain.from_iterable(one.ends for one in each)))
+
+    @property
+    def f1(self) -> float:
+        """F1 of bases; NaN where there is neither prophage nor region."""
+        return _rates(self.bases_right, self.bases_false, self.bases_missed)[2]
+
+    def row(self) -> list[str]:
+        """The values of ``_COLUMNS``; empty where there is nothing to tell."""
+        ends = np.percentile(self.ends, (50, 90)).tolist() if self.ends else (np.nan, np.nan)
+        genes = (self.genes_right, self.genes_false, self.genes_missed)
+        values = (
+            *(
+                f"{rate:.3f}"
+                for rate in _rates(self.bases_right, self.bases_false, self.bases_missed)
+            ),
+            *map(str, (self.prophages, self.found, self.regions, self.false)),
+            f"{1e6 * self.false / self.n_bases:.2f}" if self.n_bases else "nan",
+            *(f"{end:.0f}" for end in ends),
+            *map(str, (self.split, self.merged)),
+            *(f"{rate:.3f}" for rate in _rates(*genes)),
+        )
+        return ["" if value == "nan" else value for value in values]
+
+
+def _rates(right: int, false: int, missed: int) -> tuple[float, float, float]:
+    """Precision, recall and F1; NaN for what has nothing below the line."""
+
+    def share(part: float, total: float) -> float:
+        return part / total if total else np.nan
+
+    return (
+        share(right, right + false),
+        share(right, right + missed),
+        share(2 * right, 2 * right + false + missed),
+    )
+
+
+def measure_regions(
+    regions: Sequence[Span], truth: Truth, n_bases: int, genes: Sequence[Span] = ()
+) -> RegionFigures:
+    """The regions of one sequence beside what is known of it."""
+    is_virus = _mask(truth.prophages, n_bases)
+    counts = is_virus | ~_mask(truth.unclear, n_bases)
+    is_called = _mask(regions, n_bases)
+    hits = [
+        [one for one in regions if one[0] < end and one[1] > start]
+        for start, end in truth.prophages
+    ]
+    ends: list[int] = []
+    found = 0
+    for (start, end), touching in zip(truth.prophages, hits, strict=True):
+        if is_called[start:end].mean() >= 0.5:
+            found += 1
+            ends += [abs(touching[0][0] - start), abs(touching[-1][1] - end)]
+    counted = [(a, b) for a, b in regions if counts[a:b].any()]
+    middles = np.array([(start + end) // 2 for start, end in genes], dtype=np.int64)
+    middles = middles[middles < n_bases]
+    gene_virus, gene_called = is_virus[middles], is_called[middles] & counts[middles]
+    return RegionFigures(
+        bases_right=_count(is_called & is_virus),
+        bases_false=_count(is_called & ~is_virus & counts),
+        bases_missed=_count(~is_called & is_virus),
+        prophages=len(truth.prophages),
+        found=found,
+        regions=len(counted),
+        false=sum(bool(is_virus[a:b][counts[a:b]].mean() < 0.5) for a, b in counted),
+        n_bases=n_bases,
+        split=sum(len(touching) > 1 for touching in hits),
+        merged=sum(
+            sum(a < end and b > start for start, end in truth.prophages) > 1 for a, b in regions
+        ),
+        genes_right=_count(gene_called & gene_virus),
+        genes_false=_count(gene_called & ~gene_virus),
+        genes_missed=_count(~gene_called & gene_virus),
+        ends=tuple(ends),
+    )
+
+
+def _mask(intervals: Iterable[Span], n_bases: int) -> Mask:
+    """A mask of the bases that lie in the intervals. (n_bases,)"""
+    inside = np.zeros(n_bases, dtype=np.bool_)
+    for start, end in intervals:
+        inside[start:end] = True
+    return inside
+
+
+def _count(chosen: Mask) -> int:
+    return int(np.count_nonzero(chosen))
+
+
+def f1_interval(each: Sequence[RegionFigures], seed: int) -> tuple[float, float]:
+    """95 % of the F1 of bases, when sequences are drawn again with replacement.
+
+    A draw without a prophage and a region has none, and is left out.
+    """
+    rng = np.random.default_rng(seed)
+    counts = np.array([(one.bases_right, one.bases_false, one.bases_missed) for one in each])
+    sums = counts[rng.integers(0, len(each), (_DRAWS, len(each)))].sum(axis=1)
+    sums = sums[sums.any(axis=1)]
+    values = 2 * sums[:, 0] / (sums @ [2, 1, 1])
+    low, high = np.percentile(values, INTERVAL).tolist()
+    return low, high
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chromosome:
+    """A chromosome and what is known of it."""
+
+    name: str
+    sequence: str
+    items: Items
+    truth: Truth
+
+    @classmethod
+    def of(
+        cls, record: FastaRecord, scorer: Scorer, truth: Truth, code: GeneticCode = STANDARD
+    ) -> Chromosome:
+        """A record with its pieces scored, and the genes of all."""
+        sequence = record.sequence.upper()
+        items = Items.of(sequence, scorer, SIZE, STEP, code)
+        everything = np.ones(len(items.start), dtype=np.bool_)
+        read_genes = partial(genes_of, scorer=scorer, code=code)
+        items = items.with_genes(sequence, everything, SIZE, read_genes)
+        return cls(record.id, sequence, items, truth)
+
+    @property
+    def is_virus(self) -> Mask:
+        """A mask of the pieces whose middles lie in a prophage. (n_items,)"""
+        return self._has_middle(self.truth.prophages) & self.items.is_known
+
+    @property
+    def is_host(self) -> Mask:
+        """A mask of the pieces whose middles lie in no element of the truth. (n_items,)"""
+        elements = (*self.truth.prophages, *self.truth.unclear)
+        return ~self._has_middle(elements) & self.items.is_known
+
+    def _has_middle(self, intervals: Sequence[Span]) -> Mask:
+        return _mask(intervals, len(self.sequence))[self.items.start + SIZE // 2]
+
+
+# the records of one file: chromosomes with known prophages, and the pieces of the others; None: few
+_Genome = tuple[list[Chromosome], Items | None]
+
+
+def train_regions(options: TrainOptions, truth_table: Path, on_event: OnEvent) -> list[str]:
+    """Learn how regions are told, write it with the figures of what was left out, and return these.
+
+    Raises:
+        VirnucproError: see ``errors``; or there are too few chromosomes.
+    """
+    with RunDir(options.output_dir).in_use():
+        scorer = own_scorer()
+        read_genes = partial(genes_of, scorer=scorer)
+        genomes = _read_genomes(options.data, truth_table, scorer, on_event)
+        chromosomes = [one for own, _ in genomes for one in own]
+        each: dict[str, RegionFigures] = {}
+        for one, others, hosts in left_out(genomes):
+            on_event(Progress("leaving each out", len(each), len(chromosomes), "chromosomes"))
+            model = learn_region_model(others, hosts, "")
+            regions, _ = regions_of_items(
+                one.sequence, one.items, model, read_genes, is_virus=False
+            )
+            intervals = [(region.start, region.end) for region in regions]
+            each[one.name] = measure_regions(intervals, one.truth, len(one.sequence))
+            announce(f"{printable(one.name)} left out: F1 {each[one.name].f1:.3f}")
+        lines = _region_lines(each, options.seed)
+        write_whole(options.output_dir / _LEFT_OUT_TABLE, "\n".join([*lines, ""]))
+        hosts = [host for _, host in genomes if host]
+        n_prophages = sum(len(one.truth.prophages) for one in chromosomes)
+        training = f"{counted(n_prophages, 'prophage')} of {len(chromosomes)} chromosomes"
+        if hosts:
+            training += f", and {counted(len(hosts), 'other host')}"
+        announce(f"regions: learned from {training}")
+        model = learn_region_model(chromosomes, hosts, training)
+        write_whole(options.output_dir / _MODEL, model.text)
+    return lines
+
+
+def left_out(
+    genomes: Sequence[_Genome],
+) -> Iterator[tuple[Chromosome, list[Chromosome], list[Items]]]:
+    """Each chromosome with the others, and with the hosts of other files than its own."""
+    for home in genomes:
+        hosts = [other[1] for other in genomes if other is not home and other[1]]
+        for one in home[0]:
+            everyone = (other for own, _ in genomes for other in own)
+            yield one, [other for other in everyone if other is not one], hosts
+
+
+def _read_genomes(
+    data: Path, truth_table: Path, scorer: Scorer, on_event: OnEvent
+) -> list[_Genome]:
+    """Each file with the sequences that the truth has prophages in, and its others as one host.
+
+    Raises:
+        InputError: a chromosome is missing, there twice, or has no host; or there are too few.
+    """
+    truths = {name: one for name, one in read_truth(truth_table).items() if one.prophages}
+    n_letters = 0
+
+    def counted_records(source: Source) -> Iterator[FastaRecord]:
+        nonlocal n_letters
+        for record in read_fasta(source.path, source.name):
+            on_event(Progress("scoring pieces", n_letters, 0, "letters"))
+            n_letters += len(record.sequence)
+            yield record
+
+    genomes = [_genome_of(counted_records(source), truths, scorer) for source in list_sources(data)]
+    names = [one.name for own, _ in genomes for one in own]
+    _check_unique(names)
+    _check_none_missing(truths.keys() - names)
+    n_chromosomes = len(names)
+    if n_chromosomes < _FEWEST:
+        raise InputError(
+            f"{counted(n_chromosomes, 'chromosome')} with prophages; {_FEWEST} are needed, "
+            "as each is left out once",
+            hint="add more to the truth",
+        )
+    return genomes
+
+
+def _genome_of(
+    records: Iterable[FastaRecord], truths: Mapping[str, Truth], scorer: Scorer
+) -> _Genome:
+    """The records of one file; those that are too short for regions are passed over.
+
+    Raises:
+        InputError: a chromosome does not fit its truth, or has no host.
+    """
+    chromosomes: list[Chromosome] = []
+    others = []
+    for record in records:
+        truth = truths.get(record.id)
+        if truth is not None:
+            _check_chromosome(record, truth)
+        if len(record.sequence) < SHORTEST_RECORD:
+            continue
+        chromosome = Chromosome.of(record, scorer, truth or Truth())
+        if truth is None:
+            others.append(chromosome.items)
+        else:
+            chromosomes.append(chromosome)
+            _check_host(chromosome)
+    host = Items.joined(others)
+    is_host = np.count_nonzero(host.is_known) >= _FEWEST_PIECES
+    return chromosomes, host if is_host else None
+
+
+def _check_chromosome(record: FastaRecord, truth: Truth) -> None:
+    """
+    Raises:
+        InputError: the record is too short, or shorter than its truth.
+    """
+    n_bases = len(record.sequence)
+    _check_truth(record.id, truth, n_bases)
+    if n_bases < SHORTEST_RECORD:
+        raise InputError(
+            f"{printable(record.id)} has {n_bases:,} bases; regions are learned from "
+            f"{SHORTEST_RECORD:,} and more",
+            hint="leave it out of the truth",
+        )
+
+
+def _check_host(chromosome: Chromosome) -> None:
+    """
+    Raises:
+        InputError: no piece is the host's.
+    """
+    if not chromosome.is_host.any():
+        raise InputError(
+            f"{printable(chromosome.name)} has no piece of its host: all known bases are prophage, "
+            "remnant or unclear",
+            hint="leave it out of the truth, or give the chromosome around",
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Contrasts:
+    """How far the pieces of a chromosome stand out from its own host."""
+
+    gc: float
+    level: float  # of the host
+    gene_level: float  # log-odds of its proteins
+    virus: Values  # of each piece in a prophage
+    host: Values  # of each piece outside
+    virus_genes: Values  # log-odds of the proteins on each; NaN for none
+    host_genes: Values
+
+    @classmethod
+    def of(cls, chromosome: Chromosome, usual: Hosts) -> _Contrasts:
+        is_host = chromosome.is_host
+        items, is_virus = chromosome.items, chromosome.is_virus
+        levels = _levels(items, usual, is_host)
+        contrasts = _signal(items, usual) - levels[1]
+        genes = items.genes[is_virus], items.genes[is_host]
+        return cls(*levels, contrasts[is_virus], contrasts[is_host], *genes)
+
+    def by_genes(self, contrasts: Values, genes: Values, usual: Levels) -> Values:
+        """How far pieces with genes stand out by both together. (n,), (n,) -> (m,)"""
+        both = contrasts + genes - usual.at(self.gc)
+        return np.asarray(both[~np.isnan(both)])
+
+
+def learn_region_model(
+    chromosomes: Sequence[Chromosome], hosts: Sequence[Items], training: str
+) -> RegionModel:
+    """Regions are as rare as in these chromosomes; hosts add their level to those of these.
+
+    Each chromosome has a piece of its host; a prophage may be too short for a piece.
+
+    Raises:
+        InputError: no prophage has a piece, or chromosomes do not differ.
+    """
+    usual = Hosts.mean([Hosts.of(one.items) for one in chromosomes])
+    contrasts = [_Contrasts.of(one, usual) for one in chromosomes]
+    with_virus = [one for one in contrasts if len(one.virus)]
+    if not with_virus:
+        names = ", ".join(printable(one.name) for one in chromosomes[:8])
+        raise InputError(
+            f"no prophage of {names} has a piece of {SIZE:,} bases of its own",
+            hint="add chromosomes with longer prophages to the truth",
+        )
+    levels = [_levels(items, usual, items.is_known) for items in hosts]
+    levels += [(one.gc, one.level, one.gene_level) for one in contrasts]
+    gc, level, gene_level = np.array(levels).T
+    host_bases, virus_bases = _mean_lengths(chromosomes)
+    try:
+        genes = Levels.of(gc, gene_level)
+        return RegionModel(
+            size=SIZE,
+            step=STEP,
+            host=usual,
+            levels=Levels.of(gc, level),
+            gc_weight=_GC_WEIGHT,
+            shape_weight=_SHAPE_WEIGHT,
+            shape_bases=_SHAPE_BASES,
+            edges=_EDGES,
+            log_ratios=_log_ratios(
+                [one.virus for one in with_virus], [one.host for one in contrasts], _WEIGHT
+            ),
+            genes=genes,
+            gene_log_ratios=_log_ratios(
+                [one.by_genes(one.virus, one.virus_genes, genes) for one in with_virus],
+                [one.by_genes(one.host, one.host_genes, genes) for one in contrasts],
+                _GENES_WEIGHT,
+            ),
+            weight=_WEIGHT,
+            deviation=round(float(np.mean([one.host.std() for one in contrasts])), 4),
+            distance=round(float(np.mean([one.virus.mean() for one in with_virus])), 4),
+            first_share=_FIRST_SHARE,
+            host_bases=host_bases,
+            virus_bases=virus_bases,
+            training=training,
+        )
+    except ValueError as error:
+        raise InputError(
+            f"no region model can be learned from these chromosomes: {error}",
+            hint="give chromosomes of several species, whose prophages stand out from their hosts",
+        ) from error
+
+
+def _mean_lengths(chromosomes: Sequence[Chromosome]) -> tuple[int, int]:
+    """Bases of host, and of prophage, for each prophage."""
+    n_bases = sum(len(one.sequence) for one in chromosomes)
+    n_regions = sum(len(one.truth.prophages) for one in chromosomes)
+    masks = (_mask(one.truth.prophages, len(one.sequence)) for one in chromosomes)
+    n_virus = sum(int(np.count_nonzero(is_virus)) for is_virus in masks)
+    return round((n_bases - n_virus) / n_regions), round(n_virus / n_regions)
+
+
+def _log_ratios(
+    of_viruses: Sequence[Values], of_hosts: Sequence[Values], weight: float
+) -> tuple[float, ...]:
+    """Log ratios of virus over host, as one piece among others counts, by bin of its contrast."""
+    virus, host = np.zeros(len(_EDGES) + 1), np.zeros(len(_EDGES) + 1)
+    for values in of_viruses:
+        virus += _counts(values) / max(1, len(values)) ** 0.5
+    for values in of_hosts:
+        host += _counts(values) / max(1, len(values))
+    return tuple(np.round(np.log(_shares(virus) / _shares(host)) * weight, 4).tolist())
+
+
+def _signal(items: Items, usual: Hosts) -> Values:
+    host = usual.at(items, is_virus=False)
+    return signal(items, host, _GC_WEIGHT, _SHAPE_WEIGHT, _SHAPE_BASES // STEP)
+
+
+def _levels(items: Items, usual: Hosts, is_host: Mask) -> tuple[float, float, float]:
+    """The median GC of a host, and the medians over its own pieces: signal, and proteins."""
+    genes = items.genes[is_host]
+    of_genes = np.median(genes[~np.isnan(genes)]) if not np.isnan(genes).all() else np.nan
+    return items.median_gc, float(np.median(_signal(items, usual)[is_host])), float(of_genes)
+
+
+def _counts(contrasts: Values) -> Values:
+    """Numbers of pieces in each bin. (n_pieces,) -> (n_bins,)"""
+    bins = np.searchsorted(_EDGES, contrasts)
+    return np.bincount(bins, minlength=len(_EDGES) + 1).astype(np.float64)
+
+
+def _shares(counts: Values) -> Values:
+    """Smooth shares above 0 of all bins; they add up to 1."""
+    padded = np.pad(counts / counts.sum(), len(_KERNEL) // 2, mode="edge")
+    smooth = np.convolve(padded, _KERNEL / _KERNEL.sum(), "valid") + _LEAST / len(counts)
+    return np.asarray(smooth / smooth.sum())

@@ -1,1 +1,0 @@
-"""Heads, encoders and scorers are trained here."""
