@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from reading import fragment_features
 from sampling import Fragments, collect, draw
 from scorer_folds import N_FOLDS, group_folds
 from train_embedded_scorer import SHARES
@@ -33,7 +34,6 @@ from virnucpro.ground.config import EncoderSpec
 from virnucpro.ground.numeric import Counts, Mask, Values
 from virnucpro.ground.records import FastaRecord
 from virnucpro.learning.records import read_data_manifest, read_records
-from virnucpro.scorer.features import fragment_features
 from virnucpro.scorer.words import NO_WORDS
 from virnucpro.sequences.translate import chunk_record, translate_six_frames
 

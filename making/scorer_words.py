@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from reading import fragment_features
 from sampling import Collection, Fragments
 
-from virnucpro.ground.numeric import Counts
-from virnucpro.scorer.features import Features, fragment_features
+from virnucpro.ground.numeric import Counts, Mask
+from virnucpro.scorer.features import Features
 from virnucpro.scorer.pieces import (
     Digits,
     Pieces,
@@ -26,22 +27,69 @@ from virnucpro.scorer.pieces import (
     opposite_strand,
 )
 from virnucpro.scorer.words import (
+    BUCKET_BITS,
     CELLULAR,
+    N_BUCKETS,
     ONE_CELLULAR,
     ONE_VIRAL,
+    OWNER_BITS,
+    RARITY,
     RATHER_CELLULAR,
     RATHER_VIRAL,
     RESIDUE_OF_CODE,
+    REST_BITS,
     VIRAL,
     Numbers,
     WordTable,
-    is_in_sample,
     words_in,
 )
 
 PIECE = 1000  # bases; words are read in its longest stretch, and in long ones
 GENE_LIKE = 60  # codons from which on a stretch is read beside the longest
 _PIECES_AT_ONCE = 400
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio: Knuth's hashing
+
+
+def word_table(numbers: Numbers, owners: NDArray[np.uint8]) -> WordTable:
+    """A table of words, each once, and of their owners, 1 to 6. (n,), (n,)
+
+    Raises:
+        ValueError: too many of them are in one bucket.
+    """
+    bucket, rest = _address(numbers)
+    keys = (bucket << (REST_BITS + OWNER_BITS)) + (rest << OWNER_BITS) + owners
+    keys.sort()
+    n_of_bucket = np.bincount(keys >> (REST_BITS + OWNER_BITS), minlength=N_BUCKETS)
+    if n_of_bucket.max() > np.iinfo(np.uint8).max:
+        raise ValueError(f"{n_of_bucket.max()} words in one bucket")
+    return WordTable(n_of_bucket.astype(np.uint8), keys.astype(np.uint16))
+
+
+def is_in_sample(numbers: Numbers) -> Mask:
+    """Whether each word is kept though one group alone has it. (n,) -> (n,)"""
+    return _are_in_sample(_hashes(numbers))
+
+
+def _are_in_sample(hashes: NDArray[np.uint64]) -> Mask:
+    is_inside: Mask = hashes & np.uint64(RARITY - 1) == 0
+    return is_inside
+
+
+def _hashes(numbers: Numbers) -> NDArray[np.uint64]:
+    hashes: NDArray[np.uint64] = numbers.astype(np.uint64) * _MULTIPLIER
+    hashes ^= hashes >> np.uint64(32)
+    hashes *= _MULTIPLIER
+    hashes ^= hashes >> np.uint64(32)
+    return hashes
+
+
+def _address(numbers: Numbers) -> tuple[Numbers, NDArray[np.uint16]]:
+    """The bucket of each word, and the bits that distinguish it from others there."""
+    hashes = _hashes(numbers)
+    bucket = (hashes >> np.uint64(64 - BUCKET_BITS)).astype(np.int64)
+    bucket += np.int64(1 << BUCKET_BITS) * _are_in_sample(hashes)
+    rest = hashes >> np.uint64(64 - BUCKET_BITS - REST_BITS)
+    return bucket, (rest & np.uint64((1 << REST_BITS) - 1)).astype(np.uint16)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,7 +114,7 @@ class WordCounts:
         owners[is_alone & (n_viral == 1)] = ONE_VIRAL
         owners[is_alone & (n_cellular == 1)] = ONE_CELLULAR
         is_kept = (n_viral + n_cellular > 1) | (is_alone & is_in_sample(self.numbers))
-        return WordTable.of(self.numbers[is_kept], owners[is_kept])
+        return word_table(self.numbers[is_kept], owners[is_kept])
 
 
 def count_words(collection: Collection, fold_of_record: Counts) -> WordCounts:

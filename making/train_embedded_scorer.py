@@ -50,6 +50,7 @@ from piece_nets import (
     Range,
     fit_piece_nets,
 )
+from reading import fragment_features, whole_features
 from sampling import (
     Collection,
     Fragments,
@@ -57,6 +58,7 @@ from sampling import (
     draw,
     gc_matched_weights,
 )
+from scorer_file import save_scorer
 from scorer_folds import (
     N_FOLDS,
     evened,
@@ -80,14 +82,13 @@ from virnucpro.learning.records import (
     read_data_manifest,
     read_records,
 )
-from virnucpro.scorer.features import GC, fragment_features, whole_features
+from virnucpro.scorer.features import GC
 from virnucpro.scorer.nets import (
     ErrorRates,
     Knot,
     PieceNets,
     Scorer,
     load_scorer,
-    save_scorer,
     thresholds,
 )
 from virnucpro.scorer.words import NO_WORDS

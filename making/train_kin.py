@@ -25,11 +25,11 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from reading import fragment_features
 from safetensors.numpy import save_file
 from scorer_manifest import NAMELESS, Groups, Row, kingdom_of, names_of, read_rows
 
 from virnucpro.ground.numeric import Counts, Mask, Values
-from virnucpro.scorer.features import fragment_features
 from virnucpro.scorer.kin import (
     BUCKET_BITS,
     FARTHEST,

@@ -30,6 +30,7 @@ import torch
 from numpy.typing import NDArray
 from piece_nets import Fitting, Lessons, fit_nets
 from sampling import collect
+from scorer_file import save_scorer
 from scorer_folds import N_FOLDS, fit_knot, group_folds
 from scorer_words import WordCounts, count_words
 from train_embedded_scorer import KIND_OF, KINDS, N_VIRAL, SHARES
@@ -48,7 +49,6 @@ from virnucpro.scorer.nets import (
     calibrate,
     load_scorer,
     log_odds_of,
-    save_scorer,
     thresholds,
 )
 from virnucpro.scorer.proteins import (

@@ -299,3 +299,55 @@ def longest_open(text: str, stops: Sequence[str]) -> int:
             ends = [-1, *(i for i, codon in enumerate(codons) if codon in stops), len(codons)]
             longest = max(longest, *(end - start - 1 for start, end in pairwise(ends)))
     return longest
+
+
+Layers = Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]]  # weights and biases
+
+
+def log_odds_in_whole_numbers(
+    features: NDArray[np.float32],
+    mean: NDArray[np.float32],
+    deviation: NDArray[np.float32],
+    nets: Sequence[tuple[int, Layers, int]],
+) -> NDArray[np.float64]:
+    """The mean log-odds of nets: their first column, layers, and kinds of viruses. (n,)"""
+    scale = np.float32(127 / 6) / deviation
+    centre = (np.rint(mean.astype(np.float64) * scale) / scale).astype(np.float32)
+    levels = np.rint(((features - centre) * scale).clip(-127, 127)).astype(np.int64) + 128
+    moved = (centre.astype(np.float64) - mean) / deviation
+    each = []
+    for column, (first, second, last), n_viral in nets:
+        here = slice(column, column + first[0].shape[1])
+        of_first = first[0], first[1] + first[0] @ moved[here]
+        hidden = _gelus(*_sums(levels[:, here], *of_first, 6 / 127, 128))
+        hidden = _gelus(*_sums(hidden, *second, 1 / 20, 4))
+        sums, worth = _sums(hidden, *last, 1 / 20, 4)
+        logits = sums * worth.astype(np.float32).astype(np.float64)
+        viral, cellular = (
+            np.logaddexp.reduce(some, axis=1) for some in np.split(logits, [n_viral], 1)
+        )
+        each.append(viral - cellular)
+    return np.asarray(np.mean(each, axis=0))
+
+
+def _sums(
+    levels: NDArray[np.int64],
+    weight: NDArray[np.float64],
+    bias: NDArray[np.float64],
+    step: float,
+    zero: int,
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Sums of a layer in whole numbers, and what one is worth. (n, n_outputs), (n_outputs,)"""
+    smallest = np.maximum(abs(bias) / step / 2**22, np.finfo(np.float32).tiny)
+    of_one = np.maximum(abs(weight).max(axis=1) / 63, smallest)
+    numbers = np.rint(weight / of_one[:, None]).astype(np.int64)
+    start = np.rint(bias / (of_one * step)).astype(np.int64)
+    return (levels - zero) @ numbers.T + start, of_one * step
+
+
+def _gelus(sums: NDArray[np.int64], worth: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Levels of GELUs, twenty for 1, of what is rounded to a 64th; halves are taken up."""
+    inner = sums.astype(np.float32) * (worth.astype(np.float32) * np.float32(64))
+    x = np.rint(inner.clip(-256, 803)).astype(np.float64) / 64
+    tangent = np.tanh(0.7978845608028654 * (x + 0.044715 * x**3))
+    return np.floor(20 * x * (1 + tangent) / 2 + 4.500001).astype(np.int64)

@@ -15,6 +15,7 @@ from conftest import open_dna, random_dna
 from forked import virnucpro
 from labelled import pairs_of, records_of
 from runs import caller_in, leftovers
+from scorer_file import save_scorer
 from sklearn.metrics import roc_auc_score
 from workers import POISON, RaisingWorker
 
@@ -37,7 +38,7 @@ from virnucpro.learning.evaluate import (
 from virnucpro.learning.options import EvaluateOptions
 from virnucpro.learning.records import LabelledRecord, group_digest, record_digest
 from virnucpro.learning.report import summary_lines, write_report
-from virnucpro.scorer.nets import embedded_scorer, load_scorer, save_scorer
+from virnucpro.scorer.nets import embedded_scorer, load_scorer
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.sketch import pack, sketch_of, unpack
 from virnucpro.sequences.translate import chunk_record, reverse_complement, translate_six_frames

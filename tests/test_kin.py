@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import random_dna
+from reading import piece_features
 from runs import rows
 from safetensors.numpy import save_file
 from test_scorer_run import predict, write
@@ -25,7 +26,6 @@ from virnucpro.ground.records import (
     Region,
 )
 from virnucpro.page.counts import count_kinds
-from virnucpro.scorer.features import piece_features
 from virnucpro.scorer.kin import (
     FEWEST_WORDS,
     KIND_FEATURES,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise, product
 from pathlib import Path
@@ -14,12 +16,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from reading import piece_features, with_layout
 from safetensors import safe_open
 from safetensors.numpy import save_file
-from scorer_oracle import LONG, MOST_STRETCHES, PAIRS, kept_of
+from scorer_file import save_scorer
+from scorer_oracle import LONG, MOST_STRETCHES, PAIRS, kept_of, log_odds_in_whole_numbers
+from scorer_words import is_in_sample, word_table
 
 from virnucpro.ground.errors import UnavailableError
-from virnucpro.scorer import score
+from virnucpro.scorer import library, score
 from virnucpro.scorer.features import (
     GC,
     N_CODONS,
@@ -31,13 +36,9 @@ from virnucpro.scorer.features import (
     RATIOS,
     SHARES,
     layout_features,
-    piece_features,
-    with_layout,
 )
-from virnucpro.scorer.library import call
 from virnucpro.scorer.nets import (
     FARTHEST,
-    N_LEVELS,
     ErrorRates,
     Knot,
     Layer,
@@ -47,7 +48,6 @@ from virnucpro.scorer.nets import (
     _Views,
     embedded_scorer,
     load_scorer,
-    save_scorer,
 )
 from virnucpro.scorer.pieces import Pieces, encode, find_stretches
 from virnucpro.scorer.score import record_log_odds, score_sequences, score_windows
@@ -63,7 +63,6 @@ from virnucpro.scorer.words import (
     RATHER_CELLULAR,
     VIRAL,
     WordTable,
-    is_in_sample,
 )
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.genetic_code import STANDARD
@@ -244,7 +243,7 @@ def test_words_that_others_have_are_counted_by_their_owners() -> None:
     n_words = len(protein) - LENGTH + 1  # no other frame is open as far
     owners = {0: VIRAL, 50: ONE_VIRAL, 100: CELLULAR, n_words - 1: RATHER_CELLULAR}
     numbers = [number_of(protein[i : i + LENGTH]) for i in owners]
-    table = WordTable.of(np.array(numbers), np.array([*owners.values()], np.uint8))
+    table = word_table(np.array(numbers), np.array([*owners.values()], np.uint8))
     sequence = "".join(codons)
     for spelling in (sequence, sequence.translate(PAIRS)[::-1]):
         (features,) = piece_features(encode_pieces([spelling]), table)
@@ -261,7 +260,7 @@ def test_a_table_of_words_names_an_owner_for_its_own_words_alone() -> None:
     rng = np.random.default_rng(9)
     numbers = np.unique(rng.integers(20**LENGTH, size=5000))
     owners = rng.integers(1, 7, size=len(numbers)).astype(np.uint8)
-    table = WordTable.of(numbers[::2], owners[::2])
+    table = word_table(numbers[::2], owners[::2])
     expected = owners.copy()
     expected[1::2] = 0
     np.testing.assert_array_equal(table.owners_of(numbers), expected)
@@ -270,7 +269,7 @@ def test_a_table_of_words_names_an_owner_for_its_own_words_alone() -> None:
 
 def test_words_of_the_sample_lie_in_buckets_of_their_own() -> None:
     numbers = np.unique(np.random.default_rng(10).integers(20**LENGTH, size=8000))
-    table = WordTable.of(numbers, np.full(len(numbers), VIRAL, np.uint8))
+    table = word_table(numbers, np.full(len(numbers), VIRAL, np.uint8))
     n_in_sample = int(is_in_sample(numbers).sum())
     assert table.n_of_bucket[N_BUCKETS // 2 :].sum() == n_in_sample
     # standard deviation sqrt(8000 * 7 / 64) = 30; four of them
@@ -290,12 +289,12 @@ def test_a_table_of_words_has_an_entry_for_each_word_of_its_buckets(
 @pytest.mark.parametrize("owner", [0, 7])
 def test_every_word_of_a_table_has_an_owner(owner: int) -> None:
     with pytest.raises(ValueError, match="owners that are not known"):
-        WordTable.of(np.array([1]), np.array([owner], np.uint8))
+        word_table(np.array([1]), np.array([owner], np.uint8))
 
 
 def test_a_bucket_has_room_for_255_words() -> None:
     with pytest.raises(ValueError, match="256 words in one bucket"):
-        WordTable.of(np.full(256, 7), np.full(256, VIRAL, np.uint8))
+        word_table(np.full(256, 7), np.full(256, VIRAL, np.uint8))
 
 
 @given(st.lists(DNA, min_size=1, max_size=4))
@@ -427,149 +426,124 @@ def test_what_is_read_as_parts_has_half_of_the_score(
     assert found == pytest.approx((of_pieces + np.mean(of_wholes)) / 2, abs=1e-5)
 
 
-def random_levels(n: int, n_inputs: int, seed: int) -> NDArray[np.float32]:
-    rng = np.random.default_rng(seed)
-    levels = rng.integers(-N_LEVELS, N_LEVELS, (n, n_inputs), endpoint=True)
-    return levels.astype(np.float32)
-
-
-def views_of(nets: Mapping[int, Nets], n_features: int) -> _Views:
-    """Nets whose features are levels: whole numbers up to the farthest."""
-    deviation = np.full(n_features, N_LEVELS / FARTHEST, np.float32)
-    return _Views(np.zeros(n_features, np.float32), deviation, nets)
-
-
-def gelu(single: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Hendrycks and Gimpel 2016, arXiv:1606.08415, with the hyperbolic tangent, in float32."""
-    inner = np.float32(0.7978845608028654) * single * (1 + np.float32(0.044715) * single**2)
-    return (single * (1 + np.tanh(inner)) / 2).astype(np.float64)
-
-
-def logits_of(nets: Nets, levels: NDArray[np.float32]) -> tuple[NDArray[np.float64], float]:
-    """By the weights as they are, and how far they are off by what is rounded: one net."""
-    (first, at_first), (second, at_second), (last, at_last) = (
-        (weight[0].astype(np.float64), bias[0]) for weight, bias in nets.layers
+def nets_of(sizes: Sequence[int], n_nets: int, rng: np.random.Generator) -> Nets:
+    """Random nets with so many inputs, hidden ones and kinds, two of them viral."""
+    layers = tuple(
+        (
+            rng.normal(0, 2 * before**-0.5, (n_nets, behind, before)).astype(np.float32),
+            rng.normal(0, 0.5, (n_nets, behind)).astype(np.float32),
+        )
+        for before, behind in pairwise(sizes)
     )
-    inner = levels.astype(np.float64) * FARTHEST / N_LEVELS @ first.T + at_first
-    inner = gelu(inner.astype(np.float32)) @ second.T + at_second
-    logits = gelu(inner.astype(np.float32)) @ last.T + at_last
-    n_inputs = first.shape[1]
-    worth = abs(first).sum(axis=1).max() / (2**24 / N_LEVELS - n_inputs / 2)
-    steepest = 1.13  # of a GELU
-    error = n_inputs * FARTHEST * worth / 2
-    for weight in (second, last):
-        error *= steepest * abs(weight).sum(axis=1).max()
-    return logits, error
+    return Nets(layers, n_viral=2)
 
 
-def log_odds_of(logits: NDArray[np.float64], n_viral: int) -> NDArray[np.float64]:
-    odds = np.exp(logits)
-    return np.asarray(np.log(odds[:, :n_viral].sum(axis=1) / odds[:, n_viral:].sum(axis=1)))
+def views_with(nets: Mapping[int, Nets], n_features: int, rng: np.random.Generator) -> _Views:
+    mean = rng.normal(0, 2, n_features).astype(np.float32)
+    return _Views(mean, rng.uniform(0.1, 3, n_features).astype(np.float32), nets)
 
 
-def test_log_odds_are_of_all_kinds_of_viruses_against_all_of_cells() -> None:
-    nets = random_nets(6, 1, np.random.default_rng(8))
-    levels = random_levels(4, 6, 9)
-    logits, error = logits_of(nets, levels)
-    expected = log_odds_of(logits, 2)
-    found = views_of({0: nets}, 6).log_odds(levels)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=2 * error + 1e-6)
-    assert 2 * error < 0.02 < abs(expected).min()
-
-
-@pytest.mark.parametrize(("n_hidden", "n_kinds"), [((3, 1), 3), ((16, 16), 16), ((40, 33), 19)])
-def test_log_odds_are_the_mean_over_nets_of_all_views(
-    n_hidden: tuple[int, int], n_kinds: int
+@pytest.mark.parametrize(
+    ("n_inputs", "hidden", "n_rows"),
+    [(1, (1, 1), 1), (6, (40, 33), 13), (7, (16, 5), 8), (1101, (128, 64), 97), (1241, (31, 4), 3)],
+)
+def test_log_odds_are_those_of_whole_numbers_in_plain_python(
+    n_inputs: int, hidden: tuple[int, int], n_rows: int
 ) -> None:
     rng = np.random.default_rng(8)
-
-    def net(n_inputs: int) -> Nets:
-        sizes = (n_inputs, *n_hidden, n_kinds)
-        layers = tuple(
-            (
-                rng.normal(0, before**-0.5, (1, behind, before)).astype(np.float32),
-                rng.normal(0, 0.1, (1, behind)).astype(np.float32),
-            )
-            for before, behind in pairwise(sizes)
-        )
-        return Nets(layers, n_viral=2)
-
-    nets, levels = {0: net(6), 3: net(6)}, random_levels(13, 9, 9)
-    each = []
-    for low, of_view in nets.items():
-        x = outputs_of(of_view, levels[:, low : low + 6])
-        for weight, bias in of_view.layers[1:]:
-            x = (gelu(x) @ weight[0].T.astype(np.float64) + bias[0]).astype(np.float32)
-        each.append(log_odds_of(x.astype(np.float64), 2))
-    found = views_of(nets, 9).log_odds(levels)
-    # GELUs of values below 8, in float32 by another order of steps: some ulps of 5e-7
-    np.testing.assert_allclose(found, np.mean(each, axis=0), rtol=0, atol=5e-6)
-    alone = [views_of(nets, 9).log_odds(levels[i : i + 1])[0] for i in range(len(levels))]
+    nets = {0: nets_of((n_inputs, *hidden, 19), 2, rng), 3: nets_of((n_inputs, 9, 3, 40), 1, rng)}
+    nets[3].layers[0][0][:, :, 0] *= 1e6  # one weight may be far larger than all others
+    nets[3].layers[1][0][:, 0] = 0
+    nets[3].layers[1][1][:, 1] = 1e9
+    views = views_with(nets, n_inputs + 4, rng)
+    features = rng.normal(0, 6, (n_rows, n_inputs + 4)).astype(np.float32)
+    features[0] = 1e6 * rng.choice([-1, 1], n_inputs + 4)
+    found = views.log_odds(features)
+    expected = log_odds_in_whole_numbers(
+        features, views.mean, views.deviation, [(low, of, 2) for low, of in stacked_layers(nets)]
+    )
+    # exponentials and logarithms of two libraries, of logits that a bias of 1e9 makes large
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-9)
+    alone = [views.log_odds(features[i : i + 1])[0] for i in range(n_rows)]
     np.testing.assert_array_equal(found, alone)
 
 
-def numbers_of(nets: Nets) -> NDArray[np.int64]:
-    """The whole numbers that weights of the first layer are. (n_outputs, n_inputs)"""
-    blocks, _, _ = nets.first
-    numbers = blocks.swapaxes(1, 2).reshape(-1, blocks.shape[1] * 2)
-    return numbers[: nets.n_outputs, : nets.n_inputs].astype(np.int64)
+def stacked_layers(
+    nets: Mapping[int, Nets],
+) -> Iterator[tuple[int, list[tuple[NDArray[np.float64], NDArray[np.float64]]]]]:
+    """The first column and the layers of each of the nets."""
+    for column, of_view in nets.items():
+        for number in range(len(of_view)):
+            yield column, of_view.layers_of(number)
 
 
-def outputs_of(nets: Nets, levels: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Outputs of the first layer, by whole numbers that are as large as they may be. (n, n_out)"""
-    _, worth, bias = nets.first
-    numbers = numbers_of(nets)
-    assert abs(numbers).sum(axis=1).max() * N_LEVELS <= 2**24
-    return (levels.astype(np.int64) @ numbers.T * worth + bias).astype(np.float32)
-
-
-@pytest.mark.parametrize(("n_inputs", "n_rows"), [(1, 1), (6, 5), (7, 13), (1101, 49), (1300, 196)])
-def test_the_first_layer_has_no_rounding_that_depends_on_an_order(
-    n_inputs: int, n_rows: int
-) -> None:
-    nets = random_nets(n_inputs, 5, np.random.default_rng(8))
-    _, worth, _ = nets.first
-    numbers, rows = numbers_of(nets), nets.layers[0][0].reshape(-1, n_inputs)
-    np.testing.assert_allclose(
-        numbers * worth[:, None] * N_LEVELS / FARTHEST, rows, rtol=0, atol=1e-2
-    )
-    farthest = (np.sign(numbers) * N_LEVELS).astype(np.float32)  # sums as large as they can be
-    behind = random_levels(len(farthest), 9, 4)
-    for levels in (np.hstack([farthest, behind]), random_levels(n_rows, n_inputs + 9, 3)):
-        for column in range(10):
-            views = views_of({column: nets, 0: nets}, n_inputs + 9)
-            found = views.outputs(len(levels))
-            call("first_layers", levels, len(levels), *views.arguments, found)
-            expected = [
-                outputs_of(nets, levels[:, first : first + n_inputs]) for first in views.nets
-            ]
-            np.testing.assert_array_equal(found, np.hstack(expected))
-
-
-def test_features_are_read_in_steps_up_to_the_farthest() -> None:
-    nets = random_nets(4, 1, np.random.default_rng(8))
-    mean = np.array([0, 1, -1, 0], np.float32)
-    views = _Views(mean, np.array([1, 2, 0.5, 3], np.float32), {0: nets})
-    step = FARTHEST / N_LEVELS
-    features = np.array([[1e6, -1e6, -1 + step * 5.2, -step * 3 * 7.4]], np.float32)
-    found = views.outputs(1)
-    call("first_layers", features, 1, *views.arguments, found)
-    levels = np.array([[N_LEVELS, -N_LEVELS, 10, -7]], np.float32)
-    np.testing.assert_array_equal(found, outputs_of(nets, levels))
-
-
-def test_one_weight_may_be_far_larger_than_all_others() -> None:
-    nets = random_nets(6, 1, np.random.default_rng(8))
-    weight, bias = nets.layers[0]
-    weight[:, :, 2] *= 1e6
-    blocks, _, _ = replace(nets, layers=((weight, bias), *nets.layers[1:])).first
-    assert abs(blocks.astype(np.int64)).max() == 2**15 - 1
-
-
-def test_views_of_the_same_features_are_of_one_size() -> None:
+def test_whole_numbers_come_near_the_weights_and_features_that_they_stand_for() -> None:
     rng = np.random.default_rng(8)
-    with pytest.raises(ValueError, match="views of several sizes"):
-        views_of({0: random_nets(6, 1, rng), 1: random_nets(7, 1, rng)}, 8)
+    nets = nets_of((600, 64, 32, 5), 1, rng)
+    nets.layers[0][0][...] /= 2
+    views = views_with({0: nets}, 600, rng)
+    standard = rng.normal(0, 1, (500, 600)) * (rng.random((500, 600)) < 0.2)
+    features = (views.mean + standard * views.deviation).astype(np.float32)
+    x = (features - views.mean.astype(np.float64)) / views.deviation
+    for number, (weight, bias) in enumerate(nets.layers_of(0)):
+        x = (gelu(x) if number else x.clip(-FARTHEST, FARTHEST)) @ weight.T + bias
+    expected = np.log(np.exp(x[:, :2]).sum(axis=1) / np.exp(x[:, 2:]).sum(axis=1))
+    error = views.log_odds(features) - expected
+    # a rounding is off by 0.29 of a step: 0.01 in an input, 0.015 in a GELU, and 0.5 % in a sum by
+    # its weights; weights of norm 2 double that in the second layer and in the third
+    assert np.sqrt((error**2).mean()) < 0.1 < expected.std() / 5
+
+
+def gelu(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Hendrycks and Gimpel 2016, arXiv:1606.08415, with the hyperbolic tangent."""
+    inner = 0.7978845608028654 * (values + 0.044715 * values**3)
+    return np.asarray(values * (1 + np.tanh(inner)) / 2)
+
+
+def test_a_feature_of_zero_has_a_level_without_an_error() -> None:
+    rng = np.random.default_rng(8)
+    views = views_with({0: nets_of((50, 8, 4, 3), 1, rng)}, 50, rng)
+    centre, scale, *_ = views.arguments
+    levels = np.asarray(centre) * np.asarray(scale)
+    np.testing.assert_allclose(levels, np.rint(levels), rtol=0, atol=1e-4)
+
+
+def test_log_odds_are_of_all_kinds_of_viruses_against_all_of_cells() -> None:
+    nothing = [np.zeros((1, n, before), np.float32) for before, n in pairwise((6, 8, 4, 5))]
+    biases = [np.zeros((1, 8)), np.zeros((1, 4)), np.log([[1.0, 2, 3, 4, 5]])]
+    layers = tuple((w, b.astype(np.float32)) for w, b in zip(nothing, biases, strict=True))
+    views = _Views(np.zeros(6, np.float32), np.ones(6, np.float32), {0: Nets(layers, n_viral=2)})
+    found = views.log_odds(np.ones((1, 6), np.float32))
+    np.testing.assert_allclose(found, np.log([3 / 12]), rtol=0, atol=1e-6)  # a bias is rounded
+
+
+def test_every_processor_gives_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The portable code, for which no instructions of this machine are chosen."""
+    compiler = shutil.which("cc")
+    if not compiler:
+        pytest.skip("no compiler on this machine")
+    portable = tmp_path / "portable.so"
+    flags = ("-std=c99", "-O0", "-fPIC", "-shared", "-ffp-contract=off", "-DPORTABLE")
+    source = library.LIBRARY.with_name("scorer.c")
+    subprocess.run([compiler, *flags, "-o", portable, source, "-lm"], check=True)
+    rng = np.random.default_rng(8)
+    nets = {0: nets_of((301, 70, 33, 19), 2, rng), 7: nets_of((298, 8, 4, 5), 1, rng)}
+    views = views_with(nets, 305, rng)
+    features = rng.normal(0, 4, (101, 305)).astype(np.float32)
+    found = views.log_odds(features)
+    monkeypatch.setattr(library, "LIBRARY", portable)
+    monkeypatch.setattr(library, "_library", library._library.__wrapped__)
+    np.testing.assert_array_equal(views.log_odds(features), found)
+
+
+def test_a_view_lies_within_the_features() -> None:
+    rng = np.random.default_rng(8)
+    nets = nets_of((6, 8, 4, 5), 1, rng)
+    assert len(views_with({0: nets, 2: nets}, 8, rng).log_odds(np.ones((3, 8), np.float32))) == 3
+    with pytest.raises(ValueError, match="views up to 9 of 8 features"):
+        views_with({0: nets, 3: nets}, 8, rng)
 
 
 @pytest.mark.parametrize("n_viral", [0, 5, 6])
@@ -647,7 +621,7 @@ def test_windows_are_scored_by_nets_of_their_own(scorer: Scorer) -> None:
     assert windows.log_odds.tolist() == pytest.approx(list(score_sequences(each, as_pieces)))
     others = list(score_sequences(each, scorer))
     assert windows.log_odds.tolist() != pytest.approx(others)
-    words = WordTable.of(np.array([7]), np.array([CELLULAR], dtype=np.uint8))
+    words = word_table(np.array([7]), np.array([CELLULAR], dtype=np.uint8))
     with pytest.raises(ValueError, match="nets of windows that read words"):
         replace(scorer, windows=replace(scorer.windows, words=words))
 

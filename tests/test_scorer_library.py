@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from reading import read_pieces
 from scorer_oracle import (
     common_words,
     features_of,
@@ -19,6 +20,7 @@ from scorer_oracle import (
     longest_open,
     terminal_repeats,
 )
+from scorer_words import word_table
 
 from virnucpro.callers.chain import (
     embedded_region_model,
@@ -34,7 +36,6 @@ from virnucpro.scorer.features import (
     N_FEATURES,
     N_PALINDROMES,
     layout_features,
-    read_pieces,
 )
 from virnucpro.scorer.pieces import Pieces, encode, find_stretches
 from virnucpro.scorer.words import AMINO_ACIDS, LENGTH, WordTable
@@ -97,7 +98,7 @@ def words_in(text: str) -> set[str]:
 
 def table_of(texts: list[str]) -> WordTable:
     words = sorted({word for text in texts for word in words_in(text) if owner_of(word)})
-    return WordTable.of(
+    return word_table(
         np.array([*map(number_of, words)], dtype=np.int64),
         np.array([*map(owner_of, words)], dtype=np.uint8),
     )

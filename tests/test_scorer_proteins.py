@@ -13,6 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from piece_nets import Fitting, Lessons, fit_nets
 from safetensors import safe_open
+from scorer_file import save_scorer
+from scorer_words import word_table
 
 from virnucpro.callers.options import CutOptions
 from virnucpro.callers.pieces import call_scored, score_records
@@ -25,7 +27,6 @@ from virnucpro.scorer.nets import (
     Scorer,
     embedded_scorer,
     load_scorer,
-    save_scorer,
 )
 from virnucpro.scorer.proteins import (
     N_COMPOSITION,
@@ -143,7 +144,7 @@ def test_a_word_of_viruses_is_found_wherever_it_stands_in_a_protein() -> None:
     proteins = Proteins.of([random_protein(40, 2) + word + random_protein(11, 3), word[:-1] * 4])
     lone = encode_protein(word)
     numbers = words_in(lone, np.zeros(LENGTH, dtype=np.int64))[1]
-    table = WordTable.of(numbers, np.array([VIRAL], dtype=np.uint8))
+    table = word_table(numbers, np.array([VIRAL], dtype=np.uint8))
     figures = owner_figures(proteins, table)
     assert figures[0, VIRAL - 1] == pytest.approx((1 / 52) ** 0.5)
     assert not figures[0, VIRAL:].any() and not figures[1].any()

@@ -9,7 +9,9 @@ import made
 import numpy as np
 import pytest
 from piece_nets import Fitting, Lessons, Range, fit_piece_nets
+from reading import fragment_features
 from sampling import Collection, Fragments, draw, gc_matched_weights
+from scorer_file import save_scorer
 from scorer_folds import (
     FEWEST_GROUPS,
     N_FOLDS,
@@ -20,18 +22,17 @@ from scorer_folds import (
     kinds_of_cells,
     margin_of,
 )
-from scorer_words import Words, count_words
+from scorer_words import Words, count_words, is_in_sample
 
 from virnucpro.learning.calibration import fit_error_rates
 from virnucpro.learning.records import LabelledRecord
-from virnucpro.scorer.features import GC, N_FEATURES, N_FIGURES, fragment_features
+from virnucpro.scorer.features import GC, N_FEATURES, N_FIGURES
 from virnucpro.scorer.nets import (
     ErrorRates,
     Knot,
     Scorer,
     false_discovery_rates,
     load_scorer,
-    save_scorer,
     thresholds,
 )
 from virnucpro.scorer.pieces import Digits, encode
@@ -43,7 +44,6 @@ from virnucpro.scorer.words import (
     RATHER_CELLULAR,
     RATHER_VIRAL,
     VIRAL,
-    is_in_sample,
 )
 
 SHARES = {"phages": 0.75, "RNA viruses": 0.25, "bacteria": 1.0}

@@ -31,7 +31,7 @@ from virnucpro.scorer.score import PieceScores
 SUFFIX = ".scores"
 _LEVEL = 1  # of zlib: half of the content are numbers that hardly shrink
 _RECORDS_AT_ONCE = 10_000  # that are hashed
-_FORMAT = 4  # raise it when the same records and scorer would give another content
+_FORMAT = 5  # raise it when the same records and scorer would give another content
 # what numpy, zipfile and JSON raise on a file that is not as it should be
 _DAMAGE = (
     *(OSError, LookupError, ValueError, TypeError, EOFError, StopIteration),

@@ -10,14 +10,13 @@ of their features, and 12 more, of how the gene-like stretches lie in all of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.ground.numeric import Mask, Values
+from virnucpro.ground.numeric import Values
 from virnucpro.scorer.library import call
 from virnucpro.scorer.pieces import N_CODES, Digits, Pieces, code_of, is_stop
 from virnucpro.scorer.words import N_WORD_FIGURES, RESIDUE_OF_CODE, WordTable
@@ -34,27 +33,8 @@ RATIOS = slice(2 * N_CODONS, None)  # all else, and codons by ratios
 GC = 2 * N_CODONS + N_JUNCTIONS + N_PAIRS + N_PALINDROMES  # the column of the first figure
 FIGURES = slice(GC, GC + N_FIGURES)
 GENE_LIKE = 30  # codons of a stretch that may be a gene
-_PIECES_AT_ONCE = 512
 
 Features = NDArray[np.float32]
-
-
-def piece_features(pieces: Pieces, words: WordTable, code: GeneticCode = STANDARD) -> Features:
-    """The features of each piece. n -> (n, 1229)
-
-    A codon that means something else than in the standard code counts as one that means it there.
-    """
-    return read_pieces(pieces, words, code)[0]
-
-
-def read_pieces(
-    pieces: Pieces, words: WordTable, code: GeneticCode = STANDARD
-) -> tuple[Features, Mask]:
-    """The features of each piece, and whether it has no known base. n -> (n, 1229), (n,)"""
-    features = np.empty((len(pieces), N_FEATURES), dtype=np.float32)
-    is_blank = np.empty(len(pieces), dtype=np.uint8)
-    call("piece_features", *library_input(pieces, words, code), features, is_blank)
-    return features, is_blank.astype(np.bool_)
 
 
 def library_input(
@@ -72,40 +52,6 @@ def _tables_of(code: GeneticCode) -> Digits:
     for codon, synonym in standard_synonyms(code).items():
         synonyms[code_of(codon)] = code_of(synonym)
     return np.stack([is_stop(code), synonyms, RESIDUE_OF_CODE])
-
-
-def fragment_features(digits: Digits, words: WordTable) -> Features:
-    """The features of fragments as single pieces. (n, n_bases) -> (n, 1229)"""
-    return np.concatenate(list(_feature_blocks(digits, words)))
-
-
-def whole_features(digits: Digits, words: WordTable, part: int) -> Features:
-    """The features of fragments that are read as whole parts of so many bases.
-
-    Of known bases, and without a rest: else ``score`` reads other parts. (n, n_bases) -> (n, 1241)
-    """
-    n, n_bases = digits.shape
-    parts = digits[:, : n_bases // part * part].reshape(-1, part)
-    of_parts = fragment_features(parts, words).reshape(n, -1, N_FEATURES)
-    blocks = np.split(digits, range(_PIECES_AT_ONCE, n, _PIECES_AT_ONCE))
-    layouts = [layout_features(_as_pieces(block)) for block in blocks]
-    return with_layout(of_parts.mean(axis=1, dtype=np.float64), np.concatenate(layouts))
-
-
-def _feature_blocks(digits: Digits, words: WordTable) -> Iterator[Features]:
-    for first in range(0, len(digits), _PIECES_AT_ONCE):
-        yield piece_features(_as_pieces(digits[first : first + _PIECES_AT_ONCE]), words)
-
-
-def _as_pieces(digits: Digits) -> Pieces:
-    lengths = np.full(len(digits), digits.shape[1])
-    return Pieces(digits.reshape(-1), np.cumsum(lengths) - lengths, lengths)
-
-
-def with_layout(of_parts: Values, layout: Values) -> Features:
-    """The mean features of parts with those of the whole. (n, 1229), (n, 12) -> (n, 1241)"""
-    before, behind = np.split(of_parts, [N_FEATURES - 2 * N_CODONS], axis=1)
-    return np.hstack([before, layout, behind]).astype(np.float32)
 
 
 def layout_features(pieces: Pieces, code: GeneticCode = STANDARD) -> Values:

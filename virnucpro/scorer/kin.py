@@ -38,7 +38,6 @@ from virnucpro.ground.numeric import Counts, Mask, Values
 from virnucpro.ground.records import Identity
 from virnucpro.scorer.features import FIGURES, library_input
 from virnucpro.scorer.library import call
-from virnucpro.scorer.nets import blocks_of
 from virnucpro.scorer.pieces import Digits, Pieces, cut, encode
 from virnucpro.scorer.words import NO_WORDS, RESIDUE_OF_CODE, Numbers
 from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
@@ -61,6 +60,7 @@ KIND_FEATURES = slice(0, FIGURES.stop)  # of a piece: all but words and ratios
 KIND_PIECE = 1000  # bases
 STRANGE = -1  # the owner of a word that the table does not know
 FARTHEST = 6.0  # deviations from the mean; what is farther is taken for this
+_OUTPUTS = 16  # of a layer that the library computes at once
 _WORD_PIECE = 10_000  # bases that stretches are looked for in
 _SEQUENCES_AT_ONCE = 64  # whose kinds are computed: they stay in the cache of the processor
 _PIECES_AT_ONCE, _BASES_AT_ONCE = 10_000, 1_000_000  # whose words are looked up
@@ -208,7 +208,7 @@ class KindNet:
     def _layers(self) -> list[tuple[Values, Values]]:
         """Weights as the library reads them, and biases."""
         layers = self.hidden, self.output
-        return [(blocks_of(weight), bias.astype(np.float64)) for weight, bias in layers]
+        return [(_blocks_of(weight), bias.astype(np.float64)) for weight, bias in layers]
 
     def probabilities(self, features: Values, n_bases: Counts) -> Values:
         """The probability of each kind in sequences of these lengths.
@@ -221,6 +221,17 @@ class KindNet:
         scaled = slope[:, None] * self.logits(features)
         odds = np.exp(scaled - scaled.max(axis=1, keepdims=True))
         return np.asarray(odds / odds.sum(axis=1, keepdims=True))
+
+
+def _blocks_of(weight: Weights) -> Values:
+    """Weights of a layer as the library reads them, flat.
+
+    In blocks of outputs, filled up by zeros: (n_outputs, n_inputs) -> (n_blocks, n_inputs, 16).
+    """
+    n_outputs, n_inputs = weight.shape
+    filled = np.zeros((-(-n_outputs // _OUTPUTS) * _OUTPUTS, n_inputs))
+    filled[:n_outputs] = weight
+    return np.asarray(filled.reshape(-1, _OUTPUTS, n_inputs).swapaxes(1, 2).reshape(-1))
 
 
 def _product(values: Values, weights: Values, bias: Values) -> Values:

@@ -31,18 +31,15 @@ _READ = (_BYTES, _BYTES, _array(np.int32), _COUNTS)
 _PIECES = (_BYTES, c_int64, *_READ, _COUNTS, _COUNTS, c_int64)
 # hints of buckets, the first entry of each, and n entries
 _WORDS = (_BYTES, _array(np.int32), _array(np.uint16), c_int64)
-# of first layers: mean and scale of n features; of each view its first one and its outputs;
-# weights, what a sum of their products is worth, and biases
-_LAYERS = (
-    *(_FLOATS, _FLOATS, c_int64, c_int64, c_int64, _COUNTS, _COUNTS),
-    *(_array(np.int16), _VALUES, _VALUES),
-)
+# of nets: mean and scale of n features; of each of n nets its sizes; weights, starts of sums, and
+# what these are worth
+_NETS = (_FLOATS, _FLOATS, c_int64, c_int64, _COUNTS, _array(np.int8), _array(np.int32), _FLOATS)
 _SIGNATURES = {
     "read_bases": (_BYTES, c_int64, _BYTES, *_READ),
     "piece_features": (*_PIECES, _BYTES, *_WORDS, _BYTES, _FLOATS, _BYTES),
     "mean_features": (*_PIECES, _BYTES, *_WORDS, _BYTES, _COUNTS, c_int64, c_int64, _VALUES),
-    "piece_outputs": (
-        *(*_PIECES, _BYTES, *_WORDS, _BYTES, *_LAYERS, _FLOATS, _BYTES),
+    "piece_log_odds": (
+        *(*_PIECES, _BYTES, *_WORDS, _BYTES, *_NETS, _VALUES),
         *(_COUNTS, c_int64, _FLOATS, _COUNTS, _VALUES, _COUNTS),
     ),
     "layout_features": (*_PIECES, _VALUES),
@@ -57,15 +54,9 @@ _SIGNATURES = {
         *(_BYTES, _COUNTS, _COUNTS, c_int64, _BYTES, _BYTES, c_int64),
         *(_COUNTS, _COUNTS),
     ),
-    "first_layers": (_FLOATS, c_int64, *_LAYERS, _FLOATS),
-    "whole_outputs": (_VALUES, _COUNTS, _VALUES, _COUNTS, c_int64, *_LAYERS, _FLOATS),
-    "gelu_inner": (_FLOATS, c_int64, _FLOATS),
-    "next_layer": (
-        *(_FLOATS, _FLOATS, c_int64),
-        *(c_int64, _COUNTS, _COUNTS, _VALUES, _VALUES, _VALUES),
-    ),
+    "net_log_odds": (_FLOATS, c_int64, *_NETS, _VALUES),
+    "whole_log_odds": (_VALUES, _COUNTS, _VALUES, _COUNTS, c_int64, *_NETS, _VALUES),
     "linear_layer": (_VALUES, c_int64, c_int64, c_int64, _VALUES, _VALUES, _VALUES),
-    "mean_log_odds": (_VALUES, c_int64, c_int64, _COUNTS, _COUNTS, _VALUES),
     "viterbi": (_VALUES, _VALUES, c_int64, c_double, c_double, _BYTES),
     "log_posteriors": (_VALUES, _VALUES, c_int64, c_double, _VALUES),
     "log_likelihoods": (

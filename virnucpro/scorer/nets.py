@@ -13,23 +13,21 @@ of patterns (``proteins.0.weight``, ``proteins.patterns.0``). The facts are JSON
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from hashlib import sha256
 from math import isfinite, prod
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import save
 
 from virnucpro.ground.config import InputType
 from virnucpro.ground.errors import UnavailableError
-from virnucpro.ground.files import EMBEDDED_FOLDER, atomic, open_plain, parse_json
+from virnucpro.ground.files import EMBEDDED_FOLDER, open_plain, parse_json
 from virnucpro.ground.log import printable
 from virnucpro.ground.numeric import Counts, Mask, Values, sigmoid
 from virnucpro.scorer.features import N_FEATURES, N_LAYOUT, RATIOS, SHARES, Features
@@ -43,20 +41,20 @@ VIEWS = {"shares": SHARES, "ratios": RATIOS}
 WINDOWS, PROTEINS = "windows", "proteins"  # what tensors of these nets are called by
 N_LAYERS = 3
 FARTHEST = 6.0  # deviations from the mean; what is farther is taken for this
-N_LEVELS = 255  # from the mean to the farthest
-_EXACT = 2**24  # no sum of a first layer is larger
-_LARGEST = 2**15 - 1  # weight of a first layer
-_ROWS_AT_ONCE = 512  # of a layer: they stay in the cache of the processor
-_OUTPUTS, _REALS = 32, 16  # of it, and of a later one, that are computed at once
-
+N_LEVELS = 127  # from the mean to the farthest
+MEAN_LEVEL = 128
+GELU_STEPS, GELU_ZERO = 20, 4  # levels that 1 has, and that of 0
+INNER_STEPS = 64  # of 1, in what a GELU is made of
+LARGEST = 63  # weight: two of its products with levels have room in 16 bits
+_FARTHEST_START = 2**22  # of a sum: products add up to less than 2**25
+_OUTPUTS, _INPUTS = 32, 4  # of a layer that are computed at once
 _LINE = 64  # bytes that a processor reads at once
 
-_DIGESTS = ("trained_records", "trained_groups")
+DIGESTS = ("trained_records", "trained_groups")
 _KINDS = {"U8": "u1", "I8": "i1", "U16": "<u2", "F32": "<f4", "U64": "<u8"}  # of safetensors
 
 Digests = NDArray[np.uint64]
 Weights = NDArray[np.float32]
-_Number = TypeVar("_Number", np.int16, np.float64)
 Layer = tuple[Weights, Weights]  # weights (n_nets, out, in), biases (n_nets, out)
 
 
@@ -90,31 +88,51 @@ class Nets:
     def n_inputs(self) -> int:
         return int(self.layers[0][0].shape[2])
 
-    @property
-    def n_outputs(self) -> int:
-        """Outputs of the first layers of all nets."""
-        return int(self.layers[0][1].size)
+    def layers_of(self, number: int) -> list[tuple[Values, Values]]:
+        """Weights and biases of one of the nets. Layers of (n_outputs, n_inputs), (n_outputs,)"""
+        pairs = ((weight[number], bias[number]) for weight, bias in self.layers)
+        return [(weight.astype(np.float64), bias.astype(np.float64)) for weight, bias in pairs]
 
-    @cached_property
-    def first(self) -> tuple[NDArray[np.int16], Values, Values]:
-        """Weights in whole numbers, what a level times one of them is worth, and the biases.
 
-        In blocks of outputs and pairs of inputs, filled up by zeros: (n_blocks, n_pairs, 32, 2),
-        (n_outputs,), (n_outputs,). No row's numbers have a sum above ``_EXACT`` over
-        ``N_LEVELS``, so that no sum of products overflows.
-        """
-        weight, bias = self.layers[0]
-        rows = weight.reshape(-1, self.n_inputs).astype(np.float64)
-        largest = _EXACT / N_LEVELS - self.n_inputs / 2  # before each is rounded
-        sizes = abs(rows)
-        total = np.maximum(np.finfo(np.float32).tiny, sizes.sum(axis=1, keepdims=True))
-        worth = np.maximum(total / largest, sizes.max(axis=1, keepdims=True) / _LARGEST)
-        n_rows, n_inputs = rows.shape
-        numbers = np.zeros((-(-n_rows // _OUTPUTS) * _OUTPUTS, n_inputs + n_inputs % 2), np.int16)
-        numbers[:n_rows, :n_inputs] = np.rint(rows / worth)
-        blocks = numbers.reshape(-1, _OUTPUTS, numbers.shape[1] // 2, 2).swapaxes(1, 2)
-        steps = (worth * FARTHEST / N_LEVELS).reshape(-1)
-        return np.ascontiguousarray(blocks), steps, bias.reshape(-1).astype(np.float64)
+@dataclass(frozen=True, eq=False)
+class _WholeLayer:
+    """A layer in whole numbers, filled up by zeros: n outputs are a multiple of ``_OUTPUTS``.
+
+    A sum of products with levels begins with its start, and is worth so much.
+    """
+
+    weights: NDArray[np.int8]  # flat, in blocks: fours of inputs, _OUTPUTS, _INPUTS
+    start: NDArray[np.int32]  # (n,)
+    worth: Weights  # (n,)
+
+    @classmethod
+    def of(cls, weight: Values, bias: Values, step: float, zero: int) -> _WholeLayer:
+        """Of inputs as levels with a step, whose level of 0 is this."""
+        n_outputs, n_inputs = weight.shape
+        least = np.maximum(abs(bias) / step / _FARTHEST_START, np.finfo(np.float32).tiny)
+        of_one = np.maximum(abs(weight).max(axis=1) / LARGEST, least)
+        n, width = (-(-n_outputs // _OUTPUTS) * _OUTPUTS, -(-n_inputs // _INPUTS) * _INPUTS)
+        numbers = np.zeros((n, width), dtype=np.int8)
+        numbers[:n_outputs, :n_inputs] = np.rint(weight / of_one[:, None])
+        start, worth = np.zeros(n, dtype=np.int32), np.zeros(n, dtype=np.float32)
+        worth[:n_outputs] = of_one * step
+        start[:n_outputs] = np.rint(bias / (of_one * step))
+        start -= zero * numbers.sum(axis=1, dtype=np.int32)
+        blocks = numbers.reshape(-1, _OUTPUTS, width // _INPUTS, _INPUTS).swapaxes(1, 2)
+        return cls(blocks.reshape(-1), start, worth)
+
+
+def _whole_layers(layers: Sequence[tuple[Values, Values]], moved: Values) -> list[_WholeLayer]:
+    """The layers of a net whose features are moved by so many deviations, (n_inputs,).
+
+    What sums of hidden layers are worth is told in the steps that a GELU reads.
+    """
+    (first, of_first), *behind = layers
+    whole = [_WholeLayer.of(first, of_first + first @ moved, FARTHEST / N_LEVELS, MEAN_LEVEL)]
+    whole += [_WholeLayer.of(*layer, 1 / GELU_STEPS, GELU_ZERO) for layer in behind]
+    for hidden in whole[:-1]:
+        hidden.worth[...] *= INNER_STEPS
+    return whole
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,9 +140,9 @@ class _Views:
     """Nets that read views of the same features, which are standardised once for all of them.
 
     A view has the features from a column on. A record's score must not depend on the records
-    beside it, and a sum in float32 does. One of whole numbers does not, and is faster: features
-    are read in steps of ``FARTHEST / N_LEVELS``. Between two layers stands a GELU with the
-    hyperbolic tangent, in float32 (Hendrycks and Gimpel 2016, arXiv:1606.08415).
+    beside it, and a sum in float32 does. One of whole numbers does not, and is faster: features,
+    and the GELUs between two layers, are levels of 8 bits, and so are weights. A feature of 0, as
+    most of a short piece are, has a level without an error.
     """
 
     mean: Weights  # (n_features,)
@@ -132,81 +150,35 @@ class _Views:
     nets: Mapping[int, Nets]  # by the first column that they read
 
     def __post_init__(self) -> None:
-        if len({nets.n_inputs for nets in self.nets.values()}) != 1:
-            raise ValueError("views of several sizes, or none")
+        ends = [column + nets.n_inputs for column, nets in self.nets.items()]
+        if not ends or max(ends) > len(self.mean):
+            raise ValueError(f"views up to {max(ends, default=0)} of {len(self.mean)} features")
 
     @cached_property
     def arguments(self) -> tuple[NDArray[Any] | int, ...]:
         """What functions of the library take."""
         scale = np.float32(N_LEVELS / FARTHEST) / self.deviation
-        n_inputs = next(iter(self.nets.values())).n_inputs
-        columns = np.array([*self.nets], dtype=np.int64)
-        n_outputs = np.array([nets.n_outputs for nets in self.nets.values()], dtype=np.int64)
-        firsts = zip(*(nets.first for nets in self.nets.values()), strict=True)
-        weights, worth, bias = map(np.concatenate, firsts)
-        weights = _aligned(weights)
-        sizes = len(self.mean), len(columns), n_inputs
-        return self.mean, scale, *sizes, columns, n_outputs, weights, worth, bias
-
-    def outputs(self, n: int) -> Weights:
-        """Room for what the first layers give for n pieces. (n, n_outputs)"""
-        return np.empty((n, sum(nets.n_outputs for nets in self.nets.values())), np.float32)
+        centre = (np.rint(self.mean.astype(np.float64) * scale) / scale).astype(np.float32)
+        moved = (centre.astype(np.float64) - self.mean) / self.deviation
+        sizes, layers = [], []
+        for column, nets in self.nets.items():
+            for number in range(len(nets)):
+                each = nets.layers_of(number)
+                layers += _whole_layers(each, moved[column : column + nets.n_inputs])
+                sizes.append(
+                    (column, nets.n_inputs, *(len(bias) for _, bias in each), nets.n_viral)
+                )
+        weights = _aligned(np.concatenate([layer.weights for layer in layers]))
+        start = np.concatenate([layer.start for layer in layers])
+        worth = np.concatenate([layer.worth for layer in layers])
+        n = len(self.mean), len(sizes)
+        return centre, scale, *n, np.array(sizes, dtype=np.int64), weights, start, worth
 
     def log_odds(self, features: Features) -> Values:
         """The mean over all nets. (n, n_features) -> (n,)"""
-        outputs = self.outputs(len(features))
-        call("first_layers", features, len(features), *self.arguments, outputs)
-        return self.of_outputs(outputs)
-
-    def of_outputs(self, outputs: Weights) -> Values:
-        """The mean over all nets, by outputs before the first GELU. (n, n_outputs) -> (n,)"""
-        log_odds = np.empty(len(outputs))
-        for low in range(0, len(outputs), _ROWS_AT_ONCE):
-            rows = slice(low, low + _ROWS_AT_ONCE)
-            second = self._next(1, outputs[rows]).astype(np.float32)
-            logits = self._next(2, second)
-            numbers = len(logits), len(self._n_viral), self._later[1][1], self._n_viral
-            call("mean_log_odds", logits, *numbers, log_odds[rows])
+        log_odds = np.empty(len(features))
+        call("net_log_odds", features, len(features), *self.arguments, log_odds)
         return log_odds
-
-    def _next(self, layer: int, values: Weights) -> Values:
-        """What a layer gives for outputs of the one before it. (n, n_inputs) -> (n, n_outputs)"""
-        tangents = np.empty_like(values)
-        call("gelu_inner", values, values.size, tangents)
-        np.tanh(tangents, out=tangents)
-        n_inputs, n_outputs, weights, bias = self._later[layer - 1]
-        sizes = len(values), len(n_inputs), n_inputs, n_outputs
-        out = np.empty((len(values), int(n_outputs.sum())))
-        call("next_layer", values, tangents, *sizes, weights, bias, out)
-        return out
-
-    @cached_property
-    def _later(self) -> list[tuple[Counts, Counts, Values, Values]]:
-        """Of each later layer: inputs and outputs of each net, and its weights and biases."""
-        each = []
-        for layer in range(1, N_LAYERS):
-            shapes = [nets.layers[layer][0].shape for nets in self.nets.values()]
-            n_nets = [n for n, _, _ in shapes]
-            weights = [
-                blocks_of(net) for nets in self.nets.values() for net in nets.layers[layer][0]
-            ]
-            biases = [nets.layers[layer][1].reshape(-1) for nets in self.nets.values()]
-            each.append(
-                (
-                    np.repeat([n for _, _, n in shapes], n_nets),
-                    np.repeat([n for _, n, _ in shapes], n_nets),
-                    _aligned(np.concatenate(weights)),
-                    np.concatenate(biases).astype(np.float64),
-                )
-            )
-        return each
-
-    @cached_property
-    def _n_viral(self) -> Counts:
-        """Kinds of viruses of each net."""
-        return np.repeat(
-            [nets.n_viral for nets in self.nets.values()], list(map(len, self.nets.values()))
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -256,19 +228,7 @@ class PieceNets:
         return self.stacked.log_odds(features)
 
 
-def blocks_of(weight: Weights) -> Values:
-    """Weights of a later layer of a net, as the library reads them, flat.
-
-    In blocks of outputs, filled up by zeros: (n_outputs, n_inputs) -> (n_blocks, n_inputs, 16).
-    """
-    n_outputs, n_inputs = weight.shape
-    filled = np.zeros((-(-n_outputs // _REALS) * _REALS, n_inputs))
-    filled[:n_outputs] = weight
-    blocks = filled.reshape(-1, _REALS, n_inputs).swapaxes(1, 2)
-    return np.asarray(blocks.reshape(-1))
-
-
-def _aligned(values: NDArray[_Number]) -> NDArray[_Number]:
+def _aligned(values: NDArray[np.int8]) -> NDArray[np.int8]:
     """The same values from the start of a line of the cache on: no read crosses two lines."""
     room = np.empty(values.nbytes + _LINE, dtype=np.uint8)
     first = -room.ctypes.data % _LINE
@@ -569,7 +529,7 @@ def load_scorer(path: Path) -> Scorer:
             error_rates=tuple(ErrorRates.of(rates) for rates in facts["error_rates"]),
             proteins=_protein_nets(facts[PROTEINS], words, tensors),
             sha256=sha256(content).hexdigest(),
-            **{name: tensors[name] for name in _DIGESTS if name in tensors},
+            **{name: tensors[name] for name in DIGESTS if name in tensors},
         )
     except (OSError, LookupError, ValueError, TypeError, AttributeError) as error:
         raise UnavailableError(
@@ -637,73 +597,3 @@ def _protein_nets(
         error_rates=tuple(ErrorRates.of(rates) for rates in facts["error_rates"]),
         training=str(facts["training"]),
     )
-
-
-def save_scorer(path: Path, scorer: Scorer) -> None:
-    """Write a scorer, but for the hash of its file; the same bytes for the same scorer."""
-    tensors: dict[str, NDArray[Any]] = {
-        "words.buckets": scorer.pieces[0].words.n_of_bucket,
-        "words.entries": scorer.pieces[0].words.entries,
-    }
-    for nets in scorer.pieces:
-        tensors |= _tensors(str(nets.size), nets)
-    tensors |= _tensors(WINDOWS, scorer.windows)
-    if scorer.proteins:
-        tensors |= _protein_tensors(scorer.proteins)
-    tensors |= {name: getattr(scorer, name) for name in _DIGESTS}
-    facts = {
-        "format": FORMAT,
-        "pieces": [_facts(nets) for nets in scorer.pieces],
-        WINDOWS: _facts(scorer.windows),
-        "windows_knot": asdict(scorer.windows_knot),
-        **_by_length(scorer),
-        PROTEINS: scorer.proteins
-        and {"n_viral": scorer.proteins.nets.n_viral, **_by_length(scorer.proteins)},
-    }
-    content = {name: np.ascontiguousarray(values) for name, values in tensors.items()}
-    with atomic(path) as temporary:
-        temporary.write_bytes(save(content, metadata={"facts": json.dumps(facts)}))
-
-
-def _by_length(of: Scorer | ProteinNets) -> dict[str, Any]:
-    return {
-        "knots": [asdict(knot) for knot in of.knots],
-        "error_rates": [asdict(rates) for rates in of.error_rates],
-        "training": of.training,
-    }
-
-
-def _tensors(name: str, nets: PieceNets) -> dict[str, NDArray[Any]]:
-    tensors: dict[str, NDArray[Any]] = {
-        f"{name}.mean": nets.mean,
-        f"{name}.deviation": nets.deviation,
-    }
-    for view, of_view in nets.views.items():
-        tensors |= _layers(f"{name}.{view}", of_view)
-    return tensors
-
-
-def _protein_tensors(proteins: ProteinNets) -> dict[str, NDArray[Any]]:
-    tensors: dict[str, NDArray[Any]] = {
-        f"{PROTEINS}.mean": proteins.mean,
-        f"{PROTEINS}.deviation": proteins.deviation,
-    }
-    tensors |= {f"{PROTEINS}.patterns.{i}": ratios for i, ratios in enumerate(proteins.ratios)}
-    return tensors | _layers(PROTEINS, proteins.nets)
-
-
-def _layers(name: str, nets: Nets) -> dict[str, NDArray[Any]]:
-    tensors: dict[str, NDArray[Any]] = {}
-    for i, (weight, bias) in enumerate(nets.layers):
-        tensors |= {f"{name}.{i}.weight": weight, f"{name}.{i}.bias": bias}
-    return tensors
-
-
-def _facts(nets: PieceNets) -> dict[str, Any]:
-    return {
-        "size": nets.size,
-        "shortest": nets.shortest,
-        "longest": nets.longest,
-        "part": nets.part,
-        "views": {view: of_view.n_viral for view, of_view in nets.views.items()},
-    }

@@ -255,19 +255,16 @@ class _Reading:
     def read(self, block: _Block, code: GeneticCode) -> None:
         """Read the pieces that begin in the block, and score the larger ones that end before."""
         rows = self.places.within(block)
-        places, views = self.places.take(rows), self.nets.stacked
+        places = self.places.take(rows)
         pieces, of_wholes = block.pieces(places), self.wholes.rows(places.first)
-        outputs, is_blank = views.outputs(len(pieces)), np.empty(len(pieces), dtype=np.uint8)
         call(
-            "piece_outputs",
+            "piece_log_odds",
             *library_input(pieces, self.nets.words, code),
-            *views.arguments,
-            *(outputs, is_blank, self.chosen, len(self.chosen), self.features[rows]),
+            *self.nets.stacked.arguments,
+            self.log_odds[rows],
+            *(self.chosen, len(self.chosen), self.features[rows]),
             *(of_wholes, self.wholes.total, self.wholes.n_parts),
         )
-        log_odds = views.of_outputs(outputs)
-        log_odds[is_blank > 0] = np.nan
-        self.log_odds[rows] = log_odds
         self.wholes.read(block, code)
 
 
@@ -337,10 +334,10 @@ class _Wholes:
         parts = self.total[:n], self.n_parts[:n], self.layout[done]
         for number, (nets, _) in enumerate(self.records):
             chosen = np.flatnonzero((self.reader[done] == number) & (self.n_parts[:n] > 0))
-            views = nets.stacked
-            outputs = views.outputs(len(chosen))
-            call("whole_outputs", *parts, chosen, len(chosen), *views.arguments, outputs)
-            self.log_odds[chosen + self.n_done] = views.of_outputs(outputs)
+            log_odds = np.empty(len(chosen))
+            arguments = nets.stacked.arguments
+            call("whole_log_odds", *parts, chosen, len(chosen), *arguments, log_odds)
+            self.log_odds[chosen + self.n_done] = log_odds
         self.total, self.n_parts, self.n_done = self.total[n:].copy(), self.n_parts[n:], end
 
 

@@ -41,7 +41,7 @@ enum {
     OWNER_BITS = 3,
     HINT_BITS = 2, /* of the rest, behind those of a bucket */
     ABUTTING = 60, /* bases */
-    N_LEVELS = 255 /* from the mean of a feature to the farthest */
+    N_LEVELS = 127 /* from the mean of a feature to the farthest */
 };
 
 #ifndef SOURCE_SHA256
@@ -1217,61 +1217,132 @@ int longest_open(const uint8_t *digits, const int64_t *starts, const int64_t *le
     return 0;
 }
 
-/* The first layer of nets, in whole numbers, which no order of sums changes */
+/* Nets, in whole numbers of eight bits, which no order of sums changes */
 
 enum {
-    OUTPUTS = 32,    /* of a first layer that are computed at once */
-    REALS = 16,      /* outputs of another layer */
-    ROWS = 8,        /* of features that are computed at once: registers hold all sums */
+    OUTPUTS = 32,    /* of a layer that are computed at once */
+    INPUTS = 4,      /* that an instruction multiplies at once */
+    REALS = 16,      /* outputs of a layer of float64 */
+    ROWS = 8,        /* of pieces that are computed at once: registers hold all sums */
     ROWS_READ = 96,  /* whose levels are kept at once: a multiple of ROWS */
-    MOST_WHOLES = 2  /* that a piece is a part of */
+    MOST_WHOLES = 2, /* that a piece is a part of */
+    MEAN_LEVEL = 128,
+    N_SIZES = 6,     /* of a net: its first feature, inputs, hidden ones twice, kinds, viral ones */
+    LEAST_INNER = -256, MOST_INNER = 803 /* of a GELU, in steps of 1/64: beyond it is 0 or full */
 };
 
-/* Sums of products: levels of ROWS rows, and the weights of OUTPUTS outputs by pairs of inputs. */
-typedef void Multiply(const int16_t *weights, const int16_t *levels, int64_t width,
-                      int64_t n_pairs, int32_t sums[ROWS][OUTPUTS]);
+static const double INNER_STEPS = 64, GELU_STEPS = 20; /* that 1 has */
+static const double GELU_ZERO = 4;                     /* the level of 0: the least is -0.17 */
+
+/* Sums of products: levels of ROWS rows, and the weights of OUTPUTS outputs by fours of inputs.
+ * Weights are 63 at most, so that two products have room in 16 bits. */
+typedef void Multiply(const int8_t *weights, const uint8_t *levels, int64_t width,
+                      int64_t n_fours, int32_t sums[ROWS][OUTPUTS]);
 
 /* The same of float64: values of ROWS rows, and weights by inputs; sums in the order of these. */
 typedef void MultiplyReals(const double *weights, const double *values, int64_t width,
                            int64_t n_inputs, double sums[ROWS][REALS]);
 
-/* The first layers of nets that read views of the same features. */
+/* Nets that read the same features. A layer has blocks of OUTPUTS outputs, filled up by zeros; what
+ * is known of them stands one behind the other, of layer after layer and net after net. */
 typedef struct {
     const float *mean, *scale; /* of each feature */
-    int64_t n_features, n_views, n_inputs;
-    const int64_t *columns, *n_outputs; /* of each view: its first feature, and outputs */
-    const int16_t *weights; /* of each view: blocks of OUTPUTS, pairs of inputs, OUTPUTS, 2 */
-    const double *worth, *bias; /* of each output of all views */
-} Layers;
+    int64_t n_features, n_nets;
+    const int64_t *sizes;  /* (n_nets, N_SIZES) */
+    const int8_t *weights; /* of each block: fours of inputs, OUTPUTS, INPUTS */
+    const int32_t *start;  /* of each sum: the bias, and what makes the level of 0 count as 0 */
+    const float *worth;    /* of a sum; between two layers in steps that a GELU reads */
+} Nets;
 
 /* Standardised features in whole steps, none beyond the farthest, half to even. */
-typedef void WriteLevels(const Layers *layers, const float *restrict features,
-                         int16_t *restrict levels);
+typedef void WriteLevels(const Nets *nets, const float *restrict features,
+                         uint8_t *restrict levels);
+
+/* Levels of GELUs of OUTPUTS sums. */
+typedef void WriteGelus(const int32_t *restrict sums, const int32_t *restrict start,
+                        const float *restrict worth, uint8_t *restrict levels);
 
 typedef struct {
     Multiply *whole;
     MultiplyReals *reals;
     WriteLevels *levels;
+    WriteGelus *gelus;
 } Kernels;
 
-static inline __attribute__((always_inline)) void
-find_levels(const Layers *layers, const float *restrict features, int16_t *restrict levels) {
-    const float *restrict mean = layers->mean, *restrict scale = layers->scale;
-    const float least = -N_LEVELS, most = N_LEVELS;
-    const float shift = 12582912; /* 1.5 * 2^23: the last bits of a sum are the whole number */
-    for (int64_t i = 0; i < layers->n_features; i++) {
-        float value = (features[i] - mean[i]) * scale[i];
-        uint32_t bits;
-        value = value > least ? value : least;
-        value = (value < most ? value : most) + shift;
-        memcpy(&bits, &value, sizeof bits);
-        levels[i] = (int16_t)(uint16_t)bits;
+static uint8_t gelu_levels[MOST_INNER - LEAST_INNER + 1];
+
+/* Halves are taken up, whatever the last bit of a tangent is. */
+static const double HALF = 0.500001;
+
+/* With the hyperbolic tangent (Hendrycks and Gimpel 2016, arXiv:1606.08415). */
+static void fill_gelus(void) {
+    for (int inner = LEAST_INNER; inner <= MOST_INNER; inner++) {
+        double x = inner / INNER_STEPS;
+        double gelu = x / 2 * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)));
+        gelu_levels[inner - LEAST_INNER] = (uint8_t)(gelu * GELU_STEPS + GELU_ZERO + HALF);
     }
 }
 
-static void levels_plain(const Layers *layers, const float *restrict features,
-                         int16_t *restrict levels) {
-    find_levels(layers, features, levels);
+static const float ROUNDING = 12582912; /* 1.5 * 2^23: the last bits of a sum are a whole number */
+
+/* The nearest whole number within limits, by the last bits of a float32. */
+static inline __attribute__((always_inline)) uint32_t bits_within(float value, float least,
+                                                                  float most) {
+    uint32_t bits;
+    value = value > least ? value : least;
+    value = (value < most ? value : most) + ROUNDING;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+static inline __attribute__((always_inline)) void
+find_levels(const Nets *nets, const float *restrict features, uint8_t *restrict levels) {
+    const float *restrict mean = nets->mean, *restrict scale = nets->scale;
+    for (int64_t i = 0; i < nets->n_features; i++)
+        levels[i] = (uint8_t)(bits_within((features[i] - mean[i]) * scale[i], -N_LEVELS,
+                                          N_LEVELS) +
+                              MEAN_LEVEL);
+}
+
+static inline __attribute__((always_inline)) void
+find_gelus(const int32_t *restrict sums, const int32_t *restrict start,
+           const float *restrict worth, uint8_t *restrict levels) {
+    int32_t inner[OUTPUTS];
+    for (int i = 0; i < OUTPUTS; i++)
+        inner[i] = bits_within((float)(sums[i] + start[i]) * worth[i], LEAST_INNER, MOST_INNER) &
+                   0xffff;
+    for (int i = 0; i < OUTPUTS; i++)
+        levels[i] = gelu_levels[(int16_t)inner[i] - LEAST_INNER];
+}
+
+static void gelus_plain(const int32_t *restrict sums, const int32_t *restrict start,
+                        const float *restrict worth, uint8_t *restrict levels) {
+    find_gelus(sums, start, worth, levels);
+}
+
+static void levels_plain(const Nets *nets, const float *restrict features,
+                         uint8_t *restrict levels) {
+    find_levels(nets, features, levels);
+}
+
+static void multiply_plain(const int8_t *weights, const uint8_t *levels, int64_t width,
+                           int64_t n_fours, int32_t sums[ROWS][OUTPUTS]) {
+    clear(sums, ROWS * OUTPUTS * sizeof(int32_t));
+    for (int64_t i = 0; i < n_fours; i++, weights += INPUTS * OUTPUTS, levels += INPUTS) {
+        int16_t by_input[INPUTS][OUTPUTS]; /* compilers multiply many outputs at once then */
+        for (int output = 0; output < OUTPUTS; output++)
+            for (int input = 0; input < INPUTS; input++)
+                by_input[input][output] = weights[INPUTS * output + input];
+        for (int row = 0; row < ROWS; row++) {
+            const uint8_t *level = levels + row * width;
+            int16_t a = level[0], b = level[1], c = level[2], d = level[3];
+            for (int output = 0; output < OUTPUTS; output++) {
+                int16_t low = (int16_t)(by_input[0][output] * a + by_input[1][output] * b);
+                int16_t high = (int16_t)(by_input[2][output] * c + by_input[3][output] * d);
+                sums[row][output] += low + high;
+            }
+        }
+    }
 }
 
 static void reals_plain(const double *weights, const double *values, int64_t width,
@@ -1288,34 +1359,34 @@ static void reals_plain(const double *weights, const double *values, int64_t wid
 #endif
 }
 
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(PORTABLE)
 #include <cpuid.h>
 #include <immintrin.h>
 
-static int32_t pair_at(const int16_t *levels) {
-    int32_t pair;
-    memcpy(&pair, levels, sizeof pair);
-    return pair;
+static int32_t four_at(const uint8_t *levels) {
+    int32_t four;
+    memcpy(&four, levels, sizeof four);
+    return four;
 }
 
 /* The sums of each row have names: compilers keep arrays of them in memory. */
 #define EACH_ROW(DO) DO(0) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7)
 #define CLEAR_SUMS(ROW) __m512i low##ROW = _mm512_setzero_si512(), high##ROW = low##ROW;
 #define ADD_PRODUCTS(ROW)                                                                        \
-    pair = _mm512_set1_epi32(pair_at(levels + ROW * width));                                     \
-    low##ROW = _mm512_dpwssd_epi32(low##ROW, first, pair);                                       \
-    high##ROW = _mm512_dpwssd_epi32(high##ROW, second, pair);
+    four = _mm512_set1_epi32(four_at(levels + ROW * width));                                     \
+    low##ROW = _mm512_dpbusd_epi32(low##ROW, four, first);                                       \
+    high##ROW = _mm512_dpbusd_epi32(high##ROW, four, second);
 #define STORE_SUMS(ROW)                                                                          \
     _mm512_storeu_si512(sums[ROW], low##ROW);                                                    \
     _mm512_storeu_si512(sums[ROW] + OUTPUTS / 2, high##ROW);
 
 __attribute__((target("avx512f,avx512bw,avx512vnni"))) static void
-multiply_vnni(const int16_t *weights, const int16_t *levels, int64_t width, int64_t n_pairs,
+multiply_vnni(const int8_t *weights, const uint8_t *levels, int64_t width, int64_t n_fours,
               int32_t sums[ROWS][OUTPUTS]) {
     EACH_ROW(CLEAR_SUMS)
-    for (int64_t i = 0; i < n_pairs; i++, weights += 2 * OUTPUTS, levels += 2) {
-        __m512i first = _mm512_loadu_si512(weights), pair;
-        __m512i second = _mm512_loadu_si512(weights + OUTPUTS);
+    for (int64_t i = 0; i < n_fours; i++, weights += INPUTS * OUTPUTS, levels += INPUTS) {
+        __m512i first = _mm512_loadu_si512(weights), four;
+        __m512i second = _mm512_loadu_si512(weights + INPUTS * OUTPUTS / 2);
         EACH_ROW(ADD_PRODUCTS)
     }
     EACH_ROW(STORE_SUMS)
@@ -1369,64 +1440,54 @@ __attribute__((target("avx2,fma"))) static void reals_fma(const double *weights,
         }
 }
 
-__attribute__((target("avx2"))) static void levels_avx2(const Layers *layers,
+__attribute__((target("avx2"))) static void levels_avx2(const Nets *nets,
                                                         const float *restrict features,
-                                                        int16_t *restrict levels) {
-    find_levels(layers, features, levels);
+                                                        uint8_t *restrict levels) {
+    find_levels(nets, features, levels);
 }
 
-__attribute__((target("avx2"))) static void multiply_avx2(const int16_t *weights,
-                                                          const int16_t *levels, int64_t width,
-                                                          int64_t n_pairs,
+__attribute__((target("avx2"))) static void gelus_avx2(const int32_t *restrict sums,
+                                                       const int32_t *restrict start,
+                                                       const float *restrict worth,
+                                                       uint8_t *restrict levels) {
+    find_gelus(sums, start, worth, levels);
+}
+
+__attribute__((target("avx2"))) static void multiply_avx2(const int8_t *weights,
+                                                          const uint8_t *levels, int64_t width,
+                                                          int64_t n_fours,
                                                           int32_t sums[ROWS][OUTPUTS]) {
-    enum { AT_ONCE = 4, OF_EIGHT = OUTPUTS / 8 };
+    enum { AT_ONCE = 4, EIGHT = 8 };
+    const __m256i ones = _mm256_set1_epi16(1);
     for (int first = 0; first < ROWS; first += AT_ONCE)
-        for (int half = 0; half < OF_EIGHT; half += 2) {
-            const int16_t *weight = weights + 16 * half, *level = levels + first * width;
+        for (int output = 0; output < OUTPUTS; output += 2 * EIGHT) {
+            const int8_t *weight = weights + INPUTS * output;
+            const uint8_t *level = levels + first * width;
             __m256i low[AT_ONCE], high[AT_ONCE];
             for (int row = 0; row < AT_ONCE; row++)
                 low[row] = high[row] = _mm256_setzero_si256();
-            for (int64_t i = 0; i < n_pairs; i++, weight += 2 * OUTPUTS, level += 2) {
+            for (int64_t i = 0; i < n_fours; i++, weight += INPUTS * OUTPUTS, level += INPUTS) {
                 __m256i left = _mm256_loadu_si256((const __m256i *)weight);
-                __m256i right = _mm256_loadu_si256((const __m256i *)(weight + 16));
+                __m256i right = _mm256_loadu_si256((const __m256i *)(weight + INPUTS * EIGHT));
                 for (int row = 0; row < AT_ONCE; row++) {
-                    __m256i pair = _mm256_set1_epi32(pair_at(level + row * width));
-                    low[row] = _mm256_add_epi32(low[row], _mm256_madd_epi16(left, pair));
-                    high[row] = _mm256_add_epi32(high[row], _mm256_madd_epi16(right, pair));
+                    __m256i four = _mm256_set1_epi32(four_at(level + row * width));
+                    __m256i of_left = _mm256_maddubs_epi16(four, left);
+                    __m256i of_right = _mm256_maddubs_epi16(four, right);
+                    low[row] = _mm256_add_epi32(low[row], _mm256_madd_epi16(of_left, ones));
+                    high[row] = _mm256_add_epi32(high[row], _mm256_madd_epi16(of_right, ones));
                 }
             }
             for (int row = 0; row < AT_ONCE; row++) {
-                int32_t *to = sums[first + row] + 8 * half;
+                int32_t *to = sums[first + row] + output;
                 _mm256_storeu_si256((__m256i *)to, low[row]);
-                _mm256_storeu_si256((__m256i *)(to + 8), high[row]);
+                _mm256_storeu_si256((__m256i *)(to + EIGHT), high[row]);
             }
-        }
-}
-
-static void multiply_plain(const int16_t *weights, const int16_t *levels, int64_t width,
-                           int64_t n_pairs, int32_t sums[ROWS][OUTPUTS]) {
-    enum { AT_ONCE = 4, OF_FOUR = OUTPUTS / 4 };
-    for (int first = 0; first < ROWS; first += AT_ONCE)
-        for (int four = 0; four < OF_FOUR; four++) {
-            const int16_t *weight = weights + 8 * four, *level = levels + first * width;
-            __m128i sum[AT_ONCE];
-            for (int row = 0; row < AT_ONCE; row++)
-                sum[row] = _mm_setzero_si128();
-            for (int64_t i = 0; i < n_pairs; i++, weight += 2 * OUTPUTS, level += 2) {
-                __m128i of_four = _mm_loadu_si128((const __m128i *)weight);
-                for (int row = 0; row < AT_ONCE; row++) {
-                    __m128i pair = _mm_set1_epi32(pair_at(level + row * width));
-                    sum[row] = _mm_add_epi32(sum[row], _mm_madd_epi16(of_four, pair));
-                }
-            }
-            for (int row = 0; row < AT_ONCE; row++)
-                _mm_storeu_si128((__m128i *)(sums[first + row] + 4 * four), sum[row]);
         }
 }
 
 /* The fastest for which the processor has the instructions, and the system the registers. */
 static Kernels fastest(void) {
-    Kernels of_machine = {multiply_plain, reals_plain, levels_plain};
+    Kernels of_machine = {multiply_plain, reals_plain, levels_plain, gelus_plain};
     unsigned a, b, c, d, of_one, kept, high;
     if (!__get_cpuid(1, &a, &b, &of_one, &d) || !(of_one & bit_OSXSAVE))
         return of_machine;
@@ -1435,6 +1496,7 @@ static Kernels fastest(void) {
         return of_machine;
     of_machine.whole = multiply_avx2;
     of_machine.levels = levels_avx2;
+    of_machine.gelus = gelus_avx2;
     if (of_one & bit_FMA)
         of_machine.reals = reals_fma;
     if ((kept & 0xe6) != 0xe6 || !(b & bit_AVX512F))
@@ -1445,20 +1507,8 @@ static Kernels fastest(void) {
     return of_machine;
 }
 #else
-static void multiply_plain(const int16_t *weights, const int16_t *levels, int64_t width,
-                           int64_t n_pairs, int32_t sums[ROWS][OUTPUTS]) {
-    memset(sums, 0, ROWS * OUTPUTS * sizeof(int32_t));
-    for (int64_t i = 0; i < n_pairs; i++, weights += 2 * OUTPUTS, levels += 2)
-        for (int row = 0; row < ROWS; row++) {
-            int16_t first = levels[row * width], second = levels[row * width + 1];
-            for (int output = 0; output < OUTPUTS; output++)
-                sums[row][output] +=
-                    weights[2 * output] * first + weights[2 * output + 1] * second;
-        }
-}
-
 static Kernels fastest(void) {
-    Kernels of_machine = {multiply_plain, reals_plain, levels_plain};
+    Kernels of_machine = {multiply_plain, reals_plain, levels_plain, gelus_plain};
     return of_machine;
 }
 #endif
@@ -1466,62 +1516,143 @@ static Kernels fastest(void) {
 /* Those of this machine; a virtual one takes long to say what its processor can do. */
 static Kernels kernels;
 
-__attribute__((constructor)) static void choose_kernels(void) { kernels = fastest(); }
-
-/* Of a row of levels: behind the features lies one for the last pair, and its weight is 0. */
-static int64_t width_of(const Layers *layers) { return layers->n_features + 1; }
-
-static int64_t outputs_of(const Layers *layers) {
-    int64_t n = 0;
-    for (int64_t view = 0; view < layers->n_views; view++)
-        n += layers->n_outputs[view];
-    return n;
+__attribute__((constructor)) static void choose_kernels(void) {
+    kernels = fastest();
+    fill_gelus();
 }
 
-/* Outputs of rows of levels: (n_rows, width) -> (n_rows, n_outputs). A sum times what it is worth
- * and the bias is rounded to float32 once. */
-static void write_outputs(const Layers *layers, const int16_t *levels, int64_t n_rows,
-                          float *out) {
-    int64_t n_pairs = (layers->n_inputs + 1) / 2, width = width_of(layers), done = 0;
-    int64_t n_all = outputs_of(layers);
-    const int16_t *weights = layers->weights;
+static int64_t blocks_of(int64_t n_outputs) { return (n_outputs + OUTPUTS - 1) / OUTPUTS; }
+
+static int64_t fours_of(int64_t n_inputs) { return (n_inputs + INPUTS - 1) / INPUTS; }
+
+/* Of a row of levels: behind the features lie some for the last four, and their weights are 0. */
+static int64_t width_of(const Nets *nets) { return nets->n_features + INPUTS - 1; }
+
+/* Room for ROWS_READ pieces: levels of their features and of both hidden layers, and for ROWS of
+ * them the logits of a net. */
+typedef struct {
+    uint8_t *levels, *hidden[2];
+    double *logits;
+} Desk;
+
+static void close_desk(Desk *desk) {
+    free(desk->levels);
+    free(desk->hidden[0]);
+    free(desk->hidden[1]);
+    free(desk->logits);
+}
+
+static int open_desk(Desk *desk, const Nets *nets) {
+    int64_t most[3] = {0, 0, 0};
+    for (int64_t net = 0; net < nets->n_nets; net++)
+        for (int layer = 0; layer < 3; layer++)
+            most[layer] = at_least(most[layer],
+                                   blocks_of(nets->sizes[net * N_SIZES + 2 + layer]) * OUTPUTS);
+    desk->levels = calloc(ROWS_READ * width_of(nets), 1);
+    desk->hidden[0] = calloc(ROWS_READ * most[0] + 1, 1);
+    desk->hidden[1] = calloc(ROWS_READ * most[1] + 1, 1);
+    desk->logits = calloc(ROWS * most[2] + 1, sizeof(double));
+    return desk->levels && desk->hidden[0] && desk->hidden[1] && desk->logits ? 0 : -1;
+}
+
+/* A layer of a net. */
+typedef struct {
+    const int8_t *weights;
+    const int32_t *start;
+    const float *worth;
+    int64_t n_inputs, n_outputs;
+} Layer;
+
+/* The layer that stands behind. */
+static Layer behind(const Layer *layer, int64_t n_inputs, int64_t n_outputs) {
+    int64_t n = blocks_of(layer->n_outputs) * OUTPUTS;
+    Layer next = {layer->weights + n * INPUTS * fours_of(layer->n_inputs), layer->start + n,
+                  layer->worth + n, n_inputs, n_outputs};
+    return next;
+}
+
+/* Levels of GELUs: (n_rows, width) -> (n_rows, blocks of OUTPUTS). */
+static void write_hidden(const Layer *layer, const uint8_t *levels, int64_t width, int64_t n_rows,
+                         uint8_t *out) {
+    int64_t n_fours = fours_of(layer->n_inputs), n_out = blocks_of(layer->n_outputs) * OUTPUTS;
     int32_t sums[ROWS][OUTPUTS];
-    for (int64_t view = 0; view < layers->n_views; done += layers->n_outputs[view++])
-        for (int64_t low = 0; low < layers->n_outputs[view]; low += OUTPUTS) {
-            int64_t left = layers->n_outputs[view] - low, n = left < OUTPUTS ? left : OUTPUTS;
-            const double *worth = layers->worth + done + low, *bias = layers->bias + done + low;
-            for (int64_t first = 0; first < n_rows; first += ROWS) {
-                kernels.whole(weights, levels + first * width + layers->columns[view], width,
-                              n_pairs, sums);
-                for (int64_t row = 0; row < ROWS && first + row < n_rows; row++) {
-                    float *restrict to = out + (first + row) * n_all + done + low;
-                    for (int64_t i = 0; i < n; i++)
-                        to[i] = (float)(sums[row][i] * worth[i] + bias[i]);
-                }
-            }
-            weights += OUTPUTS * 2 * n_pairs;
+    for (int64_t low = 0; low < n_out; low += OUTPUTS)
+        for (int64_t first = 0; first < n_rows; first += ROWS) {
+            kernels.whole(layer->weights + low * INPUTS * n_fours, levels + first * width, width,
+                          n_fours, sums);
+            for (int64_t row = 0; row < ROWS; row++)
+                kernels.gelus(sums[row], layer->start + low, layer->worth + low,
+                              out + (first + row) * n_out + low);
         }
 }
 
-/* Outputs before the GELU: (n, n_features) -> (n, n_outputs). */
-int first_layers(const float *features, int64_t n, const float *mean, const float *scale,
-                 int64_t n_features, int64_t n_views, int64_t n_inputs, const int64_t *columns,
-                 const int64_t *n_outputs, const int16_t *weights, const double *worth,
-                 const double *bias, float *out) {
-    Layers layers = {mean,      scale,   n_features, n_views, n_inputs, columns,
-                     n_outputs, weights, worth,      bias};
-    int64_t width = width_of(&layers), n_all = outputs_of(&layers);
-    int16_t *levels = calloc(ROWS_READ * width, sizeof(int16_t));
-    if (!levels)
-        return -1;
-    for (int64_t low = 0; low < n; low += ROWS_READ) {
+/* Logits of ROWS rows: (ROWS, width) -> (ROWS, blocks of OUTPUTS). */
+static void write_logits(const Layer *layer, const uint8_t *levels, int64_t width, double *out) {
+    int64_t n_fours = fours_of(layer->n_inputs), n_out = blocks_of(layer->n_outputs) * OUTPUTS;
+    int32_t sums[ROWS][OUTPUTS];
+    for (int64_t low = 0; low < n_out; low += OUTPUTS) {
+        kernels.whole(layer->weights + low * INPUTS * n_fours, levels, width, n_fours, sums);
+        for (int64_t row = 0; row < ROWS; row++)
+            for (int64_t i = 0; i < OUTPUTS; i++)
+                out[row * n_out + low + i] =
+                    (double)(sums[row][i] + layer->start[low + i]) * layer->worth[low + i];
+    }
+}
+
+/* log(exp(a) + exp(b) + ...) */
+static double log_sum_of(const double *values, int64_t n) {
+    double largest = values[0], sum = 0;
+    for (int64_t i = 1; i < n; i++)
+        largest = larger(largest, values[i]);
+    for (int64_t i = 0; i < n; i++)
+        sum += exp(values[i] - largest);
+    return largest + log(sum);
+}
+
+/* The mean over nets of the log-odds of their viral kinds, the first ones, against all others, of
+ * the rows on the desk, ROWS_READ at most. */
+static void write_log_odds(const Nets *nets, const Desk *desk, int64_t n_rows, double *log_odds) {
+    Layer layer = {nets->weights, nets->start, nets->worth, 0, 0};
+    clear(log_odds, n_rows * sizeof(double));
+    for (int64_t net = 0; net < nets->n_nets; net++) {
+        const int64_t *size = nets->sizes + net * N_SIZES;
+        int64_t n_kinds = size[4], n_viral = size[5], n_out = blocks_of(n_kinds) * OUTPUTS;
+        int64_t width = blocks_of(size[3]) * OUTPUTS;
+        layer = behind(&layer, size[1], size[2]);
+        write_hidden(&layer, desk->levels + size[0], width_of(nets), n_rows, desk->hidden[0]);
+        layer = behind(&layer, size[2], size[3]);
+        write_hidden(&layer, desk->hidden[0], blocks_of(size[2]) * OUTPUTS, n_rows,
+                     desk->hidden[1]);
+        layer = behind(&layer, size[3], n_kinds);
+        for (int64_t first = 0; first < n_rows; first += ROWS) {
+            write_logits(&layer, desk->hidden[1] + first * width, width, desk->logits);
+            for (int64_t row = 0; row < ROWS && first + row < n_rows; row++) {
+                const double *logits = desk->logits + row * n_out;
+                log_odds[first + row] += log_sum_of(logits, n_viral) -
+                                         log_sum_of(logits + n_viral, n_kinds - n_viral);
+            }
+        }
+    }
+    for (int64_t row = 0; row < n_rows; row++)
+        log_odds[row] /= nets->n_nets;
+}
+
+/* The mean log-odds of nets: (n, n_features) -> (n,). */
+int net_log_odds(const float *features, int64_t n, const float *mean, const float *scale,
+                 int64_t n_features, int64_t n_nets, const int64_t *sizes, const int8_t *weights,
+                 const int32_t *start, const float *worth, double *log_odds) {
+    Nets nets = {mean, scale, n_features, n_nets, sizes, weights, start, worth};
+    Desk desk = {0};
+    int result = open_desk(&desk, &nets);
+    for (int64_t low = 0; result == 0 && low < n; low += ROWS_READ) {
         int64_t n_rows = n - low < ROWS_READ ? n - low : ROWS_READ;
         for (int64_t row = 0; row < n_rows; row++)
-            kernels.levels(&layers, features + (low + row) * n_features, levels + row * width);
-        write_outputs(&layers, levels, n_rows, out + low * n_all);
+            kernels.levels(&nets, features + (low + row) * n_features,
+                           desk.levels + row * width_of(&nets));
+        write_log_odds(&nets, &desk, n_rows, log_odds + low);
     }
-    free(levels);
-    return 0;
+    close_desk(&desk);
+    return result;
 }
 
 /* The features of a piece that was read as parts: their means, and the layout before the ratios. */
@@ -1536,12 +1667,12 @@ static void write_whole(const double *total, int64_t n_parts, const double *layo
         out[N_LAYOUT + i] = (float)(total[i] / steps);
 }
 
-/* Outputs of pieces that were read as parts, some rows of all: (n,) -> (n, n_outputs). */
-int whole_outputs(const double *totals, const int64_t *n_parts, const double *layout,
-                  const int64_t *rows, int64_t n, const float *mean, const float *scale,
-                  int64_t n_features, int64_t n_views, int64_t n_inputs, const int64_t *columns,
-                  const int64_t *n_outputs, const int16_t *weights, const double *worth,
-                  const double *bias, float *out) {
+/* The mean log-odds of nets of pieces that were read as parts, some rows of all: (n,) -> (n,). */
+int whole_log_odds(const double *totals, const int64_t *n_parts, const double *layout,
+                   const int64_t *rows, int64_t n, const float *mean, const float *scale,
+                   int64_t n_features, int64_t n_nets, const int64_t *sizes,
+                   const int8_t *weights, const int32_t *start, const float *worth,
+                   double *log_odds) {
     float *features = malloc((n * (N_FEATURES + N_LAYOUT) + 1) * sizeof(float));
     int result = -1;
     if (!features)
@@ -1549,114 +1680,31 @@ int whole_outputs(const double *totals, const int64_t *n_parts, const double *la
     for (int64_t i = 0; i < n; i++)
         write_whole(totals + rows[i] * N_FEATURES, n_parts[rows[i]], layout + rows[i] * N_LAYOUT,
                     features + i * (N_FEATURES + N_LAYOUT));
-    result = first_layers(features, n, mean, scale, n_features, n_views, n_inputs, columns,
-                          n_outputs, weights, worth, bias, out);
+    result = net_log_odds(features, n, mean, scale, n_features, n_nets, sizes, weights, start,
+                          worth, log_odds);
     free(features);
     return result;
 }
 
-/* What a GELU takes the hyperbolic tangent of. */
-int gelu_inner(const float *values, int64_t n, float *inner) {
-    for (int64_t i = 0; i < n; i++) {
-        float value = values[i];
-        inner[i] = (value * value * 0.044715F + 1) * value * 0.7978845608028654F;
-    }
-    return 0;
-}
-
-/* Layers of nets side by side, in float64; weights of each net are in blocks of REALS outputs:
- * n_inputs, REALS. */
-typedef struct {
-    int64_t n_nets, width, n_all; /* inputs and outputs of all nets */
-    const int64_t *n_inputs, *n_outputs;
-    const double *weights, *bias;
-} Products;
-
-static Products products_of(int64_t n_nets, const int64_t *n_inputs, const int64_t *n_outputs,
-                            const double *weights, const double *bias) {
-    Products products = {n_nets, 0, 0, n_inputs, n_outputs, weights, bias};
-    for (int64_t net = 0; net < n_nets; net++) {
-        products.width += n_inputs[net];
-        products.n_all += n_outputs[net];
-    }
-    return products;
-}
-
-/* Of at most ROWS rows of inputs; there is room for ROWS. */
-static void write_products(const Products *of, const double *inputs, int64_t n_rows, double *out) {
-    const double *weight = of->weights;
-    int64_t column = 0, done = 0;
-    double sums[ROWS][REALS];
-    for (int64_t net = 0; net < of->n_nets; net++) {
-        for (int64_t low = 0; low < of->n_outputs[net]; low += REALS) {
-            int64_t left = of->n_outputs[net] - low, n_here = left < REALS ? left : REALS;
-            kernels.reals(weight, inputs + column, of->width, of->n_inputs[net], sums);
-            weight += of->n_inputs[net] * REALS;
-            for (int64_t row = 0; row < n_rows; row++)
-                for (int64_t i = 0; i < n_here; i++)
-                    out[row * of->n_all + done + low + i] = sums[row][i] + of->bias[done + low + i];
-        }
-        column += of->n_inputs[net];
-        done += of->n_outputs[net];
-    }
-}
-
-/* The next layer of nets: (n, all inputs) -> (n, all outputs), of net after net. Inputs are GELUs,
- * float32, of values and the tangents of what `gelu_inner` makes of these. */
-int next_layer(const float *values, const float *tangents, int64_t n, int64_t n_nets,
-               const int64_t *n_inputs, const int64_t *n_outputs, const double *weights,
-               const double *bias, double *out) {
-    Products products = products_of(n_nets, n_inputs, n_outputs, weights, bias);
-    int64_t width = products.width;
-    double *inputs = calloc(ROWS * width + 1, sizeof(double));
-    if (!inputs)
-        return -1;
-    for (int64_t first = 0; first < n; first += ROWS) {
-        int64_t n_rows = n - first < ROWS ? n - first : ROWS;
-        for (int64_t i = 0; i < n_rows * width; i++)
-            inputs[i] = (tangents[first * width + i] + 1) * values[first * width + i] * 0.5F;
-        write_products(&products, inputs, n_rows, out + first * products.n_all);
-    }
-    free(inputs);
-    return 0;
-}
-
-/* A layer of one net, by inputs: (n, n_inputs) -> (n, n_outputs). */
+/* A layer of float64 by inputs: (n, n_inputs) -> (n, n_outputs). Weights are in blocks of REALS
+ * outputs: n_inputs, REALS. */
 int linear_layer(const double *values, int64_t n, int64_t n_inputs, int64_t n_outputs,
                  const double *weights, const double *bias, double *out) {
-    Products products = products_of(1, &n_inputs, &n_outputs, weights, bias);
-    double *inputs = calloc(ROWS * n_inputs + 1, sizeof(double));
+    double *inputs = calloc(ROWS * n_inputs + 1, sizeof(double)), sums[ROWS][REALS];
     if (!inputs)
         return -1;
     for (int64_t first = 0; first < n; first += ROWS) {
         int64_t n_rows = n - first < ROWS ? n - first : ROWS;
         memcpy(inputs, values + first * n_inputs, n_rows * n_inputs * sizeof(double));
-        write_products(&products, inputs, n_rows, out + first * n_outputs);
+        for (int64_t low = 0; low < n_outputs; low += REALS) {
+            int64_t n_here = n_outputs - low < REALS ? n_outputs - low : REALS;
+            kernels.reals(weights + low * n_inputs, inputs, n_inputs, n_inputs, sums);
+            for (int64_t row = 0; row < n_rows; row++)
+                for (int64_t i = 0; i < n_here; i++)
+                    out[(first + row) * n_outputs + low + i] = sums[row][i] + bias[low + i];
+        }
     }
     free(inputs);
-    return 0;
-}
-
-/* log(exp(a) + exp(b) + ...) */
-static double log_sum_of(const double *values, int64_t n) {
-    double largest = values[0], sum = 0;
-    for (int64_t i = 1; i < n; i++)
-        largest = larger(largest, values[i]);
-    for (int64_t i = 0; i < n; i++)
-        sum += exp(values[i] - largest);
-    return largest + log(sum);
-}
-
-/* The mean over nets of the log-odds of their viral kinds, the first ones, against all others. */
-int mean_log_odds(const double *logits, int64_t n, int64_t n_nets, const int64_t *n_kinds,
-                  const int64_t *n_viral, double *log_odds) {
-    for (int64_t row = 0; row < n; row++) {
-        log_odds[row] = 0;
-        for (int64_t net = 0; net < n_nets; logits += n_kinds[net++])
-            log_odds[row] += log_sum_of(logits, n_viral[net]) -
-                             log_sum_of(logits + n_viral[net], n_kinds[net] - n_viral[net]);
-        log_odds[row] /= n_nets;
-    }
     return 0;
 }
 
@@ -1674,44 +1722,46 @@ static void add_part(const float *features, const int64_t *rows, double *totals,
     }
 }
 
-/* Reads pieces: outputs of first layers, whether all bases are unknown, chosen features.
+/* Reads pieces: the mean log-odds of nets, NaN where all bases are unknown, and chosen features.
  *
  * The features of a piece with a known base are added to those of wholes: rows of totals,
  * (n, MOST_WHOLES), -1 for none. Owners of words, (n_digits, 2), are kept for other pieces. */
-int piece_outputs(const uint8_t *digits, int64_t n_digits, const uint8_t *codes,
-                  const uint8_t *tetra, const int32_t *stops, const int64_t *n_stops,
-                  const int64_t *starts, const int64_t *lengths, int64_t n,
-                  const uint8_t *code_tables, const uint8_t *hints, const int32_t *first,
-                  const uint16_t *entries, int64_t n_entries, uint8_t *owners, const float *mean,
-                  const float *scale, int64_t n_features, int64_t n_views, int64_t n_inputs,
-                  const int64_t *columns, const int64_t *n_outputs, const int16_t *weights,
-                  const double *worth, const double *bias, float *out, uint8_t *is_blank,
-                  const int64_t *chosen, int64_t n_chosen, float *figures, const int64_t *rows,
-                  double *totals, int64_t *n_parts) {
+int piece_log_odds(const uint8_t *digits, int64_t n_digits, const uint8_t *codes,
+                   const uint8_t *tetra, const int32_t *stops, const int64_t *n_stops,
+                   const int64_t *starts, const int64_t *lengths, int64_t n,
+                   const uint8_t *code_tables, const uint8_t *hints, const int32_t *first,
+                   const uint16_t *entries, int64_t n_entries, uint8_t *owners, const float *mean,
+                   const float *scale, int64_t n_features, int64_t n_nets, const int64_t *sizes,
+                   const int8_t *weights, const int32_t *start, const float *worth,
+                   double *log_odds, const int64_t *chosen, int64_t n_chosen, float *figures,
+                   const int64_t *rows, double *totals, int64_t *n_parts) {
     Bases bases = bases_of(digits, n_digits, codes, tetra, stops, n_stops);
     Words words = {hints, first, entries, n_entries};
-    Layers layers = {mean,      scale,   n_features, n_views, n_inputs, columns,
-                     n_outputs, weights, worth,      bias};
-    int64_t width = width_of(&layers), n_all = outputs_of(&layers);
-    int16_t *levels = calloc(ROWS_READ * width, sizeof(int16_t));
+    Nets nets = {mean, scale, n_features, n_nets, sizes, weights, start, worth};
+    uint8_t is_blank[ROWS_READ];
     float features[N_FEATURES];
     Reader reader = {0};
+    Desk desk = {0};
     int result = open_reader(&reader, &bases, lengths, n, code_tables, &words, owners);
-    if (!levels)
+    if (open_desk(&desk, &nets))
         result = -1;
     for (int64_t i = 0; result == 0 && i < n; i++) {
         int64_t row = i % ROWS_READ;
-        is_blank[i] = read_piece(&reader, starts[i], (int32_t)lengths[i], features);
+        is_blank[row] = read_piece(&reader, starts[i], (int32_t)lengths[i], features);
         for (int64_t j = 0; j < n_chosen; j++)
             figures[i * n_chosen + j] = features[chosen[j]];
-        if (!is_blank[i])
+        if (!is_blank[row])
             add_part(features, rows + i * MOST_WHOLES, totals, n_parts);
-        kernels.levels(&layers, features, levels + row * width);
-        if (row == ROWS_READ - 1 || i == n - 1)
-            write_outputs(&layers, levels, row + 1, out + (i - row) * n_all);
+        kernels.levels(&nets, features, desk.levels + row * width_of(&nets));
+        if (row < ROWS_READ - 1 && i < n - 1)
+            continue;
+        write_log_odds(&nets, &desk, row + 1, log_odds + i - row);
+        for (int64_t j = 0; j <= row; j++)
+            if (is_blank[j])
+                log_odds[i - row + j] = NAN;
     }
+    close_desk(&desk);
     close_reader(&reader);
-    free(levels);
     return result;
 }
 

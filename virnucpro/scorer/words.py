@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.ground.numeric import Counts, Mask, Values
+from virnucpro.ground.numeric import Counts, Values
 from virnucpro.scorer.library import call
 from virnucpro.scorer.pieces import N_CODES, code_of
 from virnucpro.sequences.genetic_code import STANDARD, STOP
@@ -26,12 +26,11 @@ NO_RESIDUE = len(AMINO_ACIDS)  # stops, and codons with an unknown base
 VIRAL, ONE_VIRAL, CELLULAR, ONE_CELLULAR, RATHER_VIRAL, RATHER_CELLULAR = range(1, 7)
 N_WORD_FIGURES = 6
 RARITY = 8  # one in so many words is in the sample; a power of two
-_BUCKET_BITS, _REST_BITS, _OWNER_BITS = 20, 13, 3
+BUCKET_BITS, REST_BITS, OWNER_BITS = 20, 13, 3
 _HINT_BITS = 2  # of the rest
 _ENTRIES_AT_ONCE = 2**16  # that are checked: a processor keeps them at hand
-N_BUCKETS = 2 << _BUCKET_BITS
-_OWNER = (1 << _OWNER_BITS) - 1
-_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio: Knuth's hashing
+N_BUCKETS = 2 << BUCKET_BITS
+_OWNER = (1 << OWNER_BITS) - 1
 
 Residues = NDArray[np.uint8]
 Numbers = NDArray[np.int64]
@@ -68,21 +67,6 @@ class WordTable:
     def __len__(self) -> int:
         return len(self.entries)
 
-    @classmethod
-    def of(cls, numbers: Numbers, owners: NDArray[np.uint8]) -> WordTable:
-        """A table of words, each once, and of their owners, 1 to 6. (n,), (n,)
-
-        Raises:
-            ValueError: too many of them are in one bucket.
-        """
-        bucket, rest = _address(numbers)
-        keys = (bucket << (_REST_BITS + _OWNER_BITS)) + (rest << _OWNER_BITS) + owners
-        keys.sort()
-        n_of_bucket = np.bincount(keys >> (_REST_BITS + _OWNER_BITS), minlength=N_BUCKETS)
-        if n_of_bucket.max() > np.iinfo(np.uint8).max:
-            raise ValueError(f"{n_of_bucket.max()} words in one bucket")
-        return cls(n_of_bucket.astype(np.uint8), keys.astype(np.uint16))
-
     @cached_property
     def arguments(self) -> tuple[NDArray[np.uint8], NDArray[np.int32], NDArray[np.uint16], int]:
         """What functions of the library take: hints, and the first entry of each bucket.
@@ -104,33 +88,6 @@ class WordTable:
 
 
 NO_WORDS = WordTable(np.zeros(N_BUCKETS, dtype=np.uint8), np.empty(0, dtype=np.uint16))
-
-
-def is_in_sample(numbers: Numbers) -> Mask:
-    """Whether each word is kept though one group alone has it. (n,) -> (n,)"""
-    return _are_in_sample(_hashes(numbers))
-
-
-def _are_in_sample(hashes: NDArray[np.uint64]) -> Mask:
-    is_inside: Mask = hashes & np.uint64(RARITY - 1) == 0
-    return is_inside
-
-
-def _hashes(numbers: Numbers) -> NDArray[np.uint64]:
-    hashes: NDArray[np.uint64] = numbers.astype(np.uint64) * _MULTIPLIER
-    hashes ^= hashes >> np.uint64(32)
-    hashes *= _MULTIPLIER
-    hashes ^= hashes >> np.uint64(32)
-    return hashes
-
-
-def _address(numbers: Numbers) -> tuple[Numbers, NDArray[np.uint16]]:
-    """The bucket of each word, and the bits that distinguish it from others there."""
-    hashes = _hashes(numbers)
-    bucket = (hashes >> np.uint64(64 - _BUCKET_BITS)).astype(np.int64)
-    bucket += np.int64(1 << _BUCKET_BITS) * _are_in_sample(hashes)
-    rest = hashes >> np.uint64(64 - _BUCKET_BITS - _REST_BITS)
-    return bucket, (rest & np.uint64((1 << _REST_BITS) - 1)).astype(np.uint16)
 
 
 def words_in(residues: Residues, owner: Counts) -> tuple[Counts, Numbers]:
