@@ -163,14 +163,19 @@ def test_numbers_by_file_and_by_length_add_up(tmp_path):
 
 
 REGIONS = (
-    "region\trecord\tfile\tkind\tstart\tend\tlength\tposterior\tcall\tvirus_score\tvirus\tnote\n"
+    "region\trecord\tfile\tkind\tstart\tend\tlength\tposterior\tcall\tvirus_score\tvirus\tnote"
+    "\tevidence\n"
 )
 
 
-def region(record: str, kind: str, start: int, end: int, virus: str = "", note: str = "") -> str:
-    """A row of the table of regions, in a run of the files ``contigs``."""
+def region(record: str, kind: str, start: int, end: int, *words: str) -> str:
+    """A row of the table of regions, in a run of the files ``contigs``.
+
+    The words are its virus, note and evidence.
+    """
     place = f"{kind}\t{start}\t{end}\t{end - start + 1}\t0.9\tother\t0.1"
-    return f"{record}|{kind}_{start}_{end}\t{record}\tcontigs\t{place}\t{virus}\t{note}\n"
+    last = "\t".join([*words, "", "", ""][:3])
+    return f"{record}|{kind}_{start}_{end}\t{record}\tcontigs\t{place}\t{last}\n"
 
 
 def track(*rows: tuple[str, int, int, str, float]) -> bytes:
@@ -185,16 +190,19 @@ def test_a_region_is_listed_and_its_record_has_a_map_with_the_evidence(tmp_path)
     folder = write_table(tmp_path / "run", calls, counts={"n_proviruses": 1})
     name = "host|provirus_2001_3000"
     (folder / "regions.tsv").write_text(
-        REGIONS + region("host", "provirus", 2001, 3000, name) + region("host", "provirus", 9, 90)
+        REGIONS
+        + region("host", "provirus", 2001, 3000, name, "", "trna=yes;viral_genes=2/3")
+        + region("host", "provirus", 9, 90)
     )
     pieces = [("host", 1, 1000, "-1.0", 0.0), ("host", 2001, 3000, "2.26", 1.0)]
     (folder / "tracks.tsv.gz").write_bytes(track(*pieces, ("other", 1, 1000, "1.0", 0.5)))
     page = Page(report_folder(folder))
     assert "1 provirus in other records, of 2 virus-like regions there" in page.words
-    assert "host contigs provirus 2,001 3,000 0.9000" in page.words
+    assert "host contigs provirus 2,001 3,000 0.9000 trna=yes;viral_genes=2/3" in page.words
     columns = page.data["regions"]["columns"]
     assert (columns["start"], columns["end"]) == ([2001, 9], [3000, 90])
     assert (columns["verdict"], columns["score"]) == ([1, 0], [100_000] * 2)
+    assert columns["evidence"] == "trna=yes;viral_genes=2/3\n"
     [drawn] = page.data["tracks"]
     assert (drawn["record"], drawn["length"]) == ("host", 10_000)
     assert drawn["posterior"] == [0, None, 100, *[None] * 7]
@@ -222,8 +230,8 @@ def test_a_region_over_the_origin_is_counted_once(tmp_path):
     note = "crosses the origin"
     (folder / "regions.tsv").write_text(
         REGIONS
-        + region("circle", "provirus", 1, 5_000, note=note)
-        + region("circle", "provirus", 16_001, 20_000, note=note)
+        + region("circle", "provirus", 1, 5_000, "", note)
+        + region("circle", "provirus", 16_001, 20_000, "", note)
     )
     page = Page(report_folder(folder))
     assert "of 1 virus-like region there" in page.words

@@ -41,13 +41,21 @@ from virnucpro.scorer.proteins import (
     encode_protein,
     n_numbers,
     occurrences,
-    owner_figures,
-    pattern_figures,
     protein_features,
+    shared,
     spelling,
 )
 from virnucpro.scorer.score import score_proteins
-from virnucpro.scorer.words import AMINO_ACIDS, LENGTH, NO_RESIDUE, VIRAL, WordTable, words_in
+from virnucpro.scorer.words import (
+    AMINO_ACIDS,
+    LENGTH,
+    N_WORD_FIGURES,
+    NO_RESIDUE,
+    NO_WORDS,
+    VIRAL,
+    WordTable,
+    words_in,
+)
 from virnucpro.sequences.fasta import read_fasta
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "proteins.faa"
@@ -133,7 +141,9 @@ def test_log_ratios_of_a_pattern_are_averaged_over_its_occurrences() -> None:
     proteins = Proteins.of(["ACDE", "ACDC", "AC"])
     numbers = occurrences(proteins, PATTERNS[0])[1]
     ratios[numbers[0]], ratios[numbers[1]] = 64, -32  # ACD, CDE
-    figures = pattern_figures(proteins, PATTERNS[0], ratios) / RATIO_STEP
+    others = [np.zeros(n_numbers(pattern), dtype=np.int8) for pattern in PATTERNS[1:]]
+    figures = shared(proteins, NO_WORDS, [ratios, *others]) / RATIO_STEP
+    figures = figures[:, N_WORD_FIGURES : N_WORD_FIGURES + 3]
     assert figures[0].tolist() == pytest.approx([16, 32, ((64**2 + 32**2) / 2) ** 0.5])
     assert figures[1].tolist() == pytest.approx([32, 32, (64**2 / 2) ** 0.5])
     assert figures[2].tolist() == [0, 0, 0]
@@ -145,7 +155,8 @@ def test_a_word_of_viruses_is_found_wherever_it_stands_in_a_protein() -> None:
     lone = encode_protein(word)
     numbers = words_in(lone, np.zeros(LENGTH, dtype=np.int64))[1]
     table = word_table(numbers, np.array([VIRAL], dtype=np.uint8))
-    figures = owner_figures(proteins, table)
+    no_ratios = [np.zeros(n_numbers(pattern), dtype=np.int8) for pattern in PATTERNS]
+    figures = shared(proteins, table, no_ratios)[:, :N_WORD_FIGURES]
     assert figures[0, VIRAL - 1] == pytest.approx((1 / 52) ** 0.5)
     assert not figures[0, VIRAL:].any() and not figures[1].any()
 

@@ -71,7 +71,7 @@ class Items:
     def median_gc(self) -> float:
         """That of the known pieces; NaN without one."""
         is_known = self.is_known
-        return float(np.median(self.gc[is_known])) if is_known.any() else np.nan
+        return float(median(self.gc[is_known])) if is_known.any() else np.nan
 
     @property
     def is_known(self) -> Mask:
@@ -129,9 +129,9 @@ class Hosts:
         """The medians of one record, which is mostly host."""
         known = items.take(items.is_known)
         return cls(
-            float(np.median(known.gc)),
+            float(median(known.gc)),
             _slope(known.gc, known.log_odds),
-            tuple(np.median(known.shape, axis=0).tolist()),
+            tuple(median(known.shape).tolist()),
             tuple((known.shape.std(axis=0) + 1e-6).tolist()),
         )
 
@@ -185,6 +185,13 @@ class Levels:
 
     def at(self, gc: float) -> float:
         return float(np.interp(gc, _KNOTS, self.usual))
+
+
+def median(values: Values) -> Values:
+    """The median of each column; numpy's own imports masked arrays. (n, ...), n > 0 -> ..."""
+    middles = (len(values) - 1) // 2, len(values) // 2
+    low, high = np.partition(values, middles, axis=0)[middles, ...]
+    return np.asarray((low + high) / 2)
 
 
 def _means_on(genes: tuple[Counts, Counts, Values], places: Counts, size: int) -> Values:

@@ -15,7 +15,8 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -30,7 +31,7 @@ from virnucpro.callers.chain import (
     unusable,
     viterbi,
 )
-from virnucpro.callers.contrast import Items, ReadGenes
+from virnucpro.callers.contrast import Items, ReadGenes, median
 from virnucpro.ground.log import counted
 from virnucpro.ground.numeric import Counts, Mask, Values, runs_of
 from virnucpro.ground.records import FastaRecord, RecordResult, Region, Track
@@ -160,11 +161,10 @@ class RegionFinder:
         return self._along(sequence, self._items(sequence), is_virus)
 
     def _along(self, sequence: str, items: Items, is_virus: bool) -> Found:
-        of_items = sequence, items, self.model, self._genes, self.code
+        known = dict[str, float]()  # a protein is scored once for a record
+        read_genes = partial(genes_of, scorer=self.scorer, code=self.code, known=known)
+        of_items = sequence, items, self.model, read_genes, self.code
         return regions_of_items(*of_items, is_virus=is_virus)
-
-    def _genes(self, sequence: str) -> tuple[Counts, Counts, Values]:
-        return genes_of(sequence, self.scorer, self.code)
 
     def _items(self, sequence: str) -> Items:
         return Items.of(sequence, self.scorer, self.model.size, self.model.step, self.code)
@@ -213,7 +213,7 @@ def quietest(log_odds: Values, model: RegionModel) -> int:
     """The item of a circle around which ``virus_bases`` on either side look least viral."""
     reach = min(len(log_odds) // 2, round(model.virus_bases / model.step))
     is_known = ~np.isnan(log_odds)
-    values = np.where(is_known, log_odds, np.median(log_odds[is_known]) if is_known.any() else 0.0)
+    values = np.where(is_known, log_odds, median(log_odds[is_known]) if is_known.any() else 0.0)
     sums = np.cumsum(np.concatenate([values, values[: 2 * reach]]))
     window = sums[2 * reach : 2 * reach + len(values)] - sums[: len(values)]
     return int((np.argmin(window) + reach) % len(values))
@@ -393,6 +393,7 @@ class Repeats:
     middles: Counts  # of items
     sums: Values  # of the evidence before each item, and of all
     reach: int  # bases that the end of a repeat lies from the end of a run at most
+    _known: dict[tuple[Run, tuple[int, int]], Repeat | None] = field(default_factory=dict)
 
     @classmethod
     def of(cls, sequence: str, starts: Counts, evidence: Values, model: RegionModel) -> Repeats:
@@ -402,6 +403,11 @@ class Repeats:
 
     def around(self, run: Run, bounds: tuple[int, int]) -> Repeat | None:
         """The best one around a run within the record that has most of its evidence."""
+        if (run, bounds) not in self._known:
+            self._known[run, bounds] = self._best_around(run, bounds)
+        return self._known[run, bounds]
+
+    def _best_around(self, run: Run, bounds: tuple[int, int]) -> Repeat | None:
         start, end = run.start_base, run.end_base
         if start <= 0 or end >= len(self.bases):
             return None

@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from copy import copy
 from dataclasses import MISSING, fields
-from functools import partial, wraps
+from functools import partial, update_wrapper
 from inspect import Parameter, Signature
 from pathlib import Path
 from types import NoneType
@@ -32,25 +32,33 @@ def command(*groups: type) -> Callable[[Callable[..., None]], Callable[..., None
 
     Fields of the process (its arguments, a variable) are no options, and are filled here.
     """
+    return lambda run: _OnOptions(run, groups)
 
-    def wrap(run: Callable[..., None]) -> Callable[..., None]:
-        @wraps(run)
-        def call(**values: object) -> None:
-            context: Any = values.pop("context")
-            values |= {
-                "argv": tuple(sys.argv),
-                "typed": tuple(name for name in values if _is_typed(context, name)),
-                "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
-            }
-            run(*(make(group, _of(group, values)) for group in groups))
 
-        parameters = [parameter for group in groups for parameter in _parameters(group)]
+class _OnOptions:
+    """A function on classes of options, with their fields as its signature."""
+
+    def __init__(self, run: Callable[..., None], groups: Sequence[type]) -> None:
+        update_wrapper(self, run)
+        self.__annotations__ = dict[str, Any]()  # typer asks for them; the signature has the types
+        self._run, self._groups = run, groups
+
+    def __call__(self, **values: object) -> None:
+        context: Any = values.pop("context")
+        values |= {
+            "argv": tuple(sys.argv),
+            "typed": tuple(name for name in values if _is_typed(context, name)),
+            "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        }
+        self._run(*(make(group, _of(group, values)) for group in self._groups))
+
+    @property
+    def __signature__(self) -> Signature:
+        """Made when typer asks, so that the commands of a module do not wait for each other."""
+        parameters = [parameter for group in self._groups for parameter in _parameters(group)]
         parameters.sort(key=lambda parameter: parameter.default is not Parameter.empty)
         parameters.insert(0, Parameter("context", Parameter.KEYWORD_ONLY, annotation=Context))
-        call.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
-        return call
-
-    return wrap
+        return Signature(parameters)
 
 
 def _is_typed(context: Any, name: str) -> bool:  # noqa: ANN401 - typer's or click's

@@ -59,7 +59,6 @@ def bench(options: BenchOptions) -> None:
 
         running.number_gpus_by_bus()
         end_cleanly()
-        running.spare_the_collector()
         measure(options, sys.argv, lambda line: _tell(line, options.quiet), running.report)
 
 

@@ -35,19 +35,23 @@ def loading(console: ConsoleOptions) -> Iterator[None]:
     """
     # numpy's matrices are small here: its threads would wait for each other, and take the cores
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    if console.quiet or not _is_terminal():
-        yield
-        return
-    live = is_live(console.quiet)
-    with suppress(OSError):  # the terminal may be gone
-        sys.stderr.write("loading ..." + ("" if live else "\n"))
-        sys.stderr.flush()
+    is_shown, live = not console.quiet and _is_terminal(), is_live(console.quiet)
+    gc.disable()
     try:
+        if is_shown:
+            _write_to_terminal("loading ..." + ("" if live else "\n"))
         yield
     finally:
-        with suppress(OSError):
-            sys.stderr.write(_ERASE_LINE if live else "")
-            sys.stderr.flush()
+        gc.freeze()  # modules are no garbage: scanning them doubles the time of planning
+        gc.enable()
+        if is_shown:
+            _write_to_terminal(_ERASE_LINE if live else "")
+
+
+def _write_to_terminal(text: str) -> None:
+    with suppress(OSError):  # it may be gone
+        sys.stderr.write(text)
+        sys.stderr.flush()
 
 
 @contextmanager
@@ -81,7 +85,6 @@ def watched(options: ConsoleOptions) -> Iterator[EventLog]:
             stack.enter_context(logging_to_file(options.log_file))
         stack.enter_context(events)
         stack.enter_context(shown)
-        spare_the_collector()
         yield events
 
 
@@ -103,12 +106,6 @@ def is_live(quiet: bool) -> bool:
 
 def _is_terminal() -> bool:
     return sys.stderr is not None and sys.stderr.isatty()
-
-
-def spare_the_collector() -> None:
-    """Exclude imported modules from garbage collection; scanning them doubles the planning time."""
-    gc.collect()
-    gc.freeze()
 
 
 def report(lines: Iterable[str], quiet: bool = False) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
+from functools import cache
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
@@ -36,8 +37,13 @@ FILES, MODEL, DEVICES, CLUSTER = "Files", "Model", "Devices", "Several machines"
 
 def names_of(*groups: type) -> set[str]:
     """The options of these classes."""
-    hints = [get_type_hints(group, include_extras=True) for group in groups]
-    return set().union(*map(options_of, hints))
+    return set().union(*(options_of(_hints_of(group)) for group in groups))
+
+
+@cache
+def _hints_of(group: Callable[..., object]) -> dict[str, Any]:
+    """The types of the fields of a class, with the option of each that is one."""
+    return get_type_hints(group, include_extras=True)
 
 
 def refuse(options: Any, names: Iterable[str], where: str, else_: str = "") -> None:  # noqa: ANN401
@@ -72,7 +78,7 @@ def make(options: Callable[..., T], values: Mapping[str, object]) -> T:
     Raises:
         UsageError: a value is empty or of no use.
     """
-    hints = get_type_hints(options, include_extras=True)
+    hints = _hints_of(options)
     on_command_line = options_of(hints)
     checked = {
         name: _value(_word(name, on_command_line[name]), get_args(hints[name])[0], value)

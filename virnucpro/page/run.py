@@ -425,6 +425,7 @@ def _regions(run: _RunFiles) -> dict[str, object]:
         "posterior": _scaled([one.posterior for *_, one in rows], 10_000),
         "verdict": [int(one.is_virus) for *_, one in rows],
         "score": _scaled([measured[file, record][1] for file, record, _ in rows], 10**6),
+        "evidence": _lines([one.evidence for *_, one in rows]),
     }
     return {
         "regions": {"files": list(map(printable, files)), "columns": columns},

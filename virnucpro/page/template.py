@@ -14,10 +14,10 @@ import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
-from importlib.resources import files
+from pathlib import Path
 from typing import Any, NamedTuple
 
-_ASSETS = files("virnucpro.page") / "assets"
+_ASSETS = Path(__file__).with_name("assets")
 _TAG = re.compile(r"(?m)(?:^[ \t]*)?(\{%.*?%\}|\{#.*?#\})\n?|(\{\{.*?\}\})")
 _ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "'": "&#39;", '"': "&#34;"})
 _OPERATORS: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = {

@@ -14,7 +14,7 @@ from virnucpro.scorer.features import GENE_LIKE
 from virnucpro.scorer.library import call
 from virnucpro.scorer.nets import Scorer
 from virnucpro.scorer.pieces import (
-    UNKNOWN,
+    N_CODES,
     Digits,
     Pieces,
     code_of,
@@ -28,9 +28,9 @@ from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
 from virnucpro.sequences.translate import reverse_complement
 
 # of RpoB, RpoC, S19, L2, S11 and S12, aligned over bacteria of several phyla
-HOST_PEPTIDES = re.compile(
-    rb"GDK[FLM]A[GSN]RHG[QN]KG|NADFDGDQM|GH[KM][LI][GA]EF[AS][PL]TR|NP[VI]DHPHGGGEG"
-    rb"|PHNGCRPPK[KR]R|KPNSA[LM]RK"
+HOST_PEPTIDES = (
+    *("GDK[FLM]A[GSN]RHG[QN]KG", "NADFDGDQM", "GH[KM][LI][GA]EF[AS][PL]TR"),
+    *("NP[VI]DHPHGGGEG", "PHNGCRPPK[KR]R", "KPNSA[LM]RK"),
 )
 # of 16S and 23S rRNA, from E. coli 518, 1394, 1930, 2490 and 2655 on: sites of primers for all
 # bacteria, and the loop that ricin cuts
@@ -49,34 +49,43 @@ NEAR = 3_000  # bases; a repeat that lies twice as far from an end is twice as s
 SHORTEST_REPEAT, LONGEST_REPEAT = 12, 300  # bases
 MOST_BY_CHANCE = 0.01  # expected number of repeats as good as one that is taken
 _WORD = 6  # letters; codons and composition make some common
+_SHORTEST = 8  # residues of a peptide of hosts
 _PEPTIDE_REACH, _RNA_REACH = 10_000, 3_000  # bases around them that are taken for the host's
-_BASES_AT_ONCE = 999_999  # that are translated; whole codons
+_BASES_AT_ONCE = 1_000_000  # whose codons are read
 _HAIRPIN = 2 / 3  # of the bases of a repeat that pair with each other: a terminator
 
 
 def genes_of(
-    sequence: str, scorer: Scorer, code: GeneticCode = STANDARD
+    sequence: str,
+    scorer: Scorer,
+    code: GeneticCode = STANDARD,
+    known: dict[str, float] | None = None,
 ) -> tuple[Counts, Counts, Values]:
     """The longest open stretches of a sequence in upper case, hardly overlapping, as proteins.
 
     Their starts and ends on the forward strand, and the log-odds of their proteins, NaN for one
-    without a known residue. (n,), (n,), (n,)
+    without a known residue. (n,), (n,), (n,). Those that are ``known`` are not scored again; the
+    others are put there.
 
     Raises:
         ValueError: the scorer has no nets for proteins.
     """
-    n_bases = len(sequence)
-    whole = Pieces(encode(sequence), np.array([0]), np.array([n_bases]))
-    kept = find_stretches(whole, code, SHORTEST_GENE)
-    frames = [_translations(sequence, strand, _letters(code)) for strand in range(2)]
+    known = {} if known is None else known
+    digits = encode(sequence)
+    kept = find_stretches(
+        Pieces(digits, np.array([0]), np.array([len(digits)])), code, SHORTEST_GENE
+    )
+    codons = [codon_codes(one).tobytes() for one in (digits, opposite_strand(digits))]
+    columns = (kept.strand.tolist(), kept.start.tolist(), kept.n_codons.tolist())
     proteins = [
-        frames[strand][start % 3][start // 3 : start // 3 + n_codons].decode("ascii")
-        for strand, start, n_codons in zip(
-            kept.strand.tolist(), kept.start.tolist(), kept.n_codons.tolist(), strict=True
-        )
+        codons[strand][start : start + 3 * n : 3].translate(_letters(code)).decode("ascii")
+        for strand, start, n in zip(*columns, strict=True)
     ]
-    first = np.where(kept.strand == 0, kept.start, n_bases - kept.start - 3 * kept.n_codons)
-    return first, first + 3 * kept.n_codons, score_proteins(proteins, scorer)
+    new = [protein for protein in dict.fromkeys(proteins) if protein not in known]
+    known |= zip(new, score_proteins(new, scorer).tolist(), strict=True)
+    log_odds = np.array([known[protein] for protein in proteins], dtype=np.float64)
+    first = np.where(kept.strand == 0, kept.start, len(digits) - kept.start - 3 * kept.n_codons)
+    return first, first + 3 * kept.n_codons, log_odds
 
 
 def trna_ends(sequence: str) -> list[int]:
@@ -100,23 +109,39 @@ def host_genes(sequence: str, code: GeneticCode = STANDARD) -> list[tuple[int, i
 
 def host_peptides(sequence: str, code: GeneticCode = STANDARD) -> list[int]:
     """Where, in bases, translations of the six frames hold a peptide that is a host's."""
-    if not sequence:
-        return []
-    length = len(sequence)
-    places = []
-    for strand in range(2):
-        frames = _translations(sequence, strand, _letters(code))
-        for frame, translation in enumerate(frames):
-            for match in HOST_PEPTIDES.finditer(translation):
-                place = frame + 3 * match.start()
-                places.append(place if strand == 0 else length - place)
+    table = _peptides(code)
+    longest = len(table)
+    places = set[int]()
+    for first in range(0, len(sequence), _BASES_AT_ONCE):
+        digits = encode(sequence[first : first + _BASES_AT_ONCE + 3 * longest])
+        for strand, bases in enumerate((digits, opposite_strand(digits))):
+            room, n_found = np.empty(len(bases) // 4 + 1, np.int64), np.empty(1, np.int64)
+            call("find_peptides", bases, len(bases), table, longest, _SHORTEST, room, n_found)
+            found = room[: n_found[0]]
+            places |= {*(first + (len(bases) - found if strand else found)).tolist()}
     return sorted(places)
+
+
+@cache
+def _peptides(code: GeneticCode) -> Digits:
+    """By place and code of a codon, a bit for each peptide that has it there, or ended before.
+
+    (longest, 125)
+    """
+    residues = [re.findall(r"\[([A-Z]+)\]|([A-Z])", peptide) for peptide in HOST_PEPTIDES]
+    table = np.zeros((max(map(len, residues)), N_CODES), dtype=np.uint8)
+    for number, of_peptide in enumerate(residues):
+        table[len(of_peptide) :] |= 1 << number
+        for place, letters in enumerate(of_peptide):
+            has_it = [chr(letter) in "".join(letters) for letter in _letters(code)[:N_CODES]]
+            table[place, has_it] |= 1 << number
+    return table
 
 
 def ribosomal_rna(sequence: str) -> list[int]:
     """Where, in bases, a sequence in upper case has what all 16S or 23S rRNA genes have."""
     places = []
-    for word in (*RIBOSOMAL_RNA, *map(reverse_complement, RIBOSOMAL_RNA)):
+    for word in _words_in(sequence, RIBOSOMAL_RNA):
         place = sequence.find(word)
         while place >= 0:
             places.append(place)
@@ -131,20 +156,6 @@ def _letters(code: GeneticCode) -> bytes:
     for codon, letter in zip(code.codons, code.letters, strict=True):
         letters[code_of(codon)] = ord(letter)
     return bytes(letters)
-
-
-def _translations(sequence: str, strand: int, letters: bytes) -> list[bytearray]:
-    """The three frames of a strand: a letter for each codon. Built in windows, to save memory."""
-    frames = [bytearray() for _ in range(3)]
-    for first in range(0, len(sequence), _BASES_AT_ONCE):
-        end = first + _BASES_AT_ONCE + 2  # the last codon begins within the window
-        low, high = (first, end) if strand == 0 else (len(sequence) - end, len(sequence) - first)
-        digits = encode(sequence[max(0, low) : high])
-        digits = digits if strand == 0 else opposite_strand(digits)
-        window = codon_codes(digits).tobytes().translate(letters)
-        for frame, translation in enumerate(frames):
-            translation += window[frame::3]
-    return frames
 
 
 def open_edges(sequence: str, place: int, code: GeneticCode) -> list[int]:
@@ -196,7 +207,7 @@ def inner_repeats(sequence: str, ends: tuple[int, int], shortest: int, reach: in
     """
     start, end = ends
     inside = start + shortest, end - shortest
-    n_inside = float(inside[1] - inside[0])
+    n_inside = np.array(inside[1] - inside[0], dtype=np.float64)
     near_start = max(0, start - reach), min(inside[0], start + reach)
     near_end = max(inside[1], end - reach), min(len(sequence), end + reach)
     each = [
@@ -210,7 +221,7 @@ def _repeats(
     sequence: str,
     of_left: tuple[int, int],
     of_right: tuple[int, int],
-    places: Callable[[int, int], tuple[float, float]],
+    places: Callable[[Counts, Counts], tuple[Values, Values]],
 ) -> list[Repeat]:
     """The repeats of two parts of a sequence, see ``direct_repeats``.
 
@@ -222,18 +233,20 @@ def _repeats(
         return []
     chance = _chance(left, right)
     words = _common_words(left, right)
+    start, end = first + words[:, 0], second + words[:, 1] + words[:, 2]
+    at_start, at_end = places(start, end)
+    by_length = np.array([chance**n for n in range(LONGEST_REPEAT + 2)])
+    by_chance = at_start * at_end * by_length[words[:, 2]]
+    is_rare = (start + 2 * words[:, 2] <= end) & (by_chance < MOST_BY_CHANCE)
+    most = np.maximum(at_start, at_end)
     candidates = []
-    for i, j, n in words.tolist():
-        if first + i + n > second + j:
-            continue
-        at = places(first + i, second + j + n)
-        expected = at[0] * at[1] * chance**n
-        if expected >= MOST_BY_CHANCE or _is_hairpin(left[i : i + n]):
-            continue
-        if _n_alike(words, i, j) > LONGEST_REPEAT:
+    for row in np.flatnonzero(is_rare).tolist():
+        i, j, n = words[row].tolist()
+        if _is_hairpin(left[i : i + n]) or _n_alike(words, i, j) > LONGEST_REPEAT:
             continue
         bases = sequence[first + i : first + i + n]
-        candidates.append((expected, max(at), Repeat(0, first + i, second + j + n, bases)))
+        repeat = Repeat(0, first + i, second + j + n, bases)
+        candidates.append((float(by_chance[row]), float(most[row]), repeat))
     counts = _counts_of(sequence, [repeat.bases for _, _, repeat in candidates])
     repeats = []
     for (expected, n_places, repeat), count in zip(candidates, counts, strict=True):
@@ -248,44 +261,46 @@ def _counts_of(sequence: str, words: Sequence[str]) -> list[int]:
     """How often a sequence has each word, on both strands."""
     if not words:
         return []
-    both = [*words, *map(reverse_complement, words)]
-    text, of_words = (
-        np.frombuffer(letters.encode("ascii", "replace"), np.uint8)
-        for letters in (sequence, "".join(both))
-    )
-    lengths = np.array([len(word) for word in both], dtype=np.int64)
-    counts = np.empty(len(both), dtype=np.int64)
-    call("count_words", text, len(text), of_words, lengths, len(both), counts)
+    counts = _count([*words, *map(reverse_complement, words)], sequence)
     total: list[int] = counts.reshape(2, -1).sum(axis=0).tolist()
     return total
 
 
-def _places(n_bases: int) -> float:
+def _words_in(sequence: str, words: Sequence[str]) -> list[str]:
+    """The words, and those of the other strand, that a sequence has."""
+    both = [*words, *map(reverse_complement, words)]
+    return [word for word, n in zip(both, _count(both, sequence).tolist(), strict=True) if n]
+
+
+def _count(words: Sequence[str], sequence: str) -> Counts:
+    """How often a sequence has each word, as it is written, none on another. -> (n,)"""
+    of_words, n = _letters_of("".join(words)), len(words)
+    lengths = np.array([len(word) for word in words], dtype=np.int64)
+    ends, counts = np.zeros((2, n), dtype=np.int64)
+    for first in range(0, len(sequence), _BASES_AT_ONCE):
+        text = _letters_of(sequence[first : first + _BASES_AT_ONCE + int(lengths.max())])
+        numbers = of_words, lengths, n, ends, counts
+        call("count_words", text, len(text), _BASES_AT_ONCE, *numbers)
+        ends = np.maximum(0, ends - _BASES_AT_ONCE)
+    return counts
+
+
+def _letters_of(text: str) -> Digits:
+    return np.frombuffer(text.encode("ascii", "replace"), np.uint8)
+
+
+def _places(n_bases: Counts) -> Values:
     """The number of places that lie as near to an end, or nearer; far ones count for more."""
     n_bases = abs(n_bases)
-    return (2 * n_bases + 1) * max(1.0, n_bases / NEAR)
+    return np.asarray((2 * n_bases + 1) * np.maximum(1.0, n_bases / NEAR))
 
 
 def _chance(left: Digits, right: Digits) -> float:
     """The probability of two bases to be equal, from that of words of ``_WORD`` letters."""
-    words = np.concatenate([_words(left, _WORD), _words(right, _WORD)])
-    counts = np.bincount(words[words >= 0], minlength=4**_WORD).astype(np.float64)
-    n_words = counts.sum()
-    n_pairs = max(1.0, n_words * (n_words - 1))
-    return float((max(1.0, (counts * (counts - 1)).sum()) / n_pairs) ** (1 / _WORD))
-
-
-def _words(digits: Digits, size: int) -> Counts:
-    """Each word of so many letters as a number; -1 for one with an unknown letter. (n,) -> (m,)"""
-    n_words = max(0, len(digits) - size + 1)
-    words, is_known = np.zeros(n_words, dtype=np.int64), np.ones(n_words, dtype=np.bool_)
-    for i in range(size):
-        letters = digits[i : i + n_words]
-        words *= 4
-        words += letters
-        is_known &= letters != UNKNOWN
-    words[~is_known] = -1
-    return words
+    counts = np.empty(2, dtype=np.int64)
+    call("equal_words", left, len(left), right, len(right), _WORD, counts)
+    n_words, n_equal = map(float, counts)
+    return float((max(1.0, n_equal) / max(1.0, n_words * (n_words - 1))) ** (1 / _WORD))
 
 
 def _common_words(left: Digits, right: Digits) -> Counts:

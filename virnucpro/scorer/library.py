@@ -35,6 +35,7 @@ _WORDS = (_BYTES, _array(np.int32), _array(np.uint16), c_int64)
 # what these are worth
 _NETS = (_FLOATS, _FLOATS, c_int64, c_int64, _COUNTS, _array(np.int8), _array(np.int32), _FLOATS)
 _SIGNATURES = {
+    "encode_bases": (_BYTES, c_int64, _BYTES),
     "read_bases": (_BYTES, c_int64, _BYTES, *_READ),
     "piece_features": (*_PIECES, _BYTES, *_WORDS, _BYTES, _FLOATS, _BYTES),
     "mean_features": (*_PIECES, _BYTES, *_WORDS, _BYTES, _COUNTS, c_int64, c_int64, _VALUES),
@@ -51,7 +52,7 @@ _SIGNATURES = {
     ),
     "terminal_repeats": (_BYTES, _COUNTS, _COUNTS, c_int64, _COUNTS, _COUNTS),
     "longest_open": (
-        *(_BYTES, _COUNTS, _COUNTS, c_int64, _BYTES, _BYTES, c_int64),
+        *(_BYTES, _COUNTS, _COUNTS, c_int64, _BYTES, _BYTES, c_int64, c_double),
         *(_COUNTS, _COUNTS),
     ),
     "net_log_odds": (_FLOATS, c_int64, *_NETS, _VALUES),
@@ -64,9 +65,15 @@ _SIGNATURES = {
         *(c_double, c_double, c_double, c_double, _VALUES),
     ),
     "common_words": (_BYTES, c_int64, _BYTES, c_int64, c_int64, c_int64, _COUNTS, _COUNTS),
-    "count_words": (_BYTES, c_int64, _BYTES, _COUNTS, c_int64, _COUNTS),
+    "count_words": (_BYTES, c_int64, c_int64, _BYTES, _COUNTS, c_int64, _COUNTS, _COUNTS),
+    "equal_words": (_BYTES, c_int64, _BYTES, c_int64, c_int64, _COUNTS),
+    "find_peptides": (_BYTES, c_int64, _BYTES, c_int64, c_int64, _COUNTS, _COUNTS),
     "open_words": (_BYTES, _array(np.uint16), _array(np.int32), _BYTES),
     "owners_of": (_COUNTS, c_int64, *_WORDS, _BYTES),
+    "protein_composition": (_BYTES, _COUNTS, c_int64, _BYTES, _FLOATS),
+    "protein_shared": (
+        *(_BYTES, _COUNTS, c_int64, *_WORDS, *4 * (_array(np.int8),), c_double, _FLOATS),
+    ),
 }
 
 

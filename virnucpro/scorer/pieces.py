@@ -46,12 +46,6 @@ _ENDS = np.array(
 )
 Digits = NDArray[np.uint8]
 
-_DIGITS = bytes(
-    next(
-        (digit for digit, of in enumerate(("Aa", "Cc", "Gg", "TtUu")) if chr(letter) in of), UNKNOWN
-    )
-    for letter in range(256)
-)
 _ENCODED_AT_ONCE = 1_000_000  # letters
 
 
@@ -178,7 +172,7 @@ def encode(sequence: str) -> Digits:
     digits = np.empty(len(sequence), dtype=np.uint8)
     for first in range(0, len(sequence), _ENCODED_AT_ONCE):
         part = sequence[first : first + _ENCODED_AT_ONCE].encode("ascii", "replace")
-        digits[first : first + len(part)] = np.frombuffer(part.translate(_DIGITS), np.uint8)
+        call("encode_bases", np.frombuffer(part, np.uint8), len(part), digits[first:])
     return digits
 
 
@@ -235,11 +229,12 @@ def find_open_codes(sequences: Sequence[str]) -> list[int | None]:
 def _longest_open(sequences: Sequence[str]) -> tuple[Counts, Counts]:
     """How often each base is in a sequence, and the codons of the longest stretch without a stop.
 
-    The stretch is that of any of the six frames, for each code. n -> (n, 4), (n, n_codes)
+    The stretch is that of any of the six frames, for each code; it is not looked for where C and
+    G are common. n -> (n, 4), (n, n_codes)
     """
     lengths, n = np.array(list(map(len, sequences)), dtype=np.int64), len(sequences)
     counts, longest = np.empty((n, 4), dtype=np.int64), np.empty((n, len(_CODES)), dtype=np.int64)
-    of_codes = _stop_of_code(), _ENDS, len(_CODES)
+    of_codes = _stop_of_code(), _ENDS, len(_CODES), _MOST_GC
     digits, starts = encode("".join(sequences)), np.cumsum(lengths) - lengths
     call("longest_open", digits, starts, lengths, n, *of_codes, counts, longest)
     return counts, longest

@@ -14,15 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from virnucpro.ground.numeric import Counts, Mask, Values
-from virnucpro.scorer.words import (
-    AMINO_ACIDS,
-    N_WORD_FIGURES,
-    NO_RESIDUE,
-    Residues,
-    WordTable,
-    word_figures,
-    words_in,
-)
+from virnucpro.scorer.library import call
+from virnucpro.scorer.words import AMINO_ACIDS, N_WORD_FIGURES, NO_RESIDUE, Residues, WordTable
 
 SHORTEST = 50  # residues of a protein that is scored
 N_RESIDUES, N_PAIRS = len(AMINO_ACIDS), len(AMINO_ACIDS) ** 2
@@ -101,30 +94,29 @@ def spelling(proteins: Proteins) -> Features:
 
 
 def shared(proteins: Proteins, words: WordTable, ratios: Sequence[Ratios]) -> Features:
-    """The words that it shares with viruses and cells, and log ratios of its patterns. (n, 18)"""
-    of_patterns = [
-        pattern_figures(proteins, pattern, of_pattern)
-        for pattern, of_pattern in zip(PATTERNS, ratios, strict=True)
-    ]
-    return np.hstack([owner_figures(proteins, words), *of_patterns])
+    """The words that it shares with viruses and cells, and log ratios of its patterns. (n, 18)
+
+    Roots of the shares of words that others have too, by their owners; of the log ratios of each
+    pattern, whose places the library knows: mean, mean of the rises, root of the mean square.
+    """
+    figures = np.empty((len(proteins), N_FEATURES - N_COMPOSITION - N_FIGURES), dtype=np.float32)
+    rows = proteins.residues, proteins.lengths, len(proteins)
+    call("protein_shared", *rows, *words.arguments, *ratios, RATIO_STEP, figures)
+    return figures
 
 
-def occurrences(
-    proteins: Proteins, places: Sequence[int], n_letters: int = N_RESIDUES
-) -> tuple[Counts, Counts]:
+def occurrences(proteins: Proteins, places: Sequence[int]) -> tuple[Counts, Counts]:
     """Each place where a pattern lies inside a protein: the protein, and what is read there.
 
-    That is a number of as many digits as the pattern has places. The letters are the residues, or
-    their classes.
+    That is a number of as many digits as the pattern has places.
     """
     residues, owner = proteins.residues, proteins.owner
-    letters = residues if n_letters == N_RESIDUES else _CLASS_OF[residues]
     n = max(0, len(residues) - places[-1])
     is_inside: Mask = owner[:n] == owner[len(residues) - n :]
     numbers = np.zeros(n, dtype=np.int64)
     for place in places:
-        numbers *= n_letters
-        numbers += letters[place : place + n]
+        numbers *= N_RESIDUES
+        numbers += residues[place : place + n]
         is_inside &= residues[place : place + n] < NO_RESIDUE
     found = np.flatnonzero(is_inside)
     return owner[found], numbers[found]
@@ -137,18 +129,10 @@ def n_numbers(places: Sequence[int]) -> int:
 
 def composition(proteins: Proteins) -> Features:
     """Roots of the shares of residues, of pairs, and of pairs of classes. -> (n, 720)"""
-    blocks = [_root_shares(proteins, (0,), N_RESIDUES), _root_shares(proteins, (0, 1), N_RESIDUES)]
-    blocks += [_root_shares(proteins, (0, gap + 1), N_CLASSES) for gap in GAPS]
-    return np.hstack(blocks)
-
-
-def _root_shares(proteins: Proteins, places: Sequence[int], n_letters: int) -> Features:
-    owner, numbers = occurrences(proteins, places, n_letters)
-    n, n_columns = len(proteins), n_letters ** len(places)
-    counts = np.bincount(owner * n_columns + numbers, minlength=n * n_columns)
-    shares = counts.reshape(n, n_columns).astype(np.float32)
-    shares /= np.maximum(1, shares.sum(axis=1, keepdims=True))
-    return np.sqrt(shares, out=shares)
+    shares = np.empty((len(proteins), N_COMPOSITION), dtype=np.float32)
+    rows = proteins.residues, proteins.lengths, len(proteins)
+    call("protein_composition", *rows, _CLASS_OF, shares)
+    return shares
 
 
 def figures(proteins: Proteins) -> Features:
@@ -231,23 +215,3 @@ def _simple(proteins: Proteins) -> Values:
         np.bincount(owner[:n][chosen], minlength=len(proteins)) for chosen in (is_inside, is_few)
     )
     return np.asarray(n_few / np.maximum(1, n_windows))
-
-
-def owner_figures(proteins: Proteins, words: WordTable) -> Features:
-    """Roots of the shares of words that others have too, by their owners. -> (n, 6)"""
-    owner = proteins.owner
-    places, numbers = words_in(proteins.residues, owner)
-    return word_figures(words.owners_of(numbers), owner[places], len(proteins)).astype(np.float32)
-
-
-def pattern_figures(proteins: Proteins, pattern: Sequence[int], ratios: Ratios) -> Features:
-    """Of the log ratios of its occurrences: mean, mean of the rises, root of the mean square."""
-    n = len(proteins)
-    owner, numbers = occurrences(proteins, pattern)
-    values = ratios[numbers].astype(np.int64)  # whole: no sum depends on the other proteins
-    sums = [
-        np.bincount(owner, of_values, minlength=n)
-        for of_values in (values, np.maximum(values, 0), values**2)
-    ]
-    mean, rises, square = np.array(sums) / np.maximum(1, np.bincount(owner, minlength=n))
-    return (np.stack([mean, rises, np.sqrt(square)], axis=1) * RATIO_STEP).astype(np.float32)

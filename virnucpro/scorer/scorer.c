@@ -118,6 +118,16 @@ static uint8_t other_of(int code) {
     return 25 * opposite(code % 5) + 5 * opposite(code / 5 % 5) + opposite(code / 25);
 }
 
+/* The digits of letters, in either case; U is T. Without a table, so that compilers take many. */
+int encode_bases(const uint8_t *letters, int64_t n, uint8_t *restrict digits) {
+    for (int64_t i = 0; i < n; i++) {
+        uint8_t letter = letters[i] | 0x20, is_t = (letter & 0xfe) == 't'; /* or u */
+        uint8_t less = 4 * (letter == 'a') + 3 * (letter == 'c') + 2 * (letter == 'g') + is_t;
+        digits[i] = UNKNOWN - less;
+    }
+    return 0;
+}
+
 /* Numbers of tetranucleotides, by the code of a codon and the digit behind it: the same for a
  * word and its reverse complement; N_TETRA for one with an unknown base. */
 static void number_tetra(uint8_t tetra[5 * N_CODES]) {
@@ -1177,11 +1187,12 @@ int terminal_repeats(const uint8_t *digits, const int64_t *starts, const int64_t
 /* Of each piece: how often it has each known base, and the codons of its longest open stretch of
  * all frames, by each code: (n, 4), (n, n_codes).
  *
+ * It is 0 where more bases than a share of ``most_gc`` are C and G.
  * By codon: 0 for no stop, 1 to 3 for a stop of the forward strand, 4 to 6 for one of the reverse.
  * By code and these: whether it ends a stretch. */
 int longest_open(const uint8_t *digits, const int64_t *starts, const int64_t *lengths, int64_t n,
-                 const uint8_t *stop_of, const uint8_t *is_end, int64_t n_codes, int64_t *counts,
-                 int64_t *longest) {
+                 const uint8_t *stop_of, const uint8_t *is_end, int64_t n_codes, double most_gc,
+                 int64_t *counts, int64_t *longest) {
     enum { KINDS = 7 };
     int64_t(*last)[6] = malloc((n_codes + 1) * sizeof *last); /* place of the last stop so far */
     if (!last)
@@ -1196,6 +1207,9 @@ int longest_open(const uint8_t *digits, const int64_t *starts, const int64_t *le
         }
         for (int64_t place = 0; place < lengths[i]; place++)
             of_base[bases[place]]++;
+        memcpy(counts, of_base, 4 * sizeof(int64_t));
+        if ((double)(of_base[1] + of_base[2] - 1) > most_gc * (double)lengths[i])
+            continue; /* one base more: its share is compared by others, and rounded */
         for (int64_t place = 0; place + 2 < lengths[i]; place++) {
             int stop = stop_of[25 * bases[place] + 5 * bases[place + 1] + bases[place + 2]];
             int frame = stop ? (int)(place % 3) + (stop > 3 ? 3 : 0) : 0;
@@ -1211,9 +1225,124 @@ int longest_open(const uint8_t *digits, const int64_t *starts, const int64_t *le
                 longest[code] = at_least(lengths[i] - last[code][frame], longest[code]);
             longest[code] = longest[code] / 3 - 1;
         }
-        memcpy(counts, of_base, 4 * sizeof(int64_t));
     }
     free(last);
+    return 0;
+}
+
+/* Proteins: residues side by side, N_RESIDUES for what is none */
+
+enum { N_CLASSES = 10, MOST_GAP_BETWEEN = 3, N_PATTERNS = 4, MOST_OF_PATTERN = 4 };
+
+/* Places of the residues that each pattern reads; -1 behind the last. */
+static const int PATTERNS[N_PATTERNS][MOST_OF_PATTERN] = {
+    {0, 1, 2, -1}, {0, 1, 2, 3}, {0, 1, 3, 4}, {0, 2, 3, 5}};
+
+static void write_shares_of_all(const int32_t *counts, int n, float *out) {
+    int32_t total = 0;
+    for (int i = 0; i < n; i++)
+        total += counts[i];
+    for (int i = 0; i < n; i++)
+        out[i] = sqrtf((float)counts[i] / (float)(total > 1 ? total : 1));
+}
+
+/* Roots of the shares of residues, of pairs, and of pairs of classes with one to three between. */
+int protein_composition(const uint8_t *residues, const int64_t *lengths, int64_t n,
+                        const uint8_t *class_of, float *out) {
+    for (int64_t protein = 0; protein < n; residues += lengths[protein++]) {
+        int32_t single[N_RESIDUES] = {0}, pairs[N_PAIRS] = {0};
+        int32_t apart[MOST_GAP_BETWEEN][N_CLASSES * N_CLASSES] = {{0}};
+        for (int64_t i = 0; i < lengths[protein]; i++) {
+            uint8_t residue = residues[i];
+            if (residue >= N_RESIDUES)
+                continue;
+            single[residue]++;
+            if (i && residues[i - 1] < N_RESIDUES)
+                pairs[N_RESIDUES * residues[i - 1] + residue]++;
+            for (int64_t gap = 1; gap <= MOST_GAP_BETWEEN && gap < i; gap++) {
+                uint8_t before = residues[i - gap - 1];
+                if (before < N_RESIDUES)
+                    apart[gap - 1][N_CLASSES * class_of[before] + class_of[residue]]++;
+            }
+        }
+        write_shares_of_all(single, N_RESIDUES, out);
+        write_shares_of_all(pairs, N_PAIRS, out + N_RESIDUES);
+        out += N_RESIDUES + N_PAIRS;
+        for (int gap = 0; gap < MOST_GAP_BETWEEN; gap++, out += N_CLASSES * N_CLASSES)
+            write_shares_of_all(apart[gap], N_CLASSES * N_CLASSES, out);
+    }
+    return 0;
+}
+
+/* Roots of the shares of words of a protein that others have too, by their owners. */
+static void write_owners_of_protein(const uint8_t *residues, int64_t length, const Words *words,
+                                    uint64_t *hashes, uint8_t *owners, float *out) {
+    int64_t number = 0, most = 1, n_known = 0, n_words = 0, counts[N_OWNERS] = {0};
+    for (int i = 1; i < WORD; i++)
+        most *= N_RESIDUES;
+    for (int64_t i = 0; i < length; i++) {
+        n_known = residues[i] < N_RESIDUES ? n_known + 1 : 0;
+        number = n_known ? number % most * N_RESIDUES + residues[i] : 0;
+        if (n_known >= WORD)
+            hashes[n_words++] = hash_of(number);
+    }
+    owners_of_hashes(words, hashes, n_words, owners);
+    for (int64_t i = 0; i < n_words; i++)
+        counts[owners[i]]++;
+    counts[ONE_VIRAL] *= RARITY;
+    counts[ONE_CELLULAR] *= RARITY;
+    for (int owner = 1; owner < N_OWNERS; owner++)
+        out[owner - 1] = (float)sqrt((double)counts[owner] / (double)at_least(1, n_words));
+}
+
+/* Of the log ratios of a pattern in a protein: mean, mean of the rises, root of the mean square. */
+static void write_pattern(const uint8_t *residues, int64_t length, const int *places,
+                          const int8_t *ratios, double step, float *out) {
+    int64_t sum = 0, rises = 0, squares = 0, n = 0;
+    int n_places = places[MOST_OF_PATTERN - 1] < 0 ? MOST_OF_PATTERN - 1 : MOST_OF_PATTERN;
+    for (int64_t i = 0; i + places[n_places - 1] < length; i++) {
+        int64_t number = 0, ratio;
+        int is_known = 1;
+        for (int place = 0; place < n_places; place++) {
+            is_known &= residues[i + places[place]] < N_RESIDUES;
+            number = N_RESIDUES * number + residues[i + places[place]];
+        }
+        if (!is_known)
+            continue;
+        ratio = ratios[number];
+        sum += ratio;
+        rises += ratio > 0 ? ratio : 0;
+        squares += ratio * ratio;
+        n++;
+    }
+    out[0] = (float)((double)sum / (double)at_least(1, n) * step);
+    out[1] = (float)((double)rises / (double)at_least(1, n) * step);
+    out[2] = (float)(sqrt((double)squares / (double)at_least(1, n)) * step);
+}
+
+/* What proteins share with viruses and cells: figures of words, and of each pattern. (n, 18) */
+int protein_shared(const uint8_t *residues, const int64_t *lengths, int64_t n,
+                   const uint8_t *hints, const int32_t *first, const uint16_t *entries,
+                   int64_t n_entries, const int8_t *ratios_0, const int8_t *ratios_1,
+                   const int8_t *ratios_2, const int8_t *ratios_3, double step, float *out) {
+    const int8_t *ratios[N_PATTERNS] = {ratios_0, ratios_1, ratios_2, ratios_3};
+    Words words = {hints, first, entries, n_entries};
+    int64_t longest = longest_of(lengths, n);
+    uint64_t *hashes = malloc((longest + 1) * sizeof(uint64_t));
+    uint8_t *owners = malloc(longest + 1);
+    if (!hashes || !owners) {
+        free(hashes);
+        free(owners);
+        return -1;
+    }
+    for (int64_t i = 0; i < n; residues += lengths[i++]) {
+        write_owners_of_protein(residues, lengths[i], &words, hashes, owners, out);
+        out += N_OWNERS - 1;
+        for (int pattern = 0; pattern < N_PATTERNS; pattern++, out += 3)
+            write_pattern(residues, lengths[i], PATTERNS[pattern], ratios[pattern], step, out);
+    }
+    free(hashes);
+    free(owners);
     return 0;
 }
 
@@ -1819,25 +1948,42 @@ int log_posteriors(const double *evidence, const double *steps, int64_t n, doubl
 
 /* The log-probability of all items over all paths, for each departure of their host's level:
  * contrasts (n,), departures (k,) -> (k,). What a contrast adds for a virus beside a host is
- * per_square * distance * (contrast - departure - distance / 2). */
+ * per_square * distance * (contrast - departure - distance / 2). Probabilities are multiplied, and
+ * the logarithm of what they are scaled by is kept beside them. */
 int log_likelihoods(const double *contrasts, const double *steps, int64_t n,
                     const double *departures, int64_t n_departures, double host_first,
                     double virus_first, double per_square, double distance, double *out) {
+    const double smallest = 1e-100;
+    double *change = malloc((4 * n + 1) * sizeof(double));
+    if (!change)
+        return -1;
+    for (int64_t i = 0; i < 4 * (n - 1); i++)
+        change[i] = exp(steps[i]);
     for (int64_t k = 0; k < n_departures; k++) {
-        double host = host_first, virus = virus_first, squares = 0;
+        double host = exp(host_first), virus = exp(virus_first), scale = 0, squares = 0;
         for (int64_t i = 0; i < n; i++) {
-            const double *step = steps + 4 * (i - 1);
-            double value = contrasts[i] - departures[k];
+            const double *step = change + 4 * (i - 1);
+            double value = contrasts[i] - departures[k], added, host_before = host;
             squares += value * value;
             if (i) {
-                double host_before = host;
-                host = log_sum(host + step[0], virus + step[2]);
-                virus = log_sum(host_before + step[1], virus + step[3]);
+                host = host * step[0] + virus * step[2];
+                virus = host_before * step[1] + virus * step[3];
             }
-            virus += per_square * distance * (value - distance / 2);
+            added = per_square * distance * (value - distance / 2);
+            if (added > 0) { /* the other one is less likely, so that nothing overflows */
+                host *= exp(-added);
+                scale += added;
+            } else
+                virus *= exp(added);
+            if (host + virus < smallest) {
+                host /= smallest;
+                virus /= smallest;
+                scale += log(smallest);
+            }
         }
-        out[k] = log_sum(host, virus) - per_square * squares / 2;
+        out[k] = log(host + virus) + scale - per_square * squares / 2;
     }
+    free(change);
     return 0;
 }
 
@@ -1911,25 +2057,70 @@ int common_words(const uint8_t *left, int64_t n_left, const uint8_t *right, int6
     return 0;
 }
 
-/* How often a text has each of some words of twelve letters or more, none on another of its kind.
+/* Words of so many letters, six at most, in both rows: how many there are, and how many ordered
+ * pairs of them are equal. Those with an unknown letter do not count. */
+int equal_words(const uint8_t *left, int64_t n_left, const uint8_t *right, int64_t n_right,
+                int64_t size, int64_t *counts) {
+    int64_t n_of_word[1 << 12] = {0}, n_equal = 0, n_words = 0;
+    for (int part = 0; part < 2; part++) {
+        const uint8_t *digits = part ? right : left;
+        int64_t n = part ? n_right : n_left, word = 0, n_known = 0;
+        for (int64_t i = 0; i < n; i++) {
+            n_known = digits[i] < UNKNOWN ? n_known + 1 : 0;
+            word = (4 * word + (digits[i] & 3)) & ((INT64_C(1) << 2 * size) - 1);
+            n_of_word[word] += n_known >= size;
+        }
+    }
+    for (int64_t word = 0; word < INT64_C(1) << 2 * size; word++) {
+        n_words += n_of_word[word];
+        n_equal += n_of_word[word] * (n_of_word[word] - 1);
+    }
+    counts[0] = n_words;
+    counts[1] = n_equal;
+    return 0;
+}
+
+/* Where the codons of a strand spell one of some patterns, in any frame: its first bases, rising.
  *
+ * The table has a bit for each pattern, by place and code of a codon: whether the pattern has its
+ * residue there, or ended before. There is room for a place in each four bases. */
+int find_peptides(const uint8_t *digits, int64_t n, const uint8_t *table, int64_t longest,
+                  int64_t shortest, int64_t *places, int64_t *n_places) {
+    int64_t n_codes = n + 3 * longest, n_found = 0;
+    uint8_t *codes = malloc(n_codes);
+    if (!codes)
+        return -1;
+    for (int64_t i = 0; i < n - 2; i++)
+        codes[i] = 25 * digits[i] + 5 * digits[i + 1] + digits[i + 2];
+    for (int64_t i = at_least(0, n - 2); i < n_codes; i++)
+        codes[i] = N_CODES - 1; /* behind the end: no residue */
+    for (int64_t i = 0; i + 3 * shortest <= n; i++) {
+        uint8_t found = table[codes[i]] & table[N_CODES + codes[i + 3]]; /* rarely any */
+        for (int64_t place = 2; found && place < longest; place++)
+            found &= table[N_CODES * place + codes[i + 3 * place]];
+        if (found)
+            places[n_found++] = i;
+    }
+    free(codes);
+    *n_places = n_found;
+    return 0;
+}
+
+/* Add how often each of some words of twelve letters or more begins in the first letters of a text.
+ *
+ * None lies on another of its kind: ends has where the next one may begin, for the text behind, too.
  * Wherever such a word lies, eight of its letters begin at a multiple of five: only these places of
  * the text are looked at. */
-int count_words(const uint8_t *text, int64_t n, const uint8_t *words, const int64_t *lengths,
-                int64_t n_words, int64_t *counts) {
+int count_words(const uint8_t *text, int64_t n, int64_t n_first, const uint8_t *words,
+                const int64_t *lengths, int64_t n_words, int64_t *ends, int64_t *counts) {
     enum { EVERY = 5 };
     const uint64_t multiplier = UINT64_C(0x9E3779B97F4A7C15);
     uint8_t *is_part = calloc(1 << 13, 1); /* a bit for each hash of eight letters */
-    int64_t *end = calloc(n_words + 1, sizeof(int64_t));
     const uint8_t *word = words;
     uint64_t eight, hash;
-    if (!is_part || !end) {
-        free(is_part);
-        free(end);
+    if (!is_part)
         return -1;
-    }
     for (int64_t i = 0; i < n_words; word += lengths[i++]) {
-        counts[i] = 0;
         for (int first = 0; first < EVERY; first++) {
             memcpy(&eight, word + first, 8);
             hash = eight * multiplier >> 48;
@@ -1944,13 +2135,12 @@ int count_words(const uint8_t *text, int64_t n, const uint8_t *words, const int6
         word = words;
         for (int64_t i = 0; i < n_words; word += lengths[i++])
             for (int64_t start = place - EVERY + 1; start <= place; start++)
-                if (start >= end[i] && start + lengths[i] <= n &&
+                if (start >= ends[i] && start < n_first && start + lengths[i] <= n &&
                     memcmp(word, text + start, lengths[i]) == 0) {
                     counts[i]++;
-                    end[i] = start + lengths[i];
+                    ends[i] = start + lengths[i];
                 }
     }
     free(is_part);
-    free(end);
     return 0;
 }

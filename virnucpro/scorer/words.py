@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.ground.numeric import Counts, Values
+from virnucpro.ground.numeric import Counts
 from virnucpro.scorer.library import call
 from virnucpro.scorer.pieces import N_CODES, code_of
 from virnucpro.sequences.genetic_code import STANDARD, STOP
@@ -76,8 +76,9 @@ class WordTable:
         entries. In the sample hardly a beginning is free.
         """
         hints = np.zeros(N_BUCKETS >> 1 << _HINT_BITS >> 3, dtype=np.uint8)
-        first = np.empty(N_BUCKETS + 1, dtype=np.int32)
-        call("open_words", self.n_of_bucket, self.entries, first, hints)
+        first = np.zeros(N_BUCKETS + 1, dtype=np.int32)
+        if len(self):
+            call("open_words", self.n_of_bucket, self.entries, first, hints)
         return hints, first, self.entries, len(self)
 
     def owners_of(self, numbers: Numbers) -> NDArray[np.uint8]:
@@ -100,16 +101,3 @@ def words_in(residues: Residues, owner: Counts) -> tuple[Counts, Numbers]:
     is_word &= owner[: len(is_word)] == owner[len(owner) - len(is_word) :]
     places = np.flatnonzero(is_word)
     return places, numbers[places]
-
-
-def word_figures(owners: NDArray[np.uint8], piece: Counts, n: int) -> Values:
-    """Roots of the shares of words that others have too, of n pieces, by their owners. (n, 6)
-
-    A word that one group has stands for the others that the sample leaves out.
-    """
-    counts = np.bincount(piece * (N_WORD_FIGURES + 1) + owners, minlength=n * (N_WORD_FIGURES + 1))
-    counts = counts.reshape(n, N_WORD_FIGURES + 1)
-    n_words = counts.sum(axis=1, keepdims=True)
-    counts[:, [ONE_VIRAL, ONE_CELLULAR]] *= RARITY
-    figures: Values = np.sqrt(counts[:, 1:] / np.maximum(1, n_words))
-    return figures

@@ -306,8 +306,9 @@
     const { columns } = regions, n = columns.start.length;
     const record = lines(columns.record, n), { files } = regions;
     const { file, start, end, posterior, verdict, score } = columns;
+    const evidence = lines(columns.evidence, n).map((said) => said.replaceAll(";", ", "));
     const length = start.map((from, i) => end[i] - from + 1);
-    const words = record.map((id, i) => `${id}\n${files[file[i]]}`.toLowerCase());
+    const words = record.map((id, i) => `${id}\n${files[file[i]]}\n${evidence[i]}`.toLowerCase());
     const show = showMap(document.getElementById("map"), tracks);
     const ofTrack = new Map(tracks.map((track, k) => [`${track.file}\t${track.record}`, k]));
     const shown = [
@@ -319,6 +320,7 @@
       { key: "posterior", label: "posterior", values: posterior, text: scaled(posterior, 1e4, 4), look: "n w-n", falls: true },
       { key: "score", label: "record's score", values: score, text: scaled(score, 1e6, 6), look: "n w-score", falls: true, only: has(score) },
       { key: "verdict", label: "in viruses.tsv", values: verdict, text: (i) => (verdict[i] ? "yes" : "no"), look: "w-score", falls: true },
+      { key: "evidence", label: "evidence", values: evidence, text: (i) => evidence[i], look: "w-evidence", only: has(evidence) },
     ].filter((column) => column.only !== false);
     showGrid(document.getElementById("region-table"), {
       noun: "region", n, shown, named: "record", sorted: { key: "posterior", falling: true },
