@@ -12,7 +12,8 @@ Contigs of 20,000 bases are all phage, and contigs of 20,000 or 50,000 end with 
 
 What finds them was learned without the file of the host. The nets of the scorer have seen these
 phages: the numbers found are too good, and the ends say how well landmarks are told. A lysogen is
-exact if both ends are at most 5 bases off: bases may agree by chance beyond a repeat.
+exact if both ends are at most 5 bases off: bases may agree by chance beyond a repeat. The regions
+of the class prophage are counted, too.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from __future__ import annotations
 import argparse
 import csv
 import gzip
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -49,7 +51,10 @@ FLANKS = 120_000
 REPEAT = (14, 46)
 CLOSE_GC = 0.06
 EXACT = 5
-COLUMNS = ("F1", "found", "exact", "false", "regions", "merged", "split", "ends_50", "ends_90")
+COLUMNS = (
+    *("F1", "found", "exact", "false", "regions", "class_prophage"),
+    *("merged", "split", "ends_50", "ends_90"),
+)
 
 
 class Made(NamedTuple):
@@ -183,7 +188,7 @@ def main() -> None:
     phages, scorer = read_phages(options.catalogues), own_scorer()
     read_genes = partial(genes_of, scorer=scorer)
     figures: dict[str, list[RegionFigures]] = {}
-    n_exact: dict[str, int] = {}
+    n_exact, n_judged = Counter[str](), Counter[str]()
     for seed in options.seeds:
         for kind, made in Maker(phages, hosts, seed).each(options.each):
             items = Items.of(made.sequence, scorer, SIZE, STEP)
@@ -192,7 +197,8 @@ def main() -> None:
             regions = [(region.start, region.end) for region in found]
             truth = Truth(made.prophages)
             figures.setdefault(kind, []).append(measure_regions(regions, truth, len(made.sequence)))
-            n_exact[kind] = n_exact.get(kind, 0) + sum(
+            n_judged[kind] += sum(region.region_class == "prophage" for region in found)
+            n_exact[kind] += sum(
                 any(abs(a - start) <= EXACT and abs(b - end) <= EXACT for a, b in regions)
                 for start, end in made.prophages
             )
@@ -201,8 +207,9 @@ def main() -> None:
         total = RegionFigures.sum(each)
         ends = np.percentile(total.ends, (50, 90)) if total.ends else (np.nan, np.nan)
         found_of = f"{total.found} of {total.prophages}"
-        counts = n_exact[kind], total.false, total.regions, total.merged, total.split
-        write(kind, [f"{total.f1:.3f}", found_of, *counts, *(f"{end:.0f}" for end in ends)])
+        counts = n_exact[kind], total.false, total.regions, n_judged[kind]
+        words = found_of, *counts, total.merged, total.split, *(f"{end:.0f}" for end in ends)
+        write(kind, [f"{total.f1:.3f}", *words])
 
 
 if __name__ == "__main__":

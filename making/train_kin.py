@@ -6,7 +6,8 @@ A catalogue is one of ``scorer_manifest.py``. The shipped file has the words of 
 measured is told by tables without some of them. Three tenths of the genera tell how sure a name
 is. Of the others a fifth is locked: it had no part in the choice of words and limits. Of the rest
 one genome in ten is left out, too. A virus without a genus stands for one with those of its
-cluster.
+cluster. Viruses without a family are named after their cluster, which has the name of the genus
+that most of them have, or else the accession of its longest sequence.
 
 The net of kinds is fitted to all groups of ``scorer_manifest.py``; its slopes and its figures come
 from folds of these. Seeds are fixed: the same data makes the same file on the same machine.
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -41,9 +43,8 @@ from virnucpro.scorer.kin import (
     KindNet,
     Kinship,
     KinWords,
-    is_named,
     kin_words_of,
-    most_words,
+    named_owners,
 )
 from virnucpro.scorer.pieces import Digits, encode, opposite_strand
 from virnucpro.scorer.words import NO_WORDS
@@ -81,6 +82,10 @@ KIND_OF_FAMILY = {
     "Hadakaviridae": "RNA+",
     "Yadokariviridae": "RNA+",
 }
+# of INSDC and RefSeq
+ACCESSION = re.compile(
+    r"(?<![A-Z])([A-Z]{2}_\d{6,9}|[A-Z]{1,2}\d{5,8}|[A-Z]{4}\d{8}|[A-Z]{6}\d{9})(\.\d+)?"
+)
 VAGUE = ("euk_RNA", "euk_DNA", "euk_unknown")  # kinds in catalogues
 SHARES = (0.30, 0.08, 0.20, 0.12, 0.10, 0.08, 0.08, 0.05)  # of fragments, by kind
 N_FRAGMENTS = {500: 25_000, 1_000: 25_000, 3_000: 15_000, 10_000: 7_500}
@@ -164,9 +169,39 @@ class Words:
 
 def families_of(viruses: Viruses) -> tuple[str, ...]:
     """The names by owner; the first is none."""
-    names = ("", *sorted(set(viruses.family.tolist()) - {""}))
-    assert len(names) <= 256, "an owner has a byte"
-    return names
+    return ("", *sorted(set(viruses.family.tolist()) - {""}))
+
+
+def names_of_clusters(viruses: Viruses) -> NDArray[np.str_]:
+    """The name of the cluster of each virus; none if no virus of it is without a family. (n,)
+
+    It has none either if there is nothing by which it could be looked up.
+    """
+    rows: dict[str, list[Row]] = defaultdict(list)
+    for row, family in zip(viruses.rows, viruses.family.tolist(), strict=True):
+        if not family:
+            rows[row["cluster"]].append(row)
+    names = {cluster: _name_of_cluster(members) for cluster, members in rows.items()}
+    return np.array([names.get(row["cluster"], "") for row in viruses.rows])
+
+
+def _name_of_cluster(rows: Sequence[Row]) -> str:
+    genera = Counter(row["genus"] for row in rows if row["genus"] not in NAMELESS)
+    if genera:
+        return min(genera, key=lambda genus: (-genera[genus], genus))
+    longest_first = sorted(rows, key=lambda row: (-int(row["length"]), row["id"]))
+    accessions = (ACCESSION.search(row["source_id"]) for row in longest_first)
+    return next((match[0] for match in accessions if match), "")
+
+
+def owners_of(viruses: Viruses) -> tuple[Counts, tuple[str, ...]]:
+    """The owner of the words of each virus, and the names of the clusters. (n,)"""
+    families, clusters = families_of(viruses), names_of_clusters(viruses)
+    is_of_cluster = (viruses.family == "") & (clusters != "")
+    names = np.unique(clusters[is_of_cluster])
+    places = len(families) + np.searchsorted(names, clusters)
+    owner = np.where(is_of_cluster, places, np.searchsorted(families, viruses.family))
+    return owner, tuple(names.tolist())
 
 
 def kinds_of_families(viruses: Viruses, families: Sequence[str]) -> tuple[str, ...]:
@@ -178,26 +213,34 @@ def kinds_of_families(viruses: Viruses, families: Sequence[str]) -> tuple[str, .
 
 
 def table_of(viruses: Viruses, words: Words, kept: Mask) -> KinWords:
-    """Words of one family alone in the kept viruses, and of viruses without one."""
-    families = families_of(viruses)
-    owner_of = {name: owner for owner, name in enumerate(families)}
-    genera, genus = np.unique(viruses.genus, return_inverse=True)
-    owner = np.array([owner_of[name.partition("/")[0]] for name in genera.tolist()])
-    n_bits = len(genera).bit_length()
+    """Words of one family alone in the kept viruses, and of viruses without one.
+
+    The latter belong to their cluster if it alone has them.
+    """
+    n_families = len(families_of(viruses))
+    _, genus = np.unique(viruses.genus, return_inverse=True)
+    of_units = np.stack([genus, owners_of(viruses)[0]])
+    units, unit = np.unique(of_units, axis=1, return_inverse=True)
+    n_bits = units.shape[1].bit_length()
     inside = kept[words.virus]
-    pairs = (words.numbers[inside] << n_bits) + genus[words.virus[inside]]
+    pairs = (words.numbers[inside] << n_bits) + unit[words.virus[inside]]
     pairs.sort()
     pairs = pairs[np.diff(pairs, prepend=-1) > 0]
-    numbers, owners = pairs >> n_bits, owner[pairs & ((1 << n_bits) - 1)]
+    numbers, (genera, owners) = pairs >> n_bits, units[:, pairs & ((1 << n_bits) - 1)]
     first = np.flatnonzero(np.diff(numbers, prepend=-1))
-    n_genera = np.diff(first, append=len(numbers))
-    is_of_one = np.minimum.reduceat(owners, first) == np.maximum.reduceat(owners, first)
-    numbers, owners = numbers[first], owners[first]
-    is_kept = is_of_one & ((n_genera > 1) | (hashes_of(numbers) % RARITY == 0))
-    return kin_words(numbers[is_kept], owners[is_kept].astype(np.uint8))
+
+    def are_one(values: Counts) -> Mask:
+        """Whether all viruses that have a word agree. -> (n_words,)"""
+        return np.asarray(np.minimum.reduceat(values, first) == np.maximum.reduceat(values, first))
+
+    numbers, is_shared = numbers[first], ~are_one(genera)
+    is_kept = are_one(np.where(owners < n_families, owners, 0))
+    is_kept &= is_shared | (hashes_of(numbers) % RARITY == 0)
+    owners = np.where(are_one(owners), owners[first], 0)
+    return kin_words(numbers[is_kept], owners[is_kept].astype(np.uint16))
 
 
-def kin_words(numbers: Counts, owners: NDArray[np.uint8]) -> KinWords:
+def kin_words(numbers: Counts, owners: NDArray[np.uint16]) -> KinWords:
     """A table of words, each once, and of their owners. (n,), (n,)
 
     Raises:
@@ -240,20 +283,21 @@ def fragments(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Named:
-    """Fragments and the families that own most of their words. Columns in step, (n,)."""
+    """Fragments and the owners that they are named after. Columns in step, (n,)."""
 
     virus: Counts
-    best: Counts
-    has_name: Mask
+    owner: Counts
+    has_family: Mask
+    has_cluster: Mask
     n_words: Counts
 
     @classmethod
     def of(cls, table: KinWords, some: Sequence[tuple[int, Digits]], n_families: int) -> Named:
         digits = [digits for _, digits in some]
-        best, n_words, share = most_words(digits, table, n_families)
-        n_bases = np.array([len(digits) for _, digits in some])
+        owner, n_words, _ = named_owners(digits, table, n_families)
         virus = np.array([virus for virus, _ in some])
-        return cls(virus, best, is_named(n_words, share, n_bases), n_words)
+        has_cluster = owner >= n_families
+        return cls(virus, owner, (owner > 0) & ~has_cluster, has_cluster, n_words)
 
 
 def locked(viruses: Viruses) -> Mask:
@@ -278,18 +322,22 @@ def certainties(viruses: Viruses, words: Words) -> list[tuple[int, float]]:
     some = [one for n_bases in LENGTHS for one in fragments(viruses, chosen, n_bases, rng)]
     named = Named.of(table, some, len(families))
     truth = viruses.kind[named.virus]
-    is_right = np.array([KINDS.index(kinds[best]) for best in named.best]) == truth
+    kind_of = np.array([KINDS.index(kind) if kind else -1 for kind in kinds])
+    is_right = kind_of[np.where(named.has_family, named.owner, 0)] == truth
     ends = (*CERTAIN_FROM[1:], np.inf)
     values = []
     for low, high in zip(CERTAIN_FROM, ends, strict=True):
-        inside = named.has_name & (named.n_words >= low) & (named.n_words < high)
+        inside = named.has_family & (named.n_words >= low) & (named.n_words < high)
         # as if one more of them were wrong: no name is certain
         values.append((low, round(float(is_right[inside].sum() / (inside.sum() + 1)), 3)))
     return values
 
 
 def measure_names(viruses: Viruses, words: Words, cells: list[Digits]) -> None:
-    """Write how many locked fragments are named, and how many of these rightly."""
+    """Write how many locked fragments are named, and how many of these rightly.
+
+    First by a family, then by a cluster.
+    """
     genomes = np.array([tenth_of(row["genome_group"] or row["id"]) for row in viruses.rows])
     is_locked = locked(viruses)
     is_left_out = ~is_locked & (genomes == 0)
@@ -298,12 +346,17 @@ def measure_names(viruses: Viruses, words: Words, cells: list[Digits]) -> None:
     clusters = np.array([row["cluster"] for row in viruses.rows])
     is_alone = ~np.isin(clusters, clusters[kept])
     has_family = viruses.family != ""
-    print("fragments", "bases", "seed", "genera", "n", "named", "right", sep="\t")
+    is_known = np.isin(clusters, clusters[kept & ~has_family])
+    columns = "fragments", "bases", "seed", "genera", "n", "named", "right", "cluster", "right"
+    print(*columns, sep="\t")
     sets = {
         "genomes left out": is_left_out & has_family,
         "genera left out": is_locked & has_family,
         "genera left out, and their clusters": is_locked & has_family & is_alone,
-        "without a family": is_locked & ~has_family,
+        "genomes without a family": is_left_out & ~has_family,
+        "genomes without a family, of known clusters": is_left_out & ~has_family & is_known,
+        "genera without a family": is_locked & ~has_family,
+        "genera without a family, of known clusters": is_locked & ~has_family & is_known,
     }
     for name, chosen in sets.items():
         _measure_set(name, viruses, chosen, table)
@@ -311,24 +364,30 @@ def measure_names(viruses: Viruses, words: Words, cells: list[Digits]) -> None:
     chosen = np.isin(families, LEFT_OUT_FAMILIES) & has_family
     _measure_set("families left out", viruses, chosen, table_of(viruses, words, ~chosen))
     named = Named.of(table, [(0, cell) for cell in cells], len(families_of(viruses)))
-    print("cells", 3_000, "", "", len(cells), *_shown([float(named.has_name.mean())]), sep="\t")
+    shares = float(named.has_family.mean()), "", float(named.has_cluster.mean())
+    print("cells", 3_000, "", "", len(cells), *_shown(shares), sep="\t")
 
 
 def _measure_set(name: str, viruses: Viruses, chosen: Mask, table: KinWords) -> None:
-    families = families_of(viruses)
+    families, clusters = families_of(viruses), owners_of(viruses)[1]
+    names = np.array([*families, *clusters])
     for n_bases in LENGTHS:
         for seed in SEEDS:
             some = list(fragments(viruses, chosen, n_bases, np.random.default_rng(seed)))
             named = Named.of(table, some, len(families))
-            has_name = named.has_name
-            right = np.array(families)[named.best] == viruses.family[named.virus]
             n_genera = len(set(viruses.genus[named.virus].tolist()))
-            figures = [float(has_name.mean())]
-            figures += [float(right[has_name].mean())] if has_name.any() else []
+            figures: list[float | str] = []
+            for has_name, truth in (
+                (named.has_family, viruses.family),
+                (named.has_cluster, names_of_clusters(viruses)),
+            ):
+                right = names[named.owner] == truth[named.virus]
+                figures.append(float(has_name.mean()))
+                figures.append(float(right[has_name].mean()) if has_name.any() else "")
             print(name, n_bases, seed, n_genera, len(some), *_shown(figures), sep="\t")
 
 
-def _shown(figures: Sequence[float]) -> Iterator[str]:
+def _shown(figures: Sequence[float | str]) -> Iterator[str]:
     return (f"{figure:.3f}" if isinstance(figure, float) else str(figure) for figure in figures)
 
 
@@ -503,6 +562,7 @@ def main(out: Path, catalogues: list[Path]) -> None:
         table_of(viruses, words, np.ones(len(viruses.rows), dtype=np.bool_)),
         families,
         kinds_of_families(viruses, families),
+        owners_of(viruses)[1],
         KindNet(net.mean, net.deviation, net.hidden, net.output, tuple(slopes)),
         tuple(certainties(viruses, words)),
     )
@@ -528,6 +588,7 @@ def kinship_tensors(kinship: Kinship) -> tuple[dict[str, NDArray[np.generic]], d
         "kinds": KINDS,
         "families": kinship.families,
         "kind_of_family": kinship.kind_of_family,
+        "clusters": kinship.clusters,
         "slopes": net.slopes,
         "certainties": kinship.certainties,
     }

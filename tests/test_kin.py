@@ -70,15 +70,18 @@ def example(name: str) -> str:
 
 @pytest.fixture(scope="module")
 def kinship() -> Kinship:
-    """The net of the package, with words of two toy families and of a virus without one."""
+    """The net of the package, with words of two toy families, of nobody, and of a toy cluster."""
     numbers, owners = [], []
-    for owner, seed in ((1, 1), (2, 2), (0, 3)):
+    for owner, seed in ((1, 1), (2, 2), (0, 3), (3, 4)):
         words = words_of(open_frame(200, seed))
         numbers.append(words)
-        owners.append(np.full(len(words), owner, dtype=np.uint8))
+        owners.append(np.full(len(words), owner, dtype=np.uint16))
     table = kin_words(np.concatenate(numbers), np.concatenate(owners))
     names = ("", "Unaviridae", "Duoviridae")
-    return replace(own_kinship(), words=table, families=names, kind_of_family=("", "RNA+", "RNA-"))
+    kinds = ("", "RNA+", "RNA-")
+    return replace(
+        own_kinship(), words=table, families=names, kind_of_family=kinds, clusters=("Unavirus",)
+    )
 
 
 def test_the_family_that_shares_most_words_is_named_and_decides_on_the_kind(kinship):
@@ -104,24 +107,40 @@ def test_words_of_two_families_in_equal_parts_name_none(kinship):
     assert identity.virus_kind in KINDS
 
 
+def test_a_cluster_is_named_where_no_family_is_and_leaves_the_kind_to_the_net(kinship):
+    virus = open_frame(200, 4)
+    [identity] = kinship.identify([virus])
+    [alone] = replace(kinship, words=kin_words(*np.empty((2, 0), np.uint16))).identify([virus])
+    assert not alone.kin
+    n_words = len(words_of(virus))
+    assert identity == alone._replace(kin="cluster:Unavirus", kin_words=n_words, kin_share=1.0)
+
+
+def test_a_single_word_names_no_family_and_a_cluster_needs_more_words_than_a_family(kinship):
+    virus = open_frame(200, 4) + random_dna(2_400, np.random.default_rng(2))  # 3,000 bases
+    numbers = words_of(open_frame(200, 4))
+    for owner, n_words, kin in (
+        (3, 10, "cluster:Unavirus"),
+        (3, 9, ""),
+        (2, 9, "Duoviridae"),
+        (2, FEWEST_WORDS, "Duoviridae"),
+        (2, FEWEST_WORDS - 1, ""),
+    ):
+        words = kin_words(numbers[:n_words], np.full(n_words, owner, dtype=np.uint16))
+        [identity] = replace(kinship, words=words).identify([virus])
+        assert identity.kin == kin
+
+
 def test_words_of_viruses_without_a_family_name_none_and_count_against_a_name(kinship):
     without = open_frame(200, 3)
     both = without + "TAATTAATTAA" + open_frame(200, 1)
     assert not any(identity.kin for identity in kinship.identify([without, both]))
 
 
-def test_a_single_word_names_no_family(kinship):
-    some = words_of(open_frame(200, 1))[:1]
-    thin = replace(kinship, words=kin_words(some, np.ones(1, dtype=np.uint8)))
-    assert FEWEST_WORDS > 1
-    [identity] = thin.identify([open_frame(200, 1)])
-    assert not identity.kin
-
-
 def test_a_table_finds_its_words_with_their_owners_and_hardly_any_other():
     rng = np.random.default_rng(5)
     numbers = np.unique(rng.integers(20**9, size=300_000))
-    owners = rng.integers(256, size=len(numbers)).astype(np.uint8)
+    owners = rng.integers(2**16, size=len(numbers)).astype(np.uint16)
     table = kin_words(numbers, owners)
     order = rng.permutation(len(numbers))[:5_000]
     assert np.array_equal(table.owners_of(numbers[order]), owners[order])
@@ -190,7 +209,8 @@ def test_a_file_of_kin_is_read_as_it_was_written_and_a_damaged_one_is_refused(tm
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(UnavailableError, match="is not the table of viral families"):
         load_kinship(path)
-    owners = np.full_like(tensors["words.owners"], len(kinship.families))
+    n_owners = len(kinship.families) + len(kinship.clusters)
+    owners = np.full_like(tensors["words.owners"], n_owners)
     save_file({**tensors, "words.owners": owners}, path, facts)
     with pytest.raises(UnavailableError, match="words of other families"):
         load_kinship(path)

@@ -37,6 +37,7 @@ from virnucpro.callers.regions import (
     RegionFinder,
     Repeats,
     Run,
+    class_of,
     embedded_finder,
     is_circular,
     move_ends,
@@ -215,7 +216,8 @@ def items_of(log_odds: np.ndarray, model: RegionModel = MODEL) -> Items:
 
 def no_genes(sequence: str) -> tuple[np.ndarray, ...]:
     """What is read of a sequence without a gene."""
-    return np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0)
+    nothing = np.zeros(0, np.int64)
+    return nothing, nothing, np.zeros(0), nothing
 
 
 def regions_of(sequence, log_odds, model=MODEL, *, is_virus=False):
@@ -247,7 +249,7 @@ def genes_like(log_odds: float) -> ReadGenes:
 
     def read(sequence: str) -> tuple[np.ndarray, ...]:
         start = np.arange(0, len(sequence) - 900, 1_000)
-        return start, start + 900, np.full(len(start), log_odds)
+        return start, start + 900, np.full(len(start), log_odds), np.zeros_like(start)
 
     return read
 
@@ -269,6 +271,31 @@ def test_proteins_decide_where_the_pieces_leave_a_doubt():
     assert (
         regions[0].evidence == f"viral_genes={0}/{len(read(sequence[slice(*regions[0][:2])])[0])}"
     )
+    assert regions[0].region_class == "uncertain"
+
+
+# genes of 1,000 bases side by side: whether each is viral, and its strand
+@pytest.mark.parametrize(
+    ("n_bases", "viral", "strand", "judged"),
+    [
+        (18_000, "1" * 6 + "0" * 9, "0" * 6 + "1" * 9, "prophage"),
+        (17_999, "1" * 6 + "0" * 9, "0" * 6 + "1" * 9, "uncertain"),  # as short as satellites
+        (18_000, "1" * 6 + "0" * 10, "0" * 6 + "1" * 10, "uncertain"),  # few viral genes
+        (18_000, "1" * 12, "01" * 6, "uncertain"),  # no block on a strand
+        (18_000, "111110111", "0" * 9, "prophage"),  # a gene between costs half of its bases
+        (18_000, "1" * 9, "111110111", "prophage"),  # one of the other strand all of them
+        (18_000, "11101011", "0" * 8, "uncertain"),
+        (18_000, "1" * 7, "1110111", "uncertain"),
+    ],
+)
+def test_a_prophage_is_long_with_many_viral_genes_and_a_block_of_these_on_a_strand(
+    n_bases, viral, strand, judged
+):
+    start = 1_000 * np.arange(len(viral))
+    log_odds = np.array([1.0 if one == "1" else -1.0 for one in viral])
+    genes = start, start + 1_000, log_odds, np.array(list(strand), dtype=np.int64)
+    for order in (slice(None), slice(None, None, -1)):  # genes come in any order
+        assert class_of(n_bases, tuple(column[order] for column in genes)) == judged
 
 
 def test_a_short_record_is_a_provirus_throughout_if_its_proteins_are_far_above_those_of_hosts():
@@ -427,7 +454,9 @@ def results(*regions_of: list[tuple[int, int, str]]) -> list[RecordResult]:
         record = FastaRecord(f"in:r{number};=%,&|", "whatever", sequence, 1, 0, "in", f"r{number}")
         call = Call(record.name, len(sequence), "scored", "in", virus_score=0.5)
         found = tuple(
-            Region(start, end, kind, 0.98765, "ACGTTGCAACGT", evidence=WHY)
+            Region(
+                start, end, kind, 0.98765, "ACGTTGCAACGT", evidence=WHY, region_class="uncertain"
+            )
             for start, end, kind in regions
         )
         made.append(RecordResult(record, [], call, found))
@@ -493,7 +522,7 @@ def test_all_files_of_regions_say_the_same(tmp_path_factory, regions_of):
             terms[kind],
             start,
             end,
-            f"ID={name};att=ACGTTGCAACGT;{WHY};call=other;virus_score={S}",
+            f"ID={name};att=ACGTTGCAACGT;class=uncertain;{WHY};call=other;virus_score={S}",
         )
         for (record, start, end, kind), name in zip(expected, names, strict=True)
     ]
@@ -530,10 +559,11 @@ def test_genes_are_those_of_both_strands_with_the_log_odds_of_their_proteins():
     stops = "TAACTAACTAATTAGTTAGTTA"  # in all frames of both strands
     for is_turned, turned in enumerate((gene, reverse_complement(gene))):
         sequence = stops + turned + stops
-        start, end, log_odds = (column[0] for column in genes_of(sequence, scorer))
+        start, end, log_odds, strand = (column[0] for column in genes_of(sequence, scorer))
         assert 10 < start <= len(stops)
         assert len(stops) + 600 - 3 < end < len(sequence) - 10
         bases = sequence[start:end]
+        assert strand == is_turned
         bases = reverse_complement(bases) if is_turned else bases
         protein = "".join(letters[bases[i : i + 3]] for i in range(0, len(bases), 3))
         assert log_odds == score_proteins([protein], scorer)[0]
@@ -960,7 +990,7 @@ def test_a_run_whose_repeat_is_less_by_chance_takes_the_place_of_those_that_it_o
     assert repeats.confirmed([near], [by_pieces]) == [near]
 
 
-def test_what_is_rather_a_virus_by_all_paths_is_a_region_if_a_repeat_bounds_it():
+def test_what_is_rather_a_virus_by_all_paths_is_a_region_if_it_is_long_or_a_repeat_bounds_it():
     rng = np.random.default_rng(8)
     bases = random_dna(100_000, rng)
     log_odds = rng.normal(-4, 1.0, 201)
@@ -979,6 +1009,10 @@ def test_what_is_rather_a_virus_by_all_paths_is_a_region_if_a_repeat_bounds_it()
     assert called[-1] == (True, True)
     assert called.count((False, True)) > 1
     assert called.count((True, False)) == 0
+    of_items = bases, 500 * np.arange(199), np.ones(199)
+    for usual, is_proven in ((20_000.0, True), (20_001.0, False)):
+        repeats = Repeats.of(*of_items, replace(model, virus_bases=usual))
+        assert repeats.prove(Run(80, 120, 40_000, 60_000)) == is_proven
 
 
 def find(finder: RegionFinder, bases: str, *, is_virus: bool = False) -> tuple[Region, ...]:

@@ -35,8 +35,10 @@ _KNOTS = np.linspace(0.2, 0.8, 25)  # shares of GC
 _NEAR = 0.03  # of GC: hosts so far apart still tell much of each other's level
 _FAR = 1e-4  # weight of every other host
 
-# of a sequence in upper case: starts, ends and log-odds of its genes, as ``landmarks.genes_of``
-ReadGenes: TypeAlias = Callable[[str], tuple[Counts, Counts, Values]]
+# starts, ends, log-odds and strands of the genes of a sequence in upper case, as
+# ``landmarks.genes_of`` reads them
+Genes: TypeAlias = tuple[Counts, Counts, Values, Counts]
+ReadGenes: TypeAlias = Callable[[str], Genes]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -194,7 +196,7 @@ def median(values: Values) -> Values:
     return np.asarray((low + high) / 2)
 
 
-def _means_on(genes: tuple[Counts, Counts, Values], places: Counts, size: int) -> Values:
+def _means_on(genes: Genes, places: Counts, size: int) -> Values:
     """The mean over the bases that lie on genes, of pieces of a sequence; NaN for none. (n,)"""
     is_known = ~np.isnan(genes[2])
     starts, ends, log_odds = genes[0][is_known], genes[1][is_known], genes[2][is_known]

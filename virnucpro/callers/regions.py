@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from virnucpro.callers.chain import (
     unusable,
     viterbi,
 )
-from virnucpro.callers.contrast import Items, ReadGenes, median
+from virnucpro.callers.contrast import Genes, Items, ReadGenes, median
 from virnucpro.ground.log import counted
 from virnucpro.ground.numeric import Counts, Mask, Values, runs_of
 from virnucpro.ground.records import FastaRecord, RecordResult, Region, Track
@@ -57,6 +57,9 @@ _LEAST_RISE = 1.0  # of its log-odds above those of hosts of its GC, mean
 _FIRST_READ, _LEAST_RISE_OF_FIRST = 5_000, 1.0
 _LEAST_RISE_OF_GENES, _USUAL_RECORD = 2.3, 20_000
 _ITEMS_AROUND = 4  # such a piece, whose genes are read too
+# of a prophage that is called one: its bases, the share of its genes that are viral, and the
+# bases of these in a block of one strand
+_SHORTEST_PROPHAGE, _LEAST_SHARE_OF_GENES, _LEAST_BLOCK = 18_000, 0.4, 6_000
 _TRNA_REACH = 125  # bases from an end of a region to a tRNA that it may lie in
 SHORTEST_NEIGHBOUR = 15_000  # bases of a virus beside another
 # how assemblers (Unicycler, metaMDBG) and NCBI write it behind the id
@@ -274,8 +277,12 @@ def regions_of_items(
         if is_virus:
             regions.append(Region(start, end, "whole", mean))
         elif is_throughout or (start, end) != (0, n_bases):
-            why = evidence_of(sequence, (start, end), att, read_genes)
-            regions.append(Region(start, end, "provirus", mean, att, evidence=why))
+            genes = read_genes(sequence[start:end])
+            why = evidence_of(sequence, (start, end), att, genes[2])
+            judged = class_of(end - start, genes)
+            regions.append(
+                Region(start, end, "provirus", mean, att, evidence=why, region_class=judged)
+            )
     return tuple(regions), Track(starts, starts + model.size, items.log_odds, posterior)
 
 
@@ -294,7 +301,7 @@ def is_provirus_throughout(
         return False
 
     def rises(part: str, least: float) -> bool:
-        start, end, log_odds = read_genes(part)
+        start, end, log_odds, _ = read_genes(part)
         n_of_gene = np.where(np.isnan(log_odds), 0, end - start)
         total = np.nansum(log_odds * n_of_gene)
         return bool(total > (model.genes.at(gc) + least) * n_of_gene.sum())
@@ -314,19 +321,44 @@ def _is_read(posterior: Values) -> Mask:
     return is_read
 
 
-def evidence_of(sequence: str, ends: tuple[int, int], att: str, read_genes: ReadGenes) -> str:
+def evidence_of(sequence: str, ends: tuple[int, int], att: str, log_odds: Values) -> str:
     """What speaks for a provirus beside its spelling, as attributes of GFF3.
 
     The length of its direct repeat; a tRNA that ends at one of its ends; and how many of its genes
     have a protein that is rather viral.
     """
-    start, end = ends
     words = [f"att_length={len(att)}"] if att else []
     near = (sequence[max(0, place - _TRNA_REACH) : place + _TRNA_REACH] for place in ends)
     if any(map(trna_ends, near)):
         words.append("trna=yes")
-    *_, log_odds = read_genes(sequence[start:end])
     return ";".join([*words, f"viral_genes={np.count_nonzero(log_odds > 0)}/{len(log_odds)}"])
+
+
+def class_of(n_bases: int, genes: Genes) -> Literal["prophage", "uncertain"]:
+    """Whether a provirus of so many bases has what is whole in a tailed phage.
+
+    It is as long as these are, many of its genes are viral, and a block of these on one strand is
+    as long as genes of heads and tails are together, which phages have in a row.
+    """
+    log_odds = genes[2]
+    is_long = n_bases >= _SHORTEST_PROPHAGE
+    is_viral = np.count_nonzero(log_odds > 0) >= _LEAST_SHARE_OF_GENES * len(log_odds)
+    return "prophage" if is_long and is_viral and _block(genes) >= _LEAST_BLOCK else "uncertain"
+
+
+def _block(genes: Genes) -> float:
+    """The bases of viral genes in the best block of a strand.
+
+    Within it, half of the bases of its other genes are taken off, and those of the other strand.
+    """
+    order = np.argsort(genes[0])
+    start, end, log_odds, strand = (column[order] for column in genes)
+    most = 0.0
+    for own in range(2):
+        weights = np.where(strand == own, np.where(log_odds > 0, 1.0, -0.5), -1.0)
+        sums = np.concatenate([[0.0], np.cumsum(weights * (end - start))])
+        most = max(most, float((sums - np.minimum.accumulate(sums)).max()))
+    return most
 
 
 def viral_runs(
@@ -460,8 +492,9 @@ class Repeats:
         return 0, len(self.bases)
 
     def prove(self, run: Run) -> bool:
-        """Whether a weak run has a repeat that is not to be expected in a host either."""
-        return self._by_chance(run) < MOST_BY_CHANCE_ALONE
+        """Whether a weak run is as long as usual, or has a repeat that is hardly chance."""
+        is_long = run.end_base - run.start_base >= self.reach
+        return is_long or self._by_chance(run) < MOST_BY_CHANCE_ALONE
 
     def _evidence(self, start: int, end: int) -> float:
         first, last = np.searchsorted(self.middles, (start, end)).tolist()

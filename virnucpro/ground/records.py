@@ -276,7 +276,7 @@ class Identity(NamedTuple):
 
     virus_kind: str = ""  # one of the kinds of ``scorer.kin``
     kind_probability: float | None = None
-    kin: str = ""  # family whose words it shares most; empty where the evidence is thin
+    kin: str = ""  # family, or else cluster, whose words it shares most; empty: thin evidence
     kin_words: int = 0
     kin_share: float | None = None  # of its words with a known owner
     topology: str = ""  # of a whole record
@@ -297,6 +297,8 @@ class Region(NamedTuple):
     over_origin: bool = False  # one of two parts: it crosses the origin of a circular record
     is_virus: bool = False  # by the cut, of the record or of proviruses
     evidence: str = ""  # for a provirus, beside its posterior: attributes of GFF3
+    # of a provirus: whether it has the genes of a whole tailed phage; "" for others
+    region_class: Literal["prophage", "uncertain", ""] = ""
 
 
 class Track(NamedTuple):

@@ -36,9 +36,10 @@ _Rank = tuple[bool, int]  # whether a record has more than a whole region, and i
 _MOST = 10**15  # no number of the page is larger
 _MOST_LISTED = 5_000  # records whose regions a page lists
 _BASES_PER_BIN, _MOST_BINS = 1_000, 10_000  # of the evidence along a record
-_REGION_COLUMNS = [
-    *("region", "file", "record", "kind", "start", "end", "posterior", "virus", "note", "evidence")
-]
+_REGION_COLUMNS = (
+    *("region", "file", "record", "kind", "start", "end", "posterior"),
+    *("virus", "class", "note", "evidence"),
+)
 
 
 class InputFact(NamedTuple):
@@ -232,7 +233,7 @@ def _region_lines(
         InputError: a number is none.
     """
     columns = [block[name] for name in _REGION_COLUMNS]
-    for region, file, record, kind, start, end, posterior, virus, note, evidence in zip(
+    for region, file, record, kind, start, end, posterior, virus, judged, note, evidence in zip(
         *columns, strict=True
     ):
         try:
@@ -243,6 +244,7 @@ def _region_lines(
                 float(posterior or "nan"),
                 is_virus=bool(virus),
                 evidence=evidence,
+                region_class=cast(Literal["prophage", "uncertain", ""], judged),
             )
         except ValueError as error:
             raise damaged(table, error) from error

@@ -359,7 +359,7 @@ def _warnings(run: _RunFiles) -> Iterator[tuple[str, str]]:
 
 
 def _kinds(run: _RunFiles) -> dict[str, object] | None:
-    """The viruses by kind and length, and the families that most of them are named by."""
+    """The viruses by kind and length, and the families and clusters that most are named by."""
     if run.identities is None:
         return None
     kinds, named, _ = run.identities
@@ -424,6 +424,7 @@ def _regions(run: _RunFiles) -> dict[str, object]:
         "end": [one.end for *_, one in rows],
         "posterior": _scaled([one.posterior for *_, one in rows], 10_000),
         "verdict": [int(one.is_virus) for *_, one in rows],
+        "judged": [one.region_class for *_, one in rows],
         "score": _scaled([measured[file, record][1] for file, record, _ in rows], 10**6),
         "evidence": _lines([one.evidence for *_, one in rows]),
     }

@@ -1,10 +1,11 @@
-"""What a viral sequence is: its kind, the family whose words it shares most, and its ends.
+"""What a viral sequence is: its kind, the family or cluster whose words it has, and its ends.
 
 A word is nine residues of an open stretch. The table has words of one family alone: all that
 several of its genera have, and one in 16 of the others, by hash. Words of viruses without
-a family have the owner 0. A family is named where it owns enough of the words that the table
-has; the sequence has the kind of this family then. Elsewhere a net gives the kind, by the features
-that the scorer reads, except the words of its training.
+a family belong to the cluster of related genomes that alone has them, or to nobody: the owner 0.
+A family is named where it owns enough of the words that the table has; the sequence has the kind
+of this family then. Elsewhere a cluster is named that owns enough of them, and a net gives the
+kind, by the features that the scorer reads, except the words of its training.
 
 ``embedded/kin.safetensors`` has the table, the net and their facts; ``making/train_kin.py`` makes
 it.
@@ -34,7 +35,7 @@ from safetensors import SafetensorError, safe_open
 from virnucpro.ground.errors import UnavailableError
 from virnucpro.ground.files import EMBEDDED_FOLDER, parse_json
 from virnucpro.ground.log import printable
-from virnucpro.ground.numeric import Counts, Mask, Values
+from virnucpro.ground.numeric import Counts, Values
 from virnucpro.ground.records import Identity
 from virnucpro.scorer.features import FIGURES, library_input
 from virnucpro.scorer.library import call
@@ -42,9 +43,12 @@ from virnucpro.scorer.pieces import Digits, Pieces, cut, encode
 from virnucpro.scorer.words import NO_WORDS, RESIDUE_OF_CODE, Numbers
 from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
 
-FORMAT = 1
+FORMAT = 2
 FEWEST_WORDS = 2  # of a family that is named
 BASES_PER_WORD = 3_000  # a long sequence needs more words: at least one in so many bases
+# of a cluster that is named: most viruses without a family are of no known cluster
+_FEWEST_OF_CLUSTER, _BASES_PER_WORD_OF_CLUSTER = 3, 300
+CLUSTER = "cluster:"  # before the name of one
 LEAST_SHARE = 0.7  # of all words of the sequence that the table knows
 KINDS = (
     "phage",
@@ -68,20 +72,20 @@ _SHORTEST_STRETCH = 30  # codons
 BUCKET_BITS, REST_BITS = 20, 16
 
 Topology: TypeAlias = Literal["linear", "DTR", "ITR", "circular"]
-Owners = NDArray[np.uint8]
+Owners = NDArray[np.uint16]
 Weights = NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)
 class KinWords:
-    """Words and the family of each, as 36 bits of a hash: the bucket, and the rest.
+    """Words and the owner of each, as 36 bits of a hash: the bucket, and the rest.
 
     By chance one word in 3e4 is taken for one of two million words of the table.
     """
 
     n_of_bucket: NDArray[np.uint8]  # (2**20,)
     rests: NDArray[np.uint16]  # (n_words,) by bucket, rising
-    owners: Owners  # (n_words,) places among the families; 0: a virus without one
+    owners: Owners  # (n_words,) places among families and clusters; 0: neither
 
     def __post_init__(self) -> None:
         if self.n_of_bucket.shape != (1 << BUCKET_BITS,):
@@ -96,9 +100,9 @@ class KinWords:
         np.cumsum(self.n_of_bucket, out=first[1:])
         return first
 
-    def owners_of(self, numbers: Numbers) -> NDArray[np.int16]:
+    def owners_of(self, numbers: Numbers) -> NDArray[np.int32]:
         """The owner of each word; ``STRANGE`` for one that the table does not know. (n,) -> (n,)"""
-        owners = np.empty(len(numbers), dtype=np.int16)
+        owners = np.empty(len(numbers), dtype=np.int32)
         call("families_of", numbers, len(numbers), self._first, self.rests, self.owners, owners)
         return owners
 
@@ -129,40 +133,37 @@ def kin_words_of(
         first = some.stop
 
 
-def is_named(n_words: Counts, share: Values, n_bases: Counts) -> Mask:
-    """Whether sequences are named after the family that owns most of their words.
-
-    The words of the family, their share of all words that the table knows, and the bases of the
-    sequence. (n,), (n,), (n,) -> (n,)
-    """
-    fewest = np.maximum(FEWEST_WORDS, n_bases / BASES_PER_WORD)
-    has_name: Mask = (n_words >= fewest) & (share >= LEAST_SHARE)
-    return has_name
-
-
-def most_words(
+def named_owners(
     sequences: Sequence[Digits], table: KinWords, n_families: int, code: GeneticCode = STANDARD
 ) -> tuple[Counts, Counts, Values]:
-    """The family that owns most words of each sequence, the number of its words, and their share.
+    """The owner that each sequence is named after, the number of its words, and their share.
 
-    Each word counts once. A share is that of the words which the table knows.
+    That is the family that owns most words, if these are enough, or else the cluster, or 0. Each
+    word counts once. A share is that of the words which the table knows.
     n -> (n,), (n,), (n,)
     """
     known = np.empty((0, 3), dtype=np.int64)
-    for sequence, numbers in kin_words_of(sequences, code):
+    for whose, numbers in kin_words_of(sequences, code):
         owners = table.owners_of(numbers)
         rows = np.flatnonzero(owners != STRANGE)
-        some = np.stack([sequence[rows], owners[rows], numbers[rows]], axis=1)
+        some = np.stack([whose[rows], owners[rows], numbers[rows]], axis=1)
         known = np.concatenate([known, some])
     known = known[np.lexsort(known.T[::2])]  # neighbours are the same words of a sequence
     is_new = np.ones(len(known), dtype=np.bool_)
     is_new[1:] = (known[1:, ::2] != known[:-1, ::2]).any(axis=1)
-    places = known[is_new, 0] * n_families + known[is_new, 1]
-    counts = np.bincount(places, minlength=len(sequences) * n_families)
-    counts = counts.reshape(len(sequences), n_families)
-    best = counts[:, 1:].argmax(axis=1) + 1
-    n_words = counts[np.arange(len(sequences)), best]
-    return best, n_words, n_words / np.maximum(1, counts.sum(axis=1))
+    pairs, counts = np.unique(known[is_new, 0] << 16 | known[is_new, 1], return_counts=True)
+    sequence, owner = pairs >> 16, pairs & 0xFFFF
+    n = len(sequences)
+    total = np.bincount(sequence, counts, minlength=n)
+    n_bases = np.array(list(map(len, sequences)))
+    named, n_words = np.zeros((2, n), dtype=np.int64)
+    is_family = owner < n_families
+    fewest = np.where(is_family, FEWEST_WORDS, _FEWEST_OF_CLUSTER)
+    bases_per_word = np.where(is_family, BASES_PER_WORD, _BASES_PER_WORD_OF_CLUSTER)
+    is_enough = counts >= np.maximum(fewest, n_bases[sequence] / bases_per_word)
+    is_enough &= counts / total[sequence] >= LEAST_SHARE  # of one owner at most
+    named[sequence[is_enough]], n_words[sequence[is_enough]] = owner[is_enough], counts[is_enough]
+    return named, n_words, n_words / np.maximum(1, total)
 
 
 def kind_features(sequences: Sequence[Digits], code: GeneticCode = STANDARD) -> Values:
@@ -249,14 +250,15 @@ class Kinship:
     words: KinWords
     families: tuple[str, ...]  # by owner; that of 0 has no name
     kind_of_family: tuple[str, ...]  # in step; empty for 0
+    clusters: tuple[str, ...]  # their names, by owner, behind the families
     net: KindNet
     # from so many words of a family on, the share of named sequences whose kind is right
     certainties: tuple[tuple[int, float], ...]
 
     def __post_init__(self) -> None:
-        n = len(self.families)
-        if len(self.kind_of_family) != n or self.words.owners.max(initial=0) >= n:
-            raise ValueError(f"words of other families than these {n}")
+        n, n_owners = len(self.families), len(self.families) + len(self.clusters)
+        if len(self.kind_of_family) != n or self.words.owners.max(initial=0) >= n_owners:
+            raise ValueError(f"words of other families and clusters than these {n_owners}")
 
     def identify(
         self,
@@ -284,15 +286,20 @@ class Kinship:
     def _of_kin(self, sequences: Sequence[Digits], code: GeneticCode) -> list[Identity]:
         """Kind and kin of each."""
         n_bases = np.array(list(map(len, sequences)), dtype=np.int64)
-        best, n_words, share = most_words(sequences, self.words, len(self.families), code)
-        has_name = is_named(n_words, share, n_bases)
-        kinds = iter(self._of_kind(list(compress(sequences, ~has_name)), n_bases[~has_name], code))
-        columns = zip(
-            *(column.tolist() for column in (has_name, best, n_words, share)), strict=True
-        )
-        return [
-            self._of_family(*row) if is_certain else next(kinds) for is_certain, *row in columns
-        ]
+        n_families = len(self.families)
+        owner, *words = named_owners(sequences, self.words, n_families, code)
+        has_family = (owner > 0) & (owner < n_families)
+        of_net = list(compress(sequences, ~has_family))
+        others = iter(self._of_kind(of_net, n_bases[~has_family], code))
+        identities = []
+        columns = (column.tolist() for column in (has_family, owner, *words))
+        for is_family, number, n_words, share in zip(*columns, strict=True):
+            identity = self._of_family(number, n_words, share) if is_family else next(others)
+            if number >= n_families:
+                name = CLUSTER + self.clusters[number - n_families]
+                identity = identity._replace(kin=name, kin_words=n_words, kin_share=round(share, 3))
+            identities.append(identity)
+        return identities
 
     def _of_family(self, family: int, n_words: int, share: float) -> Identity:
         """The identity of a sequence that has so many words of a family."""
@@ -367,6 +374,7 @@ def load_kinship(path: Path) -> Kinship:
             KinWords(*(tensors[f"words.{name}"] for name in ("buckets", "rests", "owners"))),
             tuple(facts["families"]),
             tuple(facts["kind_of_family"]),
+            tuple(facts["clusters"]),
             _kind_net(tensors, facts["slopes"]),
             tuple((fewest, value) for fewest, value in facts["certainties"]),
         )

@@ -60,12 +60,12 @@ def genes_of(
     scorer: Scorer,
     code: GeneticCode = STANDARD,
     known: dict[str, float] | None = None,
-) -> tuple[Counts, Counts, Values]:
+) -> tuple[Counts, Counts, Values, Counts]:
     """The longest open stretches of a sequence in upper case, hardly overlapping, as proteins.
 
-    Their starts and ends on the forward strand, and the log-odds of their proteins, NaN for one
-    without a known residue. (n,), (n,), (n,). Those that are ``known`` are not scored again; the
-    others are put there.
+    Their starts and ends on the forward strand, the log-odds of their proteins, NaN for one
+    without a known residue, and their strands, 0 or 1. (n,), (n,), (n,), (n,). Proteins that are
+    ``known`` are not scored again; the others are put there.
 
     Raises:
         ValueError: the scorer has no nets for proteins.
@@ -85,7 +85,7 @@ def genes_of(
     known |= zip(new, score_proteins(new, scorer).tolist(), strict=True)
     log_odds = np.array([known[protein] for protein in proteins], dtype=np.float64)
     first = np.where(kept.strand == 0, kept.start, len(digits) - kept.start - 3 * kept.n_codons)
-    return first, first + 3 * kept.n_codons, log_odds
+    return first, first + 3 * kept.n_codons, log_odds, kept.strand
 
 
 def trna_ends(sequence: str) -> list[int]:

@@ -47,8 +47,8 @@ _SIGNATURES = {
     "kept_stretches": (*_PIECES, c_int64, _COUNTS, _COUNTS, _COUNTS),
     "stretch_words": (*_PIECES, _BYTES, c_int64, _COUNTS, _COUNTS),
     "families_of": (
-        *(_COUNTS, c_int64, _array(np.int32), _array(np.uint16), _BYTES),
-        _array(np.int16),
+        *(_COUNTS, c_int64, _array(np.int32), _array(np.uint16), _array(np.uint16)),
+        _array(np.int32),
     ),
     "terminal_repeats": (_BYTES, _COUNTS, _COUNTS, c_int64, _COUNTS, _COUNTS),
     "longest_open": (

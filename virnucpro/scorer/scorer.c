@@ -1083,9 +1083,9 @@ int stretch_words(const uint8_t *digits, int64_t n_digits, const uint8_t *codes,
     return result;
 }
 
-/* The family of each word; -1 for one that the table does not have. */
+/* The owner of each word; -1 for one that the table does not have. */
 int families_of(const int64_t *numbers, int64_t n, const int32_t *first, const uint16_t *rests,
-                const uint8_t *families, int16_t *out) {
+                const uint16_t *owners, int32_t *out) {
     enum { AT_ONCE = 64, BITS = 20, REST = 16 };
     const uint64_t factor = UINT64_C(0xD1B54A32D192ED03);
     for (int64_t low = 0; low < n; low += AT_ONCE) {
@@ -1106,7 +1106,7 @@ int families_of(const int64_t *numbers, int64_t n, const int32_t *first, const u
             int32_t place = first[buckets[i]], end = first[buckets[i] + 1];
             while (place < end && rests[place] < rest[i])
                 place++;
-            out[low + i] = place < end && rests[place] == rest[i] ? families[place] : -1;
+            out[low + i] = place < end && rests[place] == rest[i] ? owners[place] : -1;
         }
     }
     return 0;

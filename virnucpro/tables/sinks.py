@@ -748,6 +748,7 @@ class RegionTable(_RegionSink):
         "virus_score",
         "virus",
         "att",
+        "class",
         "evidence",
         "note",
     )
@@ -767,7 +768,8 @@ class RegionTable(_RegionSink):
         record = f"{result.record.name}\t{result.record.sample}"
         note = OVER_ORIGIN if region.over_origin else ""
         call = "\t".join(call_words(result.call))
-        words = f"{region.posterior:.4f}\t{call}\t{virus}\t{region.att}\t{region.evidence}\t{note}"
+        why = f"{region.att}\t{region.region_class}\t{region.evidence}"
+        words = f"{region.posterior:.4f}\t{call}\t{virus}\t{why}\t{note}"
         return f"{name}\t{record}\t{region.kind}\t{place}\t{words}\n"
 
     @classmethod
@@ -785,7 +787,9 @@ class RegionTable(_RegionSink):
                 raise ValueError(f"{row['region']} is a {row['kind']}")
             is_part = row["note"] == OVER_ORIGIN
             is_virus = bool(row["virus"])
-            facts = row["att"], is_part, is_virus, row["evidence"]
+            if (judged := _CLASSES.get(row["class"])) is None:
+                raise ValueError(f"{row['region']} is of the class {row['class']}")
+            facts = row["att"], is_part, is_virus, row["evidence"], judged
             yield (row["file"], row["record"]), Region(start, end, kind, posterior, *facts)
 
 
@@ -814,6 +818,8 @@ class RegionGff(_RegionSink):
         attributes = f"ID={quote(name, safe=_GFF3_SEQID, errors='surrogateescape')}"
         if region.att:
             attributes += f";att={region.att}"
+        if region.region_class:
+            attributes += f";class={region.region_class}"
         if region.evidence:
             attributes += f";{region.evidence}"
         if region.over_origin:
@@ -924,6 +930,11 @@ def open_sinks(sinks: Iterable[type[Sink]], place: Place) -> Iterator[Add]:
 
 
 _KINDS: dict[str, Literal["provirus", "whole"]] = {"provirus": "provirus", "whole": "whole"}
+_CLASSES: dict[str, Literal["prophage", "uncertain", ""]] = {
+    "prophage": "prophage",
+    "uncertain": "uncertain",
+    "": "",
+}
 
 
 def _parsed(lines: Iterator[str], columns: tuple[str, ...]) -> Iterator[dict[str, str]]:

@@ -305,7 +305,7 @@
   function showRegions({ regions, tracks }) {
     const { columns } = regions, n = columns.start.length;
     const record = lines(columns.record, n), { files } = regions;
-    const { file, start, end, posterior, verdict, score } = columns;
+    const { file, start, end, posterior, verdict, judged, score } = columns;
     const evidence = lines(columns.evidence, n).map((said) => said.replaceAll(";", ", "));
     const length = start.map((from, i) => end[i] - from + 1);
     const words = record.map((id, i) => `${id}\n${files[file[i]]}\n${evidence[i]}`.toLowerCase());
@@ -318,6 +318,7 @@
       { key: "end", label: "end", values: end, text: counted(end), look: "n w-n" },
       { key: "length", label: "bases", values: length, text: counted(length), look: "n w-n", falls: true },
       { key: "posterior", label: "posterior", values: posterior, text: scaled(posterior, 1e4, 4), look: "n w-n", falls: true },
+      { key: "judged", label: "class", values: judged, text: (i) => judged[i], look: "w-score", only: judged.some(Boolean) },
       { key: "score", label: "record's score", values: score, text: scaled(score, 1e6, 6), look: "n w-score", falls: true, only: has(score) },
       { key: "verdict", label: "in viruses.tsv", values: verdict, text: (i) => (verdict[i] ? "yes" : "no"), look: "w-score", falls: true },
       { key: "evidence", label: "evidence", values: evidence, text: (i) => evidence[i], look: "w-evidence", only: has(evidence) },
