@@ -28,7 +28,7 @@ from virnucpro.ground.events import OnEvent
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.translate import chunk_record, translate_six_frames
 from virnucpro.stories.options import PredictOptions
-from virnucpro.stories.pipeline import predict, run
+from virnucpro.stories.pipeline import execute, run
 from virnucpro.stories.resolve import RunConfig
 from virnucpro.stories.summary import Summary
 
@@ -74,7 +74,7 @@ def predict_here(proteins: Sequence[Path], tiny: Tiny, folder: Path) -> Path:
         device="cpu",
         precision="fp32",
     )
-    predict(options, lambda _: None, lambda _: InlineExecutor())
+    execute(options, lambda _: None, lambda _: InlineExecutor())
     return folder
 
 

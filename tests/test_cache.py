@@ -25,7 +25,7 @@ from virnucpro.ground.errors import UsageError
 from virnucpro.ground.events import BatchDone, EmbeddingStarted
 from virnucpro.run.cache import CacheFolder, VectorCache
 from virnucpro.stories.options import ExtractOptions, PredictOptions
-from virnucpro.stories.pipeline import extract, predict
+from virnucpro.stories.pipeline import execute
 from virnucpro.stories.summary import Summary
 from virnucpro.stories.work import work
 
@@ -65,7 +65,7 @@ def predict_on(tiny, tmp_path) -> Callable[..., Summary]:
         values = {"model": str(tiny.model), "head": tiny.head_file, "device": "cpu"}
         values |= {"precision": "fp32", "input": inputs or (CONTIGS,)}
         values |= {"output_dir": tmp_path / folder, **options}
-        return predict(PredictOptions(**values), on_event, executor)
+        return execute(PredictOptions(**values), on_event, executor)
 
     return start
 
@@ -372,7 +372,7 @@ def test_extract_and_work_have_the_cache_too(tiny, predict_on, tmp_path):
     options |= {"input": (PROTEINS,), "cache": tmp_path / "cache"}
     for folder in ("one", "two"):
         made = ExtractOptions(output_dir=tmp_path / folder, **options)
-        summary = extract(made, lambda _: None, lambda _: InlineExecutor())
+        summary = execute(made, lambda _: None, lambda _: InlineExecutor())
     assert summary.n_tokens == 0 < summary.n_cached
     predict_on("first", cache=tmp_path / "cache")
     predict_on("planned", plan_only=True)

@@ -8,10 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from virnucpro.callers.calls import call_record, probabilities, probability, score_record
 from virnucpro.callers.head import EncoderFacts, HeadFacts
 from virnucpro.ground.records import Call, Calls, FastaRecord, FrameScores, Orf, Prediction
+from virnucpro.sequences.fasta import write_record
 from virnucpro.tables import text as tables
 from virnucpro.tables.sinks import (
     ChunkTable,
@@ -19,12 +22,18 @@ from virnucpro.tables.sinks import (
     RecordTable,
 )
 from virnucpro.tables.text import (
+    EMPTY,
     SortedLines,
     chunk_rows,
+    decimal_texts,
+    encoded,
+    fasta,
     frame_rows,
     record_rows,
-    six_decimals,
+    rows_of,
     sorted_lines,
+    texts,
+    whole,
 )
 
 GOLDEN = Path(__file__).parent / "golden" / "consensus"
@@ -77,7 +86,7 @@ def test_chunks_are_called_as_by_the_original(tmp_path: Path) -> None:
         for name, _, _, virus in (row.split("\t") for row in rows[1:])
     ]
     with SortedLines(tmp_path) as lines:
-        lines.add(sorted_lines(chunk_rows(FrameScores.of([predictions])).encode()))
+        lines.add(sorted_lines(chunk_rows(FrameScores.of([predictions]))))
         table = "\t".join(ChunkTable.columns).encode() + b"\n" + b"".join(lines.merged())
     expected = GOLDEN / "prediction_results_highestscore.csv"
     assert table == expected.read_bytes()
@@ -99,12 +108,12 @@ def test_chunks_are_called_as_by_the_original(tmp_path: Path) -> None:
 def test_a_chunk_is_viral_if_no_frame_is_surer_of_others_than_the_best_is_of_a_virus(
     scores: list[float], is_virus: bool
 ) -> None:
-    assert chunk_rows(FrameScores.of([frames("c", *scores)])) == f"c\t{is_virus}\n"
+    assert chunk_rows(FrameScores.of([frames("c", *scores)])) == f"c\t{is_virus}\n".encode()
 
 
 def test_only_chunks_with_a_score_have_a_row() -> None:
     predictions = [*frames("a", None, None), *frames("b", None, 0.9), *frames("c", 0.1)]
-    assert chunk_rows(FrameScores.of([predictions])) == "b\tTrue\nc\tFalse\n"
+    assert chunk_rows(FrameScores.of([predictions])) == b"b\tTrue\nc\tFalse\n"
 
 
 # Frames
@@ -120,15 +129,42 @@ def test_many_scores_are_those_of_each_to_the_last_bit() -> None:
     assert np.isnan(probabilities(np.array([np.nan]))).all()
 
 
-def test_scores_are_written_as_python_writes_them() -> None:
-    scores = [*(np.arange(0, 10**6, 7) / 10**6).tolist(), 1.0]
-    assert six_decimals(scores) == [f"{score:.6f}" for score in scores]
-    assert six_decimals([]) == []
+@pytest.mark.parametrize("n_decimals", [1, 3, 4, 6])
+def test_numbers_are_written_as_python_writes_them(n_decimals: int) -> None:
+    rng, scale = np.random.default_rng(n_decimals), 10.0**n_decimals
+    middles = (rng.integers(0, 1_000 * scale, 5_000) + 0.5) / scale  # between two texts
+    ties = rng.integers(0, 2**20, 5_000) / 2 ** (n_decimals + 1)  # half of them are exact
+    near = [np.nextafter(each, way) for each in (middles, ties) for way in (-1, 1e9)]
+    plain = [np.arange(0, 10**6, 97) / 10**6, [0.0, 1.0, 999_999_999.0, 5e-324, -1e-300]]
+    numbers = np.concatenate([middles, ties, *near, *plain])
+    numbers = np.concatenate([numbers, -numbers])
+    expected = [f"{number:.{n_decimals}f}" for number in numbers]
+    assert decimal_texts(numbers, n_decimals) == expected
+    assert decimal_texts([None, 0.5, np.nan], n_decimals)[::2] == ["", ""]
+    assert decimal_texts([], n_decimals) == []
+
+
+def test_a_row_has_any_text_as_it_is_and_whole_numbers() -> None:
+    names = ["", "a b", "\u00e9\u6f22", "\udcff", "x" * 10_000, "a\ttab"]
+    numbers = [0, -1, 10**18, EMPTY, 7, -(2**63) + 1]
+    expected = "".join(
+        f"{name}|{'' if n == EMPTY else n}\n" for name, n in zip(names, numbers, strict=True)
+    )
+    assert rows_of(texts(names), whole(numbers), before=("", "|")) == encoded(expected)
+
+
+@given(st.lists(st.integers(0, 200), max_size=5))
+def test_a_record_of_fasta_has_sixty_letters_a_line(lengths: list[int]) -> None:
+    sequences = [("ACGTN" * 40)[:n] for n in lengths]
+    out = StringIO()
+    for number, sequence in enumerate(sequences):
+        write_record(out, f"r{number} d", sequence)
+    assert fasta([f"r{i} d" for i in range(len(lengths))], sequences) == out.getvalue().encode()
 
 
 def test_a_frame_has_both_scores_with_six_decimals_and_a_tie_is_others() -> None:
     scores = FrameScores.of([frames("c", 0.5, 0.500001, 0.123456, 1.0, 0.0)])
-    assert frame_rows(scores).splitlines(keepends=True) == [
+    assert frame_rows(scores).decode().splitlines(keepends=True) == [
         "cF0\tothers\t0.500000\t0.500000\n",
         "cF1\tvirus\t0.499999\t0.500001\n",
         "cF2\tothers\t0.876544\t0.123456\n",
@@ -139,7 +175,7 @@ def test_a_frame_has_both_scores_with_six_decimals_and_a_tie_is_others() -> None
 
 def test_only_frames_with_a_score_have_a_row() -> None:
     predictions = [frame("a", "c", None, "no memory"), frame("b", "c", 0.75)]
-    assert frame_rows(FrameScores.of([predictions])) == "b\tvirus\t0.250000\t0.750000\n"
+    assert frame_rows(FrameScores.of([predictions])) == b"b\tvirus\t0.250000\t0.750000\n"
 
 
 # Records
@@ -236,7 +272,7 @@ def test_a_record_that_was_only_to_be_embedded_is_embedded() -> None:
     ids=["virus", "other", "virus of the scorer", "no_orf", "invalid"],
 )
 def test_a_record_is_one_row_with_an_empty_call_where_there_is_none(found: Call, row: str) -> None:
-    assert record_rows(Calls.of([found])) == row
+    assert record_rows(Calls.of([found])) == row.encode()
     assert len(row.split("\t")) == len(RecordTable.columns)
     rate = found.false_discovery_rate
     again = replace(found, false_discovery_rate=None if rate is None else round(rate, 4))
@@ -252,7 +288,7 @@ def test_what_is_to_be_mended_is_read_back_from_the_table(tmp_path: Path) -> Non
         replace(call(frame("x", "c", None, "NaN")), record_id="all frames"),
         Call("odd", 9, "invalid", "file", note="is odd"),
     ]
-    table.write_text("\t".join(RecordTable.columns) + "\n" + record_rows(Calls.of(found)))
+    table.write_text("\t".join(RecordTable.columns) + "\n" + record_rows(Calls.of(found)).decode())
     with table.open() as handle:
         assert list(RecordTable.read_mendable(handle)) == [
             ("", "one frame"),

@@ -14,7 +14,7 @@ from typer.main import get_command
 from virnucpro.cli.main import app
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.stories.options import PredictOptions
-from virnucpro.stories.pipeline import predict
+from virnucpro.stories.pipeline import execute
 
 ROOT = Path(__file__).parent.parent
 PROMISES = re.findall(r"`([\w/]+\.py)::(\w+)`", (ROOT / "docs/RELIABILITY.md").read_text())
@@ -95,7 +95,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
         precision="fp32",
         report=False,
     )
-    predict(options, lambda _: None, lambda _: InlineExecutor())
+    execute(options, lambda _: None, lambda _: InlineExecutor())
     return {row["record"]: row for row in rows(options.output_dir / "predictions.tsv")}
 
 

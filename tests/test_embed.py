@@ -34,7 +34,7 @@ from virnucpro.scorer.score import score_sequences
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.stories import write as tables_in_one_pass
 from virnucpro.stories.options import PredictOptions
-from virnucpro.stories.pipeline import predict, run
+from virnucpro.stories.pipeline import execute, run
 from virnucpro.stories.resolve import resolve
 from virnucpro.stories.summary import Summary
 from virnucpro.stories.work import work
@@ -99,7 +99,7 @@ def test_what_is_not_embedded_is_called_as_without_a_model_and_the_rest_as_with_
 ):
     summary = run_on("viral", embed="viral")
     run_on("all")
-    predict(PredictOptions(input=(CONTIGS,), output_dir=tmp_path / "alone"), lambda _: None)
+    execute(PredictOptions(input=(CONTIGS,), output_dir=tmp_path / "alone"), lambda _: None)
     viral, everything, alone = (calls(tmp_path / name) for name in ("viral", "all", "alone"))
     left = {name for name, row in viral.items() if row["note"] == "not embedded"}
     assert 0 < len(left) == summary.n_left < len(viral)
@@ -241,7 +241,7 @@ def test_the_note_on_another_genetic_code_stands_beside_the_one_on_vectors(run_o
     fasta = tmp_path / "recoded.fa"
     fasta.write_text("".join(f">g{seed}\n{gene(900, seed, code=4)}\n" for seed in range(6)))
     run_on("run", fasta, embed="viral", regions=False)
-    predict(
+    execute(
         PredictOptions(input=(fasta,), output_dir=tmp_path / "alone", regions=False),
         lambda _: None,
     )
@@ -292,7 +292,7 @@ def test_each_record_is_called_as_if_it_stood_alone_by_the_caller_that_it_has(ti
 def test_proteins_are_asked_for_by_the_scorer_of_proteins(run_on, tiny, tmp_path):
     proteins = Path(__file__).parents[1] / "examples" / "proteins.faa"
     run_on("run", proteins, embed="viral", head=None)
-    predict(PredictOptions(input=(proteins,), output_dir=tmp_path / "alone"), lambda _: None)
+    execute(PredictOptions(input=(proteins,), output_dir=tmp_path / "alone"), lambda _: None)
     of_run, alone = calls(tmp_path / "run"), calls(tmp_path / "alone")
     left = {name for name, row in of_run.items() if row["note"] == "not embedded"}
     assert 0 < len(left) < len(of_run)

@@ -34,7 +34,7 @@ from virnucpro.ground.events import ShardDone
 from virnucpro.ground.files import sha256
 from virnucpro.run.features import open_stores
 from virnucpro.stories.options import ExtractOptions
-from virnucpro.stories.pipeline import extract
+from virnucpro.stories.pipeline import execute
 from virnucpro.stories.resolve import RunConfig, resolve
 
 FAIR_ESM = EncoderSpec(
@@ -78,7 +78,7 @@ def test_a_model_of_another_family_is_named_by_its_path_as_any_other(toy_config,
     options = ExtractOptions(
         input=(contigs,), output_dir=tmp_path / "named", model=str(path), chunk_size=300
     )
-    extract(options, lambda _: None, lambda _: InlineExecutor())
+    execute(options, lambda _: None, lambda _: InlineExecutor())
     stored = json.loads((options.output_dir / "run.json").read_text())
     assert "model counts: four counts" in stored["announced"]
     (encoder,) = stored["recipe"]["encoders"]

@@ -36,7 +36,7 @@ from virnucpro.engine.local import InlineExecutor
 from virnucpro.ground.files import MOST_JSON
 from virnucpro.run.feature_file import _SEAL
 from virnucpro.stories.options import PredictOptions
-from virnucpro.stories.pipeline import predict
+from virnucpro.stories.pipeline import execute
 
 EXITS = {0, 1, 2, 64, 65, 66, 69, 73, 74}
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -205,7 +205,7 @@ def genome(folder: Path) -> Path:
 def run(genome: Path, folder: Path) -> dict[str, bytes]:
     """The files of a run with regions, by their names; it lies in ``folder / "run"``."""
     options = PredictOptions(input=(genome,), output_dir=folder / "run", report=False)
-    predict(options, lambda _: None, lambda _: InlineExecutor())
+    execute(options, lambda _: None, lambda _: InlineExecutor())
     return files_of(folder / "run")
 
 

@@ -34,7 +34,7 @@ from virnucpro.scorer.nets import (
 )
 from virnucpro.scorer.score import score_sequences
 from virnucpro.stories.options import PredictOptions
-from virnucpro.stories.pipeline import predict
+from virnucpro.stories.pipeline import execute
 
 RATES = ErrorRates(500, (-2.0, 0.5, 2.0), (0.5, 0.03, 0.005), (0.9, 0.5, 0.2), (-2.0, 0.5, 2.0))
 CLOSED = "TAAATAAATAACTTAATTAGTTAGCTAGCTAACTAGTCATCACTATTA" * 4  # no frame without a stop
@@ -208,7 +208,7 @@ def test_the_embedded_model_and_any_other_gives_vectors_and_changes_no_call(
     """A record that is embedded and one that is not have the same row, to the byte."""
     run_inline(make_config(contigs, min_length=150), None)
     options = PredictOptions(input=(contigs,), output_dir=tmp_path / "scored")
-    predict(options, lambda _: None)
+    execute(options, lambda _: None)
     assert tables(tmp_path / "run") == tables(tmp_path / "scored")
     assert len(vectors(tmp_path / "run")) > 50
     assert not (tmp_path / "scored/features.h5").exists()

@@ -43,7 +43,7 @@ from virnucpro.scorer.words import NO_WORDS
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.genetic_code import STANDARD
 from virnucpro.sequences.translate import reverse_complement
-from virnucpro.tables.sinks import LENGTH_CLASSES, VirusTable, identify_viruses
+from virnucpro.tables.sinks import LENGTH_CLASSES, VirusTable, find_viruses
 
 EXAMPLE = Path(__file__).parents[1] / "examples/contigs.fa"
 
@@ -264,8 +264,7 @@ def test_a_provirus_is_identified_by_its_own_bases_and_has_no_topology(tmp_path)
     call = Call("host", 4_000 + len(virus), "scored", "in", virus_score=0.1)
     record = FastaRecord("host", "host", flank + virus + flank, sample="in")
     results = CalledRecords.of([RecordResult(record, [], call, regions)])
-    identify_viruses(results, STANDARD)
-    [identity] = results.identities[0]
+    [identity] = find_viruses(results, STANDARD).identities
     assert [identity] == list(own_kinship().identify([virus]))
     assert (identity.kin, identity.topology) == ("Coronaviridae", "")
 

@@ -31,7 +31,7 @@ from virnucpro.learning.request import Training
 from virnucpro.learning.train import new_reader_of
 from virnucpro.sequences.fasta import write_record
 from virnucpro.stories.options import ExtractOptions, PredictOptions
-from virnucpro.stories.pipeline import extract, predict
+from virnucpro.stories.pipeline import execute
 
 CPU = torch.device("cpu")
 KINDS = {
@@ -80,7 +80,7 @@ def on_cpu(output: Path, **changes: object) -> dict[str, object]:
 def scores_of(training: Training, fasta: Path, output: Path) -> dict[str, float]:
     """The score of each frame, by ``predict``."""
     asked = on_cpu(output, model=str(training.model), input=(fasta,))
-    predict(PredictOptions(**asked), lambda _: None, lambda _: InlineExecutor())
+    execute(PredictOptions(**asked), lambda _: None, lambda _: InlineExecutor())
     lines = (output / "prediction_results.txt").read_text().splitlines()[1:]
     return {line.split("\t")[0]: float(line.split("\t")[3]) for line in lines}
 
@@ -146,7 +146,7 @@ def test_a_head_of_another_encoder_is_refused(trained, tmp_path):
     fasta.write_text(">a\nACGT\n")
     asked = on_cpu(tmp_path / "run", model=str(one.model), head=other.head, input=(fasta,))
     with pytest.raises(UnavailableError, match="the head was made for the encoder onehot-lstm"):
-        predict(PredictOptions(**asked), lambda _: None)
+        execute(PredictOptions(**asked), lambda _: None)
 
 
 def test_an_encoder_whose_base_was_trained_again_is_refused(trained, tiny, data, tmp_path):
@@ -203,7 +203,7 @@ def test_a_damaged_file_of_an_encoder_is_reported(damage, trained, tmp_path):
         asked = on_cpu(tmp_path / "run", model=str(path), input=(tmp_path / "none.fa",))
         (tmp_path / "none.fa").write_text(">a\n" + "ACG" * 100 + "\n")
         with pytest.raises(UnavailableError, match="does not hold the network that it names"):
-            extract(ExtractOptions(**asked), lambda _: None, lambda _: InlineExecutor())
+            execute(ExtractOptions(**asked), lambda _: None, lambda _: InlineExecutor())
 
 
 def test_extract_takes_it_as_well_but_no_other_pooling(trained, tmp_path):
@@ -212,6 +212,6 @@ def test_extract_takes_it_as_well_but_no_other_pooling(trained, tmp_path):
     fasta.write_text(">a\n" + "ACG" * 100 + "\n")
     asked = on_cpu(tmp_path / "run", model=str(training.model / LEARNED_FILE), input=(fasta,))
     with pytest.raises(UsageError, match="--pooling bos"):
-        extract(ExtractOptions(**asked, pooling="bos"), lambda _: None)
-    extract(ExtractOptions(**asked), lambda _: None, lambda _: InlineExecutor())
+        execute(ExtractOptions(**asked, pooling="bos"), lambda _: None)
+    execute(ExtractOptions(**asked), lambda _: None, lambda _: InlineExecutor())
     assert rows(tmp_path / "run" / "records.tsv")

@@ -42,7 +42,7 @@ from virnucpro.ground.events import BatchDone, ShardDone
 from virnucpro.ground.files import sha256
 from virnucpro.run.features import open_stores
 from virnucpro.stories.options import ExtractOptions, PredictOptions
-from virnucpro.stories.pipeline import extract, run
+from virnucpro.stories.pipeline import execute, run
 from virnucpro.stories.resolve import resolve
 
 HEADS = Path(__file__).parents[2] / "shared" / "golden" / "heads"
@@ -446,7 +446,7 @@ def test_vectors_of_bases_are_written_in_the_layout_of_the_original(brought, con
         device="cpu",
         workers=1,
     )
-    extract(options, lambda _: None, lambda _: InlineExecutor())
+    execute(options, lambda _: None, lambda _: InlineExecutor())
     stored = torch.load(tmp_path / "out" / "features" / "000000.pt", weights_only=True)
     rows = {
         name: torch.tensor(entry["mean_representation"])

@@ -22,6 +22,7 @@ from virnucpro.ground.errors import InputError, InputMissingError, ResumeError
 from virnucpro.ground.events import STAGES, BatchDone, Memory, WorkerLost, WorkerReady
 from virnucpro.ground.records import Call, Shard
 from virnucpro.learning.pages import report_folder
+from virnucpro.page.counts import read_blocks
 from virnucpro.page.html import MOST_BYTES
 from virnucpro.page.template import Safe, read, write
 from virnucpro.run.folder import RunDir
@@ -34,7 +35,7 @@ ASSETS = files("virnucpro.page") / "assets"
 
 def predict(to: Path, *inputs: Path, **changes: object) -> Path:
     options = PredictOptions(input=inputs, output_dir=to, device="cpu", **changes)
-    pipeline.predict(options, lambda _: None, lambda _: InlineExecutor())
+    pipeline.execute(options, lambda _: None, lambda _: InlineExecutor())
     return RunDir(to).report
 
 
@@ -455,6 +456,33 @@ def test_a_damaged_table_is_reported(tmp_path, row):
 
 
 # Of a training, and of an evaluation
+
+
+def test_fields_of_a_table_are_read_as_python_reads_them(tmp_path):
+    rows = [
+        ["", "", "virus", "a\ttab"],
+        ["0.123456", "7", "virus", "\u00e9\udcff"],
+        ["1.", "123456789012345", "other", "\u00e9\udcff"],
+        ["0.3", "0", "virus ", ""],
+    ]
+    lines = "\n".join(["score\tlength\tcall\tnote", *map("\t".join, rows)])  # no last line end
+    (tmp_path / "table.tsv").write_bytes(lines.encode("utf-8", "surrogateescape"))
+    [block] = read_blocks(tmp_path / "table.tsv")
+    columns = dict(zip(("score", "length", "call", "note"), zip(*rows, strict=True), strict=True))
+    for name, fields in columns.items():
+        distinct, places = block.codes(name)
+        assert block.texts(name) == [distinct[place] for place in places] == list(fields)
+        assert len(distinct) == len(set(fields))
+    for name in ("score", "length"):
+        numbers = [float(text or "nan") for text in columns[name]]
+        assert np.array_equal(block.numbers(name), numbers, equal_nan=True)
+    assert block.have("call", b"virus").tolist() == [True, True, False, False]
+    assert block.texts("none") == [""] * 4
+    for wrong in ("1e3", "-1", "1.2.3", ".5", "x", "1234567890123456"):
+        (tmp_path / "table.tsv").write_text(f"score\n1\n{wrong}\n")
+        [block] = read_blocks(tmp_path / "table.tsv")
+        with pytest.raises(ValueError, match=f"score {wrong} is not a number"):
+            block.numbers("score")
 
 
 def test_the_page_of_a_training_has_its_curves_and_tables(tmp_path):

@@ -58,7 +58,7 @@ def predict(
     *inputs: Path, to: Path, on_event: OnEvent = lambda _: None, **changes: object
 ) -> Summary:
     options = PredictOptions(**{"input": inputs, "output_dir": to, **changes})
-    return pipeline.predict(options, on_event, lambda _: NoExecutor())
+    return pipeline.execute(options, on_event, lambda _: NoExecutor())
 
 
 def write(path: Path, **records: str) -> Path:

@@ -28,6 +28,7 @@ from virnucpro.tables.sinks import (
     all_sinks,
     open_sinks,
 )
+from virnucpro.tables.text import rows_of, texts, whole
 
 
 class LengthTable(Sink):
@@ -38,10 +39,8 @@ class LengthTable(Sink):
 
     @classmethod
     def rows(cls, results):
-        lengths = map(len, results.records.sequences)
-        return "".join(
-            f"{name}\t{n}\n" for name, n in zip(results.records.names, lengths, strict=True)
-        )
+        lengths = list(map(len, results.records.sequences))
+        return rows_of(texts(results.records.names), whole(lengths))
 
 
 @pytest.fixture

@@ -438,7 +438,7 @@ def scored(folder: Path, **changes: object) -> Path:
 def predict_again(folder: Path, on_event: OnEvent = lambda _: None, **changes: object) -> None:
     inputs = (folder / "a.fa", folder / "b.fa")
     usual = {"input": inputs, "output_dir": folder / "run", "per_file": True}
-    pipeline.predict(PredictOptions(**usual | changes), on_event, lambda _: ProcessExecutor(()))
+    pipeline.execute(PredictOptions(**usual | changes), on_event, lambda _: ProcessExecutor(()))
 
 
 COMMANDS = {

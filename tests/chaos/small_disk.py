@@ -51,7 +51,7 @@ class Scoring:
         write.LETTERS_AT_ONCE = fasta._BLOCK = 3_000
         try:
             options = replace(self.options, resume=resume)
-            pipeline.predict(options, lambda _: None, lambda _: InlineExecutor())
+            pipeline.execute(options, lambda _: None, lambda _: InlineExecutor())
         finally:
             write.LETTERS_AT_ONCE, fasta._BLOCK = usual
 

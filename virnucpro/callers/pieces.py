@@ -133,8 +133,9 @@ def _frames(scored: ScoredRecords, is_known: Mask, *, is_protein: bool) -> Frame
     if is_protein:
         ids = [names[owner] for owner in owners.tolist()]
     else:
+        suffixes = [f"_piece_{number}" for number in range(1 + numbers.max(initial=0))]
         pairs = zip(owners.tolist(), numbers[is_known].tolist(), strict=True)
-        ids = [f"{names[owner]}_piece_{number}" for owner, number in pairs]
+        ids = [names[owner] + suffixes[number] for owner, number in pairs]
     n_of_records = np.bincount(owners, minlength=len(names)).tolist()
     return FrameScores(n_of_records, ids, ids, probabilities(pieces.log_odds[is_known]).tolist())
 

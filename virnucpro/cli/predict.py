@@ -151,11 +151,7 @@ def _run(options: RunOptions, console: ConsoleOptions) -> None:
                 with needing("arrow"):
                     import pyarrow.parquet  # noqa: F401 - before anything is embedded
         with watched(console) as events:
-            match options:
-                case PredictOptions():
-                    summary = pipeline.predict(options, events, executor_on)
-                case ExtractOptions():
-                    summary = pipeline.extract(options, events, executor_on)
+            summary = pipeline.execute(options, events, executor_on)
     with exits():
         if summary.n_slices is None:
             rundir = RunDir(options.output_dir)

@@ -9,6 +9,7 @@ are tuples: making one takes a third of the time.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -410,6 +411,31 @@ class FrameScores(NamedTuple):
         return self._replace(ids=ids, chunk_ids=chunk_ids)
 
 
+class Viruses(NamedTuple):
+    """The viruses in neighbouring records, in columns in step: a row each of the verdict."""
+
+    places: list[int]  # of their records, which do not fall
+    names: list[str]  # of their sequences
+    kinds: list[str]  # of regions
+    starts: list[int]
+    ends: list[int]
+    cross_origin: list[bool]  # the end lies before the start
+    letters: list[str]
+    scores: list[float]
+    identities: list[Identity]
+
+    def rows(self, first: int, end: int) -> Viruses:
+        """Those of some of the records."""
+        rows = slice(bisect_left(self.places, first), bisect_left(self.places, end))
+        some = Viruses._make(column[rows] for column in self)
+        return some._replace(places=[place - first for place in some.places])
+
+    def renamed(self, before: Sequence[str], now: Sequence[str]) -> Viruses:
+        """The same by other ids of their records, which their names begin with."""
+        pairs = zip(self.places, self.names, strict=True)
+        return self._replace(names=[now[i] + name[len(before[i]) :] for i, name in pairs])
+
+
 @dataclass(slots=True, eq=False)
 class CalledRecords:
     """Neighbouring records with their calls and what these are made of, in columns in step."""
@@ -419,7 +445,7 @@ class CalledRecords:
     frames: FrameScores
     regions: dict[int, tuple[tuple[Region, ...], Track | None]] = field(default_factory=dict)
     embedded: dict[int, Sequence[Prediction]] = field(default_factory=dict)  # see ``RecordResult``
-    identities: dict[int, tuple[Identity, ...]] = field(default_factory=dict)  # of its viruses
+    viruses: Viruses | None = None  # None: nobody has looked for them
 
     @classmethod
     def of(cls, each: Sequence[RecordResult]) -> CalledRecords:
@@ -442,7 +468,6 @@ class CalledRecords:
             FrameScores._make(_end_to_end(one.frames for one in each)),
             {n + i: of for n, one in placed for i, of in one.regions.items()},
             {n + i: of for n, one in placed for i, of in one.embedded.items()},
-            {n + i: of for n, one in placed for i, of in one.identities.items()},
         )
 
     def at(self, place: int) -> RecordResult:
@@ -472,15 +497,19 @@ class CalledRecords:
         places = range(first, end)
         regions = {i - first: of for i, of in self.regions.items() if i in places}
         embedded = {i - first: of for i, of in self.embedded.items() if i in places}
-        identities = {i - first: of for i, of in self.identities.items() if i in places}
         columns = self.records.rows(rows), self.calls.rows(rows), self.frames.rows(rows)
-        return CalledRecords(*columns, regions, embedded, identities)
+        viruses = self.viruses and self.viruses.rows(first, end)
+        return CalledRecords(*columns, regions, embedded, viruses)
 
     def by_own_ids(self) -> CalledRecords:
         """The same with the ids that records and frames have in their file."""
-        names = self.records.names
-        records = self.records.with_ids(names)._replace(own_ids=[""] * len(names))
-        return replace(self, records=records, frames=self.frames.renamed(self.records.ids, names))
+        ids, names = self.records.ids, self.records.names
+        return replace(
+            self,
+            records=self.records.with_ids(names)._replace(own_ids=[""] * len(names)),
+            frames=self.frames.renamed(ids, names),
+            viruses=self.viruses and self.viruses.renamed(ids, names),
+        )
 
 
 def _end_to_end(each: Iterable[Sequence[list[Any]]]) -> list[list[Any]]:

@@ -1,6 +1,6 @@
 """Regions and chromosomes with known prophages: ``evaluate --regions`` and ``train --regions``.
 
-To evaluate, the sequences go through ``pipeline.predict`` as any input; what is measured is read
+To evaluate, the sequences go through ``pipeline.execute`` as any input; what is measured is read
 from its tables. Coordinates are bases, 0-based and half-open. A prophage is found if half of it or
 more lies in regions; a region is false if less than half of what counts of it is prophage.
 
@@ -45,7 +45,7 @@ from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
 from virnucpro.sequences.inputs import Source, list_sources
 from virnucpro.stories.options import PredictOptions
-from virnucpro.stories.pipeline import predict
+from virnucpro.stories.pipeline import execute
 from virnucpro.tables.sinks import RecordTable, RegionTable
 
 _EVALUATED = "regions_evaluation.tsv"
@@ -95,7 +95,7 @@ def evaluate_regions(options: EvaluateOptions, truth_table: Path, on_event: OnEv
         head=None,
         regions=True,
     )
-    if predict(asked, on_event).exit_code:
+    if execute(asked, on_event).exit_code:
         raise VirnucproError(
             f"not everything was read: see {printable(run_folder)}",
             hint="figures of a part would mislead: run the same command with --resume",

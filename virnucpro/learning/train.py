@@ -104,7 +104,7 @@ from virnucpro.run.folder import RunDir
 from virnucpro.sequences.composition import N_FEATURES, frame_composition
 from virnucpro.sequences.genetic_code import genetic_code
 from virnucpro.stories.options import ExtractOptions
-from virnucpro.stories.pipeline import extract
+from virnucpro.stories.pipeline import execute
 
 _MOST_FRAMES = 20_000  # that are scored after each epoch
 _SECONDS_BETWEEN_STEPS = 0.2  # in TensorBoard; a step of a head alone takes a millisecond
@@ -172,7 +172,7 @@ def _extract(training: Training, on_event: OnEvent) -> None:
     def executor_on(devices: Sequence[str]) -> Executor:
         return ProcessExecutor(devices if options.multi_gpu else devices[:1])
 
-    if extract(extraction, on_event, executor_on).exit_code:
+    if execute(extraction, on_event, executor_on).exit_code:
         raise VirnucproError(
             f"not every frame has a vector: see {training.features}",
             hint="run the same command again with --resume",

@@ -44,7 +44,7 @@ class _ChartPath(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Drawing:
+class _Drawing:
     """A chart, ready to be drawn."""
 
     title: str
@@ -83,14 +83,14 @@ class Chart:
     kind: Literal["line", "step"] = "line"
     look: Sequence[str] = field(default=())  # classes in place of the usual ones
 
-    def drawn(self) -> Drawing:
+    def drawn(self) -> _Drawing:
         xs = [x for _, of_series, _ in self.series for x in of_series]
         ys = [y for *_, of_series in self.series for y in of_series if y is not None]
         x_range = self.x_range or (min(xs, default=0.0), max(xs, default=1.0))
         y_range = self.y_range or (min(0.0, *ys, 0.0), max([*ys, 0.0]) or 1.0)
         x_at = _linear(*x_range, _LEFT, WIDTH - _RIGHT)
         y_at = _linear(*y_range, HEIGHT - _BOTTOM, _TOP)
-        return Drawing(
+        return _Drawing(
             self.title,
             self.text,
             self.x_label,
@@ -181,7 +181,7 @@ def _short(value: float) -> str:
 
 def scores_by_length(
     counts: RunCounts, cut: Sequence[tuple[float, float]], letters: str
-) -> Drawing | None:
+) -> _Drawing | None:
     """The density of records over length and score, by call; None if no record has a score.
 
     ``cut`` is the lowest viral score at some lengths.
@@ -201,7 +201,7 @@ def scores_by_length(
     if cut:
         points = [(x_at(math.log2(n)), y_at(_odds(score))) for n, score in _within(cut, low, high)]
         layers.append(_ChartPath("cut", _line(points), "cut: called virus from here on"))
-    return Drawing(
+    return _Drawing(
         "Scores by length",
         f"Records called virus, above the cut: {counts.n_viral:,}; others, below it: "
         f"{int(density.sum()) - counts.n_viral:,}.",

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice, zip_longest
+from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -19,9 +20,10 @@ from numpy.typing import NDArray
 
 from virnucpro.ground.errors import InputError
 from virnucpro.ground.log import printable
-from virnucpro.ground.numeric import Mask, Values
+from virnucpro.ground.numeric import Counts, Mask, Values
 from virnucpro.ground.records import STATUSES
-from virnucpro.tables.sinks import LENGTH_CLASSES, RecordTable
+from virnucpro.scorer.library import call
+from virnucpro.tables.sinks import LENGTH_CLASSES
 
 _N_TOP = 20
 PER_DOUBLING = 4  # bins of length
@@ -29,7 +31,7 @@ _DOUBLINGS = 40  # a record is shorter than 2^40 letters
 _N_LENGTHS = _DOUBLINGS * PER_DOUBLING
 N_SCORES = 40  # bins of log-odds
 MOST_LOG_ODDS = 7.0  # a score of 0.9991
-_LINES_AT_ONCE = 20_000
+_BYTES_AT_ONCE = 2**22
 _HIGH_FDR = 0.2  # share of false calls from which a class of length is called weak
 _MOST_NOTES = 1_000  # different ones that are counted
 # bases, or residues, from which the classes of length begin
@@ -38,11 +40,101 @@ LENGTHS = {
     "protein": (0, 50, 100, 300, 1_000),
 }
 
+_Rows: TypeAlias = Counts | list[int] | slice
 # what viruses are: their number by kind and the start of a class of length, their number by family,
 # and kind and family of records by file and id; viruses of an older run have the kind ""
 Identities: TypeAlias = tuple[
     Counter[tuple[str, int]], Counter[str], dict[tuple[str, str], tuple[str, str]]
 ]
+
+
+@dataclass(frozen=True, eq=False)
+class _TableBlock:
+    """Neighbouring rows of a table, as its bytes; a column that it lacks is empty."""
+
+    data: bytes  # whole lines
+    names: Sequence[str]  # of the columns
+    ends: Counts  # (n_rows, n_columns) of the fields
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    @cached_property
+    def _letters(self) -> NDArray[np.uint8]:
+        return np.frombuffer(self.data, np.uint8)
+
+    @cached_property
+    def _text(self) -> str | None:
+        """The text of the bytes, where each is a letter."""
+        return self.data.decode("ascii") if self.data.isascii() else None
+
+    def _bounds(self, name: str) -> tuple[Counts, Counts]:
+        """Where the fields of a column begin and end. (n_rows,) each"""
+        if name not in self.names:
+            nowhere = np.zeros(len(self), dtype=np.int64)
+            return nowhere, nowhere
+        place = self.names.index(name)
+        before = self.ends[:, place - 1] if place else np.append(-1, self.ends[:-1, -1])
+        return before + 1, np.ascontiguousarray(self.ends[:, place])
+
+    def columns(self, names: Iterable[str], rows: _Rows = slice(None)) -> list[list[str]]:
+        """The fields of some columns, in some rows."""
+        return [self.texts(name, rows) for name in names]
+
+    def texts(self, name: str, rows: _Rows = slice(None)) -> list[str]:
+        """The fields of a column, in some rows."""
+        some = np.array(rows, np.int64) if isinstance(rows, list) else rows
+        starts, ends = (each[some].tolist() for each in self._bounds(name))
+        pairs = zip(starts, ends, strict=True)
+        if self._text is not None:
+            text = self._text
+            return [text[start:end] for start, end in pairs]
+        return [self.data[start:end].decode("utf-8", "surrogateescape") for start, end in pairs]
+
+    def codes(self, name: str) -> tuple[list[str], Counts]:
+        """The different fields of a column, and the place there of the field of each row."""
+        starts, ends = self._bounds(name)
+        is_new = np.empty(len(self), dtype=np.bool_)
+        call("find_changes", self._letters, starts, ends, len(self), is_new.view(np.uint8))
+        firsts = np.flatnonzero(is_new)
+        texts = self.texts(name, firsts)
+        places = {text: place for place, text in enumerate(dict.fromkeys(texts))}
+        of_runs = np.array([places[text] for text in texts], dtype=np.int64)
+        return list(places), np.repeat(of_runs, np.diff(firsts, append=len(self)))
+
+    def have(self, name: str, text: bytes) -> Mask:
+        """Whether each field of a column is this text. (n_rows,)"""
+        starts, ends = self._bounds(name)
+        rows = np.flatnonzero(ends - starts == len(text))
+        for place, letter in enumerate(text):
+            rows = rows[self._letters[starts[rows] + place] == letter]
+        mask = np.zeros(len(self), dtype=np.bool_)
+        mask[rows] = True
+        return mask
+
+    def numbers(self, name: str) -> Values:
+        """The numbers of a column, of digits and a point; NaN for an empty field. (n_rows,)
+
+        Raises:
+            ValueError: a field is no such number.
+        """
+        starts, ends = self._bounds(name)
+        values, n_read = np.empty(len(self)), np.empty(1, dtype=np.int64)
+        call("read_numbers", self._letters, starts, ends, len(self), values, n_read)
+        if n_read[0] < len(self):
+            raise ValueError(f"{name} {self.texts(name, n_read)[0]} is not a number")
+        return values
+
+    def whole_numbers(self, name: str) -> Counts:
+        """The whole numbers of a column. (n_rows,)
+
+        Raises:
+            ValueError: a field is none.
+        """
+        values = self.numbers(name)
+        if not np.array_equal(values, np.floor(values)):
+            raise ValueError(f"{name} has what is not a whole number")
+        return values.astype(np.int64)
 
 
 class RecordRows(NamedTuple):
@@ -56,7 +148,7 @@ class RecordRows(NamedTuple):
     are_viral: list[bool]
     scores: list[float]  # NaN: none
     rates: list[float]  # NaN: none
-    n_chunks: list[str]
+    n_chunks: list[float]  # NaN: none
     notes: list[str]
 
     @property
@@ -67,12 +159,11 @@ class RecordRows(NamedTuple):
     def none(cls) -> RecordRows:
         return cls._make([] for _ in cls._fields)
 
-    def extend(self, columns: Iterable[Sequence[Any]], mask: Mask) -> None:
-        """Add those rows of some columns that are in the mask."""
-        rows = np.flatnonzero(mask).tolist()  # a few of a large table
-        own: tuple[list[Any], ...] = self
-        for column, values in zip(own, columns, strict=True):
-            column.extend([values[row] for row in rows])
+    def extend(self, other: RecordRows) -> None:
+        """Add the rows of another."""
+        each: list[tuple[list[Any], list[Any]]] = list(zip(self, other, strict=True))
+        for of_self, of_other in each:
+            of_self.extend(of_other)
 
     def take(self, rows: Sequence[int]) -> RecordRows:
         return RecordRows._make([column[row] for row in rows] for column in self)
@@ -115,12 +206,17 @@ class PageRows:
     n_others: int = 0
     every: int = 1
 
-    def extend(self, columns: Sequence[Sequence[Any]], is_viral: Mask) -> None:
+    def choose(self, is_viral: Mask) -> tuple[Counts, Counts]:
+        """Which rows to keep of those that come next: viral ones, and others."""
+        others = np.flatnonzero(~is_viral)
+        places = np.arange(self.n_others, self.n_others + len(others))
+        self.n_others += len(others)
+        return np.flatnonzero(is_viral), others[places % self.every == 0]
+
+    def keep(self, viral: RecordRows, others: RecordRows) -> None:
         """Keep rows, of which some are left out again when they become too many."""
-        places = self.n_others + np.cumsum(~is_viral) - 1
-        self.n_others += int((~is_viral).sum())
-        self.viral.extend(columns, is_viral)
-        self.others.extend(columns, ~is_viral & (places % self.every == 0))
+        self.viral.extend(viral)
+        self.others.extend(others)
         if len(self.viral.places) > 2 * self.most:
             self.viral = self.viral.best(self.most)
         while len(self.others.places) > 2 * self.most:
@@ -134,38 +230,42 @@ class PageRows:
             viral = viral.best(most)
         n_others = min(n_all, most - len(viral.places))
         chosen = np.arange(n_others) * n_all // max(1, n_others)
-        others = self.others if n_others == n_all else self.others.take(chosen.tolist())
-        each: list[tuple[list[Any], list[Any]]] = list(zip(viral, others, strict=True))
-        rows = RecordRows._make([*of_viral, *of_others] for of_viral, of_others in each)
+        rows = RecordRows.none()
+        rows.extend(viral)
+        rows.extend(self.others if n_others == n_all else self.others.take(chosen.tolist()))
         return rows.take(np.argsort(rows.places).tolist())
 
 
 class _Figures(NamedTuple):
-    """Numbers of the records of a block. (n,) each"""
+    """The records of a block in numbers. (n,) each"""
 
-    lengths: NDArray[np.int64]
+    lengths: Counts
     scores: Values
     rates: Values
     is_viral: Mask
+    n_chunks: Values
+    files: tuple[list[str], Counts]  # see ``_TableBlock.codes``
+    statuses: tuple[list[str], Counts]
+    notes: tuple[list[str], Counts]
 
     @classmethod
-    def of(cls, block: Mapping[str, Sequence[str]]) -> _Figures:
+    def of(cls, block: _TableBlock) -> _Figures:
         """
         Raises:
-            ValueError: a number is none, or out of range.
+            ValueError: a number is none, or out of range, or a status is unknown.
         """
-        numbers = list(map(int, block["length"]))
-        scores, rates = _shares(block["virus_score"]), _shares(block["fdr"])
-        if numbers and not 0 <= min(numbers) <= max(numbers) < 2**_DOUBLINGS:
+        lengths = block.whole_numbers("length")
+        scores, rates = block.numbers("virus_score"), block.numbers("fdr")
+        if (lengths >= 2**_DOUBLINGS).any():
             raise ValueError("a length is out of range")
-        if any((shares < 0).any() or (shares > 1).any() for shares in (scores, rates)):
+        if (scores > 1).any() or (rates > 1).any():
             raise ValueError("virus_score and fdr must lie between 0 and 1")
-        is_viral = np.array([call == "virus" for call in block["call"]], np.bool_)
-        return cls(np.array(numbers, np.int64), scores, rates, is_viral)
-
-
-def _shares(texts: Sequence[str]) -> Values:
-    return np.array([float(text) if text else math.nan for text in texts])
+        is_viral = block.have("call", b"virus")
+        files, statuses, notes = map(block.codes, ("file", "status", "note"))
+        if unknown := set(statuses[0]) - set(STATUSES):
+            raise ValueError(f"the status {min(unknown)}")
+        n_chunks = block.numbers("n_chunks")
+        return cls(lengths, scores, rates, is_viral, n_chunks, files, statuses, notes)
 
 
 @dataclass(slots=True)
@@ -194,24 +294,22 @@ class RunCounts:
         """The viral records with the highest scores, the longest first among equals."""
         return self.page_rows.viral.best(_N_TOP)
 
-    def add(self, block: Mapping[str, Sequence[str]]) -> None:
-        """Count a block of the table, given as its columns.
+    def add(self, block: _TableBlock) -> None:
+        """Count a block of the table.
 
         Raises:
             ValueError: a number is none, or a status is unknown.
         """
         figures = _Figures.of(block)
-        if unknown := set(block["status"]) - set(STATUSES):
-            raise ValueError(f"the status {min(unknown)}")
         lengths, is_viral = figures.lengths, figures.is_viral
-        self._show(block, figures)
+        viral, others = self.page_rows.choose(is_viral)
+        self.page_rows.keep(self._shown(block, figures, viral), self._shown(block, figures, others))
         self.n_records += len(lengths)
         self.n_letters += int(lengths.sum())
         self.n_viral += int(is_viral.sum())
         self.n_letters_viral += int(lengths[is_viral].sum())
-        self.statuses.update(block["status"])
-        self._count_files(block, is_viral)
-        self._count_notes(block)
+        self._count_files(figures)
+        self._count_notes(figures)
         self._count_lengths(figures)
         self._measure(block, figures)
         is_scored = np.isfinite(figures.scores)
@@ -226,44 +324,54 @@ class RunCounts:
             1,
         )
 
-    def _show(self, block: Mapping[str, Sequence[str]], figures: _Figures) -> None:
-        lengths, scores, rates, is_viral = figures
-        columns = (
-            range(self.n_records, self.n_records + len(lengths)),
-            block["record"],
-            block["file"],
-            lengths.tolist(),
-            block["status"],
-            is_viral.tolist(),
-            scores.tolist(),
-            rates.tolist(),
-            block["n_chunks"],
-            block["note"],
+    def _shown(self, block: _TableBlock, figures: _Figures, rows: Counts) -> RecordRows:
+        """Some rows of a block, as the page has them."""
+        files, statuses, notes = (
+            [texts[place] for place in places[rows].tolist()]
+            for texts, places in (figures.files, figures.statuses, figures.notes)
         )
-        self.page_rows.extend(columns, is_viral)
+        return RecordRows(
+            (self.n_records + rows).tolist(),
+            block.texts("record", rows),
+            files,
+            figures.lengths[rows].tolist(),
+            statuses,
+            figures.is_viral[rows].tolist(),
+            figures.scores[rows].tolist(),
+            figures.rates[rows].tolist(),
+            figures.n_chunks[rows].tolist(),
+            notes,
+        )
 
-    def _count_files(self, block: Mapping[str, Sequence[str]], is_viral: Mask) -> None:
-        for (file, status), n in Counter(zip(block["file"], block["status"], strict=True)).items():
-            self.files.setdefault(file, Counter())[status] += n
-        for file, n in Counter(np.array(block["file"], object)[is_viral].tolist()).items():
-            self.files[file]["viral"] += n
+    def _count_files(self, figures: _Figures) -> None:
+        (files, of_file), (statuses, of_status) = figures.files, figures.statuses
+        shape = len(files), len(statuses)
+        n_viral: list[int] = np.bincount(of_file[figures.is_viral], minlength=shape[0]).tolist()
+        n_of = _cross_table(of_file, of_status, shape)
+        for file, counts, viral in zip(files, n_of, n_viral, strict=True):
+            of_statuses = dict(zip(statuses, counts, strict=True))
+            self.statuses.update(of_statuses)
+            self.files.setdefault(file, Counter()).update({**of_statuses, "viral": viral})
 
-    def _count_notes(self, block: Mapping[str, Sequence[str]]) -> None:
-        told = zip(block["note"], block["status"], strict=True)
-        counts = Counter(note for note, status in told if note and status != "too_short")
-        for note, n in counts.items():
-            if note in self.notes or len(self.notes) < _MOST_NOTES:
+    def _count_notes(self, figures: _Figures) -> None:
+        (statuses, of_status), (notes, of_note) = figures.statuses, figures.notes
+        is_told = np.array([status != "too_short" for status in statuses], np.bool_)[of_status]
+        counts = np.bincount(of_note[is_told], minlength=len(notes)).tolist()
+        for note, n in zip(notes, counts, strict=True):
+            if note and n and (note in self.notes or len(self.notes) < _MOST_NOTES):
                 self.notes[note] += n
 
-    def _measure(self, block: Mapping[str, Sequence[str]], figures: _Figures) -> None:
+    def _measure(self, block: _TableBlock, figures: _Figures) -> None:
         if not self.measured:
             return
-        for i, key in enumerate(zip(block["file"], block["record"], strict=True)):
-            if key in self.measured:
-                self.measured[key] = int(figures.lengths[i]), float(figures.scores[i])
+        files, of_file = figures.files
+        names = {record for _, record in self.measured}
+        for row, record in enumerate(block.texts("record")):
+            if record in names and (key := (files[of_file[row]], record)) in self.measured:
+                self.measured[key] = int(figures.lengths[row]), float(figures.scores[row])
 
     def _count_lengths(self, figures: _Figures) -> None:
-        lengths, scores, rates, is_viral = figures
+        lengths, scores, rates, is_viral = figures[:4]
         starts = np.array([one.start for one in self.classes])
         places = np.searchsorted(starts, lengths, side="right") - 1
         for i, one in enumerate(self.classes):
@@ -277,6 +385,12 @@ class RunCounts:
                 weakest = viral[np.argmin(scores[viral])]
                 if scores[weakest] < one.lowest:
                     one.lowest, one.fdr = float(scores[weakest]), float(rates[weakest])
+
+
+def _cross_table(rows: Counts, columns: Counts, shape: tuple[int, int]) -> list[list[int]]:
+    """How often each pair of places occurs."""
+    counts = np.bincount(rows * shape[1] + columns, minlength=shape[0] * shape[1])
+    return [row.tolist() for row in counts.reshape(shape)]
 
 
 def _score_bin(scores: Values) -> NDArray[np.int64]:
@@ -307,7 +421,7 @@ def count_records(
     counts = RunCounts(
         classes, PageRows(most_rows), measured=dict.fromkeys(measured, (0, math.nan))
     )
-    for block in read_columns(table, RecordTable.columns):
+    for block in read_blocks(table):
         try:
             counts.add(block)
         except ValueError as error:
@@ -321,35 +435,24 @@ def length_classes(starts: Sequence[int]) -> Iterator[tuple[int, int | None, str
         yield start, end, f"{start:,} to {end - 1:,}" if end else f"{start:,} and more"
 
 
-def read_columns(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Sequence[str]]]:
-    """These columns of a table of ours, some lines at a time; a column that it lacks is empty.
+def read_blocks(path: Path) -> Iterator[_TableBlock]:
+    """The rows of a table of ours, some at a time.
 
     Raises:
         InputError: lines have another number of values than there are names.
         OSError: it cannot be read.
     """
-    with path.open(encoding="utf-8", errors="surrogateescape", newline="\n") as lines:
-        names = next(lines, "").rstrip("\n").split("\t")
-        while block := list(islice(lines, _LINES_AT_ONCE)):
-            by_name = dict(zip(names, _columns_of(block, len(names), path), strict=True))
-            empty = ("",) * len(block)
-            yield {name: by_name.get(name, empty) for name in columns}
-
-
-def _columns_of(lines: list[str], n_columns: int, path: Path) -> list[Sequence[str]]:
-    """The columns of lines; the last one has what tabs are left.
-
-    Raises:
-        InputError: a line has too few values.
-    """
-    n_tabs = [line.count("\t") + 1 for line in lines]
-    if min(n_tabs) < n_columns:
-        raise damaged(path, "a line has too few values")
-    if max(n_tabs) == n_columns:  # a list for each line would take twice the time
-        values = "".join(lines).removesuffix("\n").replace("\n", "\t").split("\t")
-        return [values[i::n_columns] for i in range(n_columns)]
-    fields = [line.rstrip("\n").split("\t", n_columns - 1) for line in lines]
-    return list(zip(*fields, strict=True))
+    with path.open("rb") as lines:
+        names = lines.readline().decode("utf-8", "surrogateescape").rstrip("\n").split("\t")
+        while data := lines.read(_BYTES_AT_ONCE) + lines.readline():
+            data = data if data.endswith(b"\n") else data + b"\n"
+            n_lines, n_read = data.count(b"\n"), np.empty(1, dtype=np.int64)
+            ends = np.empty((n_lines, len(names)), dtype=np.int64)
+            letters = np.frombuffer(data, np.uint8)
+            call("split_fields", letters, len(data), len(names), ends, n_read)
+            if n_read[0] < n_lines:
+                raise damaged(path, "a line has too few values")
+            yield _TableBlock(data, names, ends)
 
 
 def count_kinds(table: Path, wanted: Collection[tuple[str, str]]) -> Identities:
@@ -361,20 +464,34 @@ def count_kinds(table: Path, wanted: Collection[tuple[str, str]]) -> Identities:
     """
     kinds, families = Counter[tuple[str, int]](), Counter[str]()
     of_records: dict[tuple[str, str], tuple[str, str]] = {}
-    columns = ("file", "record", "kind", "length", "virus_kind", "kin")
-    for block in read_columns(table, columns):
+    for block in read_blocks(table):
         try:
-            lengths = np.array(list(map(int, block["length"])))
+            lengths = block.whole_numbers("length")
         except ValueError as error:
             raise damaged(table, error) from error
-        starts = np.array(LENGTH_CLASSES)[np.digitize(lengths, LENGTH_CLASSES[1:])].tolist()
-        kinds.update(zip(block["virus_kind"], starts, strict=True))
-        families.update(block["kin"])
-        for file, record, kind, _, virus_kind, kin in zip(*block.values(), strict=True):
-            if kind == "whole" and (file, record) in wanted:
-                of_records[file, record] = (virus_kind, kin)
+        classes = np.digitize(lengths, LENGTH_CLASSES[1:])
+        (names, of_kind), (kin, of_kin) = block.codes("virus_kind"), block.codes("kin")
+        n_of = _cross_table(of_kind, classes, (len(names), len(LENGTH_CLASSES)))
+        for name, counts in zip(names, n_of, strict=True):
+            kinds.update(
+                {(name, start): n for start, n in zip(LENGTH_CLASSES, counts, strict=True)}
+            )
+        families.update(dict(zip(kin, np.bincount(of_kin).tolist(), strict=True)))
+        of_records.update(_identities_in(block, wanted))
     del families[""]
     return kinds, families, of_records
+
+
+def _identities_in(
+    block: _TableBlock, wanted: Collection[tuple[str, str]]
+) -> Iterator[tuple[tuple[str, str], tuple[str, str]]]:
+    """Kind and family of the viruses that are wanted records as a whole, by file and id."""
+    ids = {record for _, record in wanted}
+    rows = [row for row, record in enumerate(block.texts("record")) if record in ids]
+    columns = block.columns(("file", "record", "kind", "virus_kind", "kin"), rows)
+    for file, record, kind, virus_kind, kin in zip(*columns, strict=True):
+        if kind == "whole" and (file, record) in wanted:
+            yield (file, record), (virus_kind, kin)
 
 
 def damaged(table: Path, why: object) -> InputError:

@@ -24,8 +24,7 @@ from virnucpro.ground.files import open_plain, read_json
 from virnucpro.ground.log import escaped, printable
 from virnucpro.ground.numeric import Values
 from virnucpro.ground.records import Region
-from virnucpro.page.counts import damaged, read_columns
-from virnucpro.tables.sinks import RegionTable
+from virnucpro.page.counts import damaged, read_blocks
 
 _MOST_OF_LOG = 1 << 20  # bytes at its end
 _MESSAGE = re.compile(r"\S+ \S+ (INFO|WARNING|ERROR) +(.*)")
@@ -208,8 +207,9 @@ def read_page_regions(table: Path) -> Regions | None:
         return None
     regions = Regions()
     ranks: dict[_Key, _Rank] = {}
-    for block in read_columns(table, RegionTable.columns):
-        for key, line, is_counted, run_id in _region_lines(table, block):
+    for block in read_blocks(table):
+        columns = block.columns(_REGION_COLUMNS)
+        for key, line, is_counted, run_id in _region_lines(table, columns):
             regions.kinds[line.kind] += is_counted
             is_part, n_letters = ranks.get(key, (False, 0))
             ranks[key] = (is_part or line.kind != "whole", n_letters + line.end - line.start)
@@ -225,14 +225,13 @@ def read_page_regions(table: Path) -> Regions | None:
 
 
 def _region_lines(
-    table: Path, block: Mapping[str, Sequence[str]]
+    table: Path, columns: Sequence[Sequence[str]]
 ) -> Iterator[tuple[_Key, Region, bool, str]]:
     """The key and the line of each region, whether it is counted, and its record's id in the run.
 
     Raises:
         InputError: a number is none.
     """
-    columns = [block[name] for name in _REGION_COLUMNS]
     for region, file, record, kind, start, end, posterior, virus, judged, note, evidence in zip(
         *columns, strict=True
     ):

@@ -32,7 +32,7 @@ from virnucpro.page.counts import (
     count_records,
     damaged,
     length_classes,
-    read_columns,
+    read_blocks,
 )
 from virnucpro.page.facts import (
     Facts,
@@ -472,8 +472,8 @@ def _samples(run: _RunFiles) -> dict[str, object] | None:
     table = run.rundir.output(SampleTable)
     if not table.is_file():
         return None
-    blocks = list(read_columns(table, SampleTable.columns))
-    values = {name: [v for block in blocks for v in block[name]] for name in SampleTable.columns}
+    blocks = list(read_blocks(table))
+    values = {name: [v for one in blocks for v in one.texts(name)] for name in SampleTable.columns}
     if len(values["file"]) < 2:
         return None
     n_files = min(len(values["file"]), _MOST_SAMPLES)
@@ -506,7 +506,6 @@ def _sample_column(table: Path, name: str, texts: Sequence[str]) -> dict[str, ob
 def _columns(run: _RunFiles, rows: RecordRows) -> dict[str, object]:
     """The rows of the table as columns: scores in millionths, rates in ten-thousandths."""
     files = {file: i for i, file in enumerate(dict.fromkeys(rows.files))}
-    of_records = run.regions.of_records if run.regions else {}
     return {
         "cut": run.facts.cut,
         "letters": run.letters,
@@ -521,13 +520,19 @@ def _columns(run: _RunFiles, rows: RecordRows) -> dict[str, object]:
             "viral": list(map(int, rows.are_viral)),
             "score": _scaled(rows.scores, 1_000_000),
             "fdr": _scaled(rows.rates, 10_000),
-            "chunks": list(map(_whole, rows.n_chunks)),
-            "regions": [
-                of_records.get(key, 0) for key in zip(rows.files, rows.records, strict=True)
-            ],
+            "chunks": _scaled(rows.n_chunks, 1),
+            "regions": _regions_of(run, rows),
             "note": _lines(rows.notes),
         },
     }
+
+
+def _regions_of(run: _RunFiles, rows: RecordRows) -> list[int]:
+    """The number of regions in each record."""
+    if not (run.regions and run.regions.of_records):
+        return [0] * len(rows.records)
+    of_records = run.regions.of_records
+    return [of_records.get(key, 0) for key in zip(rows.files, rows.records, strict=True)]
 
 
 def _lines(texts: Sequence[str]) -> str:
@@ -545,10 +550,6 @@ def _scaled(values: Sequence[float] | Values, scale: int) -> list[int | None]:
     if is_known.all():
         return [*whole]
     return [n if known else None for n, known in zip(whole, is_known.tolist(), strict=True)]
-
-
-def _whole(text: str) -> int | None:
-    return int(text) if text.isascii() and text.isdigit() else None
 
 
 def _machine(run: _RunFiles) -> dict[str, object]:

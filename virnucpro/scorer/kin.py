@@ -274,7 +274,8 @@ class Kinship:
         places = [place for place, virus in enumerate(viruses) if virus]
         if not places:
             return identities
-        known = [encode(viruses[place]) for place in places]
+        ends = np.cumsum([len(viruses[place]) for place in places])
+        known = np.split(encode("".join(viruses[place] for place in places)), ends[:-1])
         circles = [are_circles[place] if are_circles else None for place in places]
         columns = zip(places, self._of_kin(known, code), topologies(known, circles), strict=True)
         for place, identity, (topology, repeat_length) in columns:

@@ -74,6 +74,11 @@ _SIGNATURES = {
     "protein_shared": (
         *(_BYTES, _COUNTS, c_int64, *_WORDS, *4 * (_array(np.int8),), c_double, _FLOATS),
     ),
+    # of tables: n rows and columns, kinds of these, their addresses, and what stands before each
+    "write_rows": (c_int64, c_int64, _COUNTS, _array(np.uintp), _BYTES, _BYTES, _COUNTS),
+    "split_fields": (_BYTES, c_int64, c_int64, _COUNTS, _COUNTS),
+    "read_numbers": (_BYTES, _COUNTS, _COUNTS, c_int64, _VALUES, _COUNTS),
+    "find_changes": (_BYTES, _COUNTS, _COUNTS, c_int64, _BYTES),
 }
 
 

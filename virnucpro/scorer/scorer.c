@@ -1,4 +1,5 @@
-/* What the scorer reads of pieces, in one pass: stretches, words, counts and figures.
+/* What the scorer reads of pieces, in one pass: stretches, words, counts and figures. At the end,
+ * the rows of tables.
  *
  * Called by library.py, which documents the arrays. No function keeps anything between two calls
  * or touches Python, so calls may run side by side. What is chosen when the library is loaded
@@ -2142,5 +2143,152 @@ int count_words(const uint8_t *text, int64_t n, int64_t n_first, const uint8_t *
                 }
     }
     free(is_part);
+    return 0;
+}
+
+/* Rows of tables */
+
+/* What a column of a table holds, or the decimals of its numbers, which are 1 and more. */
+enum { LETTERS = -2, TEXTS = -1, WHOLE = 0, WIDTH = 60 /* letters of a line */ };
+
+static uint8_t *put_whole(uint8_t *out, uint64_t value, int n_digits) {
+    uint8_t digits[24];
+    int n = 0;
+    for (; value || n < n_digits; value /= 10)
+        digits[n++] = '0' + value % 10;
+    while (n)
+        *out++ = digits[--n];
+    return out;
+}
+
+/* The decimal that is nearest to a number below 2^51 / 10^n, the even one of two. */
+static uint8_t *put_decimal(uint8_t *out, double value, int n_decimals) {
+    uint64_t scale = 1;
+    for (int i = 0; i < n_decimals; i++)
+        scale *= 10;
+    if (signbit(value))
+        *out++ = '-';
+    value = fabs(value);
+    double below = floor(value * scale);
+    double more = fma(value, scale, -(below + 0.5)); /* its sign is exact */
+    uint64_t whole = (uint64_t)below;
+    whole += more > 0 || (more == 0 && whole % 2);
+    out = put_whole(out, whole / scale, 1);
+    *out++ = '.';
+    return put_whole(out, whole % scale, n_decimals);
+}
+
+/* Texts and letters end with a NUL; of numbers, NaN and the least whole one leave a place empty. */
+static uint8_t *put_field(uint8_t *out, int64_t kind, const uint8_t **column) {
+    if (kind == WHOLE) {
+        int64_t value;
+        memcpy(&value, *column, sizeof value);
+        *column += sizeof value;
+        if (value == INT64_MIN)
+            return out;
+        if (value < 0)
+            *out++ = '-';
+        return put_whole(out, value < 0 ? -(uint64_t)value : (uint64_t)value, 1);
+    }
+    if (kind > 0) {
+        double value;
+        memcpy(&value, *column, sizeof value);
+        *column += sizeof value;
+        return isnan(value) ? out : put_decimal(out, value, (int)kind);
+    }
+    int64_t n = strlen((const char *)*column);
+    const uint8_t *text = *column;
+    *column += n + 1;
+    if (kind == TEXTS) {
+        memcpy(out, text, n);
+        return out + n;
+    }
+    for (; n > 0; n -= WIDTH, text += WIDTH) {
+        int64_t width = n < WIDTH ? n : WIDTH;
+        *out++ = '\n';
+        memcpy(out, text, width);
+        out += width;
+    }
+    return out;
+}
+
+/* A line for each row: before each field of it what stands before those of its column, and a line
+ * end. The columns are used up. */
+int write_rows(int64_t n_rows, int64_t n_columns, const int64_t *kinds, const uint8_t **columns,
+               const uint8_t *before, uint8_t *out, int64_t *n_written) {
+    const uint8_t *first = out;
+    for (int64_t row = 0; row < n_rows; row++) {
+        const uint8_t *text = before;
+        for (int64_t column = 0; column < n_columns; column++, text++) {
+            while (*text)
+                *out++ = *text++;
+            out = put_field(out, kinds[column], columns + column);
+        }
+        *out++ = '\n';
+    }
+    *n_written = out - first;
+    return 0;
+}
+
+/* Where the fields of lines end: those of a line with more have the rest in the last one. Returns
+ * 0 for lines that have all; n_read counts those before one that has not. */
+int split_fields(const uint8_t *text, int64_t n_bytes, int64_t n_columns, int64_t *ends,
+                 int64_t *n_read) {
+    const uint8_t *at = text, *end = text + n_bytes;
+    *n_read = 0;
+    while (at < end) {
+        const uint8_t *line_end = memchr(at, '\n', end - at);
+        for (int64_t column = 1; column < n_columns && line_end; column++) {
+            at = memchr(at, '\t', line_end - at);
+            if (!at)
+                return 0;
+            *ends++ = at++ - text;
+        }
+        if (!line_end)
+            return 0;
+        *ends++ = line_end - text;
+        at = line_end + 1;
+        ++*n_read;
+    }
+    return 0;
+}
+
+/* The numbers that fields hold, by their digits and a point; NaN for none. n_read counts those
+ * before one that is no such number. */
+int read_numbers(const uint8_t *text, const int64_t *starts, const int64_t *ends, int64_t n,
+                 double *values, int64_t *n_read) {
+    enum { MOST_DIGITS = 15 }; /* that a double holds, and a power of ten too: 1 division is exact */
+    for (*n_read = 0; *n_read < n; ++*n_read) {
+        const uint8_t *at = text + starts[*n_read], *end = text + ends[*n_read];
+        const uint8_t *point = NULL;
+        double value = 0, scale = 1;
+        int n_digits = 0;
+        *values = NAN;
+        for (; at < end; at++) {
+            if (*at == '.' && !point && n_digits) {
+                point = at;
+            } else if (*at >= '0' && *at <= '9' && n_digits < MOST_DIGITS) {
+                value = 10 * value + (*at - '0');
+                scale *= point ? 10 : 1;
+                n_digits++;
+            } else {
+                return 0;
+            }
+        }
+        if (n_digits)
+            *values = value / scale;
+        values++;
+    }
+    return 0;
+}
+
+/* Whether each field differs from the one before it; the first does. */
+int find_changes(const uint8_t *text, const int64_t *starts, const int64_t *ends, int64_t n,
+                 uint8_t *is_new) {
+    for (int64_t i = 0; i < n; i++) {
+        int64_t length = ends[i] - starts[i];
+        is_new[i] = !i || length != ends[i - 1] - starts[i - 1] ||
+                    memcmp(text + starts[i], text + starts[i - 1], length) != 0;
+    }
     return 0;
 }

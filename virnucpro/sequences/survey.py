@@ -228,8 +228,11 @@ class _Repeat:
 def find_repeat(
     records: Iterable[tuple[InputFile, FastaRecord]], digests: array[int]
 ) -> _Repeat | None:
-    """The first id that stands twice; records are read only if digests of their ids do."""
-    return _find_repeat(records, _neighbours(np.sort(np.asarray(digests))), _digest)
+    """The first id that stands twice; records are read only if digests of their ids do.
+
+    The digests are sorted where they are: there may be hundreds of millions.
+    """
+    return _find_repeat(records, _sort_and_compare(digests), _digest)
 
 
 def _digest(record_id: str) -> int:

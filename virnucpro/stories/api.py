@@ -257,7 +257,7 @@ def predict(
         folder = _start(stack, output_dir)
         _check_names(options, _PredictKeywords)
         parsed = _options(PredictOptions, sequences, folder, stack, options)
-        pipeline.predict(parsed, _heard_by(on_progress), _executor_on)
+        pipeline.execute(parsed, _heard_by(on_progress), _executor_on)
         return _open_calls(folder, "predict")
 
 
@@ -288,7 +288,7 @@ def embed(
                 "embed gives one vector per protein, not one per residue",
                 hint="use `virnucpro extract --pooling none` and read_features",
             )
-        pipeline.extract(parsed, _heard_by(on_progress), _executor_on)
+        pipeline.execute(parsed, _heard_by(on_progress), _executor_on)
         calls = list(_open_calls(folder, "extract"))
         if failed := [call for call in calls if call.status != "embedded"]:
             first = failed[0]

@@ -44,7 +44,7 @@ from virnucpro.scorer.pieces import find_open_codes
 from virnucpro.sequences.composition import frame_bases
 from virnucpro.sequences.fasta import Block, parsed
 from virnucpro.sequences.genetic_code import genetic_code
-from virnucpro.tables.sinks import Portion, Sink, identify_viruses
+from virnucpro.tables.sinks import Portion, Sink, find_viruses
 
 FRAMES_AT_ONCE = 2048
 
@@ -127,9 +127,10 @@ class Maker:
         ]
 
     def identified(self, results: CalledRecords) -> CalledRecords:
-        """The same results with what their viruses are, if the bases of these are known."""
-        if self.recipe.input_type == "nucleotide":
-            identify_viruses(results, genetic_code(self.recipe.genetic_code))
+        """The same results with their viruses, and what these are if their bases are known."""
+        code = genetic_code(self.recipe.genetic_code)
+        is_protein = self.recipe.input_type == "protein"
+        results.viruses = find_viruses(results, None if is_protein else code)
         return results
 
     @property

@@ -86,29 +86,14 @@ _BYTES_PER_WORKER = 1_000_000  # of input; less is planned in a tenth of a secon
 ExecutorOn = Callable[[Sequence[str]], Executor]  # given the devices
 
 
-def predict(
-    options: PredictOptions, on_event: OnEvent, executor_on: ExecutorOn = ProcessExecutor
+def execute(
+    options: RunOptions, on_event: OnEvent, executor_on: ExecutorOn = ProcessExecutor
 ) -> Summary:
-    """Call viruses, as the options say, in their run folder.
+    """Call viruses, or make vectors, as the options say, in their run folder.
 
     Raises:
         VirnucproError: see ``errors``; finished shards are kept in every case.
     """
-    return _resolve_and_run(options, on_event, executor_on)
-
-
-def extract(
-    options: ExtractOptions, on_event: OnEvent, executor_on: ExecutorOn = ProcessExecutor
-) -> Summary:
-    """Make vectors, as the options say, in their run folder.
-
-    Raises:
-        VirnucproError: see ``errors``; finished shards are kept in every case.
-    """
-    return _resolve_and_run(options, on_event, executor_on)
-
-
-def _resolve_and_run(options: RunOptions, on_event: OnEvent, executor_on: ExecutorOn) -> Summary:
     config = resolve(options, on_event)
     is_left_to_others = options.no_embed or options.plan_only or not config.recipe.has_encoder
     executor = ProcessExecutor(()) if is_left_to_others else executor_on(config.resources.devices)

@@ -36,7 +36,7 @@ from virnucpro.tables.sinks import (
     RecordTable,
     Sink,
     Tally,
-    identify_viruses,
+    find_viruses,
 )
 
 _WRITTEN = tuple(sink.file for sink in REGION_SINKS)
@@ -86,7 +86,7 @@ def _write_files(
         adds = open_outputs(stack, rundir, rundir, manifest, sinks, per_file=per_file)
         for record, call in _records_and_calls(rundir, manifest, inputs):
             results = CalledRecords.of([finder.add_to(RecordResult(record, [], call))])
-            identify_viruses(results, finder.code)
+            results.viruses = find_viruses(results, finder.code)
             portion = Portion.of(record.sample, results, sinks, with_own=with_own)
             for add in adds:
                 add(portion)

@@ -7,15 +7,17 @@ a class here and a line in a list.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import chain, compress, count, islice, starmap
+from itertools import chain, compress, count
+from operator import itemgetter
 from pathlib import Path
-from typing import ClassVar, Literal, NamedTuple, TextIO, TypeAlias, TypeGuard
+from typing import Any, ClassVar, Literal, NamedTuple, TextIO, TypeAlias, TypeGuard
 from urllib.parse import quote
+
+import numpy as np
 
 from virnucpro.callers.calls import FRAMES_FAILED
 from virnucpro.callers.regions import is_circular
@@ -25,29 +27,34 @@ from virnucpro.ground.records import (
     STATUSES,
     Call,
     CalledRecords,
-    Calls,
     Identity,
     RecordResult,
     Region,
     Status,
-    Track,
+    Viruses,
 )
 from virnucpro.ground.tree import Tree
 from virnucpro.scorer.kin import own_kinship
 from virnucpro.sequences.genetic_code import GeneticCode
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.tables.text import (
+    EMPTY,
     SortedLines,
     call_words,
     chunk_rows,
-    fasta_text,
+    decimal_texts,
+    decimals,
+    encoded,
+    fasta,
     frame_rows,
     optional_table,
     packed_table,
-    rate_text,
     record_rows,
+    rows_of,
     sorted_lines,
     table,
+    texts,
+    whole,
 )
 
 LENGTH_CLASSES = (0, 1_000, 3_000, 10_000)  # bases or residues from which classes begin
@@ -107,18 +114,23 @@ class Tally:
         for status, n_records in Counter(calls.statuses).items():
             tally.statuses[status] = n_records
         tally.n_mendable = sum(FRAMES_FAILED in note for note in calls.notes if note)
-        for place in compress(count(), calls.are_viruses):
-            tally.n_viral += 1
-            length, score = calls.lengths[place], calls.virus_scores[place]
-            tally.viral_lengths[LENGTH_CLASSES[bisect_right(LENGTH_CLASSES, length) - 1]] += 1
-            tally._meet((score or 0.0, length, calls.record_ids[place]))
+        viral = [
+            (score or 0.0, length, name)
+            for is_virus, score, length, name in zip(
+                calls.are_viruses, calls.virus_scores, calls.lengths, calls.record_ids, strict=True
+            )
+            if is_virus
+        ]
+        tally.n_viral = len(viral)
+        starts = np.digitize([length for _, length, _ in viral], LENGTH_CLASSES[1:]).tolist()
+        tally.viral_lengths.update(LENGTH_CLASSES[number] for number in starts)
+        tally.best = max(viral, key=itemgetter(0, 1), default=_NO_HIT)  # the first of equals
         for place in results.regions:
             tally._count_regions(results.at(place))
-            is_virus = calls.are_viruses[place]
-            tally.n_proviruses += 0 if is_virus else len(list(viruses_in(results, place)))
-        for identity in chain.from_iterable(results.identities.values()):
-            tally.kinds.update(filter(None, [identity.virus_kind]))
-            tally.families.update(filter(None, [identity.kin]))
+        viruses = viruses_of(results)
+        tally.n_proviruses = len(viruses.places) - len(viral)
+        tally.kinds.update(one.virus_kind for one in viruses.identities if one.virus_kind)
+        tally.families.update(one.kin for one in viruses.identities if one.kin)
         for place in results.embedded:
             tally._count_frames(results.at(place))
         return tally
@@ -146,10 +158,7 @@ class Tally:
         for name in _SUMS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.first_failure = self.first_failure or other.first_failure
-        self._meet(other.best)
-
-    def _meet(self, hit: tuple[float, int, str]) -> None:
-        self.best = hit if hit[:2] > self.best[:2] else self.best
+        self.best = max(self.best, other.best, key=itemgetter(0, 1))
 
 
 # text by the file name of a sink, of those that any record adds to
@@ -204,15 +213,11 @@ def _joined(rows: Rows, others: Rows) -> Rows:
 
 def _rows(results: CalledRecords, sinks: Iterable[type[Sink]]) -> Rows:
     rows = ((sink.file, sink.rows(results)) for sink in sinks)
-    return {name: _in_order(name, _encoded(text)) for name, text in rows if text is not None}
+    return {name: _in_order(name, text) for name, text in rows if text is not None}
 
 
 def _in_order(name: str, text: bytes) -> bytes:
     return sorted_lines(text) if name == ChunkTable.file else text
-
-
-def _encoded(text: str) -> bytes:
-    return text.encode("utf-8", "surrogateescape")  # headers may hold what is not UTF-8
 
 
 Add = Callable[[Portion], None]
@@ -252,7 +257,7 @@ class Sink:
             self.opened()
 
     @classmethod
-    def rows(cls, results: CalledRecords) -> str | None:
+    def rows(cls, results: CalledRecords) -> bytes | None:
         """The lines that neighbouring records add; None: none, and no need for the file."""
         return None
 
@@ -262,7 +267,7 @@ class Sink:
 
     def write(self, text: str) -> None:
         """Write what is not of a portion."""
-        self.opened().write(_encoded(text))
+        self.opened().write(encoded(text))
 
     def finish(self) -> None:
         """Write what had to wait for the last record."""
@@ -289,7 +294,7 @@ class RecordTable(Sink):
     )
 
     @classmethod
-    def rows(cls, results: CalledRecords) -> str:
+    def rows(cls, results: CalledRecords) -> bytes:
         return record_rows(results.calls)
 
     @classmethod
@@ -339,7 +344,7 @@ class FrameTable(Sink):
     columns = ("Sequence_ID", "Prediction", "score1", "score2")
 
     @classmethod
-    def rows(cls, results: CalledRecords) -> str:
+    def rows(cls, results: CalledRecords) -> bytes:
         return frame_rows(results.frames)
 
     @classmethod
@@ -362,7 +367,7 @@ class ChunkTable(Sink):
         self.lines = stack.enter_context(SortedLines(place.aside))
 
     @classmethod
-    def rows(cls, results: CalledRecords) -> str:
+    def rows(cls, results: CalledRecords) -> bytes:
         return chunk_rows(results.frames)
 
     def add(self, portion: Portion) -> None:
@@ -379,10 +384,9 @@ class ViralFasta(Sink):
     about = "the records called virus, with their headers as they were"
 
     @classmethod
-    def rows(cls, results: CalledRecords) -> str:
-        headers, sequences = results.records.headers, results.records.sequences
-        pairs = zip(headers, sequences, strict=True)
-        return "".join(starmap(fasta_text, compress(pairs, results.calls.are_viruses)))
+    def rows(cls, results: CalledRecords) -> bytes:
+        columns = results.records.headers, results.records.sequences
+        return fasta(*(list(compress(column, results.calls.are_viruses)) for column in columns))
 
 
 class FailedSequences(Sink):
@@ -393,10 +397,10 @@ class FailedSequences(Sink):
     per_file, is_optional = False, True
 
     @classmethod
-    def rows(cls, results: CalledRecords) -> str | None:
+    def rows(cls, results: CalledRecords) -> bytes | None:
         each = map(results.at, results.embedded)
         failed = [result.record for result in each if result.failures]
-        return "".join(fasta_text(one.header, one.sequence) for one in failed) or None
+        return fasta([one.header for one in failed], [one.sequence for one in failed]) or None
 
 
 class _SampleSink(Sink):
@@ -439,25 +443,17 @@ class FailedFiles(_SampleSink):
 
 
 class _Virus(NamedTuple):
-    """One row of the verdict: a record that is called a virus, or a provirus in another record."""
+    """A virus of a record that was searched: the record itself, or a provirus in it."""
 
     name: str
     parts: tuple[Region, ...]  # in order; two if it crosses the origin of a circular record
     score: float
 
-    @property
-    def kind(self) -> str:
-        return self.parts[0].kind
 
-    def letters(self, sequence: str) -> str:
-        """Its bases, of those of its record."""
-        return "".join(sequence[part.start : part.end] for part in self.parts)
-
-
-def viruses_in(results: CalledRecords, place: int) -> Iterator[_Virus]:
-    """The viruses in a record: itself, without the flanks of a host, or its proviruses."""
+def _viruses_in(results: CalledRecords, place: int) -> Iterator[_Virus]:
+    """The viruses in a record with regions: itself, without the flanks of a host, or proviruses."""
     calls, record_id = results.calls, results.records.ids[place]
-    regions = results.regions.get(place, ((), None))[0]
+    regions = results.regions[place][0]
     if calls.are_viruses[place]:
         whole = Region(0, calls.lengths[place], "whole", 1.0)
         part = regions[0] if regions else whole
@@ -473,31 +469,49 @@ def viruses_in(results: CalledRecords, place: int) -> Iterator[_Virus]:
         yield _Virus(region_name(record_id, around), parts, around.posterior)
 
 
-def _viruses(results: CalledRecords) -> Iterator[tuple[int, list[_Virus]]]:
-    """The places of records that have viruses, each with these."""
-    places = set(compress(count(), results.calls.are_viruses)).union(results.regions)
-    for place in sorted(places):
-        if viruses := list(viruses_in(results, place)):
-            yield place, viruses
-
-
-def identify_viruses(results: CalledRecords, code: GeneticCode) -> None:
-    """Identify each virus in the records, by its bases.
+def find_viruses(results: CalledRecords, code: GeneticCode | None) -> Viruses:
+    """The viruses in the records, each identified by its bases, if a genetic code is known.
 
     A virus with unknown letters, which are blanks, gets no identity: see ``recut``.
     """
-    records, each, letters = results.records, list(_viruses(results)), list[str]()
-    are_circles = list[bool | None]()
-    for place, viruses in each:
+    records, calls = results.records, results.calls
+    plain = [i for i in compress(count(), calls.are_viruses) if i not in results.regions]
+    ids, lengths, scores = records.ids, calls.lengths, calls.virus_scores
+    rows: list[tuple[int, str, str, int, int, bool, str, float]] = [
+        (i, ids[i], "whole", 0, lengths[i], False, records.sequences[i], scores[i] or 0.0)
+        for i in plain
+    ]
+    for place in results.regions:
         sequence = records.sequences[place]
-        for virus in viruses:
-            is_whole = virus.name == records.ids[place]
-            letters.append(virus.letters(sequence))
-            are_circles.append(is_circular(records.headers[place]) if is_whole else None)
-    known = ["" if " " in bases else bases for bases in letters]
-    identities = iter(own_kinship().identify(known, are_circles, code))
-    for place, viruses in each:
-        results.identities[place] = tuple(islice(identities, len(viruses)))
+        for name, parts, score in _viruses_in(results, place):
+            first, end = parts[0], parts[-1].end
+            letters = "".join(sequence[part.start : part.end] for part in parts)
+            where = first.kind, first.start, end, first.over_origin
+            rows.append((place, name, *where, letters, score))
+    rows.sort(key=itemgetter(0))
+    columns = list(map(list, zip(*rows, strict=True))) or [list[Any]() for _ in range(8)]
+    viruses = Viruses._make([*columns, [Identity()] * len(rows)])
+    return (
+        viruses if code is None else viruses._replace(identities=_identify(results, viruses, code))
+    )
+
+
+def _identify(results: CalledRecords, viruses: Viruses, code: GeneticCode) -> list[Identity]:
+    """What each virus is."""
+    headers, ids = results.records.headers, results.records.ids
+    circles = [
+        is_circular(headers[place]) if name == ids[place] else None
+        for place, name in zip(viruses.places, viruses.names, strict=True)
+    ]
+    known = ["" if " " in bases else bases for bases in viruses.letters]
+    return own_kinship().identify(known, circles, code)
+
+
+def viruses_of(results: CalledRecords) -> Viruses:
+    """The viruses in the records, found once; not identified, unless they were before."""
+    if results.viruses is None:
+        results.viruses = find_viruses(results, None)
+    return results.viruses
 
 
 class VirusTable(Sink):
@@ -526,24 +540,29 @@ class VirusTable(Sink):
     )
 
     @classmethod
-    def rows(cls, results: CalledRecords) -> str:
-        names, rows = results.records.names, []
-        for place, viruses in _viruses(results):
-            identities = results.identities.get(place) or (Identity(),) * len(viruses)
-            for virus, identity in zip(viruses, identities, strict=True):
-                rows.append(cls._row(results.calls, place, names[place], virus, identity))
-        return "".join(rows)
-
-    @classmethod
-    def _row(cls, calls: Calls, place: int, record: str, virus: _Virus, identity: Identity) -> str:
-        first, last = virus.parts[0], virus.parts[-1]
-        length = sum(part.end - part.start for part in virus.parts)
-        rate, note = "", OVER_ORIGIN if first.over_origin else ""
-        if calls.are_viruses[place]:
-            rate, note = rate_text(calls.rates[place]), calls.notes[place]
-        return (
-            f"{virus.name}\t{record}\t{calls.samples[place]}\t{virus.kind}\t{first.start + 1}\t"
-            f"{last.end}\t{length}\t{virus.score:.6f}\t{rate}\t{note}\t{_identity_text(identity)}\n"
+    def rows(cls, results: CalledRecords) -> bytes:
+        calls, viruses, names = results.calls, viruses_of(results), results.records.names
+        if not viruses.places:
+            return b""
+        rates, notes = list[float | None](), list[str]()
+        for place, crosses in zip(viruses.places, viruses.cross_origin, strict=True):
+            is_virus = calls.are_viruses[place]
+            rates.append(calls.rates[place] if is_virus else None)
+            notes.append(calls.notes[place] if is_virus else OVER_ORIGIN if crosses else "")
+        samples = [calls.samples[place] for place in viruses.places]
+        kinds, chances, kin, n_words, shares, topologies, lengths = zip(
+            *viruses.identities, strict=True
+        )
+        repeats = zip(lengths, topologies, strict=True)
+        return rows_of(
+            *(texts(viruses.names), texts([names[place] for place in viruses.places])),
+            *(texts(samples), texts(viruses.kinds)),
+            *(whole(np.array(viruses.starts) + 1), whole(viruses.ends)),
+            *(whole(list(map(len, viruses.letters))), decimals(viruses.scores, 6)),
+            *(decimals(rates, 4), texts(notes)),
+            *(texts(kinds), decimals(chances, 3), texts(kin)),
+            *(whole([n or EMPTY for n in n_words]), decimals(shares, 3), texts(topologies)),
+            whole([n if topology else EMPTY for n, topology in repeats]),
         )
 
     @classmethod
@@ -568,15 +587,6 @@ class VirusTable(Sink):
             )
 
 
-def _identity_text(identity: Identity) -> str:
-    """The columns of an identity; those that say nothing are empty."""
-    kind, probability, kin, n_words, share, topology, repeat_length = identity
-    chance = "" if probability is None else f"{probability:.3f}"
-    share_text = "" if share is None else f"{share:.3f}"
-    repeat = repeat_length if topology else ""
-    return f"{kind}\t{chance}\t{kin}\t{n_words or ''}\t{share_text}\t{topology}\t{repeat}"
-
-
 class VirusFasta(Sink):
     """The sequences of the verdict. A record that is there as a whole keeps its header."""
 
@@ -584,21 +594,24 @@ class VirusFasta(Sink):
     about = "their sequences"
 
     @classmethod
-    def rows(cls, results: CalledRecords) -> str:
-        return "".join(
-            cls._text(results, place, virus)
-            for place, viruses in _viruses(results)
-            for virus in viruses
+    def rows(cls, results: CalledRecords) -> bytes:
+        records, calls, viruses = results.records, results.calls, viruses_of(results)
+        are_called = [calls.are_viruses[place] for place in viruses.places]
+        pairs = zip(viruses.places, are_called, strict=True)
+        rates = decimal_texts(
+            [calls.rates[place] if called else None for place, called in pairs], 4
         )
-
-    @classmethod
-    def _text(cls, results: CalledRecords, place: int, virus: _Virus) -> str:
-        calls, records = results.calls, results.records
-        rate = rate_text(calls.rates[place]) if calls.are_viruses[place] else ""
-        words = f"kind={virus.kind} score={virus.score:.6f}{rate and f' fdr={rate}'}"
-        is_all = virus.name == records.ids[place]
-        header = records.headers[place] if is_all else virus.name
-        return fasta_text(f"{header} {words}", virus.letters(records.sequences[place]))
+        words = zip(
+            *(viruses.places, viruses.names, viruses.kinds),
+            *(decimal_texts(viruses.scores, 6), rates),
+            strict=True,
+        )
+        headers = [
+            f"{records.headers[place] if name == records.ids[place] else name} "
+            f"kind={kind} score={score}{rate and f' fdr={rate}'}"
+            for place, name, kind, score, rate in words
+        ]
+        return fasta(headers, viruses.letters)
 
 
 class SampleTable(_SampleSink):
@@ -711,11 +724,11 @@ class _RegionSink(Sink):
     is_optional = True
 
     @classmethod
-    def rows(cls, results: CalledRecords) -> str | None:
+    def rows(cls, results: CalledRecords) -> bytes | None:
         if not results.regions:
             return None
         searched = sorted(results.regions)
-        return "".join(row for place in searched for row in cls.of_record(results, place))
+        return encoded("".join(row for place in searched for row in cls.of_record(results, place)))
 
     @classmethod
     def of_record(cls, results: CalledRecords, place: int) -> Iterator[str]:
@@ -755,7 +768,7 @@ class RegionTable(_RegionSink):
 
     @classmethod
     def of_record(cls, results: CalledRecords, place: int) -> Iterator[str]:
-        each = viruses_in(results, place)
+        each = _viruses_in(results, place)
         viruses = {part: virus.name for virus in each for part in virus.parts}
         result = results.at(place)
         for region in result.regions or ():
@@ -839,7 +852,8 @@ class RegionFasta(_RegionSink):
     def row(cls, result: RecordResult, region: Region, name: str) -> str:
         label, score = call_words(result.call)
         header = f"{name} call={label} virus_score={score} posterior={region.posterior:.4f}"
-        return fasta_text(header, result.record.sequence[region.start : region.end])
+        letters = result.record.sequence[region.start : region.end]
+        return fasta([header], [letters]).decode("utf-8", "surrogateescape")
 
 
 class RegionTracks(Sink):
@@ -850,19 +864,17 @@ class RegionTracks(Sink):
     is_optional, is_packed = True, True
 
     @classmethod
-    def rows(cls, results: CalledRecords) -> str | None:
-        tracks = [(place, results.regions[place][1]) for place in sorted(results.regions)]
-        rows = [_track_rows(results.records.ids[place], track) for place, track in tracks if track]
-        return "".join(rows) if rows else None
-
-
-def _track_rows(record_id: str, track: Track) -> str:
-    columns = [column.tolist() for column in track]
-    return "".join(
-        f"{record_id}\t{start + 1}\t{end}\t"
-        f"{'' if log_odds != log_odds else f'{log_odds:.3f}'}\t{posterior:.4f}\n"
-        for start, end, log_odds, posterior in zip(*columns, strict=True)
-    )
+    def rows(cls, results: CalledRecords) -> bytes | None:
+        each = ((place, results.regions[place][1]) for place in sorted(results.regions))
+        tracks = [(results.records.ids[place], track) for place, track in each if track]
+        if not tracks:
+            return None
+        ids = [name for name, track in tracks for _ in range(len(track.start))]
+        starts, ends, odds, posteriors = map(
+            np.concatenate, zip(*(track for _, track in tracks), strict=True)
+        )
+        places = whole(starts + 1), whole(ends)
+        return rows_of(texts(ids), *places, decimals(odds, 3), decimals(posteriors, 4))
 
 
 OVER_ORIGIN = "crosses the origin"

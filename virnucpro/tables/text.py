@@ -7,18 +7,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from gzip import GzipFile
 from heapq import heappop, heappush
-from io import StringIO
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from virnucpro.callers.head import DECIMALS
 from virnucpro.ground.files import writing
-from virnucpro.ground.numeric import Values
+from virnucpro.ground.numeric import Counts, Values
 from virnucpro.ground.records import Call, Calls, FrameScores
 from virnucpro.ground.tree import Tree
-from virnucpro.sequences.fasta import write_record
+from virnucpro.scorer.library import call
 
 _TableKind = Callable[[Tree, Path, Sequence[str]], AbstractContextManager[BinaryIO]]
 _BYTES_IN_MEMORY = 2**24  # of lines that wait to be sorted
@@ -182,12 +182,83 @@ def _end_of(text: bytes, place: int, last: bytes) -> int:
 
 # Rows
 
+EMPTY = np.iinfo(np.int64).min  # a whole number that leaves its place empty
+_LETTERS, _TEXTS, _WHOLE = -2, -1, 0  # kinds of columns; others have so many decimals
+_WIDTH = 60  # letters of a line
+_LARGEST = 1e9  # that has decimals
 
-def fasta_text(header: str, sequence: str) -> str:
-    """A record of FASTA, 60 letters a line."""
-    text = StringIO()
-    write_record(text, header, sequence)
-    return text.getvalue()
+
+class _Column(NamedTuple):
+    """The fields of rows, as the library writes them."""
+
+    n_rows: int
+    kind: int
+    content: NDArray[Any]
+    n_bytes: int  # of its text, at most
+
+
+def texts(values: Sequence[str]) -> _Column:
+    """Texts, which are written as they are."""
+    content = np.frombuffer(encoded("\0".join((*values, ""))), np.uint8)
+    return _Column(len(values), _TEXTS, content, len(content))
+
+
+def _letters(sequences: Sequence[str]) -> _Column:
+    """Sequences, of which each 60 letters stand behind a line end."""
+    n_rows, _, content, n_bytes = texts(sequences)
+    return _Column(n_rows, _LETTERS, content, n_bytes + n_bytes // _WIDTH + n_rows)
+
+
+def whole(values: Sequence[int] | Counts) -> _Column:
+    """Whole numbers; ``EMPTY`` leaves its place empty."""
+    content = np.array(values, dtype=np.int64)
+    return _Column(len(values), _WHOLE, content, 20 * len(values))
+
+
+def decimals(values: Sequence[float | None] | Values, n_decimals: int) -> _Column:
+    """Numbers below 1e9 with so many decimals, rounded as Python rounds; NaN and None are empty."""
+    content = np.array(values, dtype=np.float64)
+    assert not (np.abs(content) >= _LARGEST).any(), "its digits would not be exact"
+    return _Column(len(values), n_decimals, content, (12 + n_decimals) * len(values))
+
+
+def rows_of(*columns: _Column, before: Sequence[str] = ()) -> bytes:
+    """A line for each row: its fields behind tabs, or behind what stands ``before`` each column."""
+    return _rows_of(columns, before or ("", *("\t",) * (len(columns) - 1))).tobytes()
+
+
+def _rows_of(columns: Sequence[_Column], before: Sequence[str]) -> NDArray[np.uint8]:
+    [n_rows] = {column.n_rows for column in columns}
+    for column in columns:
+        is_text = column.kind in (_TEXTS, _LETTERS)
+        assert not is_text or np.count_nonzero(column.content == 0) == n_rows, "no text has a NUL"
+    between = np.frombuffer(encoded("\0".join((*before, ""))), np.uint8)
+    n_bytes = sum(column.n_bytes for column in columns) + n_rows * len(between)
+    out, n_written = np.empty(n_bytes, dtype=np.uint8), np.empty(1, dtype=np.int64)
+    addresses = np.array([column.content.ctypes.data for column in columns], dtype=np.uintp)
+    kinds = np.array([column.kind for column in columns], dtype=np.int64)
+    call("write_rows", n_rows, len(columns), kinds, addresses, between, out, n_written)
+    return out[: n_written[0]]
+
+
+def encoded(text: str) -> bytes:
+    """The bytes of a text: headers may hold what is not UTF-8."""
+    return text.encode("utf-8", "surrogateescape")
+
+
+def decimal_texts(values: Sequence[float | None] | Values, n_decimals: int) -> list[str]:
+    """The texts of numbers, one by one; those of NaN and None are empty."""
+    return rows_of(decimals(values, n_decimals)).decode("ascii").split("\n")[:-1]
+
+
+def fasta(headers: Sequence[str], sequences: Sequence[str]) -> bytes:
+    """Records of FASTA, 60 letters a line."""
+    return _fasta(headers, sequences).tobytes()
+
+
+def _fasta(headers: Sequence[str], sequences: Sequence[str]) -> NDArray[np.uint8]:
+    """The same, when what it is made of is released: a record may be very long."""
+    return _rows_of((texts(headers), _letters(sequences)), (">", ""))
 
 
 def call_words(call: Call) -> tuple[str, str]:
@@ -197,48 +268,29 @@ def call_words(call: Call) -> tuple[str, str]:
     return "virus" if call.is_virus else "other", f"{call.virus_score:.6f}"
 
 
-def rate_text(rate: float | None) -> str:
-    return "" if rate is None else f"{rate:.4f}"
-
-
-def six_decimals(shares: Sequence[float] | Values) -> list[str]:
-    """The texts of numbers from 0 to 1 that have six decimals at most."""
-    millionths = np.rint(np.asarray(shares, dtype=np.float64) * 10**DECIMALS).astype(np.int64)
-    digits = millionths[:, None] // 10 ** np.arange(DECIMALS, -1, -1) % 10 + ord("0")
-    text = np.insert(digits, 1, ord("."), axis=1).astype(np.uint8).tobytes().decode("ascii")
-    width = DECIMALS + 2
-    return [text[i : i + width] for i in range(0, len(text), width)]
-
-
-def _score_texts(scores: Sequence[float | None]) -> list[str]:
-    """The texts of scores; those of records without one are empty."""
-    texts = six_decimals([0.0 if score is None else score for score in scores])
-    return ["" if score is None else text for score, text in zip(scores, texts, strict=True)]
-
-
-def record_rows(calls: Calls) -> str:
+def record_rows(calls: Calls) -> bytes:
     """A row for each call."""
-    virus_scores = _score_texts(calls.virus_scores)
+    pairs = zip(calls.virus_scores, calls.are_viruses, strict=True)
+    labels = [
+        "virus" if is_virus else "other" if score is not None else "" for score, is_virus in pairs
+    ]
+    scores = decimals(calls.virus_scores, DECIMALS)
     is_same = calls.base_scores is calls.virus_scores
-    base_scores = virus_scores if is_same else _score_texts(calls.base_scores)
-    pairs = zip(virus_scores, calls.are_viruses, strict=True)
-    labels = ["virus" if is_virus else "other" if score else "" for score, is_virus in pairs]
-    columns = (
-        *(calls.record_ids, calls.samples, calls.lengths, calls.statuses, labels, virus_scores),
-        list(map(rate_text, calls.rates)),
-        *(calls.n_chunks, calls.n_chunks_scored, calls.n_frames_scored, base_scores, calls.notes),
+    return rows_of(
+        *(texts(calls.record_ids), texts(calls.samples), whole(calls.lengths)),
+        *(texts(calls.statuses), texts(labels), scores, decimals(calls.rates, 4)),
+        *map(whole, (calls.n_chunks, calls.n_chunks_scored, calls.n_frames_scored)),
+        *(scores if is_same else decimals(calls.base_scores, DECIMALS), texts(calls.notes)),
     )
-    row = "\t".join(["%s"] * len(columns)) + "\n"
-    return "".join(map(row.__mod__, zip(*columns, strict=True)))
 
 
-def frame_rows(frames: FrameScores) -> str:
+def frame_rows(frames: FrameScores) -> bytes:
     """A row for each scored frame; a tie is "others", as the first of two equals."""
     scores = np.array(frames.scores, dtype=np.float64)
     others = _of_others(scores)
-    labels = ["\tvirus\t" if is_virus else "\tothers\t" for is_virus in (scores > others).tolist()]
-    rows = zip(frames.ids, labels, six_decimals(others), six_decimals(scores), strict=True)
-    return "".join([f"{name}{label}{other}\t{score}\n" for name, label, other, score in rows])
+    labels = ["virus" if is_virus else "others" for is_virus in (scores > others).tolist()]
+    of_both = decimals(others, DECIMALS), decimals(scores, DECIMALS)
+    return rows_of(texts(frames.ids), texts(labels), *of_both)
 
 
 def _of_others(scores: Values) -> Values:
@@ -246,18 +298,19 @@ def _of_others(scores: Values) -> Values:
     return np.asarray(np.rint((1 - scores) * 10**DECIMALS) / 10**DECIMALS)
 
 
-def chunk_rows(frames: FrameScores) -> str:
+def chunk_rows(frames: FrameScores) -> bytes:
     """A row for each chunk with a scored frame; frames of one chunk are neighbours.
 
     A chunk is a virus if its surest frame is, by VirNucPro's rule: the best virus score is at least
     the best score of "others".
     """
     if not frames.ids:
-        return ""
+        return b""
     chunks = np.array(frames.chunk_ids, dtype=object)
     firsts = np.flatnonzero(np.concatenate([[True], chunks[1:] != chunks[:-1]]))
     scores = np.array(frames.scores, dtype=np.float64)
     best, least = np.maximum.reduceat(scores, firsts), np.minimum.reduceat(scores, firsts)
-    verdicts = (best >= _of_others(least)).tolist()
-    rows = zip(chunks[firsts].tolist(), verdicts, strict=True)
-    return "".join([f"{name}\t{verdict}\n" for name, verdict in rows])
+    verdicts = [
+        "True" if is_virus else "False" for is_virus in (best >= _of_others(least)).tolist()
+    ]
+    return rows_of(texts(chunks[firsts].tolist()), texts(verdicts))
