@@ -325,6 +325,7 @@ def test_nets_that_do_not_fit_proteins_are_refused(scorer: Scorer, nets: Protein
     for change in (
         {"mean": nets.mean[1:]},
         {"deviation": np.zeros_like(nets.deviation)},
+        {"deviation": np.full_like(nets.deviation, np.inf)},
         {"ratios": nets.ratios[::-1]},
         {"knots": (Knot(100, 1.0, 0.0), Knot(100, 1.0, 0.0))},
         {"error_rates": (rates, rates)},

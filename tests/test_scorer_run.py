@@ -507,7 +507,7 @@ def test_without_the_input_a_wider_cut_writes_the_tables_and_names_the_files_tha
     assert outputs(tmp_path / "run") == expected
 
 
-def test_an_input_that_is_gone_is_missed_where_scores_do_not_serve(tmp_path):
+def test_an_input_that_is_gone_is_missed_where_scores_do_not_serve(tmp_path, monkeypatch):
     fasta = write(tmp_path / "in.fa", **many(), **long_ones())
     predict(fasta, to=tmp_path / "run", regions=False)
     content = fasta.read_text()
@@ -518,6 +518,10 @@ def test_an_input_that_is_gone_is_missed_where_scores_do_not_serve(tmp_path):
     before = tables_of(tmp_path / "run")
     with pytest.raises(InputMissingError, match="regions cannot be searched for"):
         predict(fasta, to=tmp_path / "run", resume=True)
+    with monkeypatch.context() as patch, pytest.raises(InputMissingError, match="another version"):
+        patch.setattr("virnucpro.run.scores.FORMAT", 0)
+        predict(fasta, to=tmp_path / "run", resume=True, regions=False)
+    assert tables_of(tmp_path / "run") == before
     with pytest.raises(ResumeError, match="genetic_code was 11, now 4"):
         predict(fasta, to=tmp_path / "run", resume=True, regions=False, genetic_code=4)
     with pytest.raises(InputMissingError, match=r"other\.fa"):
@@ -573,6 +577,8 @@ def test_the_status_of_a_run_that_goes_on_counts_its_letters(tmp_path, monkeypat
     status = measure_run(tmp_path / "run")
     assert status["letters"] == {"total": total, "done": total, "pending": 0}
     assert (status["state"], status["remaining_seconds"]) == ("complete", 0)
+    monkeypatch.setattr("virnucpro.run.scores.FORMAT", 0)  # as of another scorer
+    assert measure_run(tmp_path / "run")["letters"] == status["letters"]
     assert (
         f"scored    {total:,} of {total:,} letters"
         in inspect_run(tmp_path / "run", verify=False)[0]

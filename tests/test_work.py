@@ -34,12 +34,14 @@ from virnucpro.ground.errors import (
     UsageError,
 )
 from virnucpro.ground.events import STAGES, OnEvent, Progress, ShardDone, Telling
+from virnucpro.ground.tree import Tree
 from virnucpro.learning.pages import report_folder
 from virnucpro.run.feature_file import read_label, sealed_label
 from virnucpro.run.folder import RunDir
 from virnucpro.run.hashes import Outputs
 from virnucpro.run.journal import ShardFigures
 from virnucpro.run.plan import read_plan
+from virnucpro.run.rows import RowStore, SliceRows
 from virnucpro.run.status import inspect_run, measure_run
 from virnucpro.stories.api import read_features
 from virnucpro.stories.options import PredictOptions
@@ -290,6 +292,19 @@ def test_rows_of_another_cut_are_not_joined(plan, merge, alone):
     work_inline(folder)
     merge(bytes_per_slice=SLICE, threshold=0.9)
     assert outputs(folder) == alone(threshold=0.9)
+
+
+@pytest.mark.parametrize(
+    "attribute", ["tables.sinks.RegionTable.columns", "run.rows.FORMAT_OF_SCORES"]
+)
+def test_rows_of_a_program_with_other_columns_or_scores_are_not_joined(
+    tmp_path, monkeypatch, attribute
+):
+    store = RowStore(Tree(tmp_path), tmp_path)
+    store.write(0, "key", SliceRows(n_records=1))
+    assert store.has(0, "key") and store.read(0, "key") is not None
+    monkeypatch.setattr(f"virnucpro.{attribute}", ("another",))
+    assert not store.has(0, "key") and store.read(0, "key") is None
 
 
 def test_the_scorer_alone_is_spread_too_and_gives_the_run_of_one_machine(contigs, tmp_path):

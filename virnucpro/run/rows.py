@@ -1,11 +1,13 @@
 """The rows of a slice in all tables, in a file: any machine makes it, and the end only joins them.
 
 Like a feature file it has a label at its end and exists only when it is whole. A key says what its
-rows were made of: records, shards, recipe, cut. One of another key counts as missing.
+rows were made of: records, shards, recipe, cut. One of another key counts as missing, and so does
+one with other columns, or of scores that were computed in another way.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -22,7 +24,10 @@ from virnucpro.ground.tree import Tree
 from virnucpro.run.feature_file import read_label, sealed_label
 from virnucpro.run.folder import ROWS
 from virnucpro.run.index import IndexPart
-from virnucpro.tables.sinks import Portion, Tally
+from virnucpro.run.scores import FORMAT as FORMAT_OF_SCORES
+from virnucpro.tables.sinks import Portion, Tally, all_sinks
+
+_FORMAT = 2  # raise it when the same scores, columns and key would give other rows
 
 _Rows: TypeAlias = Mapping[str, bytes | memoryview]  # see ``Portion``
 
@@ -68,7 +73,7 @@ class RowStore:
     def has(self, index: int, key: str) -> bool:
         """Whether the rows of a slice are there, by the label of their file."""
         try:
-            read_label(self.path(index), {"key": key})
+            read_label(self.path(index), _attributes(key))
         except FeatureFileError:
             return False
         return True
@@ -97,7 +102,7 @@ class RowStore:
         content = b"".join((json.dumps(facts).encode(), b"\n", *texts))
         with self.tree.replacing(self.path(index)) as out:
             out.write(content)
-            out.write(sealed_label(content, {"key": key, "crc32": crc32(content)}))
+            out.write(sealed_label(content, {**_attributes(key), "crc32": crc32(content)}))
 
     def read(self, index: int, key: str) -> SliceRows | None:
         """The rows of a slice, if they are there; a file that is damaged is deleted."""
@@ -105,7 +110,7 @@ class RowStore:
         if not self.has(index, key):
             return None
         try:
-            label = read_label(path, {"key": key})
+            label = read_label(path, _attributes(key))
             with open_plain(path) as handle:
                 facts = handle.readline(label.n_bytes)
                 text = memoryview(handle.read(label.n_bytes - len(facts)))
@@ -118,6 +123,13 @@ class RowStore:
             LOGGER.warning("%s; it is made again", fault)
             self.tree.delete(path)
             return None
+
+
+def _attributes(key: str) -> dict[str, str | int]:
+    """Of a file of rows of this program: an older one of the same version may write others."""
+    columns = [(sink.file, sink.columns) for sink in all_sinks()]
+    facts = (_FORMAT, FORMAT_OF_SCORES, columns)
+    return {"key": key, "format": hashlib.sha256(repr(facts).encode()).hexdigest()}
 
 
 def _unpacked(facts: bytes, text: memoryview) -> SliceRows:

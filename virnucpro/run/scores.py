@@ -31,7 +31,7 @@ from virnucpro.scorer.score import PieceScores
 SUFFIX = ".scores"
 _LEVEL = 1  # of zlib: half of the content are numbers that hardly shrink
 _RECORDS_AT_ONCE = 10_000  # that are hashed
-_FORMAT = 5  # raise it when the same records and scorer would give another content
+FORMAT = 5  # raise it when the same records and scorer would give another content
 # what numpy, zipfile and JSON raise on a file that is not as it should be
 _DAMAGE = (
     *(OSError, LookupError, ValueError, TypeError, EOFError, StopIteration),
@@ -53,7 +53,7 @@ class ScoreStore:
 
     @property
     def _attributes(self) -> dict[str, str | int]:
-        return {"format": _FORMAT, "fingerprint": self.fingerprint}
+        return {"format": FORMAT, "fingerprint": self.fingerprint}
 
     def make_folder(self) -> None:
         """Make the folder of the files, unless it is there."""

@@ -335,6 +335,8 @@ def _scoring(seen: _Seen) -> _Work:
     ends = [(seconds, int(each["work"])) for seconds, each in labels]
     n_done, worked = sum(int(each["n_letters"]) for _, each in labels), sum(n for _, n in ends)
     total, work = (n_done, worked) if seen.has_all else (None, worked)
+    if seen.has_all:  # by whatever scorer: its files may count for nothing now
+        total = n_done = int(seen.facts["counts"].get("n_letters", n_done))
     if plan is not None:
         total = work = plan.counts.n_letters
         if dict(seen.facts.get("cut") or {}).get("regions"):

@@ -39,6 +39,7 @@ from virnucpro.ground.numeric import Counts, Values
 from virnucpro.ground.records import Identity
 from virnucpro.scorer.features import FIGURES, library_input
 from virnucpro.scorer.library import call
+from virnucpro.scorer.nets import check_standards
 from virnucpro.scorer.pieces import Digits, Pieces, cut, encode
 from virnucpro.scorer.words import NO_WORDS, RESIDUE_OF_CODE, Numbers
 from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
@@ -92,6 +93,8 @@ class KinWords:
             raise ValueError(f"words of kin in {self.n_of_bucket.shape} buckets")
         if not self.n_of_bucket.sum() == len(self.rests) == len(self.owners):
             raise ValueError(f"{len(self.rests)} words of kin, {len(self.owners)} owners")
+        if not self.rests.dtype == self.owners.dtype == np.uint16:
+            raise ValueError(f"words of kin of the types {self.rests.dtype}, {self.owners.dtype}")
 
     @cached_property
     def _first(self) -> NDArray[np.int32]:
@@ -190,6 +193,16 @@ class KindNet:
     def __post_init__(self) -> None:
         if self.mean.shape != (KIND_FEATURES.stop,) or self.deviation.shape != self.mean.shape:
             raise ValueError(f"means of shape {self.mean.shape} for kinds")
+        check_standards(self.mean, self.deviation)
+        n_inputs = KIND_FEATURES.stop
+        for weight, bias in (self.hidden, self.output):
+            if weight.shape != (len(bias), n_inputs) or bias.ndim != 1:
+                raise ValueError(f"a layer of shape {weight.shape} for {n_inputs} inputs")
+            if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
+                raise ValueError("a weight that is not finite")
+            n_inputs = len(bias)
+        if n_inputs != len(KINDS) or not self.slopes:
+            raise ValueError(f"logits of {n_inputs} kinds, slopes at {len(self.slopes)} lengths")
 
     def logits(self, features: Values) -> Values:
         """Before calibration. (n, n_features) -> (n, n_kinds)"""

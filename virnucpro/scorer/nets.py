@@ -197,8 +197,7 @@ class PieceNets:
     def __post_init__(self) -> None:
         if self.mean.shape != (self.n_features,) or self.deviation.shape != (self.n_features,):
             raise ValueError(f"means of shape {self.mean.shape} for {self.n_features} features")
-        if not (np.isfinite(self.mean).all() and (self.deviation > 0).all()):
-            raise ValueError("a mean that is not finite, or a deviation that is not above 0")
+        check_standards(self.mean, self.deviation)
         for view, nets in self.views.items():
             n_inputs = len(range(self.n_features)[VIEWS[view]])
             if nets.n_inputs != n_inputs:
@@ -226,6 +225,12 @@ class PieceNets:
     def log_odds(self, features: Features) -> Values:
         """The mean over all nets. (n, n_features) -> (n,)"""
         return self.stacked.log_odds(features)
+
+
+def check_standards(mean: Weights, deviation: Weights) -> None:
+    """Raise ValueError unless features may be standardised by these."""
+    if not (np.isfinite([mean, deviation]).all() and (deviation > 0).all()):
+        raise ValueError("means or deviations that are not finite, or none above 0")
 
 
 def _aligned(values: NDArray[np.int8]) -> NDArray[np.int8]:
@@ -335,8 +340,7 @@ class ProteinNets:
     def __post_init__(self) -> None:
         if self.mean.shape != (N_PROTEIN_FEATURES,) or self.deviation.shape != self.mean.shape:
             raise ValueError(f"means of shape {self.mean.shape} for proteins")
-        if not (np.isfinite(self.mean).all() and (self.deviation > 0).all()):
-            raise ValueError("a mean that is not finite, or a deviation that is not above 0")
+        check_standards(self.mean, self.deviation)
         if self.nets.n_inputs != N_PROTEIN_FEATURES:
             raise ValueError(f"nets of {self.nets.n_inputs} inputs for features of proteins")
         if [ratios.shape for ratios in self.ratios] != [(n_numbers(of),) for of in PATTERNS]:

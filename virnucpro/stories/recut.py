@@ -92,11 +92,18 @@ def letters_of_before(rundir: RunDir, hashes: Mapping[str, str]) -> Letters:
 def check_blind(store: ScoreStore | None, finder: object, lost: Sequence[str]) -> None:
     """
     Raises:
-        InputMissingError: regions are wanted, and were not searched for with these options.
+        InputMissingError: the scores are those of another version of VirNucPro, or regions are
+            wanted, and were not searched for with these options.
     """
     assert store is not None, "scores are kept where the scorer calls"
+    labels = [label for _, label in store.labels()]
+    if len(labels) < len(store.files()):
+        raise InputMissingError(
+            f"{lost[0]} is gone, and another version of VirNucPro made the scores of this run",
+            hint="put the input back, so that it can be scored again",
+        )
     if finder is not None and any(
-        label.attributes.get("finder") != store.finder for _, label in store.labels()
+        label.attributes.get("finder") != store.finder for label in labels
     ):
         raise InputMissingError(
             f"{lost[0]} is gone: regions cannot be searched for with other options than before",
