@@ -17,7 +17,13 @@ from virnucpro.stories.options import PredictOptions
 from virnucpro.stories.pipeline import execute
 
 ROOT = Path(__file__).parent.parent
-PROMISES = re.findall(r"`([\w/]+\.py)::(\w+)`", (ROOT / "docs/RELIABILITY.md").read_text())
+PROMISES = [
+    (file, test)
+    for file, tests in re.findall(
+        r"^- `([\w/]+\.py)`: (.+)$", (ROOT / "docs/RELIABILITY.md").read_text(), re.MULTILINE
+    )
+    for test in re.findall(r"`(\w+)`", tests)
+]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES += [ROOT / "examples/README.md", ROOT / "making/README.md"]
 README, OUTPUT_PAGE = ROOT / "README.md", ROOT / "docs/OUTPUT.md"

@@ -678,7 +678,9 @@ def test_the_three_commands_say_what_comes_next(tiny, contigs, tmp_path):
     assert (
         "part 1/4: 1 slice planned, 1 of 1 pending shard done, tables of 1 slice" in worked.stdout
     )
-    assert worked.stdout.endswith("when all parts are done, the planned command with --resume\n")
+    assert worked.stdout.endswith(
+        "when all parts are done, run the planned command again with --resume\n"
+    )
     merged = virnucpro("predict", *run, "--resume", "--no-embed")
     assert merged.returncode == 0, merged.stderr
     figures = json.loads(virnucpro("status", tmp_path / "run", "--json").stdout)

@@ -669,7 +669,7 @@ def describe_machine(facts: Mapping[str, Any]) -> list[str]:
     if facts["mps"]:
         without = _use_of_kernels(_WITHOUT_TRITON)
         lines += _folded("mps     Apple GPU, fp32, SDPA", *without)
-    head = f"cpu     {cpu['cores']} cores, {_room(cpu)}, {cpu['precision']}"
+    head = f"cpu     {counted(cpu['cores'], 'core')}, {_room(cpu)}, {cpu['precision']}"
     return lines + _folded(head, *_use_of_kernels(cpu))
 
 

@@ -128,7 +128,7 @@ class PartResult:
                 "--resume, to try them again"
             ]
         if outcomes:
-            lines += ["next: when all parts are done, the planned command with --resume"]
+            lines += ["next: when all parts are done, run the planned command again with --resume"]
         return lines
 
     def take(self, event: Event) -> None:
