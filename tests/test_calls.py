@@ -276,7 +276,13 @@ def test_a_record_is_one_row_with_an_empty_call_where_there_is_none(found: Call,
     assert len(row.split("\t")) == len(RecordTable.columns)
     rate = found.false_discovery_rate
     again = replace(found, false_discovery_rate=None if rate is None else round(rate, 4))
-    assert list(RecordTable.read(StringIO("\t".join(RecordTable.columns) + "\n" + row))) == [again]
+    head = "\t".join(RecordTable.columns) + "\n"
+    assert list(RecordTable.read(StringIO(head + row))) == [again]
+    for place, word in ((3, "scores"), (4, "viral")):
+        fields = row.split("\t")
+        fields[place] = word
+        with pytest.raises(ValueError, match="with the call"):
+            list(RecordTable.read(StringIO(head + "\t".join(fields))))
 
 
 def test_what_is_to_be_mended_is_read_back_from_the_table(tmp_path: Path) -> None:

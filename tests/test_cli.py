@@ -52,15 +52,25 @@ def in_terminal(arguments: list[str], environment: dict[str, str]) -> tuple[int,
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["predict"], ["extract"], ["train"], ["evaluate"], ["models"], ["status"]]
+    "words",
+    [
+        *("--help", "-h", "predict --help", "extract -h", "train --help", "evaluate --help"),
+        *(
+            "models list -h",
+            "models check -h",
+            "status -h",
+            "manifest -h",
+            "cite -h",
+        ),
+    ],
 )
-def test_help_says_what_a_command_does(command):
-    for flag in ("--help", "-h"):
-        answer = virnucpro(*command, flag)
-        assert answer.returncode == 0
-        assert "Usage" in answer.stdout
-    if command in (["predict"], ["extract"], ["evaluate"]):
-        assert f"Example: virnucpro {command[0]}" in " ".join(answer.stdout.split())
+def test_help_says_what_a_command_does_without_types_and_words_of_python(words):
+    answer = virnucpro(*words.split())
+    assert answer.returncode == 0
+    assert "Usage" in answer.stdout and "--help" in answer.stdout
+    assert "bool" not in answer.stdout and "list[" not in answer.stdout
+    if (command := words.split()[0]) in ("predict", "extract", "evaluate"):
+        assert f"Example: virnucpro {command}" in " ".join(answer.stdout.split())
 
 
 @pytest.mark.parametrize("command", ["predict", "extract"])
@@ -74,15 +84,6 @@ def test_a_wrong_choice_is_reported_without_words_of_a_library(option):
     answer = virnucpro("predict", "-i", "x", "-o", "y", option, "foo")
     assert answer.returncode == 64
     assert "'foo' is not one of" in answer.stderr and "Value error" not in answer.stderr
-
-
-@pytest.mark.parametrize(
-    "command", [(), ("predict",), ("manifest",), ("cite",), ("models", "list"), ("models", "check")]
-)
-def test_help_shows_no_type_of_a_flag_and_no_word_of_python(command):
-    answer = virnucpro(*command, "--help")
-    assert answer.returncode == 0 and "--help" in answer.stdout
-    assert "bool" not in answer.stdout and "list[" not in answer.stdout
 
 
 def test_gpus_are_numbered_by_their_place_on_the_bus_whatever_was_set(monkeypatch, capsys):
@@ -178,8 +179,6 @@ def test_the_input_may_come_from_a_pipe(model, tmp_path):
         (["-i", "{example}", "-o", "{file}/x"], 73, "Not a directory"),
         (["-i", "{example}", "-o", "/proc/x"], 73, "no folder can be made there"),
         (["-i", "{example}", "-o", "x", "--model", "esm3"], 69, "there is no model named esm3"),
-        (["-i", "{example}", "-o", "x", "--model", "~nosuchuser/x"], 64, "~nosuchuser"),
-        (["-i", "{example}", "-o", "x", "--head", "~nosuchuser/x"], 64, "~nosuchuser"),
         (["-i", "{example}", "-o", "x", "--model", "{example}"], 69, "is not an ESM-2 checkpoint"),
         (["-i", "{example}", "-o", "x", "--head", "{example}"], 69, "is not a VirNucPro head"),
         (["-i", "{example}", "-o", "x", "--head", "nowhere"], 66, "no such head"),
@@ -341,9 +340,7 @@ def test_auto_precision_on_resume_is_what_the_run_began_with(model, tmp_path):
     assert virnucpro(*command, "--resume", "--precision", "bf16").returncode == 73
 
 
-def test_an_empty_name_and_a_closed_standard_input_are_refused(model, tmp_path):
-    empty = virnucpro("predict", "-i", "", "-o", tmp_path / "x", *model)
-    assert (empty.returncode, "--input is empty" in empty.stderr) == (64, True)
+def test_a_closed_standard_input_is_refused(tmp_path):
     command = [sys.executable, "-m", "virnucpro", "predict", "-i", "-", "-o", str(tmp_path / "y")]
     without_stdin = ["sh", "-c", 'exec "$@" <&-', "sh", *command]
     closed = subprocess.run(without_stdin, capture_output=True, text=True)
@@ -360,13 +357,14 @@ def test_a_gpu_that_is_not_there_is_refused_before_any_work(tiny, tmp_path):
     assert not (tmp_path / "x").exists()
 
 
-def test_a_terminal_gets_a_dashboard_and_the_summary(model, tmp_path):
+def test_a_terminal_gets_a_dashboard_and_the_summary_in_colours(model, tmp_path):
     arguments = ["predict", "-i", EXAMPLE, "-o", tmp_path / "run", *model]
-    exit_code, shown = in_terminal(list(map(str, arguments)), {"TERM": "xterm"})
+    exit_code, shown = in_terminal(list(map(str, arguments)), {"TERM": "xterm-256color"})
     assert exit_code == 0, shown
-    assert ESCAPE in shown
     assert "elapsed" in shown and "remaining" in shown
     assert "records: " in shown
+    (line,) = [line for line in shown.splitlines() if "called virus: " in line]
+    assert ESCAPE in line.partition("called virus: ")[2]
 
 
 def test_a_terminal_gets_a_sign_before_anything_large_is_imported(tmp_path):
@@ -415,13 +413,6 @@ def test_after_a_failure_the_same_command_with_resume_is_offered():
     assert next_step(Path("x\x1b[2J/predictions.tsv"), argv, failed=False) == []
 
 
-def test_the_summary_is_coloured_on_a_terminal(model, tmp_path):
-    arguments = ["predict", "-i", EXAMPLE, "-o", tmp_path / "run", *model]
-    _, shown = in_terminal(list(map(str, arguments)), {"TERM": "xterm-256color"})
-    (line,) = [line for line in shown.splitlines() if "called virus: " in line]
-    assert ESCAPE in line.partition("called virus: ")[2]
-
-
 @pytest.mark.parametrize("case", ["quiet", "dumb"])
 def test_quiet_and_dumb_terminals_get_no_escape_code(model, tmp_path, case):
     arguments = ["predict", "-i", EXAMPLE, "-o", tmp_path / "run", *model]
@@ -454,12 +445,7 @@ def test_a_reader_that_goes_away_does_not_break_the_run(model, tmp_path):
     assert (tmp_path / "run" / "predictions.tsv").exists()
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        *("models list", "devices", "--version", "predict -h"),
-    ],
-)
+@pytest.mark.parametrize("words", ["models list", "predict -h"])
 def test_a_table_ends_quietly_for_a_reader_that_goes_away(words):
     """As ``virnucpro models list | head -1``, where a shell looks at all exit codes."""
     read, write = os.pipe()
@@ -573,6 +559,7 @@ def test_an_imported_model_is_listed_and_used_by_its_name(tiny, tmp_path, monkey
         ("predict", "-i", "~nosuchuser/in.fa", "-o", "run"),
         ("predict", "-i", EXAMPLE, "-o", "~nosuchuser/run"),
         ("predict", "-i", EXAMPLE, "-o", "run", "--model", "~nosuchuser/esm2"),
+        ("predict", "-i", EXAMPLE, "-o", "run", "--head", "~nosuchuser/head"),
         ("models", "import", "~nosuchuser/esm2"),
     ],
 )

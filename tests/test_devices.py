@@ -137,10 +137,19 @@ class Nvml:
 CUT = Nvml(None, [20, 10], [10], first_place=2)
 
 
-def feign(monkeypatch, nvml: Nvml, build: TorchBuild = WITH_CUDA, has_mps: bool = False) -> None:
-    """A machine of which NVIDIA's library says so much, and torch the rest."""
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    monkeypatch.setattr(devices, "has_nvml", lambda: True)
+def feign(
+    monkeypatch,
+    shown: Nvml | Sequence[Gpu],
+    build: TorchBuild = WITH_CUDA,
+    has_mps: bool = False,
+) -> None:
+    """A machine of which NVIDIA's library says so much, or that has these GPUs."""
+    if isinstance(shown, Nvml):
+        monkeypatch.setitem(sys.modules, "pynvml", shown)
+        monkeypatch.setattr(devices, "has_nvml", lambda: True)
+    else:
+        why_none = "" if shown else "no driver (a test)"
+        monkeypatch.setattr(devices, "list_gpus", lambda: (list(shown), why_none))
     monkeypatch.setattr(devices, "torch_build", lambda: build)
     monkeypatch.setattr(devices, "has_mps", lambda: has_mps)
 
@@ -341,10 +350,7 @@ def test_without_a_gpu_asking_for_one_says_why_there_is_none(device, gpus):
     ("has_gpu", "has_mps", "kind"), [(1, 1, "cuda"), (1, 0, "cuda"), (0, 1, "mps"), (0, 0, "cpu")]
 )
 def test_the_first_kind_of_device_that_is_there_is_taken(monkeypatch, has_gpu, has_mps, kind):
-    gpus = [Gpu(0, "GPU-a", "NVIDIA A100", 80 * GIB, 79 * GIB, (8, 0), (13, 0))] * has_gpu
-    monkeypatch.setattr(devices, "list_gpus", lambda: (gpus, "no driver (a test)"))
-    monkeypatch.setattr(devices, "torch_build", lambda: WITH_CUDA)
-    monkeypatch.setattr(devices, "has_mps", lambda: bool(has_mps))
+    feign(monkeypatch, [BIG] * has_gpu, has_mps=bool(has_mps))
     choice = choose_devices("auto", None, None, None, model_bytes=1)
     assert choice.kind == kind
     (line,) = choice.descriptions
@@ -462,9 +468,8 @@ AUTO = (True, True)
 
 def chosen(monkeypatch, *gpus: Gpu) -> Choice:
     """What a machine with these GPUs gives; the driver of this one is not asked."""
-    monkeypatch.setattr(devices, "list_gpus", lambda: (list(gpus), ""))
-    monkeypatch.setattr(devices, "torch_build", lambda: CUDA_12_6)
-    return choose_devices("auto", None, None, None, model_bytes=1)
+    feign(monkeypatch, gpus, CUDA_12_6)
+    return choose("auto")
 
 
 def test_the_card_that_sets_the_precision_of_all_is_named(monkeypatch):
@@ -549,8 +554,7 @@ def test_a_run_that_embedded_nothing_offers_the_gpus_that_nobody_uses(
     monkeypatch, capsys, tmp_path
 ):
     busy = dataclasses.replace(GPUS[1], memory_free=20 * GIB)
-    monkeypatch.setattr(devices, "list_gpus", lambda: ([GPUS[0], busy, *GPUS[2:]], ""))
-    monkeypatch.setattr(devices, "torch_build", lambda: WITH_CUDA)
+    feign(monkeypatch, [GPUS[0], busy, *GPUS[2:]])
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     fasta = tmp_path / "in.fa"
     fasta.write_text(f">a\n{'ACGTTGCA' * 50}\n")
@@ -561,7 +565,7 @@ def test_a_run_that_embedded_nothing_offers_the_gpus_that_nobody_uses(
     assert not end.value.code
     offer = f"virnucpro {' '.join(words)} --gpus 0,2,3 --force"
     assert f"GPUs: 3 free; with ESM-2 vectors: {offer}\n" in capsys.readouterr().out
-    monkeypatch.setattr(devices, "list_gpus", lambda: ([], "no driver"))
+    feign(monkeypatch, [])
     assert free_gpus(None) == []
 
 

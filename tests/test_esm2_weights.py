@@ -7,7 +7,6 @@ import hashlib
 import importlib
 import json
 import os
-import pickle
 import resource
 import types
 import zipfile
@@ -419,18 +418,6 @@ class Payload:
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return os.mkdir, (str(self.folder),)
-
-
-@pytest.mark.parametrize("kind", ["zip", "before torch 1.6", "pickle"])
-def test_a_file_that_would_run_code_is_refused_and_runs_nothing(fair_esm, tmp_path, kind):
-    path, trap = tmp_path / "model.pt", tmp_path / "trap"
-    content = {"model": stored_state(fair_esm), "cfg": Payload(trap)}
-    if kind == "pickle":
-        path.write_bytes(pickle.dumps(Payload(trap), protocol=2))
-    else:
-        torch.save(content, path, _use_new_zipfile_serialization=kind == "zip")
-    assert "more than tensors" in str(refusal(path))
-    assert not trap.exists()
 
 
 def test_of_all_classes_only_a_namespace_is_admitted_and_only_for_our_reading(fair_esm, tmp_path):

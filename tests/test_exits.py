@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import typer
-from runs import assert_gone, hear_signals
+from runs import assert_gone, hear_signals, wait_until
 
 from virnucpro.cli import exits as module
 from virnucpro.cli import main as main_module
@@ -99,7 +99,7 @@ def test_what_nohup_ignores_stays_ignored():
 
 def stay(pipe):
     pipe.send("here")
-    time.sleep(60)
+    signal.pause()
 
 
 FORGETFUL = """
@@ -160,9 +160,7 @@ def test_a_closed_terminal_ends_the_run_unless_it_was_disowned(
     os.close(child)
     log = output / "virnucpro.log"
     try:
-        while not (log.exists() and "CPU, up to" in log.read_text()):
-            assert process.poll() is None
-            time.sleep(0.02)
+        wait_until(lambda: process.poll() or (log.exists() and "CPU, up to" in log.read_text()))
         os.close(parent)
         assert process.wait(timeout=300) == exit_code
     finally:

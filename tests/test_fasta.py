@@ -199,10 +199,6 @@ def test_what_is_written_is_read_back(tmp_path_factory, entries: list[tuple[str,
     assert [(record.header, record.sequence) for record in read_fasta(path)] == entries
 
 
-def test_letters_of_several_lines_are_joined_beside_records_without_any(write) -> None:
-    assert read(write(b">a\n>b\nGG\nTT\n")) == [("a", ""), ("b", "GGTT")]
-
-
 def test_reads_that_repeat_their_header_are_read_like_others(write) -> None:
     reads = b"@a x\nAC\n+a x\nII\n\n\n\n\n@b\nGGT\n+\nIII\n@\xc3\xa9\nT\n+\n\xc3\xa9\n"
     path = write(reads, "in.fq")
@@ -779,14 +775,6 @@ def test_line_ends_white_space_and_packing_change_no_record_and_no_line_number(
 
 
 # Real files
-
-
-@needs_inputs
-def test_a_real_file_gives_the_same_records_however_it_is_packed() -> None:
-    plain = list(read_fasta(INPUTS / "ebola.fasta"))
-    assert sum(len(record.sequence) for record in plain) > 300_000
-    for ending in ("gz", "bz2", "zst"):
-        assert list(read_fasta(INPUTS / f"ebola.fasta.{ending}")) == plain
 
 
 @needs_inputs

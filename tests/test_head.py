@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import pickle
 import re
 import shutil
 from dataclasses import asdict, replace
@@ -390,25 +388,6 @@ def test_a_number_format_that_numpy_does_not_know_is_refused(tmp_path: Path, dty
     }
     save_torch_file(tensors, path, metadata=metadata())
     refusal_of(path, str(dtype).removeprefix("torch."))
-
-
-class Trap:
-    """Makes a folder when it is unpickled."""
-
-    def __init__(self, sprung: Path) -> None:
-        self.sprung = sprung
-
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return os.mkdir, (str(self.sprung),)
-
-
-def test_code_in_a_pickled_head_is_never_run(tmp_path: Path) -> None:
-    sprung, path = tmp_path / "sprung", tmp_path / "head.pkl"
-    path.write_bytes(pickle.dumps(Trap(sprung)))
-    refusal_of(path, NO_HEADER)
-    torch.save({"layers.0.weight": Trap(sprung)}, path)
-    refusal_of(path, NO_HEADER)
-    assert not sprung.exists()
 
 
 def test_a_head_is_written_with_the_same_bytes_every_time(tiny, tmp_path):

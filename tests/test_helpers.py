@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -50,10 +49,7 @@ POISON_BASES = POISON.replace("W", "TGG").replace("C", "TGT")
 
 
 def wait_until_ready(helpers: tasks.Helpers[str], n_helpers: int) -> None:
-    deadline = time.monotonic() + 60
-    while len(helpers.ready) < n_helpers:
-        assert time.monotonic() < deadline, "helpers are not ready"
-        time.sleep(0.01)
+    wait_until(lambda: len(helpers.ready) >= n_helpers)
 
 
 @pytest.fixture
@@ -326,8 +322,7 @@ class SlowElsewhere:
         is_here = os.getpid() == self.here
         if is_here:
             self.file.unlink(missing_ok=True)
-        while self.file.exists():
-            time.sleep(0.01)
+        wait_until(lambda: not self.file.exists())
         return self.number, is_here
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from conftest import open_dna
 from runs import (
     again,
     assert_same_run,
+    assert_same_vectors,
     exported,
     forget_hashes,
     leftovers,
@@ -51,6 +51,14 @@ from virnucpro.stories.write import Backlog
 SHARED = Path(__file__).parents[2] / "shared"
 
 
+@pytest.fixture
+def finished(make_config, contigs, undisturbed):
+    """The configuration of a run that is complete: a copy of the undisturbed one."""
+    config = make_config(contigs)
+    shutil.copytree(undisturbed, config.output)
+    return config
+
+
 def done_shards(events):
     return [event.shard.index for event in events if isinstance(event, ShardDone)]
 
@@ -71,28 +79,21 @@ def test_every_record_of_the_input_ends_in_one_row_in_input_order(make_config, t
     assert sum(summary.records.statuses.values()) == len(ids)
 
 
-def test_a_record_without_a_stop_free_frame_is_no_orf(make_config, tiny, contigs):
-    config = make_config(contigs)
-    run_inline(config, tiny.head)
-    assert statuses(config.output)["closed"] == "no_orf"
-
-
-def test_the_tables_agree_with_each_other(make_config, tiny, contigs):
-    config = make_config(contigs)
-    run_inline(config, tiny.head)
+def test_the_tables_agree_with_each_other(tiny, undisturbed):
     frames = [
         line.split("\t")
-        for line in (config.output / "prediction_results.txt").read_text().splitlines()[1:]
+        for line in (undisturbed / "prediction_results.txt").read_text().splitlines()[1:]
     ]
     scores: dict[str, list[float]] = {}
     for name, label, others, virus in frames:
         assert label == ("virus" if float(virus) > float(others) else "others")
         assert float(others) + float(virus) == pytest.approx(1, abs=1e-9)
         scores.setdefault(name[:-2], []).append(float(virus))
-    chunks = (config.output / "prediction_results_highestscore.csv").read_text().splitlines()[1:]
+    chunks = (undisturbed / "prediction_results_highestscore.csv").read_text().splitlines()[1:]
     assert [row.split("\t")[0] for row in chunks] == sorted(scores)
     called = []
-    for row in rows(config.output / "predictions.tsv"):
+    assert statuses(undisturbed)["closed"] == "no_orf"
+    for row in rows(undisturbed / "predictions.tsv"):
         name, status, call, score = (
             row[column] for column in ("record", "status", "call", "virus_score")
         )
@@ -105,17 +106,16 @@ def test_the_tables_agree_with_each_other(make_config, tiny, contigs):
             assert call == ("virus" if float(score) >= 0.5 else "other")
             called += [name] if call == "virus" else []
     headers = [
-        line for line in (config.output / "viral.fasta").read_text().splitlines() if line[0] == ">"
+        line for line in (undisturbed / "viral.fasta").read_text().splitlines() if line[0] == ">"
     ]
     assert headers == [f">{name} of a test" for name in called]
-    assert len(vectors(config.output)) == len(frames)
+    assert len(vectors(undisturbed)) == len(frames)
+    assert not leftovers(undisturbed)
 
 
-def test_scores_are_the_heads_on_the_vectors_of_the_same_ids(make_config, tiny, contigs):
-    config = make_config(contigs)
-    run_inline(config, tiny.head)
-    found, bases = vectors(config.output), bases_of_frames(contigs)
-    frames = rows(config.output / "prediction_results.txt")
+def test_scores_are_the_heads_on_the_vectors_of_the_same_ids(tiny, contigs, undisturbed):
+    found, bases = vectors(undisturbed), bases_of_frames(contigs)
+    frames = rows(undisturbed / "prediction_results.txt")
     assert len(frames) > 100
     for name, _, _, score in map(dict.values, frames):
         expected = tiny.head.classify_frames(found[name][None], [bases[name]])
@@ -133,11 +133,11 @@ def bases_of_frames(fasta: Path) -> dict[str, str]:
 
 
 def test_scores_do_not_depend_on_the_blocks_they_are_computed_in(
-    make_config, tiny, contigs, tmp_path, monkeypatch
+    make_config, tiny, contigs, undisturbed, tmp_path, monkeypatch
 ):
-    run_inline(make_config(contigs), tiny.head)
-    expected = tables(tmp_path / "run")
-    for n_frames, n_letters in ((1, 10**9), (7, 10**9), (10**9, 1), (10**9, 10**9)):
+    shutil.copytree(undisturbed, tmp_path / "run")
+    expected = tables(undisturbed)
+    for n_frames, n_letters in ((1, 10**9), (7, 1)):
         monkeypatch.setattr(scoring, "FRAMES_AT_ONCE", n_frames)
         monkeypatch.setattr(write, "LETTERS_AT_ONCE", n_letters)
         again = make_config(contigs, output=tmp_path / "run", resume=True)
@@ -177,11 +177,12 @@ def test_an_empty_input_gives_tables_with_a_header_only(make_config, tiny, tmp_p
         assert len(content.splitlines()) == (0 if name.endswith(".fasta") else 1)
 
 
-def test_resume_embeds_only_what_is_missing_or_not_whole(make_config, tiny, contigs, tmp_path):
-    config = make_config(contigs)
-    run_inline(config, tiny.head)
-    shutil.copytree(config.output, tmp_path / "before")
-    features = config.output / "features"
+def test_resume_embeds_only_what_is_missing_or_not_whole(
+    make_config, tiny, contigs, undisturbed, tmp_path
+):
+    resumed = make_config(contigs, resume=True)
+    shutil.copytree(undisturbed, resumed.output)
+    features = resumed.output / "features"
     files = sorted(features.glob("*.h5"))
     files[1].unlink()
     content = bytearray(files[2].read_bytes())
@@ -190,11 +191,10 @@ def test_resume_embeds_only_what_is_missing_or_not_whole(make_config, tiny, cont
     files[3].write_bytes(files[3].read_bytes()[:-100])
     shutil.copyfile(files[5], files[4])
     events = []
-    resumed = make_config(contigs, output=config.output, resume=True)
     run_inline(resumed, tiny.head, events.append)
     # what is damaged within, the tables find, while others are embedded
     assert {1, 2} <= set(done_shards(events)) <= {1, 2, 3, 4}
-    assert_same_run(config.output, tmp_path / "before")
+    assert_same_run(resumed.output, undisturbed)
 
 
 def test_tables_are_written_while_shards_are_embedded(make_config, tiny, contigs):
@@ -255,10 +255,8 @@ class FailingDisk(InlineExecutor):
 
 
 def test_a_file_damaged_while_the_run_goes_on_is_made_again_but_not_for_ever(
-    make_config, tiny, contigs, tmp_path
+    make_config, tiny, contigs, undisturbed
 ):
-    whole = make_config(contigs, output=tmp_path / "whole")
-    run_inline(whole, tiny.head)
     config, events = make_config(contigs), []
     with pytest.raises(FeatureFileError, match="is not whole") as caught:
         run_inline(config, tiny.head, events.append, FailingDisk())
@@ -266,7 +264,7 @@ def test_a_file_damaged_while_the_run_goes_on_is_made_again_but_not_for_ever(
     assert "--resume" in caught.value.hint
     assert not (config.output / "predictions.tsv").exists()
     run_inline(make_config(contigs, resume=True), tiny.head)
-    assert_same_run(config.output, whole.output)
+    assert_same_run(config.output, undisturbed)
 
 
 def test_a_record_is_counted_once_though_its_tables_are_begun_twice(
@@ -295,53 +293,43 @@ def test_a_record_is_counted_once_though_its_tables_are_begun_twice(
     )
 
 
-def test_a_finished_run_is_not_run_again(make_config, tiny, contigs):
-    config = make_config(contigs)
-    run_inline(config, tiny.head)
+def test_a_finished_run_is_not_run_again(make_config, tiny, contigs, finished):
     events = []
-    run_inline(make_config(contigs, output=config.output, resume=True), tiny.head, events.append)
+    run_inline(make_config(contigs, output=finished.output, resume=True), tiny.head, events.append)
     assert not any(isinstance(event, EmbeddingStarted) for event in events)
 
 
-def test_resume_in_an_empty_folder_just_starts(make_config, tiny, contigs):
-    assert run_inline(make_config(contigs, resume=True), tiny.head).exit_code == 0
-
-
-def test_a_folder_with_a_run_is_refused_without_resume_or_force(make_config, tiny, contigs):
-    config = make_config(contigs)
-    run_inline(config, tiny.head)
-    before = tables(config.output)
+def test_a_folder_with_a_run_is_refused_without_resume_or_force(
+    make_config, tiny, contigs, finished
+):
+    before = tables(finished.output)
     with pytest.raises(OutputError, match="holds a run already"):
-        run_inline(config, tiny.head)
+        run_inline(finished, tiny.head)
     with pytest.raises(UsageError, match="contradict"):
         run_inline(make_config(contigs, resume=True, force=True), tiny.head)
-    assert tables(config.output) == before
+    assert tables(finished.output) == before
 
 
-def test_force_starts_again_and_touches_nothing_else(make_config, tiny, contigs):
-    config = make_config(contigs)
-    run_inline(config, tiny.head)
-    (config.output / "notes.txt").write_text("mine")
-    (config.output / "features" / "999999.h5").write_text("old")
+def test_force_starts_again_and_touches_nothing_else(make_config, tiny, contigs, finished):
+    (finished.output / "notes.txt").write_text("mine")
+    (finished.output / "features" / "999999.h5").write_text("old")
     run_inline(make_config(contigs, force=True, chunk_size=500), tiny.head)
-    assert (config.output / "notes.txt").read_text() == "mine"
-    assert not (config.output / "features" / "999999.h5").exists()
+    assert (finished.output / "notes.txt").read_text() == "mine"
+    assert not (finished.output / "features" / "999999.h5").exists()
 
 
 def test_force_keeps_what_it_has_if_the_new_input_is_no_fasta_or_its_own_table(
-    make_config, tiny, contigs, tmp_path
+    make_config, tiny, contigs, tmp_path, finished
 ):
-    config = make_config(contigs)
-    run_inline(config, tiny.head)
-    before = tables(config.output)
+    before = tables(finished.output)
     bad = tmp_path / "reads.fq"
     bad.write_text("@r\nACGT\n+\nII\n")
     with pytest.raises(InputError, match="2 qualities"):
         run_inline(make_config(bad, force=True), tiny.head)
     with pytest.raises(UsageError, match="in the folder that --force clears"):
-        run_inline(make_config(config.output / "viral.fasta", force=True), tiny.head)
-    assert tables(config.output) == before
-    mine = config.output / "features" / "mine.txt"
+        run_inline(make_config(finished.output / "viral.fasta", force=True), tiny.head)
+    assert tables(finished.output) == before
+    mine = finished.output / "features" / "mine.txt"
     mine.write_text("mine")
     run_inline(make_config(contigs, force=True), tiny.head)
     assert mine.read_text() == "mine"
@@ -380,9 +368,8 @@ def test_an_input_that_changes_while_the_run_goes_on_is_refused(make_config, tin
 
 
 def test_an_added_input_that_is_refused_does_not_become_part_of_the_run(
-    make_config, tiny, contigs, tmp_path
+    make_config, tiny, contigs, tmp_path, finished
 ):
-    run_inline(make_config(contigs), tiny.head)
     before = tables(tmp_path / "run")
     bad = tmp_path / "bad.fa"
     bad.write_text(">contig1\nACGT\n")
@@ -415,26 +402,22 @@ def test_an_input_that_is_refused_leaves_the_folder_free(make_config, tiny, cont
         lambda run: run["recipe"].update(chunk_size=5),
     ],
 )
-def test_a_run_json_of_another_shape_is_refused(make_config, tiny, contigs, edit):
-    config = make_config(contigs)
-    run_inline(config, tiny.head)
-    stored = json.loads((config.output / "run.json").read_text())
+def test_a_run_json_of_another_shape_is_refused(make_config, tiny, contigs, edit, finished):
+    stored = json.loads((finished.output / "run.json").read_text())
     edit(stored)
-    (config.output / "run.json").write_text(json.dumps(stored))
+    (finished.output / "run.json").write_text(json.dumps(stored))
     with pytest.raises(ResumeError, match=r"run\.json is damaged"):
         run_inline(make_config(contigs, resume=True), tiny.head)
 
 
-def test_a_model_by_another_name_is_the_same_model(make_config, tiny, contigs):
-    run_inline(make_config(contigs), tiny.head)
+def test_a_model_by_another_name_is_the_same_model(make_config, tiny, contigs, finished):
     resumed = make_config(contigs, resume=True, model="renamed")
     assert run_inline(resumed, tiny.head).n_tokens == 0
 
 
-def test_an_added_input_is_announced(make_config, tiny, contigs, tmp_path):
+def test_an_added_input_is_announced(make_config, tiny, contigs, tmp_path, finished):
     more = tmp_path / "more.fa"
     more.write_text(f">more\n{'GCA' * 100}\n")
-    run_inline(make_config(contigs), tiny.head)
     run_inline(make_config(more, resume=True), tiny.head)
     log = (tmp_path / "run" / "virnucpro.log").read_text()
     assert f"WARNING added to this run: {more}" in log
@@ -475,17 +458,23 @@ def test_a_strangers_file_stays_in_the_output_folder(make_config, tiny, contigs,
     [
         ({"chunk_size": 500}, "chunk_size was 300, now 500"),
         ({"precision": "bf16"}, "precision was fp32, now bf16"),
-        ({"sha256": "1" * 64}, "model_sha256 was 0000"),
+        ({"sha256": "1" * 64}, r"model_sha256 was 0{12}\.\.\., now 1{12}\.\.\."),
+        ({"head_sha256": "2" * 64}, r"head_sha256 was none, now 2{12}\.\.\."),
+        (
+            {"command": "extract"},
+            "of `virnucpro predict` on nucleotides, not of `virnucpro extract",
+        ),
         ({"layer": 1}, "layer was 2, now 1"),
         ({"min_length": 5}, "min_length was 0, now 5"),
     ],
 )
 def test_another_recipe_is_refused_and_the_difference_named(
-    make_config, tiny, contigs, changes, message
+    make_config, tiny, contigs, undisturbed, changes, message
 ):
-    run_inline(make_config(contigs), tiny.head)
+    config = make_config(contigs, resume=True, **changes)
+    shutil.copytree(undisturbed, config.output)
     with pytest.raises(ResumeError, match=message):
-        run_inline(make_config(contigs, resume=True, **changes), tiny.head)
+        run_inline(config, tiny.head)
 
 
 def test_a_changed_input_is_refused_and_named(make_config, tiny, contigs):
@@ -517,15 +506,13 @@ def test_copies_of_a_pipe_stay_only_if_the_run_has_them(make_config, tiny, conti
     assert not (tmp_path / "run" / "inputs").exists()
 
 
-def test_resources_may_differ_on_resume(make_config, tiny, contigs, tmp_path):
-    config = make_config(contigs)
-    run_inline(config, tiny.head)
-    shutil.copytree(config.output, tmp_path / "before")
-    shutil.rmtree(config.output / "features")
+def test_resources_may_differ_on_resume(make_config, tiny, contigs, tmp_path, finished):
+    shutil.copytree(finished.output, tmp_path / "before")
+    shutil.rmtree(finished.output / "features")
     run_inline(
         make_config(contigs, resume=True, devices=("cpu",) * 3, tokens_per_batch=4096), tiny.head
     )
-    assert tables(config.output) == tables(tmp_path / "before")
+    assert tables(finished.output) == tables(tmp_path / "before")
 
 
 def test_inputs_may_be_added_on_resume(make_config, tiny, contigs, tmp_path):
@@ -547,13 +534,11 @@ def test_inputs_may_be_added_on_resume(make_config, tiny, contigs, tmp_path):
 
 
 def test_a_moved_input_and_a_moved_run_folder_are_the_same_run(
-    make_config, tiny, contigs, tmp_path
+    make_config, tiny, contigs, tmp_path, finished
 ):
-    config = make_config(contigs)
-    run_inline(config, tiny.head)
-    expected = tables(config.output)
+    expected = tables(finished.output)
     moved = contigs.rename(tmp_path / "elsewhere.fa")
-    folder = config.output.rename(tmp_path / "moved")
+    folder = finished.output.rename(tmp_path / "moved")
     assert vectors(folder)
     events = []
     run_inline(make_config(moved, output=folder, resume=True), tiny.head, events.append)
@@ -642,13 +627,10 @@ def test_features_can_be_read_by_anyone_with_h5py(make_config, contigs):
     assert not (config.output / "predictions.tsv").exists()
 
 
-def test_extract_gives_predicts_vectors(make_config, tiny, contigs, tmp_path):
-    run_inline(make_config(contigs), tiny.head)
+def test_extract_gives_predicts_vectors(make_config, contigs, undisturbed, tmp_path):
     extracted = make_config(contigs, output=tmp_path / "extracted", command="extract")
     run_inline(extracted, None)
-    one, other = vectors(tmp_path / "run"), vectors(extracted.output)
-    assert one.keys() == other.keys()
-    assert all(np.array_equal(one[name], other[name]) for name in one)
+    assert_same_vectors(vectors(extracted.output), vectors(undisturbed))
 
 
 def test_extract_writes_npz_parquet_and_virnucpros_pt(make_config, contigs, tmp_path):
@@ -701,13 +683,14 @@ def test_without_pooling_there_is_a_row_per_residue(make_config, contigs, tmp_pa
         )
 
 
-def test_intermediate_files_are_kept_only_when_asked_for(make_config, tiny, contigs, tmp_path):
-    run_inline(make_config(contigs), tiny.head)
-    assert not (tmp_path / "run" / "shards").exists()
-    assert not (tmp_path / "run" / "chunks.fa").exists()
+def test_intermediate_files_are_kept_only_when_asked_for(
+    make_config, tiny, contigs, undisturbed, tmp_path
+):
+    assert not (undisturbed / "shards").exists()
+    assert not (undisturbed / "chunks.fa").exists()
     config = make_config(contigs, output=tmp_path / "kept", keep_intermediate=True)
     run_inline(config, tiny.head)
-    assert_same_run(config.output, tmp_path / "run")
+    assert_same_run(config.output, undisturbed)
     faa = (config.output / "shards" / "000000.faa").read_text().splitlines()
     name, *fields = faa[0][1:].split(" ")
     assert name in vectors(config.output)
@@ -756,14 +739,6 @@ def test_somebodys_files_beside_the_shards_are_kept(make_config, tiny, contigs):
     assert {path.name: path.read_text() for path in shards.iterdir()} == {"notes.txt": "precious"}
 
 
-def test_two_runs_in_one_folder_do_not_meet(make_config, tiny, contigs):
-    config = make_config(contigs, resume=True)
-    in_use = pytest.raises(OutputError, match=f"process {os.getpid()} on ")
-    with RunDir(config.output).locked(), in_use:
-        run_inline(config, tiny.head)
-    assert run_inline(config, tiny.head).exit_code == 0
-
-
 def test_run_json_says_where_the_numbers_come_from(make_config, tiny, contigs):
     config = make_config(contigs, argv=("virnucpro", "predict"))
     summary = run_inline(config, tiny.head)
@@ -781,25 +756,20 @@ def test_run_json_says_where_the_numbers_come_from(make_config, tiny, contigs):
     assert worker.startswith("cpu, fp32, attend_runs, ")
 
 
-def test_status_finds_a_damaged_feature_file(make_config, tiny, contigs):
-    config = make_config(contigs)
-    run_inline(config, tiny.head)
-    assert inspect_run(config.output, verify=True)[1] == 0
-    path = config.output / "features" / "000001.h5"
-    path.write_bytes(path.read_bytes()[:-1])
-    lines, n_damaged = inspect_run(config.output, verify=True)
-    assert n_damaged == 1
-    assert any("000001.h5" in line for line in lines)
-
-
-@pytest.mark.parametrize("harm", ["missing", "swapped", "a copy of another"])
-def test_status_finds_feature_files_that_are_not_in_their_places(
-    make_config, tiny, contigs, tmp_path, harm
+@pytest.mark.parametrize("harm", ["cut short", "missing", "swapped", "a copy of another"])
+def test_status_finds_feature_files_that_are_damaged_or_not_in_their_places(
+    make_config, tiny, contigs, finished, tmp_path, harm
 ):
-    config = make_config(contigs)
-    run_inline(config, tiny.head)
-    one, two = (config.output / "features" / f"{i:06d}.h5" for i in (1, 2))
+    folder = finished.output
+    n_files = len(list((folder / "features").iterdir()))
+    n_outputs = len(json.loads((folder / "run.json").read_text())["outputs"])
+    lines, n_damaged = inspect_run(folder, verify=True)
+    assert lines[-1] == f"verified  whole: {n_files} feature files, {n_outputs} outputs"
+    assert n_damaged == 0
+    one, two = (folder / "features" / f"{i:06d}.h5" for i in (1, 2))
     match harm:
+        case "cut short":
+            one.write_bytes(one.read_bytes()[:-1])
         case "missing":
             one.unlink()
         case "swapped":
@@ -808,10 +778,11 @@ def test_status_finds_feature_files_that_are_not_in_their_places(
             (tmp_path / "aside").rename(two)
         case "a copy of another":
             one.write_bytes(two.read_bytes())
-    lines, n_damaged = inspect_run(config.output, verify=True)
-    assert n_damaged == 1 and "features.h5" in lines[-1]
+    lines, n_damaged = inspect_run(folder, verify=True)
+    named = "000001.h5" if harm == "cut short" else "features.h5"
+    assert n_damaged == 1 and named in lines[-1]
     run_inline(make_config(contigs, resume=True), tiny.head)
-    assert inspect_run(config.output, verify=True)[1] == 0
+    assert inspect_run(folder, verify=True)[1] == 0
 
 
 def test_status_finds_swapped_files_of_an_unfinished_run_by_its_plan(
@@ -822,7 +793,9 @@ def test_status_finds_swapped_files_of_an_unfinished_run_by_its_plan(
     (config.output / "features.h5").unlink()
     forget_hashes(config.output)
     one, two = (config.output / "features" / f"{i:06d}.h5" for i in (1, 2))
-    assert inspect_run(config.output, verify=True)[0][-1].startswith("verified  whole: ")
+    lines, _ = inspect_run(config.output, verify=True)
+    assert lines[-1].startswith("verified  whole: 7 feature files; outputs were not verified")
+    assert "was not checked" not in lines[-1]
     one.rename(tmp_path / "aside")
     two.rename(one)
     (tmp_path / "aside").rename(two)
@@ -832,12 +805,6 @@ def test_status_finds_swapped_files_of_an_unfinished_run_by_its_plan(
         assert f"{path} has shard_sha256 " in line
     shutil.rmtree(config.output / "shards")
     assert "in its place was not checked" in inspect_run(config.output, verify=True)[0][-1]
-
-
-def test_nothing_temporary_is_left(make_config, tiny, contigs):
-    config = make_config(contigs)
-    run_inline(config, tiny.head)
-    assert not leftovers(config.output)
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason="the shared real sequences are not here")

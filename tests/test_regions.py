@@ -39,8 +39,10 @@ from virnucpro.callers.regions import (
     Run,
     class_of,
     embedded_finder,
+    evidence_of,
     is_circular,
     move_ends,
+    near_host_genes,
     parts_of,
     regions_of_items,
 )
@@ -53,6 +55,7 @@ from virnucpro.scorer.landmarks import (
     Repeat,
     direct_repeats,
     genes_of,
+    host_genes,
     host_peptides,
     trna_ends,
 )
@@ -282,8 +285,8 @@ def test_proteins_decide_where_the_pieces_leave_a_doubt():
         (17_999, "1" * 6 + "0" * 9, "0" * 6 + "1" * 9, "uncertain"),  # as short as satellites
         (18_000, "1" * 6 + "0" * 10, "0" * 6 + "1" * 10, "uncertain"),  # few viral genes
         (18_000, "1" * 12, "01" * 6, "uncertain"),  # no block on a strand
-        (18_000, "111110111", "0" * 9, "prophage"),  # a gene between costs half of its bases
-        (18_000, "1" * 9, "111110111", "prophage"),  # one of the other strand all of them
+        (18_000, "11110111", "0" * 8, "prophage"),  # a gene between costs half of its bases
+        (18_000, "1" * 8, "11110111", "prophage"),  # one of the other strand all of them
         (18_000, "11101011", "0" * 8, "uncertain"),
         (18_000, "1" * 7, "1110111", "uncertain"),
     ],
@@ -292,7 +295,7 @@ def test_a_prophage_is_long_with_many_viral_genes_and_a_block_of_these_on_a_stra
     n_bases, viral, strand, judged
 ):
     start = 1_000 * np.arange(len(viral))
-    log_odds = np.array([1.0 if one == "1" else -1.0 for one in viral])
+    log_odds = np.array([1.0 if one == "1" else 0.0 for one in viral])
     genes = start, start + 1_000, log_odds, np.array(list(strand), dtype=np.int64)
     for order in (slice(None), slice(None, None, -1)):  # genes come in any order
         assert class_of(n_bases, tuple(column[order] for column in genes)) == judged
@@ -503,9 +506,12 @@ def test_all_files_of_regions_say_the_same(tmp_path_factory, regions_of):
     names = [f"{record}|{kind}_{start + 1}_{end}" for record, start, end, kind in expected]
     table = rows(folder / "regions.tsv")
     assert [row["region"] for row in table] == names
-    assert [(int(row["start"]) - 1, int(row["end"])) for row in table] == [
-        place[1:3] for place in expected
-    ]
+    with (folder / "regions.tsv").open() as lines:
+        assert list(RegionTable.read(lines)) == [
+            (("in", result.record.name), region._replace(posterior=0.9877))
+            for result in made
+            for region in result.regions
+        ]
     bed = [line.split("\t") for line in (folder / "regions.bed").read_text().splitlines()]
     assert [(row[0], int(row[1]), int(row[2]), row[3]) for row in bed] == [
         (*place[:3], name) for place, name in zip(expected, names, strict=True)
@@ -534,6 +540,29 @@ def test_all_files_of_regions_say_the_same(tmp_path_factory, regions_of):
     ]
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("start", "0"), ("start", "301"), ("posterior", "1.01"), ("posterior", "-0.01")),
+        *(("kind", "virus"), ("class", "phage")),
+    ],
+)
+def test_a_row_of_regions_that_makes_no_sense_is_refused(name, value):
+    usual = dict.fromkeys(RegionTable.columns, "") | {"start": "101", "end": "300"}
+    usual |= {"kind": "provirus", "posterior": "0.5"}
+
+    def read(**changes: str) -> list[Region]:
+        lines = (RegionTable.columns, {**usual, **changes}.values())
+        return [one for _, one in RegionTable.read("\t".join(line) + "\n" for line in lines)]
+
+    for bounds in (("1", "1", "0"), ("7", "9", "1")):
+        start, end, posterior = bounds
+        [region] = read(start=start, end=end, posterior=posterior)
+        assert region[:4] == (int(start) - 1, int(end), "provirus", float(posterior))
+    with pytest.raises(ValueError, match=r"no region|is a virus|of the class"):
+        read(**{name: value})
+
+
 def read_if_any(path: Path) -> list[FastaRecord]:
     return list(read_fasta(path)) if path.stat().st_size else []
 
@@ -551,6 +580,41 @@ def test_the_end_of_a_trna_is_found_on_either_strand_and_no_other():
     unpaired = TRNA.replace("CCTTGGTTCG", "CAAAGGTTCG")  # no stem
     assert trna_ends(before + unpaired + behind) == []
     assert trna_ends("") == []
+
+
+def test_a_trna_near_an_end_a_direct_repeat_and_viral_genes_are_the_evidence():
+    rng = np.random.default_rng(7)
+    sequence = random_dna(500, rng) + TRNA + random_dna(700, rng)
+    log_odds = np.array([1.0, 0.0, -1.0])
+    # the arm of a tRNA that is looked for, here bases 548 to 565, lies within 125 bases of an end
+    for place, is_near in ((439, False), (440, True), (673, True), (674, False)):
+        words = ["att_length=5", *["trna=yes"] * is_near, "viral_genes=1/3"]
+        assert evidence_of(sequence, (1_200, place), "ACGTA", log_odds) == ";".join(words)
+    assert evidence_of(sequence, (300, 1_200), "", log_odds) == "viral_genes=1/3"
+
+
+def test_items_near_a_gene_of_a_host_are_those_with_their_middles_there():
+    gene = "GGTGATAAATTCGCTGGTCGTCACGGTCAGAAAGGT"  # GDKFAGRHGQKG of RNA polymerase
+    sequence = "CAC" * 10_000 + gene + "CAC" * 10_000
+    run = Run(0, 1, 3_000, 57_000)
+    [(start, end)] = host_genes(sequence[3_000:57_000])
+    middles = 3_000 + np.array([start - 1, start, end, end + 1])
+    is_near = near_host_genes(sequence, middles, [run], STANDARD)
+    assert is_near.tolist() == [False, True, True, False]
+
+
+def test_a_provirus_counts_by_the_cut_and_is_noted_in_a_record_that_is_not_called():
+    finder = replace(embedded_finder(11), least_posterior=0.7)
+    [host, virus] = results([], [])
+    parts = (Region(0, 50, "provirus", 0.69), Region(60, 90, "provirus", 0.7))
+    for _ in range(2):  # a note is replaced
+        host = finder.with_regions(host, (parts, None))
+        assert [region.is_virus for region in host.regions] == [False, True]
+        assert host.call.note == "2 virus-like regions"
+    virus = virus._replace(call=replace(virus.call, is_virus=True))
+    virus = finder.with_regions(virus, ((Region(0, 400, "whole", 0.1),), None))
+    assert [region.is_virus for region in virus.regions] == [True]
+    assert virus.call.note == ""
 
 
 def test_genes_are_those_of_both_strands_with_the_log_odds_of_their_proteins():

@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import re
-from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,16 @@ from runs import again, forget_hashes, run_inline, within
 
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.ground.errors import InputError, InputMissingError, ResumeError
-from virnucpro.ground.events import STAGES, BatchDone, Memory, WorkerLost, WorkerReady
+from virnucpro.ground.events import (
+    STAGES,
+    BatchDone,
+    BudgetReduced,
+    Memory,
+    ShardDone,
+    ShardFailed,
+    WorkerLost,
+    WorkerReady,
+)
 from virnucpro.ground.records import Call, Shard
 from virnucpro.learning.pages import report_folder
 from virnucpro.page.counts import read_blocks
@@ -29,8 +37,6 @@ from virnucpro.run.folder import RunDir
 from virnucpro.run.journal import Start
 from virnucpro.stories import pipeline
 from virnucpro.stories.options import PredictOptions
-
-ASSETS = files("virnucpro.page") / "assets"
 
 
 def predict(to: Path, *inputs: Path, **changes: object) -> Path:
@@ -565,7 +571,12 @@ def test_the_work_of_a_device_is_kept_in_bins_that_grow_and_lose_nothing(tmp_pat
     machine.take(WorkerReady("cuda:0", "a GPU", Memory(10, 80)))
     for i in range(9_000):
         machine.take(BatchDone("cuda:0", shard, (i,), 7, Memory(20 + i % 3, 80)))
+    machine.take(ShardDone("cuda:0", shard, 1.0, 0))
     machine.take(WorkerLost("cuda:0", "it \x1b[31mdied", shard))
+    machine.take(WorkerLost("cuda:1", "x" * 400, is_final=True))
+    machine.take(ShardFailed("cuda:0", shard, "bad"))
+    for n_tokens in range(120):
+        machine.take(BudgetReduced("cuda:0", n_tokens))
     with machine.kept(tmp_path / "machine.json"):
         pass
     (start,) = Start.read_all(tmp_path / "machine.json")
@@ -574,8 +585,19 @@ def test_the_work_of_a_device_is_kept_in_bins_that_grow_and_lose_nothing(tmp_pat
     assert sum(series.tokens) == 63_000
     assert set(series.tokens[1:-1]) == {64 * 7}
     assert max(series.memory) == 22 and series.memory_total == 80
-    assert start.n_losses == 1
-    assert start.incidents == [(start.seconds, "cuda:0", r"lost: it \x1b[31mdied; replaced")]
+    assert series.n_shards == 1
+    assert (start.n_losses, start.n_failed_shards, start.n_reductions) == (2, 1, 120)
+    assert len(start.incidents) == 100 and start.incidents[-1][0] == start.seconds - 0.5 * 23
+    assert [incident[1:] for incident in start.incidents[:4]] == [
+        ("cuda:0", r"lost: it \x1b[31mdied; replaced"),
+        ("cuda:1", f"lost: {'x' * 400}"[:300]),
+        ("cuda:0", "shard 000000 failed: bad"),
+        ("cuda:0", "out of memory: batches of 0 tokens from then on"),
+    ]
+    for _ in range(20):
+        with Start().kept(tmp_path / "machine.json"):
+            pass
+    assert [start.devices for start in Start.read_all(tmp_path / "machine.json")] == [{}] * 20
 
 
 def test_every_start_of_a_run_is_kept_and_the_page_shows_each(make_config, tiny, contigs):

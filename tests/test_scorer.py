@@ -5,22 +5,19 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise, product
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 from reading import piece_features, with_layout
 from safetensors import safe_open
 from safetensors.numpy import save_file
 from scorer_file import save_scorer
-from scorer_oracle import LONG, MOST_STRETCHES, PAIRS, kept_of, log_odds_in_whole_numbers
+from scorer_oracle import log_odds_in_whole_numbers
 from scorer_words import is_in_sample, word_table
 
 from virnucpro.ground.errors import UnavailableError
@@ -49,26 +46,21 @@ from virnucpro.scorer.nets import (
     embedded_scorer,
     load_scorer,
 )
-from virnucpro.scorer.pieces import Pieces, encode, find_stretches
+from virnucpro.scorer.pieces import Pieces, encode
 from virnucpro.scorer.score import record_log_odds, score_sequences, score_windows
 from virnucpro.scorer.words import (
-    AMINO_ACIDS,
     CELLULAR,
     LENGTH,
     N_BUCKETS,
     N_WORD_FIGURES,
     NO_WORDS,
-    ONE_VIRAL,
     RARITY,
-    RATHER_CELLULAR,
     VIRAL,
     WordTable,
 )
 from virnucpro.sequences.fasta import read_fasta
-from virnucpro.sequences.genetic_code import STANDARD
 
 GOLDEN = Path(__file__).parent / "golden" / "scorer"
-DNA = st.text("ACGTN", min_size=1, max_size=400)
 JUNCTION_COLUMNS = range(2 * N_CODONS, 2 * N_CODONS + N_JUNCTIONS)
 PALINDROME_COLUMNS = range(GC - N_PALINDROMES, GC)
 WORD_COLUMNS = range(GC + N_FIGURES, GC + N_FIGURES + N_WORD_FIGURES)
@@ -127,26 +119,6 @@ def scorer() -> Scorer:
 # Features
 
 
-@given(st.lists(DNA, min_size=1, max_size=6))
-def test_the_longest_stretches_are_kept_as_far_as_longer_ones_leave_them_free(
-    sequences: list[str],
-) -> None:
-    kept = find_stretches(encode_pieces(sequences))
-    rows = zip(
-        kept.piece.tolist(),
-        kept.n_codons.tolist(),
-        kept.strand.tolist(),
-        kept.start.tolist(),
-        strict=True,
-    )
-    found: list[list[tuple[int, int, int]]] = [[] for _ in sequences]
-    for piece, *stretch in rows:
-        found[piece].append(tuple(stretch))
-    expected = [kept_of(sequence) for sequence in sequences]
-    assert found == [stretches for stretches, _ in expected]
-    assert kept.n_covered.tolist() == [n_covered for _, n_covered in expected]
-
-
 def test_features_are_those_of_an_independent_program() -> None:
     records = list(read_fasta(GOLDEN / "pieces.fa"))
     with np.load(GOLDEN / "features.npz") as stored:
@@ -159,101 +131,6 @@ def test_features_are_those_of_an_independent_program() -> None:
     # both round once to float32, of values below 16 in float64: an ulp of these is 1e-6
     for record, of_record, golden in zip(records, found, expected, strict=True):
         np.testing.assert_allclose(of_record, golden, rtol=0, atol=1e-6, err_msg=record.id)
-
-
-@given(st.lists(DNA, min_size=1, max_size=6))
-def test_junctions_are_the_four_bases_where_codons_of_long_stretches_meet(
-    sequences: list[str],
-) -> None:
-    features = piece_features(encode_pieces(sequences), NO_WORDS)[:, JUNCTION_COLUMNS]
-    words = ["".join(word) for word in product("ACGT", repeat=4)]
-    for sequence, found in zip(sequences, features.reshape(-1, 2, len(words)), strict=True):
-        kept, _ = kept_of(sequence)
-        read = kept[:1] + [stretch for stretch in kept[1:MOST_STRETCHES] if stretch[0] >= LONG]
-        strands = (sequence, sequence.translate(PAIRS)[::-1])
-        pairs = [
-            strands[strand][place : place + 6]
-            for n_codons, strand, start in read
-            for place in range(start, start + 3 * (n_codons - 1), 3)
-        ]
-        known = [pair for pair in pairs if "N" not in pair]
-        for first, roots in zip((1, 2), found, strict=True):
-            counts = Counter(pair[first : first + 4] for pair in known)
-            expected = np.array([counts[word] for word in words])
-            expected = np.sqrt(expected / max(1, expected.sum()))
-            np.testing.assert_allclose(roots, expected, rtol=1e-6)  # float32
-
-
-@given(st.lists(DNA, min_size=1, max_size=6))
-def test_palindromes_are_counted_beside_what_single_bases_let_expect(
-    sequences: list[str],
-) -> None:
-    features = piece_features(encode_pieces(sequences), NO_WORDS)[:, PALINDROME_COLUMNS]
-    for sequence, found in zip(sequences, features, strict=True):
-        n_known = len(sequence) - sequence.count("N")
-        strong = (sequence.count("G") + sequence.count("C")) / 2 / max(1, n_known)
-        weak = (sequence.count("A") + sequence.count("T")) / 2 / max(1, n_known)
-        chance = {"A": weak**2, "T": weak**2, "C": strong**2, "G": strong**2}
-        counts = {
-            n: Counter(
-                word
-                for word in (sequence[i : i + n] for i in range(len(sequence) - n + 1))
-                if "N" not in word and word == word.translate(PAIRS)[::-1]
-            )
-            for n in (2, 4, 6)
-        }
-        expected = []
-        for one, other in product("ACGT", repeat=2):
-            word = one + other + (one + other).translate(PAIRS)[::-1]
-            by_chance = max(0, chance[one] * chance[other] * (n_known - 3))
-            expected.append(np.log((counts[4][word] + 0.5) / (by_chance + 0.5)))
-        for n in (4, 6, 2):
-            by_chance = max(0, sum(chance.values()) ** (n // 2) * (n_known - n + 1))
-            expected.append(np.log((counts[n].total() + 1) / (by_chance + 1)))
-        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)  # float32
-
-
-def test_features_do_not_depend_on_the_pieces_beside() -> None:
-    sequences = [random_sequence(n_bases, n_bases) for n_bases in (150, 500, 1000, 37)]
-    together = piece_features(encode_pieces(sequences), NO_WORDS)
-    alone = [piece_features(encode_pieces([sequence]), NO_WORDS)[0] for sequence in sequences]
-    np.testing.assert_array_equal(together, np.stack(alone))
-
-
-def test_rna_and_lower_case_have_the_features_of_dna() -> None:
-    dna = random_sequence(600, 7)
-    spellings = [dna, dna.replace("T", "U"), dna.lower(), dna.replace("T", "U").lower()]
-    features = piece_features(encode_pieces(spellings), NO_WORDS)
-    np.testing.assert_array_equal(features, np.repeat(features[:1], len(spellings), axis=0))
-
-
-def number_of(word: str) -> int:
-    number = 0
-    for residue in word:
-        number = 20 * number + AMINO_ACIDS.index(residue)
-    return number
-
-
-def test_words_that_others_have_are_counted_by_their_owners() -> None:
-    rng = np.random.default_rng(8)
-    sense = [codon for codon in STANDARD.codons if codon not in STANDARD.stops]
-    codons = rng.choice(sense, 200).tolist()
-    letters = dict(zip(STANDARD.codons, STANDARD.letters, strict=True))
-    protein = "".join(letters[codon] for codon in codons)
-    n_words = len(protein) - LENGTH + 1  # no other frame is open as far
-    owners = {0: VIRAL, 50: ONE_VIRAL, 100: CELLULAR, n_words - 1: RATHER_CELLULAR}
-    numbers = [number_of(protein[i : i + LENGTH]) for i in owners]
-    table = word_table(np.array(numbers), np.array([*owners.values()], np.uint8))
-    sequence = "".join(codons)
-    for spelling in (sequence, sequence.translate(PAIRS)[::-1]):
-        (features,) = piece_features(encode_pieces([spelling]), table)
-        expected = np.sqrt(np.array([1, RARITY, 1, 0, 0, 1]) / n_words)
-        np.testing.assert_allclose(features[WORD_COLUMNS], expected, rtol=1e-6)  # float32
-    stopped = sequence[:150] + "TAA" + sequence[153:]  # breaks the words around, and no more
-    (features,) = piece_features(encode_pieces([stopped]), table)
-    n_words -= LENGTH  # those with the codon that is now a stop
-    expected = np.sqrt(np.array([1, 0, 1, 0, 0, 1]) / n_words)
-    np.testing.assert_allclose(features[WORD_COLUMNS], expected, rtol=1e-6)
 
 
 def test_a_table_of_words_names_an_owner_for_its_own_words_alone() -> None:
@@ -295,56 +172,6 @@ def test_every_word_of_a_table_has_an_owner(owner: int) -> None:
 def test_a_bucket_has_room_for_255_words() -> None:
     with pytest.raises(ValueError, match="256 words in one bucket"):
         word_table(np.full(256, 7), np.full(256, VIRAL, np.uint8))
-
-
-@given(st.lists(DNA, min_size=1, max_size=4))
-def test_no_sequence_has_features_that_are_not_finite(sequences: list[str]) -> None:
-    assert np.isfinite(piece_features(encode_pieces(sequences), NO_WORDS)).all()
-
-
-def genes(*lengths: int) -> str:
-    """Stretches of so many codons, on the reverse strand where below 0, with stops between."""
-    sense = [codon for codon in STANDARD.codons if codon not in STANDARD.stops]
-    rng = np.random.default_rng(12)
-    found = []
-    for n_codons in lengths:
-        stretch = "".join(rng.choice(sense, abs(n_codons)).tolist())
-        found.append(stretch if n_codons > 0 else stretch.translate(PAIRS)[::-1])
-    return "TAGTTAATTAACTAA".join(found)  # a stop in each of the six frames
-
-
-def test_the_layout_shows_how_the_stretches_of_genes_lie() -> None:
-    sequence = genes(40, 100, -80, -200, 10)
-    n_bases = len(sequence)
-    (found,) = layout_features(encode_pieces([sequence]))
-    n_codons = np.array([stretch[0] for stretch in kept_of(sequence)[0] if stretch[0] >= 30])
-    assert len(n_codons) == 4  # a few codons longer than what was made: up to the stops
-    expected = {
-        0: 4000 / n_bases,
-        1: 3 * n_codons.sum() / n_bases,
-        2: np.log(np.sort(n_codons)[2]),
-        3: np.log(n_codons.mean()),
-        4: np.log(n_codons.max()),
-        5: np.log((n_codons**2).sum() / n_codons.sum()) / 2,
-        6: 3000 / n_bases,
-        7: 3 * n_codons[n_codons >= 60].sum() / n_bases,
-        8: 1 / 2,  # of two pairs of neighbours
-        9: 2 / 3,
-        10: 1.0,
-    }
-    # what the mean over covered bases is of is rooted: half its logarithm
-    np.testing.assert_allclose(found[list(expected)], [*expected.values()], rtol=1e-12)
-    assert 0 < found[11] < 0.015  # kilobases between neighbours, of 15 bases less the open ones
-
-
-@given(st.lists(st.text("ACGT", min_size=1, max_size=900), min_size=1, max_size=3))
-def test_the_layout_is_finite_and_does_not_depend_on_the_pieces_beside(
-    sequences: list[str],
-) -> None:
-    together = layout_features(encode_pieces(sequences))
-    assert np.isfinite(together).all()
-    alone = [layout_features(encode_pieces([sequence]))[0] for sequence in sequences]
-    np.testing.assert_array_equal(together, alone)
 
 
 # Scores

@@ -66,6 +66,10 @@ def random_text(n_bases: int, seed: int, odd: float) -> str:
 RANDOM = st.builds(
     random_text, st.integers(0, 3000), st.integers(0, 2**32), st.sampled_from([0.0, 0.01, 0.3])
 )
+# of both strands, one shorter than a gene, with a stop in each frame between them
+GENES = "TAGTTAATTAACTAA".join(
+    ("CAG" * 70, "ATGGCCCAG" * 40, "CTGGGCCAT" * 30, "ATGGCC" * 20, "GCC" * 10)
+)
 PIECE = st.one_of(ANY_CASE, CODON_TEXT, RANDOM)
 MODEL = load_region_model(embedded_region_model())
 
@@ -124,7 +128,7 @@ def test_features_are_those_of_plain_python(texts: list[str], code) -> None:
 
 
 @given(st.lists(PIECE, min_size=1, max_size=3), CODES)
-@example(["", "A", "GC" * 2000], STANDARD)
+@example(["", "A", "GC" * 2000, GENES], STANDARD)
 def test_the_layout_is_that_of_plain_python(texts: list[str], code) -> None:
     found = layout_features(pieces_of(texts), code)
     # float64 sums of at most 60 values below 2^16

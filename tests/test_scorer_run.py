@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tracemalloc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from math import exp
 from pathlib import Path
@@ -40,7 +40,6 @@ from virnucpro.stories.options import PredictOptions
 from virnucpro.stories.summary import Summary
 from virnucpro.tables.sinks import VirusTable
 
-Predict = Callable[..., Summary]
 EXAMPLE = Path(__file__).parents[1] / "examples" / "contigs.fa"
 
 

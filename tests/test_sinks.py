@@ -109,8 +109,9 @@ def test_the_name_of_an_output_is_written_once_in_the_package():
 # The verdict
 
 
-def result(name: str, regions: list[Region], *, is_virus: bool, n_bases: int = 400) -> RecordResult:
-    """A record of the file ``in`` with these regions."""
+def result(name: str, regions: list[Region] | None, *, is_virus: bool) -> RecordResult:
+    """A record of the file ``in`` with these regions; None: it was not searched."""
+    n_bases = 400
     sequence = random_dna(n_bases, np.random.default_rng(len(name)))
     score = 0.98 if is_virus else 0.02
     call = Call(
@@ -122,9 +123,8 @@ def result(name: str, regions: list[Region], *, is_virus: bool, n_bases: int = 4
         is_virus=is_virus,
         false_discovery_rate=0.05,
     )
-    return RecordResult(
-        FastaRecord(name, f"{name} of a test", sequence, sample="in"), [], call, tuple(regions)
-    )
+    record = FastaRecord(name, f"{name} of a test", sequence, sample="in")
+    return RecordResult(record, [], call, regions if regions is None else tuple(regions))
 
 
 def written(folder: Path, *results: RecordResult) -> dict[str, dict[str, str]]:
@@ -142,13 +142,16 @@ def test_the_verdict_has_called_records_and_proviruses_of_others_by_the_cut(tmp_
         tmp_path,
         result("virus", [whole], is_virus=True),
         result("host", [Region(0, 50, "provirus", 0.4), kept], is_virus=False),
+        result("unsearched", None, is_virus=True),
         result("plain", [], is_virus=False),
+        result("bare", [], is_virus=True),
     )
-    assert list(found) == ["virus", "host|provirus_101_300"]
-    virus, provirus = found.values()
-    assert [virus[name] for name in ("kind", "start", "end", "length", "score", "fdr")] == [
-        *("whole", "1", "400", "400", "0.980000", "0.0500"),
-    ]
+    provirus = found.pop("host|provirus_101_300")
+    assert list(found) == ["virus", "unsearched", "bare"]
+    for virus in found.values():
+        assert [virus[name] for name in ("kind", "start", "end", "length", "score", "fdr")] == [
+            *("whole", "1", "400", "400", "0.980000", "0.0500"),
+        ]
     assert [provirus[name] for name in ("kind", "start", "end", "length", "score", "fdr")] == [
         *("provirus", "101", "300", "200", "0.950000", ""),
     ]
@@ -157,6 +160,8 @@ def test_the_verdict_has_called_records_and_proviruses_of_others_by_the_cut(tmp_
     assert headers == [
         "virus of a test kind=whole score=0.980000 fdr=0.0500",
         "host|provirus_101_300 kind=provirus score=0.950000",
+        "unsearched of a test kind=whole score=0.980000 fdr=0.0500",
+        "bare of a test kind=whole score=0.980000 fdr=0.0500",
     ]
 
 

@@ -244,31 +244,6 @@ def test_a_label_without_bound_is_refused_unread(path: Path) -> None:
     assert peak < 1 << 20
 
 
-def test_the_file_of_another_shard_in_its_place_is_refused(path: Path) -> None:
-    """Shards are told apart by their hash: a copied or renamed file does not pass."""
-    write_embeddings(
-        path,
-        make_embeddings(5, prefix="other"),
-        {**ATTRIBUTES, "shard_sha256": "0"},
-        Tree(path.parent),
-    )
-    refusal_of(path)
-
-
-def test_a_value_that_was_changed_afterwards_is_refused(path: Path) -> None:
-    write_embeddings(path, make_embeddings(5), ATTRIBUTES, Tree(path.parent))
-    with h5py.File(path, "r+") as h5:
-        h5["embeddings"][3, 1] += 1
-    refusal_of(path)
-
-
-def test_rows_that_changed_places_are_refused(path: Path) -> None:
-    write_embeddings(path, make_embeddings(5), ATTRIBUTES, Tree(path.parent))
-    with h5py.File(path, "r+") as h5:
-        h5["embeddings"][:] = h5["embeddings"][:][::-1]
-    refusal_of(path)
-
-
 def survey_damage(path: Path, is_truncation: bool) -> None:
     """In a process of its own: a damaged file can make HDF5 itself loop for ever.
 
@@ -352,12 +327,6 @@ def no_file_longer_than(n_bytes: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-def test_a_write_that_finds_no_room_leaves_nothing(path: Path) -> None:
-    with pytest.raises(StorageError, match="too large"), no_file_longer_than(1000):
-        write_embeddings(path, make_embeddings(5), ATTRIBUTES, Tree(path.parent))
-    assert list(path.parent.iterdir()) == []
 
 
 def test_a_disk_that_gives_another_bit_than_it_was_given_is_reported(path, monkeypatch) -> None:
@@ -605,13 +574,14 @@ def test_parquet_holds_ids_that_are_no_text_and_bfloat16_in_half_the_disk(tmp_pa
 def test_the_same_content_gives_the_same_bytes_whenever_and_wherever(tmp_path: Path) -> None:
     parts = [make_embeddings(5, prefix="a", n_failures=1), make_embeddings(3, prefix="b")]
     for name in ("one", "two"):
+        if name == "two":
+            time.sleep(1.1)  # HDF5 counts its time stamps in seconds
         index = tmp_path / name / "features.h5"
         run = make_run(index.parent, *parts, store="bfloat16")
         write_index(index, run, Tree(index.parent))
         save_npz(index.with_name("000000.npz"), parts[0], Tree(index.parent))
         save_pt(index.with_name("000000.pt"), parts[0], Tree(index.parent))
         save_parquet(index.with_name("000000.parquet"), parts[0], ENCODER, Tree(index.parent))
-        time.sleep(1.1)  # HDF5 counts its time stamps in seconds
     exports = ("000000.npz", "000000.pt", "000000.parquet")
     for name in ("features/000000.h5", "features.h5", *exports):
         first, second = tmp_path / "one" / name, tmp_path / "two" / name

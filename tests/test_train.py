@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from conftest import TINY, Tiny
 from forked import Beside, virnucpro
 from labelled import frames_of, options, pairs_of, relabelled, train_here, write_labelled
 from oracle import tolerance
-from runs import leftovers, run_inline, vectors
+from runs import leftovers, run_inline, vectors, wait_until
 from safetensors.torch import load_file
 from test_training_loop import distance, free_port, weights_limit
 
@@ -541,6 +540,10 @@ def command(data: Path, out: Path, model: Path, *more: object) -> list[str]:
     return [*map(str, (*given, *more))]
 
 
+def has_ended(process: Beside) -> bool:
+    return process.returncode is not None
+
+
 def contents(out: Path) -> list[bytes]:
     names = ("model/head.safetensors", "model/model.safetensors", "held_out.tsv", "split.tsv")
     return [(out / name).read_bytes() for name in names]
@@ -551,9 +554,7 @@ def test_a_training_that_was_killed_goes_on_to_the_same_bytes(data, tiny, tmp_pa
     undisturbed = train_here(options(data, tmp_path / "undisturbed", **asked))
     out = tmp_path / "killed"
     killed = Beside(*command(data, out, tiny.model, "--epochs", 12), env=ONE_THREAD)
-    while not any(path.name > "epoch_0001.pt" for path in out.glob("checkpoints/epoch_*")):
-        assert killed.returncode is None, killed.said()
-        time.sleep(0.005)
+    wait_until(lambda: len(list(out.glob("checkpoints/epoch_*"))) > 1 or has_ended(killed))
     killed.process.kill()
     killed.said()
     assert not (out / "model" / "head.safetensors").exists(), "it was killed too late"
@@ -753,9 +754,7 @@ def test_a_folder_that_the_first_of_torchruns_processes_cannot_write_ends_all_wi
     """It is found while the other one waits within torch."""
     out = tmp_path / "out"
     first, other = ranks_of_torchrun(command(data, out, tiny.model, "--epochs", 500))
-    while not list(out.glob("checkpoints/epoch_*")):
-        assert first.returncode is None, first.said()
-        time.sleep(0.01)
+    wait_until(lambda: list(out.glob("checkpoints/epoch_*")) or has_ended(first))
     shutil.rmtree(out / "checkpoints")
     (out / "checkpoints").touch()
     said = [process.said() for process in (first, other)]
@@ -766,9 +765,7 @@ def test_a_folder_that_the_first_of_torchruns_processes_cannot_write_ends_all_wi
 def test_sigterm_ends_torchruns_processes_with_143(data, tiny, tmp_path):
     out = tmp_path / "out"
     processes = ranks_of_torchrun(command(data, out, tiny.model, "--epochs", 500))
-    while not list(out.glob("checkpoints/epoch_*")):
-        assert processes[0].returncode is None, processes[0].said()
-        time.sleep(0.01)
+    wait_until(lambda: list(out.glob("checkpoints/epoch_*")) or has_ended(processes[0]))
     for process in processes:
         process.process.terminate()
     said = [process.said() for process in processes]
@@ -787,11 +784,9 @@ def test_no_process_outlives_a_torchrun_that_is_killed(data, tiny, tmp_path):
         env=ONE_THREAD,
         stderr=subprocess.DEVNULL,
     )
-    family: list[psutil.Process] = []
-    while len(family) < 2 or not list(out.glob("checkpoints/epoch_*")):
-        assert agent.poll() is None
-        time.sleep(0.05)
-        family = psutil.Process(agent.pid).children(recursive=True)
+    wait_until(lambda: list(out.glob("checkpoints/epoch_*")) or agent.poll() is not None)
+    family = psutil.Process(agent.pid).children(recursive=True)
+    assert len(family) >= 2
     agent.kill()
     agent.wait()
     _, alive = psutil.wait_procs(family, timeout=10)

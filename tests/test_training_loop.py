@@ -25,7 +25,7 @@ import torch
 import trainings
 from forked import Beside
 from oracle import tolerance
-from runs import our_processes
+from runs import our_processes, wait_until
 from sklearn.metrics import accuracy_score, f1_score
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
@@ -331,9 +331,7 @@ def test_a_file_that_is_no_checkpoint_is_refused(undisturbed, tmp_path):
 
 def wait_for_an_epoch(folder: Path, has_ended: Callable[[], bool]) -> list[psutil.Process]:
     """-> the processes of the training"""
-    while not (folder / "checkpoints" / "epoch_0001.pt").exists():
-        assert not has_ended()
-        time.sleep(0.05)
+    wait_until(lambda: (folder / "checkpoints" / "epoch_0001.pt").exists() or has_ended())
     family = [psutil.Process(int(path.name)) for path in (folder / "processes").iterdir()]
     assert len(family) == 2
     return family

@@ -39,7 +39,7 @@ from virnucpro.learning.pages import report_folder
 from virnucpro.run.feature_file import read_label, sealed_label
 from virnucpro.run.folder import RunDir
 from virnucpro.run.hashes import Outputs
-from virnucpro.run.journal import ShardFigures
+from virnucpro.run.journal import HostFigures, ShardFigures, read_hosts
 from virnucpro.run.plan import read_plan
 from virnucpro.run.rows import RowStore, SliceRows
 from virnucpro.run.status import inspect_run, measure_run
@@ -90,7 +90,9 @@ def work_inline(folder: Path, part: str | None = None, on_event: OnEvent = lambd
 def test_a_plan_ends_before_anything_is_embedded(plan):
     folder = plan()
     assert json.loads((folder / "run.json").read_text())["state"] == "planned"
-    assert "next      virnucpro work" in "\n".join(inspect_run(folder, verify=False)[0])
+    lines = inspect_run(folder, verify=False)[0]
+    assert "command   predict, tiny, layer 2, fp32" in lines
+    assert any(line.startswith("next      virnucpro work") for line in lines)
     assert not list((folder / "features").iterdir())
     assert not (folder / "predictions.tsv").exists()
 
@@ -233,6 +235,11 @@ def test_what_parts_left_out_is_made_at_the_end_which_may_be_killed(plan, merge,
     folder = plan(bytes_per_slice=SLICE, per_file=True)
     work_inline(folder, "2/3")
     n_rows = len(list((folder / "rows").glob("*.rows")))
+    slices = measure_run(folder)["slices"]
+    n_planned = len(list((folder / "shards").glob("*.plan")))
+    assert slices == {"total": count_slices(folder), "planned": n_planned, "tables": n_rows}
+    shown = "slices    {planned} of {total} planned, {tables} with tables".format(**slices)
+    assert shown in inspect_run(folder, verify=False)[0]
 
     def join_until_killed() -> None:
         def look(event: Telling) -> None:
@@ -411,6 +418,7 @@ def test_a_finished_run_leaves_nothing_to_a_late_task(plan, merge):
     (host,) = json.loads((folder / "run.json").read_text())["hosts"]
     assert host["n_shards"] == after["shards"]["done"]
     assert after["state"] == "complete" and after["remaining_seconds"] == 0
+    assert (after["slices"], after["embed"]) == (None, "all")
     assert after["shards"] == whole["shards"] | {"pending": 0}
     assert after["tokens"] == whole["tokens"] | {"pending": 0}
 
@@ -422,7 +430,9 @@ def test_figures_of_each_host_are_read_from_the_logs(plan):
     work_inline(folder, "1/2", lambda event: seen.append((event, measure_run(folder))))
     during = [figures for event, figures in seen if isinstance(event, ShardDone)][-1]
     (host,) = during["hosts"]
-    assert host["n_working"] == 1 and during["remaining_seconds"] is not None
+    assert host["n_working"] == 1
+    seconds = during["tokens"]["pending"] / host["tokens_per_second"]
+    assert during["remaining_seconds"] == round(seconds)
     after = measure_run(folder)
     (host,) = after["hosts"]
     assert host["n_working"] == 0 and host["tokens_per_second"] > 0
@@ -430,9 +440,21 @@ def test_figures_of_each_host_are_read_from_the_logs(plan):
     assert host["n_shards"] == after["shards"]["done"] == (total + 1) // 2
     assert after["shards"]["pending"] == total // 2 and after["remaining_seconds"] is None
     assert after["tokens"]["total"] > after["tokens"]["pending"] > 0
-    assert f"ended, {host['n_shards']} shards done" in "\n".join(
-        inspect_run(folder, verify=False)[0]
-    )
+    (line,) = [line for line in inspect_run(folder, verify=False)[0] if line.startswith("host")]
+    assert f"ended, {host['n_shards']} shards done" in line
+    assert line.endswith(" tokens/s, 0 sequences failed")
+
+
+def test_figures_of_a_host_are_sums_over_its_logs_and_count_the_last_end_of_a_shard(tmp_path):
+    ends = {
+        1: [ShardFigures(0, "cpu", 100, 1, False, 2.0), ShardFigures(1, "cpu", 300, 0, True, 4.0)],
+        2: [ShardFigures(1, "cpu", 60, 2, False, 1.0), ShardFigures(2, "cpu", 0, 0, True, 2.0)],
+    }
+    for pid, figures in ends.items():
+        lines = (f"2026 INFO figures {json.dumps(asdict(end))}\n" for end in figures)
+        (tmp_path / f"work-node-{pid}.log").write_text("".join(lines))
+    rate = (400 / 4 + 60 / 2) / 2  # none is at work: their mean
+    assert read_hosts(tmp_path) == [HostFigures("node", 0, 2, 3, 1, rate)]
 
 
 def test_a_part_without_a_pending_shard_says_so():
@@ -452,6 +474,8 @@ def test_status_names_who_is_running_the_run(plan):
 
 
 def test_status_of_a_run_that_ended_before_its_plan_says_what_to_do(tmp_path):
+    with pytest.raises(InputMissingError, match=r"holds no run$"):
+        inspect_run(tmp_path, verify=False)
     rundir = RunDir(tmp_path)
     with rundir.in_use(), pytest.raises(InputMissingError, match="is reading the input"):
         inspect_run(tmp_path, verify=False)
@@ -536,6 +560,8 @@ def test_a_plan_in_fp8_for_cpus_is_refused(tiny, contigs, tmp_path):
 def test_a_lost_plan_is_named(plan):
     folder = plan()
     shutil.rmtree(folder / "shards")
+    counts = {"total": None, "done": 0, "pending": None, "given_up": 0}
+    assert measure_run(folder)["shards"] == counts
     with pytest.raises(ResumeError, match="no plan") as caught:
         work_inline(folder)
     assert "--resume --plan-only" in caught.value.hint

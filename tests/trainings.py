@@ -7,10 +7,10 @@ import json
 import os
 import signal
 import sys
-import time
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 from typing import Literal
 
 import numpy as np
@@ -151,7 +151,7 @@ class Training:
             case "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
             case "hanging":
-                time.sleep(3600)
+                Event().wait()
             case "full disk":
                 raise OSError(28, "No space left on device", str(self.folder / "epoch_2"))
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 from conftest import make_tiny, open_dna
+from forked import virnucpro
 from runs import hear_signals, is_ours, wait_until
 
 SILENCE = 8  # seconds after which a worker counts as hung
@@ -29,7 +30,8 @@ ENDS = {
 class Setting:
     """A command without its output folder, and what it leaves when nobody disturbs it."""
 
-    command: tuple[str, ...]
+    program: tuple[str, ...]
+    words: tuple[str, ...]
     undisturbed: Path
 
 
@@ -40,18 +42,13 @@ def make_setting(folder: Path, n_records: int) -> Setting:
     contigs += contigs[::4]  # are not embedded again
     fasta.write_text("".join(f">c{i}\n{bases}\n" for i, bases in enumerate(contigs)))
     tiny = make_tiny(folder)
-    command = (
-        *(sys.executable, "-X", "faulthandler", "-m", "virnucpro", "predict"),
-        *("--quiet", "--device", "cpu"),
-        *("--worker-timeout", str(SILENCE), "-i", str(fasta)),
-        *("--model", str(tiny.model), "--head", str(tiny.head_file)),
-    )
+    program = (sys.executable, "-X", "faulthandler", "-m", "virnucpro")
+    words = ("predict", "--quiet", "--device", "cpu", "--worker-timeout", str(SILENCE))
+    words += ("-i", str(fasta), "--model", str(tiny.model), "--head", str(tiny.head_file))
     whole = folder / "undisturbed"
-    finished = subprocess.run(
-        [*command, "--workers", "2", "-o", str(whole)], capture_output=True, text=True
-    )
+    finished = virnucpro(*words, "--workers", "2", "-o", whole)
     assert finished.returncode == 0, finished.stderr
-    return Setting(command, whole)
+    return Setting(program, words, whole)
 
 
 @dataclass
@@ -64,7 +61,7 @@ class Run:
     @classmethod
     def start(cls, setting: Setting, output: Path, *more: str) -> Run:
         process = subprocess.Popen(
-            [*setting.command, "-o", str(output), *more],
+            [*setting.program, *setting.words, "-o", str(output), *more],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 import random
 import signal
-import subprocess
 import time
 from pathlib import Path
 
 import psutil
 import pytest
+from forked import virnucpro
 from harm import ENDS, SILENCE, Run, Setting, make_setting
 from runs import assert_same_run, leftovers, wait_until
 
@@ -120,33 +120,21 @@ def test_random_harm_and_resumes_leave_the_bytes_of_an_undisturbed_run(
     assert not leftovers(output)
 
 
-def test_a_killed_worker_does_not_disturb_the_run(setting, tmp_path):
-    run = Run.start(setting, tmp_path / "run", "--workers", "1")
-    run.wait_for_work()
-    run.workers()[0].kill()
-    errors = run.end()
-    assert run.process.returncode == 0, errors
-    assert "SIGKILL" in errors and "it is replaced" in errors
-    assert_same_run(run.output, setting.undisturbed)
-
-
 def test_a_stopped_worker_does_not_outlive_a_killed_parent(setting, tmp_path):
     run = Run.start(setting, tmp_path / "run", "--workers", "2")
     run.wait_for_work()
-    workers = awake = run.workers()
+    workers = run.workers()
     assert len(workers) == 2
-    while awake:
-        for worker in filter(run.is_ready, awake):  # it has asked to end with its parent
+
+    def are_stopped() -> bool:
+        for worker in filter(run.is_ready, workers):  # it has asked to end with its parent
             worker.suspend()
-        time.sleep(0.01)
-        awake = [worker for worker in workers if worker.status() != psutil.STATUS_STOPPED]
+        return all(worker.status() == psutil.STATUS_STOPPED for worker in workers)
+
+    wait_until(are_stopped)
     run.process.kill()
     run.end()
-    again = Run.start(setting, run.output, "--resume", "--workers", "1")
-    errors = again.end()
-    assert again.process.returncode == 0, errors
-    assert_same_run(run.output, setting.undisturbed)
-    assert not leftovers(run.output)
+    assert_resumes(setting, run.output)
 
 
 def test_a_run_that_is_asked_to_end_does_so_within_seconds_and_keeps_what_is_done(
@@ -158,12 +146,14 @@ def test_a_run_that_is_asked_to_end_does_so_within_seconds_and_keeps_what_is_don
     assert done
     more = end_amid_shards(setting, output, signal.SIGTERM, 143, "terminated", "--resume")
     assert more.items() > done.items()
-    refused = subprocess.run([*setting.command, "-o", str(output)], capture_output=True)
-    assert refused.returncode == 73
-    again = Run.start(setting, output, "--resume", "--workers", "1")
-    errors = again.end()
-    assert again.process.returncode == 0, errors
+    assert_resumes(setting, output)
     assert {path: path.stat().st_mtime_ns for path in more} == more
+
+
+def assert_resumes(setting: Setting, output: Path) -> None:
+    """A command that nobody disturbs goes on to the bytes of an undisturbed run."""
+    ended = virnucpro(*setting.words, "-o", output, "--resume", "--workers", "1")
+    assert ended.returncode == 0, ended.stderr
     assert_same_run(output, setting.undisturbed)
     assert not leftovers(output)
 

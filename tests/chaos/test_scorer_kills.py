@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from conftest import open_dna, random_dna
 from harm import Run, Setting
-from runs import leftovers
+from runs import leftovers, wait_until
 
 # the program, with blocks so small that a short input has many, and helpers for it
 SMALL_BLOCKS = """
@@ -42,9 +42,9 @@ def setting(tmp_path_factory) -> Setting:
             make = open_dna if number % 3 else random_dna
             out.write(f">c{number}\n{make(n_bases, rng)}\n")
     program = (sys.executable, "-c", SMALL_BLOCKS)
-    command = (*program, "predict", "--quiet", "--no-report", "-i", str(fasta))
-    subprocess.run([*command, "-o", str(folder / "undisturbed")], check=True)
-    return Setting(command, folder / "undisturbed")
+    words = ("predict", "--quiet", "--no-report", "-i", str(fasta))
+    subprocess.run([*program, *words, "-o", str(folder / "undisturbed")], check=True)
+    return Setting(program, words, folder / "undisturbed")
 
 
 def outputs(folder: Path) -> dict[str, bytes]:
@@ -60,9 +60,7 @@ def test_a_run_that_is_killed_again_and_again_keeps_its_scores_and_has_the_same_
     kept: dict[str, int] = {}
     for _ in range(chance.randint(1, 4)):
         run = Run.start(setting, output, "--resume", "--workers", chance.choice("12"))
-        n_blocks = len(kept) + chance.randint(0, 8)
-        while run.process.poll() is None and len(score_files(output)) < n_blocks:
-            time.sleep(0.002)
+        wait_for_scores(run, len(kept) + chance.randint(0, 8))
         time.sleep(chance.uniform(0.0, 0.1))
         (run.send_to_all if chance.random() < 0.5 else run.send)(signal.SIGKILL)
         run.end()
@@ -76,6 +74,11 @@ def test_a_run_that_is_killed_again_and_again_keeps_its_scores_and_has_the_same_
     assert kept.items() <= score_files(output).items()
     assert outputs(output) == outputs(setting.undisturbed)
     assert not leftovers(output)
+
+
+def wait_for_scores(run: Run, n_blocks: int) -> None:
+    """Until so many blocks are scored, or the run is over."""
+    wait_until(lambda: run.process.poll() is not None or len(score_files(run.output)) >= n_blocks)
 
 
 def score_files(folder: Path) -> dict[str, int]:
