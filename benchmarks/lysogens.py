@@ -43,7 +43,7 @@ from virnucpro.learning.regions import (
     read_truth,
 )
 from virnucpro.scorer.landmarks import genes_of
-from virnucpro.scorer.nets import own_scorer
+from virnucpro.scorer.nets import Scorer
 from virnucpro.sequences.fasta import read_fasta
 
 SHORTEST, LONGEST = 15_000, 65_000
@@ -185,7 +185,7 @@ def main() -> None:
     places = [(path, one) for path, records in files.items() for one in records]
     hosts = [(path, one) for path, one in places if len(one.sequence) >= SHORTEST_HOST]
     models = {path: learn(files, path) for path in {None, *(path for path, _ in hosts)}}
-    phages, scorer = read_phages(options.catalogues), own_scorer()
+    phages, scorer = read_phages(options.catalogues), Scorer.own()
     read_genes = partial(genes_of, scorer=scorer)
     figures: dict[str, list[RegionFigures]] = {}
     n_exact, n_judged = Counter[str](), Counter[str]()

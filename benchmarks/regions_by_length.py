@@ -37,10 +37,10 @@ from virnucpro.learning.regions import (
     read_truth,
 )
 from virnucpro.scorer.landmarks import genes_of
-from virnucpro.scorer.nets import own_scorer
+from virnucpro.scorer.nets import Scorer
 from virnucpro.sequences.fasta import read_fasta
-from virnucpro.sequences.genetic_code import STANDARD, genetic_code
 from virnucpro.sequences.inputs import list_sources
+from virnucpro.sequences.translate import STANDARD, GeneticCode
 
 LENGTHS = (10_000, 20_000, 50_000, 100_000, 200_000, 500_000)
 MOST = 40  # contigs of a length of one host
@@ -58,7 +58,7 @@ def regions_of(
     items = one.items.take((one.items.start >= start) & (one.items.start + SIZE <= start + n_bases))
     moved = replace(items, start=items.start - start)
     sequence = one.sequence[start : start + n_bases]
-    read_genes = partial(genes_of, scorer=own_scorer())
+    read_genes = partial(genes_of, scorer=Scorer.own())
     regions, _ = regions_of_items(sequence, moved, model, read_genes, is_virus=False)
     kept = [region for region in regions if region.posterior >= least]
     return [(start + region.start, start + region.end) for region in kept]
@@ -124,10 +124,10 @@ def score(
     folder: Path, truths: dict[str, Truth], code_4: Collection[str]
 ) -> dict[Path, list[Chromosome]]:
     """The records of each file, with their pieces scored."""
-    scorer = own_scorer()
+    scorer = Scorer.own()
     files: dict[Path, list[Chromosome]] = {}
     for source in list_sources(folder):
-        code = genetic_code(4) if source.path.name in code_4 else STANDARD
+        code = GeneticCode.of(4) if source.path.name in code_4 else STANDARD
         for record in read_fasta(source.path, source.name):
             one = Chromosome.of(record, scorer, truths.get(record.id, Truth()), code)
             files.setdefault(source.path, []).append(one)
@@ -162,7 +162,7 @@ def measure(files: dict[Path, list[Chromosome]], find: Find) -> None:
     for gc in (0.3, 0.4, 0.5, 0.6, 0.7):
         shares = [(1 - gc) / 2, gc / 2, gc / 2, (1 - gc) / 2]
         bases = "".join(rng.choice(list("ACGT"), 1_000_000, p=shares))
-        one = Chromosome.of(FastaRecord("", "", bases), own_scorer(), Truth())
+        one = Chromosome.of(FastaRecord("", "", bases), Scorer.own(), Truth())
         random.append(count_false(one, model, find))
     show("random sequence", add(random))
 

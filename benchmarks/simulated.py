@@ -32,7 +32,8 @@ import torch
 from front_end import CHUNK_SIZE, make_contigs, make_reads
 
 from virnucpro.callers.caller import caller_of
-from virnucpro.callers.head import EncoderFacts, Head, Network, load_head
+from virnucpro.callers.head import EncoderFacts, Head, Network
+from virnucpro.callers.kmers import N_FEATURES
 from virnucpro.encoders.base import Pending, Rows
 from virnucpro.encoders.esm2.checkpoint import EXTRA_TOKENS
 from virnucpro.encoders.families import FAMILIES, Family
@@ -46,7 +47,6 @@ from virnucpro.ground.errors import VirnucproError
 from virnucpro.ground.events import EmbeddingStarted, Event, ShardDone, Telling
 from virnucpro.ground.files import EMBEDDED_FOLDER
 from virnucpro.ground.options import make
-from virnucpro.sequences.composition import N_FEATURES
 from virnucpro.sequences.fasta import write_record
 from virnucpro.stories.options import PredictOptions
 from virnucpro.stories.pipeline import run
@@ -283,7 +283,7 @@ def _cpu_of_children() -> float:
 
 def _head(dim: int) -> Head:
     """The embedded head with random weights for vectors of this length."""
-    head, rng = load_head(EMBEDDED_FOLDER / "head.safetensors"), np.random.default_rng(1)
+    head, rng = Head.load(EMBEDDED_FOLDER / "head.safetensors"), np.random.default_rng(1)
 
     def network(n_inputs: int, like: Network) -> Network:
         layers = []

@@ -31,10 +31,9 @@ from virnucpro.encoders.catalogue import embedded_model, open_model
 from virnucpro.encoders.families import EMBEDDED
 from virnucpro.encoders.transfer import use_device
 from virnucpro.ground.config import EncoderSpec
-from virnucpro.ground.numeric import Counts, Mask, Values
-from virnucpro.ground.records import FastaRecord
+from virnucpro.ground.records import Counts, FastaRecord, Mask, Values
 from virnucpro.learning.records import read_data_manifest, read_records
-from virnucpro.scorer.words import NO_WORDS
+from virnucpro.scorer.features import NO_WORDS
 from virnucpro.sequences.translate import chunk_record, translate_six_frames
 
 COLUMNS = ("cells asked for", "cells embedded", "viruses embedded", "viruses called", "lost calls")

@@ -14,10 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from virnucpro.ground.numeric import Counts, Values
-from virnucpro.scorer.features import FIGURES, N_LAYOUT, N_PALINDROMES, Features
+from virnucpro.ground.records import Counts, Values
+from virnucpro.scorer.features import (
+    FIGURES,
+    N_LAYOUT,
+    N_PALINDROMES,
+    N_WORD_FIGURES,
+    Features,
+    WordTable,
+)
 from virnucpro.scorer.nets import FARTHEST, VIEWS, Layer, Nets, PieceNets
-from virnucpro.scorer.words import N_WORD_FIGURES, WordTable
 
 _ROWS_AT_ONCE = 20_000
 NO_FEATURES = range(0)

@@ -6,18 +6,18 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from virnucpro.ground.numeric import Mask, Values
+from virnucpro.ground.records import Mask, Values
 from virnucpro.scorer.features import (
     N_CODONS,
     N_FEATURES,
     Features,
+    WordTable,
     layout_features,
     library_input,
 )
 from virnucpro.scorer.library import call
 from virnucpro.scorer.pieces import Digits, Pieces
-from virnucpro.scorer.words import WordTable
-from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
+from virnucpro.sequences.translate import STANDARD, GeneticCode
 
 _PIECES_AT_ONCE = 512
 

@@ -22,8 +22,7 @@ from pathlib import Path
 import pyrodigal
 
 from virnucpro.learning.records import Labelled, read_data_manifest, read_records
-from virnucpro.sequences.genetic_code import STANDARD
-from virnucpro.sequences.translate import reverse_complement
+from virnucpro.sequences.translate import STANDARD, reverse_complement
 
 PREDICTED = (
     *("phages", "archaeal viruses", "dsDNA viruses of eukaryotes"),

@@ -16,20 +16,12 @@ from numpy.typing import NDArray
 from reading import fragment_features
 from sampling import Collection, Fragments
 
-from virnucpro.ground.numeric import Counts, Mask
-from virnucpro.scorer.features import Features
-from virnucpro.scorer.pieces import (
-    Digits,
-    Pieces,
-    Stretches,
-    codon_codes,
-    find_stretches,
-    opposite_strand,
-)
-from virnucpro.scorer.words import (
+from virnucpro.ground.records import Counts, Mask
+from virnucpro.scorer.features import (
     BUCKET_BITS,
     CELLULAR,
     N_BUCKETS,
+    NO_RESIDUE,
     ONE_CELLULAR,
     ONE_VIRAL,
     OWNER_BITS,
@@ -39,11 +31,21 @@ from virnucpro.scorer.words import (
     RESIDUE_OF_CODE,
     REST_BITS,
     VIRAL,
+    Features,
     Numbers,
+    Residues,
     WordTable,
-    words_in,
+)
+from virnucpro.scorer.pieces import (
+    Digits,
+    Pieces,
+    Stretches,
+    codon_codes,
+    find_stretches,
+    opposite_strand,
 )
 
+_STEP = 3  # residues; a word has so many times so many
 PIECE = 1000  # bases; words are read in its longest stretch, and in long ones
 GENE_LIKE = 60  # codons from which on a stretch is read beside the longest
 _PIECES_AT_ONCE = 400
@@ -214,3 +216,15 @@ class Words:
         for some, block in blocks:
             features[some] = block
         return features
+
+
+def words_in(residues: Residues, owner: Counts) -> tuple[Counts, Numbers]:
+    """The words of residues that lie side by side, none across two owners: places, numbers."""
+    numbers, is_word = residues.astype(np.int64), residues < NO_RESIDUE
+    for n in (1, _STEP):  # three residues, then three times three
+        base = NO_RESIDUE**n
+        numbers = (numbers[: -2 * n] * base + numbers[n:-n]) * base + numbers[2 * n :]
+        is_word = is_word[: -2 * n] & is_word[n:-n] & is_word[2 * n :]
+    is_word &= owner[: len(is_word)] == owner[len(owner) - len(is_word) :]
+    places = np.flatnonzero(is_word)
+    return places, numbers[places]

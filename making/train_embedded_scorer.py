@@ -72,7 +72,7 @@ from scorer_folds import (
 from scorer_words import WordCounts, Words, count_words
 
 from virnucpro.callers.options import FALSE_POSITIVES
-from virnucpro.ground.numeric import Counts, Values, sigmoid
+from virnucpro.ground.records import Counts, Values, sigmoid
 from virnucpro.learning.calibration import fit_error_rates
 from virnucpro.learning.metrics import Samples, bootstrap, measure
 from virnucpro.learning.records import (
@@ -82,7 +82,7 @@ from virnucpro.learning.records import (
     read_data_manifest,
     read_records,
 )
-from virnucpro.scorer.features import GC
+from virnucpro.scorer.features import GC, NO_WORDS
 from virnucpro.scorer.nets import (
     ErrorRates,
     Knot,
@@ -91,7 +91,6 @@ from virnucpro.scorer.nets import (
     load_scorer,
     thresholds,
 )
-from virnucpro.scorer.words import NO_WORDS
 
 ELEMENTS = "transposable elements"
 SHARES = {  # of the fragments of viruses, then of those of cells

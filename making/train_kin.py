@@ -31,7 +31,8 @@ from reading import fragment_features
 from safetensors.numpy import save_file
 from scorer_manifest import NAMELESS, Groups, Row, kingdom_of, names_of, read_rows
 
-from virnucpro.ground.numeric import Counts, Mask, Values
+from virnucpro.ground.records import Counts, Mask, Values
+from virnucpro.scorer.features import NO_WORDS
 from virnucpro.scorer.kin import (
     BUCKET_BITS,
     FARTHEST,
@@ -47,7 +48,6 @@ from virnucpro.scorer.kin import (
     named_owners,
 )
 from virnucpro.scorer.pieces import Digits, encode, opposite_strand
-from virnucpro.scorer.words import NO_WORDS
 from virnucpro.sequences.fasta import read_fasta
 
 CALIBRATING, NOT_IN_TABLE = range(2, 5), range(5)  # tenths of the genera, for certainties

@@ -36,11 +36,12 @@ from scorer_words import WordCounts, count_words
 from train_embedded_scorer import KIND_OF, KINDS, N_VIRAL, SHARES
 
 from virnucpro.callers.options import FALSE_POSITIVES
-from virnucpro.ground.numeric import Counts, Mask, Values, sigmoid
+from virnucpro.ground.records import Counts, Mask, Values, sigmoid
 from virnucpro.learning.calibration import fit_error_rates
 from virnucpro.learning.frames import BASES_POWER
 from virnucpro.learning.metrics import Samples, bootstrap, measure
 from virnucpro.learning.records import read_data_manifest, read_records
+from virnucpro.scorer.features import NO_RESIDUE, Residues
 from virnucpro.scorer.nets import (
     ErrorRates,
     Knot,
@@ -67,7 +68,6 @@ from virnucpro.scorer.proteins import (
     shared,
     spelling,
 )
-from virnucpro.scorer.words import NO_RESIDUE, Residues
 
 N_FRAGMENTS = 150_000  # of each label
 LONGEST = 600  # residues of a fragment

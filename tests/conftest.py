@@ -17,15 +17,8 @@ from hypothesis import settings
 from runs import our_processes, run_inline
 
 from virnucpro.callers.caller import Caller
-from virnucpro.callers.head import (
-    EncoderFacts,
-    Head,
-    HeadFacts,
-    Layer,
-    Network,
-    load_head,
-    save_head,
-)
+from virnucpro.callers.head import EncoderFacts, Head, HeadFacts, Layer, Network
+from virnucpro.callers.kmers import N_FEATURES
 from virnucpro.encoders.esm2.checkpoint import ESM2Shape
 from virnucpro.encoders.esm2.family import inspect_esm2
 from virnucpro.encoders.esm2.model import ESM2
@@ -33,7 +26,6 @@ from virnucpro.encoders.esm2.weights import save_esm2
 from virnucpro.encoders.transfer import use_device
 from virnucpro.ground import processes
 from virnucpro.ground.config import EncoderSpec, Recipe, Resources
-from virnucpro.sequences.composition import N_FEATURES
 from virnucpro.stories.options import ExtractOptions, PredictOptions
 from virnucpro.stories.resolve import RunConfig
 
@@ -56,7 +48,7 @@ class Tiny:
 
     @property
     def head(self) -> Head:
-        return load_head(self.head_file)
+        return Head.load(self.head_file)
 
 
 def make_tiny(folder: Path, shape: ESM2Shape = TINY, seed: int = 0) -> Tiny:
@@ -84,7 +76,7 @@ def make_tiny(folder: Path, shape: ESM2Shape = TINY, seed: int = 0) -> Tiny:
     )
     protein = Network(random_layers(rng, shape.dim, 16, 2), temperature=1.5)
     nucleotide = Network(random_layers(rng, shape.dim + N_FEATURES, 16, 2), temperature=0.75)
-    save_head(folder / "head.safetensors", Head(facts, protein, nucleotide))
+    Head(facts, protein, nucleotide).save(folder / "head.safetensors")
     return Tiny(folder / "esm2_tiny", folder / "head.safetensors")
 
 

@@ -13,8 +13,8 @@ from math import log, log1p, prod, sqrt
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.scorer.words import AMINO_ACIDS, LENGTH, N_WORD_FIGURES, RARITY
-from virnucpro.sequences.genetic_code import STANDARD, GeneticCode, standard_synonyms
+from virnucpro.scorer.features import AMINO_ACIDS, LENGTH, N_WORD_FIGURES, RARITY
+from virnucpro.sequences.translate import STANDARD, GeneticCode
 
 PAIRS = str.maketrans("ACGT", "TGCA")
 MOST_STRETCHES, LONG = 6, 20  # of a piece whose codons are counted; codons of those but one
@@ -71,7 +71,7 @@ def kept_of(
 
 def codons_of(stretch: Stretch, sequence: str, code: GeneticCode) -> list[str]:
     n_codons, strand, start = stretch
-    bases, synonyms = strands_of(sequence)[strand], standard_synonyms(code)
+    bases, synonyms = strands_of(sequence)[strand], code.standard_synonyms
     codons = (bases[place : place + 3] for place in range(start, start + 3 * n_codons, 3))
     return [synonyms.get(codon, codon) for codon in codons]
 

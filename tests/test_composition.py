@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from virnucpro.ground.records import FastaRecord, Orf
-from virnucpro.sequences.composition import (
+from virnucpro.callers.kmers import (
     N_BORDERS,
     N_CODONS,
     N_FEATURES,
@@ -19,6 +18,7 @@ from virnucpro.sequences.composition import (
     frame_bases,
     frame_composition,
 )
+from virnucpro.ground.records import FastaRecord, Orf
 from virnucpro.sequences.translate import chunk_record, translate_six_frames
 
 PARTS = {  # the words of each part, in order

@@ -17,7 +17,7 @@ from test_genetic_code import gene
 import virnucpro
 from virnucpro.callers.caller import caller_of
 from virnucpro.callers.cascade import Cascade, first_asking
-from virnucpro.callers.head import Join, JoinKnot, save_head
+from virnucpro.callers.head import Join, JoinKnot
 from virnucpro.callers.options import CutOptions
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.engine.options import WorkOptions
@@ -29,7 +29,7 @@ from virnucpro.ground.records import FastaRecord, Orf, Prediction, Records
 from virnucpro.run import plan
 from virnucpro.run.manifest import Manifest, Step
 from virnucpro.run.status import inspect_run, measure_run
-from virnucpro.scorer.nets import own_scorer, thresholds
+from virnucpro.scorer.nets import Scorer, thresholds
 from virnucpro.scorer.score import score_sequences
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.stories import write as tables_in_one_pass
@@ -49,10 +49,10 @@ Run = Callable[..., Summary]
 @pytest.fixture(scope="module")
 def head(tiny, tmp_path_factory) -> Path:
     """The tiny head, joined with the scorer so that it changes scores."""
-    scorer = own_scorer()
+    scorer = Scorer.own()
     join = Join(scorer.sha256, (JoinKnot(500, 0.8, 0.5, 0.1),), scorer.error_rates)
     path = tmp_path_factory.mktemp("joined") / "head.safetensors"
-    save_head(path, replace(tiny.head, facts=replace(tiny.head.facts, join=join)))
+    replace(tiny.head, facts=replace(tiny.head.facts, join=join)).save(path)
     return path
 
 
@@ -119,7 +119,7 @@ def test_what_is_not_embedded_is_called_as_without_a_model_and_the_rest_as_with_
 def test_the_rules_are_shares_of_cells_at_the_length_of_a_record(tmp_path):
     records = Records.of(read_fasta(beginnings(tmp_path / "in.fa")))
     sequences = records.sequences
-    scorer = own_scorer()
+    scorer = Scorer.own()
     lengths = np.array(list(map(len, sequences)))
     log_odds = np.array(list(score_sequences(sequences, scorer)))
     low, high = (thresholds(scorer.error_rates, lengths, s) for s in (0.2, 0.005))

@@ -20,7 +20,8 @@ from sklearn.metrics import roc_auc_score
 from workers import POISON, RaisingWorker
 
 from virnucpro.callers.caller import caller_of
-from virnucpro.callers.head import load_head, save_head
+from virnucpro.callers.head import Head
+from virnucpro.callers.kmers import pack, sketch_of, unpack
 from virnucpro.callers.options import CutOptions
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.ground.errors import InputError, ResumeError, UsageError, VirnucproError
@@ -40,7 +41,6 @@ from virnucpro.learning.records import LabelledRecord, group_digest, record_dige
 from virnucpro.learning.report import summary_lines, write_report
 from virnucpro.scorer.nets import embedded_scorer, load_scorer
 from virnucpro.sequences.fasta import read_fasta
-from virnucpro.sequences.sketch import pack, sketch_of, unpack
 from virnucpro.sequences.translate import chunk_record, reverse_complement, translate_six_frames
 
 CUTTING = _Cutting(lengths=(150, 400), per_record=2, seed=3)
@@ -311,8 +311,8 @@ def trained_on(head, records=(), groups=()):
 
 def test_a_head_remembers_what_it_was_trained_on_in_its_file(tiny, tmp_path):
     head = trained_on(tiny.head, ["ACGT", "GGG"], ["Microviridae"])
-    save_head(tmp_path / "head.safetensors", head)
-    found = load_head(tmp_path / "head.safetensors")
+    head.save(tmp_path / "head.safetensors")
+    found = Head.load(tmp_path / "head.safetensors")
     assert found.trained_records.tolist() == head.trained_records.tolist()
     assert found.trained_groups.tolist() == [group_digest("Microviridae")]
     assert len(found.protein.layers) == len(head.protein.layers)

@@ -29,7 +29,7 @@ from labelled import write_labelled
 from runs import predict_here
 from test_regions import host_dna
 
-from virnucpro.callers.chain import embedded_region_model
+from virnucpro.callers.chain import OWN_REGION_MODEL
 from virnucpro.cli.main import main
 from virnucpro.encoders.learned import LearnedFacts, save_learned
 from virnucpro.engine.local import InlineExecutor
@@ -383,7 +383,7 @@ def test_any_head_ends_as_promised(seed, tiny, folder):
 def test_any_region_model_ends_as_promised(seed, run, folder):
     damage = Damage(seed)
     put_back(folder / "run", run)
-    content = embedded_region_model().read_bytes()
+    content = OWN_REGION_MODEL.read_bytes()
     model = written(folder / "regions.json", damage.of_json(content))
     end_of("regions", folder / "run", "--region-model", model, "-q")
 
@@ -459,7 +459,7 @@ def test_a_model_folder_with_json_that_is_too_deep_or_too_large_is_refused(tiny,
 @pytest.mark.parametrize("number", ["-1" + "0" * 300, "-1" + "0" * 5_000, "-1e300", "NaN"])
 def test_a_region_model_with_a_number_that_cannot_be_reckoned_with_is_refused(run, folder, number):
     put_back(folder / "run", run)
-    text = embedded_region_model().read_text().replace("-4.0", number, 1)
+    text = OWN_REGION_MODEL.read_text().replace("-4.0", number, 1)
     model = written(folder / "r.json", text.encode())
     shown = end_of("regions", folder / "run", "--region-model", model, "-q", code=69)
     assert "is not a region model" in shown

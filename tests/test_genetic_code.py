@@ -13,13 +13,12 @@ from virnucpro.ground.records import Chunk
 from virnucpro.scorer.nets import embedded_scorer, load_scorer
 from virnucpro.scorer.pieces import find_open_codes
 from virnucpro.scorer.score import score_block
-from virnucpro.sequences.genetic_code import (
+from virnucpro.sequences.translate import (
     GENETIC_CODES,
     STANDARD,
-    genetic_code,
-    standard_synonyms,
+    GeneticCode,
+    translate_six_frames,
 )
-from virnucpro.sequences.translate import translate_six_frames
 
 SENSE = [c for c, x in zip(STANDARD.codons, STANDARD.letters, strict=True) if x != "*"]
 AT_RICH = [1 + 2 * sum(base in "AT" for base in codon) for codon in SENSE]
@@ -29,7 +28,7 @@ def gene(n_codons: int, seed: int, *, code: int = 11) -> str:
     """An open stretch of AT-rich codons; reassigned ones take their synonyms' places."""
     rng = random.Random(seed)
     codons = rng.choices(SENSE, AT_RICH, k=n_codons)
-    spelled = {same: codon for codon, same in standard_synonyms(genetic_code(code)).items()}
+    spelled = {same: codon for codon, same in GeneticCode.of(code).standard_synonyms.items()}
     return "".join(spelled.get(codon, codon) for codon in codons)
 
 
@@ -42,7 +41,7 @@ def test_the_codes_are_those_of_ncbi_but_for_codes_whose_codons_have_two_meaning
     assert ambiguous == {27, 28, 31}
     assert set(GENETIC_CODES) == NCBI.keys() - ambiguous
     for number in GENETIC_CODES:
-        code = genetic_code(number)
+        code = GeneticCode.of(number)
         meanings = dict(zip(code.codons, code.letters, strict=True))
         stops = dict.fromkeys(NCBI[number].stop_codons, "*")
         assert meanings == NCBI[number].forward_table | stops, number
@@ -51,21 +50,21 @@ def test_the_codes_are_those_of_ncbi_but_for_codes_whose_codons_have_two_meaning
 @pytest.mark.parametrize("number", [0, 7, 27, 99])
 def test_a_code_that_is_not_there_is_refused_with_those_that_are(number: int) -> None:
     with pytest.raises(UsageError, match=f"--genetic-code is {number}") as refusal:
-        genetic_code(number)
+        GeneticCode.of(number)
     assert "4, 5, 6" in str(refusal.value.hint)
 
 
 def test_the_bacterial_code_reads_as_the_standard_one() -> None:
-    assert genetic_code(11).letters == STANDARD.letters
-    assert standard_synonyms(genetic_code(11)) == {}
+    assert GeneticCode.of(11).letters == STANDARD.letters
+    assert GeneticCode.of(11).standard_synonyms == {}
 
 
 def test_a_synonym_means_in_the_standard_code_what_the_codon_means_in_its_own() -> None:
     meaning = dict(zip(STANDARD.codons, STANDARD.letters, strict=True))
     for number in GENETIC_CODES:
-        code = genetic_code(number)
+        code = GeneticCode.of(number)
         letters = dict(zip(code.codons, code.letters, strict=True))
-        for codon, synonym in standard_synonyms(code).items():
+        for codon, synonym in code.standard_synonyms.items():
             assert meaning[synonym] == letters[codon] != meaning[codon]
 
 
@@ -74,7 +73,7 @@ def test_a_synonym_means_in_the_standard_code_what_the_codon_means_in_its_own() 
 )
 def test_a_frame_is_open_and_translated_in_its_code(code: int, codon: str, letter: str) -> None:
     chunk = Chunk("c", "r", 0, "ATGGCT" + codon + "AAACTG")
-    first = {orf.id: orf.protein for orf in translate_six_frames([chunk], genetic_code(code))}
+    first = {orf.id: orf.protein for orf in translate_six_frames([chunk], GeneticCode.of(code))}
     assert first["cF1"] == f"MA{letter}KL"
     assert "cF1" not in {orf.id for orf in translate_six_frames([chunk])}
 
@@ -88,7 +87,7 @@ def test_a_gene_in_its_code_has_the_stretches_of_its_standard_spelling(code: int
     assert not set(standard) & set(recoded)
 
     def log_odds(genes: list[str], number: int = 11) -> np.ndarray:
-        return score_block(genes, scorer, genetic_code(number))[0]
+        return score_block(genes, scorer, GeneticCode.of(number))[0]
 
     expected = log_odds(standard)
     found, closed = abs(log_odds(recoded, code) - expected), abs(log_odds(recoded) - expected)

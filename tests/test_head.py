@@ -15,17 +15,9 @@ import torch
 from safetensors.numpy import load_file, save_file
 from safetensors.torch import save_file as save_torch_file
 
-from virnucpro.callers.head import (
-    EncoderFacts,
-    Head,
-    HeadFacts,
-    Layer,
-    Network,
-    load_head,
-    save_head,
-)
+from virnucpro.callers.head import EncoderFacts, Head, HeadFacts, Layer, Network
+from virnucpro.callers.kmers import N_FEATURES, frame_composition
 from virnucpro.ground.errors import UnavailableError
-from virnucpro.sequences.composition import N_FEATURES, frame_composition
 
 ENCODER = EncoderFacts(
     family="esm2",
@@ -91,7 +83,7 @@ def by_hand(network: Network, vector: np.ndarray) -> float:
 @pytest.fixture
 def stored(tmp_path: Path) -> Path:
     path = tmp_path / "head.safetensors"
-    save_head(path, make_head(4))
+    make_head(4).save(path)
     return path
 
 
@@ -108,7 +100,7 @@ def metadata(**changes: object) -> dict[str, str]:
 
 def refusal_of(path: Path, why: str) -> UnavailableError:
     with pytest.raises(UnavailableError, match=re.escape(why)) as caught:
-        load_head(path)
+        Head.load(path)
     assert path.name in str(caught.value)
     assert caught.value.hint
     return caught.value
@@ -117,8 +109,8 @@ def refusal_of(path: Path, why: str) -> UnavailableError:
 @pytest.mark.parametrize("widths", [(), (4,), (5, 3)])
 def test_a_head_is_read_as_it_was_saved(tmp_path: Path, widths: tuple[int, ...]) -> None:
     head, path = make_head(*widths), tmp_path / "head.safetensors"
-    save_head(path, head)
-    found = load_head(path)
+    head.save(path)
+    found = Head.load(path)
     assert found.facts == head.facts
     for network, saved in ((found.protein, head.protein), (found.nucleotide, head.nucleotide)):
         assert network.temperature == saved.temperature
@@ -135,15 +127,15 @@ def test_a_head_is_read_as_it_was_saved(tmp_path: Path, widths: tuple[int, ...])
 
 def test_a_head_may_have_the_network_for_proteins_alone(tmp_path: Path) -> None:
     path = tmp_path / "head.safetensors"
-    save_head(path, Head(FACTS, make_head(4).protein))
-    found, vectors = load_head(path), some_vectors()
+    Head(FACTS, make_head(4).protein).save(path)
+    found, vectors = Head.load(path), some_vectors()
     assert found.nucleotide is None
     assert not len(found.trained_records) and not len(found.trained_groups)
     assert np.array_equal(found.classify_frames(vectors, some_frames()), found.classify(vectors))
 
 
 def test_a_saved_head_can_be_read_by_whoever_may_read_other_files(tmp_path: Path) -> None:
-    save_head(tmp_path / "head.safetensors", make_head(4))
+    make_head(4).save(tmp_path / "head.safetensors")
     (tmp_path / "other").touch()
     modes = {path.stat().st_mode for path in tmp_path.iterdir()}
     assert len(modes) == 1
@@ -152,10 +144,10 @@ def test_a_saved_head_can_be_read_by_whoever_may_read_other_files(tmp_path: Path
 def test_a_head_is_known_by_the_hash_of_its_file(stored: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.safetensors"
     shutil.copy(stored, other)
-    assert len(load_head(stored).sha256) == 64
-    assert load_head(stored).sha256 == load_head(other).sha256
-    save_head(other, make_head(4, facts=replace(FACTS, threshold=0.5)))
-    assert load_head(stored).sha256 != load_head(other).sha256
+    assert len(Head.load(stored).sha256) == 64
+    assert Head.load(stored).sha256 == Head.load(other).sha256
+    make_head(4, facts=replace(FACTS, threshold=0.5)).save(other)
+    assert Head.load(stored).sha256 != Head.load(other).sha256
 
 
 @pytest.mark.parametrize("widths", [(), (4,), (5, 3)])
@@ -392,6 +384,6 @@ def test_a_number_format_that_numpy_does_not_know_is_refused(tmp_path: Path, dty
 
 def test_a_head_is_written_with_the_same_bytes_every_time(tiny, tmp_path):
     for i in range(4):  # a dozen facts in a random order would hardly agree once
-        save_head(tmp_path / str(i), tiny.head)
+        tiny.head.save(tmp_path / str(i))
     assert len({(tmp_path / str(i)).read_bytes() for i in range(4)}) == 1
-    assert load_head(tmp_path / "0").facts == tiny.head.facts
+    assert Head.load(tmp_path / "0").facts == tiny.head.facts

@@ -21,7 +21,7 @@ from virnucpro.callers.calls import (
     log_odds,
     probability,
 )
-from virnucpro.callers.head import Head, Join, JoinKnot, join_log_odds, load_head, save_head
+from virnucpro.callers.head import Head, Join, JoinKnot, join_log_odds
 from virnucpro.callers.options import CutOptions
 from virnucpro.ground.errors import UnavailableError, UsageError
 from virnucpro.ground.events import BatchDone
@@ -94,8 +94,8 @@ def test_a_join_names_its_scorer_and_its_lengths_rise():
 
 
 def test_a_head_remembers_its_join_in_its_file(joined, tmp_path):
-    save_head(tmp_path / "head.safetensors", joined)
-    assert load_head(tmp_path / "head.safetensors").facts.join == joined.facts.join
+    joined.save(tmp_path / "head.safetensors")
+    assert Head.load(tmp_path / "head.safetensors").facts.join == joined.facts.join
 
 
 def test_a_record_has_the_joined_score_or_the_scorers_or_the_heads_whichever_there_is():

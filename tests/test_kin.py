@@ -26,6 +26,7 @@ from virnucpro.ground.records import (
     Region,
 )
 from virnucpro.page.counts import count_kinds
+from virnucpro.scorer.features import NO_WORDS
 from virnucpro.scorer.kin import (
     FEWEST_WORDS,
     KIND_FEATURES,
@@ -39,10 +40,8 @@ from virnucpro.scorer.kin import (
     own_kinship,
 )
 from virnucpro.scorer.pieces import Pieces, encode
-from virnucpro.scorer.words import NO_WORDS
 from virnucpro.sequences.fasta import read_fasta
-from virnucpro.sequences.genetic_code import STANDARD
-from virnucpro.sequences.translate import reverse_complement
+from virnucpro.sequences.translate import STANDARD, reverse_complement
 from virnucpro.tables.sinks import LENGTH_CLASSES, VirusTable, find_viruses
 
 LAYER = "weight", "bias"

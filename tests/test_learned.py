@@ -13,7 +13,7 @@ from labelled import frames_of, options, pairs_of, train_here, write_labelled
 from runs import rows
 from safetensors.numpy import load_file
 
-from virnucpro.callers.head import DECIMALS, load_head
+from virnucpro.callers.head import DECIMALS, Head
 from virnucpro.encoders.catalogue import open_model
 from virnucpro.encoders.families import EMBEDDED
 from virnucpro.encoders.learned import inspect_learned, save_learned
@@ -21,7 +21,7 @@ from virnucpro.encoders.models import describe_model
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.ground.errors import UnavailableError, UsageError
 from virnucpro.ground.files import LEARNED_FILE, sha256
-from virnucpro.ground.numeric import sigmoid
+from virnucpro.ground.records import sigmoid
 from virnucpro.learning.evaluate import evaluate
 from virnucpro.learning.networks import Classifier, FrameClassifier, frame_log_odds
 from virnucpro.learning.options import EvaluateOptions
@@ -93,7 +93,7 @@ def scores_in_training(training: Training) -> dict[str, float]:
     best = torch.load(training.output / "checkpoints" / "best.pt", weights_only=True)
     module.load_state_dict(best["module"], strict=False)
     odds = frame_log_odds(module.eval(), frames, Ranks(0, 1, CPU))[-1].astype(np.float64)
-    head = load_head(training.head)
+    head = Head.load(training.head)
     network = head.nucleotide
     assert network is not None
     scores = sigmoid(odds / network.temperature)
@@ -134,7 +134,7 @@ def test_evaluate_takes_what_train_made(kind, trained, data, tmp_path):
 def test_the_file_of_an_encoder_is_named_by_its_content_in_the_head(trained, tmp_path):
     training = trained("onehot-cnn")
     checkpoint = inspect_learned(training.model / LEARNED_FILE)
-    (facts,) = load_head(training.head).facts.encoders
+    (facts,) = Head.load(training.head).facts.encoders
     assert (facts.family, facts.encoder_id) == ("learned", checkpoint.encoder_id)
     again = tmp_path / LEARNED_FILE
     save_learned(again, checkpoint.facts, load_file(training.model / LEARNED_FILE))

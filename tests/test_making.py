@@ -16,8 +16,7 @@ from measure_cascade import ASKED, curve, unseen_scores
 
 import virnucpro
 from virnucpro.sequences.fasta import read_fasta
-from virnucpro.sequences.genetic_code import STANDARD
-from virnucpro.sequences.translate import reverse_complement
+from virnucpro.sequences.translate import STANDARD, reverse_complement
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = [

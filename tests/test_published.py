@@ -25,7 +25,7 @@ from runs import assert_same_run, our_processes, run_inline
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
-from virnucpro.callers.head import EncoderFacts, load_head
+from virnucpro.callers.head import EncoderFacts, Head
 from virnucpro.callers.original_head import find_head, read_original_head
 from virnucpro.cli.main import app
 from virnucpro.encoders.base import Model
@@ -252,7 +252,7 @@ def test_a_bundle_is_imported_from_a_folder_and_used_without_network(brought, tm
     models = open_bundle()
     assert [model.name for model in models] == list(BUNDLES["virnucpro-500"].encoders)
     head = find_head("virnucpro-500", models, lambda _: None)
-    ids = [one.encoder_id for one in load_head(head).facts.encoders]
+    ids = [one.encoder_id for one in Head.load(head).facts.encoders]
     assert ids == [model.encoder_id for model in models]
     made = head.stat().st_mtime_ns
     assert find_head("virnucpro-500", models, lambda _: None) == head

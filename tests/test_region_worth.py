@@ -14,7 +14,7 @@ from runs import rows
 from test_regions import host_dna, items_of, phage_dna
 from test_scorer_run import predict, write
 
-from virnucpro.callers.chain import load_region_model
+from virnucpro.callers.chain import RegionModel
 from virnucpro.ground.errors import InputError, UnavailableError
 from virnucpro.learning.options import EvaluateOptions, TrainOptions
 from virnucpro.learning.regions import (
@@ -131,7 +131,7 @@ def test_regions_are_learned_and_measured_on_chromosomes_that_were_left_out(trut
     assert [row["seq_id"] for row in figures] == ["c0", "c1", "c2", "all"]
     assert figures[-1]["found"] == "3"
     assert float(figures[-1]["f1"]) > 0.9
-    model = load_region_model(tmp_path / "model/regions.json")
+    model = RegionModel.load(tmp_path / "model/regions.json")
     assert model.training == "3 prophages of 3 chromosomes"
     assert model.virus_bases == 20_000
     predict(data, to=tmp_path / "run", region_model=tmp_path / "model/regions.json")
@@ -155,7 +155,7 @@ def test_records_without_a_known_prophage_set_the_level_of_hosts_of_their_gc(tru
     write(folder / "short.fa", b=random_dna(30_000, rng))  # too few pieces for a host
     (folder / "truth.fa").write_bytes(data.read_bytes())
     alone, joined = (
-        load_region_model(made / "regions.json")
+        RegionModel.load(made / "regions.json")
         for made in (
             train(data, table, tmp_path / "alone"),
             train(folder, table, tmp_path / "joined"),

@@ -23,9 +23,8 @@ from test_scorer_run import predict, write
 from typer.testing import CliRunner
 
 from virnucpro.callers.chain import (
+    OWN_REGION_MODEL,
     RegionModel,
-    embedded_region_model,
-    load_region_model,
     log_likelihoods,
     posteriors,
     viterbi,
@@ -38,7 +37,6 @@ from virnucpro.callers.regions import (
     Repeats,
     Run,
     class_of,
-    embedded_finder,
     evidence_of,
     is_circular,
     move_ends,
@@ -62,8 +60,7 @@ from virnucpro.scorer.landmarks import (
 from virnucpro.scorer.nets import embedded_scorer, load_scorer
 from virnucpro.scorer.score import score_proteins, score_windows
 from virnucpro.sequences.fasta import read_fasta
-from virnucpro.sequences.genetic_code import STANDARD
-from virnucpro.sequences.translate import reverse_complement
+from virnucpro.sequences.translate import STANDARD, reverse_complement
 from virnucpro.stories.options import RegionsOptions
 from virnucpro.stories.regions import find_regions
 from virnucpro.stories.summary import Summary
@@ -259,7 +256,7 @@ def genes_like(log_odds: float) -> ReadGenes:
 
 def test_proteins_decide_where_the_pieces_leave_a_doubt():
     rng = np.random.default_rng(4)
-    model = load_region_model(embedded_region_model())
+    model = RegionModel.load()
     level = model.levels.at(model.host.gc)
     log_odds = rng.normal(level, 1.0, 399)
     log_odds[160:220] += 2
@@ -303,7 +300,7 @@ def test_a_prophage_is_long_with_many_viral_genes_and_a_block_of_these_on_a_stra
 
 def test_a_short_record_is_a_provirus_throughout_if_its_proteins_are_far_above_those_of_hosts():
     rng = np.random.default_rng(5)
-    model = load_region_model(embedded_region_model())
+    model = RegionModel.load()
     gc = model.host.gc
     for n_bases, above, is_region in (
         (20_000, 2.6, True),
@@ -323,7 +320,7 @@ def test_the_level_of_a_long_host_hardly_matters():
     log_odds = rng.normal(-4, 1.5, 3000)
     log_odds[1500:1550] += 6
     sequence = random_dna(500 * 3000 + 500, rng)
-    model = load_region_model(embedded_region_model())
+    model = RegionModel.load()
     for shift in (0, 3):
         [region] = regions_of(sequence, log_odds + shift, model)
         assert abs(region.start - 750_000) < 2_000
@@ -333,7 +330,7 @@ def test_the_level_of_a_long_host_hardly_matters():
 def test_a_part_stands_out_from_a_host_of_an_unusual_level():
     rng = np.random.default_rng(6)
     sequence = random_dna(60_000, rng)
-    model = load_region_model(embedded_region_model())
+    model = RegionModel.load()
     log_odds = rng.normal(model.levels.at(model.host.gc), 1.5, 119)
     log_odds[60:] += 5
     for departure in (-1.5, 1.5):
@@ -344,7 +341,7 @@ def test_a_part_stands_out_from_a_host_of_an_unusual_level():
 
 def test_neighbours_are_split_where_the_evidence_falls_between():
     rng = np.random.default_rng(9)
-    model = load_region_model(embedded_region_model())
+    model = RegionModel.load()
     sequence = random_dna(500_500, rng)
     for n_between, n_regions in ((4, 1), (30, 2)):
         log_odds = rng.normal(model.levels.at(model.host.gc), 0.5, 1000)
@@ -440,7 +437,7 @@ def test_genes_that_every_bacterium_has_are_the_hosts_though_they_look_viral(gen
     sequence = "CAC" * (150_500 // 3)
     place = 56_001
     guarded = sequence[:place] + gene + sequence[place + len(gene) :]
-    model = load_region_model(embedded_region_model())
+    model = RegionModel.load()
     of = [regions_of(one, log_odds, model) for one in (sequence, guarded)]
     assert (len(of[0]), len(of[1])) == (1, 0)
 
@@ -477,7 +474,7 @@ def written(folder: Path, made: list[RecordResult]) -> None:
 def test_a_region_that_covers_all_of_a_record_is_reported_only_of_a_record_that_is_called_a_virus():
     rng = np.random.default_rng(6)
     sequence = random_dna(40_000, rng)
-    model = load_region_model(embedded_region_model())
+    model = RegionModel.load()
     far = model.levels.at(model.host.gc) + 5 * model.levels.spread
     log_odds = rng.normal(far, 1.5, 79)
     assert regions_of(sequence, log_odds, model) == ()
@@ -604,7 +601,7 @@ def test_items_near_a_gene_of_a_host_are_those_with_their_middles_there():
 
 
 def test_a_provirus_counts_by_the_cut_and_is_noted_in_a_record_that_is_not_called():
-    finder = replace(embedded_finder(11), least_posterior=0.7)
+    finder = replace(RegionFinder.embedded(11), least_posterior=0.7)
     [host, virus] = results([], [])
     parts = (Region(0, 50, "provirus", 0.69), Region(60, 90, "provirus", 0.7))
     for _ in range(2):  # a note is replaced
@@ -618,7 +615,7 @@ def test_a_provirus_counts_by_the_cut_and_is_noted_in_a_record_that_is_not_calle
 
 
 def test_genes_are_those_of_both_strands_with_the_log_odds_of_their_proteins():
-    gene, scorer = open_dna(600, np.random.default_rng(8)), embedded_finder(11).scorer
+    gene, scorer = open_dna(600, np.random.default_rng(8)), RegionFinder.embedded(11).scorer
     letters = dict(zip(STANDARD.codons, STANDARD.letters, strict=True))
     stops = "TAACTAACTAATTAGTTAGTTA"  # in all frames of both strands
     for is_turned, turned in enumerate((gene, reverse_complement(gene))):
@@ -773,7 +770,7 @@ def test_regions_of_a_finished_run_are_found_by_the_model_that_the_run_used(
     own = tmp_path / "model" / "regions.json"
     shutil.copytree(tiny.model, own.parent)
     shutil.copy(tiny.head_file, own.with_name("head.safetensors"))
-    facts = json.loads(embedded_region_model().read_text())
+    facts = json.loads(OWN_REGION_MODEL.read_text())
     own.write_text(json.dumps({**facts, "training": "my own prophages"}))
     predict(source, to=folder, region_model=own)
 
@@ -871,7 +868,7 @@ def test_tracks_hold_the_pieces_of_every_record_that_was_searched(tmp_path, chro
     with gzip.open(tmp_path / "run/tracks.tsv.gz", "rt") as text:
         columns, *lines = [line.rstrip("\n").split("\t") for line in text]
     assert columns == ["record", "start", "end", "log_odds", "posterior"]
-    finder = embedded_finder(11)
+    finder = RegionFinder.embedded(11)
     for name in ("lysogen", "host"):
         bases = chromosomes[name]
         pieces, _ = score_windows(bases, finder.scorer, finder.model.size, finder.model.step)
@@ -887,7 +884,7 @@ def test_tracks_hold_the_pieces_of_every_record_that_was_searched(tmp_path, chro
 
 def test_a_region_over_the_origin_of_a_circle_is_reported_on_both_sides(chromosomes):
     """However the circle was cut open, the same bases are told."""
-    finder, bases = embedded_finder(11), chromosomes["lysogen"]
+    finder, bases = RegionFinder.embedded(11), chromosomes["lysogen"]
     spans = {}
     for first in (0, 20_000, 105_000, 120_500):
         turned = FastaRecord("x", "x circular=true", bases[first:] + bases[:first])
@@ -951,7 +948,7 @@ def test_direct_repeats_at_both_ends_are_named_and_are_the_ends():
     sequence = bases[:20_000] + att + bases[20_000:45_000] + att + bases[45_000:]
     log_odds = rng.normal(-4, 1, 119)
     log_odds[40:90] += 7
-    model = load_region_model(embedded_region_model())
+    model = RegionModel.load()
     [region] = regions_of(sequence, log_odds, model)
     assert region[:2] == (20_000, 45_030)
     assert region.att == att
@@ -1058,7 +1055,7 @@ def test_what_is_rather_a_virus_by_all_paths_is_a_region_if_it_is_long_or_a_repe
     rng = np.random.default_rng(8)
     bases = random_dna(100_000, rng)
     log_odds = rng.normal(-4, 1.0, 201)
-    model = load_region_model(embedded_region_model())
+    model = RegionModel.load()
     lysogen = bases[:40_000] + ATT + bases[40_000:60_000] + ATT + bases[60_000:]
     called = []
     for height in np.arange(1.0, 5.0, 0.02):
@@ -1087,7 +1084,7 @@ def find(finder: RegionFinder, bases: str, *, is_virus: bool = False) -> tuple[R
 
 def test_a_record_that_is_called_a_virus_is_one_region(chromosomes):
     virus = open_dna(20_000, np.random.default_rng(2))
-    finder = embedded_finder(11)
+    finder = RegionFinder.embedded(11)
     [region] = find(finder, virus, is_virus=True)
     assert region[:3] == (0, 20_000, "whole")
     flanked = chromosomes["host"] + virus
@@ -1101,14 +1098,14 @@ def test_a_record_that_is_called_a_virus_is_one_region(chromosomes):
 def test_a_region_model_is_read_as_it_was_written_or_refused(tmp_path):
     path = tmp_path / "regions.json"
     path.write_text(MODEL.text)
-    assert load_region_model(path) == MODEL
+    assert RegionModel.load(path) == MODEL
     falling = json.dumps(json.loads(MODEL.text) | {"edges": [2.0, 0.0]})
     for damaged in ("", "[]", '{"format": 0}', MODEL.text.replace("0.1", "NaN"), falling):
         path.write_text(damaged)
         with pytest.raises(UnavailableError, match="is not a region model"):
-            load_region_model(path)
+            RegionModel.load(path)
     with pytest.raises(InputMissingError, match="there is no region model"):
-        load_region_model(tmp_path / "none.json")
+        RegionModel.load(tmp_path / "none.json")
 
 
 @pytest.mark.parametrize(
@@ -1133,7 +1130,7 @@ def test_a_region_model_is_read_as_it_was_written_or_refused(tmp_path):
     ],
 )
 def test_a_region_model_with_a_figure_that_makes_no_sense_is_refused(tmp_path, key, value):
-    facts = json.loads(embedded_region_model().read_text())
+    facts = json.loads(OWN_REGION_MODEL.read_text())
     *part, name = key.split(".")
     of = facts[part[0]] if part else facts
     assert name in of
@@ -1141,7 +1138,7 @@ def test_a_region_model_with_a_figure_that_makes_no_sense_is_refused(tmp_path, k
     path = tmp_path / "regions.json"
     path.write_text(json.dumps(facts))
     with pytest.raises(UnavailableError, match="is not a region model of this VirNucPro"):
-        embedded_finder(11, model=path)
+        RegionFinder.embedded(11, model=path)
 
 
 def test_windows_of_a_size_that_the_scorer_does_not_know_are_refused():
@@ -1160,7 +1157,7 @@ def test_lambda_in_the_chromosome_of_its_host_is_found():
     phage = next(read_fasta(SHARED / "inputs/lambda_virus.fa")).sequence
     lysogen = host[600_000:807_342] + phage[27_738:] + phage[:27_723] + host[807_327:1_100_000]
     start, end = 207_327, 255_829
-    regions = find(embedded_finder(11), lysogen)
+    regions = find(RegionFinder.embedded(11), lysogen)
     [region] = [one for one in regions if one.end > start - 20_000 and one.start < end + 20_000]
     assert abs(region.start - start) < 2_000
     assert abs(region.end - end) < 2_000

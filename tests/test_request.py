@@ -13,7 +13,7 @@ from conftest import TINY
 from oracle import make_fair_esm, save_fair_esm
 from runs import assert_same_vectors, vectors
 
-from virnucpro.callers.head import Head, load_head, save_head
+from virnucpro.callers.head import Head
 from virnucpro.encoders import catalogue as download
 from virnucpro.encoders.catalogue import embedded_head, open_model
 from virnucpro.encoders.esm2 import family as esm2
@@ -186,7 +186,7 @@ def test_a_head_without_a_model_is_for_the_one_of_the_package_or_refused(
 
 
 def save_changed(head: Head, path: Path, **changes: object) -> Path:
-    save_head(path, replace(head, facts=replace(head.facts, **changes)))
+    replace(head, facts=replace(head.facts, **changes)).save(path)
     return path
 
 
@@ -294,7 +294,7 @@ def test_a_package_without_its_model_says_so(options, monkeypatch, tmp_path):
 def test_the_head_of_the_package_is_for_its_model_and_both_are_whole():
     checkpoint = open_model(EMBEDDED, lambda _: None)
     checkpoint.verify()
-    facts = load_head(embedded_head()).facts
+    facts = Head.load(embedded_head()).facts
     assert facts.encoders[0].encoder_id == checkpoint.encoder_id
     assert (facts.dim, facts.encoders[0].layer) == (checkpoint.shape.dim, checkpoint.shape.n_layers)
     assert checkpoint.n_bytes + embedded_head().stat().st_size <= 8 * 2**20

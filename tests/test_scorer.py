@@ -23,15 +23,23 @@ from scorer_words import is_in_sample, word_table
 from virnucpro.ground.errors import UnavailableError
 from virnucpro.scorer import library, score
 from virnucpro.scorer.features import (
+    CELLULAR,
     GC,
+    LENGTH,
+    N_BUCKETS,
     N_CODONS,
     N_FEATURES,
     N_FIGURES,
     N_JUNCTIONS,
     N_LAYOUT,
     N_PALINDROMES,
+    N_WORD_FIGURES,
+    NO_WORDS,
+    RARITY,
     RATIOS,
     SHARES,
+    VIRAL,
+    WordTable,
     layout_features,
 )
 from virnucpro.scorer.nets import (
@@ -48,16 +56,6 @@ from virnucpro.scorer.nets import (
 )
 from virnucpro.scorer.pieces import Pieces, encode
 from virnucpro.scorer.score import record_log_odds, score_sequences, score_windows
-from virnucpro.scorer.words import (
-    CELLULAR,
-    LENGTH,
-    N_BUCKETS,
-    N_WORD_FIGURES,
-    NO_WORDS,
-    RARITY,
-    VIRAL,
-    WordTable,
-)
 from virnucpro.sequences.fasta import read_fasta
 
 GOLDEN = Path(__file__).parent / "golden" / "scorer"

@@ -22,32 +22,28 @@ from scorer_oracle import (
 )
 from scorer_words import word_table
 
-from virnucpro.callers.chain import (
-    embedded_region_model,
-    load_region_model,
-    posteriors,
-    viterbi,
-)
+from virnucpro.callers.chain import RegionModel, posteriors, viterbi
 from virnucpro.ground.errors import UnavailableError
 from virnucpro.scorer import kin, landmarks, library, pieces
 from virnucpro.scorer.features import (
+    AMINO_ACIDS,
     GC,
+    LENGTH,
     N_CODONS,
     N_FEATURES,
     N_PALINDROMES,
+    WordTable,
     layout_features,
 )
 from virnucpro.scorer.pieces import Pieces, encode, find_stretches
-from virnucpro.scorer.words import AMINO_ACIDS, LENGTH, WordTable
-from virnucpro.sequences.genetic_code import GENETIC_CODES, STANDARD, genetic_code
-from virnucpro.sequences.translate import reverse_complement
+from virnucpro.sequences.translate import GENETIC_CODES, STANDARD, GeneticCode, reverse_complement
 
 ROOTS = range(GC - N_PALINDROMES)
 EXACT = [
     *ROOTS,
     *range(GC, GC + 3),
 ]  # columns without a logarithm that C and Python may round apart
-CODES = st.sampled_from(GENETIC_CODES).map(genetic_code)
+CODES = st.sampled_from(GENETIC_CODES).map(GeneticCode.of)
 ANY_CASE = st.text("ACGTacgtUuNnRYKMSWBDHV-", max_size=300)
 # many codons of few kinds: long stretches, words and repeats
 CODON_TEXT = st.lists(st.sampled_from(["ATG", "GCC", "CAG", "TTA", "CTG"]), max_size=300).map(
@@ -71,7 +67,7 @@ GENES = "TAGTTAATTAACTAA".join(
     ("CAG" * 70, "ATGGCCCAG" * 40, "CTGGGCCAT" * 30, "ATGGCC" * 20, "GCC" * 10)
 )
 PIECE = st.one_of(ANY_CASE, CODON_TEXT, RANDOM)
-MODEL = load_region_model(embedded_region_model())
+MODEL = RegionModel.load()
 
 
 def number_of(word: str) -> int:
@@ -89,7 +85,7 @@ def owner_of(word: str) -> int:
 def words_in(text: str) -> set[str]:
     """All words that any frame of a text may spell in any code."""
     found = set()
-    for code in map(genetic_code, GENETIC_CODES):
+    for code in map(GeneticCode.of, GENETIC_CODES):
         letters = dict(zip(code.codons, code.letters, strict=True))
         bases = letters_of(text)
         for strand in (bases, reverse_complement(bases)):

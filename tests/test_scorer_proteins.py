@@ -14,12 +14,21 @@ from hypothesis import strategies as st
 from piece_nets import Fitting, Lessons, fit_nets
 from safetensors import safe_open
 from scorer_file import save_scorer
-from scorer_words import word_table
+from scorer_words import word_table, words_in
 
 from virnucpro.callers.options import CutOptions
 from virnucpro.callers.pieces import call_scored, score_records
 from virnucpro.ground.config import Recipe
 from virnucpro.ground.records import CalledRecords, FastaRecord, RecordResult, Records
+from virnucpro.scorer.features import (
+    AMINO_ACIDS,
+    LENGTH,
+    N_WORD_FIGURES,
+    NO_RESIDUE,
+    NO_WORDS,
+    VIRAL,
+    WordTable,
+)
 from virnucpro.scorer.nets import (
     ErrorRates,
     Knot,
@@ -46,16 +55,6 @@ from virnucpro.scorer.proteins import (
     spelling,
 )
 from virnucpro.scorer.score import score_proteins
-from virnucpro.scorer.words import (
-    AMINO_ACIDS,
-    LENGTH,
-    N_WORD_FIGURES,
-    NO_RESIDUE,
-    NO_WORDS,
-    VIRAL,
-    WordTable,
-    words_in,
-)
 from virnucpro.sequences.fasta import read_fasta
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "proteins.faa"

@@ -31,8 +31,7 @@ from virnucpro import __version__
 from virnucpro.ground.config import EncoderSpec, Store
 from virnucpro.ground.errors import FeatureFileError, OutputError, StorageError
 from virnucpro.ground.files import atomic, disk_error
-from virnucpro.ground.numeric import Mask
-from virnucpro.ground.records import Embeddings, Failure
+from virnucpro.ground.records import Embeddings, Failure, Mask
 from virnucpro.ground.tree import Tree
 from virnucpro.run.feature_file import read_embeddings, read_label, write_embeddings
 from virnucpro.run.folder import RunDir

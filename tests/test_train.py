@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 from test_training_loop import distance, free_port, weights_limit
 
 from virnucpro.callers.caller import caller_of
-from virnucpro.callers.head import DECIMALS, load_head
+from virnucpro.callers.head import DECIMALS, Head
 from virnucpro.callers.options import CutOptions
 from virnucpro.encoders.esm2.attention import attend_to_train
 from virnucpro.encoders.esm2.family import inspect_esm2
@@ -33,7 +33,7 @@ from virnucpro.encoders.models import import_model
 from virnucpro.encoders.readers import Reader
 from virnucpro.ground.errors import InputError, InputMissingError, OutputError, ResumeError
 from virnucpro.ground.events import Progress
-from virnucpro.ground.numeric import sigmoid
+from virnucpro.ground.records import sigmoid
 from virnucpro.learning.evaluate import HeldOut, understand
 from virnucpro.learning.frames import LabelledFrames
 from virnucpro.learning.metrics import NOT_DEFINED
@@ -117,14 +117,14 @@ def predicted(data: Path, out: Path, encoder: Path, make_config, folder: Path) -
         for _, record in pairs_of(data, splits, "test"):
             write_record(fasta, record.id, record.sequence)
     config = make_config(folder / "test.fa", checkpoints=(encoder,), weights=(encoder,))
-    run_inline(config, load_head(out / "model" / "head.safetensors"))
+    run_inline(config, Head.load(out / "model" / "head.safetensors"))
     rows = (config.output / "prediction_results.txt").read_text().splitlines()[1:]
     return {row.split("\t")[0]: float(row.split("\t")[3]) for row in rows}
 
 
 def expected_scores(out: Path, module: FrameClassifier, frames: LabelledFrames) -> np.ndarray:
     """Those of the network with composition, divided by its temperature."""
-    network = load_head(out / "model" / "head.safetensors").nucleotide
+    network = Head.load(out / "model" / "head.safetensors").nucleotide
     assert network is not None
     odds = frame_log_odds(module, frames, CPU)[-1].astype(np.float64)
     return sigmoid(odds / network.temperature)
@@ -138,7 +138,7 @@ def score_limit(out: Path, frames: LabelledFrames, pooled: np.ndarray) -> float:
     standardises composition is rounded once more. A vector is off by what the oracle's tolerance
     says of its length. Both are carried to the logits, whose quarter is that of a score.
     """
-    head = load_head(out / "model" / "head.safetensors")
+    head = Head.load(out / "model" / "head.safetensors")
     assert head.nucleotide is not None
     (w1, b1), (w2, b2) = ([np.abs(v.astype(np.float64)) for v in x] for x in head.nucleotide.layers)
     inputs = np.abs(np.hstack([pooled, frames.composition[:]]).astype(np.float64))
@@ -270,7 +270,7 @@ def best_state(out: Path) -> dict[str, float]:
 
 
 def test_models_info_describes_a_head_by_its_file_or_its_folder(head_only):
-    head = load_head(head_only / "model" / "head.safetensors")
+    head = Head.load(head_only / "model" / "head.safetensors")
     said = virnucpro("models", "info", head_only / "model" / "head.safetensors").stdout
     of_folder = virnucpro("models", "info", head_only / "model").stdout
     assert of_folder.endswith(said) and "layers      2" in of_folder
@@ -291,7 +291,7 @@ def test_a_model_is_one_folder_with_a_card_that_gets_the_figures_of_an_evaluatio
     (moved / "config.json").write_text(json.dumps({**config, "auto_map": {"AutoModel": "evil.E"}}))
     (moved / "evil.py").write_text("raise SystemExit('run')")
     facts = json.loads((finetuned / "training.json").read_text())
-    head = load_head(moved / "head.safetensors")
+    head = Head.load(moved / "head.safetensors")
     _, model, _ = import_model(moved, "mine", force=False)
     card = find_card("mine")
     assert model.head is not None and model.head.parent == card.parent
@@ -330,9 +330,9 @@ def test_a_summary_has_mean_and_deviation_over_trainings_and_seeds(tmp_path):
 
 
 def test_the_head_is_for_the_encoder_and_the_first_of_the_chunk_sizes(head_only, finetuned, tiny):
-    head = load_head(head_only / "model" / "head.safetensors")
+    head = Head.load(head_only / "model" / "head.safetensors")
     assert head.facts.encoders[0].encoder_id == inspect_esm2(tiny.model).encoder_id
-    head = load_head(finetuned / "model" / "head.safetensors")
+    head = Head.load(finetuned / "model" / "head.safetensors")
     own = inspect_esm2(finetuned / "model")
     assert (
         head.facts.encoders[0].encoder_id == own.encoder_id != inspect_esm2(tiny.model).encoder_id
@@ -358,7 +358,7 @@ def test_what_was_pretrained_can_be_finetuned_and_its_weights_moved(pretrained, 
     assert (checkpoint.shape.n_layers, checkpoint.shape.dim, checkpoint.shape.n_heads) == (1, 16, 2)
     assert "lm_head.bias" in load_file(start / "model.safetensors")
     train_here(options(data, tmp_path / "on", finetune=True, model=str(start), epochs=1))
-    assert load_head(tmp_path / "on" / "model" / "head.safetensors").facts.dim == 16
+    assert Head.load(tmp_path / "on" / "model" / "head.safetensors").facts.dim == 16
     trained = inspect_esm2(tmp_path / "on" / "model")
     assert trained.encoder_id != checkpoint.encoder_id
 
@@ -485,7 +485,7 @@ def test_the_head_remembers_training_and_validation_and_evaluate_takes_the_test_
     head_only, data
 ):
     head, splits = (
-        load_head(head_only / "model" / "head.safetensors"),
+        Head.load(head_only / "model" / "head.safetensors"),
         read_split(head_only / "split.tsv"),
     )
     caller = caller_of(CutOptions(), "head", head)
@@ -505,7 +505,7 @@ def test_the_head_remembers_training_and_validation_and_evaluate_takes_the_test_
 
 
 def test_an_encoder_that_was_finetuned_is_said_to_know_its_data(finetuned, data):
-    head = load_head(finetuned / "model" / "head.safetensors")
+    head = Head.load(finetuned / "model" / "head.safetensors")
     caller = caller_of(CutOptions(), "head", head)
     both = r"the head was trained on (\d+), its encoder was trained on \1 of"
     with pytest.raises(InputError, match=both):
@@ -590,7 +590,7 @@ def test_the_vectors_are_made_once_and_a_head_goes_on_by_the_command_line(
     assert answer.returncode == 0, answer.stderr
     assert "going on after epoch 1" in answer.stderr
     assert {path: path.stat().st_mtime_ns for path in made} == made
-    assert load_head(out / "model" / "head.safetensors").facts.encoders[0].name == "esm2_tiny"
+    assert Head.load(out / "model" / "head.safetensors").facts.encoders[0].name == "esm2_tiny"
 
 
 @pytest.mark.parametrize(
@@ -691,7 +691,7 @@ def assert_trained_alike(one: Path, two: Path, tiny: Tiny, data: Path) -> None:
     weights = [
         {str(i): torch.from_numpy(w) for i, (w, _) in enumerate(network.layers)}
         for network in (
-            load_head(path / "model" / "head.safetensors").nucleotide for path in (one, two)
+            Head.load(path / "model" / "head.safetensors").nucleotide for path in (one, two)
         )
     ]
     # the weights of a head are larger than what an epoch moves them by

@@ -10,15 +10,15 @@ import torch
 from conftest import Tiny, random_dna
 from numpy.typing import NDArray
 
-from virnucpro.callers.head import DECIMALS, Head, Network, load_head
+from virnucpro.callers.head import DECIMALS, Head, Network
+from virnucpro.callers.kmers import N_FEATURES, frame_composition
 from virnucpro.encoders.esm2.family import inspect_esm2
-from virnucpro.ground.numeric import sigmoid
+from virnucpro.ground.records import sigmoid
 from virnucpro.learning.calibration import Calibration
 from virnucpro.learning.frames import ArrayRows
 from virnucpro.learning.networks import Classifier
 from virnucpro.learning.records import LabelledRecord, group_digest, record_digest
 from virnucpro.learning.results import facts_of, find_trained, write_head
-from virnucpro.sequences.composition import N_FEATURES, frame_composition
 
 DIM, HIDDEN, N = 32, 16, 40
 CALIBRATION = Calibration("mean", 0.75, 1.5, 0.3, 0.25)
@@ -54,7 +54,7 @@ def head(classifier: Classifier, tiny: Tiny, tmp_path: Path) -> Head:
         records(("ACGT", "b"), ("GGG", "a"), ("acgt", "b")), KMERS, None, is_finetuned=False
     )
     write_head(tmp_path / "head.safetensors", classifier, facts, CALIBRATION, known)
-    return load_head(tmp_path / "head.safetensors")
+    return Head.load(tmp_path / "head.safetensors")
 
 
 def records(*trained: tuple[str, str]) -> list[LabelledRecord]:

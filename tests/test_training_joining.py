@@ -13,9 +13,8 @@ from conftest import random_dna
 from labelled import options, relabelled, train_here
 from sklearn.metrics import roc_auc_score
 
-from virnucpro.callers.head import Join, JoinKnot, load_head
-from virnucpro.ground.numeric import Mask, Values
-from virnucpro.ground.records import FastaRecord
+from virnucpro.callers.head import Head, Join, JoinKnot
+from virnucpro.ground.records import FastaRecord, Mask, Values
 from virnucpro.learning.calibration import (
     N_FOLDS,
     ScoredFragments,
@@ -38,8 +37,7 @@ from virnucpro.learning.results import (
 )
 from virnucpro.scorer.nets import ErrorRates, Scorer, embedded_scorer, load_scorer, thresholds
 from virnucpro.scorer.score import score_sequences
-from virnucpro.sequences.genetic_code import STANDARD
-from virnucpro.sequences.translate import chunk_record
+from virnucpro.sequences.translate import STANDARD, chunk_record
 
 
 @cache
@@ -315,7 +313,7 @@ def test_more_seeds_are_measured_and_the_head_is_that_of_the_first(tmp_path):
     assert epochs[0]["loss"] != epochs[1]["loss"]
     first = rows(tmp_path / "one" / "gain.tsv")
     assert first == [row for row in gains if row["seed"] == "0"]
-    join = load_head(out / "model" / "head.safetensors").facts.join
+    join = Head.load(out / "model" / "head.safetensors").facts.join
     assert join is not None and join.scorer_sha256 == load_scorer(embedded_scorer()).sha256
     train_here(options(data, tmp_path / "one", **asked, seeds=2, resume=True))
     assert rows(tmp_path / "one" / "gain.tsv") == gains

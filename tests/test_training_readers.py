@@ -8,7 +8,7 @@ import torch
 from oracle import AMINO_ACIDS, random_protein
 from trainings import SHAPE, frames
 
-from virnucpro.encoders.readers import Reader, new_reader
+from virnucpro.encoders.readers import Reader
 from virnucpro.encoders.transfer import PackedBatch, use_device
 from virnucpro.learning.frames import LabelledFrames, Texts, given_weights
 from virnucpro.learning.networks import (
@@ -31,7 +31,7 @@ encodings = pytest.mark.parametrize("encoding", ENCODINGS)
 def make_reader(encoding: str, architecture: str) -> Reader:
     torch.manual_seed(0)
     esm2 = new_encoder(SHAPE) if encoding == "esm2" else None
-    return new_reader(encoding, architecture, esm2).eval()
+    return Reader.new(encoding, architecture, esm2).eval()
 
 
 def classifier_of(reader: Reader) -> FrameClassifier:

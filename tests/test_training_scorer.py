@@ -26,7 +26,18 @@ from scorer_words import Words, count_words, is_in_sample
 
 from virnucpro.learning.calibration import fit_error_rates
 from virnucpro.learning.records import LabelledRecord
-from virnucpro.scorer.features import GC, N_FEATURES, N_FIGURES
+from virnucpro.scorer.features import (
+    GC,
+    N_FEATURES,
+    N_FIGURES,
+    N_WORD_FIGURES,
+    NO_WORDS,
+    ONE_CELLULAR,
+    ONE_VIRAL,
+    RATHER_CELLULAR,
+    RATHER_VIRAL,
+    VIRAL,
+)
 from virnucpro.scorer.nets import (
     ErrorRates,
     Knot,
@@ -36,15 +47,6 @@ from virnucpro.scorer.nets import (
     thresholds,
 )
 from virnucpro.scorer.pieces import Digits, encode
-from virnucpro.scorer.words import (
-    N_WORD_FIGURES,
-    NO_WORDS,
-    ONE_CELLULAR,
-    ONE_VIRAL,
-    RATHER_CELLULAR,
-    RATHER_VIRAL,
-    VIRAL,
-)
 
 SHARES = {"phages": 0.75, "RNA viruses": 0.25, "bacteria": 1.0}
 

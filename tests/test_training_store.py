@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from labelled import options, pairs_of, train_here, write_labelled
 
+from virnucpro.callers.kmers import N_FEATURES, frame_bases, frame_composition
 from virnucpro.learning.frames import (
     ArrayRows,
     FrameStore,
@@ -25,7 +26,6 @@ from virnucpro.learning.frames import (
     write_label,
 )
 from virnucpro.learning.networks import mean_and_deviation
-from virnucpro.sequences.composition import N_FEATURES, frame_bases, frame_composition
 from virnucpro.sequences.translate import chunk_record, translate_six_frames
 
 SIZES = (300, 210)

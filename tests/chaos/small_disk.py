@@ -18,7 +18,7 @@ from pathlib import Path
 from labelled import train_here
 from runs import again, caller_in, leftovers, run_inline
 
-from virnucpro.callers.head import load_head
+from virnucpro.callers.head import Head
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.ground.errors import VirnucproError
 from virnucpro.learning.evaluate import Question, answer
@@ -37,7 +37,7 @@ class Prediction:
     head: Path
 
     def __call__(self, resume: bool) -> None:
-        run_inline(again(self.config, resume=resume), load_head(self.head))
+        run_inline(again(self.config, resume=resume), Head.load(self.head))
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Evaluation:
 
     def __call__(self, resume: bool) -> None:
         config = again(self.config, resume=resume)
-        config = replace(config, caller=caller_in(config, load_head(self.head)))
+        config = replace(config, caller=caller_in(config, Head.load(self.head)))
         found = answer(self.question, config, InlineExecutor(), lambda _: None)
         write_report(found)
         write_evaluation_page(self.question.output)

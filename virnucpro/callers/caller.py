@@ -15,17 +15,16 @@ from safetensors import safe_open
 from virnucpro import __version__
 from virnucpro.callers.calls import call_record, failure_note
 from virnucpro.callers.head import Head, HeadFacts, Join
+from virnucpro.callers.kmers import NO_KMERS, Sketch, unpack
 from virnucpro.callers.options import FALSE_POSITIVES, Calls, CutOptions
 from virnucpro.callers.pieces import ScoredRecords, call_scored, join_calls, score_records
 from virnucpro.ground.config import InputType, Recipe
 from virnucpro.ground.errors import UnavailableError, UsageError
 from virnucpro.ground.files import EMBEDDED_FOLDER
 from virnucpro.ground.records import Call, CalledRecords, Prediction, RecordResult, Records
-from virnucpro.scorer.nets import Digests, ErrorRates, Scorer, own_scorer
+from virnucpro.scorer.nets import Digests, ErrorRates, Scorer
 from virnucpro.scorer.proteins import SHORTEST as SHORTEST_PROTEIN
-from virnucpro.sequences.genetic_code import genetic_code
-from virnucpro.sequences.sketch import NO_KMERS, Sketch, unpack
-from virnucpro.sequences.translate import screen_all
+from virnucpro.sequences.translate import GeneticCode, screen_all
 
 Trained = tuple[Digests, Digests, Sketch]  # of records, of their groups; of all sequences
 
@@ -239,7 +238,7 @@ class _Joined(Caller):
     def call(
         self, records: Records, frames: Sequence[list[Prediction]], recipe: Recipe
     ) -> CalledRecords:
-        facts, code = self.frame_head.facts, genetic_code(recipe.genetic_code)
+        facts, code = self.frame_head.facts, GeneticCode.of(recipe.genetic_code)
         alone = _call_by_frames(recipe, facts, records, frames)
         return CalledRecords.of(list(join_calls(alone, facts, self.scorer, self.options, code)))
 
@@ -253,7 +252,7 @@ def caller_of(options: CutOptions, calls: Calls, head: Head | None) -> Caller:
     """
     if head is not None and (head.facts.join is None or calls == "head"):
         return _ByHead(frame_head=head, options=options)
-    scorer = own_scorer()
+    scorer = Scorer.own()
     if head is None:
         return ByScorer(scorer=scorer, options=options)
     return _Joined(frame_head=head, scorer=scorer, options=options)

@@ -11,8 +11,7 @@ from statistics import fmean
 import numpy as np
 
 from virnucpro.callers.head import DECIMALS, HeadFacts
-from virnucpro.ground.numeric import Values, sigmoid
-from virnucpro.ground.records import Call, FastaRecord, Prediction, Status
+from virnucpro.ground.records import Call, FastaRecord, Prediction, Status, Values, sigmoid
 
 FRAMES_FAILED = "frames failed"  # in the note of a record that can be run again
 _NEAR = 1e-6  # in units of the last decimal: a thousand times what doubles near 1 are apart

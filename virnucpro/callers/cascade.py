@@ -19,7 +19,7 @@ from virnucpro.callers.options import FALSE_POSITIVES, Embed
 from virnucpro.callers.pieces import score_records
 from virnucpro.ground.config import InputType, Recipe
 from virnucpro.ground.records import CalledRecords, Prediction, Records
-from virnucpro.scorer.nets import own_scorer, thresholds
+from virnucpro.scorer.nets import Scorer, thresholds
 
 # share of the cellular records of a length whose score is as high as the lowest that is embedded
 NEARLY_VIRAL = 0.2
@@ -34,7 +34,7 @@ def first_asking(records: Records, recipe: Recipe, rules: Sequence[Embed]) -> li
     """
     if rules[0] == "all":
         return [0] * len(records.ids)
-    scorer = own_scorer()
+    scorer = Scorer.own()
     log_odds, lengths = score_records(records, recipe, scorer).log_odds, records.lengths
     rates = scorer.error_rates_of(recipe.input_type)
     is_low = log_odds < thresholds(rates, lengths, NEARLY_VIRAL)  # False for NaN, no score

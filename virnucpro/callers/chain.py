@@ -24,10 +24,10 @@ from virnucpro.callers.contrast import Hosts, Items, Levels, signal
 from virnucpro.ground.errors import InputMissingError, UnavailableError
 from virnucpro.ground.files import EMBEDDED_FOLDER, read_json
 from virnucpro.ground.log import printable
-from virnucpro.ground.numeric import Counts, Mask, Values, sigmoid
-from virnucpro.ground.records import check_counts
+from virnucpro.ground.records import Counts, Mask, Values, check_counts, sigmoid
 from virnucpro.scorer.library import call
 
+OWN_REGION_MODEL = EMBEDDED_FOLDER / "regions.json"
 FORMAT = 4
 _DEPARTURES = np.arange(-5.0, 5.25, 0.25)  # of a host, in spreads of hosts
 _LARGEST = 1e12  # squares and products of larger values may overflow
@@ -84,7 +84,7 @@ class RegionModel:
 
     @property
     def text(self) -> str:
-        """The content of the file that ``load_region_model`` reads."""
+        """The content of the file that ``load`` reads."""
         return json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n"
 
     def contrast(self, items: Items, *, is_virus: bool) -> Values:
@@ -131,39 +131,36 @@ class RegionModel:
         enter, leave = float(mixed * virus), float(mixed * (1 - virus))
         return (log1p(-enter), log(enter)), (log(leave), log1p(-leave))
 
+    @staticmethod
+    def load(path: Path | None = None) -> RegionModel:
+        """The model of a file; without one, that of VirNucPro.
 
-def embedded_region_model() -> Path:
-    """The region model that belongs to the embedded scorer."""
-    return EMBEDDED_FOLDER / "regions.json"
-
-
-def load_region_model(path: Path) -> RegionModel:
-    """
-    Raises:
-        InputMissingError: there is no such file.
-        UnavailableError: it is damaged, or of another format.
-    """
-    if not path.is_file():
-        raise InputMissingError(
-            f"there is no region model {printable(path)}",
-            hint="name the regions.json that `virnucpro train --regions` made",
-        )
-    try:
-        facts = read_json(path)
-        if facts.pop("format") != FORMAT:
-            raise ValueError("another format")
-        host, bins = facts.pop("host"), ("edges", "log_ratios", "gene_log_ratios")
-        for name in ("levels", "genes"):
-            usual = tuple(facts[name].pop("usual"))
-            facts[name] = Levels(usual, **facts[name])
-        facts.update({name: tuple(facts[name]) for name in bins})
-        shape, deviation = tuple(host.pop("shape")), tuple(host.pop("deviation"))
-        return RegionModel(
-            host=Hosts(shape=shape, deviation=deviation, **host),
-            **facts,
-        )
-    except (OSError, LookupError, ValueError, TypeError, AttributeError) as error:
-        raise unusable(path, error) from error
+        Raises:
+            InputMissingError: there is no such file.
+            UnavailableError: it is damaged, or of another format.
+        """
+        path = path or OWN_REGION_MODEL
+        if not path.is_file():
+            raise InputMissingError(
+                f"there is no region model {printable(path)}",
+                hint="name the regions.json that `virnucpro train --regions` made",
+            )
+        try:
+            facts = read_json(path)
+            if facts.pop("format") != FORMAT:
+                raise ValueError("another format")
+            host, bins = facts.pop("host"), ("edges", "log_ratios", "gene_log_ratios")
+            for name in ("levels", "genes"):
+                usual = tuple(facts[name].pop("usual"))
+                facts[name] = Levels(usual, **facts[name])
+            facts.update({name: tuple(facts[name]) for name in bins})
+            shape, deviation = tuple(host.pop("shape")), tuple(host.pop("deviation"))
+            return RegionModel(
+                host=Hosts(shape=shape, deviation=deviation, **host),
+                **facts,
+            )
+        except (OSError, LookupError, ValueError, TypeError, AttributeError) as error:
+            raise unusable(path, error) from error
 
 
 def unusable(path: Path, reason: object) -> UnavailableError:

@@ -20,10 +20,10 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.ground.numeric import Counts, Mask, Values, runs_of
+from virnucpro.ground.records import Counts, Mask, Values, runs_of
 from virnucpro.scorer.nets import Scorer
 from virnucpro.scorer.score import score_windows
-from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
+from virnucpro.sequences.translate import STANDARD, GeneticCode
 
 # of the 36 plain figures of a piece: its longest stretch, that beyond chance, gene-like ones per kb
 _SHAPE = (3, 24, 7)

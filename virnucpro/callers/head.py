@@ -25,16 +25,14 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from virnucpro.callers.kmers import N_FEATURES, NO_KMERS, Sketch, frame_composition, pack, unpack
 from virnucpro.encoders.base import Model
 from virnucpro.ground.config import Pooling
 from virnucpro.ground.errors import UnavailableError
 from virnucpro.ground.files import parse_json, sha256, write_whole
 from virnucpro.ground.log import printable
-from virnucpro.ground.numeric import Counts, Values
-from virnucpro.ground.records import check_counts
+from virnucpro.ground.records import Counts, Values, check_counts
 from virnucpro.scorer.nets import ErrorRates, at_lengths
-from virnucpro.sequences.composition import N_FEATURES, frame_composition
-from virnucpro.sequences.sketch import NO_KMERS, Sketch, pack, unpack
 
 CLASSES = "others,virus"
 DECIMALS = 6
@@ -295,41 +293,59 @@ class Head:
         inputs = np.hstack([vectors.astype(np.float64), frame_composition(frames)])
         return self.nucleotide.classify(inputs)
 
+    @staticmethod
+    def load(path: Path) -> Head:
+        """
+        Raises:
+            UnavailableError: the file is missing, damaged, of an older version, or not a head.
+        """
+        try:
+            with safe_open(path, framework="np") as handle:
+                metadata = handle.metadata() or {}
+                tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
+            if _FACTS not in metadata and "encoder_id" in metadata:
+                raise _of_an_older_version(path)
+            facts = parse_json(metadata[_FACTS])
+            temperatures = facts.pop("temperatures")
+            encoders = tuple(EncoderFacts(**encoder) for encoder in facts.pop("encoders"))
+            join = facts.pop("join", None)  # a head without one calls alone
+            networks = {
+                name: _network(name, tensors, temperatures)
+                for name in _NETWORKS
+                if any(tensor.startswith(f"{name}.") for tensor in tensors)
+            }
+            return Head(
+                facts=HeadFacts(encoders=encoders, join=join and Join.of(join), **facts),
+                protein=networks.get("protein"),
+                nucleotide=networks.get("nucleotide"),
+                **{name: tensors[name] for name in _DIGESTS if name in tensors},
+                trained_kmers=unpack(tensors.get("trained_kmers", pack(NO_KMERS))),
+                encoder_kmers=unpack(tensors.get("encoder_kmers", pack(NO_KMERS))),
+                sha256=sha256(path),
+            )
+        except (OSError, SafetensorError, *_DAMAGE) as error:
+            raise UnavailableError(
+                f"{printable(path)} is not a VirNucPro head file: {printable(error)}",
+                hint="a head is a safetensors file that `virnucpro train` writes",
+            ) from error
 
-def load_head(path: Path) -> Head:
-    """
-    Raises:
-        UnavailableError: the file is missing, damaged, of an older version, or not a head.
-    """
-    try:
-        with safe_open(path, framework="np") as handle:
-            metadata = handle.metadata() or {}
-            tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
-        if _FACTS not in metadata and "encoder_id" in metadata:
-            raise _of_an_older_version(path)
-        facts = parse_json(metadata[_FACTS])
-        temperatures = facts.pop("temperatures")
-        encoders = tuple(EncoderFacts(**encoder) for encoder in facts.pop("encoders"))
-        join = facts.pop("join", None)  # a head without one calls alone
-        networks = {
-            name: _network(name, tensors, temperatures)
-            for name in _NETWORKS
-            if any(tensor.startswith(f"{name}.") for tensor in tensors)
+    def save(self, path: Path) -> None:
+        """Write the head, but for the hash of its file: the same bytes every time."""
+        both = {name: getattr(self, name) for name in _NETWORKS}
+        networks: dict[str, Network] = {name: network for name, network in both.items() if network}
+        temperatures = {name: network.temperature for name, network in networks.items()}
+        facts = {**asdict(self.facts), "temperatures": temperatures}
+        tensors: dict[str, _Array] = {
+            f"{name}.layers.{i}.{kind}": values
+            for name, network in networks.items()
+            for i, layer in enumerate(network.layers)
+            for kind, values in zip(("weight", "bias"), layer, strict=True)
         }
-        return Head(
-            facts=HeadFacts(encoders=encoders, join=join and Join.of(join), **facts),
-            protein=networks.get("protein"),
-            nucleotide=networks.get("nucleotide"),
-            **{name: tensors[name] for name in _DIGESTS if name in tensors},
-            trained_kmers=unpack(tensors.get("trained_kmers", pack(NO_KMERS))),
-            encoder_kmers=unpack(tensors.get("encoder_kmers", pack(NO_KMERS))),
-            sha256=sha256(path),
-        )
-    except (OSError, SafetensorError, *_DAMAGE) as error:
-        raise UnavailableError(
-            f"{printable(path)} is not a VirNucPro head file: {printable(error)}",
-            hint="a head is a safetensors file that `virnucpro train` writes",
-        ) from error
+        tensors |= {name: getattr(self, name) for name in _DIGESTS}
+        tensors |= {name: pack(getattr(self, name)) for name in _SKETCHES}
+        content = {name: np.ascontiguousarray(values) for name, values in tensors.items()}
+        metadata = {_FACTS: json.dumps(facts, sort_keys=True)}  # one entry: they come in any order
+        write_whole(path, save(content, metadata=metadata))
 
 
 def _of_an_older_version(path: Path) -> UnavailableError:
@@ -348,25 +364,6 @@ def _network(
         for i in range(-(-n_tensors // 2))
     )
     return Network(layers, float(temperatures[name]))
-
-
-def save_head(path: Path, head: Head) -> None:
-    """Write a head, but for the hash of its file: the same bytes every time."""
-    both = {name: getattr(head, name) for name in _NETWORKS}
-    networks: dict[str, Network] = {name: network for name, network in both.items() if network}
-    temperatures = {name: network.temperature for name, network in networks.items()}
-    facts = {**asdict(head.facts), "temperatures": temperatures}
-    tensors: dict[str, _Array] = {
-        f"{name}.layers.{i}.{kind}": values
-        for name, network in networks.items()
-        for i, layer in enumerate(network.layers)
-        for kind, values in zip(("weight", "bias"), layer, strict=True)
-    }
-    tensors |= {name: getattr(head, name) for name in _DIGESTS}
-    tensors |= {name: pack(getattr(head, name)) for name in _SKETCHES}
-    content = {name: np.ascontiguousarray(values) for name, values in tensors.items()}
-    metadata = {_FACTS: json.dumps(facts, sort_keys=True)}  # one entry: they come in any order
-    write_whole(path, save(content, metadata=metadata))
 
 
 def join_log_odds(knots: Sequence[JoinKnot], base: Values, head: Values, lengths: Counts) -> Values:

@@ -37,18 +37,6 @@ CallsBy = Annotated[
 ]
 
 
-EmbedBy = Annotated[
-    Embed | None,
-    option(
-        "Choose records to embed by their score. viral: those that a preset calls virus, or "
-        "nearly; uncertain: these, without those that every preset calls virus. The scorer alone "
-        "calls the others.",
-        MODEL,
-        show_default="all, or what the run embeds",
-    ),
-]
-
-
 RegionModel = Annotated[
     Path | None,
     option(

@@ -15,14 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from virnucpro.callers.head import (
-    EncoderFacts,
-    Head,
-    HeadFacts,
-    Network,
-    load_head,
-    save_head,
-)
+from virnucpro.callers.head import EncoderFacts, Head, HeadFacts, Network
 from virnucpro.encoders.base import Model
 from virnucpro.encoders.catalogue import fetch_head
 from virnucpro.ground.errors import UnavailableError
@@ -55,9 +48,9 @@ def find_head(bundle: str, models: tuple[Model, ...], on_event: OnEvent) -> Path
     encoders = tuple(map(EncoderFacts.of, models))
     converted = source.with_name(_CONVERTED)
     with suppress(UnavailableError):  # it was never made, or is damaged
-        if load_head(converted).facts.encoders == encoders:
+        if Head.load(converted).facts.encoders == encoders:
             return converted
-    save_head(converted, read_original_head(source, encoders, chunk_size))
+    read_original_head(source, encoders, chunk_size).save(converted)
     return converted
 
 

@@ -21,20 +21,21 @@ from virnucpro.callers.head import HeadFacts, join_log_odds
 from virnucpro.callers.options import FALSE_POSITIVES, CutOptions
 from virnucpro.callers.regions import Found
 from virnucpro.ground.config import Recipe
-from virnucpro.ground.numeric import Counts, Mask, Values
 from virnucpro.ground.records import (
     CalledRecords,
     Calls,
+    Counts,
     FrameScores,
+    Mask,
     RecordResult,
     Records,
     Status,
+    Values,
 )
 from virnucpro.scorer.nets import ErrorRates, Scorer, false_discovery_rates, thresholds
 from virnucpro.scorer.proteins import SHORTEST as SHORTEST_PROTEIN
 from virnucpro.scorer.score import PieceScores, score_block, score_proteins
-from virnucpro.sequences.genetic_code import GeneticCode, genetic_code
-from virnucpro.sequences.translate import protein_of, screen_all
+from virnucpro.sequences.translate import GeneticCode, protein_of, screen_all
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,7 +71,7 @@ def score_records(records: Records, recipe: Recipe, scorer: Scorer) -> ScoredRec
         scores, pieces = _whole_proteins(proteins, scorer)
     else:
         sequences = [records.sequences[place] for place in places]
-        scores, pieces = score_block(sequences, scorer, genetic_code(recipe.genetic_code))
+        scores, pieces = score_block(sequences, scorer, GeneticCode.of(recipe.genetic_code))
     log_odds = np.full(len(notes), np.nan)
     log_odds[places] = scores
     pieces = pieces._replace(record=np.array(places, dtype=np.int64)[pieces.record])

@@ -23,18 +23,19 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from virnucpro.callers.chain import (
-    RegionModel,
-    embedded_region_model,
-    load_region_model,
-    posteriors,
-    unusable,
-    viterbi,
-)
+from virnucpro.callers.chain import OWN_REGION_MODEL, RegionModel, posteriors, unusable, viterbi
 from virnucpro.callers.contrast import Genes, Items, ReadGenes, median
 from virnucpro.ground.log import counted
-from virnucpro.ground.numeric import Counts, Mask, Values, runs_of
-from virnucpro.ground.records import FastaRecord, RecordResult, Region, Track
+from virnucpro.ground.records import (
+    Counts,
+    FastaRecord,
+    Mask,
+    RecordResult,
+    Region,
+    Track,
+    Values,
+    runs_of,
+)
 from virnucpro.scorer.landmarks import (
     Repeat,
     direct_repeats,
@@ -44,8 +45,8 @@ from virnucpro.scorer.landmarks import (
     open_edges,
     trna_ends,
 )
-from virnucpro.scorer.nets import Scorer, own_scorer
-from virnucpro.sequences.genetic_code import STANDARD, GeneticCode, genetic_code
+from virnucpro.scorer.nets import Scorer
+from virnucpro.sequences.translate import STANDARD, GeneticCode
 
 SHORTEST_RECORD = 10_000  # bases; in a shorter one no regions are looked for
 MOST_BY_CHANCE_ALONE = 1e-4  # of a repeat that decides; one in twenty places of a host has one
@@ -192,24 +193,24 @@ class RegionFinder:
         columns = (starts[order], ends[order], track.log_odds[order], track.posterior[order])
         return tuple(sorted(placed)), Track(*columns)
 
+    @staticmethod
+    def embedded(
+        code: int,
+        scorer: Scorer | None = None,
+        model: Path | None = None,
+        least_posterior: float = 0.0,
+    ) -> RegionFinder:
+        """The finder of VirNucPro, or with another model, for a genetic code by its number.
 
-def embedded_finder(
-    code: int,
-    scorer: Scorer | None = None,
-    model: Path | None = None,
-    least_posterior: float = 0.0,
-) -> RegionFinder:
-    """The finder that comes with VirNucPro, or with another model, for a genetic code by number.
-
-    Raises:
-        InputMissingError: there is no such model.
-        UnavailableError: the model is damaged, of another format, or of other pieces.
-    """
-    scorer, path = scorer or own_scorer(), model or embedded_region_model()
-    region_model, size = load_region_model(path), scorer.windows.size
-    if region_model.size != size:
-        raise unusable(path, f"pieces of {region_model.size} bases where nets read {size}")
-    return RegionFinder(scorer, region_model, genetic_code(code), least_posterior)
+        Raises:
+            InputMissingError: there is no such model.
+            UnavailableError: the model is damaged, of another format, or of other pieces.
+        """
+        scorer, path = scorer or Scorer.own(), model or OWN_REGION_MODEL
+        region_model, size = RegionModel.load(path), scorer.windows.size
+        if region_model.size != size:
+            raise unusable(path, f"pieces of {region_model.size} bases where nets read {size}")
+        return RegionFinder(scorer, region_model, GeneticCode.of(code), least_posterior)
 
 
 def quietest(log_odds: Values, model: RegionModel) -> int:

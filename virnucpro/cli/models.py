@@ -189,13 +189,13 @@ def verify(options: NamedModelOptions) -> None:
     Example: virnucpro models verify esm2_t33_650M_UR50D
     """
     with exits():
-        from virnucpro.callers.head import load_head
+        from virnucpro.callers.head import Head
         from virnucpro.encoders.models import verify_model
 
         model, digest = verify_model(options.model)
         lines = [f"{printable(model.path)} is complete, sha256 {digest}"]
         if model.head is not None:
-            head = load_head(model.head)
+            head = Head.load(model.head)
             head.facts.check_made_for([model])
             lines.append(f"{printable(model.head)} is complete, sha256 {head.sha256}")
         report(lines)

@@ -143,7 +143,7 @@ def _run(options: RunOptions, console: ConsoleOptions) -> None:
     with exits(partial(what_is_kept, options)):
         with loading(console):
             from virnucpro.run.folder import RunDir
-            from virnucpro.stories import pipeline
+            from virnucpro.stories.pipeline import execute
             from virnucpro.tables.sinks import VirusTable
 
             executor_on = _executor_on(options)
@@ -151,7 +151,7 @@ def _run(options: RunOptions, console: ConsoleOptions) -> None:
                 with needing("arrow"):
                     import pyarrow.parquet  # noqa: F401 - before anything is embedded
         with watched(console) as events:
-            summary = pipeline.execute(options, events, executor_on)
+            summary = execute(options, events, executor_on)
     with exits():
         if summary.n_slices is None:
             rundir = RunDir(options.output_dir)
@@ -172,11 +172,11 @@ def work_in_block(options: WorkOptions, indices: tuple[int, ...]) -> list[ShardF
     The process ends with the one that started it, which Parsl's own workers do not.
     """
     from virnucpro.ground.processes import end_with
-    from virnucpro.stories.work import work_for_run
+    from virnucpro.stories import work as story
 
     end_with(os.getppid())
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return work_for_run(replace(options, cuda_visible_devices=visible), indices)
+    return story.work_for_run(replace(options, cuda_visible_devices=visible), indices)
 
 
 @command(WorkOptions, ConsoleOptions)

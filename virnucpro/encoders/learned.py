@@ -29,7 +29,7 @@ from virnucpro.encoders.esm2.family import ESM2Model, as_esm2, inspect_esm2
 from virnucpro.encoders.esm2.model import DTYPES, ESM2
 from virnucpro.encoders.esm2.weights import load_esm2
 from virnucpro.encoders.options import Architecture, Encoding
-from virnucpro.encoders.readers import Reader, new_reader
+from virnucpro.encoders.readers import Reader
 from virnucpro.encoders.transfer import HostCopy, PackedBatch, PackedEncoder
 from virnucpro.ground.config import EncoderSpec, Footprint, Pooling, Precision, Reads
 from virnucpro.ground.errors import UnavailableError
@@ -305,7 +305,7 @@ def load(spec: EncoderSpec, weights: Path, device: torch.device) -> Encoder:
     esm2 = None
     if base is not None:
         esm2 = load_esm2(base.path, base.shape.n_layers, DTYPES[spec.precision], device)
-    reader = new_reader(facts.encoding, facts.architecture, esm2)
+    reader = Reader.new(facts.encoding, facts.architecture, esm2)
     weights_by_name = {
         name: torch.from_numpy(values) for name, values in read_weights(weights).items()
     }

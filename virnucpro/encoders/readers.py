@@ -92,23 +92,23 @@ class Reader(nn.Module):
         out: Tensor = self.network(*_pad_residues(hidden, batch))
         return out.float()
 
+    @staticmethod
+    def new(encoding: Encoding, architecture: Architecture, esm2: ESM2 | None = None) -> Reader:
+        """A reader with random weights, of what the encoding gives each residue.
 
-def new_reader(encoding: Encoding, architecture: Architecture, esm2: ESM2 | None = None) -> Reader:
-    """A reader with random weights, of what the encoding gives each residue.
-
-    ``esm2`` is the model that encodes, where the encoding is its.
-    """
-    match encoding:
-        case "composition":
-            return Reader(None, 0)
-        case "esm2":
-            assert esm2 is not None, "an encoding by a model"
-            return _reader_of(esm2, esm2.shape.dim, architecture)
-        case "onehot":
-            table = _one_hot()
-        case "blosum62":
-            table = _blosum62()
-    return _reader_of(table, table.rows.shape[1], architecture)
+        ``esm2`` is the model that encodes, where the encoding is its.
+        """
+        match encoding:
+            case "composition":
+                return Reader(None, 0)
+            case "esm2":
+                assert esm2 is not None, "an encoding by a model"
+                return _reader_of(esm2, esm2.shape.dim, architecture)
+            case "onehot":
+                table = _one_hot()
+            case "blosum62":
+                table = _blosum62()
+        return _reader_of(table, table.rows.shape[1], architecture)
 
 
 def _reader_of(encoder: nn.Module, n_channels: int, architecture: Architecture) -> Reader:

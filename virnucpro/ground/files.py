@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from virnucpro.ground.errors import OutputError, StorageError, UsageError
+from virnucpro.ground.errors import OutputError, ResumeError, StorageError, UsageError
 from virnucpro.ground.log import printable
 
 if sys.version_info >= (3, 14):
@@ -218,6 +218,25 @@ def read_json(path: Path, most_bytes: int = MOST_JSON) -> Any:  # noqa: ANN401 -
         if os.fstat(handle.fileno()).st_size > most_bytes:
             raise ValueError(f"it has more than {most_bytes:,} bytes")
         return parse_json(handle.read())
+
+
+def read_facts(path: Path) -> dict[str, Any]:
+    """What a run, a training or an evaluation says of itself: an object in a file of JSON.
+
+    Raises:
+        OSError: it cannot be opened, or is not a plain file.
+        ResumeError: it is damaged.
+    """
+    why: object = "it is not a JSON object"
+    try:
+        content = read_json(path)
+        if isinstance(content, dict):
+            return content
+    except ValueError as error:
+        why = error
+    raise ResumeError(
+        f"{printable(path)} is damaged: {printable(why)}", hint="put a copy of it back"
+    )
 
 
 def parse_json(text: bytes | str) -> Any:  # noqa: ANN401 - as it comes

@@ -21,6 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 Status = Literal["scored", "embedded", "too_short", "no_orf", "invalid", "failed"]
+Values = NDArray[np.float64]
+Counts = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
 PROTEIN = "."  # the strand of an ORF that came as a protein
 STATUSES: Mapping[Status, str] = {  # and what became of the records with each
     "scored": "with a score and a call",
@@ -515,3 +519,22 @@ class CalledRecords:
 def _end_to_end(each: Iterable[Sequence[list[Any]]]) -> list[list[Any]]:
     """The columns of several tables, each in one."""
     return [list(chain.from_iterable(columns)) for columns in zip(*each, strict=True)]
+
+
+# What several rooms compute of arrays
+
+
+def sigmoid(log_odds: Values) -> Values:
+    """The probability for these log-odds; no overflow, however large they are. (n,) -> (n,)"""
+    return np.asarray(0.5 * (1 + np.tanh(log_odds / 2)))
+
+
+def runs_of(mask: Mask) -> list[tuple[int, int]]:
+    """The runs in which the mask is true, as (first, one after the last)."""
+    bounds = np.flatnonzero(np.diff(mask, prepend=False, append=False)).tolist()
+    return list(zip(bounds[::2], bounds[1::2], strict=True))
+
+
+def from_bfloat16(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
+    """Numbers in float32 of their upper halves."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from virnucpro.callers.caller import Caller
 from virnucpro.callers.calls import score_chunks
 from virnucpro.callers.head import HeadFacts
+from virnucpro.callers.kmers import Sketch, share_known, sketch_of
 from virnucpro.engine.executor import Executor
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.ground.config import Recipe
@@ -31,9 +32,8 @@ from virnucpro.ground.errors import InputError, UsageError, VirnucproError
 from virnucpro.ground.events import OnEvent
 from virnucpro.ground.files import atomic, refuse_links, writing
 from virnucpro.ground.log import LOGGER, announce, counted, printable
-from virnucpro.ground.numeric import Mask, Values
 from virnucpro.ground.options import carry
-from virnucpro.ground.records import Call, FastaRecord, Prediction
+from virnucpro.ground.records import Call, FastaRecord, Mask, Prediction, Values
 from virnucpro.learning.frames import cut
 from virnucpro.learning.metrics import Measures, Samples, bootstrap, measure
 from virnucpro.learning.options import EvaluateOptions
@@ -54,8 +54,7 @@ from virnucpro.learning.records import (
 )
 from virnucpro.run.folder import RunDir
 from virnucpro.sequences.fasta import read_fasta, write_record
-from virnucpro.sequences.genetic_code import GeneticCode, genetic_code
-from virnucpro.sequences.sketch import Sketch, share_known, sketch_of
+from virnucpro.sequences.translate import GeneticCode
 from virnucpro.stories.options import PredictOptions
 from virnucpro.stories.pipeline import run
 from virnucpro.stories.resolve import RunConfig, resolve
@@ -333,7 +332,7 @@ def read_chunks(
 ) -> SamplesOfKind:
     """The chunks of the whole records, as the head alone scores and calls them."""
     whole = {fragment.id: fragment.record for fragment in fragments if fragment.length == _WHOLE}
-    rundir, code = RunDir(question.run_folder), genetic_code(recipe.genetic_code)
+    rundir, code = RunDir(question.run_folder), GeneticCode.of(recipe.genetic_code)
     with rundir.output(FrameTable).open(encoding="utf-8") as table:
         pieces = (record for record in read_fasta(question.fasta) if record.id in whole)
         chunks = list(_read_chunk_scores(table, pieces, recipe.chunk_size, facts, code))

@@ -33,20 +33,24 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from virnucpro.callers.kmers import (
+    N_FEATURES,
+    Sketch,
+    frame_bases,
+    frame_composition,
+    join_sketches,
+    sketch_of,
+)
 from virnucpro.ground.config import Store
 from virnucpro.ground.errors import FeatureFileError
 from virnucpro.ground.files import as_text, read_json, sha256, writing
 from virnucpro.ground.log import printable
-from virnucpro.ground.numeric import from_bfloat16
-from virnucpro.ground.records import Chunk, FastaRecord, Orf
+from virnucpro.ground.records import Chunk, FastaRecord, Orf, from_bfloat16
 from virnucpro.ground.tree import Tree
 from virnucpro.learning.records import Labelled, LabelledRecord, Split
 from virnucpro.run.folder import RunDir
-from virnucpro.sequences.composition import N_CODONS, N_FEATURES, frame_bases, frame_composition
 from virnucpro.sequences.fasta import write_record
-from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
-from virnucpro.sequences.sketch import Sketch, join_sketches, sketch_of
-from virnucpro.sequences.translate import chunk_record, translate_six_frames
+from virnucpro.sequences.translate import STANDARD, GeneticCode, chunk_record, translate_six_frames
 
 Values = NDArray[Any]
 Rows = NDArray[np.int64]
@@ -350,9 +354,9 @@ def recipe_weights(frames: LabelledFrames) -> NDArray[np.float32]:
 
 def _gc_of(frames: LabelledFrames) -> Values:
     """The share of G and C in the codons of each frame. (n,)"""
-    codons = np.arange(N_CODONS)
+    codons = np.arange(len(STANDARD.codons))
     n_gc = sum(np.isin(codons // 4**place % 4, (1, 2)).astype(np.float64) for place in range(3))
-    blocks = [block[:, :N_CODONS] @ n_gc / 3 for block in frames.composition.blocks()]
+    blocks = [block[:, : len(codons)] @ n_gc / 3 for block in frames.composition.blocks()]
     return np.concatenate(blocks) if blocks else np.empty(0)
 
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.ground.numeric import Mask, Values
+from virnucpro.ground.records import Mask, Values
 
 _PREVALENCES = (0.01, 0.05, 0.2)  # shares of viruses in a sample, at which precision is told
 _MAX_FALSE_POSITIVES = 0.01  # share of what is not viral, at which recall is measured

@@ -21,18 +21,18 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from virnucpro.callers.kmers import N_FEATURES
 from virnucpro.encoders.esm2.attention import StagedBatch
 from virnucpro.encoders.esm2.checkpoint import AMINO_ACID_TOKENS, MASK, ESM2Shape
 from virnucpro.encoders.esm2.model import ESM2, TOKEN_DROPOUT_SCALE
 from virnucpro.encoders.readers import Reader
 from virnucpro.encoders.transfer import PackedBatch, send
 from virnucpro.ground.errors import VirnucproError
-from virnucpro.ground.numeric import sigmoid
 from virnucpro.ground.processes import Child, Pipe, Raised, interrupts_held, kill_all, start
+from virnucpro.ground.records import sigmoid
 from virnucpro.learning.frames import ArrayRows, LabelledFrames, Rows, Texts, Values
 from virnucpro.learning.metrics import Samples, auroc, measure
 from virnucpro.learning.ranks import Ranks
-from virnucpro.sequences.composition import N_FEATURES
 
 NETWORKS = ("protein", "nucleotide")  # of a classifier; without residues the second is alone
 _LINEAR = ("qkv", "attention_out", "up", "down")  # of a layer of ESM-2
@@ -55,7 +55,7 @@ class _MaskedBatch:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FrameBatch:
+class _FrameBatch:
     """Frames with their labels."""
 
     rows: NDArray[np.int64]  # (n,), of the frames, in the order of what follows
@@ -273,7 +273,7 @@ class FrameClassifier(nn.Module):
         super().__init__()
         self.reader, self.classifier = reader, classifier
 
-    def logits(self, batch: FrameBatch) -> Tensor:
+    def logits(self, batch: _FrameBatch) -> Tensor:
         """The log-odds of being viral by each network, (n_networks, n)."""
         device = self.classifier.centre.device
         read = self.reader(batch.packed).to(device)
@@ -281,7 +281,7 @@ class FrameClassifier(nn.Module):
         out: Tensor = self.classifier(pooled, send(batch.composition, device))
         return out.float()
 
-    def forward(self, batch: FrameBatch) -> Tensor:
+    def forward(self, batch: _FrameBatch) -> Tensor:
         """The weighted losses of all networks, summed over the frames."""
         logits = self.logits(batch)
         is_virus = send(batch.is_virus, logits.device).expand_as(logits)
@@ -414,7 +414,7 @@ class FrameLabels:
         self.weights, self.held_out_weights = weigh(frames), weigh(held_out)
         self.n_rows = len(frames)
 
-    def batch(self, rows: Rows, epoch: int) -> FrameBatch:
+    def batch(self, rows: Rows, epoch: int) -> _FrameBatch:
         return frame_batch(self.frames, rows, self.weights)
 
     def weight(self, rows: Rows) -> float:
@@ -471,9 +471,9 @@ def frame_log_odds(module: nn.Module, frames: LabelledFrames, ranks: Ranks) -> N
     return logits
 
 
-def frame_batch(frames: LabelledFrames, rows: Rows, weight: NDArray[np.float32]) -> FrameBatch:
+def frame_batch(frames: LabelledFrames, rows: Rows, weight: NDArray[np.float32]) -> _FrameBatch:
     rows = _longest_first(rows, frames.proteins)
-    return FrameBatch(
+    return _FrameBatch(
         rows,
         PackedBatch.of([frames.proteins[row] for row in rows]),
         frames.composition[rows],

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from virnucpro import __version__
-from virnucpro.callers.head import Head, load_head
+from virnucpro.callers.head import Head
 from virnucpro.encoders.catalogue import open_model
 from virnucpro.ground.errors import InputMissingError, UsageError
 from virnucpro.ground.files import HEAD_FILE, open_plain, sha256, write_whole
@@ -451,7 +451,7 @@ def describe_head(path: Path) -> Iterator[str]:
     Raises:
         UnavailableError: it is damaged, or of an older version.
     """
-    head = load_head(path)
+    head = Head.load(path)
     facts = head.facts
     yield f"head        {printable(path)}"
     yield f"sha256      {head.sha256}"

@@ -25,25 +25,24 @@ from urllib.parse import unquote
 
 import numpy as np
 
-from virnucpro.callers.chain import RegionModel, embedded_region_model, load_region_model
+from virnucpro.callers.chain import RegionModel
 from virnucpro.callers.contrast import Hosts, Items, Levels, signal
 from virnucpro.callers.regions import SHORTEST_RECORD, regions_of_items
 from virnucpro.ground.errors import InputError, VirnucproError
 from virnucpro.ground.events import OnEvent, Progress
 from virnucpro.ground.files import refuse_links, write_whole
 from virnucpro.ground.log import LOGGER, announce, counted, printable
-from virnucpro.ground.numeric import Mask, Values
 from virnucpro.ground.options import carry
-from virnucpro.ground.records import FastaRecord
+from virnucpro.ground.records import FastaRecord, Mask, Values
 from virnucpro.learning.metrics import INTERVAL
 from virnucpro.learning.options import EvaluateOptions, TrainOptions
 from virnucpro.learning.records import read_cells, read_lines
 from virnucpro.run.folder import RunDir
 from virnucpro.scorer.landmarks import genes_of
-from virnucpro.scorer.nets import Scorer, own_scorer
+from virnucpro.scorer.nets import Scorer
 from virnucpro.sequences.fasta import read_fasta
-from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
 from virnucpro.sequences.inputs import Source, list_sources
+from virnucpro.sequences.translate import STANDARD, GeneticCode
 from virnucpro.stories.options import PredictOptions
 from virnucpro.stories.pipeline import execute
 from virnucpro.tables.sinks import RecordTable, RegionTable
@@ -81,7 +80,7 @@ def evaluate_regions(options: EvaluateOptions, truth_table: Path, on_event: OnEv
     """
     truths = read_truth(truth_table)
     genes = read_genes(options.genes) if options.genes is not None else {}
-    model = load_region_model(options.region_model or embedded_region_model())
+    model = RegionModel.load(options.region_model)
     announce(f"regions were learned from {model.training}; of any of these, figures are too good")
     refuse_links(options.output_dir, [_RUN, _EVALUATED])
     run_folder = options.output_dir / _RUN
@@ -426,7 +425,7 @@ def train_regions(options: TrainOptions, truth_table: Path, on_event: OnEvent) -
         VirnucproError: see ``errors``; or there are too few chromosomes.
     """
     with RunDir(options.output_dir).in_use():
-        scorer = own_scorer()
+        scorer = Scorer.own()
         read_genes = partial(genes_of, scorer=scorer)
         genomes = _read_genomes(options.data, truth_table, scorer, on_event)
         chromosomes = [one for own, _ in genomes for one in own]

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from virnucpro.callers.head import Head, load_head
+from virnucpro.callers.head import Head
 from virnucpro.encoders.catalogue import open_model
 from virnucpro.encoders.esm2.checkpoint import ESM2Shape
 from virnucpro.encoders.esm2.family import as_esm2
@@ -56,7 +56,7 @@ from virnucpro.learning.records import (
     write_split,
 )
 from virnucpro.run.folder import RunDir
-from virnucpro.sequences.genetic_code import genetic_code
+from virnucpro.sequences.translate import GeneticCode
 
 FACTS = "training.json"
 CARD_FILE = "README.md"  # beside the head
@@ -216,7 +216,7 @@ def load_known(path: Path | None) -> Head | None:
         UnavailableError: it is damaged, or of an older version.
     """
     try:
-        return None if path is None else load_head(path)
+        return None if path is None else Head.load(path)
     except UnavailableError as error:
         raise UnavailableError(
             f"{error}; it lies beside the encoder, and would say what that was trained on",
@@ -274,7 +274,7 @@ def _check_others(options: TrainOptions, mode: Mode) -> None:
             "a head on vectors of the engine has one --chunk-size",
             hint="train it with --finetune for several",
         )
-    genetic_code(options.genetic_code)
+    GeneticCode.of(options.genetic_code)
     if options.seeds < 1 or (options.seeds > 1 and mode == "pretrain"):
         raise UsageError(
             f"--seeds is {options.seeds}",
@@ -369,7 +369,7 @@ def _prepare_frames(training: Training, manifest: DataManifest, on_event: OnEven
     pairs = read_records(manifest, hashes.append, hear)
     for path in beside:
         pairs = copying(pairs, path)
-    write_frames(training.frames, pairs, sizes, genetic_code(number))
+    write_frames(training.frames, pairs, sizes, GeneticCode.of(number))
     source = origin_of(manifest.sha256, hashes, sizes, number)
     write_label(training.frames, source, *beside)
     return source

@@ -22,15 +22,8 @@ from torch import Tensor, nn
 from virnucpro import __version__
 from virnucpro.callers.caller import ByScorer
 from virnucpro.callers.calls import SUREST
-from virnucpro.callers.head import (
-    EncoderFacts,
-    Head,
-    HeadFacts,
-    Join,
-    Layer,
-    Network,
-    save_head,
-)
+from virnucpro.callers.head import EncoderFacts, Head, HeadFacts, Join, Layer, Network
+from virnucpro.callers.kmers import Sketch
 from virnucpro.callers.options import CutOptions
 from virnucpro.encoders.base import Model
 from virnucpro.encoders.catalogue import open_model
@@ -40,7 +33,7 @@ from virnucpro.encoders.families import EMBEDDED
 from virnucpro.encoders.learned import save_reader
 from virnucpro.ground.files import LEARNED_FILE
 from virnucpro.ground.log import LOGGER, announce, counted, printable
-from virnucpro.ground.numeric import Values
+from virnucpro.ground.records import Values
 from virnucpro.ground.tree import Tree
 from virnucpro.learning.calibration import (
     N_CHUNKS,
@@ -66,11 +59,10 @@ from virnucpro.learning.networks import NETWORKS, Classifier, FrameClassifier, m
 from virnucpro.learning.pages import write_card
 from virnucpro.learning.records import LabelledRecord, Split, group_digest, write_table
 from virnucpro.learning.request import EPOCHS, GAIN, HELD_OUT, Training, load_known
-from virnucpro.scorer.nets import Scorer, at_lengths, own_scorer
+from virnucpro.scorer.nets import Scorer, at_lengths
 from virnucpro.scorer.score import score_sequences
 from virnucpro.sequences.fasta import read_fasta
-from virnucpro.sequences.genetic_code import GeneticCode, genetic_code
-from virnucpro.sequences.sketch import Sketch
+from virnucpro.sequences.translate import GeneticCode
 
 _TrainedOn = dict[str, Any]  # fields of ``Head``, by name; each rises
 Epoch = tuple[int, dict[str, float]]  # a seed, and the figures of one of its epochs
@@ -87,7 +79,7 @@ class TrainingResults:
     store: FrameStore
     splits: Mapping[str, Split]
     parts: Mapping[Split, LabelledFrames]  # validation first, and what else has both labels
-    scorer: Scorer = field(default_factory=own_scorer)
+    scorer: Scorer = field(default_factory=Scorer.own)
     fragments: Mapping[Split, list[ScoredFragments]] = field(default_factory=dict)
     gains: list[_Gain] = field(default_factory=list)
 
@@ -119,7 +111,7 @@ class TrainingResults:
         """The join with the scorer, fitted to the validation groups; measured on all of these."""
         if not self.fragments:
             options = training.options
-            size, code = options.chunk_size[0], genetic_code(options.genetic_code)
+            size, code = options.chunk_size[0], GeneticCode.of(options.genetic_code)
             self.fragments = read_fragments(
                 training.fasta, self.store, self.splits, size, self.scorer, code
             )
@@ -442,7 +434,7 @@ def write_head(
         Network(_layers(classifier.nucleotide, shift, scale), calibration.temperature),
         **trained_on,
     )
-    save_head(path, head)
+    head.save(path)
     return head
 
 

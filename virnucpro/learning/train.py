@@ -30,9 +30,10 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 
+from virnucpro.callers.kmers import N_FEATURES, frame_composition
 from virnucpro.encoders.esm2.model import ESM2
 from virnucpro.encoders.esm2.weights import load_esm2, save_esm2
-from virnucpro.encoders.readers import Reader, new_reader
+from virnucpro.encoders.readers import Reader
 from virnucpro.encoders.transfer import use_device
 from virnucpro.engine.executor import Executor
 from virnucpro.engine.local import ProcessExecutor
@@ -41,8 +42,8 @@ from virnucpro.ground.errors import InputError, UsageError, VirnucproError
 from virnucpro.ground.events import OnEvent, Progress
 from virnucpro.ground.files import writing
 from virnucpro.ground.log import announce, counted, printable
-from virnucpro.ground.numeric import Values
 from virnucpro.ground.options import carry
+from virnucpro.ground.records import Values
 from virnucpro.ground.tree import Tree
 from virnucpro.learning.frames import (
     ArrayRows,
@@ -101,8 +102,7 @@ from virnucpro.learning.request import (
 )
 from virnucpro.learning.results import Epoch, TrainingResults, write_epochs
 from virnucpro.run.folder import RunDir
-from virnucpro.sequences.composition import N_FEATURES, frame_composition
-from virnucpro.sequences.genetic_code import genetic_code
+from virnucpro.sequences.translate import GeneticCode
 from virnucpro.stories.options import ExtractOptions
 from virnucpro.stories.pipeline import execute
 
@@ -426,10 +426,10 @@ def _encoder_of(training: Training, is_empty: bool = False) -> ESM2:
 
 def new_reader_of(training: Training, is_empty: bool = False) -> Reader:
     if training.has_stored_vectors:
-        return new_reader("composition", "mlp", None)
+        return Reader.new("composition", "mlp", None)
     encoding = training.options.encoding
     esm2 = _encoder_of(training, is_empty) if encoding == "esm2" else None
-    return new_reader(encoding, training.options.architecture, esm2)
+    return Reader.new(encoding, training.options.architecture, esm2)
 
 
 def _some(frames: LabelledFrames, seed: int) -> LabelledFrames:
@@ -505,7 +505,7 @@ def _translated(
 ) -> Iterator[tuple[LabelledRecord, list[str]]]:
     """Each record with the proteins of its frames. Memory holds one record."""
     options, n_bases = training.options, 0
-    code = genetic_code(options.genetic_code)
+    code = GeneticCode.of(options.genetic_code)
     for labelled, record in read_records(read_data_manifest(options.data), on_file):
         on_event(Progress("reading the labelled sequences", n_bases, 0, "bases"))
         n_bases += len(record.sequence)
@@ -594,7 +594,7 @@ def _time_batches(
     """
     settings, frames, reader = training.settings, _sample(proteins), None
     if training.has_stored_vectors:  # it is the encoder that takes time
-        reader = new_reader("esm2", "mlp", _encoder_of(training))
+        reader = Reader.new("esm2", "mlp", _encoder_of(training))
     module = _module_of(training, frames, reader=reader).to(device)
     objective = _objective_of(training, frames, frames)
     n_trained = sum(weight.numel() for weight in module.parameters() if weight.requires_grad)

@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from virnucpro.ground.errors import InputError
 from virnucpro.ground.log import printable
-from virnucpro.ground.numeric import Counts, Mask, Values
-from virnucpro.ground.records import STATUSES
+from virnucpro.ground.records import STATUSES, Counts, Mask, Values
 from virnucpro.scorer.library import call
 from virnucpro.tables.sinks import LENGTH_CLASSES
 

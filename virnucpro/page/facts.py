@@ -19,11 +19,10 @@ from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 
-from virnucpro.ground.errors import InputMissingError, ResumeError
-from virnucpro.ground.files import open_plain, read_json
+from virnucpro.ground.errors import InputMissingError
+from virnucpro.ground.files import open_plain, read_facts
 from virnucpro.ground.log import escaped, printable
-from virnucpro.ground.numeric import Values
-from virnucpro.ground.records import Region
+from virnucpro.ground.records import Region, Values
 from virnucpro.page.counts import damaged, read_blocks
 
 _MOST_OF_LOG = 1 << 20  # bytes at its end
@@ -70,16 +69,7 @@ class Facts:
             raise InputMissingError(
                 f"{printable(path.parent)} holds no run", hint="give the --output-dir of a run"
             )
-        content, why = None, "it is not a JSON object"
-        try:
-            content = read_json(path)
-        except ValueError as error:
-            why = str(error)
-        if not isinstance(content, dict):
-            raise ResumeError(
-                f"{printable(path)} is damaged: {printable(why)}", hint="put a copy of it back"
-            )
-        return cls(content)
+        return cls(read_facts(path))
 
     def part(self, *names: str) -> Mapping[str, Any]:
         """An object within it; an empty one if it is not there."""

@@ -19,8 +19,7 @@ import numpy as np
 
 from virnucpro.ground.events import STAGES, STARTING
 from virnucpro.ground.log import LOGGER, counted, escaped, printable
-from virnucpro.ground.numeric import Values
-from virnucpro.ground.records import STATUSES, Region
+from virnucpro.ground.records import STATUSES, Region, Values
 from virnucpro.page.charts import GIB, Chart, device_charts, scores_by_length
 from virnucpro.page.citation import as_bibtex, works_of
 from virnucpro.page.counts import (

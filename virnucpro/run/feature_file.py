@@ -33,8 +33,7 @@ from virnucpro.ground.config import EncoderSpec, Store
 from virnucpro.ground.errors import FeatureFileError, StorageError, VirnucproError
 from virnucpro.ground.files import disk_error, parse_json, sha256
 from virnucpro.ground.log import printable
-from virnucpro.ground.numeric import from_bfloat16
-from virnucpro.ground.records import Embeddings, Failure
+from virnucpro.ground.records import Embeddings, Failure, from_bfloat16
 from virnucpro.ground.tree import Tree
 
 if TYPE_CHECKING:

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from virnucpro.ground.config import Command, Recipe
-from virnucpro.ground.errors import InputMissingError, OutputError, ResumeError, UsageError
+from virnucpro.ground.errors import InputMissingError, OutputError, UsageError
 from virnucpro.ground.files import (
     TEMPORARY,
     disk_error,
     open_plain,
-    read_json,
+    read_facts,
     refuse_links,
     writing,
 )
@@ -381,19 +381,10 @@ class RunDir(Tree):
             ResumeError: it is damaged.
             OutputError, StorageError: it cannot be read now.
         """
-        why: object = "it is not a JSON object"
         try:
-            stored = read_json(self.manifest)
-            if isinstance(stored, dict):
-                return stored
+            return read_facts(self.manifest)
         except OSError as error:
             raise disk_error(error, self.manifest) from error
-        except ValueError as error:
-            why = error
-        raise ResumeError(
-            f"{printable(self.manifest)} is damaged: {printable(why)}",
-            hint="put a copy of it back",
-        )
 
     def read_run(self, hint: str) -> Manifest:
         """The manifest of the run that must be here.

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from virnucpro.ground.config import EncoderSpec, FeatureFormat
 from virnucpro.ground.errors import FeatureFileError
 from virnucpro.ground.log import printable
-from virnucpro.ground.numeric import runs_of
-from virnucpro.ground.records import Embeddings, Shard, check_counts
+from virnucpro.ground.records import Embeddings, Shard, check_counts, runs_of
 from virnucpro.ground.tree import Tree
 from virnucpro.run.feature_file import (
     DAMAGE,

@@ -26,7 +26,6 @@ from virnucpro.sequences.inputs import (
     Source,
     check_recorded,
     find_inputs,
-    join_inputs,
 )
 from virnucpro.sequences.samples import name_samples
 from virnucpro.sequences.survey import Survey
@@ -134,7 +133,7 @@ def _go_on(
     for file, error in survey.refused:
         if file.path in paths:
             raise error
-    inputs = check_recorded(join_inputs(recorded.inputs, files))
+    inputs = check_recorded(recorded.inputs, files)
     old, new = inputs[: len(recorded.inputs)], inputs[len(recorded.inputs) :]
     if new:
         new = survey.run(new)

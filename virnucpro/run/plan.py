@@ -44,11 +44,16 @@ from virnucpro.run.folder import CHUNKS, IDS, PLAN, RunDir
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.shards import N_SMALL_SHARDS, SeenOrfs, ShardWriter, digests_of, header_of
 from virnucpro.sequences.fasta import Block, Span, Streams, parsed, write_record
-from virnucpro.sequences.genetic_code import genetic_code
 from virnucpro.sequences.inputs import InputFile, expected_letters
 from virnucpro.sequences.samples import id_digest
 from virnucpro.sequences.survey import find_repeat
-from virnucpro.sequences.translate import chunk_record, protein_of, screen, translate_six_frames
+from virnucpro.sequences.translate import (
+    GeneticCode,
+    chunk_record,
+    protein_of,
+    screen,
+    translate_six_frames,
+)
 
 Spans: TypeAlias = tuple[tuple[int, int], ...]  # of shards: the first, and one after the last
 _BLOCK_LETTERS = 500_000  # letters that are translated, or looked up, at once
@@ -346,7 +351,7 @@ class _Reading:
                     recipe,
                 )
             return
-        code = genetic_code(recipe.genetic_code)
+        code = GeneticCode.of(recipe.genetic_code)
         for chunks in _blocks(
             chain.from_iterable(chunk_record(r, recipe.chunk_size) for r in records)
         ):

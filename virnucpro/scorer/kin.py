@@ -35,14 +35,12 @@ from safetensors import SafetensorError, safe_open
 from virnucpro.ground.errors import UnavailableError
 from virnucpro.ground.files import EMBEDDED_FOLDER, parse_json
 from virnucpro.ground.log import printable
-from virnucpro.ground.numeric import Counts, Values
-from virnucpro.ground.records import Identity
-from virnucpro.scorer.features import FIGURES, library_input
+from virnucpro.ground.records import Counts, Identity, Values
+from virnucpro.scorer.features import FIGURES, NO_WORDS, RESIDUE_OF_CODE, Numbers, library_input
 from virnucpro.scorer.library import call
 from virnucpro.scorer.nets import check_standards
 from virnucpro.scorer.pieces import Digits, Pieces, cut, encode
-from virnucpro.scorer.words import NO_WORDS, RESIDUE_OF_CODE, Numbers
-from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
+from virnucpro.sequences.translate import STANDARD, GeneticCode
 
 FORMAT = 2
 FEWEST_WORDS = 2  # of a family that is named

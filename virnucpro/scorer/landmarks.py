@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from virnucpro.ground.numeric import Counts, Values
+from virnucpro.ground.records import Counts, Values
 from virnucpro.scorer.features import GENE_LIKE
 from virnucpro.scorer.library import call
 from virnucpro.scorer.nets import Scorer
@@ -24,8 +24,7 @@ from virnucpro.scorer.pieces import (
     opposite_strand,
 )
 from virnucpro.scorer.score import score_proteins
-from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
-from virnucpro.sequences.translate import reverse_complement
+from virnucpro.sequences.translate import STANDARD, GeneticCode, reverse_complement
 
 # of RpoB, RpoC, S19, L2, S11 and S12, aligned over bacteria of several phyla
 HOST_PEPTIDES = (

@@ -29,12 +29,19 @@ from virnucpro.ground.config import InputType
 from virnucpro.ground.errors import UnavailableError
 from virnucpro.ground.files import EMBEDDED_FOLDER, open_plain, parse_json
 from virnucpro.ground.log import printable
-from virnucpro.ground.numeric import Counts, Mask, Values, sigmoid
-from virnucpro.scorer.features import N_FEATURES, N_LAYOUT, RATIOS, SHARES, Features
+from virnucpro.ground.records import Counts, Mask, Values, sigmoid
+from virnucpro.scorer.features import (
+    N_FEATURES,
+    N_LAYOUT,
+    NO_WORDS,
+    RATIOS,
+    SHARES,
+    Features,
+    WordTable,
+)
 from virnucpro.scorer.library import call
 from virnucpro.scorer.proteins import N_FEATURES as N_PROTEIN_FEATURES
 from virnucpro.scorer.proteins import PATTERNS, Proteins, Ratios, n_numbers, protein_features
-from virnucpro.scorer.words import NO_WORDS, WordTable
 
 FORMAT = 11
 VIEWS = {"shares": SHARES, "ratios": RATIOS}
@@ -428,6 +435,15 @@ class Scorer:
         """Calibrated log-odds, where half of all records are viral. (n,), (n,) -> (n,)"""
         return calibrate(self.knots, log_odds, lengths)
 
+    @staticmethod
+    def own() -> Scorer:
+        """The scorer of VirNucPro itself, which a process reads once.
+
+        Raises:
+            UnavailableError: as ``load_scorer``.
+        """
+        return _load_once(embedded_scorer())
+
 
 class _AtLength(Protocol):
     """A value that is known at one length, in bases, or residues of a protein."""
@@ -492,15 +508,6 @@ def false_discovery_rates(
 def embedded_scorer() -> Path:
     """The scorer of nucleotides, used where no model is named."""
     return EMBEDDED_FOLDER / "scorer.safetensors"
-
-
-def own_scorer() -> Scorer:
-    """The scorer of VirNucPro itself, which a process reads once.
-
-    Raises:
-        UnavailableError: as ``load_scorer``.
-    """
-    return _load_once(embedded_scorer())
 
 
 @cache

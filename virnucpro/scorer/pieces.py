@@ -18,9 +18,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.ground.numeric import Counts, Mask
+from virnucpro.ground.records import Counts, Mask
 from virnucpro.scorer.library import call
-from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
+from virnucpro.sequences.translate import STANDARD, GeneticCode
 
 UNKNOWN = 4
 NOT_YET = 255  # instead of the owner of a word: it was not looked up

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from virnucpro.ground.numeric import Counts, Mask, Values
+from virnucpro.ground.records import Counts, Mask, Values
 from virnucpro.scorer.features import (
     FIGURES,
     N_FEATURES,
@@ -26,7 +26,7 @@ from virnucpro.scorer.library import call
 from virnucpro.scorer.nets import PieceNets, Scorer
 from virnucpro.scorer.pieces import Digits, Pieces, cut, digits_of
 from virnucpro.scorer.proteins import SHORTEST, Proteins
-from virnucpro.sequences.genetic_code import STANDARD, GeneticCode
+from virnucpro.sequences.translate import STANDARD, GeneticCode
 
 BASES_AT_ONCE = 2_000_000  # of records that are read before any is scored
 _PIECE_BASES_AT_ONCE = 500_000  # of records whose pieces are read, of one size after another

@@ -25,8 +25,7 @@ from virnucpro.ground.config import InputType
 from virnucpro.ground.errors import InputError, InputMissingError
 from virnucpro.ground.files import OnBlock, ZstdError, open_binary
 from virnucpro.ground.log import counted, printable
-from virnucpro.ground.numeric import Counts, Mask
-from virnucpro.ground.records import FastaRecord, Records
+from virnucpro.ground.records import Counts, FastaRecord, Mask, Records
 
 SUFFIXES_OF_READS = (".fastq", ".fq")
 SUFFIXES = (".fa", ".fna", ".fasta", ".faa", ".ffn", ".fas", ".fsa", *SUFFIXES_OF_READS)

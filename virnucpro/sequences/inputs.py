@@ -378,14 +378,18 @@ def _where_they_are(recorded: Sequence[InputFile], files: Sequence[InputFile]) -
     ]
 
 
-def check_recorded(inputs: Iterable[InputFile]) -> list[InputFile]:
-    """The same inputs; those that were not given again are hashed where they were.
+def check_recorded(
+    recorded: Sequence[InputFile], files: Sequence[InputFile] = ()
+) -> list[InputFile]:
+    """The inputs of a run, then those of ``files`` that are new.
+
+    Recorded ones that are not among ``files`` are hashed where they were.
 
     Raises:
         ResumeError: one changed or is gone.
     """
     checked = []
-    for file in inputs:
+    for file in join_inputs(recorded, files):
         is_there = file.stamp is not None or Path(file.path).is_file()
         now = file if file.stamp is not None or not is_there else hashed(file)
         if not is_there or now.sha256 != file.sha256:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from virnucpro.callers.caller import ByScorer, Caller
 from virnucpro.callers.head import Head
+from virnucpro.callers.kmers import frame_bases
 from virnucpro.callers.pieces import ScoredRecords
 from virnucpro.callers.regions import SHORTEST_RECORD, RegionFinder
 from virnucpro.ground.config import FeatureFormat, Recipe
@@ -41,9 +42,8 @@ from virnucpro.run.rows import SliceRows
 from virnucpro.run.scores import ScoreStore
 from virnucpro.run.shards import read_shard
 from virnucpro.scorer.pieces import find_open_codes
-from virnucpro.sequences.composition import frame_bases
 from virnucpro.sequences.fasta import Block, parsed
-from virnucpro.sequences.genetic_code import genetic_code
+from virnucpro.sequences.translate import GeneticCode
 from virnucpro.tables.sinks import Portion, Sink, find_viruses
 
 FRAMES_AT_ONCE = 2048
@@ -128,7 +128,7 @@ class Maker:
 
     def identified(self, results: CalledRecords) -> CalledRecords:
         """The same results with their viruses, and what these are if their bases are known."""
-        code = genetic_code(self.recipe.genetic_code)
+        code = GeneticCode.of(self.recipe.genetic_code)
         is_protein = self.recipe.input_type == "protein"
         results.viruses = find_viruses(results, None if is_protein else code)
         return results

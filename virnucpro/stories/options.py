@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from virnucpro.callers.options import CallsBy, CutOptions, EmbedBy, Head, RegionModel
+from virnucpro.callers.options import CallsBy, CutOptions, Embed, Head, RegionModel
 from virnucpro.encoders.options import ModelOptions, model_option
 from virnucpro.engine.options import CacheOptions, EngineOptions
 from virnucpro.ground.config import Command, FeatureFormat, Pooling, Store
@@ -147,7 +147,16 @@ class PredictOptions(CutOptions, RunOptions):
     ] = None
     head: Head = None
     calls: CallsBy = "auto"
-    embed: EmbedBy = None
+    embed: Annotated[
+        Embed | None,
+        option(
+            "Choose records to embed by their score. viral: those that a preset calls virus, or "
+            "nearly; uncertain: these, without those that every preset calls virus. The scorer "
+            "alone calls the others.",
+            MODEL,
+            show_default="all, or what the run embeds",
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         CutOptions.__post_init__(self)

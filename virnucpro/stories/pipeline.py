@@ -21,7 +21,7 @@ import numpy as np
 from virnucpro import __version__
 from virnucpro.callers.caller import ByScorer, Caller
 from virnucpro.callers.options import CutOptions
-from virnucpro.callers.regions import RegionFinder, embedded_finder
+from virnucpro.callers.regions import RegionFinder
 from virnucpro.engine.executor import Executor, Job
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.options import CacheOptions
@@ -220,7 +220,7 @@ def make_finder(options: RunOptions, recipe: Recipe, caller: Caller) -> RegionFi
     if recipe.input_type != "nucleotide":
         return None
     least = options.least_posterior
-    return embedded_finder(recipe.genetic_code, caller.scorer, options.region_model, least)
+    return RegionFinder.embedded(recipe.genetic_code, caller.scorer, options.region_model, least)
 
 
 def open_scores(

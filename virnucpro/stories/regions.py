@@ -15,7 +15,7 @@ from typing import Any
 
 from virnucpro import __version__
 from virnucpro.callers.options import CutOptions
-from virnucpro.callers.regions import RegionFinder, embedded_finder
+from virnucpro.callers.regions import RegionFinder
 from virnucpro.ground.errors import InputError, InputMissingError, UsageError
 from virnucpro.ground.events import OnEvent, Progress
 from virnucpro.ground.files import expanded, open_plain
@@ -58,7 +58,7 @@ def find_regions(options: RegionsOptions, on_event: OnEvent) -> Tally:
         inputs = check_recorded(manifest.inputs)
         least = _cut_of(rundir).least_posterior
         region_model = options.region_model or _region_model_of(rundir)
-        finder = embedded_finder(manifest.recipe.genetic_code, None, region_model, least)
+        finder = RegionFinder.embedded(manifest.recipe.genetic_code, None, region_model, least)
         own_kinship()
         announce(f"regions: learned from {finder.model.training}")
         with Outputs(rundir).rewriting((RecordTable.file, *_WRITTEN)):

@@ -14,7 +14,7 @@ from typing import Any, cast, get_args
 
 from virnucpro.callers.caller import ByScorer, Caller, caller_of
 from virnucpro.callers.cascade import Cascade
-from virnucpro.callers.head import EncoderFacts, Head, load_head
+from virnucpro.callers.head import EncoderFacts, Head
 from virnucpro.callers.options import CutOptions, Embed
 from virnucpro.encoders.base import Model
 from virnucpro.encoders.families import BUNDLES, EMBEDDED
@@ -49,9 +49,9 @@ from virnucpro.ground.options import carry
 from virnucpro.run.folder import RunDir
 from virnucpro.run.manifest import ALL, Manifest, Step
 from virnucpro.scorer.kin import own_kinship
-from virnucpro.scorer.nets import own_scorer
-from virnucpro.sequences.genetic_code import genetic_code
+from virnucpro.scorer.nets import Scorer
 from virnucpro.sequences.inputs import list_sources
+from virnucpro.sequences.translate import GeneticCode
 from virnucpro.stories.options import (
     ExtractOptions,
     PredictOptions,
@@ -113,7 +113,7 @@ def resolve(options: RunOptions, on_event: OnEvent) -> RunConfig:
     recorded = rundir.read_manifest() if options.resume else None
     for path in () if lost_inputs(options, rundir, recorded) else options.input:
         list_sources(path)
-    genetic_code(options.genetic_code)
+    GeneticCode.of(options.genetic_code)
     _check_place(options)
     if _embeds(options, recorded):
         return _resolve_engine(options, recorded, on_event)
@@ -236,7 +236,7 @@ def _cascade(options: RunOptions, caller: Caller, steps: Sequence[Step]) -> Call
     """The same caller, or the scorer before it where not every record is embedded."""
     if not isinstance(options, PredictOptions) or steps[-1].rule == "all":
         return caller
-    by_scorer = ByScorer(scorer=own_scorer(), options=carry(options, CutOptions))
+    by_scorer = ByScorer(scorer=Scorer.own(), options=carry(options, CutOptions))
     return Cascade.of(by_scorer, caller)
 
 
@@ -543,7 +543,7 @@ def _load_head(options: RunOptions, models: tuple[Model, ...], on_event: OnEvent
         path = models[0].head
     if path is None and options.calls == "auto":
         return None
-    head = load_head(_check_head(path, printable(" and ".join(model.name for model in models))))
+    head = Head.load(_check_head(path, printable(" and ".join(model.name for model in models))))
     head.facts.check_made_for(models)
     return head
 

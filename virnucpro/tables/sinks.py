@@ -35,8 +35,8 @@ from virnucpro.ground.records import (
 )
 from virnucpro.ground.tree import Tree
 from virnucpro.scorer.kin import own_kinship
-from virnucpro.sequences.genetic_code import GeneticCode
 from virnucpro.sequences.inputs import InputFile
+from virnucpro.sequences.translate import GeneticCode
 from virnucpro.tables.text import (
     EMPTY,
     SortedLines,

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from virnucpro.callers.head import DECIMALS
 from virnucpro.ground.files import writing
-from virnucpro.ground.numeric import Counts, Values
-from virnucpro.ground.records import Call, Calls, FrameScores
+from virnucpro.ground.records import Call, Calls, Counts, FrameScores, Values
 from virnucpro.ground.tree import Tree
 from virnucpro.scorer.library import call
 
