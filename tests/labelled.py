@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import numpy as np
 
-from virnucpro.ground.events import Telling
+from virnucpro.ground.events import Progress, Telling
 from virnucpro.learning.frames import FrameStore, LabelledFrames
 from virnucpro.learning.options import TrainOptions
 from virnucpro.learning.records import (
@@ -91,6 +93,16 @@ def options(data: Path, output: Path, **changes: object) -> TrainOptions:
         "precision": "fp32",
     }
     return TrainOptions(data=data, output_dir=output, **{**small, **changes})
+
+
+def train_and_be_killed(given: list[TrainOptions]) -> None:
+    """Train as far as the first step of the third epoch."""
+
+    def kill(event: Telling) -> None:
+        if isinstance(event, Progress) and event.stage.startswith("epoch 3 "):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    train(given[0], kill)
 
 
 def train_here(asked: TrainOptions, told: list[Telling] | None = None) -> Training:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -17,7 +18,15 @@ import pytest
 import torch
 from conftest import TINY, Tiny
 from forked import Beside, virnucpro
-from labelled import frames_of, options, pairs_of, relabelled, train_here, write_labelled
+from labelled import (
+    frames_of,
+    options,
+    pairs_of,
+    relabelled,
+    train_and_be_killed,
+    train_here,
+    write_labelled,
+)
 from oracle import tolerance
 from runs import leftovers, run_inline, vectors, wait_until
 from safetensors.torch import load_file
@@ -550,14 +559,14 @@ def contents(out: Path) -> list[bytes]:
 
 
 def test_a_training_that_was_killed_goes_on_to_the_same_bytes(data, tiny, tmp_path):
-    asked = {"finetune": True, "model": str(tiny.model), "epochs": 12}
+    asked = {"finetune": True, "model": str(tiny.model), "epochs": 4}
     undisturbed = train_here(options(data, tmp_path / "undisturbed", **asked))
     out = tmp_path / "killed"
-    killed = Beside(*command(data, out, tiny.model, "--epochs", 12), env=ONE_THREAD)
-    wait_until(lambda: len(list(out.glob("checkpoints/epoch_*"))) > 1 or has_ended(killed))
-    killed.process.kill()
+    killed = Beside(options(data, out, **asked), run=train_and_be_killed, env=ONE_THREAD)
     killed.said()
-    assert not (out / "model" / "head.safetensors").exists(), "it was killed too late"
+    assert killed.returncode == -signal.SIGKILL
+    assert [path.name for path in out.glob("checkpoints/epoch_*")]
+    assert not (out / "model" / "head.safetensors").exists()
     train_here(options(data, out, resume=True, **asked))
     assert contents(out) == contents(undisturbed.output)
     assert not leftovers(out)
