@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+from array import array
 from pathlib import Path
 
 import pytest
 
 from virnucpro.ground.errors import InputError, InputMissingError
 from virnucpro.sequences.inputs import InputFile, Source, find_inputs
-from virnucpro.sequences.samples import RunIds, name_samples
+from virnucpro.sequences.samples import RunIds, id_digests, name_samples
 from virnucpro.sequences.sheet import read_sheet
-from virnucpro.sequences.survey import Survey
+from virnucpro.sequences.survey import Survey, find_repeat
 
 
 def names(*paths: str, recorded: tuple[InputFile, ...] = ()) -> list[str]:
@@ -163,6 +164,40 @@ def test_a_record_whose_id_was_there_before_gets_a_number_that_is_free(
     assert [record.header for record in found] == [f"{name} x" for name in expected.split()]
     assert file.n_renamed == sum(a != b for a, b in zip(ids.split(), expected.split(), strict=True))
     assert not survey.share_ids([file])
+
+
+def test_the_digest_of_an_id_depends_on_nothing_but_the_id() -> None:
+    ids = ["a", "b", "ab", "ba", "aa", "read.1", "read.2", "\u00e9", "x" * 5000]
+    digests = id_digests(ids).tolist()
+    assert digests == [plain_digest(name) for name in ids]
+    assert [id_digests([name]).tolist() for name in ids] == [[digest] for digest in digests]
+    assert len(set(digests)) == len(ids)
+    assert not len(id_digests([]))
+
+
+def plain_digest(record_id: str) -> int:
+    letters = [*record_id.encode(), 0]
+    return sum((letter + 1) * split_mix(i + 1) for i, letter in enumerate(letters)) % 2**64
+
+
+def split_mix(number: int) -> int:
+    """The generator as its authors print it: doi:10.1145/2660193.2660195."""
+    z = number * 0x9E3779B97F4A7C15 % 2**64
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
+    return z ^ (z >> 31)
+
+
+def test_an_id_that_occurs_again_far_behind_is_named_with_both_lines(tmp_path: Path) -> None:
+    names = [f"r{i}" for i in range(2500)]
+    names[2400] = "r3"
+    path = write(tmp_path / "in.fa", "".join(f">{name}\nAC\n" for name in names))
+    file = of(path)
+    digests = array("q", id_digests(names).tobytes())
+    repeat = find_repeat(((file, record) for record in file.read()), digests)
+    assert repeat is not None
+    assert "in.fa:4801: the id r3 occurs twice (first at" in str(repeat.error(""))
+    assert "in.fa:7)" in str(repeat.error(""))
 
 
 # Sample sheets

@@ -100,11 +100,13 @@ def call_scored(
     else:
         of_pieces = lengths
     is_virus, rates = _decide(scored.log_odds, np.maximum(1, of_pieces), error_rates, cut)
-    scores = list(map(_number, probabilities(scored.log_odds).tolist()))
-    unknown = "no known residue" if is_protein else "no known base"
-    statuses: list[Status] = ["no_orf" if score is None else "scored" for score in scores]
-    pairs = zip(scored.notes, scores, strict=True)
-    notes = [unknown if score is None else note for note, score in pairs]
+    scores = _numbers(probabilities(scored.log_odds))
+    has_no_score = np.isnan(scored.log_odds)
+    statuses: list[Status] = ["scored"] * n
+    notes = list(scored.notes)
+    for place in np.flatnonzero(has_no_score).tolist():
+        statuses[place] = "no_orf"
+        notes[place] = "no known residue" if is_protein else "no known base"
     for place, status in scored.screened.items():
         statuses[place], notes[place] = status, scored.notes[place]
     is_known = ~np.isnan(pieces.log_odds)
@@ -116,7 +118,7 @@ def call_scored(
         scores,
         scores,
         is_virus.tolist(),
-        list(map(_number, np.where(np.isnan(scored.log_odds), np.nan, rates).tolist())),
+        _numbers(np.where(has_no_score, np.nan, rates)),
         scored.n_pieces.tolist(),
         np.bincount(pieces.record[is_known], minlength=n).tolist(),
         [0] * n,
@@ -181,8 +183,8 @@ def join_calls(
     calls = map(
         join_call,
         [result.call for result in readable],
-        map(_number, base.tolist()),
-        map(_number, joined.tolist()),
+        _numbers(base),
+        _numbers(joined),
         is_virus.tolist(),
         rates.tolist(),
     )
@@ -197,9 +199,12 @@ def _head_log_odds(result: RecordResult, facts: HeadFacts) -> float:
     return fmean(chunk_log_odds(chunks, facts)) if chunks else np.nan
 
 
-def _number(value: float) -> float | None:
-    """The value, or None for NaN."""
-    return None if value != value else value
+def _numbers(values: Values) -> list[float | None]:
+    """The values, with None for NaN."""
+    numbers: list[float | None] = values.tolist()
+    for place in np.flatnonzero(np.isnan(values)).tolist():
+        numbers[place] = None
+    return numbers
 
 
 def _decide(

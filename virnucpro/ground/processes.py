@@ -112,9 +112,9 @@ def start(target: Callable[Concatenate[Pipe, P], None], *args: P.args, **kwargs:
     return child
 
 
-def as_message(value: object) -> bytes:
+def as_message(value: object) -> memoryview:
     """A value pickled once, for ``send_bytes`` of several pipes."""
-    return bytes(ForkingPickler.dumps(value))
+    return ForkingPickler.dumps(value)
 
 
 def _interpreter(pipe: Pipe) -> subprocess.Popen[bytes]:

@@ -208,7 +208,7 @@ def _tell_of_silence(child: Child, answered: Event) -> None:
     )
 
 
-def _introduce(child: Child, tools: bytes, on_ready: Callable[[Child], None]) -> None:
+def _introduce(child: Child, tools: memoryview, on_ready: Callable[[Child], None]) -> None:
     """Send a helper what it works with; if it has died, its first task hears of it."""
     try:
         child.pipe.send_bytes(tools)

@@ -136,44 +136,45 @@ class _TableBlock:
         return values.astype(np.int64)
 
 
-class RecordRows(NamedTuple):
-    """Records as the page shows them, in columns in step."""
+Texts: TypeAlias = NDArray[np.object_]
 
-    places: list[int]  # in the table, from 0
-    records: list[str]
-    files: list[str]
-    lengths: list[int]
-    statuses: list[str]
-    are_viral: list[bool]
-    scores: list[float]  # NaN: none
-    rates: list[float]  # NaN: none
-    n_chunks: list[float]  # NaN: none
-    notes: list[str]
+
+class RecordRows(NamedTuple):
+    """Records as the page shows them, in columns in step. (n,) each"""
+
+    places: Counts  # in the table, from 0
+    records: Texts
+    files: Texts
+    lengths: Counts
+    statuses: Texts
+    are_viral: Mask
+    scores: Values  # NaN: none
+    rates: Values  # NaN: none
+    n_chunks: Values  # NaN: none
+    notes: Texts
 
     @property
     def n_viral(self) -> int:
-        return sum(self.are_viral)
+        return int(self.are_viral.sum())
 
     @classmethod
     def none(cls) -> RecordRows:
-        return cls._make([] for _ in cls._fields)
+        numbers, texts = np.empty(0, np.int64), np.empty(0, np.object_)
+        values, are_viral = np.empty(0), np.empty(0, np.bool_)
+        of_record = numbers, texts, texts, numbers, texts, are_viral
+        return cls(*of_record, values, values, values, texts)
 
-    def extend(self, other: RecordRows) -> None:
-        """Add the rows of another."""
-        each: list[tuple[list[Any], list[Any]]] = list(zip(self, other, strict=True))
-        for of_self, of_other in each:
-            of_self.extend(of_other)
+    def joined(self, other: RecordRows) -> RecordRows:
+        """The rows of both."""
+        pairs: Iterable[Any] = zip(self, other, strict=True)
+        return RecordRows._make(np.concatenate(pair) for pair in pairs)
 
-    def take(self, rows: Sequence[int]) -> RecordRows:
-        return RecordRows._make([column[row] for row in rows] for column in self)
+    def take(self, rows: Counts | slice) -> RecordRows:
+        return RecordRows._make(column[rows] for column in self)
 
     def best(self, most: int) -> RecordRows:
         """At most this many viral records with the highest scores, the longest among equals."""
-        if not self.places:
-            return self
-        lengths, scores = np.array(self.lengths), np.array(self.scores)
-        order = np.lexsort((np.array(self.places), -lengths, -scores))
-        return self.take(order[:most].tolist())
+        return self.take(np.lexsort((self.places, -self.lengths, -self.scores))[:most])
 
 
 @dataclass(slots=True)
@@ -214,12 +215,11 @@ class PageRows:
 
     def keep(self, viral: RecordRows, others: RecordRows) -> None:
         """Keep rows, of which some are left out again when they become too many."""
-        self.viral.extend(viral)
-        self.others.extend(others)
+        self.viral, self.others = self.viral.joined(viral), self.others.joined(others)
         if len(self.viral.places) > 2 * self.most:
             self.viral = self.viral.best(self.most)
         while len(self.others.places) > 2 * self.most:
-            self.others = RecordRows._make(column[::2] for column in self.others)
+            self.others = self.others.take(slice(None, None, 2))
             self.every *= 2
 
     def rows(self, most: int) -> RecordRows:
@@ -229,10 +229,8 @@ class PageRows:
             viral = viral.best(most)
         n_others = min(n_all, most - len(viral.places))
         chosen = np.arange(n_others) * n_all // max(1, n_others)
-        rows = RecordRows.none()
-        rows.extend(viral)
-        rows.extend(self.others if n_others == n_all else self.others.take(chosen.tolist()))
-        return rows.take(np.argsort(rows.places).tolist())
+        rows = viral.joined(self.others.take(chosen))
+        return rows.take(np.argsort(rows.places))
 
 
 class _Figures(NamedTuple):
@@ -326,19 +324,19 @@ class RunCounts:
     def _shown(self, block: _TableBlock, figures: _Figures, rows: Counts) -> RecordRows:
         """Some rows of a block, as the page has them."""
         files, statuses, notes = (
-            [texts[place] for place in places[rows].tolist()]
+            np.array(texts, np.object_)[places[rows]]
             for texts, places in (figures.files, figures.statuses, figures.notes)
         )
         return RecordRows(
-            (self.n_records + rows).tolist(),
-            block.texts("record", rows),
+            self.n_records + rows,
+            np.array(block.texts("record", rows), np.object_),
             files,
-            figures.lengths[rows].tolist(),
+            figures.lengths[rows],
             statuses,
-            figures.is_viral[rows].tolist(),
-            figures.scores[rows].tolist(),
-            figures.rates[rows].tolist(),
-            figures.n_chunks[rows].tolist(),
+            figures.is_viral[rows],
+            figures.scores[rows],
+            figures.rates[rows],
+            figures.n_chunks[rows],
             notes,
         )
 

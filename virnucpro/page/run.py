@@ -174,7 +174,7 @@ def _pack(run: _RunFiles, most_bytes: int) -> tuple[str, RecordRows]:
     rows = page_rows.rows(MOST_ROWS)
     while True:
         packed = pack({**fixed, **_columns(run, rows)})
-        if len(packed) <= most_bytes or not rows.places:
+        if len(packed) <= most_bytes or not len(rows.places):
             return packed, rows
         rows = page_rows.rows(max(0, int(0.95 * len(rows.places) * most_bytes / len(packed))))
 
@@ -296,7 +296,10 @@ def _answer(run: _RunFiles) -> dict[str, object] | None:
     top = counts.top
     keys = zip(top.files, top.records, strict=True)
     of_top = [identities.get(key, ("", "")) for key in keys]
-    columns = (top.records, top.files, top.lengths, top.scores, top.rates, of_top, top.notes)
+    columns = [
+        *(top.records.tolist(), top.files.tolist(), top.lengths.tolist(), top.scores.tolist()),
+        *(top.rates.tolist(), of_top, top.notes.tolist()),
+    ]
     return {
         "n_within": n_within,
         "looked_for_regions": regions is not None or run.facts.part("counts").get("n_regions") == 0,
@@ -512,16 +515,16 @@ def _columns(run: _RunFiles, rows: RecordRows) -> dict[str, object]:
         "statuses": list(STATUSES),
         "columns": {
             "gap": np.diff(rows.places, prepend=-1).tolist(),
-            "record": _lines(rows.records),
+            "record": _lines(rows.records.tolist()),
             "file": [files[file] for file in rows.files],
-            "length": rows.lengths,
+            "length": rows.lengths.tolist(),
             "status": [_PLACES[status] for status in rows.statuses],
-            "viral": list(map(int, rows.are_viral)),
+            "viral": rows.are_viral.astype(np.int64).tolist(),
             "score": _scaled(rows.scores, 1_000_000),
             "fdr": _scaled(rows.rates, 10_000),
             "chunks": _scaled(rows.n_chunks, 1),
             "regions": _regions_of(run, rows),
-            "note": _lines(rows.notes),
+            "note": _lines(rows.notes.tolist()),
         },
     }
 

@@ -45,7 +45,7 @@ from virnucpro.run.manifest import Manifest
 from virnucpro.run.shards import N_SMALL_SHARDS, SeenOrfs, ShardWriter, digests_of, header_of
 from virnucpro.sequences.fasta import Block, Span, Streams, parsed, write_record
 from virnucpro.sequences.inputs import InputFile, expected_letters
-from virnucpro.sequences.samples import id_digest
+from virnucpro.sequences.samples import id_digests
 from virnucpro.sequences.survey import find_repeat
 from virnucpro.sequences.translate import (
     GeneticCode,
@@ -59,6 +59,7 @@ Spans: TypeAlias = tuple[tuple[int, int], ...]  # of shards: the first, and one 
 _BLOCK_LETTERS = 500_000  # letters that are translated, or looked up, at once
 _SHARDS_AT_ONCE = 256  # shards that are verified at once
 _READINGS_PER_SCORE = 20  # of records, in the time in which they are scored
+_FORMAT = 2  # raise it when the same records would give another plan, or other digests of ids
 _LEAST_NUMBERS = 1000  # of the shards of a slice, so that their names are short
 
 
@@ -384,7 +385,7 @@ class _Reading:
         for records in parsed(manifest.ids.blocks(file, span, self.planner.streams)):
             self.count(records)
             ids = _told_apart(manifest, file, records.ids)
-            self.digests.append(b"".join(map(id_digest, ids)))
+            self.digests.append(id_digests(ids).tobytes())
             for record in records.each() if recipe.has_encoder else ():
                 if screen(record, recipe)[0] is None:
                     self.counts.n_short += 2 * len(record.sequence) < shortest
@@ -526,7 +527,7 @@ def _key(manifest: Manifest) -> str:
         for file in manifest.inputs
     ]
     embed = [tuple(step) for step in manifest.embed]
-    text = repr((manifest.recipe.fingerprint, hashes, manifest.replaced, embed))
+    text = repr((_FORMAT, manifest.recipe.fingerprint, hashes, manifest.replaced, embed))
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -6,13 +6,12 @@ and whether two of them share an id. A run of one file learns all of that while 
 
 from __future__ import annotations
 
-import sys
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +23,9 @@ from virnucpro.ground.log import LOGGER, announce, counted, printable
 from virnucpro.ground.records import FastaRecord, Records
 from virnucpro.sequences.fasta import guess_input_type, parsed
 from virnucpro.sequences.inputs import InputFile, Source, announce_reads, hashed
-from virnucpro.sequences.samples import id_digest, renamed
+from virnucpro.sequences.samples import id_digests, renamed
 
+_IDS_AT_ONCE = 1000  # that are hashed
 _TRIED = 1000  # shared hashes that are tried; one of so many is of a shared id, not a collision
 
 
@@ -232,11 +232,16 @@ def find_repeat(
 
     The digests are sorted where they are: there may be hundreds of millions.
     """
-    return _find_repeat(records, _sort_and_compare(digests), _digest)
+    return _find_repeat(records, _sort_and_compare(digests), _digests)
 
 
-def _digest(record_id: str) -> int:
-    return int.from_bytes(id_digest(record_id), sys.byteorder, signed=True)
+def _digests(ids: Sequence[str]) -> list[int]:
+    digests: list[int] = id_digests(ids).view(np.int64).tolist()
+    return digests
+
+
+def _hashes(ids: Sequence[str]) -> list[int]:
+    return list(map(hash, ids))
 
 
 def _sort_and_compare(hashes: array[int], first: int = 0) -> NDArray[np.int64]:
@@ -254,15 +259,18 @@ def _neighbours(ordered: NDArray[np.int64]) -> NDArray[np.int64]:
 def _find_repeat(
     records: Iterable[tuple[InputFile, FastaRecord]],
     hashes: NDArray[np.int64],
-    hashed_id: Callable[[str], int] = hash,
+    hashes_of: Callable[[Sequence[str]], list[int]] = _hashes,
 ) -> _Repeat | None:
     """The first id, among those that have these hashes, that stands twice."""
     suspects = frozenset(hashes.tolist())
     first: dict[str, str] = {}
-    for file, record in records if suspects else ():
-        if hashed_id(record.id) in suspects:
-            where = f"{file.shown}:{record.line}"
-            if record.id in first:
-                return _Repeat(record.id, first[record.id], where)
-            first[record.id] = where
+    places = ((file, record.id, record.line) for file, record in (records if suspects else ()))
+    while some := list(islice(places, _IDS_AT_ONCE)):
+        of_ids = hashes_of([record_id for _, record_id, _ in some])
+        for (file, record_id, line), value in zip(some, of_ids, strict=True):
+            if value in suspects:
+                where = f"{file.shown}:{line}"
+                if record_id in first:
+                    return _Repeat(record_id, first[record_id], where)
+                first[record_id] = where
     return None
