@@ -12,9 +12,7 @@ import h5py
 import numpy as np
 import torch
 from numpy.typing import NDArray
-
-from virnucpro.encoders.proof.synthetic import make_proteins
-from virnucpro.encoders.proof.timing import FAILURES, Setting, reason_of
+from timing import FAILURES, Setting, proteins_of, reason_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +30,7 @@ class FullRow:
 
 def fill_card(setting: Setting, model: str, n_tokens: int, free_bytes: int) -> FullRow:
     """Embed the same proteins with room for all batches, and with nearly none."""
-    proteins = make_proteins("six-frame-500", n_tokens, seed=5)
+    proteins = proteins_of("six-frame-500", n_tokens, seed=5)
     has_card = setting.device.startswith("cuda")
     row = FullRow(
         model=model, n_proteins=len(proteins), free_bytes=free_bytes if has_card else None

@@ -16,8 +16,8 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 import psutil
+from timing import FAILURES, reason_of
 
-from virnucpro.encoders.proof.timing import FAILURES, reason_of
 from virnucpro.engine.executor import Job
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.recovery import Attempt

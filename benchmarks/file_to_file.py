@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from virnucpro.encoders.proof.synthetic import count_tokens, lengths_of
-from virnucpro.encoders.proof.timing import FAILURES, Setting, reason_of
+from timing import FAILURES, Setting, count_tokens, lengths_of, reason_of
+
 from virnucpro.engine.executor import Job
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.ground.config import RESIDUES_PER_SHARD, Resources

@@ -132,7 +132,7 @@ right) # 10 + 75 + 150 + 75 + 50 + 50 + 50 + 90 seconds
     check gpu_check_fp32 --precision fp32
     check gpu_check_fp8 --precision fp8
     run 90 gpu_right.txt python3 -m virnucpro bench --device "$device" --json \
-        "$results/gpu_right.json" --parts limits,encoder --models 8M --quick \
+        "$results/gpu_right.json" --models 8M --quick \
         ${TOKENS:+--tokens "$TOKENS"}
     ;;
 time) # 265 + 300 seconds

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
+from timing import TimedEncoder
 from torch import Tensor, nn
 
 from virnucpro.encoders.esm2.attention import StagedBatch, flash_attention
 from virnucpro.encoders.esm2.checkpoint import PAD
 from virnucpro.encoders.esm2.model import ESM2, Layer, mean_pool
-from virnucpro.encoders.proof.timing import TimedEncoder
 from virnucpro.encoders.transfer import PackedBatch, send
 
 # turned queries and keys, and values, (n_tokens, n_heads, head_dim), -> the same

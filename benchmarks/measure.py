@@ -36,20 +36,22 @@ from front_end import FrontEndRow, measure_front_end
 from peers import peer_ways
 from poison import PoisonRow, measure_poison
 from simulated import SimulatedRow, simulate
-from variants import BudgetRow, KernelRow, compare_variants, profile_kernels, try_budgets
-
-from virnucpro.encoders.esm2.checkpoint import ESM2Shape
-from virnucpro.encoders.esm2.family import room_for
-from virnucpro.encoders.proof.bench import describe_versions, machine_facts
-from virnucpro.encoders.proof.synthetic import MODELS, PROFILES, make_proteins, write_checkpoint
-from virnucpro.encoders.proof.timing import (
+from timing import (
+    PROFILES,
     Comparison,
     EncoderRow,
     Setting,
     compare_ways,
     layouts,
     our_ways,
+    proteins_of,
 )
+from variants import BudgetRow, KernelRow, compare_variants, profile_kernels, try_budgets
+
+from virnucpro.encoders.esm2.checkpoint import ESM2Shape
+from virnucpro.encoders.esm2.family import room_for
+from virnucpro.encoders.proof.bench import describe_versions, machine_facts
+from virnucpro.encoders.proof.synthetic import MODELS, write_checkpoint
 from virnucpro.ground.devices import choose_devices, choose_precision, choose_tokens, usable_cores
 from virnucpro.ground.errors import VirnucproError
 
@@ -111,7 +113,7 @@ def files(options: argparse.Namespace) -> Iterator[Row]:
                 FileRun(
                     model=model,
                     profile=options.profile,
-                    proteins=make_proteins(options.profile, n_tokens, options.seed),
+                    proteins=proteins_of(options.profile, n_tokens, options.seed),
                     setting=setting,
                     n_workers=options.workers,
                     cuda_visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
@@ -123,7 +125,7 @@ def variants(options: argparse.Namespace) -> Iterator[Row]:
     for model in options.models:
         setting = setting_of(model, options.device)
         n_tokens = options.tokens or _N_BATCHES_OF_VARIANTS * setting.tokens_per_batch
-        proteins = make_proteins(options.profile, int(n_tokens), options.seed)
+        proteins = proteins_of(options.profile, int(n_tokens), options.seed)
         rows = compare_variants(setting, options.profile, proteins, options.seconds)
         yield from islice(rows, 2)  # in float32, and as in a run
         yield profile_kernels(setting, model, options.profile, proteins)
@@ -139,9 +141,8 @@ def peers(options: argparse.Namespace) -> Iterator[Row]:
             n_tokens = options.tokens or _N_BATCHES_OF_VARIANTS * setting.tokens_per_batch
             comparison = Comparison(
                 profile=options.profile,
-                proteins=make_proteins(options.profile, int(n_tokens), options.seed),
+                proteins=proteins_of(options.profile, int(n_tokens), options.seed),
                 repeats=options.repeats,
-                limits={},
                 one_by_one=not is_cpu,
             )
             ours = our_ways([choose_precision("auto", choice)], setting)

@@ -18,19 +18,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-
-from virnucpro.encoders.esm2.checkpoint import EXTRA_TOKENS, N_TOKENS, PAD, tokenize
-from virnucpro.encoders.esm2.model import rotary_frequencies
-from virnucpro.encoders.esm2.weights import fair_esm_state
-from virnucpro.encoders.proof.fair_esm import plan_padded
-from virnucpro.encoders.proof.timing import (
+from timing import (
     Setting,
     TimedEncoder,
     Way,
     fair_esm_ways,
     padded_tokens,
 )
+from torch import Tensor, nn
+
+from virnucpro.encoders.esm2.checkpoint import EXTRA_TOKENS, N_TOKENS, PAD, tokenize
+from virnucpro.encoders.esm2.model import rotary_frequencies
+from virnucpro.encoders.esm2.weights import fair_esm_state
+from virnucpro.encoders.proof.fair_esm import plan_padded
 from virnucpro.encoders.transfer import send
 from virnucpro.ground.config import Precision
 from virnucpro.ground.errors import UnavailableError

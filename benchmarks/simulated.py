@@ -30,6 +30,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 from front_end import CHUNK_SIZE, make_contigs, make_reads
+from timing import FAILURES, reason_of
 
 from virnucpro.callers.caller import caller_of
 from virnucpro.callers.head import EncoderFacts, Head, Network
@@ -37,7 +38,6 @@ from virnucpro.callers.kmers import N_FEATURES
 from virnucpro.encoders.base import Pending, Rows
 from virnucpro.encoders.esm2.checkpoint import EXTRA_TOKENS
 from virnucpro.encoders.families import FAMILIES, Family
-from virnucpro.encoders.proof.timing import FAILURES, reason_of
 from virnucpro.encoders.transfer import PackedBatch, plan_batches
 from virnucpro.engine.executor import Job
 from virnucpro.engine.local import ProcessExecutor

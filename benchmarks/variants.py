@@ -19,6 +19,22 @@ import numpy as np
 import torch
 from gelu_product import linear_gelu
 from graphs import Attend, as_graphed, attend_each, compile_layers
+from timing import (
+    FAILURES,
+    OURS,
+    Comparison,
+    EncoderRow,
+    Setting,
+    TimedEncoder,
+    Way,
+    compare_ways,
+    layouts,
+    plan_by,
+    proteins_of,
+    reason_of,
+    synchronize,
+    time_pass,
+)
 from torch import Tensor, nn
 
 from virnucpro.encoders.esm2.attention import (
@@ -32,22 +48,7 @@ from virnucpro.encoders.esm2.attention import (
 from virnucpro.encoders.esm2.encoder import ESM2Encoder
 from virnucpro.encoders.esm2.model import DTYPES, ESM2, Layer
 from virnucpro.encoders.esm2.weights import make_esm2
-from virnucpro.encoders.proof.synthetic import make_proteins, random_tensors
-from virnucpro.encoders.proof.timing import (
-    FAILURES,
-    OURS,
-    Comparison,
-    EncoderRow,
-    Setting,
-    TimedEncoder,
-    Way,
-    compare_ways,
-    layouts,
-    plan_by,
-    reason_of,
-    synchronize,
-    time_pass,
-)
+from virnucpro.encoders.proof.synthetic import random_tensors
 from virnucpro.encoders.transfer import use_device
 from virnucpro.ground.config import Precision
 
@@ -85,7 +86,6 @@ def compare_variants(
         profile=profile,
         proteins=proteins,
         repeats=3,
-        limits={},
         least_seconds=seconds / 3,
         one_by_one=True,
     )
@@ -240,7 +240,7 @@ def profile_kernels(
 
 def try_budgets(setting: Setting, model: str, budgets: Sequence[int]) -> Iterator[BudgetRow]:
     """The same proteins in batches of each size."""
-    proteins = make_proteins("six-frame-500", 2 * max(budgets), seed=3)
+    proteins = proteins_of("six-frame-500", 2 * max(budgets), seed=3)
     first = None
     for tokens in budgets:
         row, encoder = BudgetRow(model=model, tokens_per_batch=tokens), None

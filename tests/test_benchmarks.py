@@ -21,10 +21,10 @@ from file_to_file import FileRun, time_extract
 from forked import virnucpro
 from front_end import check_agreement, make_contigs, make_reads
 from poison import measure_poison
+from timing import Setting, proteins_of
 from variants import compare_variants, profile_kernels, try_budgets
 
-from virnucpro.encoders.proof.synthetic import make_proteins, write_checkpoint
-from virnucpro.encoders.proof.timing import Setting
+from virnucpro.encoders.proof.synthetic import write_checkpoint
 
 MEASURE = Path(front_end.__file__).with_name("measure.py")
 
@@ -35,7 +35,7 @@ def test_a_run_of_files_is_a_real_one_and_separates_start_up(tmp_path):
         FileRun(
             model="tiny",
             profile="proteins",
-            proteins=make_proteins("proteins", 2000, seed=3),
+            proteins=proteins_of("proteins", 2000, seed=3),
             setting=Setting(tmp_path / "tiny.pt", TINY, "cpu", 2048),
             n_workers=1,
             cuda_visible_devices=None,
@@ -74,7 +74,7 @@ def test_variants_that_do_not_run_here_say_why_and_the_others_are_measured(tmp_p
     for name in ("compiled", "compiled, GELU by tanh"):  # tracing takes long
         monkeypatch.delitem(variants.WAYS, name)
     setting = Setting(tmp_path / "not there.pt", TINY, "cpu", 600)  # weights are made on the device
-    proteins = make_proteins("reads-150", 1000, seed=3)
+    proteins = proteins_of("reads-150", 1000, seed=3)
     rows = {row.how: row for row in compare_variants(setting, "reads-150", proteins, 0.0)}
     assert len(rows) == len(variants.WAYS) == 7
     errors = {name: row.largest_error for name, row in rows.items() if not row.reason}

@@ -18,7 +18,6 @@ from virnucpro.encoders.learned import LearnedFacts, save_learned
 from virnucpro.encoders.options import CheckOptions
 from virnucpro.encoders.proof.check import (
     ODD_LETTERS,
-    Check,
     check,
     check_on,
     find_deviations,
@@ -47,7 +46,7 @@ def short_panel(monkeypatch) -> set[str]:
     return set(panel)
 
 
-def run(model: object, precision: Precision = "fp32", events: list[Telling] | None = None) -> Check:
+def run(model: object, precision: Precision = "fp32", events: list[Telling] | None = None):
     options = CheckOptions(model=str(model), device="cpu", precision=precision)
     return check(options, (events if events is not None else []).append)
 

@@ -168,7 +168,8 @@ def test_models_of_packages_are_listed_and_described_with_the_others(package, tm
         ["models", "info", "toy-count"],
     )
     listed = {one["name"]: one for one in json.loads(as_json.stdout)}
-    keys = ["name", "kind", "parameters", "gpu_memory", "to_fetch", "path", "encoders"]
+    keys = ["name", "kind", "parameters", "least_gpu_memory", "gpu_memory", "to_fetch", "path"]
+    keys += ["encoders"]
     assert all(list(one) == keys for one in listed.values())
     assert {"embedded", "published", "bundle"} == {one["kind"] for one in listed.values()}
     assert listed["esm2_virnucpro"]["to_fetch"] == 0

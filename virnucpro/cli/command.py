@@ -18,7 +18,7 @@ from types import NoneType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from typer import BadParameter, Context
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from virnucpro.ground.errors import UsageError
 from virnucpro.ground.log import printable
@@ -97,7 +97,7 @@ def _as_typed(kind: Any) -> Any:  # noqa: ANN401 - a type
     return kind
 
 
-def plain(params: list[Any]) -> list[Any]:
+def _plain(params: list[Any]) -> list[Any]:
     """The same parameters, which take text, plain numbers and defaults by themselves.
 
     Typer would import pydantic to convert them, which takes longer than typer itself. Help shows no
@@ -152,7 +152,7 @@ class Command(TyperCommand):
     """A command that explains a wrong value in plain words, not in those of a library."""
 
     def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - typer's or click's
-        return plain(super().get_params(ctx))
+        return _plain(super().get_params(ctx))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - typer's or click's
         try:
@@ -160,6 +160,13 @@ class Command(TyperCommand):
         except BadParameter as error:
             error.message = error.message.removeprefix("Value error, ")
             raise
+
+
+class Group(TyperGroup):
+    """A command with commands of its own."""
+
+    def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - typer's or click's
+        return _plain(super().get_params(ctx))
 
 
 class CommandOnInput(Command):

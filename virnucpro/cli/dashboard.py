@@ -15,7 +15,7 @@ from rich.segment import ControlType
 from rich.table import Table
 from rich.text import Text
 
-from virnucpro.cli.figures import DeviceState, Figures, amount, percent, share_of
+from virnucpro.cli.figures import DeviceState, Figures, percent
 
 _GAP = "   "  # between the figures of a line
 _SHORTEST_BAR = 12  # characters of the shortest bar
@@ -65,29 +65,23 @@ class Dashboard:
 
     def draw(self) -> RenderableType:
         now, width = self._figures, self._console.width
-        elapsed = f"elapsed {now.elapsed}"
+        below = _flow(map(_styled, [*now.counts, *now.facts]), width)
+        if not now.title:
+            return below
         if now.stage is not None:
-            bar = _headline(now.stage.stage, share_of(now.stage))
-            figures = [Text(amount(now.stage)), Text(elapsed, "dim")]
-            if share_of(now.stage) is not None:
-                figures.append(Text(f"remaining {now.remaining}", "dim"))
-            figures += map(Text, now.stage.also)
-            return Group(bar, _flow(figures, width))
-        if not now.n_shards:
-            return _flow([Text("looking at model and devices"), Text(elapsed, "dim")], width)
-        figures = [
-            *(Text(count) for count in now.counts),
-            Text(f"{now.tokens_per_second:,.0f} tokens/s"),
-            Text(f"{now.n_failed:,} failed", _WARNING if now.n_failed else ""),
-            Text(elapsed, "dim"),
-            Text(f"remaining {now.remaining}", "dim"),
-        ]
-        total, below = _headline("total", now.share_done), _flow(figures, width)
+            return Group(_headline(now.title, now.share), below)
+        total = _headline("total", now.share)
         if not now.devices:
             return Group(total, below, Text("workers are starting"))
         n_above = 3 + len(below.split())  # total and figures, head of the table, a free line
         table = _device_table(now, width, self._console.height - n_above)
         return Group(total, below, table)
+
+
+def _styled(fact: str) -> Text:
+    if fact.endswith(" failed") and not fact.startswith("0 "):
+        return Text(fact, _WARNING)
+    return Text(fact, "dim" if fact.startswith(("elapsed ", "remaining ")) else "")
 
 
 def _headline(label: str, share: float | None) -> Table:

@@ -178,7 +178,15 @@ class Figures:
         return min(self.n_tokens, self.n_settled_tokens + sum(self.in_work.values()))
 
     @property
-    def share_done(self) -> float:
+    def facts(self) -> list[str]:
+        """What stands behind the counts: speed, failures, time."""
+        if self.stage is not None or not self.n_shards:
+            return [*self._time, *(self.stage.also if self.stage else ())]
+        speed = f"{self.tokens_per_second:,.0f} tokens/s"
+        return [speed, f"{self.n_failed:,} failed", *self._time]
+
+    @property
+    def _share_embedded(self) -> float:
         """The share of the whole run that is done, by earlier starts too; finer than shards."""
         pending = self.n_shards - self.n_before
         done = self.n_before + pending * self.n_tokens_done / max(1, self.n_tokens)
@@ -195,14 +203,12 @@ class Figures:
         return sum(device.tokens_per_second for device in self.devices.values())
 
     @property
-    def elapsed(self) -> str:
-        return _clock(self.clock() - self.started)
-
-    @property
-    def remaining(self) -> str:
-        """The time that is left, as a clock shows it, or that it is unknown."""
-        seconds = self.seconds_left
-        return "unknown" if seconds is None else _clock(seconds)
+    def _time(self) -> list[str]:
+        """The time since the start, and what is left where that can be known, as clocks show it."""
+        elapsed, left = f"elapsed {_clock(self.clock() - self.started)}", self.seconds_left
+        if self.share is None:
+            return [elapsed]
+        return [elapsed, f"remaining {'unknown' if left is None else _clock(left)}"]
 
     @property
     def seconds_left(self) -> float | None:
@@ -218,8 +224,24 @@ class Figures:
         return max(left, seconds_left(self.tables, self.n_shards - n_written, now) or 0.0)
 
     @property
+    def title(self) -> str:
+        """What is done now; empty before anything is."""
+        return self.stage.stage if self.stage else "embedding" * bool(self.n_shards)
+
+    @property
+    def share(self) -> float | None:
+        """The share of the stage, or of embedding, that is done; None: unknown."""
+        if self.stage is None:
+            return self._share_embedded if self.n_shards else None
+        return min(1.0, self.stage.done / self.stage.total) if self.stage.total else None
+
+    @property
     def counts(self) -> list[str]:
-        """The number of finished shards, and of input files if there are several."""
+        """What is done: of the stage, or finished shards, and input files if there are several."""
+        if self.stage is not None:
+            return [_amount(self.stage)]
+        if not self.n_shards:
+            return ["looking at model and devices"]
         shards = f"{self.n_done:,}/{self.n_shards:,} shards"
         if len(self.files) < 2:
             return [shards]
@@ -233,25 +255,17 @@ class Figures:
     @property
     def line(self) -> str:
         """The figures in one plain line."""
-        if self.stage is None and not self.n_shards:
-            return f"looking at model and devices, elapsed {self.elapsed}"
-        if self.stage is not None:
-            stage, share = self.stage, share_of(self.stage)
-            of_all = "" if share is None else f" ({percent(share)})"
-            left = "" if share is None else f", remaining {self.remaining}"
-            also = "".join(f", {figure}" for figure in stage.also)
-            return f"{stage.stage}: {amount(stage)}{of_all}, elapsed {self.elapsed}{left}{also}"
+        title = f"{self.title}: " if self.title else ""
+        share = "" if self.share is None else f" ({percent(self.share)})"
+        line = f"{title}{', '.join(self.counts)}{share}, {', '.join(self.facts)}"
+        if self.stage is not None or not self.n_shards:
+            return line
         devices = "; ".join(
             f"{name} {counted(device.n_shards, 'shard')} {device.tokens_per_second:,.0f} tokens/s "
             f"memory {device.memory_text}"
             for name, device in self.sorted_devices
         )
-        return (
-            f"embedding: {', '.join(self.counts)} ({percent(self.share_done)}), "
-            f"{self.tokens_per_second:,.0f} tokens/s, {self.n_failed:,} failed, "
-            f"elapsed {self.elapsed}, remaining {self.remaining}"
-            + (f" | {devices}" if devices else " | workers are starting")
-        )
+        return f"{line} | {devices or 'workers are starting'}"
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
@@ -264,11 +278,7 @@ def _clock(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{seconds:02d}"
 
 
-def share_of(stage: Progress) -> float | None:
-    return min(1.0, stage.done / stage.total) if stage.total else None
-
-
-def amount(stage: Progress) -> str:
+def _amount(stage: Progress) -> str:
     of = f" of {stage.total:,}" if stage.total else ""
     memory = f", GPU memory {_memory_text(stage.memory)}" if stage.memory else ""
     return f"{stage.done:,}{of} {stage.unit}{memory}"

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -48,23 +49,22 @@ def _try_gpus(devices: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
 
 @command(BenchOptions)
 def bench(options: BenchOptions) -> None:
-    """Measure this machine: its limits, and the encoder compared with fair-esm.
+    """Measure how fast this device makes vectors, and which settings are best on it.
 
-    Ratios are to the first row, fair-esm's own extract loop.
+    Each size of ESM-2 is measured in each precision and in smaller and larger batches, compared
+    with fair-esm and with the matrix products of the device. The last lines name the settings.
 
-    Example: virnucpro bench --quick --json bench.json
+    Example: virnucpro bench --quick
+
+    One model, before it is downloaded: virnucpro bench --models 650M --json bench.json
     """
     with exits(lambda: _MEASURED):
         from virnucpro.encoders.proof.bench import bench as measure
 
         running.number_gpus_by_bus()
         end_cleanly()
-        measure(options, sys.argv, lambda line: _tell(line, options.quiet), running.report)
-
-
-def _tell(line: str, quiet: bool) -> None:
-    if not quiet:
-        typer.echo(line, err=True)
+        say = (lambda _: None) if options.quiet else partial(typer.echo, err=True)
+        measure(options, sys.argv, say, running.report)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,10 +14,9 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from virnucpro import __version__
-from virnucpro.cli.command import Command, CommandOnInput, plain
+from virnucpro.cli.command import Command, CommandOnInput, Group
 from virnucpro.cli.exits import (
     GONE,
     INTERRUPTED_EXIT,
@@ -66,12 +65,9 @@ class _Loaded(Mapping[str, Any]):
         return len(_MODULES)
 
 
-class _Commands(TyperGroup):
+class _Commands(Group):
     def __init__(self, *args: Any, **more: Any) -> None:  # noqa: ANN401 - as typer has it
         super().__init__(*args, **{**more, "commands": _Loaded()})
-
-    def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - typer's or click's
-        return plain(super().get_params(ctx))
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401 - typer's or click's
         return list(self.commands)

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from virnucpro.cli.command import Command, command
+from virnucpro.cli.command import Command, Group, command
 from virnucpro.cli.exits import end_cleanly, exits
-from virnucpro.cli.running import is_live, loading, report, watched
-from virnucpro.encoders.options import CheckOptions, NamedModelOptions, complete_model
+from virnucpro.cli.running import loading, report, watched
+from virnucpro.encoders.options import CheckOptions, NamedModelOptions
 from virnucpro.ground.errors import VirnucproError
 from virnucpro.ground.log import printable
 from virnucpro.ground.options import ConsoleOptions, option, refuse
 
 models = typer.Typer(
     name="models",
+    cls=Group,
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode="markdown",
@@ -35,8 +35,9 @@ def list_models(
     """List the named models: size, GPU memory, and path.
 
     The first model is part of this program; it is the default where a model is needed. Imported
-    models come last. The GPU memory is for the default batches; `virnucpro models info NAME` has
-    more.
+    models come last. GPU memory is computed: from the least, with the smallest batches, to that
+    of full batches. A run takes what is free; CUDA needs some more. `virnucpro models info NAME`
+    has the disk and RAM too.
 
     Example: virnucpro models list
     """
@@ -69,21 +70,9 @@ def show_model(options: NamedModelOptions) -> None:
         report([*lines, *(describe_head(head) if head else [])])
 
 
-@dataclass(frozen=True, kw_only=True)
-class _DownloadOptions:
-    """A published model or bundle."""
-
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="NAME", help="Published name of a model.", autocompletion=complete_model
-        ),
-    ]
-
-
 @models.command("download", cls=Command)
-@command(_DownloadOptions)
-def download_model(options: _DownloadOptions) -> None:
+@command(NamedModelOptions, ConsoleOptions)
+def download_model(options: NamedModelOptions, console: ConsoleOptions) -> None:
     """Fetch a published checkpoint, or all files of a bundle, into folders of torch hub.
 
     The hashes must be those of the published files. A download that broke off continues where it
@@ -94,22 +83,13 @@ def download_model(options: _DownloadOptions) -> None:
     The encoders and the head of the original VirNucPro: virnucpro models download virnucpro-500
     """
     with exits():
-        from rich.console import Console
-
         from virnucpro.callers.original_head import find_head
-        from virnucpro.cli.dashboard import Dashboard
-        from virnucpro.cli.figures import EventLog
         from virnucpro.encoders.catalogue import model_names, open_model
-        from virnucpro.encoders.families import BUNDLES
 
-        end_cleanly()
-        with ExitStack() as stack:
-            events = stack.enter_context(EventLog())
-            if is_live(quiet=False):
-                stack.enter_context(Dashboard(events.figures, Console(stderr=True)))
-            name = options.name
-            opened = tuple(open_model(each, events) for each in model_names(name))
-            head = find_head(name, opened, events) if name in BUNDLES else None
+        with watched(console) as events:
+            names = model_names(options.model)
+            opened = tuple(open_model(each, events) for each in names)
+            head = find_head(options.model, opened, events) if len(names) > 1 else None
         lines = [f"{printable(model.name)} is at {printable(model.path)}" for model in opened]
         report([*lines, *([f"its head is at {printable(head)}"] if head else [])])
 
@@ -163,19 +143,10 @@ def import_model(options: _ImportOptions) -> None:
     All files of a bundle, from another machine: virnucpro models import virnucpro-500 --from usb/
     """
     with exits():
-        from virnucpro.encoders.models import import_files
-        from virnucpro.encoders.models import import_model as copy_model
-        from virnucpro.ground.files import expanded
+        from virnucpro.encoders.models import bring
 
         end_cleanly()
-        if options.bundle_folder is not None:
-            name = options.path
-            paths = import_files(name, options.bundle_folder)
-            lines = [f"{printable(path.name)} is at {printable(path)}" for path in paths]
-        else:
-            path = expanded(options.path)
-            name, model, digest = copy_model(path, options.name, force=options.force)
-            lines = [f"{name} is at {printable(model.path)}, sha256 {digest}"]
+        name, lines = bring(options.path, options.name, options.bundle_folder, force=options.force)
         report([*lines, f"use it with --model {name}"])
 
 

@@ -160,6 +160,15 @@ def _inspect(family: Family, path: Path, on_event: OnEvent) -> Model | None:
     return model
 
 
+def describe_layers(model: Model, spec: EncoderSpec, of: str = "") -> str:
+    """A language model and the choices for its vectors. ``of``: what is pooled, if not residues."""
+    return (
+        f"{model.n_layers} layers, {model.dim} dimensions, "
+        f"{model.footprint.n_parameters / 1e6:.1f} M parameters; layer {spec.layer}, "
+        f"{spec.pooling} pooling{of}, {spec.precision}"
+    )
+
+
 def not_published(path: Path, name: str, why: object) -> UnavailableError:
     """The error for other weights under the name of a published model."""
     return UnavailableError(

@@ -123,10 +123,7 @@ class NamedModel:
         """
         if not self.published.is_file:
             for file in self.published.files:
-                try:
-                    check_file(file, path / file.name)
-                except UnavailableError as error:
-                    raise not_published(path / file.name, self.name, error) from error
+                _check_published(file, path / file.name, self.name)
         model: Model = self.family.code.open_published(self.name, self.published, path)
         return model
 
@@ -143,10 +140,7 @@ class NamedModel:
             return
         if digests:
             raise not_published(model.path, self.name, f"its SHA-256 is {digest}")
-        try:
-            check_file(self.published.files[0], model.files[0])
-        except UnavailableError as error:
-            raise not_published(model.path, self.name, error) from error
+        _check_published(self.published.files[0], model.files[0], self.name)
 
     def fetch(self, on_event: OnEvent) -> None:
         """Fetch what is missing.
@@ -166,6 +160,17 @@ class NamedModel:
             check_file(file, fetched)
 
         download(file, self.home, check, _fetching("the model", on_event))
+
+
+def _check_published(file: RemoteFile, path: Path, name: str) -> None:
+    """
+    Raises:
+        UnavailableError: what lies there is not the published file.
+    """
+    try:
+        check_file(file, path)
+    except UnavailableError as error:
+        raise not_published(path, name, error) from error
 
 
 # Names
@@ -339,13 +344,7 @@ def fetch_head(bundle: str, on_event: OnEvent) -> tuple[Path, int]:
     head, path = BUNDLES[bundle].head, bundled_head(bundle)
     if not path.exists():
         fetch_file(head, path.parent, on_event)
-    try:
-        check_file(head, path)
-    except UnavailableError as error:
-        raise UnavailableError(
-            f"{printable(path)} is not the published head of {bundle}: {error}",
-            hint="delete it to fetch it again",
-        ) from error
+    _check_published(head, path, f"head of {bundle}")
     return path, BUNDLES[bundle].chunk_size
 
 

@@ -30,7 +30,7 @@ from virnucpro.encoders.catalogue import (
 from virnucpro.encoders.families import BUNDLES, EMBEDDED, PUBLISHED, RemoteFile
 from virnucpro.encoders.fetch import check_file
 from virnucpro.ground.config import Footprint, join_footprints
-from virnucpro.ground.devices import as_size, describe_needs
+from virnucpro.ground.devices import FEWEST_TOKENS, as_size, describe_needs
 from virnucpro.ground.errors import (
     InputMissingError,
     OutputError,
@@ -38,7 +38,14 @@ from virnucpro.ground.errors import (
     UnavailableError,
     UsageError,
 )
-from virnucpro.ground.files import TEMPORARY, atomic, sha256, temporary_beside, writing
+from virnucpro.ground.files import (
+    TEMPORARY,
+    atomic,
+    expanded,
+    sha256,
+    temporary_beside,
+    writing,
+)
 from virnucpro.ground.log import printable
 
 _Kind = Literal["embedded", "published", "bundle", "imported"]
@@ -50,7 +57,8 @@ class _Entry(NamedTuple):
     name: str
     kind: _Kind
     parameters: int
-    gpu_memory: int  # bytes, for the default batches
+    least_gpu_memory: int  # bytes, for the smallest batches; computed, without what CUDA takes
+    gpu_memory: int  # bytes, for full batches; where less is free, batches are smaller
     to_fetch: int  # bytes that are not here yet
     path: str  # where it lies, or will; of a bundle that of its head
     encoders: tuple[str, ...] = ()  # of a bundle
@@ -65,9 +73,9 @@ def describe_models(*, as_json: bool) -> Iterator[str]:
         to_fetch = entry.to_fetch
         state = f"not here, {as_size(to_fetch)} to fetch" if to_fetch else "here"
         size = f"{entry.parameters / 1e6:,.1f} M"
-        memory = f"{entry.gpu_memory / 1e9:.1f} GB"
+        memory = f"{as_size(entry.least_gpu_memory)} to {as_size(entry.gpu_memory)}"
         yield (
-            f"{entry.name:<22}{size:>10} parameters  {memory:>7} of a GPU  "
+            f"{entry.name:<22}{size:>10} parameters  {memory:>17} of a GPU  "
             f"{state}: {printable(entry.path)}"
         )
 
@@ -80,7 +88,8 @@ def _entries() -> Iterator[_Entry]:
             name,
             kind=_kind(name),
             parameters=footprint.n_parameters,
-            gpu_memory=int(footprint.gpu_memory()),
+            least_gpu_memory=footprint.gpu_memory(FEWEST_TOKENS),
+            gpu_memory=footprint.gpu_memory(),
             to_fetch=bytes_to_fetch(name),
             path=str(bundled_head(name) if encoders else locate(name)),
             encoders=encoders,
@@ -169,6 +178,21 @@ def verify_model(model: str) -> tuple[Model, str]:
 
 
 # Brought by file
+
+
+def bring(
+    source: str, name: str | None, folder: Path | None, *, force: bool
+) -> tuple[str, list[str]]:
+    """Import a model, or from a folder the files of the published one called ``source``.
+
+    -> the name that ``--model`` takes, and lines that say where all lies. Raises as
+    ``import_model`` and ``import_files``.
+    """
+    if folder is not None:
+        paths = import_files(source, folder)
+        return source, [f"{printable(path.name)} is at {printable(path)}" for path in paths]
+    name, model, digest = import_model(expanded(source), name, force=force)
+    return name, [f"{name} is at {printable(model.path)}, sha256 {digest}"]
 
 
 def import_model(source: Path, name: str | None, *, force: bool) -> tuple[str, Model, str]:

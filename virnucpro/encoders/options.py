@@ -65,67 +65,33 @@ class BenchOptions:
             show_default="all but 15B on a GPU, else 8M,35M",
         ),
     ] = None
-    profiles: Annotated[
-        str | None,
-        option(
-            "Measure on proteins of these lengths: six-frame-500, reads-150, proteins.",
-            metavar="NAME,...",
-            show_default="all",
-        ),
-    ] = None
-    parts: Annotated[
-        str | None,
-        option("Measure these parts: limits, encoder.", metavar="NAME,...", show_default="all"),
-    ] = None
     precisions: Annotated[
         str | None,
         option(
-            "Measure encoders in these precisions, in order: bf16, fp16, fp32. "
-            "fair-esm as published is measured in fp32 always.",
+            "Measure our encoder in these precisions, in order: bf16, fp16, fp32, fp8. "
+            "fair-esm is measured in fp32 always.",
             metavar="NAME,...",
-            show_default="what the device has; on a GPU without fp32",
+            show_default="what the device has; on a GPU without fp32 and fp8",
         ),
     ] = None
-    device: Annotated[Literal["auto", "cuda", "cpu", "mps"], option("Use this kind of device.")] = (
-        "auto"
-    )
-    threads: Annotated[
-        int | None,
-        count(
-            "Give every program this number of cores, on a CPU.",
-            min=1,
-            show_default="all that it may use",
-        ),
-    ] = None
+    device: Annotated[
+        Literal["auto", "cuda", "cpu", "mps"],
+        option("Use this kind of device; of a CPU, one core is measured."),
+    ] = "auto"
     tokens: Annotated[
         int | None,
-        count(
-            "Embed this number of tokens in one measurement.",
-            min=1,
-            show_default="some full batches",
-        ),
+        count("Make proteins of this number of tokens.", min=1, show_default="some full batches"),
     ] = None
-    repeats: Annotated[
-        int | None,
-        count(
-            "Measure this often after a warm-up, for 5 s or more each on a GPU; only once if a "
-            "pass "
-            "takes over 5 s.",
-            min=1,
-            show_default="5",
-        ),
-    ] = None
-    seed: Annotated[int, count("Draw proteins and weights with this seed.", min=0)] = 1
     json: Annotated[
         Path | None,
         option(
             "Write all figures to this JSON file as they come.", metavar="FILE", show_default=False
         ),
     ] = None
-    quick: Annotated[bool, option("Measure for a short time: 8M, one profile, 3 repeats.")] = False
-    quiet: Annotated[bool, option("Show tables only, without progress.", None, "--quiet", "-q")] = (
-        False
-    )
+    quick: Annotated[bool, option("Measure for less than a minute: 8M alone.")] = False
+    quiet: Annotated[
+        bool, option("Show results only, without progress.", None, "--quiet", "-q")
+    ] = False
     cuda_visible_devices: str | None = None  # the variable of the environment
 
 

@@ -30,7 +30,7 @@ _GIB = 1 << 30
 _CPU_TOKENS = 2048  # tokens that stay in the caches, and twice as many of a narrow model
 _CPU_SHARE = 80  # a core is filled by so many times fewer tokens than a GPU
 _MPS_TOKENS = 8192
-_FEWEST_TOKENS = 2048  # tokens on a GPU that has hardly any memory left
+FEWEST_TOKENS = 2048  # tokens on a GPU that has hardly any memory left
 _MOST_WORKERS = 1024
 _CPU_FACTS = Path("/proc/cpuinfo")
 _OLDEST_FOR_CUDA_13 = (7, 5)  # compute capability: its compiler makes no kernels for older cards
@@ -564,12 +564,12 @@ def choose_tokens(choice: Choice, footprint: Footprint, precision: Precision) ->
     if choice.kind == "mps":
         return _MPS_TOKENS
     fitting = (choice.memory - footprint.weight_bytes(precision)) // 2 // footprint.bytes_per_token
-    return max(_FEWEST_TOKENS, min(fitting, footprint.filling_tokens))
+    return max(FEWEST_TOKENS, min(fitting, footprint.filling_tokens))
 
 
 def describe_needs(footprint: Footprint) -> list[str]:
     """Lines about the disk and memory a model needs: calculated for half precision."""
-    most, least = footprint.gpu_memory(), footprint.gpu_memory(_FEWEST_TOKENS)
+    most, least = footprint.gpu_memory(), footprint.gpu_memory(FEWEST_TOKENS)
     converted = footprint.converted_bytes
     return [
         f"disk        {as_size(footprint.file_bytes + converted)}"

@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from virnucpro.encoders.base import progress_of
+from virnucpro.encoders.base import describe_layers, progress_of
 from virnucpro.encoders.dnabert_s.model import (
     DNABERT,
     LAYER_NORM_EPS,
@@ -88,12 +88,7 @@ class DNABERTModel:
         return "bf16x2" if kind == "cuda" and precision in ("bf16", "fp8") else "fp32"
 
     def describe(self, spec: EncoderSpec) -> str:
-        shape = self.shape
-        return (
-            f"{shape.n_layers} layers, {shape.dim} dimensions, "
-            f"{shape.n_parameters / 1e6:.1f} M parameters; layer {spec.layer}, "
-            f"{spec.pooling} pooling of bases, {spec.precision}"
-        )
+        return describe_layers(self, spec, " of bases")
 
     def prepare(
         self, precision: Precision, folder: Path | None, on_event: OnEvent
@@ -246,12 +241,18 @@ def inspect_folder(path: Path) -> tuple[DNABERTShape, str]:
     Raises:
         UnavailableError: it is another kind of BERT, or damaged.
     """
+    shape, tokenizer, file, tensors = _open_folder(path)
+    return shape, _encoder_id(shape, tokenizer, file, tensors)
+
+
+def _open_folder(path: Path) -> tuple[DNABERTShape, Tokenizer, Path, dict[str, Read]]:
+    """The shape, the tokenizer, the file of the weights, and readers of all its tensors."""
     tokenizer = read_tokenizer(path / TOKENIZER)
     shape = _read_shape(path, tokenizer)
     file = weights_file(path)
     tensors = _open_weights(file)
     _check_names(file, shape, tensors)
-    return shape, _encoder_id(shape, tokenizer, file, tensors)
+    return shape, tokenizer, file, tensors
 
 
 def load_dnabert(path: Path, n_layers: int) -> tuple[DNABERT, Tokenizer]:
@@ -262,11 +263,7 @@ def load_dnabert(path: Path, n_layers: int) -> tuple[DNABERT, Tokenizer]:
     Raises:
         UnavailableError: it cannot be used.
     """
-    tokenizer = read_tokenizer(path / TOKENIZER)
-    shape = _read_shape(path, tokenizer)
-    file = weights_file(path)
-    tensors = _open_weights(file)
-    _check_names(file, shape, tensors)
+    shape, tokenizer, file, tensors = _open_folder(path)
     with torch.device("meta"):
         model = DNABERT(shape, n_layers)
     stored_names = _stored_names(n_layers)

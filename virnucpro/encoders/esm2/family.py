@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from virnucpro.encoders.base import Encoder, Model, not_published, progress_of
+from virnucpro.encoders.base import Encoder, Model, describe_layers, not_published, progress_of
 from virnucpro.encoders.esm2.checkpoint import (
     FP8_WIDTH,
     Checkpoint,
@@ -73,14 +73,8 @@ class ESM2Model(Checkpoint):
         return precision
 
     def describe(self, spec: EncoderSpec) -> str:
-        shape = self.shape
-        return (
-            f"{shape.n_layers} layers, {shape.dim} dimensions, "
-            f"{shape.n_parameters / 1e6:.1f} M parameters; layer {spec.layer}, "
-            f"{spec.pooling} pooling, {spec.precision}"
-            + ", fp32 for proteins whose numbers it cannot hold"
-            * (spec.precision == "fp16")
-        )
+        also = ", fp32 for proteins whose numbers it cannot hold" * (spec.precision == "fp16")
+        return describe_layers(self, spec) + also
 
     def prepare(
         self, precision: Precision, folder: Path | None, on_event: OnEvent

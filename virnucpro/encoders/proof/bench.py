@@ -1,8 +1,12 @@
-"""What ``virnucpro bench`` does: the limits of a machine, and how near encoders come to them.
+"""What ``virnucpro bench`` does: how fast is this device, and which settings are best on it?
 
-A limit is what was reached at best: a large matrix product and a copy of memory on random data, at
-the rate of the quickest repeat. The report is a JSON that is whole after every row, and tables of
-plain text.
+For each size of ESM-2, with random weights, on frames of 500 bases: fair-esm's model in float32, in
+batches of as many tokens as its own script makes; then our encoder, loaded and fed as a worker
+does, in each precision in the batches that a run chooses, and in smaller and larger ones. Next to
+them stand the limits of the device: a large matrix product, and a copy of memory. On a CPU one core
+is measured: a run has a worker of one thread on each.
+
+The report is a JSON that is whole after every row, and lines of plain text.
 """
 
 from __future__ import annotations
@@ -11,168 +15,145 @@ import importlib.metadata
 import json
 import platform
 import shlex
-import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from itertools import cycle
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import psutil
-import pynvml
 import torch
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from virnucpro import __version__
-from virnucpro.encoders.esm2.checkpoint import ESM2Shape
+from virnucpro.encoders.base import Encoder, Pending, load_encoder
 from virnucpro.encoders.esm2.family import room_for
 from virnucpro.encoders.esm2.model import DTYPES
 from virnucpro.encoders.options import BenchOptions
-from virnucpro.encoders.proof.synthetic import (
-    MODELS,
-    PROFILES,
-    flop_per_token,
-    lengths_of,
-    make_proteins,
-    write_checkpoint,
-)
-from virnucpro.encoders.proof.timing import (
-    FAILURES,
-    OURS,
-    Comparison,
-    EncoderRow,
-    Setting,
-    compare_ways,
-    fair_esm_ways,
-    layouts,
-    our_ways,
-    reason_of,
-    synchronize,
-    threads,
-)
-from virnucpro.ground.config import Precision
+from virnucpro.encoders.proof.check import unavailable_where_it_fails
+from virnucpro.encoders.proof.synthetic import MODELS, make_proteins, write_checkpoint
+from virnucpro.encoders.transfer import use_device
+from virnucpro.ground.config import EncoderSpec, Precision
 from virnucpro.ground.devices import (
     Choice,
+    as_size,
     choose_devices,
     choose_precision,
     choose_tokens,
     list_gpus,
     usable_cores,
 )
-from virnucpro.ground.errors import UsageError
+from virnucpro.ground.errors import UnavailableError, UsageError
 from virnucpro.ground.files import write_whole
-from virnucpro.ground.log import printable
 
-PARTS = ("limits", "encoder")
 _GPU_MODELS = ("650M", "3B", "150M", "35M", "8M")  # the most telling first: time may run out
 _CPU_MODELS = ("8M", "35M")
 _QUICK_MODELS = ("8M",)
-# of ours in a pass, on a GPU or on each core of a CPU: a little less than fills the last
-_N_BATCHES = {"cuda": 3.9, "mps": 3.9, "cpu": 1.9}
-_QUICK_BATCHES = 0.95
-_LEAST_SECONDS = 5.0  # of a repeat on a GPU: what it holds, and not what it begins with
+_FAIR_ESM_TOKENS = 4096  # per batch, in fair-esm's scripts/extract.py
+_N_BATCHES = 3  # different ones, of the largest budget
+_N_REPEATS = 3
+_SECONDS, _QUICK_SECONDS = 2.0, 0.1  # of a repeat, at least
 _LISTEN_SECONDS, _QUIET_SHARE = 0.5, 0.1  # of all cores, before anything is measured
+_SIDE = {"cuda": 8192, "mps": 4096, "cpu": 1024}  # of the matrices
+_COPIED = {"cuda": 4 << 30, "mps": 1 << 30, "cpu": 256 << 20}  # bytes, beyond any cache
+_LEAST_FOR_A_LIMIT = 0.1  # seconds of one repeat
+_WORTH_A_CHANGE = 1.05  # of the speed of the usual settings: less may be chance
+_SEED = 1
+_PACKAGES = ("torch", "fair-esm", "transformers", "openvino", "numpy")
 
 Say = Callable[[str], None]
-Show = Callable[[list[str]], None]
-
-
-def bench(options: BenchOptions, argv: Sequence[str], say: Say, show: Show) -> None:
-    """Measure this machine; ``show`` gets the tables at the end, also of what was cut off.
-
-    Raises:
-        UsageError: a name is unknown.
-        UnavailableError: the device is not there.
-    """
-    programme = resolve_bench(options)
-    report = Report(argv, options.seed, options.json)
-    try:
-        for row in run_bench(programme, say):
-            report.add(row)
-    finally:
-        show(report.lines(is_terminal=sys.stdout.isatty()))
+Show = Callable[[Iterable[str]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Programme:
-    """The programme of a benchmark. If ``tokens`` is None, a pass has ``n_batches`` per core."""
+class _Limit:
+    """What the device reaches at best, in the quickest repeat."""
 
+    what: str
+    precision: Precision | None
+    unit: str  # of the rate
+    rate: float | None = None
+    reason: str = ""  # why there is no rate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    """A program with its settings; where ``reason`` says why it has no figures, they are None."""
+
+    model: str
+    program: str
+    precision: Precision
+    tokens_per_batch: int
+    is_usual: bool = False  # a run takes these settings by itself
+    kernel: str = ""
+    tokens_per_second: float | None = None  # the median of the repeats
+    ratio: float | None = None  # to fair-esm
+    limit_share: float | None = None  # of the matrix product in this precision
+    peak_bytes: int | None = None  # on a GPU
+    rates: tuple[float, ...] = ()  # tokens/s of each repeat
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Programme:
     choice: Choice
-    models: Mapping[str, ESM2Shape]
-    profiles: tuple[str, ...]
-    parts: tuple[str, ...]
-    n_threads: int
-    tokens: int | None
-    repeats: int
-    seed: int
-    n_batches: float
-    least_seconds: float
-    precisions: tuple[Precision, ...]  # of ours, and of the peers but for the reference
+    precisions: tuple[Precision, ...]
+    n_tokens: int | None  # of different proteins; None: as many as fill some batches
+    seconds: float
+    limits: dict[Precision, float] = field(default_factory=dict)  # FLOP/s, once measured
 
     @property
-    def device(self) -> str:
-        return self.choice.devices[0]
+    def device(self) -> torch.device:
+        return torch.device(self.choice.devices[0])
 
 
-def resolve_bench(options: BenchOptions) -> Programme:
-    """
+def bench(options: BenchOptions, argv: Sequence[str], say: Say, show: Show) -> None:
+    """Measure this machine; ``show`` gets the lines at the end, also of what was cut off.
+
     Raises:
         UsageError: a name is unknown.
-        UnavailableError: the device is not there.
+        UnavailableError: the device, or a precision on it, is not there.
+        OutputError, StorageError: the JSON cannot be written.
     """
     choice = choose_devices(options.device, None, None, options.cuda_visible_devices, 0)
-    return programme_on(choice, options)
-
-
-def programme_on(choice: Choice, options: BenchOptions) -> Programme:
-    """The programme on devices that are there. Raises as ``resolve_bench``."""
-    is_quick = options.quick
-    models = _GPU_MODELS if choice.kind == "cuda" else _CPU_MODELS
-    profiles = tuple(PROFILES)
-    names = _names("--models", options.models, _QUICK_MODELS if is_quick else models, MODELS)
-    return Programme(
+    usual = _GPU_MODELS if choice.kind == "cuda" else _CPU_MODELS
+    models = _names("--models", options.models, _QUICK_MODELS if options.quick else usual, MODELS)
+    programme = _Programme(
         choice=choice,
-        models={name: MODELS[name] for name in names},
-        profiles=_names(
-            "--profiles", options.profiles, profiles[:1] if is_quick else profiles, PROFILES
-        ),
-        parts=_names("--parts", options.parts, PARTS, PARTS),
-        n_threads=options.threads or usable_cores(),
-        tokens=options.tokens,
-        repeats=options.repeats or (3 if is_quick else 5),
-        seed=options.seed,
-        n_batches=_QUICK_BATCHES if is_quick else _N_BATCHES[choice.kind],
-        least_seconds=_LEAST_SECONDS if choice.kind == "cuda" and not is_quick else 0.0,
-        precisions=_precisions(options, choice),
+        precisions=_precisions(options.precisions, choice),
+        n_tokens=options.tokens,
+        seconds=_QUICK_SECONDS if options.quick else _SECONDS,
     )
+    facts = {
+        "command": shlex.join(["virnucpro", *argv[1:]]),
+        "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "machine": machine_facts(),
+        "versions": describe_versions(),
+    }
+    rows: list[_Limit | _Row] = []
+    _write(options.json, facts, rows)
+    try:
+        for row in _measure(programme, models, say):
+            rows.append(row)
+            _write(options.json, facts, rows)
+    finally:
+        show(_lines(rows))
 
 
-def _precisions(options: BenchOptions, choice: Choice) -> tuple[Precision, ...]:
-    """float32 takes most of the time on a GPU, and is measured only if it is asked for.
-
-    Raises:
-        UnavailableError: the device does not compute in one of them.
-    """
-    defaults = ["bf16"] if choice.has_bf16 else []
-    if choice.kind == "cpu":
-        defaults = ["fp32", *defaults]
-    else:
-        defaults += ["fp16"]
-    names = _names("--precisions", options.precisions, defaults, ("bf16", "fp16", "fp32"))
+def _precisions(listed: str | None, choice: Choice) -> tuple[Precision, ...]:
+    """That of ``auto`` and one more; on a GPU with 16 bits float32 only if it is asked for."""
+    other = "fp32" if choice.kind == "cpu" else "fp16"
+    usual = tuple(dict.fromkeys((choose_precision("auto", choice), other)))
+    names = _names("--precisions", listed, usual, ("bf16", "fp16", "fp32", "fp8"))
     return tuple(choose_precision(name, choice) for name in names)
 
 
 def _names(
-    option: str,
-    listed: str | None,
-    default: Sequence[str],
-    choices: Sequence[str] | Mapping[str, object],
+    option: str, listed: str | None, default: Sequence[str], choices: Iterable[str]
 ) -> tuple[str, ...]:
     names = tuple(default) if listed is None else tuple(listed.split(","))
     for name in names:
@@ -181,166 +162,185 @@ def _names(
     return names
 
 
-def run_bench(programme: Programme, say: Say) -> Iterator[Row]:
+def _measure(programme: _Programme, models: Sequence[str], say: Say) -> Iterator[_Limit | _Row]:
     """Measure it all; every row comes as soon as it is known."""
     busy = psutil.cpu_percent(interval=_LISTEN_SECONDS) / 100
     if busy > _QUIET_SHARE:
         say(f"other programs use {busy:.0%} of this machine: the figures will be low, and uneven")
-    limits: dict[Precision, float] = {}
-    if "limits" in programme.parts:
+    use_device(programme.device)
+    with _one_thread():
         say("limits")
-        limits = yield from _run_limits(programme)
-    models = programme.models if "encoder" in programme.parts else {}
-    for model, shape in models.items():
-        with TemporaryDirectory(prefix="virnucpro-bench-") as folder:
+        for limit in _limits(programme.device, programme.precisions):
+            yield limit
+            if limit.precision and limit.rate:
+                programme.limits[limit.precision] = limit.rate
+        for model in models:
             say(f"{model}: making weights")
-            setting = Setting(
-                checkpoint=Path(folder) / f"{model}.pt",
-                shape=shape,
-                device=programme.device,
-                tokens_per_batch=choose_tokens(
-                    programme.choice,
-                    room_for(shape),
-                    choose_precision("auto", programme.choice),
-                ),
-            )
-            yield from _compare(programme, setting, limits, say)
+            with TemporaryDirectory(prefix="virnucpro-bench-") as folder:
+                yield from _compare(programme, model, Path(folder), say)
 
 
-def _run_limits(programme: Programme) -> Generator[_LimitRow, None, dict[Precision, float]]:
-    """A row for each limit. -> FLOP/s by precision"""
-    lengths = lengths_of(make_proteins(programme.profiles[0], 10_000, programme.seed))
-    flop = {model: flop_per_token(shape, lengths) for model, shape in programme.models.items()}
-    is_cpu = programme.choice.kind == "cpu"
-    layout = f"{programme.n_threads} threads" if is_cpu else programme.device
-    rates: dict[Precision, float] = {}
-    device = torch.device(programme.device)
-    with threads(programme.n_threads if is_cpu else torch.get_num_threads()):
-        rows = measure_limits(device, programme.precisions, programme.repeats, flop, layout)
-        for precision, row in zip((*programme.precisions, None), rows, strict=True):
-            yield row
-            if precision is not None and row.rate is not None:
-                rates[precision] = row.rate
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Compute on a CPU as a worker does."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _compare(programme: _Programme, model: str, folder: Path, say: Say) -> Iterator[_Row]:
+    """fair-esm, and our settings, for one model."""
+    rows = list(_settings(programme, model))
+    checkpoint, reference = folder / f"{model}.pt", None
+    try:
+        with unavailable_where_it_fails("making weights", str(programme.device)):
+            write_checkpoint(checkpoint, MODELS[model], _SEED, programme.device)
+    except (UnavailableError, OSError) as error:
+        yield replace(rows[0], reason=f"no weights could be made: {error}")
+        return
+    n_tokens = programme.n_tokens or _N_BATCHES * max(row.tokens_per_batch for row in rows)
+    proteins = make_proteins(n_tokens, _SEED)
+    for row in rows:
+        say(f"{model}: {row.program} in {row.precision}, batches of {row.tokens_per_batch:,}")
+        measured = _measured(row, checkpoint, programme, proteins)
+        if row.program == "fair-esm":
+            reference = measured.tokens_per_second
+        if measured.tokens_per_second and reference:
+            measured = replace(measured, ratio=measured.tokens_per_second / reference)
+        yield measured
+
+
+def _settings(programme: _Programme, model: str) -> Iterator[_Row]:
+    """What is measured: fair-esm, each precision, and other batches in the usual one."""
+    choice, room = programme.choice, room_for(MODELS[model])
+    auto = choose_precision("auto", choice)
+    yield _Row(model=model, program="fair-esm", precision="fp32", tokens_per_batch=_FAIR_ESM_TOKENS)
+    for precision in programme.precisions:
+        usual = choose_tokens(choice, room, precision)
+        ours = _Row(model=model, program="virnucpro", precision=precision, tokens_per_batch=usual)
+        yield replace(ours, is_usual=precision == auto)
+        if precision == auto:
+            for n_tokens in (usual // 2, usual * 2):
+                yield replace(ours, tokens_per_batch=n_tokens)
+
+
+def _measured(row: _Row, checkpoint: Path, programme: _Programme, proteins: Sequence[str]) -> _Row:
+    """The row with its figures, or with the reason why it has none."""
+    device, shape = programme.device, MODELS[row.model]
+    spec = EncoderSpec(
+        family="esm2" if row.program == "virnucpro" else "fair-esm",
+        model=row.model,
+        sha256="",
+        layer=shape.n_layers,
+        pooling="mean",
+        precision=row.precision,
+        dim=shape.dim,
+    )
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+    try:
+        with unavailable_where_it_fails(f"{row.program} in {row.precision}", str(device)):
+            encoder = load_encoder(spec, checkpoint, device)
+            batches = _batches(encoder, proteins, row.tokens_per_batch)
+            rates = _rates(encoder, batches, programme.seconds)
+    except UnavailableError as error:
+        return replace(row, reason=str(error))
+    rate, limit = median(rates), programme.limits.get(row.precision)
+    lengths = [len(protein) for protein in proteins]
+    flop_per_token = encoder.count_flop(lengths) / _count_tokens(proteins)
+    return replace(
+        row,
+        kernel=encoder.kernel,
+        tokens_per_second=rate,
+        limit_share=rate * flop_per_token / limit if limit else None,
+        peak_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
+        rates=tuple(rates),
+    )
+
+
+def _batches(encoder: Encoder, proteins: Sequence[str], n_tokens: int) -> list[list[str]]:
+    plan = encoder.plan([len(protein) for protein in proteins], n_tokens)
+    return [[proteins[i] for i in rows] for rows in plan]
+
+
+def _rates(encoder: Encoder, batches: Sequence[Sequence[str]], seconds: float) -> list[float]:
+    """Tokens per second of each repeat, after a warm-up; a GPU has two batches at a time."""
+    for batch in batches[:2]:
+        encoder.start(batch).rows()
+    rates, endless = [], cycle(batches)
+    for _ in range(_N_REPEATS):
+        n_tokens, pending = 0, deque[Pending]()
+        started = time.perf_counter()
+        while time.perf_counter() - started < seconds or not n_tokens:
+            batch = next(endless)
+            pending.append(encoder.start(batch))
+            n_tokens += _count_tokens(batch)
+            if len(pending) > 1:
+                pending.popleft().rows()
+        for last in pending:
+            last.rows()
+        rates.append(n_tokens / (time.perf_counter() - started))
     return rates
 
 
-def _compare(
-    programme: Programme, setting: Setting, limits: Mapping[Precision, float], say: Say
-) -> Iterator[EncoderRow]:
-    """The encoders side by side, for one model."""
-    is_cpu = programme.choice.kind == "cpu"
-    device, seed = torch.device(setting.device), programme.seed
-    try:
-        write_checkpoint(setting.checkpoint, setting.shape, seed, device)
-    except FAILURES as error:  # no room for them, in memory or on disk
-        yield EncoderRow(
-            model=setting.model,
-            profile="",
-            program=OURS,
-            precision=programme.precisions[0],
-            how="",
-            layout="",
-            n_proteins=0,
-            n_tokens=0,
-            reason=f"no weights could be made: {reason_of(error)}",
-        )
-        return
-    ways = fair_esm_ways(setting, has_bf16="bf16" in programme.precisions)
-    ways += our_ways(programme.precisions, setting)
-    n_processes = programme.n_threads if is_cpu else 1
-    usual = int(programme.n_batches * setting.tokens_per_batch * n_processes)
-    with layouts(setting, programme.n_threads, len(ways)) as places:
-        for profile in programme.profiles:
-            say(f"{setting.model}, {profile}: {len(ways)} ways in {len(places)} layouts")
-            comparison = Comparison(
-                profile=profile,
-                proteins=make_proteins(profile, programme.tokens or usual, seed),
-                repeats=programme.repeats,
-                limits=limits,
-                least_seconds=programme.least_seconds,
-                one_by_one=not is_cpu,
-            )
-            yield from compare_ways(comparison, ways, places)
+def _count_tokens(proteins: Sequence[str]) -> int:
+    """Padding does not count."""
+    return sum(len(protein) + 2 for protein in proteins)
 
 
 # Limits
 
-_SIDE = {"cuda": 8192, "mps": 4096, "cpu": 2048}  # of the matrices
-_COPIED = {"cuda": 4 << 30, "mps": 1 << 30, "cpu": 256 << 20}  # bytes, beyond any cache
-Work = Callable[[], object]
-_LEAST_FOR_A_LIMIT = 0.1  # seconds of one repeat
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _LimitRow:
-    what: str
-    precision: str
-    layout: str
-    unit: str  # of the rate
-    rate: float | None = None
-    tokens_per_second: Mapping[str, float] = field(default_factory=dict)  # by model
-    seconds: tuple[float, ...] = ()  # of one product or copy, for each repeat
-    reason: str = ""
-
-
-def measure_limits(
-    device: torch.device,
-    precisions: Sequence[Precision],
-    repeats: int,
-    flop_per_token: Mapping[str, float],
-    layout: str,
-) -> Iterator[_LimitRow]:
-    """A row for the product in each precision, and one for the copy (read and written bytes)."""
+def _limits(device: torch.device, precisions: Sequence[Precision]) -> Iterator[_Limit]:
+    """The product in each precision, and the copy (read and written bytes)."""
     side, n_bytes = _SIDE[device.type], _COPIED[device.type]
     for precision in precisions:
-        make = partial(_product, device, DTYPES[precision], side)
         what = f"matrix product, {side} x {side}"
-        row = _LimitRow(what=what, precision=precision, layout=layout, unit="FLOP/s")
-        row = _measured(row, make, 2.0 * side**3, device, repeats)
-        if row.rate is not None:
-            allowed = {model: row.rate / flop for model, flop in flop_per_token.items()}
-            row = replace(row, tokens_per_second=allowed)
-        yield row
-    what = f"memory copy, {n_bytes >> 20} MiB"
-    row = _LimitRow(what=what, precision="", layout=layout, unit="bytes/s")
-    yield _measured(row, partial(_copy, device, n_bytes), 2.0 * n_bytes, device, repeats)
+        limit = _Limit(what=what, precision=precision, unit="FLOP/s")
+        if precision != "fp8":  # whose products are scaled, row by row
+            yield _at_best(limit, 2.0 * side**3, device, partial(_product, device, precision))
+    limit = _Limit(what=f"memory copy, {n_bytes >> 20} MiB", precision=None, unit="bytes/s")
+    yield _at_best(limit, 2.0 * n_bytes, device, partial(_copy, device, n_bytes))
 
 
-def _measured(
-    row: _LimitRow, make: Callable[[], Work], amount: float, device: torch.device, repeats: int
-) -> _LimitRow:
+def _at_best(
+    limit: _Limit, amount: float, device: torch.device, make: Callable[[], Callable[[], object]]
+) -> _Limit:
     try:
-        seconds = _time(make(), partial(synchronize, device), repeats)
-    except FAILURES as error:
-        return replace(row, reason=reason_of(error))
-    return replace(row, rate=amount / min(seconds), seconds=tuple(seconds))
+        with unavailable_where_it_fails(limit.what, str(device)):
+            return replace(limit, rate=amount / _quickest(make(), device))
+    except UnavailableError as error:
+        return replace(limit, reason=str(error))
 
 
-def _time(work: Work, finish: Callable[[], None], repeats: int) -> list[float]:
-    """Seconds of one piece of work, for each repeat of as many as fill ``_LEAST_FOR_A_LIMIT``."""
-    work()
-    finish()
-    started = time.perf_counter()
-    work()
-    finish()
-    n = max(1, round(_LEAST_FOR_A_LIMIT / (time.perf_counter() - started)))
-    seconds = []
-    for _ in range(repeats):
+def _quickest(work: Callable[[], object], device: torch.device) -> float:
+    """Seconds of one piece of work, in the quickest of some repeats."""
+
+    def seconds(n: int) -> float:
         started = time.perf_counter()
         for _ in range(n):
             work()
-        finish()
-        seconds.append((time.perf_counter() - started) / n)
-    return seconds
+        if device.type != "cpu":
+            getattr(torch, device.type).synchronize()
+        return (time.perf_counter() - started) / n
+
+    seconds(1)
+    n = max(1, round(_LEAST_FOR_A_LIMIT / seconds(1)))
+    return min(seconds(n) for _ in range(_N_REPEATS))
 
 
-def _product(device: torch.device, dtype: torch.dtype, side: int) -> Work:
-    a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+def _product(device: torch.device, precision: Precision) -> Callable[[], object]:
+    side = _SIDE[device.type]
+    a, b = (torch.randn(side, side, device=device).to(DTYPES[precision]) for _ in range(2))
     out = torch.empty_like(a)
     return lambda: torch.mm(a, b, out=out)
 
 
-def _copy(device: torch.device, n_bytes: int) -> Work:
+def _copy(device: torch.device, n_bytes: int) -> Callable[[], object]:
     source = torch.randint(0, 256, (n_bytes,), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return lambda: target.copy_(source)
@@ -348,66 +348,74 @@ def _copy(device: torch.device, n_bytes: int) -> Work:
 
 # Report
 
-Row = _LimitRow | EncoderRow
-SECTIONS: dict[type[Row], str] = {
-    _LimitRow: "limits",
-    EncoderRow: "encoder",
-}
-_PACKAGES = ("torch", "fair-esm", "transformers", "openvino", "numpy")
-_PLAIN_WIDTH = 170  # of a pipe or a file, which have none
-_GIB = 1 << 30
+
+def _write(path: Path | None, facts: Mapping[str, object], rows: Sequence[_Limit | _Row]) -> None:
+    """Write all that was measured anew, if there is a file for it."""
+    if path is None:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    limits = [asdict(row) for row in rows if isinstance(row, _Limit)]
+    encoder = [asdict(row) for row in rows if isinstance(row, _Row)]
+    content = {**facts, "limits": limits, "encoder": encoder}
+    write_whole(path, json.dumps(content, indent=1) + "\n")
 
 
-class Report:
-    """Collects rows, and writes all of them anew into ``path`` after each."""
+def _lines(rows: Sequence[_Limit | _Row]) -> Iterator[str]:
+    """Limits, speeds, and for each model the settings to take."""
+    for limit in rows:
+        if isinstance(limit, _Limit):
+            rate = f"{limit.rate / 1e9:,.0f} x 10^9 {limit.unit}" if limit.rate else limit.reason
+            yield f"{limit.what:<30}{limit.precision or '':<6}{rate}"
+    measured = [row for row in rows if isinstance(row, _Row)]
+    if measured:
+        yield ""
+        yield "model program   precision  batch     tokens/s  fair-esm x  of limit  GPU memory"
+    yield from map(_line, measured)
+    for model in dict.fromkeys(row.model for row in measured):
+        yield from _advice([row for row in measured if row.model == model])
 
-    def __init__(self, argv: Sequence[str], seed: int, path: Path | None) -> None:
-        self.path = path
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        self.rows: list[Row] = []
-        self.facts: dict[str, object] = {
-            "command": shlex.join(["virnucpro", *argv[1:]]),
-            "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "machine": machine_facts(),
-            "versions": describe_versions(),
-            "seed": seed,
-        }
-        self.write()
 
-    def add(self, row: Row) -> None:
-        self.rows.append(row)
-        self.write()
+def _line(row: _Row) -> str:
+    start = f"{row.model:<6}{row.program:<10}{row.precision:<9}{row.tokens_per_batch:>7,}"
+    if row.tokens_per_second is None:
+        return f"{start}  {row.reason}"
+    cells = (
+        f"{row.tokens_per_second:,.0f}",
+        f"{row.ratio:.2f}" if row.ratio else "-",
+        f"{row.limit_share:.0%}" if row.limit_share else "-",
+        as_size(row.peak_bytes) if row.peak_bytes else "-",
+    )
+    widths = (13, 12, 10, 12)
+    return start + "".join(f"{cell:>{n}}" for cell, n in zip(cells, widths, strict=True))
 
-    def write(self) -> None:
-        if self.path is None:
-            return
-        content = dict(self.facts)
-        for kind, section in SECTIONS.items():
-            content[section] = [asdict(row) for row in self.rows if isinstance(row, kind)]
-        write_whole(self.path, json.dumps(content, indent=1) + "\n")
 
-    def lines(self, *, is_terminal: bool) -> list[str]:
-        """The tables: as wide as the terminal; in a pipe, plain text that is not wrapped."""
-        console = Console() if is_terminal else Console(width=_PLAIN_WIDTH, no_color=True)
-        with console.capture() as tables:
-            for kind, section in SECTIONS.items():
-                rows = [row for row in self.rows if isinstance(row, kind)]
-                if rows:
-                    console.print(_table(section, rows))
-                    console.print()
-        return tables.get().splitlines()
+def _advice(rows: Sequence[_Row]) -> Iterator[str]:
+    """The settings to take for one model, if its usual ones were measured."""
+    ours = [row for row in rows if row.program == "virnucpro" and row.tokens_per_second]
+    usual = next((row.tokens_per_second for row in ours if row.is_usual), None)
+    if usual is None:
+        return
+    best = max(ours, key=lambda row: row.tokens_per_second or 0.0)
+    gain = (best.tokens_per_second or 0.0) / usual
+    if gain < _WORTH_A_CHANGE:
+        yield f"{best.model}: leave --precision and --esm-batch-size at auto: nothing is faster"
+    else:
+        yield (
+            f"{best.model}: {gain:.2f} times as fast as auto: --precision {best.precision} "
+            f"--esm-batch-size {best.tokens_per_batch}"
+        )
 
 
 def machine_facts() -> dict[str, object]:
+    """The processor, the memory in bytes, the GPUs, and the load before anything is measured."""
     gpus, _ = list_gpus()
     return {
         "cpu": _cpu_name(),
         "cores": usable_cores(),
         "memory": psutil.virtual_memory().total,
         "gpus": [gpu.name for gpu in gpus],
-        "driver": _driver(),
-        "load": psutil.getloadavg(),  # before anything is measured
+        "driver": [gpu.driver for gpu in gpus[:1]],  # the newest version of CUDA that it knows
+        "load": psutil.getloadavg(),
         "platform": f"{platform.system()} {platform.machine()}",
     }
 
@@ -430,66 +438,3 @@ def _cpu_name() -> str:
             if line.startswith("model name"):
                 return line.partition(": ")[2]
     return platform.processor()
-
-
-def _driver() -> str | None:
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return None
-    try:
-        return str(pynvml.nvmlSystemGetDriverVersion())
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def _table(title: str, rows: Sequence[Row]) -> Table:
-    table = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
-    reasons = [row.reason for row in rows]
-    for header, name, *_ in COLUMNS[type(rows[0])]:
-        is_text = all(isinstance(getattr(row, name), str | Mapping) for row in rows)
-        table.add_column(Text(header), justify="left" if is_text else "right", no_wrap=not is_text)
-    if any(reasons):
-        table.add_column(Text("why not"))
-    for row, reason in zip(rows, reasons, strict=True):
-        cells = [_cell(getattr(row, name), *form) for _, name, *form in COLUMNS[type(row)]] + [
-            printable(reason)
-        ] * any(reasons)
-        table.add_row(*map(Text, cells))
-    return table
-
-
-def _cell(value: Any, form: str = "{}", scale: float = 1) -> str:  # noqa: ANN401 - any field's
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key} {form.format(number)}" for key, number in value.items())
-    if value is None or value == "":
-        return "-"
-    return form.format(value if scale == 1 else value * scale)
-
-
-# of each kind of row: header, field, and for numbers their form and unit
-COLUMNS: dict[type[Row], list[tuple[Any, ...]]] = {
-    _LimitRow: [
-        ("what", "what"),
-        ("precision", "precision"),
-        ("layout", "layout"),
-        ("rate, 10^9", "rate", "{:,.0f}", 1e-9),
-        ("", "unit"),
-        ("allows tokens/s", "tokens_per_second", "{:,.0f}"),
-    ],
-    EncoderRow: [
-        ("model", "model"),
-        ("profile", "profile"),
-        ("program", "program"),
-        ("", "precision"),
-        ("how", "how"),
-        ("layout", "layout"),
-        ("tokens/s", "tokens_per_second", "{:,.0f}"),
-        ("ratio", "ratio", "{:.2f}"),
-        ("error", "largest_error", "{:.1e}"),
-        ("ms/batch", "seconds_per_batch", "{:.1f}", 1000),
-        ("of limit", "limit_share", "{:.0%}"),
-        ("host", "host_share", "{:.1%}"),
-        ("GiB", "peak_bytes", "{:.1f}", 1 / _GIB),
-    ],
-}

@@ -87,7 +87,7 @@ class _DeviceCheck:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class _Check:
     """A model, checked on each of the devices."""
 
     spec: EncoderSpec
@@ -145,7 +145,7 @@ class Check:
         return f"passed: all {n} proteins are within {limit}; worst {named}"
 
 
-def check(options: CheckOptions, on_event: OnEvent) -> Check:
+def check(options: CheckOptions, on_event: OnEvent) -> _Check:
     """Embed the panel with both programs, on every device that is asked for.
 
     Raises:
@@ -160,7 +160,7 @@ def check(options: CheckOptions, on_event: OnEvent) -> Check:
     return check_on(choice, open_model(options.model, on_event), precision, on_event)
 
 
-def check_on(choice: Choice, model: Model, precision: Precision, on_event: OnEvent) -> Check:
+def check_on(choice: Choice, model: Model, precision: Precision, on_event: OnEvent) -> _Check:
     """Embed the panel on devices that are there. Raises as ``check``."""
     if model.family != "esm2":
         raise UsageError(
@@ -186,7 +186,7 @@ def check_on(choice: Choice, model: Model, precision: Precision, on_event: OnEve
         use_device(torch.device(device))
         run = _Ours(spec, weights, device, n_tokens)
         checks.append(_check_device(run, oracle, on_event))
-    return Check(spec, oracle.tolerance, oracle.tokens_per_second, tuple(checks))
+    return _Check(spec, oracle.tolerance, oracle.tokens_per_second, tuple(checks))
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +209,7 @@ def _check_device(ours: _Ours, oracle: _Oracle, on_event: OnEvent) -> _DeviceChe
         UnavailableError: our encoder does not run on the device.
     """
     stage, budget = f"virnucpro, {ours.spec.precision}, {ours.device}", ours.tokens_per_batch
-    with _told(f"virnucpro in {ours.spec.precision}", ours.device):
+    with unavailable_where_it_fails(f"virnucpro in {ours.spec.precision}", ours.device):
         residues, _ = _embed(ours.load("none"), budget, f"{stage}, residues", on_event)
         encoder = ours.load("mean")
         means, rate = _embed(encoder, budget, stage, on_event)
@@ -232,7 +232,7 @@ def _ask_oracle(spec: EncoderSpec, model: Model, device: str, on_event: OnEvent)
     """
     precision = spec.precision
     spec = replace(spec, family="fair-esm", pooling="none", precision="fp32")
-    with _told("fair-esm in float32", device):
+    with unavailable_where_it_fails("fair-esm in float32", device):
         use_device(torch.device(device))
         encoder = fair_esm.load(spec, model.path, torch.device(device))
         residues, rate = _embed(encoder, 1, f"fair-esm, float32, {device}", on_event)
@@ -305,8 +305,9 @@ def find_deviations(means: Vectors, residues: Vectors, oracle: Vectors) -> list[
 
 
 @contextmanager
-def _told(program: str, device: str) -> Iterator[None]:
-    """
+def unavailable_where_it_fails(program: str, device: str) -> Iterator[None]:
+    """Say which program does not run on which device, and what to do.
+
     Raises:
         UnavailableError: what was called has no room on the device, or no kernel for it.
     """

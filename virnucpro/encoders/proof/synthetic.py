@@ -1,4 +1,4 @@
-"""Synthetic data: proteins of three length profiles and ESM-2 weights, from a seed alone.
+"""Synthetic data: proteins, and ESM-2 weights, from a seed alone.
 
 The same seed gives the same letters everywhere, and the same weights on all devices of a kind.
 """
@@ -6,7 +6,7 @@ The same seed gives the same letters everywhere, and the same weights on all dev
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from zlib import crc32
 
@@ -24,8 +24,8 @@ MODELS: Mapping[str, ESM2Shape] = {
     name.split("_")[2]: shape_of(published)
     for name, published in FAMILIES["esm2"].published.items()
 }
+BLOCK = 4096  # lengths drawn at once
 _LETTERS = np.frombuffer(b"ACDEFGHIKLMNPQRSTVWY", dtype=np.uint8)
-_BLOCK = 4096  # lengths drawn at once
 _CPU = torch.device("cpu")
 _LARGE = 2e9  # parameters
 _SCORE_GAIN = 1.5**0.5  # of queries and keys: attention scores that tell some keys from others
@@ -33,58 +33,27 @@ _SCORE_GAIN = 1.5**0.5  # of queries and keys: attention scores that tell some k
 Lengths = NDArray[np.int64]
 
 
-def _six_frame_500(rng: np.random.Generator) -> Lengths:
+def six_frame_500(rng: np.random.Generator) -> Lengths:
     """Stop-free frames of 500-base chunks; one in ten is of a record's shorter, last chunk."""
-    bases = np.where(rng.random(_BLOCK) < 0.9, 500, rng.integers(100, 500, _BLOCK))
-    return (bases - rng.integers(0, 3, _BLOCK)) // 3
+    bases = np.where(rng.random(BLOCK) < 0.9, 500, rng.integers(100, 500, BLOCK))
+    return (bases - rng.integers(0, 3, BLOCK)) // 3
 
 
-def _reads_150(rng: np.random.Generator) -> Lengths:
-    """Stop-free frames of 150-base reads."""
-    return (150 - rng.integers(0, 3, _BLOCK)) // 3
-
-
-def _proteins(rng: np.random.Generator) -> Lengths:
-    """Whole proteins: half of them below 270 residues, and a long tail."""
-    return np.exp(rng.normal(np.log(270), 0.7, _BLOCK)).astype(np.int64).clip(30, 2000)
-
-
-PROFILES: Mapping[str, Callable[[np.random.Generator], Lengths]] = {
-    "six-frame-500": _six_frame_500,
-    "reads-150": _reads_150,
-    "proteins": _proteins,
-}
-
-
-def make_proteins(profile: str, n_tokens: int, seed: int) -> list[str]:
-    """Proteins of a profile, as many as ``n_tokens`` hold, and one at least."""
+def make_proteins(
+    n_tokens: int, seed: int, draw: Callable[[np.random.Generator], Lengths] = six_frame_500
+) -> list[str]:
+    """Proteins of drawn lengths, as many as ``n_tokens`` hold, and one at least."""
     rng = np.random.default_rng(seed)
     blocks, total = [], 0
     while total < n_tokens:
-        blocks.append(PROFILES[profile](rng))
-        total += count_tokens(blocks[-1])
+        blocks.append(draw(rng))
+        total += int((blocks[-1] + EXTRA_TOKENS).sum())
     lengths = np.concatenate(blocks)
     n_proteins = int(np.searchsorted(np.cumsum(lengths + EXTRA_TOKENS), n_tokens, side="right"))
     lengths = lengths[: max(1, n_proteins)]
     text = _LETTERS[rng.integers(0, len(_LETTERS), int(lengths.sum()))].tobytes().decode()
     ends = np.cumsum(lengths).tolist()
     return [text[end - n : end] for end, n in zip(ends, lengths.tolist(), strict=True)]
-
-
-def count_tokens(lengths: Lengths) -> int:
-    """Residues and two more per protein: padding does not count."""
-    return int((lengths + EXTRA_TOKENS).sum())
-
-
-def lengths_of(proteins: Sequence[str]) -> Lengths:
-    return np.array([len(protein) for protein in proteins], dtype=np.int64)
-
-
-def flop_per_token(shape: ESM2Shape, lengths: Lengths) -> float:
-    """FLOP per token of matrix products and attention, as the mean over these proteins."""
-    seqlens = (lengths + EXTRA_TOKENS).astype(np.float64)
-    keys = float((seqlens**2).sum() / seqlens.sum())  # that a token attends to
-    return shape.n_layers * (2.0 * 12 * shape.dim**2 + 4.0 * keys * shape.dim)
 
 
 def random_tensors(shape: ESM2Shape, seed: int, device: torch.device) -> Tensors:

@@ -36,10 +36,10 @@ from torch import Tensor, nn
 from virnucpro.encoders.base import Encoder
 from virnucpro.encoders.esm2 import encoder as esm2
 from virnucpro.encoders.esm2.attention import choose_kernel
-from virnucpro.encoders.esm2.checkpoint import ESM2Shape
+from virnucpro.encoders.esm2.checkpoint import EXTRA_TOKENS, ESM2Shape
 from virnucpro.encoders.esm2.model import DTYPES
 from virnucpro.encoders.proof import fair_esm
-from virnucpro.encoders.proof.synthetic import count_tokens, flop_per_token, lengths_of
+from virnucpro.encoders.proof.synthetic import BLOCK, Lengths, make_proteins, six_frame_500
 from virnucpro.ground.config import EncoderSpec, Precision
 from virnucpro.ground.errors import UnavailableError
 from virnucpro.ground.log import printable
@@ -49,6 +49,43 @@ OURS = "virnucpro"
 PUBLISHED_TOKENS = 4096  # per batch, in fair-esm's scripts/extract.py
 Vectors = NDArray[np.float32]
 Mark = float | torch.cuda.Event
+
+
+# Proteins
+
+
+def _reads_150(rng: np.random.Generator) -> Lengths:
+    """Stop-free frames of 150-base reads."""
+    return (150 - rng.integers(0, 3, BLOCK)) // 3
+
+
+def _proteins(rng: np.random.Generator) -> Lengths:
+    """Whole proteins: half of them below 270 residues, and a long tail."""
+    return np.exp(rng.normal(np.log(270), 0.7, BLOCK)).astype(np.int64).clip(30, 2000)
+
+
+PROFILES: Mapping[str, Callable[[np.random.Generator], Lengths]] = {
+    "six-frame-500": six_frame_500,
+    "reads-150": _reads_150,
+    "proteins": _proteins,
+}
+
+
+def proteins_of(profile: str, n_tokens: int, seed: int) -> list[str]:
+    """Proteins of a profile, as many as ``n_tokens`` hold, and one at least."""
+    return make_proteins(n_tokens, seed, PROFILES[profile])
+
+
+def count_tokens(lengths: Lengths) -> int:
+    """Residues and two more per protein: padding does not count."""
+    return int((lengths + EXTRA_TOKENS).sum())
+
+
+def lengths_of(proteins: Sequence[str]) -> Lengths:
+    return np.array([len(protein) for protein in proteins], dtype=np.int64)
+
+
+# One pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +348,6 @@ class EncoderRow:
     largest_error: float | None = None  # relative L2 distance of a vector from the reference's
     n_batches: int | None = None
     seconds_per_batch: float | None = None
-    limit_share: float | None = None  # of what the matrix products alone would allow
     host_share: float | None = None  # of the time, outside of the model's forward
     peak_bytes: int | None = None
     seconds: tuple[float, ...] = ()
@@ -325,7 +361,6 @@ class Comparison:
     profile: str
     proteins: Sequence[str]
     repeats: int
-    limits: Mapping[Precision, float]  # FLOP/s of a matrix product, where it was measured
     least_seconds: float = 0.0  # of a repeat, which is as many passes as that takes
     one_by_one: bool = False  # one model at a time is loaded
 
@@ -414,7 +449,6 @@ def _row(comparison: Comparison, lane: _Lane, reference: _Lane | None) -> Encode
     if lane.vectors is None or reference is None or reference.vectors is None:
         return row
     passes, rate = lane.passes, row.n_tokens / lane.seconds
-    limit = comparison.limits.get(way.precision)
     forward = median(found.forward_seconds / found.seconds for found in passes)
     return replace(
         row,
@@ -423,7 +457,6 @@ def _row(comparison: Comparison, lane: _Lane, reference: _Lane | None) -> Encode
         largest_error=fair_esm.largest_distance(lane.vectors, reference.vectors),
         n_batches=passes[0].n_batches,
         seconds_per_batch=lane.seconds * lane.layout.n_processes / passes[0].n_batches,
-        limit_share=rate * flop_per_token(setting.shape, lengths) / limit if limit else None,
         host_share=max(0.0, 1 - forward),
         peak_bytes=passes[0].peak_bytes,
         seconds=tuple(found.seconds for found in passes),
