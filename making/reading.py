@@ -65,7 +65,7 @@ def _feature_blocks(digits: Digits, words: WordTable) -> Iterator[Features]:
 
 def _as_pieces(digits: Digits) -> Pieces:
     lengths = np.full(len(digits), digits.shape[1])
-    return Pieces(digits.reshape(-1), np.cumsum(lengths) - lengths, lengths)
+    return Pieces.side_by_side(digits.reshape(-1), lengths)
 
 
 def with_layout(of_parts: Values, layout: Values) -> Features:

@@ -39,7 +39,6 @@ from virnucpro.scorer.features import (
 from virnucpro.scorer.pieces import (
     Digits,
     Pieces,
-    Stretches,
     codon_codes,
     find_stretches,
     opposite_strand,
@@ -157,26 +156,30 @@ def _words_of_records(collection: Collection) -> Iterator[tuple[Counts, Numbers]
         block = slice(first, first + _PIECES_AT_ONCE)
         low, high = place[block][0], place[block][-1] + n_bases[block][-1]
         pieces = Pieces(collection.digits[low:high], place[block] - low, n_bases[block])
-        kept = find_stretches(pieces)
-        read = kept.where((kept.rank == 0) | (kept.n_codons >= GENE_LIKE))
+        kept = np.stack(find_stretches(pieces))
+        is_longest = np.diff(kept[0], prepend=-1) != 0
+        read = kept[:, is_longest | (kept[3] >= GENE_LIKE)]
         codes, stretch = _codons_of(pieces, read)
         places, numbers = words_in(RESIDUE_OF_CODE[codes], stretch)
-        yield owner[block][read.piece[stretch[places]]], numbers
+        yield owner[block][read[0, stretch[places]]], numbers
 
 
-def _codons_of(pieces: Pieces, stretches: Stretches) -> tuple[Digits, Counts]:
-    """The codes of all codons of these stretches, one behind the other, and their stretches."""
-    piece, n_codons = stretches.piece, stretches.n_codons
+def _codons_of(pieces: Pieces, stretches: Counts) -> tuple[Digits, Counts]:
+    """The codes of all codons of these stretches, one behind the other, and their stretches.
+
+    (4, n), as ``find_stretches`` has them -> (n_codons,), (n_codons,)
+    """
+    piece, strand, start, n_codons = stretches
     starts, ends = pieces.starts[piece], (pieces.starts + pieces.lengths)[piece]
     on_reverse = len(pieces.digits) - ends
-    place = np.where(stretches.strand == 0, starts, on_reverse) + stretches.start
-    stretch = np.repeat(np.arange(len(stretches)), n_codons)
+    place = np.where(strand == 0, starts, on_reverse) + start
+    stretch = np.repeat(np.arange(len(piece)), n_codons)
     place = place[stretch] + 3 * (
         np.arange(len(stretch)) - (np.cumsum(n_codons) - n_codons)[stretch]
     )
     strands = (pieces.digits, opposite_strand(pieces.digits))
     forward, reverse = (codon_codes(digits)[place.clip(0, len(digits) - 3)] for digits in strands)
-    return np.where(stretches.strand[stretch] == 0, forward, reverse), stretch
+    return np.where(strand[stretch] == 0, forward, reverse), stretch
 
 
 @dataclass(frozen=True, slots=True, eq=False)

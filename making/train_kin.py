@@ -47,7 +47,7 @@ from virnucpro.scorer.kin import (
     kin_words_of,
     named_owners,
 )
-from virnucpro.scorer.pieces import Digits, encode, opposite_strand
+from virnucpro.scorer.pieces import Digits, Pieces, encode, opposite_strand
 from virnucpro.sequences.fasta import read_fasta
 
 CALIBRATING, NOT_IN_TABLE = range(2, 5), range(5)  # tenths of the genera, for certainties
@@ -149,6 +149,10 @@ def _kind_of(row: Row) -> int:
 # Words of families
 
 
+def side_by_side(digits: Sequence[Digits]) -> Pieces:
+    return Pieces.side_by_side(np.concatenate(digits), np.array(list(map(len, digits))))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Words:
     """The words of all viruses, one behind the other, each once for a virus."""
@@ -158,7 +162,7 @@ class Words:
 
     @classmethod
     def of(cls, viruses: Viruses) -> Words:
-        each = zip(*kin_words_of(viruses.digits), strict=True)
+        each = zip(*kin_words_of(side_by_side(viruses.digits)), strict=True)
         virus, numbers = map(np.concatenate, each)
         order = np.lexsort((numbers, virus))
         virus, numbers = virus[order], numbers[order]
@@ -294,7 +298,7 @@ class Named:
     @classmethod
     def of(cls, table: KinWords, some: Sequence[tuple[int, Digits]], n_families: int) -> Named:
         digits = [digits for _, digits in some]
-        owner, n_words, _ = named_owners(digits, table, n_families)
+        owner, n_words, _ = named_owners(side_by_side(digits), table, n_families)
         virus = np.array([virus for virus, _ in some])
         has_cluster = owner >= n_families
         return cls(virus, owner, (owner > 0) & ~has_cluster, has_cluster, n_words)

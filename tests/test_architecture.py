@@ -259,7 +259,7 @@ def test_the_vocabulary_loads_without_torch_or_h5py() -> None:
 # what is imported when it is needed: torch, which takes seconds, what cannot do without it, and
 # what takes a share of a short run that does not use it
 SLOW_DOORS = {
-    "ground.devices": {"torch", "pynvml"},
+    "ground.devices": {"torch", "pynvml", "psutil"},
     "ground.plugins": {"importlib.metadata"},
     "engine.local": {"torch", "virnucpro.engine.worker"},
     "encoders.esm2.attention": {"virnucpro.encoders.triton_kernels"},

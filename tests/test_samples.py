@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from array import array
 from pathlib import Path
 
 import pytest
 
 from virnucpro.ground.errors import InputError, InputMissingError
+from virnucpro.sequences import samples
 from virnucpro.sequences.inputs import InputFile, Source, find_inputs
 from virnucpro.sequences.samples import RunIds, id_digests, name_samples
 from virnucpro.sequences.sheet import read_sheet
@@ -166,13 +168,26 @@ def test_a_record_whose_id_was_there_before_gets_a_number_that_is_free(
     assert not survey.share_ids([file])
 
 
-def test_the_digest_of_an_id_depends_on_nothing_but_the_id() -> None:
-    ids = ["a", "b", "ab", "ba", "aa", "read.1", "read.2", "\u00e9", "x" * 5000]
+@pytest.mark.parametrize("at_once", [2, 60, 2**18])
+def test_the_digest_of_an_id_depends_on_nothing_but_the_id(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(samples, "_LETTERS_AT_ONCE", at_once)
+    ids = ["a", "b", "ab", "ba", "aa", "read.1", "read.2", "\u00e9", "x" * 5000, "y", "xy" * 70]
     digests = id_digests(ids).tolist()
     assert digests == [plain_digest(name) for name in ids]
     assert [id_digests([name]).tolist() for name in ids] == [[digest] for digest in digests]
     assert len(set(digests)) == len(ids)
     assert not len(id_digests([]))
+
+
+def test_a_long_id_is_digested_in_a_few_times_its_memory() -> None:
+    name = 4_000_000 * "x"
+    tracemalloc.start()
+    id_digests([name])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8 * len(name)  # two copies, a byte for each letter, and 10 MB of others
 
 
 def plain_digest(record_id: str) -> int:

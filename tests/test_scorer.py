@@ -67,7 +67,7 @@ WORD_COLUMNS = range(GC + N_FIGURES, GC + N_FIGURES + N_WORD_FIGURES)
 def encode_pieces(sequences: Sequence[str]) -> Pieces:
     """Each sequence as one piece."""
     lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
-    return Pieces(encode("".join(sequences)), np.cumsum(lengths) - lengths, lengths)
+    return Pieces.side_by_side(encode("".join(sequences)), lengths)
 
 
 def random_sequence(n_bases: int, seed: int) -> str:
@@ -299,7 +299,12 @@ def stacked_layers(
     """The first column and the layers of each of the nets."""
     for column, of_view in nets.items():
         for number in range(len(of_view)):
-            yield column, of_view.layers_of(number)
+            yield column, layers_of(of_view, number)
+
+
+def layers_of(nets: Nets, number: int) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+    """Weights and biases of one of the nets."""
+    return [(w[number].astype(np.float64), b[number].astype(np.float64)) for w, b in nets.layers]
 
 
 def test_whole_numbers_come_near_the_weights_and_features_that_they_stand_for() -> None:
@@ -310,7 +315,7 @@ def test_whole_numbers_come_near_the_weights_and_features_that_they_stand_for() 
     standard = rng.normal(0, 1, (500, 600)) * (rng.random((500, 600)) < 0.2)
     features = (views.mean + standard * views.deviation).astype(np.float32)
     x = (features - views.mean.astype(np.float64)) / views.deviation
-    for number, (weight, bias) in enumerate(nets.layers_of(0)):
+    for number, (weight, bias) in enumerate(layers_of(nets, 0)):
         x = (gelu(x) if number else x.clip(-FARTHEST, FARTHEST)) @ weight.T + bias
     expected = np.log(np.exp(x[:, :2]).sum(axis=1) / np.exp(x[:, 2:]).sum(axis=1))
     error = views.log_odds(features) - expected

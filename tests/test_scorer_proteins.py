@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from piece_nets import Fitting, Lessons, fit_nets
 from safetensors import safe_open
@@ -160,13 +160,29 @@ def test_a_word_of_viruses_is_found_wherever_it_stands_in_a_protein() -> None:
     assert not figures[0, VIRAL:].any() and not figures[1].any()
 
 
-def test_a_helix_through_a_membrane_and_simple_sequence_are_seen() -> None:
-    helix = "LIVALIVALIVALIVALIVAL"
-    simple, plain = "SG" * 40, random_protein(80, 5)
-    figures = spelling(Proteins.of([plain[:40] + helix + plain[40:], plain, simple]))
-    share_in_membrane, share_simple = figures[:, N_COMPOSITION + 8], figures[:, N_COMPOSITION + 2]
-    assert share_in_membrane[0] > share_in_membrane[1] == 0
-    assert share_simple[2] == 1 > share_simple[1]
+# Kyte and Doolittle 1982, doi:10.1016/0022-2836(82)90515-0
+HYDROPATHY = {
+    **{"I": 4.5, "V": 4.2, "L": 3.8, "F": 2.8, "C": 2.5, "M": 1.9, "A": 1.8, "G": -0.4, "T": -0.7},
+    **{"S": -0.8, "W": -0.9, "Y": -1.3, "P": -1.6, "H": -3.2, "K": -3.9, "R": -4.5},
+    **dict.fromkeys("EQDN", -3.5),
+}
+CHARGE = {"K": 1, "R": 1, "D": -1, "E": -1}
+
+
+@given(st.lists(st.text("AILKRDSX", min_size=1, max_size=60), min_size=1, max_size=4))
+@example(["S" + "LIVALIVALIVALIVALIVAL" + "SGKDE" * 5, "SG" * 40, "K" * 18, "D" * 19])
+def test_windows_of_proteins_are_those_of_plain_python(texts: list[str]) -> None:
+    found = spelling(Proteins.of(texts))[:, N_COMPOSITION:]
+    for text, figures in zip(texts, found, strict=True):
+        helices = [text[i : i + 19] for i in range(len(text) - 18)]
+        few = [len(set(text[i : i + 12])) <= 5 for i in range(len(text) - 11)]
+        sums = [sum(round(10 * HYDROPATHY.get(one, 0)) for one in each) for each in helices] or [0]
+        charges = [sum(CHARGE.get(one, 0) for one in each) for each in helices] or [0]
+        in_membrane = sum(value > 15 * 19 for value in sums) / len(sums)
+        expected = [max(sums) / 190, min(sums) / 190, in_membrane, max(charges) / 19]
+        assert figures[6:10] == pytest.approx(expected, abs=1e-6)
+        assert figures[10] == pytest.approx(min(charges) / 19, abs=1e-6)
+        assert figures[2] == pytest.approx(sum(few) / max(1, len(few)))
 
 
 @given(st.lists(PROTEIN, min_size=1, max_size=4), PROTEIN)

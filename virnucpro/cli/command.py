@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from copy import copy
 from dataclasses import MISSING, fields
-from functools import partial, update_wrapper
+from functools import cached_property, partial, update_wrapper
 from inspect import Parameter, Signature
 from pathlib import Path
 from types import NoneType
@@ -52,9 +52,9 @@ class _OnOptions:
         }
         self._run(*(make(group, _of(group, values)) for group in self._groups))
 
-    @property
+    @cached_property
     def __signature__(self) -> Signature:
-        """Made when typer asks, so that the commands of a module do not wait for each other."""
+        """Made when typer first asks, so that the commands of a module do not wait for others."""
         parameters = [parameter for group in self._groups for parameter in _parameters(group)]
         parameters.sort(key=lambda parameter: parameter.default is not Parameter.empty)
         parameters.insert(0, Parameter("context", Parameter.KEYWORD_ONLY, annotation=Context))

@@ -20,8 +20,6 @@ from runpy import run_path
 from textwrap import wrap
 from typing import Any, NamedTuple
 
-import psutil
-
 from virnucpro.ground.config import Footprint, Precision
 from virnucpro.ground.errors import UnavailableError, UsageError
 from virnucpro.ground.log import counted
@@ -455,8 +453,7 @@ def _choose_mps() -> Choice:
             "this machine or this build of torch has no MPS",
             hint=_ELSE_CPU,
         )
-    memory = psutil.virtual_memory().available
-    return Choice(("mps",), ("Apple GPU (MPS)",), has_bf16=False, memory=memory)
+    return Choice(("mps",), ("Apple GPU (MPS)",), has_bf16=False, memory=_memory().available)
 
 
 def count_workers(workers: int | None, model_bytes: int) -> int:
@@ -468,7 +465,7 @@ def count_workers(workers: int | None, model_bytes: int) -> int:
         UsageError: it is no useful number.
     """
     if workers is None:
-        available = psutil.virtual_memory().available
+        available = _memory().available
         return min(usable_cores(), max(1, int(0.8 * available / (model_bytes + _GIB // 2))))
     if not 1 <= workers <= _MOST_WORKERS:
         raise UsageError(
@@ -479,7 +476,7 @@ def count_workers(workers: int | None, model_bytes: int) -> int:
 
 
 def _choose_cpu(workers: int | None, model_bytes: int) -> Choice:
-    n_cores, available = usable_cores(), psutil.virtual_memory().available
+    n_cores, available = usable_cores(), _memory().available
     n_workers = count_workers(workers, model_bytes)
     return Choice(
         devices=("cpu",) * n_workers,
@@ -490,6 +487,13 @@ def _choose_cpu(workers: int | None, model_bytes: int) -> Choice:
         has_bf16=cpu_has_bf16(),
         memory=available // n_workers,
     )
+
+
+def _memory() -> Any:  # noqa: ANN401 - a tuple of psutil's
+    """The memory of this machine, in bytes: total, available, and more."""
+    import psutil  # a run without a model does not ask
+
+    return psutil.virtual_memory()
 
 
 def usable_cores() -> int:
@@ -610,7 +614,7 @@ def measure_machine(cuda_visible_devices: str | None, try_gpus: TryGpus) -> dict
     """What ``virnucpro devices --json`` prints: the facts of the machine, memory in bytes."""
     gpus, reason = list_gpus()
     visible = visible_gpus(gpus, cuda_visible_devices)
-    torch, ram = torch_build(), psutil.virtual_memory()
+    torch, ram = torch_build(), _memory()
     places = {gpu.uuid: f"cuda:{place}" for place, gpu in enumerate(visible)}
     usable = [places[gpu.uuid] for gpu in visible if not _lack_of(gpu, torch)]
     trials = try_gpus(usable) if usable else {}

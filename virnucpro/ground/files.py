@@ -28,13 +28,12 @@ from virnucpro.ground.errors import OutputError, ResumeError, StorageError, Usag
 from virnucpro.ground.log import printable
 
 if sys.version_info >= (3, 14):
-    from compression import zstd
+    from compression import zstd as zstd
 else:
-    from backports import zstd
+    from backports import zstd as zstd
 
 OnBlock = Callable[[bytes | memoryview], object]
 Opener = Callable[[str, int], int]  # for ``open``: takes a path and flags, gives a descriptor
-ZstdError = zstd.ZstdError
 EMBEDDED_FOLDER = Path(__file__).parents[1] / "embedded"  # the models that are part of the package
 # in the folder of a trained model; the last is an encoder that is none of ESM-2, or names one
 HEAD_FILE, REGIONS_FILE, LEARNED_FILE = "head.safetensors", "regions.json", "encoder.safetensors"

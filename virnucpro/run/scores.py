@@ -8,10 +8,7 @@ it is whole. One that is damaged, or of other records or another scorer, counts 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
-import zipfile
-import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,23 +16,25 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
 
 from virnucpro.callers.pieces import ScoredRecords
 from virnucpro.ground.errors import FeatureFileError
-from virnucpro.ground.files import parse_json, writing
+from virnucpro.ground.files import parse_json, writing, zstd
 from virnucpro.ground.records import Records, Region, Track, shard_name
 from virnucpro.ground.tree import Tree
 from virnucpro.run.feature_file import Label, read_label, sealed_label
 from virnucpro.scorer.score import PieceScores
 
 SUFFIX = ".scores"
-_LEVEL = 1  # of zlib: half of the content are numbers that hardly shrink
+_LEVEL = 1  # of zstd: half of the content are numbers that hardly shrink
 _RECORDS_AT_ONCE = 10_000  # that are hashed
-FORMAT = 5  # raise it when the same records and scorer would give another content
-# what numpy, zipfile and JSON raise on a file that is not as it should be
+FORMAT = 6  # raise it when the same records and scorer would give another content
+# what numpy, safetensors, zstd and JSON raise on a file that is not as it should be
 _DAMAGE = (
-    *(OSError, LookupError, ValueError, TypeError, EOFError, StopIteration),
-    *(zipfile.BadZipFile, zlib.error),
+    *(OSError, LookupError, ValueError, TypeError, StopIteration),
+    *(SafetensorError, zstd.ZstdError),
 )
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -69,9 +68,7 @@ class ScoreStore:
         Raises:
             OutputError, StorageError: the disk refuses it.
         """
-        packed = io.BytesIO()
-        np.savez(packed, allow_pickle=False, **_to_arrays(scored))
-        content = zlib.compress(packed.getbuffer(), _LEVEL)
+        content = zstd.compress(save(_to_arrays(scored)), _LEVEL)
         attributes: dict[str, str | int] = {
             **self._attributes,
             "records": _key_of(scored.records),
@@ -105,8 +102,7 @@ class ScoreStore:
             content = path.read_bytes()[: label.n_bytes]
             if hashlib.sha256(content).hexdigest() != label.sha256:
                 return None, False
-            with np.load(io.BytesIO(zlib.decompress(content)), allow_pickle=False) as arrays:
-                scored = _from_arrays(arrays, records)
+            scored = _from_arrays(load(zstd.decompress(content)), records)
         except (FeatureFileError, *_DAMAGE):
             return None, False
         return scored, label.attributes.get("finder") == self.finder

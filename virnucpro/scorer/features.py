@@ -36,9 +36,8 @@ N_WORD_FIGURES = 6
 RARITY = 8  # one in so many words is in the sample; a power of two
 BUCKET_BITS, REST_BITS, OWNER_BITS = 20, 13, 3
 _HINT_BITS = 2  # of the rest
-_ENTRIES_AT_ONCE = 2**16  # that are checked: a processor keeps them at hand
+_GROUP = 16  # buckets whose first entry is looked up
 N_BUCKETS = 2 << BUCKET_BITS
-_OWNER = (1 << OWNER_BITS) - 1
 
 Residues = NDArray[np.uint8]
 Numbers = NDArray[np.int64]
@@ -83,28 +82,31 @@ class WordTable:
             raise ValueError(f"words in {self.n_of_bucket.shape} buckets")
         if self.n_of_bucket.sum() != len(self):
             raise ValueError(f"{len(self)} words in buckets of {self.n_of_bucket.sum()}")
-        for first in range(0, len(self), _ENTRIES_AT_ONCE):
-            owners = self.entries[first : first + _ENTRIES_AT_ONCE] & _OWNER
-            owners -= VIRAL  # 0 becomes the largest number
-            if owners.max() > RATHER_CELLULAR - VIRAL:
-                raise ValueError("words of owners that are not known")
+        if len(self):
+            _ = self.arguments  # looks at the owners
 
     def __len__(self) -> int:
         return len(self.entries)
 
     @cached_property
-    def arguments(self) -> tuple[NDArray[np.uint8], NDArray[np.int32], NDArray[np.uint16], int]:
-        """What functions of the library take: hints, and the first entry of each bucket.
+    def arguments(self) -> tuple[NDArray[Any] | int, ...]:
+        """What functions of the library take: hints, the table, and where groups of buckets begin.
 
         A hint is a bit for each beginning of a hash that words outside the sample have. A processor
         keeps them at hand, and six of seven words that nobody has are not looked for among the
         entries. In the sample hardly a beginning is free.
+
+        Raises:
+            ValueError: a word has an owner that is not known.
         """
         hints = np.zeros(N_BUCKETS >> 1 << _HINT_BITS >> 3, dtype=np.uint8)
-        first = np.zeros(N_BUCKETS + 1, dtype=np.int32)
+        first, n_strange = np.zeros(N_BUCKETS // _GROUP, dtype=np.int32), np.zeros(1, np.int64)
+        of_table = self.n_of_bucket, self.entries, len(self)
         if len(self):
-            call("open_words", self.n_of_bucket, self.entries, first, hints)
-        return hints, first, self.entries, len(self)
+            call("open_words", *of_table, first, hints, n_strange)
+        if n_strange[0]:
+            raise ValueError("words of owners that are not known")
+        return hints, self.n_of_bucket, first, self.entries, len(self)
 
     def owners_of(self, numbers: Numbers) -> NDArray[np.uint8]:
         """Owner of each word; 0: none. (n,) -> (n,)"""

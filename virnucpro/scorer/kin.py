@@ -24,7 +24,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from itertools import compress
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -39,7 +38,7 @@ from virnucpro.ground.records import Counts, Identity, Values
 from virnucpro.scorer.features import FIGURES, NO_WORDS, RESIDUE_OF_CODE, Numbers, library_input
 from virnucpro.scorer.library import call
 from virnucpro.scorer.nets import check_standards
-from virnucpro.scorer.pieces import Digits, Pieces, cut, encode
+from virnucpro.scorer.pieces import Pieces, cut, encode
 from virnucpro.sequences.translate import STANDARD, GeneticCode
 
 FORMAT = 2
@@ -65,9 +64,10 @@ STRANGE = -1  # the owner of a word that the table does not know
 FARTHEST = 6.0  # deviations from the mean; what is farther is taken for this
 _OUTPUTS = 16  # of a layer that the library computes at once
 _WORD_PIECE = 10_000  # bases that stretches are looked for in
-_SEQUENCES_AT_ONCE = 64  # whose kinds are computed: they stay in the cache of the processor
+_SEQUENCES_AT_ONCE = 128  # whose kinds are computed: they stay in the cache of the processor
 _PIECES_AT_ONCE, _BASES_AT_ONCE = 10_000, 1_000_000  # whose words are looked up
 _SHORTEST_STRETCH = 30  # codons
+_WORD_BITS = 39  # of the number of a word: there are 20**9
 BUCKET_BITS, REST_BITS = 20, 16
 
 Topology: TypeAlias = Literal["linear", "DTR", "ITR", "circular"]
@@ -109,23 +109,22 @@ class KinWords:
 
 
 def kin_words_of(
-    sequences: Sequence[Digits], code: GeneticCode = STANDARD
+    sequences: Pieces, code: GeneticCode = STANDARD
 ) -> Iterator[tuple[Counts, Numbers]]:
     """The words of some sequences at a time: whose each is, and its number. (n,), (n,)
 
     A sequence may have a word several times.
     """
-    lengths = np.array(list(map(len, sequences)), dtype=np.int64)
-    n_pieces = -(-lengths // _WORD_PIECE)
-    owner = np.repeat(np.arange(len(lengths)), n_pieces)
+    n_pieces = -(-sequences.lengths // _WORD_PIECE)
+    owner = np.repeat(np.arange(len(sequences)), n_pieces)
     start = _WORD_PIECE * (np.arange(len(owner)) - (np.cumsum(n_pieces) - n_pieces)[owner])
-    places = start + (np.cumsum(lengths) - lengths)[owner]
-    row = Pieces(np.concatenate(sequences), places, np.minimum(_WORD_PIECE, lengths[owner] - start))
+    lengths = np.minimum(_WORD_PIECE, sequences.lengths[owner] - start)
+    places = sequences.starts[owner] + start
     first = 0
     while first < len(places):
         end = int(np.searchsorted(places, places[first] + _BASES_AT_ONCE))
         some = slice(first, min(end, first + _PIECES_AT_ONCE))
-        pieces = row.at(row.starts[some], row.lengths[some])
+        pieces = sequences.at(places[some], lengths[some])
         n_words = np.empty(len(pieces), dtype=np.int64)
         numbers = np.empty(int((pieces.lengths // 2 + 1).sum()), dtype=np.int64)
         sizes = RESIDUE_OF_CODE, _SHORTEST_STRETCH, n_words, numbers
@@ -135,7 +134,7 @@ def kin_words_of(
 
 
 def named_owners(
-    sequences: Sequence[Digits], table: KinWords, n_families: int, code: GeneticCode = STANDARD
+    sequences: Pieces, table: KinWords, n_families: int, code: GeneticCode = STANDARD
 ) -> tuple[Counts, Counts, Values]:
     """The owner that each sequence is named after, the number of its words, and their share.
 
@@ -143,37 +142,43 @@ def named_owners(
     word counts once. A share is that of the words which the table knows.
     n -> (n,), (n,), (n,)
     """
-    known = np.empty((0, 3), dtype=np.int64)
-    for whose, numbers in kin_words_of(sequences, code):
-        owners = table.owners_of(numbers)
-        rows = np.flatnonzero(owners != STRANGE)
-        some = np.stack([whose[rows], owners[rows], numbers[rows]], axis=1)
-        known = np.concatenate([known, some])
-    known = known[np.lexsort(known.T[::2])]  # neighbours are the same words of a sequence
-    is_new = np.ones(len(known), dtype=np.bool_)
-    is_new[1:] = (known[1:, ::2] != known[:-1, ::2]).any(axis=1)
-    pairs, counts = np.unique(known[is_new, 0] << 16 | known[is_new, 1], return_counts=True)
+    pairs, counts = np.unique(_owned_words(sequences, table, code), return_counts=True)
     sequence, owner = pairs >> 16, pairs & 0xFFFF
     n = len(sequences)
     total = np.bincount(sequence, counts, minlength=n)
-    n_bases = np.array(list(map(len, sequences)))
     named, n_words = np.zeros((2, n), dtype=np.int64)
     is_family = owner < n_families
     fewest = np.where(is_family, FEWEST_WORDS, _FEWEST_OF_CLUSTER)
     bases_per_word = np.where(is_family, BASES_PER_WORD, _BASES_PER_WORD_OF_CLUSTER)
-    is_enough = counts >= np.maximum(fewest, n_bases[sequence] / bases_per_word)
+    is_enough = counts >= np.maximum(fewest, sequences.lengths[sequence] / bases_per_word)
     is_enough &= counts / total[sequence] >= LEAST_SHARE  # of one owner at most
     named[sequence[is_enough]], n_words[sequence[is_enough]] = owner[is_enough], counts[is_enough]
     return named, n_words, n_words / np.maximum(1, total)
 
 
-def kind_features(sequences: Sequence[Digits], code: GeneticCode = STANDARD) -> Values:
+def _owned_words(sequences: Pieces, table: KinWords, code: GeneticCode) -> Counts:
+    """Of each word of a sequence that the table knows: the sequence, and its owner as 16 bits."""
+    each = [np.empty((3, 0), dtype=np.int64)]
+    for of_words, of_numbers in kin_words_of(sequences, code):
+        of_owners = table.owners_of(of_numbers)
+        known = np.flatnonzero(of_owners != STRANGE)
+        each.append(np.stack([of_words[known], of_numbers[known], of_owners[known]]))
+    whose, numbers, owners = np.concatenate(each, axis=1)
+    assert len(sequences) < 1 << 63 - _WORD_BITS, "a block of records has fewer"
+    words = whose << _WORD_BITS | numbers
+    order = np.argsort(words)  # neighbours are the same words of a sequence
+    is_new = np.diff(words[order], prepend=-1) != 0
+    return np.asarray(whose[order[is_new]] << 16 | owners[order[is_new]])
+
+
+def kind_features(sequences: Pieces, code: GeneticCode = STANDARD) -> Values:
     """The mean features of the pieces of each sequence; NaN without a known base. n -> (n, 1095)"""
-    owner, starts, lengths = cut(np.array(list(map(len, sequences))), KIND_PIECE)
-    pieces = Pieces(np.concatenate(sequences), starts, lengths)
+    lengths = sequences.lengths
+    owner, places, n_bases = cut(lengths, KIND_PIECE)
+    places += (sequences.starts - (np.cumsum(lengths) - lengths))[owner]
     n_pieces = np.bincount(owner, minlength=len(sequences))
     means = np.empty((len(sequences), KIND_FEATURES.stop))
-    sizes = n_pieces, *means.shape, means
+    pieces, sizes = sequences.at(places, n_bases), (n_pieces, *means.shape, means)
     call("mean_features", *library_input(pieces, NO_WORDS, code), *sizes)
     return means
 
@@ -281,74 +286,62 @@ class Kinship:
 
         ``are_circles`` is None for a part of a record, which has no topology.
         """
-        identities = [Identity()] * len(viruses)
-        places = [place for place, virus in enumerate(viruses) if virus]
-        if not places:
-            return identities
-        ends = np.cumsum([len(viruses[place]) for place in places])
-        known = np.split(encode("".join(viruses[place] for place in places)), ends[:-1])
-        circles = [are_circles[place] if are_circles else None for place in places]
-        columns = zip(places, self._of_kin(known, code), topologies(known, circles), strict=True)
-        for place, identity, (topology, repeat_length) in columns:
-            if identity.virus_kind:
-                whole = identity._replace(topology=topology, repeat_length=repeat_length)
-                identities[place] = whole
-        return identities
+        lengths = np.array(list(map(len, viruses)), dtype=np.int64)
+        sequences = Pieces.side_by_side(encode("".join(viruses)), lengths)
+        ends = topologies(sequences, are_circles or [None] * len(viruses))
+        rows = zip(self._of_kin(sequences, code), ends, strict=True)
+        return [Identity(*kin, *end) if kin[0] else Identity() for kin, end in rows]
 
-    def _of_kin(self, sequences: Sequence[Digits], code: GeneticCode) -> list[Identity]:
-        """Kind and kin of each."""
-        n_bases = np.array(list(map(len, sequences)), dtype=np.int64)
-        n_families = len(self.families)
-        owner, *words = named_owners(sequences, self.words, n_families, code)
+    def _of_kin(
+        self, sequences: Pieces, code: GeneticCode
+    ) -> Iterator[tuple[str, float, str, int, float | None]]:
+        """Kind, its probability, and kin of each, with its words and their share."""
+        n, n_families = len(sequences), len(self.families)
+        owner, n_words, shares = named_owners(sequences, self.words, n_families, code)
         has_family = (owner > 0) & (owner < n_families)
-        of_net = list(compress(sequences, ~has_family))
-        others = iter(self._of_kind(of_net, n_bases[~has_family], code))
-        identities = []
-        columns = (column.tolist() for column in (has_family, owner, *words))
-        for is_family, number, n_words, share in zip(*columns, strict=True):
-            identity = self._of_family(number, n_words, share) if is_family else next(others)
-            if number >= n_families:
-                name = CLUSTER + self.clusters[number - n_families]
-                identity = identity._replace(kin=name, kin_words=n_words, kin_share=round(share, 3))
-            identities.append(identity)
-        return identities
+        kinds, chances = np.full(n, len(KINDS)), np.empty(n)
+        others = np.flatnonzero(~has_family & (sequences.lengths > 0))
+        kinds[others], chances[others] = self._of_net(sequences, others, code)
+        fewest, values = zip(*self.certainties, strict=True)
+        certainties = np.array(values)[np.searchsorted(fewest, n_words, side="right") - 1]
+        chances[has_family] = certainties[has_family]
+        kinds[has_family] += owner[has_family]
+        names = [*self.families, *(CLUSTER + name for name in self.clusters)]
+        words = [*KINDS, *self.kind_of_family]
+        columns = (column.tolist() for column in (kinds, chances, owner, n_words, shares))
+        for kind, chance, number, n_of_kin, share in zip(*columns, strict=True):
+            kin = (names[number], n_of_kin, round(share, 3)) if number else ("", 0, None)
+            yield words[kind], chance, *kin
 
-    def _of_family(self, family: int, n_words: int, share: float) -> Identity:
-        """The identity of a sequence that has so many words of a family."""
-        certainty = [value for fewest, value in self.certainties if n_words >= fewest][-1]
-        kind, name = self.kind_of_family[family], self.families[family]
-        return Identity(kind, certainty, name, n_words, round(share, 3))
+    def _of_net(
+        self, sequences: Pieces, chosen: Counts, code: GeneticCode
+    ) -> tuple[Counts, Values]:
+        """The most probable kind of some sequences, and its probability.
 
-    def _of_kind(
-        self, sequences: Sequence[Digits], n_bases: Counts, code: GeneticCode
-    ) -> list[Identity]:
-        """The identities of sequences without a name."""
-        identities = []
-        for first in range(0, len(sequences), _SEQUENCES_AT_ONCE):
-            some = slice(first, first + _SEQUENCES_AT_ONCE)
-            features = kind_features(sequences[some], code)
-            chances = self.net.probabilities(features, n_bases[some])
-            pairs = zip(chances.argmax(axis=1).tolist(), chances.max(axis=1).tolist(), strict=True)
-            identities += [
-                Identity(KINDS[kind], round(chance, 3)) if chance == chance else Identity()
-                for kind, chance in pairs
-            ]
-        return identities
+        Without a known base it is the one behind all kinds.
+        """
+        each = [np.empty((0, len(KINDS)))]
+        for first in range(0, len(chosen), _SEQUENCES_AT_ONCE):
+            some = chosen[first : first + _SEQUENCES_AT_ONCE]
+            few = sequences.at(sequences.starts[some], sequences.lengths[some])
+            each.append(self.net.probabilities(kind_features(few, code), few.lengths))
+        chances = np.concatenate(each)
+        best = chances.max(axis=1)
+        kinds = np.where(np.isnan(best), len(KINDS), chances.argmax(axis=1))
+        return kinds, np.array([round(chance, 3) for chance in best.tolist()])
 
 
 def topologies(
-    sequences: Sequence[Digits], are_circles: Sequence[bool | None]
+    sequences: Pieces, are_circles: Sequence[bool | None]
 ) -> list[tuple[Topology | Literal[""], int]]:
     """The topology of each whole record, and the bases of its terminal repeat; 0 without one.
 
     A circle is one whose header says so; what is no whole record (None) has no topology.
     """
     chosen = [place for place, is_circle in enumerate(are_circles) if is_circle is not None]
-    lengths = np.array([len(sequences[place]) for place in chosen], dtype=np.int64)
-    digits = np.concatenate([np.empty(0, np.uint8), *(sequences[place] for place in chosen)])
+    starts, lengths = sequences.starts[chosen], sequences.lengths[chosen]
     direct, inverted = np.empty((2, len(chosen)), dtype=np.int64)
-    starts = np.cumsum(lengths) - lengths
-    call("terminal_repeats", digits, starts, lengths, len(chosen), direct, inverted)
+    call("terminal_repeats", sequences.digits, starts, lengths, len(chosen), direct, inverted)
     found: list[tuple[Topology | Literal[""], int]] = [("", 0)] * len(sequences)
     for place, n_direct, n_inverted in zip(chosen, direct.tolist(), inverted.tolist(), strict=True):
         if are_circles[place]:

@@ -71,20 +71,19 @@ def genes_of(
     """
     known = {} if known is None else known
     digits = encode(sequence)
-    kept = find_stretches(
-        Pieces(digits, np.array([0]), np.array([len(digits)])), code, SHORTEST_GENE
-    )
+    whole = Pieces.side_by_side(digits, np.array([len(digits)]))
+    _, strand, start, n_codons = find_stretches(whole, code, SHORTEST_GENE)
     codons = [codon_codes(one).tobytes() for one in (digits, opposite_strand(digits))]
-    columns = (kept.strand.tolist(), kept.start.tolist(), kept.n_codons.tolist())
+    columns = (strand.tolist(), start.tolist(), n_codons.tolist())
     proteins = [
-        codons[strand][start : start + 3 * n : 3].translate(_letters(code)).decode("ascii")
-        for strand, start, n in zip(*columns, strict=True)
+        codons[side][place : place + 3 * n : 3].translate(_letters(code)).decode("ascii")
+        for side, place, n in zip(*columns, strict=True)
     ]
     new = [protein for protein in dict.fromkeys(proteins) if protein not in known]
     known |= zip(new, score_proteins(new, scorer).tolist(), strict=True)
     log_odds = np.array([known[protein] for protein in proteins], dtype=np.float64)
-    first = np.where(kept.strand == 0, kept.start, len(digits) - kept.start - 3 * kept.n_codons)
-    return first, first + 3 * kept.n_codons, log_odds, kept.strand
+    first = np.where(strand == 0, start, len(digits) - start - 3 * n_codons)
+    return first, first + 3 * n_codons, log_odds, strand
 
 
 def trna_ends(sequence: str) -> list[int]:
@@ -161,10 +160,10 @@ def open_edges(sequence: str, place: int, code: GeneticCode) -> list[int]:
     """Edges of gene-like open stretches at most 1,000 bases from a place; none that is cut off."""
     first = max(0, place - 2 * _REACH)
     part = sequence[first : place + 2 * _REACH]
-    kept = find_stretches(Pieces(encode(part), np.array([0]), np.array([len(part)])), code)
-    long = kept.where(kept.n_codons >= GENE_LIKE)
-    left = np.where(long.strand == 0, long.start, len(part) - long.start - 3 * long.n_codons)
-    edges = np.concatenate([left, left + 3 * long.n_codons])
+    pieces = Pieces.side_by_side(encode(part), np.array([len(part)]))
+    _, strand, start, n_codons = find_stretches(pieces, code, GENE_LIKE)
+    left = np.where(strand == 0, start, len(part) - start - 3 * n_codons)
+    edges = np.concatenate([left, left + 3 * n_codons])
     whole = first + edges[(edges > 2) & (edges < len(part) - 2)]
     near: list[int] = whole[abs(whole - place) <= _REACH].tolist()
     return near

@@ -29,8 +29,8 @@ _BYTES, _COUNTS, _FLOATS, _VALUES = map(_array, (np.uint8, np.int64, np.float32,
 # n digits, what `read_bases` makes of them, and starts and lengths of n pieces
 _READ = (_BYTES, _BYTES, _array(np.int32), _COUNTS)
 _PIECES = (_BYTES, c_int64, *_READ, _COUNTS, _COUNTS, c_int64)
-# hints of buckets, the first entry of each, and n entries
-_WORDS = (_BYTES, _array(np.int32), _array(np.uint16), c_int64)
+# hints of buckets, entries of each, the first entry of each group of them, and n entries
+_WORDS = (_BYTES, _BYTES, _array(np.int32), _array(np.uint16), c_int64)
 # of nets: mean and scale of n features; of each of n nets its sizes; weights, starts of sums, and
 # what these are worth
 _NETS = (_FLOATS, _FLOATS, c_int64, c_int64, _COUNTS, _array(np.int8), _array(np.int32), _FLOATS)
@@ -44,7 +44,7 @@ _SIGNATURES = {
         *(_COUNTS, c_int64, _FLOATS, _COUNTS, _VALUES, _COUNTS),
     ),
     "layout_features": (*_PIECES, _VALUES),
-    "kept_stretches": (*_PIECES, c_int64, _COUNTS, _COUNTS, _COUNTS),
+    "kept_stretches": (*_PIECES, c_int64, _COUNTS, _COUNTS),
     "stretch_words": (*_PIECES, _BYTES, c_int64, _COUNTS, _COUNTS),
     "families_of": (
         *(_COUNTS, c_int64, _array(np.int32), _array(np.uint16), _array(np.uint16)),
@@ -54,6 +54,10 @@ _SIGNATURES = {
     "longest_open": (
         *(_BYTES, _COUNTS, _COUNTS, c_int64, _BYTES, _BYTES, c_int64, c_double),
         *(_COUNTS, _COUNTS),
+    ),
+    "round_layer": (
+        *(_FLOATS, _FLOATS, c_int64, c_int64, _VALUES, c_double, c_int64, c_double),
+        *(_array(np.int8), _array(np.int32), _FLOATS),
     ),
     "net_log_odds": (_FLOATS, c_int64, *_NETS, _VALUES),
     "whole_log_odds": (_VALUES, _COUNTS, _VALUES, _COUNTS, c_int64, *_NETS, _VALUES),
@@ -68,9 +72,10 @@ _SIGNATURES = {
     "count_words": (_BYTES, c_int64, c_int64, _BYTES, _COUNTS, c_int64, _COUNTS, _COUNTS),
     "equal_words": (_BYTES, c_int64, _BYTES, c_int64, c_int64, _COUNTS),
     "find_peptides": (_BYTES, c_int64, _BYTES, c_int64, c_int64, _COUNTS, _COUNTS),
-    "open_words": (_BYTES, _array(np.uint16), _array(np.int32), _BYTES),
+    "open_words": (_BYTES, _array(np.uint16), c_int64, _array(np.int32), _BYTES, _COUNTS),
     "owners_of": (_COUNTS, c_int64, *_WORDS, _BYTES),
     "protein_composition": (_BYTES, _COUNTS, c_int64, _BYTES, _FLOATS),
+    "protein_windows": (_BYTES, _COUNTS, c_int64, _COUNTS, *4 * (c_int64,), _COUNTS),
     "protein_shared": (
         *(_BYTES, _COUNTS, c_int64, *_WORDS, *4 * (_array(np.int8),), c_double, _FLOATS),
     ),

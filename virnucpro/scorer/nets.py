@@ -19,6 +19,7 @@ from functools import cache, cached_property
 from hashlib import sha256
 from math import isfinite, prod
 from mmap import ACCESS_READ, mmap
+from operator import mul
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -52,8 +53,12 @@ N_LEVELS = 127  # from the mean to the farthest
 MEAN_LEVEL = 128
 GELU_STEPS, GELU_ZERO = 20, 4  # levels that 1 has, and that of 0
 INNER_STEPS = 64  # of 1, in what a GELU is made of
-LARGEST = 63  # weight: two of its products with levels have room in 16 bits
-_FARTHEST_START = 2**22  # of a sum: products add up to less than 2**25
+# of each layer: the step of its inputs, their level of 0, and how many units its sums are worth
+_STEPS = (
+    (FARTHEST / N_LEVELS, MEAN_LEVEL, INNER_STEPS),
+    (1 / GELU_STEPS, GELU_ZERO, INNER_STEPS),
+    (1 / GELU_STEPS, GELU_ZERO, 1),
+)
 _OUTPUTS, _INPUTS = 32, 4  # of a layer that are computed at once
 _LINE = 64  # bytes that a processor reads at once
 
@@ -80,7 +85,7 @@ class Nets:
         for weight, bias in self.layers:
             if weight.shape != (n_nets, bias.shape[-1], n_inputs) or bias.shape[0] != n_nets:
                 raise ValueError(f"a layer of shape {weight.shape} for {n_inputs} inputs")
-            if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
+            if not all(abs(one) < np.inf for of in (weight, bias) for one in (of.min(), of.max())):
                 raise ValueError("a weight that is not finite")
             n_inputs = bias.shape[-1]
         if not 0 < self.n_viral < n_inputs or len(self.layers) != N_LAYERS:
@@ -94,52 +99,6 @@ class Nets:
     @property
     def n_inputs(self) -> int:
         return int(self.layers[0][0].shape[2])
-
-    def layers_of(self, number: int) -> list[tuple[Values, Values]]:
-        """Weights and biases of one of the nets. Layers of (n_outputs, n_inputs), (n_outputs,)"""
-        pairs = ((weight[number], bias[number]) for weight, bias in self.layers)
-        return [(weight.astype(np.float64), bias.astype(np.float64)) for weight, bias in pairs]
-
-
-@dataclass(frozen=True, eq=False)
-class _WholeLayer:
-    """A layer in whole numbers, filled up by zeros: n outputs are a multiple of ``_OUTPUTS``.
-
-    A sum of products with levels begins with its start, and is worth so much.
-    """
-
-    weights: NDArray[np.int8]  # flat, in blocks: fours of inputs, _OUTPUTS, _INPUTS
-    start: NDArray[np.int32]  # (n,)
-    worth: Weights  # (n,)
-
-    @classmethod
-    def of(cls, weight: Values, bias: Values, step: float, zero: int) -> _WholeLayer:
-        """Of inputs as levels with a step, whose level of 0 is this."""
-        n_outputs, n_inputs = weight.shape
-        least = np.maximum(abs(bias) / step / _FARTHEST_START, np.finfo(np.float32).tiny)
-        of_one = np.maximum(abs(weight).max(axis=1) / LARGEST, least)
-        n, width = (-(-n_outputs // _OUTPUTS) * _OUTPUTS, -(-n_inputs // _INPUTS) * _INPUTS)
-        numbers = np.zeros((n, width), dtype=np.int8)
-        numbers[:n_outputs, :n_inputs] = np.rint(weight / of_one[:, None])
-        start, worth = np.zeros(n, dtype=np.int32), np.zeros(n, dtype=np.float32)
-        worth[:n_outputs] = of_one * step
-        start[:n_outputs] = np.rint(bias / (of_one * step))
-        start -= zero * numbers.sum(axis=1, dtype=np.int32)
-        blocks = numbers.reshape(-1, _OUTPUTS, width // _INPUTS, _INPUTS).swapaxes(1, 2)
-        return cls(blocks.reshape(-1), start, worth)
-
-
-def _whole_layers(layers: Sequence[tuple[Values, Values]], moved: Values) -> list[_WholeLayer]:
-    """The layers of a net whose features are moved by so many deviations, (n_inputs,).
-
-    What sums of hidden layers are worth is told in the steps that a GELU reads.
-    """
-    (first, of_first), *behind = layers
-    whole = [_WholeLayer.of(first, of_first + first @ moved, FARTHEST / N_LEVELS, MEAN_LEVEL)]
-    whole += [_WholeLayer.of(*layer, 1 / GELU_STEPS, GELU_ZERO) for layer in behind]
-    for hidden in whole[:-1]:
-        hidden.worth[...] *= INNER_STEPS
-    return whole
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,19 +126,17 @@ class _Views:
         scale = np.float32(N_LEVELS / FARTHEST) / self.deviation
         centre = (np.rint(self.mean.astype(np.float64) * scale) / scale).astype(np.float32)
         moved = (centre.astype(np.float64) - self.mean) / self.deviation
-        sizes, layers = [], []
+        layers, sizes = list[tuple[Any, ...]](), list[tuple[int, ...]]()
         for column, nets in self.nets.items():
+            n_outputs = [bias.shape[1] for _, bias in nets.layers]
+            still = (np.zeros(n) for n in n_outputs)
+            moves = [moved[column : column + nets.n_inputs], *still][:N_LAYERS]
+            columns = list(zip(nets.layers, moves, _STEPS, strict=True))
             for number in range(len(nets)):
-                each = nets.layers_of(number)
-                layers += _whole_layers(each, moved[column : column + nets.n_inputs])
-                sizes.append(
-                    (column, nets.n_inputs, *(len(bias) for _, bias in each), nets.n_viral)
-                )
-        weights = _aligned(np.concatenate([layer.weights for layer in layers]))
-        start = np.concatenate([layer.start for layer in layers])
-        worth = np.concatenate([layer.worth for layer in layers])
+                layers += [(w[number], b[number], move, *steps) for (w, b), move, steps in columns]
+                sizes.append((column, nets.n_inputs, *n_outputs, nets.n_viral))
         n = len(self.mean), len(sizes)
-        return centre, scale, *n, np.array(sizes, dtype=np.int64), weights, start, worth
+        return centre, scale, *n, np.array(sizes, dtype=np.int64), *_whole_numbers(layers)
 
     def log_odds(self, features: Features) -> Values:
         """The mean over all nets. (n, n_features) -> (n,)"""
@@ -240,13 +197,24 @@ def check_standards(mean: Weights, deviation: Weights) -> None:
         raise ValueError("means or deviations that are not finite, or none above 0")
 
 
-def _aligned(values: NDArray[np.int8]) -> NDArray[np.int8]:
-    """The same values from the start of a line of the cache on: no read crosses two lines."""
-    room = np.empty(values.nbytes + _LINE, dtype=np.uint8)
-    first = -room.ctypes.data % _LINE
-    there = room[first : first + values.nbytes].view(values.dtype).reshape(values.shape)
-    there[...] = values
-    return there
+def _whole_numbers(
+    layers: Sequence[tuple[Any, ...]],
+) -> tuple[NDArray[np.int8], NDArray[np.int32], Weights]:
+    """Weights, starts and worths of layers one behind the other: see ``round_layer``.
+
+    The first weights begin a line of the cache, so that no read crosses two lines.
+    """
+    n_outputs = [-(-len(bias) // _OUTPUTS) * _OUTPUTS for _, bias, *_ in layers]
+    widths = [-(-weight.shape[1] // _INPUTS) * _INPUTS for weight, *_ in layers]
+    room = np.zeros(sum(map(mul, n_outputs, widths)) + _LINE, dtype=np.int8)
+    weights = room[-room.ctypes.data % _LINE :][: len(room) - _LINE]
+    start, worth = np.zeros(sum(n_outputs), np.int32), np.zeros(sum(n_outputs), np.float32)
+    first = weight_first = 0
+    for (weight, bias, *more), n, width in zip(layers, n_outputs, widths, strict=True):
+        of_layer = weights[weight_first:], start[first:], worth[first:]
+        call("round_layer", weight, bias, *weight.shape, *more, *of_layer)
+        first, weight_first = first + n, weight_first + n * width
+    return weights, start, worth
 
 
 def log_odds_of(features: Features, mean: Weights, deviation: Weights, nets: Nets) -> Values:

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.ground.records import Counts, Mask
+from virnucpro.ground.records import Counts
 from virnucpro.scorer.library import call
 from virnucpro.sequences.translate import STANDARD, GeneticCode
 
@@ -65,6 +65,11 @@ class Pieces:
     _read: dict[GeneticCode, Read] = field(default_factory=dict)
     _owners: dict[tuple[GeneticCode, Sized], Digits] = field(default_factory=dict)
 
+    @classmethod
+    def side_by_side(cls, digits: Digits, lengths: Counts) -> Pieces:
+        """Sequences of these lengths, which are all of the row."""
+        return cls(digits, np.cumsum(lengths) - lengths, lengths)
+
     def __len__(self) -> int:
         return len(self.lengths)
 
@@ -99,49 +104,25 @@ def _read(digits: Digits, code: GeneticCode) -> Read:
     return codes, tetra, stops, n_stops
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Stretches:
-    """The kept stretches of all pieces: by piece, longest first. Rows in step."""
-
-    piece: Counts
-    rank: Counts  # 0 for the longest of a piece, which every piece has that has any
-    strand: Counts  # 0 forward, 1 reverse
-    start: Counts  # bases, on its strand
-    n_codons: Counts
-    n_covered: Counts  # (n_pieces,) bases that they lie on
-
-    def __len__(self) -> int:
-        return len(self.piece)
-
-    def where(self, chosen: Mask) -> Stretches:
-        """The chosen ones; what is covered stays that of all."""
-        return Stretches(
-            self.piece[chosen],
-            self.rank[chosen],
-            self.strand[chosen],
-            self.start[chosen],
-            self.n_codons[chosen],
-            self.n_covered,
-        )
-
-
 def find_stretches(
     pieces: Pieces, code: GeneticCode = STANDARD, shortest: int = SHORTEST
-) -> Stretches:
+) -> tuple[Counts, Counts, Counts, Counts]:
     """Find the stretches of all frames, and keep what is hardly covered by longer ones.
+
+    By piece, longest first: the piece of each, its strand (0 forward, 1 reverse), its first base on
+    its strand, and its codons. (n,), (n,), (n,), (n,)
 
     Those of fewer than ``shortest`` codons are left out, which changes nothing for the others.
     Of equally long ones the first is taken first: forward strand, first frame, first place.
     """
-    n_kept, n_covered = np.empty((2, len(pieces)), dtype=np.int64)
+    n_kept = np.empty(len(pieces), dtype=np.int64)
     # six frames of a piece have at most so many, each with a stop behind it
     most = 6 * (pieces.lengths // (3 * (shortest + 1)) + 1)
     rows = np.empty((int(most.sum()), 3), dtype=np.int64)
-    call("kept_stretches", *pieces.arguments(code), shortest, n_kept, n_covered, rows)
+    call("kept_stretches", *pieces.arguments(code), shortest, n_kept, rows)
     piece = np.repeat(np.arange(len(pieces)), n_kept)
-    rank = np.arange(len(piece)) - (np.cumsum(n_kept) - n_kept)[piece]
     strand, start, n_codons = rows[: len(piece)].T.copy()
-    return Stretches(piece, rank, strand, start, n_codons, n_covered)
+    return piece, strand, start, n_codons
 
 
 @cache

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.ground.records import Counts, Mask, Values
+from virnucpro.ground.records import Counts, Mask
 from virnucpro.scorer.features import AMINO_ACIDS, N_WORD_FIGURES, NO_RESIDUE, Residues, WordTable
 from virnucpro.scorer.library import call
 
@@ -43,6 +43,7 @@ _HYDROPATHY = np.array(
     [18, 25, -35, -35, 28, -4, -32, 45, -39, 38, 19, -35, -16, -35, -45, -8, -7, 42, -9, -13, 0]
 )
 _CHARGE = np.array([(letter in "KR") - (letter in "DE") for letter in AMINO_ACIDS] + [0])
+_VALUES = np.stack([_HYDROPATHY, _CHARGE], axis=1)
 _WINDOW, _IN_MEMBRANE = 19, 15  # residues of a helix through a membrane, tenths
 _SIMPLE, _FEW = 12, 5  # a window of so many residues is simple if it has so few different ones
 
@@ -141,77 +142,26 @@ def figures(proteins: Proteins) -> Features:
     owner, numbers = occurrences(proteins, (0,))
     counts = np.bincount(owner * N_RESIDUES + numbers, minlength=n * N_RESIDUES)
     shares = counts.reshape(n, N_RESIDUES) / np.maximum(1, lengths)[:, None]
-    hydropathy = _Windows(_HYDROPATHY[residues], lengths)
-    charge = _Windows(_CHARGE[residues], lengths)
+    windows = np.empty((n, 6), dtype=np.int64)
+    sizes = _WINDOW, _IN_MEMBRANE * _WINDOW, _SIMPLE, _FEW
+    call("protein_windows", residues, lengths, n, _VALUES, *sizes, windows)
+    highest, lowest, most_charged, least_charged = (windows[:, :4] / _WINDOW).T
+    n_windows, n_simple = (np.maximum(1, lengths - size + 1) for size in (_WINDOW, _SIMPLE))
     first = np.cumsum(lengths) - lengths
     return np.stack(
         [
             np.log(lengths),
             -(shares * np.log(np.maximum(shares, 1e-9))).sum(axis=1),
-            _simple(proteins),
+            windows[:, 5] / n_simple,
             (shares * _HYDROPATHY[:N_RESIDUES]).sum(axis=1) / 10,
             (shares * _CHARGE[:N_RESIDUES]).sum(axis=1),
             (shares * abs(_CHARGE[:N_RESIDUES])).sum(axis=1),
-            hydropathy.highest / 10,
-            hydropathy.lowest / 10,
-            hydropathy.share_above(_IN_MEMBRANE),
-            charge.highest,
-            charge.lowest,
+            highest / 10,
+            lowest / 10,
+            windows[:, 4] / n_windows,
+            most_charged,
+            least_charged,
             residues[first] == AMINO_ACIDS.index("M"),
         ],
         axis=1,
     ).astype(np.float32)
-
-
-class _Windows:
-    """The sums of a value over all windows inside proteins, and what they are of each protein.
-
-    A protein shorter than a window has none, and 0 for all.
-    """
-
-    def __init__(self, values: Counts, lengths: Counts) -> None:
-        n_windows = np.maximum(0, lengths - _WINDOW + 1)
-        self._owner = np.repeat(np.arange(len(lengths)), n_windows)
-        self._first = np.cumsum(n_windows) - n_windows
-        self._n_windows = n_windows
-        moved = (np.cumsum(lengths) - lengths) - self._first
-        place = np.arange(len(self._owner)) + moved[self._owner]
-        total = np.append(0, np.cumsum(values))
-        self._sums = total[place + _WINDOW] - total[place]
-
-    @property
-    def highest(self) -> Values:
-        return self._extreme(np.maximum)
-
-    @property
-    def lowest(self) -> Values:
-        return self._extreme(np.minimum)
-
-    def _extreme(self, of: np.ufunc) -> Values:
-        """The largest or smallest mean of a window of each protein."""
-        values = np.zeros(len(self._n_windows))
-        if len(has_window := np.flatnonzero(self._n_windows)):
-            values[has_window] = of.reduceat(self._sums, self._first[has_window]) / _WINDOW
-        return values
-
-    def share_above(self, least: int) -> Values:
-        """The share of windows with a mean above ``least``."""
-        is_above = self._sums > least * _WINDOW
-        n_above = np.bincount(self._owner[is_above], minlength=len(self._n_windows))
-        return n_above / np.maximum(1, self._n_windows)
-
-
-def _simple(proteins: Proteins) -> Values:
-    """The share of windows with few different residues."""
-    residues, owner = proteins.residues, proteins.owner
-    n = max(0, len(residues) - _SIMPLE + 1)
-    bits = np.left_shift(np.uint32(1), residues.astype(np.uint32))
-    seen = bits[:n].copy()
-    for place in range(1, _SIMPLE):
-        seen |= bits[place : place + n]
-    is_inside = owner[:n] == owner[len(residues) - n :]
-    is_few = is_inside & (np.bitwise_count(seen) <= _FEW)
-    n_windows, n_few = (
-        np.bincount(owner[:n][chosen], minlength=len(proteins)) for chosen in (is_inside, is_few)
-    )
-    return np.asarray(n_few / np.maximum(1, n_windows))

@@ -8,6 +8,7 @@
  * 25 a + 5 b + c. Nothing here may be compiled with -ffast-math: scores are the same everywhere.
  */
 
+#include <float.h>
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -41,6 +42,8 @@ enum {
     REST_BITS = 13,
     OWNER_BITS = 3,
     HINT_BITS = 2, /* of the rest, behind those of a bucket */
+    N_BUCKETS = 2 << BUCKET_BITS,
+    GROUP = 16, /* buckets whose first entry is known */
     ABUTTING = 60, /* bases */
     N_LEVELS = 127 /* from the mean of a feature to the farthest */
 };
@@ -66,7 +69,8 @@ typedef struct {
 
 typedef struct {
     const uint8_t *hints; /* a bit for each beginning of a hash outside the sample */
-    const int32_t *first; /* entry of each bucket, and the end */
+    const uint8_t *n_of_bucket;
+    const int32_t *first; /* entry of each group of buckets */
     const uint16_t *entries;
     int64_t n_entries;
 } Words;
@@ -358,30 +362,80 @@ static int rest_of(uint64_t hash) {
     return (hash >> (64 - BUCKET_BITS - REST_BITS)) & ((1 << REST_BITS) - 1);
 }
 
-/* Of words by bucket: the first entry of each bucket and the end, and the hints, all 0 before. */
-int open_words(const uint8_t *n_of_bucket, const uint16_t *entries, int32_t *first,
-               uint8_t *hints) {
-    enum { SHIFT = REST_BITS + OWNER_BITS - HINT_BITS };
-    first[0] = 0;
-    for (int64_t bucket = 0; bucket < 2 << BUCKET_BITS; bucket++) {
-        first[bucket + 1] = first[bucket] + n_of_bucket[bucket];
-        if (bucket < 1 << BUCKET_BITS)
-            for (int32_t i = first[bucket]; i < first[bucket + 1]; i++) {
-                int64_t hint = (bucket << HINT_BITS) + (entries[i] >> SHIFT);
-                hints[hint >> 3] |= 1 << (hint & 7);
-            }
+/* The sum of 16 bytes, those of each half from a place on. */
+static int32_t sum_of_bytes(uint64_t low, uint64_t high) {
+    const uint64_t even = UINT64_C(0x00ff00ff00ff00ff);
+    uint64_t sums = (low & even) + (low >> 8 & even) + (high & even) + (high >> 8 & even);
+    return (int32_t)(sums * UINT64_C(0x0001000100010001) >> 48);
+}
+
+/* The first bytes of eight, the first of which is the lowest: of all our processors. */
+static uint64_t first_bytes(const uint8_t *bytes, int n) {
+    uint64_t eight;
+    memcpy(&eight, bytes, sizeof eight);
+    return n < 8 ? eight & ((UINT64_C(1) << 8 * n) - 1) : eight;
+}
+
+/* The first entry of a bucket. */
+static int32_t first_entry(const Words *words, int64_t bucket) {
+    int64_t group = bucket / GROUP;
+    int n = (int)(bucket % GROUP);
+    const uint8_t *counts = words->n_of_bucket + group * GROUP;
+    uint64_t high = n > 8 ? first_bytes(counts + 8, n - 8) : 0;
+    return words->first[group] + sum_of_bytes(first_bytes(counts, n), high);
+}
+
+/* A bit for each beginning of the entries of a bucket, of n that there are from the first on. */
+static inline int beginnings(const uint16_t *entries, int count, int64_t n) {
+    enum { SHIFT = REST_BITS + OWNER_BITS - HINT_BITS, FEW = 3 };
+    int bits = 0;
+    if (count <= FEW && n >= FEW) { /* almost always: then no branch, for none could be foreseen */
+        for (int i = 0; i < FEW; i++)
+            bits |= (i < count) << (entries[i] >> SHIFT);
+    } else {
+        for (int i = 0; i < count; i++)
+            bits |= 1 << (entries[i] >> SHIFT);
+    }
+    return bits;
+}
+
+/* Of words by bucket: the first entry of each group of buckets; the hints; and how many of all n
+ * entries have no owner that is known. */
+int open_words(const uint8_t *n_of_bucket, const uint16_t *entries, int64_t n, int32_t *first,
+               uint8_t *hints, int64_t *n_strange) {
+    enum { EACH = 1 << HINT_BITS };
+    int64_t entry = 0;
+    for (int64_t group = 0; group < N_BUCKETS / GROUP; group++) {
+        const uint8_t *counts = n_of_bucket + group * GROUP;
+        first[group] = (int32_t)entry;
+        entry += sum_of_bytes(first_bytes(counts, 8), first_bytes(counts + 8, 8));
+    }
+    entry = 0;
+    for (int64_t bucket = 0; bucket < N_BUCKETS / 2; bucket += 2) {
+        int count = n_of_bucket[bucket], of_both = count + n_of_bucket[bucket + 1];
+        hints[bucket / 2] = beginnings(entries + entry, count, n - entry) |
+                            beginnings(entries + entry + count, of_both - count,
+                                       n - entry - count) << EACH;
+        entry += of_both;
+    }
+    *n_strange = 0;
+    for (int64_t low = 0; low < n; low += 1 << 15) {
+        int64_t high = low + (1 << 15) < n ? low + (1 << 15) : n;
+        uint16_t here = 0;
+        for (int64_t i = low; i < high; i++)
+            here += (uint16_t)((entries[i] - 1) & ((1 << OWNER_BITS) - 1)) >= N_OWNERS - 1;
+        *n_strange += here;
     }
     return 0;
 }
 
-static uint8_t owner_of(const Words *words, uint64_t hash) {
-    int64_t bucket = bucket_of(hash);
+/* The owner of a hash among the n entries of its bucket. */
+static uint8_t owner_among(const uint16_t *entries, int n, uint64_t hash) {
     int rest = rest_of(hash);
-    for (int32_t i = words->first[bucket]; i < words->first[bucket + 1]; i++) {
-        uint16_t entry = words->entries[i];
-        if (entry >> OWNER_BITS == rest)
-            return entry & ((1 << OWNER_BITS) - 1);
-        if (entry >> OWNER_BITS > rest)
+    for (int i = 0; i < n; i++) {
+        if (entries[i] >> OWNER_BITS == rest)
+            return entries[i] & ((1 << OWNER_BITS) - 1);
+        if (entries[i] >> OWNER_BITS > rest)
             break;
     }
     return 0;
@@ -396,37 +450,51 @@ static int may_be_owned(const Words *words, uint64_t hash) {
     return is_in_sample(hash) | (words->hints[hint >> 3] >> (hint & 7) & 1);
 }
 
+/* The hash of a word that is looked up soon, from where memory is asked for its hint. */
+static uint64_t hash_to_find(const Words *words, int64_t number) {
+    uint64_t hash = hash_of(number);
+    __builtin_prefetch(words->hints + (hint_of(hash) >> 3));
+    return hash;
+}
+
 /* The owner of each hash, in steps that wait for memory side by side. */
 static void owners_of_hashes(const Words *words, const uint64_t *hashes, int64_t n,
                              uint8_t *owners) {
     enum { AT_ONCE = 128 };
     for (int64_t low = 0; low < n; low += AT_ONCE) {
         int64_t high = low + AT_ONCE < n ? low + AT_ONCE : n, waiting[AT_ONCE];
+        int32_t first[AT_ONCE];
         int n_waiting = 0;
-        for (int64_t i = low; i < high; i++)
-            __builtin_prefetch(words->hints + (hint_of(hashes[i]) >> 3));
         for (int64_t i = low; i < high; i++) {
             owners[i] = 0;
             waiting[n_waiting] = i;
             n_waiting += may_be_owned(words, hashes[i]); /* no branch: none could be foreseen */
         }
-        for (int i = 0; i < n_waiting; i++)
-            __builtin_prefetch(words->first + bucket_of(hashes[waiting[i]]));
-        for (int i = 0; i < n_waiting; i++)
-            __builtin_prefetch(words->entries + words->first[bucket_of(hashes[waiting[i]])]);
-        for (int i = 0; i < n_waiting; i++)
-            owners[waiting[i]] = owner_of(words, hashes[waiting[i]]);
+        for (int i = 0; i < n_waiting; i++) {
+            int64_t bucket = bucket_of(hashes[waiting[i]]);
+            __builtin_prefetch(words->n_of_bucket + bucket);
+            __builtin_prefetch(words->first + bucket / GROUP);
+        }
+        for (int i = 0; i < n_waiting; i++) {
+            first[i] = first_entry(words, bucket_of(hashes[waiting[i]]));
+            __builtin_prefetch(words->entries + first[i]);
+        }
+        for (int i = 0; i < n_waiting; i++) {
+            uint64_t hash = hashes[waiting[i]];
+            owners[waiting[i]] = owner_among(words->entries + first[i],
+                                             words->n_of_bucket[bucket_of(hash)], hash);
+        }
     }
 }
 
-int owners_of(const int64_t *numbers, int64_t n, const uint8_t *hints, const int32_t *first,
-              const uint16_t *entries, int64_t n_entries, uint8_t *owners) {
-    Words words = {hints, first, entries, n_entries};
+int owners_of(const int64_t *numbers, int64_t n, const uint8_t *hints, const uint8_t *n_of_bucket,
+              const int32_t *first, const uint16_t *entries, int64_t n_entries, uint8_t *owners) {
+    Words words = {hints, n_of_bucket, first, entries, n_entries};
     uint64_t *hashes = malloc((n + 1) * sizeof(uint64_t));
     if (!hashes)
         return -1;
     for (int64_t i = 0; i < n; i++)
-        hashes[i] = hash_of(numbers[i]);
+        hashes[i] = hash_to_find(&words, numbers[i]);
     owners_of_hashes(&words, hashes, n, owners);
     free(hashes);
     return 0;
@@ -555,8 +623,8 @@ static void count_stretch(const Tables *tables, const uint8_t *code, const Stret
 }
 
 /* Counts words whose owners are known, which other pieces have met, and notes the others. */
-static void find_words(const Bases *bases, const Tables *tables, const uint8_t *code,
-                       const Stretch *stretch, Tally *tally) {
+static void find_words(const Bases *bases, const Tables *tables, const Words *words,
+                       const uint8_t *code, const Stretch *stretch, Tally *tally) {
     enum { THREE = N_RESIDUES * N_RESIDUES * N_RESIDUES };
     int strand = stretch->strand, n_known = 0, first = 0, second = 0;
     int64_t step = strand ? -3 : 3, n_unknown = tally->n_unknown, n_words = 0;
@@ -578,7 +646,8 @@ static void find_words(const Bases *bases, const Tables *tables, const uint8_t *
         }
         tally->at[n_unknown] = owner;
         tally->hashes[n_unknown++] =
-            hash_of(((int64_t)threes[i - 6] * THREE + threes[i - 3]) * THREE + threes[i]);
+            hash_to_find(words,
+                         ((int64_t)threes[i - 6] * THREE + threes[i - 3]) * THREE + threes[i]);
     }
     tally->n_unknown = n_unknown;
     tally->n_words += n_words;
@@ -599,7 +668,7 @@ static void count_codons(const Bases *bases, const Tables *tables, const Words *
             break;
         count_stretch(tables, code, stretch, rank == 0, tally);
         if (words->n_entries)
-            find_words(bases, tables, code, stretch, tally);
+            find_words(bases, tables, words, code, stretch, tally);
         if (rank == 0)
             memcpy(tally->longest_codes, tally->long_codes, sizeof tally->long_codes);
     }
@@ -913,11 +982,11 @@ static uint8_t read_piece(Reader *reader, int64_t from, int32_t length, float *o
 int piece_features(const uint8_t *digits, int64_t n_digits, const uint8_t *codes,
                    const uint8_t *tetra, const int32_t *stops, const int64_t *n_stops,
                    const int64_t *starts, const int64_t *lengths, int64_t n,
-                   const uint8_t *code_tables, const uint8_t *hints, const int32_t *first,
-                   const uint16_t *entries, int64_t n_entries, uint8_t *owners, float *out,
-                   uint8_t *is_blank) {
+                   const uint8_t *code_tables, const uint8_t *hints, const uint8_t *n_of_bucket,
+                   const int32_t *first, const uint16_t *entries, int64_t n_entries,
+                   uint8_t *owners, float *out, uint8_t *is_blank) {
     Bases bases = bases_of(digits, n_digits, codes, tetra, stops, n_stops);
-    Words words = {hints, first, entries, n_entries};
+    Words words = {hints, n_of_bucket, first, entries, n_entries};
     Reader reader = {0};
     int result = open_reader(&reader, &bases, lengths, n, code_tables, &words, owners);
     for (int64_t i = 0; result == 0 && i < n; i++)
@@ -931,11 +1000,12 @@ int piece_features(const uint8_t *digits, int64_t n_digits, const uint8_t *codes
 int mean_features(const uint8_t *digits, int64_t n_digits, const uint8_t *codes,
                   const uint8_t *tetra, const int32_t *stops, const int64_t *n_stops,
                   const int64_t *starts, const int64_t *lengths, int64_t n,
-                  const uint8_t *code_tables, const uint8_t *hints, const int32_t *first,
-                  const uint16_t *entries, int64_t n_entries, uint8_t *owners,
-                  const int64_t *n_pieces, int64_t n_rows, int64_t width, double *means) {
+                  const uint8_t *code_tables, const uint8_t *hints, const uint8_t *n_of_bucket,
+                  const int32_t *first, const uint16_t *entries, int64_t n_entries,
+                  uint8_t *owners, const int64_t *n_pieces, int64_t n_rows, int64_t width,
+                  double *means) {
     Bases bases = bases_of(digits, n_digits, codes, tetra, stops, n_stops);
-    Words words = {hints, first, entries, n_entries};
+    Words words = {hints, n_of_bucket, first, entries, n_entries};
     float features[N_FEATURES];
     Reader reader = {0};
     int result = open_reader(&reader, &bases, lengths, n, code_tables, &words, owners);
@@ -958,20 +1028,19 @@ int mean_features(const uint8_t *digits, int64_t n_digits, const uint8_t *codes,
 
 /* Stretches by themselves */
 
-/* The kept stretches of each piece, longest first: rank, strand, start and codons of each row.
+/* The kept stretches of each piece, longest first: how many, and strand, start and codons of each.
  *
  * There is room for one row per SHORTEST codons of six frames. */
 int kept_stretches(const uint8_t *digits, int64_t n_digits, const uint8_t *codes,
                    const uint8_t *tetra, const int32_t *stops, const int64_t *n_stops,
                    const int64_t *starts, const int64_t *lengths, int64_t n, int64_t shortest,
-                   int64_t *n_kept, int64_t *n_covered, int64_t *rows) {
+                   int64_t *n_kept, int64_t *rows) {
     Bases bases = bases_of(digits, n_digits, codes, tetra, stops, n_stops);
     Room room = {0};
     int result = open_room(&room, longest_of(lengths, n));
     for (int64_t i = 0; result == 0 && i < n; i++) {
         find_stretches(&bases, starts[i], (int32_t)lengths[i], (int32_t)shortest, &room);
         n_kept[i] = room.n_kept;
-        n_covered[i] = room.n_covered;
         for (int64_t rank = 0; rank < room.n_kept; rank++) {
             *rows++ = room.kept[rank].strand;
             *rows++ = room.kept[rank].start;
@@ -1275,6 +1344,35 @@ int protein_composition(const uint8_t *residues, const int64_t *lengths, int64_t
     return 0;
 }
 
+/* Of each protein, over its windows: the largest and the smallest sum of each of two values of
+ * residues, 0 without a window, and how many sums of the first are above the least; and how many
+ * windows of another size have few different residues. (n_values, 2) -> (n, 6) */
+int protein_windows(const uint8_t *residues, const int64_t *lengths, int64_t n,
+                    const int64_t *values, int64_t size, int64_t least, int64_t size_of_simple,
+                    int64_t few, int64_t *out) {
+    for (int64_t protein = 0; protein < n; residues += lengths[protein++], out += 6) {
+        int64_t sums[2] = {0}, n_of[N_RESIDUES + 1] = {0}, n_different = 0;
+        clear(out, 6 * sizeof(int64_t));
+        for (int64_t i = 0; i < lengths[protein]; i++) {
+            n_different += n_of[residues[i]]++ == 0;
+            if (i >= size_of_simple)
+                n_different -= --n_of[residues[i - size_of_simple]] == 0;
+            out[5] += i + 1 >= size_of_simple && n_different <= few;
+            for (int value = 0; value < 2; value++) {
+                sums[value] += values[2 * residues[i] + value];
+                if (i >= size)
+                    sums[value] -= values[2 * residues[i - size] + value];
+                if (i + 1 == size || (i >= size && sums[value] > out[2 * value]))
+                    out[2 * value] = sums[value];
+                if (i + 1 == size || (i >= size && sums[value] < out[2 * value + 1]))
+                    out[2 * value + 1] = sums[value];
+            }
+            out[4] += i + 1 >= size && sums[0] > least;
+        }
+    }
+    return 0;
+}
+
 /* Roots of the shares of words of a protein that others have too, by their owners. */
 static void write_owners_of_protein(const uint8_t *residues, int64_t length, const Words *words,
                                     uint64_t *hashes, uint8_t *owners, float *out) {
@@ -1285,7 +1383,7 @@ static void write_owners_of_protein(const uint8_t *residues, int64_t length, con
         n_known = residues[i] < N_RESIDUES ? n_known + 1 : 0;
         number = n_known ? number % most * N_RESIDUES + residues[i] : 0;
         if (n_known >= WORD)
-            hashes[n_words++] = hash_of(number);
+            hashes[n_words++] = hash_to_find(words, number);
     }
     owners_of_hashes(words, hashes, n_words, owners);
     for (int64_t i = 0; i < n_words; i++)
@@ -1323,11 +1421,12 @@ static void write_pattern(const uint8_t *residues, int64_t length, const int *pl
 
 /* What proteins share with viruses and cells: figures of words, and of each pattern. (n, 18) */
 int protein_shared(const uint8_t *residues, const int64_t *lengths, int64_t n,
-                   const uint8_t *hints, const int32_t *first, const uint16_t *entries,
-                   int64_t n_entries, const int8_t *ratios_0, const int8_t *ratios_1,
-                   const int8_t *ratios_2, const int8_t *ratios_3, double step, float *out) {
+                   const uint8_t *hints, const uint8_t *n_of_bucket, const int32_t *first,
+                   const uint16_t *entries, int64_t n_entries, const int8_t *ratios_0,
+                   const int8_t *ratios_1, const int8_t *ratios_2, const int8_t *ratios_3,
+                   double step, float *out) {
     const int8_t *ratios[N_PATTERNS] = {ratios_0, ratios_1, ratios_2, ratios_3};
-    Words words = {hints, first, entries, n_entries};
+    Words words = {hints, n_of_bucket, first, entries, n_entries};
     int64_t longest = longest_of(lengths, n);
     uint64_t *hashes = malloc((longest + 1) * sizeof(uint64_t));
     uint8_t *owners = malloc(longest + 1);
@@ -1357,6 +1456,7 @@ enum {
     ROWS_READ = 96,  /* whose levels are kept at once: a multiple of ROWS */
     MOST_WHOLES = 2, /* that a piece is a part of */
     MEAN_LEVEL = 128,
+    LARGEST = 63, /* weight: two of its products with levels have room in 16 bits */
     N_SIZES = 6,     /* of a net: its first feature, inputs, hidden ones twice, kinds, viral ones */
     LEAST_INNER = -256, MOST_INNER = 803 /* of a GELU, in steps of 1/64: beyond it is 0 or full */
 };
@@ -1364,8 +1464,7 @@ enum {
 static const double INNER_STEPS = 64, GELU_STEPS = 20; /* that 1 has */
 static const double GELU_ZERO = 4;                     /* the level of 0: the least is -0.17 */
 
-/* Sums of products: levels of ROWS rows, and the weights of OUTPUTS outputs by fours of inputs.
- * Weights are 63 at most, so that two products have room in 16 bits. */
+/* Sums of products: levels of ROWS rows, and the weights of OUTPUTS outputs by fours of inputs. */
 typedef void Multiply(const int8_t *weights, const uint8_t *levels, int64_t width,
                       int64_t n_fours, int32_t sums[ROWS][OUTPUTS]);
 
@@ -1426,9 +1525,10 @@ static inline __attribute__((always_inline)) uint32_t bits_within(float value, f
 }
 
 static inline __attribute__((always_inline)) void
-find_levels(const Nets *nets, const float *restrict features, uint8_t *restrict levels) {
+find_levels(const Nets *nets, const float *restrict features, int64_t first,
+            uint8_t *restrict levels) {
     const float *restrict mean = nets->mean, *restrict scale = nets->scale;
-    for (int64_t i = 0; i < nets->n_features; i++)
+    for (int64_t i = first; i < nets->n_features; i++)
         levels[i] = (uint8_t)(bits_within((features[i] - mean[i]) * scale[i], -N_LEVELS,
                                           N_LEVELS) +
                               MEAN_LEVEL);
@@ -1452,7 +1552,7 @@ static void gelus_plain(const int32_t *restrict sums, const int32_t *restrict st
 
 static void levels_plain(const Nets *nets, const float *restrict features,
                          uint8_t *restrict levels) {
-    find_levels(nets, features, levels);
+    find_levels(nets, features, 0, levels);
 }
 
 static void multiply_plain(const int8_t *weights, const uint8_t *levels, int64_t width,
@@ -1573,7 +1673,27 @@ __attribute__((target("avx2,fma"))) static void reals_fma(const double *weights,
 __attribute__((target("avx2"))) static void levels_avx2(const Nets *nets,
                                                         const float *restrict features,
                                                         uint8_t *restrict levels) {
-    find_levels(nets, features, levels);
+    enum { EIGHT = 8, AT_ONCE = 4 * EIGHT };
+    const __m256 least = _mm256_set1_ps(-N_LEVELS), most = _mm256_set1_ps(N_LEVELS);
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    const __m256i middle = _mm256_set1_epi8((char)MEAN_LEVEL);
+    int64_t first = 0;
+    for (; first + AT_ONCE <= nets->n_features; first += AT_ONCE) {
+        __m256i whole[4];
+        for (int i = 0; i < 4; i++) {
+            int64_t at = first + EIGHT * i;
+            __m256 value = _mm256_sub_ps(_mm256_loadu_ps(features + at),
+                                         _mm256_loadu_ps(nets->mean + at));
+            value = _mm256_mul_ps(value, _mm256_loadu_ps(nets->scale + at));
+            value = _mm256_min_ps(_mm256_max_ps(value, least), most);
+            whole[i] = _mm256_cvtps_epi32(value); /* half to even, as programs start with */
+        }
+        whole[0] = _mm256_packs_epi16(_mm256_packs_epi32(whole[0], whole[1]),
+                                      _mm256_packs_epi32(whole[2], whole[3]));
+        whole[0] = _mm256_permutevar8x32_epi32(whole[0], order);
+        _mm256_storeu_si256((__m256i *)(levels + first), _mm256_add_epi8(whole[0], middle));
+    }
+    find_levels(nets, features, first, levels);
 }
 
 __attribute__((target("avx2"))) static void gelus_avx2(const int32_t *restrict sums,
@@ -1649,6 +1769,67 @@ static Kernels kernels;
 __attribute__((constructor)) static void choose_kernels(void) {
     kernels = fastest();
     fill_gelus();
+}
+
+/* The nearest whole number, the even one of two, below 2^51. */
+static double nearest(double value) {
+    const double shift = 6755399441055744; /* 1.5 * 2^52: no digit behind it */
+    return (value + shift) - shift;
+}
+
+static float largest_of(const float *values, int64_t n) {
+    int32_t largest = 0, bits; /* those of numbers above 0 rise with them */
+    float value;
+    for (int64_t i = 0; i < n; i++) {
+        memcpy(&bits, values + i, sizeof bits);
+        bits &= INT32_MAX;
+        largest = bits > largest ? bits : largest;
+    }
+    memcpy(&value, &largest, sizeof value);
+    return value;
+}
+
+/* In four sums, none of which waits for another. */
+static double product_of(const float *left, const double *right, int64_t n) {
+    double sums[4] = {0};
+    int64_t i = 0;
+    for (; i + 4 <= n; i += 4)
+        for (int j = 0; j < 4; j++)
+            sums[j] += left[i + j] * right[i + j];
+    for (; i < n; i++)
+        sums[0] += left[i] * right[i];
+    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
+/* Rounds a layer to whole numbers: (n_outputs, n_inputs), (n_outputs,). Its inputs are moved by
+ * (n_inputs,), and are levels with a step, whose level of 0 is `zero`. Sums are worth so many of a
+ * unit; a start leaves the products room. What is written is 0 before, in the blocks of Nets. */
+int round_layer(const float *weights, const float *bias, int64_t n_outputs, int64_t n_inputs,
+                const double *moved, double step, int64_t zero, double unit, int8_t *out,
+                int32_t *start, float *worth) {
+    const double farthest_start = 1 << 22; /* products add up to less than 2^25 */
+    int64_t n_fours = (n_inputs + INPUTS - 1) / INPUTS;
+    int8_t *row = calloc(n_fours + 1, INPUTS);
+    if (!row)
+        return -1;
+    for (int64_t output = 0; output < n_outputs; output++, weights += n_inputs) {
+        int8_t *to = out + output / OUTPUTS * OUTPUTS * INPUTS * n_fours +
+                     output % OUTPUTS * INPUTS;
+        double of_zero = bias[output] + product_of(weights, moved, n_inputs), of_one;
+        int32_t sum = 0;
+        of_one = larger(larger(fabs(of_zero) / step / farthest_start, FLT_MIN),
+                        (double)largest_of(weights, n_inputs) / LARGEST);
+        for (int64_t i = 0; i < n_inputs; i++)
+            row[i] = (int8_t)nearest(weights[i] / of_one);
+        for (int64_t i = 0; i < n_inputs; i++)
+            sum += row[i];
+        for (int64_t i = 0; i < n_fours; i++)
+            memcpy(to + i * OUTPUTS * INPUTS, row + i * INPUTS, INPUTS);
+        worth[output] = (float)(of_one * step * unit);
+        start[output] = (int32_t)nearest(of_zero / (of_one * step)) - (int32_t)zero * sum;
+    }
+    free(row);
+    return 0;
 }
 
 static int64_t blocks_of(int64_t n_outputs) { return (n_outputs + OUTPUTS - 1) / OUTPUTS; }
@@ -1841,13 +2022,12 @@ int linear_layer(const double *values, int64_t n, int64_t n_inputs, int64_t n_ou
 /* Adds the features of a piece, in steps, to those of the wholes that it is a part of. */
 static void add_part(const float *features, const int64_t *rows, double *totals,
                      int64_t *n_parts) {
-    const double shift = 6755399441055744; /* 1.5 * 2^52: no digit behind it */
     for (int i = 0; i < MOST_WHOLES; i++) {
         double *restrict total = totals + rows[i] * N_FEATURES;
         if (rows[i] < 0)
             continue;
         for (int64_t j = 0; j < N_FEATURES; j++)
-            total[j] += (features[j] * STEPS + shift) - shift; /* whole: no order changes it */
+            total[j] += nearest(features[j] * STEPS); /* whole: no order changes it */
         n_parts[rows[i]]++;
     }
 }
@@ -1859,14 +2039,15 @@ static void add_part(const float *features, const int64_t *rows, double *totals,
 int piece_log_odds(const uint8_t *digits, int64_t n_digits, const uint8_t *codes,
                    const uint8_t *tetra, const int32_t *stops, const int64_t *n_stops,
                    const int64_t *starts, const int64_t *lengths, int64_t n,
-                   const uint8_t *code_tables, const uint8_t *hints, const int32_t *first,
-                   const uint16_t *entries, int64_t n_entries, uint8_t *owners, const float *mean,
-                   const float *scale, int64_t n_features, int64_t n_nets, const int64_t *sizes,
+                   const uint8_t *code_tables, const uint8_t *hints, const uint8_t *n_of_bucket,
+                   const int32_t *first, const uint16_t *entries, int64_t n_entries,
+                   uint8_t *owners, const float *mean, const float *scale, int64_t n_features,
+                   int64_t n_nets, const int64_t *sizes,
                    const int8_t *weights, const int32_t *start, const float *worth,
                    double *log_odds, const int64_t *chosen, int64_t n_chosen, float *figures,
                    const int64_t *rows, double *totals, int64_t *n_parts) {
     Bases bases = bases_of(digits, n_digits, codes, tetra, stops, n_stops);
-    Words words = {hints, first, entries, n_entries};
+    Words words = {hints, n_of_bucket, first, entries, n_entries};
     Nets nets = {mean, scale, n_features, n_nets, sizes, weights, start, worth};
     uint8_t is_blank[ROWS_READ];
     float features[N_FEATURES];

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from virnucpro.ground.config import InputType
 from virnucpro.ground.errors import InputError, InputMissingError
-from virnucpro.ground.files import OnBlock, ZstdError, open_binary
+from virnucpro.ground.files import OnBlock, open_binary, zstd
 from virnucpro.ground.log import counted, printable
 from virnucpro.ground.records import Counts, FastaRecord, Mask, Records
 
@@ -426,7 +426,7 @@ def unpacking(path: Path, label: str) -> Iterator[None]:
     """
     try:
         yield
-    except (EOFError, zlib.error, lzma.LZMAError, ZstdError) as error:
+    except (EOFError, zlib.error, lzma.LZMAError, zstd.ZstdError) as error:
         raise _damaged(label, error) from error
     except OSError as error:
         if error.errno is None:  # gzip and bz2 report damage this way

@@ -38,6 +38,7 @@ _LONGEST = 100  # bytes of the longest name
 _ALLOWED = "._-+"
 _NO_NAME = "sample"
 _SHOWN = 3  # names in a message
+_LETTERS_AT_ONCE = 2**18  # of ids, which are digested
 _MATE = re.compile(r"(?P<name>.+)(?P<mark>[._][Rr]?)(?P<mate>\d)(?P<rest>_001)?")
 
 
@@ -258,18 +259,29 @@ def id_digests(ids: Sequence[str]) -> NDArray[np.uint64]:
     letters = np.frombuffer("\0".join((*ids, "")).encode(), np.uint8)
     ends = np.flatnonzero(letters == 0)
     starts = np.append(0, ends + 1)[:-1]
-    places = np.arange(len(letters)) - np.repeat(starts, ends + 1 - starts)
-    weights = _weights(int((ends + 1 - starts).max(initial=0)))
-    weighted = (letters + np.uint64(1)) * weights[places]
-    return np.add.reduceat(weighted, starts, dtype=np.uint64) if ids else weights
+    digests = np.zeros(len(starts), dtype=np.uint64)
+    low = 0
+    while low < len(letters):
+        first = int(np.searchsorted(ends, low))
+        place = low - int(starts[first])  # of an id that is not read at once, and then alone
+        high = min(low + _LETTERS_AT_ONCE, int(ends[first]) + 1 if place else len(letters))
+        here = slice(first, int(np.searchsorted(ends, high - 1)) + 1)
+        begins = np.maximum(starts[here], low)
+        places = np.arange(low, high) - np.repeat(begins, np.diff(begins, append=high))
+        weights = _weights(place, place + int(places.max()) + 1)
+        weighted = (letters[low:high] + np.uint64(1)) * weights[places]
+        digests[here] += np.add.reduceat(weighted, begins - low, dtype=np.uint64)
+        low = high
+    return digests
 
 
-def _weights(n: int) -> NDArray[np.uint64]:
-    """The numbers of the generator SplitMix64, whose state starts at 0. (n,)
+def _weights(first: int, end: int) -> NDArray[np.uint64]:
+    """Numbers of the generator SplitMix64, whose state starts at 0, from one on. (end - first,)
 
     Steele, Lea and Flood 2014, doi:10.1145/2660193.2660195.
     """
-    z: NDArray[np.uint64] = np.arange(1, n + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    states = np.arange(first + 1, end + 1, dtype=np.uint64)
+    z: NDArray[np.uint64] = states * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     z ^= z >> np.uint64(31)
