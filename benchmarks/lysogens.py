@@ -14,6 +14,10 @@ What finds them was learned without the file of the host. The nets of the scorer
 phages: the numbers found are too good, and the ends say how well landmarks are told. A lysogen is
 exact if both ends are at most 5 bases off: bases may agree by chance beyond a repeat. The regions
 of the class prophage are counted, too.
+
+Limits are chosen by ``--part learn``: two thirds of the clusters, by a hash of their names, lie in
+hosts without a whole chromosome, the pieces of which are joined. ``--part test`` puts the other
+clusters into the chromosomes.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from __future__ import annotations
 import argparse
 import csv
 import gzip
+import hashlib
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
@@ -48,6 +53,7 @@ from virnucpro.sequences.fasta import read_fasta
 
 SHORTEST, LONGEST = 15_000, 65_000
 FLANKS = 120_000
+SHORTEST_JOINED = 135_000  # bases of the pieces of a host
 REPEAT = (14, 46)
 CLOSE_GC = 0.06
 EXACT = 5
@@ -63,8 +69,14 @@ class Made(NamedTuple):
     host: Path | None  # the file of the host; None: without one
 
 
-def read_phages(catalogues: list[Path]) -> list[str]:
-    """A phage of each cluster."""
+def is_of(part: str, cluster: str) -> bool:
+    """Whether a cluster of phages is one to learn from, or to test with; or both are taken."""
+    is_test = int(hashlib.sha256(cluster.encode()).hexdigest(), 16) % 3 == 0
+    return part == "all" or is_test == (part == "test")
+
+
+def read_phages(catalogues: list[Path], part: str) -> list[str]:
+    """A phage of each cluster of this part."""
     first: dict[str, str] = {}
     for catalogue in catalogues:
         clusters, paths = {}, set()
@@ -78,7 +90,13 @@ def read_phages(catalogues: list[Path]) -> list[str]:
             for record in read_fasta(path):
                 if record.id in clusters:
                     first.setdefault(clusters[record.id], record.sequence.upper())
-    return [first[cluster] for cluster in sorted(first)]
+    return [first[cluster] for cluster in sorted(first) if is_of(part, cluster)]
+
+
+def joined(records: list[Chromosome]) -> Chromosome:
+    """The pieces of a host as one sequence."""
+    sequence = "".join(one.sequence for one in records)
+    return Chromosome("", sequence, Items.joined([]), Truth())
 
 
 def gc(sequence: str) -> float:
@@ -180,12 +198,17 @@ def main() -> None:
     parser.add_argument("catalogues", type=Path, nargs="+")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--each", type=int, default=40, help="lysogens of a kind and seed")
+    parser.add_argument("--part", choices=("all", "learn", "test"), default="all")
     options = parser.parse_args()
     files = score(options.folder, read_truth(options.table), ())
     places = [(path, one) for path, records in files.items() for one in records]
     hosts = [(path, one) for path, one in places if len(one.sequence) >= SHORTEST_HOST]
+    if options.part == "learn":
+        whole = {path for path, _ in hosts}
+        hosts = [(path, joined(records)) for path, records in files.items() if path not in whole]
+        hosts = [(path, one) for path, one in hosts if len(one.sequence) > SHORTEST_JOINED]
     models = {path: learn(files, path) for path in {None, *(path for path, _ in hosts)}}
-    phages, scorer = read_phages(options.catalogues), Scorer.own()
+    phages, scorer = read_phages(options.catalogues, options.part), Scorer.own()
     read_genes = partial(genes_of, scorer=scorer)
     figures: dict[str, list[RegionFigures]] = {}
     n_exact, n_judged = Counter[str](), Counter[str]()
@@ -202,7 +225,7 @@ def main() -> None:
                 any(abs(a - start) <= EXACT and abs(b - end) <= EXACT for a, b in regions)
                 for start, end in made.prophages
             )
-    write(f"{len(phages)} phages, {len(hosts)} chromosomes", COLUMNS)
+    write(f"{len(phages)} phages, {len(hosts)} hosts", COLUMNS)
     for kind, each in figures.items():
         total = RegionFigures.sum(each)
         ends = np.percentile(total.ends, (50, 90)) if total.ends else (np.nan, np.nan)

@@ -1035,6 +1035,32 @@ def test_neighbours_that_repeats_bound_are_apart_and_one_virus_stays_whole():
     ]
 
 
+def test_a_virus_beside_one_with_a_repeat_is_a_region_if_it_has_a_repeat_or_is_viral_by_itself():
+    """Also where a search around both finds the repeat of the first."""
+    bases = random_dna(180_000, np.random.default_rng(12))
+    first, second = (50_000, 88_000), (90_000, 106_000)
+    one = bases[:87_975] + bases[50_000:50_025] + bases[88_000:]
+    two = one[:105_975] + one[90_000:90_025] + one[106_000:]
+    run = Run(100, 212, 50_300, 105_800)
+    for sequence, of_second, expected in (
+        (two, 0.5, [first, second]),
+        (two, 0.1, [first, second]),
+        (one, 0.5, [first, (88_000, 105_800)]),
+        (one, 0.1, [first]),
+    ):
+        evidence = np.zeros(359)
+        evidence[100:176], evidence[180:212] = 0.5, of_second
+        repeats = Repeats.of(sequence, 500 * np.arange(359), evidence, MODEL_OF_LONG)
+        around = repeats.around(run, (0, 180_000))
+        assert around is not None
+        assert bases[50_000:50_025] in around.bases
+        moved = [ends[:2] for ends in move_ends(repeats.parts_of(run), repeats)]
+        # the place without a repeat moves to the edge of an open stretch
+        near = [2 if sequence is two or ends == first else 1_000 for ends in expected]
+        for ends, other, most in zip(moved, expected, near, strict=True):
+            np.testing.assert_allclose(ends, other, atol=most)
+
+
 def test_a_run_whose_repeat_is_less_by_chance_takes_the_place_of_those_that_it_overlaps():
     bases = random_dna(180_000, np.random.default_rng(12))
     lysogen = bases[:87_975] + bases[50_000:50_025] + bases[88_000:]
@@ -1047,6 +1073,11 @@ def test_a_run_whose_repeat_is_less_by_chance_takes_the_place_of_those_that_it_o
     assert repeats.confirmed([apart], [by_pieces]) == [apart], "no protein says so"
     without = Repeats.of(bases, 500 * np.arange(359), evidence, MODEL_OF_LONG)
     assert without.confirmed(parts, [by_pieces]) == parts
+    both, long = Run(100, 240, 50_300, 120_000), evidence.copy()
+    for of_rest, kept in ((0.5, [Run(176, 240, 88_200, 120_000)]), (0.1, [])):
+        long[177:240] = of_rest
+        repeats = Repeats.of(lysogen, 500 * np.arange(359), long, MODEL_OF_LONG)
+        assert repeats.confirmed([both], [by_pieces]) == [by_pieces, *kept], "what it leaves"
     near = Run(100, 176, 50_001, 88_001)  # the same repeat is less by chance nearer to it
     assert repeats.confirmed([near], [by_pieces]) == [near]
 

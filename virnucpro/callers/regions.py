@@ -17,7 +17,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, permutations
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -49,6 +49,8 @@ from virnucpro.scorer.nets import Scorer
 from virnucpro.sequences.translate import STANDARD, GeneticCode
 
 SHORTEST_RECORD = 10_000  # bases; in a shorter one no regions are looked for
+# expected number of repeats of an end of a region and its inside that split it: of each, of two
+_MOST_OF_EACH, _MOST_OF_TWO = 0.01, 1e-6
 MOST_BY_CHANCE_ALONE = 1e-4  # of a repeat that decides; one in twenty places of a host has one
 LEAST_READ = 0.02  # posterior of a piece whose genes are read
 LONGEST_THROUGHOUT = 50_000  # bases of a record that may be a provirus without flanks
@@ -62,6 +64,7 @@ _ITEMS_AROUND = 4  # such a piece, whose genes are read too
 # bases of these in a block of one strand
 _SHORTEST_PROPHAGE, _LEAST_SHARE_OF_GENES, _LEAST_BLOCK = 18_000, 0.4, 6_000
 _TRNA_REACH = 125  # bases from an end of a region to a tRNA that it may lie in
+_LONGEST_GAP = 10_000  # bases of a host between two such neighbours
 SHORTEST_NEIGHBOUR = 15_000  # bases of a virus beside another
 # how assemblers (Unicycler, metaMDBG) and NCBI write it behind the id
 _CIRCULAR = re.compile(
@@ -426,13 +429,16 @@ class Repeats:
     middles: Counts  # of items
     sums: Values  # of the evidence before each item, and of all
     reach: int  # bases that the end of a repeat lies from the end of a run at most
+    cost: float  # evidence that a virus has, at least, if the most probable path enters it
     _known: dict[tuple[Run, tuple[int, int]], Repeat | None] = field(default_factory=dict)
 
     @classmethod
     def of(cls, sequence: str, starts: Counts, evidence: Values, model: RegionModel) -> Repeats:
         """The repeats of a record, to be looked for within a usual region's length of each end."""
         sums = np.concatenate([[0.0], np.cumsum(evidence)])
-        return cls(sequence, starts + model.size // 2, sums, round(model.virus_bases))
+        (_, enter), (leave, _) = model.transition(model.step)
+        reach, cost = round(model.virus_bases), -enter - leave
+        return cls(sequence, starts + model.size // 2, sums, reach, cost)
 
     def around(self, run: Run, bounds: tuple[int, int]) -> Repeat | None:
         """The best one around a run within the record that has most of its evidence."""
@@ -449,39 +455,91 @@ class Repeats:
         return next((one for one in repeats if self._evidence(one.start, one.end) > least), None)
 
     def parts_of(self, run: Run) -> list[Run]:
-        """The part of a run that has a repeat around it, and the rest as its neighbours.
-
-        The rest has a repeat, too, or that of the first is beyond chance and around most of the
-        evidence. A run with a repeat around all of it, or with none, stays as it is.
-        """
-        if run.end_base - run.start_base < 2 * SHORTEST_NEIGHBOUR or self.around(run, self._all):
+        """The neighbours that a long run consists of, by the repeats around each; else the run."""
+        if run.end_base - run.start_base < 2 * SHORTEST_NEIGHBOUR:
             return [run]
         ends = run.start_base, run.end_base
-        repeat = next(iter(inner_repeats(self.bases, ends, SHORTEST_NEIGHBOUR, self.reach)), None)
-        if repeat is None:
+        if self.around(run, self._all) and self._evidence(*ends) < 2 * self.cost:
             return [run]
-        is_left = abs(repeat.start - ends[0]) < abs(repeat.end - ends[1])
-        cut = repeat.end if is_left else repeat.start
-        place = int(np.searchsorted(self.middles, cut))
-        left = run._replace(end=place, end_base=cut)
-        right = run._replace(first=place, start_base=cut)
-        one, other = (left, right) if is_left else (right, left)
-        rest = self.parts_of(other)
-        has_most = self._evidence(repeat.start, repeat.end) > self._evidence(*ends) / 2
+        inner = inner_repeats(self.bases, ends, SHORTEST_NEIGHBOUR, self.reach)
+        parts = self._by_two(run, inner) or self._by_one(run, inner)
+        if len(parts) < 2:
+            return parts or [run]
+        return list(chain.from_iterable(map(self.parts_of, sorted(parts))))
+
+    def _by_two(self, run: Run, inner: Sequence[Repeat]) -> list[Run]:
+        """Two neighbours with a repeat each, less by chance together than one around the run.
+
+        As the second begins near the end of the first, it has fewer places; neither is then to be
+        expected by chance.
+        """
+        start, end = run.start_base, run.end_base
+        share = min(1.0, _LONGEST_GAP / max(1, end - start - 2 * SHORTEST_NEIGHBOUR))
+        least, parts = min(_MOST_OF_TWO, self._by_chance(run)), list[Run]()
+        for one, other in permutations(inner, 2):
+            is_near = -len(one.bases) <= other.start - one.end <= _LONGEST_GAP
+            by_chance = one.n_by_chance * other.n_by_chance * share
+            is_rare = max(one.n_by_chance, other.n_by_chance) * share < _MOST_OF_EACH
+            if is_near and is_rare and by_chance < least:
+                least = by_chance
+                second = max(one.end, other.start)  # bases may agree by chance beyond a copy
+                parts = [self._part(run, start, one.end), self._part(run, second, end)]
+        return parts
+
+    def _by_one(self, run: Run, inner: Sequence[Repeat]) -> list[Run]:
+        """The part of a run within a repeat, and what this leaves that is viral by itself.
+
+        A repeat of one end and the inside must be around most of the evidence and beyond chance,
+        or what it leaves must have a repeat, too.
+        """
+        around = self.around(run, self._all)
+        rare = [one for one in inner if one.n_by_chance < _MOST_OF_EACH]
+        if around is None and not rare:
+            return []
+        repeat = around or rare[0]
+        start, end = run.start_base, run.end_base
+        part = self._part(run, max(start, repeat.start), min(end, repeat.end))
+        rests = self._rests(run, [part])
+        has_most = self._evidence(repeat.start, repeat.end) > self._evidence(start, end) / 2
         is_sure = has_most and repeat.n_by_chance < MOST_BY_CHANCE_ALONE
-        if not (is_sure or len(rest) > 1 or self.around(other, self._all)):
-            return [run]
-        return [one, *rest] if is_left else [*rest, one]
+        if around or is_sure or any(self.around(rest, self._all) for rest in rests):
+            return [part, *rests]
+        return []
+
+    def _part(self, run: Run, start: int, end: int) -> Run:
+        """A part of a run, and the items whose middles it has; the run, if it is all of it."""
+        first, last = np.searchsorted(self.middles, (start, end)).tolist()
+        return Run(
+            run.first if start == run.start_base else first,
+            run.end if end == run.end_base else last,
+            *(start, end),
+        )
+
+    def _rests(self, run: Run, others: Sequence[Run]) -> list[Run]:
+        """What others, in order, leave of a run, where that is viral by itself."""
+        starts = [run.start_base, *(one.end_base for one in others)]
+        ends = [*(one.start_base for one in others), run.end_base]
+        return [
+            self._part(run, start, end)
+            for start, end in zip(starts, ends, strict=True)
+            if end - start >= SHORTEST_NEIGHBOUR and self._evidence(start, end) > self.cost
+        ]
 
     def confirmed(self, runs: Sequence[Run], others: Sequence[Run]) -> list[Run]:
-        """The runs, but for those that a run of others overlaps whose repeat is less by chance."""
+        """The runs, and in their place those of others that meet them and have a better repeat."""
         bounded = [
             one
             for one in others
             if one.meets(runs)
             and self._by_chance(one) < min(self._by_chance(run) for run in runs if one.meets([run]))
         ]
-        return sorted([*(run for run in runs if not run.meets(bounded)), *bounded])
+        kept = (
+            self._rests(run, inside)
+            if (inside := [one for one in bounded if one.meets([run])])
+            else [run]
+            for run in runs
+        )
+        return sorted([*chain.from_iterable(kept), *bounded])
 
     def _by_chance(self, run: Run) -> float:
         """How often the repeat around a run is expected; infinite without one."""
@@ -515,7 +573,7 @@ def move_ends(
     moved: list[tuple[int, int, str]] = []
     for i, run in enumerate(runs):
         start, end = run.start_base, run.end_base
-        low = (runs[i - 1].end_base + start) // 2 + 1 if i else 0
+        low = min(start, (runs[i - 1].end_base + start) // 2 + 1) if i else 0
         if moved and moved[-1][2]:  # the end of the one before is known
             low = moved[-1][1] + 1
         middle = (start + end) // 2

@@ -194,14 +194,15 @@ def direct_repeats(
     start, end = ends
     left = max(bounds[0], start - reach), min(end, start + reach)
     right = max(start, end - reach), min(bounds[1], end + reach)
-    return _repeats(sequence, left, right, lambda i, j: (_places(i - start), _places(j - end)))
+    most, places = MOST_BY_CHANCE, lambda i, j: (_places(i - start), _places(j - end))
+    return _not_elsewhere(sequence, _repeats(sequence, left, right, places, most), most)
 
 
 def inner_repeats(sequence: str, ends: tuple[int, int], shortest: int, reach: int) -> list[Repeat]:
     """The repeats of one end of a region and its inside, where one of several viruses ends.
 
     The copy inside leaves ``shortest`` bases to both ends, and may be at any of the places there.
-    Else they are as ``direct_repeats``.
+    So up to one may be expected by chance; else they are as ``direct_repeats``.
     """
     start, end = ends
     inside = start + shortest, end - shortest
@@ -209,10 +210,10 @@ def inner_repeats(sequence: str, ends: tuple[int, int], shortest: int, reach: in
     near_start = max(0, start - reach), min(inside[0], start + reach)
     near_end = max(inside[1], end - reach), min(len(sequence), end + reach)
     each = [
-        *_repeats(sequence, near_start, inside, lambda i, _: (_places(i - start), n_inside)),
-        *_repeats(sequence, inside, near_end, lambda _, j: (n_inside, _places(j - end))),
+        *_repeats(sequence, near_start, inside, lambda i, _: (_places(i - start), n_inside), 1.0),
+        *_repeats(sequence, inside, near_end, lambda _, j: (n_inside, _places(j - end)), 1.0),
     ]
-    return sorted(each)
+    return _not_elsewhere(sequence, each, 1.0)
 
 
 def _repeats(
@@ -220,10 +221,12 @@ def _repeats(
     of_left: tuple[int, int],
     of_right: tuple[int, int],
     places: Callable[[Counts, Counts], tuple[Values, Values]],
-) -> list[Repeat]:
-    """The repeats of two parts of a sequence, see ``direct_repeats``.
+    most_by_chance: float,
+) -> list[tuple[Repeat, float]]:
+    """The repeats of two parts of a sequence of which fewer are expected there.
 
-    ``places`` has the number of places where each copy may as well be, by their outer ends.
+    Each with the number of places where a copy may as well be, at the end that has more of them.
+    ``places`` has these numbers for both copies, by their outer ends.
     """
     first, second = of_left[0], of_right[0]
     left, right = encode(sequence[slice(*of_left)]), encode(sequence[slice(*of_right)])
@@ -235,7 +238,7 @@ def _repeats(
     at_start, at_end = places(start, end)
     by_length = np.array([chance**n for n in range(LONGEST_REPEAT + 2)])
     by_chance = at_start * at_end * by_length[words[:, 2]]
-    is_rare = (start + 2 * words[:, 2] <= end) & (by_chance < MOST_BY_CHANCE)
+    is_rare = (start + 2 * words[:, 2] <= end) & (by_chance < most_by_chance)
     most = np.maximum(at_start, at_end)
     candidates = []
     for row in np.flatnonzero(is_rare).tolist():
@@ -243,16 +246,21 @@ def _repeats(
         if _is_hairpin(left[i : i + n]) or _n_alike(words, i, j) > LONGEST_REPEAT:
             continue
         bases = sequence[first + i : first + i + n]
-        repeat = Repeat(0, first + i, second + j + n, bases)
-        candidates.append((float(by_chance[row]), float(most[row]), repeat))
-    counts = _counts_of(sequence, [repeat.bases for _, _, repeat in candidates])
-    repeats = []
-    for (expected, n_places, repeat), count in zip(candidates, counts, strict=True):
-        elsewhere = n_places * (count - 2) / len(sequence)
-        n_by_chance = max(expected, elsewhere)
-        if n_by_chance < MOST_BY_CHANCE:
-            repeats.append(repeat._replace(n_by_chance=n_by_chance))
-    return sorted(repeats)
+        repeat = Repeat(float(by_chance[row]), first + i, second + j + n, bases)
+        candidates.append((repeat, float(most[row])))
+    return candidates
+
+
+def _not_elsewhere(
+    sequence: str, repeats: Sequence[tuple[Repeat, float]], most_by_chance: float
+) -> list[Repeat]:
+    """Those of which fewer are expected, by how often the sequence has their bases; best first."""
+    counts = _counts_of(sequence, [repeat.bases for repeat, _ in repeats])
+    expected = [
+        repeat._replace(n_by_chance=max(repeat.n_by_chance, n_places * (count - 2) / len(sequence)))
+        for (repeat, n_places), count in zip(repeats, counts, strict=True)
+    ]
+    return sorted(repeat for repeat in expected if repeat.n_by_chance < most_by_chance)
 
 
 def _counts_of(sequence: str, words: Sequence[str]) -> list[int]:
