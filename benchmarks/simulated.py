@@ -34,7 +34,6 @@ from timing import FAILURES, reason_of
 
 from virnucpro.callers.caller import caller_of
 from virnucpro.callers.head import EncoderFacts, Head, Network
-from virnucpro.callers.kmers import N_FEATURES
 from virnucpro.encoders.base import Pending, Rows
 from virnucpro.encoders.esm2.checkpoint import EXTRA_TOKENS
 from virnucpro.encoders.families import FAMILIES, Family
@@ -48,6 +47,7 @@ from virnucpro.ground.events import EmbeddingStarted, Event, ShardDone, Telling
 from virnucpro.ground.files import EMBEDDED_FOLDER
 from virnucpro.ground.options import make
 from virnucpro.sequences.fasta import write_record
+from virnucpro.sequences.kmers import N_FEATURES
 from virnucpro.stories.options import PredictOptions
 from virnucpro.stories.pipeline import run
 from virnucpro.stories.resolve import RunConfig

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from safetensors.numpy import save_file
 
-from virnucpro.callers.kmers import join_sketches, pack, sketch_of
 from virnucpro.ground.errors import InputError
 from virnucpro.learning.records import read_data_manifest, read_records
 from virnucpro.scorer.nets import embedded_scorer, load_scorer
+from virnucpro.sequences.kmers import join_sketches, pack, sketch_of
 
 
 def main(manifest: Path, out: Path) -> None:

@@ -18,7 +18,6 @@ from runs import our_processes, run_inline
 
 from virnucpro.callers.caller import Caller
 from virnucpro.callers.head import EncoderFacts, Head, HeadFacts, Layer, Network
-from virnucpro.callers.kmers import N_FEATURES
 from virnucpro.encoders.esm2.checkpoint import ESM2Shape
 from virnucpro.encoders.esm2.family import inspect_esm2
 from virnucpro.encoders.esm2.model import ESM2
@@ -26,6 +25,7 @@ from virnucpro.encoders.esm2.weights import save_esm2
 from virnucpro.encoders.transfer import use_device
 from virnucpro.ground import processes
 from virnucpro.ground.config import EncoderSpec, Recipe, Resources
+from virnucpro.sequences.kmers import N_FEATURES
 from virnucpro.stories.options import ExtractOptions, PredictOptions
 from virnucpro.stories.resolve import RunConfig
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -152,6 +153,21 @@ def test_no_more_names_cross_the_walls_of_the_rooms() -> None:
         if room_of((node.module or "").removeprefix("virnucpro.")) != room_of(name)
     }
     assert len(doors) <= MOST_DOORS
+
+
+ASKS_WHO_CALLS = re.compile(r"has_encoder|\b(frame_)?(scorer|head)\)? is (not )?None")
+MOST_ASKING = 9
+
+
+def test_only_the_callers_ask_what_a_run_is_made_of() -> None:
+    asking = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in (*ROOT.rglob("*.py"), *ROOT.rglob("*.html"))
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if ASKS_WHO_CALLS.search(line)
+    ]
+    assert len(asking) <= MOST_ASKING, asking
+    assert all(place.startswith("callers/") for place in asking), asking
 
 
 def test_no_more_functions_are_hard_to_follow() -> None:

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from virnucpro.callers.kmers import (
+from virnucpro.ground.records import FastaRecord, Orf
+from virnucpro.sequences.kmers import (
     N_BORDERS,
     N_CODONS,
     N_FEATURES,
@@ -18,7 +19,6 @@ from virnucpro.callers.kmers import (
     frame_bases,
     frame_composition,
 )
-from virnucpro.ground.records import FastaRecord, Orf
 from virnucpro.sequences.translate import chunk_record, translate_six_frames
 
 PARTS = {  # the words of each part, in order

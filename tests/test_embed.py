@@ -15,14 +15,13 @@ from runs import TABLES, rows, tables, vectors
 from test_genetic_code import gene
 
 import virnucpro
-from virnucpro.callers.caller import caller_of
-from virnucpro.callers.cascade import Cascade, first_asking
+from virnucpro.callers.caller import asking, caller_of
 from virnucpro.callers.head import Join, JoinKnot
 from virnucpro.callers.options import CutOptions
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.engine.options import WorkOptions
 from virnucpro.ground import tasks
-from virnucpro.ground.config import Recipe
+from virnucpro.ground.config import Embed, EncoderSpec, Recipe
 from virnucpro.ground.errors import ResumeError
 from virnucpro.ground.events import BatchDone
 from virnucpro.ground.records import FastaRecord, Orf, Prediction, Records
@@ -116,6 +115,15 @@ def test_what_is_not_embedded_is_called_as_without_a_model_and_the_rest_as_with_
         assert vector == pytest.approx(of_all[name], abs=1e-5)
 
 
+def places_of(records: Records, recipe: Recipe, rules: tuple[Embed, ...]) -> list[int | None]:
+    """The place of the first rule that asks for each record that can be embedded."""
+    encoder = EncoderSpec(
+        model="tiny", sha256="0" * 64, layer=1, pooling="mean", precision="fp32", dim=1
+    )
+    assert not [*asking(records, recipe, rules)]
+    return [place for _, place in asking(records, replace(recipe, encoders=(encoder,)), rules)]
+
+
 def test_the_rules_are_shares_of_cells_at_the_length_of_a_record(tmp_path):
     records = Records.of(read_fasta(beginnings(tmp_path / "in.fa")))
     sequences = records.sequences
@@ -130,9 +138,9 @@ def test_the_rules_are_shares_of_cells_at_the_length_of_a_record(tmp_path):
     }
     assert 0 < expected["uncertain"].sum() < expected["viral"].sum() < len(sequences)
     for rule, asks in expected.items():
-        places = first_asking(records, NUCLEOTIDES, (rule,))
+        places = places_of(records, NUCLEOTIDES, (rule,))
         assert [place == 0 for place in places] == asks.tolist(), rule
-    both = first_asking(records, NUCLEOTIDES, ("uncertain", "viral"))
+    both = places_of(records, NUCLEOTIDES, ("uncertain", "viral"))
     assert [place == 0 for place in both] == expected["uncertain"].tolist()
     assert [place is None for place in both] == (~expected["viral"]).tolist()
 
@@ -140,7 +148,7 @@ def test_the_rules_are_shares_of_cells_at_the_length_of_a_record(tmp_path):
 def test_what_the_scorer_cannot_read_is_embedded():
     short, unknown = FastaRecord("a", "a", "ACGT" * 20), FastaRecord("b", "b", "N" * 500)
     recipe = replace(NUCLEOTIDES, min_length=0)
-    assert first_asking(Records.of([short, unknown]), recipe, ("uncertain",)) == [0, 0]
+    assert places_of(Records.of([short, unknown]), recipe, ("uncertain",)) == [0, 0]
 
 
 def test_a_resume_with_all_keeps_what_is_embedded_and_ends_as_if_all_had_been_asked_for(
@@ -230,7 +238,8 @@ def test_any_number_of_helpers_and_a_resume_with_two_rules_give_the_same_bytes(
     for folder, n_helpers in (("alone", 0), ("helped", 2)):
         run_on(folder, contigs, embed="uncertain", n_helpers=n_helpers)
         run_on(folder, contigs, embed="all", n_helpers=n_helpers, resume=True)
-    assert "shards are made by 1 helper" in (tmp_path / "helped/virnucpro.log").read_text()
+    log = (tmp_path / "helped/virnucpro.log").read_text()
+    assert "parts of the plan are made by 1 helper" in log
     names = [path.name for path in (tmp_path / "alone/features").iterdir()]
     names = [*TABLES, "features.h5", *(f"features/{name}" for name in names)]
     for name in names:
@@ -267,7 +276,8 @@ def test_a_head_alone_calls_what_is_embedded_and_the_scorer_the_rest(run_on, tin
 def test_each_record_is_called_as_if_it_stood_alone_by_the_caller_that_it_has(tiny):
     """By the head where it has frames, or where the scorer cannot read it."""
     first, head = (caller_of(CutOptions(), "head", of) for of in (None, tiny.head))
-    cascade, recipe = Cascade.of(first, head), replace(NUCLEOTIDES, min_length=0)
+    cascade = caller_of(CutOptions(), "head", tiny.head, ("viral",))
+    recipe = replace(NUCLEOTIDES, min_length=0)
     genes = [one.sequence[:600] for one in read_fasta(CONTIGS)]
     sequences = [*genes[:4], "N" * 500, *genes[4:6]]
     records = Records.of(FastaRecord(f"r{i}", "", bases) for i, bases in enumerate(sequences))

@@ -21,7 +21,6 @@ from workers import POISON, RaisingWorker
 
 from virnucpro.callers.caller import caller_of
 from virnucpro.callers.head import Head
-from virnucpro.callers.kmers import pack, sketch_of, unpack
 from virnucpro.callers.options import CutOptions
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.ground.errors import InputError, ResumeError, UsageError, VirnucproError
@@ -41,6 +40,7 @@ from virnucpro.learning.records import LabelledRecord, group_digest, record_dige
 from virnucpro.learning.report import summary_lines, write_report
 from virnucpro.scorer.nets import embedded_scorer, load_scorer
 from virnucpro.sequences.fasta import read_fasta
+from virnucpro.sequences.kmers import pack, sketch_of, unpack
 from virnucpro.sequences.translate import chunk_record, reverse_complement, translate_six_frames
 
 CUTTING = _Cutting(lengths=(150, 400), per_record=2, seed=3)

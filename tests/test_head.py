@@ -16,8 +16,8 @@ from safetensors.numpy import load_file, save_file
 from safetensors.torch import save_file as save_torch_file
 
 from virnucpro.callers.head import EncoderFacts, Head, HeadFacts, Layer, Network
-from virnucpro.callers.kmers import N_FEATURES, frame_composition
 from virnucpro.ground.errors import UnavailableError
+from virnucpro.sequences.kmers import N_FEATURES, frame_composition
 
 ENCODER = EncoderFacts(
     family="esm2",

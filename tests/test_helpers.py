@@ -99,7 +99,7 @@ def test_any_number_of_helpers_gives_the_same_bytes(make_config, tiny, hard, tmp
     assert (alone / "failed_files.txt").read_text().count("failed") == 2  # in either file
     files = [path.relative_to(helped) for path in helped.rglob("*") if path.is_file()]
     assert len([path for path in files if "copies" in path.name]) > 2
-    assert "shards are made by 3 helpers" in (helped / "virnucpro.log").read_text()
+    assert "parts of the plan are made by 3 helpers" in (helped / "virnucpro.log").read_text()
     assert RunDir(alone).plan.read_bytes() == RunDir(helped).plan.read_bytes()
     for path in files:
         if path.suffix not in (".log", ".json", ".html"):  # these have times

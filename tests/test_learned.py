@@ -13,7 +13,7 @@ from labelled import frames_of, options, pairs_of, train_here, write_labelled
 from runs import rows
 from safetensors.numpy import load_file
 
-from virnucpro.callers.head import DECIMALS, Head
+from virnucpro.callers.head import Head
 from virnucpro.encoders.catalogue import open_model
 from virnucpro.encoders.families import EMBEDDED
 from virnucpro.encoders.learned import inspect_learned, save_learned
@@ -21,7 +21,7 @@ from virnucpro.encoders.models import describe_model
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.ground.errors import UnavailableError, UsageError
 from virnucpro.ground.files import LEARNED_FILE, sha256
-from virnucpro.ground.records import sigmoid
+from virnucpro.ground.records import DECIMALS, sigmoid
 from virnucpro.learning.evaluate import evaluate
 from virnucpro.learning.networks import Classifier, FrameClassifier, frame_log_odds
 from virnucpro.learning.options import EvaluateOptions

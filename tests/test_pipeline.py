@@ -29,7 +29,6 @@ from runs import (
 
 from virnucpro import __version__
 from virnucpro.callers.calls import score_record
-from virnucpro.callers.kmers import frame_bases
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.ground.errors import (
     FeatureFileError,
@@ -43,6 +42,7 @@ from virnucpro.ground.records import shard_name
 from virnucpro.run.folder import RunDir
 from virnucpro.run.status import inspect_run
 from virnucpro.sequences.fasta import read_fasta
+from virnucpro.sequences.kmers import frame_bases
 from virnucpro.sequences.translate import chunk_record, translate_six_frames
 from virnucpro.stories import blocks as scoring
 from virnucpro.stories import pipeline, write

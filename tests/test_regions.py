@@ -29,7 +29,7 @@ from virnucpro.callers.chain import (
     posteriors,
     viterbi,
 )
-from virnucpro.callers.contrast import Hosts, Items, Levels, ReadGenes, signal
+from virnucpro.callers.contrast import Hosts, Items, Levels, ReadGenes
 from virnucpro.callers.options import FALSE_POSITIVES, CutOptions
 from virnucpro.callers.regions import (
     SHORTEST_RECORD,
@@ -38,7 +38,6 @@ from virnucpro.callers.regions import (
     Run,
     class_of,
     evidence_of,
-    is_circular,
     move_ends,
     near_host_genes,
     parts_of,
@@ -366,7 +365,7 @@ def test_what_gc_alone_explains_is_partly_taken_out():
     host = MODEL.host.at(items, is_virus=False)
     assert host.slope == pytest.approx(-12, abs=1)
     for weight in (0.0, 0.5, 1.0):
-        left = np.polyfit(gc, signal(items, host, weight, 0.0, 1), 1)[0]
+        left = np.polyfit(gc, items.signal(host, weight, 0.0, 1), 1)[0]
         assert left == pytest.approx(-12 * (1 - weight), abs=1)
 
 
@@ -375,7 +374,7 @@ def test_short_dense_genes_around_a_piece_speak_for_a_virus():
     shape = items.shape.copy()
     for deviations, expected in ((0.5, 0.5), (1.0, 1.0), (4.0, 1.0)):  # beyond 1, all is alike
         shape[100:110] = items.shape[100:110] + deviations * np.array([-0.3, -0.3, 1.0])
-        values = signal(replace(items, shape=shape), MODEL.host, 0.0, 1.5, 5) + 3.0
+        values = replace(items, shape=shape).signal(MODEL.host, 0.0, 1.5, 5) + 3.0
         np.testing.assert_allclose(values[102:108], 1.5 * expected)
         np.testing.assert_allclose(values[[98, 111]], 1.5 * min(1.0, deviations / 5))
         np.testing.assert_allclose(np.delete(values, range(98, 112)), 0.0, atol=1e-12)
@@ -939,7 +938,7 @@ def test_regions_are_counted_by_kind_and_the_two_parts_of_one_over_the_origin_on
     ],
 )
 def test_a_header_can_declare_a_circle(header, expected):
-    assert is_circular(header) == expected
+    assert FastaRecord("1", header, "").is_circular == expected
 
 
 def test_direct_repeats_at_both_ends_are_named_and_are_the_ends():

@@ -228,13 +228,13 @@ def test_what_chose_the_small_esm_2_by_itself_is_named_at_the_start(options, giv
         f"leave {chosen_by} out to do without it"
     )
     without = given_alone(options)
-    assert not without.recipe.has_encoder and not without.announcements
+    assert not without.recipe.encoders and not without.announcements
 
 
 def test_a_model_that_was_named_or_calls_needs_no_such_line(options):
     for named in ({"model": "esm2_virnucpro"}, {"calls": "head"}, {"head": embedded_head()}):
         config = given_alone(options, device="cpu", **named)
-        assert config.recipe.has_encoder and "because of" not in config.announcements[0]
+        assert config.recipe.encoders and "because of" not in config.announcements[0]
 
 
 @pytest.mark.parametrize("budget", ["1", "7", "512", "1024"])

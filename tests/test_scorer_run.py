@@ -663,6 +663,14 @@ def test_workers_are_those_that_score_whatever_gpus_there_are(tmp_path, monkeypa
         predict(fasta, to=tmp_path / "other", workers=2, device="cuda")
 
 
+def test_a_run_of_the_scorer_speaks_of_no_frame_no_shard_and_no_embedding(tmp_path):
+    summary = predict(write(tmp_path / "in.fa", a="N" * 500), to=tmp_path / "run")
+    log = (tmp_path / "run/virnucpro.log").read_text()
+    assert "1 no_orf" in log
+    assert not {"frame", "frames", "shard", "shards", "embedding"} & {*log.replace(",", "").split()}
+    assert [*summary.seconds] == ["reading", "scoring"]
+
+
 def test_status_names_the_scorer_and_no_shard(tmp_path):
     predict(write(tmp_path / "in.fa", **many()), to=tmp_path / "run")
     lines, n_damaged = inspect_run(tmp_path / "run", verify=True)

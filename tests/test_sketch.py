@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from virnucpro.callers.kmers import ONE_IN, K, join_sketches, pack, share_known, sketch_of, unpack
+from virnucpro.sequences.kmers import ONE_IN, K, join_sketches, pack, share_known, sketch_of, unpack
 from virnucpro.sequences.translate import reverse_complement
 
 

@@ -33,7 +33,7 @@ from safetensors.torch import load_file
 from test_training_loop import distance, free_port, weights_limit
 
 from virnucpro.callers.caller import caller_of
-from virnucpro.callers.head import DECIMALS, Head
+from virnucpro.callers.head import Head
 from virnucpro.callers.options import CutOptions
 from virnucpro.encoders.esm2.attention import attend_to_train
 from virnucpro.encoders.esm2.family import inspect_esm2
@@ -42,7 +42,7 @@ from virnucpro.encoders.models import import_model
 from virnucpro.encoders.readers import Reader
 from virnucpro.ground.errors import InputError, InputMissingError, OutputError, ResumeError
 from virnucpro.ground.events import Progress
-from virnucpro.ground.records import sigmoid
+from virnucpro.ground.records import DECIMALS, sigmoid
 from virnucpro.learning.evaluate import HeldOut, understand
 from virnucpro.learning.frames import LabelledFrames
 from virnucpro.learning.metrics import NOT_DEFINED

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from virnucpro.callers.calls import score_record
 from virnucpro.callers.head import EncoderFacts, HeadFacts
-from virnucpro.callers.kmers import N_FEATURES
 from virnucpro.ground.records import Values, sigmoid
 from virnucpro.learning.calibration import (
     FALSE_POSITIVES,
@@ -22,6 +21,7 @@ from virnucpro.learning.calibration import (
 )
 from virnucpro.learning.frames import ArrayRows, LabelledFrames, Texts
 from virnucpro.learning.metrics import Samples, measure
+from virnucpro.sequences.kmers import N_FEATURES
 
 N_CHUNKS = 20  # of a record
 TOO_SURE = 6.0  # times the log-odds that would be right

@@ -10,15 +10,15 @@ import torch
 from conftest import Tiny, random_dna
 from numpy.typing import NDArray
 
-from virnucpro.callers.head import DECIMALS, Head, Network
-from virnucpro.callers.kmers import N_FEATURES, frame_composition
+from virnucpro.callers.head import Head, Network
 from virnucpro.encoders.esm2.family import inspect_esm2
-from virnucpro.ground.records import sigmoid
+from virnucpro.ground.records import DECIMALS, sigmoid
 from virnucpro.learning.calibration import Calibration
 from virnucpro.learning.frames import ArrayRows
 from virnucpro.learning.networks import Classifier
 from virnucpro.learning.records import LabelledRecord, group_digest, record_digest
 from virnucpro.learning.results import facts_of, find_trained, write_head
+from virnucpro.sequences.kmers import N_FEATURES, frame_composition
 
 DIM, HIDDEN, N = 32, 16, 40
 CALIBRATION = Calibration("mean", 0.75, 1.5, 0.3, 0.25)

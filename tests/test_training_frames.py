@@ -9,9 +9,9 @@ import pytest
 import torch
 from trainings import Training, frames, settings
 
-from virnucpro.callers.kmers import N_FEATURES
 from virnucpro.learning.frames import ArrayRows, balanced_weights, recipe_weights
 from virnucpro.learning.ranks import Ranks
+from virnucpro.sequences.kmers import N_FEATURES
 
 CPU = Ranks(0, 1, torch.device("cpu"))
 

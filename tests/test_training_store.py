@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from labelled import options, pairs_of, train_here, write_labelled
 
-from virnucpro.callers.kmers import N_FEATURES, frame_bases, frame_composition
 from virnucpro.learning.frames import (
     ArrayRows,
     FrameStore,
@@ -26,6 +25,7 @@ from virnucpro.learning.frames import (
     write_label,
 )
 from virnucpro.learning.networks import mean_and_deviation
+from virnucpro.sequences.kmers import N_FEATURES, frame_bases, frame_composition
 from virnucpro.sequences.translate import chunk_record, translate_six_frames
 
 SIZES = (300, 210)

@@ -19,7 +19,6 @@ from oracle import AMINO_ACIDS
 from torch import Tensor
 from torch.nn import Module
 
-from virnucpro.callers.kmers import N_FEATURES
 from virnucpro.encoders.esm2.checkpoint import ESM2Shape
 from virnucpro.encoders.readers import Reader
 from virnucpro.ground.errors import InputError, VirnucproError
@@ -36,6 +35,7 @@ from virnucpro.learning.networks import (
 )
 from virnucpro.learning.options import Settings
 from virnucpro.learning.ranks import Ranks, run_on, run_under_torchrun, started_by_torchrun
+from virnucpro.sequences.kmers import N_FEATURES
 
 SHAPE = ESM2Shape(n_layers=2, dim=32, n_heads=2)
 N_ROWS = 50  # not a multiple of any batch

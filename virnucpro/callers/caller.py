@@ -1,40 +1,63 @@
 """Who calls the records of a run: the scorer, a head, both, or nobody.
 
-A run has one caller, which is chosen here. Whoever needs a call asks it, and never what it is made
-of. Whether a run embeds is another question: the scorer calls with vectors or without, and its
+A run has one caller, which is chosen here. Whoever needs a call, or anything else that depends on
+who calls, asks it, and never what it is made of. The scorer calls with vectors or without, and its
 calls are the same.
+
+A run may embed some of its records only: the scorer reads every record, and its score decides. What
+is asked for follows from the score of a record and its length alone: it is the same in every run,
+and no cut changes it. The bounds are shares of the scorer's error rates, which folds over groups
+gave, so at each length the same share of cellular records is embedded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import compress, groupby
+from operator import itemgetter
+from typing import ClassVar, TypeAlias
 
+import numpy as np
 from safetensors import safe_open
 
 from virnucpro import __version__
 from virnucpro.callers.calls import call_record, failure_note
-from virnucpro.callers.head import Head, HeadFacts, Join
-from virnucpro.callers.kmers import NO_KMERS, Sketch, unpack
+from virnucpro.callers.head import NO_KMERS, Head, HeadFacts, Join
 from virnucpro.callers.options import FALSE_POSITIVES, Calls, CutOptions
 from virnucpro.callers.pieces import ScoredRecords, call_scored, join_calls, score_records
-from virnucpro.ground.config import InputType, Recipe
+from virnucpro.encoders.families import EMBEDDED
+from virnucpro.ground.config import Embed, InputType, Recipe
 from virnucpro.ground.errors import UnavailableError, UsageError
+from virnucpro.ground.events import SCORING, STAGES
 from virnucpro.ground.files import EMBEDDED_FOLDER
-from virnucpro.ground.records import Call, CalledRecords, Prediction, RecordResult, Records
-from virnucpro.scorer.nets import Digests, ErrorRates, Scorer
+from virnucpro.ground.log import counted
+from virnucpro.ground.records import (
+    Call,
+    CalledRecords,
+    FastaRecord,
+    Prediction,
+    RecordResult,
+    Records,
+)
+from virnucpro.scorer.kin import own_kinship
+from virnucpro.scorer.nets import Digests, ErrorRates, Scorer, thresholds
 from virnucpro.scorer.proteins import SHORTEST as SHORTEST_PROTEIN
-from virnucpro.sequences.translate import GeneticCode, screen_all
+from virnucpro.sequences.kmers import Sketch, unpack
+from virnucpro.sequences.translate import GeneticCode, screen, screen_all
+
+# share of the cellular records of a length whose score is as high as the lowest that is embedded
+NEARLY_VIRAL = 0.2
+SURELY_VIRAL = FALSE_POSITIVES["conservative"]  # the same, of those that every preset calls virus
+_USUAL_CHUNK = 500  # bases
+_NOTE = "not embedded"
 
 Trained = tuple[Digests, Digests, Sketch]  # of records, of their groups; of all sequences
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """The rule by which a record is called viral, in words and in numbers."""
-
-    words: str = ""
-    scores: tuple[tuple[int, float], ...] = ()  # a length, and the lowest score of a virus there
+# the rule by which a record is called viral, in words and in numbers: lengths, each with the lowest
+# score of a virus there
+Cut: TypeAlias = tuple[str, tuple[tuple[int, float], ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +66,9 @@ class Caller:
 
     A ``Caller`` itself calls nothing: records are only embedded. It may cross to another process.
     """
+
+    stages: ClassVar[tuple[str, ...]] = STAGES  # of its run
+    keeps_scores: ClassVar[bool] = False  # of records, from which another cut is made
 
     frame_head: Head | None = None  # scores frames by their vectors; None: nobody reads these
     scorer: Scorer | None = None  # scores sequences; None: it is not needed, and not loaded
@@ -54,7 +80,7 @@ class Caller:
 
     @property
     def cut(self) -> Cut:
-        return Cut()
+        return "", ()
 
     @property
     def hashes(self) -> Mapping[str, str]:
@@ -92,6 +118,34 @@ class Caller:
         """How the head calls by itself; None: frames make no call."""
         return None
 
+    def chunk_size(self, asked: int | None) -> int:
+        """The bases of a chunk: as many as are asked for, or else as are usual.
+
+        Raises:
+            UsageError: its head was made for chunks of another size.
+        """
+        if self.frame_head is None:
+            return _USUAL_CHUNK if asked is None else asked
+        made_for = self.frame_head.facts.chunk_size
+        if asked not in (None, made_for):
+            raise UsageError(
+                f"the head was made for chunks of {made_for} bases, not of {asked}",
+                hint="leave --chunk-size out, or give a head made for that size",
+            )
+        return made_for
+
+    def warnings(
+        self, chunk_size: int, n_records: int, n_short: int, n_shards: int
+    ) -> Iterator[str]:
+        """Lines that warn of records it can make little of; ``n_short`` are below half a chunk."""
+        if not n_shards:
+            yield "no record has a frame to embed: see the table for each one's status"
+        if self.frame_head and n_short > n_records / 2:
+            yield (
+                f"shorter than half a chunk of {chunk_size} bases: {n_short} of "
+                f"{counted(n_records, 'record')}; expect weaker calls"
+            )
+
     def shortest(self, input_type: InputType) -> int:
         """The length of the shortest record that it calls."""
         return 0
@@ -112,7 +166,7 @@ class Caller:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ByScorer(Caller):
+class _ByScorer(Caller):
     """The scorer calls, by the sequence alone; frames that are embedded change no call."""
 
     scorer: Scorer
@@ -130,17 +184,44 @@ class ByScorer(Caller):
     def shortest(self, input_type: InputType) -> int:
         return SHORTEST_PROTEIN if input_type == "protein" else self.scorer.shortest
 
-    def of_type(self, input_type: InputType) -> ByScorer:
+    def of_type(self, input_type: InputType) -> _ByScorer:
         return replace(self, input_type=input_type)
 
     def call(
         self, records: Records, frames: Sequence[list[Prediction]], recipe: Recipe
     ) -> CalledRecords:
-        results = self.call_scored(self.score(records, recipe), recipe)
+        scored = score_records(records, recipe, self.scorer)
+        results = call_scored(scored, recipe, self.scorer, self.options)
         results.embedded = {place: each for place, each in enumerate(frames) if each}
         for place, each in results.embedded.items():
             results.calls.notes[place] = results.calls.notes[place] or failure_note(each)
         return results
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScorerAlone(_ByScorer):
+    """The scorer calls, and nothing is embedded: its scores are kept for other cuts."""
+
+    stages: ClassVar = (STAGES[0], SCORING)
+    keeps_scores: ClassVar = True
+
+    def chunk_size(self, asked: int | None) -> int:
+        """The bases of a piece.
+
+        Raises:
+            UsageError: the scorer works on pieces of another size.
+        """
+        if asked not in (None, _USUAL_CHUNK):
+            raise UsageError(
+                f"the scorer works on pieces of {_USUAL_CHUNK} bases; --chunk-size {asked} is not "
+                "possible",
+                hint=f"leave --chunk-size out, or add --model {EMBEDDED} to embed chunks of this "
+                "size",
+            )
+        return _USUAL_CHUNK
+
+    def warnings(self, *_: int) -> Iterator[str]:
+        return iter(())
 
     def score(self, records: Records, recipe: Recipe) -> ScoredRecords:
         """Score each record."""
@@ -243,19 +324,108 @@ class _Joined(Caller):
         return CalledRecords.of(list(join_calls(alone, facts, self.scorer, self.options, code)))
 
 
-def caller_of(options: CutOptions, calls: Calls, head: Head | None) -> Caller:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cascade(Caller):
+    """The scorer calls the records without embedded frames, and ``then`` calls all others.
+
+    What the scorer cannot read is left to ``then`` as well.
+    """
+
+    first: _ByScorer
+    then: Caller
+
+    @classmethod
+    def of(cls, first: _ByScorer, then: Caller) -> _Cascade:
+        return cls(frame_head=then.frame_head, scorer=first.scorer, first=first, then=then)
+
+    @property
+    def announcements(self) -> tuple[str, ...]:
+        return (*self.then.announcements, "the scorer alone calls records that are not embedded")
+
+    @property
+    def cut(self) -> Cut:
+        (words, scores), (of_others, _) = self.then.cut, self.first.cut
+        return "; not embedded: ".join(dict.fromkeys((words, of_others))), scores
+
+    def shortest(self, input_type: InputType) -> int:
+        return self.then.shortest(input_type)
+
+    def of_type(self, input_type: InputType) -> Caller:
+        return _Cascade.of(self.first.of_type(input_type), self.then.of_type(input_type))
+
+    def call(
+        self, records: Records, frames: Sequence[list[Prediction]], recipe: Recipe
+    ) -> CalledRecords:
+        if not records.ids:
+            return self.then.call(records, frames, recipe)
+        bare = [not each for each in frames]
+        by_first = self.first.call(records.kept(bare), [[] for is_bare in bare if is_bare], recipe)
+        scores = iter(by_first.calls.virus_scores)
+        is_left = [is_bare and next(scores) is None for is_bare in bare]
+        by_first.calls.notes[:] = [_NOTE] * len(by_first.calls.notes)  # of those that are kept
+        others = [not is_bare or left for is_bare, left in zip(bare, is_left, strict=True)]
+        by_then = self.then.call(records.kept(others), list(compress(frames, others)), recipe)
+        return CalledRecords.joined(
+            [
+                (by_then if is_other else by_first).rows(first, end)
+                for is_other, first, end in _runs(bare, others)
+            ]
+        )
+
+
+def caller_of(
+    options: CutOptions, calls: Calls, head: Head | None, rules: Sequence[Embed] = ("all",)
+) -> Caller:
     """The caller of a prediction: the head if there is one, joined where it may be, or the scorer.
+
+    ``rules`` are those by which records are embedded: none, and nothing is; the scorer calls what
+    the last one leaves out.
 
     Raises:
         UnavailableError: the head was joined with another scorer.
         UsageError: the cut is not for a head.
     """
+    own_kinship()  # a damaged table of families is found before anything is computed
+    if not rules:
+        return ScorerAlone(scorer=Scorer.own(), options=options)
     if head is not None and (head.facts.join is None or calls == "head"):
-        return _ByHead(frame_head=head, options=options)
+        caller: Caller = _ByHead(frame_head=head, options=options)
+    elif head is not None:
+        caller = _Joined(frame_head=head, scorer=Scorer.own(), options=options)
+    else:
+        caller = _ByScorer(scorer=Scorer.own(), options=options)
+    if rules[-1] == "all":
+        return caller
+    return _Cascade.of(_ByScorer(scorer=Scorer.own(), options=options), caller)
+
+
+def asking(
+    records: Records, recipe: Recipe, rules: Sequence[Embed]
+) -> Iterator[tuple[FastaRecord, int | None]]:
+    """The records that can be embedded, each with the place of the first rule that asks for it.
+
+    None if none does. Every rule asks for what the scorer cannot read.
+    """
+    if not recipe.encoders:
+        return
+    for record, place in zip(records.each(), _first_asking(records, recipe, rules), strict=True):
+        if screen(record, recipe)[0] is None:
+            yield record, place
+
+
+def _first_asking(records: Records, recipe: Recipe, rules: Sequence[Embed]) -> list[int | None]:
+    """The place of the first rule that asks for each record, in order; None if none does."""
+    if rules[0] == "all":
+        return [0] * len(records.ids)
     scorer = Scorer.own()
-    if head is None:
-        return ByScorer(scorer=scorer, options=options)
-    return _Joined(frame_head=head, scorer=scorer, options=options)
+    log_odds, lengths = score_records(records, recipe, scorer).log_odds, records.lengths
+    rates = scorer.error_rates_of(recipe.input_type)
+    is_low = log_odds < thresholds(rates, lengths, NEARLY_VIRAL)  # False for NaN, no score
+    is_sure = log_odds >= thresholds(rates, lengths, SURELY_VIRAL)
+    left_out = {"all": np.zeros_like(is_low), "viral": is_low, "uncertain": is_low | is_sure}
+    asks = ~np.array([left_out[rule] for rule in rules])
+    first = np.where(asks.any(axis=0), asks.argmax(axis=0), -1)
+    return [None if place < 0 else place for place in first.tolist()]
 
 
 def _kmers_of(scorer: Scorer) -> Sketch:
@@ -270,14 +440,14 @@ def _cut_of(options: CutOptions, error_rates: Sequence[ErrorRates]) -> Cut:
     if options.threshold is not None:
         return _cut_at(options.threshold)
     share = FALSE_POSITIVES[options.preset]
-    return Cut(
+    return (
         f"preset {options.preset}, at most {share:.1%} false positives among unknown hosts",
         tuple((rates.n_bases, rates.cut_score(share)) for rates in error_rates),
     )
 
 
 def _cut_at(threshold: float) -> Cut:
-    return Cut(f"scores of {threshold} and more", ((1, threshold),))
+    return (f"scores of {threshold} and more", ((1, threshold),))
 
 
 def _call_by_frames(
@@ -297,3 +467,18 @@ def _call_by_frames(
             call = call_record(record, recipe.count_chunks(length), predictions, facts)
         results.append(RecordResult(record, predictions, call, frames=predictions))
     return results
+
+
+def _runs(bare: Sequence[bool], others: Sequence[bool]) -> Iterator[tuple[bool, int, int]]:
+    """Neighbours that one caller calls: whether the second does, and their places among its own.
+
+    The first has called all bare records, and the second calls all ``others``.
+    """
+    n_first = n_then = 0
+    for is_other, run in groupby(zip(others, bare, strict=True), key=itemgetter(0)):
+        places = list(run)
+        n_bare = sum(is_bare for _, is_bare in places)
+        first = n_then if is_other else n_first
+        yield is_other, first, first + len(places)
+        n_first += n_bare
+        n_then += len(places) if is_other else 0

@@ -10,10 +10,18 @@ from statistics import fmean
 
 import numpy as np
 
-from virnucpro.callers.head import DECIMALS, HeadFacts
-from virnucpro.ground.records import Call, FastaRecord, Prediction, Status, Values, sigmoid
+from virnucpro.callers.head import HeadFacts
+from virnucpro.ground.config import Status
+from virnucpro.ground.records import (
+    DECIMALS,
+    FRAMES_FAILED,
+    Call,
+    FastaRecord,
+    Prediction,
+    Values,
+    sigmoid,
+)
 
-FRAMES_FAILED = "frames failed"  # in the note of a record that can be run again
 _NEAR = 1e-6  # in units of the last decimal: a thousand times what doubles near 1 are apart
 _SURE = 10.0**-DECIMALS  # scores are clipped to [_SURE, 1 - _SURE] before log-odds are taken
 

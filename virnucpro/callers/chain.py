@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from virnucpro.callers.contrast import Hosts, Items, Levels, signal
+from virnucpro.callers.contrast import Hosts, Items, Levels
 from virnucpro.ground.errors import InputMissingError, UnavailableError
 from virnucpro.ground.files import EMBEDDED_FOLDER, read_json
 from virnucpro.ground.log import printable
@@ -94,7 +94,7 @@ class RegionModel:
         """
         host = self.host.at(items, is_virus=is_virus)
         n_items = self.shape_bases // self.step
-        values = signal(items, host, self.gc_weight, self.shape_weight, n_items)
+        values = items.signal(host, self.gc_weight, self.shape_weight, n_items)
         contrasts = np.asarray(values - self.levels.at(host.gc))
         return contrasts if is_virus else contrasts - self.departure(items.start, contrasts)
 

@@ -94,6 +94,18 @@ class Items:
             genes[first:end] = _means_on(of_run, places, size)
         return replace(self, genes=genes)
 
+    def signal(self, host: Hosts, gc_weight: float, shape_weight: float, n_items: int) -> Values:
+        """Log-odds at the median GC of the host, and how much the genes around differ. (n,)
+
+        ``gc_weight`` is the share of the slope over GC that is taken out; the shape is the mean
+        over ``n_items`` pieces around, in standard deviations of a host's pieces, times
+        ``shape_weight``.
+        """
+        level = self.log_odds - gc_weight * host.slope * (self.gc - host.gc)
+        shape = ((self.shape - host.shape) / host.deviation) @ _SIGNS / len(_SIGNS)
+        around = _moving_mean(np.where(self.is_known, shape, np.nan), n_items)
+        return np.asarray(level + shape_weight * np.clip(around, -_MOST_SHAPE, _MOST_SHAPE))
+
 
 @dataclass(frozen=True, slots=True)
 class Hosts:
@@ -241,20 +253,6 @@ def _slope(gc: Values, log_odds: Values) -> float:
     x -= x.mean()
     spread = float((x**2).sum())
     return float((x * (y - y.mean())).sum()) / spread if spread > 0 else 0.0
-
-
-def signal(
-    items: Items, host: Hosts, gc_weight: float, shape_weight: float, n_items: int
-) -> Values:
-    """Log-odds at the median GC of the host, and how much the genes around differ from its. (n,)
-
-    ``gc_weight`` is the share of the slope over GC that is taken out; the shape is the mean over
-    ``n_items`` pieces around, in standard deviations of a host's pieces, times ``shape_weight``.
-    """
-    level = items.log_odds - gc_weight * host.slope * (items.gc - host.gc)
-    shape = ((items.shape - host.shape) / host.deviation) @ _SIGNS / len(_SIGNS)
-    around = _moving_mean(np.where(items.is_known, shape, np.nan), n_items)
-    return np.asarray(level + shape_weight * np.clip(around, -_MOST_SHAPE, _MOST_SHAPE))
 
 
 def _moving_mean(values: Values, n_items: int) -> Values:

@@ -25,17 +25,22 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from virnucpro.callers.kmers import N_FEATURES, NO_KMERS, Sketch, frame_composition, pack, unpack
 from virnucpro.encoders.base import Model
 from virnucpro.ground.config import Pooling
 from virnucpro.ground.errors import UnavailableError
 from virnucpro.ground.files import parse_json, sha256, write_whole
 from virnucpro.ground.log import printable
-from virnucpro.ground.records import Counts, Values, check_counts
+from virnucpro.ground.records import DECIMALS, Counts, Values, check_counts
 from virnucpro.scorer.nets import ErrorRates, at_lengths
+from virnucpro.sequences.kmers import (
+    N_FEATURES,
+    Sketch,
+    frame_composition,
+    pack,
+    unpack,
+)
 
 CLASSES = "others,virus"
-DECIMALS = 6
 _LONGEST_CHUNK = 1_000_000_000  # bases
 _FACTS = "virnucpro_head"  # entry of the metadata
 _DAMAGE = (LookupError, ValueError, TypeError, AttributeError)
@@ -43,6 +48,7 @@ _NETWORKS = ("protein", "nucleotide")
 _DIGESTS = ("trained_records", "trained_groups", "encoder_records", "encoder_groups")
 _SKETCHES = ("trained_kmers", "encoder_kmers")
 
+NO_KMERS: Sketch = np.empty(0, dtype=np.uint32)
 FrameRule = Literal["max", "mean"]
 _Array = NDArray[Any]
 Layer = tuple[NDArray[np.float32], NDArray[np.float32]]  # weight (out, in), bias (out,)
@@ -314,13 +320,13 @@ class Head:
                 for name in _NETWORKS
                 if any(tensor.startswith(f"{name}.") for tensor in tensors)
             }
+            stored = {name: tensors[name] for name in _DIGESTS if name in tensors}
+            stored |= {name: unpack(tensors[name]) for name in _SKETCHES if name in tensors}
             return Head(
                 facts=HeadFacts(encoders=encoders, join=join and Join.of(join), **facts),
                 protein=networks.get("protein"),
                 nucleotide=networks.get("nucleotide"),
-                **{name: tensors[name] for name in _DIGESTS if name in tensors},
-                trained_kmers=unpack(tensors.get("trained_kmers", pack(NO_KMERS))),
-                encoder_kmers=unpack(tensors.get("encoder_kmers", pack(NO_KMERS))),
+                **stored,
                 sha256=sha256(path),
             )
         except (OSError, SafetensorError, *_DAMAGE) as error:

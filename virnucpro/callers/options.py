@@ -13,7 +13,6 @@ from virnucpro.ground.options import MODEL, option, refuse
 _PANEL = "Calls"
 
 Calls = Literal["auto", "scorer", "head"]
-Embed = Literal["all", "viral", "uncertain"]  # each asks for what the next one does, and more
 
 
 Head = Annotated[

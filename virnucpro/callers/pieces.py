@@ -20,7 +20,7 @@ from virnucpro.callers.calls import (
 from virnucpro.callers.head import HeadFacts, join_log_odds
 from virnucpro.callers.options import FALSE_POSITIVES, CutOptions
 from virnucpro.callers.regions import Found
-from virnucpro.ground.config import Recipe
+from virnucpro.ground.config import Recipe, Status
 from virnucpro.ground.records import (
     CalledRecords,
     Calls,
@@ -29,10 +29,10 @@ from virnucpro.ground.records import (
     Mask,
     RecordResult,
     Records,
-    Status,
     Values,
 )
 from virnucpro.scorer.nets import ErrorRates, Scorer, false_discovery_rates, thresholds
+from virnucpro.scorer.pieces import find_open_codes
 from virnucpro.scorer.proteins import SHORTEST as SHORTEST_PROTEIN
 from virnucpro.scorer.score import PieceScores, score_block, score_proteins
 from virnucpro.sequences.translate import GeneticCode, protein_of, screen_all
@@ -150,6 +150,18 @@ def _short_proteins(records: Records) -> dict[int, tuple[Status, str]]:
         place: ("too_short", f"{length} of at least {SHORTEST_PROTEIN}")
         for place, length in enumerate(lengths)
         if length < SHORTEST_PROTEIN
+    }
+
+
+def other_codes(records: Records, places: Sequence[int], recipe: Recipe) -> dict[int, str]:
+    """The notes that records in these places seem to use another genetic code, if they do."""
+    if recipe.input_type != "nucleotide" or recipe.genetic_code not in (1, 11):
+        return {}
+    codes = find_open_codes([records.sequences[place] for place in places])
+    return {
+        place: f"open in genetic code {number}, not in {recipe.genetic_code}"
+        for place, number in zip(places, codes, strict=True)
+        if number
     }
 
 

@@ -36,6 +36,7 @@ from virnucpro.ground.records import (
     Values,
     runs_of,
 )
+from virnucpro.scorer.kin import own_kinship
 from virnucpro.scorer.landmarks import (
     Repeat,
     direct_repeats,
@@ -66,20 +67,7 @@ _SHORTEST_PROPHAGE, _LEAST_SHARE_OF_GENES, _LEAST_BLOCK = 18_000, 0.4, 6_000
 _TRNA_REACH = 125  # bases from an end of a region to a tRNA that it may lie in
 _LONGEST_GAP = 10_000  # bases of a host between two such neighbours
 SHORTEST_NEIGHBOUR = 15_000  # bases of a virus beside another
-# how assemblers (Unicycler, metaMDBG) and NCBI write it behind the id
-_CIRCULAR = re.compile(
-    r"[\s\[;,|](circular\s*=\s*(true|yes|y|1)|topology\s*=\s*circular)\b", re.IGNORECASE
-)
 _NOTE = re.compile(r"(^|; )\d+ virus-like regions?$")  # that ``add_to`` adds
-
-
-def is_circular(header: str) -> bool:
-    """Whether the header of a record says that its sequence is a circle.
-
-    >>> is_circular("1 length=5000 depth=1.00x circular=true"), is_circular("1 circular=no")
-    (True, False)
-    """
-    return _CIRCULAR.search(header) is not None
 
 
 Found: TypeAlias = tuple[tuple[Region, ...], Track]  # in a record, and what tells them
@@ -147,7 +135,7 @@ class RegionFinder:
         sequence, size = record.sequence.upper(), self.model.size
         if len(sequence) < SHORTEST_RECORD:
             return None
-        is_circle = is_circular(record.header)
+        is_circle = record.is_circular
         items = self._items(sequence + sequence[: size - 1] if is_circle else sequence)
         inside = items.take(items.start + size <= len(sequence))
         return (
@@ -163,7 +151,7 @@ class RegionFinder:
         sequence = record.sequence.upper()
         if len(sequence) < SHORTEST_RECORD:
             return None
-        if not is_virus and is_circular(record.header):
+        if not is_virus and record.is_circular:
             return self._around(sequence, self._items(sequence + sequence[: self.model.size - 1]))
         return self._along(sequence, self._items(sequence), is_virus)
 
@@ -209,6 +197,7 @@ class RegionFinder:
             InputMissingError: there is no such model.
             UnavailableError: the model is damaged, of another format, or of other pieces.
         """
+        own_kinship()  # it says what a virus in a region is: damage is found before that
         scorer, path = scorer or Scorer.own(), model or OWN_REGION_MODEL
         region_model, size = RegionModel.load(path), scorer.windows.size
         if region_model.size != size:

@@ -165,7 +165,7 @@ def verify(options: NamedModelOptions) -> None:
 
         model, digest = verify_model(options.model)
         lines = [f"{printable(model.path)} is complete, sha256 {digest}"]
-        if model.head is not None:
+        if model.head:
             head = Head.load(model.head)
             head.facts.check_made_for([model])
             lines.append(f"{printable(model.head)} is complete, sha256 {head.sha256}")

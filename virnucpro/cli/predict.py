@@ -142,9 +142,8 @@ def _gpu_lines(options: RunOptions, argv: Sequence[str]) -> list[str]:
 def _run(options: RunOptions, console: ConsoleOptions) -> None:
     with exits(partial(what_is_kept, options)):
         with loading(console):
-            from virnucpro.run.folder import RunDir
+            from virnucpro.ground.events import STAGES
             from virnucpro.stories.pipeline import execute
-            from virnucpro.tables.sinks import VirusTable
 
             executor_on = _executor_on(options)
             if isinstance(options, ExtractOptions) and options.format == "parquet":
@@ -154,14 +153,11 @@ def _run(options: RunOptions, console: ConsoleOptions) -> None:
             summary = execute(options, events, executor_on)
     with exits():
         if summary.n_slices is None:
-            rundir = RunDir(options.output_dir)
-            table = rundir.record_table(options.command)
-            if summary.records.n_viruses:
-                table = rundir.output(VirusTable)
+            table = summary.first_table(options.output_dir, options.command)
             step = next_step(table, sys.argv[1:], failed=summary.exit_code != 0)
         else:
             step = planned_steps(options, summary.n_slices, sys.argv[1:])
-        offer = [] if summary.has_encoder else _gpu_lines(options, sys.argv[1:])
+        offer = [] if STAGES[1] in summary.stages else _gpu_lines(options, sys.argv[1:])
         report([*summary.lines(options.output_dir), *offer, *step], console.quiet)
     raise Finished(summary.exit_code)
 
@@ -222,15 +218,9 @@ def regions(options: RegionsOptions, console: ConsoleOptions) -> None:
     """
     with exits(lambda: _REGIONS_KEPT):
         with loading(console):
-            from virnucpro.callers.regions import SHORTEST_RECORD
-            from virnucpro.stories.regions import find_regions
-            from virnucpro.tables.sinks import RegionTable
+            from virnucpro.stories.regions import find_regions, region_lines
 
         with watched(console) as events:
             tally = find_regions(options, events)
-        table = options.folder / RegionTable.file
-        lines = [tally.virus_line, *next_step(table, (), failed=False)]
-        if not table.exists():
-            why = f"no scored record has {SHORTEST_RECORD:,} bases"
-            lines = [tally.virus_line, f"virus-like regions: none; {why}"]
-        report(lines, console.quiet)
+        lines, table = region_lines(options.folder, tally)
+        report([*lines, *(next_step(table, (), failed=False) if table else ())], console.quiet)

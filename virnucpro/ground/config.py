@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
@@ -21,6 +21,17 @@ Reads = Literal["protein", "dna"]  # the sequence of a frame that an encoder rea
 FeatureFormat = Literal["h5", "npz", "pt", "parquet"]
 Store = Literal["float32", "bfloat16"]  # numbers on disk; bfloat16: the nearest, ties to even
 Command = Literal["predict", "extract"]
+Embed = Literal["all", "viral", "uncertain"]  # each asks for what the next one does, and more
+
+Status = Literal["scored", "embedded", "too_short", "no_orf", "invalid", "failed"]  # of a record
+STATUSES: Mapping[Status, str] = {  # and what became of the records with each
+    "scored": "with a score and a call",
+    "embedded": "with vectors",  # in extract, instead of scored
+    "too_short": "shorter than the minimum length",
+    "no_orf": "with nothing that can be scored: no frame without a stop, or no known base",
+    "invalid": "empty, or with letters that are no sequence",
+    "failed": "with no vector: every try failed",
+}
 
 _AS_EVER: Store = "float32"  # adds nothing to a fingerprint: older runs have it too
 RESIDUES_PER_SHARD = 250_000  # of the largest shards
@@ -87,10 +98,6 @@ class Recipe:
                 )
 
     @property
-    def has_encoder(self) -> bool:
-        return bool(self.encoders)
-
-    @property
     def per_residue(self) -> bool:
         return any(encoder.per_residue for encoder in self.encoders)
 
@@ -108,7 +115,7 @@ class Recipe:
     @property
     def has_frames(self) -> bool:
         """True if records are cut into chunks, and these translated."""
-        return self.has_encoder and self.input_type == "nucleotide"
+        return bool(self.encoders) and self.input_type == "nucleotide"
 
     def count_chunks(self, length: int) -> int:
         """The chunks of a record of this length."""

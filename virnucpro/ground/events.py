@@ -14,6 +14,7 @@ from virnucpro.ground.files import disk_error
 from virnucpro.ground.records import Shard
 
 STAGES = ("reading", "embedding", "writing tables")  # of a run
+SCORING = "scoring"  # in the place of the last two, where nothing is embedded
 STARTING = "starting workers"  # a part of embedding
 
 

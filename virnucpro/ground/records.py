@@ -9,9 +9,10 @@ are tuples: making one takes a third of the time.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain, compress, groupby
 from pathlib import Path
@@ -20,20 +21,21 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-Status = Literal["scored", "embedded", "too_short", "no_orf", "invalid", "failed"]
+from virnucpro.ground.config import Status
+
 Values = NDArray[np.float64]
 Counts = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
+DECIMALS = 6  # of scores
+FRAMES_FAILED = "frames failed"  # in the note of a record that can be run again
 PROTEIN = "."  # the strand of an ORF that came as a protein
-STATUSES: Mapping[Status, str] = {  # and what became of the records with each
-    "scored": "with a score and a call",
-    "embedded": "with vectors",  # in extract, instead of scored
-    "too_short": "shorter than the minimum length",
-    "no_orf": "with nothing that can be scored: no frame without a stop, or no known base",
-    "invalid": "empty, or with letters that are no sequence",
-    "failed": "with no vector: every try failed",
-}
+
+
+# how assemblers (Unicycler, metaMDBG) and NCBI write it behind the id
+_CIRCULAR = re.compile(
+    r"[\s\[;,|](circular\s*=\s*(true|yes|y|1)|topology\s*=\s*circular)\b", re.IGNORECASE
+)
 
 
 class FastaRecord(NamedTuple):
@@ -51,6 +53,15 @@ class FastaRecord(NamedTuple):
     def name(self) -> str:
         """The id that the record has in its file."""
         return self.own_id or self.id
+
+    @property
+    def is_circular(self) -> bool:
+        """Whether its header says that its sequence is a circle.
+
+        >>> FastaRecord("1", "1 length=5000 circular=true", "").is_circular
+        True
+        """
+        return _CIRCULAR.search(self.header) is not None
 
 
 class Records(NamedTuple):

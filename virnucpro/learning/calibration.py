@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.callers.head import DECIMALS, FrameRule, Join, JoinKnot, join_log_odds
-from virnucpro.ground.records import Mask, Values, sigmoid
+from virnucpro.callers.head import FrameRule, Join, JoinKnot, join_log_odds
+from virnucpro.ground.records import DECIMALS, Mask, Values, sigmoid
 from virnucpro.learning.frames import BASES_POWER, LabelledFrames, Rows, balanced_weights
 from virnucpro.learning.metrics import Samples, auroc_gain
 from virnucpro.scorer.nets import ErrorRates, Scorer, at_lengths, thresholds

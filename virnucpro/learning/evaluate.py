@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from virnucpro.callers.caller import Caller
 from virnucpro.callers.calls import score_chunks
 from virnucpro.callers.head import HeadFacts
-from virnucpro.callers.kmers import Sketch, share_known, sketch_of
 from virnucpro.engine.executor import Executor
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.ground.config import Recipe
@@ -54,6 +53,7 @@ from virnucpro.learning.records import (
 )
 from virnucpro.run.folder import RunDir
 from virnucpro.sequences.fasta import read_fasta, write_record
+from virnucpro.sequences.kmers import Sketch, share_known, sketch_of
 from virnucpro.sequences.translate import GeneticCode
 from virnucpro.stories.options import PredictOptions
 from virnucpro.stories.pipeline import run
@@ -261,7 +261,7 @@ def answer(
         VirnucproError: see ``errors``; or something could not be scored.
     """
     caller = config.caller.of_type("nucleotide")
-    if question.options.model and caller.frame_head is None:
+    if question.options.model and "head" not in caller.facts:
         raise UsageError(
             f"no head comes with the model {printable(question.options.model)}",
             hint="name a head with --head, or leave --model out to evaluate the scorer",

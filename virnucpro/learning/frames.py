@@ -33,14 +33,6 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from virnucpro.callers.kmers import (
-    N_FEATURES,
-    Sketch,
-    frame_bases,
-    frame_composition,
-    join_sketches,
-    sketch_of,
-)
 from virnucpro.ground.config import Store
 from virnucpro.ground.errors import FeatureFileError
 from virnucpro.ground.files import as_text, read_json, sha256, writing
@@ -50,6 +42,14 @@ from virnucpro.ground.tree import Tree
 from virnucpro.learning.records import Labelled, LabelledRecord, Split
 from virnucpro.run.folder import RunDir
 from virnucpro.sequences.fasta import write_record
+from virnucpro.sequences.kmers import (
+    N_FEATURES,
+    Sketch,
+    frame_bases,
+    frame_composition,
+    join_sketches,
+    sketch_of,
+)
 from virnucpro.sequences.translate import STANDARD, GeneticCode, chunk_record, translate_six_frames
 
 Values = NDArray[Any]

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from virnucpro.callers.kmers import N_FEATURES
 from virnucpro.encoders.esm2.attention import StagedBatch
 from virnucpro.encoders.esm2.checkpoint import AMINO_ACID_TOKENS, MASK, ESM2Shape
 from virnucpro.encoders.esm2.model import ESM2, TOKEN_DROPOUT_SCALE
@@ -33,6 +32,7 @@ from virnucpro.ground.records import sigmoid
 from virnucpro.learning.frames import ArrayRows, LabelledFrames, Rows, Texts, Values
 from virnucpro.learning.metrics import Samples, auroc, measure
 from virnucpro.learning.ranks import Ranks
+from virnucpro.sequences.kmers import N_FEATURES
 
 NETWORKS = ("protein", "nucleotide")  # of a classifier; without residues the second is alone
 _LINEAR = ("qkv", "attention_out", "up", "down")  # of a layer of ESM-2

@@ -135,7 +135,7 @@ class EvaluateOptions(EngineOptions, FolderOptions, _EvaluatedOptions):
             )
             if self.model is None:
                 refuse(self, ("card",), "without the --model that has the card")
-            if self.head is not None:
+            if self.head:
                 refuse(self, ("card",), "with another --head than that of the model")
             if not (self.model or self.head) and self.calls != "head":
                 of_engine = names_of(EngineOptions) - {"workers"}

@@ -26,7 +26,7 @@ from urllib.parse import unquote
 import numpy as np
 
 from virnucpro.callers.chain import RegionModel
-from virnucpro.callers.contrast import Hosts, Items, Levels, signal
+from virnucpro.callers.contrast import Hosts, Items, Levels
 from virnucpro.callers.regions import SHORTEST_RECORD, regions_of_items
 from virnucpro.ground.errors import InputError, VirnucproError
 from virnucpro.ground.events import OnEvent, Progress
@@ -658,7 +658,7 @@ def _log_ratios(
 
 def _signal(items: Items, usual: Hosts) -> Values:
     host = usual.at(items, is_virus=False)
-    return signal(items, host, _GC_WEIGHT, _SHAPE_WEIGHT, _SHAPE_BASES // STEP)
+    return items.signal(host, _GC_WEIGHT, _SHAPE_WEIGHT, _SHAPE_BASES // STEP)
 
 
 def _levels(items: Items, usual: Hosts, is_host: Mask) -> tuple[float, float, float]:

@@ -20,10 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from virnucpro import __version__
-from virnucpro.callers.caller import ByScorer
+from virnucpro.callers.caller import ScorerAlone
 from virnucpro.callers.calls import SUREST
 from virnucpro.callers.head import EncoderFacts, Head, HeadFacts, Join, Layer, Network
-from virnucpro.callers.kmers import Sketch
 from virnucpro.callers.options import CutOptions
 from virnucpro.encoders.base import Model
 from virnucpro.encoders.catalogue import open_model
@@ -62,6 +61,7 @@ from virnucpro.learning.request import EPOCHS, GAIN, HELD_OUT, Training, load_kn
 from virnucpro.scorer.nets import Scorer, at_lengths
 from virnucpro.scorer.score import score_sequences
 from virnucpro.sequences.fasta import read_fasta
+from virnucpro.sequences.kmers import Sketch
 from virnucpro.sequences.translate import GeneticCode
 
 _TrainedOn = dict[str, Any]  # fields of ``Head``, by name; each rises
@@ -138,7 +138,7 @@ class TrainingResults:
     @cached_property
     def trained_groups(self) -> set[str]:
         """The held-out groups of which the scorer was trained on a record, or on its like."""
-        memories = memories_of(ByScorer(scorer=self.scorer, options=CutOptions()))
+        memories = memories_of(ScorerAlone(scorer=self.scorer, options=CutOptions()))
         records = zip(self.store.records, read_fasta(self.training.fasta), strict=True)
         return {
             labelled.group

@@ -30,7 +30,6 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 
-from virnucpro.callers.kmers import N_FEATURES, frame_composition
 from virnucpro.encoders.esm2.model import ESM2
 from virnucpro.encoders.esm2.weights import load_esm2, save_esm2
 from virnucpro.encoders.readers import Reader
@@ -102,6 +101,7 @@ from virnucpro.learning.request import (
 )
 from virnucpro.learning.results import Epoch, TrainingResults, write_epochs
 from virnucpro.run.folder import RunDir
+from virnucpro.sequences.kmers import N_FEATURES, frame_composition
 from virnucpro.sequences.translate import GeneticCode
 from virnucpro.stories.options import ExtractOptions
 from virnucpro.stories.pipeline import execute

@@ -18,9 +18,10 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from virnucpro.ground.config import STATUSES
 from virnucpro.ground.errors import InputError
 from virnucpro.ground.log import printable
-from virnucpro.ground.records import STATUSES, Counts, Mask, Values
+from virnucpro.ground.records import Counts, Mask, Values
 from virnucpro.scorer.library import call
 from virnucpro.tables.sinks import LENGTH_CLASSES
 

@@ -17,9 +17,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from virnucpro.ground.events import STAGES, STARTING
+from virnucpro.ground.config import STATUSES
+from virnucpro.ground.events import SCORING, STAGES, STARTING
 from virnucpro.ground.log import LOGGER, counted, escaped, printable
-from virnucpro.ground.records import STATUSES, Region, Values
+from virnucpro.ground.records import Region, Values
 from virnucpro.page.charts import GIB, Chart, device_charts, scores_by_length
 from virnucpro.page.citation import as_bibtex, works_of
 from virnucpro.page.counts import (
@@ -556,17 +557,15 @@ def _scaled(values: Sequence[float] | Values, scale: int) -> list[int | None]:
 
 def _machine(run: _RunFiles) -> dict[str, object]:
     facts = run.facts
-    names = {STAGES[0]: "reading", STAGES[1]: "embedding", STAGES[2]: "tables"}
-    if not facts.sequence("recipe", "encoders"):
-        names = {STAGES[0]: "reading", STAGES[2]: "scoring and tables"}
+    names = {STAGES[2]: "tables", SCORING: "scoring and tables"}
     seconds = facts.seconds
-    stages = [(label, seconds[name]) for name, label in names.items() if name in seconds]
+    stages = [(names.get(n, n), seconds[n]) for n in (*STAGES, SCORING) if n in seconds]
     charts = _charts(run)
     return {
         "stages": stages,
         "longest": max((value for _, value in stages), default=0.0) or 1.0,
         "starting": seconds.get(STARTING, 0.0),
-        "has_encoder": bool(facts.sequence("recipe", "encoders")),
+        "encoders": facts.sequence("recipe", "encoders"),
         "hosts": facts.hosts[:_MOST_HOSTS],
         "n_more_hosts": max(0, len(facts.hosts) - _MOST_HOSTS),
         "n_starts": len(run.starts),

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast, get_args
 
 from virnucpro import __version__
-from virnucpro.callers.options import Embed
-from virnucpro.ground.config import SHARD_FORMAT, EncoderSpec, Recipe
+from virnucpro.ground.config import SHARD_FORMAT, Embed, EncoderSpec, Recipe
 from virnucpro.ground.errors import ResumeError, UsageError
 from virnucpro.ground.files import read_json
 from virnucpro.ground.log import printable
@@ -23,11 +22,11 @@ from virnucpro.sequences.samples import RunIds
 class Step(NamedTuple):
     """A rule for what a run embeds."""
 
-    rule: Embed
-    generation: int  # of inputs: the first that came with the rule, or after it
+    rule: Embed = "all"
+    generation: int = 0  # of inputs: the first that came with the rule, or after it
 
 
-ALL = (Step("all", 0),)
+_ALL = (Step(),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,7 @@ class Manifest:
     refused: tuple[InputFile, ...] = ()  # files that could not be read
     models: tuple[str, ...] = ()  # what to open the encoders by: a name, or an absolute path
     cut: str = ""  # what records were called by, in words
-    embed: tuple[Step, ...] = ALL  # each for the records that no earlier one asks for
+    embed: tuple[Step, ...] = _ALL  # each for the records that no earlier one asks for
 
     def __post_init__(self) -> None:
         numbers = {file.generation for file in self.inputs}
@@ -94,7 +93,7 @@ class Manifest:
                 f"this folder holds a run of {before}, not of {now}",
                 hint="choose another --output-dir, or start again with --force",
             )
-        if self.recipe.has_encoder != recipe.has_encoder:
+        if _families(self.recipe) != _families(recipe):
             raise ResumeError(
                 f"this folder holds a run with {printable(self.recipe.reader)}, "
                 f"not with {printable(recipe.reader)}",
@@ -154,7 +153,7 @@ def read_manifest(path: Path, copies: Path) -> Manifest | None:
             refused=tuple(_from_json(file, copies) for file in stored.get("refused", ())),
             models=tuple(map(str, stored.get("models", ()))),
             cut=str(facts["counts"].get("cut", "")),
-            embed=tuple(Step(cast(Embed, rule), int(at)) for rule, at in stored.get("embed", ALL)),
+            embed=tuple(Step(cast(Embed, rule), int(at)) for rule, at in stored.get("embed", _ALL)),
         )
     except (ValueError, KeyError, TypeError, AttributeError, UsageError) as error:
         if version != __version__:
@@ -219,11 +218,12 @@ def _purpose(recipe: Recipe) -> str:
     return f"`virnucpro {recipe.command}` on {recipe.input_type}s"
 
 
+def _families(recipe: Recipe) -> list[str]:
+    return [encoder.family for encoder in recipe.encoders]
+
+
 def _changes(before: Recipe, now: Recipe) -> list[str]:
     """The differences between two recipes: "layer was 6, now 3"."""
-    families = [[encoder.family for encoder in recipe.encoders] for recipe in (before, now)]
-    if families[0] != families[1]:
-        return [f"encoders were {before.reader}, now {now.reader}"]
     changes = _changed_fields(before, now, ("encoders",))
     for old, new in zip(before.encoders, now.encoders, strict=True):
         of_which = f" of {new.model}" if len(now.encoders) > 1 else ""

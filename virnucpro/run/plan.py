@@ -23,7 +23,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, TextIO, TypeAlias, TypeVar
 
-from virnucpro.callers.cascade import first_asking
+from virnucpro.callers.caller import asking
 from virnucpro.callers.regions import SHORTEST_RECORD
 from virnucpro.ground.config import Recipe
 from virnucpro.ground.errors import InputError
@@ -51,7 +51,6 @@ from virnucpro.sequences.translate import (
     GeneticCode,
     chunk_record,
     protein_of,
-    screen,
     translate_six_frames,
 )
 
@@ -343,7 +342,7 @@ class _Reading:
     ) -> Iterator[Entries]:
         """The entries for shards of blocks of a file; its chunks go ``out``."""
         recipe = self.planner.recipe
-        records = self.asked(self.screened(manifest, manifest.inputs[place], span))
+        records = self.asked(manifest, manifest.inputs[place], span)
         if not recipe.has_frames:
             for block in _blocks(records):
                 texts = [(record.id, protein_of(record)) for record in block]
@@ -360,36 +359,23 @@ class _Reading:
                 write_record(out, chunk.id, chunk.sequence)  # type: ignore[arg-type]
             yield _entries_of(translate_six_frames(chunks, code), recipe)
 
-    def asked(self, records: Iterable[FastaRecord]) -> Iterator[FastaRecord]:
+    def asked(self, manifest: Manifest, file: InputFile, span: Span) -> Iterator[FastaRecord]:
         """The records that are embedded by the step; the first counts those that none asks for.
 
         A record is scored once for each step.
         """
-        rules = tuple(one.rule for one in self.planner.manifest.embed)
-        if rules[0] == "all":
-            yield from records
-            return
-        for block in _blocks(records):
-            places = first_asking(Records.of(block), self.planner.recipe, rules)
-            for record, place in zip(block, places, strict=True):
-                if place == self.slice.step:
-                    yield record
-                elif place is None:
-                    self.counts.n_left += 1
-                    self.counts.n_left_letters += len(record.sequence)
-
-    def screened(self, manifest: Manifest, file: InputFile, span: Span) -> Iterator[FastaRecord]:
-        """The records that can be embedded."""
-        recipe = manifest.recipe
-        shortest = recipe.chunk_size if recipe.has_frames else 0
+        recipe, rules = manifest.recipe, tuple(one.rule for one in manifest.embed)
         for records in parsed(manifest.ids.blocks(file, span, self.planner.streams)):
             self.count(records)
             ids = _told_apart(manifest, file, records.ids)
             self.digests.append(id_digests(ids).tobytes())
-            for record in records.each() if recipe.has_encoder else ():
-                if screen(record, recipe)[0] is None:
-                    self.counts.n_short += 2 * len(record.sequence) < shortest
+            for record, step in asking(records, recipe, rules):
+                self.counts.n_short += 2 * len(record.sequence) < recipe.chunk_size
+                if step == self.slice.step:
                     yield record
+                elif step is None:
+                    self.counts.n_left += 1
+                    self.counts.n_left_letters += len(record.sequence)
 
     def count(self, records: Records) -> None:
         counts, lengths = self.counts, records.lengths
@@ -444,13 +430,11 @@ def make_plan(
         UnavailableError: a helper died.
     """
     missing, parts, n_letters = plan.missing, dict(plan.parts), 0
-    if planner.recipe.has_encoder:
-        products, n_worth = "shards", len(missing) * planner.recipe.bytes_per_slice
-    else:  # what is packed, each of them would unpack
-        letters = expected_letters(planner.manifest.inputs)
-        products, n_worth = "parts of the plan", letters // _READINGS_PER_SCORE
+    n_worth = len(missing) * planner.recipe.bytes_per_slice * len(planner.recipe.reads)
+    # what is packed, each of them would unpack
+    n_worth += expected_letters(planner.manifest.inputs) // _READINGS_PER_SCORE
     n_helpers = min(count_worth(n_helpers, n_worth), max(0, len(missing) - 1))
-    with helpers_for(planner, n_helpers, products) as helpers:
+    with helpers_for(planner, n_helpers, "parts of the plan") as helpers:
         made = helpers.in_order(map(SliceTask, missing))
         for one, part in zip(missing, made, strict=True):
             parts[one.index] = part

@@ -63,13 +63,35 @@ class _Seen(NamedTuple):
 
     @property
     def has_all(self) -> bool:
-        """Whether a run has every vector; one that could not read a file is partial all the same.
+        """Whether it has every vector; one that could not read a file is partial all the same."""
+        is_partial = self.state == "partial"
+        return self.state == "complete" or (
+            is_partial and not self.facts["counts"]["n_failed_frames"]
+        )
 
-        A run of the scorer has all that it needs when it is complete.
-        """
-        is_partial = self.state == "partial" and self.manifest.recipe.has_encoder
-        has_failures = is_partial and self.facts["counts"]["n_failed_frames"]
-        return self.state == "complete" or (is_partial and not has_failures)
+    def work(self) -> _Work:
+        """The work of embedding."""
+        return _embedding(self)
+
+    def lines(self) -> list[str]:
+        """Lines on what is done of that."""
+        return _describe_shards(self)
+
+
+class _SeenScoring(_Seen):
+    """The same of a run in which the scorer does all the work."""
+
+    @property
+    def has_all(self) -> bool:
+        """Whether it has all that it needs: when it is complete."""
+        return self.state == "complete"
+
+    def work(self) -> _Work:
+        return _scoring(self)
+
+    def lines(self) -> list[str]:
+        work = self.work()
+        return [f"scored    {work.n_done:,} of {work.total:,} letters"] if work.total else []
 
 
 @contextmanager
@@ -88,7 +110,7 @@ def _look(folder: Path) -> Iterator[_Seen]:
     stores = rundir.stores_of(manifest.recipe)
     done = [store.names_done() for store in stores]
     try:
-        yield _Seen(
+        yield (_Seen if stores else _SeenScoring)(
             rundir,
             manifest,
             facts,
@@ -192,10 +214,7 @@ def _describe(seen: _Seen) -> list[str]:
     ]
     if rules := manifest.embed_rules:
         lines.append(f"embedded  only what --embed {rules} asks for")
-    if recipe.has_encoder:
-        lines += _describe_shards(seen)
-    elif (work := _scoring(seen)).total:
-        lines.append(f"scored    {work.n_done:,} of {work.total:,} letters")
+    lines += seen.lines()
     if (slices := _count_slices(seen)) and seen.state == "planned":
         text = "{planned:,} of {total:,} planned, {tables:,} with tables"
         lines.append(f"slices    {text.format(**slices)}")
@@ -220,12 +239,8 @@ def _missing(rundir: RunDir, recipe: Recipe) -> list[str]:
 
 
 def _how(recipe: Recipe) -> str:
-    if not recipe.has_encoder:
-        return recipe.reader
-    return "; ".join(
-        f"{encoder.model}, layer {encoder.layer}, {encoder.precision}"
-        for encoder in recipe.encoders
-    )
+    encoders = (f"{one.model}, layer {one.layer}, {one.precision}" for one in recipe.encoders)
+    return "; ".join(encoders) or recipe.reader
 
 
 def _describe_shards(seen: _Seen) -> list[str]:
@@ -274,7 +289,7 @@ def measure_run(folder: Path) -> dict[str, Any]:
 
 
 def _measure(seen: _Seen) -> dict[str, Any]:
-    work, hosts = (_embedding if seen.stores else _scoring)(seen), seen.hosts
+    work, hosts = seen.work(), seen.hosts
     rates = [host.tokens_per_second for host in hosts if host.n_working]
     rate = sum(rates)
     left = work.pending / rate if rate and work.pending else None
@@ -287,7 +302,7 @@ def _measure(seen: _Seen) -> dict[str, Any]:
         "embed": seen.manifest.embed_rules or "all",
         **work.counts,
         "sequences_failed": sum(host.n_failed for host in hosts),
-        f"{'tokens' if seen.stores else 'letters'}_per_second": round(rate * work.per_work, 1),
+        f"{work.unit}_per_second": round(rate * work.per_work, 1),
         "remaining_seconds": 0 if seen.has_all else None if left is None else round(left),
         "hosts": [asdict(host) for host in hosts],
     }
@@ -296,6 +311,7 @@ def _measure(seen: _Seen) -> dict[str, Any]:
 class _Work(NamedTuple):
     """The work of a run: its counts, what is still to do, and what this start did by when."""
 
+    unit: str  # that is counted
     counts: dict[str, object]
     pending: float
     points: list[Point]
@@ -317,6 +333,7 @@ def _embedding(seen: _Seen) -> _Work:
     ]
     given_up = sum(host.n_lost for host in seen.hosts)
     return _Work(
+        "tokens",
         {
             "shards": {**_shard_counts(seen), "given_up": given_up},
             "tokens": {"total": n_tokens, "pending": pending},
@@ -343,6 +360,7 @@ def _scoring(seen: _Seen) -> _Work:
             work += plan.counts.n_searched
     pending = None if total is None else max(0, total - n_done)
     return _Work(
+        "letters",
         {"letters": {"total": total, "done": n_done, "pending": pending}},
         max(0, work - worked),
         _points(rundir, ends),

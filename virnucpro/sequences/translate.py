@@ -14,9 +14,9 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.ground.config import Recipe
+from virnucpro.ground.config import Recipe, Status
 from virnucpro.ground.errors import UsageError
-from virnucpro.ground.records import Chunk, FastaRecord, Orf, Records, Status
+from virnucpro.ground.records import Chunk, FastaRecord, Orf, Records
 from virnucpro.sequences.fasta import find_invalid, is_of_type
 
 # Genetic codes by NCBI's numbers. Codons are those of ncbi.nlm.nih.gov/Taxonomy/Utils/wprintgc.cgi.

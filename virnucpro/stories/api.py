@@ -73,7 +73,7 @@ from virnucpro.sequences.fasta import write_record
 from virnucpro.sequences.inputs import RECORDS
 from virnucpro.stories import pipeline
 from virnucpro.stories.options import ExtractOptions, PredictOptions, RunOptions
-from virnucpro.tables.sinks import RecordTable, RegionTable, VirusTable, record_table
+from virnucpro.tables.sinks import RecordTable, RegionTable, VirusTable
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -358,18 +358,17 @@ def _open_features(folder: str | Path) -> FeatureStore:
     rundir = RunDir(expanded(folder))
     manifest = _manifest(rundir.root)
     recipe = manifest.recipe
-    if not recipe.has_encoder:
+    if not (stores := rundir.stores_of(recipe)):
         raise InputMissingError(
             f"{printable(rundir.root)} holds a run without vectors: {recipe.reader} called it",
             hint="make them with `virnucpro extract`, or predict with a model",
         )
-    store = rundir.stores_of(recipe)[0]
     if not rundir.record_table(recipe.command).exists():
         raise InputMissingError(
             f"{printable(rundir.root)} holds a run that is not finished",
             hint="go on: run it again with --resume",
         )
-    return store
+    return stores[0]
 
 
 @_words_of_python()
@@ -527,19 +526,17 @@ def _open_calls(folder: Path, command: Command) -> Iterator[Call]:
     Raises:
         InputMissingError: it has no table of them.
     """
-    path, regions, viruses = (
-        folder / table.file for table in (record_table(command), RegionTable, VirusTable)
-    )
+    rundir = RunDir(folder)
+    path = rundir.record_table(command)
     if not path.exists():
         raise InputMissingError(
             f"{printable(path)} is not there",
             hint=f"name the folder of a finished `virnucpro {command}`",
         )
     calls = _open_rows(path, RecordTable.read)
-    if regions.exists():  # else none were looked for
-        calls = _open_rows(regions, partial(_with_regions, calls))
-    if viruses.exists():  # else nothing was called
-        calls = _open_rows(viruses, partial(_with_identities, calls))
+    for field, table in (("regions", RegionTable), ("identities", VirusTable)):
+        if rundir.output(table).exists():  # else none were looked for
+            calls = _open_rows(rundir.output(table), partial(_with_rows, calls, field, table.read))
     return _in_words(calls)
 
 
@@ -568,33 +565,27 @@ def _read_rows(path: Path, read: Callable[[Iterator[str]], Iterator[T]]) -> Iter
             ) from error
 
 
-def _with_regions(calls: Iterable[Call], lines: Iterator[str]) -> Iterator[Call]:
-    for call, rows in _beside_rows(calls, RegionTable.read(lines), "regions"):
-        yield replace(call, regions=rows) if rows else call
-
-
-def _with_identities(calls: Iterable[Call], lines: Iterator[str]) -> Iterator[Call]:
-    for call, rows in _beside_rows(calls, VirusTable.read(lines), "viruses"):
-        yield replace(call, identities=rows) if rows else call
-
-
-def _beside_rows(
-    calls: Iterable[Call], rows: Iterable[tuple[tuple[str, str], T]], what: str
-) -> Iterator[tuple[Call, tuple[T, ...]]]:
+def _with_rows(
+    calls: Iterable[Call],
+    field: str,
+    read: Callable[[Iterator[str]], Iterator[tuple[tuple[str, str], Any]]],
+    lines: Iterator[str],
+) -> Iterator[Call]:
     """Calls with their rows of another table; both stand in the order of the records.
 
     Raises:
         ValueError: a row is of no record, or out of order.
     """
-    by_record = groupby(rows, itemgetter(0))
+    by_record = groupby(read(lines), itemgetter(0))
     owner, of_record = next(by_record, (None, iter(())))
     for call in calls:
         if owner == (call.sample, call.record_id):
-            yield call, tuple(row for _, row in of_record)
+            rows: dict[str, Any] = {field: tuple(row for _, row in of_record)}
+            yield replace(call, **rows)
             owner, of_record = next(by_record, (None, iter(())))
         else:
-            yield call, ()
+            yield call
     if owner is not None:
         raise ValueError(
-            f"{owner[1]} is not in the table of records, or out of order, but in that of {what}"
+            f"{owner[1]} is not in the table of records, or out of order, but in that of {field}"
         )

@@ -20,10 +20,9 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.callers.caller import ByScorer, Caller
+from virnucpro.callers.caller import Caller, ScorerAlone
 from virnucpro.callers.head import Head
-from virnucpro.callers.kmers import frame_bases
-from virnucpro.callers.pieces import ScoredRecords
+from virnucpro.callers.pieces import ScoredRecords, other_codes
 from virnucpro.callers.regions import SHORTEST_RECORD, RegionFinder
 from virnucpro.ground.config import FeatureFormat, Recipe
 from virnucpro.ground.errors import InputError
@@ -41,12 +40,13 @@ from virnucpro.run.index import IndexPart, show_files
 from virnucpro.run.rows import SliceRows
 from virnucpro.run.scores import ScoreStore
 from virnucpro.run.shards import read_shard
-from virnucpro.scorer.pieces import find_open_codes
 from virnucpro.sequences.fasta import Block, parsed
+from virnucpro.sequences.kmers import frame_bases
 from virnucpro.sequences.translate import GeneticCode
 from virnucpro.tables.sinks import Portion, Sink, find_viruses
 
 FRAMES_AT_ONCE = 2048
+_NO_VECTORS = np.empty((0, 0), dtype=np.float32)
 
 # the number of a ``ScoredFrames``, its first frame, and the one after the last
 FrameRange = tuple[int, int, int]
@@ -83,7 +83,7 @@ class Maker:
             if status in ("scored", "embedded", "no_orf")
             and not (notes[place] and (place in results.embedded or status != "scored"))
         ]
-        for place, other_code in self.other_codes(results.records, places).items():
+        for place, other_code in other_codes(results.records, places, self.recipe).items():
             notes[place] = "; ".join(filter(None, (notes[place], other_code)))
         if self.finder is not None:
             for place in long_enough(results.records):
@@ -94,7 +94,7 @@ class Maker:
         """Score records, look for regions in them, and note what else is seen."""
         scored = self.by_scorer.score(records, self.recipe)
         places: list[int] = np.flatnonzero(~np.isnan(scored.log_odds)).tolist()
-        for place, note in self.other_codes(records, places).items():
+        for place, note in other_codes(records, places, self.recipe).items():
             scored.notes[place] = note
         return self.searched(scored)
 
@@ -134,21 +134,9 @@ class Maker:
         return results
 
     @property
-    def by_scorer(self) -> ByScorer:
-        assert isinstance(self.caller, ByScorer), "scores are kept where the scorer calls"
+    def by_scorer(self) -> ScorerAlone:
+        assert isinstance(self.caller, ScorerAlone), "scores are kept where the scorer calls"
         return self.caller
-
-    def other_codes(self, records: Records, places: Sequence[int]) -> dict[int, str]:
-        """The notes that records in these places seem to use another genetic code, if they do."""
-        recipe = self.recipe
-        if recipe.input_type != "nucleotide" or recipe.genetic_code not in (1, 11):
-            return {}
-        codes = find_open_codes([records.sequences[place] for place in places])
-        return {
-            place: f"open in genetic code {number}, not in {recipe.genetic_code}"
-            for place, number in zip(places, codes, strict=True)
-            if number
-        }
 
 
 def long_enough(records: Records) -> list[int]:
@@ -196,12 +184,15 @@ class ShardTask:
         for features in reversed(of_encoders):
             reasons |= features.reasons
         ids = [orf.id for orf in orfs if orf.id not in reasons]
-        head = maker.caller.frame_head
-        rows = [features.rows(ids) for features in of_encoders] if head else []
+        if head := maker.caller.frame_head:
+            rows = [features.rows(ids) for features in of_encoders]
+            frames = score_frames(orfs, _side_by_side(rows), reasons, head)
+        else:
+            frames = ScoredFrames(_packed(orfs, {}, reasons, {}), _NO_VECTORS)
         groups = groupby(orfs, key=lambda orf: orf.record_id)
         return ScoredShard(
             [(record_id, len(list(group))) for record_id, group in groups],
-            score_frames(orfs, _side_by_side(rows), reasons, head),
+            frames,
             files,
         )
 
@@ -209,7 +200,7 @@ class ShardTask:
 def _side_by_side(rows: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
     if len(rows) == 1:
         return rows[0]  # the usual case is not copied
-    return np.concatenate(rows, axis=1) if rows else np.empty((0, 0), dtype=np.float32)
+    return np.concatenate(rows, axis=1)
 
 
 class Written(NamedTuple):
@@ -315,15 +306,13 @@ class ScoredFrames:
 
 
 def score_frames(
-    orfs: Sequence[Orf], vectors: NDArray[np.float32], reasons: Mapping[str, str], head: Head | None
+    orfs: Sequence[Orf], vectors: NDArray[np.float32], reasons: Mapping[str, str], head: Head
 ) -> ScoredFrames:
-    """The frames of a shard, with their scores where there is a head.
+    """The frames of a shard, with their scores.
 
-    ``reasons`` has those of the frames without a vector, by their ids; with a head the others have
-    a row each, in their order. (n, dim)
+    ``reasons`` has those of the frames without a vector, by their ids; the others have a row each,
+    in their order. (n, dim)
     """
-    if head is None:
-        return ScoredFrames(_packed(orfs, {}, reasons, {}), vectors[[]])
     embedded = [orf for orf in orfs if orf.id not in reasons]
     rows_waiting = [i for i, orf in enumerate(embedded) if _needs_record(orf, head)]
     waiting = {embedded[i].id: place for place, i in enumerate(rows_waiting)}
@@ -385,7 +374,8 @@ def predict_records(
         _predict_record(record, runs_of_record, rows_of, waiting)
         for record, runs_of_record in zip(records, runs, strict=True)
     ]
-    if head is not None and waiting:
+    if waiting:
+        assert head, "a head wants the bases of frames that wait"
         vectors = np.stack([frames[one.number].waiting[one.row] for one in waiting])
         scores = _classify(head, vectors, [one.bases for one in waiting])
         for one, score in zip(waiting, scores, strict=True):

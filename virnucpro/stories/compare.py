@@ -13,26 +13,22 @@ from itertools import islice
 from math import isfinite
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple, TextIO
+from typing import TextIO, TypeAlias
 
 from virnucpro.ground.errors import InputError, InputMissingError
 from virnucpro.ground.files import disk_error, open_plain
 from virnucpro.ground.log import printable
 from virnucpro.run.folder import RunDir
 from virnucpro.run.hashes import Outputs
-from virnucpro.tables.sinks import ChunkTable, FrameTable, RecordTable
+from virnucpro.tables.sinks import ChunkTable, FrameTable, RecordTable, Sink
 
 _ROUNDING = 1e-9  # of differences between scores, which have 6 decimals
 _N_EXAMPLES = 3  # ids of each kind of difference
 _HEADINGS = ("table", "in both", "only in A", "only in B", "labels differ", "largest", "median")
 
 
-class _TableRow(NamedTuple):
-    """A frame, a chunk or a record, as a table has it."""
-
-    id: str
-    label: str
-    score: float | None  # that of the class virus
+# a frame, a chunk or a record, as a table has it: id, label, and score of the class virus
+_Row: TypeAlias = tuple[str, str, float | None]
 
 
 @dataclass(slots=True)
@@ -132,7 +128,7 @@ def report_lines(comparisons: list[TableComparison]) -> list[str]:
 def _find_tables(path: Path) -> dict[str, Path]:
     """The tables of a result that can be compared, by their kind."""
     if path.is_dir():
-        files = {name: path / reader.file for name, reader in _READERS.items()}
+        files = {name: path / sink.file for name, (sink, _) in _READERS.items()}
         tables = {name: file for name, file in files.items() if file.is_file()}
         if tables:
             return tables
@@ -146,9 +142,9 @@ def _find_tables(path: Path) -> dict[str, Path]:
             f"{printable(path)}: no such file or folder",
             hint="name a run folder of `virnucpro predict`, one of VirNucPro, or a table",
         )
-    for name, reader in _READERS.items():
+    for name, (sink, _) in _READERS.items():
         with _open(path) as lines:
-            if next(lines, "").rstrip("\r\n") == reader.header:
+            if next(lines, "").rstrip("\r\n") == "\t".join(sink.columns):
                 return {name: path}
     raise InputError(
         f"{printable(path)} is not a table of results",
@@ -157,39 +153,38 @@ def _find_tables(path: Path) -> dict[str, Path]:
 
 
 def _compare_table(name: str, a: Path, b: Path) -> TableComparison:
-    comparison, rows_of_a = TableComparison(name), {}
-    for row in _read(name, a):
-        rows_of_a[row.id] = row
-    for row in _read(name, b):
-        other = rows_of_a.pop(row.id, None)
-        if other is None:
-            comparison.only_in_b.append(row.id)
+    comparison = TableComparison(name)
+    of_a = {row_id: (label, score) for row_id, label, score in _read(name, a)}
+    for row_id, label, score in _read(name, b):
+        if row_id not in of_a:
+            comparison.only_in_b.append(row_id)
             continue
+        label_of_a, score_of_a = of_a.pop(row_id)
         comparison.n_both += 1
-        if other.label != row.label:
-            comparison.relabelled.append(f"{row.id} ({other.label}, {row.label})")
-        if other.score is not None and row.score is not None:
-            comparison.differences.append(abs(other.score - row.score))
-    comparison.only_in_a += rows_of_a
+        if label_of_a != label:
+            comparison.relabelled.append(f"{row_id} ({label_of_a}, {label})")
+        if score_of_a is not None and score is not None:
+            comparison.differences.append(abs(score_of_a - score))
+    comparison.only_in_a += of_a
     return comparison
 
 
-def _read(name: str, path: Path) -> Iterator[_TableRow]:
+def _read(name: str, path: Path) -> Iterator[_Row]:
     """The rows of a table.
 
     Raises:
         InputError: it is damaged, or an id occurs twice.
     """
-    ids: set[str] = set()
+    ids, read = set[str](), _READERS[name][1]
     with _open(path) as lines:
         try:
-            for row in _READERS[name].read(_whole(lines)):
-                if row.score is not None and not isfinite(row.score):
-                    raise ValueError(f"{row.id} has the score {row.score}")
-                if row.id in ids:
-                    raise ValueError(f"{row.id} occurs twice")
-                ids.add(row.id)
-                yield row
+            for row_id, label, score in read(_whole(lines)):
+                if score is not None and not isfinite(score):
+                    raise ValueError(f"{row_id} has the score {score}")
+                if row_id in ids:
+                    raise ValueError(f"{row_id} occurs twice")
+                ids.add(row_id)
+                yield row_id, label, score
         except (ValueError, LookupError) as error:
             raise InputError(
                 f"{printable(path)} is not as VirNucPro writes it: {printable(error)}",
@@ -223,23 +218,23 @@ def _whole(lines: Iterable[str]) -> Iterator[str]:
         raise ValueError("its end is missing")
 
 
-def _read_frames(lines: Iterator[str]) -> Iterator[_TableRow]:
+def _read_frames(lines: Iterator[str]) -> Iterator[_Row]:
     for frame_id, label, _, score in _split(lines, FrameTable.columns):
-        yield _TableRow(frame_id, label, float(score))
+        yield frame_id, label, float(score)
 
 
-def _read_chunks(lines: Iterator[str]) -> Iterator[_TableRow]:
+def _read_chunks(lines: Iterator[str]) -> Iterator[_Row]:
     for chunk_id, label in _split(lines, ChunkTable.columns):
-        yield _TableRow(chunk_id, label, None)
+        yield chunk_id, label, None
 
 
-def _read_records(lines: Iterator[str]) -> Iterator[_TableRow]:
+def _read_records(lines: Iterator[str]) -> Iterator[_Row]:
     for call in RecordTable.read(lines):
         label: str = call.status
         if call.virus_score is not None:
             label = "virus" if call.is_virus else "other"
         record_id = f"{call.sample}: {call.record_id}" if call.sample else call.record_id
-        yield _TableRow(record_id, label, call.virus_score)
+        yield record_id, label, call.virus_score
 
 
 def _split(lines: Iterator[str], columns: tuple[str, ...]) -> Iterator[list[str]]:
@@ -252,19 +247,9 @@ def _split(lines: Iterator[str], columns: tuple[str, ...]) -> Iterator[list[str]
             yield values
 
 
-class _Reader(NamedTuple):
-    """A table that can be compared."""
-
-    file: str
-    header: str
-    read: Callable[[Iterator[str]], Iterator[_TableRow]]
-
-
-_READERS = {
-    name: _Reader(sink.file, "\t".join(sink.columns), read)
-    for name, sink, read in (
-        ("frames", FrameTable, _read_frames),
-        ("chunks", ChunkTable, _read_chunks),
-        ("records", RecordTable, _read_records),
-    )
+_Read: TypeAlias = Callable[[Iterator[str]], Iterator[_Row]]
+_READERS: dict[str, tuple[type[Sink], _Read]] = {
+    "frames": (FrameTable, _read_frames),
+    "chunks": (ChunkTable, _read_chunks),
+    "records": (RecordTable, _read_records),
 }

@@ -7,10 +7,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from virnucpro.callers.options import CallsBy, CutOptions, Embed, Head, RegionModel
+from virnucpro.callers.options import CallsBy, CutOptions, Head, RegionModel
 from virnucpro.encoders.options import ModelOptions, model_option
 from virnucpro.engine.options import CacheOptions, EngineOptions
-from virnucpro.ground.config import Command, FeatureFormat, Pooling, Store
+from virnucpro.ground.config import Command, Embed, FeatureFormat, Pooling, Store
 from virnucpro.ground.errors import ResumeError, UsageError
 from virnucpro.ground.files import expanded
 from virnucpro.ground.log import printable
@@ -172,7 +172,12 @@ class PredictOptions(CutOptions, RunOptions):
     @property
     def names_model(self) -> bool:
         """True if a model is asked for by itself, or by its head."""
-        return self.model is not None or self.head is not None or self.calls == "head"
+        return self.model is not None or self.names_head
+
+    @property
+    def names_head(self) -> bool:
+        """True if a head is asked for."""
+        return self.calls == "head" or bool(self.head)
 
     @property
     def given_to_embed(self) -> list[str]:

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from virnucpro import __version__
-from virnucpro.callers.caller import ByScorer, Caller
+from virnucpro.callers.caller import Caller
 from virnucpro.callers.options import CutOptions
 from virnucpro.callers.regions import RegionFinder
 from virnucpro.engine.executor import Executor, Job
@@ -70,7 +70,6 @@ from virnucpro.stories.options import (
     table_facts,
 )
 from virnucpro.stories.recut import (
-    LETTERS,
     blind_portions,
     check_blind,
     lacks_letters,
@@ -80,6 +79,7 @@ from virnucpro.stories.recut import (
 from virnucpro.stories.resolve import RunConfig, resolve
 from virnucpro.stories.summary import Summary
 from virnucpro.stories.write import Backlog, Results
+from virnucpro.tables.sinks import LETTERS
 
 _BYTES_PER_WORKER = 1_000_000  # of input; less is planned in a tenth of a second
 
@@ -95,7 +95,7 @@ def execute(
         VirnucproError: see ``errors``; finished shards are kept in every case.
     """
     config = resolve(options, on_event)
-    is_left_to_others = options.no_embed or options.plan_only or not config.recipe.has_encoder
+    is_left_to_others = options.no_embed or options.plan_only
     executor = ProcessExecutor(()) if is_left_to_others else executor_on(config.resources.devices)
     return run(config, executor, on_event)
 
@@ -112,20 +112,15 @@ def run(config: RunConfig, executor: Executor, on_event: OnEvent) -> Summary:
         LOGGER.info("virnucpro %s: %s", __version__, printable(" ".join(config.options.argv)))
         recorded = rundir.read_manifest() if config.options.resume else None
         if recorded and (lost := lost_inputs(config.options, rundir, recorded)):
-            return cut_again(config, recorded, lost, summary, on_event)
-        with summary.stage(STAGES[0]), rundir.planning():
-            results, job = begin(config, executor, summary, on_event)
-        if config.options.plan_only:
-            return close_plan(config, results, summary)
-        try:
-            complete(results, job, executor, config.resources, summary)
-        except FeatureFileError as error:
-            LOGGER.warning("%s; every feature file is read now; damaged ones are made again", error)
-            on_shard = _on_shard(on_event, "reading every feature file")
-            for store in job.stores:
-                store.discard_damaged(results.plan.shards, on_shard)
-            complete(results, job, executor, config.resources, summary)
-        close_run(config, results, summary)
+            cut_again(config, recorded, lost, summary, on_event)
+        else:
+            with summary.stage(STAGES[0]), rundir.planning():
+                results, job = begin(config, executor, summary, on_event)
+            if config.options.plan_only:
+                close_plan(config, results, summary)
+            else:
+                complete(results, job, executor, config.resources, summary)
+                close_run(config, results, summary)
         for line in summary.lines(config.output):
             LOGGER.info("%s", line)
     return summary
@@ -154,7 +149,8 @@ def begin(
         LOGGER.warning("%s", compromise)
     job = make_job(rundir, manifest.recipe, config.weights, open_cache(config.options))
     results = make_results(config, manifest, job.stores, on_event)
-    executor.start(job, config.resources, count_worth_starting(manifest, recorded))
+    if job.stores:
+        executor.start(job, config.resources, count_worth_starting(manifest, recorded))
     plan = plan_run(config, results, recorded)
     rundir.clear_copies(manifest)
     if config.options.plan_only:
@@ -170,8 +166,8 @@ def begin(
 
 def announce_cut(caller: Caller, recorded: Manifest | None, summary: Summary) -> None:
     """Announce by which cut records are called, and by which they were."""
-    summary.callers, summary.cut = caller.announcements, caller.cut.words
-    summary.cut_scores = list(caller.cut.scores)
+    summary.callers, summary.stages = caller.announcements, caller.stages
+    summary.cut, summary.cut_scores = caller.cut
     if summary.cut:
         announce(f"calls: {summary.cut}")
     if recorded is not None and summary.cut != recorded.cut != "":
@@ -188,6 +184,10 @@ def make_results(
     rundir, options = RunDir(config.output), config.options
     caller = config.caller.of_type(manifest.recipe.input_type)
     finder = make_finder(options, manifest.recipe, caller)
+    scores = None
+    if caller.keeps_scores:
+        digest = finder.digest if finder else ""
+        scores = ScoreStore(rundir, rundir.scores, manifest.recipe.fingerprint, digest)
     return Results(
         rundir=rundir,
         outputs=Outputs(rundir),
@@ -202,7 +202,7 @@ def make_results(
         on_event=on_event,
         rows=RowStore(rundir, rundir.rows),
         made_by=_made_by(options, caller, finder),
-        scores=open_scores(rundir, manifest.recipe, caller, finder),
+        scores=scores,
     )
 
 
@@ -221,16 +221,6 @@ def make_finder(options: RunOptions, recipe: Recipe, caller: Caller) -> RegionFi
         return None
     least = options.least_posterior
     return RegionFinder.embedded(recipe.genetic_code, caller.scorer, options.region_model, least)
-
-
-def open_scores(
-    rundir: RunDir, recipe: Recipe, caller: Caller, finder: RegionFinder | None
-) -> ScoreStore | None:
-    """The scores of a run, which are kept where the scorer does all the work."""
-    if recipe.has_encoder or not isinstance(caller, ByScorer):
-        return None
-    digest = finder.digest if finder else ""
-    return ScoreStore(rundir, rundir.scores, recipe.fingerprint, digest)
 
 
 def plan_run(config: RunConfig, results: Results, recorded: Manifest | None) -> Plan:
@@ -276,8 +266,7 @@ def plan_run(config: RunConfig, results: Results, recorded: Manifest | None) -> 
 def count_worth_starting(manifest: Manifest, recorded: Manifest | None) -> int:
     """The workers that pay off for inputs without a plan, before their shards are known."""
     new = manifest.inputs[len(recorded.inputs) if recorded else 0 :]
-    n_bytes = sum(file.n_bytes for file in new) if manifest.recipe.has_encoder else 0
-    return n_bytes // _BYTES_PER_WORKER
+    return sum(file.n_bytes for file in new) // _BYTES_PER_WORKER
 
 
 def open_cache(options: CacheOptions) -> CacheFolder | None:
@@ -308,19 +297,30 @@ def make_job(
     )
 
 
-def close_plan(config: RunConfig, results: Results, summary: Summary) -> Summary:
+def close_plan(config: RunConfig, results: Results, summary: Summary) -> None:
     """Leave a planned run to others, with the folders that they need."""
     for store in results.stores:
         store.make_folder()
     facts = _facts(config, results.caller, "planned")
     results.rundir.write_manifest(results.manifest, facts)
     summary.n_slices = len(results.plan.slices)
-    for line in summary.lines(config.output):
-        LOGGER.info("%s", line)
-    return summary
 
 
 def complete(
+    results: Results, job: Job, executor: Executor, resources: Resources, summary: Summary
+) -> None:
+    """Embed what is not done yet, and make the tables; again, if a feature file was damaged."""
+    try:
+        embed_and_write(results, job, executor, resources, summary)
+    except FeatureFileError as error:
+        LOGGER.warning("%s; every feature file is read now; damaged ones are made again", error)
+        on_shard = _on_shard(results.on_event, "reading every feature file")
+        for store in job.stores:
+            store.discard_damaged(results.plan.shards, on_shard)
+        embed_and_write(results, job, executor, resources, summary)
+
+
+def embed_and_write(
     results: Results, job: Job, executor: Executor, resources: Resources, summary: Summary
 ) -> None:
     """Embed what is not done yet, and make the tables of all: of what is done, meanwhile.
@@ -329,7 +329,8 @@ def complete(
         FeatureFileError: a file that looked finished is damaged within.
     """
     plan, stores, on_event = results.plan, results.stores, results.on_event
-    with summary.stage(STAGES[1]):
+    before_tables, of_tables = summary.stages[-2:]
+    with summary.stage(before_tables):
         owed = list(results.shards_without_rows())
         pending = find_pending(stores, owed, frozenset(results.manifest.replaced), on_event)
         for store in stores if pending else ():
@@ -338,7 +339,7 @@ def complete(
     if not pending:
         executor.close()  # workers for inputs that gave no shard
         try:
-            with summary.stage(STAGES[2]), results.helpers(n_helpers) as helpers:
+            with summary.stage(of_tables), results.helpers(n_helpers) as helpers:
                 results.write(summary, helpers)
         finally:
             results.rundir.sweep()  # what helpers that were stopped were writing
@@ -351,9 +352,9 @@ def complete(
             results.helpers(n_helpers) as helpers,
             beside(results.backlog, helpers, partial(results.write, summary, helpers)) as tables,
         ):
-            with summary.stage(STAGES[1]):
+            with summary.stage(before_tables):
                 embed(executor.run(pending, job, resources), results, summary, tables)
-            with summary.stage(STAGES[2]):
+            with summary.stage(of_tables):
                 tables.result()
     finally:
         results.rundir.sweep()  # what workers that died, or were stopped, were writing
@@ -430,7 +431,7 @@ def _on_shard(on_event: OnEvent, stage: str) -> Callable[[int, int], None]:
 
 def cut_again(
     config: RunConfig, manifest: Manifest, lost: Sequence[str], summary: Summary, on_event: OnEvent
-) -> Summary:
+) -> None:
     """Call the records of a finished run by another cut, without its input, which is gone.
 
     Raises:
@@ -447,7 +448,7 @@ def cut_again(
         check_blind(results.scores, results.finder, lost)
         before = Outputs(rundir).read_kept(LETTERS)
     lacking = set[str]()
-    with summary.stage(STAGES[2]), ExitStack() as stack, results.helpers(0) as helpers:
+    with summary.stage(summary.stages[-1]), ExitStack() as stack, results.helpers(0) as helpers:
         letters = letters_of_before(rundir, before)
         facts = {**_facts(config, results.caller, "unfinished"), Outputs.field: before}
         rundir.write_manifest(manifest, facts)
@@ -468,9 +469,6 @@ def cut_again(
             f"{', '.join(sorted(lacking))}: this cut needs sequences that only the input has",
             hint="put the input back and run the same command again; all other tables are written",
         )
-    for line in summary.lines(config.output):
-        LOGGER.info("%s", line)
-    return summary
 
 
 def close_run(
@@ -508,23 +506,18 @@ def _facts(config: RunConfig, caller: Caller, state: str) -> dict[str, object]:
 def announce_input(plan: Plan, manifest: Manifest, caller: Caller) -> None:
     """Announce the input, and warn of what makes weak calls."""
     counts, recipe = plan.counts, manifest.recipe
-    shards = f"; {counted(len(plan.shards), 'shard')}" if recipe.has_encoder else ""
+    shards = f"; {counted(len(plan.shards), 'shard')}" if plan.shards else ""
     records = counted(counts.n_records, "record")
     announce(f"{records} of {counted(len(manifest.inputs), 'file')}, {recipe.input_type}{shards}")
     if not counts.n_records:
         LOGGER.warning("the input holds no record: the tables have a header only")
-    elif recipe.has_encoder and not plan.shards:
-        LOGGER.warning("no record has a frame to embed: see the table for each one's status")
+        return
+    numbers = (counts.n_records, counts.n_short, len(plan.shards))
+    for warning in caller.warnings(recipe.chunk_size, *numbers):
+        LOGGER.warning("%s", warning)
     if counts.n_gaps:
         LOGGER.warning(
             "left out: %s (- . ~) of an alignment, in %s",
             counted(counts.n_gaps, "gap"),
             counted(counts.n_gapped, "record"),
-        )
-    if caller.frame_head and counts.n_short > counts.n_records / 2:
-        LOGGER.warning(
-            "shorter than half a chunk of %d bases: %d of %s; expect weaker calls",
-            recipe.chunk_size,
-            counts.n_short,
-            records,
         )

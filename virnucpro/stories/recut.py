@@ -24,9 +24,8 @@ from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.inputs import list_sources
 from virnucpro.stories.blocks import Maker
 from virnucpro.stories.options import RunOptions
-from virnucpro.tables.sinks import Portion, RegionFasta, ViralFasta
+from virnucpro.tables.sinks import LETTERS, Portion
 
-LETTERS = (ViralFasta.file, RegionFasta.file)  # outputs that hold sequences
 _PLACE = re.compile(r"(.*)\|[a-z]+_([0-9]+)_([0-9]+)", re.DOTALL)  # of a region in its record
 _UNKNOWN_LINE = re.compile(rf"^[^>\n]*{ScoreStore.unknown}".encode(), re.MULTILINE)  # of a sequence
 
@@ -36,7 +35,7 @@ def lost_inputs(options: RunOptions, rundir: RunDir, recorded: Manifest | None) 
 
     Its scores are whole, and nothing is given that the run does not know, or that has changed.
     """
-    if not options.resume or recorded is None or recorded.recipe.has_encoder:
+    if not options.resume or recorded is None or not rundir.scores.is_dir():
         return []
     there = {file.path for file in recorded.inputs if Path(file.path).is_file()}
     gone = [file for file in recorded.inputs if file.path not in there]

@@ -15,7 +15,7 @@ from typing import Any
 
 from virnucpro import __version__
 from virnucpro.callers.options import CutOptions
-from virnucpro.callers.regions import RegionFinder
+from virnucpro.callers.regions import SHORTEST_RECORD, RegionFinder
 from virnucpro.ground.errors import InputError, InputMissingError, UsageError
 from virnucpro.ground.events import OnEvent, Progress
 from virnucpro.ground.files import expanded, open_plain
@@ -25,7 +25,6 @@ from virnucpro.page.run import write_run_page
 from virnucpro.run.folder import RunDir
 from virnucpro.run.hashes import Outputs
 from virnucpro.run.manifest import Manifest
-from virnucpro.scorer.kin import own_kinship
 from virnucpro.sequences.inputs import InputFile, check_recorded, expected_letters
 from virnucpro.stories.options import RegionsOptions
 from virnucpro.stories.resolve import find_region_model
@@ -34,6 +33,7 @@ from virnucpro.tables.sinks import (
     REGION_SINKS,
     Portion,
     RecordTable,
+    RegionTable,
     Sink,
     Tally,
     find_viruses,
@@ -59,7 +59,6 @@ def find_regions(options: RegionsOptions, on_event: OnEvent) -> Tally:
         least = _cut_of(rundir).least_posterior
         region_model = options.region_model or _region_model_of(rundir)
         finder = RegionFinder.embedded(manifest.recipe.genetic_code, None, region_model, least)
-        own_kinship()
         announce(f"regions: learned from {finder.model.training}")
         with Outputs(rundir).rewriting((RecordTable.file, *_WRITTEN)):
             tally = _write_files(rundir, manifest, inputs, finder, on_event)
@@ -68,6 +67,15 @@ def find_regions(options: RegionsOptions, on_event: OnEvent) -> Tally:
             write_run_page(rundir)
         LOGGER.info("%s", tally.virus_line)
     return tally
+
+
+def region_lines(folder: Path, tally: Tally) -> tuple[list[str], Path | None]:
+    """The lines for the user at the end, and the table of regions, if there is one."""
+    table = folder / RegionTable.file
+    if table.exists():
+        return [tally.virus_line], table
+    why = f"no scored record has {SHORTEST_RECORD:,} bases"
+    return [tally.virus_line, f"virus-like regions: none; {why}"], None
 
 
 def _write_files(

@@ -12,14 +12,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from virnucpro.callers.caller import ByScorer, Caller, caller_of
-from virnucpro.callers.cascade import Cascade
+from virnucpro.callers.caller import Caller, caller_of
 from virnucpro.callers.head import EncoderFacts, Head
-from virnucpro.callers.options import CutOptions, Embed
+from virnucpro.callers.options import CutOptions
 from virnucpro.encoders.base import Model
 from virnucpro.encoders.families import BUNDLES, EMBEDDED
 from virnucpro.engine.options import EngineOptions, WorkOptions
 from virnucpro.ground.config import (
+    Embed,
     EncoderSpec,
     Footprint,
     InputType,
@@ -47,9 +47,7 @@ from virnucpro.ground.files import HEAD_FILE, REGIONS_FILE
 from virnucpro.ground.log import printable
 from virnucpro.ground.options import carry
 from virnucpro.run.folder import RunDir
-from virnucpro.run.manifest import ALL, Manifest, Step
-from virnucpro.scorer.kin import own_kinship
-from virnucpro.scorer.nets import Scorer
+from virnucpro.run.manifest import Manifest, Step
 from virnucpro.sequences.inputs import list_sources
 from virnucpro.sequences.translate import GeneticCode
 from virnucpro.stories.options import (
@@ -61,7 +59,7 @@ from virnucpro.stories.options import (
 )
 from virnucpro.stories.recut import lost_inputs
 
-_DEFAULT_CHUNK = 500
+_NO_DEVICE = Resources(devices=("cpu",), tokens_per_batch=1)  # nothing is embedded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +78,7 @@ class RunConfig:
     announcements: tuple[str, ...] = ()  # lines about the choices for the encoder
     compromises: tuple[str, ...] = ()  # warnings about their costs
     models: tuple[str, ...] = ()  # what other machines open the encoders by
-    steps: tuple[Step, ...] = ALL  # of what is embedded; see ``Manifest``
+    steps: tuple[Step, ...] = (Step(),)  # of what is embedded; see ``Manifest``
 
     @property
     def output(self) -> Path:
@@ -118,13 +116,12 @@ def resolve(options: RunOptions, on_event: OnEvent) -> RunConfig:
     if _embeds(options, recorded):
         return _resolve_engine(options, recorded, on_event)
     options.check_without_engine()
-    caller = _caller(options, None)
-    resources = _for_tables(Resources(devices=("cpu",), tokens_per_batch=1), options)
+    caller = _caller(options)
     return RunConfig(
         options=options,
         caller=caller,
-        recipe=_recipe(options, (), caller, None),
-        resources=resources,
+        recipe=_recipe(options, (), caller),
+        resources=_for_tables(_NO_DEVICE, options),
     )
 
 
@@ -135,11 +132,12 @@ def _embeds(options: RunOptions, recorded: Manifest | None) -> bool:
     return recorded is not None and recorded.models == (EMBEDDED,)
 
 
-def _caller(options: RunOptions, head: Head | None) -> Caller:
+def _caller(options: RunOptions, head: Head | None = None, steps: Sequence[Step] = ()) -> Caller:
+    """Who calls the records of a run that embeds what these steps ask for."""
     match options:
         case PredictOptions(calls=calls):
-            own_kinship()  # a damaged table of families is found before anything is computed
-            return caller_of(carry(options, CutOptions), calls, head)
+            rules = [step.rule for step in steps]
+            return caller_of(carry(options, CutOptions), calls, head, rules)
     return Caller()
 
 
@@ -150,11 +148,11 @@ def _resolve_engine(options: RunOptions, recorded: Manifest | None, on_event: On
     names = model_names(options.model_name)
     before_fetching = partial(_check_before_fetching, options, recorded)
     models = tuple(open_model(name, on_event, before_fetching) for name in names)
-    options = _with_regions(options, models)
+    options = _with_regions(options)
     footprint = join_footprints([model.footprint for model in models])
     head = _load_head(options, models, on_event)
     steps = _steps(options, recorded)
-    caller = _cascade(options, _caller(options, head), steps)
+    caller = _caller(options, head, steps)
     choice = _choose_devices(_placed(options), footprint)
     request = _asked_precision(options, recorded)
     precision = _precision(options, request, choice)
@@ -169,7 +167,7 @@ def _resolve_engine(options: RunOptions, recorded: Manifest | None, on_event: On
         _spec(options, model, digest, facts, model.precision_on(kind, precision))
         for model, (_, digest), facts in zip(models, prepared, made_for, strict=True)
     )
-    recipe = _recipe(options, encoders, caller, head)
+    recipe = _recipe(options, encoders, caller)
     return RunConfig(
         options=options,
         caller=caller,
@@ -178,9 +176,9 @@ def _resolve_engine(options: RunOptions, recorded: Manifest | None, on_event: On
         checkpoints=tuple(model.path.resolve() for model in models),
         weights=tuple(weights.resolve() for weights, _ in prepared),
         announcements=(
-            *_announce_choice(options, recorded),
-            *_announcements(options, models, recipe, resources, choice),
-            *_announce_steps(options, steps),
+            *_announce_options(options, recorded, steps),
+            *_announce_models(models, encoders),
+            *(_announce_devices(resources, choice) if options.embeds_here else ()),
         ),
         compromises=tuple(choice.compromises(footprint, precision, is_auto)),
         models=tuple(map(name_anywhere, names)),
@@ -188,16 +186,11 @@ def _resolve_engine(options: RunOptions, recorded: Manifest | None, on_event: On
     )
 
 
-def _with_regions(options: RunOptions, models: Sequence[Model]) -> RunOptions:
+def _with_regions(options: RunOptions) -> RunOptions:
     """The same options, with the file of regions that lies beside the head of a trained model."""
     if not isinstance(options, PredictOptions) or options.region_model or not options.regions:
         return options
-    return replace(options, region_model=_region_model_beside(models[0]))
-
-
-def _region_model_beside(model: Model) -> Path | None:
-    file = model.head and model.head.with_name(REGIONS_FILE)
-    return file if file and file.is_file() else None
+    return replace(options, region_model=find_region_model(options.model_name))
 
 
 def find_region_model(model: str) -> Path | None:
@@ -224,7 +217,7 @@ def _steps(options: RunOptions, recorded: Manifest | None) -> tuple[Step, ...]:
     """What the run embeds: what it did so far, and what is asked for now beyond that."""
     rule = options.embed if isinstance(options, PredictOptions) else "all"
     if recorded is None:
-        return (Step(rule or "all", 0),)
+        return (Step(rule or "all"),)
     from_widest = get_args(Embed)
     widest = min(from_widest.index(step.rule) for step in recorded.embed)
     if rule is None or widest <= from_widest.index(rule):
@@ -232,30 +225,24 @@ def _steps(options: RunOptions, recorded: Manifest | None) -> tuple[Step, ...]:
     return (*recorded.embed, Step(rule, recorded.n_generations))
 
 
-def _cascade(options: RunOptions, caller: Caller, steps: Sequence[Step]) -> Caller:
-    """The same caller, or the scorer before it where not every record is embedded."""
-    if not isinstance(options, PredictOptions) or steps[-1].rule == "all":
-        return caller
-    by_scorer = ByScorer(scorer=Scorer.own(), options=carry(options, CutOptions))
-    return Cascade.of(by_scorer, caller)
-
-
-def _announce_choice(options: RunOptions, recorded: Manifest | None) -> Iterator[str]:
-    """Say which options chose the embedded ESM-2, where nobody named a model."""
-    if isinstance(options, PredictOptions) and not options.names_model and recorded is None:
+def _announce_options(
+    options: RunOptions, recorded: Manifest | None, steps: Sequence[Step]
+) -> Iterator[str]:
+    """Say what chose the embedded ESM-2 if nobody named a model, and what the model is used for."""
+    if not isinstance(options, PredictOptions):
+        return
+    if not options.names_model and recorded is None:
         given = " and ".join(options.given_to_embed)
         yield (
             f"the small ESM-2 runs because of {given}; it changes no call: "
             f"leave {given} out to do without it"
         )
-
-
-def _announce_steps(options: RunOptions, steps: Sequence[Step]) -> Iterator[str]:
-    rule = options.embed if isinstance(options, PredictOptions) else None
     if steps[-1].rule != "all":
         yield f"embedded: records that --embed {' or '.join(step.rule for step in steps)} asks for"
-    elif rule not in (None, "all"):
-        yield f"every record of this run is embedded, more than --embed {rule} asks for"
+    elif options.embed not in (None, "all"):
+        yield (f"every record of this run is embedded, more than --embed {options.embed} asks for")
+    if options.region_model:
+        yield f"regions by {printable(options.region_model)}"
 
 
 def resolve_work(
@@ -270,22 +257,21 @@ def resolve_work(
         ResumeError: an older version planned it.
     """
     of_run = options_of_tables(recorded.recipe.command, options.folder, stored)
-    if not recorded.recipe.has_encoder:
+    if not (encoders := recorded.recipe.encoders):
         return RunConfig(
             options=of_run,
-            caller=_caller(of_run, None),
+            caller=_caller(of_run),
             recipe=recorded.recipe,
-            resources=_for_tables(Resources(devices=("cpu",), tokens_per_batch=1), options),
+            resources=_for_tables(_NO_DEVICE, options),
         )
     from virnucpro.encoders.catalogue import open_model
 
-    encoders = recorded.recipe.encoders
     models = tuple(open_model(name, on_event) for name in recorded.models)
     footprint = join_footprints([model.footprint for model in models])
     choice = _choose_devices(options, footprint)
     precision = _precision_behind({encoder.precision for encoder in encoders})
     resources = _resources(options, choice, footprint, precision)
-    weights, announcements = [], []
+    weights = []
     for model, encoder in zip(models, encoders, strict=True):
         _check_precision(encoder.precision, choice)
         path, digest = model.prepare(encoder.precision, options.converted, on_event)
@@ -296,16 +282,16 @@ def resolve_work(
                 hint="put the model of the run there, as on the machine that made the plan",
             )
         weights.append(path.resolve())
-        announcements += [f"model {printable(model.name)}: {model.describe(encoder)}"]
-    announcements += _announce_devices(resources, choice)
-    caller = _caller(of_run, _load_head(of_run, models, on_event))
     return RunConfig(
         options=of_run,
-        caller=_cascade(of_run, caller, recorded.embed),
+        caller=_caller(of_run, _load_head(of_run, models, on_event), recorded.embed),
         recipe=recorded.recipe,
         resources=resources,
         weights=tuple(weights),
-        announcements=tuple(announcements),
+        announcements=(
+            *_announce_models(models, encoders),
+            *_announce_devices(resources, choice),
+        ),
         models=recorded.models,
         steps=recorded.embed,
     )
@@ -440,9 +426,7 @@ def _spec(
     )
 
 
-def _recipe(
-    options: RunOptions, encoders: tuple[EncoderSpec, ...], caller: Caller, head: Head | None
-) -> Recipe:
+def _recipe(options: RunOptions, encoders: tuple[EncoderSpec, ...], caller: Caller) -> Recipe:
     """The recipe of nucleotides.
 
     Raises:
@@ -452,7 +436,7 @@ def _recipe(
         options,
         Recipe,
         input_type="nucleotide",
-        chunk_size=_chunk_size(options, encoders, head),
+        chunk_size=caller.chunk_size(options.chunk_size),
         min_length=max(options.min_length, caller.shortest("nucleotide")),
         encoders=encoders,
         **caller.hashes,
@@ -469,9 +453,8 @@ def _check_before_fetching(
         InputMissingError, UnavailableError: it has no head.
     """
     match options:
-        case PredictOptions(head=head, calls=calls) if options.model_name not in BUNDLES:
-            if head is not None or calls == "head":
-                _check_head(head, model)
+        case PredictOptions(names_head=True) if options.model_name not in BUNDLES:
+            _check_head(options.head, model)
     if recorded is not None and not any(
         encoder.model == model or encoder.sha256 in digests for encoder in recorded.recipe.encoders
     ):
@@ -548,38 +531,9 @@ def _load_head(options: RunOptions, models: tuple[Model, ...], on_event: OnEvent
     return head
 
 
-def _chunk_size(options: RunOptions, encoders: tuple[EncoderSpec, ...], head: Head | None) -> int:
-    if options.chunk_size is None:
-        return head.facts.chunk_size if head else _DEFAULT_CHUNK
-    if head is not None and options.chunk_size != head.facts.chunk_size:
-        raise UsageError(
-            f"the head was made for chunks of {head.facts.chunk_size} bases, "
-            f"not of {options.chunk_size}",
-            hint="leave --chunk-size out, or give a head made for that size",
-        )
-    if not encoders and options.chunk_size != _DEFAULT_CHUNK:
-        raise UsageError(
-            f"the scorer works on pieces of {_DEFAULT_CHUNK} bases; --chunk-size "
-            f"{options.chunk_size} is not possible",
-            hint=f"leave --chunk-size out, or add --model {EMBEDDED} to embed chunks of this size",
-        )
-    return options.chunk_size
-
-
-def _announcements(
-    options: RunOptions,
-    models: tuple[Model, ...],
-    recipe: Recipe,
-    resources: Resources,
-    choice: Choice,
-) -> tuple[str, ...]:
-    encoders = (
-        f"model {printable(model.name)}: {model.describe(encoder)}"
-        for model, encoder in zip(models, recipe.encoders, strict=True)
-    )
-    devices = _announce_devices(resources, choice) if options.embeds_here else ()
-    regions = options.region_model if isinstance(options, PredictOptions) else None
-    return (*encoders, *devices, *([f"regions by {printable(regions)}"] if regions else []))
+def _announce_models(models: Sequence[Model], encoders: Sequence[EncoderSpec]) -> Iterator[str]:
+    for model, encoder in zip(models, encoders, strict=True):
+        yield f"model {printable(model.name)}: {model.describe(encoder)}"
 
 
 def _announce_devices(resources: Resources, choice: Choice) -> tuple[str, ...]:

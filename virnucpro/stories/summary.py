@@ -12,12 +12,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from virnucpro.encoders.base import estimate_tokens
+from virnucpro.ground.config import Command
 from virnucpro.ground.events import STAGES, STARTING, ShardDone
 from virnucpro.ground.log import LOGGER, counted, printable
 from virnucpro.run.folder import RunDir
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import Plan
-from virnucpro.tables.sinks import FailedFiles, FailedSequences, Tally
+from virnucpro.tables.sinks import FailedFiles, FailedSequences, Tally, VirusTable
 
 # facts of records that stand in a table
 _IN_TABLES = (
@@ -40,10 +41,10 @@ class Summary:
     """The figures of a run."""
 
     callers: tuple[str, ...] = ()  # who calls, in lines
-    has_encoder: bool = True  # False: nothing was to be embedded
+    stages: tuple[str, ...] = STAGES
     cut: str = ""  # rule by which a record is called viral, in words
     # the same in numbers: length, and the lowest score of a viral record of that length
-    cut_scores: list[tuple[int, float]] = field(default_factory=list)
+    cut_scores: tuple[tuple[int, float], ...] = ()
     records: Tally = field(default_factory=Tally)
     n_files: int = 0
     n_slices: int | None = None  # of a run that others go on with; None: it came to its end
@@ -64,7 +65,6 @@ class Summary:
     def count_plan(self, plan: Plan, manifest: Manifest) -> None:
         """Count the files of a run, and what its copies save."""
         encoders, counts, shards = manifest.recipe.encoders, plan.counts, plan.shards
-        self.has_encoder = bool(encoders)
         self.n_refused = len(manifest.refused)
         self.n_files = len(manifest.inputs) + self.n_refused
         self.n_letters, self.n_left = counts.n_letters, counts.n_left
@@ -111,12 +111,18 @@ class Summary:
         return [
             *self._record_lines(),
             *self.callers,
-            *(self._engine_lines() if self.has_encoder else ()),
+            *self._engine_lines(),
             self._time_line(),
             f"results: {printable(folder)}",
             *([f"report: {printable(report)}"] if report.exists() else []),
             *self._repair_lines(folder),
         ]
+
+    def first_table(self, folder: Path, command: Command) -> Path:
+        """The table that a user reads first: of viruses, or of all records."""
+        rundir = RunDir(folder)
+        is_of_viruses = self.records.n_viruses
+        return rundir.output(VirusTable) if is_of_viruses else rundir.record_table(command)
 
     def _record_lines(self) -> Iterator[str]:
         records = self.records
@@ -130,7 +136,8 @@ class Summary:
             yield records.virus_line
 
     def _engine_lines(self) -> Iterator[str]:
-        yield f"frames embedded: {self.records.n_frames:,}"
+        if n_frames := self.records.n_frames:
+            yield f"frames embedded: {n_frames:,}"
         yield from self._left_lines()
         if self.n_copies:
             share = self.n_tokens_saved / self.n_tokens_in_all
@@ -157,11 +164,7 @@ class Summary:
             yield f"not embedded, as --embed asks: {records}, {share:.1%} of all letters"
 
     def _time_line(self) -> str:
-        names = {name: name for name in STAGES}
-        if not self.has_encoder:  # scores come with the tables
-            names = {STAGES[0]: STAGES[0], STAGES[2]: "scoring"}
-        stages = (f"{shown} {self.seconds[name]:.1f} s" for name, shown in names.items())
-        return f"time: {', '.join(stages)}"
+        return f"time: {', '.join(f'{name} {self.seconds[name]:.1f} s' for name in self.stages)}"
 
     def _repair_lines(self, folder: Path) -> list[str]:
         listing, lines = printable(folder / FailedFiles.file), []

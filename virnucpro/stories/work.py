@@ -92,23 +92,25 @@ class PartResult:
     n_planned: int = 0  # slices that it planned
     n_rows: int = 0  # slices whose rows it wrote
     n_pending: int = 0  # shards that it had to do
-    n_shards: int = 0  # shards that it did
-    n_failed: int = 0  # sequences that failed
-    n_lost: int = 0  # shards that were given up
-    n_tokens: int = 0
     n_cached: int = 0  # vectors that a cache had
     ready: float = field(default_factory=time.monotonic)  # time when the first worker was
     tokens: dict[int, int] = field(default_factory=dict)  # of shards in work
     ended: list[ShardFigures] = field(default_factory=list)
 
     @property
+    def n_shards(self) -> int:
+        """The shards that it did."""
+        return sum(not one.is_lost for one in self.ended)
+
+    @property
     def exit_code(self) -> int:
-        return 2 if self.n_failed or self.n_lost else 0
+        return 2 if any(one.n_failed or one.is_lost for one in self.ended) else 0
 
     @property
     def lines(self) -> list[str]:
         """The lines for the user at the end."""
         seconds = time.monotonic() - self.ready
+        n_tokens = sum(one.n_tokens for one in self.ended)
         pending = counted(self.n_pending, "pending shard")
         outcomes = [
             *([f"{counted(self.n_planned, 'slice')} planned"] if self.n_planned else ()),
@@ -116,15 +118,17 @@ class PartResult:
             *([f"tables of {counted(self.n_rows, 'slice')} written"] if self.n_rows else ()),
         ]
         lines = [f"part {self.part}: {', '.join(outcomes) or 'nothing left to do'}"]
-        if self.n_tokens:
-            rate = self.n_tokens / max(1e-3, seconds)
-            lines += [f"tokens: {self.n_tokens:,} embedded at {rate:,.0f} per second"]
+        if n_tokens:
+            rate = n_tokens / max(1e-3, seconds)
+            lines += [f"tokens: {n_tokens:,} embedded at {rate:,.0f} per second"]
         if self.n_cached:
             lines += [f"cache: {counted(self.n_cached, 'vector')} read"]
-        if self.n_failed or self.n_lost:
+        if self.exit_code:
+            n_failed = sum(one.n_failed for one in self.ended)
+            n_lost = len(self.ended) - self.n_shards
             lines += [
-                f"failed: {counted(self.n_failed, 'sequence')}, and "
-                f"{counted(self.n_lost, 'shard')} as a whole; run the same command again, or "
+                f"failed: {counted(n_failed, 'sequence')}, and "
+                f"{counted(n_lost, 'shard')} as a whole; run the same command again, or "
                 "--resume, to try them again"
             ]
         if outcomes:
@@ -138,20 +142,16 @@ class PartResult:
             OutputError, StorageError: the disk did not take a shard.
         """
         match event:
-            case WorkerReady() if not self.n_tokens:
+            case WorkerReady() if not (self.tokens or self.ended):
                 self.ready = time.monotonic()
             case BatchDone(shard=shard, n_tokens=n_tokens):
-                self.n_tokens += n_tokens
                 self.tokens[shard.index] = self.tokens.get(shard.index, 0) + n_tokens
             case ShardDone(n_failed=n_failed):
                 warn_of_cache(event)
-                self.n_shards += 1
-                self.n_failed += n_failed
                 self.n_cached += event.n_cached
                 self._note(event, n_failed)
             case ShardFailed():
                 check_stored(event)
-                self.n_lost += 1
                 self._note(event, 0)
 
     def _note(self, event: ShardDone | ShardFailed, n_failed: int) -> None:
@@ -209,7 +209,7 @@ class _PartOfRun:
         pending = find_owed(self.rundir, self.manifest, list(chain(*shards.values())), on_event)
         outcome.n_pending = len(pending)
         n_shards = sum(map(len, shards.values()))
-        if self.manifest.recipe.has_encoder:
+        if n_shards:
             announce(f"part {outcome.part}: {counted(n_shards, 'shard')}, {len(pending):,} pending")
         results = make_results(self.config, self.manifest, job.stores, on_event)
         results = replace(results, plan=plan, backlog=Backlog(pending))

@@ -26,7 +26,7 @@ from virnucpro.callers.caller import Caller
 from virnucpro.callers.regions import RegionFinder
 from virnucpro.ground.config import FeatureFormat
 from virnucpro.ground.errors import InputError
-from virnucpro.ground.events import STAGES, OnEvent, Progress
+from virnucpro.ground.events import SCORING, STAGES, OnEvent, Progress
 from virnucpro.ground.files import writing
 from virnucpro.ground.log import counted
 from virnucpro.ground.records import FastaRecord, Records, Shard, shard_name
@@ -192,17 +192,17 @@ class Results:
         """
         counts, n_done, n_worked, n_read = self.plan.counts, 0, 0, 0
         to_do = counts.n_letters + (counts.n_searched if self.finder else 0)
-        is_scored_alone, names = not self.manifest.recipe.has_encoder, set[str]()
+        names = set[str]()
         for _, index, written in self.written(lambda _: indexes, helpers):
             yield from written.portions
             names.update(shard_name(index + place) for place in range(written.n_blocks))
             n_read += written.n_records
             n_done, to_do = n_done + written.n_letters, to_do - written.work
             n_worked += written.work if written.is_scored else 0
-            if is_scored_alone:
+            if self.scores is not None:
                 at_end = (n_worked, max(0, to_do))
                 letters = (n_done, counts.n_letters, "letters")
-                self.on_event(Progress("scoring", *letters, at_end))
+                self.on_event(Progress(SCORING, *letters, at_end))
         if n_read != counts.n_records:
             raise _not_all(counts.n_records, n_read)
         if self.scores is not None:
@@ -350,7 +350,7 @@ class Results:
             for index, files in zip(indexes, rows.files, strict=True):
                 index.extend(files)
             yield RowsTask(rows)
-        elif self.manifest.recipe.has_encoder:
+        elif self.stores:
             of_series = [self.scored(one, indexes, hidden, helpers) for one in group]
             yield from block_tasks(self.generation(group[0], of_series), hidden)
         else:

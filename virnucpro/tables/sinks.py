@@ -19,18 +19,15 @@ from urllib.parse import quote
 
 import numpy as np
 
-from virnucpro.callers.calls import FRAMES_FAILED
-from virnucpro.callers.regions import is_circular
-from virnucpro.ground.config import Command
+from virnucpro.ground.config import STATUSES, Command, Status
 from virnucpro.ground.log import counted, escaped
 from virnucpro.ground.records import (
-    STATUSES,
+    FRAMES_FAILED,
     Call,
     CalledRecords,
     Identity,
     RecordResult,
     Region,
-    Status,
     Viruses,
 )
 from virnucpro.ground.tree import Tree
@@ -498,9 +495,9 @@ def find_viruses(results: CalledRecords, code: GeneticCode | None) -> Viruses:
 
 def _identify(results: CalledRecords, viruses: Viruses, code: GeneticCode) -> list[Identity]:
     """What each virus is."""
-    headers, ids = results.records.headers, results.records.ids
+    records = results.records
     circles = [
-        is_circular(headers[place]) if name == ids[place] else None
+        records.at(place).is_circular if name == records.ids[place] else None
         for place, name in zip(viruses.places, viruses.names, strict=True)
     ]
     known = ["" if " " in bases else bases for bases in viruses.letters]
@@ -886,6 +883,8 @@ def region_name(record_id: str, region: Region) -> str:
     return f"{record_id}|{region.kind}_{region.start + 1}_{region.end}"
 
 
+# the sequences of records that were called viral, and of regions
+LETTERS = (ViralFasta.file, RegionFasta.file)
 # what ``virnucpro regions`` writes beside the table of records
 REGION_SINKS: tuple[type[Sink], ...] = (
     VirusTable,

@@ -13,9 +13,8 @@ from typing import Any, BinaryIO, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.callers.head import DECIMALS
 from virnucpro.ground.files import writing
-from virnucpro.ground.records import Call, Calls, Counts, FrameScores, Values
+from virnucpro.ground.records import DECIMALS, Call, Calls, Counts, FrameScores, Values
 from virnucpro.ground.tree import Tree
 from virnucpro.scorer.library import call
 

@@ -34,7 +34,7 @@ ONE_IN = 100  # of so many k-mers one is sampled
 
 Sketch = NDArray[np.uint32]  # hashes, sorted, each once
 _Gaps = NDArray[np.uint16]
-NO_KMERS: Sketch = np.empty(0, dtype=np.uint32)
+_NO_KMERS: Sketch = np.empty(0, dtype=np.uint32)
 _SPAN = 1_000_000  # words at once: memory does not grow with the sequence
 _FULL_GAP = np.iinfo(np.uint16).max  # it stands for itself, and for no hash
 
@@ -127,7 +127,7 @@ def share_known(sketch: Sketch, known: Sketch) -> float:
 
 def join_sketches(sketches: list[Sketch]) -> Sketch:
     """All the hashes of some sketches."""
-    joined: Sketch = np.unique(np.concatenate([NO_KMERS, *sketches]))
+    joined: Sketch = np.unique(np.concatenate([_NO_KMERS, *sketches]))
     return joined
 
 
