@@ -24,7 +24,7 @@ from simulated import SimulatedRow, SimulatedWorker, config_of, register, write_
 
 from virnucpro.engine.local import InlineExecutor, ProcessExecutor
 from virnucpro.run.folder import RunDir
-from virnucpro.run.plan import Planner, make_plan, read_plan
+from virnucpro.run.plan import Plan, Planner, make_plan
 from virnucpro.stories.pipeline import make_job, make_results, run
 from virnucpro.stories.resolve import RunConfig
 from virnucpro.stories.work import Part
@@ -110,7 +110,7 @@ def _work(rundir: RunDir, config: RunConfig) -> TaskTimes:
     manifest = rundir.read_manifest()
     assert manifest is not None
     manifest = replace(manifest, inputs=tuple(file.stamped() for file in manifest.inputs))
-    plan = read_plan(rundir, manifest)
+    plan = Plan.read(rundir, manifest)
     assert plan is not None
     planner = Planner.of(rundir, rundir.shards, manifest, keep_intermediate=False)
     of_plan, of_rows, n_slices = list[float](), list[float](), len(plan.slices)

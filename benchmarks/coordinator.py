@@ -18,11 +18,10 @@ from tempfile import TemporaryDirectory
 import psutil
 from timing import FAILURES, reason_of
 
-from virnucpro.engine.executor import Job
+from virnucpro.engine.executor import Job, Resources
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.recovery import Attempt
 from virnucpro.engine.worker import Worker
-from virnucpro.ground.config import Resources
 from virnucpro.ground.errors import UnavailableError, VirnucproError
 from virnucpro.ground.events import Event, Memory, ShardDone, ShardFailed
 from virnucpro.ground.records import Shard

@@ -15,9 +15,9 @@ from tempfile import TemporaryDirectory
 
 from timing import FAILURES, Setting, count_tokens, lengths_of, reason_of
 
-from virnucpro.engine.executor import Job
+from virnucpro.engine.executor import Job, Resources
 from virnucpro.engine.local import ProcessExecutor
-from virnucpro.ground.config import RESIDUES_PER_SHARD, Resources
+from virnucpro.ground.config import RESIDUES_PER_SHARD
 from virnucpro.ground.errors import VirnucproError
 from virnucpro.ground.events import (
     STARTING,

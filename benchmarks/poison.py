@@ -19,9 +19,10 @@ from virnucpro.callers.caller import Caller
 from virnucpro.encoders.base import Encoder, Pending
 from virnucpro.encoders.catalogue import embedded_model
 from virnucpro.encoders.esm2.family import inspect_esm2
+from virnucpro.engine.executor import Resources
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.worker import Worker
-from virnucpro.ground.config import EncoderSpec, Recipe, Resources
+from virnucpro.ground.config import EncoderSpec, Recipe
 from virnucpro.stories.options import ExtractOptions
 from virnucpro.stories.pipeline import run
 from virnucpro.stories.resolve import RunConfig

@@ -38,10 +38,10 @@ from virnucpro.encoders.base import Pending, Rows
 from virnucpro.encoders.esm2.checkpoint import EXTRA_TOKENS
 from virnucpro.encoders.families import FAMILIES, Family
 from virnucpro.encoders.transfer import PackedBatch, plan_batches
-from virnucpro.engine.executor import Job
+from virnucpro.engine.executor import Job, Resources
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.worker import Worker
-from virnucpro.ground.config import EncoderSpec, Recipe, Resources
+from virnucpro.ground.config import EncoderSpec, Recipe
 from virnucpro.ground.errors import VirnucproError
 from virnucpro.ground.events import EmbeddingStarted, Event, ShardDone, Telling
 from virnucpro.ground.files import EMBEDDED_FOLDER

@@ -23,8 +23,9 @@ from virnucpro.encoders.esm2.family import inspect_esm2
 from virnucpro.encoders.esm2.model import ESM2
 from virnucpro.encoders.esm2.weights import save_esm2
 from virnucpro.encoders.transfer import use_device
+from virnucpro.engine.executor import Resources
 from virnucpro.ground import processes
-from virnucpro.ground.config import EncoderSpec, Recipe, Resources
+from virnucpro.ground.config import EncoderSpec, Recipe
 from virnucpro.sequences.kmers import N_FEATURES
 from virnucpro.stories.options import ExtractOptions, PredictOptions
 from virnucpro.stories.resolve import RunConfig

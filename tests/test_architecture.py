@@ -32,12 +32,13 @@ VOCABULARY = [
 ]
 MODEL = [name for name in MODULES if name.startswith(("encoders.esm2.", "encoders.dnabert_s."))]
 # tensors in, tensors out
-MODEL_MAY_USE = {f"ground.{name}" for name in ("errors", "log", "files", "tensors")}
+MODEL_MAY_USE = {f"ground.{name}" for name in ("errors", "log", "files")}
 MODEL_MAY_USE |= {
     "ground.config",
     "ground.events",
     "encoders.base",
     "encoders.families",
+    "encoders.tensors",
     "encoders.transfer",
     "encoders.triton_kernels",
 }
@@ -286,7 +287,8 @@ SLOW_DOORS = {
     "encoders.catalogue": {"torch"},
     "stories.resolve": {"virnucpro.callers.original_head", "virnucpro.encoders.catalogue"},
     "run.feature_file": {"h5py"},
-    "run.index": {"torch", "h5py", "pyarrow"},
+    "run.index": {"h5py"},
+    "tables.exports": {"torch", "pyarrow"},
     "run.lock": {"filelock", "psutil"},
 }
 
@@ -389,7 +391,7 @@ BY_PATH = {"unlink", "rmdir", "mkdir", "rename", "touch", "write_text", "write_b
 BY_PATH |= {"symlink_to", "hardlink_to"}
 FROM_FILES = {"atomic", "write_whole", "write_json"}
 OF_A_ROOT = {("run.folder", "self.root.mkdir"), ("stories.api", "folder.mkdir")}
-OF_A_ROOT |= {("run.cache", "self.path.mkdir")}
+OF_A_ROOT |= {("engine.cache", "self.path.mkdir")}
 
 
 def test_a_run_folder_is_written_and_deleted_from_by_its_tree_alone() -> None:

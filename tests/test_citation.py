@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from virnucpro import __version__
 from virnucpro.cli.main import app
-from virnucpro.page.citation import WORKS, Work, as_bibtex, as_text
+from virnucpro.page.html import Work, all_works, as_bibtex, as_text
 
 CITATION = yaml.safe_load((Path(__file__).parents[1] / "CITATION.cff").read_text())
 
@@ -34,7 +34,7 @@ def as_in_cff(work: Work) -> dict[str, object]:
 
 
 def test_the_file_for_citations_says_what_the_program_says():
-    program, *papers = WORKS
+    program, *papers = all_works()
     assert as_in_cff(program).items() <= CITATION.items()
     assert CITATION["version"] == __version__
     assert CITATION["references"] == [{"type": "article", **as_in_cff(work)} for work in papers]
@@ -44,7 +44,7 @@ def test_cite_prints_text_and_bibtex_and_bibtex_alone_for_a_file():
     both = CliRunner().invoke(app, ["cite"])
     alone = CliRunner().invoke(app, ["cite", "--bibtex"])
     assert both.exit_code == alone.exit_code == 0
-    for work in WORKS:
+    for work in all_works():
         assert as_text(work) in both.stdout and as_bibtex(work) in both.stdout
         assert work.doi in as_text(work)
         is_limited = f"{work.role} (only for results with --model" in both.stdout

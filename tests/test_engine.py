@@ -36,10 +36,11 @@ from toy_executor import BackwardExecutor
 from virnucpro.cli.figures import EventLog
 from virnucpro.engine import local
 from virnucpro.engine.batches import Refused, outcome_of
+from virnucpro.engine.executor import Resources
 from virnucpro.engine.local import InlineExecutor, ProcessExecutor, _Peer
 from virnucpro.engine.recovery import Attempt, Workload
+from virnucpro.engine.starts import Start
 from virnucpro.engine.worker import Worker
-from virnucpro.ground.config import Resources
 from virnucpro.ground.errors import InputError, OutputError, UnavailableError
 from virnucpro.ground.events import (
     STAGES,
@@ -57,7 +58,6 @@ from virnucpro.ground.events import (
 from virnucpro.ground.processes import interrupts_held, start
 from virnucpro.ground.records import Shard
 from virnucpro.run.folder import RunDir
-from virnucpro.run.journal import Start
 from virnucpro.stories import pipeline
 from virnucpro.stories.pipeline import make_job
 

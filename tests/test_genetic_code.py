@@ -9,13 +9,13 @@ import pytest
 from Bio.Data.CodonTable import unambiguous_dna_by_id as NCBI
 
 from virnucpro.ground.errors import UsageError
-from virnucpro.ground.records import Chunk
 from virnucpro.scorer.nets import embedded_scorer, load_scorer
 from virnucpro.scorer.pieces import find_open_codes
 from virnucpro.scorer.score import score_block
 from virnucpro.sequences.translate import (
     GENETIC_CODES,
     STANDARD,
+    Chunk,
     GeneticCode,
     translate_six_frames,
 )

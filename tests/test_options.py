@@ -15,16 +15,16 @@ from forked import virnucpro
 from test_architecture import tree_of
 from typer.testing import CliRunner
 
-from virnucpro.cli.command import command
+from virnucpro.cli.command import ConsoleOptions, command
 from virnucpro.cli.main import app
 from virnucpro.ground.errors import UsageError
-from virnucpro.ground.options import ConsoleOptions, carry, make, options_of
+from virnucpro.ground.options import carry, make, options_of
 from virnucpro.learning.options import EvaluateOptions, TrainOptions
 from virnucpro.stories.options import ExtractOptions, PredictOptions
 
 # where options pass through on their way to where they are used
 PASSED = (
-    *("cli.command", "cli.predict", "cli.train", "stories.resolve", "run.intake"),
+    *("cli.command", "cli.predict", "cli.train", "stories.resolve", "stories.intake"),
     *("stories.pipeline", "learning.evaluate"),
     *(f"learning.{name}" for name in ("request", "train")),
 )

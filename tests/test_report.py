@@ -17,6 +17,7 @@ from pages import EVIL, EXAMPLE, Page, call, write_table
 from runs import again, forget_hashes, run_inline, within
 
 from virnucpro.engine.local import InlineExecutor
+from virnucpro.engine.starts import Start
 from virnucpro.ground.errors import InputError, InputMissingError, ResumeError
 from virnucpro.ground.events import (
     STAGES,
@@ -30,13 +31,12 @@ from virnucpro.ground.events import (
 )
 from virnucpro.ground.records import Call, Shard
 from virnucpro.learning.pages import report_folder
-from virnucpro.page.counts import read_blocks
 from virnucpro.page.html import MOST_BYTES
 from virnucpro.page.template import Safe, read, write
 from virnucpro.run.folder import RunDir
-from virnucpro.run.journal import Start
 from virnucpro.stories import pipeline
 from virnucpro.stories.options import PredictOptions
+from virnucpro.tables.text import read_blocks
 
 
 def predict(to: Path, *inputs: Path, **changes: object) -> Path:
@@ -70,6 +70,14 @@ def test_the_page_has_every_record_with_its_values(tmp_path):
         assert columns["fdr"][i] == round(1e4 * float(row[6]))
     assert "16 in = 16 scored it does" in page.words
     assert "8 records called virus, of 16 with a score (50 %)" in page.words
+
+
+def test_a_table_with_the_line_ends_of_windows_has_the_same_page(tmp_path):
+    folder = write_table(tmp_path / "run", [call("a", 0.99, note="of note"), call("b", 0.2)])
+    before = report_folder(folder).read_bytes()
+    table = folder / "predictions.tsv"
+    table.write_bytes(table.read_bytes().replace(b"\n", b"\r\n"))
+    assert report_folder(folder).read_bytes() == before and b"of note" in before
 
 
 def test_the_page_reports_a_table_that_does_not_add_up(tmp_path):

@@ -11,9 +11,8 @@ import pytest
 
 from virnucpro.ground.errors import InputError, InputMissingError
 from virnucpro.sequences import samples
-from virnucpro.sequences.inputs import InputFile, Source, find_inputs
+from virnucpro.sequences.inputs import InputFile, Source, find_inputs, read_sheet
 from virnucpro.sequences.samples import RunIds, id_digests, name_samples
-from virnucpro.sequences.sheet import read_sheet
 from virnucpro.sequences.survey import Survey, find_repeat
 
 

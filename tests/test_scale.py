@@ -22,7 +22,8 @@ from forked import fork_server
 from runs import again, run_inline, statuses
 
 from virnucpro.callers.caller import Caller
-from virnucpro.ground.config import EncoderSpec, Recipe, Resources
+from virnucpro.engine.executor import Resources
+from virnucpro.ground.config import EncoderSpec, Recipe
 from virnucpro.ground.events import EmbeddingStarted, Progress
 from virnucpro.ground.records import Embeddings, Shard
 from virnucpro.ground.tree import Tree
@@ -30,7 +31,6 @@ from virnucpro.run.feature_file import write_embeddings
 from virnucpro.run.features import FeatureStore
 from virnucpro.run.folder import RunDir
 from virnucpro.run.index import MOST_AT_ROOT, IndexPart, write_index
-from virnucpro.run.intake import open_run
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import (
     Plan,
@@ -43,6 +43,7 @@ from virnucpro.run.plan import (
 )
 from virnucpro.sequences.inputs import Source
 from virnucpro.sequences.survey import Survey
+from virnucpro.stories.intake import open_run
 from virnucpro.stories.options import ExtractOptions
 from virnucpro.stories.pipeline import find_pending, make_job
 from virnucpro.stories.resolve import RunConfig

@@ -17,9 +17,9 @@ from runs import failures, leftovers, our_processes, rows, statuses
 from runs import tables as tables_of
 from test_genetic_code import gene
 
-from virnucpro.engine.executor import Executor, Job
+from virnucpro.engine.executor import Executor, Job, Resources
 from virnucpro.ground import devices
-from virnucpro.ground.config import EncoderSpec, Resources
+from virnucpro.ground.config import EncoderSpec
 from virnucpro.ground.devices import Gpu
 from virnucpro.ground.errors import InputMissingError, ResumeError, UsageError
 from virnucpro.ground.events import Event, OnEvent, Progress, Telling

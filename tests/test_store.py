@@ -35,7 +35,8 @@ from virnucpro.ground.records import Embeddings, Failure, Mask
 from virnucpro.ground.tree import Tree
 from virnucpro.run.feature_file import read_embeddings, read_label, write_embeddings
 from virnucpro.run.folder import RunDir
-from virnucpro.run.index import IndexPart, save_npz, save_parquet, save_pt, write_index
+from virnucpro.run.index import IndexPart, write_index
+from virnucpro.tables.exports import save_npz, save_parquet, save_pt
 
 ATTRIBUTES: dict[str, str | int] = {
     "model": "esm2_t6_8M_UR50D",

@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from virnucpro.ground.config import Recipe
-from virnucpro.ground.records import Chunk, FastaRecord, Orf, Records
+from virnucpro.ground.records import FastaRecord, Orf, Records
 from virnucpro.sequences.fasta import read_fasta, write_record
 from virnucpro.sequences.translate import (
     FRAMES,
+    Chunk,
     chunk_record,
     screen,
     screen_all,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import multiprocessing
 import os
@@ -34,13 +35,14 @@ from virnucpro.ground.errors import (
     UsageError,
 )
 from virnucpro.ground.events import STAGES, OnEvent, Progress, ShardDone, Telling
+from virnucpro.ground.records import Shard
 from virnucpro.ground.tree import Tree
 from virnucpro.learning.pages import report_folder
 from virnucpro.run.feature_file import read_label, sealed_label
 from virnucpro.run.folder import RunDir
 from virnucpro.run.hashes import Outputs
 from virnucpro.run.journal import HostFigures, ShardFigures, read_hosts
-from virnucpro.run.plan import read_plan
+from virnucpro.run.plan import Plan, PlanCounts, SlicePlan
 from virnucpro.run.rows import RowStore, SliceRows
 from virnucpro.run.status import inspect_run, measure_run
 from virnucpro.stories.api import read_features
@@ -228,7 +230,7 @@ def test_parts_plan_embed_and_write_tables_and_the_end_only_joins(plan, merge, a
 
 def count_slices(folder: Path) -> int:
     manifest = RunDir(folder).read_manifest()
-    return len(read_plan(RunDir(folder), manifest).slices)
+    return len(Plan.read(RunDir(folder), manifest).slices)
 
 
 def test_what_parts_left_out_is_made_at_the_end_which_may_be_killed(plan, merge, alone):
@@ -294,9 +296,14 @@ def test_what_is_gone_damaged_or_forged_in_a_planned_run_is_made_again_at_once(p
     assert outputs(folder) == alone()
 
 
-def test_rows_of_another_cut_are_not_joined(plan, merge, alone):
+def test_rows_of_another_cut_are_not_joined_and_status_does_not_count_them(plan, merge, alone):
     folder = plan(bytes_per_slice=SLICE)
     work_inline(folder)
+    first, *others = sorted((folder / "rows").glob("*.rows"))
+    first.write_bytes(first.read_bytes()[:-1])
+    assert measure_run(folder)["slices"]["tables"] == len(others)
+    merge(bytes_per_slice=SLICE, threshold=0.9, plan_only=True)
+    assert measure_run(folder)["slices"]["tables"] == 0 < len(others)
     merge(bytes_per_slice=SLICE, threshold=0.9)
     assert outputs(folder) == alone(threshold=0.9)
 
@@ -305,13 +312,36 @@ def test_rows_of_another_cut_are_not_joined(plan, merge, alone):
     "attribute", ["tables.sinks.RegionTable.columns", "run.rows.FORMAT_OF_SCORES"]
 )
 def test_rows_of_a_program_with_other_columns_or_scores_are_not_joined(
-    tmp_path, monkeypatch, attribute
+    plan, tmp_path, monkeypatch, attribute
 ):
-    store = RowStore(Tree(tmp_path), tmp_path)
-    store.write(0, "key", SliceRows(n_records=1))
-    assert store.has(0, "key") and store.read(0, "key") is not None
+    store, slices = stored_rows(plan, tmp_path)
+    of_one = slices.slices[:1], slices
+    assert store.has(*of_one) and store.read(*of_one) is not None
     monkeypatch.setattr(f"virnucpro.{attribute}", ("another",))
-    assert not store.has(0, "key") and store.read(0, "key") is None
+    assert not store.has(*of_one) and store.read(*of_one) is None
+
+
+def stored_rows(plan: Callable[..., Path], folder: Path) -> tuple[RowStore, Plan]:
+    """Rows of the first slice of a plan without a shard."""
+    rundir = RunDir(plan(bytes_per_slice=SLICE))
+    manifest = rundir.read_manifest()
+    slices = Plan.read(rundir, manifest)
+    store = RowStore(Tree(folder), folder, manifest, "somebody")
+    store.write(slices.slices[:1], slices, SliceRows(n_records=1))
+    return store, slices
+
+
+def test_rows_of_other_records_shards_or_callers_are_not_joined(plan, tmp_path):
+    store, slices = stored_rows(plan, tmp_path)
+    first, second = slices.slices[:1], slices.slices[1:2]
+    shutil.copy(store.path(first), store.path(second))
+    assert store.has(first, slices) and not store.has(second, slices)
+    shard = Shard(first[0].index, tmp_path / "000000.faa", 1, 1, 1, "a hash")
+    parts = {first[0].index: SlicePlan((shard,), PlanCounts(), ())}
+    assert not store.has(first, replace(slices, parts=parts))
+    assert not replace(store, made_by="somebody else").has(first, slices)
+    with_replaced = replace(store.manifest, replaced=("contig1",))
+    assert not replace(store, manifest=with_replaced).has(first, slices)
 
 
 def test_the_scorer_alone_is_spread_too_and_gives_the_run_of_one_machine(contigs, tmp_path):
@@ -455,6 +485,9 @@ def test_figures_of_a_host_are_sums_over_its_logs_and_count_the_last_end_of_a_sh
         (tmp_path / f"work-node-{pid}.log").write_text("".join(lines))
     rate = (400 / 4 + 60 / 2) / 2  # none is at work: their mean
     assert read_hosts(tmp_path) == [HostFigures("node", 0, 2, 3, 1, rate)]
+    with (tmp_path / "work-node-1.log").open() as log:
+        fcntl.flock(log, fcntl.LOCK_EX)  # of those that are at work alone
+        assert read_hosts(tmp_path) == [HostFigures("node", 1, 2, 3, 1, 400 / 4)]
 
 
 def test_a_part_without_a_pending_shard_says_so():

@@ -6,10 +6,9 @@ from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from functools import partial
 
-from virnucpro.engine.executor import Executor, Job
+from virnucpro.engine.executor import Executor, Job, Resources
 from virnucpro.engine.recovery import Attempt, Loss, Workload
 from virnucpro.engine.worker import Worker
-from virnucpro.ground.config import Resources
 from virnucpro.ground.events import Event, WorkerReady
 from virnucpro.ground.records import Shard
 

@@ -18,11 +18,10 @@ import torch
 
 from virnucpro.encoders.base import Encoder, Pending, Rows
 from virnucpro.engine import local
-from virnucpro.engine.executor import Job
+from virnucpro.engine.executor import Job, Resources
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.engine.recovery import Attempt
 from virnucpro.engine.worker import Worker
-from virnucpro.ground.config import Resources
 from virnucpro.ground.events import Event
 from virnucpro.ground.log import LOGGER
 from virnucpro.ground.processes import Pipe

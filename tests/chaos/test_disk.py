@@ -50,7 +50,7 @@ from virnucpro.ground.events import ShardDone
 from virnucpro.learning.evaluate import understand
 from virnucpro.learning.options import EvaluateOptions
 from virnucpro.run.folder import RunDir
-from virnucpro.run.plan import read_plan
+from virnucpro.run.plan import Plan
 from virnucpro.run.status import inspect_run
 from virnucpro.stories.options import PredictOptions
 from virnucpro.stories.resolve import RunConfig
@@ -581,12 +581,12 @@ def test_a_plan_with_a_flipped_bit_is_made_again_wherever_the_bit_is(
     assert numbers
     rundir = RunDir(config.output)
     manifest = rundir.read_manifest()
-    assert manifest is not None and not read_plan(rundir, manifest).missing
+    assert manifest is not None and not Plan.read(rundir, manifest).missing
     for place in (*numbers, *range(chaos_seed % 97, len(whole), 97)):
         flipped = bytearray(whole)
         flipped[place] ^= 1
         (config.output / plan).write_bytes(flipped)
-        found = read_plan(rundir, manifest)
+        found = Plan.read(rundir, manifest)
         assert found is None or found.missing, (place, flipped)
         if place in numbers[:3]:
             assert_resumes(config, tiny, undisturbed)

@@ -18,10 +18,10 @@ from torch import nn
 from virnucpro.callers.head import EncoderFacts, Head, HeadFacts, Network
 from virnucpro.encoders.base import Model
 from virnucpro.encoders.catalogue import fetch_head
+from virnucpro.encoders.tensors import check_plain, read_pt
 from virnucpro.ground.errors import UnavailableError
 from virnucpro.ground.events import OnEvent
 from virnucpro.ground.log import printable
-from virnucpro.ground.tensors import check_plain, read_pt
 
 _KIND = "a head of VirNucPro"
 _CONVERTED = "head.safetensors"  # its place beside the published file

@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from copy import copy
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, dataclass, fields
 from functools import cached_property, partial, update_wrapper
 from inspect import Parameter, Signature
 from pathlib import Path
@@ -22,9 +22,28 @@ from typer.core import TyperCommand, TyperGroup
 
 from virnucpro.ground.errors import UsageError
 from virnucpro.ground.log import printable
-from virnucpro.ground.options import flag, make, options_of
+from virnucpro.ground.options import flag, make, option, options_of, refuse
 
 _SHOWN = 3  # files in a hint
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConsoleOptions:
+    """The output of a command on the console; options of the command line alone."""
+
+    quiet: Annotated[bool, option("Show only warnings and the summary.", None, "--quiet", "-q")] = (
+        False
+    )
+    verbose: Annotated[
+        bool, option("Show the whole log on the console.", None, "--verbose", "-v")
+    ] = False
+    log_file: Annotated[
+        Path | None, option("Also write the log to this file.", metavar="FILE", show_default=False)
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.quiet:
+            refuse(self, ("verbose",), "with --quiet")
 
 
 def command(*groups: type) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -222,6 +222,6 @@ def cite(
 
     Example: virnucpro cite --bibtex >> references.bib
     """
-    from virnucpro.page.citation import as_lines
+    from virnucpro.page.html import as_lines
 
     running.report(as_lines(bibtex_only=bibtex))

@@ -9,13 +9,13 @@ from typing import Annotated
 
 import typer
 
-from virnucpro.cli.command import Command, Group, command
+from virnucpro.cli.command import Command, ConsoleOptions, Group, command
 from virnucpro.cli.exits import end_cleanly, exits
 from virnucpro.cli.running import loading, report, watched
 from virnucpro.encoders.options import CheckOptions, NamedModelOptions
 from virnucpro.ground.errors import VirnucproError
 from virnucpro.ground.log import printable
-from virnucpro.ground.options import ConsoleOptions, option, refuse
+from virnucpro.ground.options import option, refuse
 
 models = typer.Typer(
     name="models",

@@ -10,14 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from virnucpro.cli.command import command
+from virnucpro.cli.command import ConsoleOptions, command
 from virnucpro.cli.exits import Finished, exits, needing
 from virnucpro.cli.running import as_command, loading, next_step, planned_steps, report, watched
 from virnucpro.engine.options import WorkOptions
 from virnucpro.ground.errors import UsageError
 from virnucpro.ground.files import read_json
 from virnucpro.ground.log import printable
-from virnucpro.ground.options import ConsoleOptions, carry
+from virnucpro.ground.options import carry
 from virnucpro.ground.plugins import find_plugins
 from virnucpro.stories.options import ExtractOptions, PredictOptions, RegionsOptions, RunOptions
 

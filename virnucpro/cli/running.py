@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from virnucpro.cli.command import ConsoleOptions
 from virnucpro.cli.exits import GONE, end_cleanly, has_colours
-from virnucpro.ground.options import ConsoleOptions
 from virnucpro.stories.options import RunOptions
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ from typing import Annotated
 
 import typer
 
-from virnucpro.cli.command import command
+from virnucpro.cli.command import ConsoleOptions, command
 from virnucpro.cli.exits import exits, needing
 from virnucpro.cli.running import as_command, loading, report, watched
 from virnucpro.ground.files import expanded
-from virnucpro.ground.options import FILES, ConsoleOptions
+from virnucpro.ground.options import FILES
 from virnucpro.learning.options import EvaluateOptions, ManifestOptions, TrainOptions
 
 _EVALUATION_KEPT = "run the same command again with --resume"

@@ -7,11 +7,29 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from virnucpro.ground.config import EncoderSpec, Resources
+from virnucpro.engine.cache import CacheFolder
+from virnucpro.ground.config import EncoderSpec
+from virnucpro.ground.errors import UsageError
 from virnucpro.ground.events import Event
 from virnucpro.ground.records import Shard
-from virnucpro.run.cache import CacheFolder
 from virnucpro.run.features import FeatureStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    """The settings that change only the speed of a run."""
+
+    devices: tuple[str, ...]  # of torch: "cuda:0", "cpu", "mps"; one worker each
+    tokens_per_batch: int
+    silence_seconds: float = 300.0  # a worker that is silent for longer is replaced
+    n_helpers: int = 0  # processes that make shards and tables, at most
+
+    def __post_init__(self) -> None:
+        if self.tokens_per_batch < 1:
+            raise UsageError(
+                f"--esm-batch-size is {self.tokens_per_batch}; it must be 1 token or more",
+                hint="leave it out to have it sized to the device",
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,9 +27,8 @@ from dataclasses import dataclass, field
 from logging.handlers import BufferingHandler
 from typing import TYPE_CHECKING, TypeAlias
 
-from virnucpro.engine.executor import Executor, Job
+from virnucpro.engine.executor import Executor, Job, Resources
 from virnucpro.engine.recovery import MAX_IN_FLIGHT, Attempt, Loss, Workload
-from virnucpro.ground.config import Resources
 from virnucpro.ground.errors import UnavailableError
 from virnucpro.ground.events import BatchDone, Event, ShardDone, WorkerReady
 from virnucpro.ground.log import LOGGER, counted, logging_to

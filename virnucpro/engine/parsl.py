@@ -31,10 +31,9 @@ from parsl.executors.high_throughput.errors import CommandClientBadError, Comman
 from parsl.providers import LocalProvider, SlurmProvider
 from typeguard import TypeCheckError
 
-from virnucpro.engine.executor import Executor, Job
+from virnucpro.engine.executor import Executor, Job, Resources
 from virnucpro.engine.options import WorkOptions
 from virnucpro.engine.recovery import MAX_BLIND_LOSSES
-from virnucpro.ground.config import Resources
 from virnucpro.ground.config_file import read_config
 from virnucpro.ground.errors import UsageError, VirnucproError
 from virnucpro.ground.events import (

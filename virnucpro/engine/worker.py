@@ -25,9 +25,9 @@ import torch
 from virnucpro.encoders.base import Encoder, Pending, load_encoder
 from virnucpro.encoders.transfer import use_device
 from virnucpro.engine.batches import Batches, Refused, ShardRows, land, outcome_of
-from virnucpro.engine.executor import Job
+from virnucpro.engine.cache import VectorCache
+from virnucpro.engine.executor import Job, Resources
 from virnucpro.engine.recovery import Attempt
-from virnucpro.ground.config import Resources
 from virnucpro.ground.errors import OutputError, StorageError
 from virnucpro.ground.events import (
     BatchDone,
@@ -40,7 +40,6 @@ from virnucpro.ground.events import (
     ShardFailed,
 )
 from virnucpro.ground.records import Orf, Shard
-from virnucpro.run.cache import VectorCache
 from virnucpro.run.features import FeatureStore
 from virnucpro.run.shards import read_shard
 

@@ -1,7 +1,6 @@
-"""The configuration of a run: what changes its numbers, and what changes its speed.
+"""The configuration of a run, as far as it changes the numbers.
 
-``Recipe`` holds whatever changes the numbers; it makes the fingerprint, and a run is resumed
-only with the same. ``Resources`` holds whatever changes only the speed.
+``Recipe`` holds all of that; it makes the fingerprint, and a run is resumed only with the same.
 """
 
 from __future__ import annotations
@@ -176,20 +175,3 @@ def join_footprints(footprints: Sequence[Footprint]) -> Footprint:
         bytes_per_token=max(each.bytes_per_token for each in footprints),
         filling_tokens=min(each.filling_tokens for each in footprints),
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resources:
-    """The settings that change only the speed of a run."""
-
-    devices: tuple[str, ...]  # of torch: "cuda:0", "cpu", "mps"; one worker each
-    tokens_per_batch: int
-    silence_seconds: float = 300.0  # a worker that is silent for longer is replaced
-    n_helpers: int = 0  # processes that make shards and tables, at most
-
-    def __post_init__(self) -> None:
-        if self.tokens_per_batch < 1:
-            raise UsageError(
-                f"--esm-batch-size is {self.tokens_per_batch}; it must be 1 token or more",
-                hint="leave it out to have it sized to the device",
-            )

@@ -1,10 +1,10 @@
-"""The options of commands: what a class of them is, and those that commands of several rooms share.
+"""The options of commands: what a class of them is, and how it is made, checked and shown.
 
 A class holds the options of one command, or of a duty that several share: name, type, default and
 help text of each. ``cli.command`` makes the command line of it, ``stories.api`` and the tests make
 it themselves, and what is asked for is read from it where it is used. A field that is ``Annotated``
 with an option of typer is on the command line; the others are filled by whoever calls. The classes
-of a room's own commands stand in its ``options``.
+of a room stand in its ``options``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 import typer
 from typer.models import ArgumentInfo, ParameterInfo
 
-from virnucpro.ground.config import InputType
 from virnucpro.ground.errors import UsageError
 from virnucpro.ground.files import expanded
 from virnucpro.ground.log import printable
@@ -182,7 +181,7 @@ def _check_range(name: str, info: ParameterInfo, value: object) -> None:
         raise UsageError(f"{flag(name)} is {value}", hint=f"give {info.min} or more{most}")
 
 
-# Options that commands share
+# What the fields are annotated with, and the classes that several rooms share
 
 
 def option(help: str, panel: str | None = None, *names: str, **more: Any) -> Any:  # noqa: ANN401
@@ -195,59 +194,6 @@ def folder(help: str) -> Any:  # noqa: ANN401 - as typer has it
 
 def count(help: str, panel: str | None = None, **more: Any) -> Any:  # noqa: ANN401 - as typer has it
     return option(help, panel, metavar="N", **more)
-
-
-GeneticCode = Annotated[
-    int, count("Translate with this genetic code (NCBI number); 1 and 11 translate alike.", FILES)
-]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ConsoleOptions:
-    """The output of a command on the console; options of the command line alone."""
-
-    quiet: Annotated[bool, option("Show only warnings and the summary.", None, "--quiet", "-q")] = (
-        False
-    )
-    verbose: Annotated[
-        bool, option("Show the whole log on the console.", None, "--verbose", "-v")
-    ] = False
-    log_file: Annotated[
-        Path | None, option("Also write the log to this file.", metavar="FILE", show_default=False)
-    ] = None
-
-    def __post_init__(self) -> None:
-        if self.quiet:
-            refuse(self, ("verbose",), "with --quiet")
-
-
-@dataclass(frozen=True, kw_only=True)
-class OutputOptions:
-    """A folder for results, in which a killed command goes on."""
-
-    output_dir: Annotated[
-        Path,
-        option(
-            "Write results, the log, and what a resume needs to this folder.",
-            FILES,
-            "--output-dir",
-            "-o",
-            metavar="DIR",
-            show_default=False,
-        ),
-    ]
-    resume: Annotated[bool, option("Resume the run in DIR; finished work is kept.", FILES)] = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class FolderOptions(OutputOptions):
-    """A run folder."""
-
-    force: Annotated[bool, option("Delete the results in DIR and start anew.", FILES)] = False
-    keep_intermediate: Annotated[
-        bool, option("Keep chunks.fa and shards/ after the run.", FILES)
-    ] = False
-    argv: tuple[str, ...] = ()  # the command, for run.json and the log
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,63 +238,3 @@ class DeviceOptions(ComputeOptions):
             show_default="as many as cores and memory allow",
         ),
     ] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class SequenceOptions:
-    """Sequences of the user, and how to read them."""
-
-    input: Annotated[
-        tuple[Path, ...],
-        option(
-            "Read this FASTA or FASTQ file (plain, gz, bz2, xz or zst), folder, sample sheet (.tsv "
-            "or .csv with the columns sample and path), or standard input (-). Repeatable.",
-            FILES,
-            "--input",
-            "-i",
-            metavar="FILE",
-            show_default=False,
-        ),
-    ]
-    input_type: Annotated[
-        Literal["auto", "nucleotide", "protein"],
-        option(
-            "Read the sequences as nucleotide or protein; auto: decide by their letters.",
-            FILES,
-            metavar="TYPE",
-        ),
-    ] = "auto"
-    min_length: Annotated[
-        int,
-        option(
-            "Give records shorter than this (proteins: in residues) the status too_short. The "
-            "scorer "
-            "needs at least 150 bases, or 50 residues.",
-            FILES,
-            metavar="BASES",
-            min=0,
-        ),
-    ] = 0
-    genetic_code: GeneticCode = 11
-    per_file: Annotated[
-        bool, option("Also write the tables of each input file, in DIR/samples/NAME/.", FILES)
-    ] = False
-    strict: Annotated[
-        bool,
-        option(
-            "Stop at the first unreadable input file, instead of skipping it.",
-            FILES,
-        ),
-    ] = False
-    rename_duplicates: Annotated[
-        bool,
-        option(
-            "Number ids that occur twice in a file (id, id_2, ...), instead of skipping the file.",
-            FILES,
-        ),
-    ] = False
-
-    @property
-    def known_type(self) -> InputType | None:
-        """The type that the user named; None if the letters of the input decide."""
-        return None if self.input_type == "auto" else self.input_type

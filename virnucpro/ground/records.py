@@ -13,8 +13,9 @@ import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate, chain, compress, groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -82,10 +83,7 @@ class Records(NamedTuple):
 
     @classmethod
     def joined(cls, each: Sequence[Records]) -> Records:
-        if len(each) == 1:
-            return each[0]
-        columns = zip(*each, strict=True) if each else [()] * len(cls._fields)
-        return cls._make(list(chain.from_iterable(column)) for column in columns)
+        return each[0] if len(each) == 1 else cls._make(_end_to_end(each or [cls.of(())]))
 
     def each(self) -> Iterator[FastaRecord]:
         return map(FastaRecord, *self)
@@ -125,19 +123,6 @@ class Records(NamedTuple):
         ids = [name if name in unprefixed else prefix + name for name in self.ids]
         own = ["" if new == old else old for new, old in zip(ids, self.ids, strict=True)]
         return self.with_ids(ids)._replace(own_ids=own)
-
-
-class Chunk(NamedTuple):
-    """A piece of one record."""
-
-    id: str
-    record_id: str
-    start: int
-    sequence: str
-
-    @property
-    def end(self) -> int:
-        return self.start + len(self.sequence)
 
 
 class Orf(NamedTuple):
@@ -369,14 +354,7 @@ class Calls(NamedTuple):
 
     @classmethod
     def of(cls, calls: Iterable[Call]) -> Calls:
-        rows = [
-            (
-                *(call.record_id, call.length, call.status, call.sample),
-                *(call.virus_score, call.base_score, call.is_virus, call.false_discovery_rate),
-                *(call.n_chunks, call.n_chunks_scored, call.n_frames_scored, call.note),
-            )
-            for call in calls
-        ]
+        rows = map(attrgetter(*[one.name for one in fields(Call)[: len(cls._fields)]]), calls)
         columns = list(zip(*rows, strict=True)) or [()] * len(cls._fields)
         return cls(*map(list, columns))
 

@@ -37,7 +37,7 @@ from virnucpro.ground.config import Store
 from virnucpro.ground.errors import FeatureFileError
 from virnucpro.ground.files import as_text, read_json, sha256, writing
 from virnucpro.ground.log import printable
-from virnucpro.ground.records import Chunk, FastaRecord, Orf, from_bfloat16
+from virnucpro.ground.records import FastaRecord, Orf, from_bfloat16
 from virnucpro.ground.tree import Tree
 from virnucpro.learning.records import Labelled, LabelledRecord, Split
 from virnucpro.run.folder import RunDir
@@ -50,7 +50,13 @@ from virnucpro.sequences.kmers import (
     join_sketches,
     sketch_of,
 )
-from virnucpro.sequences.translate import STANDARD, GeneticCode, chunk_record, translate_six_frames
+from virnucpro.sequences.translate import (
+    STANDARD,
+    Chunk,
+    GeneticCode,
+    chunk_record,
+    translate_six_frames,
+)
 
 Values = NDArray[Any]
 Rows = NDArray[np.int64]

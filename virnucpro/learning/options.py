@@ -16,15 +16,13 @@ from virnucpro.ground.options import (
     FILES,
     MODEL,
     DeviceOptions,
-    FolderOptions,
-    GeneticCode,
-    OutputOptions,
     count,
     flag,
     names_of,
     option,
     refuse,
 )
+from virnucpro.stories.options import FolderOptions, GeneticCode, OutputOptions
 
 Mode = Literal["head", "finetune", "pretrain"]
 

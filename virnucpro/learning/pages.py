@@ -26,12 +26,12 @@ from virnucpro.ground.log import counted, escaped, printable
 from virnucpro.learning.metrics import NOT_DEFINED
 from virnucpro.learning.request import CARD_FILE, EPOCHS, FACTS, GAIN, HELD_OUT, SPLIT
 from virnucpro.page.charts import Chart
-from virnucpro.page.counts import damaged
 from virnucpro.page.facts import Facts, is_number, read_complaints
 from virnucpro.page.html import pack, render
 from virnucpro.page.run import write_run_page
 from virnucpro.run.folder import RunDir
 from virnucpro.run.hashes import Outputs
+from virnucpro.tables.text import damaged
 
 _MOST_SEEDS = 6  # in a chart
 _Table = list[dict[str, str]]

@@ -13,6 +13,7 @@ from typing import ClassVar, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from virnucpro.engine.starts import Start
 from virnucpro.ground.log import counted
 from virnucpro.page.counts import (
     MOST_LOG_ODDS,
@@ -21,7 +22,6 @@ from virnucpro.page.counts import (
     RunCounts,
     bounded_log_odds,
 )
-from virnucpro.run.journal import Start
 
 WIDTH, HEIGHT = 760, 320
 GIB = 1 << 30

@@ -1,7 +1,6 @@
 """The records of a run, counted in one pass over its table, and the rows that a page shows.
 
-Tables are read by the names of their columns, so those of any version will do: what a table
-lacks is empty. Memory holds the rows that are shown, and a few numbers per file.
+Memory holds the rows that are shown, and a few numbers per file.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -19,11 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from virnucpro.ground.config import STATUSES
-from virnucpro.ground.errors import InputError
-from virnucpro.ground.log import printable
 from virnucpro.ground.records import Counts, Mask, Values
-from virnucpro.scorer.library import call
 from virnucpro.tables.sinks import LENGTH_CLASSES
+from virnucpro.tables.text import TableBlock, damaged, read_blocks
 
 _N_TOP = 20
 PER_DOUBLING = 4  # bins of length
@@ -31,7 +27,6 @@ _DOUBLINGS = 40  # a record is shorter than 2^40 letters
 _N_LENGTHS = _DOUBLINGS * PER_DOUBLING
 N_SCORES = 40  # bins of log-odds
 MOST_LOG_ODDS = 7.0  # a score of 0.9991
-_BYTES_AT_ONCE = 2**22
 _HIGH_FDR = 0.2  # share of false calls from which a class of length is called weak
 _MOST_NOTES = 1_000  # different ones that are counted
 # bases, or residues, from which the classes of length begin
@@ -40,101 +35,11 @@ LENGTHS = {
     "protein": (0, 50, 100, 300, 1_000),
 }
 
-_Rows: TypeAlias = Counts | list[int] | slice
 # what viruses are: their number by kind and the start of a class of length, their number by family,
 # and kind and family of records by file and id; viruses of an older run have the kind ""
 Identities: TypeAlias = tuple[
     Counter[tuple[str, int]], Counter[str], dict[tuple[str, str], tuple[str, str]]
 ]
-
-
-@dataclass(frozen=True, eq=False)
-class _TableBlock:
-    """Neighbouring rows of a table, as its bytes; a column that it lacks is empty."""
-
-    data: bytes  # whole lines
-    names: Sequence[str]  # of the columns
-    ends: Counts  # (n_rows, n_columns) of the fields
-
-    def __len__(self) -> int:
-        return len(self.ends)
-
-    @cached_property
-    def _letters(self) -> NDArray[np.uint8]:
-        return np.frombuffer(self.data, np.uint8)
-
-    @cached_property
-    def _text(self) -> str | None:
-        """The text of the bytes, where each is a letter."""
-        return self.data.decode("ascii") if self.data.isascii() else None
-
-    def _bounds(self, name: str) -> tuple[Counts, Counts]:
-        """Where the fields of a column begin and end. (n_rows,) each"""
-        if name not in self.names:
-            nowhere = np.zeros(len(self), dtype=np.int64)
-            return nowhere, nowhere
-        place = self.names.index(name)
-        before = self.ends[:, place - 1] if place else np.append(-1, self.ends[:-1, -1])
-        return before + 1, np.ascontiguousarray(self.ends[:, place])
-
-    def columns(self, names: Iterable[str], rows: _Rows = slice(None)) -> list[list[str]]:
-        """The fields of some columns, in some rows."""
-        return [self.texts(name, rows) for name in names]
-
-    def texts(self, name: str, rows: _Rows = slice(None)) -> list[str]:
-        """The fields of a column, in some rows."""
-        some = np.array(rows, np.int64) if isinstance(rows, list) else rows
-        starts, ends = (each[some].tolist() for each in self._bounds(name))
-        pairs = zip(starts, ends, strict=True)
-        if self._text is not None:
-            text = self._text
-            return [text[start:end] for start, end in pairs]
-        return [self.data[start:end].decode("utf-8", "surrogateescape") for start, end in pairs]
-
-    def codes(self, name: str) -> tuple[list[str], Counts]:
-        """The different fields of a column, and the place there of the field of each row."""
-        starts, ends = self._bounds(name)
-        is_new = np.empty(len(self), dtype=np.bool_)
-        call("find_changes", self._letters, starts, ends, len(self), is_new.view(np.uint8))
-        firsts = np.flatnonzero(is_new)
-        texts = self.texts(name, firsts)
-        places = {text: place for place, text in enumerate(dict.fromkeys(texts))}
-        of_runs = np.array([places[text] for text in texts], dtype=np.int64)
-        return list(places), np.repeat(of_runs, np.diff(firsts, append=len(self)))
-
-    def have(self, name: str, text: bytes) -> Mask:
-        """Whether each field of a column is this text. (n_rows,)"""
-        starts, ends = self._bounds(name)
-        rows = np.flatnonzero(ends - starts == len(text))
-        for place, letter in enumerate(text):
-            rows = rows[self._letters[starts[rows] + place] == letter]
-        mask = np.zeros(len(self), dtype=np.bool_)
-        mask[rows] = True
-        return mask
-
-    def numbers(self, name: str) -> Values:
-        """The numbers of a column, of digits and a point; NaN for an empty field. (n_rows,)
-
-        Raises:
-            ValueError: a field is no such number.
-        """
-        starts, ends = self._bounds(name)
-        values, n_read = np.empty(len(self)), np.empty(1, dtype=np.int64)
-        call("read_numbers", self._letters, starts, ends, len(self), values, n_read)
-        if n_read[0] < len(self):
-            raise ValueError(f"{name} {self.texts(name, n_read)[0]} is not a number")
-        return values
-
-    def whole_numbers(self, name: str) -> Counts:
-        """The whole numbers of a column. (n_rows,)
-
-        Raises:
-            ValueError: a field is none.
-        """
-        values = self.numbers(name)
-        if not np.array_equal(values, np.floor(values)):
-            raise ValueError(f"{name} has what is not a whole number")
-        return values.astype(np.int64)
 
 
 Texts: TypeAlias = NDArray[np.object_]
@@ -242,12 +147,12 @@ class _Figures(NamedTuple):
     rates: Values
     is_viral: Mask
     n_chunks: Values
-    files: tuple[list[str], Counts]  # see ``_TableBlock.codes``
+    files: tuple[list[str], Counts]  # see ``TableBlock.codes``
     statuses: tuple[list[str], Counts]
     notes: tuple[list[str], Counts]
 
     @classmethod
-    def of(cls, block: _TableBlock) -> _Figures:
+    def of(cls, block: TableBlock) -> _Figures:
         """
         Raises:
             ValueError: a number is none, or out of range, or a status is unknown.
@@ -292,7 +197,7 @@ class RunCounts:
         """The viral records with the highest scores, the longest first among equals."""
         return self.page_rows.viral.best(_N_TOP)
 
-    def add(self, block: _TableBlock) -> None:
+    def add(self, block: TableBlock) -> None:
         """Count a block of the table.
 
         Raises:
@@ -322,7 +227,7 @@ class RunCounts:
             1,
         )
 
-    def _shown(self, block: _TableBlock, figures: _Figures, rows: Counts) -> RecordRows:
+    def _shown(self, block: TableBlock, figures: _Figures, rows: Counts) -> RecordRows:
         """Some rows of a block, as the page has them."""
         files, statuses, notes = (
             np.array(texts, np.object_)[places[rows]]
@@ -359,7 +264,7 @@ class RunCounts:
             if note and n and (note in self.notes or len(self.notes) < _MOST_NOTES):
                 self.notes[note] += n
 
-    def _measure(self, block: _TableBlock, figures: _Figures) -> None:
+    def _measure(self, block: TableBlock, figures: _Figures) -> None:
         if not self.measured:
             return
         files, of_file = figures.files
@@ -433,26 +338,6 @@ def length_classes(starts: Sequence[int]) -> Iterator[tuple[int, int | None, str
         yield start, end, f"{start:,} to {end - 1:,}" if end else f"{start:,} and more"
 
 
-def read_blocks(path: Path) -> Iterator[_TableBlock]:
-    """The rows of a table of ours, some at a time.
-
-    Raises:
-        InputError: lines have another number of values than there are names.
-        OSError: it cannot be read.
-    """
-    with path.open("rb") as lines:
-        names = lines.readline().decode("utf-8", "surrogateescape").rstrip("\n").split("\t")
-        while data := lines.read(_BYTES_AT_ONCE) + lines.readline():
-            data = data if data.endswith(b"\n") else data + b"\n"
-            n_lines, n_read = data.count(b"\n"), np.empty(1, dtype=np.int64)
-            ends = np.empty((n_lines, len(names)), dtype=np.int64)
-            letters = np.frombuffer(data, np.uint8)
-            call("split_fields", letters, len(data), len(names), ends, n_read)
-            if n_read[0] < n_lines:
-                raise damaged(path, "a line has too few values")
-            yield _TableBlock(data, names, ends)
-
-
 def count_kinds(table: Path, wanted: Collection[tuple[str, str]]) -> Identities:
     """Count viruses by kind and by family, and look up those that are records, by file and id.
 
@@ -481,7 +366,7 @@ def count_kinds(table: Path, wanted: Collection[tuple[str, str]]) -> Identities:
 
 
 def _identities_in(
-    block: _TableBlock, wanted: Collection[tuple[str, str]]
+    block: TableBlock, wanted: Collection[tuple[str, str]]
 ) -> Iterator[tuple[tuple[str, str], tuple[str, str]]]:
     """Kind and family of the viruses that are wanted records as a whole, by file and id."""
     ids = {record for _, record in wanted}
@@ -490,10 +375,3 @@ def _identities_in(
     for file, record, kind, virus_kind, kin in zip(*columns, strict=True):
         if kind == "whole" and (file, record) in wanted:
             yield (file, record), (virus_kind, kin)
-
-
-def damaged(table: Path, why: object) -> InputError:
-    return InputError(
-        f"{printable(table)} is damaged: {printable(why)}",
-        hint="run the command of the run again with --resume: it writes the tables anew",
-    )

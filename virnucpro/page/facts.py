@@ -23,7 +23,7 @@ from virnucpro.ground.errors import InputMissingError
 from virnucpro.ground.files import open_plain, read_facts
 from virnucpro.ground.log import escaped, printable
 from virnucpro.ground.records import Region, Values
-from virnucpro.page.counts import damaged, read_blocks
+from virnucpro.tables.text import damaged, read_blocks
 
 _MOST_OF_LOG = 1 << 20  # bytes at its end
 _MESSAGE = re.compile(r"\S+ \S+ (INFO|WARNING|ERROR) +(.*)")

@@ -2,7 +2,8 @@
 
 The templates escape every value. Scripts and styles are those of this package, and the page names
 their hashes, so that a browser runs nothing else. Data travel as columns in JSON, deflated, in a
-block that is no script. The same content gives the same bytes.
+block that is no script. The same content gives the same bytes. The works to cite stand here too, as
+text and as BibTeX.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import base64
 import hashlib
 import json
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 
 from virnucpro import __version__
 from virnucpro.ground.log import counted, printable
-from virnucpro.page.citation import WORKS, Work, as_text
 from virnucpro.page.template import Safe, asset, fill
 
 MOST_BYTES = 3_000_000
@@ -26,7 +28,7 @@ def render(template: str, content: Mapping[str, object], packed: str) -> bytes:
     """The bytes of a page with packed data."""
     script, style = asset("page.js"), asset("page.css")
     words = {
-        "references": references_to(WORKS),
+        "references": references_to(all_works()),
         **content,
         "version": __version__,
         "packed": packed,
@@ -94,3 +96,84 @@ _FILTERS: Mapping[str, Callable[..., object]] = {
     "printable": printable,
     "seconds": _seconds,
 }
+
+
+# The works to cite for a result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """A paper, or with a version in place of a journal, a program."""
+
+    key: str  # BibTeX key
+    role: str  # part of a result that comes from it
+    title: str
+    authors: Sequence[str]  # family name, comma, given names; or the name of a group
+    year: int
+    journal: str = ""
+    volume: str = ""
+    issue: str = ""
+    pages: str = ""  # or the number of the article
+    doi: str = ""
+    version: str = ""
+    families: Sequence[str] = ()  # of encoders that need it; none: every result does
+
+
+@cache
+def all_works() -> tuple[Work, ...]:
+    """All works; the first is this program, which has a version."""
+    program, *papers = (Work(**facts) for facts in json.loads(asset("works.json")))
+    return replace(program, version=__version__), *papers
+
+
+def works_of(families: Collection[str]) -> list[Work]:
+    """The works to cite for a result of encoders of these families; without any, of the scorer."""
+    works = all_works()
+    return [work for work in works if not work.families or {*families} & {*work.families}]
+
+
+def as_lines(*, bibtex_only: bool) -> Iterator[str]:
+    """All works for people, and for BibTeX."""
+    if not bibtex_only:
+        yield "Please cite:\n"
+        for work in all_works():
+            only = " (only for results with --model that used it)" if work.families else ""
+            yield f"- {work.role}{only}:\n  {as_text(work)}\n"
+        yield "The same as BibTeX (alone: virnucpro cite --bibtex):\n"
+    yield "\n\n".join(map(as_bibtex, all_works()))
+
+
+def as_text(work: Work) -> str:
+    """A line of a list of references."""
+    authors = ", ".join(map(_short, work.authors))
+    if not work.journal:
+        return f"{authors} ({work.year}). {work.title}, version {work.version}."
+    place = f"{work.journal} {work.volume}({work.issue}), {work.pages}"
+    return f"{authors} ({work.year}). {work.title}. {place}. https://doi.org/{work.doi}"
+
+
+def _short(author: str) -> str:
+    """
+    >>> _short("dos Santos Costa, Allan")
+    'dos Santos Costa A'
+    """
+    family, _, given_names = author.partition(", ")
+    return f"{family} {''.join(name[0] for name in given_names.split())}".rstrip()
+
+
+def as_bibtex(work: Work) -> str:
+    is_group = not any("," in author for author in work.authors)
+    authors = " and ".join(work.authors)
+    fields = {
+        "title": f"{{{work.title}}}",
+        "author": f"{{{authors}}}" if is_group else authors,
+        "year": str(work.year),
+        "journal": work.journal,
+        "volume": work.volume,
+        "number": work.issue,
+        "pages": work.pages.replace("-", "--"),
+        "doi": work.doi,
+        "note": f"Version {work.version}" if work.version else "",
+    }
+    lines = [f"  {name} = {{{value}}}," for name, value in fields.items() if value]
+    return "\n".join([f"@{'article' if work.journal else 'misc'}{{{work.key},", *lines, "}"])

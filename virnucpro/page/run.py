@@ -17,12 +17,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from virnucpro.engine.starts import Start
 from virnucpro.ground.config import STATUSES
 from virnucpro.ground.events import SCORING, STAGES, STARTING
 from virnucpro.ground.log import LOGGER, counted, escaped, printable
 from virnucpro.ground.records import Region, Values
 from virnucpro.page.charts import GIB, Chart, device_charts, scores_by_length
-from virnucpro.page.citation import as_bibtex, works_of
 from virnucpro.page.counts import (
     Identities,
     PageRows,
@@ -30,9 +30,7 @@ from virnucpro.page.counts import (
     RunCounts,
     count_kinds,
     count_records,
-    damaged,
     length_classes,
-    read_blocks,
 )
 from virnucpro.page.facts import (
     Facts,
@@ -44,10 +42,9 @@ from virnucpro.page.facts import (
     read_page_regions,
     read_tracks,
 )
-from virnucpro.page.html import MOST_BYTES, pack, references_to, render
+from virnucpro.page.html import MOST_BYTES, as_bibtex, pack, references_to, render, works_of
 from virnucpro.run.folder import RunDir
 from virnucpro.run.hashes import Outputs
-from virnucpro.run.journal import Start
 from virnucpro.tables.sinks import (
     LENGTH_CLASSES,
     FailedFiles,
@@ -60,6 +57,7 @@ from virnucpro.tables.sinks import (
     VirusTable,
     all_sinks,
 )
+from virnucpro.tables.text import damaged, read_blocks
 
 MOST_ROWS = 100_000  # records in the table of the page
 _MOST_FILES = 60  # input files in the table of files without JavaScript

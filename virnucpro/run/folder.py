@@ -29,6 +29,7 @@ from virnucpro.ground.log import announce, counted, logging_to_file, printable
 from virnucpro.ground.records import SHARD_NAME
 from virnucpro.ground.tree import Tree
 from virnucpro.run.features import FeatureStore, index_of, inner_names, open_stores
+from virnucpro.run.journal import HostFigures, read_hosts
 from virnucpro.run.lock import (
     LOCK,
     OF_A_LOCK,
@@ -179,6 +180,10 @@ class RunDir(Tree):
     def has_run(self) -> bool:
         """Whether a process has this folder alone now."""
         return is_held(self.root / LOCK)
+
+    def hosts(self) -> list[HostFigures]:
+        """The figures of each host that did parts of the run, by name."""
+        return read_hosts(self.logs)
 
     def note_waiting(self, n_shards: int) -> None:
         """Say, and write into the log, that this process has only to wait for others."""

@@ -1,10 +1,9 @@
-"""One HDF5 file over all vectors of a run, and feature files in other formats."""
+"""One HDF5 file over all vectors of a run."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.ground.config import EncoderSpec, FeatureFormat
+from virnucpro.ground.config import FeatureFormat
 from virnucpro.ground.errors import FeatureFileError
 from virnucpro.ground.log import printable
 from virnucpro.ground.records import Embeddings, Shard, check_counts, runs_of
@@ -29,6 +28,7 @@ from virnucpro.run.feature_file import (
     text_type,
 )
 from virnucpro.run.features import FeatureStore, ShardFeatures, is_feature_file
+from virnucpro.tables.exports import export, split_rows
 
 if TYPE_CHECKING:
     import h5py
@@ -94,7 +94,7 @@ def show_files(
     """
     parts = []
     for path, embeddings in features.files:
-        _export(path, embeddings.without(hidden), layout, store)
+        export(path, embeddings.without(hidden), layout, store.encoder, store.tree)
         if embeddings.vectors.shape[1]:  # else these are copies, and no original has a vector
             attributes = store.attributes(shard, copies=int(path != store.path(shard)))
             parts.append(IndexPart.of(path.name, embeddings, attributes, hidden))
@@ -247,87 +247,3 @@ def _shown_orfs(index: Path) -> Iterator[tuple[str, list[Span]]]:
 def _label_of(attributes: Mapping[str, Any]) -> str:
     """The text that identifies a file among those of its run."""
     return repr([str(attributes.get(name)) for name in _OF_ONE_FILE])
-
-
-def _export(path: Path, embeddings: Embeddings, layout: FeatureFormat, store: FeatureStore) -> None:
-    """Write the content of a feature file next to it, in another format."""
-    path, tree = path.with_suffix(f".{layout}"), store.tree
-    match layout:
-        case "npz":
-            save_npz(path, embeddings, tree)
-        case "parquet":
-            save_parquet(path, embeddings, store.encoder, tree)
-        case "pt" if store.encoder.reads == "dna":
-            save_pt_of_bases(path, embeddings, tree)
-        case "pt":
-            save_pt(path, embeddings, tree)
-
-
-def save_npz(path: Path, embeddings: Embeddings, tree: Tree) -> None:
-    """``ids``, ``lengths`` and ``embeddings``, for ``numpy.load`` without pickle."""
-    with tree.replacing(path) as out:
-        np.savez(
-            out,
-            ids=np.array(embeddings.ids, dtype=np.str_),
-            lengths=embeddings.lengths,
-            embeddings=embeddings.vectors,
-        )
-
-
-def save_parquet(path: Path, embeddings: Embeddings, encoder: EncoderSpec, tree: Tree) -> None:
-    """A row for each ORF: ``id``, ``length`` and ``embedding``; the encoder is in the metadata.
-
-    An embedding is a list of ``dim`` float32 or, per residue, a list of such lists. Text of Parquet
-    is UTF-8, so a byte of an id that is not stands as four letters, as in ``\\xff``. The bytes of
-    numbers are split by their place and packed: those of a bfloat16 take half the disk here too.
-    """
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    rows = pa.FixedSizeListArray.from_arrays(pa.array(embeddings.vectors.ravel()), encoder.dim)
-    if embeddings.per_residue:
-        bounds = np.concatenate([[0], np.cumsum(embeddings.lengths)]).astype(np.int32)
-        rows = pa.ListArray.from_arrays(pa.array(bounds), rows)
-    raw = (orf_id.encode("utf-8", "surrogateescape") for orf_id in embeddings.ids)
-    ids = [one.decode("utf-8", "backslashreplace") for one in raw]
-    columns = {"id": pa.array(ids, pa.string()), "length": pa.array(embeddings.lengths)}
-    about = {name: str(value) for name, value in asdict(encoder).items()}
-    table = pa.table({**columns, "embedding": rows}, metadata=about)
-    image = io.BytesIO()
-    numbers = "embedding" + ".list.element" * (2 if embeddings.per_residue else 1)
-    split = {"use_dictionary": False, "use_byte_stream_split": [numbers]}
-    parquet.write_table(table, image, compression="zstd", **split)
-    tree.write_whole(path, image.getbuffer())
-
-
-def save_pt(path: Path, embeddings: Embeddings, tree: Tree) -> None:
-    """The layout of VirNucPro's ``_ESM.pt``: ``proteins`` (ids) and ``data`` (a tensor each)."""
-    from torch import from_numpy
-
-    data = [from_numpy(rows.copy()) for rows in split_rows(embeddings)]
-    _save(path, {"proteins": list(embeddings.ids), "data": data}, tree)
-
-
-def save_pt_of_bases(path: Path, embeddings: Embeddings, tree: Tree) -> None:
-    """The layout of VirNucPro's ``_DNABERT_S.pt``: ``nucleotide`` (ids) and ``data``, of which each
-    entry has an id and a list of numbers, which torch makes into the same float32 again."""
-    data = [
-        {"label": frame, "mean_representation": row.tolist()}
-        for frame, row in zip(embeddings.ids, embeddings.vectors, strict=True)
-    ]
-    _save(path, {"nucleotide": list(embeddings.ids), "data": data}, tree)
-
-
-def _save(path: Path, content: object, tree: Tree) -> None:
-    import torch
-
-    image = io.BytesIO()  # a path would be written into the archive
-    torch.save(content, image)
-    tree.write_whole(path, image.getbuffer())
-
-
-def split_rows(embeddings: Embeddings) -> list[NDArray[np.float32]]:
-    """The rows of each ORF: (dim,), or (length, dim) when there is one per residue."""
-    if embeddings.per_residue:
-        return np.split(embeddings.vectors, np.cumsum(embeddings.lengths))[:-1]
-    return list(embeddings.vectors)

@@ -1,7 +1,4 @@
-"""The journal of a run: what each device and each machine did, and when.
-
-``machine.json`` has the work of each device over time, and what was lost, for each start of a run.
-Only the report reads it: no result depends on it, and a run goes on without it.
+"""The journal of a run on several machines: what each of them did, and when.
 
 The log of a ``work`` has text for people, and a line of figures for each shard that it ended:
 
@@ -15,200 +12,22 @@ latest work: ``seconds_left``.
 from __future__ import annotations
 
 import json
-import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from math import inf
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-from virnucpro.ground.errors import VirnucproError
-from virnucpro.ground.events import (
-    BatchDone,
-    BudgetReduced,
-    Event,
-    ShardDone,
-    ShardFailed,
-    WorkerLost,
-    WorkerReady,
-)
-from virnucpro.ground.files import open_plain, parse_json, read_json
-from virnucpro.ground.log import LOGGER, escaped
-from virnucpro.ground.tree import Tree
+from virnucpro.ground.files import open_plain, parse_json
+from virnucpro.ground.log import LOGGER
 from virnucpro.run.lock import holder_of, is_held
 
-_FIRST_WIDTH = 1.0  # seconds of a bin at first
-_MOST_BINS = 240  # then neighbours are joined, and bins are twice as wide
-_MOST_STARTS = 20  # the latest ones are kept
-_MOST_INCIDENTS = 100  # that are told of a start; all are counted
-_LONGEST_TEXT = 300  # letters of a reason
-_MOST = 10**15  # no count, and no number of bytes or seconds, is larger
 _MARK = " figures "
 _FEWEST_STEPS = 2  # that a rate is taken of, if there are so many
 _STALLED = 3  # times the longest step
-
-
-@dataclass(slots=True)
-class _DeviceSeries:
-    """The work of one device in bins of time."""
-
-    description: str = ""
-    n_shards: int = 0
-    memory_total: int = 0  # bytes
-    tokens: list[int] = field(default_factory=list)  # embedded in each bin
-    memory: list[int] = field(default_factory=list)  # largest number of bytes used in each bin
-
-    def add(self, place: int, n_tokens: int, memory: int) -> None:
-        missing = place + 1 - len(self.tokens)
-        self.tokens += [0] * missing
-        self.memory += [0] * missing
-        self.tokens[place] += n_tokens
-        self.memory[place] = max(self.memory[place], memory)
-
-    def join_bins(self) -> None:
-        """Make one bin of each two neighbours."""
-        self.tokens = [sum(self.tokens[i : i + 2]) for i in range(0, len(self.tokens), 2)]
-        self.memory = [max(self.memory[i : i + 2]) for i in range(0, len(self.memory), 2)]
-
-
-@dataclass(slots=True)
-class Start:
-    """One start of a run, from the first worker on; it takes the events of the executor."""
-
-    clock: Callable[[], float] = time.monotonic  # seconds
-    seconds_per_bin: float = _FIRST_WIDTH
-    seconds: float = 0.0  # until the last event
-    devices: dict[str, _DeviceSeries] = field(default_factory=dict)
-    n_losses: int = 0  # workers that were lost, replaced or not
-    n_reductions: int = 0  # batches that did not fit into the memory of a device
-    n_failed_shards: int = 0
-    # the first ones: seconds since the start, device, what happened
-    incidents: list[tuple[float, str, str]] = field(default_factory=list)
-    began: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.began = self.clock()
-
-    def take(self, event: Event) -> None:
-        self.seconds = round(self.clock() - self.began, 3)
-        match event:
-            case WorkerReady(worker, description, memory, warnings):
-                device = self._device(worker)
-                device.description, device.memory_total = description, memory.total
-                device.add(self._place(), 0, memory.used)
-                for warning in warnings:
-                    self._tell(worker, warning)
-            case BatchDone(worker=worker, n_tokens=n_tokens, memory=memory):
-                self._device(worker).add(self._place(), n_tokens, memory.used)
-            case ShardDone(worker=worker):
-                self._device(worker).n_shards += 1
-            case WorkerLost(worker=worker, reason=reason, is_final=is_final):
-                self.n_losses += 1
-                self._tell(worker, f"lost: {reason}; {'given up' if is_final else 'replaced'}")
-            case BudgetReduced(worker, tokens):
-                self.n_reductions += 1
-                self._tell(worker, f"out of memory: batches of {tokens:,} tokens from then on")
-            case ShardFailed(worker=worker, shard=shard, reason=reason):
-                self.n_failed_shards += 1
-                self._tell(worker, f"shard {shard.name} failed: {reason}")
-
-    def _device(self, worker: str) -> _DeviceSeries:
-        return self.devices.setdefault(worker, _DeviceSeries())
-
-    def _place(self) -> int:
-        """The bin of this moment."""
-        while self.seconds >= _MOST_BINS * self.seconds_per_bin:
-            self.seconds_per_bin *= 2
-            for device in self.devices.values():
-                device.join_bins()
-        return int(self.seconds / self.seconds_per_bin)
-
-    def _tell(self, device: str, text: str) -> None:
-        if len(self.incidents) < _MOST_INCIDENTS:
-            self.incidents.append((self.seconds, device, escaped(text)[:_LONGEST_TEXT]))
-
-    @contextmanager
-    def kept(self, path: Path) -> Iterator[None]:
-        """Write this start after the earlier ones of a file, however the block ends.
-
-        That it cannot be written is a warning: no result depends on it.
-        """
-        try:
-            yield
-        finally:
-            starts = [*self.read_all(path), self][-_MOST_STARTS:]
-            try:
-                content = json.dumps({"starts": [start._facts for start in starts]})
-                Tree(path.parent).write_whole(path, content + "\n")
-            except VirnucproError as error:
-                LOGGER.warning("the work of the devices over time is not kept: %s", error)
-
-    @property
-    def _facts(self) -> dict[str, Any]:
-        facts = asdict(self)
-        return {name: facts[name] for name in facts if name not in ("clock", "began")}
-
-    @staticmethod
-    def read_all(path: Path) -> list[Start]:
-        """The starts in a file; none if there is no such file, or it is damaged."""
-        try:
-            return [_from_json(start) for start in read_json(path)["starts"]]
-        except (OSError, ValueError, LookupError, TypeError, AttributeError):
-            return []
-
-
-def _from_json(stored: dict[str, Any]) -> Start:
-    """
-    Raises:
-        ValueError, LookupError, TypeError, AttributeError: it is not as it was written.
-    """
-    devices = {
-        str(name): _DeviceSeries(
-            description=str(device["description"]),
-            n_shards=_count(device["n_shards"]),
-            memory_total=_count(device["memory_total"]),
-            tokens=[_count(n) for n in device["tokens"][:_MOST_BINS]],
-            memory=[_count(n) for n in device["memory"][:_MOST_BINS]],
-        )
-        for name, device in stored["devices"].items()
-    }
-    if any(len(series.tokens) != len(series.memory) for series in devices.values()):
-        raise ValueError("a device has tokens in other bins than memory")
-    seconds_per_bin = _amount(stored["seconds_per_bin"])
-    if not seconds_per_bin > 0:
-        raise ValueError(f"bins of {seconds_per_bin} seconds")
-    return Start(
-        seconds_per_bin=seconds_per_bin,
-        seconds=_amount(stored["seconds"]),
-        devices=devices,
-        n_losses=_count(stored["n_losses"]),
-        n_reductions=_count(stored["n_reductions"]),
-        n_failed_shards=_count(stored["n_failed_shards"]),
-        incidents=[
-            (_amount(seconds), str(device), str(text))
-            for seconds, device, text in stored["incidents"][:_MOST_INCIDENTS]
-        ],
-    )
-
-
-def _amount(stored: float) -> float:
-    """
-    Raises:
-        ValueError, TypeError: it is none: JSON holds infinities, NaN and integers of any size too.
-    """
-    if not 0 <= stored <= _MOST:
-        raise ValueError(f"{stored} is no amount")
-    return float(stored)
-
-
-def _count(stored: float) -> int:
-    return int(_amount(stored))
-
-
-# The logs of machines
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,6 @@ from virnucpro.ground.files import as_text, open_plain, parse_json, sha256
 from virnucpro.ground.log import printable
 from virnucpro.ground.records import (
     PROTEIN,
-    Chunk,
     FastaRecord,
     Orf,
     Records,
@@ -48,6 +47,7 @@ from virnucpro.sequences.inputs import InputFile, expected_letters
 from virnucpro.sequences.samples import id_digests
 from virnucpro.sequences.survey import find_repeat
 from virnucpro.sequences.translate import (
+    Chunk,
     GeneticCode,
     chunk_record,
     protein_of,
@@ -131,6 +131,23 @@ class Plan:
             InputError, InputMissingError: an input cannot be read.
         """
         return cls(_slices_of(manifest), {}, keep_intermediate)
+
+    @classmethod
+    def read(cls, rundir: RunDir, manifest: Manifest) -> Plan | None:
+        """The slices in ``plan.json``, if it is of this run, with the plans that are as written."""
+        try:
+            key = _key(manifest)
+            listing = _read_sealed(rundir.plan, key)
+            n_inputs = len(manifest.inputs)
+            slices = tuple(_slice_from_json(one, n_inputs) for one in listing["slices"])
+            keep_intermediate = bool(listing["keep_intermediate"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        parts = {}
+        for one in slices:
+            with suppress(OSError, ValueError, KeyError, TypeError):
+                parts[one.index] = _read_part(rundir, key, one)
+        return cls(slices, parts, keep_intermediate)
 
     @property
     def missing(self) -> list[Slice]:
@@ -247,6 +264,28 @@ class Planner:
     def recipe(self) -> Recipe:
         return self.manifest.recipe
 
+    def find(
+        self,
+        on_shard: Callable[[int, int], None] = lambda *_: None,
+        *,
+        of: Collection[Slice] | None = None,
+        joined: Callable[[Plan], Collection[int]] = lambda _: (),
+    ) -> Plan | None:
+        """The plan of an earlier start, if it is of this run: of the slices whose files are whole.
+
+        With ``of``, of these slices alone. ``on_shard`` hears how many shards were read, of how
+        many: those of slices that are ``joined`` are not, for nobody needs them.
+        """
+        plan = Plan.read(self.rundir, self.manifest)
+        if plan is None or (self.keep_intermediate and not plan.keep_intermediate):
+            return None
+        if of is not None:
+            plan = plan.limited({one.index for one in of})
+            return _of_whole(self, plan, plan.shards, on_shard)
+        needed = {one.index for one in plan.slices}.difference(joined(plan))
+        plan = _of_whole(self, plan, plan.limited(needed).shards, on_shard)
+        return None if self.lacks_chunks(plan) else plan
+
     @property
     def keeps_chunks(self) -> bool:
         return self.keep_intermediate and self.recipe.has_frames
@@ -276,7 +315,7 @@ class Planner:
 
 
 @dataclass(frozen=True, slots=True)
-class SliceTask:
+class _SliceTask:
     """Plan a slice: write its shards, the digests of its ids, and then what vouches for both."""
 
     slice: Slice
@@ -435,7 +474,7 @@ def make_plan(
     n_worth += expected_letters(planner.manifest.inputs) // _READINGS_PER_SCORE
     n_helpers = min(count_worth(n_helpers, n_worth), max(0, len(missing) - 1))
     with helpers_for(planner, n_helpers, "parts of the plan") as helpers:
-        made = helpers.in_order(map(SliceTask, missing))
+        made = helpers.in_order(map(_SliceTask, missing))
         for one, part in zip(missing, made, strict=True):
             parts[one.index] = part
             n_letters += part.counts.n_letters
@@ -546,29 +585,6 @@ def _to_json(plan: SlicePlan) -> dict[str, object]:
     }
 
 
-def find_plan(
-    planner: Planner,
-    on_shard: Callable[[int, int], None] = lambda *_: None,
-    *,
-    of: Collection[Slice] | None = None,
-    joined: Callable[[Plan], Collection[int]] = lambda _: (),
-) -> Plan | None:
-    """The plan of an earlier start, if it is of this run: of the slices whose files are whole.
-
-    With ``of``, of these slices alone. ``on_shard`` hears how many shards were read, of how many:
-    those of slices that are ``joined`` are not, for nobody needs them.
-    """
-    plan = read_plan(planner.rundir, planner.manifest)
-    if plan is None or (planner.keep_intermediate and not plan.keep_intermediate):
-        return None
-    if of is not None:
-        plan = plan.limited({one.index for one in of})
-        return _of_whole(planner, plan, plan.shards, on_shard)
-    needed = {one.index for one in plan.slices}.difference(joined(plan))
-    plan = _of_whole(planner, plan, plan.limited(needed).shards, on_shard)
-    return None if planner.lacks_chunks(plan) else plan
-
-
 def _of_whole(
     planner: Planner, plan: Plan, shards: Sequence[Shard], on_shard: Callable[[int, int], None]
 ) -> Plan:
@@ -596,23 +612,6 @@ def _read_ids(folder: Path, one: Slice, part: SlicePlan) -> bytes:
     if hashlib.sha256(content).hexdigest() != part.ids:
         raise ValueError("they are damaged")
     return content
-
-
-def read_plan(rundir: RunDir, manifest: Manifest) -> Plan | None:
-    """The slices in ``plan.json``, if it is of this run, with the plans that are as written."""
-    try:
-        key = _key(manifest)
-        listing = _read_sealed(rundir.plan, key)
-        n_inputs = len(manifest.inputs)
-        slices = tuple(_slice_from_json(one, n_inputs) for one in listing["slices"])
-        keep_intermediate = bool(listing["keep_intermediate"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    parts = {}
-    for one in slices:
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            parts[one.index] = _read_part(rundir, key, one)
-    return Plan(slices, parts, keep_intermediate)
 
 
 def _slice_from_json(stored: Sequence[Any], n_inputs: int) -> Slice:

@@ -2,7 +2,8 @@
 
 Like a feature file it has a label at its end and exists only when it is whole. A key says what its
 rows were made of: records, shards, recipe, cut. One of another key counts as missing, and so does
-one with other columns, or of scores that were computed in another way.
+one with other columns, or of scores that were computed in another way. ``run.json`` has what is the
+same in all keys, so that ``status`` knows which rows will be made again.
 """
 
 from __future__ import annotations
@@ -13,17 +14,20 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 from zlib import crc32
 
+from virnucpro import __version__
 from virnucpro.ground.errors import FeatureFileError
 from virnucpro.ground.files import open_plain, parse_json, writing
 from virnucpro.ground.log import LOGGER, printable
-from virnucpro.ground.records import check_counts, shard_name
+from virnucpro.ground.records import check_counts
 from virnucpro.ground.tree import Tree
 from virnucpro.run.feature_file import read_label, sealed_label
 from virnucpro.run.folder import ROWS
 from virnucpro.run.index import IndexPart
+from virnucpro.run.manifest import Manifest
+from virnucpro.run.plan import Plan, Slice
 from virnucpro.run.scores import FORMAT as FORMAT_OF_SCORES
 from virnucpro.tables.sinks import Portion, Tally, all_sinks
 
@@ -57,31 +61,39 @@ class SliceRows:
 
 @dataclass(frozen=True, slots=True)
 class RowStore:
-    """The files of rows of a run, by the indices of their slices."""
+    """The files of rows of a run: one for the slices of the same records, by their first index."""
 
     tree: Tree
     folder: Path
+    manifest: Manifest
+    made_by: str  # who calls, by which cut, and which files: what all keys have in common
+    field: ClassVar = "rows_made_by"  # of ``run.json``: the same
 
-    def path(self, index: int) -> Path:
-        return self.folder / f"{shard_name(index)}{ROWS}"
+    def path(self, group: Sequence[Slice]) -> Path:
+        return self.folder / f"{group[0].name}{ROWS}"
 
     def make_folder(self) -> None:
         """Make the folder of the files, unless it is there."""
         with writing(self.folder):
             self.tree.make_folder(self.folder)
 
-    def has(self, index: int, key: str) -> bool:
-        """Whether the rows of a slice are there, by the label of their file."""
+    def has(self, group: Sequence[Slice], plan: Plan) -> bool:
+        """Whether the rows of some slices are there, by the label of their file.
+
+        Those of a run in which records were replaced are made at its end, with all.
+        """
+        if self.manifest.replaced:
+            return False
         try:
-            read_label(self.path(index), _attributes(key))
+            read_label(self.path(group), self._attributes(group, plan))
         except FeatureFileError:
             return False
         return True
 
-    def delete(self, index: int) -> None:
-        self.tree.delete(self.path(index))
+    def delete(self, group: Sequence[Slice]) -> None:
+        self.tree.delete(self.path(group))
 
-    def write(self, index: int, key: str, rows: SliceRows) -> None:
+    def write(self, group: Sequence[Slice], plan: Plan, rows: SliceRows) -> None:
         """
         Raises:
             OutputError, StorageError: the disk refuses it.
@@ -100,17 +112,18 @@ class RowStore:
         ]
         facts = ([list(map(asdict, one)) for one in rows.files], _counts(rows), portions)
         content = b"".join((json.dumps(facts).encode(), b"\n", *texts))
-        with self.tree.replacing(self.path(index)) as out:
+        attributes = {**self._attributes(group, plan), "crc32": crc32(content)}
+        with self.tree.replacing(self.path(group)) as out:
             out.write(content)
-            out.write(sealed_label(content, {**_attributes(key), "crc32": crc32(content)}))
+            out.write(sealed_label(content, attributes))
 
-    def read(self, index: int, key: str) -> SliceRows | None:
-        """The rows of a slice, if they are there; a file that is damaged is deleted."""
-        path = self.path(index)
-        if not self.has(index, key):
+    def read(self, group: Sequence[Slice], plan: Plan) -> SliceRows | None:
+        """The rows of some slices, if they are there; a file that is damaged is deleted."""
+        path = self.path(group)
+        if not self.has(group, plan):
             return None
         try:
-            label = read_label(path, _attributes(key))
+            label = read_label(path, self._attributes(group, plan))
             with open_plain(path) as handle:
                 facts = handle.readline(label.n_bytes)
                 text = memoryview(handle.read(label.n_bytes - len(facts)))
@@ -124,12 +137,25 @@ class RowStore:
             self.tree.delete(path)
             return None
 
+    def _attributes(self, group: Sequence[Slice], plan: Plan) -> dict[str, str | int]:
+        """Of a file of rows of this program: an older one of the same version may write others."""
+        columns = [(sink.file, sink.columns) for sink in all_sinks()]
+        facts = (_FORMAT, FORMAT_OF_SCORES, columns)
+        return {"key": self._key(group, plan), "format": _hash(facts)}
 
-def _attributes(key: str) -> dict[str, str | int]:
-    """Of a file of rows of this program: an older one of the same version may write others."""
-    columns = [(sink.file, sink.columns) for sink in all_sinks()]
-    facts = (_FORMAT, FORMAT_OF_SCORES, columns)
-    return {"key": key, "format": hashlib.sha256(repr(facts).encode()).hexdigest()}
+    def _key(self, group: Sequence[Slice], plan: Plan) -> str:
+        """What rows are made of, in a hash."""
+        manifest, inputs = self.manifest, self.manifest.inputs
+        of_run = manifest.recipe.fingerprint, manifest.is_qualified, self.made_by
+        files = [(inputs[place], span) for place, span in group[0].spans]
+        spans = [(one.sha256, one.sample, one.mate, one.n_renamed, span) for one, span in files]
+        parts = [plan.parts[one.index] for one in group if one.index in plan.parts]
+        shards = [shard.sha256 for part in parts for shard in part.shards]
+        return _hash((__version__, of_run, spans, shards))
+
+
+def _hash(facts: object) -> str:
+    return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
 def _unpacked(facts: bytes, text: memoryview) -> SliceRows:

@@ -16,13 +16,14 @@ from virnucpro.ground.errors import FeatureFileError, InputMissingError, ResumeE
 from virnucpro.ground.log import counted, printable
 from virnucpro.ground.records import Shard
 from virnucpro.run.features import FeatureStore
-from virnucpro.run.folder import ROWS, RunDir
+from virnucpro.run.folder import RunDir
 from virnucpro.run.hashes import Outputs
 from virnucpro.run.index import check_index
-from virnucpro.run.journal import HostFigures, Point, rate_of, read_hosts, seconds_left
+from virnucpro.run.journal import HostFigures, Point, rate_of, seconds_left
 from virnucpro.run.lock import run_at
 from virnucpro.run.manifest import Manifest
-from virnucpro.run.plan import Plan, count_done, read_plan
+from virnucpro.run.plan import Plan, count_done
+from virnucpro.run.rows import RowStore
 from virnucpro.run.scores import ScoreStore
 from virnucpro.tables.sinks import SINKS, FailedFiles
 
@@ -106,7 +107,7 @@ def _look(folder: Path) -> Iterator[_Seen]:
     manifest = rundir.read_manifest()
     if manifest is None:
         raise _no_run(rundir)
-    facts, plan = rundir.read_facts(), read_plan(rundir, manifest)
+    facts, plan = rundir.read_facts(), Plan.read(rundir, manifest)
     stores = rundir.stores_of(manifest.recipe)
     done = [store.names_done() for store in stores]
     try:
@@ -116,7 +117,7 @@ def _look(folder: Path) -> Iterator[_Seen]:
             facts,
             run_at(folder),
             plan,
-            read_hosts(rundir.logs),
+            rundir.hosts(),
             stores,
             set.intersection(*done) if done else set(),
         )
@@ -258,13 +259,19 @@ def _describe_shards(seen: _Seen) -> list[str]:
 
 
 def _count_slices(seen: _Seen) -> dict[str, int]:
-    """The slices of the input, those that are planned, and those whose rows are written."""
-    if seen.plan is None:
+    """The slices of the input, those that are planned, and those whose rows are written.
+
+    Rows that the join will make again, of another cut say, are not among the written ones.
+    """
+    rundir, plan = seen.rundir, seen.plan
+    if plan is None:
         return {}
+    made_by = str(seen.facts.get(RowStore.field))
+    rows = RowStore(rundir, rundir.rows, seen.manifest, made_by)
     return {
-        "total": len(seen.plan.slices),
-        "planned": len(seen.plan.slices) - len(seen.plan.missing),
-        "tables": len(list(seen.rundir.rows.glob(f"*{ROWS}"))),
+        "total": len(plan.slices),
+        "planned": len(plan.slices) - len(plan.missing),
+        "tables": sum(len(group) for group in plan.by_records() if rows.has(group, plan)),
     }
 
 

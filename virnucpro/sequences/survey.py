@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice
+from itertools import chain, compress, islice
 from pathlib import Path
 
 import numpy as np
@@ -25,8 +25,8 @@ from virnucpro.sequences.fasta import guess_input_type, parsed
 from virnucpro.sequences.inputs import InputFile, Source, announce_reads, hashed
 from virnucpro.sequences.samples import id_digests, renamed
 
-_IDS_AT_ONCE = 1000  # that are hashed
-_TRIED = 1000  # shared hashes that are tried; one of so many is of a shared id, not a collision
+_IDS_AT_ONCE = 1000  # that are looked up
+_TRIED = 1000  # shared digests that are tried; one of so many is of a shared id, not a collision
 
 
 def _most(guesses: Sequence[tuple[InputFile, InputType | None]]) -> InputType:
@@ -51,7 +51,7 @@ class Survey:
     renames: bool = False  # whether repeated ids in a file get numbers
     on_letters: Callable[[int], None] = lambda _: None  # gets the number of letters so far
     n_letters: int = 0
-    hashes: array[int] = field(default_factory=lambda: array("q"))  # hashes of ids, once per file
+    digests: array[int] = field(default_factory=lambda: array("q"))  # of ids, once per file
     refused: list[tuple[InputFile, InputError | InputMissingError]] = field(default_factory=list)
 
     @contextmanager
@@ -93,24 +93,24 @@ class Survey:
         """
         files = []
         for file in inputs:
-            first = len(self.hashes)
+            first = len(self.digests)
             with self.refusing(file):
                 files.append(self.read(file))
             self.keep_once(first)
         return files
 
     def read(self, file: InputFile) -> InputFile:
-        """Add the hashes of a file's ids, and count those that are to be renamed.
+        """Add the digests of a file's ids, and count those that are to be renamed.
 
         Raises:
             InputError: it is not a FASTA file, is damaged, or holds an id twice.
         """
-        first = len(self.hashes)
+        first = len(self.digests)
         self.add(parsed(file.blocks()))
-        if len(self.hashes) == first:
+        if len(self.digests) == first:
             LOGGER.warning("%s holds no record", file.shown)
         records = ((file, record) for record in file.read())
-        repeat = _find_repeat(records, _sort_and_compare(self.hashes, first))
+        repeat = find_repeat(records, self.digests, first)
         if repeat is None:
             return file
         if not self.renames:
@@ -120,30 +120,30 @@ class Survey:
             f"{file.shown}: {counted(n_renamed, 'record')} with an id that occurs earlier, "
             f"numbered: the second {printable(repeat.record_id)} is {printable(repeat.record_id)}_2"
         )
-        del self.hashes[first:]
+        del self.digests[first:]
         file = replace(file, n_renamed=n_renamed)
         self.add(renamed(file))
         return file
 
     def keep_once(self, first: int) -> int:
-        """Drop repeated hashes from this place on, and count them."""
-        if not len(_sort_and_compare(self.hashes, first)):
+        """Drop repeated digests from this place on, and count them."""
+        if not len(_sort_and_compare(self.digests, first)):
             return 0
-        n_before = len(self.hashes)
-        unique = np.unique(np.frombuffer(self.hashes[first:], dtype=np.int64)).tobytes()
-        del self.hashes[first:]
-        self.hashes.frombytes(unique)
-        return n_before - len(self.hashes)
+        n_before = len(self.digests)
+        unique = np.unique(np.frombuffer(self.digests[first:], dtype=np.int64)).tobytes()
+        del self.digests[first:]
+        self.digests.frombytes(unique)
+        return n_before - len(self.digests)
 
     def share_ids(self, files: Sequence[InputFile]) -> bool:
         """True if two files share an id; the first such id is announced."""
-        suspects = frozenset(_sort_and_compare(self.hashes)[:_TRIED].tolist())
+        suspects = _sort_and_compare(self.digests)[:_TRIED]
         owners: dict[str, InputFile] = {}
-        for file in (*files, *(file for file, _ in self.refused)) if suspects else ():
+        for file in (*files, *(file for file, _ in self.refused)) if len(suspects) else ():
             with suppress(InputError, InputMissingError):
-                for name in chain.from_iterable(records.ids for records in _once_named(file)):
-                    if hash(name) not in suspects:
-                        continue
+                for name in chain.from_iterable(
+                    _suspected(records.ids, suspects) for records in _once_named(file)
+                ):
                     owner = owners.setdefault(name, file)
                     if owner is not file:
                         announce(
@@ -199,7 +199,7 @@ class Survey:
 
     def add(self, blocks: Iterable[Records]) -> None:
         for records in blocks:
-            self.hashes.extend(map(hash, records.ids))
+            self.digests.frombytes(id_digests(records.ids).tobytes())
             self.n_letters += sum(map(len, records.sequences))
             self.on_letters(self.n_letters)
 
@@ -226,27 +226,33 @@ class _Repeat:
 
 
 def find_repeat(
-    records: Iterable[tuple[InputFile, FastaRecord]], digests: array[int]
+    records: Iterable[tuple[InputFile, FastaRecord]], digests: array[int], first: int = 0
 ) -> _Repeat | None:
     """The first id that stands twice; records are read only if digests of their ids do.
 
-    The digests are sorted where they are: there may be hundreds of millions.
+    The digests, from a place on, are sorted where they are: there may be hundreds of millions.
     """
-    return _find_repeat(records, _sort_and_compare(digests), _digests)
+    suspects, places = _sort_and_compare(digests, first), dict[str, str]()
+    each = iter(records if len(suspects) else ())
+    while some := list(islice(each, _IDS_AT_ONCE)):
+        names = {*_suspected([record.id for _, record in some], suspects)}
+        for file, record in some:
+            if record.id in names:
+                where = f"{file.shown}:{record.line}"
+                if record.id in places:
+                    return _Repeat(record.id, places[record.id], where)
+                places[record.id] = where
+    return None
 
 
-def _digests(ids: Sequence[str]) -> list[int]:
-    digests: list[int] = id_digests(ids).view(np.int64).tolist()
-    return digests
+def _suspected(ids: Sequence[str], suspects: NDArray[np.int64]) -> list[str]:
+    """The ids that have one of these digests."""
+    return list(compress(ids, np.isin(id_digests(ids).view(np.int64), suspects)))
 
 
-def _hashes(ids: Sequence[str]) -> list[int]:
-    return list(map(hash, ids))
-
-
-def _sort_and_compare(hashes: array[int], first: int = 0) -> NDArray[np.int64]:
-    """Sort the hashes from a place on; return those that occur more than once, each once."""
-    ordered = np.frombuffer(hashes, dtype=np.int64)[first:]
+def _sort_and_compare(digests: array[int], first: int = 0) -> NDArray[np.int64]:
+    """Sort the digests from a place on; return those that occur more than once, each once."""
+    ordered = np.frombuffer(digests, dtype=np.int64)[first:]
     ordered.sort()
     return _neighbours(ordered)
 
@@ -254,23 +260,3 @@ def _sort_and_compare(hashes: array[int], first: int = 0) -> NDArray[np.int64]:
 def _neighbours(ordered: NDArray[np.int64]) -> NDArray[np.int64]:
     repeats = ordered[1:][ordered[1:] == ordered[:-1]]
     return np.concatenate([repeats[:1], repeats[1:][repeats[1:] != repeats[:-1]]])
-
-
-def _find_repeat(
-    records: Iterable[tuple[InputFile, FastaRecord]],
-    hashes: NDArray[np.int64],
-    hashes_of: Callable[[Sequence[str]], list[int]] = _hashes,
-) -> _Repeat | None:
-    """The first id, among those that have these hashes, that stands twice."""
-    suspects = frozenset(hashes.tolist())
-    first: dict[str, str] = {}
-    places = ((file, record.id, record.line) for file, record in (records if suspects else ()))
-    while some := list(islice(places, _IDS_AT_ONCE)):
-        of_ids = hashes_of([record_id for _, record_id, _ in some])
-        for (file, record_id, line), value in zip(some, of_ids, strict=True):
-            if value in suspects:
-                where = f"{file.shown}:{line}"
-                if record_id in first:
-                    return _Repeat(record_id, first[record_id], where)
-                first[record_id] = where
-    return None

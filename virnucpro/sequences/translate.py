@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from virnucpro.ground.config import Recipe, Status
 from virnucpro.ground.errors import UsageError
-from virnucpro.ground.records import Chunk, FastaRecord, Orf, Records
+from virnucpro.ground.records import FastaRecord, Orf, Records
 from virnucpro.sequences.fasta import find_invalid, is_of_type
 
 # Genetic codes by NCBI's numbers. Codons are those of ncbi.nlm.nih.gov/Taxonomy/Utils/wprintgc.cgi.
@@ -170,6 +171,19 @@ def _codon_tables(code: GeneticCode) -> tuple[bytes, bytes, bytes]:
         forward[25 * a + 5 * b + c] = ord(letter)
         reverse[25 * (3 - c) + 5 * (3 - b) + (3 - a)] = ord(letter)
     return digits.tobytes(), forward.tobytes(), reverse.tobytes()
+
+
+class Chunk(NamedTuple):
+    """A piece of one record."""
+
+    id: str
+    record_id: str
+    start: int
+    sequence: str
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.sequence)
 
 
 def chunk_record(record: FastaRecord, size: int) -> Iterator[Chunk]:

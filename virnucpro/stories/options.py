@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from virnucpro.callers.options import CallsBy, CutOptions, Head, RegionModel
 from virnucpro.encoders.options import ModelOptions, model_option
 from virnucpro.engine.options import CacheOptions, EngineOptions
-from virnucpro.ground.config import Command, Embed, FeatureFormat, Pooling, Store
+from virnucpro.ground.config import Command, Embed, FeatureFormat, InputType, Pooling, Store
 from virnucpro.ground.errors import ResumeError, UsageError
 from virnucpro.ground.files import expanded
 from virnucpro.ground.log import printable
@@ -18,8 +18,6 @@ from virnucpro.ground.options import (
     CLUSTER,
     FILES,
     MODEL,
-    FolderOptions,
-    SequenceOptions,
     count,
     flag,
     folder,
@@ -29,6 +27,99 @@ from virnucpro.ground.options import (
     option,
     refuse,
 )
+
+GeneticCode = Annotated[
+    int, count("Translate with this genetic code (NCBI number); 1 and 11 translate alike.", FILES)
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputOptions:
+    """A folder for results, in which a killed command goes on."""
+
+    output_dir: Annotated[
+        Path,
+        option(
+            "Write results, the log, and what a resume needs to this folder.",
+            FILES,
+            "--output-dir",
+            "-o",
+            metavar="DIR",
+            show_default=False,
+        ),
+    ]
+    resume: Annotated[bool, option("Resume the run in DIR; finished work is kept.", FILES)] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class FolderOptions(OutputOptions):
+    """A run folder."""
+
+    force: Annotated[bool, option("Delete the results in DIR and start anew.", FILES)] = False
+    keep_intermediate: Annotated[
+        bool, option("Keep chunks.fa and shards/ after the run.", FILES)
+    ] = False
+    argv: tuple[str, ...] = ()  # the command, for run.json and the log
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceOptions:
+    """Sequences of the user, and how to read them."""
+
+    input: Annotated[
+        tuple[Path, ...],
+        option(
+            "Read this FASTA or FASTQ file (plain, gz, bz2, xz or zst), folder, sample sheet (.tsv "
+            "or .csv with the columns sample and path), or standard input (-). Repeatable.",
+            FILES,
+            "--input",
+            "-i",
+            metavar="FILE",
+            show_default=False,
+        ),
+    ]
+    input_type: Annotated[
+        Literal["auto", "nucleotide", "protein"],
+        option(
+            "Read the sequences as nucleotide or protein; auto: decide by their letters.",
+            FILES,
+            metavar="TYPE",
+        ),
+    ] = "auto"
+    min_length: Annotated[
+        int,
+        option(
+            "Give records shorter than this (proteins: in residues) the status too_short. The "
+            "scorer "
+            "needs at least 150 bases, or 50 residues.",
+            FILES,
+            metavar="BASES",
+            min=0,
+        ),
+    ] = 0
+    genetic_code: GeneticCode = 11
+    per_file: Annotated[
+        bool, option("Also write the tables of each input file, in DIR/samples/NAME/.", FILES)
+    ] = False
+    strict: Annotated[
+        bool,
+        option(
+            "Stop at the first unreadable input file, instead of skipping it.",
+            FILES,
+        ),
+    ] = False
+    rename_duplicates: Annotated[
+        bool,
+        option(
+            "Number ids that occur twice in a file (id, id_2, ...), instead of skipping the file.",
+            FILES,
+        ),
+    ] = False
+
+    @property
+    def known_type(self) -> InputType | None:
+        """The type that the user named; None if the letters of the input decide."""
+        return None if self.input_type == "auto" else self.input_type
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ Python and the tests call them alike.
 
 from __future__ import annotations
 
+import hashlib
 import socket
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -22,10 +23,12 @@ from virnucpro import __version__
 from virnucpro.callers.caller import Caller
 from virnucpro.callers.options import CutOptions
 from virnucpro.callers.regions import RegionFinder
-from virnucpro.engine.executor import Executor, Job
+from virnucpro.engine.cache import CacheFolder
+from virnucpro.engine.executor import Executor, Job, Resources
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.options import CacheOptions
-from virnucpro.ground.config import Recipe, Resources
+from virnucpro.engine.starts import Start
+from virnucpro.ground.config import Recipe
 from virnucpro.ground.devices import torch_build
 from virnucpro.ground.errors import (
     FeatureFileError,
@@ -50,18 +53,16 @@ from virnucpro.ground.options import carry
 from virnucpro.ground.records import Shard
 from virnucpro.ground.tasks import Helpers
 from virnucpro.page.run import write_run_page
-from virnucpro.run.cache import CacheFolder
 from virnucpro.run.features import FeatureStore
 from virnucpro.run.folder import RunDir
 from virnucpro.run.hashes import Outputs
-from virnucpro.run.intake import open_run
-from virnucpro.run.journal import Start, read_hosts
 from virnucpro.run.manifest import Manifest
-from virnucpro.run.plan import Plan, Planner, find_plan, make_plan
+from virnucpro.run.plan import Plan, Planner, make_plan
 from virnucpro.run.rows import RowStore
 from virnucpro.run.scores import ScoreStore
 from virnucpro.sequences.inputs import expected_letters
 from virnucpro.stories.blocks import Maker
+from virnucpro.stories.intake import open_run
 from virnucpro.stories.options import (
     ExtractOptions,
     PredictOptions,
@@ -184,6 +185,9 @@ def make_results(
     rundir, options = RunDir(config.output), config.options
     caller = config.caller.of_type(manifest.recipe.input_type)
     finder = make_finder(options, manifest.recipe, caller)
+    layout = options.format if isinstance(options, ExtractOptions) else "h5"
+    per_file = options.per_file or (options.resume and rundir.samples.is_dir())
+    files = (layout, per_file)
     scores = None
     if caller.keeps_scores:
         digest = finder.digest if finder else ""
@@ -197,20 +201,23 @@ def make_results(
         caller=caller,
         finder=finder,
         backlog=Backlog(),
-        feature_format=options.format if isinstance(options, ExtractOptions) else "h5",
-        per_file=options.per_file or (options.resume and rundir.samples.is_dir()),
+        feature_format=layout,
+        per_file=per_file,
         on_event=on_event,
-        rows=RowStore(rundir, rundir.rows),
-        made_by=_made_by(options, caller, finder),
+        rows=RowStore(rundir, rundir.rows, manifest, _made_by(options, caller, finder, files)),
         scores=scores,
     )
 
 
-def _made_by(options: RunOptions, caller: Caller, finder: RegionFinder | None) -> str:
-    """Who calls, and by which cut: what rows are made of beside records and vectors."""
+def _made_by(
+    options: RunOptions, caller: Caller, finder: RegionFinder | None, files: tuple[str, bool]
+) -> str:
+    """A hash of who calls, by which cut, and which ``files`` there are: see ``RowStore``."""
     cut = carry(options, CutOptions, region_model=None) if isinstance(options, CutOptions) else ""
     hashes = sorted(caller.hashes.items())
-    return repr((type(caller).__name__, hashes, caller.cut, cut, finder.digest if finder else ""))
+    finds = finder.digest if finder else ""
+    facts = (type(caller).__name__, hashes, caller.cut, cut, finds, files)
+    return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
 def make_finder(options: RunOptions, recipe: Recipe, caller: Caller) -> RegionFinder | None:
@@ -236,7 +243,7 @@ def plan_run(config: RunConfig, results: Results, recorded: Manifest | None) -> 
     plan = None
     if recorded:
         on_shard = _on_shard(on_event, "checking shards")
-        plan = find_plan(planner, on_shard, joined=results.joined)
+        plan = planner.find(on_shard, joined=results.joined)
     is_new = plan is None
     if plan is None:
         planner = replace(planner, folder=rundir.planned.shards)
@@ -257,7 +264,8 @@ def plan_run(config: RunConfig, results: Results, recorded: Manifest | None) -> 
         planner.write_listing(plan)
         if recorded is None:
             rundir.clear()
-    rundir.write_manifest(manifest, _facts(config, results.caller, "unfinished"))
+    facts = _facts(config, results.caller, "unfinished")
+    rundir.write_manifest(manifest, {**facts, RowStore.field: results.rows.made_by})
     if is_new:
         rundir.adopt_plan()
     return plan
@@ -301,7 +309,7 @@ def close_plan(config: RunConfig, results: Results, summary: Summary) -> None:
     """Leave a planned run to others, with the folders that they need."""
     for store in results.stores:
         store.make_folder()
-    facts = _facts(config, results.caller, "planned")
+    facts = {**_facts(config, results.caller, "planned"), RowStore.field: results.rows.made_by}
     results.rundir.write_manifest(results.manifest, facts)
     summary.n_slices = len(results.plan.slices)
 
@@ -477,7 +485,7 @@ def close_run(
     """Write the outcome into ``run.json``, delete intermediate files, and write the page."""
     rundir, is_complete = results.rundir, is_whole and not summary.exit_code
     facts = _facts(config, results.caller, "complete" if is_complete else "partial")
-    hosts = [asdict(host) for host in read_hosts(rundir.logs)]
+    hosts = [asdict(host) for host in rundir.hosts()]
     outcome = {"counts": summary.facts, "hosts": hosts, Outputs.field: results.outputs.hash()}
     rundir.write_manifest(results.manifest, {**facts, **outcome})
     rundir.clear_parts()

@@ -17,6 +17,7 @@ from virnucpro.callers.head import EncoderFacts, Head
 from virnucpro.callers.options import CutOptions
 from virnucpro.encoders.base import Model
 from virnucpro.encoders.families import BUNDLES, EMBEDDED
+from virnucpro.engine.executor import Resources
 from virnucpro.engine.options import EngineOptions, WorkOptions
 from virnucpro.ground.config import (
     Embed,
@@ -25,7 +26,6 @@ from virnucpro.ground.config import (
     InputType,
     Precision,
     Recipe,
-    Resources,
     join_footprints,
 )
 from virnucpro.ground.devices import (
@@ -116,7 +116,7 @@ def resolve(options: RunOptions, on_event: OnEvent) -> RunConfig:
     if _embeds(options, recorded):
         return _resolve_engine(options, recorded, on_event)
     options.check_without_engine()
-    caller = _caller(options)
+    caller = _caller(options, None, ())
     return RunConfig(
         options=options,
         caller=caller,
@@ -132,7 +132,7 @@ def _embeds(options: RunOptions, recorded: Manifest | None) -> bool:
     return recorded is not None and recorded.models == (EMBEDDED,)
 
 
-def _caller(options: RunOptions, head: Head | None = None, steps: Sequence[Step] = ()) -> Caller:
+def _caller(options: RunOptions, head: Head | None, steps: Sequence[Step]) -> Caller:
     """Who calls the records of a run that embeds what these steps ask for."""
     match options:
         case PredictOptions(calls=calls):
@@ -260,7 +260,7 @@ def resolve_work(
     if not (encoders := recorded.recipe.encoders):
         return RunConfig(
             options=of_run,
-            caller=_caller(of_run),
+            caller=_caller(of_run, None, ()),
             recipe=recorded.recipe,
             resources=_for_tables(_NO_DEVICE, options),
         )

@@ -39,9 +39,7 @@ from virnucpro.run.plan import (
     Plan,
     Planner,
     Slice,
-    find_plan,
     make_plan,
-    read_plan,
 )
 from virnucpro.stories.pipeline import (
     ExecutorOn,
@@ -180,7 +178,7 @@ def work(
     with rundir.shared():
         manifest = find_run(rundir)
         outcome = PartResult(part)
-        if read_plan(rundir, manifest) is None:
+        if Plan.read(rundir, manifest) is None:
             if rundir.record_table(manifest.recipe.command).exists():
                 announce("nothing is left to do: the tables of this run are written")
                 return outcome
@@ -246,7 +244,7 @@ class _PartOfRun:
             InputError: an input is not a FASTA file, or an id occurs twice in this part.
         """
         rundir, part = self.rundir, self.outcome.part
-        plan = read_plan(rundir, self.manifest)
+        plan = Plan.read(rundir, self.manifest)
         assert plan is not None, "it was there"
         groups = list(plan.by_records())
         n_shares, ours = part.shares(len(groups))
@@ -254,7 +252,7 @@ class _PartOfRun:
         planner = Planner.of(
             rundir, rundir.shards, self.manifest, keep_intermediate=plan.keep_intermediate
         )
-        plan = find_plan(planner, of=mine)
+        plan = planner.find(of=mine)
         assert plan is not None, "it was there"
         self.outcome.n_planned = len(plan.missing)
         if mine:
@@ -264,7 +262,7 @@ class _PartOfRun:
                 lambda done: self.on_event(Progress("planning this part", done, 0, "letters")),
                 self.config.resources.n_helpers,
             )
-            whole = read_plan(rundir, self.manifest)
+            whole = Plan.read(rundir, self.manifest)
             if self.outcome.n_planned and whole is not None and not whole.missing:
                 make_plan(planner, whole, lambda _: None)  # compares the ids of all parts
         shards = {
@@ -331,7 +329,7 @@ def work_for_run(options: WorkOptions, indices: Sequence[int]) -> list[ShardFigu
     rundir, outcome = RunDir(options.folder), PartResult(Part())
     with rundir.helped(), closing(_watched(rundir)) as watch:
         manifest = find_run(rundir)
-        plan = read_plan(rundir, manifest)
+        plan = Plan.read(rundir, manifest)
         if plan is None:
             raise _no_plan(rundir)
         config = resolve_work(options, rundir.read_facts(), manifest, lambda _: None)

@@ -8,7 +8,6 @@ taken in order, so the outputs are the same, and few tasks are ahead, so memory 
 
 from __future__ import annotations
 
-import hashlib
 from array import array
 from bisect import bisect_right
 from collections import deque
@@ -21,7 +20,6 @@ from operator import itemgetter
 from threading import Condition
 from typing import TypeAlias
 
-from virnucpro import __version__
 from virnucpro.callers.caller import Caller
 from virnucpro.callers.regions import RegionFinder
 from virnucpro.ground.config import FeatureFormat
@@ -132,7 +130,6 @@ class Results:
     per_file: bool
     on_event: OnEvent
     rows: RowStore  # of slices
-    made_by: str  # who calls, and by which cut
     scores: ScoreStore | None = None  # of a run without a model that calls
     streams: Streams = field(default_factory=Streams)  # of packed inputs
 
@@ -233,7 +230,7 @@ class Results:
                 raise _not_all(n_records, rows.n_records)
             rows.files = parts.pop(group[0].index)
             if not rows.n_failed:
-                self.rows.write(group[0].index, self.key(group), rows)
+                self.rows.write(group, self.plan, rows)
             on_done(group)
 
     def collected(self, each: Iterable[Written]) -> SliceRows:
@@ -255,13 +252,11 @@ class Results:
 
     def has(self, group: Sequence[Slice]) -> bool:
         """Whether the rows of these slices, of the same records, were made before."""
-        return not self.manifest.replaced and self.rows.has(group[0].index, self.key(group))
+        return self.rows.has(group, self.plan)
 
     def rows_of(self, group: Sequence[Slice]) -> SliceRows | None:
         """The rows of these slices, of the same records, if they were made before and are whole."""
-        if self.manifest.replaced:
-            return None
-        return self.rows.read(group[0].index, self.key(group))
+        return self.rows.read(group, self.plan)
 
     def joined(self, plan: Plan) -> set[int]:
         """The indices of slices of a plan whose rows are there, and all their vectors."""
@@ -287,28 +282,9 @@ class Results:
         for group in self.plan.by_records():
             if group[0].index not in joined:
                 if self.has(group):
-                    self.rows.delete(group[0].index)
+                    self.rows.delete(group)
                 for one in group:
                     yield from self.plan.parts[one.index].shards
-
-    def key(self, group: Sequence[Slice]) -> str:
-        """What rows are made of, in a hash."""
-        manifest = self.manifest
-        inputs = [
-            (file.sha256, file.sample, file.mate, file.n_renamed, span)
-            for place, span in group[0].spans
-            for file in [manifest.inputs[place]]
-        ]
-        shards = [
-            shard.sha256
-            for one in group
-            for shard in (self.plan.parts[one.index].shards if one.index in self.plan.parts else ())
-        ]
-        facts = (
-            (__version__, manifest.recipe.fingerprint, manifest.is_qualified, manifest.replaced),
-            (self.made_by, self.feature_format, self.per_file, inputs, shards),
-        )
-        return hashlib.sha256(repr(facts).encode()).hexdigest()
 
     def written(
         self,

@@ -1,23 +1,31 @@
-"""The text of rows, files of it that appear when they are whole, and lines sorted on their way."""
+"""The text of rows: files of it that appear when they are whole, lines sorted on their way, tables
+read again.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from gzip import GzipFile
 from heapq import heappop, heappush
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, NamedTuple, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from virnucpro.ground.errors import InputError
 from virnucpro.ground.files import writing
-from virnucpro.ground.records import DECIMALS, Call, Calls, Counts, FrameScores, Values
+from virnucpro.ground.log import printable
+from virnucpro.ground.records import DECIMALS, Call, Calls, Counts, FrameScores, Mask, Values
 from virnucpro.ground.tree import Tree
 from virnucpro.scorer.library import call
 
+_BYTES_AT_ONCE = 2**22  # of a table that is read
+_Rows: TypeAlias = Counts | list[int] | slice
 _TableKind = Callable[[Tree, Path, Sequence[str]], AbstractContextManager[BinaryIO]]
 _BYTES_IN_MEMORY = 2**24  # of lines that wait to be sorted
 _BLOCK = 2**18  # bytes of a run of sorted lines that are merged at once
@@ -312,3 +320,124 @@ def chunk_rows(frames: FrameScores) -> bytes:
         "True" if is_virus else "False" for is_virus in (best >= _of_others(least)).tolist()
     ]
     return rows_of(texts(chunks[firsts].tolist()), texts(verdicts))
+
+
+# Tables, read again by the names of their columns: so those of any version will do
+
+
+@dataclass(frozen=True, eq=False)
+class TableBlock:
+    """Neighbouring rows of a table, as its bytes; a column that it lacks is empty."""
+
+    data: bytes  # whole lines
+    names: Sequence[str]  # of the columns
+    ends: Counts  # (n_rows, n_columns) of the fields
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    @cached_property
+    def _letters(self) -> NDArray[np.uint8]:
+        return np.frombuffer(self.data, np.uint8)
+
+    @cached_property
+    def _text(self) -> str | None:
+        """The text of the bytes, where each is a letter."""
+        return self.data.decode("ascii") if self.data.isascii() else None
+
+    def _bounds(self, name: str) -> tuple[Counts, Counts]:
+        """Where the fields of a column begin and end. (n_rows,) each"""
+        if name not in self.names:
+            nowhere = np.zeros(len(self), dtype=np.int64)
+            return nowhere, nowhere
+        place = self.names.index(name)
+        before = self.ends[:, place - 1] if place else np.append(-1, self.ends[:-1, -1])
+        return before + 1, np.ascontiguousarray(self.ends[:, place])
+
+    def columns(self, names: Iterable[str], rows: _Rows = slice(None)) -> list[list[str]]:
+        """The fields of some columns, in some rows."""
+        return [self.texts(name, rows) for name in names]
+
+    def texts(self, name: str, rows: _Rows = slice(None)) -> list[str]:
+        """The fields of a column, in some rows."""
+        some = np.array(rows, np.int64) if isinstance(rows, list) else rows
+        starts, ends = (each[some].tolist() for each in self._bounds(name))
+        pairs = zip(starts, ends, strict=True)
+        if self._text is not None:
+            text = self._text
+            return [text[start:end] for start, end in pairs]
+        return [self.data[start:end].decode("utf-8", "surrogateescape") for start, end in pairs]
+
+    def codes(self, name: str) -> tuple[list[str], Counts]:
+        """The different fields of a column, and the place there of the field of each row."""
+        starts, ends = self._bounds(name)
+        is_new = np.empty(len(self), dtype=np.bool_)
+        call("find_changes", self._letters, starts, ends, len(self), is_new.view(np.uint8))
+        firsts = np.flatnonzero(is_new)
+        texts = self.texts(name, firsts)
+        places = {text: place for place, text in enumerate(dict.fromkeys(texts))}
+        of_runs = np.array([places[text] for text in texts], dtype=np.int64)
+        return list(places), np.repeat(of_runs, np.diff(firsts, append=len(self)))
+
+    def have(self, name: str, text: bytes) -> Mask:
+        """Whether each field of a column is this text. (n_rows,)"""
+        starts, ends = self._bounds(name)
+        rows = np.flatnonzero(ends - starts == len(text))
+        for place, letter in enumerate(text):
+            rows = rows[self._letters[starts[rows] + place] == letter]
+        mask = np.zeros(len(self), dtype=np.bool_)
+        mask[rows] = True
+        return mask
+
+    def numbers(self, name: str) -> Values:
+        """The numbers of a column, of digits and a point; NaN for an empty field. (n_rows,)
+
+        Raises:
+            ValueError: a field is no such number.
+        """
+        starts, ends = self._bounds(name)
+        values, n_read = np.empty(len(self)), np.empty(1, dtype=np.int64)
+        call("read_numbers", self._letters, starts, ends, len(self), values, n_read)
+        if n_read[0] < len(self):
+            raise ValueError(f"{name} {self.texts(name, n_read)[0]} is not a number")
+        return values
+
+    def whole_numbers(self, name: str) -> Counts:
+        """The whole numbers of a column. (n_rows,)
+
+        Raises:
+            ValueError: a field is none.
+        """
+        values = self.numbers(name)
+        if not np.array_equal(values, np.floor(values)):
+            raise ValueError(f"{name} has what is not a whole number")
+        return values.astype(np.int64)
+
+
+def read_blocks(path: Path) -> Iterator[TableBlock]:
+    """The rows of a table of ours, some at a time. It may have got the line ends of Windows.
+
+    Raises:
+        InputError: lines have another number of values than there are names.
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as lines:
+        header = lines.readline().decode("utf-8", "surrogateescape")
+        names = header.rstrip("\r\n").split("\t")
+        while data := lines.read(_BYTES_AT_ONCE) + lines.readline():
+            data = data.replace(b"\r\n", b"\n") if header.endswith("\r\n") else data
+            data = data if data.endswith(b"\n") else data + b"\n"
+            n_lines, n_read = data.count(b"\n"), np.empty(1, dtype=np.int64)
+            ends = np.empty((n_lines, len(names)), dtype=np.int64)
+            letters = np.frombuffer(data, np.uint8)
+            call("split_fields", letters, len(data), len(names), ends, n_read)
+            if n_read[0] < n_lines:
+                raise damaged(path, "a line has too few values")
+            yield TableBlock(data, names, ends)
+
+
+def damaged(table: Path, why: object) -> InputError:
+    return InputError(
+        f"{printable(table)} is damaged: {printable(why)}",
+        hint="run the command of the run again with --resume: it writes the tables anew",
+    )

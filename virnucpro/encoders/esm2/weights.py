@@ -44,6 +44,7 @@ from virnucpro.encoders.esm2.checkpoint import (
     weight_files,
 )
 from virnucpro.encoders.esm2.model import DTYPES, ESM2, rotary_frequencies
+from virnucpro.encoders.tensors import check_plain, read_pt
 from virnucpro.ground.config import Precision
 from virnucpro.ground.errors import OutputError, StorageError, UnavailableError
 from virnucpro.ground.events import OnEvent, Progress
@@ -56,7 +57,6 @@ from virnucpro.ground.files import (
     write_whole,
 )
 from virnucpro.ground.log import LOGGER, printable
-from virnucpro.ground.tensors import check_plain, read_pt
 
 _FAIRSEQ_PREFIX = re.compile(r"^(encoder\.sentence_encoder\.|encoder\.)")
 ROTARY = "layers.0.self_attn.rot_emb.inv_freq"  # in fair-esm; the same in every layer

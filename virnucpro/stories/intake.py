@@ -18,7 +18,6 @@ from virnucpro.ground.errors import ResumeError
 from virnucpro.ground.events import OnEvent, Progress
 from virnucpro.ground.files import open_plain
 from virnucpro.ground.log import LOGGER, announce, counted, printable
-from virnucpro.ground.options import SequenceOptions
 from virnucpro.run.folder import RunDir
 from virnucpro.run.manifest import Manifest
 from virnucpro.sequences.inputs import (
@@ -29,6 +28,7 @@ from virnucpro.sequences.inputs import (
 )
 from virnucpro.sequences.samples import name_samples
 from virnucpro.sequences.survey import Survey
+from virnucpro.stories.options import SequenceOptions
 from virnucpro.tables.sinks import RecordTable
 
 _RecipeFor = Callable[[InputType], Recipe]
