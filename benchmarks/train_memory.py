@@ -55,7 +55,7 @@ from virnucpro.learning.networks import (
     forget_activations,
     new_encoder,
 )
-from virnucpro.learning.options import Settings
+from virnucpro.learning.options import TrainOptions
 from virnucpro.learning.ranks import Ranks, run_on
 from virnucpro.learning.records import Labelled, LabelledRecord
 
@@ -165,7 +165,9 @@ def train_head(folder: Path, is_held: bool, ranks: Ranks) -> None:
     if is_held:
         frames = replace(frames, vectors=ArrayRows.of(frames.vectors[frames.vectors.rows]))
     classifier = Classifier(frames.vectors.width, 128, 0.3)
-    settings = Settings(mode="head", precision="fp32", epochs=2, batch_size=128)
+    settings = TrainOptions(
+        data=folder, output_dir=folder, precision="fp32", epochs=2, batch_size=128
+    )
     module = FrameClassifier(Reader(None, 0), classifier)
     held_out = frames.take(np.arange(0, len(frames), 10))
     objective = FrameLabels(frames, held_out, balanced_weights)

@@ -25,12 +25,12 @@ from virnucpro.callers.options import CutOptions
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.ground.errors import InputError, ResumeError, UsageError, VirnucproError
 from virnucpro.learning.evaluate import (
-    HeldOut,
     _Cutting,
     _Fragment,
     answer,
     cut_record,
     evaluate,
+    held_out,
     read_chunks,
     understand,
     write_fragments,
@@ -38,7 +38,7 @@ from virnucpro.learning.evaluate import (
 from virnucpro.learning.options import EvaluateOptions
 from virnucpro.learning.records import LabelledRecord, group_digest, record_digest
 from virnucpro.learning.report import summary_lines, write_report
-from virnucpro.scorer.nets import embedded_scorer, load_scorer
+from virnucpro.scorer.nets import Scorer, embedded_scorer, load_scorer
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.kmers import pack, sketch_of, unpack
 from virnucpro.sequences.translate import chunk_record, reverse_complement, translate_six_frames
@@ -73,6 +73,7 @@ def ask(tiny, make_config, manifest, tmp_path):
     def asked(head=tiny.head, run=None, executor=None, **changes):
         given = {"data": manifest, "output_dir": tmp_path / "evaluation", **SAMPLES}
         question = understand(EvaluateOptions(**(given | changes)))
+        asked.question = question
         config = make_config(output=question.run_folder, input_type="nucleotide", **(run or {}))
         config = replace(config, caller=caller_in(config, head))
         return answer(question, config, executor or InlineExecutor(), lambda _: None)
@@ -137,8 +138,8 @@ def test_lengths_that_make_no_sense_are_refused(lengths, manifest, tmp_path):
 
 def test_the_figures_of_records_are_those_of_the_table_of_the_run_by_id(ask, tmp_path):
     evaluation = ask()
-    write_report(evaluation)
     folder = tmp_path / "evaluation"
+    write_report(ask.question.options, evaluation)
     of = records_by_fragment(folder)
     predictions = {row["record"]: row for row in rows_of(folder / "run" / "predictions.tsv")}
     assert predictions.keys() == of.keys()
@@ -162,7 +163,7 @@ def test_the_figures_of_records_are_those_of_the_table_of_the_run_by_id(ask, tmp
         scores = np.array([float(value or "nan") for value in text])
         scored = np.isfinite(scores)
         assert [predictions[name]["status"] == "scored" for name in chosen] == scored.tolist()
-        called = scores >= evaluation.caller.frame_head.facts.threshold
+        called = scores >= evaluation["head"]["threshold"]
         assert int(row["n"]) == len(chosen) and int(row["n_virus"]) == labels.sum()
         assert float(row["no_orf"]) == pytest.approx(1 - scored.mean(), abs=5e-7)
         # six decimals are written
@@ -202,47 +203,51 @@ def test_the_figures_of_chunks_are_those_of_their_best_frames_by_id(ask, tmp_pat
             if found:
                 labels.append(of[record.id]["label"] == "virus")
                 scores.append(max(found))
-    (row,) = [row for row in evaluation.rows if (row.unit, row.subset) == ("chunk", "all")]
-    assert (row.n, row.n_no_orf) == (n_chunks, n_chunks - len(scores))
-    assert row.n_no_orf > 0
-    assert row.scored.auroc == pytest.approx(roc_auc_score(labels, scores), abs=1e-12)
+    rows = [row for row in evaluation["rows"] if (row["unit"], row["subset"]) == ("chunk", "all")]
+    assert len(rows) == 1
+    assert (rows[0]["n"], rows[0]["n_no_orf"]) == (n_chunks, n_chunks - len(scores))
+    assert rows[0]["n_no_orf"] > 0
+    # six decimals are written
+    assert rows[0]["scored"]["auroc"] == pytest.approx(roc_auc_score(labels, scores), abs=5e-7)
 
 
 def test_groups_may_count_the_same_whatever_their_size(ask, tmp_path):
     evaluation = ask()
     of = records_by_fragment(tmp_path / "evaluation")
     predictions = rows_of(tmp_path / "evaluation" / "run" / "predictions.tsv")
-    (row,) = [
-        r for r in evaluation.rows if (r.unit, r.length, r.subset) == ("record", "150", "all")
-    ]
+    row = evaluation["rows"][0]
+    assert (row["unit"], row["length"], row["subset"]) == ("record", "150", "all")
     by_group: dict[str, list[bool]] = {}
     for found in predictions:
         piece = of[found["record"]]
         if piece["length"] == "150" and piece["label"] == "virus" and found["virus_score"]:
             by_group.setdefault(piece["group"], []).append(found["call"] == "virus")
     expected = np.mean([np.mean(calls) for calls in by_group.values()])
-    assert row.equal_groups.recall == pytest.approx(expected, abs=1e-12)
+    assert row["equal_groups"]["recall"] == pytest.approx(expected, abs=5e-7)
 
 
 def test_the_report_holds_every_score_in_a_histogram_and_no_number_that_is_none(ask, tmp_path):
     """A kingdom all of whose pieces are too short for a length has no row, one class no AUROC."""
-    evaluation = ask()
-    write_report(evaluation)
-    stored = json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())
-    assert len(stored["rows"]) == len(evaluation.rows)
-    assert stored["head"]["threshold"] == evaluation.caller.frame_head.facts.threshold
-    assert "nan" not in (tmp_path / "evaluation" / "evaluation.tsv").read_text().lower()
-    assert any("records, 150" in line for line in summary_lines(evaluation))
+    figures, folder = ask(), tmp_path / "evaluation"
+    write_report(ask.question.options, figures)
+    stored = json.loads((folder / "evaluation.json").read_text())
+    assert stored["rows"] == figures["rows"]
+    assert "nan" not in (folder / "evaluation.tsv").read_text().lower()
+    assert any("records, 150" in line for line in summary_lines(folder, figures))
     assert [(one["unit"], one["length"]) for one in stored["scores"]] == [
-        (kind.unit, kind.length) for kind in evaluation.kinds
+        *(("record", length) for length in ("150", "400", "whole")),
+        ("chunk", "whole"),
     ]
-    for one, kind in zip(stored["scores"], evaluation.kinds, strict=True):
+    of, calls = records_by_fragment(folder), rows_of(folder / "run" / "predictions.tsv")
+    for one in stored["scores"][:3]:
+        own = [row for row in calls if of[row["record"]]["length"] == one["length"]]
+        scored = [row for row in own if row["virus_score"]]
         for label in ("virus", "other"):
-            scores = kind.scored.scores[kind.scored.is_virus == (label == "virus")]
-            bars = np.minimum((scores * 40).astype(int), 39)  # 1 is in the last bar
+            scores = [float(r["virus_score"]) for r in scored if of[r["record"]]["label"] == label]
+            bars = np.minimum((np.array(scores) * 40).astype(int), 39)  # 1 is in the last bar
             assert one[label] == np.bincount(bars, minlength=40).tolist()
-        called = kind.scores[kind.is_called]
-        assert one["lowest_called"] == pytest.approx(called.min(), abs=1e-6)
+        called = [float(row["virus_score"]) for row in own if row["call"] == "virus"]
+        assert one["lowest_called"] == pytest.approx(min(called), abs=1e-6)
 
 
 def test_only_the_part_of_the_split_that_is_asked_for_is_scored(ask, manifest, tmp_path):
@@ -252,29 +257,32 @@ def test_only_the_part_of_the_split_that_is_asked_for_is_scored(ask, manifest, t
     lines = [f"{g}\t{part}\n" for g, part in zip(groups, parts, strict=True)]
     split.write_text("group\tsplit\n" + "".join(lines))
     expected = {g for g, part in zip(groups, parts, strict=True) if part == "test"}
-    assert {record.group for record in ask(split=split).held_out.records} == expected
+    ask(split=split)
+    of = records_by_fragment(tmp_path / "evaluation")
+    assert {row["group"] for row in of.values()} == expected
     with pytest.raises(UsageError, match="--part without --split"):
         ask(part="test")
 
 
 def test_without_a_model_the_scorer_is_measured_as_it_calls(manifest, tmp_path):
     asked = {"data": manifest, "output_dir": tmp_path / "evaluation", **SAMPLES}
-    evaluation = evaluate(EvaluateOptions(**asked), lambda _: None)
-    write_report(evaluation)
-    folder = tmp_path / "evaluation"
+    options = EvaluateOptions(**asked)
+    figures, folder = evaluate(options, lambda _: None), options.output_dir
+    write_report(options, figures)
     of = records_by_fragment(folder)
     calls = rows_of(folder / "run" / "predictions.tsv")
-    for row in evaluation.rows:
-        assert row.unit == "record"
-        if row.subset == "all":
-            own = [call for call in calls if of[call["record"]]["length"] == row.length]
+    for row in figures["rows"]:
+        assert row["unit"] == "record"
+        if row["subset"] == "all":
+            own = [call for call in calls if of[call["record"]]["length"] == row["length"]]
             labels = np.array([of[call["record"]]["label"] == "virus" for call in own])
             called = np.array([call["call"] == "virus" for call in own])
-            assert row.no_orf_as_0.recall == pytest.approx(called[labels].mean())
-            assert row.no_orf_as_0.false_positives == pytest.approx(called[~labels].mean())
-    assert {row.length for row in evaluation.rows} == {"150", "400", "whole"}
+            of_all, wrongly = row["no_orf_as_0"], called[~labels].mean()
+            assert of_all["recall"] == pytest.approx(called[labels].mean(), abs=5e-7)
+            assert of_all["false_positives"] == pytest.approx(wrongly, abs=5e-7)
+    assert {row["length"] for row in figures["rows"]} == {"150", "400", "whole"}
     stored = json.loads((folder / "evaluation.json").read_text())
-    assert stored["head"] is None and stored["scorer"]["sha256"] == evaluation.caller.scorer.sha256
+    assert stored["head"] is None and stored["scorer"]["sha256"] == Scorer.own().sha256
     assert "preset default" in stored["cut"]
     assert stored["roc"][0]["true_positives"][-1] == 1.0
 
@@ -285,8 +293,9 @@ def test_the_scorer_remembers_what_it_was_trained_on(manifest, tmp_path):
     save_scorer(tmp_path / "scorer.safetensors", scorer)
     caller = caller_of(CutOptions(), "auto", None)
     caller = replace(caller, scorer=load_scorer(tmp_path / "scorer.safetensors"))
+    asked = EvaluateOptions(data=manifest, output_dir=tmp_path)
     with pytest.raises(InputError, match="the scorer was trained on 2 of 24 records"):
-        list(HeldOut(caller, "refuse").select(pairs_of(manifest)))
+        list(held_out(pairs_of(manifest), caller, asked, set()))
 
 
 def test_the_scorer_that_is_shipped_recognises_its_training_data_by_content():
@@ -319,35 +328,47 @@ def test_a_head_remembers_what_it_was_trained_on_in_its_file(tiny, tmp_path):
 
 
 @pytest.mark.parametrize("by", ["record", "group", "content"])
-def test_data_of_the_training_is_refused_left_out_or_marked(ask, tiny, manifest, tmp_path, by):
-    records = records_of(manifest)
-    sequences = {record.id: record.sequence for record in read_fasta(tmp_path / "data.fa")}
+def test_data_of_the_training_is_refused_left_out_or_marked(tiny, manifest, tmp_path, by):
+    everything = pairs_of(manifest)
+    sequences = {record.id: record.sequence for _, record in everything}
     if by == "record":
-        known = {records[3].id}
-        head = trained_on(tiny.head, records=[sequences[records[3].id].lower()])
+        known = {everything[3][0].id}
+        head = trained_on(tiny.head, records=[everything[3][1].sequence.lower()])
     elif by == "content":  # of a longer sequence, on the other strand
-        known = {records[20].id, records[21].id}
+        known = {everything[20][0].id, everything[21][0].id}
         genome = "N".join(sequences[one].lower() for one in sorted(known))
         kmers = unpack(pack(sketch_of(reverse_complement(genome))))
         head = replace(tiny.head, trained_kmers=kmers)
     else:
-        known = {record.id for record in records if record.group == "group1virus"}
+        known = {record.id for record, _ in everything if record.group == "group1virus"}
         head = trained_on(tiny.head, groups=["group1virus"])
+    caller = caller_of(CutOptions(), "head", head)
+
+    def tested(**changes: bool) -> tuple[set[str], set[str]]:
+        trained: set[str] = set()
+        asked = EvaluateOptions(data=manifest, output_dir=tmp_path, **changes)
+        pairs = list(held_out(everything, caller, asked, trained))
+        return {labelled.id for labelled, _ in pairs}, trained
+
     with pytest.raises(InputError, match=f"trained on {len(known)} of 24 records") as caught:
-        ask(head)
+        tested()
     assert "--held-out-only" in caught.value.hint
+    assert tested(held_out_only=True) == (sequences.keys() - known, set())
+    assert tested(allow_training_data=True) == (sequences.keys(), known)
+
+
+def test_an_evaluation_on_training_data_says_so_and_one_that_is_refused_leaves_nothing(
+    ask, tiny, tmp_path
+):
+    head = trained_on(tiny.head, groups=["group1virus"])
+    with pytest.raises(InputError, match="trained on 2 of 24 records"):
+        ask(head)
     assert not (tmp_path / "evaluation").exists()
-
-    left = ask(head, held_out_only=True)
-    assert {record.id for record in left.held_out.records} == sequences.keys() - known
-    assert not any(row.n_trained for row in left.rows)
-
-    kept = ask(head, allow_training_data=True, output_dir=tmp_path / "kept")
-    assert kept.held_out.trained == known
-    assert len(kept.held_out.records) == 24
-    whole = [row for row in kept.rows if (row.length, row.unit) == ("whole", "record")]
-    assert whole[0].n_trained == len(known)
-    assert "WITH TRAINING DATA" in summary_lines(kept)[-1]
+    kept = ask(head, allow_training_data=True)
+    assert (kept["n_trained_records"], kept["n_records"]) == (2, 24)
+    whole = [row for row in kept["rows"] if (row["length"], row["unit"]) == ("whole", "record")]
+    assert whole[0]["n_trained"] == 2
+    assert "WITH TRAINING DATA" in summary_lines(tmp_path, kept)[-1]
 
 
 @pytest.mark.parametrize(
@@ -388,13 +409,14 @@ class StoppedExecutor(InlineExecutor):
 
 
 def test_an_interrupted_evaluation_goes_on_and_says_the_same(ask, tmp_path):
-    write_report(ask(output_dir=tmp_path / "undisturbed"))
+    figures = ask(output_dir=tmp_path / "undisturbed")
+    write_report(ask.question.options, figures)
     folder = tmp_path / "evaluation"
     with pytest.raises(KeyboardInterrupt):
         ask(executor=StoppedExecutor())
     assert len(list((folder / "run" / "features").glob("*.h5"))) == 2
-    resumed = ask(run={"resume": True})
-    write_report(resumed)
+    figures = ask(run={"resume": True})
+    write_report(ask.question.options, figures)
     table = (folder / "evaluation.tsv").read_bytes()
     assert table == (tmp_path / "undisturbed" / "evaluation.tsv").read_bytes()
     assert not leftovers(folder)
@@ -414,19 +436,20 @@ def test_where_something_could_not_be_scored_there_are_no_figures(ask, tmp_path)
     with pytest.raises(VirnucproError, match="not everything was scored") as caught:
         ask(executor=InlineExecutor(worker=RaisingWorker))
     assert "--resume" in caught.value.hint
-    assert ask(run={"resume": True}).rows
+    assert ask(run={"resume": True})["rows"]
 
 
-def test_a_table_that_lost_a_frame_since_is_not_measured(ask, make_config, manifest, tmp_path):
-    evaluation = ask()
+def test_a_table_that_lost_a_frame_since_is_not_measured(
+    ask, tiny, make_config, manifest, tmp_path
+):
+    ask()
     table = tmp_path / "evaluation" / "run" / "prediction_results.txt"
     table.write_text("".join(table.read_text().splitlines(keepends=True)[:-1]))
     fragments = write_fragments(
         pairs_of(manifest), CUTTING, tmp_path / "again.fa", tmp_path / "again.tsv"
     )
     with pytest.raises(VirnucproError, match=r"the frame .* has no score"):
-        recipe, facts = make_config().recipe, evaluation.caller.frame_head.facts
-        read_chunks(evaluation.question, fragments, evaluation.held_out, recipe, facts)
+        read_chunks(ask.question, fragments, set(), make_config().recipe, tiny.head.facts)
 
 
 # The command

@@ -40,9 +40,9 @@ def test_figures_are_those_counted_by_hand():
     genes = [(100, 150), (210, 250), (600, 690), (905, 995), (650, 690), (661, 669), (505, 515)]
     figures = measure_regions(regions, TRUTH, 1000, genes)
     assert figures == RegionFigures(
-        bases_right=100 + 90 + 90,
-        bases_false=10 + 100 + 100,
-        bases_missed=10 + 10,
+        bases=(100 + 90 + 90, 10 + 100 + 100, 10 + 10),
+        # by their middles: 125, 645, 670; 230, 950; 665
+        genes=(3, 2, 1),
         prophages=3,
         found=3,
         regions=4,
@@ -50,9 +50,6 @@ def test_figures_are_those_counted_by_hand():
         n_bases=1000,
         split=1,
         merged=1,
-        genes_right=3,  # by their middles: 125, 645, 670
-        genes_false=2,  # 230, 950
-        genes_missed=1,  # 665
         ends=(10, 190, 210, 10, 0, 0),
     )
     row = dict(zip(("precision", "recall", "f1"), figures.row(), strict=False))

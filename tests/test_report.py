@@ -30,7 +30,7 @@ from virnucpro.ground.events import (
     WorkerReady,
 )
 from virnucpro.ground.records import Call, Shard
-from virnucpro.learning.pages import report_folder
+from virnucpro.learning.report import report_folder
 from virnucpro.page.html import MOST_BYTES
 from virnucpro.page.template import Safe, read, write
 from virnucpro.run.folder import RunDir
@@ -525,7 +525,7 @@ def test_a_loss_that_is_no_number_is_a_gap_in_its_curve(tmp_path):
 def test_an_empty_table_of_a_training_is_reported(tmp_path):
     (tmp_path / "training.json").write_text("{}")
     (tmp_path / "epochs.tsv").write_text("")
-    with pytest.raises(InputError, match=r"epochs\.tsv is damaged"):
+    with pytest.raises(InputError, match=r"epochs\.tsv is empty"):
         report_folder(tmp_path)
 
 

@@ -43,7 +43,7 @@ from virnucpro.encoders.readers import Reader
 from virnucpro.ground.errors import InputError, InputMissingError, OutputError, ResumeError
 from virnucpro.ground.events import Progress
 from virnucpro.ground.records import DECIMALS, sigmoid
-from virnucpro.learning.evaluate import HeldOut, understand
+from virnucpro.learning.evaluate import held_out
 from virnucpro.learning.frames import LabelledFrames
 from virnucpro.learning.metrics import NOT_DEFINED
 from virnucpro.learning.networks import Classifier, FrameClassifier, frame_log_odds
@@ -52,11 +52,13 @@ from virnucpro.learning.pages import find_card, read_table
 from virnucpro.learning.ranks import Ranks
 from virnucpro.learning.records import group_digest, read_split, record_digest
 from virnucpro.learning.report import report_evaluation
+from virnucpro.learning.request import open_training, resolve_training
 from virnucpro.learning.train import check_training
 from virnucpro.run.folder import RunDir
 from virnucpro.sequences.fasta import write_record
 
 CPU = Ranks(0, 1, torch.device("cpu"))
+UNASKED = EvaluateOptions(data=Path("manifest.tsv"), output_dir=Path("evaluation"))
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 HIDDEN = 8
 SMALL = ("--chunk-size", "300", "--batch-size", "16", "--hidden", str(HIDDEN), "--epochs", "2")
@@ -232,9 +234,11 @@ def test_a_check_counts_what_a_training_reads_and_leaves_nothing(data, tmp_path,
     lines = list(check_training(asked, lambda _: None))
     assert not (tmp_path / "out").exists()
     found = {tuple(line.split()[:2]): line.split()[2:] for line in lines if "virus " in line}
-    trained = train_here(options(data, tmp_path / "out", **{**changes, **model, "epochs": 1}))
+    training, _ = resolve_training(replace(asked, check=False), lambda _: None)
+    training.output.mkdir()
+    open_training(training, lambda _: None)
     for part in ("train", "validation", "test"):
-        frames = frames_of(trained.output, part)
+        frames = frames_of(training.output, part)
         n_frames = int(frames.is_virus.sum())
         n_groups = len(set(frames.group[frames.is_virus].tolist()))
         assert found[part, "virus"][0] == str(n_groups)
@@ -316,7 +320,8 @@ def test_a_model_is_one_folder_with_a_card_that_gets_the_figures_of_an_evaluatio
         for name in ("auroc", "auprc", "f1", "auroc_equal_groups", "auroc_no_orf_as_0"):
             assert cells[name] == NOT_DEFINED or f"| {float(cells[name]):.3f} |" in card.read_text()
     with pytest.raises(InputMissingError, match="has no card"):
-        understand(EvaluateOptions(**{**asked, **more, "model": str(tiny.model)}))
+        other = {**asked, **more, "model": str(tiny.model)}
+        report_evaluation(EvaluateOptions(**other), lambda _: None)
 
 
 def test_a_summary_has_mean_and_deviation_over_trainings_and_seeds(tmp_path):
@@ -372,19 +377,6 @@ def test_what_was_pretrained_can_be_finetuned_and_its_weights_moved(pretrained, 
     assert trained.encoder_id != checkpoint.encoder_id
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"encoding": "composition"}, {"encoding": "onehot", "architecture": "cnn"}],
-    ids=["composition", "cnn"],
-)
-def test_a_baseline_has_figures_a_head_and_an_encoder(data, tmp_path, changes):
-    training = train_here(options(data, tmp_path / "out", epochs=1, **changes))
-    assert names_in(training.model) == {"encoder.safetensors", "head.safetensors", "README.md"}
-    rows = (tmp_path / "out" / "held_out.tsv").read_text().splitlines()
-    n_networks = 1 if changes["encoding"] == "composition" else 2
-    assert len(rows) == 1 + 2 * n_networks
-
-
 def test_a_checkpoint_does_not_hold_the_encoder_that_stays_as_it_is(data, tiny, tmp_path):
     asked = {"model": str(tiny.model), "architecture": "cnn", "epochs": 2}
     train_here(options(data, tmp_path, **asked))
@@ -416,7 +408,6 @@ def best_weights(out: Path) -> dict[str, torch.Tensor]:
         {"batch_size": 8},
         {"lr": 1e-3},
         {"scale_lr": "linear"},
-        {"scale_lr": "sqrt"},
         {"warmup_epochs": 0.9},
         {"grad_accum_steps": 1},
         {"weight_decay": 0.9},
@@ -426,7 +417,6 @@ def best_weights(out: Path) -> dict[str, torch.Tensor]:
         {"chunk_size": (210,)},
         {"encoding": "blosum62"},
         {"profile": True},
-        {"num_workers": 1},
     ],
     ids=str,
 )
@@ -437,7 +427,7 @@ def test_each_option_of_the_loop_has_its_effect_on_the_weights_or_none(
     train_here(options(data, tmp_path / "out", **asked))
     one, other = best_weights(plain), best_weights(tmp_path / "out")
     learned = "classifier.nucleotide.1.weight"
-    has_none = changes.keys() <= {"profile", "num_workers"}
+    has_none = changes.keys() <= {"profile"}
     same = one[learned].shape == other[learned].shape and torch.equal(one[learned], other[learned])
     assert same == has_none
 
@@ -506,11 +496,12 @@ def test_the_head_remembers_training_and_validation_and_evaluate_takes_the_test_
     everything, test = pairs_of(data), pairs_of(data, splits, "test")
     told = rf"the head was trained on {len(known)} of {len(everything)} records"
     with pytest.raises(InputError, match=told):
-        list(HeldOut(caller, "refuse").select(everything))
-    kept = HeldOut(caller, "keep")
-    assert list(kept.select(everything)) == everything
-    assert kept.trained == {labelled.id for labelled, _ in known}
-    assert list(HeldOut(caller, "refuse").select(test)) == test
+        list(held_out(everything, caller, UNASKED, set()))
+    trained: set[str] = set()
+    kept = replace(UNASKED, allow_training_data=True)
+    assert list(held_out(everything, caller, kept, trained)) == everything
+    assert trained == {labelled.id for labelled, _ in known}
+    assert list(held_out(test, caller, UNASKED, set())) == test
 
 
 def test_an_encoder_that_was_finetuned_is_said_to_know_its_data(finetuned, data):
@@ -518,7 +509,7 @@ def test_an_encoder_that_was_finetuned_is_said_to_know_its_data(finetuned, data)
     caller = caller_of(CutOptions(), "head", head)
     both = r"the head was trained on (\d+), its encoder was trained on \1 of"
     with pytest.raises(InputError, match=both):
-        list(HeldOut(caller, "refuse").select(pairs_of(data)))
+        list(held_out(pairs_of(data), caller, UNASKED, set()))
 
 
 def test_a_split_that_is_given_is_the_one_that_is_used(data, tmp_path, head_only):
@@ -602,27 +593,29 @@ def test_the_vectors_are_made_once_and_a_head_goes_on_by_the_command_line(
     assert Head.load(out / "model" / "head.safetensors").facts.encoders[0].name == "esm2_tiny"
 
 
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"epochs": 1}, "epochs"),
-        ({"lr": 0.1}, "peak_lr"),
-        ({"batch_size": 8}, "effective_batch"),
-        ({"workers": 2}, "effective_batch"),
-        ({"seed": 1}, "seed"),
-        ({"weight_decay": 0.5}, "weight_decay"),
-        ({"class_weights": "none"}, "class_weights"),
-        ({"dropout": 0.0}, "dropout"),
-        ({"hidden": 9}, "hidden"),
-        ({"chunk_size": (300,)}, "chunk_size"),
-        ({"name": "esm2_other"}, "name"),
-        ({"precision": "bf16"}, "precision"),
-    ],
-)
-def test_a_training_does_not_go_on_with_another_option(finetuned, data, tiny, changes, named):
-    asked = {"finetune": True, "model": str(tiny.model), "chunk_size": (300, 210), **changes}
-    with pytest.raises(ResumeError, match=rf"holds a training with other {named} \("):
-        train_here(options(data, finetuned, resume=True, **asked))
+def test_a_training_does_not_go_on_with_other_options_and_each_is_named(finetuned, data, tiny):
+    """All that the weights depend on; the number of devices by the effective batch."""
+    changes = {
+        "epochs": 1,
+        "lr": 0.1,
+        "batch_size": 8,
+        "seed": 1,
+        "weight_decay": 0.5,
+        "class_weights": "none",
+        "dropout": 0.0,
+        "hidden": 9,
+        "chunk_size": (300,),
+        "name": "esm2_other",
+        "precision": "bf16",
+    }
+    asked = {"finetune": True, "model": str(tiny.model), "chunk_size": (300, 210), "resume": True}
+    with pytest.raises(ResumeError, match="holds a training with other ") as caught:
+        train_here(options(data, finetuned, **asked | changes))
+    named = re.findall(r"(\w+) \([^;]*, now", str(caught.value))
+    of_devices = {"lr": "peak_lr", "batch_size": "effective_batch"}
+    assert named == sorted(of_devices.get(name, name) for name in changes)
+    with pytest.raises(ResumeError, match=r"with other effective_batch \("):
+        train_here(options(data, finetuned, workers=2, **asked))
 
 
 def test_a_training_does_not_go_on_with_other_data_or_another_encoder(

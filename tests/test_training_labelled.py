@@ -16,6 +16,8 @@ from runs import within
 
 from virnucpro.ground.errors import InputError, InputMissingError
 from virnucpro.ground.files import sha256, zstd
+from virnucpro.learning import records as labelled_records
+from virnucpro.learning.options import ManifestOptions
 from virnucpro.learning.records import (
     Labelled,
     LabelledRecord,
@@ -288,6 +290,18 @@ def test_a_manifest_of_a_table_has_its_taxonomy_and_says_what_is_missing(tmp_pat
     assert [one.group for one, _ in pairs(out)] == ["T4virus", "Escherichia"]
     refused = say(*given, "--force", "--group-by", "tribe")
     assert refused.returncode == 65 and "taxonomy.tsv:2: there is no group" in refused.stderr
+
+
+def test_a_label_that_is_none_is_not_taken_for_a_host(tmp_path: Path) -> None:
+    (tmp_path / "g.fa").write_text(">a\nACGT\n>b\nACGT\n")
+    table, out = tmp_path / "taxonomy.tsv", tmp_path / "manifest.tsv"
+    table.write_text("accession\tlabel\tfamily\na\tViral\tA\nb\tother\tB\n")
+    asked = ManifestOptions(output=out, table=table, fasta=(tmp_path / "g.fa",))
+    with pytest.raises(InputError, match=r"taxonomy\.tsv:2: the label is 'viral'"):
+        labelled_records.write_manifest(asked)
+    table.write_text(table.read_text().replace("Viral", "Virus"))
+    labelled_records.write_manifest(asked)
+    assert [one.label for one, _ in pairs(out)] == ["virus", "other"]
 
 
 def pairs(manifest: Path) -> list[Labelled]:

@@ -112,8 +112,9 @@ class Cut:
 OVER_TWO = Cut(2, 1, fsdp=True)
 WHOLE, CUTS = Cut(1, 1), [Cut(2, 1), Cut(1, 2), Cut(2, 2), OVER_TWO]
 N_STEPS = settings().epochs * (N_ROWS // settings().batch_size)
-tasks = pytest.mark.parametrize("task", ["labels", "residues"])
-cuts = pytest.mark.parametrize("cut", CUTS, ids=str)
+# the loop that cuts is the same for both; of residues a whole copy and a part on each device do
+CASES = [*(("labels", cut) for cut in CUTS), ("residues", Cut(2, 1)), ("residues", OVER_TWO)]
+cases = pytest.mark.parametrize(("task", "cut"), CASES, ids=str)
 
 
 @pytest.fixture(scope="module")
@@ -129,8 +130,12 @@ def trained(tmp_path_factory) -> Path:
             Training(root / task, settings(), task),
         )
     ]
-    run_here(*(cut.of(kind) for cut in (WHOLE, Cut(1, 2)) for kind in kinds))
-    halved = [cut.of(kind) for cut in (Cut(2, 1), Cut(2, 2), OVER_TWO) for kind in kinds]
+    by_cut = {cut: [kind for kind in kinds if (kind.task, cut) in CASES] for cut in CUTS}
+    here, halved = (
+        [cut.of(kind) for cut in CUTS for kind in by_cut[cut] if cut.n_processes == n]
+        for n in (1, 2)
+    )
+    run_here(*map(WHOLE.of, kinds), *here)
     fp16 = Training(root / "fp16", settings(precision="fp16"))
     run_on_two(*halved, Cut(2, 1).of(fp16), OVER_TWO.of(fp16))
     return root
@@ -165,8 +170,7 @@ def distance(one: dict[str, Tensor], other: dict[str, Tensor], start: dict[str, 
     return math.sqrt(apart / moved)
 
 
-@tasks
-@cuts
+@cases
 def test_the_gradient_of_a_batch_does_not_depend_on_how_it_is_cut(trained, task, cut):
     folder = trained / f"{task}_once"
     expected, found = (first_moments(folder / str(each)) for each in (WHOLE, cut))
@@ -174,8 +178,7 @@ def test_the_gradient_of_a_batch_does_not_depend_on_how_it_is_cut(trained, task,
     assert float((found - expected).norm() / expected.norm()) < GRADIENT_LIMIT
 
 
-@tasks
-@cuts
+@cases
 def test_the_weights_are_those_of_one_process_with_the_same_effective_batch(trained, task, cut):
     one, other = (trained / task / str(each) for each in (WHOLE, cut))
     start = Training(one, settings(), task).trainer(CPU).module.state_dict()
@@ -232,7 +235,7 @@ def test_a_finished_training_is_not_trained_again(undisturbed, tmp_path):
     assert history(tmp_path) == history(undisturbed)
 
 
-@pytest.mark.parametrize("n_bytes", [0, 1000, -1])
+@pytest.mark.parametrize("n_bytes", [0, -1])
 def test_a_damaged_checkpoint_is_named_and_the_epoch_before_is_as_good(
     undisturbed, tmp_path, n_bytes
 ):
@@ -443,13 +446,6 @@ def test_an_error_of_another_process_than_the_first_which_has_the_store_is_repor
     assert "65: the second epoch is" in said[1] and "the second epoch" not in said[0], said
 
 
-def test_processes_that_torchrun_started_train_together(trained, tmp_path):
-    processes = under_torchrun(tmp_path, "")
-    said = [process.said() for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], said
-    assert_same_bits(weights(tmp_path), weights(trained / "labels" / str(Cut(2, 1))))
-
-
 @pytest.mark.parametrize(
     ("device", "backend", "told"), [("cuda:1", "nccl", "cuda:1"), ("cpu", "gloo", None)]
 )
@@ -534,7 +530,6 @@ def test_a_best_file_of_a_training_that_never_measured_a_figure_is_not_loaded(tm
     ("changes", "measured", "n_epochs"),
     [
         ({"early_stopping": 2}, (0.5, 0.9, 0.8, 0.7, 1.0, 1.0), 4),
-        ({"early_stopping": 0}, (0.5, 0.9, 0.8, 0.7, 0.6, 0.6), 6),
         ({"early_stopping": 1, "eval_every": 2}, (0.9, 0.8, 1.0), 4),
     ],
 )
@@ -674,7 +669,7 @@ CLOCKS = [
 
 
 def test_the_speed_is_that_of_training_alone_per_device_and_in_all():
-    lines = [line.split() for line in speed_lines(CLOCKS, "frames")]
+    lines = [line.split() for line in speed_lines(CLOCKS)]
     assert lines == [
         ["rank", "frames", "seconds", "frames/s"],
         ["0", "cuda:0", "6,000", "3.0", "2,000.0"],

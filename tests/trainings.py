@@ -33,7 +33,7 @@ from virnucpro.learning.networks import (
     forget_activations,
     new_encoder,
 )
-from virnucpro.learning.options import Settings
+from virnucpro.learning.options import TrainOptions
 from virnucpro.learning.ranks import Ranks, run_on, run_under_torchrun, started_by_torchrun
 from virnucpro.sequences.kmers import N_FEATURES
 
@@ -66,9 +66,8 @@ def frames(n: int = N_ROWS, seed: int = 0) -> LabelledFrames:
     )
 
 
-def settings(**changes: object) -> Settings:
+def settings(**changes: object) -> TrainOptions:
     chosen = {
-        "mode": "finetune",
         "precision": "fp32",
         "epochs": 3,
         "batch_size": 16,
@@ -76,7 +75,7 @@ def settings(**changes: object) -> Settings:
         "seed": 5,
         **changes,
     }
-    return Settings(**chosen)
+    return TrainOptions(data=Path("m.tsv"), output_dir=Path("out"), finetune=True, **chosen)
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ class Training:
     """What a process of a training runs. The first one leaves ``weights.pt`` and ``state.json``."""
 
     folder: Path
-    settings: Settings
+    settings: TrainOptions
     task: Task = "labels"
     dropout: float = 0.0
     fault: Fault = ""  # at the end of the second epoch

@@ -21,10 +21,9 @@ from runs import again, caller_in, leftovers, run_inline
 from virnucpro.callers.head import Head
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.ground.errors import VirnucproError
-from virnucpro.learning.evaluate import Question, answer
+from virnucpro.learning.evaluate import _Question, answer
 from virnucpro.learning.options import TrainOptions
-from virnucpro.learning.pages import write_evaluation_page
-from virnucpro.learning.report import write_report
+from virnucpro.learning.report import write_evaluation_page, write_report
 from virnucpro.sequences import fasta
 from virnucpro.stories import pipeline, write
 from virnucpro.stories.options import PredictOptions
@@ -58,15 +57,15 @@ class Scoring:
 
 @dataclass(frozen=True)
 class Evaluation:
-    question: Question
+    question: _Question
     config: RunConfig
     head: Path
 
     def __call__(self, resume: bool) -> None:
         config = again(self.config, resume=resume)
         config = replace(config, caller=caller_in(config, Head.load(self.head)))
-        found = answer(self.question, config, InlineExecutor(), lambda _: None)
-        write_report(found)
+        figures = answer(self.question, config, InlineExecutor(), lambda _: None)
+        write_report(self.question.options, figures)
         write_evaluation_page(self.question.output)
 
 

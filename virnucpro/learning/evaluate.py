@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple, TextIO
+from typing import Any, Literal, NamedTuple, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,9 +34,8 @@ from virnucpro.ground.log import LOGGER, announce, counted, printable
 from virnucpro.ground.options import carry
 from virnucpro.ground.records import Call, FastaRecord, Mask, Prediction, Values
 from virnucpro.learning.frames import cut
-from virnucpro.learning.metrics import Measures, Samples, bootstrap, measure
+from virnucpro.learning.metrics import Samples, bootstrap, measure, reliability, roc_curve
 from virnucpro.learning.options import EvaluateOptions
-from virnucpro.learning.pages import find_card
 from virnucpro.learning.records import (
     DataManifest,
     Labelled,
@@ -60,34 +59,26 @@ from virnucpro.stories.pipeline import run
 from virnucpro.stories.resolve import RunConfig, resolve
 from virnucpro.tables.sinks import FrameTable, RecordTable
 
-Unit = Literal["record", "chunk"]
-Subset = Literal["all", "virus", "other"]
+Figures = dict[str, Any]  # as JSON has them: rounded, None where one is not defined
 _RUN = "run"  # the run folder of the fragments
 _WHOLE = 0  # as a length
 _COMPLEMENT = str.maketrans("ACGTURYKMBDHVacgturykmbdhv", "TGCAAYRMKVHDBtgcaayrmkvhdb")  # IUPAC
 _COLUMNS = ("fragment", "record", "length", "start", "end", "strand", "label", "group", "kingdom")
 _SHARE_OF_THE_SAME = 0.5  # of 31-mers
 # digests of records and of groups, and sampled k-mers, by who was trained on them
-Memories = Mapping[str, tuple[frozenset[int], frozenset[int], Sketch]]
-OfTraining = Literal["refuse", "leave out", "keep"]
+Memories = Mapping[str, tuple[NDArray[np.uint64], NDArray[np.uint64], Sketch]]
+_ROC_POINTS = 200
+_N_BARS = 40  # of the scores from 0 to 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class _Question:
     """An evaluation before it runs: the data, the options, and the folders of the results."""
 
     options: EvaluateOptions
     manifest: DataManifest
     splits: dict[str, Split] | None
     cutting: _Cutting
-    card: Path | None  # of the model, to get the figures
-
-    @property
-    def of_training(self) -> OfTraining:
-        """What is done with records that were trained on."""
-        if self.options.allow_training_data:
-            return "keep"
-        return "leave out" if self.options.held_out_only else "refuse"
 
     @property
     def output(self) -> Path:
@@ -120,13 +111,13 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SamplesOfKind(Samples):
+class _SamplesOfKind(Samples):
     """All samples of one kind: records of one length, or chunks. NaN where there is no frame.
 
     Groups are numbered in the order of their first samples, and each sample weighs 1.
     """
 
-    unit: Unit
+    unit: Literal["record", "chunk"]
     length: str
     is_called: Mask  # (n,)
     kingdoms: NDArray[np.str_]  # (n,)
@@ -135,13 +126,13 @@ class SamplesOfKind(Samples):
     @classmethod
     def of(
         cls,
-        unit: Unit,
+        unit: Literal["record", "chunk"],
         length: str,
         scores: Values,
         is_called: Mask,
         records: Sequence[LabelledRecord],
         trained: Set[str],
-    ) -> SamplesOfKind:
+    ) -> _SamplesOfKind:
         """``records`` are those that the samples are of, and ``trained`` ids of some."""
         return cls(
             scores=scores,
@@ -155,6 +146,10 @@ class SamplesOfKind(Samples):
             is_trained=np.array([record.id in trained for record in records], dtype=np.bool_),
         )
 
+    def as_json(self, figures: Figures) -> Figures:
+        """Figures of these samples, and which they are."""
+        return {"unit": self.unit, "length": self.length, **figures}
+
 
 def _numbered(groups: Iterable[Hashable]) -> NDArray[np.int64]:
     """Numbers of groups, in the order of their first samples. (n,)"""
@@ -162,41 +157,7 @@ def _numbered(groups: Iterable[Hashable]) -> NDArray[np.int64]:
     return np.array([numbers.setdefault(group, len(numbers)) for group in groups], dtype=np.int64)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluationRow:
-    """The figures of one kind of samples, all of them or with one kingdom on one side."""
-
-    unit: Unit
-    length: str
-    subset: Subset  # "virus": viruses of the kingdom against all others; "other": the reverse
-    kingdom: str
-    n: int
-    n_virus: int
-    n_groups: int
-    n_no_orf: int
-    n_trained: int
-    scored: Measures  # of what was scored, each sample counting one
-    low: Measures  # the ends of their 95 % interval
-    high: Measures
-    equal_groups: Measures  # of what was scored, each group of a label counting one
-    no_orf_as_0: Measures  # of everything
-    no_orf_as_0_low: Measures
-    no_orf_as_0_high: Measures
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Evaluation:
-    """The figures of an evaluation."""
-
-    question: Question
-    caller: Caller
-    held_out: HeldOut
-    kinds: tuple[SamplesOfKind, ...]
-    rows: tuple[EvaluationRow, ...]
-    cut: str  # rule by which a record is called viral, in words
-
-
-def evaluate(options: EvaluateOptions, on_event: OnEvent) -> Evaluation:
+def evaluate(options: EvaluateOptions, on_event: OnEvent) -> Figures:
     """Measure a head, or the scorer, on labelled sequences, as the options say.
 
     Raises:
@@ -217,7 +178,7 @@ def evaluate(options: EvaluateOptions, on_event: OnEvent) -> Evaluation:
     return answer(question, config, executor, on_event)
 
 
-def understand(options: EvaluateOptions) -> Question:
+def understand(options: EvaluateOptions) -> _Question:
     """Check what is asked, and read what the manifest says.
 
     Raises:
@@ -232,12 +193,11 @@ def understand(options: EvaluateOptions) -> Question:
     splits = read_split(options.split) if options.split is not None else None
     if splits is not None:
         check_groups(manifest.groups, splits)
-    return Question(
+    return _Question(
         options=options,
         manifest=manifest,
         splits=splits,
         cutting=_Cutting(lengths, options.fragments_per_record, options.seed),
-        card=find_card(options.model) if options.card and options.model else None,
     )
 
 
@@ -253,9 +213,11 @@ def _lengths(text: str) -> tuple[int, ...]:
 
 
 def answer(
-    question: Question, config: RunConfig, executor: Executor, on_event: OnEvent
-) -> Evaluation:
+    question: _Question, config: RunConfig, executor: Executor, on_event: OnEvent
+) -> Figures:
     """Cut, score and measure; ``config`` is of a run without inputs in ``run_folder``.
+
+    -> what ``evaluation.json`` has, but for what was asked
 
     Raises:
         VirnucproError: see ``errors``; or something could not be scored.
@@ -266,9 +228,9 @@ def answer(
             f"no head comes with the model {printable(question.options.model)}",
             hint="name a head with --head, or leave --model out to evaluate the scorer",
         )
-    held_out = HeldOut(caller, question.of_training)
+    trained: set[str] = set()
     with _folder(question.output):
-        pairs = held_out.select(question.read_records())
+        pairs = held_out(question.read_records(), caller, question.options, trained)
         fragments = write_fragments(pairs, question.cutting, question.fasta, question.table)
     config = replace(config, options=replace(config.options, input=(question.fasta,)))
     summary = run(config, executor, on_event)
@@ -277,11 +239,24 @@ def answer(
             f"not everything was scored: see {printable(question.run_folder)}",
             hint="figures of a part would mislead: run the same command with --resume",
         )
-    kinds = _read_records_of(question, fragments, held_out)
+    kinds = _read_records_of(question, fragments, trained)
     if head := caller.frame_head:  # the scorer's pieces are as good as fragments of that length
-        kinds.append(read_chunks(question, fragments, held_out, config.recipe, head.facts))
-    rows = tuple(row for kind in kinds for row in _measure_kind(kind, question.cutting.seed))
-    return Evaluation(question, caller, held_out, tuple(kinds), rows, summary.cut)
+        kinds.append(read_chunks(question, fragments, trained, config.recipe, head.facts))
+    records = [fragment.record for fragment in fragments if fragment.length == _WHOLE]
+    kinds = [kind for kind in kinds if len(kind)]
+    return {
+        **caller.facts,
+        "data_sha256": question.manifest.sha256,
+        "cutting": question.cutting._asdict(),
+        "n_records": len(records),
+        "n_groups": len({record.group for record in records}),
+        "n_trained_records": len(trained),
+        "cut": summary.cut,
+        "rows": [row for kind in kinds for row in _measure_kind(kind, question.cutting.seed)],
+        "reliability": [kind.as_json(_reliability(kind)) for kind in kinds],
+        "roc": [kind.as_json(_roc(kind)) for kind in kinds],
+        "scores": [kind.as_json(_histogram(kind)) for kind in kinds],
+    }
 
 
 @contextmanager
@@ -300,8 +275,8 @@ def _folder(path: Path) -> Iterator[None]:
 
 
 def _read_records_of(
-    question: Question, fragments: Sequence[_Fragment], held_out: HeldOut
-) -> list[SamplesOfKind]:
+    question: _Question, fragments: Sequence[_Fragment], trained: Set[str]
+) -> list[_SamplesOfKind]:
     """The fragments by rising length, and the whole records, with the calls of the run."""
     with RunDir(question.run_folder).record_table("predict").open(encoding="utf-8") as table:
         calls = _read_answers(table, fragments)
@@ -311,25 +286,25 @@ def _read_records_of(
     kinds = []
     for length in (*sorted(question.cutting.lengths), _WHOLE):
         rows = np.flatnonzero(lengths == length)
-        kind = SamplesOfKind.of(
+        kind = _SamplesOfKind.of(
             "record",
             _length_name(length),
             scores[rows],
             is_called[rows],
             [fragments[i].record for i in rows.tolist()],
-            held_out.trained,
+            trained,
         )
         kinds.append(kind)
     return kinds
 
 
 def read_chunks(
-    question: Question,
+    question: _Question,
     fragments: Sequence[_Fragment],
-    held_out: HeldOut,
+    trained: Set[str],
     recipe: Recipe,
     facts: HeadFacts,
-) -> SamplesOfKind:
+) -> _SamplesOfKind:
     """The chunks of the whole records, as the head alone scores and calls them."""
     whole = {fragment.id: fragment.record for fragment in fragments if fragment.length == _WHOLE}
     rundir, code = RunDir(question.run_folder), GeneticCode.of(recipe.genetic_code)
@@ -339,7 +314,7 @@ def read_chunks(
     scores = np.array([score for _, score in chunks], dtype=np.float64)
     records = [whole[record_id] for record_id, _ in chunks]
     name, is_called = _length_name(_WHOLE), scores >= facts.threshold
-    return SamplesOfKind.of("chunk", name, scores, is_called, records, held_out.trained)
+    return _SamplesOfKind.of("chunk", name, scores, is_called, records, trained)
 
 
 def _read_answers(table: TextIO, fragments: Sequence[_Fragment]) -> list[Call]:
@@ -395,50 +370,93 @@ def _find(frame_id: str, scores: Iterator[tuple[str, float]]) -> float:
     )
 
 
-def _measure_kind(kind: SamplesOfKind, seed: int) -> Iterator[EvaluationRow]:
-    """The samples as a whole, then each kingdom of either label against all of the other."""
-    if not len(kind):
-        return
-    yield _measure_subset(kind, "all", "", seed)
-    sides: tuple[tuple[Subset, Mask], ...] = (("virus", kind.is_virus), ("other", ~kind.is_virus))
+def _measure_kind(kind: _SamplesOfKind, seed: int) -> Iterator[Figures]:
+    """The samples as a whole, then each kingdom of either label against all of the other.
+
+    ``subset`` is ``all``; ``virus``: the viruses of a kingdom against all others; or ``other``: the
+    reverse. ``scored`` has the ``Measures`` of what was scored, each sample counting one, ``low``
+    and ``high`` the ends of their 95 % interval; in ``equal_groups`` each group of a label counts
+    one; ``no_orf_as_0`` and its ends are of everything.
+    """
+    sides = (("virus", kind.is_virus), ("other", ~kind.is_virus))
+    yield {**kind.as_json({}), "subset": "all", "kingdom": "", **_measure_samples(kind, seed)}
     for subset, own_side in sides:
         for kingdom in sorted(set(kind.kingdoms[own_side].tolist()) - {""}):
             part = kind.where(~own_side | (kind.kingdoms == kingdom))
-            yield _measure_subset(part, subset, kingdom, seed)
+            facts = kind.as_json({"subset": subset, "kingdom": kingdom})
+            yield {**facts, **_measure_samples(part, seed)}
 
 
-def _measure_subset(kind: SamplesOfKind, subset: Subset, kingdom: str, seed: int) -> EvaluationRow:
+def _measure_samples(kind: _SamplesOfKind, seed: int) -> Figures:
     """The figures of some samples. What intervals draw depends on these alone."""
     scored, everything = (
         replace(samples, groups=_numbered(samples.groups.tolist()))
         for samples in (kind.scored, kind.filled(0.0))
     )
     low, high = bootstrap(scored, scored.is_called, seed)
-    all_low, all_high = bootstrap(everything, kind.is_called, seed)
-    return EvaluationRow(
-        unit=kind.unit,
-        length=kind.length,
-        subset=subset,
-        kingdom=kingdom,
-        n=len(kind),
-        n_virus=int(kind.is_virus.sum()),
-        n_groups=len(np.unique(kind.groups)),
-        n_no_orf=len(kind) - len(scored),
-        n_trained=int(kind.is_trained.sum()),
-        scored=measure(scored, scored.is_called),
-        low=low,
-        high=high,
-        equal_groups=measure(_with_equal_groups(scored), scored.is_called),
-        no_orf_as_0=measure(everything, kind.is_called),
-        no_orf_as_0_low=all_low,
-        no_orf_as_0_high=all_high,
-    )
+    low_of_all, high_of_all = bootstrap(everything, kind.is_called, seed)
+    measures = {
+        "scored": measure(scored, scored.is_called),
+        "low": low,
+        "high": high,
+        "equal_groups": measure(_with_equal_groups(scored), scored.is_called),
+        "no_orf_as_0": measure(everything, kind.is_called),
+        "no_orf_as_0_low": low_of_all,
+        "no_orf_as_0_high": high_of_all,
+    }
+    return {
+        "n": len(kind),
+        "n_virus": int(kind.is_virus.sum()),
+        "n_groups": len(np.unique(kind.groups)),
+        "n_no_orf": len(kind) - len(scored),
+        "n_trained": int(kind.is_trained.sum()),
+        **{name: _rounded(asdict(of)) for name, of in measures.items()},
+    }
+
+
+def _rounded(figures: Figures) -> Figures:
+    return {name: None if one is None else round(one, 6) for name, one in figures.items()}
 
 
 def _with_equal_groups(samples: Samples) -> Samples:
     """Each group of a label weighs one, whatever its size."""
     _, own, sizes = np.unique(samples.sides, return_inverse=True, return_counts=True)
     return replace(samples, weights=1.0 / sizes[own])
+
+
+def _reliability(kind: _SamplesOfKind) -> Figures:
+    curve = reliability(kind.scored)
+    return {
+        "mean_score": curve.mean_score.round(6).tolist(),
+        "share_of_viruses": curve.share_of_viruses.round(6).tolist(),
+        "n": curve.n.tolist(),
+    }
+
+
+def _roc(kind: _SamplesOfKind) -> Figures:
+    """Some hundred points of the ROC curve of all samples; empty for a single label."""
+    _, true, false = roc_curve(kind.filled(0.0))
+    points = np.unique(np.linspace(0, len(true) - 1, min(len(true), _ROC_POINTS)).astype(np.int64))
+    has_both = true[-1] > 0 and false[-1] > 0
+    return {
+        "true_positives": (true[points] / true[-1]).round(6).tolist() if has_both else [],
+        "false_positives": (false[points] / false[-1]).round(6).tolist() if has_both else [],
+    }
+
+
+def _histogram(kind: _SamplesOfKind) -> Figures:
+    """How many samples have a score in each of some equally wide bins, by label."""
+    scored = kind.scored
+    called = scored.scores[scored.is_called]
+    virus, other = (
+        np.histogram(scored.scores[scored.is_virus == label], bins=_N_BARS, range=(0, 1))[0]
+        for label in (True, False)
+    )
+    return {
+        "virus": virus.tolist(),
+        "other": other.tolist(),
+        "lowest_called": round(float(called.min()), 6) if len(called) else None,
+    }
 
 
 class _Cutting(NamedTuple):
@@ -513,90 +531,78 @@ def _cells(fragment: _Fragment) -> tuple[object, ...]:
     return (name, record.id, *place, record.label, record.group, record.kingdom)
 
 
-def memories_of(caller: Caller) -> Memories:
-    """What each that calls was trained on."""
-    return {
-        owner: (frozenset(records.tolist()), frozenset(groups.tolist()), kmers)
-        for owner, (records, groups, kmers) in caller.trained_on.items()
-    }
-
-
-def knowing(memories: Memories, labelled: LabelledRecord, sequence: str) -> list[str]:
+def knowing(trained_on: Memories, labelled: LabelledRecord, sequence: str) -> list[str]:
     """Who was trained on a record: on it, on others of its group, or on a close relative.
 
     A relative has half of the k-mers in the sketch, wherever it was cut from: 98 % of the bases.
     """
-    sketch, group = sketch_of(sequence), group_digest(labelled.group)
+    sketch, group = sketch_of(sequence), np.uint64(group_digest(labelled.group))
     return [
         owner
-        for owner, (records, groups, kmers) in memories.items()
-        if labelled.digest in records
+        for owner, (records, groups, kmers) in trained_on.items()
+        if np.uint64(labelled.digest) in records
         or group in groups
         or share_known(sketch, kmers) >= _SHARE_OF_THE_SAME
     ]
 
 
-class HeldOut:
-    """Records to test a caller on, and those among them that it was trained on."""
+def held_out(
+    pairs: Iterable[Labelled], caller: Caller, options: EvaluateOptions, trained: set[str]
+) -> Iterator[Labelled]:
+    """Pass on the records that a caller is to be tested on, one by one.
 
-    def __init__(self, caller: Caller, of_training: OfTraining) -> None:
-        self._memories = memories_of(caller)
-        self._of_training = of_training
-        self.records: list[LabelledRecord] = []  # those that passed ``select``
-        self.trained: frozenset[str] = frozenset()  # ids; empty unless they were to be kept
-        for owner, (known, groups, _) in self._memories.items():
-            if owner != "its encoder" and not (
-                known or groups
-            ):  # few encoders were trained on labels
-                LOGGER.warning(
-                    "%s does not say what it was trained on: nothing can be held out", owner
-                )
+    The ids of those that it was trained on are added to ``trained``, if the options keep these.
 
-    def select(self, pairs: Iterable[Labelled]) -> Iterator[Labelled]:
-        """Pass on the records that are to be tested, one by one.
-
-        Raises:
-            InputError: at the end: some of the data was trained on, which is to be refused; or
-                nothing is left.
-        """
-        n_records = 0
-        ids: dict[str, set[str]] = {owner: set() for owner in self._memories}
-        for labelled, record in pairs:
-            n_records += 1
-            owners = knowing(self._memories, labelled, record.sequence)
-            for owner in owners:
-                ids[owner].add(labelled.id)
-            if not owners or self._of_training != "leave out":
-                self.records.append(labelled)
-                yield labelled, record
-        self._tell(ids, n_records)
-
-    def _tell(self, ids: Mapping[str, set[str]], n_records: int) -> None:
-        """Tell which records, by owner, were trained on, themselves or others like them.
-
-        Raises:
-            InputError: as ``select``.
-        """
-        trained = frozenset[str]().union(*ids.values())
-        counts = [f"{owner} was trained on {len(own):,}" for owner, own in ids.items() if own]
-        clause = (
-            f"{', '.join(counts)} of {counted(n_records, 'record')}, or on parts of them, close "
-            "relatives or others of their groups"
+    Raises:
+        InputError: at the end: some of the data was trained on, which is to be refused; or no
+            virus is left, or nothing else.
+    """
+    memories = caller.trained_on
+    for owner, (known, groups, _) in memories.items():
+        # few encoders were trained on labels
+        if owner != "its encoder" and not (len(known) or len(groups)):
+            LOGGER.warning("%s does not say what it was trained on: nothing can be held out", owner)
+    ids: dict[str, set[str]] = {owner: set() for owner in memories}
+    n_records, n_passed, labels = 0, 0, set()
+    for labelled, record in pairs:
+        n_records += 1
+        owners = knowing(memories, labelled, record.sequence)
+        for owner in owners:
+            ids[owner].add(labelled.id)
+        if not (owners and options.held_out_only):
+            n_passed += 1
+            labels.add(labelled.label)
+            yield labelled, record
+    trained |= _kept(ids, n_records, options)
+    if len(labels) < 2:
+        raise InputError(
+            "the data to evaluate on holds no virus, or nothing else: of "
+            f"{counted(n_records, 'record')}, {n_records - n_passed:,} are left out",
+            hint="give labelled records of both kinds that were not trained on",
         )
-        if trained and self._of_training == "refuse":
-            raise InputError(
-                f"{clause}: figures on them say nothing about new sequences",
-                hint="leave them out with --held-out-only, or keep them, and have the report "
-                "say so, with --allow-training-data",
-            )
-        if {record.is_virus for record in self.records} != {True, False}:
-            raise InputError(
-                "the data to evaluate on holds no virus, or nothing else: of "
-                f"{counted(n_records, 'record')}, {n_records - len(self.records):,} are left out",
-                hint="give labelled records of both kinds that were not trained on",
-            )
-        if trained and self._of_training == "keep":
-            LOGGER.warning("%s: the figures are too good", clause)
-            self.trained = trained
-        elif trained:
-            announce(f"{clause}: they are left out")
+
+
+def _kept(ids: Mapping[str, set[str]], n_records: int, options: EvaluateOptions) -> set[str]:
+    """The ids, by owner, of records that were trained on, if the options keep these.
+
+    Raises:
+        InputError: there are some, and the options neither leave them out nor keep them.
+    """
+    counts = [f"{owner} was trained on {len(own):,}" for owner, own in ids.items() if own]
+    if not counts:
+        return set()
+    clause = (
+        f"{', '.join(counts)} of {counted(n_records, 'record')}, or on parts of them, close "
+        "relatives or others of their groups"
+    )
+    if options.allow_training_data:
+        LOGGER.warning("%s: the figures are too good", clause)
+        return set().union(*ids.values())
+    if options.held_out_only:
+        announce(f"{clause}: they are left out")
+        return set()
+    raise InputError(
+        f"{clause}: figures on them say nothing about new sequences",
+        hint="leave them out with --held-out-only, or keep them, and have the report "
+        "say so, with --allow-training-data",
+    )

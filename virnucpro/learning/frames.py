@@ -23,11 +23,11 @@ import json
 import shutil
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import astuple, dataclass, fields
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, overload
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.lib import format as npy
@@ -60,6 +60,7 @@ from virnucpro.sequences.translate import (
 
 Values = NDArray[Any]
 Rows = NDArray[np.int64]
+_Add = Callable[[Values], None]
 _MOST_WEIGHT = 10.0  # largest weight of a frame, where the mean is 1
 BASES_POWER = 0.25  # of what a group has, in how much it counts
 GC_EDGES = np.linspace(0.25, 0.7, 10)  # of the bins in which both labels weigh the same
@@ -67,16 +68,17 @@ HEAVIEST = 4.0  # times as much as without bins
 _MOST_MAPS = 256  # feature files of one process: each holds a file open, of usually 1,024
 _VECTORS, _VECTOR_ROWS = "vectors.json", "vector_rows.npy"
 _LABEL, _RECORDS = "label.json", "records.json"
-_COLUMNS = (
-    "proteins.npy",
-    "protein_ends.npy",
-    "ids.npy",
-    "id_ends.npy",
-    "composition.npy",
-    "chunk.npy",
-    "chunks.npy",
-    "kmers.npy",
-)
+# the type of each column, and the number of values in a row, if it is an array itself
+_COLUMNS: dict[str, tuple[str, int | None]] = {
+    "proteins.npy": ("|u1", None),
+    "protein_ends.npy": ("<i8", None),
+    "ids.npy": ("|u1", None),
+    "id_ends.npy": ("<i8", None),
+    "composition.npy": ("<f4", N_FEATURES),
+    "chunk.npy": ("<i8", None),
+    "chunks.npy": ("<i8", 3),
+    "kmers.npy": ("<i8", 2),
+}
 _FORMAT = 3
 _FRAMES_AT_ONCE = 4096
 _MOST_RECORDS = 2**36  # bytes of the file of records, which is ours
@@ -181,7 +183,7 @@ class ArrayRows:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Texts(Sequence[str]):
+class Texts:
     """Some of the words in a row of letters. They are read when they are asked for."""
 
     letters: Values | _Mapped  # uint8, UTF-8
@@ -196,19 +198,14 @@ class Texts(Sequence[str]):
     def __len__(self) -> int:
         return len(self.rows)
 
-    @overload
-    def __getitem__(self, place: int) -> str: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> list[str]: ...
-
-    def __getitem__(self, place: int | slice) -> str | list[str]:
-        if isinstance(place, slice):
-            return [self[i] for i in range(*place.indices(len(self)))]
+    def __getitem__(self, place: int) -> str:
         row = self.rows[place]
         begin, end = self.ends[row : row + 2]
         word: bytes = self.letters[begin:end].tobytes()
         return word.decode()
+
+    def __iter__(self) -> Iterator[str]:
+        return (self[place] for place in range(len(self)))
 
     @property
     def lengths(self) -> Rows:
@@ -230,7 +227,7 @@ def _ends(words: Sequence[bytes]) -> Rows:
 
 
 @contextmanager
-def growing(path: Path, dtype: str, width: int | None = None) -> Iterator[Callable[[Values], None]]:
+def growing(path: Path, dtype: str, width: int | None = None) -> Iterator[_Add]:
     """A function that adds rows to an array, which appears in ``path`` at the end of the block.
 
     A row is one value, or ``width`` of them.
@@ -254,24 +251,20 @@ def growing(path: Path, dtype: str, width: int | None = None) -> Iterator[Callab
         _write_header(out, dtype, (n_rows, *row_shape))
 
 
-@contextmanager
-def _growing_texts(
-    letters_file: Path, ends_file: Path
-) -> Iterator[Callable[[Sequence[str]], None]]:
-    """A function that adds words to what ``Texts`` reads, as ``growing`` adds rows."""
+def _adding_texts(add_letters: _Add, add_ends: _Add) -> Callable[[Sequence[str]], None]:
+    """A function that adds words to the two columns that ``Texts`` reads."""
     n_letters = 0
-    with growing(letters_file, "|u1") as add_letters, growing(ends_file, "<i8") as add_ends:
-        add_ends(np.zeros(1, dtype=np.int64))
+    add_ends(np.zeros(1, dtype=np.int64))
 
-        def add(words: Sequence[str]) -> None:
-            nonlocal n_letters
-            encoded = [word.encode() for word in words]
-            letters, ends = _letters(encoded), _ends(encoded)
-            add_letters(letters)
-            add_ends(n_letters + ends[1:])
-            n_letters += len(letters)
+    def add(words: Sequence[str]) -> None:
+        nonlocal n_letters
+        encoded = [word.encode() for word in words]
+        letters, ends = _letters(encoded), _ends(encoded)
+        add_letters(letters)
+        add_ends(n_letters + ends[1:])
+        n_letters += len(letters)
 
-        yield add
+    return add
 
 
 def _write_header(out: BinaryIO, dtype: str, shape: tuple[int, ...]) -> None:
@@ -358,6 +351,9 @@ def recipe_weights(frames: LabelledFrames) -> NDArray[np.float32]:
     return even
 
 
+WEIGHTS = {"auto": balanced_weights, "recipe": recipe_weights, "none": given_weights}
+
+
 def _gc_of(frames: LabelledFrames) -> Values:
     """The share of G and C in the codons of each frame. (n,)"""
     codons = np.arange(len(STANDARD.codons))
@@ -410,28 +406,25 @@ def write_frames(
             tree.delete(folder / name)
     tree.sweep_folder(folder)
     records: list[LabelledRecord] = []
-    proteins, protein_ends, ids, id_ends, composition, chunk, chunks, kmers = (
-        folder / n for n in _COLUMNS
-    )
-    with (
-        _growing_texts(proteins, protein_ends) as add_proteins,
-        _growing_texts(ids, id_ends) as add_ids,
-        growing(composition, "<f4", N_FEATURES) as add_composition,
-        growing(chunk, "<i8") as add_chunk,
-        growing(chunks, "<i8", 3) as add_chunks,
-        growing(kmers, "<i8", 2) as add_kmers,
-    ):
-        frames = _translated(_sketched(pairs, add_kmers), chunk_sizes, code, records, add_chunks)
+    with ExitStack() as files:
+        add = {
+            name: files.enter_context(growing(folder / name, dtype, width))
+            for name, (dtype, width) in _COLUMNS.items()
+        }
+        add_proteins = _adding_texts(add["proteins.npy"], add["protein_ends.npy"])
+        add_ids = _adding_texts(add["ids.npy"], add["id_ends.npy"])
+        sketched = _sketched(pairs, add["kmers.npy"])
+        frames = _translated(sketched, chunk_sizes, code, records, add["chunks.npy"])
         while block := list(islice(frames, _FRAMES_AT_ONCE)):
             of_ids, of_proteins, of_bases, numbers = zip(*block, strict=True)
             add_proteins(of_proteins)
             add_ids(of_ids)
-            add_composition(frame_composition(of_bases))
-            add_chunk(np.array(numbers, dtype=np.int64))
+            add["composition.npy"](frame_composition(of_bases))
+            add["chunk.npy"](np.array(numbers, dtype=np.int64))
     tree.write_whole(folder / _RECORDS, json.dumps(list(map(astuple, records))))
 
 
-def _sketched(pairs: Iterable[Labelled], add: Callable[[Values], None]) -> Iterator[Labelled]:
+def _sketched(pairs: Iterable[Labelled], add: _Add) -> Iterator[Labelled]:
     """The same records; number of the record and hash of each of its sampled k-mers are added."""
     for number, (labelled, record) in enumerate(pairs):
         hashes = sketch_of(record.sequence).astype(np.int64)
@@ -444,7 +437,7 @@ def _translated(
     chunk_sizes: Sequence[int],
     code: GeneticCode,
     records: list[LabelledRecord],
-    add_chunks: Callable[[Values], None],
+    add_chunks: _Add,
 ) -> Iterator[tuple[str, str, str, int]]:
     """Id, protein, bases and number of the chunk of every frame, as ``predict`` translates them.
 
@@ -471,7 +464,7 @@ def cut(record: FastaRecord, size: int, code: GeneticCode) -> tuple[list[Chunk],
     return chunks, translate_six_frames(chunks, code)
 
 
-def link_vectors(folder: Path, extracted: Path, ids: Sequence[str]) -> None:
+def link_vectors(folder: Path, extracted: Path, ids: Iterable[str]) -> None:
     """Note where the vectors of these frames lie in a run folder of ``extract``; none is copied.
 
     All feature files are read once, to the last bit. Memory holds the ids, and one file.
@@ -480,8 +473,9 @@ def link_vectors(folder: Path, extracted: Path, ids: Sequence[str]) -> None:
         FeatureFileError: a vector is not there, or a file is damaged.
         OutputError, StorageError: as ``files.writing``.
     """
-    place = {name: row for row, name in enumerate(ids)}
-    rows = np.full(len(ids), -1, dtype=np.int64)
+    wanted = list(ids)
+    place = {name: row for row, name in enumerate(wanted)}
+    rows = np.full(len(wanted), -1, dtype=np.int64)
     files: list[tuple[str, int, int]] = []
     n_vectors, dim, numbers = 0, 0, "float32"
     rundir = RunDir(extracted)
@@ -497,8 +491,8 @@ def link_vectors(folder: Path, extracted: Path, ids: Sequence[str]) -> None:
             n_vectors += len(names)
     if (absent := np.flatnonzero(rows < 0)).size:
         raise FeatureFileError(
-            f"{printable(extracted)} holds no vector of {printable(ids[absent[0]])} "
-            f"({len(absent):,} missing of {len(ids):,})",
+            f"{printable(extracted)} holds no vector of {printable(wanted[absent[0]])} "
+            f"({len(absent):,} missing of {len(wanted):,})",
             hint="delete the folder: its vectors are made again; those that were given with "
             "--features must be of the same files and --chunk-size",
         )

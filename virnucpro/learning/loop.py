@@ -22,7 +22,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, BinaryIO, Generic
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -38,8 +38,8 @@ from virnucpro.ground.files import open_plain
 from virnucpro.ground.log import announce, printable
 from virnucpro.ground.tree import Tree
 from virnucpro.learning.frames import Rows
-from virnucpro.learning.networks import B, BatchRows, Objective, batches_of
-from virnucpro.learning.options import Settings
+from virnucpro.learning.networks import BatchRows, Objective, batches_of
+from virnucpro.learning.options import TrainOptions
 from virnucpro.learning.ranks import Ranks
 
 _OnStep = Callable[[int, dict[str, float]], None]  # the number of a step, and its figures
@@ -117,10 +117,10 @@ class _Step:
 
 
 @dataclass(slots=True)
-class Trainer(Generic[B]):
+class Trainer:
     module: nn.Module
-    objective: Objective[B]
-    settings: Settings
+    objective: Objective
+    settings: TrainOptions
     ranks: Ranks
     folder: Path
     on_event: OnEvent
@@ -131,6 +131,7 @@ class Trainer(Generic[B]):
     clock: _Clock = field(init=False)
     scaler: torch.amp.GradScaler = field(init=False)  # of losses in fp16; else it does nothing
     copies: HostCopy = field(init=False)  # of losses and norms, on their way from the device
+    checkpoints: _Checkpoints = field(init=False)
     first: int = 0  # the epoch that this start goes on from
     _told: float = 0.0  # when the figures of a step were told
 
@@ -139,6 +140,8 @@ class Trainer(Generic[B]):
         self.clock, self.copies = _Clock(device, self.is_profiled), HostCopy(device)
         is_scaled = self.settings.precision == "fp16"
         self.scaler = torch.amp.GradScaler(device.type, enabled=is_scaled)
+        n_kept = self.settings.keep_checkpoints
+        self.checkpoints = _Checkpoints(self.folder / "checkpoints", n_kept)
 
     def run(self) -> _Progressed:
         """Train until the last epoch, or until nothing gets better. The best weights stay loaded.
@@ -149,12 +152,11 @@ class Trainer(Generic[B]):
             UnavailableError: a batch does not fit into the device's memory.
             VirnucproError: the loss is not a number any more.
         """
-        settings, ranks = self.settings, self.ranks
+        settings, ranks, checkpoints = self.settings, self.ranks, self.checkpoints
         schedule = _Schedule(self.objective.n_rows, settings, ranks)
-        checkpoints = Checkpoints(self.folder / "checkpoints", settings.keep_checkpoints)
         wrapped = ranks.wrap(self.module, is_cut=settings.fsdp)
         optimizer = new_optimizer(self.module, settings.scaled_lr(ranks.world_size), settings)
-        self._resume(checkpoints, optimizer)
+        self._resume(optimizer)
         with batches_of(self.objective, settings.num_workers) as batches:
             while self.state.epoch < settings.epochs and not self._is_stopped():
                 self._epoch(wrapped, optimizer, schedule, batches)
@@ -169,8 +171,9 @@ class Trainer(Generic[B]):
             checkpoints.load_best(self.module)
         return self.state
 
-    def _resume(self, checkpoints: Checkpoints, optimizer: torch.optim.Optimizer) -> None:
+    def _resume(self, optimizer: torch.optim.Optimizer) -> None:
         """Go on from the last checkpoint, if there is one."""
+        checkpoints = self.checkpoints
         self.state = checkpoints.load_last(self.module, optimizer, self.scaler)
         self.first = self.state.epoch
         if len(set(self.ranks.gather(self.state.epoch))) > 1:
@@ -188,7 +191,7 @@ class Trainer(Generic[B]):
         wrapped: nn.Module,
         optimizer: torch.optim.Optimizer,
         schedule: _Schedule,
-        batches_of_parts: Callable[[Iterable[BatchRows]], Iterator[B]],
+        batches_of_parts: Callable[[Iterable[BatchRows]], Iterator[Any]],
     ) -> None:
         settings, state, ranks = self.settings, self.state, self.ranks
         schedule.epoch = state.epoch
@@ -218,7 +221,7 @@ class Trainer(Generic[B]):
                     f"epoch {state.epoch + 1} of {settings.epochs}",
                     done,
                     schedule.n_used,
-                    self.objective.unit,
+                    "frames",
                     memory=_peak_memory(ranks.device),
                     also=self._also(losses, rate, done / schedule.n_used),
                 )
@@ -234,7 +237,7 @@ class Trainer(Generic[B]):
             "epoch": float(state.epoch),
             "lr": float(optimizer.param_groups[0]["lr"]),
             "loss": mean_loss,
-            f"{self.objective.unit}_per_second": done / seconds,
+            "frames_per_second": done / seconds,
         }
         self._finish_epoch(row, wrapped)
 
@@ -293,7 +296,7 @@ class Trainer(Generic[B]):
                 "loss": loss * self.ranks.world_size,
                 "lr": step.lr,
                 "gradient_norm": norm,
-                f"{self.objective.unit}_per_second": len(step.rows) / seconds,
+                "frames_per_second": len(step.rows) / seconds,
             }
             if self.settings.mode != "head":  # where tokens run through an encoder
                 n_tokens = self.objective.proteins.take(step.rows).lengths + 2  # <cls>, <eos>
@@ -316,7 +319,7 @@ class Trainer(Generic[B]):
         self,
         wrapped: nn.Module,
         optimizer: torch.optim.Optimizer,
-        batches: Iterator[B],
+        batches: Iterator[Any],
         weight: float,
     ) -> Pending:
         """One effective batch. -> this rank's part of its loss, the norm of the whole gradient"""
@@ -350,7 +353,7 @@ class Trainer(Generic[B]):
 class _Schedule:
     """The parts of this rank, in the order of an epoch's steps."""
 
-    def __init__(self, n_rows: int, settings: Settings, ranks: Ranks) -> None:
+    def __init__(self, n_rows: int, settings: TrainOptions, ranks: Ranks) -> None:
         self.settings, self.ranks = settings, ranks
         self.effective = settings.effective_batch(ranks.world_size)
         self.n_parts = ranks.world_size * settings.grad_accum_steps
@@ -376,7 +379,7 @@ class _Schedule:
                 yield self.epoch, part
 
 
-def new_optimizer(module: nn.Module, lr: float, settings: Settings) -> torch.optim.Optimizer:
+def new_optimizer(module: nn.Module, lr: float, settings: TrainOptions) -> torch.optim.Optimizer:
     """AdamW (Loshchilov and Hutter 2019) that lets biases and norms be.
 
     A group with a rate of its own has it in ``of_lr``, as a part of ``lr``.
@@ -394,7 +397,7 @@ def new_optimizer(module: nn.Module, lr: float, settings: Settings) -> torch.opt
     return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.98))
 
 
-def share_of_lr(step: int, steps_per_epoch: int, settings: Settings) -> float:
+def share_of_lr(step: int, steps_per_epoch: int, settings: TrainOptions) -> float:
     """Linear warm-up, then half a cosine down to nothing (Loshchilov and Hutter 2017)."""
     warmup, total = settings.warmup_epochs * steps_per_epoch, settings.epochs * steps_per_epoch
     if step < warmup:
@@ -402,7 +405,7 @@ def share_of_lr(step: int, steps_per_epoch: int, settings: Settings) -> float:
     return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1.0, total - warmup)))
 
 
-def precision_of(settings: Settings, device: torch.device) -> torch.autocast:
+def precision_of(settings: TrainOptions, device: torch.device) -> torch.autocast:
     """The context of forward passes. Weights that are cut over devices are not kept in 16 bits."""
     is_coarse = settings.precision != "fp32"
     dtype = torch.float16 if settings.precision == "fp16" else torch.bfloat16
@@ -438,8 +441,8 @@ def _describe_epoch(row: dict[str, float]) -> str:
     return f"epoch {row['epoch']:.0f}: {shown}"
 
 
-def speed_lines(clocks: Sequence[_Clock], unit: str) -> list[str]:
-    """A table: how many rows each rank was trained with per second, and all of them together.
+def speed_lines(clocks: Sequence[_Clock]) -> list[str]:
+    """A table: how many frames each rank was trained with per second, and all of them together.
 
     All ranks take their steps together, so their rates add up.
     """
@@ -450,7 +453,7 @@ def speed_lines(clocks: Sequence[_Clock], unit: str) -> list[str]:
     slowest = max(clock.training_seconds for clock in clocks)
     total = sum(clock.rows_per_second for clock in clocks)
     rows.append(("all", sum(clock.n_rows for clock in clocks), slowest, total))
-    header = f"{'rank':<12}{unit:>12}{'seconds':>12}{f'{unit}/s':>14}"
+    header = f"{'rank':<12}{'frames':>12}{'seconds':>12}{'frames/s':>14}"
     return [
         header,
         *(
@@ -475,7 +478,7 @@ def profile_lines(clocks: Sequence[_Clock]) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoints:
+class _Checkpoints:
     """The checkpoints of one training, in a folder of their own."""
 
     folder: Path

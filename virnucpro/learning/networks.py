@@ -1,7 +1,8 @@
 """Networks to train: an encoder with a head for masked residues, or with a classifier.
 
-An objective has the batches, losses and figures of one of the two. Batches come in the order in
-which they are learned, made here or in processes beside the training.
+An objective has the batches, losses and figures of one of the two; ``module_of`` and
+``objective_of`` make both of what was asked. Batches come in the order in which they are learned,
+made here or in processes beside the training.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice, pairwise
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,14 +25,16 @@ from torch.utils.checkpoint import checkpoint
 from virnucpro.encoders.esm2.attention import StagedBatch
 from virnucpro.encoders.esm2.checkpoint import AMINO_ACID_TOKENS, MASK, ESM2Shape
 from virnucpro.encoders.esm2.model import ESM2, TOKEN_DROPOUT_SCALE
+from virnucpro.encoders.esm2.weights import load_esm2
 from virnucpro.encoders.readers import Reader
 from virnucpro.encoders.transfer import PackedBatch, send
 from virnucpro.ground.errors import VirnucproError
 from virnucpro.ground.processes import Child, Pipe, Raised, interrupts_held, kill_all, start
 from virnucpro.ground.records import sigmoid
-from virnucpro.learning.frames import ArrayRows, LabelledFrames, Rows, Texts, Values
+from virnucpro.learning.frames import WEIGHTS, ArrayRows, LabelledFrames, Rows, Texts, Values
 from virnucpro.learning.metrics import Samples, auroc, measure
 from virnucpro.learning.ranks import Ranks
+from virnucpro.learning.request import Training
 from virnucpro.sequences.kmers import N_FEATURES
 
 NETWORKS = ("protein", "nucleotide")  # of a classifier; without residues the second is alone
@@ -39,8 +42,6 @@ _LINEAR = ("qkv", "attention_out", "up", "down")  # of a layer of ESM-2
 _LEAST_SPREAD = 1e-3  # of a word that hardly occurs: its weights hardly learn either
 _VALIDATION_ROWS = 256  # in one batch
 _MASKED, _OF_MASKED, _OF_RANDOM = 0.15, 0.8, 0.1  # the rest of the chosen ones stays as it is
-B = TypeVar("B")
-B_co = TypeVar("B_co", covariant=True)
 BatchRows = tuple[int, Rows]  # of an epoch: its number, and the rows of one batch
 
 
@@ -290,26 +291,10 @@ class FrameClassifier(nn.Module):
         return (losses * weight).sum()
 
 
-class Objective(Protocol[B_co]):
-    """An objective: its rows, batches, losses and evaluation. ``B_co`` is its kind of batch."""
-
-    n_rows: int  # of an epoch
-    unit: str
-    proteins: Texts  # of the rows
-    best: str  # the name of the figure by which the best epoch is chosen; a loss is better smaller
-
-    def batch(self, rows: Rows, epoch: int) -> B_co: ...
-
-    def weight(self, rows: Rows) -> float:
-        """The divisor of the losses of these rows."""
-
-    def validate(self, module: nn.Module, ranks: Ranks) -> dict[str, float]: ...
-
-
 class MaskedResidues:
     """Tell the masked residues of proteins (``--pretrain``)."""
 
-    unit, best = "frames", "validation_loss"
+    best = "validation_loss"
 
     def __init__(
         self,
@@ -327,7 +312,7 @@ class MaskedResidues:
         return masked_batch([self.proteins[row] for row in rows.tolist()], seeds)
 
     def weight(self, rows: Rows) -> float:
-        """Every chosen residue weighs the same."""
+        """The divisor of the losses of these rows: every chosen residue weighs the same."""
         return float(self._n_chosen[rows].sum())
 
     def validate(self, module: nn.Module, ranks: Ranks) -> dict[str, float]:
@@ -398,9 +383,7 @@ def masked_batch(proteins: Sequence[str], seeds: Sequence[tuple[int, ...]]) -> _
 
 
 class FrameLabels:
-    """Tell viral frames from others (``--finetune``)."""
-
-    unit = "frames"
+    """Tell viral frames from others."""
 
     def __init__(
         self,
@@ -442,6 +425,11 @@ class FrameLabels:
         for name in ("auprc", "accuracy", "f1"):
             figures[name] = float(getattr(found, name))
         return figures if len(aurocs) == 1 else {**figures, "auroc_protein": aurocs[0]}
+
+
+# what is learned: its rows, batches, losses and evaluation; ``best`` names the figure by which the
+# best epoch is chosen, a loss by its smallest value
+Objective = MaskedResidues | FrameLabels
 
 
 def samples_of(
@@ -488,10 +476,70 @@ def _longest_first(rows: Rows, proteins: Texts) -> Rows:
     return rows[np.argsort(-proteins.take(rows).lengths, kind="stable")]
 
 
+# What a training is made of
+
+
+def module_of(
+    training: Training,
+    train: LabelledFrames,
+    is_empty: bool = False,
+    reader: Reader | None = None,
+) -> nn.Module:
+    """What is trained; a classifier is standardised by the frames that it is trained on."""
+    if training.settings.mode == "pretrain":
+        return MaskedLanguageModel(encoder_of(training, is_empty))
+    reader = reader or new_reader(training, is_empty)
+    dim = reader.width + train.vectors.width
+    classifier = Classifier(dim, training.options.hidden, training.options.dropout)
+    if not is_empty:
+        classifier.standardise(train.composition)
+    return FrameClassifier(reader, classifier)
+
+
+def objective_of(training: Training, train: LabelledFrames, held_out: LabelledFrames) -> Objective:
+    settings = training.settings
+    if settings.mode == "pretrain":
+        return MaskedResidues(train.proteins, held_out.proteins, settings.seed)
+    best = "validation_loss" if settings.best_by == "loss" else settings.best_by
+    return FrameLabels(train, held_out, WEIGHTS[settings.class_weights], best)
+
+
+def encoder_of(training: Training, is_empty: bool = False) -> ESM2:
+    """The one to start from, or a new one; in float32, and asking for gradients.
+
+    Where ``is_empty`` its weights come from another process.
+    """
+    assert training.shape is not None, "an encoding without an encoder"
+    options = training.options
+    if training.encoder is None or is_empty:
+        encoder = new_encoder(training.shape)
+    else:
+        cpu = torch.device("cpu")  # moved to its device with what is trained beside it
+        encoder = load_esm2(
+            training.encoder, training.shape.n_layers, torch.float32, cpu
+        ).to_train()
+        encoder.requires_grad_(training.settings.mode != "head")
+    adapt(encoder, options.lora, options.lora_alpha, options.train_layers)
+    if options.gradient_checkpointing or options.fsdp:
+        forget_activations(encoder)
+    return encoder
+
+
+def new_reader(training: Training, is_empty: bool = False) -> Reader:
+    if training.has_stored_vectors:
+        return Reader.new("composition", "mlp", None)
+    encoding = training.options.encoding
+    esm2 = encoder_of(training, is_empty) if encoding == "esm2" else None
+    return Reader.new(encoding, training.options.architecture, esm2)
+
+
+# Batches
+
+
 @contextmanager
 def batches_of(
-    objective: Objective[B], n_processes: int
-) -> Iterator[Callable[[Iterable[BatchRows]], Iterator[B]]]:
+    objective: Objective, n_processes: int
+) -> Iterator[Callable[[Iterable[BatchRows]], Iterator[Any]]]:
     """A function from parts to their batches, made in ``n_processes``, or here if that is 0."""
     if not n_processes:
         yield lambda parts: (objective.batch(rows, epoch) for epoch, rows in parts)
@@ -548,7 +596,7 @@ def _answer(child: Child) -> object:
 
 
 def _make_batches(pipe: Pipe) -> None:
-    objective: Objective[object] = pipe.recv()
+    objective: Objective = pipe.recv()
     while True:
         epoch, rows = pipe.recv()
         pipe.send(objective.batch(rows, epoch))

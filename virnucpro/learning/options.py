@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,6 +16,7 @@ from virnucpro.ground.options import (
     FILES,
     MODEL,
     DeviceOptions,
+    carry,
     count,
     flag,
     names_of,
@@ -28,9 +29,7 @@ Mode = Literal["head", "finetune", "pretrain"]
 
 
 _SAMPLES, _LOOP = "Samples", "Training"
-
-
-_SHEET = "columns path, label (virus or other) and group"
+_SHAPE = ("layers", "dim", "heads")  # of a new encoder
 
 
 def _file(help: str, metavar: str) -> Any:  # noqa: ANN401 - as typer has it
@@ -46,17 +45,21 @@ def _known_prophages(purpose: str) -> Any:  # noqa: ANN401 - as typer has it
 
 
 @dataclass(frozen=True, kw_only=True)
-class _EvaluatedOptions:
-    """Labelled sequences to evaluate on, and how they are cut."""
-
+class _LabelledOptions:
     data: Annotated[
         Path,
         _file(
-            f"Evaluate on this table of labelled FASTA files, with the {_SHEET}; id and kingdom "
-            "are optional.",
+            "Read this table of labelled FASTA files, with the columns path, label (virus or "
+            "other) and group; id, weight (of training) and kingdom are optional.",
             "MANIFEST",
         ),
     ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _EvaluatedOptions(_LabelledOptions):
+    """Labelled sequences to evaluate on, and how they are cut."""
+
     split: Annotated[
         Path | None,
         option(
@@ -147,17 +150,9 @@ class EvaluateOptions(EngineOptions, FolderOptions, _EvaluatedOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _StartOptions(OutputOptions):
+class _StartOptions(OutputOptions, _LabelledOptions):
     """The start of a training: labelled sequences, its mode and its encoder."""
 
-    data: Annotated[
-        Path,
-        _file(
-            f"Train on this table of labelled FASTA files, with the {_SHEET}; id, weight and "
-            "kingdom are optional.",
-            "MANIFEST",
-        ),
-    ]
     split: Annotated[
         Path | None,
         option(
@@ -196,29 +191,16 @@ class _StartOptions(OutputOptions):
 
     @property
     def mode(self) -> Mode:
-        """
-        Raises:
-            UsageError: two modes were asked for.
-        """
-        match self.finetune, self.pretrain:
-            case True, True:
-                raise UsageError(
-                    "--finetune and --pretrain contradict each other",
-                    hint="pretrain first, then fine-tune the result: --finetune --model DIR",
-                )
-            case True, False:
-                return "finetune"
-            case False, True:
-                return "pretrain"
-        return "head"
+        return "finetune" if self.finetune else "pretrain" if self.pretrain else "head"
 
     @property
     def has_shape(self) -> bool:
-        return any(size is not None for size in (self.layers, self.dim, self.heads))
+        """True if an encoder of a shape is to be made."""
+        return any(getattr(self, name) is not None for name in _SHAPE)
 
 
 @dataclass(frozen=True, kw_only=True)
-class NetworkOptions:
+class _NetworkOptions:
     """The network that is trained. Its weights depend on all of them."""
 
     name: Annotated[
@@ -384,21 +366,6 @@ class _LoopOptions:
         if not is_right:
             raise UsageError(f"{flag(name)} is {getattr(self, name)}", hint=f"give {allowed}")
 
-
-# on resume; the effective batch and the peak rate may not, and epochs may only rise
-LOOP_MAY_DIFFER = (
-    *("num_workers", "early_stopping", "keep_checkpoints", "fsdp"),
-    *("epochs", "batch_size", "grad_accum_steps", "lr", "scale_lr"),
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings(_LoopOptions):
-    """The options of the loop, and what was chosen for it; a resume must agree."""
-
-    mode: Mode
-    precision: Literal["bf16", "fp16", "fp32"]
-
     def effective_batch(self, world_size: int) -> int:
         """Frames of one step on all devices."""
         return self.batch_size * world_size * self.grad_accum_steps
@@ -410,8 +377,15 @@ class Settings(_LoopOptions):
         return self.lr * factor
 
 
+# on resume; the effective batch and the peak rate may not, and epochs may only rise
+LOOP_MAY_DIFFER = (
+    *("num_workers", "early_stopping", "keep_checkpoints", "fsdp"),
+    *("epochs", "batch_size", "grad_accum_steps", "lr", "scale_lr"),
+)
+
+
 @dataclass(frozen=True, kw_only=True)
-class TrainOptions(DeviceOptions, _LoopOptions, NetworkOptions, _StartOptions):
+class TrainOptions(DeviceOptions, _LoopOptions, _NetworkOptions, _StartOptions):
     regions: Annotated[Path | None, _known_prophages("Learn regions from")] = None
     workers: Annotated[
         int | None,
@@ -463,13 +437,20 @@ class TrainOptions(DeviceOptions, _LoopOptions, NetworkOptions, _StartOptions):
         if self.regions is not None:
             unread = names_of(TrainOptions) - {"regions", "data", "output_dir", "seed"}
             refuse(self, unread, "with --regions, which trains no network")
+        self._check_network()
+        sizes = self.chunk_size
+        is_right = min(sizes, default=0) >= 30 and len(set(sizes)) == len(sizes)
+        self._check("chunk_size", is_right, "each size once, 30 bases or more")
+        self._check("seeds", self.seeds >= 1, "1 or more")
+        if not self.multi_gpu:
+            refuse(self, ("gpus",), "with --no-multi-gpu")
         if self.mode != "finetune":
             refuse(self, ("lora", "train_layers", "encoder_lr"), "without --finetune")
         if not self.lora:
             refuse(self, ("lora_alpha",), "without --lora")
         match self.mode:
             case "head":
-                of_encoder = ("gradient_checkpointing", "fsdp")
+                of_encoder = ("gradient_checkpointing", "fsdp", *_SHAPE)
                 refuse(self, of_encoder, "without --finetune or --pretrain, which train an encoder")
                 if (self.encoding, self.architecture) != ("esm2", "mlp"):
                     refuse(self, ("features",), "where the means of an ESM-2 are not what is read")
@@ -477,7 +458,38 @@ class TrainOptions(DeviceOptions, _LoopOptions, NetworkOptions, _StartOptions):
                 refuse(self, ("features",), "with --finetune, which changes the vectors")
             case "pretrain":
                 refuse(self, ("features",), "with --pretrain, which reads residues")
-                refuse(self, ("hidden", "dropout", "class_weights", "best_by"), "with --pretrain")
+                of_head = ("hidden", "dropout", "class_weights", "best_by", "architecture", "seeds")
+                refuse(self, of_head, "with --pretrain, which trains an encoder alone")
+
+    def _check_network(self) -> None:
+        """
+        Raises:
+            UsageError: no network can be trained as the options say.
+        """
+        if self.finetune:
+            first = "pretrain first, then fine-tune the result: --finetune --model DIR"
+            refuse(self, ("pretrain",), "with --finetune", first)
+        if self.encoding != "esm2":
+            of_esm2 = ("finetune", "pretrain", "model", *_SHAPE)
+            refuse(self, of_esm2, f"with --encoding {self.encoding}, which has no ESM-2 in it")
+        if self.encoding == "composition":
+            refuse(self, ("architecture",), "with --encoding composition, which has no residues")
+        if self.model is not None:
+            refuse(self, _SHAPE, "with --model, which has a shape")
+        if self.has_shape:
+            refuse(self, ("lora", "train_layers"), "for a new encoder, which is random")
+        self._check("dropout", 0 <= self.dropout < 1, "a rate from 0 to below 1")
+        self._check("hidden", self.hidden >= 1, "1 or more")
+
+    @property
+    def of_network(self) -> dict[str, object]:
+        """The options of the network, by name; a resume must agree."""
+        return asdict(carry(self, _NetworkOptions))
+
+    @property
+    def of_loop(self) -> dict[str, object]:
+        """Those of the loop; a resume must agree in all but ``LOOP_MAY_DIFFER``."""
+        return {**asdict(carry(self, _LoopOptions)), "mode": self.mode, "precision": self.precision}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,21 +1,19 @@
-"""What a training and an evaluation leave, for people: state, head, model card, summary, pages.
+"""What a training leaves, for people: its state, its head, the model card, a summary, a page.
 
-All are made of the tables of a training, and of ``evaluation.json``. The model card is a Markdown
-page in the folder of the model, for whoever gets that. ``evaluate --card`` adds its figures; a
-training that goes on begins the card anew, so that no figure stays of other weights.
+All are made of the tables of the training. The model card is a Markdown page in the folder of the
+model, for whoever gets that. ``evaluate --card`` adds its figures; a training that goes on begins
+the card anew, so that no figure stays of other weights.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
-
-import numpy as np
 
 from virnucpro import __version__
 from virnucpro.callers.head import Head
@@ -24,30 +22,15 @@ from virnucpro.ground.errors import InputMissingError, UsageError
 from virnucpro.ground.files import HEAD_FILE, open_plain, sha256, write_whole
 from virnucpro.ground.log import counted, escaped, printable
 from virnucpro.learning.metrics import NOT_DEFINED
+from virnucpro.learning.records import read_cells
 from virnucpro.learning.request import CARD_FILE, EPOCHS, FACTS, GAIN, HELD_OUT, SPLIT
 from virnucpro.page.charts import Chart
-from virnucpro.page.facts import Facts, is_number, read_complaints
+from virnucpro.page.facts import Facts, read_complaints
 from virnucpro.page.html import pack, render
-from virnucpro.page.run import write_run_page
 from virnucpro.run.folder import RunDir
-from virnucpro.run.hashes import Outputs
-from virnucpro.tables.text import damaged
 
 _MOST_SEEDS = 6  # in a chart
 _Table = list[dict[str, str]]
-_EVALUATION_FILE = "evaluation.json"
-# figures of all samples, those without a score as the lowest, and their interval
-_OF_ALL = ("no_orf_as_0", "no_orf_as_0_low", "no_orf_as_0_high")
-_LABELS = ("virus", "other")
-_N_HISTOGRAMS = 2  # of whole records, and of chunks or the longest fragments
-_MEASURES = (
-    ("recall", "recall"),
-    ("false_positives", "false positives"),
-    ("precision_if_5_percent_viral", "precision if 5 % are viral"),
-    ("recall_at_1_percent", "recall at 1 % false positives"),
-    ("calibration_error", "calibration error"),
-)
-_Series = tuple[str, list[float], list[float]]  # label, x, y
 _KEYS = {HELD_OUT: ("split", "network"), GAIN: ("split", "n_bases")}
 _HELD_OUT_FIGURES = {
     HELD_OUT: ("auroc_frames", "auroc_chunks"),
@@ -61,35 +44,6 @@ _NONE_YET = (
 _OF_DATA = ("data_sha256", "split_sha256")
 # told elsewhere, or of this machine
 _LEFT_OUT = {"manifest", "encoder", "encoder_id", "vectors", "name", "fasta_sha256", *_OF_DATA}
-
-
-def report_folder(folder: Path) -> Path:
-    """Write the page of a folder that nobody is working on. -> its file
-
-    Raises:
-        InputMissingError: it holds none of these.
-        OutputError: another process is using it.
-        VirnucproError: as the pages do.
-    """
-    rundir = RunDir(folder)
-    kinds: list[tuple[Path, Callable[[Path], None]]] = [
-        (rundir.manifest, _write_run_page),
-        (folder / FACTS, write_training_page),
-        (folder / _EVALUATION_FILE, write_evaluation_page),
-    ]
-    for file, write in kinds:
-        if file.is_file():
-            with rundir.locked():
-                rundir.sweep()
-                write(folder)
-            return rundir.report
-    raise rundir.no_run("give the --output-dir of one", "run, no training and no evaluation")
-
-
-def _write_run_page(folder: Path) -> None:
-    rundir = RunDir(folder)
-    Outputs(rundir).check(but=[RunDir.page])
-    write_run_page(rundir)
 
 
 def write_training_page(folder: Path) -> None:
@@ -128,13 +82,8 @@ def read_table(path: Path) -> _Table:
     Raises:
         InputError: it is empty, or a row has another number of values.
     """
-    if not path.is_file():
-        return []
-    lines = path.read_text(encoding="utf-8", errors="surrogateescape").split("\n")
-    names, *rows = (line.split("\t") for line in lines if line or line is lines[0])
-    if names == [""] or any(len(row) != len(names) for row in rows):
-        raise damaged(path, "a line has another number of values than there are names")
-    return [dict(zip(names, row, strict=True)) for row in rows]
+    hint = "it was changed since the training wrote it: run the training again with --resume"
+    return [cells for _, cells in read_cells(path, (), hint)] if path.is_file() else []
 
 
 def _columns(table: _Table) -> list[tuple[str, bool, list[str]]]:
@@ -202,200 +151,25 @@ def _training_facts(facts: Facts) -> Iterator[tuple[str, str]]:
             yield escaped(name), escaped("" if value is None else value)
 
 
-def write_evaluation_page(folder: Path) -> None:
-    """Write the page of an evaluation into its folder.
-
-    Raises:
-        InputMissingError: there is no evaluation in this folder.
-        ResumeError: ``evaluation.json`` is damaged.
-        OutputError, StorageError: as ``files.writing``.
-    """
-    facts = Facts.read(folder / _EVALUATION_FILE)
-    rows = [row for row in facts.sequence("rows") if isinstance(row, dict)]
-    content = {
-        "n_records": facts.number("n_records"),
-        "n_trained": facts.number("n_trained_records"),
-        "cut": facts.text("cut"),
-        "measures": [name for _, name in _MEASURES],
-        "overall": [_evaluation_row(row) for row in rows if row.get("subset") == "all"],
-        "by_kingdom": [_evaluation_row(row) for row in rows if row.get("subset") != "all"],
-        "charts": [(chart.name, chart.drawn()) for chart in _evaluation_charts(facts, rows)],
-        "provenance": list(_evaluation_facts(facts)),
-    }
-    page = render("evaluation.html", content, pack({}))
-    rundir = RunDir(folder)
-    rundir.write_whole(rundir.report, page)
-
-
-def _evaluation_row(row: Mapping[str, Any]) -> dict[str, object]:
-    """A row of figures; AUROC and its interval also as places between 0.5 and 1."""
-    facts = Facts(row)
-    of_all, low_of_all, high_of_all = map(facts.part, _OF_ALL)
-    auroc, low, high = (_number(part, "auroc") for part in (of_all, low_of_all, high_of_all))
-    return {
-        "kind": _name(row),
-        "subset": facts.text("subset"),
-        "kingdom": facts.text("kingdom"),
-        "n": facts.number("n"),
-        "n_virus": facts.number("n_virus"),
-        "n_groups": facts.number("n_groups"),
-        "n_unscored": facts.number("n_no_orf"),
-        "auroc": auroc,
-        "low": low,
-        "high": high,
-        "places": [
-            None if one is None else 200 * max(0.0, one - 0.5) for one in (low, auroc, high)
-        ],
-        "values": [_number(of_all, name) for name, _ in _MEASURES],
-    }
-
-
-def _number(part: Mapping[str, Any], name: str) -> float | None:
-    value = part.get(name)
-    return float(value) if value is not None and is_number(value) else None
-
-
-def _name(kind: Mapping[str, Any]) -> str:
-    """Records of a length, or chunks, as a legend has them."""
-    facts = Facts(kind)
-    if facts.text("unit") == "chunk":
-        return "chunks"
-    length = facts.text("length")
-    return "whole records" if length == "whole" else printable(f"{length} bases")
-
-
-def _evaluation_charts(facts: Facts, rows: Sequence[Mapping[str, Any]]) -> list[Chart]:
-    """ROC, precision over recall, and reliability, a line for each kind of samples; scores."""
-    roc, precision = _ranking(facts, rows)
-    reliability = list(_curves(facts, "reliability", ("mean_score", "share_of_viruses")))
-    unit = (0.0, 1.0)
-    texts = (
-        ("roc", "ROC", "The share of viruses that is called, over that of the rest.", roc),
-        ("precision", "Precision and recall", "In the mixture of this data.", precision),
-        ("reliability", "Reliability", "Scores that mean what they say lie on the diagonal, where "
-         "half of all is viral.", reliability),
-    )  # fmt: skip
-    labels = {
-        "roc": ("share of the rest that is called", "share of viruses that is called"),
-        "precision": ("recall", "precision"),
-        "reliability": ("score", "share of viruses with that score"),
-    }
-    return [
-        Chart(name, title, text, *labels[name], series, unit, unit, diagonal=name != "precision")
-        for name, title, text, series in texts
-        if series
-    ] + [_histogram(i, one) for i, one in enumerate(_histograms(facts)[-_N_HISTOGRAMS:])]
-
-
-def _histograms(facts: Facts) -> list[Mapping[str, Any]]:
-    """Those whose numbers are there."""
-    scores = [one for one in facts.sequence("scores") if isinstance(one, dict)]
-    counts = [{len(_numbers(one, label)) for label in _LABELS} for one in scores]
-    return [one for one, n in zip(scores, counts, strict=True) if len(n) == 1 and n != {0}]
-
-
-def _histogram(i: int, scores: Mapping[str, Any]) -> Chart:
-    """Steps over the scores, a line for each label, and the lowest score that is called."""
-    series, look = [], []
-    most = 1.0
-    for place, label in enumerate(_LABELS):
-        counts = np.array(_numbers(scores, label))
-        edges = np.linspace(0, 1, len(counts) + 1)
-        most = max(most, counts.max())
-        name = f"{label} ({int(counts.sum()):,})"
-        series.append((name, edges.repeat(2)[1:-1].tolist(), counts.repeat(2).tolist()))
-        look.append(f"line s{place}")
-    cut = _number(scores, "lowest_called")
-    if cut is not None:
-        series.append(("lowest score that is called", [cut, cut], [0.0, most]))
-        look.append("cut")
-    return Chart(
-        f"scores{i}",
-        f"Scores of {_name(scores)}",
-        "Samples by score; those without a score are left out.",
-        "score",
-        "samples",
-        series,
-        x_range=(0.0, 1.0),
-        look=look,
-    )
-
-
-def _ranking(
-    facts: Facts, rows: Sequence[Mapping[str, Any]]
-) -> tuple[list[_Series], list[_Series]]:
-    """The lines of ROC, and those of precision over recall."""
-    sizes = {
-        _name(row): (Facts(row).number("n_virus"), Facts(row).number("n"))
-        for row in rows
-        if row.get("subset") == "all"
-    }
-    roc: list[_Series] = []
-    precision: list[_Series] = []
-    for name, true, false in _curves(facts, "roc", ("true_positives", "false_positives")):
-        roc.append((name, [0.0, *false], [0.0, *true]))
-        n_virus, n = sizes.get(name, (0, 0))
-        calls = [(t, t * n_virus, f * (n - n_virus)) for t, f in zip(true, false, strict=True)]
-        shares = [(recall, tp / (tp + fp)) for recall, tp, fp in calls if tp + fp]
-        precision.append((name, [recall for recall, _ in shares], [share for _, share in shares]))
-    return roc, precision
-
-
-def _curves(facts: Facts, kind: str, columns: tuple[str, str]) -> Iterator[_Series]:
-    """The curves of a kind whose two columns are whole."""
-    for curve in (one for one in facts.sequence(kind) if isinstance(one, dict)):
-        first, second = (_numbers(curve, column) for column in columns)
-        if first and len(first) == len(second):
-            yield _name(curve), first, second
-
-
-def _numbers(curve: Mapping[str, Any], name: str) -> list[float]:
-    values = curve.get(name)
-    if not isinstance(values, list) or not all(map(is_number, values)):
-        return []
-    return list(map(float, values))
-
-
-def _evaluation_facts(facts: Facts) -> Iterator[tuple[str, str]]:
-    yield "VirNucPro", facts.text("virnucpro_version")
-    for label, name in (("Labelled data", "data"), ("Split", "split")):
-        path, digest = facts.text(name, "path"), facts.text(name, "sha256")
-        yield label, f"{path}, SHA-256 {digest}" if path else ""
-    yield "Part of the split", facts.text("split", "part")
-    for label, name in (("Head", "head"), ("Scorer", "scorer")):
-        digest = facts.text(name, "sha256")
-        yield label, f"SHA-256 {digest}; {facts.text(name, 'training')}" if digest else ""
-    cutting = facts.part("cutting").items()
-    yield "Cutting", escaped(", ".join(f"{name} {value}" for name, value in cutting))
-
-
-def _measure(folder: Path) -> dict[str, Any]:
+def _measure(folder: Path, facts: Facts) -> dict[str, Any]:
     """How far each seed of a training is, and its best epoch."""
-    settings = Facts(Facts.read(folder / FACTS).part("settings"))
+    settings = Facts(facts.part("settings"))
     by_seed: dict[str, list[dict[str, str]]] = {}
     for row in read_table(folder / EPOCHS):
         by_seed.setdefault(row.get("seed", ""), []).append(row)
     by_loss = settings.text("mode") == "pretrain" or settings.text("best_by") == "loss"
     name = "validation_loss" if by_loss else settings.text("best_by") or "auroc"
+    # the results are written after the last checkpoint
+    card = folder / facts.text("name") / CARD_FILE
+    epochs = [path.stat().st_mtime_ns for path in (folder / "checkpoints").glob("epoch_*.pt")]
+    is_finished = card.is_file() and card.stat().st_mtime_ns >= max(epochs, default=0)
     return {
         "kind": "training",
         "mode": settings.text("mode"),
         "epochs": settings.number("epochs"),
-        "is_finished": _is_finished(folder),
+        "is_finished": is_finished,
         "seeds": {seed: _progress(rows, name) for seed, rows in by_seed.items()},
     }
-
-
-def _is_finished(folder: Path) -> bool:
-    """True if the results were written after the last checkpoint."""
-    card = _model_of(folder) / CARD_FILE
-    written = [card.stat().st_mtime_ns] if card.is_file() else []
-    epochs = [path.stat().st_mtime_ns for path in (folder / "checkpoints").glob("epoch_*.pt")]
-    return bool(written) and max(written) >= max(epochs, default=0)
-
-
-def _model_of(folder: Path) -> Path:
-    return folder / Facts.read(folder / FACTS).text("name")
 
 
 def _progress(rows: Sequence[Mapping[str, str]], name: str) -> dict[str, Any]:
@@ -421,13 +195,13 @@ def training_lines(folder: Path, *, as_json: bool) -> list[str] | None:
     """
     if not (folder / FACTS).is_file():
         return None
-    figures = _measure(folder)
-    return [json.dumps(figures, indent=2)] if as_json else list(_describe(folder, figures))
-
-
-def _describe(folder: Path, figures: Mapping[str, Any]) -> Iterator[str]:
-    """What is trained on what, how far it is, and what to do next."""
     facts = Facts.read(folder / FACTS)
+    figures = _measure(folder, facts)
+    return [json.dumps(figures, indent=2)] if as_json else list(_describe(folder, facts, figures))
+
+
+def _describe(folder: Path, facts: Facts, figures: Mapping[str, Any]) -> Iterator[str]:
+    """What is trained on what, how far it is, and what to do next."""
     yield f"training    {figures['mode']}, {printable(facts.text('manifest'))}"
     yield f"encoder     {facts.text('encoder') or 'a new one, or none'}"
     for seed, one in figures["seeds"].items():
@@ -440,7 +214,7 @@ def _describe(folder: Path, figures: Mapping[str, Any]) -> Iterator[str]:
         yield f"epochs      0 of {figures['epochs']}"
     if figures["is_finished"]:
         yield "finished    its results are there; more --epochs with --resume go on"
-        yield f"model       {printable(_model_of(folder))}: see `virnucpro models info`"
+        yield f"model       {printable(folder / facts.text('name'))}: see `virnucpro models info`"
     else:
         yield "unfinished  the command of the training with --resume goes on"
 

@@ -32,7 +32,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from sys import intern
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from virnucpro.ground.errors import InputError, InputMissingError, OutputError, UsageError
 from virnucpro.ground.files import OnBlock, expanded, open_binary, open_plain, write_whole
@@ -49,7 +49,6 @@ _HINT = (
 )
 _HEAVIEST = 1e6  # more than all others together, and losses are still numbers
 _MOST_NAMED = 5  # in a message
-_LABELS = {"virus": True, "other": False}
 _N_BYTES = 8  # of a digest
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
@@ -105,30 +104,20 @@ def _digest(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=_N_BYTES).digest(), "little")
 
 
-@dataclass(slots=True)
-class _File:
-    """The rows of a manifest for one FASTA file; the id "" stands for all its records."""
-
-    rows: dict[str, LabelledRecord] = field(default_factory=dict)
-    lines: dict[str, int] = field(default_factory=dict)  # line of the manifest, by id
-
-    def row_of(self, record_id: str) -> LabelledRecord | None:
-        if (of_all := self.rows.get("")) is not None:
-            return replace(of_all, id=record_id)
-        return self.rows.get(record_id)
+# of one FASTA file: line of the manifest and row by id, "" for all its records
+_Rows = dict[str, tuple[int, LabelledRecord]]
 
 
-@dataclass(frozen=True, slots=True)
-class DataManifest:
+class DataManifest(NamedTuple):
     """A manifest, file by file in its order. The FASTA files are not read yet."""
 
     path: Path
     sha256: str
-    files: Mapping[Path, _File]
+    files: Mapping[Path, _Rows]
 
     @property
     def groups(self) -> set[str]:
-        return {row.group for file in self.files.values() for row in file.rows.values()}
+        return {row.group for rows in self.files.values() for _, row in rows.values()}
 
 
 def read_data_manifest(path: Path) -> DataManifest:
@@ -157,20 +146,21 @@ def read_records(
         InputMissingError: a file cannot be read.
     """
     places: dict[str, Path] = {}
-    for fasta, file in manifest.files.items():
+    for fasta, rows in manifest.files.items():
         digest = hashlib.sha256()
         n_before = len(places)
         for record in read_fasta(fasta, on_block=_each(digest.update, on_block)):
-            if (row := file.row_of(record.id)) is not None:
+            if (found := rows.get("") or rows.get(record.id)) is not None:
                 _check(record, fasta, places)
                 places[record.id] = fasta
-                yield replace(row, digest=record_digest(record.sequence)), record
-        if "" in file.rows and len(places) == n_before:
+                digest_of_bases = record_digest(record.sequence)
+                yield replace(found[1], id=record.id, digest=digest_of_bases), record
+        if "" in rows and len(places) == n_before:
             raise InputError(
-                f"{printable(manifest.path)}:{file.lines['']}: {printable(fasta)} holds no record",
+                f"{printable(manifest.path)}:{rows[''][0]}: {printable(fasta)} holds no record",
                 hint="give a FASTA file that is not empty, or leave the line out",
             )
-        _check_complete(manifest.path, fasta, file, places)
+        _check_complete(manifest.path, fasta, rows, places)
         on_file(digest.hexdigest())
 
 
@@ -182,15 +172,15 @@ def _each(*hearers: OnBlock) -> OnBlock:
     return hear
 
 
-def _check_complete(manifest: Path, fasta: Path, file: _File, places: Mapping[str, Path]) -> None:
+def _check_complete(manifest: Path, fasta: Path, rows: _Rows, places: Mapping[str, Path]) -> None:
     """
     Raises:
         InputError: the file lacks a record that the manifest names.
     """
-    absent = [name for name in file.rows if name and places.get(name) != fasta]
+    absent = [name for name in rows if name and places.get(name) != fasta]
     if absent:
         raise InputError(
-            f"{printable(manifest)}:{file.lines[absent[0]]}: {printable(fasta)} holds no record "
+            f"{printable(manifest)}:{rows[absent[0]][0]}: {printable(fasta)} holds no record "
             f"{printable(absent[0])} ({len(absent)} missing of this file)",
             hint="an id is the first word behind the '>'; check the id and the path",
         )
@@ -229,33 +219,28 @@ def _check(record: FastaRecord, path: Path, places: Mapping[str, Path]) -> None:
         )
 
 
-def _read_files(manifest: Path, on_block: OnBlock) -> dict[Path, _File]:
+def _read_files(manifest: Path, on_block: OnBlock) -> dict[Path, _Rows]:
     """The FASTA files of a manifest, in its order."""
     paths: dict[str, Path] = {}
-    files: dict[Path, _File] = {}
+    files: dict[Path, _Rows] = {}
     for line, cells in read_cells(manifest, _NEEDED, _HINT, on_block):
         where = f"{printable(manifest)}:{line}"
         if cells["path"] not in paths:
             paths[cells["path"]] = _fasta_path(manifest, cells["path"], where)
         path, row = paths[cells["path"]], _row(cells, where)
-        file = files.setdefault(path, _File())
-        if row.id in file.rows or (file.rows and not row.id) or "" in file.rows:
+        rows = files.setdefault(path, {})
+        if row.id in rows or (rows and not row.id) or "" in rows:
             what = f"the record {printable(row.id)} of " if row.id else ""
-            earlier = file.lines.get(row.id) or next(iter(file.lines.values()))
+            earlier, _ = rows.get(row.id) or next(iter(rows.values()))
             raise InputError(
                 f"{where}: {what}{printable(path)} is named twice (first in line {earlier})",
                 hint="keep one of the lines; a line without an id stands for the whole file",
             )
-        file.rows[row.id], file.lines[row.id] = row, line
+        rows[row.id] = line, row
     return files
 
 
 def _row(cells: dict[str, str], where: str) -> LabelledRecord:
-    if cells["label"] not in _LABELS:
-        raise InputError(
-            f"{where}: the label is {printable(cells['label'])!r}",
-            hint="a label is 'virus' or 'other'",
-        )
     if not cells["group"]:
         raise InputError(
             f"{where}: the group is empty",
@@ -263,11 +248,23 @@ def _row(cells: dict[str, str], where: str) -> LabelledRecord:
         )
     return LabelledRecord(
         cells.get("id", ""),
-        _LABELS[cells["label"]],
+        _checked(cells["label"], where) == "virus",
         intern(cells["group"]),
         _weight(cells.get("weight", ""), where),
         intern(cells.get("kingdom", "")),
     )
+
+
+def _checked(label: str, where: str) -> str:
+    """
+    Raises:
+        InputError: it is no label.
+    """
+    if label not in ("virus", "other"):
+        raise InputError(
+            f"{where}: the label is {printable(label)!r}", hint="a label is 'virus' or 'other'"
+        )
+    return label
 
 
 def _weight(text: str, where: str) -> float:
@@ -319,6 +316,8 @@ def read_cells(
         if columns.count(name) != 1:
             how_many = "no column" if name not in columns else "more than one column"
             raise InputError(f"{label}:1: {how_many} {name!r}", hint=hint)
+    if not header:
+        raise InputError(f"{label} is empty", hint=hint)
     for number, line in lines:
         cells = line.split("\t")
         if len(cells) != len(columns):
@@ -548,7 +547,7 @@ def _read_taxonomy(table: Path, group_by: str | None) -> dict[str, _Row]:
         where = f"{printable(table)}:{line}"
         name = _first(cells, _IDS)
         group = _first(cells, (group_by,) if group_by else _RANKS)
-        label = _label(cells)
+        label = _label(cells, where)
         if not (name and group and label):
             lack = "accession" if not name else "group" if not group else "label"
             raise InputError(
@@ -567,7 +566,13 @@ def _first(cells: Mapping[str, str], names: Sequence[str]) -> str:
     return next((cells[name] for name in names if cells.get(name)), "")
 
 
-def _label(cells: Mapping[str, str]) -> str:
-    """By the column of labels, or by the domain of life."""
-    value = _first(cells, ("label", *_DOMAINS)).lower()
-    return "" if not value else "virus" if value in _VIRUSES else "other"
+def _label(cells: Mapping[str, str], where: str) -> str:
+    """By the column of labels, or by the domain of life.
+
+    Raises:
+        InputError: the label is neither of the two.
+    """
+    if label := cells.get("label", "").lower():
+        return _checked("virus" if label in _VIRUSES else label, where)
+    domain = _first(cells, _DOMAINS).lower()
+    return "" if not domain else "virus" if domain in _VIRUSES else "other"

@@ -247,13 +247,15 @@ def read_genes(path: Path) -> dict[str, list[Span]]:
     return genes
 
 
+_Counts = tuple[int, int, int]  # of bases or genes: called rightly, called wrongly, and missed
+
+
 @dataclass(frozen=True, slots=True)
 class RegionFigures:
     """Counts for one sequence, or sums over several."""
 
-    bases_right: int = 0
-    bases_false: int = 0
-    bases_missed: int = 0
+    bases: _Counts = (0, 0, 0)
+    genes: _Counts = (0, 0, 0)
     prophages: int = 0
     found: int = 0
     regions: int = 0
@@ -261,54 +263,42 @@ class RegionFigures:
     n_bases: int = 0
     split: int = 0  # prophages with more than one region
     merged: int = 0  # regions with more than one prophage
-    genes_right: int = 0
-    genes_false: int = 0
-    genes_missed: int = 0
     ends: tuple[int, ...] = ()  # bases between the ends of prophages that were found and of regions
 
     @classmethod
     def sum(cls, each: Sequence[RegionFigures]) -> RegionFigures:
-        counts = {
-            field.name: sum(getattr(one, field.name) for one in each)
-            for field in fields(cls)
-            if field.name != "ends"
-        }
-        return cls(**counts, ends=tuple(chain.from_iterable(one.ends for one in each)))
+        columns = {field.name: [getattr(one, field.name) for one in each] for field in fields(cls)}
+        ends = tuple(chain.from_iterable(columns.pop("ends")))
+        counts = {name: np.sum(values, axis=0).tolist() for name, values in columns.items()}
+        return cls(**counts, ends=ends)
 
     @property
     def f1(self) -> float:
         """F1 of bases; NaN where there is neither prophage nor region."""
-        return _rates(self.bases_right, self.bases_false, self.bases_missed)[2]
+        return _rates(*self.bases)[2]
 
     def row(self) -> list[str]:
         """The values of ``_COLUMNS``; empty where there is nothing to tell."""
         ends = np.percentile(self.ends, (50, 90)).tolist() if self.ends else (np.nan, np.nan)
-        genes = (self.genes_right, self.genes_false, self.genes_missed)
         values = (
-            *(
-                f"{rate:.3f}"
-                for rate in _rates(self.bases_right, self.bases_false, self.bases_missed)
-            ),
+            *(f"{rate:.3f}" for rate in _rates(*self.bases)),
             *map(str, (self.prophages, self.found, self.regions, self.false)),
             f"{1e6 * self.false / self.n_bases:.2f}" if self.n_bases else "nan",
             *(f"{end:.0f}" for end in ends),
             *map(str, (self.split, self.merged)),
-            *(f"{rate:.3f}" for rate in _rates(*genes)),
+            *(f"{rate:.3f}" for rate in _rates(*self.genes)),
         )
         return ["" if value == "nan" else value for value in values]
 
 
 def _rates(right: int, false: int, missed: int) -> tuple[float, float, float]:
     """Precision, recall and F1; NaN for what has nothing below the line."""
-
-    def share(part: float, total: float) -> float:
-        return part / total if total else np.nan
-
-    return (
-        share(right, right + false),
-        share(right, right + missed),
-        share(2 * right, 2 * right + false + missed),
+    parts = (right, right, 2 * right)
+    totals = (right + false, right + missed, 2 * right + false + missed)
+    precision, recall, f1 = (
+        part / total if total else np.nan for part, total in zip(parts, totals, strict=True)
     )
+    return precision, recall, f1
 
 
 def measure_regions(
@@ -318,38 +308,37 @@ def measure_regions(
     is_virus = _mask(truth.prophages, n_bases)
     counts = is_virus | ~_mask(truth.unclear, n_bases)
     is_called = _mask(regions, n_bases)
-    hits = [
+    touching = [
         [one for one in regions if one[0] < end and one[1] > start]
         for start, end in truth.prophages
     ]
     ends: list[int] = []
-    found = 0
-    for (start, end), touching in zip(truth.prophages, hits, strict=True):
+    for (start, end), own in zip(truth.prophages, touching, strict=True):
         if is_called[start:end].mean() >= 0.5:
-            found += 1
-            ends += [abs(touching[0][0] - start), abs(touching[-1][1] - end)]
+            ends += [abs(own[0][0] - start), abs(own[-1][1] - end)]
     counted = [(a, b) for a, b in regions if counts[a:b].any()]
     middles = np.array([(start + end) // 2 for start, end in genes], dtype=np.int64)
     middles = middles[middles < n_bases]
-    gene_virus, gene_called = is_virus[middles], is_called[middles] & counts[middles]
     return RegionFigures(
-        bases_right=_count(is_called & is_virus),
-        bases_false=_count(is_called & ~is_virus & counts),
-        bases_missed=_count(~is_called & is_virus),
+        bases=_count(is_called & counts, is_virus),
+        genes=_count((is_called & counts)[middles], is_virus[middles]),
         prophages=len(truth.prophages),
-        found=found,
+        found=len(ends) // 2,
         regions=len(counted),
         false=sum(bool(is_virus[a:b][counts[a:b]].mean() < 0.5) for a, b in counted),
         n_bases=n_bases,
-        split=sum(len(touching) > 1 for touching in hits),
+        split=sum(len(own) > 1 for own in touching),
         merged=sum(
             sum(a < end and b > start for start, end in truth.prophages) > 1 for a, b in regions
         ),
-        genes_right=_count(gene_called & gene_virus),
-        genes_false=_count(gene_called & ~gene_virus),
-        genes_missed=_count(~gene_called & gene_virus),
         ends=tuple(ends),
     )
+
+
+def _count(is_called: Mask, is_virus: Mask) -> _Counts:
+    pairs = ((is_called, is_virus), (is_called, ~is_virus), (~is_called, is_virus))
+    right, false, missed = (int(np.count_nonzero(one & other)) for one, other in pairs)
+    return right, false, missed
 
 
 def _mask(intervals: Iterable[Span], n_bases: int) -> Mask:
@@ -360,17 +349,13 @@ def _mask(intervals: Iterable[Span], n_bases: int) -> Mask:
     return inside
 
 
-def _count(chosen: Mask) -> int:
-    return int(np.count_nonzero(chosen))
-
-
 def f1_interval(each: Sequence[RegionFigures], seed: int) -> tuple[float, float]:
     """95 % of the F1 of bases, when sequences are drawn again with replacement.
 
     A draw without a prophage and a region has none, and is left out.
     """
     rng = np.random.default_rng(seed)
-    counts = np.array([(one.bases_right, one.bases_false, one.bases_missed) for one in each])
+    counts = np.array([one.bases for one in each])
     sums = counts[rng.integers(0, len(each), (_DRAWS, len(each)))].sum(axis=1)
     sums = sums[sums.any(axis=1)]
     values = 2 * sums[:, 0] / (sums @ [2, 1, 1])

@@ -35,13 +35,7 @@ from virnucpro.learning.frames import (
     write_frames,
     write_label,
 )
-from virnucpro.learning.options import (
-    LOOP_MAY_DIFFER,
-    Mode,
-    NetworkOptions,
-    Settings,
-    TrainOptions,
-)
+from virnucpro.learning.options import LOOP_MAY_DIFFER, Mode, TrainOptions
 from virnucpro.learning.records import (
     SPLITS,
     DataManifest,
@@ -91,7 +85,7 @@ class Training:
     """A request for a training, checked but for the data."""
 
     options: TrainOptions
-    settings: Settings
+    settings: TrainOptions  # the same, with what was chosen
     encoder: Path | None  # to start from; None: a new one of ``shape``
     encoder_head: Path | None  # that comes with it, and knows what it was trained on
     shape: ESM2Shape | None  # None: there is not an ESM-2 in it
@@ -163,8 +157,7 @@ def resolve_training(
         VirnucproError: see ``errors``.
     """
     mode = options.mode
-    _check_network(options, mode)
-    _check_others(options, mode)
+    _check(options)
     encoder, encoder_head, shape = _encoder(options, mode, on_event)
     if shape and options.train_layers is not None and options.train_layers > shape.n_layers:
         raise UsageError(
@@ -192,7 +185,7 @@ def resolve_training(
             "PyTorch has no LSTM in fp16 for a CPU",
             hint="train it with --precision bf16 or fp32, or on a GPU",
         )
-    settings = carry(options, Settings, mode=mode, precision=precision)
+    settings = carry(options, TrainOptions, precision=precision)
     training = Training(
         options=options,
         settings=settings,
@@ -209,6 +202,25 @@ def resolve_training(
     return training, choice
 
 
+def _check(options: TrainOptions) -> None:
+    """
+    Raises:
+        UsageError: an option has a value that no training can have.
+    """
+    name = options.name
+    GeneticCode.of(options.genetic_code)
+    if Path(name).name != name or name.startswith(".") or name in _OURS:
+        raise UsageError(
+            f"--name is {printable(name)!r}",
+            hint="give a plain name of a folder that a training has no other use for: esm2_mine",
+        )
+    if options.mode == "head" and len(options.chunk_size) > 1 and options.encoding == "esm2":
+        raise UsageError(
+            "a head on vectors of the engine has one --chunk-size",
+            hint="train it with --finetune for several",
+        )
+
+
 def load_known(path: Path | None) -> Head | None:
     """The head that comes with an encoder, which knows what both were trained on.
 
@@ -222,71 +234,6 @@ def load_known(path: Path | None) -> Head | None:
             f"{error}; it lies beside the encoder, and would say what that was trained on",
             hint="move it away if it is none, or start from a copy of the encoder elsewhere",
         ) from error
-
-
-def _check_network(options: TrainOptions, mode: Mode) -> None:
-    """
-    Raises:
-        UsageError: no network can be trained as the options say.
-    """
-    if options.encoding != "esm2" and (mode != "head" or options.model or options.has_shape):
-        raise UsageError(
-            f"--encoding {options.encoding} has no ESM-2 in it",
-            hint="leave out --finetune, --pretrain, --model, --layers, --dim and --heads",
-        )
-    if options.encoding == "composition" and options.architecture != "mlp":
-        raise UsageError(
-            "--encoding composition has no residues for an architecture to read",
-            hint="leave --architecture out",
-        )
-    if mode == "pretrain" and options.architecture != "mlp":
-        raise UsageError("--pretrain trains an encoder alone", hint="leave --architecture out")
-    if options.has_shape and (options.lora or options.train_layers is not None):
-        raise UsageError(
-            "--lora and --train-layers leave most of the encoder as it is, and a new one is random",
-            hint="give --model, or leave --layers, --dim and --heads out",
-        )
-    if options.has_shape and (options.model is not None or mode == "head"):
-        raise UsageError(
-            "--layers, --dim and --heads are for a new encoder",
-            hint="give --pretrain or --finetune with them, and no --model",
-        )
-    if not 0 <= options.dropout < 1 or options.hidden < 1:
-        raise UsageError(
-            f"--dropout is {options.dropout}, --hidden {options.hidden}",
-            hint="give a dropout from 0 to below 1, and a width of 1 or more",
-        )
-
-
-def _check_others(options: TrainOptions, mode: Mode) -> None:
-    """
-    Raises:
-        UsageError: options contradict each other, or make no sense.
-    """
-    sizes, name = options.chunk_size, options.name
-    if not sizes or min(sizes) < 30 or len(set(sizes)) < len(sizes):
-        raise UsageError(
-            f"--chunk-size is {', '.join(map(str, sizes))}",
-            hint="give each size once, 30 bases or more; the first is that of the head",
-        )
-    if mode == "head" and len(sizes) > 1 and options.encoding == "esm2":
-        raise UsageError(
-            "a head on vectors of the engine has one --chunk-size",
-            hint="train it with --finetune for several",
-        )
-    GeneticCode.of(options.genetic_code)
-    if options.seeds < 1 or (options.seeds > 1 and mode == "pretrain"):
-        raise UsageError(
-            f"--seeds is {options.seeds}",
-            hint="give 1 or more; --pretrain has one, as nothing is measured on labels",
-        )
-    if not options.multi_gpu and options.gpus is not None:
-        raise UsageError("--no-multi-gpu and --gpus contradict each other", hint="give one of them")
-    if Path(name).name != name or name.startswith(".") or name in _OURS:
-        raise UsageError(
-            f"--name is {printable(name)!r}",
-            hint="give a plain name of a folder that a training has no other use for: esm2_mine",
-        )
 
 
 def _encoder(
@@ -454,14 +401,14 @@ def _facts(training: Training, source: Origin, fingerprint: str) -> dict[str, An
     options = training.options
     facts: dict[str, Any] = {
         "manifest": options.data,
-        "settings": asdict(training.settings),
+        "settings": training.settings.of_loop,
         "effective_batch": training.settings.effective_batch(training.n_ranks),
         "peak_lr": training.settings.scaled_lr(training.n_ranks),
         "encoder": training.encoder,
         "vectors": options.features,
         "features_fingerprint": fingerprint,
         "shape": asdict(training.shape) if training.shape else None,
-        **asdict(carry(options, NetworkOptions)),
+        **options.of_network,
     }
     facts["data_sha256"] = source["manifest_sha256"]
     facts["fasta_sha256"] = source["fasta_sha256"]

@@ -44,7 +44,7 @@ from virnucpro.learning.calibration import (
     fold_log_odds,
     is_enough,
 )
-from virnucpro.learning.evaluate import knowing, memories_of
+from virnucpro.learning.evaluate import knowing
 from virnucpro.learning.frames import FrameStore, LabelledFrames, Rows
 from virnucpro.learning.metrics import (
     CHANCE,
@@ -54,7 +54,13 @@ from virnucpro.learning.metrics import (
     auroc_gain,
     auroc_interval,
 )
-from virnucpro.learning.networks import NETWORKS, Classifier, FrameClassifier, merge
+from virnucpro.learning.networks import (
+    NETWORKS,
+    Classifier,
+    FrameClassifier,
+    MaskedLanguageModel,
+    merge,
+)
 from virnucpro.learning.pages import write_card
 from virnucpro.learning.records import LabelledRecord, Split, group_digest, write_table
 from virnucpro.learning.request import EPOCHS, GAIN, HELD_OUT, Training, load_known
@@ -65,7 +71,7 @@ from virnucpro.sequences.kmers import Sketch
 from virnucpro.sequences.translate import GeneticCode
 
 _TrainedOn = dict[str, Any]  # fields of ``Head``, by name; each rises
-Epoch = tuple[int, dict[str, float]]  # a seed, and the figures of one of its epochs
+Epochs = dict[int, list[dict[str, float]]]  # the figures of each epoch, by seed
 _HELD_OUT: tuple[Split, ...] = ("validation", "test")
 _PER_RECORD = 4  # runs of each length at most, evenly spread
 _SHORTEST = 0.9  # share of the bases that its chunks would have side by side: they may overlap
@@ -138,7 +144,7 @@ class TrainingResults:
     @cached_property
     def trained_groups(self) -> set[str]:
         """The held-out groups of which the scorer was trained on a record, or on its like."""
-        memories = memories_of(ScorerAlone(scorer=self.scorer, options=CutOptions()))
+        memories = ScorerAlone(scorer=self.scorer, options=CutOptions()).trained_on
         records = zip(self.store.records, read_fasta(self.training.fasta), strict=True)
         return {
             labelled.group
@@ -195,15 +201,16 @@ class TrainingResults:
         write_table(training.output / HELD_OUT, columns, rows)
 
 
-def write_epochs(training: Training, epochs: Sequence[Epoch]) -> None:
+def write_epochs(training: Training, epochs: Epochs) -> None:
     """A row for each epoch of each seed; not defined where it was not measured."""
-    names = list(dict.fromkeys(name for _, row in epochs for name in row))
+    rows = [(seed, row) for seed, history in epochs.items() for row in history]
+    names = list(dict.fromkeys(name for _, row in rows for name in row))
     names = [name for name in names if not name.endswith("_per_second")]  # never the same twice
-    rows = (
+    cells = (
         (seed, *(f"{row[name]:.6g}" if name in row else NOT_DEFINED for name in names))
-        for seed, row in epochs
+        for seed, row in rows
     )
-    write_table(training.output / EPOCHS, ("seed", *names), rows)
+    write_table(training.output / EPOCHS, ("seed", *names), cells)
 
 
 def _warn_of_chance(chunks: Samples, frames: LabelledFrames, seed: int) -> None:
@@ -403,6 +410,15 @@ def _export_encoder(training: Training, module: FrameClassifier) -> Model:
         base = (name, open_model(name, lambda _: None))
     path = training.model / LEARNED_FILE
     return save_reader(path, reader, options.encoding, options.architecture, base)
+
+
+def save_pretrained(training: Training, module: nn.Module) -> None:
+    """Write what was pretrained, and its card."""
+    assert isinstance(module, MaskedLanguageModel)
+    Tree(training.output).make_folder(training.model)
+    save_esm2(training.model, module.encoder, module.extra_tensors())
+    write_card(training.output)
+    announce(f"model: {printable(training.model)}")
 
 
 def _describe(training: Training) -> str:

@@ -17,12 +17,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict
 from datetime import timedelta
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -30,8 +28,6 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 
-from virnucpro.encoders.esm2.model import ESM2
-from virnucpro.encoders.esm2.weights import load_esm2, save_esm2
 from virnucpro.encoders.readers import Reader
 from virnucpro.encoders.transfer import use_device
 from virnucpro.engine.executor import Executor
@@ -43,20 +39,16 @@ from virnucpro.ground.files import writing
 from virnucpro.ground.log import announce, counted, printable
 from virnucpro.ground.options import carry
 from virnucpro.ground.records import Values
-from virnucpro.ground.tree import Tree
 from virnucpro.learning.frames import (
+    WEIGHTS,
     ArrayRows,
     FrameStore,
     LabelledFrames,
     Texts,
-    balanced_weights,
     cut,
-    given_weights,
     link_vectors,
-    recipe_weights,
 )
 from virnucpro.learning.loop import (
-    Checkpoints,
     Trainer,
     fitting,
     new_optimizer,
@@ -66,20 +58,15 @@ from virnucpro.learning.loop import (
 )
 from virnucpro.learning.metrics import Samples, reliability
 from virnucpro.learning.networks import (
-    Classifier,
-    FrameClassifier,
     FrameLabels,
-    MaskedLanguageModel,
-    MaskedResidues,
-    Objective,
-    adapt,
-    forget_activations,
+    encoder_of,
     frame_log_odds,
-    new_encoder,
+    module_of,
+    objective_of,
     samples_of,
 )
-from virnucpro.learning.options import Mode, NetworkOptions, TrainOptions
-from virnucpro.learning.pages import spread_lines, write_card, write_training_page
+from virnucpro.learning.options import Mode, TrainOptions
+from virnucpro.learning.pages import spread_lines, write_training_page
 from virnucpro.learning.ranks import Ranks, Started, run_on, run_under_torchrun
 from virnucpro.learning.records import (
     SPLITS,
@@ -99,7 +86,7 @@ from virnucpro.learning.request import (
     resolve_training,
     splits_of,
 )
-from virnucpro.learning.results import Epoch, TrainingResults, write_epochs
+from virnucpro.learning.results import Epochs, TrainingResults, save_pretrained, write_epochs
 from virnucpro.run.folder import RunDir
 from virnucpro.sequences.kmers import N_FEATURES, frame_composition
 from virnucpro.sequences.translate import GeneticCode
@@ -108,7 +95,6 @@ from virnucpro.stories.pipeline import execute
 
 _MOST_FRAMES = 20_000  # that are scored after each epoch
 _SECONDS_BETWEEN_STEPS = 0.2  # in TensorBoard; a step of a head alone takes a millisecond
-_WEIGHTS = {"auto": balanced_weights, "recipe": recipe_weights, "none": given_weights}
 _N_BATCHES = 3  # timed, after one that is not: the first loads what a device needs
 _COMPOSITION_BYTES = 4 * N_FEATURES + 24  # of a frame in ``frames/``, beside its letters
 
@@ -193,17 +179,17 @@ def _learn(training: Training, ranks: Ranks) -> None:
     for split, part in (("train", train), ("validation", held_out)):
         _check_frames(split, part, training.settings.mode)
     if training.settings.mode == "pretrain":
-        trainer = _train(training, ranks, train, held_out, [])
+        trainer = _train(training, ranks, train, held_out, {})
         if ranks.is_first:
             _show_end(training, trainer, None)
-            _save_encoder(training, _whole_module(training, trainer, train))
+            save_pretrained(training, _whole_module(training, trainer, train))
         return
     test = store.select(splits, "test", chunk_sizes[:1])
     parts: dict[Split, LabelledFrames] = {"validation": held_out}
     if _has_both(test):
         parts["test"] = test
     results = TrainingResults(training, store, splits, parts) if ranks.is_first else None
-    epochs: list[Epoch] = []
+    epochs: Epochs = {}
     for number in range(training.options.seeds):
         repeated = training.repeat(number)
         trainer = _train(repeated, ranks, train, held_out, epochs)
@@ -214,7 +200,7 @@ def _learn(training: Training, ranks: Ranks) -> None:
                 for split, part in parts.items()
             }
         if results is not None:
-            weights = _WEIGHTS[repeated.settings.class_weights](held_out)
+            weights = WEIGHTS[repeated.settings.class_weights](held_out)
             log_odds = odds["validation"][-1].astype(np.float32)
             _show_end(repeated, trainer, samples_of(log_odds, held_out, weights))
             results.add(repeated, _whole_module(repeated, trainer, train), odds)
@@ -223,55 +209,19 @@ def _learn(training: Training, ranks: Ranks) -> None:
             announce(line.replace("\t", ", "))
 
 
-def _save_encoder(training: Training, module: nn.Module) -> None:
-    """Write what was pretrained, and its card."""
-    assert isinstance(module, MaskedLanguageModel)
-    Tree(training.output).make_folder(training.model)
-    save_esm2(training.model, module.encoder, module.extra_tensors())
-    write_card(training.output)
-    announce(f"model: {printable(training.model)}")
-
-
-def _module_of(
-    training: Training,
-    train: LabelledFrames,
-    is_empty: bool = False,
-    reader: Reader | None = None,
-) -> nn.Module:
-    """What is trained; a classifier is standardised by the frames that it is trained on."""
-    if training.settings.mode == "pretrain":
-        return MaskedLanguageModel(_encoder_of(training, is_empty))
-    reader = reader or new_reader_of(training, is_empty)
-    dim = reader.width + train.vectors.width
-    classifier = Classifier(dim, training.options.hidden, training.options.dropout)
-    if not is_empty:
-        classifier.standardise(train.composition)
-    return FrameClassifier(reader, classifier)
-
-
-def _objective_of(
-    training: Training, train: LabelledFrames, held_out: LabelledFrames
-) -> Objective[Any]:
-    settings = training.settings
-    if settings.mode == "pretrain":
-        return MaskedResidues(train.proteins, held_out.proteins, settings.seed)
-    best = "validation_loss" if settings.best_by == "loss" else settings.best_by
-    return FrameLabels(train, held_out, _WEIGHTS[settings.class_weights], best)
-
-
 def _train(
     training: Training,
     ranks: Ranks,
     train: LabelledFrames,
     held_out: LabelledFrames,
-    epochs: list[Epoch],
-) -> Trainer[Any]:
-    """Train a module; its epochs are added to those of other seeds, and written as they end."""
+    epochs: Epochs,
+) -> Trainer:
+    """Train a module; its epochs stand beside those of other seeds, and are written as they end."""
     settings = training.settings
     torch.manual_seed(settings.seed)
     with ranks.making(is_cut=settings.fsdp) as is_empty:
-        module = _module_of(training, train, is_empty)
-    objective = _objective_of(training, train, _some(held_out, settings.seed))
+        module = module_of(training, train, is_empty)
+    objective = objective_of(training, train, _some(held_out, settings.seed))
     if ranks.is_first:
         if isinstance(objective, FrameLabels):
             for line in _count_lines(train, objective.weights):
@@ -280,20 +230,16 @@ def _train(
             announce(f"once more, with seed {settings.seed}")
         n = settings.effective_batch(ranks.world_size)
         announce(
-            f"{objective.n_rows:,} {objective.unit} in an epoch; effective batch {n}: "
+            f"{objective.n_rows:,} frames in an epoch; effective batch {n}: "
             f"{settings.batch_size} on each of {counted(ranks.world_size, 'device')}, "
             f"{counted(settings.grad_accum_steps, 'step')} added up"
         )
     is_profiled = training.options.profile
-
-    def of_seed(history: Sequence[dict[str, float]]) -> list[Epoch]:
-        return [(settings.seed, row) for row in history]
-
     with closing(_Board(training.place / BOARD)) as board:
 
         def on_epoch(row: dict[str, float]) -> None:
             board.on_epoch(row)
-            write_epochs(training, [*epochs, *of_seed(trainer.state.history)])
+            write_epochs(training, epochs | {settings.seed: trainer.state.history})
 
         trainer = Trainer(
             module=module,
@@ -307,32 +253,32 @@ def _train(
             is_profiled=is_profiled,
         )
         state = trainer.run()
-    epochs += of_seed(state.history)
+    epochs[settings.seed] = state.history
     clocks = ranks.gather(trainer.clock)
     if ranks.is_first:
-        lines = [f"best epoch: {state.best_epoch}", *speed_lines(clocks, objective.unit)]
+        lines = [f"best epoch: {state.best_epoch}", *speed_lines(clocks)]
         for line in (*lines, *(profile_lines(clocks) if is_profiled else ())):
             announce(line)
         write_epochs(training, epochs)  # a training that was finished before has none to show
     return trainer
 
 
-def _show_end(training: Training, trainer: Trainer[Any], samples: Samples | None) -> None:
+def _show_end(training: Training, trainer: Trainer, samples: Samples | None) -> None:
     """Show in TensorBoard how the training ended, if it went on in this start."""
     state = trainer.state
     if state.epoch == trainer.first or not state.best_epoch:
         return
-    options = {**asdict(carry(training.options, NetworkOptions)), **asdict(training.settings)}
+    options = training.settings.of_network | training.settings.of_loop
     with closing(_Board(training.place / BOARD)) as board:
         board.end(options, state.history[state.best_epoch - 1], samples)
 
 
-def _whole_module(training: Training, trainer: Trainer[Any], train: LabelledFrames) -> nn.Module:
+def _whole_module(training: Training, trainer: Trainer, train: LabelledFrames) -> nn.Module:
     """The trained module; if it is cut over the ranks, a whole one with the same weights."""
     if trainer.ranks.world_size == 1 or not training.settings.fsdp:
         return trainer.module
-    joined = _module_of(training, train)
-    Checkpoints(training.place / "checkpoints", 1).load_best(joined)
+    joined = module_of(training, train)
+    trainer.checkpoints.load_best(joined)
     return joined.eval()
 
 
@@ -403,35 +349,6 @@ class _Board:
                 writer.close()
 
 
-def _encoder_of(training: Training, is_empty: bool = False) -> ESM2:
-    """The one to start from, or a new one; in float32, and asking for gradients.
-
-    Where ``is_empty`` its weights come from another process.
-    """
-    assert training.shape is not None, "an encoding without an encoder"
-    options = training.options
-    if training.encoder is None or is_empty:
-        encoder = new_encoder(training.shape)
-    else:
-        cpu = torch.device("cpu")  # moved to its device with what is trained beside it
-        encoder = load_esm2(
-            training.encoder, training.shape.n_layers, torch.float32, cpu
-        ).to_train()
-        encoder.requires_grad_(training.settings.mode != "head")
-    adapt(encoder, options.lora, options.lora_alpha, options.train_layers)
-    if options.gradient_checkpointing or options.fsdp:
-        forget_activations(encoder)
-    return encoder
-
-
-def new_reader_of(training: Training, is_empty: bool = False) -> Reader:
-    if training.has_stored_vectors:
-        return Reader.new("composition", "mlp", None)
-    encoding = training.options.encoding
-    esm2 = _encoder_of(training, is_empty) if encoding == "esm2" else None
-    return Reader.new(encoding, training.options.architecture, esm2)
-
-
 def _some(frames: LabelledFrames, seed: int) -> LabelledFrames:
     """The validation frames that are scored after each epoch."""
     order = np.random.default_rng([seed, len(frames)]).permutation(len(frames))
@@ -496,6 +413,7 @@ def check_training(options: TrainOptions, on_event: OnEvent) -> Iterator[str]:
     if proteins and training.settings.fsdp:
         yield _shared_memory_line(training)
     elif proteins:
+        on_event(Progress("timing some batches", 0, 0, "done"))
         counts = (n_train, sum(n for _, n in n_frames), n_residues)
         yield from _cost_lines(training, choice, proteins, counts)
 
@@ -564,7 +482,7 @@ def _cost_lines(
 def _shared_memory_line(training: Training) -> str:
     """The memory of weights that are cut over the devices; one alone could not be measured."""
     with torch.device("meta"):
-        module = _module_of(training, _sample(["M"]), is_empty=True)
+        module = module_of(training, _sample(["M"]), is_empty=True)
     n_bytes = sum(
         (16 if weight.requires_grad else 4) * weight.numel() for weight in module.parameters()
     )
@@ -594,9 +512,9 @@ def _time_batches(
     """
     settings, frames, reader = training.settings, _sample(proteins), None
     if training.has_stored_vectors:  # it is the encoder that takes time
-        reader = Reader.new("esm2", "mlp", _encoder_of(training))
-    module = _module_of(training, frames, reader=reader).to(device)
-    objective = _objective_of(training, frames, frames)
+        reader = Reader.new("esm2", "mlp", encoder_of(training))
+    module = module_of(training, frames, reader=reader).to(device)
+    objective = objective_of(training, frames, frames)
     n_trained = sum(weight.numel() for weight in module.parameters() if weight.requires_grad)
     optimizer = new_optimizer(module, settings.lr, settings)
     ranks, n_batches = Ranks(0, 1, device), max(2, len(frames) // settings.batch_size)
