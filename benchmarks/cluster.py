@@ -23,6 +23,7 @@ from front_end import make_contigs, make_reads
 from simulated import SimulatedRow, SimulatedWorker, config_of, register, write_input
 
 from virnucpro.engine.local import InlineExecutor, ProcessExecutor
+from virnucpro.ground.tasks import Pool
 from virnucpro.run.folder import RunDir
 from virnucpro.run.plan import Plan, Planner, make_plan
 from virnucpro.stories.pipeline import make_job, make_results, run
@@ -116,7 +117,7 @@ def _work(rundir: RunDir, config: RunConfig) -> TaskTimes:
     of_plan, of_rows, n_slices = list[float](), list[float](), len(plan.slices)
     for one in plan.slices:
         with _timed() as seconds:
-            part = make_plan(planner, plan.limited([one.index]), lambda _: None)
+            part = make_plan(planner, plan.limited([one.index]), lambda _: None, Pool())
         of_plan += seconds
         plan = replace(plan, parts={**plan.parts, **part.parts})
     job = make_job(rundir, manifest.recipe, config.weights)
@@ -126,11 +127,11 @@ def _work(rundir: RunDir, config: RunConfig) -> TaskTimes:
     with closing(executor.run(plan.shards, job, config.resources)) as events:
         for _ in events:
             pass
-    results = make_results(config, manifest, job.stores, lambda _: None)
+    results = make_results(config, manifest, job.stores, Pool(), lambda _: None)
     for one in plan.slices:
         of_slice = replace(results, plan=plan.limited([one.index]))
-        with _timed() as seconds, of_slice.helpers(0) as helpers:
-            of_slice.write_rows(helpers, lambda _: None)
+        with _timed() as seconds:
+            of_slice.write_rows(of_slice.helpers(), lambda _: None)
         of_rows += seconds
     n_tokens = sum(shard.n_residues + 2 * shard.n_embedded for shard in plan.shards)
     return TaskTimes(

@@ -25,6 +25,7 @@ from tempfile import TemporaryDirectory
 from Bio import SeqIO
 
 from virnucpro.ground.config import EncoderSpec, Recipe
+from virnucpro.ground.tasks import Pool
 from virnucpro.run.folder import RunDir
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import Plan, Planner, make_plan
@@ -166,9 +167,9 @@ def run_ours(fasta: Path, folder: Path, n_helpers: int = 0) -> Callable[[], Fram
     rundir = RunDir(folder)
     with rundir.planning():
         planner = Planner.of(rundir, rundir.planned.shards, manifest, keep_intermediate=False)
-        plan = make_plan(
-            planner, Plan.cut(manifest, keep_intermediate=False), lambda _: None, n_helpers
-        )
+        plan = Plan.cut(manifest, keep_intermediate=False)
+        with Pool(n_helpers) as pool:
+            plan = make_plan(planner, plan, lambda _: None, pool)
         planner.write_listing(plan)
         rundir.adopt_plan()
     orfs = chain.from_iterable(map(read_shard, plan.shards))

@@ -31,7 +31,6 @@ from virnucpro.run.status import inspect_run, measure_run
 from virnucpro.scorer.nets import Scorer, thresholds
 from virnucpro.scorer.score import score_sequences
 from virnucpro.sequences.fasta import read_fasta
-from virnucpro.stories import write as tables_in_one_pass
 from virnucpro.stories.options import PredictOptions
 from virnucpro.stories.pipeline import execute, run
 from virnucpro.stories.resolve import resolve
@@ -232,14 +231,14 @@ def test_any_number_of_helpers_and_a_resume_with_two_rules_give_the_same_bytes(
     run_on, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(tasks, "_LETTERS_PER_HELPER", 1)
-    monkeypatch.setattr(tables_in_one_pass, "LETTERS_AT_ONCE", 3_000)
+    monkeypatch.setattr(plan, "LETTERS_AT_ONCE", 3_000)
     monkeypatch.setattr(plan, "_BLOCK_LETTERS", 2_000)
     contigs = beginnings(tmp_path / "in.fa")
     for folder, n_helpers in (("alone", 0), ("helped", 2)):
         run_on(folder, contigs, embed="uncertain", n_helpers=n_helpers)
         run_on(folder, contigs, embed="all", n_helpers=n_helpers, resume=True)
     log = (tmp_path / "helped/virnucpro.log").read_text()
-    assert "parts of the plan are made by 1 helper" in log
+    assert "parts of the plan are made by 2 helpers" in log
     names = [path.name for path in (tmp_path / "alone/features").iterdir()]
     names = [*TABLES, "features.h5", *(f"features/{name}" for name in names)]
     for name in names:

@@ -15,6 +15,7 @@ import tracemalloc
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from hypothesis import strategies as st
 
 import virnucpro.sequences.fasta
 from virnucpro.ground.errors import InputError, InputMissingError
-from virnucpro.ground.records import FastaRecord
+from virnucpro.ground.records import FastaRecord, Records
 from virnucpro.sequences.fasta import (
     MAX_HEADER,
     are_mates,
@@ -795,7 +796,7 @@ def test_the_odd_files_of_other_tools_are_read() -> None:
 
 @pytest.mark.parametrize("suffix", ["fa", "fa.gz", "fq", "fq.gz"])
 @pytest.mark.parametrize(
-    ("line_end", "lead"), [("\n", ""), ("\r\n", "\n\n\n"), ("\n", "\ufeff" + "\n" * 2501)]
+    ("line_end", "lead"), [("\n", "\n\n"), ("\r\n", "\n\n\n"), ("\n", "\ufeff" + "\n" * 2501)]
 )
 def test_spans_have_every_record_once_by_its_line_and_what_is_packed_is_unpacked_once(
     tmp_path, monkeypatch, suffix, line_end, lead
@@ -812,6 +813,11 @@ def test_spans_have_every_record_once_by_its_line_and_what_is_packed_is_unpacked
     content, path = text.replace("\n", line_end).encode(), tmp_path / f"in.{suffix}"
     path.write_bytes(gzip.compress(content) if suffix.endswith("gz") else content)
     records, opened, open_one = list(read_fasta(path)), [], module._open
+    for block in read_blocks(path):
+        assert (block.span is not None) == (lead == "\n\n" and not suffix.endswith("gz"))
+        again = read_blocks(path, span=block.span) if block.span else [block]
+        [expected] = parsed([replace(block, chunks=[*block.chunks])])
+        assert Records.joined(list(parsed(again))) == expected
     for least in (1, 700, 50_000, 10**9):
         spans, n_bytes = module.find_spans(path, "", least)
         assert n_bytes == len(content)

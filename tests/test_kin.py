@@ -25,6 +25,7 @@ from virnucpro.ground.records import (
     RecordResult,
     Region,
 )
+from virnucpro.ground.tasks import Pool
 from virnucpro.page.counts import count_kinds
 from virnucpro.scorer.features import NO_WORDS
 from virnucpro.scorer.kin import (
@@ -243,7 +244,8 @@ def test_the_page_counts_kinds_by_length_and_families(tmp_path):
     predict(EXAMPLE, to=tmp_path / "run", report=True)
     told = rows(tmp_path / "run/viruses.tsv")
     first = told[0]["file"], told[0]["record"]
-    kinds, families, of_records = count_kinds(tmp_path / "run/viruses.tsv", {first})
+    here = Pool().helpers(None, 0, "")
+    kinds, families, of_records = count_kinds(tmp_path / "run/viruses.tsv", {first}, here)
     assert of_records == {first: (told[0]["virus_kind"], told[0]["kin"])}
     [sample] = rows(tmp_path / "run/samples.tsv")
     of_kinds = Counter(row["virus_kind"] for row in told)

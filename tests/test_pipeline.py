@@ -39,13 +39,14 @@ from virnucpro.ground.errors import (
 )
 from virnucpro.ground.events import BatchDone, EmbeddingStarted, Progress, ShardDone
 from virnucpro.ground.records import shard_name
+from virnucpro.run import plan
 from virnucpro.run.folder import RunDir
 from virnucpro.run.status import inspect_run
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.kmers import frame_bases
 from virnucpro.sequences.translate import chunk_record, translate_six_frames
 from virnucpro.stories import blocks as scoring
-from virnucpro.stories import pipeline, write
+from virnucpro.stories import pipeline
 from virnucpro.stories.write import Backlog
 
 SHARED = Path(__file__).parents[2] / "shared"
@@ -139,7 +140,7 @@ def test_scores_do_not_depend_on_the_blocks_they_are_computed_in(
     expected = tables(undisturbed)
     for n_frames, n_letters in ((1, 10**9), (7, 1)):
         monkeypatch.setattr(scoring, "FRAMES_AT_ONCE", n_frames)
-        monkeypatch.setattr(write, "LETTERS_AT_ONCE", n_letters)
+        monkeypatch.setattr(plan, "LETTERS_AT_ONCE", n_letters)
         again = make_config(contigs, output=tmp_path / "run", resume=True)
         run_inline(again, tiny.head)
         assert tables(tmp_path / "run") == expected
@@ -271,7 +272,7 @@ def test_a_record_is_counted_once_though_its_tables_are_begun_twice(
     make_config, tiny, contigs, monkeypatch
 ):
     """The last feature file is found damaged after most of the records were counted."""
-    monkeypatch.setattr(write, "LETTERS_AT_ONCE", 1)
+    monkeypatch.setattr(plan, "LETTERS_AT_ONCE", 1)
     config, events = make_config(contigs), []
 
     def damage(event) -> None:

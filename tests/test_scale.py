@@ -26,6 +26,7 @@ from virnucpro.engine.executor import Resources
 from virnucpro.ground.config import EncoderSpec, Recipe
 from virnucpro.ground.events import EmbeddingStarted, Progress
 from virnucpro.ground.records import Embeddings, Shard
+from virnucpro.ground.tasks import Pool
 from virnucpro.ground.tree import Tree
 from virnucpro.run.feature_file import write_embeddings
 from virnucpro.run.features import FeatureStore
@@ -83,7 +84,7 @@ def kernel_says(file: str, key: str) -> int:
 def adopted_plan(rundir: RunDir, manifest: Manifest) -> Plan:
     with rundir.planning():
         planner = Planner.of(rundir, rundir.planned.shards, manifest, keep_intermediate=False)
-        plan = make_plan(planner, Plan.cut(manifest, keep_intermediate=False), nothing)
+        plan = make_plan(planner, Plan.cut(manifest, keep_intermediate=False), nothing, Pool())
         planner.write_listing(plan)
         rundir.adopt_plan()
     return plan

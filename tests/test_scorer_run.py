@@ -24,6 +24,7 @@ from virnucpro.ground.devices import Gpu
 from virnucpro.ground.errors import InputMissingError, ResumeError, UsageError
 from virnucpro.ground.events import Event, OnEvent, Progress, Telling
 from virnucpro.ground.records import Shard
+from virnucpro.run import plan
 from virnucpro.run.status import inspect_run, measure_run
 from virnucpro.scorer import landmarks, pieces, score
 from virnucpro.scorer.nets import (
@@ -35,7 +36,6 @@ from virnucpro.scorer.nets import (
 from virnucpro.scorer.score import score_block, score_sequences
 from virnucpro.sequences import fasta as reader
 from virnucpro.stories import pipeline
-from virnucpro.stories import write as write_story
 from virnucpro.stories.options import PredictOptions
 from virnucpro.stories.summary import Summary
 from virnucpro.tables.sinks import VirusTable
@@ -337,7 +337,7 @@ def many_more() -> dict[str, str]:
 
 def in_blocks(monkeypatch: pytest.MonkeyPatch, n_letters: int = 2_000) -> None:
     """Have runs be cut into small blocks."""
-    monkeypatch.setattr(write_story, "LETTERS_AT_ONCE", n_letters)
+    monkeypatch.setattr(plan, "LETTERS_AT_ONCE", n_letters)
     monkeypatch.setattr(reader, "_BLOCK", n_letters)
 
 

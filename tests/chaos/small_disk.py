@@ -24,8 +24,9 @@ from virnucpro.ground.errors import VirnucproError
 from virnucpro.learning.evaluate import _Question, answer
 from virnucpro.learning.options import TrainOptions
 from virnucpro.learning.report import write_evaluation_page, write_report
+from virnucpro.run import plan
 from virnucpro.sequences import fasta
-from virnucpro.stories import pipeline, write
+from virnucpro.stories import pipeline
 from virnucpro.stories.options import PredictOptions
 from virnucpro.stories.resolve import RunConfig
 
@@ -46,13 +47,13 @@ class Scoring:
     options: PredictOptions
 
     def __call__(self, resume: bool) -> None:
-        usual = write.LETTERS_AT_ONCE, fasta._BLOCK
-        write.LETTERS_AT_ONCE = fasta._BLOCK = 3_000
+        usual = plan.LETTERS_AT_ONCE, fasta._BLOCK
+        plan.LETTERS_AT_ONCE = fasta._BLOCK = 3_000
         try:
             options = replace(self.options, resume=resume)
             pipeline.execute(options, lambda _: None, lambda _: InlineExecutor())
         finally:
-            write.LETTERS_AT_ONCE, fasta._BLOCK = usual
+            plan.LETTERS_AT_ONCE, fasta._BLOCK = usual
 
 
 @dataclass(frozen=True)

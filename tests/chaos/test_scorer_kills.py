@@ -22,10 +22,10 @@ from runs import leftovers, wait_until
 # the program, with blocks so small that a short input has many, and helpers for it
 SMALL_BLOCKS = """
 from virnucpro.ground import tasks
+from virnucpro.run import plan
 from virnucpro.sequences import fasta
-from virnucpro.stories import write
 tasks._LETTERS_PER_HELPER = 100_000
-write.LETTERS_AT_ONCE = fasta._BLOCK = 20_000
+plan.LETTERS_AT_ONCE = fasta._BLOCK = 20_000
 from virnucpro.cli.main import main
 main()
 """

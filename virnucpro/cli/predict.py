@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from virnucpro.engine.executor import Executor
+    from virnucpro.ground.tasks import Pool
     from virnucpro.run.journal import ShardFigures
 
 _WORK_KEPT = "finished files are kept: the same command again does the rest"
@@ -139,9 +141,28 @@ def _gpu_lines(options: RunOptions, argv: Sequence[str]) -> list[str]:
     return [f"GPUs: {len(places)} free; with ESM-2 vectors: {offer.removeprefix('next: ')}"]
 
 
+def _begun_pool(options: RunOptions) -> Pool | None:
+    """The processes for a new run without vectors, which start while this one imports its modules.
+
+    Raises:
+        UsageError: ``--workers`` is no useful number.
+    """
+    from virnucpro.ground.devices import count_workers
+    from virnucpro.ground.tasks import Pool
+
+    if options.asks_for_vectors or options.resume:
+        return None
+    pool, n_bytes = Pool(count_workers(options.workers, model_bytes=0) - 1), 0
+    with suppress(OSError):  # it is reported when the input is looked for
+        n_bytes = sum(path.stat().st_size for path in options.input if path.is_file())
+    pool.begin(n_bytes, "virnucpro.stories.blocks")
+    return pool
+
+
 def _run(options: RunOptions, console: ConsoleOptions) -> None:
     with exits(partial(what_is_kept, options)):
         with loading(console):
+            pool = _begun_pool(options)
             from virnucpro.ground.events import STAGES
             from virnucpro.stories.pipeline import execute
 
@@ -149,8 +170,8 @@ def _run(options: RunOptions, console: ConsoleOptions) -> None:
             if isinstance(options, ExtractOptions) and options.format == "parquet":
                 with needing("arrow"):
                     import pyarrow.parquet  # noqa: F401 - before anything is embedded
-        with watched(console) as events:
-            summary = execute(options, events, executor_on)
+        with pool or nullcontext(), watched(console) as events:
+            summary = execute(options, events, executor_on, pool)
     with exits():
         if summary.n_slices is None:
             table = summary.first_table(options.output_dir, options.command)

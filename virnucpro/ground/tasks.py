@@ -5,17 +5,18 @@
 
 A task is pure but for files that appear whole, so it makes no difference which process does it, and
 when. The tools are what tasks of a kind work with, sent once. A helper has one task at a time, so
-neither side waits for the other to read. It holds nothing that could be lost: it is killed when it
-is needed no more, and ends with the parent.
+neither side waits for the other to read. It stays from the plan to the page, holds nothing that
+could be lost, is killed when it is needed no more, and ends with the parent.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from importlib import import_module
 from queue import SimpleQueue
 from threading import Event, Thread
 from typing import Any, Generic, Protocol, TypeVar
@@ -36,8 +37,7 @@ _SILENCE_SECONDS = 60.0  # of a helper, until it is named
 _N_WAITS = 60  # for it, in this time
 _END_SECONDS = 5.0  # for a process whose pipe has ended to follow
 _LETTERS_AHEAD = 50_000_000  # in blocks whose results are waited for, unless one record has more
-# a process takes 0.4 CPU seconds to start, in which these are scored
-_LETTERS_PER_HELPER = 3_000_000
+_LETTERS_PER_HELPER = 1_000_000  # for fewer, a process that starts now comes too late
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -62,28 +62,155 @@ class AbandonedError(Exception):
     """The work was ended early, so the awaited result never comes."""
 
 
-@dataclass(slots=True, eq=False)
+class Pool:
+    """Processes for the tasks of a run: each is started when there is work for it, and stays."""
+
+    def __init__(self, most: int = 0) -> None:
+        self._most = most  # processes beside this one
+        self._begin()
+
+    def _begin(self) -> None:
+        self.children: list[Child] = []
+        self.ready: list[Child] = []  # those that have begun
+        self._idle: SimpleQueue[Child] = SimpleQueue()
+        self._tools: dict[int, object] = {}  # that a process has, by its number
+        self._threads: ThreadPoolExecutor | None = None
+        self._is_stopped = False
+        self._loss: VirnucproError | None = None  # of the first process that died
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def begin(self, n_letters: int, module: str = "") -> None:
+        """Start as many processes as pay off; the first they do is import what they will need."""
+        n_more = count_worth(self._most, n_letters) - len(self.children)
+        with interrupts_held():
+            for _ in range(n_more):
+                self.children.append(start(_serve, module))
+        if n_more > 0:
+            self._threads = self._threads or ThreadPoolExecutor(self._most, "helper")
+            for child in self.children[-n_more:]:
+                self._threads.submit(self._introduce, child)
+
+    def helpers(self, tools: Tools, n_letters: int, products: str) -> Helpers[Tools]:
+        """The processes with these tools, if they pay off or are there; none for no letters.
+
+        The log says what they make.
+        """
+        self.begin(n_letters)
+        if not (n_letters and self.children):
+            return Helpers(tools, self)
+        LOGGER.info("%s are made by %s", products, counted(len(self.children), "helper"))
+        return Helpers(tools, self, as_message(_Equipment(tools)))
+
+    def _introduce(self, child: Child) -> None:
+        """Wait until a process has begun; if it has died, its first task hears of it."""
+        try:
+            with _watched(child):
+                self._received(child)
+        except (EOFError, OSError, VirnucproError):
+            LOGGER.debug("process %d ended before it began", child.pid)
+        finally:
+            self._idle.put(child)
+            self.ready.append(child)
+
+    def _equip(self, child: Child, tools: object, message: memoryview) -> None:
+        if self._tools.get(child.pid) is not tools:
+            child.pipe.send_bytes(message)
+            self._received(child)
+            self._tools[child.pid] = tools
+
+    def _received(self, child: Child) -> Any:  # noqa: ANN401 - what a task gives
+        """
+        Raises:
+            EOFError, OSError: the process ended.
+            VirnucproError: what the task raised, or why the process ends.
+        """
+        match outcome := child.pipe.recv():
+            case ErrorText():
+                raise outcome.error
+            case Raised(reason, lines):
+                LOGGER.info("%s", printable(lines))
+                raise self._lost(reason)
+        return outcome
+
+    def submit(self, task: _Task[Tools, T], tools: Tools, message: memoryview) -> Future[T]:
+        """Have a task done by the next process that is free, with these tools."""
+        assert self._threads is not None, "a process was started"
+        return self._threads.submit(self._do, task, tools, message)
+
+    def _do(self, task: _Task[Tools, T], tools: Tools, message: memoryview) -> T:
+        """
+        Raises:
+            VirnucproError: what the task raised, or that a process died.
+            AbandonedError: the processes were stopped.
+        """
+        child = self._idle.get()
+        try:
+            with _watched(child):
+                self._equip(child, tools, message)
+                child.pipe.send(task)
+                result: T = self._received(child)
+        except (EOFError, OSError) as error:
+            if self._is_stopped:
+                raise AbandonedError from error
+            raise self._lost(child.cause_of_end(_END_SECONDS)) from error
+        finally:
+            self._idle.put(child)
+        return result
+
+    def _lost(self, reason: str) -> VirnucproError:
+        """The error of a process that died: the first, whichever task hears of one later."""
+        if self._loss is None:
+            self._loss = UnavailableError(
+                f"a process that makes shards or tables was lost: {printable(reason)}",
+                hint="run the same command with --resume; if memory ran out, with fewer --workers",
+            )
+        return self._loss
+
+    @contextmanager
+    def ended_by_errors(self) -> Iterator[None]:
+        """End all processes if an error ends the block: nobody waits for what they do."""
+        try:
+            yield
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """End all processes, whatever they do; work that comes later starts new ones."""
+        self._is_stopped = True
+        for child in self.children:
+            child.kill()
+        if self._threads is not None:
+            self._threads.shutdown(cancel_futures=True)
+        for child in self.children:
+            child.wait()
+            child.close()
+        self._begin()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Helpers(Generic[Tools]):
-    """Processes for tasks; without any, a task is done here, at once."""
+    """The processes of a pool, with tools; without any, a task is done here, at once."""
 
     tools: Tools
-    children: list[Child] = field(default_factory=list)
-    threads: ThreadPoolExecutor | None = None
-    idle: SimpleQueue[Child] = field(default_factory=SimpleQueue)
-    ready: list[Child] = field(default_factory=list)  # those that have their tools
-    is_stopped: bool = False
-    loss: VirnucproError | None = None  # of the first helper that died
+    pool: Pool
+    message: memoryview | None = None  # the tools for a process; None: none gets them
 
     @property
     def n_ahead(self) -> int:
-        """The tasks that helpers which are ready can have at a time: one, and the next."""
-        return 2 * len(self.ready)
+        """The tasks that processes which are ready can have at a time: one, and the next."""
+        return 0 if self.message is None else 2 * len(self.pool.ready)
 
     def submit(self, task: _Task[Tools, T]) -> Future[T]:
         """Have a task done."""
-        if self.threads is not None:
-            return self.threads.submit(self._do, task)
-        return _done(task, self.tools)
+        if self.message is None:
+            return _done(task, self.tools)
+        return self.pool.submit(task, self.tools, self.message)
 
     def in_order(self, tasks: Iterable[_Block[Tools, T]]) -> Iterator[T]:
         """The results of blocks, in their order; a few blocks of bounded size are taken ahead.
@@ -109,58 +236,12 @@ class Helpers(Generic[Tools]):
         for _, future in waiting:
             yield future.result()
 
-    def add_ready(self, child: Child) -> None:
-        """Give tasks to a helper from now on."""
-        self.idle.put(child)
-        self.ready.append(child)
 
-    def _do(self, task: _Task[Tools, T]) -> T:
-        """
-        Raises:
-            VirnucproError: what the task raised, or that a helper died.
-            AbandonedError: the helpers were stopped.
-        """
-        child = self.idle.get()
-        answered = Event()
-        Thread(target=_tell_of_silence, args=(child, answered), daemon=True).start()
-        try:
-            child.pipe.send(task)
-            outcome = child.pipe.recv()
-        except (EOFError, OSError) as error:
-            if self.is_stopped:
-                raise AbandonedError from error
-            raise self._lost(child.cause_of_end(_END_SECONDS)) from error
-        finally:
-            answered.set()
-            self.idle.put(child)
-        match outcome:
-            case ErrorText():
-                raise outcome.error
-            case Raised(reason, lines):
-                LOGGER.info("%s", printable(lines))
-                raise self._lost(reason)
-        result: T = outcome
-        return result
+@dataclass(frozen=True, slots=True)
+class _Equipment:
+    """Tools that a process gets before tasks of their kind."""
 
-    def _lost(self, reason: str) -> VirnucproError:
-        """The error of a helper that died: the first, whichever task hears of one later."""
-        if self.loss is None:
-            self.loss = UnavailableError(
-                f"a process that makes shards or tables was lost: {printable(reason)}",
-                hint="run the same command with --resume; if memory ran out, with fewer --workers",
-            )
-        return self.loss
-
-    def stop(self) -> None:
-        """End all helpers, whatever they do."""
-        self.is_stopped = True
-        for child in self.children:
-            child.kill()
-        if self.threads is not None:
-            self.threads.shutdown(cancel_futures=True)
-        for child in self.children:
-            child.wait()
-            child.close()
+    tools: object
 
 
 def _done(task: _Task[Tools, T], tools: Tools) -> Future[T]:
@@ -176,22 +257,14 @@ def count_worth(most: int, n_letters: int) -> int:
 
 
 @contextmanager
-def helpers_for(tools: Tools, n_helpers: int, products: str) -> Iterator[Helpers[Tools]]:
-    """Start this number of helpers for the time of the block; the log says what they make."""
-    helpers = Helpers(tools)
+def _watched(child: Child) -> Iterator[None]:
+    """Warn of a helper that does not answer within the block, which waits for it."""
+    answered = Event()
+    Thread(target=_tell_of_silence, args=(child, answered), daemon=True).start()
     try:
-        with interrupts_held():
-            for _ in range(n_helpers):
-                helpers.children.append(start(_serve))
-        if helpers.children:
-            LOGGER.info("%s are made by %s", products, counted(n_helpers, "helper"))
-            helpers.threads = ThreadPoolExecutor(n_helpers, "helper")
-            message = as_message(tools)
-            for child in helpers.children:
-                helpers.threads.submit(_introduce, child, message, helpers.add_ready)
-        yield helpers
+        yield
     finally:
-        helpers.stop()
+        answered.set()
 
 
 def _tell_of_silence(child: Child, answered: Event) -> None:
@@ -208,23 +281,19 @@ def _tell_of_silence(child: Child, answered: Event) -> None:
     )
 
 
-def _introduce(child: Child, tools: memoryview, on_ready: Callable[[Child], None]) -> None:
-    """Send a helper what it works with; if it has died, its first task hears of it."""
-    try:
-        child.pipe.send_bytes(tools)
-    except OSError:
-        LOGGER.debug("process %d ended before it began", child.pid)
-    finally:
-        on_ready(child)
-
-
-def _serve(pipe: Pipe) -> None:
-    """Do the tasks that come, until the parent ends."""
-    tools: Any = pipe.recv()
+def _serve(pipe: Pipe, module: str) -> None:
+    """Do the tasks that come, until the parent ends; import a module first, if it has a name."""
+    if module:
+        import_module(module)
+    pipe.send(None)
+    tools: Any = None
     while True:
-        task: _Task[Any, Any] = pipe.recv()
-        try:
-            outcome = task.do(tools)
-        except (VirnucproError, OSError) as error:
-            outcome = ErrorText.of(error)
+        task: _Equipment | _Task[Any, Any] = pipe.recv()
+        if isinstance(task, _Equipment):
+            tools, outcome = task.tools, None
+        else:
+            try:
+                outcome = task.do(tools)
+            except (VirnucproError, OSError) as error:
+                outcome = ErrorText.of(error)
         pipe.send(outcome)

@@ -17,6 +17,7 @@ from virnucpro import __version__
 from virnucpro.ground.events import OnEvent
 from virnucpro.ground.files import sha256, write_whole
 from virnucpro.ground.log import counted, escaped, printable
+from virnucpro.ground.tasks import Pool
 from virnucpro.learning.evaluate import Figures, evaluate
 from virnucpro.learning.metrics import MEASURES, NOT_DEFINED
 from virnucpro.learning.options import EvaluateOptions
@@ -192,7 +193,7 @@ def report_folder(folder: Path) -> Path:
 def _write_run_page(folder: Path) -> None:
     rundir = RunDir(folder)
     Outputs(rundir).check(but=[RunDir.page])
-    write_run_page(rundir)
+    write_run_page(rundir, Pool())
 
 
 def write_evaluation_page(folder: Path) -> None:

@@ -19,6 +19,7 @@ from virnucpro.page.counts import (
     MOST_LOG_ODDS,
     N_SCORES,
     PER_DOUBLING,
+    RecordRows,
     RunCounts,
     bounded_log_odds,
 )
@@ -180,11 +181,11 @@ def _short(value: float) -> str:
 
 
 def scores_by_length(
-    counts: RunCounts, cut: Sequence[tuple[float, float]], letters: str
+    counts: RunCounts, rows: RecordRows, cut: Sequence[tuple[float, float]], letters: str
 ) -> _Drawing | None:
     """The density of records over length and score, by call; None if no record has a score.
 
-    ``cut`` is the lowest viral score at some lengths.
+    ``rows`` are all records, if these are few; ``cut`` is the lowest viral score at some lengths.
     """
     density = counts.density
     in_use = np.flatnonzero(density.sum(axis=(1, 2)))
@@ -196,7 +197,7 @@ def scores_by_length(
     x_at = _linear(first / PER_DOUBLING, last / PER_DOUBLING, _LEFT, WIDTH - _RIGHT)
     y_at = _linear(-MOST_LOG_ODDS, MOST_LOG_ODDS, HEIGHT - _BOTTOM, _TOP)
     is_few = counts.n_records <= _MOST_DOTS
-    layers = _dots(counts, x_at, y_at) if is_few else _shades(density, first, last, x_at, y_at)
+    layers = _dots(rows, x_at, y_at) if is_few else _shades(density, first, last, x_at, y_at)
     low, high = 2 ** (first / PER_DOUBLING), 2 ** (last / PER_DOUBLING)
     if cut:
         points = [(x_at(math.log2(n)), y_at(_odds(score))) for n, score in _within(cut, low, high)]
@@ -214,10 +215,9 @@ def scores_by_length(
     )
 
 
-def _dots(counts: RunCounts, x_at: Place, y_at: Place) -> list[_ChartPath]:
+def _dots(rows: RecordRows, x_at: Place, y_at: Place) -> list[_ChartPath]:
     """A dot for each record with a score."""
     paths = {"other": "", "viral": ""}
-    rows = counts.page_rows.rows(_MOST_DOTS)
     for length, score, is_viral in zip(rows.lengths, rows.scores, rows.are_viral, strict=True):
         if length and not math.isnan(score):
             x, y = x_at(math.log2(length)), y_at(_odds(score))

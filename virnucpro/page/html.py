@@ -21,7 +21,7 @@ from virnucpro.ground.log import counted, printable
 from virnucpro.page.template import Safe, asset, fill
 
 MOST_BYTES = 3_000_000
-_LEVEL = 6  # of deflate
+_LEVEL = 4  # of deflate: 6 takes three times as long, for 4 % less
 
 
 def render(template: str, content: Mapping[str, object], packed: str) -> bytes:

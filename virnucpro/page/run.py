@@ -22,10 +22,10 @@ from virnucpro.ground.config import STATUSES
 from virnucpro.ground.events import SCORING, STAGES, STARTING
 from virnucpro.ground.log import LOGGER, counted, escaped, printable
 from virnucpro.ground.records import Region, Values
+from virnucpro.ground.tasks import Helpers, Pool
 from virnucpro.page.charts import GIB, Chart, device_charts, scores_by_length
 from virnucpro.page.counts import (
     Identities,
-    PageRows,
     RecordRows,
     RunCounts,
     count_kinds,
@@ -96,6 +96,8 @@ class _RunFiles(NamedTuple):
     starts: list[Start]
     complaints: Mapping[str, int]
     identities: Identities | None  # None: there is no verdict
+    rows: RecordRows  # that the page shows, if they fit
+    helpers: Helpers[None]
 
     @property
     def command(self) -> str:
@@ -116,8 +118,8 @@ class _RunFiles(NamedTuple):
         return "residues" if self.is_protein else "bases"
 
 
-def write_run_page(rundir: RunDir) -> None:
-    """Write the page of a run into its folder.
+def write_run_page(rundir: RunDir, pool: Pool) -> None:
+    """Write the page of a run into its folder, with the processes of a pool that are there.
 
     Raises:
         InputMissingError: there is no run in this folder.
@@ -125,7 +127,7 @@ def write_run_page(rundir: RunDir) -> None:
         InputError: a table is damaged.
         OutputError, StorageError: as ``files.writing``.
     """
-    run = _read_run(rundir)
+    run = _read_run(rundir, pool.helpers(None, 1, "figures of the page"))
     counts = run.counts
     classes = [one for one in counts.classes if one.n] if counts else []
     works, warnings = works_of(run.families), list(_warnings(run))
@@ -149,7 +151,7 @@ def write_run_page(rundir: RunDir) -> None:
         "classes": classes,
         "has_fdr": not all(math.isnan(one.fdr) for one in classes),
         "kinds": _kinds(run),
-        "scores": counts and scores_by_length(counts, run.facts.cut, run.letters),
+        "scores": counts and scores_by_length(counts, run.rows, run.facts.cut, run.letters),
         "regions": _first_regions(run),
         "has_samples": _samples(run) is not None,
         "machine": _machine(run),
@@ -169,16 +171,17 @@ def _pack(run: _RunFiles, most_bytes: int) -> tuple[str, RecordRows]:
     """The data of the page with as many rows as fit, and these rows."""
     charts = {chart.name: chart.as_data() for start in _charts(run) for chart in start}
     fixed = {"charts": charts, "samples": _samples(run), **_regions(run)}
-    page_rows = run.counts.page_rows if run.counts else PageRows(0)
-    rows = page_rows.rows(MOST_ROWS)
+    rows = run.rows
     while True:
         packed = pack({**fixed, **_columns(run, rows)})
         if len(packed) <= most_bytes or not len(rows.places):
             return packed, rows
-        rows = page_rows.rows(max(0, int(0.95 * len(rows.places) * most_bytes / len(packed))))
+        assert run.counts is not None, "there are rows"
+        n_rows = max(0, int(0.95 * len(rows.places) * most_bytes / len(packed)))
+        rows = run.counts.rows(n_rows, run.helpers)
 
 
-def _read_run(rundir: RunDir) -> _RunFiles:
+def _read_run(rundir: RunDir, helpers: Helpers[None]) -> _RunFiles:
     """
     Raises:
         InputMissingError, ResumeError, InputError: as ``write_run_page``.
@@ -190,7 +193,8 @@ def _read_run(rundir: RunDir) -> _RunFiles:
     counts = None
     if table.is_file():
         listed = regions.listed if regions else ()
-        counts = count_records(table, facts.text("recipe", "input_type"), MOST_ROWS, listed)
+        input_type = facts.text("recipe", "input_type")
+        counts = count_records(table, input_type, MOST_ROWS, tuple(listed), helpers)
     return _RunFiles(
         rundir,
         facts,
@@ -198,16 +202,20 @@ def _read_run(rundir: RunDir) -> _RunFiles:
         regions,
         Start.read_all(rundir.machine),
         read_complaints(rundir.log),
-        _read_identities(rundir, counts),
+        _read_identities(rundir, counts, helpers),
+        counts.rows(MOST_ROWS, helpers) if counts else RecordRows.none(),
+        helpers,
     )
 
 
-def _read_identities(rundir: RunDir, counts: RunCounts | None) -> Identities | None:
+def _read_identities(
+    rundir: RunDir, counts: RunCounts | None, helpers: Helpers[None]
+) -> Identities | None:
     table = rundir.output(VirusTable)
     if counts is None or not table.is_file():
         return None
     top = counts.top
-    return count_kinds(table, set(zip(top.files, top.records, strict=True)))
+    return count_kinds(table, set(zip(top.files, top.records, strict=True)), helpers)
 
 
 def _name(run: _RunFiles) -> str:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import io
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, cast
 
@@ -26,6 +28,7 @@ from virnucpro.tables.sinks import REGION_SINKS, all_sinks
 
 _REGION_FILES = frozenset(sink.file for sink in REGION_SINKS if sink.is_optional)
 _NO_FILE = "no such file"
+_WRITES_AHEAD = 8  # of a file, that are not hashed yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,26 +36,35 @@ class _HashingTree(Tree):
     """A run folder that hashes what is written: nobody needs to read it again for that."""
 
     hashes: dict[Path, str]  # of whole files
+    thread: ThreadPoolExecutor
 
     @contextmanager
     def replacing(self, path: Path) -> Iterator[BinaryIO]:
         """As ``Tree.replacing``."""
         with Tree.replacing(self, path) as out:
-            hashed = _Hashed(out)
+            hashed = _Hashed(out, self.thread)
             yield cast("BinaryIO", hashed)
-        self.hashes[path] = hashed.digest.hexdigest()
+        self.hashes[path] = hashed.hexdigest()
 
 
 class _Hashed(io.BufferedIOBase):
-    """A file that is written from its beginning to its end."""
+    """A file that is written from its beginning to its end, and hashed by a thread meanwhile."""
 
-    def __init__(self, out: BinaryIO) -> None:
-        self._out = out
-        self.digest = hashlib.sha256()
+    def __init__(self, out: BinaryIO, thread: ThreadPoolExecutor) -> None:
+        self._out, self._thread = out, thread
+        self._digest = hashlib.sha256()
+        self._waiting: deque[Future[None]] = deque()
 
     def write(self, text: Any, /) -> int:  # noqa: ANN401 - all that has bytes
-        self.digest.update(text)
+        self._waiting.append(self._thread.submit(self._digest.update, text))
+        if len(self._waiting) > _WRITES_AHEAD:
+            self._waiting.popleft().result()
         return self._out.write(text)
+
+    def hexdigest(self) -> str:
+        for future in self._waiting:
+            future.result()
+        return self._digest.hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +73,13 @@ class Outputs:
 
     rundir: RunDir
     written: dict[Path, str] = field(default_factory=dict)  # hashes of those written by ``tree``
+    thread: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1, "hashes"))
     field: ClassVar = "outputs"  # of ``run.json``: place in the run folder -> SHA-256
 
     @property
     def tree(self) -> Tree:
         """The run folder, to write outputs that ``hash`` need not read again."""
-        return _HashingTree(self.rundir.root, self.written)
+        return _HashingTree(self.rundir.root, self.written, self.thread)
 
     def hash(self, names: Collection[str] = ()) -> dict[str, str]:
         """The hashes of the outputs that are there: of all, or of those with these file names.

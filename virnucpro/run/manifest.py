@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, cast, get_args
@@ -15,6 +15,7 @@ from virnucpro.ground.files import read_json
 from virnucpro.ground.log import printable
 from virnucpro.ground.records import FastaRecord
 from virnucpro.ground.tree import Tree
+from virnucpro.sequences.fasta import Block, Span, Streams
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.sequences.samples import RunIds
 
@@ -80,6 +81,15 @@ class Manifest:
                 time = 2 * step.generation - 1 if is_there else 2 * generation
                 came.append((time, place, generation))
         return [(generation, place) for _, place, generation in sorted(came)]
+
+    def blocks(self, places: Iterable[tuple[int, Span]], streams: Streams) -> Iterator[Block]:
+        """The records of parts of inputs, by their ids in the run.
+
+        Raises:
+            InputError, InputMissingError: as ``InputFile.blocks``.
+        """
+        for place, span in places:
+            yield from self.ids.blocks(self.inputs[place], span, streams)
 
     def check_same_recipe(self, recipe: Recipe) -> None:
         """Check that this is the recipe of the run.

@@ -38,7 +38,7 @@ from virnucpro.ground.records import (
     check_counts,
     shard_name,
 )
-from virnucpro.ground.tasks import count_worth, helpers_for
+from virnucpro.ground.tasks import Pool
 from virnucpro.run.folder import CHUNKS, IDS, PLAN, RunDir
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.shards import N_SMALL_SHARDS, SeenOrfs, ShardWriter, digests_of, header_of
@@ -54,11 +54,13 @@ from virnucpro.sequences.translate import (
     translate_six_frames,
 )
 
+Places: TypeAlias = tuple[tuple[int, Span], ...]  # each of an input, by its place in the manifest
 Spans: TypeAlias = tuple[tuple[int, int], ...]  # of shards: the first, and one after the last
+LETTERS_AT_ONCE = 500_000  # of the records that are called
+_PARTS_AT_ONCE = 5_000  # records, or small files
 _BLOCK_LETTERS = 500_000  # letters that are translated, or looked up, at once
 _SHARDS_AT_ONCE = 256  # shards that are verified at once
-_READINGS_PER_SCORE = 20  # of records, in the time in which they are scored
-_FORMAT = 2  # raise it when the same records would give another plan, or other digests of ids
+_FORMAT = 3  # raise it when the same records would give another plan, or other digests of ids
 _LEAST_NUMBERS = 1000  # of the shards of a slice, so that their names are short
 
 
@@ -88,7 +90,7 @@ class Slice:
     index: int  # of its first shard, and of its first block of records
     generation: int  # of the inputs
     step: int  # of ``--embed``
-    spans: tuple[tuple[int, Span], ...]  # each of an input, by its place in the manifest
+    spans: Places
     is_first: bool  # of its series
 
     @property
@@ -101,8 +103,25 @@ class Slice:
         Raises:
             InputError, InputMissingError: as ``InputFile.blocks``.
         """
-        for place, span in self.spans:
-            yield from manifest.ids.blocks(manifest.inputs[place], span, streams)
+        return manifest.blocks(self.spans, streams)
+
+
+def ends_of_groups() -> Callable[[int], bool]:
+    """A function that says whether a group that is called at once ends with the next of its parts.
+
+    It is given the number of letters of each.
+    """
+    n_letters = n_parts = 0
+
+    def is_end(n_more: int) -> bool:
+        nonlocal n_letters, n_parts
+        n_letters, n_parts = n_letters + n_more, n_parts + 1
+        is_full = n_letters >= LETTERS_AT_ONCE or n_parts == _PARTS_AT_ONCE
+        if is_full:
+            n_letters = n_parts = 0
+        return is_full
+
+    return is_end
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +131,8 @@ class SlicePlan:
     shards: tuple[Shard, ...]
     counts: PlanCounts
     spans: Spans  # of each of its inputs
+    # parts of the inputs that are scored at once, if any process can read them: each of some files
+    blocks: tuple[Places, ...] = ()
     ids: str = ""  # SHA-256 of the digests of its ids; none in a later step of ``--embed``
 
 
@@ -146,7 +167,7 @@ class Plan:
         parts = {}
         for one in slices:
             with suppress(OSError, ValueError, KeyError, TypeError):
-                parts[one.index] = _read_part(rundir, key, one)
+                parts[one.index] = _read_part(rundir, key, one, n_inputs)
         return cls(slices, parts, keep_intermediate)
 
     @property
@@ -180,7 +201,7 @@ class Plan:
 
     def by_records(self) -> Iterator[list[Slice]]:
         """The slices of all records, in the order of the tables: those of one for each step."""
-        same: dict[tuple[int, tuple[tuple[int, Span], ...]], list[Slice]] = {}
+        same: dict[tuple[int, Places], list[Slice]] = {}
         for one in self.slices:
             same.setdefault((one.generation, one.spans), []).append(one)
         yield from (same[key] for key in sorted(same, key=lambda key: (key[0], same[key][0].index)))
@@ -338,6 +359,9 @@ class _Reading:
     slice: Slice
     counts: PlanCounts = field(default_factory=PlanCounts)
     digests: list[bytes] = field(default_factory=list)  # of ids: these would fill the memory
+    is_end: Callable[[int], bool] = field(default_factory=ends_of_groups)
+    blocks: list[list[tuple[int, Span]]] = field(default_factory=lambda: [[]])
+    are_ranged: bool = True  # any process can read each block
 
     def run(self) -> SlicePlan:
         planner, one, recipe = self.planner, self.slice, self.planner.recipe
@@ -372,7 +396,8 @@ class _Reading:
         self.counts.n_copies = writer.n_copies
         self.counts.n_copied_residues = writer.n_copied_residues
         shards = [replace(shard, path=rundir.shards / shard.path.name) for shard in writer.shards]
-        plan = SlicePlan(tuple(shards), self.counts, tuple(spans), ids)
+        blocks = tuple(map(tuple, filter(None, self.blocks))) if self.are_ranged else ()
+        plan = SlicePlan(tuple(shards), self.counts, tuple(spans), blocks, ids)
         rundir.write_whole(stem.with_suffix(PLAN), _sealed(_to_json(plan), planner.key))
         return plan
 
@@ -381,7 +406,7 @@ class _Reading:
     ) -> Iterator[Entries]:
         """The entries for shards of blocks of a file; its chunks go ``out``."""
         recipe = self.planner.recipe
-        records = self.asked(manifest, manifest.inputs[place], span)
+        records = self.asked(manifest, place, span)
         if not recipe.has_frames:
             for block in _blocks(records):
                 texts = [(record.id, protein_of(record)) for record in block]
@@ -398,13 +423,15 @@ class _Reading:
                 write_record(out, chunk.id, chunk.sequence)  # type: ignore[arg-type]
             yield _entries_of(translate_six_frames(chunks, code), recipe)
 
-    def asked(self, manifest: Manifest, file: InputFile, span: Span) -> Iterator[FastaRecord]:
+    def asked(self, manifest: Manifest, place: int, span: Span) -> Iterator[FastaRecord]:
         """The records that are embedded by the step; the first counts those that none asks for.
 
         A record is scored once for each step.
         """
         recipe, rules = manifest.recipe, tuple(one.rule for one in manifest.embed)
-        for records in parsed(manifest.ids.blocks(file, span, self.planner.streams)):
+        file = manifest.inputs[place]
+        blocks = manifest.ids.blocks(file, span, self.planner.streams)
+        for records in parsed(blocks if recipe.encoders else self.noted(blocks, place)):
             self.count(records)
             ids = _told_apart(manifest, file, records.ids)
             self.digests.append(id_digests(ids).tobytes())
@@ -415,6 +442,21 @@ class _Reading:
                 elif step is None:
                     self.counts.n_left += 1
                     self.counts.n_left_letters += len(record.sequence)
+
+    def noted(self, blocks: Iterable[Block], place: int) -> Iterator[Block]:
+        """The same blocks of an input, when it is noted where they are."""
+        for block in blocks:
+            span = None if isinstance(block, Records) else block.span
+            group = self.blocks[-1]
+            if span is None:
+                self.are_ranged = False
+            elif group and group[-1][0] == place:
+                group[-1] = (place, group[-1][1]._replace(end=span.end))
+            else:
+                group.append((place, span))
+            if self.is_end(block.n_letters):
+                self.blocks.append([])
+            yield block
 
     def count(self, records: Records) -> None:
         counts, lengths = self.counts, records.lengths
@@ -457,24 +499,21 @@ def _blocks(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
         yield block
 
 
-def make_plan(
-    planner: Planner, plan: Plan, on_letters: Callable[[int], None], n_helpers: int = 0
-) -> Plan:
-    """Plan the slices that are not planned yet, with so many helpers at most.
+def make_plan(planner: Planner, plan: Plan, on_letters: Callable[[int], None], pool: Pool) -> Plan:
+    """Plan the slices that are not planned yet, with the processes of a pool if they pay off.
 
     The ids of all slices are compared, whoever planned them.
 
     Raises:
         InputError: an input is not a FASTA file, or an id occurs twice in these slices.
-        UnavailableError: a helper died.
+        UnavailableError: a process died.
     """
     missing, parts, n_letters = plan.missing, dict(plan.parts), 0
-    n_worth = len(missing) * planner.recipe.bytes_per_slice * len(planner.recipe.reads)
-    # what is packed, each of them would unpack
-    n_worth += expected_letters(planner.manifest.inputs) // _READINGS_PER_SCORE
-    n_helpers = min(count_worth(n_helpers, n_worth), max(0, len(missing) - 1))
-    with helpers_for(planner, n_helpers, "parts of the plan") as helpers:
-        made = helpers.in_order(map(_SliceTask, missing))
+    n_expected = expected_letters(planner.manifest.inputs)
+    n_worth = n_expected * len(missing) // max(1, len(plan.slices))
+    helpers = pool.helpers(planner, n_worth, "parts of the plan")
+    made = helpers.in_order(map(_SliceTask, missing))
+    with pool.ended_by_errors():
         for one, part in zip(missing, made, strict=True):
             parts[one.index] = part
             n_letters += part.counts.n_letters
@@ -581,6 +620,7 @@ def _to_json(plan: SlicePlan) -> dict[str, object]:
             for shard in plan.shards
         ],
         "spans": plan.spans,
+        "blocks": plan.blocks,
         "ids": plan.ids,
     }
 
@@ -621,15 +661,23 @@ def _slice_from_json(stored: Sequence[Any], n_inputs: int) -> Slice:
     """
     index, generation, step, spans, is_first = stored
     check_counts(index, generation, step)
-    each = tuple((place, Span(*span)) for place, span in spans)
+    return Slice(index, generation, step, _places(spans, n_inputs), bool(is_first))
+
+
+def _places(stored: Sequence[Any], n_inputs: int) -> Places:
+    """
+    Raises:
+        ValueError, TypeError: they are not in so many inputs.
+    """
+    each = tuple((place, Span(*span)) for place, span in stored)
     for place, span in each:
         check_counts(place, span.start, span.n_lines, span.start if span.end is None else span.end)
         if place >= n_inputs:
             raise ValueError("there are not so many inputs")
-    return Slice(index, generation, step, each, bool(is_first))
+    return each
 
 
-def _read_part(rundir: RunDir, key: str, one: Slice) -> SlicePlan:
+def _read_part(rundir: RunDir, key: str, one: Slice, n_inputs: int) -> SlicePlan:
     """The plan of a slice, as it was written.
 
     Raises:
@@ -643,7 +691,8 @@ def _read_part(rundir: RunDir, key: str, one: Slice) -> SlicePlan:
         path = rundir.shards / f"{shard_name(index)}.faa"
         shards.append(Shard(index, path, n_orfs, n_embedded, n_residues, digest))
     spans = tuple((int(first), int(end)) for first, end in stored["spans"])
-    return SlicePlan(tuple(shards), PlanCounts(**stored["counts"]), spans, str(stored["ids"]))
+    blocks = tuple(_places(places, n_inputs) for places in stored["blocks"])
+    return SlicePlan(tuple(shards), PlanCounts(**stored["counts"]), spans, blocks, stored["ids"])
 
 
 def _find_damaged(shards: Sequence[Shard], on_shard: Callable[[int, int], None]) -> set[int]:

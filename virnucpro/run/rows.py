@@ -33,30 +33,36 @@ from virnucpro.tables.sinks import Portion, Tally, all_sinks
 
 _FORMAT = 2  # raise it when the same scores, columns and key would give other rows
 
+_COUNTS = ("n_records", "n_letters", "work", "n_blocks")
 _Rows: TypeAlias = Mapping[str, bytes | memoryview]  # see ``Portion``
 
 
 @dataclass(slots=True)
 class SliceRows:
-    """What the tables have of a slice, and the feature files of each store."""
+    """What the tables have of a slice or of a block of it, and the feature files of each store."""
 
     files: Sequence[Sequence[IndexPart]] = ()
     portions: list[Portion] = field(default_factory=list)
     n_records: int = 0
     n_letters: int = 0
-    work: int = 0  # see ``Written``
+    work: int = 0  # letters that are read: those that are searched for regions, twice
     n_blocks: int = 0
+    is_scored: bool = False  # now; else the scores were there
+    digest: str = ""  # SHA-256 of the score file of a block, if that was written now
 
     @property
     def n_failed(self) -> int:
         return sum(portion.tally.n_failed_frames for portion in self.portions)
 
-    def add(self, portion: Portion) -> None:
-        """Add rows; neighbours of one sample become one portion."""
-        if self.portions and self.portions[-1].sample == portion.sample:
-            self.portions[-1] = self.portions[-1].joined(portion)
-        else:
-            self.portions.append(portion)
+    def include(self, block: SliceRows) -> None:
+        """Add the rows of the next block; neighbours of one sample become one portion."""
+        for name in _COUNTS:
+            setattr(self, name, getattr(self, name) + getattr(block, name))
+        for portion in block.portions:
+            if self.portions and self.portions[-1].sample == portion.sample:
+                self.portions[-1] = self.portions[-1].joined(portion)
+            else:
+                self.portions.append(portion)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +116,8 @@ class RowStore:
             (one.sample, _facts_of(one.tally), packed(one.rows), packed(one.own_rows))
             for one in rows.portions
         ]
-        facts = ([list(map(asdict, one)) for one in rows.files], _counts(rows), portions)
+        counts = [getattr(rows, name) for name in _COUNTS]
+        facts = ([list(map(asdict, one)) for one in rows.files], counts, portions)
         content = b"".join((json.dumps(facts).encode(), b"\n", *texts))
         attributes = {**self._attributes(group, plan), "crc32": crc32(content)}
         with self.tree.replacing(self.path(group)) as out:
@@ -186,10 +193,6 @@ def _unpacked(facts: bytes, text: memoryview) -> SliceRows:
     check_counts(*counts)
     parts = [[IndexPart(**one) for one in of_store] for of_store in files]
     return SliceRows(parts, each, *counts)
-
-
-def _counts(rows: SliceRows) -> tuple[int, int, int, int]:
-    return rows.n_records, rows.n_letters, rows.work, rows.n_blocks
 
 
 def _facts_of(tally: Tally) -> dict[str, Any]:

@@ -62,8 +62,8 @@ class ScoreStore:
     def path(self, index: int) -> Path:
         return self.folder / f"{shard_name(index)}{SUFFIX}"
 
-    def write(self, index: int, scored: ScoredRecords, work: int) -> None:
-        """Write one file; its label says how much work it was.
+    def write(self, index: int, scored: ScoredRecords, work: int) -> str:
+        """Write one file; its label says how much work it was. -> SHA-256 of the file
 
         Raises:
             OutputError, StorageError: the disk refuses it.
@@ -76,9 +76,9 @@ class ScoreStore:
             "n_letters": scored.records.n_letters,
             "work": work,
         }
-        with self.tree.replacing(self.path(index)) as out:
-            out.write(content)
-            out.write(sealed_label(content, attributes))
+        content += sealed_label(content, attributes)
+        self.tree.write_whole(self.path(index), content)
+        return hashlib.sha256(content).hexdigest()
 
     def read(self, index: int, records: Records) -> tuple[ScoredRecords | None, bool]:
         """The scores of these records, None if they are not there.

@@ -13,8 +13,8 @@ of patterns (``proteins.0.weight``, ``proteins.patterns.0``). The facts are JSON
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
 from hashlib import sha256
 from math import isfinite, prod
@@ -386,6 +386,12 @@ class Scorer:
             raise ValueError("nets of windows that read words")
         if self.proteins and self.proteins.words is not self.pieces[0].words:
             raise ValueError("nets of proteins that read other words than those of pieces")
+
+    def __reduce__(self) -> tuple[Callable[..., Scorer], tuple[Any, ...]]:
+        """Another process reads VirNucPro's own from its file, and shares that in memory."""
+        if self is Scorer.own():
+            return Scorer.own, ()
+        return Scorer, tuple(getattr(self, one.name) for one in fields(self))
 
     @property
     def shortest(self) -> int:

@@ -191,6 +191,7 @@ class RawRecords:
     mate: int = 0  # 1 or 2: ids get this number
     prefix: str = ""  # of ids in the run ...
     unprefixed: frozenset[str] = frozenset()  # ... but for these
+    span: Span | None = None  # where any process may read them; None: nowhere else
 
     @property
     def n_letters(self) -> int:
@@ -253,14 +254,30 @@ def read_blocks(
     label = name or printable(path)
     streams = streams or Streams()
     with unpacking(path, label), streams.at(path, label, on_block, span) as (handle, is_reads):
-        n_bytes = None if span.end is None else span.end - span.start
-        cut = (_cut_reads if is_reads else _cut)(_bytes_of(handle, n_bytes), label, span.n_lines)
-        blocks = (RawRecords(chunks, n, label, sample, is_reads) for chunks, n in cut)
+        text = _Text(handle, None if span.end is None else span.end - span.start)
+        cut = (_cut_reads if is_reads else _cut)(text, label, span.n_lines)
+        is_ranged = handle.seekable()
+        blocks = (
+            RawRecords(chunks, n, label, sample, is_reads, span=where if is_ranged else None)
+            for (chunks, n), where in _placed(cut, text, span)
+        )
         first = list(islice(blocks, 2)) if is_reads and span == WHOLE else []
         if _alternate(chain.from_iterable(reads.chunks for reads in first)):
             yield from _mates_in_turn(parsed(chain(first, blocks)))
         else:
             yield from chain(first, blocks)
+
+
+def _placed(
+    cut: Iterable[tuple[list[bytes], int, int]], text: _Text, span: Span
+) -> Iterator[tuple[tuple[list[bytes], int], Span | None]]:
+    """Each part of a text, and where it is in the file; None: its bytes are others there."""
+    start, n_before = span.start, span.n_lines
+    for chunks, n_lines, n_rest in cut:
+        end = span.start + text.n_bytes - n_rest
+        here = n_lines if start > span.start else n_before  # blank lines may precede the first
+        yield (chunks, n_lines), Span(start, end, here) if text.is_as_in_file else None
+        start = end
 
 
 class Streams:
@@ -330,21 +347,26 @@ class _Cutter:
 
     def add(self, block: bytes) -> bool:
         """Look at the next block; false if it has the line ends of old Macs."""
-        data, base = self.last + block, self.n_bytes - len(self.last)
         if self.is_before:
             text = block if self.n_bytes else block.removeprefix(_BOM)
             blank = text[: len(text) - len(text.lstrip(b"\r\n"))]
             self.n_blank, self.is_before = self.n_blank + blank.count(b"\n"), blank == text
+        is_near = self.n_bytes + len(block) > self.spans[-1].start + self.least
+        is_known = not is_near and b"\r" not in block and self.last != b"\r"
+        is_known = is_known or self.cut(self.last + block, self.n_bytes - len(self.last))
+        self.n_bytes, self.n_lines = self.n_bytes + len(block), self.n_lines + _count(b"\n", block)
+        self.last = block[-1:]
+        return is_known
+
+    def cut(self, data: bytes, base: int) -> bool:
+        """Find the spans that begin in data, so many bytes behind the start; as ``add``."""
         while start := self.find(
             data, max(len(self.last), self.spans[-1].start + self.least - base)
         ):
             n_lines = self.n_lines - self.last.count(b"\n") + data.count(b"\n", 0, start)
             self.spans[-1] = self.spans[-1]._replace(end=base + start)
             self.spans.append(Span(base + start, None, n_lines))
-        is_known = b"\r" not in data or data.count(b"\r", 0, -1) == data.count(b"\r\n")
-        self.n_bytes, self.n_lines = base + len(data), self.n_lines + _count(b"\n", block)
-        self.last = block[-1:]
-        return is_known
+        return b"\r" not in data or data.count(b"\r", 0, -1) == data.count(b"\r\n")
 
     def find(self, data: bytes, first: int) -> int:
         """The first record of data that begins in this place or later; 0 if none does."""
@@ -376,8 +398,8 @@ def are_mates(path: Path) -> bool:
     """
     label = printable(path)
     with unpacking(path, label), _open(path, label, None) as handle:
-        first = islice(_cut_reads(_bytes_of(handle), label), 2)
-        return _alternate(chain.from_iterable(chunks for chunks, _ in first))
+        first = islice(_cut_reads(_Text(handle), label), 2)
+        return _alternate(chain.from_iterable(chunks for chunks, _, _ in first))
 
 
 def _alternate(chunks: Iterable[bytes]) -> bool:
@@ -462,26 +484,40 @@ def _open(path: Path, label: str, on_block: OnBlock | None) -> BinaryIO:
     return handle
 
 
-def _bytes_of(handle: BinaryIO, n_left: int | None = None) -> Iterator[bytes]:
+@dataclass(slots=True, eq=False)
+class _Text:
     """A text in blocks, without a byte order mark; every line end is a line feed.
 
     Of a part of it, so many bytes are read.
     """
-    if handle.peek(len(_BOM)).startswith(_BOM):  # type: ignore[attr-defined]
-        n_bom = len(handle.read(len(_BOM)))
-        n_left = None if n_left is None else n_left - n_bom
-    held = b""  # the first half of a line end, perhaps
-    while block := handle.read(_BLOCK if n_left is None else min(n_left, _BLOCK)):
-        n_left = None if n_left is None else n_left - len(block)
-        block = held + block
-        held = b"\r" if block.endswith(b"\r") else b""
-        block = block[: len(block) - len(held)]
-        if b"\r" in block:
-            block = block.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-        if block:
-            yield block
-    if held:
-        yield b"\n"
+
+    handle: BinaryIO
+    n_left: int | None = None
+    n_bytes: int = 0  # of its blocks so far
+    is_as_in_file: bool = True  # they are the bytes of the file
+
+    def __iter__(self) -> Iterator[bytes]:
+        handle = self.handle
+        if handle.peek(len(_BOM)).startswith(_BOM):  # type: ignore[attr-defined]
+            n_bom, self.is_as_in_file = len(handle.read(len(_BOM))), False
+            self.n_left = None if self.n_left is None else self.n_left - n_bom
+        held = b""  # the first half of a line end, perhaps
+        while block := handle.read(_BLOCK if self.n_left is None else min(self.n_left, _BLOCK)):
+            self.n_left = None if self.n_left is None else self.n_left - len(block)
+            block = held + block
+            held = b"\r" if block.endswith(b"\r") else b""
+            block = block[: len(block) - len(held)]
+            if held or b"\r" in block:
+                block, self.is_as_in_file = _with_line_feeds(block), False
+            if block:
+                self.n_bytes += len(block)
+                yield block
+        if held:
+            yield b"\n"
+
+
+def _with_line_feeds(text: bytes) -> bytes:
+    return text.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
 
 def _count(letter: bytes, data: bytes) -> int:
@@ -495,8 +531,11 @@ def _text(data: bytes) -> str:
 
 def _cut(
     blocks: Iterable[bytes], label: str, n_lines: int = 0
-) -> Iterator[tuple[list[bytes], int]]:
-    """Whole records of FASTA, as chunks of bytes, each with the number of lines before."""
+) -> Iterator[tuple[list[bytes], int, int]]:
+    """Whole records of FASTA, as chunks of bytes, each with the number of lines before.
+
+    So many bytes of the blocks so far are behind them.
+    """
     blocks = iter(blocks)
     rest, number = _begin(blocks, label, n_lines)
     for block in blocks:
@@ -504,7 +543,7 @@ def _cut(
         end = data.rfind(b"\n>") + 1
         if end:
             whole, rest = data[:end], data[end:]
-            yield [whole], number
+            yield [whole], number, len(rest)
             number += _count(b"\n", whole)
         elif len(data) < 2 * _BLOCK:
             rest = data
@@ -512,10 +551,10 @@ def _cut(
             long = _LongRecord(number, label)
             rest = long.read(chain([data], blocks))
             del data, block  # the letters of a long record are here once
-            yield long.chunks, number
+            yield long.chunks, number, len(rest)
             number += long.n_lines
     if rest:
-        yield [rest], number
+        yield [rest], number, 0
 
 
 def _begin(blocks: Iterator[bytes], label: str, number: int) -> tuple[bytes, int]:
@@ -693,8 +732,8 @@ def _starts_as_reads(path: Path, handle: BinaryIO) -> bool:
 
 def _cut_reads(
     blocks: Iterable[bytes], label: str, number: int = 0
-) -> Iterator[tuple[list[bytes], int]]:
-    """Lines of whole reads, each chunk with the number of lines before; the last one has the rest.
+) -> Iterator[tuple[list[bytes], int, int]]:
+    """Lines of whole reads, each chunk as ``_cut`` gives it; the last one has the rest.
 
     Blank lines may precede them.
     """
@@ -713,7 +752,7 @@ def _cut_reads(
             for _ in range(n_ends % _LINES + 1):
                 end = data.rfind(b"\n", 0, end)
             whole, rest = data[: end + 1], data[end + 1 :]
-            yield [whole], number
+            yield [whole], number, len(rest)
             number, n_ends = number + n_ends - n_ends % _LINES, n_ends % _LINES
             waiting, n_bytes = [rest], len(rest)
         if not n_ends and n_bytes > MAX_HEADER + 1:
@@ -722,7 +761,7 @@ def _cut_reads(
             header = _text(waiting[0][1:].partition(b"\n")[0])
             _check_length(n_bytes, header, number + 1, label)
     if n_bytes:
-        yield [b"".join(waiting)], number
+        yield [b"".join(waiting)], number, 0
 
 
 def _parse_reads(
@@ -919,9 +958,9 @@ def guess_input_type(path: Path, name: str = "") -> InputType | None:
     """
     samples = list(_first_letters(path, name))
     letters = "".join(sample for _, sample in samples).encode("ascii", "replace")
-    counts = np.bincount(np.frombuffer(letters, np.uint8), minlength=256)
     plain, protein, masks = (
-        int(counts[list(some)].sum()) for some in (_PLAIN_BASES, _ONLY_PROTEIN, _MASKS)
+        len(letters) - len(letters.translate(None, some))
+        for some in (_PLAIN_BASES, _ONLY_PROTEIN, _MASKS)
     )
     total = len(letters) - masks
     if not letters:
@@ -948,12 +987,13 @@ def guess_input_type(path: Path, name: str = "") -> InputType | None:
 def _first_letters(path: Path, name: str) -> Iterator[tuple[str, str]]:
     """The ids of the first records of a file, and letters of each that show their type."""
     n_letters = 0
-    for record in read_fasta(path, name):
-        sample = record.sequence[:_SAMPLE]
-        n_letters += len(sample)
-        yield record.id, sample
-        if n_letters >= _SAMPLE:
-            return
+    for records in parsed(read_blocks(path, name)):
+        for record_id, sequence in zip(records.ids, records.sequences, strict=True):
+            sample = sequence[:_SAMPLE]
+            n_letters += len(sample)
+            yield record_id, sample
+            if n_letters >= _SAMPLE:
+                return
 
 
 def _is_of_bases(sequence: str) -> bool:

@@ -13,7 +13,7 @@ import sys
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import compress, groupby
+from itertools import chain, compress, groupby
 from math import isnan
 from typing import Any, ClassVar, NamedTuple
 
@@ -37,10 +37,11 @@ from virnucpro.ground.records import (
 )
 from virnucpro.run.features import FeatureReader, FeatureStore
 from virnucpro.run.index import IndexPart, show_files
+from virnucpro.run.manifest import Manifest
 from virnucpro.run.rows import SliceRows
 from virnucpro.run.scores import ScoreStore
 from virnucpro.run.shards import read_shard
-from virnucpro.sequences.fasta import Block, parsed
+from virnucpro.sequences.fasta import Block, Span, Streams, parsed
 from virnucpro.sequences.kmers import frame_bases
 from virnucpro.sequences.translate import GeneticCode
 from virnucpro.tables.sinks import Portion, Sink, find_viruses
@@ -56,7 +57,7 @@ FrameRange = tuple[int, int, int]
 class Maker:
     """The parts of a run that rows are made of."""
 
-    recipe: Recipe
+    manifest: Manifest
     sinks: tuple[type[Sink], ...]
     stores: tuple[FeatureStore, ...]  # one for each encoder
     slices: Mapping[int, tuple[Shard, ...]]  # the shards of each slice, by its index
@@ -66,6 +67,10 @@ class Maker:
     with_own_ids: bool = False  # the files of each input have ids of their own
     scores: ScoreStore | None = None  # None: scores are not kept
     readers: dict[int, list[FeatureReader]] = field(default_factory=dict)  # of each slice
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.manifest.recipe
 
     def readers_of(self, index: int) -> list[FeatureReader]:
         """The readers of all stores for a slice, which remember what they read."""
@@ -203,17 +208,6 @@ def _side_by_side(rows: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
     return np.concatenate(rows, axis=1)
 
 
-class Written(NamedTuple):
-    """The rows of a block of records, and how much work it was."""
-
-    portions: list[Portion]
-    n_records: int  # that were read, with hidden ones
-    n_letters: int
-    work: int  # letters that are read: those that are searched for regions, twice
-    is_scored: bool  # now; else the scores were there
-    n_blocks: int = 1
-
-
 @dataclass(frozen=True, slots=True)
 class RowsTask:
     """Take the rows of a slice that were made before, here: a helper would only pass them on."""
@@ -222,10 +216,8 @@ class RowsTask:
     index: int = 0
     n_letters: ClassVar[int] = sys.maxsize
 
-    def do(self, maker: Maker) -> Written:
-        rows = self.rows
-        counts = (rows.n_records, rows.n_letters, rows.work)
-        return Written(rows.portions, *counts, is_scored=False, n_blocks=rows.n_blocks)
+    def do(self, _: Maker) -> SliceRows:
+        return self.rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -237,29 +229,35 @@ class BlockTask:
     runs: array[int]  # flat: place of a record, and a ``FrameRange`` of it
     frames: list[ScoredFrames]
     hidden: frozenset[str] = frozenset()  # records that a later input gives anew: they have no row
+    places: tuple[tuple[int, Span], ...] = ()  # of records that are not among the parts
     index: int = 0  # that of its slice, and its place there
 
-    def do(self, maker: Maker) -> Written:
+    def do(self, maker: Maker) -> SliceRows:
         """
         Raises:
-            InputError: the records are not those that the frames were found in.
+            InputError: the records are not those that were planned.
         """
-        records, is_new = Records.joined(list(parsed(self.parts))), True
+        blocks = chain(self.parts, maker.manifest.blocks(self.places, Streams()))
+        records, is_new = Records.joined(list(parsed(blocks))), True
         n_read = len(records.ids)
         shown = [name not in self.hidden for name in records.ids]
         records = records if all(shown) else records.kept(shown)
+        digest = ""
         if maker.scores is None:
             results = maker.noted(self.results(records, shown, maker))
         else:
-            scored, is_new = self.scores(records, maker, maker.scores)
+            scored, is_new, digest = self.scores(records, maker, maker.scores)
             results = maker.call(scored)
         n_letters, work = int(records.lengths.sum()), work_of(records, maker.finder)
-        return Written(maker.portions(results), n_read, n_letters, work, is_new)
+        portions = maker.portions(results)
+        return SliceRows((), portions, n_read, n_letters, work, 1, is_new, digest)
 
     def scores(
         self, records: Records, maker: Maker, store: ScoreStore
-    ) -> tuple[ScoredRecords, bool]:
+    ) -> tuple[ScoredRecords, bool, str]:
         """The scores of the records; made, and kept, if they are not there: the second is true.
+
+        The last is the hash of their file, if it was written.
 
         Raises:
             OutputError, StorageError: the disk refuses them.
@@ -268,11 +266,11 @@ class BlockTask:
         if scored is None:
             scored, is_new = maker.score(records), True
         elif maker.finder is None or is_searched:
-            return scored, False
+            return scored, False, ""
         else:
             scored, is_new = maker.searched(scored), False
-        store.write(self.index, scored, work_of(records, maker.finder))
-        return scored, is_new
+        digest = store.write(self.index, scored, work_of(records, maker.finder))
+        return scored, is_new, digest
 
     def results(self, records: Records, shown: list[bool], maker: Maker) -> CalledRecords:
         """The records that are shown, with their predictions and calls."""

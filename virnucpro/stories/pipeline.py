@@ -51,7 +51,7 @@ from virnucpro.ground.events import (
 from virnucpro.ground.log import LOGGER, announce, counted, printable
 from virnucpro.ground.options import carry
 from virnucpro.ground.records import Shard
-from virnucpro.ground.tasks import Helpers
+from virnucpro.ground.tasks import Pool
 from virnucpro.page.run import write_run_page
 from virnucpro.run.features import FeatureStore
 from virnucpro.run.folder import RunDir
@@ -61,7 +61,6 @@ from virnucpro.run.plan import Plan, Planner, make_plan
 from virnucpro.run.rows import RowStore
 from virnucpro.run.scores import ScoreStore
 from virnucpro.sequences.inputs import expected_letters
-from virnucpro.stories.blocks import Maker
 from virnucpro.stories.intake import open_run
 from virnucpro.stories.options import (
     ExtractOptions,
@@ -88,9 +87,14 @@ ExecutorOn = Callable[[Sequence[str]], Executor]  # given the devices
 
 
 def execute(
-    options: RunOptions, on_event: OnEvent, executor_on: ExecutorOn = ProcessExecutor
+    options: RunOptions,
+    on_event: OnEvent,
+    executor_on: ExecutorOn = ProcessExecutor,
+    pool: Pool | None = None,
 ) -> Summary:
     """Call viruses, or make vectors, as the options say, in their run folder.
+
+    Processes of a ``pool`` may be starting already.
 
     Raises:
         VirnucproError: see ``errors``; finished shards are kept in every case.
@@ -98,25 +102,28 @@ def execute(
     config = resolve(options, on_event)
     is_left_to_others = options.no_embed or options.plan_only
     executor = ProcessExecutor(()) if is_left_to_others else executor_on(config.resources.devices)
-    return run(config, executor, on_event)
+    return run(config, executor, on_event, pool)
 
 
-def run(config: RunConfig, executor: Executor, on_event: OnEvent) -> Summary:
+def run(
+    config: RunConfig, executor: Executor, on_event: OnEvent, pool: Pool | None = None
+) -> Summary:
     """Run, or resume, a prediction or an extraction.
 
     Raises:
         VirnucproError: see ``errors``; finished shards are kept in every case.
     """
     rundir, summary = RunDir(config.output), Summary()
-    with rundir.in_use(), closing(executor):
+    pool = pool or Pool(config.resources.n_helpers)
+    with rundir.in_use(), closing(executor), pool:
         rundir.check_free(resume=config.options.resume, force=config.options.force)
         LOGGER.info("virnucpro %s: %s", __version__, printable(" ".join(config.options.argv)))
         recorded = rundir.read_manifest() if config.options.resume else None
         if recorded and (lost := lost_inputs(config.options, rundir, recorded)):
-            cut_again(config, recorded, lost, summary, on_event)
+            cut_again(config, recorded, lost, pool, summary, on_event)
         else:
             with summary.stage(STAGES[0]), rundir.planning():
-                results, job = begin(config, executor, summary, on_event)
+                results, job = begin(config, executor, pool, summary, on_event)
             if config.options.plan_only:
                 close_plan(config, results, summary)
             else:
@@ -128,7 +135,7 @@ def run(config: RunConfig, executor: Executor, on_event: OnEvent) -> Summary:
 
 
 def begin(
-    config: RunConfig, executor: Executor, summary: Summary, on_event: OnEvent
+    config: RunConfig, executor: Executor, pool: Pool, summary: Summary, on_event: OnEvent
 ) -> tuple[Results, Job]:
     """Open and plan the run while its workers start, and announce what it will do.
 
@@ -149,7 +156,7 @@ def begin(
     for compromise in config.compromises:
         LOGGER.warning("%s", compromise)
     job = make_job(rundir, manifest.recipe, config.weights, open_cache(config.options))
-    results = make_results(config, manifest, job.stores, on_event)
+    results = make_results(config, manifest, job.stores, pool, on_event)
     if job.stores:
         executor.start(job, config.resources, count_worth_starting(manifest, recorded))
     plan = plan_run(config, results, recorded)
@@ -179,6 +186,7 @@ def make_results(
     config: RunConfig,
     manifest: Manifest,
     stores: tuple[FeatureStore, ...],
+    pool: Pool,
     on_event: OnEvent,
 ) -> Results:
     """The parts of a run that its outputs are made of, before it is planned."""
@@ -201,6 +209,7 @@ def make_results(
         caller=caller,
         finder=finder,
         backlog=Backlog(),
+        pool=pool,
         feature_format=layout,
         per_file=per_file,
         on_event=on_event,
@@ -256,7 +265,7 @@ def plan_run(config: RunConfig, results: Results, recorded: Manifest | None) -> 
             planner,
             plan,
             lambda done: on_event(Progress(stage, done, total, "letters")),
-            config.resources.n_helpers,
+            results.pool,
         )
         if planner.keeps_chunks and not has_chunks:
             planner.join_chunks(plan)
@@ -343,23 +352,20 @@ def embed_and_write(
         pending = find_pending(stores, owed, frozenset(results.manifest.replaced), on_event)
         for store in stores if pending else ():
             store.make_folder()
-    n_helpers = resources.n_helpers
     if not pending:
         executor.close()  # workers for inputs that gave no shard
         try:
-            with summary.stage(of_tables), results.helpers(n_helpers) as helpers:
-                results.write(summary, helpers)
+            with summary.stage(of_tables), results.pool.ended_by_errors():
+                results.write(summary, results.helpers())
         finally:
             results.rundir.sweep()  # what helpers that were stopped were writing
         return
     n_before = len(plan.shards) - len(pending)
     on_event(EmbeddingStarted(tuple(pending), n_before, plan.files, job.encoders))
     results = replace(results, backlog=Backlog(pending))
+    write = partial(results.write, summary, results.helpers())
     try:
-        with (
-            results.helpers(n_helpers) as helpers,
-            beside(results.backlog, helpers, partial(results.write, summary, helpers)) as tables,
-        ):
+        with beside(results, write) as tables:
             with summary.stage(before_tables):
                 embed(executor.run(pending, job, resources), results, summary, tables)
             with summary.stage(of_tables):
@@ -369,16 +375,14 @@ def embed_and_write(
 
 
 @contextmanager
-def beside(
-    backlog: Backlog, helpers: Helpers[Maker], write: Callable[[], None]
-) -> Iterator[Future[None]]:
+def beside(results: Results, write: Callable[[], None]) -> Iterator[Future[None]]:
     """Write tables in a thread, which waits for each shard; it ends with the block."""
     thread = ThreadPoolExecutor(1, "tables")
     try:
-        yield thread.submit(write)
+        with results.pool.ended_by_errors():
+            yield thread.submit(write)
     finally:
-        backlog.abandon()
-        helpers.stop()
+        results.backlog.abandon()
         thread.shutdown()
 
 
@@ -438,7 +442,12 @@ def _on_shard(on_event: OnEvent, stage: str) -> Callable[[int, int], None]:
 
 
 def cut_again(
-    config: RunConfig, manifest: Manifest, lost: Sequence[str], summary: Summary, on_event: OnEvent
+    config: RunConfig,
+    manifest: Manifest,
+    lost: Sequence[str],
+    pool: Pool,
+    summary: Summary,
+    on_event: OnEvent,
 ) -> None:
     """Call the records of a finished run by another cut, without its input, which is gone.
 
@@ -448,7 +457,7 @@ def cut_again(
     """
     rundir = RunDir(config.output)
     manifest.check_same_recipe(config.recipe_for(manifest.recipe.input_type))
-    results = make_results(config, manifest, (), on_event)
+    results = make_results(config, manifest, (), pool, on_event)
     LOGGER.warning("the input is gone: %s; calls are made from the scores of this run", lost[0])
     announce_cut(results.caller, manifest, summary)
     summary.count_plan(results.plan, manifest)
@@ -456,13 +465,13 @@ def cut_again(
         check_blind(results.scores, results.finder, lost)
         before = Outputs(rundir).read_kept(LETTERS)
     lacking = set[str]()
-    with summary.stage(summary.stages[-1]), ExitStack() as stack, results.helpers(0) as helpers:
+    with summary.stage(summary.stages[-1]), ExitStack() as stack:
         letters = letters_of_before(rundir, before)
         facts = {**_facts(config, results.caller, "unfinished"), Outputs.field: before}
         rundir.write_manifest(manifest, facts)
         rundir.delete(rundir.report)
         adds = results.open_outputs(stack)
-        for portion in blind_portions(helpers.tools, letters):
+        for portion in blind_portions(results.helpers().tools, letters):
             summary.records.include(portion.tally)
             lacking |= {name for name, rows in portion.rows.items() if lacks_letters(name, rows)}
             for add in adds:
@@ -492,7 +501,7 @@ def close_run(
     if not config.options.keep_intermediate and not summary.records.n_failed_frames:
         rundir.clear_shards()
     if config.options.report:
-        write_run_page(rundir)
+        write_run_page(rundir, results.pool)
 
 
 def _facts(config: RunConfig, caller: Caller, state: str) -> dict[str, object]:

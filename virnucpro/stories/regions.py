@@ -21,6 +21,7 @@ from virnucpro.ground.events import OnEvent, Progress
 from virnucpro.ground.files import expanded, open_plain
 from virnucpro.ground.log import LOGGER, announce, printable
 from virnucpro.ground.records import Call, CalledRecords, FastaRecord, RecordResult
+from virnucpro.ground.tasks import Pool
 from virnucpro.page.run import write_run_page
 from virnucpro.run.folder import RunDir
 from virnucpro.run.hashes import Outputs
@@ -64,7 +65,7 @@ def find_regions(options: RegionsOptions, on_event: OnEvent) -> Tally:
             tally = _write_files(rundir, manifest, inputs, finder, on_event)
             _note_in_manifest(rundir, manifest, tally, region_model)
         if rundir.report.exists():
-            write_run_page(rundir)
+            write_run_page(rundir, Pool())
         LOGGER.info("%s", tally.virus_line)
     return tally
 

@@ -32,6 +32,7 @@ from virnucpro.ground.events import (
 )
 from virnucpro.ground.log import LOGGER, announce, counted, printable
 from virnucpro.ground.records import Shard
+from virnucpro.ground.tasks import Pool
 from virnucpro.run.folder import RunDir
 from virnucpro.run.journal import ShardFigures
 from virnucpro.run.manifest import Manifest
@@ -185,8 +186,10 @@ def work(
             raise _no_plan(rundir)
         config = resolve_work(options, rundir.read_facts(), manifest, on_event)
         inputs = tuple(file.stamped() for file in manifest.inputs)
-        run = _PartOfRun(rundir, replace(manifest, inputs=inputs), config, outcome, on_event)
-        run.do(make_job(rundir, manifest.recipe, config.weights, open_cache(options)), executor_on)
+        manifest = replace(manifest, inputs=inputs)
+        job = make_job(rundir, manifest.recipe, config.weights, open_cache(options))
+        with Pool(config.resources.n_helpers) as pool:
+            _PartOfRun(rundir, manifest, config, outcome, pool, on_event).do(job, executor_on)
     return outcome
 
 
@@ -198,6 +201,7 @@ class _PartOfRun:
     manifest: Manifest
     config: RunConfig
     outcome: PartResult
+    pool: Pool
     on_event: OnEvent
 
     def do(self, job: Job, executor_on: ExecutorOn) -> None:
@@ -209,7 +213,7 @@ class _PartOfRun:
         n_shards = sum(map(len, shards.values()))
         if n_shards:
             announce(f"part {outcome.part}: {counted(n_shards, 'shard')}, {len(pending):,} pending")
-        results = make_results(self.config, self.manifest, job.stores, on_event)
+        results = make_results(self.config, self.manifest, job.stores, self.pool, on_event)
         results = replace(results, plan=plan, backlog=Backlog(pending))
         owed = [group for group in groups if not results.has(group)]
         alone = [group for group in owed if len(shards[group[0].index]) == len(_all(plan, group))]
@@ -260,11 +264,13 @@ class _PartOfRun:
                 planner,
                 plan,
                 lambda done: self.on_event(Progress("planning this part", done, 0, "letters")),
-                self.config.resources.n_helpers,
+                self.pool,
             )
             whole = Plan.read(rundir, self.manifest)
             if self.outcome.n_planned and whole is not None and not whole.missing:
-                make_plan(planner, whole, lambda _: None)  # compares the ids of all parts
+                make_plan(
+                    planner, whole, lambda _: None, self.pool
+                )  # compares the ids of all parts
         shards = {
             groups[place][0].index: [
                 shard
@@ -280,15 +286,11 @@ class _PartOfRun:
         """Write the rows of slices beside what the block does; what it is given waits for them."""
         indices = {one.index for group in groups for one in group}
         results = replace(results, plan=results.plan.limited(indices))
-        n_helpers = self.config.resources.n_helpers
 
         def count(group: Group) -> None:
             self.outcome.n_rows += results.has(group)
 
-        with (
-            results.helpers(n_helpers) as helpers,
-            beside(results.backlog, helpers, partial(results.write_rows, helpers, count)) as tables,
-        ):
+        with beside(results, partial(results.write_rows, results.helpers(), count)) as tables:
 
             def wait() -> None:
                 try:

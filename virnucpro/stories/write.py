@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain, groupby
 from operator import itemgetter
@@ -28,14 +28,14 @@ from virnucpro.ground.events import SCORING, STAGES, OnEvent, Progress
 from virnucpro.ground.files import writing
 from virnucpro.ground.log import counted
 from virnucpro.ground.records import FastaRecord, Records, Shard, shard_name
-from virnucpro.ground.tasks import AbandonedError, Helpers, count_worth, helpers_for
+from virnucpro.ground.tasks import AbandonedError, Helpers, Pool
 from virnucpro.ground.tree import Tree
 from virnucpro.run.features import FeatureStore
 from virnucpro.run.folder import RunDir
 from virnucpro.run.hashes import Outputs
 from virnucpro.run.index import IndexPart, write_index
 from virnucpro.run.manifest import Manifest
-from virnucpro.run.plan import Plan, Slice
+from virnucpro.run.plan import Plan, Slice, ends_of_groups
 from virnucpro.run.rows import RowStore, SliceRows
 from virnucpro.run.scores import ScoreStore
 from virnucpro.sequences.fasta import Block, Streams, parsed
@@ -46,14 +46,10 @@ from virnucpro.stories.blocks import (
     ScoredFrames,
     ScoredShard,
     ShardTask,
-    Written,
     input_changed,
 )
 from virnucpro.stories.summary import Summary
 from virnucpro.tables.sinks import SINKS, Add, Place, Portion, Sink, Tally, open_sinks
-
-LETTERS_AT_ONCE = 500_000  # of the records of a block
-_RECORDS_AT_ONCE = 5_000
 
 # The frames of a record lie in a row in each of some shards: the first, and one after the last.
 # These are made by the million: plain tuples, and few functions on their way.
@@ -126,6 +122,7 @@ class Results:
     caller: Caller
     finder: RegionFinder | None  # None: regions are not looked for
     backlog: Backlog  # shards that are being embedded meanwhile
+    pool: Pool  # of processes
     feature_format: FeatureFormat
     per_file: bool
     on_event: OnEvent
@@ -133,12 +130,12 @@ class Results:
     scores: ScoreStore | None = None  # of a run without a model that calls
     streams: Streams = field(default_factory=Streams)  # of packed inputs
 
-    def helpers(self, most: int) -> AbstractContextManager[Helpers[Maker]]:
-        """The helpers for the time of a block: as many as there is work for, ``most`` at most."""
+    def helpers(self) -> Helpers[Maker]:
+        """The helpers for the tables, as many as there is work for."""
         owed = chain.from_iterable(group for group in self.plan.by_records() if not self.has(group))
         n_letters = sum(self.plan.parts[one.index].counts.n_letters for one in owed)
         maker = Maker(
-            recipe=self.manifest.recipe,
+            manifest=self.manifest,
             sinks=SINKS[self.manifest.recipe.command],
             stores=self.stores,
             slices={index: part.shards for index, part in self.plan.parts.items()},
@@ -148,7 +145,7 @@ class Results:
             with_own_ids=self.per_file and self.manifest.is_qualified,
             scores=self.scores,
         )
-        return helpers_for(maker, count_worth(most, n_letters), "tables")
+        return self.pool.helpers(maker, n_letters, "tables")
 
     def write(self, summary: Summary, helpers: Helpers[Maker]) -> None:
         """Write every output, and count what is in them.
@@ -192,6 +189,8 @@ class Results:
         names = set[str]()
         for _, index, written in self.written(lambda _: indexes, helpers):
             yield from written.portions
+            if self.scores is not None and written.digest:
+                self.outputs.written[self.scores.path(index)] = written.digest
             names.update(shard_name(index + place) for place in range(written.n_blocks))
             n_read += written.n_records
             n_done, to_do = n_done + written.n_letters, to_do - written.work
@@ -233,7 +232,7 @@ class Results:
                 self.rows.write(group, self.plan, rows)
             on_done(group)
 
-    def collected(self, each: Iterable[Written]) -> SliceRows:
+    def collected(self, each: Iterable[SliceRows]) -> SliceRows:
         """The rows of the blocks of a slice, together.
 
         Raises:
@@ -242,12 +241,7 @@ class Results:
         rows = SliceRows()
         for written in each:
             self.backlog.check()
-            rows.n_records += written.n_records
-            rows.n_blocks += written.n_blocks
-            rows.n_letters += written.n_letters
-            rows.work += written.work
-            for portion in written.portions:
-                rows.add(portion)
+            rows.include(written)
         return rows
 
     def has(self, group: Sequence[Slice]) -> bool:
@@ -290,7 +284,7 @@ class Results:
         self,
         parts_of: Callable[[Sequence[Slice]], Sequence[list[IndexPart]]],
         helpers: Helpers[Maker],
-    ) -> Iterator[tuple[Sequence[Slice], int, Written]]:
+    ) -> Iterator[tuple[Sequence[Slice], int, SliceRows]]:
         """The rows of blocks of records, in order, each after its slices and the block's index.
 
         ``parts_of`` gives what takes the feature files of these slices, for each store.
@@ -329,7 +323,11 @@ class Results:
         elif self.stores:
             of_series = [self.scored(one, indexes, hidden, helpers) for one in group]
             yield from block_tasks(self.generation(group[0], of_series), hidden)
-        else:
+        elif blocks := self.plan.parts[group[0].index].blocks:
+            for places in blocks:
+                n_bytes = sum((span.end or 0) - span.start for _, span in places)
+                yield BlockTask(n_bytes, (), array("q"), [], hidden, places)
+        else:  # what is packed is unpacked here
             yield from raw_tasks(group[0].blocks(self.manifest, self.streams), hidden)
 
     def generation(
@@ -418,7 +416,7 @@ def block_tasks(
     """The tasks of blocks of bounded size, or of one longer record."""
     records: list[FastaRecord] = []
     runs, frames, numbers = array("q"), list[ScoredFrames](), dict[int, int]()
-    n_letters = n_of_headers = 0
+    n_letters, is_end = 0, ends_of_groups()
 
     def task() -> BlockTask:
         return BlockTask(n_letters, (Records.of(records),), runs, frames, hidden)
@@ -430,28 +428,30 @@ def block_tasks(
                 frames.append(each)
             runs.extend((len(records), number, first, end))
         records.append(record)
-        n_of_headers += len(record.header)
         n_letters += len(record.sequence)
-        if n_of_headers + n_letters >= LETTERS_AT_ONCE or len(records) == _RECORDS_AT_ONCE:
+        if is_end(len(record.header) + len(record.sequence)):
             yield task()
             records, runs, frames, numbers = [], array("q"), [], {}
-            n_letters = n_of_headers = 0
+            n_letters = 0
     if records:
         yield task()
 
 
 def raw_tasks(blocks: Iterable[Block], hidden: frozenset[str]) -> Iterator[BlockTask]:
     """The tasks of records that have no frames: neighbouring blocks, up to a bounded size."""
-    parts: list[Block] = []
-    n_letters = 0
+    parts, is_end = list[Block](), ends_of_groups()
+
+    def task() -> BlockTask:
+        n_letters = sum(part.n_letters for part in parts)
+        return BlockTask(n_letters, tuple(parts), array("q"), [], hidden)
+
     for block in blocks:
         parts.append(block)
-        n_letters += block.n_letters
-        if n_letters >= LETTERS_AT_ONCE or len(parts) == _RECORDS_AT_ONCE:
-            yield BlockTask(n_letters, tuple(parts), array("q"), [], hidden)
-            parts, n_letters = [], 0
+        if is_end(block.n_letters):
+            yield task()
+            parts.clear()
     if parts:
-        yield BlockTask(n_letters, tuple(parts), array("q"), [], hidden)
+        yield task()
 
 
 def open_outputs(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import chain, compress, count
 from operator import itemgetter
@@ -59,8 +60,8 @@ _NO_HIT = (-1.0, 0, "")
 _SUMS = (  # of a tally
     *("n_viral", "n_proviruses", "n_whole_regions", "n_frames"),
     *("n_failed_frames", "n_failed_records", "n_mendable"),
-    *("viral_lengths", "kinds", "families"),
 )
+_COUNTERS = ("statuses", "viral_lengths", "kinds", "families")  # of a tally
 
 
 @dataclass(slots=True)
@@ -148,8 +149,10 @@ class Tally:
 
     def include(self, other: Tally) -> None:
         """Count the records of another, which come later."""
-        for status, n_records in other.statuses.items():
-            self.statuses[status] += n_records
+        for name in _COUNTERS:
+            counts = getattr(self, name)
+            for key, n in getattr(other, name).items():
+                counts[key] += n
         if other.n_regions is not None:
             self.n_regions = (self.n_regions or 0) + other.n_regions
         for name in _SUMS:
@@ -187,8 +190,7 @@ class Portion:
 
     def joined(self, other: Portion) -> Portion:
         """The same with the records of another, of the same sample, which come later."""
-        tally = replace(self.tally, statuses={**self.tally.statuses})
-        tally.viral_lengths = Counter(self.tally.viral_lengths)
+        tally = replace(self.tally, **{name: copy(getattr(self.tally, name)) for name in _COUNTERS})
         tally.include(other.tally)
         own_rows = None
         if self.own_rows is not None or other.own_rows is not None:

@@ -414,26 +414,62 @@ class TableBlock:
         return values.astype(np.int64)
 
 
+@dataclass(frozen=True, slots=True)
+class TableSpan:
+    """Neighbouring lines of a table of ours, by its bytes."""
+
+    path: Path
+    names: tuple[str, ...]  # of the columns
+    is_of_windows: bool  # its lines end as those of Windows
+    start: int
+    end: int
+
+    def read(self) -> TableBlock:
+        """
+        Raises:
+            InputError: lines have another number of values than there are names.
+            OSError: it cannot be read.
+        """
+        with self.path.open("rb") as lines:
+            lines.seek(self.start)
+            data = lines.read(self.end - self.start)
+        data = data.replace(b"\r\n", b"\n") if self.is_of_windows else data
+        data = data if data.endswith(b"\n") else data + b"\n"
+        n_lines, n_read = data.count(b"\n"), np.empty(1, dtype=np.int64)
+        ends = np.empty((n_lines, len(self.names)), dtype=np.int64)
+        letters = np.frombuffer(data, np.uint8)
+        call("split_fields", letters, len(data), len(self.names), ends, n_read)
+        if n_read[0] < n_lines:
+            raise damaged(self.path, "a line has too few values")
+        return TableBlock(data, self.names, ends)
+
+
+def spans_of(path: Path) -> Iterator[TableSpan]:
+    """The lines of a table of ours, some at a time.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as lines:
+        header = lines.readline().decode("utf-8", "surrogateescape")
+        names = tuple(header.rstrip("\r\n").split("\t"))
+        end, size = lines.tell(), os.fstat(lines.fileno()).st_size
+        while end < size:
+            start = end
+            lines.seek(start + _BYTES_AT_ONCE)
+            lines.readline()
+            end = min(lines.tell(), size)
+            yield TableSpan(path, names, header.endswith("\r\n"), start, end)
+
+
 def read_blocks(path: Path) -> Iterator[TableBlock]:
-    """The rows of a table of ours, some at a time. It may have got the line ends of Windows.
+    """The rows of a table of ours, some at a time.
 
     Raises:
         InputError: lines have another number of values than there are names.
         OSError: it cannot be read.
     """
-    with path.open("rb") as lines:
-        header = lines.readline().decode("utf-8", "surrogateescape")
-        names = header.rstrip("\r\n").split("\t")
-        while data := lines.read(_BYTES_AT_ONCE) + lines.readline():
-            data = data.replace(b"\r\n", b"\n") if header.endswith("\r\n") else data
-            data = data if data.endswith(b"\n") else data + b"\n"
-            n_lines, n_read = data.count(b"\n"), np.empty(1, dtype=np.int64)
-            ends = np.empty((n_lines, len(names)), dtype=np.int64)
-            letters = np.frombuffer(data, np.uint8)
-            call("split_fields", letters, len(data), len(names), ends, n_read)
-            if n_read[0] < n_lines:
-                raise damaged(path, "a line has too few values")
-            yield TableBlock(data, names, ends)
+    yield from (span.read() for span in spans_of(path))
 
 
 def damaged(table: Path, why: object) -> InputError:
