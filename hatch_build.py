@@ -1,4 +1,4 @@
-"""Compile the scorer's C source into the package: a step of every build of a wheel.
+"""Compile the C sources into a library of the package: a step of every build of a wheel.
 
 The wheel has the manual pages where ``docs/make_man.py`` has written them. An editable install
 gets the library into its source folder. The compiler is ``$CC`` or ``cc``; on a machine without
@@ -19,14 +19,17 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCE = Path("virnucpro", "scorer", "scorer.c")
-LIBRARY = SOURCE.with_name("libscorer.so")
+SOURCES = (
+    Path("virnucpro", "scorer", "scorer.c"),
+    Path("virnucpro", "encoders", "esm2", "attention.c"),
+)
+LIBRARY = SOURCES[0].with_name("libscorer.so")
 MANUAL = Path("packaging", "man")  # in the source archive of a release
 # no -march=native and no -ffast-math: the library runs on any machine of its kind, and scores
 # are the same on all of them; nobody reads errno or the flags of exceptions, which changes none
 FLAGS = (
     *("-std=c99", "-O3", "-fPIC", "-shared", "-ffp-contract=off"),
-    *("-fno-math-errno", "-fno-trapping-math"),
+    *("-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"),
 )
 ZIG = (sys.executable, "-m", "ziglang", "cc", "-mcpu=baseline")
 
@@ -38,13 +41,13 @@ def compiler() -> list[str]:
 
 
 def build_library(root: Path) -> None:
-    """Compile the library, beside its source."""
-    source, library = root / SOURCE, root / LIBRARY
-    digest = hashlib.sha256(source.read_bytes()).hexdigest()
+    """Compile the library, beside the first of its sources."""
+    sources, library = [root / source for source in SOURCES], root / LIBRARY
+    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
     unfinished = library.with_suffix(f".{os.getpid()}")
     command = [*(compiler() or ZIG), *FLAGS, f'-DSOURCE_SHA256="{digest}"']
     try:
-        subprocess.run([*command, "-o", str(unfinished), str(source), "-lm"], check=True)
+        subprocess.run([*command, "-o", str(unfinished), *map(str, sources), "-lm"], check=True)
         unfinished.replace(library)  # a program that runs keeps the one that it has loaded
     finally:
         unfinished.unlink(missing_ok=True)

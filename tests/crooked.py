@@ -58,7 +58,10 @@ def round_rotary(encoder: ESM2Encoder) -> None:
 
 
 def change_a_weight(encoder: ESM2Encoder) -> None:
-    encoder.model.layers[-1].down.weight[3].mul_(1.001)
+    down = encoder.model.layers[-1].down
+    weight = down.weight.to_dense() if down.weight.is_mkldnn else down.weight.clone()
+    weight[3].mul_(1.001)
+    down.weight = torch.nn.Parameter(weight, requires_grad=False)
 
 
 def forget_the_last_norm(encoder: ESM2Encoder) -> None:

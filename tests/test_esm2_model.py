@@ -37,7 +37,7 @@ from virnucpro.encoders.esm2.attention import (
     E4M3,
     Kernel,
     StagedBatch,
-    attend_dense,
+    attend_compiled,
     attend_efficient,
     attend_efficient_triton,
     attend_runs,
@@ -124,11 +124,12 @@ CASES = [
     pytest.param(case, id=str(case), marks=marks)
     for case, marks in (
         (Case("cpu", torch.float32, attend_runs), ()),
+        (Case("cpu", torch.float32, attend_compiled), ()),
         (Case("cpu", torch.float32, attend_to_train), ()),
         (Case("cpu", torch.bfloat16, attend_runs), ()),
-        (Case("cpu", torch.bfloat16, attend_dense), ()),
+        (Case("cpu", torch.bfloat16, attend_compiled), ()),
         (Case("cpu", torch.float16, attend_runs), ()),
-        (Case("cpu", E4M3, attend_dense), ()),
+        (Case("cpu", E4M3, attend_compiled), ()),
         (Case("cuda", E4M3, attend_varlen), on_ada),
         (Case("cuda", E4M3, attend_varlen_triton), on_ada),
         (Case("cuda", torch.float32, attend_runs), on_cuda),
@@ -390,38 +391,43 @@ def test_matrix_products_take_the_precision_asked_for_and_all_else_is_float32(or
 @pytest.mark.parametrize(
     ("dtype", "kernel"),
     [
-        (torch.float32, attend_runs),
+        (torch.float32, attend_compiled),
         (torch.float16, attend_runs),
-        (torch.bfloat16, attend_dense),
+        (torch.bfloat16, attend_compiled),
     ],
 )
-def test_a_cpu_attends_to_runs_of_one_length(dtype, kernel):
-    assert choose_kernel(torch.device("cpu"), dtype, 32) is kernel
+def test_a_cpu_with_avx512_attends_in_c_but_in_fp16_and_others_by_pytorch(
+    dtype, kernel, monkeypatch
+):
+    for capability, chosen in (("AVX512", kernel), ("AVX2", attend_runs)):
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)  # noqa: B023
+        assert choose_kernel(torch.device("cpu"), dtype, 32) is chosen
 
 
-@pytest.mark.parametrize("head_dim", SHAPES)
-@pytest.mark.parametrize("gain", [1.0, 5.0, 100.0])
-def test_a_head_with_large_scores_attends_in_float32_and_no_other_head_notices(head_dim, gain):
-    shape = SHAPES[head_dim]
-    batch = PackedBatch.of([random_protein(length) for length in (166, 166, 7)])
+@pytest.mark.parametrize("head_dim", [10, *SHAPES])
+@pytest.mark.parametrize("gain", [1.0, 100.0])
+def test_a_cpu_attends_in_float32_whatever_the_scores_and_no_other_protein_notices(head_dim, gain):
+    batch = PackedBatch.of([random_protein(length) for length in (166, 166, 7, 1)])
     staged = StagedBatch.of(batch, rotary_frequencies(head_dim))
-    qkv = torch.randn(len(batch.tokens), 3, shape.n_heads, head_dim).bfloat16()
-    plain = attend_dense(qkv, staged)
-    qkv[:168, 0, 1] *= gain  # the queries of the second head, in the first protein
-    found, rounded = attend_dense(qkv, staged), attend_runs(qkv, staged)
-    expected = attend_runs(qkv.float(), staged)
-    # SDPA rounds turned queries and keys to bf16, and nothing else before the result. Here scores
-    # of 14 at most are rounded as well: each to 0.42 u of itself, by which the weight of its key is
-    # off. Queries and keys make it off by 0.42 u sqrt(2) of the spread of the scores, of which 14
-    # are four where it is largest; so 3 times as far, beside weights, sums and their quotient.
-    distances = [(x.float() - expected)[:168, 1].norm() for x in (found, rounded)]
-    assert distances[0] < 4 * distances[1]
-    others = torch.ones(found.shape[:2], dtype=torch.bool)
-    others[:168, 1] = False
-    assert torch.equal(found[others], plain[others])
+    qkv = torch.randn(len(batch.tokens), 3, 3, head_dim).bfloat16()
+    qkv[:, 0, 1] *= gain  # the queries of the second head
+    found = attend_compiled(qkv.float(), staged)
+    exact = attend_runs(qkv.double(), staged)
+    distances = [(x - exact).norm() for x in (found, attend_runs(qkv.float(), staged))]
+    assert distances[0] < 2 * distances[1], "SDPA sums in float32 too, in another order"
+    assert torch.equal(attend_compiled(qkv, staged), found.bfloat16()), "rounded once"
     first = PackedBatch.of([random_protein(166)])
-    alone = attend_dense(qkv[:168], StagedBatch.of(first, rotary_frequencies(head_dim)))
-    assert torch.equal(alone, found[:168]), "bit for bit, also in float32"
+    alone = attend_compiled(qkv[:168], StagedBatch.of(first, rotary_frequencies(head_dim)))
+    assert torch.equal(alone, found[:168].bfloat16()), "bit for bit"
+
+
+def test_a_number_that_is_none_stays_none_through_attention_on_a_cpu():
+    staged = StagedBatch.of(PackedBatch.of(["MKV"]), rotary_frequencies(16))
+    for dtype in (torch.float32, torch.bfloat16):
+        qkv = torch.randn(5, 3, 2, 16, dtype=dtype)
+        qkv[1, 2, 0] = torch.nan
+        is_number = attend_compiled(qkv, staged).isfinite()
+        assert not is_number[:, 0].any() and is_number[:, 1].all()
 
 
 _COUNT_FAULTS = """
@@ -489,6 +495,7 @@ def test_every_weight_gets_the_gradient_that_it_gets_in_fair_esm(oracle, kernel)
 def test_a_gradient_is_the_slope_of_the_result(oracle):
     n_layers = oracle.shape.n_layers
     model = load_esm2(oracle.path, n_layers, torch.float32, torch.device("cpu")).requires_grad_()
+    model.to_train()
     batch = PackedBatch.of(PROTEINS[:4])
     weights = torch.randn(len(batch.tokens), oracle.shape.dim)
 
@@ -592,11 +599,14 @@ def test_a_replayed_graph_gives_fair_esm_s_vectors_batch_after_batch(oracle):
 @pytest.mark.parametrize("oracle", [16, 24, 32], indirect=True)
 @pytest.mark.parametrize("length", [1, 50, 166])
 @pytest.mark.parametrize("n_others", [1, 7, 40])
-@pytest.mark.parametrize("is_reordered", [True, False])
-def test_in_bf16_a_vector_has_the_same_bits_in_every_batch_on_a_cpu(
-    oracle, length, n_others, is_reordered
+@pytest.mark.parametrize(
+    ("dtype", "is_reordered"),
+    [(torch.bfloat16, True), (torch.bfloat16, False), (torch.float32, True)],
+)
+def test_a_vector_has_the_same_bits_in_every_batch_on_a_cpu(
+    oracle, length, n_others, dtype, is_reordered
 ):
-    model = load_esm2(oracle.path, oracle.shape.n_layers, torch.bfloat16, torch.device("cpu"))
+    model = load_esm2(oracle.path, oracle.shape.n_layers, dtype, torch.device("cpu"))
     if is_reordered:
         model.reorder_weights()
     protein = random_protein(length, seed=1000)
@@ -608,13 +618,12 @@ def test_in_bf16_a_vector_has_the_same_bits_in_every_batch_on_a_cpu(
 
 
 @pytest.mark.parametrize("oracle", [16, 24, 32], indirect=True)
-def test_weights_laid_out_for_a_cpu_give_fair_esm_s_vectors(oracle):
-    model = load_esm2(oracle.path, oracle.shape.n_layers, torch.bfloat16, torch.device("cpu"))
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_weights_laid_out_for_a_cpu_give_fair_esm_s_vectors(oracle, dtype):
+    model = load_esm2(oracle.path, oracle.shape.n_layers, dtype, torch.device("cpu"))
     model.reorder_weights()
     found = torch.cat(embed(model, PROTEINS))
-    assert worst_row(found, torch.cat(oracle.hidden)) < tolerance(
-        oracle.shape.n_layers, torch.bfloat16
-    )
+    assert worst_row(found, torch.cat(oracle.hidden)) < tolerance(oracle.shape.n_layers, dtype)
 
 
 @pytest.mark.parametrize("oracle", [24], indirect=True)

@@ -356,16 +356,33 @@ def test_every_processor_gives_the_same_bits(
         pytest.skip("no compiler on this machine")
     portable = tmp_path / "portable.so"
     flags = ("-std=c99", "-O0", "-fPIC", "-shared", "-ffp-contract=off", "-DPORTABLE")
-    source = library.LIBRARY.with_name("scorer.c")
-    subprocess.run([compiler, *flags, "-o", portable, source, "-lm"], check=True)
+    flags += ("-Wno-psabi",)
+    package = library.LIBRARY.parents[1]
+    sources = (package / "scorer" / "scorer.c", package / "encoders" / "esm2" / "attention.c")
+    subprocess.run([compiler, *flags, "-o", portable, *sources, "-lm"], check=True)
     rng = np.random.default_rng(8)
     nets = {0: nets_of((301, 70, 33, 19), 2, rng), 7: nets_of((298, 8, 4, 5), 1, rng)}
     views = views_with(nets, 305, rng)
     features = rng.normal(0, 4, (101, 305)).astype(np.float32)
     found = views.log_odds(features)
+    projected = rng.normal(size=(2 * 21, 3, 3, 24)).astype(np.float32)
+    attended = attend(projected)
     monkeypatch.setattr(library, "LIBRARY", portable)
     monkeypatch.setattr(library, "_library", library._library.__wrapped__)
     np.testing.assert_array_equal(views.log_odds(features), found)
+    # float32: sums of 24 products and of 21 keys, in other orders
+    np.testing.assert_allclose(attend(projected), attended, rtol=0, atol=1e-5)
+
+
+def attend(projected: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Attention within two proteins of one length, whose positions are not turned."""
+    n, _, n_heads, dim = projected.shape
+    cos, sin = np.ones((n, dim), np.float32), np.zeros((n, dim // 2), np.float32)
+    out = np.empty((n, n_heads, dim), np.float32)
+    addresses = [array.ctypes.data for array in (projected, cos, sin, out)]
+    runs = np.array([0, 2, n // 2])
+    library.call("attend", addresses[0], 0, *addresses[1:3], runs, 1, n_heads, dim, addresses[3])
+    return out
 
 
 def test_a_view_lies_within_the_features() -> None:

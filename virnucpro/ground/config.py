@@ -35,7 +35,7 @@ STATUSES: Mapping[Status, str] = {  # and what became of the records with each
 _AS_EVER: Store = "float32"  # adds nothing to a fingerprint: older runs have it too
 RESIDUES_PER_SHARD = 250_000  # of the largest shards
 _RESIDUES_WITH_ROWS = 125_000  # the same, where each residue has a vector
-SHARD_FORMAT = 7
+SHARD_FORMAT = 8
 BYTES_PER_SLICE = 2**23  # of the content of inputs that are planned, and called, together
 
 

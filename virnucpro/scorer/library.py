@@ -1,12 +1,12 @@
-"""The compiled part of the scorer: ``scorer.c``, called with arrays and without Python's lock.
+"""``scorer.c`` and ``attention.c``, called with arrays and without Python's lock.
 
-The build makes ``libscorer.so`` of it (``hatch_build.py``). Digits are those of ``pieces``. Tables
-of codons have a byte for each of 125 codes.
+The build makes ``libscorer.so`` of them (``hatch_build.py``). Digits are those of ``pieces``.
+Tables of codons have a byte for each of 125 codes.
 """
 
 from __future__ import annotations
 
-from ctypes import CDLL, c_double, c_int, c_int64
+from ctypes import CDLL, c_double, c_int, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -84,6 +84,12 @@ _SIGNATURES = {
     "split_fields": (_BYTES, c_int64, c_int64, _COUNTS, _COUNTS),
     "read_numbers": (_BYTES, _COUNTS, _COUNTS, c_int64, _VALUES, _COUNTS),
     "find_changes": (_BYTES, _COUNTS, _COUNTS, c_int64, _BYTES),
+    # of a batch, by the addresses of tensors: queries, keys and values, 1 for bf16; cosines, sines;
+    # runs, heads, their dimensions, the result
+    "attend": (
+        *(c_void_p, c_int, c_void_p, c_void_p),
+        *(_COUNTS, c_int64, c_int64, c_int64, c_void_p),
+    ),
 }
 
 

@@ -7,17 +7,18 @@ same type. It is chosen once, when the model is loaded.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from virnucpro.encoders.transfer import PackedBatch, Runs, send
 from virnucpro.ground.log import LOGGER
+from virnucpro.scorer.library import call
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,13 +50,7 @@ class StagedBatch:
 Kernel = Callable[[Tensor, StagedBatch], Tensor]
 
 E4M3 = torch.float8_e4m3fn
-# beyond it a kernel that never writes the scores out is as fast, and needs no room for them
-_LONGEST_DENSE = 1024  # tokens
-_SCORES_AT_ONCE = 1 << 19  # numbers in bf16: they stay in the caches
-# of the exponentials of a query: no score is above 14, which bf16 rounds by 0.03 at most
-_LARGEST_SUM = 2.0**20
 _WIDEST_HEAD = 256  # dimensions that FlashAttention takes
-_LANES = 32  # of a register: one divisor for fewer numbers in a row is slow
 
 
 def attend_runs(qkv: Tensor, batch: StagedBatch) -> Tensor:
@@ -63,23 +58,21 @@ def attend_runs(qkv: Tensor, batch: StagedBatch) -> Tensor:
     out = torch.empty_like(qkv[:, 0])
     for first, n, seqlen in batch.runs:
         q, k = _turned(qkv, batch, (first, n, seqlen)).to(qkv.dtype)
-        v = _values(qkv, first, n, seqlen).contiguous()
-        _put(out, first, F.scaled_dot_product_attention(q, k, v))
+        v = qkv[first : first + n * seqlen, 2].view(n, seqlen, *qkv.shape[2:]).transpose(1, 2)
+        attended = F.scaled_dot_product_attention(q, k, v.contiguous()).transpose(1, 2)
+        out[first : first + n * seqlen].view(n, seqlen, *out.shape[1:]).copy_(attended)
     return out
 
 
-def attend_dense(qkv: Tensor, batch: StagedBatch) -> Tensor:
-    """Written-out scores and probabilities in bf16, but for long proteins (CPU, bf16)."""
+def attend_compiled(qkv: Tensor, batch: StagedBatch) -> Tensor:
+    """Each head of a protein by itself, in float32 whatever the type (CPU; in C, one thread)."""
+    assert qkv.is_contiguous() and not qkv.requires_grad, "no gradient flows through C"
     out = torch.empty_like(qkv[:, 0])
-    for first, n, seqlen in batch.runs:
-        turned = _turned(qkv, batch, (first, n, seqlen))
-        v = _values(qkv, first, n, seqlen)
-        if seqlen > _LONGEST_DENSE:
-            q, k = turned
-            attended = F.scaled_dot_product_attention(q, k, v.float())
-        else:
-            attended = _dense(_scaled(turned).to(v.dtype), v)
-        _put(out, first, attended)
+    tables = batch.cos.data_ptr(), batch.sin.data_ptr()
+    runs = np.array(batch.runs, dtype=np.int64)
+    is_bf16 = qkv.dtype == torch.bfloat16
+    shape = len(runs), *qkv.shape[2:]
+    call("attend", qkv.data_ptr(), is_bf16, *tables, runs, *shape, out.data_ptr())
     return out
 
 
@@ -172,14 +165,16 @@ OF_TRITON: tuple[Kernel, ...] = (attend_varlen_triton, attend_efficient_triton)
 def choose_kernel(device: torch.device, dtype: torch.dtype, head_dim: int) -> Kernel:
     """The fastest kernel for this device, this precision and heads of so many dimensions.
 
-    FlashAttention takes fp16 and bf16 on CUDA devices of compute capability 8.0 and newer. Neither
-    it nor its sibling for float32 takes heads of any size; SDPA, which pads them, does. In 16 bits
-    Triton has the rotation and the borders of sub-layers, or, after a warning with the reason,
-    PyTorch has them.
+    A CPU with AVX-512 attends in C, but for fp16. FlashAttention takes fp16 and bf16 on CUDA
+    devices of compute capability 8.0 and newer. Neither it nor its sibling for float32 takes heads
+    of any size; SDPA, which pads them, does. In 16 bits Triton has the rotation and the borders of
+    sub-layers, or, after a warning with the reason, PyTorch has them.
     """
+    has_registers = torch.backends.cpu.get_cpu_capability() == "AVX512"  # 32, of 16 numbers
+    if device.type == "cpu" and dtype != torch.float16 and has_registers:
+        return attend_compiled
     if device.type != "cuda" or head_dim % 8 or head_dim > _WIDEST_HEAD:
-        has_bf16 = dtype in (torch.bfloat16, E4M3)
-        return attend_dense if device.type == "cpu" and has_bf16 else attend_runs
+        return attend_runs
     if dtype == torch.float32:
         return attend_efficient
     has_flash = torch.cuda.get_device_capability(device) >= (8, 0)
@@ -225,47 +220,3 @@ def _turned(qkv: Tensor, batch: StagedBatch, run: tuple[int, int, int]) -> Tenso
     laid_out = torch.empty(part.shape, dtype=torch.float32, device=qkv.device).copy_(part)
     position = slice(first, first + seqlen)  # as of every protein of the run
     return rotate(laid_out, batch.cos[position], batch.sin[position])
-
-
-def _values(qkv: Tensor, first: int, n: int, seqlen: int) -> Tensor:
-    """A view of the values, (n, n_heads, seqlen, head_dim)."""
-    part = qkv[first : first + n * seqlen, 2].view(n, seqlen, *qkv.shape[2:])
-    return part.transpose(1, 2)
-
-
-def _put(out: Tensor, first: int, attended: Tensor) -> None:
-    """Write (n, n_heads, seqlen, head_dim) to the places of its tokens."""
-    n, _, seqlen, _ = attended.shape
-    out[first : first + n * seqlen].view(n, seqlen, *out.shape[1:]).copy_(attended.transpose(1, 2))
-
-
-def _scaled(turned: Tensor) -> Tensor:
-    """Scale queries for powers of two, and take their mean from keys: softmax does not notice."""
-    q, k = turned
-    q.mul_(q.shape[-1] ** -0.5 / math.log(2))
-    k.sub_(k.mean(dim=-2, keepdim=True))
-    return turned
-
-
-def _dense(turned: Tensor, v: Tensor) -> Tensor:
-    """Attention without the maximum of the scores: their mean is 0, so no sum is below 1.
-
-    A head with large scores in a protein is done again in float32.
-    """
-    head_dim = v.shape[-1]
-    n_ones = 1 if head_dim >= _LANES else head_dim
-    values = torch.ones(*v.shape[:-1], head_dim + n_ones, dtype=v.dtype)
-    values[..., :head_dim] = v
-    q, k, values = (x.flatten(0, 1) for x in (*turned, values))
-    sums = torch.empty_like(values)  # of values by exponentials, and of these
-    at_once = max(1, _SCORES_AT_ONCE // q.shape[1] ** 2)
-    for i in range(0, len(q), at_once):
-        part = slice(i, i + at_once)
-        scores = torch.bmm(q[part], k[part].mT)
-        torch.bmm(scores.exp2_(), values[part], out=sums[part])
-    is_large = ~(sums[..., -1].amax(dim=-1) < _LARGEST_SUM)
-    if is_large.any():
-        scores = torch.bmm(q[is_large].float(), k[is_large].float().mT)
-        exact = torch.bmm(torch.softmax(scores * math.log(2), dim=-1), values[is_large].float())
-        sums[is_large] = exact.to(sums.dtype)
-    return (sums[..., :head_dim] / sums[..., head_dim:]).view_as(v)

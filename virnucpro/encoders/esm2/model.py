@@ -221,7 +221,9 @@ class Layer(nn.Module):
         """Lay the weights out as oneDNN multiplies with them, once and not in each batch.
 
         They are a copy in memory of their own, and good for ``linear`` and ``in_float32`` alone.
+        No gradient flows through them.
         """
+        self.is_fused = True
         for part in (self.qkv, self.attention_out, self.up, self.down):
             ordered = torch.ops.mkldnn._reorder_linear_weight(part.weight, _USUAL_TOKENS)
             part.weight = nn.Parameter(ordered, requires_grad=False)
@@ -350,9 +352,9 @@ class ESM2(nn.Module):
         return self.to(device)
 
     def reorder_weights(self) -> None:
-        """Lay the weights out for this CPU, where its products are oneDNN's."""
-        for layer in self.layers:
-            if isinstance(layer, Layer) and layer.is_fused:
+        """Lay the weights out for this CPU, where its products in bf16 or fp32 are oneDNN's."""
+        for layer in self.layers if cpu_fuses_linear() else ():
+            if isinstance(layer, Layer) and layer.dtype in (torch.bfloat16, torch.float32):
                 layer.reorder_weights()
 
     def apply_layers(self, layers: Iterable[Layer], stream: _Stream, batch: StagedBatch) -> Tensor:

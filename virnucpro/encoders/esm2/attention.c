@@ -1,0 +1,282 @@
+/* Attention within each protein of a packed batch, for one thread of a processor.
+ *
+ * Called by attention.py, which documents the arrays. A head of a protein is computed alone, in
+ * float32, whatever lies beside it in the batch: its bits depend on nothing else. Keys are laid
+ * out with places last, so that scores and results are products of the same form. Compiled with
+ * -ffp-contract=fast: a * b + c is one instruction where the processor has it.
+ */
+
+#include <float.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* a * b + c is one instruction where the processor has it: bits differ between processors anyway,
+ * by the products around attention */
+#ifdef __clang__
+#pragma clang fp contract(fast)
+#else
+#pragma GCC optimize("fp-contract=fast")
+#endif
+
+enum { LANES = 16, ROWS = 8 }; /* numbers in a vector; queries at once */
+
+typedef float Vector __attribute__((vector_size(4 * LANES)));
+typedef int32_t Whole __attribute__((vector_size(4 * LANES)));
+
+/* A head of one protein. Rows of keys and values end with zeros, up to whole vectors. */
+typedef struct {
+    int64_t n_tokens, n_keys, dim, width;      /* n_keys and width: in whole vectors */
+    float *keys, *values;                      /* (dim, n_keys), (n_keys, width) */
+    float *queries, *scores, *out;             /* (ROWS, dim), (ROWS, n_keys), (ROWS, width) */
+} Head;
+
+/* Of the projected tokens of a batch: (n_tokens, 3, n_heads, dim). */
+typedef struct {
+    const void *projected;
+    void *out; /* (n_tokens, n_heads, dim) */
+    const float *cos, *sin; /* of positions, (n_tokens, dim) and (n_tokens, dim / 2) */
+    int64_t n_heads, dim;
+    int is_bf16;
+} Batch;
+
+#define INLINE static inline __attribute__((always_inline))
+
+static int64_t whole(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
+
+/* The same row of the next head is fetched ahead: it lies where no processor looks for it. */
+INLINE void load(const Batch *batch, int64_t first, float *restrict numbers) {
+    int64_t next = (first + batch->dim) * (batch->is_bf16 ? 2 : 4);
+    __builtin_prefetch((const char *)batch->projected + next);
+    const float *restrict floats = (const float *)batch->projected + first;
+    const uint16_t *restrict halves = (const uint16_t *)batch->projected + first;
+    for (int64_t i = 0; i < batch->dim; i++) {
+        uint32_t bits = batch->is_bf16 ? (uint32_t)halves[i] << 16 : 0;
+        memcpy(numbers + i, batch->is_bf16 ? (const void *)&bits : floats + i, sizeof bits);
+    }
+}
+
+/* Rounded to the nearest, to even at half way. */
+INLINE void store(const Batch *batch, int64_t first, const float *restrict numbers, float scale) {
+    float *restrict floats = (float *)batch->out + first;
+    uint16_t *restrict halves = (uint16_t *)batch->out + first;
+    for (int64_t i = 0; i < batch->dim; i++) {
+        float number = numbers[i] * scale;
+        uint32_t bits;
+        if (!batch->is_bf16) {
+            floats[i] = number;
+            continue;
+        }
+        memcpy(&bits, &number, sizeof bits);
+        bits = number == number ? bits + 0x7fff + (bits >> 16 & 1) : 0x7fc00000;
+        halves[i] = (uint16_t)(bits >> 16);
+    }
+}
+
+/* Load a query or key and turn it by its position (Su et al. 2021, eq. 34). */
+INLINE void load_turned(const Batch *batch, int64_t first, int64_t position, float scale,
+                        float *restrict turned) {
+    int64_t half = batch->dim / 2;
+    float numbers[batch->dim];
+    const float *restrict low = numbers, *restrict high = numbers + half;
+    const float *restrict cos = batch->cos + position * batch->dim;
+    const float *restrict sin = batch->sin + position * half;
+    load(batch, first, numbers);
+    for (int64_t i = 0; i < half; i++)
+        turned[i] = (low[i] * cos[i] - high[i] * sin[i]) * scale;
+    for (int64_t i = 0; i < half; i++)
+        turned[half + i] = (high[i] * cos[i] + low[i] * sin[i]) * scale;
+}
+
+/* The product of ROWS rows and n_vectors columns of vectors. */
+INLINE void multiply(const float *restrict a, int64_t a_stride, const float *restrict b,
+                     int64_t b_stride, int64_t n_inner, float *restrict out,
+                     const int n_vectors) {
+    Vector sums[ROWS][3] = {{{0}}};
+    for (int64_t inner = 0; inner < n_inner; inner++) {
+        Vector columns[3];
+#pragma GCC unroll 3
+        for (int v = 0; v < n_vectors; v++)
+            memcpy(&columns[v], b + inner * b_stride + v * LANES, sizeof(Vector));
+#pragma GCC unroll 8
+        for (int row = 0; row < ROWS; row++) {
+#pragma GCC unroll 3
+            for (int v = 0; v < n_vectors; v++)
+                sums[row][v] += a[row * a_stride + inner] * columns[v];
+        }
+    }
+#pragma GCC unroll 8
+    for (int row = 0; row < ROWS; row++) {
+#pragma GCC unroll 3
+        for (int v = 0; v < n_vectors; v++)
+            memcpy(out + row * b_stride + v * LANES, &sums[row][v], sizeof(Vector));
+    }
+}
+
+INLINE void product(const float *restrict a, int64_t a_stride, const float *restrict b,
+                    int64_t b_stride, int64_t n_inner, float *restrict out) {
+    int64_t column = 0;
+    for (; column + 3 * LANES <= b_stride; column += 3 * LANES)
+        multiply(a, a_stride, b + column, b_stride, n_inner, out + column, 3);
+    if (column + 2 * LANES <= b_stride)
+        multiply(a, a_stride, b + column, b_stride, n_inner, out + column, 2);
+    else if (column < b_stride)
+        multiply(a, a_stride, b + column, b_stride, n_inner, out + column, 1);
+}
+
+/* Powers of two, of numbers up to 0: those of the rest within half a step of 0, by the series of
+ * exp, which is off by 1e-8 at most, and whole ones in the exponent. */
+INLINE Vector exp2_of(Vector x) {
+    static const float ROUNDING = 12582912; /* 1.5 * 2^23: last bits of a sum are whole */
+    Vector rounded = x + ROUNDING, rest = x - (rounded - ROUNDING);
+    Vector power = 1.5403530e-4F * rest + 1.3333558e-3F;
+    power = power * rest + 9.6181291e-3F;
+    power = power * rest + 5.5504109e-2F;
+    power = power * rest + 2.4022651e-1F;
+    power = power * rest + 6.9314718e-1F;
+    power = power * rest + 1.0F;
+    return (Vector)((Whole)power + ((Whole)rounded << 23));
+}
+
+INLINE Vector larger(Vector a, Vector b) {
+    Whole is_a = a > b;
+    return (Vector)(((Whole)a & is_a) | ((Whole)b & ~is_a));
+}
+
+/* Lanes in the order of their numbers, each with one bit the other way. */
+#define FLIPPED(bit)                                                                             \
+    0 ^ bit, 1 ^ bit, 2 ^ bit, 3 ^ bit, 4 ^ bit, 5 ^ bit, 6 ^ bit, 7 ^ bit, 8 ^ bit, 9 ^ bit,    \
+        10 ^ bit, 11 ^ bit, 12 ^ bit, 13 ^ bit, 14 ^ bit, 15 ^ bit
+#ifdef __clang__
+#define FLIP(vector, bit) __builtin_shufflevector(vector, vector, FLIPPED(bit))
+#else
+#define FLIP(vector, bit) __builtin_shuffle(vector, (Whole){FLIPPED(bit)})
+#endif
+
+/* The largest number, in all lanes. */
+INLINE Vector largest_of(Vector numbers) {
+    numbers = larger(numbers, FLIP(numbers, 8));
+    numbers = larger(numbers, FLIP(numbers, 4));
+    numbers = larger(numbers, FLIP(numbers, 2));
+    return larger(numbers, FLIP(numbers, 1));
+}
+
+INLINE float sum_of(Vector numbers) {
+    numbers += FLIP(numbers, 8);
+    numbers += FLIP(numbers, 4);
+    numbers += FLIP(numbers, 2);
+    numbers += FLIP(numbers, 1);
+    return numbers[0];
+}
+
+/* Turn scores, powers of two, into their exponentials. Returns the sum. */
+INLINE float exponentials(float *restrict scores, int64_t n) {
+    Vector most, sums = {0}, one, least = sums - 126;
+    memcpy(&most, scores, sizeof most);
+    for (int64_t i = LANES; i < n; i += LANES) {
+        memcpy(&one, scores + i, sizeof one);
+        most = larger(one, most);
+    }
+    most = largest_of(most);
+    for (int64_t i = 0; i < n; i += LANES) {
+        memcpy(&one, scores + i, sizeof one);
+        one = exp2_of(larger(one - most, least));
+        sums += one;
+        memcpy(scores + i, &one, sizeof one);
+    }
+    return sum_of(sums);
+}
+
+INLINE void attend_head(const Batch *batch, Head *head, int64_t first, int64_t start,
+                        int64_t number) {
+    int64_t n = head->n_tokens, dim = head->dim, n_keys = head->n_keys, width = head->width;
+    int64_t row_of_heads = batch->n_heads * dim, row = 3 * row_of_heads;
+    int64_t from = start * row + number * dim;
+    float key[dim];
+    for (int64_t i = 0; i < n; i++) {
+        load_turned(batch, from + i * row + row_of_heads, first + i, 1, key);
+        for (int64_t place = 0; place < dim; place++)
+            head->keys[place * n_keys + i] = key[place];
+        load(batch, from + i * row + 2 * row_of_heads, head->values + i * width);
+    }
+    float scale = 1.44269504F / __builtin_sqrtf((float)dim);
+    for (int64_t query = 0; query < n; query += ROWS) {
+        int64_t n_rows = n - query < ROWS ? n - query : ROWS;
+        for (int64_t i = 0; i < n_rows; i++)
+            load_turned(batch, from + (query + i) * row, first + query + i, scale,
+                        head->queries + i * dim);
+        product(head->queries, dim, head->keys, n_keys, dim, head->scores);
+        float sums[ROWS];
+        for (int64_t i = 0; i < n_rows; i++) {
+            float *scores = head->scores + i * n_keys;
+            for (int64_t key = n; key < n_keys; key++)
+                scores[key] = -FLT_MAX;
+            sums[i] = exponentials(scores, n_keys);
+        }
+        product(head->scores, n_keys, head->values, width, n, head->out);
+        for (int64_t i = 0; i < n_rows; i++)
+            store(batch, (start + query + i) * row_of_heads + number * dim,
+                  head->out + i * width, 1 / sums[i]);
+    }
+}
+
+/* Zeros behind keys and values; NULL where memory is short. */
+static float *open_head(Head *head, int64_t n_tokens, int64_t dim) {
+    head->n_tokens = n_tokens, head->dim = dim;
+    head->n_keys = whole(n_tokens), head->width = whole(dim);
+    int64_t n_rows = dim + head->width + ROWS;
+    float *room = calloc((size_t)(n_rows * head->n_keys + ROWS * (dim + head->width)), 4);
+    head->keys = room;
+    if (room) {
+        head->values = head->keys + dim * head->n_keys;
+        head->scores = head->values + head->width * head->n_keys;
+        head->queries = head->scores + ROWS * head->n_keys;
+        head->out = head->queries + ROWS * dim;
+    }
+    return room;
+}
+
+INLINE int attend_all(const Batch *batch, const int64_t *runs, int64_t n_runs) {
+    for (const int64_t *run = runs; run < runs + 3 * n_runs; run += 3) {
+        Head head;
+        if (!open_head(&head, run[2], batch->dim))
+            return -1;
+        for (int64_t protein = 0; protein < run[1]; protein++)
+            for (int64_t number = 0; number < batch->n_heads; number++)
+                attend_head(batch, &head, run[0], run[0] + protein * run[2], number);
+        free(head.keys);
+    }
+    return 0;
+}
+
+typedef int Attend(const Batch *batch, const int64_t *runs, int64_t n_runs);
+
+static int attend_plain(const Batch *batch, const int64_t *runs, int64_t n_runs) {
+    return attend_all(batch, runs, n_runs);
+}
+
+#if defined(__x86_64__) && !defined(PORTABLE)
+__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma"))) static int
+attend_avx512(const Batch *batch, const int64_t *runs, int64_t n_runs) {
+    return attend_all(batch, runs, n_runs);
+}
+
+static Attend *fastest(void) {
+    __builtin_cpu_init();
+    int has_avx512 = __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+                     __builtin_cpu_supports("avx512dq");
+    return has_avx512 ? attend_avx512 : attend_plain;
+}
+#else
+static Attend *fastest(void) { return attend_plain; }
+#endif
+
+static Attend *attend_here;
+
+__attribute__((constructor)) static void choose_attend(void) { attend_here = fastest(); }
+
+int attend(const void *projected, int is_bf16, const float *cos, const float *sin,
+           const int64_t *runs, int64_t n_runs, int64_t n_heads, int64_t dim, void *out) {
+    Batch batch = {projected, out, cos, sin, n_heads, dim, is_bf16};
+    return attend_here(&batch, runs, n_runs);
+}
