@@ -372,15 +372,25 @@ CPU = Choice(("cpu",), ("CPU",), has_bf16=False, memory=8 * GIB)
 
 def test_the_devices_know_of_torch_what_torch_says():
     assert torch_build() == (torch.__version__, torch.version.cuda)
-    has_bf16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    assert cpu_has_bf16() == has_bf16
 
 
-def test_the_name_of_a_cpu_may_be_no_utf_8(monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("vendor", "flags", "is_fast"),
+    [
+        ("GenuineIntel", "fpu avx512_bf16", False),
+        ("GenuineIntel", "fpu avx512_bf16 amx_tile", True),
+        ("AuthenticAMD", "fpu avx512_bf16", True),
+        ("AuthenticAMD", "fpu avx2", False),
+    ],
+)
+def test_bf16_is_chosen_on_cpus_that_multiply_it_faster_than_fp32(
+    monkeypatch, tmp_path, vendor, flags, is_fast
+):
     facts = tmp_path / "cpuinfo"
-    facts.write_bytes(b"model name : \xae CPU\nflags : fpu avx512_bf16\n")
+    text = f"vendor_id\t: {vendor}\nmodel name\t: \xae CPU\nflags\t\t: {flags}\n\n"
+    facts.write_bytes(2 * text.encode("latin-1"))  # a name may be no UTF-8
     monkeypatch.setattr(devices, "_CPU_FACTS", facts)
-    assert cpu_has_bf16()
+    assert cpu_has_bf16() == is_fast
 
 
 def test_auto_precision_is_bf16_where_the_device_has_it():
