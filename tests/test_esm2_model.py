@@ -421,13 +421,16 @@ def test_a_cpu_attends_in_float32_whatever_the_scores_and_no_other_protein_notic
     assert torch.equal(alone, found[:168].bfloat16()), "bit for bit"
 
 
-def test_a_number_that_is_none_stays_none_through_attention_on_a_cpu():
+@pytest.mark.parametrize("none", [torch.nan, torch.inf])
+def test_a_number_that_is_none_stays_none_through_attention_on_a_cpu(none):
+    """One in a query is in the result of its token, one in a key or value in those of all."""
     staged = StagedBatch.of(PackedBatch.of(["MKV"]), rotary_frequencies(16))
     for dtype in (torch.float32, torch.bfloat16):
-        qkv = torch.randn(5, 3, 2, 16, dtype=dtype)
-        qkv[1, 2, 0] = torch.nan
-        is_number = attend_compiled(qkv, staged).isfinite()
-        assert not is_number[:, 0].any() and is_number[:, 1].all()
+        for part, tokens in enumerate(([1], slice(None), slice(None))):
+            qkv = torch.randn(5, 3, 2, 16, dtype=dtype)
+            qkv[1, part, 0] = none
+            is_number = attend_compiled(qkv, staged).isfinite()
+            assert not is_number[tokens, 0].any() and is_number[:, 1].all()
 
 
 _COUNT_FAULTS = """

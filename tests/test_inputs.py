@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from runs import within
 
 from virnucpro.ground.errors import InputError, InputMissingError, ResumeError
 from virnucpro.sequences.fasta import read_fasta
@@ -171,6 +172,15 @@ def test_inputs_are_hashed_and_the_bytes_read_so_far_are_reported(write) -> None
     assert inputs[1].sha256.startswith("e3b0c44298fc1c14")  # of nothing
     assert len({known.sha256 for known in inputs}) == 3
     assert told == [6, 16]
+
+
+def test_an_input_that_became_a_pipe_is_refused_and_not_waited_for(write) -> None:
+    (known,) = Survey(is_strict=True).hash([Source(write("a.fa"))], lambda _: None)
+    Path(known.path).unlink()
+    os.mkfifo(known.path)
+    for read in (known.check_unchanged, known.stamped):
+        with within(5), pytest.raises(InputMissingError, match="it is not a plain file"):
+            read()
 
 
 def test_an_input_that_went_away_is_missing_input_with_advice(tmp_path: Path) -> None:

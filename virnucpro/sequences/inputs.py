@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from virnucpro.ground.errors import InputError, InputMissingError, ResumeError, UsageError
-from virnucpro.ground.files import expanded, sha256_of, temporary_beside, writing
+from virnucpro.ground.files import expanded, open_plain, sha256_of, temporary_beside, writing
 from virnucpro.ground.log import LOGGER, announce, counted, printable
 from virnucpro.ground.records import FastaRecord
 from virnucpro.ground.tree import Tree
@@ -146,7 +146,7 @@ class InputFile:
             InputMissingError: it cannot be read.
         """
         try:
-            with Path(self.path).open("rb") as handle:
+            with open_plain(Path(self.path)) as handle:
                 stamp = _Stamp.of(handle)
         except OSError as error:
             raise cannot_open(Path(self.path), error, self.name) from error
@@ -161,7 +161,7 @@ class InputFile:
             InputMissingError: it cannot be read.
         """
         try:
-            with Path(self.path).open("rb") as handle:
+            with open_plain(Path(self.path)) as handle:
                 has_changed = _Stamp.of(handle) != self.stamp and sha256_of(handle) != self.sha256
         except OSError as error:
             raise cannot_open(Path(self.path), error, self.name) from error

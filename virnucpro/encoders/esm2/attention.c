@@ -169,7 +169,8 @@ INLINE float sum_of(Vector numbers) {
     return numbers[0];
 }
 
-/* Turn scores, powers of two, into their exponentials. Returns the sum. */
+/* Turn scores, powers of two, into their exponentials. Returns the sum: NaN if a score is NaN or
+ * infinite, so that the result of the query is NaN. */
 INLINE float exponentials(float *restrict scores, int64_t n) {
     Vector most, sums = {0}, one, least = sums - 126;
     memcpy(&most, scores, sizeof most);
@@ -180,7 +181,9 @@ INLINE float exponentials(float *restrict scores, int64_t n) {
     most = largest_of(most);
     for (int64_t i = 0; i < n; i += LANES) {
         memcpy(&one, scores + i, sizeof one);
-        one = exp2_of(larger(one - most, least));
+        one -= most;
+        sums += one - one; /* 0, or NaN */
+        one = exp2_of(larger(one, least));
         sums += one;
         memcpy(scores + i, &one, sizeof one);
     }
