@@ -70,7 +70,7 @@ def measure_front_end(
 ) -> Iterator[FrontEndRow]:
     """Rows for contigs and for reads: the original's way, and ours without and with helpers.
 
-    Inputs of less than 20 million bases have none.
+    Inputs of less than a million bases have no helpers.
     """
     random, ways = Random(seed), dict(WAYS)
     if n_helpers:

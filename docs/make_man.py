@@ -24,7 +24,9 @@ from virnucpro import __version__
 from virnucpro.cli.main import app
 
 ROOT = Path(__file__).resolve().parent.parent
-EXAMPLE = re.compile(r"(?P<what>[^.:\n][^.:]*): (?P<command>virnucpro\s[^`]+?)(?=\n\n|$)")
+EXAMPLE = re.compile(
+    r"(?P<what>[^.:\n][^.:]*): (?P<command>(?:virnucpro|sbatch)\s[^`]+?)(?=\n\n|$)"
+)
 ITEM = re.compile(r"(?:- )?(?P<command>(?:virnucpro|torchrun|sbatch) [^`]+)")  # of an example
 CODE = re.compile(r"`([^`]+)`")
 

@@ -47,7 +47,7 @@ def test_cite_prints_text_and_bibtex_and_bibtex_alone_for_a_file():
     for work in all_works():
         assert as_text(work) in both.stdout and as_bibtex(work) in both.stdout
         assert work.doi in as_text(work)
-        is_limited = f"{work.role} (only for results with --model" in both.stdout
+        is_limited = f"{work.role} (only for results that used it)" in both.stdout
         assert is_limited == bool(work.families)
     assert alone.stdout.startswith("@misc{virnucpro,\n")
     assert both.stdout.endswith(alone.stdout)

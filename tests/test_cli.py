@@ -69,7 +69,7 @@ def test_help_says_what_a_command_does_without_types_and_words_of_python(words):
     answer = virnucpro(*words.split())
     assert answer.returncode == 0
     assert "Usage" in answer.stdout and "--help" in answer.stdout
-    assert "bool" not in answer.stdout and "list[" not in answer.stdout
+    assert not any(word in answer.stdout for word in ("bool", "list[", "<str>", "{"))
     if (command := words.split()[0]) in ("predict", "extract", "evaluate"):
         assert f"Example: virnucpro {command}" in " ".join(answer.stdout.split())
 
@@ -80,11 +80,20 @@ def test_help_shows_names_of_options_whole_on_80_columns(command):
     assert "--keep-intermediate" in answer.stdout and "…" not in answer.stdout
 
 
-@pytest.mark.parametrize("option", ["--input-type", "--device"])
-def test_a_wrong_choice_is_reported_without_words_of_a_library(option):
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("--input-type", "'foo' is not one of"),
+        ("--device", "'foo' is not one of"),
+        ("--threshold", "it must be a valid number"),
+        ("--workers", "it must be a valid integer"),
+    ],
+)
+def test_a_wrong_value_is_reported_without_words_of_a_library(option, words):
     answer = virnucpro("predict", "-i", "x", "-o", "y", option, "foo")
     assert answer.returncode == 64
-    assert "'foo' is not one of" in answer.stderr and "Value error" not in answer.stderr
+    assert words in answer.stderr
+    assert not any(word in answer.stderr for word in ("Value error", "Input should", "parse"))
 
 
 def test_gpus_are_numbered_by_their_place_on_the_bus_whatever_was_set(monkeypatch, capsys):

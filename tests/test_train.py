@@ -340,7 +340,7 @@ def test_a_summary_has_mean_and_deviation_over_trainings_and_seeds(tmp_path):
         ["gain.tsv", "test 300", "gain", "2", "0.2000", f"{0.02**0.5:.4f}"],
     ]
     refused = virnucpro("summary", tmp_path / "one")
-    assert refused.returncode == 64 and "a mean needs two trainings" in refused.stderr
+    assert refused.returncode == 64 and "at least two finished trainings" in refused.stderr
 
 
 def test_the_head_is_for_the_encoder_and_the_first_of_the_chunk_sizes(head_only, finetuned, tiny):

@@ -220,6 +220,7 @@ def test_parts_plan_embed_and_write_tables_and_the_end_only_joins(plan, merge, a
     for process in parts:
         process.join()
     assert len(list((folder / "rows").glob("*.rows"))) == count_slices(folder) > 8
+    assert "next      the planned command with --resume" in inspect_run(folder, verify=False)[0]
     events: list[Telling] = []
     merge(bytes_per_slice=SLICE, per_file=True, on_event=events.append)
     assert not tables_being_made(events)
@@ -241,7 +242,8 @@ def test_what_parts_left_out_is_made_at_the_end_which_may_be_killed(plan, merge,
     n_planned = len(list((folder / "shards").glob("*.plan")))
     assert slices == {"total": count_slices(folder), "planned": n_planned, "tables": n_rows}
     shown = "slices    {planned} of {total} planned, {tables} with tables".format(**slices)
-    assert shown in inspect_run(folder, verify=False)[0]
+    described = inspect_run(folder, verify=False)[0]
+    assert shown in described and f"next      virnucpro work {folder} " in "\n".join(described)
 
     def join_until_killed() -> None:
         def look(event: Telling) -> None:
@@ -677,9 +679,9 @@ def test_a_log_is_read_on_from_its_last_whole_line(tmp_path):
     [
         ("0/3", {}, "counted from 1 to 3"),
         ("4/3", {}, "counted from 1 to 3"),
-        ("1/0", {}, "is no part"),
-        ("half", {}, "is no part"),
-        ("0", SLURM, "is no part"),
+        ("1/0", {}, "is not a part"),
+        ("half", {}, "is not a part"),
+        ("0", SLURM, "is not a part"),
         ("16", {}, "not a task of a job array"),
         (None, {"PBS_ARRAY_INDEX": "1"}, "PBS does not say"),
         (None, {**SLURM, "SLURM_ARRAY_TASK_MAX": "8"}, "have gaps"),

@@ -120,11 +120,13 @@ def _plain(params: list[Any]) -> list[Any]:
     """The same parameters, which take text, plain numbers and defaults by themselves.
 
     Typer would import pydantic to convert them, which takes longer than typer itself. Help shows no
-    type of a flag.
+    type of a flag or an argument.
     """
     for param in params:
         if getattr(param, "is_flag", False):
             param.metavar = ""
+        if param.param_type_name == "argument":
+            param.display_type_rich = lambda ctx: None
         if hasattr(param, "type_descriptor"):  # older ones convert without pydantic
             param.process_value = partial(_process, param)
     return params
@@ -173,11 +175,15 @@ class Command(TyperCommand):
     def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - typer's or click's
         return _plain(super().get_params(ctx))
 
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ANN401 - typer's or click's
+        return [re.sub("[{}]", "", piece) for piece in super().collect_usage_pieces(ctx)]
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - typer's or click's
         try:
             return super().parse_args(ctx, args)
         except BadParameter as error:
-            error.message = error.message.removeprefix("Value error, ")
+            text = error.message.removeprefix("Value error, ").partition(", unable to parse")[0]
+            error.message = text.replace("Input should be", "it must be")
             raise
 
 
@@ -219,4 +225,4 @@ def _refuse_stray(stray: list[str], named: Collection[str]) -> None:
     hint = f"did you mean {' '.join(suggestion)}?"
     if "input" in named and suggestion[0].startswith("--input"):
         hint += " Each file needs an --input of its own; or name the folder that they are in"
-    raise UsageError(f"no option precedes {' '.join(names + more)}", hint=hint)
+    raise UsageError(f"unexpected: {' '.join(names + more)}", hint=hint)

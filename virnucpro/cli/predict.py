@@ -38,8 +38,8 @@ _PLUGINS = "virnucpro.executors"  # entry points: classes, made of the options a
 def predict(options: PredictOptions, console: ConsoleOptions) -> None:
     """Call viruses: FASTA or FASTQ in, viruses.tsv, viruses.fasta and predictions.tsv out.
 
-    The scorer calls every record by its sequence, in seconds. With --model, or any option of
-    devices but --workers, ESM-2 embeds every frame too, and features.h5 has the vectors. The
+    The scorer calls every record by its sequence, in seconds. With --model, or any device
+    option but --workers, ESM-2 embeds every frame too, and features.h5 has the vectors. The
     embedded ESM-2 changes no call. A head of your own does, where its training proved a gain.
 
     Example: virnucpro predict -i contigs.fa -o results/
@@ -198,7 +198,7 @@ def work_in_block(options: WorkOptions, indices: tuple[int, ...]) -> list[ShardF
 
 @command(WorkOptions, ConsoleOptions)
 def work(options: WorkOptions, console: ConsoleOptions) -> None:
-    """Do a part of a planned run: on as many machines, and as often at once, as you like.
+    """Do a part of a planned run; any number of parts may run at once, on any machines.
 
     DIR was planned with --plan-only and lies where all machines see it. A part reads and translates
     its slices of the input, embeds them, and writes their rows of the tables. The planned command

@@ -126,9 +126,9 @@ def _no_device(shards: Sequence[Shard], job: Job) -> UnavailableError:
     names = ", ".join(shard.name for shard in shards[:_NAMED])
     more = f" and {len(shards) - _NAMED:,} more" if len(shards) > _NAMED else ""
     return UnavailableError(
-        f"vectors are missing of {counted(len(shards), 'shard')}: {names}{more}",
+        f"vectors of {counted(len(shards), 'shard')} are missing: {names}{more}",
         hint=f"run `virnucpro work {job.root}` where there are devices, then this "
-        "command again; or leave --no-embed out to make them here",
+        "command again; or leave out --no-embed to make them here",
     )
 
 

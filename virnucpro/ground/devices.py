@@ -470,7 +470,7 @@ def count_workers(workers: int | None, model_bytes: int) -> int:
     if not 1 <= workers <= _MOST_WORKERS:
         raise UsageError(
             f"--workers is {workers}",
-            hint=f"give 1 to {_MOST_WORKERS}; without it there is one for each core",
+            hint=f"give 1 to {_MOST_WORKERS}, or leave it out",
         )
     return workers
 

@@ -215,10 +215,10 @@ class ComputeOptions:
     precision: Annotated[
         Literal["auto", "bf16", "fp16", "fp32", "fp8"],
         option(
-            "Compute matrix products in this precision; auto: bf16 where the device has it, fp16 "
-            "on older GPUs with tensor cores, else fp32. fp8 is for ESM-2 3B and 15B on GPUs of "
-            "compute capability 8.9 and newer: weights take half the memory, and vectors are less "
-            "exact (`virnucpro models check` shows by how much).",
+            "Compute matrix products in this precision; auto: bf16 where it is faster than fp32, "
+            "fp16 on older GPUs with tensor cores, else fp32. fp8 is for ESM-2 3B and 15B on GPUs "
+            "of compute capability 8.9 and newer: weights take half the memory, and vectors are "
+            "less exact (`virnucpro models check` shows by how much).",
             DEVICES,
         ),
     ] = "auto"
@@ -235,6 +235,6 @@ class DeviceOptions(ComputeOptions):
             "Use this number of processes, of one core each: to embed with --device cpu; to score "
             "without a model; to make shards and tables where GPUs embed.",
             DEVICES,
-            show_default="as many as cores and memory allow",
+            show_default="as many as cores, memory and input allow",
         ),
     ] = None

@@ -576,9 +576,9 @@ def held_out(
     trained |= _kept(ids, n_records, options)
     if len(labels) < 2:
         raise InputError(
-            "the data to evaluate on holds no virus, or nothing else: of "
-            f"{counted(n_records, 'record')}, {n_records - n_passed:,} are left out",
-            hint="give labelled records of both kinds that were not trained on",
+            f"viruses or other records are missing: {n_records - n_passed:,} of "
+            f"{counted(n_records, 'record')} are left out because they were trained on",
+            hint="add labelled records of both kinds that were not trained on",
         )
 
 

@@ -394,8 +394,8 @@ class TrainOptions(DeviceOptions, _LoopOptions, _NetworkOptions, _StartOptions):
     precision: Annotated[
         Literal["auto", "bf16", "fp16", "fp32"],
         option(
-            "Compute matrix products in this precision; auto: bf16 where the device has it, else "
-            "fp16 where it is fast, with losses scaled, else fp32.",
+            "Compute matrix products in this precision; auto: bf16 where it is faster "
+            "than fp32, else fp16 where it is fast, with losses scaled, else fp32.",
             DEVICES,
         ),
     ] = "auto"

@@ -262,8 +262,8 @@ def summary_lines(folders: Sequence[Path]) -> list[str]:
     lines = ["table\trow\tfigure\tn\tmean\tdeviation", *spread_lines(folders)]
     if len(lines) == 1:
         raise UsageError(
-            "no figure is there twice: a mean needs two trainings or seeds that are finished",
-            hint="give the folders of several trainings, or one that was trained with --seeds",
+            "a mean needs at least two finished trainings or seeds",
+            hint="name the folders of several trainings, or one that was trained with --seeds",
         )
     return lines
 

@@ -464,12 +464,13 @@ def _cost_lines(
         total = seconds * n_steps * settings.grad_accum_steps
         yield f"time        {_duration(total)}: {counted(n_steps, 'step')} of {seconds:.3g} s each"
     if device.type == "cuda":
-        peak, where = torch.cuda.max_memory_allocated(device), "GPU memory of a process"
+        peak, where = torch.cuda.max_memory_allocated(device), "of the GPU"
     else:
         unit = 1 if sys.platform == "darwin" else 1024
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-        where = "memory of a process"
-    yield f"memory      {as_size(peak)}, {where} with --batch-size {settings.batch_size}"
+        where = "of RAM"
+    batch = f"with --batch-size {settings.batch_size}"
+    yield f"memory      {as_size(peak)} {where} for each process, {batch}"
     n_bytes = n_frames * _COMPOSITION_BYTES + n_residues
     if training.has_stored_vectors and not training.options.features:
         assert training.shape is not None, "vectors of an encoder"

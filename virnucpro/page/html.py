@@ -137,7 +137,7 @@ def as_lines(*, bibtex_only: bool) -> Iterator[str]:
     if not bibtex_only:
         yield "Please cite:\n"
         for work in all_works():
-            only = " (only for results with --model that used it)" if work.families else ""
+            only = " (only for results that used it)" if work.families else ""
             yield f"- {work.role}{only}:\n  {as_text(work)}\n"
         yield "The same as BibTeX (alone: virnucpro cite --bibtex):\n"
     yield "\n\n".join(map(as_bibtex, all_works()))

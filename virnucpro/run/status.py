@@ -29,7 +29,8 @@ from virnucpro.tables.sinks import SINKS, FailedFiles
 
 _NEXT = {
     "unfinished": "the command of the run with --resume goes on",
-    "planned": "virnucpro work DIR on any machines, then the planned command with --resume",
+    "planned": "virnucpro work {} on any machines, then the planned command with --resume",
+    "worked": "the planned command with --resume",
 }
 _NO_HASHES = (
     "outputs were not verified: run.json has no SHA-256 of them (the run is not finished, or an "
@@ -216,17 +217,19 @@ def _describe(seen: _Seen) -> list[str]:
     if rules := manifest.embed_rules:
         lines.append(f"embedded  only what --embed {rules} asks for")
     lines += seen.lines()
+    step = seen.state
     if (slices := _count_slices(seen)) and seen.state == "planned":
         text = "{planned:,} of {total:,} planned, {tables:,} with tables"
         lines.append(f"slices    {text.format(**slices)}")
+        step = "worked" if slices["tables"] == slices["total"] else step
     if "counts" in facts:
         statuses = facts["counts"]["statuses"].items()
         counts = ", ".join(f"{n} {status}" for status, n in statuses if n)
         lines.append(printable(f"records   {counts}"))
     if "counts" in facts and (missing := _missing(rundir, recipe)):
         lines.append(f"missing   {', '.join(missing)}: --resume writes them, if it has the input")
-    if not run and (next_step := _NEXT.get(seen.state)):
-        lines.append(f"next      {next_step}")
+    if not run and (next_step := _NEXT.get(step)):
+        lines.append(f"next      {next_step.format(printable(rundir.root))}")
     listing = rundir.output(FailedFiles)
     if listing.exists():
         lines.append(f"failed    see {printable(listing)}")

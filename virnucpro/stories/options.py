@@ -233,7 +233,7 @@ class PredictOptions(CutOptions, RunOptions):
     model: Annotated[
         str | None,
         model_option(
-            "none: nothing is embedded; esm2_virnucpro with any option of devices but --workers"
+            "none: nothing is embedded; esm2_virnucpro with any device option but --workers"
         ),
     ] = None
     head: Head = None

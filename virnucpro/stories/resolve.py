@@ -406,7 +406,8 @@ def _spec(
             layer, pooling = n_layers, model.poolings[0]
     if not 1 <= layer <= n_layers:
         raise UsageError(
-            f"layer {layer} of a model with {n_layers} layers", hint=f"--layer 1 to {n_layers}"
+            f"there is no layer {layer}: the model has {n_layers} layers",
+            hint=f"give --layer 1 to {n_layers}, or leave it out for the last one",
         )
     if pooling not in model.poolings:
         raise UsageError(

@@ -426,7 +426,7 @@ def choose_part(text: str | None, array: Mapping[str, str]) -> Part:
             )
         return Part(int(array[name]) % int(text), int(text))
     if text is not None:
-        raise UsageError(f"--part {printable(text)} is no part", hint="for example --part 3/16")
+        raise UsageError(f"--part {printable(text)} is not a part", hint="give one as --part 3/16")
     if "SLURM_ARRAY_TASK_ID" in array:
         return _part_of_slurm(array)
     if any(name in array for name in _TASKS):

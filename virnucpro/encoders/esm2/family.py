@@ -124,7 +124,7 @@ def inspect_esm2(path: Path) -> ESM2Model:
     if not path.exists():
         raise UnavailableError(
             f"{printable(path)}: no such file or folder",
-            hint="`virnucpro models list` shows what is here, `models download` fetches",
+            hint="check the path; `virnucpro models download NAME` fetches a published model",
         )
     if path.is_dir():
         tensors = open_folder(path, "np")
