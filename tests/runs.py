@@ -25,6 +25,16 @@ from virnucpro.callers.head import Head
 from virnucpro.engine.executor import Executor
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.ground.events import OnEvent
+from virnucpro.ground.records import (
+    Call,
+    CalledRecords,
+    Calls,
+    FastaRecord,
+    FrameScores,
+    Records,
+    Region,
+    Track,
+)
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.translate import chunk_record, translate_six_frames
 from virnucpro.stories.options import PredictOptions
@@ -81,6 +91,18 @@ def predict_here(proteins: Sequence[Path], tiny: Tiny, folder: Path) -> Path:
 def again(config: RunConfig, **changes: object) -> RunConfig:
     """The same run, asked for with other options."""
     return replace(config, options=replace(config.options, **changes))
+
+
+def called(*rows: tuple[FastaRecord, Call, Sequence[Region] | None]) -> CalledRecords:
+    """Records with their calls and regions, which no piece tells; None: not searched."""
+    records, calls, regions = zip(*rows, strict=True)
+    track = Track(*(np.empty(0, kind) for kind in (np.int64, np.int64, np.float64, np.float64)))
+    return CalledRecords(
+        Records.of(records),
+        Calls.of(calls),
+        FrameScores.of([[] for _ in rows]),
+        {place: (tuple(of), track) for place, of in enumerate(regions) if of is not None},
+    )
 
 
 def hear_signals() -> None:

@@ -42,7 +42,7 @@ from virnucpro.run import plan
 from virnucpro.run.folder import RunDir
 from virnucpro.sequences import fasta as reader
 from virnucpro.stories import write
-from virnucpro.stories.blocks import BlockTask, ScoredFrames
+from virnucpro.stories.blocks import BlockTask
 
 pytestmark = pytest.mark.usefixtures("quick_starts")
 POISON_BASES = POISON.replace("W", "TGG").replace("C", "TGT")
@@ -360,7 +360,7 @@ def test_a_helper_is_started_for_every_million_letters(most, n_letters, expected
 
 
 def test_frames_of_a_shard_are_sent_once_with_a_block_however_its_records_alternate():
-    shards = [ScoredFrames(b"[]", np.empty((0, 2), dtype=np.float32)) for _ in range(2)]
+    shards = [(b"[]", np.empty((0, 2), dtype=np.float32)) for _ in range(2)]
     record = FastaRecord("r", "r", "ACGT", 1)
     framed = [(record, [(shards[i % 2], i, i + 1)]) for i in range(4)]
     (task,) = write.block_tasks(framed)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 from dataclasses import replace
-from math import log
 from pathlib import Path
 from statistics import fmean
 
@@ -17,15 +16,15 @@ from runs import again, run_inline, tables, vectors
 from virnucpro.callers.caller import caller_of
 from virnucpro.callers.calls import (
     chunk_log_odds,
-    join_call,
     log_odds,
     probability,
 )
 from virnucpro.callers.head import Head, Join, JoinKnot, join_log_odds
 from virnucpro.callers.options import CutOptions
+from virnucpro.ground.config import Recipe
 from virnucpro.ground.errors import UnavailableError, UsageError
 from virnucpro.ground.events import BatchDone
-from virnucpro.ground.records import Call
+from virnucpro.ground.records import FastaRecord, Records
 from virnucpro.scorer.nets import (
     ErrorRates,
     Scorer,
@@ -33,10 +32,12 @@ from virnucpro.scorer.nets import (
     load_scorer,
 )
 from virnucpro.scorer.score import score_sequences
+from virnucpro.sequences.fasta import read_fasta
 from virnucpro.stories.options import PredictOptions
 from virnucpro.stories.pipeline import execute
 
 RATES = ErrorRates(500, (-2.0, 0.5, 2.0), (0.5, 0.03, 0.005), (0.9, 0.5, 0.2), (-2.0, 0.5, 2.0))
+EXAMPLES = Path(__file__).parents[1] / "examples" / "contigs.fa"
 CLOSED = "TAAATAAATAACTTAATTAGTTAGCTAGCTAACTAGTCATCACTATTA" * 4  # no frame without a stop
 
 
@@ -98,17 +99,20 @@ def test_a_head_remembers_its_join_in_its_file(joined, tmp_path):
     assert Head.load(tmp_path / "head.safetensors").facts.join == joined.facts.join
 
 
-def test_a_record_has_the_joined_score_or_the_scorers_or_the_heads_whichever_there_is():
-    alone = Call("r", 900, "scored", virus_score=0.2, is_virus=False, n_frames_scored=3)
-    decision = (True, 0.25)
-    both = join_call(alone, log(3), log(4), *decision)
-    assert (both.virus_score, both.base_score, both.is_virus) == (0.8, 0.75, True)
-    assert (both.false_discovery_rate, both.n_frames_scored) == (0.25, 3)
-    no_frame = Call("r", 900, "no_orf", n_chunks=2)
-    base = join_call(no_frame, log(3), None, *decision)
-    assert (base.status, base.virus_score, base.base_score) == ("scored", 0.75, 0.75)
-    assert base.is_virus and base.n_chunks == 2
-    assert join_call(alone, None, None, *decision) == alone
+def test_a_record_without_a_frame_is_called_as_by_the_scorer_alone(joined):
+    sequences = [*(one.sequence for one in read_fasta(EXAMPLES)), CLOSED, "N" * 400, "ACG1"]
+    records = Records.of(FastaRecord(f"r{i}", "", bases) for i, bases in enumerate(sequences))
+    recipe = Recipe(
+        command="predict", input_type="nucleotide", chunk_size=500, min_length=0, encoders=()
+    )
+    of_both, of_scorer = (
+        caller_of(CutOptions(), "auto", head).call(records, [[]] * len(sequences), recipe).calls
+        for head in (joined, None)
+    )
+    for name in ("statuses", "virus_scores", "base_scores", "are_viruses", "rates"):
+        assert getattr(of_both, name) == getattr(of_scorer, name), name
+    assert {*of_both.statuses} == {"scored", "no_orf", "invalid"}
+    assert {*of_both.are_viruses} == {True, False}
 
 
 def test_a_run_calls_by_scorer_and_head_together(joined, scorer, make_config, tmp_path):

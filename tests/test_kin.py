@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from conftest import random_dna
 from reading import piece_features
-from runs import rows
+from runs import called, rows
 from safetensors.numpy import save_file
 from test_scorer_run import predict, write
 from train_kin import kin_words, kinship_tensors
@@ -19,10 +19,8 @@ import virnucpro
 from virnucpro.ground.errors import UnavailableError
 from virnucpro.ground.records import (
     Call,
-    CalledRecords,
     FastaRecord,
     Identity,
-    RecordResult,
     Region,
 )
 from virnucpro.ground.tasks import Pool
@@ -278,7 +276,7 @@ def test_a_provirus_is_identified_by_its_own_bases_and_has_no_topology(tmp_path)
     regions = (Region(2_000, end, "provirus", 0.9, is_virus=True),)
     call = Call("host", 4_000 + len(virus), "scored", "in", virus_score=0.1)
     record = FastaRecord("host", "host", flank + virus + flank, sample="in")
-    results = CalledRecords.of([RecordResult(record, [], call, regions)])
+    results = called((record, call, regions))
     [identity] = find_viruses(results, STANDARD).identities
     assert [identity] == list(own_kinship().identify([virus]))
     assert (identity.kin, identity.topology) == ("Coronaviridae", "")

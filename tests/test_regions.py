@@ -6,7 +6,6 @@ import gzip
 import json
 import shutil
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import replace
 from itertools import pairwise, product
 from math import exp, log, log1p
@@ -18,7 +17,7 @@ import pytest
 from conftest import open_dna, random_dna
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runs import forget_hashes, rows
+from runs import called, forget_hashes, rows
 from test_scorer_run import predict, write
 from typer.testing import CliRunner
 
@@ -45,7 +44,7 @@ from virnucpro.callers.regions import (
 )
 from virnucpro.cli.main import app
 from virnucpro.ground.errors import InputError, InputMissingError, ResumeError, UnavailableError
-from virnucpro.ground.records import Call, CalledRecords, FastaRecord, RecordResult, Region
+from virnucpro.ground.records import Call, CalledRecords, FastaRecord, Region
 from virnucpro.ground.tree import Tree
 from virnucpro.scorer import landmarks
 from virnucpro.scorer.landmarks import (
@@ -64,14 +63,12 @@ from virnucpro.stories.options import RegionsOptions
 from virnucpro.stories.regions import find_regions
 from virnucpro.stories.summary import Summary
 from virnucpro.tables.sinks import (
+    REGION_SINKS,
     Place,
     Portion,
-    RegionBed,
-    RegionFasta,
-    RegionGff,
     RegionTable,
     Tally,
-    open_sinks,
+    open_outputs,
 )
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
@@ -446,7 +443,7 @@ def test_genes_that_every_bacterium_has_are_the_hosts_though_they_look_viral(gen
 S = "0.500000"  # the score of every record here
 
 
-def results(*regions_of: list[tuple[int, int, str]]) -> list[RecordResult]:
+def results(*regions_of: list[tuple[int, int, str]]) -> CalledRecords:
     made = []
     for number, regions in enumerate(regions_of):
         sequence = random_dna(400, np.random.default_rng(number))
@@ -458,16 +455,13 @@ def results(*regions_of: list[tuple[int, int, str]]) -> list[RecordResult]:
             )
             for start, end, kind in regions
         )
-        made.append(RecordResult(record, [], call, found))
-    return made
+        made.append((record, call, found))
+    return called(*made)
 
 
-def written(folder: Path, made: list[RecordResult]) -> None:
-    with ExitStack() as stack:
-        place = Place(folder, Tree(folder), folder)
-        sinks = (RegionTable, RegionBed, RegionGff, RegionFasta)
-        add = stack.enter_context(open_sinks(sinks, place))
-        add(Portion.of("in", CalledRecords.of(made), sinks))
+def written(folder: Path, made: CalledRecords) -> None:
+    with open_outputs(REGION_SINKS, Place(folder, Tree(folder), folder)) as add:
+        add(Portion.of("in", made, REGION_SINKS))
 
 
 def test_a_region_that_covers_all_of_a_record_is_reported_only_of_a_record_that_is_called_a_virus():
@@ -495,18 +489,18 @@ def test_all_files_of_regions_say_the_same(tmp_path_factory, regions_of):
     made = results(*regions_of)
     written(folder, made)
     expected = [
-        (result.record.id, region.start, region.end, region.kind)
-        for result in made
-        for region in result.regions
+        (made.records.ids[place], region.start, region.end, region.kind)
+        for place, (regions, _) in made.regions.items()
+        for region in regions
     ]
     names = [f"{record}|{kind}_{start + 1}_{end}" for record, start, end, kind in expected]
     table = rows(folder / "regions.tsv")
     assert [row["region"] for row in table] == names
     with (folder / "regions.tsv").open() as lines:
         assert list(RegionTable.read(lines)) == [
-            (("in", result.record.name), region._replace(posterior=0.9877))
-            for result in made
-            for region in result.regions
+            (("in", made.records.names[place]), region._replace(posterior=0.9877))
+            for place, (regions, _) in made.regions.items()
+            for region in regions
         ]
     bed = [line.split("\t") for line in (folder / "regions.bed").read_text().splitlines()]
     assert [(row[0], int(row[1]), int(row[2]), row[3]) for row in bed] == [
@@ -528,7 +522,7 @@ def test_all_files_of_regions_say_the_same(tmp_path_factory, regions_of):
         )
         for (record, start, end, kind), name in zip(expected, names, strict=True)
     ]
-    bases = {result.record.id: result.record.sequence for result in made}
+    bases = dict(zip(made.records.ids, made.records.sequences, strict=True))
     assert {(row["call"], row["virus_score"]) for row in table} <= {("other", S)}
     assert [(one.header, one.sequence) for one in read_if_any(folder / "regions.fasta")] == [
         (f"{name} call=other virus_score={S} posterior=0.9877", bases[record][start:end])
@@ -601,16 +595,16 @@ def test_items_near_a_gene_of_a_host_are_those_with_their_middles_there():
 
 def test_a_provirus_counts_by_the_cut_and_is_noted_in_a_record_that_is_not_called():
     finder = replace(RegionFinder.embedded(11), least_posterior=0.7)
-    [host, virus] = results([], [])
+    made = results([], [])
+    (_, track), made.calls.are_viruses[1] = made.regions[0], True
     parts = (Region(0, 50, "provirus", 0.69), Region(60, 90, "provirus", 0.7))
     for _ in range(2):  # a note is replaced
-        host = finder.with_regions(host, (parts, None))
-        assert [region.is_virus for region in host.regions] == [False, True]
-        assert host.call.note == "2 virus-like regions"
-    virus = virus._replace(call=replace(virus.call, is_virus=True))
-    virus = finder.with_regions(virus, ((Region(0, 400, "whole", 0.1),), None))
-    assert [region.is_virus for region in virus.regions] == [True]
-    assert virus.call.note == ""
+        finder.add_found(made, 0, (parts, track))
+    finder.add_found(made, 1, ((Region(0, 400, "whole", 0.1),), track))
+    assert [[region.is_virus for region in made.regions[place][0]] for place in (0, 1)] == [
+        *([False, True], [True])
+    ]
+    assert made.calls.notes == ["2 virus-like regions", ""]
 
 
 def test_genes_are_those_of_both_strands_with_the_log_odds_of_their_proteins():
@@ -888,9 +882,10 @@ def test_a_region_over_the_origin_of_a_circle_is_reported_on_both_sides(chromoso
     for first in (0, 20_000, 105_000, 120_500):
         turned = FastaRecord("x", "x circular=true", bases[first:] + bases[:first])
         call = Call("x", len(bases), "scored", virus_score=0.1)
-        result = finder.add_to(RecordResult(turned, [], call))
-        regions, track = result.regions, result.track
-        assert result.call.note == "1 virus-like region"  # in two parts where it has the origin
+        results = called((turned, call, None))
+        finder.add_to(results, 0)
+        regions, track = results.regions[0]
+        assert results.calls.notes == ["1 virus-like region"]  # of two parts, at the origin
         assert (np.diff(track.start) > 0).all()
         spans[first] = sorted(
             ((region.start + first) % len(bases), (region.end + first - 1) % len(bases) + 1)
@@ -909,15 +904,16 @@ def test_a_region_over_the_origin_of_a_circle_is_reported_on_both_sides(chromoso
 
 
 def test_regions_are_counted_by_kind_and_the_two_parts_of_one_over_the_origin_once():
-    circle, called, plain = results(
+    made = results(
         [(0, 150, "whole"), (150, 400, "whole")],
         [(100, 400, "whole")],
         [(0, 90, "provirus"), (200, 300, "provirus")],
     )
-    parts = tuple(region._replace(over_origin=True) for region in circle.regions)
+    circle, track = made.regions[0]
+    made.regions[0] = tuple(region._replace(over_origin=True) for region in circle), track
     summary = Summary()
-    for some in ([circle._replace(regions=parts), called], [plain]):
-        summary.records.include(Portion.of("in", CalledRecords.of(some), ()).tally)
+    for some in (made.rows(0, 2), made.rows(2, 3)):
+        summary.records.include(Portion.of("in", some, ()).tally)
     assert (summary.records.n_regions, summary.records.n_whole_regions) == (4, 2)
     assert summary.records.virus_line == (
         "viruses: 0 = 0 records + 0 of 2 virus-like regions in other records; see viruses.tsv"

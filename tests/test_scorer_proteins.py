@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
-from itertools import pairwise
+from itertools import compress, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ from scorer_words import word_table, words_in
 from virnucpro.callers.options import CutOptions
 from virnucpro.callers.pieces import call_scored, score_records
 from virnucpro.ground.config import Recipe
-from virnucpro.ground.records import CalledRecords, FastaRecord, RecordResult, Records
+from virnucpro.ground.records import CalledRecords, FastaRecord, Records
 from virnucpro.scorer.features import (
     AMINO_ACIDS,
     LENGTH,
@@ -80,19 +80,10 @@ def random_protein(n_residues: int, seed: int) -> str:
     return "".join(np.random.default_rng(seed).choice(list(AMINO_ACIDS), n_residues))
 
 
-def results_of(
-    sequences: list[str], scorer: Scorer, cut: CutOptions | None = None
-) -> CalledRecords:
+def called(sequences: list[str], scorer: Scorer, cut: CutOptions | None = None) -> CalledRecords:
     records = [FastaRecord(f"p{i}", f"p{i}", sequence) for i, sequence in enumerate(sequences)]
     scored = score_records(Records.of(records), RECIPE, scorer)
     return call_scored(scored, RECIPE, scorer, cut or CutOptions())
-
-
-def called(
-    sequences: list[str], scorer: Scorer, cut: CutOptions | None = None
-) -> list[RecordResult]:
-    results = results_of(sequences, scorer, cut)
-    return list(map(results.at, range(len(sequences))))
 
 
 # Features
@@ -243,67 +234,58 @@ def test_short_empty_and_unknown_proteins_have_their_status(scorer: Scorer) -> N
         "ACDE-FGH" * 20,
     ]
     results = called(sequences, scorer)
-    assert [result.call.status for result in results] == [
-        *("too_short", "scored", "no_orf", "invalid", "invalid")
-    ]
-    assert results[0].call.note == "49 of at least 50"
-    assert results[2].call.note == "no known residue"
-    assert results_of(sequences, scorer).frames.n_of_records == [0, 1, 0, 0, 0]
-    assert [result.record.id for result in results] == [f"p{i}" for i in range(5)]
+    calls = results.calls
+    assert calls.statuses == ["too_short", "scored", "no_orf", "invalid", "invalid"]
+    assert (calls.notes[0], calls.notes[2]) == ("49 of at least 50", "no known residue")
+    assert results.frames.n_of_records == [0, 1, 0, 0, 0]
+    assert results.records.ids == calls.record_ids == [f"p{i}" for i in range(5)]
 
 
 def test_a_protein_is_its_only_piece_and_has_the_score_of_the_call(scorer: Scorer) -> None:
-    results = results_of([random_protein(120, 3).lower() + "*"], scorer)
-    (result,), frames = called([random_protein(120, 3)], scorer), results.frames
+    frames = called([random_protein(120, 3).lower() + "*"], scorer).frames
+    calls = called([random_protein(120, 3)], scorer).calls
     assert (frames.ids, frames.chunk_ids) == (["p0"], ["p0"])
-    assert frames.scores == [result.call.virus_score] == [result.call.base_score]
-    assert (result.call.n_chunks, result.call.n_chunks_scored) == (1, 1)
+    assert frames.scores == calls.virus_scores == calls.base_scores
+    assert calls.n_chunks == calls.n_chunks_scored == [1]
 
 
 def test_a_stop_at_the_end_changes_no_score(scorer: Scorer) -> None:
     protein = random_protein(200, 4)
-    bare, stopped = called([protein, protein + "*"], scorer)
-    assert bare.call.virus_score == stopped.call.virus_score
-    assert bare.call.false_discovery_rate == stopped.call.false_discovery_rate
+    calls = called([protein, protein + "*"], scorer).calls
+    for bare, stopped in (calls.virus_scores, calls.rates):
+        assert bare == stopped is not None
 
 
 def test_a_stricter_preset_calls_fewer_proteins_and_none_besides(scorer: Scorer) -> None:
     records = [record.sequence for record in read_fasta(EXAMPLES)]
-    by_preset = [
-        {
-            result.record.id
-            for result in called(records, scorer, CutOptions(preset=preset))
-            if result.call.is_virus
-        }
-        for preset in ("conservative", "default", "sensitive")
-    ]
+    presets = ("conservative", "default", "sensitive")
+    each = [called(records, scorer, CutOptions(preset=preset)) for preset in presets]
+    by_preset = [set(compress(one.records.ids, one.calls.are_viruses)) for one in each]
     assert by_preset[0] <= by_preset[1] <= by_preset[2]
     assert by_preset[2]
 
 
 def test_a_threshold_takes_the_place_of_the_preset(scorer: Scorer) -> None:
     records = [record.sequence for record in read_fasta(EXAMPLES)]
-    results = called(records, scorer, CutOptions(threshold=0.3))
-    assert [result.call.is_virus for result in results] == [
-        (result.call.virus_score or 0) >= 0.3 for result in results
-    ]
+    calls = called(records, scorer, CutOptions(threshold=0.3)).calls
+    assert calls.are_viruses == [(score or 0) >= 0.3 for score in calls.virus_scores]
 
 
 def test_the_rarer_viruses_are_the_more_calls_are_false(scorer: Scorer) -> None:
     records = [record.sequence for record in read_fasta(EXAMPLES)]
     often, rarely = (
-        called(records, scorer, CutOptions(prevalence=prevalence)) for prevalence in (0.5, 0.01)
+        called(records, scorer, CutOptions(prevalence=prevalence)).calls
+        for prevalence in (0.5, 0.01)
     )
-    for one, other in zip(often, rarely, strict=True):
-        assert one.call.virus_score == other.call.virus_score
-        assert (one.call.false_discovery_rate or 0) < (other.call.false_discovery_rate or 0)
+    assert often.virus_scores == rarely.virus_scores
+    for one, other in zip(often.rates, rarely.rates, strict=True):
+        assert (one or 0) < (other or 0)
 
 
 def test_made_sequences_are_not_called(scorer: Scorer) -> None:
     made = [letter * 120 for letter in AMINO_ACIDS]
     made += [random_protein(150, seed) for seed in range(100)]
-    results = called(made, scorer)
-    assert sum(result.call.is_virus for result in results) <= 0.03 * len(made)
+    assert sum(called(made, scorer).calls.are_viruses) <= 0.03 * len(made)
 
 
 # The file

@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import pytest
 from conftest import open_dna, random_dna
-from runs import rows, run_inline
+from runs import called, rows, run_inline
 from test_scorer_run import predict, write
 
 import virnucpro
 from virnucpro.ground.errors import OutputError
-from virnucpro.ground.records import Call, CalledRecords, FastaRecord, RecordResult, Region
+from virnucpro.ground.records import Call, FastaRecord, Region
 from virnucpro.ground.tree import Tree
 from virnucpro.run.folder import RunDir
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.tables.sinks import (
+    REGION_SINKS,
     SINKS,
     Place,
     Portion,
     RegionTable,
     Sink,
-    VirusFasta,
     VirusTable,
     all_sinks,
-    open_sinks,
+    open_outputs,
 )
 from virnucpro.tables.text import rows_of, texts, whole
 
@@ -109,7 +110,10 @@ def test_the_name_of_an_output_is_written_once_in_the_package():
 # The verdict
 
 
-def result(name: str, regions: list[Region] | None, *, is_virus: bool) -> RecordResult:
+Row: TypeAlias = tuple[FastaRecord, Call, list[Region] | None]
+
+
+def result(name: str, regions: list[Region] | None, *, is_virus: bool) -> Row:
     """A record of the file ``in`` with these regions; None: it was not searched."""
     n_bases = 400
     sequence = random_dna(n_bases, np.random.default_rng(len(name)))
@@ -124,14 +128,13 @@ def result(name: str, regions: list[Region] | None, *, is_virus: bool) -> Record
         false_discovery_rate=0.05,
     )
     record = FastaRecord(name, f"{name} of a test", sequence, sample="in")
-    return RecordResult(record, [], call, regions if regions is None else tuple(regions))
+    return record, call, regions
 
 
-def written(folder: Path, *results: RecordResult) -> dict[str, dict[str, str]]:
+def written(folder: Path, *results: Row) -> dict[str, dict[str, str]]:
     """The rows of the verdict on some records, by their names."""
-    sinks = (VirusTable, VirusFasta, RegionTable)
-    with open_sinks(sinks, Place(folder, Tree(folder), folder)) as add:
-        add(Portion.of("in", CalledRecords.of(results), sinks))
+    with open_outputs(REGION_SINKS, Place(folder, Tree(folder), folder)) as add:
+        add(Portion.of("in", called(*results), REGION_SINKS))
     return {row["virus"]: row for row in rows(folder / VirusTable.file)}
 
 
@@ -156,7 +159,7 @@ def test_the_verdict_has_called_records_and_proviruses_of_others_by_the_cut(tmp_
         *("provirus", "101", "300", "200", "0.950000", ""),
     ]
     assert (provirus["record"], provirus["file"]) == ("host", "in")
-    headers = [record.header for record in read_fasta(tmp_path / VirusFasta.file)]
+    headers = [record.header for record in read_fasta(tmp_path / "viruses.fasta")]
     assert headers == [
         "virus of a test kind=whole score=0.980000 fdr=0.0500",
         "host|provirus_101_300 kind=provirus score=0.950000",
@@ -170,8 +173,8 @@ def test_a_called_record_is_in_the_verdict_without_the_flanks_of_its_host(tmp_pa
     made = result("lysogen", [whole], is_virus=True)
     [row] = written(tmp_path, made).values()
     assert (row["virus"], row["start"], row["end"]) == ("lysogen|whole_101_300", "101", "300")
-    [record] = read_fasta(tmp_path / VirusFasta.file)
-    assert (record.id, record.sequence) == (row["virus"], made.record.sequence[100:300])
+    [record] = read_fasta(tmp_path / "viruses.fasta")
+    assert (record.id, record.sequence) == (row["virus"], made[0].sequence[100:300])
 
 
 def test_a_provirus_over_the_origin_is_one_virus_and_each_of_its_parts_names_it(tmp_path):
@@ -185,8 +188,8 @@ def test_a_provirus_over_the_origin_is_one_virus_and_each_of_its_parts_names_it(
     assert list(found) == ["circle|provirus_121_180", "circle|provirus_301_50"]
     row = found["circle|provirus_301_50"]
     assert (row["length"], row["note"]) == ("150", "crosses the origin")
-    bases = made.record.sequence
-    assert [record.sequence for record in read_fasta(tmp_path / VirusFasta.file)] == [
+    bases = made[0].sequence
+    assert [record.sequence for record in read_fasta(tmp_path / "viruses.fasta")] == [
         bases[120:180],
         bases[300:] + bases[:50],
     ]

@@ -24,7 +24,7 @@ from safetensors import safe_open
 from virnucpro import __version__
 from virnucpro.callers.calls import call_record, failure_note
 from virnucpro.callers.head import NO_KMERS, Head, HeadFacts, Join
-from virnucpro.callers.options import FALSE_POSITIVES, Calls, CutOptions
+from virnucpro.callers.options import FALSE_POSITIVES, CallsBy, CutOptions
 from virnucpro.callers.pieces import ScoredRecords, call_scored, join_calls, score_records
 from virnucpro.encoders.families import EMBEDDED
 from virnucpro.ground.config import Embed, InputType, Recipe
@@ -35,9 +35,10 @@ from virnucpro.ground.log import counted
 from virnucpro.ground.records import (
     Call,
     CalledRecords,
+    Calls,
     FastaRecord,
+    FrameScores,
     Prediction,
-    RecordResult,
     Records,
 )
 from virnucpro.scorer.kin import own_kinship
@@ -162,7 +163,7 @@ class Caller:
         self, records: Records, frames: Sequence[list[Prediction]], recipe: Recipe
     ) -> CalledRecords:
         """Call each record. It comes with its embedded frames, scored or not."""
-        return CalledRecords.of(_call_by_frames(recipe, self.head_facts, records, frames))
+        return _call_by_frames(recipe, self.head_facts, records, frames)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,8 +321,9 @@ class _Joined(Caller):
         self, records: Records, frames: Sequence[list[Prediction]], recipe: Recipe
     ) -> CalledRecords:
         facts, code = self.frame_head.facts, GeneticCode.of(recipe.genetic_code)
-        alone = _call_by_frames(recipe, facts, records, frames)
-        return CalledRecords.of(list(join_calls(alone, facts, self.scorer, self.options, code)))
+        results = _call_by_frames(recipe, facts, records, frames)
+        join_calls(results, facts, self.scorer, self.options, code)
+        return results
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -374,7 +376,7 @@ class _Cascade(Caller):
 
 
 def caller_of(
-    options: CutOptions, calls: Calls, head: Head | None, rules: Sequence[Embed] = ("all",)
+    options: CutOptions, calls: CallsBy, head: Head | None, rules: Sequence[Embed] = ("all",)
 ) -> Caller:
     """The caller of a prediction: the head if there is one, joined where it may be, or the scorer.
 
@@ -455,18 +457,19 @@ def _call_by_frames(
     facts: HeadFacts | None,
     records: Records,
     frames: Sequence[list[Prediction]],
-) -> list[RecordResult]:
+) -> CalledRecords:
     """Call records by the scores of their frames; without facts they were only to be embedded."""
-    screened, results = screen_all(records, recipe), []
+    screened, calls = screen_all(records, recipe), list[Call]()
     for place, (record, predictions) in enumerate(zip(records.each(), frames, strict=True)):
         length = len(record.sequence)
         if place in screened:
             status, note = screened[place]
-            call = Call(record.name, length, status, record.sample, note=note)
+            calls.append(Call(record.name, length, status, record.sample, note=note))
         else:
-            call = call_record(record, recipe.count_chunks(length), predictions, facts)
-        results.append(RecordResult(record, predictions, call, frames=predictions))
-    return results
+            calls.append(call_record(record, recipe.count_chunks(length), predictions, facts))
+    embedded: dict[int, Sequence[Prediction]] = {i: each for i, each in enumerate(frames) if each}
+    scores = FrameScores.of(frames)
+    return CalledRecords(records, Calls.of(calls), scores, embedded=embedded)
 
 
 def _runs(bare: Sequence[bool], others: Sequence[bool]) -> Iterator[tuple[bool, int, int]]:

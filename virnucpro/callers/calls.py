@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from itertools import groupby
 from math import fsum, log, tanh
 from statistics import fmean
@@ -128,24 +127,3 @@ def failure_note(frames: Sequence[Prediction]) -> str:
     if not failures:
         return ""
     return f"{len(failures)} of {len(frames)} {FRAMES_FAILED}: {failures[0]}"
-
-
-def join_call(
-    alone: Call, base: float | None, joined: float | None, is_virus: bool, rate: float
-) -> Call:
-    """The call of a record by scorer and head, from that of the head alone.
-
-    ``base`` is the scorer's log-odds, None where it reads nothing, and ``joined`` those of both,
-    None where the head has none. The call and the false discovery rate are those of the joined
-    ones, or else of the base.
-    """
-    if base is None:
-        return alone
-    return replace(
-        alone,
-        status="scored",
-        virus_score=probability(base if joined is None else joined),
-        base_score=probability(base),
-        is_virus=is_virus,
-        false_discovery_rate=rate,
-    )

@@ -12,9 +12,6 @@ from virnucpro.ground.options import MODEL, option, refuse
 
 _PANEL = "Calls"
 
-Calls = Literal["auto", "scorer", "head"]
-
-
 Head = Annotated[
     Path | None,
     option(
@@ -27,7 +24,7 @@ Head = Annotated[
 
 
 CallsBy = Annotated[
-    Calls,
+    Literal["auto", "scorer", "head"],
     option(
         "Let the scorer call alone, or the head alone. auto: the scorer, joined with the head of "
         "--head where it was joined in training.",

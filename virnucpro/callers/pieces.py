@@ -5,8 +5,9 @@ They come in blocks. A score does not depend on the block that it is computed in
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import isnan
 from statistics import fmean
 
 import numpy as np
@@ -14,20 +15,19 @@ import numpy as np
 from virnucpro.callers.calls import (
     chunk_log_odds,
     chunk_scores,
-    join_call,
     probabilities,
 )
 from virnucpro.callers.head import HeadFacts, join_log_odds
 from virnucpro.callers.options import FALSE_POSITIVES, CutOptions
-from virnucpro.callers.regions import Found
 from virnucpro.ground.config import Recipe, Status
 from virnucpro.ground.records import (
     CalledRecords,
     Calls,
     Counts,
+    Found,
     FrameScores,
     Mask,
-    RecordResult,
+    Prediction,
     Records,
     Values,
 )
@@ -166,23 +166,19 @@ def other_codes(records: Records, places: Sequence[int], recipe: Recipe) -> dict
 
 
 def join_calls(
-    results: Sequence[RecordResult],
-    facts: HeadFacts,
-    scorer: Scorer,
-    cut: CutOptions,
-    code: GeneticCode,
-) -> Iterator[RecordResult]:
-    """Records called by a head become records called by scorer and head, in the same order.
+    results: CalledRecords, facts: HeadFacts, scorer: Scorer, cut: CutOptions, code: GeneticCode
+) -> None:
+    """Turn the calls of a head into those of scorer and head.
 
-    One without a scored frame gets the score of the scorer; what the scorer cannot read keeps
+    A record without a scored frame gets the score of the scorer; what the scorer cannot read keeps
     that of the head.
     """
     assert facts.join is not None, "a head that is not joined calls by itself"
-    readable = [result for result in results if result.call.status in ("scored", "no_orf")]
-    sequences = [result.record.sequence for result in readable]
-    lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
-    base, _ = score_block(sequences, scorer, code)
-    head = np.array([_head_log_odds(result, facts) for result in readable], dtype=np.float64)
+    calls, statuses = results.calls, enumerate(results.calls.statuses)
+    places = np.array([i for i, status in statuses if status in ("scored", "no_orf")], dtype=int)
+    lengths = results.records.lengths[places]
+    base, _ = score_block([results.records.sequences[i] for i in places], scorer, code)
+    head = np.array([_head_log_odds(results.embedded.get(i, ()), facts) for i in places.tolist()])
     joined = join_log_odds(facts.join.knots, base, head, lengths)
     is_virus, rates = (
         np.where(np.isnan(joined), of_base, of_both)
@@ -192,22 +188,19 @@ def join_calls(
             strict=True,
         )
     )
-    calls = map(
-        join_call,
-        [result.call for result in readable],
-        _numbers(base),
-        _numbers(joined),
-        is_virus.tolist(),
-        rates.tolist(),
-    )
-    for result in results:
-        is_joined = result.call.status in ("scored", "no_orf")
-        yield result._replace(call=next(calls)) if is_joined else result
+    scores = probabilities(np.where(np.isnan(joined), base, joined))
+    columns = places, scores, probabilities(base), is_virus, rates
+    each = zip(*(column.tolist() for column in columns), strict=True)
+    for place, score, base_score, decision, rate in each:
+        if not isnan(base_score):  # else the scorer cannot read it
+            calls.statuses[place], calls.are_viruses[place] = "scored", decision
+            calls.virus_scores[place], calls.base_scores[place] = score, base_score
+            calls.rates[place] = rate
 
 
-def _head_log_odds(result: RecordResult, facts: HeadFacts) -> float:
+def _head_log_odds(predictions: Sequence[Prediction], facts: HeadFacts) -> float:
     """The mean log-odds of a record's scored chunks; NaN without one."""
-    chunks = [scores for _, scores in chunk_scores(result.predictions)]
+    chunks = [scores for _, scores in chunk_scores(predictions)]
     return fmean(chunk_log_odds(chunks, facts)) if chunks else np.nan
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, permutations
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -27,10 +27,11 @@ from virnucpro.callers.chain import OWN_REGION_MODEL, RegionModel, posteriors, u
 from virnucpro.callers.contrast import Genes, Items, ReadGenes, median
 from virnucpro.ground.log import counted
 from virnucpro.ground.records import (
+    CalledRecords,
     Counts,
     FastaRecord,
+    Found,
     Mask,
-    RecordResult,
     Region,
     Track,
     Values,
@@ -70,9 +71,6 @@ SHORTEST_NEIGHBOUR = 15_000  # bases of a virus beside another
 _NOTE = re.compile(r"(^|; )\d+ virus-like regions?$")  # that ``add_to`` adds
 
 
-Found: TypeAlias = tuple[tuple[Region, ...], Track]  # in a record, and what tells them
-
-
 class Run(NamedTuple):
     """Neighbouring viral items and the bases from the middle before them to that behind them."""
 
@@ -103,23 +101,21 @@ class RegionFinder:
         parts = (self.scorer.sha256, self.model, self.code)
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
-    def add_to(self, result: RecordResult) -> RecordResult:
-        """The same result with the regions of its record; its note counts them."""
-        call = result.call
-        if call.status != "scored":
-            return result
-        return self.with_regions(result, self.find(result.record, is_virus=call.is_virus))
+    def add_to(self, results: CalledRecords, place: int) -> None:
+        """Look for regions in a record with a score; its note counts them."""
+        if results.calls.statuses[place] == "scored":
+            is_virus = results.calls.are_viruses[place]
+            if found := self.find(results.records.at(place), is_virus=is_virus):
+                self.add_found(results, place, found)
 
-    def with_regions(self, result: RecordResult, found: Found | None) -> RecordResult:
-        """The same result with these regions; its note counts them. None: it was not searched."""
-        if found is None:
-            return result
+    def add_found(self, results: CalledRecords, place: int, found: Found) -> None:
+        """Give a record these regions; its note counts them."""
         regions, track = self._by_cut(found[0]), found[1]
-        result = result._replace(regions=regions, track=track)
-        notes = [_NOTE.sub("", result.call.note)]
-        if regions and not result.call.is_virus:
-            notes.append(counted(result.region_kinds.total(), "virus-like region"))
-        return result._replace(call=replace(result.call, note="; ".join(filter(None, notes))))
+        results.regions[place] = regions, track
+        notes = [_NOTE.sub("", results.calls.notes[place])]
+        if regions and not results.calls.are_viruses[place]:
+            notes.append(counted(results.region_kinds(place).total(), "virus-like region"))
+        results.calls.notes[place] = "; ".join(filter(None, notes))
 
     def _by_cut(self, regions: Sequence[Region]) -> tuple[Region, ...]:
         """The same regions, each with the verdict of the cut on it."""

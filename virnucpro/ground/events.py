@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from virnucpro.ground.config import EncoderSpec
 from virnucpro.ground.errors import VirnucproError
@@ -18,8 +19,7 @@ SCORING = "scoring"  # in the place of the last two, where nothing is embedded
 STARTING = "starting workers"  # a part of embedding
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
+class Memory(NamedTuple):
     """Bytes of a device, or of the process and the machine where the device is a CPU."""
 
     used: int

@@ -1,6 +1,6 @@
 """The nouns. Each object is immutable and checks itself once, when it is made.
 
-FastaRecord > Chunk > Orf > Shard > (PackedBatch) > Embeddings > Prediction > Call > RecordResult
+FastaRecord > Chunk > Orf > Shard > (PackedBatch) > Embeddings > Prediction > Call
 
 A child names its parent in a field; an id is never taken apart. Coordinates are bases,
 0-based and half-open, on the forward strand of the record. Those that are made by the million
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate, chain, compress, groupby
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -186,8 +186,7 @@ def check_counts(*counts: object) -> None:
             raise ValueError(f"{count} is not a count")
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(NamedTuple):
     """An ORF without an embedding, and the reason."""
 
     orf_id: str
@@ -237,8 +236,7 @@ class Embeddings:
         return replace(self, ids=ids, lengths=self.lengths[mask], vectors=self.vectors[of_rows])
 
 
-@dataclass(frozen=True, slots=True)
-class Prediction:
+class Prediction(NamedTuple):
     """The score of one ORF, or the reason why it has none."""
 
     orf: Orf
@@ -311,29 +309,8 @@ class Track(NamedTuple):
     posterior: NDArray[np.float64]  # probability of being viral, by all pieces of the record
 
 
-class RecordResult(NamedTuple):
-    """A record with its call, the predictions behind it, and the frames that were embedded."""
-
-    record: FastaRecord
-    predictions: list[Prediction]  # of its frames, or of the pieces that the scorer reads, in order
-    call: Call
-    regions: tuple[Region, ...] | None = None  # in order and apart; None: not looked for
-    track: Track | None = None  # pieces that the regions were told by
-    frames: Sequence[Prediction] = ()  # what was to be embedded, each with its score or failure
-
-    @property
-    def failures(self) -> list[Prediction]:
-        """The frames without a vector."""
-        return [frame for frame in self.frames if frame.failure]
-
-    @property
-    def region_kinds(self) -> Counter[str]:
-        """Number of regions of each kind; the two parts of one over the origin count once."""
-        return Counter(
-            region.kind
-            for region in self.regions or ()
-            if not (region.over_origin and region.start == 0)
-        )
+# the regions of a record, in order and apart, and the pieces that tell them
+Found: TypeAlias = tuple[tuple[Region, ...], Track]
 
 
 class Calls(NamedTuple):
@@ -357,10 +334,6 @@ class Calls(NamedTuple):
         rows = map(attrgetter(*[one.name for one in fields(Call)[: len(cls._fields)]]), calls)
         columns = list(zip(*rows, strict=True)) or [()] * len(cls._fields)
         return cls(*map(list, columns))
-
-    def at(self, place: int) -> Call:
-        values: list[Any] = [column[place] for column in self]
-        return Call(*values)
 
     def rows(self, rows: slice) -> Calls:
         return Calls._make(column[rows] for column in self)
@@ -436,19 +409,10 @@ class CalledRecords:
     records: Records
     calls: Calls
     frames: FrameScores
-    regions: dict[int, tuple[tuple[Region, ...], Track | None]] = field(default_factory=dict)
-    embedded: dict[int, Sequence[Prediction]] = field(default_factory=dict)  # see ``RecordResult``
+    # by place: of those that were searched, and of those with frames that were to be embedded
+    regions: dict[int, Found] = field(default_factory=dict)
+    embedded: dict[int, Sequence[Prediction]] = field(default_factory=dict)
     viruses: Viruses | None = None  # None: nobody has looked for them
-
-    @classmethod
-    def of(cls, each: Sequence[RecordResult]) -> CalledRecords:
-        return cls(
-            Records.of(one.record for one in each),
-            Calls.of(one.call for one in each),
-            FrameScores.of(one.predictions for one in each),
-            {i: (one.regions, one.track) for i, one in enumerate(each) if one.regions is not None},
-            {i: one.frames for i, one in enumerate(each) if one.frames},
-        )
 
     @classmethod
     def joined(cls, each: Sequence[CalledRecords]) -> CalledRecords:
@@ -463,17 +427,19 @@ class CalledRecords:
             {n + i: of for n, one in placed for i, of in one.embedded.items()},
         )
 
-    def at(self, place: int) -> RecordResult:
-        """A record with its call; its predictions are in ``frames`` alone."""
-        record, call = self.records.at(place), self.calls.at(place)
-        regions, track = self.regions.get(place, (None, None))
-        return RecordResult(record, [], call, regions, track, self.embedded.get(place, ()))
+    @property
+    def failures(self) -> dict[int, list[Prediction]]:
+        """The frames without a vector, by the place of their record."""
+        each = {i: [one for one in of if one.failure] for i, of in self.embedded.items()}
+        return {i: failed for i, failed in each.items() if failed}
 
-    def tell_regions(self, place: int, result: RecordResult) -> None:
-        """Take over the regions of a record, and its note that counts them."""
-        if result.regions is not None:
-            self.regions[place] = (result.regions, result.track)
-            self.calls.notes[place] = result.call.note
+    def region_kinds(self, place: int) -> Counter[str]:
+        """Number of regions of each kind; the two parts of one over the origin count once."""
+        return Counter(
+            region.kind
+            for region in self.regions[place][0]
+            if not (region.over_origin and region.start == 0)
+        )
 
     def by_sample(self) -> Iterator[tuple[str, CalledRecords]]:
         """The results of each sample apart."""

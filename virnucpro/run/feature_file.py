@@ -143,7 +143,7 @@ def _to_hdf5(embeddings: Embeddings, attributes: Attributes, store: Store) -> by
             h5["embeddings"] = embeddings.vectors
         else:
             _add_bfloat16(h5, _to_bfloat16(embeddings.vectors))
-        for name in Failure.__slots__:
+        for name in Failure._fields:
             values = np.array([getattr(failure, name) for failure in failures], dtype=object)
             h5.create_dataset(f"failed/{name}", data=values, dtype=text)
         h5.flush()
@@ -278,7 +278,7 @@ def read_embeddings(path: Path, attributes: Attributes, dim: int | None = None) 
 
 
 def _failures(h5: h5py.File) -> tuple[Failure, ...]:
-    columns = [_strings(_own(h5, f"failed/{name}")) for name in Failure.__slots__]
+    columns = [_strings(_own(h5, f"failed/{name}")) for name in Failure._fields]
     return tuple(Failure(*values) for values in zip(*columns, strict=True))
 
 

@@ -9,13 +9,12 @@ block that it is computed in.
 from __future__ import annotations
 
 import json
-import sys
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, compress, groupby
 from math import isnan
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,10 +43,15 @@ from virnucpro.run.shards import read_shard
 from virnucpro.sequences.fasta import Block, Span, Streams, parsed
 from virnucpro.sequences.kmers import frame_bases
 from virnucpro.sequences.translate import GeneticCode
-from virnucpro.tables.sinks import Portion, Sink, find_viruses
+from virnucpro.tables.sinks import Portion, Sink
 
 FRAMES_AT_ONCE = 2048
 _NO_VECTORS = np.empty((0, 0), dtype=np.float32)
+
+# The frames of a shard with their scores: as JSON of [id, chunk, record, start, end, strand, score,
+# failure, row that waits], which processes that only forward it do not parse; and vectors of frames
+# that wait for their bases, (n_waiting, dim).
+ScoredFrames: TypeAlias = tuple[bytes, NDArray[np.float32]]
 
 # the number of a ``ScoredFrames``, its first frame, and the one after the last
 FrameRange = tuple[int, int, int]
@@ -92,7 +96,7 @@ class Maker:
             notes[place] = "; ".join(filter(None, (notes[place], other_code)))
         if self.finder is not None:
             for place in long_enough(results.records):
-                results.tell_regions(place, self.finder.add_to(results.at(place)))
+                self.finder.add_to(results, place)
         return results
 
     def score(self, records: Records) -> ScoredRecords:
@@ -121,22 +125,14 @@ class Maker:
         if self.finder is not None:
             for place, both in scored.found.items():
                 found = both[results.calls.are_viruses[place]]
-                results.tell_regions(place, self.finder.with_regions(results.at(place), found))
+                self.finder.add_found(results, place, found)
         return results
 
     def portions(self, results: CalledRecords) -> list[Portion]:
         """The rows of neighbouring records, for each sample apart."""
-        return [
-            Portion.of(sample, of_sample, self.sinks, with_own=self.with_own_ids)
-            for sample, of_sample in self.identified(results).by_sample()
-        ]
-
-    def identified(self, results: CalledRecords) -> CalledRecords:
-        """The same results with their viruses, and what these are if their bases are known."""
-        code = GeneticCode.of(self.recipe.genetic_code)
-        is_protein = self.recipe.input_type == "protein"
-        results.viruses = find_viruses(results, None if is_protein else code)
-        return results
+        recipe, code = self.recipe, GeneticCode.of(self.recipe.genetic_code)
+        code_of_bases = None if recipe.input_type == "protein" else code
+        return Portion.of_samples(results, self.sinks, code_of_bases, with_own=self.with_own_ids)
 
     @property
     def by_scorer(self) -> ScorerAlone:
@@ -150,8 +146,7 @@ def long_enough(records: Records) -> list[int]:
     return places
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ScoredShard:
+class ScoredShard(NamedTuple):
     """The frames of a shard, and its feature files for the index of each store."""
 
     records: list[tuple[str, int]]  # ids of neighbouring frames' records, and numbers of frames
@@ -193,7 +188,7 @@ class ShardTask:
             rows = [features.rows(ids) for features in of_encoders]
             frames = score_frames(orfs, _side_by_side(rows), reasons, head)
         else:
-            frames = ScoredFrames(_packed(orfs, {}, reasons, {}), _NO_VECTORS)
+            frames = _packed(orfs, {}, reasons, {}), _NO_VECTORS
         groups = groupby(orfs, key=lambda orf: orf.record_id)
         return ScoredShard(
             [(record_id, len(list(group))) for record_id, group in groups],
@@ -206,18 +201,6 @@ def _side_by_side(rows: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
     if len(rows) == 1:
         return rows[0]  # the usual case is not copied
     return np.concatenate(rows, axis=1)
-
-
-@dataclass(frozen=True, slots=True)
-class RowsTask:
-    """Take the rows of a slice that were made before, here: a helper would only pass them on."""
-
-    rows: SliceRows
-    index: int = 0
-    n_letters: ClassVar[int] = sys.maxsize
-
-    def do(self, _: Maker) -> SliceRows:
-        return self.rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -292,17 +275,6 @@ def work_of(records: Records, finder: RegionFinder | None) -> int:
 # The frames of a shard, and the predictions of a record
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ScoredFrames:
-    """The frames of a shard with their scores.
-
-    Serialised, so that processes that only forward them do not parse them.
-    """
-
-    packed: bytes  # JSON of [id, chunk, record, start, end, strand, score, failure, row that waits]
-    waiting: NDArray[np.float32]  # (n_waiting, dim), vectors of frames that wait for their bases
-
-
 def score_frames(
     orfs: Sequence[Orf], vectors: NDArray[np.float32], reasons: Mapping[str, str], head: Head
 ) -> ScoredFrames:
@@ -320,7 +292,7 @@ def score_frames(
     is_protein = bool(ready) and ready[0].strand == PROTEIN
     values = _classify(head, vectors[rows] if waiting else vectors, bases, is_protein)
     scores = dict(zip((orf.id for orf in ready), values, strict=True))
-    return ScoredFrames(_packed(orfs, scores, reasons, waiting), vectors[rows_waiting])
+    return _packed(orfs, scores, reasons, waiting), vectors[rows_waiting]
 
 
 def _packed(
@@ -366,7 +338,7 @@ def predict_records(
     Raises:
         InputError: a sequence is not the one that a frame was found in.
     """
-    rows_of = [json.loads(each.packed) for each in frames]
+    rows_of = [json.loads(packed) for packed, _ in frames]
     waiting: list[_Waiting] = []
     results = [
         _predict_record(record, runs_of_record, rows_of, waiting)
@@ -374,7 +346,7 @@ def predict_records(
     ]
     if waiting:
         assert head, "a head wants the bases of frames that wait"
-        vectors = np.stack([frames[one.number].waiting[one.row] for one in waiting])
+        vectors = np.stack([frames[one.number][1][one.row] for one in waiting])
         scores = _classify(head, vectors, [one.bases for one in waiting])
         for one, score in zip(waiting, scores, strict=True):
             one.predictions[one.place] = Prediction(one.predictions[one.place].orf, score)

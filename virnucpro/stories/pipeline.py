@@ -11,7 +11,7 @@ import socket
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
@@ -465,16 +465,15 @@ def cut_again(
         check_blind(results.scores, results.finder, lost)
         before = Outputs(rundir).read_kept(LETTERS)
     lacking = set[str]()
-    with summary.stage(summary.stages[-1]), ExitStack() as stack:
+    with summary.stage(summary.stages[-1]):
         letters = letters_of_before(rundir, before)
         facts = {**_facts(config, results.caller, "unfinished"), Outputs.field: before}
         rundir.write_manifest(manifest, facts)
         rundir.delete(rundir.report)
-        adds = results.open_outputs(stack)
-        for portion in blind_portions(results.helpers().tools, letters):
-            summary.records.include(portion.tally)
-            lacking |= {name for name, rows in portion.rows.items() if lacks_letters(name, rows)}
-            for add in adds:
+        with results.opened() as add:
+            for portion in blind_portions(results.helpers().tools, letters):
+                summary.records.include(portion.tally)
+                lacking |= {name for name, of in portion.rows.items() if lacks_letters(name, of)}
                 add(portion)
     for folder in (rundir.root, *rundir.sample_folders()):
         for name in lacking:

@@ -7,7 +7,6 @@ table of records, which is written again for its notes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from io import TextIOWrapper
 from itertools import zip_longest
 from pathlib import Path
@@ -20,7 +19,14 @@ from virnucpro.ground.errors import InputError, InputMissingError, UsageError
 from virnucpro.ground.events import OnEvent, Progress
 from virnucpro.ground.files import expanded, open_plain
 from virnucpro.ground.log import LOGGER, announce, printable
-from virnucpro.ground.records import Call, CalledRecords, FastaRecord, RecordResult
+from virnucpro.ground.records import (
+    Call,
+    CalledRecords,
+    Calls,
+    FastaRecord,
+    FrameScores,
+    Records,
+)
 from virnucpro.ground.tasks import Pool
 from virnucpro.page.run import write_run_page
 from virnucpro.run.folder import RunDir
@@ -29,7 +35,7 @@ from virnucpro.run.manifest import Manifest
 from virnucpro.sequences.inputs import InputFile, check_recorded, expected_letters
 from virnucpro.stories.options import RegionsOptions
 from virnucpro.stories.resolve import find_region_model
-from virnucpro.stories.write import open_outputs
+from virnucpro.stories.write import place_of
 from virnucpro.tables.sinks import (
     REGION_SINKS,
     Portion,
@@ -37,7 +43,7 @@ from virnucpro.tables.sinks import (
     RegionTable,
     Sink,
     Tally,
-    find_viruses,
+    open_outputs,
 )
 
 _WRITTEN = tuple(sink.file for sink in REGION_SINKS)
@@ -91,14 +97,13 @@ def _write_files(
     sinks: tuple[type[Sink], ...] = (RecordTable, *REGION_SINKS)
     per_file = rundir.samples.is_dir()
     with_own = manifest.is_qualified and per_file
-    with ExitStack() as stack:
-        adds = open_outputs(stack, rundir, rundir, manifest, sinks, per_file=per_file)
+    with open_outputs(sinks, place_of(rundir, rundir, manifest, per_file=per_file)) as add:
         for record, call in _records_and_calls(rundir, manifest, inputs):
-            results = CalledRecords.of([finder.add_to(RecordResult(record, [], call))])
-            results.viruses = find_viruses(results, finder.code)
-            portion = Portion.of(record.sample, results, sinks, with_own=with_own)
-            for add in adds:
-                add(portion)
+            frames = FrameScores.of([[]])
+            results = CalledRecords(Records.of([record]), Calls.of([call]), frames)
+            finder.add_to(results, 0)
+            [portion] = Portion.of_samples(results, sinks, finder.code, with_own=with_own)
+            add(portion)
             tally.include(portion.tally)
             n_letters += len(record.sequence)
             on_event(Progress("looking for regions", n_letters, total, "letters"))

@@ -12,8 +12,8 @@ from array import array
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from itertools import chain, groupby
 from operator import itemgetter
@@ -25,7 +25,6 @@ from virnucpro.callers.regions import RegionFinder
 from virnucpro.ground.config import FeatureFormat
 from virnucpro.ground.errors import InputError
 from virnucpro.ground.events import SCORING, STAGES, OnEvent, Progress
-from virnucpro.ground.files import writing
 from virnucpro.ground.log import counted
 from virnucpro.ground.records import FastaRecord, Records, Shard, shard_name
 from virnucpro.ground.tasks import AbandonedError, Helpers, Pool
@@ -42,14 +41,13 @@ from virnucpro.sequences.fasta import Block, Streams, parsed
 from virnucpro.stories.blocks import (
     BlockTask,
     Maker,
-    RowsTask,
     ScoredFrames,
     ScoredShard,
     ShardTask,
     input_changed,
 )
 from virnucpro.stories.summary import Summary
-from virnucpro.tables.sinks import SINKS, Add, Place, Portion, Sink, Tally, open_sinks
+from virnucpro.tables.sinks import SINKS, Place, Portion, Tally, open_outputs
 
 # The frames of a record lie in a row in each of some shards: the first, and one after the last.
 # These are made by the million: plain tuples, and few functions on their way.
@@ -161,20 +159,18 @@ class Results:
         if self.scores is not None:
             self.scores.make_folder()
         indexes: list[list[IndexPart]] = [[] for _ in self.stores]
-        with ExitStack() as stack:
-            adds = self.open_outputs(stack)
+        with self.opened() as add:
             for portion in self.portions(indexes, helpers):
                 self.backlog.check()
                 summary.records.include(portion.tally)
-                for add in adds:
-                    add(portion)
+                add(portion)
             for store, index in zip(self.stores, indexes, strict=True):
                 write_index(store.index, index, store.tree)
 
-    def open_outputs(self, stack: ExitStack) -> list[Add]:
-        """The functions that add a portion to the outputs of the run and, if asked, of its file."""
-        rundir, tree, sinks = self.rundir, self.outputs.tree, SINKS[self.manifest.recipe.command]
-        return open_outputs(stack, rundir, tree, self.manifest, sinks, per_file=self.per_file)
+    def opened(self) -> AbstractContextManager[Callable[[Portion], None]]:
+        """Open the outputs, those of each sample too if asked; yield what adds a portion."""
+        place = place_of(self.rundir, self.outputs.tree, self.manifest, per_file=self.per_file)
+        return open_outputs(SINKS[self.manifest.recipe.command], place)
 
     def portions(
         self, indexes: Sequence[list[IndexPart]], helpers: Helpers[Maker]
@@ -290,20 +286,31 @@ class Results:
         ``parts_of`` gives what takes the feature files of these slices, for each store.
         """
         owners: deque[tuple[Sequence[Slice], int]] = deque()
+        each = ((group, self.rows_of(group)) for group in self.plan.by_records())
+        for is_made, some in groupby(each, key=lambda one: one[1] is not None):
+            if is_made:
+                yield from _made_before(some, parts_of)
+                continue
+            tasks = self.numbered_tasks((group for group, _ in some), parts_of, helpers, owners)
+            for written in helpers.in_order(tasks):
+                yield (*owners.popleft(), written)
 
-        def tasks() -> Iterator[BlockTask | RowsTask]:
-            latest = self.manifest.latest()
-            for group in self.plan.by_records():
-                number = group[0].generation
-                hidden = frozenset(name for name, last in latest.items() if last != number)
-                made = self.tasks(group, parts_of(group), hidden, helpers)
-                for place, task in enumerate(made):
-                    numbered = replace(task, index=group[0].index + place)
-                    owners.append((group, numbered.index))
-                    yield numbered
-
-        for written in helpers.in_order(tasks()):
-            yield (*owners.popleft(), written)
+    def numbered_tasks(
+        self,
+        groups: Iterable[Sequence[Slice]],
+        parts_of: Callable[[Sequence[Slice]], Sequence[list[IndexPart]]],
+        helpers: Helpers[Maker],
+        owners: deque[tuple[Sequence[Slice], int]],
+    ) -> Iterator[BlockTask]:
+        """The blocks of slices, by their index, which is put to ``owners`` with the slices."""
+        latest = self.manifest.latest()
+        for group in groups:
+            number = group[0].generation
+            hidden = frozenset(name for name, last in latest.items() if last != number)
+            tasks = self.tasks(group, parts_of(group), hidden, helpers)
+            for index, task in enumerate(tasks, group[0].index):
+                owners.append((group, index))
+                yield replace(task, index=index)
 
     def tasks(
         self,
@@ -311,16 +318,12 @@ class Results:
         indexes: Sequence[list[IndexPart]],
         hidden: frozenset[str],
         helpers: Helpers[Maker],
-    ) -> Iterator[BlockTask | RowsTask]:
-        """The blocks of the records of slices, which have the same; or their rows, if made.
+    ) -> Iterator[BlockTask]:
+        """The blocks of the records of slices, which have the same.
 
         A failed record that a later input gives anew is left out where it failed.
         """
-        if (rows := self.rows_of(group)) is not None:
-            for index, files in zip(indexes, rows.files, strict=True):
-                index.extend(files)
-            yield RowsTask(rows)
-        elif self.stores:
+        if self.stores:
             of_series = [self.scored(one, indexes, hidden, helpers) for one in group]
             yield from block_tasks(self.generation(group[0], of_series), hidden)
         elif blocks := self.plan.parts[group[0].index].blocks:
@@ -382,6 +385,18 @@ class Results:
             tasks.append((shard, helpers.submit(task)))
         while tasks:
             yield take()
+
+
+def _made_before(
+    groups: Iterable[tuple[Sequence[Slice], SliceRows | None]],
+    parts_of: Callable[[Sequence[Slice]], Sequence[list[IndexPart]]],
+) -> Iterator[tuple[Sequence[Slice], int, SliceRows]]:
+    """The rows of slices that were made before, as ``Results.written`` gives them."""
+    for group, rows in groups:
+        assert rows is not None, "they are there"
+        for index, files in zip(parts_of(group), rows.files, strict=True):
+            index.extend(files)
+        yield group, group[0].index, rows
 
 
 def _not_all(n_planned: int, n_read: int) -> InputError:
@@ -454,70 +469,7 @@ def raw_tasks(blocks: Iterable[Block], hidden: frozenset[str]) -> Iterator[Block
         yield task()
 
 
-def open_outputs(
-    stack: ExitStack,
-    rundir: RunDir,
-    tree: Tree,
-    manifest: Manifest,
-    sinks: Sequence[type[Sink]],
-    *,
-    per_file: bool,
-) -> list[Add]:
-    """Open outputs of a run and, ``per_file``, of its inputs. -> what adds a portion to them
-
-    ``tree`` is the run folder, by which they are written.
-    """
-    place = Place(rundir.root, tree, rundir.shards, manifest.inputs, manifest.refused)
-    adds = [stack.enter_context(open_sinks(sinks, place))]
-    if per_file:
-        # mates share one
-        samples = dict.fromkeys(file.sample for file in manifest.inputs if not file.generation)
-        adds.append(stack.enter_context(_open_sinks_of_samples(rundir, tree, sinks, samples)))
-    return adds
-
-
-_SYNCED_AT_ONCE = 4  # a disk takes a few syncs in the time of one
-
-
-@contextmanager
-def _open_sinks_of_samples(
-    rundir: RunDir, tree: Tree, sinks: Iterable[type[Sink]], samples: Iterable[str]
-) -> Iterator[Add]:
-    """Yield a function that adds a portion to the outputs of its sample, in a folder of its name.
-
-    Portions come in the order of their samples. Each of ``samples`` gets its outputs, with or
-    without records, and so does every other that has any. One sample is written at a time, and a
-    few are being synced to disk.
-    """
-    sinks = [sink for sink in sinks if sink.per_file]
-    queue, closing = deque(samples), deque[Future[None]]()
-    current: str | None = None
-    with ThreadPoolExecutor(_SYNCED_AT_ONCE) as pool, ExitStack() as stack:
-        add_to: Add | None = None
-
-        def close() -> None:
-            closing.append(pool.submit(stack.pop_all().close))
-            while len(closing) > _SYNCED_AT_ONCE:
-                closing.popleft().result()
-
-        def begin(sample: str) -> None:
-            nonlocal current, add_to
-            close()
-            folder = rundir.samples / sample
-            with writing(folder):
-                rundir.make_folder(folder)
-            place = Place(folder, tree, rundir.shards)
-            current, add_to = sample, stack.enter_context(open_sinks(sinks, place))
-
-        def add(portion: Portion) -> None:
-            while current != portion.sample:
-                begin(queue.popleft() if portion.sample in queue else portion.sample)
-            assert add_to is not None
-            add_to(portion.of_file)
-
-        yield add
-        for sample in queue:
-            begin(sample)
-        close()
-        for closed in closing:
-            closed.result()
+def place_of(rundir: RunDir, tree: Tree, manifest: Manifest, *, per_file: bool) -> Place:
+    """The place of the outputs of a run, written by ``tree``, which is the run folder."""
+    samples = rundir.samples if per_file else None
+    return Place(rundir.root, tree, rundir.shards, manifest.inputs, manifest.refused, samples)

@@ -7,8 +7,9 @@ a class here and a line in a list.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -21,13 +22,13 @@ from urllib.parse import quote
 import numpy as np
 
 from virnucpro.ground.config import STATUSES, Command, Status
+from virnucpro.ground.files import writing
 from virnucpro.ground.log import counted, escaped
 from virnucpro.ground.records import (
     FRAMES_FAILED,
     Call,
     CalledRecords,
     Identity,
-    RecordResult,
     Region,
     Viruses,
 )
@@ -56,6 +57,7 @@ from virnucpro.tables.text import (
 )
 
 LENGTH_CLASSES = (0, 1_000, 3_000, 10_000)  # bases or residues from which classes begin
+_SYNCED_AT_ONCE = 4  # samples: a disk takes a few syncs in the time of one
 _NO_HIT = (-1.0, 0, "")
 _SUMS = (  # of a tally
     *("n_viral", "n_proviruses", "n_whole_regions", "n_frames"),
@@ -123,29 +125,20 @@ class Tally:
         starts = np.digitize([length for _, length, _ in viral], LENGTH_CLASSES[1:]).tolist()
         tally.viral_lengths.update(LENGTH_CLASSES[number] for number in starts)
         tally.best = max(viral, key=itemgetter(0, 1), default=_NO_HIT)  # the first of equals
-        for place in results.regions:
-            tally._count_regions(results.at(place))
+        for kinds in map(results.region_kinds, results.regions):
+            tally.n_regions = (tally.n_regions or 0) + kinds.total()
+            tally.n_whole_regions += kinds["whole"]
         viruses = viruses_of(results)
         tally.n_proviruses = len(viruses.places) - len(viral)
         tally.kinds.update(one.virus_kind for one in viruses.identities if one.virus_kind)
         tally.families.update(one.kin for one in viruses.identities if one.kin)
-        for place in results.embedded:
-            tally._count_frames(results.at(place))
+        failures = results.failures
+        failed = list(chain.from_iterable(failures.values()))
+        tally.n_failed_frames, tally.n_failed_records = len(failed), len(failures)
+        tally.n_frames = sum(map(len, results.embedded.values())) - len(failed)
+        if failed:
+            tally.first_failure = f"{failed[0].orf.id}: {failed[0].failure}"
         return tally
-
-    def _count_regions(self, result: RecordResult) -> None:
-        kinds = result.region_kinds
-        self.n_regions = (self.n_regions or 0) + kinds.total()
-        self.n_whole_regions += kinds["whole"]
-
-    def _count_frames(self, result: RecordResult) -> None:
-        failures = result.failures
-        self.n_frames += len(result.frames) - len(failures)
-        if failures:
-            first = failures[0]
-            self.first_failure = self.first_failure or f"{first.orf.id}: {first.failure}"
-            self.n_failed_records += 1
-            self.n_failed_frames += len(failures)
 
     def include(self, other: Tally) -> None:
         """Count the records of another, which come later."""
@@ -188,6 +181,20 @@ class Portion:
         own_rows = _rows(results.by_own_ids(), per_file) if with_own else None
         return cls(sample, _rows(results, sinks), Tally.of(results), own_rows)
 
+    @classmethod
+    def of_samples(
+        cls,
+        results: CalledRecords,
+        sinks: Sequence[type[Sink]],
+        code: GeneticCode | None,
+        *,
+        with_own: bool = False,
+    ) -> list[Portion]:
+        """The records of each sample; their viruses are identified, if a genetic code is known."""
+        results.viruses = find_viruses(results, code)
+        each = results.by_sample()
+        return [cls.of(sample, of, sinks, with_own=with_own) for sample, of in each]
+
     def joined(self, other: Portion) -> Portion:
         """The same with the records of another, of the same sample, which come later."""
         tally = replace(self.tally, **{name: copy(getattr(self.tally, name)) for name in _COUNTERS})
@@ -219,18 +226,19 @@ def _in_order(name: str, text: bytes) -> bytes:
     return sorted_lines(text) if name == ChunkTable.file else text
 
 
-Add = Callable[[Portion], None]
+_Add = Callable[[Portion], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The place of the outputs of a run, or of one of its files."""
+    """The place of the outputs of a run, or of one sample."""
 
     folder: Path
     tree: Tree  # that it lies in
     aside: Path  # for lines that wait to be sorted: a folder on a disk that is large enough
     inputs: Sequence[InputFile] = ()
     refused: Sequence[InputFile] = ()  # inputs that could not be read
+    samples: Path | None = None  # for a folder of outputs of each sample; None: there is none
 
 
 class Sink:
@@ -376,7 +384,7 @@ class ChunkTable(Sink):
         self.opened().writelines(self.lines.merged())
 
 
-class ViralFasta(Sink):
+class _ViralFasta(Sink):
     """The records that are called viral, with their headers as they were."""
 
     file = "viral.fasta"
@@ -397,9 +405,9 @@ class FailedSequences(Sink):
 
     @classmethod
     def rows(cls, results: CalledRecords) -> bytes | None:
-        each = map(results.at, results.embedded)
-        failed = [result.record for result in each if result.failures]
-        return fasta([one.header for one in failed], [one.sequence for one in failed]) or None
+        failed, records = results.failures, results.records
+        columns = records.headers, records.sequences
+        return fasta(*([column[place] for place in failed] for column in columns)) or None
 
 
 class _SampleSink(Sink):
@@ -514,7 +522,7 @@ def viruses_of(results: CalledRecords) -> Viruses:
 
 
 class VirusTable(Sink):
-    """The verdict: a row for every virus, with the name of its sequence in ``VirusFasta``."""
+    """The verdict: a row for every virus, with the name of its sequence in ``_VirusFasta``."""
 
     file = "viruses.tsv"
     about = "every virus: records and proviruses, with score, fdr, place, kind and family"
@@ -586,7 +594,7 @@ class VirusTable(Sink):
             )
 
 
-class VirusFasta(Sink):
+class _VirusFasta(Sink):
     """The sequences of the verdict. A record that is there as a whole keeps its header."""
 
     file = "viruses.fasta"
@@ -726,19 +734,20 @@ class _RegionSink(Sink):
     def rows(cls, results: CalledRecords) -> bytes | None:
         if not results.regions:
             return None
-        searched = sorted(results.regions)
-        return encoded("".join(row for place in searched for row in cls.of_record(results, place)))
+        rows = list[str]()
+        for place in sorted(results.regions):
+            each = _viruses_in(results, place)
+            viruses = {part: virus.name for virus in each for part in virus.parts}
+            for region in results.regions[place][0]:
+                rows.append(cls.row(results, place, region, viruses.get(region, "")))
+        return encoded("".join(rows))
 
     @classmethod
-    def of_record(cls, results: CalledRecords, place: int) -> Iterator[str]:
-        """The lines of a record that was searched."""
-        result = results.at(place)
-        for region in result.regions or ():
-            yield cls.row(result, region, region_name(result.record.id, region))
+    def row(cls, results: CalledRecords, place: int, region: Region, virus: str) -> str:
+        """A region as it is written, of the record in a place and of the virus of that name.
 
-    @classmethod
-    def row(cls, result: RecordResult, region: Region, name: str) -> str:
-        """A region as it is written. Inside VirNucPro starts count from 0, and ends are open."""
+        Inside VirNucPro starts count from 0, and ends are open.
+        """
         raise NotImplementedError
 
 
@@ -766,23 +775,15 @@ class RegionTable(_RegionSink):
     )
 
     @classmethod
-    def of_record(cls, results: CalledRecords, place: int) -> Iterator[str]:
-        each = _viruses_in(results, place)
-        viruses = {part: virus.name for virus in each for part in virus.parts}
-        result = results.at(place)
-        for region in result.regions or ():
-            yield cls._row(result, region, viruses.get(region, ""))
-
-    @classmethod
-    def _row(cls, result: RecordResult, region: Region, virus: str) -> str:
-        name = region_name(result.record.id, region)
-        place = f"{region.start + 1}\t{region.end}\t{region.end - region.start}"
-        record = f"{result.record.name}\t{result.record.sample}"
+    def row(cls, results: CalledRecords, place: int, region: Region, virus: str) -> str:
+        name, calls = region_name(results.records.ids[place], region), results.calls
+        bases = f"{region.start + 1}\t{region.end}\t{region.end - region.start}"
+        record = f"{calls.record_ids[place]}\t{calls.samples[place]}"
         note = OVER_ORIGIN if region.over_origin else ""
-        call = "\t".join(call_words(result.call))
+        call = "\t".join(call_words(calls, place))
         why = f"{region.att}\t{region.region_class}\t{region.evidence}"
         words = f"{region.posterior:.4f}\t{call}\t{virus}\t{why}\t{note}"
-        return f"{name}\t{record}\t{region.kind}\t{place}\t{words}\n"
+        return f"{name}\t{record}\t{region.kind}\t{bases}\t{words}\n"
 
     @classmethod
     def read(cls, lines: Iterator[str]) -> Iterator[tuple[tuple[str, str], Region]]:
@@ -805,18 +806,19 @@ class RegionTable(_RegionSink):
             yield (row["file"], row["record"]), Region(start, end, kind, posterior, *facts)
 
 
-class RegionBed(_RegionSink):
+class _RegionBed(_RegionSink):
     """BED6: positions count from 0, the end is after the region, and the score is in 1,000ths."""
 
     file = "regions.bed"
 
     @classmethod
-    def row(cls, result: RecordResult, region: Region, name: str) -> str:
-        score = int(1000 * region.posterior)
-        return f"{result.record.id}\t{region.start}\t{region.end}\t{name}\t{score}\t.\n"
+    def row(cls, results: CalledRecords, place: int, region: Region, virus: str) -> str:
+        record_id, score = results.records.ids[place], int(1000 * region.posterior)
+        name = region_name(record_id, region)
+        return f"{record_id}\t{region.start}\t{region.end}\t{name}\t{score}\t.\n"
 
 
-class RegionGff(_RegionSink):
+class _RegionGff(_RegionSink):
     """GFF3, with terms of the Sequence Ontology: SO:0000113, SO:0001041."""
 
     file = "regions.gff3"
@@ -824,10 +826,14 @@ class RegionGff(_RegionSink):
     terms: ClassVar = {"provirus": "proviral_region", "whole": "viral_sequence"}
 
     @classmethod
-    def row(cls, result: RecordResult, region: Region, name: str) -> str:
-        seqid = quote(result.record.id, safe=_GFF3_SEQID, errors="surrogateescape")
-        place = f"{region.start + 1}\t{region.end}\t{region.posterior:.4f}\t.\t."
-        attributes = f"ID={quote(name, safe=_GFF3_SEQID, errors='surrogateescape')}"
+    def row(cls, results: CalledRecords, place: int, region: Region, virus: str) -> str:
+        record_id = results.records.ids[place]
+        seqid, name = (
+            quote(text, safe=_GFF3_SEQID, errors="surrogateescape")
+            for text in (record_id, region_name(record_id, region))
+        )
+        bases = f"{region.start + 1}\t{region.end}\t{region.posterior:.4f}\t.\t."
+        attributes = f"ID={name}"
         if region.att:
             attributes += f";att={region.att}"
         if region.region_class:
@@ -836,22 +842,23 @@ class RegionGff(_RegionSink):
             attributes += f";{region.evidence}"
         if region.over_origin:
             attributes += f";Note={OVER_ORIGIN}"
-        label, score = call_words(result.call)
+        label, score = call_words(results.calls, place)
         attributes += f";call={label};virus_score={score}"
         term = cls.terms[region.kind]
-        return f"{seqid}\tvirnucpro\t{term}\t{place}\t{attributes}\n"
+        return f"{seqid}\tvirnucpro\t{term}\t{bases}\t{attributes}\n"
 
 
-class RegionFasta(_RegionSink):
+class _RegionFasta(_RegionSink):
     """The sequences of the regions, named as geNomad names proviruses."""
 
     file = "regions.fasta"
 
     @classmethod
-    def row(cls, result: RecordResult, region: Region, name: str) -> str:
-        label, score = call_words(result.call)
+    def row(cls, results: CalledRecords, place: int, region: Region, virus: str) -> str:
+        records, (label, score) = results.records, call_words(results.calls, place)
+        name = region_name(records.ids[place], region)
         header = f"{name} call={label} virus_score={score} posterior={region.posterior:.4f}"
-        letters = result.record.sequence[region.start : region.end]
+        letters = records.sequences[place][region.start : region.end]
         return fasta([header], [letters]).decode("utf-8", "surrogateescape")
 
 
@@ -864,10 +871,10 @@ class RegionTracks(Sink):
 
     @classmethod
     def rows(cls, results: CalledRecords) -> bytes | None:
-        each = ((place, results.regions[place][1]) for place in sorted(results.regions))
-        tracks = [(results.records.ids[place], track) for place, track in each if track]
-        if not tracks:
+        if not results.regions:
             return None
+        searched = sorted(results.regions)
+        tracks = [(results.records.ids[place], results.regions[place][1]) for place in searched]
         ids = [name for name, track in tracks for _ in range(len(track.start))]
         starts, ends, odds, posteriors = map(
             np.concatenate, zip(*(track for _, track in tracks), strict=True)
@@ -886,17 +893,17 @@ def region_name(record_id: str, region: Region) -> str:
 
 
 # the sequences of records that were called viral, and of regions
-LETTERS = (ViralFasta.file, RegionFasta.file)
+LETTERS = (_ViralFasta.file, _RegionFasta.file)
 # what ``virnucpro regions`` writes beside the table of records
 REGION_SINKS: tuple[type[Sink], ...] = (
     VirusTable,
-    VirusFasta,
+    _VirusFasta,
     SampleTable,
     _MultiqcTable,
     RegionTable,
-    RegionBed,
-    RegionGff,
-    RegionFasta,
+    _RegionBed,
+    _RegionGff,
+    _RegionFasta,
     RegionTracks,
 )
 # the table of the records comes first: it is opened first, and appears last
@@ -905,7 +912,7 @@ SINKS: dict[Command, tuple[type[Sink], ...]] = {
         RecordTable,
         FrameTable,
         ChunkTable,
-        ViralFasta,
+        _ViralFasta,
         *REGION_SINKS,
         FailedSequences,
         FailedFiles,
@@ -925,7 +932,70 @@ def record_table(command: Command) -> type[Sink]:
 
 
 @contextmanager
-def open_sinks(sinks: Iterable[type[Sink]], place: Place) -> Iterator[Add]:
+def open_outputs(sinks: Sequence[type[Sink]], place: Place) -> Iterator[_Add]:
+    """Yield a function that adds a portion to the outputs of a run and, if asked, of its sample.
+
+    Files appear when the block succeeds.
+    """
+    with ExitStack() as stack:
+        adds = [stack.enter_context(_open_sinks(sinks, place))]
+        if place.samples is not None:
+            adds.append(stack.enter_context(_open_sinks_of_samples(sinks, place, place.samples)))
+
+        def add(portion: Portion) -> None:
+            for each in adds:
+                each(portion)
+
+        yield add
+
+
+@contextmanager
+def _open_sinks_of_samples(
+    sinks: Iterable[type[Sink]], place: Place, folder: Path
+) -> Iterator[_Add]:
+    """Yield a function that adds a portion to the outputs of its sample, in a folder of its name.
+
+    Portions come in the order of their samples. Each sample of the inputs gets its outputs, with or
+    without records, and so does every other that has any. One sample is written at a time, and a
+    few are being synced to disk.
+    """
+    sinks = [sink for sink in sinks if sink.per_file]
+    # mates share a sample
+    queue = deque(dict.fromkeys(file.sample for file in place.inputs if not file.generation))
+    closing = deque[Future[None]]()
+    current: str | None = None
+    with ThreadPoolExecutor(_SYNCED_AT_ONCE) as pool, ExitStack() as stack:
+        add_to: _Add | None = None
+
+        def close() -> None:
+            closing.append(pool.submit(stack.pop_all().close))
+            while len(closing) > _SYNCED_AT_ONCE:
+                closing.popleft().result()
+
+        def begin(sample: str) -> None:
+            nonlocal current, add_to
+            close()
+            of_sample = Place(folder / sample, place.tree, place.aside)
+            with writing(of_sample.folder):
+                place.tree.make_folder(of_sample.folder)
+            current, add_to = sample, stack.enter_context(_open_sinks(sinks, of_sample))
+
+        def add(portion: Portion) -> None:
+            while current != portion.sample:
+                begin(queue.popleft() if portion.sample in queue else portion.sample)
+            assert add_to is not None
+            add_to(portion.of_file)
+
+        yield add
+        for sample in queue:
+            begin(sample)
+        close()
+        for closed in closing:
+            closed.result()
+
+
+@contextmanager
+def _open_sinks(sinks: Iterable[type[Sink]], place: Place) -> Iterator[_Add]:
     """Yield a function that adds a portion to each sink; files appear when the block succeeds."""
     with ExitStack() as stack:
         outputs = [sink(place, stack) for sink in sinks]

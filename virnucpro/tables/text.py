@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from virnucpro.ground.errors import InputError
 from virnucpro.ground.files import writing
 from virnucpro.ground.log import printable
-from virnucpro.ground.records import DECIMALS, Call, Calls, Counts, FrameScores, Mask, Values
+from virnucpro.ground.records import DECIMALS, Calls, Counts, FrameScores, Mask, Values
 from virnucpro.ground.tree import Tree
 from virnucpro.scorer.library import call
 
@@ -267,11 +267,12 @@ def _fasta(headers: Sequence[str], sequences: Sequence[str]) -> NDArray[np.uint8
     return _rows_of((texts(headers), _letters(sequences)), (">", ""))
 
 
-def call_words(call: Call) -> tuple[str, str]:
+def call_words(calls: Calls, place: int) -> tuple[str, str]:
     """The label and the score of a call; both are empty without a score."""
-    if call.virus_score is None:
+    score = calls.virus_scores[place]
+    if score is None:
         return "", ""
-    return "virus" if call.is_virus else "other", f"{call.virus_score:.6f}"
+    return "virus" if calls.are_viruses[place] else "other", f"{score:.6f}"
 
 
 def record_rows(calls: Calls) -> bytes:
