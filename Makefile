@@ -31,11 +31,16 @@ test: $(VENV)/installed-dev
 types: $(VENV)/installed-dev
 	$(BIN)/mypy
 
-# Each module is compiled once, and not by each of the processes that the tests start.
-tests: $(VENV)/installed-dev
+tests: $(VENV)/compiled
 	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n $(TESTERS) --dist worksteal
 
-# pip compiles what it installs in one process; here it is done on all cores.
+# What the tests import is compiled once, while types are checked, and not by each tester and each
+# process that it starts. What finds a fault here is run again above, and reported there.
+$(VENV)/compiled: $(VENV)/installed-dev
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --collect-only -qq > /dev/null || true
+	touch $@
+
+# pip would compile all that it installs, of which little is ever imported.
 PIP_INSTALL = $(BIN)/pip install --quiet --no-compile -c constraints.txt
 
 # On Linux the PyTorch of the package index brings CUDA along, which is of no use without a GPU.
@@ -54,7 +59,6 @@ $(VENV)/installed: pyproject.toml constraints.txt hatch_build.py virnucpro/score
 # The package is there and is not built again: its extra alone is missing.
 $(VENV)/installed-dev: $(VENV)/installed
 	$(PIP_INSTALL) 'virnucpro[dev]'
-	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # PyTorch has files for newer Pythons
 	touch $@
 
 clean:

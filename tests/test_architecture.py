@@ -55,10 +55,6 @@ def path_of(name: str) -> Path:
     return ROOT / f"{name.replace('.', '/')}.py"
 
 
-def name_of(path: Path) -> str:
-    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
-
-
 @cache
 def tree_of(name: str) -> ast.Module:
     return ast.parse(path_of(name).read_text(encoding="utf-8"))
@@ -262,11 +258,6 @@ def loaded_after(statement: str) -> set[str]:
     code = f"import sys; {statement}; print(*sys.modules)"
     command = [sys.executable, "-W", "error", "-c", code]
     return set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
-
-
-@pytest.mark.parametrize("name", ["virnucpro", "virnucpro.cli.main"])
-def test_the_command_line_answers_without_torch_numpy_or_h5py(name: str) -> None:
-    assert not {"torch", "numpy", "h5py", "Bio"} & loaded_after(f"import {name}")
 
 
 def test_the_vocabulary_loads_without_torch_or_h5py() -> None:

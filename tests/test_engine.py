@@ -722,7 +722,6 @@ def test_ctrl_c_while_workers_start_leaves_none(make_config, tiny, contigs, monk
     def start_and_be_interrupted(*arguments):
         started.append(start(*arguments))
         os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.1)
         return started[-1]
 
     monkeypatch.setattr(_Peer, "start", start_and_be_interrupted)

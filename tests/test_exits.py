@@ -97,20 +97,15 @@ def test_what_nohup_ignores_stays_ignored():
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
-def stay(pipe):
-    pipe.send("here")
-    signal.pause()
-
-
 FORGETFUL = """
 import os, signal, warnings
-import test_exits
+import light
 from virnucpro.cli.exits import end_cleanly
 from virnucpro.ground.processes import interrupts_held, start
 warnings.simplefilter("ignore", ResourceWarning)
 end_cleanly()
 with interrupts_held():
-    child = start(test_exits.stay)
+    child = start(light.stay)
 child.pipe.recv()
 os.kill(child.pid, signal.SIGSTOP)
 print(child.pid)

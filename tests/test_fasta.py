@@ -492,7 +492,7 @@ def test_a_folder_that_may_not_be_read_is_refused(write, tmp_path: Path) -> None
     write(b">a\nAC\n")
     tmp_path.chmod(0)
     try:
-        with pytest.raises(InputMissingError):
+        with pytest.raises(InputMissingError, match="Permission denied"):
             list_fasta(tmp_path)
     finally:
         tmp_path.chmod(0o700)

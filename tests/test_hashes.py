@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -182,6 +183,18 @@ def test_an_error_amid_the_writing_of_outputs_keeps_the_hashes_of_those_that_are
     assert hashes_of(copied) == before
 
 
+def test_an_output_is_hashed_while_it_is_written_and_not_read_again(tmp_path):
+    (tmp_path / "run").mkdir()
+    outputs = Outputs(RunDir(tmp_path / "run"))
+    path = outputs.rundir.report
+    lines = [f"line {i}\n".encode() for i in range(100)]
+    with outputs.tree.replacing(path) as out:
+        out.writelines(lines)
+    assert outputs.hash() == {"report.html": sha256(path)}
+    path.write_text("what somebody else wrote since")
+    assert outputs.hash() == {"report.html": hashlib.sha256(b"".join(lines)).hexdigest()}
+
+
 class Killed(BaseException):
     """As of a process that is killed: nothing of ours catches it."""
 
@@ -249,6 +262,8 @@ def test_one_flipped_bit_in_the_index_over_all_vectors_is_noticed(
     head = tiny.head if command == "predict" else None
     run_inline(config, head)
     assert say("status", config.output, "--verify")[0] == 0
+    assert "features.h5" in hashes_of(config.output)
+    assert "features/000000.h5" not in hashes_of(config.output), "it has a label of its own"
     before = (config.output / "features.h5").read_bytes()
     flip_a_bit(config.output / "features.h5")
     code, told = say("status", config.output, "--verify")

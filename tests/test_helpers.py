@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -349,6 +350,25 @@ def test_a_block_that_helpers_have_no_time_for_is_done_here_and_results_keep_the
         done = list(helpers.in_order(blocks))
     assert [number for number, _ in done] == [0, 1, 2, 3]
     assert [is_here for _, is_here in done][:3] == [False, False, True]
+    wait_until(lambda: not [one for one in threading.enumerate() if "silence" in one.name])
+
+
+def test_blocks_that_are_taken_ahead_have_no_more_letters_than_memory_is_kept_for(tmp_path):
+    """The third waits until the first is done, though a helper has time for none of them."""
+    file, taken = tmp_path / "wait", []
+    file.touch()
+
+    def blocks() -> Iterator[SlowElsewhere]:
+        for number in range(3):
+            taken.append(number)
+            yield SlowElsewhere(number, os.getpid(), file, tasks._LETTERS_AHEAD // 2 + 1)
+
+    with helpers_for(1) as helpers, within(60):
+        wait_until_ready(helpers.pool)
+        threading.Timer(0.2, file.unlink).start()
+        results = helpers.in_order(blocks())
+        assert next(results) == (0, False) and taken == [0, 1]
+        assert [number for number, _ in results] == [1, 2]
 
 
 @pytest.mark.parametrize(

@@ -218,7 +218,7 @@ def test_an_empty_file_among_others_is_warned_of(make_config, tiny, folder):
 
 def test_a_strict_run_ends_at_the_first_file_that_cannot_be_read(make_config, tiny, bad):
     config = make_config(bad, strict=True)
-    with pytest.raises((InputError, InputMissingError)):
+    with pytest.raises(InputMissingError, match=r"gone\.fa: No such file"):
         run_inline(config, tiny.head)
     assert not (config.output / "run.json").exists()
 
@@ -250,9 +250,12 @@ def test_failed_files_are_tried_again_on_resume_and_taken_when_they_are_mended(
     (bad / "truncated.fa.gz").write_bytes(gzip.compress((bad / "a.fa").read_bytes()))
     for name in ("twice.fa", "gone.fa"):
         (bad / name).unlink()
-    events = []
-    resumed = run_inline(make_config(bad, resume=True), tiny.head, events.append)
-    assert resumed.exit_code == 2
+    assert run_inline(make_config(bad, resume=True), tiny.head).exit_code == 2
+    log = (config.output / "virnucpro.log").read_text()
+    for name in ("twice.fa", "gone.fa"):
+        assert f"WARNING {bad / name} no longer exists; dropped from this run" in log
+    assert f"WARNING added to this run: {bad / 'truncated.fa.gz'}" in log
+    assert f"going on with the run in {config.output}; what it finished is kept" in log
     assert set(failed_files(config.output)) == {str(bad / "junk.fa"), str(bad / "protein.fa")}
     assert keys(config.output)[-5:] == [("truncated", f"contig_{i}") for i in range(1, 6)]
     for name in ("junk.fa", "protein.fa"):
@@ -278,7 +281,10 @@ def test_a_file_that_could_not_be_read_can_be_left_out_of_the_command(make_confi
     assert fewer.exit_code == 2 and failed_files(config.output)
     log = (config.output / "virnucpro.log").read_text()
     assert f"{good[2]} and 1 other file stay in this run although not named again" in log
+    left_out = f"WARNING {bad / next(iter(BAD))} was not named again; dropped from this run"
+    assert left_out not in log
     assert run_inline(make_config(*good, resume=True), tiny.head).exit_code == 0
+    assert left_out in (config.output / "virnucpro.log").read_text()
     assert not (config.output / "failed_files.txt").exists() and tables(config.output) == before
 
 

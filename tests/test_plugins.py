@@ -182,17 +182,14 @@ def test_models_of_packages_are_listed_and_described_with_the_others(package, tm
     assert wrong.returncode != 0 and "did you mean toy-counts?" in wrong.stderr
 
 
-@pytest.mark.parametrize(
-    ("by", "path"),
-    [((PROGRAM,), "."), ((sys.executable, "-m", "virnucpro"), "")],
-    ids=["by PYTHONPATH", "by -m"],
-)
-def test_a_package_that_lies_in_the_current_folder_is_data(package, extract, tmp_path, by, path):
+def test_a_package_that_lies_in_the_current_folder_is_data(package, extract, tmp_path):
+    """By PYTHONPATH, and by ``-m``; the first time an encoder is asked for, then an executor."""
     mark = f"open({str(tmp_path / 'mark')!r}, 'w').close()\n"
     (package / "toy_package.py").write_text(mark + MODULE)
-    answer = extract(path, cwd=package, by=by)
+    answer = extract(".", cwd=package)
     assert answer.returncode == 69 and "is not an ESM-2 checkpoint" in answer.stderr
-    answer = extract(path, "--executor", "backward", cwd=package, by=by)
+    by = (sys.executable, "-m", "virnucpro")
+    answer = extract("", "--executor", "backward", cwd=package, by=by)
     assert answer.returncode == 64 and "there is no executor backward" in answer.stderr
     assert not (tmp_path / "mark").exists()
 

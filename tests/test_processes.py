@@ -10,6 +10,7 @@ import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 
+import light
 import psutil
 import pytest
 from runs import assert_gone, hear_signals, is_ours, wait_until, within
@@ -59,16 +60,12 @@ def test_predict_imports_nothing_from_the_current_folder(hostile, tiny):
     run_in(hostile, PROGRAM, *predict, "other", *options)
 
 
-def tell_environment(pipe: Pipe) -> None:
-    pipe.send([os.environ[name] for name in ("CUDA_DEVICE_ORDER", "OPENBLAS_NUM_THREADS")])
-
-
 def test_a_process_numbers_gpus_as_nvml_does_and_gives_numpy_one_thread(monkeypatch):
     """Whatever is set, and whoever starts it."""
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
     monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
     with interrupts_held():
-        child = start(tell_environment)
+        child = start(light.tell_environment)
     try:
         assert child.pipe.recv() == ["PCI_BUS_ID", "1"]
     finally:

@@ -395,7 +395,6 @@ def test_ctrl_c_while_processes_start_leaves_none(tmp_path, monkeypatch):
     def start_and_be_interrupted(*arguments):
         child = real(*arguments)
         os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.1)
         return child
 
     monkeypatch.setattr(ranks, "start", start_and_be_interrupted)

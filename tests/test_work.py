@@ -485,11 +485,14 @@ def test_figures_of_a_host_are_sums_over_its_logs_and_count_the_last_end_of_a_sh
     for pid, figures in ends.items():
         lines = (f"2026 INFO figures {json.dumps(asdict(end))}\n" for end in figures)
         (tmp_path / f"work-node-{pid}.log").write_text("".join(lines))
+    short = json.dumps(asdict(ShardFigures(3, "cpu", 100, 0, False, 0.3)))
+    (tmp_path / "work-other-3.log").write_text(f"2026 INFO figures {short}\n")
+    other = HostFigures("other", 0, 1, 0, 0, 333.3)  # 100 / 0.3
     rate = (400 / 4 + 60 / 2) / 2  # none is at work: their mean
-    assert read_hosts(tmp_path) == [HostFigures("node", 0, 2, 3, 1, rate)]
+    assert read_hosts(tmp_path) == [HostFigures("node", 0, 2, 3, 1, rate), other]
     with (tmp_path / "work-node-1.log").open() as log:
         fcntl.flock(log, fcntl.LOCK_EX)  # of those that are at work alone
-        assert read_hosts(tmp_path) == [HostFigures("node", 1, 2, 3, 1, 400 / 4)]
+        assert read_hosts(tmp_path) == [HostFigures("node", 1, 2, 3, 1, 400 / 4), other]
 
 
 def test_a_part_without_a_pending_shard_says_so():
@@ -529,7 +532,9 @@ def test_figures_that_are_damaged_or_of_somebody_else_are_left_out(plan):
     before = measure_run(folder)
     (log,) = (folder / "logs").iterdir()
     with log.open("a") as lines:
-        for text in ("{", "[]", '{"shard": 1}', '{"shard": "x"}', "[" * 100_000):
+        one = asdict(ShardFigures(1, "cpu", 1, 0, False, 1.0))
+        wrong = [json.dumps(one | change) for change in ({"n_tokens": "x"}, {"n_failed": -1})]
+        for text in ("{", "[]", '{"shard": 1}', *wrong, "[" * 100_000):
             lines.write(f"2026 INFO figures {text}\n")
     (folder / "logs" / "slurm-12.out").write_text('a figures {"shard": 1}\n')
     assert measure_run(folder) == before

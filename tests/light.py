@@ -1,0 +1,17 @@
+"""What processes do that a test starts anew: they import nothing else of the tests."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from virnucpro.ground.processes import Pipe
+
+
+def tell_environment(pipe: Pipe) -> None:
+    pipe.send([os.environ[name] for name in ("CUDA_DEVICE_ORDER", "OPENBLAS_NUM_THREADS")])
+
+
+def stay(pipe: Pipe) -> None:
+    pipe.send("here")
+    signal.pause()
