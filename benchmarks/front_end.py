@@ -1,7 +1,7 @@
 """The front end alone, on one core or beside helpers: from FASTA to shards of ORFs, in Mbp/s of
 input, by the clock and by the CPU time of the parent.
 
-Ours is ``make_plan`` as a run calls it: read, screen, chunk, translate, write shards, refuse
+Ours is ``Planner.make`` as a run calls it: read, screen, chunk, translate, write shards, refuse
 duplicates. Beside it stands what the original VirNucPro does, one record, chunk and codon at a
 time in plain Python with Biopython's reader; its second pass over the chunks and the bases that
 it writes beside each frame are left out, so the ratio understates what it costs.
@@ -28,7 +28,7 @@ from virnucpro.ground.config import EncoderSpec, Recipe
 from virnucpro.ground.tasks import Pool
 from virnucpro.run.folder import RunDir
 from virnucpro.run.manifest import Manifest
-from virnucpro.run.plan import Plan, Planner, make_plan
+from virnucpro.run.plan import Plan, Planner
 from virnucpro.run.shards import read_shard
 from virnucpro.sequences.fasta import write_record
 from virnucpro.sequences.inputs import Source
@@ -169,7 +169,7 @@ def run_ours(fasta: Path, folder: Path, n_helpers: int = 0) -> Callable[[], Fram
         planner = Planner.of(rundir, rundir.planned.shards, manifest, keep_intermediate=False)
         plan = Plan.cut(manifest, keep_intermediate=False)
         with Pool(n_helpers) as pool:
-            plan = make_plan(planner, plan, lambda _: None, pool)
+            plan = planner.make(plan, lambda _: None, pool)
         planner.write_listing(plan)
         rundir.adopt_plan()
     orfs = chain.from_iterable(map(read_shard, plan.shards))

@@ -39,7 +39,7 @@ from virnucpro.learning.regions import (
 from virnucpro.scorer.landmarks import genes_of
 from virnucpro.scorer.nets import Scorer
 from virnucpro.sequences.fasta import read_fasta
-from virnucpro.sequences.inputs import list_sources
+from virnucpro.sequences.inputs import Source
 from virnucpro.sequences.translate import STANDARD, GeneticCode
 
 LENGTHS = (10_000, 20_000, 50_000, 100_000, 200_000, 500_000)
@@ -126,7 +126,7 @@ def score(
     """The records of each file, with their pieces scored."""
     scorer = Scorer.own()
     files: dict[Path, list[Chromosome]] = {}
-    for source in list_sources(folder):
+    for source in Source.all_of(folder):
         code = GeneticCode.of(4) if source.path.name in code_4 else STANDARD
         for record in read_fasta(source.path, source.name):
             one = Chromosome.of(record, scorer, truths.get(record.id, Truth()), code)

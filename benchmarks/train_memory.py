@@ -47,14 +47,7 @@ from virnucpro.encoders.transfer import PackedBatch
 from virnucpro.ground.records import FastaRecord
 from virnucpro.learning.frames import ArrayRows, FrameStore, balanced_weights, write_frames
 from virnucpro.learning.loop import Trainer
-from virnucpro.learning.networks import (
-    Classifier,
-    FrameClassifier,
-    FrameLabels,
-    adapt,
-    forget_activations,
-    new_encoder,
-)
+from virnucpro.learning.networks import Classifier, FrameClassifier, FrameLabels, adapt
 from virnucpro.learning.options import TrainOptions
 from virnucpro.learning.ranks import Ranks, run_on
 from virnucpro.learning.records import Labelled, LabelledRecord
@@ -110,7 +103,7 @@ def peak_gib(shape: ESM2Shape, *, rank: int, forgets: bool) -> float:
         encoder = ESM2(shape, shape.n_layers, torch.float32, attend_to_train)
         adapt(encoder, rank, None, None)
         if forgets:
-            forget_activations(encoder)
+            encoder.forget_activations()
         module = FrameClassifier(Reader(encoder, shape.dim), Classifier(shape.dim, 128, 0.3))
         optimizer = torch.optim.AdamW([one for one in module.parameters() if one.requires_grad])
         peak.see(module.parameters())
@@ -181,8 +174,8 @@ def cut_encoder(shape: ESM2Shape, is_held: bool, ranks: Ranks) -> None:
     begun = resident()
     torch.set_num_threads(1)
     with ranks.making(is_cut=not is_held):
-        encoder = new_encoder(shape)
-        forget_activations(encoder)
+        encoder = ESM2.new(shape)
+        encoder.forget_activations()
         module = FrameClassifier(Reader(encoder, shape.dim), Classifier(shape.dim, 128, 0.3))
     ranks.wrap(module, is_cut=True)
     report(ranks, begun)

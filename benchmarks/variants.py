@@ -45,7 +45,7 @@ from virnucpro.encoders.esm2.attention import (
     choose_kernel,
     flash_attention,
 )
-from virnucpro.encoders.esm2.encoder import ESM2Encoder
+from virnucpro.encoders.esm2.encoder import _ESM2Encoder
 from virnucpro.encoders.esm2.model import DTYPES, ESM2, Layer
 from virnucpro.encoders.esm2.weights import make_esm2
 from virnucpro.encoders.proof.synthetic import random_tensors
@@ -102,7 +102,7 @@ def load_made(setting: Setting, precision: Precision, kernel: Kernel) -> TimedEn
     if precision == "fp8":
         model.quantise(device)
     model.attend = kernel
-    encoder = ESM2Encoder(setting.spec(precision), model, device)
+    encoder = _ESM2Encoder(setting.spec(precision), model, device)
     plan = plan_by(encoder, setting.tokens_per_batch)
     return TimedEncoder(model, setting, plan, encoder.embed)
 

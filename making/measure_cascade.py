@@ -34,7 +34,7 @@ from virnucpro.ground.config import EncoderSpec
 from virnucpro.ground.records import Counts, FastaRecord, Mask, Values
 from virnucpro.learning.records import read_data_manifest, read_records
 from virnucpro.scorer.features import NO_WORDS
-from virnucpro.sequences.translate import chunk_record, translate_six_frames
+from virnucpro.sequences.translate import Chunk, translate_six_frames
 
 COLUMNS = ("cells asked for", "cells embedded", "viruses embedded", "viruses called", "lost calls")
 ASKED = (0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
@@ -52,7 +52,7 @@ def vectors_of(fragments: Fragments) -> Values:
     encoder = load_encoder(spec, embedded_model(), device)
     letters = np.frombuffer(b"ACGTN", dtype=np.uint8)[np.minimum(fragments.digits, 4)]
     records = [FastaRecord(str(i), "", row.tobytes().decode()) for i, row in enumerate(letters)]
-    chunks = [chunk for record in records for chunk in chunk_record(record, CHUNK)]
+    chunks = [chunk for record in records for chunk in Chunk.cut(record, CHUNK)]
     orfs = translate_six_frames(chunks)
     owners = np.array([int(orf.record_id) for orf in orfs])
     proteins = [orf.protein for orf in orfs]

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from virnucpro.ground.library import call
 from virnucpro.ground.records import Mask, Values
 from virnucpro.scorer.features import (
     N_CODONS,
@@ -15,7 +16,6 @@ from virnucpro.scorer.features import (
     layout_features,
     library_input,
 )
-from virnucpro.scorer.library import call
 from virnucpro.scorer.pieces import Digits, Pieces
 from virnucpro.sequences.translate import STANDARD, GeneticCode
 

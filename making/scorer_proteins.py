@@ -21,8 +21,9 @@ from pathlib import Path
 
 import pyrodigal
 
+from virnucpro.ground.records import reverse_complement
 from virnucpro.learning.records import Labelled, read_data_manifest, read_records
-from virnucpro.sequences.translate import STANDARD, reverse_complement
+from virnucpro.sequences.translate import STANDARD
 
 PREDICTED = (
     *("phages", "archaeal viruses", "dsDNA viruses of eukaryotes"),

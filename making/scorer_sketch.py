@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 from virnucpro.ground.errors import InputError
 from virnucpro.learning.records import read_data_manifest, read_records
 from virnucpro.scorer.nets import embedded_scorer, load_scorer
-from virnucpro.sequences.kmers import join_sketches, pack, sketch_of
+from virnucpro.sequences.kmers import Sketch
 
 
 def main(manifest: Path, out: Path) -> None:
@@ -26,9 +26,9 @@ def main(manifest: Path, out: Path) -> None:
     for labelled, record in read_records(read_data_manifest(manifest)):
         if labelled.digest not in trained:
             raise InputError(f"{labelled.id}: the scorer was not trained on this record")
-        sketches.append(sketch_of(record.sequence))
+        sketches.append(Sketch.of(record.sequence))
     facts = {"scorer_sha256": scorer.sha256}
-    save_file({"trained_kmers": pack(join_sketches(sketches))}, out, facts)
+    save_file({"trained_kmers": Sketch.joined(sketches).packed()}, out, facts)
 
 
 if __name__ == "__main__":

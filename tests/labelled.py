@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from virnucpro.ground.events import Progress, Telling
+from virnucpro.ground.records import reverse_complement
 from virnucpro.learning.frames import FrameStore, LabelledFrames
 from virnucpro.learning.options import TrainOptions
 from virnucpro.learning.records import (
@@ -21,7 +22,6 @@ from virnucpro.learning.records import (
 )
 from virnucpro.learning.request import Training
 from virnucpro.learning.train import train
-from virnucpro.sequences.translate import reverse_complement
 
 # without a T no frame of the strand has a stop
 _CODONS = {

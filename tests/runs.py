@@ -36,7 +36,7 @@ from virnucpro.ground.records import (
     Track,
 )
 from virnucpro.sequences.fasta import read_fasta
-from virnucpro.sequences.translate import chunk_record, translate_six_frames
+from virnucpro.sequences.translate import Chunk, translate_six_frames
 from virnucpro.stories.options import PredictOptions
 from virnucpro.stories.pipeline import execute, run
 from virnucpro.stories.resolve import RunConfig
@@ -215,7 +215,7 @@ def bases_by_frame(fasta: Path) -> dict[str, str]:
     frames = {}
     for record in read_fasta(fasta):
         if set(record.sequence) <= set("ACGT"):
-            chunks = list(chunk_record(record, 300))
+            chunks = list(Chunk.cut(record, 300))
             frames |= {orf.id: orf.bases for orf in translate_six_frames(chunks)}
     return frames
 

@@ -14,8 +14,7 @@ from oracle import make_fair_esm, save_fair_esm
 
 from virnucpro.encoders.esm2.checkpoint import ESM2Shape
 from virnucpro.encoders.esm2.family import inspect_esm2
-from virnucpro.encoders.learned import LearnedFacts, save_learned
-from virnucpro.encoders.options import CheckOptions
+from virnucpro.encoders.learned import _LearnedFacts, save_learned
 from virnucpro.encoders.proof.check import (
     ODD_LETTERS,
     check,
@@ -27,6 +26,7 @@ from virnucpro.ground.config import Precision
 from virnucpro.ground.devices import Choice
 from virnucpro.ground.errors import UnavailableError, UsageError
 from virnucpro.ground.events import Progress, Telling
+from virnucpro.ground.options import ComputeOptions
 
 PANEL_SHA256 = "3b4a4a847851cec74aba954be386d06d7e323ca3876f7e529336cf1141a5db67"
 DEEP = ESM2Shape(n_layers=12, dim=32, n_heads=2)
@@ -47,8 +47,8 @@ def short_panel(monkeypatch) -> set[str]:
 
 
 def run(model: object, precision: Precision = "fp32", events: list[Telling] | None = None):
-    options = CheckOptions(model=str(model), device="cpu", precision=precision)
-    return check(options, (events if events is not None else []).append)
+    options = ComputeOptions(device="cpu", precision=precision)
+    return check(str(model), options, (events if events is not None else []).append)
 
 
 # The panel
@@ -235,7 +235,7 @@ def test_what_cannot_be_checked_is_reported(arguments, exit_code, words):
 
 
 def test_a_model_that_fair_esm_does_not_have_is_refused(tmp_path):
-    facts = LearnedFacts(encoding="onehot", architecture="cnn", dim=8)
+    facts = _LearnedFacts(encoding="onehot", architecture="cnn", dim=8)
     save_learned(tmp_path / "encoder.safetensors", facts, {"weight": np.ones(3, np.float32)})
     with pytest.raises(UsageError, match="onehot-cnn is not an ESM-2") as caught:
         run(tmp_path / "encoder.safetensors")

@@ -16,10 +16,9 @@ from virnucpro.sequences.kmers import (
     N_CODONS,
     N_FEATURES,
     N_TETRANUCLEOTIDES,
-    frame_bases,
     frame_composition,
 )
-from virnucpro.sequences.translate import chunk_record, translate_six_frames
+from virnucpro.sequences.translate import Chunk, translate_six_frames
 
 PARTS = {  # the words of each part, in order
     "codons": ["".join(word) for word in product("ACGT", repeat=3)],
@@ -95,13 +94,13 @@ def test_a_frame_on_either_strand_is_read_as_it_is_translated() -> None:
             strict=True,
         )
     }
-    orfs = translate_six_frames(list(chunk_record(record, 90)))
+    orfs = translate_six_frames(list(Chunk.cut(record, 90)))
     assert {orf.strand for orf in orfs} == {"+", "-"}
     for orf in orfs:
-        bases = frame_bases(orf, record.sequence).upper()
+        bases = orf.codons_in(record.sequence).upper()
         assert "".join(code[codon] for codon in words_of(bases, "codons")) == orf.protein
 
 
 def test_a_frame_of_the_reverse_strand_is_complemented() -> None:
     orf = Orf("r_chunk_1R1", "r_chunk_1", "r", 2, 8, "-", "MK")
-    assert frame_bases(orf, "GGttNCATGG") == "ATGNAA"
+    assert orf.codons_in("GGttNCATGG") == "ATGNAA"

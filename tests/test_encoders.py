@@ -24,7 +24,7 @@ from runs import bases_by_frame, run_inline, vectors
 
 from virnucpro.callers.head import EncoderFacts, Head, Network
 from virnucpro.encoders.base import Encoder, Pending, Rows, load_encoder
-from virnucpro.encoders.esm2.encoder import ESM2Encoder
+from virnucpro.encoders.esm2.encoder import _ESM2Encoder
 from virnucpro.encoders.esm2.weights import load_esm2
 from virnucpro.encoders.families import FAMILIES, Family
 from virnucpro.encoders.models import describe_model
@@ -292,7 +292,7 @@ def test_what_fp16_cannot_hold_is_embedded_in_float32_with_the_same_bits_in_ever
     device = torch.device("cpu")
     encoder = load_encoder(spec, overflowing, device)
     model = load_esm2(overflowing, spec.layer, torch.float32, device)
-    exact = ESM2Encoder(replace(spec, precision="fp32"), model, device)
+    exact = _ESM2Encoder(replace(spec, precision="fp32"), model, device)
     for layer in model.layers:
         for linear in (layer.qkv, layer.attention_out, layer.up, layer.down):
             linear.half().float()  # the weights that the encoder in fp16 has

@@ -53,7 +53,7 @@ from virnucpro.encoders.esm2.checkpoint import FP8_WIDTH, PAD, ESM2Shape
 from virnucpro.encoders.esm2.family import inspect_esm2
 from virnucpro.encoders.esm2.model import (
     ESM2,
-    Linear8,
+    _Linear8,
     bos_pool,
     check_device,
     mean_pool,
@@ -216,7 +216,7 @@ def test_a_product_in_8_bits_is_that_of_the_numbers_that_the_rows_stand_for(devi
     linear.weight *= 10 ** torch.arange(-6.0, 6.0, 0.25, device=device)[:, None]  # of every row
     x = 10 ** torch.linspace(-8, 8, n_tokens)[:, None] * torch.randn(n_tokens, 64)
     x[0], x[0, 5] = 0, 3e-20  # a row of zeros, but for one
-    rows, product = quantise(x.to(device)), Linear8(linear)
+    rows, product = quantise(x.to(device)), _Linear8(linear)
     weight = restore(quantise(linear.weight)).double()
     exact = restore(rows).double() @ weight.T + linear.bias.double()
     size = restore(rows).double().abs() @ weight.T.abs() + linear.bias.double().abs()

@@ -24,6 +24,7 @@ from virnucpro.callers.head import Head
 from virnucpro.callers.options import CutOptions
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.ground.errors import InputError, ResumeError, UsageError, VirnucproError
+from virnucpro.ground.records import reverse_complement
 from virnucpro.learning.evaluate import (
     _Cutting,
     _Fragment,
@@ -40,8 +41,8 @@ from virnucpro.learning.records import LabelledRecord, group_digest, record_dige
 from virnucpro.learning.report import summary_lines, write_report
 from virnucpro.scorer.nets import Scorer, embedded_scorer, load_scorer
 from virnucpro.sequences.fasta import read_fasta
-from virnucpro.sequences.kmers import pack, sketch_of, unpack
-from virnucpro.sequences.translate import chunk_record, reverse_complement, translate_six_frames
+from virnucpro.sequences.kmers import Sketch
+from virnucpro.sequences.translate import Chunk, translate_six_frames
 
 CUTTING = _Cutting(lengths=(150, 400), per_record=2, seed=3)
 SAMPLES = {"lengths": "150,400", "fragments_per_record": 2, "seed": 3}
@@ -197,7 +198,7 @@ def test_the_figures_of_chunks_are_those_of_their_best_frames_by_id(ask, tmp_pat
     for record in read_fasta(folder / "fragments.fa"):
         if of[record.id]["length"] != "whole":
             continue
-        for chunk in chunk_record(record, 300):
+        for chunk in Chunk.cut(record, 300):
             n_chunks += 1
             found = [frames[orf.id] for orf in translate_six_frames([chunk])]
             if found:
@@ -301,7 +302,7 @@ def test_the_scorer_remembers_what_it_was_trained_on(manifest, tmp_path):
 def test_the_scorer_that_is_shipped_recognises_its_training_data_by_content():
     """Its sketch lies beside it; one of another scorer counts as none."""
     records, _, kmers = caller_of(CutOptions(), "auto", None).trained_on["the scorer"]
-    assert len(kmers) > 10 * len(records) > 0
+    assert len(kmers.hashes) > 10 * len(records) > 0
 
 
 # Held-out data
@@ -337,7 +338,7 @@ def test_data_of_the_training_is_refused_left_out_or_marked(tiny, manifest, tmp_
     elif by == "content":  # of a longer sequence, on the other strand
         known = {everything[20][0].id, everything[21][0].id}
         genome = "N".join(sequences[one].lower() for one in sorted(known))
-        kmers = unpack(pack(sketch_of(reverse_complement(genome))))
+        kmers = Sketch.unpacked(Sketch.of(reverse_complement(genome)).packed())
         head = replace(tiny.head, trained_kmers=kmers)
     else:
         known = {record.id for record, _ in everything if record.group == "group1virus"}

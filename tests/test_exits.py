@@ -19,7 +19,7 @@ from runs import assert_gone, hear_signals, wait_until
 
 from virnucpro.cli import exits as module
 from virnucpro.cli import main as main_module
-from virnucpro.cli.exits import DEAF_SECONDS, Finished, Terminated, end_cleanly, exits
+from virnucpro.cli.exits import DEAF_SECONDS, Finished, _Terminated, end_cleanly, exits
 from virnucpro.cli.predict import what_is_kept
 from virnucpro.stories.options import PredictOptions
 
@@ -80,7 +80,7 @@ def test_the_hint_for_an_ended_run_is_true_of_its_folder(tmp_path, stored, has_p
 
 def test_a_second_signal_does_not_disturb_the_end_and_a_late_one_is_heard(monkeypatch):
     end_cleanly()
-    with pytest.raises(Terminated):
+    with pytest.raises(_Terminated):
         signal.raise_signal(signal.SIGTERM)
     for number in ASKING:
         signal.raise_signal(number)

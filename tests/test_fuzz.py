@@ -31,7 +31,7 @@ from test_regions import host_dna
 
 from virnucpro.callers.chain import OWN_REGION_MODEL
 from virnucpro.cli.main import main
-from virnucpro.encoders.learned import LearnedFacts, save_learned
+from virnucpro.encoders.learned import _LearnedFacts, save_learned
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.ground.files import MOST_JSON
 from virnucpro.run.feature_file import _SEAL
@@ -360,7 +360,7 @@ def test_any_learned_encoder_ends_as_promised(seed, folder):
     path = folder / "encoder.safetensors"
     if not (folder / "whole.safetensors").exists():
         rng = np.random.default_rng(1)
-        facts = LearnedFacts(encoding="onehot", architecture="mlp", dim=4)
+        facts = _LearnedFacts(encoding="onehot", architecture="mlp", dim=4)
         weights = {"layer.weight": rng.standard_normal((4, 3)).astype(np.float32)}
         save_learned(folder / "whole.safetensors", facts, weights)
     content = (folder / "whole.safetensors").read_bytes()

@@ -17,14 +17,7 @@ from runs import within
 
 from virnucpro.ground.errors import InputError, InputMissingError, ResumeError
 from virnucpro.sequences.fasta import read_fasta
-from virnucpro.sequences.inputs import (
-    InputFile,
-    Source,
-    check_recorded,
-    expected_letters,
-    find_inputs,
-    join_inputs,
-)
+from virnucpro.sequences.inputs import InputFile, Source, check_recorded, find_inputs, join_inputs
 from virnucpro.sequences.survey import Survey
 
 A, B, C, D = b">a\nAC\n", b">b\nGT\n", b">c\nTT\n", b">d\nGG\n"
@@ -313,6 +306,6 @@ def test_a_file_of_another_kind_than_most_is_left_out(write) -> None:
 
 def test_the_size_of_a_packed_file_says_nothing_of_its_number_of_letters():
     plain, packed = (InputFile(f"/data/{name}", "", 7) for name in ("a.fa", "B.FA.GZ"))
-    assert (expected_letters([plain, plain]), expected_letters([plain, packed])) == (14, 0)
+    assert (InputFile.letters_of([plain, plain]), InputFile.letters_of([plain, packed])) == (14, 0)
     reads = InputFile("/data/a.fq", "", 14)  # half of it is qualities
-    assert expected_letters([plain, reads]) == 14
+    assert InputFile.letters_of([plain, reads]) == 14

@@ -22,6 +22,7 @@ from virnucpro.ground.records import (
     FastaRecord,
     Identity,
     Region,
+    reverse_complement,
 )
 from virnucpro.ground.tasks import Pool
 from virnucpro.page.counts import count_kinds
@@ -40,7 +41,7 @@ from virnucpro.scorer.kin import (
 )
 from virnucpro.scorer.pieces import Pieces, encode
 from virnucpro.sequences.fasta import read_fasta
-from virnucpro.sequences.translate import STANDARD, reverse_complement
+from virnucpro.sequences.translate import STANDARD
 from virnucpro.tables.sinks import LENGTH_CLASSES, VirusTable, find_viruses
 
 LAYER = "weight", "bias"

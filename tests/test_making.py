@@ -15,8 +15,9 @@ import pytest
 from measure_cascade import ASKED, curve, unseen_scores
 
 import virnucpro
+from virnucpro.ground.records import reverse_complement
 from virnucpro.sequences.fasta import read_fasta
-from virnucpro.sequences.translate import STANDARD, reverse_complement
+from virnucpro.sequences.translate import STANDARD
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = [

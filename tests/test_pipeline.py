@@ -43,8 +43,7 @@ from virnucpro.run import plan
 from virnucpro.run.folder import RunDir
 from virnucpro.run.status import inspect_run
 from virnucpro.sequences.fasta import read_fasta
-from virnucpro.sequences.kmers import frame_bases
-from virnucpro.sequences.translate import chunk_record, translate_six_frames
+from virnucpro.sequences.translate import Chunk, translate_six_frames
 from virnucpro.stories import blocks as scoring
 from virnucpro.stories import pipeline
 from virnucpro.stories.write import Backlog
@@ -127,9 +126,9 @@ def bases_of_frames(fasta: Path) -> dict[str, str]:
     """The bases of each frame of chunks of 300, by its id."""
     records = {record.id: record for record in read_fasta(fasta)}
     return {
-        orf.id: frame_bases(orf, record.sequence)
+        orf.id: orf.codons_in(record.sequence)
         for record in records.values()
-        for orf in translate_six_frames(list(chunk_record(record, 300)))
+        for orf in translate_six_frames(list(Chunk.cut(record, 300)))
     }
 
 

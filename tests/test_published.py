@@ -30,9 +30,9 @@ from virnucpro.callers.original_head import find_head, read_original_head
 from virnucpro.cli.main import app
 from virnucpro.encoders.base import Model
 from virnucpro.encoders.catalogue import locate, model_names, open_model, published_folder
-from virnucpro.encoders.dnabert_s.encoder import DNABERTModel, footprint_of
+from virnucpro.encoders.dnabert_s.encoder import _DNABERTModel, footprint_of
 from virnucpro.encoders.dnabert_s.model import DNABERTShape
-from virnucpro.encoders.families import BUNDLES, FAMILIES, Bundle, Published, RemoteFile
+from virnucpro.encoders.families import BUNDLES, FAMILIES, Published, RemoteFile, _Bundle
 from virnucpro.encoders.fetch import git_blob
 from virnucpro.encoders.models import import_files, import_model
 from virnucpro.engine.local import InlineExecutor, ProcessExecutor
@@ -210,7 +210,7 @@ def brought(classifier, tmp_path, monkeypatch) -> Path:
         ),
     )
     head = RemoteFile(url=f"{NOWHERE}/500_model.pth", git_blob=git_blob(folder / "500_model.pth"))
-    bundle = Bundle(encoders=("dnabert-s", name), head=head, chunk_size=500)
+    bundle = _Bundle(encoders=("dnabert-s", name), head=head, chunk_size=500)
     monkeypatch.setitem(DNABERT_S, "dnabert-s", replace(DNABERT_S["dnabert-s"], files=files))
     monkeypatch.setitem(FAMILIES["esm2"].published, name, published)
     monkeypatch.setitem(BUNDLES, "virnucpro-500", bundle)
@@ -224,7 +224,7 @@ def open_bundle() -> tuple[Model, ...]:
 def test_the_figures_of_dnabert_s_are_those_of_its_shape(tmp_path):
     shape = DNABERTShape(n_layers=12, dim=768, n_heads=12, inner=3072, n_words=4096)
     folder = dnabert.write_dnabert(tmp_path / "m")
-    model = DNABERTModel(folder, shape, "")
+    model = _DNABERTModel(folder, shape, "")
     published = DNABERT_S["dnabert-s"]
     assert replace(model.footprint, file_bytes=published.files[0].n_bytes) == footprint_of(
         published

@@ -44,21 +44,14 @@ from virnucpro.callers.regions import (
 )
 from virnucpro.cli.main import app
 from virnucpro.ground.errors import InputError, InputMissingError, ResumeError, UnavailableError
-from virnucpro.ground.records import Call, CalledRecords, FastaRecord, Region
+from virnucpro.ground.records import Call, CalledRecords, FastaRecord, Region, reverse_complement
 from virnucpro.ground.tree import Tree
 from virnucpro.scorer import landmarks
-from virnucpro.scorer.landmarks import (
-    Repeat,
-    direct_repeats,
-    genes_of,
-    host_genes,
-    host_peptides,
-    trna_ends,
-)
+from virnucpro.scorer.landmarks import Repeat, genes_of, host_genes, host_peptides, trna_ends
 from virnucpro.scorer.nets import embedded_scorer, load_scorer
 from virnucpro.scorer.score import score_proteins, score_windows
 from virnucpro.sequences.fasta import read_fasta
-from virnucpro.sequences.translate import STANDARD, reverse_complement
+from virnucpro.sequences.translate import STANDARD
 from virnucpro.stories.options import RegionsOptions
 from virnucpro.stories.regions import find_regions
 from virnucpro.stories.summary import Summary
@@ -958,7 +951,7 @@ def repeats_of(word: str, *, elsewhere: str = "") -> list[Repeat]:
     """The repeats around (40_000, 60_000) of a record with a word from 45_000 and up to 70_000."""
     bases, size = random_dna(200_000, np.random.default_rng(11)), len(word)
     bases = bases[:45_000] + word + bases[45_000 + size : 70_000 - size] + word + bases[70_000:]
-    return direct_repeats(bases + elsewhere, (40_000, 60_000), (0, len(bases)), 20_000)
+    return Repeat.around(bases + elsewhere, (40_000, 60_000), (0, len(bases)), 20_000)
 
 
 def test_a_repeat_far_from_the_ends_must_be_long():
@@ -981,7 +974,7 @@ def test_terminators_and_long_copies_are_no_attachment_sites():
     left, right = gene[:300] + "A" + gene[301:], gene[:300] + "C" + gene[301:]
     bases = random_dna(200_000, np.random.default_rng(13))
     record = bases[:45_000] + left + bases[46_000:69_000] + right + bases[70_000:]
-    assert not direct_repeats(record, (40_000, 60_000), (0, len(record)), 20_000)
+    assert not Repeat.around(record, (40_000, 60_000), (0, len(record)), 20_000)
 
 
 def test_ends_move_only_to_a_repeat_with_most_of_the_evidence():

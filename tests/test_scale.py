@@ -31,17 +31,9 @@ from virnucpro.ground.tree import Tree
 from virnucpro.run.feature_file import write_embeddings
 from virnucpro.run.features import FeatureStore
 from virnucpro.run.folder import RunDir
-from virnucpro.run.index import MOST_AT_ROOT, IndexPart, write_index
+from virnucpro.run.index import MOST_AT_ROOT, IndexPart
 from virnucpro.run.manifest import Manifest
-from virnucpro.run.plan import (
-    Plan,
-    PlanCounts,
-    Planner,
-    Slice,
-    SlicePlan,
-    make_plan,
-    refuse_repeat,
-)
+from virnucpro.run.plan import Plan, Planner, Slice, _PlanCounts, _SlicePlan, refuse_repeat
 from virnucpro.sequences.inputs import Source
 from virnucpro.sequences.survey import Survey
 from virnucpro.stories.intake import open_run
@@ -84,7 +76,7 @@ def kernel_says(file: str, key: str) -> int:
 def adopted_plan(rundir: RunDir, manifest: Manifest) -> Plan:
     with rundir.planning():
         planner = Planner.of(rundir, rundir.planned.shards, manifest, keep_intermediate=False)
-        plan = make_plan(planner, Plan.cut(manifest, keep_intermediate=False), nothing, Pool())
+        plan = planner.make(Plan.cut(manifest, keep_intermediate=False), nothing, Pool())
         planner.write_listing(plan)
         rundir.adopt_plan()
     return plan
@@ -106,7 +98,7 @@ def write_reads(path: Path, n_records: int) -> None:
 
 
 def test_the_shards_of_a_plan_are_listed_once_though_each_of_them_asks():
-    part = SlicePlan((Shard(0, Path("000000.faa"), 1, 1, 10, ""),), PlanCounts(), ())
+    part = _SlicePlan((Shard(0, Path("000000.faa"), 1, 1, 10, ""),), _PlanCounts(), ())
     plan = Plan((Slice(0, 0, 0, (), is_first=True),), {0: part})
     assert plan.shards is plan.shards and [shard.index for shard in plan.shards] == [0]
 
@@ -291,7 +283,7 @@ def test_an_index_is_read_whole_under_the_usual_limit_of_open_files(finished, is
         )
         for shard in shards
     ]
-    write_index(finished.rundir.feature_index, parts, finished.rundir)
+    IndexPart.write_index(finished.rundir.feature_index, parts, finished.rundir)
     about = (finished.rundir.feature_index, len(shards), n_open)
     reader = fork_server().Process(target=read_index, args=about)
     reader.start()

@@ -20,8 +20,9 @@ from scorer_file import save_scorer
 from scorer_oracle import log_odds_in_whole_numbers
 from scorer_words import is_in_sample, word_table
 
+from virnucpro.ground import library
 from virnucpro.ground.errors import UnavailableError
-from virnucpro.scorer import library, score
+from virnucpro.scorer import score
 from virnucpro.scorer.features import (
     CELLULAR,
     GC,

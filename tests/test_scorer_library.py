@@ -23,8 +23,10 @@ from scorer_oracle import (
 from scorer_words import word_table
 
 from virnucpro.callers.chain import RegionModel, posteriors, viterbi
+from virnucpro.ground import library
 from virnucpro.ground.errors import UnavailableError
-from virnucpro.scorer import kin, landmarks, library, pieces
+from virnucpro.ground.records import reverse_complement
+from virnucpro.scorer import kin, landmarks, pieces
 from virnucpro.scorer.features import (
     AMINO_ACIDS,
     GC,
@@ -36,7 +38,7 @@ from virnucpro.scorer.features import (
     layout_features,
 )
 from virnucpro.scorer.pieces import Pieces, encode, find_stretches
-from virnucpro.sequences.translate import GENETIC_CODES, STANDARD, GeneticCode, reverse_complement
+from virnucpro.sequences.translate import GENETIC_CODES, STANDARD, GeneticCode
 
 ROOTS = range(GC - N_PALINDROMES)
 EXACT = [

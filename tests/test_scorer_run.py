@@ -646,7 +646,7 @@ def test_a_record_is_short_by_the_larger_of_what_the_scorer_and_the_user_want(tm
 
 
 def test_the_help_of_min_length_names_what_the_scorer_needs():
-    shortest = load_scorer(embedded_scorer()).shortest
+    shortest = load_scorer(embedded_scorer()).shortest("nucleotide")
     option = get_type_hints(PredictOptions, include_extras=True)["min_length"].__metadata__[0]
     assert f"at least {shortest} bases" in option.help
 

@@ -35,7 +35,7 @@ from virnucpro.ground.records import Embeddings, Failure, Mask
 from virnucpro.ground.tree import Tree
 from virnucpro.run.feature_file import read_embeddings, read_label, write_embeddings
 from virnucpro.run.folder import RunDir
-from virnucpro.run.index import IndexPart, write_index
+from virnucpro.run.index import IndexPart
 from virnucpro.tables.exports import save_npz, save_parquet, save_pt
 
 ATTRIBUTES: dict[str, str | int] = {
@@ -134,7 +134,7 @@ def test_anyone_with_h5py_reads_bfloat16_as_float32_from_half_the_bytes(tmp_path
     edges = np.array([[0.0, -0.0, 2.0**-130, 3.3e38]], dtype=np.float32)
     embeddings = replace(make_embeddings(2), vectors=np.concatenate([ties, edges]))
     index = tmp_path / "features.h5"
-    write_index(index, make_run(tmp_path, embeddings, store="bfloat16"), Tree(tmp_path))
+    IndexPart.write_index(index, make_run(tmp_path, embeddings, store="bfloat16"), Tree(tmp_path))
     even = [1.0, 1 + 2**-6, -1.0, 1 + 2**-7]
     with h5py.File(tmp_path / "features" / "000000.h5") as h5, h5py.File(index) as over_all:
         stored, shown = h5["embeddings"], over_all["embeddings"]
@@ -442,7 +442,7 @@ def test_the_index_shows_the_rows_of_all_files_in_their_order(
 ) -> None:
     monkeypatch.setattr("virnucpro.run.index.FILES_PER_GROUP", n_files)
     index = tmp_path / "run" / "features.h5"
-    write_index(index, reversed(make_run(index.parent, *parts)), Tree(index.parent))
+    IndexPart.write_index(index, reversed(make_run(index.parent, *parts)), Tree(index.parent))
     found = read_index(index)
     assert found.ids == tuple(orf_id for part in parts for orf_id in part.ids)
     assert found.lengths.tolist() == [n for part in parts for n in part.lengths.tolist()]
@@ -456,7 +456,7 @@ def test_the_index_leaves_out_what_is_masked(tmp_path: Path, parts) -> None:
     masks[0][[0, 2, 3]] = False
     masks[1][:] = False
     masks[3][-1] = False
-    write_index(index, make_run(index.parent, *parts, masks=masks), Tree(index.parent))
+    IndexPart.write_index(index, make_run(index.parent, *parts, masks=masks), Tree(index.parent))
     expected = {
         orf_id: rows
         for part, mask in zip(parts, masks, strict=True)
@@ -470,7 +470,7 @@ def test_the_index_leaves_out_what_is_masked(tmp_path: Path, parts) -> None:
 
 def test_the_index_works_after_the_run_folder_was_moved(tmp_path, parts, monkeypatch) -> None:
     index = tmp_path / "run" / "features.h5"
-    write_index(index, make_run(index.parent, *parts), Tree(index.parent))
+    IndexPart.write_index(index, make_run(index.parent, *parts), Tree(index.parent))
     moved = tmp_path / "elsewhere" / "moved"
     moved.parent.mkdir()
     index.parent.rename(moved)
@@ -481,7 +481,7 @@ def test_the_index_works_after_the_run_folder_was_moved(tmp_path, parts, monkeyp
 
 def test_the_index_says_what_made_it_but_names_no_single_shard(tmp_path: Path, parts) -> None:
     index = tmp_path / "run" / "features.h5"
-    write_index(index, make_run(index.parent, *parts), Tree(index.parent))
+    IndexPart.write_index(index, make_run(index.parent, *parts), Tree(index.parent))
     with h5py.File(index) as h5:
         expected = {**attributes_of(parts[0])}
         del expected["shard_sha256"]
@@ -495,7 +495,9 @@ def test_an_index_of_nothing_has_its_datasets_without_rows(tmp_path: Path) -> No
     index = tmp_path / "run" / "features.h5"
     for embeddings in (make_embeddings(0, n_failures=2), make_embeddings(3)):
         masks = [np.zeros(len(embeddings.ids), dtype=np.bool_)]
-        write_index(index, make_run(index.parent, embeddings, masks=masks), Tree(index.parent))
+        IndexPart.write_index(
+            index, make_run(index.parent, embeddings, masks=masks), Tree(index.parent)
+        )
         assert read_index(index).ids == ()
         assert read_index(index).vectors.shape == (0, DIM)
 
@@ -503,7 +505,7 @@ def test_an_index_of_nothing_has_its_datasets_without_rows(tmp_path: Path) -> No
 def test_rows_of_a_file_that_is_gone_read_as_nan_never_as_zeros(tmp_path: Path) -> None:
     index = tmp_path / "run" / "features.h5"
     parts = make_run(index.parent, make_embeddings(3, prefix="a"), make_embeddings(2, prefix="b"))
-    write_index(index, parts, Tree(index.parent))
+    IndexPart.write_index(index, parts, Tree(index.parent))
     (index.parent / "features" / parts[0].name).unlink()
     with h5py.File(index) as h5:
         assert np.isnan(h5["embeddings"][:3]).all()
@@ -578,7 +580,7 @@ def test_the_same_content_gives_the_same_bytes_whenever_and_wherever(tmp_path: P
             time.sleep(1.1)  # HDF5 counts its time stamps in seconds
         index = tmp_path / name / "features.h5"
         run = make_run(index.parent, *parts, store="bfloat16")
-        write_index(index, run, Tree(index.parent))
+        IndexPart.write_index(index, run, Tree(index.parent))
         save_npz(index.with_name("000000.npz"), parts[0], Tree(index.parent))
         save_pt(index.with_name("000000.pt"), parts[0], Tree(index.parent))
         save_parquet(index.with_name("000000.parquet"), parts[0], ENCODER, Tree(index.parent))

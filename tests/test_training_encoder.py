@@ -13,8 +13,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 from trainings import SHAPE, frames
 
+from virnucpro.encoders.esm2.model import ESM2
 from virnucpro.encoders.transfer import PackedBatch
-from virnucpro.learning.networks import _LowRank, adapt, merge, new_encoder
+from virnucpro.learning.networks import _LowRank, adapt, merge
 
 RANK = 2
 
@@ -55,7 +56,7 @@ def test_lora_adds_matrices_of_its_rank_to_an_encoder_that_predict_takes(data, t
 @torch.no_grad()
 def test_a_merged_encoder_computes_what_the_trained_one_did() -> None:
     torch.manual_seed(1)
-    encoder = new_encoder(SHAPE)
+    encoder = ESM2.new(SHAPE)
     adapt(encoder, RANK, None, None)
     low = [module for module in encoder.modules() if isinstance(module, _LowRank)]
     batch = PackedBatch.of(list(frames(5).proteins))

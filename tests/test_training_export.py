@@ -18,13 +18,13 @@ from virnucpro.learning.frames import ArrayRows
 from virnucpro.learning.networks import Classifier
 from virnucpro.learning.records import LabelledRecord, group_digest, record_digest
 from virnucpro.learning.results import facts_of, find_trained, write_head
-from virnucpro.sequences.kmers import N_FEATURES, frame_composition
+from virnucpro.sequences.kmers import N_FEATURES, Sketch, frame_composition
 
 DIM, HIDDEN, N = 32, 16, 40
 CALIBRATION = Calibration("mean", 0.75, 1.5, 0.3, 0.25)
 
 
-KMERS = np.array([7, 2**20, 2**32 - 2], dtype=np.uint32)
+KMERS = Sketch(np.array([7, 2**20, 2**32 - 2], dtype=np.uint32))
 
 
 @pytest.fixture
@@ -121,17 +121,23 @@ def test_the_head_remembers_every_record_and_group_once(head):
 
 
 def test_what_an_encoder_was_trained_on_goes_with_it_from_head_to_head(head):
-    more = KMERS + 1
+    more = Sketch(KMERS.hashes + 1)
     kept, finetuned = (
         find_trained(records(("CCC", "c")), more, head, is_finetuned)
         for is_finetuned in (False, True)
     )
-    own = {"records": {record_digest("CCC")}, "groups": {group_digest("c")}, "kmers": set(more)}
+    own = {
+        "records": {record_digest("CCC")},
+        "groups": {group_digest("c")},
+        "kmers": set(more.hashes),
+    }
     of_encoder = {
         "records": set(map(record_digest, ("ACGT", "GGG"))),
         "groups": set(map(group_digest, "ab")),
-        "kmers": set(KMERS),
+        "kmers": set(KMERS.hashes),
     }
+    for one in (kept, finetuned):
+        one |= {name: one[name].hashes for name in ("trained_kmers", "encoder_kmers")}
     for name in own:
         assert set(kept[f"trained_{name}"]) == set(finetuned[f"trained_{name}"]) == own[name]
         assert set(kept[f"encoder_{name}"]) == of_encoder[name]

@@ -37,7 +37,7 @@ from virnucpro.learning.results import (
 )
 from virnucpro.scorer.nets import ErrorRates, Scorer, embedded_scorer, load_scorer, thresholds
 from virnucpro.scorer.score import score_sequences
-from virnucpro.sequences.translate import STANDARD, chunk_record
+from virnucpro.sequences.translate import STANDARD, Chunk
 
 
 @cache
@@ -252,7 +252,7 @@ def test_runs_are_scored_on_the_bases_of_their_chunks_and_numbered_as_the_frames
         _, start, size = store.chunks[store.all.chunk[frame]].tolist()
         number = int(store.all.ids[frame].split("_chunk_")[1].split("F")[0].split("R")[0])
         whole = FastaRecord("r", "", sequences[store.all.record[frame]])
-        assert list(chunk_record(whole, size))[number - 1].start == start
+        assert list(Chunk.cut(whole, size))[number - 1].start == start
 
 
 # The gain

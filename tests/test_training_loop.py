@@ -44,6 +44,7 @@ from trainings import (
 )
 
 from virnucpro.encoders.esm2.attention import attend_runs, attend_to_train
+from virnucpro.encoders.esm2.model import ESM2
 from virnucpro.encoders.readers import Reader
 from virnucpro.ground.errors import (
     InputError,
@@ -60,7 +61,6 @@ from virnucpro.learning.networks import (
     FrameClassifier,
     FrameLabels,
     frame_log_odds,
-    new_encoder,
     samples_of,
 )
 from virnucpro.learning.ranks import Ranks, Started, started_by_torchrun
@@ -642,7 +642,7 @@ def test_training_has_the_gradients_of_sdpa(device: str) -> None:
     found = []
     for name, kernel in (("cpu", attend_runs), (device, attend_to_train)):
         torch.manual_seed(0)
-        encoder = new_encoder(SHAPE)
+        encoder = ESM2.new(SHAPE)
         encoder.attend = kernel
         reader = Reader(encoder, SHAPE.dim)
         module = FrameClassifier(reader, Classifier(SHAPE.dim, 16, 0.0)).to(name)

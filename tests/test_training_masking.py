@@ -18,27 +18,23 @@ from oracle import (
 )
 
 from virnucpro.encoders.esm2.checkpoint import AMINO_ACID_TOKENS, CLS, EOS, MASK, ESM2Shape
+from virnucpro.encoders.esm2.model import MaskedBatch
 from virnucpro.encoders.esm2.weights import load_esm2
 from virnucpro.encoders.transfer import PackedBatch
 from virnucpro.learning.frames import Texts
-from virnucpro.learning.networks import (
-    MaskedLanguageModel,
-    MaskedResidues,
-    mask_residues,
-    masked_batch,
-)
+from virnucpro.learning.networks import MaskedLanguageModel, MaskedResidues
 
 LENGTHS = (1, 2, 3, 7, 10, 20, 50, 166, 333)
 PROTEINS = [random_protein(length, seed) for seed, length in enumerate(LENGTHS)]
 
 
-def generators(n: int) -> list[np.random.Generator]:
-    return [np.random.default_rng([3, i]) for i in range(n)]
+def masked(proteins: list[str]) -> MaskedBatch:
+    return MaskedBatch.of(proteins, [(3, i) for i in range(len(proteins))])
 
 
 def test_15_percent_of_each_protein_are_chosen_at_least_one_residue_and_never_an_end():
-    packed = PackedBatch.of(PROTEINS)
-    tokens, places = mask_residues(packed, generators(len(PROTEINS)))
+    packed, batch = PackedBatch.of(PROTEINS), masked(PROTEINS)
+    tokens, places = batch.packed.tokens, batch.places
     per_protein = np.histogram(places, packed.cu_seqlens)[0].tolist()
     assert per_protein == [1, 1, 1, 1, 2, 3, 8, 25, 50]
     assert len(set(places.tolist())) == len(places)
@@ -49,14 +45,13 @@ def test_15_percent_of_each_protein_are_chosen_at_least_one_residue_and_never_an
 
 def test_of_the_chosen_four_fifths_are_masked_and_a_tenth_is_drawn_at_random():
     proteins = [random_protein(200, seed) for seed in range(400)]
-    packed = PackedBatch.of(proteins)
-    tokens, places = mask_residues(packed, generators(len(proteins)))
+    batch = masked(proteins)
     assert set(PackedBatch.of([AMINO_ACIDS]).tokens[1:-1].tolist()) == set(
         AMINO_ACID_TOKENS.tolist()
     )
-    n = len(places)
+    n = len(batch.places)
     assert n == 400 * 30
-    read, told = tokens[places], packed.tokens[places]
+    read, told = batch.packed.tokens[batch.places], batch.targets
     # a draw is one of 20 amino acids, so it is the same as before once in 20 times
     shares = {
         "masked": (np.sum(read == MASK), 0.8),
@@ -101,7 +96,7 @@ def test_masked_proteins_are_read_and_predicted_as_fair_esm_does_it(tmp_path):
         for part in ("dense", "layer_norm"):
             getattr(model, part).load_state_dict(getattr(fair_esm.lm_head, part).state_dict())
         model.bias.copy_(fair_esm.lm_head.bias)
-    batch = masked_batch(PROTEINS, [(1, i) for i in range(len(PROTEINS))])
+    batch = MaskedBatch.of(PROTEINS, [(1, i) for i in range(len(PROTEINS))])
     expected = []
     with torch.no_grad():
         for begin, end in pairwise(batch.packed.cu_seqlens.tolist()):

@@ -8,16 +8,11 @@ import torch
 from oracle import AMINO_ACIDS, random_protein
 from trainings import SHAPE, frames
 
+from virnucpro.encoders.esm2.model import ESM2
 from virnucpro.encoders.readers import Reader
 from virnucpro.encoders.transfer import PackedBatch, use_device
 from virnucpro.learning.frames import LabelledFrames, Texts, given_weights
-from virnucpro.learning.networks import (
-    Classifier,
-    FrameClassifier,
-    FrameLabels,
-    frame_batch,
-    new_encoder,
-)
+from virnucpro.learning.networks import Classifier, FrameClassifier, FrameLabels, frame_batch
 from virnucpro.learning.ranks import Ranks
 
 ARCHITECTURES = ("mlp", "cnn", "lstm", "unet")
@@ -30,7 +25,7 @@ encodings = pytest.mark.parametrize("encoding", ENCODINGS)
 
 def make_reader(encoding: str, architecture: str) -> Reader:
     torch.manual_seed(0)
-    esm2 = new_encoder(SHAPE) if encoding == "esm2" else None
+    esm2 = ESM2.new(SHAPE) if encoding == "esm2" else None
     return Reader.new(encoding, architecture, esm2).eval()
 
 

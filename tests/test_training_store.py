@@ -25,8 +25,8 @@ from virnucpro.learning.frames import (
     write_label,
 )
 from virnucpro.learning.networks import mean_and_deviation
-from virnucpro.sequences.kmers import N_FEATURES, frame_bases, frame_composition
-from virnucpro.sequences.translate import chunk_record, translate_six_frames
+from virnucpro.sequences.kmers import N_FEATURES, frame_composition
+from virnucpro.sequences.translate import Chunk, translate_six_frames
 
 SIZES = (300, 210)
 SOURCE = origin_of("0" * 64, ["1" * 64], SIZES)
@@ -88,8 +88,8 @@ def test_frames_are_those_of_predict_with_their_bases_by_id_and_size(data, folde
     expected = {}
     for labelled, record in pairs_of(data):
         for size in SIZES:
-            for orf in translate_six_frames(list(chunk_record(record, size))):
-                bases = frame_bases(orf, record.sequence)
+            for orf in translate_six_frames(list(Chunk.cut(record, size))):
+                bases = orf.codons_in(record.sequence)
                 composition = frame_composition([bases])[0].tolist()
                 expected[orf.id, size] = (labelled, orf.protein, composition)
     assert found == expected

@@ -14,14 +14,7 @@ from hypothesis import strategies as st
 from virnucpro.ground.config import Recipe
 from virnucpro.ground.records import FastaRecord, Orf, Records
 from virnucpro.sequences.fasta import read_fasta, write_record
-from virnucpro.sequences.translate import (
-    FRAMES,
-    Chunk,
-    chunk_record,
-    screen,
-    screen_all,
-    translate_six_frames,
-)
+from virnucpro.sequences.translate import FRAMES, Chunk, screen, screen_all, translate_six_frames
 
 GOLDEN = Path(__file__).parent / "golden"
 CASES = pytest.mark.parametrize("case", ["random", "edge_format", "no_orf"])
@@ -40,12 +33,12 @@ chunk_sizes = st.integers(30, 150)
 
 
 def cut(record: FastaRecord, size: int) -> list[Chunk]:
-    return list(chunk_record(record, size))
+    return list(Chunk.cut(record, size))
 
 
 def golden(case: str, size: int) -> tuple[list[Chunk], list[Orf]]:
     records = read_fasta(GOLDEN / case / "input.fa")
-    chunks = [chunk for record in records for chunk in chunk_record(record, size)]
+    chunks = [chunk for record in records for chunk in Chunk.cut(record, size)]
     return chunks, translate_six_frames(chunks)
 
 

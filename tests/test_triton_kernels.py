@@ -51,7 +51,7 @@ from virnucpro.encoders.esm2.family import shape_of
 from virnucpro.encoders.esm2.model import (
     DTYPES,
     ESM2,
-    Rows8,
+    _Rows8,
     gelu8,
     quantise,
     restore,
@@ -482,7 +482,7 @@ def test_a_row_with_a_number_that_is_none_stays_so_in_8_bits_and_its_neighbours_
         rows = torch.empty(3, 40, dtype=E4M3), torch.empty(3, 1)
         with torch.inference_mode():
             run(*rows)
-        assert restore(Rows8(*rows)).isfinite().all(dim=1).tolist() == [True, False, True]
+        assert restore(_Rows8(*rows)).isfinite().all(dim=1).tolist() == [True, False, True]
 
 
 @pytest.mark.usefixtures("interpreted")

@@ -42,7 +42,7 @@ from virnucpro.run.feature_file import read_label, sealed_label
 from virnucpro.run.folder import RunDir
 from virnucpro.run.hashes import Outputs
 from virnucpro.run.journal import HostFigures, ShardFigures, read_hosts
-from virnucpro.run.plan import Plan, PlanCounts, SlicePlan
+from virnucpro.run.plan import Plan, _PlanCounts, _SlicePlan
 from virnucpro.run.rows import RowStore, SliceRows
 from virnucpro.run.status import inspect_run, measure_run
 from virnucpro.stories.api import read_features
@@ -339,7 +339,7 @@ def test_rows_of_other_records_shards_or_callers_are_not_joined(plan, tmp_path):
     shutil.copy(store.path(first), store.path(second))
     assert store.has(first, slices) and not store.has(second, slices)
     shard = Shard(first[0].index, tmp_path / "000000.faa", 1, 1, 1, "a hash")
-    parts = {first[0].index: SlicePlan((shard,), PlanCounts(), ())}
+    parts = {first[0].index: _SlicePlan((shard,), _PlanCounts(), ())}
     assert not store.has(first, replace(slices, parts=parts))
     assert not replace(store, made_by="somebody else").has(first, slices)
     with_replaced = replace(store.manifest, replaced=("contig1",))

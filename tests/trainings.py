@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from virnucpro.encoders.esm2.checkpoint import ESM2Shape
+from virnucpro.encoders.esm2.model import ESM2
 from virnucpro.encoders.readers import Reader
 from virnucpro.ground.errors import InputError, VirnucproError
 from virnucpro.learning.frames import ArrayRows, LabelledFrames, Texts, given_weights
@@ -30,8 +31,6 @@ from virnucpro.learning.networks import (
     FrameLabels,
     MaskedLanguageModel,
     MaskedResidues,
-    forget_activations,
-    new_encoder,
 )
 from virnucpro.learning.options import TrainOptions
 from virnucpro.learning.ranks import Ranks, run_on, run_under_torchrun, started_by_torchrun
@@ -116,9 +115,9 @@ class Training:
         return trainer
 
     def module(self) -> Module:
-        encoder = new_encoder(SHAPE)
+        encoder = ESM2.new(SHAPE)
         if self.settings.fsdp:
-            forget_activations(encoder)
+            encoder.forget_activations()
         if self.task == "residues":
             return MaskedLanguageModel(encoder)
         classifier = Classifier(SHAPE.dim, 16, self.dropout)

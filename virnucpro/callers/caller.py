@@ -23,7 +23,7 @@ from safetensors import safe_open
 
 from virnucpro import __version__
 from virnucpro.callers.calls import call_record, failure_note
-from virnucpro.callers.head import NO_KMERS, Head, HeadFacts, Join
+from virnucpro.callers.head import Head, HeadFacts, Join
 from virnucpro.callers.options import FALSE_POSITIVES, CallsBy, CutOptions
 from virnucpro.callers.pieces import ScoredRecords, call_scored, join_calls, score_records
 from virnucpro.encoders.families import EMBEDDED
@@ -43,8 +43,7 @@ from virnucpro.ground.records import (
 )
 from virnucpro.scorer.kin import own_kinship
 from virnucpro.scorer.nets import Digests, ErrorRates, Scorer, thresholds
-from virnucpro.scorer.proteins import SHORTEST as SHORTEST_PROTEIN
-from virnucpro.sequences.kmers import Sketch, unpack
+from virnucpro.sequences.kmers import Sketch
 from virnucpro.sequences.translate import GeneticCode, screen, screen_all
 
 # share of the cellular records of a length whose score is as high as the lowest that is embedded
@@ -183,7 +182,7 @@ class _ByScorer(Caller):
         return _cut_of(self.options, self.scorer.error_rates_of(self.input_type))
 
     def shortest(self, input_type: InputType) -> int:
-        return SHORTEST_PROTEIN if input_type == "protein" else self.scorer.shortest
+        return self.scorer.shortest(input_type)
 
     def of_type(self, input_type: InputType) -> _ByScorer:
         return replace(self, input_type=input_type)
@@ -434,7 +433,7 @@ def _kmers_of(scorer: Scorer) -> Sketch:
     """The sketch of the scorer's training data, stored next to it; empty for other scorers."""
     with safe_open(EMBEDDED_FOLDER / "trained.safetensors", framework="np") as handle:
         is_of_it = handle.metadata()["scorer_sha256"] == scorer.sha256
-        return unpack(handle.get_tensor("trained_kmers")) if is_of_it else NO_KMERS
+        return Sketch.unpacked(handle.get_tensor("trained_kmers")) if is_of_it else Sketch()
 
 
 def _cut_of(options: CutOptions, error_rates: Sequence[ErrorRates]) -> Cut:

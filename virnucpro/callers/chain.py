@@ -23,9 +23,9 @@ import numpy as np
 from virnucpro.callers.contrast import Hosts, Items, Levels
 from virnucpro.ground.errors import InputMissingError, UnavailableError
 from virnucpro.ground.files import EMBEDDED_FOLDER, read_json
+from virnucpro.ground.library import call
 from virnucpro.ground.log import printable
 from virnucpro.ground.records import Counts, Mask, Values, check_counts, sigmoid
-from virnucpro.scorer.library import call
 
 OWN_REGION_MODEL = EMBEDDED_FOLDER / "regions.json"
 FORMAT = 4

@@ -32,13 +32,7 @@ from virnucpro.ground.files import parse_json, sha256, write_whole
 from virnucpro.ground.log import printable
 from virnucpro.ground.records import DECIMALS, Counts, Values, check_counts
 from virnucpro.scorer.nets import ErrorRates, at_lengths
-from virnucpro.sequences.kmers import (
-    N_FEATURES,
-    Sketch,
-    frame_composition,
-    pack,
-    unpack,
-)
+from virnucpro.sequences.kmers import N_FEATURES, Sketch, frame_composition
 
 CLASSES = "others,virus"
 _LONGEST_CHUNK = 1_000_000_000  # bases
@@ -48,7 +42,6 @@ _NETWORKS = ("protein", "nucleotide")
 _DIGESTS = ("trained_records", "trained_groups", "encoder_records", "encoder_groups")
 _SKETCHES = ("trained_kmers", "encoder_kmers")
 
-NO_KMERS: Sketch = np.empty(0, dtype=np.uint32)
 FrameRule = Literal["max", "mean"]
 _Array = NDArray[Any]
 Layer = tuple[NDArray[np.float32], NDArray[np.float32]]  # weight (out, in), bias (out,)
@@ -262,8 +255,8 @@ class Head:
     trained_groups: NDArray[np.uint64] = field(default_factory=_no_digests)
     encoder_records: NDArray[np.uint64] = field(default_factory=_no_digests)
     encoder_groups: NDArray[np.uint64] = field(default_factory=_no_digests)
-    trained_kmers: Sketch = field(default_factory=NO_KMERS.copy)
-    encoder_kmers: Sketch = field(default_factory=NO_KMERS.copy)
+    trained_kmers: Sketch = field(default_factory=Sketch)
+    encoder_kmers: Sketch = field(default_factory=Sketch)
     sha256: str = ""
 
     def __post_init__(self) -> None:
@@ -292,7 +285,7 @@ class Head:
     ) -> NDArray[np.float64]:
         """The probability that each frame is viral, 6 decimals, from vectors and coding strands.
 
-        (n, dim), n strings as of ``composition.frame_bases`` -> (n,)
+        (n, dim), n strings as of ``Orf.codons_in`` -> (n,)
         """
         if self.nucleotide is None:
             return self.classify(vectors)
@@ -321,7 +314,9 @@ class Head:
                 if any(tensor.startswith(f"{name}.") for tensor in tensors)
             }
             stored = {name: tensors[name] for name in _DIGESTS if name in tensors}
-            stored |= {name: unpack(tensors[name]) for name in _SKETCHES if name in tensors}
+            stored |= {
+                name: Sketch.unpacked(tensors[name]) for name in _SKETCHES if name in tensors
+            }
             return Head(
                 facts=HeadFacts(encoders=encoders, join=join and Join.of(join), **facts),
                 protein=networks.get("protein"),
@@ -348,7 +343,7 @@ class Head:
             for kind, values in zip(("weight", "bias"), layer, strict=True)
         }
         tensors |= {name: getattr(self, name) for name in _DIGESTS}
-        tensors |= {name: pack(getattr(self, name)) for name in _SKETCHES}
+        tensors |= {name: getattr(self, name).packed() for name in _SKETCHES}
         content = {name: np.ascontiguousarray(values) for name, values in tensors.items()}
         metadata = {_FACTS: json.dumps(facts, sort_keys=True)}  # one entry: they come in any order
         write_whole(path, save(content, metadata=metadata))

@@ -33,9 +33,8 @@ from virnucpro.ground.records import (
 )
 from virnucpro.scorer.nets import ErrorRates, Scorer, false_discovery_rates, thresholds
 from virnucpro.scorer.pieces import find_open_codes
-from virnucpro.scorer.proteins import SHORTEST as SHORTEST_PROTEIN
 from virnucpro.scorer.score import PieceScores, score_block, score_proteins
-from virnucpro.sequences.translate import GeneticCode, protein_of, screen_all
+from virnucpro.sequences.translate import GeneticCode, screen_all
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,14 +59,14 @@ def score_records(records: Records, recipe: Recipe, scorer: Scorer) -> ScoredRec
     is_protein = recipe.input_type == "protein"
     refusals = screen_all(records, recipe)
     if is_protein:
-        refusals = _short_proteins(records) | refusals
+        refusals = _short_proteins(records, scorer.shortest("protein")) | refusals
     notes = [""] * len(records.ids)
     for place, (_, note) in refusals.items():
         notes[place] = note
     screened = {place: status for place, (status, _) in refusals.items()}
     places = np.array([i for i in range(len(notes)) if i not in screened], dtype=np.int64)
     if is_protein:
-        proteins = [protein_of(records.at(place)) for place in places]
+        proteins = [records.at(place).protein for place in places]
         scores, pieces = _whole_proteins(proteins, scorer)
     else:
         sequences = [records.sequences[place] for place in places]
@@ -143,13 +142,13 @@ def _frames(scored: ScoredRecords, is_known: Mask, *, is_protein: bool) -> Frame
     return FrameScores(n_of_records, ids, ids, probabilities(pieces.log_odds[is_known]).tolist())
 
 
-def _short_proteins(records: Records) -> dict[int, tuple[Status, str]]:
+def _short_proteins(records: Records, shortest: int) -> dict[int, tuple[Status, str]]:
     """The status and the note of each protein that is too short to be read, by its place."""
-    lengths = [len(protein_of(record)) for record in records.each()]
+    lengths = [len(record.protein) for record in records.each()]
     return {
-        place: ("too_short", f"{length} of at least {SHORTEST_PROTEIN}")
+        place: ("too_short", f"{length} of at least {shortest}")
         for place, length in enumerate(lengths)
-        if length < SHORTEST_PROTEIN
+        if length < shortest
     }
 
 

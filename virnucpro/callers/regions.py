@@ -38,15 +38,7 @@ from virnucpro.ground.records import (
     runs_of,
 )
 from virnucpro.scorer.kin import own_kinship
-from virnucpro.scorer.landmarks import (
-    Repeat,
-    direct_repeats,
-    genes_of,
-    host_genes,
-    inner_repeats,
-    open_edges,
-    trna_ends,
-)
+from virnucpro.scorer.landmarks import Repeat, genes_of, host_genes, open_edges, trna_ends
 from virnucpro.scorer.nets import Scorer
 from virnucpro.sequences.translate import STANDARD, GeneticCode
 
@@ -435,7 +427,7 @@ class Repeats:
         start, end = run.start_base, run.end_base
         if start <= 0 or end >= len(self.bases):
             return None
-        repeats = direct_repeats(self.bases, (start, end), bounds, self.reach)
+        repeats = Repeat.around(self.bases, (start, end), bounds, self.reach)
         least = self._evidence(start, end) / 2
         return next((one for one in repeats if self._evidence(one.start, one.end) > least), None)
 
@@ -446,7 +438,7 @@ class Repeats:
         ends = run.start_base, run.end_base
         if self.around(run, self._all) and self._evidence(*ends) < 2 * self.cost:
             return [run]
-        inner = inner_repeats(self.bases, ends, SHORTEST_NEIGHBOUR, self.reach)
+        inner = Repeat.at_one_end(self.bases, ends, SHORTEST_NEIGHBOUR, self.reach)
         parts = self._by_two(run, inner) or self._by_one(run, inner)
         if len(parts) < 2:
             return parts or [run]

@@ -29,7 +29,7 @@ class Finished(Exception):  # noqa: N818 - an end, not an error
         self.exit_code = exit_code
 
 
-class Terminated(SystemExit):
+class _Terminated(SystemExit):
     """An end by SIGTERM, or because the terminal was closed."""
 
 
@@ -46,7 +46,7 @@ def exits(kept: Callable[[], str] = str) -> Iterator[None]:
     except KeyboardInterrupt as error:
         complain("interrupted", kept())
         raise Finished(INTERRUPTED_EXIT) from error
-    except Terminated as error:
+    except _Terminated as error:
         complain("terminated", kept())
         raise Finished(TERMINATED_EXIT) from error
     except BrokenPipeError:
@@ -112,4 +112,4 @@ def _stop(since: float, number: int, _: object) -> None:
     _listen(now)
     if number == signal.SIGINT:
         raise KeyboardInterrupt
-    raise Terminated(TERMINATED_EXIT)
+    raise _Terminated(TERMINATED_EXIT)

@@ -12,10 +12,10 @@ import typer
 from virnucpro.cli.command import Command, ConsoleOptions, Group, command
 from virnucpro.cli.exits import end_cleanly, exits
 from virnucpro.cli.running import loading, report, watched
-from virnucpro.encoders.options import CheckOptions, NamedModelOptions
+from virnucpro.encoders.options import complete_model
 from virnucpro.ground.errors import VirnucproError
 from virnucpro.ground.log import printable
-from virnucpro.ground.options import option, refuse
+from virnucpro.ground.options import ComputeOptions, option, refuse
 
 models = typer.Typer(
     name="models",
@@ -47,9 +47,23 @@ def list_models(
         report([*describe_models(as_json=as_json)])
 
 
+@dataclass(frozen=True, kw_only=True)
+class _NamedModel:
+    """A model, by its name or path."""
+
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME|PATH",
+            help="Name, or path with a separator in it: ./model.pt.",
+            autocompletion=complete_model,
+        ),
+    ]
+
+
 @models.command("info", cls=Command)
-@command(NamedModelOptions)
-def show_model(options: NamedModelOptions) -> None:
+@command(_NamedModel)
+def show_model(options: _NamedModel) -> None:
     """Describe a checkpoint by its content, with the disk and memory that it needs, and its head.
 
     Example: virnucpro models info esm2_virnucpro
@@ -71,8 +85,8 @@ def show_model(options: NamedModelOptions) -> None:
 
 
 @models.command("download", cls=Command)
-@command(NamedModelOptions, ConsoleOptions)
-def download_model(options: NamedModelOptions, console: ConsoleOptions) -> None:
+@command(_NamedModel, ConsoleOptions)
+def download_model(options: _NamedModel, console: ConsoleOptions) -> None:
     """Fetch a published checkpoint, or all files of a bundle, into folders of torch hub.
 
     The hashes must be those of the published files. A download that broke off continues where it
@@ -151,8 +165,8 @@ def import_model(options: _ImportOptions) -> None:
 
 
 @models.command("verify", cls=Command)
-@command(NamedModelOptions)
-def verify(options: NamedModelOptions) -> None:
+@command(_NamedModel)
+def verify(options: _NamedModel) -> None:
     """Load a checkpoint, and check that every tensor is there and finite; with its head, if any.
 
     A model with a published name must be the published file.
@@ -173,8 +187,8 @@ def verify(options: NamedModelOptions) -> None:
 
 
 @models.command("check", cls=Command)
-@command(CheckOptions, ConsoleOptions)
-def check_model(options: CheckOptions, console: ConsoleOptions) -> None:
+@command(_NamedModel, ComputeOptions, ConsoleOptions)
+def check_model(named: _NamedModel, on: ComputeOptions, console: ConsoleOptions) -> None:
     """Compare the vectors that a model has here with those of fair-esm in float32.
 
     Both embed a fixed panel of proteins, with the same weights, on every GPU that is named. The
@@ -194,7 +208,7 @@ def check_model(options: CheckOptions, console: ConsoleOptions) -> None:
         with loading(console):
             from virnucpro.encoders.proof.check import check
         with watched(console) as events:
-            outcome = check(options, events)
+            outcome = check(named.model, on, events)
         report(outcome.report_lines())
         if not outcome.has_passed:
             raise VirnucproError(

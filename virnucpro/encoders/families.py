@@ -228,7 +228,7 @@ def family_of(name: str) -> Family:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bundle:
+class _Bundle:
     """Encoders whose vectors of a frame stand side by side, and the head that reads them."""
 
     encoders: tuple[str, ...]  # names, in the order of the vectors
@@ -240,8 +240,8 @@ _HEADS = (
     "https://raw.githubusercontent.com/Li-Jing-1997/VirNucPro/"
     "0f93f2755a7ea1acd3ff1bcf182892f960ef3326"
 )
-BUNDLES: Mapping[str, Bundle] = {
-    f"virnucpro-{chunk_size}": Bundle(
+BUNDLES: Mapping[str, _Bundle] = {
+    f"virnucpro-{chunk_size}": _Bundle(
         encoders=("dnabert-s", "esm2_t36_3B_UR50D"),
         head=RemoteFile(url=f"{_HEADS}/{chunk_size}_model.pth", git_blob=git_blob),
         chunk_size=chunk_size,

@@ -60,7 +60,7 @@ class _Base:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LearnedFacts:
+class _LearnedFacts:
     """The facts of a learned encoder, beside its weights."""
 
     encoding: Encoding
@@ -83,7 +83,7 @@ class _LearnedCheckpoint:
     """A learned encoder on disk, inspected but not loaded; a ``base.Model``."""
 
     path: Path
-    facts: LearnedFacts
+    facts: _LearnedFacts
     encoder_id: str  # the hash of the file
     base: ESM2Model | None
     n_parameters: int  # of the network over the residues
@@ -166,7 +166,9 @@ def save_reader(
         UnavailableError: the base is not to be found.
     """
     named = _Base(model=base[0] or _HERE, encoder_id=base[1].encoder_id) if base else None
-    facts = LearnedFacts(encoding=encoding, architecture=architecture, dim=reader.width, base=named)
+    facts = _LearnedFacts(
+        encoding=encoding, architecture=architecture, dim=reader.width, base=named
+    )
     network = reader.network.state_dict() if reader.network is not None else {}
     weights = {
         f"{_NETWORK}{name}": tensor.float().cpu().numpy() for name, tensor in network.items()
@@ -175,7 +177,7 @@ def save_reader(
     return _inspect_file(path)
 
 
-def save_learned(path: Path, facts: LearnedFacts, weights: Weights) -> None:
+def save_learned(path: Path, facts: _LearnedFacts, weights: Weights) -> None:
     """Write the file of an encoder; the same bytes for the same weights."""
     content = {name: np.ascontiguousarray(values) for name, values in weights.items()}
     metadata = {_FACTS: json.dumps(asdict(facts), sort_keys=True)}
@@ -208,7 +210,7 @@ def inspect_learned(path: Path, on_event: OnEvent = lambda _: None) -> _LearnedC
     return _LearnedCheckpoint(path, facts, sha256(path), base, n_parameters, found)
 
 
-def _read_facts(path: Path) -> tuple[LearnedFacts, int]:
+def _read_facts(path: Path) -> tuple[_LearnedFacts, int]:
     """The description of an encoder, with the number of its parameters.
 
     Raises:
@@ -219,7 +221,7 @@ def _read_facts(path: Path) -> tuple[LearnedFacts, int]:
             stored = parse_json(handle.metadata()[_FACTS])
             shapes = [handle.get_slice(name).get_shape() for name in handle.keys()]  # noqa: SIM118
         base = stored.pop("base")
-        facts = LearnedFacts(**stored, base=_Base(**base) if base is not None else None)
+        facts = _LearnedFacts(**stored, base=_Base(**base) if base is not None else None)
         return facts, sum(map(prod, shapes))
     except (OSError, SafetensorError, *_DAMAGE) as error:
         raise _damaged(path, error) from error

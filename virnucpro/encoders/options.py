@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import typer
-
 from virnucpro.encoders.families import EMBEDDED, NAMES
-from virnucpro.ground.options import MODEL, ComputeOptions, count, option
+from virnucpro.ground.options import MODEL, count, option
 
 Encoding = Literal["esm2", "onehot", "blosum62", "composition"]
 Architecture = Literal["mlp", "cnn", "lstm", "unet"]
@@ -93,22 +91,3 @@ class BenchOptions:
         bool, option("Show results only, without progress.", None, "--quiet", "-q")
     ] = False
     cuda_visible_devices: str | None = None  # the variable of the environment
-
-
-@dataclass(frozen=True, kw_only=True)
-class NamedModelOptions:
-    """A model, by its name or path."""
-
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="NAME|PATH",
-            help="Name, or path with a separator in it: ./model.pt.",
-            autocompletion=complete_model,
-        ),
-    ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckOptions(ComputeOptions, NamedModelOptions):
-    """A model, and the devices that it is checked on."""

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from virnucpro.encoders.base import Encoder, Pending, Rows
+from virnucpro.encoders.base import Encoder, Pending
 from virnucpro.ground.files import writing
 from virnucpro.ground.log import printable
 from virnucpro.ground.records import Embeddings, Failure, Orf
@@ -62,7 +62,7 @@ def _refused(error: Exception) -> Refused:
     return Refused(f"{type(error).__name__}: {printable(error)}")
 
 
-def land(started: Pending | Refused) -> Rows | Refused:
+def land(started: Pending | Refused) -> NDArray[np.float32] | Refused:
     """Wait for a batch that the device was given, and return its rows, or why there are none."""
     if isinstance(started, Refused):
         return started
@@ -148,7 +148,7 @@ class ShardRows:
         self.reasons.update(reasons)
         self.done[list(reasons)] = True
 
-    def put(self, batch: list[int], rows: Rows) -> None:
+    def put(self, batch: list[int], rows: NDArray[np.float32]) -> None:
         """Keep the rows of a batch, in its order."""
         self.vectors[self._rows_of(batch)] = rows
         self.done[batch] = True

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from virnucpro.ground.events import (
     BatchDone,
@@ -50,8 +50,7 @@ class Attempt:
     condemned: Mapping[int, str] = field(default_factory=dict)  # row -> reason
 
 
-@dataclass(frozen=True, slots=True)
-class Loss:
+class Loss(NamedTuple):
     """The unexpected end of a worker.
 
     It raised an exception and could say so, crashed by itself, was killed from outside, or was
@@ -68,8 +67,7 @@ class Loss:
         return self.cause in ("raised", "crashed")
 
 
-@dataclass(frozen=True, slots=True)
-class Aftermath:
+class _Aftermath(NamedTuple):
     """The verdict on a loss: the fate of the worker, and of its attempts."""
 
     lost: WorkerLost
@@ -135,7 +133,7 @@ class Workload:
             return float("inf")
         return self.batch_seconds if any(self.rows.values()) else silence_seconds
 
-    def end(self, loss: Loss) -> Aftermath:
+    def end(self, loss: Loss) -> _Aftermath:
         """Judge the loss of the worker."""
         guilty = self.guilty
         lost = WorkerLost(
@@ -146,7 +144,7 @@ class Workload:
             is_final=self._count(loss),
         )
         if not guilty:
-            return Aftermath(lost, first=tuple(self.attempts))
+            return _Aftermath(lost, first=tuple(self.attempts))
         place = self.attempts.index(guilty[0])
         # those before it were being written: that may be what killed the worker
         in_writing = tuple(
@@ -156,9 +154,9 @@ class Workload:
         again = [next_attempt(attempt, self.rows_of(attempt), loss) for attempt in guilty]
         first = (*filter(None, again), *waiting)
         if all(again):
-            return Aftermath(lost, first, in_writing)
+            return _Aftermath(lost, first, in_writing)
         failed = ShardFailed(self.worker, guilty[0].shard, loss.reason, loss.traceback)
-        return Aftermath(lost, first, in_writing, failed)
+        return _Aftermath(lost, first, in_writing, failed)
 
     def _count(self, loss: Loss) -> bool:
         """Count a loss of the device; True if the device is given up."""

@@ -17,6 +17,10 @@ tables send class, message and hint.
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from virnucpro.ground.log import printable
+
 
 class VirnucproError(Exception):
     """Base class: ``except VirnucproError`` is the one class that the command line catches."""
@@ -38,6 +42,12 @@ class InputError(VirnucproError):
 
 class InputMissingError(VirnucproError):
     exit_code = 66
+
+    @classmethod
+    def cannot_open(cls, path: Path, error: OSError, name: str = "") -> InputMissingError:
+        """The error of a file that the system does not open, which the user calls by a name."""
+        where = name or error.filename or path
+        return cls(f"{printable(where)}: {error.strerror}", "check the path and its permissions")
 
 
 class UnavailableError(VirnucproError):

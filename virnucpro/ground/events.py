@@ -6,7 +6,6 @@ Every shard of a run ends in exactly one ``ShardDone`` or ``ShardFailed``.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from virnucpro.ground.config import EncoderSpec
@@ -26,8 +25,7 @@ class Memory(NamedTuple):
     total: int
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerReady:
+class WorkerReady(NamedTuple):
     """A worker has loaded its models and waits for shards."""
 
     worker: str
@@ -36,8 +34,7 @@ class WorkerReady:
     warnings: tuple[str, ...] = ()  # of its start, where its process has no log
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerLost:
+class WorkerLost(NamedTuple):
     """A worker could not start, died, or fell silent; ``shard`` is the one it worked on."""
 
     worker: str
@@ -47,8 +44,7 @@ class WorkerLost:
     is_final: bool = False  # it is not replaced
 
 
-@dataclass(frozen=True, slots=True)
-class BatchStarted:
+class BatchStarted(NamedTuple):
     """The ORFs, by their place in the shard, that may be at fault if the worker dies now.
 
     The next batch may start before this one is done: of this shard, or the first of the next.
@@ -60,8 +56,7 @@ class BatchStarted:
     allowed_seconds: float  # limit after which the worker counts as hung
 
 
-@dataclass(frozen=True, slots=True)
-class BatchDone:
+class BatchDone(NamedTuple):
     """The rows of a batch have vectors, or reasons for having none."""
 
     worker: str
@@ -72,16 +67,14 @@ class BatchDone:
     n_repeated: int = 0  # sequences that the precision could not hold, and float32 did
 
 
-@dataclass(frozen=True, slots=True)
-class BudgetReduced:
+class BudgetReduced(NamedTuple):
     """A batch did not fit into the device's memory."""
 
     worker: str
     tokens_per_batch: int
 
 
-@dataclass(frozen=True, slots=True)
-class ShardDone:
+class ShardDone(NamedTuple):
     """The shard's feature file is whole; ``n_failed`` of its ORFs are in it as failures.
 
     It comes when the file is written, while the next shard is embedded already.
@@ -96,8 +89,7 @@ class ShardDone:
     cache_fault: str = ""  # why its new vectors are not in the cache
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorText:
+class ErrorText(NamedTuple):
     """An error of ours on its way to another process, which raises it anew."""
 
     kind: type[VirnucproError]
@@ -114,8 +106,7 @@ class ErrorText:
         return self.kind(self.message, self.hint)
 
 
-@dataclass(frozen=True, slots=True)
-class ShardFailed:
+class ShardFailed(NamedTuple):
     """The shard has no feature file."""
 
     worker: str
@@ -125,8 +116,7 @@ class ShardFailed:
     refusal: ErrorText | None = None  # set if only the disk is to blame: it takes no others either
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(NamedTuple):
     """A stage of the parent's own; ``total`` is 0 where it cannot be known."""
 
     stage: str
@@ -139,8 +129,7 @@ class Progress:
     also: tuple[str, ...] = ()  # further figures, as they are shown
 
 
-@dataclass(frozen=True, slots=True)
-class EmbeddingStarted:
+class EmbeddingStarted(NamedTuple):
     """The plan is known, and the shards that an earlier start has finished."""
 
     pending: tuple[Shard, ...]

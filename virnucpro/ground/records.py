@@ -37,6 +37,7 @@ PROTEIN = "."  # the strand of an ORF that came as a protein
 _CIRCULAR = re.compile(
     r"[\s\[;,|](circular\s*=\s*(true|yes|y|1)|topology\s*=\s*circular)\b", re.IGNORECASE
 )
+_COMPLEMENT = str.maketrans("ACGTU", "TGCAA")
 
 
 class FastaRecord(NamedTuple):
@@ -54,6 +55,11 @@ class FastaRecord(NamedTuple):
     def name(self) -> str:
         """The id that the record has in its file."""
         return self.own_id or self.id
+
+    @property
+    def protein(self) -> str:
+        """Its letters in upper case, without the stop that gene callers write at the end."""
+        return self.sequence.upper().removesuffix("*")
 
     @property
     def is_circular(self) -> bool:
@@ -125,6 +131,11 @@ class Records(NamedTuple):
         return self.with_ids(ids)._replace(own_ids=own)
 
 
+def reverse_complement(bases: str) -> str:
+    """The reverse complement in upper case; only A, C, G, T and U are complemented."""
+    return bases.upper().translate(_COMPLEMENT)[::-1]
+
+
 class Orf(NamedTuple):
     """One reading frame of a chunk that no stop codon interrupts, translated.
 
@@ -145,6 +156,11 @@ class Orf(NamedTuple):
     def text(self, what: Literal["protein", "dna"]) -> str:
         """The sequence that an encoder reads."""
         return self.protein if what == "protein" else self.bases
+
+    def codons_in(self, sequence: str) -> str:
+        """Its whole codons on its own strand, cut from the sequence of its record."""
+        bases = sequence[self.start : self.end]
+        return reverse_complement(bases) if self.strand == "-" else bases
 
 
 SHARD_NAME = r"\d{6,}"  # names of shards, as a pattern

@@ -52,7 +52,7 @@ from virnucpro.learning.records import (
 )
 from virnucpro.run.folder import RunDir
 from virnucpro.sequences.fasta import read_fasta, write_record
-from virnucpro.sequences.kmers import Sketch, share_known, sketch_of
+from virnucpro.sequences.kmers import Sketch
 from virnucpro.sequences.translate import GeneticCode
 from virnucpro.stories.options import PredictOptions
 from virnucpro.stories.pipeline import run
@@ -536,13 +536,13 @@ def knowing(trained_on: Memories, labelled: LabelledRecord, sequence: str) -> li
 
     A relative has half of the k-mers in the sketch, wherever it was cut from: 98 % of the bases.
     """
-    sketch, group = sketch_of(sequence), np.uint64(group_digest(labelled.group))
+    sketch, group = Sketch.of(sequence), np.uint64(group_digest(labelled.group))
     return [
         owner
         for owner, (records, groups, kmers) in trained_on.items()
         if np.uint64(labelled.digest) in records
         or group in groups
-        or share_known(sketch, kmers) >= _SHARE_OF_THE_SAME
+        or sketch.share_in(kmers) >= _SHARE_OF_THE_SAME
     ]
 
 

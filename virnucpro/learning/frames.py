@@ -42,21 +42,8 @@ from virnucpro.ground.tree import Tree
 from virnucpro.learning.records import Labelled, LabelledRecord, Split
 from virnucpro.run.folder import RunDir
 from virnucpro.sequences.fasta import write_record
-from virnucpro.sequences.kmers import (
-    N_FEATURES,
-    Sketch,
-    frame_bases,
-    frame_composition,
-    join_sketches,
-    sketch_of,
-)
-from virnucpro.sequences.translate import (
-    STANDARD,
-    Chunk,
-    GeneticCode,
-    chunk_record,
-    translate_six_frames,
-)
+from virnucpro.sequences.kmers import N_FEATURES, Sketch, frame_composition
+from virnucpro.sequences.translate import STANDARD, Chunk, GeneticCode, translate_six_frames
 
 Values = NDArray[Any]
 Rows = NDArray[np.int64]
@@ -427,7 +414,7 @@ def write_frames(
 def _sketched(pairs: Iterable[Labelled], add: _Add) -> Iterator[Labelled]:
     """The same records; number of the record and hash of each of its sampled k-mers are added."""
     for number, (labelled, record) in enumerate(pairs):
-        hashes = sketch_of(record.sequence).astype(np.int64)
+        hashes = Sketch.of(record.sequence).hashes.astype(np.int64)
         add(np.column_stack([np.full_like(hashes, number), hashes]))
         yield labelled, record
 
@@ -453,14 +440,14 @@ def _translated(
             number = {chunk.id: n_chunks + i for i, chunk in enumerate(chunks)}
             n_chunks += len(chunks)
             for orf in orfs:
-                bases = frame_bases(orf, record.sequence)
+                bases = orf.codons_in(record.sequence)
                 yield orf.id, orf.protein, bases, number[orf.chunk_id]
         records.append(labelled)
 
 
 def cut(record: FastaRecord, size: int, code: GeneticCode) -> tuple[list[Chunk], list[Orf]]:
     """The chunks of a record, and their stop-free frames, as ``predict`` makes them."""
-    chunks = list(chunk_record(record, size))
+    chunks = list(Chunk.cut(record, size))
     return chunks, translate_six_frames(chunks, code)
 
 
@@ -577,7 +564,7 @@ class FrameStore:
     def sketch(self, splits: Mapping[str, Split], *parts: Split) -> Sketch:
         """The sampled k-mers of all records of some splits."""
         is_chosen = np.array([splits[r.group] in parts for r in self.records], dtype=np.bool_)
-        return join_sketches([self.kmers[is_chosen[self.kmers[:, 0]], 1].astype(np.uint32)])
+        return Sketch(np.unique(self.kmers[is_chosen[self.kmers[:, 0]], 1].astype(np.uint32)))
 
     def select(
         self, splits: Mapping[str, Split], part: Split, chunk_sizes: Sequence[int]

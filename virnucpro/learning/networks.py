@@ -8,11 +8,10 @@ made here or in processes beside the training.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from functools import partial
-from itertools import islice, pairwise
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -20,11 +19,8 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
-from virnucpro.encoders.esm2.attention import StagedBatch
-from virnucpro.encoders.esm2.checkpoint import AMINO_ACID_TOKENS, MASK, ESM2Shape
-from virnucpro.encoders.esm2.model import ESM2, TOKEN_DROPOUT_SCALE
+from virnucpro.encoders.esm2.model import ESM2, MaskedBatch
 from virnucpro.encoders.esm2.weights import load_esm2
 from virnucpro.encoders.readers import Reader
 from virnucpro.encoders.transfer import PackedBatch, send
@@ -41,18 +37,7 @@ NETWORKS = ("protein", "nucleotide")  # of a classifier; without residues the se
 _LINEAR = ("qkv", "attention_out", "up", "down")  # of a layer of ESM-2
 _LEAST_SPREAD = 1e-3  # of a word that hardly occurs: its weights hardly learn either
 _VALIDATION_ROWS = 256  # in one batch
-_MASKED, _OF_MASKED, _OF_RANDOM = 0.15, 0.8, 0.1  # the rest of the chosen ones stays as it is
 BatchRows = tuple[int, Rows]  # of an epoch: its number, and the rows of one batch
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _MaskedBatch:
-    """Proteins of which some residues are to be told."""
-
-    packed: PackedBatch  # with <mask> in it
-    scale: NDArray[np.float32]  # (n_tokens,), of each token's embedding: 0 where masked
-    places: NDArray[np.int64]  # (n_chosen,) in the row of tokens
-    targets: NDArray[np.int64]  # (n_chosen,)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,22 +50,6 @@ class _FrameBatch:
     is_virus: NDArray[np.float32]  # (n,)
     weight: NDArray[np.float32]  # (n,)
     vectors: NDArray[np.float32]  # (n, dim) if they were made before, else (n, 0)
-
-
-def new_encoder(shape: ESM2Shape) -> ESM2:
-    """An ESM-2 with random weights, ready to be trained.
-
-    Normal with a deviation of 0.02, and less where a layer adds to the residual stream, so that
-    it does not grow with depth (Radford et al. 2019).
-    """
-    encoder = ESM2(shape, shape.n_layers, torch.float32).to_train()
-    for name, parameter in encoder.named_parameters():
-        if parameter.ndim == 2:
-            adds = name.endswith(("attention_out.weight", "down.weight"))
-            nn.init.normal_(parameter, std=0.02 / (2 * shape.n_layers) ** 0.5 if adds else 0.02)
-        elif name.endswith("bias"):
-            nn.init.zeros_(parameter)
-    return encoder
 
 
 class _LowRank(nn.Linear):
@@ -140,40 +109,6 @@ def merge(encoder: ESM2) -> None:
                 setattr(layer, name, low.merged())
 
 
-def forget_activations(encoder: ESM2) -> None:
-    """Have each layer keep its input alone, and run again for its gradient.
-
-    Layers take and return tensors then, by which FSDP knows when it needs the weights of which.
-    """
-    for layer in encoder.layers:
-        layer.forward = partial(_keep_input_alone, encoder, layer.forward)
-    encoder.apply_layers = partial(_apply_to_tensors, encoder)  # type: ignore[method-assign]
-
-
-def _keep_input_alone(
-    encoder: ESM2, run: Callable[..., None], x: Tensor, batch: StagedBatch
-) -> Tensor:
-    def added(x: Tensor) -> Tensor:
-        stream = encoder.stream_of(x)  # of which nothing waits where it is trained
-        run(stream, batch, encoder.attend)
-        return stream.x
-
-    out: Tensor = checkpoint(added, x, use_reentrant=False)
-    return out
-
-
-def _apply_to_tensors(
-    encoder: ESM2,
-    layers: Iterable[nn.Module],
-    stream: Any,  # noqa: ANN401 - that of the model
-    batch: StagedBatch,
-) -> Tensor:
-    for layer in layers:
-        stream.x = layer(stream.x, batch)
-    out: Tensor = stream.end(encoder.final_norm)
-    return out
-
-
 class MaskedLanguageModel(nn.Module):
     """ESM-2 with its language-model head, whose last matrix is the embedding."""
 
@@ -185,17 +120,12 @@ class MaskedLanguageModel(nn.Module):
         self.layer_norm = nn.LayerNorm(dim)
         self.bias = nn.Parameter(torch.zeros(encoder.embedding.num_embeddings))
 
-    def logits(self, batch: _MaskedBatch) -> Tensor:
+    def logits(self, batch: MaskedBatch) -> Tensor:
         """Logits of the tokens for each chosen residue, (n_chosen, n_tokens)."""
-        staged = StagedBatch.of(batch.packed, self.encoder.inv_freq)
-        device = staged.tokens.device
-        scale = send(batch.scale, device)
-        x = self.encoder.embedding(staged.tokens) * scale[:, None]
-        hidden = self.encoder.transform(x, staged)[send(batch.places, device)]
-        hidden = self.layer_norm(F.gelu(self.dense(hidden)))
+        hidden = self.layer_norm(F.gelu(self.dense(self.encoder.read_masked(batch))))
         return F.linear(hidden, self.encoder.embedding.weight, self.bias).float()
 
-    def forward(self, batch: _MaskedBatch) -> Tensor:
+    def forward(self, batch: MaskedBatch) -> Tensor:
         """The cross-entropies of the chosen residues, summed."""
         logits = self.logits(batch)
         targets = send(batch.targets, logits.device)
@@ -304,16 +234,15 @@ class MaskedResidues:
     ) -> None:
         self.proteins, self.held_out, self.seed = proteins, held_out, seed
         self.n_rows = len(proteins)
-        self._n_chosen = np.maximum(1, np.round(_MASKED * proteins.lengths))
 
-    def batch(self, rows: Rows, epoch: int) -> _MaskedBatch:
+    def batch(self, rows: Rows, epoch: int) -> MaskedBatch:
         rows = _longest_first(rows, self.proteins)
         seeds = [(self.seed, epoch, int(row)) for row in rows]
-        return masked_batch([self.proteins[row] for row in rows.tolist()], seeds)
+        return MaskedBatch.of([self.proteins[row] for row in rows.tolist()], seeds)
 
     def weight(self, rows: Rows) -> float:
         """The divisor of the losses of these rows: every chosen residue weighs the same."""
-        return float(self._n_chosen[rows].sum())
+        return float(MaskedBatch.n_chosen(self.proteins.lengths[rows]).sum())
 
     def validate(self, module: nn.Module, ranks: Ranks) -> dict[str, float]:
         """The mean loss per chosen residue, with masks that are the same every time."""
@@ -322,7 +251,7 @@ class MaskedResidues:
             rows = np.arange(first, min(first + _VALIDATION_ROWS, len(self.held_out)))
             rows = _longest_first(rows, self.held_out)
             seeds = [(self.seed, -1 % 2**32, int(row)) for row in rows]
-            batch = masked_batch([self.held_out[row] for row in rows.tolist()], seeds)
+            batch = MaskedBatch.of([self.held_out[row] for row in rows.tolist()], seeds)
             loss += counts * float(module(batch))
             n_chosen += counts * len(batch.places)
         sums = np.sum(ranks.gather((loss, n_chosen)), axis=0)
@@ -340,46 +269,6 @@ def _shares(n_rows: int, ranks: Ranks) -> Iterator[tuple[int, bool]]:
         :: ranks.world_size
     ]:
         yield starts[place % len(starts)], place < len(starts)
-
-
-def mask_residues(
-    batch: PackedBatch, draws: Iterable[np.random.Generator]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Choose 15 % of the residues; of these 80 % are masked and 10 % replaced at random.
-
-    That is the masked-language task of ESM-2 (Lin et al. 2023, after Devlin et al. 2018).
-
-    -> the tokens to read, (n_tokens,), and the places of those to be told, (n_chosen,). Every
-    protein has its own generator, so that its mask does not depend on its batch, and at least
-    one chosen residue.
-    """
-    tokens, places = batch.tokens.copy(), []
-    for rng, (begin, end) in zip(draws, pairwise(batch.cu_seqlens.tolist()), strict=True):
-        n_residues = end - begin - 2
-        order = rng.permutation(n_residues)[: max(1, round(_MASKED * n_residues))]
-        places.append(chosen := begin + 1 + order)
-        what = rng.random(len(chosen))
-        tokens[chosen[what < _OF_MASKED]] = MASK
-        swapped = chosen[(what >= _OF_MASKED) & (what < _OF_MASKED + _OF_RANDOM)]
-        tokens[swapped] = rng.choice(AMINO_ACID_TOKENS, len(swapped))
-    return tokens, np.concatenate(places)
-
-
-def masked_batch(proteins: Sequence[str], seeds: Sequence[tuple[int, ...]]) -> _MaskedBatch:
-    """Mask proteins; what is left of each is scaled up for what is masked, as in ESM-2."""
-    packed = PackedBatch.of(proteins)
-    tokens, places = mask_residues(packed, map(np.random.default_rng, seeds))
-    n_tokens = np.diff(packed.cu_seqlens)
-    protein_of = np.repeat(np.arange(len(proteins)), n_tokens)
-    is_masked = tokens == MASK
-    share = np.bincount(protein_of, is_masked, len(proteins)) / n_tokens
-    scale = (TOKEN_DROPOUT_SCALE / (1 - share))[protein_of] * ~is_masked
-    return _MaskedBatch(
-        replace(packed, tokens=tokens),
-        scale.astype(np.float32),
-        places,
-        packed.tokens[places],
-    )
 
 
 class FrameLabels:
@@ -512,7 +401,7 @@ def encoder_of(training: Training, is_empty: bool = False) -> ESM2:
     assert training.shape is not None, "an encoding without an encoder"
     options = training.options
     if training.encoder is None or is_empty:
-        encoder = new_encoder(training.shape)
+        encoder = ESM2.new(training.shape)
     else:
         cpu = torch.device("cpu")  # moved to its device with what is trained beside it
         encoder = load_esm2(
@@ -521,7 +410,7 @@ def encoder_of(training: Training, is_empty: bool = False) -> ESM2:
         encoder.requires_grad_(training.settings.mode != "head")
     adapt(encoder, options.lora, options.lora_alpha, options.train_layers)
     if options.gradient_checkpointing or options.fsdp:
-        forget_activations(encoder)
+        encoder.forget_activations()
     return encoder
 
 

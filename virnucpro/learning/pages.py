@@ -26,7 +26,7 @@ from virnucpro.learning.records import read_cells
 from virnucpro.learning.request import CARD_FILE, EPOCHS, FACTS, GAIN, HELD_OUT, SPLIT
 from virnucpro.page.charts import Chart
 from virnucpro.page.facts import Facts, read_complaints
-from virnucpro.page.html import pack, render
+from virnucpro.page.html import render
 from virnucpro.run.folder import RunDir
 
 _MOST_SEEDS = 6  # in a chart
@@ -71,7 +71,7 @@ def write_training_page(folder: Path) -> None:
         "provenance": list(_training_facts(facts)),
     }
     data = {"charts": {chart.name: chart.as_data() for chart in charts}}
-    page = render("training.html", content, pack(data))
+    page = render("training.html", content, data)
     rundir = RunDir(folder)
     rundir.write_whole(rundir.report, page)
 

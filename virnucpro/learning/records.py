@@ -39,8 +39,8 @@ from virnucpro.ground.files import OnBlock, expanded, open_binary, open_plain, w
 from virnucpro.ground.log import LOGGER, counted, printable
 from virnucpro.ground.records import FastaRecord
 from virnucpro.learning.options import ManifestOptions
-from virnucpro.sequences.fasta import cannot_open, find_invalid, read_fasta, unpacking
-from virnucpro.sequences.inputs import Source, list_sources
+from virnucpro.sequences.fasta import find_invalid, read_fasta, unpacking
+from virnucpro.sequences.inputs import Source
 
 _NEEDED = ("path", "label", "group")
 _HINT = (
@@ -291,7 +291,7 @@ def _fasta_path(manifest: Path, cell: str, where: str) -> Path:
     except UsageError as error:
         raise InputMissingError(f"{where}: {error}", hint=error.hint) from error
     except OSError as error:
-        problem = cannot_open(path, error)
+        problem = InputMissingError.cannot_open(path, error)
         raise InputMissingError(f"{where}: {problem}", hint=problem.hint) from error
     return path
 
@@ -505,11 +505,11 @@ def _by_folder(options: ManifestOptions) -> Iterator[_Row]:
 def _files_in(place: Path) -> Iterator[Source]:
     """A file, or the FASTA files of a folder and of all folders below it that hold files."""
     if not place.is_dir():
-        yield from list_sources(place)
+        yield from Source.all_of(place)
         return
     for folder in (place, *sorted(path for path in place.rglob("*") if path.is_dir())):
         if any(path.is_file() for path in folder.iterdir()):
-            yield from list_sources(folder)
+            yield from Source.all_of(folder)
 
 
 def _by_table(options: ManifestOptions, table: Path) -> Iterator[_Row]:
@@ -521,7 +521,7 @@ def _by_table(options: ManifestOptions, table: Path) -> Iterator[_Row]:
     facts = _read_taxonomy(table, options.group_by)
     missing = {*facts}
     n_others = 0
-    for source in chain.from_iterable(map(list_sources, options.fasta)):
+    for source in chain.from_iterable(map(Source.all_of, options.fasta)):
         for record in read_fasta(source.path, source.name):
             # NCBI's tables name an accession with its version or without
             key = record.id if record.id in facts else record.id.rpartition(".")[0]

@@ -41,7 +41,7 @@ from virnucpro.run.folder import RunDir
 from virnucpro.scorer.landmarks import genes_of
 from virnucpro.scorer.nets import Scorer
 from virnucpro.sequences.fasta import read_fasta
-from virnucpro.sequences.inputs import Source, list_sources
+from virnucpro.sequences.inputs import Source
 from virnucpro.sequences.translate import STANDARD, GeneticCode
 from virnucpro.stories.options import PredictOptions
 from virnucpro.stories.pipeline import execute
@@ -466,7 +466,9 @@ def _read_genomes(
             n_letters += len(record.sequence)
             yield record
 
-    genomes = [_genome_of(counted_records(source), truths, scorer) for source in list_sources(data)]
+    genomes = [
+        _genome_of(counted_records(source), truths, scorer) for source in Source.all_of(data)
+    ]
     names = [one.name for own, _ in genomes for one in own]
     _check_unique(names)
     _check_none_missing(truths.keys() - names)

@@ -27,7 +27,7 @@ from virnucpro.learning.regions import evaluate_regions
 from virnucpro.learning.request import FACTS
 from virnucpro.page.charts import Chart
 from virnucpro.page.facts import Facts, is_number
-from virnucpro.page.html import pack, render
+from virnucpro.page.html import render
 from virnucpro.page.run import write_run_page
 from virnucpro.run.folder import RunDir
 from virnucpro.run.hashes import Outputs
@@ -216,7 +216,7 @@ def write_evaluation_page(folder: Path) -> None:
         "charts": [(chart.name, chart.drawn()) for chart in _evaluation_charts(facts, rows)],
         "provenance": list(_evaluation_facts(facts)),
     }
-    page = render("evaluation.html", content, pack({}))
+    page = render("evaluation.html", content, {})
     rundir = RunDir(folder)
     rundir.write_whole(rundir.report, page)
 

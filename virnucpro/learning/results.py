@@ -482,22 +482,23 @@ def find_trained(
     """
     digests = [record.digest for record in records]
     groups = [group_digest(record.group) for record in records]
-    own: list[Any] = [
-        *(np.unique(np.array(column, dtype=np.uint64)) for column in (digests, groups)),
-        kmers,
-    ]
-    learned = [own] if is_finetuned else []
+    of_records, of_groups = (np.unique(np.array(one, np.uint64)) for one in (digests, groups))
+    learned = [(of_records, of_groups, kmers)] if is_finetuned else []
     if known:
         learned += [
-            [known.trained_records, known.trained_groups, known.trained_kmers],
-            [known.encoder_records, known.encoder_groups, known.encoder_kmers],
+            (known.trained_records, known.trained_groups, known.trained_kmers),
+            (known.encoder_records, known.encoder_groups, known.encoder_kmers),
         ]
-    trained: _TrainedOn = {}
-    for i, name in enumerate(("records", "groups", "kmers")):
-        trained[f"trained_{name}"] = own[i]
-        columns = [own[i][:0], *(columns[i] for columns in learned)]
-        trained[f"encoder_{name}"] = np.unique(np.concatenate(columns))
-    return trained
+    of_encoder = zip(*learned, strict=True) if learned else ([of_records[:0]], [of_groups[:0]], [])
+    records_before, groups_before, sketches = of_encoder
+    return {
+        "trained_records": of_records,
+        "trained_groups": of_groups,
+        "trained_kmers": kmers,
+        "encoder_records": np.unique(np.concatenate(records_before)),
+        "encoder_groups": np.unique(np.concatenate(groups_before)),
+        "encoder_kmers": Sketch.joined(sketches),
+    }
 
 
 def _layers(

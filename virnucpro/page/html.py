@@ -24,7 +24,7 @@ MOST_BYTES = 3_000_000
 _LEVEL = 4  # of deflate: 6 takes three times as long, for 4 % less
 
 
-def render(template: str, content: Mapping[str, object], packed: str) -> bytes:
+def render_packed(template: str, content: Mapping[str, object], packed: str) -> bytes:
     """The bytes of a page with packed data."""
     script, style = asset("page.js"), asset("page.css")
     words = {
@@ -42,6 +42,11 @@ def render(template: str, content: Mapping[str, object], packed: str) -> bytes:
 def references_to(works: Iterable[Work]) -> list[tuple[str, str]]:
     """The role and the citation of each work."""
     return [(work.role, as_text(work)) for work in works]
+
+
+def render(template: str, content: Mapping[str, object], data: object) -> bytes:
+    """A page with its data, as ``render_packed`` makes it."""
+    return render_packed(template, content, pack(data))
 
 
 def pack(data: object) -> str:

@@ -42,7 +42,7 @@ from virnucpro.page.facts import (
     read_page_regions,
     read_tracks,
 )
-from virnucpro.page.html import MOST_BYTES, as_bibtex, pack, references_to, render, works_of
+from virnucpro.page.html import MOST_BYTES, as_bibtex, pack, references_to, render_packed, works_of
 from virnucpro.run.folder import RunDir
 from virnucpro.run.hashes import Outputs
 from virnucpro.tables.sinks import (
@@ -160,9 +160,9 @@ def write_run_page(rundir: RunDir, pool: Pool) -> None:
         "references": references_to(works),
         "bibtex": "\n\n".join(map(as_bibtex, works)),
     }
-    frame = render("run.html", {**content, "rows": RecordRows.none()}, "")
+    frame = render_packed("run.html", {**content, "rows": RecordRows.none()}, "")
     packed, rows = _pack(run, MOST_BYTES - len(frame) - _ROOM)
-    page = render("run.html", {**content, "rows": rows}, packed)
+    page = render_packed("run.html", {**content, "rows": rows}, packed)
     with Outputs(rundir).rewriting([RunDir.page]):
         rundir.write_whole(rundir.report, page)
 

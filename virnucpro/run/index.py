@@ -75,59 +75,60 @@ class IndexPart:
         dim, label = embeddings.vectors.shape[1], _label_of(attributes)
         return cls(name, label, dim, len(ids), bounds[-1], orfs, rows)
 
+    @classmethod
+    def of_shard(
+        cls,
+        store: FeatureStore,
+        shard: Shard,
+        features: ShardFeatures,
+        hidden: Collection[str],
+        layout: FeatureFormat,
+    ) -> list[IndexPart]:
+        """Write the files of a shard in another format too, and give them to an index.
+
+        Both leave out the hidden ORFs.
+        """
+        parts = []
+        for path, embeddings in features.files:
+            export(path, embeddings.without(hidden), layout, store.encoder, store.tree)
+            if embeddings.vectors.shape[1]:  # else these are copies, and no original has a vector
+                attributes = store.attributes(shard, copies=int(path != store.path(shard)))
+                parts.append(cls.of(path.name, embeddings, attributes, hidden))
+        return parts
+
+    @staticmethod
+    def write_index(path: Path, parts: Iterable[IndexPart], tree: Tree) -> None:
+        """Write an HDF5 file over the feature files in the folder of the same name, in order.
+
+        Its groups ``groups/000000``, ... have ``ids``, ``lengths`` and ``embeddings`` of up to
+        ``FILES_PER_GROUP`` files each. Of up to ``MOST_AT_ROOT`` files in all, the root has the
+        same three, over all groups. The datasets are virtual, and name files by relative paths, so
+        that the folder can be moved.
+
+        Raises:
+            FeatureFileError: a file has come to harm since it was read.
+        """
+        parts = sorted(parts, key=lambda part: part.place)
+        shown = [part for part in parts if part.orfs]
+        dim = parts[0].dim if parts else 0
+        with new_hdf5() as h5:
+            h5.attrs.update(_attributes_of(path, parts))
+            h5.attrs["parts_sha256"] = hash_of(part.label.encode() for part in shown)
+            groups = h5.create_group("groups")
+            for number, first in enumerate(range(0, len(shown), FILES_PER_GROUP)):
+                group = groups.create_group(f"{number:06}")
+                _fill(group, path.stem, dim, shown[first : first + FILES_PER_GROUP])
+            for name in _DATASETS if len(shown) <= MOST_AT_ROOT else ():
+                sizes = [(group[name].name, len(group[name])) for group in groups.values()]
+                _add_virtual(h5, name, dim, [_Piece(".", place, n, (0, n)) for place, n in sizes])
+            h5.flush()
+            content = bytes(h5.id.get_file_image())
+        tree.write_whole(path, content)
+
     @property
     def place(self) -> tuple[int, str]:
         """By the number of the shard, its copies behind it."""
         return int(self.name.split(".")[0].split("_")[0]), self.name
-
-
-def show_files(
-    store: FeatureStore,
-    shard: Shard,
-    features: ShardFeatures,
-    hidden: Collection[str],
-    layout: FeatureFormat,
-) -> list[IndexPart]:
-    """Write the files of a shard in another format too, and give them to an index.
-
-    Both leave out the hidden ORFs.
-    """
-    parts = []
-    for path, embeddings in features.files:
-        export(path, embeddings.without(hidden), layout, store.encoder, store.tree)
-        if embeddings.vectors.shape[1]:  # else these are copies, and no original has a vector
-            attributes = store.attributes(shard, copies=int(path != store.path(shard)))
-            parts.append(IndexPart.of(path.name, embeddings, attributes, hidden))
-    return parts
-
-
-def write_index(path: Path, parts: Iterable[IndexPart], tree: Tree) -> None:
-    """Write one HDF5 file over the feature files in the folder of the same name, in their order.
-
-    Its groups ``groups/000000``, ... have ``ids``, ``lengths`` and ``embeddings`` of up to
-    ``FILES_PER_GROUP`` files each. Of up to ``MOST_AT_ROOT`` files in all, the root has the same
-    three, over all groups. The datasets are virtual, and name files by relative paths, so that the
-    folder can be moved.
-
-    Raises:
-        FeatureFileError: a file has come to harm since it was read.
-    """
-    parts = sorted(parts, key=lambda part: part.place)
-    shown = [part for part in parts if part.orfs]
-    dim = parts[0].dim if parts else 0
-    with new_hdf5() as h5:
-        h5.attrs.update(_attributes_of(path, parts))
-        h5.attrs["parts_sha256"] = hash_of(part.label.encode() for part in shown)
-        groups = h5.create_group("groups")
-        for number, first in enumerate(range(0, len(shown), FILES_PER_GROUP)):
-            group = groups.create_group(f"{number:06}")
-            _fill(group, path.stem, dim, shown[first : first + FILES_PER_GROUP])
-        for name in _DATASETS if len(shown) <= MOST_AT_ROOT else ():
-            sizes = [(group[name].name, len(group[name])) for group in groups.values()]
-            _add_virtual(h5, name, dim, [_Piece(".", place, n, (0, n)) for place, n in sizes])
-        h5.flush()
-        content = bytes(h5.id.get_file_image())
-    tree.write_whole(path, content)
 
 
 def _attributes_of(path: Path, parts: Sequence[IndexPart]) -> dict[str, Any]:

@@ -43,16 +43,10 @@ from virnucpro.run.folder import CHUNKS, IDS, PLAN, RunDir
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.shards import N_SMALL_SHARDS, SeenOrfs, ShardWriter, digests_of, header_of
 from virnucpro.sequences.fasta import Block, Span, Streams, parsed, write_record
-from virnucpro.sequences.inputs import InputFile, expected_letters
+from virnucpro.sequences.inputs import InputFile
 from virnucpro.sequences.samples import id_digests
 from virnucpro.sequences.survey import find_repeat
-from virnucpro.sequences.translate import (
-    Chunk,
-    GeneticCode,
-    chunk_record,
-    protein_of,
-    translate_six_frames,
-)
+from virnucpro.sequences.translate import Chunk, GeneticCode, translate_six_frames
 
 Places: TypeAlias = tuple[tuple[int, Span], ...]  # each of an input, by its place in the manifest
 Spans: TypeAlias = tuple[tuple[int, int], ...]  # of shards: the first, and one after the last
@@ -65,7 +59,7 @@ _LEAST_NUMBERS = 1000  # of the shards of a slice, so that their names are short
 
 
 @dataclass(slots=True)
-class PlanCounts:
+class _PlanCounts:
     """The counts of what went into a plan."""
 
     n_records: int = 0
@@ -125,11 +119,11 @@ def ends_of_groups() -> Callable[[int], bool]:
 
 
 @dataclass(frozen=True, slots=True)
-class SlicePlan:
+class _SlicePlan:
     """The shards of a slice, and what they were made of."""
 
     shards: tuple[Shard, ...]
-    counts: PlanCounts
+    counts: _PlanCounts
     spans: Spans  # of each of its inputs
     # parts of the inputs that are scored at once, if any process can read them: each of some files
     blocks: tuple[Places, ...] = ()
@@ -141,7 +135,7 @@ class Plan:
     """The slices of each series, in order, and the plans of those that are planned."""
 
     slices: tuple[Slice, ...]
-    parts: Mapping[int, SlicePlan] = field(default_factory=dict)  # by the index of the slice
+    parts: Mapping[int, _SlicePlan] = field(default_factory=dict)  # by the index of the slice
     keep_intermediate: bool = False  # bases of the shards, and chunks
 
     @classmethod
@@ -185,10 +179,10 @@ class Plan:
         return [shard.index for shard in self.shards]
 
     @cached_property
-    def counts(self) -> PlanCounts:
+    def counts(self) -> _PlanCounts:
         each = [part.counts for part in self.parts.values()]
-        names = [count.name for count in fields(PlanCounts)]
-        return PlanCounts(*(sum(getattr(counts, name) for counts in each) for name in names))
+        names = [count.name for count in fields(_PlanCounts)]
+        return _PlanCounts(*(sum(getattr(counts, name) for counts in each) for name in names))
 
     @cached_property
     def files(self) -> tuple[Spans, ...]:
@@ -334,6 +328,29 @@ class Planner:
                 with open_plain(self.folder / f"{one.name}{CHUNKS}") as chunks:
                     shutil.copyfileobj(chunks, out)
 
+    def make(self, plan: Plan, on_letters: Callable[[int], None], pool: Pool) -> Plan:
+        """Plan the slices that are not planned yet, with the processes of a pool if they pay off.
+
+        The ids of all slices are compared, whoever planned them.
+
+        Raises:
+            InputError: an input is not a FASTA file, or an id occurs twice in these slices.
+            UnavailableError: a process died.
+        """
+        missing, parts, n_letters = plan.missing, dict(plan.parts), 0
+        n_expected = InputFile.letters_of(self.manifest.inputs)
+        n_worth = n_expected * len(missing) // max(1, len(plan.slices))
+        helpers = pool.helpers(self, n_worth, "parts of the plan")
+        made = helpers.in_order(map(_SliceTask, missing))
+        with pool.ended_by_errors():
+            for one, part in zip(missing, made, strict=True):
+                parts[one.index] = part
+                n_letters += part.counts.n_letters
+                on_letters(n_letters)
+        plan = replace(plan, parts=parts)
+        _refuse_duplicates(self, plan)
+        return plan
+
 
 @dataclass(frozen=True, slots=True)
 class _SliceTask:
@@ -342,7 +359,7 @@ class _SliceTask:
     slice: Slice
     n_letters: ClassVar[int] = 0  # what waits for its turn lies on the disk
 
-    def do(self, planner: Planner) -> SlicePlan:
+    def do(self, planner: Planner) -> _SlicePlan:
         """
         Raises:
             InputError: an input is not a FASTA file.
@@ -357,13 +374,13 @@ class _Reading:
 
     planner: Planner
     slice: Slice
-    counts: PlanCounts = field(default_factory=PlanCounts)
+    counts: _PlanCounts = field(default_factory=_PlanCounts)
     digests: list[bytes] = field(default_factory=list)  # of ids: these would fill the memory
     is_end: Callable[[int], bool] = field(default_factory=ends_of_groups)
     blocks: list[list[tuple[int, Span]]] = field(default_factory=lambda: [[]])
     are_ranged: bool = True  # any process can read each block
 
-    def run(self) -> SlicePlan:
+    def run(self) -> _SlicePlan:
         planner, one, recipe = self.planner, self.slice, self.planner.recipe
         rundir, stem = planner.rundir, planner.folder / one.name
         writer = ShardWriter(
@@ -388,7 +405,7 @@ class _Reading:
         writer.flush()
         ids = ""
         if one.step:  # the first step has met each record
-            self.counts = PlanCounts()
+            self.counts = _PlanCounts()
         else:
             content = b"".join(self.digests)
             ids = hashlib.sha256(content).hexdigest()
@@ -397,7 +414,7 @@ class _Reading:
         self.counts.n_copied_residues = writer.n_copied_residues
         shards = [replace(shard, path=rundir.shards / shard.path.name) for shard in writer.shards]
         blocks = tuple(map(tuple, filter(None, self.blocks))) if self.are_ranged else ()
-        plan = SlicePlan(tuple(shards), self.counts, tuple(spans), blocks, ids)
+        plan = _SlicePlan(tuple(shards), self.counts, tuple(spans), blocks, ids)
         rundir.write_whole(stem.with_suffix(PLAN), _sealed(_to_json(plan), planner.key))
         return plan
 
@@ -409,7 +426,7 @@ class _Reading:
         records = self.asked(manifest, place, span)
         if not recipe.has_frames:
             for block in _blocks(records):
-                texts = [(record.id, protein_of(record)) for record in block]
+                texts = [(record.id, record.protein) for record in block]
                 yield _entries_of(
                     [Orf(name, name, name, 0, len(text), PROTEIN, text) for name, text in texts],
                     recipe,
@@ -417,7 +434,7 @@ class _Reading:
             return
         code = GeneticCode.of(recipe.genetic_code)
         for chunks in _blocks(
-            chain.from_iterable(chunk_record(r, recipe.chunk_size) for r in records)
+            chain.from_iterable(Chunk.cut(r, recipe.chunk_size) for r in records)
         ):
             for chunk in chunks if out is not None else ():
                 write_record(out, chunk.id, chunk.sequence)  # type: ignore[arg-type]
@@ -497,30 +514,6 @@ def _blocks(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
             block, n_letters = [], 0
     if block:
         yield block
-
-
-def make_plan(planner: Planner, plan: Plan, on_letters: Callable[[int], None], pool: Pool) -> Plan:
-    """Plan the slices that are not planned yet, with the processes of a pool if they pay off.
-
-    The ids of all slices are compared, whoever planned them.
-
-    Raises:
-        InputError: an input is not a FASTA file, or an id occurs twice in these slices.
-        UnavailableError: a process died.
-    """
-    missing, parts, n_letters = plan.missing, dict(plan.parts), 0
-    n_expected = expected_letters(planner.manifest.inputs)
-    n_worth = n_expected * len(missing) // max(1, len(plan.slices))
-    helpers = pool.helpers(planner, n_worth, "parts of the plan")
-    made = helpers.in_order(map(_SliceTask, missing))
-    with pool.ended_by_errors():
-        for one, part in zip(missing, made, strict=True):
-            parts[one.index] = part
-            n_letters += part.counts.n_letters
-            on_letters(n_letters)
-    plan = replace(plan, parts=parts)
-    _refuse_duplicates(planner, plan)
-    return plan
 
 
 def _refuse_duplicates(planner: Planner, plan: Plan) -> None:
@@ -612,7 +605,7 @@ def _read_sealed(path: Path, key: str) -> dict[str, Any]:
     return dict(content)
 
 
-def _to_json(plan: SlicePlan) -> dict[str, object]:
+def _to_json(plan: _SlicePlan) -> dict[str, object]:
     return {
         "counts": asdict(plan.counts),
         "shards": [
@@ -639,7 +632,7 @@ def _of_whole(
     return replace(plan, parts=parts)
 
 
-def _read_ids(folder: Path, one: Slice, part: SlicePlan) -> bytes:
+def _read_ids(folder: Path, one: Slice, part: _SlicePlan) -> bytes:
     """The digests of the ids of a slice; none of a later step of ``--embed``.
 
     Raises:
@@ -677,7 +670,7 @@ def _places(stored: Sequence[Any], n_inputs: int) -> Places:
     return each
 
 
-def _read_part(rundir: RunDir, key: str, one: Slice, n_inputs: int) -> SlicePlan:
+def _read_part(rundir: RunDir, key: str, one: Slice, n_inputs: int) -> _SlicePlan:
     """The plan of a slice, as it was written.
 
     Raises:
@@ -692,7 +685,7 @@ def _read_part(rundir: RunDir, key: str, one: Slice, n_inputs: int) -> SlicePlan
         shards.append(Shard(index, path, n_orfs, n_embedded, n_residues, digest))
     spans = tuple((int(first), int(end)) for first, end in stored["spans"])
     blocks = tuple(_places(places, n_inputs) for places in stored["blocks"])
-    return SlicePlan(tuple(shards), PlanCounts(**stored["counts"]), spans, blocks, stored["ids"])
+    return _SlicePlan(tuple(shards), _PlanCounts(**stored["counts"]), spans, blocks, stored["ids"])
 
 
 def _find_damaged(shards: Sequence[Shard], on_shard: Callable[[int, int], None]) -> set[int]:

@@ -33,10 +33,10 @@ from safetensors import SafetensorError, safe_open
 
 from virnucpro.ground.errors import UnavailableError
 from virnucpro.ground.files import EMBEDDED_FOLDER, parse_json
+from virnucpro.ground.library import call
 from virnucpro.ground.log import printable
 from virnucpro.ground.records import Counts, Identity, Values
 from virnucpro.scorer.features import FIGURES, NO_WORDS, RESIDUE_OF_CODE, Numbers, library_input
-from virnucpro.scorer.library import call
 from virnucpro.scorer.nets import check_standards
 from virnucpro.scorer.pieces import Pieces, cut, encode
 from virnucpro.sequences.translate import STANDARD, GeneticCode

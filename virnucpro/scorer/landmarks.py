@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from virnucpro.ground.records import Counts, Values
+from virnucpro.ground.library import call
+from virnucpro.ground.records import Counts, Values, reverse_complement
 from virnucpro.scorer.features import GENE_LIKE
-from virnucpro.scorer.library import call
 from virnucpro.scorer.nets import Scorer
 from virnucpro.scorer.pieces import (
     N_CODES,
@@ -24,7 +24,7 @@ from virnucpro.scorer.pieces import (
     opposite_strand,
 )
 from virnucpro.scorer.score import score_proteins
-from virnucpro.sequences.translate import STANDARD, GeneticCode, reverse_complement
+from virnucpro.sequences.translate import STANDARD, GeneticCode
 
 # of RpoB, RpoC, S19, L2, S11 and S12, aligned over bacteria of several phyla
 HOST_PEPTIDES = (
@@ -177,43 +177,46 @@ class Repeat(NamedTuple):
     end: int  # of the right copy
     bases: str
 
+    @staticmethod
+    def around(
+        sequence: str, ends: tuple[int, int], bounds: tuple[int, int], reach: int
+    ) -> list[Repeat]:
+        """The direct repeats around a region that are not to be expected by chance, best first.
 
-def direct_repeats(
-    sequence: str, ends: tuple[int, int], bounds: tuple[int, int], reach: int
-) -> list[Repeat]:
-    """The direct repeats around a region that are not to be expected by chance, best first.
+        The left copy begins at most ``reach`` bases from the start, the right one ends as near to
+        the end, within the bounds; neither is beyond the other end. With p for the probability of
+        two bases of these windows to be equal, a repeat of n bases that lies a and b bases from the
+        ends is expected w(a) w(b) p^n times; w(a) is 2 a + 1, and more beyond ``NEAR``. One that is
+        found c times elsewhere in a record of N bases is expected w(max(a, b)) c / N times, if that
+        is more. Hairpins are left out, as terminators of transcription are alike, and parts of
+        copies that are longer than ``LONGEST_REPEAT``, as those of genes and of mobile elements
+        are.
+        """
+        start, end = ends
+        left = max(bounds[0], start - reach), min(end, start + reach)
+        right = max(start, end - reach), min(bounds[1], end + reach)
+        most, places = MOST_BY_CHANCE, lambda i, j: (_places(i - start), _places(j - end))
+        return _not_elsewhere(sequence, _repeats(sequence, left, right, places, most), most)
 
-    The left copy begins at most ``reach`` bases from the start, the right one ends as near to the
-    end, within the bounds; neither is beyond the other end. With p for the probability of two
-    bases of these windows to be equal, a repeat of n bases that lies a and b bases from the ends
-    is expected w(a) w(b) p^n times; w(a) is 2 a + 1, and more beyond ``NEAR``. One that is found c
-    times elsewhere in a record of N bases is expected w(max(a, b)) c / N times, if that is more.
-    Hairpins are left out, as terminators of transcription are alike, and parts of copies that are
-    longer than ``LONGEST_REPEAT``, as those of genes and of mobile elements are.
-    """
-    start, end = ends
-    left = max(bounds[0], start - reach), min(end, start + reach)
-    right = max(start, end - reach), min(bounds[1], end + reach)
-    most, places = MOST_BY_CHANCE, lambda i, j: (_places(i - start), _places(j - end))
-    return _not_elsewhere(sequence, _repeats(sequence, left, right, places, most), most)
+    @staticmethod
+    def at_one_end(sequence: str, ends: tuple[int, int], shortest: int, reach: int) -> list[Repeat]:
+        """The repeats of one end of a region and its inside, where one of several viruses ends.
 
-
-def inner_repeats(sequence: str, ends: tuple[int, int], shortest: int, reach: int) -> list[Repeat]:
-    """The repeats of one end of a region and its inside, where one of several viruses ends.
-
-    The copy inside leaves ``shortest`` bases to both ends, and may be at any of the places there.
-    So up to one may be expected by chance; else they are as ``direct_repeats``.
-    """
-    start, end = ends
-    inside = start + shortest, end - shortest
-    n_inside = np.array(inside[1] - inside[0], dtype=np.float64)
-    near_start = max(0, start - reach), min(inside[0], start + reach)
-    near_end = max(inside[1], end - reach), min(len(sequence), end + reach)
-    each = [
-        *_repeats(sequence, near_start, inside, lambda i, _: (_places(i - start), n_inside), 1.0),
-        *_repeats(sequence, inside, near_end, lambda _, j: (n_inside, _places(j - end)), 1.0),
-    ]
-    return _not_elsewhere(sequence, each, 1.0)
+        The copy inside leaves ``shortest`` bases to both ends, and may be at any of the places
+        there. So up to one may be expected by chance; else they are as ``around``.
+        """
+        start, end = ends
+        inside = start + shortest, end - shortest
+        n_inside = np.array(inside[1] - inside[0], dtype=np.float64)
+        near_start = max(0, start - reach), min(inside[0], start + reach)
+        near_end = max(inside[1], end - reach), min(len(sequence), end + reach)
+        each = [
+            *_repeats(
+                sequence, near_start, inside, lambda i, _: (_places(i - start), n_inside), 1.0
+            ),
+            *_repeats(sequence, inside, near_end, lambda _, j: (n_inside, _places(j - end)), 1.0),
+        ]
+        return _not_elsewhere(sequence, each, 1.0)
 
 
 def _repeats(

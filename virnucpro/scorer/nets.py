@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from virnucpro.ground.config import InputType
 from virnucpro.ground.errors import UnavailableError
 from virnucpro.ground.files import EMBEDDED_FOLDER, open_plain, parse_json
+from virnucpro.ground.library import call
 from virnucpro.ground.log import printable
 from virnucpro.ground.records import Counts, Mask, Values, sigmoid
 from virnucpro.scorer.features import (
@@ -40,9 +41,15 @@ from virnucpro.scorer.features import (
     Features,
     WordTable,
 )
-from virnucpro.scorer.library import call
 from virnucpro.scorer.proteins import N_FEATURES as N_PROTEIN_FEATURES
-from virnucpro.scorer.proteins import PATTERNS, Proteins, Ratios, n_numbers, protein_features
+from virnucpro.scorer.proteins import (
+    PATTERNS,
+    SHORTEST,
+    Proteins,
+    Ratios,
+    n_numbers,
+    protein_features,
+)
 
 FORMAT = 11
 VIEWS = {"shares": SHARES, "ratios": RATIOS}
@@ -393,9 +400,10 @@ class Scorer:
             return Scorer.own, ()
         return Scorer, tuple(getattr(self, one.name) for one in fields(self))
 
-    @property
-    def shortest(self) -> int:
-        """Bases of the shortest record that gets a score."""
+    def shortest(self, input_type: InputType) -> int:
+        """Letters of the shortest record that gets a score."""
+        if input_type == "protein":
+            return SHORTEST
         return min(nets.shortest for nets in self.pieces)
 
     def error_rates_of(self, input_type: InputType) -> tuple[ErrorRates, ...]:

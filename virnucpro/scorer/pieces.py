@@ -18,8 +18,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from virnucpro.ground.library import call
 from virnucpro.ground.records import Counts
-from virnucpro.scorer.library import call
 from virnucpro.sequences.translate import STANDARD, GeneticCode
 
 UNKNOWN = 4

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from virnucpro.ground.library import call
 from virnucpro.ground.records import Counts, Mask
 from virnucpro.scorer.features import AMINO_ACIDS, N_WORD_FIGURES, NO_RESIDUE, Residues, WordTable
-from virnucpro.scorer.library import call
 
 SHORTEST = 50  # residues of a protein that is scored
 N_RESIDUES, N_PAIRS = len(AMINO_ACIDS), len(AMINO_ACIDS) ** 2

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from virnucpro.ground.library import call
 from virnucpro.ground.records import Counts, Mask, Values
 from virnucpro.scorer.features import (
     FIGURES,
@@ -22,7 +23,6 @@ from virnucpro.scorer.features import (
     layout_features,
     library_input,
 )
-from virnucpro.scorer.library import call
 from virnucpro.scorer.nets import PieceNets, Scorer
 from virnucpro.scorer.pieces import Digits, Pieces, cut, digits_of
 from virnucpro.scorer.proteins import SHORTEST, Proteins
@@ -60,7 +60,7 @@ def score_sequences(
 ) -> Iterator[float | None]:
     """The calibrated log-odds of each sequence, in order; None where there is nothing to read.
 
-    That is a sequence shorter than ``scorer.shortest`` bases, or one of unknown bases alone.
+    That is a sequence shorter than ``scorer.shortest`` allows, or one of unknown bases alone.
     """
     waiting: list[str] = []
     n_bases = 0

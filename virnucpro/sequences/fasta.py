@@ -91,7 +91,7 @@ def list_fasta(path: Path) -> list[Path]:
             return [path]
         files = [entry for entry in _files_in(path) if _has_suffix(entry.name)]
     except OSError as error:
-        raise cannot_open(path, error) from error
+        raise InputMissingError.cannot_open(path, error) from error
     if not files:
         raise InputMissingError(
             f"{printable(path)}: no FASTA or FASTQ file in this folder",
@@ -112,13 +112,6 @@ def _files_in(folder: Path) -> list[Path]:
         entry
         for entry in folder.iterdir()
         if not entry.name.startswith(".") and (entry.is_file() or not entry.exists())
-    )
-
-
-def cannot_open(path: Path, error: OSError, name: str = "") -> InputMissingError:
-    where = name or error.filename or path
-    return InputMissingError(
-        f"{printable(where)}: {error.strerror}", hint="check the path and its permissions"
     )
 
 
@@ -453,7 +446,7 @@ def unpacking(path: Path, label: str) -> Iterator[None]:
     except OSError as error:
         if error.errno is None:  # gzip and bz2 report damage this way
             raise _damaged(label, error) from error
-        raise cannot_open(path, error) from error
+        raise InputMissingError.cannot_open(path, error) from error
 
 
 def _damaged(label: str, error: Exception) -> InputError:

@@ -29,7 +29,6 @@ from virnucpro.sequences.fasta import (
     Span,
     Streams,
     are_mates,
-    cannot_open,
     find_spans,
     is_name_of_reads,
     is_of_reads,
@@ -58,6 +57,20 @@ class Source(NamedTuple):
     def shown(self) -> str:
         """The name of the file in messages, as the user gave it."""
         return self.name or printable(self.path)
+
+    @staticmethod
+    def all_of(path: Path) -> list[Source]:
+        """The files that one ``--input`` stands for: itself, or those of a folder or sample sheet.
+
+        Raises:
+            InputError: a sample sheet makes no sense.
+            InputMissingError: a file or folder is missing.
+        """
+        if path == _STDIN:
+            return [Source(_STDIN)]
+        if is_sheet(path):
+            return [_source(row.path, row.sample, row.mate) for row in read_sheet(path)]
+        return [_source(file) for file in list_fasta(path)]
 
 
 class _Stamp(NamedTuple):
@@ -138,6 +151,15 @@ class InputFile:
         spans, n_bytes = find_spans(Path(self.path), self.name, least)
         return [WHOLE] if self.n_renamed else spans, n_bytes
 
+    @staticmethod
+    def letters_of(files: Sequence[InputFile]) -> int:
+        """The approximate number of letters in some files; 0 where one is packed."""
+        if any(file.path.lower().endswith(PACKED) for file in files):
+            return 0
+        are_reads = [is_name_of_reads(file.name or file.path) for file in files]
+        # a read has a quality for each letter
+        return sum(file.n_bytes >> is_read for file, is_read in zip(files, are_reads, strict=True))
+
     def stamped(self) -> InputFile:
         """The same file with its stamp, where another process hashed it.
 
@@ -149,7 +171,7 @@ class InputFile:
             with open_plain(Path(self.path)) as handle:
                 stamp = _Stamp.of(handle)
         except OSError as error:
-            raise cannot_open(Path(self.path), error, self.name) from error
+            raise InputMissingError.cannot_open(Path(self.path), error, self.name) from error
         if (stamp.n_bytes, stamp.modified_ns) != (self.n_bytes, self.modified_ns):
             self.check_unchanged()
         return replace(self, stamp=stamp)
@@ -164,7 +186,7 @@ class InputFile:
             with open_plain(Path(self.path)) as handle:
                 has_changed = _Stamp.of(handle) != self.stamp and sha256_of(handle) != self.sha256
         except OSError as error:
-            raise cannot_open(Path(self.path), error, self.name) from error
+            raise InputMissingError.cannot_open(Path(self.path), error, self.name) from error
         if has_changed:
             raise InputError(
                 f"{self.shown} changed while the run went on",
@@ -186,7 +208,7 @@ def find_inputs(
     """
     sources: dict[Path, Source] = {}
     for path in paths:
-        files = list_sources(path)
+        files = Source.all_of(path)
         if path.is_dir():
             is_run = run_folder.resolve() == path.resolve() or (path / RUN_FILE).exists()
             files = _of_folder(path, files, own_names if is_run else ())
@@ -215,20 +237,6 @@ def _of_folder(folder: Path, files: Iterable[Source], skipped: Collection[str]) 
             hint="name the input files of that run; to read a result, name that file itself",
         )
     return kept
-
-
-def list_sources(path: Path) -> list[Source]:
-    """The files that one ``--input`` stands for: itself, or those of a folder or sample sheet.
-
-    Raises:
-        InputError: a sample sheet makes no sense.
-        InputMissingError: a file or folder is missing.
-    """
-    if path == _STDIN:
-        return [Source(_STDIN)]
-    if is_sheet(path):
-        return [_source(row.path, row.sample, row.mate) for row in read_sheet(path)]
-    return [_source(file) for file in list_fasta(path)]
 
 
 def _once(files: Iterable[Source]) -> list[Source]:
@@ -297,7 +305,7 @@ def _opened(source: Path) -> AbstractContextManager[BinaryIO]:
         try:
             return source.open("rb")
         except OSError as error:
-            raise cannot_open(source, error) from error
+            raise InputMissingError.cannot_open(source, error) from error
     if sys.stdin is None:
         raise InputMissingError("standard input is closed", hint="give a file with --input")
     return nullcontext(sys.stdin.buffer)
@@ -312,7 +320,7 @@ def hashed(file: InputFile, on_bytes: Callable[[int], None] = lambda _: None) ->
             digest = sha256_of(handle, on_bytes)
             is_same = _Stamp.of(handle) == stamp
     except OSError as error:
-        raise cannot_open(path, error, file.name) from error
+        raise InputMissingError.cannot_open(path, error, file.name) from error
     if not is_same:
         raise InputError(
             f"{file.shown} changed while it was read",
@@ -402,17 +410,6 @@ def check_recorded(
     return checked
 
 
-def expected_letters(inputs: Sequence[InputFile]) -> int:
-    """The approximate number of letters in the files; 0 where one is packed."""
-    is_packed = any(file.path.lower().endswith(PACKED) for file in inputs)
-    return 0 if is_packed else sum(map(_expected_letters, inputs))
-
-
-def _expected_letters(file: InputFile) -> int:
-    """A read has a quality for each letter."""
-    return file.n_bytes // 2 if is_name_of_reads(file.name or file.path) else file.n_bytes
-
-
 def announce_reads(inputs: Iterable[InputFile]) -> None:
     """Say once what is done with reads in FASTQ."""
     n_files, in_turn = 0, []
@@ -460,7 +457,7 @@ def is_sheet(path: Path) -> bool:
         with path.open("rb") as handle:
             start = handle.read(4096)
     except OSError as error:
-        raise cannot_open(path, error) from error
+        raise InputMissingError.cannot_open(path, error) from error
     return not start.removeprefix(b"\xef\xbb\xbf").lstrip().startswith((b">", b"@"))
 
 

@@ -11,13 +11,11 @@ hashes, which are the same wherever they occur. A k-mer and its reverse compleme
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
-
-from virnucpro.ground.records import Orf
-from virnucpro.sequences.translate import reverse_complement
 
 N_CODONS, N_TETRANUCLEOTIDES, N_BORDERS = 64, 256, 16
 N_FEATURES = N_CODONS + N_TETRANUCLEOTIDES + N_BORDERS
@@ -32,20 +30,13 @@ BASE_DIGITS[[ord("U"), ord("u")]] = BASE_DIGITS[ord("T")]
 K = 31
 ONE_IN = 100  # of so many k-mers one is sampled
 
-Sketch = NDArray[np.uint32]  # hashes, sorted, each once
+_Hashes = NDArray[np.uint32]
 _Gaps = NDArray[np.uint16]
-_NO_KMERS: Sketch = np.empty(0, dtype=np.uint32)
 _SPAN = 1_000_000  # words at once: memory does not grow with the sequence
 _FULL_GAP = np.iinfo(np.uint16).max  # it stands for itself, and for no hash
 
 
 # Composition
-
-
-def frame_bases(orf: Orf, sequence: str) -> str:
-    """The bases of a frame on its own strand, cut from the sequence of its record."""
-    bases = sequence[orf.start : orf.end]
-    return reverse_complement(bases) if orf.strand == "-" else bases
 
 
 def frame_composition(frames: Sequence[str]) -> NDArray[np.float32]:
@@ -92,17 +83,63 @@ def _fractions(
 # Sketches
 
 
-def sketch_of(sequence: str) -> Sketch:
-    """The sampled 31-mers of A, C, G, T and U, in either case: about one for each 100 bases.
-
-    >>> sketch_of("ACGT" * 7).size  # shorter than a word
-    0
-    """
-    spans = range(0, len(sequence) - K + 1, _SPAN)
-    return join_sketches([_sketch_of_span(sequence[i : i + _SPAN + K - 1]) for i in spans])
+def _no_hashes() -> _Hashes:
+    return np.empty(0, dtype=np.uint32)
 
 
-def _sketch_of_span(sequence: str) -> Sketch:
+@dataclass(frozen=True, slots=True, eq=False)
+class Sketch:
+    """The sampled k-mers of some sequences, by their hashes."""
+
+    hashes: _Hashes = field(default_factory=_no_hashes)  # sorted, each once
+
+    @classmethod
+    def of(cls, sequence: str) -> Sketch:
+        """The sampled 31-mers of A, C, G, T and U, in either case: about one for each 100 bases.
+
+        >>> Sketch.of("ACGT" * 7).hashes.size  # shorter than a word
+        0
+        """
+        spans = range(0, len(sequence) - K + 1, _SPAN)
+        return cls.joined(cls(_hashes_of(sequence[i : i + _SPAN + K - 1])) for i in spans)
+
+    @classmethod
+    def joined(cls, sketches: Iterable[Sketch]) -> Sketch:
+        """All the hashes of some sketches."""
+        each = [sketch.hashes for sketch in sketches]
+        return cls(np.unique(np.concatenate([_no_hashes(), *each])))
+
+    @classmethod
+    def unpacked(cls, gaps: _Gaps) -> Sketch:
+        """
+        Raises:
+            ValueError: these are not gaps between hashes.
+        """
+        if gaps.dtype != np.uint16 or gaps.ndim != 1:
+            raise ValueError("gaps between hashes are a row of uint16")
+        is_hash = gaps != _FULL_GAP
+        hashes = np.cumsum(gaps.astype(np.int64) + is_hash)[is_hash] - 1
+        if len(hashes) and hashes[-1] > np.iinfo(np.uint32).max:
+            raise ValueError("gaps that lead beyond the largest hash")
+        return cls(hashes.astype(np.uint32))
+
+    def packed(self) -> _Gaps:
+        """The gaps between hashes, the first one from -1: two bytes for most, if there are many."""
+        gaps = np.diff(self.hashes.astype(np.int64), prepend=-1) - 1
+        n_full, rest = np.divmod(gaps, _FULL_GAP)
+        packed = np.full(int((n_full + 1).sum()), _FULL_GAP, dtype=np.uint16)
+        packed[np.cumsum(n_full + 1) - 1] = rest
+        return packed
+
+    def share_in(self, other: Sketch) -> float:
+        """The share of these k-mers that are in another sketch; 0 if there are none."""
+        if not len(self.hashes) or not len(other.hashes):
+            return 0.0
+        places = np.minimum(np.searchsorted(other.hashes, self.hashes), len(other.hashes) - 1)
+        return float((other.hashes[places] == self.hashes).mean())
+
+
+def _hashes_of(sequence: str) -> _Hashes:
     digits = BASE_DIGITS[np.frombuffer(sequence.encode("ascii", "replace"), dtype=np.uint8)]
     n_words = len(digits) - K + 1
     n_others = np.concatenate([[0], np.cumsum(digits > 3)])
@@ -115,44 +152,6 @@ def _sketch_of_span(sequence: str) -> Sketch:
         backward |= (np.uint64(3) - base) << np.uint64(2 * place)
     hashes = _mixed(np.minimum(forward, backward)[is_whole])
     return np.unique(hashes[hashes < np.uint64(2**64 // ONE_IN)].astype(np.uint32))
-
-
-def share_known(sketch: Sketch, known: Sketch) -> float:
-    """The share of a sequence's sampled k-mers that are among those known; 0 if it has none."""
-    if not len(sketch) or not len(known):
-        return 0.0
-    places = np.minimum(np.searchsorted(known, sketch), len(known) - 1)
-    return float((known[places] == sketch).mean())
-
-
-def join_sketches(sketches: list[Sketch]) -> Sketch:
-    """All the hashes of some sketches."""
-    joined: Sketch = np.unique(np.concatenate([_NO_KMERS, *sketches]))
-    return joined
-
-
-def pack(sketch: Sketch) -> _Gaps:
-    """The gaps between hashes, the first one from -1: two bytes for most, where there are many."""
-    gaps = np.diff(sketch.astype(np.int64), prepend=-1) - 1
-    n_full, rest = np.divmod(gaps, _FULL_GAP)
-    packed = np.full(int((n_full + 1).sum()), _FULL_GAP, dtype=np.uint16)
-    packed[np.cumsum(n_full + 1) - 1] = rest
-    return packed
-
-
-def unpack(gaps: _Gaps) -> Sketch:
-    """
-    Raises:
-        ValueError: these are not gaps between hashes.
-    """
-    if gaps.dtype != np.uint16 or gaps.ndim != 1:
-        raise ValueError("gaps between hashes are a row of uint16")
-    is_hash = gaps != _FULL_GAP
-    hashes = np.cumsum(gaps.astype(np.int64) + is_hash)[is_hash] - 1
-    if len(hashes) and hashes[-1] > np.iinfo(np.uint32).max:
-        raise ValueError("gaps that lead beyond the largest hash")
-    sketch: Sketch = hashes.astype(np.uint32)
-    return sketch
 
 
 def _mixed(words: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from virnucpro.ground.config import Recipe, Status
 from virnucpro.ground.errors import UsageError
-from virnucpro.ground.records import FastaRecord, Orf, Records
+from virnucpro.ground.records import FastaRecord, Orf, Records, reverse_complement
 from virnucpro.sequences.fasta import find_invalid, is_of_type
 
 # Genetic codes by NCBI's numbers. Codons are those of ncbi.nlm.nih.gov/Taxonomy/Utils/wprintgc.cgi.
@@ -115,14 +115,13 @@ STANDARD = GeneticCode.of(1)  # the bacterial one, 11, differs in its starts onl
 FRAMES = ("F1", "F2", "F3", "R1", "R2", "R3")
 _MAX_RESIDUES = 50_000  # longer than any protein known; attention grows with the square
 _STOP = ord(STOP)
-_COMPLEMENT = str.maketrans("ACGTU", "TGCAA")
 
 
 def screen(record: FastaRecord, recipe: Recipe) -> tuple[Status | None, str]:
     """The status and the note of a record that is left out, or None and ""."""
     if invalid := find_invalid(record, recipe.input_type):
         return "invalid", invalid
-    if recipe.input_type == "protein" and not protein_of(record):
+    if recipe.input_type == "protein" and not record.protein:
         return "invalid", "the record holds nothing but a stop"
     return _screen_length(len(record.sequence), recipe)
 
@@ -146,11 +145,6 @@ def screen_all(records: Records, recipe: Recipe) -> dict[int, tuple[Status, str]
         places = [place for place, n in enumerate(lengths) if n in left_out] if left_out else ()
     screened = ((place, *screen(records.at(place), recipe)) for place in places)
     return {place: (status, note) for place, status, note in screened if status is not None}
-
-
-def protein_of(record: FastaRecord) -> str:
-    """The protein in upper case, without the stop that gene callers write at the end."""
-    return record.sequence.upper().removesuffix("*")
 
 
 @cache
@@ -185,25 +179,25 @@ class Chunk(NamedTuple):
     def end(self) -> int:
         return self.start + len(self.sequence)
 
+    @classmethod
+    def cut(cls, record: FastaRecord, size: int) -> Iterator[Chunk]:
+        """Cut a record into the fewest chunks of at most ``size`` bases, overlapping evenly.
 
-def chunk_record(record: FastaRecord, size: int) -> Iterator[Chunk]:
-    """Cut a record into the fewest chunks of at most ``size`` bases, overlapping evenly.
-
-    All chunks but the last have ``size`` bases; the spare bases are shared out as overlaps,
-    the first ones a base longer where they do not divide evenly.
-    """
-    length = len(record.sequence)
-    if 0 < length <= size:  # as most reads are
-        yield Chunk(f"{record.id}_chunk_1", record.id, 0, record.sequence)
-        return
-    n_chunks = -(-length // size)
-    overlap, spare = divmod(n_chunks * size - length, n_chunks) if n_chunks else (0, 0)
-    n_wider = spare + overlap  # k = R - q(n - 1), with R = qn + spare
-    start = 0
-    for i in range(n_chunks):
-        sequence = record.sequence[start : start + size]
-        yield Chunk(f"{record.id}_chunk_{i + 1}", record.id, start, sequence)
-        start += size - overlap - (1 if i < n_wider else 0)
+        All chunks but the last have ``size`` bases; the spare bases are shared out as overlaps,
+        the first ones a base longer where they do not divide evenly.
+        """
+        length = len(record.sequence)
+        if 0 < length <= size:  # as most reads are
+            yield cls(f"{record.id}_chunk_1", record.id, 0, record.sequence)
+            return
+        n_chunks = -(-length // size)
+        overlap, spare = divmod(n_chunks * size - length, n_chunks) if n_chunks else (0, 0)
+        n_wider = spare + overlap  # k = R - q(n - 1), with R = qn + spare
+        start = 0
+        for i in range(n_chunks):
+            sequence = record.sequence[start : start + size]
+            yield cls(f"{record.id}_chunk_{i + 1}", record.id, start, sequence)
+            start += size - overlap - (1 if i < n_wider else 0)
 
 
 def translate_six_frames(chunks: Sequence[Chunk], code: GeneticCode = STANDARD) -> list[Orf]:
@@ -282,8 +276,3 @@ def _holds_stop(
     place = np.searchsorted(keys, lowest)
     holds: NDArray[np.bool_] = place != np.searchsorted(keys, lowest + 3 * n_codons - 2)
     return holds
-
-
-def reverse_complement(bases: str) -> str:
-    """The reverse complement in upper case; only A, C, G, T and U are complemented."""
-    return bases.upper().translate(_COMPLEMENT)[::-1]

@@ -35,13 +35,12 @@ from virnucpro.ground.records import (
     Shard,
 )
 from virnucpro.run.features import FeatureReader, FeatureStore
-from virnucpro.run.index import IndexPart, show_files
+from virnucpro.run.index import IndexPart
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.rows import SliceRows
 from virnucpro.run.scores import ScoreStore
 from virnucpro.run.shards import read_shard
 from virnucpro.sequences.fasta import Block, Span, Streams, parsed
-from virnucpro.sequences.kmers import frame_bases
 from virnucpro.sequences.translate import GeneticCode
 from virnucpro.tables.sinks import Portion, Sink
 
@@ -177,7 +176,7 @@ class ShardTask:
             for reader in maker.readers_of(self.slice_index)
         ]
         files = [
-            show_files(store, self.shard, features, unseen, maker.feature_format)
+            IndexPart.of_shard(store, self.shard, features, unseen, maker.feature_format)
             for store, features in zip(maker.stores, of_encoders, strict=True)
         ]
         reasons: dict[str, str] = {}
@@ -377,7 +376,7 @@ def _predict_record(
             if orf.strand != PROTEIN and orf.end > len(record.sequence):
                 raise input_changed()
             if row is not None:
-                bases = frame_bases(orf, record.sequence)
+                bases = orf.codons_in(record.sequence)
                 waiting.append(_Waiting(predictions, len(predictions), number, row, bases))
             predictions.append(Prediction(orf, score, failure))
     return predictions

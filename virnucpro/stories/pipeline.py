@@ -57,10 +57,10 @@ from virnucpro.run.features import FeatureStore
 from virnucpro.run.folder import RunDir
 from virnucpro.run.hashes import Outputs
 from virnucpro.run.manifest import Manifest
-from virnucpro.run.plan import Plan, Planner, make_plan
+from virnucpro.run.plan import Plan, Planner
 from virnucpro.run.rows import RowStore
 from virnucpro.run.scores import ScoreStore
-from virnucpro.sequences.inputs import expected_letters
+from virnucpro.sequences.inputs import InputFile
 from virnucpro.stories.intake import open_run
 from virnucpro.stories.options import (
     ExtractOptions,
@@ -260,9 +260,8 @@ def plan_run(config: RunConfig, results: Results, recorded: Manifest | None) -> 
     if not config.options.plan_only:
         has_chunks = not plan.missing and rundir.chunks.is_file()
         stage = "reading and translating" if manifest.recipe.has_frames else "reading"
-        total = 0 if plan.parts else expected_letters(manifest.inputs)
-        plan = make_plan(
-            planner,
+        total = 0 if plan.parts else InputFile.letters_of(manifest.inputs)
+        plan = planner.make(
             plan,
             lambda done: on_event(Progress(stage, done, total, "letters")),
             results.pool,

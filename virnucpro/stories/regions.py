@@ -32,7 +32,7 @@ from virnucpro.page.run import write_run_page
 from virnucpro.run.folder import RunDir
 from virnucpro.run.hashes import Outputs
 from virnucpro.run.manifest import Manifest
-from virnucpro.sequences.inputs import InputFile, check_recorded, expected_letters
+from virnucpro.sequences.inputs import InputFile, check_recorded
 from virnucpro.stories.options import RegionsOptions
 from virnucpro.stories.resolve import find_region_model
 from virnucpro.stories.write import place_of
@@ -93,7 +93,7 @@ def _write_files(
     on_event: OnEvent,
 ) -> Tally:
     """Write the verdict, the files of regions, and the table of records with its notes."""
-    tally, n_letters, total = Tally(), 0, expected_letters(inputs)
+    tally, n_letters, total = Tally(), 0, InputFile.letters_of(inputs)
     sinks: tuple[type[Sink], ...] = (RecordTable, *REGION_SINKS)
     per_file = rundir.samples.is_dir()
     with_own = manifest.is_qualified and per_file

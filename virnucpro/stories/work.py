@@ -36,12 +36,7 @@ from virnucpro.ground.tasks import Pool
 from virnucpro.run.folder import RunDir
 from virnucpro.run.journal import ShardFigures
 from virnucpro.run.manifest import Manifest
-from virnucpro.run.plan import (
-    Plan,
-    Planner,
-    Slice,
-    make_plan,
-)
+from virnucpro.run.plan import Plan, Planner, Slice
 from virnucpro.stories.pipeline import (
     ExecutorOn,
     beside,
@@ -260,17 +255,14 @@ class _PartOfRun:
         assert plan is not None, "it was there"
         self.outcome.n_planned = len(plan.missing)
         if mine:
-            plan = make_plan(
-                planner,
+            plan = planner.make(
                 plan,
                 lambda done: self.on_event(Progress("planning this part", done, 0, "letters")),
                 self.pool,
             )
             whole = Plan.read(rundir, self.manifest)
             if self.outcome.n_planned and whole is not None and not whole.missing:
-                make_plan(
-                    planner, whole, lambda _: None, self.pool
-                )  # compares the ids of all parts
+                planner.make(whole, lambda _: None, self.pool)  # compares the ids of all parts
         shards = {
             groups[place][0].index: [
                 shard

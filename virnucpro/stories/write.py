@@ -32,7 +32,7 @@ from virnucpro.ground.tree import Tree
 from virnucpro.run.features import FeatureStore
 from virnucpro.run.folder import RunDir
 from virnucpro.run.hashes import Outputs
-from virnucpro.run.index import IndexPart, write_index
+from virnucpro.run.index import IndexPart
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import Plan, Slice, ends_of_groups
 from virnucpro.run.rows import RowStore, SliceRows
@@ -165,7 +165,7 @@ class Results:
                 summary.records.include(portion.tally)
                 add(portion)
             for store, index in zip(self.stores, indexes, strict=True):
-                write_index(store.index, index, store.tree)
+                IndexPart.write_index(store.index, index, store.tree)
 
     def opened(self) -> AbstractContextManager[Callable[[Portion], None]]:
         """Open the outputs, those of each sample too if asked; yield what adds a portion."""

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from virnucpro.ground.errors import InputError
 from virnucpro.ground.files import writing
+from virnucpro.ground.library import call
 from virnucpro.ground.log import printable
 from virnucpro.ground.records import DECIMALS, Calls, Counts, FrameScores, Mask, Values
 from virnucpro.ground.tree import Tree
-from virnucpro.scorer.library import call
 
 _BYTES_AT_ONCE = 2**22  # of a table that is read
 _Rows: TypeAlias = Counts | list[int] | slice

@@ -44,7 +44,7 @@ _FILLING = 65_536 * 768  # tokens times dimensions, in a batch for a GPU
 
 
 @dataclass(frozen=True, slots=True)
-class DNABERTModel:
+class _DNABERTModel:
     """A DNABERT-S on disk, inspected but not loaded; a ``base.Model``."""
 
     path: Path  # folder
@@ -118,17 +118,17 @@ def footprint_of(published: Published) -> Footprint:
     return _room_for(published.dim, published.n_parameters, published.files[0].n_bytes or 0)
 
 
-def open_published(name: str, published: Published, path: Path) -> DNABERTModel:
+def open_published(name: str, published: Published, path: Path) -> _DNABERTModel:
     """The model in a folder of the published files. Raises as ``inspect``."""
-    return DNABERTModel(path, *inspect_folder(path))
+    return _DNABERTModel(path, *inspect_folder(path))
 
 
-def inspect(path: Path, on_event: OnEvent) -> DNABERTModel | None:
+def inspect(path: Path, on_event: OnEvent) -> _DNABERTModel | None:
     """
     Raises:
         UnavailableError: it is a BERT, but not a DNABERT-S, or damaged.
     """
-    return DNABERTModel(path, *inspect_folder(path)) if is_bert(path) else None
+    return _DNABERTModel(path, *inspect_folder(path)) if is_bert(path) else None
 
 
 def load(spec: EncoderSpec, weights: Path, device: torch.device) -> _DNABERTEncoder:

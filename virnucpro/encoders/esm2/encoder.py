@@ -24,7 +24,7 @@ from virnucpro.ground.config import EncoderSpec
 _POOL = {"mean": mean_pool, "bos": bos_pool, "none": residues_only}
 
 
-def load(spec: EncoderSpec, weights: Path, device: torch.device) -> ESM2Encoder:
+def load(spec: EncoderSpec, weights: Path, device: torch.device) -> _ESM2Encoder:
     """The first ``spec.layer`` layers of a checkpoint or of its converted form.
 
     Raises:
@@ -35,14 +35,14 @@ def load(spec: EncoderSpec, weights: Path, device: torch.device) -> ESM2Encoder:
         check_device(device)
         model = load_esm2(weights, spec.layer, dtype, torch.device("cpu")).quantise(device)
         model.attend = choose_kernel(device, E4M3, model.shape.head_dim)
-        return ESM2Encoder(spec, model, device)
+        return _ESM2Encoder(spec, model, device)
     model = load_esm2(weights, spec.layer, dtype, device)
     if device.type == "cpu" and not is_converted(weights):  # which all workers share as it is
         model.reorder_weights()
-    return ESM2Encoder(spec, model, device)
+    return _ESM2Encoder(spec, model, device)
 
 
-class ESM2Encoder(PackedEncoder):
+class _ESM2Encoder(PackedEncoder):
     """Our ESM-2 on packed batches."""
 
     def __init__(self, spec: EncoderSpec, model: ESM2, device: torch.device) -> None:

@@ -9,14 +9,19 @@ In fp8 the products of the layers are of 8 bit numbers, and all else is as in bf
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from virnucpro.encoders.esm2.attention import (
     E4M3,
@@ -29,8 +34,10 @@ from virnucpro.encoders.esm2.attention import (
     triton_kernels,
 )
 from virnucpro.encoders.esm2.checkpoint import (
+    AMINO_ACID_TOKENS,
     FP8_WIDTH,
     LAYER_NORM_EPS,
+    MASK,
     N_TOKENS,
     ROPE_THETA,
     ESM2Shape,
@@ -46,8 +53,9 @@ DTYPES: Mapping[str, torch.dtype] = {
     "fp16": torch.float16,
     "fp8": torch.bfloat16,  # before ``ESM2.quantise``
 }
-# 15 % of the tokens were masked in training, 80 % of those zeroed by token dropout
-TOKEN_DROPOUT_SCALE = 1 - 0.15 * 0.8
+# of the residues are chosen in training, and of these masked or replaced; the others stay
+_CHOSEN, _OF_MASKED, _OF_RANDOM = 0.15, 0.8, 0.1
+TOKEN_DROPOUT_SCALE = 1 - _CHOSEN * _OF_MASKED  # token dropout zeroes what is masked
 LARGEST = 448.0  # of e4m3
 LEAST = 1e-12  # taken for the largest number of a row of zeros
 _USUAL_TOKENS = 2048  # of a batch on a CPU
@@ -66,32 +74,32 @@ _MOST_WAITING = 2  # sums that a kernel adds at once
 # float32, which is slow.
 
 
-class Rows8(NamedTuple):
+class _Rows8(NamedTuple):
     """Rows in e4m3: a number stands for itself times the scale of its row."""
 
     values: Tensor  # (n_rows, dim) e4m3
     scales: Tensor  # (n_rows, 1) float32
 
 
-def quantise(rows: Tensor) -> Rows8:
+def quantise(rows: Tensor) -> _Rows8:
     """(n_rows, dim) of any type, to the nearest of e4m3."""
     rows = rows.float()
     largest = rows.abs().amax(dim=-1, keepdim=True).clamp(min=LEAST)
-    return Rows8((rows * (LARGEST / largest)).to(E4M3), largest / LARGEST)
+    return _Rows8((rows * (LARGEST / largest)).to(E4M3), largest / LARGEST)
 
 
-def restore(rows: Rows8) -> Tensor:
+def restore(rows: _Rows8) -> Tensor:
     """The numbers that the rows stand for, float32."""
     return rows.values.float() * rows.scales
 
 
-def gelu8(rows: Tensor) -> Rows8:
+def gelu8(rows: Tensor) -> _Rows8:
     """GELU (exact, in float32) of the rows."""
     return quantise(F.gelu(rows.float()))
 
 
-class Linear8(nn.Module):
-    """A linear layer with its weights quantised: ``Rows8`` -> (n_rows, n_out) bf16."""
+class _Linear8(nn.Module):
+    """A linear layer with its weights quantised: ``_Rows8`` -> (n_rows, n_out) bf16."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -100,7 +108,7 @@ class Linear8(nn.Module):
         self.scales = nn.Parameter(scales.t().contiguous(), requires_grad=False)  # (1, n_out)
         self.bias = linear.bias
 
-    def forward(self, rows: Rows8) -> Tensor:
+    def forward(self, rows: _Rows8) -> Tensor:
         if rows.values.device.type == "cpu":
             product = rows.values.float() @ self.weight.float().t()
             return (product * rows.scales * self.scales + self.bias.float()).to(torch.bfloat16)
@@ -125,7 +133,7 @@ def check_device(device: torch.device) -> None:
         return
     try:
         linear = nn.Linear(FP8_WIDTH, FP8_WIDTH, dtype=torch.bfloat16, device=device)
-        Linear8(linear)(quantise(torch.ones(1, FP8_WIDTH, device=device)))
+        _Linear8(linear)(quantise(torch.ones(1, FP8_WIDTH, device=device)))
     except (RuntimeError, ValueError) as error:
         raise UnavailableError(
             f"this build of torch ({torch.__version__}) has no products in fp8 for {device}: "
@@ -167,13 +175,13 @@ class _Stream:
         triton_kernels().add_and_norm(self.x, self.waiting, norm, out, total, scales)
         if total is not None:
             self.x, self.waiting = total, []
-        return out if scales is None else Rows8(out, scales)
+        return out if scales is None else _Rows8(out, scales)
 
-    def quantised(self, rows: Tensor, *, has_gelu: bool = False) -> Rows8:
+    def quantised(self, rows: Tensor, *, has_gelu: bool = False) -> _Rows8:
         """Rows within a sub-layer in e4m3, after GELU if asked for."""
         if not self.has_triton:
             return gelu8(rows) if has_gelu else quantise(rows)
-        out = Rows8(torch.empty_like(rows, dtype=E4M3), self.x.new_empty(len(rows), 1))
+        out = _Rows8(torch.empty_like(rows, dtype=E4M3), self.x.new_empty(len(rows), 1))
         triton_kernels().quantise(rows, *out, has_gelu=has_gelu)
         return out
 
@@ -187,7 +195,7 @@ class _Stream:
         return normed
 
 
-Factor = Tensor | Rows8  # of a product with weights
+Factor = Tensor | _Rows8  # of a product with weights
 
 
 class Layer(nn.Module):
@@ -231,7 +239,7 @@ class Layer(nn.Module):
     def quantise(self) -> None:
         """Have the products made of 8 bit numbers, from weights in bf16 that are loaded."""
         for name in ("qkv", "attention_out", "up", "down"):
-            setattr(self, name, Linear8(getattr(self, name)))
+            setattr(self, name, _Linear8(getattr(self, name)))
         self.dtype, self.is_fused = E4M3, False
 
     def project(self, normed: Factor) -> Tensor:
@@ -263,6 +271,49 @@ class Layer(nn.Module):
         return F.gelu(out) if has_gelu else out
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class MaskedBatch:
+    """Proteins with some residues hidden: the masked-language task of ESM-2.
+
+    15 % of the residues are chosen; of these 80 % are masked and 10 % replaced at random (Lin et
+    al. 2023, after Devlin et al. 2018).
+    """
+
+    packed: PackedBatch  # with <mask> in it
+    scale: NDArray[np.float32]  # (n_tokens,), of each token's embedding: 0 where masked
+    places: NDArray[np.int64]  # (n_chosen,) in the row of tokens
+    targets: NDArray[np.int64]  # (n_chosen,) tokens that were there
+
+    @classmethod
+    def of(cls, proteins: Sequence[str], seeds: Sequence[tuple[int, ...]]) -> MaskedBatch:
+        """Mask proteins, each by a seed of its own: its mask does not depend on its batch.
+
+        What is left of a protein is scaled up for what is masked, as in ESM-2.
+        """
+        packed = PackedBatch.of(proteins)
+        tokens, places = packed.tokens.copy(), []
+        for seed, (begin, end) in zip(seeds, pairwise(packed.cu_seqlens.tolist()), strict=True):
+            rng, n_residues = np.random.default_rng(seed), end - begin - 2
+            order = rng.permutation(n_residues)[: int(cls.n_chosen(np.array(n_residues)))]
+            places.append(chosen := begin + 1 + order)
+            what = rng.random(len(chosen))
+            tokens[chosen[what < _OF_MASKED]] = MASK
+            swapped = chosen[(what >= _OF_MASKED) & (what < _OF_MASKED + _OF_RANDOM)]
+            tokens[swapped] = rng.choice(AMINO_ACID_TOKENS, len(swapped))
+        n_tokens, is_masked = np.diff(packed.cu_seqlens), tokens == MASK
+        owner = np.repeat(np.arange(len(proteins)), n_tokens)
+        share = np.bincount(owner, is_masked, len(proteins)) / n_tokens
+        scale = (TOKEN_DROPOUT_SCALE / (1 - share))[owner] * ~is_masked
+        chosen = np.concatenate(places)
+        masked = replace(packed, tokens=tokens)
+        return cls(masked, scale.astype(np.float32), chosen, packed.tokens[chosen])
+
+    @staticmethod
+    def n_chosen(lengths: NDArray[np.int64]) -> NDArray[np.float64]:
+        """The number of chosen residues of proteins of these lengths: one at least."""
+        return np.maximum(1, np.round(_CHOSEN * lengths))
+
+
 class ESM2(nn.Module):
     """The encoder up to ``n_layers``; without LM and contact heads."""
 
@@ -279,6 +330,22 @@ class ESM2(nn.Module):
         self.final_norm = norm if is_whole else nn.Identity()
         self.inv_freq: Tensor
         self.register_buffer("inv_freq", rotary_frequencies(shape.head_dim))
+
+    @staticmethod
+    def new(shape: ESM2Shape) -> ESM2:
+        """An ESM-2 with random weights, ready to be trained.
+
+        Normal with a deviation of 0.02, and less where a layer adds to the residual stream, so that
+        it does not grow with depth (Radford et al. 2019).
+        """
+        encoder = ESM2(shape, shape.n_layers, torch.float32).to_train()
+        for name, parameter in encoder.named_parameters():
+            if parameter.ndim == 2:
+                adds = name.endswith(("attention_out.weight", "down.weight"))
+                nn.init.normal_(parameter, std=0.02 / (2 * shape.n_layers) ** 0.5 if adds else 0.02)
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
+        return encoder
 
     def forward(self, batch: PackedBatch) -> Tensor:
         """The representation after the last layer of this model, (n_tokens, dim) float32.
@@ -335,6 +402,38 @@ class ESM2(nn.Module):
     def transform(self, x: Tensor, batch: StagedBatch) -> Tensor:
         """Apply all layers to embedded tokens. (n_tokens, dim) -> the same"""
         return self.apply_layers(self.layers_in_use(), self.stream_of(x), batch)
+
+    def read_masked(self, batch: MaskedBatch) -> Tensor:
+        """The representation of each chosen residue, as ``forward`` has it. -> (n_chosen, dim)"""
+        staged = StagedBatch.of(batch.packed, self.inv_freq)
+        scale, places = (send(one, self.inv_freq.device) for one in (batch.scale, batch.places))
+        x = self.embedding(staged.tokens) * scale[:, None]
+        return self.transform(x, staged)[places]
+
+    def forget_activations(self) -> None:
+        """Have each layer keep its input alone, and run again for its gradient.
+
+        Layers take and return tensors then, by which FSDP knows when it needs the weights of which.
+        """
+        for layer in self.layers:
+            layer.forward = partial(self._keep_input_alone, layer.forward)
+        self.apply_layers = self._apply_to_tensors  # type: ignore[method-assign]
+
+    def _keep_input_alone(self, run: Callable[..., None], x: Tensor, batch: StagedBatch) -> Tensor:
+        def added(x: Tensor) -> Tensor:
+            stream = self.stream_of(x)  # of which nothing waits where it is trained
+            run(stream, batch, self.attend)
+            return stream.x
+
+        out: Tensor = checkpoint(added, x, use_reentrant=False)
+        return out
+
+    def _apply_to_tensors(
+        self, layers: Iterable[nn.Module], stream: _Stream, batch: StagedBatch
+    ) -> Tensor:
+        for layer in layers:
+            stream.x = layer(stream.x, batch)
+        return stream.end(self.final_norm)
 
     def to_train(self) -> ESM2:
         """Have attention let gradients flow. -> this model"""

@@ -29,7 +29,6 @@ from virnucpro.encoders.base import Encoder, Model, Rows, load_encoder
 from virnucpro.encoders.catalogue import open_model
 from virnucpro.encoders.esm2.attention import E4M3
 from virnucpro.encoders.esm2.model import check_device
-from virnucpro.encoders.options import CheckOptions
 from virnucpro.encoders.proof import fair_esm
 from virnucpro.encoders.transfer import use_device
 from virnucpro.ground.config import EncoderSpec, Pooling, Precision
@@ -42,6 +41,7 @@ from virnucpro.ground.devices import (
 from virnucpro.ground.errors import UnavailableError, UsageError
 from virnucpro.ground.events import OnEvent, Progress
 from virnucpro.ground.log import announce, printable
+from virnucpro.ground.options import ComputeOptions
 from virnucpro.ground.processes import Child, Pipe, Raised, interrupts_held, kill_all, start
 
 # Our roundings are other ones than those that the tolerance is measured with, of the same size: the
@@ -145,8 +145,8 @@ class _Check:
         return f"passed: all {n} proteins are within {limit}; worst {named}"
 
 
-def check(options: CheckOptions, on_event: OnEvent) -> _Check:
-    """Embed the panel with both programs, on every device that is asked for.
+def check(model: str, options: ComputeOptions, on_event: OnEvent) -> _Check:
+    """Embed the panel with a model in both programs, on every device that is asked for.
 
     Raises:
         UsageError, UnavailableError: the check cannot be made: the model, the device or the
@@ -157,7 +157,7 @@ def check(options: CheckOptions, on_event: OnEvent) -> _Check:
     )
     is_emulated = options.precision == "fp8" and choice.kind == "cpu"
     precision = "fp8" if is_emulated else choose_precision(options.precision, choice)
-    return check_on(choice, open_model(options.model, on_event), precision, on_event)
+    return check_on(choice, open_model(model, on_event), precision, on_event)
 
 
 def check_on(choice: Choice, model: Model, precision: Precision, on_event: OnEvent) -> _Check:

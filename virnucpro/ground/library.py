@@ -1,7 +1,7 @@
 """``scorer.c`` and ``attention.c``, called with arrays and without Python's lock.
 
-The build makes ``libscorer.so`` of them (``hatch_build.py``). Digits are those of ``pieces``.
-Tables of codons have a byte for each of 125 codes.
+The build makes ``libscorer.so`` of them (``hatch_build.py``). Digits are those of
+``scorer.pieces``. Tables of codons have a byte for each of 125 codes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from virnucpro.ground.errors import UnavailableError
 from virnucpro.ground.log import printable
 
-LIBRARY = Path(__file__).with_name("libscorer.so")
+LIBRARY = Path(__file__).parents[1] / "scorer" / "libscorer.so"  # beside ``scorer.c``
 
 
 def _array(kind: type[Any]) -> type[Any]:
