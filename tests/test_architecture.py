@@ -122,9 +122,9 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 # Weight: what the next engineer has to learn. A number here may fall, and never rise.
 
-MOST_MODULES = 130
-MOST_CLASSES = 271
-MOST_DOORS = 381
+MOST_MODULES = 128
+MOST_CLASSES = 233
+MOST_DOORS = 354
 MOST_COMPLEX = 2
 COMPLEX = 15  # cognitive complexity that a reader still follows
 
