@@ -16,6 +16,7 @@ import pytest
 from runs import within
 
 from virnucpro.ground.errors import InputError, InputMissingError, ResumeError
+from virnucpro.sequences import inputs
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.inputs import InputFile, Source, check_recorded, find_inputs, join_inputs
 from virnucpro.sequences.survey import Survey
@@ -174,6 +175,23 @@ def test_an_input_that_became_a_pipe_is_refused_and_not_waited_for(write) -> Non
     for read in (known.check_unchanged, known.stamped):
         with within(5), pytest.raises(InputMissingError, match="it is not a plain file"):
             read()
+
+
+def test_an_input_that_was_only_touched_is_hashed_once_more_and_not_at_each_reading(write) -> None:
+    (known,) = Survey(is_strict=True).hash([Source(write("a.fa"))], lambda _: None)
+    content = Path(known.path).read_bytes()
+    os.utime(known.path, (1, 1))
+    known.check_unchanged()
+    with Path(known.path).open("r+b") as handle:  # what a second hash would read
+        handle.write(content.swapcase())
+        os.utime(handle.fileno(), (1, 1))
+    with pytest.raises(InputError, match="changed while"):
+        known.check_unchanged()
+    n_hashed = inputs._sha256_at.cache_info().misses
+    for _ in range(3):
+        with pytest.raises(InputError, match="changed while"):
+            known.check_unchanged()
+    assert inputs._sha256_at.cache_info().misses == n_hashed
 
 
 def test_an_input_that_went_away_is_missing_input_with_advice(tmp_path: Path) -> None:

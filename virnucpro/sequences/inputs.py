@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -88,6 +89,17 @@ class _Stamp(NamedTuple):
         return cls(
             status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
         )
+
+
+@lru_cache(maxsize=256)
+def _sha256_at(path: str, _: _Stamp) -> str:
+    """The hash of a file with this stamp: one that was only touched is not hashed at each reading.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with open_plain(Path(path)) as handle:
+        return sha256_of(handle)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +196,8 @@ class InputFile:
         """
         try:
             with open_plain(Path(self.path)) as handle:
-                has_changed = _Stamp.of(handle) != self.stamp and sha256_of(handle) != self.sha256
+                stamp = _Stamp.of(handle)
+            has_changed = stamp != self.stamp and _sha256_at(self.path, stamp) != self.sha256
         except OSError as error:
             raise InputMissingError.cannot_open(Path(self.path), error, self.name) from error
         if has_changed:
