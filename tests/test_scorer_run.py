@@ -252,11 +252,13 @@ def test_a_long_record_takes_four_bytes_of_memory_per_base_at_most(tmp_path, mon
     predict(write(tmp_path / "short.fa", a=bases[:20_000]), to=tmp_path / "first")
     peaks = []
     for n_bases in (500_000, 1_500_000):
-        source = write(tmp_path / f"{n_bases}.fa", a=bases[:n_bases])
-        tracemalloc.start()
-        predict(source, to=tmp_path / str(n_bases), report=False)
-        peaks.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
+        source, rounds = write(tmp_path / f"{n_bases}.fa", a=bases[:n_bases]), []
+        for i in range(2):  # what else the process does meanwhile only adds to it
+            tracemalloc.start()
+            predict(source, to=tmp_path / f"{n_bases}-{i}", report=False, workers=1)
+            rounds.append(tracemalloc.get_traced_memory()[1])
+            tracemalloc.stop()
+        peaks.append(min(rounds))
     assert peaks[1] - peaks[0] < 4 * 1_000_000
 
 
