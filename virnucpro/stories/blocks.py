@@ -63,12 +63,12 @@ class Maker:
     manifest: Manifest
     sinks: tuple[type[Sink], ...]
     stores: tuple[FeatureStore, ...]  # one for each encoder
-    slices: Mapping[int, tuple[Shard, ...]]  # the shards of each slice, by its index
     caller: Caller
     finder: RegionFinder | None  # None: regions are not looked for
     feature_format: FeatureFormat
     with_own_ids: bool = False  # the files of each input have ids of their own
     scores: ScoreStore | None = None  # None: scores are not kept
+    slices: Mapping[int, tuple[Shard, ...]] = field(default_factory=dict)  # the shards of each
     readers: dict[int, list[FeatureReader]] = field(default_factory=dict)  # of each slice
 
     @property

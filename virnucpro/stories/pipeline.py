@@ -61,6 +61,7 @@ from virnucpro.run.plan import Plan, Planner
 from virnucpro.run.rows import RowStore
 from virnucpro.run.scores import ScoreStore
 from virnucpro.sequences.inputs import InputFile
+from virnucpro.stories.blocks import Maker
 from virnucpro.stories.intake import open_run
 from virnucpro.stories.options import (
     ExtractOptions,
@@ -79,7 +80,7 @@ from virnucpro.stories.recut import (
 from virnucpro.stories.resolve import RunConfig, resolve
 from virnucpro.stories.summary import Summary
 from virnucpro.stories.write import Backlog, Results
-from virnucpro.tables.sinks import LETTERS
+from virnucpro.tables.sinks import LETTERS, SINKS
 
 _BYTES_PER_WORKER = 1_000_000  # of input; less is planned in a tenth of a second
 
@@ -200,21 +201,26 @@ def make_results(
     if caller.keeps_scores:
         digest = finder.digest if finder else ""
         scores = ScoreStore(rundir, rundir.scores, manifest.recipe.fingerprint, digest)
-    return Results(
-        rundir=rundir,
-        outputs=Outputs(rundir),
+    maker = Maker(
         manifest=manifest,
-        plan=Plan(()),
+        sinks=SINKS[manifest.recipe.command],
         stores=stores,
         caller=caller,
         finder=finder,
+        feature_format=layout,
+        with_own_ids=per_file and manifest.is_qualified,
+        scores=scores,
+    )
+    return Results(
+        rundir=rundir,
+        outputs=Outputs(rundir),
+        maker=maker,
+        plan=Plan(()),
         backlog=Backlog(),
         pool=pool,
-        feature_format=layout,
         per_file=per_file,
         on_event=on_event,
         rows=RowStore(rundir, rundir.rows, manifest, _made_by(options, caller, finder, files)),
-        scores=scores,
     )
 
 
@@ -246,7 +252,7 @@ def plan_run(config: RunConfig, results: Results, recorded: Manifest | None) -> 
     comes, when every input was read to its end: one that is refused changes nothing. A kill at any
     point leaves a folder with a run, or one that is free.
     """
-    rundir, manifest, on_event = results.rundir, results.manifest, results.on_event
+    rundir, manifest, on_event = results.rundir, results.maker.manifest, results.on_event
     keep = config.options.keep_intermediate
     planner = Planner.of(rundir, rundir.shards, manifest, keep_intermediate=keep)
     plan = None
@@ -272,7 +278,7 @@ def plan_run(config: RunConfig, results: Results, recorded: Manifest | None) -> 
         planner.write_listing(plan)
         if recorded is None:
             rundir.clear()
-    facts = _facts(config, results.caller, "unfinished")
+    facts = _facts(config, results.maker.caller, "unfinished")
     rundir.write_manifest(manifest, {**facts, RowStore.field: results.rows.made_by})
     if is_new:
         rundir.adopt_plan()
@@ -315,10 +321,13 @@ def make_job(
 
 def close_plan(config: RunConfig, results: Results, summary: Summary) -> None:
     """Leave a planned run to others, with the folders that they need."""
-    for store in results.stores:
+    for store in results.maker.stores:
         store.make_folder()
-    facts = {**_facts(config, results.caller, "planned"), RowStore.field: results.rows.made_by}
-    results.rundir.write_manifest(results.manifest, facts)
+    facts = {
+        **_facts(config, results.maker.caller, "planned"),
+        RowStore.field: results.rows.made_by,
+    }
+    results.rundir.write_manifest(results.maker.manifest, facts)
     summary.n_slices = len(results.plan.slices)
 
 
@@ -344,11 +353,11 @@ def embed_and_write(
     Raises:
         FeatureFileError: a file that looked finished is damaged within.
     """
-    plan, stores, on_event = results.plan, results.stores, results.on_event
+    plan, stores, on_event = results.plan, results.maker.stores, results.on_event
     before_tables, of_tables = summary.stages[-2:]
     with summary.stage(before_tables):
         owed = list(results.shards_without_rows())
-        pending = find_pending(stores, owed, frozenset(results.manifest.replaced), on_event)
+        pending = find_pending(stores, owed, frozenset(results.maker.manifest.replaced), on_event)
         for store in stores if pending else ():
             store.make_folder()
     if not pending:
@@ -458,15 +467,15 @@ def cut_again(
     manifest.check_same_recipe(config.recipe_for(manifest.recipe.input_type))
     results = make_results(config, manifest, (), pool, on_event)
     LOGGER.warning("the input is gone: %s; calls are made from the scores of this run", lost[0])
-    announce_cut(results.caller, manifest, summary)
+    announce_cut(results.maker.caller, manifest, summary)
     summary.count_plan(results.plan, manifest)
     with summary.stage(STAGES[0]):
-        check_blind(results.scores, results.finder, lost)
+        check_blind(results.maker.scores, results.maker.finder, lost)
         before = Outputs(rundir).read_kept(LETTERS)
     lacking = set[str]()
     with summary.stage(summary.stages[-1]):
         letters = letters_of_before(rundir, before)
-        facts = {**_facts(config, results.caller, "unfinished"), Outputs.field: before}
+        facts = {**_facts(config, results.maker.caller, "unfinished"), Outputs.field: before}
         rundir.write_manifest(manifest, facts)
         rundir.delete(rundir.report)
         with results.opened() as add:
@@ -491,10 +500,10 @@ def close_run(
 ) -> None:
     """Write the outcome into ``run.json``, delete intermediate files, and write the page."""
     rundir, is_complete = results.rundir, is_whole and not summary.exit_code
-    facts = _facts(config, results.caller, "complete" if is_complete else "partial")
+    facts = _facts(config, results.maker.caller, "complete" if is_complete else "partial")
     hosts = [asdict(host) for host in rundir.hosts()]
     outcome = {"counts": summary.facts, "hosts": hosts, Outputs.field: results.outputs.hash()}
-    rundir.write_manifest(results.manifest, {**facts, **outcome})
+    rundir.write_manifest(results.maker.manifest, {**facts, **outcome})
     rundir.clear_parts()
     if not config.options.keep_intermediate and not summary.records.n_failed_frames:
         rundir.clear_shards()

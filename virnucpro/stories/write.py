@@ -20,23 +20,18 @@ from operator import itemgetter
 from threading import Condition
 from typing import TypeAlias
 
-from virnucpro.callers.caller import Caller
-from virnucpro.callers.regions import RegionFinder
-from virnucpro.ground.config import FeatureFormat
 from virnucpro.ground.errors import InputError
 from virnucpro.ground.events import SCORING, STAGES, OnEvent, Progress
 from virnucpro.ground.log import counted
 from virnucpro.ground.records import FastaRecord, Records, Shard, shard_name
 from virnucpro.ground.tasks import AbandonedError, Helpers, Pool
 from virnucpro.ground.tree import Tree
-from virnucpro.run.features import FeatureStore
 from virnucpro.run.folder import RunDir
 from virnucpro.run.hashes import Outputs
 from virnucpro.run.index import IndexPart
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import Plan, Slice, ends_of_groups
 from virnucpro.run.rows import RowStore, SliceRows
-from virnucpro.run.scores import ScoreStore
 from virnucpro.sequences.fasta import Block, Streams, parsed
 from virnucpro.stories.blocks import (
     BlockTask,
@@ -47,7 +42,7 @@ from virnucpro.stories.blocks import (
     input_changed,
 )
 from virnucpro.stories.summary import Summary
-from virnucpro.tables.sinks import SINKS, Place, Portion, Tally, open_outputs
+from virnucpro.tables.sinks import Place, Portion, Tally, open_outputs
 
 # The frames of a record lie in a row in each of some shards: the first, and one after the last.
 # These are made by the million: plain tuples, and few functions on their way.
@@ -114,35 +109,21 @@ class Results:
 
     rundir: RunDir
     outputs: Outputs
-    manifest: Manifest
+    maker: Maker  # of rows
     plan: Plan
-    stores: tuple[FeatureStore, ...]  # one for each encoder
-    caller: Caller
-    finder: RegionFinder | None  # None: regions are not looked for
     backlog: Backlog  # shards that are being embedded meanwhile
     pool: Pool  # of processes
-    feature_format: FeatureFormat
     per_file: bool
     on_event: OnEvent
     rows: RowStore  # of slices
-    scores: ScoreStore | None = None  # of a run without a model that calls
     streams: Streams = field(default_factory=Streams)  # of packed inputs
 
     def helpers(self) -> Helpers[Maker]:
         """The helpers for the tables, as many as there is work for."""
         owed = chain.from_iterable(group for group in self.plan.by_records() if not self.has(group))
         n_letters = sum(self.plan.parts[one.index].counts.n_letters for one in owed)
-        maker = Maker(
-            manifest=self.manifest,
-            sinks=SINKS[self.manifest.recipe.command],
-            stores=self.stores,
-            slices={index: part.shards for index, part in self.plan.parts.items()},
-            caller=self.caller,
-            finder=self.finder,
-            feature_format=self.feature_format,
-            with_own_ids=self.per_file and self.manifest.is_qualified,
-            scores=self.scores,
-        )
+        slices = {index: part.shards for index, part in self.plan.parts.items()}
+        maker = replace(self.maker, slices=slices)
         return self.pool.helpers(maker, n_letters, "tables")
 
     def write(self, summary: Summary, helpers: Helpers[Maker]) -> None:
@@ -156,21 +137,22 @@ class Results:
             FeatureFileError: a feature file is not whole.
         """
         summary.records = Tally()  # a pass that was not ended may have counted
-        if self.scores is not None:
-            self.scores.make_folder()
-        indexes: list[list[IndexPart]] = [[] for _ in self.stores]
+        if self.maker.scores is not None:
+            self.maker.scores.make_folder()
+        indexes: list[list[IndexPart]] = [[] for _ in self.maker.stores]
         with self.opened() as add:
             for portion in self.portions(indexes, helpers):
                 self.backlog.check()
                 summary.records.include(portion.tally)
                 add(portion)
-            for store, index in zip(self.stores, indexes, strict=True):
+            for store, index in zip(self.maker.stores, indexes, strict=True):
                 IndexPart.write_index(store.index, index, store.tree)
 
     def opened(self) -> AbstractContextManager[Callable[[Portion], None]]:
         """Open the outputs, those of each sample too if asked; yield what adds a portion."""
-        place = place_of(self.rundir, self.outputs.tree, self.manifest, per_file=self.per_file)
-        return open_outputs(SINKS[self.manifest.recipe.command], place)
+        tree, manifest = self.outputs.tree, self.maker.manifest
+        place = place_of(self.rundir, tree, manifest, per_file=self.per_file)
+        return open_outputs(self.maker.sinks, place)
 
     def portions(
         self, indexes: Sequence[list[IndexPart]], helpers: Helpers[Maker]
@@ -181,24 +163,25 @@ class Results:
             InputError: there are not as many records as the plan was made of.
         """
         counts, n_done, n_worked, n_read = self.plan.counts, 0, 0, 0
-        to_do = counts.n_letters + (counts.n_searched if self.finder else 0)
+        scores = self.maker.scores
+        to_do = counts.n_letters + (counts.n_searched if self.maker.finder else 0)
         names = set[str]()
         for _, index, written in self.written(lambda _: indexes, helpers):
             yield from written.portions
-            if self.scores is not None and written.digest:
-                self.outputs.written[self.scores.path(index)] = written.digest
+            if scores is not None and written.digest:
+                self.outputs.written[scores.path(index)] = written.digest
             names.update(shard_name(index + place) for place in range(written.n_blocks))
             n_read += written.n_records
             n_done, to_do = n_done + written.n_letters, to_do - written.work
             n_worked += written.work if written.is_scored else 0
-            if self.scores is not None:
+            if scores is not None:
                 at_end = (n_worked, max(0, to_do))
                 letters = (n_done, counts.n_letters, "letters")
                 self.on_event(Progress(SCORING, *letters, at_end))
         if n_read != counts.n_records:
             raise _not_all(counts.n_records, n_read)
-        if self.scores is not None:
-            self.scores.keep(names)
+        if scores is not None:
+            scores.keep(names)
 
     def write_rows(
         self, helpers: Helpers[Maker], on_done: Callable[[Sequence[Slice]], None]
@@ -210,12 +193,12 @@ class Results:
         Raises:
             AbandonedError, InputError, FeatureFileError: as ``write``.
         """
-        for folder in (self.rows, *([self.scores] if self.scores else ())):
+        for folder in (self.rows, *([self.maker.scores] if self.maker.scores else ())):
             folder.make_folder()
         parts: dict[int, list[list[IndexPart]]] = {}
 
         def parts_of(group: Sequence[Slice]) -> list[list[IndexPart]]:
-            return parts.setdefault(group[0].index, [[] for _ in self.stores])
+            return parts.setdefault(group[0].index, [[] for _ in self.maker.stores])
 
         each = self.written(parts_of, helpers)
         for group, of_group in groupby(each, key=itemgetter(0)):
@@ -250,7 +233,8 @@ class Results:
 
     def joined(self, plan: Plan) -> set[int]:
         """The indices of slices of a plan whose rows are there, and all their vectors."""
-        done, of_plan = [store.names_done() for store in self.stores], replace(self, plan=plan)
+        done = [store.names_done() for store in self.maker.stores]
+        of_plan = replace(self, plan=plan)
         groups = (group for group in plan.by_records() if of_plan.is_done(group, done))
         return {one.index for group in groups for one in group}
 
@@ -303,7 +287,7 @@ class Results:
         owners: deque[tuple[Sequence[Slice], int]],
     ) -> Iterator[BlockTask]:
         """The blocks of slices, by their index, which is put to ``owners`` with the slices."""
-        latest = self.manifest.latest()
+        latest = self.maker.manifest.latest()
         for group in groups:
             number = group[0].generation
             hidden = frozenset(name for name, last in latest.items() if last != number)
@@ -323,7 +307,7 @@ class Results:
 
         A failed record that a later input gives anew is left out where it failed.
         """
-        if self.stores:
+        if self.maker.stores:
             of_series = [self.scored(one, indexes, hidden, helpers) for one in group]
             yield from block_tasks(self.generation(group[0], of_series), hidden)
         elif blocks := self.plan.parts[group[0].index].blocks:
@@ -331,7 +315,7 @@ class Results:
                 n_bytes = sum((span.end or 0) - span.start for _, span in places)
                 yield BlockTask(n_bytes, (), array("q"), [], hidden, places)
         else:  # what is packed is unpacked here
-            yield from raw_tasks(group[0].blocks(self.manifest, self.streams), hidden)
+            yield from raw_tasks(group[0].blocks(self.maker.manifest, self.streams), hidden)
 
     def generation(
         self, one: Slice, of_series: Iterable[Iterable[ScoredShard]]
@@ -340,7 +324,7 @@ class Results:
         streams = map(frames_by_record, of_series)
         firsts = ((next(stream, None), stream) for stream in streams)
         heads = {first[0]: (first[1], stream) for first, stream in firsts if first}
-        records = parsed(one.blocks(self.manifest, self.streams))
+        records = parsed(one.blocks(self.maker.manifest, self.streams))
         for record in chain.from_iterable(block.each() for block in records):
             if record.id not in heads:
                 yield record, ()
