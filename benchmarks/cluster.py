@@ -25,7 +25,7 @@ from simulated import SimulatedRow, SimulatedWorker, config_of, register, write_
 from virnucpro.engine.local import InlineExecutor, ProcessExecutor
 from virnucpro.ground.tasks import Pool
 from virnucpro.run.folder import RunDir
-from virnucpro.run.plan import Plan, Planner
+from virnucpro.run.plan import Plan
 from virnucpro.stories.pipeline import make_job, make_results, run
 from virnucpro.stories.resolve import RunConfig
 from virnucpro.stories.work import Part
@@ -113,11 +113,10 @@ def _work(rundir: RunDir, config: RunConfig) -> TaskTimes:
     manifest = replace(manifest, inputs=tuple(file.stamped() for file in manifest.inputs))
     plan = Plan.read(rundir, manifest)
     assert plan is not None
-    planner = Planner.of(rundir, rundir.shards, manifest, keep_intermediate=False)
     of_plan, of_rows, n_slices = list[float](), list[float](), len(plan.slices)
     for one in plan.slices:
         with _timed() as seconds:
-            part = planner.make(plan.limited([one.index]), lambda _: None, Pool())
+            part = plan.limited([one.index]).make(lambda _: None, Pool())
         of_plan += seconds
         plan = replace(plan, parts={**plan.parts, **part.parts})
     job = make_job(rundir, manifest.recipe, config.weights)

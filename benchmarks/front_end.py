@@ -1,7 +1,7 @@
 """The front end alone, on one core or beside helpers: from FASTA to shards of ORFs, in Mbp/s of
 input, by the clock and by the CPU time of the parent.
 
-Ours is ``Planner.make`` as a run calls it: read, screen, chunk, translate, write shards, refuse
+Ours is ``Plan.make`` as a run calls it: read, screen, chunk, translate, write shards, refuse
 duplicates. Beside it stands what the original VirNucPro does, one record, chunk and codon at a
 time in plain Python with Biopython's reader; its second pass over the chunks and the bases that
 it writes beside each frame are left out, so the ratio understates what it costs.
@@ -28,7 +28,7 @@ from virnucpro.ground.config import EncoderSpec, Recipe
 from virnucpro.ground.tasks import Pool
 from virnucpro.run.folder import RunDir
 from virnucpro.run.manifest import Manifest
-from virnucpro.run.plan import Plan, Planner
+from virnucpro.run.plan import Plan
 from virnucpro.run.shards import read_shard
 from virnucpro.sequences.fasta import write_record
 from virnucpro.sequences.inputs import Source
@@ -166,11 +166,9 @@ def run_ours(fasta: Path, folder: Path, n_helpers: int = 0) -> Callable[[], Fram
     manifest = Manifest(recipe, tuple(Survey(is_strict=True).hash([Source(fasta)], lambda _: None)))
     rundir = RunDir(folder)
     with rundir.planning():
-        planner = Planner.of(rundir, rundir.planned.shards, manifest, keep_intermediate=False)
-        plan = Plan.cut(manifest, keep_intermediate=False)
         with Pool(n_helpers) as pool:
-            plan = planner.make(plan, lambda _: None, pool)
-        planner.write_listing(plan)
+            plan = Plan.cut(rundir, manifest, keep_intermediate=False).make(lambda _: None, pool)
+        plan.write_listing()
         rundir.adopt_plan()
     orfs = chain.from_iterable(map(read_shard, plan.shards))
     return lambda: [(orf.id, orf.protein) for orf in orfs]

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from runs import assert_same_vectors, run_inline, vectors
 
-from virnucpro.ground.config import RESIDUES_PER_SHARD, EncoderSpec
+from virnucpro.ground.config import RESIDUES_PER_SHARD, EncoderSpec, Recipe
 from virnucpro.ground.errors import FeatureFileError, OutputError
 from virnucpro.ground.records import Embeddings, Failure, Orf, Shard
 from virnucpro.ground.tree import Tree
 from virnucpro.run.feature_file import find_vectors, read_embeddings, write_embeddings
 from virnucpro.run.features import FeatureReader, FeatureStore, ShardFeatures, open_stores
 from virnucpro.run.folder import RunDir
-from virnucpro.run.shards import ShardWriter, header_of, shard_size
+from virnucpro.run.shards import ShardWriter, shard_size
 from virnucpro.run.status import inspect_run
 from virnucpro.stories.resolve import RunConfig
 
@@ -56,9 +56,12 @@ def test_few_residues_are_spread_over_many_shards_and_many_make_few_files(n_resi
 
 
 def test_shards_grow_with_their_place(tmp_path):
-    writer = ShardWriter(Tree(tmp_path), tmp_path, largest=50_000)
-    headers = [header_of(make_orf(f"p{number}")) for number in range(32 + 64 + 4)]
-    writer.extend(headers, ["A" * 16_000] * len(headers), [None] * len(headers))
+    recipe = Recipe(
+        **{"command": "extract", "input_type": "protein", "chunk_size": 0, "min_length": 0},
+        **{"encoders": (ENCODER,), "residues_per_shard": 50_000},
+    )
+    writer = ShardWriter(Tree(tmp_path), tmp_path, recipe)
+    writer.extend([make_orf(f"p{n}")._replace(protein=f"{n:A>16000}") for n in range(100)])
     writer.flush()
     sizes = [shard.n_residues for shard in writer.shards]
     assert sizes == [16_000] * 32 + [32_000] * 32 + [64_000]  # the last has one more than it needs

@@ -35,7 +35,7 @@ from virnucpro.engine.local import InlineExecutor
 from virnucpro.ground.errors import FeatureFileError, ResumeError
 from virnucpro.ground.events import BatchDone, Progress, ShardDone, ShardFailed
 from virnucpro.ground.records import Embeddings, Orf, Shard
-from virnucpro.run import plan
+from virnucpro.run import plan, shards
 from virnucpro.run.features import FeatureReader, open_stores
 from virnucpro.run.shards import SeenOrfs, digests_of
 from virnucpro.run.status import inspect_run
@@ -420,7 +420,7 @@ def test_a_feature_file_with_its_rows_in_another_order_is_refused(make_config, t
 def test_a_table_that_forgets_costs_time_and_changes_nothing(
     make_config, tiny, repeated, undisturbed, proteins, monkeypatch
 ):
-    monkeypatch.setattr(plan, "SeenOrfs", partial(SeenOrfs, n_slots=8, max_slots=8))
+    monkeypatch.setattr(shards, "SeenOrfs", partial(SeenOrfs, n_slots=8, max_slots=8))
     monkeypatch.setattr(plan, "_BLOCK_LETTERS", 300)
     config = make_config(repeated)
     events = []

@@ -33,7 +33,7 @@ from virnucpro.run.features import FeatureStore
 from virnucpro.run.folder import RunDir
 from virnucpro.run.index import MOST_AT_ROOT, IndexPart
 from virnucpro.run.manifest import Manifest
-from virnucpro.run.plan import Plan, Planner, Slice, _PlanCounts, _SlicePlan, refuse_repeat
+from virnucpro.run.plan import Plan, Slice, _PlanCounts, _SlicePlan, refuse_repeat
 from virnucpro.sequences.inputs import Source
 from virnucpro.sequences.survey import Survey
 from virnucpro.stories.intake import open_run
@@ -75,9 +75,8 @@ def kernel_says(file: str, key: str) -> int:
 
 def adopted_plan(rundir: RunDir, manifest: Manifest) -> Plan:
     with rundir.planning():
-        planner = Planner.of(rundir, rundir.planned.shards, manifest, keep_intermediate=False)
-        plan = planner.make(Plan.cut(manifest, keep_intermediate=False), nothing, Pool())
-        planner.write_listing(plan)
+        plan = Plan.cut(rundir, manifest, keep_intermediate=False).make(nothing, Pool())
+        plan.write_listing()
         rundir.adopt_plan()
     return plan
 
@@ -99,7 +98,8 @@ def write_reads(path: Path, n_records: int) -> None:
 
 def test_the_shards_of_a_plan_are_listed_once_though_each_of_them_asks():
     part = _SlicePlan((Shard(0, Path("000000.faa"), 1, 1, 10, ""),), _PlanCounts(), ())
-    plan = Plan((Slice(0, 0, 0, (), is_first=True),), {0: part})
+    slices = (Slice(0, 0, 0, (), is_first=True),)
+    plan = Plan(RunDir(Path("run")), Manifest(RECIPE, ()), slices, {0: part})
     assert plan.shards is plan.shards and [shard.index for shard in plan.shards] == [0]
 
 

@@ -16,8 +16,8 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
-from dataclasses import asdict, astuple, dataclass, field, fields, replace
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, astuple, dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -41,7 +41,7 @@ from virnucpro.ground.records import (
 from virnucpro.ground.tasks import Pool
 from virnucpro.run.folder import CHUNKS, IDS, PLAN, RunDir
 from virnucpro.run.manifest import Manifest
-from virnucpro.run.shards import N_SMALL_SHARDS, SeenOrfs, ShardWriter, digests_of, header_of
+from virnucpro.run.shards import N_SMALL_SHARDS, ShardWriter
 from virnucpro.sequences.fasta import Block, Span, Streams, parsed, write_record
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.sequences.samples import id_digests
@@ -50,12 +50,14 @@ from virnucpro.sequences.translate import Chunk, GeneticCode, translate_six_fram
 
 Places: TypeAlias = tuple[tuple[int, Span], ...]  # each of an input, by its place in the manifest
 Spans: TypeAlias = tuple[tuple[int, int], ...]  # of shards: the first, and one after the last
+OnShard: TypeAlias = Callable[[int, int], object]  # hears how many were read, and of how many
 LETTERS_AT_ONCE = 500_000  # of the records that are called
 _PARTS_AT_ONCE = 5_000  # records, or small files
 _BLOCK_LETTERS = 500_000  # letters that are translated, or looked up, at once
 _SHARDS_AT_ONCE = 256  # shards that are verified at once
 _FORMAT = 3  # raise it when the same records would give another plan, or other digests of ids
 _LEAST_NUMBERS = 1000  # of the shards of a slice, so that their names are short
+_DAMAGE = (OSError, ValueError, KeyError, TypeError)  # of a file that is not as it was written
 
 
 @dataclass(slots=True)
@@ -74,7 +76,7 @@ class _PlanCounts:
     n_left_letters: int = 0
 
     def __post_init__(self) -> None:
-        check_counts(*(getattr(self, count.name) for count in fields(self)))
+        check_counts(*astuple(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,37 +134,79 @@ class _SlicePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """The slices of each series, in order, and the plans of those that are planned."""
+    """The slices of each series, in order, and the plans of those that are planned.
 
-    slices: tuple[Slice, ...]
+    Without slices, it is what a slice is planned with, which may cross to helpers.
+    """
+
+    rundir: RunDir
+    manifest: Manifest
+    slices: tuple[Slice, ...] = ()
     parts: Mapping[int, _SlicePlan] = field(default_factory=dict)  # by the index of the slice
     keep_intermediate: bool = False  # bases of the shards, and chunks
+    is_aside: bool = False  # its files are: the old ones stay until all of it is whole
+    streams: Streams = field(default_factory=Streams)
 
     @classmethod
-    def cut(cls, manifest: Manifest, *, keep_intermediate: bool) -> Plan:
-        """The slices of the inputs, none of which is planned.
+    def cut(cls, rundir: RunDir, manifest: Manifest, *, keep_intermediate: bool) -> Plan:
+        """The slices of the inputs, none of which is planned; they will be, aside.
 
         Raises:
             InputError, InputMissingError: an input cannot be read.
         """
-        return cls(_slices_of(manifest), {}, keep_intermediate)
+        slices = _slices_of(manifest)
+        return cls(rundir, manifest, slices, {}, keep_intermediate, is_aside=True)
 
     @classmethod
     def read(cls, rundir: RunDir, manifest: Manifest) -> Plan | None:
         """The slices in ``plan.json``, if it is of this run, with the plans that are as written."""
         try:
-            key = _key(manifest)
-            listing = _read_sealed(rundir.plan, key)
+            listing = _read_sealed(rundir.plan, _key(manifest))
             n_inputs = len(manifest.inputs)
             slices = tuple(_slice_from_json(one, n_inputs) for one in listing["slices"])
-            keep_intermediate = bool(listing["keep_intermediate"])
-        except (OSError, ValueError, KeyError, TypeError):
+            plan = cls(rundir, manifest, slices, {}, bool(listing["keep_intermediate"]))
+        except _DAMAGE:
             return None
         parts = {}
         for one in slices:
-            with suppress(OSError, ValueError, KeyError, TypeError):
-                parts[one.index] = _read_part(rundir, key, one, n_inputs)
-        return cls(slices, parts, keep_intermediate)
+            with suppress(*_DAMAGE):
+                parts[one.index] = _read_part(plan, one)
+        return replace(plan, parts=parts)
+
+    @classmethod
+    def find(
+        cls,
+        rundir: RunDir,
+        manifest: Manifest,
+        on_shard: OnShard,
+        joined: Callable[[Plan], Collection[int]],
+        *,
+        keep_intermediate: bool,
+    ) -> Plan | None:
+        """The plan of an earlier start, if it is of this run: of the slices whose files are whole.
+
+        Shards of slices that are ``joined`` are not read, for nobody needs them.
+        """
+        plan = cls.read(rundir, manifest)
+        if plan is None or (keep_intermediate and not plan.keep_intermediate):
+            return None
+        plan = replace(plan, keep_intermediate=keep_intermediate)
+        needed = {one.index for one in plan.slices}.difference(joined(plan))
+        plan = plan.without_damaged(plan.limited(needed).shards, on_shard)
+        return None if plan.lacks_chunks else plan
+
+    @property
+    def folder(self) -> Path:
+        return self.rundir.planned.shards if self.is_aside else self.rundir.shards
+
+    @cached_property
+    def key(self) -> str:
+        """What says that a file is of this plan."""
+        return _key(self.manifest)
+
+    @property
+    def planned(self) -> list[Slice]:
+        return [one for one in self.slices if one.index in self.parts]
 
     @property
     def missing(self) -> list[Slice]:
@@ -170,7 +214,7 @@ class Plan:
 
     @cached_property
     def shards(self) -> tuple[Shard, ...]:
-        parts = (self.parts[one.index] for one in self.slices if one.index in self.parts)
+        parts = (self.parts[one.index] for one in self.planned)
         return tuple(chain.from_iterable(part.shards for part in parts))
 
     @cached_property
@@ -180,15 +224,14 @@ class Plan:
 
     @cached_property
     def counts(self) -> _PlanCounts:
-        each = [part.counts for part in self.parts.values()]
-        names = [count.name for count in fields(_PlanCounts)]
-        return _PlanCounts(*(sum(getattr(counts, name) for counts in each) for name in names))
+        each = [astuple(part.counts) for part in self.parts.values()]
+        return _PlanCounts(*map(sum, zip(*each, strict=True)))
 
     @cached_property
     def files(self) -> tuple[Spans, ...]:
         """The shards of each input, as far as they are planned."""
         spans: dict[int, list[tuple[int, int]]] = {}
-        for one in [one for one in self.slices if one.index in self.parts]:
+        for one in self.planned:
             for (place, _), ends in zip(one.spans, self.parts[one.index].spans, strict=True):
                 spans.setdefault(place, []).append(ends)
         return tuple(tuple(spans[place]) for place in sorted(spans))
@@ -205,6 +248,95 @@ class Plan:
         parts = {index: part for index, part in self.parts.items() if index in indices}
         slices = tuple(one for one in self.slices if one.index in indices)
         return replace(self, slices=slices, parts=parts)
+
+    def without_damaged(self, shards: Sequence[Shard], on_shard: OnShard = lambda *_: None) -> Plan:
+        """The same plan, without those of slices whose ids, or one of ``shards``, are damaged."""
+        damaged, parts = _find_damaged(shards, on_shard), {}
+        for one in self.planned:
+            part = self.parts[one.index]
+            if damaged.isdisjoint(shard.index for shard in part.shards):
+                with suppress(OSError, ValueError):
+                    self.read_ids(one)
+                    parts[one.index] = part
+        return replace(self, parts=parts)
+
+    @property
+    def keeps_chunks(self) -> bool:
+        return self.keep_intermediate and self.manifest.recipe.has_frames
+
+    @property
+    def lacks_chunks(self) -> bool:
+        """Whether chunks of planned slices are asked for, and neither joined nor there."""
+        if not self.keeps_chunks or (self.rundir.chunks.is_file() and not self.missing):
+            return False
+        return not all((self.folder / f"{one.name}{CHUNKS}").is_file() for one in self.planned)
+
+    def write_listing(self) -> None:
+        """Write which slices there are, into the folder of their plans."""
+        listing = {
+            "slices": [astuple(one) for one in self.slices],
+            "keep_intermediate": self.keep_intermediate,
+        }
+        path = self.folder / self.rundir.plan.name
+        self.rundir.write_whole(path, _sealed(listing, self.key))
+
+    def join_chunks(self) -> None:
+        """Make one file of the chunks of all slices, beside the folder of their plans."""
+        with self.rundir.replacing(self.folder.parent / self.rundir.chunks.name) as out:
+            for one in self.slices:
+                with open_plain(self.folder / f"{one.name}{CHUNKS}") as chunks:
+                    shutil.copyfileobj(chunks, out)
+
+    def make(self, on_letters: Callable[[int], None], pool: Pool) -> Plan:
+        """Plan the slices that are not planned yet, with the processes of a pool if they pay off.
+
+        The ids of all slices are compared, whoever planned them.
+
+        Raises:
+            InputError: an input is not a FASTA file, or an id occurs twice in these slices.
+            UnavailableError: a process died.
+        """
+        missing, parts, n_letters = self.missing, dict(self.parts), 0
+        n_expected = InputFile.letters_of(self.manifest.inputs)
+        n_worth = n_expected * len(missing) // max(1, len(self.slices))
+        helpers = pool.helpers(replace(self, slices=(), parts={}), n_worth, "parts of the plan")
+        made = helpers.in_order(map(_SliceTask, missing))
+        with pool.ended_by_errors():
+            for one, part in zip(missing, made, strict=True):
+                parts[one.index] = part
+                n_letters += part.counts.n_letters
+                on_letters(n_letters)
+        plan = replace(self, parts=parts)
+        plan.refuse_duplicates()
+        return plan
+
+    def read_ids(self, one: Slice) -> bytes:
+        """The digests of the ids of a planned slice; none of a later step of ``--embed``.
+
+        Raises:
+            OSError, ValueError: they are not there, or not as they were written.
+        """
+        if one.step:
+            return b""
+        with open_plain(self.folder / f"{one.name}{IDS}") as handle:
+            content = handle.read()
+        if hashlib.sha256(content).hexdigest() != self.parts[one.index].ids:
+            raise ValueError("they are damaged")
+        return content
+
+    def refuse_duplicates(self) -> None:
+        """Refuse an id that occurs twice in planned slices.
+
+        Of a slice of others whose file is damaged, the ids are compared when it is planned again.
+
+        Raises:
+            InputError: there is one; only then the inputs are read again to say where.
+        """
+        digests = array("q")
+        for one in self.slices:
+            with suppress(OSError, ValueError):
+                digests.frombytes(self.read_ids(one))
+        refuse_repeat(digests, self.manifest, is_begun=not self.is_aside)
 
 
 def count_done(files: Iterable[Spans], missing: Sequence[int]) -> int:
@@ -227,9 +359,7 @@ def _slices_of(manifest: Manifest) -> tuple[Slice, ...]:
     return tuple(slices)
 
 
-def _group(
-    manifest: Manifest, generation: int
-) -> Iterator[tuple[tuple[tuple[int, Span], ...], int]]:
+def _group(manifest: Manifest, generation: int) -> Iterator[tuple[Places, int]]:
     """Neighbouring spans that fill a slice together, and their bytes."""
     n_bytes, group, size = manifest.recipe.bytes_per_slice, list[tuple[int, Span]](), 0
     for place, file in enumerate(manifest.inputs):
@@ -251,156 +381,46 @@ def _count_numbers(recipe: Recipe) -> int:
 
     A base is in two residues of the six frames, and in two chunks at most.
     """
-    most, number = N_SMALL_SHARDS + 4 * recipe.bytes_per_slice // recipe.largest_shard, 1
-    while number < max(most, _LEAST_NUMBERS):
+    number = _LEAST_NUMBERS
+    while number < N_SMALL_SHARDS + 4 * recipe.bytes_per_slice // recipe.largest_shard:
         number *= 10
     return number
 
 
-@dataclass(frozen=True, slots=True)
-class Planner:
-    """What a slice is planned with; it may cross to helpers."""
-
-    rundir: RunDir
-    folder: Path  # that shards are written to, which may be aside
-    manifest: Manifest
-    keep_intermediate: bool
-
-    key: str  # of the plan
-    streams: Streams = field(default_factory=Streams)
-
-    @classmethod
-    def of(
-        cls, rundir: RunDir, folder: Path, manifest: Manifest, *, keep_intermediate: bool
-    ) -> Planner:
-        return cls(rundir, folder, manifest, keep_intermediate, _key(manifest))
-
-    @property
-    def recipe(self) -> Recipe:
-        return self.manifest.recipe
-
-    def find(
-        self,
-        on_shard: Callable[[int, int], None] = lambda *_: None,
-        *,
-        of: Collection[Slice] | None = None,
-        joined: Callable[[Plan], Collection[int]] = lambda _: (),
-    ) -> Plan | None:
-        """The plan of an earlier start, if it is of this run: of the slices whose files are whole.
-
-        With ``of``, of these slices alone. ``on_shard`` hears how many shards were read, of how
-        many: those of slices that are ``joined`` are not, for nobody needs them.
-        """
-        plan = Plan.read(self.rundir, self.manifest)
-        if plan is None or (self.keep_intermediate and not plan.keep_intermediate):
-            return None
-        if of is not None:
-            plan = plan.limited({one.index for one in of})
-            return _of_whole(self, plan, plan.shards, on_shard)
-        needed = {one.index for one in plan.slices}.difference(joined(plan))
-        plan = _of_whole(self, plan, plan.limited(needed).shards, on_shard)
-        return None if self.lacks_chunks(plan) else plan
-
-    @property
-    def keeps_chunks(self) -> bool:
-        return self.keep_intermediate and self.recipe.has_frames
-
-    def lacks_chunks(self, plan: Plan) -> bool:
-        """Whether chunks of planned slices are asked for, and neither joined nor there."""
-        if not self.keeps_chunks or (self.rundir.chunks.is_file() and not plan.missing):
-            return False
-        names = [one.name for one in plan.slices if one.index in plan.parts]
-        return not all((self.folder / f"{name}{CHUNKS}").is_file() for name in names)
-
-    def write_listing(self, plan: Plan) -> None:
-        """Write which slices there are, into the folder of their plans."""
-        listing = {
-            "slices": [astuple(one) for one in plan.slices],
-            "keep_intermediate": self.keep_intermediate,
-        }
-        path = self.folder / self.rundir.plan.name
-        self.rundir.write_whole(path, _sealed(listing, self.key))
-
-    def join_chunks(self, plan: Plan) -> None:
-        """Make one file of the chunks of all slices, beside the folder of their plans."""
-        with self.rundir.replacing(self.folder.parent / self.rundir.chunks.name) as out:
-            for one in plan.slices:
-                with open_plain(self.folder / f"{one.name}{CHUNKS}") as chunks:
-                    shutil.copyfileobj(chunks, out)
-
-    def make(self, plan: Plan, on_letters: Callable[[int], None], pool: Pool) -> Plan:
-        """Plan the slices that are not planned yet, with the processes of a pool if they pay off.
-
-        The ids of all slices are compared, whoever planned them.
-
-        Raises:
-            InputError: an input is not a FASTA file, or an id occurs twice in these slices.
-            UnavailableError: a process died.
-        """
-        missing, parts, n_letters = plan.missing, dict(plan.parts), 0
-        n_expected = InputFile.letters_of(self.manifest.inputs)
-        n_worth = n_expected * len(missing) // max(1, len(plan.slices))
-        helpers = pool.helpers(self, n_worth, "parts of the plan")
-        made = helpers.in_order(map(_SliceTask, missing))
-        with pool.ended_by_errors():
-            for one, part in zip(missing, made, strict=True):
-                parts[one.index] = part
-                n_letters += part.counts.n_letters
-                on_letters(n_letters)
-        plan = replace(plan, parts=parts)
-        _refuse_duplicates(self, plan)
-        return plan
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _SliceTask:
     """Plan a slice: write its shards, the digests of its ids, and then what vouches for both."""
 
     slice: Slice
     n_letters: ClassVar[int] = 0  # what waits for its turn lies on the disk
+    counts: _PlanCounts = field(default_factory=_PlanCounts)
+    digests: list[bytes] = field(default_factory=list)  # of ids: these would fill the memory
+    blocks: list[list[tuple[int, Span]]] = field(default_factory=lambda: [[]])
+    are_ranged: bool = True  # any process can read each block
+    is_end: Callable[[int], bool] = field(init=False)
 
-    def do(self, planner: Planner) -> _SlicePlan:
+    def do(self, plan: Plan) -> _SlicePlan:
         """
         Raises:
             InputError: an input is not a FASTA file.
             OutputError, StorageError: the disk refuses the files.
         """
-        return _Reading(planner, self.slice).run()
-
-
-@dataclass(slots=True)
-class _Reading:
-    """One pass over the records of a slice."""
-
-    planner: Planner
-    slice: Slice
-    counts: _PlanCounts = field(default_factory=_PlanCounts)
-    digests: list[bytes] = field(default_factory=list)  # of ids: these would fill the memory
-    is_end: Callable[[int], bool] = field(default_factory=ends_of_groups)
-    blocks: list[list[tuple[int, Span]]] = field(default_factory=lambda: [[]])
-    are_ranged: bool = True  # any process can read each block
-
-    def run(self) -> _SlicePlan:
-        planner, one, recipe = self.planner, self.slice, self.planner.recipe
-        rundir, stem = planner.rundir, planner.folder / one.name
+        rundir, one, recipe = plan.rundir, self.slice, plan.manifest.recipe
+        stem, self.is_end = plan.folder / one.name, ends_of_groups()
         writer = ShardWriter(
             rundir,
-            planner.folder,
-            recipe.largest_shard,
+            plan.folder,
+            recipe,
             one.index,
-            keep_bases=planner.keep_intermediate,
+            keep_bases=plan.keep_intermediate,
             is_first=one.is_first,
         )
-        seen, spans = SeenOrfs(), list[tuple[int, int]]()
-        with ExitStack() as stack:
-            out = None
-            if planner.keeps_chunks:
-                path = stem.with_suffix(CHUNKS)
-                out = stack.enter_context(as_text(stack.enter_context(rundir.replacing(path))))
+        spans = []
+        with _chunks_beside(stem, plan) as out:
             for place, span in one.spans:
                 first = writer.next_index
-                for headers, proteins, digests in self.entries(planner.manifest, place, span, out):
-                    writer.extend(headers, proteins, seen.originals(digests))
+                for orfs in self.orfs(plan, place, span, out):
+                    writer.extend(orfs)
                 spans.append((first, writer.end_index))
         writer.flush()
         ids = ""
@@ -412,42 +432,37 @@ class _Reading:
             rundir.write_whole(stem.with_suffix(IDS), content)
         self.counts.n_copies = writer.n_copies
         self.counts.n_copied_residues = writer.n_copied_residues
-        shards = [replace(shard, path=rundir.shards / shard.path.name) for shard in writer.shards]
+        shards = tuple(replace(s, path=rundir.shards / s.path.name) for s in writer.shards)
         blocks = tuple(map(tuple, filter(None, self.blocks))) if self.are_ranged else ()
-        plan = _SlicePlan(tuple(shards), self.counts, tuple(spans), blocks, ids)
-        rundir.write_whole(stem.with_suffix(PLAN), _sealed(_to_json(plan), planner.key))
-        return plan
+        part = _SlicePlan(shards, self.counts, tuple(spans), blocks, ids)
+        rundir.write_whole(stem.with_suffix(PLAN), _sealed(_to_json(part), plan.key))
+        return part
 
-    def entries(
-        self, manifest: Manifest, place: int, span: Span, out: TextIO | None
-    ) -> Iterator[Entries]:
-        """The entries for shards of blocks of a file; its chunks go ``out``."""
-        recipe = self.planner.recipe
-        records = self.asked(manifest, place, span)
+    def orfs(
+        self, plan: Plan, place: int, span: Span, out: TextIO | None
+    ) -> Iterator[Sequence[Orf]]:
+        """The ORFs of blocks of a file; its chunks go ``out``."""
+        recipe, records = plan.manifest.recipe, self.asked(plan, place, span)
         if not recipe.has_frames:
             for block in _blocks(records):
                 texts = [(record.id, record.protein) for record in block]
-                yield _entries_of(
-                    [Orf(name, name, name, 0, len(text), PROTEIN, text) for name, text in texts],
-                    recipe,
-                )
+                yield [Orf(name, name, name, 0, len(text), PROTEIN, text) for name, text in texts]
             return
         code = GeneticCode.of(recipe.genetic_code)
-        for chunks in _blocks(
-            chain.from_iterable(Chunk.cut(r, recipe.chunk_size) for r in records)
-        ):
+        cut = (Chunk.cut(record, recipe.chunk_size) for record in records)
+        for chunks in _blocks(chain.from_iterable(cut)):
             for chunk in chunks if out is not None else ():
                 write_record(out, chunk.id, chunk.sequence)  # type: ignore[arg-type]
-            yield _entries_of(translate_six_frames(chunks, code), recipe)
+            yield translate_six_frames(chunks, code)
 
-    def asked(self, manifest: Manifest, place: int, span: Span) -> Iterator[FastaRecord]:
+    def asked(self, plan: Plan, place: int, span: Span) -> Iterator[FastaRecord]:
         """The records that are embedded by the step; the first counts those that none asks for.
 
         A record is scored once for each step.
         """
-        recipe, rules = manifest.recipe, tuple(one.rule for one in manifest.embed)
-        file = manifest.inputs[place]
-        blocks = manifest.ids.blocks(file, span, self.planner.streams)
+        manifest, recipe = plan.manifest, plan.manifest.recipe
+        file, rules = manifest.inputs[place], tuple(one.rule for one in manifest.embed)
+        blocks = manifest.ids.blocks(file, span, plan.streams)
         for records in parsed(blocks if recipe.encoders else self.noted(blocks, place)):
             self.count(records)
             ids = _told_apart(manifest, file, records.ids)
@@ -484,12 +499,14 @@ class _Reading:
         counts.n_gaps += sum(records.n_gaps)
 
 
-Entries: TypeAlias = tuple[list[str], list[str], list[bytes]]  # headers, proteins, digests
-
-
-def _entries_of(orfs: Sequence[Orf], recipe: Recipe) -> Entries:
-    headers, proteins = list(map(header_of, orfs)), [orf.protein for orf in orfs]
-    return headers, proteins, digests_of(orfs, recipe.reads)
+@contextmanager
+def _chunks_beside(stem: Path, plan: Plan) -> Iterator[TextIO | None]:
+    """The file for the chunks of a slice, if they are kept."""
+    if not plan.keeps_chunks:
+        yield None
+        return
+    with plan.rundir.replacing(stem.with_suffix(CHUNKS)) as content, as_text(content) as out:
+        yield out
 
 
 def _told_apart(manifest: Manifest, file: InputFile, ids: list[str]) -> list[str]:
@@ -516,21 +533,6 @@ def _blocks(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
         yield block
 
 
-def _refuse_duplicates(planner: Planner, plan: Plan) -> None:
-    """Refuse an id that occurs twice in planned slices.
-
-    Of a slice of others whose file is damaged, the ids are compared when it is planned again.
-
-    Raises:
-        InputError: there is one; only then the inputs are read again to say where.
-    """
-    digests = array("q")
-    for one in plan.slices:
-        with suppress(OSError, ValueError):
-            digests.frombytes(_read_ids(planner.folder, one, plan.parts[one.index]))
-    refuse_repeat(digests, planner.manifest, is_begun=planner.folder == planner.rundir.shards)
-
-
 def refuse_repeat(digests: array[int], manifest: Manifest, *, is_begun: bool = False) -> None:
     """Refuse a repeated id; of a run that ``is_begun`` its input cannot change any more.
 
@@ -546,7 +548,13 @@ def refuse_repeat(digests: array[int], manifest: Manifest, *, is_begun: bool = F
             f"{repeat.second}: the corrected record {printable(name)} occurs twice",
             hint="keep one of the two",
         )
-    raise repeat.error(_remedy(manifest, is_begun=is_begun))
+    remedy = (
+        "or start again with all files and --force: ids that files share are then written with "
+        "their file; or leave the added file out"
+    )
+    if len(manifest.inputs) == 1:
+        remedy = "or add --rename-duplicates" + _AGAIN * is_begun
+    raise repeat.error(remedy)
 
 
 _AGAIN = (
@@ -563,14 +571,7 @@ def _by_telling_ids(manifest: Manifest) -> Iterator[tuple[InputFile, FastaRecord
                 yield file, record._replace(id=record_id)
 
 
-def _remedy(manifest: Manifest, *, is_begun: bool) -> str:
-    """The remedy other than making the ids unique."""
-    if len(manifest.inputs) == 1:
-        return "or add --rename-duplicates" + _AGAIN * is_begun
-    return (
-        "or start again with all files and --force: ids that files share are then written with "
-        "their file; or leave the added file out"
-    )
+# The files of a plan
 
 
 def _key(manifest: Manifest) -> str:
@@ -605,46 +606,18 @@ def _read_sealed(path: Path, key: str) -> dict[str, Any]:
     return dict(content)
 
 
-def _to_json(plan: _SlicePlan) -> dict[str, object]:
+def _to_json(part: _SlicePlan) -> dict[str, object]:
+    shards = [
+        (shard.index, shard.n_orfs, shard.n_embedded, shard.n_residues, shard.sha256)
+        for shard in part.shards
+    ]
     return {
-        "counts": asdict(plan.counts),
-        "shards": [
-            [shard.index, shard.n_orfs, shard.n_embedded, shard.n_residues, shard.sha256]
-            for shard in plan.shards
-        ],
-        "spans": plan.spans,
-        "blocks": plan.blocks,
-        "ids": plan.ids,
+        "counts": asdict(part.counts),
+        "shards": shards,
+        "spans": part.spans,
+        "blocks": part.blocks,
+        "ids": part.ids,
     }
-
-
-def _of_whole(
-    planner: Planner, plan: Plan, shards: Sequence[Shard], on_shard: Callable[[int, int], None]
-) -> Plan:
-    """The same plan, without those of slices whose ids, or one of ``shards``, are damaged."""
-    damaged, parts = _find_damaged(shards, on_shard), {}
-    for one in plan.slices:
-        part = plan.parts.get(one.index)
-        if part is not None and damaged.isdisjoint(shard.index for shard in part.shards):
-            with suppress(OSError, ValueError):
-                _read_ids(planner.folder, one, part)
-                parts[one.index] = part
-    return replace(plan, parts=parts)
-
-
-def _read_ids(folder: Path, one: Slice, part: _SlicePlan) -> bytes:
-    """The digests of the ids of a slice; none of a later step of ``--embed``.
-
-    Raises:
-        OSError, ValueError: they are not there, or not as they were written.
-    """
-    if one.step:
-        return b""
-    with open_plain(folder / f"{one.name}{IDS}") as handle:
-        content = handle.read()
-    if hashlib.sha256(content).hexdigest() != part.ids:
-        raise ValueError("they are damaged")
-    return content
 
 
 def _slice_from_json(stored: Sequence[Any], n_inputs: int) -> Slice:
@@ -670,25 +643,24 @@ def _places(stored: Sequence[Any], n_inputs: int) -> Places:
     return each
 
 
-def _read_part(rundir: RunDir, key: str, one: Slice, n_inputs: int) -> _SlicePlan:
+def _read_part(plan: Plan, one: Slice) -> _SlicePlan:
     """The plan of a slice, as it was written.
 
     Raises:
         OSError, ValueError, KeyError, TypeError: it is not there, or not whole.
     """
-    stored = _read_sealed((rundir.shards / one.name).with_suffix(PLAN), key)
+    stored = _read_sealed((plan.folder / one.name).with_suffix(PLAN), plan.key)
     shards = []
-    for index, n_orfs, n_embedded, n_residues, digest in stored["shards"]:
+    for index, *facts in stored["shards"]:
         if not one.index <= index <= one.index + len(stored["shards"]):
             raise ValueError("a shard of another slice")
-        path = rundir.shards / f"{shard_name(index)}.faa"
-        shards.append(Shard(index, path, n_orfs, n_embedded, n_residues, digest))
+        shards.append(Shard(index, plan.folder / f"{shard_name(index)}.faa", *facts))
     spans = tuple((int(first), int(end)) for first, end in stored["spans"])
-    blocks = tuple(_places(places, n_inputs) for places in stored["blocks"])
+    blocks = tuple(_places(places, len(plan.manifest.inputs)) for places in stored["blocks"])
     return _SlicePlan(tuple(shards), _PlanCounts(**stored["counts"]), spans, blocks, stored["ids"])
 
 
-def _find_damaged(shards: Sequence[Shard], on_shard: Callable[[int, int], None]) -> set[int]:
+def _find_damaged(shards: Sequence[Shard], on_shard: OnShard) -> set[int]:
     """The indices of the shards whose files are not those that were written."""
     damaged = set[int]()
     with ThreadPoolExecutor() as pool:  # Python's lock is free while a block is hashed

@@ -19,7 +19,7 @@ is embedded once more.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from hashlib import blake2s
 from pathlib import Path
@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.ground.config import Reads
+from virnucpro.ground.config import Reads, Recipe
 from virnucpro.ground.errors import StorageError, VirnucproError
 from virnucpro.ground.files import disk_error, open_plain, temporary_beside, writing
 from virnucpro.ground.log import printable
@@ -50,15 +50,6 @@ def shard_size(place: int, largest: int) -> int:
             return min(n_residues, largest)
         place -= n_shards
     return largest
-
-
-def header_of(orf: Orf) -> str:
-    """The header of an ORF that is no copy."""
-    bases = f" bases={orf.bases}" if orf.bases else ""
-    return (
-        f">{orf.id} chunk={orf.chunk_id} record={orf.record_id} "
-        f"start={orf.start} end={orf.end} strand={orf.strand}{bases}"
-    )
 
 
 class SeenOrfs:
@@ -138,51 +129,53 @@ class ShardWriter:
         self,
         tree: Tree,
         folder: Path,
-        largest: int,
+        recipe: Recipe,
         first_index: int = 0,
         *,
         keep_bases: bool = False,
         is_first: bool = True,
     ) -> None:
+        self._tree, self._folder, self._recipe = tree, folder, recipe
+        self._first_index, self._keep_bases = first_index, keep_bases
         self._n_before = 0 if is_first else N_SMALL_SHARDS
-        self.tree, self.folder = tree, folder
-        self.largest = largest  # residues of the largest shard
-        self.first_index = first_index
-        self.keep_bases = keep_bases
         self.shards: list[Shard] = []
-        self.n_copies = 0
-        self.n_copied_residues = 0
-        self._entries: list[str] = []
-        self._nucleotides: list[str] = []
-        self._n_embedded = 0
-        self._n_residues = 0
+        self.n_copies = self.n_copied_residues = 0
+        self._seen = SeenOrfs()
         self._n_copied_before = 0  # residues, in shards that are closed
-        self._full = shard_size(self._n_before, largest)
+        self._open_next()
 
-    def extend(
-        self, headers: Iterable[str], proteins: Iterable[str], originals: Iterable[int | None]
-    ) -> None:
-        """Add ORFs, with what ``header_of`` says; one with an original is a copy of that."""
-        for header, protein, original in zip(headers, proteins, originals, strict=True):
-            if self.keep_bases and (orf := _parse(header, protein)).bases:
-                self._nucleotides.append(f">{orf.id}\n{orf.bases}\n")
+    def _open_next(self) -> None:
+        self._entries: list[str] = []
+        self._bases: list[str] = []
+        self._n_embedded = self._n_residues = 0
+        self._full = shard_size(self._n_before + len(self.shards), self._recipe.largest_shard)
+
+    def extend(self, orfs: Sequence[Orf]) -> None:
+        """Add ORFs. One that occurred before becomes a copy of that."""
+        originals = self._seen.originals(digests_of(orfs, self._recipe.reads))
+        for orf, original in zip(orfs, originals, strict=True):
+            bases = f" bases={orf.bases}" if orf.bases else ""
+            copy = "" if original is None else f" copy={original}"
+            self._entries.append(
+                f">{orf.id} chunk={orf.chunk_id} record={orf.record_id} start={orf.start} "
+                f"end={orf.end} strand={orf.strand}{bases}{copy}\n{orf.protein}\n"
+            )
+            if bases and self._keep_bases:
+                self._bases.append(f">{orf.id}\n{orf.bases}\n")
             if original is None:
-                self._entries.append(f"{header}\n{protein}\n")
                 self._n_embedded += 1
-                self._n_residues += len(protein)
-                n_residues = self._n_residues
+                self._n_residues += len(orf.protein)
             else:
-                self._entries.append(f"{header} copy={original}\n{protein}\n")
                 self.n_copies += 1
-                self.n_copied_residues += len(protein)
-                n_residues = self.n_copied_residues - self._n_copied_before
-            if n_residues >= self._full:
+                self.n_copied_residues += len(orf.protein)
+            n_copied = self.n_copied_residues - self._n_copied_before
+            if max(self._n_residues, n_copied) >= self._full:
                 self.flush()
 
     @property
     def next_index(self) -> int:
         """The index of the shard that the next ORF comes into."""
-        return self.first_index + len(self.shards)
+        return self._first_index + len(self.shards)
 
     @property
     def end_index(self) -> int:
@@ -193,19 +186,15 @@ class ShardWriter:
         """Close the shard that is open, full or not."""
         if not self._entries:
             return
-        index = self.next_index
-        path = self.folder / f"{shard_name(index)}.faa"
-        content = "".join(self._entries).encode()
+        index, content = self.next_index, "".join(self._entries).encode()
+        path = self._folder / f"{shard_name(index)}.faa"
         self._write(path, content)
-        if self._nucleotides:
-            self._write(path.with_suffix(".fna"), "".join(self._nucleotides).encode())
-            self._nucleotides = []
-        digest = hashlib.sha256(content).hexdigest()
-        n_orfs = len(self._entries)
-        self.shards.append(Shard(index, path, n_orfs, self._n_embedded, self._n_residues, digest))
-        self._entries, self._n_embedded, self._n_residues = [], 0, 0
+        if self._bases:
+            self._write(path.with_suffix(".fna"), "".join(self._bases).encode())
+        digest, counts = hashlib.sha256(content).hexdigest(), (self._n_embedded, self._n_residues)
+        self.shards.append(Shard(index, path, len(self._entries), *counts, digest))
         self._n_copied_before = self.n_copied_residues
-        self._full = shard_size(self._n_before + len(self.shards), self.largest)
+        self._open_next()
 
     def _write(self, path: Path, content: bytes) -> None:
         """Write a file that appears when it is whole: another process may embed the same one.
@@ -215,12 +204,12 @@ class ShardWriter:
         temporary = temporary_beside(path)
         try:
             with writing(path, temporary):
-                with self.tree.open(temporary, "x") as out:
+                with self._tree.open(temporary, "x") as out:
                     out.write(content)
-                self.tree.move(temporary, path)
+                self._tree.move(temporary, path)
         except VirnucproError:
             with suppress(OSError):  # it is swept away later
-                self.tree.delete(temporary)
+                self._tree.delete(temporary)
             raise
 
 
@@ -246,21 +235,16 @@ def read_shard(shard: Shard) -> list[Orf]:
 
 
 def _parse(header: str, protein: str) -> Orf:
-    orf_id, chunk, record, start, end, strand, *others = header.split(" ")
-    bases, copy_of = "", None
-    for word in others:
-        if word.startswith("bases="):
-            bases = word[6:]
-        else:
-            copy_of = int(word[5:])
+    orf_id, *words = header[1:].split(" ")
+    values = dict(word.split("=", 1) for word in words)
     return Orf(
-        orf_id[1:],
-        chunk[6:],
-        record[7:],
-        int(start[6:]),
-        int(end[4:]),
-        strand[7:],
+        orf_id,
+        values["chunk"],
+        values["record"],
+        int(values["start"]),
+        int(values["end"]),
+        values["strand"],
         protein,
-        bases,
-        copy_of,
+        values.get("bases", ""),
+        int(values["copy"]) if "copy" in values else None,
     )

@@ -57,7 +57,7 @@ from virnucpro.run.features import FeatureStore
 from virnucpro.run.folder import RunDir
 from virnucpro.run.hashes import Outputs
 from virnucpro.run.manifest import Manifest
-from virnucpro.run.plan import Plan, Planner
+from virnucpro.run.plan import Plan
 from virnucpro.run.rows import RowStore
 from virnucpro.run.scores import ScoreStore
 from virnucpro.sequences.inputs import InputFile
@@ -215,7 +215,7 @@ def make_results(
         rundir=rundir,
         outputs=Outputs(rundir),
         maker=maker,
-        plan=Plan(()),
+        plan=Plan(rundir, manifest),
         backlog=Backlog(),
         pool=pool,
         per_file=per_file,
@@ -254,35 +254,30 @@ def plan_run(config: RunConfig, results: Results, recorded: Manifest | None) -> 
     """
     rundir, manifest, on_event = results.rundir, results.maker.manifest, results.on_event
     keep = config.options.keep_intermediate
-    planner = Planner.of(rundir, rundir.shards, manifest, keep_intermediate=keep)
     plan = None
     if recorded:
         on_shard = _on_shard(on_event, "checking shards")
-        plan = planner.find(on_shard, joined=results.joined)
-    is_new = plan is None
+        plan = Plan.find(rundir, manifest, on_shard, results.joined, keep_intermediate=keep)
     if plan is None:
-        planner = replace(planner, folder=rundir.planned.shards)
-        plan = Plan.cut(manifest, keep_intermediate=keep)
+        plan = Plan.cut(rundir, manifest, keep_intermediate=keep)
     if not config.options.plan_only:
         has_chunks = not plan.missing and rundir.chunks.is_file()
         stage = "reading and translating" if manifest.recipe.has_frames else "reading"
         total = 0 if plan.parts else InputFile.letters_of(manifest.inputs)
-        plan = planner.make(
-            plan,
-            lambda done: on_event(Progress(stage, done, total, "letters")),
-            results.pool,
+        plan = plan.make(
+            lambda done: on_event(Progress(stage, done, total, "letters")), results.pool
         )
-        if planner.keeps_chunks and not has_chunks:
-            planner.join_chunks(plan)
-    if is_new:
-        planner.write_listing(plan)
+        if plan.keeps_chunks and not has_chunks:
+            plan.join_chunks()
+    if plan.is_aside:
+        plan.write_listing()
         if recorded is None:
             rundir.clear()
     facts = _facts(config, results.maker.caller, "unfinished")
     rundir.write_manifest(manifest, {**facts, RowStore.field: results.rows.made_by})
-    if is_new:
+    if plan.is_aside:
         rundir.adopt_plan()
-    return plan
+    return replace(plan, is_aside=False)
 
 
 def count_worth_starting(manifest: Manifest, recorded: Manifest | None) -> int:

@@ -36,7 +36,7 @@ from virnucpro.ground.tasks import Pool
 from virnucpro.run.folder import RunDir
 from virnucpro.run.journal import ShardFigures
 from virnucpro.run.manifest import Manifest
-from virnucpro.run.plan import Plan, Planner, Slice
+from virnucpro.run.plan import Plan, Slice
 from virnucpro.stories.pipeline import (
     ExecutorOn,
     beside,
@@ -248,21 +248,17 @@ class _PartOfRun:
         groups = list(plan.by_records())
         n_shares, ours = part.shares(len(groups))
         mine = [one for place in ours for one in groups[place]]
-        planner = Planner.of(
-            rundir, rundir.shards, self.manifest, keep_intermediate=plan.keep_intermediate
-        )
-        plan = planner.find(of=mine)
-        assert plan is not None, "it was there"
+        plan = plan.limited({one.index for one in mine})
+        plan = plan.without_damaged(plan.shards)
         self.outcome.n_planned = len(plan.missing)
         if mine:
-            plan = planner.make(
-                plan,
+            plan = plan.make(
                 lambda done: self.on_event(Progress("planning this part", done, 0, "letters")),
                 self.pool,
             )
             whole = Plan.read(rundir, self.manifest)
             if self.outcome.n_planned and whole is not None and not whole.missing:
-                planner.make(whole, lambda _: None, self.pool)  # compares the ids of all parts
+                whole.refuse_duplicates()
         shards = {
             groups[place][0].index: [
                 shard
