@@ -20,9 +20,8 @@ import re
 import socket
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 from threading import Event, Thread
@@ -35,7 +34,6 @@ from virnucpro.ground.tree import Tree
 LOCK = ".lock"
 _MARK = f"{LOCK}.held"  # the lock of a file system without flock
 OF_A_LOCK = (LOCK, _MARK)
-_NO_TAGS = "no tags"  # a folder that is not there: another `work` is no obstacle
 _PATIENCE, _MOMENT = 2.0, 0.02  # seconds for others to write their name, and between two looks
 _STALE_SECONDS = 0.2  # for filelock to take over what a dead process left
 _QUEUE_SECONDS = 10.0  # for all that begin to work at once, without flock, one after the other
@@ -50,10 +48,6 @@ _OF_MACHINE = "4026531836"  # the machine's own namespace of processes: PROC_PID
 _NO_FLOCK = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL)
 
 
-# takes an open lock, and yields when it is held
-_Take = Callable[[FileIO, Path], AbstractContextManager[None]]
-
-
 @contextmanager
 def locked(folder: Path, tags: Path) -> Iterator[None]:
     """Keep all others out of a folder for the time of the block; ``tags`` is the folder of tags.
@@ -62,7 +56,23 @@ def locked(folder: Path, tags: Path) -> Iterator[None]:
         OutputError: another process has it; or it cannot be written, or was taken away since.
         StorageError: its disk is full.
     """
-    with _holding(folder, partial(_alone, tags=tags)):
+    path = folder / LOCK
+    with ExitStack() as stack, _noticing_moves(folder):
+        with writing(path):
+            handle = stack.enter_context(_open(Tree(folder), path, _BEGINNING))
+            match _flock(handle, fcntl.LOCK_EX):
+                case False:
+                    raise _in_use(handle, folder, tags)
+                case None:
+                    stack.enter_context(_soft(handle, folder / _MARK, tags, _STALE_SECONDS))
+                    for mark in filter(Path.exists, map(_mark_of, _tags(tags))):
+                        with _soft(handle, mark, tags, _STALE_SECONDS):
+                            pass  # it was left by a process that was killed
+            _refuse_living(handle, folder, _tags(tags))
+            handle.truncate(0)
+            handle.write(_name())
+            stack.callback(_forget, handle)
+            stack.enter_context(_beating(handle.fileno()))
         yield
 
 
@@ -73,7 +83,23 @@ def shared(folder: Path, tag: Path) -> Iterator[None]:
     Raises:
         OutputError, StorageError: as ``locked``.
     """
-    with _holding(folder, partial(_beside_others, tag=tag)):
+    path, tags = folder / LOCK, tag.parent
+    with ExitStack() as stack, _noticing_moves(folder):
+        with writing(path):
+            handle = stack.enter_context(_open(Tree(folder), path, _BEGINNING))
+            own = stack.enter_context(_open(Tree(folder), tag))
+            match _flock(handle, fcntl.LOCK_SH):
+                case False:
+                    raise _in_use(handle, folder, tags)
+                case None:  # no run has the folder while this process has the mark of one
+                    with _soft(handle, folder / _MARK, tags, _QUEUE_SECONDS):
+                        stack.enter_context(_soft(handle, _mark_of(tag), tags, _STALE_SECONDS))
+                case True:
+                    _refuse_living(handle, folder, ())
+                    _forget(handle)  # whoever left a name there was killed
+                    if not _flock(own, fcntl.LOCK_EX):
+                        raise _in_use(own, folder, tags)
+            stack.enter_context(_as_tag(own))
         yield
 
 
@@ -151,40 +177,20 @@ def _mark_of(path: Path) -> Path:
 
 
 @contextmanager
-def _holding(folder: Path, take: _Take) -> Iterator[None]:
-    path = folder / LOCK
-    with ExitStack() as stack:
-        with writing(path):
-            handle = stack.enter_context(_open(Tree(folder), path, _BEGINNING))
-            descriptor = os.open(folder, os.O_RDONLY)  # so that nothing else gets its number
-            stack.callback(os.close, descriptor)
-            stack.enter_context(take(handle, folder))
-        try:
-            yield
-        except (OSError, VirnucproError) as error:
-            if _is_at(descriptor, folder):
-                raise
-            raise OutputError(
-                f"{printable(folder)} was moved or deleted while it was in use",
-                hint="if it was moved, go on there with --resume; do not move it during a run",
-            ) from error
-
-
-@contextmanager
-def _alone(handle: FileIO, folder: Path, tags: Path) -> Iterator[None]:
-    """Have the lock of a folder, and one's name in it."""
-    with ExitStack() as stack:
-        match _flock(handle, fcntl.LOCK_EX):
-            case False:
-                raise _in_use(handle, folder, tags)
-            case None:
-                stack.enter_context(_marked(handle, folder, tags))
-        _refuse_living(handle, folder, tags)
-        handle.truncate(0)
-        handle.write(_name())
-        stack.callback(_forget, handle)
-        stack.enter_context(_beating(handle.fileno()))
+def _noticing_moves(folder: Path) -> Iterator[None]:
+    """Say so of any error in a folder that is not there any more."""
+    descriptor = os.open(folder, os.O_RDONLY)  # so that nothing else gets its number
+    try:
         yield
+    except (OSError, VirnucproError) as error:
+        if _is_at(descriptor, folder):
+            raise
+        raise OutputError(
+            f"{printable(folder)} was moved or deleted while it was in use",
+            hint="if it was moved, go on there with --resume; do not move it during a run",
+        ) from error
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager
@@ -206,21 +212,19 @@ def _beating(place: int | Path) -> Iterator[None]:
         thread.join()
 
 
-def _refuse_living(handle: FileIO, folder: Path, tags: Path) -> None:
+def _refuse_living(handle: FileIO, folder: Path, tags: Sequence[Path]) -> None:
     """Refuse a folder that another host has, though this one's lock knows nothing of it.
 
     Raises:
         OutputError: a run, or a ``work``, of another host gives signs of life.
     """
     handle.seek(0)
-    words = _NAME.fullmatch(handle.read().decode(errors="replace"))
-    others = [folder / LOCK] if words and words[2] != _host() else []
-    patience = dict.fromkeys(others, _WATCH_BEATS * _BEAT_SECONDS)
-    os.utime(handle.fileno())
-    for tag in _tags(tags):
-        age = _seconds_between(tag, folder / LOCK)
+    words, patience = _NAME.fullmatch(handle.read().decode(errors="replace")), dict[Path, float]()
+    if words and words[2] != _host():
+        patience[folder / LOCK] = _WATCH_BEATS * _BEAT_SECONDS
+    for tag in tags:
         if (holder := holder_of(tag)) and holder[0] != _as_part_of_name(_host()):
-            patience |= {tag: _DEAD_SECONDS - age} if age < _DEAD_SECONDS else {}
+            patience[tag] = _DEAD_SECONDS - _age_of(tag, handle)
     if living := _find_living(patience):
         holder = holder_of(living)
         who = f"process {holder[1]} on {holder[0]}" if holder else str(words and words[0].strip())
@@ -234,7 +238,7 @@ def _refuse_living(handle: FileIO, folder: Path, tags: Path) -> None:
 
 def _find_living(patience: Mapping[Path, float]) -> Path | None:
     """The first of some files that gets a beat, each within so many seconds."""
-    if most := max(patience.values(), default=0):
+    if (most := max(patience.values(), default=0.0)) > 0:
         LOGGER.info("waiting %.0f s at most for a sign of life of who used this folder", most)
     before, start = {path: _time_of(path) for path in patience}, time.monotonic()
     while waiting := [p for p, most in patience.items() if time.monotonic() - start < most]:
@@ -254,27 +258,10 @@ def _time_of(path: Path) -> int:
         return 0
 
 
-def _seconds_between(path: Path, later: Path) -> float:
-    return (_time_of(later) - _time_of(path)) / 1e9
-
-
-@contextmanager
-def _beside_others(handle: FileIO, folder: Path, tag: Path) -> Iterator[None]:
-    """Share the lock of a folder, and have a tag."""
-    with ExitStack() as stack:
-        own = stack.enter_context(_open(Tree(folder), tag))
-        match _flock(handle, fcntl.LOCK_SH):
-            case False:
-                raise _in_use(handle, folder, tag.parent)
-            case None:
-                stack.enter_context(_tagged(handle, folder, tag))
-            case True:
-                _refuse_living(handle, folder, folder / _NO_TAGS)
-                _forget(handle)  # whoever left a name there was killed
-                if not _flock(own, fcntl.LOCK_EX):
-                    raise _in_use(own, folder, tag.parent)
-        stack.enter_context(_as_tag(own))
-        yield
+def _age_of(path: Path, handle: FileIO) -> float:
+    """The seconds since a file was renewed, by the clock of its file system; a lock is renewed."""
+    os.utime(handle.fileno())
+    return (os.fstat(handle.fileno()).st_mtime_ns - _time_of(path)) / 1e9
 
 
 @contextmanager
@@ -320,27 +307,6 @@ def _flock(handle: FileIO, kind: int) -> bool | None:
 
 
 @contextmanager
-def _marked(handle: FileIO, folder: Path, tags: Path) -> Iterator[None]:
-    """Hold a folder by a file that only one process can make, when no tag is marked."""
-    mark = folder / _MARK
-    with _soft(handle, mark, tags, _STALE_SECONDS):
-        for tag in _tags(tags):
-            if _mark_of(tag).exists():
-                with _soft(handle, _mark_of(tag), tags, _STALE_SECONDS):
-                    pass  # it was left by a process that was killed
-        yield
-
-
-@contextmanager
-def _tagged(handle: FileIO, folder: Path, tag: Path) -> Iterator[None]:
-    """Mark a tag while no run has the folder: the mark of a run is held for that moment."""
-    with ExitStack() as stack:
-        with _soft(handle, folder / _MARK, tag.parent, _QUEUE_SECONDS):
-            stack.enter_context(_soft(handle, _mark_of(tag), tag.parent, _STALE_SECONDS))
-        yield
-
-
-@contextmanager
 def _soft(handle: FileIO, mark: Path, tags: Path, seconds: float) -> Iterator[None]:
     """Hold a file that only one process can make."""
     from filelock import SoftFileLock, Timeout
@@ -366,9 +332,7 @@ def _is_dead(handle: FileIO, mark: Path) -> bool:
     """Whether the process of another host that left a mark gives no sign of life."""
     if _host_in(mark) in ("", socket.gethostname()):
         return False  # filelock has looked for it, or it is being made now
-    os.utime(handle.fileno())
-    age = (os.fstat(handle.fileno()).st_mtime_ns - _time_of(mark)) / 1e9
-    patience = max(_DEAD_SECONDS - age, _WATCH_BEATS * _BEAT_SECONDS / 2)
+    patience = max(_DEAD_SECONDS - _age_of(mark, handle), _WATCH_BEATS * _BEAT_SECONDS / 2)
     return _find_living({mark: patience}) is None
 
 
