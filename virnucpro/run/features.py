@@ -15,6 +15,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, groupby
 from pathlib import Path
 
@@ -128,41 +129,36 @@ class FeatureStore:
     def find_pending(
         self, shards: Sequence[Shard], replaced: frozenset[str], on_shard: OnShard
     ) -> list[Shard]:
-        """The shards without a file, or whose failed records were not all ``replaced``.
-
-        Files are known by their labels: what is damaged within is found when it is read. What was
-        replaced is still owed if a copy of it is.
-        """
-        pending, settled = [], []
+        """The shards that are owed; what was replaced is, too, while a copy of it is."""
+        pending = []
         for i, shard in enumerate(shards):
             on_shard(i, len(shards))
-            failed = self._failed_in(self.path(shard), self.attributes(shard))
-            if failed is None or not failed <= replaced:
+            if self.owes(shard, replaced):
                 pending.append(shard)
-            elif failed:
-                settled.append(shard)
-        if settled and self._owes_copies(shards, replaced):
-            pending = sorted([*pending, *settled], key=lambda shard: shard.index)
+        with_copies = [shard for shard in shards if shard.n_orfs > shard.n_embedded]
+        if replaced and any(self.owes(shard, replaced, copies=1) for shard in with_copies):
+            return [shard for shard in shards if shard in pending or self._failed_in(shard)]
         return pending
 
-    def _owes_copies(self, shards: Sequence[Shard], replaced: frozenset[str]) -> bool:
-        of_copies = [
-            self._failed_in(self.path(shard, copies=1), self.attributes(shard, copies=1))
-            for shard in shards
-            if shard.n_orfs > shard.n_embedded
-        ]
-        return any(failed is None or not failed <= replaced for failed in of_copies)
-
-    def owes(self, shard: Shard, replaced: frozenset[str]) -> bool:
+    def owes(self, shard: Shard, replaced: frozenset[str], copies: int = 0) -> bool:
         """Whether a shard has no complete file, or one with failures that were not ``replaced``.
 
-        Nothing is deleted: somebody else may be about to write the file.
+        Files are known by their labels: what is damaged within is found when it is read. Nothing is
+        deleted: somebody else may be about to write the file.
         """
+        failed = self._failed_in(shard, copies)
+        return failed is None or not failed <= replaced
+
+    def _failed_in(self, shard: Shard, copies: int = 0) -> set[str] | None:
+        """The records with failures in a file; None without a complete one."""
+        path = self.path(shard, copies)
+        if not path.exists():
+            return None
         try:
-            label = read_label(self.path(shard), self.attributes(shard))
-        except FeatureFileError:
-            return True
-        return not replaced.issuperset(label.failed_records)
+            return set(read_label(path, self.attributes(shard, copies)).failed_records)
+        except FeatureFileError as error:
+            LOGGER.warning("%s; it is made again", error)
+            return None
 
     def find_damaged(self, shards: Sequence[Shard]) -> Iterator[FeatureFileError]:
         """The errors of all files, read to the last bit, also against the shards if given."""
@@ -181,22 +177,9 @@ class FeatureStore:
                 if path.exists():
                     read_embeddings(path, self.attributes(shard), self.encoder.dim)
             except FeatureFileError as error:
-                self._discard(path, error)
-
-    def _failed_in(self, path: Path, attributes: Attributes) -> set[str] | None:
-        """The records with failures in a file; None without a complete one."""
-        if not path.exists():
-            return None
-        try:
-            return set(read_label(path, attributes).failed_records)
-        except FeatureFileError as error:
-            self._discard(path, error)
-            return None
-
-    def _discard(self, path: Path, error: FeatureFileError) -> None:
-        LOGGER.warning("%s; it is made again", error)
-        with writing(path):
-            self.tree.delete(path)
+                LOGGER.warning("%s; it is made again", error)
+                with writing(path):
+                    self.tree.delete(path)
 
 
 def open_stores(
@@ -265,7 +248,6 @@ class FeatureReader:
         self._shards = [shard for shard in shards if shard.n_embedded]
         self._firsts = [0, *accumulate(shard.n_embedded for shard in self._shards)]
         self._sources: dict[int, _Source] = {}  # by the index of the shard
-        self._starts: dict[Path, int] = {}  # see ``find_vectors``
 
     def read(
         self, shard: Shard, orfs: Sequence[Orf], lost: Mapping[int, str], n_verified: int
@@ -327,8 +309,8 @@ class FeatureReader:
                     reasons[ordinal] = reason
                 else:
                     with_rows.append(ordinal)
-            places = [source.row(ordinal - first) for ordinal in with_rows]
-            rows.update(zip(with_rows, self._rows_at(source.path, places), strict=True))
+            found = source.rows([ordinal - first for ordinal in with_rows], self._store.encoder)
+            rows.update(zip(with_rows, found, strict=True))
         encoder = self._store.encoder
         delivered = [(orf, rows[orf.copy_of]) for orf in copies if orf.copy_of in rows]
         return Embeddings(
@@ -342,17 +324,6 @@ class FeatureReader:
                 if orf.copy_of in reasons
             ),
         )
-
-    def _rows_at(self, path: Path, places: Sequence[int]) -> list[NDArray[np.float32]]:
-        """The rows of some ORFs of a file that was verified."""
-        encoder = self._store.encoder
-        if not places:
-            return []
-        if encoder.per_residue:
-            return read_rows(path, places)
-        if path not in self._starts:
-            self._starts[path] = find_vectors(path)
-        return read_vectors(path, self._starts[path], encoder, places)
 
     def _number_of(self, ordinal: int) -> int:
         """The place of the shard that an ORF was embedded in."""
@@ -370,16 +341,26 @@ class FeatureReader:
         return self._sources[shard.index]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class _Source:
-    """A feature file that has originals of copies."""
+    """A feature file that has originals of copies; it was verified."""
 
     path: Path
     reasons: dict[int, str]  # place in the shard -> reason of the failure
 
-    def row(self, place: int) -> int:
-        """The row in the feature file, which leaves out what failed."""
-        return place - sum(failed < place for failed in self.reasons)
+    @cached_property
+    def start(self) -> int:
+        """The byte at which its vectors begin."""
+        return find_vectors(self.path)
+
+    def rows(self, places: Sequence[int], encoder: EncoderSpec) -> list[NDArray[np.float32]]:
+        """The rows of some ORFs by their places in the shard: the file leaves out what failed."""
+        rows = [place - sum(failed < place for failed in self.reasons) for place in places]
+        if not rows:
+            return []
+        if encoder.per_residue:
+            return read_rows(self.path, rows)
+        return read_vectors(self.path, self.start, encoder, rows)
 
 
 _NO_ROWS = np.empty((0, 0), dtype=np.float32)

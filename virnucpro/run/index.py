@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,8 @@ _OF_ONE_FILE = ("shard_sha256", "copies")  # attributes that a file over many do
 _DATASETS = ("ids", "lengths", "embeddings")
 
 Span: TypeAlias = tuple[int, int]  # the first, and one after the last
+# neighbouring rows: relative path of a file (".": the index), dataset, its rows in all, the rows
+_Piece: TypeAlias = tuple[str, str, int, Span]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +119,12 @@ class IndexPart:
             groups = h5.create_group("groups")
             for number, first in enumerate(range(0, len(shown), FILES_PER_GROUP)):
                 group = groups.create_group(f"{number:06}")
-                _fill(group, path.stem, dim, shown[first : first + FILES_PER_GROUP])
+                some = shown[first : first + FILES_PER_GROUP]
+                for name in _DATASETS:
+                    _add_virtual(group, name, dim, list(_pieces(path.stem, some, name)))
             for name in _DATASETS if len(shown) <= MOST_AT_ROOT else ():
                 sizes = [(group[name].name, len(group[name])) for group in groups.values()]
-                _add_virtual(h5, name, dim, [_Piece(".", place, n, (0, n)) for place, n in sizes])
+                _add_virtual(h5, name, dim, [(".", place, n, (0, n)) for place, n in sizes])
             h5.flush()
             content = bytes(h5.id.get_file_image())
         tree.write_whole(path, content)
@@ -133,35 +137,23 @@ class IndexPart:
 
 def _attributes_of(path: Path, parts: Sequence[IndexPart]) -> dict[str, Any]:
     """The attributes that all files have: those of the first."""
-    for part in parts[:1]:
-        first = path.with_name(path.stem) / part.name
-        try:
-            with open_features(first) as h5:
-                return {name: h5.attrs[name] for name in h5.attrs if name not in _OF_ONE_FILE}
-        except DAMAGE as error:
-            raise refusal(first, error) from error
-    return {}
+    if not parts:
+        return {}
+    first = path.with_name(path.stem) / parts[0].name
+    try:
+        with open_features(first) as h5:
+            return {name: h5.attrs[name] for name in h5.attrs if name not in _OF_ONE_FILE}
+    except DAMAGE as error:
+        raise refusal(first, error) from error
 
 
-def _fill(group: h5py.Group, folder: str, dim: int, parts: Sequence[IndexPart]) -> None:
-    for name in _DATASETS:
-        pieces = [piece for part in parts for piece in _pieces(folder, part, name)]
-        _add_virtual(group, name, dim, pieces)
-
-
-class _Piece(NamedTuple):
-    """Neighbouring rows of a dataset."""
-
-    file: str  # relative path; ".": the index
-    dataset: str
-    n_rows: int  # of the whole dataset
-    rows: Span
-
-
-def _pieces(folder: str, part: IndexPart, name: str) -> Iterator[_Piece]:
+def _pieces(folder: str, parts: Iterable[IndexPart], name: str) -> Iterator[_Piece]:
+    """The rows of a dataset that an index shows of feature files."""
     of_vectors = name == "embeddings"
-    n_rows, spans = (part.n_rows, part.rows) if of_vectors else (part.n_orfs, part.orfs)
-    return (_Piece(f"{folder}/{part.name}", name, n_rows, span) for span in spans)
+    for part in parts:
+        n_rows, spans = (part.n_rows, part.rows) if of_vectors else (part.n_orfs, part.orfs)
+        for span in spans:
+            yield f"{folder}/{part.name}", name, n_rows, span
 
 
 def _add_virtual(group: h5py.Group, name: str, dim: int, pieces: Sequence[_Piece]) -> None:
@@ -181,9 +173,9 @@ def _add_virtual(group: h5py.Group, name: str, dim: int, pieces: Sequence[_Piece
         space.select_hyperslab((first, *(0 for _ in row)), (end - first, *row))
         return space
 
-    for piece, (at, end) in zip(pieces, pairwise(ends), strict=True):
-        target, source = rows_of(ends[-1], at, end), rows_of(piece.n_rows, *piece.rows)
-        layout.set_virtual(target, piece.file.encode(), piece.dataset.encode(), source)
+    for (file, dataset, n_rows, span), (at, end) in zip(pieces, pairwise(ends), strict=True):
+        target, source = rows_of(ends[-1], at, end), rows_of(n_rows, *span)
+        layout.set_virtual(target, file.encode(), dataset.encode(), source)
     if of_vectors:  # rows of a file that is gone must not read as zeros
         layout.set_fill_value(np.array([np.nan]))
     space = h5s.create_simple((ends[-1], *row))
