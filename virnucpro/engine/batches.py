@@ -6,7 +6,6 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -14,10 +13,12 @@ import torch
 from numpy.typing import NDArray
 
 from virnucpro.encoders.base import Encoder, Pending
+from virnucpro.engine.cache import VectorCache
+from virnucpro.engine.recovery import Attempt
 from virnucpro.ground.files import writing
 from virnucpro.ground.log import printable
 from virnucpro.ground.records import Embeddings, Failure, Orf
-from virnucpro.ground.tree import Tree
+from virnucpro.run.features import FeatureStore
 
 _T = TypeVar("_T")
 
@@ -72,39 +73,66 @@ def land(started: Pending | Refused) -> NDArray[np.float32] | Refused:
     return Refused("the vector is not finite")
 
 
-class Batches:
-    """The batches of a shard that are still to be embedded; indices are rows of the shard."""
+class ShardEmbedding:
+    """A shard on its way through one encoder. Indices are places of its ORFs.
+
+    ``waiting`` has the batches that are still to be embedded. Rows of ``vectors`` begin as NaN, so
+    that a forgotten one cannot become an embedding.
+    """
 
     def __init__(
         self,
         encoder: Encoder,
-        lengths: Sequence[int],
-        tokens_per_batch: int,
-        suspects: frozenset[int] = frozenset(),
-        cached: Sequence[int] = (),
+        store: FeatureStore,
+        cache: VectorCache | None,
+        attempt: Attempt,
+        orfs: Sequence[Orf],
     ) -> None:
-        self.encoder, self.lengths, self.suspects = encoder, lengths, suspects
-        self.tokens_per_batch = tokens_per_batch
-        rows = sorted(set(range(len(lengths))).difference(cached))
-        batches = encoder.plan(self.lengths_of(rows), tokens_per_batch)
-        self.waiting = deque([rows[i] for i in batch] for batch in batches)
+        self.encoder, self.store, self.cache = encoder, store, cache
+        self.attempt, self.orfs = attempt, orfs
+        self.sequences = [orf.text(encoder.spec.reads) for orf in orfs]
+        self.lengths = np.array(list(map(len, self.sequences)), dtype=np.int32)
+        n_rows = self.lengths if encoder.spec.per_residue else np.ones_like(self.lengths)
+        self.bounds = np.concatenate([[0], np.cumsum(n_rows)])  # rows of each ORF
+        dim = encoder.spec.dim
+        self.vectors = np.full((int(self.bounds[-1]), dim), np.nan, dtype=np.float32)
+        self.done = np.zeros(len(orfs), dtype=np.bool_)
+        self.reasons: dict[int, str] = {}  # of ORFs that get no vector
+        self.condemn(attempt.condemned)
+        self.cached: list[int] = []
+        self.waiting: deque[list[int]] = deque()
+        self.tokens_per_batch = 0
+        # one batch at a time: after a loss there must be no doubt which one is at fault
+        self.is_alone = attempt.n_losses > 0
         self.tried_alone: set[int] = set()
+        self._saved = np.dtype([("row", "<i8"), ("vector", "<f4", (dim,))])
+
+    def plan(self, tokens_per_batch: int) -> None:
+        """Take the vectors that the cache has, and make batches of the other ORFs."""
+        vectors = self.cache.read(self.sequences) if self.cache else {}
+        self.cached = sorted(vectors.keys() - self.reasons.keys())
+        if self.cached:
+            self.put(self.cached, np.stack([vectors[i] for i in self.cached]))
+        rows = sorted(set(range(len(self.orfs))).difference(self.cached))
+        batches = self.encoder.plan(self.lengths_of(rows), tokens_per_batch)
+        self.waiting.extend([rows[i] for i in batch] for batch in batches)
+        self.tokens_per_batch = tokens_per_batch
 
     def n_tokens(self, batch: Iterable[int]) -> int:
         return self.encoder.count_tokens(self.lengths_of(batch))
 
     def lengths_of(self, batch: Iterable[int]) -> list[int]:
-        return [self.lengths[i] for i in batch]
+        return [len(self.sequences[i]) for i in batch]
 
-    def pop(self, done: NDArray[np.bool_]) -> list[int] | None:
+    def pop(self) -> list[int] | None:
         """The next batch, without rows that are done. Suspects come one by one."""
         while self.waiting:
             batch = self.waiting.popleft()
-            if len(batch) > 1 and not self.suspects.isdisjoint(batch):
+            if len(batch) > 1 and not self.attempt.suspects.isdisjoint(batch):
                 self.waiting.extendleft([i] for i in reversed(batch))
             elif len(batch) > 1 and self.n_tokens(batch) > self.tokens_per_batch:
                 self.halve(batch)
-            elif batch := [i for i in batch if not done[i]]:
+            elif batch := [i for i in batch if not self.done[i]]:
                 return batch
         return None
 
@@ -113,35 +141,19 @@ class Batches:
         middle = (len(batch) + 1) // 2
         self.waiting.extendleft([batch[middle:], batch[:middle]])
 
-    def shrink(self, batch: list[int]) -> None:
-        """Limit batches to half the tokens of this one, which did not fit."""
+    def shrink(self, batch: list[int]) -> int:
+        """Limit batches to half the tokens of this one, which did not fit. -> the limit"""
         self.tokens_per_batch = min(self.tokens_per_batch, self.n_tokens(batch) // 2)
+        return self.tokens_per_batch
 
     def try_again(self, batch: list[int]) -> bool:
-        """Put back, once, a row that did not fit: the next time it is alone on the device."""
+        """Put back, once, a row that did not fit: it may fit with no other batch beside it."""
         if not self.tried_alone.isdisjoint(batch):
             return False
         self.tried_alone.update(batch)
         self.waiting.appendleft(batch)
+        self.is_alone = True
         return True
-
-
-class ShardRows:
-    """The vectors of a shard while they come in, by the place of their ORF.
-
-    Rows begin as NaN, so that a forgotten one cannot become an embedding.
-    """
-
-    def __init__(self, orfs: Sequence[Orf], lengths: Sequence[int], encoder: Encoder) -> None:
-        self.orfs, self.per_residue = orfs, encoder.spec.per_residue
-        self.lengths = np.array(lengths, dtype=np.int32)
-        n_rows = self.lengths if self.per_residue else np.ones_like(self.lengths)
-        self.bounds = np.concatenate([[0], np.cumsum(n_rows)])
-        dim = encoder.spec.dim
-        self.vectors = np.full((int(self.bounds[-1]), dim), np.nan, dtype=np.float32)
-        self.done = np.zeros(len(orfs), dtype=np.bool_)
-        self.reasons: dict[int, str] = {}
-        self._saved = np.dtype([("row", "<i8"), ("vector", "<f4", (dim,))])
 
     def condemn(self, reasons: Mapping[int, str]) -> None:
         """Record the reasons of ORFs that get no vector."""
@@ -153,18 +165,22 @@ class ShardRows:
         self.vectors[self._rows_of(batch)] = rows
         self.done[batch] = True
 
-    def save(self, batch: list[int], tree: Tree, path: Path) -> None:
-        """Append the rows of a batch; a kill in the middle leaves whole rows before it."""
+    def save(self, batch: list[int], owner: str) -> None:
+        """Append the rows of a batch to the partial file of the owner.
+
+        A kill in the middle leaves whole rows before it.
+        """
         rows = self._rows_of([i for i in batch if i not in self.reasons])
         saved = np.empty(len(rows), dtype=self._saved)
         saved["row"], saved["vector"] = rows, self.vectors[rows]
-        with writing(path), tree.open(path, "a") as out:
+        path = self.store.partial(self.attempt.shard, owner)
+        with writing(path), self.store.tree.open(path, "a") as out:
             out.write(saved.tobytes())
 
-    def restore(self, tree: Tree, path: Path) -> None:
-        """Take over what an earlier attempt of this run saved."""
+    def restore(self, owner: str) -> None:
+        """Take over what an earlier attempt of the owner saved."""
         try:
-            partial = tree.open(path, "r+")
+            partial = self.store.tree.open(self.store.partial(self.attempt.shard, owner), "r+")
         except FileNotFoundError:
             return
         with partial:
@@ -176,27 +192,37 @@ class ShardRows:
         filled = np.isfinite(self.vectors).all(axis=1)
         self.done |= np.logical_and.reduceat(filled, self.bounds[:-1])
 
-    def finish(self) -> Embeddings:
-        """The embeddings of the shard, once every ORF has a vector or a reason."""
+    def write(self, owner: str) -> None:
+        """Write the feature file, once every ORF has a vector or a reason."""
         assert self.done.all(), "every ORF has a vector or a reason"
         ids, lengths, vectors = [orf.id for orf in self.orfs], self.lengths, self.vectors
         if self.reasons:
             delivered = [i for i in range(len(ids)) if i not in self.reasons]
             ids = [ids[i] for i in delivered]
             lengths, vectors = lengths[delivered], vectors[self._rows_of(delivered)]
-        return Embeddings(
+        embeddings = Embeddings(
             ids=tuple(ids),
             lengths=lengths,
             vectors=vectors,
-            per_residue=self.per_residue,
+            per_residue=self.encoder.spec.per_residue,
             failures=tuple(
                 Failure(self.orfs[i].id, self.orfs[i].record_id, self.reasons[i])
                 for i in sorted(self.reasons)
             ),
         )
+        self.store.write(self.attempt.shard, embeddings)
+        self.store.tree.delete(self.store.partial(self.attempt.shard, owner))
+
+    def keep(self) -> str:
+        """Put the vectors that were made into the cache. -> why it did not take them, or "" """
+        if self.cache is None:
+            return ""
+        others = {*self.cached, *self.reasons}
+        new = [i for i in range(len(self.orfs)) if i not in others]
+        return self.cache.write([self.sequences[i] for i in new], self.vectors[new])
 
     def _rows_of(self, batch: list[int]) -> NDArray[np.int64]:
-        if not self.per_residue:
+        if not self.encoder.spec.per_residue:
             return np.array(batch, dtype=np.int64)
         if not batch:
             return np.empty(0, dtype=np.int64)

@@ -19,7 +19,7 @@ import ctypes
 import logging
 import signal
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -134,13 +134,10 @@ def _no_device(shards: Sequence[Shard], job: Job) -> UnavailableError:
 
 def _names(devices: Sequence[str]) -> list[str]:
     """Names of workers: their device, numbered where several share one."""
-    shared = Counter(devices)
-    counts: Counter[str] = Counter()
-    names = []
-    for device in devices:
-        names.append(f"{device}#{counts[device]}" if shared[device] > 1 else device)
-        counts[device] += 1
-    return names
+    return [
+        f"{device}#{devices[:place].count(device)}" if devices.count(device) > 1 else device
+        for place, device in enumerate(devices)
+    ]
 
 
 @dataclass(slots=True, eq=False)

@@ -25,6 +25,7 @@ from virnucpro.ground.events import (
 )
 from virnucpro.ground.files import read_json
 from virnucpro.ground.log import LOGGER, escaped
+from virnucpro.ground.records import check_counts
 from virnucpro.ground.tree import Tree
 
 _FIRST_WIDTH = 1.0  # seconds of a bin at first
@@ -32,7 +33,7 @@ _MOST_BINS = 240  # then neighbours are joined, and bins are twice as wide
 _MOST_STARTS = 20  # the latest ones are kept
 _MOST_INCIDENTS = 100  # that are told of a start; all are counted
 _LONGEST_TEXT = 300  # letters of a reason
-_MOST = 10**15  # no count, and no number of bytes or seconds, is larger
+_MOST = 10**15  # no number of seconds is larger
 
 
 @dataclass(slots=True)
@@ -44,6 +45,11 @@ class _DeviceSeries:
     memory_total: int = 0  # bytes
     tokens: list[int] = field(default_factory=list)  # embedded in each bin
     memory: list[int] = field(default_factory=list)  # largest number of bytes used in each bin
+
+    def __post_init__(self) -> None:
+        check_counts(self.n_shards, self.memory_total, *self.tokens, *self.memory)
+        if len(self.tokens) != len(self.memory) or len(self.tokens) > _MOST_BINS:
+            raise ValueError("a device has tokens in other bins than memory")
 
     def add(self, place: int, n_tokens: int, memory: int) -> None:
         missing = place + 1 - len(self.tokens)
@@ -74,6 +80,10 @@ class Start:
     began: float = field(init=False)
 
     def __post_init__(self) -> None:
+        check_counts(self.n_losses, self.n_reductions, self.n_failed_shards)
+        amounts = (self.seconds, *(seconds for seconds, *_ in self.incidents))
+        if not (all(0 <= one <= _MOST for one in amounts) and 0 < self.seconds_per_bin <= _MOST):
+            raise ValueError("JSON holds infinities and NaN too")
         self.began = self.clock()
 
     def take(self, event: Event) -> None:
@@ -149,44 +159,6 @@ def _from_json(stored: dict[str, Any]) -> Start:
     Raises:
         ValueError, LookupError, TypeError, AttributeError: it is not as it was written.
     """
-    devices = {
-        str(name): _DeviceSeries(
-            description=str(device["description"]),
-            n_shards=_count(device["n_shards"]),
-            memory_total=_count(device["memory_total"]),
-            tokens=[_count(n) for n in device["tokens"][:_MOST_BINS]],
-            memory=[_count(n) for n in device["memory"][:_MOST_BINS]],
-        )
-        for name, device in stored["devices"].items()
-    }
-    if any(len(series.tokens) != len(series.memory) for series in devices.values()):
-        raise ValueError("a device has tokens in other bins than memory")
-    seconds_per_bin = _amount(stored["seconds_per_bin"])
-    if not seconds_per_bin > 0:
-        raise ValueError(f"bins of {seconds_per_bin} seconds")
-    return Start(
-        seconds_per_bin=seconds_per_bin,
-        seconds=_amount(stored["seconds"]),
-        devices=devices,
-        n_losses=_count(stored["n_losses"]),
-        n_reductions=_count(stored["n_reductions"]),
-        n_failed_shards=_count(stored["n_failed_shards"]),
-        incidents=[
-            (_amount(seconds), str(device), str(text))
-            for seconds, device, text in stored["incidents"][:_MOST_INCIDENTS]
-        ],
-    )
-
-
-def _amount(stored: float) -> float:
-    """
-    Raises:
-        ValueError, TypeError: it is none: JSON holds infinities, NaN and integers of any size too.
-    """
-    if not 0 <= stored <= _MOST:
-        raise ValueError(f"{stored} is no amount")
-    return float(stored)
-
-
-def _count(stored: float) -> int:
-    return int(_amount(stored))
+    devices = {name: _DeviceSeries(**device) for name, device in stored["devices"].items()}
+    incidents = [(at, str(device), str(text)) for at, device, text in stored["incidents"]]
+    return Start(**{**stored, "devices": devices, "incidents": incidents})

@@ -16,15 +16,14 @@ import traceback
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from typing import NamedTuple
 
-import numpy as np
 import psutil
 import torch
 
 from virnucpro.encoders.base import Encoder, Pending, load_encoder
 from virnucpro.encoders.transfer import use_device
-from virnucpro.engine.batches import Batches, Refused, ShardRows, land, outcome_of
+from virnucpro.engine.batches import Refused, ShardEmbedding, land, outcome_of
 from virnucpro.engine.cache import VectorCache
 from virnucpro.engine.executor import Job, Resources
 from virnucpro.engine.recovery import Attempt
@@ -39,8 +38,7 @@ from virnucpro.ground.events import (
     ShardDone,
     ShardFailed,
 )
-from virnucpro.ground.records import Orf, Shard
-from virnucpro.run.features import FeatureStore
+from virnucpro.ground.records import Shard
 from virnucpro.run.shards import read_shard
 
 _STORAGE_ERRORS = (OSError, OutputError, StorageError)
@@ -49,24 +47,12 @@ _TRIAL = {"protein": "M", "dna": "ATG"}
 _SLOWEST = {"cpu": 2e9, "mps": 1e11, "cuda": 1e12}
 
 
-@dataclass(frozen=True, slots=True)
-class _Writing:
-    """A shard that is embedded; its feature file is on the way to the disk."""
-
-    shard: Shard
-    started: float
-    embeddings: list[_Embedding]
-    n_failed: int
-    written: Future[tuple[float, str]]  # see ``Worker._write``
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Open:
-    """A shard that is being embedded."""
+class _Open(NamedTuple):
+    """A shard that is being embedded, or written."""
 
     attempt: Attempt
     started: float
-    embeddings: list[_Embedding]  # one for each encoder
+    embeddings: list[ShardEmbedding]  # one for each encoder
 
 
 class Worker:
@@ -90,10 +76,11 @@ class Worker:
         self.tokens_per_batch = {encoder.spec: budget for encoder in self.encoders}
         self.batches_in_flight = 2 if self.device.type == "cuda" else 1
         self.writer = ThreadPoolExecutor(max_workers=1)
-        self.writing: _Writing | None = None
         self.open: deque[_Open] = deque()  # two at most, but for empty ones
+        # the one that is embedded, with its file on the way to the disk; see ``_write``
+        self.writing: tuple[_Open, Future[tuple[float, str]]] | None = None
         # batches on the device, all of one encoder
-        self.in_flight: deque[tuple[_Embedding, list[int], Pending | Refused]] = deque()
+        self.in_flight: deque[tuple[ShardEmbedding, list[int], Pending | Refused]] = deque()
         for encoder in self.encoders:  # a device that can do nothing must not look ready
             encoder.start([_TRIAL[encoder.spec.reads]]).rows()
 
@@ -149,25 +136,28 @@ class Worker:
     def _opened(self, attempt: Attempt) -> _Open:
         started, shard = time.monotonic(), attempt.shard
         orfs = [orf for orf in read_shard(shard) if orf.copy_of is None]
+        stations = zip(self.encoders, self.job.stores, self.caches, strict=True)
         embeddings = [
-            _Embedding(self, encoder, attempt, orfs, store, cache)
-            for encoder, store, cache in zip(
-                self.encoders, self.job.stores, self.caches, strict=True
-            )
+            ShardEmbedding(encoder, store, cache, attempt, orfs)
+            for encoder, store, cache in stations
         ]
+        for each in embeddings:
+            if attempt.n_losses:
+                each.restore(self.job.owner)
+            each.plan(self.tokens_per_batch[each.encoder.spec])
         return _Open(attempt, started, embeddings)
 
     def _embed(self, *, to_the_end: bool) -> Iterator[Event]:
         """Embed what is open: all of it, or until the device has room for a batch of another."""
         while self.open:
             of_all = [embedding for shard in self.open for embedding in shard.embeddings]
-            has_room = len(self.in_flight) < min(each.most_in_flight for each in of_all)
+            is_alone = any(each.is_alone for each in of_all)
+            has_room = len(self.in_flight) < (1 if is_alone else self.batches_in_flight)
             if has_room and (found := self._next_batch(of_all)):
-                embedding, batch = found
-                yield self._announced(embedding, batch)
-                self.in_flight.append((embedding, batch, embedding.start(batch)))
+                yield self._announced(*found)
+                self.in_flight.append((*found, self._started(*found)))
                 continue
-            is_left = any(embedding.batches.waiting for embedding in of_all)
+            is_left = any(embedding.waiting for embedding in of_all)
             if has_room and self.in_flight and not to_the_end and not is_left:
                 return
             yield from self._end_oldest()
@@ -176,75 +166,104 @@ class Worker:
         """Take the oldest batch from the device, and close the shards that are embedded by then."""
         if self.in_flight:
             yield from self._land()
-        if self.writing and self.writing.written.done():
+        if self.writing and self.writing[1].done():
             yield from self._written()
         while self.open and not any(map(self._is_at, self.open[0].embeddings)):
             yield from self._written()
-            self._close(self.open.popleft())
+            shard = self.open.popleft()
+            written = self.writer.submit(self._write, shard.attempt.shard, shard.embeddings)
+            self.writing = shard, written
 
-    def _next_batch(self, of_all: Sequence[_Embedding]) -> tuple[_Embedding, list[int]] | None:
+    def _next_batch(
+        self, of_all: Sequence[ShardEmbedding]
+    ) -> tuple[ShardEmbedding, list[int]] | None:
         """The next batch that can be started while others are in flight."""
         for embedding in of_all:
             if self.in_flight and self.in_flight[0][0].encoder is not embedding.encoder:
                 return None
             budget = self.tokens_per_batch[embedding.encoder.spec]
-            embedding.batches.tokens_per_batch = min(embedding.batches.tokens_per_batch, budget)
-            if batch := embedding.batches.pop(embedding.rows.done):
+            embedding.tokens_per_batch = min(embedding.tokens_per_batch, budget)
+            if batch := embedding.pop():
                 return embedding, batch
         return None
 
-    def _is_at(self, embedding: _Embedding) -> bool:
+    def _is_at(self, embedding: ShardEmbedding) -> bool:
         is_in_flight = any(other is embedding for other, *_ in self.in_flight)
-        return is_in_flight or bool(embedding.batches.waiting)
+        return is_in_flight or bool(embedding.waiting)
 
-    def _announced(self, embedding: _Embedding, batch: list[int]) -> BatchStarted:
+    def _announced(self, embedding: ShardEmbedding, batch: list[int]) -> BatchStarted:
         busy = [*((other, rows) for other, rows, _ in self.in_flight), (embedding, batch)]
-        lengths = [length for each, rows in busy for length in each.batches.lengths_of(rows)]
+        lengths = [length for each, rows in busy for length in each.lengths_of(rows)]
         seconds = self.allowed_seconds(embedding.encoder, lengths)
         return BatchStarted(self.name, embedding.attempt.shard, tuple(batch), seconds)
+
+    def _started(self, embedding: ShardEmbedding, batch: list[int]) -> Pending | Refused:
+        sequences = [embedding.sequences[i] for i in batch]
+        started = outcome_of(lambda: self.start(embedding.encoder, sequences))
+        if isinstance(started, Refused) and started.is_too_large:
+            self.free_memory()
+        return started
 
     def _land(self) -> Iterator[Event]:
         embedding, batch, started = self.in_flight.popleft()
         try:
-            yield from embedding.land(batch, started)
+            yield from self._take(embedding, batch, started)
         except _STORAGE_ERRORS as error:  # after a loss: nothing else is open
             self.open.clear()
             yield self._not_stored(embedding.attempt.shard, error)
 
-    def _close(self, shard: _Open) -> None:
-        """Begin to write a shard."""
-        rows = [embedding.rows for embedding in shard.embeddings]
-        n_failed = len(set().union(*(each.reasons for each in rows)))
-        written = self.writer.submit(self._write, shard.attempt.shard, shard.embeddings)
-        self.writing = _Writing(
-            shard.attempt.shard, shard.started, shard.embeddings, n_failed, written
-        )
+    def _take(
+        self, embedding: ShardEmbedding, batch: list[int], started: Pending | Refused
+    ) -> Iterator[Event]:
+        """Wait for a batch, and keep its rows; or try it again in parts, and then alone."""
+        n_repeated = 0
+        match land(started):
+            case Refused(is_too_large=is_too_large) if len(batch) > 1:
+                if is_too_large:
+                    self.free_memory()
+                    tokens = embedding.shrink(batch)
+                    self.tokens_per_batch[embedding.encoder.spec] = tokens
+                    yield BudgetReduced(self.name, tokens)
+                embedding.halve(batch)
+                return
+            case Refused(is_too_large=True) if embedding.try_again(batch):
+                self.free_memory()
+                return
+            case Refused(reason=reason):
+                embedding.condemn(dict.fromkeys(batch, reason))
+            case rows:
+                embedding.put(batch, rows)
+                assert not isinstance(started, Refused), "it has rows"
+                n_repeated = started.n_repeated
+        attempt, n_tokens = embedding.attempt, embedding.n_tokens(batch)
+        if attempt.n_losses:
+            embedding.save(batch, self.job.owner)
+        yield BatchDone(self.name, attempt.shard, tuple(batch), n_tokens, self.memory(), n_repeated)
 
     def _written(self) -> Iterator[Event]:
         """Wait until the last shard is written, and report it."""
-        writing, self.writing = self.writing, None
-        if writing is None:
+        if self.writing is None:
             return
+        (shard, written), self.writing = self.writing, None
         try:
-            end, cache_fault = writing.written.result()
+            end, cache_fault = written.result()
         except _STORAGE_ERRORS as error:
-            yield self._not_stored(writing.shard, error)
+            yield self._not_stored(shard.attempt.shard, error)
         else:
             yield ShardDone(
                 self.name,
-                writing.shard,
-                end - writing.started,
-                writing.n_failed,
-                sum(len(each.cached) for each in writing.embeddings),
-                sum(each.batches.n_tokens(each.cached) for each in writing.embeddings),
-                cache_fault,
+                shard.attempt.shard,
+                end - shard.started,
+                n_failed=len(set().union(*(each.reasons for each in shard.embeddings))),
+                n_cached=sum(len(each.cached) for each in shard.embeddings),
+                n_cached_tokens=sum(each.n_tokens(each.cached) for each in shard.embeddings),
+                cache_fault=cache_fault,
             )
 
-    def _write(self, shard: Shard, embeddings: Sequence[_Embedding]) -> tuple[float, str]:
+    def _write(self, shard: Shard, embeddings: Sequence[ShardEmbedding]) -> tuple[float, str]:
         """Write the files of a shard. -> when they were there, and why a cache took nothing"""
-        for store, each in zip(self.job.stores, embeddings, strict=True):
-            store.write(shard, each.rows.finish())
-            store.tree.delete(store.partial(shard, self.job.owner))
+        for each in embeddings:
+            each.write(self.job.owner)
         end = time.monotonic()
         return end, next(filter(None, [each.keep() for each in embeddings]), "")
 
@@ -256,80 +275,3 @@ class Worker:
         """The limit for batches of sequences of these lengths on a slow device of this kind."""
         slowest = _SLOWEST.get(self.device.type, _SLOWEST["cpu"])
         return self.resources.silence_seconds + encoder.count_flop(lengths) / slowest
-
-
-class _Embedding:
-    """One shard on its way through one encoder."""
-
-    def __init__(
-        self,
-        worker: Worker,
-        encoder: Encoder,
-        attempt: Attempt,
-        orfs: Sequence[Orf],
-        store: FeatureStore,
-        cache: VectorCache | None,
-    ) -> None:
-        self.worker, self.encoder, self.attempt, self.cache = worker, encoder, attempt, cache
-        self.sequences = [orf.text(encoder.spec.reads) for orf in orfs]
-        lengths = list(map(len, self.sequences))
-        self.rows = ShardRows(orfs, lengths, encoder)
-        self.rows.condemn(attempt.condemned)
-        self.tree, self.partial = store.tree, store.partial(attempt.shard, worker.job.owner)
-        if attempt.n_losses:
-            self.rows.restore(self.tree, self.partial)
-        vectors = cache.read(self.sequences) if cache else {}
-        self.cached = sorted(vectors.keys() - self.rows.reasons.keys())
-        if self.cached:
-            self.rows.put(self.cached, np.stack([vectors[i] for i in self.cached]))
-        budget = worker.tokens_per_batch[encoder.spec]
-        self.batches = Batches(encoder, lengths, budget, attempt.suspects, self.cached)
-        # after a loss one batch at a time: there must be no doubt which one is at fault
-        self.most_in_flight = 1 if attempt.n_losses else worker.batches_in_flight
-
-    def keep(self) -> str:
-        """Put the vectors that were made into the cache. -> why it did not take them, or "" """
-        if self.cache is None:
-            return ""
-        others = {*self.cached, *self.rows.reasons}
-        new = [i for i in range(len(self.sequences)) if i not in others]
-        return self.cache.write([self.sequences[i] for i in new], self.rows.vectors[new])
-
-    def start(self, batch: list[int]) -> Pending | Refused:
-        sequences = [self.sequences[i] for i in batch]
-        started = outcome_of(lambda: self.worker.start(self.encoder, sequences))
-        if isinstance(started, Refused) and started.is_too_large:
-            self.worker.free_memory()
-        return started
-
-    def land(self, batch: list[int], started: Pending | Refused) -> Iterator[Event]:
-        """Wait for a batch, and keep its rows; or try it again in parts, and then alone."""
-        n_repeated = 0
-        match land(started):
-            case Refused(is_too_large=is_too_large) if len(batch) > 1:
-                if is_too_large:
-                    self.worker.free_memory()
-                    yield self.shrunk(batch)
-                self.batches.halve(batch)
-                return
-            case Refused(is_too_large=True) if self.batches.try_again(batch):
-                self.worker.free_memory()
-                self.most_in_flight = 1  # it may fit with no other batch beside it
-                return
-            case Refused(reason=reason):
-                self.rows.condemn(dict.fromkeys(batch, reason))
-            case rows:
-                self.rows.put(batch, rows)
-                assert not isinstance(started, Refused), "it has rows"
-                n_repeated = started.n_repeated
-        if self.attempt.n_losses:
-            self.rows.save(batch, self.tree, self.partial)
-        n_tokens = self.batches.n_tokens(batch)
-        shard, memory = self.attempt.shard, self.worker.memory()
-        yield BatchDone(self.worker.name, shard, tuple(batch), n_tokens, memory, n_repeated)
-
-    def shrunk(self, batch: list[int]) -> BudgetReduced:
-        self.batches.shrink(batch)
-        tokens = self.batches.tokens_per_batch
-        self.worker.tokens_per_batch[self.encoder.spec] = tokens
-        return BudgetReduced(self.worker.name, tokens)
