@@ -106,55 +106,59 @@ def test_a_shard_that_ends_workers_outside_its_batches_is_given_up(loss):
 # Who is guilty
 
 
-def test_the_shard_of_the_batches_in_flight_is_to_blame():
+def suspect(place: int, *rows: int) -> Attempt:
+    return Attempt(SHARDS[place], n_losses=1, suspects=frozenset(rows))
+
+
+IN_WRITING, ONE_MORE = Attempt(SHARDS[0], n_losses=1), Attempt(SHARDS[2])
+
+
+@pytest.mark.parametrize(
+    ("started", "done", "loss", "first", "last"),
+    [
+        # the shard of the batches in flight is to blame; those before it are being written
+        ([(1, (0, 1))], [], CRASHED, [suspect(1, 0, 1), ONE_MORE], [IN_WRITING]),
+        # all batches in flight are suspects, and none that is done
+        (
+            [(1, (0, 1)), (1, (2, 3)), (1, (4,))],
+            [(1, (0, 1))],
+            CRASHED,
+            [suspect(1, 2, 3, 4), ONE_MORE],
+            [IN_WRITING],
+        ),
+        # two shards with batches in flight are both tried again, each alone
+        (
+            [(0, (8, 9)), (1, (0, 1))],
+            [],
+            CRASHED,
+            [suspect(0, 8, 9), suspect(1, 0, 1), ONE_MORE],
+            [],
+        ),
+        # the last batch of a shard is done while the next has one
+        (
+            [(0, (0, 1)), (1, (0, 1))],
+            [(0, (0, 1))],
+            KILLED,
+            [Attempt(SHARDS[1], n_losses=1), ONE_MORE],
+            [IN_WRITING],
+        ),
+        # without a batch in flight it is the first shard
+        (
+            *([], [], KILLED),
+            [Attempt(SHARDS[0], n_losses=1, n_blind_losses=1), Attempt(SHARDS[1]), ONE_MORE],
+            [],
+        ),
+    ],
+)
+def test_who_has_batches_in_flight_is_to_blame_and_is_tried_again(started, done, loss, first, last):
     work = workload(*SHARDS)
-    start_batch(work, 0, 1, shard=SHARDS[1])
-    after = work.end(CRASHED)
-    assert after.lost.shard == SHARDS[1] and after.failed is None
-    assert after.first == (
-        Attempt(SHARDS[1], n_losses=1, suspects=frozenset({0, 1})),
-        Attempt(SHARDS[2]),
-    )
-    assert after.last == (Attempt(SHARDS[0], n_losses=1),)  # it was being written
-
-
-def test_all_batches_in_flight_are_suspects_and_none_that_is_done():
-    work = workload(SHARD)
-    start_batch(work, 0, 1)
-    start_batch(work, 2, 3)
-    end_batch(work, 0, 1)
-    start_batch(work, 4)
-    assert work.end(CRASHED).first[0].suspects == {2, 3, 4}
-
-
-def test_two_shards_with_batches_in_flight_are_both_tried_again_each_alone():
-    work = workload(*SHARDS)
-    start_batch(work, 8, 9, shard=SHARDS[0])
-    start_batch(work, 0, 1, shard=SHARDS[1])
-    after = work.end(CRASHED)
-    assert after.first == (
-        Attempt(SHARDS[0], n_losses=1, suspects=frozenset({8, 9})),
-        Attempt(SHARDS[1], n_losses=1, suspects=frozenset({0, 1})),
-        Attempt(SHARDS[2]),
-    )
-    assert (after.last, after.failed) == ((), None)
-
-
-def test_the_last_batch_of_a_shard_is_done_while_the_next_has_one():
-    work = workload(*SHARDS)
-    start_batch(work, 0, 1, shard=SHARDS[0])
-    start_batch(work, 0, 1, shard=SHARDS[1])
-    end_batch(work, 0, 1, shard=SHARDS[0])
-    after = work.end(KILLED)
-    assert after.first == (Attempt(SHARDS[1], n_losses=1), Attempt(SHARDS[2]))
-    assert after.last == (Attempt(SHARDS[0], n_losses=1),)  # it was being written
-
-
-def test_without_a_batch_in_flight_the_first_shard_is_to_blame():
-    after = workload(*SHARDS).end(KILLED)
-    assert after.lost.shard == SHARDS[0]
-    assert after.first[0] == Attempt(SHARDS[0], n_losses=1, n_blind_losses=1)
-    assert after.first[1:] == (Attempt(SHARDS[1]), Attempt(SHARDS[2]))
+    for place, rows in started:
+        start_batch(work, *rows, shard=SHARDS[place])
+    for place, rows in done:
+        end_batch(work, *rows, shard=SHARDS[place])
+    after = work.end(loss)
+    assert (after.first, after.last, after.failed) == (tuple(first), tuple(last), None)
+    assert after.lost.shard == first[0].shard
 
 
 @pytest.mark.parametrize("shards", [SHARDS, []])

@@ -13,9 +13,10 @@ import struct
 import time
 import tracemalloc
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import compress
 from pathlib import Path
 from typing import Any
@@ -168,26 +169,31 @@ def test_anyone_with_h5py_can_read_a_feature_file_by_the_documented_names(path: 
 # Damage
 
 
-def test_a_missing_or_foreign_file_is_refused(path: Path) -> None:
-    refusal_of(path)
-    for content in (b"", b"no HDF5", b"\x89HDF\r\n\x1a\n", b"\0" * 4096):
-        path.write_bytes(content)
-        refusal_of(path)
-
-
-def test_a_folder_in_the_place_of_a_feature_file_is_refused(path: Path) -> None:
-    path.mkdir()
-    refusal_of(path)
-
-
-def test_an_hdf5_file_of_another_program_is_refused(path: Path) -> None:
+def other_hdf5(path: Path, *groups: str) -> None:
     with h5py.File(path, "w") as h5:
         h5["something"] = [1.0, 2.0]
-    refusal_of(path)
-    with h5py.File(path, "w") as h5:
         h5.attrs.update(ATTRIBUTES)
-        for name in ("ids", "embeddings", "lengths", "failed"):
+        for name in groups:
             h5.create_group(name)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        lambda _: None,
+        *(
+            partial(Path.write_bytes, data=content)
+            for content in (b"", b"no HDF5", b"\x89HDF\r\n\x1a\n", b"\0" * 4096)
+        ),
+        Path.mkdir,
+        other_hdf5,
+        lambda path: other_hdf5(path, "ids", "embeddings", "lengths", "failed"),
+    ],
+)
+def test_what_is_missing_or_no_feature_file_is_refused(
+    path: Path, place: Callable[[Path], object]
+) -> None:
+    place(path)
     refusal_of(path)
 
 
@@ -297,22 +303,15 @@ def test_damage_anywhere_is_refused_or_harmless_and_never_hangs(
     assert survey.exitcode == 0, tried
 
 
-def test_a_truncated_file_is_refused_by_its_last_bytes(path: Path) -> None:
+def test_a_file_that_was_cut_or_lost_a_block_is_refused_by_its_last_bytes(path: Path) -> None:
     write_embeddings(path, make_embeddings(7, n_failures=1), ATTRIBUTES, Tree(path.parent))
     content = path.read_bytes()
     assert read_label(path, ATTRIBUTES).failed_records == ["contig_bad0"]
-    for length, _ in truncations(content):
-        path.write_bytes(content[:length])
+    cut = [content[:length] for length, _ in truncations(content)]
+    for damaged in (*cut, content[:512] + content[1024:]):
+        path.write_bytes(damaged)
         with pytest.raises(FeatureFileError, match="is not whole"):
             read_label(path, ATTRIBUTES)
-
-
-def test_a_file_that_lost_a_block_in_its_middle_is_refused_by_its_last_bytes(path: Path) -> None:
-    write_embeddings(path, make_embeddings(7), ATTRIBUTES, Tree(path.parent))
-    content = path.read_bytes()
-    path.write_bytes(content[:512] + content[1024:])
-    with pytest.raises(FeatureFileError, match=r"its content has \d+ bytes of \d+"):
-        read_label(path, ATTRIBUTES)
 
 
 # Interrupted writes
@@ -436,27 +435,21 @@ def parts(request: pytest.FixtureRequest) -> list[Embeddings]:
     ]
 
 
-@pytest.mark.parametrize("n_files", [1, 2, 200])
-def test_the_index_shows_the_rows_of_all_files_in_their_order(
-    tmp_path: Path, parts, monkeypatch, n_files: int
+@pytest.mark.parametrize(
+    ("n_files", "is_masked"), [(1, False), (2, False), (200, False), (2, True)]
+)
+def test_the_index_shows_the_rows_of_all_files_in_their_order_but_those_that_are_masked(
+    tmp_path: Path, parts, monkeypatch, n_files: int, is_masked: bool
 ) -> None:
     monkeypatch.setattr("virnucpro.run.index.FILES_PER_GROUP", n_files)
-    index = tmp_path / "run" / "features.h5"
-    IndexPart.write_index(index, reversed(make_run(index.parent, *parts)), Tree(index.parent))
-    found = read_index(index)
-    assert found.ids == tuple(orf_id for part in parts for orf_id in part.ids)
-    assert found.lengths.tolist() == [n for part in parts for n in part.lengths.tolist()]
-    expected = {k: v for part in parts for k, v in rows_by_id(part).items()}
-    assert rows_by_id(found) == expected
-
-
-def test_the_index_leaves_out_what_is_masked(tmp_path: Path, parts) -> None:
-    index = tmp_path / "run" / "features.h5"
     masks = [np.ones(len(part.ids), dtype=np.bool_) for part in parts]
-    masks[0][[0, 2, 3]] = False
-    masks[1][:] = False
-    masks[3][-1] = False
-    IndexPart.write_index(index, make_run(index.parent, *parts, masks=masks), Tree(index.parent))
+    if is_masked:
+        masks[0][[0, 2, 3]] = False
+        masks[1][:] = False
+        masks[3][-1] = False
+    index = tmp_path / "run" / "features.h5"
+    files = make_run(index.parent, *parts, masks=masks)
+    IndexPart.write_index(index, reversed(files), Tree(index.parent))
     expected = {
         orf_id: rows
         for part, mask in zip(parts, masks, strict=True)
@@ -464,8 +457,9 @@ def test_the_index_leaves_out_what_is_masked(tmp_path: Path, parts) -> None:
         if is_shown
     }
     found = read_index(index)
-    assert found.ids == tuple(expected)
-    assert rows_by_id(found) == expected
+    assert found.ids == tuple(expected) and rows_by_id(found) == expected
+    lengths = np.concatenate([p.lengths[mask] for p, mask in zip(parts, masks, strict=True)])
+    assert found.lengths.tolist() == lengths.tolist()
 
 
 def test_the_index_works_after_the_run_folder_was_moved(tmp_path, parts, monkeypatch) -> None:
