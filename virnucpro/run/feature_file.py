@@ -19,8 +19,8 @@ import os
 import stat
 import struct
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from virnucpro import __version__
 from virnucpro.ground.config import EncoderSpec, Store
-from virnucpro.ground.errors import FeatureFileError, StorageError, VirnucproError
+from virnucpro.ground.errors import FeatureFileError, StorageError
 from virnucpro.ground.files import disk_error, parse_json, sha256
 from virnucpro.ground.log import printable
 from virnucpro.ground.records import Embeddings, Failure, from_bfloat16
@@ -44,7 +44,7 @@ _BLOCK = 1 << 18
 _MAX_LABEL = 1 << 28  # bytes: a bound on what is read before its hash is known
 
 # what h5py raises on a file that is not as it should be
-DAMAGE = (OSError, LookupError, ValueError, TypeError, RuntimeError, AttributeError)
+_DAMAGE = (OSError, LookupError, ValueError, TypeError, RuntimeError, AttributeError)
 # numbers of the OSErrors that tell of the file; all others tell of the disk, or of who may read it
 _NO_FILE = (None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
 # HDF5's fields of a number in bfloat16: sign and exponent, their bits, mantissa and its bits
@@ -83,7 +83,9 @@ def write_embeddings(
     stands the version of the program, which no reader asks for: what counts for the numbers is the
     recipe.
     """
-    parts = _parts(embeddings, attributes, store)
+    failed_records = list(dict.fromkeys(failure.record_id for failure in embeddings.failures))
+    content = _to_hdf5(embeddings, attributes, store)
+    parts = content, sealed_label(content, attributes, failed_records)  # large, and not copied
     with suppress(OSError):  # what cannot be read is replaced
         if path.is_file() and sha256(path) == hash_of(parts):
             return
@@ -106,13 +108,6 @@ def _holds(handle: BinaryIO, parts: Iterable[bytes]) -> bool:
             if handle.read(len(block)) != block:
                 return False
     return not handle.read(1)
-
-
-def _parts(embeddings: Embeddings, attributes: Attributes, store: Store) -> tuple[bytes, bytes]:
-    """The content of a file, in two parts: it is large, and not copied."""
-    failed_records = list(dict.fromkeys(failure.record_id for failure in embeddings.failures))
-    content = _to_hdf5(embeddings, attributes, store)
-    return content, sealed_label(content, attributes, failed_records)
 
 
 def sealed_label(
@@ -222,7 +217,7 @@ def read_label(path: Path, attributes: Attributes) -> Label:
         FeatureFileError: it is missing, cut short, or of another recipe or shard.
         OutputError, StorageError: it cannot be read now.
     """
-    try:
+    with reading(path):
         _refuse_pipe(path)
         with path.open("rb") as handle:
             end = handle.seek(0, os.SEEK_END) - _SEAL.size
@@ -244,8 +239,6 @@ def read_label(path: Path, attributes: Attributes) -> Label:
                 raise FeatureFileError(
                     f"{printable(path)} has {name} {printable(actual)}, not {printable(value)}"
                 )
-    except DAMAGE as error:
-        raise refusal(path, error) from error
     return label
 
 
@@ -259,7 +252,7 @@ def read_embeddings(path: Path, attributes: Attributes, dim: int | None = None) 
         OutputError, StorageError: it cannot be read now.
     """
     label = read_label(path, attributes)
-    try:
+    with reading(path):
         _check_content(path, label)
         with open_features(path) as h5:
             embeddings = Embeddings(
@@ -272,9 +265,7 @@ def read_embeddings(path: Path, attributes: Attributes, dim: int | None = None) 
         width = embeddings.vectors.shape[1]
         if dim not in (None, width) and (width or embeddings.ids):
             raise ValueError(f"its vectors have {width} values of {dim}")
-        return embeddings
-    except DAMAGE as error:
-        raise refusal(path, error) from error
+    return embeddings
 
 
 def _failures(h5: h5py.File) -> tuple[Failure, ...]:
@@ -282,14 +273,25 @@ def _failures(h5: h5py.File) -> tuple[Failure, ...]:
     return tuple(Failure(*values) for values in zip(*columns, strict=True))
 
 
-def refusal(path: Path, error: Exception) -> VirnucproError:
-    """A file that cannot be read now is not damaged: nobody may delete it for that."""
-    if isinstance(error, OSError) and error.errno not in _NO_FILE:
-        return disk_error(error, path)
-    return FeatureFileError(
-        f"{printable(path)} is not whole: {printable(error)}",
-        hint="check the disk, and run the same command with --resume: it is made again",
-    )
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn what goes wrong while a feature file, or an index, is read into an error of ours.
+
+    A file that cannot be read now is not damaged: nobody may delete it for that.
+
+    Raises:
+        FeatureFileError: it is missing, or not as it was written.
+        OutputError, StorageError: it cannot be read now.
+    """
+    try:
+        yield
+    except _DAMAGE as error:
+        if isinstance(error, OSError) and error.errno not in _NO_FILE:
+            raise disk_error(error, path) from error
+        raise FeatureFileError(
+            f"{printable(path)} is not whole: {printable(error)}",
+            hint="check the disk, and run the same command with --resume: it is made again",
+        ) from error
 
 
 def read_rows(path: Path, places: Sequence[int]) -> list[NDArray[np.float32]]:
@@ -298,13 +300,10 @@ def read_rows(path: Path, places: Sequence[int]) -> list[NDArray[np.float32]]:
     Raises:
         FeatureFileError: it is not there any more, or not as it was.
     """
-    try:
-        with open_features(path) as h5:
-            rows = h5["embeddings"]
-            bounds = np.concatenate([[0], np.cumsum(h5["lengths"][:])])
-            return [rows[bounds[i] : bounds[i + 1]] for i in places]
-    except DAMAGE as error:
-        raise refusal(path, error) from error
+    with reading(path), open_features(path) as h5:
+        rows = h5["embeddings"]
+        bounds = np.concatenate([[0], np.cumsum(h5["lengths"][:])])
+        return [rows[bounds[i] : bounds[i + 1]] for i in places]
 
 
 def find_vectors(path: Path) -> int:
@@ -313,15 +312,12 @@ def find_vectors(path: Path) -> int:
     Raises:
         FeatureFileError: it is not there any more, or not as it was.
     """
-    try:
-        with open_features(path) as h5:
-            rows = _own(h5, "embeddings")
-            start = rows.id.get_offset()  # None: without a byte, or in chunks
-            if start is None and rows.size > 0:
-                raise ValueError("its vectors are not stored one after the other")
-            return start or 0
-    except DAMAGE as error:
-        raise refusal(path, error) from error
+    with reading(path), open_features(path) as h5:
+        rows = _own(h5, "embeddings")
+        start = rows.id.get_offset()  # None: without a byte, or in chunks
+        if start is None and rows.size > 0:
+            raise ValueError("its vectors are not stored one after the other")
+        return start or 0
 
 
 def read_vectors(
@@ -336,13 +332,10 @@ def read_vectors(
     """
     dim, is_short = encoder.dim, encoder.store == "bfloat16"
     n_bytes = dim * (2 if is_short else 4)
-    try:
-        with path.open("rb", buffering=0) as handle:
-            rows = [os.pread(handle.fileno(), n_bytes, start + i * n_bytes) for i in places]
+    with reading(path), path.open("rb", buffering=0) as handle:
+        rows = [os.pread(handle.fileno(), n_bytes, start + i * n_bytes) for i in places]
         numbers = [np.frombuffer(row, dtype="<u2" if is_short else "<f4") for row in rows]
         return [(from_bfloat16(one) if is_short else one).reshape(1, dim) for one in numbers]
-    except DAMAGE as error:
-        raise refusal(path, error) from error
 
 
 def _own(h5: h5py.File, name: str) -> h5py.Dataset:

@@ -81,10 +81,10 @@ class FeatureStore:
             "shard_sha256": shard.sha256,
         }
 
-    def write(self, shard: Shard, embeddings: Embeddings) -> None:
-        """Write the file of a shard, which appears when it is whole."""
-        attributes, store = self.attributes(shard), self.encoder.store
-        write_embeddings(self.path(shard), embeddings, attributes, self.tree, store)
+    def write(self, shard: Shard, embeddings: Embeddings, copies: int = 0) -> None:
+        """Write a file of a shard, which appears when it is whole; see ``path``."""
+        path, attributes = self.path(shard, copies), self.attributes(shard, copies)
+        write_embeddings(path, embeddings, attributes, self.tree, self.encoder.store)
 
     def delete_partials(self, owner: str) -> None:
         """Delete the partial files of a process."""
@@ -269,12 +269,9 @@ class FeatureReader:
         else:
             files.append((self._store.path(shard), self._read_embedded(shard, embedded)))
         if copies := [orf for orf in orfs if orf.copy_of is not None]:
-            path = self._store.path(shard, copies=1)
             embeddings = self._copy_to(copies, lost, n_verified)
-            attributes = self._store.attributes(shard, copies=1)
-            how = self._store.encoder.store
-            write_embeddings(path, embeddings, attributes, self._store.tree, how)
-            files.append((path, embeddings))
+            self._store.write(shard, embeddings, copies=1)
+            files.append((self._store.path(shard, copies=1), embeddings))
         for _, embeddings in files:
             reasons |= {failure.orf_id: failure.reason for failure in embeddings.failures}
         return ShardFeatures(tuple(files), reasons)
@@ -298,19 +295,11 @@ class FeatureReader:
         reasons: dict[int, str] = {}
         ordinals = sorted({orf.copy_of for orf in copies if orf.copy_of is not None})
         for number, group in groupby(ordinals, key=self._number_of):
-            shard, first = self._shards[number], self._firsts[number]
-            if loss := lost.get(shard.index, ""):
-                reasons |= dict.fromkeys(group, loss)
-                continue
-            source = self._source(shard, is_verified=shard.index < n_verified)
-            with_rows = []
-            for ordinal in group:
-                if reason := source.reasons.get(ordinal - first):
-                    reasons[ordinal] = reason
-                else:
-                    with_rows.append(ordinal)
-            found = source.rows([ordinal - first for ordinal in with_rows], self._store.encoder)
-            rows.update(zip(with_rows, found, strict=True))
+            first, source = self._firsts[number], self._source(number, lost, n_verified)
+            places = [ordinal - first for ordinal in group]
+            found = source.rows(places, self._store.encoder)
+            rows |= {first + place: row for place, row in found.items()}
+            reasons |= {first + i: source.reasons[i] for i in places if i in source.reasons}
         encoder = self._store.encoder
         delivered = [(orf, rows[orf.copy_of]) for orf in copies if orf.copy_of in rows]
         return Embeddings(
@@ -329,10 +318,14 @@ class FeatureReader:
         """The place of the shard that an ORF was embedded in."""
         return bisect_right(self._firsts, ordinal) - 1
 
-    def _source(self, shard: Shard, *, is_verified: bool) -> _Source:
+    def _source(self, number: int, lost: Mapping[int, str], n_verified: int) -> _Source:
         """The place of the originals in a shard, which another process may have read."""
+        shard = self._shards[number]
+        path, attributes = self._store.path(shard), self._store.attributes(shard)
+        if loss := lost.get(shard.index):
+            return _Source(path, dict.fromkeys(range(shard.n_embedded), loss))
         if shard.index not in self._sources:
-            path, attributes = self._store.path(shard), self._store.attributes(shard)
+            is_verified = shard.index < n_verified
             if is_verified and not read_label(path, attributes).failed_records:
                 self._sources[shard.index] = _Source(path, {})
             else:
@@ -353,14 +346,18 @@ class _Source:
         """The byte at which its vectors begin."""
         return find_vectors(self.path)
 
-    def rows(self, places: Sequence[int], encoder: EncoderSpec) -> list[NDArray[np.float32]]:
-        """The rows of some ORFs by their places in the shard: the file leaves out what failed."""
+    def rows(self, places: Sequence[int], encoder: EncoderSpec) -> dict[int, NDArray[np.float32]]:
+        """The rows of some ORFs, by their places in the shard; none of those that failed."""
+        places = [place for place in places if place not in self.reasons]
+        # the file leaves out what failed
         rows = [place - sum(failed < place for failed in self.reasons) for place in places]
         if not rows:
-            return []
+            return {}
         if encoder.per_residue:
-            return read_rows(self.path, rows)
-        return read_vectors(self.path, self.start, encoder, rows)
+            found = read_rows(self.path, rows)
+        else:
+            found = read_vectors(self.path, self.start, encoder, rows)
+        return dict(zip(places, found, strict=True))
 
 
 _NO_ROWS = np.empty((0, 0), dtype=np.float32)

@@ -17,14 +17,13 @@ from virnucpro.ground.log import printable
 from virnucpro.ground.records import Embeddings, Shard, check_counts, runs_of
 from virnucpro.ground.tree import Tree
 from virnucpro.run.feature_file import (
-    DAMAGE,
     Attributes,
     hash_of,
     new_hdf5,
     open_features,
     read_embeddings,
     read_label,
-    refusal,
+    reading,
     text_type,
 )
 from virnucpro.run.features import FeatureStore, ShardFeatures, is_feature_file
@@ -140,11 +139,8 @@ def _attributes_of(path: Path, parts: Sequence[IndexPart]) -> dict[str, Any]:
     if not parts:
         return {}
     first = path.with_name(path.stem) / parts[0].name
-    try:
-        with open_features(first) as h5:
-            return {name: h5.attrs[name] for name in h5.attrs if name not in _OF_ONE_FILE}
-    except DAMAGE as error:
-        raise refusal(first, error) from error
+    with reading(first), open_features(first) as h5:
+        return {name: h5.attrs[name] for name in h5.attrs if name not in _OF_ONE_FILE}
 
 
 def _pieces(folder: str, parts: Iterable[IndexPart], name: str) -> Iterator[_Piece]:
@@ -187,7 +183,7 @@ def check_index(path: Path) -> None:
     Raises:
         FeatureFileError: the files of an index are not those that it was written for.
     """
-    try:
+    with reading(path):
         with open_features(path) as h5:
             written_for = h5.attrs["parts_sha256"]
         files = [path.parent / name for name, _ in _shown_orfs(path)]
@@ -206,8 +202,6 @@ def check_index(path: Path) -> None:
             raise FeatureFileError(
                 f"{printable(path)} was written for other files", hint=_WRITE_ANEW
             )
-    except DAMAGE as error:
-        raise refusal(path, error) from error
 
 
 def read_shown(store: FeatureStore) -> Iterator[tuple[str, NDArray[np.float32]]]:
