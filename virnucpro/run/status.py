@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,7 +40,8 @@ _NO_HASHES = (
 _LISTED = 8  # number of files that are listed
 
 
-class _Seen(NamedTuple):
+@dataclass(frozen=True)
+class _Seen:
     """All that one look at a run folder shows."""
 
     rundir: RunDir
@@ -48,7 +50,7 @@ class _Seen(NamedTuple):
     running: str  # name of the run that has the folder now
     plan: Plan | None
     hosts: list[HostFigures]
-    stores: tuple[FeatureStore, ...]
+    stores: tuple[FeatureStore, ...]  # none: the scorer does all the work
     done: set[str]  # names of the shards that have a file of every encoder
 
     @property
@@ -59,41 +61,16 @@ class _Seen(NamedTuple):
     def shards(self) -> Sequence[Shard]:
         return self.plan.shards if self.plan else ()
 
-    @property
+    @cached_property
     def pending(self) -> list[Shard]:
         return [shard for shard in self.shards if shard.name not in self.done]
 
     @property
     def has_all(self) -> bool:
-        """Whether it has every vector; one that could not read a file is partial all the same."""
-        is_partial = self.state == "partial"
-        return self.state == "complete" or (
-            is_partial and not self.facts["counts"]["n_failed_frames"]
-        )
-
-    def work(self) -> _Work:
-        """The work of embedding."""
-        return _embedding(self)
-
-    def lines(self) -> list[str]:
-        """Lines on what is done of that."""
-        return _describe_shards(self)
-
-
-class _SeenScoring(_Seen):
-    """The same of a run in which the scorer does all the work."""
-
-    @property
-    def has_all(self) -> bool:
-        """Whether it has all that it needs: when it is complete."""
+        """Whether it is complete, or has every vector though it could not read a file."""
+        if self.state == "partial" and self.stores:
+            return not self.facts["counts"]["n_failed_frames"]
         return self.state == "complete"
-
-    def work(self) -> _Work:
-        return _scoring(self)
-
-    def lines(self) -> list[str]:
-        work = self.work()
-        return [f"scored    {work.n_done:,} of {work.total:,} letters"] if work.total else []
 
 
 @contextmanager
@@ -112,7 +89,7 @@ def _look(folder: Path) -> Iterator[_Seen]:
     stores = rundir.stores_of(manifest.recipe)
     done = [store.names_done() for store in stores]
     try:
-        yield (_Seen if stores else _SeenScoring)(
+        yield _Seen(
             rundir,
             manifest,
             facts,
@@ -186,22 +163,17 @@ def _verify_features(seen: _Seen) -> tuple[list[str], int, list[str]]:
     for store in seen.stores:
         of_store = [f"damaged   {error}" for error in store.find_damaged(seen.shards)]
         n_files += len(list(store.files()))
-        if store.index.exists():
-            has_index = True
-            of_store += [] if of_store else _verify_index(store)
+        has_index |= store.index.exists()
+        if store.index.exists() and not of_store:
+            try:
+                check_index(store.index)
+            except FeatureFileError as error:
+                of_store = [f"damaged   {error}; --resume writes it anew"]
         damaged += of_store
     if seen.plan is None and not has_index:
         remark = "whether each is in its place was not checked: the plan is not here"
         return damaged, n_files, [remark]
     return damaged, n_files, []
-
-
-def _verify_index(store: FeatureStore) -> list[str]:
-    try:
-        check_index(store.index)
-    except FeatureFileError as error:
-        return [f"damaged   {error}; --resume writes it anew"]
-    return []
 
 
 def _describe(seen: _Seen) -> list[str]:
@@ -216,7 +188,7 @@ def _describe(seen: _Seen) -> list[str]:
     ]
     if rules := manifest.embed_rules:
         lines.append(f"embedded  only what --embed {rules} asks for")
-    lines += seen.lines()
+    lines += _describe_shards(seen) if seen.stores else _describe_letters(seen)
     step = seen.state
     if (slices := _count_slices(seen)) and seen.state == "planned":
         text = "{planned:,} of {total:,} planned, {tables:,} with tables"
@@ -245,6 +217,12 @@ def _missing(rundir: RunDir, recipe: Recipe) -> list[str]:
 def _how(recipe: Recipe) -> str:
     encoders = (f"{one.model}, layer {one.layer}, {one.precision}" for one in recipe.encoders)
     return "; ".join(encoders) or recipe.reader
+
+
+def _describe_letters(seen: _Seen) -> list[str]:
+    letters = _scoring(seen).counts["letters"]
+    total, n_done = letters["total"], letters["done"]
+    return [f"scored    {n_done:,} of {total:,} letters"] if total else []
 
 
 def _describe_shards(seen: _Seen) -> list[str]:
@@ -295,64 +273,54 @@ def measure_run(folder: Path) -> dict[str, Any]:
         InputMissingError, ResumeError: as ``inspect_run``.
     """
     with _look(folder) as seen:
-        return _measure(seen)
-
-
-def _measure(seen: _Seen) -> dict[str, Any]:
-    work, hosts = seen.work(), seen.hosts
-    rates = [host.tokens_per_second for host in hosts if host.n_working]
-    rate = sum(rates)
-    left = work.pending / rate if rate and work.pending else None
-    if seen.running and not rates:
-        rate, left = rate_of(work.points), seconds_left(work.points, work.pending, time.time())
-    return {
-        "state": seen.facts.get("state"),
-        "running": seen.running or None,
-        "slices": _count_slices(seen) or None,
-        "embed": seen.manifest.embed_rules or "all",
-        **work.counts,
-        "sequences_failed": sum(host.n_failed for host in hosts),
-        f"{work.unit}_per_second": round(rate * work.per_work, 1),
-        "remaining_seconds": 0 if seen.has_all else None if left is None else round(left),
-        "hosts": [asdict(host) for host in hosts],
-    }
+        work = _embedding(seen) if seen.stores else _scoring(seen)
+        rates = [host.tokens_per_second for host in seen.hosts if host.n_working]
+        rate = sum(rates)
+        left = work.pending / rate if rate and work.pending else None
+        if seen.running and not rates:
+            rate, left = rate_of(work.points), seconds_left(work.points, work.pending, time.time())
+        return {
+            "state": seen.facts.get("state"),
+            "running": seen.running or None,
+            "slices": _count_slices(seen) or None,
+            "embed": seen.manifest.embed_rules or "all",
+            **work.counts,
+            "sequences_failed": sum(host.n_failed for host in seen.hosts),
+            f"{work.unit}_per_second": round(rate * work.per_work, 1),
+            "remaining_seconds": 0 if seen.has_all else None if left is None else round(left),
+            "hosts": [asdict(host) for host in seen.hosts],
+        }
 
 
 class _Work(NamedTuple):
     """The work of a run: its counts, what is still to do, and what this start did by when."""
 
     unit: str  # that is counted
-    counts: dict[str, object]
+    counts: Mapping[str, Mapping[str, int | None]]
     pending: float
     points: list[Point]
-    total: int | None
-    n_done: int
     per_work: float = 1.0  # letters, or tokens, of a piece of work
 
 
 def _embedding(seen: _Seen) -> _Work:
-    encoders = seen.manifest.recipe.encoders
+    encoders, n_done = seen.manifest.recipe.encoders, len(seen.done)
     pending, n_tokens = _tokens(encoders, seen.pending), _tokens(encoders, seen.shards)
-    if seen.plan is None and seen.has_all:
+    shards: dict[str, int | None] = {"total": None, "done": n_done, "pending": None}
+    if seen.plan is not None:
+        shards |= {"total": len(seen.shards), "pending": len(seen.pending)}
+    elif seen.has_all:  # its plan was deleted with its shards
+        shards |= {"total": n_done, "pending": 0}
         counts = seen.facts["counts"]
         n_tokens = counts["n_tokens_in_all"] - counts["n_tokens_saved"]
+    shards["given_up"] = sum(host.n_lost for host in seen.hosts)
     ends = [
         (max(store.path(one).stat().st_mtime for store in seen.stores), _tokens(encoders, [one]))
         for one in seen.shards
         if one.name in seen.done
     ]
-    given_up = sum(host.n_lost for host in seen.hosts)
-    return _Work(
-        "tokens",
-        {
-            "shards": {**_shard_counts(seen), "given_up": given_up},
-            "tokens": {"total": n_tokens, "pending": pending},
-        },
-        pending,
-        _points(seen.rundir, ends),
-        n_tokens,
-        n_tokens - pending,
-    )
+    tokens = {"total": n_tokens, "pending": pending}
+    points = _points(seen.rundir, ends)
+    return _Work("tokens", {"shards": shards, "tokens": tokens}, pending, points)
 
 
 def _scoring(seen: _Seen) -> _Work:
@@ -361,7 +329,7 @@ def _scoring(seen: _Seen) -> _Work:
     labels = [(path.stat().st_mtime, label.attributes) for path, label in store.labels()]
     ends = [(seconds, int(each["work"])) for seconds, each in labels]
     n_done, worked = sum(int(each["n_letters"]) for _, each in labels), sum(n for _, n in ends)
-    total, work = (n_done, worked) if seen.has_all else (None, worked)
+    total, work = None, worked
     if seen.has_all:  # by whatever scorer: its files may count for nothing now
         total = n_done = int(seen.facts["counts"].get("n_letters", n_done))
     if plan is not None:
@@ -369,15 +337,9 @@ def _scoring(seen: _Seen) -> _Work:
         if dict(seen.facts.get("cut") or {}).get("regions"):
             work += plan.counts.n_searched
     pending = None if total is None else max(0, total - n_done)
-    return _Work(
-        "letters",
-        {"letters": {"total": total, "done": n_done, "pending": pending}},
-        max(0, work - worked),
-        _points(rundir, ends),
-        total,
-        n_done,
-        n_done / max(1, worked),
-    )
+    counts = {"letters": {"total": total, "done": n_done, "pending": pending}}
+    left, per_work = max(0, work - worked), n_done / max(1, worked)
+    return _Work("letters", counts, left, _points(rundir, ends), per_work)
 
 
 def _points(rundir: RunDir, ends: Iterable[tuple[float, float]]) -> list[Point]:
@@ -386,16 +348,6 @@ def _points(rundir: RunDir, ends: Iterable[tuple[float, float]]) -> list[Point]:
     since = sorted((seconds, amount) for seconds, amount in ends if seconds > began)
     done = accumulate(amount for _, amount in since)
     return [(began, 0.0), *zip([seconds for seconds, _ in since], done, strict=True)]
-
-
-def _shard_counts(seen: _Seen) -> dict[str, int | None]:
-    """None is what only a plan that is there would say."""
-    n_done = len(seen.done)
-    if seen.plan is not None:
-        return {"total": len(seen.shards), "done": n_done, "pending": len(seen.pending)}
-    if seen.has_all:  # its plan was deleted with its shards
-        return {"total": n_done, "done": n_done, "pending": 0}
-    return {"total": None, "done": n_done, "pending": None}
 
 
 def _tokens(encoders: Sequence[EncoderSpec], shards: Sequence[Shard]) -> int:
