@@ -22,11 +22,12 @@ from tempfile import TemporaryDirectory
 from front_end import make_contigs, make_reads
 from simulated import SimulatedRow, SimulatedWorker, config_of, register, write_input
 
+from virnucpro.engine.executor import Job
 from virnucpro.engine.local import InlineExecutor, ProcessExecutor
 from virnucpro.ground.tasks import Pool
 from virnucpro.run.folder import RunDir
 from virnucpro.run.plan import Plan
-from virnucpro.stories.pipeline import make_job, make_results, run
+from virnucpro.stories.pipeline import make_results, run
 from virnucpro.stories.resolve import RunConfig
 from virnucpro.stories.work import Part
 
@@ -119,7 +120,7 @@ def _work(rundir: RunDir, config: RunConfig) -> TaskTimes:
             part = plan.limited([one.index]).make(lambda _: None, Pool())
         of_plan += seconds
         plan = replace(plan, parts={**plan.parts, **part.parts})
-    job = make_job(rundir, manifest.recipe, config.weights)
+    job = Job.of(rundir, manifest.recipe, config.weights)
     for store in job.stores:
         store.make_folder()
     executor = InlineExecutor(worker=SimulatedWorker)

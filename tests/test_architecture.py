@@ -382,7 +382,7 @@ BY_PATH = {"unlink", "rmdir", "mkdir", "rename", "touch", "write_text", "write_b
 BY_PATH |= {"symlink_to", "hardlink_to"}
 FROM_FILES = {"atomic", "write_whole", "write_json"}
 OF_A_ROOT = {("run.folder", "self.root.mkdir"), ("stories.api", "folder.mkdir")}
-OF_A_ROOT |= {("engine.cache", "self.path.mkdir")}
+OF_A_ROOT |= {("engine.cache", "folder.path.mkdir")}
 
 
 def test_a_run_folder_is_written_and_deleted_from_by_its_tree_alone() -> None:

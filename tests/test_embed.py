@@ -26,7 +26,7 @@ from virnucpro.ground.errors import ResumeError
 from virnucpro.ground.events import BatchDone
 from virnucpro.ground.records import FastaRecord, Orf, Prediction, Records
 from virnucpro.run import plan
-from virnucpro.run.manifest import Manifest, Step
+from virnucpro.run.manifest import Manifest
 from virnucpro.run.status import inspect_run, measure_run
 from virnucpro.scorer.nets import Scorer, thresholds
 from virnucpro.scorer.score import score_sequences
@@ -214,16 +214,16 @@ def test_an_input_that_is_added_between_two_rules_moves_no_shard(run_on, tmp_pat
 
 def test_neither_a_later_input_nor_a_later_rule_moves_a_series_of_shards():
     for history in itertools.product("ir", repeat=6):  # an input, or a rule, is added
-        n_inputs, steps, before = 1, [Step("uncertain", 0)], [(0, 0)]
+        n_inputs, rules, before = 1, {"uncertain": 0}, [(0, 0)]
         for event in history:
             if event == "i":
                 n_inputs += 1
             else:
-                steps.append(Step("viral", n_inputs))
+                rules.setdefault("all" if "viral" in rules else "viral", n_inputs)
             inputs = tuple(SimpleNamespace(generation=i) for i in range(n_inputs))
-            series = Manifest(NUCLEOTIDES, inputs, embed=tuple(steps)).series
+            series = Manifest(NUCLEOTIDES, inputs, embed=rules).series
             assert series[: len(before)] == before
-            assert sorted(series) == sorted(itertools.product(range(n_inputs), range(len(steps))))
+            assert sorted(series) == sorted(itertools.product(range(n_inputs), range(len(rules))))
             before = series
 
 

@@ -36,7 +36,7 @@ from toy_executor import BackwardExecutor
 from virnucpro.cli.figures import EventLog
 from virnucpro.engine import local
 from virnucpro.engine.batches import Refused, outcome_of
-from virnucpro.engine.executor import Resources
+from virnucpro.engine.executor import Job, Resources
 from virnucpro.engine.local import InlineExecutor, ProcessExecutor, _Peer
 from virnucpro.engine.recovery import Attempt, Workload
 from virnucpro.engine.starts import Start
@@ -59,7 +59,6 @@ from virnucpro.ground.processes import interrupts_held, start
 from virnucpro.ground.records import Shard
 from virnucpro.run.folder import RunDir
 from virnucpro.stories import pipeline
-from virnucpro.stories.pipeline import make_job
 
 pytestmark = pytest.mark.usefixtures("quick_starts", "early_starts")
 CODONS_OF_POISON = "TGG" * 4 + "TGC" + "TGG" * 4
@@ -240,7 +239,7 @@ def test_freed_memory_is_kept_by_worker_processes_on_a_cpu(device, is_kept):
 @GLIBC
 def test_a_model_in_the_process_of_the_user_leaves_its_memory_as_it_is(make_config, tiny, contigs):
     config = make_config(contigs)
-    job = make_job(RunDir(config.output), config.recipe, config.weights)
+    job = Job.of(RunDir(config.output), config.recipe, config.weights)
     with interrupts_held():
         child = start(workers.load_and_tell_of_the_allocator, job, config.resources)
     with closing(child):

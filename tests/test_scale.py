@@ -22,7 +22,7 @@ from forked import fork_server
 from runs import again, run_inline, statuses
 
 from virnucpro.callers.caller import Caller
-from virnucpro.engine.executor import Resources
+from virnucpro.engine.executor import Job, Resources
 from virnucpro.ground.config import EncoderSpec, Recipe
 from virnucpro.ground.events import EmbeddingStarted, Progress
 from virnucpro.ground.records import Embeddings, Shard
@@ -38,7 +38,7 @@ from virnucpro.sequences.inputs import Source
 from virnucpro.sequences.survey import Survey
 from virnucpro.stories.intake import open_run
 from virnucpro.stories.options import ExtractOptions
-from virnucpro.stories.pipeline import find_pending, make_job
+from virnucpro.stories.pipeline import find_pending
 from virnucpro.stories.resolve import RunConfig
 
 PROC = Path("/proc/self")
@@ -225,7 +225,7 @@ def finished(tmp_path_factory, tiny: Tiny, request) -> FinishedRun:
     manifest = open_run(config.options, config.recipe_for, rundir, None, nothing)
     plan = adopted_plan(rundir, manifest)
     rundir.write_manifest(manifest, {"state": "unfinished"})
-    (store,) = make_job(rundir, manifest.recipe, config.weights).stores
+    (store,) = Job.of(rundir, manifest.recipe, config.weights).stores
     for shard in plan.shards:
         embeddings = Embeddings(
             ids=(f"p{shard.index}",),

@@ -24,7 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b, sha256
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from virnucpro.ground.config import SHARD_FORMAT, EncoderSpec
 from virnucpro.ground.errors import OutputError, StorageError
 from virnucpro.ground.files import TEMPORARY, disk_error, open_plain
-from virnucpro.ground.log import printable
+from virnucpro.ground.log import LOGGER, announce, printable
 from virnucpro.ground.tree import Tree
 
 _HEAD = struct.Struct("<16sQ")  # what it is, and how many vectors
@@ -54,19 +54,22 @@ class CacheFolder:
     path: Path
     most_bytes: int
 
-    def make(self) -> str:
-        """Make the folder, unless it is there. -> what it holds, in words
-
-        Raises:
-            OutputError, StorageError: the disk refuses it.
-        """
+    @classmethod
+    def open(cls, path: Path, n_gigabytes: float) -> CacheFolder | None:
+        """Make a folder, unless it is there, and announce it; None, after a warning, without it."""
+        folder = cls(path.absolute(), round(n_gigabytes * 1e9))
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            n_bytes = sum(n_bytes for _, n_bytes, _ in self._sizes())
+            folder.path.mkdir(parents=True, exist_ok=True)
+            n_bytes = sum(n_bytes for _, n_bytes, _ in folder._sizes())
         except OSError as error:
-            raise disk_error(error, self.path) from error
-        sizes = " of ".join(f"{n / 1e9:,.2f}" for n in (n_bytes, self.most_bytes))
-        return f"cache of vectors {printable(self.path)}: {sizes} GB are used"
+            refusal = disk_error(error, folder.path)
+            LOGGER.warning(
+                "%s (hint: %s); the run goes on without the cache", refusal, refusal.hint
+            )
+            return None
+        sizes = " of ".join(f"{n / 1e9:,.2f}" for n in (n_bytes, folder.most_bytes))
+        announce(f"cache of vectors {printable(folder.path)}: {sizes} GB are used")
+        return folder
 
     def packs(self) -> Iterator[os.DirEntry[str]]:
         """The packs of all encoders; other files in the folder are not touched."""
@@ -104,17 +107,8 @@ class CacheFolder:
                     Tree(self.path).delete(path)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Part:
-    """Entries of an index, in step."""
-
-    tags: NDArray[np.uint64]  # (n,) the first 8 bytes of a digest, rising
-    places: NDArray[np.int32]  # (n, 2) its pack, and its row there
-
-    @classmethod
-    def sorted(cls, tags: NDArray[np.uint64], places: NDArray[np.int32]) -> _Part:
-        order = np.argsort(tags, kind="stable")
-        return cls(tags[order], places[order])
+# entries of an index, in step: the first 8 bytes of digests (n,), rising; pack and row there (n, 2)
+_Entries: TypeAlias = tuple[NDArray[np.uint64], NDArray[np.int32]]
 
 
 @dataclass(slots=True, eq=False)
@@ -127,7 +121,7 @@ class VectorCache:
     is_refused: bool = False  # the disk took no pack: no other is tried
     _key: str = field(init=False)
     _packs: list[str] = field(default_factory=list)  # names; "" for one that is gone
-    _index: list[_Part] = field(default_factory=list)  # each at least twice as long as the next
+    _index: list[_Entries] = field(default_factory=list)  # each at least twice as long as the next
 
     def __post_init__(self) -> None:
         text = json.dumps([self.encoder.facts, self.device, SHARD_FORMAT], sort_keys=True)
@@ -183,25 +177,24 @@ class VectorCache:
             rows = np.arange(len(tags), dtype=np.int32)
             places = np.stack([np.full_like(rows, len(self._packs)), rows], axis=1)
             self._packs.append(name)
-            self._add(_Part.sorted(tags, places))
+            self._add(tags, places)
 
-    def _add(self, part: _Part) -> None:
+    def _add(self, tags: NDArray[np.uint64], places: NDArray[np.int32]) -> None:
         """Add entries to the index; parts of like length are joined, so there are few."""
-        while self._index and len(self._index[-1].tags) < 2 * len(part.tags):
-            before = self._index.pop()
-            part = _Part.sorted(
-                np.concatenate([before.tags, part.tags]),
-                np.concatenate([before.places, part.places]),
-            )
-        self._index.append(part)
+        while self._index and len(self._index[-1][0]) < 2 * len(tags):
+            tags_before, places_before = self._index.pop()
+            tags = np.concatenate([tags_before, tags])
+            places = np.concatenate([places_before, places])
+        order = np.argsort(tags, kind="stable")
+        self._index.append((tags[order], places[order]))
 
     def _find(self, digests: Sequence[bytes]) -> Iterator[tuple[int, int, int]]:
         """The pack and the row of each entry that may be of a digest, behind the digest's place."""
         tags = np.frombuffer(b"".join(digests), dtype="<u8").reshape(-1, 2)[:, 0]
-        for part in self._index:
-            firsts, ends = (np.searchsorted(part.tags, tags, side) for side in ("left", "right"))
+        for known, places in self._index:
+            firsts, ends = (np.searchsorted(known, tags, side) for side in ("left", "right"))
             for place in np.flatnonzero(ends > firsts).tolist():
-                for pack, row in part.places[firsts[place] : ends[place]].tolist():
+                for pack, row in places[firsts[place] : ends[place]].tolist():
                     yield place, pack, row
 
     def _tags_of(self, name: str) -> NDArray[np.uint64]:

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Protocol
 
 from virnucpro.engine.cache import CacheFolder
-from virnucpro.ground.config import EncoderSpec
+from virnucpro.engine.options import CacheOptions
+from virnucpro.ground.config import EncoderSpec, Recipe
 from virnucpro.ground.errors import UsageError
 from virnucpro.ground.events import Event
 from virnucpro.ground.records import Shard
 from virnucpro.run.features import FeatureStore
+from virnucpro.run.folder import RunDir
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +43,21 @@ class Job:
     weights: tuple[Path, ...]  # of each encoder: a checkpoint, or its converted form
     owner: str  # name of the process that has the job: no two write the same partial file
     cache: CacheFolder | None = field(default=None, kw_only=True)
+
+    @classmethod
+    def of(
+        cls,
+        rundir: RunDir,
+        recipe: Recipe,
+        weights: tuple[Path, ...],
+        options: CacheOptions | None = None,
+    ) -> Job:
+        """The job of this process in a run folder, with the cache that is asked for."""
+        cache = None
+        if options and options.cache:
+            cache = CacheFolder.open(options.cache, options.cache_size)
+        stores = rundir.stores_of(recipe)
+        return cls(rundir.root, stores, weights if stores else (), rundir.user, cache=cache)
 
     @property
     def encoders(self) -> tuple[EncoderSpec, ...]:

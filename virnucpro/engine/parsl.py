@@ -83,29 +83,26 @@ def read_blocks(path: Path | None) -> tuple[Any, int]:
         raise UsageError(str(error), hint) from error
     for name in _LEAST.keys() & settings:
         if type(settings[name]) is not int or settings[name] < _LEAST[name]:
-            raise UsageError(
-                f"{printable(path)}: {name} is {printable(settings[name])}",
-                hint=f"give a whole number, {_LEAST[name]} or more",
-            )
+            what = f"{name} is {printable(settings[name])}"
+            raise _refusal(path, what, f"give a whole number, {_LEAST[name]} or more")
     kind = str(settings.pop("provider", "local"))
     n_parts = settings.pop("parts", _PARTS_PER_BLOCK * settings.get("max_blocks", 1))
     if kind not in _PROVIDERS:
-        raise UsageError(
-            f"{printable(path)}: there is no provider {printable(kind)}",
-            hint=f"there are {', '.join(_PROVIDERS)}",
-        )
-    if strangers := settings.keys() - _words_of(_PROVIDERS[kind]):
-        raise UsageError(
-            f"{printable(path)}: the provider {kind} has no {min(strangers)}",
-            hint=f"it has {', '.join(sorted(_words_of(_PROVIDERS[kind])))}",
-        )
+        what = f"there is no provider {printable(kind)}"
+        raise _refusal(path, what, f"there are {', '.join(_PROVIDERS)}")
+    words = _words_of(_PROVIDERS[kind])
+    if strangers := settings.keys() - words:
+        what = f"the provider {kind} has no {min(strangers)}"
+        raise _refusal(path, what, f"it has {', '.join(sorted(words))}")
     try:
         return _PROVIDERS[kind](**settings), n_parts
     except (TypeError, ValueError, TypeCheckError) as error:
-        raise UsageError(
-            f"{printable(path)}: {printable(error)}",
-            hint='text of digits needs quotes, for example walltime: "12:00:00"',
-        ) from error
+        hint = 'text of digits needs quotes, for example walltime: "12:00:00"'
+        raise _refusal(path, printable(error), hint) from error
+
+
+def _refusal(path: Path, what: str, hint: str) -> UsageError:
+    return UsageError(f"{printable(path)}: {what}", hint)
 
 
 def _words_of(provider: type) -> set[str]:

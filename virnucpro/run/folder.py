@@ -44,8 +44,8 @@ from virnucpro.run.manifest import Manifest, read_manifest, write_manifest
 from virnucpro.sequences.inputs import RUN_FILE
 from virnucpro.tables.sinks import FailedSequences, Sink, all_sinks, record_table
 
-# what ends the names of files of a slice: its plan, digests of ids, chunks, rows of tables
-PLAN, IDS, CHUNKS, ROWS = ".plan", ".ids", ".chunks", ".rows"
+# what ends the names of files of a slice: its plan, digests of ids, rows of tables
+PLAN, IDS, ROWS = ".plan", ".ids", ".rows"
 # files that a run makes in its sub-folders
 _OURS = re.compile(
     rf"{SHARD_NAME}(_copies)?\.(h5|npz|pt|faa|fna|scores|plan|ids|chunks|rows)"
@@ -303,9 +303,8 @@ class RunDir(Tree):
     def planning(self) -> Iterator[None]:
         """Give a plan its place aside, for the time of the block."""
         try:
-            for folder in (self.planned.root, self.planned.shards):
-                with writing(folder):
-                    self.make_folder(folder)
+            with writing(self.planned.root, self.planned.shards):
+                self.make_folder(self.planned.shards)
             yield
         finally:
             shutil.rmtree(self.planned.root, ignore_errors=True)
@@ -314,11 +313,7 @@ class RunDir(Tree):
         """Put what was planned aside in its place; ``plan.json``, which vouches for it, last."""
         with writing(self.shards):
             self.make_folder(self.shards)
-        if self.planned.chunks.exists():
-            with writing(self.chunks, self.planned.chunks):
-                self.move(self.planned.chunks, self.chunks)
-        else:  # an old one would be of other inputs
-            self.delete(self.chunks)
+        self.delete(self.chunks)  # they would be of other inputs
         files = {file.name: file for file in self.planned.shards.iterdir()}
         vouching = files.pop(self.plan.name)
         for file in (*files.values(), vouching):
@@ -329,7 +324,6 @@ class RunDir(Tree):
         """Delete what was joined; what cannot be deleted does no harm."""
         with suppress(OSError):
             self._delete_ours(self.rows)
-            self.delete_files(self.shards, lambda name: name.endswith(CHUNKS))
 
     def clear_shards(self) -> None:
         """Delete what only the run needed; what cannot be deleted does no harm."""

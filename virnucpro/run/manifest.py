@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, cast, get_args
+from typing import Any, get_args
 
 from virnucpro import __version__
 from virnucpro.ground.config import SHARD_FORMAT, Embed, EncoderSpec, Recipe
@@ -20,16 +20,6 @@ from virnucpro.sequences.inputs import InputFile
 from virnucpro.sequences.samples import RunIds
 
 
-class Step(NamedTuple):
-    """A rule for what a run embeds."""
-
-    rule: Embed = "all"
-    generation: int = 0  # of inputs: the first that came with the rule, or after it
-
-
-_ALL = (Step(),)
-
-
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """The content of ``run.json`` that a resume needs."""
@@ -41,7 +31,9 @@ class Manifest:
     refused: tuple[InputFile, ...] = ()  # files that could not be read
     models: tuple[str, ...] = ()  # what to open the encoders by: a name, or an absolute path
     cut: str = ""  # what records were called by, in words
-    embed: tuple[Step, ...] = _ALL  # each for the records that no earlier one asks for
+    # rules for what is embedded, each for the records that no earlier one asks for: the generation
+    # of inputs that came with it, or after it
+    embed: Mapping[Embed, int] = field(default_factory=lambda: {"all": 0})
 
     def __post_init__(self) -> None:
         numbers = {file.generation for file in self.inputs}
@@ -51,7 +43,7 @@ class Manifest:
             raise TypeError("a replaced record is named by its id")
         if not isinstance(self.is_qualified, bool):
             raise TypeError("ids are written with their file, or they are not")
-        if not self.embed or not {step.rule for step in self.embed} <= set(get_args(Embed)):
+        if not self.embed or not self.embed.keys() <= set(get_args(Embed)):
             raise ValueError("no rule says which records are embedded")
 
     @property
@@ -65,8 +57,7 @@ class Manifest:
     @property
     def embed_rules(self) -> str:
         """The rules by which records are embedded, for messages; "" where all are."""
-        rules = [step.rule for step in self.embed]
-        return "" if "all" in rules else " or ".join(rules)
+        return "" if "all" in self.embed else " or ".join(self.embed)
 
     @property
     def series(self) -> list[tuple[int, int]]:
@@ -75,10 +66,10 @@ class Manifest:
         Each is cut by itself, so neither a later generation nor a later step changes it.
         """
         came = []
-        for place, step in enumerate(self.embed):
+        for place, first in enumerate(self.embed.values()):
             for generation in range(self.n_generations):
-                is_there = generation < step.generation  # before the step
-                time = 2 * step.generation - 1 if is_there else 2 * generation
+                is_there = generation < first  # before the step
+                time = 2 * first - 1 if is_there else 2 * generation
                 came.append((time, place, generation))
         return [(generation, place) for _, place, generation in sorted(came)]
 
@@ -97,25 +88,19 @@ class Manifest:
         Raises:
             ResumeError: the recipes differ; the message says in what.
         """
+        begin_anew = "choose another --output-dir, or start again with --force"
         before, now = _purpose(self.recipe), _purpose(recipe)
         if before != now:
-            raise ResumeError(
-                f"this folder holds a run of {before}, not of {now}",
-                hint="choose another --output-dir, or start again with --force",
-            )
+            raise _of_another_run(f"a run of {before}, not of {now}", begin_anew)
         if _families(self.recipe) != _families(recipe):
-            raise ResumeError(
-                f"this folder holds a run with {printable(self.recipe.reader)}, "
-                f"not with {printable(recipe.reader)}",
-                hint="use the old options (the scorer reads nucleotides where no --model is "
-                "named), choose another --output-dir, or start again with --force",
+            raise _of_another_run(
+                f"a run with {printable(self.recipe.reader)}, not with {printable(recipe.reader)}",
+                "use the old options (the scorer reads nucleotides where no --model is named), "
+                f"{begin_anew}",
             )
         if changes := _changes(self.recipe, recipe):
-            raise ResumeError(
-                f"this folder holds a run of another recipe: {'; '.join(changes)}",
-                hint="use the old options, choose another --output-dir, or start again with "
-                "--force",
-            )
+            what = f"a run of another recipe: {'; '.join(changes)}"
+            raise _of_another_run(what, f"use the old options, {begin_anew}")
 
     def latest(self) -> dict[str, int]:
         """The last generation that gives each replaced record."""
@@ -163,7 +148,7 @@ def read_manifest(path: Path, copies: Path) -> Manifest | None:
             refused=tuple(_from_json(file, copies) for file in stored.get("refused", ())),
             models=tuple(map(str, stored.get("models", ()))),
             cut=str(facts["counts"].get("cut", "")),
-            embed=tuple(Step(cast(Embed, rule), int(at)) for rule, at in stored.get("embed", _ALL)),
+            embed={rule: int(first) for rule, first in stored.get("embed", [("all", 0)])},
         )
     except (ValueError, KeyError, TypeError, AttributeError, UsageError) as error:
         if version != __version__:
@@ -184,7 +169,7 @@ def write_manifest(path: Path, copies: Path, manifest: Manifest, facts: Mapping[
         "qualified": manifest.is_qualified,
         "refused": [_to_json(file, copies) for file in manifest.refused],
         "models": manifest.models,
-        "embed": manifest.embed,
+        "embed": list(manifest.embed.items()),
     }
     Tree(path.parent).write_json(path, content)
 
@@ -222,6 +207,10 @@ def _of_another_version(folder: Path, version: object) -> ResumeError:
         "it",
         hint="finish it with that version, choose another --output-dir, or start with --force",
     )
+
+
+def _of_another_run(what: str, hint: str) -> ResumeError:
+    return ResumeError(f"this folder holds {what}", hint=hint)
 
 
 def _purpose(recipe: Recipe) -> str:

@@ -11,17 +11,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, TextIO, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from virnucpro.callers.caller import asking
 from virnucpro.callers.regions import SHORTEST_RECORD
@@ -39,7 +38,7 @@ from virnucpro.ground.records import (
     shard_name,
 )
 from virnucpro.ground.tasks import Pool
-from virnucpro.run.folder import CHUNKS, IDS, PLAN, RunDir
+from virnucpro.run.folder import IDS, PLAN, RunDir
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.shards import N_SMALL_SHARDS, ShardWriter
 from virnucpro.sequences.fasta import Block, Span, Streams, parsed, write_record
@@ -92,14 +91,6 @@ class Slice:
     @property
     def name(self) -> str:
         return shard_name(self.index)
-
-    def blocks(self, manifest: Manifest, streams: Streams) -> Iterator[Block]:
-        """The records, by their ids in the run.
-
-        Raises:
-            InputError, InputMissingError: as ``InputFile.blocks``.
-        """
-        return manifest.blocks(self.spans, streams)
 
 
 def ends_of_groups() -> Callable[[int], bool]:
@@ -192,8 +183,7 @@ class Plan:
             return None
         plan = replace(plan, keep_intermediate=keep_intermediate)
         needed = {one.index for one in plan.slices}.difference(joined(plan))
-        plan = plan.without_damaged(plan.limited(needed).shards, on_shard)
-        return None if plan.lacks_chunks else plan
+        return plan.without_damaged(plan.limited(needed).shards, on_shard)
 
     @property
     def folder(self) -> Path:
@@ -264,13 +254,6 @@ class Plan:
     def keeps_chunks(self) -> bool:
         return self.keep_intermediate and self.manifest.recipe.has_frames
 
-    @property
-    def lacks_chunks(self) -> bool:
-        """Whether chunks of planned slices are asked for, and neither joined nor there."""
-        if not self.keeps_chunks or (self.rundir.chunks.is_file() and not self.missing):
-            return False
-        return not all((self.folder / f"{one.name}{CHUNKS}").is_file() for one in self.planned)
-
     def write_listing(self) -> None:
         """Write which slices there are, into the folder of their plans."""
         listing = {
@@ -280,12 +263,19 @@ class Plan:
         path = self.folder / self.rundir.plan.name
         self.rundir.write_whole(path, _sealed(listing, self.key))
 
-    def join_chunks(self) -> None:
-        """Make one file of the chunks of all slices, beside the folder of their plans."""
-        with self.rundir.replacing(self.folder.parent / self.rundir.chunks.name) as out:
+    def write_chunks(self) -> None:
+        """Write the chunks of all records that are embedded, in the order of their shards.
+
+        Raises:
+            InputError, InputMissingError: an input cannot be read any more.
+        """
+        chunk_size = self.manifest.recipe.chunk_size
+        with self.rundir.replacing(self.rundir.chunks) as content, as_text(content) as out:
             for one in self.slices:
-                with open_plain(self.folder / f"{one.name}{CHUNKS}") as chunks:
-                    shutil.copyfileobj(chunks, out)
+                task = _SliceTask(one)
+                records = chain.from_iterable(task.asked(self, *where) for where in one.spans)
+                for chunk in chain.from_iterable(Chunk.cut(r, chunk_size) for r in records):
+                    write_record(out, chunk.id, chunk.sequence)
 
     def make(self, on_letters: Callable[[int], None], pool: Pool) -> Plan:
         """Plan the slices that are not planned yet, with the processes of a pool if they pay off.
@@ -416,12 +406,11 @@ class _SliceTask:
             is_first=one.is_first,
         )
         spans = []
-        with _chunks_beside(stem, plan) as out:
-            for place, span in one.spans:
-                first = writer.next_index
-                for orfs in self.orfs(plan, place, span, out):
-                    writer.extend(orfs)
-                spans.append((first, writer.end_index))
+        for place, span in one.spans:
+            first = writer.next_index
+            for orfs in self.orfs(plan, place, span):
+                writer.extend(orfs)
+            spans.append((first, writer.end_index))
         writer.flush()
         ids = ""
         if one.step:  # the first step has met each record
@@ -438,10 +427,8 @@ class _SliceTask:
         rundir.write_whole(stem.with_suffix(PLAN), _sealed(_to_json(part), plan.key))
         return part
 
-    def orfs(
-        self, plan: Plan, place: int, span: Span, out: TextIO | None
-    ) -> Iterator[Sequence[Orf]]:
-        """The ORFs of blocks of a file; its chunks go ``out``."""
+    def orfs(self, plan: Plan, place: int, span: Span) -> Iterator[Sequence[Orf]]:
+        """The ORFs of blocks of a file."""
         recipe, records = plan.manifest.recipe, self.asked(plan, place, span)
         if not recipe.has_frames:
             for block in _blocks(records):
@@ -451,8 +438,6 @@ class _SliceTask:
         code = GeneticCode.of(recipe.genetic_code)
         cut = (Chunk.cut(record, recipe.chunk_size) for record in records)
         for chunks in _blocks(chain.from_iterable(cut)):
-            for chunk in chunks if out is not None else ():
-                write_record(out, chunk.id, chunk.sequence)  # type: ignore[arg-type]
             yield translate_six_frames(chunks, code)
 
     def asked(self, plan: Plan, place: int, span: Span) -> Iterator[FastaRecord]:
@@ -461,7 +446,7 @@ class _SliceTask:
         A record is scored once for each step.
         """
         manifest, recipe = plan.manifest, plan.manifest.recipe
-        file, rules = manifest.inputs[place], tuple(one.rule for one in manifest.embed)
+        file, rules = manifest.inputs[place], tuple(manifest.embed)
         blocks = manifest.ids.blocks(file, span, plan.streams)
         for records in parsed(blocks if recipe.encoders else self.noted(blocks, place)):
             self.count(records)
@@ -497,16 +482,6 @@ class _SliceTask:
         counts.n_searched += int(lengths[lengths >= SHORTEST_RECORD].sum())
         counts.n_gapped += sum(map(bool, records.n_gaps))
         counts.n_gaps += sum(records.n_gaps)
-
-
-@contextmanager
-def _chunks_beside(stem: Path, plan: Plan) -> Iterator[TextIO | None]:
-    """The file for the chunks of a slice, if they are kept."""
-    if not plan.keeps_chunks:
-        yield None
-        return
-    with plan.rundir.replacing(stem.with_suffix(CHUNKS)) as content, as_text(content) as out:
-        yield out
 
 
 def _told_apart(manifest: Manifest, file: InputFile, ids: list[str]) -> list[str]:
@@ -582,8 +557,8 @@ def _key(manifest: Manifest) -> str:
         )
         for file in manifest.inputs
     ]
-    embed = [tuple(step) for step in manifest.embed]
-    text = repr((_FORMAT, manifest.recipe.fingerprint, hashes, manifest.replaced, embed))
+    steps = list(manifest.embed.items())
+    text = repr((_FORMAT, manifest.recipe.fingerprint, hashes, manifest.replaced, steps))
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -15,7 +15,6 @@ from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
-from pathlib import Path
 
 import numpy as np
 
@@ -23,18 +22,14 @@ from virnucpro import __version__
 from virnucpro.callers.caller import Caller
 from virnucpro.callers.options import CutOptions
 from virnucpro.callers.regions import RegionFinder
-from virnucpro.engine.cache import CacheFolder
 from virnucpro.engine.executor import Executor, Job, Resources
 from virnucpro.engine.local import ProcessExecutor
-from virnucpro.engine.options import CacheOptions
 from virnucpro.engine.starts import Start
 from virnucpro.ground.config import Recipe
 from virnucpro.ground.devices import torch_build
 from virnucpro.ground.errors import (
     FeatureFileError,
     InputMissingError,
-    OutputError,
-    StorageError,
 )
 from virnucpro.ground.events import (
     STAGES,
@@ -150,13 +145,13 @@ def begin(
         rundir.refuse_to_clear(config.options.input)
     manifest = open_run(config.options, config.recipe_for, rundir, recorded, on_event)
     config.options.check_type(manifest.recipe.input_type)
-    manifest = replace(manifest, models=config.models, embed=config.steps)
+    manifest = replace(manifest, models=config.models, embed=config.embed)
     caller = config.caller.of_type(manifest.recipe.input_type)
     for announcement in (*caller.announcements, *config.announcements):
         announce(announcement)
     for compromise in config.compromises:
         LOGGER.warning("%s", compromise)
-    job = make_job(rundir, manifest.recipe, config.weights, open_cache(config.options))
+    job = Job.of(rundir, manifest.recipe, config.weights, config.options)
     results = make_results(config, manifest, job.stores, pool, on_event)
     if job.stores:
         executor.start(job, config.resources, count_worth_starting(manifest, recorded))
@@ -261,14 +256,11 @@ def plan_run(config: RunConfig, results: Results, recorded: Manifest | None) -> 
     if plan is None:
         plan = Plan.cut(rundir, manifest, keep_intermediate=keep)
     if not config.options.plan_only:
-        has_chunks = not plan.missing and rundir.chunks.is_file()
         stage = "reading and translating" if manifest.recipe.has_frames else "reading"
         total = 0 if plan.parts else InputFile.letters_of(manifest.inputs)
         plan = plan.make(
             lambda done: on_event(Progress(stage, done, total, "letters")), results.pool
         )
-        if plan.keeps_chunks and not has_chunks:
-            plan.join_chunks()
     if plan.is_aside:
         plan.write_listing()
         if recorded is None:
@@ -277,41 +269,16 @@ def plan_run(config: RunConfig, results: Results, recorded: Manifest | None) -> 
     rundir.write_manifest(manifest, {**facts, RowStore.field: results.rows.made_by})
     if plan.is_aside:
         rundir.adopt_plan()
-    return replace(plan, is_aside=False)
+        plan = replace(plan, is_aside=False)
+    if plan.keeps_chunks and not (config.options.plan_only or rundir.chunks.is_file()):
+        plan.write_chunks()
+    return plan
 
 
 def count_worth_starting(manifest: Manifest, recorded: Manifest | None) -> int:
     """The workers that pay off for inputs without a plan, before their shards are known."""
     new = manifest.inputs[len(recorded.inputs) if recorded else 0 :]
     return sum(file.n_bytes for file in new) // _BYTES_PER_WORKER
-
-
-def open_cache(options: CacheOptions) -> CacheFolder | None:
-    """The cache that is asked for, announced; None, after a warning, where it cannot be had."""
-    if options.cache is None:
-        return None
-    folder = CacheFolder(options.cache.absolute(), round(options.cache_size * 1e9))
-    try:
-        announce(folder.make())
-    except (OutputError, StorageError) as error:
-        LOGGER.warning("%s (hint: %s); the run goes on without the cache", error, error.hint)
-        return None
-    return folder
-
-
-def make_job(
-    rundir: RunDir,
-    recipe: Recipe,
-    weights: tuple[Path, ...],
-    of_many_runs: CacheFolder | None = None,
-) -> Job:
-    return Job(
-        root=rundir.root,
-        stores=rundir.stores_of(recipe),
-        weights=weights if recipe.encoders else (),
-        owner=rundir.user,
-        cache=of_many_runs,
-    )
 
 
 def close_plan(config: RunConfig, results: Results, summary: Summary) -> None:

@@ -6,8 +6,8 @@ All that can be checked is checked here, before a file is read or a process is s
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -47,7 +47,7 @@ from virnucpro.ground.files import HEAD_FILE, REGIONS_FILE
 from virnucpro.ground.log import printable
 from virnucpro.ground.options import carry
 from virnucpro.run.folder import RunDir
-from virnucpro.run.manifest import Manifest, Step
+from virnucpro.run.manifest import Manifest
 from virnucpro.sequences.inputs import Source
 from virnucpro.sequences.translate import GeneticCode
 from virnucpro.stories.options import (
@@ -78,7 +78,7 @@ class RunConfig:
     announcements: tuple[str, ...] = ()  # lines about the choices for the encoder
     compromises: tuple[str, ...] = ()  # warnings about their costs
     models: tuple[str, ...] = ()  # what other machines open the encoders by
-    steps: tuple[Step, ...] = (Step(),)  # of what is embedded; see ``Manifest``
+    embed: Mapping[Embed, int] = field(default_factory=lambda: {"all": 0})  # see ``Manifest``
 
     @property
     def output(self) -> Path:
@@ -132,12 +132,11 @@ def _embeds(options: RunOptions, recorded: Manifest | None) -> bool:
     return recorded is not None and recorded.models == (EMBEDDED,)
 
 
-def _caller(options: RunOptions, head: Head | None, steps: Sequence[Step]) -> Caller:
-    """Who calls the records of a run that embeds what these steps ask for."""
+def _caller(options: RunOptions, head: Head | None, rules: Iterable[Embed]) -> Caller:
+    """Who calls the records of a run that embeds what these rules ask for."""
     match options:
         case PredictOptions(calls=calls):
-            rules = [step.rule for step in steps]
-            return caller_of(carry(options, CutOptions), calls, head, rules)
+            return caller_of(carry(options, CutOptions), calls, head, list(rules))
     return Caller()
 
 
@@ -151,8 +150,8 @@ def _resolve_engine(options: RunOptions, recorded: Manifest | None, on_event: On
     options = _with_regions(options)
     footprint = join_footprints([model.footprint for model in models])
     head = _load_head(options, models, on_event)
-    steps = _steps(options, recorded)
-    caller = _caller(options, head, steps)
+    embed = _rules(options, recorded)
+    caller = _caller(options, head, embed)
     choice = _choose_devices(_placed(options), footprint)
     request = _asked_precision(options, recorded)
     precision = _precision(options, request, choice)
@@ -176,13 +175,13 @@ def _resolve_engine(options: RunOptions, recorded: Manifest | None, on_event: On
         checkpoints=tuple(model.path.resolve() for model in models),
         weights=tuple(weights.resolve() for weights, _ in prepared),
         announcements=(
-            *_announce_options(options, recorded, steps),
+            *_announce_options(options, recorded, list(embed)),
             *_announce_models(models, encoders),
             *(_announce_devices(resources, choice) if options.embeds_here else ()),
         ),
         compromises=tuple(choice.compromises(footprint, precision, is_auto)),
         models=tuple(map(name_anywhere, names)),
-        steps=steps,
+        embed=embed,
     )
 
 
@@ -213,20 +212,20 @@ def find_region_model(model: str) -> Path | None:
     return file if head.is_file() and file.is_file() else None
 
 
-def _steps(options: RunOptions, recorded: Manifest | None) -> tuple[Step, ...]:
+def _rules(options: RunOptions, recorded: Manifest | None) -> Mapping[Embed, int]:
     """What the run embeds: what it did so far, and what is asked for now beyond that."""
     rule = options.embed if isinstance(options, PredictOptions) else "all"
     if recorded is None:
-        return (Step(rule or "all"),)
+        return {rule or "all": 0}
     from_widest = get_args(Embed)
-    widest = min(from_widest.index(step.rule) for step in recorded.embed)
+    widest = min(map(from_widest.index, recorded.embed))
     if rule is None or widest <= from_widest.index(rule):
         return recorded.embed
-    return (*recorded.embed, Step(rule, recorded.n_generations))
+    return {**recorded.embed, rule: recorded.n_generations}
 
 
 def _announce_options(
-    options: RunOptions, recorded: Manifest | None, steps: Sequence[Step]
+    options: RunOptions, recorded: Manifest | None, rules: Sequence[Embed]
 ) -> Iterator[str]:
     """Say what chose the embedded ESM-2 if nobody named a model, and what the model is used for."""
     if not isinstance(options, PredictOptions):
@@ -237,8 +236,8 @@ def _announce_options(
             f"the small ESM-2 runs because of {given}; it changes no call: "
             f"leave {given} out to do without it"
         )
-    if steps[-1].rule != "all":
-        yield f"embedded: records that --embed {' or '.join(step.rule for step in steps)} asks for"
+    if rules[-1] != "all":
+        yield f"embedded: records that --embed {' or '.join(rules)} asks for"
     elif options.embed not in (None, "all"):
         yield (f"every record of this run is embedded, more than --embed {options.embed} asks for")
     if options.region_model:
@@ -293,7 +292,7 @@ def resolve_work(
             *_announce_devices(resources, choice),
         ),
         models=recorded.models,
-        steps=recorded.embed,
+        embed=recorded.embed,
     )
 
 

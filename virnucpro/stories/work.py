@@ -41,9 +41,7 @@ from virnucpro.stories.pipeline import (
     ExecutorOn,
     beside,
     check_stored,
-    make_job,
     make_results,
-    open_cache,
 )
 from virnucpro.stories.resolve import RunConfig, resolve_work
 from virnucpro.stories.summary import warn_of_cache
@@ -182,7 +180,7 @@ def work(
         config = resolve_work(options, rundir.read_facts(), manifest, on_event)
         inputs = tuple(file.stamped() for file in manifest.inputs)
         manifest = replace(manifest, inputs=inputs)
-        job = make_job(rundir, manifest.recipe, config.weights, open_cache(options))
+        job = Job.of(rundir, manifest.recipe, config.weights, options)
         with Pool(config.resources.n_helpers) as pool:
             _PartOfRun(rundir, manifest, config, outcome, pool, on_event).do(job, executor_on)
     return outcome
@@ -323,7 +321,7 @@ def work_for_run(options: WorkOptions, indices: Sequence[int]) -> list[ShardFigu
         if plan is None:
             raise _no_plan(rundir)
         config = resolve_work(options, rundir.read_facts(), manifest, lambda _: None)
-        job = make_job(rundir, manifest.recipe, config.weights, open_cache(options))
+        job = Job.of(rundir, manifest.recipe, config.weights, options)
         by_index = {shard.index: shard for shard in plan.shards}
         shards = [by_index[index] for index in indices]
         with closing(embed(shards, job, config, ProcessExecutor)) as events:

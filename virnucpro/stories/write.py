@@ -315,7 +315,7 @@ class Results:
                 n_bytes = sum((span.end or 0) - span.start for _, span in places)
                 yield BlockTask(n_bytes, (), array("q"), [], hidden, places)
         else:  # what is packed is unpacked here
-            yield from raw_tasks(group[0].blocks(self.maker.manifest, self.streams), hidden)
+            yield from raw_tasks(self.maker.manifest.blocks(group[0].spans, self.streams), hidden)
 
     def generation(
         self, one: Slice, of_series: Iterable[Iterable[ScoredShard]]
@@ -324,7 +324,7 @@ class Results:
         streams = map(frames_by_record, of_series)
         firsts = ((next(stream, None), stream) for stream in streams)
         heads = {first[0]: (first[1], stream) for first, stream in firsts if first}
-        records = parsed(one.blocks(self.maker.manifest, self.streams))
+        records = parsed(self.maker.manifest.blocks(one.spans, self.streams))
         for record in chain.from_iterable(block.each() for block in records):
             if record.id not in heads:
                 yield record, ()
