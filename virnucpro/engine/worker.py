@@ -151,8 +151,7 @@ class Worker:
         """Embed what is open: all of it, or until the device has room for a batch of another."""
         while self.open:
             of_all = [embedding for shard in self.open for embedding in shard.embeddings]
-            is_alone = any(each.is_alone for each in of_all)
-            has_room = len(self.in_flight) < (1 if is_alone else self.batches_in_flight)
+            has_room = self._has_room(of_all)
             if has_room and (found := self._next_batch(of_all)):
                 yield self._announced(*found)
                 self.in_flight.append((*found, self._started(*found)))
@@ -161,6 +160,10 @@ class Worker:
             if has_room and self.in_flight and not to_the_end and not is_left:
                 return
             yield from self._end_oldest()
+
+    def _has_room(self, of_all: Sequence[ShardEmbedding]) -> bool:
+        most = 1 if any(each.is_alone for each in of_all) else self.batches_in_flight
+        return len(self.in_flight) < most
 
     def _end_oldest(self) -> Iterator[Event]:
         """Take the oldest batch from the device, and close the shards that are embedded by then."""
