@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from virnucpro.ground.records import Call, Calls
-from virnucpro.tables.sinks import RecordTable
+from virnucpro.tables.sinks import RECORD_TABLE
 from virnucpro.tables.text import record_rows
 
 EVIL = "<img/src=x/onerror=document.title='bad'>"
@@ -64,8 +64,8 @@ class Page(HTMLParser):
 def write_table(folder: Path, calls: Iterable[Call], **facts: object) -> Path:
     """A run folder with a table of these calls and a ``run.json`` of these facts."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / RecordTable.file).open("w", encoding="utf-8", newline="\n") as out:
-        out.write("\t".join(RecordTable.columns) + "\n")
+    with (folder / RECORD_TABLE.file).open("w", encoding="utf-8", newline="\n") as out:
+        out.write("\t".join(RECORD_TABLE.columns) + "\n")
         out.write(record_rows(Calls.of(calls)).decode("utf-8", "surrogateescape"))
     content = {"state": "complete", "recipe": {"command": "predict"}, **facts}
     (folder / "run.json").write_text(json.dumps(content))

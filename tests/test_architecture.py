@@ -279,7 +279,7 @@ SLOW_DOORS = {
     "stories.resolve": {"virnucpro.callers.original_head", "virnucpro.encoders.catalogue"},
     "run.feature_file": {"h5py"},
     "run.index": {"h5py"},
-    "tables.exports": {"torch", "pyarrow"},
+    "run.exports": {"torch", "pyarrow"},
     "run.lock": {"filelock", "psutil"},
 }
 

@@ -17,9 +17,9 @@ from virnucpro.ground.records import Call, Calls, FastaRecord, FrameScores, Orf,
 from virnucpro.sequences.fasta import write_record
 from virnucpro.tables import text as tables
 from virnucpro.tables.sinks import (
-    ChunkTable,
-    FrameTable,
-    RecordTable,
+    CHUNK_TABLE,
+    FRAME_TABLE,
+    RECORD_TABLE,
 )
 from virnucpro.tables.text import (
     EMPTY,
@@ -80,14 +80,14 @@ def score(*chunks: list[float], **changes: object) -> float:
 
 def test_chunks_are_called_as_by_the_original(tmp_path: Path) -> None:
     rows = (GOLDEN / "prediction_results.txt").read_text().splitlines()
-    assert tuple(rows[0].split("\t")) == FrameTable.columns
+    assert tuple(rows[0].split("\t")) == FRAME_TABLE.columns
     predictions = [
         frame(name, name[:-2], float(virus))  # the frame is the last two letters
         for name, _, _, virus in (row.split("\t") for row in rows[1:])
     ]
     with SortedLines(tmp_path) as lines:
         lines.add(sorted_lines(chunk_rows(FrameScores.of([predictions]))))
-        table = "\t".join(ChunkTable.columns).encode() + b"\n" + b"".join(lines.merged())
+        table = "\t".join(CHUNK_TABLE.columns).encode() + b"\n" + b"".join(lines.merged())
     expected = GOLDEN / "prediction_results_highestscore.csv"
     assert table == expected.read_bytes()
 
@@ -111,9 +111,13 @@ def test_a_chunk_is_viral_if_no_frame_is_surer_of_others_than_the_best_is_of_a_v
     assert chunk_rows(FrameScores.of([frames("c", *scores)])) == f"c\t{is_virus}\n".encode()
 
 
-def test_only_chunks_with_a_score_have_a_row() -> None:
-    predictions = [*frames("a", None, None), *frames("b", None, 0.9), *frames("c", 0.1)]
-    assert chunk_rows(FrameScores.of([predictions])) == b"b\tTrue\nc\tFalse\n"
+def test_only_frames_and_chunks_with_a_score_have_a_row() -> None:
+    predictions = [*frames("a", None, None), frame("b0", "b", None, "no memory")]
+    scores = FrameScores.of([[*predictions, *frames("b", 0.75), *frames("c", 0.1)]])
+    assert chunk_rows(scores) == b"b\tTrue\nc\tFalse\n"
+    assert frame_rows(scores) == (
+        b"bF0\tvirus\t0.250000\t0.750000\ncF0\tothers\t0.900000\t0.100000\n"
+    )
 
 
 # Frames
@@ -173,11 +177,6 @@ def test_a_frame_has_both_scores_with_six_decimals_and_a_tie_is_others() -> None
     ]
 
 
-def test_only_frames_with_a_score_have_a_row() -> None:
-    predictions = [frame("a", "c", None, "no memory"), frame("b", "c", 0.75)]
-    assert frame_rows(FrameScores.of([predictions])) == b"b\tvirus\t0.250000\t0.750000\n"
-
-
 # Records
 
 
@@ -225,33 +224,28 @@ def test_a_record_is_viral_from_the_threshold_on(score, threshold, is_virus) -> 
     assert call(*frames("c", score), threshold=threshold).is_virus is is_virus
 
 
-def test_a_record_without_a_frame_has_a_status_and_no_score() -> None:
-    assert call() == Call("r", 900, "no_orf", n_chunks=3)
+FAILED = frame("x", "c2", None, "no memory")
+ONE, BOTH = "1 of {} frames failed: no memory", "2 of 2 frames failed: no memory"
 
 
-def test_a_record_is_called_by_the_frames_that_did_not_fail_and_a_note_names_the_others() -> None:
-    found = call(*frames("c1", 0.99, 0.9), frame("x", "c2", None, "no memory"))
-    assert (found.status, found.virus_score, found.is_virus) == ("scored", 0.99, True)
-    assert found.note == "1 of 3 frames failed: no memory"
-    assert (found.n_chunks_scored, found.n_frames_scored) == (1, 2)
-
-
-def test_a_record_of_which_all_frames_failed_has_a_reason_and_no_call() -> None:
-    found = call(*(frame(name, "c1", None, "no memory") for name in "xy"))
-    assert (found.status, found.virus_score, found.is_virus) == ("failed", None, False)
-    assert found.note == "2 of 2 frames failed: no memory"
-
-
-def test_a_record_of_which_some_frames_could_not_be_embedded_is_embedded_with_a_note() -> None:
-    record = FastaRecord("r", "r", "A" * 900)
-    found = call_record(record, 3, [*frames("c1", None), frame("x", "c2", None, "NaN")], None)
-    assert (found.status, found.note) == ("embedded", "1 of 2 frames failed: NaN")
-
-
-def test_a_record_that_was_only_to_be_embedded_is_embedded() -> None:
-    record = FastaRecord("r", "r", "A" * 900)
-    found = call_record(record, 3, [*frames("c1", None, None), *frames("c2", None)], None)
-    assert (found.status, found.virus_score, found.is_virus) == ("embedded", None, False)
+@pytest.mark.parametrize(
+    ("predictions", "has_head", "expected"),
+    [
+        ([], True, ("no_orf", "", None, False, 0, 0)),
+        ([*frames("c1", 0.99, 0.9), FAILED], True, ("scored", ONE.format(3), 0.99, True, 1, 2)),
+        ([FAILED, FAILED], True, ("failed", BOTH, None, False, 0, 0)),
+        ([*frames("c", None), FAILED], False, ("embedded", ONE.format(2), None, False, 0, 1)),
+        ([*frames("c", None, None)], False, ("embedded", "", None, False, 0, 2)),
+    ],
+    ids=["no frame", "one failed", "all failed", "one not embedded", "only to be embedded"],
+)
+def test_a_record_is_called_by_its_frames_with_a_score_and_a_note_says_why_others_have_none(
+    predictions, has_head, expected
+) -> None:
+    record = FastaRecord("r", "r of a test", "A" * 900)
+    found = call_record(record, 3, predictions, facts() if has_head else None)
+    answer = found.status, found.note, found.virus_score, found.is_virus
+    assert (*answer, found.n_chunks_scored, found.n_frames_scored) == expected
 
 
 @pytest.mark.parametrize(
@@ -273,34 +267,29 @@ def test_a_record_that_was_only_to_be_embedded_is_embedded() -> None:
 )
 def test_a_record_is_one_row_with_an_empty_call_where_there_is_none(found: Call, row: str) -> None:
     assert record_rows(Calls.of([found])) == row.encode()
-    assert len(row.split("\t")) == len(RecordTable.columns)
+    assert len(row.split("\t")) == len(RECORD_TABLE.columns)
     rate = found.false_discovery_rate
     again = replace(found, false_discovery_rate=None if rate is None else round(rate, 4))
-    head = "\t".join(RecordTable.columns) + "\n"
-    assert list(RecordTable.read(StringIO(head + row))) == [again]
+    head = "\t".join(RECORD_TABLE.columns) + "\n"
+    assert list(RECORD_TABLE.read(StringIO(head + row))) == [again]
     for place, word in ((3, "scores"), (4, "viral")):
         fields = row.split("\t")
         fields[place] = word
         with pytest.raises(ValueError, match="with the call"):
-            list(RecordTable.read(StringIO(head + "\t".join(fields))))
+            list(RECORD_TABLE.read(StringIO(head + "\t".join(fields))))
 
 
-def test_what_is_to_be_mended_is_read_back_from_the_table(tmp_path: Path) -> None:
-    table = tmp_path / "predictions.tsv"
-    found = [
+def test_what_is_to_be_mended_is_read_back_from_the_table() -> None:
+    calls = [
         call(*frames("c", 0.75)),
         call(),
         replace(call(*frames("c", 0.75), frame("x", "c", None, "a\ttab")), record_id="one frame"),
         replace(call(frame("x", "c", None, "NaN")), record_id="all frames"),
         Call("odd", 9, "invalid", "file", note="is odd"),
     ]
-    table.write_text("\t".join(RecordTable.columns) + "\n" + record_rows(Calls.of(found)).decode())
-    with table.open() as handle:
-        assert list(RecordTable.read_mendable(handle)) == [
-            ("", "one frame"),
-            ("", "all frames"),
-            ("file", "odd"),
-        ]
+    table = "\t".join(RECORD_TABLE.columns) + "\n" + record_rows(Calls.of(calls)).decode()
+    found = [one for one in RECORD_TABLE.read(StringIO(table, newline="\n")) if one.is_mendable]
+    assert [one.record_id for one in found] == ["one frame", "all frames", "odd"]
 
 
 # Sorting

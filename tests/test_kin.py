@@ -42,7 +42,7 @@ from virnucpro.scorer.kin import (
 from virnucpro.scorer.pieces import Pieces, encode
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.translate import STANDARD
-from virnucpro.tables.sinks import LENGTH_CLASSES, VirusTable, find_viruses
+from virnucpro.tables.sinks import LENGTH_CLASSES, VIRUS_TABLE, find_viruses
 
 LAYER = "weight", "bias"
 EXAMPLE = Path(__file__).parents[1] / "examples/contigs.fa"
@@ -266,7 +266,7 @@ def test_the_page_of_proteins_says_nothing_of_kinds(tmp_path):
     write(tmp_path / "in.fa", protein="MKTAYIAKQR" * 12)
     predict(tmp_path / "in.fa", to=tmp_path / "run", threshold=0.0, report=True)
     [row] = rows(tmp_path / "run/viruses.tsv")
-    assert not any(row[name] for name in VirusTable.columns[VirusTable.columns.index("kin") :])
+    assert not any(row[name] for name in VIRUS_TABLE.columns[VIRUS_TABLE.columns.index("kin") :])
     assert not row["virus_kind"]
     assert "Kinds of viruses" not in (tmp_path / "run/report.html").read_text()
 

@@ -57,9 +57,9 @@ from virnucpro.stories.regions import find_regions
 from virnucpro.stories.summary import Summary
 from virnucpro.tables.sinks import (
     REGION_SINKS,
+    REGION_TABLE,
     Place,
     Portion,
-    RegionTable,
     Tally,
     open_outputs,
 )
@@ -454,7 +454,8 @@ def results(*regions_of: list[tuple[int, int, str]]) -> CalledRecords:
 
 def written(folder: Path, made: CalledRecords) -> None:
     with open_outputs(REGION_SINKS, Place(folder, Tree(folder), folder)) as add:
-        add(Portion.of("in", made, REGION_SINKS))
+        for portion in Portion.of_samples(made, REGION_SINKS, None):
+            add(portion)
 
 
 def test_a_region_that_covers_all_of_a_record_is_reported_only_of_a_record_that_is_called_a_virus():
@@ -490,7 +491,7 @@ def test_all_files_of_regions_say_the_same(tmp_path_factory, regions_of):
     table = rows(folder / "regions.tsv")
     assert [row["region"] for row in table] == names
     with (folder / "regions.tsv").open() as lines:
-        assert list(RegionTable.read(lines)) == [
+        assert list(REGION_TABLE.read(lines)) == [
             (("in", made.records.names[place]), region._replace(posterior=0.9877))
             for place, (regions, _) in made.regions.items()
             for region in regions
@@ -531,12 +532,12 @@ def test_all_files_of_regions_say_the_same(tmp_path_factory, regions_of):
     ],
 )
 def test_a_row_of_regions_that_makes_no_sense_is_refused(name, value):
-    usual = dict.fromkeys(RegionTable.columns, "") | {"start": "101", "end": "300"}
+    usual = dict.fromkeys(REGION_TABLE.columns, "") | {"start": "101", "end": "300"}
     usual |= {"kind": "provirus", "posterior": "0.5"}
 
     def read(**changes: str) -> list[Region]:
-        lines = (RegionTable.columns, {**usual, **changes}.values())
-        return [one for _, one in RegionTable.read("\t".join(line) + "\n" for line in lines)]
+        lines = (REGION_TABLE.columns, {**usual, **changes}.values())
+        return [one for _, one in REGION_TABLE.read("\t".join(line) + "\n" for line in lines)]
 
     for bounds in (("1", "1", "0"), ("7", "9", "1")):
         start, end, posterior = bounds
@@ -906,7 +907,7 @@ def test_regions_are_counted_by_kind_and_the_two_parts_of_one_over_the_origin_on
     made.regions[0] = tuple(region._replace(over_origin=True) for region in circle), track
     summary = Summary()
     for some in (made.rows(0, 2), made.rows(2, 3)):
-        summary.records.include(Portion.of("in", some, ()).tally)
+        summary.records.include(Tally.of(some))
     assert (summary.records.n_regions, summary.records.n_whole_regions) == (4, 2)
     assert summary.records.virus_line == (
         "viruses: 0 = 0 records + 0 of 2 virus-like regions in other records; see viruses.tsv"

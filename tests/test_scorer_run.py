@@ -38,7 +38,7 @@ from virnucpro.sequences import fasta as reader
 from virnucpro.stories import pipeline
 from virnucpro.stories.options import PredictOptions
 from virnucpro.stories.summary import Summary
-from virnucpro.tables.sinks import VirusTable
+from virnucpro.tables.sinks import VIRUS_TABLE
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "contigs.fa"
 
@@ -437,7 +437,7 @@ def long_ones() -> dict[str, str]:
 
 
 # columns of the verdict that are read from the letters of a virus
-IDENTITY = VirusTable.columns[VirusTable.columns.index("virus_kind") :]
+IDENTITY = VIRUS_TABLE.columns[VIRUS_TABLE.columns.index("virus_kind") :]
 
 
 def outputs(folder: Path) -> dict[str, bytes]:

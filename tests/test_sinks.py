@@ -1,4 +1,4 @@
-"""What a new output takes: a class with its file name, and its place in a list."""
+"""What a new output takes: its description, with its file name, and its place in a list."""
 
 from __future__ import annotations
 
@@ -20,37 +20,33 @@ from virnucpro.run.folder import RunDir
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.tables.sinks import (
     REGION_SINKS,
+    REGION_TABLE,
     SINKS,
+    VIRUS_TABLE,
     Place,
     Portion,
-    RegionTable,
     Sink,
-    VirusTable,
     all_sinks,
     open_outputs,
 )
 from virnucpro.tables.text import rows_of, texts, whole
 
 
-class LengthTable(Sink):
-    """A toy: the length of every record."""
+def length_rows(results):
+    lengths = list(map(len, results.records.sequences))
+    return rows_of(texts(results.records.names), whole(lengths))
 
-    file = "lengths.tsv"
-    columns = ("record", "length")
 
-    @classmethod
-    def rows(cls, results):
-        lengths = list(map(len, results.records.sequences))
-        return rows_of(texts(results.records.names), whole(lengths))
+LENGTH_TABLE = Sink("lengths.tsv", columns=("record", "length"), rows=length_rows)
 
 
 @pytest.fixture
 def with_lengths(monkeypatch):
-    monkeypatch.setitem(SINKS, "predict", (*SINKS["predict"], LengthTable))
+    monkeypatch.setitem(SINKS, "predict", (*SINKS["predict"], LENGTH_TABLE))
 
 
 def lengths(folder: Path) -> dict[str, int]:
-    header, *lines = (folder / LengthTable.file).read_text().splitlines()
+    header, *lines = (folder / LENGTH_TABLE.file).read_text().splitlines()
     assert header == "record\tlength"
     return {name: int(length) for name, length in (line.split("\t") for line in lines)}
 
@@ -79,12 +75,12 @@ def test_a_new_output_is_the_runs_own(make_config, tiny, two_files, with_lengths
     """It is cleared by ``--force``, kept out of the inputs, and refused if it is a link."""
     config = make_config(*two_files, per_file=True)
     run_inline(config, tiny.head)
-    assert LengthTable.file in RunDir(config.output).own_names
+    assert LENGTH_TABLE.file in RunDir(config.output).own_names
     proteins = tmp_path / "one.faa"
     proteins.write_text(">p\nMKVLEFPQIL\n")
     run_inline(make_config(proteins, command="extract", force=True), None)
-    assert not list(config.output.rglob(LengthTable.file))
-    (config.output / LengthTable.file).symlink_to(proteins)
+    assert not list(config.output.rglob(LENGTH_TABLE.file))
+    (config.output / LENGTH_TABLE.file).symlink_to(proteins)
     with pytest.raises(OutputError, match=r"lengths\.tsv is a link"):
         run_inline(make_config(proteins, command="extract", force=True), None)
     assert proteins.read_text() == ">p\nMKVLEFPQIL\n"
@@ -115,27 +111,18 @@ Row: TypeAlias = tuple[FastaRecord, Call, list[Region] | None]
 
 def result(name: str, regions: list[Region] | None, *, is_virus: bool) -> Row:
     """A record of the file ``in`` with these regions; None: it was not searched."""
-    n_bases = 400
-    sequence = random_dna(n_bases, np.random.default_rng(len(name)))
-    score = 0.98 if is_virus else 0.02
-    call = Call(
-        name,
-        n_bases,
-        "scored",
-        "in",
-        virus_score=score,
-        is_virus=is_virus,
-        false_discovery_rate=0.05,
-    )
-    record = FastaRecord(name, f"{name} of a test", sequence, sample="in")
-    return record, call, regions
+    sequence = random_dna(400, np.random.default_rng(len(name)))
+    score = {"virus_score": 0.98 if is_virus else 0.02, "false_discovery_rate": 0.05}
+    call = Call(name, 400, "scored", "in", is_virus=is_virus, **score)
+    return FastaRecord(name, f"{name} of a test", sequence, sample="in"), call, regions
 
 
 def written(folder: Path, *results: Row) -> dict[str, dict[str, str]]:
     """The rows of the verdict on some records, by their names."""
     with open_outputs(REGION_SINKS, Place(folder, Tree(folder), folder)) as add:
-        add(Portion.of("in", called(*results), REGION_SINKS))
-    return {row["virus"]: row for row in rows(folder / VirusTable.file)}
+        for portion in Portion.of_samples(called(*results), REGION_SINKS, None):
+            add(portion)
+    return {row["virus"]: row for row in rows(folder / VIRUS_TABLE.file)}
 
 
 def test_the_verdict_has_called_records_and_proviruses_of_others_by_the_cut(tmp_path):
@@ -149,16 +136,12 @@ def test_the_verdict_has_called_records_and_proviruses_of_others_by_the_cut(tmp_
         result("plain", [], is_virus=False),
         result("bare", [], is_virus=True),
     )
-    provirus = found.pop("host|provirus_101_300")
-    assert list(found) == ["virus", "unsearched", "bare"]
-    for virus in found.values():
-        assert [virus[name] for name in ("kind", "start", "end", "length", "score", "fdr")] == [
-            *("whole", "1", "400", "400", "0.980000", "0.0500"),
-        ]
-    assert [provirus[name] for name in ("kind", "start", "end", "length", "score", "fdr")] == [
-        *("provirus", "101", "300", "200", "0.950000", ""),
-    ]
-    assert (provirus["record"], provirus["file"]) == ("host", "in")
+    names = ("record", "file", "kind", "start", "end", "length", "score", "fdr")
+    whole_record = ["in", "whole", "1", "400", "400", "0.980000", "0.0500"]
+    assert {virus: [row[name] for name in names] for virus, row in found.items()} == {
+        **{name: [name, *whole_record] for name in ("virus", "unsearched", "bare")},
+        "host|provirus_101_300": ["host", "in", "provirus", "101", "300", "200", "0.950000", ""],
+    }
     headers = [record.header for record in read_fasta(tmp_path / "viruses.fasta")]
     assert headers == [
         "virus of a test kind=whole score=0.980000 fdr=0.0500",
@@ -193,7 +176,7 @@ def test_a_provirus_over_the_origin_is_one_virus_and_each_of_its_parts_names_it(
         bases[120:180],
         bases[300:] + bases[:50],
     ]
-    names = [part["virus"] for part in rows(tmp_path / RegionTable.file)]
+    names = [part["virus"] for part in rows(tmp_path / REGION_TABLE.file)]
     assert names == ["circle|provirus_301_50", "circle|provirus_121_180", "circle|provirus_301_50"]
 
 

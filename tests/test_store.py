@@ -34,10 +34,10 @@ from virnucpro.ground.errors import FeatureFileError, OutputError, StorageError
 from virnucpro.ground.files import atomic, disk_error
 from virnucpro.ground.records import Embeddings, Failure, Mask
 from virnucpro.ground.tree import Tree
+from virnucpro.run.exports import save_npz, save_parquet, save_pt
 from virnucpro.run.feature_file import read_embeddings, read_label, write_embeddings
 from virnucpro.run.folder import RunDir
 from virnucpro.run.index import IndexPart
-from virnucpro.tables.exports import save_npz, save_parquet, save_pt
 
 ATTRIBUTES: dict[str, str | int] = {
     "model": "esm2_t6_8M_UR50D",

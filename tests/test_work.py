@@ -50,6 +50,7 @@ from virnucpro.stories.options import PredictOptions
 from virnucpro.stories.pipeline import run
 from virnucpro.stories.resolve import RunConfig, resolve
 from virnucpro.stories.work import Part, PartResult, choose_part, work
+from virnucpro.tables.sinks import SINKS, Sink
 
 FORK = multiprocessing.get_context("fork")
 
@@ -310,16 +311,20 @@ def test_rows_of_another_cut_are_not_joined_and_status_does_not_count_them(plan,
     assert outputs(folder) == alone(threshold=0.9)
 
 
+OTHER_OUTPUTS = (*SINKS["predict"], Sink("another.tsv"))
+
+
 @pytest.mark.parametrize(
-    "attribute", ["tables.sinks.RegionTable.columns", "run.rows.FORMAT_OF_SCORES"]
+    ("name", "value"),
+    [("tables.sinks.SINKS", {"predict": OTHER_OUTPUTS}), ("run.rows.FORMAT_OF_SCORES", "another")],
 )
 def test_rows_of_a_program_with_other_columns_or_scores_are_not_joined(
-    plan, tmp_path, monkeypatch, attribute
+    plan, tmp_path, monkeypatch, name, value
 ):
     store, slices = stored_rows(plan, tmp_path)
     of_one = slices.slices[:1], slices
     assert store.has(*of_one) and store.read(*of_one) is not None
-    monkeypatch.setattr(f"virnucpro.{attribute}", ("another",))
+    monkeypatch.setattr(f"virnucpro.{name}", value)
     assert not store.has(*of_one) and store.read(*of_one) is None
 
 

@@ -285,6 +285,11 @@ class Call:
         if self.virus_score is not None and not 0 <= self.virus_score <= 1:
             raise ValueError(f"{self.record_id!r}: a score of {self.virus_score}")
 
+    @property
+    def is_mendable(self) -> bool:
+        """Whether the record may be given anew: it is invalid, or a frame of it failed."""
+        return self.status == "invalid" or FRAMES_FAILED in self.note
+
 
 class Identity(NamedTuple):
     """What one virus is, by its own letters; empty where these are not known."""

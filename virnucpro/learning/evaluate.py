@@ -57,7 +57,7 @@ from virnucpro.sequences.translate import GeneticCode
 from virnucpro.stories.options import PredictOptions
 from virnucpro.stories.pipeline import run
 from virnucpro.stories.resolve import RunConfig, resolve
-from virnucpro.tables.sinks import FrameTable, RecordTable
+from virnucpro.tables.sinks import FRAME_TABLE, RECORD_TABLE
 
 Figures = dict[str, Any]  # as JSON has them: rounded, None where one is not defined
 _RUN = "run"  # the run folder of the fragments
@@ -308,7 +308,7 @@ def read_chunks(
     """The chunks of the whole records, as the head alone scores and calls them."""
     whole = {fragment.id: fragment.record for fragment in fragments if fragment.length == _WHOLE}
     rundir, code = RunDir(question.run_folder), GeneticCode.of(recipe.genetic_code)
-    with rundir.output(FrameTable).open(encoding="utf-8") as table:
+    with rundir.output(FRAME_TABLE).open(encoding="utf-8") as table:
         pieces = (record for record in read_fasta(question.fasta) if record.id in whole)
         chunks = list(_read_chunk_scores(table, pieces, recipe.chunk_size, facts, code))
     scores = np.array([score for _, score in chunks], dtype=np.float64)
@@ -325,7 +325,7 @@ def _read_answers(table: TextIO, fragments: Sequence[_Fragment]) -> list[Call]:
     """
     calls = {
         call.record_id: call
-        for call in RecordTable.read(table)
+        for call in RECORD_TABLE.read(table)
         if call.status in ("scored", "no_orf", "too_short")
     }
     unscored = [fragment for fragment in fragments if fragment.id not in calls]
@@ -352,7 +352,7 @@ def _read_chunk_scores(
     Raises:
         VirnucproError: a frame is not in the table.
     """
-    scores = FrameTable.read(table)
+    scores = FRAME_TABLE.read(table)
     for record in records:
         chunks, orfs = cut(record, chunk_size, code)
         score_of = score_chunks([Prediction(orf, _find(orf.id, scores)) for orf in orfs], facts)

@@ -45,7 +45,7 @@ from virnucpro.sequences.inputs import Source
 from virnucpro.sequences.translate import STANDARD, GeneticCode
 from virnucpro.stories.options import PredictOptions
 from virnucpro.stories.pipeline import execute
-from virnucpro.tables.sinks import RecordTable, RegionTable
+from virnucpro.tables.sinks import RECORD_TABLE, REGION_TABLE
 
 _EVALUATED = "regions_evaluation.tsv"
 _ALL = "all"
@@ -109,15 +109,15 @@ def _measure(
     rundir: RunDir, truths: dict[str, Truth], genes: dict[str, list[Span]]
 ) -> list[tuple[str, RegionFigures]]:
     """Each sequence of the run with its figures; one without a row of the truth has no prophage."""
-    with rundir.output(RecordTable).open(encoding="utf-8") as table:
-        calls = [(call.record_id, call.length) for call in RecordTable.read(table)]
+    with rundir.output(RECORD_TABLE).open(encoding="utf-8") as table:
+        calls = [(call.record_id, call.length) for call in RECORD_TABLE.read(table)]
     lengths = dict(calls)
     _check_unique(name for name, _ in calls)
     _check_none_missing(truths.keys() - lengths.keys())
     regions: dict[str, list[Span]] = {}
-    if rundir.output(RegionTable).exists():
-        with rundir.output(RegionTable).open(encoding="utf-8") as table:
-            for (_, name), region in RegionTable.read(table):
+    if rundir.output(REGION_TABLE).exists():
+        with rundir.output(REGION_TABLE).open(encoding="utf-8") as table:
+            for (_, name), region in REGION_TABLE.read(table):
                 regions.setdefault(name, []).append((region.start, region.end))
     figures = []
     for name, n_bases in lengths.items():

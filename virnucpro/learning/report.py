@@ -26,7 +26,7 @@ from virnucpro.learning.records import write_table
 from virnucpro.learning.regions import evaluate_regions
 from virnucpro.learning.request import FACTS
 from virnucpro.page.charts import Chart
-from virnucpro.page.facts import Facts, is_number
+from virnucpro.page.facts import Facts
 from virnucpro.page.html import render
 from virnucpro.page.run import write_run_page
 from virnucpro.run.folder import RunDir
@@ -224,8 +224,7 @@ def write_evaluation_page(folder: Path) -> None:
 def _evaluation_row(row: Mapping[str, Any]) -> dict[str, object]:
     """A row of figures; AUROC and its interval also as places between 0.5 and 1."""
     facts = Facts(row)
-    of_all, low_of_all, high_of_all = map(facts.part, _OF_ALL)
-    auroc, low, high = (_number(part, "auroc") for part in (of_all, low_of_all, high_of_all))
+    auroc, low, high = (facts.real(name, "auroc") for name in _OF_ALL)
     return {
         "kind": _name(row),
         "subset": facts.text("subset"),
@@ -240,13 +239,8 @@ def _evaluation_row(row: Mapping[str, Any]) -> dict[str, object]:
         "places": [
             None if one is None else 200 * max(0.0, one - 0.5) for one in (low, auroc, high)
         ],
-        "values": [_number(of_all, name) for name, _ in _MEASURES],
+        "values": [facts.real(_OF_ALL[0], name) for name, _ in _MEASURES],
     }
-
-
-def _number(part: Mapping[str, Any], name: str) -> float | None:
-    value = part.get(name)
-    return float(value) if value is not None and is_number(value) else None
 
 
 def _name(kind: Mapping[str, Any]) -> str:
@@ -284,7 +278,7 @@ def _evaluation_charts(facts: Facts, rows: Sequence[Mapping[str, Any]]) -> list[
 def _histograms(facts: Facts) -> list[Mapping[str, Any]]:
     """Those whose numbers are there."""
     scores = [one for one in facts.sequence("scores") if isinstance(one, dict)]
-    counts = [{len(_numbers(one, label)) for label in _LABELS} for one in scores]
+    counts = [{len(Facts(one).reals(label)) for label in _LABELS} for one in scores]
     return [one for one, n in zip(scores, counts, strict=True) if len(n) == 1 and n != {0}]
 
 
@@ -293,13 +287,13 @@ def _histogram(i: int, scores: Mapping[str, Any]) -> Chart:
     series, look = [], []
     most = 1.0
     for place, label in enumerate(_LABELS):
-        counts = np.array(_numbers(scores, label))
+        counts = np.array(Facts(scores).reals(label))
         edges = np.linspace(0, 1, len(counts) + 1)
         most = max(most, counts.max())
         name = f"{label} ({int(counts.sum()):,})"
         series.append((name, edges.repeat(2)[1:-1].tolist(), counts.repeat(2).tolist()))
         look.append(f"line s{place}")
-    cut = _number(scores, "lowest_called")
+    cut = Facts(scores).real("lowest_called")
     if cut is not None:
         series.append(("lowest score that is called", [cut, cut], [0.0, most]))
         look.append("cut")
@@ -338,16 +332,9 @@ def _ranking(
 def _curves(facts: Facts, kind: str, columns: tuple[str, str]) -> Iterator[_Series]:
     """The curves of a kind whose two columns are whole."""
     for curve in (one for one in facts.sequence(kind) if isinstance(one, dict)):
-        first, second = (_numbers(curve, column) for column in columns)
+        first, second = (Facts(curve).reals(column) for column in columns)
         if first and len(first) == len(second):
             yield _name(curve), first, second
-
-
-def _numbers(curve: Mapping[str, Any], name: str) -> list[float]:
-    values = curve.get(name)
-    if not isinstance(values, list) or not all(map(is_number, values)):
-        return []
-    return list(map(float, values))
 
 
 def _evaluation_facts(facts: Facts) -> Iterator[tuple[str, str]]:

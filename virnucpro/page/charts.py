@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,8 +81,8 @@ class Chart:
     y_range: tuple[float, float] | None = None
     x_range: tuple[float, float] | None = None
     diagonal: bool = False
-    kind: Literal["line", "step"] = "line"
-    look: Sequence[str] = field(default=())  # classes in place of the usual ones
+    is_stepped: bool = False
+    look: Sequence[str] = ()  # classes in place of the usual ones
 
     def drawn(self) -> _Drawing:
         xs = [x for _, of_series, _ in self.series for x in of_series]
@@ -109,7 +109,7 @@ class Chart:
             points = [
                 (x_at(x), None if y is None else y_at(y)) for x, y in zip(of_x, of_y, strict=True)
             ]
-            points = list(_stepped(points)) if self.kind == "step" else points
+            points = list(_stepped(points)) if self.is_stepped else points
             look = self.look[i] if self.look else f"line s{i % 7}"
             yield _ChartPath(look, _line(points), label)
 
@@ -251,28 +251,21 @@ def device_charts(number: int, start: Start) -> list[Chart]:
         (name, times, [round(n / GIB, 3) if n else None for n in device.memory])
         for (name, device), (_, times, _) in zip(devices, speed, strict=True)
     ]
-    most = {name: max(device.memory, default=0) / GIB for name, device in devices}
+    most = [f"{name} {max(device.memory, default=0) / GIB:.1f} GiB" for name, device in devices]
     n_tokens = sum(sum(device.tokens) for _, device in devices)
+    work = f"{counted(n_tokens, 'token')} on {counted(len(devices), 'device')}"
+    charts = (
+        ("speed", "Tokens per second", f"{work} in {start.seconds:,.1f} seconds.", speed),
+        ("memory", "Memory", f"Largest use: {', '.join(most)}.", memory),
+    )
+    labels = {"speed": "tokens per second", "memory": "memory in GiB"}
+    x_label = "seconds since the start of the workers"
     return [
         Chart(
-            f"speed{number}",
-            "Tokens per second of each device",
-            f"{counted(n_tokens, 'token')} on {counted(len(devices), 'device')} in "
-            f"{start.seconds:,.1f} seconds.",
-            "seconds since the start of the workers",
-            "tokens per second",
-            speed,
-            kind="step",
-        ),
-        Chart(
-            f"memory{number}",
-            "Memory of each device",
-            f"Largest use: {', '.join(f'{name} {gib:.1f} GiB' for name, gib in most.items())}.",
-            "seconds since the start of the workers",
-            "memory in GiB",
-            memory,
-            kind="step",
-        ),
+            *(f"{name}{number}", f"{title} of each device", text, x_label, labels[name], series),
+            is_stepped=True,
+        )
+        for name, title, text, series in charts
     ]
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import zip_longest
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
@@ -24,14 +25,12 @@ from virnucpro.ground.tasks import Helpers
 from virnucpro.tables.sinks import LENGTH_CLASSES
 from virnucpro.tables.text import TableBlock, TableSpan, damaged, spans_of
 
-_N_TOP = 20
-_NO_PLACES = np.empty(0, np.int64)
+MOST_ROWS = 100_000  # records in the table of the page
 PER_DOUBLING = 4  # bins of length
 _DOUBLINGS = 40  # a record is shorter than 2^40 letters
 _N_LENGTHS = _DOUBLINGS * PER_DOUBLING
 N_SCORES = 40  # bins of log-odds
 MOST_LOG_ODDS = 7.0  # a score of 0.9991
-_HIGH_FDR = 0.2  # share of false calls from which a class of length is called weak
 _MOST_NOTES = 1_000  # different ones that are counted
 # bases, or residues, from which the classes of length begin
 LENGTHS = {
@@ -40,14 +39,12 @@ LENGTHS = {
 }
 
 T = TypeVar("T")
+Texts: TypeAlias = NDArray[np.object_]
 # what viruses are: their number by kind and the start of a class of length, their number by family,
 # and kind and family of records by file and id; viruses of an older run have the kind ""
 Identities: TypeAlias = tuple[
     Counter[tuple[str, int]], Counter[str], dict[tuple[str, str], tuple[str, str]]
 ]
-
-
-Texts: TypeAlias = NDArray[np.object_]
 
 
 class RecordRows(NamedTuple):
@@ -107,49 +104,22 @@ class RecordRows(NamedTuple):
         columns: Iterable[Any] = zip(*(moved or [cls.none()]), strict=True)
         return cls._make(map(np.concatenate, columns))
 
-
-@dataclass(slots=True)
-class _LengthClass:
-    """The records of one class of length."""
-
-    start: int
-    end: int | None  # one after the last; None: open
-    name: str
-    n: int = 0
-    n_scored: int = 0
-    n_viral: int = 0
-    n_letters_viral: int = 0
-    lowest: float = math.inf  # score of a record called viral
-    fdr: float = math.nan  # false calls to expect among those called: of the lowest
-
-    @property
-    def is_weak(self) -> bool:
-        return self.fdr >= _HIGH_FDR
-
-    def include(self, other: _LengthClass) -> None:
-        """Count the records of the same class of another block."""
-        for name in ("n", "n_scored", "n_viral", "n_letters_viral"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        if other.lowest < self.lowest:
-            self.lowest, self.fdr = other.lowest, other.fdr
+    def best(self, most: int) -> RecordRows:
+        """The viral rows with the highest scores, at most so many."""
+        viral = np.flatnonzero(self.are_viral)
+        ranked = np.array([self.places[viral], self.lengths[viral], self.scores[viral]])
+        rows = viral[_best(ranked, most)]
+        return RecordRows._make(column[rows] for column in self)
 
 
-class _Ranked(NamedTuple):
-    """Viral rows of the table, by what they are ranked by. (n,) each"""
+def _best(ranked: Values, most: int) -> Counts:
+    """The order of at most so many rows with the highest scores, the longest among equals.
 
-    places: Counts  # in the table
-    lengths: Counts
-    scores: Values
-
-    def best(self, most: int) -> _Ranked:
-        """At most this many rows with the highest scores, the longest among equals."""
-        order = np.lexsort((self.places, -self.lengths, -self.scores))[:most]
-        return _Ranked._make(column[order] for column in self)
-
-    def joined(self, other: _Ranked, place: int) -> _Ranked:
-        """The rows of both; so many rows are before all of the other."""
-        other = other._replace(places=other.places + place)
-        return _Ranked._make(map(np.concatenate, zip(self, other, strict=True)))
+    (3, n), their place, length and score -> (most,)
+    """
+    places, lengths, scores = ranked
+    order: Counts = np.lexsort((places, -lengths, -scores))[:most]
+    return order
 
 
 class _Figures(NamedTuple):
@@ -188,85 +158,88 @@ class _Figures(NamedTuple):
 class RunCounts:
     """The records of a run, or of a block of its table, in numbers."""
 
-    classes: list[_LengthClass]
-    most_rows: int  # of a page
+    starts: Sequence[int]  # of the classes of length
+    # file and id -> length and score, of records that somebody asks for; 0 until they are met
+    measured: dict[tuple[str, str], tuple[int, float]]
+    # (n_classes, 4): records, those with a score, viral ones, letters of these
+    of_classes: Counts
+    # of each class: the lowest score of a viral record, and the false calls to expect down to it
+    lowest: list[tuple[float, float]]
     n_records: int = 0
     n_letters: int = 0
     n_letters_viral: int = 0
     n_viral: int = 0
-    viral: _Ranked = field(default_factory=lambda: _Ranked(_NO_PLACES, _NO_PLACES, np.empty(0)))
-    top: RecordRows = field(default_factory=RecordRows.none)  # the best viral records
+    viral: Values = field(default_factory=lambda: np.empty((3, 0)))  # their place, length and score
     statuses: Counter[str] = field(default_factory=Counter)
     notes: Counter[str] = field(default_factory=Counter)  # but of records that are too short
-    # file -> status or "viral" -> records
-    files: dict[str, Counter[str]] = field(default_factory=dict)
-    # file and id -> length and score, of records that somebody asks for; 0 until they are met
-    measured: dict[tuple[str, str], tuple[int, float]] = field(default_factory=dict)
+    files: Counter[tuple[str, str]] = field(default_factory=Counter)  # by file and status, "viral"
     # (length, score, called viral) of scored records
-    density: NDArray[np.int64] = field(
-        default_factory=lambda: np.zeros((_N_LENGTHS, N_SCORES, 2), np.int64)
-    )
+    density: Counts = field(default_factory=lambda: np.zeros((_N_LENGTHS, N_SCORES, 2), np.int64))
     blocks: list[tuple[TableSpan, int, int]] = field(default_factory=list)  # rows, others in each
 
-    def count(self, block: TableBlock) -> None:
-        """Count the first block.
+    @classmethod
+    def none(cls, starts: Sequence[int], measured: Iterable[tuple[str, str]]) -> RunCounts:
+        """The counts of no record."""
+        of_classes = np.zeros((len(starts), 4), np.int64)
+        asked = dict.fromkeys(measured, (0, math.nan))
+        return cls(starts, asked, of_classes, [(math.inf, math.nan)] * len(starts))
+
+    @classmethod
+    def of(
+        cls, starts: Sequence[int], measured: Iterable[tuple[str, str]], block: TableBlock
+    ) -> RunCounts:
+        """The counts of a block.
 
         Raises:
             ValueError: a number is none, or a status is unknown.
         """
-        figures = _Figures.of(block)
-        lengths, is_viral = figures.lengths, figures.is_viral
+        counts, figures = cls.none(starts, measured), _Figures.of(block)
+        lengths, scores, is_viral = figures.lengths, figures.scores, figures.is_viral
         viral = np.flatnonzero(is_viral)
-        ranked = _Ranked(viral, lengths[viral], figures.scores[viral])
-        self.viral, self.top = ranked, RecordRows.of(block, ranked.best(_N_TOP).places)
-        self.n_records, self.n_letters = len(lengths), int(lengths.sum())
-        self.n_viral, self.n_letters_viral = len(viral), int(lengths[viral].sum())
-        self._count_files(figures)
-        self._count_notes(figures)
-        self._count_lengths(figures)
-        self._measure(block, figures)
-        is_scored = np.isfinite(figures.scores)
+        counts.viral = np.array([viral, lengths[viral], scores[viral]])
+        counts.n_records, counts.n_letters = len(lengths), int(lengths.sum())
+        counts.n_viral, counts.n_letters_viral = len(viral), int(lengths[viral].sum())
+        counts._count_texts(figures)
+        counts._count_lengths(figures)
+        counts._measure(block, figures)
+        is_scored = np.isfinite(scores)
         places = np.log2(np.maximum(1, lengths[is_scored])) * PER_DOUBLING
-        np.add.at(
-            self.density,
-            (
-                places.astype(np.int64),
-                _score_bin(figures.scores[is_scored]),
-                is_viral[is_scored].astype(np.int64),
-            ),
-            1,
-        )
+        cells = places.astype(np.int64), _score_bin(scores[is_scored])
+        np.add.at(counts.density, (*cells, is_viral[is_scored].astype(np.int64)), 1)
+        return counts
 
     def include(self, span: TableSpan, other: RunCounts) -> None:
         """Count the next block, which was counted by itself."""
         self.blocks.append((span, other.n_records, other.n_records - other.n_viral))
-        self.viral = self.viral.joined(other.viral, self.n_records)
-        if len(self.viral.places) > 2 * self.most_rows:
-            self.viral = self.viral.best(self.most_rows)
-        top = RecordRows.joined([(self.top, 0), (other.top, self.n_records)])
-        best = np.lexsort((top.places, -top.lengths, -top.scores))[:_N_TOP]
-        self.top = RecordRows._make(column[best] for column in top)
-        for name in ("n_records", "n_letters", "n_letters_viral", "n_viral", "density"):
+        moved = other.viral + np.array([[self.n_records], [0], [0]])
+        self.viral = np.concatenate([self.viral, moved], axis=1)
+        if self.viral.shape[1] > 2 * MOST_ROWS:
+            self.viral = self.viral[:, _best(self.viral, MOST_ROWS)]
+        for name in ("n_records", "n_letters", "n_letters_viral", "n_viral"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.of_classes += other.of_classes
+        self.density += other.density
+        pairs = zip(self.lowest, other.lowest, strict=True)
+        self.lowest = [min(pair, key=itemgetter(0)) for pair in pairs]
         self.statuses.update(other.statuses)
-        for file, counts in other.files.items():
-            self.files.setdefault(file, Counter()).update(counts)
+        self.files.update(other.files)
         for note, n in other.notes.items():
             if note in self.notes or len(self.notes) < _MOST_NOTES:
                 self.notes[note] += n
         self.measured |= {key: one for key, one in other.measured.items() if one[0]}
-        for mine, its in zip(self.classes, other.classes, strict=True):
-            mine.include(its)
 
     def rows(self, most: int, helpers: Helpers[None]) -> RecordRows:
         """The best viral rows and an even sample of the others, in the order of the table.
 
+        They are no more than ``most``, and than a page may show.
+
         Raises:
             InputError: the table was damaged meanwhile.
         """
-        viral = np.sort(self.viral.best(most).places)
+        most = min(most, MOST_ROWS)
+        viral = np.sort(self.viral[0, _best(self.viral, most)].astype(np.int64))
         n_others, every = self.n_records - self.n_viral, 1
-        while -(-n_others // every) > 2 * self.most_rows:
+        while -(-n_others // every) > 2 * MOST_ROWS:
             every *= 2
         n_kept = -(-n_others // every)
         n_shown = min(n_kept, most - len(viral))
@@ -282,21 +255,22 @@ class RunCounts:
             row, other = row + n_rows, other + n_others
         return RecordRows.joined(zip(helpers.in_order(tasks), places, strict=True))
 
-    def _count_files(self, figures: _Figures) -> None:
+    def _count_texts(self, figures: _Figures) -> None:
+        """Count files, statuses and notes."""
         (files, of_file), (statuses, of_status) = figures.files, figures.statuses
         shape = len(files), len(statuses)
-        n_viral: list[int] = np.bincount(of_file[figures.is_viral], minlength=shape[0]).tolist()
+        n_viral = np.bincount(of_file[figures.is_viral], minlength=len(files)).tolist()
         n_of = _cross_table(of_file, of_status, shape)
-        for file, counts, viral in zip(files, n_of, n_viral, strict=True):
-            of_statuses = dict(zip(statuses, counts, strict=True))
-            self.statuses.update(of_statuses)
-            self.files.setdefault(file, Counter()).update({**of_statuses, "viral": viral})
-
-    def _count_notes(self, figures: _Figures) -> None:
-        (statuses, of_status), (notes, of_note) = figures.statuses, figures.notes
+        for file, of_statuses, viral in zip(files, n_of, n_viral, strict=True):
+            for status, n in zip((*statuses, "viral"), (*of_statuses, viral), strict=True):
+                self.files[file, status] = n
+        n_of_statuses = np.bincount(of_status, minlength=len(statuses)).tolist()
+        self.statuses = Counter(dict(zip(statuses, n_of_statuses, strict=True)))
+        notes, of_note = figures.notes
         is_told = np.array([status != "too_short" for status in statuses], np.bool_)[of_status]
-        counts = np.bincount(of_note[is_told], minlength=len(notes)).tolist()
-        self.notes = Counter({note: n for note, n in zip(notes, counts, strict=True) if note and n})
+        n_of_notes = np.bincount(of_note[is_told], minlength=len(notes)).tolist()
+        pairs = zip(notes, n_of_notes, strict=True)
+        self.notes = Counter({note: n for note, n in pairs if note and n})
 
     def _measure(self, block: TableBlock, figures: _Figures) -> None:
         if not self.measured:
@@ -309,17 +283,15 @@ class RunCounts:
 
     def _count_lengths(self, figures: _Figures) -> None:
         lengths, scores, rates, is_viral = figures[:4]
-        starts = np.array([one.start for one in self.classes])
-        places = np.searchsorted(starts, lengths, side="right") - 1
-        for i, one in enumerate(self.classes):
-            in_class = places == i
+        classes = np.searchsorted(self.starts, lengths, side="right") - 1
+        for number in range(len(self.starts)):
+            in_class = classes == number
             viral = np.flatnonzero(in_class & is_viral)
-            one.n, one.n_viral = int(in_class.sum()), len(viral)
-            one.n_scored = int(np.isfinite(scores[in_class]).sum())
-            one.n_letters_viral = int(lengths[viral].sum())
+            n_scored, n_letters = np.isfinite(scores[in_class]).sum(), lengths[viral].sum()
+            self.of_classes[number] = in_class.sum(), n_scored, len(viral), n_letters
             if len(viral):
                 weakest = viral[np.argmin(scores[viral])]
-                one.lowest, one.fdr = float(scores[weakest]), float(rates[weakest])
+                self.lowest[number] = float(scores[weakest]), float(rates[weakest])
 
 
 def _cross_table(rows: Counts, columns: Counts, shape: tuple[int, int]) -> list[list[int]]:
@@ -363,35 +335,19 @@ class _SpanTask(Generic[T]):
             raise damaged(self.span.path, error) from error
 
 
-def _counted(
-    starts: Sequence[int], measured: Iterable[tuple[str, str]], block: TableBlock
-) -> RunCounts:
-    counts = _no_counts(starts, measured)
-    counts.count(block)
-    return counts
-
-
 def _rows_in(viral: Counts, others: Counts, block: TableBlock) -> RecordRows:
     """Rows of a block: viral ones by their places, others by those among all others."""
     of_others = np.flatnonzero(~block.have("call", b"virus"))[others]
     return RecordRows.of(block, np.sort(np.append(viral, of_others)))
 
 
-def _no_counts(
-    starts: Sequence[int], measured: Iterable[tuple[str, str]], most_rows: int = 0
-) -> RunCounts:
-    classes = [_LengthClass(*one) for one in length_classes(starts)]
-    return RunCounts(classes, most_rows, measured=dict.fromkeys(measured, (0, math.nan)))
-
-
 def count_records(
     table: Path,
     input_type: str,
-    most_rows: int,
     measured: Collection[tuple[str, str]],
     helpers: Helpers[None],
 ) -> RunCounts:
-    """Count the rows of a table of records, and choose those that a page may show.
+    """Count the rows of a table of records, those of them that a page may show by their places.
 
     ``measured``: files and ids of the records to return with length and score.
 
@@ -400,8 +356,8 @@ def count_records(
         OSError: it cannot be read.
     """
     starts = LENGTHS.get(input_type, LENGTHS["nucleotide"])
-    counts, spans = _no_counts(starts, measured, most_rows), list(spans_of(table))
-    count = partial(_counted, starts, measured)
+    counts, spans = RunCounts.none(starts, measured), list(spans_of(table))
+    count = partial(RunCounts.of, starts, measured)
     each = helpers.in_order(_SpanTask(span, count) for span in spans)
     for span, of_block in zip(spans, each, strict=True):
         counts.include(span, of_block)

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, TypeGuard, cast
 
 import numpy as np
 
@@ -23,14 +23,13 @@ from virnucpro.ground.errors import InputMissingError
 from virnucpro.ground.files import open_plain, read_facts
 from virnucpro.ground.log import escaped, printable
 from virnucpro.ground.records import Region, Values
-from virnucpro.tables.text import damaged, read_blocks
+from virnucpro.tables.text import damaged, spans_of
 
 _MOST_OF_LOG = 1 << 20  # bytes at its end
 _MESSAGE = re.compile(r"\S+ \S+ (INFO|WARNING|ERROR) +(.*)")
 _START = re.compile(r"virnucpro \S+: ")
 _Key = tuple[str, str]  # file and id of a record
 _OVER_ORIGIN = "the origin"  # in a note; earlier versions used other words around it
-_Rank = tuple[bool, int]  # whether a record has more than a whole region, and its viral letters
 _MOST = 10**15  # no number of the page is larger
 _MOST_LISTED = 5_000  # records whose regions a page lists
 _BASES_PER_BIN, _MOST_BINS = 1_000, 10_000  # of the evidence along a record
@@ -38,17 +37,6 @@ _REGION_COLUMNS = (
     *("region", "file", "record", "kind", "start", "end", "posterior"),
     *("virus", "class", "note", "evidence"),
 )
-
-
-class InputFact(NamedTuple):
-    """An input file of the run."""
-
-    sample: str  # its name in the tables
-    path: str
-    sha256: str
-    n_bytes: int
-    n_renamed: int
-    error: str  # why it could not be read
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,53 +59,47 @@ class Facts:
             )
         return cls(read_facts(path))
 
-    def part(self, *names: str) -> Mapping[str, Any]:
-        """An object within it; an empty one if it is not there."""
+    def _at(self, names: Sequence[str]) -> object:
+        """The value of this name, in the object of the name before it."""
         value: object = self.content
         for name in names:
             value = value.get(name) if isinstance(value, Mapping) else None
+        return value
+
+    def part(self, *names: str) -> Mapping[str, Any]:
+        """An object within it; an empty one if it is not there."""
+        value = self._at(names)
         return value if isinstance(value, Mapping) else {}
 
     def text(self, *names: str) -> str:
-        value = self.part(*names[:-1]).get(names[-1])
+        value = self._at(names)
         return escaped(value) if isinstance(value, str) else ""
 
     def number(self, *names: str) -> int:
-        return _count(self.part(*names[:-1]).get(names[-1]))
+        return _count(self._at(names))
 
-    def share(self, *names: str) -> float:
-        value = self.part(*names[:-1]).get(names[-1])
-        return value if isinstance(value, float) and is_number(value) else 0.0
+    def real(self, *names: str) -> float | None:
+        """A number that can be counted with; None if it is not there."""
+        value = self._at(names)
+        return float(value) if is_number(value) else None
 
     def sequence(self, *names: str) -> Sequence[Any]:
-        value = self.part(*names[:-1]).get(names[-1])
+        value = self._at(names)
         return value if isinstance(value, list) else ()
 
-    @property
-    def inputs(self) -> list[InputFact]:
-        """The input files, and those that could not be read."""
-        return [
-            InputFact(
-                sample=escaped(file.get("sample", "")),
-                path=escaped(file.get("name") or file.get("path", "")),
-                sha256=escaped(file.get("sha256", "")),
-                n_bytes=_count(file.get("n_bytes")),
-                n_renamed=_count(file.get("n_renamed")),
-                error=escaped(file.get("error", "")),
-            )
-            for file in (*self.sequence("inputs"), *self.sequence("refused"))
-            if isinstance(file, Mapping)
-        ]
+    def reals(self, *names: str) -> list[float]:
+        """A sequence of such numbers; an empty one if any is none."""
+        values = self.sequence(*names)
+        return list(map(float, values)) if all(map(is_number, values)) else []
+
+    def each(self, *names: str) -> list[Facts]:
+        """The objects in a sequence."""
+        return [Facts(one) for one in self.sequence(*names) if isinstance(one, Mapping)]
 
     @property
-    def hosts(self) -> list[tuple[str, int, int, int]]:
-        """Hosts that did parts of a run: name, shards, tokens per second and failed sequences."""
-        each = [Facts(one) for one in self.sequence("hosts") if isinstance(one, dict)]
-        rates = [int(one.share("tokens_per_second")) for one in each]
-        return [
-            (one.text("host"), one.number("n_shards"), rate, one.number("n_failed"))
-            for one, rate in zip(each, rates, strict=True)
-        ]
+    def inputs(self) -> list[Facts]:
+        """The input files, and those that could not be read."""
+        return [*self.each("inputs"), *self.each("refused")]
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -145,7 +127,7 @@ class Facts:
         return sum(map(_count, numbers)) if numbers else None
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
     """Whether it can be counted with: JSON holds infinities, NaN and integers of any size too."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return False
@@ -153,7 +135,7 @@ def is_number(value: object) -> bool:
 
 
 def _count(value: object) -> int:
-    return value if isinstance(value, int) and is_number(value) else 0
+    return value if is_number(value) and isinstance(value, int) else 0
 
 
 def read_complaints(log: Path) -> Counter[str]:
@@ -183,8 +165,8 @@ class Regions:
 
     kinds: Counter[str] = field(default_factory=Counter)
     of_records: Counter[_Key] = field(default_factory=Counter)  # but for whole records
-    run_ids: dict[_Key, str] = field(default_factory=dict)  # of the listed ones
-    listed: dict[_Key, list[Region]] = field(default_factory=dict)  # best first
+    # best first: the id of the record in the run, and its regions
+    listed: dict[_Key, tuple[str, list[Region]]] = field(default_factory=dict)
 
 
 def read_page_regions(table: Path) -> Regions | None:
@@ -196,22 +178,23 @@ def read_page_regions(table: Path) -> Regions | None:
     if not table.is_file():
         return None
     regions = Regions()
-    ranks: dict[_Key, _Rank] = {}
-    for block in read_blocks(table):
-        columns = block.columns(_REGION_COLUMNS)
+    for span in spans_of(table):
+        columns = span.read().columns(_REGION_COLUMNS)
         for key, line, is_counted, run_id in _region_lines(table, columns):
             regions.kinds[line.kind] += is_counted
-            is_part, n_letters = ranks.get(key, (False, 0))
-            ranks[key] = (is_part or line.kind != "whole", n_letters + line.end - line.start)
-            regions.listed.setdefault(key, []).append(line)
-            regions.run_ids[key] = run_id
+            regions.listed.setdefault(key, (run_id, []))[1].append(line)
             if line.kind != "whole":
                 regions.of_records[key] += is_counted
-        best = sorted(ranks, key=lambda key: (ranks[key], key), reverse=True)[:_MOST_LISTED]
-        ranks = {key: ranks[key] for key in best}
-        regions.listed = {key: regions.listed[key] for key in best}
-        regions.run_ids = {key: regions.run_ids[key] for key in best}
+        best = sorted(regions.listed.items(), key=_rank, reverse=True)[:_MOST_LISTED]
+        regions.listed = dict(best)
     return regions
+
+
+def _rank(of_record: tuple[_Key, tuple[str, list[Region]]]) -> tuple[bool, int, _Key]:
+    """Whether a record has more than a whole region, its viral letters, and its key."""
+    key, (_, regions) = of_record
+    is_part = any(region.kind != "whole" for region in regions)
+    return is_part, sum(region.end - region.start for region in regions), key
 
 
 def _region_lines(

@@ -28,6 +28,7 @@ def render_packed(template: str, content: Mapping[str, object], packed: str) -> 
     """The bytes of a page with packed data."""
     script, style = asset("page.js"), asset("page.css")
     words = {
+        **_FUNCTIONS,
         "references": references_to(all_works()),
         **content,
         "version": __version__,
@@ -36,7 +37,7 @@ def render_packed(template: str, content: Mapping[str, object], packed: str) -> 
         "style": Safe(style),
         "policy": _policy(script, style),
     }
-    return fill(template, words, _FILTERS).encode("utf-8", "backslashreplace")
+    return fill(template, words).encode("utf-8", "backslashreplace")
 
 
 def references_to(works: Iterable[Work]) -> list[tuple[str, str]]:
@@ -94,7 +95,7 @@ def _seconds(seconds: float) -> str:
     return f"{minutes // 60:,} h {minutes % 60} min"
 
 
-_FILTERS: Mapping[str, Callable[..., object]] = {
+_FUNCTIONS: Mapping[str, Callable[..., object]] = {
     "count": _count,
     "counted": counted,
     "percent": _percent,

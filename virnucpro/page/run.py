@@ -34,7 +34,6 @@ from virnucpro.page.counts import (
 )
 from virnucpro.page.facts import (
     Facts,
-    InputFact,
     Regions,
     count_bins,
     is_number,
@@ -46,20 +45,21 @@ from virnucpro.page.html import MOST_BYTES, as_bibtex, pack, references_to, rend
 from virnucpro.run.folder import RunDir
 from virnucpro.run.hashes import Outputs
 from virnucpro.tables.sinks import (
+    FAILED_FILES,
+    FAILED_SEQUENCES,
     LENGTH_CLASSES,
-    FailedFiles,
-    FailedSequences,
-    RecordTable,
-    RegionTable,
-    RegionTracks,
-    SampleTable,
+    RECORD_TABLE,
+    REGION_TABLE,
+    SAMPLE_TABLE,
+    TRACKS,
+    VIRUS_TABLE,
     Sink,
-    VirusTable,
     all_sinks,
 )
-from virnucpro.tables.text import damaged, read_blocks
+from virnucpro.tables.text import TableBlock, damaged, spans_of
 
-MOST_ROWS = 100_000  # records in the table of the page
+_N_TOP = 20  # best viral records that are listed
+_HIGH_FDR = 0.2  # share of false calls from which a class of length is called weak
 _MOST_FILES = 60  # input files in the table of files without JavaScript
 _MOST_SAMPLES = 10_000  # in the table to sort and search
 _SAMPLE_LABELS = {
@@ -72,7 +72,7 @@ _SAMPLE_LABELS = {
 }
 _NOT_SHOWN = ("path", "error", "families")  # columns of samples
 _OF_CALLS = {"n_scored", "n_virus", "n_provirus", "n_regions", "best_record", "best_score", "kinds"}
-_OF_CALLS |= {name for name in SampleTable.columns if name.startswith("virus_")}
+_OF_CALLS |= {name for name in SAMPLE_TABLE.columns if name.startswith("virus_")}
 _MOST_TRACKS, _MOST_BINS = 200, 150_000  # records with a map, and bins of these
 _MOST_FIRST = 20  # regions that are listed without JavaScript
 _MOST_HASHES = 1_000
@@ -86,6 +86,17 @@ _ROOM = 40_000  # bytes of the page that are not counted when rows are chosen
 _PLACES: Mapping[str, int] = {status: place for place, status in enumerate(STATUSES)}
 
 
+class _Listed(NamedTuple):
+    """A record with regions that the page lists."""
+
+    file: str
+    record: str
+    run_id: str
+    length: int
+    score: float
+    regions: Sequence[Region]
+
+
 class _RunFiles(NamedTuple):
     """All that is read of a run folder."""
 
@@ -93,6 +104,7 @@ class _RunFiles(NamedTuple):
     facts: Facts
     counts: RunCounts | None  # None: there is no table yet
     regions: Regions | None
+    listed: list[_Listed]  # the best first
     starts: list[Start]
     complaints: Mapping[str, int]
     identities: Identities | None  # None: there is no verdict
@@ -106,8 +118,7 @@ class _RunFiles(NamedTuple):
     @property
     def families(self) -> set[str]:
         """The families of the encoders; none in a run of the scorer."""
-        encoders = self.facts.sequence("recipe", "encoders")
-        return {str(spec.get("family")) for spec in encoders if isinstance(spec, Mapping)}
+        return {encoder.text("family") for encoder in self.facts.each("recipe", "encoders")}
 
     @property
     def is_protein(self) -> bool:
@@ -128,9 +139,10 @@ def write_run_page(rundir: RunDir, pool: Pool) -> None:
         OutputError, StorageError: as ``files.writing``.
     """
     run = _read_run(rundir, pool.helpers(None, 1, "figures of the page"))
-    counts = run.counts
-    classes = [one for one in counts.classes if one.n] if counts else []
     works, warnings = works_of(run.families), list(_warnings(run))
+    classes, samples = _classes(run), _samples(run)
+    lowest = run.counts.lowest if run.counts else []
+    charts = [device_charts(i, start) for i, start in enumerate(run.starts[-_MOST_LINES:])]
     state, state_text = _state(run)
     if state == "unfinished":
         LOGGER.warning("%s", state_text)
@@ -142,35 +154,35 @@ def write_run_page(rundir: RunDir, pool: Pool) -> None:
         "is_predict": run.command == "predict",
         "facts": run.facts,
         "number": partial(run.facts.number, "counts"),  # of the counts of ``run.json``
-        "counts": counts,
+        "counts": run.counts,
         "adds_up": _adds_up(run),
         "answer": _answer(run),
         "warnings": warnings,
         "notes": [text for kind, text in warnings if kind == "note"],
         "complaints": list(run.complaints.items())[:_MOST_COMPLAINTS],
         "classes": classes,
-        "has_fdr": not all(math.isnan(one.fdr) for one in classes),
+        "has_fdr": not all(math.isnan(rate) for _, rate in lowest),
         "kinds": _kinds(run),
-        "scores": counts and scores_by_length(counts, run.rows, run.facts.cut, run.letters),
+        "scores": run.counts and scores_by_length(run.counts, run.rows, run.facts.cut, run.letters),
         "regions": _first_regions(run),
-        "has_samples": _samples(run) is not None,
-        "machine": _machine(run),
+        "has_samples": samples is not None,
+        "machine": _machine(run, charts),
         "provenance": list(_provenance(run)),
-        "hashes": [(file.path, file.sha256) for file in run.facts.inputs[:_MOST_HASHES]],
+        "hashes": [(_path(one), one.text("sha256")) for one in run.facts.inputs[:_MOST_HASHES]],
         "references": references_to(works),
         "bibtex": "\n\n".join(map(as_bibtex, works)),
     }
     frame = render_packed("run.html", {**content, "rows": RecordRows.none()}, "")
-    packed, rows = _pack(run, MOST_BYTES - len(frame) - _ROOM)
+    of_charts = {chart.name: chart.as_data() for of_start in charts for chart in of_start}
+    fixed = {"charts": of_charts, "samples": samples, **_regions(run)}
+    packed, rows = _pack(run, fixed, MOST_BYTES - len(frame) - _ROOM)
     page = render_packed("run.html", {**content, "rows": rows}, packed)
     with Outputs(rundir).rewriting([RunDir.page]):
         rundir.write_whole(rundir.report, page)
 
 
-def _pack(run: _RunFiles, most_bytes: int) -> tuple[str, RecordRows]:
+def _pack(run: _RunFiles, fixed: Mapping[str, object], most_bytes: int) -> tuple[str, RecordRows]:
     """The data of the page with as many rows as fit, and these rows."""
-    charts = {chart.name: chart.as_data() for start in _charts(run) for chart in start}
-    fixed = {"charts": charts, "samples": _samples(run), **_regions(run)}
     rows = run.rows
     while True:
         packed = pack({**fixed, **_columns(run, rows)})
@@ -189,38 +201,49 @@ def _read_run(rundir: RunDir, helpers: Helpers[None]) -> _RunFiles:
     facts = Facts.read(rundir.manifest)
     is_extract = facts.text("recipe", "command") == "extract"
     table = rundir.record_table("extract" if is_extract else "predict")
-    regions = None if is_extract else read_page_regions(rundir.output(RegionTable))
-    counts = None
+    regions = None if is_extract else read_page_regions(rundir.output(REGION_TABLE))
+    counts, identities, rows = None, None, RecordRows.none()
+    listed = regions.listed if regions else {}
     if table.is_file():
-        listed = regions.listed if regions else ()
-        input_type = facts.text("recipe", "input_type")
-        counts = count_records(table, input_type, MOST_ROWS, tuple(listed), helpers)
+        counts = count_records(table, facts.text("recipe", "input_type"), tuple(listed), helpers)
+        rows = counts.rows(counts.n_records, helpers)
+        verdict, top = rundir.output(VIRUS_TABLE), rows.best(_N_TOP)
+        if verdict.is_file():
+            wanted = set(zip(top.files, top.records, strict=True))
+            identities = count_kinds(verdict, wanted, helpers)
     return _RunFiles(
         rundir,
         facts,
         counts,
         regions,
+        list(_listed(regions, counts)) if regions and counts else [],
         Start.read_all(rundir.machine),
         read_complaints(rundir.log),
-        _read_identities(rundir, counts, helpers),
-        counts.rows(MOST_ROWS, helpers) if counts else RecordRows.none(),
+        identities,
+        rows,
         helpers,
     )
 
 
-def _read_identities(
-    rundir: RunDir, counts: RunCounts | None, helpers: Helpers[None]
-) -> Identities | None:
-    table = rundir.output(VirusTable)
-    if counts is None or not table.is_file():
-        return None
-    top = counts.top
-    return count_kinds(table, set(zip(top.files, top.records, strict=True)), helpers)
+def _listed(regions: Regions, counts: RunCounts) -> Iterator[_Listed]:
+    """The records that the page lists.
+
+    A region that is all of its record says nothing more than the call, and is left out.
+    """
+    for (file, record), (run_id, of_record) in regions.listed.items():
+        length, score = counts.measured[file, record]
+        length = max(length, *(region.end for region in of_record))
+        if parts := [one for one in of_record if (one.start, one.end) != (0, length)]:
+            yield _Listed(file, record, run_id, length, score, parts)
+
+
+def _path(file: Facts) -> str:
+    return file.text("name") or file.text("path")
 
 
 def _name(run: _RunFiles) -> str:
     inputs = run.facts.inputs
-    return inputs[0].sample if len(inputs) == 1 else counted(len(inputs), "file")
+    return inputs[0].text("sample") if len(inputs) == 1 else counted(len(inputs), "file")
 
 
 def _state(run: _RunFiles) -> tuple[str, str]:
@@ -253,9 +276,9 @@ def _adds_up(run: _RunFiles) -> dict[str, object] | None:
     if counts is None:
         return None
     parts = [(status, counts.statuses[status], STATUSES[status]) for status in STATUSES]
-    inputs = {file.sample: file for file in facts.inputs}
-    names = dict.fromkeys([*inputs, *counts.files])
-    rows = [_file_row(name, counts, inputs.get(name)) for name in names]
+    inputs = {file.text("sample"): file for file in facts.inputs}
+    names = dict.fromkeys([*inputs, *(file for file, _ in counts.files)])
+    rows = [_file_row(name, counts, inputs.get(name, Facts({}))) for name in names]
     rows.sort(key=lambda row: not row["error"])  # files that could not be read come first
     return {
         "parts": [part for part in parts if part[1]] or parts[:1],
@@ -277,16 +300,15 @@ def _bars(counts: RunCounts) -> Iterator[tuple[str, float, float]]:
             start += width
 
 
-def _file_row(name: str, counts: RunCounts, file: InputFact | None) -> dict[str, object]:
-    of_file = counts.files.get(name, Counter())
-    numbers = {status: of_file[status] for status in STATUSES}
+def _file_row(name: str, counts: RunCounts, file: Facts) -> dict[str, object]:
+    numbers = {status: counts.files[name, status] for status in STATUSES}
     return {
         "name": printable(name),
-        "path": printable(file.path) if file else "",
+        "path": printable(_path(file)),
         "n": sum(numbers.values()),
         "numbers": numbers,
-        "n_viral": of_file["viral"],
-        "error": printable(file.error) if file else "",
+        "n_viral": counts.files[name, "viral"],
+        "error": printable(file.text("error")),
     }
 
 
@@ -300,7 +322,7 @@ def _answer(run: _RunFiles) -> dict[str, object] | None:
     names = [(one.file, one.about) for one in named if run.rundir.output(one).is_file()]
     if run.rundir.feature_index.is_file():
         names.append((run.rundir.feature_index.name, "all vectors, with their ids"))
-    top = counts.top
+    top = run.rows.best(_N_TOP)
     keys = zip(top.files, top.records, strict=True)
     of_top = [identities.get(key, ("", "")) for key in keys]
     columns = [
@@ -317,7 +339,7 @@ def _answer(run: _RunFiles) -> dict[str, object] | None:
     }
 
 
-def _place_on_page(sink: type[Sink]) -> bool:
+def _place_on_page(sink: Sink) -> bool:
     """The verdict comes first, and then all others in their order."""
     return not sink.file.startswith("viruses")
 
@@ -337,24 +359,25 @@ def _warnings(run: _RunFiles) -> Iterator[tuple[str, str]]:
         )
     if n_refused:
         files = counted(n_refused, "input file")
-        yield "bad", f"{files} could not be read: see {FailedFiles.file}."
+        yield "bad", f"{files} could not be read: see {FAILED_FILES.file}."
     if n_failed:
         yield (
             "bad",
-            f"{counted(n_failed, 'frame')} without a vector: see {FailedFiles.file}, correct "
-            f"{FailedSequences.file}, and go on with --resume.",
+            f"{counted(n_failed, 'frame')} without a vector: see {FAILED_FILES.file}, correct "
+            f"{FAILED_SEQUENCES.file}, and go on with --resume.",
         )
     if not counts.n_records:
         yield "mind", "The input holds no record."
     short = _SHORT["protein" if run.is_protein else "nucleotide"]
-    n_short = sum(one.n for one in counts.classes if one.end is not None and one.end <= short)
+    classes = zip(length_classes(counts.starts), counts.of_classes[:, 0].tolist(), strict=True)
+    n_short = sum(n for (_, end, _), n in classes if end and end <= short)
     if 2 * n_short > counts.n_records:
         yield (
             "mind",
             f"Shorter than {short:,} {run.letters}: {n_short:,} of "
             f"{counted(counts.n_records, 'record')}. Calls of these are weak.",
         )
-    n_renamed = sum(file.n_renamed for file in facts.inputs)
+    n_renamed = sum(file.number("n_renamed") for file in facts.inputs)
     if n_renamed:
         yield (
             "mind",
@@ -364,7 +387,26 @@ def _warnings(run: _RunFiles) -> Iterator[tuple[str, str]]:
         yield "note", f"{counted(n, 'record')} with the note: {escaped(note)}"
     if len(counts.notes) > _MOST_LINES:
         n_more = counted(len(counts.notes) - _MOST_LINES, "more note")
-        yield "note", f"and {n_more}: see the column note of {RecordTable.file}."
+        yield "note", f"and {n_more}: see the column note of {RECORD_TABLE.file}."
+
+
+def _classes(run: _RunFiles) -> list[tuple[object, ...]]:
+    """A row for each class of length with a record.
+
+    Its name, the records in it, those with a score, viral ones and their letters, the lowest score
+    of these, the false calls to expect down to it, and whether those are many.
+    """
+    if run.counts is None:
+        return []
+    each = zip(
+        *(length_classes(run.counts.starts), run.counts.of_classes.tolist(), run.counts.lowest),
+        strict=True,
+    )
+    return [
+        (name, *numbers, score, rate, rate >= _HIGH_FDR)
+        for (_, _, name), numbers, (score, rate) in each
+        if numbers[0]
+    ]
 
 
 def _kinds(run: _RunFiles) -> dict[str, object] | None:
@@ -392,114 +434,91 @@ def _kinds(run: _RunFiles) -> dict[str, object] | None:
     }
 
 
-def _listed(run: _RunFiles) -> Iterator[tuple[str, str, int, Sequence[Region]]]:
-    """File, id, length and regions of each record that the page lists, the best first.
-
-    A region that is all of its record says nothing more than the call, and is left out.
-    """
-    if run.regions is None or run.counts is None:
-        return
-    for (file, record), regions in run.regions.listed.items():
-        length = max(run.counts.measured[file, record][0], *(region.end for region in regions))
-        parts = [one for one in regions if (one.start, one.end) != (0, length)]
-        if parts:
-            yield file, record, length, parts
-
-
 def _first_regions(run: _RunFiles) -> dict[str, object]:
     """Numbers of regions and of their records, and the first of them, for a page on paper."""
-    of_records = [len(regions) for *_, regions in _listed(run)]
     rows = (
-        (printable(record), printable(file), region)
-        for file, record, _, regions in _listed(run)
-        for region in regions
+        (printable(one.record), printable(one.file), region)
+        for one in run.listed
+        for region in one.regions
     )
-    return {"n": sum(of_records), "first": list(islice(rows, _MOST_FIRST))}
+    n_regions = sum(len(one.regions) for one in run.listed)
+    return {"n": n_regions, "first": list(islice(rows, _MOST_FIRST))}
 
 
 def _regions(run: _RunFiles) -> dict[str, object]:
     """The columns of the list of regions, and the evidence along the best records."""
-    listed = list(_listed(run))
-    if not listed:
+    if not run.listed:
         return {}
-    rows = [(file, record, one) for file, record, _, parts in listed for one in parts]
-    files = {file: i for i, file in enumerate(dict.fromkeys(file for file, _, _ in rows))}
-    assert run.counts is not None
-    measured = run.counts.measured
+    rows = [(one, region) for one in run.listed for region in one.regions]
+    files = {file: i for i, file in enumerate(dict.fromkeys(one.file for one in run.listed))}
     columns = {
-        "record": _lines([record for _, record, _ in rows]),
-        "file": [files[file] for file, _, _ in rows],
-        "start": [one.start + 1 for *_, one in rows],
-        "end": [one.end for *_, one in rows],
-        "posterior": _scaled([one.posterior for *_, one in rows], 10_000),
-        "verdict": [int(one.is_virus) for *_, one in rows],
-        "judged": [one.region_class for *_, one in rows],
-        "score": _scaled([measured[file, record][1] for file, record, _ in rows], 10**6),
-        "evidence": _lines([one.evidence for *_, one in rows]),
+        "record": _lines([one.record for one, _ in rows]),
+        "file": [files[one.file] for one, _ in rows],
+        "start": [region.start + 1 for _, region in rows],
+        "end": [region.end for _, region in rows],
+        "posterior": _scaled([region.posterior for _, region in rows], 10_000),
+        "verdict": [int(region.is_virus) for _, region in rows],
+        "judged": [region.region_class for _, region in rows],
+        "score": _scaled([one.score for one, _ in rows], 10**6),
+        "evidence": _lines([region.evidence for _, region in rows]),
     }
     return {
         "regions": {"files": list(map(printable, files)), "columns": columns},
-        "tracks": list(_tracks(run, listed)),
+        "tracks": list(_tracks(run)),
     }
 
 
-def _tracks(
-    run: _RunFiles, listed: Sequence[tuple[str, str, int, Sequence[Region]]]
-) -> Iterator[dict[str, object]]:
+def _tracks(run: _RunFiles) -> Iterator[dict[str, object]]:
     """The best records with the evidence along them, as many as the page has room for."""
-    assert run.regions is not None
-    ends = accumulate(count_bins(length) for _, _, length, _ in listed)
-    drawn = [one for one, end in zip(listed, ends, strict=True) if end <= _MOST_BINS]
-    drawn = drawn[:_MOST_TRACKS]
-    ids = {(file, record): run.regions.run_ids[file, record] for file, record, *_ in drawn}
-    lengths = {ids[file, record]: length for file, record, length, _ in drawn}
-    tracks = read_tracks(run.rundir.output(RegionTracks), lengths)
-    for file, record, length, regions in drawn:
-        nothing = np.full(1, np.nan)
-        posterior, log_odds = tracks.get(ids[file, record], (nothing, nothing))
+    ends = accumulate(count_bins(one.length) for one in run.listed)
+    drawn = [one for one, end in zip(run.listed, ends, strict=True) if end <= _MOST_BINS]
+    drawn, nothing = drawn[:_MOST_TRACKS], np.full(1, np.nan)
+    lengths = {one.run_id: one.length for one in drawn}
+    tracks = read_tracks(run.rundir.output(TRACKS), lengths)
+    for one in drawn:
+        posterior, log_odds = tracks.get(one.run_id, (nothing, nothing))
         yield {
-            "record": printable(record),
-            "file": printable(file),
-            "length": length,
+            "record": printable(one.record),
+            "file": printable(one.file),
+            "length": one.length,
             "posterior": _scaled(posterior, 100),
             "odds": _scaled(log_odds, 2),
             "regions": [
                 {
-                    "kind": escaped(one.kind),
-                    "start": one.start + 1,
-                    "end": one.end,
-                    "posterior": 0.0 if math.isnan(one.posterior) else one.posterior,
-                    "verdict": int(one.is_virus),
+                    "kind": escaped(region.kind),
+                    "start": region.start + 1,
+                    "end": region.end,
+                    "posterior": 0.0 if math.isnan(region.posterior) else region.posterior,
+                    "verdict": int(region.is_virus),
                 }
-                for one in sorted(regions)
+                for region in sorted(one.regions)
             ],
         }
 
 
 def _samples(run: _RunFiles) -> dict[str, object] | None:
     """The columns of the table of samples; None of a run without one, or of a single file."""
-    table = run.rundir.output(SampleTable)
+    table = run.rundir.output(SAMPLE_TABLE)
     if not table.is_file():
         return None
-    blocks = list(read_blocks(table))
-    values = {name: [v for one in blocks for v in one.texts(name)] for name in SampleTable.columns}
-    if len(values["file"]) < 2:
+    blocks = [span.read() for span in spans_of(table)]
+    if sum(map(len, blocks)) < 2:
         return None
-    n_files = min(len(values["file"]), _MOST_SAMPLES)
-    shown = [name for name in SampleTable.columns if name not in _NOT_SHOWN]
-    if run.command == "extract":
-        shown = [name for name in shown if name not in _OF_CALLS]
+    is_extract = run.command == "extract"
+    hidden = {*_NOT_SHOWN, *(_OF_CALLS if is_extract else ())}
+    shown = [name for name in SAMPLE_TABLE.columns if name not in hidden]
     return {
-        "columns": [_sample_column(table, name, values[name][:n_files]) for name in shown],
-        "sorted": {"key": "file" if run.command == "extract" else "virus", "falling": True},
+        "columns": [_sample_column(table, name, blocks) for name in shown],
+        "sorted": {"key": "file" if is_extract else "virus", "falling": True},
     }
 
 
-def _sample_column(table: Path, name: str, texts: Sequence[str]) -> dict[str, object]:
+def _sample_column(table: Path, name: str, blocks: Sequence[TableBlock]) -> dict[str, object]:
     """
     Raises:
         InputError: a number is none.
     """
+    texts = [text for block in blocks for text in block.texts(name)][:_MOST_SAMPLES]
     label = _SAMPLE_LABELS.get(name, name.removeprefix("n_").replace("_", " "))
     if name in ("file", "status", "best_record", "kinds"):
         return {"name": label, "values": list(map(printable, texts)), "digits": None}
@@ -561,19 +580,18 @@ def _scaled(values: Sequence[float] | Values, scale: int) -> list[int | None]:
     return [n if known else None for n, known in zip(whole, is_known.tolist(), strict=True)]
 
 
-def _machine(run: _RunFiles) -> dict[str, object]:
-    facts = run.facts
+def _machine(run: _RunFiles, charts: Sequence[Sequence[Chart]]) -> dict[str, object]:
+    facts, hosts = run.facts, run.facts.each("hosts")
     names = {STAGES[2]: "tables", SCORING: "scoring and tables"}
     seconds = facts.seconds
     stages = [(names.get(n, n), seconds[n]) for n in (*STAGES, SCORING) if n in seconds]
-    charts = _charts(run)
     return {
         "stages": stages,
         "longest": max((value for _, value in stages), default=0.0) or 1.0,
         "starting": seconds.get(STARTING, 0.0),
         "encoders": facts.sequence("recipe", "encoders"),
-        "hosts": facts.hosts[:_MOST_HOSTS],
-        "n_more_hosts": max(0, len(facts.hosts) - _MOST_HOSTS),
+        "hosts": hosts[:_MOST_HOSTS],
+        "n_more_hosts": max(0, len(hosts) - _MOST_HOSTS),
         "n_starts": len(run.starts),
         "n_losses": sum(start.n_losses for start in run.starts),
         "n_reductions": sum(start.n_reductions for start in run.starts),
@@ -592,11 +610,6 @@ def _machine(run: _RunFiles) -> dict[str, object]:
     }
 
 
-def _charts(run: _RunFiles) -> list[list[Chart]]:
-    """Tokens per second and memory of each device, for each of the latest starts."""
-    return [device_charts(number, start) for number, start in enumerate(run.starts[-_MOST_LINES:])]
-
-
 def _provenance(run: _RunFiles) -> Iterator[tuple[str, str]]:
     facts = run.facts
     words = [word for word in facts.sequence("argv") if isinstance(word, str)]
@@ -606,20 +619,20 @@ def _provenance(run: _RunFiles) -> Iterator[tuple[str, str]]:
     for text in _texts(facts.sequence("announced")):
         yield "Announced", text
     yield "Calls", facts.text("counts", "cut")
-    for encoder in facts.sequence("recipe", "encoders"):
-        if isinstance(encoder, dict):
-            words = [f"{name} {value}" for name, value in encoder.items()]
-            yield "Encoder", escaped(", ".join(words))
+    for encoder in facts.each("recipe", "encoders"):
+        yield "Encoder", _pairs(encoder.content)
     for label, name in (("Head", "head_sha256"), ("Scorer", "scorer_sha256")):
         digest = facts.text("recipe", name)
         yield label, f"SHA-256 {digest}" if digest else ""
     recipe = ("input_type", "chunk_size", "min_length", "genetic_code")
-    values = {name: facts.part("recipe").get(name) for name in recipe}
-    yield "Recipe", escaped(", ".join(f"{name} {value}" for name, value in values.items()))
+    yield "Recipe", _pairs({name: facts.part("recipe").get(name) for name in recipe})
     yield "Fingerprint of the recipe", facts.text("fingerprint")
     yield "Devices", ", ".join(_texts(facts.sequence("resources", "devices")))
-    versions = facts.part("versions")
-    yield "Versions", escaped(", ".join(f"{name} {text}" for name, text in versions.items()))
+    yield "Versions", _pairs(facts.part("versions"))
+
+
+def _pairs(values: Mapping[str, object]) -> str:
+    return escaped(", ".join(f"{name} {value}" for name, value in values.items()))
 
 
 def _texts(values: Sequence[object]) -> list[str]:

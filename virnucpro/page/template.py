@@ -1,10 +1,9 @@
 """The templates of the pages: HTML, with Python's expressions in tags like those of Jinja.
 
-``{{ value }}`` writes a value, escaped; ``value | filter(more)`` passes it through a filter. Tags
-with an end (``{% end... %}``) are ``if`` with ``elif`` and ``else``; ``for x in values if x``,
-whose ``else`` is written if there is none; ``macro``; and ``block``, in a template that ``extends``
-another. A line with nothing but such a tag leaves none behind. Expressions are read by their parts,
-and never run as code.
+``{{ value }}`` writes a value, escaped. Tags with an end (``{% end... %}``) are ``if`` with
+``elif`` and ``else``; ``for x in values if x``, whose ``else`` is written if there is none;
+``macro``; and ``block``, in a template whose first line ``extends`` another. A line with nothing
+but such a tag leaves none behind. Expressions are read by their parts, and never run as code.
 """
 
 from __future__ import annotations
@@ -12,13 +11,14 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 _ASSETS = Path(__file__).with_name("assets")
 _TAG = re.compile(r"(?m)(?:^[ \t]*)?(\{%.*?%\}|\{#.*?#\})\n?|(\{\{.*?\}\})")
+_PARENT = re.compile(r'\{% extends "(.*)" %\}')
 _ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "'": "&#39;", '"': "&#34;"})
 _OPERATORS: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -36,11 +36,7 @@ _OPERATORS: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.IsNot: operator.is_not,
     ast.In: lambda one, all_: one in all_,
 }
-_FUNCTIONS = {"enumerate": enumerate, "range": range}
-_FILTERS: Mapping[str, Callable[..., object]] = {"length": len, "upper": str.upper}
-
-_Scope = dict[str, Any]  # what the names of expressions mean
-_Nodes = list[Any]  # text, expressions, and the tuples below
+_FUNCTIONS = {"enumerate": enumerate, "int": int, "len": len, "range": range}
 
 
 class Safe(str):
@@ -49,60 +45,35 @@ class Safe(str):
     __slots__ = ()
 
 
-class _If(NamedTuple):
-    condition: ast.expr
-    then: _Nodes
-    otherwise: _Nodes
-
-
-class _For(NamedTuple):
-    loop: ast.comprehension
-    body: _Nodes
-    otherwise: _Nodes
-
-
-class _Macro(NamedTuple):
-    arguments: ast.arguments
-    body: _Nodes
-
-
-class _Block(NamedTuple):
-    name: str
+_Scope = dict[str, Any]  # what the names of expressions mean
+_Part: TypeAlias = str | Callable[[_Scope], str]  # of a template: text, or what makes it
+_Macros: TypeAlias = dict[str, Callable[..., Safe]]  # of a scope and the values of arguments
 
 
 class _Template(NamedTuple):
-    nodes: _Nodes
-    blocks: dict[str, _Nodes]
-    macros: dict[str, _Macro]
+    parts: list[_Part]
+    macros: _Macros
 
 
-def fill(name: str, words: Mapping[str, Any], filters: Mapping[str, Callable[..., object]]) -> str:
-    """The text of a template, by what its names mean, alone and behind a ``|``.
+def fill(name: str, words: Mapping[str, Any]) -> str:
+    """The text of a template, by what its names mean.
 
     Raises:
         LookupError, AttributeError: one of them means nothing.
     """
-    return write(_load(name), words, filters)
+    return write(_load(name), words)
 
 
-def write(
-    template: _Template, words: Mapping[str, Any], filters: Mapping[str, Callable[..., object]]
-) -> str:
+def write(template: _Template, words: Mapping[str, Any]) -> str:
     """The same of a template that was read."""
     scope = {**_FUNCTIONS, **words}
-    scope |= {f"|{name}": filter_ for name, filter_ in {**_FILTERS, **filters}.items()}
-    scope |= {
-        name: partial(_call, template, scope, macro) for name, macro in template.macros.items()
-    }
-    return "".join(_write(template, template.nodes, scope))
+    scope |= {name: partial(macro, scope) for name, macro in template.macros.items()}
+    return _text(template.parts, scope)
 
 
 def asset(name: str) -> str:
     """A file of the pages."""
     return (_ASSETS / name).read_text(encoding="utf-8")
-
-
-# Reading
 
 
 @cache
@@ -111,13 +82,13 @@ def _load(name: str) -> _Template:
 
 
 def read(text: str) -> _Template:
-    """The parts of a template."""
-    template = _Template([], {}, {})
-    nodes, end = _read(_tags(text.removesuffix("\n")), template)
+    """The parts of a template; those of one that extends another are the other's."""
+    extends = _PARENT.match(text)
+    parent = _load(extends[1]) if extends else _Template([], {})
+    macros = dict(parent.macros)
+    parts, end = _read(_tags(text[extends.end() if extends else 0 :].removesuffix("\n")), macros)
     assert not end, f"{end} ends nothing"
-    if not template.nodes:  # else they are those of the template that it extends
-        template.nodes.extend(nodes)
-    return template
+    return _Template(parent.parts or parts, macros)
 
 
 def _tags(text: str) -> Iterator[str]:
@@ -127,109 +98,63 @@ def _tags(text: str) -> Iterator[str]:
             yield part
 
 
-def _read(tags: Iterator[str], template: _Template) -> tuple[_Nodes, str]:
-    """The nodes up to the tag that ends them, and that tag; blocks and macros by their names."""
-    nodes: _Nodes = []
+def _read(tags: Iterator[str], macros: _Macros) -> tuple[list[_Part], str]:
+    """The parts up to the tag that ends them, and that tag; macros by their names."""
+    parts: list[_Part] = []
     for tag in tags:
         if tag.startswith("{{"):
-            nodes.append(_expression(tag[2:-2]))
+            parts.append(partial(_escaped, _expression(tag[2:-2])))
         elif not tag.startswith("{%"):
-            nodes.append(tag)
+            parts.append(tag)
         else:
             word, _, rest = tag[2:-2].strip().partition(" ")
             if word not in _READERS:
                 assert word.startswith(("end", "else", "elif")), f"there is no tag {word}"
-                return nodes, f"{word} {rest}"
-            nodes += _READERS[word](rest, tags, template)
-    return nodes, ""
+                return parts, f"{word} {rest}"
+            parts.append(_READERS[word](rest, tags, macros))
+    return parts, ""
+
+
+def _text(parts: Iterable[_Part], scope: _Scope) -> str:
+    return "".join([part if isinstance(part, str) else part(scope) for part in parts])
 
 
 def _expression(text: str) -> ast.expr:
     return ast.parse(text.strip(), mode="eval").body
 
 
-def _read_if(condition: str, tags: Iterator[str], template: _Template) -> _Nodes:
-    then, end = _read(tags, template)
-    word, _, rest = end.partition(" ")
-    otherwise: _Nodes = []
-    if word == "elif":
-        otherwise = _read_if(rest, tags, template)
-    elif word == "else":
-        otherwise, _ = _read(tags, template)
-    return [_If(_expression(condition), then, otherwise)]
-
-
-def _read_for(loop: str, tags: Iterator[str], template: _Template) -> _Nodes:
-    listed = _expression(f"[0 for {loop}]")
-    assert isinstance(listed, ast.ListComp)
-    body, end = _read(tags, template)
-    otherwise = _read(tags, template)[0] if end.startswith("else") else []
-    return [_For(listed.generators[0], body, otherwise)]
-
-
-def _read_macro(signature: str, tags: Iterator[str], template: _Template) -> _Nodes:
-    (function,) = ast.parse(f"def {signature}: 0").body
-    assert isinstance(function, ast.FunctionDef)
-    template.macros[function.name] = _Macro(function.args, _read(tags, template)[0])
-    return []
-
-
-def _read_block(name: str, tags: Iterator[str], template: _Template) -> _Nodes:
-    body = _read(tags, template)[0]
-    template.blocks[name] = body
-    return [_Block(name)]
-
-
-def _read_parent(name: str, _: Iterator[str], template: _Template) -> _Nodes:
-    parent = _load(name.strip('"'))
-    template.nodes.extend(parent.nodes)
-    template.blocks.update(parent.blocks)
-    template.macros.update(parent.macros)
-    return []
-
-
-_READERS: Mapping[str, Callable[[str, Iterator[str], _Template], _Nodes]] = {
-    "if": _read_if,
-    "for": _read_for,
-    "macro": _read_macro,
-    "block": _read_block,
-    "extends": _read_parent,
-}
-
-
-# Writing
-
-
-def _write(template: _Template, nodes: _Nodes, scope: _Scope) -> Iterator[str]:
-    for node in nodes:
-        match node:
-            case str():
-                yield node
-            case ast.expr():
-                yield _escaped(_value(node, scope))
-            case _If(condition, then, otherwise):
-                yield from _write(template, then if _value(condition, scope) else otherwise, scope)
-            case _For(loop, body, otherwise):
-                yield from _write_loop(template, loop, body, otherwise, scope)
-            case _Block(name):
-                yield from _write(template, template.blocks[name], scope)
-
-
-def _escaped(value: object) -> str:
+def _escaped(node: ast.expr, scope: _Scope) -> str:
+    value = _value(node, scope)
     return value if isinstance(value, Safe) else str(value).translate(_ESCAPES)
 
 
-def _write_loop(
-    template: _Template, loop: ast.comprehension, body: _Nodes, otherwise: _Nodes, scope: _Scope
-) -> Iterator[str]:
-    inner, is_empty = dict(scope), True
-    for value in _value(loop.iter, scope):
-        _assign(loop.target, value, inner)
-        if all(_value(condition, inner) for condition in loop.ifs):
-            is_empty = False
-            yield from _write(template, body, inner)
-    if is_empty:
-        yield from _write(template, otherwise, scope)
+def _read_if(condition: str, tags: Iterator[str], macros: _Macros) -> _Part:
+    test, (then, end) = _expression(condition), _read(tags, macros)
+    word, _, rest = end.partition(" ")
+    otherwise: list[_Part] = []
+    if word == "elif":
+        otherwise = [_read_if(rest, tags, macros)]
+    elif word == "else":
+        otherwise, _ = _read(tags, macros)
+    return lambda scope: _text(then if _value(test, scope) else otherwise, scope)
+
+
+def _read_for(loop: str, tags: Iterator[str], macros: _Macros) -> _Part:
+    listed = _expression(f"[0 for {loop}]")
+    assert isinstance(listed, ast.ListComp)
+    [each] = listed.generators
+    body, end = _read(tags, macros)
+    otherwise = _read(tags, macros)[0] if end.startswith("else") else []
+
+    def write_each(scope: _Scope) -> str:
+        inner, texts = dict(scope), []
+        for value in _value(each.iter, scope):
+            _assign(each.target, value, inner)
+            if all(_value(condition, inner) for condition in each.ifs):
+                texts.append(_text(body, inner))
+        return "".join(texts) if texts else _text(otherwise, scope)
+
+    return write_each
 
 
 def _assign(target: ast.expr, value: Any, scope: _Scope) -> None:  # noqa: ANN401 - as it comes
@@ -241,13 +166,33 @@ def _assign(target: ast.expr, value: Any, scope: _Scope) -> None:  # noqa: ANN40
         scope[target.id] = value
 
 
-def _call(template: _Template, scope: _Scope, macro: _Macro, *values: object) -> Safe:
-    names = [argument.arg for argument in macro.arguments.args]
-    defaults = [_value(default, scope) for default in macro.arguments.defaults]
-    n_missing = len(names) - len(values)
-    values = (*values, *(defaults[-n_missing:] if n_missing else ()))
-    inner = {**scope, **dict(zip(names, values, strict=True))}
-    return Safe("".join(_write(template, macro.body, inner)))
+def _read_macro(signature: str, tags: Iterator[str], macros: _Macros) -> _Part:
+    (function,) = ast.parse(f"def {signature}: 0").body
+    assert isinstance(function, ast.FunctionDef)
+    names = [argument.arg for argument in function.args.args]
+    defaults, (body, _) = function.args.defaults, _read(tags, macros)
+
+    def call(scope: _Scope, *values: object) -> Safe:
+        n_missing = len(names) - len(values)
+        rest = [_value(default, scope) for default in defaults[len(defaults) - n_missing :]]
+        return Safe(_text(body, {**scope, **dict(zip(names, (*values, *rest), strict=True))}))
+
+    macros[function.name] = call
+    return ""
+
+
+def _read_block(name: str, tags: Iterator[str], macros: _Macros) -> _Part:
+    """A macro without arguments, which a template that extends this one may replace."""
+    _read_macro(f"block_{name}()", tags, macros)
+    return lambda scope: str(scope[f"block_{name}"]())
+
+
+_READERS: Mapping[str, Callable[[str, Iterator[str], _Macros], _Part]] = {
+    "if": _read_if,
+    "for": _read_for,
+    "macro": _read_macro,
+    "block": _read_block,
+}
 
 
 def _value(node: ast.expr, scope: _Scope) -> Any:  # noqa: ANN401 - as it comes
@@ -280,13 +225,6 @@ def _joined(node: ast.expr, scope: _Scope) -> Any:  # noqa: ANN401 - as it comes
             return _value(left, scope) and all(_value(one, scope) for one in rest)
         case ast.BoolOp(op=ast.Or(), values=[left, right]):
             return _value(left, scope) or _value(right, scope)
-        case ast.BinOp(
-            op=ast.BitOr(), left=left, right=ast.Call(func=ast.Name(id=name), args=arguments)
-        ):
-            more = (_value(one, scope) for one in arguments)
-            return scope[f"|{name}"](_value(left, scope), *more)
-        case ast.BinOp(op=ast.BitOr(), left=left, right=ast.Name(id=name)):
-            return scope[f"|{name}"](_value(left, scope))
         case (
             ast.BinOp(op=sign, left=left, right=right)
             | ast.Compare(ops=[sign], left=left, comparators=[right])

@@ -42,7 +42,7 @@ from virnucpro.run.lock import (
 )
 from virnucpro.run.manifest import Manifest, read_manifest, write_manifest
 from virnucpro.sequences.inputs import RUN_FILE
-from virnucpro.tables.sinks import FailedSequences, Sink, all_sinks, record_table
+from virnucpro.tables.sinks import FAILED_SEQUENCES, SINKS, Sink, all_sinks
 
 # what ends the names of files of a slice: its plan, digests of ids, rows of tables
 PLAN, IDS, ROWS = ".plan", ".ids", ".rows"
@@ -97,12 +97,12 @@ class RunDir(Tree):
         """The folder in which a plan is made; the old plan stays until the new one is whole."""
         return RunDir(self.root / f".planned{TEMPORARY}")
 
-    def output(self, sink: type[Sink]) -> Path:
+    def output(self, sink: Sink) -> Path:
         return self.root / sink.file
 
     def record_table(self, command: Command) -> Path:
         """The table with a row for every record."""
-        return self.output(record_table(command))
+        return self.output(SINKS[command][0])
 
     @property
     def _results(self) -> tuple[Path, ...]:
@@ -346,7 +346,7 @@ class RunDir(Tree):
         if any(ours & {path.resolve(), *path.resolve().parents} for path in inputs):
             raise UsageError(
                 "an input lies in the folder that --force clears",
-                hint=f"move it away first; to repair a run with its {FailedSequences.file} "
+                hint=f"move it away first; to repair a run with its {FAILED_SEQUENCES.file} "
                 "use --resume",
             )
 

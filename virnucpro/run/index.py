@@ -16,6 +16,7 @@ from virnucpro.ground.errors import FeatureFileError
 from virnucpro.ground.log import printable
 from virnucpro.ground.records import Embeddings, Shard, check_counts, runs_of
 from virnucpro.ground.tree import Tree
+from virnucpro.run.exports import export, split_rows
 from virnucpro.run.feature_file import (
     Attributes,
     hash_of,
@@ -27,7 +28,6 @@ from virnucpro.run.feature_file import (
     text_type,
 )
 from virnucpro.run.features import FeatureStore, ShardFeatures, is_feature_file
-from virnucpro.tables.exports import export, split_rows
 
 if TYPE_CHECKING:
     import h5py

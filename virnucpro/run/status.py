@@ -26,7 +26,7 @@ from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import Plan, count_done
 from virnucpro.run.rows import RowStore
 from virnucpro.run.scores import ScoreStore
-from virnucpro.tables.sinks import SINKS, FailedFiles
+from virnucpro.tables.sinks import FAILED_FILES, SINKS
 
 _NEXT = {
     "unfinished": "the command of the run with --resume goes on",
@@ -202,7 +202,7 @@ def _describe(seen: _Seen) -> list[str]:
         lines.append(f"missing   {', '.join(missing)}: --resume writes them, if it has the input")
     if not run and (next_step := _NEXT.get(step)):
         lines.append(f"next      {next_step.format(printable(rundir.root))}")
-    listing = rundir.output(FailedFiles)
+    listing = rundir.output(FAILED_FILES)
     if listing.exists():
         lines.append(f"failed    see {printable(listing)}")
     return lines

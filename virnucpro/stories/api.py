@@ -73,7 +73,7 @@ from virnucpro.sequences.fasta import write_record
 from virnucpro.sequences.inputs import RECORDS
 from virnucpro.stories import pipeline
 from virnucpro.stories.options import ExtractOptions, PredictOptions, RunOptions
-from virnucpro.tables.sinks import RecordTable, RegionTable, VirusTable
+from virnucpro.tables.sinks import RECORD_TABLE, REGION_TABLE, VIRUS_TABLE
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -533,8 +533,8 @@ def _open_calls(folder: Path, command: Command) -> Iterator[Call]:
             f"{printable(path)} is not there",
             hint=f"name the folder of a finished `virnucpro {command}`",
         )
-    calls = _open_rows(path, RecordTable.read)
-    for field, table in (("regions", RegionTable), ("identities", VirusTable)):
+    calls = _open_rows(path, RECORD_TABLE.read)
+    for field, table in (("regions", REGION_TABLE), ("identities", VIRUS_TABLE)):
         if rundir.output(table).exists():  # else none were looked for
             calls = _open_rows(rundir.output(table), partial(_with_rows, calls, field, table.read))
     return _in_words(calls)

@@ -42,7 +42,7 @@ from virnucpro.run.scores import ScoreStore
 from virnucpro.run.shards import read_shard
 from virnucpro.sequences.fasta import Block, Span, Streams, parsed
 from virnucpro.sequences.translate import GeneticCode
-from virnucpro.tables.sinks import Portion, Sink
+from virnucpro.tables.sinks import SINKS, Portion
 
 FRAMES_AT_ONCE = 2048
 _NO_VECTORS = np.empty((0, 0), dtype=np.float32)
@@ -61,7 +61,6 @@ class Maker:
     """The parts of a run that rows are made of."""
 
     manifest: Manifest
-    sinks: tuple[type[Sink], ...]
     stores: tuple[FeatureStore, ...]  # one for each encoder
     caller: Caller
     finder: RegionFinder | None  # None: regions are not looked for
@@ -131,7 +130,8 @@ class Maker:
         """The rows of neighbouring records, for each sample apart."""
         recipe, code = self.recipe, GeneticCode.of(self.recipe.genetic_code)
         code_of_bases = None if recipe.input_type == "protein" else code
-        return Portion.of_samples(results, self.sinks, code_of_bases, with_own=self.with_own_ids)
+        sinks = SINKS[recipe.command]
+        return Portion.of_samples(results, sinks, code_of_bases, with_own=self.with_own_ids)
 
     @property
     def by_scorer(self) -> ScorerAlone:

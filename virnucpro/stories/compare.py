@@ -20,7 +20,7 @@ from virnucpro.ground.files import disk_error, open_plain
 from virnucpro.ground.log import printable
 from virnucpro.run.folder import RunDir
 from virnucpro.run.hashes import Outputs
-from virnucpro.tables.sinks import ChunkTable, FrameTable, RecordTable, Sink
+from virnucpro.tables.sinks import CHUNK_TABLE, FRAME_TABLE, RECORD_TABLE, Sink
 
 _ROUNDING = 1e-9  # of differences between scores, which have 6 decimals
 _N_EXAMPLES = 3  # ids of each kind of difference
@@ -148,7 +148,7 @@ def _find_tables(path: Path) -> dict[str, Path]:
                 return {name: path}
     raise InputError(
         f"{printable(path)} is not a table of results",
-        hint=f"name a folder, or a file such as {FrameTable.file}",
+        hint=f"name a folder, or a file such as {FRAME_TABLE.file}",
     )
 
 
@@ -219,17 +219,17 @@ def _whole(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _read_frames(lines: Iterator[str]) -> Iterator[_Row]:
-    for frame_id, label, _, score in _split(lines, FrameTable.columns):
+    for frame_id, label, _, score in _split(lines, FRAME_TABLE.columns):
         yield frame_id, label, float(score)
 
 
 def _read_chunks(lines: Iterator[str]) -> Iterator[_Row]:
-    for chunk_id, label in _split(lines, ChunkTable.columns):
+    for chunk_id, label in _split(lines, CHUNK_TABLE.columns):
         yield chunk_id, label, None
 
 
 def _read_records(lines: Iterator[str]) -> Iterator[_Row]:
-    for call in RecordTable.read(lines):
+    for call in RECORD_TABLE.read(lines):
         label: str = call.status
         if call.virus_score is not None:
             label = "virus" if call.is_virus else "other"
@@ -248,8 +248,8 @@ def _split(lines: Iterator[str], columns: tuple[str, ...]) -> Iterator[list[str]
 
 
 _Read: TypeAlias = Callable[[Iterator[str]], Iterator[_Row]]
-_READERS: dict[str, tuple[type[Sink], _Read]] = {
-    "frames": (FrameTable, _read_frames),
-    "chunks": (ChunkTable, _read_chunks),
-    "records": (RecordTable, _read_records),
+_READERS: dict[str, tuple[Sink, _Read]] = {
+    "frames": (FRAME_TABLE, _read_frames),
+    "chunks": (CHUNK_TABLE, _read_chunks),
+    "records": (RECORD_TABLE, _read_records),
 }

@@ -29,7 +29,7 @@ from virnucpro.sequences.inputs import (
 from virnucpro.sequences.samples import name_samples
 from virnucpro.sequences.survey import Survey
 from virnucpro.stories.options import SequenceOptions
-from virnucpro.tables.sinks import RecordTable
+from virnucpro.tables.sinks import RECORD_TABLE
 
 _RecipeFor = Callable[[InputType], Recipe]
 
@@ -167,8 +167,9 @@ def _mendable(rundir: RunDir, recorded: Manifest) -> frozenset[str]:
     try:
         with io.TextIOWrapper(open_plain(table), encoding="utf-8") as lines:
             return frozenset(
-                recorded.ids.of(sample, record_id)
-                for sample, record_id in RecordTable.read_mendable(lines)
+                recorded.ids.of(call.sample, call.record_id)
+                for call in RECORD_TABLE.read(lines)
+                if call.is_mendable
             )
     except ValueError as error:
         raise ResumeError(

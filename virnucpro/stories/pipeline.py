@@ -75,7 +75,7 @@ from virnucpro.stories.recut import (
 from virnucpro.stories.resolve import RunConfig, resolve
 from virnucpro.stories.summary import Summary
 from virnucpro.stories.write import Backlog, Results
-from virnucpro.tables.sinks import LETTERS, SINKS
+from virnucpro.tables.sinks import LETTERS
 
 _BYTES_PER_WORKER = 1_000_000  # of input; less is planned in a tenth of a second
 
@@ -198,7 +198,6 @@ def make_results(
         scores = ScoreStore(rundir, rundir.scores, manifest.recipe.fingerprint, digest)
     maker = Maker(
         manifest=manifest,
-        sinks=SINKS[manifest.recipe.command],
         stores=stores,
         caller=caller,
         finder=finder,

@@ -37,11 +37,10 @@ from virnucpro.stories.options import RegionsOptions
 from virnucpro.stories.resolve import find_region_model
 from virnucpro.stories.write import place_of
 from virnucpro.tables.sinks import (
+    RECORD_TABLE,
     REGION_SINKS,
+    REGION_TABLE,
     Portion,
-    RecordTable,
-    RegionTable,
-    Sink,
     Tally,
     open_outputs,
 )
@@ -67,7 +66,7 @@ def find_regions(options: RegionsOptions, on_event: OnEvent) -> Tally:
         region_model = options.region_model or _region_model_of(rundir)
         finder = RegionFinder.embedded(manifest.recipe.genetic_code, None, region_model, least)
         announce(f"regions: learned from {finder.model.training}")
-        with Outputs(rundir).rewriting((RecordTable.file, *_WRITTEN)):
+        with Outputs(rundir).rewriting((RECORD_TABLE.file, *_WRITTEN)):
             tally = _write_files(rundir, manifest, inputs, finder, on_event)
             _note_in_manifest(rundir, manifest, tally, region_model)
         if rundir.report.exists():
@@ -78,7 +77,7 @@ def find_regions(options: RegionsOptions, on_event: OnEvent) -> Tally:
 
 def region_lines(folder: Path, tally: Tally) -> tuple[list[str], Path | None]:
     """The lines for the user at the end, and the table of regions, if there is one."""
-    table = folder / RegionTable.file
+    table = folder / REGION_TABLE.file
     if table.exists():
         return [tally.virus_line], table
     why = f"no scored record has {SHORTEST_RECORD:,} bases"
@@ -94,7 +93,7 @@ def _write_files(
 ) -> Tally:
     """Write the verdict, the files of regions, and the table of records with its notes."""
     tally, n_letters, total = Tally(), 0, InputFile.letters_of(inputs)
-    sinks: tuple[type[Sink], ...] = (RecordTable, *REGION_SINKS)
+    sinks = (RECORD_TABLE, *REGION_SINKS)
     per_file = rundir.samples.is_dir()
     with_own = manifest.is_qualified and per_file
     with open_outputs(sinks, place_of(rundir, rundir, manifest, per_file=per_file)) as add:
@@ -142,7 +141,7 @@ def _finished_run(rundir: RunDir) -> Manifest:
             f"{recipe.input_type}s: only called nucleotide records are searched for regions",
             hint="run `virnucpro predict` on nucleotides",
         )
-    if not rundir.output(RecordTable).exists():
+    if not rundir.output(RECORD_TABLE).exists():
         raise InputMissingError(
             f"{printable(rundir.root)} holds a run that is not finished",
             hint="go on with the same command and --resume",
@@ -158,11 +157,11 @@ def _records_and_calls(
     Raises:
         InputError: a row is of another record.
     """
-    path = rundir.output(RecordTable)
+    path = rundir.output(RECORD_TABLE)
     records = manifest.records(inputs)
     with TextIOWrapper(open_plain(path), "utf-8", "surrogateescape", newline="\n") as lines:
         try:
-            for record, call in zip_longest(records, RecordTable.read(lines)):
+            for record, call in zip_longest(records, RECORD_TABLE.read(lines)):
                 if record is None or call is None or not _is_of(call, record):
                     name = record.name if record else call.record_id
                     raise ValueError(f"{name} is in the inputs only, or in the table only")

@@ -18,7 +18,7 @@ from virnucpro.ground.log import LOGGER, counted, printable
 from virnucpro.run.folder import RunDir
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import Plan
-from virnucpro.tables.sinks import FailedFiles, FailedSequences, Tally, VirusTable
+from virnucpro.tables.sinks import FAILED_FILES, FAILED_SEQUENCES, VIRUS_TABLE, Tally
 
 # facts of records that stand in a table
 _IN_TABLES = (
@@ -122,7 +122,7 @@ class Summary:
         """The table that a user reads first: of viruses, or of all records."""
         rundir = RunDir(folder)
         is_of_viruses = self.records.n_viruses
-        return rundir.output(VirusTable) if is_of_viruses else rundir.record_table(command)
+        return rundir.output(VIRUS_TABLE) if is_of_viruses else rundir.record_table(command)
 
     def _record_lines(self) -> Iterator[str]:
         records = self.records
@@ -167,7 +167,7 @@ class Summary:
         return f"time: {', '.join(f'{name} {self.seconds[name]:.1f} s' for name in self.stages)}"
 
     def _repair_lines(self, folder: Path) -> list[str]:
-        listing, lines = printable(folder / FailedFiles.file), []
+        listing, lines = printable(folder / FAILED_FILES.file), []
         if self.n_slices is not None:  # no table is written yet
             listing = f"virnucpro status {printable(folder)}"
         if self.n_refused:
@@ -180,7 +180,7 @@ class Summary:
             lines += [
                 f"failed: {counted(n, 'frame')}, see {listing}; to repair,",
                 "  run with --resume to try the same sequences again, or fix them and run with",
-                f"  --resume --input {printable(folder / FailedSequences.file)}",
+                f"  --resume --input {printable(folder / FAILED_SEQUENCES.file)}",
             ]
         return lines
 

@@ -42,7 +42,7 @@ from virnucpro.stories.blocks import (
     input_changed,
 )
 from virnucpro.stories.summary import Summary
-from virnucpro.tables.sinks import Place, Portion, Tally, open_outputs
+from virnucpro.tables.sinks import SINKS, Place, Portion, Tally, open_outputs
 
 # The frames of a record lie in a row in each of some shards: the first, and one after the last.
 # These are made by the million: plain tuples, and few functions on their way.
@@ -152,7 +152,7 @@ class Results:
         """Open the outputs, those of each sample too if asked; yield what adds a portion."""
         tree, manifest = self.outputs.tree, self.maker.manifest
         place = place_of(self.rundir, tree, manifest, per_file=self.per_file)
-        return open_outputs(self.maker.sinks, place)
+        return open_outputs(SINKS[manifest.recipe.command], place)
 
     def portions(
         self, indexes: Sequence[list[IndexPart]], helpers: Helpers[Maker]

@@ -1,8 +1,8 @@
-"""The outputs of a run that are written record by record, a class each: file name, columns, rows.
+"""The outputs of a run that are written record by record, each described once: file, columns, rows.
 
-The rows of a record are text that is made wherever its result is; a sink writes them, in order.
-``SINKS`` lists them by command. The run folder derives from it what is its own, so a new output is
-a class here and a line in a list.
+The rows of a record are text that is made wherever its result is; they are written in order.
+``SINKS`` lists the outputs by command. The run folder derives from it what is its own, so a new
+output is a ``Sink`` here and its name in a list.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from itertools import chain, compress, count
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, TextIO, TypeAlias, TypeGuard
+from typing import Any, Generic, Literal, TypeAlias, TypeGuard, TypeVar
 from urllib.parse import quote
 
 import numpy as np
@@ -46,8 +46,6 @@ from virnucpro.tables.text import (
     encoded,
     fasta,
     frame_rows,
-    optional_table,
-    packed_table,
     record_rows,
     rows_of,
     sorted_lines,
@@ -59,11 +57,10 @@ from virnucpro.tables.text import (
 LENGTH_CLASSES = (0, 1_000, 3_000, 10_000)  # bases or residues from which classes begin
 _SYNCED_AT_ONCE = 4  # samples: a disk takes a few syncs in the time of one
 _NO_HIT = (-1.0, 0, "")
-_SUMS = (  # of a tally
-    *("n_viral", "n_proviruses", "n_whole_regions", "n_frames"),
-    *("n_failed_frames", "n_failed_records", "n_mendable"),
-)
-_COUNTERS = ("statuses", "viral_lengths", "kinds", "families")  # of a tally
+Row = TypeVar("Row")
+
+
+# The records of a run, counted, and their text
 
 
 @dataclass(slots=True)
@@ -97,7 +94,7 @@ class Tally:
     @property
     def virus_line(self) -> str:
         """The line on all viruses: records and, if they were looked for, proviruses in others."""
-        see = f"see {VirusTable.file}"
+        see = f"see {VIRUS_TABLE.file}"
         n_within = (self.n_regions or 0) - self.n_whole_regions
         if not n_within:
             return f"viruses: {self.n_viruses:,}; {see}"
@@ -142,19 +139,18 @@ class Tally:
 
     def include(self, other: Tally) -> None:
         """Count the records of another, which come later."""
-        for name in _COUNTERS:
-            counts = getattr(self, name)
-            for key, n in getattr(other, name).items():
-                counts[key] += n
-        if other.n_regions is not None:
-            self.n_regions = (self.n_regions or 0) + other.n_regions
-        for name in _SUMS:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in (one.name for one in fields(self)):
+            mine, its = getattr(self, name), getattr(other, name)
+            if isinstance(its, dict):
+                for key, n in its.items():
+                    mine[key] += n
+            elif isinstance(its, int):
+                setattr(self, name, (mine or 0) + its)
         self.first_failure = self.first_failure or other.first_failure
         self.best = max(self.best, other.best, key=itemgetter(0, 1))
 
 
-# text by the file name of a sink, of those that any record adds to
+# text by the file name of an output, of those that any record adds to
 Rows: TypeAlias = Mapping[str, bytes | memoryview]
 
 
@@ -168,46 +164,35 @@ class Portion:
     own_rows: Rows | None = None  # by the ids that the records have in their file
 
     @classmethod
-    def of(
-        cls,
-        sample: str,
-        results: CalledRecords,
-        sinks: Sequence[type[Sink]],
-        *,
-        with_own: bool = False,
-    ) -> Portion:
-        """The records of a sample, with the rows that these sinks have of them."""
-        per_file = [sink for sink in sinks if sink.per_file]
-        own_rows = _rows(results.by_own_ids(), per_file) if with_own else None
-        return cls(sample, _rows(results, sinks), Tally.of(results), own_rows)
-
-    @classmethod
     def of_samples(
         cls,
         results: CalledRecords,
-        sinks: Sequence[type[Sink]],
+        sinks: Sequence[Sink],
         code: GeneticCode | None,
         *,
         with_own: bool = False,
     ) -> list[Portion]:
         """The records of each sample; their viruses are identified, if a genetic code is known."""
         results.viruses = find_viruses(results, code)
-        each = results.by_sample()
-        return [cls.of(sample, of, sinks, with_own=with_own) for sample, of in each]
+        per_file = [sink for sink in sinks if sink.per_file]
+        return [
+            cls(
+                sample,
+                _rows(of_sample, sinks),
+                Tally.of(of_sample),
+                _rows(of_sample.by_own_ids(), per_file) if with_own else None,
+            )
+            for sample, of_sample in results.by_sample()
+        ]
 
     def joined(self, other: Portion) -> Portion:
         """The same with the records of another, of the same sample, which come later."""
-        tally = replace(self.tally, **{name: copy(getattr(self.tally, name)) for name in _COUNTERS})
+        tally, own_rows = Tally(), None
+        tally.include(self.tally)
         tally.include(other.tally)
-        own_rows = None
-        if self.own_rows is not None or other.own_rows is not None:
-            own_rows = _joined(self.own_rows or {}, other.own_rows or {})
+        if self.own_rows is not None:
+            own_rows = _joined(self.own_rows, other.own_rows or {})
         return Portion(self.sample, _joined(self.rows, other.rows), tally, own_rows)
-
-    @property
-    def of_file(self) -> Portion:
-        """The same records as the outputs of their file have them."""
-        return self if self.own_rows is None else replace(self, rows=self.own_rows)
 
 
 def _joined(rows: Rows, others: Rows) -> Rows:
@@ -217,16 +202,16 @@ def _joined(rows: Rows, others: Rows) -> Rows:
     }
 
 
-def _rows(results: CalledRecords, sinks: Iterable[type[Sink]]) -> Rows:
-    rows = ((sink.file, sink.rows(results)) for sink in sinks)
+def _rows(results: CalledRecords, sinks: Iterable[Sink]) -> Rows:
+    rows = ((sink.file, sink.rows(results)) for sink in sinks if sink.rows)
     return {name: _in_order(name, text) for name, text in rows if text is not None}
 
 
 def _in_order(name: str, text: bytes) -> bytes:
-    return sorted_lines(text) if name == ChunkTable.file else text
+    return sorted_lines(text) if name == CHUNK_TABLE.file else text
 
 
-_Add = Callable[[Portion], None]
+# What an output is
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,224 +226,132 @@ class Place:
     samples: Path | None = None  # for a folder of outputs of each sample; None: there is none
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Sink:
     """One output of a run: a text file, with or without a line of columns.
 
-    It is given the rows of every record once, in input order. What it opens on the stack appears
-    when that is closed; before, ``finish`` is called, unless an error ended the run.
+    ``rows`` makes the lines that neighbouring records add; None: none, and no need for the file.
+    ``last_lines`` makes those that wait for the last record, of the counts of each sample.
     """
 
-    file: ClassVar[str]
-    about: ClassVar[str] = ""  # what it holds, for the page; without it is not listed there
-    columns: ClassVar[tuple[str, ...]] = ()
-    per_file: ClassVar[bool] = True  # with --per-file each input file has its own, too
-    is_optional: ClassVar[bool] = False  # it appears with its first line; an old one is deleted
-    is_packed: ClassVar[bool] = False  # by gzip
-
-    def __init__(self, place: Place, stack: ExitStack) -> None:
-        path = place.folder / self.file
-        kind = packed_table if self.is_packed else table
-        opened = optional_table(place.tree, path, self.columns, kind)
-        self.opened = stack.enter_context(opened)
-        if not self.is_optional:
-            self.opened()
-
-    @classmethod
-    def rows(cls, results: CalledRecords) -> bytes | None:
-        """The lines that neighbouring records add; None: none, and no need for the file."""
-        return None
-
-    def add(self, portion: Portion) -> None:
-        if self.file in portion.rows:
-            self.opened().write(portion.rows[self.file])
-
-    def write(self, text: str) -> None:
-        """Write what is not of a portion."""
-        self.opened().write(encoded(text))
-
-    def finish(self) -> None:
-        """Write what had to wait for the last record."""
+    file: str
+    about: str = ""  # what it holds, for the page; without it is not listed there
+    columns: tuple[str, ...] = ()
+    rows: Callable[[CalledRecords], bytes | None] | None = None
+    last_lines: Callable[[Place, Mapping[str, Tally]], str] | None = None
+    per_file: bool = True  # with --per-file each input file has its own, too
+    is_optional: bool = False  # it appears with its first line; an old one is deleted
+    is_packed: bool = False  # by gzip
 
 
-class RecordTable(Sink):
-    """One row for every record."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Table(Sink, Generic[Row]):
+    """An output that is read again."""
 
-    file = "predictions.tsv"
-    about = "every record, with its status, call and score"
-    columns = (
-        "record",
-        "file",
-        "length",
-        "status",
-        "call",
-        "virus_score",
-        "fdr",
-        "n_chunks",
-        "n_chunks_scored",
-        "n_frames_scored",
-        "base_score",
-        "note",
-    )
+    parse: Callable[[dict[str, str]], Row] = field(kw_only=True)
 
-    @classmethod
-    def rows(cls, results: CalledRecords) -> bytes:
-        return record_rows(results.calls)
-
-    @classmethod
-    def read(cls, lines: Iterator[str]) -> Iterator[Call]:
-        """The rows of a table of records.
+    def read(self, lines: Iterator[str]) -> Iterator[Row]:
+        """What its rows say.
 
         Raises:
             ValueError: it is not as it was written.
         """
-        for row in _parsed(lines, cls.columns):
-            if not _is_status(status := row["status"]) or row["call"] not in ("virus", "other", ""):
-                raise ValueError(f"{status} with the call {row['call']}")
-            yield Call(
-                row["record"],
-                int(row["length"]),
-                status,
-                row["file"],
-                virus_score=_float(row["virus_score"]),
-                base_score=_float(row["base_score"]),
-                is_virus=row["call"] == "virus",
-                false_discovery_rate=_float(row["fdr"]),
-                n_chunks=int(row["n_chunks"]),
-                n_chunks_scored=int(row["n_chunks_scored"]),
-                n_frames_scored=int(row["n_frames_scored"]),
-                note=row["note"],
-            )
-
-    @classmethod
-    def read_mendable(cls, lines: TextIO) -> Iterator[tuple[str, str]]:
-        """Sample and id of each record that is invalid or has a failed frame."""
-        for row in cls.read(lines):
-            if row.status == "invalid" or FRAMES_FAILED in row.note:
-                yield row.sample, row.record_id
-
-
-class _EmbeddedTable(RecordTable):
-    """A row for every record of a run that calls nothing."""
-
-    file = "records.tsv"
-    about = "every record, with its status"
-
-
-class FrameTable(Sink):
-    """One row for every frame with a score, in the original's format."""
-
-    file = "prediction_results.txt"
-    columns = ("Sequence_ID", "Prediction", "score1", "score2")
-
-    @classmethod
-    def rows(cls, results: CalledRecords) -> bytes:
-        return frame_rows(results.frames)
-
-    @classmethod
-    def read(cls, lines: TextIO) -> Iterator[tuple[str, float]]:
-        """The frames of a table of frames, and their virus scores."""
-        next(lines, None)
+        if tuple(next(lines, "").rstrip("\n").split("\t")) != self.columns:
+            raise ValueError("its columns have other names")
         for line in lines:
-            frame_id, _, _, score = line.rstrip("\n").split("\t")
-            yield frame_id, float(score)
+            if not line.endswith("\n"):
+                raise ValueError("its end is missing")
+            values = line[:-1].split("\t", len(self.columns) - 1)
+            yield self.parse(dict(zip(self.columns, values, strict=True)))
 
 
-class ChunkTable(Sink):
-    """One row for every chunk with a scored frame, sorted by id, in the original's format."""
-
-    file = "prediction_results_highestscore.csv"
-    columns = ("Modified_ID", "Is_Virus")
-
-    def __init__(self, place: Place, stack: ExitStack) -> None:
-        super().__init__(place, stack)
-        self.lines = stack.enter_context(SortedLines(place.aside))
-
-    @classmethod
-    def rows(cls, results: CalledRecords) -> bytes:
-        return chunk_rows(results.frames)
-
-    def add(self, portion: Portion) -> None:
-        self.lines.add(portion.rows.get(self.file, b""))
-
-    def finish(self) -> None:
-        self.opened().writelines(self.lines.merged())
+def _float(text: str) -> float | None:
+    return float(text) if text else None
 
 
-class _ViralFasta(Sink):
-    """The records that are called viral, with their headers as they were."""
-
-    file = "viral.fasta"
-    about = "the records called virus, with their headers as they were"
-
-    @classmethod
-    def rows(cls, results: CalledRecords) -> bytes:
-        columns = results.records.headers, results.records.sequences
-        return fasta(*(list(compress(column, results.calls.are_viruses)) for column in columns))
+# Records, frames and chunks
 
 
-class FailedSequences(Sink):
-    """The records with a failed frame, to be corrected and run again."""
-
-    file = "failed_sequences.fa"
-    about = "the sequences that failed, to be corrected and run again"
-    per_file, is_optional = False, True
-
-    @classmethod
-    def rows(cls, results: CalledRecords) -> bytes | None:
-        failed, records = results.failures, results.records
-        columns = records.headers, records.sequences
-        return fasta(*([column[place] for place in failed] for column in columns)) or None
-
-
-class _SampleSink(Sink):
-    """An output with lines for samples, whose records are counted to the last."""
-
-    per_file = False
-
-    def __init__(self, place: Place, stack: ExitStack) -> None:
-        super().__init__(place, stack)
-        self.place = place
-        self.tallies: dict[str, Tally] = {}  # by sample
-
-    def add(self, portion: Portion) -> None:
-        self.tallies.setdefault(portion.sample, Tally()).include(portion.tally)
+def _call_in(row: dict[str, str]) -> Call:
+    if not _is_status(status := row["status"]) or row["call"] not in ("virus", "other", ""):
+        raise ValueError(f"{status} with the call {row['call']}")
+    return Call(
+        row["record"],
+        int(row["length"]),
+        status,
+        row["file"],
+        virus_score=_float(row["virus_score"]),
+        base_score=_float(row["base_score"]),
+        is_virus=row["call"] == "virus",
+        false_discovery_rate=_float(row["fdr"]),
+        n_chunks=int(row["n_chunks"]),
+        n_chunks_scored=int(row["n_chunks_scored"]),
+        n_frames_scored=int(row["n_frames_scored"]),
+        note=row["note"],
+    )
 
 
-class FailedFiles(_SampleSink):
-    """Path, stage and error of each file with a failure, separated by ``|``, which no path has."""
-
-    file = "failed_files.txt"
-    about = "what failed, by file"
-    is_optional = True
-
-    def finish(self) -> None:
-        rows = [(file, "read", file.error) for file in self.place.refused]
-        for file in self.place.inputs:
-            tally = self.tallies.pop(file.sample, Tally())  # mates share one
-            if tally.n_failed_frames:
-                counts = (
-                    f"{counted(tally.n_failed_frames, 'frame')} of "
-                    f"{counted(tally.n_failed_records, 'record')} failed"
-                )
-                rows.append((file, "embed", f"{counts}; {tally.first_failure}"))
-        lines = []
-        for file, stage, error in rows:
-            path = escaped(file.name or file.path).replace("|", r"\x7c")
-            lines.append(f"{path}|{stage}|{escaped(error)}\n")
-        for line in sorted(lines):
-            self.write(line)
+def _is_status(text: str) -> TypeGuard[Status]:
+    return text in STATUSES
 
 
-class _Virus(NamedTuple):
-    """A virus of a record that was searched: the record itself, or a provirus in it."""
-
-    name: str
-    parts: tuple[Region, ...]  # in order; two if it crosses the origin of a circular record
-    score: float
+def _viral_fasta(results: CalledRecords) -> bytes:
+    columns = results.records.headers, results.records.sequences
+    return fasta(*(list(compress(column, results.calls.are_viruses)) for column in columns))
 
 
-def _viruses_in(results: CalledRecords, place: int) -> Iterator[_Virus]:
-    """The viruses in a record with regions: itself, without the flanks of a host, or proviruses."""
+def _failed_fasta(results: CalledRecords) -> bytes | None:
+    failed, columns = results.failures, (results.records.headers, results.records.sequences)
+    return fasta(*([column[place] for place in failed] for column in columns)) or None
+
+
+RECORD_TABLE = _Table(
+    "predictions.tsv",
+    "every record, with its status, call and score",
+    (
+        *("record", "file", "length", "status", "call", "virus_score", "fdr", "n_chunks"),
+        *("n_chunks_scored", "n_frames_scored", "base_score", "note"),
+    ),
+    rows=lambda results: record_rows(results.calls),
+    parse=_call_in,
+)
+# of a run that calls nothing
+_EMBEDDED = replace(RECORD_TABLE, file="records.tsv", about="every record, with its status")
+# every frame with a score, and every chunk with such a frame, sorted by id: the original's formats
+FRAME_TABLE = _Table(
+    "prediction_results.txt",
+    columns=("Sequence_ID", "Prediction", "score1", "score2"),
+    rows=lambda results: frame_rows(results.frames),
+    parse=lambda row: (row["Sequence_ID"], float(row["score2"])),
+)
+CHUNK_TABLE = Sink(
+    "prediction_results_highestscore.csv",
+    columns=("Modified_ID", "Is_Virus"),
+    rows=lambda results: chunk_rows(results.frames),
+)
+_VIRAL_FASTA = Sink(
+    "viral.fasta", "the records called virus, with their headers as they were", rows=_viral_fasta
+)
+FAILED_SEQUENCES = Sink(
+    "failed_sequences.fa",
+    "the sequences that failed, to be corrected and run again",
+    rows=_failed_fasta,
+    per_file=False,
+    is_optional=True,
+)
+
+
+# Viruses
+
+
+def _viruses_in(
+    results: CalledRecords, place: int
+) -> Iterator[tuple[str, tuple[Region, ...], float]]:
+    """Name, parts in order, and score of each virus in a record with regions.
+
+    That is the record itself, without the flanks of a host, or a provirus, which has two parts if
+    it crosses the origin of a circular record.
+    """
     calls, record_id = results.calls, results.records.ids[place]
     regions = results.regions[place][0]
     if calls.are_viruses[place]:
@@ -466,14 +359,14 @@ def _viruses_in(results: CalledRecords, place: int) -> Iterator[_Virus]:
         part = regions[0] if regions else whole
         is_all = (part.start, part.end) == (0, calls.lengths[place])
         name = record_id if is_all else region_name(record_id, part)
-        yield _Virus(name, (part,), calls.virus_scores[place] or 0.0)
+        yield name, (part,), calls.virus_scores[place] or 0.0
         return
     viral = [region for region in regions if region.is_virus]
     crossing = tuple(region for region in reversed(viral) if region.over_origin)
     each = [(region,) for region in viral if not region.over_origin]
     for parts in (*each, crossing) if crossing else each:
         around = parts[0]._replace(end=parts[-1].end)
-        yield _Virus(region_name(record_id, around), parts, around.posterior)
+        yield region_name(record_id, around), parts, around.posterior
 
 
 def find_viruses(results: CalledRecords, code: GeneticCode | None) -> Viruses:
@@ -481,37 +374,31 @@ def find_viruses(results: CalledRecords, code: GeneticCode | None) -> Viruses:
 
     A virus with unknown letters, which are blanks, gets no identity: see ``recut``.
     """
-    records, calls = results.records, results.calls
-    plain = [i for i in compress(count(), calls.are_viruses) if i not in results.regions]
-    ids, lengths, scores = records.ids, calls.lengths, calls.virus_scores
-    rows: list[tuple[int, str, str, int, int, bool, str, float]] = [
-        (i, ids[i], "whole", 0, lengths[i], False, records.sequences[i], scores[i] or 0.0)
-        for i in plain
-    ]
-    for place in results.regions:
-        sequence = records.sequences[place]
+    records, calls, rows = results.records, results.calls, []
+    for place in sorted({*compress(count(), calls.are_viruses), *results.regions}):
+        sequence, score = records.sequences[place], calls.virus_scores[place] or 0.0
+        if place not in results.regions:
+            where = "whole", 0, calls.lengths[place], False
+            rows.append((place, records.ids[place], *where, sequence, score))
+            continue
         for name, parts, score in _viruses_in(results, place):
             first, end = parts[0], parts[-1].end
             letters = "".join(sequence[part.start : part.end] for part in parts)
             where = first.kind, first.start, end, first.over_origin
             rows.append((place, name, *where, letters, score))
-    rows.sort(key=itemgetter(0))
     columns = list(map(list, zip(*rows, strict=True))) or [list[Any]() for _ in range(8)]
     viruses = Viruses._make([*columns, [Identity()] * len(rows)])
-    return (
-        viruses if code is None else viruses._replace(identities=_identify(results, viruses, code))
-    )
+    return viruses if code is None else _identified(results, viruses, code)
 
 
-def _identify(results: CalledRecords, viruses: Viruses, code: GeneticCode) -> list[Identity]:
-    """What each virus is."""
+def _identified(results: CalledRecords, viruses: Viruses, code: GeneticCode) -> Viruses:
     records = results.records
     circles = [
         records.at(place).is_circular if name == records.ids[place] else None
         for place, name in zip(viruses.places, viruses.names, strict=True)
     ]
     known = ["" if " " in bases else bases for bases in viruses.letters]
-    return own_kinship().identify(known, circles, code)
+    return viruses._replace(identities=own_kinship().identify(known, circles, code))
 
 
 def viruses_of(results: CalledRecords) -> Viruses:
@@ -521,162 +408,112 @@ def viruses_of(results: CalledRecords) -> Viruses:
     return results.viruses
 
 
-class VirusTable(Sink):
-    """The verdict: a row for every virus, with the name of its sequence in ``_VirusFasta``."""
-
-    file = "viruses.tsv"
-    about = "every virus: records and proviruses, with score, fdr, place, kind and family"
-    columns = (
-        "virus",
-        "record",
-        "file",
-        "kind",
-        "start",
-        "end",
-        "length",
-        "score",
-        "fdr",
-        "note",
-        "virus_kind",
-        "kind_probability",
-        "kin",
-        "kin_words",
-        "kin_share",
-        "topology",
-        "repeat_length",
+def _virus_rows(results: CalledRecords) -> bytes:
+    calls, viruses, names = results.calls, viruses_of(results), results.records.names
+    if not viruses.places:
+        return b""
+    rates, notes = list[float | None](), list[str]()
+    for place, crosses in zip(viruses.places, viruses.cross_origin, strict=True):
+        is_virus = calls.are_viruses[place]
+        rates.append(calls.rates[place] if is_virus else None)
+        notes.append(calls.notes[place] if is_virus else _OVER_ORIGIN if crosses else "")
+    kinds, chances, kin, n_words, shares, topologies, lengths = zip(
+        *viruses.identities, strict=True
+    )
+    repeats = zip(lengths, topologies, strict=True)
+    return rows_of(
+        *(texts(viruses.names), texts([names[place] for place in viruses.places])),
+        *(texts([calls.samples[place] for place in viruses.places]), texts(viruses.kinds)),
+        *(whole(np.array(viruses.starts) + 1), whole(viruses.ends)),
+        *(whole(list(map(len, viruses.letters))), decimals(viruses.scores, 6)),
+        *(decimals(rates, 4), texts(notes)),
+        *(texts(kinds), decimals(chances, 3), texts(kin)),
+        *(whole([n or EMPTY for n in n_words]), decimals(shares, 3), texts(topologies)),
+        whole([n if topology else EMPTY for n, topology in repeats]),
     )
 
-    @classmethod
-    def rows(cls, results: CalledRecords) -> bytes:
-        calls, viruses, names = results.calls, viruses_of(results), results.records.names
-        if not viruses.places:
-            return b""
-        rates, notes = list[float | None](), list[str]()
-        for place, crosses in zip(viruses.places, viruses.cross_origin, strict=True):
-            is_virus = calls.are_viruses[place]
-            rates.append(calls.rates[place] if is_virus else None)
-            notes.append(calls.notes[place] if is_virus else OVER_ORIGIN if crosses else "")
-        samples = [calls.samples[place] for place in viruses.places]
-        kinds, chances, kin, n_words, shares, topologies, lengths = zip(
-            *viruses.identities, strict=True
-        )
-        repeats = zip(lengths, topologies, strict=True)
-        return rows_of(
-            *(texts(viruses.names), texts([names[place] for place in viruses.places])),
-            *(texts(samples), texts(viruses.kinds)),
-            *(whole(np.array(viruses.starts) + 1), whole(viruses.ends)),
-            *(whole(list(map(len, viruses.letters))), decimals(viruses.scores, 6)),
-            *(decimals(rates, 4), texts(notes)),
-            *(texts(kinds), decimals(chances, 3), texts(kin)),
-            *(whole([n or EMPTY for n in n_words]), decimals(shares, 3), texts(topologies)),
-            whole([n if topology else EMPTY for n, topology in repeats]),
-        )
 
-    @classmethod
-    def read(cls, lines: Iterator[str]) -> Iterator[tuple[tuple[str, str], Identity]]:
-        """The identities in a table of viruses, each after the sample and the id of its record.
-
-        Raises:
-            ValueError: it is not as it was written.
-        """
-        for row in _parsed(lines, cls.columns):
-            yield (
-                (row["file"], row["record"]),
-                Identity(
-                    virus_kind=row["virus_kind"],
-                    kind_probability=_float(row["kind_probability"]),
-                    kin=row["kin"],
-                    kin_words=int(row["kin_words"] or 0),
-                    kin_share=_float(row["kin_share"]),
-                    topology=row["topology"],
-                    repeat_length=int(row["repeat_length"] or 0),
-                ),
-            )
+def _identity_in(row: dict[str, str]) -> tuple[tuple[str, str], Identity]:
+    """The identity of a virus, after the sample and the id of its record."""
+    identity = Identity(
+        virus_kind=row["virus_kind"],
+        kind_probability=_float(row["kind_probability"]),
+        kin=row["kin"],
+        kin_words=int(row["kin_words"] or 0),
+        kin_share=_float(row["kin_share"]),
+        topology=row["topology"],
+        repeat_length=int(row["repeat_length"] or 0),
+    )
+    return (row["file"], row["record"]), identity
 
 
-class _VirusFasta(Sink):
+def _virus_fasta(results: CalledRecords) -> bytes:
     """The sequences of the verdict. A record that is there as a whole keeps its header."""
-
-    file = "viruses.fasta"
-    about = "their sequences"
-
-    @classmethod
-    def rows(cls, results: CalledRecords) -> bytes:
-        records, calls, viruses = results.records, results.calls, viruses_of(results)
-        are_called = [calls.are_viruses[place] for place in viruses.places]
-        pairs = zip(viruses.places, are_called, strict=True)
-        rates = decimal_texts(
-            [calls.rates[place] if called else None for place, called in pairs], 4
-        )
-        words = zip(
-            *(viruses.places, viruses.names, viruses.kinds),
-            *(decimal_texts(viruses.scores, 6), rates),
-            strict=True,
-        )
-        headers = [
-            f"{records.headers[place] if name == records.ids[place] else name} "
-            f"kind={kind} score={score}{rate and f' fdr={rate}'}"
-            for place, name, kind, score, rate in words
-        ]
-        return fasta(headers, viruses.letters)
-
-
-class SampleTable(_SampleSink):
-    """One row for every sample, also for a file that could not be read."""
-
-    file = "samples.tsv"
-    about = "one row for every input file, or pair of files of reads"
-    columns = (
-        "file",
-        "status",
-        "n_records",
-        "n_scored",
-        "n_virus",
-        "virus_below_1000",  # the classes of ``LENGTH_CLASSES``
-        "virus_1000_to_2999",
-        "virus_3000_to_9999",
-        "virus_from_10000",
-        "n_provirus",
-        "n_regions",
-        "best_record",
-        "best_score",
-        "n_failed",
-        "path",
-        "error",
-        "kinds",
-        "families",
+    records, calls, viruses = results.records, results.calls, viruses_of(results)
+    rates = [calls.rates[i] if calls.are_viruses[i] else None for i in viruses.places]
+    words = zip(
+        *(viruses.places, viruses.names, viruses.kinds),
+        *(decimal_texts(viruses.scores, 6), decimal_texts(rates, 4)),
+        strict=True,
     )
+    headers = [
+        f"{records.headers[place] if name == records.ids[place] else name} "
+        f"kind={kind} score={score}{rate and f' fdr={rate}'}"
+        for place, name, kind, score, rate in words
+    ]
+    return fasta(headers, viruses.letters)
 
-    def finish(self) -> None:
-        files = [file for file in self.place.inputs if not self._only_mends(file)]
-        samples: dict[tuple[str, str], list[InputFile]] = {}  # the mates of a sample are one
-        for file in (*files, *self.place.refused):
-            samples.setdefault((file.sample, file.error), []).append(file)
-        for (sample, error), of_sample in samples.items():
-            tally = self.tallies.get(sample, Tally())
-            score, _, record_id = tally.best
-            values = (
-                sample,
-                "unreadable" if error else _sample_status(tally),
-                tally.n_records,
-                tally.statuses["scored"],
-                tally.n_viral,
-                *(tally.viral_lengths[start] for start in LENGTH_CLASSES),
-                tally.n_proviruses,
-                "" if tally.n_regions is None else tally.n_regions,
-                record_id,
-                f"{score:.6f}" if record_id else "",
-                tally.n_mendable,
-                "; ".join(escaped(file.name or file.path) for file in of_sample),
-                escaped(error),
-                _counts_text(tally.kinds),
-                _counts_text(tally.families),
-            )
-            self.write("\t".join(map(str, values)) + "\n")
 
-    def _only_mends(self, file: InputFile) -> bool:
-        """Whether its records stand in the places of failed ones of other files."""
-        return file.generation > 0 and file.sample not in self.tallies
+# the verdict: a row for every virus, with the name of its sequence in the FASTA
+VIRUS_TABLE = _Table(
+    "viruses.tsv",
+    "every virus: records and proviruses, with score, fdr, place, kind and family",
+    (
+        *("virus", "record", "file", "kind", "start", "end", "length", "score", "fdr"),
+        *("note", "virus_kind", "kind_probability", "kin", "kin_words", "kin_share"),
+        *("topology", "repeat_length"),
+    ),
+    rows=_virus_rows,
+    parse=_identity_in,
+)
+_VIRUS_FASTA = Sink("viruses.fasta", "their sequences", rows=_virus_fasta)
+
+
+# Samples
+
+
+def _sample_lines(place: Place, tallies: Mapping[str, Tally]) -> str:
+    """A row for every sample, also for a file that could not be read.
+
+    A file of which all records stand in the places of failed ones of other files has none.
+    """
+    samples: dict[tuple[str, str], list[InputFile]] = {}  # the mates of a sample are one
+    read = (one for one in place.inputs if not one.generation or one.sample in tallies)
+    for file in (*read, *place.refused):
+        samples.setdefault((file.sample, file.error), []).append(file)
+    lines = []
+    for (sample, error), files in samples.items():
+        tally = tallies.get(sample, Tally())
+        score, _, record_id = tally.best
+        values = (
+            sample,
+            "unreadable" if error else _sample_status(tally),
+            tally.n_records,
+            tally.statuses["scored"],
+            tally.n_viral,
+            *(tally.viral_lengths[start] for start in LENGTH_CLASSES),
+            tally.n_proviruses,
+            "" if tally.n_regions is None else tally.n_regions,
+            record_id,
+            f"{score:.6f}" if record_id else "",
+            tally.n_mendable,
+            "; ".join(escaped(file.name or file.path) for file in files),
+            escaped(error),
+            _counts_text(tally.kinds),
+            _counts_text(tally.families),
+        )
+        lines.append("\t".join(map(str, values)) + "\n")
+    return "".join(lines)
 
 
 def _counts_text(counts: Counter[str]) -> str:
@@ -696,17 +533,12 @@ def _sample_status(tally: Tally) -> str:
     return "partial" if tally.statuses["scored"] or tally.statuses["embedded"] else "failed"
 
 
-class _MultiqcTable(_SampleSink):
-    """The counts of every sample, for the general statistics of MultiQC."""
-
-    file = "virnucpro_mqc.tsv"
-    about = "counts of every sample, for MultiQC"
-
-    def finish(self) -> None:
-        self.write(_MULTIQC_COLUMNS)
-        for sample, tally in self.tallies.items():
-            counts = tally.n_records, tally.statuses["scored"], tally.n_viral, tally.n_proviruses
-            self.write("\t".join(map(str, (sample, *counts))) + "\n")
+def _multiqc_lines(_: Place, tallies: Mapping[str, Tally]) -> str:
+    lines = [_MULTIQC_COLUMNS]
+    for sample, tally in tallies.items():
+        counts = tally.n_records, tally.statuses["scored"], tally.n_viral, tally.n_proviruses
+        lines.append("\t".join(map(str, (sample, *counts))) + "\n")
+    return "".join(lines)
 
 
 # comments of a table in YAML tell MultiQC what it is: docs.seqera.io/multiqc/custom_content
@@ -722,169 +554,59 @@ Sample\tn_records\tn_scored\tn_virus\tn_provirus
 """
 
 
-class _RegionSink(Sink):
-    """The virus-like regions, if they were looked for in any record; a line or more for each.
-
-    All files of regions are made of the same rows, and name a region alike.
-    """
-
-    is_optional = True
-
-    @classmethod
-    def rows(cls, results: CalledRecords) -> bytes | None:
-        if not results.regions:
-            return None
-        rows = list[str]()
-        for place in sorted(results.regions):
-            each = _viruses_in(results, place)
-            viruses = {part: virus.name for virus in each for part in virus.parts}
-            for region in results.regions[place][0]:
-                rows.append(cls.row(results, place, region, viruses.get(region, "")))
-        return encoded("".join(rows))
-
-    @classmethod
-    def row(cls, results: CalledRecords, place: int, region: Region, virus: str) -> str:
-        """A region as it is written, of the record in a place and of the virus of that name.
-
-        Inside VirNucPro starts count from 0, and ends are open.
-        """
-        raise NotImplementedError
-
-
-class RegionTable(_RegionSink):
-    """The table of regions: positions count from 1, and the end is the last base."""
-
-    file = "regions.tsv"
-    about = "virus-like regions, also as .bed, .gff3 and .fasta"
-    columns = (
-        "region",
-        "record",
-        "file",
-        "kind",
-        "start",
-        "end",
-        "length",
-        "posterior",
-        "call",
-        "virus_score",
-        "virus",
-        "att",
-        "class",
-        "evidence",
-        "note",
+def _failure_lines(place: Place, tallies: Mapping[str, Tally]) -> str:
+    """Path, stage and error of each file with a failure, separated by ``|``, which no path has."""
+    rows = [(file, "read", file.error) for file in place.refused]
+    firsts = {file.sample: file for file in reversed(place.inputs)}  # mates share a sample
+    for sample, file in firsts.items():
+        tally = tallies.get(sample, Tally())
+        if tally.n_failed_frames:
+            counts = (
+                f"{counted(tally.n_failed_frames, 'frame')} of "
+                f"{counted(tally.n_failed_records, 'record')} failed"
+            )
+            rows.append((file, "embed", f"{counts}; {tally.first_failure}"))
+    paths = (escaped(file.name or file.path).replace("|", r"\x7c") for file, _, _ in rows)
+    words = zip(paths, rows, strict=True)
+    return "".join(
+        sorted(f"{path}|{stage}|{escaped(error)}\n" for path, (_, stage, error) in words)
     )
 
-    @classmethod
-    def row(cls, results: CalledRecords, place: int, region: Region, virus: str) -> str:
-        name, calls = region_name(results.records.ids[place], region), results.calls
-        bases = f"{region.start + 1}\t{region.end}\t{region.end - region.start}"
-        record = f"{calls.record_ids[place]}\t{calls.samples[place]}"
-        note = OVER_ORIGIN if region.over_origin else ""
-        call = "\t".join(call_words(calls, place))
-        why = f"{region.att}\t{region.region_class}\t{region.evidence}"
-        words = f"{region.posterior:.4f}\t{call}\t{virus}\t{why}\t{note}"
-        return f"{name}\t{record}\t{region.kind}\t{bases}\t{words}\n"
 
-    @classmethod
-    def read(cls, lines: Iterator[str]) -> Iterator[tuple[tuple[str, str], Region]]:
-        """The regions in their table, each after the sample and the id of its record.
-
-        Raises:
-            ValueError: it is not as it was written.
-        """
-        for row in _parsed(lines, cls.columns):
-            start, end, posterior = int(row["start"]) - 1, int(row["end"]), float(row["posterior"])
-            if not (0 <= start < end and 0 <= posterior <= 1):
-                raise ValueError(f"{row['record']} has no region such as {row['region']}")
-            if (kind := _KINDS.get(row["kind"])) is None:
-                raise ValueError(f"{row['region']} is a {row['kind']}")
-            is_part = row["note"] == OVER_ORIGIN
-            is_virus = bool(row["virus"])
-            if (judged := _CLASSES.get(row["class"])) is None:
-                raise ValueError(f"{row['region']} is of the class {row['class']}")
-            facts = row["att"], is_part, is_virus, row["evidence"], judged
-            yield (row["file"], row["record"]), Region(start, end, kind, posterior, *facts)
+SAMPLE_TABLE = Sink(
+    "samples.tsv",
+    "one row for every input file, or pair of files of reads",
+    # those of length are ``LENGTH_CLASSES``
+    (
+        *("file", "status", "n_records", "n_scored", "n_virus", "virus_below_1000"),
+        *("virus_1000_to_2999", "virus_3000_to_9999", "virus_from_10000", "n_provirus"),
+        *("n_regions", "best_record", "best_score", "n_failed", "path", "error", "kinds"),
+        *("families",),
+    ),
+    last_lines=_sample_lines,
+    per_file=False,
+)
+_MULTIQC = Sink(
+    "virnucpro_mqc.tsv",
+    "counts of every sample, for MultiQC",
+    last_lines=_multiqc_lines,
+    per_file=False,
+)
+FAILED_FILES = Sink(
+    "failed_files.txt",
+    "what failed, by file",
+    last_lines=_failure_lines,
+    per_file=False,
+    is_optional=True,
+)
 
 
-class _RegionBed(_RegionSink):
-    """BED6: positions count from 0, the end is after the region, and the score is in 1,000ths."""
+# Regions
 
-    file = "regions.bed"
-
-    @classmethod
-    def row(cls, results: CalledRecords, place: int, region: Region, virus: str) -> str:
-        record_id, score = results.records.ids[place], int(1000 * region.posterior)
-        name = region_name(record_id, region)
-        return f"{record_id}\t{region.start}\t{region.end}\t{name}\t{score}\t.\n"
-
-
-class _RegionGff(_RegionSink):
-    """GFF3, with terms of the Sequence Ontology: SO:0000113, SO:0001041."""
-
-    file = "regions.gff3"
-    columns = ("##gff-version 3",)
-    terms: ClassVar = {"provirus": "proviral_region", "whole": "viral_sequence"}
-
-    @classmethod
-    def row(cls, results: CalledRecords, place: int, region: Region, virus: str) -> str:
-        record_id = results.records.ids[place]
-        seqid, name = (
-            quote(text, safe=_GFF3_SEQID, errors="surrogateescape")
-            for text in (record_id, region_name(record_id, region))
-        )
-        bases = f"{region.start + 1}\t{region.end}\t{region.posterior:.4f}\t.\t."
-        attributes = f"ID={name}"
-        if region.att:
-            attributes += f";att={region.att}"
-        if region.region_class:
-            attributes += f";class={region.region_class}"
-        if region.evidence:
-            attributes += f";{region.evidence}"
-        if region.over_origin:
-            attributes += f";Note={OVER_ORIGIN}"
-        label, score = call_words(results.calls, place)
-        attributes += f";call={label};virus_score={score}"
-        term = cls.terms[region.kind]
-        return f"{seqid}\tvirnucpro\t{term}\t{bases}\t{attributes}\n"
-
-
-class _RegionFasta(_RegionSink):
-    """The sequences of the regions, named as geNomad names proviruses."""
-
-    file = "regions.fasta"
-
-    @classmethod
-    def row(cls, results: CalledRecords, place: int, region: Region, virus: str) -> str:
-        records, (label, score) = results.records, call_words(results.calls, place)
-        name = region_name(records.ids[place], region)
-        header = f"{name} call={label} virus_score={score} posterior={region.posterior:.4f}"
-        letters = records.sequences[place][region.start : region.end]
-        return fasta([header], [letters]).decode("utf-8", "surrogateescape")
-
-
-class RegionTracks(Sink):
-    """The evidence for regions, by piece, of each record that was searched; packed by gzip."""
-
-    file = "tracks.tsv.gz"
-    columns = ("record", "start", "end", "log_odds", "posterior")
-    is_optional, is_packed = True, True
-
-    @classmethod
-    def rows(cls, results: CalledRecords) -> bytes | None:
-        if not results.regions:
-            return None
-        searched = sorted(results.regions)
-        tracks = [(results.records.ids[place], results.regions[place][1]) for place in searched]
-        ids = [name for name, track in tracks for _ in range(len(track.start))]
-        starts, ends, odds, posteriors = map(
-            np.concatenate, zip(*(track for _, track in tracks), strict=True)
-        )
-        places = whole(starts + 1), whole(ends)
-        return rows_of(texts(ids), *places, decimals(odds, 3), decimals(posteriors, 4))
-
-
-OVER_ORIGIN = "crosses the origin"
+_OVER_ORIGIN = "crosses the origin"
 _GFF3_SEQID = ".:^*$@!+_?-|"  # what stands for itself in a sequence id, beside letters and digits
+# of the Sequence Ontology: SO:0000113, SO:0001041
+_GFF3_TERMS = {"provirus": "proviral_region", "whole": "viral_sequence"}
 
 
 def region_name(record_id: str, region: Region) -> str:
@@ -892,50 +614,179 @@ def region_name(record_id: str, region: Region) -> str:
     return f"{record_id}|{region.kind}_{region.start + 1}_{region.end}"
 
 
-# the sequences of records that were called viral, and of regions
-LETTERS = (_ViralFasta.file, _RegionFasta.file)
-# what ``virnucpro regions`` writes beside the table of records
-REGION_SINKS: tuple[type[Sink], ...] = (
-    VirusTable,
-    _VirusFasta,
-    SampleTable,
-    _MultiqcTable,
-    RegionTable,
-    _RegionBed,
-    _RegionGff,
-    _RegionFasta,
-    RegionTracks,
-)
-# the table of the records comes first: it is opened first, and appears last
-SINKS: dict[Command, tuple[type[Sink], ...]] = {
-    "predict": (
-        RecordTable,
-        FrameTable,
-        ChunkTable,
-        _ViralFasta,
-        *REGION_SINKS,
-        FailedSequences,
-        FailedFiles,
-    ),
-    "extract": (_EmbeddedTable, SampleTable, FailedSequences, FailedFiles),
+# A region as a file has it, of the record in a place. Here starts count from 0; ends are open
+_RegionRow: TypeAlias = Callable[[CalledRecords, int, Region], str]
+
+
+def _region_rows(row: _RegionRow, results: CalledRecords) -> bytes | None:
+    """The regions of all records that were searched; None if none was.
+
+    All files of regions are made of the same ones, and name a region alike.
+    """
+    if not results.regions:
+        return None
+    each = sorted(results.regions.items(), key=itemgetter(0))
+    rows = (row(results, place, region) for place, (regions, _) in each for region in regions)
+    return encoded("".join(rows))
+
+
+def _table_rows(results: CalledRecords) -> bytes | None:
+    """The table of regions: positions count from 1, and the end is the last base."""
+    viruses, names = viruses_of(results), dict[tuple[int, int], str]()
+    columns = viruses.places, viruses.starts, viruses.cross_origin, viruses.names
+    for place, start, crosses, name in zip(*columns, strict=True):
+        names[place, start] = name
+        if crosses:  # its other part begins there
+            names[place, 0] = name
+    return _region_rows(partial(_table_row, names), results)
+
+
+def _table_row(
+    viruses: Mapping[tuple[int, int], str], results: CalledRecords, place: int, region: Region
+) -> str:
+    name, calls = region_name(results.records.ids[place], region), results.calls
+    bases = f"{region.start + 1}\t{region.end}\t{region.end - region.start}"
+    record = f"{calls.record_ids[place]}\t{calls.samples[place]}"
+    note = _OVER_ORIGIN if region.over_origin else ""
+    call = "\t".join(call_words(calls, place))
+    why = f"{region.att}\t{region.region_class}\t{region.evidence}"
+    virus = viruses.get((place, region.start), "")
+    words = f"{region.posterior:.4f}\t{call}\t{virus}\t{why}\t{note}"
+    return f"{name}\t{record}\t{region.kind}\t{bases}\t{words}\n"
+
+
+def _region_in(row: dict[str, str]) -> tuple[tuple[str, str], Region]:
+    """A region, after the sample and the id of its record."""
+    start, end, posterior = int(row["start"]) - 1, int(row["end"]), float(row["posterior"])
+    if not (0 <= start < end and 0 <= posterior <= 1):
+        raise ValueError(f"{row['record']} has no region such as {row['region']}")
+    if (kind := _KINDS.get(row["kind"])) is None:
+        raise ValueError(f"{row['region']} is a {row['kind']}")
+    if (judged := _CLASSES.get(row["class"])) is None:
+        raise ValueError(f"{row['region']} is of the class {row['class']}")
+    is_part, is_virus = row["note"] == _OVER_ORIGIN, bool(row["virus"])
+    facts = row["att"], is_part, is_virus, row["evidence"], judged
+    return (row["file"], row["record"]), Region(start, end, kind, posterior, *facts)
+
+
+_KINDS: dict[str, Literal["provirus", "whole"]] = {"provirus": "provirus", "whole": "whole"}
+_CLASSES: dict[str, Literal["prophage", "uncertain", ""]] = {
+    "prophage": "prophage",
+    "uncertain": "uncertain",
+    "": "",
 }
 
 
-def all_sinks() -> list[type[Sink]]:
-    """The sinks of all commands, each once."""
+def _bed_row(results: CalledRecords, place: int, region: Region) -> str:
+    """BED6: positions count from 0, the end is after the region, and the score is in 1,000ths."""
+    record_id, score = results.records.ids[place], int(1000 * region.posterior)
+    name = region_name(record_id, region)
+    return f"{record_id}\t{region.start}\t{region.end}\t{name}\t{score}\t.\n"
+
+
+def _gff_row(results: CalledRecords, place: int, region: Region) -> str:
+    record_id, (label, score) = results.records.ids[place], call_words(results.calls, place)
+    seqid, name = (
+        quote(text, safe=_GFF3_SEQID, errors="surrogateescape")
+        for text in (record_id, region_name(record_id, region))
+    )
+    attributes = [
+        f"ID={name}",
+        region.att and f"att={region.att}",
+        region.region_class and f"class={region.region_class}",
+        region.evidence,
+        f"Note={_OVER_ORIGIN}" if region.over_origin else "",
+        f"call={label}",
+        f"virus_score={score}",
+    ]
+    bases = f"{region.start + 1}\t{region.end}\t{region.posterior:.4f}\t.\t."
+    words = ";".join(filter(None, attributes))
+    return f"{seqid}\tvirnucpro\t{_GFF3_TERMS[region.kind]}\t{bases}\t{words}\n"
+
+
+def _fasta_row(results: CalledRecords, place: int, region: Region) -> str:
+    """The sequence of a region, named as geNomad names proviruses."""
+    records, (label, score) = results.records, call_words(results.calls, place)
+    name = region_name(records.ids[place], region)
+    header = f"{name} call={label} virus_score={score} posterior={region.posterior:.4f}"
+    letters = records.sequences[place][region.start : region.end]
+    return fasta([header], [letters]).decode("utf-8", "surrogateescape")
+
+
+def _track_rows(results: CalledRecords) -> bytes | None:
+    """The evidence for regions, by piece, of each record that was searched."""
+    if not results.regions:
+        return None
+    searched = sorted(results.regions)
+    tracks = [(results.records.ids[place], results.regions[place][1]) for place in searched]
+    ids = [name for name, track in tracks for _ in range(len(track.start))]
+    starts, ends, odds, posteriors = map(
+        np.concatenate, zip(*(track for _, track in tracks), strict=True)
+    )
+    places = whole(starts + 1), whole(ends)
+    return rows_of(texts(ids), *places, decimals(odds, 3), decimals(posteriors, 4))
+
+
+REGION_TABLE = _Table(
+    "regions.tsv",
+    "virus-like regions, also as .bed, .gff3 and .fasta",
+    (
+        *("region", "record", "file", "kind", "start", "end", "length", "posterior"),
+        *("call", "virus_score", "virus", "att", "class", "evidence", "note"),
+    ),
+    rows=_table_rows,
+    is_optional=True,
+    parse=_region_in,
+)
+_REGION_FASTA = Sink("regions.fasta", rows=partial(_region_rows, _fasta_row), is_optional=True)
+TRACKS = Sink(
+    "tracks.tsv.gz",
+    columns=("record", "start", "end", "log_odds", "posterior"),
+    rows=_track_rows,
+    is_optional=True,
+    is_packed=True,
+)
+
+
+# The outputs of each command
+
+# the sequences of records that were called viral, and of regions
+LETTERS = (_VIRAL_FASTA.file, _REGION_FASTA.file)
+# what ``virnucpro regions`` writes beside the table of records
+REGION_SINKS: tuple[Sink, ...] = (
+    *(VIRUS_TABLE, _VIRUS_FASTA, SAMPLE_TABLE, _MULTIQC, REGION_TABLE),
+    Sink("regions.bed", rows=partial(_region_rows, _bed_row), is_optional=True),
+    Sink(
+        "regions.gff3",
+        columns=("##gff-version 3",),
+        rows=partial(_region_rows, _gff_row),
+        is_optional=True,
+    ),
+    *(_REGION_FASTA, TRACKS),
+)
+_FAILURES = FAILED_SEQUENCES, FAILED_FILES
+# the table of the records comes first: it is opened first, and appears last
+SINKS: dict[Command, tuple[Sink, ...]] = {
+    "predict": (RECORD_TABLE, FRAME_TABLE, CHUNK_TABLE, _VIRAL_FASTA, *REGION_SINKS, *_FAILURES),
+    "extract": (_EMBEDDED, SAMPLE_TABLE, *_FAILURES),
+}
+
+
+def all_sinks() -> list[Sink]:
+    """The outputs of all commands, each once."""
     return list(dict.fromkeys(chain.from_iterable(SINKS.values())))
 
 
-def record_table(command: Command) -> type[Sink]:
-    """The sink of a command that has a row for every record."""
-    return next(sink for sink in SINKS[command] if issubclass(sink, RecordTable))
+# Writing
+
+_Add = Callable[[Portion], None]
 
 
 @contextmanager
-def open_outputs(sinks: Sequence[type[Sink]], place: Place) -> Iterator[_Add]:
+def open_outputs(sinks: Sequence[Sink], place: Place) -> Iterator[_Add]:
     """Yield a function that adds a portion to the outputs of a run and, if asked, of its sample.
 
-    Files appear when the block succeeds.
+    It is given every record once, in input order. Files appear when the block succeeds.
     """
     with ExitStack() as stack:
         adds = [stack.enter_context(_open_sinks(sinks, place))]
@@ -950,9 +801,7 @@ def open_outputs(sinks: Sequence[type[Sink]], place: Place) -> Iterator[_Add]:
 
 
 @contextmanager
-def _open_sinks_of_samples(
-    sinks: Iterable[type[Sink]], place: Place, folder: Path
-) -> Iterator[_Add]:
+def _open_sinks_of_samples(sinks: Iterable[Sink], place: Place, folder: Path) -> Iterator[_Add]:
     """Yield a function that adds a portion to the outputs of its sample, in a folder of its name.
 
     Portions come in the order of their samples. Each sample of the inputs gets its outputs, with or
@@ -984,7 +833,8 @@ def _open_sinks_of_samples(
             while current != portion.sample:
                 begin(queue.popleft() if portion.sample in queue else portion.sample)
             assert add_to is not None
-            add_to(portion.of_file)
+            own = portion.own_rows
+            add_to(portion if own is None else replace(portion, rows=own))
 
         yield add
         for sample in queue:
@@ -995,48 +845,30 @@ def _open_sinks_of_samples(
 
 
 @contextmanager
-def _open_sinks(sinks: Iterable[type[Sink]], place: Place) -> Iterator[_Add]:
-    """Yield a function that adds a portion to each sink; files appear when the block succeeds."""
+def _open_sinks(sinks: Iterable[Sink], place: Place) -> Iterator[_Add]:
+    """Yield a function that adds a portion to each output; files appear when the block succeeds."""
+    tallies: dict[str, Tally] = {}
     with ExitStack() as stack:
-        outputs = [sink(place, stack) for sink in sinks]
+        tables = []
+        for sink in sinks:
+            path = place.folder / sink.file
+            opened = table(place.tree, path, sink.columns, is_packed=sink.is_packed)
+            tables.append((sink, stack.enter_context(opened)))
+            if not sink.is_optional:
+                tables[-1][1]()
+        chunks = stack.enter_context(SortedLines(place.aside))
 
         def add(portion: Portion) -> None:
-            for sink in outputs:
-                sink.add(portion)
+            tallies.setdefault(portion.sample, Tally()).include(portion.tally)
+            for sink, open_table in tables:
+                if sink is CHUNK_TABLE:
+                    chunks.add(portion.rows.get(sink.file, b""))
+                elif sink.file in portion.rows:
+                    open_table().write(portion.rows[sink.file])
 
         yield add
-        for sink in outputs:
-            sink.finish()
-
-
-# Rows that are read again
-
-
-_KINDS: dict[str, Literal["provirus", "whole"]] = {"provirus": "provirus", "whole": "whole"}
-_CLASSES: dict[str, Literal["prophage", "uncertain", ""]] = {
-    "prophage": "prophage",
-    "uncertain": "uncertain",
-    "": "",
-}
-
-
-def _parsed(lines: Iterator[str], columns: tuple[str, ...]) -> Iterator[dict[str, str]]:
-    """
-    Raises:
-        ValueError: the table has other columns, or a line is cut short.
-    """
-    if tuple(next(lines, "").rstrip("\n").split("\t")) != columns:
-        raise ValueError("its columns have other names")
-    for line in lines:
-        if not line.endswith("\n"):
-            raise ValueError("its end is missing")
-        values = line[:-1].split("\t", len(columns) - 1)
-        yield dict(zip(columns, values, strict=True))
-
-
-def _float(text: str) -> float | None:
-    return float(text) if text else None
-
-
-def _is_status(text: str) -> TypeGuard[Status]:
-    return text in STATUSES
+        for sink, open_table in tables:
+            if sink is CHUNK_TABLE:
+                open_table().writelines(chunks.merged())
+            if sink.last_lines and (text := sink.last_lines(place, tallies)):
+                open_table().write(encoded(text))

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from gzip import GzipFile
 from heapq import heappop, heappush
 from pathlib import Path
@@ -26,46 +26,33 @@ from virnucpro.ground.tree import Tree
 
 _BYTES_AT_ONCE = 2**22  # of a table that is read
 _Rows: TypeAlias = Counts | list[int] | slice
-_TableKind = Callable[[Tree, Path, Sequence[str]], AbstractContextManager[BinaryIO]]
 _BYTES_IN_MEMORY = 2**24  # of lines that wait to be sorted
 _BLOCK = 2**18  # bytes of a run of sorted lines that are merged at once
 
 
 @contextmanager
-def table(tree: Tree, path: Path, columns: Sequence[str] = ()) -> Iterator[BinaryIO]:
-    """A file of text that appears when it is whole."""
-    with tree.replacing(path) as out:
-        out.write(_first_line(columns))
-        yield out
-
-
-@contextmanager
-def packed_table(tree: Tree, path: Path, columns: Sequence[str]) -> Iterator[BinaryIO]:
-    """The same, packed by gzip, without a name and a time: equal tables have equal bytes."""
-    with tree.replacing(path) as out, GzipFile("", "wb", 6, out, mtime=0) as packed:
-        packed.write(_first_line(columns))
-        yield cast("BinaryIO", packed)
-
-
-def _first_line(columns: Sequence[str]) -> bytes:
-    return "\t".join(columns).encode() + b"\n" if columns else b""
-
-
-@contextmanager
-def optional_table(
-    tree: Tree, path: Path, columns: Sequence[str], kind: _TableKind = table
+def table(
+    tree: Tree, path: Path, columns: Sequence[str] = (), *, is_packed: bool = False
 ) -> Iterator[Callable[[], BinaryIO]]:
-    """A table that is made at its first use; without one, an old table is deleted."""
-    tables: list[BinaryIO] = []
+    """A file of text that is opened at its first use, and appears when it is whole.
+
+    If it is not used, an old one is deleted. Packed by gzip it has neither a name nor a time, so
+    that equal tables have equal bytes.
+    """
     with ExitStack() as stack:
 
+        @cache
         def open_once() -> BinaryIO:
-            if not tables:
-                tables.append(stack.enter_context(kind(tree, path, columns)))
-            return tables[0]
+            out = stack.enter_context(tree.replacing(path))
+            if is_packed:
+                packed = stack.enter_context(GzipFile("", "wb", 6, out, mtime=0))
+                out = cast("BinaryIO", packed)
+            if columns:
+                out.write("\t".join(columns).encode() + b"\n")
+            return out
 
         yield open_once
-    if not tables:
+    if not open_once.cache_info().currsize:
         tree.delete(path)
 
 
