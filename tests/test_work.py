@@ -49,7 +49,7 @@ from virnucpro.stories.api import read_features
 from virnucpro.stories.options import PredictOptions
 from virnucpro.stories.pipeline import run
 from virnucpro.stories.resolve import RunConfig, resolve
-from virnucpro.stories.work import Part, PartResult, choose_part, work
+from virnucpro.stories.work import Part, choose_part, work
 from virnucpro.tables.sinks import SINKS, Sink
 
 FORK = multiprocessing.get_context("fork")
@@ -501,7 +501,7 @@ def test_figures_of_a_host_are_sums_over_its_logs_and_count_the_last_end_of_a_sh
 
 
 def test_a_part_without_a_pending_shard_says_so():
-    assert PartResult(Part(1, 2)).lines == ["part 2/2: nothing left to do"]
+    assert Part(1, 2).lines == ["part 2/2: nothing left to do"]
 
 
 def test_status_names_who_is_running_the_run(plan):

@@ -53,12 +53,23 @@ _FEWEST_SHARES = 4  # for each part, so that all have about as much to do
 Group = Sequence[Slice]  # of the same records, one for each step of --embed
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Part:
-    """One of ``n`` parts of a run: every n-th slice, or share of one. They are counted from 0."""
+    """One of ``n`` parts of a run, counted from 0, and what a ``work`` did of it.
+
+    A part is every n-th slice of the run, or every n-th share of one.
+    """
 
     number: int = 0
     n: int = 1
+    n_planned: int = 0  # slices that it planned
+    n_rows: int = 0  # slices whose rows it wrote
+    n_pending: int = 0  # shards that it had to do
+    n_cached: int = 0  # vectors that a cache had
+    ended: list[ShardFigures] = field(default_factory=list)
+    tokens: dict[int, int] = field(default_factory=dict)  # of shards in work
+    # time when the first worker was ready
+    ready: float = field(default_factory=time.monotonic, compare=False)
 
     def __str__(self) -> str:
         return f"{self.number + 1}/{self.n}"
@@ -75,20 +86,6 @@ class Part:
             ours.setdefault(one // n_shares, []).append(one % n_shares)
         return n_shares, ours
 
-
-@dataclass(slots=True)
-class PartResult:
-    """The outcome of the shards of one ``work``."""
-
-    part: Part
-    n_planned: int = 0  # slices that it planned
-    n_rows: int = 0  # slices whose rows it wrote
-    n_pending: int = 0  # shards that it had to do
-    n_cached: int = 0  # vectors that a cache had
-    ready: float = field(default_factory=time.monotonic)  # time when the first worker was
-    tokens: dict[int, int] = field(default_factory=dict)  # of shards in work
-    ended: list[ShardFigures] = field(default_factory=list)
-
     @property
     def n_shards(self) -> int:
         """The shards that it did."""
@@ -101,17 +98,15 @@ class PartResult:
     @property
     def lines(self) -> list[str]:
         """The lines for the user at the end."""
-        seconds = time.monotonic() - self.ready
-        n_tokens = sum(one.n_tokens for one in self.ended)
         pending = counted(self.n_pending, "pending shard")
         outcomes = [
             *([f"{counted(self.n_planned, 'slice')} planned"] if self.n_planned else ()),
             *([f"{self.n_shards:,} of {pending} done"] if self.n_pending else ()),
             *([f"tables of {counted(self.n_rows, 'slice')} written"] if self.n_rows else ()),
         ]
-        lines = [f"part {self.part}: {', '.join(outcomes) or 'nothing left to do'}"]
-        if n_tokens:
-            rate = n_tokens / max(1e-3, seconds)
+        lines = [f"part {self}: {', '.join(outcomes) or 'nothing left to do'}"]
+        if n_tokens := sum(one.n_tokens for one in self.ended):
+            rate = n_tokens / max(1e-3, time.monotonic() - self.ready)
             lines += [f"tokens: {n_tokens:,} embedded at {rate:,.0f} per second"]
         if self.n_cached:
             lines += [f"cache: {counted(self.n_cached, 'vector')} read"]
@@ -138,30 +133,27 @@ class PartResult:
                 self.ready = time.monotonic()
             case BatchDone(shard=shard, n_tokens=n_tokens):
                 self.tokens[shard.index] = self.tokens.get(shard.index, 0) + n_tokens
-            case ShardDone(n_failed=n_failed):
+            case ShardDone(n_failed=n_failed, n_cached=n_cached):
                 warn_of_cache(event)
-                self.n_cached += event.n_cached
-                self._note(event, n_failed)
+                self.n_cached += n_cached
+                self._end(event, n_failed=n_failed)
             case ShardFailed():
                 check_stored(event)
-                self._note(event, 0)
+                self._end(event, is_lost=True)
 
-    def _note(self, event: ShardDone | ShardFailed, n_failed: int) -> None:
-        figures = ShardFigures(
-            shard=event.shard.index,
-            device=event.worker,
-            n_tokens=self.tokens.pop(event.shard.index, 0),
-            n_failed=n_failed,
-            is_lost=isinstance(event, ShardFailed),
-            elapsed=round(time.monotonic() - self.ready, 3),
-        )
+    def _end(
+        self, event: ShardDone | ShardFailed, n_failed: int = 0, *, is_lost: bool = False
+    ) -> None:
+        index, seconds = event.shard.index, round(time.monotonic() - self.ready, 3)
+        n_tokens = self.tokens.pop(index, 0)
+        figures = ShardFigures(index, event.worker, n_tokens, n_failed, is_lost, seconds)
         figures.note()
         self.ended.append(figures)
 
 
 def work(
     options: WorkOptions, on_event: OnEvent, executor_on: ExecutorOn = ProcessExecutor
-) -> PartResult:
+) -> Part:
     """Plan and embed a part of a run, and write its rows, with the devices of this machine.
 
     Raises:
@@ -171,19 +163,35 @@ def work(
     find_run(rundir)
     with rundir.shared():
         manifest = find_run(rundir)
-        outcome = PartResult(part)
-        if Plan.read(rundir, manifest) is None:
-            if rundir.record_table(manifest.recipe.command).exists():
-                announce("nothing is left to do: the tables of this run are written")
-                return outcome
-            raise _no_plan(rundir)
-        config = resolve_work(options, rundir.read_facts(), manifest, on_event)
+        has_tables = rundir.record_table(manifest.recipe.command).exists()
+        if has_tables and Plan.read(rundir, manifest) is None:
+            announce("nothing is left to do: the tables of this run are written")
+            return part
+        config, plan, job = _resolved(rundir, manifest, options, on_event)
         inputs = tuple(file.stamped() for file in manifest.inputs)
         manifest = replace(manifest, inputs=inputs)
-        job = Job.of(rundir, manifest.recipe, config.weights, options)
         with Pool(config.resources.n_helpers) as pool:
-            _PartOfRun(rundir, manifest, config, outcome, pool, on_event).do(job, executor_on)
-    return outcome
+            _PartOfRun(rundir, manifest, config, part, pool, on_event).do(plan, job, executor_on)
+    return part
+
+
+def _resolved(
+    rundir: RunDir, manifest: Manifest, options: WorkOptions, on_event: OnEvent
+) -> tuple[RunConfig, Plan, Job]:
+    """What a planned run needs on this machine.
+
+    Raises:
+        ResumeError: it has no plan.
+        VirnucproError: as ``resolve_work``.
+    """
+    plan = Plan.read(rundir, manifest)
+    if plan is None:
+        raise ResumeError(
+            f"{printable(rundir.root)} holds no plan, or a damaged one",
+            hint="make it with --resume --plan-only, and the options of the run",
+        )
+    config = resolve_work(options, rundir.read_facts(), manifest, on_event)
+    return config, plan, Job.of(rundir, manifest.recipe, config.weights, options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,19 +201,19 @@ class _PartOfRun:
     rundir: RunDir
     manifest: Manifest
     config: RunConfig
-    outcome: PartResult
+    part: Part
     pool: Pool
     on_event: OnEvent
 
-    def do(self, job: Job, executor_on: ExecutorOn) -> None:
+    def do(self, plan: Plan, job: Job, executor_on: ExecutorOn) -> None:
         """Plan; embed, and write the rows of what is embedded here alone; then those of others."""
-        plan, groups, shards = self.plan()
-        on_event, outcome = self.on_event, self.outcome
-        pending = find_owed(self.rundir, self.manifest, list(chain(*shards.values())), on_event)
-        outcome.n_pending = len(pending)
+        plan, groups, shards = self.plan(plan)
+        on_event, part = self.on_event, self.part
+        pending = list(self.owed(job, list(chain(*shards.values()))))
+        part.n_pending = len(pending)
         n_shards = sum(map(len, shards.values()))
         if n_shards:
-            announce(f"part {outcome.part}: {counted(n_shards, 'shard')}, {len(pending):,} pending")
+            announce(f"part {part}: {counted(n_shards, 'shard')}, {len(pending):,} pending")
         results = make_results(self.config, self.manifest, job.stores, self.pool, on_event)
         results = replace(results, plan=plan, backlog=Backlog(pending))
         owed = [group for group in groups if not results.has(group)]
@@ -220,7 +228,7 @@ class _PartOfRun:
                 )
             for event in events if pending else ():
                 on_event(event)
-                outcome.take(event)
+                part.take(event)
                 match event:
                     case ShardDone(shard=shard):
                         results.backlog.settle(shard)
@@ -232,31 +240,29 @@ class _PartOfRun:
                 with self.writing(replace(results, backlog=Backlog()), [group]) as tables:
                     tables()
 
-    def plan(self) -> tuple[Plan, list[Group], dict[int, list[Shard]]]:
-        """Plan what is not planned yet of this part.
+    def plan(self, whole: Plan) -> tuple[Plan, list[Group], dict[int, list[Shard]]]:
+        """Plan what is not planned yet of this part of the ``whole`` run.
 
         -> the plan of its slices; those whose rows it writes; its shards, by their first slice
 
         Raises:
             InputError: an input is not a FASTA file, or an id occurs twice in this part.
         """
-        rundir, part = self.rundir, self.outcome.part
-        plan = Plan.read(rundir, self.manifest)
-        assert plan is not None, "it was there"
-        groups = list(plan.by_records())
+        rundir, part = self.rundir, self.part
+        groups = list(whole.by_records())
         n_shares, ours = part.shares(len(groups))
         mine = [one for place in ours for one in groups[place]]
-        plan = plan.limited({one.index for one in mine})
+        plan = whole.limited({one.index for one in mine})
         plan = plan.without_damaged(plan.shards)
-        self.outcome.n_planned = len(plan.missing)
+        part.n_planned = len(plan.missing)
         if mine:
             plan = plan.make(
                 lambda done: self.on_event(Progress("planning this part", done, 0, "letters")),
                 self.pool,
             )
-            whole = Plan.read(rundir, self.manifest)
-            if self.outcome.n_planned and whole is not None and not whole.missing:
-                whole.refuse_duplicates()
+            now = Plan.read(rundir, self.manifest)
+            if part.n_planned and now is not None and not now.missing:
+                now.refuse_duplicates()
         shards = {
             groups[place][0].index: [
                 shard
@@ -267,6 +273,14 @@ class _PartOfRun:
         }
         return plan, [groups[place] for place, shares in ours.items() if 0 in shares], shards
 
+    def owed(self, job: Job, shards: Sequence[Shard]) -> Iterator[Shard]:
+        """The shards that any of the encoders owes. Nothing is deleted: others may be writing."""
+        replaced = frozenset(self.manifest.replaced)
+        for i, shard in enumerate(shards):
+            self.on_event(Progress("checking finished shards", i, len(shards), "shards"))
+            if any(store.owes(shard, replaced) for store in job.stores):
+                yield shard
+
     @contextmanager
     def writing(self, results: Results, groups: Sequence[Group]) -> Iterator[Callable[[], None]]:
         """Write the rows of slices beside what the block does; what it is given waits for them."""
@@ -274,7 +288,7 @@ class _PartOfRun:
         results = replace(results, plan=results.plan.limited(indices))
 
         def count(group: Group) -> None:
-            self.outcome.n_rows += results.has(group)
+            self.part.n_rows += results.has(group)
 
         with beside(results, partial(results.write_rows, results.helpers(), count)) as tables:
 
@@ -310,56 +324,48 @@ def _all(plan: Plan, group: Group) -> list[Shard]:
 def work_for_run(options: WorkOptions, indices: Sequence[int]) -> list[ShardFigures]:
     """Embed some shards for the run that has the folder, until they are done or it is over.
 
+    Where it cannot be seen from this machine whether the run has its folder, it is not looked for.
+
     Raises:
         OutputError: it is over.
         VirnucproError: see ``errors``.
     """
-    rundir, outcome = RunDir(options.folder), PartResult(Part())
-    with rundir.helped(), closing(_watched(rundir)) as watch:
-        manifest = find_run(rundir)
-        plan = Plan.read(rundir, manifest)
-        if plan is None:
-            raise _no_plan(rundir)
-        config = resolve_work(options, rundir.read_facts(), manifest, lambda _: None)
-        job = Job.of(rundir, manifest.recipe, config.weights, options)
+    rundir, part = RunDir(options.folder), Part()
+    with rundir.helped():
+        can_see, last = rundir.has_run, time.monotonic()
+        config, plan, job = _resolved(rundir, find_run(rundir), options, lambda _: None)
         by_index = {shard.index: shard for shard in plan.shards}
         shards = [by_index[index] for index in indices]
         with closing(embed(shards, job, config, ProcessExecutor)) as events:
             for event in events:
-                outcome.take(event)
-                next(watch)
-    return outcome.ended
-
-
-def _watched(rundir: RunDir) -> Generator[None, None, None]:
-    """Look now and then, when asked, whether the run still has its folder.
-
-    Where that cannot be seen from this machine it is not looked for.
-
-    Raises:
-        OutputError: it has not.
-    """
-    can_see, last = rundir.has_run, time.monotonic()
-    while True:
-        yield
-        if can_see and time.monotonic() - last > _LOOK_SECONDS:
-            last = time.monotonic()
-            if not rundir.has_run:
-                raise OutputError(
-                    f"the run in {printable(rundir.root)} ended while this machine worked on it",
-                    hint="go on with --resume",
-                )
+                part.take(event)
+                if not can_see or time.monotonic() - last <= _LOOK_SECONDS:
+                    continue
+                last = time.monotonic()
+                if not rundir.has_run:
+                    raise OutputError(
+                        f"the run in {printable(rundir.root)} ended while this machine worked on "
+                        "it",
+                        hint="go on with --resume",
+                    )
+    return part.ended
 
 
 def embed(
     shards: Sequence[Shard], job: Job, config: RunConfig, executor_on: ExecutorOn
 ) -> Generator[Event, None, None]:
-    """The events of shards that are embedded here."""
+    """The events of shards that are embedded here; partial files of this process go at the end."""
     for announcement in config.announcements:
         announce(announcement)
     executor = executor_on(config.resources.devices)
-    with cleared(job), closing(executor.run(shards, job, config.resources)) as events:
-        yield from events
+    for store in job.stores:
+        store.make_folder()
+    try:
+        with closing(executor.run(shards, job, config.resources)) as events:
+            yield from events
+    finally:
+        for store in job.stores:
+            store.delete_partials(job.owner)
 
 
 def find_run(rundir: RunDir) -> Manifest:
@@ -380,13 +386,6 @@ def find_run(rundir: RunDir) -> Manifest:
     return manifest
 
 
-def _no_plan(rundir: RunDir) -> ResumeError:
-    return ResumeError(
-        f"{printable(rundir.root)} holds no plan, or a damaged one",
-        hint="make it with --resume --plan-only, and the options of the run",
-    )
-
-
 def choose_part(text: str | None, array: Mapping[str, str]) -> Part:
     """The part for ``--part``: I/N; N alone, or nothing, for a task of a job array.
 
@@ -395,45 +394,46 @@ def choose_part(text: str | None, array: Mapping[str, str]) -> Part:
     Raises:
         UsageError: it is not a part, or the array does not say which one.
     """
-    if text is not None and (words := re.fullmatch(r"([0-9]{1,9})/([1-9][0-9]{0,8})", text)):
-        number, n = int(words[1]), int(words[2])
-        if not 1 <= number <= n:
-            raise UsageError(
-                f"--part {text}: parts are counted from 1 to {n}",
-                hint=f"the last is --part {n}/{n}",
-            )
-        return Part(number - 1, n)
-    if text is not None and re.fullmatch(r"[1-9][0-9]{0,8}", text):
+    if text is None:
+        return _part_of_task(array)
+    words = re.fullmatch(r"(?:([0-9]{1,9})/)?([1-9][0-9]{0,8})", text)
+    if words is None:
+        raise UsageError(f"--part {printable(text)} is not a part", hint="give one as --part 3/16")
+    n = int(words[2])
+    if words[1] is None:
         name = next((name for name in _TASKS if array.get(name, "").isdecimal()), None)
         if name is None:
             raise UsageError(
                 f"--part {text}: this is not a task of a job array, so N alone names no part",
                 hint=f"give --part 1/{text} to --part {text}/{text}",
             )
-        return Part(int(array[name]) % int(text), int(text))
-    if text is not None:
-        raise UsageError(f"--part {printable(text)} is not a part", hint="give one as --part 3/16")
-    if "SLURM_ARRAY_TASK_ID" in array:
-        return _part_of_slurm(array)
-    if any(name in array for name in _TASKS):
+        return Part(int(array[name]) % n, n)
+    if not 1 <= int(words[1]) <= n:
         raise UsageError(
-            "this is a task of a job array, and PBS does not say how many tasks it has",
-            hint="give their number: --part 16 for an array of 16 tasks",
+            f"--part {text}: parts are counted from 1 to {n}",
+            hint=f"the last is --part {n}/{n}",
         )
-    return Part()
+    return Part(int(words[1]) - 1, n)
 
 
 _TASKS = ("SLURM_ARRAY_TASK_ID", "PBS_ARRAY_INDEX", "PBS_ARRAYID")
 _SLURM = tuple(f"SLURM_ARRAY_TASK_{name}" for name in ("ID", "MIN", "MAX", "STEP", "COUNT"))
-ARRAY_VARIABLES = tuple(dict.fromkeys((*_TASKS, *_SLURM)))
+ARRAY_VARIABLES = (*_TASKS, *_SLURM[1:])
 
 
-def _part_of_slurm(array: Mapping[str, str]) -> Part:
-    """The part of a task in an array of equally spaced numbers.
+def _part_of_task(array: Mapping[str, str]) -> Part:
+    """The part of a task, in an array of equally spaced numbers; all of a run outside of arrays.
 
     Raises:
-        UsageError: they have not.
+        UsageError: they have not, or nobody says how many there are.
     """
+    if not any(name in array for name in _TASKS):
+        return Part()
+    if _SLURM[0] not in array:
+        raise UsageError(
+            "this is a task of a job array, and PBS does not say how many tasks it has",
+            hint="give their number: --part 16 for an array of 16 tasks",
+        )
     with suppress(KeyError, ValueError, ZeroDivisionError):
         number, first, last, step, n = (int(array[name]) for name in _SLURM)
         if last - first == (n - 1) * step and (number - first) % step == 0:
@@ -443,27 +443,3 @@ def _part_of_slurm(array: Mapping[str, str]) -> Part:
         hint="give --part I/N; to do the parts of some tasks again, --part N with the N of the "
         "whole array",
     )
-
-
-def find_owed(
-    rundir: RunDir, manifest: Manifest, shards: Sequence[Shard], on_event: OnEvent
-) -> list[Shard]:
-    """The shards that any of the encoders owes. Nothing is deleted: others may be writing."""
-    stores, replaced, owed = rundir.stores_of(manifest.recipe), frozenset(manifest.replaced), []
-    for i, shard in enumerate(shards):
-        on_event(Progress("checking finished shards", i, len(shards), "shards"))
-        if any(store.owes(shard, replaced) for store in stores):
-            owed.append(shard)
-    return owed
-
-
-@contextmanager
-def cleared(job: Job) -> Iterator[None]:
-    """Give the vectors a folder, and delete this process's partial files afterwards."""
-    for store in job.stores:
-        store.make_folder()
-    try:
-        yield
-    finally:
-        for store in job.stores:
-            store.delete_partials(job.owner)
