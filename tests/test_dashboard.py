@@ -18,6 +18,7 @@ from runs import wait_until
 
 from virnucpro.cli.dashboard import ConsoleHandler, Dashboard
 from virnucpro.cli.figures import EventLog, Figures, Point, add_point
+from virnucpro.cli.running import is_for_console
 from virnucpro.ground.config import EncoderSpec
 from virnucpro.ground.events import (
     STAGES,
@@ -30,7 +31,7 @@ from virnucpro.ground.events import (
     WorkerLost,
     WorkerReady,
 )
-from virnucpro.ground.log import LOGGER, announce, is_for_console, logging_to, printable
+from virnucpro.ground.log import LOGGER, announce, logging_to, printable
 from virnucpro.ground.records import Shard
 from virnucpro.run.journal import rate_of, seconds_left
 

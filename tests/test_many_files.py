@@ -486,7 +486,7 @@ def test_files_are_counted_as_their_shards_are_done(make_config, tiny, folder):
             figures.devices.setdefault(event.worker, DeviceState())
         if isinstance(event, (EmbeddingStarted, ShardDone)):
             figures.take(event)
-            counts.append(figures.n_files_done)
+            counts.append(int(figures.counts[-1].removesuffix("/4 files")))
 
     run_inline(make_config(folder), tiny.head, hear)
     assert counts[0] == 0 and counts[-1] == 4

@@ -26,18 +26,12 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_MODULES = {
+_HOMES = {  # of names that are not of the interface alone
     "Call": "virnucpro.ground.records",
-    "Embedded": "virnucpro.stories.api",
     "Identity": "virnucpro.ground.records",
     "Progress": "virnucpro.ground.events",
     "Region": "virnucpro.ground.records",
     "VirnucproError": "virnucpro.ground.errors",
-    "embed": "virnucpro.stories.api",
-    "predict": "virnucpro.stories.api",
-    "iter_features": "virnucpro.stories.api",
-    "read_features": "virnucpro.stories.api",
-    "read_predictions": "virnucpro.stories.api",
 }
 __all__ = [
     "Call",
@@ -55,9 +49,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name not in _MODULES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_MODULES[name]), name)
+    return getattr(import_module(_HOMES.get(name, "virnucpro.stories.api")), name)
 
 
 def __dir__() -> list[str]:

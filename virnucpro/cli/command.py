@@ -170,7 +170,10 @@ def _is_text(param: Any, value: object) -> bool:  # noqa: ANN401 - typer's or cl
 
 
 class Command(TyperCommand):
-    """A command that explains a wrong value in plain words, not in those of a library."""
+    """A command that explains a wrong value in plain words, not in those of a library.
+
+    One that takes files with ``--input`` says so if a file stands alone.
+    """
 
     def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - typer's or click's
         return _plain(super().get_params(ctx))
@@ -179,6 +182,9 @@ class Command(TyperCommand):
         return [re.sub("[{}]", "", piece) for piece in super().collect_usage_pieces(ctx)]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - typer's or click's
+        if not ctx.resilient_parsing and any(param.name == "input" for param in self.params):
+            trial = self.make_context(ctx.info_name, list(args), ctx.parent, resilient_parsing=True)
+            _refuse_stray(trial.args, {name for name, value in trial.params.items() if value})
         try:
             return super().parse_args(ctx, args)
         except BadParameter as error:
@@ -192,17 +198,6 @@ class Group(TyperGroup):
 
     def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - typer's or click's
         return _plain(super().get_params(ctx))
-
-
-class CommandOnInput(Command):
-    """A command that takes files with ``--input``, and says so if a file stands alone."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - typer's or click's
-        if not ctx.resilient_parsing:
-            trial = self.make_context(ctx.info_name, list(args), ctx.parent, resilient_parsing=True)
-            named = {name for name, value in trial.params.items() if value}
-            _refuse_stray(trial.args, named)
-        return super().parse_args(ctx, args)
 
 
 def _refuse_stray(stray: list[str], named: Collection[str]) -> None:

@@ -85,7 +85,6 @@ class Figures:
     encoders: tuple[EncoderSpec, ...] = ()
     n_tokens: int = 0  # tokens to embed
     n_failed: int = 0  # sequences that failed
-    n_failed_shards: int = 0
     n_settled_tokens: int = 0  # tokens of the shards that are finished or failed
     in_work: dict[int, int] = field(default_factory=dict)  # shard -> tokens that are embedded
     files: tuple[tuple[tuple[int, int], ...], ...] = ()  # see ``EmbeddingStarted``
@@ -99,9 +98,6 @@ class Figures:
     def __post_init__(self) -> None:
         self.started = self.clock()
 
-    def _tokens_of(self, shard: Shard) -> int:
-        return estimate_tokens(self.encoders, shard.n_embedded, shard.n_residues)
-
     def take(self, event: Telling) -> None:
         match event:
             case Progress(stage=stage, done=done) if stage == STAGES[2] and self.pending:
@@ -112,9 +108,8 @@ class Figures:
                 self.points = self._with(self.points, work[0] if work else done)
                 self.stage = event
             case EmbeddingStarted(pending, before, files, encoders):
-                self.stage = None
-                self.devices, self.in_work = {}, {}
-                self.n_failed = self.n_failed_shards = self.n_settled_tokens = 0
+                self.stage, self.devices, self.in_work = None, {}, {}
+                self.n_failed = self.n_settled_tokens = 0
                 self.files, self.pending = files, {shard.index for shard in pending}
                 self.n_shards, self.n_before = before + len(pending), before
                 self.encoders = encoders
@@ -128,7 +123,7 @@ class Figures:
                 device = self._device(worker)
                 device.memory, device.shard, device.is_given_up = None, None, is_final
                 if shard is not None:
-                    self._forget(shard)
+                    self._end_work(shard)
             case BatchDone(worker=worker, shard=shard, n_tokens=n_tokens, memory=memory):
                 device = self.devices[worker]
                 device.n_tokens += n_tokens
@@ -137,15 +132,10 @@ class Figures:
                 self.in_work = {**self.in_work, shard.index: n_before + n_tokens}
                 self.points = self._with(self.points, self.n_tokens_done)
             case ShardDone(worker=worker, shard=shard, n_failed=n_failed):
-                self.pending.discard(shard.index)
                 self.devices[worker].n_shards += 1
-                self.n_failed += n_failed
-                self._settle(shard)
+                self._settle(shard, n_failed)
             case ShardFailed(shard=shard, refusal=None):
-                self.pending.discard(shard.index)
-                self.n_failed += shard.n_embedded
-                self.n_failed_shards += 1
-                self._settle(shard)
+                self._settle(shard, shard.n_embedded)
 
     def _with(self, points: Sequence[Point], amount: float) -> list[Point]:
         return add_point(points, self.clock(), max(amount, points[-1][1] if points else 0))
@@ -155,23 +145,22 @@ class Figures:
             self.devices = {**self.devices, worker: DeviceState()}
         return self.devices[worker]
 
-    def _forget(self, shard: Shard) -> None:
+    def _end_work(self, shard: Shard) -> None:
         self.in_work = {index: n for index, n in self.in_work.items() if index != shard.index}
 
-    def _settle(self, shard: Shard) -> None:
-        self._forget(shard)
+    def _settle(self, shard: Shard, n_failed: int) -> None:
+        self._end_work(shard)
+        self.pending.discard(shard.index)
+        self.n_failed += n_failed
         self.n_settled_tokens += self._tokens_of(shard)
+
+    def _tokens_of(self, shard: Shard) -> int:
+        return estimate_tokens(self.encoders, shard.n_embedded, shard.n_residues)
 
     @property
     def n_done(self) -> int:
         """Number of shards that are finished or failed."""
-        done_now = sum(device.n_shards for device in self.devices.values())
-        return self.n_before + self.n_failed_shards + done_now
-
-    @property
-    def n_files_done(self) -> int:
-        """Number of input files without a pending shard."""
-        return count_done(self.files, sorted(self.pending))
+        return self.n_shards - len(self.pending)
 
     @property
     def n_tokens_done(self) -> int:
@@ -180,35 +169,20 @@ class Figures:
     @property
     def facts(self) -> list[str]:
         """What stands behind the counts: speed, failures, time."""
+        left = self.seconds_left
+        time = [f"elapsed {_clock(self.clock() - self.started)}"]
+        if self.share is not None:
+            time.append(f"remaining {'unknown' if left is None else _clock(left)}")
         if self.stage is not None or not self.n_shards:
-            return [*self._time, *(self.stage.also if self.stage else ())]
-        speed = f"{self.tokens_per_second:,.0f} tokens/s"
-        return [speed, f"{self.n_failed:,} failed", *self._time]
-
-    @property
-    def _share_embedded(self) -> float:
-        """The share of the whole run that is done, by earlier starts too; finer than shards."""
-        pending = self.n_shards - self.n_before
-        done = self.n_before + pending * self.n_tokens_done / max(1, self.n_tokens)
-        return done / max(1, self.n_shards)
+            return [*time, *(self.stage.also if self.stage else ())]
+        n_tokens = sum(device.tokens_per_second for device in self.devices.values())
+        return [f"{n_tokens:,.0f} tokens/s", f"{self.n_failed:,} failed", *time]
 
     def share_of_shard(self, device: DeviceState) -> float | None:
         """The share of the shard in work that is embedded; None while there is none."""
         if device.shard is None or device.shard.index not in self.in_work:
             return None
         return min(1.0, self.in_work[device.shard.index] / max(1, self._tokens_of(device.shard)))
-
-    @property
-    def tokens_per_second(self) -> float:
-        return sum(device.tokens_per_second for device in self.devices.values())
-
-    @property
-    def _time(self) -> list[str]:
-        """The time since the start, and what is left where that can be known, as clocks show it."""
-        elapsed, left = f"elapsed {_clock(self.clock() - self.started)}", self.seconds_left
-        if self.share is None:
-            return [elapsed]
-        return [elapsed, f"remaining {'unknown' if left is None else _clock(left)}"]
 
     @property
     def seconds_left(self) -> float | None:
@@ -230,10 +204,17 @@ class Figures:
 
     @property
     def share(self) -> float | None:
-        """The share of the stage, or of embedding, that is done; None: unknown."""
-        if self.stage is None:
-            return self._share_embedded if self.n_shards else None
-        return min(1.0, self.stage.done / self.stage.total) if self.stage.total else None
+        """The share of the stage, or of embedding, that is done; None: unknown.
+
+        That of embedding is of the whole run, by earlier starts too, and finer than shards.
+        """
+        if self.stage is not None:
+            return min(1.0, self.stage.done / self.stage.total) if self.stage.total else None
+        if not self.n_shards:
+            return None
+        pending = self.n_shards - self.n_before
+        done = self.n_before + pending * self.n_tokens_done / max(1, self.n_tokens)
+        return done / self.n_shards
 
     @property
     def counts(self) -> list[str]:
@@ -245,7 +226,8 @@ class Figures:
         shards = f"{self.n_done:,}/{self.n_shards:,} shards"
         if len(self.files) < 2:
             return [shards]
-        return [shards, f"{self.n_files_done:,}/{len(self.files):,} files"]
+        n_files_done = count_done(self.files, sorted(self.pending))
+        return [shards, f"{n_files_done:,}/{len(self.files):,} files"]
 
     @property
     def sorted_devices(self) -> list[tuple[str, DeviceState]]:
@@ -315,14 +297,12 @@ class EventLog:
     def __call__(self, event: Telling) -> None:
         with self._lock:
             self.figures.take(event)
-        level, message = _describe(event)
-        if message:
-            LOGGER.log(level, "%s", message)
+        _log(event)
         if isinstance(event, WorkerReady):
-            for warning in dict.fromkeys(event.warnings):
+            for warning in event.warnings:
                 if warning not in self._warnings:
+                    self._warnings.add(warning)
                     LOGGER.warning("%s: %s", event.worker, warning)
-            self._warnings.update(event.warnings)
 
     def _tick(self) -> None:
         while not self._stopped.wait(self._every):
@@ -331,36 +311,33 @@ class EventLog:
             LOGGER.info("%s", line, extra={"is_figures": True})
 
 
-def _describe(event: Telling) -> tuple[int, str]:
+def _log(event: Telling) -> None:
     match event:
         case EmbeddingStarted(pending=pending, n_done_before=before):
-            return (
-                logging.INFO,
-                f"{counted(len(pending), 'shard')} to embed, {before:,} done before",
+            LOGGER.info(
+                "%s to embed, %s done before", counted(len(pending), "shard"), f"{before:,}"
             )
         case WorkerReady(worker=worker, description=description):
-            return logging.INFO, f"{worker} is ready: {description}"
+            LOGGER.info("%s is ready: %s", worker, description)
         case WorkerLost(worker=worker, reason=reason, shard=shard, is_final=is_final):
+            LOGGER.debug("%s\n%s", worker, event.traceback.rstrip())
             work = f" with shard {shard.name}" if shard else ""
             fate = "it is given up" if is_final else "it is replaced"
-            detail = f"\n{event.traceback.rstrip()}" if event.traceback else ""
-            LOGGER.debug("%s%s", worker, detail)
-            return logging.WARNING, f"{worker} was lost{work}: {reason}; {fate}"
+            LOGGER.warning("%s was lost%s: %s; %s", worker, work, reason, fate)
         case BatchDone(worker=worker, shard=shard, n_repeated=n) if n:
-            return (
-                logging.INFO,
-                f"{worker}: {counted(n, 'sequence')} of shard {shard.name} embedded in fp32: their "
-                "numbers are too large for fp16",
+            LOGGER.info(
+                "%s: %s of shard %s embedded in fp32: their numbers are too large for fp16",
+                *(worker, counted(n, "sequence"), shard.name),
             )
         case BudgetReduced(worker=worker, tokens_per_batch=tokens):
-            return logging.WARNING, f"{worker}: out of memory; batches of {tokens} tokens from now"
+            LOGGER.warning("%s: out of memory; batches of %s tokens from now", worker, tokens)
         case ShardDone(worker=worker, shard=shard, seconds=seconds, n_failed=n_failed):
             failed = f", {counted(n_failed, 'sequence')} failed" if n_failed else ""
             level = logging.WARNING if n_failed else logging.INFO
-            return level, f"shard {shard.name} done by {worker} in {seconds:.2f} s{failed}"
+            text = "shard %s done by %s in %.2f s%s"
+            LOGGER.log(level, text, shard.name, worker, seconds, failed)
         case ShardFailed(worker=worker, shard=shard, reason=reason):
             LOGGER.debug("%s %s", worker, event.traceback)
             # what the disk refused ends the run, which tells it
             level = logging.INFO if event.refusal else logging.ERROR
-            return level, f"shard {shard.name} failed on {worker}: {reason}"
-    return logging.DEBUG, ""
+            LOGGER.log(level, "shard %s failed on %s: %s", shard.name, worker, reason)

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from virnucpro import __version__
-from virnucpro.cli.command import Command, CommandOnInput, Group
+from virnucpro.cli.command import Command, Group
 from virnucpro.cli.exits import (
     GONE,
     INTERRUPTED_EXIT,
@@ -44,7 +44,6 @@ _MODULES = {  # command -> the module here that has a function of its name, in t
     "cite": "inspect",
     "models": "models",
 }
-_ON_INPUT = ("predict", "extract")
 
 
 class _Loaded(Mapping[str, Any]):
@@ -53,9 +52,8 @@ class _Loaded(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:  # noqa: ANN401 - typer's or click's
         group = getattr(import_module(f"virnucpro.cli.{_MODULES[name]}"), name)
         if not isinstance(group, typer.Typer):
-            kind = CommandOnInput if name in _ON_INPUT else Command
             run, group = group, typer.Typer(add_completion=False, rich_markup_mode="markdown")
-            group.command(cls=kind)(run)
+            group.command(cls=Command)(run)
         return typer.main.get_command(group)
 
     def __iter__(self) -> Iterator[str]:

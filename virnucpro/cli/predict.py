@@ -6,21 +6,22 @@ import os
 import shlex
 import sys
 from contextlib import nullcontext, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+from virnucpro.callers.options import RegionModel
 from virnucpro.cli.command import ConsoleOptions, command
 from virnucpro.cli.exits import Finished, exits, needing
-from virnucpro.cli.running import as_command, loading, next_step, planned_steps, report, watched
+from virnucpro.cli.running import gpu_steps, loading, next_step, planned_steps, report, watched
 from virnucpro.engine.options import WorkOptions
 from virnucpro.ground.errors import UsageError
 from virnucpro.ground.files import read_json
 from virnucpro.ground.log import printable
-from virnucpro.ground.options import carry
+from virnucpro.ground.options import carry, folder
 from virnucpro.ground.plugins import find_plugins
-from virnucpro.stories.options import ExtractOptions, PredictOptions, RegionsOptions, RunOptions
+from virnucpro.stories.options import ExtractOptions, PredictOptions, RunOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -128,19 +129,6 @@ def what_is_kept(options: RunOptions) -> str:
     return "finished work is kept: go on with --resume"
 
 
-def _gpu_lines(options: RunOptions, argv: Sequence[str]) -> list[str]:
-    """The lines that offer GPUs which nobody uses to a run that embedded nothing."""
-    from virnucpro.ground.devices import free_gpus
-
-    places = free_gpus(options.cuda_visible_devices)
-    if not places:
-        return []
-    again = [word for word in argv if word not in ("--force", "--resume")]
-    gpus = ["--gpus", ",".join(map(str, places)), "--force"]
-    (offer,) = as_command(["virnucpro", *again, *gpus]) or [""]
-    return [f"GPUs: {len(places)} free; with ESM-2 vectors: {offer.removeprefix('next: ')}"]
-
-
 def _begun_pool(options: RunOptions) -> Pool | None:
     """The processes for a new run without vectors, which start while this one imports its modules.
 
@@ -178,7 +166,7 @@ def _run(options: RunOptions, console: ConsoleOptions) -> None:
             step = next_step(table, sys.argv[1:], failed=summary.exit_code != 0)
         else:
             step = planned_steps(options, summary.n_slices, sys.argv[1:])
-        offer = [] if STAGES[1] in summary.stages else _gpu_lines(options, sys.argv[1:])
+        offer = [] if STAGES[1] in summary.stages else gpu_steps(options, sys.argv[1:])
         report([*summary.lines(options.output_dir), *offer, *step], console.quiet)
     raise Finished(summary.exit_code)
 
@@ -217,16 +205,23 @@ def work(options: WorkOptions, console: ConsoleOptions) -> None:
         with loading(console):
             from virnucpro.stories import work as story
 
-        array = {name: os.environ[name] for name in story.ARRAY_VARIABLES if name in os.environ}
         with watched(console) as events:
-            tally = story.work(replace(options, array=array), events)
+            part = story.work(replace(options, array=dict(os.environ)), events)
     with exits():
-        report(tally.lines, console.quiet)
-    raise Finished(tally.exit_code)
+        report(part.lines, console.quiet)
+    raise Finished(part.exit_code)
 
 
-@command(RegionsOptions, ConsoleOptions)
-def regions(options: RegionsOptions, console: ConsoleOptions) -> None:
+@dataclass(frozen=True, kw_only=True)
+class _RegionsOptions:
+    """A finished run, and how regions are found in it."""
+
+    folder: Annotated[Path, folder("Run folder of a finished `virnucpro predict`.")]
+    region_model: RegionModel = None
+
+
+@command(_RegionsOptions, ConsoleOptions)
+def regions(options: _RegionsOptions, console: ConsoleOptions) -> None:
     """Find virus-like regions, such as prophages, in the records of a finished run.
 
     For runs of predict --no-regions, and for another --region-model. It writes regions.tsv, .bed,
@@ -239,9 +234,15 @@ def regions(options: RegionsOptions, console: ConsoleOptions) -> None:
     """
     with exits(lambda: _REGIONS_KEPT):
         with loading(console):
-            from virnucpro.stories.regions import find_regions, region_lines
+            from virnucpro.callers.regions import SHORTEST_RECORD
+            from virnucpro.stories.regions import find_regions
+            from virnucpro.tables.sinks import RegionTable
 
         with watched(console) as events:
-            tally = find_regions(options, events)
-        lines, table = region_lines(options.folder, tally)
-        report([*lines, *(next_step(table, (), failed=False) if table else ())], console.quiet)
+            tally = find_regions(options.folder, events, options.region_model, sys.argv)
+        table = options.folder / RegionTable.file
+        if table.exists():
+            more = next_step(table, (), failed=False)
+        else:
+            more = [f"virus-like regions: none; no scored record has {SHORTEST_RECORD:,} bases"]
+        report([tally.virus_line, *more], console.quiet)

@@ -8,7 +8,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ import typer
 
 from virnucpro.cli.command import ConsoleOptions
 from virnucpro.cli.exits import GONE, end_cleanly, has_colours
+from virnucpro.ground.log import logging_to, logging_to_file
 from virnucpro.stories.options import RunOptions
 
 if TYPE_CHECKING:
@@ -35,17 +36,17 @@ def loading(console: ConsoleOptions) -> Iterator[None]:
     """
     # numpy's matrices are small here: its threads would wait for each other, and take the cores
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    is_shown, live = not console.quiet and _is_terminal(), is_live(console.quiet)
+    live = _is_live(console)
     gc.disable()
     try:
-        if is_shown:
-            _write_to_terminal("loading ..." + ("" if live else "\n"))
+        if _is_terminal() and not console.quiet:
+            _write_to_terminal("loading ..." + "\n" * (not live))
         yield
     finally:
         gc.freeze()  # modules are no garbage: scanning them doubles the time of planning
         gc.enable()
-        if is_shown:
-            _write_to_terminal(_ERASE_LINE if live else "")
+        if live:
+            _write_to_terminal(_ERASE_LINE)
 
 
 def _write_to_terminal(text: str) -> None:
@@ -61,14 +62,13 @@ def watched(options: ConsoleOptions) -> Iterator[EventLog]:
     With ``--quiet`` the console gets warnings only.
     """
     from virnucpro.cli.figures import EventLog
-    from virnucpro.ground.log import is_for_console, logging_to, logging_to_file
 
     number_gpus_by_bus()
     end_cleanly()
     events = EventLog()
     handler: logging.Handler = logging.StreamHandler()
     shown: AbstractContextManager[object] = nullcontext()
-    if live := is_live(options.quiet):
+    if live := _is_live(options):
         from rich.console import Console
 
         from virnucpro.cli.dashboard import ConsoleHandler, Dashboard
@@ -79,13 +79,19 @@ def watched(options: ConsoleOptions) -> Iterator[EventLog]:
         handler.setLevel(logging.WARNING)
     if not options.verbose:
         handler.addFilter(partial(is_for_console, with_figures=not live))
-    with ExitStack() as stack:
-        stack.enter_context(logging_to(handler, logging.DEBUG if options.verbose else logging.INFO))
-        if options.log_file is not None:
-            stack.enter_context(logging_to_file(options.log_file))
-        stack.enter_context(events)
-        stack.enter_context(shown)
+    level = logging.DEBUG if options.verbose else logging.INFO
+    file = logging_to_file(options.log_file) if options.log_file else nullcontext()
+    with logging_to(handler, level), file, events, shown:
         yield events
+
+
+def is_for_console(record: logging.LogRecord, *, with_figures: bool) -> bool:
+    """Whether the console gets a record: warnings, what is announced, and figures if wanted."""
+    return (
+        record.levelno >= logging.WARNING
+        or hasattr(record, "is_announced")
+        or (with_figures and hasattr(record, "is_figures"))
+    )
 
 
 def number_gpus_by_bus() -> None:
@@ -100,8 +106,8 @@ def number_gpus_by_bus() -> None:
         )
 
 
-def is_live(quiet: bool) -> bool:
-    return not quiet and _is_terminal() and os.environ.get("TERM") != "dumb"
+def _is_live(options: ConsoleOptions) -> bool:
+    return not options.quiet and _is_terminal() and os.environ.get("TERM") != "dumb"
 
 
 def _is_terminal() -> bool:
@@ -140,32 +146,46 @@ def _coloured(line: str) -> str:
 
 def next_step(table: Path, argv: Sequence[str], failed: bool) -> list[str]:
     """The line for what to type after a run: the same command again, or a look at the table."""
-    again = [word for word in argv if word not in ("--force", "--resume")]
-    if failed and {"-", "-i-", "--input=-"}.isdisjoint(again):  # a pipe was read to its end
-        return as_command(["virnucpro", *again, "--resume"])
+    is_piped = not {"-", "-i-", "--input=-"}.isdisjoint(argv)  # a pipe was read to its end
+    if failed and not is_piped:
+        return as_command(_again(argv, "--resume"))
     name = f"./{table}" if str(table).startswith("-") else str(table)
     return as_command(["head", name], " | column -t -s $'\\t' | less -S")
 
 
 def planned_steps(options: RunOptions, n_slices: int, argv: Sequence[str]) -> list[str]:
     """The lines for what to type after a plan: the work, and then the same command to its end."""
-    device, precision = options.device, options.precision
-    is_for_cpus = device == "cpu" or (device == "auto" and precision == "fp32")
-    is_for_cpus = is_for_cpus or not options.asks_for_vectors
-    request = "--cpus-per-task=8" if is_for_cpus else "--gres=gpu:1"
-    folder = options.output_dir
-    again = [word for word in argv if word not in ("--force", "--resume", "--plan-only")]
-    rest = as_command(["virnucpro", *again, "--resume"])
+    rest = _again(argv, "--resume")
     if not n_slices:
-        return rest
-    work = ["virnucpro", "work", str(folder.absolute())]
-    array = ["sbatch", f"--array=1-{min(_TASKS, n_slices)}", request, "--wrap", shlex.join(work)]
-    return [
-        *as_command(array if n_slices > 1 else work),
-        *(f"then: {line.removeprefix('next: ')}" for line in rest),
-    ]
+        return as_command(rest)
+    work = ["virnucpro", "work", str(options.output_dir.absolute())]
+    if n_slices > 1:
+        is_for_cpus = options.device == "cpu" or not options.asks_for_vectors
+        is_for_cpus |= (options.device, options.precision) == ("auto", "fp32")
+        request = "--cpus-per-task=8" if is_for_cpus else "--gres=gpu:1"
+        array = f"--array=1-{min(_TASKS, n_slices)}"
+        work = ["sbatch", array, request, "--wrap", shlex.join(work)]
+    return [*as_command(work), *as_command(rest, before="then")]
 
 
-def as_command(words: Sequence[str], rest: str = "") -> list[str]:
+def gpu_steps(options: RunOptions, argv: Sequence[str]) -> list[str]:
+    """The lines that offer GPUs which nobody uses to a run that embedded nothing."""
+    from virnucpro.ground.devices import free_gpus
+
+    if not (places := free_gpus(options.cuda_visible_devices)):
+        return []
+    words = _again(argv, "--gpus", ",".join(map(str, places)), "--force")
+    return as_command(words, before=f"GPUs: {len(places)} free; with ESM-2 vectors")
+
+
+def _again(argv: Sequence[str], *more: str) -> list[str]:
+    """The words of the same command, with ``more`` in the place of where it is to begin."""
+    left_out = ("--force", "--resume", "--plan-only")
+    return ["virnucpro", *(word for word in argv if word not in left_out), *more]
+
+
+def as_command(words: Sequence[str], rest: str = "", before: str = "next") -> list[str]:
     """The line that offers a command; nothing if a name in it cannot be typed."""
-    return [f"next: {shlex.join(words)}{rest}"] if all(map(str.isprintable, words)) else []
+    if not all(map(str.isprintable, words)):
+        return []
+    return [f"{before}: {shlex.join(words)}{rest}"]

@@ -51,15 +51,6 @@ def announce(message: str) -> None:
     LOGGER.info("%s", message, extra={"is_announced": True})
 
 
-def is_for_console(record: logging.LogRecord, *, with_figures: bool) -> bool:
-    """Whether the console gets a record: warnings, what is announced, and figures if wanted."""
-    return (
-        record.levelno >= logging.WARNING
-        or hasattr(record, "is_announced")
-        or (with_figures and hasattr(record, "is_figures"))
-    )
-
-
 def _open_at_once(path: str, flags: int) -> int:
     """Open a log: a pipe that nobody reads is refused, and not waited for."""
     return os.open(path, flags | os.O_NONBLOCK, 0o666)

@@ -18,7 +18,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import partial
 from inspect import Parameter, cleandoc, formatannotation, signature
 from io import TextIOWrapper
@@ -32,11 +32,11 @@ from typing import (
     TYPE_CHECKING,
     Any,
     Literal,
+    NamedTuple,
     TypeAlias,
     TypedDict,
     TypeVar,
     get_args,
-    get_origin,
     get_type_hints,
 )
 
@@ -63,7 +63,7 @@ from virnucpro.ground.events import (
 )
 from virnucpro.ground.files import disk_error, expanded, open_plain, writing
 from virnucpro.ground.log import logging_to, printable
-from virnucpro.ground.options import make, names_of, options_of
+from virnucpro.ground.options import make, options_of
 from virnucpro.ground.records import Call
 from virnucpro.run.features import FeatureStore
 from virnucpro.run.folder import RunDir
@@ -83,7 +83,6 @@ Record: TypeAlias = Any  # (id, sequence), or a SeqRecord of Biopython
 Sequences: TypeAlias = str | Path | Iterable[str | Path] | Iterable[Record]
 OnProgress: TypeAlias = Callable[[Progress], object]
 T = TypeVar("T")
-Options = TypeVar("Options", bound=RunOptions)
 F = TypeVar("F", bound=Callable[..., Any])
 _FASTA = "records.fa"
 _USUAL = {"strict": True}  # defaults that differ from those of the command line
@@ -155,20 +154,15 @@ def in_python(text: str) -> str:
     >>> in_python("add --resume, or say it with --input-type protein; `virnucpro predict --force`")
     "add resume=True, or say it with input_type='protein'; `virnucpro predict --force`"
     """
-    hints = get_type_hints(PredictOptions, include_extras=True)
-    hints |= get_type_hints(ExtractOptions, include_extras=True)
-    hints = {name: hints[name] for name in names_of(PredictOptions, ExtractOptions)}
+    kinds = get_type_hints(PredictOptions) | get_type_hints(ExtractOptions)
 
     def argument(match: re.Match[str]) -> str:
         name, value = match["name"].replace("-", "_"), match["value"]
-        if name not in hints:
+        if name not in kinds:
             return match[0]
-        kind = get_args(hints[name])[0]
-        if kind is bool:
-            return f"{name}=True" + (f" {value}" if value else "")
-        if value and get_origin(kind) is Literal and value in get_args(kind):
+        if value in get_args(kinds[name]):
             return f"{name}={value!r}"
-        return name + (f" {value}" if value else "")
+        return " ".join(filter(None, (name + "=True" * (kinds[name] is bool), value)))
 
     parts = text.split("`")  # every other one is quoted: a command, or an option by itself
     parts = [
@@ -198,33 +192,25 @@ def _with_options(options: type[RunOptions], keywords: type) -> Callable[[F], F]
 
     def wrap(function: F) -> F:
         del function.__annotations__["options"]
-        hints = get_type_hints(function)
-        own = [one for one in signature(function).parameters.values() if one.name != "options"]
+        hints, whole = get_type_hints(function), signature(function)
+        own = [whole.parameters[name] for name in hints if name != "return"]
         own = [one.replace(annotation=hints[one.name]) for one in own]
-        whole = signature(function).replace(
-            parameters=own + shown, return_annotation=hints["return"]
-        )
-        function.__annotations__ = hints | {one.name: one.annotation for one in shown}
-        helps = (
-            in_python("\n".join(map(text, shown))).replace("DIR", "output_dir").replace("\\<", "<")
-        )
-        function.__doc__ = f"{cleandoc(function.__doc__ or '')}\n\nOptions:\n{helps}"
+        whole = whole.replace(parameters=own + shown, return_annotation=hints["return"])
         function.__signature__ = whole  # type: ignore[attr-defined]
+        function.__annotations__ = hints | {one.name: one.annotation for one in shown}
+        helps = in_python("\n".join(map(text, shown)))
+        helps = helps.replace("DIR", "output_dir").replace("\\<", "<")
+        function.__doc__ = f"{cleandoc(function.__doc__ or '')}\n\nOptions:\n{helps}"
         return function
 
     return wrap
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Embedded:
+class Embedded(NamedTuple):
     """Proteins and their vectors; row ``i`` is that of ``ids[i]``."""
 
     ids: tuple[str, ...]
     vectors: NDArray[np.float32]  # (n_proteins, dim)
-
-    def __iter__(self) -> Iterator[Any]:
-        """Yield ids and vectors, for ``ids, vectors = embed(...)``."""
-        return iter((self.ids, self.vectors))
 
 
 @_with_options(PredictOptions, _PredictKeywords)
@@ -253,11 +239,8 @@ def predict(
     """
     if output_dir is None:
         options["report"] = False  # nobody could see it
-    with ExitStack() as stack:
-        folder = _start(stack, output_dir)
-        _check_names(options, _PredictKeywords)
-        parsed = _options(PredictOptions, sequences, folder, stack, options)
-        pipeline.execute(parsed, _heard_by(on_progress), _executor_on)
+    values = _checked(options, _PredictKeywords)
+    with _run_of(PredictOptions, sequences, output_dir, on_progress, values) as folder:
         return _open_calls(folder, "predict")
 
 
@@ -277,18 +260,14 @@ def embed(
     Raises:
         VirnucproError: see ``errors``; or a protein has no vector. The message names it.
     """
-    with ExitStack() as stack:
-        folder = _start(stack, None)
-        _check_names(options, _EmbedKeywords)
-        name = None if model is None else str(model)
-        values = {**options, "input_type": "protein", "report": False, "model": name}
-        parsed = _options(ExtractOptions, sequences, folder, stack, values)
-        if parsed.pooling == "none":
-            raise UsageError(
-                "embed gives one vector per protein, not one per residue",
-                hint="use `virnucpro extract --pooling none` and read_features",
-            )
-        pipeline.execute(parsed, _heard_by(on_progress), _executor_on)
+    values = _checked(options, _EmbedKeywords)
+    values |= {"input_type": "protein", "report": False, "model": model and str(model)}
+    if options.get("pooling") == "none":
+        raise UsageError(
+            "embed gives one vector per protein, not one per residue",
+            hint="use `virnucpro extract --pooling none` and read_features",
+        )
+    with _run_of(ExtractOptions, sequences, None, on_progress, values) as folder:
         calls = list(_open_calls(folder, "extract"))
         if failed := [call for call in calls if call.status != "embedded"]:
             first = failed[0]
@@ -297,15 +276,14 @@ def embed(
                 f"{printable(first.record_id)} is {first.status} ({printable(first.note)})",
                 hint="leave them out, or fix them",
             )
-        ids = _manifest(folder).ids
-        place = {ids.of(call.sample, call.record_id): row for row, call in enumerate(calls)}
-        vectors = np.empty((0, 0), dtype=np.float32)
-        for protein_id, vector in read_features(folder):
-            if not vectors.size:
-                vectors = np.full((len(calls), len(vector)), np.nan, dtype=np.float32)
-            vectors[place[protein_id]] = vector
+        manifest = _manifest(folder)
+        names = tuple(manifest.ids.of(call.sample, call.record_id) for call in calls)
+        place = {name: row for row, name in enumerate(names)}
+        vectors = np.full((len(names), manifest.recipe.encoders[0].dim), np.nan, dtype=np.float32)
+        for name, vector in read_features(folder):
+            vectors[place[name]] = vector
         assert np.isfinite(vectors).all(), "every protein that is embedded has a vector"
-        return Embedded(tuple(place), vectors)
+        return Embedded(names, vectors)
 
 
 @_words_of_python()
@@ -345,8 +323,9 @@ def iter_features(folder: str | Path, *, batch: int = 1024) -> Iterator[Embedded
 
 
 def _batches(pairs: Iterator[tuple[str, Vector]], n: int) -> Iterator[Embedded]:
-    while rows := list(islice(pairs, n)):
-        yield Embedded(tuple(name for name, _ in rows), np.stack([row for _, row in rows]))
+    while some := list(islice(pairs, n)):
+        names, rows = zip(*some, strict=True)
+        yield Embedded(names, np.stack(rows))
 
 
 def _open_features(folder: str | Path) -> FeatureStore:
@@ -383,29 +362,11 @@ def read_predictions(folder: str | Path) -> Iterator[Call]:
     return _open_calls(expanded(folder), "predict")
 
 
-def _start(stack: ExitStack, output_dir: str | Path | None) -> Path:
-    """The run folder: the one that is named, or one that goes. Errors and warnings are reported."""
-    stack.enter_context(_words_of_python())
-    stack.enter_context(logging_to(_warnings()))
-    if output_dir == "":
-        raise UsageError("output_dir is empty", hint="check that the variable in it is set")
-    if output_dir is not None:
-        return expanded(output_dir)
-    temporary = TemporaryDirectory(prefix="virnucpro-", ignore_cleanup_errors=True)
-    return Path(stack.enter_context(temporary)) / "run"
+def _checked(options: Mapping[str, object], keywords: type) -> dict[str, object]:
+    """The options of a call.
 
-
-def _warnings() -> logging.Handler:
-    """Shows what the user should act on; the rest is in the log of the run folder."""
-    handler = logging.StreamHandler()
-    handler.setLevel(logging.WARNING)
-    return handler
-
-
-def _check_names(options: Mapping[str, object], keywords: type) -> None:
-    """
     Raises:
-        UsageError: one of the options does not exist.
+        UsageError: one of them does not exist.
     """
     names = get_type_hints(keywords)
     if strangers := options.keys() - names:
@@ -414,19 +375,38 @@ def _check_names(options: Mapping[str, object], keywords: type) -> None:
             hint="the sequences are the first argument; a run folder is made by predict alone; "
             f"options are {', '.join(sorted(names))}",
         )
+    return dict(options)
 
 
-def _options(
-    kind: type[Options],
+@contextmanager
+def _run_of(
+    kind: type[RunOptions],
     sequences: Sequences,
-    folder: Path,
-    stack: ExitStack,
-    options: Mapping[str, object],
-) -> Options:
-    """The options of a call; records are written to a file that lasts as long as the stack."""
-    usual = {**_USUAL, "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES")}
-    parsed = make(kind, {"output_dir": folder, "input": (), **usual, **options})
-    return make(kind, {**vars(parsed), "input": _paths(sequences, folder, stack)})
+    output_dir: str | Path | None,
+    on_progress: OnProgress | None,
+    values: Mapping[str, object],
+) -> Iterator[Path]:
+    """Make a run, and yield its folder: the one that is named, or one that goes.
+
+    Users see its warnings; the rest is in the log of the folder. Records are in a file while it
+    goes on.
+    """
+    warnings = logging.StreamHandler()
+    warnings.setLevel(logging.WARNING)
+    with _words_of_python(), logging_to(warnings), ExitStack() as stack:
+        if output_dir == "":
+            raise UsageError("output_dir is empty", hint="check that the variable in it is set")
+        if output_dir is None:
+            temporary = TemporaryDirectory(prefix="virnucpro-", ignore_cleanup_errors=True)
+            folder = Path(stack.enter_context(temporary)) / "run"
+        else:
+            folder = expanded(output_dir)
+        usual = {**_USUAL, "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES")}
+        options = make(kind, {"output_dir": folder, "input": (), **usual, **values})
+        paths = _paths(sequences, folder, stack)
+        options = make(kind, {**vars(options), "input": paths})
+        pipeline.execute(options, _heard_by(on_progress), _executor_on)
+        yield folder
 
 
 def _paths(sequences: Sequences, folder: Path, stack: ExitStack) -> Sequence[str | Path]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from virnucpro.callers.options import CallsBy, CutOptions, Head, RegionModel
+from virnucpro.callers.options import CallsBy, CutOptions, Head
 from virnucpro.encoders.options import ModelOptions, model_option
 from virnucpro.engine.options import CacheOptions, EngineOptions
 from virnucpro.ground.config import Command, Embed, FeatureFormat, InputType, Pooling, Store
@@ -20,7 +20,6 @@ from virnucpro.ground.options import (
     MODEL,
     count,
     flag,
-    folder,
     given_of,
     make,
     names_of,
@@ -319,15 +318,6 @@ class ExtractOptions(RunOptions):
             refuse(self, ("cache",), "with --pooling none: a cache holds one vector of a sequence")
 
 
-@dataclass(frozen=True, kw_only=True)
-class RegionsOptions:
-    """A finished run, and how regions are found in it."""
-
-    folder: Annotated[Path, folder("Run folder of a finished `virnucpro predict`.")]
-    region_model: RegionModel = None
-    argv: tuple[str, ...] = ()  # the command, for the log
-
-
 # options that rows are made by, beside those of the cut
 _OF_TABLES = ("model", "head", "calls", "embed", "per_file", "pooling", "format")
 
@@ -345,12 +335,12 @@ def table_facts(options: RunOptions) -> dict[str, object]:
 def _facts(options: RunOptions, names: Iterable[str]) -> dict[str, object]:
     """Options as far as a command has them; paths hold from any folder."""
     facts = {name: getattr(options, name) for name in names if hasattr(options, name)}
-    if facts.get("model") is not None:
-        facts["model"] = name_anywhere(str(facts["model"]))
-    return {
-        name: str(expanded(one).absolute()) if isinstance(one, Path) else one
-        for name, one in facts.items()
-    }
+    for name, one in facts.items():
+        if isinstance(one, Path):
+            facts[name] = str(expanded(one).absolute())
+        elif name == "model" and one is not None:
+            facts[name] = name_anywhere(one)
+    return facts
 
 
 def name_anywhere(model: str) -> str:
@@ -372,5 +362,6 @@ def options_of_tables(command: Command, folder: Path, stored: Mapping[str, Any])
     except (KeyError, TypeError, UsageError) as error:
         raise ResumeError(
             f"{printable(folder)}: run.json does not say how the tables are made",
-            hint="make the plan again: its command with --resume --plan-only",
+            hint="write it anew: the command of the run with --resume, and with --plan-only if it "
+            "was only planned",
         ) from error

@@ -7,17 +7,16 @@ table of records, which is written again for its notes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from io import TextIOWrapper
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
 from virnucpro import __version__
-from virnucpro.callers.options import CutOptions
-from virnucpro.callers.regions import SHORTEST_RECORD, RegionFinder
+from virnucpro.callers.regions import RegionFinder
 from virnucpro.ground.errors import InputError, InputMissingError, UsageError
 from virnucpro.ground.events import OnEvent, Progress
-from virnucpro.ground.files import expanded, open_plain
+from virnucpro.ground.files import open_plain
 from virnucpro.ground.log import LOGGER, announce, printable
 from virnucpro.ground.records import (
     Call,
@@ -33,13 +32,12 @@ from virnucpro.run.folder import RunDir
 from virnucpro.run.hashes import Outputs
 from virnucpro.run.manifest import Manifest
 from virnucpro.sequences.inputs import InputFile, check_recorded
-from virnucpro.stories.options import RegionsOptions
+from virnucpro.stories.options import PredictOptions, cut_facts, options_of_tables
 from virnucpro.stories.resolve import find_region_model
 from virnucpro.stories.write import place_of
 from virnucpro.tables.sinks import (
     RECORD_TABLE,
     REGION_SINKS,
-    REGION_TABLE,
     Portion,
     Tally,
     open_outputs,
@@ -48,40 +46,39 @@ from virnucpro.tables.sinks import (
 _WRITTEN = tuple(sink.file for sink in REGION_SINKS)
 
 
-def find_regions(options: RegionsOptions, on_event: OnEvent) -> Tally:
+def find_regions(
+    folder: Path,
+    on_event: OnEvent,
+    region_model: Path | None = None,
+    argv: Sequence[str] = (),
+) -> Tally:
     """Look for regions in the records of a finished run. Returns the counts of its records.
+
+    ``region_model`` finds them; None: that of the run. ``argv`` is the command, for the log.
 
     Raises:
         VirnucproError: the folder holds no finished ``predict`` of nucleotides, or an input is
             gone or has changed; see ``errors``.
     """
-    rundir = RunDir(options.folder)
+    rundir = RunDir(folder)
     _finished_run(rundir)  # before a lock is made in a folder of something else
     with rundir.in_use():
         manifest = _finished_run(rundir)
-        LOGGER.info("virnucpro %s: %s", __version__, printable(" ".join(options.argv)))
+        LOGGER.info("virnucpro %s: %s", __version__, printable(" ".join(argv)))
         Outputs(rundir).check(but=(RunDir.page, *_WRITTEN))
         inputs = check_recorded(manifest.inputs)
-        least = _cut_of(rundir).least_posterior
-        region_model = options.region_model or _region_model_of(rundir)
-        finder = RegionFinder.embedded(manifest.recipe.genetic_code, None, region_model, least)
+        options = _with_regions(rundir, region_model)
+        finder = RegionFinder.embedded(
+            *(manifest.recipe.genetic_code, None, options.region_model, options.least_posterior)
+        )
         announce(f"regions: learned from {finder.model.training}")
         with Outputs(rundir).rewriting((RECORD_TABLE.file, *_WRITTEN)):
             tally = _write_files(rundir, manifest, inputs, finder, on_event)
-            _note_in_manifest(rundir, manifest, tally, region_model)
+            _note_in_manifest(rundir, manifest, tally, options)
         if rundir.report.exists():
             write_run_page(rundir, Pool())
         LOGGER.info("%s", tally.virus_line)
     return tally
-
-
-def region_lines(folder: Path, tally: Tally) -> tuple[list[str], Path | None]:
-    """The lines for the user at the end, and the table of regions, if there is one."""
-    table = folder / REGION_TABLE.file
-    if table.exists():
-        return [tally.virus_line], table
-    why = f"no scored record has {SHORTEST_RECORD:,} bases"
-    return [tally.virus_line, f"virus-like regions: none; {why}"], None
 
 
 def _write_files(
@@ -98,8 +95,7 @@ def _write_files(
     with_own = manifest.is_qualified and per_file
     with open_outputs(sinks, place_of(rundir, rundir, manifest, per_file=per_file)) as add:
         for record, call in _records_and_calls(rundir, manifest, inputs):
-            frames = FrameScores.of([[]])
-            results = CalledRecords(Records.of([record]), Calls.of([call]), frames)
+            results = CalledRecords(Records.of([record]), Calls.of([call]), FrameScores.of([[]]))
             finder.add_to(results, 0)
             [portion] = Portion.of_samples(results, sinks, finder.code, with_own=with_own)
             add(portion)
@@ -109,27 +105,19 @@ def _write_files(
     return tally
 
 
-def _cut_of(rundir: RunDir) -> CutOptions:
-    """The cut that the records of a run were called by, as ``run.json`` has it."""
-    cut = rundir.read_facts().get("cut", {})
-    kinds = {"preset": str, "threshold": float}
-    kept: dict[str, Any] = {name: cut[name] for name in cut if kinds.get(name) is type(cut[name])}
-    return CutOptions(**kept)
-
-
-def _region_model_of(rundir: RunDir) -> Path | None:
-    """The region model that the run found regions by, or would have; None: VirNucPro's own.
+def _with_regions(rundir: RunDir, region_model: Path | None) -> PredictOptions:
+    """The options of a run, as if it had found regions: by its own model, if none is named.
 
     Raises:
+        ResumeError: ``run.json`` does not have them.
         UnavailableError: the model that the run embedded with is gone.
     """
-    stored = rundir.read_facts()
-    cut, tables = stored.get("cut", {}), stored.get("tables")
-    model = tables.get("model") if isinstance(tables, dict) else None
-    if cut.get("regions", True) or model is None:
-        recorded = cut.get("region_model")
-        return Path(str(recorded)) if recorded else None
-    return find_region_model(str(model))
+    options = options_of_tables("predict", rundir.root, rundir.read_facts())
+    assert isinstance(options, PredictOptions), "this is a run of predict"
+    region_model = region_model or options.region_model
+    if region_model is None and not options.regions and options.model is not None:
+        region_model = find_region_model(options.model)
+    return replace(options, regions=True, region_model=region_model)
 
 
 def _finished_run(rundir: RunDir) -> Manifest:
@@ -179,23 +167,14 @@ def _is_of(call: Call, record: FastaRecord) -> bool:
 
 
 def _note_in_manifest(
-    rundir: RunDir, manifest: Manifest, tally: Tally, region_model: Path | None
+    rundir: RunDir, manifest: Manifest, tally: Tally, options: PredictOptions
 ) -> None:
     """Write into ``run.json`` that regions were looked for, as ``predict`` does."""
     stored = rundir.read_facts()
-    cut, counts = ({**stored.get(name, {})} for name in ("cut", "counts"))
-    facts = {
-        **stored,
-        "cut": {
-            **cut,
-            "regions": True,
-            "region_model": region_model and str(expanded(region_model).absolute()),
-        },
-        "counts": {
-            **counts,
-            "n_proviruses": tally.n_proviruses,
-            "n_regions": tally.n_regions or 0,
-            "n_whole_regions": tally.n_whole_regions,
-        },
+    counts = {
+        **stored.get("counts", {}),
+        "n_proviruses": tally.n_proviruses,
+        "n_regions": tally.n_regions or 0,
+        "n_whole_regions": tally.n_whole_regions,
     }
-    rundir.write_manifest(manifest, facts)
+    rundir.write_manifest(manifest, {**stored, "cut": cut_facts(options), "counts": counts})

@@ -389,7 +389,7 @@ def find_run(rundir: RunDir) -> Manifest:
 def choose_part(text: str | None, array: Mapping[str, str]) -> Part:
     """The part for ``--part``: I/N; N alone, or nothing, for a task of a job array.
 
-    ``array`` holds the variables by which schedulers number the tasks of an array.
+    ``array`` holds the variables of this process, some of which number the tasks of an array.
 
     Raises:
         UsageError: it is not a part, or the array does not say which one.
@@ -418,7 +418,6 @@ def choose_part(text: str | None, array: Mapping[str, str]) -> Part:
 
 _TASKS = ("SLURM_ARRAY_TASK_ID", "PBS_ARRAY_INDEX", "PBS_ARRAYID")
 _SLURM = tuple(f"SLURM_ARRAY_TASK_{name}" for name in ("ID", "MIN", "MAX", "STEP", "COUNT"))
-ARRAY_VARIABLES = (*_TASKS, *_SLURM[1:])
 
 
 def _part_of_task(array: Mapping[str, str]) -> Part:
