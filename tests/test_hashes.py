@@ -23,6 +23,7 @@ from virnucpro.ground.files import sha256
 from virnucpro.learning.report import report_folder
 from virnucpro.run.folder import RunDir
 from virnucpro.run.hashes import Outputs
+from virnucpro.stories.options import RegionsOptions
 from virnucpro.stories.regions import find_regions
 
 REGIONS = {"regions.tsv", "regions.bed", "regions.gff3", "regions.fasta", "tracks.tsv.gz"}
@@ -243,7 +244,7 @@ def test_a_kill_between_a_table_and_run_json_is_no_damage(
                 case "predict":
                     predict(*sources, to=copied, resume=True)
                 case "regions":
-                    find_regions(copied, lambda _: None)
+                    find_regions(RegionsOptions(folder=copied), lambda _: None)
                 case "report":
                     report_folder(copied)
             is_over = True

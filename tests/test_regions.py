@@ -52,6 +52,7 @@ from virnucpro.scorer.nets import embedded_scorer, load_scorer
 from virnucpro.scorer.score import score_proteins, score_windows
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.translate import STANDARD
+from virnucpro.stories.options import RegionsOptions
 from virnucpro.stories.regions import find_regions
 from virnucpro.stories.summary import Summary
 from virnucpro.tables.sinks import (
@@ -728,8 +729,9 @@ def test_regions_of_a_finished_run_are_those_of_predict_to_the_byte(tmp_path, ch
     predict(*sources, to=once, per_file=True)
     predict(*sources, to=later, per_file=True, regions=False)
     assert not any((later / name).exists() for name in FILES)
+    options = RegionsOptions(folder=later, argv=("virnucpro", "regions", "later"))
     for _ in range(2):
-        tally = find_regions(later, lambda _: None, argv=("virnucpro", "regions", "later"))
+        tally = find_regions(options, lambda _: None)
         assert (tally.n_regions, tally.n_proviruses) == (2, 2)
         assert 'id="regions"' in (later / "report.html").read_text()
         tables = [path.relative_to(once) for path in once.rglob("*.*") if path.is_file()]
@@ -760,7 +762,7 @@ def test_regions_of_a_finished_run_are_found_by_the_model_that_the_run_used(
     predict(source, to=folder, region_model=own)
 
     def model_of_regions() -> str:
-        find_regions(folder, lambda _: None)
+        find_regions(RegionsOptions(folder=folder), lambda _: None)
         return json.loads((folder / "run.json").read_text())["cut"]["region_model"]
 
     assert model_of_regions() == str(own)
@@ -800,7 +802,7 @@ def test_a_stricter_cut_leaves_proviruses_out_of_the_verdict_and_regions_keeps_t
         before = (folder / "viruses.tsv").read_bytes()
         assert len(rows(folder / "viruses.tsv")) == n_viruses
         assert len(rows(folder / "regions.tsv")) == 1
-        assert find_regions(folder, lambda _: None).n_proviruses == n_viruses
+        assert find_regions(RegionsOptions(folder=folder), lambda _: None).n_proviruses == n_viruses
         assert (folder / "viruses.tsv").read_bytes() == before
         counts = json.loads((folder / "run.json").read_text())["counts"]
         assert counts["n_proviruses"] == n_viruses
@@ -822,7 +824,7 @@ def test_regions_of_short_records_name_no_table_that_is_not_there(tmp_path):
 
 def test_regions_are_refused_where_there_is_no_run_or_another_table(tmp_path, chromosomes):
     with pytest.raises(InputMissingError, match="there is no such folder"):
-        find_regions(tmp_path / "nothing", lambda _: None)
+        find_regions(RegionsOptions(folder=tmp_path / "nothing"), lambda _: None)
     source = write(tmp_path / "in.fa", host=chromosomes["host"])
     predict(source, to=tmp_path / "run")
     forget_hashes(tmp_path / "run")
@@ -830,11 +832,11 @@ def test_regions_are_refused_where_there_is_no_run_or_another_table(tmp_path, ch
     before = table.read_text()
     table.write_text(before.replace("host", "guest"))
     with pytest.raises(InputError, match="is not the table of this run"):
-        find_regions(tmp_path / "run", lambda _: None)
+        find_regions(RegionsOptions(folder=tmp_path / "run"), lambda _: None)
     table.write_text(before)
     source.write_text(source.read_text().replace("A", "C", 1))
     with pytest.raises(ResumeError, match="is gone or has changed"):
-        find_regions(tmp_path / "run", lambda _: None)
+        find_regions(RegionsOptions(folder=tmp_path / "run"), lambda _: None)
     assert table.read_text() == before
 
 
@@ -846,7 +848,7 @@ def test_a_record_that_was_replaced_is_searched_once_by_its_last_sequence(tmp_pa
     table = (tmp_path / "run/predictions.tsv").read_text()
     assert [row.split("\t")[0] for row in table.splitlines()[1:]] == ["host", "a", "lysogen"]
     before = {name: (tmp_path / "run" / name).read_bytes() for name in FILES}
-    find_regions(tmp_path / "run", lambda _: None)
+    find_regions(RegionsOptions(folder=tmp_path / "run"), lambda _: None)
     assert {name: (tmp_path / "run" / name).read_bytes() for name in FILES} == before
     assert (tmp_path / "run/predictions.tsv").read_text() == table
 

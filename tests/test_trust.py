@@ -40,7 +40,7 @@ from virnucpro.run.feature_file import read_embeddings, read_label, sealed_label
 from virnucpro.run.folder import RunDir
 from virnucpro.run.index import check_index
 from virnucpro.stories import pipeline
-from virnucpro.stories.options import PredictOptions
+from virnucpro.stories.options import PredictOptions, RegionsOptions
 from virnucpro.stories.regions import find_regions
 from virnucpro.stories.resolve import RunConfig, resolve
 
@@ -445,7 +445,7 @@ COMMANDS = {
     "predict": lambda folder: predict_again(folder),
     "resume": lambda folder: predict_again(folder, resume=True),
     "force": lambda folder: predict_again(folder, force=True),
-    "regions": lambda folder: find_regions(folder / "run", lambda _: None),
+    "regions": lambda folder: find_regions(RegionsOptions(folder=folder / "run"), lambda _: None),
     "report": lambda folder: report_folder(folder / "run"),
 }
 
@@ -495,7 +495,7 @@ def test_a_link_that_is_placed_while_a_command_runs_leads_it_nowhere(tmp_path, c
         if command == "resume":
             predict_again(tmp_path, place, resume=True)
         else:
-            find_regions(run, place)
+            find_regions(RegionsOptions(folder=run), place)
 
     exit_code, shown = ending_of(go)
     assert exit_code == 73 and f"{run / 'samples/b'} is a link to {outside / 'b'}" in shown

@@ -6,12 +6,11 @@ import os
 import shlex
 import sys
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from virnucpro.callers.options import RegionModel
 from virnucpro.cli.command import ConsoleOptions, command
 from virnucpro.cli.exits import Finished, exits, needing
 from virnucpro.cli.running import gpu_steps, loading, next_step, planned_steps, report, watched
@@ -19,9 +18,9 @@ from virnucpro.engine.options import WorkOptions
 from virnucpro.ground.errors import UsageError
 from virnucpro.ground.files import read_json
 from virnucpro.ground.log import printable
-from virnucpro.ground.options import carry, folder
+from virnucpro.ground.options import carry
 from virnucpro.ground.plugins import find_plugins
-from virnucpro.stories.options import ExtractOptions, PredictOptions, RunOptions
+from virnucpro.stories.options import ExtractOptions, PredictOptions, RegionsOptions, RunOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -212,16 +211,8 @@ def work(options: WorkOptions, console: ConsoleOptions) -> None:
     raise Finished(part.exit_code)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _RegionsOptions:
-    """A finished run, and how regions are found in it."""
-
-    folder: Annotated[Path, folder("Run folder of a finished `virnucpro predict`.")]
-    region_model: RegionModel = None
-
-
-@command(_RegionsOptions, ConsoleOptions)
-def regions(options: _RegionsOptions, console: ConsoleOptions) -> None:
+@command(RegionsOptions, ConsoleOptions)
+def regions(options: RegionsOptions, console: ConsoleOptions) -> None:
     """Find virus-like regions, such as prophages, in the records of a finished run.
 
     For runs of predict --no-regions, and for another --region-model. It writes regions.tsv, .bed,
@@ -239,7 +230,7 @@ def regions(options: _RegionsOptions, console: ConsoleOptions) -> None:
             from virnucpro.tables.sinks import RegionTable
 
         with watched(console) as events:
-            tally = find_regions(options.folder, events, options.region_model, sys.argv)
+            tally = find_regions(options, events)
         table = options.folder / RegionTable.file
         if table.exists():
             more = next_step(table, (), failed=False)

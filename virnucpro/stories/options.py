@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from virnucpro.callers.options import CallsBy, CutOptions, Head
+from virnucpro.callers.options import CallsBy, CutOptions, Head, RegionModel
 from virnucpro.encoders.options import ModelOptions, model_option
 from virnucpro.engine.options import CacheOptions, EngineOptions
 from virnucpro.ground.config import Command, Embed, FeatureFormat, InputType, Pooling, Store
@@ -20,6 +20,7 @@ from virnucpro.ground.options import (
     MODEL,
     count,
     flag,
+    folder,
     given_of,
     make,
     names_of,
@@ -316,6 +317,15 @@ class ExtractOptions(RunOptions):
         RunOptions.__post_init__(self)
         if self.pooling == "none":
             refuse(self, ("cache",), "with --pooling none: a cache holds one vector of a sequence")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegionsOptions:
+    """A finished run, and how regions are found in it."""
+
+    folder: Annotated[Path, folder("Run folder of a finished `virnucpro predict`.")]
+    region_model: RegionModel = None
+    argv: tuple[str, ...] = ()  # the command, for the log
 
 
 # options that rows are made by, beside those of the cut

@@ -32,7 +32,12 @@ from virnucpro.run.folder import RunDir
 from virnucpro.run.hashes import Outputs
 from virnucpro.run.manifest import Manifest
 from virnucpro.sequences.inputs import InputFile, check_recorded
-from virnucpro.stories.options import PredictOptions, cut_facts, options_of_tables
+from virnucpro.stories.options import (
+    PredictOptions,
+    RegionsOptions,
+    cut_facts,
+    options_of_tables,
+)
 from virnucpro.stories.resolve import find_region_model
 from virnucpro.stories.write import place_of
 from virnucpro.tables.sinks import (
@@ -46,28 +51,21 @@ from virnucpro.tables.sinks import (
 _WRITTEN = tuple(sink.file for sink in REGION_SINKS)
 
 
-def find_regions(
-    folder: Path,
-    on_event: OnEvent,
-    region_model: Path | None = None,
-    argv: Sequence[str] = (),
-) -> Tally:
+def find_regions(asked: RegionsOptions, on_event: OnEvent) -> Tally:
     """Look for regions in the records of a finished run. Returns the counts of its records.
-
-    ``region_model`` finds them; None: that of the run. ``argv`` is the command, for the log.
 
     Raises:
         VirnucproError: the folder holds no finished ``predict`` of nucleotides, or an input is
             gone or has changed; see ``errors``.
     """
-    rundir = RunDir(folder)
+    rundir = RunDir(asked.folder)
     _finished_run(rundir)  # before a lock is made in a folder of something else
     with rundir.in_use():
         manifest = _finished_run(rundir)
-        LOGGER.info("virnucpro %s: %s", __version__, printable(" ".join(argv)))
+        LOGGER.info("virnucpro %s: %s", __version__, printable(" ".join(asked.argv)))
         Outputs(rundir).check(but=(RunDir.page, *_WRITTEN))
         inputs = check_recorded(manifest.inputs)
-        options = _with_regions(rundir, region_model)
+        options = _with_regions(rundir, asked.region_model)
         finder = RegionFinder.embedded(
             *(manifest.recipe.genetic_code, None, options.region_model, options.least_posterior)
         )
