@@ -6,8 +6,8 @@ All that can be checked is checked here, before a file is read or a process is s
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -58,8 +58,6 @@ from virnucpro.stories.options import (
     options_of_tables,
 )
 from virnucpro.stories.recut import lost_inputs
-
-_NO_DEVICE = Resources(devices=("cpu",), tokens_per_batch=1)  # nothing is embedded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,23 +111,24 @@ def resolve(options: RunOptions, on_event: OnEvent) -> RunConfig:
         Source.all_of(path)
     GeneticCode.of(options.genetic_code)
     _check_place(options)
-    if _embeds(options, recorded):
-        return _resolve_engine(options, recorded, on_event)
+    if options.asks_for_vectors or (recorded is not None and recorded.models == (EMBEDDED,)):
+        from virnucpro.encoders.catalogue import model_names
+
+        return _resolve_engine(options, model_names(options.model_name), recorded, on_event)
     options.check_without_engine()
+    return _resolve_scorer(options)
+
+
+def _resolve_scorer(options: RunOptions) -> RunConfig:
+    """Resolve a run that makes no vectors: no device needs the cores."""
     caller = _caller(options, None, ())
+    n_helpers = count_workers(options.workers, model_bytes=0) - 1
     return RunConfig(
         options=options,
         caller=caller,
         recipe=_recipe(options, (), caller),
-        resources=_for_tables(_NO_DEVICE, options),
+        resources=Resources(devices=("cpu",), tokens_per_batch=1, n_helpers=n_helpers),
     )
-
-
-def _embeds(options: RunOptions, recorded: Manifest | None) -> bool:
-    """Whether the run makes vectors: it was asked to, now or when it began."""
-    if options.asks_for_vectors:
-        return True
-    return recorded is not None and recorded.models == (EMBEDDED,)
 
 
 def _caller(options: RunOptions, head: Head | None, rules: Iterable[Embed]) -> Caller:
@@ -140,24 +139,23 @@ def _caller(options: RunOptions, head: Head | None, rules: Iterable[Embed]) -> C
     return Caller()
 
 
-def _resolve_engine(options: RunOptions, recorded: Manifest | None, on_event: OnEvent) -> RunConfig:
-    """Resolve a run that makes vectors."""
-    from virnucpro.encoders.catalogue import model_names, open_model
+def _resolve_engine(
+    options: RunOptions, names: Sequence[str], recorded: Manifest | None, on_event: OnEvent
+) -> RunConfig:
+    """Resolve a run that makes vectors, by the models of these names."""
+    from virnucpro.encoders.catalogue import open_model
 
-    names = model_names(options.model_name)
     before_fetching = partial(_check_before_fetching, options, recorded)
     models = tuple(open_model(name, on_event, before_fetching) for name in names)
     options = _with_regions(options)
-    footprint = join_footprints([model.footprint for model in models])
     head = _load_head(options, models, on_event)
     embed = _rules(options, recorded)
     caller = _caller(options, head, embed)
-    choice = _choose_devices(_placed(options), footprint)
+    footprint = join_footprints([model.footprint for model in models])
+    choice = _choose_devices(options, footprint)
     request = _asked_precision(options, recorded)
     precision = _precision(options, request, choice)
     resources = _resources(options, choice, footprint, precision)
-    if not options.embeds_here:
-        resources = _for_tables(resources, options)
     is_auto = (request == "auto", options.esm_batch_size == "auto")
     prepared = [model.prepare(precision, options.converted, on_event) for model in models]
     kind = choice.kind if options.embeds_here else "cuda"
@@ -166,19 +164,20 @@ def _resolve_engine(options: RunOptions, recorded: Manifest | None, on_event: On
         _spec(options, model, digest, facts, model.precision_on(kind, precision))
         for model, (_, digest), facts in zip(models, prepared, made_for, strict=True)
     )
-    recipe = _recipe(options, encoders, caller)
+    announcements = [*_announce_options(options, recorded, list(embed))]
+    for model, encoder in zip(models, encoders, strict=True):
+        announcements.append(f"model {printable(model.name)}: {model.describe(encoder)}")
+    if options.embeds_here:
+        batches = f"batches of {resources.tokens_per_batch} tokens"
+        announcements += [*choice.descriptions, batches]
     return RunConfig(
         options=options,
         caller=caller,
-        recipe=recipe,
+        recipe=_recipe(options, encoders, caller),
         resources=resources,
         checkpoints=tuple(model.path.resolve() for model in models),
         weights=tuple(weights.resolve() for weights, _ in prepared),
-        announcements=(
-            *_announce_options(options, recorded, list(embed)),
-            *_announce_models(models, encoders),
-            *(_announce_devices(resources, choice) if options.embeds_here else ()),
-        ),
+        announcements=tuple(announcements),
         compromises=tuple(choice.compromises(footprint, precision, is_auto)),
         models=tuple(map(name_anywhere, names)),
         embed=embed,
@@ -255,59 +254,22 @@ def resolve_work(
         UnavailableError: its model is not here, or no device computes in its precision.
         ResumeError: an older version planned it.
     """
+    of_engine = {one.name: getattr(options, one.name) for one in fields(EngineOptions)}
     of_run = options_of_tables(recorded.recipe.command, options.folder, stored)
+    of_run = replace(of_run, **of_engine)
     if not (encoders := recorded.recipe.encoders):
-        return RunConfig(
-            options=of_run,
-            caller=_caller(of_run, None, ()),
-            recipe=recorded.recipe,
-            resources=_for_tables(_NO_DEVICE, options),
-        )
-    from virnucpro.encoders.catalogue import open_model
-
-    models = tuple(open_model(name, on_event) for name in recorded.models)
-    footprint = join_footprints([model.footprint for model in models])
-    choice = _choose_devices(options, footprint)
-    precision = _precision_behind({encoder.precision for encoder in encoders})
-    resources = _resources(options, choice, footprint, precision)
-    weights = []
-    for model, encoder in zip(models, encoders, strict=True):
-        _check_precision(encoder.precision, choice)
-        path, digest = model.prepare(encoder.precision, options.converted, on_event)
-        if (model.family, digest) != (encoder.family, encoder.sha256):
+        return replace(_resolve_scorer(of_run), recipe=recorded.recipe)
+    config = _resolve_engine(of_run, recorded.models, recorded, on_event)
+    for path, here, encoder in zip(
+        config.checkpoints, config.recipe.encoders, encoders, strict=True
+    ):
+        if (here.family, here.sha256) != (encoder.family, encoder.sha256):
             raise UnavailableError(
-                f"{printable(model.path)} is not the model of this run: its SHA-256 is {digest}, "
+                f"{printable(path)} is not the model of this run: its SHA-256 is {here.sha256}, "
                 f"that of the run {printable(encoder.sha256)}",
                 hint="put the model of the run there, as on the machine that made the plan",
             )
-        weights.append(path.resolve())
-    return RunConfig(
-        options=of_run,
-        caller=_caller(of_run, _load_head(of_run, models, on_event), recorded.embed),
-        recipe=recorded.recipe,
-        resources=resources,
-        weights=tuple(weights),
-        announcements=(
-            *_announce_models(models, encoders),
-            *_announce_devices(resources, choice),
-        ),
-        models=recorded.models,
-        embed=recorded.embed,
-    )
-
-
-def _check_precision(precision: str, choice: Choice) -> None:
-    """
-    Raises:
-        UnavailableError: the devices do not compute in the precision of the run.
-    """
-    try:
-        choose_precision(precision, choice)
-    except UnavailableError as error:
-        raise UnavailableError(
-            f"the run computes in {precision}, and {choice.descriptions[0]} does not",
-            hint="use devices that do; or begin anew, with --force and another --precision",
-        ) from error
+    return replace(config, recipe=recorded.recipe)
 
 
 def _check_place(options: RunOptions) -> None:
@@ -329,14 +291,10 @@ def _check_place(options: RunOptions) -> None:
         )
 
 
-def _placed(options: RunOptions) -> RunOptions:
-    """The same options, on the CPU where no GPU is needed: nothing is embedded here."""
-    if options.embeds_here:
-        return options
-    return replace(options, device="cpu", gpus=None, workers=1)
-
-
-def _choose_devices(options: EngineOptions, footprint: Footprint) -> Choice:
+def _choose_devices(options: RunOptions, footprint: Footprint) -> Choice:
+    """The devices that embed; where others do, the CPU: no GPU is needed."""
+    if not options.embeds_here:
+        options = replace(options, device="cpu", gpus=None, workers=1)
     return choose_devices(
         options.device,
         options.gpus,
@@ -347,19 +305,27 @@ def _choose_devices(options: EngineOptions, footprint: Footprint) -> Choice:
 
 
 def _resources(
-    options: EngineOptions, choice: Choice, footprint: Footprint, precision: Precision
+    options: RunOptions, choice: Choice, footprint: Footprint, precision: Precision
 ) -> Resources:
+    """
+    Raises:
+        UsageError: the size of batches is no number.
+    """
+    request = options.esm_batch_size
+    if request != "auto" and not re.fullmatch("[0-9]{1,18}", request):
+        raise UsageError(
+            f"--esm-batch-size is {printable(request)!r}; it must be auto or a number of tokens",
+            hint="leave it out to have it sized to the device",
+        )
+    is_auto, n_helpers = request == "auto", choice.count_helpers(usable_cores())
+    if not options.embeds_here:  # no device needs the cores
+        n_helpers = count_workers(options.workers, model_bytes=0) - 1
     return Resources(
         devices=choice.devices,
-        tokens_per_batch=_tokens_per_batch(options, choice, footprint, precision),
+        tokens_per_batch=choose_tokens(choice, footprint, precision) if is_auto else int(request),
         silence_seconds=options.worker_timeout,
-        n_helpers=choice.count_helpers(usable_cores()),
+        n_helpers=n_helpers,
     )
-
-
-def _for_tables(resources: Resources, options: EngineOptions) -> Resources:
-    """The same where no device needs the cores: all workers but this process are helpers."""
-    return replace(resources, n_helpers=count_workers(options.workers, model_bytes=0) - 1)
 
 
 def _precision(options: RunOptions, request: str, choice: Choice) -> Precision:
@@ -378,9 +344,15 @@ def _precision(options: RunOptions, request: str, choice: Choice) -> Precision:
             hint="add --precision bf16 (GPUs from Ampere on, such as A100 or H100), --precision "
             "fp16 (older ones), or --precision fp32 (CPUs)",
         )
-    if request != options.precision:  # nobody asked now: the run has it
-        _check_precision(request, choice)
-    return choose_precision(request, choice)
+    try:
+        return choose_precision(request, choice)
+    except UnavailableError as error:
+        if request == options.precision:
+            raise
+        raise UnavailableError(  # nobody asked now: the run has it
+            f"the run computes in {request}, and {choice.descriptions[0]} does not",
+            hint="use devices that do; or begin anew, with --force and another --precision",
+        ) from error
 
 
 def _spec(
@@ -464,29 +436,14 @@ def _check_before_fetching(
         )
 
 
-def _tokens_per_batch(
-    options: EngineOptions, choice: Choice, footprint: Footprint, precision: Precision
-) -> int:
-    request = options.esm_batch_size
-    if request == "auto":
-        return choose_tokens(choice, footprint, precision)
-    if not re.fullmatch("[0-9]{1,18}", request):
-        raise UsageError(
-            f"--esm-batch-size is {printable(request)!r}; it must be auto or a number of tokens",
-            hint="leave it out to have it sized to the device",
-        )
-    return int(request)
-
-
 def _asked_precision(options: RunOptions, recorded: Manifest | None) -> str:
-    """The precision to resolve; on resume, ``auto`` is the precision of the run."""
-    if options.precision == "auto" and recorded is not None and recorded.recipe.encoders:
-        return _precision_behind({encoder.precision for encoder in recorded.recipe.encoders})
-    return options.precision
+    """The precision to resolve; on resume, ``auto`` is the precision of the run.
 
-
-def _precision_behind(precisions: Set[Precision]) -> Precision:
-    """The precision of a run with encoders of these precisions; see ``Model.precision_on``."""
+    That is the one behind those of its encoders: see ``Model.precision_on``.
+    """
+    if options.precision != "auto" or recorded is None or not recorded.recipe.encoders:
+        return options.precision
+    precisions = {encoder.precision for encoder in recorded.recipe.encoders}
     if coarse := precisions & {"bf16", "fp16", "fp8"}:
         return min(coarse)
     return "bf16" if "bf16x2" in precisions else "fp32"
@@ -529,12 +486,3 @@ def _load_head(options: RunOptions, models: tuple[Model, ...], on_event: OnEvent
     head = Head.load(_check_head(path, printable(" and ".join(model.name for model in models))))
     head.facts.check_made_for(models)
     return head
-
-
-def _announce_models(models: Sequence[Model], encoders: Sequence[EncoderSpec]) -> Iterator[str]:
-    for model, encoder in zip(models, encoders, strict=True):
-        yield f"model {printable(model.name)}: {model.describe(encoder)}"
-
-
-def _announce_devices(resources: Resources, choice: Choice) -> tuple[str, ...]:
-    return (*choice.descriptions, f"batches of {resources.tokens_per_batch} tokens")
