@@ -7,9 +7,9 @@ either. Rows are joined by id. The rows of one, and the ids of both, are held in
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice
+from io import TextIOWrapper
 from math import isfinite
 from pathlib import Path
 from statistics import median
@@ -24,7 +24,8 @@ from virnucpro.tables.sinks import CHUNK_TABLE, FRAME_TABLE, RECORD_TABLE, Sink
 
 _ROUNDING = 1e-9  # of differences between scores, which have 6 decimals
 _N_EXAMPLES = 3  # ids of each kind of difference
-_HEADINGS = ("table", "in both", "only in A", "only in B", "labels differ", "largest", "median")
+_KINDS = ("only in A", "only in B", "labels differ")
+_HEADINGS = ("table", "in both", *_KINDS, "largest", "median")
 
 
 # a frame, a chunk or a record, as a table has it: id, label, and score of the class virus
@@ -53,25 +54,25 @@ class TableComparison:
         """Both have rows, and none is in both."""
         return bool(self.only_in_a and self.only_in_b and not self.n_both)
 
+    @property
+    def kinds(self) -> dict[str, list[str]]:
+        """The ids of each kind of difference."""
+        return dict(zip(_KINDS, (self.only_in_a, self.only_in_b, self.relabelled), strict=True))
+
     def columns(self) -> tuple[str, ...]:
         """The texts of the comparison, as under ``_HEADINGS``."""
-        counts = (self.n_both, *map(len, (self.only_in_a, self.only_in_b, self.relabelled)))
         scores = ("", "")
         if self.differences:
             scores = (f"{max(self.differences):.2g}", f"{median(self.differences):.2g}")
+        counts = (self.n_both, *map(len, self.kinds.values()))
         return (self.table, *(f"{count:,}" for count in counts), *scores)
 
     def examples(self) -> Iterator[str]:
         """Lines with the first ids of each kind of difference."""
-        kinds = {
-            "only in A": self.only_in_a,
-            "only in B": self.only_in_b,
-            "labels differ": self.relabelled,
-        }
-        for kind, ids in kinds.items():
+        for kind, ids in self.kinds.items():
             if ids:
                 more = ", ..." if len(ids) > _N_EXAMPLES else ""
-                examples = ", ".join(map(printable, islice(ids, _N_EXAMPLES)))
+                examples = ", ".join(map(printable, ids[:_N_EXAMPLES]))
                 yield f"{self.table}, {kind}: {examples}{more}"
 
 
@@ -91,19 +92,11 @@ def compare(a: Path, b: Path) -> list[TableComparison]:
             hint="name two folders, or two files of one kind",
         )
     for tables in (tables_of_a, tables_of_b):
-        _check_hashes([tables[name] for name in names])
+        paths = [tables[name] for name in names]
+        rundir = RunDir(paths[0].parent)
+        if rundir.manifest.is_file():
+            Outputs(rundir).check(only=[path.name for path in paths])
     return [_compare_table(name, tables_of_a[name], tables_of_b[name]) for name in names]
-
-
-def _check_hashes(tables: Sequence[Path]) -> None:
-    """Check that tables of a run folder, which lie in it, are as they were written.
-
-    Raises:
-        InputError: one is not.
-    """
-    rundir = RunDir(tables[0].parent)
-    if rundir.manifest.is_file():
-        Outputs(rundir).check(only=[table.name for table in tables])
 
 
 def report_lines(comparisons: list[TableComparison]) -> list[str]:
@@ -175,10 +168,10 @@ def _read(name: str, path: Path) -> Iterator[_Row]:
     Raises:
         InputError: it is damaged, or an id occurs twice.
     """
-    ids, read = set[str](), _READERS[name][1]
+    ids = set[str]()
     with _open(path) as lines:
         try:
-            for row_id, label, score in read(_whole(lines)):
+            for row_id, label, score in _READERS[name][1](_whole(lines)):
                 if score is not None and not isfinite(score):
                     raise ValueError(f"{row_id} has the score {score}")
                 if row_id in ids:
@@ -199,8 +192,7 @@ def _open(path: Path) -> TextIO:
         OutputError, StorageError: it cannot be opened.
     """
     try:
-        open_plain(path).close()  # a pipe would wait for its other end
-        return path.open(encoding="utf-8", errors="surrogateescape", newline="\n")
+        return TextIOWrapper(open_plain(path), "utf-8", "surrogateescape", newline="\n")
     except OSError as error:
         raise disk_error(error, path) from error
 
@@ -228,15 +220,6 @@ def _read_chunks(lines: Iterator[str]) -> Iterator[_Row]:
         yield chunk_id, label, None
 
 
-def _read_records(lines: Iterator[str]) -> Iterator[_Row]:
-    for call in RECORD_TABLE.read(lines):
-        label: str = call.status
-        if call.virus_score is not None:
-            label = "virus" if call.is_virus else "other"
-        record_id = f"{call.sample}: {call.record_id}" if call.sample else call.record_id
-        yield record_id, label, call.virus_score
-
-
 def _split(lines: Iterator[str], columns: tuple[str, ...]) -> Iterator[list[str]]:
     """The values of each row below the line of columns."""
     for number, line in enumerate(lines):
@@ -245,6 +228,15 @@ def _split(lines: Iterator[str], columns: tuple[str, ...]) -> Iterator[list[str]
             raise ValueError(f"line {number + 1} is not of the columns {', '.join(columns)}")
         if number:
             yield values
+
+
+def _read_records(lines: Iterator[str]) -> Iterator[_Row]:
+    for call in RECORD_TABLE.read(lines):
+        label: str = call.status
+        if call.virus_score is not None:
+            label = "virus" if call.is_virus else "other"
+        record_id = f"{call.sample}: {call.record_id}" if call.sample else call.record_id
+        yield record_id, label, call.virus_score
 
 
 _Read: TypeAlias = Callable[[Iterator[str]], Iterator[_Row]]
