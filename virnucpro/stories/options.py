@@ -123,8 +123,11 @@ class SequenceOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlaceOptions:
-    """The machines that do a run."""
+class RunOptions(CacheOptions, EngineOptions, ModelOptions, FolderOptions, SequenceOptions):
+    """The options that ``predict`` and ``extract`` share."""
+
+    command: ClassVar[Command]
+    typed: tuple[str, ...] = ()  # names of the options on the command line, defaults too
 
     plan_only: Annotated[
         bool,
@@ -142,7 +145,6 @@ class PlaceOptions:
             CLUSTER,
         ),
     ] = False
-
     executor: Annotated[
         str,
         option(
@@ -162,21 +164,6 @@ class PlaceOptions:
             show_default="one block on this machine",
         ),
     ] = None
-
-    @property
-    def embeds_here(self) -> bool:
-        return not (self.plan_only or self.no_embed) and self.executor == "local"
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunOptions(
-    CacheOptions, PlaceOptions, EngineOptions, ModelOptions, FolderOptions, SequenceOptions
-):
-    """The options that ``predict`` and ``extract`` share."""
-
-    command: ClassVar[Command]
-    typed: tuple[str, ...] = ()  # names of the options on the command line, defaults too
-
     store: Annotated[
         Store,
         option(
@@ -200,6 +187,10 @@ class RunOptions(
             if getattr(self, name):
                 refuse(self, ("cache",), f"with {flag(name)}, where nothing is embedded")
         self.check_type(self.input_type)
+
+    @property
+    def embeds_here(self) -> bool:
+        return not (self.plan_only or self.no_embed) and self.executor == "local"
 
     @property
     def asks_for_vectors(self) -> bool:
@@ -273,8 +264,8 @@ class PredictOptions(CutOptions, RunOptions):
     @property
     def given_to_embed(self) -> list[str]:
         """The options that have a run embed though they name no model."""
-        names = names_of(EngineOptions, PlaceOptions, CacheOptions) - {"workers", "plan_only"}
-        names.add("embed")
+        names = names_of(EngineOptions, CacheOptions) - {"workers"}
+        names |= {"no_embed", "executor", "executor_config", "embed"}
         typed = map(flag, names.intersection(self.typed))
         return sorted({*typed, *given_of(self, names)})
 

@@ -16,7 +16,7 @@ from virnucpro.callers.caller import Caller, caller_of
 from virnucpro.callers.head import EncoderFacts, Head
 from virnucpro.callers.options import CutOptions
 from virnucpro.encoders.base import Model
-from virnucpro.encoders.families import BUNDLES, EMBEDDED
+from virnucpro.encoders.families import EMBEDDED
 from virnucpro.engine.executor import Resources
 from virnucpro.engine.options import EngineOptions, WorkOptions
 from virnucpro.ground.config import (
@@ -425,7 +425,7 @@ def _check_before_fetching(
         InputMissingError, UnavailableError: it has no head.
     """
     match options:
-        case PredictOptions(names_head=True) if options.model_name not in BUNDLES:
+        case PredictOptions(names_head=True) if options.model_name == model:
             _check_head(options.head, model)
     if recorded is not None and not any(
         encoder.model == model or encoder.sha256 in digests for encoder in recorded.recipe.encoders
@@ -475,7 +475,7 @@ def _load_head(options: RunOptions, models: tuple[Model, ...], on_event: OnEvent
     if not isinstance(options, PredictOptions) or options.calls == "scorer":
         return None
     path = options.head
-    if path is None and options.model_name in BUNDLES:
+    if path is None and len(models) > 1:  # a bundle
         from virnucpro.callers.original_head import find_head
 
         path = find_head(options.model_name, models, on_event)

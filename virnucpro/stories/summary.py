@@ -108,11 +108,12 @@ class Summary:
                 *self._repair_lines(folder),
             ]
         report = RunDir(folder).report
+        times = ", ".join(f"{name} {self.seconds[name]:.1f} s" for name in self.stages)
         return [
             *self._record_lines(),
             *self.callers,
             *self._engine_lines(),
-            self._time_line(),
+            f"time: {times}",
             f"results: {printable(folder)}",
             *([f"report: {printable(report)}"] if report.exists() else []),
             *self._repair_lines(folder),
@@ -138,7 +139,10 @@ class Summary:
     def _engine_lines(self) -> Iterator[str]:
         if n_frames := self.records.n_frames:
             yield f"frames embedded: {n_frames:,}"
-        yield from self._left_lines()
+        if self.n_left:
+            share = self.n_left_letters / self.n_letters
+            left = counted(self.n_left, "record")
+            yield f"not embedded, as --embed asks: {left}, {share:.1%} of all letters"
         if self.n_copies:
             share = self.n_tokens_saved / self.n_tokens_in_all
             yield (
@@ -156,15 +160,6 @@ class Summary:
                 f"tokens: {self.n_tokens:,} embedded at {rate:,.0f} per second, once the workers "
                 f"were ready after {starting:.1f} s"
             )
-
-    def _left_lines(self) -> Iterator[str]:
-        if self.n_left:
-            share = self.n_left_letters / self.n_letters
-            records = counted(self.n_left, "record")
-            yield f"not embedded, as --embed asks: {records}, {share:.1%} of all letters"
-
-    def _time_line(self) -> str:
-        return f"time: {', '.join(f'{name} {self.seconds[name]:.1f} s' for name in self.stages)}"
 
     def _repair_lines(self, folder: Path) -> list[str]:
         listing, lines = printable(folder / FAILED_FILES.file), []
