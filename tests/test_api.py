@@ -198,30 +198,6 @@ def test_embed_refuses_what_it_cannot_do_and_leaves_nothing(tmp_path, monkeypatc
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda text: "<html>\n" + text,
-        lambda text: text.replace("fdr\t", ""),
-        lambda text: text.replace("\n", "\r\n"),
-        lambda text: text.replace("scored", "lost", 1),
-        lambda text: text.replace("\t0.9", "\tnan", 1),
-        lambda text: text.replace("virus\t", "VIRUS\t", 1) if "\tvirus\t" in text else "x",
-        lambda text: text[: text.rindex("\t")][: text.rindex("\t") - 4],
-        lambda text: text[:-1],
-    ],
-)
-def test_a_table_that_is_not_as_it_was_written_is_an_error_with_a_hint(tmp_path, damage):
-    list(virnucpro.predict(EXAMPLE, output_dir=tmp_path / "run"))
-    table = tmp_path / "run/predictions.tsv"
-    before = table.read_text()
-    table.write_bytes(damage(before).encode())
-    assert table.read_text() != before or "\r" in table.read_bytes().decode()
-    with pytest.raises(virnucpro.VirnucproError, match="not as this version") as error:
-        list(virnucpro.read_predictions(tmp_path / "run"))
-    assert "resume=True" in error.value.hint and "--" not in error.value.hint
-
-
 def test_a_file_that_cannot_be_read_does_not_vanish(tmp_path):
     (tmp_path / "bad.fa").write_text("no FASTA")
     with pytest.raises(virnucpro.VirnucproError, match=r"bad\.fa"):
@@ -333,8 +309,6 @@ def test_an_error_of_a_call_names_the_argument_that_helps(tmp_path: Path) -> Non
     with pytest.raises(virnucpro.VirnucproError) as caught:
         virnucpro.predict(fasta)
     assert "input_type='nucleotide'" in caught.value.hint and "--" not in caught.value.hint
-    with pytest.raises(virnucpro.VirnucproError, match="worker_timeout is 0"):
-        virnucpro.predict(fasta, worker_timeout=0)
 
 
 def as_given(kind: object) -> object:
@@ -404,24 +378,37 @@ def test_a_call_has_the_regions_that_the_files_have(with_prophage: Path, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("damage", "words"),
+    ("table", "damage", "words"),
     [
-        (lambda text: text[:-1], "its end is missing"),
+        ("predictions", lambda text: "<html>\n" + text, "its columns"),
+        ("predictions", lambda text: text.replace("fdr\t", ""), "its columns"),
+        ("predictions", lambda text: text.replace("\n", "\r\n"), "its columns"),
+        ("predictions", lambda text: text.replace("\tscored\t", "\tlost\t"), "lost with the call"),
+        ("predictions", lambda text: text.replace("\t0.9", "\tnan", 1), "nan"),
+        ("predictions", lambda text: text.replace("\tvirus\t", "\tVIRUS\t"), "the call VIRUS"),
+        ("predictions", lambda text: text[: text.rindex("\t") - 4], "its end is missing"),
+        ("predictions", lambda text: text[:-1], "its end is missing"),
+        ("regions", lambda text: text[:-1], "its end is missing"),
         (
+            "regions",
             lambda text: text.replace("\tvirus\tin\t", "\tnobody\tin\t"),
-            "nobody is not in the table",
+            "nobody is not in",
         ),
-        (lambda text: text.replace("\twhole\t", "\thalf\t"), "is a half"),
+        ("regions", lambda text: text.replace("\twhole\t", "\thalf\t"), "is a half"),
     ],
 )
-def test_regions_that_are_not_as_they_were_written_are_an_error(
-    with_prophage: Path, tmp_path: Path, damage: Callable[[str], str], words: str
+def test_a_table_that_is_not_as_it_was_written_is_an_error_with_a_hint(
+    with_prophage: Path, tmp_path: Path, table: str, damage: Callable[[str], str], words: str
 ) -> None:
     virnucpro.predict(with_prophage, output_dir=tmp_path / "run")
-    table = tmp_path / "run/regions.tsv"
-    table.write_text(damage(table.read_text()))
-    with pytest.raises(virnucpro.VirnucproError, match=rf"regions\.tsv is not .*{words}"):
+    path = tmp_path / f"run/{table}.tsv"
+    before = path.read_text()
+    path.write_bytes(damage(before).encode())
+    assert path.read_bytes() != before.encode()
+    shown = rf"{table}\.tsv is not as this version .*{words}"
+    with pytest.raises(virnucpro.VirnucproError, match=shown) as error:
         list(virnucpro.read_predictions(tmp_path / "run"))
+    assert "resume=True" in error.value.hint and "--" not in error.value.hint
 
 
 @pytest.mark.usefixtures("quick_starts")

@@ -80,22 +80,22 @@ def test_missing_rows_other_labels_and_distances_are_reported_by_id(result, tmp_
     assert exit_code(result, other) == 1
 
 
-def test_a_difference_of_just_the_tolerance_passes(tmp_path):
-    """Of numbers with 6 decimals: 0.3 - 0.300001 is 1.00000000003e-06."""
-    header = "Sequence_ID\tPrediction\tscore1\tscore2\n"
-    frames = [f"{header}a_chunk_1F1\tothers\t0.7\t{score}\n" for score in ("0.3", "0.300001")]
-    one, other = (
-        write(tmp_path / name, table, CHUNKS) for name, table in zip("ab", frames, strict=True)
-    )
-    assert exit_code(one, other, "--tolerance", "0.000001") == 0
-    assert exit_code(one, other, "--tolerance", "0.0000009") == 1
-
-
-def test_scores_pass_within_a_tolerance(result, tmp_path):
-    other = write(tmp_path / "other", FRAMES.replace("0.8789939", "0.878984"), CHUNKS)
-    assert exit_code(result, other) == 0
-    assert exit_code(result, other, "--tolerance", "0.00002") == 0
-    assert exit_code(result, other, "--tolerance", "0.000009") == 1
+@pytest.mark.parametrize(
+    ("score", "tolerance", "code"),
+    [
+        ("0.8789939", None, 0),
+        ("0.878984", None, 0),
+        ("0.878984", "0.00002", 0),
+        ("0.878984", "0.000009", 1),
+        ("0.8789949", "0.000001", 0),  # their difference is 1.00000000003e-06
+        ("0.8789949", "0.0000009", 1),
+    ],
+)
+def test_scores_pass_within_a_tolerance_and_one_of_just_that(
+    result, tmp_path, score, tolerance, code
+):
+    other = write(tmp_path / "other", FRAMES.replace("0.8789939", score), CHUNKS)
+    assert exit_code(result, other, *(["--tolerance", tolerance] if tolerance else [])) == code
 
 
 def test_two_runs_are_compared_by_their_records_too(tmp_path):

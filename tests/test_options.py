@@ -11,7 +11,6 @@ from typing import Annotated, Literal, get_args, get_type_hints
 import numpy as np
 import pytest
 import typer
-from forked import virnucpro
 from test_architecture import tree_of
 from typer.testing import CliRunner
 
@@ -146,15 +145,6 @@ def test_what_two_commands_share_is_carried_from_one_to_the_other():
     extract = carry(train, ExtractOptions, input=(), output_dir=Path("in"), chunk_size=300)
     assert (extract.gpus, extract.precision, extract.workers) == ("0,1", "fp32", 3)
     assert (extract.output_dir, extract.chunk_size) == (Path("in"), 300)
-
-
-@pytest.mark.parametrize("name", ["predict", "extract", "train", "evaluate", "bench"])
-def test_help_shows_terms_of_the_field_and_no_types_of_python(name):
-    text = virnucpro(name, "--help").stdout
-    lines = [line for line in text.splitlines() if "--help" not in line]
-    types = ("<int", "<float>", "<float range", "<list", "<str>", "<bool>", "<path>")
-    assert not [line for line in lines for kind in types if kind in line]
-    assert ("<cls>" in text) == (name == "extract")
 
 
 @pytest.mark.parametrize(
