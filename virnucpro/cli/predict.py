@@ -227,11 +227,11 @@ def regions(options: RegionsOptions, console: ConsoleOptions) -> None:
         with loading(console):
             from virnucpro.callers.regions import SHORTEST_RECORD
             from virnucpro.stories.regions import find_regions
-            from virnucpro.tables.sinks import RegionTable
+            from virnucpro.tables.sinks import REGION_TABLE
 
         with watched(console) as events:
             tally = find_regions(options, events)
-        table = options.folder / RegionTable.file
+        table = options.folder / REGION_TABLE.file
         if table.exists():
             more = next_step(table, (), failed=False)
         else:
