@@ -203,7 +203,7 @@ FAMILIES: dict[str, Family] = {  # the first takes, or refuses, what no other re
             ),
         },
     ),
-    "composition": Family("virnucpro.encoders.learned", reads="dna", extra_tokens=0),
+    "composition": Family("virnucpro.encoders.learned", reads="dna"),
 }
 
 

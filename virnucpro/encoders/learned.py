@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from math import prod
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, get_args
 
@@ -21,16 +21,16 @@ import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
-from torch import Tensor
+from torch import Tensor, nn
 
-from virnucpro.encoders.base import Encoder, Model, Pending
+from virnucpro.encoders.base import Encoder, Model
 from virnucpro.encoders.catalogue import open_model
 from virnucpro.encoders.esm2.family import ESM2Model, as_esm2, inspect_esm2
 from virnucpro.encoders.esm2.model import DTYPES, ESM2
 from virnucpro.encoders.esm2.weights import load_esm2
 from virnucpro.encoders.options import Architecture, Encoding
 from virnucpro.encoders.readers import Reader
-from virnucpro.encoders.transfer import HostCopy, PackedBatch, PackedEncoder
+from virnucpro.encoders.transfer import PackedBatch, PackedEncoder
 from virnucpro.ground.config import EncoderSpec, Footprint, Pooling, Precision, Reads
 from virnucpro.ground.errors import UnavailableError
 from virnucpro.ground.events import OnEvent
@@ -78,7 +78,7 @@ class _LearnedFacts:
             raise ValueError(f"{self.encoding} with the checkpoint {self.base}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _LearnedCheckpoint:
     """A learned encoder on disk, inspected but not loaded; a ``base.Model``."""
 
@@ -86,7 +86,7 @@ class _LearnedCheckpoint:
     facts: _LearnedFacts
     encoder_id: str  # the hash of the file
     base: ESM2Model | None
-    n_parameters: int  # of the network over the residues
+    weights: Weights = field(compare=False, repr=False)  # of the network over the residues
     head: Path | None  # beside it
     n_layers: ClassVar[int] = 1
     poolings: ClassVar[tuple[Pooling, ...]] = ("mean",)
@@ -115,20 +115,20 @@ class _LearnedCheckpoint:
     @property
     def footprint(self) -> Footprint:
         """An ESM-2 takes more for a token than a network over its residues."""
-        n_bytes = self.path.stat().st_size
-        if self.base is not None:
-            base = self.base.footprint
-            return replace(
-                base,
-                n_parameters=base.n_parameters + self.n_parameters,
-                file_bytes=base.file_bytes + n_bytes,
-                converted_bytes=0,
-            )
-        return Footprint(
-            n_parameters=self.n_parameters,
-            file_bytes=n_bytes,
+        own = Footprint(
+            n_parameters=sum(values.size for values in self.weights.values()),
+            file_bytes=self.path.stat().st_size,
             bytes_per_token=_BYTES_PER_TOKEN,
             filling_tokens=_FILLING_TOKENS,
+        )
+        if self.base is None:
+            return own
+        base = self.base.footprint
+        return replace(
+            base,
+            n_parameters=base.n_parameters + own.n_parameters,
+            file_bytes=base.file_bytes + own.file_bytes,
+            converted_bytes=0,
         )
 
     def precision_on(self, kind: str, precision: Precision) -> Precision:
@@ -145,7 +145,7 @@ class _LearnedCheckpoint:
         return self.path, self.encoder_id
 
     def verify(self) -> str:
-        read_weights(self.path)
+        """All of it was read when it was inspected."""
         return self.encoder_id
 
 
@@ -185,68 +185,42 @@ def save_learned(path: Path, facts: _LearnedFacts, weights: Weights) -> None:
 
 
 def _is_learned(path: Path) -> bool:
-    """True for a file whose metadata say that it is a learned encoder, also a damaged one."""
+    """True for a file that begins as that of a learned encoder, also a damaged one."""
     if not path.is_file():
         return False
-    try:
-        with safe_open(path, framework="np") as handle:
-            return _FACTS in (handle.metadata() or {})
-    except OSError:
-        return False
-    except SafetensorError:
-        with path.open("rb") as handle:
-            return _FACTS.encode() in handle.read(_HEAD_BYTES)
+    with suppress(OSError), path.open("rb") as handle:
+        return _FACTS.encode() in handle.read(_HEAD_BYTES)
+    return False
 
 
 def inspect_learned(path: Path, on_event: OnEvent = lambda _: None) -> _LearnedCheckpoint:
     """
     Raises:
-        UnavailableError: the file is damaged, or its base is not to be found.
-    """
-    facts, n_parameters = _read_facts(path)
-    base = _find_base(path, facts.base, on_event) if facts.base is not None else None
-    head = path.with_name(HEAD_FILE)
-    found = head if head.is_file() else None
-    return _LearnedCheckpoint(path, facts, sha256(path), base, n_parameters, found)
-
-
-def _read_facts(path: Path) -> tuple[_LearnedFacts, int]:
-    """The description of an encoder, with the number of its parameters.
-
-    Raises:
-        UnavailableError: the file is damaged.
+        UnavailableError: the file is damaged, holds more than facts and weights, or its base is not
+            to be found.
     """
     try:
         with safe_open(path, framework="np") as handle:
             stored = parse_json(handle.metadata()[_FACTS])
-            shapes = [handle.get_slice(name).get_shape() for name in handle.keys()]  # noqa: SIM118
+            weights = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
         base = stored.pop("base")
         facts = _LearnedFacts(**stored, base=_Base(**base) if base is not None else None)
-        return facts, sum(map(prod, shapes))
+        for name, values in weights.items():
+            if values.dtype != np.float32 or not np.isfinite(values).all():
+                raise ValueError(f"{name} is not of finite float32")
     except (OSError, SafetensorError, *_DAMAGE) as error:
-        raise _damaged(path, error) from error
-
-
-def read_weights(path: Path) -> dict[str, NDArray[np.float32]]:
-    """
-    Raises:
-        UnavailableError: the file is damaged, or holds more than weights.
-    """
-    try:
-        with safe_open(path, framework="np") as handle:
-            weights = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError, *_DAMAGE) as error:
-        raise _damaged(path, error) from error
-    for name, values in weights.items():
-        if values.dtype != np.float32 or not np.isfinite(values).all():
-            raise _damaged(path, f"{name} is not of finite float32")
-    return weights
-
-
-def _damaged(path: Path, why: object) -> UnavailableError:
-    return UnavailableError(
-        f"{printable(path)} is not an encoder of VirNucPro: {printable(why)}",
-        hint="`virnucpro train` writes an encoder beside its head: name that file",
+        raise UnavailableError(
+            f"{printable(path)} is not an encoder of VirNucPro: {printable(error)}",
+            hint="`virnucpro train` writes an encoder beside its head: name that file",
+        ) from error
+    head = path.with_name(HEAD_FILE)
+    return _LearnedCheckpoint(
+        path=path,
+        facts=facts,
+        encoder_id=sha256(path),
+        base=_find_base(path, facts.base, on_event) if facts.base is not None else None,
+        weights=weights,
+        head=head if head.is_file() else None,
     )
 
 
@@ -300,36 +274,36 @@ def load(spec: EncoderSpec, weights: Path, device: torch.device) -> Encoder:
     Raises:
         UnavailableError: the file, or the ESM-2 that it was learned on, cannot be used.
     """
-    if spec.family == COMPOSITION:
-        return _EmptyEncoder(spec)
     checkpoint = inspect_learned(weights)
-    base, facts = checkpoint.base, checkpoint.facts
-    esm2 = None
+    base, facts, esm2 = checkpoint.base, checkpoint.facts, None
     if base is not None:
         esm2 = load_esm2(base.path, base.shape.n_layers, DTYPES[spec.precision], device)
     reader = Reader.new(facts.encoding, facts.architecture, esm2)
-    weights_by_name = {
-        name: torch.from_numpy(values) for name, values in read_weights(weights).items()
+    network = nn.Module() if reader.network is None else reader.network
+    state = {
+        name.removeprefix(_NETWORK): torch.from_numpy(values)
+        for name, values in checkpoint.weights.items()
     }
     try:
-        result = reader.load_state_dict(weights_by_name, strict=False)
-    except RuntimeError as error:
-        raise _other(weights, error) from error
-    names = [name for name in result.missing_keys if name.startswith(_NETWORK)]
-    if names or result.unexpected_keys or reader.width != spec.dim:
-        raise _other(weights, ", ".join(names or result.unexpected_keys) or "its width")
+        network.load_state_dict(state)
+        if reader.width != spec.dim:
+            raise ValueError(f"its vectors have {reader.width} numbers, not {spec.dim}")
+    except (RuntimeError, ValueError) as error:
+        raise UnavailableError(
+            f"{printable(weights)} does not hold the network that it names: {printable(error)}",
+            hint="the file is damaged: get it again, or train again",
+        ) from error
+    if spec.family == COMPOSITION:  # whose vectors are empty
+        device = torch.device("cpu")
     return _LearnedEncoder(spec, reader.to(device).eval(), device)
 
 
-def _other(path: Path, why: object) -> UnavailableError:
-    return UnavailableError(
-        f"{printable(path)} does not hold the network that it names: {printable(why)}",
-        hint="the file is damaged: get it again, or train again",
-    )
-
-
 class _LearnedEncoder(PackedEncoder):
-    """An encoder that was learned. Its network is in float32."""
+    """An encoder that was learned. Its network is in float32.
+
+    That of the composition gives each frame an empty vector: a head takes the composition of the
+    bases, which it reads beside the vector, from the record.
+    """
 
     def __init__(self, spec: EncoderSpec, reader: Reader, device: torch.device) -> None:
         base = reader.encoder
@@ -339,6 +313,8 @@ class _LearnedEncoder(PackedEncoder):
 
     @property
     def kernel(self) -> str:
+        if self.reader.encoder is None:
+            return "none"
         network = self.reader.network
         return "mean" if network is None else type(network).__name__.lstrip("_")
 
@@ -350,29 +326,3 @@ class _LearnedEncoder(PackedEncoder):
         """The vectors of a batch, on the device."""
         vectors: Tensor = self.reader(PackedBatch.of(sequences))
         return vectors
-
-
-@dataclass(slots=True)
-class _EmptyEncoder:
-    """The encoder without a model: an empty vector for each frame; see ``base.Encoder``.
-
-    A head takes the composition of the bases, which it reads beside the vector, from the record.
-    """
-
-    spec: EncoderSpec
-
-    @property
-    def kernel(self) -> str:
-        return "none"
-
-    def count_tokens(self, lengths: Sequence[int]) -> int:
-        return len(lengths)
-
-    def count_flop(self, lengths: Sequence[int]) -> float:
-        return 0.0
-
-    def plan(self, lengths: Sequence[int], tokens_per_batch: int) -> list[list[int]]:
-        return [list(range(len(lengths)))] if lengths else []
-
-    def start(self, sequences: Sequence[str]) -> Pending:
-        return HostCopy(torch.device("cpu")).start(torch.empty(len(sequences), 0))

@@ -8,14 +8,14 @@ not needed, and nothing in it is ever run.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
 from virnucpro.encoders.base import describe_layers, progress_of
@@ -73,12 +73,12 @@ class _DNABERTModel:
 
     @property
     def footprint(self) -> Footprint:
-        n_bytes = weights_file(self.path).stat().st_size
+        n_bytes = _weights_file(self.path).stat().st_size
         return _room_for(self.dim, self.shape.n_parameters, n_bytes)
 
     @property
     def files(self) -> list[Path]:
-        return [weights_file(self.path), self.path / TOKENIZER, self.path / CONFIG]
+        return [_weights_file(self.path), self.path / TOKENIZER, self.path / CONFIG]
 
     def precision_on(self, kind: str, precision: Precision) -> Precision:
         """float32, but on tensor cores numbers in two bf16 parts, unless the user wants float32.
@@ -94,7 +94,7 @@ class _DNABERTModel:
         self, precision: Precision, folder: Path | None, on_event: OnEvent
     ) -> tuple[Path, str]:
         """It is used as it is: workers map its weights. The hash is of weights and tokenizer."""
-        file = weights_file(self.path)
+        file = _weights_file(self.path)
         hashing = progress_of("hashing the model", file.stat().st_size, on_event)
         both = sha256(file, hashing) + sha256(self.path / TOKENIZER)
         return self.path, hashlib.sha256(both.encode()).hexdigest()
@@ -120,7 +120,7 @@ def footprint_of(published: Published) -> Footprint:
 
 def open_published(name: str, published: Published, path: Path) -> _DNABERTModel:
     """The model in a folder of the published files. Raises as ``inspect``."""
-    return _DNABERTModel(path, *inspect_folder(path))
+    return inspect_folder(path)
 
 
 def inspect(path: Path, on_event: OnEvent) -> _DNABERTModel | None:
@@ -128,7 +128,7 @@ def inspect(path: Path, on_event: OnEvent) -> _DNABERTModel | None:
     Raises:
         UnavailableError: it is a BERT, but not a DNABERT-S, or damaged.
     """
-    return _DNABERTModel(path, *inspect_folder(path)) if is_bert(path) else None
+    return inspect_folder(path) if _is_bert(path) else None
 
 
 def load(spec: EncoderSpec, weights: Path, device: torch.device) -> _DNABERTEncoder:
@@ -190,28 +190,25 @@ def _tokens_of(n_letters: int) -> int:
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # the first that is there is read
 _KIND = "a DNABERT-S"
-_POOLER = ("pooler.dense.weight", "pooler.dense.bias")  # of no use for the vector of a text
-_BOTH, _WEIGHT = ("weight", "bias"), ("weight",)
-# our module's name -> what the Hub calls it, and its tensors
-_NAMES = {
-    "embedding": ("embeddings.word_embeddings", _WEIGHT),
-    "token_types": ("embeddings.token_type_embeddings", _WEIGHT),
-    "embedding_norm": ("embeddings.LayerNorm", _BOTH),
-}
-_LAYER_NAMES = {
-    "qkv": ("attention.self.Wqkv", _BOTH),
-    "attention_out": ("attention.output.dense", _BOTH),
-    "attention_norm": ("attention.output.LayerNorm", _BOTH),
-    "gate_and_up": ("mlp.gated_layers", _WEIGHT),
-    "down": ("mlp.wo", _BOTH),
-    "mlp_norm": ("mlp.layernorm", _BOTH),
+_POOLER = {"pooler.dense.weight", "pooler.dense.bias"}  # of no use for the vector of a text
+_HUB_NAMES = {  # of our modules, which are those of the Hub in the same order
+    "embedding": "embeddings.word_embeddings",
+    "token_types": "embeddings.token_type_embeddings",
+    "embedding_norm": "embeddings.LayerNorm",
+    "layers": "encoder.layer",
+    "qkv": "attention.self.Wqkv",
+    "attention_out": "attention.output.dense",
+    "attention_norm": "attention.output.LayerNorm",
+    "gate_and_up": "mlp.gated_layers",
+    "down": "mlp.wo",
+    "mlp_norm": "mlp.layernorm",
 }
 _DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError)
 
-Read = Callable[[], Tensor]
+_Folder = tuple[Tokenizer, DNABERTShape, dict[str, Tensor]]  # tensors by the names in our network
 
 
-def is_bert(path: Path) -> bool:
+def _is_bert(path: Path) -> bool:
     """True for a folder whose ``config.json`` says that it holds a BERT, whichever that is."""
     try:
         config = read_json(path / CONFIG)
@@ -220,7 +217,7 @@ def is_bert(path: Path) -> bool:
         return False
 
 
-def weights_file(path: Path) -> Path:
+def _weights_file(path: Path) -> Path:
     """The file of the weights in a folder.
 
     Raises:
@@ -235,24 +232,21 @@ def weights_file(path: Path) -> Path:
     )
 
 
-def inspect_folder(path: Path) -> tuple[DNABERTShape, str]:
-    """The shape of a DNABERT-S, and its id: the same for the same weights in either format.
+def inspect_folder(path: Path) -> _DNABERTModel:
+    """The model in a folder.
+
+    Its id is a hash of the words, their embedding, and the first row of every other tensor: the
+    same for the same weights in either format.
 
     Raises:
         UnavailableError: it is another kind of BERT, or damaged.
     """
-    shape, tokenizer, file, tensors = _open_folder(path)
-    return shape, _encoder_id(shape, tokenizer, file, tensors)
-
-
-def _open_folder(path: Path) -> tuple[DNABERTShape, Tokenizer, Path, dict[str, Read]]:
-    """The shape, the tokenizer, the file of the weights, and readers of all its tensors."""
-    tokenizer = read_tokenizer(path / TOKENIZER)
-    shape = _read_shape(path, tokenizer)
-    file = weights_file(path)
-    tensors = _open_weights(file)
-    _check_names(file, shape, tensors)
-    return shape, tokenizer, file, tensors
+    tokenizer, shape, tensors = _open_folder(path)
+    digest = hashlib.sha256(repr((shape, tokenizer.merges)).encode())
+    for name, tensor in tensors.items():
+        part = tensor if name == "embedding.weight" else tensor[:1]
+        digest.update(part.float().contiguous().numpy().tobytes())
+    return _DNABERTModel(path, shape, digest.hexdigest()[:16])
 
 
 def load_dnabert(path: Path, n_layers: int) -> tuple[DNABERT, Tokenizer]:
@@ -263,24 +257,33 @@ def load_dnabert(path: Path, n_layers: int) -> tuple[DNABERT, Tokenizer]:
     Raises:
         UnavailableError: it cannot be used.
     """
-    shape, tokenizer, file, tensors = _open_folder(path)
+    tokenizer, shape, tensors = _open_folder(path)
     with torch.device("meta"):
         model = DNABERT(shape, n_layers)
-    stored_names = _stored_names(n_layers)
-    state = {ours: tensors[stored]().float() for ours, stored in stored_names.items()}
+    state = {name: tensors[name].float() for name in model.state_dict()}
     for name, tensor in state.items():
         if not torch.isfinite(tensor).all():
-            raise _other(file, f"{stored_names[name]} holds a number that is not finite")
+            why = f"{_hub_name(name)} holds a number that is not finite"
+            raise _other(_weights_file(path), why)
     model.load_state_dict(state, assign=True)
     return model.eval().requires_grad_(False), tokenizer
 
 
-def _read_shape(path: Path, tokenizer: Tokenizer) -> DNABERTShape:
+def _open_folder(path: Path) -> _Folder:
+    """
+    Raises:
+        UnavailableError: it is another kind of BERT, or damaged.
+    """
+    tokenizer = read_tokenizer(path / TOKENIZER)
+    shape = _read_shape(path / CONFIG, tokenizer)
+    return tokenizer, shape, _open_weights(_weights_file(path), shape)
+
+
+def _read_shape(file: Path, tokenizer: Tokenizer) -> DNABERTShape:
     """
     Raises:
         UnavailableError: ``config.json`` is damaged, or tells of another kind of BERT.
     """
-    file = path / CONFIG
     try:
         config: Mapping[str, Any] = read_json(file)
         if "alibi_starting_size" not in config:
@@ -304,7 +307,7 @@ def _read_shape(path: Path, tokenizer: Tokenizer) -> DNABERTShape:
         if shape.dim % shape.n_heads:
             raise ValueError(f"{shape.n_heads} heads in {shape.dim} dimensions")
     except _DAMAGE as error:
-        raise _other(file, printable(error)) from error
+        raise _other(file, error) from error
     return shape
 
 
@@ -315,95 +318,62 @@ def _count(config: Mapping[str, Any], name: str) -> int:
     return value
 
 
-def _stored_names(n_layers: int) -> dict[str, str]:
-    """Our names of the tensors of so many layers, and what the Hub calls them."""
-    names = dict(_NAMES)
-    for i in range(n_layers):
-        for ours, (theirs, kinds) in _LAYER_NAMES.items():
-            names[f"layers.{i}.{ours}"] = (f"encoder.layer.{i}.{theirs}", kinds)
-    return {
-        f"{ours}.{kind}": f"{theirs}.{kind}"
-        for ours, (theirs, kinds) in names.items()
-        for kind in kinds
-    }
+def _hub_name(name: str) -> str:
+    """What the Hub calls a tensor of our network."""
+    return ".".join(_HUB_NAMES.get(part, part) for part in name.split("."))
 
 
-def _check_names(file: Path, shape: DNABERTShape, tensors: Mapping[str, Read]) -> None:
-    """Refuse other tensors, and tensors of other shapes, than those of a DNABERT-S.
+def _open_weights(file: Path, shape: DNABERTShape) -> dict[str, Tensor]:
+    """The tensors of a DNABERT-S by our names; no others, and of no other shapes.
 
     Raises:
-        UnavailableError: there are such.
+        UnavailableError: there are others, or what is no numbers.
     """
+    stored = _read_tensors(file)
+    if any(name.startswith("bert.") for name in stored):
+        raise _other(file, "its names begin with bert., as those of DNABERT-2")
+    if any(name.endswith("attention.self.query.weight") for name in stored):
+        raise _other(file, "it is a plain BERT")
     with torch.device("meta"):
         expected = DNABERT(shape, shape.n_layers).state_dict()
-    stored_names = _stored_names(shape.n_layers)
-    if any(name.startswith("bert.") for name in tensors):
-        raise _other(file, "its names begin with bert., as those of DNABERT-2")
-    if any(name.endswith("attention.self.query.weight") for name in tensors):
-        raise _other(file, "it is a plain BERT")
-    missing = sorted(set(stored_names.values()) - tensors.keys())
-    spare = sorted(tensors.keys() - set(stored_names.values()) - set(_POOLER))
-    if missing:
+    names = {ours: _hub_name(ours) for ours in expected}
+    if missing := sorted(set(names.values()) - stored.keys()):
         raise _other(file, f"no tensor {missing[0]}")
-    if spare:
-        raise _other(file, f"the tensor {printable(spare[0])} is none of its own")
-    for ours, stored in stored_names.items():
-        tensor = _read(file, tensors[stored])
+    if spare := sorted(stored.keys() - set(names.values()) - _POOLER):
+        raise _other(file, f"the tensor {spare[0]} is none of its own")
+    tensors = {ours: stored[name].detach() for ours, name in names.items()}
+    for ours, tensor in tensors.items():
+        try:
+            check_plain(tensor)
+        except ValueError as error:
+            raise _other(file, error) from error
         if tensor.shape != expected[ours].shape:
-            raise _other(file, f"{stored} of shape {tuple(tensor.shape)}")
+            raise _other(file, f"{names[ours]} of shape {tuple(tensor.shape)}")
+    return tensors
 
 
-def _encoder_id(
-    shape: DNABERTShape, tokenizer: Tokenizer, file: Path, tensors: Mapping[str, Read]
-) -> str:
-    """A hash of the words, their embedding, and the first row of every other tensor."""
-    digest = hashlib.sha256(repr((shape, tokenizer.merges)).encode())
-    for ours, stored in _stored_names(shape.n_layers).items():
-        tensor = _read(file, tensors[stored])
-        part = tensor if ours == "embedding.weight" else tensor[:1]
-        digest.update(part.float().contiguous().numpy().tobytes())
-    return digest.hexdigest()[:16]
-
-
-def _read(file: Path, read: Read) -> Tensor:
-    """
-    Raises:
-        UnavailableError: it is not a tensor of numbers.
-    """
-    try:
-        tensor = read()
-        check_plain(tensor)
-    except (ValueError, TypeError, RuntimeError, SafetensorError) as error:
-        raise _other(file, printable(error)) from error
-    return tensor
-
-
-def _open_weights(file: Path) -> dict[str, Read]:
-    """Readers of the tensors of a file, by their names there.
+def _read_tensors(file: Path) -> dict[str, Tensor]:
+    """The tensors of a file by their names there, mapped where the file allows it.
 
     Raises:
         UnavailableError: the file is damaged, or holds more than tensors.
     """
     if file.suffix == ".safetensors":
         try:
-            handle = safe_open(file, framework="pt")
-            names = list(handle.keys())  # type: ignore[no-untyped-call]
-        except (OSError, SafetensorError) as error:
-            raise _other(file, printable(error)) from error
-        return {name: partial(handle.get_tensor, name) for name in names}
+            return load_file(file)
+        except (*_DAMAGE, RuntimeError, SafetensorError) as error:
+            raise _other(file, error) from error
     content = read_pt(file, _KIND)
     if not isinstance(content, dict):
         raise _other(file, "no dictionary of tensors")
-    tensors: dict[str, Read] = {}
     for name, tensor in content.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             raise _other(file, "it holds more than tensors by their names")
-        tensors[name] = partial(torch.Tensor.detach, tensor)
-    return tensors
+    return content
 
 
-def _other(path: Path, why: str) -> UnavailableError:
+def _other(path: Path, why: object) -> UnavailableError:
     return UnavailableError(
-        f"{printable(path)} is not {_KIND}: {why}",
+        f"{printable(path)} is not {_KIND}: {printable(why)}",
         hint="`virnucpro models download dnabert-s` fetches the published one",
     )
