@@ -6,6 +6,7 @@ the published names are given to them here. The true head is compared where its 
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 import threading
@@ -33,7 +34,7 @@ from virnucpro.encoders.catalogue import locate, model_names, open_model, publis
 from virnucpro.encoders.dnabert_s.encoder import _DNABERTModel, footprint_of
 from virnucpro.encoders.dnabert_s.model import DNABERTShape
 from virnucpro.encoders.families import BUNDLES, FAMILIES, Published, RemoteFile, _Bundle
-from virnucpro.encoders.fetch import git_blob
+from virnucpro.encoders.fetch import check_file
 from virnucpro.encoders.models import import_files, import_model
 from virnucpro.engine.local import InlineExecutor, ProcessExecutor
 from virnucpro.ground.config import EncoderSpec, Footprint, join_footprints
@@ -209,7 +210,9 @@ def brought(classifier, tmp_path, monkeypatch) -> Path:
             ),
         ),
     )
-    head = RemoteFile(url=f"{NOWHERE}/500_model.pth", git_blob=git_blob(folder / "500_model.pth"))
+    content = (folder / "500_model.pth").read_bytes()
+    blob = hashlib.sha1(b"blob %d\0%b" % (len(content), content)).hexdigest()
+    head = RemoteFile(url=f"{NOWHERE}/500_model.pth", git_blob=blob)
     bundle = _Bundle(encoders=("dnabert-s", name), head=head, chunk_size=500)
     monkeypatch.setitem(DNABERT_S, "dnabert-s", replace(DNABERT_S["dnabert-s"], files=files))
     monkeypatch.setitem(FAMILIES["esm2"].published, name, published)
@@ -236,7 +239,11 @@ def test_the_figures_of_dnabert_s_are_those_of_its_shape(tmp_path):
 
 def test_a_git_id_is_that_of_git(tmp_path):
     (tmp_path / "hello").write_bytes(b"hello\n")  # printf 'hello\n' | git hash-object --stdin
-    assert git_blob(tmp_path / "hello") == "ce013625030ba8dba906f756967f9e9ca394464a"
+    blob = "ce013625030ba8dba906f756967f9e9ca394464a"
+    check_file(RemoteFile(url=NOWHERE, git_blob=blob), tmp_path / "hello")
+    (tmp_path / "hello").write_bytes(b"hallo\n")
+    with pytest.raises(UnavailableError, match="its id in git is"):
+        check_file(RemoteFile(url=NOWHERE, git_blob=blob), tmp_path / "hello")
 
 
 def test_a_bundle_is_imported_from_a_folder_and_used_without_network(brought, tmp_path):

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from virnucpro.encoders.base import Model, not_published, recognise
@@ -27,15 +26,14 @@ from virnucpro.encoders.families import (
     RemoteFile,
     installed_families,
 )
-from virnucpro.encoders.fetch import check_file, download
+from virnucpro.encoders.fetch import check_file, fetch_file
 from virnucpro.ground.config import Footprint
 from virnucpro.ground.errors import UnavailableError, UsageError
-from virnucpro.ground.events import OnEvent, Progress
+from virnucpro.ground.events import OnEvent
 from virnucpro.ground.files import EMBEDDED_FOLDER, expanded
 from virnucpro.ground.log import printable
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
-_MOST_BYTES_PER_PARAMETER = 5  # bound for a file whose size is not on record; float32 takes 4
 _HEAD_BYTES = 6_800_000  # of a published head, about
 
 BeforeFetching = Callable[[str, frozenset[str]], None]  # given the name, and SHA-256 it may have
@@ -104,16 +102,22 @@ class NamedModel:
         return footprint
 
     @property
-    def missing(self) -> list[RemoteFile]:
-        """The files that are not here."""
-        path, files = locate(self.name), self.published.files
+    def files(self) -> list[tuple[RemoteFile, Path]]:
+        """Each file, and its place."""
         if self.published.is_file:
-            return [] if path.exists() else list(files)
-        return [file for file in files if not (path / file.name).is_file()]
+            return [(self.published.files[0], self.home)]
+        return [(file, self.home / file.name) for file in self.published.files]
+
+    @property
+    def missing(self) -> list[tuple[RemoteFile, Path]]:
+        """The files that are not here, and their places; none of a model that was imported."""
+        if _imported(self.name):
+            return []
+        return [(file, path) for file, path in self.files if not path.exists()]
 
     @property
     def bytes_to_fetch(self) -> int:
-        return sum(file.n_bytes or self.footprint.file_bytes for file in self.missing)
+        return sum(file.n_bytes or self.footprint.file_bytes for file, _ in self.missing)
 
     def open(self, path: Path) -> Model:
         """Inspect what lies at a path, and compare it with what is published.
@@ -122,8 +126,8 @@ class NamedModel:
             UnavailableError: what lies there is another model, or damaged.
         """
         if not self.published.is_file:
-            for file in self.published.files:
-                _check_published(file, path / file.name, self.name)
+            for file, place in self.files:
+                _check_published(file, place, self.name)
         model: Model = self.family.code.open_published(self.name, self.published, path)
         return model
 
@@ -141,25 +145,6 @@ class NamedModel:
         if digests:
             raise not_published(model.path, self.name, f"its SHA-256 is {digest}")
         _check_published(self.published.files[0], model.files[0], self.name)
-
-    def fetch(self, on_event: OnEvent) -> None:
-        """Fetch what is missing.
-
-        Raises:
-            UnavailableError: a file cannot be fetched, or is not the published one.
-        """
-        if not self.published.is_file:
-            for file in self.missing:
-                fetch_file(file, self.home, on_event)
-            return
-        most_bytes = _MOST_BYTES_PER_PARAMETER * self.footprint.n_parameters
-        file = replace(self.published.files[0], most_bytes=most_bytes)
-
-        def check(fetched: Path) -> None:
-            self.open(fetched)
-            check_file(file, fetched)
-
-        download(file, self.home, check, _fetching("the model", on_event))
 
 
 def _check_published(file: RemoteFile, path: Path, name: str) -> None:
@@ -183,31 +168,29 @@ def is_name(text: str) -> bool:
 
 def find_published(name: str) -> NamedModel | None:
     """The published model of a name; other packages are asked for a name that is not ours."""
-    found = _published_by(FAMILIES.values(), name)
-    if found or not is_name(name) or name in NAMES or _imported(name):
-        return found
-    return _published_by(installed_families().values(), name)
-
-
-def _published_by(families: Iterable[Family], name: str) -> NamedModel | None:
+    families = list(FAMILIES.values())
+    if is_name(name) and name not in NAMES and not _imported(name):
+        families += installed_families().values()
     for family in families:
         if name in family.published:
             return NamedModel(name, family, family.published[name])
     return None
 
 
-def published_names() -> list[str]:
-    """The names of published models: first ours, then those of other packages."""
-    families = (*FAMILIES.values(), *installed_families().values())
-    names = dict.fromkeys(name for family in families for name in family.published)
-    return [name for name in names if is_name(name)]
+def published_files(name: str) -> list[tuple[RemoteFile, Path]]:
+    """Each file of a published model or bundle, and its place; none of another model."""
+    models = map(find_published, model_names(name))
+    files = [part for model in models if model for part in model.files]
+    if name in BUNDLES:
+        files.append((BUNDLES[name].head, bundled_head(name)))
+    return files
 
 
 def places_in_use(name: str) -> list[Path]:
     """The places where a model of this name lies: a published one, a file, or a folder."""
     found = find_published(name)
-    home = [found.home] if found is not None else []
-    return [*(path for path in home if path.exists()), *_imported(name)]
+    homes = [found.home] if found and found.home.exists() else []
+    return [*homes, *_imported(name)]
 
 
 def _imported(name: str) -> list[Path]:
@@ -225,8 +208,13 @@ def imported_names() -> list[str]:
 
 
 def every_name() -> list[str]:
-    """The name of each model: of this program, published, of bundles, and imported."""
-    return list(dict.fromkeys((EMBEDDED, *published_names(), *BUNDLES, *imported_names())))
+    """The name of each model: of this program, published, of bundles, and imported.
+
+    Of published models, ours come first, then those of other packages.
+    """
+    families = (*FAMILIES.values(), *installed_families().values())
+    published = [name for family in families for name in family.published if is_name(name)]
+    return list(dict.fromkeys((EMBEDDED, *published, *BUNDLES, *imported_names())))
 
 
 def locate(model: str) -> Path:
@@ -240,7 +228,12 @@ def locate(model: str) -> Path:
         UsageError: the path begins with a user whom this machine does not know.
     """
     if Path(model).name != model:
-        return _existing_path(model)
+        path = expanded(model)
+        if not path.exists():
+            raise UnavailableError(
+                f"{printable(path)}: no such file or folder", hint=_suggestion(path.name)
+            )
+        return path.absolute()  # a path, not a name, wherever it is written down
     if model == EMBEDDED:
         if not embedded_model().exists():
             raise UnavailableError(
@@ -263,15 +256,6 @@ def locate(model: str) -> Path:
         name = printable(model)
         hint = f"if you mean {name} in the current folder, write ./{name}"
     raise UnavailableError(f"there is no model named {printable(model)}", hint=hint)
-
-
-def _existing_path(model: str) -> Path:
-    path = expanded(model)
-    if not path.exists():
-        raise UnavailableError(
-            f"{printable(path)}: no such file or folder", hint=_suggestion(path.name)
-        )
-    return path.absolute()  # a path, not a name, wherever it is written down
 
 
 def _suggestion(word: str) -> str:
@@ -305,9 +289,11 @@ def open_model(
     found = find_published(model)
     if found is None:
         return recognise(path, on_event)
-    if found.missing:
+    if missing := found.missing:
         before_fetching(model, found.published.digests)
-        found.fetch(on_event)
+        inspect = found.open if found.published.is_file else None
+        for file, place in missing:
+            fetch_file(file, place, on_event, inspect)
     return found.open(path)
 
 
@@ -324,17 +310,6 @@ def bytes_to_fetch(model: str) -> int:
     return found.bytes_to_fetch if found else 0
 
 
-def fetch_file(file: RemoteFile, folder: Path, on_event: OnEvent) -> Path:
-    """Fetch a published file into a folder.
-
-    Raises:
-        UnavailableError: it cannot be fetched, or is not the published one.
-    """
-    path = folder / file.name
-    download(file, path, partial(check_file, file), _fetching(file.name, on_event))
-    return path
-
-
 def fetch_head(bundle: str, on_event: OnEvent) -> tuple[Path, int]:
     """The published head of a bundle, fetched if need be, and the length of its chunks.
 
@@ -343,10 +318,6 @@ def fetch_head(bundle: str, on_event: OnEvent) -> tuple[Path, int]:
     """
     head, path = BUNDLES[bundle].head, bundled_head(bundle)
     if not path.exists():
-        fetch_file(head, path.parent, on_event)
+        fetch_file(head, path, on_event)
     _check_published(head, path, f"head of {bundle}")
     return path, BUNDLES[bundle].chunk_size
-
-
-def _fetching(name: str, on_event: OnEvent) -> Callable[[int, int], None]:
-    return lambda n_bytes, total: on_event(Progress(f"fetching {name}", n_bytes, total, "bytes"))

@@ -159,6 +159,7 @@ _ESM2 = dict(
         _fair_esm(
             "esm2_t48_15B_UR50D",
             *(48, 5120, 40),
+            most_bytes=76_000_000_000,
             md5="af61a9c0b792ae50e244cde443b7f4ac",
         ),
     )
@@ -251,5 +252,5 @@ BUNDLES: Mapping[str, _Bundle] = {
         (300, "a0b5b85e7c1e44f00cde146d091beb82b2c8e855"),
     )
 }
-PUBLISHED = tuple(name for family in FAMILIES.values() for name in family.published)
-NAMES = (EMBEDDED, *PUBLISHED, *BUNDLES)
+_PUBLISHED = [name for family in FAMILIES.values() for name in family.published]
+NAMES = (EMBEDDED, *_PUBLISHED, *BUNDLES)

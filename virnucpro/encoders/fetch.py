@@ -10,7 +10,6 @@ import fcntl
 import hashlib
 import http.client
 import os
-import re
 import shutil
 import time
 import urllib.error
@@ -23,19 +22,18 @@ from typing import BinaryIO
 from virnucpro.encoders.families import RemoteFile
 from virnucpro.ground.devices import as_size
 from virnucpro.ground.errors import OutputError, StorageError, UnavailableError
-from virnucpro.ground.files import disk_error, put_in_place, sha256, writing
+from virnucpro.ground.events import OnEvent, Progress
+from virnucpro.ground.files import disk_error, put_in_place, writing
 from virnucpro.ground.log import printable
 
 _BLOCK = 1 << 20
 _TIMEOUT = 30  # seconds without a byte
 _SLOWEST = 50_000  # least bytes per second, on average
-_RANGE = re.compile(r"bytes (\d+)-\d+/(?:\d+|\*)", re.ASCII)
 
-OnBytes = Callable[[int, int], None]  # bytes so far, bytes in all (0: unknown)
-Check = Callable[[Path], None]  # raises UnavailableError for another file
+_OnBytes = Callable[[int, int], None]  # bytes so far, bytes in all (0: unknown)
 
 
-def _fetch(file: RemoteFile, path: Path, on_bytes: OnBytes) -> None:
+def _fetch(file: RemoteFile, path: Path, on_bytes: _OnBytes) -> None:
     """Bring a file to ``path``, going on with what is there.
 
     Raises:
@@ -46,23 +44,23 @@ def _fetch(file: RemoteFile, path: Path, on_bytes: OnBytes) -> None:
             slow to wait for.
     """
     with _appending(path) as out:
-        if out.tell() > (file.n_bytes or file.most_bytes):
-            out.seek(0)
-            out.truncate()
         start = out.tell()
+        if start == file.n_bytes:
+            return
+        if start > (file.n_bytes or file.most_bytes):
+            start = 0
         if file.n_bytes is not None:
-            if start == file.n_bytes:
-                return
             _ask_for_room(path, file.n_bytes - start)
-        request = urllib.request.Request(file.url)
-        if start:
-            request.add_header("Range", f"bytes={start}-")
+        headers = {"Range": f"bytes={start}-"} if start else {}
+        request = urllib.request.Request(file.url, headers=headers)
         with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:
-            goes_on = _goes_on(answer, start)
-            total = _total(answer, start if goes_on else 0, file.n_bytes)
-            if not goes_on:  # what is there is given up only for a file of the right length
-                out.seek(0)
-                out.truncate()
+            place = answer.headers.get("Content-Range") or ""
+            is_part = answer.status == http.client.PARTIAL_CONTENT
+            if not is_part or not place.startswith(f"bytes {start}-"):
+                start = 0  # it begins with the first byte
+            total = _total(answer, start, file.n_bytes)
+            out.seek(start)
+            out.truncate()  # what is there is given up only for a file of the right length
             _receive(answer, out, total, total or file.most_bytes, on_bytes)
 
 
@@ -84,13 +82,6 @@ def _appending(path: Path) -> Iterator[BinaryIO]:
                 path.unlink(missing_ok=True)
 
 
-def _goes_on(answer: http.client.HTTPResponse, start: int) -> bool:
-    """True if the answer begins behind what is there, and not with the first byte."""
-    match = _RANGE.fullmatch(answer.headers.get("Content-Range") or "")
-    is_part = answer.status == http.client.PARTIAL_CONTENT
-    return is_part and match is not None and match[1] == str(start)
-
-
 def _total(answer: http.client.HTTPResponse, start: int, n_bytes: int | None) -> int:
     """Bytes of the whole file; 0 if nobody says how many.
 
@@ -105,7 +96,7 @@ def _total(answer: http.client.HTTPResponse, start: int, n_bytes: int | None) ->
 
 
 def _receive(
-    answer: http.client.HTTPResponse, out: BinaryIO, total: int, most: int, on_bytes: OnBytes
+    answer: http.client.HTTPResponse, out: BinaryIO, total: int, most: int, on_bytes: _OnBytes
 ) -> None:
     began, first = time.monotonic(), out.tell()
     n_bytes = first
@@ -138,13 +129,24 @@ def _ask_for_room(path: Path, n_bytes: int) -> None:
         )
 
 
-def download(file: RemoteFile, path: Path, check: Check, on_bytes: OnBytes) -> None:
-    """Fetch a file; ``path`` appears only when it is whole and ``check`` has no objection.
+def fetch_file(
+    file: RemoteFile,
+    path: Path,
+    on_event: OnEvent,
+    inspect: Callable[[Path], object] | None = None,
+) -> None:
+    """Fetch a published file; ``path`` appears only when it is whole.
+
+    ``inspect`` may refuse what came, by an UnavailableError, where no hash is on record.
 
     Raises:
         UnavailableError: it cannot be fetched, or is another file.
         OutputError, StorageError: it cannot be written, or another process fetches it.
     """
+
+    def on_bytes(n_bytes: int, total: int) -> None:
+        on_event(Progress(f"fetching {path.name}", n_bytes, total, "bytes"))
+
     partial = path.with_name(f".{path.name}.part")
     hint = (
         f"run the command again to go on; or, on a machine without network, fetch {file.url} "
@@ -156,7 +158,9 @@ def download(file: RemoteFile, path: Path, check: Check, on_bytes: OnBytes) -> N
         raise disk_error(error, path.parent) from error
     try:
         _fetch(file, partial, on_bytes)
-        check(partial)
+        check_file(file, partial)
+        if inspect is not None:
+            inspect(partial)
     except UnavailableError as error:
         partial.unlink(missing_ok=True)
         raise UnavailableError(
@@ -178,25 +182,22 @@ def download(file: RemoteFile, path: Path, check: Check, on_bytes: OnBytes) -> N
 def check_file(file: RemoteFile, path: Path) -> None:
     """Refuse another file than the published one; all of it is read.
 
+    Git's id of a file is the SHA-1 of its kind, its size and its content.
+
     Raises:
         UnavailableError: it is another one.
     """
     n_bytes = path.stat().st_size
     if file.n_bytes not in (None, n_bytes):
         raise UnavailableError(f"it has {n_bytes} bytes, not {file.n_bytes}")
-    if file.sha256 and (digest := sha256(path)) != file.sha256:
-        raise UnavailableError(f"its SHA-256 is {digest}")
-    md5 = hashlib.md5(usedforsecurity=False)
-    if file.md5 and (digest := _read_into(md5, path)) != file.md5:
-        raise UnavailableError(f"its MD5 is {digest}")
-    if file.git_blob and (digest := git_blob(path)) != file.git_blob:
-        raise UnavailableError(f"its id in git is {digest}")
-
-
-def git_blob(path: Path) -> str:
-    """The id that git gives a file: the SHA-1 of its kind, its size and its content."""
-    header = f"blob {path.stat().st_size}\0".encode()
-    return _read_into(hashlib.sha1(header, usedforsecurity=False), path)
+    git = hashlib.sha1(f"blob {n_bytes}\0".encode(), usedforsecurity=False)
+    for kind, recorded, digest in (
+        ("SHA-256", file.sha256, hashlib.sha256()),
+        ("MD5", file.md5, hashlib.md5(usedforsecurity=False)),
+        ("id in git", file.git_blob, git),
+    ):
+        if recorded and (found := _read_into(digest, path)) != recorded:
+            raise UnavailableError(f"its {kind} is {found}")
 
 
 def _read_into(digest: hashlib._Hash, path: Path) -> str:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -23,11 +23,11 @@ from virnucpro.encoders.catalogue import (
     imported_names,
     is_name,
     locate,
-    model_names,
     open_model,
     places_in_use,
+    published_files,
 )
-from virnucpro.encoders.families import BUNDLES, EMBEDDED, PUBLISHED, RemoteFile
+from virnucpro.encoders.families import BUNDLES, EMBEDDED, RemoteFile
 from virnucpro.encoders.fetch import check_file
 from virnucpro.ground.config import Footprint, join_footprints
 from virnucpro.ground.devices import FEWEST_TOKENS, as_size, describe_needs
@@ -119,7 +119,7 @@ def describe_model(model: str) -> tuple[list[str], Path | None]:
         published, head = found.published, None
         facts = (published.n_layers, published.width, found.footprint, "known once fetched")
         lines = [f"path        {printable(path)}, once fetched"]
-        lines += [f"file        {file.url}" for file in published.files]
+        lines += _addresses(model)
     else:
         there = open_model(model, lambda _: None)
         head = there.head
@@ -142,11 +142,12 @@ def _describe_bundle(model: str) -> Iterator[str]:
     yield f"encoders    {' and '.join(bundle.encoders)}"
     yield f"head        {printable(bundled_head(model))}, for chunks of {bundle.chunk_size} bases"
     yield f"to fetch    {as_size(n_bytes) if n_bytes else 'nothing: all of it is here'}"
-    for encoder in bundle.encoders:
-        if found := find_published(encoder):
-            yield from (f"file        {file.url}" for file in found.published.files)
-    yield f"file        {bundle.head.url}"
+    yield from _addresses(model)
     yield from describe_needs(join_footprints([_footprint(name) for name in bundle.encoders]))
+
+
+def _addresses(name: str) -> list[str]:
+    return [f"file        {file.url}" for file, _ in published_files(name)]
 
 
 def _footprint(name: str) -> Footprint:
@@ -164,10 +165,8 @@ def verify_model(model: str) -> tuple[Model, str]:
     """
     found = find_published(model)
     if found and (missing := found.missing):
-        place = locate(model)
-        path = place if place.name == missing[0].name else place / missing[0].name
         raise UnavailableError(
-            f"{printable(path)}: no such file",
+            f"{printable(missing[0][1])}: no such file",
             hint=f"fetch it with `virnucpro models download {model}`",
         )
     opened = open_model(model, lambda _: None)
@@ -185,30 +184,32 @@ def bring(
 ) -> tuple[str, list[str]]:
     """Import a model, or from a folder the files of the published one called ``source``.
 
+    The name is else that of its file or folder.
+
     -> the name that ``--model`` takes, and lines that say where all lies. Raises as
     ``import_model`` and ``import_files``.
     """
     if folder is not None:
         paths = import_files(source, folder)
         return source, [f"{printable(path.name)} is at {printable(path)}" for path in paths]
-    name, model, digest = import_model(expanded(source), name, force=force)
+    path = expanded(source)
+    if name is None:
+        name = path.name if path.is_dir() else path.stem
+    model, digest = import_model(path, name, force=force)
     return name, [f"{name} is at {printable(model.path)}, sha256 {digest}"]
 
 
-def import_model(source: Path, name: str | None, *, force: bool) -> tuple[str, Model, str]:
-    """Verify a model, and copy it to where ``locate`` finds it by a name. -> name, model, SHA-256
+def import_model(source: Path, name: str, *, force: bool) -> tuple[Model, str]:
+    """Verify a model, and copy it to where ``locate`` finds it by a name. -> it, its SHA-256
 
-    The name is else that of its file or folder. From a folder, the files that belong to the model
-    are copied.
+    From a folder, the files that belong to the model are copied.
 
     Raises:
         UsageError: the name cannot be one.
         UnavailableError: it is no model, damaged, holds code, or has another name.
         OutputError: another model has the name, and ``force`` was not given.
     """
-    if name is None:
-        name = source.name if source.is_dir() else source.stem
-    _check_name(name)
+    found = _publication(name)
     model = recognise(source, lambda _: None)
     if not model.files or model.path != source:
         raise UnavailableError(
@@ -216,18 +217,32 @@ def import_model(source: Path, name: str | None, *, force: bool) -> tuple[str, M
             hint=f"name it by its path: --model {printable(source)}",
         )
     hashes, digest = _hashes(model.files), model.verify()
-    try:
-        _check_is(name, model, digest)
-    except UnavailableError as error:
-        raise UnavailableError(str(error), hint="give it another name with --name") from error
+    if found:
+        _check_is(found, model, digest)
     in_use = places_in_use(name)
     if in_use and not force:
-        return name, _same(name, in_use[0], hashes), digest
-    target = _copy(model, name, hashes)
+        return _same(name, in_use[0], hashes), digest
+    if source.is_dir():
+        target = imported_folder() / name
+    else:
+        target = found.home if found else imported_folder() / f"{name}.pt"
+    _copy(model, target, hashes)
     for path in in_use:
         if path != target:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-    return name, recognise(target, lambda _: None), digest
+    return recognise(target, lambda _: None), digest
+
+
+def _check_is(found: NamedModel, model: Model, digest: str) -> None:
+    """
+    Raises:
+        UnavailableError: it is another than the published model of its name.
+    """
+    try:
+        found.open(model.path)
+        found.check(model, digest)
+    except UnavailableError as error:
+        raise UnavailableError(str(error), hint="give it another name with --name") from error
 
 
 def _same(name: str, path: Path, hashes: Sequence[str]) -> Model:
@@ -244,35 +259,13 @@ def _same(name: str, path: Path, hashes: Sequence[str]) -> Model:
     return there
 
 
-def _copy(model: Model, name: str, hashes: Sequence[str]) -> Path:
-    if model.path.is_file():
-        found = find_published(name)
-        target = found.home if found else imported_folder() / f"{name}.pt"
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with atomic(target) as temporary:
-            _copy_files(model.files, [temporary], hashes, target)
-    else:
-        target = imported_folder() / name
-        _copy_folder(model.files, hashes, target)
-    return target
-
-
-def _check_is(name: str, model: Model, digest: str) -> None:
-    """
-    Raises:
-        UnavailableError: the name is that of another, published model.
-    """
-    if found := find_published(name):
-        found.open(model.path)
-        found.check(model, digest)
-
-
 def _hashes(files: Sequence[Path]) -> list[str]:
     return [sha256(file) for file in files]
 
 
-def _check_name(name: str) -> None:
-    """
+def _publication(name: str) -> NamedModel | None:
+    """The published model of a name that an imported one may have.
+
     Raises:
         UsageError: an imported model cannot have this name.
     """
@@ -283,6 +276,7 @@ def _check_name(name: str) -> None:
             f"{printable(name)!r} cannot be the name of a model",
             hint="give another with --name: letters, digits, '_', '-' and '.'",
         )
+    return found
 
 
 def _is_folder(found: NamedModel | None) -> bool:
@@ -301,70 +295,64 @@ def import_files(name: str, folder: Path) -> list[Path]:
         UnavailableError: one is not the published file.
     """
     if name not in BUNDLES and not _is_folder(find_published(name)):
-        folders = [one for one in PUBLISHED if _is_folder(find_published(one))]
+        folders = [one for one in every_name() if _is_folder(find_published(one))]
         raise UsageError(
             f"--from is for {', '.join((*BUNDLES, *folders))}, not for {printable(name)}",
             hint="to import one checkpoint: `virnucpro models import PATH --name NAME`",
         )
-    parts = list(_parts(name))
-    absent = [part for part, place, _ in parts if not place.exists()]
-    if missing := [part for part in absent if not (folder / part).exists()]:
+    files = [(file, folder / file.name, place) for file, place in published_files(name)]
+    given = [part for part in files if part[1].exists()]
+    absent = [file.name for file, source, place in files if not (source.exists() or place.exists())]
+    if absent:
         raise InputMissingError(
-            f"{printable(folder)} lacks {', '.join(missing)}",
+            f"{printable(folder)} lacks {', '.join(absent)}",
             hint=f"`virnucpro models info {name}` says where each file is published",
         )
-    return [bring(folder / part) for part, _, bring in parts if (folder / part).exists()]
+    for part in given:
+        _import_file(*part)
+    return [place for *_, place in given]
 
 
-def _parts(name: str) -> Iterator[tuple[str, Path, Callable[[Path], Path]]]:
-    """Each file of a model or bundle: its name, its place, and what brings it there from a path."""
-    for encoder in model_names(name):
-        place, found = locate(encoder), find_published(encoder)
-        assert found is not None, "what comes in several files is published"
-        for file in found.published.files:
-            if found.published.is_file:
-                yield file.name, place, partial(_import_as, encoder)
-            else:
-                yield file.name, place / file.name, partial(_import_file, file, place)
-    if name in BUNDLES:
-        head = bundled_head(name)
-        yield head.name, head, partial(_import_file, BUNDLES[name].head, head.parent)
-
-
-def _import_as(name: str, source: Path) -> Path:
-    return import_model(source, name, force=False)[1].path
-
-
-def _import_file(file: RemoteFile, folder: Path, source: Path) -> Path:
-    """Copy a published file that the user brought to its folder.
+def _import_file(file: RemoteFile, source: Path, target: Path) -> None:
+    """Copy a published file that the user brought to its place.
 
     Raises:
         UnavailableError: it is another file.
         OutputError, StorageError: it cannot be written.
     """
-    target = folder / file.name
-    try:
-        check_file(file, source)
-    except UnavailableError as error:
-        raise UnavailableError(
-            f"{printable(source)} is not the published {file.name}: {error}",
-            hint=f"fetch it from {file.url}",
-        ) from error
-    with writing(target, folder):
-        folder.mkdir(parents=True, exist_ok=True)
+    with writing(target, target.parent):
+        target.parent.mkdir(parents=True, exist_ok=True)
     with atomic(target) as temporary:
         _copy_file(source, temporary, target)
-        check_file(file, temporary)
-    return target
+        try:
+            check_file(file, temporary)
+        except UnavailableError as error:
+            raise UnavailableError(
+                f"{printable(source)} is not the published {file.name}: {error}",
+                hint=f"fetch it from {file.url}",
+            ) from error
 
 
-def _copy_folder(files: Sequence[Path], hashes: Sequence[str], target: Path) -> None:
+def _copy(model: Model, target: Path, hashes: Sequence[str]) -> None:
+    """Copy the file or the folder of a model; ``target`` is replaced when all of it is there."""
+    if model.path.is_dir():
+        with _replacing(target) as copy:
+            _copy_files(model.files, [copy / file.name for file in model.files], hashes, target)
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with atomic(target) as temporary:
+        _copy_files(model.files, [temporary], hashes, target)
+
+
+@contextmanager
+def _replacing(target: Path) -> Iterator[Path]:
+    """Yield a new folder that replaces ``target`` if the block succeeds."""
     for leftover in target.parent.glob(f".{target.name}.*{TEMPORARY}"):
         shutil.rmtree(leftover)  # of an import that was killed
     copy, replaced = temporary_beside(target), temporary_beside(target)
     copy.mkdir(parents=True)
     try:
-        _copy_files(files, [copy / file.name for file in files], hashes, target)
+        yield copy
         if target.exists():
             target.rename(replaced)
         copy.rename(target)

@@ -35,7 +35,6 @@ class _ResidueTable(nn.Module):
 
     def __init__(self, rows: Tensor) -> None:
         super().__init__()
-        assert len(rows) == N_TOKENS
         self.rows: Tensor
         self.register_buffer("rows", rows.float())
 
@@ -44,19 +43,18 @@ class _ResidueTable(nn.Module):
         return self.rows[send(batch.tokens, self.rows.device)]
 
 
-def _one_hot() -> _ResidueTable:
-    """A channel for each of the 20 amino acids, and one for all else."""
+def _one_hot() -> Tensor:
+    """A channel for each of the 20 amino acids, and one for all else. (N_TOKENS, 21)"""
     rows = torch.zeros(N_TOKENS, len(AMINO_ACIDS) + 1)
     rows[:, -1] = 1
-    for channel, token in enumerate(AMINO_ACID_TOKENS):
-        rows[token] = F.one_hot(torch.tensor(channel), rows.shape[1])
-    return _ResidueTable(rows)
+    rows[AMINO_ACID_TOKENS] = torch.eye(*rows[AMINO_ACID_TOKENS].shape)
+    return rows
 
 
-def _blosum62() -> _ResidueTable:
+def _blosum62() -> Tensor:
     """The scores of a residue against the 20 amino acids (Henikoff and Henikoff 1992).
 
-    Divided by their root mean square. A letter without a row reads as X.
+    Divided by their root mean square. A letter without a row reads as X. (N_TOKENS, 20)
     """
     matrix = substitution_matrices.load("BLOSUM62")  # type: ignore[no-untyped-call]
     columns = [matrix.alphabet.index(letter) for letter in AMINO_ACIDS]
@@ -65,7 +63,7 @@ def _blosum62() -> _ResidueTable:
     for letter, token in zip(RESIDUES, tokenize([RESIDUES])[1:-1], strict=True):
         if letter in matrix.alphabet:
             rows[token] = scores[matrix.alphabet.index(letter)]
-    return _ResidueTable(torch.from_numpy(rows / np.sqrt(np.mean(scores[columns] ** 2))))
+    return torch.from_numpy(rows / np.sqrt(np.mean(scores[columns] ** 2)))
 
 
 class Reader(nn.Module):
@@ -98,24 +96,20 @@ class Reader(nn.Module):
 
         ``esm2`` is the model that encodes, where the encoding is its.
         """
+        encoder: ESM2 | _ResidueTable
         match encoding:
             case "composition":
                 return Reader(None, 0)
             case "esm2":
                 assert esm2 is not None, "an encoding by a model"
-                return _reader_of(esm2, esm2.shape.dim, architecture)
-            case "onehot":
-                table = _one_hot()
-            case "blosum62":
-                table = _blosum62()
-        return _reader_of(table, table.rows.shape[1], architecture)
-
-
-def _reader_of(encoder: nn.Module, n_channels: int, architecture: Architecture) -> Reader:
-    if architecture == "mlp":
-        return Reader(encoder, n_channels)
-    network = {"cnn": _ConvNet, "lstm": _LSTM, "unet": _UNet}[architecture](n_channels)
-    return Reader(encoder, network.width, network)
+                encoder, n_channels = esm2, esm2.shape.dim
+            case "onehot" | "blosum62":
+                rows = _one_hot() if encoding == "onehot" else _blosum62()
+                encoder, n_channels = _ResidueTable(rows), rows.shape[1]
+        if architecture == "mlp":
+            return Reader(encoder, n_channels)
+        network = {"cnn": _ConvNet, "lstm": _LSTM, "unet": _UNet}[architecture](n_channels)
+        return Reader(encoder, network.width, network)
 
 
 def _pad_residues(hidden: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor]:

@@ -181,35 +181,27 @@ class HostCopy:
     def start(self, results: Tensor) -> Pending:
         """Begin to copy float32 rows, into pinned memory."""
         if self.copying is None:
-            return _Arrived(results.cpu().numpy())
+            return _Copy(results.cpu())
         host = torch.empty(results.shape, dtype=results.dtype, pin_memory=True)
         self.copying.wait_stream(torch.cuda.current_stream(results.device))
         with torch.cuda.stream(self.copying):
             host.copy_(results, non_blocking=True)
             copied = self.copying.record_event()
         results.record_stream(self.copying)
-        return _Arriving(host, copied)
+        return _Copy(host, copied)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Arrived:
-    """Rows on the host; a ``base.Pending``."""
+class _Copy:
+    """Rows on the host, or on their way to pinned memory of it; a ``base.Pending``."""
 
-    array: Rows
+    host: Tensor
+    copied: torch.cuda.Event | None = None  # None: they are there
     n_repeated: ClassVar[int] = 0
 
     def rows(self) -> Rows:
-        return self.array
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Arriving:
-    host: Tensor  # pinned
-    copied: torch.cuda.Event
-    n_repeated: ClassVar[int] = 0
-
-    def rows(self) -> Rows:
-        self.copied.synchronize()
+        if self.copied is not None:
+            self.copied.synchronize()
         array: Rows = self.host.numpy()
         return array
 
@@ -260,17 +252,13 @@ class _Fp16Batch:
     n_repeated: int = 0
 
     def rows(self) -> Rows:
-        rows = self.pending.rows()
-        parts = np.split(rows, self.ends(len(rows))[:-1])  # views
+        rows = self.pending.rows()  # one of each sequence, or one of each residue
+        is_pooled = len(rows) == len(self.sequences)
+        n_rows = [1 if is_pooled else len(sequence) for sequence in self.sequences]
+        parts = np.split(rows, np.cumsum(n_rows)[:-1])  # views
         for sequence, part in zip(self.sequences, parts, strict=True):
             if not np.isfinite(part).all():
                 with self.in_float32():
                     part[:] = self.embed([sequence]).cpu().numpy()
                 self.n_repeated += 1
         return rows
-
-    def ends(self, n_rows: int) -> NDArray[np.int64]:
-        """The end of each protein among the rows, of which it has one, or one per residue."""
-        if n_rows == len(self.sequences):
-            return np.arange(1, n_rows + 1)
-        return np.cumsum([len(sequence) for sequence in self.sequences])
