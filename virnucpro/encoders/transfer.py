@@ -170,25 +170,18 @@ def mean_of_bags(hidden: Tensor, places: NDArray[np.int64], starts: NDArray[np.i
     return F.embedding_bag(rows, hidden, offsets, mode="mean")
 
 
-class HostCopy:
-    """Copy of results from a device to the host: on a GPU, beside the next batch's work."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.copying: torch.cuda.Stream | None = None
-        if device.type == "cuda":
-            self.copying = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-    def start(self, results: Tensor) -> Pending:
-        """Begin to copy float32 rows, into pinned memory."""
-        if self.copying is None:
-            return _Copy(results.cpu())
-        host = torch.empty(results.shape, dtype=results.dtype, pin_memory=True)
-        self.copying.wait_stream(torch.cuda.current_stream(results.device))
-        with torch.cuda.stream(self.copying):
-            host.copy_(results, non_blocking=True)
-            copied = self.copying.record_event()
-        results.record_stream(self.copying)
-        return _Copy(host, copied)
+def copy_to_host(results: Tensor) -> Pending:
+    """Begin to copy float32 rows to the host: from a GPU beside the next batch's work."""
+    if not results.is_cuda:
+        return _Copy(results.cpu())
+    host = torch.empty(results.shape, dtype=results.dtype, pin_memory=True)
+    copying = torch.cuda.Stream(results.device)  # type: ignore[no-untyped-call] # one of a pool
+    copying.wait_stream(torch.cuda.current_stream(results.device))
+    with torch.cuda.stream(copying):
+        host.copy_(results, non_blocking=True)
+        copied = copying.record_event()
+    results.record_stream(copying)
+    return _Copy(host, copied)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -219,7 +212,6 @@ class PackedEncoder(ABC):
         in_float32: Callable[[], AbstractContextManager[None]] | None = None,
     ) -> None:
         self.spec, self.device, self.in_float32 = spec, device, in_float32
-        self.copy = HostCopy(device)
 
     @abstractmethod
     def embed(self, sequences: Sequence[str]) -> Tensor:
@@ -232,7 +224,7 @@ class PackedEncoder(ABC):
         return plan_batches(lengths, tokens_per_batch)
 
     def start(self, sequences: Sequence[str]) -> Pending:
-        pending = self.copy.start(self.embed(sequences))
+        pending = copy_to_host(self.embed(sequences))
         if self.spec.precision != "fp16" or self.in_float32 is None:
             return pending
         return _Fp16Batch(sequences, pending, self.in_float32, self.embed)

@@ -31,7 +31,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils._pytree import tree_map
 
 from virnucpro.encoders.base import Pending
-from virnucpro.encoders.transfer import HostCopy
+from virnucpro.encoders.transfer import copy_to_host
 from virnucpro.ground.errors import ResumeError, UnavailableError, UsageError, VirnucproError
 from virnucpro.ground.events import Memory, OnEvent, Progress
 from virnucpro.ground.files import open_plain
@@ -130,14 +130,13 @@ class Trainer:
     state: _Progressed = field(default_factory=_Progressed)
     clock: _Clock = field(init=False)
     scaler: torch.amp.GradScaler = field(init=False)  # of losses in fp16; else it does nothing
-    copies: HostCopy = field(init=False)  # of losses and norms, on their way from the device
     checkpoints: _Checkpoints = field(init=False)
     first: int = 0  # the epoch that this start goes on from
     _told: float = 0.0  # when the figures of a step were told
 
     def __post_init__(self) -> None:
         device = self.ranks.device
-        self.clock, self.copies = _Clock(device, self.is_profiled), HostCopy(device)
+        self.clock = _Clock(device, self.is_profiled)
         is_scaled = self.settings.precision == "fp16"
         self.scaler = torch.amp.GradScaler(device.type, enabled=is_scaled)
         n_kept = self.settings.keep_checkpoints
@@ -338,7 +337,7 @@ class Trainer:
             self.clock.lap(_STEP)
         self.scaler.unscale_(optimizer)
         norm = whole(nn.utils.clip_grad_norm_(wrapped.parameters(), _MOST_GRADIENT))
-        arriving = self.copies.start(torch.stack([loss, norm]))
+        arriving = copy_to_host(torch.stack([loss, norm]))
         self.scaler.step(optimizer)
         self.scaler.update()
         optimizer.zero_grad(set_to_none=True)
