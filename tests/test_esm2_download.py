@@ -278,34 +278,35 @@ def test_a_name_that_is_nearly_right_brings_the_right_one(by_file, given, meant)
     assert caught.value.hint.startswith(f"did you mean {meant}?")
 
 
-def test_an_answer_that_ends_early_is_refused(checkpoint):
-    with serving(part(checkpoint, 2_000_000)) as (base_url, _):
-        assert f"after 2000000 of {len(checkpoint)} bytes" in str(refusal(base_url, 2_000_000))
-
-
-def test_chunks_that_end_early_are_refused(checkpoint):
-    with serving(in_chunks(checkpoint, to_the_end=False)) as (base_url, _):
-        refusal(base_url, kept=len(checkpoint))
-    with serving(whole(checkpoint)) as (base_url, asked):
-        assert find_checkpoint(NAME, base_url=base_url).path.read_bytes() == checkpoint
-    assert not asked, "it was all there"
-
-
 PAGE = b"<!DOCTYPE html><title>Please log in</title>"
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "said", "kept"),
     [
-        (not_found, "Not Found"),
-        (no_http, "SSH-2.0"),
-        (whole(PAGE), f"it has {len(PAGE)} bytes, not"),
+        (lambda content: part(content, 2_000_000), "after 2000000 of {} bytes", 2_000_000),
+        (lambda content: in_chunks(content, to_the_end=False), "", None),
+        (lambda content: part(content + b"more", 0), "bytes, not {}", 0),
+        (lambda _: not_found, "Not Found", 0),
+        (lambda _: no_http, "SSH-2.0", 0),
+        (lambda _: whole(PAGE), f"it has {len(PAGE)} bytes, not", 0),
     ],
-    ids=["nothing", "another protocol", "a page"],
+    ids=["early end", "early end of chunks", "another length", "nothing", "no HTTP", "a page"],
 )
-def test_what_is_no_file_of_a_model_is_refused(answer, said):
-    with serving(answer) as (base_url, _):
-        assert said in str(refusal(base_url))
+def test_what_is_not_the_whole_file_is_refused_and_its_beginning_kept(
+    checkpoint, answer, said, kept
+):
+    n_bytes = len(checkpoint)
+    with serving(answer(checkpoint)) as (base_url, _):
+        error = refusal(base_url, n_bytes if kept is None else kept)
+    assert said.format(n_bytes) in str(error)
+
+
+def test_what_is_all_there_is_not_asked_for(checkpoint):
+    begin(checkpoint)
+    with serving(not_found) as (base_url, asked):
+        assert find_checkpoint(NAME, base_url=base_url).path.read_bytes() == checkpoint
+    assert not asked
 
 
 def test_without_a_server_the_error_names_the_address_and_the_folder():
@@ -347,12 +348,6 @@ def test_a_length_that_is_no_number_is_not_believed(checkpoint, said):
 
     with serving(answer) as (base_url, _):
         assert find_checkpoint(NAME, base_url=base_url).path.read_bytes() == checkpoint
-
-
-def test_a_length_that_is_not_the_published_one_is_refused_before_a_byte_is_read(checkpoint):
-    with serving(part(checkpoint + b"more", 0)) as (base_url, _):
-        error = refusal(base_url)
-    assert f"it has {len(checkpoint) + 4} bytes, not {len(checkpoint)}" in str(error)
 
 
 @pytest.mark.parametrize("is_recorded", [True, False])
@@ -442,57 +437,44 @@ def test_a_download_that_was_cut_off_goes_on_where_it_was(checkpoint):
     assert found.path.read_bytes() == checkpoint and files() == [f"{NAME}.pt"]
 
 
-def test_a_server_that_knows_no_ranges_sends_all_of_it_again(checkpoint):
-    hub_folder().mkdir(parents=True)
-    (hub_folder() / PARTIAL).write_bytes(checkpoint[:1000])
-    with serving(whole(checkpoint)) as (base_url, _):
-        assert find_checkpoint(NAME, base_url=base_url).path.read_bytes() == checkpoint
+def begin(content: bytes) -> None:
+    """Leave what an attempt before fetched."""
+    hub_folder().mkdir(parents=True, exist_ok=True)
+    (hub_folder() / PARTIAL).write_bytes(content)
 
 
-def test_a_page_in_place_of_the_rest_costs_nothing_of_what_came(checkpoint):
-    """A network that wants a login answers everything with its own page."""
-    hub_folder().mkdir(parents=True)
-    (hub_folder() / PARTIAL).write_bytes(checkpoint[:1000])
-    with serving(whole(PAGE)) as (base_url, _):
-        refusal(base_url, kept=1000)
+def another_range(request: BaseHTTPRequestHandler) -> None:
+    request.send_response(206)
+    request.send_header("Content-Range", f"bytes {'9' * 5_000}-1/*")
+    request.send_header("Content-Length", "3")
+    request.end_headers()
+    request.wfile.write(b"abc")
 
 
-def test_a_range_of_thousands_of_digits_is_another_range(checkpoint):
-    hub_folder().mkdir(parents=True)
-    (hub_folder() / PARTIAL).write_bytes(checkpoint[:1000])
-
-    def endless(request: BaseHTTPRequestHandler) -> None:
-        request.send_response(206)
-        request.send_header("Content-Range", f"bytes {'9' * 5_000}-1/*")
-        request.send_header("Content-Length", "3")
-        request.end_headers()
-        request.wfile.write(b"abc")
-
-    with serving(endless) as (base_url, _):
-        refusal(base_url, kept=1000)
+def nothing_behind(request: BaseHTTPRequestHandler) -> None:
+    request.send_error(416)
 
 
-def test_what_is_as_long_as_the_file_and_not_known_to_be_is_fetched_anew(checkpoint, publish):
-    """A server has nothing behind its end: the next attempt begins at the beginning."""
-    publish(n_bytes=None)
-    hub_folder().mkdir(parents=True)
-    (hub_folder() / PARTIAL).write_bytes(checkpoint)
-
-    def nothing_behind(request: BaseHTTPRequestHandler) -> None:
-        request.send_error(416)
-
-    with serving(nothing_behind) as (base_url, _):
-        refusal(base_url)
-    with serving(whole(checkpoint)) as (base_url, _):
-        assert find_checkpoint(NAME, base_url=base_url).path.read_bytes() == checkpoint
-
-
-def test_a_wrong_beginning_is_not_kept(checkpoint):
-    """What lay there belongs to another file: it is refused, and the next attempt begins anew."""
-    hub_folder().mkdir(parents=True)
-    (hub_folder() / PARTIAL).write_bytes(bytes(1000))
-    with serving(ranges(checkpoint, [])) as (base_url, _):
-        refusal(base_url)
+@pytest.mark.parametrize(
+    ("beginning", "answer", "kept"),
+    [
+        (1000, lambda _: whole(PAGE), 1000),
+        (1000, lambda _: another_range, 1000),
+        (0, lambda content: ranges(content, []), 0),
+        (None, lambda _: nothing_behind, 0),
+    ],
+    ids=["a page to log in", "another range", "of another file", "as long as the file"],
+)
+def test_what_came_before_is_kept_unless_it_is_wrong_and_the_next_attempt_gets_the_file(
+    checkpoint, publish, beginning, answer, kept
+):
+    """A length that nobody published may be that of the file: a server has nothing behind it."""
+    if beginning is None:
+        publish(n_bytes=None)
+    begin(checkpoint[:beginning] or bytes(1000))
+    with serving(answer(checkpoint)) as (base_url, _):
+        refusal(base_url, kept)
+    with serving(whole(checkpoint)) as (base_url, _):  # it knows no ranges, and sends all of it
         assert find_checkpoint(NAME, base_url=base_url).path.read_bytes() == checkpoint
 
 
