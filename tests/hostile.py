@@ -19,6 +19,17 @@ CLOSED = "TAAATAAATAACTTAATTAGTTAGCTAGCTAACTAGTCATCACTATTA"  # a stop in every f
 TWO = f">a first\n{DNA}\n>b\n{DNA[3:]}\n"
 _BLOCK = 1 << 20
 
+
+class Payload:
+    """An object whose unpickling makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, tuple[Path]]:
+        return Path.touch, (self.path,)
+
+
 Maker = Callable[[Path], list[Path]]
 MAKERS: dict[str, Maker] = {}
 

@@ -15,6 +15,7 @@ import dnabert
 import numpy as np
 import pytest
 import torch
+from hostile import Payload
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -364,16 +365,6 @@ def test_a_plain_bert_is_recognised_by_its_config(folder, tmp_path):
     (path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UnavailableError, match=r"is not a DNABERT-S: .* a plain BERT"):
         recognise(path, lambda _: None)
-
-
-class Payload:
-    """An object whose unpickling makes a file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self):
-        return Path.touch, (self.path,)
 
 
 def test_a_pickle_with_code_in_it_is_refused_and_does_nothing(tmp_path):

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import random_esm2
+from hostile import Payload
 from oracle import make_fair_esm, save_fair_esm
 
 from virnucpro.encoders import fetch
@@ -615,14 +616,6 @@ def test_other_weights_of_the_same_shape_do_not_get_a_published_name(tmp_path, k
     assert caught.value.hint == "give it another name with --name"
     assert not hub_folder().exists() and not imported_folder().exists()
     bring(other, "ours")
-
-
-class Payload:
-    def __init__(self, path) -> None:
-        self.path = path
-
-    def __reduce__(self):
-        return open, (str(self.path), "w")
 
 
 def test_a_file_that_carries_code_is_not_imported_and_the_code_not_run(tmp_path):

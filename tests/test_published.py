@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import TINY
+from hostile import Payload
 from oracle import make_fair_esm, save_fair_esm
 from runs import assert_same_run, our_processes, run_inline
 from torch import Tensor, nn
@@ -127,16 +128,6 @@ def test_the_true_head_gives_the_published_scores_of_eight_frames():
     scores = head.classify(np.concatenate([stored["dnabert_s"], stored["esm2_3b"]], axis=1))
     assert np.abs(scores - stored["score2_500"].astype(float)).max() < 1e-6
     assert np.array_equal(scores > 0.5, stored["label_500"] == "virus")
-
-
-class Payload:
-    """An object whose unpickling makes a file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self):
-        return Path.touch, (self.path,)
 
 
 def test_a_head_with_code_in_it_is_refused_and_does_nothing(classifier, tmp_path):
@@ -339,7 +330,7 @@ def test_without_network_the_error_says_what_to_fetch_and_where_it_goes(brought,
 def test_a_bundle_is_not_one_model(brought):
     with pytest.raises(UsageError, match="virnucpro-500 is not one model, but dnabert-s and"):
         locate("virnucpro-500")
-    with pytest.raises(UsageError, match="--from is for virnucpro-500"):
+    with pytest.raises(UsageError, match="--from is for dnabert-s, virnucpro-500"):
         import_files("esm2_t6_8M_UR50D", brought)
 
 
@@ -464,12 +455,3 @@ def test_vectors_of_bases_are_written_in_the_layout_of_the_original(brought, con
     with h5py.File(tmp_path / "out" / "features" / "000000.h5") as h5:
         for name, row in zip(h5["ids"].asstr()[:], h5["embeddings"][:], strict=True):
             assert np.array_equal(rows[name].numpy(), row)
-
-
-@golden
-def test_the_vectors_of_eight_real_frames_stand_side_by_side_bit_for_bit():
-    """The committed merged vectors of the published program were these, DNABERT-S's first."""
-    stored = np.load(HEADS / "published_vectors.npz")
-    for bases, protein in zip(stored["dnabert_s"], stored["esm2_3b"], strict=True):
-        merged = torch.cat((torch.from_numpy(bases), torch.from_numpy(protein)), dim=-1).numpy()
-        assert np.concatenate([bases, protein]).tobytes() == merged.tobytes()

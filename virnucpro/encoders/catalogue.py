@@ -302,12 +302,11 @@ def open_model(
 
 def bytes_to_fetch(model: str) -> int:
     """Bytes of a named model, or of a bundle, that are to be fetched before it can be used."""
-    if model in BUNDLES:
-        has_head = bundled_head(model).exists()
-        encoders = sum(map(bytes_to_fetch, BUNDLES[model].encoders))
-        return encoders + (0 if has_head else BUNDLES[model].head.n_bytes or _HEAD_BYTES)
-    found = find_published(model)
-    return found.bytes_to_fetch if found else 0
+    models = map(find_published, model_names(model))
+    n_bytes = sum(found.bytes_to_fetch for found in models if found)
+    if model in BUNDLES and not bundled_head(model).exists():
+        n_bytes += _HEAD_BYTES
+    return n_bytes
 
 
 def fetch_head(bundle: str, on_event: OnEvent) -> tuple[Path, int]:

@@ -269,19 +269,13 @@ def _publication(name: str) -> NamedModel | None:
     Raises:
         UsageError: an imported model cannot have this name.
     """
-    found = find_published(name)
-    is_taken = name == EMBEDDED or name in BUNDLES or _is_folder(found)
+    is_taken = name == EMBEDDED or len(published_files(name)) > 1
     if not is_name(name) or is_taken or name.endswith(".pt"):
         raise UsageError(
             f"{printable(name)!r} cannot be the name of a model",
             hint="give another with --name: letters, digits, '_', '-' and '.'",
         )
-    return found
-
-
-def _is_folder(found: NamedModel | None) -> bool:
-    """True for a model that is published in several files."""
-    return found is not None and not found.published.is_file
+    return find_published(name)
 
 
 def import_files(name: str, folder: Path) -> list[Path]:
@@ -294,23 +288,23 @@ def import_files(name: str, folder: Path) -> list[Path]:
         InputMissingError: files are missing.
         UnavailableError: one is not the published file.
     """
-    if name not in BUNDLES and not _is_folder(find_published(name)):
-        folders = [one for one in every_name() if _is_folder(find_published(one))]
+    files = published_files(name)
+    if len(files) < 2:
+        several = [one for one in every_name() if len(published_files(one)) > 1]
         raise UsageError(
-            f"--from is for {', '.join((*BUNDLES, *folders))}, not for {printable(name)}",
+            f"--from is for {', '.join(several)}, not for {printable(name)}",
             hint="to import one checkpoint: `virnucpro models import PATH --name NAME`",
         )
-    files = [(file, folder / file.name, place) for file, place in published_files(name)]
-    given = [part for part in files if part[1].exists()]
-    absent = [file.name for file, source, place in files if not (source.exists() or place.exists())]
+    given = [(file, place) for file, place in files if (folder / file.name).exists()]
+    absent = [part for part in files if part not in given and not part[1].exists()]
     if absent:
         raise InputMissingError(
-            f"{printable(folder)} lacks {', '.join(absent)}",
+            f"{printable(folder)} lacks {', '.join(file.name for file, _ in absent)}",
             hint=f"`virnucpro models info {name}` says where each file is published",
         )
-    for part in given:
-        _import_file(*part)
-    return [place for *_, place in given]
+    for file, place in given:
+        _import_file(file, folder / file.name, place)
+    return [place for _, place in given]
 
 
 def _import_file(file: RemoteFile, source: Path, target: Path) -> None:
