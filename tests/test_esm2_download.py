@@ -8,12 +8,11 @@ import hashlib
 import os
 import shutil
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ import torch
 from conftest import random_esm2
 from hostile import Payload
 from oracle import make_fair_esm, save_fair_esm
+from served import Answer, part, serving, whole
 
 from virnucpro.encoders import fetch
 from virnucpro.encoders.catalogue import (
@@ -44,8 +44,6 @@ PUBLISHED = FAMILIES["esm2"].published
 NOWHERE = "http://127.0.0.1:1"
 PARTIAL = f".{NAME}.pt.part"
 SHAPE = ESM2Shape(n_layers=2, dim=160, n_heads=4)  # more than one block of the download
-
-Answer = Callable[[BaseHTTPRequestHandler], None]
 
 
 @pytest.fixture(scope="module")
@@ -105,49 +103,6 @@ def bring(path: Path, name: str, *, force: bool = False) -> ESM2Model:
     model, digest = import_model(path, name, force=force)
     assert digest == as_esm2(model).sha256()
     return as_esm2(model)
-
-
-@contextmanager
-def serving(answer: Answer) -> Iterator[tuple[str, list[str]]]:
-    """A server on loopback: its address, and the paths that it is asked for."""
-    asked: list[str] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        timeout = 10
-
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            self.close_connection = True
-            answer(self)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/models", asked
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-def whole(content: bytes) -> Answer:
-    return part(content, len(content))
-
-
-def part(content: bytes, n_bytes: int) -> Answer:
-    """Promise all of the content, and send the beginning."""
-
-    def answer(request: BaseHTTPRequestHandler) -> None:
-        request.send_response(200)
-        request.send_header("Content-Length", str(len(content)))
-        request.end_headers()
-        request.wfile.write(content[:n_bytes])
-
-    return answer
 
 
 def in_chunks(content: bytes, *, to_the_end: bool) -> Answer:

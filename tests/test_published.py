@@ -9,10 +9,9 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from http.server import HTTPServer, SimpleHTTPRequestHandler
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import dnabert
@@ -24,6 +23,7 @@ from conftest import TINY
 from hostile import Payload
 from oracle import make_fair_esm, save_fair_esm
 from runs import assert_same_run, our_processes, run_inline
+from served import serving, whole
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
@@ -173,6 +173,11 @@ def test_another_module_is_no_head(classifier, tmp_path, fault, why):
 # Its files
 
 
+def published_as(file: Path) -> RemoteFile:
+    url = f"{NOWHERE}/{file.name}"
+    return RemoteFile(url=url, n_bytes=file.stat().st_size, sha256=sha256(file))
+
+
 @pytest.fixture
 def brought(classifier, tmp_path, monkeypatch) -> Path:
     """A folder with the files of a bundle of tiny models, which have the published names here."""
@@ -181,25 +186,12 @@ def brought(classifier, tmp_path, monkeypatch) -> Path:
     name = BUNDLES["virnucpro-500"].encoders[1]
     checkpoint = save_fair_esm(make_fair_esm(TINY), folder / f"{name}.pt")
     torch.save(classifier, folder / "500_model.pth")
-    files = tuple(
-        RemoteFile(
-            url=f"{NOWHERE}/{file.name}",
-            n_bytes=(folder / file.name).stat().st_size,
-            sha256=sha256(folder / file.name),
-        )
-        for file in DNABERT_S["dnabert-s"].files
-    )
+    files = tuple(published_as(folder / file.name) for file in DNABERT_S["dnabert-s"].files)
     published = Published(
         n_layers=TINY.n_layers,
         dim=TINY.dim,
         n_heads=TINY.n_heads,
-        files=(
-            RemoteFile(
-                url=f"{NOWHERE}/{checkpoint.name}",
-                n_bytes=checkpoint.stat().st_size,
-                sha256=sha256(checkpoint),
-            ),
-        ),
+        files=(published_as(checkpoint),),
     )
     content = (folder / "500_model.pth").read_bytes()
     blob = hashlib.sha1(b"blob %d\0%b" % (len(content), content)).hexdigest()
@@ -264,27 +256,16 @@ def test_a_bundle_is_fetched_by_one_command(brought, monkeypatch):
     encoder = BUNDLES["virnucpro-500"].encoders[1]
     import_model(brought / f"{encoder}.pt", encoder, force=False)
 
-    class Handler(SimpleHTTPRequestHandler):
-        def __init__(self, *arguments: object) -> None:
-            super().__init__(*arguments, directory=str(brought))
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        whole((brought / Path(request.path).name).read_bytes())(request)
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        address = f"http://127.0.0.1:{server.server_port}"
+    with serving(answer) as (address, _):
         folder, bundle = DNABERT_S["dnabert-s"], BUNDLES["virnucpro-500"]
         files = tuple(replace(file, url=f"{address}/{file.name}") for file in folder.files)
         monkeypatch.setitem(DNABERT_S, "dnabert-s", replace(folder, files=files))
         head = replace(bundle.head, url=f"{address}/500_model.pth")
         monkeypatch.setitem(BUNDLES, "virnucpro-500", replace(bundle, head=head))
-        try:
-            result = CliRunner().invoke(app, ["models", "download", "virnucpro-500"])
-        finally:
-            server.shutdown()
-            thread.join()
+        result = CliRunner().invoke(app, ["models", "download", "virnucpro-500"])
     assert f"dnabert-s is at {locate('dnabert-s')}" in result.output, result.output
     assert "its head is at" in result.output
     for file in files:

@@ -1,0 +1,53 @@
+"""A server on loopback, for what is fetched."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+Answer = Callable[[BaseHTTPRequestHandler], None]
+
+
+@contextmanager
+def serving(answer: Answer) -> Iterator[tuple[str, list[str]]]:
+    """A server on loopback: its address, and the paths that it is asked for."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        timeout = 10
+
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.close_connection = True
+            answer(self)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/models", asked
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def whole(content: bytes) -> Answer:
+    return part(content, len(content))
+
+
+def part(content: bytes, n_bytes: int) -> Answer:
+    """Promise all of the content, and send the beginning."""
+
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(200)
+        request.send_header("Content-Length", str(len(content)))
+        request.end_headers()
+        request.wfile.write(content[:n_bytes])
+
+    return answer
