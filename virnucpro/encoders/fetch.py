@@ -58,10 +58,7 @@ def _fetch(file: RemoteFile, path: Path, on_bytes: _OnBytes) -> None:
             is_part = answer.status == http.client.PARTIAL_CONTENT
             if not is_part or not place.startswith(f"bytes {start}-"):
                 start = 0  # it begins with the first byte
-            total = _total(answer, start, file.n_bytes)
-            out.seek(start)
-            out.truncate()  # what is there is given up only for a file of the right length
-            _receive(answer, out, total, total or file.most_bytes, on_bytes)
+            _receive(answer, out, start, file, on_bytes)
 
 
 @contextmanager
@@ -82,33 +79,36 @@ def _appending(path: Path) -> Iterator[BinaryIO]:
                 path.unlink(missing_ok=True)
 
 
-def _total(answer: http.client.HTTPResponse, start: int, n_bytes: int | None) -> int:
-    """Bytes of the whole file; 0 if nobody says how many.
+def _receive(
+    answer: http.client.HTTPResponse,
+    out: BinaryIO,
+    start: int,
+    file: RemoteFile,
+    on_bytes: _OnBytes,
+) -> None:
+    """Write an answer behind the first ``start`` bytes of what is there.
 
     Raises:
-        OSError: the server has another file, such as a page to log in.
+        UnavailableError: it goes on and on.
+        OSError: the server has another file, such as a page to log in; or see ``_fetch``.
     """
     announced = start + answer.length if answer.length else 0  # 0: not said, or not a number
-    total = n_bytes or announced
+    total = file.n_bytes or announced
     if announced not in (0, total):
         raise OSError(f"it has {announced} bytes, not {total}")
-    return total
-
-
-def _receive(
-    answer: http.client.HTTPResponse, out: BinaryIO, total: int, most: int, on_bytes: _OnBytes
-) -> None:
-    began, first = time.monotonic(), out.tell()
-    n_bytes = first
+    out.seek(start)
+    out.truncate()  # what is there is given up only for a file of the right length
+    most = total or file.most_bytes
+    began, n_bytes = time.monotonic(), start
     while block := answer.read1(_BLOCK):
         out.write(block)
         n_bytes += len(block)
         if n_bytes > most:
             raise UnavailableError(f"it goes on after {most} bytes")
         seconds = time.monotonic() - began
-        if seconds > 2 * _TIMEOUT + (n_bytes - first) / _SLOWEST:
+        if seconds > 2 * _TIMEOUT + (n_bytes - start) / _SLOWEST:
             raise OSError(
-                f"the connection is too slow: {n_bytes - first} bytes in {seconds:.0f} seconds"
+                f"the connection is too slow: {n_bytes - start} bytes in {seconds:.0f} seconds"
             )
         on_bytes(n_bytes, total)
     if n_bytes < total:
