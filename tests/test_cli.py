@@ -327,14 +327,6 @@ def test_models_say_what_they_need_before_they_are_fetched(tmp_path, monkeypatch
     assert not (tmp_path / "torch").exists()
 
 
-def test_a_model_in_the_current_folder_is_no_name(model, tmp_path):
-    (tmp_path / "esm2_virnucpro").symlink_to(model[1])
-    before = virnucpro("models", "info", "esm2_virnucpro").stdout
-    assert virnucpro("models", "info", "esm2_virnucpro", cwd=tmp_path).stdout == before
-    here = virnucpro("models", "info", "./esm2_virnucpro", cwd=tmp_path).stdout
-    assert "layers      2" in here and here != before
-
-
 def test_auto_precision_on_resume_is_what_the_run_began_with(model, tmp_path):
     command = ("predict", "-i", EXAMPLE, "-o", tmp_path / "run", *model)
     assert virnucpro(*command, "--precision", "fp32").returncode == 0

@@ -202,12 +202,6 @@ def test_a_path_has_a_separator_and_is_never_fetched(tmp_path, monkeypatch):
     assert caught.value.hint == "if you mean model.pt in the current folder, write ./model.pt"
 
 
-@pytest.mark.parametrize("path", ["~nosuchuser/model.pt", "~nosuchuser/"])
-def test_a_user_that_is_not_there_is_named(path):
-    with pytest.raises(UsageError, match="no home folder is known for ~nosuchuser"):
-        locate(path)
-
-
 def test_an_unknown_name_is_refused_with_all_names():
     with pytest.raises(UnavailableError, match="no model named prot_t5") as caught:
         find_checkpoint("prot_t5")
