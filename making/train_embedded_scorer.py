@@ -74,7 +74,7 @@ from scorer_words import WordCounts, Words, count_words
 from virnucpro.callers.options import FALSE_POSITIVES
 from virnucpro.ground.records import Counts, Values, sigmoid
 from virnucpro.learning.calibration import fit_error_rates
-from virnucpro.learning.metrics import Samples, bootstrap, measure
+from virnucpro.learning.metrics import Samples
 from virnucpro.learning.records import (
     Labelled,
     LabelledRecord,
@@ -410,15 +410,15 @@ def row_of(
     own, inside = samples.where(is_own), samples.where(is_inside)
     n_of_label = np.bincount(inside.is_virus, minlength=2)
     inside = replace(inside, weights=1 / n_of_label[inside.is_virus.astype(np.int64)])
-    figures = measure(inside, inside.scores >= threshold)
-    interval = bootstrap(inside, inside.scores >= threshold, seed=0)
+    figures = inside.measure(inside.scores >= threshold)
+    low, high = inside.bootstrap(inside.scores >= threshold, seed=0)
     is_called = own.scores >= threshold
     cells = [name]
     for label in (True, False):
         of_label = own.is_virus == label
         n_groups = len(set(own.groups[of_label].tolist()))
         cells += map(str, (of_label.sum(), n_groups, is_called[of_label].sum()))
-    values = (figures.auroc, interval[0].auroc, interval[1].auroc, figures.calibration_error)
+    values = (figures["auroc"], low["auroc"], high["auroc"], figures["calibration_error"])
     cells += ["" if value is None else f"{value:.4f}" for value in values]
     return tuple(cells)
 

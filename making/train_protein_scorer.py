@@ -39,7 +39,7 @@ from virnucpro.callers.options import FALSE_POSITIVES
 from virnucpro.ground.records import Counts, Mask, Values, sigmoid
 from virnucpro.learning.calibration import fit_error_rates
 from virnucpro.learning.frames import BASES_POWER
-from virnucpro.learning.metrics import Samples, bootstrap, measure
+from virnucpro.learning.metrics import Samples
 from virnucpro.learning.records import read_data_manifest, read_records
 from virnucpro.scorer.features import NO_RESIDUE, Residues
 from virnucpro.scorer.nets import (
@@ -448,11 +448,11 @@ def row_of(
     n_of_label = np.bincount(inside.is_virus, minlength=2)
     samples = replace(samples, weights=1 / n_of_label[inside.is_virus.astype(np.int64)])
     is_called = called["default"][is_inside]
-    figures = measure(samples, is_called)
-    values = [figures.auroc, None, None, figures.calibration_error]
+    figures = samples.measure(is_called)
+    values = [figures["auroc"], None, None, figures["calibration_error"]]
     if has_interval:
-        interval = bootstrap(samples, is_called, seed=0)
-        values[1:3] = interval[0].auroc, interval[1].auroc
+        low, high = samples.bootstrap(is_called, seed=0)
+        values[1:3] = low["auroc"], high["auroc"]
     for mask in called.values():
         for label in (True, False):
             rows = is_own & (fragments.is_virus == label)

@@ -20,7 +20,7 @@ from virnucpro.learning.calibration import (
     fit_temperature,
 )
 from virnucpro.learning.frames import ArrayRows, LabelledFrames, Texts
-from virnucpro.learning.metrics import Samples, measure
+from virnucpro.learning.metrics import Samples
 from virnucpro.sequences.kmers import N_FEATURES
 
 N_CHUNKS = 20  # of a record
@@ -169,7 +169,7 @@ def test_a_chunk_is_the_best_or_the_mean_of_its_own_frames():
 
 def calibration_error(scores: Values, is_virus: NDArray[np.bool_]) -> float:
     samples = Samples(scores, is_virus, np.arange(len(scores)), np.ones(len(scores)))
-    error = measure(samples, scores >= 0.5).calibration_error
+    error = samples.measure(scores >= 0.5)["calibration_error"]
     assert error is not None
     return error
 

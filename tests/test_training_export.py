@@ -10,14 +10,14 @@ import torch
 from conftest import Tiny, random_dna
 from numpy.typing import NDArray
 
-from virnucpro.callers.head import Head, Network
+from virnucpro.callers.head import EncoderFacts, Head, HeadFacts, Network
 from virnucpro.encoders.esm2.family import inspect_esm2
 from virnucpro.ground.records import DECIMALS, sigmoid
 from virnucpro.learning.calibration import Calibration
 from virnucpro.learning.frames import ArrayRows
 from virnucpro.learning.networks import Classifier
 from virnucpro.learning.records import LabelledRecord, group_digest, record_digest
-from virnucpro.learning.results import facts_of, find_trained, write_head
+from virnucpro.learning.results import find_trained, write_head
 from virnucpro.sequences.kmers import N_FEATURES, Sketch, frame_composition
 
 DIM, HIDDEN, N = 32, 16, 40
@@ -49,12 +49,23 @@ def classifier(frames: list[str]) -> Classifier:
 
 @pytest.fixture
 def head(classifier: Classifier, tiny: Tiny, tmp_path: Path) -> Head:
-    facts = facts_of(inspect_esm2(tiny.model), CALIBRATION, 300, "for a test")
     known = find_trained(
         records(("ACGT", "b"), ("GGG", "a"), ("acgt", "b")), KMERS, None, is_finetuned=False
     )
-    write_head(tmp_path / "head.safetensors", classifier, facts, CALIBRATION, known)
-    return Head.load(tmp_path / "head.safetensors")
+    return written(tmp_path / "head.safetensors", classifier, tiny, known)
+
+
+def written(path: Path, classifier: Classifier, tiny: Tiny, known: dict[str, object]) -> Head:
+    facts = HeadFacts(
+        encoders=(EncoderFacts.of(inspect_esm2(tiny.model)),),
+        chunk_size=300,
+        threshold=CALIBRATION.threshold,
+        frame_rule=CALIBRATION.frames,
+        exponent=CALIBRATION.exponent,
+        training="for a test",
+    )
+    write_head(path, classifier, facts, CALIBRATION, known)
+    return Head.load(path)
 
 
 def records(*trained: tuple[str, str]) -> list[LabelledRecord]:
@@ -148,8 +159,7 @@ def test_a_word_that_never_occurred_in_training_has_finite_weights(tiny, tmp_pat
     torch.manual_seed(4)
     classifier = Classifier(DIM, HIDDEN, dropout=0.0)
     classifier.standardise(ArrayRows.of(np.zeros((5, N_FEATURES), dtype=np.float32)))
-    facts = facts_of(inspect_esm2(tiny.model), CALIBRATION, 300, "for a test")
     nothing = find_trained(records(), KMERS, None, is_finetuned=False)
-    head = write_head(tmp_path / "h", classifier, facts, CALIBRATION, nothing)
+    head = written(tmp_path / "head.safetensors", classifier, tiny, nothing)
     assert head.nucleotide is not None
     assert all(np.isfinite(values).all() for layer in head.nucleotide.layers for values in layer)

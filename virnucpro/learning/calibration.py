@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.callers.head import FrameRule, Join, JoinKnot, join_log_odds
+from virnucpro.callers.head import FrameRule, Join, JoinKnot
 from virnucpro.ground.records import DECIMALS, Mask, Values, sigmoid
 from virnucpro.learning.frames import BASES_POWER, LabelledFrames, Rows, balanced_weights
 from virnucpro.learning.metrics import Samples, auroc_gain
@@ -130,7 +130,7 @@ def _threshold(fragments: Sequence[Samples]) -> float:
     return float(np.clip(score, 0.5, 1 - 10.0**-DECIMALS))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class ScoredFragments(Samples):
     """Fragments of about one length, and what scorer and head say of them.
 
@@ -167,10 +167,9 @@ class ScoredFragments(Samples):
         """True for fragments that scorer and head have read."""
         return ~np.isnan(self.scores + self.head)
 
-    def joined(self, knots: Sequence[JoinKnot]) -> Values:
+    def joined(self, knot: JoinKnot) -> Values:
         """Log-odds by these weights; the scorer's or the head's alone where the other has none."""
-        lengths = np.full(len(self), self.n_bases)
-        both = join_log_odds(knots, self.scores, self.head, lengths)
+        both = knot.base * self.scores + knot.head * self.head + knot.offset
         either = np.where(np.isnan(self.scores), self.head, self.scores)
         return np.where(np.isnan(both), either, both)
 
@@ -236,7 +235,7 @@ def _error_rates(fragments: ScoredFragments, knot: JoinKnot, scorer: Scorer) -> 
         }
         return ErrorRates(knot.n_bases, **columns)
     both = fragments.where(fragments.has_both)
-    joined, is_cell = both.joined([knot]), ~both.is_virus
+    joined, is_cell = both.joined(knot), ~both.is_virus
     rates = fit_error_rates(both.n_bases, joined, both.is_virus)
     of_scorer = [thresholds(scorer.error_rates, at, share) for share in rates.false_positives]
     n_called = np.array([np.count_nonzero(both.scores[is_cell] >= cut) for cut in of_scorer])
@@ -275,9 +274,9 @@ def choose_knot(fragments: ScoredFragments) -> JoinKnot:
     groups: a gain that the choice of groups explains is none.
     """
     alone = JoinKnot(fragments.n_bases, 1.0, 0.0, 0.0)
-    knot, by_scorer = fit_join_knot(fragments), fragments.joined([alone])
+    knot, by_scorer = fit_join_knot(fragments), fragments.joined(alone)
     by_both = fold_log_odds(fragments)
-    _, low, _ = auroc_gain(fragments.by(by_scorer), fragments.by(by_both), _SEED)
+    _, (low, _) = auroc_gain(fragments.by(by_scorer), fragments.by(by_both), _SEED)
     return knot if low is not None and low > 0 and knot.head > 0 else alone
 
 
@@ -288,7 +287,7 @@ def fold_log_odds(fragments: ScoredFragments) -> Values:
     for number in np.unique(fold).tolist():
         inside = fold == number
         knot = fit_join_knot(fragments.where(~inside))
-        log_odds[inside] = fragments.where(inside).joined([knot])
+        log_odds[inside] = fragments.where(inside).joined(knot)
     return log_odds
 
 
@@ -305,28 +304,36 @@ def _folds(fragments: ScoredFragments) -> Rows:
     return np.array([fold_of[group] for group in fragments.groups.tolist()], dtype=np.int64)
 
 
+def knot_at(knots: Sequence[JoinKnot], n_bases: int) -> JoinKnot:
+    """The weights of a join at a length, on lines between its knots as for any record."""
+    base, head, offset = (
+        at_lengths(np.array([n_bases]), knots, values).item()
+        for values in zip(*((knot.base, knot.head, knot.offset) for knot in knots), strict=True)
+    )
+    return JoinKnot(n_bases, base, head, offset)
+
+
 def fit_join_knot(fragments: ScoredFragments) -> JoinKnot:
     """The weights of the least cross-entropy, none below 0."""
     both = fragments.where(fragments.has_both)
     inputs = np.stack([both.scores, both.head, np.ones(len(both))], axis=1)
-    is_used = np.ones(3, dtype=np.bool_)
-    values = _fit(inputs, both, is_used)
+    start = np.array([1.0, 0.0, 0.0])  # the scorer alone
+    used = [0, 1, 2]
+
+    def fit() -> Values:
+        """By the columns that are used; the weights of the others are 0. -> (3,)"""
+        values = np.zeros(3)
+        of_used = inputs[:, used], both.is_virus, both.weights, start[used]
+        values[used] = fit_logistic(*of_used, _PULL)
+        return values
+
+    values = fit()
     for column in (1, 0):
         if values[column] < 0:
-            is_used[column] = False
-            values = _fit(inputs, both, is_used)
+            used.remove(column)
+            values = fit()
     base, head, offset = values.tolist()
     return JoinKnot(fragments.n_bases, max(base, 0.0), max(head, 0.0), offset)
-
-
-def _fit(inputs: Values, fragments: ScoredFragments, is_used: Mask) -> Values:
-    """Logistic regression on some of the columns; the weights of the others are 0. -> (3,)"""
-    start = np.array([1.0, 0.0, 0.0])  # the scorer alone
-    values = np.zeros(3)
-    values[is_used] = fit_logistic(
-        inputs[:, is_used], fragments.is_virus, fragments.weights, start[is_used], _PULL
-    )
-    return values
 
 
 def fit_logistic(

@@ -12,11 +12,12 @@ times the longest length. Where a record is cut depends on its id and the seed a
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TextIO
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,9 +33,9 @@ from virnucpro.ground.events import OnEvent
 from virnucpro.ground.files import atomic, refuse_links, writing
 from virnucpro.ground.log import LOGGER, announce, counted, printable
 from virnucpro.ground.options import carry
-from virnucpro.ground.records import Call, FastaRecord, Mask, Prediction, Values
+from virnucpro.ground.records import Mask, Prediction, Values
 from virnucpro.learning.frames import cut
-from virnucpro.learning.metrics import Samples, bootstrap, measure, reliability, roc_curve
+from virnucpro.learning.metrics import Measures, Samples
 from virnucpro.learning.options import EvaluateOptions
 from virnucpro.learning.records import (
     DataManifest,
@@ -81,20 +82,12 @@ class _Question:
     cutting: _Cutting
 
     @property
-    def output(self) -> Path:
-        return self.options.output_dir
-
-    @property
     def run_folder(self) -> Path:
-        return self.output / _RUN
+        return self.options.output_dir / _RUN
 
     @property
     def fasta(self) -> Path:
-        return self.output / "fragments.fa"
-
-    @property
-    def table(self) -> Path:
-        return self.output / "fragments.tsv"
+        return self.options.output_dir / "fragments.fa"
 
     def read_records(self) -> Iterator[Labelled]:
         """The records that are asked for, one by one; at the end it is told if groups are mixed.
@@ -110,7 +103,7 @@ class _Question:
         warn_of_mixed_groups(records)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class _SamplesOfKind(Samples):
     """All samples of one kind: records of one length, or chunks. NaN where there is no frame.
 
@@ -151,9 +144,9 @@ class _SamplesOfKind(Samples):
         return {"unit": self.unit, "length": self.length, **figures}
 
 
-def _numbered(groups: Iterable[Hashable]) -> NDArray[np.int64]:
+def _numbered(groups: Iterable[object]) -> NDArray[np.int64]:
     """Numbers of groups, in the order of their first samples. (n,)"""
-    numbers: dict[Hashable, int] = {}
+    numbers: dict[object, int] = {}
     return np.array([numbers.setdefault(group, len(numbers)) for group in groups], dtype=np.int64)
 
 
@@ -229,9 +222,11 @@ def answer(
             hint="name a head with --head, or leave --model out to evaluate the scorer",
         )
     trained: set[str] = set()
-    with _folder(question.output):
+    folder = question.options.output_dir
+    with _folder(folder):
         pairs = held_out(question.read_records(), caller, question.options, trained)
-        fragments = write_fragments(pairs, question.cutting, question.fasta, question.table)
+        table = folder / "fragments.tsv"
+        fragments = write_fragments(pairs, question.cutting, question.fasta, table)
     config = replace(config, options=replace(config.options, input=(question.fasta,)))
     summary = run(config, executor, on_event)
     if summary.exit_code:
@@ -239,7 +234,7 @@ def answer(
             f"not everything was scored: see {printable(question.run_folder)}",
             hint="figures of a part would mislead: run the same command with --resume",
         )
-    kinds = _read_records_of(question, fragments, trained)
+    kinds = list(_read_fragments(question, fragments, trained))
     if head := caller.frame_head:  # the scorer's pieces are as good as fragments of that length
         kinds.append(read_chunks(question, fragments, trained, config.recipe, head.facts))
     records = [fragment.record for fragment in fragments if fragment.length == _WHOLE]
@@ -274,28 +269,34 @@ def _folder(path: Path) -> Iterator[None]:
         raise
 
 
-def _read_records_of(
+def _read_fragments(
     question: _Question, fragments: Sequence[_Fragment], trained: Set[str]
-) -> list[_SamplesOfKind]:
-    """The fragments by rising length, and the whole records, with the calls of the run."""
+) -> Iterator[_SamplesOfKind]:
+    """The fragments by rising length, and the whole records, with the calls of the run, by id.
+
+    Raises:
+        VirnucproError: a fragment is not in the table of records, or could not be used.
+    """
     with RunDir(question.run_folder).record_table("predict").open(encoding="utf-8") as table:
-        calls = _read_answers(table, fragments)
-    scores = np.array([call.virus_score for call in calls], dtype=np.float64)  # NaN for None
-    is_called = np.array([call.is_virus for call in calls], dtype=np.bool_)
-    lengths = np.array([fragment.length for fragment in fragments], dtype=np.int64)
-    kinds = []
+        calls = {
+            call.record_id: call
+            for call in RECORD_TABLE.read(table)
+            if call.status in ("scored", "no_orf", "too_short")
+        }
+    for fragment in fragments:
+        if fragment.id not in calls:
+            raise _unscored(f"{printable(fragment.id)}, of {printable(fragment.record.id)},")
     for length in (*sorted(question.cutting.lengths), _WHOLE):
-        rows = np.flatnonzero(lengths == length)
-        kind = _SamplesOfKind.of(
+        own = [fragment for fragment in fragments if fragment.length == length]
+        answers = [calls[fragment.id] for fragment in own]
+        yield _SamplesOfKind.of(
             "record",
             _length_name(length),
-            scores[rows],
-            is_called[rows],
-            [fragments[i].record for i in rows.tolist()],
+            np.array([call.virus_score for call in answers], dtype=np.float64),  # NaN for None
+            np.array([call.is_virus for call in answers], dtype=np.bool_),
+            [fragment.record for fragment in own],
             trained,
         )
-        kinds.append(kind)
-    return kinds
 
 
 def read_chunks(
@@ -305,67 +306,41 @@ def read_chunks(
     recipe: Recipe,
     facts: HeadFacts,
 ) -> _SamplesOfKind:
-    """The chunks of the whole records, as the head alone scores and calls them."""
-    whole = {fragment.id: fragment.record for fragment in fragments if fragment.length == _WHOLE}
-    rundir, code = RunDir(question.run_folder), GeneticCode.of(recipe.genetic_code)
-    with rundir.output(FRAME_TABLE).open(encoding="utf-8") as table:
-        pieces = (record for record in read_fasta(question.fasta) if record.id in whole)
-        chunks = list(_read_chunk_scores(table, pieces, recipe.chunk_size, facts, code))
-    scores = np.array([score for _, score in chunks], dtype=np.float64)
-    records = [whole[record_id] for record_id, _ in chunks]
-    name, is_called = _length_name(_WHOLE), scores >= facts.threshold
-    return _SamplesOfKind.of("chunk", name, scores, is_called, records, trained)
+    """The chunks of the whole records, as the head alone scores and calls them.
 
-
-def _read_answers(table: TextIO, fragments: Sequence[_Fragment]) -> list[Call]:
-    """The call of each fragment in a table of records, by id.
-
-    Raises:
-        VirnucproError: a fragment is not in the table, or could not be used.
-    """
-    calls = {
-        call.record_id: call
-        for call in RECORD_TABLE.read(table)
-        if call.status in ("scored", "no_orf", "too_short")
-    }
-    unscored = [fragment for fragment in fragments if fragment.id not in calls]
-    if unscored:
-        raise VirnucproError(
-            f"{printable(unscored[0].id)}, of {printable(unscored[0].record.id)}, has no score",
-            hint="the run folder was changed by another program: start again with --force",
-        )
-    return [calls[fragment.id] for fragment in fragments]
-
-
-def _read_chunk_scores(
-    table: TextIO,
-    records: Iterator[FastaRecord],
-    chunk_size: int,
-    facts: HeadFacts,
-    code: GeneticCode,
-) -> Iterator[tuple[str, float]]:
-    """Each chunk's record and its score, or NaN if it has no stop-free frame.
-
-    The frames of the records are found in the table of frames by their ids. Those of
-    other records may stand between them; the order is the same.
+    Their frames are found in the table of frames by their ids. Those of other records may stand
+    between them; the order is the same. A chunk without a stop-free frame has no score.
 
     Raises:
         VirnucproError: a frame is not in the table.
     """
-    scores = FRAME_TABLE.read(table)
-    for record in records:
-        chunks, orfs = cut(record, chunk_size, code)
-        score_of = score_chunks([Prediction(orf, _find(orf.id, scores)) for orf in orfs], facts)
-        for chunk in chunks:
-            yield record.id, score_of.get(chunk.id, np.nan)
+    whole = {fragment.id: fragment.record for fragment in fragments if fragment.length == _WHOLE}
+    code = GeneticCode.of(recipe.genetic_code)
+    scores: list[float] = []
+    records: list[LabelledRecord] = []
+    with RunDir(question.run_folder).output(FRAME_TABLE).open(encoding="utf-8") as table:
+        of_frames = FRAME_TABLE.read(table)
+        for record in (one for one in read_fasta(question.fasta) if one.id in whole):
+            chunks, orfs = cut(record, recipe.chunk_size, code)
+            frames = [Prediction(orf, _find(orf.id, of_frames)) for orf in orfs]
+            of_chunks = score_chunks(frames, facts)
+            scores += [of_chunks.get(chunk.id, np.nan) for chunk in chunks]
+            records += [whole[record.id]] * len(chunks)
+    values = np.array(scores, dtype=np.float64)
+    is_called = values >= facts.threshold
+    return _SamplesOfKind.of("chunk", _length_name(_WHOLE), values, is_called, records, trained)
 
 
 def _find(frame_id: str, scores: Iterator[tuple[str, float]]) -> float:
     for next_id, score in scores:
         if next_id == frame_id:
             return score
-    raise VirnucproError(
-        f"the frame {printable(frame_id)} has no score",
+    raise _unscored(f"the frame {printable(frame_id)}")
+
+
+def _unscored(what: str) -> VirnucproError:
+    return VirnucproError(
+        f"{what} has no score",
         hint="the run folder was changed by another program: start again with --force",
     )
 
@@ -393,14 +368,16 @@ def _measure_samples(kind: _SamplesOfKind, seed: int) -> Figures:
         replace(samples, groups=_numbered(samples.groups.tolist()))
         for samples in (kind.scored, kind.filled(0.0))
     )
-    low, high = bootstrap(scored, scored.is_called, seed)
-    low_of_all, high_of_all = bootstrap(everything, kind.is_called, seed)
+    low, high = scored.bootstrap(scored.is_called, seed)
+    low_of_all, high_of_all = everything.bootstrap(kind.is_called, seed)
+    # each group of a label weighs one, whatever its size
+    _, own, sizes = np.unique(scored.sides, return_inverse=True, return_counts=True)
     measures = {
-        "scored": measure(scored, scored.is_called),
+        "scored": scored.measure(scored.is_called),
         "low": low,
         "high": high,
-        "equal_groups": measure(_with_equal_groups(scored), scored.is_called),
-        "no_orf_as_0": measure(everything, kind.is_called),
+        "equal_groups": scored.measure(scored.is_called, 1.0 / sizes[own]),
+        "no_orf_as_0": everything.measure(kind.is_called),
         "no_orf_as_0_low": low_of_all,
         "no_orf_as_0_high": high_of_all,
     }
@@ -410,22 +387,16 @@ def _measure_samples(kind: _SamplesOfKind, seed: int) -> Figures:
         "n_groups": len(np.unique(kind.groups)),
         "n_no_orf": len(kind) - len(scored),
         "n_trained": int(kind.is_trained.sum()),
-        **{name: _rounded(asdict(of)) for name, of in measures.items()},
+        **{name: _rounded(of) for name, of in measures.items()},
     }
 
 
-def _rounded(figures: Figures) -> Figures:
+def _rounded(figures: Measures) -> Measures:
     return {name: None if one is None else round(one, 6) for name, one in figures.items()}
 
 
-def _with_equal_groups(samples: Samples) -> Samples:
-    """Each group of a label weighs one, whatever its size."""
-    _, own, sizes = np.unique(samples.sides, return_inverse=True, return_counts=True)
-    return replace(samples, weights=1.0 / sizes[own])
-
-
 def _reliability(kind: _SamplesOfKind) -> Figures:
-    curve = reliability(kind.scored)
+    curve = kind.scored.reliability()
     return {
         "mean_score": curve.mean_score.round(6).tolist(),
         "share_of_viruses": curve.share_of_viruses.round(6).tolist(),
@@ -435,7 +406,7 @@ def _reliability(kind: _SamplesOfKind) -> Figures:
 
 def _roc(kind: _SamplesOfKind) -> Figures:
     """Some hundred points of the ROC curve of all samples; empty for a single label."""
-    _, true, false = roc_curve(kind.filled(0.0))
+    _, true, false = kind.filled(0.0).curve()
     points = np.unique(np.linspace(0, len(true) - 1, min(len(true), _ROC_POINTS)).astype(np.int64))
     has_both = true[-1] > 0 and false[-1] > 0
     return {
@@ -492,43 +463,30 @@ def write_fragments(
                     bases = bases.translate(_COMPLEMENT)[::-1]
                 write_record(out, numbered.id, bases)
                 fragments.append(numbered)
-    write_table(table, _COLUMNS, map(_cells, fragments))
+    rows = (
+        (name, of.id, _length_name(length), start, end, strand, of.label, of.group, of.kingdom)
+        for name, of, length, start, end, strand in fragments
+    )
+    write_table(table, _COLUMNS, rows)
     return fragments
 
 
 def cut_record(labelled: LabelledRecord, n_bases: int, cutting: _Cutting) -> Iterator[_Fragment]:
     """The fragments of one record, without ids, by rising length and place."""
-    for length in sorted(cutting.lengths):
-        rng = np.random.default_rng([cutting.seed, record_digest(labelled.id), length])
-        n_fragments = min(cutting.per_record, n_bases // length)
-        for i in range(n_fragments):
-            first, last = i * n_bases // n_fragments, (i + 1) * n_bases // n_fragments - length
-            yield _place(labelled, length, length, (first, last), rng)
-    rng = np.random.default_rng([cutting.seed, record_digest(labelled.id), _WHOLE])
     n_whole = min(n_bases, cutting.per_record * max(cutting.lengths))
-    yield _place(labelled, _WHOLE, n_whole, (0, n_bases - n_whole), rng)
-
-
-def _place(
-    labelled: LabelledRecord,
-    length: int,
-    n_bases: int,
-    starts: tuple[int, int],
-    rng: np.random.Generator,
-) -> _Fragment:
-    start = int(rng.integers(starts[0], starts[1], endpoint=True))
-    strand = "+-"[int(rng.integers(2))]
-    return _Fragment("", labelled, length, start, start + n_bases, strand)
+    kinds = [(length, length, n_bases // length) for length in sorted(cutting.lengths)]
+    for length, size, n_fitting in (*kinds, (_WHOLE, n_whole, 1)):
+        rng = np.random.default_rng([cutting.seed, record_digest(labelled.id), length])
+        n_fragments = min(cutting.per_record, n_fitting)
+        for i in range(n_fragments):
+            first, last = i * n_bases // n_fragments, (i + 1) * n_bases // n_fragments - size
+            start = int(rng.integers(first, last, endpoint=True))
+            strand = "+-"[int(rng.integers(2))]
+            yield _Fragment("", labelled, length, start, start + size, strand)
 
 
 def _length_name(length: int) -> str:
     return "whole" if length == _WHOLE else str(length)
-
-
-def _cells(fragment: _Fragment) -> tuple[object, ...]:
-    name, record, length, start, end, strand = fragment
-    place = (_length_name(length), start, end, strand)
-    return (name, record.id, *place, record.label, record.group, record.kingdom)
 
 
 def knowing(trained_on: Memories, labelled: LabelledRecord, sequence: str) -> list[str]:
@@ -563,20 +521,19 @@ def held_out(
         if owner != "its encoder" and not (len(known) or len(groups)):
             LOGGER.warning("%s does not say what it was trained on: nothing can be held out", owner)
     ids: dict[str, set[str]] = {owner: set() for owner in memories}
-    n_records, n_passed, labels = 0, 0, set()
+    n_records, labels = 0, Counter[str]()  # the labels are of those that are passed on
     for labelled, record in pairs:
         n_records += 1
         owners = knowing(memories, labelled, record.sequence)
         for owner in owners:
             ids[owner].add(labelled.id)
         if not (owners and options.held_out_only):
-            n_passed += 1
-            labels.add(labelled.label)
+            labels[labelled.label] += 1
             yield labelled, record
     trained |= _kept(ids, n_records, options)
     if len(labels) < 2:
         raise InputError(
-            f"viruses or other records are missing: {n_records - n_passed:,} of "
+            f"viruses or other records are missing: {n_records - labels.total():,} of "
             f"{counted(n_records, 'record')} are left out because they were trained on",
             hint="add labelled records of both kinds that were not trained on",
         )

@@ -28,7 +28,7 @@ from virnucpro.ground.errors import VirnucproError
 from virnucpro.ground.processes import Child, Pipe, Raised, interrupts_held, kill_all, start
 from virnucpro.ground.records import sigmoid
 from virnucpro.learning.frames import WEIGHTS, ArrayRows, LabelledFrames, Rows, Texts, Values
-from virnucpro.learning.metrics import Samples, auroc, measure
+from virnucpro.learning.metrics import Samples, auroc
 from virnucpro.learning.ranks import Ranks
 from virnucpro.learning.request import Training
 from virnucpro.sequences.kmers import N_FEATURES
@@ -309,10 +309,11 @@ class FrameLabels:
         loss = float(np.average(losses, weights=self.held_out_weights))
         aurocs = [auroc(row.astype(np.float64), is_virus) for row in logits]
         samples = samples_of(logits[-1], self.held_out, self.held_out_weights)
-        found = measure(samples, logits[-1] >= 0)
+        found = samples.measure(logits[-1] >= 0)
         figures = {"validation_loss": loss, "auroc": aurocs[-1]}
         for name in ("auprc", "accuracy", "f1"):
-            figures[name] = float(getattr(found, name))
+            if (figure := found[name]) is not None:
+                figures[name] = figure
         return figures if len(aurocs) == 1 else {**figures, "auroc_protein": aurocs[0]}
 
 

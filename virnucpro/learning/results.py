@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from virnucpro import __version__
 from virnucpro.callers.caller import ScorerAlone
 from virnucpro.callers.calls import SUREST
-from virnucpro.callers.head import EncoderFacts, Head, HeadFacts, Join, Layer, Network
+from virnucpro.callers.head import EncoderFacts, Head, HeadFacts, Join, Network
 from virnucpro.callers.options import CutOptions
 from virnucpro.encoders.base import Model
 from virnucpro.encoders.catalogue import open_model
@@ -43,17 +43,11 @@ from virnucpro.learning.calibration import (
     fit_join,
     fold_log_odds,
     is_enough,
+    knot_at,
 )
 from virnucpro.learning.evaluate import knowing
-from virnucpro.learning.frames import FrameStore, LabelledFrames, Rows
-from virnucpro.learning.metrics import (
-    CHANCE,
-    NOT_DEFINED,
-    Samples,
-    auroc,
-    auroc_gain,
-    auroc_interval,
-)
+from virnucpro.learning.frames import FrameStore, LabelledFrames
+from virnucpro.learning.metrics import CHANCE, NOT_DEFINED, Samples, auroc, auroc_gain
 from virnucpro.learning.networks import (
     NETWORKS,
     Classifier,
@@ -64,7 +58,7 @@ from virnucpro.learning.networks import (
 from virnucpro.learning.pages import write_card
 from virnucpro.learning.records import LabelledRecord, Split, group_digest, write_table
 from virnucpro.learning.request import EPOCHS, GAIN, HELD_OUT, Training, load_known
-from virnucpro.scorer.nets import Scorer, at_lengths
+from virnucpro.scorer.nets import Scorer
 from virnucpro.scorer.score import score_sequences
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.kmers import Sketch
@@ -72,6 +66,7 @@ from virnucpro.sequences.translate import GeneticCode
 
 _TrainedOn = dict[str, Any]  # fields of ``Head``, by name; each rises
 Epochs = dict[int, list[dict[str, float]]]  # the figures of each epoch, by seed
+_Run = tuple[Split, int, int]  # of how many chunks, and the number of the first
 _HELD_OUT: tuple[Split, ...] = ("validation", "test")
 _PER_RECORD = 4  # runs of each length at most, evenly spread
 _SHORTEST = 0.9  # share of the bases that its chunks would have side by side: they may overlap
@@ -89,12 +84,7 @@ class TrainingResults:
     fragments: Mapping[Split, list[ScoredFragments]] = field(default_factory=dict)
     gains: list[_Gain] = field(default_factory=list)
 
-    def add(
-        self,
-        training: Training,
-        module: nn.Module,
-        odds: Mapping[Split, Values],
-    ) -> None:
+    def add(self, training: Training, module: nn.Module, odds: Mapping[Split, Values]) -> None:
         """Measure what was trained with one seed, and write what it leaves.
 
         ``odds`` are the log-odds of the frames of each part by each network, (n_networks, n).
@@ -122,9 +112,12 @@ class TrainingResults:
                 training.fasta, self.store, self.splits, size, self.scorer, code
             )
         fragments = {}
-        for split, of_frames in odds.items():
-            chunk, log_odds = self._chunk_odds(split, of_frames[-1], calibration)
-            of_lengths = [one.with_head(chunk, log_odds) for one in self.fragments[split]]
+        for split, of_networks in odds.items():
+            frames = self.parts[split]
+            chunks = chunks_of(of_networks[-1], frames, np.ones(len(frames)), calibration.frames)
+            log_odds = (chunks.scores / calibration.temperature).clip(-SUREST, SUREST)
+            numbers = np.unique(frames.chunk)
+            of_lengths = [one.with_head(numbers, log_odds) for one in self.fragments[split]]
             fragments[split] = self.unseen(split, of_lengths)
         join = fit_join(fragments["validation"], self.scorer)
         if join is None:
@@ -152,15 +145,6 @@ class TrainingResults:
             if self.splits[labelled.group] != "train"
             and knowing(memories, labelled, record.sequence)
         }
-
-    def _chunk_odds(
-        self, split: Split, odds: Values, calibration: Calibration
-    ) -> tuple[Rows, Values]:
-        """Numbers and calibrated log-odds of the chunks of a part, from those of its frames."""
-        frames = self.parts[split]
-        chunks = chunks_of(odds, frames, np.ones(len(frames)), calibration.frames)
-        log_odds = (chunks.scores / calibration.temperature).clip(-SUREST, SUREST)
-        return np.unique(frames.chunk), log_odds
 
     def unseen(self, split: Split, of_lengths: list[ScoredFragments]) -> list[ScoredFragments]:
         """The fragments of groups that the scorer was not trained on, if these are enough."""
@@ -216,7 +200,7 @@ def write_epochs(training: Training, epochs: Epochs) -> None:
 def _warn_of_chance(chunks: Samples, frames: LabelledFrames, seed: int) -> None:
     """Say of the network that knows most if it tells nothing: 0.5 is an AUROC of chance."""
     _, first = np.unique(frames.chunk, return_index=True)
-    low, high = auroc_interval(replace(chunks, groups=frames.group[first]), seed)
+    low, high = replace(chunks, groups=frames.group[first]).auroc_interval(seed)
     if chunks.auroc() <= CHANCE or (low is not None and low <= CHANCE):
         interval = "" if low is None else f", 95 % interval {low:.3f} to {high:.3f}"
         LOGGER.warning(
@@ -240,29 +224,26 @@ def read_fragments(
 
     ``fasta`` has all records, in the order of their numbers; ``size`` is that of the chunks.
     """
-    runs: dict[tuple[Split, int], list[tuple[int, int]]] = {}  # first chunk and place in the scores
-    n_read = 0
+    runs: list[_Run] = []
 
     def sequences() -> Iterator[str]:
-        nonlocal n_read
-        for split, n_chunks, first, bases in _cut(fasta, store, splits, size):
-            runs.setdefault((split, n_chunks), []).append((first, n_read))
-            n_read += 1
+        for run, bases in _cut(fasta, store, splits, size):
+            runs.append(run)
             yield bases
 
     scores = score_sequences(sequences(), scorer, code)
-    base = np.array([np.nan if value is None else value for value in scores], dtype=np.float64)
+    base = np.array(list(scores), dtype=np.float64)  # NaN for None
     is_virus = np.array([record.is_virus for record in store.records], dtype=np.bool_)
     group = np.unique([record.group for record in store.records], return_inverse=True)[1]
     fragments: dict[Split, list[ScoredFragments]] = {split: [] for split in _HELD_OUT}
     for split, n_chunks in product(_HELD_OUT, N_CHUNKS):
-        of_run = np.array(runs.get((split, n_chunks), []), dtype=np.int64).reshape(-1, 2)
-        first, place = of_run.T
+        places = [place for place, run in enumerate(runs) if run[:2] == (split, n_chunks)]
+        first = np.array([runs[place][2] for place in places], dtype=np.int64)
         record = store.chunks[first, 0]
         fragments[split].append(
             ScoredFragments.of(
                 n_chunks * size,
-                base[place],
+                base[places],
                 is_virus[record],
                 group[record],
                 np.stack([first, first + n_chunks], axis=1),
@@ -273,8 +254,8 @@ def read_fragments(
 
 def _cut(
     fasta: Path, store: FrameStore, splits: Mapping[str, Split], size: int
-) -> Iterator[tuple[Split, int, int, str]]:
-    """Split, number of chunks, first of these and bases of each run of the held-out records."""
+) -> Iterator[tuple[_Run, str]]:
+    """Runs of chunks of the held-out records, each with its bases."""
     rows = np.flatnonzero(store.chunks[:, 2] == size)
     begin = np.searchsorted(store.chunks[rows, 0], np.arange(len(store.records) + 1))
     records = zip(read_fasta(fasta), store.records, pairwise(begin.tolist()), strict=True)
@@ -290,7 +271,7 @@ def _cut(
                 start, last = store.chunks[own[[i, i + n_chunks - 1]], 1].tolist()
                 bases = record.sequence[start : last + size]
                 if len(bases) >= _SHORTEST * n_chunks * size:
-                    yield split, n_chunks, int(own[i]), bases
+                    yield (split, n_chunks, int(own[i])), bases
 
 
 class _Gain(NamedTuple):
@@ -307,11 +288,11 @@ class _Gain(NamedTuple):
     n_groups: int
     base: float
     head: float
-    joined: float | None  # None: there is no join
-    gain: float | None  # of both over the scorer, with a 95 % interval over groups
-    gain_low: float | None
-    gain_high: float | None
-    weight: float | None  # of the head's log-odds
+    joined: float | None = None  # None: there is no join
+    gain: float | None = None  # of both over the scorer, with a 95 % interval over groups
+    gain_low: float | None = None
+    gain_high: float | None = None
+    weight: float | None = None  # of the head's log-odds
 
     @property
     def line(self) -> str:
@@ -332,21 +313,23 @@ def measure_gain(
     seed: int, split: Split, fragments: ScoredFragments, join: Join | None
 ) -> _Gain | None:
     """None if a label is missing. On the groups that the join was fitted to, by folds."""
-    if not 0 < fragments.is_virus.sum() < len(fragments):
+    n_virus, n_groups = int(fragments.is_virus.sum()), len(np.unique(fragments.groups))
+    if not 0 < n_virus < len(fragments):
         return None
-    joined, weight, gain, low, high = None, None, None, None, None
-    if join is not None:
-        lengths, weights = np.array([fragments.n_bases]), [knot.head for knot in join.knots]
-        weight = at_lengths(lengths, join.knots, weights).item()
-        log_odds = fragments.joined(join.knots)
-        if split == "validation" and weight and is_enough(fragments):
-            log_odds = fold_log_odds(fragments)
-        joined = fragments.by(log_odds).auroc()
-        gain, low, high = auroc_gain(fragments.by(fragments.scores), fragments.by(log_odds), seed)
-    n_virus, n_groups = int(fragments.is_virus.sum()), len(set(fragments.groups.tolist()))
-    base, head = (fragments.by(odds).auroc() for odds in (fragments.scores, fragments.head))
+    base = fragments.by(fragments.scores)
     counts = (fragments.n_bases, len(fragments), n_virus, n_groups)
-    return _Gain(seed, split, *counts, base, head, joined, gain, low, high, weight)
+    gain = _Gain(seed, split, *counts, base.auroc(), fragments.by(fragments.head).auroc())
+    if join is None:
+        return gain
+    knot = knot_at(join.knots, fragments.n_bases)
+    log_odds = fragments.joined(knot)
+    if split == "validation" and knot.head and is_enough(fragments):
+        log_odds = fold_log_odds(fragments)
+    joined = fragments.by(log_odds)
+    difference, (low, high) = auroc_gain(base, joined, seed)
+    return gain._replace(
+        joined=joined.auroc(), gain=difference, gain_low=low, gain_high=high, weight=knot.head
+    )
 
 
 def write_gains(path: Path, gains: Sequence[_Gain]) -> None:
@@ -379,8 +362,17 @@ def _export(
             "the scores cannot be calibrated on the validation groups, which are told apart "
             "perfectly or not at all: label more groups"
         )
-    chunk_size = training.options.chunk_size[0]
-    facts = facts_of(encoder, calibration, chunk_size, _describe(training), join)
+    settings, sizes = training.settings, training.options.chunk_size
+    facts = HeadFacts(
+        encoders=(EncoderFacts.of(encoder),),
+        chunk_size=sizes[0],
+        threshold=calibration.threshold,
+        frame_rule=calibration.frames,
+        exponent=calibration.exponent,
+        training=f"{settings.mode}, {settings.epochs} epochs, seed {settings.seed}, chunks of "
+        f"{' and '.join(map(str, sizes))} bases, by virnucpro {__version__}",
+        join=join,
+    )
     is_trained = any(weight.requires_grad for weight in module.reader.parameters())
     trained_on = find_trained(records, kmers, load_known(training.encoder_head), is_trained)
     write_head(training.head, module.classifier, facts, calibration, trained_on)
@@ -421,55 +413,22 @@ def save_pretrained(training: Training, module: nn.Module) -> None:
     announce(f"model: {printable(training.model)}")
 
 
-def _describe(training: Training) -> str:
-    settings = training.settings
-    return (
-        f"{settings.mode}, {settings.epochs} epochs, seed {settings.seed}, chunks of "
-        f"{' and '.join(map(str, training.options.chunk_size))} bases, by virnucpro {__version__}"
-    )
-
-
 def write_head(
     path: Path,
     classifier: Classifier,
     facts: HeadFacts,
     calibration: Calibration,
     trained_on: _TrainedOn,
-) -> Head:
-    """Write the classifier with what calibrates it."""
-    n_before = facts.dim
-    centre, spread = classifier.centre.double(), classifier.spread.double()
-    shift = torch.cat([torch.zeros(n_before, dtype=torch.double), centre.cpu()])
-    scale = torch.cat([torch.ones(n_before, dtype=torch.double), spread.cpu()])
+) -> None:
+    """Write the classifier with what calibrates it. The standardisation goes into its weights."""
+    zeros, ones = torch.zeros(facts.dim), torch.ones(facts.dim)
     alone = None
     if classifier.protein is not None:
-        alone = Network(_layers(classifier.protein), calibration.protein_temperature)
-    head = Head(
-        facts,
-        alone,
-        Network(_layers(classifier.nucleotide, shift, scale), calibration.temperature),
-        **trained_on,
-    )
-    head.save(path)
-    return head
-
-
-def facts_of(
-    model: Model,
-    calibration: Calibration,
-    chunk_size: int,
-    training: str,
-    join: Join | None = None,
-) -> HeadFacts:
-    return HeadFacts(
-        encoders=(EncoderFacts.of(model),),
-        chunk_size=chunk_size,
-        threshold=calibration.threshold,
-        frame_rule=calibration.frames,
-        exponent=calibration.exponent,
-        training=training,
-        join=join,
-    )
+        alone = _network(classifier.protein, zeros, ones, calibration.protein_temperature)
+    shift = torch.cat([zeros, classifier.centre.cpu()])
+    scale = torch.cat([ones, classifier.spread.cpu()])
+    beside = _network(classifier.nucleotide, shift, scale, calibration.temperature)
+    Head(facts, alone, beside, **trained_on).save(path)
 
 
 def find_trained(
@@ -480,36 +439,35 @@ def find_trained(
     ``known`` is the head of the encoder that was started from, and ``is_finetuned`` if that was
     trained too.
     """
-    digests = [record.digest for record in records]
-    groups = [group_digest(record.group) for record in records]
-    of_records, of_groups = (np.unique(np.array(one, np.uint64)) for one in (digests, groups))
-    learned = [(of_records, of_groups, kmers)] if is_finetuned else []
+    own, groups = (
+        np.unique(np.array(digests, dtype=np.uint64))
+        for digests in (
+            [record.digest for record in records],
+            [group_digest(record.group) for record in records],
+        )
+    )
+    of_encoder = [(own, groups, kmers)] if is_finetuned else []
     if known:
-        learned += [
+        of_encoder += [
             (known.trained_records, known.trained_groups, known.trained_kmers),
             (known.encoder_records, known.encoder_groups, known.encoder_kmers),
         ]
-    of_encoder = zip(*learned, strict=True) if learned else ([of_records[:0]], [of_groups[:0]], [])
-    records_before, groups_before, sketches = of_encoder
     return {
-        "trained_records": of_records,
-        "trained_groups": of_groups,
+        "trained_records": own,
+        "trained_groups": groups,
         "trained_kmers": kmers,
-        "encoder_records": np.unique(np.concatenate(records_before)),
-        "encoder_groups": np.unique(np.concatenate(groups_before)),
-        "encoder_kmers": Sketch.joined(sketches),
+        "encoder_records": np.unique(np.concatenate([own[:0], *(one[0] for one in of_encoder)])),
+        "encoder_groups": np.unique(np.concatenate([own[:0], *(one[1] for one in of_encoder)])),
+        "encoder_kmers": Sketch.joined(one[2] for one in of_encoder),
     }
 
 
-def _layers(
-    network: nn.Sequential, shift: Tensor | None = None, scale: Tensor | None = None
-) -> tuple[Layer, ...]:
+def _network(network: nn.Sequential, shift: Tensor, scale: Tensor, temperature: float) -> Network:
     """The linear layers; the first one includes the standardisation of the input, in float64."""
-    layers = []
-    for i, module in enumerate(m for m in network if isinstance(m, nn.Linear)):
-        weight, bias = module.weight.detach().double().cpu(), module.bias.detach().double().cpu()
-        if i == 0 and shift is not None and scale is not None:
-            weight = weight / scale
-            bias = bias - weight @ shift
-        layers.append((weight.float().numpy(), bias.float().numpy()))
-    return tuple(layers)
+    linear = [module for module in network if isinstance(module, nn.Linear)]
+    weights = [module.weight.detach().double().cpu() for module in linear]
+    biases = [module.bias.detach().double().cpu() for module in linear]
+    weights[0] = weights[0] / scale.double()
+    biases[0] = biases[0] - weights[0] @ shift.double()
+    layers = zip(weights, biases, strict=True)
+    return Network(tuple((w.float().numpy(), b.float().numpy()) for w, b in layers), temperature)

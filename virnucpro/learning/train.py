@@ -56,7 +56,7 @@ from virnucpro.learning.loop import (
     profile_lines,
     speed_lines,
 )
-from virnucpro.learning.metrics import Samples, reliability
+from virnucpro.learning.metrics import Samples
 from virnucpro.learning.networks import (
     FrameLabels,
     encoder_of,
@@ -338,7 +338,7 @@ class _Board:
             if samples is not None:
                 labels, scores, weights = samples.is_virus, samples.scores, samples.weights
                 writer.add_pr_curve("precision and recall", labels, scores, 0, weights=weights)
-                curve = reliability(samples)
+                curve = samples.reliability()
                 for score, share in zip(curve.mean_score, curve.share_of_viruses, strict=True):
                     writer.add_scalar("reliability", share, round(100 * score))
 
