@@ -33,12 +33,13 @@ from virnucpro.learning.evaluate import (
     evaluate,
     held_out,
     read_chunks,
+    summary_lines,
     understand,
     write_fragments,
+    write_report,
 )
 from virnucpro.learning.options import EvaluateOptions
 from virnucpro.learning.records import LabelledRecord, group_digest, record_digest
-from virnucpro.learning.report import summary_lines, write_report
 from virnucpro.scorer.nets import Scorer, embedded_scorer, load_scorer
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.kmers import Sketch
@@ -140,7 +141,7 @@ def test_lengths_that_make_no_sense_are_refused(lengths, manifest, tmp_path):
 def test_the_figures_of_records_are_those_of_the_table_of_the_run_by_id(ask, tmp_path):
     evaluation = ask()
     folder = tmp_path / "evaluation"
-    write_report(ask.question.options, evaluation)
+    write_report(ask.question.options.output_dir, evaluation)
     of = records_by_fragment(folder)
     predictions = {row["record"]: row for row in rows_of(folder / "run" / "predictions.tsv")}
     assert predictions.keys() == of.keys()
@@ -230,7 +231,7 @@ def test_groups_may_count_the_same_whatever_their_size(ask, tmp_path):
 def test_the_report_holds_every_score_in_a_histogram_and_no_number_that_is_none(ask, tmp_path):
     """A kingdom all of whose pieces are too short for a length has no row, one class no AUROC."""
     figures, folder = ask(), tmp_path / "evaluation"
-    write_report(ask.question.options, figures)
+    write_report(ask.question.options.output_dir, figures)
     stored = json.loads((folder / "evaluation.json").read_text())
     assert stored["rows"] == figures["rows"]
     assert "nan" not in (folder / "evaluation.tsv").read_text().lower()
@@ -269,7 +270,7 @@ def test_without_a_model_the_scorer_is_measured_as_it_calls(manifest, tmp_path):
     asked = {"data": manifest, "output_dir": tmp_path / "evaluation", **SAMPLES}
     options = EvaluateOptions(**asked)
     figures, folder = evaluate(options, lambda _: None), options.output_dir
-    write_report(options, figures)
+    write_report(folder, figures)
     of = records_by_fragment(folder)
     calls = rows_of(folder / "run" / "predictions.tsv")
     for row in figures["rows"]:
@@ -411,13 +412,13 @@ class StoppedExecutor(InlineExecutor):
 
 def test_an_interrupted_evaluation_goes_on_and_says_the_same(ask, tmp_path):
     figures = ask(output_dir=tmp_path / "undisturbed")
-    write_report(ask.question.options, figures)
+    write_report(ask.question.options.output_dir, figures)
     folder = tmp_path / "evaluation"
     with pytest.raises(KeyboardInterrupt):
         ask(executor=StoppedExecutor())
     assert len(list((folder / "run" / "features").glob("*.h5"))) == 2
     figures = ask(run={"resume": True})
-    write_report(ask.question.options, figures)
+    write_report(ask.question.options.output_dir, figures)
     table = (folder / "evaluation.tsv").read_bytes()
     assert table == (tmp_path / "undisturbed" / "evaluation.tsv").read_bytes()
     assert not leftovers(folder)

@@ -30,7 +30,7 @@ from virnucpro.ground.events import (
     WorkerReady,
 )
 from virnucpro.ground.records import Call, Shard
-from virnucpro.learning.report import report_folder
+from virnucpro.learning.pages import report_folder
 from virnucpro.page.html import MOST_BYTES
 from virnucpro.page.template import Safe, read, write
 from virnucpro.run.folder import RunDir

@@ -43,7 +43,7 @@ from virnucpro.encoders.readers import Reader
 from virnucpro.ground.errors import InputError, InputMissingError, OutputError, ResumeError
 from virnucpro.ground.events import Progress
 from virnucpro.ground.records import DECIMALS, sigmoid
-from virnucpro.learning.evaluate import held_out
+from virnucpro.learning.evaluate import held_out, report_evaluation
 from virnucpro.learning.frames import LabelledFrames
 from virnucpro.learning.metrics import NOT_DEFINED
 from virnucpro.learning.networks import Classifier, FrameClassifier, frame_log_odds
@@ -51,7 +51,6 @@ from virnucpro.learning.options import EvaluateOptions
 from virnucpro.learning.pages import find_card, read_table
 from virnucpro.learning.ranks import Ranks
 from virnucpro.learning.records import group_digest, read_split, record_digest
-from virnucpro.learning.report import report_evaluation
 from virnucpro.learning.request import open_training, resolve_training
 from virnucpro.learning.train import check_training
 from virnucpro.run.folder import RunDir

@@ -21,9 +21,9 @@ from runs import again, caller_in, leftovers, run_inline
 from virnucpro.callers.head import Head
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.ground.errors import VirnucproError
-from virnucpro.learning.evaluate import _Question, answer
+from virnucpro.learning.evaluate import _Question, answer, write_report
 from virnucpro.learning.options import TrainOptions
-from virnucpro.learning.report import write_evaluation_page, write_report
+from virnucpro.learning.pages import write_evaluation_page
 from virnucpro.run import plan
 from virnucpro.sequences import fasta
 from virnucpro.stories import pipeline
@@ -66,8 +66,8 @@ class Evaluation:
         config = again(self.config, resume=resume)
         config = replace(config, caller=caller_in(config, Head.load(self.head)))
         figures = answer(self.question, config, InlineExecutor(), lambda _: None)
-        write_report(self.question.options, figures)
-        write_evaluation_page(self.question.output)
+        write_report(self.question.options.output_dir, figures)
+        write_evaluation_page(self.question.options.output_dir)
 
 
 @dataclass(frozen=True)

@@ -192,7 +192,7 @@ def report(options: _ReportOptions) -> None:
     Example: virnucpro report results/
     """
     with exits():
-        from virnucpro.learning.report import report_folder
+        from virnucpro.learning.pages import report_folder
 
         running.report([f"report: {printable(report_folder(options.folder))}"])
 

@@ -180,7 +180,7 @@ def evaluate(options: EvaluateOptions, console: ConsoleOptions) -> None:
     """
     with exits(lambda: _EVALUATION_KEPT):
         with loading(console):
-            from virnucpro.learning.report import report_evaluation
+            from virnucpro.learning.evaluate import report_evaluation
 
         with watched(console) as events:
             lines = report_evaluation(options, events)

@@ -2,7 +2,8 @@
 
 Records that were not trained on are cut into pieces as users would have them, which go through the
 same ``pipeline.run`` as any input of ``predict``; what is measured is read from the tables that it
-leaves, and joined by id.
+leaves, and joined by id. The same figures are left in ``evaluation.json``, as a table, in the card
+of a model, in a few lines and on a page.
 
 Of each length a record gives as many fragments as fit side by side, at most ``per_record``: one
 at a random place in each of so many equal parts of it, on a random strand. A record also stands
@@ -12,6 +13,7 @@ times the longest length. Where a record is cut depends on its id and the seed a
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
@@ -22,6 +24,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from virnucpro import __version__
 from virnucpro.callers.caller import Caller
 from virnucpro.callers.calls import score_chunks
 from virnucpro.callers.head import HeadFacts
@@ -30,13 +33,21 @@ from virnucpro.engine.local import ProcessExecutor
 from virnucpro.ground.config import Recipe
 from virnucpro.ground.errors import InputError, UsageError, VirnucproError
 from virnucpro.ground.events import OnEvent
-from virnucpro.ground.files import atomic, refuse_links, writing
+from virnucpro.ground.files import atomic, refuse_links, sha256, write_whole, writing
 from virnucpro.ground.log import LOGGER, announce, counted, printable
 from virnucpro.ground.options import carry
 from virnucpro.ground.records import Mask, Prediction, Values
 from virnucpro.learning.frames import cut
-from virnucpro.learning.metrics import Measures, Samples
+from virnucpro.learning.metrics import MEASURES, NOT_DEFINED, Measures, Samples
 from virnucpro.learning.options import EvaluateOptions
+from virnucpro.learning.pages import (
+    EVALUATION,
+    OF_ALL,
+    add_evaluation,
+    find_card,
+    markdown_table,
+    write_evaluation_page,
+)
 from virnucpro.learning.records import (
     DataManifest,
     Labelled,
@@ -51,6 +62,7 @@ from virnucpro.learning.records import (
     warn_of_mixed_groups,
     write_table,
 )
+from virnucpro.learning.regions import evaluate_regions
 from virnucpro.run.folder import RunDir
 from virnucpro.sequences.fasta import read_fasta, write_record
 from virnucpro.sequences.kmers import Sketch
@@ -69,6 +81,12 @@ _SHARE_OF_THE_SAME = 0.5  # of 31-mers
 # digests of records and of groups, and sampled k-mers, by who was trained on them
 Memories = Mapping[str, tuple[NDArray[np.uint64], NDArray[np.uint64], Sketch]]
 _ROC_POINTS = 200
+_FACTS = ("unit", "length", "subset", "kingdom", "n", "n_virus", "n_groups")
+_CARD_TABLES = (
+    ("All samples; those without a score count as the lowest", "no_orf_as_0"),
+    ("Samples with a score", "scored"),
+    ("Samples with a score; each group counts the same", "equal_groups"),
+)
 _N_BARS = 40  # of the scores from 0 to 1
 
 
@@ -80,6 +98,13 @@ class _Question:
     manifest: DataManifest
     splits: dict[str, Split] | None
     cutting: _Cutting
+
+    @property
+    def split(self) -> dict[str, str] | None:
+        """The split as ``evaluation.json`` has it."""
+        if (path := self.options.split) is None:
+            return None
+        return {"path": str(path), "sha256": sha256(path), "part": self.options.part or "test"}
 
     @property
     def run_folder(self) -> Path:
@@ -150,6 +175,23 @@ def _numbered(groups: Iterable[object]) -> NDArray[np.int64]:
     return np.array([numbers.setdefault(group, len(numbers)) for group in groups], dtype=np.int64)
 
 
+def report_evaluation(options: EvaluateOptions, on_event: OnEvent) -> list[str]:
+    """Evaluate records or regions, write the tables and the page, and return lines for the user.
+
+    Raises:
+        VirnucproError: as ``evaluate`` and ``evaluate_regions``.
+    """
+    if options.regions is not None:
+        return evaluate_regions(options, options.regions, on_event)
+    card = find_card(options.model) if options.card and options.model else None
+    folder, figures = options.output_dir, evaluate(options, on_event)
+    write_report(folder, figures)
+    write_evaluation_page(folder)
+    if card is not None:
+        add_evaluation(card, list(_card_lines(figures)))
+    return summary_lines(folder, figures)
+
+
 def evaluate(options: EvaluateOptions, on_event: OnEvent) -> Figures:
     """Measure a head, or the scorer, on labelled sequences, as the options say.
 
@@ -210,7 +252,7 @@ def answer(
 ) -> Figures:
     """Cut, score and measure; ``config`` is of a run without inputs in ``run_folder``.
 
-    -> what ``evaluation.json`` has, but for what was asked
+    -> what ``evaluation.json`` has
 
     Raises:
         VirnucproError: see ``errors``; or something could not be scored.
@@ -240,8 +282,12 @@ def answer(
     records = [fragment.record for fragment in fragments if fragment.length == _WHOLE]
     kinds = [kind for kind in kinds if len(kind)]
     return {
+        "virnucpro_version": __version__,
+        "data": {"path": str(question.options.data), "sha256": question.manifest.sha256},
+        "split": question.split,
+        "head": None,
+        "scorer": None,
         **caller.facts,
-        "data_sha256": question.manifest.sha256,
         "cutting": question.cutting._asdict(),
         "n_records": len(records),
         "n_groups": len({record.group for record in records}),
@@ -563,3 +609,91 @@ def _kept(ids: Mapping[str, set[str]], n_records: int, options: EvaluateOptions)
         hint="leave them out with --held-out-only, or keep them, and have the report "
         "say so, with --allow-training-data",
     )
+
+
+# Tables, the card, and lines
+
+
+def write_report(folder: Path, figures: Figures) -> None:
+    """Write ``evaluation.tsv`` and ``evaluation.json``."""
+    rows = [_columns(row) for row in figures["rows"]]
+    write_table(folder / "evaluation.tsv", rows[0], (row.values() for row in rows))
+    write_whole(folder / EVALUATION, json.dumps(figures, indent=1, allow_nan=False) + "\n")
+
+
+def _columns(row: Figures) -> dict[str, object]:
+    """The cells of a row of ``evaluation.tsv`` by their columns, figures with 6 decimals."""
+    scored, of_all = row["scored"], row["no_orf_as_0"]
+    figures = {
+        "auroc": scored["auroc"],
+        "auroc_low": row["low"]["auroc"],
+        "auroc_high": row["high"]["auroc"],
+        **{name: scored[name] for name in MEASURES[1:]},
+        **{f"{name}_equal_groups": row["equal_groups"][name] for name in MEASURES},
+        **{f"auroc_{name}": row[name]["auroc"] for name in OF_ALL},
+        "recall_no_orf_as_0": of_all["recall"],
+        "false_positives_no_orf_as_0": of_all["false_positives"],
+    }
+    return {
+        **{name: row[name] for name in _FACTS},
+        "no_orf": f"{row['n_no_orf'] / row['n']:.6f}",
+        "n_trained": row["n_trained"],
+        **{n: NOT_DEFINED if v is None else f"{v:.6f}" for n, v in figures.items()},
+    }
+
+
+def _card_lines(figures: Figures) -> Iterator[str]:
+    """All figures for the model card: a table for each way to count, a row for each kind."""
+    part = figures["split"]["part"] if figures["split"] else "all"
+    yield (
+        f"On {_data(figures)}, {part} of the data with the SHA-256 {figures['data']['sha256']}; "
+        f"called virus: {figures['cut']}. Of these, {figures['n_trained_records']:,} or others of "
+        "their groups were trained on.\n"
+    )
+    for title, name in _CARD_TABLES:
+        yield f"### {title}\n"
+        yield from markdown_table(
+            [
+                {fact: row[fact] for fact in _FACTS}
+                | {one: _short(row[name][one]) for one in MEASURES}
+                for row in figures["rows"]
+            ]
+        )
+
+
+def _data(figures: Figures) -> str:
+    return f"{counted(figures['n_records'], 'record')} of {counted(figures['n_groups'], 'group')}"
+
+
+def summary_lines(folder: Path, figures: Figures) -> list[str]:
+    """The lines for the user at the end."""
+    lines = [
+        f"evaluated on {_data(figures)}; called virus: {figures['cut']}",
+        f"{'':16}{'n':>8}{'no score':>10}  {'AUROC of all (95 % interval)':<30}{'recall':>8}"
+        f"{'false +':>9}{'precision at 5 % viruses':>26}",
+        *(_line(row) for row in figures["rows"] if row["subset"] == "all"),
+        f"by kingdom, and more: {printable(folder / 'evaluation.tsv')}, .json; curves: report.html",
+    ]
+    if n_trained := figures["n_trained_records"]:
+        lines.append(
+            f"WITH TRAINING DATA: {n_trained:,} of the records, or their groups, were trained on; "
+            "the figures are too good"
+        )
+    return lines
+
+
+def _line(row: Figures) -> str:
+    """The figures of all samples; one without a score counts as the lowest."""
+    of_all = row["no_orf_as_0"]
+    auroc, low, high = (_short(row[name]["auroc"]) for name in OF_ALL)
+    name = f"{row['unit']}s, {row['length']}" if row["unit"] == "record" else "chunks"
+    return (
+        f"  {name:<14}{row['n']:>8}{row['n_no_orf'] / row['n']:>10.1%}  "
+        f"{f'{auroc} ({low} to {high})':<30}"
+        f"{_short(of_all['recall']):>8}{_short(of_all['false_positives']):>9}"
+        f"{_short(of_all['precision_if_5_percent_viral']):>26}"
+    )
+
+
+def _short(value: float | None) -> str:
+    return NOT_DEFINED if value is None else f"{value:.3f}"

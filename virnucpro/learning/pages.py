@@ -1,19 +1,22 @@
-"""What a training leaves, for people: its state, its head, the model card, a summary, a page.
+"""Pages, and what else a training leaves for people: its state, its head, the card, a summary.
 
-All are made of the tables of the training. The model card is a Markdown page in the folder of the
-model, for whoever gets that. ``evaluate --card`` adds its figures; a training that goes on begins
-the card anew, so that no figure stays of other weights.
+All are made of files, of any version: what they lack is left out. The model card is a Markdown page
+in the folder of the model, for whoever gets that. ``evaluate --card`` adds its figures; a training
+that goes on begins the card anew, so that no figure stays of other weights.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
+
+import numpy as np
 
 from virnucpro import __version__
 from virnucpro.callers.head import Head
@@ -21,21 +24,43 @@ from virnucpro.encoders.catalogue import open_model
 from virnucpro.ground.errors import InputMissingError, UsageError
 from virnucpro.ground.files import HEAD_FILE, open_plain, sha256, write_whole
 from virnucpro.ground.log import counted, escaped, printable
+from virnucpro.ground.tasks import Pool
 from virnucpro.learning.metrics import NOT_DEFINED
 from virnucpro.learning.records import read_cells
 from virnucpro.learning.request import CARD_FILE, EPOCHS, FACTS, GAIN, HELD_OUT, SPLIT
 from virnucpro.page.charts import Chart
 from virnucpro.page.facts import Facts, read_complaints
 from virnucpro.page.html import render
+from virnucpro.page.run import write_run_page
 from virnucpro.run.folder import RunDir
+from virnucpro.run.hashes import Outputs
 
 _MOST_SEEDS = 6  # in a chart
 _Table = list[dict[str, str]]
-_KEYS = {HELD_OUT: ("split", "network"), GAIN: ("split", "n_bases")}
-_HELD_OUT_FIGURES = {
-    HELD_OUT: ("auroc_frames", "auroc_chunks"),
-    GAIN: ("base", "head", "joined", "gain", "weight"),
+# of each table of figures: the columns that name a row, and those of a summary
+_SUMMARISED = {
+    HELD_OUT: (("split", "network"), ("auroc_frames", "auroc_chunks")),
+    GAIN: (("split", "n_bases"), ("base", "head", "joined", "gain", "weight")),
 }
+EVALUATION = "evaluation.json"
+# figures of all samples, those without a score as the lowest, and their interval
+OF_ALL = ("no_orf_as_0", "no_orf_as_0_low", "no_orf_as_0_high")
+_N_HISTOGRAMS = 2  # of whole records, and of chunks or the longest fragments
+_MEASURES = {
+    "recall": "recall",
+    "false_positives": "false positives",
+    "precision_if_5_percent_viral": "precision if 5 % are viral",
+    "recall_at_1_percent": "recall at 1 % false positives",
+    "calibration_error": "calibration error",
+}
+# of each kind of curve: its name, title, text, and what its axes are called
+_CURVES = (
+    ("roc", "ROC", "The share of viruses that is called, over that of the rest.",
+     "share of the rest that is called", "share of viruses that is called"),
+    ("precision", "Precision and recall", "In the mixture of this data.", "recall", "precision"),
+    ("reliability", "Reliability", "Scores that mean what they say lie on the diagonal, where half "
+     "of all is viral.", "score", "share of viruses with that score"),
+)  # fmt: skip
 _EVALUATION = "## Evaluation"
 _NONE_YET = (
     f"{_EVALUATION}\n\nNone yet: `virnucpro evaluate --data MANIFEST --split split.tsv --model "
@@ -43,7 +68,7 @@ _NONE_YET = (
 )
 _OF_DATA = ("data_sha256", "split_sha256")
 # told elsewhere, or of this machine
-_LEFT_OUT = {"manifest", "encoder", "encoder_id", "vectors", "name", "fasta_sha256", *_OF_DATA}
+_LEFT_OUT = {"manifest", "encoder", "encoder_id", "vectors", "name", "fasta_sha256", "settings"}
 
 
 def write_training_page(folder: Path) -> None:
@@ -58,7 +83,7 @@ def write_training_page(folder: Path) -> None:
     facts = Facts.read(folder / FACTS)
     names = (EPOCHS, GAIN, HELD_OUT, SPLIT)
     epochs, gains, held_out, split = (read_table(folder / name) for name in names)
-    charts = [chart for chart in _learning_curves(epochs) if chart.series]
+    charts = list(_learning_curves(epochs))
     content = {
         "is_finished": bool(epochs or held_out),
         "charts": [(chart.name, chart.drawn()) for chart in charts],
@@ -103,20 +128,25 @@ def _learning_curves(epochs: _Table) -> Iterator[Chart]:
     names = [name for name in (epochs[0] if epochs else ()) if name not in ("seed", "epoch", "lr")]
     losses = [name for name in names if "loss" in name]
     figures = [name for name in names if name not in losses]
-    yield _chart("loss", "Learning curve", "loss", losses, epochs)
-    yield _chart("figures", "Figures of the validation groups", "figure", figures, epochs)
+    for name, title, label, columns in (
+        ("loss", "Learning curve", "loss", losses),
+        ("figures", "Figures of the validation groups", "figure", figures),
+    ):
+        if series := list(_series(columns, epochs)):
+            yield Chart(name, title, "One point for each epoch.", "epoch", label, series)
 
 
-def _chart(name: str, title: str, label: str, names: Sequence[str], epochs: _Table) -> Chart:
-    series = []
+def _series(
+    columns: Sequence[str], epochs: _Table
+) -> Iterator[tuple[str, list[float], list[float | None]]]:
+    """A line for each seed and column, with a gap where a figure is no number."""
     seeds = list(dict.fromkeys(row["seed"] for row in epochs))[:_MOST_SEEDS]
-    for seed, column in product(seeds, names):
+    for seed, column in product(seeds, columns):
         rows = [row for row in epochs if row["seed"] == seed]
         values = ((_number_in(row["epoch"]), _number_in(row[column])) for row in rows)
         points = [(x, y) for x, y in values if x is not None]
         words = escaped(column).replace("_", " ") + (f", seed {seed}" if len(seeds) > 1 else "")
-        series.append((words, [x for x, _ in points], [y for _, y in points]))
-    return Chart(name, title, "One point for each epoch.", "epoch", label, series)
+        yield words, [x for x, _ in points], [y for _, y in points]
 
 
 def _number_in(text: str) -> float | None:
@@ -129,26 +159,23 @@ def _number_in(text: str) -> float | None:
 
 def _by_kind(split: _Table) -> _Table:
     """Numbers of groups and records by split, label and kingdom."""
-    counts: dict[tuple[str, ...], list[int]] = {}
+    groups, records = Counter[tuple[str, str, str]](), Counter[tuple[str, str, str]]()
     for row in split:
-        key = tuple(row.get(name, "") for name in ("split", "label", "kingdom"))
-        n_groups_and_records = counts.setdefault(key, [0, 0])
-        n_groups_and_records[0] += 1
-        n_groups_and_records[1] += int(_number_in(row.get("n_records", "")) or 0)
+        key = (row.get("split", ""), row.get("label", ""), row.get("kingdom", ""))
+        groups[key] += 1
+        records[key] += int(_number_in(row.get("n_records", "")) or 0)
     names = ("split", "label", "kingdom", "groups", "records")
     return [
-        dict(zip(names, (*key, *map(str, numbers)), strict=True))
-        for key, numbers in sorted(counts.items())
+        dict(zip(names, (*key, str(n), str(records[key])), strict=True))
+        for key, n in sorted(groups.items())
     ]
 
 
 def _training_facts(facts: Facts) -> Iterator[tuple[str, str]]:
     for name, value in facts.content.items():
         if isinstance(value, Mapping):
-            inner = ", ".join(f"{key} {one}" for key, one in value.items())
-            yield escaped(name), escaped(inner)
-        else:
-            yield escaped(name), escaped("" if value is None else value)
+            value = ", ".join(f"{key} {one}" for key, one in value.items())
+        yield escaped(name), escaped("" if value is None else value)
 
 
 def _measure(folder: Path, facts: Facts) -> dict[str, Any]:
@@ -236,20 +263,15 @@ def describe_head(path: Path) -> Iterator[str]:
         )
     yield f"chunks      {facts.chunk_size} bases; a chunk is the {facts.frame_rule} of its frames"
     yield f"threshold   {facts.threshold:.6f}, exponent {facts.exponent:.2f}"
-    yield from _join_lines(head)
+    join = "none: it calls by itself"
+    if facts.join:
+        weights = (f"{knot.head:.2f} at {knot.n_bases:,} bases" for knot in facts.join.knots)
+        join = f"with the scorer; weight of the head {', '.join(weights)}"
+    yield f"join        {join}"
     yield (
         f"trained on  {counted(len(head.trained_records), 'record')} of "
         f"{counted(len(head.trained_groups), 'group')}: {printable(facts.training)}"
     )
-
-
-def _join_lines(head: Head) -> Iterator[str]:
-    join = head.facts.join
-    if join is None:
-        yield "join        none: it calls by itself"
-        return
-    weights = ", ".join(f"{knot.head:.2f} at {knot.n_bases:,} bases" for knot in join.knots)
-    yield f"join        with the scorer; weight of the head {weights}"
 
 
 def summary_lines(folders: Sequence[Path]) -> list[str]:
@@ -271,15 +293,180 @@ def summary_lines(folders: Sequence[Path]) -> list[str]:
 def spread_lines(folders: Sequence[Path]) -> Iterator[str]:
     """The rows of that table."""
     values: dict[tuple[str, str, str], list[float]] = {}
-    for table, folder in product(_KEYS, folders):
-        for row, figure in product(read_table(folder / table), _HELD_OUT_FIGURES[table]):
-            name = " ".join(row.get(key, NOT_DEFINED) for key in _KEYS[table])
+    for (table, (keys, figures)), folder in product(_SUMMARISED.items(), folders):
+        for row, figure in product(read_table(folder / table), figures):
+            name = " ".join(row.get(key, NOT_DEFINED) for key in keys)
             if (number := _number_in(row.get(figure, ""))) is not None:
                 values.setdefault((table, name, figure), []).append(number)
     for names, numbers in values.items():
         if len(numbers) > 1:
-            figures = (len(numbers), f"{fmean(numbers):.4f}", f"{stdev(numbers):.4f}")
-            yield "\t".join(map(str, (*names, *figures)))
+            figures_of_all = (f"{len(numbers)}", f"{fmean(numbers):.4f}", f"{stdev(numbers):.4f}")
+            yield "\t".join((*names, *figures_of_all))
+
+
+# Pages of an evaluation, and of any folder
+
+
+def report_folder(folder: Path) -> Path:
+    """Write the page of a folder that nobody is working on. -> its file
+
+    Raises:
+        InputMissingError: it holds none of these.
+        OutputError: another process is using it.
+        VirnucproError: as the pages do.
+    """
+    rundir = RunDir(folder)
+    kinds: list[tuple[Path, Callable[[Path], None]]] = [
+        (rundir.manifest, _write_run_page),
+        (folder / FACTS, write_training_page),
+        (folder / EVALUATION, write_evaluation_page),
+    ]
+    for file, write in kinds:
+        if file.is_file():
+            with rundir.locked():
+                rundir.sweep()
+                write(folder)
+            return rundir.report
+    raise rundir.no_run("give the --output-dir of one", "run, no training and no evaluation")
+
+
+def _write_run_page(folder: Path) -> None:
+    rundir = RunDir(folder)
+    Outputs(rundir).check(but=[RunDir.page])
+    write_run_page(rundir, Pool())
+
+
+def write_evaluation_page(folder: Path) -> None:
+    """Write the page of an evaluation into its folder.
+
+    Raises:
+        InputMissingError: there is no evaluation in this folder.
+        ResumeError: ``evaluation.json`` is damaged.
+        OutputError, StorageError: as ``files.writing``.
+    """
+    facts = Facts.read(folder / EVALUATION)
+    rows = facts.each("rows")
+    overall = [row for row in rows if row.text("subset") == "all"]
+    content = {
+        "n_records": facts.number("n_records"),
+        "n_trained": facts.number("n_trained_records"),
+        "cut": facts.text("cut"),
+        "measures": list(_MEASURES.values()),
+        "overall": list(map(_evaluation_row, overall)),
+        "by_kingdom": [_evaluation_row(row) for row in rows if row.text("subset") != "all"],
+        "charts": [(chart.name, chart.drawn()) for chart in _evaluation_charts(facts, overall)],
+        "provenance": list(_evaluation_facts(facts)),
+    }
+    page = render("evaluation.html", content, {})
+    rundir = RunDir(folder)
+    rundir.write_whole(rundir.report, page)
+
+
+def _evaluation_row(row: Facts) -> dict[str, object]:
+    """A row of figures; AUROC and its interval also as places between 0.5 and 1."""
+    auroc, low, high = (row.real(name, "auroc") for name in OF_ALL)
+    return {
+        "kind": _name(row),
+        **{name: row.text(name) for name in ("subset", "kingdom")},
+        **{name: row.number(name) for name in ("n", "n_virus", "n_groups", "n_no_orf")},
+        "auroc": auroc,
+        "low": low,
+        "high": high,
+        "places": [
+            None if one is None else 200 * max(0.0, one - 0.5) for one in (low, auroc, high)
+        ],
+        "values": [row.real("no_orf_as_0", name) for name in _MEASURES],
+    }
+
+
+def _name(kind: Facts) -> str:
+    """Records of a length, or chunks, as a legend has them."""
+    if kind.text("unit") == "chunk":
+        return "chunks"
+    length = kind.text("length")
+    return "whole records" if length == "whole" else printable(f"{length} bases")
+
+
+def _evaluation_charts(facts: Facts, overall: Sequence[Facts]) -> Iterator[Chart]:
+    """ROC, precision over recall, and reliability, a line for each kind of samples; scores."""
+    unit = (0.0, 1.0)
+    sizes = {_name(row): (row.number("n_virus"), row.number("n")) for row in overall}
+    roc = [
+        (_name(kind), false, true)
+        for kind, false, true in _whole(facts, "roc", "false_positives", "true_positives")
+    ]
+    of_curves = {
+        "roc": [(name, [0.0, *false], [0.0, *true]) for name, false, true in roc],
+        "precision": [
+            (name, *_precision(false, true, *sizes.get(name, (0, 0)))) for name, false, true in roc
+        ],
+        "reliability": [
+            (_name(kind), score, share)
+            for kind, score, share in _whole(facts, "reliability", "mean_score", "share_of_viruses")
+        ],
+    }
+    for name, title, text, x_label, y_label in _CURVES:
+        if series := of_curves[name]:
+            is_diagonal = name != "precision"
+            yield Chart(name, title, text, x_label, y_label, series, unit, unit, is_diagonal)
+    histograms = list(_whole(facts, "scores", "virus", "other"))[-_N_HISTOGRAMS:]
+    for i, (scores, virus, other) in enumerate(histograms):
+        yield _histogram(f"scores{i}", scores, virus, other)
+
+
+def _whole(
+    facts: Facts, kind: str, x: str, y: str
+) -> Iterator[tuple[Facts, list[float], list[float]]]:
+    """The curves of a kind whose two columns are whole, with these."""
+    for curve in facts.each(kind):
+        first, second = curve.reals(x), curve.reals(y)
+        if first and len(first) == len(second):
+            yield curve, first, second
+
+
+def _precision(
+    false: Sequence[float], true: Sequence[float], n_virus: int, n: int
+) -> tuple[list[float], list[float]]:
+    """Recall and precision of the points of a ROC curve where anything is called."""
+    calls = [(t, t * n_virus, f * (n - n_virus)) for f, t in zip(false, true, strict=True)]
+    shares = [(recall, tp / (tp + fp)) for recall, tp, fp in calls if tp + fp]
+    return [recall for recall, _ in shares], [share for _, share in shares]
+
+
+def _histogram(name: str, scores: Facts, virus: list[float], other: list[float]) -> Chart:
+    """Steps over the scores, a line for each label, and the lowest score that is called."""
+    edges = np.linspace(0, 1, len(virus) + 1).repeat(2)[1:-1].tolist()
+    series = [
+        (f"{label} ({int(sum(counts)):,})", edges, np.repeat(counts, 2).tolist())
+        for label, counts in (("virus", virus), ("other", other))
+    ]
+    look = ["line s0", "line s1"]
+    if (cut := scores.real("lowest_called")) is not None:
+        series.append(("lowest score that is called", [cut, cut], [0.0, max(1.0, *virus, *other)]))
+        look.append("cut")
+    return Chart(
+        name,
+        f"Scores of {_name(scores)}",
+        "Samples by score; those without a score are left out.",
+        "score",
+        "samples",
+        series,
+        x_range=(0.0, 1.0),
+        look=look,
+    )
+
+
+def _evaluation_facts(facts: Facts) -> Iterator[tuple[str, str]]:
+    yield "VirNucPro", facts.text("virnucpro_version")
+    for label, name in (("Labelled data", "data"), ("Split", "split")):
+        path, digest = facts.text(name, "path"), facts.text(name, "sha256")
+        yield label, f"{path}, SHA-256 {digest}" if path else ""
+    yield "Part of the split", facts.text("split", "part")
+    for label, name in (("Head", "head"), ("Scorer", "scorer")):
+        digest = facts.text(name, "sha256")
+        yield label, f"SHA-256 {digest}; {facts.text(name, 'training')}" if digest else ""
+    cutting = facts.part("cutting").items()
+    yield "Cutting", escaped(", ".join(f"{name} {value}" for name, value in cutting))
 
 
 # The model card
@@ -322,16 +509,15 @@ def add_evaluation(card: Path, lines: Sequence[str]) -> None:
     write_whole(card, "\n".join([f"{before}{_EVALUATION}\n", *lines, ""]))
 
 
-def markdown_table(names: Sequence[str], rows: Sequence[Sequence[object]]) -> Iterator[str]:
-    """A table, and an empty line behind it."""
-    yield _row([name.replace("_", " ") for name in names])
-    yield "|---" * len(names) + "|"
-    yield from map(_row, rows)
-    yield ""
-
-
-def _row(cells: Sequence[object]) -> str:
-    return f"| {' | '.join(escaped(cell).replace('|', '&#124;') for cell in cells)} |"
+def markdown_table(table: Sequence[Mapping[str, object]]) -> Iterator[str]:
+    """A table by the names of its columns, and an empty line behind it; nothing without a row."""
+    if table:
+        names = [name.replace("_", " ") for name in table[0]]
+        header, *rows = (
+            f"| {' | '.join(escaped(cell).replace('|', '&#124;') for cell in cells)} |"
+            for cells in (names, *(row.values() for row in table))
+        )
+        yield from (header, "|---" * len(names) + "|", *rows, "")
 
 
 def _lines(training: Path, model: Path, facts: Facts) -> Iterator[str]:
@@ -349,25 +535,25 @@ def _lines(training: Path, model: Path, facts: Facts) -> Iterator[str]:
     yield f"- encoder at the start: {encoder if facts.text('encoder') else 'a new one, or none'}\n"
     yield "## Data and split\n"
     yield "Whole groups are in one part; the test part was neither trained on nor tuned to.\n"
-    yield from _as_markdown(_by_kind(read_table(training / SPLIT)))
+    yield from markdown_table(_by_kind(read_table(training / SPLIT)))
     for name in _OF_DATA:
         yield f"- {name.removesuffix('_sha256')}: SHA-256 {facts.text(name)}"
     for digest in facts.sequence("fasta_sha256"):
         yield f"- sequences: SHA-256 {escaped(digest)}"
     yield "\n## Settings\n"
     content = {**facts.content, **settings.content}
-    told = {name: value for name, value in content.items() if name not in {*_LEFT_OUT, "settings"}}
-    yield from markdown_table(("option", "value"), list(told.items()))
-    yield from _figures(training, HELD_OUT, "AUROC on the groups that were held out")
-    yield from _figures(training, GAIN, "Gain of the head over the scorer, by length")
-
-
-def _figures(training: Path, name: str, title: str) -> Iterator[str]:
-    if rows := read_table(training / name):
-        yield f"## {title}\n"
-        yield from _as_markdown(rows)
-
-
-def _as_markdown(table: _Table) -> Iterator[str]:
-    if table:
-        yield from markdown_table(list(table[0]), [list(row.values()) for row in table])
+    left_out = {*_LEFT_OUT, *_OF_DATA}
+    yield from markdown_table(
+        [
+            {"option": name, "value": value}
+            for name, value in content.items()
+            if name not in left_out
+        ]
+    )
+    for name, title in (
+        (HELD_OUT, "AUROC on the groups that were held out"),
+        (GAIN, "Gain of the head over the scorer, by length"),
+    ):
+        if rows := read_table(training / name):
+            yield f"## {title}\n"
+            yield from markdown_table(rows)

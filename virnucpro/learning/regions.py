@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import chain
@@ -99,7 +99,7 @@ def evaluate_regions(options: EvaluateOptions, truth_table: Path, on_event: OnEv
             f"not everything was read: see {printable(run_folder)}",
             hint="figures of a part would mislead: run the same command with --resume",
         )
-    each = dict(_measure(RunDir(run_folder), truths, genes))
+    each = _measure(RunDir(run_folder), truths, genes)
     lines = _region_lines(each, options.seed)
     write_whole(options.output_dir / _EVALUATED, "\n".join([*lines, ""]))
     return lines
@@ -107,24 +107,22 @@ def evaluate_regions(options: EvaluateOptions, truth_table: Path, on_event: OnEv
 
 def _measure(
     rundir: RunDir, truths: dict[str, Truth], genes: dict[str, list[Span]]
-) -> list[tuple[str, RegionFigures]]:
+) -> dict[str, RegionFigures]:
     """Each sequence of the run with its figures; one without a row of the truth has no prophage."""
     with rundir.output(RECORD_TABLE).open(encoding="utf-8") as table:
-        calls = [(call.record_id, call.length) for call in RECORD_TABLE.read(table)]
-    lengths = dict(calls)
-    _check_unique(name for name, _ in calls)
-    _check_none_missing(truths.keys() - lengths.keys())
+        calls = list(RECORD_TABLE.read(table))
+    _check_names([call.record_id for call in calls], truths)
     regions: dict[str, list[Span]] = {}
     if rundir.output(REGION_TABLE).exists():
         with rundir.output(REGION_TABLE).open(encoding="utf-8") as table:
             for (_, name), region in REGION_TABLE.read(table):
                 regions.setdefault(name, []).append((region.start, region.end))
-    figures = []
-    for name, n_bases in lengths.items():
+    figures = {}
+    for name, n_bases in ((call.record_id, call.length) for call in calls):
         truth = truths.get(name, Truth())
         _check_truth(name, truth, n_bases)
         of_record = sorted(regions.get(name, []))
-        figures.append((name, measure_regions(of_record, truth, n_bases, genes.get(name, ()))))
+        figures[name] = measure_regions(of_record, truth, n_bases, genes.get(name, ()))
     return figures
 
 
@@ -182,28 +180,21 @@ def read_truth(path: Path) -> dict[str, Truth]:
     return truths
 
 
-def _check_none_missing(names: Set[str]) -> None:
+def _check_names(names: Sequence[str], truths: Iterable[str]) -> None:
     """
     Raises:
-        InputError: there are names of the truth that no sequence has.
-    """
-    if names:
-        raise InputError(
-            f"the sequences have no {', '.join(map(printable, sorted(names)[:8]))} of the truth",
-            hint="name the FASTA files of all sequences of the truth with --data",
-        )
-
-
-def _check_unique(names: Iterable[str]) -> None:
-    """
-    Raises:
-        InputError: several sequences have the same name.
+        InputError: several sequences have the same name, or none has one of the truth.
     """
     name, n_sequences = max(Counter(names).items(), key=itemgetter(1), default=("", 0))
     if n_sequences > 1:
         raise InputError(
             f"{n_sequences} sequences are called {printable(name)}",
             hint="give each an id of its own: the truth names sequences by their ids",
+        )
+    if missing := sorted({*truths} - {*names}):
+        raise InputError(
+            f"the sequences have no {', '.join(map(printable, missing[:8]))} of the truth",
+            hint="name the FASTA files of all sequences of the truth with --data",
         )
 
 
@@ -470,12 +461,10 @@ def _read_genomes(
         _genome_of(counted_records(source), truths, scorer) for source in Source.all_of(data)
     ]
     names = [one.name for own, _ in genomes for one in own]
-    _check_unique(names)
-    _check_none_missing(truths.keys() - names)
-    n_chromosomes = len(names)
-    if n_chromosomes < _FEWEST:
+    _check_names(names, truths)
+    if len(names) < _FEWEST:
         raise InputError(
-            f"{counted(n_chromosomes, 'chromosome')} with prophages; {_FEWEST} are needed, "
+            f"{counted(len(names), 'chromosome')} with prophages; {_FEWEST} are needed, "
             "as each is left out once",
             hint="add more to the truth",
         )
@@ -490,29 +479,21 @@ def _genome_of(
     Raises:
         InputError: a chromosome does not fit its truth, or has no host.
     """
-    chromosomes: list[Chromosome] = []
-    others = []
+    chromosomes, others = [], []
     for record in records:
-        truth = truths.get(record.id)
-        if truth is not None:
-            _check_chromosome(record, truth)
-        if len(record.sequence) < SHORTEST_RECORD:
-            continue
-        chromosome = Chromosome.of(record, scorer, truth or Truth())
-        if truth is None:
-            others.append(chromosome.items)
-        else:
-            chromosomes.append(chromosome)
-            _check_host(chromosome)
+        if truth := truths.get(record.id):
+            chromosomes.append(_chromosome_of(record, truth, scorer))
+        elif len(record.sequence) >= SHORTEST_RECORD:
+            others.append(Chromosome.of(record, scorer, Truth()).items)
     host = Items.joined(others)
     is_host = np.count_nonzero(host.is_known) >= _FEWEST_PIECES
     return chromosomes, host if is_host else None
 
 
-def _check_chromosome(record: FastaRecord, truth: Truth) -> None:
+def _chromosome_of(record: FastaRecord, truth: Truth, scorer: Scorer) -> Chromosome:
     """
     Raises:
-        InputError: the record is too short, or shorter than its truth.
+        InputError: it is too short, or shorter than its truth; or no piece is the host's.
     """
     n_bases = len(record.sequence)
     _check_truth(record.id, truth, n_bases)
@@ -522,46 +503,14 @@ def _check_chromosome(record: FastaRecord, truth: Truth) -> None:
             f"{SHORTEST_RECORD:,} and more",
             hint="leave it out of the truth",
         )
-
-
-def _check_host(chromosome: Chromosome) -> None:
-    """
-    Raises:
-        InputError: no piece is the host's.
-    """
+    chromosome = Chromosome.of(record, scorer, truth)
     if not chromosome.is_host.any():
         raise InputError(
-            f"{printable(chromosome.name)} has no piece of its host: all known bases are prophage, "
+            f"{printable(record.id)} has no piece of its host: all known bases are prophage, "
             "remnant or unclear",
             hint="leave it out of the truth, or give the chromosome around",
         )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Contrasts:
-    """How far the pieces of a chromosome stand out from its own host."""
-
-    gc: float
-    level: float  # of the host
-    gene_level: float  # log-odds of its proteins
-    virus: Values  # of each piece in a prophage
-    host: Values  # of each piece outside
-    virus_genes: Values  # log-odds of the proteins on each; NaN for none
-    host_genes: Values
-
-    @classmethod
-    def of(cls, chromosome: Chromosome, usual: Hosts) -> _Contrasts:
-        is_host = chromosome.is_host
-        items, is_virus = chromosome.items, chromosome.is_virus
-        levels = _levels(items, usual, is_host)
-        contrasts = _signal(items, usual) - levels[1]
-        genes = items.genes[is_virus], items.genes[is_host]
-        return cls(*levels, contrasts[is_virus], contrasts[is_host], *genes)
-
-    def by_genes(self, contrasts: Values, genes: Values, usual: Levels) -> Values:
-        """How far pieces with genes stand out by both together. (n,), (n,) -> (m,)"""
-        both = contrasts + genes - usual.at(self.gc)
-        return np.asarray(both[~np.isnan(both)])
+    return chromosome
 
 
 def learn_region_model(
@@ -575,20 +524,29 @@ def learn_region_model(
         InputError: no prophage has a piece, or chromosomes do not differ.
     """
     usual = Hosts.mean([Hosts.of(one.items) for one in chromosomes])
-    contrasts = [_Contrasts.of(one, usual) for one in chromosomes]
-    with_virus = [one for one in contrasts if len(one.virus)]
-    if not with_virus:
+    own = [_levels(one.items, usual, one.is_host) for one in chromosomes]
+    levels = [*(_levels(items, usual, items.is_known) for items in hosts), *own]
+    gc, level, gene_level = np.array(levels).T
+    # how far pieces stand out from their own host
+    contrasts = [
+        _signal(one.items, usual) - level_of_host
+        for one, (_, level_of_host, _) in zip(chromosomes, own, strict=True)
+    ]
+    virus, host = _by_side(chromosomes, contrasts)
+    distances = [values.mean() for values in virus if len(values)]
+    if not distances:
         names = ", ".join(printable(one.name) for one in chromosomes[:8])
         raise InputError(
             f"no prophage of {names} has a piece of {SIZE:,} bases of its own",
             hint="add chromosomes with longer prophages to the truth",
         )
-    levels = [_levels(items, usual, items.is_known) for items in hosts]
-    levels += [(one.gc, one.level, one.gene_level) for one in contrasts]
-    gc, level, gene_level = np.array(levels).T
     host_bases, virus_bases = _mean_lengths(chromosomes)
     try:
         genes = Levels.of(gc, gene_level)
+        by_genes = [
+            contrast + one.items.genes - genes.at(gc_of_host)
+            for contrast, one, (gc_of_host, *_) in zip(contrasts, chromosomes, own, strict=True)
+        ]
         return RegionModel(
             size=SIZE,
             step=STEP,
@@ -598,18 +556,12 @@ def learn_region_model(
             shape_weight=_SHAPE_WEIGHT,
             shape_bases=_SHAPE_BASES,
             edges=_EDGES,
-            log_ratios=_log_ratios(
-                [one.virus for one in with_virus], [one.host for one in contrasts], _WEIGHT
-            ),
+            log_ratios=_log_ratios(virus, host, _WEIGHT),
             genes=genes,
-            gene_log_ratios=_log_ratios(
-                [one.by_genes(one.virus, one.virus_genes, genes) for one in with_virus],
-                [one.by_genes(one.host, one.host_genes, genes) for one in contrasts],
-                _GENES_WEIGHT,
-            ),
+            gene_log_ratios=_log_ratios(*_by_side(chromosomes, by_genes), _GENES_WEIGHT),
             weight=_WEIGHT,
-            deviation=round(float(np.mean([one.host.std() for one in contrasts])), 4),
-            distance=round(float(np.mean([one.virus.mean() for one in with_virus])), 4),
+            deviation=round(float(np.mean([values.std() for values in host])), 4),
+            distance=round(float(np.mean(distances)), 4),
             first_share=_FIRST_SHARE,
             host_bases=host_bases,
             virus_bases=virus_bases,
@@ -620,6 +572,17 @@ def learn_region_model(
             f"no region model can be learned from these chromosomes: {error}",
             hint="give chromosomes of several species, whose prophages stand out from their hosts",
         ) from error
+
+
+def _by_side(
+    chromosomes: Sequence[Chromosome], of_pieces: Sequence[Values]
+) -> tuple[list[Values], list[Values]]:
+    """The values of the pieces in prophages, and of those outside, by chromosome; no NaN."""
+    pairs = [
+        (values[one.is_virus & ~np.isnan(values)], values[one.is_host & ~np.isnan(values)])
+        for one, values in zip(chromosomes, of_pieces, strict=True)
+    ]
+    return [virus for virus, _ in pairs], [host for _, host in pairs]
 
 
 def _mean_lengths(chromosomes: Sequence[Chromosome]) -> tuple[int, int]:
@@ -635,11 +598,9 @@ def _log_ratios(
     of_viruses: Sequence[Values], of_hosts: Sequence[Values], weight: float
 ) -> tuple[float, ...]:
     """Log ratios of virus over host, as one piece among others counts, by bin of its contrast."""
-    virus, host = np.zeros(len(_EDGES) + 1), np.zeros(len(_EDGES) + 1)
-    for values in of_viruses:
-        virus += _counts(values) / max(1, len(values)) ** 0.5
-    for values in of_hosts:
-        host += _counts(values) / max(1, len(values))
+    nothing = np.zeros(len(_EDGES) + 1)
+    virus = sum((_counts(one) / max(1, len(one)) ** 0.5 for one in of_viruses), start=nothing)
+    host = sum((_counts(one) / max(1, len(one)) for one in of_hosts), start=nothing)
     return tuple(np.round(np.log(_shares(virus) / _shares(host)) * weight, 4).tolist())
 
 
