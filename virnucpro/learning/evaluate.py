@@ -47,6 +47,7 @@ from virnucpro.learning.pages import (
     find_card,
     markdown_table,
     write_evaluation_page,
+    write_figures,
 )
 from virnucpro.learning.records import (
     DataManifest,
@@ -617,14 +618,17 @@ def _kept(ids: Mapping[str, set[str]], n_records: int, options: EvaluateOptions)
 def write_report(folder: Path, figures: Figures) -> None:
     """Write ``evaluation.tsv`` and ``evaluation.json``."""
     rows = [_columns(row) for row in figures["rows"]]
-    write_table(folder / "evaluation.tsv", rows[0], (row.values() for row in rows))
+    write_figures(folder / "evaluation.tsv", list(rows[0]), rows, ".6f")
     write_whole(folder / EVALUATION, json.dumps(figures, indent=1, allow_nan=False) + "\n")
 
 
 def _columns(row: Figures) -> dict[str, object]:
-    """The cells of a row of ``evaluation.tsv`` by their columns, figures with 6 decimals."""
+    """The cells of a row of ``evaluation.tsv`` by their columns."""
     scored, of_all = row["scored"], row["no_orf_as_0"]
-    figures = {
+    return {
+        **{name: row[name] for name in _FACTS},
+        "no_orf": row["n_no_orf"] / row["n"],
+        "n_trained": row["n_trained"],
         "auroc": scored["auroc"],
         "auroc_low": row["low"]["auroc"],
         "auroc_high": row["high"]["auroc"],
@@ -633,12 +637,6 @@ def _columns(row: Figures) -> dict[str, object]:
         **{f"auroc_{name}": row[name]["auroc"] for name in OF_ALL},
         "recall_no_orf_as_0": of_all["recall"],
         "false_positives_no_orf_as_0": of_all["false_positives"],
-    }
-    return {
-        **{name: row[name] for name in _FACTS},
-        "no_orf": f"{row['n_no_orf'] / row['n']:.6f}",
-        "n_trained": row["n_trained"],
-        **{n: NOT_DEFINED if v is None else f"{v:.6f}" for n, v in figures.items()},
     }
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from statistics import fmean, stdev
@@ -26,7 +26,7 @@ from virnucpro.ground.files import HEAD_FILE, open_plain, sha256, write_whole
 from virnucpro.ground.log import counted, escaped, printable
 from virnucpro.ground.tasks import Pool
 from virnucpro.learning.metrics import NOT_DEFINED
-from virnucpro.learning.records import read_cells
+from virnucpro.learning.records import read_cells, write_table
 from virnucpro.learning.request import CARD_FILE, EPOCHS, FACTS, GAIN, HELD_OUT, SPLIT
 from virnucpro.page.charts import Chart
 from virnucpro.page.facts import Facts, read_complaints
@@ -109,6 +109,23 @@ def read_table(path: Path) -> _Table:
     """
     hint = "it was changed since the training wrote it: run the training again with --resume"
     return [cells for _, cells in read_cells(path, (), hint)] if path.is_file() else []
+
+
+def write_figures(
+    path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, object]], form: str
+) -> None:
+    """Write a table; floats as ``form`` says, what a row lacks or has as None is not defined.
+
+    Raises:
+        OutputError, StorageError: as ``files.writing``.
+    """
+
+    def cell(value: object) -> str:
+        if isinstance(value, float):
+            return format(value, form)
+        return NOT_DEFINED if value is None else str(value)
+
+    write_table(path, columns, ([cell(row.get(name)) for name in columns] for row in rows))
 
 
 def _columns(table: _Table) -> list[tuple[str, bool, list[str]]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise, product
+from itertools import chain, pairwise, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,7 +47,7 @@ from virnucpro.learning.calibration import (
 )
 from virnucpro.learning.evaluate import knowing
 from virnucpro.learning.frames import FrameStore, LabelledFrames
-from virnucpro.learning.metrics import CHANCE, NOT_DEFINED, Samples, auroc, auroc_gain
+from virnucpro.learning.metrics import CHANCE, Samples, auroc, auroc_gain
 from virnucpro.learning.networks import (
     NETWORKS,
     Classifier,
@@ -55,8 +55,8 @@ from virnucpro.learning.networks import (
     MaskedLanguageModel,
     merge,
 )
-from virnucpro.learning.pages import write_card
-from virnucpro.learning.records import LabelledRecord, Split, group_digest, write_table
+from virnucpro.learning.pages import write_card, write_figures
+from virnucpro.learning.records import LabelledRecord, Split, group_digest
 from virnucpro.learning.request import EPOCHS, GAIN, HELD_OUT, Training, load_known
 from virnucpro.scorer.nets import Scorer
 from virnucpro.scorer.score import score_sequences
@@ -170,31 +170,27 @@ class TrainingResults:
     def _write_figures(self, training: Training, odds: Mapping[Split, Values]) -> None:
         """AUROC of frames and of chunks (by their best frame), for each held-out split."""
         columns = ("split", "network", "n_frames", "auroc_frames", "n_chunks", "auroc_chunks")
-        rows: list[tuple[object, ...]] = []
+        rows: list[dict[str, object]] = []
         for split, of_networks in odds.items():
             frames = self.parts[split]
             for name, row in zip(NETWORKS[-len(of_networks) :], of_networks, strict=True):
                 chunks = chunks_of(row, frames, np.ones(len(frames)), "max")
                 of_frames, of_chunks = auroc(row, frames.is_virus), chunks.auroc()
-                figures = (len(frames), f"{of_frames:.4f}", len(chunks), f"{of_chunks:.4f}")
-                rows.append((split, name, *figures))
+                figures = (split, name, len(frames), of_frames, len(chunks), of_chunks)
+                rows.append(dict(zip(columns, figures, strict=True)))
                 if split == "validation":  # the test is not for choosing between trainings
                     announce(f"{split}, {name}: AUROC of chunks {of_chunks:.3f}")
             if split == "validation":
                 _warn_of_chance(chunks, frames, training.settings.seed)
-        write_table(training.output / HELD_OUT, columns, rows)
+        write_figures(training.output / HELD_OUT, columns, rows, ".4f")
 
 
 def write_epochs(training: Training, epochs: Epochs) -> None:
     """A row for each epoch of each seed; not defined where it was not measured."""
-    rows = [(seed, row) for seed, history in epochs.items() for row in history]
-    names = list(dict.fromkeys(name for _, row in rows for name in row))
-    names = [name for name in names if not name.endswith("_per_second")]  # never the same twice
-    cells = (
-        (seed, *(f"{row[name]:.6g}" if name in row else NOT_DEFINED for name in names))
-        for seed, row in rows
-    )
-    write_table(training.output / EPOCHS, ("seed", *names), cells)
+    rows = [{"seed": seed, **row} for seed, history in epochs.items() for row in history]
+    # speeds are never the same twice
+    names = [name for name in chain(["seed"], *rows) if not name.endswith("_per_second")]
+    write_figures(training.output / EPOCHS, list(dict.fromkeys(names)), rows, ".6g")
 
 
 def _warn_of_chance(chunks: Samples, frames: LabelledFrames, seed: int) -> None:
@@ -334,13 +330,7 @@ def measure_gain(
 
 def write_gains(path: Path, gains: Sequence[_Gain]) -> None:
     """A row for each seed, split and length."""
-    write_table(path, _Gain._fields, (map(_cell, gain) for gain in gains))
-
-
-def _cell(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:.4f}"
-    return NOT_DEFINED if value is None else str(value)
+    write_figures(path, _Gain._fields, (gain._asdict() for gain in gains), ".4f")
 
 
 def _export(
