@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import json
-from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -14,13 +12,12 @@ import pytest
 from conftest import open_dna, random_dna
 from forked import virnucpro
 from labelled import pairs_of, records_of
-from runs import caller_in, leftovers
+from runs import caller_in, leftovers, rows
 from scorer_file import save_scorer
 from sklearn.metrics import roc_auc_score
 from workers import POISON, RaisingWorker
 
 from virnucpro.callers.caller import caller_of
-from virnucpro.callers.head import Head
 from virnucpro.callers.options import CutOptions
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.ground.errors import InputError, ResumeError, UsageError, VirnucproError
@@ -83,13 +80,8 @@ def ask(tiny, make_config, manifest, tmp_path):
     return asked
 
 
-def rows_of(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as table:
-        return list(csv.DictReader(table, delimiter="\t"))
-
-
 def records_by_fragment(folder: Path) -> dict[str, dict[str, str]]:
-    return {row["fragment"]: row for row in rows_of(folder / "fragments.tsv")}
+    return {row["fragment"]: row for row in rows(folder / "fragments.tsv")}
 
 
 # What is scored
@@ -139,117 +131,88 @@ def test_lengths_that_make_no_sense_are_refused(lengths, manifest, tmp_path):
 
 
 def test_the_figures_of_records_are_those_of_the_table_of_the_run_by_id(ask, tmp_path):
-    evaluation = ask()
-    folder = tmp_path / "evaluation"
-    write_report(ask.question.options.output_dir, evaluation)
+    """A kingdom all of whose pieces are too short for a length has no row, one class no AUROC."""
+    figures, folder = ask(), tmp_path / "evaluation"
+    write_report(folder, figures)
     of = records_by_fragment(folder)
-    predictions = {row["record"]: row for row in rows_of(folder / "run" / "predictions.tsv")}
+    predictions = {row["record"]: row for row in rows(folder / "run" / "predictions.tsv")}
     assert predictions.keys() == of.keys()
-    table = {
-        (row["length"], row["subset"], row["kingdom"]): row
-        for row in rows_of(folder / "evaluation.tsv")
-        if row["unit"] == "record"
-    }
-    assert {key[0] for key in table} == {"150", "400", "whole"}
+    table = [row for row in rows(folder / "evaluation.tsv") if row["unit"] == "record"]
+    assert {row["length"] for row in table} == {"150", "400", "whole"}
     kingdoms = [("all", ""), ("virus", "phage"), ("virus", "algal"), ("other", "bacteria")]
-    for (length, subset, kingdom), row in table.items():
+    for row in table:
+        subset, kingdom = row["subset"], row["kingdom"]
         assert (subset, kingdom) in kingdoms
         chosen = [
             name
             for name, piece in of.items()
-            if piece["length"] == length
-            and (subset in ("all",) or piece["label"] != subset or piece["kingdom"] == kingdom)
+            if piece["length"] == row["length"]
+            and (subset == "all" or piece["label"] != subset or piece["kingdom"] == kingdom)
         ]
         labels = np.array([of[name]["label"] == "virus" for name in chosen])
-        text = [predictions[name]["virus_score"] for name in chosen]
-        scores = np.array([float(value or "nan") for value in text])
+        scores = np.array([float(predictions[name]["virus_score"] or "nan") for name in chosen])
         scored = np.isfinite(scores)
         assert [predictions[name]["status"] == "scored" for name in chosen] == scored.tolist()
-        called = scores >= evaluation["head"]["threshold"]
+        called = scores >= figures["head"]["threshold"]
         assert int(row["n"]) == len(chosen) and int(row["n_virus"]) == labels.sum()
-        assert float(row["no_orf"]) == pytest.approx(1 - scored.mean(), abs=5e-7)
-        # six decimals are written
+        groups = np.array([of[name]["group"] for name in chosen])
+        viral, others = (set(groups[scored & side].tolist()) for side in (labels, ~labels))
         expected = {
+            "no_orf": 1 - scored.mean(),
             "auroc": roc_auc_score(labels[scored], scores[scored]),
             "auroc_no_orf_as_0": roc_auc_score(labels, np.nan_to_num(scores)),
             "recall": called[scored & labels].mean(),
             "recall_no_orf_as_0": called[labels].mean(),
             "false_positives": called[scored & ~labels].mean(),
+            "recall_equal_groups": np.mean([called[scored & (groups == g)].mean() for g in viral]),
         }
         for name, value in expected.items():
+            # six decimals are written
             assert float(row[name]) == pytest.approx(value, abs=5e-7), (name, row)
-        groups = {(of[name]["group"], of[name]["label"]) for name in np.array(chosen)[scored]}
-        by_label = Counter(label for _, label in groups)
-        if min(by_label.values()) < 2:  # a single group has no spread
+        if min(len(viral), len(others)) < 2:  # a single group has no spread
             assert row["auroc_low"] == row["auroc_high"] == "n/a"
         else:
             assert float(row["auroc_low"]) <= float(row["auroc"]) <= float(row["auroc_high"])
+    assert "nan" not in (folder / "evaluation.tsv").read_text().lower()
+    assert any("records, 150" in line for line in summary_lines(folder, figures))
+    stored = json.loads((folder / "evaluation.json").read_text())
+    assert stored["rows"] == figures["rows"]
+    assert [(one["unit"], one["length"]) for one in stored["scores"]] == [
+        *(("record", length) for length in ("150", "400", "whole")),
+        ("chunk", "whole"),
+    ]
+    for one in stored["scores"][:3]:  # every score is in the histogram
+        own = [row for name, row in predictions.items() if of[name]["length"] == one["length"]]
+        for label in ("virus", "other"):
+            of_label = [row for row in own if of[row["record"]]["label"] == label]
+            scores = [float(row["virus_score"]) for row in of_label if row["virus_score"]]
+            bars = np.minimum((np.array(scores) * 40).astype(int), 39)  # 1 is in the last bar
+            assert one[label] == np.bincount(bars, minlength=40).tolist()
+        called = [float(row["virus_score"]) for row in own if row["call"] == "virus"]
+        assert one["lowest_called"] == pytest.approx(min(called), abs=1e-6)
 
 
 def test_the_figures_of_chunks_are_those_of_their_best_frames_by_id(ask, tmp_path):
-    evaluation = ask()
-    folder = tmp_path / "evaluation"
+    evaluation, folder = ask(), tmp_path / "evaluation"
     of = records_by_fragment(folder)
     frames = {
         row["Sequence_ID"]: float(row["score2"])
-        for row in rows_of(folder / "run" / "prediction_results.txt")
+        for row in rows(folder / "run" / "prediction_results.txt")
     }
-    labels, scores = [], []
-    n_chunks = 0
+    labels, scores, n_chunks = [], [], 0
     for record in read_fasta(folder / "fragments.fa"):
         if of[record.id]["length"] != "whole":
             continue
         for chunk in Chunk.cut(record, 300):
             n_chunks += 1
-            found = [frames[orf.id] for orf in translate_six_frames([chunk])]
-            if found:
+            if found := [frames[orf.id] for orf in translate_six_frames([chunk])]:
                 labels.append(of[record.id]["label"] == "virus")
                 scores.append(max(found))
-    rows = [row for row in evaluation["rows"] if (row["unit"], row["subset"]) == ("chunk", "all")]
-    assert len(rows) == 1
-    assert (rows[0]["n"], rows[0]["n_no_orf"]) == (n_chunks, n_chunks - len(scores))
-    assert rows[0]["n_no_orf"] > 0
+    (row,) = (r for r in evaluation["rows"] if (r["unit"], r["subset"]) == ("chunk", "all"))
+    assert (row["n"], row["n_no_orf"]) == (n_chunks, n_chunks - len(scores))
+    assert row["n_no_orf"] > 0
     # six decimals are written
-    assert rows[0]["scored"]["auroc"] == pytest.approx(roc_auc_score(labels, scores), abs=5e-7)
-
-
-def test_groups_may_count_the_same_whatever_their_size(ask, tmp_path):
-    evaluation = ask()
-    of = records_by_fragment(tmp_path / "evaluation")
-    predictions = rows_of(tmp_path / "evaluation" / "run" / "predictions.tsv")
-    row = evaluation["rows"][0]
-    assert (row["unit"], row["length"], row["subset"]) == ("record", "150", "all")
-    by_group: dict[str, list[bool]] = {}
-    for found in predictions:
-        piece = of[found["record"]]
-        if piece["length"] == "150" and piece["label"] == "virus" and found["virus_score"]:
-            by_group.setdefault(piece["group"], []).append(found["call"] == "virus")
-    expected = np.mean([np.mean(calls) for calls in by_group.values()])
-    assert row["equal_groups"]["recall"] == pytest.approx(expected, abs=5e-7)
-
-
-def test_the_report_holds_every_score_in_a_histogram_and_no_number_that_is_none(ask, tmp_path):
-    """A kingdom all of whose pieces are too short for a length has no row, one class no AUROC."""
-    figures, folder = ask(), tmp_path / "evaluation"
-    write_report(ask.question.options.output_dir, figures)
-    stored = json.loads((folder / "evaluation.json").read_text())
-    assert stored["rows"] == figures["rows"]
-    assert "nan" not in (folder / "evaluation.tsv").read_text().lower()
-    assert any("records, 150" in line for line in summary_lines(folder, figures))
-    assert [(one["unit"], one["length"]) for one in stored["scores"]] == [
-        *(("record", length) for length in ("150", "400", "whole")),
-        ("chunk", "whole"),
-    ]
-    of, calls = records_by_fragment(folder), rows_of(folder / "run" / "predictions.tsv")
-    for one in stored["scores"][:3]:
-        own = [row for row in calls if of[row["record"]]["length"] == one["length"]]
-        scored = [row for row in own if row["virus_score"]]
-        for label in ("virus", "other"):
-            scores = [float(r["virus_score"]) for r in scored if of[r["record"]]["label"] == label]
-            bars = np.minimum((np.array(scores) * 40).astype(int), 39)  # 1 is in the last bar
-            assert one[label] == np.bincount(bars, minlength=40).tolist()
-        called = [float(row["virus_score"]) for row in own if row["call"] == "virus"]
-        assert one["lowest_called"] == pytest.approx(min(called), abs=1e-6)
+    assert row["scored"]["auroc"] == pytest.approx(roc_auc_score(labels, scores), abs=5e-7)
 
 
 def test_only_the_part_of_the_split_that_is_asked_for_is_scored(ask, manifest, tmp_path):
@@ -272,7 +235,7 @@ def test_without_a_model_the_scorer_is_measured_as_it_calls(manifest, tmp_path):
     figures, folder = evaluate(options, lambda _: None), options.output_dir
     write_report(folder, figures)
     of = records_by_fragment(folder)
-    calls = rows_of(folder / "run" / "predictions.tsv")
+    calls = rows(folder / "run" / "predictions.tsv")
     for row in figures["rows"]:
         assert row["unit"] == "record"
         if row["subset"] == "all":
@@ -318,15 +281,6 @@ def trained_on(head, records=(), groups=()):
         trained_records=digests(map(record_digest, records)),
         trained_groups=digests(map(group_digest, groups)),
     )
-
-
-def test_a_head_remembers_what_it_was_trained_on_in_its_file(tiny, tmp_path):
-    head = trained_on(tiny.head, ["ACGT", "GGG"], ["Microviridae"])
-    head.save(tmp_path / "head.safetensors")
-    found = Head.load(tmp_path / "head.safetensors")
-    assert found.trained_records.tolist() == head.trained_records.tolist()
-    assert found.trained_groups.tolist() == [group_digest("Microviridae")]
-    assert len(found.protein.layers) == len(head.protein.layers)
 
 
 @pytest.mark.parametrize("by", ["record", "group", "content"])

@@ -137,10 +137,9 @@ def test_regions_are_learned_and_measured_on_chromosomes_that_were_left_out(trut
     assert recorded == str(tmp_path / "model/regions.json")
     with pytest.raises(UnavailableError, match="is not a region model"):
         predict(data, to=tmp_path / "none", region_model=table)
-    train_regions(TrainOptions(data=data, output_dir=tmp_path / "again"), table, lambda _: None)
+    again = train(data, table, tmp_path / "again")
     for name in ("regions.json", "regions_left_out.tsv"):
-        again = (tmp_path / "again" / name).read_bytes()
-        assert (tmp_path / "model" / name).read_bytes() == again
+        assert (tmp_path / "model" / name).read_bytes() == (again / name).read_bytes()
 
 
 def test_records_without_a_known_prophage_set_the_level_of_hosts_of_their_gc(truth, tmp_path):
@@ -152,11 +151,8 @@ def test_records_without_a_known_prophage_set_the_level_of_hosts_of_their_gc(tru
     write(folder / "short.fa", b=random_dna(30_000, rng))  # too few pieces for a host
     (folder / "truth.fa").write_bytes(data.read_bytes())
     alone, joined = (
-        RegionModel.load(made / "regions.json")
-        for made in (
-            train(data, table, tmp_path / "alone"),
-            train(folder, table, tmp_path / "joined"),
-        )
+        RegionModel.load(train(of, table, tmp_path / name) / "regions.json")
+        for of, name in ((data, "alone"), (folder, "joined"))
     )
     assert joined.training == "3 prophages of 3 chromosomes, and 1 other host"
     assert joined.levels.at(0.45) == pytest.approx(alone.levels.at(0.45), abs=0.01)
@@ -199,18 +195,16 @@ def test_two_sequences_of_one_name_are_refused(truth, tmp_path):
 def test_too_few_chromosomes_and_another_sequence_are_refused(truth, tmp_path):
     data, table = truth
     columns, *lines = table.read_text().splitlines()
-    options = TrainOptions(data=data, output_dir=tmp_path / "model")
-    few = tmp_path / "few.tsv"
-    few.write_text("\n".join([columns, *lines[:2], ""]))
-    with pytest.raises(InputError, match="2 chromosomes with prophages; 3 are needed"):
-        train_regions(options, few, lambda _: None)
-    few.write_text("\n".join([columns, "c1\t5\t999999\tprophage\tx", ""]))
-    with pytest.raises(InputError, match="an interval of the truth up to 999,999"):
-        train_regions(options, few, lambda _: None)
-    few.write_text("\n".join([columns, *lines[1:], "c0\t100\t110000\tprophage\tx", ""]))
-    with pytest.raises(InputError, match="c0 has no piece of its host") as caught:
-        train_regions(options, few, lambda _: None)
-    assert caught.value.hint
+    other = tmp_path / "other.tsv"
+    for rows_of_truth, words in (
+        (lines[:2], "2 chromosomes with prophages; 3 are needed"),
+        (["c1\t5\t999999\tprophage\tx"], "an interval of the truth up to 999,999"),
+        ([*lines[1:], "c0\t100\t110000\tprophage\tx"], "c0 has no piece of its host"),
+    ):
+        other.write_text("\n".join([columns, *rows_of_truth, ""]))
+        with pytest.raises(InputError, match=words) as caught:
+            train(data, other, tmp_path / "model")
+        assert caught.value.hint
 
 
 def chromosome(seed: int, prophage: tuple[int, int] = (20_000, 30_000)) -> Chromosome:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import random_dna
 from labelled import options, relabelled, train_here
+from runs import rows
 from sklearn.metrics import roc_auc_score
 
 from virnucpro.callers.head import Head, Join, JoinKnot
@@ -28,7 +27,6 @@ from virnucpro.learning.frames import FrameStore, Rows, copying, write_frames
 from virnucpro.learning.metrics import auroc_gain
 from virnucpro.learning.pages import spread_lines
 from virnucpro.learning.records import LabelledRecord, group_digest, read_split
-from virnucpro.learning.request import resolve_training
 from virnucpro.learning.results import (
     TrainingResults,
     measure_gain,
@@ -75,21 +73,15 @@ def auroc_of(data: ScoredFragments, log_odds: Values) -> float:
     return data.by(log_odds).auroc()
 
 
-def cross_entropy(data: ScoredFragments, base: float, head: float, offset: float) -> float:
-    both = data.where(data.has_both)
-    odds = base * both.scores + head * both.head + offset
-    losses = np.logaddexp(0, np.where(both.is_virus, -odds, odds))
-    return float(both.weights @ losses)
-
-
 def test_the_weights_have_the_least_cross_entropy_beside_a_pull_towards_the_scorer():
     data = fragments()
+    both, knot = data.where(data.has_both), fit_join_knot(data)
 
     def cost(base: float, head: float, offset: float) -> float:
+        odds = base * both.scores + head * both.head + offset
         pull = 0.5e-3 * ((base - 1) ** 2 + head**2 + offset**2)
-        return cross_entropy(data, base, head, offset) + pull
+        return replace(both, scores=odds).cross_entropy() + pull
 
-    knot = fit_join_knot(data)
     best = np.array([knot.base, knot.head, knot.offset])
     for step in [*np.eye(3), *-np.eye(3)]:
         assert cost(*(best + 0.01 * step).tolist()) > cost(*best.tolist())
@@ -171,29 +163,24 @@ def test_without_groups_to_measure_on_there_is_no_join():
 
 
 @pytest.mark.parametrize("share", [0.1, 0.03, 0.001])
-def test_a_cut_of_the_join_calls_as_many_of_the_cells_as_the_scorers(share):
+@pytest.mark.parametrize("more", [-0.5, 4.0])
+def test_a_cut_of_the_join_calls_as_many_cells_as_the_scorers_and_no_more_than_its_share(
+    share, more
+):
+    """Below the share of all cells that a cut may call, and far above."""
     data = fragments()
-    data = replace(
-        data, scores=data.scores - 0.5
-    )  # below the share of all cells that a cut may call
+    data = replace(data, scores=np.where(data.is_virus, data.scores, data.scores + more))
     join = fit_join([data], scorer())
     assert join is not None and join.knots[0].head > 0
     cells = data.where(data.has_both & ~data.is_virus)
-    n_called = np.count_nonzero(cells.scores >= of_500_bases().cut_at(share))
-    assert n_called < share * len(cells) or n_called <= 1
-    joined = cells.joined(join.knots[0])
-    assert np.count_nonzero(joined >= join.error_rates[0].cut_at(share)) == max(1, n_called)
-
-
-def test_a_cut_of_the_join_calls_no_more_of_the_cells_than_its_share():
-    data = fragments()
-    data = replace(data, scores=np.where(data.is_virus, data.scores, data.scores + 4))
-    join = fit_join([data], scorer())
-    assert join is not None and join.knots[0].head > 0
-    cells = data.where(data.has_both & ~data.is_virus)
-    assert np.mean(cells.scores >= of_500_bases().cut_at(0.1)) > 0.5
-    called = cells.joined(join.knots[0]) >= join.error_rates[0].cut_at(0.1)
-    assert 0.1 - 1 / len(cells) <= called.mean() <= 0.1 + 1 / len(cells)
+    called = cells.joined(join.knots[0]) >= join.error_rates[0].cut_at(share)
+    n_alone = np.count_nonzero(cells.scores >= of_500_bases().cut_at(share))
+    if more < 0:
+        assert n_alone < share * len(cells) or n_alone <= 1
+        assert np.count_nonzero(called) == max(1, n_alone)
+    else:
+        assert n_alone > share * len(cells) + 1
+        assert share - 1 / len(cells) <= called.mean() <= share + 1 / len(cells)
 
 
 def test_where_a_head_has_no_weight_calls_are_the_scorers_at_every_length():
@@ -274,11 +261,6 @@ def test_the_gain_is_the_difference_of_the_aurocs_with_an_interval_over_groups()
     assert held_out.joined == pytest.approx(auroc_of(data, fold_log_odds(data)))
 
 
-def rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as table:
-        return list(csv.DictReader(table, delimiter="\t"))
-
-
 def test_several_seeds_have_their_mean_and_deviation_in_the_summary(tmp_path):
     data = fragments()
     join = fit_join([data], scorer())
@@ -321,21 +303,15 @@ def test_more_seeds_are_measured_and_the_head_is_that_of_the_first(tmp_path):
 
 def test_groups_that_the_scorer_was_trained_on_are_left_out_of_the_join(tmp_path):
     data = relabelled(tmp_path, {"virus": "virus", "other": "other"}, n_groups=24)
-    train_here(options(data, tmp_path / "out", encoding="composition", epochs=1))
-    training, _ = resolve_training(
-        options(data, tmp_path / "out", encoding="composition", epochs=1), lambda _: None
-    )
+    asked = options(data, tmp_path / "out", encoding="composition", epochs=1)
+    training = train_here(asked)
     store, splits = FrameStore.open(training.frames), read_split(training.split)
     groups = sorted(name for name, split in splits.items() if split == "validation")
     of_label = [[g for g in groups if g.startswith(label)] for label in ("virus", "other")]
     assert min(map(len, of_label)) >= 3
-    data_of = scored(
-        300,
-        np.zeros(len(groups)),
-        np.zeros(len(groups)),
-        np.array([name.startswith("virus") for name in groups]),
-        np.array([sorted(splits).index(name) for name in groups]),
-    )
+    is_virus = np.array([name.startswith("virus") for name in groups])
+    numbers = np.array([sorted(splits).index(name) for name in groups])
+    data_of = scored(300, np.zeros(len(groups)), np.zeros(len(groups)), is_virus, numbers)
     scorer = load_scorer(embedded_scorer())
     for known, n_left in (([], len(groups)), (groups[:1], len(groups) - 1), (groups, len(groups))):
         digests = np.unique(np.array([group_digest(name) for name in known], dtype=np.uint64))

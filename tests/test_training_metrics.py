@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from sklearn import metrics as oracle
@@ -91,13 +93,11 @@ def test_calibration_is_the_gap_between_promise_and_finding() -> None:
 
 
 def test_both_labels_weigh_the_same_in_the_calibration_as_scores_are_meant() -> None:
-    scores, labels = [0.2] * 4 + [0.8], [0, 0, 0, 0, 1]
-    one_each = of([0.2, 0.8], [0, 1])
-    assert measured(of(scores, labels), 0.5)["calibration_error"] == pytest.approx(0.2)
-    assert measured(one_each, 0.5)["calibration_error"] == pytest.approx(0.2)
-    assert of(scores, labels).reliability().weight.tolist() == pytest.approx([0.5, 0.5])
-    mixed = of([0.8] * 3 + [0.8], [0, 0, 0, 1])  # half of 0.8 are viral when labels weigh the same
-    assert measured(mixed, 0.5)["calibration_error"] == pytest.approx(0.3)
+    uneven = of([0.2] * 4 + [0.8], [0, 0, 0, 0, 1])
+    assert uneven.reliability().weight.tolist() == pytest.approx([0.5, 0.5])
+    mixed = of([0.8] * 4, [0, 0, 0, 1])  # half of 0.8 are viral when labels weigh the same
+    for samples, error in ((uneven, 0.2), (of([0.2, 0.8], [0, 1]), 0.2), (mixed, 0.3)):
+        assert measured(samples, 0.5)["calibration_error"] == pytest.approx(error)
 
 
 def test_precision_is_reported_for_samples_of_few_viruses() -> None:
@@ -141,9 +141,9 @@ def test_an_interval_is_of_groups_and_not_of_their_pieces() -> None:
     many = Samples(*(np.repeat(v, 100) for v in (few.scores, one_each.is_virus, one_each.groups)),
                    np.ones(4000))  # fmt: skip
     narrow, wide = resampled(one_each, 0.5, seed=1), resampled(many, 0.5, seed=1)
-    assert narrow[0]["auroc"] == pytest.approx(wide[0]["auroc"], abs=1e-12)
-    assert narrow[1]["auroc"] == pytest.approx(wide[1]["auroc"], abs=1e-12)
-    single = Samples(many.scores, many.is_virus, np.arange(4000), many.weights)
+    for end, expected in zip(narrow, wide, strict=True):
+        assert end["auroc"] == pytest.approx(expected["auroc"], abs=1e-12)
+    single = replace(many, groups=np.arange(4000))
     as_pieces = resampled(single, 0.5, seed=1)
     assert as_pieces[1]["auroc"] - as_pieces[0]["auroc"] < (wide[1]["auroc"] - wide[0]["auroc"]) / 3
 
@@ -187,16 +187,13 @@ def test_a_seed_gives_the_same_interval_around_the_figure() -> None:
 
 def test_a_group_of_both_labels_is_drawn_within_each() -> None:
     samples = Samples(np.linspace(0, 1, 12), np.arange(12) % 3 == 0, np.arange(12) % 4, np.ones(12))
-    assert resampled(samples, 0.5, seed=1)[0]["auroc"] is not None
-    one_group = Samples(samples.scores, samples.is_virus, np.zeros(12, int), samples.weights)
-    assert resampled(one_group, 0.5, seed=1)[0]["auroc"] is None
+    assert samples.auroc_interval(1)[0] is not None
+    assert replace(samples, groups=np.zeros(12, int)).auroc_interval(1) == (None, None)
 
 
-def test_the_surest_log_odds_are_ranked_too_though_their_probabilities_are_one():
+def test_the_surest_log_odds_are_ranked_and_those_that_are_no_number_are_not():
+    """The probabilities of the first are one all the same."""
     odds, is_virus = np.array([-np.inf, 41.0, 40.0, 500.0]), np.array([False, True, False, True])
     assert auroc(odds, is_virus) == 1.0
-
-
-def test_log_odds_that_are_no_number_are_not_ranked():
     with pytest.raises(ValueError, match="not a number"):
         auroc(np.array([0.0, np.nan]), np.array([True, False]))

@@ -369,7 +369,9 @@ def test_a_full_disk_ends_an_evaluation_with_a_word_and_resume_completes_it(
     Evaluation(elsewhere, config, tiny.head_file)(resume=False)
     for folder in kept:
         for name in ("evaluation.tsv", "report.html"):
-            assert (folder / name).read_bytes() == (elsewhere.options.output_dir / name).read_bytes()
+            assert (folder / name).read_bytes() == (
+                elsewhere.options.output_dir / name
+            ).read_bytes()
 
 
 def test_a_full_disk_of_the_workers_is_one_message_and_exit_code_74(few, tiny, tmp_path):
