@@ -72,6 +72,20 @@ def fit_knot(n_bases: int, log_odds: Values, is_virus: Mask) -> Knot:
     return Knot(n_bases, slope, offset)
 
 
+def with_kinds(
+    rates: ErrorRates, log_odds: Values, kinds: Sequence[tuple[Mask, float]]
+) -> ErrorRates:
+    """The rates with cuts from which on no kind of cells is called more often than they say.
+
+    Or not more than so many times as often.
+    """
+    shares = np.array(rates.false_positives)
+    of_kinds = [
+        np.quantile(log_odds[kind], 1 - np.minimum(1, times * shares)) for kind, times in kinds
+    ]
+    return replace(rates, cuts=tuple(np.max([rates.cuts, *of_kinds], axis=0).tolist()))
+
+
 def kinds_of_cells(collection: Collection, fragments: Fragments) -> dict[str, Mask]:
     """Which fragments are of each kind of cells; of two groups a share says little of a kind.
 

@@ -68,6 +68,7 @@ from scorer_folds import (
     held_out_log_odds,
     kinds_of_cells,
     margin_of,
+    with_kinds,
 )
 from scorer_words import WordCounts, Words, count_words
 
@@ -276,7 +277,8 @@ def calibrate(
             (is_kind[is_known], LEEWAY.get(kingdom, 1.0))
             for kingdom, is_kind in kinds_of_cells(collection, fragments).items()
         ]
-        rates = fit_error_rates(n_bases, calibrated[is_known], is_virus[is_known], kinds)
+        rates = fit_error_rates(n_bases, calibrated[is_known], is_virus[is_known])
+        rates = with_kinds(rates, calibrated[is_known], kinds)
         known = [record for record, is_one in zip(records, is_known, strict=True) if is_one]
         knots.append(knot)
         at_lengths.append(rates)

@@ -243,27 +243,17 @@ def _error_rates(fragments: ScoredFragments, knot: JoinKnot, scorer: Scorer) -> 
     return replace(rates, cuts=tuple(np.maximum(alike, rates.log_odds).tolist()))
 
 
-def fit_error_rates(
-    n_bases: int,
-    log_odds: Values,
-    is_virus: Mask,
-    kinds: Sequence[tuple[Mask, float]] = (),
-) -> ErrorRates:
+def fit_error_rates(n_bases: int, log_odds: Values, is_virus: Mask) -> ErrorRates:
     """The log-odds from which on each share of the cellular fragments lies, and of the viral ones.
 
-    A share counts one more fragment than there is, so that none is 0. From its cut on no kind of
-    cells is called more often either, or not more than so many times as often.
+    A share counts one more fragment than there is, so that none is 0.
     """
     shares = np.array(_FALSE_POSITIVES)
     at_shares = np.quantile(log_odds[~is_virus], 1 - shares)
-    of_kinds = [
-        np.quantile(log_odds[kind], 1 - np.minimum(1, times * shares)) for kind, times in kinds
-    ]
-    cuts = np.max([at_shares, *of_kinds], axis=0)
     viral = np.sort(log_odds[is_virus])
     n_called = len(viral) - np.searchsorted(viral, at_shares)
     true_positives = (n_called + 1) / (len(viral) + 1)
-    columns = (at_shares, shares, true_positives, cuts)
+    columns = (at_shares, shares, true_positives, at_shares)
     return ErrorRates(n_bases, *(tuple(column.tolist()) for column in columns))
 
 
