@@ -28,46 +28,47 @@ def checkpoint(tmp_path: Path) -> ESM2Model:
 
 @pytest.fixture
 def converted(checkpoint: ESM2Model, tmp_path: Path) -> Path:
-    return convert(checkpoint, checkpoint.sha256(), BF16, tmp_path / "kept")
+    return convert(checkpoint, checkpoint.shape, checkpoint.sha256(), BF16, tmp_path / "kept")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, BF16])
 @pytest.mark.parametrize("layer", [1, 2])
 def test_the_converted_model_gives_the_same_bits(checkpoint, tmp_path, dtype, layer):
-    made = convert(checkpoint, checkpoint.sha256(), dtype, tmp_path / "kept")
+    made = convert(checkpoint, checkpoint.shape, checkpoint.sha256(), dtype, tmp_path / "kept")
     batch = PackedBatch.of([random_protein(length) for length in (90, 50, 50, 7)])
     direct = load_esm2(checkpoint.path, layer, dtype, CPU)(batch)
     assert torch.equal(load_esm2(made, layer, dtype, CPU)(batch), direct)
 
 
 def test_it_is_found_again_with_the_hash_of_its_source(checkpoint, converted, tmp_path):
-    found = find_converted(checkpoint, BF16, tmp_path / "kept")
+    found = find_converted(checkpoint, checkpoint.shape, BF16, tmp_path / "kept")
     assert found == (converted, checkpoint.sha256())
 
 
 def test_another_precision_and_a_changed_source_are_another_model(checkpoint, converted, tmp_path):
     folder = tmp_path / "kept"
-    assert find_converted(checkpoint, torch.float32, folder) is None
+    assert find_converted(checkpoint, checkpoint.shape, torch.float32, folder) is None
     save_fair_esm(make_fair_esm(TINY, seed=1), checkpoint.path)
-    assert find_converted(inspect_esm2(checkpoint.path), BF16, folder) is None
+    changed = inspect_esm2(checkpoint.path)
+    assert find_converted(changed, changed.shape, BF16, folder) is None
 
 
 def test_a_flipped_bit_a_lost_end_and_a_lost_note_are_noticed(checkpoint, converted, tmp_path):
     folder, content = tmp_path / "kept", converted.read_bytes()
     for damaged in (content[:-100], content[:-9] + bytes([content[-9] ^ 1]) + content[-8:]):
         converted.write_bytes(damaged)
-        assert find_converted(checkpoint, BF16, folder) is None
+        assert find_converted(checkpoint, checkpoint.shape, BF16, folder) is None
     converted.write_bytes(content)
-    assert find_converted(checkpoint, BF16, folder) is not None
+    assert find_converted(checkpoint, checkpoint.shape, BF16, folder) is not None
     for note in folder.glob("*.json"):
         before = note.read_text()
         for text in ("", "[]", json.dumps({"format": 1}), "[" * 100_000):
             note.write_text(text)
-            assert find_converted(checkpoint, BF16, folder) is None
+            assert find_converted(checkpoint, checkpoint.shape, BF16, folder) is None
         note.unlink()
-        assert find_converted(checkpoint, BF16, folder) is None
+        assert find_converted(checkpoint, checkpoint.shape, BF16, folder) is None
         note.write_text(before)
-    assert find_converted(checkpoint, BF16, folder) is not None
+    assert find_converted(checkpoint, checkpoint.shape, BF16, folder) is not None
 
 
 def test_the_converted_form_of_another_model_is_not_taken_for_this_one_s(
@@ -76,20 +77,20 @@ def test_the_converted_form_of_another_model_is_not_taken_for_this_one_s(
     folder = tmp_path / "kept"
     path = save_fair_esm(make_fair_esm(TINY, seed=1), tmp_path / "other.pt")
     other = inspect_esm2(path)
-    stranger = convert(other, other.sha256(), BF16, folder)
+    stranger = convert(other, other.shape, other.sha256(), BF16, folder)
     converted.write_bytes(stranger.read_bytes())
     converted.with_suffix(".json").write_text(stranger.with_suffix(".json").read_text())
-    assert find_converted(checkpoint, BF16, folder) is None
-    assert find_converted(other, BF16, folder) == (stranger, other.sha256())
+    assert find_converted(checkpoint, checkpoint.shape, BF16, folder) is None
+    assert find_converted(other, other.shape, BF16, folder) == (stranger, other.sha256())
 
 
 def test_a_copy_of_a_checkpoint_shares_its_converted_form(checkpoint, converted, tmp_path):
     folder, copy = tmp_path / "kept", tmp_path / "scratch.pt"
     copy.write_bytes(checkpoint.path.read_bytes())
     copied = inspect_esm2(copy)
-    assert find_converted(copied, BF16, folder) is None
-    assert convert(copied, copied.sha256(), BF16, folder) == converted
-    assert find_converted(copied, BF16, folder) == (converted, copied.sha256())
+    assert find_converted(copied, copied.shape, BF16, folder) is None
+    assert convert(copied, copied.shape, copied.sha256(), BF16, folder) == converted
+    assert find_converted(copied, copied.shape, BF16, folder) == (converted, copied.sha256())
     assert len(list(folder.glob("*.safetensors"))) == 1
 
 
@@ -104,7 +105,7 @@ def test_what_a_killed_conversion_left_is_deleted_a_day_later(checkpoint, conver
     for leftover in (old, new):
         leftover.touch()
     os.utime(old, (0, 0))
-    convert(checkpoint, checkpoint.sha256(), torch.float32, tmp_path / "kept")
+    convert(checkpoint, checkpoint.shape, checkpoint.sha256(), torch.float32, tmp_path / "kept")
     assert not old.exists() and new.exists()
 
 

@@ -163,9 +163,11 @@ def test_a_converted_model_that_carries_code_is_made_again_or_refused(
     tiny, tmp_path, trap, as_pickle
 ) -> None:
     checkpoint = inspect_esm2(tiny.model)
-    converted = convert(checkpoint, checkpoint.sha256(), torch.bfloat16, tmp_path / "kept")
+    converted = convert(
+        checkpoint, checkpoint.shape, checkpoint.sha256(), torch.bfloat16, tmp_path / "kept"
+    )
     converted.write_bytes(as_pickle(Payload(trap)))
-    assert find_converted(checkpoint, torch.bfloat16, tmp_path / "kept") is None
+    assert find_converted(checkpoint, checkpoint.shape, torch.bfloat16, tmp_path / "kept") is None
     work = lambda: load_esm2(converted, 2, torch.bfloat16, torch.device("cpu"))  # noqa: E731
     exit_code, shown = ending_of(work)
     assert exit_code == 69 and "cannot be used" in shown

@@ -10,14 +10,14 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from virnucpro.ground.errors import UnavailableError
-from virnucpro.ground.files import HEAD_FILE, LEARNED_FILE, REGIONS_FILE, read_json, sha256
+from virnucpro.ground.files import HEAD_FILE, LEARNED_FILE, read_json, sha256
 from virnucpro.ground.log import printable
 
 CLS, PAD, EOS, UNK, MASK = 0, 1, 2, 3, 32
@@ -78,122 +78,66 @@ class ESM2Shape:
         return self.n_layers * per_layer + (N_TOKENS + 2) * self.dim
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """An ESM-2 on disk, inspected but not loaded."""
-
-    path: Path
-    shape: ESM2Shape
-    encoder_id: str  # the same for the same weights in either format
-    family: ClassVar[str] = "esm2"
-    reads: ClassVar[Literal["protein"]] = "protein"
-
-    @property
-    def dim(self) -> int:
-        return self.shape.dim
-
-    @property
-    def n_layers(self) -> int:
-        return self.shape.n_layers
-
-    @property
-    def name(self) -> str:
-        return self.path.stem if self.path.is_file() else self.path.name
-
-    @property
-    def files(self) -> list[Path]:
-        """The files of weights and, in a folder, the configuration and what is trained with it."""
-        files = weight_files(self.path)
-        if self.path.is_file():
-            return files
-        beside = [self.path / name for name in (HEAD_FILE, "README.md", REGIONS_FILE)]
-        return [*files, self.path / "config.json", *(file for file in beside if file.is_file())]
-
-    @property
-    def n_bytes(self) -> int:
-        """Size of the weights."""
-        return sum(file.stat().st_size for file in weight_files(self.path))
-
-    def sha256(self, on_bytes: Callable[[int], None] = lambda _: None) -> str:
-        """The SHA-256 of the file, or of the hashes of a folder's weight files in order."""
-        files = weight_files(self.path)
-        if len(files) == 1:
-            return sha256(files[0], on_bytes)
-        before, digests = 0, []
-        for file in files:
-            digests.append(sha256(file, lambda n, before=before: on_bytes(before + n)))  # type: ignore[misc]
-            before += file.stat().st_size
-        return hashlib.sha256("".join(digests).encode()).hexdigest()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tensors:
-    """The tensors of a checkpoint by our names, read when they are asked for."""
+    """The tensors of a checkpoint, read when they are asked for."""
 
     path: Path
-    names: frozenset[str]  # theirs
-    scheme: Mapping[str, str]  # our module's name -> theirs
+    names: frozenset[str]
+    scheme: Mapping[str, str]  # our name of a module -> that of the checkpoint
     n_heads: Any  # as its configuration has it, if it does
     token_dropout: bool
-    read: Callable[[str, int | None], Any]  # the first rows, or all, of a tensor by its name
+    read: Callable[[str, int | None], Any]  # as ``get`` does
 
-    def has(self, name: str) -> bool:
-        return self.scheme[name] in self.names
+    def get(self, name: str, n_rows: int | None = None) -> Any:  # noqa: ANN401 - of numpy or torch
+        """The first rows, or all, of a tensor by its name in the checkpoint.
 
-    def get(self, name: str, kind: str = "", layer: int = 0, n_rows: int | None = None) -> Any:  # noqa: ANN401 - of numpy or torch
-        """
         Raises:
             UnavailableError: the checkpoint has no such tensor, or not one of numbers.
         """
-        stored_name = self.scheme[name].format(layer) + (f".{kind}" if kind else "")
-        if stored_name not in self.names:
-            raise not_esm2(self.path, f"no tensor {stored_name}")
+        if name not in self.names:
+            raise not_esm2(self.path, f"no tensor {name}")
         try:
-            return self.read(stored_name, n_rows)
+            return self.read(name, n_rows)
         except _NONSENSE as error:
             raise not_esm2(self.path, error) from error
 
 
-def inspect_tensors(tensors: Tensors) -> Checkpoint:
-    """The checkpoint that has these tensors.
+def shape_of_tensors(tensors: Tensors) -> ESM2Shape:
+    """The dimensions of the ESM-2 that has these tensors.
 
     Raises:
         UnavailableError: it is no ESM-2, or is damaged.
     """
+    path, scheme = tensors.path, tensors.scheme
     try:
-        return _inspect(tensors)
+        numbers = {int(match[1]) for name in tensors.names if (match := _LAYER_NUMBER.search(name))}
+        embedding = tensors.get(f"{scheme['embedding']}.weight")
+        if len(embedding) != N_TOKENS or numbers != set(range(len(numbers))) or not numbers:
+            raise not_esm2(path, f"{len(embedding)} tokens and {len(numbers)} layers")
+        dim = embedding.shape[1]
+        n_heads = int(tensors.n_heads or 0) or dim // (2 * len(tensors.get(scheme["inv_freq"])))
+        if n_heads < 1 or not dim or dim % (2 * n_heads):
+            raise not_esm2(path, f"{n_heads} heads in {dim} dimensions")
     except _NONSENSE as error:
-        raise not_esm2(tensors.path, error) from error
+        raise not_esm2(path, error) from error
+    shape, n_bytes = ESM2Shape(len(numbers), dim, n_heads, tensors.token_dropout), count_bytes(path)
+    if shape.n_parameters > n_bytes:
+        raise not_esm2(path, f"{n_bytes} bytes cannot hold {shape.n_parameters} parameters")
+    return shape
 
 
-def _inspect(tensors: Tensors) -> Checkpoint:
-    path = tensors.path
-    numbers = {int(match[1]) for name in tensors.names if (match := _LAYER_NUMBER.search(name))}
-    embedding = tensors.get("embedding", "weight")
-    if len(embedding) != N_TOKENS or numbers != set(range(len(numbers))) or not numbers:
-        raise not_esm2(path, f"{len(embedding)} tokens and {len(numbers)} layers")
-    dim = embedding.shape[1]
-    n_heads = int(tensors.n_heads or 0) or dim // (2 * len(tensors.get("inv_freq")))
-    if n_heads < 1 or not dim or dim % (2 * n_heads):
-        raise not_esm2(path, f"{n_heads} heads in {dim} dimensions")
-    shape = ESM2Shape(len(numbers), dim, n_heads, tensors.token_dropout)
-    checkpoint = Checkpoint(path, shape, _encoder_id(shape, tensors))
-    if shape.n_parameters > checkpoint.n_bytes:
-        raise not_esm2(
-            path, f"{checkpoint.n_bytes} bytes cannot hold {shape.n_parameters} parameters"
-        )
-    return checkpoint
-
-
-def _encoder_id(shape: ESM2Shape, tensors: Tensors) -> str:
+def identify(shape: ESM2Shape, tensors: Tensors) -> str:
     """A hash of the embedding, the last norm, and the first row of every matrix.
 
     Enough to tell a fine-tuned model from its original without reading gigabytes.
     """
     digest = hashlib.sha256(repr(shape).encode())
-    parts = [tensors.get("embedding", "weight"), tensors.get("final_norm", "weight")]
+    scheme = tensors.scheme
+    parts = [tensors.get(f"{scheme[name]}.weight") for name in ("embedding", "final_norm")]
     for layer in range(shape.n_layers):
-        parts += [tensors.get(name, "weight", layer, n_rows=1) for name in _MATRICES]
+        names = [f"{scheme[name].format(layer)}.weight" for name in _MATRICES]
+        parts += [tensors.get(name, n_rows=1) for name in names]
     for part in parts:
         values = part if isinstance(part, np.ndarray) else part.float().numpy()
         digest.update(values.astype(np.float32).tobytes())
@@ -269,6 +213,23 @@ def weight_files(path: Path) -> list[Path]:
             hint="save the model with safetensors: model.save_pretrained(folder)",
         )
     return files
+
+
+def hash_weights(path: Path, on_bytes: Callable[[int], None] = lambda _: None) -> str:
+    """The SHA-256 of the file, or of the hashes of a folder's weight files in order."""
+    files = weight_files(path)
+    if len(files) == 1:
+        return sha256(files[0], on_bytes)
+    before, digests = 0, []
+    for file in files:
+        digests.append(sha256(file, lambda n, before=before: on_bytes(before + n)))  # type: ignore[misc]
+        before += file.stat().st_size
+    return hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
+def count_bytes(path: Path) -> int:
+    """Size of the weights."""
+    return sum(file.stat().st_size for file in weight_files(path))
 
 
 def not_esm2(path: Path, why: object) -> UnavailableError:

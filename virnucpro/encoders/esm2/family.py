@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from virnucpro.encoders.base import Encoder, Model, describe_layers, not_published, progress_of
 from virnucpro.encoders.esm2.checkpoint import (
     FP8_WIDTH,
-    Checkpoint,
     ESM2Shape,
-    inspect_tensors,
+    count_bytes,
+    hash_weights,
+    identify,
     not_esm2,
     open_folder,
+    shape_of_tensors,
+    weight_files,
 )
 from virnucpro.encoders.families import Published, describe_width
 from virnucpro.ground.config import EncoderSpec, Footprint, Pooling, Precision
 from virnucpro.ground.errors import UnavailableError, UsageError
 from virnucpro.ground.events import OnEvent
-from virnucpro.ground.files import HEAD_FILE
+from virnucpro.ground.files import HEAD_FILE, REGIONS_FILE
 from virnucpro.ground.log import printable
 
 if TYPE_CHECKING:
     import torch
+
 
 WORTH_CONVERTING = 256 << 20  # bytes; what is smaller loads in a second anyway
 _BYTES_PER_TOKEN_AND_DIM = 64  # peak of all activations of a layer, with room to spare
@@ -53,13 +58,47 @@ def room_for(shape: ESM2Shape, file_bytes: int = 0) -> Footprint:
 
 
 @dataclass(frozen=True, slots=True)
-class ESM2Model(Checkpoint):
+class ESM2Model:
     """An ESM-2 on disk, inspected but not loaded; a ``base.Model``."""
 
+    path: Path
+    shape: ESM2Shape
+    encoder_id: str  # the same for the same weights in either format
+    head: Path | None = None
     published: str = ""  # name of the published model that it must be
     accepted: frozenset[str] = frozenset()  # SHA-256 that this may have; none: not on record
-    head: Path | None = None
+    family: ClassVar[str] = "esm2"
+    reads: ClassVar[Literal["protein"]] = "protein"
     poolings: ClassVar[tuple[Pooling, ...]] = ("mean", "bos", "none")
+
+    @property
+    def dim(self) -> int:
+        return self.shape.dim
+
+    @property
+    def n_layers(self) -> int:
+        return self.shape.n_layers
+
+    @property
+    def name(self) -> str:
+        return self.path.stem if self.path.is_file() else self.path.name
+
+    @property
+    def files(self) -> list[Path]:
+        """The files of weights and, in a folder, the configuration and what is trained with it."""
+        files = weight_files(self.path)
+        if self.path.is_file():
+            return files
+        beside = [self.path / name for name in (HEAD_FILE, "README.md", REGIONS_FILE)]
+        return [*files, self.path / "config.json", *(file for file in beside if file.is_file())]
+
+    @property
+    def n_bytes(self) -> int:
+        """Size of the weights."""
+        return count_bytes(self.path)
+
+    def sha256(self, on_bytes: Callable[[int], None] = lambda _: None) -> str:
+        return hash_weights(self.path, on_bytes)
 
     @property
     def width(self) -> str:
@@ -96,7 +135,7 @@ class ESM2Model(Checkpoint):
         else:
             from virnucpro.encoders.esm2.weights import prepare
 
-            weights, digest = prepare(self, precision, folder, on_event)
+            weights, digest = prepare(self, self.shape, precision, folder, on_event)
         self.check(digest)
         return weights, digest
 
@@ -132,9 +171,8 @@ def inspect_esm2(path: Path) -> ESM2Model:
         from virnucpro.encoders.esm2.weights import open_tensors
 
         tensors = open_tensors(path)
-    found, head = inspect_tensors(tensors), path / HEAD_FILE
-    beside = head if head.is_file() else None
-    return ESM2Model(path, found.shape, found.encoder_id, head=beside)
+    shape, head = shape_of_tensors(tensors), path / HEAD_FILE
+    return ESM2Model(path, shape, identify(shape, tensors), head if head.is_file() else None)
 
 
 def inspect(path: Path, on_event: OnEvent) -> ESM2Model:

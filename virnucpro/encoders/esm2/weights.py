@@ -17,16 +17,16 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
-from virnucpro.encoders.base import progress_of
+from virnucpro.encoders.base import Model, progress_of
 from virnucpro.encoders.esm2.attention import choose_kernel
 from virnucpro.encoders.esm2.checkpoint import (
     HUGGING_FACE,
@@ -35,12 +35,13 @@ from virnucpro.encoders.esm2.checkpoint import (
     MASK,
     N_TOKENS,
     PAD,
-    Checkpoint,
     ESM2Shape,
     Tensors,
-    inspect_tensors,
+    count_bytes,
+    hash_weights,
     not_esm2,
     open_folder,
+    shape_of_tensors,
     weight_files,
 )
 from virnucpro.encoders.esm2.model import DTYPES, ESM2, rotary_frequencies
@@ -74,7 +75,6 @@ FAIR_ESM = {
     "up": "layers.{}.fc1",
     "down": "layers.{}.fc2",
 }
-_SAME_NAME = ("attention_norm", "attention_out", "mlp_norm", "up", "down")
 _FORMAT = "1"
 _SUFFIX = ".virnucpro.safetensors"
 _STALE_SECONDS = 86_400  # age after which a half written file has no writer any more
@@ -94,37 +94,53 @@ def load_esm2(path: Path, layer: int, dtype: torch.dtype, device: torch.device) 
     if is_converted(path):
         return _load_converted(path, layer, dtype, device)
     tensors = open_tensors(path)
-    return make_esm2(inspect_tensors(tensors).shape, tensors, layer, dtype, device)
+    return make_esm2(shape_of_tensors(tensors), tensors, layer, dtype, device)
 
 
 def make_esm2(
     shape: ESM2Shape, tensors: Tensors, layer: int, dtype: torch.dtype, device: torch.device
 ) -> ESM2:
     """The first ``layer`` layers of these tensors, which are read one by one. As ``load_esm2``."""
-    path = tensors.path
-    with torch.device("meta"):
-        model = ESM2(shape, layer, dtype, choose_kernel(device, dtype, shape.head_dim))
+    model = stub_of(shape, layer, dtype)
     # ``to_empty``, and ``empty_like`` of what is on "meta", import sympy: half a second
     memory = {
         name: torch.empty(stub.shape, dtype=stub.dtype, device=device)
         for name, stub in model.state_dict().items()
     }
     model.load_state_dict(memory, assign=True)
+    model.attend = choose_kernel(device, dtype, shape.head_dim)
     model.eval().requires_grad_(False)
-    _fill(model.embedding, tensors, "embedding", ("weight",))
-    for number, module in enumerate(model.layers):
-        for name in _SAME_NAME:
-            _fill(getattr(module, name), tensors, name, ("weight", "bias"), number)
-        for kind in ("weight", "bias"):
-            parts = [tensors.get(name, kind, number) for name in "qkv"]
-            _copy(getattr(module.qkv, kind), torch.cat(parts), path)
-    if isinstance(model.final_norm, nn.LayerNorm):
-        _fill(model.final_norm, tensors, "final_norm", ("weight", "bias"))
-    if tensors.has("inv_freq"):
-        _copy(model.inv_freq, tensors.get("inv_freq"), path)
-    else:
-        _copy(model.inv_freq, rotary_frequencies(shape.head_dim), path)
+    for name, part in parts_of(model, tensors.scheme):
+        if name == tensors.scheme["inv_freq"] and name not in tensors.names:
+            content = rotary_frequencies(shape.head_dim)
+        else:
+            content = tensors.get(name)
+        if part.shape != content.shape:
+            raise not_esm2(tensors.path, f"a tensor of shape {tuple(content.shape)}")
+        part.copy_(content)
     return model
+
+
+def stub_of(shape: ESM2Shape, layer: int, dtype: torch.dtype = torch.float32) -> ESM2:
+    """The first ``layer`` layers of a model without its numbers."""
+    with torch.device("meta"):
+        return ESM2(shape, layer, dtype)
+
+
+def parts_of(model: ESM2, scheme: Mapping[str, str]) -> Iterator[tuple[str, Tensor]]:
+    """What a checkpoint with these names of modules holds of a model: names, and our tensors.
+
+    Queries, keys and values are three tensors there, and views of one here.
+    """
+    yield scheme["inv_freq"], model.inv_freq
+    modules = [(0, *each) for each in model.named_children() if each[1] is not model.layers]
+    for number, layer in enumerate(model.layers):
+        modules += [(number, *each) for each in layer.named_children()]
+    for number, name, module in modules:
+        names = tuple(name) if name == "qkv" else (name,)
+        for kind, tensor in module.named_parameters():
+            for each, part in zip(names, tensor.chunk(len(names)), strict=True):
+                yield f"{scheme[each].format(number)}.{kind}", part
 
 
 def fair_esm_state(path: Path) -> dict[str, Tensor]:
@@ -134,16 +150,14 @@ def fair_esm_state(path: Path) -> dict[str, Tensor]:
         UnavailableError: the checkpoint cannot be used.
     """
     tensors = open_tensors(path)
-    n_layers = inspect_tensors(tensors).n_layers
-    state = {}
-    if tensors.has("inv_freq"):
-        state[ROTARY] = tensors.get("inv_freq")
-    for name, theirs in FAIR_ESM.items():
-        kinds = {"inv_freq": (), "embedding": ("weight",)}.get(name, ("weight", "bias"))
-        for layer in range(n_layers if "{}" in theirs else 1):
-            for kind in kinds:
-                state[f"{theirs.format(layer)}.{kind}"] = tensors.get(name, kind, layer)
-    return state
+    shape = shape_of_tensors(tensors)
+    stub = stub_of(shape, shape.n_layers)
+    names = zip(parts_of(stub, FAIR_ESM), parts_of(stub, tensors.scheme), strict=True)
+    return {
+        name: tensors.get(stored_name)
+        for (name, _), (stored_name, _) in names
+        if name != ROTARY or stored_name in tensors.names
+    }
 
 
 def save_esm2(folder: Path, model: ESM2, extra: Mapping[str, Tensor] = {}) -> None:
@@ -153,17 +167,7 @@ def save_esm2(folder: Path, model: ESM2, extra: Mapping[str, Tensor] = {}) -> No
     ``lm_head.dense.weight``: with them the folder is an ``EsmForMaskedLM``, else an ``EsmModel``.
     """
     assert len(model.layers) == model.shape.n_layers, "an earlier layer's model is not whole"
-    tensors = {f"esm.{HUGGING_FACE['embedding']}.weight": model.embedding.weight}
-    for kind in ("weight", "bias"):
-        tensors[f"esm.{HUGGING_FACE['final_norm']}.{kind}"] = getattr(model.final_norm, kind)
-    tensors[f"esm.{HUGGING_FACE['inv_freq']}"] = model.inv_freq
-    for number, module in enumerate(model.layers):
-        for kind in ("weight", "bias"):
-            parts = {name: getattr(getattr(module, name), kind) for name in _SAME_NAME}
-            qkv: Tensor = getattr(module.qkv, kind)
-            parts |= zip("qkv", qkv.chunk(3), strict=True)
-            for name, tensor in parts.items():
-                tensors[f"esm.{HUGGING_FACE[name].format(number)}.{kind}"] = tensor
+    tensors = {f"esm.{name}": tensor for name, tensor in parts_of(model, HUGGING_FACE)}
     tensors |= extra
     content = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     architecture = "EsmForMaskedLM" if extra else "EsmModel"
@@ -200,7 +204,7 @@ def verify_weights(path: Path) -> None:
         UnavailableError: a tensor is missing, of another shape, or not finite.
     """
     tensors = open_tensors(path)
-    shape = inspect_tensors(tensors).shape
+    shape = shape_of_tensors(tensors)
     model = make_esm2(shape, tensors, shape.n_layers, torch.float32, torch.device("cpu"))
     for name, tensor in model.state_dict().items():
         if not torch.isfinite(tensor).all():
@@ -208,20 +212,6 @@ def verify_weights(path: Path) -> None:
                 f"{printable(path)}: {name} holds a number that is not finite",
                 hint="the file is damaged: download it again",
             )
-
-
-def _fill(
-    module: object, tensors: Tensors, name: str, kinds: tuple[str, ...], layer: int = 0
-) -> None:
-    for kind in kinds:
-        _copy(getattr(module, kind), tensors.get(name, kind, layer), tensors.path)
-
-
-@torch.no_grad()
-def _copy(target: Tensor, source: Tensor, path: Path) -> None:
-    if target.shape != source.shape:
-        raise not_esm2(path, f"a tensor of shape {tuple(source.shape)}")
-    target.copy_(source)
 
 
 def open_tensors(path: Path) -> Tensors:
@@ -258,40 +248,40 @@ def _open_pt(path: Path) -> Tensors:
 # Converted checkpoints
 
 
-def converted_folder() -> Path:
-    """The folder of converted large checkpoints; it may be deleted at any time."""
-    return Path(torch.hub.get_dir()) / "virnucpro"
-
-
 def prepare(
-    checkpoint: Checkpoint, precision: Precision, folder: Path | None, on_event: OnEvent
+    model: Model, shape: ESM2Shape, precision: Precision, folder: Path | None, on_event: OnEvent
 ) -> tuple[Path, str]:
     """The file that workers map, made if need be, and the checkpoint's SHA-256.
 
     If it cannot be kept, that is the checkpoint itself. ``folder`` None is the default one.
     """
-    n_bytes, dtype, folder = checkpoint.n_bytes, DTYPES[precision], folder or converted_folder()
+    n_bytes, dtype = count_bytes(model.path), DTYPES[precision]
+    folder = folder or Path(torch.hub.get_dir()) / "virnucpro"  # it may be deleted at any time
     checking = progress_of("checking the model", n_bytes, on_event)
-    if converted := find_converted(checkpoint, dtype, folder, checking):
+    if converted := find_converted(model, shape, dtype, folder, checking):
         return converted
-    digest = checkpoint.sha256(progress_of("hashing the model", n_bytes, on_event))
+    digest = hash_weights(model.path, progress_of("hashing the model", n_bytes, on_event))
     on_event(Progress("converting the model, this once", 0, 0, "bytes"))
     try:
-        path = convert(checkpoint, digest, dtype, folder)
+        path = convert(model, shape, digest, dtype, folder)
     except (OSError, OutputError, StorageError) as error:
         LOGGER.warning(
             "the converted model cannot be kept in %s (%s): every worker reads all of %s",
             printable(folder),
             printable(error),
-            printable(checkpoint.path),
+            printable(model.path),
         )
-        return checkpoint.path, digest
+        return model.path, digest
     LOGGER.info("converted model: %s", printable(path))
     return path, digest
 
 
 def find_converted(
-    checkpoint: Checkpoint, dtype: torch.dtype, folder: Path, on_bytes: OnBytes = lambda _: None
+    model: Model,
+    shape: ESM2Shape,
+    dtype: torch.dtype,
+    folder: Path,
+    on_bytes: OnBytes = lambda _: None,
 ) -> tuple[Path, str] | None:
     """The converted form of a checkpoint, if it was made and is whole to the last bit.
 
@@ -299,14 +289,17 @@ def find_converted(
     -> the path, and the checkpoint's SHA-256
     """
     try:
-        source_sha256 = str(read_json(_note(checkpoint, folder))["source_sha256"])
+        source_sha256 = str(read_json(_note(model, folder))["source_sha256"])
     except _DAMAGE:
         return None
-    path = _find(checkpoint, source_sha256, dtype, folder, on_bytes)
-    return (path, source_sha256) if path else None
+    path = _path(source_sha256, dtype, folder)
+    metadata = _metadata(model, shape, source_sha256, dtype)
+    return (path, source_sha256) if _is_whole(path, metadata, on_bytes) else None
 
 
-def convert(checkpoint: Checkpoint, source_sha256: str, dtype: torch.dtype, folder: Path) -> Path:
+def convert(
+    model: Model, shape: ESM2Shape, source_sha256: str, dtype: torch.dtype, folder: Path
+) -> Path:
     """The converted form of a checkpoint: written, or found to be that of another place.
 
     Raises:
@@ -314,12 +307,15 @@ def convert(checkpoint: Checkpoint, source_sha256: str, dtype: torch.dtype, fold
         OSError, OutputError, StorageError: the folder cannot be written.
     """
     path = _path(source_sha256, dtype, folder)
-    is_made = _find(checkpoint, source_sha256, dtype, folder) is not None
+    metadata = _metadata(model, shape, source_sha256, dtype)
+    is_made = _is_whole(path, metadata)
     folder.mkdir(parents=True, exist_ok=True)
     if not is_made:
         _sweep(folder)
-        _write(checkpoint, source_sha256, dtype, path)
-    write_json(_note(checkpoint, folder), {"source_sha256": source_sha256})
+        whole = load_esm2(model.path, model.n_layers, dtype, torch.device("cpu"))
+        digest = _write(whole, metadata, path)
+        write_json(path.with_suffix(".json"), {"sha256": digest, "made of": str(model.path)})
+    write_json(_note(model, folder), {"source_sha256": source_sha256})
     return path
 
 
@@ -334,8 +330,7 @@ def _load_converted(path: Path, layer: int, dtype: torch.dtype, device: torch.de
             if facts["dtype"] != str(dtype):
                 raise ValueError(f"it holds {facts['dtype']}")
             shape = ESM2Shape(**parse_json(facts["shape"]))
-            with torch.device("meta"):
-                model = ESM2(shape, layer, dtype)
+            model = stub_of(shape, layer, dtype)
             tensors = {name: handle.get_tensor(name) for name in model.state_dict()}
         model.load_state_dict(tensors, assign=True)
     except (*_DAMAGE, RuntimeError) as error:
@@ -347,49 +342,39 @@ def _load_converted(path: Path, layer: int, dtype: torch.dtype, device: torch.de
     return model.to(device).eval().requires_grad_(False)
 
 
-def _find(
-    checkpoint: Checkpoint,
-    source_sha256: str,
-    dtype: torch.dtype,
-    folder: Path,
-    on_bytes: OnBytes = lambda _: None,
-) -> Path | None:
-    if not re.fullmatch("[0-9a-f]{64}", source_sha256):
-        return None
-    path = _path(source_sha256, dtype, folder)
+def _is_whole(path: Path, metadata: object, on_bytes: OnBytes = lambda _: None) -> bool:
+    """Whether a converted form is that with these facts, and has the hash that it was given."""
     try:
         with safe_open(path, framework="pt") as handle:
-            metadata = handle.metadata()
-        if metadata != _metadata(checkpoint, source_sha256, dtype):
-            return None
-        if read_json(path.with_suffix(".json"))["sha256"] != sha256(path, on_bytes):
-            return None
+            if handle.metadata() != metadata:
+                return False
+        noted = read_json(path.with_suffix(".json"))["sha256"]
+        return bool(noted == sha256(path, on_bytes))
     except _DAMAGE:
-        return None
-    return path
+        return False
 
 
-def _write(checkpoint: Checkpoint, source_sha256: str, dtype: torch.dtype, path: Path) -> None:
-    model = load_esm2(checkpoint.path, checkpoint.shape.n_layers, dtype, torch.device("cpu"))
+def _write(model: ESM2, metadata: dict[str, str], path: Path) -> str:
+    """Write the converted form. -> its SHA-256"""
     with atomic(path) as temporary:
         temporary.touch()
         mode = temporary.stat().st_mode  # others may read it if they may read other files
         try:
-            metadata = _metadata(checkpoint, source_sha256, dtype)
             save_file(model.state_dict(), temporary, metadata)
         except SafetensorError as error:
             raise OSError(f"{printable(path)}: {printable(error)}") from error
         temporary.chmod(mode)
-        digest = sha256(temporary)
-    write_json(path.with_suffix(".json"), {"sha256": digest, "made of": str(checkpoint.path)})
+        return sha256(temporary)
 
 
-def _metadata(checkpoint: Checkpoint, source_sha256: str, dtype: torch.dtype) -> dict[str, str]:
+def _metadata(
+    model: Model, shape: ESM2Shape, source_sha256: str, dtype: torch.dtype
+) -> dict[str, str]:
     return {
         "format": _FORMAT,
-        "shape": json.dumps(asdict(checkpoint.shape)),
+        "shape": json.dumps(asdict(shape)),
         "dtype": str(dtype),
-        "encoder_id": checkpoint.encoder_id,
+        "encoder_id": model.encoder_id,
         "source_sha256": source_sha256,
     }
 
@@ -399,10 +384,10 @@ def _path(source_sha256: str, dtype: torch.dtype, folder: Path) -> Path:
     return folder / f"{source_sha256[:16]}_{precision}{_SUFFIX}"
 
 
-def _note(checkpoint: Checkpoint, folder: Path) -> Path:
+def _note(model: Model, folder: Path) -> Path:
     """The note of a checkpoint; another place, size or time of it has another note."""
     digest = hashlib.sha256()
-    for file in weight_files(checkpoint.path):
+    for file in weight_files(model.path):
         stat = file.stat()
         where = (str(file.resolve()), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
         digest.update(repr(where).encode())

@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from virnucpro.encoders.esm2.checkpoint import EXTRA_TOKENS, N_TOKENS, ESM2Shape, Tensors
+from virnucpro.encoders.esm2.checkpoint import EXTRA_TOKENS, ESM2Shape, Tensors
 from virnucpro.encoders.esm2.family import shape_of
-from virnucpro.encoders.esm2.weights import FAIR_ESM
+from virnucpro.encoders.esm2.weights import FAIR_ESM, ROTARY, parts_of, stub_of
 from virnucpro.encoders.families import FAMILIES
 
 MODELS: Mapping[str, ESM2Shape] = {
@@ -28,7 +28,8 @@ BLOCK = 4096  # lengths drawn at once
 _LETTERS = np.frombuffer(b"ACDEFGHIKLMNPQRSTVWY", dtype=np.uint8)
 _CPU = torch.device("cpu")
 _LARGE = 2e9  # parameters
-_SCORE_GAIN = 1.5**0.5  # of queries and keys: attention scores that tell some keys from others
+# of linear layers, else 1; of queries and keys: attention scores that tell some keys from others
+_GAINS = {"q_proj": 1.5**0.5, "k_proj": 1.5**0.5, "out_proj": 0.5}
 
 Lengths = NDArray[np.int64]
 
@@ -62,30 +63,18 @@ def random_tensors(shape: ESM2Shape, seed: int, device: torch.device) -> Tensors
     Each part changes the result. Linear layers keep the length of a vector, but for the last of
     attention, which halves it: so numbers stay small in any number of layers.
     """
-    # shape, scale, offset
-    sizes: dict[str, tuple[tuple[int, ...], float, float]] = {}
-    sizes["embed_tokens.weight"] = ((N_TOKENS, shape.dim), 1.0, 0.0)
-
-    def linear(name: str, n_out: int, n_in: int, gain: float = 1.0) -> None:
-        sizes[f"{name}.weight"] = ((n_out, n_in), gain * n_in**-0.5, 0.0)
-        sizes[f"{name}.bias"] = ((n_out,), 0.1, 0.0)
-
-    def norm(name: str) -> None:
-        sizes[f"{name}.weight"] = ((shape.dim,), 0.1, 1.0)
-        sizes[f"{name}.bias"] = ((shape.dim,), 0.1, 0.0)
-
-    for i in range(shape.n_layers):
-        attention = f"layers.{i}.self_attn"
-        norm(f"{attention}_layer_norm")
-        for part, gain in (("q", _SCORE_GAIN), ("k", _SCORE_GAIN), ("v", 1.0), ("out", 0.5)):
-            linear(f"{attention}.{part}_proj", shape.dim, shape.dim, gain)
-        norm(f"layers.{i}.final_layer_norm")
-        linear(f"layers.{i}.fc1", 4 * shape.dim, shape.dim)
-        linear(f"layers.{i}.fc2", shape.dim, 4 * shape.dim)
-    norm("emb_layer_norm_after")
+    stub = stub_of(shape, shape.n_layers)
+    sizes = {name: part.shape for name, part in parts_of(stub, FAIR_ESM) if name != ROTARY}
 
     def read(name: str, n_rows: int | None) -> Tensor:
-        size, scale, offset = sizes[name]
+        size, module = sizes[name], name.split(".")[-2]
+        scale, offset = 0.1, 0.0  # of a bias
+        if module == "embed_tokens":
+            scale = 1.0
+        elif len(size) == 2:
+            scale = _GAINS.get(module, 1.0) * size[1] ** -0.5
+        elif name.endswith("norm.weight") or name.endswith("norm_after.weight"):
+            offset = 1.0
         generator = torch.Generator(device).manual_seed(crc32(f"{seed} {name}".encode()))
         numbers = torch.randn(size, generator=generator, device=device)
         return numbers.mul_(scale).add_(offset)[:n_rows]
