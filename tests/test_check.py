@@ -79,10 +79,10 @@ def test_a_model_passes_in_either_format_and_every_protein_is_reported(model, ti
         assert outcome.has_passed, outcome.report_lines()
         (device,) = outcome.devices
         assert {one.protein for one in device.deviations} == set(make_panel())
-        shares = [outcome.tolerance.share(one) for one in device.deviations]
+        shares = [outcome.oracle.share(one) for one in device.deviations]
         assert shares[0] <= 1 and shares == sorted(shares, reverse=True)
         assert all(one.mean > 0 and one.residue > 0 for one in device.deviations)
-        assert device.tokens_per_second > 0 and outcome.tokens_per_second > 0
+        assert device.tokens_per_second > 0 and outcome.oracle.tokens_per_second > 0
 
 
 @pytest.mark.usefixtures("short_panel")
@@ -96,9 +96,9 @@ def test_the_tolerance_grows_with_the_layers_and_follows_the_precision(tmp_path,
     ):
         shallow, deep = run(model, precision), run(path, precision)
         assert deep.has_passed, deep.report_lines()
-        assert deep.tolerance.residue > shallow.tolerance.residue
-        assert least < shallow.tolerance.mean < most
-        assert least < shallow.tolerance.residue < most
+        assert deep.oracle.residue > shallow.oracle.residue
+        assert least < shallow.oracle.mean < most
+        assert least < shallow.oracle.residue < most
 
 
 def test_the_embedded_model_passes(short_panel):

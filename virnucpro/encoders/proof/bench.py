@@ -18,7 +18,7 @@ import shlex
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import cycle
@@ -168,27 +168,16 @@ def _measure(programme: _Programme, models: Sequence[str], say: Say) -> Iterator
     if busy > _QUIET_SHARE:
         say(f"other programs use {busy:.0%} of this machine: the figures will be low, and uneven")
     use_device(programme.device)
-    with _one_thread():
-        say("limits")
-        for limit in _limits(programme.device, programme.precisions):
-            yield limit
-            if limit.precision and limit.rate:
-                programme.limits[limit.precision] = limit.rate
-        for model in models:
-            say(f"{model}: making weights")
-            with TemporaryDirectory(prefix="virnucpro-bench-") as folder:
-                yield from _compare(programme, model, Path(folder), say)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Compute on a CPU as a worker does."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    torch.set_num_threads(1)  # on a CPU, as a worker does
+    say("limits")
+    for limit in _limits(programme.device, programme.precisions):
+        yield limit
+        if limit.precision and limit.rate:
+            programme.limits[limit.precision] = limit.rate
+    for model in models:
+        say(f"{model}: making weights")
+        with TemporaryDirectory(prefix="virnucpro-bench-") as folder:
+            yield from _compare(programme, model, Path(folder), say)
 
 
 def _compare(programme: _Programme, model: str, folder: Path, say: Say) -> Iterator[_Row]:
@@ -230,6 +219,7 @@ def _settings(programme: _Programme, model: str) -> Iterator[_Row]:
 def _measured(row: _Row, checkpoint: Path, programme: _Programme, proteins: Sequence[str]) -> _Row:
     """The row with its figures, or with the reason why it has none."""
     device, shape = programme.device, MODELS[row.model]
+    lengths = [len(protein) for protein in proteins]
     spec = EncoderSpec(
         family="esm2" if row.program == "virnucpro" else "fair-esm",
         model=row.model,
@@ -245,12 +235,12 @@ def _measured(row: _Row, checkpoint: Path, programme: _Programme, proteins: Sequ
     try:
         with unavailable_where_it_fails(f"{row.program} in {row.precision}", str(device)):
             encoder = load_encoder(spec, checkpoint, device)
-            batches = _batches(encoder, proteins, row.tokens_per_batch)
+            plan = encoder.plan(lengths, row.tokens_per_batch)
+            batches = [[proteins[i] for i in rows] for rows in plan]
             rates = _rates(encoder, batches, programme.seconds)
     except UnavailableError as error:
         return replace(row, reason=str(error))
     rate, limit = median(rates), programme.limits.get(row.precision)
-    lengths = [len(protein) for protein in proteins]
     flop_per_token = encoder.count_flop(lengths) / _count_tokens(proteins)
     return replace(
         row,
@@ -260,11 +250,6 @@ def _measured(row: _Row, checkpoint: Path, programme: _Programme, proteins: Sequ
         peak_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
         rates=tuple(rates),
     )
-
-
-def _batches(encoder: Encoder, proteins: Sequence[str], n_tokens: int) -> list[list[str]]:
-    plan = encoder.plan([len(protein) for protein in proteins], n_tokens)
-    return [[proteins[i] for i in rows] for rows in plan]
 
 
 def _rates(encoder: Encoder, batches: Sequence[Sequence[str]], seconds: float) -> list[float]:
@@ -299,9 +284,10 @@ def _limits(device: torch.device, precisions: Sequence[Precision]) -> Iterator[_
     """The product in each precision, and the copy (read and written bytes)."""
     side, n_bytes = _SIDE[device.type], _COPIED[device.type]
     for precision in precisions:
-        what = f"matrix product, {side} x {side}"
-        limit = _Limit(what=what, precision=precision, unit="FLOP/s")
         if precision != "fp8":  # whose products are scaled, row by row
+            limit = _Limit(
+                what=f"matrix product, {side} x {side}", precision=precision, unit="FLOP/s"
+            )
             yield _at_best(limit, 2.0 * side**3, device, partial(_product, device, precision))
     limit = _Limit(what=f"memory copy, {n_bytes >> 20} MiB", precision=None, unit="bytes/s")
     yield _at_best(limit, 2.0 * n_bytes, device, partial(_copy, device, n_bytes))
@@ -310,6 +296,7 @@ def _limits(device: torch.device, precisions: Sequence[Precision]) -> Iterator[_
 def _at_best(
     limit: _Limit, amount: float, device: torch.device, make: Callable[[], Callable[[], object]]
 ) -> _Limit:
+    """The limit with its rate: ``amount`` in the quickest of some repeats."""
     try:
         with unavailable_where_it_fails(limit.what, str(device)):
             return replace(limit, rate=amount / _quickest(make(), device))
@@ -421,12 +408,9 @@ def machine_facts() -> dict[str, object]:
 
 
 def describe_versions() -> dict[str, str | None]:
-    versions: dict[str, str | None] = {
-        "virnucpro": __version__,
-        "python": platform.python_version(),
-    }
+    versions: dict[str, str | None] = dict.fromkeys(("virnucpro", "python", *_PACKAGES))
+    versions |= {"virnucpro": __version__, "python": platform.python_version()}
     for package in _PACKAGES:
-        versions[package] = None
         with suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
     return versions

@@ -15,10 +15,9 @@ import math
 import os
 import signal
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -31,7 +30,7 @@ from virnucpro.encoders.esm2.attention import E4M3
 from virnucpro.encoders.esm2.model import check_device
 from virnucpro.encoders.proof import fair_esm
 from virnucpro.encoders.transfer import use_device
-from virnucpro.ground.config import EncoderSpec, Pooling, Precision
+from virnucpro.ground.config import EncoderSpec, Precision
 from virnucpro.ground.devices import (
     Choice,
     choose_devices,
@@ -65,14 +64,16 @@ class _Deviation:
 
 
 @dataclass(frozen=True, slots=True)
-class _Tolerance:
-    """The largest distances that roundings explain."""
+class _Oracle:
+    """fair-esm's vectors, and the largest distances from them that roundings explain."""
 
+    residues: Vectors
     mean: float
     residue: float
+    tokens_per_second: float
 
     def share(self, deviation: _Deviation) -> float:
-        """How much of it a protein takes; more than 1 is too much."""
+        """How much of what is explained a protein takes; more than 1 is too much."""
         return max(deviation.mean / self.mean, deviation.residue / self.residue)
 
 
@@ -91,12 +92,11 @@ class _Check:
     """A model, checked on each of the devices."""
 
     spec: EncoderSpec
-    tolerance: _Tolerance
-    tokens_per_second: float  # of fair-esm
+    oracle: _Oracle
     devices: tuple[_DeviceCheck, ...]
 
     def failures(self, device: _DeviceCheck) -> list[_Deviation]:
-        return [one for one in device.deviations if self.tolerance.share(one) > 1]
+        return [one for one in device.deviations if self.oracle.share(one) > 1]
 
     @property
     def has_passed(self) -> bool:
@@ -108,19 +108,18 @@ class _Check:
         lines = [
             f"model: {printable(spec.model)}, layer {spec.layer}, {spec.pooling} pooling",
             f"oracle: fair-esm in float32, one protein at a time, "
-            f"{self.tokens_per_second:,.0f} tokens/s",
+            f"{self.oracle.tokens_per_second:,.0f} tokens/s",
         ]
         for device in self.devices:
-            lines += [
-                "",
-                "protein       residues  cosine distance  mean, L2  worst residue, L2  tolerance",
-            ]
-            lines += [
+            table = [
                 f"{one.protein:<14}{one.n_residues:>8,}{one.cosine:>17.1e}{one.mean:>10.1e}"
-                f"{one.residue:>19.1e}{self.tolerance.share(one):>11.0%}"
+                f"{one.residue:>19.1e}{self.oracle.share(one):>11.0%}"
                 for one in device.deviations
             ]
             lines += [
+                "",
+                "protein       residues  cosine distance  mean, L2  worst residue, L2  tolerance",
+                *table,
                 "",
                 f"virnucpro: {spec.precision} on {device.device}, {device.kernel}, "
                 f"{device.tokens_per_second:,.0f} tokens/s",
@@ -130,14 +129,14 @@ class _Check:
 
     def verdict(self, device: _DeviceCheck) -> str:
         """One line on one device."""
-        tolerance, failures = self.tolerance, self.failures(device)
+        oracle, failures = self.oracle, self.failures(device)
         named = ", ".join(
-            f"{one.protein} ({tolerance.share(one):.0%} of the tolerance)"
+            f"{one.protein} ({oracle.share(one):.0%} of the tolerance)"
             for one in (failures or device.deviations)[: _N_SHOWN if failures else 1]
         )
         limit = (
             f"what roundings in {self.spec.precision} explain with these weights "
-            f"(mean {tolerance.mean:.1e}, residue {tolerance.residue:.1e})"
+            f"(mean {oracle.mean:.1e}, residue {oracle.residue:.1e})"
         )
         n = len(device.deviations)
         if failures:
@@ -152,9 +151,7 @@ def check(model: str, options: ComputeOptions, on_event: OnEvent) -> _Check:
         UsageError, UnavailableError: the check cannot be made: the model, the device or the
             precision is not there, or one of the programs does not run.
     """
-    choice = choose_devices(
-        options.device, options.gpus, None, options.cuda_visible_devices, model_bytes=0
-    )
+    choice = choose_devices(options.device, options.gpus, None, options.cuda_visible_devices, 0)
     is_emulated = options.precision == "fp8" and choice.kind == "cpu"
     precision = "fp8" if is_emulated else choose_precision(options.precision, choice)
     return check_on(choice, open_model(model, on_event), precision, on_event)
@@ -184,45 +181,16 @@ def check_on(choice: Choice, model: Model, precision: Precision, on_event: OnEve
     checks = []
     for device in devices:
         use_device(torch.device(device))
-        run = _Ours(spec, weights, device, n_tokens)
-        checks.append(_check_device(run, oracle, on_event))
-    return _Check(spec, oracle.tolerance, oracle.tokens_per_second, tuple(checks))
-
-
-@dataclass(frozen=True, slots=True)
-class _Ours:
-    """Our encoder as a run has it on a device."""
-
-    spec: EncoderSpec
-    weights: Path
-    device: str
-    tokens_per_batch: int
-
-    def load(self, pooling: Pooling) -> Encoder:
-        spec = replace(self.spec, pooling=pooling)
-        return load_encoder(spec, self.weights, torch.device(self.device))
-
-
-def _check_device(ours: _Ours, oracle: _Oracle, on_event: OnEvent) -> _DeviceCheck:
-    """
-    Raises:
-        UnavailableError: our encoder does not run on the device.
-    """
-    stage, budget = f"virnucpro, {ours.spec.precision}, {ours.device}", ours.tokens_per_batch
-    with unavailable_where_it_fails(f"virnucpro in {ours.spec.precision}", ours.device):
-        residues, _ = _embed(ours.load("none"), budget, f"{stage}, residues", on_event)
-        encoder = ours.load("mean")
-        means, rate = _embed(encoder, budget, stage, on_event)
-    deviations = find_deviations(means, residues, oracle.residues)
-    deviations.sort(key=oracle.tolerance.share, reverse=True)
-    return _DeviceCheck(ours.device, encoder.kernel, tuple(deviations), rate)
-
-
-@dataclass(frozen=True, slots=True)
-class _Oracle:
-    residues: Vectors
-    tolerance: _Tolerance
-    tokens_per_second: float
+        stage = f"virnucpro, {precision}, {device}"
+        with unavailable_where_it_fails(f"virnucpro in {precision}", device):
+            encoder = load_encoder(replace(spec, pooling="none"), weights, torch.device(device))
+            residues, _ = _embed(encoder, n_tokens, f"{stage}, residues", on_event)
+            encoder = load_encoder(spec, weights, torch.device(device))
+            means, rate = _embed(encoder, n_tokens, stage, on_event)
+        deviations = find_deviations(means, residues, oracle.residues)
+        deviations.sort(key=oracle.share, reverse=True)
+        checks.append(_DeviceCheck(device, encoder.kernel, tuple(deviations), rate))
+    return _Check(spec, oracle, tuple(checks))
 
 
 def _ask_oracle(spec: EncoderSpec, model: Model, device: str, on_event: OnEvent) -> _Oracle:
@@ -240,16 +208,13 @@ def _ask_oracle(spec: EncoderSpec, model: Model, device: str, on_event: OnEvent)
         fair_esm.add_roundings(encoder.model, precision, longest)
         rounded, _ = _embed(encoder, 1, f"what {precision} rounds off, {device}", on_event)
     explained = find_deviations(_means(rounded), rounded, residues)
-    tolerance = _Tolerance(
-        mean=MARGIN * max(one.mean for one in explained),
-        residue=MARGIN * max(one.residue for one in explained),
-    )
-    if not math.isfinite(tolerance.residue):
+    largest = MARGIN * max(one.residue for one in explained)
+    if not math.isfinite(largest):
         raise UnavailableError(
             f"{precision} cannot hold the numbers of {printable(model.name)}",
             hint="give --precision bf16 or fp32, here and in every run with this model",
         )
-    return _Oracle(residues, tolerance, rate)
+    return _Oracle(residues, MARGIN * max(one.mean for one in explained), largest, rate)
 
 
 def _means(residues: Vectors) -> Vectors:
@@ -265,7 +230,8 @@ def _embed(
     panel = make_panel()
     ids, proteins = list(panel), list(panel.values())
     lengths = [len(protein) for protein in proteins]
-    n_tokens = _count_tokens(encoder, lengths)
+    # one by one: without the padding between sequences
+    counts = [encoder.count_tokens([length]) for length in lengths]
     vectors: dict[str, Rows] = {}
     n_done = 0
     encoder.start([min(proteins, key=len)]).rows()  # what is loaded at first use
@@ -275,14 +241,9 @@ def _embed(
         n_rows = [lengths[i] if encoder.spec.per_residue else 1 for i in rows]
         parts = np.split(batch, np.cumsum(n_rows)[:-1])
         vectors |= {ids[i]: part for i, part in zip(rows, parts, strict=True)}
-        n_done += _count_tokens(encoder, [lengths[i] for i in rows])
-        on_event(Progress(stage, n_done, n_tokens, "tokens"))
-    return vectors, n_tokens / (time.perf_counter() - started)
-
-
-def _count_tokens(encoder: Encoder, lengths: Sequence[int]) -> int:
-    """Without the padding between sequences."""
-    return sum(encoder.count_tokens([length]) for length in lengths)
+        n_done += sum(counts[i] for i in rows)
+        on_event(Progress(stage, n_done, sum(counts), "tokens"))
+    return vectors, n_done / (time.perf_counter() - started)
 
 
 def find_deviations(means: Vectors, residues: Vectors, oracle: Vectors) -> list[_Deviation]:
@@ -291,16 +252,10 @@ def find_deviations(means: Vectors, residues: Vectors, oracle: Vectors) -> list[
     exact = _means(oracle)
     for name, protein in make_panel().items():
         (a,), (b,) = means[name].astype(np.float64), exact[name]
-        cosine = 1 - a @ b / (np.linalg.norm(a) * np.linalg.norm(b))
-        deviations.append(
-            _Deviation(
-                protein=name,
-                n_residues=len(protein),
-                cosine=max(0.0, float(cosine)),
-                mean=fair_esm.largest_distance(means[name], exact[name]),
-                residue=fair_esm.largest_distance(residues[name], oracle[name]),
-            )
-        )
+        cosine = max(0.0, float(1 - a @ b / (np.linalg.norm(a) * np.linalg.norm(b))))
+        mean = fair_esm.largest_distance(means[name], exact[name])
+        residue = fair_esm.largest_distance(residues[name], oracle[name])
+        deviations.append(_Deviation(name, len(protein), cosine, mean, residue))
     return deviations
 
 

@@ -165,7 +165,8 @@ def add_roundings(model: esm.ESM2, precision: Precision, n_tokens: int) -> None:
     else:
         lose = _rounding(DTYPES[precision])
     lose_of_factors = _round_to_8_bits if precision == "fp8" else lose
-    for linear in _products(model):
+    modules = (module for layer in model.layers for module in layer.modules())
+    for linear in (module for module in modules if isinstance(module, nn.Linear)):
         if precision != "fp32":
             linear.weight.copy_(lose_of_factors(lose(linear.weight)))
             linear.bias.copy_(lose(linear.bias))
@@ -173,11 +174,6 @@ def add_roundings(model: esm.ESM2, precision: Precision, n_tokens: int) -> None:
         linear.register_forward_hook(lambda *call: lose(call[-1]))
     for layer in model.layers:  # queries and keys, turned, are what the scores are made of
         layer.self_attn.rot_emb.register_forward_hook(lambda *call: tuple(map(lose, call[-1])))
-
-
-def _products(model: esm.ESM2) -> list[nn.Linear]:
-    modules = (module for layer in model.layers for module in layer.modules())
-    return [module for module in modules if isinstance(module, nn.Linear)]
 
 
 def _rounding(dtype: torch.dtype) -> Loss:
