@@ -43,7 +43,7 @@ from virnucpro.encoders.proof.synthetic import BLOCK, Lengths, make_proteins, si
 from virnucpro.ground.config import EncoderSpec, Precision
 from virnucpro.ground.errors import UnavailableError
 from virnucpro.ground.log import printable
-from virnucpro.ground.processes import Child, Pipe, Raised, interrupts_held, kill_all, start
+from virnucpro.ground.processes import Child, Pipe, Raised, interrupts_held, start
 
 OURS = "virnucpro"
 PUBLISHED_TOKENS = 4096  # per batch, in fair-esm's scripts/extract.py
@@ -566,7 +566,7 @@ class _ManyProcesses:
                 self.children.append(start(_serve, self.setting))
 
     def close(self) -> None:
-        kill_all(self.children)
+        Child.kill_all(self.children)
         self.children.clear()
 
 

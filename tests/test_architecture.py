@@ -32,7 +32,7 @@ VOCABULARY = [
 ]
 MODEL = [name for name in MODULES if name.startswith(("encoders.esm2.", "encoders.dnabert_s."))]
 # tensors in, tensors out
-MODEL_MAY_USE = {f"ground.{name}" for name in ("errors", "log", "files", "library")}
+MODEL_MAY_USE = {f"ground.{name}" for name in ("errors", "log", "files", "library", "tree")}
 MODEL_MAY_USE |= {
     "ground.config",
     "ground.events",
@@ -380,7 +380,7 @@ IN_A_RUN_FOLDER = [
 ] + ["sequences.inputs"]
 BY_PATH = {"unlink", "rmdir", "mkdir", "rename", "touch", "write_text", "write_bytes"}
 BY_PATH |= {"symlink_to", "hardlink_to"}
-FROM_FILES = {"atomic", "write_whole", "write_json"}
+FROM_FILES = {"atomic"}
 OF_A_ROOT = {("run.folder", "self.root.mkdir"), ("stories.api", "folder.mkdir")}
 OF_A_ROOT |= {("engine.cache", "folder.path.mkdir")}
 

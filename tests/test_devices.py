@@ -17,6 +17,7 @@ from virnucpro.cli.main import main
 from virnucpro.encoders.esm2.checkpoint import ESM2Shape
 from virnucpro.encoders.esm2.family import footprint_of, room_for
 from virnucpro.encoders.families import FAMILIES
+from virnucpro.encoders.models import _describe_needs
 from virnucpro.encoders.proof.check import try_gpus as try_here
 from virnucpro.encoders.triton_kernels import NAMES
 from virnucpro.ground import devices
@@ -31,7 +32,6 @@ from virnucpro.ground.devices import (
     choose_tokens,
     cpu_has_bf16,
     describe_machine,
-    describe_needs,
     free_gpus,
     list_gpus,
     measure_machine,
@@ -549,7 +549,7 @@ def test_what_a_model_needs_is_what_its_batches_take():
         assert choose_tokens(just, model, "bf16") == choose_tokens(H200, model, "bf16")
         less = dataclasses.replace(H200, memory=memory * 9 // 10)
         assert choose_tokens(less, model, "bf16") < choose_tokens(H200, model, "bf16")
-        lines = describe_needs(model)
+        lines = _describe_needs(model)
         assert f"{memory / 1e9:.1f} GB for the default batches" in lines[1]
 
 

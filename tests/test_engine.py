@@ -744,7 +744,7 @@ def test_a_pause_of_all_processes_is_no_silence(monkeypatch):
         clock[0] += next(pauses)
         return []
 
-    monkeypatch.setattr(local, "with_news", hear_nothing_and_be_paused)
+    monkeypatch.setattr(local.Child, "with_news", hear_nothing_and_be_paused)
     monkeypatch.setattr(local.time, "monotonic", lambda: clock[0])
     assert peer.run.peers_with_news() == [peer]
     assert 108 < clock[0] - began < 111

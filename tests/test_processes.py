@@ -15,7 +15,7 @@ import psutil
 import pytest
 from runs import assert_gone, hear_signals, is_ours, wait_until, within
 
-from virnucpro.ground.processes import Pipe, Raised, interrupts_held, kill_all, start, with_news
+from virnucpro.ground.processes import Child, Pipe, Raised, interrupts_held, start
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "contigs.fa"
 PROGRAM = Path(sysconfig.get_path("scripts")) / "virnucpro"
@@ -69,7 +69,7 @@ def test_a_process_numbers_gpus_as_nvml_does_and_gives_numpy_one_thread(monkeypa
     try:
         assert child.pipe.recv() == ["PCI_BUS_ID", "1"]
     finally:
-        kill_all([child])
+        Child.kill_all([child])
 
 
 @pytest.fixture
@@ -153,12 +153,12 @@ def hear(target: object, *words: object) -> tuple[list[object], str]:
     heard = []
     try:
         while True:
-            assert with_news([child], 60) == [child]
+            assert Child.with_news([child], 60) == [child]
             heard.append(child.pipe.recv())
     except EOFError:
         return heard, child.cause_of_end()
     finally:
-        kill_all([child])
+        Child.kill_all([child])
 
 
 @quick

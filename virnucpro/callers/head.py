@@ -28,9 +28,10 @@ from safetensors.numpy import save
 from virnucpro.encoders.base import Model
 from virnucpro.ground.config import Pooling
 from virnucpro.ground.errors import UnavailableError
-from virnucpro.ground.files import parse_json, sha256, write_whole
+from virnucpro.ground.files import parse_json, sha256
 from virnucpro.ground.log import printable
 from virnucpro.ground.records import DECIMALS, Counts, Values, check_counts
+from virnucpro.ground.tree import Tree
 from virnucpro.scorer.nets import ErrorRates, at_lengths
 from virnucpro.sequences.kmers import N_FEATURES, Sketch, frame_composition
 
@@ -346,7 +347,7 @@ class Head:
         tensors |= {name: getattr(self, name).packed() for name in _SKETCHES}
         content = {name: np.ascontiguousarray(values) for name, values in tensors.items()}
         metadata = {_FACTS: json.dumps(facts, sort_keys=True)}  # one entry: they come in any order
-        write_whole(path, save(content, metadata=metadata))
+        Tree(path.parent).write_whole(path, save(content, metadata=metadata))
 
 
 def _of_an_older_version(path: Path) -> UnavailableError:

@@ -34,9 +34,10 @@ from virnucpro.encoders.transfer import PackedBatch, PackedEncoder
 from virnucpro.ground.config import EncoderSpec, Footprint, Pooling, Precision, Reads
 from virnucpro.ground.errors import UnavailableError
 from virnucpro.ground.events import OnEvent
-from virnucpro.ground.files import HEAD_FILE, LEARNED_FILE, parse_json, sha256, write_whole
+from virnucpro.ground.files import HEAD_FILE, LEARNED_FILE, parse_json, sha256
 from virnucpro.ground.log import printable
 from virnucpro.ground.records import check_counts
+from virnucpro.ground.tree import Tree
 
 LEARNED, COMPOSITION = "learned", "composition"  # families
 _HERE = "."  # names the ESM-2 in the folder of the file
@@ -181,7 +182,7 @@ def save_learned(path: Path, facts: _LearnedFacts, weights: Weights) -> None:
     """Write the file of an encoder; the same bytes for the same weights."""
     content = {name: np.ascontiguousarray(values) for name, values in weights.items()}
     metadata = {_FACTS: json.dumps(asdict(facts), sort_keys=True)}
-    write_whole(path, save(content, metadata=metadata))
+    Tree(path.parent).write_whole(path, save(content, metadata=metadata))
 
 
 def _is_learned(path: Path) -> bool:

@@ -30,7 +30,7 @@ from virnucpro.encoders.catalogue import (
 from virnucpro.encoders.families import BUNDLES, EMBEDDED, RemoteFile
 from virnucpro.encoders.fetch import check_file
 from virnucpro.ground.config import Footprint, join_footprints
-from virnucpro.ground.devices import FEWEST_TOKENS, as_size, describe_needs
+from virnucpro.ground.devices import FEWEST_TOKENS, as_size
 from virnucpro.ground.errors import (
     InputMissingError,
     OutputError,
@@ -131,7 +131,7 @@ def describe_model(model: str) -> tuple[list[str], Path | None]:
         f"dimensions  {width}",
         f"parameters  {footprint.n_parameters / 1e6:,.1f} M",
         f"encoder id  {encoder_id}",
-        *describe_needs(footprint),
+        *_describe_needs(footprint),
     ]
     return lines, head
 
@@ -143,7 +143,7 @@ def _describe_bundle(model: str) -> Iterator[str]:
     yield f"head        {printable(bundled_head(model))}, for chunks of {bundle.chunk_size} bases"
     yield f"to fetch    {as_size(n_bytes) if n_bytes else 'nothing: all of it is here'}"
     yield from _addresses(model)
-    yield from describe_needs(join_footprints([_footprint(name) for name in bundle.encoders]))
+    yield from _describe_needs(join_footprints([_footprint(name) for name in bundle.encoders]))
 
 
 def _addresses(name: str) -> list[str]:
@@ -177,6 +177,18 @@ def verify_model(model: str) -> tuple[Model, str]:
 
 
 # Brought by file
+
+
+def _describe_needs(footprint: Footprint) -> list[str]:
+    """Lines about the disk and memory a model needs: calculated for half precision."""
+    most, least = footprint.gpu_memory(), footprint.gpu_memory(FEWEST_TOKENS)
+    converted = footprint.converted_bytes
+    return [
+        f"disk        {as_size(footprint.file_bytes + converted)}"
+        + (f", of which {as_size(converted)} are for the converted model" if converted else ""),
+        f"GPU memory  {as_size(most)} for the default batches, {as_size(least)} at least",
+        f"RAM         {as_size(footprint.weight_bytes('bf16') + (1 << 29))} for a CPU worker",
+    ]
 
 
 def bring(

@@ -32,7 +32,7 @@ from virnucpro.engine.recovery import MAX_IN_FLIGHT, Attempt, Loss, Workload
 from virnucpro.ground.errors import UnavailableError
 from virnucpro.ground.events import BatchDone, Event, ShardDone, WorkerReady
 from virnucpro.ground.log import LOGGER, counted, logging_to
-from virnucpro.ground.processes import Child, Pipe, Raised, interrupts_held, start, with_news
+from virnucpro.ground.processes import Child, Pipe, Raised, interrupts_held, start
 from virnucpro.ground.records import Shard
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ class _Run:
         children = [peer.child for peer in self.peers]
         while True:
             before = time.monotonic()
-            ready = with_news(children, _TICK_SECONDS)
+            ready = Child.with_news(children, _TICK_SECONDS)
             now = time.monotonic()
             if now - before > 2 * _TICK_SECONDS:
                 for peer in self.peers:

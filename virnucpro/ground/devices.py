@@ -573,18 +573,6 @@ def choose_tokens(choice: Choice, footprint: Footprint, precision: Precision) ->
     return max(FEWEST_TOKENS, min(fitting, footprint.filling_tokens))
 
 
-def describe_needs(footprint: Footprint) -> list[str]:
-    """Lines about the disk and memory a model needs: calculated for half precision."""
-    most, least = footprint.gpu_memory(), footprint.gpu_memory(FEWEST_TOKENS)
-    converted = footprint.converted_bytes
-    return [
-        f"disk        {as_size(footprint.file_bytes + converted)}"
-        + (f", of which {as_size(converted)} are for the converted model" if converted else ""),
-        f"GPU memory  {as_size(most)} for the default batches, {as_size(least)} at least",
-        f"RAM         {as_size(footprint.weight_bytes('bf16') + _GIB // 2)} for a CPU worker",
-    ]
-
-
 def as_size(n_bytes: int) -> str:
     """A number of bytes for people."""
     return f"{n_bytes / 1e9:.1f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:.0f} MB"

@@ -18,7 +18,7 @@ import re
 import secrets
 import stat
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -130,31 +130,6 @@ def expanded(path: str | Path) -> Path:
         ) from error
 
 
-def refuse_links(folder: Path, names: Iterable[str]) -> None:
-    """Check that what a command writes into, or deletes from, a folder lies there itself.
-
-    Raises:
-        OutputError: one of these names is a symbolic link.
-    """
-    for name in names:
-        refuse_link(folder / name)
-
-
-def refuse_link(path: Path, folder: int | None = None) -> None:
-    """The same of one path, whose last name is looked up in an open folder, if one is given."""
-    name = path if folder is None else path.name
-    try:
-        target = os.readlink(name, dir_fd=folder)
-    except OSError:  # it is no link, or not there
-        return
-    raise OutputError(
-        f"{printable(path)} is a link to {printable(target)}: nothing is written "
-        "or deleted through a link inside the output folder",
-        hint="put what it leads to in its place, or delete the link; to use another disk, "
-        "name a folder there with --output-dir, or make the whole folder a link",
-    )
-
-
 def open_plain(path: Path) -> BinaryIO:
     """Open a file to read. A pipe, a device or a socket is refused, where ``open`` might wait.
 
@@ -189,21 +164,6 @@ def atomic(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):  # it is swept away later
             temporary.unlink()
-
-
-def write_whole(path: Path, content: bytes | memoryview | str) -> None:
-    """Write a file that replaces ``path`` when it is whole; text in UTF-8.
-
-    Raises:
-        OutputError, StorageError: as ``writing``.
-    """
-    with atomic(path) as temporary:
-        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
-
-
-def write_json(path: Path, content: object) -> None:
-    """Write a file of JSON that people can read; as ``write_whole``."""
-    write_whole(path, json.dumps(content, indent=2) + "\n")
 
 
 def read_json(path: Path, most_bytes: int = MOST_JSON) -> Any:  # noqa: ANN401 - as it comes

@@ -98,6 +98,21 @@ class Child:
         name = names.get(exit_code, f"signal {-exit_code}")
         return f"{name} (out of memory?)" if name == "SIGKILL" else name
 
+    @staticmethod
+    def with_news(children: Sequence[Child], seconds: float | None = None) -> list[Child]:
+        """Wait for children that have sent something or ended; an empty list when time is over."""
+        ready = connection.wait([child.pipe for child in children], seconds)
+        return [child for child in children if child.pipe in ready]
+
+    @staticmethod
+    def kill_all(children: Sequence[Child]) -> None:
+        """Kill processes, which hold nothing that could be lost, and wait for their end."""
+        for child in children:
+            child.kill()
+        for child in children:
+            child.wait()
+            child.close()
+
 
 def start(target: Callable[Concatenate[Pipe, P], None], *args: P.args, **kwargs: P.kwargs) -> Child:
     """Start ``target(pipe, ...)`` as a process. Interrupts must be held.
@@ -178,21 +193,6 @@ def _die_with_parent() -> None:
 def _wait_for_parents_end() -> None:
     os.read(0, 1)
     os._exit(1)
-
-
-def with_news(children: Sequence[Child], seconds: float | None = None) -> list[Child]:
-    """Wait for children that have sent something or ended; an empty list when time is over."""
-    ready = connection.wait([child.pipe for child in children], seconds)
-    return [child for child in children if child.pipe in ready]
-
-
-def kill_all(children: Sequence[Child]) -> None:
-    """Kill processes, which hold nothing that could be lost, and wait for their end."""
-    for child in children:
-        child.kill()
-    for child in children:
-        child.wait()
-        child.close()
 
 
 @contextmanager

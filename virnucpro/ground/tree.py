@@ -11,7 +11,7 @@ import io
 import json
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -22,10 +22,10 @@ from virnucpro.ground.errors import OutputError
 from virnucpro.ground.files import (
     Opener,
     is_temporary,
-    refuse_link,
     temporary_beside,
     writing,
 )
+from virnucpro.ground.log import printable
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY
 _NO_FOLDER = (FileNotFoundError, NotADirectoryError)
@@ -144,6 +144,15 @@ class Tree:
         ):
             os.replace(source.name, target.name, src_dir_fd=before, dst_dir_fd=after)
 
+    def refuse_links(self, names: Iterable[str]) -> None:
+        """Check that what a command writes into, or deletes from, the root lies there itself.
+
+        Raises:
+            OutputError: one of these names is a symbolic link.
+        """
+        for name in names:
+            _refuse_link(self.root / name)
+
     def delete(self, path: Path) -> None:
         """Delete a file, if it is there; of a link, the link alone."""
         with suppress(*_NO_FOLDER), self.folder(path.parent) as folder, _named(path):
@@ -190,7 +199,7 @@ def _open_in(folder: int, path: Path, flags: int) -> int:
             flags |= os.O_NOFOLLOW | os.O_NONBLOCK
             return os.open(path.name, flags, 0o666, dir_fd=folder)
     except OSError:
-        refuse_link(path, folder)
+        _refuse_link(path, folder)
         raise
 
 
@@ -199,11 +208,30 @@ def _make_in(folder: int, path: Path) -> None:
         with _named(path):
             os.mkdir(path.name, dir_fd=folder)
     except OSError:
-        refuse_link(path, folder)
+        _refuse_link(path, folder)
         with suppress(FileNotFoundError):
             if stat.S_ISDIR(os.stat(path.name, dir_fd=folder, follow_symlinks=False).st_mode):
                 return
         raise
+
+
+def _refuse_link(path: Path, folder: int | None = None) -> None:
+    """Refuse a link; its last name is looked up in an open folder, if one is given.
+
+    Raises:
+        OutputError: the path is a symbolic link.
+    """
+    name = path if folder is None else path.name
+    try:
+        target = os.readlink(name, dir_fd=folder)
+    except OSError:  # it is no link, or not there
+        return
+    raise OutputError(
+        f"{printable(path)} is a link to {printable(target)}: nothing is written "
+        "or deleted through a link inside the output folder",
+        hint="put what it leads to in its place, or delete the link; to use another disk, "
+        "name a folder there with --output-dir, or make the whole folder a link",
+    )
 
 
 @contextmanager

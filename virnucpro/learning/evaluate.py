@@ -33,10 +33,11 @@ from virnucpro.engine.local import ProcessExecutor
 from virnucpro.ground.config import Recipe
 from virnucpro.ground.errors import InputError, UsageError, VirnucproError
 from virnucpro.ground.events import OnEvent
-from virnucpro.ground.files import atomic, refuse_links, sha256, write_whole, writing
+from virnucpro.ground.files import atomic, sha256, writing
 from virnucpro.ground.log import LOGGER, announce, counted, printable
 from virnucpro.ground.options import carry
 from virnucpro.ground.records import Mask, Prediction, Values
+from virnucpro.ground.tree import Tree
 from virnucpro.learning.frames import cut
 from virnucpro.learning.metrics import MEASURES, NOT_DEFINED, Measures, Samples
 from virnucpro.learning.options import EvaluateOptions
@@ -224,7 +225,7 @@ def understand(options: EvaluateOptions) -> _Question:
     if options.part is not None and options.split is None:
         raise UsageError("--part without --split", hint="say which split with --split FILE")
     lengths = _lengths(options.lengths)
-    refuse_links(options.output_dir, [_RUN])
+    Tree(options.output_dir).refuse_links([_RUN])
     manifest = read_data_manifest(options.data)
     splits = read_split(options.split) if options.split is not None else None
     if splits is not None:
@@ -619,7 +620,9 @@ def write_report(folder: Path, figures: Figures) -> None:
     """Write ``evaluation.tsv`` and ``evaluation.json``."""
     rows = [_columns(row) for row in figures["rows"]]
     write_figures(folder / "evaluation.tsv", list(rows[0]), rows, ".6f")
-    write_whole(folder / EVALUATION, json.dumps(figures, indent=1, allow_nan=False) + "\n")
+    Tree(folder).write_whole(
+        folder / EVALUATION, json.dumps(figures, indent=1, allow_nan=False) + "\n"
+    )
 
 
 def _columns(row: Figures) -> dict[str, object]:

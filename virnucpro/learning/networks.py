@@ -25,7 +25,7 @@ from virnucpro.encoders.esm2.weights import load_esm2
 from virnucpro.encoders.readers import Reader
 from virnucpro.encoders.transfer import PackedBatch, send
 from virnucpro.ground.errors import VirnucproError
-from virnucpro.ground.processes import Child, Pipe, Raised, interrupts_held, kill_all, start
+from virnucpro.ground.processes import Child, Pipe, Raised, interrupts_held, start
 from virnucpro.ground.records import sigmoid
 from virnucpro.learning.frames import WEIGHTS, ArrayRows, LabelledFrames, Rows, Texts, Values
 from virnucpro.learning.metrics import Samples, auroc
@@ -444,7 +444,7 @@ def batches_of(
                 child.pipe.send(objective)
         yield lambda parts: _made_beside(children, parts)
     finally:
-        kill_all(children)
+        Child.kill_all(children)
 
 
 def _made_beside(children: list[Child], parts: Iterable[BatchRows]) -> Iterator[Any]:

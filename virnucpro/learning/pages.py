@@ -22,9 +22,10 @@ from virnucpro import __version__
 from virnucpro.callers.head import Head
 from virnucpro.encoders.catalogue import open_model
 from virnucpro.ground.errors import InputMissingError, UsageError
-from virnucpro.ground.files import HEAD_FILE, open_plain, sha256, write_whole
+from virnucpro.ground.files import HEAD_FILE, open_plain, sha256
 from virnucpro.ground.log import counted, escaped, printable
 from virnucpro.ground.tasks import Pool
+from virnucpro.ground.tree import Tree
 from virnucpro.learning.metrics import NOT_DEFINED
 from virnucpro.learning.records import read_cells, write_table
 from virnucpro.learning.request import CARD_FILE, EPOCHS, FACTS, GAIN, HELD_OUT, SPLIT
@@ -499,7 +500,8 @@ def write_card(training: Path) -> None:
     """
     facts = Facts.read(training / FACTS)
     model = training / facts.text("name")
-    write_whole(model / CARD_FILE, "\n".join([*_lines(training, model, facts), _NONE_YET]))
+    lines = [*_lines(training, model, facts), _NONE_YET]
+    Tree(model).write_whole(model / CARD_FILE, "\n".join(lines))
 
 
 def find_card(model: str) -> Path:
@@ -523,7 +525,7 @@ def add_evaluation(card: Path, lines: Sequence[str]) -> None:
     with open_plain(card) as stored:
         text = stored.read().decode("utf-8", errors="replace")
     before = text.split(_EVALUATION)[0]
-    write_whole(card, "\n".join([f"{before}{_EVALUATION}\n", *lines, ""]))
+    Tree(card.parent).write_whole(card, "\n".join([f"{before}{_EVALUATION}\n", *lines, ""]))
 
 
 def markdown_table(table: Sequence[Mapping[str, object]]) -> Iterator[str]:

@@ -31,15 +31,7 @@ from virnucpro.ground.errors import UnavailableError, UsageError, VirnucproError
 from virnucpro.ground.events import ErrorText, OnEvent, Telling
 from virnucpro.ground.files import disk_error
 from virnucpro.ground.log import LOGGER, printable
-from virnucpro.ground.processes import (
-    Child,
-    Pipe,
-    Raised,
-    interrupts_held,
-    kill_all,
-    start,
-    with_news,
-)
+from virnucpro.ground.processes import Child, Pipe, Raised, interrupts_held, start
 
 T = TypeVar("T")
 _LOCALHOST = "127.0.0.1"
@@ -272,7 +264,7 @@ def run_on(devices: Sequence[str], work: Callable[[Ranks], None], on_event: OnEv
                 children.append(start(_run_rank, rank, devices, store.port, LOGGER.level, work))
         _hear(children, devices, on_event)
     finally:
-        kill_all(children)
+        Child.kill_all(children)
 
 
 def _run_rank(
@@ -307,7 +299,7 @@ def _hear(children: Sequence[Child], devices: Sequence[str], on_event: OnEvent) 
     """
     running = dict(zip(children, devices, strict=True))
     while running:
-        with_news(list(running))
+        Child.with_news(list(running))
         if ends := _ends(running, on_event):
             ends += _ends(running, on_event)  # a cause is there when its effect was heard
             first = min(ends, key=lambda end: end.place)

@@ -35,9 +35,10 @@ from sys import intern
 from typing import Literal, NamedTuple, get_args
 
 from virnucpro.ground.errors import InputError, InputMissingError, OutputError, UsageError
-from virnucpro.ground.files import OnBlock, expanded, open_binary, open_plain, write_whole
+from virnucpro.ground.files import OnBlock, expanded, open_binary, open_plain
 from virnucpro.ground.log import LOGGER, counted, printable
 from virnucpro.ground.records import FastaRecord
+from virnucpro.ground.tree import Tree
 from virnucpro.learning.options import ManifestOptions
 from virnucpro.sequences.fasta import find_invalid, read_fasta, unpacking
 from virnucpro.sequences.inputs import Source
@@ -352,7 +353,7 @@ def write_table(path: Path, columns: Iterable[str], rows: Iterable[Iterable[obje
         OutputError, StorageError: as ``files.writing``.
     """
     lines = ("\t".join(map(str, cells)) for cells in (columns, *rows))
-    write_whole(path, "".join(f"{line}\n" for line in lines))
+    Tree(path.parent).write_whole(path, "".join(f"{line}\n" for line in lines))
 
 
 def split_groups(records: Iterable[LabelledRecord], seed: int) -> dict[str, Split]:

@@ -30,10 +30,10 @@ from virnucpro.callers.contrast import Hosts, Items, Levels
 from virnucpro.callers.regions import SHORTEST_RECORD, regions_of_items
 from virnucpro.ground.errors import InputError, VirnucproError
 from virnucpro.ground.events import OnEvent, Progress
-from virnucpro.ground.files import refuse_links, write_whole
 from virnucpro.ground.log import LOGGER, announce, counted, printable
 from virnucpro.ground.options import carry
 from virnucpro.ground.records import FastaRecord, Mask, Values
+from virnucpro.ground.tree import Tree
 from virnucpro.learning.metrics import INTERVAL
 from virnucpro.learning.options import EvaluateOptions, TrainOptions
 from virnucpro.learning.records import read_cells, read_lines
@@ -82,7 +82,7 @@ def evaluate_regions(options: EvaluateOptions, truth_table: Path, on_event: OnEv
     genes = read_genes(options.genes) if options.genes is not None else {}
     model = RegionModel.load(options.region_model)
     announce(f"regions were learned from {model.training}; of any of these, figures are too good")
-    refuse_links(options.output_dir, [_RUN, _EVALUATED])
+    Tree(options.output_dir).refuse_links([_RUN, _EVALUATED])
     run_folder = options.output_dir / _RUN
     asked = carry(
         options,
@@ -101,7 +101,7 @@ def evaluate_regions(options: EvaluateOptions, truth_table: Path, on_event: OnEv
         )
     each = _measure(RunDir(run_folder), truths, genes)
     lines = _region_lines(each, options.seed)
-    write_whole(options.output_dir / _EVALUATED, "\n".join([*lines, ""]))
+    Tree(options.output_dir).write_whole(options.output_dir / _EVALUATED, "\n".join([*lines, ""]))
     return lines
 
 
@@ -416,7 +416,8 @@ def train_regions(options: TrainOptions, truth_table: Path, on_event: OnEvent) -
             each[one.name] = measure_regions(intervals, one.truth, len(one.sequence))
             announce(f"{printable(one.name)} left out: F1 {each[one.name].f1:.3f}")
         lines = _region_lines(each, options.seed)
-        write_whole(options.output_dir / _LEFT_OUT_TABLE, "\n".join([*lines, ""]))
+        table = options.output_dir / _LEFT_OUT_TABLE
+        Tree(options.output_dir).write_whole(table, "\n".join([*lines, ""]))
         hosts = [host for _, host in genomes if host]
         n_prophages = sum(len(one.truth.prophages) for one in chromosomes)
         training = f"{counted(n_prophages, 'prophage')} of {len(chromosomes)} chromosomes"
@@ -424,7 +425,7 @@ def train_regions(options: TrainOptions, truth_table: Path, on_event: OnEvent) -
             training += f", and {counted(len(hosts), 'other host')}"
         announce(f"regions: learned from {training}")
         model = learn_region_model(chromosomes, hosts, training)
-        write_whole(options.output_dir / _MODEL, model.text)
+        Tree(options.output_dir).write_whole(options.output_dir / _MODEL, model.text)
     return lines
 
 

@@ -22,9 +22,10 @@ from virnucpro.ground.errors import (
     UsageError,
 )
 from virnucpro.ground.events import OnEvent, Progress
-from virnucpro.ground.files import HEAD_FILE, read_json, refuse_links, sha256, write_json
+from virnucpro.ground.files import HEAD_FILE, read_json, sha256
 from virnucpro.ground.log import announce, printable
 from virnucpro.ground.options import carry
+from virnucpro.ground.tree import Tree
 from virnucpro.learning.frames import (
     Origin,
     are_whole,
@@ -269,7 +270,7 @@ def open_training(training: Training, on_event: OnEvent) -> None:
         ResumeError: it holds another training.
         InputError: manifest or split are wrong.
     """
-    refuse_links(training.output, (*_OURS, training.options.name))
+    Tree(training.output).refuse_links((*_OURS, training.options.name))
     path, options = training.output / FACTS, training.options
     is_begun = path.exists()
     _check_free(training.output, is_begun, options.resume)
@@ -291,7 +292,7 @@ def open_training(training: Training, on_event: OnEvent) -> None:
     if is_begun:
         _check_same(path, facts)
         announce(f"going on with the training in {printable(training.output)}")
-    write_json(path, facts)
+    Tree(path.parent).write_json(path, facts)
 
 
 def _prepare_frames(training: Training, manifest: DataManifest, on_event: OnEvent) -> Origin:

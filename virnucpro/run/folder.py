@@ -17,14 +17,7 @@ from typing import Any, ClassVar
 
 from virnucpro.ground.config import Command, Recipe
 from virnucpro.ground.errors import InputMissingError, OutputError, UsageError
-from virnucpro.ground.files import (
-    TEMPORARY,
-    disk_error,
-    open_plain,
-    read_facts,
-    refuse_links,
-    writing,
-)
+from virnucpro.ground.files import TEMPORARY, disk_error, open_plain, read_facts, writing
 from virnucpro.ground.log import announce, counted, logging_to_file, printable
 from virnucpro.ground.records import SHARD_NAME
 from virnucpro.ground.tree import Tree
@@ -198,10 +191,10 @@ class RunDir(Tree):
     def _refuse_links(self) -> None:
         aside = (self.planned.root, self.parsl)
         ours = (self.log, self.logs, *aside, *self._results)
-        refuse_links(self.root, (*OF_A_LOCK, *(path.name for path in ours)))
-        refuse_links(self.features, inner_names(self.features))
+        self.refuse_links((*OF_A_LOCK, *(path.name for path in ours)))
+        Tree(self.features).refuse_links(inner_names(self.features))
         if self.samples.is_dir():
-            refuse_links(self.samples, [path.name for path in self.samples.iterdir()])
+            Tree(self.samples).refuse_links([path.name for path in self.samples.iterdir()])
 
     @contextmanager
     def in_use(self) -> Iterator[None]:

@@ -49,15 +49,9 @@ from virnucpro.encoders.tensors import check_plain, read_pt
 from virnucpro.ground.config import Precision
 from virnucpro.ground.errors import OutputError, StorageError, UnavailableError
 from virnucpro.ground.events import OnEvent, Progress
-from virnucpro.ground.files import (
-    atomic,
-    parse_json,
-    read_json,
-    sha256,
-    write_json,
-    write_whole,
-)
+from virnucpro.ground.files import atomic, parse_json, read_json, sha256
 from virnucpro.ground.log import LOGGER, printable
+from virnucpro.ground.tree import Tree
 
 _FAIRSEQ_PREFIX = re.compile(r"^(encoder\.sentence_encoder\.|encoder\.)")
 ROTARY = "layers.0.self_attn.rot_emb.inv_freq"  # in fair-esm; the same in every layer
@@ -172,8 +166,8 @@ def save_esm2(folder: Path, model: ESM2, extra: Mapping[str, Tensor] = {}) -> No
     content = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     architecture = "EsmForMaskedLM" if extra else "EsmModel"
     folder.mkdir(exist_ok=True)
-    write_whole(folder / "model.safetensors", save(content, metadata={"format": "pt"}))
-    write_json(folder / "config.json", _config(model.shape, architecture))
+    Tree(folder).write_whole(folder / "model.safetensors", save(content, metadata={"format": "pt"}))
+    Tree(folder).write_json(folder / "config.json", _config(model.shape, architecture))
 
 
 def _config(shape: ESM2Shape, architecture: str) -> dict[str, object]:
@@ -314,8 +308,9 @@ def convert(
         _sweep(folder)
         whole = load_esm2(model.path, model.n_layers, dtype, torch.device("cpu"))
         digest = _write(whole, metadata, path)
-        write_json(path.with_suffix(".json"), {"sha256": digest, "made of": str(model.path)})
-    write_json(_note(model, folder), {"source_sha256": source_sha256})
+        facts = {"sha256": digest, "made of": str(model.path)}
+        Tree(folder).write_json(path.with_suffix(".json"), facts)
+    Tree(folder).write_json(_note(model, folder), {"source_sha256": source_sha256})
     return path
 
 

@@ -48,7 +48,7 @@ from virnucpro.ground.devices import (
     usable_cores,
 )
 from virnucpro.ground.errors import UnavailableError, UsageError
-from virnucpro.ground.files import write_whole
+from virnucpro.ground.tree import Tree
 
 _GPU_MODELS = ("650M", "3B", "150M", "35M", "8M")  # the most telling first: time may run out
 _CPU_MODELS = ("8M", "35M")
@@ -344,7 +344,7 @@ def _write(path: Path | None, facts: Mapping[str, object], rows: Sequence[_Limit
     limits = [asdict(row) for row in rows if isinstance(row, _Limit)]
     encoder = [asdict(row) for row in rows if isinstance(row, _Row)]
     content = {**facts, "limits": limits, "encoder": encoder}
-    write_whole(path, json.dumps(content, indent=1) + "\n")
+    Tree(path.parent).write_whole(path, json.dumps(content, indent=1) + "\n")
 
 
 def _lines(rows: Sequence[_Limit | _Row]) -> Iterator[str]:

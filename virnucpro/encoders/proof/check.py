@@ -41,7 +41,7 @@ from virnucpro.ground.errors import UnavailableError, UsageError
 from virnucpro.ground.events import OnEvent, Progress
 from virnucpro.ground.log import announce, printable
 from virnucpro.ground.options import ComputeOptions
-from virnucpro.ground.processes import Child, Pipe, Raised, interrupts_held, kill_all, start
+from virnucpro.ground.processes import Child, Pipe, Raised, interrupts_held, start
 
 # Our roundings are other ones than those that the tolerance is measured with, of the same size: the
 # worst of thirty proteins is as far in both, but for chance. It was 0.8 to 1.1 times as far in bf16
@@ -301,7 +301,7 @@ def try_gpus(devices: Iterable[str]) -> dict[str, dict[str, str]]:
         for child in children.values():  # and the compilers that it started
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(child.process.pid, signal.SIGKILL)
-        kill_all(list(children.values()))
+        Child.kill_all(list(children.values()))
 
 
 def _outcome(child: Child, end: float) -> dict[str, str]:
