@@ -314,22 +314,12 @@ def test_gpus_are_chosen_among_the_visible_by_place_or_uuid():
 def test_a_gpu_that_is_not_there_or_twice_is_refused_by_name(asked, message):
     with pytest.raises(UsageError, match=message) as caught:
         select_gpus(asked, GPUS)
-    assert caught.value.hint
+    names = ", ".join(f"{gpu.index}: NVIDIA H200 {gpu.uuid}" for gpu in GPUS)
+    assert caught.value.hint in (f"visible: {names}", "name it once")
 
 
-def test_a_refusal_lists_what_is_visible():
-    with pytest.raises(UsageError) as caught:
-        select_gpus("9", GPUS[:1])
-    assert caught.value.hint == "visible: 0: NVIDIA H200 GPU-a00"
-
-
-def test_cpu_workers_are_as_many_as_asked_for():
-    choice = choose_devices("cpu", None, 3, None, model_bytes=10**8)
-    assert choice.devices == ("cpu",) * 3
-    assert choice.kind == "cpu"
-
-
-def test_cpu_workers_are_no_more_than_memory_holds_models():
+def test_cpu_workers_are_as_many_as_asked_for_or_as_memory_holds_models():
+    assert choose_devices("cpu", None, 3, None, model_bytes=10**8).devices == ("cpu",) * 3
     assert choose_devices("cpu", None, None, None, model_bytes=10**15).devices == ("cpu",)
 
 
@@ -355,11 +345,6 @@ def test_the_first_kind_of_device_that_is_there_is_taken(monkeypatch, has_gpu, h
     assert choice.kind == kind
     (line,) = choice.descriptions
     assert ("no GPU can be used: no driver (a test)" in line) == (kind == "cpu")
-    assert (
-        choose_devices("cpu", None, 2, None, model_bytes=1)
-        .descriptions[0]
-        .endswith(("core", "cores"))
-    )
     if kind != "cpu":
         with pytest.raises(UsageError, match="--workers is for --device cpu"):
             choose_devices("auto", None, 2, None, model_bytes=1)

@@ -54,10 +54,6 @@ def test_proteins_lie_end_to_end_as_fair_esm_would_tokenize_each():
     np.testing.assert_array_equal(tokenize(batch), np.concatenate(alone))
 
 
-def test_each_letter_without_a_token_is_one_unknown_residue():
-    assert tokenize(["A*J**A"]).tolist() == [CLS, 5, UNK, UNK, UNK, UNK, 5, EOS]
-
-
 @quick
 @given(proteins)
 def test_a_packed_batch_holds_every_protein_between_cls_and_eos(batch):
@@ -85,33 +81,13 @@ def test_runs_are_the_longest_rectangles_of_neighbours_of_one_length(batch):
 
 @quick
 @given(lengths, budgets)
-def test_every_protein_is_in_one_batch(lengths, budget):
+def test_batches_hold_all_proteins_longest_first_and_as_many_as_the_budget_takes(lengths, budget):
     batches = plan_batches(lengths, budget)
-    assert sorted(index for batch in batches for index in batch) == list(range(len(lengths)))
-    assert all(batches)
-
-
-@quick
-@given(lengths, budgets)
-def test_a_batch_keeps_to_the_budget_but_for_a_protein_alone(lengths, budget):
-    for batch in plan_batches(lengths, budget):
-        n_tokens = sum(lengths[index] + EXTRA_TOKENS for index in batch)
-        assert n_tokens <= budget or len(batch) == 1
-
-
-@quick
-@given(lengths, budgets)
-def test_the_longest_come_first_and_equal_ones_in_input_order(lengths, budget):
-    order = [index for batch in plan_batches(lengths, budget) for index in batch]
+    order = [index for batch in batches for index in batch]
     assert order == sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
-
-
-@quick
-@given(lengths, budgets)
-def test_a_batch_is_closed_only_when_the_next_protein_does_not_fit(lengths, budget):
-    for batch, following in pairwise(plan_batches(lengths, budget)):
-        n_tokens = sum(lengths[index] + EXTRA_TOKENS for index in (*batch, following[0]))
-        assert n_tokens > budget
+    n_tokens = [[lengths[index] + EXTRA_TOKENS for index in batch] for batch in batches]
+    assert all(len(batch) == 1 or 0 < sum(batch) <= budget for batch in n_tokens)
+    assert all(sum(batch) + following[0] > budget for batch, following in pairwise(n_tokens))
 
 
 def test_a_protein_longer_than_the_budget_gets_a_batch_of_its_own():

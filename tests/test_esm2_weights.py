@@ -171,15 +171,6 @@ def test_without_a_configuration_the_rotary_buffer_gives_the_heads(tmp_path, n_h
     assert worst_row(embed(path), expected) < tolerance(shape.n_layers, torch.float32)
 
 
-def test_tensors_beside_the_encoder_do_not_matter(fair_esm, reference, tmp_path):
-    state = stored_state(fair_esm)
-    state["contact_head.regression.weight"] = torch.zeros(1, 4)
-    state = {name: tensor for name, tensor in state.items() if "lm_head" not in name}
-    path = tmp_path / "model.pt"
-    torch.save({"cfg": {"model": stored_config(fair_esm)}, "model": state}, path)
-    assert worst_row(embed(path), reference) < tolerance(SHAPE.n_layers, torch.float32)
-
-
 # a Hugging Face folder
 
 
@@ -330,18 +321,13 @@ WRITTEN_BY = {  # where the frequencies of a Hugging Face folder lie
 }
 
 
-def test_rotary_frequencies_are_those_of_a_pt_file(tmp_path):
+@pytest.mark.parametrize("writer", [None, *WRITTEN_BY])
+def test_rotary_frequencies_are_those_of_the_file(tmp_path, writer):
     path, expected = half_precision(tmp_path)
+    if writer is not None:
+        path = save_hub_folder(make_fair_esm(SHAPE).half().float(), tmp_path / "model")
+        rename_tensors(path, WRITTEN_BY[writer])
     assert worst_row(embed(path), expected) < tolerance(SHAPE.n_layers, torch.float32)
-
-
-@pytest.mark.parametrize("writer", WRITTEN_BY)
-def test_rotary_frequencies_are_those_of_a_folder(tmp_path, writer):
-    model = make_fair_esm(SHAPE)
-    _, expected = half_precision(tmp_path)
-    folder = save_hub_folder(model.half().float(), tmp_path / "model")
-    rename_tensors(folder, WRITTEN_BY[writer])
-    assert worst_row(embed(folder), expected) < tolerance(SHAPE.n_layers, torch.float32)
 
 
 def test_a_folder_without_rotary_frequencies_gets_those_of_esm_2(fair_esm, reference, tmp_path):

@@ -189,12 +189,3 @@ def as_command(words: Sequence[str], rest: str = "", before: str = "next") -> li
     if not all(map(str.isprintable, words)):
         return []
     return [f"{before}: {shlex.join(words)}{rest}"]
-
-
-def is_for_console(record: logging.LogRecord, *, with_figures: bool) -> bool:
-    """Whether the console gets a record: warnings, what is announced, and figures if wanted."""
-    return (
-        record.levelno >= logging.WARNING
-        or hasattr(record, "is_announced")
-        or (with_figures and hasattr(record, "is_figures"))
-    )

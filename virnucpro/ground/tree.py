@@ -14,7 +14,6 @@ import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -92,8 +91,10 @@ class Tree:
         """
         temporary = temporary_beside(path)
         with writing(path, temporary, path.parent), self.folder(path.parent) as folder:
-            opener = partial(_open_as, folder, temporary)
-            out = io.BufferedRandom(_NamedFile(str(temporary), "x+", opener=opener))
+            raw = _NamedFile(
+                str(temporary), "x+", opener=lambda _, flags: _open_in(folder, temporary, flags)
+            )
+            out = io.BufferedRandom(raw)
             try:
                 yield out
                 out.flush()
@@ -186,10 +187,6 @@ def _names(path: Path, root: Path) -> tuple[str, ...]:
     names = path.relative_to(root).parts
     assert ".." not in names, "no way leads out of a tree"
     return names
-
-
-def _open_as(folder: int, path: Path, _: str, flags: int) -> int:
-    return _open_in(folder, path, flags)
 
 
 def _open_in(folder: int, path: Path, flags: int) -> int:

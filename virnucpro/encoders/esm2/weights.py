@@ -305,7 +305,9 @@ def convert(
     is_made = _is_whole(path, metadata)
     folder.mkdir(parents=True, exist_ok=True)
     if not is_made:
-        _sweep(folder)
+        for leftover in folder.glob(".*"):  # of killed conversions, ours and those of safetensors
+            if leftover.is_file() and leftover.stat().st_mtime < time.time() - _STALE_SECONDS:
+                leftover.unlink(missing_ok=True)
         whole = load_esm2(model.path, model.n_layers, dtype, torch.device("cpu"))
         digest = _write(whole, metadata, path)
         facts = {"sha256": digest, "made of": str(model.path)}
@@ -387,10 +389,3 @@ def _note(model: Model, folder: Path) -> Path:
         where = (str(file.resolve()), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
         digest.update(repr(where).encode())
     return folder / f"seen_{digest.hexdigest()[:16]}.json"
-
-
-def _sweep(folder: Path) -> None:
-    """Delete temporary files of killed conversions, ours and those of safetensors."""
-    for leftover in folder.glob(".*"):
-        if leftover.is_file() and leftover.stat().st_mtime < time.time() - _STALE_SECONDS:
-            leftover.unlink(missing_ok=True)
