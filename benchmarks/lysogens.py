@@ -38,7 +38,6 @@ from regions_by_length import SHORTEST_HOST, learn, score, write
 from virnucpro.callers.contrast import Items
 from virnucpro.callers.regions import regions_of_items
 from virnucpro.learning.regions import (
-    SIZE,
     STEP,
     Chromosome,
     RegionFigures,
@@ -214,7 +213,7 @@ def main() -> None:
     n_exact, n_judged = Counter[str](), Counter[str]()
     for seed in options.seeds:
         for kind, made in Maker(phages, hosts, seed).each(options.each):
-            items = Items.of(made.sequence, scorer, SIZE, STEP)
+            items = Items.of(made.sequence, scorer, STEP)
             model = models[made.host]
             found, _ = regions_of_items(made.sequence, items, model, read_genes, is_virus=False)
             regions = [(region.start, region.end) for region in found]

@@ -60,7 +60,8 @@ def held_out_log_odds(
 def fragment_log_odds(digits: Digits, pieces: Sequence[PieceNets]) -> Values:
     """The log-odds of fragments as records, before calibration. (n, n_bases) -> (n,)"""
     n, n_bases = digits.shape
-    return record_log_odds(digits.reshape(-1), np.full(n, n_bases), pieces)
+    bases = np.frombuffer(b"ACGTN", np.uint8)[digits].tobytes().decode()
+    return record_log_odds(bases, np.full(n, n_bases), pieces)
 
 
 def fit_knot(n_bases: int, log_odds: Values, is_virus: Mask) -> Knot:

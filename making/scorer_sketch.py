@@ -15,12 +15,12 @@ from safetensors.numpy import save_file
 
 from virnucpro.ground.errors import InputError
 from virnucpro.learning.records import read_data_manifest, read_records
-from virnucpro.scorer.nets import embedded_scorer, load_scorer
+from virnucpro.scorer.nets import Scorer
 from virnucpro.sequences.kmers import Sketch
 
 
 def main(manifest: Path, out: Path) -> None:
-    scorer = load_scorer(embedded_scorer())
+    scorer = Scorer.own()
     trained = frozenset(scorer.trained_records.tolist())
     sketches = []
     for labelled, record in read_records(read_data_manifest(manifest)):

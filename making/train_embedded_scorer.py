@@ -92,6 +92,7 @@ from virnucpro.scorer.nets import (
     load_scorer,
     thresholds,
 )
+from virnucpro.scorer.nets import calibrate as calibrate_log_odds
 
 ELEMENTS = "transposable elements"
 SHARES = {  # of the fragments of viruses, then of those of cells
@@ -366,7 +367,9 @@ def measure_parts(manifest: Path, split: Path, scorer_file: Path, parts: list[st
     for n_bases, n_fragments in KNOTS.items():
         fragments = draw(collection, n_bases, n_fragments, SHARES, np.random.default_rng(n_bases))
         lengths = np.full(len(fragments), n_bases)
-        log_odds = scorer.calibrated(fragment_log_odds(fragments.digits, scorer.pieces), lengths)
+        log_odds = calibrate_log_odds(
+            scorer.knots, fragment_log_odds(fragments.digits, scorer.pieces), lengths
+        )
         threshold = thresholds(scorer.error_rates, lengths[:1], FALSE_POSITIVES["default"]).item()
         write_figures(n_bases, records_of_fragments(collection, fragments), log_odds, threshold)
 

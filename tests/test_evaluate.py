@@ -37,7 +37,7 @@ from virnucpro.learning.evaluate import (
 )
 from virnucpro.learning.options import EvaluateOptions
 from virnucpro.learning.records import LabelledRecord, group_digest, record_digest
-from virnucpro.scorer.nets import Scorer, embedded_scorer, load_scorer
+from virnucpro.scorer.nets import Scorer, load_scorer
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.kmers import Sketch
 from virnucpro.sequences.translate import Chunk, translate_six_frames
@@ -254,7 +254,7 @@ def test_without_a_model_the_scorer_is_measured_as_it_calls(manifest, tmp_path):
 
 def test_the_scorer_remembers_what_it_was_trained_on(manifest, tmp_path):
     records = records_of(manifest)
-    scorer = trained_on(load_scorer(embedded_scorer()), groups=[records[0].group])
+    scorer = trained_on(Scorer.own(), groups=[records[0].group])
     save_scorer(tmp_path / "scorer.safetensors", scorer)
     caller = caller_of(CutOptions(), "auto", None)
     caller = replace(caller, scorer=load_scorer(tmp_path / "scorer.safetensors"))

@@ -30,10 +30,9 @@ from virnucpro.ground.errors import InputError, InputMissingError
 from virnucpro.ground.records import FastaRecord, Records
 from virnucpro.sequences.fasta import (
     MAX_HEADER,
-    are_mates,
     find_invalid,
     guess_input_type,
-    is_of_reads,
+    kind_of_reads,
     list_fasta,
     parsed,
     read_blocks,
@@ -277,7 +276,7 @@ def test_fastq_behind_blank_lines_or_a_byte_order_mark_is_still_fastq(write) -> 
         text = start + b"@read1\nACGT\n+\nIIII\n"
         for content in (text, gzip.compress(text)):
             assert read(write(content)) == [("read1", "ACGT")]
-            assert is_of_reads(write(content))
+            assert kind_of_reads(write(content))
 
 
 # Reads
@@ -336,7 +335,7 @@ def test_a_pair_is_found_by_reads_without_letters_and_a_last_line_without_an_end
     for pair in (b"@x\nA\n+\nI\n@x\n\n+\n\n", b"@x\nA\n+\nI\n@x\nC\n+\nI"):
         path = write(pair)
         assert [record.id for record in read_fasta(path)] == ["x/1", "x/2"]
-        assert are_mates(path)
+        assert kind_of_reads(path) == "mates"
 
 
 def test_a_pair_is_found_where_the_first_read_fills_a_block(write, monkeypatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 from Bio.Data.CodonTable import unambiguous_dna_by_id as NCBI
 
 from virnucpro.ground.errors import UsageError
-from virnucpro.scorer.nets import embedded_scorer, load_scorer
+from virnucpro.scorer.nets import Scorer
 from virnucpro.scorer.pieces import find_open_codes
 from virnucpro.scorer.score import score_block
 from virnucpro.sequences.translate import (
@@ -81,7 +81,7 @@ def test_a_frame_is_open_and_translated_in_its_code(code: int, codon: str, lette
 @pytest.mark.parametrize("code", [4, 6, 15, 25])
 def test_a_gene_in_its_code_has_the_stretches_of_its_standard_spelling(code: int) -> None:
     """Its codons count as their synonyms; only the figures that count bases may tell them apart."""
-    scorer = load_scorer(embedded_scorer())
+    scorer = Scorer.own()
     standard = [gene(400, seed) for seed in range(20)]
     recoded = [gene(400, seed, code=code) for seed in range(20)]
     assert not set(standard) & set(recoded)

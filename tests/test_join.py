@@ -28,8 +28,6 @@ from virnucpro.ground.records import FastaRecord, Records
 from virnucpro.scorer.nets import (
     ErrorRates,
     Scorer,
-    embedded_scorer,
-    load_scorer,
 )
 from virnucpro.scorer.score import score_sequences
 from virnucpro.sequences.fasta import read_fasta
@@ -43,7 +41,7 @@ CLOSED = "TAAATAAATAACTTAATTAGTTAGCTAGCTAACTAGTCATCACTATTA" * 4  # no frame with
 
 @pytest.fixture(scope="module")
 def scorer() -> Scorer:
-    return load_scorer(embedded_scorer())
+    return Scorer.own()
 
 
 @pytest.fixture

@@ -213,20 +213,10 @@ def test_a_file_of_kin_is_read_as_it_was_written_and_a_damaged_one_is_refused(tm
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(UnavailableError, match="is not the table of viral families"):
         load_kinship(path)
-    n_owners = len(kinship.families) + len(kinship.clusters)
-    owners, deviation = tensors["words.owners"], tensors["kind.deviation"]
-    damaged = {
-        "words of other families": {"words.owners": np.full_like(owners, n_owners)},
-        "of the types uint16, uint8": {"words.owners": owners.astype(np.uint8)},
-        "or none above 0": {"kind.deviation": deviation * 0},
-        "a layer of shape": {"kind.0.bias": tensors["kind.0.bias"][:-1]},
-        "a weight that is not finite": {"kind.1.bias": tensors["kind.1.bias"] * np.float32(np.nan)},
-        "logits of 7 kinds": {f"kind.1.{one}": tensors[f"kind.1.{one}"][:-1] for one in LAYER},
-    }
-    for words, others in damaged.items():
-        save_file({**tensors, **others}, path, facts)
-        with pytest.raises(UnavailableError, match=words):
-            load_kinship(path)
+    owners = tensors["words.owners"]
+    save_file({**tensors, "words.owners": owners[1:]}, path, facts)
+    with pytest.raises(UnavailableError, match="words of kin"):
+        load_kinship(path)
 
 
 def test_a_damaged_file_of_kin_is_refused_before_a_run_begins(tmp_path, monkeypatch):

@@ -48,7 +48,6 @@ from virnucpro.ground.records import Call, CalledRecords, FastaRecord, Region, r
 from virnucpro.ground.tree import Tree
 from virnucpro.scorer import landmarks
 from virnucpro.scorer.landmarks import Repeat, genes_of, host_genes, host_peptides, trna_ends
-from virnucpro.scorer.nets import embedded_scorer, load_scorer
 from virnucpro.scorer.score import score_proteins, score_windows
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.translate import STANDARD
@@ -861,7 +860,7 @@ def test_tracks_hold_the_pieces_of_every_record_that_was_searched(tmp_path, chro
     finder = RegionFinder.embedded(11)
     for name in ("lysogen", "host"):
         bases = chromosomes[name]
-        pieces, _ = score_windows(bases, finder.scorer, finder.model.size, finder.model.step)
+        pieces, _ = score_windows(bases, finder.scorer, finder.model.step)
         of_record = [line[1:] for line in lines if line[0] == name]
         starts = [int(start) - 1 for start, _, _, _ in of_record]
         assert starts == pieces.start.tolist()
@@ -1162,11 +1161,6 @@ def test_a_region_model_with_a_figure_that_makes_no_sense_is_refused(tmp_path, k
     path.write_text(json.dumps(facts))
     with pytest.raises(UnavailableError, match="is not a region model of this VirNucPro"):
         RegionFinder.embedded(11, model=path)
-
-
-def test_windows_of_a_size_that_the_scorer_does_not_know_are_refused():
-    with pytest.raises(ValueError, match="windows of 77 bases for nets of 1000 bases"):
-        score_windows("ACGT" * 100, load_scorer(embedded_scorer()), 77, 10)
 
 
 def test_a_model_with_bins_that_do_not_fit_is_refused():

@@ -25,7 +25,7 @@ from virnucpro.ground.errors import ResumeError, UnavailableError, UsageError
 from virnucpro.ground.events import BatchDone
 from virnucpro.ground.files import sha256
 from virnucpro.scorer import nets
-from virnucpro.scorer.nets import embedded_scorer
+from virnucpro.scorer.nets import OWN_SCORER
 from virnucpro.stories.options import ExtractOptions, PredictOptions, RunOptions
 from virnucpro.stories.pipeline import run
 from virnucpro.stories.resolve import RunConfig, resolve
@@ -115,7 +115,7 @@ def test_any_option_of_the_engine_means_vectors_and_the_scorer_calls_all_the_sam
     config = resolve(options(**{**usual, **changes}), lambda _: None)
     recipe = config.recipe_for(input_type)
     assert [encoder.model for encoder in recipe.encoders] == ["esm2_virnucpro"] * embeds
-    assert (recipe.scorer_sha256 == sha256(embedded_scorer())) == is_scored
+    assert (recipe.scorer_sha256 == sha256(OWN_SCORER)) == is_scored
     assert (config.caller.frame_head is not None) == (changes.get("calls") == "head")
 
 

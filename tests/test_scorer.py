@@ -24,7 +24,6 @@ from virnucpro.ground import library
 from virnucpro.ground.errors import UnavailableError
 from virnucpro.scorer import score
 from virnucpro.scorer.features import (
-    CELLULAR,
     GC,
     LENGTH,
     N_BUCKETS,
@@ -45,6 +44,7 @@ from virnucpro.scorer.features import (
 )
 from virnucpro.scorer.nets import (
     FARTHEST,
+    VIEWS,
     ErrorRates,
     Knot,
     Layer,
@@ -52,10 +52,11 @@ from virnucpro.scorer.nets import (
     PieceNets,
     Scorer,
     _Views,
-    embedded_scorer,
+    calibrate,
     load_scorer,
 )
 from virnucpro.scorer.pieces import Pieces, encode
+from virnucpro.scorer.proteins import N_FEATURES as N_PROTEIN_FEATURES
 from virnucpro.scorer.score import record_log_odds, score_sequences, score_windows
 from virnucpro.sequences.fasta import read_fasta
 
@@ -191,13 +192,13 @@ def test_a_score_does_not_depend_on_the_records_beside(
 
 
 def test_a_score_of_the_embedded_nets_does_not_depend_on_the_records_beside() -> None:
-    pieces = load_scorer(embedded_scorer()).pieces
+    pieces = Scorer.own().pieces
     rng = np.random.default_rng(13)
     sequences = [random_sequence(n, n) for n in (*range(150, 310), 499, 500, 1000, 2000, 12_000)]
 
     def log_odds(chosen: Sequence[str]) -> NDArray[np.float64]:
         lengths = np.array([len(sequence) for sequence in chosen])
-        return record_log_odds(encode("".join(chosen)), lengths, pieces)
+        return record_log_odds("".join(chosen), lengths, pieces)
 
     alone = np.array([log_odds([sequence])[0] for sequence in sequences])
     order = rng.permutation(len(sequences))
@@ -216,8 +217,8 @@ def test_a_record_has_the_mean_of_its_pieces_calibrated_by_its_length(scorer: Sc
     sequence = random_sequence(249, 3)  # pieces of 100, which overlap
     long = scorer.pieces[1]
     pieces = [sequence[:100], sequence[74:174], sequence[149:]]
-    of_pieces = long.log_odds(piece_features(encode_pieces(pieces), NO_WORDS))
-    expected = scorer.calibrated(np.array([of_pieces.mean()]), np.array([249]))
+    of_pieces = long.stacked.log_odds(piece_features(encode_pieces(pieces), NO_WORDS))
+    expected = calibrate(scorer.knots, np.array([of_pieces.mean()]), np.array([249]))
     assert next(score_sequences([sequence], scorer)) == pytest.approx(expected[0], abs=1e-12)
 
 
@@ -243,7 +244,7 @@ def test_what_is_read_as_parts_has_half_of_the_score(
         parts = encode_pieces([sequence[i : i + 100] for i in starts])
         means = piece_features(parts, NO_WORDS).mean(axis=0, dtype=np.float64)
         whole = encode_pieces([sequence[start : start + nets.size]])
-        of_wholes.append(nets.log_odds(with_layout(means[None], layout_features(whole)))[0])
+        of_wholes.append(nets.stacked.log_odds(with_layout(means[None], layout_features(whole)))[0])
     of_pieces = next(score_sequences([sequence], raw))
     assert of_pieces is not None
     both = replace(scorer, pieces=(scorer.pieces[1], nets), knots=raw.knots)
@@ -386,42 +387,6 @@ def attend(projected: NDArray[np.float32]) -> NDArray[np.float32]:
     return out
 
 
-def test_a_view_lies_within_the_features() -> None:
-    rng = np.random.default_rng(8)
-    nets = nets_of((6, 8, 4, 5), 1, rng)
-    assert len(views_with({0: nets, 2: nets}, 8, rng).log_odds(np.ones((3, 8), np.float32))) == 3
-    with pytest.raises(ValueError, match="views up to 9 of 8 features"):
-        views_with({0: nets, 3: nets}, 8, rng)
-
-
-@pytest.mark.parametrize("n_viral", [0, 5, 6])
-def test_nets_know_kinds_of_viruses_and_of_cells(n_viral: int) -> None:
-    nets = random_nets(6, 1, np.random.default_rng(8))
-    with pytest.raises(ValueError, match="kinds viral"):
-        replace(nets, n_viral=n_viral)
-
-
-def test_nets_that_read_parts_need_nets_of_these(scorer: Scorer) -> None:
-    _, parts, whole, _ = scorer.pieces
-    for pieces in ((whole,), (replace(parts, shortest=500), whole), (parts, parts)):
-        with pytest.raises(ValueError, match=r"no nets read by themselves|several nets"):
-            replace(scorer, pieces=pieces)
-
-
-def test_a_record_is_read_as_parts_by_one_of_the_nets(scorer: Scorer) -> None:
-    small, parts, whole, longer = scorer.pieces
-    for longest in (None, 1001):
-        pieces = (small, parts, replace(whole, longest=longest), longer)
-        with pytest.raises(ValueError, match="records that several nets read as parts"):
-            replace(scorer, pieces=pieces)
-
-
-def test_pieces_rise_in_size_since_the_smallest_is_named(scorer: Scorer) -> None:
-    small, large, *_ = scorer.pieces
-    with pytest.raises(ValueError, match="do not rise"):
-        replace(scorer, pieces=(large, small))
-
-
 def test_pieces_of_unknown_bases_do_not_change_a_score(scorer: Scorer) -> None:
     known = random_sequence(1000, 5)
     raw = replace(scorer, pieces=scorer.pieces[1::2], knots=(Knot(100, 1.0, 0.0),))
@@ -434,7 +399,7 @@ def test_calibration_is_a_line_between_knots_over_the_logarithm_of_the_length(
 ) -> None:
     middle = round((50 * 500) ** 0.5)
     lengths = np.array([1, 50, middle, 500, 10**6])
-    found = scorer.calibrated(np.ones(5), lengths)
+    found = calibrate(scorer.knots, np.ones(5), lengths)
     # a whole number of bases lies up to 0.2 % beside the middle of the logarithms
     np.testing.assert_allclose(found, [0.6, 0.6, 1.15, 1.7, 1.7], rtol=0, atol=3e-3)
 
@@ -448,18 +413,15 @@ def test_a_scorer_is_the_same_when_it_was_stored(scorer: Scorer, tmp_path: Path)
     loaded = load_scorer(tmp_path / "one")
     save_scorer(tmp_path / "two", loaded)
     assert list(score_sequences(sequences, loaded)) == list(score_sequences(sequences, scorer))
-    windows, _ = score_windows(sequences[1], loaded, 100, 50)
-    assert (
-        windows.log_odds.tolist()
-        == score_windows(sequences[1], scorer, 100, 50)[0].log_odds.tolist()
-    )
+    windows, _ = score_windows(sequences[1], loaded, 50)
+    assert windows.log_odds.tolist() == score_windows(sequences[1], scorer, 50)[0].log_odds.tolist()
     assert (loaded.knots, loaded.training) == (scorer.knots, scorer.training)
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
 
 
 def test_windows_are_scored_by_nets_of_their_own(scorer: Scorer) -> None:
     sequence = random_sequence(900, 5)
-    windows, _ = score_windows(sequence, scorer, 100, 50)
+    windows, _ = score_windows(sequence, scorer, 50)
     as_pieces = replace(
         scorer,
         pieces=(replace(scorer.windows, shortest=1),),
@@ -469,9 +431,28 @@ def test_windows_are_scored_by_nets_of_their_own(scorer: Scorer) -> None:
     assert windows.log_odds.tolist() == pytest.approx(list(score_sequences(each, as_pieces)))
     others = list(score_sequences(each, scorer))
     assert windows.log_odds.tolist() != pytest.approx(others)
-    words = word_table(np.array([7]), np.array([CELLULAR], dtype=np.uint8))
-    with pytest.raises(ValueError, match="nets of windows that read words"):
-        replace(scorer, windows=replace(scorer.windows, words=words))
+
+
+def test_the_nets_of_the_package_fit_what_they_read_and_their_lengths_rise() -> None:
+    scorer, proteins = Scorer.own(), Scorer.own().proteins
+    assert proteins is not None and proteins.nets.n_inputs == N_PROTEIN_FEATURES
+    each = [(nets, N_FEATURES + (N_LAYOUT if nets.part else 0)) for nets in scorer.pieces]
+    for nets, n_features in (*each, (scorer.windows, N_FEATURES), (proteins, N_PROTEIN_FEATURES)):
+        assert nets.mean.shape == nets.deviation.shape == (n_features,)
+        assert np.isfinite([nets.mean, nets.deviation]).all() and (nets.deviation > 0).all()
+    for nets, n_features in (*each, (scorer.windows, N_FEATURES)):
+        for view, of_view in nets.views.items():
+            assert of_view.n_inputs == len(range(n_features)[VIEWS[view]])
+            assert all(np.isfinite(values).all() for layer in of_view.layers for values in layer)
+    lengths = [[nets.size for nets in scorer.pieces]]
+    for one in (scorer, proteins):
+        lengths += [[at.n_bases for at in one.knots], [at.n_bases for at in one.error_rates]]
+    assert all(some and some == sorted(set(some)) for some in lengths)
+    assert not len(scorer.windows.words)
+    assert {id(nets.words) for nets in (*scorer.pieces, proteins)} == {id(proteins.words)}
+    wholes = [nets for nets in scorer.pieces if nets.part]
+    assert all(whole.part in lengths[0] for whole in wholes)
+    assert [whole.longest for whole in wholes] == [*(w.shortest for w in wholes[1:]), None]
 
 
 @pytest.mark.parametrize("part", ["facts", "tensors"])

@@ -27,14 +27,11 @@ from virnucpro.scorer.features import (
     NO_RESIDUE,
     NO_WORDS,
     VIRAL,
-    WordTable,
 )
 from virnucpro.scorer.nets import (
-    ErrorRates,
-    Knot,
+    OWN_SCORER,
     ProteinNets,
     Scorer,
-    embedded_scorer,
     load_scorer,
 )
 from virnucpro.scorer.proteins import (
@@ -67,7 +64,7 @@ RECIPE = Recipe(command="predict", input_type="protein", chunk_size=0, min_lengt
 
 @pytest.fixture(scope="module")
 def scorer() -> Scorer:
-    return load_scorer(embedded_scorer())
+    return Scorer.own()
 
 
 @pytest.fixture(scope="module")
@@ -217,11 +214,6 @@ def test_no_proteins_have_no_scores(scorer: Scorer) -> None:
     assert score_proteins([], scorer).tolist() == []
 
 
-def test_a_scorer_without_nets_for_proteins_says_so(scorer: Scorer) -> None:
-    with pytest.raises(ValueError, match="nucleotides alone"):
-        score_proteins([random_protein(60, 1)], replace(scorer, proteins=None))
-
-
 # Calls
 
 
@@ -293,7 +285,7 @@ def test_made_sequences_are_not_called(scorer: Scorer) -> None:
 
 def test_nets_for_proteins_left_the_tensors_of_nucleotides_as_they_were() -> None:
     digest = hashlib.sha256()
-    with safe_open(embedded_scorer(), framework="np") as handle:
+    with safe_open(OWN_SCORER, framework="np") as handle:
         for name in sorted(handle.keys()):
             if not name.startswith("proteins."):
                 digest.update(name.encode())
@@ -302,7 +294,7 @@ def test_nets_for_proteins_left_the_tensors_of_nucleotides_as_they_were() -> Non
 
 
 def test_the_file_of_the_scorer_stays_below_40_megabytes() -> None:
-    assert embedded_scorer().stat().st_size < 40_000_000
+    assert OWN_SCORER.stat().st_size < 40_000_000
 
 
 def test_a_scorer_is_written_and_read_with_its_nets_for_proteins_and_without(
@@ -310,28 +302,11 @@ def test_a_scorer_is_written_and_read_with_its_nets_for_proteins_and_without(
 ) -> None:
     save_scorer(tmp_path / "both", scorer)
     save_scorer(tmp_path / "alone", replace(scorer, proteins=None))
-    assert (tmp_path / "both").read_bytes() == embedded_scorer().read_bytes()
+    assert (tmp_path / "both").read_bytes() == OWN_SCORER.read_bytes()
     assert load_scorer(tmp_path / "alone").proteins is None
     read = load_scorer(tmp_path / "both")
     protein = random_protein(90, 1)
     assert score_proteins([protein], read).tolist() == score_proteins([protein], scorer).tolist()
-
-
-def test_nets_that_do_not_fit_proteins_are_refused(scorer: Scorer, nets: ProteinNets) -> None:
-    rates = ErrorRates(100, (0.0,), (0.1,), (0.5,), (0.0,))
-    for change in (
-        {"mean": nets.mean[1:]},
-        {"deviation": np.zeros_like(nets.deviation)},
-        {"deviation": np.full_like(nets.deviation, np.inf)},
-        {"ratios": nets.ratios[::-1]},
-        {"knots": (Knot(100, 1.0, 0.0), Knot(100, 1.0, 0.0))},
-        {"error_rates": (rates, rates)},
-    ):
-        with pytest.raises(ValueError, match=r"mean|log ratios|lengths"):
-            replace(nets, **change)  # type: ignore[arg-type]
-    other = WordTable(nets.words.n_of_bucket, nets.words.entries)
-    with pytest.raises(ValueError, match="other words"):
-        replace(scorer, proteins=replace(nets, words=other))
 
 
 # Training

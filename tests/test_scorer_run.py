@@ -28,9 +28,8 @@ from virnucpro.run import plan
 from virnucpro.run.status import inspect_run, measure_run
 from virnucpro.scorer import landmarks, pieces, score
 from virnucpro.scorer.nets import (
-    embedded_scorer,
+    Scorer,
     false_discovery_rates,
-    load_scorer,
     thresholds,
 )
 from virnucpro.scorer.score import score_block, score_sequences
@@ -101,7 +100,7 @@ def test_every_record_of_150_bases_and_more_is_scored_and_the_others_say_why_not
 
 def test_scores_are_those_of_the_scorer_by_id(tmp_path):
     predict(write(tmp_path / "in.fa", **many()), to=tmp_path / "run")
-    log_odds = score_sequences(many().values(), load_scorer(embedded_scorer()))
+    log_odds = score_sequences(many().values(), Scorer.own())
     expected = {name: f"{1 / (1 + exp(-x)):.6f}" for name, x in zip(many(), log_odds, strict=True)}
     assert scores(tmp_path / "run") == expected
 
@@ -110,7 +109,7 @@ def test_a_record_is_called_virus_above_the_threshold_of_its_length(tmp_path):
     predict(write(tmp_path / "in.fa", **many()), to=tmp_path / "run")
     calls = {row["record"]: row["call"] for row in rows(tmp_path / "run/predictions.tsv")}
     viral = (tmp_path / "run/viral.fasta").read_text()
-    scorer = load_scorer(embedded_scorer())
+    scorer = Scorer.own()
     log_odds = score_sequences(many().values(), scorer)
     for (name, bases), value in zip(many().items(), log_odds, strict=True):
         is_virus = value > thresholds(scorer.error_rates, np.array([len(bases)]), 0.03)[0]
@@ -125,7 +124,7 @@ def called(folder: Path) -> set[str]:
 @pytest.mark.parametrize(("preset", "share"), [("sensitive", 0.1), ("conservative", 0.005)])
 def test_a_preset_is_a_share_of_false_positives_at_every_length(tmp_path, preset, share):
     predict(write(tmp_path / "in.fa", **many()), to=tmp_path / "run", preset=preset)
-    scorer = load_scorer(embedded_scorer())
+    scorer = Scorer.own()
     log_odds = list(score_sequences(many().values(), scorer))
     lengths = np.array([len(bases) for bases in many().values()])
     is_virus = np.array(log_odds) >= thresholds(scorer.error_rates, lengths, share)
@@ -157,7 +156,7 @@ def test_the_cut_of_a_finished_run_changes_and_its_scores_do_not(tmp_path):
 
 def test_the_expected_share_of_false_calls_follows_the_prevalence(tmp_path):
     source = write(tmp_path / "in.fa", **many(), short="ACGT" * 20)
-    scorer = load_scorer(embedded_scorer())
+    scorer = Scorer.own()
     log_odds = np.array(list(score_sequences(many().values(), scorer)), dtype=np.float64)
     lengths = np.array([len(bases) for bases in many().values()])
     for prevalence in (0.05, 0.5):
@@ -264,7 +263,7 @@ def test_a_long_record_takes_four_bytes_of_memory_per_base_at_most(tmp_path, mon
 
 def test_a_record_is_scored_by_parts_as_if_its_features_were_held_at_once(monkeypatch):
     """Whatever is open at once: bits of a sum in float64 apart, which a product may round."""
-    scorer = load_scorer(embedded_scorer())
+    scorer = Scorer.own()
     sequences = [random_dna(31_000, np.random.default_rng(n)) for n in range(3)]
     usual = score_block(sequences, scorer)[0]
     monkeypatch.setattr(score, "_PIECE_BASES_AT_ONCE", 3_000)
@@ -299,10 +298,10 @@ def test_no_process_is_started_and_no_feature_is_written(tmp_path, monkeypatch):
     assert not any(word in lines for word in ("frames", "tokens", "embedding"))
     stored = json.loads((tmp_path / "run/run.json").read_text())
     assert stored["state"] == "complete"
-    assert stored["recipe"]["scorer_sha256"] == load_scorer(embedded_scorer()).sha256
+    assert stored["recipe"]["scorer_sha256"] == Scorer.own().sha256
     assert "scorer" in stored["announced"][0]
     assert stored["checkpoints"] == stored["models"] == []
-    rates = load_scorer(embedded_scorer()).error_rates
+    rates = Scorer.own().error_rates
     expected = [[one.n_bases, one.cut_score(0.03)] for one in rates]
     assert stored["counts"]["cut_scores"] == expected
 
@@ -648,7 +647,7 @@ def test_a_record_is_short_by_the_larger_of_what_the_scorer_and_the_user_want(tm
 
 
 def test_the_help_of_min_length_names_what_the_scorer_needs():
-    shortest = load_scorer(embedded_scorer()).shortest("nucleotide")
+    shortest = Scorer.own().shortest("nucleotide")
     option = get_type_hints(PredictOptions, include_extras=True)["min_length"].__metadata__[0]
     assert f"at least {shortest} bases" in option.help
 

@@ -33,14 +33,14 @@ from virnucpro.learning.results import (
     read_fragments,
     write_gains,
 )
-from virnucpro.scorer.nets import ErrorRates, Scorer, embedded_scorer, load_scorer, thresholds
+from virnucpro.scorer.nets import ErrorRates, Scorer, thresholds
 from virnucpro.scorer.score import score_sequences
 from virnucpro.sequences.translate import STANDARD, Chunk
 
 
 @cache
 def scorer() -> Scorer:
-    return load_scorer(embedded_scorer())
+    return Scorer.own()
 
 
 def of_500_bases() -> ErrorRates:
@@ -209,7 +209,7 @@ def test_a_run_has_the_mean_of_its_scored_chunks():
 
 
 def test_runs_are_scored_on_the_bases_of_their_chunks_and_numbered_as_the_frames(tmp_path):
-    rng, scorer = np.random.default_rng(4), load_scorer(embedded_scorer())
+    rng, scorer = np.random.default_rng(4), Scorer.own()
     sequences = [random_dna(n, rng) for n in (700, 3100, 900, 2000)]
     splits = {"a": "train", "b": "validation", "c": "test", "d": "validation"}
     pairs = [
@@ -296,7 +296,7 @@ def test_more_seeds_are_measured_and_the_head_is_that_of_the_first(tmp_path):
     first = rows(tmp_path / "one" / "gain.tsv")
     assert first == [row for row in gains if row["seed"] == "0"]
     join = Head.load(out / "model" / "head.safetensors").facts.join
-    assert join is not None and join.scorer_sha256 == load_scorer(embedded_scorer()).sha256
+    assert join is not None and join.scorer_sha256 == Scorer.own().sha256
     train_here(options(data, tmp_path / "one", **asked, seeds=2, resume=True))
     assert rows(tmp_path / "one" / "gain.tsv") == gains
 
@@ -312,7 +312,7 @@ def test_groups_that_the_scorer_was_trained_on_are_left_out_of_the_join(tmp_path
     is_virus = np.array([name.startswith("virus") for name in groups])
     numbers = np.array([sorted(splits).index(name) for name in groups])
     data_of = scored(300, np.zeros(len(groups)), np.zeros(len(groups)), is_virus, numbers)
-    scorer = load_scorer(embedded_scorer())
+    scorer = Scorer.own()
     for known, n_left in (([], len(groups)), (groups[:1], len(groups) - 1), (groups, len(groups))):
         digests = np.unique(np.array([group_digest(name) for name in known], dtype=np.uint64))
         memory = replace(scorer, trained_groups=digests)

@@ -19,6 +19,7 @@ from operator import itemgetter
 from typing import ClassVar, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 from safetensors import safe_open
 
 from virnucpro import __version__
@@ -42,9 +43,9 @@ from virnucpro.ground.records import (
     Records,
 )
 from virnucpro.scorer.kin import own_kinship
-from virnucpro.scorer.nets import Digests, ErrorRates, Scorer, thresholds
+from virnucpro.scorer.nets import ErrorRates, Scorer, thresholds
 from virnucpro.sequences.kmers import Sketch
-from virnucpro.sequences.translate import GeneticCode, screen, screen_all
+from virnucpro.sequences.translate import GeneticCode, screen_all
 
 # share of the cellular records of a length whose score is as high as the lowest that is embedded
 NEARLY_VIRAL = 0.2
@@ -52,7 +53,8 @@ SURELY_VIRAL = FALSE_POSITIVES["conservative"]  # the same, of those that every 
 _USUAL_CHUNK = 500  # bases
 _NOTE = "not embedded"
 
-Trained = tuple[Digests, Digests, Sketch]  # of records, of their groups; of all sequences
+# digests of records and of their groups; of all sequences
+Trained: TypeAlias = tuple[NDArray[np.uint64], NDArray[np.uint64], Sketch]
 
 
 # the rule by which a record is called viral, in words and in numbers: lengths, each with the lowest
@@ -409,9 +411,10 @@ def asking(
     """
     if not recipe.encoders:
         return
-    for record, place in zip(records.each(), _first_asking(records, recipe, rules), strict=True):
-        if screen(record, recipe)[0] is None:
-            yield record, place
+    screened, first = screen_all(records, recipe), _first_asking(records, recipe, rules)
+    for place, (record, rule) in enumerate(zip(records.each(), first, strict=True)):
+        if place not in screened:
+            yield record, rule
 
 
 def _first_asking(records: Records, recipe: Recipe, rules: Sequence[Embed]) -> list[int | None]:

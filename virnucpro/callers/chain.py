@@ -17,6 +17,7 @@ import json
 from dataclasses import asdict, dataclass
 from math import inf, log, log1p
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -119,15 +120,11 @@ class RegionModel:
         bins = np.searchsorted(self.edges, contrasts)
         return np.where(np.isnan(contrasts), 0.0, np.array(log_ratios)[bins])
 
-    @property
-    def virus_share(self) -> float:
-        """Share of bases that lie in regions."""
-        return self.virus_bases / (self.host_bases + self.virus_bases)
-
     def transition(self, n_bases: int) -> Transition:
         """Log-probabilities of the states so many bases on, of a chain in continuous time."""
         rate = 1 / self.host_bases + 1 / self.virus_bases
-        mixed, virus = -np.expm1(-rate * n_bases), self.virus_share
+        mixed = -np.expm1(-rate * n_bases)
+        virus = self.virus_bases / (self.host_bases + self.virus_bases)  # share of all bases
         enter, leave = float(mixed * virus), float(mixed * (1 - virus))
         return (log1p(-enter), log(enter)), (log(leave), log1p(-leave))
 
@@ -149,18 +146,20 @@ class RegionModel:
             facts = read_json(path)
             if facts.pop("format") != FORMAT:
                 raise ValueError("another format")
-            host, bins = facts.pop("host"), ("edges", "log_ratios", "gene_log_ratios")
-            for name in ("levels", "genes"):
-                usual = tuple(facts[name].pop("usual"))
-                facts[name] = Levels(usual, **facts[name])
-            facts.update({name: tuple(facts[name]) for name in bins})
-            shape, deviation = tuple(host.pop("shape")), tuple(host.pop("deviation"))
-            return RegionModel(
-                host=Hosts(shape=shape, deviation=deviation, **host),
-                **facts,
+            host = Hosts(**_with_tuples(facts.pop("host")))
+            levels, genes = (
+                Levels(**_with_tuples(facts.pop(name))) for name in ("levels", "genes")
             )
+            return RegionModel(host=host, levels=levels, genes=genes, **_with_tuples(facts))
         except (OSError, LookupError, ValueError, TypeError, AttributeError) as error:
             raise unusable(path, error) from error
+
+
+def _with_tuples(facts: dict[str, Any]) -> dict[str, Any]:
+    """The same facts of JSON, with tuples in the place of lists."""
+    return {
+        name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()
+    }
 
 
 def unusable(path: Path, reason: object) -> UnavailableError:

@@ -52,10 +52,9 @@ class Items:
     genes: Values  # (n,) mean log-odds of the proteins on it; NaN for none, or not read
 
     @classmethod
-    def of(
-        cls, sequence: str, scorer: Scorer, size: int, step: int, code: GeneticCode = STANDARD
-    ) -> Items:
-        pieces, figures = score_windows(sequence, scorer, size, step, code, (0, *_SHAPE))
+    def of(cls, sequence: str, scorer: Scorer, step: int, code: GeneticCode = STANDARD) -> Items:
+        """One for every ``step`` bases, as long as the scorer's nets of windows read."""
+        pieces, figures = score_windows(sequence, scorer, step, code, (0, *_SHAPE))
         shape = figures[:, range(1, 1 + len(_SHAPE))].astype(np.float64)
         gc, genes = figures[:, 0].astype(np.float64), np.full(len(figures), np.nan)
         return cls(pieces.start, pieces.log_odds, gc, shape, genes)

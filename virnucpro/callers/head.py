@@ -304,7 +304,11 @@ class Head:
                 metadata = handle.metadata() or {}
                 tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
             if _FACTS not in metadata and "encoder_id" in metadata:
-                raise _of_an_older_version(path)
+                raise UnavailableError(
+                    f"{printable(path)} is a head of an older version of VirNucPro, which this "
+                    "one cannot read",
+                    hint="train it again with `virnucpro train`, or use the version that made it",
+                )
             facts = parse_json(metadata[_FACTS])
             temperatures = facts.pop("temperatures")
             encoders = tuple(EncoderFacts(**encoder) for encoder in facts.pop("encoders"))
@@ -348,13 +352,6 @@ class Head:
         content = {name: np.ascontiguousarray(values) for name, values in tensors.items()}
         metadata = {_FACTS: json.dumps(facts, sort_keys=True)}  # one entry: they come in any order
         Tree(path.parent).write_whole(path, save(content, metadata=metadata))
-
-
-def _of_an_older_version(path: Path) -> UnavailableError:
-    return UnavailableError(
-        f"{printable(path)} is a head of an older version of VirNucPro, which this one cannot read",
-        hint="train it again with `virnucpro train`, or use the version that made it",
-    )
 
 
 def _network(

@@ -12,11 +12,7 @@ from statistics import fmean
 
 import numpy as np
 
-from virnucpro.callers.calls import (
-    chunk_log_odds,
-    chunk_scores,
-    probabilities,
-)
+from virnucpro.callers.calls import chunk_log_odds, chunk_scores, probabilities
 from virnucpro.callers.head import HeadFacts, join_log_odds
 from virnucpro.callers.options import FALSE_POSITIVES, CutOptions
 from virnucpro.ground.config import Recipe, Status
@@ -60,9 +56,7 @@ def score_records(records: Records, recipe: Recipe, scorer: Scorer) -> ScoredRec
     refusals = screen_all(records, recipe)
     if is_protein:
         refusals = _short_proteins(records, scorer.shortest("protein")) | refusals
-    notes = [""] * len(records.ids)
-    for place, (_, note) in refusals.items():
-        notes[place] = note
+    notes = [refusals[i][1] if i in refusals else "" for i in range(len(records.ids))]
     screened = {place: status for place, (status, _) in refusals.items()}
     places = np.array([i for i in range(len(notes)) if i not in screened], dtype=np.int64)
     if is_protein:
@@ -205,10 +199,7 @@ def _head_log_odds(predictions: Sequence[Prediction], facts: HeadFacts) -> float
 
 def _numbers(values: Values) -> list[float | None]:
     """The values, with None for NaN."""
-    numbers: list[float | None] = values.tolist()
-    for place in np.flatnonzero(np.isnan(values)).tolist():
-        numbers[place] = None
-    return numbers
+    return [None if isnan(value) else value for value in values.tolist()]
 
 
 def _decide(

@@ -101,22 +101,18 @@ class RegionFinder:
                 self.add_found(results, place, found)
 
     def add_found(self, results: CalledRecords, place: int, found: Found) -> None:
-        """Give a record these regions; its note counts them."""
-        regions, track = self._by_cut(found[0]), found[1]
-        results.regions[place] = regions, track
+        """Give a record these regions, each with the verdict of the cut; its note counts them."""
+        regions = tuple(
+            region._replace(
+                is_virus=region.kind == "whole" or region.posterior >= self.least_posterior
+            )
+            for region in found[0]
+        )
+        results.regions[place] = regions, found[1]
         notes = [_NOTE.sub("", results.calls.notes[place])]
         if regions and not results.calls.are_viruses[place]:
             notes.append(counted(results.region_kinds(place).total(), "virus-like region"))
         results.calls.notes[place] = "; ".join(filter(None, notes))
-
-    def _by_cut(self, regions: Sequence[Region]) -> tuple[Region, ...]:
-        """The same regions, each with the verdict of the cut on it."""
-        return tuple(
-            region._replace(
-                is_virus=region.kind == "whole" or region.posterior >= self.least_posterior
-            )
-            for region in regions
-        )
 
     def find_both(self, record: FastaRecord) -> tuple[Found, Found] | None:
         """What ``find`` gives for a record that is called other, and for a virus: one reading."""
@@ -150,7 +146,7 @@ class RegionFinder:
         return regions_of_items(*of_items, is_virus=is_virus)
 
     def _items(self, sequence: str) -> Items:
-        return Items.of(sequence, self.scorer, self.model.size, self.model.step, self.code)
+        return Items.of(sequence, self.scorer, self.model.step, self.code)
 
     def _around(self, circle: str, items: Items) -> Found:
         """The regions of a circle, which is cut open where it looks least viral.
@@ -243,7 +239,8 @@ def regions_of_items(
         runs, weak, posterior = viral_runs(starts, by_genes, n_bases, model)
     repeats = Repeats.of(sequence, starts, evidence, model)  # genes lie on both sides of an end
     if is_virus:
-        runs = [_hull(runs) if runs else Run(0, len(posterior), 0, n_bases)]
+        whole = Run(0, len(posterior), 0, n_bases)
+        runs = [runs[0]._replace(end=runs[-1].end, end_base=runs[-1].end_base) if runs else whole]
     else:
         parts = [part for run in runs for part in parts_of(run, starts, posterior, model)]
         runs = list(chain.from_iterable(map(repeats.parts_of, parts)))
@@ -393,11 +390,6 @@ def near_host_genes(sequence: str, middles: Counts, runs: Sequence[Run], code: G
     return is_near
 
 
-def _hull(runs: Sequence[Run]) -> Run:
-    """One run from the first to the last of several."""
-    return Run(runs[0].first, runs[-1].end, runs[0].start_base, runs[-1].end_base)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Repeats:
     """The direct repeats of a record, by the evidence that lies between them."""
@@ -417,26 +409,28 @@ class Repeats:
         reach, cost = round(model.virus_bases), -enter - leave
         return cls(sequence, starts + model.size // 2, sums, reach, cost)
 
-    def around(self, run: Run, bounds: tuple[int, int]) -> Repeat | None:
-        """The best one around a run within the record that has most of its evidence."""
-        if (run, bounds) not in self._known:
-            self._known[run, bounds] = self._best_around(run, bounds)
-        return self._known[run, bounds]
+    def around(self, run: Run, bounds: tuple[int, int] | None = None) -> Repeat | None:
+        """The best one around a run within the record that has most of its evidence.
 
-    def _best_around(self, run: Run, bounds: tuple[int, int]) -> Repeat | None:
-        start, end = run.start_base, run.end_base
+        It lies within the bounds, or else anywhere.
+        """
+        start, end = ends = run.start_base, run.end_base
+        bounds = bounds or (0, len(self.bases))
         if start <= 0 or end >= len(self.bases):
             return None
-        repeats = Repeat.around(self.bases, (start, end), bounds, self.reach)
-        least = self._evidence(start, end) / 2
-        return next((one for one in repeats if self._evidence(one.start, one.end) > least), None)
+        if (run, bounds) not in self._known:
+            repeats = Repeat.around(self.bases, ends, bounds, self.reach)
+            least = self._evidence(*ends) / 2
+            most = (one for one in repeats if self._evidence(one.start, one.end) > least)
+            self._known[run, bounds] = next(most, None)
+        return self._known[run, bounds]
 
     def parts_of(self, run: Run) -> list[Run]:
         """The neighbours that a long run consists of, by the repeats around each; else the run."""
         if run.end_base - run.start_base < 2 * SHORTEST_NEIGHBOUR:
             return [run]
         ends = run.start_base, run.end_base
-        if self.around(run, self._all) and self._evidence(*ends) < 2 * self.cost:
+        if self.around(run) and self._evidence(*ends) < 2 * self.cost:
             return [run]
         inner = Repeat.at_one_end(self.bases, ends, SHORTEST_NEIGHBOUR, self.reach)
         parts = self._by_two(run, inner) or self._by_one(run, inner)
@@ -469,7 +463,7 @@ class Repeats:
         A repeat of one end and the inside must be around most of the evidence and beyond chance,
         or what it leaves must have a repeat, too.
         """
-        around = self.around(run, self._all)
+        around = self.around(run)
         rare = [one for one in inner if one.n_by_chance < _MOST_OF_EACH]
         if around is None and not rare:
             return []
@@ -479,7 +473,7 @@ class Repeats:
         rests = self._rests(run, [part])
         has_most = self._evidence(repeat.start, repeat.end) > self._evidence(start, end) / 2
         is_sure = has_most and repeat.n_by_chance < MOST_BY_CHANCE_ALONE
-        if around or is_sure or any(self.around(rest, self._all) for rest in rests):
+        if around or is_sure or any(self.around(rest) for rest in rests):
             return [part, *rests]
         return []
 
@@ -520,12 +514,8 @@ class Repeats:
 
     def _by_chance(self, run: Run) -> float:
         """How often the repeat around a run is expected; infinite without one."""
-        repeat = self.around(run, self._all)
+        repeat = self.around(run)
         return np.inf if repeat is None else repeat.n_by_chance
-
-    @property
-    def _all(self) -> tuple[int, int]:
-        return 0, len(self.bases)
 
     def prove(self, run: Run) -> bool:
         """Whether a weak run is as long as usual, or has a repeat that is hardly chance."""

@@ -369,7 +369,7 @@ class Chromosome:
     ) -> Chromosome:
         """A record with its pieces scored, and the genes of all."""
         sequence = record.sequence.upper()
-        items = Items.of(sequence, scorer, SIZE, STEP, code)
+        items = Items.of(sequence, scorer, STEP, code)
         everything = np.ones(len(items.start), dtype=np.bool_)
         read_genes = partial(genes_of, scorer=scorer, code=code)
         items = items.with_genes(sequence, everything, SIZE, read_genes)

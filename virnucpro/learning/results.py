@@ -20,10 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from virnucpro import __version__
-from virnucpro.callers.caller import ScorerAlone
+from virnucpro.callers.caller import Caller
 from virnucpro.callers.calls import SUREST
 from virnucpro.callers.head import EncoderFacts, Head, HeadFacts, Join, Network
-from virnucpro.callers.options import CutOptions
 from virnucpro.encoders.base import Model
 from virnucpro.encoders.catalogue import open_model
 from virnucpro.encoders.esm2.model import ESM2
@@ -137,7 +136,7 @@ class TrainingResults:
     @cached_property
     def trained_groups(self) -> set[str]:
         """The held-out groups of which the scorer was trained on a record, or on its like."""
-        memories = ScorerAlone(scorer=self.scorer, options=CutOptions()).trained_on
+        memories = Caller(scorer=self.scorer).trained_on
         records = zip(self.store.records, read_fasta(self.training.fasta), strict=True)
         return {
             labelled.group

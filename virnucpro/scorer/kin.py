@@ -37,7 +37,6 @@ from virnucpro.ground.library import call
 from virnucpro.ground.log import printable
 from virnucpro.ground.records import Counts, Identity, Values
 from virnucpro.scorer.features import FIGURES, NO_WORDS, RESIDUE_OF_CODE, Numbers, library_input
-from virnucpro.scorer.nets import check_standards
 from virnucpro.scorer.pieces import Pieces, cut, encode
 from virnucpro.sequences.translate import STANDARD, GeneticCode
 
@@ -87,12 +86,8 @@ class KinWords:
     owners: Owners  # (n_words,) places among families and clusters; 0: neither
 
     def __post_init__(self) -> None:
-        if self.n_of_bucket.shape != (1 << BUCKET_BITS,):
-            raise ValueError(f"words of kin in {self.n_of_bucket.shape} buckets")
         if not self.n_of_bucket.sum() == len(self.rests) == len(self.owners):
             raise ValueError(f"{len(self.rests)} words of kin, {len(self.owners)} owners")
-        if not self.rests.dtype == self.owners.dtype == np.uint16:
-            raise ValueError(f"words of kin of the types {self.rests.dtype}, {self.owners.dtype}")
 
     @cached_property
     def _first(self) -> NDArray[np.int32]:
@@ -193,20 +188,6 @@ class KindNet:
     output: tuple[Weights, Weights]  # (n_kinds, n_hidden), (n_kinds,)
     slopes: tuple[tuple[int, float], ...]  # at a length, what logits are multiplied by
 
-    def __post_init__(self) -> None:
-        if self.mean.shape != (KIND_FEATURES.stop,) or self.deviation.shape != self.mean.shape:
-            raise ValueError(f"means of shape {self.mean.shape} for kinds")
-        check_standards(self.mean, self.deviation)
-        n_inputs = KIND_FEATURES.stop
-        for weight, bias in (self.hidden, self.output):
-            if weight.shape != (len(bias), n_inputs) or bias.ndim != 1:
-                raise ValueError(f"a layer of shape {weight.shape} for {n_inputs} inputs")
-            if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
-                raise ValueError("a weight that is not finite")
-            n_inputs = len(bias)
-        if n_inputs != len(KINDS) or not self.slopes:
-            raise ValueError(f"logits of {n_inputs} kinds, slopes at {len(self.slopes)} lengths")
-
     def logits(self, features: Values) -> Values:
         """Before calibration. (n, n_features) -> (n, n_kinds)"""
         x = features - self._standards[0]
@@ -270,11 +251,6 @@ class Kinship:
     net: KindNet
     # from so many words of a family on, the share of named sequences whose kind is right
     certainties: tuple[tuple[int, float], ...]
-
-    def __post_init__(self) -> None:
-        n, n_owners = len(self.families), len(self.families) + len(self.clusters)
-        if len(self.kind_of_family) != n or self.words.owners.max(initial=0) >= n_owners:
-            raise ValueError(f"words of other families and clusters than these {n_owners}")
 
     def identify(
         self,

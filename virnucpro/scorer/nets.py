@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
 from hashlib import sha256
-from math import isfinite, prod
+from math import prod
 from mmap import ACCESS_READ, mmap
 from operator import mul
 from pathlib import Path
@@ -33,21 +33,17 @@ from virnucpro.ground.library import call
 from virnucpro.ground.log import printable
 from virnucpro.ground.records import Counts, Mask, Values, sigmoid
 from virnucpro.scorer.features import (
-    N_FEATURES,
-    N_LAYOUT,
     NO_WORDS,
     RATIOS,
     SHARES,
     Features,
     WordTable,
 )
-from virnucpro.scorer.proteins import N_FEATURES as N_PROTEIN_FEATURES
 from virnucpro.scorer.proteins import (
     PATTERNS,
     SHORTEST,
     Proteins,
     Ratios,
-    n_numbers,
     protein_features,
 )
 
@@ -69,6 +65,7 @@ _STEPS = (
 _OUTPUTS, _INPUTS = 32, 4  # of a layer that are computed at once
 _LINE = 64  # bytes that a processor reads at once
 
+OWN_SCORER = EMBEDDED_FOLDER / "scorer.safetensors"
 DIGESTS = ("trained_records", "trained_groups")
 _KINDS = {"U8": "u1", "I8": "i1", "U16": "<u2", "F32": "<f4", "U64": "<u8"}  # of safetensors
 
@@ -86,19 +83,6 @@ class Nets:
 
     layers: tuple[Layer, ...]
     n_viral: int  # kinds of viruses; the others are of cells
-
-    def __post_init__(self) -> None:
-        n_nets, _, n_inputs = self.layers[0][0].shape
-        for weight, bias in self.layers:
-            if weight.shape != (n_nets, bias.shape[-1], n_inputs) or bias.shape[0] != n_nets:
-                raise ValueError(f"a layer of shape {weight.shape} for {n_inputs} inputs")
-            if not all(abs(one) < np.inf for of in (weight, bias) for one in (of.min(), of.max())):
-                raise ValueError("a weight that is not finite")
-            n_inputs = bias.shape[-1]
-        if not 0 < self.n_viral < n_inputs or len(self.layers) != N_LAYERS:
-            raise ValueError(
-                f"{len(self.layers)} layers, and {self.n_viral} of {n_inputs} kinds viral"
-            )
 
     def __len__(self) -> int:
         return len(self.layers[0][0])
@@ -121,11 +105,6 @@ class _Views:
     mean: Weights  # (n_features,)
     deviation: Weights  # (n_features,)
     nets: Mapping[int, Nets]  # by the first column that they read
-
-    def __post_init__(self) -> None:
-        ends = [column + nets.n_inputs for column, nets in self.nets.items()]
-        if not ends or max(ends) > len(self.mean):
-            raise ValueError(f"views up to {max(ends, default=0)} of {len(self.mean)} features")
 
     @cached_property
     def arguments(self) -> tuple[NDArray[Any] | int, ...]:
@@ -165,23 +144,6 @@ class PieceNets:
     deviation: Weights  # (n_features,)
     views: Mapping[str, Nets]
 
-    def __post_init__(self) -> None:
-        if self.mean.shape != (self.n_features,) or self.deviation.shape != (self.n_features,):
-            raise ValueError(f"means of shape {self.mean.shape} for {self.n_features} features")
-        check_standards(self.mean, self.deviation)
-        for view, nets in self.views.items():
-            n_inputs = len(range(self.n_features)[VIEWS[view]])
-            if nets.n_inputs != n_inputs:
-                raise ValueError(f"nets of {nets.n_inputs} inputs for {n_inputs} features")
-        if self.size < 1 or not self.views:
-            raise ValueError(f"nets for pieces of {self.size} bases, of {len(self.views)} views")
-        if self.part is not None and (self.part < 1 or self.size % self.part):
-            raise ValueError(f"pieces of {self.size} bases in parts of {self.part}")
-
-    @property
-    def n_features(self) -> int:
-        return N_FEATURES + (N_LAYOUT if self.part else 0)
-
     def reads(self, lengths: Counts) -> Mask:
         """Whether they read records of these lengths. (n,) -> (n,)"""
         longest = np.inf if self.longest is None else self.longest
@@ -192,16 +154,6 @@ class PieceNets:
         """All nets by the columns that they read."""
         columns = {VIEWS[view].start or 0: nets for view, nets in self.views.items()}
         return _Views(self.mean, self.deviation, columns)
-
-    def log_odds(self, features: Features) -> Values:
-        """The mean over all nets. (n, n_features) -> (n,)"""
-        return self.stacked.log_odds(features)
-
-
-def check_standards(mean: Weights, deviation: Weights) -> None:
-    """Raise ValueError unless features may be standardised by these."""
-    if not (np.isfinite([mean, deviation]).all() and (deviation > 0).all()):
-        raise ValueError("means or deviations that are not finite, or none above 0")
 
 
 def _whole_numbers(
@@ -239,10 +191,6 @@ class Knot:
     n_bases: int
     slope: float
     offset: float
-
-    def __post_init__(self) -> None:
-        if not (self.n_bases > 0 and self.slope > 0 and isfinite(self.slope + self.offset)):
-            raise ValueError(f"a calibration of {self}")
 
     def calibrated(self, log_odds: Values) -> Values:
         """The log-odds, scaled and moved. (n,) -> (n,)"""
@@ -319,16 +267,6 @@ class ProteinNets:
     error_rates: tuple[ErrorRates, ...]
     training: str  # how they were trained, in a sentence
 
-    def __post_init__(self) -> None:
-        if self.mean.shape != (N_PROTEIN_FEATURES,) or self.deviation.shape != self.mean.shape:
-            raise ValueError(f"means of shape {self.mean.shape} for proteins")
-        check_standards(self.mean, self.deviation)
-        if self.nets.n_inputs != N_PROTEIN_FEATURES:
-            raise ValueError(f"nets of {self.nets.n_inputs} inputs for features of proteins")
-        if [ratios.shape for ratios in self.ratios] != [(n_numbers(of),) for of in PATTERNS]:
-            raise ValueError("log ratios that are not those of the patterns")
-        _check_lengths(self.knots, self.error_rates)
-
     def log_odds(self, proteins: Proteins) -> Values:
         """The log-odds of each protein, before calibration. n -> (n,)"""
         return self.stacked.log_odds(protein_features(proteins, self.words, self.ratios))
@@ -337,33 +275,6 @@ class ProteinNets:
     def stacked(self) -> _Views:
         """The nets, which read all features."""
         return _Views(self.mean, self.deviation, {0: self.nets})
-
-    def calibrated(self, log_odds: Values, lengths: Counts) -> Values:
-        """Calibrated log-odds, where half of all proteins are viral. (n,), (n,) -> (n,)"""
-        return calibrate(self.knots, log_odds, lengths)
-
-
-def _check_sizes(pieces: Sequence[PieceNets]) -> None:
-    """Raise ValueError unless sizes rise, and parts are read by nets of their own."""
-    if not pieces:
-        raise ValueError("no nets for pieces")
-    of_size = {nets.size: nets for nets in pieces}
-    if len(of_size) < len(pieces):
-        raise ValueError("several nets for pieces of one size")
-    if list(of_size) != sorted(of_size):
-        raise ValueError(f"nets for pieces of {list(of_size)} bases, which do not rise")
-    _check_parts([nets for nets in pieces if nets.part], of_size)
-
-
-def _check_parts(wholes: Sequence[PieceNets], of_size: Mapping[int, PieceNets]) -> None:
-    """Raise ValueError unless parts are read by themselves, and a record by one of the nets."""
-    for whole in wholes:
-        parts = of_size.get(whole.part or 0)
-        if parts is None or parts.part or parts.longest or parts.shortest > whole.shortest:
-            raise ValueError(f"parts of {whole.part} bases, which no nets read by themselves")
-    ends = [whole.longest or np.inf for whole in wholes[:-1]]
-    if any(end > whole.shortest for end, whole in zip(ends, wholes[1:], strict=True)):
-        raise ValueError("records that several nets read as parts")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -384,16 +295,6 @@ class Scorer:
     trained_records: Digests = field(default_factory=lambda: np.empty(0, dtype=np.uint64))
     trained_groups: Digests = field(default_factory=lambda: np.empty(0, dtype=np.uint64))
 
-    def __post_init__(self) -> None:
-        _check_lengths(self.knots, self.error_rates)
-        _check_sizes(self.pieces)
-        if any(nets.words is not self.pieces[0].words for nets in self.pieces):
-            raise ValueError("nets that read several tables of words")
-        if len(self.windows.words):
-            raise ValueError("nets of windows that read words")
-        if self.proteins and self.proteins.words is not self.pieces[0].words:
-            raise ValueError("nets of proteins that read other words than those of pieces")
-
     def __reduce__(self) -> tuple[Callable[..., Scorer], tuple[Any, ...]]:
         """Another process reads VirNucPro's own from its file, and shares that in memory."""
         if self is Scorer.own():
@@ -413,18 +314,15 @@ class Scorer:
         assert self.proteins is not None, "a scorer without nets for proteins calls none"
         return self.proteins.error_rates
 
-    def calibrated(self, log_odds: Values, lengths: Counts) -> Values:
-        """Calibrated log-odds, where half of all records are viral. (n,), (n,) -> (n,)"""
-        return calibrate(self.knots, log_odds, lengths)
-
     @staticmethod
+    @cache
     def own() -> Scorer:
         """The scorer of VirNucPro itself, which a process reads once.
 
         Raises:
             UnavailableError: as ``load_scorer``.
         """
-        return _load_once(embedded_scorer())
+        return load_scorer(OWN_SCORER)
 
 
 class _AtLength(Protocol):
@@ -434,15 +332,11 @@ class _AtLength(Protocol):
     def n_bases(self) -> int: ...
 
 
-def _check_lengths(*columns: Sequence[_AtLength]) -> None:
-    for column in columns:
-        lengths = [one.n_bases for one in column]
-        if not lengths or lengths != sorted(set(lengths)):
-            raise ValueError(f"values at the lengths {lengths}")
-
-
 def calibrate(knots: Sequence[Knot], log_odds: Values, lengths: Counts) -> Values:
-    """Scale and move log-odds. Slope and offset lie on lines between the knots, as below."""
+    """The log-odds where half of all sequences are viral: scaled and moved. (n,), (n,) -> (n,)
+
+    Slope and offset lie on lines between the knots, as below.
+    """
     slopes = at_lengths(lengths, knots, [knot.slope for knot in knots])
     offsets = at_lengths(lengths, knots, [knot.offset for knot in knots])
     return np.asarray(slopes * log_odds + offsets)
@@ -487,18 +381,8 @@ def false_discovery_rates(
     return np.asarray(odds / (1 + odds))
 
 
-def embedded_scorer() -> Path:
-    """The scorer of nucleotides, used where no model is named."""
-    return EMBEDDED_FOLDER / "scorer.safetensors"
-
-
-@cache
-def _load_once(path: Path) -> Scorer:
-    return load_scorer(path)
-
-
 def load_scorer(path: Path) -> Scorer:
-    """Read a scorer from its safetensors file.
+    """Read a scorer from its safetensors file. That its nets fit is for whoever makes it to see.
 
     Raises:
         UnavailableError: the file is missing, damaged, or no scorer.

@@ -157,11 +157,6 @@ def encode(sequence: str) -> Digits:
     return digits
 
 
-def digits_of(sequence: str | Digits) -> Digits:
-    """The digits of a sequence that may be digits already. (n_bases,)"""
-    return encode(sequence) if isinstance(sequence, str) else sequence
-
-
 def opposite_strand(digits: Digits) -> Digits:
     """Each row read on the other strand. (..., n_bases) -> (..., n_bases)"""
     return np.minimum(3 - digits[..., ::-1], UNKNOWN)  # 3 - 4 is 255

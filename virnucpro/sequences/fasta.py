@@ -7,6 +7,7 @@ packed file cannot fill the memory either.
 from __future__ import annotations
 
 import lzma
+import re
 import stat
 import zlib
 from collections import Counter
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, TextIO
+from typing import BinaryIO, Literal, NamedTuple, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,10 @@ from virnucpro.ground.records import Counts, FastaRecord, Mask, Records
 SUFFIXES_OF_READS = (".fastq", ".fq")
 SUFFIXES = (".fa", ".fna", ".fasta", ".faa", ".ffn", ".fas", ".fsa", *SUFFIXES_OF_READS)
 PACKED = (".gz", ".bz2", ".xz", ".zst")
+_ENDING = re.compile(
+    r"({})?({})?\Z".format(*("|".join(map(re.escape, some)) for some in (SUFFIXES, PACKED))),
+    re.IGNORECASE,
+)
 
 # what public archives and BAM hold of one sequence; a run takes 3 to 4 bytes of memory per letter
 MAX_LETTERS = 2**31 - 1
@@ -54,6 +59,7 @@ _WRITTEN = 4096 * _WIDTH  # letters written at once: a whole record would take t
 _PEEK = 4096
 _MATE_ENDINGS = ("/1", "/2")
 _SHOWN = 100  # characters of a header that a message shows
+_NOT_UTF8 = re.compile("[\ud800-\udfff]")  # as ``surrogateescape`` reads it
 
 # the first that fits counts
 _WRONG_FORMATS = {
@@ -89,7 +95,7 @@ def list_fasta(path: Path) -> list[Path]:
     try:
         if not stat.S_ISDIR(path.stat().st_mode):
             return [path]
-        files = [entry for entry in _files_in(path) if _has_suffix(entry.name)]
+        files = [entry for entry in _files_in(path) if _suffix_of(entry.name)]
     except OSError as error:
         raise InputMissingError.cannot_open(path, error) from error
     if not files:
@@ -103,7 +109,7 @@ def list_fasta(path: Path) -> list[Path]:
 
 def list_others(folder: Path) -> list[str]:
     """The names of the files in a folder that ``list_fasta`` skips."""
-    return [entry.name for entry in _files_in(folder) if not _has_suffix(entry.name)]
+    return [entry.name for entry in _files_in(folder) if not _suffix_of(entry.name)]
 
 
 def _files_in(folder: Path) -> list[Path]:
@@ -115,18 +121,15 @@ def _files_in(folder: Path) -> list[Path]:
     )
 
 
-def _has_suffix(name: str) -> bool:
-    return _ends_in(name, SUFFIXES)
+def _suffix_of(name: str) -> str:
+    """The suffix of a format that a name has, packed or not; "" for none."""
+    match = _ENDING.search(name)
+    return ((match and match[1]) or "").lower()
 
 
 def is_name_of_reads(name: str) -> bool:
     """Whether a file has the name of FASTQ, packed or not."""
-    return _ends_in(name, SUFFIXES_OF_READS)
-
-
-def _ends_in(name: str, suffixes: Iterable[str]) -> bool:
-    """Whether a name has one of these suffixes, packed or not."""
-    return name.lower().endswith(tuple(a + b for a in suffixes for b in ("", *PACKED)))
+    return _suffix_of(name) in SUFFIXES_OF_READS
 
 
 def stem_of(name: str) -> str:
@@ -135,9 +138,7 @@ def stem_of(name: str) -> str:
     >>> stem_of("contigs.fna.gz")
     'contigs'
     """
-    endings = sorted((a + b for a in (*SUFFIXES, "") for b in ("", *PACKED)), key=len, reverse=True)
-    ending = next(ending for ending in endings if name.lower().endswith(ending))
-    return name[: len(name) - len(ending)]
+    return _ENDING.sub("", name, count=1)
 
 
 def read_fasta(
@@ -316,10 +317,10 @@ def find_spans(path: Path, name: str, least: int) -> tuple[list[Span], int]:
         InputError, InputMissingError: as ``read_fasta``, but for what ``RawRecords`` finds.
     """
     label = name or printable(path)
+    kind = kind_of_reads(path, name)
+    is_cut = kind != "mates"
     with unpacking(path, label), _open(path, label, None) as handle:
-        is_reads = _starts_as_reads(path, handle)
-        is_cut = not (is_reads and are_mates(path))
-        cutter = _Cutter(least, is_reads)
+        cutter = _Cutter(least, is_reads=bool(kind))
         while block := handle.read(_BLOCK):
             is_cut = cutter.add(block) and is_cut
         return cutter.spans if is_cut else [WHOLE], cutter.n_bytes
@@ -344,55 +345,46 @@ class _Cutter:
             text = block if self.n_bytes else block.removeprefix(_BOM)
             blank = text[: len(text) - len(text.lstrip(b"\r\n"))]
             self.n_blank, self.is_before = self.n_blank + blank.count(b"\n"), blank == text
-        is_near = self.n_bytes + len(block) > self.spans[-1].start + self.least
-        is_known = not is_near and b"\r" not in block and self.last != b"\r"
-        is_known = is_known or self.cut(self.last + block, self.n_bytes - len(self.last))
+        data, base = self.last + block, self.n_bytes - len(self.last)
+        n_lines = self.n_lines - self.last.count(b"\n")  # before the data
+        first = len(self.last)
+        while start := self.find(
+            data, max(first, self.spans[-1].start + self.least - base), n_lines
+        ):
+            self.spans[-1] = self.spans[-1]._replace(end=base + start)
+            n_before = n_lines + data.count(b"\n", 0, start)
+            self.spans.append(Span(base + start, None, n_before))
         self.n_bytes, self.n_lines = self.n_bytes + len(block), self.n_lines + _count(b"\n", block)
         self.last = block[-1:]
-        return is_known
-
-    def cut(self, data: bytes, base: int) -> bool:
-        """Find the spans that begin in data, so many bytes behind the start; as ``add``."""
-        while start := self.find(
-            data, max(len(self.last), self.spans[-1].start + self.least - base)
-        ):
-            n_lines = self.n_lines - self.last.count(b"\n") + data.count(b"\n", 0, start)
-            self.spans[-1] = self.spans[-1]._replace(end=base + start)
-            self.spans.append(Span(base + start, None, n_lines))
         return b"\r" not in data or data.count(b"\r", 0, -1) == data.count(b"\r\n")
 
-    def find(self, data: bytes, first: int) -> int:
-        """The first record of data that begins in this place or later; 0 if none does."""
+    def find(self, data: bytes, first: int, n_lines: int) -> int:
+        """The first record that begins in this place or later; 0 if none does.
+
+        So many lines are before the data.
+        """
         if first >= len(data):
             return 0
         start = data.find(b"\n" if self.is_reads else b"\n>", first - 1) + 1
-        n_lines = self.n_lines - self.last.count(b"\n") + data.count(b"\n", 0, start)
-        while start and self.is_reads and (n_lines - self.n_blank) % _LINES:
+        n_lines += data.count(b"\n", 0, start) - self.n_blank
+        while start and self.is_reads and n_lines % _LINES:
             start, n_lines = data.find(b"\n", start) + 1, n_lines + 1
         return start if start < len(data) else 0
 
 
-def is_of_reads(path: Path) -> bool:
-    """Whether the content of a file is FASTQ.
+def kind_of_reads(path: Path, name: str = "") -> Literal["", "single", "mates"]:
+    """Whether the content of a file is FASTQ, and whether the mates of pairs alternate in it.
 
     Raises:
         InputError, InputMissingError: as ``read_fasta``.
     """
-    label = printable(path)
+    label = name or printable(path)
     with unpacking(path, label), _open(path, label, None) as handle:
-        return _starts_as_reads(path, handle)
-
-
-def are_mates(path: Path) -> bool:
-    """Whether the mates of pairs alternate in a FASTQ file.
-
-    Raises:
-        InputError, InputMissingError: as ``read_fasta``.
-    """
-    label = printable(path)
-    with unpacking(path, label), _open(path, label, None) as handle:
+        if not _starts_as_reads(path, handle):
+            return ""
         first = islice(_cut_reads(_Text(handle), label), 2)
-        return _alternate(chain.from_iterable(chunks for chunks, _, _ in first))
+        is_of_pairs = _alternate(chain.from_iterable(chunks for chunks, _, _ in first))
+        return "mates" if is_of_pairs else "single"
 
 
 def _alternate(chunks: Iterable[bytes]) -> bool:
@@ -870,7 +862,7 @@ def _check_record(header: str, sequence: str, line: int, label: str) -> None:
         raise InputError(
             f"{label}:{line}: a header without an id", hint="write an id after the '>' or '@'"
         )
-    if not (words[0].isascii() or _is_utf8(words[0])):
+    if _NOT_UTF8.search(words[0]):
         raise InputError(
             f"{label}:{line}: the id {printable(words[0])} is not UTF-8",
             hint="convert the file, for example with `iconv -f LATIN1 -t UTF-8`",
@@ -896,14 +888,6 @@ def _endless_header(line: int, label: str) -> InputError:
         f"{label}:{line}: a header of more than {MAX_HEADER:,} characters",
         hint="shorten it, unless the file is damaged and has lost its line ends",
     )
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def write_record(out: TextIO, header: str, sequence: str) -> None:

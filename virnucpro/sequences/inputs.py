@@ -29,10 +29,9 @@ from virnucpro.sequences.fasta import (
     Block,
     Span,
     Streams,
-    are_mates,
     find_spans,
     is_name_of_reads,
-    is_of_reads,
+    kind_of_reads,
     list_fasta,
     list_others,
     parsed,
@@ -428,9 +427,9 @@ def announce_reads(inputs: Iterable[InputFile]) -> None:
     n_files, in_turn = 0, []
     for file in inputs:
         with suppress(InputError, InputMissingError):  # it is reported when the file is read
-            if is_of_reads(path := Path(file.path)):
-                n_files += 1
-                in_turn += [file.shown] if not file.mate and are_mates(path) else []
+            kind = kind_of_reads(Path(file.path))
+            n_files += bool(kind)
+            in_turn += [file.shown] if kind == "mates" and not file.mate else []
     if n_files:
         announce(f"{counted(n_files, 'file')} of FASTQ: the qualities are ignored")
     if in_turn:
