@@ -31,7 +31,7 @@ from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import Plan
 from virnucpro.run.shards import read_shard
 from virnucpro.sequences.fasta import write_record
-from virnucpro.sequences.inputs import Source
+from virnucpro.sequences.inputs import InputFile
 from virnucpro.sequences.survey import Survey
 
 CHUNK_SIZE = 500
@@ -163,7 +163,9 @@ def run_ours(fasta: Path, folder: Path, n_helpers: int = 0) -> Callable[[], Fram
         min_length=0,
         encoders=(_NO_ENCODER,),
     )
-    manifest = Manifest(recipe, tuple(Survey(is_strict=True).hash([Source(fasta)], lambda _: None)))
+    manifest = Manifest(
+        recipe, tuple(Survey(is_strict=True).hash([InputFile(str(fasta))], lambda _: None))
+    )
     rundir = RunDir(folder)
     with rundir.planning():
         with Pool(n_helpers) as pool:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -39,7 +38,7 @@ from virnucpro.learning.regions import (
 from virnucpro.scorer.landmarks import genes_of
 from virnucpro.scorer.nets import Scorer
 from virnucpro.sequences.fasta import read_fasta
-from virnucpro.sequences.inputs import Source
+from virnucpro.sequences.inputs import InputFile
 from virnucpro.sequences.translate import STANDARD, GeneticCode
 
 LENGTHS = (10_000, 20_000, 50_000, 100_000, 200_000, 500_000)
@@ -56,7 +55,7 @@ def regions_of(
     """The regions of a contig with this posterior at least, in places of the chromosome."""
     start = start // STEP * STEP
     items = one.items.take((one.items.start >= start) & (one.items.start + SIZE <= start + n_bases))
-    moved = replace(items, start=items.start - start)
+    moved = items._replace(start=items.start - start)
     sequence = one.sequence[start : start + n_bases]
     read_genes = partial(genes_of, scorer=Scorer.own())
     regions, _ = regions_of_items(sequence, moved, model, read_genes, is_virus=False)
@@ -126,11 +125,11 @@ def score(
     """The records of each file, with their pieces scored."""
     scorer = Scorer.own()
     files: dict[Path, list[Chromosome]] = {}
-    for source in Source.all_of(folder):
-        code = GeneticCode.of(4) if source.path.name in code_4 else STANDARD
-        for record in read_fasta(source.path, source.name):
+    for source in InputFile.all_of(folder):
+        code = GeneticCode.of(4) if Path(source.path).name in code_4 else STANDARD
+        for record in read_fasta(Path(source.path), source.name):
             one = Chromosome.of(record, scorer, truths.get(record.id, Truth()), code)
-            files.setdefault(source.path, []).append(one)
+            files.setdefault(Path(source.path), []).append(one)
     return files
 
 

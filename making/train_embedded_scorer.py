@@ -51,13 +51,7 @@ from piece_nets import (
     fit_piece_nets,
 )
 from reading import fragment_features, whole_features
-from sampling import (
-    Collection,
-    Fragments,
-    collect,
-    draw,
-    gc_matched_weights,
-)
+from sampling import Collection, Fragments, collect, draw, gc_matched_weights
 from scorer_file import save_scorer
 from scorer_folds import (
     N_FOLDS,
@@ -84,14 +78,7 @@ from virnucpro.learning.records import (
     read_records,
 )
 from virnucpro.scorer.features import GC, NO_WORDS
-from virnucpro.scorer.nets import (
-    ErrorRates,
-    Knot,
-    PieceNets,
-    Scorer,
-    load_scorer,
-    thresholds,
-)
+from virnucpro.scorer.nets import ErrorRates, Knot, PieceNets, Scorer, load_scorer, thresholds
 from virnucpro.scorer.nets import calibrate as calibrate_log_odds
 
 ELEMENTS = "transposable elements"

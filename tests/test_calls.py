@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from virnucpro.callers.calls import call_record, probabilities, probability, score_record
+from virnucpro.callers.caller import call_record
+from virnucpro.callers.calls import probabilities, probability
 from virnucpro.callers.head import EncoderFacts, HeadFacts
 from virnucpro.ground.records import Call, Calls, FastaRecord, FrameScores, Orf, Prediction
 from virnucpro.sequences.fasta import write_record
@@ -72,7 +73,7 @@ def call(*predictions: Prediction, n_chunks: int = 3, **changes: object) -> Call
 
 
 def score(*chunks: list[float], **changes: object) -> float:
-    return score_record(chunks, facts(**changes))
+    return facts(**changes).score(chunks)
 
 
 # Chunks
@@ -303,20 +304,7 @@ def test_lines_come_out_sorted_by_id_however_few_fit_in_memory(
     monkeypatch.setattr(tables, "_BYTES_IN_MEMORY", limit)
     monkeypatch.setattr(tables, "_BLOCK", 20)  # shorter than some lines
     rng = np.random.default_rng(n_lines)
-    odd = [
-        "\u00e9",
-        "\U0001f9a0",
-        "\x01",
-        "\x85",
-        " ",
-        "_chunk_",
-        "Z",
-        "~",
-        "#",
-        "\udcff",
-        "10",
-        "9",
-    ]
+    odd = ["\u00e9", "\U0001f9a0", "\x01", "\x85", " ", "_chunk_", *"Z~#", "\udcff", "10", "9"]
     ids = ["".join(rng.choice(odd, 4)) + f"_{i}" for i in range(n_lines)]
     lines = [f"{name}\t{i % 2 == 0}\n" for i, name in enumerate(ids)]
     n_open = len(list(Path("/proc/self/fd").iterdir()))

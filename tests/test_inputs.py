@@ -18,7 +18,7 @@ from runs import within
 from virnucpro.ground.errors import InputError, InputMissingError, ResumeError
 from virnucpro.sequences import inputs
 from virnucpro.sequences.fasta import read_fasta
-from virnucpro.sequences.inputs import InputFile, Source, check_recorded, find_inputs, join_inputs
+from virnucpro.sequences.inputs import InputFile, check_recorded, find_inputs, join_inputs
 from virnucpro.sequences.survey import Survey
 
 A, B, C, D = b">a\nAC\n", b">b\nGT\n", b">c\nTT\n", b">d\nGG\n"
@@ -48,7 +48,7 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 
 
 def hashed(*paths: Path) -> list[InputFile]:
-    return Survey(is_strict=True).hash([Source(path) for path in paths], lambda _: None)
+    return Survey(is_strict=True).hash([InputFile(str(path)) for path in paths], lambda _: None)
 
 
 def hashed_pipes(run: Path, copies: Path, *contents: bytes) -> list[InputFile]:
@@ -69,7 +69,7 @@ def test_inputs_keep_the_order_of_the_command_line_and_folders_that_of_names(wri
     write("folder/notes.txt")
     y = write("y.fa")
     expected = [z, folder / "a.fa.gz", folder / "b.fa", y]
-    assert find_inputs([z, folder, y], run, copies) == list(map(Source, expected))
+    assert find_inputs([z, folder, y], run, copies) == [InputFile(str(path)) for path in expected]
     assert not copies.exists()
 
 
@@ -80,7 +80,9 @@ def test_paths_are_remembered_absolute_and_links_by_what_they_lead_to(
     (tmp_path / "link.fa").symlink_to("real.fa")
     monkeypatch.chdir(tmp_path)
     link = str(tmp_path / "link.fa")
-    assert find_inputs([Path("link.fa")], run, copies) == [Source(path.resolve(), link)]
+    assert find_inputs([Path("link.fa")], run, copies) == [
+        InputFile(str(path.resolve()), name=link)
+    ]
 
 
 def test_a_missing_input_is_refused(write, run, copies, tmp_path: Path) -> None:
@@ -100,7 +102,7 @@ def test_a_link_in_a_folder_that_leads_nowhere_is_missing_input(write, run, copi
 
 def read_from_pipes(paths: list[Path], contents: list[bytes], run: Path, copies: Path) -> list:
     """What ``find_inputs`` makes of named pipes that others write at the same time."""
-    found: list[Source] = []
+    found: list[InputFile] = []
 
     def feed(path: Path, content: bytes) -> None:
         try:
@@ -122,7 +124,7 @@ def read_from_pipes(paths: list[Path], contents: list[bytes], run: Path, copies:
         os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))
     for thread in (*threads, reader):
         thread.join(timeout=5)
-    return [source.path.read_bytes() for source in found]
+    return [Path(file.path).read_bytes() for file in found]
 
 
 def test_what_comes_through_named_pipes_arrives_whole(run, copies, tmp_path: Path) -> None:
@@ -136,17 +138,18 @@ def test_what_comes_through_named_pipes_arrives_whole(run, copies, tmp_path: Pat
 def test_standard_input_is_copied_and_may_be_packed(run, copies, monkeypatch) -> None:
     stdin = io.TextIOWrapper(io.BytesIO(gzip.compress(A)))
     monkeypatch.setattr(sys, "stdin", stdin)
-    ((copy, name, *_),) = find_inputs([Path("-")], run, copies)
-    assert (copy.parent, name) == (copies, "standard input")
+    [file] = find_inputs([Path("-")], run, copies)
+    copy = Path(file.path)
+    assert (copy.parent, file.name) == (copies, "standard input")
     assert [(record.id, record.sequence) for record in read_fasta(copy)] == [("a", "AC")]
 
 
 def test_a_file_inside_the_run_folder_is_copied_before_the_run_replaces_it(run, copies) -> None:
     inside = run / "failed_sequences.fa"
     inside.write_bytes(B)
-    ((copy, *_),) = find_inputs([inside], run, copies)
+    [file] = find_inputs([inside], run, copies)
     inside.unlink()
-    assert copy.read_bytes() == B and copy.parent == copies
+    assert Path(file.path).read_bytes() == B and Path(file.path).parent == copies
 
 
 def test_copies_have_different_names(run, copies) -> None:
@@ -161,7 +164,7 @@ def test_copies_have_different_names(run, copies) -> None:
 def test_inputs_are_hashed_and_the_bytes_read_so_far_are_reported(write) -> None:
     told: list[int] = []
     paths = [write("a.fa"), write("b.fa", b""), write("c.fa", b"x" * 10)]
-    inputs = Survey(is_strict=True).hash(map(Source, paths), told.append)
+    inputs = Survey(is_strict=True).hash((InputFile(str(path)) for path in paths), told.append)
     assert [known.n_bytes for known in inputs] == [6, 0, 10]
     assert inputs[1].sha256.startswith("e3b0c44298fc1c14")  # of nothing
     assert len({known.sha256 for known in inputs}) == 3
@@ -169,7 +172,7 @@ def test_inputs_are_hashed_and_the_bytes_read_so_far_are_reported(write) -> None
 
 
 def test_an_input_that_became_a_pipe_is_refused_and_not_waited_for(write) -> None:
-    (known,) = Survey(is_strict=True).hash([Source(write("a.fa"))], lambda _: None)
+    (known,) = Survey(is_strict=True).hash([InputFile(str(write("a.fa")))], lambda _: None)
     Path(known.path).unlink()
     os.mkfifo(known.path)
     for read in (known.check_unchanged, known.stamped):
@@ -178,7 +181,7 @@ def test_an_input_that_became_a_pipe_is_refused_and_not_waited_for(write) -> Non
 
 
 def test_an_input_that_was_only_touched_is_hashed_once_more_and_not_at_each_reading(write) -> None:
-    (known,) = Survey(is_strict=True).hash([Source(write("a.fa"))], lambda _: None)
+    (known,) = Survey(is_strict=True).hash([InputFile(str(write("a.fa")))], lambda _: None)
     content = Path(known.path).read_bytes()
     os.utime(known.path, (1, 1))
     known.check_unchanged()

@@ -14,21 +14,14 @@ from conftest import open_dna, random_dna
 from runs import again, run_inline, tables, vectors
 
 from virnucpro.callers.caller import caller_of
-from virnucpro.callers.calls import (
-    chunk_log_odds,
-    log_odds,
-    probability,
-)
+from virnucpro.callers.calls import log_odds, probability
 from virnucpro.callers.head import Head, Join, JoinKnot, join_log_odds
 from virnucpro.callers.options import CutOptions
 from virnucpro.ground.config import Recipe
 from virnucpro.ground.errors import UnavailableError, UsageError
 from virnucpro.ground.events import BatchDone
 from virnucpro.ground.records import FastaRecord, Records
-from virnucpro.scorer.nets import (
-    ErrorRates,
-    Scorer,
-)
+from virnucpro.scorer.nets import ErrorRates, Scorer
 from virnucpro.scorer.score import score_sequences
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.stories.options import PredictOptions
@@ -142,7 +135,7 @@ def test_a_run_calls_by_scorer_and_head_together(joined, scorer, make_config, tm
             continue
         assert float(row["base_score"]) == probability(value), name
         if of_frames:
-            head = fmean(chunk_log_odds(of_frames, joined.facts))
+            head = fmean(joined.facts.chunk_log_odds(of_frames))
             ask = (np.array([value]), np.array([head]), np.array([len(bases)]))
             value = join_log_odds(joined.facts.join.knots, *ask).item()
         # scores have six decimals

@@ -17,13 +17,7 @@ from train_kin import kin_words, kinship_tensors
 
 import virnucpro
 from virnucpro.ground.errors import UnavailableError
-from virnucpro.ground.records import (
-    Call,
-    FastaRecord,
-    Identity,
-    Region,
-    reverse_complement,
-)
+from virnucpro.ground.records import Call, FastaRecord, Identity, Region, reverse_complement
 from virnucpro.ground.tasks import Pool
 from virnucpro.page.counts import count_kinds
 from virnucpro.scorer.features import NO_WORDS
@@ -58,13 +52,9 @@ def open_frame(n_codons: int, seed: int) -> str:
     )[: 3 * n_codons]
 
 
-def pieces_of(sequences: list[str]) -> Pieces:
-    return Pieces.side_by_side(encode("".join(sequences)), np.array([*map(len, sequences)]))
-
-
 def words_of(sequence: str) -> np.ndarray:
     """The words of a sequence, each once, rising."""
-    return np.unique(np.concatenate([some for _, some in kin_words_of(pieces_of([sequence]))]))
+    return np.unique(np.concatenate([some for _, some in kin_words_of(Pieces.of([sequence]))]))
 
 
 def example(name: str) -> str:
@@ -169,7 +159,7 @@ def test_a_sequence_is_the_same_virus_whatever_stands_beside_it(kinship):
 def test_the_chances_of_kinds_are_probabilities_and_longer_sequences_get_no_smaller_ones():
     net = own_kinship().net
     lengths = np.array([150, 500, 3_000, 10**6])
-    features = kind_features(pieces_of([random_dna(3_000, np.random.default_rng(1))] * 4))
+    features = kind_features(Pieces.of([random_dna(3_000, np.random.default_rng(1))] * 4))
     chances = net.probabilities(features, lengths)
     assert chances.shape == (len(lengths), len(KINDS))
     assert chances.min() >= 0
@@ -195,7 +185,7 @@ def test_features_of_kinds_are_means_over_pieces_with_a_known_base():
         NO_WORDS,
     )[:, KIND_FEATURES]
     expected = [of_pieces[:2].mean(axis=0, dtype=np.float64), of_pieces[2], [np.nan] * 1095]
-    np.testing.assert_array_equal(kind_features(pieces_of(sequences)), np.stack(expected))
+    np.testing.assert_array_equal(kind_features(Pieces.of(sequences)), np.stack(expected))
 
 
 def test_random_sequence_is_named_after_no_family():

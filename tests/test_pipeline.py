@@ -28,7 +28,6 @@ from runs import (
 )
 
 from virnucpro import __version__
-from virnucpro.callers.calls import score_record
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.ground.errors import (
     FeatureFileError,
@@ -102,7 +101,7 @@ def test_the_tables_agree_with_each_other(tiny, undisturbed):
         assert len(mine) == int(n_chunks)
         assert int(n_frames) == sum(f[0].rsplit("_chunk_", 1)[0] == name for f in frames)
         if status == "scored":
-            assert float(score) == score_record(mine, tiny.head.facts)
+            assert float(score) == tiny.head.facts.score(mine)
             assert call == ("virus" if float(score) >= 0.5 else "other")
             called += [name] if call == "virus" else []
     headers = [

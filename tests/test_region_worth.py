@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -215,7 +214,7 @@ def chromosome(seed: int, prophage: tuple[int, int] = (20_000, 30_000)) -> Chrom
     items = items_of(log_odds)
     shape = items.shape + rng.normal(0, 0.3, items.shape.shape)
     genes = log_odds + rng.normal(1, 1, 199)
-    items = replace(items, gc=items.gc + rng.normal(0, 0.02, 199), shape=shape, genes=genes)
+    items = items._replace(gc=items.gc + rng.normal(0, 0.02, 199), shape=shape, genes=genes)
     return Chromosome(f"c{seed}", "A" * 100_000, items, Truth((prophage,)))
 
 

@@ -11,17 +11,17 @@ import pytest
 
 from virnucpro.ground.errors import InputError, InputMissingError
 from virnucpro.sequences import samples
-from virnucpro.sequences.inputs import InputFile, Source, find_inputs, read_sheet
+from virnucpro.sequences.inputs import InputFile, find_inputs, read_sheet
 from virnucpro.sequences.samples import RunIds, id_digests, name_samples
 from virnucpro.sequences.survey import Survey, find_repeat
 
 
 def names(*paths: str, recorded: tuple[InputFile, ...] = ()) -> list[str]:
-    return [source.sample for source in name_samples([Source(Path(p)) for p in paths], recorded)]
+    return [source.sample for source in name_samples([InputFile(p) for p in paths], recorded)]
 
 
 def of(path: Path, **facts: object) -> InputFile:
-    (file,) = Survey(is_strict=True).hash([Source(path, sample="s")], lambda _: None)
+    (file,) = Survey(is_strict=True).hash([InputFile(str(path), sample="s")], lambda _: None)
     return InputFile(str(path), file.sha256, file.n_bytes, sample="s", stamp=file.stamp, **facts)
 
 
@@ -73,7 +73,7 @@ def test_files_of_one_name_are_distinguished_by_their_folders_or_a_number(paths,
     ],
 )
 def test_files_whose_names_differ_in_the_number_of_the_mate_are_a_sample(paths, expected) -> None:
-    sources = name_samples([Source(Path(path)) for path in paths.split()], ())
+    sources = name_samples([InputFile(path) for path in paths.split()], ())
     found = [f"{one.sample}/{one.mate}" if one.mate else one.sample for one in sources]
     assert found == expected.split()
 
@@ -82,7 +82,7 @@ def test_names_that_are_written_otherwise_are_reported_in_one_line(caplog) -> No
     caplog.set_level("INFO", "virnucpro")
     given = [("/d/a.fa", "S 1"), ("/d/b.fa", "S_1"), ("/d/c.fa", "S3"), ("/d/d.fa", "")]
     given.append(("/d/d.fa.gz", ""))
-    sources = [Source(Path(path), sample=sample) for path, sample in given]
+    sources = [InputFile(path, sample=sample) for path, sample in given]
     found = [one.sample for one in name_samples(sources, ())]
     assert found == ["S_1", "S_1_2", "S3", "d_d", "d_d_2"]
     (told,) = (record.getMessage() for record in caplog.records)
@@ -106,7 +106,7 @@ def test_names_that_are_written_otherwise_are_reported_in_one_line(caplog) -> No
     ],
 )
 def test_a_name_is_never_a_path_markup_or_more_than_a_word(name: str) -> None:
-    (found,) = name_samples([Source(Path("/d/in.fa"), sample=name)], ())
+    (found,) = name_samples([InputFile("/d/in.fa", sample=name)], ())
     assert set(found.sample) <= {*"._-+", *filter(str.isalnum, found.sample)}
     assert found.sample and found.sample[0] not in ".-" and "/" not in found.sample
     assert len(os.fsencode(found.sample)) <= 110
@@ -123,7 +123,7 @@ def test_links_to_files_with_numbers_for_names_are_samples_by_the_links(tmp_path
     (tmp_path / "patient.fa").symlink_to(store)
     sources = find_inputs([tmp_path / "patient.fa"], tmp_path / "run", tmp_path / "run" / "inputs")
     (found,) = name_samples(sources, ())
-    assert (found.path, found.sample) == (store, "patient")
+    assert (found.path, found.sample) == (str(store), "patient")
 
 
 # Ids
@@ -229,7 +229,7 @@ def test_a_sample_sheet_names_files_from_its_own_folder(tmp_path: Path, name, te
     files = [write(tmp_path / "a.fa", ">a\nAC\n"), write(tmp_path / "sub" / "b.fa", ">a\nGT\n")]
     sheet = write(tmp_path / name, text.format(folder=tmp_path))
     found = find_inputs([sheet], tmp_path / "run", tmp_path / "run" / "inputs")
-    assert found == [Source(files[0], "", "one"), Source(files[1], "", "two")]
+    assert found == [InputFile(str(files[0]), sample="one"), InputFile(str(files[1]), sample="two")]
 
 
 def test_a_manifest_is_a_sheet_that_names_each_of_its_files_once(tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ def test_a_manifest_is_a_sheet_that_names_each_of_its_files_once(tmp_path: Path)
     rows = "a.fa\tr1\tvirus\nb.fa\t\tother\na.fa\tr2\tvirus\n"
     manifest = write(tmp_path / "m.tsv", f"path\tid\tlabel\n{rows}")
     found = find_inputs([manifest], tmp_path / "run", tmp_path / "run" / "inputs")
-    assert found == [Source(files[0]), Source(files[1])]
+    assert found == [InputFile(str(files[0])), InputFile(str(files[1]))]
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_a_faulty_sample_sheet_is_refused_with_its_line(tmp_path, text, error, m
 def test_fasta_by_the_name_of_a_table_is_fasta(tmp_path: Path) -> None:
     path = write(tmp_path / "contigs.csv", ">a\nAC\n")
     found = find_inputs([path], tmp_path / "run", tmp_path / "run" / "inputs")
-    assert found == [Source(path)]
+    assert found == [InputFile(str(path))]
 
 
 def test_a_file_that_is_named_twice_is_refused(tmp_path: Path) -> None:

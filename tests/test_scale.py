@@ -34,7 +34,7 @@ from virnucpro.run.folder import RunDir
 from virnucpro.run.index import MOST_AT_ROOT, IndexPart
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import Plan, Slice, _PlanCounts, _SlicePlan, refuse_repeat
-from virnucpro.sequences.inputs import Source
+from virnucpro.sequences.inputs import InputFile
 from virnucpro.sequences.survey import Survey
 from virnucpro.stories.intake import open_run
 from virnucpro.stories.options import ExtractOptions
@@ -107,7 +107,9 @@ def plan_reads(fasta: Path, n_records: int, told: Path) -> None:
     """In a process of its own: the most memory that planning takes, beyond what it begins with."""
     rundir = RunDir(fasta.with_suffix(".run"))
     rundir.root.mkdir()
-    manifest = Manifest(RECIPE, tuple(Survey(is_strict=True).hash([Source(fasta)], nothing)))
+    manifest = Manifest(
+        RECIPE, tuple(Survey(is_strict=True).hash([InputFile(str(fasta))], nothing))
+    )
     gc.collect()
     before = kernel_says("status", "VmHWM:")
     plan = adopted_plan(rundir, manifest)
@@ -130,7 +132,7 @@ def look_for_duplicates(told: Path) -> None:
 
 def survey_reads(paths: list[Path], told: Path) -> None:
     """In a process of its own: the most memory that a survey takes, beside what it begins with."""
-    inputs = Survey(is_strict=True).hash(map(Source, paths), nothing)
+    inputs = Survey(is_strict=True).hash((InputFile(str(path)) for path in paths), nothing)
     survey = Survey()
     before = kernel_says("status", "VmHWM:")
     kept = survey.run(inputs)

@@ -55,7 +55,7 @@ from virnucpro.scorer.nets import (
     calibrate,
     load_scorer,
 )
-from virnucpro.scorer.pieces import Pieces, encode
+from virnucpro.scorer.pieces import Pieces
 from virnucpro.scorer.proteins import N_FEATURES as N_PROTEIN_FEATURES
 from virnucpro.scorer.score import record_log_odds, score_sequences, score_windows
 from virnucpro.sequences.fasta import read_fasta
@@ -64,12 +64,6 @@ GOLDEN = Path(__file__).parent / "golden" / "scorer"
 JUNCTION_COLUMNS = range(2 * N_CODONS, 2 * N_CODONS + N_JUNCTIONS)
 PALINDROME_COLUMNS = range(GC - N_PALINDROMES, GC)
 WORD_COLUMNS = range(GC + N_FIGURES, GC + N_FIGURES + N_WORD_FIGURES)
-
-
-def encode_pieces(sequences: Sequence[str]) -> Pieces:
-    """Each sequence as one piece."""
-    lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
-    return Pieces.side_by_side(encode("".join(sequences)), lengths)
 
 
 def random_sequence(n_bases: int, seed: int) -> str:
@@ -123,7 +117,7 @@ def test_features_are_those_of_an_independent_program() -> None:
     records = list(read_fasta(GOLDEN / "pieces.fa"))
     with np.load(GOLDEN / "features.npz") as stored:
         expected = stored["features"]
-    found = piece_features(encode_pieces([record.sequence for record in records]), NO_WORDS)
+    found = piece_features(Pieces.of([record.sequence for record in records]), NO_WORDS)
     assert found.dtype == np.float32
     # that program counts none of these
     unknown_there = (*JUNCTION_COLUMNS, *PALINDROME_COLUMNS, *WORD_COLUMNS)
@@ -217,7 +211,7 @@ def test_a_record_has_the_mean_of_its_pieces_calibrated_by_its_length(scorer: Sc
     sequence = random_sequence(249, 3)  # pieces of 100, which overlap
     long = scorer.pieces[1]
     pieces = [sequence[:100], sequence[74:174], sequence[149:]]
-    of_pieces = long.stacked.log_odds(piece_features(encode_pieces(pieces), NO_WORDS))
+    of_pieces = long.stacked.log_odds(piece_features(Pieces.of(pieces), NO_WORDS))
     expected = calibrate(scorer.knots, np.array([of_pieces.mean()]), np.array([249]))
     assert next(score_sequences([sequence], scorer)) == pytest.approx(expected[0], abs=1e-12)
 
@@ -241,9 +235,9 @@ def test_what_is_read_as_parts_has_half_of_the_score(
     sequence = random_sequence(n_bases, 6)
     of_wholes = []
     for start, starts in parts_of_wholes.items():
-        parts = encode_pieces([sequence[i : i + 100] for i in starts])
+        parts = Pieces.of([sequence[i : i + 100] for i in starts])
         means = piece_features(parts, NO_WORDS).mean(axis=0, dtype=np.float64)
-        whole = encode_pieces([sequence[start : start + nets.size]])
+        whole = Pieces.of([sequence[start : start + nets.size]])
         of_wholes.append(nets.stacked.log_odds(with_layout(means[None], layout_features(whole)))[0])
     of_pieces = next(score_sequences([sequence], raw))
     assert of_pieces is not None

@@ -106,17 +106,12 @@ def table_of(texts: list[str]) -> WordTable:
     )
 
 
-def pieces_of(texts: list[str]) -> Pieces:
-    lengths = np.array([len(text) for text in texts], dtype=np.int64)
-    return Pieces.side_by_side(encode("".join(texts)), lengths)
-
-
 @given(st.lists(PIECE, min_size=1, max_size=3), CODES)
 @example([""], STANDARD)
 @example(["A", "AC", "ACG", "ACGT", "ACGTA", "N", "NN", "TAATAATAA"], STANDARD)
 @example(["N" * 700, "A" * 2500, "TAA" * 300, "TCA" * 300, "GC" * 900], STANDARD)
 def test_features_are_those_of_plain_python(texts: list[str], code) -> None:
-    features, is_blank = read_pieces(pieces_of(texts), table_of(texts), code)
+    features, is_blank = read_pieces(Pieces.of(texts), table_of(texts), code)
     expected = np.stack([features_of(text, code, owner_of) for text in texts])
     # roots and shares: rounded to float32 twice and once; 6e-8 each time, of 1 at most
     np.testing.assert_allclose(features[:, EXACT], expected[:, EXACT], rtol=1.2e-7, atol=0)
@@ -128,7 +123,7 @@ def test_features_are_those_of_plain_python(texts: list[str], code) -> None:
 @given(st.lists(PIECE, min_size=1, max_size=3), CODES)
 @example(["", "A", "GC" * 2000, GENES], STANDARD)
 def test_the_layout_is_that_of_plain_python(texts: list[str], code) -> None:
-    found = layout_features(pieces_of(texts), code)
+    found = layout_features(Pieces.of(texts), code)
     # float64 sums of at most 60 values below 2^16
     expected = [layout_of(text, code) for text in texts]
     np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
@@ -136,7 +131,7 @@ def test_the_layout_is_that_of_plain_python(texts: list[str], code) -> None:
 
 @given(PIECE, CODES, st.integers(1, 40))
 def test_kept_stretches_are_those_of_plain_python(text: str, code, shortest: int) -> None:
-    piece, strand, start, n_codons = find_stretches(pieces_of(["TAGTTAACC", text]), code, shortest)
+    piece, strand, start, n_codons = find_stretches(Pieces.of(["TAGTTAACC", text]), code, shortest)
     kept, _ = kept_of(letters_of(text), code, shortest)
     rows = zip(n_codons[piece == 1], strand[piece == 1], start[piece == 1], strict=True)
     assert [tuple(map(int, row)) for row in rows] == kept
@@ -150,7 +145,7 @@ def test_a_piece_has_the_same_features_wherever_it_lies(
     around = random_text(before, 1, 0.0) + text + random_text(behind, 2, 0.0)
     place = Pieces(encode(around), np.array([before]), np.array([600]))
     words = table_of([text])
-    inside, alone = (read_pieces(pieces, words)[0] for pieces in (place, pieces_of([text])))
+    inside, alone = (read_pieces(pieces, words)[0] for pieces in (place, Pieces.of([text])))
     np.testing.assert_array_equal(inside, alone)
     assert inside.shape == (1, N_FEATURES)
     assert inside[0, :N_CODONS].any()
@@ -160,7 +155,7 @@ def test_a_piece_has_the_same_features_wherever_it_lies(
 def test_a_piece_has_the_same_features_after_other_pieces_of_its_row(
     text: str, code, size: int, other_size: int
 ) -> None:
-    row, words = pieces_of([text]), table_of([text])
+    row, words = Pieces.of([text]), table_of([text])
 
     def cut_into(pieces: Pieces, size: int) -> Pieces:
         starts = np.arange(0, len(text), size, dtype=np.int64)
@@ -169,7 +164,7 @@ def test_a_piece_has_the_same_features_after_other_pieces_of_its_row(
     read_pieces(cut_into(row, other_size), words, code)
     read_pieces(cut_into(row, other_size), table_of([]), code)
     found, _ = read_pieces(cut_into(row, size), words, code)
-    alone, _ = read_pieces(cut_into(pieces_of([text]), size), words, code)
+    alone, _ = read_pieces(cut_into(Pieces.of([text]), size), words, code)
     np.testing.assert_array_equal(found, alone)
     rising = cut_into(row, size)
     falling = row.at(rising.starts[::-1].copy(), rising.lengths[::-1].copy())
@@ -180,7 +175,7 @@ def test_a_piece_has_the_same_features_after_other_pieces_of_its_row(
 @example(["ATGGCCCAG" * 1700, "", "CTGTTACAT" * 1200 + "N" + "GCC" * 200], STANDARD)
 def test_words_of_kin_are_those_of_plain_python(texts: list[str], code) -> None:
     met: list[list[int]] = [[] for _ in texts]
-    for owner, numbers in kin.kin_words_of(pieces_of(texts), code):
+    for owner, numbers in kin.kin_words_of(Pieces.of(texts), code):
         for place, number in zip(owner.tolist(), numbers.tolist(), strict=True):
             met[place].append(number)
     expected = [sorted(map(number_of, kin_words_of(text, code))) for text in texts]
@@ -199,7 +194,7 @@ def test_terminal_repeats_are_those_of_plain_python(
     sequence = text + inner + last
     direct, inverted = terminal_repeats(sequence)
     expected = "DTR" if direct else "ITR" if inverted else "linear"
-    found = kin.topologies(pieces_of([sequence] * 3), [False, True, None])
+    found = kin.topologies(Pieces.of([sequence] * 3), [False, True, None])
     assert found == [(expected, direct or inverted), ("circular", direct), ("", 0)]
 
 
@@ -238,11 +233,11 @@ def test_common_words_are_those_of_plain_python(left: str, right: str, n_shared:
 )
 def test_words_are_counted_as_python_counts_them(text: str, words: list[str], at_once: int) -> None:
     text += "".join(words) * 2 + "A" * 40
-    words.append("A" * 12)  # does not lie on itself
+    words += [*map(reverse_complement, words), "A" * 12]  # does not lie on itself
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(landmarks, "_BASES_AT_ONCE", at_once)
-        counts = landmarks._counts_of(text, words)
-    assert counts == [text.count(word) + text.count(reverse_complement(word)) for word in words]
+        counts = landmarks._count(words, text).tolist()
+    assert counts == [text.count(word) for word in words]
 
 
 def test_the_library_is_built_from_the_sources_of_the_package() -> None:
@@ -267,7 +262,7 @@ def test_a_missing_or_damaged_library_is_named_with_the_command_that_builds_it(
     library._library.cache_clear()
     try:
         with pytest.raises(UnavailableError, match=r"libscorer\.so") as caught:
-            read_pieces(pieces_of(["ACGT"]), table_of([]))
+            read_pieces(Pieces.of(["ACGT"]), table_of([]))
         assert "pip install -e ." in str(caught.value.hint)
     finally:
         library._library.cache_clear()

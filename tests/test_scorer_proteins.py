@@ -28,12 +28,7 @@ from virnucpro.scorer.features import (
     NO_WORDS,
     VIRAL,
 )
-from virnucpro.scorer.nets import (
-    OWN_SCORER,
-    ProteinNets,
-    Scorer,
-    load_scorer,
-)
+from virnucpro.scorer.nets import OWN_SCORER, ProteinNets, Scorer, load_scorer
 from virnucpro.scorer.proteins import (
     N_COMPOSITION,
     N_FEATURES,

@@ -27,11 +27,7 @@ from virnucpro.ground.records import Shard
 from virnucpro.run import plan
 from virnucpro.run.status import inspect_run, measure_run
 from virnucpro.scorer import landmarks, pieces, score
-from virnucpro.scorer.nets import (
-    Scorer,
-    false_discovery_rates,
-    thresholds,
-)
+from virnucpro.scorer.nets import Scorer, false_discovery_rates, thresholds
 from virnucpro.scorer.score import score_block, score_sequences
 from virnucpro.sequences import fasta as reader
 from virnucpro.stories import pipeline

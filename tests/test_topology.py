@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import random
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from virnucpro.scorer.kin import topologies
-from virnucpro.scorer.pieces import Pieces, encode
+from virnucpro.scorer.pieces import Pieces
 
 COMPLEMENT = str.maketrans("ACGT", "TGCA")
 SHORTEST = 21  # bases of a repeat
 
 
 def topology_of(sequence: str, *, is_circle: bool) -> tuple[str, int]:
-    pieces = Pieces.side_by_side(encode(sequence), np.array([len(sequence)]))
-    return topologies(pieces, [is_circle])[0]
+    return topologies(Pieces.of([sequence]), [is_circle])[0]
 
 
 def bases(n: int, seed: int) -> str:

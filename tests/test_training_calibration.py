@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from virnucpro.callers.calls import score_record
 from virnucpro.callers.head import EncoderFacts, HeadFacts
 from virnucpro.ground.records import Values, sigmoid
 from virnucpro.learning.calibration import (
@@ -82,7 +81,7 @@ def scores(odds: Values, found: Calibration, n_chunks: int) -> Values:
     facts = facts_with(found)
     return np.array(
         [
-            score_record([[score] for score in row[first : first + n_chunks]], facts)
+            facts.score([[score] for score in row[first : first + n_chunks]])
             for row in runs.tolist()
             for first in range(0, N_CHUNKS, n_chunks)
         ]

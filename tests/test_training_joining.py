@@ -27,12 +27,7 @@ from virnucpro.learning.frames import FrameStore, Rows, copying, write_frames
 from virnucpro.learning.metrics import auroc_gain
 from virnucpro.learning.pages import spread_lines
 from virnucpro.learning.records import LabelledRecord, group_digest, read_split
-from virnucpro.learning.results import (
-    TrainingResults,
-    measure_gain,
-    read_fragments,
-    write_gains,
-)
+from virnucpro.learning.results import TrainingResults, measure_gain, read_fragments, write_gains
 from virnucpro.scorer.nets import ErrorRates, Scorer, thresholds
 from virnucpro.scorer.score import score_sequences
 from virnucpro.sequences.translate import STANDARD, Chunk

@@ -23,12 +23,12 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 
 from virnucpro import __version__
-from virnucpro.callers.calls import call_record, failure_note
+from virnucpro.callers.calls import chunk_scores, failure_note
 from virnucpro.callers.head import Head, HeadFacts, Join
 from virnucpro.callers.options import FALSE_POSITIVES, CallsBy, CutOptions
 from virnucpro.callers.pieces import ScoredRecords, call_scored, join_calls, score_records
 from virnucpro.encoders.families import EMBEDDED
-from virnucpro.ground.config import Embed, InputType, Recipe
+from virnucpro.ground.config import Embed, InputType, Recipe, Status
 from virnucpro.ground.errors import UnavailableError, UsageError
 from virnucpro.ground.events import SCORING, STAGES
 from virnucpro.ground.files import EMBEDDED_FOLDER
@@ -472,6 +472,40 @@ def _call_by_frames(
     embedded: dict[int, Sequence[Prediction]] = {i: each for i, each in enumerate(frames) if each}
     scores = FrameScores.of(frames)
     return CalledRecords(records, Calls.of(calls), scores, embedded=embedded)
+
+
+def call_record(
+    record: FastaRecord,
+    n_chunks: int,
+    predictions: Sequence[Prediction],
+    facts: HeadFacts | None,
+) -> Call:
+    """Call one record that could be screened; without facts it was only to be embedded.
+
+    The frames that failed are left out of its score, and are named in its note; without any other
+    the record itself has failed.
+    """
+    chunks = chunk_scores(predictions)
+    n_failed = sum(bool(prediction.failure) for prediction in predictions)
+    status: Status = "scored" if chunks else "embedded" if predictions else "no_orf"
+    score, is_virus = None, False
+    if n_failed and n_failed == len(predictions):
+        status = "failed"
+    elif chunks and facts is not None:
+        score = facts.score([scores for _, scores in chunks])
+        is_virus = score >= facts.threshold
+    return Call(
+        record.name,
+        len(record.sequence),
+        status,
+        record.sample,
+        virus_score=score,
+        is_virus=is_virus,
+        n_chunks=n_chunks,
+        n_chunks_scored=len(chunks),
+        n_frames_scored=len(predictions) - n_failed,
+        note=failure_note(predictions),
+    )
 
 
 def _runs(bare: Sequence[bool], others: Sequence[bool]) -> Iterator[tuple[bool, int, int]]:

@@ -1,25 +1,14 @@
-"""Rules that turn the scores of frames into calls of chunks and records."""
+"""Scores, log-odds and failures of frames."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
-from math import fsum, log, tanh
-from statistics import fmean
+from math import log, tanh
 
 import numpy as np
 
-from virnucpro.callers.head import HeadFacts
-from virnucpro.ground.config import Status
-from virnucpro.ground.records import (
-    DECIMALS,
-    FRAMES_FAILED,
-    Call,
-    FastaRecord,
-    Prediction,
-    Values,
-    sigmoid,
-)
+from virnucpro.ground.records import DECIMALS, FRAMES_FAILED, Prediction, Values, sigmoid
 
 _NEAR = 1e-6  # in units of the last decimal: a thousand times what doubles near 1 are apart
 _SURE = 10.0**-DECIMALS  # scores are clipped to [_SURE, 1 - _SURE] before log-odds are taken
@@ -39,27 +28,6 @@ def chunk_scores(predictions: Sequence[Prediction]) -> list[tuple[str, list[floa
         (chunk_id, [score for _, score in group])
         for chunk_id, group in groupby(frames, key=lambda frame: frame[0])
     ]
-
-
-def score_chunks(predictions: Sequence[Prediction], facts: HeadFacts) -> dict[str, float]:
-    """The score of each scored chunk by its id, as if it were a record of its own."""
-    chunks = chunk_scores(predictions)
-    return {chunk_id: score_record([scores], facts) for chunk_id, scores in chunks}
-
-
-def score_record(chunks: Iterable[Sequence[float]], facts: HeadFacts) -> float:
-    """The score of a record, 6 decimals, from those of each chunk's frames; one chunk at least.
-
-    In log-odds the record has the sum of its n chunks' over ``n ** exponent``.
-    """
-    odds = chunk_log_odds(chunks, facts)
-    return probability(fsum(odds) / len(odds) ** facts.exponent)
-
-
-def chunk_log_odds(chunks: Iterable[Sequence[float]], facts: HeadFacts) -> list[float]:
-    """The log-odds of each chunk from the scores of its frames: the largest, or their mean."""
-    pick = max if facts.frame_rule == "max" else fmean
-    return [pick([log_odds(score) for score in scores]) for scores in chunks]
 
 
 def probability(log_odds: float) -> float:
@@ -85,40 +53,6 @@ def log_odds(score: float) -> float:
 
 
 SUREST = log_odds(1 - _SURE)  # as far as the scores of a run tell
-
-
-def call_record(
-    record: FastaRecord,
-    n_chunks: int,
-    predictions: Sequence[Prediction],
-    facts: HeadFacts | None,
-) -> Call:
-    """Call one record that could be screened; without facts it was only to be embedded.
-
-    The frames that failed are left out of its score, and are named in its note; without any other
-    the record itself has failed.
-    """
-    chunks = chunk_scores(predictions)
-    n_failed = sum(bool(prediction.failure) for prediction in predictions)
-    status: Status = "scored" if chunks else "embedded" if predictions else "no_orf"
-    score, is_virus = None, False
-    if n_failed and n_failed == len(predictions):
-        status = "failed"
-    elif chunks and facts is not None:
-        score = score_record([scores for _, scores in chunks], facts)
-        is_virus = score >= facts.threshold
-    return Call(
-        record.name,
-        len(record.sequence),
-        status,
-        record.sample,
-        virus_score=score,
-        is_virus=is_virus,
-        n_chunks=n_chunks,
-        n_chunks_scored=len(chunks),
-        n_frames_scored=len(predictions) - n_failed,
-        note=failure_note(predictions),
-    )
 
 
 def failure_note(frames: Sequence[Prediction]) -> str:

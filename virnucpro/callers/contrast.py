@@ -14,8 +14,8 @@ hosts of the same GC: ``Levels``.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,8 +41,7 @@ Genes: TypeAlias = tuple[Counts, Counts, Values, Counts]
 ReadGenes: TypeAlias = Callable[[str], Genes]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Items:
+class Items(NamedTuple):
     """Pieces along a record, and what is known of each. Columns in step."""
 
     start: Counts  # (n,)
@@ -62,11 +61,9 @@ class Items:
     @classmethod
     def joined(cls, each: Sequence[Items]) -> Items:
         """The pieces of several records, one record after the other."""
-        if not each:
-            nothing = np.zeros(0)
-            return cls(np.zeros(0, np.int64), nothing, nothing, np.zeros((0, len(_SHAPE))), nothing)
-        columns = ([one.start, one.log_odds, one.gc, one.shape, one.genes] for one in each)
-        return cls(*map(np.concatenate, zip(*columns, strict=True)))
+        nothing = np.zeros(0)
+        empty = cls(np.zeros(0, np.int64), nothing, nothing, np.zeros((0, len(_SHAPE))), nothing)
+        return cls(*map(np.concatenate, zip(empty, *each, strict=True)))
 
     @property
     def median_gc(self) -> float:
@@ -80,8 +77,7 @@ class Items:
 
     def take(self, chosen: NDArray[np.int64] | Mask) -> Items:
         """The chosen ones, in this order."""
-        start, log_odds, gc = self.start[chosen], self.log_odds[chosen], self.gc[chosen]
-        return Items(start, log_odds, gc, self.shape[chosen], self.genes[chosen])
+        return Items._make(column[chosen] for column in self)
 
     def with_genes(self, sequence: str, chosen: Mask, size: int, read_genes: ReadGenes) -> Items:
         """The same pieces, with the genes of the chosen ones alone. The sequence is upper case."""
@@ -91,7 +87,7 @@ class Items:
             of_run = read_genes(sequence[start:stop])
             places = self.start[first:end] - start
             genes[first:end] = _means_on(of_run, places, size)
-        return replace(self, genes=genes)
+        return self._replace(genes=genes)
 
     def signal(self, host: Hosts, gc_weight: float, shape_weight: float, n_items: int) -> Values:
         """Log-odds at the median GC of the host, and how much the genes around differ. (n,)

@@ -14,10 +14,11 @@ not trained on. A weight of 0 says that the head adds nothing at that length.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from math import isfinite
+from math import fsum, isfinite
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal
 
 import numpy as np
@@ -25,12 +26,13 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from virnucpro.callers.calls import chunk_scores, log_odds, probability
 from virnucpro.encoders.base import Model
 from virnucpro.ground.config import Pooling
 from virnucpro.ground.errors import UnavailableError
 from virnucpro.ground.files import parse_json, sha256
 from virnucpro.ground.log import printable
-from virnucpro.ground.records import DECIMALS, Counts, Values, check_counts
+from virnucpro.ground.records import DECIMALS, Counts, Prediction, Values, check_counts
 from virnucpro.ground.tree import Tree
 from virnucpro.scorer.nets import ErrorRates, at_lengths
 from virnucpro.sequences.kmers import N_FEATURES, Sketch, frame_composition
@@ -154,6 +156,23 @@ class HeadFacts:
             raise ValueError(f"an exponent of {self.exponent!a}")
         if not isinstance(self.training, str):
             raise TypeError("how a head was trained is a sentence")
+
+    def score(self, chunks: Iterable[Sequence[float]]) -> float:
+        """The score of a record, 6 decimals, from those of each chunk's frames; one chunk at least.
+
+        In log-odds the record has the sum of its n chunks' over ``n ** exponent``.
+        """
+        odds = self.chunk_log_odds(chunks)
+        return probability(fsum(odds) / len(odds) ** self.exponent)
+
+    def score_chunks(self, predictions: Sequence[Prediction]) -> dict[str, float]:
+        """The score of each scored chunk by its id, as if it were a record of its own."""
+        return {chunk_id: self.score([scores]) for chunk_id, scores in chunk_scores(predictions)}
+
+    def chunk_log_odds(self, chunks: Iterable[Sequence[float]]) -> list[float]:
+        """The log-odds of each chunk from the scores of its frames: the largest, or their mean."""
+        pick = max if self.frame_rule == "max" else fmean
+        return [pick([log_odds(score) for score in scores]) for scores in chunks]
 
     def check_made_for(self, models: Sequence[Model]) -> None:
         """

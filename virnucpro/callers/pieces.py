@@ -12,7 +12,7 @@ from statistics import fmean
 
 import numpy as np
 
-from virnucpro.callers.calls import chunk_log_odds, chunk_scores, probabilities
+from virnucpro.callers.calls import chunk_scores, probabilities
 from virnucpro.callers.head import HeadFacts, join_log_odds
 from virnucpro.callers.options import FALSE_POSITIVES, CutOptions
 from virnucpro.ground.config import Recipe, Status
@@ -28,7 +28,6 @@ from virnucpro.ground.records import (
     Values,
 )
 from virnucpro.scorer.nets import ErrorRates, Scorer, false_discovery_rates, thresholds
-from virnucpro.scorer.pieces import find_open_codes
 from virnucpro.scorer.score import PieceScores, score_block, score_proteins
 from virnucpro.sequences.translate import GeneticCode, screen_all
 
@@ -146,18 +145,6 @@ def _short_proteins(records: Records, shortest: int) -> dict[int, tuple[Status, 
     }
 
 
-def other_codes(records: Records, places: Sequence[int], recipe: Recipe) -> dict[int, str]:
-    """The notes that records in these places seem to use another genetic code, if they do."""
-    if recipe.input_type != "nucleotide" or recipe.genetic_code not in (1, 11):
-        return {}
-    codes = find_open_codes([records.sequences[place] for place in places])
-    return {
-        place: f"open in genetic code {number}, not in {recipe.genetic_code}"
-        for place, number in zip(places, codes, strict=True)
-        if number
-    }
-
-
 def join_calls(
     results: CalledRecords, facts: HeadFacts, scorer: Scorer, cut: CutOptions, code: GeneticCode
 ) -> None:
@@ -194,7 +181,7 @@ def join_calls(
 def _head_log_odds(predictions: Sequence[Prediction], facts: HeadFacts) -> float:
     """The mean log-odds of a record's scored chunks; NaN without one."""
     chunks = [scores for _, scores in chunk_scores(predictions)]
-    return fmean(chunk_log_odds(chunks, facts)) if chunks else np.nan
+    return fmean(facts.chunk_log_odds(chunks)) if chunks else np.nan
 
 
 def _numbers(values: Values) -> list[float | None]:

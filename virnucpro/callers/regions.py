@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, permutations
 from pathlib import Path
@@ -157,7 +157,7 @@ class RegionFinder:
         turn = quietest(items.log_odds, self.model)
         first = int(items.start[turn])
         turned = items.take(np.roll(np.arange(len(items.start)), -turn))
-        turned = replace(turned, start=(turned.start - first) % n_bases)
+        turned = turned._replace(start=(turned.start - first) % n_bases)
         turned = turned.take(turned.start + size <= n_bases)
         sequence = circle[first:] + circle[:first]
         regions, track = self._along(sequence, turned, False)

@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 
 from virnucpro import __version__
 from virnucpro.callers.caller import Caller
-from virnucpro.callers.calls import score_chunks
 from virnucpro.callers.head import HeadFacts
 from virnucpro.engine.executor import Executor
 from virnucpro.engine.local import ProcessExecutor
@@ -371,7 +370,7 @@ def read_chunks(
         for record in (one for one in read_fasta(question.fasta) if one.id in whole):
             chunks, orfs = cut(record, recipe.chunk_size, code)
             frames = [Prediction(orf, _find(orf.id, of_frames)) for orf in orfs]
-            of_chunks = score_chunks(frames, facts)
+            of_chunks = facts.score_chunks(frames)
             scores += [of_chunks.get(chunk.id, np.nan) for chunk in chunks]
             records += [whole[record.id]] * len(chunks)
     values = np.array(scores, dtype=np.float64)

@@ -41,7 +41,7 @@ from virnucpro.ground.records import FastaRecord
 from virnucpro.ground.tree import Tree
 from virnucpro.learning.options import ManifestOptions
 from virnucpro.sequences.fasta import find_invalid, read_fasta, unpacking
-from virnucpro.sequences.inputs import Source
+from virnucpro.sequences.inputs import InputFile
 
 _NEEDED = ("path", "label", "group")
 _HINT = (
@@ -492,10 +492,11 @@ def _by_folder(options: ManifestOptions) -> Iterator[_Row]:
     for label, places in (("virus", options.virus), ("other", options.other)):
         for place in places:
             for source in _files_in(place):
-                inside = source.path.relative_to(place.resolve()).parts if place.is_dir() else ()
-                group = inside[0] if len(inside) > 1 else source.path.name.partition(".")[0]
+                path = Path(source.path)
+                inside = path.relative_to(place.resolve()).parts if place.is_dir() else ()
+                group = inside[0] if len(inside) > 1 else path.name.partition(".")[0]
                 yield {
-                    "path": _relative(source.path, options),
+                    "path": _relative(path, options),
                     "id": "",
                     "label": label,
                     "group": group,
@@ -503,14 +504,14 @@ def _by_folder(options: ManifestOptions) -> Iterator[_Row]:
                 }
 
 
-def _files_in(place: Path) -> Iterator[Source]:
+def _files_in(place: Path) -> Iterator[InputFile]:
     """A file, or the FASTA files of a folder and of all folders below it that hold files."""
     if not place.is_dir():
-        yield from Source.all_of(place)
+        yield from InputFile.all_of(place)
         return
     for folder in (place, *sorted(path for path in place.rglob("*") if path.is_dir())):
         if any(path.is_file() for path in folder.iterdir()):
-            yield from Source.all_of(folder)
+            yield from InputFile.all_of(folder)
 
 
 def _by_table(options: ManifestOptions, table: Path) -> Iterator[_Row]:
@@ -522,15 +523,16 @@ def _by_table(options: ManifestOptions, table: Path) -> Iterator[_Row]:
     facts = _read_taxonomy(table, options.group_by)
     missing = {*facts}
     n_others = 0
-    for source in chain.from_iterable(map(Source.all_of, options.fasta)):
-        for record in read_fasta(source.path, source.name):
+    for source in chain.from_iterable(map(InputFile.all_of, options.fasta)):
+        for record in read_fasta(Path(source.path), source.name):
             # NCBI's tables name an accession with its version or without
             key = record.id if record.id in facts else record.id.rpartition(".")[0]
             if key not in facts:
                 n_others += 1
                 continue
             missing.discard(key)
-            yield {"path": _relative(source.path, options), "id": record.id, **facts[key]}
+            path = _relative(Path(source.path), options)
+            yield {"path": path, "id": record.id, **facts[key]}
     if n_others:
         LOGGER.warning("%s of the FASTA files: in no row", counted(n_others, "record"))
     if missing:

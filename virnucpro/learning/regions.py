@@ -41,7 +41,7 @@ from virnucpro.run.folder import RunDir
 from virnucpro.scorer.landmarks import genes_of
 from virnucpro.scorer.nets import Scorer
 from virnucpro.sequences.fasta import read_fasta
-from virnucpro.sequences.inputs import Source
+from virnucpro.sequences.inputs import InputFile
 from virnucpro.sequences.translate import STANDARD, GeneticCode
 from virnucpro.stories.options import PredictOptions
 from virnucpro.stories.pipeline import execute
@@ -451,16 +451,14 @@ def _read_genomes(
     truths = {name: one for name, one in read_truth(truth_table).items() if one.prophages}
     n_letters = 0
 
-    def counted_records(source: Source) -> Iterator[FastaRecord]:
+    def counted_records(file: InputFile) -> Iterator[FastaRecord]:
         nonlocal n_letters
-        for record in read_fasta(source.path, source.name):
+        for record in read_fasta(Path(file.path), file.name):
             on_event(Progress("scoring pieces", n_letters, 0, "letters"))
             n_letters += len(record.sequence)
             yield record
 
-    genomes = [
-        _genome_of(counted_records(source), truths, scorer) for source in Source.all_of(data)
-    ]
+    genomes = [_genome_of(counted_records(file), truths, scorer) for file in InputFile.all_of(data)]
     names = [one.name for own, _ in genomes for one in own]
     _check_names(names, truths)
     if len(names) < _FEWEST:

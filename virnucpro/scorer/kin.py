@@ -37,7 +37,7 @@ from virnucpro.ground.library import call
 from virnucpro.ground.log import printable
 from virnucpro.ground.records import Counts, Identity, Values
 from virnucpro.scorer.features import FIGURES, NO_WORDS, RESIDUE_OF_CODE, Numbers, library_input
-from virnucpro.scorer.pieces import Pieces, cut, encode
+from virnucpro.scorer.pieces import Pieces, cut
 from virnucpro.sequences.translate import STANDARD, GeneticCode
 
 FORMAT = 2
@@ -262,8 +262,7 @@ class Kinship:
 
         ``are_circles`` is None for a part of a record, which has no topology.
         """
-        lengths = np.array(list(map(len, viruses)), dtype=np.int64)
-        sequences = Pieces.side_by_side(encode("".join(viruses)), lengths)
+        sequences = Pieces.of(viruses)
         ends = topologies(sequences, are_circles or [None] * len(viruses))
         rows = zip(self._of_kin(sequences, code), ends, strict=True)
         return [Identity(*kin, *end) if kin[0] else Identity() for kin, end in rows]

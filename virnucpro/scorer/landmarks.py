@@ -70,9 +70,9 @@ def genes_of(
         ValueError: the scorer has no nets for proteins.
     """
     known = {} if known is None else known
-    digits = encode(sequence)
-    whole = Pieces.side_by_side(digits, np.array([len(digits)]))
+    whole = Pieces.of([sequence])
     _, strand, start, n_codons = find_stretches(whole, code, SHORTEST_GENE)
+    digits = whole.digits
     codons = [codon_codes(one).tobytes() for one in (digits, opposite_strand(digits))]
     columns = (strand.tolist(), start.tolist(), n_codons.tolist())
     proteins = [
@@ -160,8 +160,7 @@ def open_edges(sequence: str, place: int, code: GeneticCode) -> list[int]:
     """Edges of gene-like open stretches at most 1,000 bases from a place; none that is cut off."""
     first = max(0, place - 2 * _REACH)
     part = sequence[first : place + 2 * _REACH]
-    pieces = Pieces.side_by_side(encode(part), np.array([len(part)]))
-    _, strand, start, n_codons = find_stretches(pieces, code, GENE_LIKE)
+    _, strand, start, n_codons = find_stretches(Pieces.of([part]), code, GENE_LIKE)
     left = np.where(strand == 0, start, len(part) - start - 3 * n_codons)
     edges = np.concatenate([left, left + 3 * n_codons])
     whole = first + edges[(edges > 2) & (edges < len(part) - 2)]
@@ -258,21 +257,16 @@ def _not_elsewhere(
     sequence: str, repeats: Sequence[tuple[Repeat, float]], most_by_chance: float
 ) -> list[Repeat]:
     """Those of which fewer are expected, by how often the sequence has their bases; best first."""
-    counts = _counts_of(sequence, [repeat.bases for repeat, _ in repeats])
+    if not repeats:
+        return []
+    words = [repeat.bases for repeat, _ in repeats]
+    on_both = _count([*words, *map(reverse_complement, words)], sequence)
+    counts = on_both.reshape(2, -1).sum(axis=0).tolist()
     expected = [
         repeat._replace(n_by_chance=max(repeat.n_by_chance, n_places * (count - 2) / len(sequence)))
         for (repeat, n_places), count in zip(repeats, counts, strict=True)
     ]
     return sorted(repeat for repeat in expected if repeat.n_by_chance < most_by_chance)
-
-
-def _counts_of(sequence: str, words: Sequence[str]) -> list[int]:
-    """How often a sequence has each word, on both strands."""
-    if not words:
-        return []
-    counts = _count([*words, *map(reverse_complement, words)], sequence)
-    total: list[int] = counts.reshape(2, -1).sum(axis=0).tolist()
-    return total
 
 
 def _words_in(sequence: str, words: Sequence[str]) -> list[str]:

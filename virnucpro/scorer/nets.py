@@ -32,20 +32,8 @@ from virnucpro.ground.files import EMBEDDED_FOLDER, open_plain, parse_json
 from virnucpro.ground.library import call
 from virnucpro.ground.log import printable
 from virnucpro.ground.records import Counts, Mask, Values, sigmoid
-from virnucpro.scorer.features import (
-    NO_WORDS,
-    RATIOS,
-    SHARES,
-    Features,
-    WordTable,
-)
-from virnucpro.scorer.proteins import (
-    PATTERNS,
-    SHORTEST,
-    Proteins,
-    Ratios,
-    protein_features,
-)
+from virnucpro.scorer.features import NO_WORDS, RATIOS, SHARES, Features, WordTable
+from virnucpro.scorer.proteins import PATTERNS, SHORTEST, Proteins, Ratios, protein_features
 
 FORMAT = 11
 VIEWS = {"shares": SHARES, "ratios": RATIOS}

@@ -18,8 +18,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from virnucpro.ground.config import Recipe
 from virnucpro.ground.library import call
-from virnucpro.ground.records import Counts
+from virnucpro.ground.records import Counts, Records
 from virnucpro.sequences.translate import STANDARD, GeneticCode
 
 UNKNOWN = 4
@@ -64,6 +65,12 @@ class Pieces:
     lengths: Counts  # (n,) bases
     _read: dict[GeneticCode, Read] = field(default_factory=dict)
     _owners: dict[tuple[GeneticCode, Sized], Digits] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, sequences: Sequence[str]) -> Pieces:
+        """Each sequence as one piece."""
+        lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
+        return cls.side_by_side(encode("".join(sequences)), lengths)
 
     @classmethod
     def side_by_side(cls, digits: Digits, lengths: Counts) -> Pieces:
@@ -179,6 +186,18 @@ def cut(lengths: Counts, size: int) -> tuple[Counts, Counts, Counts]:
     first = np.cumsum(lengths) - lengths
     place = number * last[owner] // np.maximum(1, n_pieces - 1)[owner]
     return owner, first[owner] + place, n_bases[owner]
+
+
+def other_codes(records: Records, places: Sequence[int], recipe: Recipe) -> dict[int, str]:
+    """The notes that records in these places seem to use another genetic code, if they do."""
+    if recipe.input_type != "nucleotide" or recipe.genetic_code not in (1, 11):
+        return {}
+    codes = find_open_codes([records.sequences[place] for place in places])
+    return {
+        place: f"open in genetic code {number}, not in {recipe.genetic_code}"
+        for place, number in zip(places, codes, strict=True)
+        if number
+    }
 
 
 def find_open_codes(sequences: Sequence[str]) -> list[int | None]:

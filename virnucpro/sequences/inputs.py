@@ -45,34 +45,6 @@ RUN_FILE = "run.json"  # a folder with it holds a run
 _NAMED = 5  # files that a message names
 
 
-class Source(NamedTuple):
-    """A file to read."""
-
-    path: Path  # absolute
-    name: str = ""  # name that the user gave, if it differs: a link, or the original of a copy
-    sample: str = ""  # name in a sample sheet or in an earlier start
-    mate: int = 0  # 1 or 2: the file of that mate of read pairs
-
-    @property
-    def shown(self) -> str:
-        """The name of the file in messages, as the user gave it."""
-        return self.name or printable(self.path)
-
-    @staticmethod
-    def all_of(path: Path) -> list[Source]:
-        """The files that one ``--input`` stands for: itself, or those of a folder or sample sheet.
-
-        Raises:
-            InputError: a sample sheet makes no sense.
-            InputMissingError: a file or folder is missing.
-        """
-        if path == _STDIN:
-            return [Source(_STDIN)]
-        if is_sheet(path):
-            return [_source(row.path, row.sample, row.mate) for row in read_sheet(path)]
-        return [_source(file) for file in list_fasta(path)]
-
-
 class _Stamp(NamedTuple):
     """The identity of a file for the file system: equal stamps mean an unchanged file."""
 
@@ -103,17 +75,17 @@ def _sha256_at(path: str, _: _Stamp) -> str:
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """One input in ``run.json``. Its content, not its name, identifies it."""
+    """A file to read, and in ``run.json``. Its content, not its name, identifies it."""
 
     path: str  # absolute
-    sha256: str
-    n_bytes: int
+    sha256: str = ""  # "": not hashed
+    n_bytes: int = 0
     generation: int = 0  # 0: of the first run; later ones were added with --resume
-    name: str = ""  # as in ``Source``
-    sample: str = ""  # name in the tables; see ``samples``
+    name: str = ""  # name that the user gave, if it differs: a link, or the original of a copy
+    sample: str = ""  # name in a sample sheet, then that in the tables; see ``samples``
     n_renamed: int = 0  # records whose id occurs earlier in the file
     error: str = ""  # reason why it could not be read
-    mate: int = 0  # as in ``Source``
+    mate: int = 0  # 1 or 2: the file of that mate of read pairs
     modified_ns: int = field(default=0, compare=False)  # time at which it was, when it was hashed
     stamp: _Stamp | None = field(default=None, compare=False)  # as it was hashed in this start
 
@@ -124,6 +96,20 @@ class InputFile:
         numbers = (self.n_bytes, self.generation, self.n_renamed, self.mate, self.modified_ns)
         if not all(isinstance(number, int) for number in numbers):
             raise TypeError("an input has a number of bytes and of its generation")
+
+    @staticmethod
+    def all_of(path: Path) -> list[InputFile]:
+        """The files that one ``--input`` stands for: itself, or those of a folder or sample sheet.
+
+        Raises:
+            InputError: a sample sheet makes no sense.
+            InputMissingError: a file or folder is missing.
+        """
+        if path == _STDIN:
+            return [InputFile(str(_STDIN))]
+        if is_sheet(path):
+            return [_named(row.path, row.sample, row.mate) for row in read_sheet(path)]
+        return [_named(file) for file in list_fasta(path)]
 
     @property
     def shown(self) -> str:
@@ -208,7 +194,7 @@ class InputFile:
 
 def find_inputs(
     paths: Sequence[Path], run_folder: Path, copies: Path, own_names: Collection[str] = ()
-) -> list[Source]:
+) -> list[InputFile]:
     """The files that the user's ``paths`` stand for, in order.
 
     What a run wrote into a folder, under one of ``own_names``, is none of them.
@@ -218,30 +204,32 @@ def find_inputs(
         InputMissingError: one is missing, or a pipe cannot be read.
         OutputError, StorageError: one cannot be copied.
     """
-    sources: dict[Path, Source] = {}
+    inputs: dict[str, InputFile] = {}
     for path in paths:
-        files = Source.all_of(path)
+        files = InputFile.all_of(path)
         if path.is_dir():
             is_run = run_folder.resolve() == path.resolve() or (path / RUN_FILE).exists()
             files = _of_folder(path, files, own_names if is_run else ())
         for file in files:
-            if file.path in sources:
+            if file.path in inputs:
                 raise InputError(
                     f"the input {file.shown} occurs twice"
                     + (f": it is {printable(file.path)}" if file.name else ""),
                     hint="name it once: --input takes files, folders and sample sheets",
                 )
-            sources[file.path] = _readable_twice(file, run_folder, copies)
-    return list(sources.values())
+            inputs[file.path] = _readable_twice(file, run_folder, copies)
+    return list(inputs.values())
 
 
-def _of_folder(folder: Path, files: Iterable[Source], skipped: Collection[str]) -> list[Source]:
+def _of_folder(
+    folder: Path, files: Iterable[InputFile], skipped: Collection[str]
+) -> list[InputFile]:
     """The files of a folder that are part of the input, each once.
 
     Raises:
         InputMissingError: all of them are skipped.
     """
-    kept = _once(file for file in files if file.path.name not in skipped)
+    kept = _once(file for file in files if Path(file.path).name not in skipped)
     _tell_others(folder, skipped)
     if not kept:
         raise InputMissingError(
@@ -251,9 +239,9 @@ def _of_folder(folder: Path, files: Iterable[Source], skipped: Collection[str]) 
     return kept
 
 
-def _once(files: Iterable[Source]) -> list[Source]:
+def _once(files: Iterable[InputFile]) -> list[InputFile]:
     """The files of a folder, without links to others of them."""
-    by_path: dict[Path, Source] = {}
+    by_path: dict[str, InputFile] = {}
     for file in files:
         if before := by_path.get(file.path):
             file, link = sorted((before, file), key=lambda one: bool(one.name))
@@ -262,12 +250,13 @@ def _once(files: Iterable[Source]) -> list[Source]:
     return list(by_path.values())
 
 
-def _source(path: Path, sample: str = "", mate: int = 0) -> Source:
-    named_path = Path(os.path.abspath(path))  # noqa: PTH100 - links are kept: the user named them
+def _named(path: Path, sample: str = "", mate: int = 0) -> InputFile:
+    """The file that is to be read, by its path and by what the user calls it."""
+    own = os.path.abspath(path)  # noqa: PTH100 - links are kept: the user named them
     if path.exists() and not path.is_file():
-        return Source(named_path, "", sample, mate)  # a pipe may have no other name
-    real = Path(os.path.realpath(path))  # ``resolve`` raises where links go round in circles
-    return Source(real, "" if real == named_path else printable(named_path), sample, mate)
+        return InputFile(own, sample=sample, mate=mate)  # a pipe may have no other name
+    real = os.path.realpath(path)  # ``resolve`` raises where links go round in circles
+    return InputFile(real, name="" if real == own else printable(own), sample=sample, mate=mate)
 
 
 def _tell_others(folder: Path, skipped: Collection[str]) -> None:
@@ -279,25 +268,25 @@ def _tell_others(folder: Path, skipped: Collection[str]) -> None:
         )
 
 
-def _readable_twice(source: Source, run_folder: Path, copies: Path) -> Source:
+def _readable_twice(file: InputFile, run_folder: Path, copies: Path) -> InputFile:
     """The file itself, or a copy of what can be read only once."""
-    is_plain = source.path.is_file() or not (source.path == _STDIN or source.path.exists())
-    if is_plain and run_folder.resolve() not in source.path.parents:
-        return source
-    return _copy(source, copies)
+    path = Path(file.path)
+    is_plain = path.is_file() or not (path == _STDIN or path.exists())
+    return file if is_plain and run_folder.resolve() not in path.parents else _copy(file, copies)
 
 
-def _copy(source: Source, copies: Path) -> Source:
+def _copy(file: InputFile, copies: Path) -> InputFile:
     """Copy a file; named by its content, so that no copy replaces another."""
-    name = "standard input" if source.path == _STDIN else source.shown
-    if source.path.parent.name.startswith(RECORDS):
-        name = source.path.name
-    waits = ", as soon as something writes to it" if source.path.is_fifo() else ""
+    source = Path(file.path)
+    name = "standard input" if source == _STDIN else file.shown
+    if source.parent.name.startswith(RECORDS):
+        name = source.name
+    waits = ", as soon as something writes to it" if source.is_fifo() else ""
     announce(f"copying {name} first{waits}")
     copies = copies.parent.resolve() / copies.name  # a link in its own place is not followed
     tree, unnamed = Tree(copies.parent), temporary_beside(copies / "copy")
     try:
-        with writing(copies, unnamed), _opened(source.path) as handle:
+        with writing(copies, unnamed), _opened(source) as handle:
             tree.make_folder(copies)
             with tree.open(unnamed, "x+") as out:
                 shutil.copyfileobj(handle, out)
@@ -309,7 +298,7 @@ def _copy(source: Source, copies: Path) -> Source:
     finally:
         with suppress(OSError):  # it is swept away later
             tree.delete(unnamed)
-    return source._replace(path=path, name=name)
+    return replace(file, path=str(path), name=name)
 
 
 def _opened(source: Path) -> AbstractContextManager[BinaryIO]:

@@ -13,8 +13,8 @@ from __future__ import annotations
 import re
 import unicodedata
 from array import array
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 
 import numpy as np
@@ -32,7 +32,7 @@ from virnucpro.sequences.fasta import (
     qualified,
     stem_of,
 )
-from virnucpro.sequences.inputs import InputFile, Source, listed
+from virnucpro.sequences.inputs import InputFile, listed
 
 _LONGEST = 100  # bytes of the longest name
 _ALLOWED = "._-+"
@@ -42,65 +42,64 @@ _LETTERS_AT_ONCE = 2**18  # of ids, which are digested
 _MATE = re.compile(r"(?P<name>.+)(?P<mark>[._][Rr]?)(?P<mate>\d)(?P<rest>_001)?")
 
 
-def name_samples(sources: Sequence[Source], recorded: Sequence[InputFile]) -> list[Source]:
-    """The same sources, each with a name of its own, which no other recorded file has.
+def name_samples(files: Sequence[InputFile], recorded: Sequence[InputFile]) -> list[InputFile]:
+    """The same files, each with a name of its own, which no other recorded file has.
 
     A name is the stem of the file name. Where several files have the same, the name of the nearest
     parent folder that differs between most of them goes before it, and then a number after it. The
     two files of read pairs are one sample, and stand together.
     """
-    sources = _paired(sources)
+    files = _paired(files)
     keys = {_key(file.sample) for file in recorded}
     by_path = {file.path: file for file in recorded}
-    levels = _telling_levels((*map(_path_of, sources), *map(_path_of, recorded)))
-    result, changed = [], []
-    before = None
-    for source in sources:
-        before, prior = source, before
-        if file := by_path.get(str(source.path)):
-            result.append(source._replace(sample=file.sample, mate=file.mate))
-            continue
-        if prior and _is_pair(prior, source) and str(prior.path) not in by_path:
-            result.append(source._replace(sample=result[-1].sample))
-            continue
-        path = _path_of(source)
-        sample = _free(clean(source.sample or _name(path, levels)), keys)
-        keys.add(_key(sample))
-        if sample != (source.sample or _stem(path)):
-            changed.append(f"{printable(source.sample) or source.shown} as {sample}")
-        result.append(source._replace(sample=sample))
+    levels = _telling_levels((*map(_path_of, files), *map(_path_of, recorded)))
+    result, changed = list[InputFile](), []
+    prior: InputFile | None = None
+    for file in files:
+        path = _path_of(file)
+        if before := by_path.get(file.path):
+            sample, mate = before.sample, before.mate
+        elif prior and _is_pair(prior, file) and prior.path not in by_path:
+            sample, mate = result[-1].sample, file.mate
+        else:
+            sample, mate = _free(clean(file.sample or _name(path, levels)), keys), file.mate
+            keys.add(_key(sample))
+            if sample != (file.sample or _stem(path)):
+                changed.append(f"{printable(file.sample) or file.shown} as {sample}")
+        result.append(replace(file, sample=sample, mate=mate))
+        prior = file
     if changed:
         announce(f"samples renamed: {listed(changed, _SHOWN)}")
     _announce_pairs(result)
     return result
 
 
-def _paired(sources: Sequence[Source]) -> list[Source]:
-    """The same sources; the two files of read pairs, by their names, stand together as mates."""
+def _paired(files: Sequence[InputFile]) -> list[InputFile]:
+    """The same files; the two files of read pairs, by their names, stand together as mates."""
     groups: dict[tuple[str, ...], dict[str, int]] = {}  # mates, and their places
-    for place, source in enumerate(sources):
-        path = _path_of(source)
+    for place, file in enumerate(files):
+        path = _path_of(file)
         match = _MATE.fullmatch(stem_of(path.name))
-        if match and not (source.sample or source.mate) and is_name_of_reads(path.name):
+        if match and not (file.sample or file.mate) and is_name_of_reads(path.name):
             key = (str(path.parent), match["name"], match["mark"], match["rest"] or "")
             groups.setdefault(key, {})[match["mate"]] = place
-    result: dict[int, Source] = {}
+    result: dict[int, InputFile] = {}
     pairs = {min(group.values()): group for group in groups.values() if set(group) == {"1", "2"}}
-    for place, source in enumerate(sources):
+    for place, file in enumerate(files):
         for mate, own in sorted(pairs[place].items()) if place in pairs else ():
-            result[own] = sources[own]._replace(mate=int(mate))
-        result.setdefault(place, source)
+            result[own] = replace(files[own], mate=int(mate))
+        result.setdefault(place, file)
     return list(result.values())
 
 
-def _is_pair(first: Source, second: Source) -> bool:
+def _is_pair(first: InputFile, second: InputFile) -> bool:
     """Whether two files are those of the mates of a sample."""
     names = [file.sample or str(_path_of(file)) for file in (first, second)]
     return (first.mate, second.mate) == (1, 2) and names[0] == names[1]
 
 
-def _announce_pairs(sources: Sequence[Source]) -> None:
-    names = [source.sample for source in sources if source.mate == 1]
+def _announce_pairs(files: Sequence[InputFile]) -> None:
+    names = [file.sample for file in files if file.mate == 1]
     if names:
         announce(
             f"{counted(len(names), 'sample')} of read pairs, in two files: "
@@ -124,7 +123,7 @@ def _key(name: str) -> str:
     return unicodedata.normalize("NFC", name).casefold()
 
 
-def _path_of(file: Source | InputFile) -> PurePath:
+def _path_of(file: InputFile) -> PurePath:
     """The path that a sample has its name of: that of a mate has no number."""
     path = PurePath(file.name or file.path)
     match = _MATE.fullmatch(stem_of(path.name)) if file.mate else None
@@ -144,19 +143,20 @@ def _name(path: PurePath, levels: Mapping[str, int | None]) -> str:
 
 
 def _telling_levels(paths: Iterable[PurePath]) -> dict[str, int | None]:
-    """The level at which files differ, for each stem that several of them have."""
+    """The level above the files at which the names of the folders differ most.
+
+    For each stem that several files have; None for files in no folder.
+    """
     groups: dict[str, set[PurePath]] = {}
     for path in paths:
         groups.setdefault(_key(_stem(path)), set()).add(path)
-    return {stem: _telling_level(paths) for stem, paths in groups.items() if len(paths) > 1}
-
-
-def _telling_level(paths: Collection[PurePath]) -> int | None:
-    """The number of levels above the files at which the names of the folders differ most."""
-    levels = range(min(len(path.parents) for path in paths))
-    if not levels:
-        return None
-    return max(levels, key=lambda i: len({_key(clean(path.parents[i].name)) for path in paths}))
+    levels: dict[str, int | None] = {}
+    for stem, some in groups.items():
+        names = [[_key(clean(parent.name)) for parent in path.parents] for path in some]
+        n_names = [len(set(of_level)) for of_level in zip(*names, strict=False)]
+        if len(some) > 1:
+            levels[stem] = n_names.index(max(n_names)) if n_names else None
+    return levels
 
 
 def _free(stem: str, keys: set[str]) -> str:

@@ -22,7 +22,7 @@ from virnucpro.ground.errors import InputError, InputMissingError
 from virnucpro.ground.log import LOGGER, announce, counted, printable
 from virnucpro.ground.records import FastaRecord, Records
 from virnucpro.sequences.fasta import guess_input_type, parsed
-from virnucpro.sequences.inputs import InputFile, Source, announce_reads, hashed
+from virnucpro.sequences.inputs import InputFile, announce_reads, hashed
 from virnucpro.sequences.samples import id_digests, renamed
 
 _IDS_AT_ONCE = 1000  # that are looked up
@@ -70,7 +70,7 @@ class Survey:
             LOGGER.warning("left out, since it cannot be read: %s%s", error, remedy)
             self.refused.append((replace(file, error=str(error)), error))
 
-    def hash(self, sources: Iterable[Source], on_bytes: Callable[[int], None]) -> list[InputFile]:
+    def hash(self, files: Iterable[InputFile], on_bytes: Callable[[int], None]) -> list[InputFile]:
         """The files that can be read, hashed; ``on_bytes`` gets the number of bytes so far.
 
         Raises:
@@ -78,8 +78,7 @@ class Survey:
         """
         inputs: list[InputFile] = []
         before = 0
-        for path, name, sample, mate in sources:
-            file = InputFile(str(path), "", 0, name=name, sample=sample, mate=mate)
+        for file in files:
             with self.refusing(file):
                 inputs.append(hashed(file, lambda n, before=before: on_bytes(before + n)))  # type: ignore[misc]
                 before += inputs[-1].n_bytes

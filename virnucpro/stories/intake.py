@@ -20,12 +20,7 @@ from virnucpro.ground.files import open_plain
 from virnucpro.ground.log import LOGGER, announce, counted, printable
 from virnucpro.run.folder import RunDir
 from virnucpro.run.manifest import Manifest
-from virnucpro.sequences.inputs import (
-    InputFile,
-    Source,
-    check_recorded,
-    find_inputs,
-)
+from virnucpro.sequences.inputs import InputFile, check_recorded, find_inputs
 from virnucpro.sequences.samples import name_samples
 from virnucpro.sequences.survey import Survey
 from virnucpro.stories.options import SequenceOptions
@@ -48,36 +43,34 @@ def open_run(
         ResumeError: what is recorded is another run.
     """
     on_event(Progress("looking for the input", 0, 0, "bytes"))
-    sources = find_inputs(options.input, rundir.root, rundir.copies, rundir.own_names)
-    again = _unnamed(recorded, sources) if recorded else []
-    sources_by_sample = name_samples([*sources, *again], recorded.inputs if recorded else ())
+    named = find_inputs(options.input, rundir.root, rundir.copies, rundir.own_names)
+    again = _unnamed(recorded, named) if recorded else []
+    files = name_samples([*named, *again], recorded.inputs if recorded else ())
     survey = Survey(
-        options.strict or len(sources_by_sample) == 1,
+        options.strict or len(files) == 1,
         options.rename_duplicates,
         lambda done: on_event(Progress("reading the input", done, 0, "letters")),
     )
-    n_bytes = sum(
-        source.path.stat().st_size for source in sources_by_sample if source.path.is_file()
-    )
+    paths = [Path(file.path) for file in files]
+    n_bytes = sum(path.stat().st_size for path in paths if path.is_file())
     files = survey.hash(
-        sources_by_sample,
-        lambda done: on_event(Progress("hashing the input", done, n_bytes, "bytes")),
+        files, lambda done: on_event(Progress("hashing the input", done, n_bytes, "bytes"))
     )
     if recorded is None:
         manifest = _begin(options, recipe_for, files, survey)
     else:
         manifest = _go_on(options, recipe_for, rundir, recorded, files, survey)
-    if sources and {file.path for file, _ in survey.refused} >= {str(s.path) for s in sources}:
+    if named and {file.path for file, _ in survey.refused} >= {file.path for file in named}:
         raise survey.refused[0][1]
     return replace(manifest, refused=tuple(file for file, _ in survey.refused))
 
 
-def _unnamed(recorded: Manifest, sources: Sequence[Source]) -> list[Source]:
+def _unnamed(recorded: Manifest, files: Sequence[InputFile]) -> list[InputFile]:
     """The files that an earlier start could not read, if they are there and not given again.
 
     Whoever gives all others again leaves them out on purpose. What was read stays in the run.
     """
-    names = {text for source in sources for text in (str(source.path), source.name) if text}
+    names = {text for file in files for text in (file.path, file.name) if text}
 
     def is_named(file: InputFile) -> bool:
         return file.path in names or file.name in names
@@ -87,7 +80,7 @@ def _unnamed(recorded: Manifest, sources: Sequence[Source]) -> list[Source]:
         others = f" and {counted(len(kept) - 1, 'other file')} stay" if len(kept) > 1 else " stays"
         announce(f"{kept[0].shown}{others} in this run although not named again")
     return [
-        Source(Path(file.path), file.name, file.sample, file.mate)
+        InputFile(file.path, name=file.name, sample=file.sample, mate=file.mate)
         for file in recorded.refused
         if not is_named(file) and _is_tried_again(file, is_kept=bool(kept))
     ]

@@ -21,7 +21,7 @@ from virnucpro.run.hashes import Outputs
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.scores import ScoreStore
 from virnucpro.sequences.fasta import read_fasta
-from virnucpro.sequences.inputs import Source
+from virnucpro.sequences.inputs import InputFile
 from virnucpro.stories.blocks import Maker
 from virnucpro.stories.options import RunOptions
 from virnucpro.tables.sinks import LETTERS, Portion
@@ -56,10 +56,10 @@ def _is_known(path: Path, recorded: Manifest) -> bool:
     if not path.exists():
         return any(here in (one, *one.parents) for one in known)
     try:
-        sources = Source.all_of(path)
+        files = InputFile.all_of(path)
     except VirnucproError:
         return path.is_dir() and any(here in one.parents for one in known)
-    return all(source.path in known for source in sources)
+    return all(Path(file.path) in known for file in files)
 
 
 class _Peeked:

@@ -48,7 +48,7 @@ from virnucpro.ground.log import printable
 from virnucpro.ground.options import carry
 from virnucpro.run.folder import RunDir
 from virnucpro.run.manifest import Manifest
-from virnucpro.sequences.inputs import Source
+from virnucpro.sequences.inputs import InputFile
 from virnucpro.sequences.translate import GeneticCode
 from virnucpro.stories.options import (
     ExtractOptions,
@@ -108,7 +108,7 @@ def resolve(options: RunOptions, on_event: OnEvent) -> RunConfig:
             rundir.check_free(resume=options.resume, force=options.force)
     recorded = rundir.read_manifest() if options.resume else None
     for path in () if lost_inputs(options, rundir, recorded) else options.input:
-        Source.all_of(path)
+        InputFile.all_of(path)
     GeneticCode.of(options.genetic_code)
     _check_place(options)
     if options.asks_for_vectors or (recorded is not None and recorded.models == (EMBEDDED,)):
