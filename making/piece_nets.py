@@ -23,7 +23,7 @@ from virnucpro.scorer.features import (
     Features,
     WordTable,
 )
-from virnucpro.scorer.nets import FARTHEST, VIEWS, Layer, Nets, PieceNets
+from virnucpro.scorer.nets import ALL, FARTHEST, VIEWS, Layer, Nets, PieceNets, Stack
 
 _ROWS_AT_ONCE = 20_000
 NO_FEATURES = range(0)
@@ -88,33 +88,26 @@ def fit_piece_nets(
     Features are standardised by the first draw. ``words`` is what the nets are to read later.
     """
     mean, deviation = _spread(lessons[0].features)
-    fitted: dict[str, list[list[Layer]]] = {view: [] for view in VIEWS}
-    n_viral: dict[str, int] = {}
+    stacks: dict[int, Stack] = {}
+    views = {view: columns for view, columns in VIEWS.items() if view != ALL}
+    fitted: dict[str, list[list[Layer]]] = {view: [] for view in views}
     for seed, draw in enumerate(lessons):
         inputs = _standardised(draw.features, mean, deviation)
-        for view, columns in VIEWS.items():
+        for view, columns in views.items():
             of_view = draw if view in fitting.views_of_kinds else draw.without_kinds
             fitted[view].append(_fit(inputs, columns, of_view, seed, fitting))
-            n_viral[view] = of_view.n_viral
-    views = {view: Nets(tuple(_stacked(nets)), n_viral[view]) for view, nets in fitted.items()}
-    return PieceNets(
-        of_size.size,
-        of_size.shortest,
-        of_size.longest,
-        of_size.part,
-        words,
-        mean,
-        deviation,
-        views,
-    )
+            layers = tuple(_stacked(fitted[view]))
+            stacks[columns.start or 0] = layers, of_view.n_viral
+    nets = Nets(mean, deviation, stacks)
+    return PieceNets(of_size.size, of_size.shortest, of_size.longest, of_size.part, words, nets)
 
 
-def fit_nets(lessons: Lessons, seed: int, fitting: Fitting) -> tuple[Features, Features, Nets]:
-    """One net that reads all features: their mean and deviation, and the net."""
+def fit_nets(lessons: Lessons, seed: int, fitting: Fitting) -> Nets:
+    """One net that reads all features."""
     mean, deviation = _spread(lessons.features)
     inputs = _standardised(lessons.features, mean, deviation)
     layers = _fit(inputs, slice(None), lessons, seed, fitting)
-    return mean, deviation, Nets(tuple(_stacked([layers])), lessons.n_viral)
+    return Nets(mean, deviation, {0: (tuple(_stacked([layers])), lessons.n_viral)})
 
 
 def _blocks(features: Features) -> Iterator[tuple[slice, Features]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,11 @@ from safetensors.numpy import save
 
 from virnucpro.ground.files import atomic
 from virnucpro.scorer.nets import (
+    ALL,
     DIGESTS,
     FORMAT,
     PROTEINS,
+    VIEWS,
     WINDOWS,
     Nets,
     PieceNets,
@@ -31,8 +34,8 @@ def save_scorer(path: Path, scorer: Scorer) -> None:
         "words.entries": scorer.pieces[0].words.entries,
     }
     for nets in scorer.pieces:
-        tensors |= _tensors(str(nets.size), nets)
-    tensors |= _tensors(WINDOWS, scorer.windows)
+        tensors |= _tensors(str(nets.size), nets.nets, _views(nets))
+    tensors |= _tensors(WINDOWS, scorer.windows.nets, _views(scorer.windows))
     if scorer.proteins:
         tensors |= _protein_tensors(scorer.proteins)
     tensors |= {name: getattr(scorer, name) for name in DIGESTS}
@@ -43,7 +46,7 @@ def save_scorer(path: Path, scorer: Scorer) -> None:
         "windows_knot": asdict(scorer.windows_knot),
         **_by_length(scorer),
         PROTEINS: scorer.proteins
-        and {"n_viral": scorer.proteins.nets.n_viral, **_by_length(scorer.proteins)},
+        and {"n_viral": scorer.proteins.nets.stacks[0][1], **_by_length(scorer.proteins)},
     }
     content = {name: np.ascontiguousarray(values) for name, values in tensors.items()}
     with atomic(path) as temporary:
@@ -58,30 +61,27 @@ def _by_length(of: Scorer | ProteinNets) -> dict[str, Any]:
     }
 
 
-def _tensors(name: str, nets: PieceNets) -> dict[str, NDArray[Any]]:
+def _views(nets: PieceNets) -> dict[int, str]:
+    """The name of each view that nets read, by its first column."""
+    names = {columns.start or 0: view for view, columns in VIEWS.items() if view != ALL}
+    return {column: names[column] for column in nets.nets.stacks}
+
+
+def _tensors(name: str, nets: Nets, views: Mapping[int, str]) -> dict[str, NDArray[Any]]:
     tensors: dict[str, NDArray[Any]] = {
         f"{name}.mean": nets.mean,
         f"{name}.deviation": nets.deviation,
     }
-    for view, of_view in nets.views.items():
-        tensors |= _layers(f"{name}.{view}", of_view)
+    for column, (layers, _) in nets.stacks.items():
+        of_view = f"{name}.{views[column]}" if views[column] else name
+        for i, (weight, bias) in enumerate(layers):
+            tensors |= {f"{of_view}.{i}.weight": weight, f"{of_view}.{i}.bias": bias}
     return tensors
 
 
 def _protein_tensors(proteins: ProteinNets) -> dict[str, NDArray[Any]]:
-    tensors: dict[str, NDArray[Any]] = {
-        f"{PROTEINS}.mean": proteins.mean,
-        f"{PROTEINS}.deviation": proteins.deviation,
-    }
-    tensors |= {f"{PROTEINS}.patterns.{i}": ratios for i, ratios in enumerate(proteins.ratios)}
-    return tensors | _layers(PROTEINS, proteins.nets)
-
-
-def _layers(name: str, nets: Nets) -> dict[str, NDArray[Any]]:
-    tensors: dict[str, NDArray[Any]] = {}
-    for i, (weight, bias) in enumerate(nets.layers):
-        tensors |= {f"{name}.{i}.weight": weight, f"{name}.{i}.bias": bias}
-    return tensors
+    ratios = {f"{PROTEINS}.patterns.{i}": ratios for i, ratios in enumerate(proteins.ratios)}
+    return ratios | _tensors(PROTEINS, proteins.nets, {0: ALL})
 
 
 def _facts(nets: PieceNets) -> dict[str, Any]:
@@ -90,5 +90,5 @@ def _facts(nets: PieceNets) -> dict[str, Any]:
         "shortest": nets.shortest,
         "longest": nets.longest,
         "part": nets.part,
-        "views": {view: of_view.n_viral for view, of_view in nets.views.items()},
+        "views": {view: nets.nets.stacks[column][1] for column, view in _views(nets).items()},
     }

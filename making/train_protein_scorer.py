@@ -49,7 +49,6 @@ from virnucpro.scorer.nets import (
     ProteinNets,
     calibrate,
     load_scorer,
-    log_odds_of,
     thresholds,
 )
 from virnucpro.scorer.proteins import (
@@ -264,26 +263,14 @@ class Course:
             features[rows, alone.shape[1] :] = fragments.where(rows).read(others)
         return cls(fragments, kinds[fragments.kind], features)
 
-    def fit(self, rows: Mask, seed: int = 0) -> Fitted:
+    def fit(self, rows: Mask, seed: int = 0) -> Nets:
         """A net of these rows and the made ones."""
         rows = rows | (self.fragments.fold == MADE)
         some = self.fragments.where(rows)
         is_made = some.fold == MADE
         weights = np.where(is_made, MADE_WEIGHT, length_weights(some.length, some.is_virus))
         lessons = Lessons(self.features[rows], self.kind[rows], weights, N_VIRAL, len(KINDS) + 1)
-        return Fitted(*fit_nets(lessons, seed, FITTING))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Fitted:
-    """A net and what its features are standardised by."""
-
-    mean: Features
-    deviation: Features
-    nets: Nets
-
-    def log_odds(self, features: Features) -> Values:
-        return log_odds_of(features, self.mean, self.deviation, self.nets)
+        return fit_nets(lessons, seed, FITTING)
 
 
 def with_made(fragments: Library, rng: np.random.Generator) -> Library:
@@ -355,9 +342,7 @@ def train(manifest: Path, proteins: Path, split: Path, scorer_file: Path) -> Non
     nets = ProteinNets(
         words,
         counted.ratios(()),
-        fitted.mean,
-        fitted.deviation,
-        fitted.nets,
+        fitted,
         knots,
         rates,
         training,

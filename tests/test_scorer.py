@@ -44,14 +44,13 @@ from virnucpro.scorer.features import (
 )
 from virnucpro.scorer.nets import (
     FARTHEST,
-    VIEWS,
     ErrorRates,
     Knot,
     Layer,
     Nets,
     PieceNets,
     Scorer,
-    _Views,
+    Stack,
     calibrate,
     load_scorer,
 )
@@ -70,12 +69,12 @@ def random_sequence(n_bases: int, seed: int) -> str:
     return "".join(np.random.default_rng(seed).choice(list("ACGT"), n_bases))
 
 
-def random_nets(n_inputs: int, n_nets: int, rng: np.random.Generator) -> Nets:
+def random_nets(n_inputs: int, n_nets: int, rng: np.random.Generator) -> Stack:
     def layer(n_out: int, n_in: int) -> Layer:
         weight = rng.normal(0, n_in**-0.5, (n_nets, n_out, n_in)).astype(np.float32)
         return weight, rng.normal(0, 0.1, (n_nets, n_out)).astype(np.float32)
 
-    return Nets((layer(8, n_inputs), layer(4, 8), layer(5, 4)), n_viral=2)
+    return (layer(8, n_inputs), layer(4, 8), layer(5, 4)), 2
 
 
 def random_pieces(
@@ -83,13 +82,13 @@ def random_pieces(
 ) -> PieceNets:
     rng = np.random.default_rng(seed)
     n_features = N_FEATURES + (N_LAYOUT if part else 0)
-    views = {
-        "shares": random_nets(len(range(n_features)[SHARES]), 2, rng),
-        "ratios": random_nets(len(range(n_features)[RATIOS]), 3, rng),
+    stacks = {
+        0: random_nets(len(range(n_features)[SHARES]), 2, rng),
+        RATIOS.start: random_nets(len(range(n_features)[RATIOS]), 3, rng),
     }
     mean = rng.normal(0, 0.1, n_features).astype(np.float32)
     deviation = np.ones(n_features, np.float32)
-    return PieceNets(size, shortest, longest, part, NO_WORDS, mean, deviation, views)
+    return PieceNets(size, shortest, longest, part, NO_WORDS, Nets(mean, deviation, stacks))
 
 
 RATES = (ErrorRates(100, (0.0,), (0.1,), (0.5,), (0.0,)),)
@@ -211,7 +210,7 @@ def test_a_record_has_the_mean_of_its_pieces_calibrated_by_its_length(scorer: Sc
     sequence = random_sequence(249, 3)  # pieces of 100, which overlap
     long = scorer.pieces[1]
     pieces = [sequence[:100], sequence[74:174], sequence[149:]]
-    of_pieces = long.stacked.log_odds(piece_features(Pieces.of(pieces), NO_WORDS))
+    of_pieces = long.nets.log_odds(piece_features(Pieces.of(pieces), NO_WORDS))
     expected = calibrate(scorer.knots, np.array([of_pieces.mean()]), np.array([249]))
     assert next(score_sequences([sequence], scorer)) == pytest.approx(expected[0], abs=1e-12)
 
@@ -238,7 +237,7 @@ def test_what_is_read_as_parts_has_half_of_the_score(
         parts = Pieces.of([sequence[i : i + 100] for i in starts])
         means = piece_features(parts, NO_WORDS).mean(axis=0, dtype=np.float64)
         whole = Pieces.of([sequence[start : start + nets.size]])
-        of_wholes.append(nets.stacked.log_odds(with_layout(means[None], layout_features(whole)))[0])
+        of_wholes.append(nets.nets.log_odds(with_layout(means[None], layout_features(whole)))[0])
     of_pieces = next(score_sequences([sequence], raw))
     assert of_pieces is not None
     both = replace(scorer, pieces=(scorer.pieces[1], nets), knots=raw.knots)
@@ -247,7 +246,7 @@ def test_what_is_read_as_parts_has_half_of_the_score(
     assert found == pytest.approx((of_pieces + np.mean(of_wholes)) / 2, abs=1e-5)
 
 
-def nets_of(sizes: Sequence[int], n_nets: int, rng: np.random.Generator) -> Nets:
+def nets_of(sizes: Sequence[int], n_nets: int, rng: np.random.Generator) -> Stack:
     """Random nets with so many inputs, hidden ones and kinds, two of them viral."""
     layers = tuple(
         (
@@ -256,12 +255,12 @@ def nets_of(sizes: Sequence[int], n_nets: int, rng: np.random.Generator) -> Nets
         )
         for before, behind in pairwise(sizes)
     )
-    return Nets(layers, n_viral=2)
+    return layers, 2
 
 
-def views_with(nets: Mapping[int, Nets], n_features: int, rng: np.random.Generator) -> _Views:
+def views_with(stacks: Mapping[int, Stack], n_features: int, rng: np.random.Generator) -> Nets:
     mean = rng.normal(0, 2, n_features).astype(np.float32)
-    return _Views(mean, rng.uniform(0.1, 3, n_features).astype(np.float32), nets)
+    return Nets(mean, rng.uniform(0.1, 3, n_features).astype(np.float32), stacks)
 
 
 @pytest.mark.parametrize(
@@ -273,9 +272,10 @@ def test_log_odds_are_those_of_whole_numbers_in_plain_python(
 ) -> None:
     rng = np.random.default_rng(8)
     nets = {0: nets_of((n_inputs, *hidden, 19), 2, rng), 3: nets_of((n_inputs, 9, 3, 40), 1, rng)}
-    nets[3].layers[0][0][:, :, 0] *= 1e6  # one weight may be far larger than all others
-    nets[3].layers[1][0][:, 0] = 0
-    nets[3].layers[1][1][:, 1] = 1e9
+    (first, _), (second, bias), _ = nets[3][0]
+    first[:, :, 0] *= 1e6  # one weight may be far larger than all others
+    second[:, 0] = 0
+    bias[:, 1] = 1e9
     views = views_with(nets, n_inputs + 4, rng)
     features = rng.normal(0, 6, (n_rows, n_inputs + 4)).astype(np.float32)
     features[0] = 1e6 * rng.choice([-1, 1], n_inputs + 4)
@@ -290,28 +290,30 @@ def test_log_odds_are_those_of_whole_numbers_in_plain_python(
 
 
 def stacked_layers(
-    nets: Mapping[int, Nets],
+    stacks: Mapping[int, Stack],
 ) -> Iterator[tuple[int, list[tuple[NDArray[np.float64], NDArray[np.float64]]]]]:
     """The first column and the layers of each of the nets."""
-    for column, of_view in nets.items():
-        for number in range(len(of_view)):
-            yield column, layers_of(of_view, number)
+    for column, (layers, _) in stacks.items():
+        for number in range(len(layers[0][0])):
+            yield column, layers_of(layers, number)
 
 
-def layers_of(nets: Nets, number: int) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+def layers_of(
+    layers: Sequence[Layer], number: int
+) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
     """Weights and biases of one of the nets."""
-    return [(w[number].astype(np.float64), b[number].astype(np.float64)) for w, b in nets.layers]
+    return [(w[number].astype(np.float64), b[number].astype(np.float64)) for w, b in layers]
 
 
 def test_whole_numbers_come_near_the_weights_and_features_that_they_stand_for() -> None:
     rng = np.random.default_rng(8)
     nets = nets_of((600, 64, 32, 5), 1, rng)
-    nets.layers[0][0][...] /= 2
+    nets[0][0][0][...] /= 2
     views = views_with({0: nets}, 600, rng)
     standard = rng.normal(0, 1, (500, 600)) * (rng.random((500, 600)) < 0.2)
     features = (views.mean + standard * views.deviation).astype(np.float32)
     x = (features - views.mean.astype(np.float64)) / views.deviation
-    for number, (weight, bias) in enumerate(layers_of(nets, 0)):
+    for number, (weight, bias) in enumerate(layers_of(nets[0], 0)):
         x = (gelu(x) if number else x.clip(-FARTHEST, FARTHEST)) @ weight.T + bias
     expected = np.log(np.exp(x[:, :2]).sum(axis=1) / np.exp(x[:, 2:]).sum(axis=1))
     error = views.log_odds(features) - expected
@@ -338,7 +340,7 @@ def test_log_odds_are_of_all_kinds_of_viruses_against_all_of_cells() -> None:
     nothing = [np.zeros((1, n, before), np.float32) for before, n in pairwise((6, 8, 4, 5))]
     biases = [np.zeros((1, 8)), np.zeros((1, 4)), np.log([[1.0, 2, 3, 4, 5]])]
     layers = tuple((w, b.astype(np.float32)) for w, b in zip(nothing, biases, strict=True))
-    views = _Views(np.zeros(6, np.float32), np.ones(6, np.float32), {0: Nets(layers, n_viral=2)})
+    views = Nets(np.zeros(6, np.float32), np.ones(6, np.float32), {0: (layers, 2)})
     found = views.log_odds(np.ones((1, 6), np.float32))
     np.testing.assert_allclose(found, np.log([3 / 12]), rtol=0, atol=1e-6)  # a bias is rounded
 
@@ -429,15 +431,19 @@ def test_windows_are_scored_by_nets_of_their_own(scorer: Scorer) -> None:
 
 def test_the_nets_of_the_package_fit_what_they_read_and_their_lengths_rise() -> None:
     scorer, proteins = Scorer.own(), Scorer.own().proteins
-    assert proteins is not None and proteins.nets.n_inputs == N_PROTEIN_FEATURES
-    each = [(nets, N_FEATURES + (N_LAYOUT if nets.part else 0)) for nets in scorer.pieces]
-    for nets, n_features in (*each, (scorer.windows, N_FEATURES), (proteins, N_PROTEIN_FEATURES)):
+    assert proteins is not None
+    each = [(one.nets, N_FEATURES + (N_LAYOUT if one.part else 0)) for one in scorer.pieces]
+    each.append((scorer.windows.nets, N_FEATURES))
+    for nets, n_features in (*each, (proteins.nets, N_PROTEIN_FEATURES)):
         assert nets.mean.shape == nets.deviation.shape == (n_features,)
         assert np.isfinite([nets.mean, nets.deviation]).all() and (nets.deviation > 0).all()
-    for nets, n_features in (*each, (scorer.windows, N_FEATURES)):
-        for view, of_view in nets.views.items():
-            assert of_view.n_inputs == len(range(n_features)[VIEWS[view]])
-            assert all(np.isfinite(values).all() for layer in of_view.layers for values in layer)
+        for layers, _ in nets.stacks.values():
+            assert all(np.isfinite(values).all() for layer in layers for values in layer)
+    for nets, n_features in each:
+        n_inputs = {column: layers[0][0].shape[2] for column, (layers, _) in nets.stacks.items()}
+        ends = (SHARES, RATIOS)
+        assert n_inputs == {of.start or 0: len(range(n_features)[of]) for of in ends}
+    assert proteins.nets.stacks[0][0][0][0].shape[2] == N_PROTEIN_FEATURES
     lengths = [[nets.size for nets in scorer.pieces]]
     for one in (scorer, proteins):
         lengths += [[at.n_bases for at in one.knots], [at.n_bases for at in one.error_rates]]

@@ -314,6 +314,6 @@ def test_nets_learn_what_distinguishes_proteins() -> None:
     features[:, 3] += 2 * kind
     lessons = Lessons(features, kind, np.ones(600), n_viral=1, n_kinds=2)
     fitting = Fitting(hidden=(16, 8), input_dropout=0.0, dropout=0.0, epochs=20, batch=50)
-    mean, deviation, fitted = fit_nets(lessons, 0, fitting)
-    assert mean.shape == deviation.shape == (12,)
-    assert fitted.n_inputs == 12 and len(fitted) == 1
+    fitted = fit_nets(lessons, 0, fitting)
+    assert fitted.mean.shape == fitted.deviation.shape == (12,)
+    assert fitted.stacks[0][0][0][0].shape == (1, 16, 12)

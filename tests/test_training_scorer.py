@@ -215,7 +215,7 @@ def test_nets_learn_to_distinguish_one_codon_usage_from_another() -> None:
     nets = fit_piece_nets(
         Range(150, 150), [lessons, lessons], NO_WORDS, Fitting(batch=50, epochs=4)
     )
-    assert nets.mean.shape == (N_FEATURES,)
+    assert nets.nets.mean.shape == (N_FEATURES,)
     held_out = np.concatenate([biased(100, "GCA", rng), biased(100, "CTG", rng)])
     log_odds = fragment_log_odds(held_out, [nets])
     assert ((log_odds > 0) == (np.arange(200) < 100)).mean() > 0.95
@@ -231,12 +231,10 @@ def test_nets_learn_several_kinds_of_viruses_and_of_cells() -> None:
     held_out = np.concatenate([biased(50, codon, rng) for codon in codons])
     log_odds = fragment_log_odds(held_out, [nets])
     assert ((log_odds > 0) == (np.arange(200) < 100)).mean() > 0.95
-    shapes = {view: of_view.layers[-1][1].shape for view, of_view in nets.views.items()}
-    assert shapes == {"shares": (1, 4), "ratios": (1, 2)}  # one view tells kinds, the other not
-    assert {view: of_view.n_viral for view, of_view in nets.views.items()} == {
-        "shares": 2,
-        "ratios": 1,
-    }
+    (of_shares, n_viral), (of_ratios, n_of_two) = nets.nets.stacks.values()
+    # one view tells kinds, the other not
+    assert (of_shares[-1][1].shape, n_viral) == ((1, 4), 2)
+    assert (of_ratios[-1][1].shape, n_of_two) == ((1, 2), 1)
 
 
 def test_dropout_spares_the_features_that_are_named() -> None:
@@ -248,7 +246,7 @@ def test_dropout_spares_the_features_that_are_named() -> None:
     nets = fit_piece_nets(Range(150, 150), [lessons], NO_WORDS, fitting)
     others = rng.normal(size=(200, N_FEATURES)).astype(np.float32)
     others[:, :GC] = others[:, GC + 1 :] = 0  # the net's first weights for these are still there
-    assert ((nets.stacked.log_odds(others) > 0) == (others[:, GC] > 0)).mean() > 0.9
+    assert ((nets.nets.log_odds(others) > 0) == (others[:, GC] > 0)).mean() > 0.9
 
 
 def test_no_group_is_in_two_folds_and_every_kingdom_in_all() -> None:

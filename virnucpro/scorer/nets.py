@@ -36,7 +36,8 @@ from virnucpro.scorer.features import NO_WORDS, RATIOS, SHARES, Features, WordTa
 from virnucpro.scorer.proteins import PATTERNS, SHORTEST, Proteins, Ratios, protein_features
 
 FORMAT = 11
-VIEWS = {"shares": SHARES, "ratios": RATIOS}
+ALL = ""  # the view of nets that read all features
+VIEWS = {"shares": SHARES, "ratios": RATIOS, ALL: slice(None)}
 WINDOWS, PROTEINS = "windows", "proteins"  # what tensors of these nets are called by
 N_LAYERS = 3
 FARTHEST = 6.0  # deviations from the mean; what is farther is taken for this
@@ -60,28 +61,13 @@ _KINDS = {"U8": "u1", "I8": "i1", "U16": "<u2", "F32": "<f4", "U64": "<u8"}  # o
 Digests = NDArray[np.uint64]
 Weights = NDArray[np.float32]
 Layer = tuple[Weights, Weights]  # weights (n_nets, out, in), biases (n_nets, out)
+# nets that read the same view of the features, layer by layer, between two of which stands a GELU.
+# What the last gives are the logits of kinds, so many of viruses first; the others are of cells
+Stack = tuple[tuple[Layer, ...], int]
 
 
 @dataclass(frozen=True, eq=False)
 class Nets:
-    """Nets that read the same view of the features, layer by layer. Between two stands a GELU.
-
-    What the last gives are the logits of kinds, those of viruses first.
-    """
-
-    layers: tuple[Layer, ...]
-    n_viral: int  # kinds of viruses; the others are of cells
-
-    def __len__(self) -> int:
-        return len(self.layers[0][0])
-
-    @property
-    def n_inputs(self) -> int:
-        return int(self.layers[0][0].shape[2])
-
-
-@dataclass(frozen=True, eq=False)
-class _Views:
     """Nets that read views of the same features, which are standardised once for all of them.
 
     A view has the features from a column on. A record's score must not depend on the records
@@ -92,7 +78,7 @@ class _Views:
 
     mean: Weights  # (n_features,)
     deviation: Weights  # (n_features,)
-    nets: Mapping[int, Nets]  # by the first column that they read
+    stacks: Mapping[int, Stack]  # by the first column that they read
 
     @cached_property
     def arguments(self) -> tuple[NDArray[Any] | int, ...]:
@@ -101,14 +87,15 @@ class _Views:
         centre = (np.rint(self.mean.astype(np.float64) * scale) / scale).astype(np.float32)
         moved = (centre.astype(np.float64) - self.mean) / self.deviation
         layers, sizes = list[tuple[Any, ...]](), list[tuple[int, ...]]()
-        for column, nets in self.nets.items():
-            n_outputs = [bias.shape[1] for _, bias in nets.layers]
+        for column, (stack, n_viral) in self.stacks.items():
+            n_nets, _, n_inputs = stack[0][0].shape
+            n_outputs = [bias.shape[1] for _, bias in stack]
             still = (np.zeros(n) for n in n_outputs)
-            moves = [moved[column : column + nets.n_inputs], *still][:N_LAYERS]
-            columns = list(zip(nets.layers, moves, _STEPS, strict=True))
-            for number in range(len(nets)):
+            moves = [moved[column : column + n_inputs], *still][:N_LAYERS]
+            columns = list(zip(stack, moves, _STEPS, strict=True))
+            for number in range(n_nets):
                 layers += [(w[number], b[number], move, *steps) for (w, b), move, steps in columns]
-                sizes.append((column, nets.n_inputs, *n_outputs, nets.n_viral))
+                sizes.append((column, n_inputs, *n_outputs, n_viral))
         n = len(self.mean), len(sizes)
         return centre, scale, *n, np.array(sizes, dtype=np.int64), *_whole_numbers(layers)
 
@@ -128,20 +115,12 @@ class PieceNets:
     longest: int | None
     part: int | None  # bases of the parts that a piece is read as; None: it is read at once
     words: WordTable  # that their features are made with
-    mean: Weights  # (n_features,)
-    deviation: Weights  # (n_features,)
-    views: Mapping[str, Nets]
+    nets: Nets
 
     def reads(self, lengths: Counts) -> Mask:
         """Whether they read records of these lengths. (n,) -> (n,)"""
         longest = np.inf if self.longest is None else self.longest
         return (lengths >= self.shortest) & (lengths < longest)
-
-    @cached_property
-    def stacked(self) -> _Views:
-        """All nets by the columns that they read."""
-        columns = {VIEWS[view].start or 0: nets for view, nets in self.views.items()}
-        return _Views(self.mean, self.deviation, columns)
 
 
 def _whole_numbers(
@@ -162,11 +141,6 @@ def _whole_numbers(
         call("round_layer", weight, bias, *weight.shape, *more, *of_layer)
         first, weight_first = first + n, weight_first + n * width
     return weights, start, worth
-
-
-def log_odds_of(features: Features, mean: Weights, deviation: Weights, nets: Nets) -> Values:
-    """The mean over nets that read all features, standardised by these. (n, n_features) -> (n,)"""
-    return _Views(mean, deviation, {0: nets}).log_odds(features)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,8 +222,6 @@ class ProteinNets:
 
     words: WordTable
     ratios: tuple[Ratios, ...]  # of each pattern: log of how much more often viruses have it
-    mean: Weights  # (n_features,)
-    deviation: Weights  # (n_features,)
     nets: Nets
     knots: tuple[Knot, ...]
     error_rates: tuple[ErrorRates, ...]
@@ -257,12 +229,7 @@ class ProteinNets:
 
     def log_odds(self, proteins: Proteins) -> Values:
         """The log-odds of each protein, before calibration. n -> (n,)"""
-        return self.stacked.log_odds(protein_features(proteins, self.words, self.ratios))
-
-    @cached_property
-    def stacked(self) -> _Views:
-        """The nets, which read all features."""
-        return _Views(self.mean, self.deviation, {0: self.nets})
+        return self.nets.log_odds(protein_features(proteins, self.words, self.ratios))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -433,18 +400,18 @@ def _piece_nets(
         longest=facts["longest"],
         part=facts["part"],
         words=words,
-        mean=tensors[f"{name}.mean"],
-        deviation=tensors[f"{name}.deviation"],
-        views={
-            view: _nets(f"{name}.{view}", n_viral, tensors)
-            for view, n_viral in facts["views"].items()
-        },
+        nets=_nets(name, facts["views"], tensors),
     )
 
 
-def _nets(name: str, n_viral: int, tensors: Mapping[str, Any]) -> Nets:
-    layers = ((tensors[f"{name}.{i}.weight"], tensors[f"{name}.{i}.bias"]) for i in range(N_LAYERS))
-    return Nets(tuple(layers), n_viral)
+def _nets(name: str, views: Mapping[str, int], tensors: Mapping[str, Any]) -> Nets:
+    """The nets of this name, from how many kinds of viruses those of each view know."""
+    stacks = {}
+    for view, n_viral in views.items():
+        each = [".".join(filter(None, (name, view, str(i)))) for i in range(N_LAYERS)]
+        layers = tuple((tensors[f"{one}.weight"], tensors[f"{one}.bias"]) for one in each)
+        stacks[VIEWS[view].start or 0] = layers, n_viral
+    return Nets(tensors[f"{name}.mean"], tensors[f"{name}.deviation"], stacks)
 
 
 def _protein_nets(
@@ -455,9 +422,7 @@ def _protein_nets(
     return ProteinNets(
         words=words,
         ratios=tuple(tensors[f"{PROTEINS}.patterns.{i}"] for i in range(len(PATTERNS))),
-        mean=tensors[f"{PROTEINS}.mean"],
-        deviation=tensors[f"{PROTEINS}.deviation"],
-        nets=_nets(PROTEINS, facts["n_viral"], tensors),
+        nets=_nets(PROTEINS, {ALL: facts["n_viral"]}, tensors),
         knots=tuple(Knot(**knot) for knot in facts["knots"]),
         error_rates=tuple(ErrorRates.of(rates) for rates in facts["error_rates"]),
         training=str(facts["training"]),

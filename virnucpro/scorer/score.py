@@ -222,7 +222,7 @@ class _Reading:
         call(
             "piece_log_odds",
             *library_input(block.pieces(some), self.nets.words, code),
-            *self.nets.stacked.arguments,
+            *self.nets.nets.arguments,
             some.log_odds,
             *(self.chosen, len(self.chosen), self.features[rows]),
             *(of_wholes, self.wholes.total, self.wholes.n_parts),
@@ -295,7 +295,7 @@ class _Wholes:
         for number, nets in enumerate(self.nets):
             chosen = np.flatnonzero((self.reader[done] == number) & (self.n_parts[:n] > 0))
             log_odds = np.empty(len(chosen))
-            arguments = nets.stacked.arguments
+            arguments = nets.nets.arguments
             call("whole_log_odds", *parts, chosen, len(chosen), *arguments, log_odds)
             self.pieces.log_odds[chosen + self.n_done] = log_odds
         self.total, self.n_parts, self.n_done = self.total[n:].copy(), self.n_parts[n:], end
