@@ -8,8 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
+from virnucpro.callers.head import EncoderFacts, HeadFacts
 from virnucpro.ground.events import Progress, Telling
 from virnucpro.ground.records import reverse_complement
+from virnucpro.learning.calibration import Calibration
 from virnucpro.learning.frames import FrameStore, LabelledFrames
 from virnucpro.learning.options import TrainOptions
 from virnucpro.learning.records import (
@@ -93,6 +95,17 @@ def options(data: Path, output: Path, **changes: object) -> TrainOptions:
         "precision": "fp32",
     }
     return TrainOptions(data=data, output_dir=output, **{**small, **changes})
+
+
+def head_facts(found: Calibration, encoder: EncoderFacts, chunk_size: int) -> HeadFacts:
+    return HeadFacts(
+        encoders=(encoder,),
+        chunk_size=chunk_size,
+        threshold=found.threshold,
+        frame_rule=found.frames,
+        exponent=found.exponent,
+        training="for a test",
+    )
 
 
 def train_and_be_killed(given: list[TrainOptions]) -> None:

@@ -234,18 +234,16 @@ def test_without_a_model_the_scorer_is_measured_as_it_calls(manifest, tmp_path):
     options = EvaluateOptions(**asked)
     figures, folder = evaluate(options, lambda _: None), options.output_dir
     write_report(folder, figures)
-    of = records_by_fragment(folder)
-    calls = rows(folder / "run" / "predictions.tsv")
-    for row in figures["rows"]:
-        assert row["unit"] == "record"
-        if row["subset"] == "all":
-            own = [call for call in calls if of[call["record"]]["length"] == row["length"]]
-            labels = np.array([of[call["record"]]["label"] == "virus" for call in own])
-            called = np.array([call["call"] == "virus" for call in own])
-            of_all, wrongly = row["no_orf_as_0"], called[~labels].mean()
-            assert of_all["recall"] == pytest.approx(called[labels].mean(), abs=5e-7)
-            assert of_all["false_positives"] == pytest.approx(wrongly, abs=5e-7)
-    assert {row["length"] for row in figures["rows"]} == {"150", "400", "whole"}
+    of, calls = records_by_fragment(folder), rows(folder / "run" / "predictions.tsv")
+    assert {(row["unit"], row["length"]) for row in figures["rows"]} == {
+        ("record", length) for length in ("150", "400", "whole")
+    }
+    for row in (row for row in figures["rows"] if row["subset"] == "all"):
+        own = [call for call in calls if of[call["record"]]["length"] == row["length"]]
+        labels = np.array([of[call["record"]]["label"] == "virus" for call in own])
+        called = np.array([call["call"] == "virus" for call in own])
+        of_all = row["no_orf_as_0"]["recall"], row["no_orf_as_0"]["false_positives"]
+        assert of_all == pytest.approx((called[labels].mean(), called[~labels].mean()), abs=5e-7)
     stored = json.loads((folder / "evaluation.json").read_text())
     assert stored["head"] is None and stored["scorer"]["sha256"] == Scorer.own().sha256
     assert "preset default" in stored["cut"]

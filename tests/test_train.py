@@ -352,6 +352,9 @@ def test_the_head_is_for_the_encoder_and_the_first_of_the_chunk_sizes(head_only,
     )
     assert (head.facts.encoders[0].name, head.facts.chunk_size) == ("model", 300)
     assert "finetune, 2 epochs, seed 0, chunks of 300 and 210 bases" in head.facts.training
+    (told,) = (text for text in messages(finetuned) if text.startswith("model: "))
+    assert f"a chunk is the {head.facts.frame_rule} of its frames" in told
+    assert f"exponent {head.facts.exponent:.2f}, threshold {head.facts.threshold:.3f}" in told
 
 
 def test_figures_of_held_out_groups_are_written_for_both_networks(head_only, data):

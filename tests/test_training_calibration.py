@@ -7,9 +7,10 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from labelled import head_facts
 from numpy.typing import NDArray
 
-from virnucpro.callers.head import EncoderFacts, HeadFacts
+from virnucpro.callers.head import EncoderFacts
 from virnucpro.ground.records import Values, sigmoid
 from virnucpro.learning.calibration import (
     FALSE_POSITIVES,
@@ -63,22 +64,11 @@ def independent(frames: LabelledFrames, rng: np.random.Generator) -> Values:
 ENCODER = EncoderFacts(family="", name="", encoder_id="", layer=1, pooling="mean", dim=1)
 
 
-def facts_with(found: Calibration) -> HeadFacts:
-    return HeadFacts(
-        encoders=(ENCODER,),
-        chunk_size=500,
-        threshold=found.threshold,
-        frame_rule=found.frames,
-        exponent=found.exponent,
-        training="",
-    )
-
-
 def scores(odds: Values, found: Calibration, n_chunks: int) -> Values:
     """Of records of so many neighbouring chunks of one frame, as ``predict`` joins them."""
     p = np.round(sigmoid(odds / found.temperature), 6)
     runs = p.reshape(-1, N_CHUNKS)
-    facts = facts_with(found)
+    facts = head_facts(found, ENCODER, 500)
     return np.array(
         [
             facts.score([[score] for score in row[first : first + n_chunks]])

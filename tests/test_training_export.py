@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 from conftest import Tiny, random_dna
+from labelled import head_facts
 from numpy.typing import NDArray
 
-from virnucpro.callers.head import EncoderFacts, Head, HeadFacts, Network
+from virnucpro.callers.head import EncoderFacts, Head, Network
 from virnucpro.encoders.esm2.family import inspect_esm2
 from virnucpro.ground.records import DECIMALS, sigmoid
 from virnucpro.learning.calibration import Calibration
@@ -56,14 +57,7 @@ def head(classifier: Classifier, tiny: Tiny, tmp_path: Path) -> Head:
 
 
 def written(path: Path, classifier: Classifier, tiny: Tiny, known: dict[str, object]) -> Head:
-    facts = HeadFacts(
-        encoders=(EncoderFacts.of(inspect_esm2(tiny.model)),),
-        chunk_size=300,
-        threshold=CALIBRATION.threshold,
-        frame_rule=CALIBRATION.frames,
-        exponent=CALIBRATION.exponent,
-        training="for a test",
-    )
+    facts = head_facts(CALIBRATION, EncoderFacts.of(inspect_esm2(tiny.model)), 300)
     write_head(path, classifier, facts, CALIBRATION, known)
     return Head.load(path)
 
@@ -112,16 +106,6 @@ def test_the_head_scores_as_the_classifier_with_its_temperature(head, classifier
     off = np.abs(head.classify(vectors) - protein)
     assert (off <= limit(head.protein, vectors.astype(np.float64))).all()
     assert limit(head.nucleotide, beside).max() < 1e-4, "the limit tells"
-
-
-def test_the_head_says_what_it_was_made_for_and_how_it_is_read(head, tiny):
-    facts = head.facts
-    assert facts.encoders[0].encoder_id == inspect_esm2(tiny.model).encoder_id
-    (encoder,) = facts.encoders
-    assert (encoder.name, encoder.layer, encoder.dim) == ("esm2_tiny", 2, DIM)
-    assert (facts.chunk_size, facts.training, encoder.pooling) == (300, "for a test", "mean")
-    assert (facts.frame_rule, facts.exponent, facts.threshold) == ("mean", 0.3, 0.25)
-    assert (head.protein.temperature, head.nucleotide.temperature) == (1.5, 0.75)
 
 
 def test_the_head_remembers_every_record_and_group_once(head):

@@ -25,9 +25,8 @@ from virnucpro.learning.calibration import (
 )
 from virnucpro.learning.frames import FrameStore, Rows, copying, write_frames
 from virnucpro.learning.metrics import auroc_gain
-from virnucpro.learning.pages import spread_lines
 from virnucpro.learning.records import LabelledRecord, group_digest, read_split
-from virnucpro.learning.results import TrainingResults, measure_gain, read_fragments, write_gains
+from virnucpro.learning.results import TrainingResults, measure_gain, read_fragments
 from virnucpro.scorer.nets import ErrorRates, Scorer, thresholds
 from virnucpro.scorer.score import score_sequences
 from virnucpro.sequences.translate import STANDARD, Chunk
@@ -254,22 +253,6 @@ def test_the_gain_is_the_difference_of_the_aurocs_with_an_interval_over_groups()
     assert gain.head == auroc_of(data, data.head) < gain.base
     held_out = measure_gain(7, "validation", data, join)
     assert held_out.joined == pytest.approx(auroc_of(data, fold_log_odds(data)))
-
-
-def test_several_seeds_have_their_mean_and_deviation_in_the_summary(tmp_path):
-    data = fragments()
-    join = fit_join([data], scorer())
-    gains = [measure_gain(seed, "test", data, join) for seed in (3, 4)]
-    gains[1] = gains[1]._replace(head=gains[0].head + 0.02)
-    write_gains(tmp_path / "gain.tsv", gains)
-    assert [row["seed"] for row in rows(tmp_path / "gain.tsv")] == ["3", "4"]
-    found = [line.split("\t") for line in spread_lines([tmp_path]) if "\thead\t" in line]
-    [(_, _, _, n, mean, deviation)] = found
-    assert n == "2"
-    assert float(mean) == pytest.approx(gains[0].head + 0.01, abs=1e-4)
-    assert float(deviation) == pytest.approx(0.02 / 2**0.5, abs=1e-4)
-    write_gains(tmp_path / "gain.tsv", gains[:1])
-    assert not list(spread_lines([tmp_path]))
 
 
 def test_more_seeds_are_measured_and_the_head_is_that_of_the_first(tmp_path):

@@ -92,7 +92,8 @@ class TrainingResults:
         of_validation = odds["validation"]
         calibration = calibrate(of_validation[0], of_validation[-1], self.parts["validation"])
         join = self._join(training, odds, calibration)
-        write_gains(training.output / GAIN, self.gains)
+        rows = (gain._asdict() for gain in self.gains)
+        write_figures(training.output / GAIN, _Gain._fields, rows, ".4f")
         if not training.is_repeat:
             self._write_figures(training, odds)
             learned = [r for r in self.store.records if self.splits[r.group] != "test"]
@@ -325,11 +326,6 @@ def measure_gain(
     return gain._replace(
         joined=joined.auroc(), gain=difference, gain_low=low, gain_high=high, weight=knot.head
     )
-
-
-def write_gains(path: Path, gains: Sequence[_Gain]) -> None:
-    """A row for each seed, split and length."""
-    write_figures(path, _Gain._fields, (gain._asdict() for gain in gains), ".4f")
 
 
 def _export(
