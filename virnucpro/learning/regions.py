@@ -100,9 +100,7 @@ def evaluate_regions(options: EvaluateOptions, truth_table: Path, on_event: OnEv
             hint="figures of a part would mislead: run the same command with --resume",
         )
     each = _measure(RunDir(run_folder), truths, genes)
-    lines = _region_lines(each, options.seed)
-    Tree(options.output_dir).write_whole(options.output_dir / _EVALUATED, "\n".join([*lines, ""]))
-    return lines
+    return _write_table(options.output_dir / _EVALUATED, each, options.seed)
 
 
 def _measure(
@@ -126,14 +124,18 @@ def _measure(
     return figures
 
 
-def _region_lines(each: dict[str, RegionFigures], seed: int) -> list[str]:
-    """A table: a row for each sequence, and one for all, with the interval of its F1."""
-    columns = ("seq_id", *_COLUMNS, "f1_low", "f1_high")
-    rows: list[Sequence[str]] = [(name, *one.row(), "", "") for name, one in each.items()]
+def _write_table(path: Path, each: dict[str, RegionFigures], seed: int) -> list[str]:
+    """Write a row for each sequence, and one for all with the interval of its F1. -> the lines"""
     figures = list(each.values())
-    interval = (f"{value:.3f}" for value in f1_interval(figures, seed))
-    rows.append((_ALL, *RegionFigures.sum(figures).row(), *interval))
-    return ["\t".join(row) for row in (columns, *rows)]
+    low, high = f1_interval(figures, seed)
+    rows = [
+        ("seq_id", *_COLUMNS, "f1_low", "f1_high"),
+        *((name, *one.row(), "", "") for name, one in each.items()),
+        (_ALL, *RegionFigures.sum(figures).row(), f"{low:.3f}", f"{high:.3f}"),
+    ]
+    lines = ["\t".join(row) for row in rows]
+    Tree(path.parent).write_whole(path, "\n".join([*lines, ""]))
+    return lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,9 +417,7 @@ def train_regions(options: TrainOptions, truth_table: Path, on_event: OnEvent) -
             intervals = [(region.start, region.end) for region in regions]
             each[one.name] = measure_regions(intervals, one.truth, len(one.sequence))
             announce(f"{printable(one.name)} left out: F1 {each[one.name].f1:.3f}")
-        lines = _region_lines(each, options.seed)
-        table = options.output_dir / _LEFT_OUT_TABLE
-        Tree(options.output_dir).write_whole(table, "\n".join([*lines, ""]))
+        lines = _write_table(options.output_dir / _LEFT_OUT_TABLE, each, options.seed)
         hosts = [host for _, host in genomes if host]
         n_prophages = sum(len(one.truth.prophages) for one in chromosomes)
         training = f"{counted(n_prophages, 'prophage')} of {len(chromosomes)} chromosomes"
