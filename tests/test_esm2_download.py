@@ -265,11 +265,11 @@ def test_without_a_server_the_error_names_the_address_and_the_folder():
         assert "refused" in str(refusal(f"http://127.0.0.1:{taken.getsockname()[1]}"))
 
 
-def test_a_file_that_is_another_model_is_refused(tmp_path, publish):
+def test_a_file_that_is_another_model_is_refused_without_a_hash_on_record(tmp_path, publish):
     other = save_fair_esm(make_fair_esm(replace(SHAPE, n_layers=1)), tmp_path / "other.pt")
-    publish(n_bytes=None)
+    publish(n_bytes=None, sha256="")
     with serving(whole(other.read_bytes())) as (base_url, _):
-        assert f"is not {NAME}" in str(refusal(base_url))
+        assert "it has ESM2Shape(n_layers=1" in str(refusal(base_url))
 
 
 @pytest.mark.parametrize("n_bytes", [None, "the same"])

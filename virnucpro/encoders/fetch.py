@@ -23,7 +23,7 @@ from virnucpro.encoders.families import RemoteFile
 from virnucpro.ground.devices import as_size
 from virnucpro.ground.errors import OutputError, StorageError, UnavailableError
 from virnucpro.ground.events import OnEvent, Progress
-from virnucpro.ground.files import disk_error, put_in_place, writing
+from virnucpro.ground.files import disk_error, open_plain, put_in_place, writing
 from virnucpro.ground.log import printable
 
 _BLOCK = 1 << 20
@@ -196,12 +196,10 @@ def check_file(file: RemoteFile, path: Path) -> None:
         ("MD5", file.md5, hashlib.md5(usedforsecurity=False)),
         ("id in git", file.git_blob, git),
     ):
-        if recorded and (found := _read_into(digest, path)) != recorded:
-            raise UnavailableError(f"its {kind} is {found}")
-
-
-def _read_into(digest: hashlib._Hash, path: Path) -> str:
-    with path.open("rb") as handle:
-        while block := handle.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
+        if not recorded:
+            continue
+        with open_plain(path) as handle:
+            while block := handle.read(_BLOCK):
+                digest.update(block)
+        if digest.hexdigest() != recorded:
+            raise UnavailableError(f"its {kind} is {digest.hexdigest()}")
