@@ -54,6 +54,7 @@ from virnucpro.encoders.proof.bench import describe_versions, machine_facts
 from virnucpro.encoders.proof.synthetic import MODELS, write_checkpoint
 from virnucpro.ground.devices import choose_devices, choose_precision, choose_tokens, usable_cores
 from virnucpro.ground.errors import VirnucproError
+from virnucpro.ground.options import ComputeOptions
 
 Row = (
     FullRow
@@ -77,7 +78,9 @@ SHAPES = {**MODELS, "tiny": ESM2Shape(n_layers=2, dim=64, n_heads=4)}  # the las
 
 def setting_of(model: str, device: str, folder: Path = Path()) -> Setting:
     """A model on a device; its checkpoint need not be there."""
-    choice = choose_devices(device, None, None, os.environ.get("CUDA_VISIBLE_DEVICES"), 0)
+    choice = choose_devices(
+        ComputeOptions(device=device, cuda_visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"))
+    )
     shape = SHAPES[model]
     return Setting(
         checkpoint=folder / f"{model}.pt",
@@ -137,7 +140,7 @@ def peers(options: argparse.Namespace) -> Iterator[Row]:
     for model in options.models:
         with made_up(model, options.device, options.seed) as setting:
             is_cpu, n_threads = setting.device == "cpu", usable_cores()
-            choice = choose_devices(setting.device.partition(":")[0], None, None, None, 0)
+            choice = choose_devices(ComputeOptions(device=setting.device.partition(":")[0]))
             n_tokens = options.tokens or _N_BATCHES_OF_VARIANTS * setting.tokens_per_batch
             comparison = Comparison(
                 profile=options.profile,

@@ -40,6 +40,7 @@ from virnucpro.ground.devices import (
     visible_gpus,
 )
 from virnucpro.ground.errors import UnavailableError, UsageError
+from virnucpro.ground.options import ComputeOptions
 
 GIB = 1 << 30
 WITH_CUDA = TorchBuild("2.13.0", "13.0")
@@ -72,6 +73,11 @@ def footprint(name: str) -> Footprint:
 )
 def test_the_visible_gpus_are_those_that_cuda_shows(variable, expected):
     assert [gpu.index for gpu in visible_gpus(GPUS, variable)] == expected
+
+
+def choose(device, gpus=None, visible=None, workers=None, model_bytes=1) -> Choice:
+    options = ComputeOptions(device=device, gpus=gpus, cuda_visible_devices=visible)
+    return choose_devices(options, workers, model_bytes)
 
 
 class Nvml:
@@ -183,7 +189,7 @@ def test_a_slice_of_a_card_is_what_cuda_shows_of_it(monkeypatch, nvml, variable,
 
 def test_a_slice_has_batches_of_its_own_memory_and_not_of_the_cards(monkeypatch):
     feign(monkeypatch, CUT)
-    choice = choose_devices("auto", None, None, "MIG-511", model_bytes=1)
+    choice = choose("auto", visible="MIG-511")
     assert choice.devices == ("cuda:0",) and choice.memory == 9 * GIB
     assert choice.descriptions == ("cuda:0 NVIDIA A100 MIG, 9 of 10 GiB free",)
     assert choose_precision("auto", choice) == "bf16"
@@ -192,7 +198,7 @@ def test_a_slice_has_batches_of_its_own_memory_and_not_of_the_cards(monkeypatch)
 def test_a_card_that_is_to_be_cut_and_is_not_is_reported(monkeypatch):
     feign(monkeypatch, Nvml([], []))
     with pytest.raises(UnavailableError, match="2 cards are in MIG mode, and have no instance"):
-        choose_devices("cuda", None, None, None, model_bytes=1)
+        choose("cuda")
 
 
 # Drivers, cards and builds of torch that do not go together
@@ -205,10 +211,6 @@ V100, T4, A100, H100, B200 = (
     ("NVIDIA H100", (9, 0)),
     ("NVIDIA B200", (10, 0)),
 )
-
-
-def choose(device: str, gpus: str | None = None) -> Choice:
-    return choose_devices(device, gpus, None, None, model_bytes=1)
 
 
 @pytest.mark.parametrize(
@@ -319,21 +321,21 @@ def test_a_gpu_that_is_not_there_or_twice_is_refused_by_name(asked, message):
 
 
 def test_cpu_workers_are_as_many_as_asked_for_or_as_memory_holds_models():
-    assert choose_devices("cpu", None, 3, None, model_bytes=10**8).devices == ("cpu",) * 3
-    assert choose_devices("cpu", None, None, None, model_bytes=10**15).devices == ("cpu",)
+    assert choose("cpu", workers=3, model_bytes=10**8).devices == ("cpu",) * 3
+    assert choose("cpu", model_bytes=10**15).devices == ("cpu",)
 
 
 @pytest.mark.parametrize(("device", "gpus"), [("cpu", "0"), ("mps", "all")])
 def test_gpus_do_not_go_with_another_device(device, gpus):
     with pytest.raises(UsageError, match="does not go with"):
-        choose_devices(device, gpus, None, None, model_bytes=1)
+        choose(device, gpus)
 
 
 @pytest.mark.skipif(not NO_GPU, reason="this machine has a GPU")
 @pytest.mark.parametrize(("device", "gpus"), [("cuda", None), ("auto", "0"), ("auto", "all")])
 def test_without_a_gpu_asking_for_one_says_why_there_is_none(device, gpus):
     with pytest.raises(UnavailableError, match=r"no GPU can be used: ."):
-        choose_devices(device, gpus, None, None, model_bytes=1)
+        choose(device, gpus)
 
 
 @pytest.mark.parametrize(
@@ -341,13 +343,13 @@ def test_without_a_gpu_asking_for_one_says_why_there_is_none(device, gpus):
 )
 def test_the_first_kind_of_device_that_is_there_is_taken(monkeypatch, has_gpu, has_mps, kind):
     feign(monkeypatch, [BIG] * has_gpu, has_mps=bool(has_mps))
-    choice = choose_devices("auto", None, None, None, model_bytes=1)
+    choice = choose("auto")
     assert choice.kind == kind
     (line,) = choice.descriptions
     assert ("no GPU can be used: no driver (a test)" in line) == (kind == "cpu")
     if kind != "cpu":
         with pytest.raises(UsageError, match="--workers is for --device cpu"):
-            choose_devices("auto", None, 2, None, model_bytes=1)
+            choose("auto", workers=2)
 
 
 H200 = Choice(("cuda:0",), ("H200",), has_bf16=True, memory=139 * GIB)

@@ -18,11 +18,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from runpy import run_path
 from textwrap import wrap
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from virnucpro.ground.config import Footprint, Precision
 from virnucpro.ground.errors import UnavailableError, UsageError
 from virnucpro.ground.log import counted
+
+if TYPE_CHECKING:
+    from virnucpro.ground.options import ComputeOptions
 
 _GIB = 1 << 30
 _CPU_TOKENS = 2048  # tokens that stay in the caches, and twice as many of a narrow model
@@ -348,11 +351,7 @@ def select_gpus(request: str, visible: Sequence[Gpu]) -> list[int]:
 
 
 def choose_devices(
-    device: str,
-    gpus: str | None,
-    workers: int | None,
-    cuda_visible_devices: str | None,
-    model_bytes: int,
+    options: ComputeOptions, workers: int | None = None, model_bytes: int = 0
 ) -> Choice:
     """The devices for ``--device``, ``--gpus`` and ``--workers``: the first kind that is there.
 
@@ -360,10 +359,11 @@ def choose_devices(
         UsageError: the options contradict each other.
         UnavailableError: what was asked for is not there.
     """
+    device, gpus = options.device, options.gpus
     if gpus is not None and device in ("cpu", "mps"):
         raise UsageError(f"--gpus does not go with --device {device}", hint="leave one of them out")
     kinds: dict[str, Callable[[], Choice]] = {
-        "cuda": lambda: _choose_cuda(gpus or "all", cuda_visible_devices),
+        "cuda": lambda: _choose_cuda(gpus or "all", options.cuda_visible_devices),
         "mps": _choose_mps,
         "cpu": lambda: _choose_cpu(workers, model_bytes),
     }
@@ -449,10 +449,7 @@ def free_gpus(cuda_visible_devices: str | None) -> list[int]:
 
 def _choose_mps() -> Choice:
     if not has_mps():
-        raise UnavailableError(
-            "this machine or this build of torch has no MPS",
-            hint=_ELSE_CPU,
-        )
+        raise UnavailableError("this machine or this build of torch has no MPS", hint=_ELSE_CPU)
     return Choice(("mps",), ("Apple GPU (MPS)",), has_bf16=False, memory=_memory().available)
 
 

@@ -167,14 +167,9 @@ def resolve_training(
         )
     if mode != "pretrain":
         load_known(encoder_head)  # it is read again when all is trained: too late to be damaged
-    choice = choose_devices(
-        options.device,
-        options.gpus,
-        options.workers,
-        options.cuda_visible_devices,
-        # weights, gradients, two moments
-        model_bytes=16 * shape.n_parameters if shape else 0,
-    )
+    # weights, gradients, two moments
+    model_bytes = 16 * shape.n_parameters if shape else 0
+    choice = choose_devices(options, options.workers, model_bytes)
     if not options.multi_gpu or (choice.kind == "cpu" and options.workers is None):
         choice = choice.first
     is_fp16 = options.precision == "fp16"  # whose losses are scaled, on a CPU too

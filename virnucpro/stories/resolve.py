@@ -295,13 +295,7 @@ def _choose_devices(options: RunOptions, footprint: Footprint) -> Choice:
     """The devices that embed; where others do, the CPU: no GPU is needed."""
     if not options.embeds_here:
         options = replace(options, device="cpu", gpus=None, workers=1)
-    return choose_devices(
-        options.device,
-        options.gpus,
-        options.workers,
-        options.cuda_visible_devices,
-        model_bytes=footprint.weight_bytes("bf16"),
-    )
+    return choose_devices(options, options.workers, footprint.weight_bytes("bf16"))
 
 
 def _resources(

@@ -48,6 +48,7 @@ from virnucpro.ground.devices import (
     usable_cores,
 )
 from virnucpro.ground.errors import UnavailableError, UsageError
+from virnucpro.ground.options import ComputeOptions, carry
 from virnucpro.ground.tree import Tree
 
 _GPU_MODELS = ("650M", "3B", "150M", "35M", "8M")  # the most telling first: time may run out
@@ -119,7 +120,7 @@ def bench(options: BenchOptions, argv: Sequence[str], say: Say, show: Show) -> N
         UnavailableError: the device, or a precision on it, is not there.
         OutputError, StorageError: the JSON cannot be written.
     """
-    choice = choose_devices(options.device, None, None, options.cuda_visible_devices, 0)
+    choice = choose_devices(carry(options, ComputeOptions))
     usual = _GPU_MODELS if choice.kind == "cuda" else _CPU_MODELS
     models = _names("--models", options.models, _QUICK_MODELS if options.quick else usual, MODELS)
     programme = _Programme(

@@ -151,7 +151,7 @@ def check(model: str, options: ComputeOptions, on_event: OnEvent) -> _Check:
         UsageError, UnavailableError: the check cannot be made: the model, the device or the
             precision is not there, or one of the programs does not run.
     """
-    choice = choose_devices(options.device, options.gpus, None, options.cuda_visible_devices, 0)
+    choice = choose_devices(options)
     is_emulated = options.precision == "fp8" and choice.kind == "cpu"
     precision = "fp8" if is_emulated else choose_precision(options.precision, choice)
     return check_on(choice, open_model(model, on_event), precision, on_event)
