@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import workers
 from pages import EVIL, EXAMPLE, Page, call, write_table
-from runs import again, forget_hashes, run_inline, within
+from runs import again, rows, run_inline, within
 
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.engine.starts import Start
@@ -36,7 +36,7 @@ from virnucpro.page.template import Safe, read, write
 from virnucpro.run.folder import RunDir
 from virnucpro.stories import pipeline
 from virnucpro.stories.options import PredictOptions
-from virnucpro.tables.text import read_blocks
+from virnucpro.tables.text import spans_of
 
 
 def predict(to: Path, *inputs: Path, **changes: object) -> Path:
@@ -49,25 +49,21 @@ def predict(to: Path, *inputs: Path, **changes: object) -> Path:
 
 
 def test_predict_writes_the_page_and_report_writes_the_same_bytes_again(tmp_path):
+    """It has every record with its values."""
     path = predict(tmp_path / "run", EXAMPLE)
     before = path.read_bytes()
     assert report_folder(tmp_path / "run") == path
     assert path.read_bytes() == before
-
-
-def test_the_page_has_every_record_with_its_values(tmp_path):
-    page = Page(predict(tmp_path / "run", EXAMPLE))
+    page, table = Page(path), rows(tmp_path / "run/predictions.tsv")
     columns = page.data["columns"]
-    table = [
-        line.split("\t") for line in (tmp_path / "run/predictions.tsv").read_text().split("\n")
-    ]
-    assert len(table) == 18  # names, 16 records, and the end
-    for i, row in enumerate(table[1:-1]):
-        assert page.ids[i] == row[0]
-        assert columns["length"][i] == int(row[2])
-        assert columns["viral"][i] == (row[4] == "virus")
-        assert columns["score"][i] == round(1e6 * float(row[5]))
-        assert columns["fdr"][i] == round(1e4 * float(row[6]))
+    assert page.ids == [row["record"] for row in table] and len(table) == 16
+    for name, figure in {
+        "length": lambda row: int(row["length"]),
+        "viral": lambda row: row["call"] == "virus",
+        "score": lambda row: round(1e6 * float(row["virus_score"])),
+        "fdr": lambda row: round(1e4 * float(row["fdr"])),
+    }.items():
+        assert columns[name] == list(map(figure, table)), name
     assert "16 in = 16 scored it does" in page.words
     assert "8 records called virus, of 16 with a score (50 %)" in page.words
 
@@ -81,13 +77,10 @@ def test_a_table_with_the_line_ends_of_windows_has_the_same_page(tmp_path):
 
 
 def test_the_page_reports_a_table_that_does_not_add_up(tmp_path):
-    predict(tmp_path / "run", EXAMPLE)
-    forget_hashes(tmp_path / "run")
-    table = tmp_path / "run/predictions.tsv"
-    table.write_text("".join(table.read_text().splitlines(keepends=True)[:-1]))
-    page = Page(report_folder(tmp_path / "run"))
-    assert "15 in = 15 scored it does not" in page.words
-    assert "The table has 15 records, and the run counted 16" in page.words
+    counts = {"statuses": {"scored": 2, "too_short": 1}}
+    page = Page(report_folder(write_table(tmp_path / "run", [call("a", 0.5)], counts=counts)))
+    assert "1 in = 1 scored it does not" in page.words
+    assert "The table has 1 records, and the run counted 3" in page.words
 
 
 def test_a_partial_run_says_so_in_its_title(make_config, tiny, contigs):
@@ -240,7 +233,7 @@ def test_a_region_that_is_all_of_a_record_is_neither_listed_nor_drawn(tmp_path):
     assert [drawn["record"] for drawn in data["tracks"]] == ["b"]
 
 
-def test_a_region_over_the_origin_is_counted_once(tmp_path):
+def test_a_region_over_the_origin_is_counted_once_and_a_piece_there_is_drawn_at_the_end(tmp_path):
     folder = write_table(tmp_path / "run", [call("circle", 0.1, 20_000)])
     note = "crosses the origin"
     (folder / "regions.tsv").write_text(
@@ -248,17 +241,12 @@ def test_a_region_over_the_origin_is_counted_once(tmp_path):
         + region("circle", "provirus", 1, 5_000, "", note)
         + region("circle", "provirus", 16_001, 20_000, "", note)
     )
+    pieces = [("circle", 1, 1000, "-1.0", 0.0), ("circle", 19_501, 500, "2.0", 1.0)]
+    (folder / "tracks.tsv.gz").write_bytes(track(*pieces))
     page = Page(report_folder(folder))
     assert "of 1 virus-like region there" in page.words
     assert page.data["columns"]["regions"] == [1]
-
-
-def test_a_piece_over_the_origin_is_drawn_at_the_end_of_the_record_and_not_in_its_middle(tmp_path):
-    folder = write_table(tmp_path / "run", [call("circle", 0.1, 20_000)])
-    (folder / "regions.tsv").write_text(REGIONS + region("circle", "provirus", 19_001, 19_900))
-    pieces = [("circle", 1, 1000, "-1.0", 0.0), ("circle", 19_501, 500, "2.0", 1.0)]
-    (folder / "tracks.tsv.gz").write_bytes(track(*pieces))
-    [drawn] = Page(report_folder(folder)).data["tracks"]
+    [drawn] = page.data["tracks"]
     assert drawn["posterior"] == [0, *[None] * 18, 100]
 
 
@@ -348,20 +336,14 @@ def test_a_page_has_no_more_bytes_than_it_may_whatever_the_ids(tmp_path, monkeyp
 @pytest.mark.parametrize(
     "name",
     [
-        EVIL,
-        "</script><script>bad()</script>",
-        "x" * 5_000,
-        "küssen-噬菌体",
-        "a\u202eb",
-        "{{ 7*7 }}",
+        *(EVIL, "</script><script>bad()</script>", "x" * 5_000),
+        *("küssen-噬菌体", "a\u202eb", "{{ 7*7 }}"),
     ],
 )
 def test_an_id_is_text_and_never_markup(tmp_path, name):
     folder = write_table(tmp_path / "run", [call(name, 0.99, note=name, sample=name)])
-    page, plain = (
-        Page(report_folder(folder)),
-        Page(report_folder(write_table(tmp_path / "plain", []))),
-    )
+    page = Page(report_folder(folder))
+    plain = Page(report_folder(write_table(tmp_path / "plain", [])))
     tags = {tag for tag, _ in page.elements}
     assert "img" not in tags
     assert sum(tag == "script" for tag, _ in page.elements) == 2
@@ -481,7 +463,7 @@ def test_fields_of_a_table_are_read_as_python_reads_them(tmp_path):
     ]
     lines = "\n".join(["score\tlength\tcall\tnote", *map("\t".join, rows)])  # no last line end
     (tmp_path / "table.tsv").write_bytes(lines.encode("utf-8", "surrogateescape"))
-    [block] = read_blocks(tmp_path / "table.tsv")
+    [block] = [span.read() for span in spans_of(tmp_path / "table.tsv")]
     columns = dict(zip(("score", "length", "call", "note"), zip(*rows, strict=True), strict=True))
     for name, fields in columns.items():
         distinct, places = block.codes(name)
@@ -494,44 +476,36 @@ def test_fields_of_a_table_are_read_as_python_reads_them(tmp_path):
     assert block.texts("none") == [""] * 4
     for wrong in ("1e3", "-1", "1.2.3", ".5", "x", "1234567890123456"):
         (tmp_path / "table.tsv").write_text(f"score\n1\n{wrong}\n")
-        [block] = read_blocks(tmp_path / "table.tsv")
+        [block] = [span.read() for span in spans_of(tmp_path / "table.tsv")]
         with pytest.raises(ValueError, match=f"score {wrong} is not a number"):
             block.numbers("score")
 
 
 def test_the_page_of_a_training_has_its_curves_and_tables(tmp_path):
+    """What is no number is a gap in its curve."""
     (tmp_path / "training.json").write_text(json.dumps({"manifest": EVIL, "settings": {"lr": 0.1}}))
     (tmp_path / "epochs.tsv").write_text(
         "seed\tepoch\tlr\tloss\tvalidation_loss\tauroc\n"
-        "0\t1\t0.1\t0.7\t0.6\tn/a\n0\t2\t0.1\t0.5\t0.55\t0.9\n"
+        "0\t1\t0.1\t0.7\t0.6\tn/a\n0\t2\t0.1\t0.5\t0.55\t0.9\n0\t3\t0.1\tnan\tinf\t0.9\n"
     )
     (tmp_path / "held_out.tsv").write_text(f"split\tnetwork\tauroc\ntest\t{EVIL}\t0.8125\n")
     page = Page(report_folder(tmp_path))
     charts = page.data["charts"]
-    assert charts["loss"]["x"] == [1, 2]
-    assert [line["y"] for line in charts["loss"]["series"]] == [[0.7, 0.5], [0.6, 0.55]]
-    assert [line["y"] for line in charts["figures"]["series"]] == [[None, 0.9]]
+    assert charts["loss"]["x"] == [1, 2, 3]
+    assert [line["y"] for line in charts["loss"]["series"]] == [[0.7, 0.5, None], [0.6, 0.55, None]]
+    assert [line["y"] for line in charts["figures"]["series"]] == [[None, 0.9, 0.9]]
     assert f"split network auroc test {EVIL} 0.8125" in page.words
     assert "img" not in {tag for tag, _ in page.elements}
 
 
-def test_a_loss_that_is_no_number_is_a_gap_in_its_curve(tmp_path):
+def test_a_training_that_was_not_ended_says_so_in_its_title_and_an_empty_table_is_reported(
+    tmp_path,
+):
     (tmp_path / "training.json").write_text("{}")
-    (tmp_path / "epochs.tsv").write_text("seed\tepoch\tloss\n0\t1\tnan\n0\t2\tinf\n0\t3\t0.5\n")
-    page = Page(report_folder(tmp_path))
-    assert [line["y"] for line in page.data["charts"]["loss"]["series"]] == [[None, None, 0.5]]
-
-
-def test_an_empty_table_of_a_training_is_reported(tmp_path):
-    (tmp_path / "training.json").write_text("{}")
+    assert Page(report_folder(tmp_path)).title.startswith("UNFINISHED: ")
     (tmp_path / "epochs.tsv").write_text("")
     with pytest.raises(InputError, match=r"epochs\.tsv is empty"):
         report_folder(tmp_path)
-
-
-def test_a_training_that_was_not_ended_says_so_in_its_title(tmp_path):
-    (tmp_path / "training.json").write_text("{}")
-    assert Page(report_folder(tmp_path)).title.startswith("UNFINISHED: ")
 
 
 def test_the_page_of_an_evaluation_has_figures_of_all_samples_and_curves(tmp_path):
@@ -649,12 +623,6 @@ def start_with(tokens: str) -> str:
     return f'{{"starts": [{{{start}, {zeros}}}]}}'
 
 
-def test_a_record_of_the_devices_is_read(tmp_path):
-    (tmp_path / "machine.json").write_text(start_with("[7]"))
-    (start,) = Start.read_all(tmp_path / "machine.json")
-    assert start.devices["cpu"].tokens == [7]
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -668,6 +636,8 @@ def test_a_damaged_record_of_the_devices_is_none(tmp_path, text):
         [call("a", 0.99)],
         recipe={"command": "predict", "encoders": [{"model": "esm2"}]},
     )
+    (folder / "machine.json").write_text(start_with("[7]"))
+    assert Start.read_all(folder / "machine.json")[0].devices["cpu"].tokens == [7]
     (folder / "machine.json").write_text(text)
     assert "This run kept no record of its devices." in Page(report_folder(folder)).words
 

@@ -527,7 +527,7 @@ def test_pt_loads_without_code_and_names_each_tensor(
     tmp_path: Path, n_orfs: int, per_residue: bool
 ) -> None:
     embeddings = make_embeddings(n_orfs, per_residue=per_residue)
-    save_pt(tmp_path / "000000.pt", embeddings, Tree(tmp_path))
+    save_pt(tmp_path / "000000.pt", embeddings, ENCODER, Tree(tmp_path))
     stored = torch.load(tmp_path / "000000.pt", weights_only=True)
     assert set(stored) == {"proteins", "data"}
     assert len(stored["proteins"]) == len(stored["data"]) == n_orfs
@@ -576,7 +576,7 @@ def test_the_same_content_gives_the_same_bytes_whenever_and_wherever(tmp_path: P
         run = make_run(index.parent, *parts, store="bfloat16")
         IndexPart.write_index(index, run, Tree(index.parent))
         save_npz(index.with_name("000000.npz"), parts[0], Tree(index.parent))
-        save_pt(index.with_name("000000.pt"), parts[0], Tree(index.parent))
+        save_pt(index.with_name("000000.pt"), parts[0], ENCODER, Tree(index.parent))
         save_parquet(index.with_name("000000.parquet"), parts[0], ENCODER, Tree(index.parent))
     exports = ("000000.npz", "000000.pt", "000000.parquet")
     for name in ("features/000000.h5", "features.h5", *exports):
@@ -585,6 +585,6 @@ def test_the_same_content_gives_the_same_bytes_whenever_and_wherever(tmp_path: P
 
 
 def test_a_pt_file_has_the_same_bytes_from_any_process(tmp_path: Path) -> None:
-    save_pt(tmp_path / "000000.pt", make_embeddings(5), Tree(tmp_path))
+    save_pt(tmp_path / "000000.pt", make_embeddings(5), ENCODER, Tree(tmp_path))
     with zipfile.ZipFile(tmp_path / "000000.pt") as archive:
         assert not any(f".{os.getpid()}" in name for name in archive.namelist())

@@ -87,7 +87,7 @@ def write_training_page(folder: Path) -> None:
     charts = list(_learning_curves(epochs))
     content = {
         "is_finished": bool(epochs or held_out),
-        "charts": [(chart.name, chart.drawn()) for chart in charts],
+        "charts": charts,
         "tables": [
             ("Gain of the head over the scorer, by length", GAIN, _columns(gains)),
             ("AUROC on held-out groups", HELD_OUT, _columns(held_out)),
@@ -372,7 +372,7 @@ def write_evaluation_page(folder: Path) -> None:
         "measures": list(_MEASURES.values()),
         "overall": list(map(_evaluation_row, overall)),
         "by_kingdom": [_evaluation_row(row) for row in rows if row.text("subset") != "all"],
-        "charts": [(chart.name, chart.drawn()) for chart in _evaluation_charts(facts, overall)],
+        "charts": _evaluation_charts(facts, overall),
         "provenance": list(_evaluation_facts(facts)),
     }
     page = render("evaluation.html", content, {})

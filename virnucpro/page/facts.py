@@ -163,25 +163,21 @@ def read_complaints(log: Path) -> Counter[str]:
 class Regions:
     """The regions of a run: how many there are, and those of the records that a page lists."""
 
-    kinds: Counter[str] = field(default_factory=Counter)
     of_records: Counter[_Key] = field(default_factory=Counter)  # but for whole records
     # best first: the id of the record in the run, and its regions
     listed: dict[_Key, tuple[str, list[Region]]] = field(default_factory=dict)
 
 
-def read_page_regions(table: Path) -> Regions | None:
-    """The regions in a table; None if there is none. Parts of records come before whole ones.
+def read_page_regions(table: Path) -> Regions:
+    """The regions in a table, if there is one. Parts of records come before whole ones.
 
     Raises:
         InputError: the table is damaged.
     """
-    if not table.is_file():
-        return None
     regions = Regions()
     for span in spans_of(table):
         columns = span.read().columns(_REGION_COLUMNS)
         for key, line, is_counted, run_id in _region_lines(table, columns):
-            regions.kinds[line.kind] += is_counted
             regions.listed.setdefault(key, (run_id, []))[1].append(line)
             if line.kind != "whole":
                 regions.of_records[key] += is_counted

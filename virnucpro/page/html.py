@@ -68,10 +68,6 @@ def _policy(script: str, style: str) -> str:
     )
 
 
-def _count(value: int) -> str:
-    return f"{value:,}"
-
-
 def _percent(share: float) -> str:
     """
     >>> _percent(0.5), _percent(0.00042), _percent(0.9999)
@@ -96,7 +92,7 @@ def _seconds(seconds: float) -> str:
 
 
 _FUNCTIONS: Mapping[str, Callable[..., object]] = {
-    "count": _count,
+    "count": "{:,}".format,
     "counted": counted,
     "percent": _percent,
     "printable": printable,

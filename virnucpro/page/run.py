@@ -102,12 +102,13 @@ class _RunFiles(NamedTuple):
 
     rundir: RunDir
     facts: Facts
-    counts: RunCounts | None  # None: there is no table yet
-    regions: Regions | None
+    has_table: bool  # of records; else there is none yet
+    counts: RunCounts
+    regions: Regions
     listed: list[_Listed]  # the best first
     starts: list[Start]
     complaints: Mapping[str, int]
-    identities: Identities | None  # None: there is no verdict
+    identities: Identities
     rows: RecordRows  # that the page shows, if they fit
     helpers: Helpers[None]
 
@@ -141,7 +142,6 @@ def write_run_page(rundir: RunDir, pool: Pool) -> None:
     run = _read_run(rundir, pool.helpers(None, 1, "figures of the page"))
     works, warnings = works_of(run.families), list(_warnings(run))
     classes, samples = _classes(run), _samples(run)
-    lowest = run.counts.lowest if run.counts else []
     charts = [device_charts(i, start) for i, start in enumerate(run.starts[-_MOST_LINES:])]
     state, state_text = _state(run)
     if state == "unfinished":
@@ -155,15 +155,15 @@ def write_run_page(rundir: RunDir, pool: Pool) -> None:
         "facts": run.facts,
         "number": partial(run.facts.number, "counts"),  # of the counts of ``run.json``
         "counts": run.counts,
-        "adds_up": _adds_up(run),
-        "answer": _answer(run),
+        "adds_up": _adds_up(run) if run.has_table else None,
+        "answer": _answer(run) if run.has_table else None,
         "warnings": warnings,
         "notes": [text for kind, text in warnings if kind == "note"],
         "complaints": list(run.complaints.items())[:_MOST_COMPLAINTS],
         "classes": classes,
-        "has_fdr": not all(math.isnan(rate) for _, rate in lowest),
-        "kinds": _kinds(run),
-        "scores": run.counts and scores_by_length(run.counts, run.rows, run.facts.cut, run.letters),
+        "has_fdr": not all(math.isnan(rate) for _, rate in run.counts.lowest),
+        "kinds": _kinds(run) if run.has_table else None,
+        "scores": scores_by_length(run.counts, run.rows, run.facts.cut, run.letters),
         "regions": _first_regions(run),
         "has_samples": samples is not None,
         "machine": _machine(run, charts),
@@ -188,7 +188,6 @@ def _pack(run: _RunFiles, fixed: Mapping[str, object], most_bytes: int) -> tuple
         packed = pack({**fixed, **_columns(run, rows)})
         if len(packed) <= most_bytes or not len(rows.places):
             return packed, rows
-        assert run.counts is not None, "there are rows"
         n_rows = max(0, int(0.95 * len(rows.places) * most_bytes / len(packed)))
         rows = run.counts.rows(n_rows, run.helpers)
 
@@ -201,25 +200,22 @@ def _read_run(rundir: RunDir, helpers: Helpers[None]) -> _RunFiles:
     facts = Facts.read(rundir.manifest)
     is_extract = facts.text("recipe", "command") == "extract"
     table = rundir.record_table("extract" if is_extract else "predict")
-    regions = None if is_extract else read_page_regions(rundir.output(REGION_TABLE))
-    counts, identities, rows = None, None, RecordRows.none()
-    listed = regions.listed if regions else {}
-    if table.is_file():
-        counts = count_records(table, facts.text("recipe", "input_type"), tuple(listed), helpers)
-        rows = counts.rows(counts.n_records, helpers)
-        verdict, top = rundir.output(VIRUS_TABLE), rows.best(_N_TOP)
-        if verdict.is_file():
-            wanted = set(zip(top.files, top.records, strict=True))
-            identities = count_kinds(verdict, wanted, helpers)
+    regions = Regions() if is_extract else read_page_regions(rundir.output(REGION_TABLE))
+    input_type, has_table = facts.text("recipe", "input_type"), table.is_file()
+    counts = count_records(table, input_type, tuple(regions.listed), helpers)
+    rows = counts.rows(counts.n_records, helpers)
+    verdict, top = rundir.output(VIRUS_TABLE), rows.best(_N_TOP)
+    wanted = set(zip(top.files, top.records, strict=True))
     return _RunFiles(
         rundir,
         facts,
+        has_table,
         counts,
         regions,
-        list(_listed(regions, counts)) if regions and counts else [],
+        list(_listed(regions, counts)) if has_table else [],
         Start.read_all(rundir.machine),
         read_complaints(rundir.log),
-        identities,
+        count_kinds(verdict, wanted, helpers),
         rows,
         helpers,
     )
@@ -248,13 +244,13 @@ def _name(run: _RunFiles) -> str:
 
 def _state(run: _RunFiles) -> tuple[str, str]:
     """How the run ended, in a word and in a sentence."""
-    facts, counts = run.facts, run.counts
+    facts = run.facts
     state, (n_failed, n_refused) = facts.text("state"), _failures(facts)
     if state == "planned":
         return "unfinished", "The run is planned: see virnucpro work, and go on with --resume."
     if state not in ("complete", "partial"):
         text = "The run did not end: go on with --resume."
-        if counts is not None:
+        if run.has_table:
             text += " The figures are those of the tables of an earlier state."
         return "unfinished", text
     if facts.part("counts") and n_failed and not facts.number("counts", "n_frames"):
@@ -271,10 +267,8 @@ def _failures(facts: Facts) -> tuple[int, int]:
     return facts.number("counts", "n_failed_frames"), len(facts.sequence("refused"))
 
 
-def _adds_up(run: _RunFiles) -> dict[str, object] | None:
+def _adds_up(run: _RunFiles) -> dict[str, object]:
     counts, facts = run.counts, run.facts
-    if counts is None:
-        return None
     parts = [(status, counts.statuses[status], STATUSES[status]) for status in STATUSES]
     inputs = {file.text("sample"): file for file in facts.inputs}
     names = dict.fromkeys([*inputs, *(file for file, _ in counts.files)])
@@ -312,12 +306,9 @@ def _file_row(name: str, counts: RunCounts, file: Facts) -> dict[str, object]:
     }
 
 
-def _answer(run: _RunFiles) -> dict[str, object] | None:
-    counts, regions = run.counts, run.regions
-    if counts is None:
-        return None
-    n_within = regions.kinds.total() - regions.kinds["whole"] if regions else 0
-    identities = run.identities[2] if run.identities else {}
+def _answer(run: _RunFiles) -> dict[str, object]:
+    identities = run.identities[2]
+    has_regions = run.rundir.output(REGION_TABLE).is_file()
     named = sorted(filter(lambda sink: sink.about, all_sinks()), key=_place_on_page)
     names = [(one.file, one.about) for one in named if run.rundir.output(one).is_file()]
     if run.rundir.feature_index.is_file():
@@ -330,8 +321,8 @@ def _answer(run: _RunFiles) -> dict[str, object] | None:
         *(top.rates.tolist(), of_top, top.notes.tolist()),
     ]
     return {
-        "n_within": n_within,
-        "looked_for_regions": regions is not None or run.facts.part("counts").get("n_regions") == 0,
+        "n_within": run.regions.of_records.total(),
+        "looked_for_regions": has_regions or run.facts.part("counts").get("n_regions") == 0,
         "top": list(zip(*columns, strict=True)),
         "has_fdr": not all(map(math.isnan, top.rates)),
         "has_kinds": any(kind for kind, _ in identities.values()),
@@ -348,7 +339,7 @@ def _warnings(run: _RunFiles) -> Iterator[tuple[str, str]]:
     """Kind (``bad`` or ``mind``) and text of what a reader should know before the figures."""
     facts, counts = run.facts, run.counts
     n_failed, n_refused = _failures(facts)
-    if counts is None:
+    if not run.has_table:
         yield "bad", "There are no tables yet: the run ended before it wrote them."
         return
     if facts.n_counted not in (None, counts.n_records):
@@ -396,8 +387,6 @@ def _classes(run: _RunFiles) -> list[tuple[object, ...]]:
     Its name, the records in it, those with a score, viral ones and their letters, the lowest score
     of these, the false calls to expect down to it, and whether those are many.
     """
-    if run.counts is None:
-        return []
     each = zip(
         *(length_classes(run.counts.starts), run.counts.of_classes.tolist(), run.counts.lowest),
         strict=True,
@@ -411,8 +400,6 @@ def _classes(run: _RunFiles) -> list[tuple[object, ...]]:
 
 def _kinds(run: _RunFiles) -> dict[str, object] | None:
     """The viruses by kind and length, and the families and clusters that most are named by."""
-    if run.identities is None:
-        return None
     kinds, named, _ = run.identities
     totals: Counter[str] = Counter()
     for (kind, _), n in kinds.items():
@@ -499,8 +486,6 @@ def _tracks(run: _RunFiles) -> Iterator[dict[str, object]]:
 def _samples(run: _RunFiles) -> dict[str, object] | None:
     """The columns of the table of samples; None of a run without one, or of a single file."""
     table = run.rundir.output(SAMPLE_TABLE)
-    if not table.is_file():
-        return None
     blocks = [span.read() for span in spans_of(table)]
     if sum(map(len, blocks)) < 2:
         return None
@@ -557,9 +542,8 @@ def _columns(run: _RunFiles, rows: RecordRows) -> dict[str, object]:
 
 def _regions_of(run: _RunFiles, rows: RecordRows) -> list[int]:
     """The number of regions in each record."""
-    if not (run.regions and run.regions.of_records):
+    if not (of_records := run.regions.of_records):
         return [0] * len(rows.records)
-    of_records = run.regions.of_records
     return [of_records.get(key, 0) for key in zip(rows.files, rows.records, strict=True)]
 
 
@@ -603,7 +587,7 @@ def _machine(run: _RunFiles, charts: Sequence[Sequence[Chart]]) -> dict[str, obj
                     (name, device, sum(device.tokens), max(device.memory, default=0) / GIB)
                     for name, device in sorted(start.devices.items())
                 ],
-                "charts": [(chart.name, chart.drawn()) for chart in of_start],
+                "charts": of_start,
             }
             for start, of_start in zip(run.starts[-_MOST_LINES:], charts, strict=True)
         ],

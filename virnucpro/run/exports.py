@@ -28,10 +28,8 @@ def export(
             save_npz(path, embeddings, tree)
         case "parquet":
             save_parquet(path, embeddings, encoder, tree)
-        case "pt" if encoder.reads == "dna":
-            save_pt_of_bases(path, embeddings, tree)
         case "pt":
-            save_pt(path, embeddings, tree)
+            save_pt(path, embeddings, encoder, tree)
 
 
 def save_npz(path: Path, embeddings: Embeddings, tree: Tree) -> None:
@@ -71,27 +69,22 @@ def save_parquet(path: Path, embeddings: Embeddings, encoder: EncoderSpec, tree:
     tree.write_whole(path, image.getbuffer())
 
 
-def save_pt(path: Path, embeddings: Embeddings, tree: Tree) -> None:
-    """The layout of VirNucPro's ``_ESM.pt``: ``proteins`` (ids) and ``data`` (a tensor each)."""
-    from torch import from_numpy
+def save_pt(path: Path, embeddings: Embeddings, encoder: EncoderSpec, tree: Tree) -> None:
+    """The layouts of VirNucPro's ``_ESM.pt`` and ``_DNABERT_S.pt``.
 
-    data = [from_numpy(rows.copy()) for rows in split_rows(embeddings)]
-    _save(path, {"proteins": list(embeddings.ids), "data": data}, tree)
-
-
-def save_pt_of_bases(path: Path, embeddings: Embeddings, tree: Tree) -> None:
-    """The layout of VirNucPro's ``_DNABERT_S.pt``: ``nucleotide`` (ids) and ``data``, of which each
-    entry has an id and a list of numbers, which torch makes into the same float32 again."""
-    data = [
-        {"label": frame, "mean_representation": row.tolist()}
-        for frame, row in zip(embeddings.ids, embeddings.vectors, strict=True)
-    ]
-    _save(path, {"nucleotide": list(embeddings.ids), "data": data}, tree)
-
-
-def _save(path: Path, content: object, tree: Tree) -> None:
+    ``proteins`` (ids) and ``data`` (a tensor each); of bases, ``nucleotide`` (ids) and ``data``, of
+    which each entry has an id and a list of numbers, which torch makes into the same float32 again.
+    """
     import torch
 
+    ids, content = list(embeddings.ids), dict[str, object]()
+    if encoder.reads == "dna":
+        rows = zip(ids, embeddings.vectors.tolist(), strict=True)
+        data = [{"label": name, "mean_representation": row} for name, row in rows]
+        content = {"nucleotide": ids, "data": data}
+    else:
+        tensors = [torch.from_numpy(rows.copy()) for rows in split_rows(embeddings)]
+        content = {"proteins": ids, "data": tensors}
     image = io.BytesIO()  # a path would be written into the archive
     torch.save(content, image)
     tree.write_whole(path, image.getbuffer())

@@ -433,11 +433,13 @@ class TableSpan:
 
 
 def spans_of(path: Path) -> Iterator[TableSpan]:
-    """The lines of a table of ours, some at a time.
+    """The lines of a table of ours, some at a time; none if there is no such file.
 
     Raises:
         OSError: it cannot be read.
     """
+    if not path.is_file():
+        return
     with path.open("rb") as lines:
         header = lines.readline().decode("utf-8", "surrogateescape")
         names = tuple(header.rstrip("\r\n").split("\t"))
@@ -448,16 +450,6 @@ def spans_of(path: Path) -> Iterator[TableSpan]:
             lines.readline()
             end = min(lines.tell(), size)
             yield TableSpan(path, names, header.endswith("\r\n"), start, end)
-
-
-def read_blocks(path: Path) -> Iterator[TableBlock]:
-    """The rows of a table of ours, some at a time.
-
-    Raises:
-        InputError: lines have another number of values than there are names.
-        OSError: it cannot be read.
-    """
-    yield from (span.read() for span in spans_of(path))
 
 
 def damaged(table: Path, why: object) -> InputError:
