@@ -909,7 +909,8 @@ def test_regions_are_counted_by_kind_and_the_two_parts_of_one_over_the_origin_on
     made.regions[0] = tuple(region._replace(over_origin=True) for region in circle), track
     summary = Summary()
     for some in (made.rows(0, 2), made.rows(2, 3)):
-        summary.records.include(Tally.of(some))
+        [portion] = Portion.of_samples(some, (), None)
+        summary.records.include(portion.tally)
     assert (summary.records.n_regions, summary.records.n_whole_regions) == (4, 2)
     assert summary.records.virus_line == (
         "viruses: 0 = 0 records + 0 of 2 virus-like regions in other records; see viruses.tsv"

@@ -51,30 +51,19 @@ def lengths(folder: Path) -> dict[str, int]:
     return {name: int(length) for name, length in (line.split("\t") for line in lines)}
 
 
-@pytest.fixture
-def two_files(contigs, tmp_path) -> list[Path]:
+def test_a_new_output_is_written_by_predict_for_each_file_too_and_is_the_runs_own(
+    make_config, tiny, contigs, with_lengths, tmp_path
+):
+    """It is cleared by ``--force``, kept out of the inputs, and refused if it is a link."""
     other = tmp_path / "other.fa"
     other.write_text(">late\nGCAGCAGCAGCAGCAGCAGCAGCAGCAGCAGCAGCA\n")
-    return [contigs, other]
-
-
-def test_a_new_output_is_written_by_predict_and_for_each_file(
-    make_config, tiny, two_files, with_lengths
-):
-    config = make_config(*two_files, per_file=True)
+    config = make_config(contigs, other, per_file=True)
     run_inline(config, tiny.head)
     found = lengths(config.output)
     assert len(found) == 41
-    assert found["late"] == 36
     samples = [config.output / "samples" / name for name in ("contigs", "other")]
     assert lengths(samples[0]) | lengths(samples[1]) == found
     assert lengths(samples[1]) == {"late": 36}
-
-
-def test_a_new_output_is_the_runs_own(make_config, tiny, two_files, with_lengths, tmp_path):
-    """It is cleared by ``--force``, kept out of the inputs, and refused if it is a link."""
-    config = make_config(*two_files, per_file=True)
-    run_inline(config, tiny.head)
     assert LENGTH_TABLE.file in RunDir(config.output).own_names
     proteins = tmp_path / "one.faa"
     proteins.write_text(">p\nMKVLEFPQIL\n")

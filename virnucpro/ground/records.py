@@ -411,6 +411,11 @@ class Viruses(NamedTuple):
     scores: list[float]
     identities: list[Identity]
 
+    @classmethod
+    def of(cls, rows: Iterable[tuple[Any, ...]]) -> Viruses:
+        columns = list(zip(*rows, strict=True)) or [()] * len(cls._fields)
+        return cls._make(map(list, columns))
+
     def rows(self, first: int, end: int) -> Viruses:
         """Those of some of the records."""
         rows = slice(bisect_left(self.places, first), bisect_left(self.places, end))
@@ -433,7 +438,7 @@ class CalledRecords:
     # by place: of those that were searched, and of those with frames that were to be embedded
     regions: dict[int, Found] = field(default_factory=dict)
     embedded: dict[int, Sequence[Prediction]] = field(default_factory=dict)
-    viruses: Viruses | None = None  # None: nobody has looked for them
+    viruses: Viruses = field(default_factory=lambda: Viruses.of(()))  # once they were looked for
 
     @classmethod
     def joined(cls, each: Sequence[CalledRecords]) -> CalledRecords:
@@ -478,8 +483,7 @@ class CalledRecords:
         regions = {i - first: of for i, of in self.regions.items() if i in places}
         embedded = {i - first: of for i, of in self.embedded.items() if i in places}
         columns = self.records.rows(rows), self.calls.rows(rows), self.frames.rows(rows)
-        viruses = self.viruses and self.viruses.rows(first, end)
-        return CalledRecords(*columns, regions, embedded, viruses)
+        return CalledRecords(*columns, regions, embedded, self.viruses.rows(first, end))
 
     def by_own_ids(self) -> CalledRecords:
         """The same with the ids that records and frames have in their file."""
@@ -488,7 +492,7 @@ class CalledRecords:
             self,
             records=self.records.with_ids(names)._replace(own_ids=[""] * len(names)),
             frames=self.frames.renamed(ids, names),
-            viruses=self.viruses and self.viruses.renamed(ids, names),
+            viruses=self.viruses.renamed(ids, names),
         )
 
 

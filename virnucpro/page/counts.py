@@ -378,7 +378,15 @@ def _kinds_in(wanted: Collection[tuple[str, str]], block: TableBlock) -> Identit
     for name, counts in zip(names, n_of, strict=True):
         kinds.update({(name, start): n for start, n in zip(LENGTH_CLASSES, counts, strict=True)})
     families = Counter(dict(zip(kin, np.bincount(of_kin).tolist(), strict=True)))
-    return kinds, families, dict(_identities_in(block, wanted))
+    ids = {record for _, record in wanted}
+    rows = [row for row, record in enumerate(block.texts("record")) if record in ids]
+    columns = block.columns(("file", "record", "kind", "virus_kind", "kin"), rows)
+    of_records = {
+        (file, record): (virus_kind, family)
+        for file, record, kind, virus_kind, family in zip(*columns, strict=True)
+        if kind == "whole" and (file, record) in wanted
+    }
+    return kinds, families, of_records
 
 
 def count_kinds(
@@ -399,15 +407,3 @@ def count_kinds(
         of_records.update(each[2])
     del families[""]
     return kinds, families, of_records
-
-
-def _identities_in(
-    block: TableBlock, wanted: Collection[tuple[str, str]]
-) -> Iterator[tuple[tuple[str, str], tuple[str, str]]]:
-    """Kind and family of the viruses that are wanted records as a whole, by file and id."""
-    ids = {record for _, record in wanted}
-    rows = [row for row, record in enumerate(block.texts("record")) if record in ids]
-    columns = block.columns(("file", "record", "kind", "virus_kind", "kin"), rows)
-    for file, record, kind, virus_kind, kin in zip(*columns, strict=True):
-        if kind == "whole" and (file, record) in wanted:
-            yield (file, record), (virus_kind, kin)

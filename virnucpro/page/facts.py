@@ -13,7 +13,7 @@ import zlib
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeGuard, cast
 
@@ -29,6 +29,7 @@ _MOST_OF_LOG = 1 << 20  # bytes at its end
 _MESSAGE = re.compile(r"\S+ \S+ (INFO|WARNING|ERROR) +(.*)")
 _START = re.compile(r"virnucpro \S+: ")
 _Key = tuple[str, str]  # file and id of a record
+ListedRegions = dict[_Key, tuple[str, list[Region]]]  # id of the record in the run, and its regions
 _OVER_ORIGIN = "the origin"  # in a note; earlier versions used other words around it
 _MOST = 10**15  # no number of the page is larger
 _MOST_LISTED = 5_000  # records whose regions a page lists
@@ -159,31 +160,24 @@ def read_complaints(log: Path) -> Counter[str]:
     return complaints
 
 
-@dataclass(slots=True)
-class Regions:
-    """The regions of a run: how many there are, and those of the records that a page lists."""
+def read_page_regions(table: Path) -> tuple[Counter[_Key], ListedRegions]:
+    """The number of regions of each record, and those of the records that a page lists, best first.
 
-    of_records: Counter[_Key] = field(default_factory=Counter)  # but for whole records
-    # best first: the id of the record in the run, and its regions
-    listed: dict[_Key, tuple[str, list[Region]]] = field(default_factory=dict)
-
-
-def read_page_regions(table: Path) -> Regions:
-    """The regions in a table, if there is one. Parts of records come before whole ones.
+    Whole records are not counted. Parts of records come before whole ones. Without a table there
+    are none.
 
     Raises:
         InputError: the table is damaged.
     """
-    regions = Regions()
+    n_regions, listed = Counter[_Key](), ListedRegions()
     for span in spans_of(table):
         columns = span.read().columns(_REGION_COLUMNS)
         for key, line, is_counted, run_id in _region_lines(table, columns):
-            regions.listed.setdefault(key, (run_id, []))[1].append(line)
+            listed.setdefault(key, (run_id, []))[1].append(line)
             if line.kind != "whole":
-                regions.of_records[key] += is_counted
-        best = sorted(regions.listed.items(), key=_rank, reverse=True)[:_MOST_LISTED]
-        regions.listed = dict(best)
-    return regions
+                n_regions[key] += is_counted
+        listed = dict(sorted(listed.items(), key=_rank, reverse=True)[:_MOST_LISTED])
+    return n_regions, listed
 
 
 def _rank(of_record: tuple[_Key, tuple[str, list[Region]]]) -> tuple[bool, int, _Key]:

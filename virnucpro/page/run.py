@@ -34,7 +34,7 @@ from virnucpro.page.counts import (
 )
 from virnucpro.page.facts import (
     Facts,
-    Regions,
+    ListedRegions,
     count_bins,
     is_number,
     read_complaints,
@@ -104,7 +104,7 @@ class _RunFiles(NamedTuple):
     facts: Facts
     has_table: bool  # of records; else there is none yet
     counts: RunCounts
-    regions: Regions
+    n_regions: Counter[tuple[str, str]]  # of each record, by its file and id
     listed: list[_Listed]  # the best first
     starts: list[Start]
     complaints: Mapping[str, int]
@@ -200,9 +200,11 @@ def _read_run(rundir: RunDir, helpers: Helpers[None]) -> _RunFiles:
     facts = Facts.read(rundir.manifest)
     is_extract = facts.text("recipe", "command") == "extract"
     table = rundir.record_table("extract" if is_extract else "predict")
-    regions = Regions() if is_extract else read_page_regions(rundir.output(REGION_TABLE))
+    n_regions, listed = Counter[tuple[str, str]](), ListedRegions()
+    if not is_extract:
+        n_regions, listed = read_page_regions(rundir.output(REGION_TABLE))
     input_type, has_table = facts.text("recipe", "input_type"), table.is_file()
-    counts = count_records(table, input_type, tuple(regions.listed), helpers)
+    counts = count_records(table, input_type, tuple(listed), helpers)
     rows = counts.rows(counts.n_records, helpers)
     verdict, top = rundir.output(VIRUS_TABLE), rows.best(_N_TOP)
     wanted = set(zip(top.files, top.records, strict=True))
@@ -211,8 +213,8 @@ def _read_run(rundir: RunDir, helpers: Helpers[None]) -> _RunFiles:
         facts,
         has_table,
         counts,
-        regions,
-        list(_listed(regions, counts)) if has_table else [],
+        n_regions,
+        list(_listed(listed, counts)) if has_table else [],
         Start.read_all(rundir.machine),
         read_complaints(rundir.log),
         count_kinds(verdict, wanted, helpers),
@@ -221,12 +223,12 @@ def _read_run(rundir: RunDir, helpers: Helpers[None]) -> _RunFiles:
     )
 
 
-def _listed(regions: Regions, counts: RunCounts) -> Iterator[_Listed]:
+def _listed(regions: ListedRegions, counts: RunCounts) -> Iterator[_Listed]:
     """The records that the page lists.
 
     A region that is all of its record says nothing more than the call, and is left out.
     """
-    for (file, record), (run_id, of_record) in regions.listed.items():
+    for (file, record), (run_id, of_record) in regions.items():
         length, score = counts.measured[file, record]
         length = max(length, *(region.end for region in of_record))
         if parts := [one for one in of_record if (one.start, one.end) != (0, length)]:
@@ -321,7 +323,7 @@ def _answer(run: _RunFiles) -> dict[str, object]:
         *(top.rates.tolist(), of_top, top.notes.tolist()),
     ]
     return {
-        "n_within": run.regions.of_records.total(),
+        "n_within": run.n_regions.total(),
         "looked_for_regions": has_regions or run.facts.part("counts").get("n_regions") == 0,
         "top": list(zip(*columns, strict=True)),
         "has_fdr": not all(map(math.isnan, top.rates)),
@@ -542,9 +544,9 @@ def _columns(run: _RunFiles, rows: RecordRows) -> dict[str, object]:
 
 def _regions_of(run: _RunFiles, rows: RecordRows) -> list[int]:
     """The number of regions in each record."""
-    if not (of_records := run.regions.of_records):
+    if not run.n_regions:
         return [0] * len(rows.records)
-    return [of_records.get(key, 0) for key in zip(rows.files, rows.records, strict=True)]
+    return [run.n_regions.get(key, 0) for key in zip(rows.files, rows.records, strict=True)]
 
 
 def _lines(texts: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ from functools import partial
 from itertools import chain, compress, count
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeAlias, TypeGuard, TypeVar
+from typing import Generic, Literal, TypeAlias, TypeGuard, TypeVar
 from urllib.parse import quote
 
 import numpy as np
@@ -125,7 +125,7 @@ class Tally:
         for kinds in map(results.region_kinds, results.regions):
             tally.n_regions = (tally.n_regions or 0) + kinds.total()
             tally.n_whole_regions += kinds["whole"]
-        viruses = viruses_of(results)
+        viruses = results.viruses
         tally.n_proviruses = len(viruses.places) - len(viral)
         tally.kinds.update(one.virus_kind for one in viruses.identities if one.virus_kind)
         tally.families.update(one.kin for one in viruses.identities if one.kin)
@@ -374,20 +374,19 @@ def find_viruses(results: CalledRecords, code: GeneticCode | None) -> Viruses:
 
     A virus with unknown letters, which are blanks, gets no identity: see ``recut``.
     """
-    records, calls, rows = results.records, results.calls, []
+    records, calls, unknown, rows = results.records, results.calls, Identity(), []
     for place in sorted({*compress(count(), calls.are_viruses), *results.regions}):
         sequence, score = records.sequences[place], calls.virus_scores[place] or 0.0
         if place not in results.regions:
             where = "whole", 0, calls.lengths[place], False
-            rows.append((place, records.ids[place], *where, sequence, score))
+            rows.append((place, records.ids[place], *where, sequence, score, unknown))
             continue
         for name, parts, score in _viruses_in(results, place):
             first, end = parts[0], parts[-1].end
             letters = "".join(sequence[part.start : part.end] for part in parts)
             where = first.kind, first.start, end, first.over_origin
-            rows.append((place, name, *where, letters, score))
-    columns = list(map(list, zip(*rows, strict=True))) or [list[Any]() for _ in range(8)]
-    viruses = Viruses._make([*columns, [Identity()] * len(rows)])
+            rows.append((place, name, *where, letters, score, unknown))
+    viruses = Viruses.of(rows)
     return viruses if code is None else _identified(results, viruses, code)
 
 
@@ -401,15 +400,8 @@ def _identified(results: CalledRecords, viruses: Viruses, code: GeneticCode) -> 
     return viruses._replace(identities=own_kinship().identify(known, circles, code))
 
 
-def viruses_of(results: CalledRecords) -> Viruses:
-    """The viruses in the records, found once; not identified, unless they were before."""
-    if results.viruses is None:
-        results.viruses = find_viruses(results, None)
-    return results.viruses
-
-
 def _virus_rows(results: CalledRecords) -> bytes:
-    calls, viruses, names = results.calls, viruses_of(results), results.records.names
+    calls, viruses, names = results.calls, results.viruses, results.records.names
     if not viruses.places:
         return b""
     rates, notes = list[float | None](), list[str]()
@@ -449,7 +441,7 @@ def _identity_in(row: dict[str, str]) -> tuple[tuple[str, str], Identity]:
 
 def _virus_fasta(results: CalledRecords) -> bytes:
     """The sequences of the verdict. A record that is there as a whole keeps its header."""
-    records, calls, viruses = results.records, results.calls, viruses_of(results)
+    records, calls, viruses = results.records, results.calls, results.viruses
     rates = [calls.rates[i] if calls.are_viruses[i] else None for i in viruses.places]
     words = zip(
         *(viruses.places, viruses.names, viruses.kinds),
@@ -632,7 +624,7 @@ def _region_rows(row: _RegionRow, results: CalledRecords) -> bytes | None:
 
 def _table_rows(results: CalledRecords) -> bytes | None:
     """The table of regions: positions count from 1, and the end is the last base."""
-    viruses, names = viruses_of(results), dict[tuple[int, int], str]()
+    viruses, names = results.viruses, dict[tuple[int, int], str]()
     columns = viruses.places, viruses.starts, viruses.cross_origin, viruses.names
     for place, start, crosses, name in zip(*columns, strict=True):
         names[place, start] = name
