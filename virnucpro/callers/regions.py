@@ -94,11 +94,11 @@ class RegionFinder:
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     def add_to(self, results: CalledRecords, place: int) -> None:
-        """Look for regions in a record with a score; its note counts them."""
-        if results.calls.statuses[place] == "scored":
-            is_virus = results.calls.are_viruses[place]
-            if found := self.find(results.records.at(place), is_virus=is_virus):
-                self.add_found(results, place, found)
+        """Look for regions in a long record with a score; its note counts them."""
+        record, calls = results.records.at(place), results.calls
+        if calls.statuses[place] == "scored" and len(record.sequence) >= SHORTEST_RECORD:
+            [found] = self.find(record, [calls.are_viruses[place]])
+            self.add_found(results, place, found)
 
     def add_found(self, results: CalledRecords, place: int, found: Found) -> None:
         """Give a record these regions, each with the verdict of the cut; its note counts them."""
@@ -114,39 +114,29 @@ class RegionFinder:
             notes.append(counted(results.region_kinds(place).total(), "virus-like region"))
         results.calls.notes[place] = "; ".join(filter(None, notes))
 
-    def find_both(self, record: FastaRecord) -> tuple[Found, Found] | None:
-        """What ``find`` gives for a record that is called other, and for a virus: one reading."""
-        sequence, size = record.sequence.upper(), self.model.size
-        if len(sequence) < SHORTEST_RECORD:
-            return None
-        is_circle = record.is_circular
-        items = self._items(sequence + sequence[: size - 1] if is_circle else sequence)
-        inside = items.take(items.start + size <= len(sequence))
-        return (
-            self._around(sequence, items) if is_circle else self._along(sequence, items, False),
-            self._along(sequence, inside, True),
-        )
+    def find(self, record: FastaRecord, are_viruses: Sequence[bool]) -> list[Found]:
+        """The virus-like regions of a record, and what they are told by, for each call of it.
 
-    def find(self, record: FastaRecord, *, is_virus: bool) -> Found | None:
-        """The virus-like regions of a record, and what they are told by; None for a short record.
-
-        A record that is called a virus is one region, without a host's flanks.
+        A record that is called a virus is one region, without a host's flanks. A circle that is
+        not is read over its origin.
         """
-        sequence = record.sequence.upper()
-        if len(sequence) < SHORTEST_RECORD:
-            return None
-        if not is_virus and record.is_circular:
-            return self._around(sequence, self._items(sequence + sequence[: self.model.size - 1]))
-        return self._along(sequence, self._items(sequence), is_virus)
+        sequence, size = record.sequence.upper(), self.model.size
+        is_circle = record.is_circular and not all(are_viruses)
+        bases = sequence + sequence[: size - 1] if is_circle else sequence
+        items = Items.of(bases, self.scorer, self.model.step, self.code)
+        inside = items.take(items.start + size <= len(sequence))
+        return [
+            self._around(sequence, items)
+            if is_circle and not is_virus
+            else self._along(sequence, inside, is_virus)
+            for is_virus in are_viruses
+        ]
 
     def _along(self, sequence: str, items: Items, is_virus: bool) -> Found:
         known = dict[str, float]()  # a protein is scored once for a record
         read_genes = partial(genes_of, scorer=self.scorer, code=self.code, known=known)
         of_items = sequence, items, self.model, read_genes, self.code
         return regions_of_items(*of_items, is_virus=is_virus)
-
-    def _items(self, sequence: str) -> Items:
-        return Items.of(sequence, self.scorer, self.model.step, self.code)
 
     def _around(self, circle: str, items: Items) -> Found:
         """The regions of a circle, which is cut open where it looks least viral.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -138,13 +139,10 @@ def _peptides(code: GeneticCode) -> Digits:
 
 def ribosomal_rna(sequence: str) -> list[int]:
     """Where, in bases, a sequence in upper case has what all 16S or 23S rRNA genes have."""
-    places = []
-    for word in _words_in(sequence, RIBOSOMAL_RNA):
-        place = sequence.find(word)
-        while place >= 0:
-            places.append(place)
-            place = sequence.find(word, place + 1)
-    return sorted(places)
+    words = [*RIBOSOMAL_RNA, *map(reverse_complement, RIBOSOMAL_RNA)]
+    found = [word for word, n in zip(words, _count(words, sequence).tolist(), strict=True) if n]
+    matches = (re.finditer(f"(?={word})", sequence) for word in found)
+    return sorted(match.start() for match in chain.from_iterable(matches))
 
 
 @cache
@@ -267,12 +265,6 @@ def _not_elsewhere(
         for (repeat, n_places), count in zip(repeats, counts, strict=True)
     ]
     return sorted(repeat for repeat in expected if repeat.n_by_chance < most_by_chance)
-
-
-def _words_in(sequence: str, words: Sequence[str]) -> list[str]:
-    """The words, and those of the other strand, that a sequence has."""
-    both = [*words, *map(reverse_complement, words)]
-    return [word for word, n in zip(both, _count(both, sequence).tolist(), strict=True) if n]
 
 
 def _count(words: Sequence[str], sequence: str) -> Counts:

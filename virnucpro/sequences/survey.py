@@ -141,7 +141,8 @@ class Survey:
         for file in (*files, *(file for file, _ in self.refused)) if len(suspects) else ():
             with suppress(InputError, InputMissingError):
                 for name in chain.from_iterable(
-                    _suspected(records.ids, suspects) for records in _once_named(file)
+                    _suspected(records.ids, suspects)
+                    for records in (renamed(file) if file.n_renamed else parsed(file.blocks()))
                 ):
                     owner = owners.setdefault(name, file)
                     if owner is not file:
@@ -201,11 +202,6 @@ class Survey:
             self.digests.frombytes(id_digests(records.ids).tobytes())
             self.n_letters += sum(map(len, records.sequences))
             self.on_letters(self.n_letters)
-
-
-def _once_named(file: InputFile) -> Iterator[Records]:
-    """The records of a file; no two have the same id."""
-    return renamed(file) if file.n_renamed else parsed(file.blocks())
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,9 +113,8 @@ class Maker:
         found = {}
         for place in long_enough(scored.records):
             if not isnan(scored.log_odds[place]):
-                both = self.finder.find_both(scored.records.at(place))
-                assert both is not None, "it is long enough"
-                found[place] = both
+                of_other, of_virus = self.finder.find(scored.records.at(place), (False, True))
+                found[place] = of_other, of_virus
         return replace(scored, found=found)
 
     def call(self, scored: ScoredRecords) -> CalledRecords:
