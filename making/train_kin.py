@@ -34,13 +34,11 @@ from scorer_manifest import NAMELESS, Groups, Row, kingdom_of, names_of, read_ro
 from virnucpro.ground.records import Counts, Mask, Values
 from virnucpro.scorer.features import NO_WORDS
 from virnucpro.scorer.kin import (
-    BUCKET_BITS,
     FARTHEST,
     FORMAT,
     KIND_FEATURES,
     KIND_PIECE,
     KINDS,
-    REST_BITS,
     KindNet,
     Kinship,
     KinWords,
@@ -51,6 +49,7 @@ from virnucpro.scorer.pieces import Digits, Pieces, encode, opposite_strand
 from virnucpro.sequences.fasta import read_fasta
 
 CALIBRATING, NOT_IN_TABLE = range(2, 5), range(5)  # tenths of the genera, for certainties
+BUCKET_BITS, REST_BITS = 20, 16  # of a hash: its bucket, and what the table has of the rest
 RARITY = np.uint64(16)  # one in so many words of a single genus is in the table
 HASH_FACTOR = np.uint64(0xD1B54A32D192ED03)  # odd; other hashes of the house have other factors
 LOCKED = (0, 5)  # tenths by a hash of their own

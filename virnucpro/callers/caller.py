@@ -189,11 +189,18 @@ class _ByScorer(Caller):
     def of_type(self, input_type: InputType) -> _ByScorer:
         return replace(self, input_type=input_type)
 
+    def score(self, records: Records, recipe: Recipe) -> ScoredRecords:
+        """Score each record."""
+        return score_records(records, recipe, self.scorer)
+
+    def call_scored(self, scored: ScoredRecords, recipe: Recipe) -> CalledRecords:
+        """Call each record that has a score."""
+        return call_scored(scored, recipe, self.scorer, self.options)
+
     def call(
         self, records: Records, frames: Sequence[list[Prediction]], recipe: Recipe
     ) -> CalledRecords:
-        scored = score_records(records, recipe, self.scorer)
-        results = call_scored(scored, recipe, self.scorer, self.options)
+        results = self.call_scored(self.score(records, recipe), recipe)
         results.embedded = {place: each for place, each in enumerate(frames) if each}
         for place, each in results.embedded.items():
             results.calls.notes[place] = results.calls.notes[place] or failure_note(each)
@@ -224,14 +231,6 @@ class ScorerAlone(_ByScorer):
 
     def warnings(self, *_: int) -> Iterator[str]:
         return iter(())
-
-    def score(self, records: Records, recipe: Recipe) -> ScoredRecords:
-        """Score each record."""
-        return score_records(records, recipe, self.scorer)
-
-    def call_scored(self, scored: ScoredRecords, recipe: Recipe) -> CalledRecords:
-        """Call each record that has a score."""
-        return call_scored(scored, recipe, self.scorer, self.options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ sequence. Tandem repeats of short units count as such, too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -67,7 +67,6 @@ _SEQUENCES_AT_ONCE = 128  # whose kinds are computed: they stay in the cache of 
 _PIECES_AT_ONCE, _BASES_AT_ONCE = 10_000, 1_000_000  # whose words are looked up
 _SHORTEST_STRETCH = 30  # codons
 _WORD_BITS = 39  # of the number of a word: there are 20**9
-BUCKET_BITS, REST_BITS = 20, 16
 
 Topology: TypeAlias = Literal["linear", "DTR", "ITR", "circular"]
 Owners = NDArray[np.uint16]
@@ -350,12 +349,16 @@ def load_kinship(path: Path) -> Kinship:
             tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
         if facts["format"] != FORMAT or facts["kinds"] != list(KINDS):
             raise ValueError(f"the format {facts['format']} of kinds {facts['kinds']}")
+        hidden, output = (
+            (tensors[f"kind.{i}.weight"], tensors[f"kind.{i}.bias"]) for i in range(2)
+        )
+        slopes = tuple((n_bases, slope) for n_bases, slope in facts["slopes"])
         return Kinship(
             KinWords(*(tensors[f"words.{name}"] for name in ("buckets", "rests", "owners"))),
             tuple(facts["families"]),
             tuple(facts["kind_of_family"]),
             tuple(facts["clusters"]),
-            _kind_net(tensors, facts["slopes"]),
+            KindNet(tensors["kind.mean"], tensors["kind.deviation"], hidden, output, slopes),
             tuple((fewest, value) for fewest, value in facts["certainties"]),
         )
     except (OSError, SafetensorError, LookupError, ValueError, TypeError) as error:
@@ -363,9 +366,3 @@ def load_kinship(path: Path) -> Kinship:
             f"{printable(path)} is not the table of viral families: {printable(error)}",
             hint="reinstall VirNucPro: this file is part of it",
         ) from error
-
-
-def _kind_net(tensors: Mapping[str, Weights], slopes: list[tuple[int, float]]) -> KindNet:
-    layers = [(tensors[f"kind.{i}.weight"], tensors[f"kind.{i}.bias"]) for i in range(2)]
-    knots = tuple((n_bases, slope) for n_bases, slope in slopes)
-    return KindNet(tensors["kind.mean"], tensors["kind.deviation"], layers[0], layers[1], knots)

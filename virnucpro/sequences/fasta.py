@@ -493,16 +493,13 @@ class _Text:
             held = b"\r" if block.endswith(b"\r") else b""
             block = block[: len(block) - len(held)]
             if held or b"\r" in block:
-                block, self.is_as_in_file = _with_line_feeds(block), False
+                block = block.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+                self.is_as_in_file = False
             if block:
                 self.n_bytes += len(block)
                 yield block
         if held:
             yield b"\n"
-
-
-def _with_line_feeds(text: bytes) -> bytes:
-    return text.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
 
 def _count(letter: bytes, data: bytes) -> int:

@@ -224,13 +224,17 @@ def find_inputs(
 def _of_folder(
     folder: Path, files: Iterable[InputFile], skipped: Collection[str]
 ) -> list[InputFile]:
-    """The files of a folder that are part of the input, each once.
+    """The files of a folder that are part of the input, each once; the others are named.
 
     Raises:
         InputMissingError: all of them are skipped.
     """
     kept = _once(file for file in files if Path(file.path).name not in skipped)
-    _tell_others(folder, skipped)
+    if others := [printable(name) for name in list_others(folder) if name not in skipped]:
+        announce(
+            f"skipped in {printable(folder)}, without a suffix of FASTA or FASTQ: "
+            f"{counted(len(others), 'file')} ({listed(others, _NAMED)})"
+        )
     if not kept:
         raise InputMissingError(
             f"{printable(folder)}: no FASTA or FASTQ file in this folder except results of a run",
@@ -257,15 +261,6 @@ def _named(path: Path, sample: str = "", mate: int = 0) -> InputFile:
         return InputFile(own, sample=sample, mate=mate)  # a pipe may have no other name
     real = os.path.realpath(path)  # ``resolve`` raises where links go round in circles
     return InputFile(real, name="" if real == own else printable(own), sample=sample, mate=mate)
-
-
-def _tell_others(folder: Path, skipped: Collection[str]) -> None:
-    """Name what was passed over in a folder, in one line."""
-    if others := [printable(name) for name in list_others(folder) if name not in skipped]:
-        announce(
-            f"skipped in {printable(folder)}, without a suffix of FASTA or FASTQ: "
-            f"{counted(len(others), 'file')} ({listed(others, _NAMED)})"
-        )
 
 
 def _readable_twice(file: InputFile, run_folder: Path, copies: Path) -> InputFile:
@@ -471,11 +466,13 @@ def read_sheet(path: Path) -> list[_Row]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as handle:
             reader = csv.reader(handle, delimiter=_SEPARATORS[path.suffix.lower()], strict=True)
-            rows = _each_once(list(_sheet_rows(path, reader)))
+            rows = list(_sheet_rows(path, reader))
     except (csv.Error, UnicodeDecodeError) as error:
         raise InputError(f"{printable(path)} is not a sample sheet: {error}", _EXAMPLE) from error
     if not rows:
         raise InputError(f"{printable(path)}: this sample sheet names no file", _EXAMPLE)
+    if not any(row.sample for row in rows):  # a manifest may have a row for each record of a file
+        rows = [*{row.path: row for row in rows}.values()]
     first: dict[str, int] = {}
     for row in rows:
         where = f"{printable(path)}:{row.line}"
@@ -495,13 +492,6 @@ def read_sheet(path: Path) -> list[_Row]:
                 "folder of the sheet",
             )
     return rows
-
-
-def _each_once(rows: list[_Row]) -> list[_Row]:
-    """The same rows; those of a manifest, which may have one for each record, once for a file."""
-    if any(row.sample for row in rows):
-        return rows
-    return [*{row.path: row for row in rows}.values()]
 
 
 def _sheet_rows(path: Path, reader: Iterator[list[str]]) -> Iterator[_Row]:

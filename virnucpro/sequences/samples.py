@@ -70,7 +70,11 @@ def name_samples(files: Sequence[InputFile], recorded: Sequence[InputFile]) -> l
         prior = file
     if changed:
         announce(f"samples renamed: {listed(changed, _SHOWN)}")
-    _announce_pairs(result)
+    if pairs := [file.sample for file in result if file.mate == 1]:
+        announce(
+            f"{counted(len(pairs), 'sample')} of read pairs, in two files: "
+            f"{listed(pairs, _SHOWN)}; ids end in /1 and /2"
+        )
     return result
 
 
@@ -96,15 +100,6 @@ def _is_pair(first: InputFile, second: InputFile) -> bool:
     """Whether two files are those of the mates of a sample."""
     names = [file.sample or str(_path_of(file)) for file in (first, second)]
     return (first.mate, second.mate) == (1, 2) and names[0] == names[1]
-
-
-def _announce_pairs(files: Sequence[InputFile]) -> None:
-    names = [file.sample for file in files if file.mate == 1]
-    if names:
-        announce(
-            f"{counted(len(names), 'sample')} of read pairs, in two files: "
-            f"{listed(names, _SHOWN)}; ids end in /1 and /2"
-        )
 
 
 def clean(text: str) -> str:
