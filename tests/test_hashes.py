@@ -289,6 +289,8 @@ def test_damage_to_vectors_in_another_format_is_noticed_and_mended(
     run_inline(again(config, resume=True), None)
     assert path.read_bytes() == before
     assert say("status", config.output, "--verify")[0] == 0
+    RunDir(config.output).clear()  # as --force does
+    assert not path.parent.exists()
 
 
 def test_while_a_run_goes_on_none_of_its_outputs_counts_as_damaged(copied, finished):

@@ -41,7 +41,7 @@ from virnucpro.tables.sinks import FAILED_SEQUENCES, SINKS, Sink, all_sinks
 PLAN, IDS, ROWS = ".plan", ".ids", ".rows"
 # files that a run makes in its sub-folders
 _OURS = re.compile(
-    rf"{SHARD_NAME}(_copies)?\.(h5|npz|pt|faa|fna|scores|plan|ids|chunks|rows)"
+    rf"{SHARD_NAME}(_copies)?\.(h5|npz|pt|parquet|faa|fna|scores|plan|ids|chunks|rows)"
     r"|\w+-[0-9a-f]{16}\.h5|[0-9a-f]{16}\.fa|plan\.json"
     r"|work-[\w.-]+-\d+\.log|\..*\.(tmp|partial)"
 )
