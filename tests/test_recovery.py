@@ -161,13 +161,10 @@ def test_who_has_batches_in_flight_is_to_blame_and_is_tried_again(started, done,
     assert after.lost.shard == first[0].shard
 
 
-@pytest.mark.parametrize("shards", [SHARDS, []])
-def test_a_worker_without_a_shard_to_blame_gives_back_what_it_held(shards):
-    work = workload(*shards, is_ready=False)
-    after = work.end(KILLED)
-    assert after.lost.shard is None
-    assert (after.first, after.last) == (tuple(Attempt(shard) for shard in shards), ())
-    assert workload().end(KILLED).lost.shard is None
+@pytest.mark.parametrize("is_ready", [True, False])
+def test_a_worker_without_a_shard_is_to_blame_for_none(is_ready):
+    after = workload(is_ready=is_ready).end(KILLED)
+    assert (after.lost.shard, after.first, after.last) == (None, (), ())
 
 
 def test_a_shard_that_is_given_up_keeps_nothing_else_back():
@@ -252,7 +249,8 @@ def test_a_worker_is_given_more_of_small_shards(n_residues, most):
     assert not work.wants(4)
 
 
-def test_a_worker_is_given_no_more_than_is_left_for_it():
+def test_a_worker_is_given_nothing_before_it_is_ready_and_no_more_than_is_left_for_it():
+    assert not workload(is_ready=False).wants(1)
     work = workload(Shard(0, Path("0.faa"), 10, 10, 100, ""))
     assert [work.wants(n) for n in (0, 1, 2)] == [False, False, True]
 

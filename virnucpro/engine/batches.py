@@ -101,7 +101,6 @@ class ShardEmbedding:
         self.condemn(attempt.condemned)
         self.cached: list[int] = []
         self.waiting: deque[list[int]] = deque()
-        self.tokens_per_batch = 0
         # one batch at a time: after a loss there must be no doubt which one is at fault
         self.is_alone = attempt.n_losses > 0
         self.tried_alone: set[int] = set()
@@ -116,7 +115,6 @@ class ShardEmbedding:
         rows = sorted(set(range(len(self.orfs))).difference(self.cached))
         batches = self.encoder.plan(self.lengths_of(rows), tokens_per_batch)
         self.waiting.extend([rows[i] for i in batch] for batch in batches)
-        self.tokens_per_batch = tokens_per_batch
 
     def n_tokens(self, batch: Iterable[int]) -> int:
         return self.encoder.count_tokens(self.lengths_of(batch))
@@ -124,13 +122,13 @@ class ShardEmbedding:
     def lengths_of(self, batch: Iterable[int]) -> list[int]:
         return [len(self.sequences[i]) for i in batch]
 
-    def pop(self) -> list[int] | None:
+    def pop(self, tokens_per_batch: int) -> list[int] | None:
         """The next batch, without rows that are done. Suspects come one by one."""
         while self.waiting:
             batch = self.waiting.popleft()
             if len(batch) > 1 and not self.attempt.suspects.isdisjoint(batch):
                 self.waiting.extendleft([i] for i in reversed(batch))
-            elif len(batch) > 1 and self.n_tokens(batch) > self.tokens_per_batch:
+            elif len(batch) > 1 and self.n_tokens(batch) > tokens_per_batch:
                 self.halve(batch)
             elif batch := [i for i in batch if not self.done[i]]:
                 return batch
@@ -140,11 +138,6 @@ class ShardEmbedding:
         """Put a batch back in two parts: it was too large, or the encoder refused it."""
         middle = (len(batch) + 1) // 2
         self.waiting.extendleft([batch[middle:], batch[:middle]])
-
-    def shrink(self, batch: list[int]) -> int:
-        """Limit batches to half the tokens of this one, which did not fit. -> the limit"""
-        self.tokens_per_batch = min(self.tokens_per_batch, self.n_tokens(batch) // 2)
-        return self.tokens_per_batch
 
     def try_again(self, batch: list[int]) -> bool:
         """Put back, once, a row that did not fit: it may fit with no other batch beside it."""

@@ -186,20 +186,17 @@ class _Run:
                     yield from self.after_loss(peer, loss)
 
     def deal(self) -> None:
-        """Round-robin: everyone gets a first shard before anyone gets a second."""
-        for n_attempts in range(1, MAX_IN_FLIGHT + 1):
-            for peer in self.peers:
-                if self.waiting and peer.work.wants(n_attempts):
-                    peer.give(self.waiting.popleft())
-        self.hand_over()
+        """Round-robin: everyone gets a first shard before anyone gets a second.
 
-    def hand_over(self) -> None:
-        """Give idle workers the shards of those that still start, which takes long."""
-        starting = [peer for peer in self.peers if not peer.work.is_ready and peer.work.attempts]
-        for peer in self.peers:
-            if peer.work.is_ready and not peer.work.attempts and starting:
-                peer.give(starting[0].work.attempts.pop())
-                starting = [late for late in starting if late.work.attempts]
+        A second is given only while enough are left for the workers that still start, which takes
+        long; who has nothing to do need not wait for them.
+        """
+        n_starting = sum(not peer.work.is_ready for peer in self.peers)
+        for n_attempts in range(1, MAX_IN_FLIGHT + 1):
+            n_kept = n_starting if n_attempts > 1 else 0
+            for peer in self.peers:
+                if len(self.waiting) > n_kept and peer.work.wants(n_attempts):
+                    peer.give(self.waiting.popleft())
 
     def peers_with_news(self) -> list[_Peer]:
         """Wait until a worker has reported, died, or been silent for too long.
@@ -232,7 +229,7 @@ class _Run:
         self.peers.remove(peer)
         if self.waiting and not aftermath.lost.is_final:
             with interrupts_held():
-                self.peers.append(peer.restart())
+                self.peers.append(_Peer.start(peer.work.successor(), peer.device, self))
 
 
 @dataclass(slots=True, eq=False)
@@ -253,16 +250,12 @@ class _Peer:
         child = start(_serve, executor.worker, run.job, run.resources, work.worker, device)
         return cls(work, device, run, child, time.monotonic() + executor.start_seconds)
 
-    def restart(self) -> _Peer:
-        return _Peer.start(self.work.successor(), self.device, self.run)
-
     def give(self, attempt: Attempt) -> None:
         LOGGER.info("shard %s given to %s", attempt.shard.name, self.work.worker)
-        if self.work.is_ready and not self.work.attempts:
+        if not self.work.attempts:
             self.deadline = time.monotonic() + self.run.resources.silence_seconds
         self.work.attempts.append(attempt)
-        if self.work.is_ready:
-            self.send(attempt)
+        self.send(attempt)
 
     def send(self, attempt: Attempt | None) -> None:
         """Send an attempt, or None for the end; a worker that has died is noticed at its pipe."""
@@ -287,9 +280,6 @@ class _Peer:
 
     def take(self, event: Event) -> None:
         self.work.take(event)
-        if isinstance(event, WorkerReady):
-            for attempt in self.work.attempts:
-                self.send(attempt)
         self.deadline = time.monotonic() + self.work.patience(self.run.resources.silence_seconds)
 
     def tell_to_end(self) -> None:

@@ -111,7 +111,9 @@ class Workload:
         return self.attempts[shards.index(self.shard) if self.shard in shards else 0 :]
 
     def wants(self, n_attempts: int) -> bool:
-        """True if the worker should get more attempts: it has fewer open ones than this."""
+        """True if the worker is ready and should get more: it has fewer open ones than this."""
+        if not self.is_ready:
+            return False
         attempts = self.open
         is_small = sum(attempt.shard.n_residues for attempt in attempts) < _ENOUGH_RESIDUES
         return len(attempts) < n_attempts and (len(attempts) < _IN_FLIGHT or is_small)
@@ -123,8 +125,6 @@ class Workload:
     @property
     def guilty(self) -> list[Attempt]:
         """The attempts to blame for a loss now: those with batches in flight, if there are any."""
-        if not self.is_ready:
-            return []  # it never got to one
         return [attempt for attempt in self.attempts if self.rows_of(attempt)] or self.attempts[:1]
 
     def patience(self, silence_seconds: float) -> float:
@@ -144,7 +144,7 @@ class Workload:
             is_final=self._count(loss),
         )
         if not guilty:
-            return _Aftermath(lost, first=tuple(self.attempts))
+            return _Aftermath(lost)
         place = self.attempts.index(guilty[0])
         # those before it were being written: that may be what killed the worker
         in_writing = tuple(

@@ -184,9 +184,7 @@ class Worker:
         for embedding in of_all:
             if self.in_flight and self.in_flight[0][0].encoder is not embedding.encoder:
                 return None
-            budget = self.tokens_per_batch[embedding.encoder.spec]
-            embedding.tokens_per_batch = min(embedding.tokens_per_batch, budget)
-            if batch := embedding.pop():
+            if batch := embedding.pop(self.tokens_per_batch[embedding.encoder.spec]):
                 return embedding, batch
         return None
 
@@ -224,9 +222,9 @@ class Worker:
             case Refused(is_too_large=is_too_large) if len(batch) > 1:
                 if is_too_large:
                     self.free_memory()
-                    tokens = embedding.shrink(batch)
-                    self.tokens_per_batch[embedding.encoder.spec] = tokens
-                    yield BudgetReduced(self.name, tokens)
+                    spec, half = embedding.encoder.spec, embedding.n_tokens(batch) // 2
+                    self.tokens_per_batch[spec] = min(self.tokens_per_batch[spec], half)
+                    yield BudgetReduced(self.name, self.tokens_per_batch[spec])
                 embedding.halve(batch)
                 return
             case Refused(is_too_large=True) if embedding.try_again(batch):
