@@ -160,26 +160,24 @@ class FeatureStore:
             LOGGER.warning("%s; it is made again", error)
             return None
 
-    def find_damaged(self, shards: Sequence[Shard]) -> Iterator[FeatureFileError]:
-        """The errors of all files, read to the last bit, also against the shards if given."""
-        for path, attributes in self.files(shards):
+    def find_damaged(
+        self, shards: Sequence[Shard], on_file: OnShard = lambda *_: None
+    ) -> Iterator[tuple[Path, FeatureFileError]]:
+        """The damaged files, read to the last bit, also against the shards if given."""
+        files = list(self.files(shards))
+        for i, (path, attributes) in enumerate(files):
+            on_file(i, len(files))
             try:
-                read_embeddings(path, attributes)
+                read_embeddings(path, attributes, self.encoder.dim)
             except FeatureFileError as error:
-                yield error
+                yield path, error
 
     def discard_damaged(self, shards: Sequence[Shard], on_shard: OnShard) -> None:
         """Delete the files that are not as they were written, to the last bit."""
-        for i, shard in enumerate(shards):
-            on_shard(i, len(shards))
-            path = self.path(shard)
-            try:
-                if path.exists():
-                    read_embeddings(path, self.attributes(shard), self.encoder.dim)
-            except FeatureFileError as error:
-                LOGGER.warning("%s; it is made again", error)
-                with writing(path):
-                    self.tree.delete(path)
+        for path, error in self.find_damaged(shards, on_shard):
+            LOGGER.warning("%s; it is made again", error)
+            with writing(path):
+                self.tree.delete(path)
 
 
 def open_stores(
@@ -294,7 +292,9 @@ class FeatureReader:
         rows: dict[int, NDArray[np.float32]] = {}
         reasons: dict[int, str] = {}
         ordinals = sorted({orf.copy_of for orf in copies if orf.copy_of is not None})
-        for number, group in groupby(ordinals, key=self._number_of):
+        for number, group in groupby(
+            ordinals, key=lambda ordinal: bisect_right(self._firsts, ordinal) - 1
+        ):
             first, source = self._firsts[number], self._source(number, lost, n_verified)
             places = [ordinal - first for ordinal in group]
             found = source.rows(places, self._store.encoder)
@@ -313,10 +313,6 @@ class FeatureReader:
                 if orf.copy_of in reasons
             ),
         )
-
-    def _number_of(self, ordinal: int) -> int:
-        """The place of the shard that an ORF was embedded in."""
-        return bisect_right(self._firsts, ordinal) - 1
 
     def _source(self, number: int, lost: Mapping[int, str], n_verified: int) -> _Source:
         """The place of the originals in a shard, which another process may have read."""

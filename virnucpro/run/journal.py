@@ -23,7 +23,7 @@ from typing import TypeAlias
 
 from virnucpro.ground.files import open_plain, parse_json
 from virnucpro.ground.log import LOGGER
-from virnucpro.run.lock import holder_of, is_held
+from virnucpro.run.lock import is_held, tags_in
 
 _MARK = " figures "
 _FEWEST_STEPS = 2  # that a rate is taken of, if there are so many
@@ -124,10 +124,9 @@ class HostFigures:
 def read_hosts(logs: Path) -> list[HostFigures]:
     """The figures of each host, by name, from all logs in a folder."""
     by_host: dict[str, list[tuple[bool, list[ShardFigures]]]] = {}
-    for path in sorted(logs.glob("work-*.log")):
-        if holder := holder_of(path):
-            figures, _ = ShardFigures.read(path)
-            by_host.setdefault(holder[0], []).append((is_held(path), figures))
+    for path, (host, _) in tags_in(logs).items():
+        figures, _ = ShardFigures.read(path)
+        by_host.setdefault(host, []).append((is_held(path), figures))
     return [_of_host(host, logs_of_host) for host, logs_of_host in by_host.items()]
 
 

@@ -65,10 +65,10 @@ def locked(folder: Path, tags: Path) -> Iterator[None]:
                     raise _in_use(handle, folder, tags)
                 case None:
                     stack.enter_context(_soft(handle, folder / _MARK, tags, _STALE_SECONDS))
-                    for mark in filter(Path.exists, map(_mark_of, _tags(tags))):
+                    for mark in filter(Path.exists, map(_mark_of, tags_in(tags))):
                         with _soft(handle, mark, tags, _STALE_SECONDS):
                             pass  # it was left by a process that was killed
-            _refuse_living(handle, folder, _tags(tags))
+            _refuse_living(handle, folder, tags_in(tags))
             handle.truncate(0)
             handle.write(_name())
             stack.callback(_forget, handle)
@@ -95,7 +95,7 @@ def shared(folder: Path, tag: Path) -> Iterator[None]:
                     with _soft(handle, folder / _MARK, tags, _QUEUE_SECONDS):
                         stack.enter_context(_soft(handle, _mark_of(tag), tags, _STALE_SECONDS))
                 case True:
-                    _refuse_living(handle, folder, ())
+                    _refuse_living(handle, folder, {})
                     _forget(handle)  # whoever left a name there was killed
                     if not _flock(own, fcntl.LOCK_EX):
                         raise _in_use(own, folder, tags)
@@ -139,10 +139,10 @@ def _host() -> str:
     return name if number == _OF_MACHINE else f"{name}-{number}"
 
 
-def holder_of(tag: Path) -> tuple[str, int] | None:
-    """The host and process that a tag is named after; None for any other file."""
-    words = _TAG.fullmatch(tag.name)
-    return (words["host"], int(words["pid"])) if words else None
+def tags_in(folder: Path) -> dict[Path, tuple[str, int]]:
+    """The tags in a folder, also of processes that have ended, each with its host and process."""
+    named = ((path, _TAG.fullmatch(path.name)) for path in sorted(folder.glob("work-*.log")))
+    return {path: (words["host"], int(words["pid"])) for path, words in named if words}
 
 
 def is_held(path: Path) -> bool:
@@ -212,7 +212,7 @@ def _beating(place: int | Path) -> Iterator[None]:
         thread.join()
 
 
-def _refuse_living(handle: FileIO, folder: Path, tags: Sequence[Path]) -> None:
+def _refuse_living(handle: FileIO, folder: Path, tags: Mapping[Path, tuple[str, int]]) -> None:
     """Refuse a folder that another host has, though this one's lock knows nothing of it.
 
     Raises:
@@ -222,11 +222,11 @@ def _refuse_living(handle: FileIO, folder: Path, tags: Sequence[Path]) -> None:
     words, patience = _NAME.fullmatch(handle.read().decode(errors="replace")), dict[Path, float]()
     if words and words[2] != _host():
         patience[folder / LOCK] = _WATCH_BEATS * _BEAT_SECONDS
-    for tag in tags:
-        if (holder := holder_of(tag)) and holder[0] != _as_part_of_name(_host()):
+    for tag, (host, _) in tags.items():
+        if host != _as_part_of_name(_host()):
             patience[tag] = _DEAD_SECONDS - _age_of(tag, handle)
     if living := _find_living(patience):
-        holder = holder_of(living)
+        holder = tags.get(living)
         who = f"process {holder[1]} on {holder[0]}" if holder else str(words and words[0].strip())
         raise OutputError(
             f"{printable(who)} is using {printable(folder)}, and its lock does not reach this "
@@ -377,7 +377,7 @@ def _await_name(handle: FileIO, tags: Path) -> tuple[str, Sequence[tuple[str, in
         name = handle.read().decode(errors="replace")
         if name.endswith("\n") and not _is_gone(name):
             return name.strip(), ()
-        working = [holder for tag in _tags(tags) if (holder := holder_of(tag)) and is_held(tag)]
+        working = [holder for tag, holder in tags_in(tags).items() if is_held(tag)]
         if working or time.monotonic() > deadline:
             return name.strip(), working
         time.sleep(_MOMENT)
@@ -385,12 +385,7 @@ def _await_name(handle: FileIO, tags: Path) -> tuple[str, Sequence[tuple[str, in
 
 def others_at(tags: Path) -> list[Path]:
     """The tags of other processes, also of those that have ended."""
-    return [tag for tag in _tags(tags) if tag.stem != f"work-{own_name()}"]
-
-
-def _tags(folder: Path) -> list[Path]:
-    """The tags in a folder, also of processes that have ended."""
-    return sorted(folder.glob("work-*.log"))
+    return [tag for tag in tags_in(tags) if tag.stem != f"work-{own_name()}"]
 
 
 def _is_gone(name: str) -> bool:

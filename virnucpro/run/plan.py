@@ -38,6 +38,7 @@ from virnucpro.ground.records import (
     shard_name,
 )
 from virnucpro.ground.tasks import Pool
+from virnucpro.run.features import OnShard
 from virnucpro.run.folder import IDS, PLAN, RunDir
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.shards import N_SMALL_SHARDS, ShardWriter
@@ -49,7 +50,6 @@ from virnucpro.sequences.translate import Chunk, GeneticCode, translate_six_fram
 
 Places: TypeAlias = tuple[tuple[int, Span], ...]  # each of an input, by its place in the manifest
 Spans: TypeAlias = tuple[tuple[int, int], ...]  # of shards: the first, and one after the last
-OnShard: TypeAlias = Callable[[int, int], object]  # hears how many were read, and of how many
 LETTERS_AT_ONCE = 500_000  # of the records that are called
 _PARTS_AT_ONCE = 5_000  # records, or small files
 _BLOCK_LETTERS = 500_000  # letters that are translated, or looked up, at once

@@ -183,32 +183,30 @@ def _to_arrays(scored: ScoredRecords) -> dict[str, NDArray[Any]]:
         "log_odds": scored.log_odds,
         "n_piece": scored.n_pieces,
         **{f"piece_{name}": getattr(pieces, name) for name in _OF_PIECE},
-        **_columns("track", tracks, Track._fields),
+        **_track_columns(tracks),
     }
 
 
 _OF_PIECE = ("start", "n_bases", "log_odds")
 
 
-def _columns(name: str, each: Sequence[object], fields: Sequence[str]) -> Arrays:
-    """The columns of several tables, one behind the other, and the length of each table."""
-    lengths = np.array([len(getattr(one, fields[0])) for one in each], dtype=np.int64)
-    columns = {}
-    for field in fields:
-        dtype = np.float64 if field in ("log_odds", "posterior") else np.int64
-        values = [np.empty(0, dtype), *(getattr(one, field) for one in each)]
-        columns[f"{name}_{field}"] = np.concatenate(values)
-    return {f"n_{name}": lengths, **columns}
+def _track_columns(tracks: Sequence[Track]) -> Arrays:
+    """The columns of several tracks, one behind the other, and the length of each track."""
+    columns = {"n_track": np.array([len(track.start) for track in tracks], dtype=np.int64)}
+    for name in Track._fields:
+        dtype = np.float64 if name in ("log_odds", "posterior") else np.int64
+        values = [np.empty(0, dtype), *(getattr(track, name) for track in tracks)]
+        columns[f"track_{name}"] = np.concatenate(values)
+    return columns
 
 
-def _tables(name: str, arrays: Arrays, fields: Sequence[str]) -> Iterator[list[NDArray[Any]]]:
-    """The columns of each table of ``_columns``."""
-    columns = [arrays[f"{name}_{field}"] for field in fields]
-    first = 0
-    for n in arrays[f"n_{name}"].tolist():
+def _tracks(arrays: Arrays) -> Iterator[Track]:
+    """Each track of ``_track_columns``."""
+    columns, first = [arrays[f"track_{name}"] for name in Track._fields], 0
+    for n in arrays["n_track"].tolist():
         if not 0 <= n <= len(columns[0]) - first:
-            raise ValueError("a table is longer than its columns")
-        yield [column[first : first + n] for column in columns]
+            raise ValueError("a track is longer than its columns")
+        yield Track(*(column[first : first + n] for column in columns))
         first += n
 
 
@@ -223,7 +221,7 @@ def _from_arrays(arrays: Arrays, records: Records | None) -> ScoredRecords:
     for place, note in text["notes"]:
         notes[place] = note
     owners = np.repeat(np.arange(len(notes)), n_pieces)
-    tracks = (Track(*columns) for columns in _tables("track", arrays, Track._fields))
+    tracks = _tracks(arrays)
     return ScoredRecords(
         records,
         dict(text["screened"]),

@@ -161,7 +161,7 @@ def _verify_features(seen: _Seen) -> tuple[list[str], int, list[str]]:
     """A line for each damaged file, the number of files, and what was not looked at."""
     damaged, n_files, has_index = [], 0, False
     for store in seen.stores:
-        of_store = [f"damaged   {error}" for error in store.find_damaged(seen.shards)]
+        of_store = [f"damaged   {error}" for _, error in store.find_damaged(seen.shards)]
         n_files += len(list(store.files()))
         has_index |= store.index.exists()
         if store.index.exists() and not of_store:
@@ -251,7 +251,7 @@ def _count_slices(seen: _Seen) -> dict[str, int]:
     rows = RowStore(rundir, rundir.rows, seen.manifest, made_by)
     return {
         "total": len(plan.slices),
-        "planned": len(plan.slices) - len(plan.missing),
+        "planned": len(plan.planned),
         "tables": sum(len(group) for group in plan.by_records() if rows.has(group, plan)),
     }
 

@@ -400,10 +400,14 @@ def find_pending(
     replaced: frozenset[str],
     on_event: OnEvent,
 ) -> list[Shard]:
-    """The shards that any of the encoders still owes, but for records that were ``replaced``."""
+    """The shards that any of the encoders still owes, but for records that were ``replaced``.
+
+    Nothing is deleted: others may be writing.
+    """
     on_shard = _on_shard(on_event, "checking finished shards")
     by_store = [store.find_pending(shards, replaced, on_shard) for store in stores]
-    return sorted(set(chain.from_iterable(by_store)), key=lambda shard: shard.index)
+    owed = {shard.index for shard in chain.from_iterable(by_store)}
+    return [shard for shard in shards if shard.index in owed]
 
 
 def _on_shard(on_event: OnEvent, stage: str) -> Callable[[int, int], None]:

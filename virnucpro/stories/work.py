@@ -41,6 +41,7 @@ from virnucpro.stories.pipeline import (
     ExecutorOn,
     beside,
     check_stored,
+    find_pending,
     make_results,
 )
 from virnucpro.stories.resolve import RunConfig, resolve_work
@@ -209,7 +210,8 @@ class _PartOfRun:
         """Plan; embed, and write the rows of what is embedded here alone; then those of others."""
         plan, groups, shards = self.plan(plan)
         on_event, part = self.on_event, self.part
-        pending = list(self.owed(job, list(chain(*shards.values()))))
+        replaced = frozenset(self.manifest.replaced)
+        pending = find_pending(job.stores, list(chain(*shards.values())), replaced, on_event)
         part.n_pending = len(pending)
         n_shards = sum(map(len, shards.values()))
         if n_shards:
@@ -272,14 +274,6 @@ class _PartOfRun:
             for place, shares in ours.items()
         }
         return plan, [groups[place] for place, shares in ours.items() if 0 in shares], shards
-
-    def owed(self, job: Job, shards: Sequence[Shard]) -> Iterator[Shard]:
-        """The shards that any of the encoders owes. Nothing is deleted: others may be writing."""
-        replaced = frozenset(self.manifest.replaced)
-        for i, shard in enumerate(shards):
-            self.on_event(Progress("checking finished shards", i, len(shards), "shards"))
-            if any(store.owes(shard, replaced) for store in job.stores):
-                yield shard
 
     @contextmanager
     def writing(self, results: Results, groups: Sequence[Group]) -> Iterator[Callable[[], None]]:
