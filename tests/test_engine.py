@@ -47,7 +47,6 @@ from virnucpro.ground.events import (
     BatchDone,
     BatchStarted,
     BudgetReduced,
-    Memory,
     Progress,
     ShardDone,
     ShardFailed,
@@ -68,6 +67,22 @@ CODONS_OF_POISON = "TGG" * 4 + "TGC" + "TGG" * 4
 def early_starts(monkeypatch):
     """Workers start before the plan for small inputs too."""
     monkeypatch.setattr(pipeline, "_BYTES_PER_WORKER", 1)
+
+
+@pytest.fixture
+def run_by(make_config, tiny, contigs):
+    """Runs the contigs, or another input, by an executor. -> folder, exit code, events"""
+
+    def start(executor=None, fasta=contigs, **changes):
+        config, events = make_config(fasta, **changes), []
+        summary = run_inline(config, tiny.head, events.append, executor)
+        return config.output, summary.exit_code, events
+
+    return start
+
+
+def of_kind(kind, events):
+    return [event for event in events if isinstance(event, kind)]
 
 
 @pytest.fixture
@@ -96,15 +111,11 @@ def poisoned(contigs):
     return path
 
 
-def test_processes_give_the_same_bytes_as_one_device(
-    make_config, tiny, contigs, undisturbed, tmp_path, monkeypatch
-):
+def test_processes_give_the_same_bytes_as_one_device(run_by, undisturbed, monkeypatch):
     monkeypatch.undo()  # they start as in every real run
-    config = make_config(contigs, output=tmp_path / "two")
-    events = []
-    run_inline(config, tiny.head, events.append, ProcessExecutor(["cpu"] * 2))
-    assert_same_run(config.output, undisturbed)
-    done = [event for event in events if isinstance(event, ShardDone)]
+    folder, _, events = run_by(ProcessExecutor(["cpu"] * 2))
+    assert_same_run(folder, undisturbed)
+    done = of_kind(ShardDone, events)
     assert len({event.shard.index for event in done}) == len(done) > 6
 
 
@@ -172,34 +183,20 @@ def test_workers_end_before_the_tables_where_an_added_input_gives_no_shard(
     assert set(at_work) == {False}
 
 
-def test_a_run_of_another_job_than_its_start_is_refused():
-    executor = ProcessExecutor([])
-    resources = Resources(devices=("cpu",), tokens_per_batch=2048)
-    executor.start(SimpleNamespace(owner="one"), resources, 1)
-    with pytest.raises(AssertionError, match="what workers started with"):
-        next(executor.run([], SimpleNamespace(owner="other"), resources))
-
-
-def test_workers_for_which_there_is_no_shard_end_silently(make_config, tiny, tmp_path, started):
-    fasta, events = tmp_path / "one.faa", []
+def test_workers_for_which_there_is_no_shard_end_silently(run_by, tmp_path, started):
+    fasta = tmp_path / "one.faa"
     fasta.write_text(">p0\nMKVLEFPQIL\n")
-    config = make_config(fasta, input_type="protein")
     executor = ProcessExecutor(["cpu"] * 3, workers.OneStuckWorker)
-    assert run_inline(config, tiny.head, events.append, executor).exit_code == 0
-    assert len(started) == 3
-    assert not any(isinstance(event, WorkerLost) for event in events)
+    _, exit_code, events = run_by(executor, fasta, input_type="protein")
+    assert exit_code == 0 and len(started) == 3
+    assert not of_kind(WorkerLost, events)
 
 
-def test_a_batch_begun_before_the_last_one_is_done_changes_nothing(
-    make_config, tiny, contigs, undisturbed, tmp_path
-):
-    config = make_config(contigs, output=tmp_path / "overlap", residues_per_shard=8000)
-    plain = make_config(contigs, output=tmp_path / "plain", residues_per_shard=8000)
-    events = []
-    run_inline(plain, tiny.head)
+def test_a_batch_begun_before_the_last_one_is_done_changes_nothing(run_by, tmp_path):
+    plain, _, _ = run_by(output=tmp_path / "plain", residues_per_shard=8000)
     executor = InlineExecutor(worker=workers.OverlappingWorker)
-    run_inline(config, tiny.head, events.append, executor)
-    assert_same_run(config.output, plain.output)
+    folder, _, events = run_by(executor, residues_per_shard=8000)
+    assert_same_run(folder, plain)
     kinds = [type(e) for e in events if isinstance(e, (BatchStarted, BatchDone))]
     assert kinds[:3] == [BatchStarted, BatchStarted, BatchDone]
     begun = [n for n, e in enumerate(events) if isinstance(e, BatchStarted) and e.shard.index == 1]
@@ -248,53 +245,44 @@ def test_a_model_in_the_process_of_the_user_leaves_its_memory_as_it_is(make_conf
     assert is_kept is False
 
 
-def test_a_shard_is_written_while_the_next_one_is_embedded(make_config, tiny, contigs, tmp_path):
-    events = []
-    run_inline(make_config(contigs, output=tmp_path / "run"), tiny.head, events.append)
+def test_a_shard_is_written_while_the_next_one_is_embedded(run_by):
+    _, _, events = run_by()
     first_done = next(i for i, e in enumerate(events) if isinstance(e, ShardDone))
-    begun = {e.shard.index for e in events[:first_done] if isinstance(e, BatchStarted)}
-    assert begun == {0, 1}
+    assert {e.shard.index for e in of_kind(BatchStarted, events[:first_done])} == {0, 1}
 
 
 @pytest.mark.parametrize("worker", [workers.KilledWorker, workers.HuntedWorker])
-def test_the_shards_of_killed_workers_are_done_all_the_same(
-    make_config, tiny, contigs, undisturbed, tmp_path, worker
-):
-    config, events = make_config(contigs, output=tmp_path / "killed"), []
-    run_inline(config, tiny.head, events.append, ProcessExecutor(["cpu"] * 2, worker))
-    lost = [event for event in events if isinstance(event, WorkerLost)]
+def test_the_shards_of_killed_workers_are_done_all_the_same(run_by, undisturbed, worker):
+    folder, _, events = run_by(ProcessExecutor(["cpu"] * 2, worker))
+    lost = of_kind(WorkerLost, events)
     assert len(lost) >= 3 and all("SIGKILL" in event.reason and event.shard for event in lost)
     if worker is workers.HuntedWorker:
         assert {event.shard.index for event in lost} == {2}
-    assert_same_run(config.output, undisturbed)
-    assert not leftovers(config.output)
+    assert_same_run(folder, undisturbed)
+    assert not leftovers(folder)
 
 
+@pytest.mark.parametrize("worker", [workers.KilledWorker, workers.EarlyKilledWorker])
 def test_three_kills_by_chance_cost_time_and_never_a_sequence_whenever_they_come(
-    make_config, tiny, tmp_path
+    run_by, tmp_path, worker
 ):
     """Of a shard with one sequence, in its batch; and of a worker that has not begun one."""
     fasta = tmp_path / "one.faa"
     fasta.write_text(">p0\nMKVLEFPQIL\n")
-    for worker in (workers.KilledWorker, workers.EarlyKilledWorker):
-        config = make_config(fasta, output=tmp_path / worker.__name__, input_type="protein")
-        events = []
-        executor = ProcessExecutor(["cpu"], worker)
-        assert run_inline(config, tiny.head, events.append, executor).exit_code == 0
-        lost = [event.reason for event in events if isinstance(event, WorkerLost)]
-        assert len(lost) == 3 and all("SIGKILL" in reason for reason in lost)
+    _, exit_code, events = run_by(ProcessExecutor(["cpu"], worker), fasta, input_type="protein")
+    lost = [event.reason for event in of_kind(WorkerLost, events)]
+    assert exit_code == 0 and len(lost) == 3 and all("SIGKILL" in reason for reason in lost)
 
 
-def test_a_crowd_of_poisonous_sequences_does_not_keep_the_others_back(make_config, tiny, tmp_path):
+def test_a_crowd_of_poisonous_sequences_does_not_keep_the_others_back(run_by, tmp_path):
     """More of them in a row than a device may lose workers that no single one is to blame for."""
     fasta = tmp_path / "crowd.faa"
-    rows = [f">bad{i}\n{workers.POISON}{'ACDEFGHIKL'[i]}\n" for i in range(7)]
-    fasta.write_text("".join(rows) + f">good\n{random_protein(40)}\n")
-    config = make_config(fasta, input_type="protein")
+    bad = [f">bad{i}\n{workers.POISON}{'ACDEFGHIKL'[i]}\n" for i in range(7)]
+    fasta.write_text("".join(bad) + f">good\n{random_protein(40)}\n")
     executor = ProcessExecutor(["cpu"], workers.CrashingWorker)
-    assert run_inline(config, tiny.head, executor=executor).exit_code == 2
-    found = statuses(config.output)
-    assert found == {**{f"bad{i}": "failed" for i in range(7)}, "good": "scored"}
+    folder, exit_code, _ = run_by(executor, fasta, input_type="protein")
+    assert exit_code == 2
+    assert statuses(folder) == {**{f"bad{i}": "failed" for i in range(7)}, "good": "scored"}
 
 
 @pytest.mark.parametrize(
@@ -342,21 +330,17 @@ def test_a_poisonous_sequence_fails_alone(
 
 
 def test_another_executor_gives_the_same_run_and_shares_the_policy(
-    make_config, tiny, contigs, undisturbed, poisoned, tmp_path
+    run_by, undisturbed, poisoned, tmp_path
 ):
     """Whether nothing happens, or its workers are lost."""
-    config = make_config(contigs, output=tmp_path / "toy")
-    run_inline(config, tiny.head, executor=BackwardExecutor())
-    assert_same_run(config.output, undisturbed)
+    folder, _, _ = run_by(BackwardExecutor(), output=tmp_path / "toy")
+    assert_same_run(folder, undisturbed)
 
-    config, events = make_config(poisoned, output=tmp_path / "lost"), []
-    executor = BackwardExecutor(workers.LostContextWorker)
-    assert run_inline(config, tiny.head, events.append, executor).exit_code == 2
-    lost = [event for event in events if isinstance(event, WorkerLost)]
-    assert len(lost) == 4 and not any(event.is_final for event in lost)
-    assert not any(isinstance(event, ShardFailed) for event in events)
-    run_inline(make_config(poisoned, output=tmp_path / "healthy"), tiny.head)
-    expected, delivered = vectors(tmp_path / "healthy"), vectors(config.output)
+    folder, exit_code, events = run_by(BackwardExecutor(workers.LostContextWorker), poisoned)
+    lost = of_kind(WorkerLost, events)
+    assert exit_code == 2 and len(lost) == 4 and not any(event.is_final for event in lost)
+    assert not of_kind(ShardFailed, events)
+    expected, delivered = vectors(run_by(None, poisoned, output=tmp_path / "2")[0]), vectors(folder)
     missing = expected.keys() - delivered.keys()
     assert sorted(name.partition("_chunk_")[0] for name in missing) == ["contig1", "contig23"]
     assert_same_vectors(delivered, {name: expected[name] for name in delivered})
@@ -366,21 +350,17 @@ def test_another_executor_gives_the_same_run_and_shares_the_policy(
     ("worker", "guilty"), [(workers.StumblingWorker, 1), (workers.FatalWriter, 0)]
 )
 def test_a_shard_that_kills_outside_its_batches_is_lost_alone(
-    make_config, tiny, contigs, undisturbed, tmp_path, worker, guilty
+    run_by, contigs, undisturbed, worker, guilty
 ):
-    config = make_config(contigs, output=tmp_path / "lost")
-    events = []
-    executor = ProcessExecutor(["cpu"] * 2, worker)
-    assert run_inline(config, tiny.head, events.append, executor).exit_code == 2
-    assert {e.shard.index for e in events if isinstance(e, ShardFailed)} == {guilty}
-    expected, found = vectors(undisturbed), vectors(config.output)
+    folder, exit_code, events = run_by(ProcessExecutor(["cpu"] * 2, worker))
+    assert exit_code == 2
+    assert {e.shard.index for e in of_kind(ShardFailed, events)} == {guilty}
+    expected, found = vectors(undisturbed), vectors(folder)
     assert_same_vectors(found, {name: expected[name] for name in found})
-    listed = (config.output / "failed_files.txt").read_text().splitlines()
+    listed = (folder / "failed_files.txt").read_text().splitlines()
     assert [line.split("|")[:2] for line in listed] == [[str(contigs), "embed"]]
-
-    resumed = make_config(contigs, output=config.output, resume=True)
-    assert run_inline(resumed, tiny.head).exit_code == 0
-    assert_same_run(config.output, undisturbed)
+    assert run_by(resume=True)[1] == 0
+    assert_same_run(folder, undisturbed)
 
 
 def test_a_mended_file_of_failed_sequences_completes_the_run(make_config, tiny, poisoned, tmp_path):
@@ -431,13 +411,10 @@ def test_a_mended_record_that_stands_twice_is_refused(make_config, tiny, poisone
     assert run_inline(make_config(poisoned, output=output, resume=True), tiny.head).exit_code == 0
 
 
-def test_failed_sequences_are_tried_again_on_resume(make_config, tiny, poisoned, tmp_path):
-    config = make_config(poisoned, output=tmp_path / "again")
-    run_inline(config, tiny.head, executor=InlineExecutor(worker=workers.RaisingWorker))
-    resumed = make_config(poisoned, output=config.output, resume=True)
-    assert run_inline(resumed, tiny.head).exit_code == 0
-    run_inline(make_config(poisoned, output=tmp_path / "whole"), tiny.head)
-    assert_same_run(config.output, tmp_path / "whole")
+def test_failed_sequences_are_tried_again_on_resume(run_by, poisoned, tmp_path):
+    folder, _, _ = run_by(InlineExecutor(worker=workers.RaisingWorker), poisoned)
+    assert run_by(None, poisoned, resume=True)[1] == 0
+    assert_same_run(folder, run_by(None, poisoned, output=tmp_path / "whole")[0])
 
 
 def peer_with(*shards: Shard) -> _Peer:
@@ -454,50 +431,30 @@ def peer_with(*shards: Shard) -> _Peer:
 
 
 SHARDS = [Shard(i, Path(f"{i:06d}.faa"), 10, 10, 1000, "") for i in range(3)]
-NO_MEMORY = Memory(0, 1)
 
 
-def test_a_worker_is_waited_for_as_long_as_its_batch_may_take():
-    peer = peer_with(SHARDS[0])
-    peer.take(BatchStarted("cpu", SHARDS[0], (0, 1), 100.0))
-    assert peer.deadline - time.monotonic() > 50
-    peer.take(BatchDone("cpu", SHARDS[0], (0, 1), 50, NO_MEMORY))
-    assert peer.deadline - time.monotonic() <= 1
-    peer.take(ShardDone("cpu", SHARDS[0], 1.0, 0))
-    assert peer.deadline == float("inf")
-
-
-def test_a_silent_worker_is_replaced_and_its_sequence_fails_alone(make_config, tiny, tmp_path):
+def test_a_silent_worker_is_replaced_and_its_sequence_fails_alone(run_by, tmp_path):
     rng = np.random.default_rng(1)
     fasta = tmp_path / "few.fa"
     fasta.write_text(
         f">good\n{open_dna(290, rng)}\n>hangs\n{CODONS_OF_POISON}{open_dna(90, rng)}\n"
     )
-    config = make_config(fasta, silence_seconds=0.4)
-    lost = []
-    run_inline(
-        config,
-        tiny.head,
-        lambda event: lost.append(event) if isinstance(event, WorkerLost) else None,
-        ProcessExecutor(["cpu"], workers.HangingWorker),
-    )
-    assert {event.reason for event in lost} == {"the worker fell silent and was stopped"}
-    notes = {row["record"]: row["note"] for row in rows(config.output / "predictions.tsv")}
+    executor = ProcessExecutor(["cpu"], workers.HangingWorker)
+    folder, _, events = run_by(executor, fasta, silence_seconds=0.4)
+    reasons = {event.reason for event in of_kind(WorkerLost, events)}
+    assert reasons == {"the worker fell silent and was stopped"}
+    notes = {row["record"]: row["note"] for row in rows(folder / "predictions.tsv")}
     assert notes["good"] == "" and notes["hangs"].startswith("1 of 3 frames failed: ")
 
 
 @pytest.mark.parametrize("worker", [workers.SmallWorker, workers.OverlappingSmallWorker])
-def test_a_batch_that_does_not_fit_is_halved_and_the_budget_remembered(
-    make_config, tiny, contigs, undisturbed, tmp_path, worker
-):
-    config = make_config(contigs, output=tmp_path / "small")
-    events = []
-    run_inline(config, tiny.head, events.append, InlineExecutor(worker=worker))
-    assert_same_run(config.output, undisturbed)
-    reduced = [event.tokens_per_batch for event in events if isinstance(event, BudgetReduced)]
+def test_a_batch_that_does_not_fit_is_halved_and_the_budget_remembered(run_by, undisturbed, worker):
+    folder, _, events = run_by(InlineExecutor(worker=worker))
+    assert_same_run(folder, undisturbed)
+    reduced = [event.tokens_per_batch for event in of_kind(BudgetReduced, events)]
     assert reduced == sorted(reduced, reverse=True)
     last = max(i for i, event in enumerate(events) if isinstance(event, BudgetReduced))
-    sizes = [event.n_tokens for event in events[last:] if isinstance(event, BatchDone)]
+    sizes = [event.n_tokens for event in of_kind(BatchDone, events[last:])]
     in_flight_then = 500 if worker is workers.OverlappingSmallWorker else 0
     assert len(reduced) < 5 and max(sizes) <= max(reduced[-1], in_flight_then)
 
@@ -533,41 +490,34 @@ def test_a_library_that_fails_on_the_device_ends_the_worker(message):
         outcome_of(work)
 
 
-def test_a_sequence_too_large_for_the_device_fails_alone(make_config, tiny, tmp_path):
+def test_a_sequence_too_large_for_the_device_fails_alone(run_by, tmp_path):
     fasta = tmp_path / "proteins.faa"
     fasta.write_text(">small\nMKVLEFPQIL\n>large\n" + "MKVLEFPQIL" * 60 + "\n")
-    config = make_config(fasta, input_type="protein")
     executor = InlineExecutor(worker=workers.SmallWorker)
-    assert run_inline(config, tiny.head, executor=executor).exit_code == 2
-    assert statuses(config.output) == {"small": "scored", "large": "failed"}
-    assert "out of memory" in (config.output / "failed_files.txt").read_text()
+    folder, exit_code, _ = run_by(executor, fasta, input_type="protein")
+    assert exit_code == 2 and statuses(folder) == {"small": "scored", "large": "failed"}
+    assert "out of memory" in (folder / "failed_files.txt").read_text()
 
 
-def test_a_batch_that_does_not_fit_beside_another_is_embedded_without_it(
-    make_config, tiny, tmp_path
-):
+def test_a_batch_that_does_not_fit_beside_another_is_embedded_without_it(run_by, tmp_path):
     rng = np.random.default_rng(5)
     fasta = tmp_path / "proteins.faa"
     lengths = [480, *rng.integers(20, 100, 60)]
     fasta.write_text("".join(f">p{i}\n{random_protein(n, i)}\n" for i, n in enumerate(lengths)))
-    config = make_config(fasta, output=tmp_path / "crowded", input_type="protein")
-    plain = make_config(fasta, output=tmp_path / "plain", input_type="protein")
-    run_inline(plain, tiny.head)
+    plain, _, _ = run_by(None, fasta, output=tmp_path / "plain", input_type="protein")
     executor = InlineExecutor(worker=workers.CrowdedWorker)
-    assert run_inline(config, tiny.head, executor=executor).exit_code == 0
-    assert_same_run(config.output, plain.output)
+    folder, exit_code, _ = run_by(executor, fasta, input_type="protein")
+    assert exit_code == 0
+    assert_same_run(folder, plain)
 
 
-def test_memory_that_runs_out_at_any_batch_loses_nothing(
-    make_config, tiny, contigs, undisturbed, tmp_path
-):
+def test_memory_that_runs_out_at_any_batch_loses_nothing(run_by, undisturbed, tmp_path):
     def run_and_count(name, worker):
-        events = []
-        config = make_config(contigs, output=tmp_path / name)
-        summary = run_inline(config, tiny.head, events.append, InlineExecutor(worker=worker))
-        assert summary.exit_code == 0, name
-        assert_same_run(config.output, undisturbed)
-        return sum(isinstance(event, BatchStarted) for event in events)
+        executor = InlineExecutor(worker=worker)
+        folder, exit_code, events = run_by(executor, output=tmp_path / name)
+        assert exit_code == 0, name
+        assert_same_run(folder, undisturbed)
+        return len(of_kind(BatchStarted, events))
 
     n_batches = run_and_count("plain", Worker)
     assert n_batches > 6
@@ -606,41 +556,26 @@ def test_what_workers_warn_of_while_they_start_is_one_warning_and_kept_for_each(
     assert [text for _, _, text in machine.incidents] == [said] * len(ready)
 
 
-def test_a_device_that_cannot_start_leaves_the_work_to_the_others(
-    make_config, tiny, contigs, undisturbed, tmp_path
-):
-    config = make_config(contigs, output=tmp_path / "one")
-    lost = []
-    summary = run_inline(
-        config,
-        tiny.head,
-        lambda event: lost.append(event) if isinstance(event, WorkerLost) else None,
-        ProcessExecutor(["cpu"] * 2, workers.OneDeviceWorker),
-    )
-    assert summary.exit_code == 0
+def test_a_device_that_cannot_start_leaves_the_work_to_the_others(run_by, undisturbed):
+    executor = ProcessExecutor(["cpu"] * 2, workers.OneDeviceWorker)
+    folder, exit_code, events = run_by(executor)
+    assert exit_code == 0
+    lost = of_kind(WorkerLost, events)
     assert [(event.worker, event.is_final) for event in lost] == [("cpu#1", True)]
-    assert_same_run(config.output, undisturbed)
+    assert_same_run(folder, undisturbed)
 
 
-def test_a_worker_that_does_not_start_keeps_no_work_from_the_others(
-    make_config, tiny, contigs, undisturbed, tmp_path
-):
-    config = make_config(contigs, output=tmp_path / "stuck")
-    executor, events = ProcessExecutor(["cpu"] * 2, workers.OneStuckWorker, 60.0), []
-    assert run_inline(config, tiny.head, events.append, executor).exit_code == 0
-    assert not any(isinstance(event, WorkerLost) for event in events)
-    assert_same_run(config.output, undisturbed)
+def test_a_worker_that_does_not_start_keeps_no_work_from_the_others(run_by, undisturbed):
+    executor = ProcessExecutor(["cpu"] * 2, workers.OneStuckWorker, 60.0)
+    folder, exit_code, events = run_by(executor)
+    assert exit_code == 0 and not of_kind(WorkerLost, events)
+    assert_same_run(folder, undisturbed)
 
 
-def test_when_no_device_can_start_the_run_says_why(make_config, tiny, contigs):
-    config = make_config(contigs)
+def test_when_no_device_can_start_the_run_says_why(run_by, tmp_path):
     with pytest.raises(UnavailableError, match="CUDA driver version is insufficient"):
-        run_inline(
-            config,
-            tiny.head,
-            executor=ProcessExecutor(["cpu"] * 2, workers.NeverStartingWorker),
-        )
-    assert not (config.output / "predictions.tsv").exists()
+        run_by(ProcessExecutor(["cpu"] * 2, workers.NeverStartingWorker))
+    assert not (tmp_path / "run" / "predictions.tsv").exists()
 
 
 def test_an_interruption_while_workers_end_leaves_no_process_behind(make_config, tiny, tmp_path):

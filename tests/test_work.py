@@ -55,6 +55,16 @@ from virnucpro.tables.sinks import SINKS, Sink
 FORK = multiprocessing.get_context("fork")
 
 
+def exit_codes_of(*calls: Callable[[], object]) -> list[int | None]:
+    """Those of processes that are at work at once."""
+    processes = [FORK.Process(target=call) for call in calls]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    return [process.exitcode for process in processes]
+
+
 @pytest.fixture
 def plan(make_config, tiny, contigs, tmp_path) -> Callable[..., Path]:
     """Plans a run of a dozen shards; the model is the one that ``work`` finds by its path."""
@@ -83,6 +93,12 @@ def merge(make_config, tiny, contigs) -> Callable[..., None]:
         run_inline(config, tiny.head, on_event, executor)
 
     return join
+
+
+@pytest.fixture
+def asked(tiny, contigs, tmp_path) -> Callable[..., PredictOptions]:
+    run = {"input": (contigs,), "output_dir": tmp_path / "run"}
+    return partial(PredictOptions, **run, model=str(tiny.model), head=tiny.head_file)
 
 
 def work_inline(folder: Path, part: str | None = None, on_event: OnEvent = lambda _: None) -> int:
@@ -123,14 +139,8 @@ def test_half_a_slice_leaves_its_shards_and_vectors_and_a_log_and_nothing_else(p
 
 def test_many_at_once_over_the_same_parts_lose_nothing(plan, merge, undisturbed):
     folder = plan()
-    processes = [
-        FORK.Process(target=work_inline, args=(folder, part)) for part in ("1/2", "2/2", "2/2")
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    assert [process.exitcode for process in processes] == [0, 0, 0]
+    parts = [partial(work_inline, folder, part) for part in ("1/2", "2/2", "2/2")]
+    assert exit_codes_of(*parts) == [0, 0, 0]
     assert not leftovers(folder)
     merge()
     assert_same_run(folder, undisturbed)
@@ -151,10 +161,7 @@ def test_a_work_that_was_killed_costs_its_open_shard_and_the_merge_does_the_rest
     plan, merge, undisturbed
 ):
     folder = plan()
-    process = FORK.Process(target=killed_at_its_second_shard, args=(folder,))
-    process.start()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
+    assert exit_codes_of(partial(killed_at_its_second_shard, folder)) == [-signal.SIGKILL]
     assert len(list((folder / "features").glob("*.h5"))) >= 2
     (folder / "features" / ".000005.h5.00000000.tmp").write_bytes(b"half a file")
     merge(executor=InlineExecutor())
@@ -192,10 +199,7 @@ def killed_at(folder: Path, part: str, is_time: Callable[[Path, Telling], bool])
         if is_time(folder, event):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    process = FORK.Process(target=work_inline, args=(folder, part, look))
-    process.start()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
+    assert exit_codes_of(partial(work_inline, folder, part, look)) == [-signal.SIGKILL]
 
 
 def is_planning(folder: Path, event: Telling) -> bool:
@@ -215,11 +219,8 @@ def test_parts_plan_embed_and_write_tables_and_the_end_only_joins(plan, merge, a
     assert not list((folder / "shards").glob("*.faa"))
     killed_at(folder, "1/2", is_planning)
     killed_at(folder, "1/2", is_writing_rows)
-    parts = [FORK.Process(target=work_inline, args=(folder, part)) for part in ("2/2", "1/2")]
-    for process in parts:
-        process.start()
-    for process in parts:
-        process.join()
+    parts = [partial(work_inline, folder, part) for part in ("2/2", "1/2")]
+    assert exit_codes_of(*parts) == [0, 0]
     assert len(list((folder / "rows").glob("*.rows"))) == count_slices(folder) > 8
     assert "next      the planned command with --resume" in inspect_run(folder, verify=False)[0]
     events: list[Telling] = []
@@ -253,10 +254,7 @@ def test_what_parts_left_out_is_made_at_the_end_which_may_be_killed(plan, merge,
 
         merge(bytes_per_slice=SLICE, per_file=True, executor=InlineExecutor(), on_event=look)
 
-    process = FORK.Process(target=join_until_killed)
-    process.start()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
+    assert exit_codes_of(join_until_killed) == [-signal.SIGKILL]
     assert len(list((folder / "rows").glob("*.rows"))) == n_rows >= 3
     (damaged, *_) = sorted((folder / "rows").glob("*.rows"))
     damaged.write_bytes(damaged.read_bytes().replace(b"virus", b"VIRUS", 1))
@@ -575,16 +573,13 @@ def test_another_model_in_the_place_of_the_runs_is_refused(plan, tmp_path):
 
 
 @pytest.mark.parametrize("precision", ["fp16", "fp8"])
-def test_a_device_that_has_not_the_precision_of_the_run_is_refused(plan, contigs, tiny, precision):
+def test_a_device_that_has_not_the_precision_of_the_run_is_refused(plan, asked, precision):
     """In a part of it, and in a resume that would embed here; one that only joins is not."""
     folder = plan(precision=precision)
     with pytest.raises(UnavailableError, match=f"computes in {precision}, and CPU") as caught:
         work_inline(folder)
     assert caught.value.exit_code == 69
-    again = PredictOptions(
-        **{"input": (contigs,), "output_dir": folder, "resume": True, "device": "cpu"},
-        **{"model": str(tiny.model), "head": tiny.head_file},
-    )
+    again = asked(resume=True, device="cpu")
     with pytest.raises(UnavailableError, match=f"computes in {precision}, and CPU") as caught:
         resolve(again, lambda _: None)
     assert caught.value.hint.endswith("begin anew, with --force and another --precision")
@@ -592,13 +587,9 @@ def test_a_device_that_has_not_the_precision_of_the_run_is_refused(plan, contigs
     assert config.recipe.encoders[0].precision == precision
 
 
-def test_a_plan_in_fp8_for_cpus_is_refused(tiny, contigs, tmp_path):
-    run = {"input": (contigs,), "output_dir": tmp_path / "run", "model": str(tiny.model)}
-    options = PredictOptions(
-        **run, head=tiny.head_file, plan_only=True, device="cpu", precision="fp8"
-    )
+def test_a_plan_in_fp8_for_cpus_is_refused(asked):
     with pytest.raises(UnavailableError, match="--precision fp8 needs GPUs") as caught:
-        resolve(options, lambda _: None)
+        resolve(asked(plan_only=True, device="cpu", precision="fp8"), lambda _: None)
     assert "models check MODEL --device cpu --precision fp8" in caught.value.hint
 
 
@@ -620,28 +611,16 @@ def test_a_lost_plan_is_named(plan):
         ({"no_embed": True, "plan_only": True}, "contradict each other"),
     ],
 )
-def test_options_for_others_that_make_no_sense_are_refused(tiny, contigs, tmp_path, changes, words):
-    run = {"input": (contigs,), "output_dir": tmp_path / "run"}
-    options = {**run, "model": str(tiny.model), "head": tiny.head_file, **changes}
+def test_options_for_others_that_make_no_sense_are_refused(asked, changes, words):
     with pytest.raises(UsageError, match=words) as caught:
-        resolve(PredictOptions(**options), lambda _: None)
+        resolve(asked(**changes), lambda _: None)
     assert caught.value.hint
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16", "fp8"])
-def test_a_plan_may_be_for_devices_that_are_not_here(tiny, contigs, tmp_path, precision):
-    config = resolve(
-        PredictOptions(
-            input=(contigs,),
-            output_dir=tmp_path / "run",
-            model=str(tiny.model),
-            head=tiny.head_file,
-            plan_only=True,
-            precision=precision,
-            gpus="0,1,2,3,4,5,6,7",
-        ),
-        lambda _: None,
-    )
+def test_a_plan_may_be_for_devices_that_are_not_here(asked, precision):
+    gpus = "0,1,2,3,4,5,6,7"
+    config = resolve(asked(plan_only=True, precision=precision, gpus=gpus), lambda _: None)
     assert config.recipe.encoders[0].precision == precision
     assert not any("CPU" in line for line in config.announcements)
 
