@@ -206,32 +206,24 @@ def test_a_mistake_is_reported_with_its_exit_code_and_nothing_is_made(
     assert not (tmp_path / "x" / "predictions.tsv").exists()
 
 
-@pytest.mark.parametrize(
-    "option", ["--model", "--head", "--gpus", "--input", "--output-dir", "--log-file"]
-)
-def test_an_empty_value_is_refused_as_of_a_variable_that_is_not_set(tmp_path, option):
-    answer = virnucpro("predict", "-i", EXAMPLE, "-o", "x", option, "", cwd=tmp_path)
+EMPTY = [
+    *((f"predict -i {EXAMPLE} -o x {name}", name) for name in ("--model", "--head", "--gpus")),
+    *((f"predict -i {EXAMPLE} -o x {name}", name) for name in ("--input", "--log-file")),
+    (f"predict -i {EXAMPLE} --output-dir", "--output-dir"),
+    ("models import virnucpro-500 --from", "--from"),
+    *(("status", "DIR"), ("report", "DIR"), (f"compare {EXAMPLE}", "RESULT")),
+    ("models verify", "NAME|PATH"),
+]
+
+
+@pytest.mark.parametrize(("words", "name"), EMPTY)
+def test_an_empty_value_is_refused_as_of_a_variable_that_is_not_set(tmp_path, words, name):
+    """And no empty name of a folder is the current one."""
+    answer = virnucpro(*words.split(), "", cwd=tmp_path)
     assert answer.returncode == 64
-    assert (
-        f"error: {option} is empty\nhint:  check that the shell variable in it is set"
-        in answer.stderr
-    )
-    assert not (tmp_path / "x").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "name"),
-    [
-        (["status", ""], "DIR"),
-        (["report", ""], "DIR"),
-        (["compare", EXAMPLE, ""], "RESULT"),
-        (["models", "verify", ""], "NAME|PATH"),
-        (["models", "import", "virnucpro-500", "--from", ""], "--from"),
-    ],
-)
-def test_an_empty_name_of_a_folder_is_not_the_current_one(tmp_path, arguments, name):
-    answer = virnucpro(*arguments, cwd=tmp_path)
-    assert (answer.returncode, answer.stderr.splitlines()[0]) == (64, f"error: {name} is empty")
+    hint = "hint:  check that the shell variable in it is set"
+    assert f"error: {name} is empty\n{hint}" in answer.stderr
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

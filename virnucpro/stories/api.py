@@ -398,13 +398,11 @@ def _run_of(
             raise UsageError("output_dir is empty", hint="check that the variable in it is set")
         if output_dir is None:
             temporary = TemporaryDirectory(prefix="virnucpro-", ignore_cleanup_errors=True)
-            folder = Path(stack.enter_context(temporary)) / "run"
-        else:
-            folder = expanded(output_dir)
+            output_dir = Path(stack.enter_context(temporary)) / "run"
+        folder = expanded(output_dir)
         usual = {**_USUAL, "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES")}
         options = make(kind, {"output_dir": folder, "input": (), **usual, **values})
-        paths = _paths(sequences, folder, stack)
-        options = make(kind, {**vars(options), "input": paths})
+        options = make(kind, {**vars(options), "input": _paths(sequences, folder, stack)})
         pipeline.execute(options, _heard_by(on_progress), _executor_on)
         yield folder
 

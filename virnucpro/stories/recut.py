@@ -37,16 +37,15 @@ def lost_inputs(options: RunOptions, rundir: RunDir, recorded: Manifest | None) 
     """
     if not options.resume or recorded is None or not rundir.scores.is_dir():
         return []
-    there = {file.path for file in recorded.inputs if Path(file.path).is_file()}
-    gone = [file for file in recorded.inputs if file.path not in there]
-    if not gone or not all(_is_known(path, recorded) for path in options.input):
-        return []
-    kept = (file for file in recorded.inputs if file.path in there)
-    if any(sha256(Path(file.path)) != file.sha256 for file in kept):
-        return []
-    if not Outputs(rundir).read_kept():
-        return []
-    return [file.shown for file in gone]
+    there = [file for file in recorded.inputs if Path(file.path).is_file()]
+    gone = [file.shown for file in recorded.inputs if file not in there]
+    is_enough = (
+        gone
+        and all(_is_known(path, recorded) for path in options.input)
+        and all(sha256(Path(file.path)) == file.sha256 for file in there)
+        and Outputs(rundir).read_kept()
+    )
+    return gone if is_enough else []
 
 
 def _is_known(path: Path, recorded: Manifest) -> bool:
