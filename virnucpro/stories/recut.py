@@ -37,12 +37,12 @@ def lost_inputs(options: RunOptions, rundir: RunDir, recorded: Manifest | None) 
     """
     if not options.resume or recorded is None or not rundir.scores.is_dir():
         return []
-    there = [file for file in recorded.inputs if Path(file.path).is_file()]
-    gone = [file.shown for file in recorded.inputs if file not in there]
+    there = {file.path: file for file in recorded.inputs if Path(file.path).is_file()}
+    gone = [file.shown for file in recorded.inputs if file.path not in there]
     is_enough = (
         gone
         and all(_is_known(path, recorded) for path in options.input)
-        and all(sha256(Path(file.path)) == file.sha256 for file in there)
+        and all(sha256(Path(file.path)) == file.sha256 for file in there.values())
         and Outputs(rundir).read_kept()
     )
     return gone if is_enough else []
