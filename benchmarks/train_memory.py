@@ -45,7 +45,7 @@ from virnucpro.encoders.esm2.model import ESM2
 from virnucpro.encoders.readers import Reader
 from virnucpro.encoders.transfer import PackedBatch
 from virnucpro.ground.records import FastaRecord
-from virnucpro.learning.frames import ArrayRows, FrameStore, balanced_weights, write_frames
+from virnucpro.learning.frames import FrameStore, balanced_weights, write_frames
 from virnucpro.learning.loop import Trainer
 from virnucpro.learning.networks import Classifier, FrameClassifier, FrameLabels, adapt
 from virnucpro.learning.options import TrainOptions
@@ -156,8 +156,9 @@ def train_head(folder: Path, is_held: bool, ranks: Ranks) -> None:
     torch.set_num_threads(1)
     frames = FrameStore.open(folder / "frames").all
     if is_held:
-        frames = replace(frames, vectors=ArrayRows.of(frames.vectors[frames.vectors.rows]))
-    classifier = Classifier(frames.vectors.width, 128, 0.3)
+        held = frames.vectors(np.arange(len(frames)))
+        frames = replace(frames, content=replace(frames.content, vectors=held, folder=None))
+    classifier = Classifier(frames.dim, 128, 0.3)
     settings = TrainOptions(
         data=folder, output_dir=folder, precision="fp32", epochs=2, batch_size=128
     )
@@ -165,7 +166,7 @@ def train_head(folder: Path, is_held: bool, ranks: Ranks) -> None:
     held_out = frames.take(np.arange(0, len(frames), 10))
     objective = FrameLabels(frames, held_out, balanced_weights)
     out.mkdir(exist_ok=True)
-    Trainer(module, objective, settings, ranks, out, ranks.tell).run()
+    Trainer(module, objective, settings, ranks, out).run()
     report(ranks, begun)
 
 

@@ -12,7 +12,7 @@ from virnucpro.callers.head import EncoderFacts, HeadFacts
 from virnucpro.ground.events import Progress, Telling
 from virnucpro.ground.records import reverse_complement
 from virnucpro.learning.calibration import Calibration
-from virnucpro.learning.frames import FrameStore, LabelledFrames
+from virnucpro.learning.frames import FrameStore, LabelledFrames, read_ids
 from virnucpro.learning.options import TrainOptions
 from virnucpro.learning.records import (
     Labelled,
@@ -82,6 +82,11 @@ def frames_of(training: Path, part: Split, chunk_size: int = 300) -> LabelledFra
     """What a training made of the groups of one part."""
     splits = read_split(training / "split.tsv")
     return FrameStore.open(training / "frames").select(splits, part, [chunk_size])
+
+
+def ids_of(training: Path, frames: LabelledFrames) -> list[str]:
+    ids = read_ids(training / "frames")
+    return [ids[row] for row in frames.rows.tolist()]
 
 
 def options(data: Path, output: Path, **changes: object) -> TrainOptions:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import Tiny
-from labelled import frames_of, options, pairs_of, train_here, write_labelled
+from labelled import frames_of, ids_of, options, pairs_of, train_here, write_labelled
 from runs import rows
 from safetensors.numpy import load_file
 
@@ -93,7 +93,7 @@ def scores_in_training(training: Training) -> dict[str, float]:
     network = head.nucleotide
     assert network is not None
     scores = sigmoid(odds / network.temperature)
-    return dict(zip(frames.ids, scores.tolist(), strict=True))
+    return dict(zip(ids_of(training.output, frames), scores.tolist(), strict=True))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -20,6 +20,7 @@ from conftest import TINY, Tiny
 from forked import Beside, virnucpro
 from labelled import (
     frames_of,
+    ids_of,
     options,
     pairs_of,
     relabelled,
@@ -151,7 +152,8 @@ def score_limit(out: Path, frames: LabelledFrames, pooled: np.ndarray) -> float:
     head = Head.load(out / "model" / "head.safetensors")
     assert head.nucleotide is not None
     (w1, b1), (w2, b2) = ([np.abs(v.astype(np.float64)) for v in x] for x in head.nucleotide.layers)
-    inputs = np.abs(np.hstack([pooled, frames.composition[:]]).astype(np.float64))
+    composition = frames.composition(np.arange(len(frames)))
+    inputs = np.abs(np.hstack([pooled, composition]).astype(np.float64))
     terms = (inputs.shape[1] + HIDDEN + 4) * np.finfo(np.float32).eps / 2
     off = np.linalg.norm(pooled, axis=1) * tolerance(TINY.n_layers, torch.float32)
     hidden = 2 * terms * (inputs @ w1.T + b1)
@@ -166,12 +168,12 @@ def test_predict_gives_each_frame_the_score_of_the_trained_head_by_id(
 ):
     frames = frames_of(head_only, "test")
     stored = vectors(head_only / "features")
-    frames = replace(frames, vectors=np.stack([stored[name] for name in frames.ids]))
+    ids = ids_of(head_only, frames)
     expected = expected_scores(head_only, trained_module(head_only, None), frames)
     found = predicted(data, head_only, tiny.model, make_config, tmp_path)
-    assert found.keys() == set(frames.ids)
-    scores = np.array([found[name] for name in frames.ids])
-    limit = score_limit(head_only, frames, frames.vectors)
+    assert found.keys() == set(ids)
+    scores = np.array([found[name] for name in ids])
+    limit = score_limit(head_only, frames, np.stack([stored[name] for name in ids]))
     assert np.abs(scores - expected).max() <= limit < 0.01
     assert scores.std() > 5 * limit, "scores that are all the same prove nothing"
 
@@ -183,10 +185,10 @@ def test_predict_with_a_finetuned_encoder_gives_the_scores_of_the_training_by_id
     frames = frames_of(finetuned, "test")
     module = trained_module(finetuned, encoder)
     found = predicted(data, finetuned, encoder, make_config, tmp_path)
-    assert found.keys() == set(frames.ids)
-    scores = np.array([found[name] for name in frames.ids])
-    by_id = vectors(tmp_path / "run")
-    limit = score_limit(finetuned, frames, np.stack([by_id[name] for name in frames.ids]))
+    ids, by_id = ids_of(finetuned, frames), vectors(tmp_path / "run")
+    assert found.keys() == set(ids)
+    scores = np.array([found[name] for name in ids])
+    limit = score_limit(finetuned, frames, np.stack([by_id[name] for name in ids]))
     expected = expected_scores(finetuned, module, frames)
     assert np.abs(scores - expected).max() <= limit < 0.01
     assert scores.std() > 5 * limit, "scores that are all the same prove nothing"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from virnucpro.learning.calibration import (
     chunks_of,
     fit_temperature,
 )
-from virnucpro.learning.frames import ArrayRows, LabelledFrames, Texts
+from virnucpro.learning.frames import LabelledFrames
 from virnucpro.learning.metrics import Samples
 from virnucpro.sequences.kmers import N_FEATURES
 
@@ -31,16 +32,12 @@ def records(n: int, per_chunk: int = 1, n_chunks: int = N_CHUNKS) -> LabelledFra
     """Records of the same size, every other one viral, each a group of its own."""
     n_rows = n * n_chunks * per_chunk
     record = np.arange(n_rows) // (n_chunks * per_chunk)
-    return LabelledFrames(
-        Texts.of([*map(str, range(n_rows))]),
-        Texts.of(["M"] * n_rows),
-        ArrayRows.of(np.zeros((n_rows, N_FEATURES), dtype=np.float32)),
-        np.arange(n_rows) // per_chunk,
-        record,
-        record % 2 == 0,
-        np.ones(n_rows, dtype=np.float32),
-        record,
-        ArrayRows.of(np.empty((n_rows, 0), dtype=np.float32)),
+    return replace(
+        LabelledFrames.of(["M"] * n_rows, np.zeros((n_rows, N_FEATURES), dtype=np.float32)),
+        chunk=np.arange(n_rows) // per_chunk,
+        record=record,
+        is_virus=record % 2 == 0,
+        group=record,
     )
 
 

@@ -15,7 +15,7 @@ from virnucpro.callers.head import EncoderFacts, Head, Network
 from virnucpro.encoders.esm2.family import inspect_esm2
 from virnucpro.ground.records import DECIMALS, sigmoid
 from virnucpro.learning.calibration import Calibration
-from virnucpro.learning.frames import ArrayRows
+from virnucpro.learning.frames import LabelledFrames
 from virnucpro.learning.networks import Classifier
 from virnucpro.learning.records import LabelledRecord, group_digest, record_digest
 from virnucpro.learning.results import find_trained, write_head
@@ -44,7 +44,7 @@ def classifier(frames: list[str]) -> Classifier:
     """Standardised by half of the frames, in training mode."""
     torch.manual_seed(3)
     found = Classifier(DIM, HIDDEN, dropout=0.5)
-    found.standardise(ArrayRows.of(frame_composition(frames[: N // 2])))
+    found.standardise(LabelledFrames.of(["M"] * (N // 2), frame_composition(frames[: N // 2])))
     return found
 
 
@@ -142,7 +142,9 @@ def test_what_an_encoder_was_trained_on_goes_with_it_from_head_to_head(head):
 def test_a_word_that_never_occurred_in_training_has_finite_weights(tiny, tmp_path):
     torch.manual_seed(4)
     classifier = Classifier(DIM, HIDDEN, dropout=0.0)
-    classifier.standardise(ArrayRows.of(np.zeros((5, N_FEATURES), dtype=np.float32)))
+    classifier.standardise(
+        LabelledFrames.of(["M"] * 5, np.zeros((5, N_FEATURES), dtype=np.float32))
+    )
     nothing = find_trained(records(), KMERS, None, is_finetuned=False)
     head = written(tmp_path / "head.safetensors", classifier, tiny, nothing)
     assert head.nucleotide is not None

@@ -23,7 +23,7 @@ from virnucpro.learning.calibration import (
     fit_join_knot,
     fold_log_odds,
 )
-from virnucpro.learning.frames import FrameStore, Rows, copying, write_frames
+from virnucpro.learning.frames import FrameStore, Rows, read_ids, write_frames
 from virnucpro.learning.metrics import auroc_gain
 from virnucpro.learning.records import LabelledRecord, group_digest, read_split
 from virnucpro.learning.results import TrainingResults, measure_gain, read_fragments
@@ -210,7 +210,7 @@ def test_runs_are_scored_on_the_bases_of_their_chunks_and_numbered_as_the_frames
         (LabelledRecord(f"r{i}", i % 2 == 0, "abcd"[i]), FastaRecord(f"r{i}", "", bases))
         for i, bases in enumerate(sequences)
     ]
-    write_frames(tmp_path / "frames", copying(pairs, tmp_path / "records.fa"), (300, 200))
+    write_frames(tmp_path / "frames", pairs, (300, 200), fasta=tmp_path / "records.fa")
     store = FrameStore.open(tmp_path / "frames")
     found = read_fragments(tmp_path / "records.fa", store, splits, 300, scorer, STANDARD)
     seen = set()
@@ -229,9 +229,9 @@ def test_runs_are_scored_on_the_bases_of_their_chunks_and_numbered_as_the_frames
                 assert base == pytest.approx(next(score_sequences([bases], scorer)), abs=1e-12)
                 seen.add((split, len(own)))
     assert {("validation", n) for n in (1, 2, 6)} | {("test", 1)} <= seen
-    for frame in range(len(store.all)):
+    for frame, name in enumerate(read_ids(tmp_path / "frames")):
         _, start, size = store.chunks[store.all.chunk[frame]].tolist()
-        number = int(store.all.ids[frame].split("_chunk_")[1].split("F")[0].split("R")[0])
+        number = int(name.split("_chunk_")[1].split("F")[0].split("R")[0])
         whole = FastaRecord("r", "", sequences[store.all.record[frame]])
         assert list(Chunk.cut(whole, size))[number - 1].start == start
 

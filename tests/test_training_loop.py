@@ -64,7 +64,7 @@ from virnucpro.learning.networks import (
     samples_of,
 )
 from virnucpro.learning.ranks import Ranks, Started, started_by_torchrun
-from virnucpro.learning.train import _Board
+from virnucpro.learning.train import _Board, _show_best
 
 CPU = Ranks(0, 1, torch.device("cpu"))
 pytestmark = pytest.mark.usefixtures("quick_starts")
@@ -264,15 +264,6 @@ def test_without_a_last_checkpoint_a_training_goes_on_from_the_best(tmp_path):
     assert found["state"]["best_epoch"] == 2 and found["state"]["epoch"] == 4
 
 
-def test_a_damaged_best_checkpoint_is_named_with_what_to_do(tmp_path):
-    run_here(Training(tmp_path, settings(epochs=2), measured=(0.9, 0.5)))
-    best = tmp_path / "checkpoints" / "best.pt"
-    best.write_bytes(best.read_bytes()[:1000])
-    with pytest.raises(ResumeError, match=r"best\.pt cannot be read") as caught:
-        run_here(Training(tmp_path, settings(epochs=2)))
-    assert "another --output-dir" in caught.value.hint
-
-
 def test_the_best_and_the_last_checkpoints_are_kept_and_nobodys_files_deleted(tmp_path):
     folder = tmp_path / "checkpoints"
     folder.mkdir()
@@ -319,17 +310,19 @@ def test_a_finished_training_goes_on_for_more_epochs(undisturbed, tmp_path):
     assert state_of(last_checkpoint(tmp_path)).epoch == 5
 
 
-def test_a_training_does_not_go_on_with_another_network(undisturbed, tmp_path):
+def test_a_checkpoint_that_is_none_of_this_training_or_damaged_is_refused(undisturbed, tmp_path):
     shutil.copytree(undisturbed, tmp_path, dirs_exist_ok=True)
     with pytest.raises(ResumeError, match="another network"):
         run_here(Training(tmp_path, settings(), "residues"))
-
-
-def test_a_file_that_is_no_checkpoint_is_refused(undisturbed, tmp_path):
-    shutil.copytree(undisturbed, tmp_path, dirs_exist_ok=True)
-    torch.save({"weights": torch.zeros(3)}, tmp_path / "checkpoints" / "epoch_0009.pt")
+    last, best = (tmp_path / "checkpoints" / name for name in ("epoch_0009.pt", "best.pt"))
+    torch.save({"weights": torch.zeros(3)}, last)
     with pytest.raises(ResumeError, match=r"epoch_0009\.pt is not a checkpoint"):
         run_here(Training(tmp_path, settings()))
+    last.unlink()
+    best.write_bytes(best.read_bytes()[:1000])
+    with pytest.raises(ResumeError, match=r"best\.pt cannot be read") as caught:
+        run_here(Training(tmp_path, settings(), dropout=0.3))
+    assert "another --output-dir" in caught.value.hint
 
 
 def wait_for_an_epoch(folder: Path, has_ended: Callable[[], bool]) -> list[psutil.Process]:
@@ -491,12 +484,6 @@ def test_the_weights_of_the_best_epoch_are_those_that_stay(tmp_path):
     assert last["state"]["best_epoch"] == 2 and last["state"]["epoch"] == 4
 
 
-def test_by_the_loss_the_best_epoch_is_the_one_where_it_is_smallest(tmp_path):
-    trainer = Training(tmp_path, settings(epochs=3), measured=(0.9, 0.5, 0.7)).trainer(CPU)
-    trainer.objective.best = "validation_loss"
-    assert trainer.run().best_epoch == 2
-
-
 def test_accuracy_and_f1_of_an_epoch_are_those_of_its_weighted_calls():
     torch.manual_seed(3)
     module = FrameClassifier(Reader(None, 0), Classifier(0, 8, 0.0)).eval()
@@ -566,10 +553,11 @@ def test_fewer_rows_than_parts_of_a_batch_are_refused(tmp_path):
 
 
 def test_a_loss_that_is_no_number_is_reported_at_once_and_no_good_weights_are_replaced(tmp_path):
-    trainer = Training(tmp_path, settings(batch_size=5)).trainer(CPU)  # 10 steps in an epoch
-    weight, told, asked = trainer.objective.weight, [], count(1)
+    told = []
+    watched = replace(CPU, on_event=told.append)
+    trainer = Training(tmp_path, settings(batch_size=5)).trainer(watched)  # 10 steps in an epoch
+    weight, asked = trainer.objective.weight, count(1)
     trainer.objective.weight = lambda rows: math.nan if next(asked) == 13 else weight(rows)
-    trainer.on_event = told.append
     with pytest.raises(VirnucproError, match=r"epoch 2, step 3: the loss .* no number") as caught:
         trainer.run()
     assert "--lr" in caught.value.hint
@@ -625,8 +613,8 @@ def test_the_loss_of_validation_is_that_of_training(tmp_path, weigh):
 
 def test_a_smaller_last_batch_waits_for_the_next_epoch(tmp_path):
     told = []
-    trainer = Training(tmp_path, settings(epochs=1)).trainer(CPU)
-    trainer.on_event = told.append
+    watched = replace(CPU, on_event=told.append)
+    trainer = Training(tmp_path, settings(epochs=1)).trainer(watched)
     trainer.run()
     assert [event.done for event in told] == [16, 32, 48]
     assert {event.total for event in told} == {48}
@@ -723,22 +711,15 @@ def row(epoch: int, loss: float, **figures: float) -> dict[str, float]:
     return {"epoch": float(epoch), "loss": loss, **figures}
 
 
-def test_the_figures_of_an_epoch_are_points(tmp_path):
-    with closing(_Board(tmp_path)) as board:
-        board.on_epoch(row(1, 0.5))
-        board.on_epoch(row(2, 0.25, auroc=0.75))
-    assert points(tmp_path, "loss") == [(1, 0.5), (2, 0.25)]
-    assert points(tmp_path, "auroc") == [(2, 0.75)]
-
-
 def test_an_epoch_that_is_done_again_after_a_kill_is_shown_once(tmp_path):
     killed = _Board(tmp_path)
     killed.on_epoch(row(1, 0.5))
     killed.on_epoch(row(2, 0.25))  # it was told, but killed before it was stored
     with closing(_Board(tmp_path)) as again:
         again.on_epoch(row(2, 0.26))
-        again.on_epoch(row(3, 0.125))
+        again.on_epoch(row(3, 0.125, auroc=0.75))
     assert points(tmp_path, "loss") == [(1, 0.5), (2, pytest.approx(0.26)), (3, 0.125)]
+    assert points(tmp_path, "auroc") == [(3, 0.75)]
     killed.close()
 
 
@@ -766,7 +747,7 @@ def test_a_step_has_its_loss_rate_and_norm_and_the_end_has_curves_and_options(tm
     for _ in range(2):  # a training that goes on
         with closing(_Board(tmp_path / "logs")) as board:
             board.on_step(1, last)
-            board.end({"lora": 8, "model": None}, row(2, 0.25), samples)
+        _show_best(tmp_path / "logs", {"lora": 8, "model": None}, row(2, 0.25), samples)
     assert points(tmp_path / "logs" / "steps", "loss") == [(1, pytest.approx(last["loss"]))]
     curve = points(tmp_path / "logs" / "best", "reliability")
     assert [place for place, _ in curve] == [12, 27, 73, 88], "scores in percent"

@@ -21,11 +21,16 @@ from virnucpro.encoders.esm2.checkpoint import AMINO_ACID_TOKENS, CLS, EOS, MASK
 from virnucpro.encoders.esm2.model import MaskedBatch
 from virnucpro.encoders.esm2.weights import load_esm2
 from virnucpro.encoders.transfer import PackedBatch
-from virnucpro.learning.frames import Texts
+from virnucpro.learning.frames import LabelledFrames
 from virnucpro.learning.networks import MaskedLanguageModel, MaskedResidues
+from virnucpro.sequences.kmers import N_FEATURES
 
 LENGTHS = (1, 2, 3, 7, 10, 20, 50, 166, 333)
 PROTEINS = [random_protein(length, seed) for seed, length in enumerate(LENGTHS)]
+
+
+def frames_of(proteins: list[str]) -> LabelledFrames:
+    return LabelledFrames.of(proteins, np.zeros((len(proteins), N_FEATURES), dtype=np.float32))
 
 
 def masked(proteins: list[str]) -> MaskedBatch:
@@ -65,7 +70,7 @@ def test_of_the_chosen_four_fifths_are_masked_and_a_tenth_is_drawn_at_random():
 
 
 def test_the_mask_of_a_protein_does_not_depend_on_the_batch_but_on_the_epoch():
-    task = MaskedResidues(Texts.of(PROTEINS), Texts.of([]), seed=4)
+    task = MaskedResidues(frames_of(PROTEINS), frames_of([]), seed=4)
     row = LENGTHS.index(166)
 
     def masked(rows: list[int], epoch: int) -> list[int]:
@@ -81,7 +86,7 @@ def test_the_mask_of_a_protein_does_not_depend_on_the_batch_but_on_the_epoch():
 
 
 def test_the_weight_of_a_batch_is_the_number_of_its_chosen_residues():
-    task = MaskedResidues(Texts.of(PROTEINS), Texts.of([]), seed=4)
+    task = MaskedResidues(frames_of(PROTEINS), frames_of([]), seed=4)
     rows = np.array([4, 0, 8])
     assert task.weight(rows) == len(task.batch(rows, epoch=0).places) == 2 + 1 + 50
 

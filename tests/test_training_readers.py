@@ -11,7 +11,7 @@ from trainings import SHAPE, frames
 from virnucpro.encoders.esm2.model import ESM2
 from virnucpro.encoders.readers import Reader
 from virnucpro.encoders.transfer import PackedBatch, use_device
-from virnucpro.learning.frames import LabelledFrames, Texts, given_weights
+from virnucpro.learning.frames import LabelledFrames, given_weights
 from virnucpro.learning.networks import Classifier, FrameClassifier, FrameLabels, frame_batch
 from virnucpro.learning.ranks import Ranks
 
@@ -113,11 +113,8 @@ def test_composition_alone_has_one_network_which_sees_no_residue():
     batch = frame_batch(learned, np.arange(20), learned.weight)
     logits = module.logits(batch)
     assert logits.shape == (1, 20)
-    other = LabelledFrames(
-        learned.ids,
-        Texts.of(["M" * len(protein) for protein in learned.proteins]),
-        *(getattr(learned, name) for name in list(LabelledFrames.__slots__)[2:]),
-    )
+    proteins = learned.proteins(np.arange(len(learned)))
+    other = LabelledFrames.of(["M" * len(one) for one in proteins], learned.content.composition)
     same = frame_batch(other, batch.rows, learned.weight)
     assert np.array_equal(same.rows, batch.rows)
     assert torch.equal(module.logits(same), logits)

@@ -34,10 +34,11 @@ from virnucpro.ground.errors import (
     VirnucproError,
 )
 from virnucpro.ground.events import Progress
-from virnucpro.learning.frames import FrameStore, _FeatureRows, link_vectors
+from virnucpro.ground.records import FastaRecord
+from virnucpro.learning.frames import FrameStore, _FeatureRows, link_vectors, read_ids, write_frames
 from virnucpro.learning.options import TrainOptions
 from virnucpro.learning.ranks import Ranks
-from virnucpro.learning.records import SPLITS, read_split
+from virnucpro.learning.records import SPLITS, LabelledRecord, read_split
 from virnucpro.learning.request import (
     Training,
     describe_training,
@@ -98,10 +99,6 @@ def test_options_of_a_file_are_defaults_and_the_command_line_wins(tmp_path):
     assert (found["finetune"], found["chunk_size"]) == (True, [500, 300])
     assert (found["encoding"], found["model"]) == ("blosum62", "esm2_t6_8M_UR50D")
     assert found["hidden"] == TrainOptions.hidden
-
-
-def test_a_file_may_name_the_data_too(tmp_path):
-    config = tmp_path / "train.yaml"
     config.write_text("data: mine.tsv\noutput_dir: there\nchunk_size: 300\n")
     found = TRAIN.make_context("train", ["--config", str(config)]).params
     assert (found["data"], found["output_dir"]) == ("mine.tsv", "there")
@@ -202,6 +199,9 @@ def test_an_empty_file_says_nothing_and_a_missing_one_is_reported(tmp_path):
         ({"finetune": True, "encoder_lr": 2.0}, "--encoder-lr is 2"),
         ({"encoding": "onehot", "lora": 4}, "--lora: no effect without --finetune"),
         ({"finetune": True, "lora_alpha": 4.0}, "--lora-alpha: no effect without --lora"),
+        ({"finetune": True, "features": Path("x")}, "--features: no effect with --finetune"),
+        ({"pretrain": True, "features": Path("x")}, "--features: no effect with --pretrain"),
+        ({"encoding": "onehot", "features": Path("x")}, "--features: no effect where the means"),
         ({"pretrain": True, "best_by": "f1"}, "--best-by: no effect with --pretrain"),
         ({"gradient_checkpointing": True}, "--gradient-checkpointing: no effect without"),
         ({"finetune": True, "model": "x", "heads": 3}, "--heads: no effect with --model"),
@@ -240,31 +240,9 @@ def test_options_that_cannot_be_are_refused_before_any_work(data, changes, words
 # What the options become
 
 
-def test_options_of_the_loop_become_its_settings_by_their_names(data):
-    given = {
-        "epochs": 3,
-        "batch_size": 5,
-        "lr": 0.01,
-        "scale_lr": "sqrt",
-        "warmup_epochs": 0.7,
-        "grad_accum_steps": 2,
-        "weight_decay": 0.3,
-        "class_weights": "none",
-        "eval_every": 2,
-        "early_stopping": 4,
-        "keep_checkpoints": 3,
-        "seed": 6,
-        "num_workers": 1,
-        "precision": "bf16",
-    }
-    settings = resolved(data, encoding="onehot", **given).settings
-    assert {name: getattr(settings, name) for name in given} == given
-    assert settings.mode == "head"
-
-
 def test_an_encoder_is_the_one_given_or_a_new_one_of_the_shape(data, tiny: Tiny):
     found = resolved(data, model=str(tiny.model))
-    assert found.encoder == tiny.model and found.shape.dim == 32 and found.has_stored_vectors
+    assert found.encoder.path == tiny.model and found.shape.dim == 32 and found.has_stored_vectors
     new = resolved(data, finetune=True, layers=2, dim=24, heads=3)
     assert new.encoder is None
     assert (new.shape.n_layers, new.shape.dim, new.shape.n_heads) == (2, 24, 3)
@@ -292,7 +270,7 @@ def test_a_damaged_head_beside_the_encoder_is_reported_before_anything_is_traine
     with pytest.raises(UnavailableError, match="beside the encoder") as caught:
         resolved(data, model=model)
     assert "move it away" in caught.value.hint
-    assert resolved(data, model=model, pretrain=True).encoder == Path(model)
+    assert resolved(data, model=model, pretrain=True).encoder.path == Path(model)
 
 
 def test_what_is_trained_on_what_is_said(data, tiny: Tiny):
@@ -309,26 +287,15 @@ def test_what_is_trained_on_what_is_said(data, tiny: Tiny):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        ({"label": "other", "split": "validation"}, "label other is for validation"),
-        ({"label": "virus", "split": "train"}, "label virus is for train"),
-        ({"label": "virus", "split": "test"}, "label virus is for test"),
-    ],
+    ("label", "part"), [("other", "validation"), ("virus", "train"), ("virus", "test")]
 )
-def test_a_split_with_one_label_only_is_refused_before_any_work(data, tmp_path, wrong, words):
-    parts = ["train", "validation", "test"]
-    other = next(part for part in parts if part != wrong["split"])
-    lines = []
-    for label in ("virus", "other"):
-        for i in range(4):
-            part = parts[i % 3]
-            if (label, part) == (wrong["label"], wrong["split"]):
-                part = other
-            lines.append(f"{label} {i}\t{part}\n")
+def test_a_split_with_one_label_only_is_refused_before_any_work(data, tmp_path, label, part):
+    rows = [f"{name} {i}\t{SPLITS[i % 3]}\n" for name in ("virus", "other") for i in range(4)]
+    instead = next(split for split in SPLITS if split != part)
+    moved = [row.replace(part, instead) if row.startswith(label) else row for row in rows]
     split = tmp_path / "split.tsv"
-    split.write_text("group\tsplit\n" + "".join(lines))
-    with pytest.raises(InputError, match=words) as caught:
+    split.write_text("group\tsplit\n" + "".join(moved))
+    with pytest.raises(InputError, match=f"label {label} is for {part}") as caught:
         opened(data, split=split)
     assert "--split" in caught.value.hint
     assert not list((tmp_path / "out").iterdir()), "what is refused leaves nothing"
@@ -391,10 +358,6 @@ def test_a_start_that_was_killed_before_it_claimed_the_folder_can_be_resumed(dat
     assert json.loads((training.output / "training.json").read_text())["data_sha256"]
 
 
-def test_resume_starts_a_training_where_there_is_none(data):
-    assert opened(data, resume=True).split.exists()
-
-
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"settings": 3}', "{"])
 def test_a_damaged_record_of_what_was_asked_is_reported(data, content):
     training = opened(data)
@@ -403,8 +366,8 @@ def test_a_damaged_record_of_what_was_asked_is_reported(data, content):
         opened(data, resume=True)
 
 
-def test_a_split_that_was_edited_since_is_refused(data):
-    training = opened(data)
+def test_resume_starts_a_training_where_there_is_none_and_refuses_an_edited_split(data):
+    training = opened(data, resume=True)
     text = training.split.read_text()
     training.split.write_text(text.replace("virus kingdom", "another kingdom", 1))
     with pytest.raises(ResumeError, match="split_sha256"):
@@ -441,7 +404,7 @@ def test_what_changes_no_weights_may_differ_when_a_training_goes_on(data):
     before = json.loads(facts.read_text())
     resumed = opened(data, resume=True, profile=True, **changes)
     assert json.loads(facts.read_text()) == before | {"settings": before["settings"] | changes}
-    assert {name: getattr(resumed.settings, name) for name in changes} == changes
+    assert {name: getattr(resumed.options, name) for name in changes} == changes
 
 
 # Vectors
@@ -460,22 +423,28 @@ def test_all_records_are_written_for_the_engine_with_their_ids(data, with_vector
 
 
 def test_every_frame_has_its_vector_by_id_without_a_copy_and_a_missing_one_is_named(
-    make_config, with_vectors
+    make_config, with_vectors, tmp_path
 ):
     config = make_config(with_vectors.fasta, command="extract", store="bfloat16")
     run_inline(config, None)
-    frames = FrameStore.open(with_vectors.frames).all
+    ids = read_ids(with_vectors.frames)
     before = sum(path.stat().st_size for path in with_vectors.frames.iterdir())
-    link_vectors(with_vectors.frames, config.output, frames.ids)
+    link_vectors(with_vectors.frames, config.output)
     after = sum(path.stat().st_size for path in with_vectors.frames.iterdir())
-    assert after - before < 4 * len(frames) * 32, "no vector of 32 dimensions fits into that"
-    rows = np.random.default_rng(4).permutation(len(frames))[::2]
+    assert after - before < 4 * len(ids) * 32, "no vector of 32 dimensions fits into that"
+    rows = np.random.default_rng(4).permutation(len(ids))[::2]
     stored = FrameStore.open(with_vectors.frames).all.take(rows)
-    again = pickle.loads(pickle.dumps(stored.vectors))  # noqa: S301 - our own
+    again = pickle.loads(pickle.dumps(stored))  # noqa: S301 - our own
     by_id = vectors(config.output)
-    assert again[:].tolist() == [by_id[name].tolist() for name in stored.ids]
+    found = again.vectors(np.arange(len(rows))).tolist()
+    assert found == [by_id[ids[row]].tolist() for row in rows]
+    nobody = (
+        LabelledRecord("nobody", is_virus=True, group="a"),
+        FastaRecord("nobody", "", "ACG" * 99),
+    )
+    write_frames(tmp_path / "frames", [nobody], [300])
     with pytest.raises(FeatureFileError, match="holds no vector of nobody"):
-        link_vectors(with_vectors.frames, config.output, [*frames.ids, "nobody"])
+        link_vectors(tmp_path / "frames", config.output)
 
 
 def test_vectors_of_many_files_are_read_with_few_of_them_open(tmp_path):
@@ -488,9 +457,10 @@ def test_vectors_of_many_files_are_read_with_few_of_them_open(tmp_path):
         files.append((str(path), i % 7, len(values)))
         expected.append(values)
     before = psutil.Process().num_fds()
-    column = _FeatureRows(files, 4)
-    rows = rng.permutation(len(column))
-    assert np.array_equal(column[rows], np.concatenate(expected)[rows])
+    rows = rng.permutation(sum(map(len, expected)))
+    column = _FeatureRows(files, rows, 4, "float32")
+    found = column[np.arange(len(rows))]
+    assert np.array_equal(found, np.concatenate(expected)[rows])
     assert psutil.Process().num_fds() - before <= 256
 
 
@@ -543,14 +513,6 @@ def test_a_check_counts_by_the_split_that_the_folder_holds(data):
     lines = [line.split() for line in check_training(asked, lambda _: None)]
     groups = {tuple(line[:2]): line[2] for line in lines if line[1:2] == ["virus"]}
     assert groups == {(part, "virus"): n for part, n in zip(SPLITS, "121", strict=True)}
-
-
-@pytest.mark.parametrize(
-    "changes", [{"finetune": True}, {"pretrain": True}, {"encoding": "onehot"}], ids=str
-)
-def test_vectors_are_for_a_head_on_an_esm2_alone(data, tmp_path, changes):
-    with pytest.raises(UsageError, match="--features: no effect"):
-        options(data, tmp_path, features=tmp_path, **changes)
 
 
 # Progress

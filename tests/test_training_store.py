@@ -13,18 +13,18 @@ import numpy as np
 import pytest
 from labelled import options, pairs_of, train_here, write_labelled
 
+from virnucpro.ground.records import FastaRecord
 from virnucpro.learning.frames import (
-    ArrayRows,
     FrameStore,
-    Texts,
-    _Mapped,
+    LabelledFrames,
     are_whole,
-    growing,
     origin_of,
+    read_ids,
     write_frames,
     write_label,
 )
 from virnucpro.learning.networks import mean_and_deviation
+from virnucpro.learning.records import LabelledRecord
 from virnucpro.sequences.kmers import N_FEATURES, frame_composition
 from virnucpro.sequences.translate import Chunk, translate_six_frames
 
@@ -81,10 +81,11 @@ def test_frames_are_those_of_predict_with_their_bases_by_id_and_size(data, folde
     frames = FrameStore.open(folder)
     found = {}
     sizes = frames.chunks[frames.all.chunk, 2].tolist()
-    for i, (frame_id, size) in enumerate(zip(frames.all.ids, sizes, strict=True)):
+    rows = np.arange(len(frames.all))
+    proteins, compositions = frames.all.proteins(rows), frames.all.composition(rows).tolist()
+    for i, (frame_id, size) in enumerate(zip(read_ids(folder), sizes, strict=True)):
         labels = frames.records[frames.all.record[i]]
-        composition = frames.all.composition[np.array([i])][0]
-        found[frame_id, size] = (labels, frames.all.proteins[i], composition.tolist())
+        found[frame_id, size] = (labels, proteins[i], compositions[i])
     expected = {}
     for labelled, record in pairs_of(data):
         for size in SIZES:
@@ -97,34 +98,34 @@ def test_frames_are_those_of_predict_with_their_bases_by_id_and_size(data, folde
 
 
 def test_ids_of_any_script_come_back(tmp_path):
-    words = ["", "\u00e9t\u00e9", "MKV", "\u6f22"]
-    texts = Texts.of(words)
-    assert list(texts) == words
-    assert list(texts.take(np.array([3, 1]))) == [words[3], words[1]]
+    name = "\u00e9t\u00e9_\u6f22"
+    record = LabelledRecord(name, is_virus=True, group="a"), FastaRecord(name, "", "ACG" * 100)
+    write_frames(tmp_path / "frames", [record], [300])
+    ids = read_ids(tmp_path / "frames")
+    assert len(ids) == 6 and all(one.startswith(name) for one in ids)
 
 
 @pytest.mark.parametrize("n_rows", [1, 8191, 20_000])
 def test_mean_and_deviation_are_to_the_bit_those_of_all_rows_at_once(n_rows):
     values = np.random.default_rng(n_rows).random((n_rows, N_FEATURES), dtype=np.float32)
-    mean, deviation = mean_and_deviation(ArrayRows.of(values))
+    mean, deviation = mean_and_deviation(LabelledFrames.of(["M"] * n_rows, values))
     assert np.array_equal(mean, values.mean(axis=0))
     assert np.array_equal(deviation, values.std(axis=0))
 
 
 def test_what_goes_to_another_process_is_a_path_and_the_rows(folder):
     frames = FrameStore.open(folder).all
-    few = frames.take(np.arange(3))
+    few, rows = frames.take(np.arange(3)), np.arange(3)
     sent = pickle.dumps(few)
-    assert len(sent) < frames.composition[:].nbytes / 10
+    assert len(sent) < frames.content.composition.nbytes / 10
     again = pickle.loads(sent)  # noqa: S301 - our own
-    assert list(again.proteins) == list(few.proteins)
-    assert np.array_equal(again.composition[:], few.composition[:])
+    assert again.proteins(rows) == few.proteins(rows)
+    assert np.array_equal(again.composition(rows), few.composition(rows))
 
 
 def test_frames_without_a_row_can_be_read(tmp_path):
-    with growing(tmp_path / "none.npy", "<f4", 7):
-        pass
-    assert _Mapped(tmp_path / "none.npy").shape == (0, 7)
+    write_frames(tmp_path / "frames", [], SIZES)
+    assert len(FrameStore.open(tmp_path / "frames").all) == 0
 
 
 @pytest.mark.parametrize(

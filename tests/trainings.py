@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
 from typing import Literal
@@ -23,7 +23,7 @@ from virnucpro.encoders.esm2.checkpoint import ESM2Shape
 from virnucpro.encoders.esm2.model import ESM2
 from virnucpro.encoders.readers import Reader
 from virnucpro.ground.errors import InputError, VirnucproError
-from virnucpro.learning.frames import ArrayRows, LabelledFrames, Texts, given_weights
+from virnucpro.learning.frames import LabelledFrames, given_weights
 from virnucpro.learning.loop import Trainer, _Progressed, whole
 from virnucpro.learning.networks import (
     Classifier,
@@ -52,16 +52,11 @@ def frames(n: int = N_ROWS, seed: int = 0) -> LabelledFrames:
         "".join(rng.choice(letters, rng.integers(20, 60), p=share if viral else share[::-1]))
         for viral in is_virus
     ]
-    return LabelledFrames(
-        Texts.of([f"f{i}" for i in range(n)]),
-        Texts.of(proteins),
-        ArrayRows.of(rng.random((n, N_FEATURES), dtype=np.float32)),
-        np.arange(n),
-        np.arange(n),
-        is_virus,
-        (0.5 + rng.random(n)).astype(np.float32),
-        np.arange(n) % 7,
-        ArrayRows.of(np.empty((n, 0), dtype=np.float32)),
+    return replace(
+        LabelledFrames.of(proteins, rng.random((n, N_FEATURES), dtype=np.float32)),
+        is_virus=is_virus,
+        weight=(0.5 + rng.random(n)).astype(np.float32),
+        group=np.arange(n) % 7,
     )
 
 
@@ -107,10 +102,10 @@ class Training:
         with ranks.making(is_cut=self.settings.fsdp):
             module = self.module()
         if self.task == "residues":
-            objective = MaskedResidues(learned.proteins, held_out.proteins, self.settings.seed)
+            objective = MaskedResidues(learned, held_out, self.settings.seed)
         else:
             objective = FrameLabels(learned, held_out, given_weights)
-        trainer = Trainer(module, objective, self.settings, ranks, self.folder, lambda _: None)
+        trainer = Trainer(module, objective, self.settings, ranks, self.folder)
         self.disturb(trainer)
         return trainer
 

@@ -111,17 +111,16 @@ def train(options: TrainOptions, console: _Console) -> None:
     with exits(lambda: _KEPT):
         with loading(console), needing("train"):
             from virnucpro.ground.processes import end_with
-            from virnucpro.learning.ranks import started_by_torchrun
             from virnucpro.learning.train import train as run_training
 
-        started = started_by_torchrun(os.environ)
-        if started is not None and started.rank:
+        rank = os.environ.get("RANK")  # of the processes that torchrun started
+        if rank not in (None, "0"):
             console = replace(console, quiet=True)
         with watched(console) as events:
-            if started is not None:
+            if rank is not None:
                 end_with(parent)
-            training = run_training(options, events, started)
-        if started is None:
+            training = run_training(options, events, os.environ)
+        if rank is None:
             model = training.model if training.head.exists() else None
             report(_outcome(training.output, model), console.quiet)
 

@@ -21,11 +21,10 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import astuple, dataclass, fields
-from itertools import islice
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -47,7 +46,7 @@ from virnucpro.sequences.translate import STANDARD, Chunk, GeneticCode, translat
 
 Values = NDArray[Any]
 Rows = NDArray[np.int64]
-_Add = Callable[[Values], None]
+_Add = Callable[["Values | Sequence[object]"], None]
 _MOST_WEIGHT = 10.0  # largest weight of a frame, where the mean is 1
 BASES_POWER = 0.25  # of what a group has, in how much it counts
 GC_EDGES = np.linspace(0.25, 0.7, 10)  # of the bins in which both labels weigh the same
@@ -67,150 +66,95 @@ _COLUMNS: dict[str, tuple[str, int | None]] = {
     "kmers.npy": ("<i8", 2),
 }
 _FORMAT = 3
-_FRAMES_AT_ONCE = 4096
+_COMPOSITIONS_AT_ONCE = 8192  # frames
 _MOST_RECORDS = 2**36  # bytes of the file of records, which is ours
 
 
-class _Mapped:
-    """An array in a file, of which memory holds what is looked at."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._values: Values = np.load(path, mmap_mode="r", allow_pickle=False)
-
-    def __reduce__(self) -> tuple[type[_Mapped], tuple[Path]]:
-        return _Mapped, (self.path,)
-
-    def __getitem__(self, key: Any) -> Values:  # noqa: ANN401 - all that numpy takes
-        return np.asarray(self._values[key])
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self._values.shape
-
-
 class _FeatureRows:
-    """The vectors of feature files, one file behind the other, mapped as they are looked at.
+    """The vectors of frames in feature files, which are mapped as they are looked at.
 
     Trainings, seeds and ranks that read the same files share the pages of one copy.
     """
 
     def __init__(
-        self, files: Sequence[tuple[str, int, int]], dim: int, store: Store = "float32"
+        self, files: Sequence[tuple[str, int, int]], rows: Rows, dim: int, store: Store
     ) -> None:
-        """A file is its path, the byte at which its vectors begin, and their number."""
-        self.files, self.dim, self.store = files, dim, store
+        """A file is its path, the byte at which its vectors begin, and their number.
+
+        ``rows`` are those of the frames, (n,), all files one behind the other.
+        """
+        self.files, self.rows, self.store = files, rows, store
+        self.shape = (len(rows), dim)
         self._firsts = np.cumsum([0, *(n for _, _, n in files)], dtype=np.int64)
-        self._maps: OrderedDict[int, Values] = OrderedDict()  # by use, the last used at the end
 
-    def __reduce__(self) -> tuple[type[_FeatureRows], tuple[object, ...]]:
-        return _FeatureRows, (self.files, self.dim, self.store)
-
-    def __getitem__(self, rows: Rows) -> Values:
+    def __getitem__(self, frames: Rows) -> Values:
         """(k,) -> (k, dim)"""
+        rows = self.rows[frames]
         of_file = np.searchsorted(self._firsts, rows, side="right") - 1
-        values = np.empty((len(rows), self.dim), dtype=np.float32)
+        values = np.empty((len(rows), self.shape[1]), dtype=np.float32)
         for number in np.unique(of_file).tolist():
             inside = of_file == number
-            stored = self._map(number)[rows[inside] - self._firsts[number]]
-            values[inside] = from_bfloat16(stored) if self.store == "bfloat16" else stored
+            stored = _mapped_vectors(*self.files[number], self.shape[1], self.store)
+            chosen = stored[rows[inside] - self._firsts[number]]
+            values[inside] = from_bfloat16(chosen) if self.store == "bfloat16" else chosen
         return values
 
-    def __len__(self) -> int:
-        return int(self._firsts[-1])
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return len(self), self.dim
-
-    def _map(self, number: int) -> Values:
-        if number not in self._maps:
-            path, begin, n = self.files[number]
-            kind = "<u2" if self.store == "bfloat16" else "<f4"
-            self._maps[number] = np.memmap(path, kind, "r", begin, (n, self.dim))
-            if len(self._maps) > _MOST_MAPS:
-                self._maps.popitem(last=False)
-        self._maps.move_to_end(number)
-        return self._maps[number]
+@lru_cache(_MOST_MAPS)
+def _mapped_vectors(path: str, begin: int, n: int, dim: int, store: Store) -> Values:
+    return np.memmap(path, "<u2" if store == "bfloat16" else "<f4", "r", begin, (n, dim))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ArrayRows:
-    """Some rows of an array. They are read when they are asked for."""
+class _Content:
+    """What a network reads of all frames of a folder; memory holds what is looked at.
 
-    column: Values | _Mapped | _FeatureRows  # (n_all, width)
-    rows: Rows  # (n,)
+    To another process goes the path of the folder, if there is one.
+    """
 
-    @classmethod
-    def of(cls, values: Values) -> ArrayRows:
-        return cls(values, np.arange(len(values)))
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    @property
-    def width(self) -> int:
-        return int(self.column.shape[1])
-
-    def __getitem__(self, rows: Rows | slice) -> Values:
-        """(k,) -> (k, width)"""
-        values: Values = self.column[self.rows[rows]]
-        return values
-
-    def blocks(self, n_rows: int = 8192) -> Iterator[Values]:
-        """Blocks of rows, in order."""
-        for first in range(0, len(self), n_rows):
-            yield self[first : first + n_rows]
-
-    def take(self, rows: Rows) -> ArrayRows:
-        return ArrayRows(self.column, self.rows[rows])
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Texts:
-    """Some of the words in a row of letters. They are read when they are asked for."""
-
-    letters: Values | _Mapped  # uint8, UTF-8
-    ends: Values | _Mapped  # (n_all + 1,): word i is ``letters[ends[i]:ends[i + 1]]``
-    rows: Rows  # (n,)
+    letters: Values  # uint8, of all proteins, one behind the other
+    ends: Rows  # (n_all + 1,): protein i is ``letters[ends[i]:ends[i + 1]]``
+    composition: Values  # (n_all, N_FEATURES)
+    vectors: Values | _FeatureRows  # (n_all, dim) if they were made before, else (n_all, 0)
+    folder: Path | None = None
 
     @classmethod
-    def of(cls, words: Sequence[str]) -> Texts:
-        encoded = [word.encode() for word in words]
-        return cls(_letters(encoded), _ends(encoded), np.arange(len(words)))
+    def open(cls, folder: Path) -> _Content:
+        names = ("proteins.npy", "protein_ends.npy", "composition.npy")
+        letters, ends, composition = (_mapped(folder / name) for name in names)
+        return cls(letters, ends, composition, _vectors(folder, len(composition)), folder)
 
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, place: int) -> str:
-        row = self.rows[place]
-        begin, end = self.ends[row : row + 2]
-        word: bytes = self.letters[begin:end].tobytes()
-        return word.decode()
-
-    def __iter__(self) -> Iterator[str]:
-        return (self[place] for place in range(len(self)))
-
-    @property
-    def lengths(self) -> Rows:
-        """The lengths of the words in bytes. (n,)"""
-        lengths: Rows = self.ends[self.rows + 1] - self.ends[self.rows]
-        return lengths
-
-    def take(self, rows: Rows) -> Texts:
-        return Texts(self.letters, self.ends, self.rows[rows])
+    def __reduce__(self) -> tuple[Callable[..., _Content], tuple[object, ...]]:
+        if self.folder is not None:
+            return _Content.open, (self.folder,)
+        return _Content, (self.letters, self.ends, self.composition, self.vectors)
 
 
-def _letters(words: Sequence[bytes]) -> NDArray[np.uint8]:
-    return np.frombuffer(b"".join(words), dtype=np.uint8)
+def _mapped(path: Path) -> Values:
+    return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
 
 
-def _ends(words: Sequence[bytes]) -> Rows:
-    """The ends of the words among the letters of all, behind a 0. (n + 1,)"""
-    return np.cumsum([0, *map(len, words)], dtype=np.int64)
+def _vectors(folder: Path, n_frames: int) -> Values | _FeatureRows:
+    """The vectors of all frames where ``link_vectors`` left them, else (n, 0)."""
+    if not (folder / _VECTORS).exists():
+        return np.empty((n_frames, 0), dtype=np.float32)
+    facts = read_json(folder / _VECTORS, most_bytes=_MOST_RECORDS)
+    rows = _mapped(folder / _VECTOR_ROWS)
+    files = [(path, begin, n) for path, begin, n in facts["files"]]
+    return _FeatureRows(files, rows, facts["dim"], facts.get("store", "float32"))
+
+
+def _joined(words: Iterable[str]) -> tuple[NDArray[np.uint8], Rows]:
+    """The letters of all words, (n_letters,), and their ends behind a 0, (n + 1,)."""
+    encoded = [word.encode() for word in words]
+    letters = np.frombuffer(b"".join(encoded), dtype=np.uint8)
+    return letters, np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+
+
+def _words(letters: Values, ends: Rows, rows: Rows) -> list[str]:
+    """Some of the words that were ``_joined``. (k,) rows"""
+    places = zip(ends[rows].tolist(), ends[rows + 1].tolist(), strict=True)
+    return [letters[begin:end].tobytes().decode() for begin, end in places]
 
 
 @contextmanager
@@ -227,10 +171,10 @@ def growing(path: Path, dtype: str, width: int | None = None) -> Iterator[_Add]:
     with Tree(path.parents[1]).replacing(path) as out:
         _write_header(out, dtype, (n_rows, *row_shape))
 
-        def add(values: Values) -> None:
+        def add(rows: Values | Sequence[object]) -> None:
             nonlocal n_rows
-            assert values.shape[1:] == row_shape
-            out.write(np.ascontiguousarray(values, dtype=dtype).tobytes())
+            values = np.asarray(rows, dtype=dtype).reshape(-1, *row_shape)
+            out.write(values.tobytes())
             n_rows += len(values)
 
         yield add
@@ -238,15 +182,14 @@ def growing(path: Path, dtype: str, width: int | None = None) -> Iterator[_Add]:
         _write_header(out, dtype, (n_rows, *row_shape))
 
 
-def _adding_texts(add_letters: _Add, add_ends: _Add) -> Callable[[Sequence[str]], None]:
-    """A function that adds words to the two columns that ``Texts`` reads."""
+def _adding_words(add_letters: _Add, add_ends: _Add) -> Callable[[Iterable[str]], None]:
+    """A function that adds words to the two columns that ``_words`` reads."""
     n_letters = 0
-    add_ends(np.zeros(1, dtype=np.int64))
+    add_ends([0])
 
-    def add(words: Sequence[str]) -> None:
+    def add(words: Iterable[str]) -> None:
         nonlocal n_letters
-        encoded = [word.encode() for word in words]
-        letters, ends = _letters(encoded), _ends(encoded)
+        letters, ends = _joined(words)
         add_letters(letters)
         add_ends(n_letters + ends[1:])
         n_letters += len(letters)
@@ -265,30 +208,67 @@ class LabelledFrames:
     """Stop-free frames with their labels and features; all rows are in step.
 
     A frame has its record's label. ``chunk`` and ``record`` number the chunks and the records.
-    Ids are unique where there is one size of chunks. Groups are numbered in the order of their
-    names.
+    Groups are numbered in the order of their names.
     """
 
-    ids: Texts
-    proteins: Texts
-    composition: ArrayRows  # (n, N_FEATURES)
+    content: _Content
+    rows: Rows  # (n,), of the content
     chunk: Rows
     record: Rows
     is_virus: NDArray[np.bool_]
     weight: NDArray[np.float32]
     group: Rows
-    vectors: ArrayRows  # (n, dim) if they were made before, else (n, 0)
+
+    @classmethod
+    def of(cls, proteins: Sequence[str], composition: Values) -> LabelledFrames:
+        """Frames in memory: each a chunk, record and group of its own, every other one viral."""
+        numbers = np.arange(len(proteins))
+        letters, ends = _joined(proteins)
+        no_vectors = np.empty((len(proteins), 0), dtype=np.float32)
+        return cls(
+            _Content(letters, ends, composition, no_vectors),
+            rows=numbers,
+            chunk=numbers,
+            record=numbers,
+            is_virus=numbers % 2 == 0,
+            weight=np.ones(len(proteins), dtype=np.float32),
+            group=numbers,
+        )
 
     def __len__(self) -> int:
-        return len(self.chunk)
+        return len(self.rows)
 
     @property
-    def lengths(self) -> Rows:
-        return self.proteins.lengths
+    def dim(self) -> int:
+        """The number of dimensions of the vectors that were made before, or 0."""
+        return int(self.content.vectors.shape[1])
+
+    def proteins(self, rows: Rows) -> list[str]:
+        return _words(self.content.letters, self.content.ends, self.rows[rows])
+
+    def n_residues(self, rows: Rows) -> Rows:
+        """The lengths of the proteins. (k,) rows -> (k,)"""
+        at = self.rows[rows]
+        lengths: Rows = self.content.ends[at + 1] - self.content.ends[at]
+        return lengths
+
+    def composition(self, rows: Rows) -> Values:
+        """(k,) -> (k, N_FEATURES)"""
+        return self.content.composition[self.rows[rows]]
+
+    def compositions(self) -> Iterator[Values]:
+        """The composition of all frames in blocks, in order."""
+        for first in range(0, len(self), _COMPOSITIONS_AT_ONCE):
+            yield self.content.composition[self.rows[first : first + _COMPOSITIONS_AT_ONCE]]
+
+    def vectors(self, rows: Rows) -> Values:
+        """(k,) -> (k, dim)"""
+        return self.content.vectors[self.rows[rows]]
 
     def take(self, rows: Rows) -> LabelledFrames:
-        """Some of the frames: all columns can be taken from. (k,) rows"""
-        return LabelledFrames(*(getattr(self, one.name).take(rows) for one in fields(self)))
+        """Some of the frames. (k,) rows"""
+        _, *columns = (getattr(self, one.name) for one in fields(self))
+        return LabelledFrames(self.content, *(column[rows] for column in columns))
 
 
 def given_weights(frames: LabelledFrames) -> NDArray[np.float32]:
@@ -345,7 +325,7 @@ def _gc_of(frames: LabelledFrames) -> Values:
     """The share of G and C in the codons of each frame. (n,)"""
     codons = np.arange(len(STANDARD.codons))
     n_gc = sum(np.isin(codons // 4**place % 4, (1, 2)).astype(np.float64) for place in range(3))
-    blocks = [block[:, : len(codons)] @ n_gc / 3 for block in frames.composition.blocks()]
+    blocks = [block[:, : len(codons)] @ n_gc / 3 for block in frames.compositions()]
     return np.concatenate(blocks) if blocks else np.empty(0)
 
 
@@ -367,21 +347,17 @@ def origin_of(
     }
 
 
-def copying(pairs: Iterable[Labelled], path: Path) -> Iterator[Labelled]:
-    """The same records; when all have passed, one FASTA file has them, with their ids."""
-    with Tree(path.parent).replacing(path) as content, as_text(content) as out:
-        for labelled, record in pairs:
-            write_record(out, record.id, record.sequence)
-            yield labelled, record
-
-
 def write_frames(
     folder: Path,
     pairs: Iterable[Labelled],
     chunk_sizes: Sequence[int],
     code: GeneticCode = STANDARD,
+    fasta: Path | None = None,
 ) -> None:
-    """Translate the records, and write all but the label. Memory holds some thousand frames.
+    """Cut and translate the records as ``predict`` does, and write all but the label.
+
+    Each record is cut here, at each of the chunk sizes, and nowhere else. ``fasta`` becomes one
+    FASTA file of all records. Memory holds the frames of one record.
 
     Raises:
         OutputError, StorageError: as ``files.writing``.
@@ -394,55 +370,53 @@ def write_frames(
     tree.sweep_folder(folder)
     records: list[LabelledRecord] = []
     with ExitStack() as files:
+        columns = _Growing(folder, files)
+        for labelled, record in _copied(pairs, fasta) if fasta else pairs:
+            columns.add_kmers(len(records), record.sequence)
+            for size in chunk_sizes:
+                columns.add_frames(len(records), record, size, code)
+            records.append(labelled)
+    tree.write_whole(folder / _RECORDS, json.dumps(list(map(astuple, records))))
+
+
+class _Growing:
+    """The columns of a folder; they are whole when the stack of files is closed."""
+
+    def __init__(self, folder: Path, files: ExitStack) -> None:
         add = {
             name: files.enter_context(growing(folder / name, dtype, width))
             for name, (dtype, width) in _COLUMNS.items()
         }
-        add_proteins = _adding_texts(add["proteins.npy"], add["protein_ends.npy"])
-        add_ids = _adding_texts(add["ids.npy"], add["id_ends.npy"])
-        sketched = _sketched(pairs, add["kmers.npy"])
-        frames = _translated(sketched, chunk_sizes, code, records, add["chunks.npy"])
-        while block := list(islice(frames, _FRAMES_AT_ONCE)):
-            of_ids, of_proteins, of_bases, numbers = zip(*block, strict=True)
-            add_proteins(of_proteins)
-            add_ids(of_ids)
-            add["composition.npy"](frame_composition(of_bases))
-            add["chunk.npy"](np.array(numbers, dtype=np.int64))
-    tree.write_whole(folder / _RECORDS, json.dumps(list(map(astuple, records))))
+        self._add, self._n_chunks = add, 0
+        self._add_proteins = _adding_words(add["proteins.npy"], add["protein_ends.npy"])
+        self._add_ids = _adding_words(add["ids.npy"], add["id_ends.npy"])
+
+    def add_kmers(self, number: int, sequence: str) -> None:
+        """Add those that are sampled, of the record with this number."""
+        hashes = Sketch.of(sequence).hashes
+        self._add["kmers.npy"](np.column_stack([np.full(len(hashes), number), hashes]))
+
+    def add_frames(self, number: int, record: FastaRecord, size: int, code: GeneticCode) -> None:
+        """Add the chunks of a record, cut at this size, and their frames."""
+        chunks, orfs = cut(record, size, code)
+        self._add["chunks.npy"]([(number, chunk.start, size) for chunk in chunks])
+        numbers = {chunk.id: n for n, chunk in enumerate(chunks, self._n_chunks)}
+        self._n_chunks += len(chunks)
+        self._add["chunk.npy"]([numbers[orf.chunk_id] for orf in orfs])
+        self._add_proteins(orf.protein for orf in orfs)
+        self._add_ids(orf.id for orf in orfs)
+        for first in range(0, len(orfs), _COMPOSITIONS_AT_ONCE):
+            some = orfs[first : first + _COMPOSITIONS_AT_ONCE]
+            bases = [orf.codons_in(record.sequence) for orf in some]
+            self._add["composition.npy"](frame_composition(bases))
 
 
-def _sketched(pairs: Iterable[Labelled], add: _Add) -> Iterator[Labelled]:
-    """The same records; number of the record and hash of each of its sampled k-mers are added."""
-    for number, (labelled, record) in enumerate(pairs):
-        hashes = Sketch.of(record.sequence).hashes.astype(np.int64)
-        add(np.column_stack([np.full_like(hashes, number), hashes]))
-        yield labelled, record
-
-
-def _translated(
-    pairs: Iterable[Labelled],
-    chunk_sizes: Sequence[int],
-    code: GeneticCode,
-    records: list[LabelledRecord],
-    add_chunks: _Add,
-) -> Iterator[tuple[str, str, str, int]]:
-    """Id, protein, bases and number of the chunk of every frame, as ``predict`` translates them.
-
-    Each record is cut here, at each of the chunk sizes, and nowhere else; its chunks are added,
-    and the record itself is put into ``records``.
-    """
-    n_chunks = 0
-    for labelled, record in pairs:
-        for size in chunk_sizes:
-            chunks, orfs = cut(record, size, code)
-            rows = [(len(records), chunk.start, size) for chunk in chunks]
-            add_chunks(np.array(rows, dtype=np.int64).reshape(-1, 3))
-            number = {chunk.id: n_chunks + i for i, chunk in enumerate(chunks)}
-            n_chunks += len(chunks)
-            for orf in orfs:
-                bases = orf.codons_in(record.sequence)
-                yield orf.id, orf.protein, bases, number[orf.chunk_id]
-        records.append(labelled)
+def _copied(pairs: Iterable[Labelled], path: Path) -> Iterator[Labelled]:
+    """The same records; when all have passed, one FASTA file has them, with their ids."""
+    with Tree(path.parent).replacing(path) as content, as_text(content) as out:
+        for labelled, record in pairs:
+            write_record(out, record.id, record.sequence)
+            yield labelled, record
 
 
 def cut(record: FastaRecord, size: int, code: GeneticCode) -> tuple[list[Chunk], list[Orf]]:
@@ -451,8 +425,8 @@ def cut(record: FastaRecord, size: int, code: GeneticCode) -> tuple[list[Chunk],
     return chunks, translate_six_frames(chunks, code)
 
 
-def link_vectors(folder: Path, extracted: Path, ids: Iterable[str]) -> None:
-    """Note where the vectors of these frames lie in a run folder of ``extract``; none is copied.
+def link_vectors(folder: Path, extracted: Path) -> None:
+    """Note where the vectors of all frames lie in a run folder of ``extract``; none is copied.
 
     All feature files are read once, to the last bit. Memory holds the ids, and one file.
 
@@ -460,9 +434,8 @@ def link_vectors(folder: Path, extracted: Path, ids: Iterable[str]) -> None:
         FeatureFileError: a vector is not there, or a file is damaged.
         OutputError, StorageError: as ``files.writing``.
     """
-    wanted = list(ids)
-    place = {name: row for row, name in enumerate(wanted)}
-    rows = np.full(len(wanted), -1, dtype=np.int64)
+    ids = read_ids(folder)
+    wanted, place = {*ids}, dict[str, int]()
     files: list[tuple[str, int, int]] = []
     n_vectors, dim, numbers = 0, 0, "float32"
     rundir = RunDir(extracted)
@@ -470,58 +443,52 @@ def link_vectors(folder: Path, extracted: Path, ids: Iterable[str]) -> None:
     for store in rundir.stores_of(manifest.recipe) if manifest else ():
         dim, numbers = store.encoder.dim, store.encoder.store
         for path, begin, content in store.read_files():
-            names = content.ids
-            files.append((str(path.absolute()), begin, len(names)))
-            for number, name in enumerate(names, start=n_vectors):
-                if (row := place.get(name)) is not None:
-                    rows[row] = number
-            n_vectors += len(names)
-    if (absent := np.flatnonzero(rows < 0)).size:
+            files.append((str(path.absolute()), begin, len(content.ids)))
+            found = enumerate(content.ids, n_vectors)
+            place |= {name: row for row, name in found if name in wanted}
+            n_vectors += len(content.ids)
+    if absent := [name for name in ids if name not in place]:
         raise FeatureFileError(
-            f"{printable(extracted)} holds no vector of {printable(wanted[absent[0]])} "
-            f"({len(absent):,} missing of {len(wanted):,})",
+            f"{printable(extracted)} holds no vector of {printable(absent[0])} "
+            f"({len(absent):,} missing of {len(ids):,})",
             hint="delete the folder: its vectors are made again; those that were given with "
             "--features must be of the same files and --chunk-size",
         )
     tree = Tree(folder.parent)
     with growing(folder / _VECTOR_ROWS, "<i8") as add:
-        add(rows)
+        add([place[name] for name in ids])
     tree.write_whole(folder / _VECTORS, json.dumps({"dim": dim, "store": numbers, "files": files}))
 
 
-def _vectors(folder: Path, n_frames: int) -> ArrayRows:
-    """The vectors of all frames where ``link_vectors`` left them, else (n, 0)."""
-    if not (folder / _VECTORS).exists():
-        return ArrayRows.of(np.empty((n_frames, 0), dtype=np.float32))
-    facts = read_json(folder / _VECTORS, most_bytes=_MOST_RECORDS)
-    rows = _FeatureRows(facts["files"], facts["dim"], facts.get("store", "float32"))
-    return ArrayRows(rows, _Mapped(folder / _VECTOR_ROWS)[:])
+def read_ids(folder: Path) -> list[str]:
+    """The ids of all frames; there is one of each where records are cut at one chunk size."""
+    letters, ends = (_mapped(folder / name) for name in ("ids.npy", "id_ends.npy"))
+    return _words(letters, ends, np.arange(len(ends) - 1))
 
 
-def write_label(folder: Path, origin: Origin, *beside: Path) -> None:
-    """Say of the frames, and of files that were made with them, that they are whole."""
-    label = {"source": origin, "files": _hashes(folder, beside)}
+def write_label(folder: Path, origin: Origin, fasta: Path | None = None) -> None:
+    """Say of the frames, and of the FASTA file that was made with them, that they are whole."""
+    label = _label(folder, origin, fasta)
     Tree(folder.parent).write_whole(folder / _LABEL, json.dumps(label, indent=2))
 
 
-def are_whole(folder: Path, origin: Origin, *beside: Path) -> bool:
+def are_whole(folder: Path, origin: Origin, fasta: Path | None = None) -> bool:
     """True if the folder holds just these frames, and all files are undamaged."""
     with suppress(OSError, ValueError, LookupError, TypeError):
-        label = read_json(folder / _LABEL)
-        return bool(label == {"source": origin, "files": _hashes(folder, beside)})
+        return bool(read_json(folder / _LABEL) == _label(folder, origin, fasta))
     return False
 
 
-def _hashes(folder: Path, beside: Iterable[Path]) -> dict[str, str]:
-    paths = [*(folder / name for name in (*_COLUMNS, _RECORDS)), *beside]
-    return {path.name: sha256(path) for path in paths}
+def _label(folder: Path, origin: Origin, fasta: Path | None) -> dict[str, object]:
+    paths = [folder / name for name in (*_COLUMNS, _RECORDS)]
+    paths += [fasta] if fasta else []
+    return {"source": origin, "files": {path.name: sha256(path) for path in paths}}
 
 
-def delete_frames(folder: Path, *beside: Path) -> None:
+def delete_frames(folder: Path, fasta: Path) -> None:
     with suppress(OSError):  # it is told what went wrong before
         shutil.rmtree(folder)
-    for path in beside:
-        Tree(path.parent).delete(path)
+    Tree(fasta.parent).delete(fasta)
 
 
 def read_labels(folder: Path) -> tuple[LabelledRecord, ...]:
@@ -542,35 +509,34 @@ class FrameStore:
     @classmethod
     def open(cls, folder: Path) -> FrameStore:
         """Map frames that are whole."""
-        proteins, protein_ends, ids, id_ends, composition, chunk_of, chunk_table, kmers = (
-            _Mapped(folder / name) for name in _COLUMNS
-        )
-        records, chunk, chunks = read_labels(folder), chunk_of[:], chunk_table[:]
-        rows, record = np.arange(len(chunk)), chunks[chunk, 0]
-        groups = np.unique([r.group for r in records], return_inverse=True)[1]
+        records = read_labels(folder)
+        names = ("chunk.npy", "chunks.npy", "kmers.npy")
+        chunk, chunks, kmers = (_mapped(folder / name) for name in names)
+        record = chunks[chunk, 0]
         frames = LabelledFrames(
-            Texts(ids, id_ends, rows),
-            Texts(proteins, protein_ends, rows),
-            ArrayRows(composition, rows),
-            chunk,
-            record,
-            np.array([r.is_virus for r in records], dtype=np.bool_)[record],
-            np.array([r.weight for r in records], dtype=np.float32)[record],
-            groups[record],
-            _vectors(folder, len(rows)),
+            _Content.open(folder),
+            rows=np.arange(len(chunk)),
+            chunk=chunk,
+            record=record,
+            is_virus=np.array([r.is_virus for r in records], dtype=np.bool_)[record],
+            weight=np.array([r.weight for r in records], dtype=np.float32)[record],
+            group=np.unique([r.group for r in records], return_inverse=True)[1][record],
         )
-        return cls(records, chunks, frames, kmers[:])
+        return cls(records, chunks, frames, kmers)
 
     def sketch(self, splits: Mapping[str, Split], *parts: Split) -> Sketch:
         """The sampled k-mers of all records of some splits."""
-        is_chosen = np.array([splits[r.group] in parts for r in self.records], dtype=np.bool_)
+        is_chosen = self._is_in(splits, *parts)
         return Sketch(np.unique(self.kmers[is_chosen[self.kmers[:, 0]], 1].astype(np.uint32)))
 
     def select(
         self, splits: Mapping[str, Split], part: Split, chunk_sizes: Sequence[int]
     ) -> LabelledFrames:
         """The frames of one split, cut at these sizes."""
-        is_chosen = np.array([splits[r.group] == part for r in self.records], dtype=np.bool_)
         size = self.chunks[self.all.chunk, 2]
-        rows = np.flatnonzero(is_chosen[self.all.record] & np.isin(size, chunk_sizes))
-        return self.all.take(rows)
+        is_chosen = self._is_in(splits, part)[self.all.record] & np.isin(size, chunk_sizes)
+        return self.all.take(np.flatnonzero(is_chosen))
+
+    def _is_in(self, splits: Mapping[str, Split], *parts: Split) -> NDArray[np.bool_]:
+        """(n_records,)"""
+        return np.array([splits[r.group] in parts for r in self.records], dtype=np.bool_)

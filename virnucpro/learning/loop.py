@@ -17,10 +17,11 @@ import math
 import pickle
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -33,12 +34,12 @@ from torch.utils._pytree import tree_map
 from virnucpro.encoders.base import Pending
 from virnucpro.encoders.transfer import copy_to_host
 from virnucpro.ground.errors import ResumeError, UnavailableError, UsageError, VirnucproError
-from virnucpro.ground.events import Memory, OnEvent, Progress
+from virnucpro.ground.events import Memory, Progress
 from virnucpro.ground.files import open_plain
 from virnucpro.ground.log import announce, printable
 from virnucpro.ground.tree import Tree
 from virnucpro.learning.frames import Rows
-from virnucpro.learning.networks import BatchRows, Objective, batches_of
+from virnucpro.learning.networks import Objective, batches_of
 from virnucpro.learning.options import TrainOptions
 from virnucpro.learning.ranks import Ranks
 
@@ -100,10 +101,6 @@ class _Clock:
     def training_seconds(self) -> float:
         return sum(self.seconds.get(part, 0.0) for part in _TRAINING)
 
-    @property
-    def rows_per_second(self) -> float:
-        return self.n_rows / max(self.training_seconds, 1e-9)
-
 
 @dataclass(frozen=True, slots=True)
 class _Step:
@@ -123,24 +120,26 @@ class Trainer:
     settings: TrainOptions
     ranks: Ranks
     folder: Path
-    on_event: OnEvent
     on_epoch: Callable[[dict[str, float]], None] = lambda _: None  # of the first rank
     on_step: _OnStep = lambda _step, _figures: None  # of the first rank
-    is_profiled: bool = False
     state: _Progressed = field(default_factory=_Progressed)
     clock: _Clock = field(init=False)
     scaler: torch.amp.GradScaler = field(init=False)  # of losses in fp16; else it does nothing
-    checkpoints: _Checkpoints = field(init=False)
     first: int = 0  # the epoch that this start goes on from
+    _wrapped: nn.Module = field(init=False)
+    _optimizer: torch.optim.Optimizer = field(init=False)
+    _schedule: _Schedule = field(init=False)
     _told: float = 0.0  # when the figures of a step were told
 
     def __post_init__(self) -> None:
         device = self.ranks.device
-        self.clock = _Clock(device, self.is_profiled)
+        self.clock = _Clock(device, self.settings.profile)
         is_scaled = self.settings.precision == "fp16"
         self.scaler = torch.amp.GradScaler(device.type, enabled=is_scaled)
-        n_kept = self.settings.keep_checkpoints
-        self.checkpoints = _Checkpoints(self.folder / "checkpoints", n_kept)
+
+    @property
+    def checkpoints(self) -> _Checkpoints:
+        return _Checkpoints(self.folder / "checkpoints", self.settings.keep_checkpoints)
 
     def run(self) -> _Progressed:
         """Train until the last epoch, or until nothing gets better. The best weights stay loaded.
@@ -151,29 +150,32 @@ class Trainer:
             UnavailableError: a batch does not fit into the device's memory.
             VirnucproError: the loss is not a number any more.
         """
-        settings, ranks, checkpoints = self.settings, self.ranks, self.checkpoints
-        schedule = _Schedule(self.objective.n_rows, settings, ranks)
-        wrapped = ranks.wrap(self.module, is_cut=settings.fsdp)
-        optimizer = new_optimizer(self.module, settings.scaled_lr(ranks.world_size), settings)
-        self._resume(optimizer)
-        with batches_of(self.objective, settings.num_workers) as batches:
-            while self.state.epoch < settings.epochs and not self._is_stopped():
-                self._epoch(wrapped, optimizer, schedule, batches)
-                content = _snapshot(
-                    self.module, optimizer, self.scaler, self.state, is_kept=ranks.is_first
-                )
+        settings, ranks = self.settings, self.ranks
+        self._schedule = _Schedule(len(self.objective.frames), settings, ranks)
+        self._wrapped = ranks.wrap(self.module, is_cut=settings.fsdp)
+        lr = settings.scaled_lr(ranks.world_size)
+        self._optimizer = new_optimizer(self.module, lr, settings)
+        self._resume()
+        epochs = range(self.first, settings.epochs)
+        parts, n_processes = self._schedule.parts, settings.num_workers
+        with batches_of(self.objective, parts, epochs, n_processes) as batches:
+            for epoch in epochs:
+                if self._is_stopped():
+                    break
+                self._epoch(batches(epoch))
+                content = self._snapshot()
                 if ranks.is_first:
-                    checkpoints.save(content, self.state)
+                    self.checkpoints.save(content, self.state)
                 ranks.wait()
                 self.clock.lap(_CHECKPOINT)
         if self.state.best_epoch:
-            checkpoints.load_best(self.module)
+            self.checkpoints.load_best(self.module)
         return self.state
 
-    def _resume(self, optimizer: torch.optim.Optimizer) -> None:
+    def _resume(self) -> None:
         """Go on from the last checkpoint, if there is one."""
         checkpoints = self.checkpoints
-        self.state = checkpoints.load_last(self.module, optimizer, self.scaler)
+        self.state = checkpoints.load_last(self.module, self._optimizer, self.scaler)
         self.first = self.state.epoch
         if len(set(self.ranks.gather(self.state.epoch))) > 1:
             raise ResumeError(
@@ -185,95 +187,108 @@ class Trainer:
             if self.state.epoch:
                 announce(f"going on after epoch {self.state.epoch}")
 
-    def _epoch(
-        self,
-        wrapped: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        schedule: _Schedule,
-        batches_of_parts: Callable[[Iterable[BatchRows]], Iterator[Any]],
-    ) -> None:
-        settings, state, ranks = self.settings, self.state, self.ranks
-        schedule.epoch = state.epoch
+    def _snapshot(self) -> dict[str, object]:
+        """The content of a checkpoint. All ranks ask for it together; the first one keeps it."""
+        content = {
+            "module": _learned(self.module),
+            "optimizer": self._optimizer.state_dict(),
+            "state": asdict(self.state),
+        }
+        if self.scaler.is_enabled():
+            content["scaler"] = self.scaler.state_dict()
+
+        def joined(value: object) -> object:
+            """A part of a tensor becomes the whole, in the memory of the host; all else stays."""
+            if not isinstance(value, DTensor):
+                return value
+            tensor = whole(value)
+            return tensor.cpu() if self.ranks.is_first else None
+
+        return tree_map(joined, content)  # type: ignore[no-any-return]
+
+    def _epoch(self, batches: Iterator[Any]) -> None:
+        """Learn an epoch, measure it if it is time for it, and tell what is known of it."""
+        settings, state, ranks, schedule = self.settings, self.state, self.ranks, self._schedule
         seeds = np.random.SeedSequence((settings.seed, state.epoch, ranks.rank))
         torch.manual_seed(int(seeds.generate_state(1)[0]))
-        wrapped.train()
-        lr = settings.scaled_lr(ranks.world_size)
-        done, started = 0, time.perf_counter()
-        self._told = started
+        self._wrapped.train()
+        started = self._told = time.perf_counter()
         self.clock.restart()
-        batches = batches_of_parts(schedule.parts())
-        losses: list[float] = []
-        before: _Step | None = None
-        for number, rows in enumerate(schedule.steps(), 1):
-            for group in optimizer.param_groups:
-                share = share_of_lr(state.step, schedule.n_steps, settings)
-                group["lr"] = lr * group["of_lr"] * share
-            pending = self._step(wrapped, optimizer, batches, self.objective.weight(rows))
-            if before is not None:
-                losses.append(self._end_step(before))  # now, so that a GPU has the next to do
-            state.step += 1
-            rate = float(optimizer.param_groups[0]["lr"])
-            before = _Step(number, state.step, rows, rate, pending)
-            done += len(rows)
-            self.on_event(
-                Progress(
-                    f"epoch {state.epoch + 1} of {settings.epochs}",
-                    done,
-                    schedule.n_used,
-                    "frames",
-                    memory=_peak_memory(ranks.device),
-                    also=self._also(losses, rate, done / schedule.n_used),
-                )
-            )
-        assert before is not None, "an epoch has a step"
-        losses.append(self._end_step(before))
-        self.clock.n_rows += sum(len(part) for _, part in schedule.parts())
+        # a step is looked at when the next one has begun, so that a GPU has something to do
+        steps = pairwise(chain(self._steps(batches), [None]))
+        losses = [self._end_step(step) for step, _ in steps if step is not None]
+        self.clock.n_rows += sum(map(len, schedule.parts(state.epoch)))
         mean_loss = sum(ranks.gather(sum(losses))) / schedule.n_steps
         self.clock.lap(_STEP)
-        seconds = time.perf_counter() - started
         state.epoch += 1
         row = {
             "epoch": float(state.epoch),
-            "lr": float(optimizer.param_groups[0]["lr"]),
+            "lr": float(self._optimizer.param_groups[0]["lr"]),
             "loss": mean_loss,
-            "frames_per_second": done / seconds,
+            "frames_per_second": schedule.n_used / (time.perf_counter() - started),
         }
-        self._finish_epoch(row, wrapped)
+        if state.epoch % settings.eval_every == 0 or state.epoch == settings.epochs:
+            row |= self._validate()
+        state.history.append(row)
+        if ranks.is_first:
+            is_best = "; the best so far" if state.best_epoch == state.epoch else ""
+            announce(f"{_describe_epoch(row)}{is_best}; about {self._left(state.epoch)} left")
+            self.on_epoch(row)
 
-    def _also(self, losses: Sequence[float], rate: float, share: float) -> tuple[str, ...]:
-        """Figures for whoever watches an epoch of which this share is done."""
-        state = self.state
-        best = f"best epoch {state.best_epoch}: {self.objective.best} {abs(state.best):.4g}"
-        return (
-            *([f"loss {losses[-1] * self.ranks.world_size:.4g}"] if losses else []),
-            f"rate {rate:.3g}",
-            *([best] if state.best_epoch else []),
-            f"all epochs: remaining {self._left(state.epoch + share)}",
-        )
+    def _validate(self) -> dict[str, float]:
+        """The figures of the validation frames; the epoch may be the best by one of them."""
+        state, device = self.state, self.ranks.device
+        self._wrapped.eval()
+        with torch.inference_mode(), precision_of(self.settings, device), fitting(device):
+            figures = self.objective.validate(self.module, self.ranks)
+        figure = figures[self.objective.best]
+        value = -figure if "loss" in self.objective.best else figure
+        if value > state.best:
+            state.best, state.best_epoch = value, state.epoch
+        self.clock.lap(_VALIDATION)
+        return figures
 
     def _left(self, n_epochs: float) -> timedelta:
         """The time from the end of so many epochs to that of the last one, as the others took."""
         seconds = self.clock.elapsed / (n_epochs - self.first)
         return timedelta(seconds=round(seconds * (self.settings.epochs - n_epochs)))
 
-    def _finish_epoch(self, row: dict[str, float], wrapped: nn.Module) -> None:
-        """Measure the epoch if it is time for it, keep what is known of it, and tell it."""
-        settings, state = self.settings, self.state
-        if state.epoch % settings.eval_every == 0 or state.epoch == settings.epochs:
-            wrapped.eval()
-            device = self.ranks.device
-            with torch.inference_mode(), precision_of(settings, device), fitting(device):
-                row |= self.objective.validate(self.module, self.ranks)
-            figure = row[self.objective.best]
-            value = -figure if "loss" in self.objective.best else figure
-            if value > state.best:
-                state.best, state.best_epoch = value, state.epoch
-            self.clock.lap(_VALIDATION)
-        state.history.append(row)
-        if self.ranks.is_first:
-            is_best = "; the best so far" if state.best_epoch == state.epoch else ""
-            announce(f"{_describe_epoch(row)}{is_best}; about {self._left(state.epoch)} left")
-            self.on_epoch(row)
+    def _steps(self, batches: Iterator[Any]) -> Iterator[_Step]:
+        """The steps of an epoch, each when it has begun."""
+        state, settings = self.state, self.settings
+        lr = settings.scaled_lr(self.ranks.world_size)
+        for number, rows in enumerate(self._schedule.steps(state.epoch), 1):
+            share = share_of_lr(state.step, self._schedule.n_steps, settings)
+            for group in self._optimizer.param_groups:
+                group["lr"] = lr * group["of_lr"] * share
+            pending = self._step(batches, self.objective.weight(rows))
+            state.step += 1
+            rate = float(self._optimizer.param_groups[0]["lr"])
+            yield _Step(number, state.step, rows, rate, pending)
+
+    def _step(self, batches: Iterator[Any], weight: float) -> Pending:
+        """One effective batch. -> this rank's part of its loss, the norm of the whole gradient"""
+        n_parts, ranks, wrapped = self.settings.grad_accum_steps, self.ranks, self._wrapped
+        loss = torch.zeros((), device=ranks.device)
+        for part in range(n_parts):
+            batch = next(batches)
+            self.clock.lap(_DATA)
+            is_last = part == n_parts - 1
+            with nullcontext() if is_last else ranks.alone(wrapped), fitting(ranks.device):
+                with precision_of(self.settings, ranks.device):
+                    part_loss = wrapped(batch) / weight
+                # the ranks' gradients are averaged
+                self.scaler.scale(part_loss * ranks.world_size).backward()
+            loss += part_loss.detach()
+            self.clock.lap(_STEP)
+        self.scaler.unscale_(self._optimizer)
+        norm = whole(nn.utils.clip_grad_norm_(wrapped.parameters(), _MOST_GRADIENT))
+        arriving = copy_to_host(torch.stack([loss, norm]))
+        self.scaler.step(self._optimizer)
+        self.scaler.update()
+        self._optimizer.zero_grad(set_to_none=True)
+        self.clock.lap(_OPTIMIZER)
+        return arriving
 
     def _end_step(self, step: _Step) -> float:
         """Look at the figures of a step, and tell them. -> this rank's part of its loss
@@ -287,62 +302,46 @@ class Trainer:
         loss, norm = step.pending.rows().tolist()
         is_left_out = not math.isfinite(norm) and self.scaler.get_scale() > 1
         if not (math.isfinite(loss) and (math.isfinite(norm) or is_left_out)):
-            raise self._no_number(step)
+            last = f"epoch {self.state.epoch}" if self.state.epoch else "no epoch"
+            raise VirnucproError(
+                f"epoch {self.state.epoch + 1}, step {step.number}: the loss or its gradient is no "
+                f"number any more ({last} is stored)",
+                hint="train again, in another --output-dir, with a smaller --lr, more "
+                "--warmup-epochs or --precision fp32",
+            )
         if self.ranks.is_first:
-            now = time.perf_counter()
-            seconds, self._told = now - self._told, now
-            figures = {
-                "loss": loss * self.ranks.world_size,
-                "lr": step.lr,
-                "gradient_norm": norm,
-                "frames_per_second": len(step.rows) / seconds,
-            }
-            if self.settings.mode != "head":  # where tokens run through an encoder
-                n_tokens = self.objective.proteins.take(step.rows).lengths + 2  # <cls>, <eos>
-                figures["tokens_per_second"] = int(n_tokens.sum()) / seconds
-            if memory := _peak_memory(self.ranks.device):
-                figures["gpu_gib"] = memory.used / (1 << 30)
-            self.on_step(step.total, figures)
+            self._tell(step, loss * self.ranks.world_size, norm)
         return float(loss)
 
-    def _no_number(self, step: _Step) -> VirnucproError:
-        last = f"epoch {self.state.epoch}" if self.state.epoch else "no epoch"
-        return VirnucproError(
-            f"epoch {self.state.epoch + 1}, step {step.number}: the loss or its gradient is no "
-            f"number any more ({last} is stored)",
-            hint="train again, in another --output-dir, with a smaller --lr, more --warmup-epochs "
-            "or --precision fp32",
+    def _tell(self, step: _Step, loss: float, norm: float) -> None:
+        """Tell of a step to whoever watches, and to ``on_step``."""
+        state, settings, n_used = self.state, self.settings, self._schedule.n_used
+        done, memory = min(step.number * self._schedule.effective, n_used), None
+        if self.ranks.device.type == "cuda":
+            memory = _peak_memory(self.ranks.device)
+        best = f"best epoch {state.best_epoch}: {self.objective.best} {abs(state.best):.4g}"
+        also = (
+            f"loss {loss:.4g}",
+            f"rate {step.lr:.3g}",
+            *([best] if state.best_epoch else []),
+            f"all epochs: remaining {self._left(state.epoch + done / n_used)}",
         )
-
-    def _step(
-        self,
-        wrapped: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        batches: Iterator[Any],
-        weight: float,
-    ) -> Pending:
-        """One effective batch. -> this rank's part of its loss, the norm of the whole gradient"""
-        n_parts, ranks = self.settings.grad_accum_steps, self.ranks
-        loss = torch.zeros((), device=ranks.device)
-        for part in range(n_parts):
-            batch = next(batches)
-            self.clock.lap(_DATA)
-            is_last = part == n_parts - 1
-            with nullcontext() if is_last else ranks.alone(wrapped), fitting(ranks.device):
-                with precision_of(self.settings, ranks.device):
-                    part_loss = wrapped(batch) / weight
-                # the ranks' gradients are averaged
-                self.scaler.scale(part_loss * ranks.world_size).backward()
-            loss += part_loss.detach()
-            self.clock.lap(_STEP)
-        self.scaler.unscale_(optimizer)
-        norm = whole(nn.utils.clip_grad_norm_(wrapped.parameters(), _MOST_GRADIENT))
-        arriving = copy_to_host(torch.stack([loss, norm]))
-        self.scaler.step(optimizer)
-        self.scaler.update()
-        optimizer.zero_grad(set_to_none=True)
-        self.clock.lap(_OPTIMIZER)
-        return arriving
+        name = f"epoch {state.epoch + 1} of {settings.epochs}"
+        self.ranks.tell(Progress(name, done, n_used, "frames", memory=memory, also=also))
+        now = time.perf_counter()
+        seconds, self._told = now - self._told, now
+        figures = {
+            "loss": loss,
+            "lr": step.lr,
+            "gradient_norm": norm,
+            "frames_per_second": len(step.rows) / seconds,
+        }
+        if settings.mode != "head":  # where tokens run through an encoder
+            n_tokens = self.objective.frames.n_residues(step.rows) + 2  # <cls>, <eos>
+            figures["tokens_per_second"] = int(n_tokens.sum()) / seconds
+        if memory is not None:
+            figures["gpu_gib"] = memory.used / (1 << 30)
+        self.on_step(step.total, figures)
 
     def _is_stopped(self) -> bool:
         patience = self.settings.early_stopping * self.settings.eval_every
@@ -350,14 +349,13 @@ class Trainer:
 
 
 class _Schedule:
-    """The parts of this rank, in the order of an epoch's steps."""
+    """The rows of each step of an epoch, and this rank's parts of them. It can be pickled."""
 
     def __init__(self, n_rows: int, settings: TrainOptions, ranks: Ranks) -> None:
-        self.settings, self.ranks = settings, ranks
+        self.seed, self.rank, self.world_size = settings.seed, ranks.rank, ranks.world_size
         self.effective = settings.effective_batch(ranks.world_size)
         self.n_parts = ranks.world_size * settings.grad_accum_steps
-        self.n_steps = max(1, n_rows // self.effective)
-        self.n_rows, self.epoch = n_rows, 0
+        self.n_rows, self.n_steps = n_rows, max(1, n_rows // self.effective)
         self.n_used = min(n_rows, self.n_steps * self.effective)  # of the rows, in one epoch
         if n_rows < self.n_parts:
             raise UsageError(
@@ -365,17 +363,15 @@ class _Schedule:
                 hint="give more data, fewer GPUs or fewer --grad-accum-steps",
             )
 
-    def steps(self) -> Iterator[Rows]:
+    def steps(self, epoch: int) -> Iterator[Rows]:
         """The rows of each effective batch. Those of a last one that is not full wait."""
-        order = np.random.default_rng([self.settings.seed, self.epoch]).permutation(self.n_rows)
+        order = np.random.default_rng([self.seed, epoch]).permutation(self.n_rows)
         for step in range(self.n_steps):
             yield order[step * self.effective : (step + 1) * self.effective]
 
-    def parts(self) -> Iterator[BatchRows]:
-        for rows in self.steps():
-            parts = np.array_split(rows, self.n_parts)
-            for part in parts[self.ranks.rank :: self.ranks.world_size]:
-                yield self.epoch, part
+    def parts(self, epoch: int) -> Iterator[Rows]:
+        for rows in self.steps(epoch):
+            yield from np.array_split(rows, self.n_parts)[self.rank :: self.world_size]
 
 
 def new_optimizer(module: nn.Module, lr: float, settings: TrainOptions) -> torch.optim.Optimizer:
@@ -411,10 +407,8 @@ def precision_of(settings: TrainOptions, device: torch.device) -> torch.autocast
     return torch.autocast(device.type, dtype, is_coarse, cache_enabled=not settings.fsdp)
 
 
-def _peak_memory(device: torch.device) -> Memory | None:
-    """The most that torch has held of a GPU; None on a CPU."""
-    if device.type != "cuda":
-        return None
+def _peak_memory(device: torch.device) -> Memory:
+    """The most that torch has held of a GPU."""
     return Memory(torch.cuda.max_memory_allocated(device), torch.cuda.mem_get_info(device)[1])
 
 
@@ -446,34 +440,35 @@ def speed_lines(clocks: Sequence[_Clock]) -> list[str]:
     All ranks take their steps together, so their rates add up.
     """
     rows = [
-        (f"{rank} {clock.device}", clock.n_rows, clock.training_seconds, clock.rows_per_second)
-        for rank, clock in enumerate(clocks)
+        (
+            name,
+            clock.n_rows,
+            clock.training_seconds,
+            clock.n_rows / max(clock.training_seconds, 1e-9),
+        )
+        for name, clock in zip(_names(clocks), clocks, strict=True)
     ]
-    slowest = max(clock.training_seconds for clock in clocks)
-    total = sum(clock.rows_per_second for clock in clocks)
-    rows.append(("all", sum(clock.n_rows for clock in clocks), slowest, total))
-    header = f"{'rank':<12}{'frames':>12}{'seconds':>12}{'frames/s':>14}"
+    _, n_rows, seconds, rates = zip(*rows, strict=True)
+    rows.append(("all", sum(n_rows), max(seconds), sum(rates)))
     return [
-        header,
-        *(
-            f"{name:<12}{n_rows:>12,}{seconds:>12,.1f}{rate:>14,.1f}"
-            for name, n_rows, seconds, rate in rows
-        ),
+        f"{'rank':<12}{'frames':>12}{'seconds':>12}{'frames/s':>14}",
+        *(f"{name:<12}{n:>12,}{taken:>12,.1f}{rate:>14,.1f}" for name, n, taken, rate in rows),
     ]
 
 
 def profile_lines(clocks: Sequence[_Clock]) -> list[str]:
     """A table: the seconds of each rank by what they went into, and their share."""
-    parts = list(dict.fromkeys(part for clock in clocks for part in clock.seconds))
-    names = [f"{rank} {clock.device}" for rank, clock in enumerate(clocks)]
-    lines = [f"{'seconds':<22}" + "".join(f"{name:>18}" for name in names)]
+    parts = dict.fromkeys(part for clock in clocks for part in clock.seconds)
+    lines = [f"{'seconds':<22}" + "".join(f"{name:>18}" for name in _names(clocks))]
     for part in parts:
-        cells = []
-        for clock in clocks:
-            seconds, total = clock.seconds.get(part, 0.0), clock.elapsed
-            cells.append(f"{seconds:>11,.1f}{seconds / max(total, 1e-9):>7.1%}")
+        taken = [(clock.seconds.get(part, 0.0), max(clock.elapsed, 1e-9)) for clock in clocks]
+        cells = (f"{seconds:>11,.1f}{seconds / total:>7.1%}" for seconds, total in taken)
         lines.append(f"{part:<22}" + "".join(cells))
     return lines
+
+
+def _names(clocks: Sequence[_Clock]) -> list[str]:
+    return [f"{rank} {clock.device}" for rank, clock in enumerate(clocks)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -538,33 +533,6 @@ class _Checkpoints:
     def sweep(self) -> None:
         """Delete what a kill left half-written."""
         Tree(self.folder.parent).sweep_folder(self.folder)
-
-
-def _snapshot(
-    module: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    scaler: torch.amp.GradScaler,
-    state: _Progressed,
-    *,
-    is_kept: bool,
-) -> dict[str, object]:
-    """The content of a checkpoint. All ranks ask for it together, and one of them keeps it."""
-    content = {
-        "module": _learned(module),
-        "optimizer": optimizer.state_dict(),
-        "state": asdict(state),
-    }
-    if scaler.is_enabled():
-        content["scaler"] = scaler.state_dict()
-
-    def joined(value: object) -> object:
-        """A part of a tensor becomes the whole, in the memory of the host; all else stays."""
-        if not isinstance(value, DTensor):
-            return value
-        tensor = whole(value)
-        return tensor.cpu() if is_kept else None
-
-    return tree_map(joined, content)  # type: ignore[no-any-return]
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -7,11 +7,10 @@ made here or in processes beside the training.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import islice
+from itertools import cycle, islice
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,7 @@ from virnucpro.encoders.transfer import PackedBatch, send
 from virnucpro.ground.errors import VirnucproError
 from virnucpro.ground.processes import Child, Pipe, Raised, interrupts_held, start
 from virnucpro.ground.records import sigmoid
-from virnucpro.learning.frames import WEIGHTS, ArrayRows, LabelledFrames, Rows, Texts, Values
+from virnucpro.learning.frames import WEIGHTS, LabelledFrames, Rows, Values
 from virnucpro.learning.metrics import Samples, auroc
 from virnucpro.learning.ranks import Ranks
 from virnucpro.learning.request import Training
@@ -37,7 +36,7 @@ NETWORKS = ("protein", "nucleotide")  # of a classifier; without residues the se
 _LINEAR = ("qkv", "attention_out", "up", "down")  # of a layer of ESM-2
 _LEAST_SPREAD = 1e-3  # of a word that hardly occurs: its weights hardly learn either
 _VALIDATION_ROWS = 256  # in one batch
-BatchRows = tuple[int, Rows]  # of an epoch: its number, and the rows of one batch
+_NO_EPOCH = 2**32 - 1  # in the seeds of masks for validation
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -154,9 +153,8 @@ class Classifier(nn.Module):
         self.register_buffer("centre", torch.zeros(N_FEATURES))
         self.register_buffer("spread", torch.ones(N_FEATURES))
 
-    def standardise(self, composition: ArrayRows) -> None:
-        """By these frames, (n, N_FEATURES)."""
-        mean, deviation = mean_and_deviation(composition)
+    def standardise(self, frames: LabelledFrames) -> None:
+        mean, deviation = mean_and_deviation(frames)
         self.centre.copy_(torch.from_numpy(mean))
         self.spread.copy_(torch.from_numpy(deviation).clamp(min=_LEAST_SPREAD))
 
@@ -170,18 +168,20 @@ class Classifier(nn.Module):
         return both[..., 1] - both[..., 0]
 
 
-def mean_and_deviation(table: ArrayRows) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Mean and deviation of each column, bit for bit as numpy computes them. (width,) each"""
+def mean_and_deviation(
+    frames: LabelledFrames,
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Mean and deviation of the composition, bit for bit as numpy has them. (N_FEATURES,) each"""
 
     def mean_of(blocks: Iterable[Values]) -> NDArray[np.float32]:
-        total = np.zeros((1, table.width), dtype=np.float32)
+        total = np.zeros((1, N_FEATURES), dtype=np.float32)
         for block in blocks:  # row by row, as numpy does it
             total = np.add.reduce(np.vstack([total, block]), axis=0, keepdims=True)
-        mean: NDArray[np.float32] = (total[0] / np.int64(len(table))).astype(np.float32)
+        mean: NDArray[np.float32] = (total[0] / np.int64(len(frames))).astype(np.float32)
         return mean
 
-    mean = mean_of(table.blocks())
-    return mean, np.sqrt(mean_of((block - mean) ** 2 for block in table.blocks()))
+    mean = mean_of(frames.compositions())
+    return mean, np.sqrt(mean_of((block - mean) ** 2 for block in frames.compositions()))
 
 
 def _mlp(n_inputs: int, hidden: int, dropout: float) -> nn.Sequential:
@@ -226,49 +226,42 @@ class MaskedResidues:
 
     best = "validation_loss"
 
-    def __init__(
-        self,
-        proteins: Texts,
-        held_out: Texts,
-        seed: int,
-    ) -> None:
-        self.proteins, self.held_out, self.seed = proteins, held_out, seed
-        self.n_rows = len(proteins)
+    def __init__(self, frames: LabelledFrames, held_out: LabelledFrames, seed: int) -> None:
+        self.frames, self.held_out, self.seed = frames, held_out, seed
 
     def batch(self, rows: Rows, epoch: int) -> MaskedBatch:
-        rows = _longest_first(rows, self.proteins)
-        seeds = [(self.seed, epoch, int(row)) for row in rows]
-        return MaskedBatch.of([self.proteins[row] for row in rows.tolist()], seeds)
+        return self._masked(self.frames, rows, epoch)
+
+    def _masked(self, frames: LabelledFrames, rows: Rows, epoch: int) -> MaskedBatch:
+        rows = _longest_first(rows, frames)
+        seeds = [(self.seed, epoch, row) for row in rows.tolist()]
+        return MaskedBatch.of(frames.proteins(rows), seeds)
 
     def weight(self, rows: Rows) -> float:
         """The divisor of the losses of these rows: every chosen residue weighs the same."""
-        return float(MaskedBatch.n_chosen(self.proteins.lengths[rows]).sum())
+        return float(MaskedBatch.n_chosen(self.frames.n_residues(rows)).sum())
 
     def validate(self, module: nn.Module, ranks: Ranks) -> dict[str, float]:
         """The mean loss per chosen residue, with masks that are the same every time."""
         loss, n_chosen = 0.0, 0
-        for first, counts in _shares(len(self.held_out), ranks):
-            rows = np.arange(first, min(first + _VALIDATION_ROWS, len(self.held_out)))
-            rows = _longest_first(rows, self.held_out)
-            seeds = [(self.seed, -1 % 2**32, int(row)) for row in rows]
-            batch = MaskedBatch.of([self.held_out[row] for row in rows.tolist()], seeds)
+        for rows, counts in _shares(np.arange(len(self.held_out)), ranks):
+            batch = self._masked(self.held_out, rows, _NO_EPOCH)
             loss += counts * float(module(batch))
             n_chosen += counts * len(batch.places)
         sums = np.sum(ranks.gather((loss, n_chosen)), axis=0)
-        mean = float(sums[0] / max(1, sums[1]))
-        return {"validation_loss": mean}
+        return {"validation_loss": float(sums[0] / max(1, sums[1]))}
 
 
-def _shares(n_rows: int, ranks: Ranks) -> Iterator[tuple[int, bool]]:
-    """The first rows of this rank's batches, as many as the others have, and if one counts.
+def _shares(rows: Rows, ranks: Ranks) -> Iterator[tuple[Rows, bool]]:
+    """The rows of this rank's batches, as many as the others have, and if one counts.
 
     Ranks that share their weights (FSDP) run together: one that has fewer repeats a batch.
     """
-    starts = range(0, n_rows, _VALIDATION_ROWS)
-    for place in range(ranks.rank, -(-len(starts) // ranks.world_size) * ranks.world_size)[
-        :: ranks.world_size
-    ]:
-        yield starts[place % len(starts)], place < len(starts)
+    n_batches = -(-len(rows) // _VALIDATION_ROWS)
+    n_places = -(-n_batches // ranks.world_size) * ranks.world_size
+    for place in range(ranks.rank, n_places, ranks.world_size):
+        first = place % n_batches * _VALIDATION_ROWS
+        yield rows[first : first + _VALIDATION_ROWS], place < n_batches
 
 
 class FrameLabels:
@@ -282,9 +275,8 @@ class FrameLabels:
         best: str = "auroc",
     ) -> None:
         self.best = best
-        self.frames, self.held_out, self.proteins = frames, held_out, frames.proteins
+        self.frames, self.held_out = frames, held_out
         self.weights, self.held_out_weights = weigh(frames), weigh(held_out)
-        self.n_rows = len(frames)
 
     def batch(self, rows: Rows, epoch: int) -> _FrameBatch:
         return frame_batch(self.frames, rows, self.weights)
@@ -335,10 +327,9 @@ def frame_log_odds(module: nn.Module, frames: LabelledFrames, ranks: Ranks) -> N
     """The log-odds of each network for every frame, on every rank. (n_networks, n)"""
     assert isinstance(module, FrameClassifier)
     ones = np.ones(len(frames), dtype=np.float32)
-    order = _longest_first(np.arange(len(frames)), frames.proteins)
     mine = []
-    for first, counts in _shares(len(frames), ranks):
-        batch = frame_batch(frames, order[first : first + _VALIDATION_ROWS], ones)
+    for rows, counts in _shares(_longest_first(np.arange(len(frames)), frames), ranks):
+        batch = frame_batch(frames, rows, ones)
         logits = module.logits(batch).cpu().numpy()
         if counts:
             mine.append((batch.rows, logits))
@@ -350,20 +341,20 @@ def frame_log_odds(module: nn.Module, frames: LabelledFrames, ranks: Ranks) -> N
 
 
 def frame_batch(frames: LabelledFrames, rows: Rows, weight: NDArray[np.float32]) -> _FrameBatch:
-    rows = _longest_first(rows, frames.proteins)
+    rows = _longest_first(rows, frames)
     return _FrameBatch(
         rows,
-        PackedBatch.of([frames.proteins[row] for row in rows]),
-        frames.composition[rows],
+        PackedBatch.of(frames.proteins(rows)),
+        frames.composition(rows),
         frames.is_virus[rows].astype(np.float32),
         weight[rows],
-        frames.vectors[rows],
+        frames.vectors(rows),
     )
 
 
-def _longest_first(rows: Rows, proteins: Texts) -> Rows:
+def _longest_first(rows: Rows, frames: LabelledFrames) -> Rows:
     """Neighbours of one length make few runs."""
-    return rows[np.argsort(-proteins.take(rows).lengths, kind="stable")]
+    return rows[np.argsort(-frames.n_residues(rows), kind="stable")]
 
 
 # What a training is made of
@@ -376,22 +367,23 @@ def module_of(
     reader: Reader | None = None,
 ) -> nn.Module:
     """What is trained; a classifier is standardised by the frames that it is trained on."""
-    if training.settings.mode == "pretrain":
+    if training.options.mode == "pretrain":
         return MaskedLanguageModel(encoder_of(training, is_empty))
     reader = reader or new_reader(training, is_empty)
-    dim = reader.width + train.vectors.width
-    classifier = Classifier(dim, training.options.hidden, training.options.dropout)
+    classifier = Classifier(
+        reader.width + train.dim, training.options.hidden, training.options.dropout
+    )
     if not is_empty:
-        classifier.standardise(train.composition)
+        classifier.standardise(train)
     return FrameClassifier(reader, classifier)
 
 
 def objective_of(training: Training, train: LabelledFrames, held_out: LabelledFrames) -> Objective:
-    settings = training.settings
-    if settings.mode == "pretrain":
-        return MaskedResidues(train.proteins, held_out.proteins, settings.seed)
-    best = "validation_loss" if settings.best_by == "loss" else settings.best_by
-    return FrameLabels(train, held_out, WEIGHTS[settings.class_weights], best)
+    options = training.options
+    if options.mode == "pretrain":
+        return MaskedResidues(train, held_out, options.seed)
+    best = "validation_loss" if options.best_by == "loss" else options.best_by
+    return FrameLabels(train, held_out, WEIGHTS[options.class_weights], best)
 
 
 def encoder_of(training: Training, is_empty: bool = False) -> ESM2:
@@ -406,9 +398,9 @@ def encoder_of(training: Training, is_empty: bool = False) -> ESM2:
     else:
         cpu = torch.device("cpu")  # moved to its device with what is trained beside it
         encoder = load_esm2(
-            training.encoder, training.shape.n_layers, torch.float32, cpu
+            training.encoder.path, training.shape.n_layers, torch.float32, cpu
         ).to_train()
-        encoder.requires_grad_(training.settings.mode != "head")
+        encoder.requires_grad_(training.options.mode != "head")
     adapt(encoder, options.lora, options.lora_alpha, options.train_layers)
     if options.gradient_checkpointing or options.fsdp:
         encoder.forget_activations()
@@ -428,42 +420,27 @@ def new_reader(training: Training, is_empty: bool = False) -> Reader:
 
 @contextmanager
 def batches_of(
-    objective: Objective, n_processes: int
-) -> Iterator[Callable[[Iterable[BatchRows]], Iterator[Any]]]:
-    """A function from parts to their batches, made in ``n_processes``, or here if that is 0."""
+    objective: Objective, parts: Callable[[int], Iterator[Rows]], epochs: range, n_processes: int
+) -> Iterator[Callable[[int], Iterator[Any]]]:
+    """A function from an epoch to its batches, made in ``n_processes``, or here if that is 0.
+
+    ``parts`` gives the rows of each batch of an epoch. Each process makes those whose turn is its
+    own, for all ``epochs``, and waits where its pipe is full.
+    """
     if not n_processes:
-        yield lambda parts: (objective.batch(rows, epoch) for epoch, rows in parts)
+        yield lambda epoch: (objective.batch(rows, epoch) for rows in parts(epoch))
         return
     children: list[Child] = []
     try:
         with interrupts_held():
             for _ in range(n_processes):
                 children.append(start(_make_batches))
-        for child in children:
-            with suppress(OSError):  # it has died; that is heard when it is asked
-                child.pipe.send(objective)
-        yield lambda parts: _made_beside(children, parts)
+        for number, child in enumerate(children):
+            with suppress(OSError):  # it has died; that is heard when its batch is due
+                child.pipe.send((objective, parts, epochs, number, n_processes))
+        yield lambda epoch: (_answer(child) for _, child in zip(parts(epoch), cycle(children)))
     finally:
         Child.kill_all(children)
-
-
-def _made_beside(children: list[Child], parts: Iterable[BatchRows]) -> Iterator[Any]:
-    """In turn. Each has one part at most: it could not say a batch while it is told another."""
-    left, busy = iter(parts), deque[Child]()
-
-    def give(child: Child) -> None:
-        for part in islice(left, 1):
-            with suppress(OSError):  # as above
-                child.pipe.send(part)
-            busy.append(child)
-
-    for child in children:
-        give(child)
-    while busy:
-        child = busy.popleft()
-        batch = _answer(child)
-        give(child)  # it makes the next one while this one is learned
-        yield batch
 
 
 def _answer(child: Child) -> object:
@@ -486,7 +463,7 @@ def _answer(child: Child) -> object:
 
 
 def _make_batches(pipe: Pipe) -> None:
-    objective: Objective = pipe.recv()
-    while True:
-        epoch, rows = pipe.recv()
-        pipe.send(objective.batch(rows, epoch))
+    objective, parts, epochs, number, n_processes = pipe.recv()
+    for epoch in epochs:
+        for rows in islice(parts(epoch), number, None, n_processes):
+            pipe.send(objective.batch(rows, epoch))

@@ -452,6 +452,11 @@ class TrainOptions(DeviceOptions, _LoopOptions, _NetworkOptions, _StartOptions):
             case "head":
                 of_encoder = ("gradient_checkpointing", "fsdp", *_SHAPE)
                 refuse(self, of_encoder, "without --finetune or --pretrain, which train an encoder")
+                if self.encoding == "esm2" and len(sizes) > 1:
+                    raise UsageError(
+                        "a head on vectors of the engine has one --chunk-size",
+                        hint="train it with --finetune for several",
+                    )
                 if (self.encoding, self.architecture) != ("esm2", "mlp"):
                     refuse(self, ("features",), "where the means of an ESM-2 are not what is read")
             case "finetune":

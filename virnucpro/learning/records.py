@@ -65,7 +65,6 @@ _KINGDOMS = ("kingdom", *_DOMAINS)
 _TAXONOMY = (
     "a table with tabs and a header: accession; label (virus, other) or superkingdom; and the group"
 )
-_Row = dict[str, str]  # by ``_MANIFEST_COLUMNS``
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,22 +86,18 @@ class LabelledRecord:
 Labelled = tuple[LabelledRecord, FastaRecord]
 
 
+def group_digest(name: str) -> int:
+    """A hash of a group's name, to the letter. Fits into a uint64."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=_N_BYTES).digest(), "little")
+
+
 def record_digest(sequence: str) -> int:
     """A hash of the bases, whatever their case. Fits into a uint64.
 
     >>> record_digest("acgt") == record_digest("ACGT")
     True
     """
-    return _digest(sequence.upper())
-
-
-def group_digest(name: str) -> int:
-    """A hash of a group's name, to the letter. Fits into a uint64."""
-    return _digest(name)
-
-
-def _digest(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=_N_BYTES).digest(), "little")
+    return group_digest(sequence.upper())
 
 
 # of one FASTA file: line of the manifest and row by id, "" for all its records
@@ -128,7 +123,21 @@ def read_data_manifest(path: Path) -> DataManifest:
         InputMissingError: the manifest or a FASTA file cannot be opened.
     """
     digest = hashlib.sha256()
-    files = _read_files(path, digest.update)
+    paths: dict[str, Path] = {}
+    files: dict[Path, _Rows] = {}
+    for line, cells in read_cells(path, _NEEDED, _HINT, digest.update):
+        where, cell = f"{printable(path)}:{line}", cells["path"]
+        if cell not in paths:
+            paths[cell] = _fasta_path(path, cell, where)
+        row, rows = _row(cells, where), files.setdefault(paths[cell], {})
+        if row.id in rows or (rows and not row.id) or "" in rows:
+            what = f"the record {printable(row.id)} of " if row.id else ""
+            earlier, _ = rows.get(row.id) or next(iter(rows.values()))
+            raise InputError(
+                f"{where}: {what}{printable(paths[cell])} is named twice (first in line {earlier})",
+                hint="keep one of the lines; a line without an id stands for the whole file",
+            )
+        rows[row.id] = line, row
     return DataManifest(path, digest.hexdigest(), files)
 
 
@@ -154,8 +163,8 @@ def read_records(
             if (found := rows.get("") or rows.get(record.id)) is not None:
                 _check(record, fasta, places)
                 places[record.id] = fasta
-                digest_of_bases = record_digest(record.sequence)
-                yield replace(found[1], id=record.id, digest=digest_of_bases), record
+                bases = record_digest(record.sequence)
+                yield replace(found[1], id=record.id, digest=bases), record
         if "" in rows and len(places) == n_before:
             raise InputError(
                 f"{printable(manifest.path)}:{rows[''][0]}: {printable(fasta)} holds no record",
@@ -218,27 +227,6 @@ def _check(record: FastaRecord, path: Path, places: Mapping[str, Path]) -> None:
             f"{where}: the record {printable(record.id)} cannot be used: {problem}",
             hint="labelled records are nucleotides: fix the record or leave it out",
         )
-
-
-def _read_files(manifest: Path, on_block: OnBlock) -> dict[Path, _Rows]:
-    """The FASTA files of a manifest, in its order."""
-    paths: dict[str, Path] = {}
-    files: dict[Path, _Rows] = {}
-    for line, cells in read_cells(manifest, _NEEDED, _HINT, on_block):
-        where = f"{printable(manifest)}:{line}"
-        if cells["path"] not in paths:
-            paths[cells["path"]] = _fasta_path(manifest, cells["path"], where)
-        path, row = paths[cells["path"]], _row(cells, where)
-        rows = files.setdefault(path, {})
-        if row.id in rows or (rows and not row.id) or "" in rows:
-            what = f"the record {printable(row.id)} of " if row.id else ""
-            earlier, _ = rows.get(row.id) or next(iter(rows.values()))
-            raise InputError(
-                f"{where}: {what}{printable(path)} is named twice (first in line {earlier})",
-                hint="keep one of the lines; a line without an id stands for the whole file",
-            )
-        rows[row.id] = line, row
-    return files
 
 
 def _row(cells: dict[str, str], where: str) -> LabelledRecord:
@@ -371,13 +359,9 @@ def split_groups(records: Iterable[LabelledRecord], seed: int) -> dict[str, Spli
     splits: dict[str, Split] = {}
     for groups in strata.values():
         n_validation, n_test = _allot(len(groups))
+        n_held = n_test + n_validation
         for rank, group in enumerate(sorted(groups, key=lambda name: _rank(name, seed))):
-            if rank < n_test:
-                splits[group] = "test"
-            elif rank < n_test + n_validation:
-                splits[group] = "validation"
-            else:
-                splits[group] = "train"
+            splits[group] = "test" if rank < n_test else "validation" if rank < n_held else "train"
     return splits
 
 
@@ -454,22 +438,26 @@ def write_manifest(options: ManifestOptions) -> list[str]:
         InputError: the table makes no sense, or a label is missing.
         InputMissingError: a file cannot be read.
     """
-    path = options.output
-    if path.exists() and not options.force:
-        raise OutputError(f"{printable(path)} is there already", hint="replace it with --force")
-    rows = list(_by_folder(options) if options.table is None else _by_table(options, options.table))
+    if options.output.exists() and not options.force:
+        raise OutputError(
+            f"{printable(options.output)} is there already", hint="replace it with --force"
+        )
+    found = _by_folder(options) if options.table is None else _by_table(options, options.table)
+    rows = list(found)
     for label in ("virus", "other"):
-        if not any(row["label"] == label for row in rows):
+        if not any(record.label == label for _, record in rows):
             raise InputError(f"no sequence has the label {label}", hint="give some of both labels")
-    write_table(path, _MANIFEST_COLUMNS, (map(row.__getitem__, _MANIFEST_COLUMNS) for row in rows))
-    return [*_counts(rows), f"manifest: {printable(path)}; see `virnucpro train --check`"]
+    cells = ((path, one.id, one.label, one.group, one.kingdom) for path, one in rows)
+    write_table(options.output, _MANIFEST_COLUMNS, cells)
+    named = f"manifest: {printable(options.output)}; see `virnucpro train --check`"
+    return [*_counts([record for _, record in rows]), named]
 
 
-def _counts(rows: Sequence[_Row]) -> Iterator[str]:
+def _counts(records: Sequence[LabelledRecord]) -> Iterator[str]:
     """A line for each label: its rows, and its groups."""
     for label in ("virus", "other"):
-        groups = Counter(row["group"] for row in rows if row["label"] == label)
-        what = "record" if rows[0]["id"] else "file"
+        groups = Counter(record.group for record in records if record.label == label)
+        what = "record" if records[0].id else "file"
         yield f"{label}: {counted(groups.total(), what)} in {counted(len(groups), 'group')}"
 
 
@@ -488,20 +476,15 @@ def _relative(path: Path, options: ManifestOptions) -> str:
     return name
 
 
-def _by_folder(options: ManifestOptions) -> Iterator[_Row]:
-    for label, places in (("virus", options.virus), ("other", options.other)):
+def _by_folder(options: ManifestOptions) -> Iterator[tuple[str, LabelledRecord]]:
+    """The path of each file, and what stands for all its records."""
+    for is_virus, places in ((True, options.virus), (False, options.other)):
         for place in places:
             for source in _files_in(place):
                 path = Path(source.path)
                 inside = path.relative_to(place.resolve()).parts if place.is_dir() else ()
                 group = inside[0] if len(inside) > 1 else path.name.partition(".")[0]
-                yield {
-                    "path": _relative(path, options),
-                    "id": "",
-                    "label": label,
-                    "group": group,
-                    "kingdom": "",
-                }
+                yield _relative(path, options), LabelledRecord("", is_virus, group)
 
 
 def _files_in(place: Path) -> Iterator[InputFile]:
@@ -514,7 +497,7 @@ def _files_in(place: Path) -> Iterator[InputFile]:
             yield from InputFile.all_of(folder)
 
 
-def _by_table(options: ManifestOptions, table: Path) -> Iterator[_Row]:
+def _by_table(options: ManifestOptions, table: Path) -> Iterator[tuple[str, LabelledRecord]]:
     """The records of the FASTA files that the table names; the others are counted.
 
     Raises:
@@ -531,8 +514,7 @@ def _by_table(options: ManifestOptions, table: Path) -> Iterator[_Row]:
                 n_others += 1
                 continue
             missing.discard(key)
-            path = _relative(Path(source.path), options)
-            yield {"path": path, "id": record.id, **facts[key]}
+            yield _relative(Path(source.path), options), replace(facts[key], id=record.id)
     if n_others:
         LOGGER.warning("%s of the FASTA files: in no row", counted(n_others, "record"))
     if missing:
@@ -543,21 +525,20 @@ def _by_table(options: ManifestOptions, table: Path) -> Iterator[_Row]:
         )
 
 
-def _read_taxonomy(table: Path, group_by: str | None) -> dict[str, _Row]:
+def _read_taxonomy(table: Path, group_by: str | None) -> dict[str, LabelledRecord]:
     """Label, group and kingdom of each accession."""
-    facts: dict[str, _Row] = {}
+    facts: dict[str, LabelledRecord] = {}
     for line, cells in read_cells(table, (), _TAXONOMY):
         where = f"{printable(table)}:{line}"
-        name = _first(cells, _IDS)
-        group = _first(cells, (group_by,) if group_by else _RANKS)
+        name, group = _first(cells, _IDS), _first(cells, (group_by,) if group_by else _RANKS)
         label = _label(cells, where)
-        if not (name and group and label):
-            lack = "accession" if not name else "group" if not group else "label"
-            raise InputError(
-                f"{where}: there is no {lack}", hint=f"{_TAXONOMY}, by --group-by or rank"
-            )
-        row = {"label": label, "group": group, "kingdom": _first(cells, _KINGDOMS)}
-        if facts.setdefault(name, row) != row:
+        for what, value in (("accession", name), ("group", group), ("label", label)):
+            if not value:
+                raise InputError(
+                    f"{where}: there is no {what}", hint=f"{_TAXONOMY}, by --group-by or rank"
+                )
+        record = LabelledRecord("", label == "virus", group, kingdom=_first(cells, _KINGDOMS))
+        if facts.setdefault(name, record) != record:
             raise InputError(
                 f"{where}: {printable(name)} has another row already", hint="keep one of them"
             )

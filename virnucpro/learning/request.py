@@ -6,9 +6,10 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from virnucpro.callers.head import Head
+from virnucpro.encoders.base import Model
 from virnucpro.encoders.catalogue import open_model
 from virnucpro.encoders.esm2.checkpoint import ESM2Shape
 from virnucpro.encoders.esm2.family import as_esm2
@@ -27,9 +28,7 @@ from virnucpro.ground.log import announce, printable
 from virnucpro.ground.options import carry
 from virnucpro.ground.tree import Tree
 from virnucpro.learning.frames import (
-    Origin,
     are_whole,
-    copying,
     delete_frames,
     origin_of,
     read_labels,
@@ -62,18 +61,8 @@ _FRAMES, _FASTA = "frames", "records.fa"
 _FEATURES = "features"
 # in the folder of a training
 _OURS = (
-    FACTS,
-    SPLIT,
-    HELD_OUT,
-    GAIN,
-    EPOCHS,
-    RunDir.page,
-    _SEEDS,
-    _FRAMES,
-    _FEATURES,
-    _FASTA,
-    BOARD,
-    "checkpoints",
+    *(FACTS, RunDir.page, "checkpoints", SPLIT, HELD_OUT, BOARD, GAIN, EPOCHS),
+    *(_SEEDS, _FRAMES, _FASTA, _FEATURES),
 )
 # their contents count: data_sha256, encoder_id, features_fingerprint
 _PLACES = {"manifest", "encoder", "vectors"}
@@ -85,24 +74,21 @@ _MORE_GROUPS = "label more groups, or move some in a table of the split and give
 class Training:
     """A request for a training, checked but for the data."""
 
-    options: TrainOptions
-    settings: TrainOptions  # the same, with what was chosen
-    encoder: Path | None  # to start from; None: a new one of ``shape``
-    encoder_head: Path | None  # that comes with it, and knows what it was trained on
+    options: TrainOptions  # with the precision that was chosen
+    encoder: Model | None  # an ESM-2 to start from; None: a new one of ``shape``
     shape: ESM2Shape | None  # None: there is not an ESM-2 in it
     n_ranks: int  # processes, each on a device
     is_repeat: bool = False  # with a further seed, only to be measured
 
     def repeat(self, number: int) -> Training:
         """The same training with a later seed; number 0 is this one."""
-        settings = replace(self.settings, seed=self.settings.seed + number)
-        return replace(self, settings=settings, is_repeat=number > 0)
+        options = replace(self.options, seed=self.options.seed + number)
+        return replace(self, options=options, is_repeat=number > 0)
 
     @property
     def place(self) -> Path:
         """The folder of checkpoints and of what TensorBoard reads."""
-        seed = str(self.settings.seed)
-        return self.output / _SEEDS / seed if self.is_repeat else self.output
+        return self.output / _SEEDS / str(self.options.seed) if self.is_repeat else self.output
 
     @property
     def output(self) -> Path:
@@ -144,7 +130,7 @@ class Training:
     @property
     def has_stored_vectors(self) -> bool:
         """True if the engine makes the vectors, once, before the training."""
-        return self.settings.mode == "head" and self.is_plain
+        return self.options.mode == "head" and self.is_plain
 
 
 def resolve_training(
@@ -157,16 +143,21 @@ def resolve_training(
     Raises:
         VirnucproError: see ``errors``.
     """
-    mode = options.mode
-    _check(options)
-    encoder, encoder_head, shape = _encoder(options, mode, on_event)
+    name = options.name
+    if Path(name).name != name or name.startswith(".") or name in _OURS:
+        raise UsageError(
+            f"--name is {printable(name)!r}",
+            hint="give a plain name of a folder that a training has no other use for: esm2_mine",
+        )
+    GeneticCode.of(options.genetic_code)
+    encoder, shape = _encoder(options, on_event)
     if shape and options.train_layers is not None and options.train_layers > shape.n_layers:
         raise UsageError(
             f"--train-layers is {options.train_layers}; the encoder has {shape.n_layers} layers",
             hint="give fewer, or leave it out to train all",
         )
-    if mode != "pretrain":
-        load_known(encoder_head)  # it is read again when all is trained: too late to be damaged
+    if options.mode != "pretrain":
+        load_known(encoder)  # it is read again when all is trained: too late to be damaged
     # weights, gradients, two moments
     model_bytes = 16 * shape.n_parameters if shape else 0
     choice = choose_devices(options, options.workers, model_bytes)
@@ -181,50 +172,24 @@ def resolve_training(
             "PyTorch has no LSTM in fp16 for a CPU",
             hint="train it with --precision bf16 or fp32, or on a GPU",
         )
-    settings = carry(options, TrainOptions, precision=precision)
-    training = Training(
-        options=options,
-        settings=settings,
-        encoder=encoder,
-        encoder_head=encoder_head,
-        shape=shape,
-        n_ranks=n_ranks or len(choice.devices),
-    )
-    if options.fsdp and training.n_ranks == 1:
+    n_ranks = n_ranks or len(choice.devices)
+    if options.fsdp and n_ranks == 1:
         raise UsageError(
             "--fsdp cuts weights over devices, and there is one",
             hint="leave it out; --gradient-checkpointing and --lora save memory on one device",
         )
-    return training, choice
+    options = carry(options, TrainOptions, precision=precision)
+    return Training(options=options, encoder=encoder, shape=shape, n_ranks=n_ranks), choice
 
 
-def _check(options: TrainOptions) -> None:
-    """
-    Raises:
-        UsageError: an option has a value that no training can have.
-    """
-    name = options.name
-    GeneticCode.of(options.genetic_code)
-    if Path(name).name != name or name.startswith(".") or name in _OURS:
-        raise UsageError(
-            f"--name is {printable(name)!r}",
-            hint="give a plain name of a folder that a training has no other use for: esm2_mine",
-        )
-    if options.mode == "head" and len(options.chunk_size) > 1 and options.encoding == "esm2":
-        raise UsageError(
-            "a head on vectors of the engine has one --chunk-size",
-            hint="train it with --finetune for several",
-        )
-
-
-def load_known(path: Path | None) -> Head | None:
+def load_known(encoder: Model | None) -> Head | None:
     """The head that comes with an encoder, which knows what both were trained on.
 
     Raises:
         UnavailableError: it is damaged, or of an older version.
     """
     try:
-        return None if path is None else Head.load(path)
+        return Head.load(encoder.head) if encoder and encoder.head else None
     except UnavailableError as error:
         raise UnavailableError(
             f"{error}; it lies beside the encoder, and would say what that was trained on",
@@ -232,27 +197,23 @@ def load_known(path: Path | None) -> Head | None:
         ) from error
 
 
-def _encoder(
-    options: TrainOptions, mode: Mode, on_event: OnEvent
-) -> tuple[Path | None, Path | None, ESM2Shape | None]:
-    """The encoder to start from, its head and its shape; a new one has a shape alone, or none."""
+def _encoder(options: TrainOptions, on_event: OnEvent) -> tuple[Model | None, ESM2Shape | None]:
+    """The encoder to start from, and its shape; a new one has a shape alone, or none."""
     if options.encoding != "esm2":
-        return None, None, None
-    is_new = options.has_shape or (mode == "pretrain" and options.model is None)
-    if not is_new:
-        model = EMBEDDED if options.model is None else options.model
-        checkpoint = as_esm2(open_model(model, on_event))
-        checkpoint.check(checkpoint.sha256())
-        return checkpoint.path, checkpoint.head, checkpoint.shape
+        return None, None
+    if not options.has_shape and (options.mode != "pretrain" or options.model is not None):
+        encoder = as_esm2(open_model(options.model or EMBEDDED, on_event))
+        encoder.check(encoder.sha256())
+        return encoder, encoder.shape
     asked = (options.layers, options.dim, options.heads)
     sizes = [usual if size is None else size for size, usual in zip(asked, _USUAL, strict=True)]
     n_layers, dim, n_heads = sizes
-    if min(n_layers, dim, n_heads) < 1 or dim % (2 * n_heads):
+    if min(sizes) < 1 or dim % (2 * n_heads):
         raise UsageError(
             f"{n_layers} layers of {dim} dimensions in {n_heads} heads",
             hint="give at least one layer, and dimensions that are a multiple of twice --heads",
         )
-    return None, None, ESM2Shape(n_layers, dim, n_heads)
+    return None, ESM2Shape(n_layers, dim, n_heads)
 
 
 def open_training(training: Training, on_event: OnEvent) -> None:
@@ -271,36 +232,36 @@ def open_training(training: Training, on_event: OnEvent) -> None:
     _check_free(training.output, is_begun, options.resume)
     manifest = read_data_manifest(options.data)
     try:
-        source = _prepare_frames(training, manifest, on_event)
-        hashes = cast("list[str]", source["fasta_sha256"])
+        hashes = _prepare_frames(training, manifest, on_event)
         fingerprint = check_features(training, hashes) if options.features else ""
         records = read_labels(training.frames)
         splits = splits_of(training, records)
-        check_split(records, splits, training.settings.mode)
+        check_split(records, splits, training.options.mode)
     except BaseException:
         if not is_begun:
             delete_frames(training.frames, training.fasta)
         raise
     if not training.split.exists():
         write_split(training.split, records, splits)
-    facts = _facts(training, source, fingerprint)
+    facts = _facts(training, manifest.sha256, hashes, fingerprint)
     if is_begun:
         _check_same(path, facts)
         announce(f"going on with the training in {printable(training.output)}")
     Tree(path.parent).write_json(path, facts)
 
 
-def _prepare_frames(training: Training, manifest: DataManifest, on_event: OnEvent) -> Origin:
+def _prepare_frames(training: Training, manifest: DataManifest, on_event: OnEvent) -> list[str]:
     """Read the labelled FASTA, once, and leave its frames in the folder; or find them there.
 
-    -> what they are made of
+    -> the hashes of the FASTA files
     """
-    beside = [] if training.settings.mode == "pretrain" else [training.fasta]
-    sizes, number = tuple(training.options.chunk_size), training.options.genetic_code
-    if training.frames.exists():
-        source = origin_of(manifest.sha256, list(map(sha256, manifest.files)), sizes, number)
-        if are_whole(training.frames, source, *beside):
-            return source
+    options, folder = training.options, training.frames
+    fasta = None if options.mode == "pretrain" else training.fasta
+    asked = (options.chunk_size, options.genetic_code)
+    if folder.exists():
+        hashes = list(map(sha256, manifest.files))
+        if are_whole(folder, origin_of(manifest.sha256, hashes, *asked), fasta):
+            return hashes
     n_bytes, n_read = sum(path.stat().st_size for path in manifest.files), 0
 
     def hear(block: bytes | memoryview) -> None:
@@ -308,27 +269,25 @@ def _prepare_frames(training: Training, manifest: DataManifest, on_event: OnEven
         n_read += len(block)
         on_event(Progress("reading the labelled sequences", n_read, n_bytes, "bytes"))
 
-    hashes: list[str] = []
+    hashes = []
     pairs = read_records(manifest, hashes.append, hear)
-    for path in beside:
-        pairs = copying(pairs, path)
-    write_frames(training.frames, pairs, sizes, GeneticCode.of(number))
-    source = origin_of(manifest.sha256, hashes, sizes, number)
-    write_label(training.frames, source, *beside)
-    return source
+    code = GeneticCode.of(options.genetic_code)
+    write_frames(folder, pairs, options.chunk_size, code, fasta)
+    write_label(folder, origin_of(manifest.sha256, hashes, *asked), fasta)
+    return hashes
 
 
 def describe_training(training: Training, choice: Choice) -> list[str]:
     """Lines on mode, model, precision and devices."""
-    shape, settings = training.shape, training.settings
-    encoder = f"no ESM-2, {training.options.encoding}"
+    shape, options = training.shape, training.options
+    encoder = f"no ESM-2, {options.encoding}"
     if shape is not None:
         size = f"{shape.n_parameters / 1e6:.1f} M parameters"
         encoder = f"ESM-2 of {shape.n_layers} layers, {shape.dim} dimensions, {size}"
     devices = choice.descriptions
     if choice.kind == "cpu":
         devices = (f"CPU, processes: {len(choice.devices)}",)
-    return [f"{settings.mode}: {encoder}, {settings.precision}", *devices]
+    return [f"{options.mode}: {encoder}, {options.precision}", *devices]
 
 
 def _check_free(folder: Path, is_begun: bool, resume: bool) -> None:
@@ -392,27 +351,26 @@ def check_split(records: Sequence[LabelledRecord], splits: Mapping[str, Split], 
             )
 
 
-def _facts(training: Training, source: Origin, fingerprint: str) -> dict[str, Any]:
+def _facts(
+    training: Training, data_sha256: str, fasta_sha256: list[str], fingerprint: str
+) -> dict[str, Any]:
     """The facts that the weights depend on; files by their content."""
-    options = training.options
+    options, encoder = training.options, training.encoder
     facts: dict[str, Any] = {
         "manifest": options.data,
-        "settings": training.settings.of_loop,
-        "effective_batch": training.settings.effective_batch(training.n_ranks),
-        "peak_lr": training.settings.scaled_lr(training.n_ranks),
-        "encoder": training.encoder,
+        "settings": options.of_loop,
+        "effective_batch": options.effective_batch(training.n_ranks),
+        "peak_lr": options.scaled_lr(training.n_ranks),
+        "encoder": encoder.path if encoder else None,
         "vectors": options.features,
         "features_fingerprint": fingerprint,
         "shape": asdict(training.shape) if training.shape else None,
         **options.of_network,
+        "data_sha256": data_sha256,
+        "fasta_sha256": fasta_sha256,
+        "split_sha256": sha256(training.split),
+        **({"encoder_id": encoder.encoder_id} if encoder else {}),
     }
-    facts["data_sha256"] = source["manifest_sha256"]
-    facts["fasta_sha256"] = source["fasta_sha256"]
-    facts["split_sha256"] = sha256(training.split)
-    if training.encoder is not None:
-        facts["encoder_id"] = open_model(
-            str(training.encoder.absolute()), lambda _: None
-        ).encoder_id
     plain: dict[str, Any] = json.loads(json.dumps(facts, default=str))
     return plain
 
@@ -427,8 +385,8 @@ def check_features(training: Training, fasta_sha256: Iterable[str]) -> str:
     folder, options = training.features, training.options
     run = RunDir(folder).read_run("give the --output-dir of virnucpro extract")
     recipe = run.recipe
-    assert training.encoder is not None and training.shape is not None, "a head on an encoder"
-    encoder = as_esm2(open_model(str(training.encoder.absolute()), lambda _: None)).sha256()
+    assert training.encoder is not None, "a head on an encoder"
+    digest, n_layers = as_esm2(training.encoder).sha256(), training.encoder.n_layers
     facts: list[tuple[str, object, object]] = [
         ("the chunk size", recipe.chunk_size, options.chunk_size[0]),
         ("the genetic code", recipe.genetic_code, options.genetic_code),
@@ -437,8 +395,8 @@ def check_features(training: Training, fasta_sha256: Iterable[str]) -> str:
     ]
     for one in recipe.encoders:
         facts += [
-            ("the encoder", one.sha256, encoder),
-            ("the layer", one.layer, training.shape.n_layers),
+            ("the encoder", one.sha256, digest),
+            ("the layer", one.layer, n_layers),
             ("the pooling", one.pooling, "mean"),
         ]
     for name, theirs, ours in facts:

@@ -127,7 +127,7 @@ class TrainingResults:
             )
         for split, of_lengths in fragments.items():
             for of_length in of_lengths:
-                gain = measure_gain(training.settings.seed, split, of_length, join)
+                gain = measure_gain(training.options.seed, split, of_length, join)
                 if gain is not None:
                     self.gains.append(gain)
                     if split == "validation":  # the test is not for choosing between trainings
@@ -181,7 +181,7 @@ class TrainingResults:
                 if split == "validation":  # the test is not for choosing between trainings
                     announce(f"{split}, {name}: AUROC of chunks {of_chunks:.3f}")
             if split == "validation":
-                _warn_of_chance(chunks, frames, training.settings.seed)
+                _warn_of_chance(chunks, frames, training.options.seed)
         write_figures(training.output / HELD_OUT, columns, rows, ".4f")
 
 
@@ -347,19 +347,19 @@ def _export(
             "the scores cannot be calibrated on the validation groups, which are told apart "
             "perfectly or not at all: label more groups"
         )
-    settings, sizes = training.settings, training.options.chunk_size
+    options, sizes = training.options, training.options.chunk_size
     facts = HeadFacts(
         encoders=(EncoderFacts.of(encoder),),
         chunk_size=sizes[0],
         threshold=calibration.threshold,
         frame_rule=calibration.frames,
         exponent=calibration.exponent,
-        training=f"{settings.mode}, {settings.epochs} epochs, seed {settings.seed}, chunks of "
+        training=f"{options.mode}, {options.epochs} epochs, seed {options.seed}, chunks of "
         f"{' and '.join(map(str, sizes))} bases, by virnucpro {__version__}",
         join=join,
     )
     is_trained = any(weight.requires_grad for weight in module.reader.parameters())
-    trained_on = find_trained(records, kmers, load_known(training.encoder_head), is_trained)
+    trained_on = find_trained(records, kmers, load_known(training.encoder), is_trained)
     write_head(training.head, module.classifier, facts, calibration, trained_on)
     announce(
         f"model: {printable(training.model)}, a chunk is the {calibration.frames} of its frames, "
@@ -372,7 +372,7 @@ def _export_encoder(training: Training, module: FrameClassifier) -> Model:
     """Write what of the encoder was trained. -> what makes the vectors of frames"""
     reader, options = module.reader, training.options
     base: tuple[str | None, Model] | None = None
-    if training.settings.mode == "finetune":
+    if options.mode == "finetune":
         assert isinstance(reader.encoder, ESM2)
         merge(reader.encoder)
         save_esm2(training.model, reader.encoder)
@@ -383,7 +383,7 @@ def _export_encoder(training: Training, module: FrameClassifier) -> Model:
     elif training.encoder is not None:
         name = options.model or EMBEDDED
         if Path(name).name != name:
-            name = str(training.encoder.absolute())
+            name = str(training.encoder.path.absolute())
         base = (name, open_model(name, lambda _: None))
     path = training.model / LEARNED_FILE
     return save_reader(path, reader, options.encoding, options.architecture, base)

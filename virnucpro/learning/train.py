@@ -15,7 +15,7 @@ import resource
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from datetime import timedelta
 from functools import partial
@@ -41,10 +41,8 @@ from virnucpro.ground.options import carry
 from virnucpro.ground.records import Values
 from virnucpro.learning.frames import (
     WEIGHTS,
-    ArrayRows,
     FrameStore,
     LabelledFrames,
-    Texts,
     cut,
     link_vectors,
 )
@@ -67,7 +65,7 @@ from virnucpro.learning.networks import (
 )
 from virnucpro.learning.options import Mode, TrainOptions
 from virnucpro.learning.pages import spread_lines, write_training_page
-from virnucpro.learning.ranks import Ranks, Started, run_on, run_under_torchrun
+from virnucpro.learning.ranks import Ranks, run_on, run_under_torchrun, started_by_torchrun
 from virnucpro.learning.records import (
     SPLITS,
     LabelledRecord,
@@ -99,20 +97,25 @@ _N_BATCHES = 3  # timed, after one that is not: the first loads what a device ne
 _COMPOSITION_BYTES = 4 * N_FEATURES + 24  # of a frame in ``frames/``, beside its letters
 
 
-def train(options: TrainOptions, on_event: OnEvent, started: Started | None = None) -> Training:
+def train(
+    options: TrainOptions, on_event: OnEvent, environ: Mapping[str, str] | None = None
+) -> Training:
     """Train, as the options say, on all devices, or as one of the processes of torchrun.
+
+    Those have its variables in the environment.
 
     Raises:
         VirnucproError: see ``errors``; finished epochs are kept.
         SystemExit: another process of torchrun failed first; with the exit code of its error.
     """
+    started = started_by_torchrun(environ or {})
     if started and (options.gpus or options.workers or not options.multi_gpu):
         raise UsageError(
             "--gpus, --workers and --no-multi-gpu do not go with torchrun",
             hint="torchrun chooses the devices: see --nproc-per-node and CUDA_VISIBLE_DEVICES",
         )
     training, choice = resolve_training(options, on_event, started.world_size if started else None)
-    prepared, work = _prepared(training, choice, on_event), partial(_learn, training)
+    prepared, work = _prepared(options, training, choice, on_event), partial(_learn, training)
     if started:
         run_under_torchrun(started, choice.kind, prepared, work, on_event)
     else:
@@ -125,24 +128,25 @@ def train(options: TrainOptions, on_event: OnEvent, started: Started | None = No
 
 
 @contextmanager
-def _prepared(training: Training, choice: Choice, on_event: OnEvent) -> Iterator[None]:
+def _prepared(
+    options: TrainOptions, training: Training, choice: Choice, on_event: OnEvent
+) -> Iterator[None]:
     """The folder is ours, and holds all that every process of the training reads."""
     with RunDir(training.output).in_use():
         open_training(training, on_event)
         for line in describe_training(training, choice):
             announce(line)
         if training.has_stored_vectors:
-            if training.options.features is None:
-                _extract(training, on_event)
-            ids = FrameStore.open(training.frames).all.ids
-            link_vectors(training.frames, training.features, ids)
+            if options.features is None:
+                _extract(options, training, on_event)
+            link_vectors(training.frames, training.features)
         yield
         write_training_page(training.output)
 
 
-def _extract(training: Training, on_event: OnEvent) -> None:
+def _extract(options: TrainOptions, training: Training, on_event: OnEvent) -> None:
     """Make the vectors that a head is trained on, as ``extract`` makes them; or go on with it."""
-    options = training.options
+    assert training.encoder is not None, "vectors of an encoder"
     extraction = carry(
         options,
         ExtractOptions,
@@ -151,7 +155,7 @@ def _extract(training: Training, on_event: OnEvent) -> None:
         output_dir=training.features,
         report=False,
         chunk_size=options.chunk_size[0],
-        model=str(training.encoder),
+        model=str(training.encoder.path),
         resume=RunDir(training.features).read_manifest() is not None,
     )
 
@@ -177,8 +181,8 @@ def _learn(training: Training, ranks: Ranks) -> None:
     train = store.select(splits, "train", chunk_sizes)
     held_out = store.select(splits, "validation", chunk_sizes[:1])
     for split, part in (("train", train), ("validation", held_out)):
-        _check_frames(split, part, training.settings.mode)
-    if training.settings.mode == "pretrain":
+        _check_frames(split, part, training.options.mode)
+    if training.options.mode == "pretrain":
         trainer = _train(training, ranks, train, held_out, {})
         if ranks.is_first:
             _show_end(training, trainer, None)
@@ -194,13 +198,13 @@ def _learn(training: Training, ranks: Ranks) -> None:
         repeated = training.repeat(number)
         trainer = _train(repeated, ranks, train, held_out, epochs)
         module = trainer.module.eval()
-        with precision_of(training.settings, ranks.device):
+        with precision_of(training.options, ranks.device):
             odds: dict[Split, Values] = {
                 split: frame_log_odds(module, part, ranks).astype(np.float64)
                 for split, part in parts.items()
             }
         if results is not None:
-            weights = WEIGHTS[repeated.settings.class_weights](held_out)
+            weights = WEIGHTS[repeated.options.class_weights](held_out)
             log_odds = odds["validation"][-1].astype(np.float32)
             _show_end(repeated, trainer, samples_of(log_odds, held_out, weights))
             results.add(repeated, _whole_module(repeated, trainer, train), odds)
@@ -217,7 +221,7 @@ def _train(
     epochs: Epochs,
 ) -> Trainer:
     """Train a module; its epochs stand beside those of other seeds, and are written as they end."""
-    settings = training.settings
+    settings = training.options
     torch.manual_seed(settings.seed)
     with ranks.making(is_cut=settings.fsdp) as is_empty:
         module = module_of(training, train, is_empty)
@@ -230,11 +234,10 @@ def _train(
             announce(f"once more, with seed {settings.seed}")
         n = settings.effective_batch(ranks.world_size)
         announce(
-            f"{objective.n_rows:,} frames in an epoch; effective batch {n}: "
+            f"{len(train):,} frames in an epoch; effective batch {n}: "
             f"{settings.batch_size} on each of {counted(ranks.world_size, 'device')}, "
             f"{counted(settings.grad_accum_steps, 'step')} added up"
         )
-    is_profiled = training.options.profile
     with closing(_Board(training.place / BOARD)) as board:
 
         def on_epoch(row: dict[str, float]) -> None:
@@ -242,22 +245,14 @@ def _train(
             write_epochs(training, epochs | {settings.seed: trainer.state.history})
 
         trainer = Trainer(
-            module=module,
-            objective=objective,
-            settings=settings,
-            ranks=ranks,
-            folder=training.place,
-            on_event=ranks.tell,
-            on_epoch=on_epoch,
-            on_step=board.on_step,
-            is_profiled=is_profiled,
+            module, objective, settings, ranks, training.place, on_epoch, board.on_step
         )
         state = trainer.run()
     epochs[settings.seed] = state.history
     clocks = ranks.gather(trainer.clock)
     if ranks.is_first:
         lines = [f"best epoch: {state.best_epoch}", *speed_lines(clocks)]
-        for line in (*lines, *(profile_lines(clocks) if is_profiled else ())):
+        for line in (*lines, *(profile_lines(clocks) if settings.profile else ())):
             announce(line)
         write_epochs(training, epochs)  # a training that was finished before has none to show
     return trainer
@@ -265,17 +260,43 @@ def _train(
 
 def _show_end(training: Training, trainer: Trainer, samples: Samples | None) -> None:
     """Show in TensorBoard how the training ended, if it went on in this start."""
-    state = trainer.state
-    if state.epoch == trainer.first or not state.best_epoch:
-        return
-    options = training.settings.of_network | training.settings.of_loop
-    with closing(_Board(training.place / BOARD)) as board:
-        board.end(options, state.history[state.best_epoch - 1], samples)
+    state, options = trainer.state, training.options
+    if state.epoch > trainer.first and state.best_epoch:
+        row = state.history[state.best_epoch - 1]
+        _show_best(training.place / BOARD, options.of_network | options.of_loop, row, samples)
+
+
+def _show_best(
+    folder: Path,
+    options: Mapping[str, object],
+    row: Mapping[str, float],
+    samples: Samples | None,
+) -> None:
+    """Show hyper-parameters beside the figures of the best epoch, and its curves.
+
+    The reliability curve has the mean score of a bin, in percent, in the place of a step.
+
+    Raises:
+        OutputError, StorageError: as ``files.writing``.
+    """
+    plain = {
+        name: value if isinstance(value, (bool, int, float, str)) else str(value)
+        for name, value in options.items()
+    }
+    best = {f"best/{name}": value for name, value in row.items()}
+    with writing(folder), SummaryWriter(str(folder / "best"), purge_step=0) as writer:
+        writer.add_hparams(plain, best, run_name=".")
+        if samples is not None:
+            labels, scores, weights = samples.is_virus, samples.scores, samples.weights
+            writer.add_pr_curve("precision and recall", labels, scores, 0, weights=weights)
+            curve = reliability(samples)
+            for score, share in zip(curve.mean_score, curve.share_of_viruses, strict=True):
+                writer.add_scalar("reliability", share, round(100 * score))
 
 
 def _whole_module(training: Training, trainer: Trainer, train: LabelledFrames) -> nn.Module:
     """The trained module; if it is cut over the ranks, a whole one with the same weights."""
-    if trainer.ranks.world_size == 1 or not training.settings.fsdp:
+    if trainer.ranks.world_size == 1 or not training.options.fsdp:
         return trainer.module
     joined = module_of(training, train)
     trainer.checkpoints.load_best(joined)
@@ -311,36 +332,12 @@ class _Board:
 
     def _show(self, part: str, place: int, figures: Mapping[str, float]) -> None:
         with writing(self._folder):
-            writer = self._writer(part, place)
+            if part not in self._writers:
+                self._writers[part] = SummaryWriter(str(self._folder / part), purge_step=place)
+            writer = self._writers[part]
             for name, value in figures.items():
                 writer.add_scalar(name, value, place)
             writer.flush()
-
-    def _writer(self, part: str, place: int) -> SummaryWriter:
-        if part not in self._writers:
-            self._writers[part] = SummaryWriter(str(self._folder / part), purge_step=place)
-        return self._writers[part]
-
-    def end(
-        self, options: Mapping[str, object], row: Mapping[str, float], samples: Samples | None
-    ) -> None:
-        """Show hyper-parameters beside the figures of the best epoch, and its curves.
-
-        The reliability curve has the mean score of a bin, in percent, in the place of a step.
-        """
-        with writing(self._folder):
-            writer = self._writer("best", 0)
-            plain = {
-                name: value if isinstance(value, (bool, int, float, str)) else str(value)
-                for name, value in options.items()
-            }
-            writer.add_hparams(plain, {f"best/{name}": row[name] for name in row}, run_name=".")
-            if samples is not None:
-                labels, scores, weights = samples.is_virus, samples.scores, samples.weights
-                writer.add_pr_curve("precision and recall", labels, scores, 0, weights=weights)
-                curve = samples.reliability()
-                for score, share in zip(curve.mean_score, curve.share_of_viruses, strict=True):
-                    writer.add_scalar("reliability", share, round(100 * score))
 
     def close(self) -> None:
         """Write what waits."""
@@ -390,94 +387,87 @@ def _count_lines(frames: LabelledFrames, weight: NDArray[np.float32]) -> list[st
 def check_training(options: TrainOptions, on_event: OnEvent) -> Iterator[str]:
     """Lines on frames, groups, time, memory and disk; at the end, what is missing.
 
+    Memory holds one record, and the proteins of the batches that are timed.
+
     Raises:
         VirnucproError: as a training would raise it before its first step.
     """
     training, choice = resolve_training(options, on_event)
     yield from describe_training(training, choice)
+    code, n_timed = GeneticCode.of(options.genetic_code), options.batch_size * (_N_BATCHES + 1)
     hashes: list[str] = []
     proteins: list[str] = []
-    n_residues = 0
-    n_frames: list[tuple[LabelledRecord, int]] = []
-    for labelled, found in _translated(training, hashes.append, on_event):
-        n_residues += sum(map(len, found))
-        proteins += found[: options.batch_size * (_N_BATCHES + 1) - len(proteins)]
-        n_frames.append((labelled, len(found)))
-    records = [record for record, _ in n_frames]
-    if options.features:
-        check_features(training, hashes)
-    splits = splits_of(training, records)
-    yield from _split_lines(n_frames, splits)
-    check_split(records, splits, training.settings.mode)
-    n_train = sum(n for record, n in n_frames if splits[record.group] == "train")
-    if proteins and training.settings.fsdp:
-        yield _shared_memory_line(training)
-    elif proteins:
-        on_event(Progress("timing some batches", 0, 0, "done"))
-        counts = (n_train, sum(n for _, n in n_frames), n_residues)
-        yield from _cost_lines(training, choice, proteins, counts)
-
-
-def _translated(
-    training: Training, on_file: Callable[[str], None], on_event: OnEvent
-) -> Iterator[tuple[LabelledRecord, list[str]]]:
-    """Each record with the proteins of its frames. Memory holds one record."""
-    options, n_bases = training.options, 0
-    code = GeneticCode.of(options.genetic_code)
-    for labelled, record in read_records(read_data_manifest(options.data), on_file):
+    n_frames: dict[LabelledRecord, int] = {}
+    n_bases, n_residues = 0, 0
+    for labelled, record in read_records(read_data_manifest(options.data), hashes.append):
         on_event(Progress("reading the labelled sequences", n_bases, 0, "bases"))
         n_bases += len(record.sequence)
-        orfs = (orf for size in options.chunk_size for orf in cut(record, size, code)[1])
-        yield labelled, [orf.protein for orf in orfs]
+        found = [orf.protein for size in options.chunk_size for orf in cut(record, size, code)[1]]
+        n_residues += sum(map(len, found))
+        proteins += found[: n_timed - len(proteins)]
+        n_frames[labelled] = len(found)
+    if options.features:
+        check_features(training, hashes)
+    splits = splits_of(training, [*n_frames])
+    yield from _split_lines(n_frames, splits)
+    check_split([*n_frames], splits, options.mode)
+    if not proteins:
+        return
+    if options.fsdp:
+        yield _shared_memory_line(training)
+        return
+    on_event(Progress("timing some batches", 0, 0, "done"))
+    n_train = sum(n for record, n in n_frames.items() if splits[record.group] == "train")
+    counts = (n_train, sum(n_frames.values()), n_residues)
+    yield from _cost_lines(training, torch.device(choice.devices[0]), proteins, counts)
 
 
 def _split_lines(
-    n_frames: Sequence[tuple[LabelledRecord, int]], splits: Mapping[str, Split]
+    n_frames: Mapping[LabelledRecord, int], splits: Mapping[str, Split]
 ) -> Iterator[str]:
     """A table: groups, records and frames by split and label."""
     yield f"{'split':<12}{'label':<8}{'groups':>10}{'records':>12}{'frames':>14}"
     for split, label in product(SPLITS, ("virus", "other")):
-        own = [(r, n) for r, n in n_frames if (splits[r.group], r.label) == (split, label)]
-        n_groups, total = len({record.group for record, _ in own}), sum(n for _, n in own)
+        own = [r for r in n_frames if (splits[r.group], r.label) == (split, label)]
+        n_groups, total = len({record.group for record in own}), sum(n_frames[one] for one in own)
         yield f"{split:<12}{label:<8}{n_groups:>10,}{len(own):>12,}{total:>14,}"
 
 
 def _cost_lines(
-    training: Training, choice: Choice, proteins: list[str], counts: tuple[int, int, int]
+    training: Training, device: torch.device, proteins: list[str], counts: tuple[int, int, int]
 ) -> Iterator[str]:
     """``counts`` are frames to train on, frames of all parts, and their residues."""
-    device, settings = torch.device(choice.devices[0]), training.settings
+    options, is_stored = training.options, training.has_stored_vectors
     (n_train, n_frames, n_residues), n_ranks = counts, training.n_ranks
     if device.type == "cpu":  # as many threads as a process will have
-        n_threads = 1 if training.has_stored_vectors else torch.get_num_threads() // n_ranks
-        torch.set_num_threads(max(1, n_threads))
+        torch.set_num_threads(1 if is_stored else max(1, torch.get_num_threads() // n_ranks))
     use_device(device)
     with fitting(device):
         seconds, n_trained = _time_batches(training, device, proteins)
-    n_runs = training.options.seeds
-    n_steps = settings.epochs * max(1, n_train // settings.effective_batch(n_ranks)) * n_runs
-    if training.has_stored_vectors:
-        total = seconds * -(-n_frames // settings.batch_size) / n_ranks
-        vectors = "" if training.options.features else f"{_duration(total)} for the vectors, then "
-        yield f"time        {vectors}minutes for the head"
+    n_steps = options.epochs * max(1, n_train // options.effective_batch(n_ranks)) * options.seeds
+    n_bytes = n_frames * _COMPOSITION_BYTES + n_residues + 4 * n_trained
+    n_bytes += (options.keep_checkpoints + 1) * 12 * n_trained * options.seeds
+    if not is_stored:
+        total = _duration(seconds * n_steps * options.grad_accum_steps)
+        yield f"time        {total}: {counted(n_steps, 'step')} of {seconds:.3g} s each"
+    elif options.features:
+        yield "time        minutes for the head"
     else:
-        total = seconds * n_steps * settings.grad_accum_steps
-        yield f"time        {_duration(total)}: {counted(n_steps, 'step')} of {seconds:.3g} s each"
+        assert training.shape is not None, "vectors of an encoder"
+        n_bytes += 4 * training.shape.dim * n_frames
+        total = _duration(seconds * -(-n_frames // options.batch_size) / n_ranks)
+        yield f"time        {total} for the vectors, then minutes for the head"
     if device.type == "cuda":
         peak, where = torch.cuda.max_memory_allocated(device), "of the GPU"
     else:
         unit = 1 if sys.platform == "darwin" else 1024
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-        where = "of RAM"
-    batch = f"with --batch-size {settings.batch_size}"
+        peak, where = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit, "of RAM"
+    batch = f"with --batch-size {options.batch_size}"
     yield f"memory      {as_size(peak)} {where} for each process, {batch}"
-    n_bytes = n_frames * _COMPOSITION_BYTES + n_residues
-    if training.has_stored_vectors and not training.options.features:
-        assert training.shape is not None, "vectors of an encoder"
-        n_bytes += 4 * training.shape.dim * n_frames
-    n_bytes += (settings.keep_checkpoints + 1) * 12 * n_trained * n_runs + 4 * n_trained
-    free = shutil.disk_usage(_existing(training.output)).free
-    yield f"disk        {as_size(n_bytes)} in {printable(training.output)}; {as_size(free)} free"
+    output = training.output.absolute()
+    there = next(folder for folder in (output, *output.parents) if folder.is_dir())
+    free = as_size(shutil.disk_usage(there).free)
+    yield f"disk        {as_size(n_bytes)} in {printable(training.output)}; {free} free"
 
 
 def _shared_memory_line(training: Training) -> str:
@@ -494,12 +484,6 @@ def _shared_memory_line(training: Training) -> str:
     )
 
 
-def _existing(path: Path) -> Path:
-    """The folder itself, or the nearest one above that is there."""
-    path = path.absolute()
-    return next(folder for folder in (path, *path.parents) if folder.is_dir())
-
-
 def _duration(seconds: float) -> str:
     return f"about {timedelta(seconds=round(seconds))}"
 
@@ -511,19 +495,19 @@ def _time_batches(
 
     The weights of this process change, and are forgotten with it.
     """
-    settings, frames, reader = training.settings, _sample(proteins), None
+    options, frames, reader = training.options, _sample(proteins), None
     if training.has_stored_vectors:  # it is the encoder that takes time
         reader = Reader.new("esm2", "mlp", encoder_of(training))
     module = module_of(training, frames, reader=reader).to(device)
     objective = objective_of(training, frames, frames)
     n_trained = sum(weight.numel() for weight in module.parameters() if weight.requires_grad)
-    optimizer = new_optimizer(module, settings.lr, settings)
-    ranks, n_batches = Ranks(0, 1, device), max(2, len(frames) // settings.batch_size)
+    optimizer = new_optimizer(module, options.lr, options)
+    n_batches = max(2, len(frames) // options.batch_size)
     begun = time.perf_counter()
     for number, rows in enumerate(np.array_split(np.arange(len(frames)), n_batches)):
         if number == 1:
             begun = time.perf_counter()
-        with precision_of(settings, ranks.device):
+        with precision_of(options, device):
             loss = module(objective.batch(rows, 0)) / objective.weight(rows)
         if not training.has_stored_vectors:
             loss.backward()
@@ -535,17 +519,5 @@ def _time_batches(
 
 def _sample(proteins: list[str]) -> LabelledFrames:
     """Frames with these proteins; what else they have does not matter for time and memory."""
-    n = len(proteins)
-    numbers = np.arange(n)
-    composition = np.repeat(frame_composition(["ACG" * 100]), n, axis=0)
-    return LabelledFrames(
-        Texts.of([str(number) for number in numbers]),
-        Texts.of(proteins),
-        ArrayRows.of(composition),
-        numbers,
-        numbers,
-        numbers % 2 == 0,
-        np.ones(n, dtype=np.float32),
-        numbers,
-        ArrayRows.of(np.empty((n, 0), dtype=np.float32)),
-    )
+    composition = frame_composition(["ACG" * 100])
+    return LabelledFrames.of(proteins, np.repeat(composition, len(proteins), axis=0))
