@@ -84,7 +84,7 @@ def test_a_packed_manifest_with_windows_line_ends_is_read(folder: Path) -> None:
     assert [record.group for record in records_of(manifest)] == ["A", "A"]
 
 
-def test_one_group_may_hold_both_labels_and_is_named(
+def test_groups_may_hold_both_labels_and_some_are_named(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     manifest = write_manifest(folder, "viruses.fa\t\tvirus\tA", "cells.fa\t\tother\tA")
@@ -95,15 +95,10 @@ def test_one_group_may_hold_both_labels_and_is_named(
     assert told.startswith("groups with both labels, virus and other: A;")
     warn_of_mixed_groups(record for record in records if record.is_virus)
     assert caplog.messages == [told]
-
-
-def test_of_many_groups_with_both_labels_some_are_named(caplog: pytest.LogCaptureFixture) -> None:
-    records = [
-        LabelledRecord(f"{i}{is_virus}", is_virus, f"g{i}")
-        for i in range(8)
-        for is_virus in (True, False)
-    ]
-    warn_of_mixed_groups(records)
+    both = (True, False)
+    warn_of_mixed_groups(
+        LabelledRecord("", is_virus, f"g{i}") for i in range(8) for is_virus in both
+    )
     assert "g0, g1, g2, g3, g4 and 3 more;" in caplog.text
 
 
@@ -133,55 +128,54 @@ def test_sequences_come_with_their_labels_each_file_once_as_the_manifest_names_t
     ]
 
 
+IDS = "path\tid\tlabel\tgroup"
+WEIGHTS = "path\tlabel\tgroup\tweight"
+
+
 @pytest.mark.parametrize(
-    ("rows", "words"),
+    ("columns", "rows", "words"),
     [
-        (["viruses.fa\t\tviral\tA"], "manifest.tsv:2: the label is 'viral'"),
-        (["viruses.fa\t\tvirus\t "], "manifest.tsv:2: the group is empty"),
-        (["\t\tvirus\tA"], "manifest.tsv:2: the path is empty"),
-        (["nowhere.fa\t\tvirus\tA"], "nowhere.fa: No such file"),
-        (["viruses.fa\tvirus\tA"], "manifest.tsv:2: 3 cells for 4 columns"),
-        (["viruses.fa\tv1\tvirus\tA"] * 2, "manifest.tsv:3: the record v1 of"),
-        (["viruses.fa\t\tvirus\tA"] * 2, "is named twice (first in line 2)"),
-        (["viruses.fa\tv1\tvirus\tA", "viruses.fa\t\tvirus\tA"], "named twice (first in line 2)"),
-        (["viruses.fa\t\tvirus\tA", "./viruses.fa\tv1\tvirus\tA"], "twice (first in line 2)"),
-        (["viruses.fa\tv1\tvirus\tA", "viruses.fa\tv9\tvirus\tA"], "manifest.tsv:3: "),
-        (["viruses.fa\tv9\tvirus\tA"], "holds no record v9"),
-        (["viruses.fa\tv1\tvirus\tA", "cells.fa\tv1\tother\tA"], "cells.fa holds no record v1"),
+        (IDS, ["viruses.fa\t\tviral\tA"], "manifest.tsv:2: the label is 'viral'"),
+        (IDS, ["viruses.fa\t\tvirus\t "], "manifest.tsv:2: the group is empty"),
+        (IDS, ["\t\tvirus\tA"], "manifest.tsv:2: the path is empty"),
+        (IDS, ["nowhere.fa\t\tvirus\tA"], "nowhere.fa: No such file"),
+        (IDS, ["viruses.fa\tvirus\tA"], "manifest.tsv:2: 3 cells for 4 columns"),
+        (IDS, ["viruses.fa\tv1\tvirus\tA"] * 2, "manifest.tsv:3: the record v1 of"),
+        (IDS, ["viruses.fa\t\tvirus\tA"] * 2, "is named twice (first in line 2)"),
+        (IDS, ["viruses.fa\tv1\tvirus\tA", "viruses.fa\t\tvirus\tA"], "twice (first in line 2)"),
+        (IDS, ["viruses.fa\t\tvirus\tA", "./viruses.fa\tv1\tvirus\tA"], "twice (first in line 2)"),
+        (IDS, ["viruses.fa\tv1\tvirus\tA", "viruses.fa\tv9\tvirus\tA"], "manifest.tsv:3: "),
+        (IDS, ["viruses.fa\tv9\tvirus\tA"], "holds no record v9"),
+        (
+            IDS,
+            ["viruses.fa\tv1\tvirus\tA", "cells.fa\tv1\tother\tA"],
+            "cells.fa holds no record v1",
+        ),
+        *(
+            (WEIGHTS, [f"viruses.fa\tvirus\tA\t{weight}"], f":2: the weight is {weight!r}")
+            for weight in ("0", "-1", "nan", "inf", "1e308", "much")
+        ),
+        ("label\tgroup", [], "manifest.tsv:1: no column 'path'"),
+        ("path\tgroup", [], "manifest.tsv:1: no column 'label'"),
+        ("path\tlabel", [], "manifest.tsv:1: no column 'group'"),
     ],
 )
 def test_a_manifest_that_cannot_be_right_is_refused_with_its_line(
-    folder: Path, rows: list[str], words: str
+    folder: Path, columns: str, rows: list[str], words: str
 ) -> None:
-    assert words in str(refusal_of(write_manifest(folder, *rows)))
+    assert words in str(refusal_of(write_manifest(folder, *rows, columns=columns)))
 
 
-@pytest.mark.parametrize("weight", ["0", "-1", "nan", "inf", "1e308", "much"])
-def test_a_weight_is_a_number_above_zero(folder: Path, weight: str) -> None:
-    manifest = write_manifest(
-        folder, f"viruses.fa\tvirus\tA\t{weight}", columns="path\tlabel\tgroup\tweight"
-    )
-    assert f"manifest.tsv:2: the weight is {weight!r}" in str(refusal_of(manifest))
-
-
-@pytest.mark.parametrize("column", ["path", "label", "group"])
-def test_a_missing_column_is_named(folder: Path, column: str) -> None:
-    columns = [name for name in ("path", "label", "group") if name != column]
-    manifest = write_manifest(folder, columns="\t".join(columns))
-    assert f"manifest.tsv:1: no column {column!r}" in str(refusal_of(manifest))
-
-
-def test_an_id_in_two_files_is_refused_with_both(folder: Path) -> None:
+def test_an_id_in_two_files_and_a_record_that_is_no_dna_are_refused_with_their_lines(
+    folder: Path,
+) -> None:
     (folder / "more.fa").write_text(">x\nACGT\n>v1\nACGT\n")
     error = refusal_of(write_manifest(folder, "viruses.fa\t\tvirus\tA", "more.fa\t\tvirus\tB"))
     assert "more.fa:3: the id v1 occurs twice (first in " in str(error)
     assert "viruses.fa)" in str(error)
-
-
-def test_a_record_that_is_no_dna_is_refused_with_its_line(folder: Path) -> None:
-    (folder / "proteins.fa").write_text(">x\nACGT\n>p\nMKVLEF\n")
-    error = refusal_of(write_manifest(folder, "proteins.fa\t\tvirus\tA"))
-    assert "proteins.fa:3: the record p cannot be used: 'L' at position 4" in str(error)
+    (folder / "more.fa").write_text(">x\nACGT\n>p\nMKVLEF\n")
+    error = refusal_of(write_manifest(folder, "more.fa\t\tvirus\tA"))
+    assert "more.fa:3: the record p cannot be used: 'L' at position 4" in str(error)
 
 
 def test_a_manifest_that_is_no_text_is_refused(folder: Path) -> None:
