@@ -289,7 +289,7 @@ def _show_best(
         if samples is not None:
             labels, scores, weights = samples.is_virus, samples.scores, samples.weights
             writer.add_pr_curve("precision and recall", labels, scores, 0, weights=weights)
-            curve = reliability(samples)
+            curve = samples.reliability()
             for score, share in zip(curve.mean_score, curve.share_of_viruses, strict=True):
                 writer.add_scalar("reliability", share, round(100 * score))
 
