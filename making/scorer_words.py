@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from reading import fragment_features
 from sampling import Collection, Fragments
 
+from virnucpro.ground.library import call
 from virnucpro.ground.records import Counts, Mask
 from virnucpro.scorer.features import (
     BUCKET_BITS,
@@ -49,6 +50,13 @@ PIECE = 1000  # bases; words are read in its longest stretch, and in long ones
 GENE_LIKE = 60  # codons from which on a stretch is read beside the longest
 _PIECES_AT_ONCE = 400
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio: Knuth's hashing
+
+
+def owners_of(table: WordTable, numbers: Numbers) -> NDArray[np.uint8]:
+    """Owner of each word in a table; 0: none. (n,) -> (n,)"""
+    owners = np.empty(len(numbers), dtype=np.uint8)
+    call("owners_of", np.ascontiguousarray(numbers), len(numbers), *table.arguments, owners)
+    return owners
 
 
 def word_table(numbers: Numbers, owners: NDArray[np.uint8]) -> WordTable:

@@ -18,7 +18,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 from scorer_file import save_scorer
 from scorer_oracle import log_odds_in_whole_numbers
-from scorer_words import is_in_sample, word_table
+from scorer_words import is_in_sample, owners_of, word_table
 
 from virnucpro.ground import library
 from virnucpro.ground.errors import UnavailableError
@@ -133,8 +133,8 @@ def test_a_table_of_words_names_an_owner_for_its_own_words_alone() -> None:
     table = word_table(numbers[::2], owners[::2])
     expected = owners.copy()
     expected[1::2] = 0
-    np.testing.assert_array_equal(table.owners_of(numbers), expected)
-    assert not NO_WORDS.owners_of(numbers).any()
+    np.testing.assert_array_equal(owners_of(table, numbers), expected)
+    assert not owners_of(NO_WORDS, numbers).any()
 
 
 def test_words_of_the_sample_lie_in_buckets_of_their_own() -> None:

@@ -23,7 +23,7 @@ from scorer_folds import (
     margin_of,
     with_kinds,
 )
-from scorer_words import Words, count_words, is_in_sample
+from scorer_words import Words, count_words, is_in_sample, owners_of
 
 from virnucpro.learning.calibration import fit_error_rates
 from virnucpro.learning.records import LabelledRecord
@@ -144,12 +144,12 @@ def test_words_have_owners_and_those_of_one_group_are_a_sample(relatives: Collec
     assert 0 < in_sample.sum() < len(shared)
     owners = {(): RATHER_VIRAL, (0, 1): RATHER_CELLULAR, (2,): VIRAL, (1, 2): VIRAL}
     for left_out, owner in owners.items():
-        assert (counts.table(left_out).owners_of(shared) == owner).all()
+        assert (owners_of(counts.table(left_out), shared) == owner).all()
     for left_out, owner in {(0, 1, 2): ONE_VIRAL, (0, 1, 3): ONE_CELLULAR}.items():
-        found = counts.table(left_out).owners_of(shared)
+        found = owners_of(counts.table(left_out), shared)
         np.testing.assert_array_equal(found, np.where(in_sample, owner, 0))
     assert len(counts.table({0, 1, 2, 3})) == len(alone)
-    assert set(counts.table().owners_of(alone)) == {ONE_VIRAL, ONE_CELLULAR}
+    assert set(owners_of(counts.table(), alone)) == {ONE_VIRAL, ONE_CELLULAR}
     assert is_in_sample(alone).all()
 
 

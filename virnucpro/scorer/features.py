@@ -108,12 +108,6 @@ class WordTable:
             raise ValueError("words of owners that are not known")
         return hints, self.n_of_bucket, first, self.entries, len(self)
 
-    def owners_of(self, numbers: Numbers) -> NDArray[np.uint8]:
-        """Owner of each word; 0: none. (n,) -> (n,)"""
-        owners = np.empty(len(numbers), dtype=np.uint8)
-        call("owners_of", np.ascontiguousarray(numbers), len(numbers), *self.arguments, owners)
-        return owners
-
 
 NO_WORDS = WordTable(np.zeros(N_BUCKETS, dtype=np.uint8), np.empty(0, dtype=np.uint16))
 
