@@ -26,6 +26,7 @@ from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Literal
 
 import torch
 from card import FullRow, fill_card
@@ -68,6 +69,7 @@ Row = (
     | KernelRow
     | BudgetRow
 )
+_Device = Literal["auto", "cuda", "cpu", "mps"]
 _N_BATCHES = 15  # of a run, on a GPU or on each core
 _N_BATCHES_OF_VARIANTS = 3.9
 _N_BATCHES_OF_FULL = 4
@@ -76,7 +78,7 @@ _N_BATCHES_OF_FULL = 4
 SHAPES = {**MODELS, "tiny": ESM2Shape(n_layers=2, dim=64, n_heads=4)}  # the last: to try a script
 
 
-def setting_of(model: str, device: str, folder: Path = Path()) -> Setting:
+def setting_of(model: str, device: _Device, folder: Path = Path()) -> Setting:
     """A model on a device; its checkpoint need not be there."""
     choice = choose_devices(
         ComputeOptions(device=device, cuda_visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"))
@@ -91,7 +93,7 @@ def setting_of(model: str, device: str, folder: Path = Path()) -> Setting:
 
 
 @contextmanager
-def made_up(model: str, device: str, seed: int) -> Iterator[Setting]:
+def made_up(model: str, device: _Device, seed: int) -> Iterator[Setting]:
     """A checkpoint with random weights, for the time of the block."""
     with TemporaryDirectory(prefix="virnucpro-measure-") as folder:
         setting = setting_of(model, device, Path(folder))
@@ -140,7 +142,7 @@ def peers(options: argparse.Namespace) -> Iterator[Row]:
     for model in options.models:
         with made_up(model, options.device, options.seed) as setting:
             is_cpu, n_threads = setting.device == "cpu", usable_cores()
-            choice = choose_devices(ComputeOptions(device=setting.device.partition(":")[0]))
+            choice = choose_devices(ComputeOptions(device=options.device))
             n_tokens = options.tokens or _N_BATCHES_OF_VARIANTS * setting.tokens_per_batch
             comparison = Comparison(
                 profile=options.profile,
