@@ -255,10 +255,6 @@ def test_progress_is_reported_in_tokens_to_the_end(model):
     assert all(event.done == event.total == n_tokens for event in told)
 
 
-def test_help_has_an_example_of_it():
-    assert "virnucpro models check " in " ".join(virnucpro("models", "--help").stdout.split())
-
-
 def test_vectors_are_compared_by_id():
     rng = np.random.default_rng(0)
     residues = {name: rng.random((len(text), 8)) for name, text in make_panel().items()}

@@ -96,15 +96,15 @@ class Choice:
     @property
     def first(self) -> Choice:
         """The first device alone, with what it can do by itself."""
-        first = replace(
+        gpus = self.gpus[:1]
+        return replace(
             self,
             devices=self.devices[:1],
             descriptions=self.descriptions[:1],
-            gpus=self.gpus[:1],
+            gpus=gpus,
+            has_bf16=gpus[0].has_bf16 if gpus else self.has_bf16,
+            memory=gpus[0].memory_free if gpus else self.memory,
         )
-        for gpu in first.gpus:
-            first = replace(first, has_bf16=gpu.has_bf16, memory=gpu.memory_free)
-        return first
 
     def count_helpers(self, n_cores: int) -> int:
         """The largest number of processes that make shards and tables while these devices embed.
