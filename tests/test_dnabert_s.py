@@ -309,10 +309,18 @@ def test_other_weights_or_other_words_are_another_encoder(folder, tmp_path):
     weights = dnabert.write_dnabert(tmp_path / "weights", state=state)
     words = dnabert.write_dnabert(tmp_path / "words")
     content = json.loads((words / "tokenizer.json").read_text())
-    merges = content["model"]["merges"]
-    merges[1] = "A AAA" if "AAA" in WORDS else "AA AA"
-    ids = {inspect_folder(path).encoder_id for path in (folder, weights)}
-    assert len(ids) == 2
+    content["model"]["merges"] = list(map(merged_otherwise, range(len(MERGES))))
+    (words / "tokenizer.json").write_text(json.dumps(content))
+    assert len({inspect_folder(path).encoder_id for path in (folder, weights, words)}) == 3
+
+
+def merged_otherwise(number: int) -> str:
+    """A merge of two earlier words into the same one, the last that there is."""
+    earlier = WORDS[5 : number + 9]
+    word = WORDS[number + 9]
+    places = range(1, len(word))
+    splits = [(word[:n], word[n:]) for n in places if {word[:n], word[n:]} <= set(earlier)]
+    return " ".join(splits[-1])
 
 
 def spoiled(name: str) -> dnabert.State:

@@ -95,19 +95,6 @@ def test_a_model_of_another_family_is_named_by_its_path_as_any_other(toy_config,
     assert f"path        {path}" in describe_model(str(path))[0]
 
 
-def test_a_run_of_another_family_is_resumed_where_it_ended(toy_config, contigs):
-    run_inline(toy_config(contigs), None)
-    run = toy_config(contigs, resume=True)
-    before = vectors(run.output)
-    (run.output / "features" / "000001.h5").unlink()
-    events = []
-    run_inline(run, None, events.append)
-    assert [event.shard.index for event in events if isinstance(event, ShardDone)] == [1]
-    after = vectors(run.output)
-    assert before.keys() == after.keys()
-    assert all(np.array_equal(before[name], after[name]) for name in before)
-
-
 def test_frames_of_one_protein_and_other_bases_are_no_copies_for_an_encoder_of_bases(
     toy_config, make_config, tmp_path
 ):
