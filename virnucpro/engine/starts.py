@@ -50,6 +50,8 @@ class _DeviceSeries:
         check_counts(self.n_shards, self.memory_total, *self.tokens, *self.memory)
         if len(self.tokens) != len(self.memory) or len(self.tokens) > _MOST_BINS:
             raise ValueError("a device has tokens in other bins than memory")
+        if not isinstance(self.description, str):
+            raise TypeError("a device is described in words")
 
     def add(self, place: int, n_tokens: int, memory: int) -> None:
         missing = place + 1 - len(self.tokens)
@@ -160,5 +162,6 @@ def _from_json(stored: dict[str, Any]) -> Start:
         ValueError, LookupError, TypeError, AttributeError: it is not as it was written.
     """
     devices = {name: _DeviceSeries(**device) for name, device in stored["devices"].items()}
-    incidents = [(at, str(device), str(text)) for at, device, text in stored["incidents"]]
+    some = stored["incidents"][:_MOST_INCIDENTS]
+    incidents = [(at, str(device), str(text)) for at, device, text in some]
     return Start(**{**stored, "devices": devices, "incidents": incidents})

@@ -27,7 +27,6 @@ from virnucpro.run.scores import SUFFIX
 from virnucpro.tables.sinks import REGION_SINKS, all_sinks
 
 _REGION_FILES = frozenset(sink.file for sink in REGION_SINKS if sink.is_optional)
-_NO_FILE = "no such file"
 _WRITES_AHEAD = 8  # of a file, that are not hashed yet
 
 
@@ -142,10 +141,12 @@ class Outputs:
         places = [p for p in hashes if not Path(p).is_absolute() and ".." not in Path(p).parts]
         paths = [self.rundir.root / place for place in places]
         with ThreadPoolExecutor() as pool:
-            for place, path, actual in zip(places, paths, pool.map(_hash_now, paths), strict=True):
-                if actual != hashes[place]:
+            digests = pool.map(lambda path: _hash(path) if path.is_file() else "", paths)
+            for place, path, digest in zip(places, paths, digests, strict=True):
+                if digest != hashes[place]:
                     what = "is not as it was written: run.json has another SHA-256"
-                    what = "is missing" if actual == _NO_FILE else what
+                    if not path.exists():
+                        what = "is missing"
                     yield path, InputError(f"{printable(path)} {what}", self._remedy(path))
 
     def check(self, *, but: Collection[str] = (), only: Collection[str] = ()) -> None:
@@ -212,13 +213,6 @@ class Outputs:
         return (
             "check the disk, and run the command of the run again with --resume: it writes it anew"
         )
-
-
-def _hash_now(path: Path) -> str:
-    """The hash of a file, or what is wrong with it; as ``_hash``."""
-    if not path.exists():
-        return _NO_FILE
-    return _hash(path) if path.is_file() else "no plain file"
 
 
 def _hash(path: Path) -> str:
