@@ -24,8 +24,7 @@ from virnucpro.stories.options import ExtractOptions, PredictOptions
 # where options pass through on their way to where they are used
 PASSED = (
     *("cli.command", "cli.predict", "cli.train", "stories.resolve", "stories.intake"),
-    *("stories.pipeline", "learning.evaluate"),
-    *(f"learning.{name}" for name in ("request", "train")),
+    *("stories.pipeline", "learning.request", "learning.train"),
 )
 RUNS = (PredictOptions, ExtractOptions)
 

@@ -70,7 +70,6 @@ def embedded(tiny, tmp_path, monkeypatch) -> Path:
     shutil.copytree(tiny.model, folder / "esm2_virnucpro")
     shutil.copy(tiny.head_file, folder / "head.safetensors")
     monkeypatch.setattr(download, "EMBEDDED_FOLDER", folder)
-    monkeypatch.setattr(nets, "EMBEDDED_FOLDER", folder)
     return folder
 
 
@@ -149,7 +148,11 @@ def test_what_would_be_ignored_is_refused(options, given, reason):
         resolve(options(**{**usual, **given}), lambda _: None)
 
 
-def test_without_its_file_there_is_no_scorer_and_the_message_says_so(options, embedded):
+def test_without_its_file_there_is_no_scorer_and_the_message_says_so(
+    options, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(nets, "OWN_SCORER", tmp_path / "scorer.safetensors")
+    monkeypatch.setattr(nets.Scorer, "own", staticmethod(nets.Scorer.own.__wrapped__))
     with pytest.raises(UnavailableError, match=r"scorer\.safetensors"):
         resolve(options(command="predict", model=None), lambda _: None)
 

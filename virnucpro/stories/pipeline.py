@@ -145,7 +145,7 @@ def begin(
         rundir.refuse_to_clear(config.options.input)
     manifest = open_run(config.options, config.recipe_for, rundir, recorded, on_event)
     config.options.check_type(manifest.recipe.input_type)
-    manifest = replace(manifest, models=config.models, embed=config.embed)
+    manifest = replace(manifest, models=config.models, embed=config.rules)
     caller = config.caller.of_type(manifest.recipe.input_type)
     for announcement in (*caller.announcements, *config.announcements):
         announce(announcement)

@@ -76,7 +76,7 @@ class RunConfig:
     announcements: tuple[str, ...] = ()  # lines about the choices for the encoder
     compromises: tuple[str, ...] = ()  # warnings about their costs
     models: tuple[str, ...] = ()  # what other machines open the encoders by
-    embed: Mapping[Embed, int] = field(default_factory=lambda: {"all": 0})  # see ``Manifest``
+    rules: Mapping[Embed, int] = field(default_factory=lambda: {"all": 0})  # see ``Manifest.embed``
 
     @property
     def output(self) -> Path:
@@ -149,8 +149,8 @@ def _resolve_engine(
     models = tuple(open_model(name, on_event, before_fetching) for name in names)
     options = _with_regions(options)
     head = _load_head(options, models, on_event)
-    embed = _rules(options, recorded)
-    caller = _caller(options, head, embed)
+    rules = _rules(options, recorded)
+    caller = _caller(options, head, rules)
     footprint = join_footprints([model.footprint for model in models])
     choice = _choose_devices(options, footprint)
     request = _asked_precision(options, recorded)
@@ -164,7 +164,7 @@ def _resolve_engine(
         _spec(options, model, digest, facts, model.precision_on(kind, precision))
         for model, (_, digest), facts in zip(models, prepared, made_for, strict=True)
     )
-    announcements = [*_announce_options(options, recorded, list(embed))]
+    announcements = [*_announce_options(options, recorded, list(rules))]
     for model, encoder in zip(models, encoders, strict=True):
         announcements.append(f"model {printable(model.name)}: {model.describe(encoder)}")
     if options.embeds_here:
@@ -180,7 +180,7 @@ def _resolve_engine(
         announcements=tuple(announcements),
         compromises=tuple(choice.compromises(footprint, precision, is_auto)),
         models=tuple(map(name_anywhere, names)),
-        embed=embed,
+        rules=rules,
     )
 
 
