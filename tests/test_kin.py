@@ -209,6 +209,21 @@ def test_a_file_of_kin_is_read_as_it_was_written_and_a_damaged_one_is_refused(tm
         load_kinship(path)
 
 
+def test_the_table_and_the_net_of_the_package_fit_each_other():
+    own, n_features = own_kinship(), KIND_FEATURES.stop
+    net, (weight, bias), (last_weight, last_bias) = own.net, own.net.hidden, own.net.output
+    assert net.mean.shape == net.deviation.shape == (n_features,)
+    assert weight.shape == (len(bias), n_features)
+    assert last_weight.shape == (len(KINDS), len(bias)) and last_bias.shape == (len(KINDS),)
+    assert all(
+        np.isfinite(one).all() for one in (net.mean, net.deviation, *net.hidden, *net.output)
+    )
+    assert (net.deviation > 0).all() and net.slopes
+    assert own.words.n_of_bucket.shape == (2**20,)
+    assert own.words.owners.max() < len(own.families) + len(own.clusters)
+    assert len(own.kind_of_family) == len(own.families)
+
+
 def test_a_damaged_file_of_kin_is_refused_before_a_run_begins(tmp_path, monkeypatch):
     (tmp_path / "kin.safetensors").write_bytes(b"not one")
     monkeypatch.setattr("virnucpro.scorer.kin.EMBEDDED_FOLDER", tmp_path)
