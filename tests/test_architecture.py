@@ -122,9 +122,9 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 # Weight: what the next engineer has to learn. A number here may fall, and never rise.
 
-MOST_MODULES = 128
-MOST_CLASSES = 233
-MOST_DOORS = 354
+MOST_MODULES = 127
+MOST_CLASSES = 210
+MOST_DOORS = 329
 MOST_COMPLEX = 2
 COMPLEX = 15  # cognitive complexity that a reader still follows
 
