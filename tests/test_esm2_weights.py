@@ -147,11 +147,14 @@ def test_the_file_of_the_oracle_is_one_that_fair_esm_loads(fair_esm, tmp_path):
         assert name.startswith("contact_head.") or torch.equal(tensor, loaded.state_dict()[name])
 
 
+@pytest.mark.parametrize("kind", [Tensor.detach, torch.nn.Parameter], ids=["tensors", "parameters"])
 @pytest.mark.parametrize("zipped", [True, False], ids=["zip", "before torch 1.6"])
-def test_a_pt_file_gives_the_vectors_of_fair_esm(fair_esm, reference, tmp_path, zipped):
-    content = {"cfg": {"model": stored_config(fair_esm)}, "model": stored_state(fair_esm)}
+def test_a_pt_file_gives_the_vectors_of_fair_esm(fair_esm, reference, tmp_path, zipped, kind):
+    state = {name: kind(tensor) for name, tensor in stored_state(fair_esm).items()}
     path = tmp_path / "model.pt"
+    content = {"cfg": {"model": stored_config(fair_esm)}, "model": state}
     torch.save(content, path, _use_new_zipfile_serialization=zipped)
+    assert inspect_esm2(path).shape == SHAPE
     assert worst_row(embed(path), reference) < tolerance(SHAPE.n_layers, torch.float32)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import tracemalloc
 from dataclasses import replace
 from itertools import compress, pairwise
 from pathlib import Path
@@ -203,6 +204,18 @@ def test_every_protein_with_a_residue_has_a_score_whatever_its_letters(
     (score,) = score_proteins([protein], scorer)
     has_residue = bool(set(protein.upper()) & set(AMINO_ACIDS + "UO"))
     assert np.isfinite(score) == has_residue
+
+
+def test_many_short_proteins_take_no_more_memory_than_some(scorer: Scorer) -> None:
+    sequences = [random_protein(SHORTEST, seed) for seed in range(5_000)]
+    score_proteins(sequences[:1], scorer)
+    peaks = []
+    for n in (2_500, 5_000):
+        tracemalloc.start()
+        score_proteins(sequences[:n], scorer)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.2 * peaks[0], "3 kB of features of each would nearly double it"
 
 
 def test_no_proteins_have_no_scores(scorer: Scorer) -> None:

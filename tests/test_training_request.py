@@ -464,6 +464,15 @@ def test_vectors_of_many_files_are_read_with_few_of_them_open(tmp_path):
     assert psutil.Process().num_fds() - before <= 256
 
 
+def test_vectors_that_were_made_again_are_read_again(tmp_path):
+    for value in (1, 2):
+        path = tmp_path / "made"
+        path.write_bytes(np.full(4, value, dtype=np.float32).tobytes())
+        vectors = _FeatureRows([(str(tmp_path / "features"), 0, 1)], np.zeros(1, int), 4, "float32")
+        path.replace(tmp_path / "features")
+        assert vectors[np.zeros(1, int)].tolist() == [[value] * 4]
+
+
 @pytest.fixture
 def extracted(data: Path, tiny: Tiny, tmp_path: Path) -> Path:
     """Vectors of the labelled FASTA itself, in a folder of their own."""

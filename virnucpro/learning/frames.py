@@ -86,6 +86,12 @@ class _FeatureRows:
         self.files, self.rows, self.store = files, rows, store
         self.shape = (len(rows), dim)
         self._firsts = np.cumsum([0, *(n for _, _, n in files)], dtype=np.int64)
+        self._mapped = lru_cache(_MOST_MAPS)(self._map)
+
+    def _map(self, number: int) -> Values:
+        path, begin, n = self.files[number]
+        kind = "<u2" if self.store == "bfloat16" else "<f4"
+        return np.memmap(path, kind, "r", begin, (n, self.shape[1]))
 
     def __getitem__(self, frames: Rows) -> Values:
         """(k,) -> (k, dim)"""
@@ -94,15 +100,9 @@ class _FeatureRows:
         values = np.empty((len(rows), self.shape[1]), dtype=np.float32)
         for number in np.unique(of_file).tolist():
             inside = of_file == number
-            stored = _mapped_vectors(*self.files[number], self.shape[1], self.store)
-            chosen = stored[rows[inside] - self._firsts[number]]
+            chosen = self._mapped(number)[rows[inside] - self._firsts[number]]
             values[inside] = from_bfloat16(chosen) if self.store == "bfloat16" else chosen
         return values
-
-
-@lru_cache(_MOST_MAPS)
-def _mapped_vectors(path: str, begin: int, n: int, dim: int, store: Store) -> Values:
-    return np.memmap(path, "<u2" if store == "bfloat16" else "<f4", "r", begin, (n, dim))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -33,7 +33,7 @@ BASES_AT_ONCE = 2_000_000  # of records that are read before any is scored
 _PIECE_BASES_AT_ONCE = 500_000  # of records whose pieces are read, of one size after another
 _LONG = 1_000_000  # bases of a record that is not copied to lie beside others
 _NOTHING = np.zeros(0, dtype=np.int64)
-_RESIDUES_AT_ONCE = 500_000
+_RESIDUES_AT_ONCE = 100_000  # a protein takes 3 kB of features, however short it is
 
 
 class PieceScores(NamedTuple):

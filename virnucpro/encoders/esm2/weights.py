@@ -227,7 +227,7 @@ def _open_pt(path: Path) -> Tensors:
 
     def read(name: str, n_rows: int | None) -> Tensor:
         check_plain(tensors[name])
-        return tensors[name][:n_rows]
+        return tensors[name].detach()[:n_rows]  # a parameter would ask for gradients
 
     return Tensors(
         path=path,
