@@ -20,7 +20,7 @@ from workers import POISON, RaisingWorker
 from virnucpro.callers.caller import caller_of
 from virnucpro.callers.options import CutOptions
 from virnucpro.engine.local import InlineExecutor
-from virnucpro.ground.errors import InputError, ResumeError, UsageError, VirnucproError
+from virnucpro.ground.errors import InputError, OutputError, ResumeError, UsageError, VirnucproError
 from virnucpro.ground.records import reverse_complement
 from virnucpro.learning.evaluate import (
     _Cutting,
@@ -37,6 +37,7 @@ from virnucpro.learning.evaluate import (
 )
 from virnucpro.learning.options import EvaluateOptions
 from virnucpro.learning.records import LabelledRecord, group_digest, record_digest
+from virnucpro.run.folder import RunDir
 from virnucpro.scorer.nets import Scorer, load_scorer
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.kmers import Sketch
@@ -376,10 +377,21 @@ def test_an_interrupted_evaluation_goes_on_and_says_the_same(ask, tmp_path):
     assert not leftovers(folder)
 
 
-def test_other_fragments_do_not_go_on_with_a_run(ask):
+def test_other_fragments_do_not_go_on_with_a_run_and_replace_none(ask, tmp_path):
     ask()
-    with pytest.raises(ResumeError, match="changed since this run began"):
+    fragments = [tmp_path / "evaluation" / f"fragments.{ending}" for ending in ("fa", "tsv")]
+    before = [file.read_bytes() for file in fragments]
+    with pytest.raises(ResumeError, match="is of other fragments"):
         ask(run={"resume": True}, seed=4)
+    assert [file.read_bytes() for file in fragments] == before
+
+
+def test_an_evaluation_that_another_process_works_on_is_left_alone(ask, tmp_path):
+    folder = tmp_path / "evaluation"
+    folder.mkdir()
+    with RunDir(folder).locked(), pytest.raises(OutputError, match="is using"):
+        ask()
+    assert not (folder / "fragments.fa").exists()
 
 
 def test_where_something_could_not_be_scored_there_are_no_figures(ask, tmp_path):
@@ -417,14 +429,16 @@ def test_the_command_evaluates_resumes_and_reports_mistakes(tiny, manifest, tmp_
     assert answer.returncode == 0, answer.stderr
     assert "AUROC of all (95 % interval)" in answer.stdout and "precision at 5 %" in answer.stdout
     files = {path.name for path in out.iterdir()}
-    assert files == {"fragments.fa", "fragments.tsv", "run", "report.html"} | {
+    assert files == {".lock", "fragments.fa", "fragments.tsv", "run", "report.html"} | {
         f"evaluation.{ending}" for ending in ("tsv", "json")
     }
     table = (out / "evaluation.tsv").read_bytes()
     assert virnucpro(*command).returncode == 73
+    (out / ".report.html.0123abcd.tmp").write_text("of a killed one")
     resumed = virnucpro(*command, "--resume")
     assert resumed.returncode == 0, resumed.stderr
     assert (out / "evaluation.tsv").read_bytes() == table
+    assert not leftovers(out)
     for wrong, exit_code, words in (
         (("--lengths", "a,b"), 64, "must be numbers of bases"),
         (("--held-out-only", "--allow-training-data"), 64, "contradict"),

@@ -30,9 +30,9 @@ from virnucpro.callers.head import HeadFacts
 from virnucpro.engine.executor import Executor
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.ground.config import Recipe
-from virnucpro.ground.errors import InputError, UsageError, VirnucproError
+from virnucpro.ground.errors import InputError, ResumeError, UsageError, VirnucproError
 from virnucpro.ground.events import OnEvent
-from virnucpro.ground.files import atomic, sha256, writing
+from virnucpro.ground.files import atomic, sha256
 from virnucpro.ground.log import LOGGER, announce, counted, printable
 from virnucpro.ground.options import carry
 from virnucpro.ground.records import Mask, Prediction, Values
@@ -65,6 +65,7 @@ from virnucpro.learning.records import (
 )
 from virnucpro.learning.regions import evaluate_regions
 from virnucpro.run.folder import RunDir
+from virnucpro.run.lock import LOCK
 from virnucpro.sequences.fasta import read_fasta, write_record
 from virnucpro.sequences.kmers import Sketch
 from virnucpro.sequences.translate import GeneticCode
@@ -186,8 +187,9 @@ def report_evaluation(options: EvaluateOptions, on_event: OnEvent) -> list[str]:
         return evaluate_regions(options, options.regions, on_event)
     card = find_card(options.model) if options.card and options.model else None
     folder, figures = options.output_dir, evaluate(options, on_event)
-    write_report(folder, figures)
-    write_evaluation_page(folder)
+    with _in_use(folder):
+        write_report(folder, figures)
+        write_evaluation_page(folder)
     if card is not None:
         add_evaluation(card, list(_card_lines(figures)))
     return summary_lines(folder, figures)
@@ -266,12 +268,12 @@ def answer(
         )
     trained: set[str] = set()
     folder = question.options.output_dir
-    with _folder(folder):
+    with _in_use(folder):
         pairs = held_out(question.read_records(), caller, question.options, trained)
-        table = folder / "fragments.tsv"
-        fragments = write_fragments(pairs, question.cutting, question.fasta, table)
-    config = replace(config, options=replace(config.options, input=(question.fasta,)))
-    summary = run(config, executor, on_event)
+        table, scored = folder / "fragments.tsv", _scored(question, config)
+        fragments = write_fragments(pairs, question.cutting, question.fasta, table, scored)
+        config = replace(config, options=replace(config.options, input=(question.fasta,)))
+        summary = run(config, executor, on_event)
     if summary.exit_code:
         raise VirnucproError(
             f"not everything was scored: see {printable(question.run_folder)}",
@@ -302,18 +304,32 @@ def answer(
 
 
 @contextmanager
-def _folder(path: Path) -> Iterator[None]:
-    """A folder that is there, and if the block fails only if it was there before."""
-    is_new = not path.exists()
-    with writing(path):
-        path.mkdir(parents=True, exist_ok=True)
+def _in_use(folder: Path) -> Iterator[None]:
+    """Lock a folder, and delete what a killed evaluation left in it half done.
+
+    A new folder is deleted again if the block fails before it writes.
+
+    Raises:
+        OutputError, StorageError: as ``RunDir.locked``.
+    """
+    is_new, rundir = not folder.exists(), RunDir(folder)
     try:
-        yield
+        with rundir.locked():
+            rundir.sweep()
+            yield
     except BaseException:
         if is_new:
             with suppress(OSError):  # it is told what went wrong before
-                path.rmdir()
+                if [path.name for path in folder.iterdir()] == [LOCK]:
+                    (folder / LOCK).unlink()
+                folder.rmdir()
         raise
+
+
+def _scored(question: _Question, config: RunConfig) -> str | None:
+    """The SHA-256 of the fragments that a run goes on with; None for a new run."""
+    manifest = RunDir(question.run_folder).read_manifest() if config.options.resume else None
+    return manifest.inputs[0].sha256 if manifest and manifest.inputs else None
 
 
 def _read_fragments(
@@ -497,19 +513,34 @@ class _Fragment(NamedTuple):
 
 
 def write_fragments(
-    pairs: Iterable[Labelled], cutting: _Cutting, fasta: Path, table: Path
+    pairs: Iterable[Labelled],
+    cutting: _Cutting,
+    fasta: Path,
+    table: Path,
+    scored: str | None = None,
 ) -> list[_Fragment]:
-    """Cut all records; write their fragments, and where each is from."""
+    """Cut all records; write their fragments, and where each is from.
+
+    Raises:
+        ResumeError: they are not those that were ``scored``, by their SHA-256; none is written.
+    """
     fragments: list[_Fragment] = []
-    with atomic(fasta) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as out:
-        for labelled, record in pairs:
-            for fragment in cut_record(labelled, len(record.sequence), cutting):
-                numbered = fragment._replace(id=f"fragment{len(fragments) + 1:07d}")
-                bases = record.sequence[fragment.start : fragment.end]
-                if fragment.strand == "-":
-                    bases = bases.translate(_COMPLEMENT)[::-1]
-                write_record(out, numbered.id, bases)
-                fragments.append(numbered)
+    with atomic(fasta) as temporary:
+        with temporary.open("w", encoding="utf-8", newline="\n") as out:
+            for labelled, record in pairs:
+                for fragment in cut_record(labelled, len(record.sequence), cutting):
+                    numbered = fragment._replace(id=f"fragment{len(fragments) + 1:07d}")
+                    bases = record.sequence[fragment.start : fragment.end]
+                    if fragment.strand == "-":
+                        bases = bases.translate(_COMPLEMENT)[::-1]
+                    write_record(out, numbered.id, bases)
+                    fragments.append(numbered)
+        if scored not in (None, sha256(temporary)):
+            raise ResumeError(
+                f"the evaluation in {printable(fasta.parent)} is of other fragments",
+                hint="use the old data and options (--lengths, --seed, ...), choose another "
+                "--output-dir, or start again: --force",
+            )
     rows = (
         (name, of.id, _length_name(length), start, end, strand, of.label, of.group, of.kingdom)
         for name, of, length, start, end, strand in fragments
