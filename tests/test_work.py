@@ -45,6 +45,7 @@ from virnucpro.run.journal import HostFigures, ShardFigures, read_hosts
 from virnucpro.run.plan import Plan, _PlanCounts, _SlicePlan
 from virnucpro.run.rows import RowStore, SliceRows
 from virnucpro.run.status import inspect_run, measure_run
+from virnucpro.sequences import inputs
 from virnucpro.stories.api import read_features
 from virnucpro.stories.options import PredictOptions
 from virnucpro.stories.pipeline import run
@@ -124,6 +125,13 @@ def test_parts_in_any_order_give_the_run_of_one_machine(plan, merge, undisturbed
     assert work_inline(folder) == 0
     merge()
     assert_same_run(folder, undisturbed)
+
+
+def test_a_part_hashes_no_input_that_is_as_the_plan_found_it(plan):
+    folder = plan()
+    inputs._sha256_at.cache_clear()
+    assert work_inline(folder) > 6
+    assert inputs._sha256_at.cache_info().misses == 0
 
 
 def test_half_a_slice_leaves_its_shards_and_vectors_and_a_log_and_nothing_else(plan):

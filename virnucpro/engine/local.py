@@ -5,9 +5,9 @@
 
 Nothing is shared: a process killed inside ``Queue.get`` keeps the queue's lock, and the others
 would wait for ever. One thread of the parent waits on all pipes at once; another for each worker
-hands it shards, so that one that does not read keeps nobody waiting. They are dealt round-robin,
-two for each worker so that no device waits for the parent (besides those being written),
-and more of small ones; and then on demand.
+hands it shards, so that one that does not read keeps nobody waiting. Workers that are ready are
+dealt them round-robin: two each so that no device waits for the parent (besides those being
+written), and more of small ones; and then on demand.
 
 Workers may be started before there are shards: what they say waits in their pipes until then.
 A worker that ends or falls silent is replaced, and its shard goes on: ``recovery`` says how.

@@ -130,15 +130,16 @@ class FeatureStore:
         self, shards: Sequence[Shard], replaced: frozenset[str], on_shard: OnShard
     ) -> list[Shard]:
         """The shards that are owed; what was replaced is, too, while a copy of it is."""
-        pending = []
+        pending = dict[int, Shard]()
         for i, shard in enumerate(shards):
             on_shard(i, len(shards))
             if self.owes(shard, replaced):
-                pending.append(shard)
+                pending[i] = shard
         with_copies = [shard for shard in shards if shard.n_orfs > shard.n_embedded]
         if replaced and any(self.owes(shard, replaced, copies=1) for shard in with_copies):
-            return [shard for shard in shards if shard in pending or self._failed_in(shard)]
-        return pending
+            others = ((i, shard) for i, shard in enumerate(shards) if i not in pending)
+            pending |= {i: shard for i, shard in others if self._failed_in(shard)}
+        return [pending[i] for i in sorted(pending)]
 
     def owes(self, shard: Shard, replaced: frozenset[str], copies: int = 0) -> bool:
         """Whether a shard has no complete file, or one with failures that were not ``replaced``.

@@ -69,7 +69,7 @@ class Maker:
     with_own_ids: bool = False  # the files of each input have ids of their own
     scores: ScoreStore | None = None  # None: scores are not kept
     slices: Mapping[int, tuple[Shard, ...]] = field(default_factory=dict)  # the shards of each
-    readers: dict[int, list[FeatureReader]] = field(default_factory=dict)  # of each slice
+    readers: dict[int, list[FeatureReader]] = field(init=False, default_factory=dict)  # by slice
 
     @property
     def recipe(self) -> Recipe:

@@ -171,6 +171,7 @@ def work(
         config, plan, job = _resolved(rundir, manifest, options, on_event)
         inputs = tuple(file.stamped() for file in manifest.inputs)
         manifest = replace(manifest, inputs=inputs)
+        plan = replace(plan, manifest=manifest)
         with Pool(config.resources.n_helpers) as pool:
             _PartOfRun(rundir, manifest, config, part, pool, on_event).do(plan, job, executor_on)
     return part
