@@ -320,7 +320,7 @@ def _log(event: Telling) -> None:
         case WorkerReady(worker=worker, description=description):
             LOGGER.info("%s is ready: %s", worker, description)
         case WorkerLost(worker=worker, reason=reason, shard=shard, is_final=is_final):
-            LOGGER.debug("%s\n%s", worker, event.traceback.rstrip())
+            LOGGER.debug("%s", f"{worker}\n{event.traceback}".rstrip())
             work = f" with shard {shard.name}" if shard else ""
             fate = "it is given up" if is_final else "it is replaced"
             LOGGER.warning("%s was lost%s: %s; %s", worker, work, reason, fate)
