@@ -357,7 +357,9 @@ def test_rows_of_other_records_shards_or_callers_are_not_joined(plan, tmp_path):
     assert not replace(store, manifest=with_replaced).has(first, slices)
 
 
-def test_the_scorer_alone_is_spread_too_and_gives_the_run_of_one_machine(contigs, tmp_path):
+def test_the_scorer_alone_is_spread_and_scores_that_are_damaged_before_the_join_are_made_again(
+    contigs, tmp_path
+):
     def config(name: str, **how: object) -> RunConfig:
         options = PredictOptions(input=(contigs,), output_dir=tmp_path / name, **how)
         config = resolve(options, lambda _: None)
@@ -368,6 +370,9 @@ def test_the_scorer_alone_is_spread_too_and_gives_the_run_of_one_machine(contigs
     for part in ("2/2", "1/2"):
         work_inline(tmp_path / "spread", part)
     assert len(list((tmp_path / "spread/rows").glob("*.rows"))) == count_slices(tmp_path / "spread")
+    damaged, *_, gone = sorted((tmp_path / "spread/scores").glob("*.scores"))
+    damaged.write_bytes(damaged.read_bytes()[:-1000])
+    gone.unlink()
     run(config("spread", resume=True), ProcessExecutor(()), lambda _: None)
     of_both = [outputs(tmp_path / name) for name in ("alone", "spread")]
     assert of_both[0] == of_both[1] and any(name.startswith("scores/") for name in of_both[0])

@@ -97,15 +97,26 @@ class ScoreStore:
     def _read(
         self, path: Path, more: Mapping[str, str], records: Records | None
     ) -> tuple[ScoredRecords | None, bool]:
+        if (whole := self._whole(path, more)) is None:
+            return None, False
+        label, content = whole
+        try:
+            scored = _from_arrays(load(zstd.decompress(content)), records)
+        except _DAMAGE:
+            return None, False
+        return scored, label.attributes.get("finder") == self.finder
+
+    def is_whole(self, index: int) -> bool:
+        """Whether the file of a block is there as it was written."""
+        return self._whole(self.path(index), {}) is not None
+
+    def _whole(self, path: Path, more: Mapping[str, str]) -> tuple[Label, bytes] | None:
         try:
             label = read_label(path, {**self._attributes, **more})
             content = path.read_bytes()[: label.n_bytes]
-            if hashlib.sha256(content).hexdigest() != label.sha256:
-                return None, False
-            scored = _from_arrays(load(zstd.decompress(content)), records)
         except (FeatureFileError, *_DAMAGE):
-            return None, False
-        return scored, label.attributes.get("finder") == self.finder
+            return None
+        return (label, content) if hashlib.sha256(content).hexdigest() == label.sha256 else None
 
     def files(self) -> list[Path]:
         """Those that are there, by their places."""

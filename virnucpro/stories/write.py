@@ -228,8 +228,15 @@ class Results:
         return self.rows.has(group, self.plan)
 
     def rows_of(self, group: Sequence[Slice]) -> SliceRows | None:
-        """The rows of these slices, of the same records, if they were made before and are whole."""
-        return self.rows.read(group, self.plan)
+        """The rows of these slices, of the same records, if they were made before and are whole.
+
+        So are the scores that they were made of, where these are kept.
+        """
+        rows, scores = self.rows.read(group, self.plan), self.maker.scores
+        if rows is not None and scores is not None:
+            blocks = range(group[0].index, group[0].index + rows.n_blocks)
+            return rows if all(map(scores.is_whole, blocks)) else None
+        return rows
 
     def joined(self, plan: Plan) -> set[int]:
         """The indices of slices of a plan whose rows are there, and all their vectors."""
