@@ -1,6 +1,6 @@
-"""The door of the encoders: what every model that makes vectors can do.
+"""Protocols of models that make vectors, and the functions that find and load one.
 
-Its families are in ``families``. The door itself needs no torch; their code does.
+``families`` lists the kinds. This module does not import torch; the code of a family does.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ class Model(Protocol):
 
     @property
     def family(self) -> str:
-        """A name in ``FAMILIES``, or of an entry point."""
+        """Key of ``FAMILIES``, or name of an entry point."""
 
     @property
     def reads(self) -> Reads: ...
 
     @property
     def encoder_id(self) -> str:
-        """Hash of the weights, by which a head names its encoder."""
+        """Hash of the weights; a head names its encoder by it."""
 
     @property
     def n_layers(self) -> int:
-        """Number of layers; ``--layer`` is 1 to this."""
+        """Number of layers: the largest value of ``--layer``."""
 
     @property
     def dim(self) -> int:
@@ -55,7 +55,7 @@ class Model(Protocol):
 
     @property
     def width(self) -> str:
-        """The dimensions for messages, with the heads where there are some."""
+        """Dimensions and, if the model has any, attention heads, for messages."""
 
     @property
     def poolings(self) -> tuple[Pooling, ...]:
@@ -66,46 +66,46 @@ class Model(Protocol):
 
     @property
     def files(self) -> Sequence[Path]:
-        """The files that `models import` copies, the weights first; none: it stays where it is."""
+        """Files that `models import` copies, weights first; empty: the model stays in place."""
 
     @property
     def head(self) -> Path | None:
         """The head that comes with the model, if any."""
 
     def precision_on(self, kind: str, precision: Precision) -> Precision:
-        """Its own precision on a kind of device ("cuda", "cpu"), in a run in ``precision``."""
+        """Precision of this model in a run in ``precision``; ``kind`` is "cuda" or "cpu"."""
 
     def describe(self, spec: EncoderSpec) -> str:
-        """The model and the choices for its vectors, for the announcement."""
+        """Describe the model and the choices for its vectors, for the announcement."""
 
     def prepare(
         self, precision: Precision, folder: Path | None, on_event: OnEvent
     ) -> tuple[Path, str]:
-        """The file or folder that ``load`` is given, and the SHA-256 of the weights.
+        """Return the file or folder for ``load``, and the SHA-256 of the weights.
 
-        A converted model is kept in ``folder``; None is the default folder.
+        A converted model is kept in ``folder``; None: the default folder.
 
         Raises:
-            UnavailableError: it is not the model that its name says.
+            UnavailableError: the model is not the one that its name says.
         """
 
     def verify(self) -> str:
-        """Read every number of it. -> the SHA-256 of the weights
+        """Read every weight. -> the SHA-256 of the weights
 
         Raises:
-            UnavailableError: it is damaged.
+            UnavailableError: the model is damaged.
         """
 
 
 class Pending(Protocol):
-    """A batch that the device works on."""
+    """A batch that the device is computing."""
 
     @property
     def n_repeated(self) -> int:
-        """Sequences that the precision could not hold, and float32 did; complete with the rows."""
+        """Sequences that overflowed and were embedded in float32; final once ``rows`` returns."""
 
     def rows(self) -> Rows:
-        """Wait for its vectors: (n, dim), or (sum of lengths, dim) where nothing is pooled."""
+        """Wait for the vectors: (n, dim), or (sum of lengths, dim) without pooling."""
 
 
 class Encoder(Protocol):
@@ -121,16 +121,16 @@ class Encoder(Protocol):
         """Number of tokens in a batch of sequences of these lengths."""
 
     def count_flop(self, lengths: Sequence[int]) -> float:
-        """Number of floating point operations that such a batch takes."""
+        """Number of floating point operations for a batch of sequences of these lengths."""
 
     def plan(self, lengths: Sequence[int], tokens_per_batch: int) -> list[list[int]]:
         """Group the indices of ``lengths`` into batches. Every index occurs once.
 
-        A sequence that is longer than a batch may be gets one of its own.
+        A sequence longer than ``tokens_per_batch`` gets a batch of its own.
         """
 
     def start(self, sequences: Sequence[str]) -> Pending:
-        """Begin a batch; a GPU may still be at the one before.
+        """Start a batch; a GPU may still be computing the previous one.
 
         Raises:
             torch.OutOfMemoryError: the batch is too large for the device.
@@ -138,10 +138,10 @@ class Encoder(Protocol):
 
 
 def recognise(path: Path, on_event: OnEvent) -> Model:
-    """The model of a file or folder. Other packages are asked for what no family here takes.
+    """Inspect a model file or folder; families of other packages are tried last.
 
     Raises:
-        UnavailableError: it is of no family, or damaged.
+        UnavailableError: no family recognises it, or it is damaged.
     """
     try:
         for family in reversed(FAMILIES.values()):
@@ -161,7 +161,7 @@ def _inspect(family: Family, path: Path, on_event: OnEvent) -> Model | None:
 
 
 def describe_layers(model: Model, spec: EncoderSpec, of: str = "") -> str:
-    """A language model and the choices for its vectors. ``of``: what is pooled, if not residues."""
+    """Describe a language model and its choices. ``of``: what is pooled, if not residues."""
     return (
         f"{model.n_layers} layers, {model.dim} dimensions, "
         f"{model.footprint.n_parameters / 1e6:.1f} M parameters; layer {spec.layer}, "
@@ -170,7 +170,7 @@ def describe_layers(model: Model, spec: EncoderSpec, of: str = "") -> str:
 
 
 def not_published(path: Path, name: str, why: object) -> UnavailableError:
-    """The error for other weights under the name of a published model."""
+    """Make the error for weights that differ from the published model of that name."""
     return UnavailableError(
         f"{printable(path)} is not the published {name}: {why}",
         hint="delete it to fetch it again; name a model of your own by its path, "
@@ -179,22 +179,22 @@ def not_published(path: Path, name: str, why: object) -> UnavailableError:
 
 
 def progress_of(stage: str, n_bytes: int, on_event: OnEvent) -> Callable[[int], None]:
-    """What hears of the bytes of a model that are done, and tells the user."""
+    """Make a callback that reports the number of bytes done as progress."""
     return lambda done: on_event(Progress(stage, done, n_bytes, "bytes"))
 
 
 def load_encoder(spec: EncoderSpec, weights: Path, device: torch.device) -> Encoder:
-    """The encoder of a recipe, on a device.
+    """Load the encoder of a recipe on a device.
 
     Raises:
-        UnavailableError: the weights cannot be used, or the package of its family is not here.
+        UnavailableError: the weights are unusable, or the package of the family is missing.
     """
     encoder: Encoder = family_of(spec.family).code.load(spec, weights, device)
     return encoder
 
 
 def estimate_tokens(encoders: Iterable[EncoderSpec], n_sequences: int, n_residues: int) -> int:
-    """The number of tokens that these encoders see of so many frames or proteins."""
+    """Estimate the number of tokens that these encoders read, all together."""
     total = 0.0
     for spec in encoders:
         family = family_of(spec.family)

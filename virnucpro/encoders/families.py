@@ -1,7 +1,7 @@
-"""The families of encoders: what each reads and publishes, and where its code lies.
+"""The families of encoders: what each reads and publishes, and where its code is.
 
-A family publishes models under names that everybody may use; a bundle joins some with a head.
-Knows names and figures only, so that shell completion need not wait for torch.
+A family lists published models by name; a bundle joins some of them with a head. This module holds
+names and figures only, so that shell completion does not import torch.
 
 fair-esm publishes no sizes and no hashes of its files; others recorded them. Sizes and SHA-256 are
 those of github.com/Synthyra/FastPLMs @ 077c176 (``src/fastplms/models.toml``); for each ``.pt``
@@ -34,11 +34,11 @@ PLUGINS = "virnucpro.encoders"  # group of entry points; the value of each is a 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteFile:
-    """A file that others publish: its address, and what it must be."""
+    """A file that others publish: its address, size and hash."""
 
     url: str
     n_bytes: int | None = None  # None: not recorded
-    most_bytes: int = 1 << 28  # bound where it is not
+    most_bytes: int = 1 << 28  # limit if n_bytes is None
     sha256: str = ""
     md5: str = ""  # where no SHA-256 is recorded
     git_blob: str = ""  # where no SHA-256 is recorded: its id in git
@@ -81,7 +81,7 @@ def describe_width(dim: int, n_heads: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A kind of encoder, as far as it is known without its code.
+    """A kind of encoder: what is known without importing its code.
 
     Its module has ``load(spec, weights, device) -> Encoder``. If models are named by their files,
     it has ``inspect(path, on_event) -> Model | None``: None if the path is of another family. If
@@ -230,7 +230,7 @@ def family_of(name: str) -> Family:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Bundle:
-    """Encoders whose vectors of a frame stand side by side, and the head that reads them."""
+    """Encoders, and the head that reads their concatenated vectors of a frame."""
 
     encoders: tuple[str, ...]  # names, in the order of the vectors
     head: RemoteFile

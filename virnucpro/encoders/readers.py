@@ -1,9 +1,8 @@
 """Readers turn the residues of a frame into one vector for a classifier.
 
-A reader is a module from a ``PackedBatch`` to (n_frames, ``width``) float32. It has an
-encoder, which gives each token a vector: ESM-2, or a table of fixed rows, which shows what the
-language model brings. How the vectors of a frame become one is the architecture. A frame's
-vector does not depend on the frames beside it.
+A reader maps a ``PackedBatch`` to (n_frames, ``width``) float32. Its encoder gives each token a
+vector: ESM-2, or a table of fixed rows, as a baseline for the language model. The architecture
+joins the vectors of a frame into one. The vector of a frame does not depend on its batch.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ AMINO_ACIDS = RESIDUES[:20]
 
 
 class _ResidueTable(nn.Module):
-    """An encoder without context: a fixed row of numbers for each token."""
+    """An encoder without context: one fixed row for each token."""
 
     def __init__(self, rows: Tensor) -> None:
         super().__init__()
@@ -44,7 +43,7 @@ class _ResidueTable(nn.Module):
 
 
 def _one_hot() -> Tensor:
-    """A channel for each of the 20 amino acids, and one for all else. (N_TOKENS, 21)"""
+    """Encode each of the 20 amino acids in its channel, all else in one. (N_TOKENS, 21)"""
     rows = torch.zeros(N_TOKENS, len(AMINO_ACIDS) + 1)
     rows[:, -1] = 1
     rows[AMINO_ACID_TOKENS] = torch.eye(*rows[AMINO_ACID_TOKENS].shape)
@@ -52,9 +51,9 @@ def _one_hot() -> Tensor:
 
 
 def _blosum62() -> Tensor:
-    """The scores of a residue against the 20 amino acids (Henikoff and Henikoff 1992).
+    """Score each residue against the 20 amino acids (Henikoff and Henikoff 1992).
 
-    Divided by their root mean square. A letter without a row reads as X. (N_TOKENS, 20)
+    Scores are divided by their root mean square. Letters without a row read as X. (N_TOKENS, 20)
     """
     matrix = substitution_matrices.load("BLOSUM62")  # type: ignore[no-untyped-call]
     columns = [matrix.alphabet.index(letter) for letter in AMINO_ACIDS]
@@ -67,9 +66,9 @@ def _blosum62() -> Tensor:
 
 
 class Reader(nn.Module):
-    """The mean over the residues of each frame, or a network over them in their order.
+    """Average the residues of each frame, or run a network over them in order.
 
-    Without an encoder it reads nothing: a classifier gets composition alone.
+    Without an encoder the width is 0: the classifier gets composition alone.
     """
 
     def __init__(
@@ -92,9 +91,9 @@ class Reader(nn.Module):
 
     @staticmethod
     def new(encoding: Encoding, architecture: Architecture, esm2: ESM2 | None = None) -> Reader:
-        """A reader with random weights, of what the encoding gives each residue.
+        """Make a reader with random weights.
 
-        ``esm2`` is the model that encodes, where the encoding is its.
+        ``esm2`` is the model for the encoding "esm2".
         """
         encoder: ESM2 | _ResidueTable
         match encoding:
@@ -113,7 +112,7 @@ class Reader(nn.Module):
 
 
 def _pad_residues(hidden: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor]:
-    """Lay the residues of each protein out in a row of its own, with zeros behind.
+    """Lay out each protein in its own row, padded with zeros at the end.
 
     (n_tokens, n_channels) -> (n, longest, n_channels), and lengths in residues, (n,)
     """
@@ -130,7 +129,7 @@ def _pad_residues(hidden: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor]:
 
 
 class _ConvNet(nn.Module):
-    """Residual convolutions, each of a wider view than the one before."""
+    """Residual convolutions of growing dilation."""
 
     def __init__(self, n_channels: int, hidden: int = 64) -> None:
         super().__init__()
@@ -150,8 +149,8 @@ class _ConvNet(nn.Module):
 class _LSTM(nn.Module):
     """One layer for each direction (Hochreiter and Schmidhuber 1997).
 
-    Both read zeros behind a protein, when they have read all of it: on a CPU that is six times
-    as fast as a packed sequence, which has none.
+    Both directions read the padding after a protein, never before it. On a CPU this is six times
+    as fast as packed sequences.
     """
 
     def __init__(self, n_channels: int, hidden: int = 128) -> None:
@@ -207,9 +206,9 @@ class _UNet(nn.Module):
 
 
 class _ConvBlock(nn.Module):
-    """A convolution beside the stream, which it is added to. (n, channels, length) -> the same
+    """A residual convolution. (n, channels, length) -> the same
 
-    Padding is 0 before and after, as what lies beyond the ends of a protein.
+    Padding is 0 on both sides, like the positions beyond the ends of a protein.
     """
 
     def __init__(self, channels: int, kernel: int, dilation: int = 1) -> None:
@@ -225,7 +224,7 @@ class _ConvBlock(nn.Module):
 
 
 def _pool(x: Tensor, mask: Tensor) -> Tensor:
-    """Mean and maximum over the residues.
+    """Join the mean and the maximum over the residues.
 
     (n, channels, length), (n, 1, length) -> (n, 2 * channels)
     """
@@ -235,6 +234,6 @@ def _pool(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def _mask(x: Tensor, lengths: Tensor) -> Tensor:
-    """1 where a residue is, 0 behind. (n, longest, n_channels), (n,) -> (n, 1, longest)"""
+    """1 for residues, 0 for padding. (n, longest, n_channels), (n,) -> (n, 1, longest)"""
     places = torch.arange(x.shape[1], device=x.device)
     return (places < lengths[:, None])[:, None].to(x.dtype)

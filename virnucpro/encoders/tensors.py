@@ -1,7 +1,7 @@
-"""Files that ``torch.save`` wrote, read without running anything that is in them.
+"""Read files of ``torch.save`` without running code from them.
 
-A pickle may name code. Here it may name tensors, and the classes that the caller lists; whatever
-else it names is refused, and does nothing.
+A pickle may name any code. This reader allows tensors and the classes that the caller lists; it
+refuses all else before it runs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from virnucpro.ground.errors import UnavailableError
 from virnucpro.ground.log import printable
 
-_MAGIC = (b"PK", b"\x80")  # a zip archive, or a bare pickle of old
+_MAGIC = (b"PK", b"\x80")  # a zip archive, or a bare pickle as older versions wrote
 # errors of torch.load on a damaged file
 _DAMAGE = (
     OSError,
@@ -37,13 +37,13 @@ _Allowed = Callable[..., object] | tuple[Callable[..., object], str]
 
 
 def read_pt(path: Path, kind: str, allowed: Sequence[_Allowed] = ()) -> object:
-    """The content of a file of torch, mapped and not read where that can be.
+    """Load a file of ``torch.save``, mapped into memory where possible.
 
-    ``kind`` says in messages what it should be: "an ESM-2 checkpoint". ``allowed`` are classes that
-    it may name beside tensors, or pairs of a class of ours and the name that stands for it.
+    ``kind`` is the expected content, for messages: "an ESM-2 checkpoint". ``allowed`` are classes
+    that it may name besides tensors, or pairs of our class and the name in the file.
 
     Raises:
-        UnavailableError: it is no such file, is damaged, or names anything else.
+        UnavailableError: the file is of another kind, is damaged, or names anything else.
     """
     try:
         with path.open("rb") as handle:
@@ -67,7 +67,7 @@ def read_pt(path: Path, kind: str, allowed: Sequence[_Allowed] = ()) -> object:
 
 
 def _is_compressed(path: Path) -> bool:
-    """True if a member of an archive can be of any size; torch writes none such."""
+    """True if a member is compressed, and could unpack to any size; torch compresses none."""
     with zipfile.ZipFile(path) as archive:
         return any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist())
 
@@ -79,10 +79,10 @@ def _other(path: Path, kind: str, why: str) -> UnavailableError:
 
 
 def check_plain(tensor: Tensor) -> None:
-    """Refuse what is not numbers in a file, one after the other: a few bytes can stand for more.
+    """Refuse a tensor that is not plain floats: with strides, a few bytes can claim any size.
 
     Raises:
-        ValueError: the tensor repeats its numbers, or has none.
+        ValueError: the tensor is not dense floats on the CPU, or repeats stored numbers.
     """
     is_plain = tensor.layout == torch.strided and tensor.device.type == "cpu"
     if not is_plain or not tensor.is_floating_point():

@@ -1,7 +1,7 @@
-"""A device, batches on their way to it, and results on their way back.
+"""Set up a device, send batches to it, and copy results back.
 
-Sequences lie in one row of tokens, without padding. All that depends on their lengths is computed
-on the host; a device gets it in one go.
+Sequences are packed into one row of tokens, without padding. The host computes everything that
+depends on their lengths and sends it in one copy.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from virnucpro.ground.errors import UnavailableError
 
 
 def use_device(device: torch.device) -> None:
-    """Have a device of this process compute in float32 that is float32; a GPU is its current one.
+    """Set this process up to compute in true float32; a GPU becomes the current device.
 
-    Products in 16 bits are summed in float32: cuBLAS may otherwise add up parts of one in 16 bits.
-    cuDNN would round to TF32 in convolutions and LSTMs, and as a backend of SDPA it plans for each
-    new shape of a batch. On a CPU, MKL is asked for sums that do not depend on a row's place in its
-    batch: otherwise those of its AVX2 kernels do, and those of AVX-512 in batches of a few rows.
-    It hears before its first product only.
+    Products in 16 bits are summed in float32: by default cuBLAS may sum parts of them in 16 bits.
+    cuDNN would round to TF32 in convolutions and LSTMs, and as a backend of SDPA it plans anew for
+    each batch shape. On a CPU, MKL is set to sums that do not depend on the position of a row in
+    its batch; by default they do in AVX2 kernels, and in AVX-512 kernels for batches of a few rows.
+    MKL reads this setting only before its first product.
 
     Raises:
         UnavailableError: this build of torch has no kernels for the GPU.
@@ -67,9 +67,10 @@ def _check_kernels(device: torch.device) -> None:
 
 
 def _runs_on(capability: tuple[int, int], build: str) -> bool:
-    """True if such a GPU runs ``sm_80`` (of its own generation), or ``compute_80`` (compiled anew).
+    """True if a GPU of this capability runs a build.
 
-    A letter behind the number (``sm_90a``) is left out: the same without it is in the list too.
+    ``sm_80`` runs on its own generation; ``compute_80`` is compiled for later ones too. A letter
+    after the number (``sm_90a``) is ignored: the list also has the build without it.
     """
     kind, _, number = build.partition("_")
     major, minor = divmod(int(number.rstrip("af")), 10)
@@ -92,7 +93,7 @@ Runs = tuple[tuple[int, int, int], ...]  # first token, number of sequences, tok
 class PackedBatch:
     """Sequences of tokens laid end to end; proteins each as ``<cls> residues <eos>``.
 
-    Neighbours of one length are a run, a rectangle that needs no mask; sorted sequences make few.
+    Neighbours of equal length form a run: a rectangle without a mask. Sorting makes few runs.
     """
 
     tokens: NDArray[np.int64]  # (n_tokens,)
@@ -106,7 +107,7 @@ class PackedBatch:
 
     @classmethod
     def of_tokens(cls, tokens: NDArray[np.int64], seqlens: NDArray[np.int64]) -> PackedBatch:
-        """Sequences of so many tokens each, in their order. (n_tokens,), (n_sequences,)"""
+        """Pack tokens; ``seqlens`` counts those of each sequence. (n_tokens,), (n_sequences,)"""
         starts = np.concatenate([[0], np.cumsum(seqlens)])
         assert len(tokens) == starts[-1], "one byte of text is one token"
         bounds = np.flatnonzero(np.diff(seqlens, prepend=0, append=0))
@@ -115,13 +116,13 @@ class PackedBatch:
 
     @property
     def positions(self) -> NDArray[np.int64]:
-        """Counted from the first token of each sequence. (n_tokens,)"""
+        """Position of each token in its sequence, from 0. (n_tokens,)"""
         starts = np.repeat(self.cu_seqlens[:-1], np.diff(self.cu_seqlens))
         return np.arange(len(self.tokens)) - starts
 
     @property
     def residues(self) -> NDArray[np.int64]:
-        """The places of the residues: all but ``<cls>`` and ``<eos>``. (n_residues,)"""
+        """Indices of the residues: all tokens but ``<cls>`` and ``<eos>``. (n_residues,)"""
         is_residue = np.ones(len(self.tokens), dtype=np.bool_)
         is_residue[self.cu_seqlens[:-1]] = False
         is_residue[self.cu_seqlens[1:] - 1] = False
@@ -129,7 +130,7 @@ class PackedBatch:
 
     @property
     def residues_before(self) -> NDArray[np.int64]:
-        """The number of residues before each protein. (n_proteins,)"""
+        """Number of residues before each protein. (n_proteins,)"""
         before = self.cu_seqlens[:-1].astype(np.int64)
         return before - EXTRA_TOKENS * np.arange(len(before))
 
@@ -161,17 +162,17 @@ def plan_batches(
 
 
 def mean_of_bags(hidden: Tensor, places: NDArray[np.int64], starts: NDArray[np.int64]) -> Tensor:
-    """The means of bags of rows, from one kernel and not one for each size of a bag.
+    """Average bags of rows, with one kernel for all sizes.
 
-    (n, dim), the rows in the order of their bags, and where each bag begins among them, (n_bags,)
-    -> (n_bags, dim)
+    ``places`` are indices of rows, bag by bag; ``starts`` is where each bag begins in ``places``.
+    (n, dim), (n_places,), (n_bags,) -> (n_bags, dim)
     """
     rows, offsets = send(places, hidden.device), send(starts, hidden.device)
     return F.embedding_bag(rows, hidden, offsets, mode="mean")
 
 
 def copy_to_host(results: Tensor) -> Pending:
-    """Begin to copy float32 rows to the host: from a GPU beside the next batch's work."""
+    """Start to copy float32 rows to the host; a GPU computes the next batch meanwhile."""
     if not results.is_cuda:
         return _Copy(results.cpu())
     host = torch.empty(results.shape, dtype=results.dtype, pin_memory=True)
@@ -186,7 +187,7 @@ def copy_to_host(results: Tensor) -> Pending:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Copy:
-    """Rows on the host, or on their way to pinned memory of it; a ``base.Pending``."""
+    """Rows on the host, or on their way to its pinned memory; a ``base.Pending``."""
 
     host: Tensor
     copied: torch.cuda.Event | None = None  # None: they are there
@@ -200,9 +201,9 @@ class _Copy:
 
 
 class PackedEncoder(ABC):
-    """An encoder of packed batches on one device, but for what it computes; see ``base.Encoder``.
+    """Base of encoders of packed batches on one device; subclasses compute ``embed``.
 
-    In fp16 a protein whose numbers are too large for that is embedded within ``in_float32``.
+    In fp16, a protein that overflows is embedded again within ``in_float32``.
     """
 
     def __init__(
@@ -232,9 +233,9 @@ class PackedEncoder(ABC):
 
 @dataclass(slots=True, eq=False)
 class _Fp16Batch:
-    """A batch in fp16; a protein whose numbers are too large for that is embedded in float32.
+    """A batch in fp16; a protein that overflows is embedded again in float32.
 
-    It is embedded alone then, so that its vector does not depend on the batch.
+    It is then embedded alone, so that its vector does not depend on the batch.
     """
 
     sequences: Sequence[str]
