@@ -97,7 +97,7 @@ def test_an_interrupted_measurement_still_prints_what_it_has(tmp_path):
         err = errors.read()
     process.join()
     assert process.exitcode == 143
-    assert "matrix product" in said.read_text() and "hold what was measured" in err
+    assert "matrix product" in said.read_text() and "hold the measurements" in err
     assert json.loads(path.read_text())["limits"]
     left = {file.name for file in tmp_path.iterdir()}
     assert left == {"bench.json", "said"}, "no weights are left"

@@ -93,7 +93,7 @@ def test_gpus_are_numbered_by_their_place_on_the_bus_whatever_was_set(monkeypatc
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
     number_gpus_by_bus()
     assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
-    assert "CUDA_DEVICE_ORDER='FASTEST_FIRST' is not followed" in capsys.readouterr().err
+    assert "CUDA_DEVICE_ORDER='FASTEST_FIRST' is ignored" in capsys.readouterr().err
     number_gpus_by_bus()
     assert capsys.readouterr().err == ""
 
@@ -239,7 +239,7 @@ def test_an_empty_value_is_refused_as_of_a_variable_that_is_not_set(tmp_path, wo
         (["predict", "-i", "contigs.fa", "results"], "did you mean --output-dir results?"),
         (
             ["predict", "-i", "a.fa", "b.fa", "c.fa", "-o", "x"],
-            "did you mean --input b.fa --input c.fa? Each file needs an --input of its own",
+            "did you mean --input b.fa --input c.fa? Each file needs its own --input",
         ),
         (
             ["extract", "-i", "1.fa", "2.fa", "3.fa", "4.fa", "5.fa", "-o", "x"],
@@ -493,7 +493,7 @@ def test_devices_models_and_status_show_what_there_is(model, tiny, tmp_path):
 
 def test_a_resume_where_no_run_is_says_that_it_begins_one(tmp_path):
     command = ("predict", "-i", EXAMPLE, "-o", tmp_path / "run", "--resume")
-    line = f"there is no run yet in {tmp_path / 'run'}: a new one begins"
+    line = f"no run yet in {tmp_path / 'run'}: starting a new one"
     assert line in virnucpro(*command).stderr
     assert line not in virnucpro(*command).stderr
 
@@ -504,7 +504,7 @@ def test_a_bad_file_is_reported_once_and_records_without_a_score_are_explained(t
     assert bad.returncode == 65 and bad.stderr.count("expected '>'") == 1
     (tmp_path / "short.fa").write_text(">a\nACGT\n")
     short = virnucpro("predict", "-i", tmp_path / "short.fa", "-o", tmp_path / "y")
-    assert "1 too_short\nnone was scored: see the columns status and note" in short.stdout
+    assert "1 too_short\nno record was scored: see the columns status and note" in short.stdout
 
 
 def test_predict_needs_no_more_than_input_and_output(tmp_path):

@@ -90,7 +90,7 @@ def test_a_model_of_another_family_is_named_by_its_path_as_any_other(toy_config,
     assert len(counts) > 100
     rows = {name: row.tolist() for name, row in vectors(options.output_dir).items()}
     assert rows == counts
-    with pytest.raises(UsageError, match="--pooling bos: counts makes one vector of a frame"):
+    with pytest.raises(UsageError, match="--pooling bos: counts makes one vector per frame"):
         resolve(replace(options, output_dir=tmp_path / "bos", pooling="bos"), lambda _: None)
     assert f"path        {path}" in describe_model(str(path))[0]
 

@@ -170,7 +170,7 @@ def test_files_that_cannot_be_read_are_listed_and_the_others_done(make_config, t
     assert summary.exit_code == 2
     assert "5 of 9 could not be read" in "\n".join(summary.lines(config.output))
     of_one = "\n".join(replace(summary, n_refused=1).lines(config.output))
-    assert "  fix it, or take it out of the command;" in of_one
+    assert "  fix it, or remove it from the command;" in of_one
     figures = measure_run(config.output)
     assert figures["state"] == "partial" and figures["remaining_seconds"] == 0
     assert figures["shards"]["total"] == figures["shards"]["done"] > 0
@@ -255,7 +255,7 @@ def test_failed_files_are_tried_again_on_resume_and_taken_when_they_are_mended(
     for name in ("twice.fa", "gone.fa"):
         assert f"WARNING {bad / name} no longer exists; dropped from this run" in log
     assert f"WARNING added to this run: {bad / 'truncated.fa.gz'}" in log
-    assert f"going on with the run in {config.output}; what it finished is kept" in log
+    assert f"resuming the run in {config.output}; finished work is kept" in log
     assert set(failed_files(config.output)) == {str(bad / "junk.fa"), str(bad / "protein.fa")}
     assert keys(config.output)[-5:] == [("truncated", f"contig_{i}") for i in range(1, 6)]
     for name in ("junk.fa", "protein.fa"):

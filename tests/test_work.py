@@ -595,7 +595,7 @@ def test_a_device_that_has_not_the_precision_of_the_run_is_refused(plan, asked, 
     again = asked(resume=True, device="cpu")
     with pytest.raises(UnavailableError, match=f"computes in {precision}, and CPU") as caught:
         resolve(again, lambda _: None)
-    assert caught.value.hint.endswith("begin anew, with --force and another --precision")
+    assert caught.value.hint.endswith("start anew with --force and another --precision")
     config = resolve(replace(again, no_embed=True), lambda _: None)
     assert config.recipe.encoders[0].precision == precision
 
@@ -620,7 +620,7 @@ def test_a_lost_plan_is_named(plan):
     ("changes", "words"),
     [
         ({"plan_only": True}, "the plan fixes the precision of the run"),
-        ({"no_embed": True}, "--no-embed goes with --resume"),
+        ({"no_embed": True}, "--no-embed needs --resume"),
         ({"no_embed": True, "plan_only": True}, "contradict each other"),
     ],
 )

@@ -4,8 +4,8 @@
 >>> for call in virnucpro.predict("contigs.fa"):  # doctest: +SKIP
 ...     print(call.record_id, call.virus_score, call.is_virus)
 
-What ``__all__`` names is the public interface, and stable: see ``stories.api``. It is loaded
-when it is first used, and torch by the first model that computes in this process.
+``__all__`` names the public interface, which is stable: see ``stories.api``. A name is loaded on
+first use, and torch by the first model that computes in this process.
 """
 
 from importlib import import_module
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {  # of names that are not of the interface alone
+_HOMES = {  # public name -> module, for names defined outside ``stories.api``
     "Call": "virnucpro.ground.records",
     "Identity": "virnucpro.ground.records",
     "Progress": "virnucpro.ground.events",

@@ -1,6 +1,6 @@
-"""Commands made of classes of options: fields become the signature, errors become messages.
+"""Build commands from option classes: fields become the signature, errors become messages.
 
-Also what a command says of a file that no option precedes.
+A file without an option before it is refused with a suggestion.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SHOWN = 3  # files in a hint
 
 @dataclass(frozen=True, kw_only=True)
 class ConsoleOptions:
-    """The output of a command on the console; options of the command line alone."""
+    """Console output of a command; these options exist on the command line only."""
 
     quiet: Annotated[bool, option("Show only warnings and the summary.", None, "--quiet", "-q")] = (
         False
@@ -47,15 +47,15 @@ class ConsoleOptions:
 
 
 def command(*groups: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Call a function with an object of each class of options, made from the command line.
+    """Call a function with one object per option class, filled from the command line.
 
-    Fields of the process (its arguments, a variable) are no options, and are filled here.
+    Fields that describe the process (its arguments, a variable) are not options; they are set here.
     """
     return lambda run: _OnOptions(run, groups)
 
 
 class _OnOptions:
-    """A function on classes of options, with their fields as its signature."""
+    """A function that takes option classes; their fields are its signature."""
 
     def __init__(self, run: Callable[..., None], groups: Sequence[type]) -> None:
         update_wrapper(self, run)
@@ -73,7 +73,7 @@ class _OnOptions:
 
     @cached_property
     def __signature__(self) -> Signature:
-        """Made when typer first asks, so that the commands of a module do not wait for others."""
+        """Build the signature when typer first asks, so that a command does not wait for others."""
         parameters = [parameter for group in self._groups for parameter in _parameters(group)]
         parameters.sort(key=lambda parameter: parameter.default is not Parameter.empty)
         parameters.insert(0, Parameter("context", Parameter.KEYWORD_ONLY, annotation=Context))
@@ -81,25 +81,25 @@ class _OnOptions:
 
 
 def _is_typed(context: Any, name: str) -> bool:  # noqa: ANN401 - typer's or click's
-    """Whether the user typed an option, be it with its default."""
+    """Whether the user typed this option, even with its default value."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 
 
 def _of(group: type, values: dict[str, object]) -> dict[str, object]:
-    """The values of one class, without those that were not said."""
+    """The values of one option class, without those that the user did not give."""
     return {field.name: values[field.name] for field in fields(group) if field.name in values}
 
 
 def _parameters(group: type) -> Iterator[Parameter]:
-    """A parameter for each field that is an option."""
+    """Yield a parameter for each field that is an option."""
     hints = get_type_hints(group, include_extras=True)
     options = options_of(hints)
     for field in fields(group):
         if field.name not in options:
             continue
         kind, option = get_args(hints[field.name])[0], copy(options[field.name])
-        # the default of an option with a --no-... is its name
+        # for an option with a --no-... form, help shows the name as the default
         if kind is bool and not isinstance(option.default, str):
             option.param_decls = option.param_decls or (flag(field.name),)
         default = Parameter.empty if field.default is MISSING else field.default
@@ -108,7 +108,7 @@ def _parameters(group: type) -> Iterator[Parameter]:
 
 
 def _as_typed(kind: Any) -> Any:  # noqa: ANN401 - a type
-    """A path is taken as text: an empty one would become the current folder."""
+    """Take a path as text: an empty path would become the current folder."""
     if get_origin(kind) is tuple:
         return list[_as_typed(get_args(kind)[0])]  # type: ignore[misc]
     if Path in (kind, *get_args(kind)):
@@ -117,17 +117,17 @@ def _as_typed(kind: Any) -> Any:  # noqa: ANN401 - a type
 
 
 def _plain(params: list[Any]) -> list[Any]:
-    """The same parameters, which take text, plain numbers and defaults by themselves.
+    """Make parameters take text, plain numbers and defaults without typer's conversion.
 
-    Typer would import pydantic to convert them, which takes longer than typer itself. Help shows no
-    type of a flag or an argument.
+    Typer would import pydantic to convert them, which takes longer than importing typer. Help shows
+    no type for a flag or an argument.
     """
     for param in params:
         if getattr(param, "is_flag", False):
             param.metavar = ""
         if param.param_type_name == "argument":
             param.display_type_rich = lambda ctx: None
-        if hasattr(param, "type_descriptor"):  # older ones convert without pydantic
+        if hasattr(param, "type_descriptor"):  # older versions convert without pydantic
             param.process_value = partial(_process, param)
     return params
 
@@ -142,7 +142,7 @@ def _process(param: Any, context: Any, value: object) -> object:  # noqa: ANN401
     return param.callback(context, param, value) if param.callback else value
 
 
-# how numbers are usually written; typer converts, or refuses, whatever is written otherwise
+# the usual spelling of numbers; typer converts or refuses any other
 _NUMBERS = {
     int: re.compile("0|[1-9][0-9]{0,14}"),
     float: re.compile(r"(0|[1-9][0-9]{0,14})(\.[0-9]{1,15})?"),
@@ -150,7 +150,7 @@ _NUMBERS = {
 
 
 def _number(param: Any, value: object) -> float | None:  # noqa: ANN401 - typer's or click's
-    """The number that a text stands for, if an option takes it."""
+    """Parse a number if the option accepts it; otherwise None."""
     kind, option = param.type_descriptor.annotation, param.type_descriptor.parameter_info
     if option.parser or not isinstance(value, str) or kind not in _NUMBERS:
         return None
@@ -162,7 +162,7 @@ def _number(param: Any, value: object) -> float | None:  # noqa: ANN401 - typer'
 
 
 def _is_text(param: Any, value: object) -> bool:  # noqa: ANN401 - typer's or click's
-    """Whether a value is text, or one of the choices, of an option that takes that."""
+    """Whether the option takes text or choices and the value is one."""
     kind = param.type_descriptor.annotation
     if kind == list[str]:
         return isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value)
@@ -170,9 +170,9 @@ def _is_text(param: Any, value: object) -> bool:  # noqa: ANN401 - typer's or cl
 
 
 class Command(TyperCommand):
-    """A command that explains a wrong value in plain words, not in those of a library.
+    """A command that explains a wrong value in plain words instead of a library's.
 
-    One that takes files with ``--input`` says so if a file stands alone.
+    If it reads files with ``--input``, it says so when a file has no option before it.
     """
 
     def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - typer's or click's
@@ -194,19 +194,19 @@ class Command(TyperCommand):
 
 
 class Group(TyperGroup):
-    """A command with commands of its own."""
+    """A command with subcommands."""
 
     def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - typer's or click's
         return _plain(super().get_params(ctx))
 
 
 def _refuse_stray(stray: list[str], named: Collection[str]) -> None:
-    """Refuse files that no option precedes.
+    """Refuse files without an option before them.
 
-    The last of several may be meant as the output folder, if none is named and it is no file.
+    The hint takes the last of several as the output folder if none is named and it is not a file.
 
     Raises:
-        UsageError: there is a file that no option precedes.
+        UsageError: a file has no option before it.
     """
     if not stray:
         return
@@ -219,5 +219,5 @@ def _refuse_stray(stray: list[str], named: Collection[str]) -> None:
         suggestion[-1] = f"--output-dir {names[-1]}"
     hint = f"did you mean {' '.join(suggestion)}?"
     if "input" in named and suggestion[0].startswith("--input"):
-        hint += " Each file needs an --input of its own; or name the folder that they are in"
+        hint += " Each file needs its own --input; or name the folder that contains them"
     raise UsageError(f"unexpected: {' '.join(names + more)}", hint=hint)

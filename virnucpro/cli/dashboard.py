@@ -1,4 +1,4 @@
-"""The figures of a run on a terminal, within its width and height; colours repeat words."""
+"""Draw the figures of a run within the size of the terminal; colours only repeat words."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ _GAP = "   "  # between the figures of a line
 _SHORTEST_BAR = 12  # characters of the shortest bar
 _LONGEST_BAR = 40  # characters of a device's bar; the bar of the total fills the terminal
 _PADDING = 2  # between the columns of the table
-_BAR, _WARNING = "cyan", "yellow"  # told apart by those who do not see red or green
+_BAR, _WARNING = "cyan", "yellow"  # distinct for readers with red-green colour blindness
 _LINE, _TIME = "%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"
 
 
 class Dashboard:
     """Draws the figures of an ``EventLog`` on a terminal, several times a second.
 
-    The total comes first, then a line for each device. What does not fit is folded (devices) or
-    left out (columns, the last first), so that no line is wrapped.
+    The total comes first, then a line per device. If space is short, devices are merged into one
+    line and columns are dropped from the right, so no line wraps.
     """
 
     def __init__(self, figures: Figures, console: Console) -> None:
         self._figures = figures
         self._console = console
-        self._line_widths: list[int] = []  # of what stands on the terminal
+        self._line_widths: list[int] = []  # of the lines now on the terminal
         self._live = Live(
             console=console, get_renderable=self._redraw, refresh_per_second=4, transient=True
         )
@@ -49,10 +49,10 @@ class Dashboard:
             self._live.stop()
 
     def _redraw(self) -> RenderableType:
-        """``draw``, after the cursor was moved to where rich expects it.
+        """Move the cursor to where rich expects it, then ``draw``.
 
-        A terminal that was made narrower has wrapped the lines that stand on it; rich moves up as
-        many lines as it wrote.
+        A terminal that became narrower has wrapped the lines on it; rich moves up only as many
+        lines as it wrote.
         """
         drawing, width = self.draw(), self._console.width
         n_wrapped = sum(max(0, before - 1) // width for before in self._line_widths)
@@ -73,7 +73,7 @@ class Dashboard:
         total = _headline("total", now.share)
         if not now.devices:
             return Group(total, below, Text("workers are starting"))
-        n_above = 3 + len(below.split())  # total and figures, head of the table, a free line
+        n_above = 3 + len(below.split())  # total and figures, table header, an empty line
         table = _device_table(now, width, self._console.height - n_above)
         return Group(total, below, table)
 
@@ -85,7 +85,7 @@ def _styled(fact: str) -> Text:
 
 
 def _headline(label: str, share: float | None) -> Table:
-    """A name and a bar over the width of the terminal."""
+    """A label and a bar across the terminal."""
     row = Table.grid(padding=(0, 2), expand=True)
     row.add_column(no_wrap=True)
     row.add_column(ratio=1)
@@ -118,7 +118,7 @@ def _flow(figures: Iterable[Text], width: int) -> Text:
 
 
 def _device_table(now: Figures, width: int, n_lines: int) -> Table:
-    """A line for each device; the last one sums up those that found no place."""
+    """One line per device; the last line sums up devices that do not fit."""
     devices = now.sorted_devices
     n_visible = len(devices) if len(devices) <= n_lines else max(0, n_lines - 1)
     visible, folded = devices[:n_visible], [device for _, device in devices[n_visible:]]
@@ -164,7 +164,7 @@ def _table_width(widths: Sequence[int]) -> int:
 
 
 class ConsoleHandler(logging.Handler):
-    """Prints log records above a dashboard: no markup, and the time without milliseconds."""
+    """Print log records above a dashboard, without markup or milliseconds."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()

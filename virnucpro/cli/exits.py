@@ -1,4 +1,4 @@
-"""The end of a command: a message, a hint and an exit code, whatever happened in it."""
+"""End every command with an exit code and, after an error, a message and a hint."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import typer
 from virnucpro.ground.errors import StorageError, UnavailableError, VirnucproError
 
 USAGE_EXIT, INTERRUPTED_EXIT, TERMINATED_EXIT = 64, 130, 143
-DEAF_SECONDS = 10.0  # after a signal, while what it ended is cleared away
-GONE = (errno.EPIPE, errno.EIO)  # what is written for somebody who is not there any more
+DEAF_SECONDS = 10.0  # time to clean up after a signal; later signals are ignored
+GONE = (errno.EPIPE, errno.EIO)  # nobody reads the output any more
 NOTHING_BEGAN = "nothing was begun; what an earlier start finished is kept for --resume"
 
 
 class Finished(Exception):  # noqa: N818 - an end, not an error
-    """A command came to its end, with this exit code."""
+    """The command ends here, with this exit code."""
 
     def __init__(self, exit_code: int) -> None:
         super().__init__(exit_code)
@@ -30,14 +30,14 @@ class Finished(Exception):  # noqa: N818 - an end, not an error
 
 
 class _Terminated(SystemExit):
-    """An end by SIGTERM, or because the terminal was closed."""
+    """SIGTERM arrived, or the terminal was closed."""
 
 
 @contextmanager
 def exits(kept: Callable[[], str] = str) -> Iterator[None]:
-    """Turn what may happen in a command into a message and an exit code.
+    """Turn any error or signal in a command into a message and an exit code.
 
-    ``kept`` finds the hint for a command that was ended, in what is there by then.
+    ``kept`` makes the hint for an interrupted command from the files that exist by then.
     """
     try:
         yield
@@ -65,10 +65,10 @@ def _end(error: VirnucproError, kept: Callable[[], str]) -> NoReturn:
 
 @contextmanager
 def needing(extra: str) -> Iterator[None]:
-    """Wrap imports that the core installation lacks.
+    """Wrap imports of packages that the core installation lacks.
 
     Raises:
-        UnavailableError: one of them is not installed.
+        UnavailableError: a package is not installed.
     """
     try:
         yield
@@ -91,7 +91,7 @@ def has_colours() -> bool:
 
 
 def end_cleanly() -> None:
-    """End by an exception, so that processes are stopped and temporary files deleted."""
+    """End by exception on a signal, so that processes stop and temporary files are deleted."""
     _listen(-DEAF_SECONDS)
 
 
@@ -102,9 +102,9 @@ def _listen(since: float) -> None:
 
 
 def _stop(since: float, number: int, _: object) -> None:
-    """Ctrl-C, SIGTERM or a lost terminal: end once, undisturbed by the next.
+    """End once after Ctrl-C, SIGTERM or a lost terminal, and ignore further signals.
 
-    Nothing is said here: this may be in the middle of a line on its way to the terminal.
+    Print nothing: a line may be half written to the terminal.
     """
     now = time.monotonic()
     if now - since < DEAF_SECONDS:

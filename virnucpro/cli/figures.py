@@ -1,7 +1,7 @@
-"""The figures of a run while it goes on, and its log: pure consumers of events.
+"""Count the figures of a running run from its events, and write its log.
 
-``Figures`` counts; ``EventLog`` writes events and figures as plain lines into the log, the figures
-every ten seconds. Every figure is a count, so those of the devices add up to the total's.
+``Figures`` counts; ``EventLog`` writes events to the log as plain lines, and the figures every ten
+seconds. Every figure is a count, so the devices add up to the total.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from virnucpro.run.plan import count_done
 _EVERY_SECONDS = 10.0
 _GIB = 1 << 30
 _MOST_POINTS = 2_000
-_TABLES_BEHIND = 8  # shards: of fewer that are embedded and not yet in the tables nothing is told
+_TABLES_BEHIND = 8  # show how far the tables lag from this many shards on
 
 
 Point: TypeAlias = tuple[float, float]  # see ``seconds_left``
 
 
 def add_point(points: Sequence[Point], seconds: float, amount: float) -> list[Point]:
-    """Add a point; if there are too many, drop every second one."""
+    """Add a point; if there are too many, drop every second point."""
     kept = list(points) if len(points) < _MOST_POINTS else list(points[::2])
     return [*kept, (seconds, amount)]
 
@@ -56,7 +56,7 @@ class DeviceState:
     n_shards: int = 0
     n_tokens: int = 0
     memory: Memory | None = None
-    shard: Shard | None = None  # the one in work
+    shard: Shard | None = None  # being embedded
     is_given_up: bool = False
     since: float = field(default_factory=time.monotonic)
 
@@ -75,7 +75,7 @@ class DeviceState:
 class Figures:
     """The figures of a run so far.
 
-    One thread takes events while another draws: a dict is replaced, never changed in place.
+    One thread takes events while another draws: dicts are replaced, never changed in place.
     """
 
     stage: Progress | None = None
@@ -86,12 +86,12 @@ class Figures:
     n_tokens: int = 0  # tokens to embed
     n_failed: int = 0  # sequences that failed
     n_settled_tokens: int = 0  # tokens of the shards that are finished or failed
-    in_work: dict[int, int] = field(default_factory=dict)  # shard -> tokens that are embedded
+    in_work: dict[int, int] = field(default_factory=dict)  # shard -> tokens embedded so far
     files: tuple[tuple[tuple[int, int], ...], ...] = ()  # see ``EmbeddingStarted``
     pending: set[int] = field(default_factory=set)  # shards
     clock: Callable[[], float] = time.monotonic
     started: float = field(init=False)
-    # work that was done by when: of the stage, or of embedding; and the tables beside it, in shards
+    # work done over time: of the stage or of embedding; and of the tables, in shards
     points: list[Point] = field(default_factory=list)
     tables: list[Point] = field(default_factory=list)
 
@@ -101,7 +101,7 @@ class Figures:
     def take(self, event: Telling) -> None:
         match event:
             case Progress(stage=stage, done=done) if stage == STAGES[2] and self.pending:
-                self.tables = self._with(self.tables, done)  # written beside what is shown
+                self.tables = self._with(self.tables, done)  # written while another stage is shown
             case Progress(done=done, work=work):
                 if self.stage is None or self.stage.stage != event.stage:
                     self.points = self._with([], 0)
@@ -116,7 +116,7 @@ class Figures:
                 self.n_tokens = sum(map(self._tokens_of, pending))
                 self.points = self.tables = []
             case WorkerReady(worker=worker, memory=memory):
-                if not self.devices:  # the start of workers is no work
+                if not self.devices:  # starting workers does not count as work
                     self.points = self._with([], 0)
                 self._device(worker).memory = memory
             case WorkerLost(worker=worker, shard=shard, is_final=is_final):
@@ -168,7 +168,7 @@ class Figures:
 
     @property
     def facts(self) -> list[str]:
-        """What stands behind the counts: speed, failures, time."""
+        """The facts after the counts: speed, failures, time."""
         left = self.seconds_left
         time = [f"elapsed {_clock(self.clock() - self.started)}"]
         if self.share is not None:
@@ -179,7 +179,7 @@ class Figures:
         return [f"{n_tokens:,.0f} tokens/s", f"{self.n_failed:,} failed", *time]
 
     def share_of_shard(self, device: DeviceState) -> float | None:
-        """The share of the shard in work that is embedded; None while there is none."""
+        """Embedded share of the device's current shard; None if it has no shard."""
         if device.shard is None or device.shard.index not in self.in_work:
             return None
         return min(1.0, self.in_work[device.shard.index] / max(1, self._tokens_of(device.shard)))
@@ -199,14 +199,14 @@ class Figures:
 
     @property
     def title(self) -> str:
-        """What is done now; empty before anything is."""
+        """The current stage; empty before the first."""
         return self.stage.stage if self.stage else "embedding" * bool(self.n_shards)
 
     @property
     def share(self) -> float | None:
         """The share of the stage, or of embedding, that is done; None: unknown.
 
-        That of embedding is of the whole run, by earlier starts too, and finer than shards.
+        For embedding it covers the whole run with earlier starts, and counts tokens, not shards.
         """
         if self.stage is not None:
             return min(1.0, self.stage.done / self.stage.total) if self.stage.total else None
@@ -218,11 +218,11 @@ class Figures:
 
     @property
     def counts(self) -> list[str]:
-        """What is done: of the stage, or finished shards, and input files if there are several."""
+        """Amounts done in the stage; for embedding, shards, and input files if several."""
         if self.stage is not None:
             return [_amount(self.stage)]
         if not self.n_shards:
-            return ["looking at model and devices"]
+            return ["checking model and devices"]
         shards = f"{self.n_done:,}/{self.n_shards:,} shards"
         if len(self.files) < 2:
             return [shards]
@@ -231,7 +231,7 @@ class Figures:
 
     @property
     def sorted_devices(self) -> list[tuple[str, DeviceState]]:
-        """Devices by name, with numbers as numbers: cuda:2 is before cuda:10."""
+        """Devices in natural order of their names: cuda:2 before cuda:10."""
         return sorted(self.devices.items(), key=lambda item: _natural(item[0]))
 
     @property
@@ -271,16 +271,16 @@ def _memory_text(memory: Memory) -> str:
 
 
 def percent(share: float) -> str:
-    """A share in percent, rounded down: only what is done has 100 %."""
+    """A share in percent, rounded down, so that unfinished work never shows 100 %."""
     return f"{int(100 * share)}%"
 
 
 class EventLog:
-    """Writes events, and every ten seconds a line of figures, to the log."""
+    """Write events, and a line of figures every ten seconds, to the log."""
 
     def __init__(self, every_seconds: float = _EVERY_SECONDS) -> None:
         self.figures = Figures()
-        self._warnings: set[str] = set()  # given already: workers share most reasons
+        self._warnings: set[str] = set()  # already logged: workers repeat most of them
         self._every = every_seconds
         self._stopped = threading.Event()
         self._lock = threading.Lock()
@@ -330,7 +330,7 @@ def _log(event: Telling) -> None:
                 *(worker, counted(n, "sequence"), shard.name),
             )
         case BudgetReduced(worker=worker, tokens_per_batch=tokens):
-            LOGGER.warning("%s: out of memory; batches of %s tokens from now", worker, tokens)
+            LOGGER.warning("%s: out of memory; batches now have %s tokens", worker, tokens)
         case ShardDone(worker=worker, shard=shard, seconds=seconds, n_failed=n_failed):
             failed = f", {counted(n_failed, 'sequence')} failed" if n_failed else ""
             level = logging.WARNING if n_failed else logging.INFO
@@ -338,6 +338,6 @@ def _log(event: Telling) -> None:
             LOGGER.log(level, text, shard.name, worker, seconds, failed)
         case ShardFailed(worker=worker, shard=shard, reason=reason):
             LOGGER.debug("%s %s", worker, event.traceback)
-            # what the disk refused ends the run, which tells it
+            # a disk error ends the run, and is reported there
             level = logging.INFO if event.refusal else logging.ERROR
             LOGGER.log(level, "shard %s failed on %s: %s", shard.name, worker, reason)

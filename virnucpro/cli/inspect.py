@@ -1,4 +1,4 @@
-"""The commands that look: ``devices``, ``bench``, ``status``, ``compare``, ``report``, ``cite``."""
+"""Commands that report: ``devices``, ``bench``, ``status``, ``compare``, ``report``, ``cite``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from virnucpro.ground.errors import UsageError
 from virnucpro.ground.log import printable
 from virnucpro.ground.options import folder, option, refuse
 
-_MEASURED = "the tables, and the file of --json, hold what was measured"
+_MEASURED = "the tables and the --json file hold the measurements so far"
 
 
 def devices(
@@ -29,7 +29,7 @@ def devices(
 ) -> None:
     """List the devices that a run would use: GPUs, memory, precision, kernels.
 
-    Each usable GPU is tried: which of our Triton kernels run on it, and whether it has fp8.
+    Each usable GPU is tested: which Triton kernels of VirNucPro run on it, and whether it has fp8.
 
     Example: virnucpro devices
     """
@@ -49,7 +49,7 @@ def _try_gpus(devices: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
 
 @command(BenchOptions)
 def bench(options: BenchOptions) -> None:
-    """Measure how fast this device makes vectors, and which settings are best on it.
+    """Measure how fast this device embeds proteins, and which settings are fastest.
 
     Each size of ESM-2 is measured in each precision and in smaller and larger batches, compared
     with fair-esm and with the matrix products of the device. The last lines name the settings.
@@ -90,7 +90,7 @@ class _StatusOptions:
 
 @command(_StatusOptions)
 def status(options: _StatusOptions) -> None:
-    """Describe a run folder: finished, pending and failed work, and who works on it.
+    """Describe a run folder: finished, pending and failed work, and the processes working on it.
 
     For a folder of virnucpro train: the progress, best epoch and last figures of each seed.
 
@@ -115,12 +115,12 @@ def status(options: _StatusOptions) -> None:
 def _report_training(options: _StatusOptions) -> None:
     """
     Raises:
-        Finished: it is the folder of a training.
+        Finished: the folder belongs to a training.
     """
     from virnucpro.learning.pages import training_lines
 
     if lines := training_lines(options.folder, as_json=options.as_json):
-        refuse(options, ("verify",), "for a training: its --resume verifies the files")
+        refuse(options, ("verify",), "for a training: `train --resume` verifies its files")
         running.report(lines)
         raise Finished(0)
 
@@ -143,7 +143,7 @@ class _CompareOptions:
     tolerance: Annotated[
         float | None,
         option(
-            "Allow this difference between two scores of a row.",
+            "Allow scores of the same row to differ by this much.",
             metavar="SCORE",
             min=0,
             show_default="any",
@@ -153,9 +153,9 @@ class _CompareOptions:
 
 @command(_CompareOptions)
 def compare(options: _CompareOptions) -> None:
-    """Compare two results, row by row: missing rows, other labels, differences of scores.
+    """Compare two results row by row: missing rows, changed labels, score differences.
 
-    Rows of frames, chunks and records are matched by id, in the tables that both results have.
+    Rows of frames, chunks and records are matched by id, in the tables present in both results.
 
     Example: virnucpro compare old_merged/ results/
 
@@ -184,10 +184,10 @@ class _ReportOptions:
 
 @command(_ReportOptions)
 def report(options: _ReportOptions) -> None:
-    """Write DIR/report.html: a run, a training or an evaluation on one page, without a network.
+    """Write DIR/report.html: one page on a run, a training or an evaluation; needs no network.
 
-    Only the files of the folder are read; nothing is embedded or scored. The same folder gives
-    the same page.
+    It reads only files in the folder; nothing is embedded or scored. The same folder gives the
+    same page.
 
     Example: virnucpro report results/
     """
@@ -201,9 +201,9 @@ def summary(
     *,
     folders: Annotated[list[str], typer.Argument(metavar="DIR...", help="Folders of trainings.")],
 ) -> None:
-    """Summarise trainings: mean and standard deviation of their held-out figures, as a table.
+    """Summarise trainings in a table: mean and standard deviation of their held-out figures.
 
-    The figures are those of held_out.tsv and gain.tsv. Every folder counts, and every seed in it.
+    The figures come from held_out.tsv and gain.tsv, for every folder and every seed in it.
 
     Example: virnucpro summary model_1/ model_2/ model_3/
     """

@@ -1,7 +1,7 @@
-"""The command line: options in, exit code out. No work is done here.
+"""The command line: options in, exit code out. The work is done elsewhere.
 
-``virnucpro --help`` must be quick, so the modules that do the work are imported when a command
-needs them, and torch, by them, in the process that computes with it.
+``virnucpro --help`` must be quick, so a command imports the modules that it needs when it runs.
+They import torch only in the process that computes with it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from virnucpro.cli.exits import (
     exits,
 )
 
-_MODULES = {  # command -> the module here that has a function of its name, in the order of --help
+_MODULES = {  # command -> module of this package with a function of that name, in --help order
     "predict": "predict",
     "extract": "predict",
     "work": "predict",
@@ -47,7 +47,7 @@ _MODULES = {  # command -> the module here that has a function of its name, in t
 
 
 class _Loaded(Mapping[str, Any]):
-    """The commands by name, each from its module, which is imported when it is asked for."""
+    """Commands by name; looking one up imports its module."""
 
     def __getitem__(self, name: str) -> Any:  # noqa: ANN401 - typer's or click's
         group = getattr(import_module(f"virnucpro.cli.{_MODULES[name]}"), name)
@@ -101,26 +101,28 @@ def root(
 
 
 def main() -> None:
-    """The entry point. Usage errors exit with 64: 2 means that something failed in a run."""
+    """Run the command line. Usage errors exit with 64, since 2 means that part of a run failed."""
     _open_standard_streams()
-    gc.set_threshold(50_000)  # modules and columns of records are no garbage
+    gc.set_threshold(50_000)  # modules and record columns are long-lived: collect rarely
     try:
         with exits():
             app()
     except Finished as finished:
         raise SystemExit(finished.exit_code) from None
     except SystemExit as error:
-        if error.code == INTERRUPTED_EXIT:  # typer says nothing of Ctrl-C before a command began
+        if (
+            error.code == INTERRUPTED_EXIT
+        ):  # typer prints nothing for Ctrl-C before a command starts
             complain("interrupted", NOTHING_BEGAN)
         if {"-h", "--help"} & {*sys.argv} and isinstance(error.__context__, BrokenPipeError):
-            raise SystemExit(0) from None  # nobody reads the help to its end
+            raise SystemExit(0) from None  # the reader of the help has closed the pipe
         raise SystemExit(USAGE_EXIT if error.code == 2 else error.code) from None
     finally:
         _forget_closed_streams()
 
 
 def _open_standard_streams() -> None:
-    """Lead those that were closed nowhere: else the next files to be opened take their place."""
+    """Point closed streams to /dev/null, so that no later file takes their numbers."""
     for number in (0, 1, 2):
         try:
             os.fstat(number)
@@ -131,7 +133,7 @@ def _open_standard_streams() -> None:
 
 
 def _forget_closed_streams() -> None:
-    """Keep output that nobody reads from becoming an exit code of Python's own (120)."""
+    """Drop unread output, which would make Python exit with its own code (120)."""
     for number, stream in ((1, sys.stdout), (2, sys.stderr)):
         try:
             stream.flush()

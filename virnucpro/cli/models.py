@@ -1,4 +1,4 @@
-"""``virnucpro models``: checkpoints, and bundles of them with a head."""
+"""``virnucpro models``: manage checkpoints, and bundles of checkpoints with a head."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ models = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="Manage models: checkpoints, and bundles of checkpoints with a head. On a new GPU, and "
+    help="Manage models: checkpoints, and bundles of checkpoints with a head. On a new GPU or "
     "with a new model, begin with: virnucpro models check esm2_t33_650M_UR50D --gpus 0",
 )
 
@@ -35,9 +35,9 @@ def list_models(
     """List the named models: size, GPU memory, and path.
 
     The first model is part of this program; it is the default where a model is needed. Imported
-    models come last. GPU memory is computed: from the least, with the smallest batches, to that
-    of full batches. A run takes what is free; CUDA needs some more. `virnucpro models info NAME`
-    has the disk and RAM too.
+    models come last. GPU memory is an estimate, from the smallest batches to full ones. A run
+    sizes its batches to the free memory; CUDA needs some more. `virnucpro models info NAME` shows
+    disk and RAM too.
 
     Example: virnucpro models list
     """
@@ -49,7 +49,7 @@ def list_models(
 
 @dataclass(frozen=True, kw_only=True)
 class _NamedModel:
-    """A model, by its name or path."""
+    """A model, by name or path."""
 
     model: Annotated[
         str,
@@ -64,11 +64,11 @@ class _NamedModel:
 @models.command("info", cls=Command)
 @command(_NamedModel)
 def show_model(options: _NamedModel) -> None:
-    """Describe a checkpoint by its content, with the disk and memory that it needs, and its head.
+    """Describe a checkpoint: its content, the disk and memory that it needs, and its head.
 
     Example: virnucpro models info esm2_virnucpro
 
-    What was trained, or a head alone: virnucpro models info training/model
+    A trained model, or a head alone: virnucpro models info training/model
     """
     with exits():
         from virnucpro.encoders.models import describe_model
@@ -87,10 +87,9 @@ def show_model(options: _NamedModel) -> None:
 @models.command("download", cls=Command)
 @command(_NamedModel, ConsoleOptions)
 def download_model(options: _NamedModel, console: ConsoleOptions) -> None:
-    """Fetch a published checkpoint, or all files of a bundle, into folders of torch hub.
+    """Download a published checkpoint, or all files of a bundle, to the torch hub folders.
 
-    The hashes must be those of the published files. A download that broke off continues where it
-    stopped.
+    The hashes must match the published files. An interrupted download continues where it stopped.
 
     Example: virnucpro models download esm2_t33_650M_UR50D
 
@@ -110,7 +109,7 @@ def download_model(options: _NamedModel, console: ConsoleOptions) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _ImportOptions:
-    """A checkpoint, or the files of a bundle, from elsewhere."""
+    """A checkpoint or the files of a bundle, to be imported."""
 
     path: Annotated[
         str,
@@ -125,7 +124,7 @@ class _ImportOptions:
             "Give the model this name.", metavar="NAME", show_default="that of the file or folder"
         ),
     ] = None
-    force: Annotated[bool, option("Replace a model of that name.")] = False
+    force: Annotated[bool, option("Replace an existing model of this name.")] = False
     bundle_folder: Annotated[
         Path | None,
         option(
@@ -148,13 +147,14 @@ class _ImportOptions:
 def import_model(options: _ImportOptions) -> None:
     """Copy a checkpoint to where --model finds it by name; nothing is downloaded.
 
-    The whole file is checked first, and no code in it is run.
+    The whole file is checked first. Code in it is never run.
 
     Example: virnucpro models import esm2_t33_650M_UR50D.pt
 
     Example: virnucpro models import my_finetuned_folder/ --name my_esm2
 
-    All files of a bundle, from another machine: virnucpro models import virnucpro-500 --from usb/
+    All files of a bundle, copied from another machine: virnucpro models import virnucpro-500
+    --from usb/
     """
     with exits():
         from virnucpro.encoders.models import bring
@@ -167,9 +167,9 @@ def import_model(options: _ImportOptions) -> None:
 @models.command("verify", cls=Command)
 @command(_NamedModel)
 def verify(options: _NamedModel) -> None:
-    """Load a checkpoint, and check that every tensor is there and finite; with its head, if any.
+    """Load a checkpoint and its head, if any, and check that every tensor is present and finite.
 
-    A model with a published name must be the published file.
+    A model with a published name must be identical to the published file.
 
     Example: virnucpro models verify esm2_t33_650M_UR50D
     """
@@ -189,18 +189,18 @@ def verify(options: _NamedModel) -> None:
 @models.command("check", cls=Command)
 @command(_NamedModel, ComputeOptions, ConsoleOptions)
 def check_model(named: _NamedModel, on: ComputeOptions, console: ConsoleOptions) -> None:
-    """Compare the vectors that a model has here with those of fair-esm in float32.
+    """Compare the vectors that a model makes here with fair-esm in float32.
 
-    Both embed a fixed panel of proteins, with the same weights, on every GPU that is named. The
-    vectors may differ by as much as rounding explains, with these weights and in this precision.
-    Do this first on a new GPU, and with a new model. It needs memory for the model in float32.
+    Both embed a fixed panel of proteins with the same weights, on every GPU named. The vectors
+    may differ only by as much as rounding explains for these weights and this precision.
+    Do this first on a new GPU or with a new model. It needs memory for the model in float32.
 
     Example: virnucpro models check esm2_t33_650M_UR50D --gpus 0
 
     The strictest test: virnucpro models check ./model.pt --precision fp32
 
-    What fp8 costs, without a GPU for it: virnucpro models check ./model.pt --device cpu --precision
-    fp8 (a CPU emulates its products)
+    The rounding of fp8, without a GPU that has it: virnucpro models check ./model.pt --device cpu
+    --precision fp8 (the CPU emulates its products)
 
     Exit codes: 0 passed, 1 failed, 64 usage, 69 device or model unavailable.
     """
@@ -212,9 +212,9 @@ def check_model(named: _NamedModel, on: ComputeOptions, console: ConsoleOptions)
         report(outcome.report_lines())
         if not outcome.has_passed:
             raise VirnucproError(
-                "the vectors are not those of fair-esm: do not trust results with this model, "
+                "the vectors differ from fair-esm: do not trust results with this model, "
                 "device and precision",
-                hint="compare `--precision fp32` and `--device cpu` to see which of them passes, "
-                "and use that; where none does, look at the file with `virnucpro models verify`, "
-                "and send this output to whoever gave you the program",
+                hint="try `--precision fp32` and `--device cpu`, and use the one that passes; "
+                "if neither does, check the file with `virnucpro models verify` "
+                "and send this output to the authors of the program",
             )

@@ -1,4 +1,4 @@
-"""The commands that make a run folder: ``predict``, ``extract``, ``work`` and ``regions``."""
+"""The commands that write a run folder: ``predict``, ``extract``, ``work`` and ``regions``."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from virnucpro.ground.tasks import Pool
     from virnucpro.run.journal import ShardFigures
 
-_WORK_KEPT = "finished files are kept: the same command again does the rest"
+_WORK_KEPT = "finished files are kept: run the same command again to do the rest"
 _REGIONS_KEPT = "the folder is as it was: run the same command again"
-_PLUGINS = "virnucpro.executors"  # entry points: classes, made of the options and the devices
+_PLUGINS = "virnucpro.executors"  # entry points: classes, called with the options and devices
 
 
 @command(PredictOptions, ConsoleOptions)
@@ -39,8 +39,8 @@ def predict(options: PredictOptions, console: ConsoleOptions) -> None:
     """Call viruses: FASTA or FASTQ in, viruses.tsv, viruses.fasta and predictions.tsv out.
 
     The scorer calls every record by its sequence, in seconds. With --model, or any device
-    option but --workers, ESM-2 embeds every frame too, and features.h5 has the vectors. The
-    embedded ESM-2 changes no call. A head of your own does, where its training proved a gain.
+    option except --workers, ESM-2 also embeds every frame; the vectors go to features.h5. The
+    bundled ESM-2 changes no call. A head that you trained does, if its training proved a gain.
 
     Example: virnucpro predict -i contigs.fa -o results/
 
@@ -52,7 +52,7 @@ def predict(options: PredictOptions, console: ConsoleOptions) -> None:
     With a model and head of your own: virnucpro predict -i contigs.fa -o results/
     --model training/model --gpus 0,1,2
 
-    A large model on the records that may be viral, its vectors kept for other runs: virnucpro
+    A large model on records that may be viral, with its vectors cached for other runs: virnucpro
     predict -i contigs.fa -o results/ --model esm2_t33_650M_UR50D --embed viral --cache vectors/
 
     Exit codes: 0 all records accounted for, 2 some failed (see failed_files.txt), 1 nothing
@@ -80,11 +80,11 @@ def extract(options: ExtractOptions, console: ConsoleOptions) -> None:
 
 
 def _executor_on(options: RunOptions) -> Callable[[Sequence[str]], Executor]:
-    """The executor that was asked for, by the devices of this machine.
+    """Return a function that makes the requested executor from the devices of this machine.
 
     Raises:
-        UsageError: there is none of this name.
-        UnavailableError: it needs a package that is not here, or is broken.
+        UsageError: no executor has this name.
+        UnavailableError: its package is missing or broken.
     """
     if options.executor == "local":
         from virnucpro.engine.local import ProcessExecutor
@@ -94,7 +94,7 @@ def _executor_on(options: RunOptions) -> Callable[[Sequence[str]], Executor]:
         return partial(_executor_of_package(options.executor), options)
     with needing("cluster"):
         from virnucpro.engine.parsl import ParslExecutor
-    # Parsl starts programs of its own by their names, which lie beside this interpreter
+    # Parsl starts its own programs by name; they are in the folder of this interpreter
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
     cache = options.cache and options.cache.absolute()
     work = carry(options, WorkOptions, folder=options.output_dir.absolute(), cache=cache)
@@ -113,7 +113,7 @@ def _executor_of_package(name: str) -> Callable[..., Executor]:
 
 
 def what_is_kept(options: RunOptions) -> str:
-    """The hint after a run that was ended, by its ``run.json``."""
+    """The hint after an interrupted run, read from its ``run.json``."""
     folder = options.output_dir
     try:
         stored = read_json(folder / "run.json")
@@ -129,10 +129,10 @@ def what_is_kept(options: RunOptions) -> str:
 
 
 def _begun_pool(options: RunOptions) -> Pool | None:
-    """The processes for a new run without vectors, which start while this one imports its modules.
+    """Start the processes of a new run without vectors while this one imports its modules.
 
     Raises:
-        UsageError: ``--workers`` is no useful number.
+        UsageError: ``--workers`` is not a valid number.
     """
     from virnucpro.ground.devices import count_workers
     from virnucpro.ground.tasks import Pool
@@ -140,7 +140,7 @@ def _begun_pool(options: RunOptions) -> Pool | None:
     if options.asks_for_vectors or options.resume:
         return None
     pool, n_bytes = Pool(count_workers(options.workers, model_bytes=0) - 1), 0
-    with suppress(OSError):  # it is reported when the input is looked for
+    with suppress(OSError):  # reported later, when the input is opened
         n_bytes = sum(path.stat().st_size for path in options.input if path.is_file())
     pool.begin(n_bytes, "virnucpro.stories.blocks")
     return pool
@@ -171,9 +171,9 @@ def _run(options: RunOptions, console: ConsoleOptions) -> None:
 
 
 def work_in_block(options: WorkOptions, indices: tuple[int, ...]) -> list[ShardFigures]:
-    """Embed some shards of a run, in a process that a scheduler placed on another machine.
+    """Embed some shards of a run in a process that a scheduler started on another machine.
 
-    The process ends with the one that started it, which Parsl's own workers do not.
+    The process ends with its parent, which Parsl's own workers do not.
     """
     from virnucpro.ground.processes import end_with
     from virnucpro.stories import work as story
@@ -185,15 +185,15 @@ def work_in_block(options: WorkOptions, indices: tuple[int, ...]) -> list[ShardF
 
 @command(WorkOptions, ConsoleOptions)
 def work(options: WorkOptions, console: ConsoleOptions) -> None:
-    """Do a part of a planned run; any number of parts may run at once, on any machines.
+    """Do one part of a planned run; any number of parts may run at once, on any machines.
 
-    DIR was planned with --plan-only and lies where all machines see it. A part reads and translates
-    its slices of the input, embeds them, and writes their rows of the tables. The planned command
-    with --resume then joins all parts, and makes what is missing.
+    DIR was planned with --plan-only and is on a file system that all machines share. A part reads
+    and translates its slices of the input, embeds them, and writes their table rows. The planned
+    command with --resume then joins all parts and does what is missing.
 
     Example: virnucpro work results/ --part 3/16
 
-    In a SLURM array each task finds its part: sbatch --array=1-16 --gres=gpu:1
+    In a SLURM array each task takes its own part: sbatch --array=1-16 --gres=gpu:1
     --wrap "virnucpro work results/"
 
     In a PBS array: virnucpro work results/ --part 16
@@ -215,9 +215,9 @@ def work(options: WorkOptions, console: ConsoleOptions) -> None:
 def regions(options: RegionsOptions, console: ConsoleOptions) -> None:
     """Find virus-like regions, such as prophages, in the records of a finished run.
 
-    For runs of predict --no-regions, and for another --region-model. It writes regions.tsv, .bed,
+    Use it after predict --no-regions, or with another --region-model. It writes regions.tsv, .bed,
     .gff3 and .fasta, tracks.tsv.gz, the notes in predictions.tsv, and the proviruses in viruses.tsv
-    and viruses.fasta. No call changes. The input files must still be in their places.
+    and viruses.fasta. No call changes. The input files must still be where they were.
 
     Example: virnucpro regions results/
 

@@ -1,4 +1,4 @@
-"""A command that runs ``pipeline.run``: its first sign, its log, its dashboard, its summary."""
+"""What a running command shows: a loading line, the log, the dashboard and the summary."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from virnucpro.cli.figures import EventLog
 
 _BY_BUS = "PCI_BUS_ID"
-_TASKS = 16  # at most, in the array that is offered
+_TASKS = 16  # most tasks in a suggested job array
 _ERASE_LINE = "\r\x1b[2K"
 
 
@@ -32,9 +32,9 @@ _ERASE_LINE = "\r\x1b[2K"
 def loading(console: ConsoleOptions) -> Iterator[None]:
     """Show a line on a terminal while a command imports its modules, which may take a second.
 
-    It is plain text, and the cursor stays visible: a signal may end the program here at once.
+    It is plain text and leaves the cursor visible: a signal may end the program at once here.
     """
-    # numpy's matrices are small here: its threads would wait for each other, and take the cores
+    # numpy's matrices are small here: its threads would only occupy the cores
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     live = _is_live(console)
     gc.disable()
@@ -43,7 +43,7 @@ def loading(console: ConsoleOptions) -> Iterator[None]:
             _write_to_terminal("loading ..." + "\n" * (not live))
         yield
     finally:
-        gc.freeze()  # modules are no garbage: scanning them doubles the time of planning
+        gc.freeze()  # modules stay: scanning them for garbage doubles the time of planning
         gc.enable()
         if live:
             _write_to_terminal(_ERASE_LINE)
@@ -57,7 +57,7 @@ def _write_to_terminal(text: str) -> None:
 
 @contextmanager
 def watched(options: ConsoleOptions) -> Iterator[EventLog]:
-    """Log to the console, show the dashboard if somebody looks, and hear what happens.
+    """Log to the console, show the dashboard on a terminal, and yield the receiver of events.
 
     With ``--quiet`` the console gets warnings only.
     """
@@ -86,7 +86,7 @@ def watched(options: ConsoleOptions) -> Iterator[EventLog]:
 
 
 def is_for_console(record: logging.LogRecord, *, with_figures: bool) -> bool:
-    """Whether the console gets a record: warnings, what is announced, and figures if wanted."""
+    """Whether a record goes to the console: warnings, announcements, and figures if wanted."""
     return (
         record.levelno >= logging.WARNING
         or hasattr(record, "is_announced")
@@ -95,13 +95,13 @@ def is_for_console(record: logging.LogRecord, *, with_figures: bool) -> bool:
 
 
 def number_gpus_by_bus() -> None:
-    """Have CUDA number the GPUs as NVML does, by their place on the bus, whatever is set."""
+    """Make CUDA number the GPUs by bus position, as NVML does; override any other setting."""
     order = os.environ.get("CUDA_DEVICE_ORDER", _BY_BUS)
     os.environ["CUDA_DEVICE_ORDER"] = _BY_BUS
     if order != _BY_BUS:
         typer.echo(
-            f"note: GPUs are numbered by their place on the bus, as nvidia-smi does; "
-            f"CUDA_DEVICE_ORDER={order!a} is not followed",
+            f"note: GPUs are numbered by their place on the bus, as in nvidia-smi; "
+            f"CUDA_DEVICE_ORDER={order!a} is ignored",
             err=True,
         )
 
@@ -115,7 +115,7 @@ def _is_terminal() -> bool:
 
 
 def report(lines: Iterable[str], quiet: bool = False) -> None:
-    """Print the outcome: in colours on a terminal, but not with ``quiet``."""
+    """Print the outcome, in colours on a terminal unless ``quiet``."""
     colours = None if has_colours() and not quiet else False  # None: if it is a terminal
     try:
         for line in lines:
@@ -127,12 +127,12 @@ def report(lines: Iterable[str], quiet: bool = False) -> None:
             from virnucpro.ground.files import disk_error
 
             raise disk_error(error, "standard output") from error
-        # nobody reads: the run is as done as it was
+        # nobody reads the output, but the run is complete
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123
 
 
 def _coloured(line: str) -> str:
-    """A line of the summary. The colours are told apart by everybody, and repeat what words say."""
+    """A line of the summary. Colours repeat the words and suit colour-blind readers."""
     name, colon, fact = line.partition(": ")
     match name:
         case "called virus":
@@ -145,7 +145,7 @@ def _coloured(line: str) -> str:
 
 
 def next_step(table: Path, argv: Sequence[str], failed: bool) -> list[str]:
-    """The line for what to type after a run: the same command again, or a look at the table."""
+    """The next command after a run: the same command again, or one that shows the table."""
     is_piped = not {"-", "-i-", "--input=-"}.isdisjoint(argv)  # a pipe was read to its end
     if failed and not is_piped:
         return as_command(_again(argv, "--resume"))
@@ -154,7 +154,7 @@ def next_step(table: Path, argv: Sequence[str], failed: bool) -> list[str]:
 
 
 def planned_steps(options: RunOptions, n_slices: int, argv: Sequence[str]) -> list[str]:
-    """The lines for what to type after a plan: the work, and then the same command to its end."""
+    """The next commands after a plan: ``work``, then the same command with ``--resume``."""
     rest = _again(argv, "--resume")
     if not n_slices:
         return as_command(rest)
@@ -169,7 +169,7 @@ def planned_steps(options: RunOptions, n_slices: int, argv: Sequence[str]) -> li
 
 
 def gpu_steps(options: RunOptions, argv: Sequence[str]) -> list[str]:
-    """The lines that offer GPUs which nobody uses to a run that embedded nothing."""
+    """Suggest idle GPUs after a run that embedded nothing."""
     from virnucpro.ground.devices import free_gpus
 
     if not (places := free_gpus(options.cuda_visible_devices)):
@@ -179,13 +179,13 @@ def gpu_steps(options: RunOptions, argv: Sequence[str]) -> list[str]:
 
 
 def _again(argv: Sequence[str], *more: str) -> list[str]:
-    """The words of the same command, with ``more`` in the place of where it is to begin."""
+    """The words of the same command, with ``more`` in place of the options on how it starts."""
     left_out = ("--force", "--resume", "--plan-only")
     return ["virnucpro", *(word for word in argv if word not in left_out), *more]
 
 
 def as_command(words: Sequence[str], rest: str = "", before: str = "next") -> list[str]:
-    """The line that offers a command; nothing if a name in it cannot be typed."""
+    """The line that suggests a command; none if a name in it cannot be typed."""
     if not all(map(str.isprintable, words)):
         return []
     return [f"{before}: {shlex.join(words)}{rest}"]

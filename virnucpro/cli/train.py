@@ -21,7 +21,7 @@ _KEPT = "finished epochs are kept: go on with --resume"
 
 
 def _read_config(context: typer.Context, text: str | None) -> str | None:
-    """Options of a file become defaults, so that those on the command line win."""
+    """Make the options in a file defaults, so that the command line overrides them."""
     if text:
         with needing("train"):
             from virnucpro.ground.config_file import read_config
@@ -37,7 +37,7 @@ def _read_config(context: typer.Context, text: str | None) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Console(ConsoleOptions):
-    """_Console options, and those of the command line alone."""
+    """Console options of a training, which exist on the command line only."""
 
     config: Annotated[
         Path | None,
@@ -54,13 +54,13 @@ class _Console(ConsoleOptions):
 
 @command(ManifestOptions)
 def manifest(options: ManifestOptions) -> None:
-    """Write the manifest of labelled sequences that train and evaluate read.
+    """Write a manifest of labelled sequences for train and evaluate.
 
-    By folder, the group of a file is the first folder below the one given, or the file's name:
+    By folder, the group of a file is the first folder below the one named, or the file's name:
 
     - virnucpro manifest --virus viruses/ --other bacteria/ --other human.fa -o manifest.tsv
 
-    By table, a record is found by its accession, with or without version:
+    By table, records are matched by accession, with or without version:
 
     - virnucpro manifest --table taxonomy.tsv --fasta genomes.fa --group-by genus -o manifest.tsv
     """
@@ -79,25 +79,25 @@ def train(options: TrainOptions, console: _Console) -> None:
     gain.tsv (what the head adds to the scorer), and model/, which predict, extract and evaluate
     take with --model: the encoder or its name, head.safetensors, and a model card, README.md.
 
-    The time, memory and disk that a training needs, before it starts:
+    Estimate the time, memory and disk that a training needs, without starting it:
 
     - virnucpro train --data manifest.tsv -o training/ --check
 
-    A head on an encoder that stays as it is, and how to use it:
+    Train a head on a frozen encoder, and use it:
 
     - virnucpro train --data manifest.tsv -o training/
 
     - virnucpro predict -i contigs.fa -o results/ --model training/model
 
-    Encoder and head together:
+    Train encoder and head together:
 
     - virnucpro train --data manifest.tsv -o training/ --finetune --model esm2_t12_35M_UR50D
 
-    A model of virus-like regions, DIR/regions.json, from chromosomes with known prophages:
+    Train a model of virus-like regions, DIR/regions.json, on chromosomes with known prophages:
 
     - virnucpro train --data genomes/ --regions prophages.tsv -o training/
 
-    All GPUs of this machine are used, with a process for each; for several machines:
+    All GPUs of this machine are used, with one process each. On several machines:
 
     - torchrun --nnodes 2 --nproc-per-node 8 ... --no-python virnucpro train ...
     """
@@ -107,7 +107,7 @@ def train(options: TrainOptions, console: _Console) -> None:
     if options.check:
         _check(options, console)
         return
-    parent = os.getppid()  # before the imports, which take long
+    parent = os.getppid()  # before the slow imports
     with exits(lambda: _KEPT):
         with loading(console), needing("train"):
             from virnucpro.ground.processes import end_with
@@ -146,7 +146,7 @@ def _train_regions(options: TrainOptions, truth: Path, console: _Console) -> Non
 
 
 def _outcome(output: Path, model: Path | None) -> list[str]:
-    """Lines on where the results are, and how to use a model that calls."""
+    """Lines that say where the results are and how to use a model that calls."""
     from virnucpro.ground.log import printable
 
     lines = [f"results: {printable(output)}"]
@@ -158,7 +158,7 @@ def _outcome(output: Path, model: Path | None) -> list[str]:
 
 @command(EvaluateOptions, ConsoleOptions)
 def evaluate(options: EvaluateOptions, console: ConsoleOptions) -> None:
-    """Measure the scorer, or a head, on labelled sequences that it was not trained on.
+    """Measure the scorer or a head on labelled sequences that it was not trained on.
 
     Fragments of each length and whole records are called as in predict, in the run folder DIR/run.
     evaluation.tsv and evaluation.json have AUROC (with intervals over groups), AUPRC, accuracy,
@@ -167,11 +167,11 @@ def evaluate(options: EvaluateOptions, console: ConsoleOptions) -> None:
 
     Example: virnucpro evaluate --data manifest.tsv --output-dir evaluation/
 
-    That is the scorer. What was trained: virnucpro evaluate --data manifest.tsv --split
+    That measures the scorer. For a trained head: virnucpro evaluate --data manifest.tsv --split
     training/split.tsv --output-dir evaluation/ --model training/model --card
 
-    Regions against known prophages, in regions_evaluation.tsv: precision and
-    recall of bases, and of genes with a GFF; found and false regions; the error of their ends:
+    Compare regions with known prophages, in regions_evaluation.tsv: precision and recall of
+    bases, and of genes if a GFF is given; found and false regions; the error of their ends:
 
     virnucpro evaluate --data genomes/ --regions prophages.tsv --genes genes.gff -o evaluation/
 

@@ -1,8 +1,7 @@
-"""The inputs of a run: found, named, hashed, read once, and checked against each other.
+"""Find, name, hash and read the inputs of a run, and check them against each other.
 
-A file that cannot be read is left out and remembered, and tried again by each resume, but for one
-that gives all others without it; it does not keep the others back. What was taken into a run stays
-in it, as it was.
+An unreadable file is skipped and recorded. Each resume tries it again, unless the command names
+all other files without it. A file that was read stays in the run, unchanged.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ def open_run(
     recorded: Manifest | None,
     on_event: OnEvent,
 ) -> Manifest:
-    """Find and read the inputs, and check that they go with what is recorded, if anything is.
+    """Find and read the inputs, and check that they fit the recorded run, if any.
 
     Raises:
-        InputError, InputMissingError: nothing of what was given can be read.
-        ResumeError: what is recorded is another run.
+        InputError, InputMissingError: none of the inputs can be read.
+        ResumeError: the recorded run is another one.
     """
     on_event(Progress("looking for the input", 0, 0, "bytes"))
     named = find_inputs(options.input, rundir.root, rundir.copies, rundir.own_names)
@@ -66,9 +65,9 @@ def open_run(
 
 
 def _unnamed(recorded: Manifest, files: Sequence[InputFile]) -> list[InputFile]:
-    """The files that an earlier start could not read, if they are there and not given again.
+    """The existing files that an earlier start could not read and this command does not name.
 
-    Whoever gives all others again leaves them out on purpose. What was read stays in the run.
+    A command that names all other files omits them on purpose. Files once read stay in the run.
     """
     names = {text for file in files for text in (file.path, file.name) if text}
 
@@ -87,7 +86,7 @@ def _unnamed(recorded: Manifest, files: Sequence[InputFile]) -> list[InputFile]:
 
 
 def _is_tried_again(file: InputFile, *, is_kept: bool) -> bool:
-    """Whether a refused file is read again; the log says why not."""
+    """Whether to read a refused file again; if not, the log says why."""
     if not any(map(os.path.lexists, (file.path, file.name))):
         LOGGER.warning("%s no longer exists; dropped from this run", file.shown)
         return False
@@ -119,7 +118,7 @@ def _go_on(
     files: Sequence[InputFile],
     survey: Survey,
 ) -> Manifest:
-    """The recorded run, with what is given now for the first time, or can be read at last."""
+    """The recorded run plus the files that are new now, or readable for the first time."""
     run_type = recorded.recipe.input_type
     recorded.check_same_recipe(recipe_for(options.known_type or run_type))
     paths = {file.path for file in recorded.inputs}
@@ -137,7 +136,7 @@ def _go_on(
         new = [file for file in new if anew[file.path] or file in ordinary]
     for file in new:
         LOGGER.warning("added to this run: %s", file.shown)
-    announce(f"going on with the run in {printable(rundir.root)}; what it finished is kept")
+    announce(f"resuming the run in {printable(rundir.root)}; finished work is kept")
     replaced = set(recorded.replaced).union(*(anew[file.path] for file in new))
     return replace(recorded, inputs=(*old, *new), replaced=tuple(sorted(replaced)))
 
@@ -145,7 +144,7 @@ def _go_on(
 def _given_anew(
     rundir: RunDir, recorded: Manifest, files: Sequence[InputFile]
 ) -> dict[str, set[str]]:
-    """The ids of the records that each file gives anew, by its path."""
+    """Per file path, the ids of the records that the file replaces."""
     mendable = _mendable(rundir, recorded) if files else frozenset[str]()
     return {
         file.path: {record.id for record in file.read() if record.id in mendable} for file in files
@@ -153,7 +152,7 @@ def _given_anew(
 
 
 def _mendable(rundir: RunDir, recorded: Manifest) -> frozenset[str]:
-    """The ids in the run of the records that an added input may give anew."""
+    """Run ids of the records that an added input may replace."""
     table = rundir.record_table(recorded.recipe.command)
     if not table.exists():
         return frozenset()
@@ -167,5 +166,5 @@ def _mendable(rundir: RunDir, recorded: Manifest) -> frozenset[str]:
     except ValueError as error:
         raise ResumeError(
             f"{printable(table)} is damaged: it does not say which records failed",
-            hint="go on with --resume alone, which writes it anew, then add the input",
+            hint="run with --resume alone to write it anew, then add the input",
         ) from error

@@ -35,12 +35,12 @@ GeneticCode = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class OutputOptions:
-    """A folder for results, in which a killed command goes on."""
+    """A folder for results, where an interrupted command can be resumed."""
 
     output_dir: Annotated[
         Path,
         option(
-            "Write results, the log, and what a resume needs to this folder.",
+            "Write results, the log, and the files for --resume to this folder.",
             FILES,
             "--output-dir",
             "-o",
@@ -64,7 +64,7 @@ class FolderOptions(OutputOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceOptions:
-    """Sequences of the user, and how to read them."""
+    """The user's sequences and how to read them."""
 
     input: Annotated[
         tuple[Path, ...],
@@ -140,8 +140,7 @@ class RunOptions(CacheOptions, EngineOptions, ModelOptions, FolderOptions, Seque
     no_embed: Annotated[
         bool,
         option(
-            "Stop with an error where vectors are missing, instead of embedding here; needs "
-            "--resume.",
+            "Stop with an error if vectors are missing, instead of embedding here; needs --resume.",
             CLUSTER,
         ),
     ] = False
@@ -175,7 +174,7 @@ class RunOptions(CacheOptions, EngineOptions, ModelOptions, FolderOptions, Seque
     report: Annotated[
         bool,
         option(
-            "Write DIR/report.html, the run on one page that needs no network.",
+            "Write DIR/report.html: the run on one page that needs no network.",
             FILES,
             "--report/--no-report",
         ),
@@ -194,11 +193,11 @@ class RunOptions(CacheOptions, EngineOptions, ModelOptions, FolderOptions, Seque
 
     @property
     def asks_for_vectors(self) -> bool:
-        """True if the run is to embed."""
+        """True if the options make the run embed."""
         return True
 
     def check_without_engine(self) -> None:
-        """Refuse options that are not read where nothing is embedded.
+        """Refuse options that have no effect if nothing is embedded.
 
         Raises:
             UsageError: one of them was given.
@@ -206,7 +205,7 @@ class RunOptions(CacheOptions, EngineOptions, ModelOptions, FolderOptions, Seque
         refuse(self, ("keep_intermediate", "store"), "where nothing is embedded", "add --model")
 
     def check_type(self, input_type: str) -> None:
-        """Refuse options that are not read where the input is of this type.
+        """Refuse options that have no effect on input of this type.
 
         Raises:
             UsageError: one of them was given.
@@ -232,8 +231,8 @@ class PredictOptions(CutOptions, RunOptions):
     embed: Annotated[
         Embed | None,
         option(
-            "Choose records to embed by their score. viral: those that a preset calls virus, or "
-            "nearly; uncertain: these, without those that every preset calls virus. The scorer "
+            "Choose records to embed by their score. viral: records that a preset calls virus, or "
+            "nearly; uncertain: these, except records that every preset calls virus. The scorer "
             "alone calls the others.",
             MODEL,
             show_default="all, or what the run embeds",
@@ -253,17 +252,17 @@ class PredictOptions(CutOptions, RunOptions):
 
     @property
     def names_model(self) -> bool:
-        """True if a model is asked for by itself, or by its head."""
+        """True if the options name a model or a head."""
         return self.model is not None or self.names_head
 
     @property
     def names_head(self) -> bool:
-        """True if a head is asked for."""
+        """True if the options name a head."""
         return self.calls == "head" or bool(self.head)
 
     @property
     def given_to_embed(self) -> list[str]:
-        """The options that have a run embed though they name no model."""
+        """The options that make a run embed without naming a model."""
         names = names_of(EngineOptions, CacheOptions) - {"workers"}
         names |= {"no_embed", "executor", "executor_config", "embed"}
         typed = map(flag, names.intersection(self.typed))
@@ -307,19 +306,19 @@ class ExtractOptions(RunOptions):
     def __post_init__(self) -> None:
         RunOptions.__post_init__(self)
         if self.pooling == "none":
-            refuse(self, ("cache",), "with --pooling none: a cache holds one vector of a sequence")
+            refuse(self, ("cache",), "with --pooling none: a cache holds one vector per sequence")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RegionsOptions:
-    """A finished run, and how regions are found in it."""
+    """A finished run, and how to find regions in it."""
 
     folder: Annotated[Path, folder("Run folder of a finished `virnucpro predict`.")]
     region_model: RegionModel = None
     argv: tuple[str, ...] = ()  # the command, for the log
 
 
-# options that rows are made by, beside those of the cut
+# options that change the rows, besides the options of the cut
 _OF_TABLES = ("model", "head", "calls", "embed", "per_file", "pooling", "format")
 
 
@@ -329,12 +328,12 @@ def cut_facts(options: RunOptions) -> dict[str, object]:
 
 
 def table_facts(options: RunOptions) -> dict[str, object]:
-    """The other options that rows are made by, for ``run.json``."""
+    """The other options that change the rows, for ``run.json``."""
     return _facts(options, _OF_TABLES)
 
 
 def _facts(options: RunOptions, names: Iterable[str]) -> dict[str, object]:
-    """Options as far as a command has them; paths hold from any folder."""
+    """The values of the options that this command has; paths are made absolute."""
     facts = {name: getattr(options, name) for name in names if hasattr(options, name)}
     for name, one in facts.items():
         if isinstance(one, Path):
@@ -345,15 +344,15 @@ def _facts(options: RunOptions, names: Iterable[str]) -> dict[str, object]:
 
 
 def name_anywhere(model: str) -> str:
-    """A model as ``--model`` names it, from whatever folder it is opened."""
+    """A model as ``--model`` names it; a path is made absolute."""
     return model if Path(model).name == model else str(expanded(model).absolute())
 
 
 def options_of_tables(command: Command, folder: Path, stored: Mapping[str, Any]) -> RunOptions:
-    """The options in ``run.json`` that rows are made by.
+    """Read from ``run.json`` the options that change the rows.
 
     Raises:
-        ResumeError: they are not there.
+        ResumeError: they are missing.
     """
     kind = PredictOptions if command == "predict" else ExtractOptions
     try:

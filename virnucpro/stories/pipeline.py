@@ -1,7 +1,7 @@
-"""The whole of ``virnucpro predict`` and ``virnucpro extract``, on one page.
+"""Run ``virnucpro predict`` and ``virnucpro extract`` from options to tables.
 
-The two differ in one thing: ``predict`` has a head, and therefore calls. The command line, users of
-Python and the tests call them alike.
+The two differ in one thing: ``predict`` calls. The command line, users of Python and the tests
+enter here alike.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ from virnucpro.tables.sinks import LETTERS
 
 _BYTES_PER_WORKER = 1_000_000  # of input; less is planned in a tenth of a second
 
-ExecutorOn = Callable[[Sequence[str]], Executor]  # given the devices
+ExecutorOn = Callable[[Sequence[str]], Executor]  # devices -> executor
 
 
 def execute(
@@ -88,9 +88,9 @@ def execute(
     executor_on: ExecutorOn = ProcessExecutor,
     pool: Pool | None = None,
 ) -> Summary:
-    """Call viruses, or make vectors, as the options say, in their run folder.
+    """Call viruses or make vectors in the run folder, as the options say.
 
-    Processes of a ``pool`` may be starting already.
+    The processes of ``pool`` may still be starting.
 
     Raises:
         VirnucproError: see ``errors``; finished shards are kept in every case.
@@ -135,12 +135,12 @@ def begin(
 ) -> tuple[Results, Job]:
     """Open and plan the run while its workers start, and announce what it will do.
 
-    -> all that its outputs are made of, and the job of its workers
+    -> everything that the outputs are made from, and the job of the workers
     """
     rundir = RunDir(config.output)
     recorded = None if config.options.force else rundir.read_manifest()
     if config.options.resume and recorded is None:
-        announce(f"there is no run yet in {printable(rundir.root)}: a new one begins")
+        announce(f"no run yet in {printable(rundir.root)}: starting a new one")
     if config.options.force:
         rundir.refuse_to_clear(config.options.input)
     manifest = open_run(config.options, config.recipe_for, rundir, recorded, on_event)
@@ -164,18 +164,18 @@ def begin(
         announce_input(plan, manifest, caller)
     summary.count_plan(plan, manifest)
     announce_cut(caller, recorded, summary)
-    rundir.delete(rundir.report)  # it is of another state
+    rundir.delete(rundir.report)  # it shows an earlier state
     return replace(results, plan=plan), job
 
 
 def announce_cut(caller: Caller, recorded: Manifest | None, summary: Summary) -> None:
-    """Announce by which cut records are called, and by which they were."""
+    """Announce the cut by which records are called, and the earlier one if it differs."""
     summary.callers, summary.stages = caller.announcements, caller.stages
     summary.cut, summary.cut_scores = caller.cut
     if summary.cut:
         announce(f"calls: {summary.cut}")
     if recorded is not None and summary.cut != recorded.cut != "":
-        announce(f"before, records were called by another cut: {recorded.cut}")
+        announce(f"the earlier start called records by another cut: {recorded.cut}")
 
 
 def make_results(
@@ -185,7 +185,7 @@ def make_results(
     pool: Pool,
     on_event: OnEvent,
 ) -> Results:
-    """The parts of a run that its outputs are made of, before it is planned."""
+    """Collect what the outputs of a run are made from, before it is planned."""
     rundir, options = RunDir(config.output), config.options
     caller = config.caller.of_type(manifest.recipe.input_type)
     finder = make_finder(options, manifest.recipe, caller)
@@ -221,7 +221,7 @@ def make_results(
 def _made_by(
     options: RunOptions, caller: Caller, finder: RegionFinder | None, files: tuple[str, bool]
 ) -> str:
-    """A hash of who calls, by which cut, and which ``files`` there are: see ``RowStore``."""
+    """Hash the caller, its cut and the set of ``files``: see ``RowStore``."""
     cut = carry(options, CutOptions, region_model=None) if isinstance(options, CutOptions) else ""
     hashes = sorted(caller.hashes.items())
     finds = finder.digest if finder else ""
@@ -230,7 +230,7 @@ def _made_by(
 
 
 def make_finder(options: RunOptions, recipe: Recipe, caller: Caller) -> RegionFinder | None:
-    """The finder of regions in nucleotides; it uses the scorer, whoever calls."""
+    """Make the finder of regions in nucleotides; it uses the scorer, whatever the caller."""
     if not isinstance(options, PredictOptions) or not options.regions:
         return None
     if recipe.input_type != "nucleotide":
@@ -240,11 +240,11 @@ def make_finder(options: RunOptions, recipe: Recipe, caller: Caller) -> RegionFi
 
 
 def plan_run(config: RunConfig, results: Results, recorded: Manifest | None) -> Plan:
-    """Cut the inputs into shards, or find that an earlier start did, and claim the folder.
+    """Cut the inputs into shards, unless an earlier start did, and claim the folder.
 
-    With --plan-only they are cut into slices, which others plan. Results go, and ``run.json``
-    comes, when every input was read to its end: one that is refused changes nothing. A kill at any
-    point leaves a folder with a run, or one that is free.
+    With --plan-only, cut them into slices, which other processes plan. Old results are deleted and
+    ``run.json`` is written only after every input was read to its end, so a refused input changes
+    nothing. A kill at any point leaves a folder with a run, or a free one.
     """
     rundir, manifest, on_event = results.rundir, results.maker.manifest, results.on_event
     keep = config.options.keep_intermediate
@@ -275,13 +275,13 @@ def plan_run(config: RunConfig, results: Results, recorded: Manifest | None) -> 
 
 
 def count_worth_starting(manifest: Manifest, recorded: Manifest | None) -> int:
-    """The workers that pay off for inputs without a plan, before their shards are known."""
+    """Estimate how many workers pay off for inputs that are not planned yet."""
     new = manifest.inputs[len(recorded.inputs) if recorded else 0 :]
     return sum(file.n_bytes for file in new) // _BYTES_PER_WORKER
 
 
 def close_plan(config: RunConfig, results: Results, summary: Summary) -> None:
-    """Leave a planned run to others, with the folders that they need."""
+    """Finish a plan: make the folders that the processes of ``work`` need."""
     for store in results.maker.stores:
         store.make_folder()
     facts = {
@@ -295,12 +295,12 @@ def close_plan(config: RunConfig, results: Results, summary: Summary) -> None:
 def complete(
     results: Results, job: Job, executor: Executor, resources: Resources, summary: Summary
 ) -> None:
-    """Embed what is not done yet, and make the tables; again, if a feature file was damaged."""
+    """Embed what is missing and write the tables; repeat if a feature file was damaged."""
     try:
         embed_and_write(results, job, executor, resources, summary)
     except FeatureFileError as error:
-        LOGGER.warning("%s; every feature file is read now; damaged ones are made again", error)
-        on_shard = _on_shard(results.on_event, "reading every feature file")
+        LOGGER.warning("%s; checking every feature file; damaged ones are made again", error)
+        on_shard = _on_shard(results.on_event, "checking every feature file")
         for store in job.stores:
             store.discard_damaged(results.plan.shards, on_shard)
         embed_and_write(results, job, executor, resources, summary)
@@ -309,10 +309,10 @@ def complete(
 def embed_and_write(
     results: Results, job: Job, executor: Executor, resources: Resources, summary: Summary
 ) -> None:
-    """Embed what is not done yet, and make the tables of all: of what is done, meanwhile.
+    """Embed what is missing, and write the tables as shards are done.
 
     Raises:
-        FeatureFileError: a file that looked finished is damaged within.
+        FeatureFileError: a file that looked finished has damaged content.
     """
     plan, stores, on_event = results.plan, results.maker.stores, results.on_event
     before_tables, of_tables = summary.stages[-2:]
@@ -322,12 +322,12 @@ def embed_and_write(
         for store in stores if pending else ():
             store.make_folder()
     if not pending:
-        executor.close()  # workers for inputs that gave no shard
+        executor.close()  # workers started for inputs that gave no shard
         try:
             with summary.stage(of_tables), results.pool.ended_by_errors():
                 results.write(summary, results.helpers())
         finally:
-            results.rundir.sweep()  # what helpers that were stopped were writing
+            results.rundir.sweep()  # unfinished files of stopped helpers
         return
     n_before = len(plan.shards) - len(pending)
     on_event(EmbeddingStarted(tuple(pending), n_before, plan.files, job.encoders))
@@ -340,12 +340,12 @@ def embed_and_write(
             with summary.stage(of_tables):
                 tables.result()
     finally:
-        results.rundir.sweep()  # what workers that died, or were stopped, were writing
+        results.rundir.sweep()  # unfinished files of dead or stopped workers
 
 
 @contextmanager
 def beside(results: Results, write: Callable[[], None]) -> Iterator[Future[None]]:
-    """Write tables in a thread, which waits for each shard; it ends with the block."""
+    """Write tables in a thread that waits for each shard; it ends with the ``with`` block."""
     thread = ThreadPoolExecutor(1, "tables")
     try:
         with results.pool.ended_by_errors():
@@ -361,7 +361,7 @@ def embed(
     summary: Summary,
     tables: Future[None],
 ) -> None:
-    """Follow the events of an executor to their end, or until the tables met with an error."""
+    """Follow the events of an executor to their end, or until writing the tables fails."""
     machine = Start()
     start = time.monotonic()
     with machine.kept(results.rundir.machine), closing(events):
@@ -388,7 +388,7 @@ def embed(
 def check_stored(event: ShardFailed) -> None:
     """
     Raises:
-        OutputError, StorageError: the disk is at fault, and would refuse others too.
+        OutputError, StorageError: the disk failed, and would fail for other shards too.
     """
     if event.refusal is not None:
         raise event.refusal.error
@@ -400,9 +400,9 @@ def find_pending(
     replaced: frozenset[str],
     on_event: OnEvent,
 ) -> list[Shard]:
-    """The shards that any of the encoders still owes, but for records that were ``replaced``.
+    """The shards that an encoder still has to embed, without ``replaced`` records.
 
-    Nothing is deleted: others may be writing.
+    Nothing is deleted: other processes may be writing.
     """
     on_shard = _on_shard(on_event, "checking finished shards")
     by_store = [store.find_pending(shards, replaced, on_shard) for store in stores]
@@ -422,16 +422,16 @@ def cut_again(
     summary: Summary,
     on_event: OnEvent,
 ) -> None:
-    """Call the records of a finished run by another cut, without its input, which is gone.
+    """Call the records of a finished run by another cut, without its missing input.
 
     Raises:
-        InputMissingError: a file needs letters that are nowhere; the tables are written.
-        ResumeError: this is a run of another recipe.
+        InputMissingError: an output needs sequences of the input; the other tables are written.
+        ResumeError: the run has another recipe.
     """
     rundir = RunDir(config.output)
     manifest.check_same_recipe(config.recipe_for(manifest.recipe.input_type))
     results = make_results(config, manifest, (), pool, on_event)
-    LOGGER.warning("the input is gone: %s; calls are made from the scores of this run", lost[0])
+    LOGGER.warning("the input is missing: %s; using the scores of this run for the calls", lost[0])
     announce_cut(results.maker.caller, manifest, summary)
     summary.count_plan(results.plan, manifest)
     with summary.stage(STAGES[0]):
@@ -454,7 +454,7 @@ def cut_again(
     close_run(config, results, summary, is_whole=not lacking)
     if lacking:
         raise InputMissingError(
-            f"{printable(lost[0])} is gone, so these were deleted: "
+            f"{printable(lost[0])} is missing, so these were deleted: "
             f"{', '.join(sorted(lacking))}: this cut needs sequences that only the input has",
             hint="put the input back and run the same command again; all other tables are written",
         )
@@ -463,7 +463,7 @@ def cut_again(
 def close_run(
     config: RunConfig, results: Results, summary: Summary, *, is_whole: bool = True
 ) -> None:
-    """Write the outcome into ``run.json``, delete intermediate files, and write the page."""
+    """Write the outcome to ``run.json``, delete intermediate files, and write the page."""
     rundir, is_complete = results.rundir, is_whole and not summary.exit_code
     facts = _facts(config, results.maker.caller, "complete" if is_complete else "partial")
     hosts = [asdict(host) for host in rundir.hosts()]
@@ -477,7 +477,7 @@ def close_run(
 
 
 def _facts(config: RunConfig, caller: Caller, state: str) -> dict[str, object]:
-    """The facts of a start for ``run.json``."""
+    """The facts about this start for ``run.json``."""
     return {
         "argv": list(config.options.argv),
         "versions": {"torch": torch_build().version, "numpy": np.__version__},
@@ -493,13 +493,13 @@ def _facts(config: RunConfig, caller: Caller, state: str) -> dict[str, object]:
 
 
 def announce_input(plan: Plan, manifest: Manifest, caller: Caller) -> None:
-    """Announce the input, and warn of what makes weak calls."""
+    """Announce the input, and warn about what weakens calls."""
     counts, recipe = plan.counts, manifest.recipe
     shards = f"; {counted(len(plan.shards), 'shard')}" if plan.shards else ""
     records = counted(counts.n_records, "record")
     announce(f"{records} of {counted(len(manifest.inputs), 'file')}, {recipe.input_type}{shards}")
     if not counts.n_records:
-        LOGGER.warning("the input holds no record: the tables have a header only")
+        LOGGER.warning("the input has no records: the tables have only a header")
         return
     numbers = (counts.n_records, counts.n_short, len(plan.shards))
     for warning in caller.warnings(recipe.chunk_size, *numbers):

@@ -1,6 +1,6 @@
-"""Options become a run that can begin: model, head, devices, precision, budget.
+"""Resolve options into a run that can begin: model, head, devices, precision, budget.
 
-All that can be checked is checked here, before a file is read or a process is started.
+Everything that can be checked is checked here, before a file is read or a process started.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ from virnucpro.stories.recut import lost_inputs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    """One ``predict`` or ``extract``: its options, and what they resolve to.
+    """One ``predict`` or ``extract``: its options and what they resolve to.
 
     Complete and checked, except for what depends on the inputs.
     """
@@ -72,10 +72,10 @@ class RunConfig:
     recipe: Recipe  # of nucleotides; see ``recipe_for``
     resources: Resources
     checkpoints: tuple[Path, ...] = ()
-    weights: tuple[Path, ...] = ()  # checkpoints that the workers load, or their converted forms
+    weights: tuple[Path, ...] = ()  # checkpoints, or their converted forms, for the workers to load
     announcements: tuple[str, ...] = ()  # lines about the choices for the encoder
-    compromises: tuple[str, ...] = ()  # warnings about their costs
-    models: tuple[str, ...] = ()  # what other machines open the encoders by
+    compromises: tuple[str, ...] = ()  # warnings about the costs of these choices
+    models: tuple[str, ...] = ()  # names or paths by which other machines open the encoders
     rules: Mapping[Embed, int] = field(default_factory=lambda: {"all": 0})  # see ``Manifest.embed``
 
     @property
@@ -97,7 +97,7 @@ class RunConfig:
 
 
 def resolve(options: RunOptions, on_event: OnEvent) -> RunConfig:
-    """Resolve all that a run needs, or raise the first error.
+    """Resolve everything that a run needs, or raise the first error.
 
     Raises:
         VirnucproError: see ``errors``.
@@ -120,7 +120,7 @@ def resolve(options: RunOptions, on_event: OnEvent) -> RunConfig:
 
 
 def _resolve_scorer(options: RunOptions) -> RunConfig:
-    """Resolve a run that makes no vectors: no device needs the cores."""
+    """Resolve a run without vectors, which leaves all cores to the parent."""
     caller = _caller(options, None, ())
     n_helpers = count_workers(options.workers, model_bytes=0) - 1
     return RunConfig(
@@ -132,7 +132,7 @@ def _resolve_scorer(options: RunOptions) -> RunConfig:
 
 
 def _caller(options: RunOptions, head: Head | None, rules: Iterable[Embed]) -> Caller:
-    """Who calls the records of a run that embeds what these rules ask for."""
+    """Choose the caller of a run that embeds by these rules."""
     match options:
         case PredictOptions(calls=calls):
             return caller_of(carry(options, CutOptions), calls, head, list(rules))
@@ -142,7 +142,7 @@ def _caller(options: RunOptions, head: Head | None, rules: Iterable[Embed]) -> C
 def _resolve_engine(
     options: RunOptions, names: Sequence[str], recorded: Manifest | None, on_event: OnEvent
 ) -> RunConfig:
-    """Resolve a run that makes vectors, by the models of these names."""
+    """Resolve a run that makes vectors with the models of these names."""
     from virnucpro.encoders.catalogue import open_model
 
     before_fetching = partial(_check_before_fetching, options, recorded)
@@ -185,16 +185,16 @@ def _resolve_engine(
 
 
 def _with_regions(options: RunOptions) -> RunOptions:
-    """The same options, with the file of regions that lies beside the head of a trained model."""
+    """Set the region model to the file next to the head of a trained model."""
     if not isinstance(options, PredictOptions) or options.region_model or not options.regions:
         return options
     return replace(options, region_model=find_region_model(options.model_name))
 
 
 def find_region_model(model: str) -> Path | None:
-    """The file of regions that a run with ``--model`` finds them by; None: VirNucPro's own.
+    """Path of the region model that belongs to ``--model``; None: use VirNucPro's own.
 
-    Only a trained model, which a path leads to, has one. The model itself is not opened.
+    Only a trained model, named by path, has one. The model itself is not opened.
 
     Raises:
         UnavailableError: there is no such model.
@@ -212,7 +212,7 @@ def find_region_model(model: str) -> Path | None:
 
 
 def _rules(options: RunOptions, recorded: Manifest | None) -> Mapping[Embed, int]:
-    """What the run embeds: what it did so far, and what is asked for now beyond that."""
+    """The rules by which the run embeds: the recorded ones and any that this start adds."""
     rule = options.embed if isinstance(options, PredictOptions) else "all"
     if recorded is None:
         return {rule or "all": 0}
@@ -226,14 +226,14 @@ def _rules(options: RunOptions, recorded: Manifest | None) -> Mapping[Embed, int
 def _announce_options(
     options: RunOptions, recorded: Manifest | None, rules: Sequence[Embed]
 ) -> Iterator[str]:
-    """Say what chose the embedded ESM-2 if nobody named a model, and what the model is used for."""
+    """Announce why the bundled ESM-2 runs if no model was named, and what the model is used for."""
     if not isinstance(options, PredictOptions):
         return
     if not options.names_model and recorded is None:
         given = " and ".join(options.given_to_embed)
         yield (
             f"the small ESM-2 runs because of {given}; it changes no call: "
-            f"leave {given} out to do without it"
+            f"leave {given} out to run without it"
         )
     if rules[-1] != "all":
         yield f"embedded: records that --embed {' or '.join(rules)} asks for"
@@ -246,12 +246,12 @@ def _announce_options(
 def resolve_work(
     options: WorkOptions, stored: Mapping[str, Any], recorded: Manifest, on_event: OnEvent
 ) -> RunConfig:
-    """Resolve all that a part of a recorded run needs on this machine.
+    """Resolve everything that a part of a recorded run needs on this machine.
 
-    ``stored`` is ``run.json``, which has the options that tables depend on.
+    ``stored`` is ``run.json``, with the options that change the tables.
 
     Raises:
-        UnavailableError: its model is not here, or no device computes in its precision.
+        UnavailableError: its model is missing here, or no device computes in its precision.
         ResumeError: an older version planned it.
     """
     of_engine = {one.name: getattr(options, one.name) for one in fields(EngineOptions)}
@@ -266,8 +266,8 @@ def resolve_work(
         if (here.family, here.sha256) != (encoder.family, encoder.sha256):
             raise UnavailableError(
                 f"{printable(path)} is not the model of this run: its SHA-256 is {here.sha256}, "
-                f"that of the run {printable(encoder.sha256)}",
-                hint="put the model of the run there, as on the machine that made the plan",
+                f"but the run has {printable(encoder.sha256)}",
+                hint="copy the model to this path from the machine that made the plan",
             )
     return replace(config, recipe=recorded.recipe)
 
@@ -275,24 +275,24 @@ def resolve_work(
 def _check_place(options: RunOptions) -> None:
     """
     Raises:
-        UsageError: what others are to do, or have done, makes no sense.
+        UsageError: the options about work on other machines contradict each other or the run.
     """
     if options.plan_only and options.no_embed:
         raise UsageError(
             "--plan-only and --no-embed contradict each other",
-            hint="plan first; when all is embedded, the same with --resume --no-embed",
+            hint="plan first; when everything is embedded, run it again with --resume --no-embed",
         )
     if options.executor_config is not None and options.executor == "local":
-        raise UsageError("--executor-config is for --executor parsl", hint="give both, or none")
+        raise UsageError("--executor-config needs --executor parsl", hint="give both or neither")
     if options.no_embed and not options.resume:
         raise UsageError(
-            "--no-embed goes with --resume: a new run has no vectors yet",
+            "--no-embed needs --resume: a new run has no vectors yet",
             hint="begin with --plan-only, then `virnucpro work DIR`",
         )
 
 
 def _choose_devices(options: RunOptions, footprint: Footprint) -> Choice:
-    """The devices that embed; where others do, the CPU: no GPU is needed."""
+    """The devices that embed; the CPU if other machines embed, so that no GPU is needed."""
     if not options.embeds_here:
         options = replace(options, device="cpu", gpus=None, workers=1)
     return choose_devices(options, options.workers, footprint.weight_bytes("bf16"))
@@ -303,16 +303,16 @@ def _resources(
 ) -> Resources:
     """
     Raises:
-        UsageError: the size of batches is no number.
+        UsageError: the batch size is not a number.
     """
     request = options.esm_batch_size
     if request != "auto" and not re.fullmatch("[0-9]{1,18}", request):
         raise UsageError(
             f"--esm-batch-size is {printable(request)!r}; it must be auto or a number of tokens",
-            hint="leave it out to have it sized to the device",
+            hint="leave it out to size batches to the device",
         )
     is_auto, n_helpers = request == "auto", choice.count_helpers(usable_cores())
-    if not options.embeds_here:  # no device needs the cores
+    if not options.embeds_here:  # no worker needs the cores
         n_helpers = count_workers(options.workers, model_bytes=0) - 1
     return Resources(
         devices=choice.devices,
@@ -323,11 +323,11 @@ def _resources(
 
 
 def _precision(options: RunOptions, request: str, choice: Choice) -> Precision:
-    """The precision of the run: by the devices here, unless others embed.
+    """The precision of the run: chosen for the devices here, unless other machines embed.
 
     Raises:
-        UnavailableError: the devices cannot do what was asked for.
-        UsageError: others embed, and nobody said in what.
+        UnavailableError: the devices cannot compute in the requested precision.
+        UsageError: other machines embed, and no precision was given.
     """
     is_for_gpus = options.no_embed or options.device != "cpu"
     if not options.embeds_here and is_for_gpus and request in ("bf16", "fp16", "fp32", "fp8"):
@@ -343,9 +343,9 @@ def _precision(options: RunOptions, request: str, choice: Choice) -> Precision:
     except UnavailableError as error:
         if request == options.precision:
             raise
-        raise UnavailableError(  # nobody asked now: the run has it
+        raise UnavailableError(  # not an option of this start: recorded in the run
             f"the run computes in {request}, and {choice.descriptions[0]} does not",
-            hint="use devices that do; or begin anew, with --force and another --precision",
+            hint="use devices that do, or start anew with --force and another --precision",
         ) from error
 
 
@@ -356,10 +356,10 @@ def _spec(
     facts: EncoderFacts | None,
     precision: Precision,
 ) -> EncoderSpec:
-    """An encoder of the run: as its head asks, or the user; else the means of the last layer.
+    """An encoder of the run: as the head or the user asks; by default means of the last layer.
 
     Raises:
-        UsageError: the model has no such layer, or makes no such vectors.
+        UsageError: the model lacks this layer or this pooling.
     """
     n_layers = model.n_layers
     match options:
@@ -376,7 +376,7 @@ def _spec(
         )
     if pooling not in model.poolings:
         raise UsageError(
-            f"--pooling {pooling}: {printable(model.name)} makes one vector of a frame",
+            f"--pooling {pooling}: {printable(model.name)} makes one vector per frame",
             hint="leave --pooling out, or name an ESM-2 with --model",
         )
     return EncoderSpec(
@@ -396,9 +396,9 @@ def _recipe(options: RunOptions, encoders: tuple[EncoderSpec, ...], caller: Call
     """The recipe of nucleotides.
 
     Raises:
-        UsageError: chunks of another size are asked for than can be had.
+        UsageError: ``--chunk-size`` is not a size that the caller can work on.
     """
-    return carry(  # an option that a recipe has too is of the same name
+    return carry(  # fields of a recipe have the names of their options
         options,
         Recipe,
         input_type="nucleotide",
@@ -412,10 +412,10 @@ def _recipe(options: RunOptions, encoders: tuple[EncoderSpec, ...], caller: Call
 def _check_before_fetching(
     options: RunOptions, recorded: Manifest | None, model: str, digests: frozenset[str]
 ) -> None:
-    """Refuse what gigabytes of a published model would be fetched for in vain.
+    """Check the model before gigabytes are downloaded in vain.
 
     Raises:
-        ResumeError: the run began with another one.
+        ResumeError: the run began with another model.
         InputMissingError, UnavailableError: it has no head.
     """
     match options:
@@ -433,7 +433,7 @@ def _check_before_fetching(
 def _asked_precision(options: RunOptions, recorded: Manifest | None) -> str:
     """The precision to resolve; on resume, ``auto`` is the precision of the run.
 
-    That is the one behind those of its encoders: see ``Model.precision_on``.
+    The precisions of its encoders follow from it: see ``Model.precision_on``.
     """
     if options.precision != "auto" or recorded is None or not recorded.recipe.encoders:
         return options.precision
@@ -446,7 +446,7 @@ def _asked_precision(options: RunOptions, recorded: Manifest | None) -> str:
 def _check_head(path: Path | None, names: str) -> Path:
     """
     Raises:
-        InputMissingError, UnavailableError: there is no head.
+        InputMissingError, UnavailableError: the head is missing.
     """
     if path is None:
         raise UnavailableError(
@@ -459,12 +459,12 @@ def _check_head(path: Path | None, names: str) -> Path:
 
 
 def _load_head(options: RunOptions, models: tuple[Model, ...], on_event: OnEvent) -> Head | None:
-    """The head that calls, if one does: the one that the user named, or that of the model.
+    """Load the head that calls, if any: the head that the user named, or the model's own.
 
-    That of the embedded ESM-2 calls only where it is asked to.
+    The head of the bundled ESM-2 calls only on request.
 
     Raises:
-        InputMissingError, UnavailableError: it is not there, or not for these models.
+        InputMissingError, UnavailableError: it is missing, or belongs to other models.
     """
     if not isinstance(options, PredictOptions) or options.calls == "scorer":
         return None

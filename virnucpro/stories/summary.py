@@ -1,6 +1,6 @@
-"""The figures of a run, counted once from its plan, its batches and its records.
+"""Count the figures of a run once, from its plan, its batches and its records.
 
-``run.json``, the log and the console all have these figures.
+``run.json``, the log and the console all show these figures.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import Plan
 from virnucpro.tables.sinks import FAILED_FILES, FAILED_SEQUENCES, VIRUS_TABLE, Tally
 
-# facts of records that stand in a table
+# facts that stand in a table of records
 _IN_TABLES = (
     *("n_failed_records", "first_failure", "n_mendable"),
     *("viral_lengths", "kinds", "families", "best"),
@@ -28,7 +28,7 @@ _IN_TABLES = (
 
 
 def warn_of_cache(event: ShardDone) -> None:
-    """Warn where a worker could not add vectors to the cache; it does not try again."""
+    """Warn if a worker could not add vectors to the cache; it does not try again."""
     if event.cache_fault:
         LOGGER.warning(
             "%s no longer adds to the cache: %s; the run is complete without it",
@@ -47,23 +47,23 @@ class Summary:
     cut_scores: tuple[tuple[int, float], ...] = ()
     records: Tally = field(default_factory=Tally)
     n_files: int = 0
-    n_slices: int | None = None  # of a run that others go on with; None: it came to its end
+    n_slices: int | None = None  # of a run that was only planned; None: the run finished
     n_refused: int = 0  # files that could not be read
     n_letters: int = 0  # letters of all records
     n_left: int = 0  # records that --embed left to the scorer
     n_left_letters: int = 0
-    n_tokens: int = 0  # embedded since this start
-    n_cached: int = 0  # vectors of this start that a cache had
+    n_tokens: int = 0  # embedded by this start
+    n_cached: int = 0  # vectors that this start read from the cache
     n_cached_tokens: int = 0
     n_copies: int = 0  # frames whose protein occurred before
     n_tokens_saved: int = 0  # tokens of the copies
     n_tokens_in_all: int = 0  # tokens of the whole run, copies included
     seconds: dict[str, float] = field(default_factory=dict)  # per stage
-    # device, precision, kernels and budget of each worker since this start
+    # device, precision, kernels and budget of each worker of this start
     workers: list[str] = field(default_factory=list)
 
     def count_plan(self, plan: Plan, manifest: Manifest) -> None:
-        """Count the files of a run, and what its copies save."""
+        """Count the files of a run and the tokens that copies save."""
         encoders, counts, shards = manifest.recipe.encoders, plan.counts, plan.shards
         self.n_refused = len(manifest.refused)
         self.n_files = len(manifest.inputs) + self.n_refused
@@ -77,7 +77,7 @@ class Summary:
         self.n_tokens_in_all = n_tokens + self.n_tokens_saved
 
     def count_cached(self, event: ShardDone) -> None:
-        """Count the vectors of a shard that a cache had, and warn if it took no new ones."""
+        """Count a shard's vectors from the cache, and warn if the cache took no new ones."""
         self.n_cached += event.n_cached
         self.n_cached_tokens += event.n_cached_tokens
         warn_of_cache(event)
@@ -94,7 +94,7 @@ class Summary:
 
     @property
     def exit_code(self) -> int:
-        """2 if something failed, 1 if nothing usable is left."""
+        """2 if some records failed, 1 if nothing usable is left, else 0."""
         if not self.records.n_failed_frames:
             return 2 if self.n_refused else 0
         return 2 if self.records.n_frames or self.records.statuses["scored"] else 1
@@ -120,7 +120,7 @@ class Summary:
         ]
 
     def first_table(self, folder: Path, command: Command) -> Path:
-        """The table that a user reads first: of viruses, or of all records."""
+        """The table to read first: viruses, or all records."""
         rundir = RunDir(folder)
         is_of_viruses = self.records.n_viruses
         return rundir.output(VIRUS_TABLE) if is_of_viruses else rundir.record_table(command)
@@ -132,7 +132,7 @@ class Summary:
         if n_scored := records.statuses["scored"]:
             yield f"called virus: {records.n_viral:,} of {n_scored:,} ({self.cut})"
         elif self.cut and records.n_records:
-            yield "none was scored: see the columns status and note of the table"
+            yield "no record was scored: see the columns status and note of the table"
         if self.cut:
             yield records.virus_line
 
@@ -146,7 +146,7 @@ class Summary:
         if self.n_copies:
             share = self.n_tokens_saved / self.n_tokens_in_all
             yield (
-                f"copies: {counted(self.n_copies, 'frame')} of a protein that occurred before, "
+                f"copies: {counted(self.n_copies, 'frame')} with a protein that occurred before, "
                 f"{self.n_tokens_saved:,} tokens not embedded again ({share:.1%})"
             )
         if self.n_cached:
@@ -169,7 +169,7 @@ class Summary:
             those = "it" if self.n_refused == 1 else "them"
             lines += [
                 f"files: {self.n_refused:,} of {self.n_files:,} could not be read: see {listing};",
-                f"  fix {those}, or take {those} out of the command; then run it with --resume",
+                f"  fix {those}, or remove {those} from the command; then run it with --resume",
             ]
         if n := self.records.n_failed_frames:
             lines += [
