@@ -312,7 +312,7 @@ def test_a_cache_that_cannot_be_had_costs_a_warning_and_not_the_run(predict_on, 
     cache = tmp_path / "cache" if place == "a file" else tmp_path / "cache" / "folder"
     summary = predict_on("run", cache=cache)
     assert summary.exit_code == 0 and (tmp_path / "cache").read_text() == "mine"
-    (line,) = lines_of(tmp_path / "run", "the run goes on without the cache")
+    (line,) = lines_of(tmp_path / "run", "the run continues without the cache")
     assert " WARNING " in line and str(cache) in line
 
 

@@ -302,7 +302,7 @@ def test_a_folder_with_a_run_is_refused_without_resume_or_force(
     make_config, tiny, contigs, finished
 ):
     before = tables(finished.output)
-    with pytest.raises(OutputError, match="holds a run already"):
+    with pytest.raises(OutputError, match="already has a run"):
         run_inline(finished, tiny.head)
     with pytest.raises(UsageError, match="contradict"):
         run_inline(make_config(contigs, resume=True, force=True), tiny.head)

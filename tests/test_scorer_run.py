@@ -143,11 +143,13 @@ def test_the_cut_of_a_finished_run_changes_and_its_scores_do_not(tmp_path):
         predict(source, to=folder, resume=True)
         assert called(folder) == usual
     told = [
-        line for line in (folder / "virnucpro.log").read_text().splitlines() if "before," in line
+        line
+        for line in (folder / "virnucpro.log").read_text().splitlines()
+        if "the earlier start called" in line
     ]
     assert len(told) == 2
-    assert "called by another cut: preset default" in told[0]
-    assert f"called by another cut: scores of {float(middle)} and more" in told[1]
+    assert "called records by another cut: preset default" in told[0]
+    assert f"called records by another cut: scores of {float(middle)} and more" in told[1]
 
 
 def test_the_expected_share_of_false_calls_follows_the_prevalence(tmp_path):
@@ -475,7 +477,7 @@ def test_without_the_input_a_wider_cut_writes_the_tables_and_names_the_files_tha
     predict(fasta, to=tmp_path / "run", preset="conservative")
     predict(fasta, to=tmp_path / "new", threshold=0.01)
     away = fasta.rename(tmp_path / "away.fa")
-    with pytest.raises(InputMissingError, match=r"in\.fa is gone.*viral\.fasta") as caught:
+    with pytest.raises(InputMissingError, match=r"in\.fa is missing.*viral\.fasta") as caught:
         predict(fasta, to=tmp_path / "run", threshold=0.01, resume=True)
     assert caught.value.exit_code == 66 and "put the input back" in caught.value.hint
     expected = outputs(tmp_path / "new")

@@ -1,4 +1,4 @@
-"""A shard while an encoder reads it: the batches to embed, and the rows that are finished."""
+"""Track a shard on one encoder: the batches still to embed and the rows already finished."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Refused:
 
 
 _TOO_LARGE = Refused("out of memory on the device", is_too_large=True)
-# cuBLAS and cuDNN have no errors of their own: torch raises RuntimeError with the name of their
+# cuBLAS and cuDNN have no error classes: torch raises RuntimeError with the name of their
 # status. Without room for their handle or workspace they say one of the first two.
 _NO_ROOM = re.compile("CUBLAS_STATUS_(ALLOC_FAILED|NOT_INITIALIZED)|CUDNN_STATUS_ALLOC_FAILED")
 _LIBRARY = re.compile("CU(BLAS|DNN)_STATUS_")
 
 
 def outcome_of(work: Callable[[], _T]) -> _T | Refused:
-    """The result of the work, or the error as an outcome.
+    """Return the result of the work, or its error as an outcome.
 
     A device that lost its context can do nothing more: that error ends the worker.
     """
@@ -64,7 +64,7 @@ def _refused(error: Exception) -> Refused:
 
 
 def land(started: Pending | Refused) -> NDArray[np.float32] | Refused:
-    """Wait for a batch that the device was given, and return its rows, or why there are none."""
+    """Wait for a batch on the device, and return its rows or the reason of its failure."""
     if isinstance(started, Refused):
         return started
     rows = outcome_of(started.rows)
@@ -74,10 +74,10 @@ def land(started: Pending | Refused) -> NDArray[np.float32] | Refused:
 
 
 class ShardEmbedding:
-    """A shard on its way through one encoder. Indices are places of its ORFs.
+    """A shard on its way through one encoder. Indices are positions of its ORFs.
 
-    ``waiting`` has the batches that are still to be embedded. Rows of ``vectors`` begin as NaN, so
-    that a forgotten one cannot become an embedding.
+    ``waiting`` has the batches that are not embedded yet. Rows of ``vectors`` start as NaN, so
+    that a forgotten row cannot become an embedding.
     """
 
     def __init__(
@@ -97,11 +97,11 @@ class ShardEmbedding:
         dim = encoder.spec.dim
         self.vectors = np.full((int(self.bounds[-1]), dim), np.nan, dtype=np.float32)
         self.done = np.zeros(len(orfs), dtype=np.bool_)
-        self.reasons: dict[int, str] = {}  # of ORFs that get no vector
+        self.reasons: dict[int, str] = {}  # ORF without a vector -> reason
         self.condemn(attempt.condemned)
         self.cached: list[int] = []
         self.waiting: deque[list[int]] = deque()
-        # one batch at a time: after a loss there must be no doubt which one is at fault
+        # one batch at a time: after a loss it must be clear which batch caused it
         self.is_alone = attempt.n_losses > 0
         self.tried_alone: set[int] = set()
         self._saved = np.dtype([("row", "<i8"), ("vector", "<f4", (dim,))])
@@ -123,7 +123,7 @@ class ShardEmbedding:
         return [len(self.sequences[i]) for i in batch]
 
     def pop(self, tokens_per_batch: int) -> list[int] | None:
-        """The next batch, without rows that are done. Suspects come one by one."""
+        """Remove and return the next batch, without finished rows. Suspects come one by one."""
         while self.waiting:
             batch = self.waiting.popleft()
             if len(batch) > 1 and not self.attempt.suspects.isdisjoint(batch):
@@ -135,12 +135,12 @@ class ShardEmbedding:
         return None
 
     def halve(self, batch: list[int]) -> None:
-        """Put a batch back in two parts: it was too large, or the encoder refused it."""
+        """Put a batch that was too large or refused by the encoder back as two halves."""
         middle = (len(batch) + 1) // 2
         self.waiting.extendleft([batch[middle:], batch[:middle]])
 
     def try_again(self, batch: list[int]) -> bool:
-        """Put back, once, a row that did not fit: it may fit with no other batch beside it."""
+        """Put a row that did not fit back once: it may fit when no other batch is on the device."""
         if not self.tried_alone.isdisjoint(batch):
             return False
         self.tried_alone.update(batch)
@@ -149,19 +149,19 @@ class ShardEmbedding:
         return True
 
     def condemn(self, reasons: Mapping[int, str]) -> None:
-        """Record the reasons of ORFs that get no vector."""
+        """Record why ORFs get no vector."""
         self.reasons.update(reasons)
         self.done[list(reasons)] = True
 
     def put(self, batch: list[int], rows: NDArray[np.float32]) -> None:
-        """Keep the rows of a batch, in its order."""
+        """Store the rows of a batch, in its order."""
         self.vectors[self._rows_of(batch)] = rows
         self.done[batch] = True
 
     def save(self, batch: list[int], owner: str) -> None:
         """Append the rows of a batch to the partial file of the owner.
 
-        A kill in the middle leaves whole rows before it.
+        After a kill in the middle, the rows before it are whole.
         """
         rows = self._rows_of([i for i in batch if i not in self.reasons])
         saved = np.empty(len(rows), dtype=self._saved)
@@ -171,7 +171,7 @@ class ShardEmbedding:
             out.write(saved.tobytes())
 
     def restore(self, owner: str) -> None:
-        """Take over what an earlier attempt of the owner saved."""
+        """Load the rows that an earlier attempt of the owner saved."""
         try:
             partial = self.store.tree.open(self.store.partial(self.attempt.shard, owner), "r+")
         except FileNotFoundError:
@@ -207,7 +207,7 @@ class ShardEmbedding:
         self.store.tree.delete(self.store.partial(self.attempt.shard, owner))
 
     def keep(self) -> str:
-        """Put the vectors that were made into the cache. -> why it did not take them, or "" """
+        """Add the new vectors to the cache. -> why it did not take them, or "" """
         if self.cache is None:
             return ""
         others = {*self.cached, *self.reasons}

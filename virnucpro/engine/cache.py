@@ -1,14 +1,14 @@
-"""A cache of vectors by content, in a folder that runs, users and machines may share.
+"""Cache vectors by content, in a folder that runs, users and machines may share.
 
-A file of it, a pack, holds vectors that one encoder made on one kind of device: a table of digests
-of sequences, a table of checksums, and the vectors. It appears under the hash of its content when
-it is whole, nobody changes it, and whoever finds the folder too large deletes the packs that were
-not read for the longest time. So any number of processes and hosts may write, read and delete, and
-none waits for another or needs a lock. A pack that is deleted while it is read stays open.
+Each file, a pack, holds vectors that one encoder made on one kind of device: a table of sequence
+digests, a table of checksums, and the vectors. A pack appears, whole, under the hash of its content
+and never changes. A process that finds the folder too large deletes the least recently read packs.
+So any number of processes and hosts may write, read and delete without waiting or locks. A pack
+that is deleted while it is read stays open.
 
-A vector is used only if its checksum is that of encoder, sequence and vector. Whoever may
-write into the folder can write a false vector with its checksum: it is for people who trust each
-other. Whatever the disk refuses costs a vector of the cache, and never the run.
+A vector is used only if its checksum matches encoder, sequence and vector. Anyone who can write to
+the folder can forge a vector and its checksum: share it only with people you trust. A disk error
+costs vectors of the cache, never the run.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ from virnucpro.ground.files import TEMPORARY, disk_error, open_plain
 from virnucpro.ground.log import LOGGER, announce, printable
 from virnucpro.ground.tree import Tree
 
-_HEAD = struct.Struct("<16sQ")  # what it is, and how many vectors
+_HEAD = struct.Struct("<16sQ")  # file type, number of vectors
 _MAGIC = b"VirNucPro pack 1"
-_N_DIGEST = 16  # bytes: 10^12 sequences share a digest with a chance of 10^-15
+_N_DIGEST = 16  # bytes: among 10^12 sequences two share a digest with probability 10^-15
 _PACK = re.compile(r"([0-9a-f]{16})-[0-9a-f]{32}\.pack")
 _LEFT = re.compile(rf"\.{_PACK.pattern}\.[0-9a-f]+{re.escape(TEMPORARY)}")  # of a killed writer
-_LEAST_BYTES = 1 << 16  # that a pack counts, so that small ones do not become too many
-_USED_SECONDS = 600.0  # between two notes that a pack is in use
-_OLD_SECONDS = 86_400.0  # of a temporary file that nobody writes any more
+_LEAST_BYTES = 1 << 16  # least size that a pack counts with, to limit the number of packs
+_USED_SECONDS = 600.0  # between two updates of the time at which a pack was read
+_OLD_SECONDS = 86_400.0  # age from which a temporary file is abandoned
 
-Vectors = Mapping[int, NDArray[np.float32]]  # (dim,) each, by the place of a sequence
+Vectors = Mapping[int, NDArray[np.float32]]  # position of a sequence -> (dim,)
 
 
 @dataclass(frozen=True, slots=True)
 class CacheFolder:
-    """Where a cache is, and how large it may grow."""
+    """The folder of a cache and its size limit."""
 
     path: Path
     most_bytes: int
 
     @classmethod
     def open(cls, path: Path, n_gigabytes: float) -> CacheFolder | None:
-        """Make a folder, unless it is there, and announce it; None, after a warning, without it."""
+        """Create the folder if it is missing, and announce it; warn and return None on failure."""
         folder = cls(path.absolute(), round(n_gigabytes * 1e9))
         try:
             folder.path.mkdir(parents=True, exist_ok=True)
@@ -64,7 +64,7 @@ class CacheFolder:
         except OSError as error:
             refusal = disk_error(error, folder.path)
             LOGGER.warning(
-                "%s (hint: %s); the run goes on without the cache", refusal, refusal.hint
+                "%s (hint: %s); the run continues without the cache", refusal, refusal.hint
             )
             return None
         sizes = " of ".join(f"{n / 1e9:,.2f}" for n in (n_bytes, folder.most_bytes))
@@ -72,24 +72,24 @@ class CacheFolder:
         return folder
 
     def packs(self) -> Iterator[os.DirEntry[str]]:
-        """The packs of all encoders; other files in the folder are not touched."""
+        """The packs of all encoders; other files in the folder are ignored."""
         with os.scandir(self.path) as entries:
             yield from (entry for entry in entries if _PACK.fullmatch(entry.name))
 
     def shrink(self) -> None:
-        """Delete the packs that were not read for the longest time, until the rest fits."""
+        """Delete the least recently read packs until the rest fits."""
         packs, tree = sorted(self._sizes()), Tree(self.path)
         surplus = sum(n_bytes for _, n_bytes, _ in packs) - self.most_bytes
         for _, n_bytes, name in packs:
             if surplus <= 0:
                 break
-            with suppress(OSError):  # of somebody who lets nobody delete it: a later one goes
+            with suppress(OSError):  # another user's pack without permission: delete the next
                 tree.delete(self.path / name)
                 surplus -= n_bytes
         self._sweep()
 
     def _sizes(self) -> Iterator[tuple[float, int, str]]:
-        """When each pack was last read, what it counts in bytes, and its name."""
+        """For each pack: the time it was last read, the bytes it counts with, and its name."""
         for entry in self.packs():
             with suppress(FileNotFoundError):  # somebody deleted it
                 status = entry.stat(follow_symlinks=False)
@@ -97,7 +97,7 @@ class CacheFolder:
                     yield status.st_mtime, max(status.st_size, _LEAST_BYTES), entry.name
 
     def _sweep(self) -> None:
-        """Delete what writers that were killed left half done, a day later."""
+        """Delete unfinished files of killed writers that are a day old."""
         with os.scandir(self.path) as entries:
             names = [entry.name for entry in entries if _LEFT.fullmatch(entry.name)]
         for name in names:
@@ -107,7 +107,7 @@ class CacheFolder:
                     Tree(self.path).delete(path)
 
 
-# entries of an index, in step: the first 8 bytes of digests (n,), rising; pack and row there (n, 2)
+# parallel arrays of an index: first 8 bytes of digests (n,), ascending; pack and its row (n, 2)
 _Entries: TypeAlias = tuple[NDArray[np.uint64], NDArray[np.int32]]
 
 
@@ -117,10 +117,10 @@ class VectorCache:
 
     folder: CacheFolder
     encoder: EncoderSpec
-    device: str  # kind of it: another one rounds otherwise
-    is_refused: bool = False  # the disk took no pack: no other is tried
+    device: str  # kind of device: other kinds round differently
+    is_refused: bool = False  # writing a pack failed: do not try again
     _key: str = field(init=False)
-    _packs: list[str] = field(default_factory=list)  # names; "" for one that is gone
+    _packs: list[str] = field(default_factory=list)  # names; "" for a deleted pack
     _index: list[_Entries] = field(default_factory=list)  # each at least twice as long as the next
 
     def __post_init__(self) -> None:
@@ -128,7 +128,7 @@ class VectorCache:
         self._key = sha256(text.encode()).hexdigest()
 
     def read(self, sequences: Sequence[str]) -> Vectors:
-        """The vectors of those sequences that are there and whole, by their places."""
+        """Read the intact vectors of the sequences that the cache has, by position."""
         try:
             self._look()
         except OSError:
@@ -145,7 +145,7 @@ class VectorCache:
         return vectors
 
     def write(self, sequences: Sequence[str], vectors: NDArray[np.float32]) -> str:
-        """Add vectors, (n, dim), and keep the folder in bounds. -> why it was refused, or "" """
+        """Add vectors, (n, dim), and keep the folder in bounds. -> reason of a failure, or "" """
         if self.is_refused or not sequences:
             return ""
         digests = [self._digest(sequence.encode()) for sequence in sequences]
@@ -168,7 +168,7 @@ class VectorCache:
         return self._digest(digest + row)
 
     def _look(self) -> None:
-        """Learn of packs that came or went since the last look."""
+        """Update the index for packs that appeared or vanished since the last look."""
         names = {entry.name for entry in self.folder.packs()}
         names = {name for name in names if name.startswith(self._key[:16])}
         self._packs = [name if name in names else "" for name in self._packs]
@@ -180,7 +180,7 @@ class VectorCache:
             self._add(tags, places)
 
     def _add(self, tags: NDArray[np.uint64], places: NDArray[np.int32]) -> None:
-        """Add entries to the index; parts of like length are joined, so there are few."""
+        """Add entries to the index; parts of similar length are merged, so there are few."""
         while self._index and len(self._index[-1][0]) < 2 * len(tags):
             tags_before, places_before = self._index.pop()
             tags = np.concatenate([tags_before, tags])
@@ -189,7 +189,7 @@ class VectorCache:
         self._index.append((tags[order], places[order]))
 
     def _find(self, digests: Sequence[bytes]) -> Iterator[tuple[int, int, int]]:
-        """The pack and the row of each entry that may be of a digest, behind the digest's place."""
+        """Yield each entry that may match a digest: position of the digest, pack, and row."""
         tags = np.frombuffer(b"".join(digests), dtype="<u8").reshape(-1, 2)[:, 0]
         for known, places in self._index:
             firsts, ends = (np.searchsorted(known, tags, side) for side in ("left", "right"))
@@ -198,7 +198,7 @@ class VectorCache:
                     yield place, pack, row
 
     def _tags_of(self, name: str) -> NDArray[np.uint64]:
-        """The beginnings of the digests of a pack; none if it is not one, or cannot be read."""
+        """First bytes of the digests of a pack; none if it is invalid or unreadable."""
         with suppress(OSError, ValueError), open_plain(self.folder.path / name) as handle:
             n = self._count(handle)
             digests = np.frombuffer(handle.read(n * _N_DIGEST), dtype="<u8")
@@ -206,24 +206,24 @@ class VectorCache:
         return np.empty(0, dtype=np.uint64)
 
     def _count(self, handle: BinaryIO) -> int:
-        """The number of vectors in a pack, by its head and its size.
+        """The number of vectors in a pack, by its header and its size.
 
         Raises:
-            ValueError: it is no pack of this encoder.
+            ValueError: it is not a pack of this encoder.
         """
         magic, n = _HEAD.unpack(handle.read(_HEAD.size).ljust(_HEAD.size, b"\0"))
         n_bytes = os.fstat(handle.fileno()).st_size
         if magic != _MAGIC or n_bytes != _HEAD.size + n * (2 * _N_DIGEST + 4 * self.encoder.dim):
-            raise ValueError("it is no pack")
+            raise ValueError("not a pack of this encoder")
         return int(n)
 
     def _read_pack(
         self, name: str, wanted: Sequence[tuple[int, int]], digests: Sequence[bytes]
     ) -> Vectors:
-        """The vectors at some rows of a pack that have the right checksum, by their places.
+        """Read some rows of a pack, by position, without those with a wrong checksum.
 
         Raises:
-            OSError, ValueError: it is gone, or no pack any more.
+            OSError, ValueError: the pack was deleted or is invalid.
         """
         vectors = {}
         with open_plain(self.folder.path / name) as handle:
@@ -237,6 +237,6 @@ class VectorCache:
                 if total == self._sum(digests[place], content) and np.isfinite(vector).all():
                     vectors[place] = vector
             if vectors and time.time() - os.fstat(handle.fileno()).st_mtime > _USED_SECONDS:
-                with suppress(OSError):  # it is somebody else's
+                with suppress(OSError):  # another user's file
                     os.utime(handle.fileno())
         return vectors

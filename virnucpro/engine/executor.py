@@ -1,4 +1,4 @@
-"""The door of the engine: what a run asks of whoever embeds its shards."""
+"""The interface of the engine: what a run needs from an executor that embeds its shards."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ class Resources:
     devices: tuple[str, ...]  # of torch: "cuda:0", "cpu", "mps"; one worker each
     tokens_per_batch: int
     silence_seconds: float = 300.0  # a worker that is silent for longer is replaced
-    n_helpers: int = 0  # processes that make shards and tables, at most
+    n_helpers: int = 0  # most processes that make shards and tables
 
     def __post_init__(self) -> None:
         if self.tokens_per_batch < 1:
             raise UsageError(
                 f"--esm-batch-size is {self.tokens_per_batch}; it must be 1 token or more",
-                hint="leave it out to have it sized to the device",
+                hint="leave it out to size batches to the device",
             )
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The order of a run to its workers: plain data, which crosses to their processes."""
+    """What a worker needs to know about a run: plain data that is sent to its process."""
 
     root: Path  # the run folder
     stores: tuple[FeatureStore, ...]  # one for each encoder
-    weights: tuple[Path, ...]  # of each encoder: a checkpoint, or its converted form
-    owner: str  # name of the process that has the job: no two write the same partial file
+    weights: tuple[Path, ...]  # one per encoder: a checkpoint or its converted form
+    owner: str  # unique name of the process with this job; part of the names of partial files
     cache: CacheFolder | None = field(default=None, kw_only=True)
 
     @classmethod
@@ -52,7 +52,7 @@ class Job:
         weights: tuple[Path, ...],
         options: CacheOptions | None = None,
     ) -> Job:
-        """The job of this process in a run folder, with the cache that is asked for."""
+        """Make the job of this process in a run folder, with the requested cache."""
         cache = None
         if options and options.cache:
             cache = CacheFolder.open(options.cache, options.cache_size)
@@ -67,18 +67,18 @@ class Job:
 class Executor(Protocol):
     """A way to run shards: in this process, in one process per device, on a cluster.
 
-    Whoever needs time before the first shard takes it in ``start``, while the shards are planned.
+    Slow preparation belongs in ``start``, which runs while the shards are planned.
     """
 
     def start(self, job: Job, resources: Resources, n_workers: int) -> None:
-        """Start this number of workers, or one on each device, for one ``run``.
+        """Start this number of workers, at most one per device, for one ``run``.
 
-        That must be of the same job, with the same resources.
+        ``run`` must get the same job and resources.
         """
         return
 
     def close(self) -> None:
-        """End the workers that were started and have no run."""
+        """End workers that were started but never run."""
         return
 
     def run(
@@ -89,5 +89,5 @@ class Executor(Protocol):
         Closing the generator stops the workers.
 
         Raises:
-            UnavailableError: no worker is left that could go on.
+            UnavailableError: no worker is left.
         """

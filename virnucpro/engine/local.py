@@ -1,16 +1,16 @@
-"""The executors on this machine: one process per device and a pipe to each, or this process.
+"""Run shards on this machine: in one process per device, or in this process.
 
     parent  --Attempt-->  worker     a pipe of the worker's own,
     parent  <--Event--  worker     for both
 
-Nothing is shared: a process killed inside ``Queue.get`` keeps the queue's lock, and the others
-would wait for ever. One thread of the parent waits on all pipes at once; another for each worker
-hands it shards, so that one that does not read keeps nobody waiting. Workers that are ready are
-dealt them round-robin: two each so that no device waits for the parent (besides those being
-written), and more of small ones; and then on demand.
+Workers share nothing: a process killed inside ``Queue.get`` would keep the queue's lock, and the
+others would wait for ever. One thread of the parent waits on all pipes; one more per worker sends
+it shards, so a worker that does not read delays no other. Workers that are ready
+are dealt shards round-robin, then on demand. Each worker holds two (besides those being written), or more small ones, so that no device
+waits for the parent.
 
-Workers may be started before there are shards: what they say waits in their pipes until then.
-A worker that ends or falls silent is replaced, and its shard goes on: ``recovery`` says how.
+Workers may start before there are shards; their events wait in the pipes. A worker that ends or
+falls silent is replaced, and its shard continues: see ``recovery``.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from virnucpro.ground.records import Shard
 if TYPE_CHECKING:
     from virnucpro.engine.worker import Worker
 
-_WorkerOn: TypeAlias = "Callable[[Job, Resources, str, str], Worker]"  # given its name and device
-_NAMED = 8  # shards in a message
+_WorkerOn: TypeAlias = "Callable[[Job, Resources, str, str], Worker]"  # ..., name, device
+_NAMED = 8  # most shards named in a message
 _TICK_SECONDS = 1.0  # between two checks for silent workers
 _START_SECONDS = 900.0  # for a worker to import, load the model and report
 GRACE_SECONDS = 5.0  # for idle workers to end by themselves
-_MOST_WARNINGS = 100  # that the start of a worker may give
-_KILLED = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGQUIT}  # from outside
-# options of glibc's mallopt, and from how much on freed memory goes back to the system
+_MOST_WARNINGS = 100  # kept from the start of a worker
+_KILLED = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGQUIT}  # exit codes of an outside kill
+# glibc mallopt option -> size above which freed memory goes back to the system
 _KEEPING = {-3: 32 << 20, -1: 256 << 20}  # M_MMAP_THRESHOLD (at most 32 MiB), M_TRIM_THRESHOLD
 
 
 def load_worker(job: Job, resources: Resources, name: str, device: str) -> Worker:
-    """The worker of a device. Torch is imported here: by the process that computes, not before."""
+    """Load the worker of a device. Only the process that computes imports torch, here."""
     from virnucpro.engine.worker import Worker
 
     return Worker(job, resources, name, device)
@@ -81,7 +81,7 @@ class InlineExecutor(Executor):
 
 
 class ProcessExecutor(Executor):
-    """One worker process on each device of this machine; without any it must not embed."""
+    """One worker process on each device of this machine; with no device, any shard is an error."""
 
     def __init__(
         self,
@@ -108,12 +108,12 @@ class ProcessExecutor(Executor):
         """Run every shard, as ``Executor.run`` says.
 
         Raises:
-            UnavailableError: no worker is left, or there is no device for one; names the shards.
+            UnavailableError: no worker is left, or there is no device; names the shards.
         """
         if shards and not self.devices:
             raise _no_device(shards, job)
         self._run = run = self._run or _Run(self, job, resources)
-        assert (run.job, run.resources) == (job, resources), "these are what workers started with"
+        assert (run.job, run.resources) == (job, resources), "workers started with other ones"
         try:
             run.waiting.extend(map(Attempt, shards))
             run.have_workers(len(shards))
@@ -127,13 +127,13 @@ def _no_device(shards: Sequence[Shard], job: Job) -> UnavailableError:
     more = f" and {len(shards) - _NAMED:,} more" if len(shards) > _NAMED else ""
     return UnavailableError(
         f"vectors of {counted(len(shards), 'shard')} are missing: {names}{more}",
-        hint=f"run `virnucpro work {job.root}` where there are devices, then this "
-        "command again; or leave out --no-embed to make them here",
+        hint=f"run `virnucpro work {job.root}` on a machine with devices, then this "
+        "command again; or leave out --no-embed to embed them here",
     )
 
 
 def _names(devices: Sequence[str]) -> list[str]:
-    """Names of workers: their device, numbered where several share one."""
+    """Names of workers: their device, with a number if several share it."""
     return [
         f"{device}#{devices[:place].count(device)}" if devices.count(device) > 1 else device
         for place, device in enumerate(devices)
@@ -152,14 +152,14 @@ class _Run:
     last_reason: str = ""
 
     def have_workers(self, n_workers: int) -> None:
-        """Start workers, one on each device at most, or end those that are too many."""
+        """Start workers, at most one per device, or end surplus ones."""
         devices = self.executor.devices
         missing = list(zip(_names(devices), devices, strict=True))[len(self.peers) : n_workers]
         with interrupts_held():
             for name, device in missing:
                 self.peers.append(_Peer.start(Workload(name), device, self))
         surplus = self.peers[n_workers:]
-        with ExitStack() as ends:  # none is left, whatever may happen while they end
+        with ExitStack() as ends:  # end every worker even if ending one raises
             for peer in surplus:
                 ends.callback(peer.kill)
             del self.peers[n_workers:]
@@ -170,14 +170,14 @@ class _Run:
                 peer.child.wait(max(0.0, deadline - time.monotonic()))
 
     def events(self) -> Iterator[Event]:
-        for peer in self.peers:  # nobody listened before
+        for peer in self.peers:  # silence counts from now on
             peer.deadline = time.monotonic() + self.executor.start_seconds
         while self.waiting or any(peer.work.attempts for peer in self.peers):
             if not self.peers:
                 raise UnavailableError(
                     f"no worker is left for {counted(len(self.waiting), 'shard')}; the last one: "
                     f"{self.last_reason}",
-                    hint="finished shards are kept: run again with --resume when that is fixed",
+                    hint="finished shards are kept: fix the cause, then run again with --resume",
                 )
             self.deal()
             for peer in self.peers_with_news():
@@ -186,10 +186,10 @@ class _Run:
                     yield from self.after_loss(peer, loss)
 
     def deal(self) -> None:
-        """Round-robin: everyone gets a first shard before anyone gets a second.
+        """Deal round-robin: each ready worker gets a first shard before any gets a second.
 
-        A second is given only while enough are left for the workers that still start, which takes
-        long; who has nothing to do need not wait for them.
+        A second shard is dealt only while enough are left for workers that are still starting. Idle
+        workers get shards without waiting for them.
         """
         n_starting = sum(not peer.work.is_ready for peer in self.peers)
         for n_attempts in range(1, MAX_IN_FLIGHT + 1):
@@ -201,8 +201,8 @@ class _Run:
     def peers_with_news(self) -> list[_Peer]:
         """Wait until a worker has reported, died, or been silent for too long.
 
-        Time in which this process did not run (Ctrl-Z, a scheduler that suspends) does not count:
-        the workers did not run then either.
+        Time in which this process was suspended (Ctrl-Z, a scheduler) does not count: the workers
+        were suspended too.
         """
         children = [peer.child for peer in self.peers]
         while True:
@@ -217,7 +217,7 @@ class _Run:
                 return peers
 
     def after_loss(self, peer: _Peer, loss: Loss) -> Iterator[Event]:
-        """Take back what the worker held, and replace it."""
+        """Take back the worker's attempts, and replace it."""
         peer.kill()
         aftermath = peer.work.end(loss)
         yield aftermath.lost
@@ -240,12 +240,12 @@ class _Peer:
     device: str
     run: _Run
     child: Child
-    deadline: float  # by the monotonic clock: silent for longer means hung
+    deadline: float  # monotonic clock; a worker still silent then counts as hung
     sender: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(max_workers=1))
 
     @classmethod
     def start(cls, work: Workload, device: str, run: _Run) -> _Peer:
-        """Start a worker. Interrupts must be held."""
+        """Start a worker. The caller must hold interrupts."""
         executor = run.executor
         child = start(_serve, executor.worker, run.job, run.resources, work.worker, device)
         return cls(work, device, run, child, time.monotonic() + executor.start_seconds)
@@ -258,11 +258,11 @@ class _Peer:
         self.send(attempt)
 
     def send(self, attempt: Attempt | None) -> None:
-        """Send an attempt, or None for the end; a worker that has died is noticed at its pipe."""
+        """Send an attempt, or None to end the worker; its pipe shows if it has died."""
         self.sender.submit(self.child.pipe.send, attempt)
 
     def receive(self) -> Generator[Event, None, Loss | None]:
-        """Yield the events of the worker; return its loss, if there was one."""
+        """Yield the events of the worker; return its loss, if any."""
         try:
             while self.child.pipe.poll():
                 event: Event | Raised = self.child.pipe.recv()
@@ -286,7 +286,7 @@ class _Peer:
         if self.work.is_ready and not self.work.attempts and self.child.is_alive:
             self.send(None)
         else:
-            self.child.kill()  # nothing is lost: files appear only when they are whole
+            self.child.kill()  # safe: files appear only when they are whole
 
     def kill(self) -> None:
         self.child.kill()
@@ -296,7 +296,7 @@ class _Peer:
             return
         self.sender.shutdown(wait=False, cancel_futures=True)
         LOGGER.warning(
-            "%s (process %d) does not end, not even when killed: check its device and its disk",
+            "%s (process %d) does not end, even after SIGKILL: check its device and its disk",
             self.work.worker,
             self.child.pid,
         )
@@ -325,7 +325,7 @@ def _serve(
 
 
 def _send_until_news(events: Iterator[Event], pipe: Pipe) -> None:
-    """Wait for the last batches and files, until the parent sends another shard."""
+    """Send the events of the last batches and files until the parent sends another shard."""
     for event in events:
         pipe.send(event)
         if isinstance(event, (BatchDone, ShardDone)) and pipe.poll():
@@ -333,9 +333,9 @@ def _send_until_news(events: Iterator[Event], pipe: Pipe) -> None:
 
 
 def _keep_freed_memory() -> None:
-    """Have glibc reuse what a layer frees for the next: pages fetched anew take up to a third more.
+    """Make glibc reuse memory that a layer frees: fetching new pages takes up to a third longer.
 
-    A batch of ours frees some 20 MB per layer. Other C libraries are left as they are.
+    A batch frees about 20 MB per layer. Other C libraries are left as they are.
     """
     library = ctypes.CDLL(None)
     if hasattr(library, "mallopt"):

@@ -35,12 +35,12 @@ class EngineOptions(DeviceOptions):
             max=86_400,
         ),
     ] = 300.0
-    converted: Path | None = None  # folder of converted models, if not the usual one
+    converted: Path | None = None  # folder of converted models; None: the default
 
 
 @dataclass(frozen=True, kw_only=True)
 class CacheOptions:
-    """A cache of vectors, which runs may share."""
+    """A cache of vectors that runs may share."""
 
     cache: Annotated[
         Path | None,
@@ -55,8 +55,8 @@ class CacheOptions:
     cache_size: Annotated[
         float,
         option(
-            "Limit the folder of --cache to this many gigabytes; vectors that were not read for "
-            "the longest time are deleted first.",
+            "Limit the folder of --cache to this many gigabytes; the least recently read vectors "
+            "are deleted first.",
             DEVICES,
             metavar="GB",
             min=0,
@@ -79,8 +79,10 @@ class WorkOptions(CacheOptions, EngineOptions):
             "Do part I of N of the run. N alone: I is the number of this task in its array.",
             CLUSTER,
             metavar="I/N",
-            show_default="by SLURM's array, else all",
+            show_default="the task of SLURM's array, else all",
         ),
     ] = None
-    precision: Literal["auto", "bf16", "fp16", "fp32", "fp8"] = "auto"  # that of the run; no option
-    array: Mapping[str, str] = field(default_factory=dict)  # variables of a task in a job array
+    precision: Literal["auto", "bf16", "fp16", "fp32", "fp8"] = (
+        "auto"  # not an option: set by the run
+    )
+    array: Mapping[str, str] = field(default_factory=dict)  # environment of a task in a job array

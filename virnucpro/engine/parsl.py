@@ -1,12 +1,12 @@
-"""An executor on Parsl, which asks a scheduler for nodes while there is work.
+"""Run shards on Parsl, which requests nodes from a scheduler while there is work.
 
     this process --Parsl--> a block, a node of the scheduler  --ProcessExecutor--> its devices
     this process <--files--  vectors, and the log of each process that does a part
 
-A part is a list of shards, done as by ``virnucpro work``, in a process of a block. What it ended is
-read from its log while it goes on, and from its answer at its end. A part that is lost with its
-node is given to another, as far as its vectors are missing. The run folder's lock is the life line:
-a part ends when nobody holds it any more, and Parsl's own processes with this one.
+A part is a list of shards, embedded in a process of a block as ``virnucpro work`` does. Finished
+shards are read from its log while it runs, and from its result at the end. If a part is lost with
+its node, another block gets the shards without vectors. A part ends when nobody holds the lock of
+the run folder any more; Parsl's own processes end with this one.
 """
 
 from __future__ import annotations
@@ -53,25 +53,25 @@ from virnucpro.run.journal import ShardFigures
 _RunPart = Callable[[WorkOptions, tuple[int, ...]], list[ShardFigures]]
 _PROVIDERS = {"local": LocalProvider, "slurm": SlurmProvider}
 _OURS = ("provider", "parts")
-# numbers in a file of blocks, and the least of each
+# numbers in the YAML file of blocks -> smallest allowed value
 _LEAST = {"parts": 1, "max_blocks": 1, "nodes_per_block": 1, "min_blocks": 0, "init_blocks": 0}
 _NOT_PLAIN = {"self", "launcher", "regex_job_id"}
-_PARTS_PER_BLOCK = 4  # so that a block that comes late, or goes early, costs little
+_PARTS_PER_BLOCK = 4  # so that a block that starts late or ends early costs little
 _TICK_SECONDS = 1.0  # between two looks at the logs
 _HEARTBEAT_SECONDS, _SILENCE_SECONDS = 5, 30  # of Parsl's processes on a node
 _UNKNOWN = Memory(0, 0)
-# what Parsl raises when a scheduler, or a process of its own, does not answer
+# errors of Parsl when a scheduler or one of its processes does not answer
 _AT_END = (ParslError, CommandClientBadError, CommandClientTimeoutError, OSError)
 
 
 def read_blocks(path: Path | None) -> tuple[Any, int]:
-    """The blocks that a YAML file describes, in the words of Parsl's providers; None: this machine.
+    """Read a YAML file of blocks, in the terms of Parsl's providers; None: this machine.
 
-    -> the provider that Parsl asks for them, and the number of parts
+    -> the provider that Parsl requests them from, and the number of parts
 
     Raises:
         InputMissingError: the file cannot be read.
-        UsageError: it names what there is not.
+        UsageError: it has an unknown or invalid option.
     """
     if path is None:
         return LocalProvider(), _PARTS_PER_BLOCK
@@ -92,8 +92,8 @@ def read_blocks(path: Path | None) -> tuple[Any, int]:
         raise _refusal(path, what, f"there are {', '.join(_PROVIDERS)}")
     words = _words_of(_PROVIDERS[kind])
     if strangers := settings.keys() - words:
-        what = f"the provider {kind} has no {min(strangers)}"
-        raise _refusal(path, what, f"it has {', '.join(sorted(words))}")
+        what = f"the provider {kind} has no option {min(strangers)}"
+        raise _refusal(path, what, f"its options are {', '.join(sorted(words))}")
     try:
         return _PROVIDERS[kind](**settings), n_parts
     except (TypeError, ValueError, TypeCheckError) as error:
@@ -120,16 +120,16 @@ class _News:
     """News of the shards of a run, each reported once."""
 
     logs: Path
-    shards: dict[int, Shard]  # those that nothing was told of
-    ends: dict[Path, int] = field(default_factory=dict)  # bytes of each log that were read
+    shards: dict[int, Shard]  # not reported yet
+    ends: dict[Path, int] = field(default_factory=dict)  # log -> bytes already read
     workers: set[str] = field(default_factory=set)
 
     def skip(self) -> None:
-        """Leave out what earlier starts wrote."""
+        """Skip what earlier starts wrote to the logs."""
         self.ends = {path: path.stat().st_size for path in self._paths()}
 
     def read(self) -> Iterator[Event]:
-        """The events that were added to the logs since the last call."""
+        """Yield the events added to the logs since the last call."""
         for path in self._paths():
             figures, self.ends[path] = ShardFigures.read(path, self.ends.get(path, 0))
             yield from self.tell(path.stem.removeprefix("work-"), figures)
@@ -154,7 +154,7 @@ class _News:
 
 
 class ParslExecutor(Executor):
-    """Parts of a run on the blocks of Parsl, as many at once as there are."""
+    """Run parts on the blocks of Parsl, as many at once as there are blocks."""
 
     def __init__(self, config: Path | None, options: WorkOptions, run_part: _RunPart) -> None:
         """
@@ -170,7 +170,7 @@ class ParslExecutor(Executor):
         """Run every shard, as ``Executor.run`` says; the blocks have devices of their own.
 
         Raises:
-            VirnucproError: what a part ended with that another block could not mend.
+            VirnucproError: a part failed with an error that another block would meet too.
         """
         rundir, n = RunDir(job.root), min(self.n_parts, len(shards))
         news = _News(rundir.logs, {shard.index: shard for shard in shards})
@@ -200,7 +200,7 @@ class ParslExecutor(Executor):
 def _left(
     part: _Part, news: _News, job: Job, error: BaseException | None
 ) -> Generator[Event, None, _Part | None]:
-    """The rest of a part that ended; None if that is nothing, or given up."""
+    """What is left of a part that ended; None if nothing is left or it is given up."""
     if isinstance(error, VirnucproError):
         raise error
     untold = [shard for shard in part.shards if shard.index in news.shards]
@@ -224,7 +224,7 @@ def _left(
 
 @contextmanager
 def parsl_on(provider: Any, rundir: RunDir) -> Iterator[DataFlowKernel]:  # noqa: ANN401 - Parsl's
-    """Parsl with one pool of the blocks of a provider; its processes end with this one."""
+    """Start Parsl with one pool on the blocks of a provider; its processes end with this one."""
     shutil.rmtree(rundir.parsl, ignore_errors=True)
     parent = os.getpid()
     bound = (
@@ -236,7 +236,7 @@ def parsl_on(provider: Any, rundir: RunDir) -> Iterator[DataFlowKernel]:  # noqa
         provider=provider,
         address="127.0.0.1" if isinstance(provider, LocalProvider) else None,
         max_workers_per_node=1,
-        cores_per_worker=1e-6,  # of one worker for all cores: it starts a process for each device
+        cores_per_worker=1e-6,  # one worker per block, which starts a process for each device
         heartbeat_period=_HEARTBEAT_SECONDS,
         heartbeat_threshold=_SILENCE_SECONDS,
         interchange_launch_cmd=[sys.executable, "-c", bound],

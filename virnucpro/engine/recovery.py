@@ -1,8 +1,8 @@
-"""The policy after a loss: the shard to blame, its next attempt, and what is given up.
+"""Decide after the loss of a worker which shard is to blame, what is tried again or given up.
 
-It has no process, no file and no clock, so every executor can use it. An executor keeps a
-``Workload`` for each of its workers, and shows it all that the worker says. When the worker ends
-or falls silent, ``Workload.end`` decides what becomes of its attempts:
+This module has no process, file or clock, so every executor can use it. An executor keeps a
+``Workload`` per worker and passes it every event of the worker. When the worker ends or falls
+silent, ``Workload.end`` decides about its attempts:
 
     killed, by chance or not       the shard is tried again as it was
     killed again, or crashed       the ORFs in flight are suspects, and run one by one
@@ -10,7 +10,7 @@ or falls silent, ``Workload.end`` decides what becomes of its attempts:
     two are killed with a suspect  the same
     nothing is in flight           the shard is tried again, MAX_BLIND_LOSSES times in all
 
-So it takes two crashes, or four kills, to give a sequence up.
+So a sequence is given up after two crashes or four kills.
 """
 
 from __future__ import annotations
@@ -30,31 +30,31 @@ from virnucpro.ground.events import (
 )
 from virnucpro.ground.records import Shard
 
-_IN_FLIGHT = 2  # shards per worker, beside those that are being written
-MAX_IN_FLIGHT = 4  # the same, of small shards, while they have less than ...
+_IN_FLIGHT = 2  # shards per worker, without those being written
+MAX_IN_FLIGHT = 4  # the same for small shards, while they have less than ...
 _ENOUGH_RESIDUES = 64_000
 MAX_IDLE_LOSSES = 6  # workers a device may lose in a row without one batch done
-MAX_LOSSES = 100  # the same, with losses that one ORF alone is to blame for
+MAX_LOSSES = 100  # the same, including losses caused by a single ORF
 MAX_BLIND_LOSSES = 4  # workers a shard may kill while no batch is in flight
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A shard to embed, and the lessons of attempts that a lost worker ended. Rows are ORFs."""
+    """A shard to embed, and what earlier attempts with lost workers showed. Rows are ORFs."""
 
     shard: Shard
     n_losses: int = 0
     n_blind_losses: int = 0  # losses without a batch in flight
-    suspects: frozenset[int] = frozenset()  # rows that run one by one
-    killed_alone: frozenset[int] = frozenset()  # suspects with which one worker was killed
+    suspects: frozenset[int] = frozenset()  # rows to run one by one
+    killed_alone: frozenset[int] = frozenset()  # suspects that ran alone when a worker was killed
     condemned: Mapping[int, str] = field(default_factory=dict)  # row -> reason
 
 
 class Loss(NamedTuple):
     """The unexpected end of a worker.
 
-    It raised an exception and could say so, crashed by itself, was killed from outside, or was
-    stopped because it was silent for too long.
+    It raised an exception and reported it, crashed, was killed from outside, or was stopped
+    because it was silent for too long.
     """
 
     cause: Literal["raised", "crashed", "killed", "silent"]
@@ -63,28 +63,28 @@ class Loss(NamedTuple):
 
     @property
     def is_crash(self) -> bool:
-        """True if the worker itself did it: a kill or a silence may be an accident."""
+        """True if the worker ended by itself: a kill or a silence may be an accident."""
         return self.cause in ("raised", "crashed")
 
 
 class _Aftermath(NamedTuple):
-    """The verdict on a loss: the fate of the worker, and of its attempts."""
+    """The decision after a loss, about the worker and its attempts."""
 
     lost: WorkerLost
-    first: tuple[Attempt, ...] = ()  # to be done before all others, in this order
-    last: tuple[Attempt, ...] = ()  # to be done after all others
-    failed: ShardFailed | None = None  # the shard that is given up
+    first: tuple[Attempt, ...] = ()  # to run before all others, in this order
+    last: tuple[Attempt, ...] = ()  # to run after all others
+    failed: ShardFailed | None = None  # a shard that is given up
 
 
 @dataclass(slots=True)
 class Workload:
-    """The attempts of one worker, and the batches it has in flight, by its events."""
+    """The attempts of one worker and its batches in flight, tracked from its events."""
 
     worker: str
     n_losses: int = 0  # losses of its device in a row, without one batch done
-    n_idle_losses: int = 0  # losses that no single ORF is to blame for
+    n_idle_losses: int = 0  # losses not caused by a single ORF
     is_ready: bool = False
-    attempts: list[Attempt] = field(default_factory=list)  # in the order they were given
+    attempts: list[Attempt] = field(default_factory=list)  # in the order they were sent
     shard: Shard | None = None  # shard of the last batch that was started
     rows: dict[int, set[int]] = field(default_factory=dict)  # rows in flight, by the shard's index
     batch_seconds: float = 0.0  # limit of the last of these batches
@@ -106,12 +106,12 @@ class Workload:
 
     @property
     def open(self) -> list[Attempt]:
-        """The attempts that are embedded or wait; the others are being written."""
+        """The attempts that are being embedded or waiting; the others are being written."""
         shards = [attempt.shard for attempt in self.attempts]
         return self.attempts[shards.index(self.shard) if self.shard in shards else 0 :]
 
     def wants(self, n_attempts: int) -> bool:
-        """True if the worker is ready and should get more: it has fewer open ones than this."""
+        """True if the worker is ready and has fewer open attempts than this."""
         if not self.is_ready:
             return False
         attempts = self.open
@@ -124,7 +124,7 @@ class Workload:
 
     @property
     def guilty(self) -> list[Attempt]:
-        """The attempts to blame for a loss now: those with batches in flight, if there are any."""
+        """The attempts to blame for a loss now: any with batches in flight, else the first one."""
         return [attempt for attempt in self.attempts if self.rows_of(attempt)] or self.attempts[:1]
 
     def patience(self, silence_seconds: float) -> float:
@@ -134,7 +134,7 @@ class Workload:
         return self.batch_seconds if any(self.rows.values()) else silence_seconds
 
     def end(self, loss: Loss) -> _Aftermath:
-        """Judge the loss of the worker."""
+        """Decide about the worker's attempts after its loss."""
         guilty = self.guilty
         lost = WorkerLost(
             self.worker,
@@ -146,7 +146,7 @@ class Workload:
         if not guilty:
             return _Aftermath(lost)
         place = self.attempts.index(guilty[0])
-        # those before it were being written: that may be what killed the worker
+        # earlier attempts were being written, which may have killed the worker
         in_writing = tuple(
             replace(attempt, n_losses=attempt.n_losses + 1) for attempt in self.attempts[:place]
         )
@@ -160,7 +160,7 @@ class Workload:
 
     def _count(self, loss: Loss) -> bool:
         """Count a loss of the device; True if the device is given up."""
-        # a worker that was silent before would only take that long again
+        # after a second loss in a row by silence, a third worker would only take as long again
         is_hopeless = loss.cause == "raised" or (loss.cause == "silent" and self.n_losses)
         self.n_losses += 1
         self.n_idle_losses += sum(map(len, self.rows.values())) != 1
@@ -169,14 +169,14 @@ class Workload:
         return self.n_losses >= MAX_LOSSES or self.n_idle_losses >= MAX_IDLE_LOSSES
 
     def successor(self) -> Workload:
-        """The workload of the worker that takes the place of a lost one."""
+        """The workload of the worker that replaces this one."""
         return Workload(self.worker, self.n_losses, self.n_idle_losses)
 
 
 def next_attempt(attempt: Attempt, rows: Set[int], loss: Loss) -> Attempt | None:
     """The next attempt at a shard; None if the shard is given up.
 
-    ``rows`` are those of the batches that were in flight when the worker was lost.
+    ``rows`` were in flight when the worker was lost.
     """
     again = replace(attempt, n_losses=attempt.n_losses + 1)
     if not rows:

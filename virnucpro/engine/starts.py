@@ -1,6 +1,6 @@
-"""What each device did, and when: ``machine.json``, for each start of a run.
+"""Record in ``machine.json`` what each device did and when, for each start of a run.
 
-Only the report reads it: no result depends on it, and a run goes on without it.
+Only the report reads it: no result depends on it, and a run works without it.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from virnucpro.ground.records import check_counts
 from virnucpro.ground.tree import Tree
 
 _FIRST_WIDTH = 1.0  # seconds of a bin at first
-_MOST_BINS = 240  # then neighbours are joined, and bins are twice as wide
-_MOST_STARTS = 20  # the latest ones are kept
-_MOST_INCIDENTS = 100  # that are told of a start; all are counted
-_LONGEST_TEXT = 300  # letters of a reason
-_MOST = 10**15  # no number of seconds is larger
+_MOST_BINS = 240  # with more, neighbours are merged and bins become twice as wide
+_MOST_STARTS = 20  # the latest are kept
+_MOST_INCIDENTS = 100  # described per start; all are counted
+_LONGEST_TEXT = 300  # characters of a reason
+_MOST = 10**15  # bound of every number of seconds
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class _DeviceSeries:
     n_shards: int = 0
     memory_total: int = 0  # bytes
     tokens: list[int] = field(default_factory=list)  # embedded in each bin
-    memory: list[int] = field(default_factory=list)  # largest number of bytes used in each bin
+    memory: list[int] = field(default_factory=list)  # most bytes used in each bin
 
     def __post_init__(self) -> None:
         check_counts(self.n_shards, self.memory_total, *self.tokens, *self.memory)
@@ -61,7 +61,7 @@ class _DeviceSeries:
         self.memory[place] = max(self.memory[place], memory)
 
     def join_bins(self) -> None:
-        """Make one bin of each two neighbours."""
+        """Merge each pair of neighbouring bins."""
         self.tokens = [sum(self.tokens[i : i + 2]) for i in range(0, len(self.tokens), 2)]
         self.memory = [max(self.memory[i : i + 2]) for i in range(0, len(self.memory), 2)]
 
@@ -77,7 +77,7 @@ class Start:
     n_losses: int = 0  # workers that were lost, replaced or not
     n_reductions: int = 0  # batches that did not fit into the memory of a device
     n_failed_shards: int = 0
-    # the first ones: seconds since the start, device, what happened
+    # the first incidents: seconds since the start, device, what happened
     incidents: list[tuple[float, str, str]] = field(default_factory=list)
     began: float = field(init=False)
 
@@ -117,7 +117,7 @@ class Start:
         return self.devices.setdefault(worker, _DeviceSeries())
 
     def _place(self) -> int:
-        """The bin of this moment."""
+        """The index of the current bin."""
         while self.seconds >= _MOST_BINS * self.seconds_per_bin:
             self.seconds_per_bin *= 2
             for device in self.devices.values():
@@ -130,9 +130,9 @@ class Start:
 
     @contextmanager
     def kept(self, path: Path) -> Iterator[None]:
-        """Write this start after the earlier ones of a file, however the block ends.
+        """Append this start to the earlier ones in a file, however the block ends.
 
-        That it cannot be written is a warning: no result depends on it.
+        A failed write is only a warning: no result depends on it.
         """
         try:
             yield
@@ -142,7 +142,7 @@ class Start:
                 content = json.dumps({"starts": [start._facts for start in starts]})
                 Tree(path.parent).write_whole(path, content + "\n")
             except VirnucproError as error:
-                LOGGER.warning("the work of the devices over time is not kept: %s", error)
+                LOGGER.warning("the work of the devices over time is not recorded: %s", error)
 
     @property
     def _facts(self) -> dict[str, Any]:

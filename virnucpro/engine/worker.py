@@ -1,11 +1,11 @@
-"""The work of one device on shards. The same object runs inline or in a process.
+"""Embed shards on one device. The same object runs inline or in a process.
 
-A GPU is given a batch before the one ahead of it is done, also where that is the last of a shard
-and this one the first of the next; and a shard's file is written by a thread meanwhile.
+A GPU gets its next batch before the current one is done, even across shards. A thread writes the
+file of a finished shard meanwhile.
 
-A shard that killed its worker comes back with the lessons of that: ``suspects`` are embedded
-one by one, ``condemned`` not at all, and every batch is kept in a partial file, so that the
-next attempt begins where this one died.
+A shard that killed its worker comes back with ``suspects``, which are embedded one by one, and
+``condemned`` ORFs, which are skipped. Every batch is then saved in a partial file, so that the next
+attempt begins where this one died.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from virnucpro.run.shards import read_shard
 
 _STORAGE_ERRORS = (OSError, OutputError, StorageError)
 _TRIAL = {"protein": "M", "dna": "ATG"}
-# FLOP/s of a slow device of its kind: a batch that takes longer counts as hung
+# FLOP/s of a slow device of each kind: a batch that takes longer counts as hung
 _SLOWEST = {"cpu": 2e9, "mps": 1e11, "cuda": 1e12}
 
 
 class _Open(NamedTuple):
-    """A shard that is being embedded, or written."""
+    """A shard that is being embedded or written."""
 
     attempt: Attempt
     started: float
@@ -76,12 +76,12 @@ class Worker:
         self.tokens_per_batch = {encoder.spec: budget for encoder in self.encoders}
         self.batches_in_flight = 2 if self.device.type == "cuda" else 1
         self.writer = ThreadPoolExecutor(max_workers=1)
-        self.open: deque[_Open] = deque()  # two at most, but for empty ones
-        # the one that is embedded, with its file on the way to the disk; see ``_write``
+        self.open: deque[_Open] = deque()  # at most two, besides empty ones
+        # the embedded shard that is being written; see ``_write``
         self.writing: tuple[_Open, Future[tuple[float, str]]] | None = None
         # batches on the device, all of one encoder
         self.in_flight: deque[tuple[ShardEmbedding, list[int], Pending | Refused]] = deque()
-        for encoder in self.encoders:  # a device that can do nothing must not look ready
+        for encoder in self.encoders:  # a device that cannot compute must not look ready
             encoder.start([_TRIAL[encoder.spec.reads]]).rows()
 
     @property
@@ -99,7 +99,7 @@ class Worker:
         return Memory(psutil.Process().memory_info().rss, psutil.virtual_memory().total)
 
     def free_memory(self) -> None:
-        """Give back what the allocator of a GPU keeps for later."""
+        """Release the memory that the allocator of a GPU caches."""
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -110,9 +110,9 @@ class Worker:
     def run(self, attempt: Attempt) -> Iterator[Event]:
         """Embed one shard with every encoder; its last batches may still run when this returns.
 
-        They are ended, and the shard is written, by the next ``run`` or by ``finish``: its
-        ShardDone or ShardFailed comes from there. A shard that has killed a worker is begun when
-        all others are done, and finished before the next: there must be no doubt who is at fault.
+        The next ``run`` or ``finish`` completes them, writes the shard and yields its ShardDone or
+        ShardFailed. A shard that has killed a worker starts when all others are done and is
+        finished before the next, so that it is clear which shard caused a loss.
         """
         if attempt.n_losses:
             yield from self.finish()
@@ -126,9 +126,9 @@ class Worker:
             yield from self._written()
 
     def finish(self) -> Iterator[Event]:
-        """Embed and write all that was begun.
+        """Embed and write all open shards.
 
-        Whoever has another shard may leave off after a BatchDone or a ShardDone.
+        A caller with another shard may stop after a BatchDone or a ShardDone.
         """
         yield from self._embed(to_the_end=True)
         yield from self._written()
@@ -148,7 +148,7 @@ class Worker:
         return _Open(attempt, started, embeddings)
 
     def _embed(self, *, to_the_end: bool) -> Iterator[Event]:
-        """Embed what is open: all of it, or until the device has room for a batch of another."""
+        """Embed the open shards, to the end or until the device has room for another batch."""
         while self.open:
             of_all = [embedding for shard in self.open for embedding in shard.embeddings]
             has_room = self._has_room(of_all)
@@ -166,7 +166,7 @@ class Worker:
         return len(self.in_flight) < most
 
     def _end_oldest(self) -> Iterator[Event]:
-        """Take the oldest batch from the device, and close the shards that are embedded by then."""
+        """Take the oldest batch from the device, and close shards that are then embedded."""
         if self.in_flight:
             yield from self._land()
         if self.writing and self.writing[1].done():
@@ -209,14 +209,14 @@ class Worker:
         embedding, batch, started = self.in_flight.popleft()
         try:
             yield from self._take(embedding, batch, started)
-        except _STORAGE_ERRORS as error:  # after a loss: nothing else is open
+        except _STORAGE_ERRORS as error:  # after a loss: no other shard is open
             self.open.clear()
             yield self._not_stored(embedding.attempt.shard, error)
 
     def _take(
         self, embedding: ShardEmbedding, batch: list[int], started: Pending | Refused
     ) -> Iterator[Event]:
-        """Wait for a batch, and keep its rows; or try it again in parts, and then alone."""
+        """Wait for a batch and keep its rows; if it failed, try it again in parts, then alone."""
         n_repeated = 0
         match land(started):
             case Refused(is_too_large=is_too_large) if len(batch) > 1:
@@ -262,7 +262,7 @@ class Worker:
             )
 
     def _write(self, shard: Shard, embeddings: Sequence[ShardEmbedding]) -> tuple[float, str]:
-        """Write the files of a shard. -> when they were there, and why a cache took nothing"""
+        """Write the files of a shard. -> time of completion, and why the cache took nothing"""
         for each in embeddings:
             each.write(self.job.owner)
         end = time.monotonic()
@@ -273,6 +273,6 @@ class Worker:
         return ShardFailed(self.name, shard, refusal.message, lines, refusal)
 
     def allowed_seconds(self, encoder: Encoder, lengths: Sequence[int]) -> float:
-        """The limit for batches of sequences of these lengths on a slow device of this kind."""
+        """Time limit of a batch of sequences of these lengths on a slow device of this kind."""
         slowest = _SLOWEST.get(self.device.type, _SLOWEST["cpu"])
         return self.resources.silence_seconds + encoder.count_flop(lengths) / slowest

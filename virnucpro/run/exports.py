@@ -1,4 +1,4 @@
-"""Vectors in the formats of NumPy, Parquet and PyTorch."""
+"""Export vectors to NumPy, Parquet and PyTorch formats."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from virnucpro.ground.tree import Tree
 def export(
     path: Path, embeddings: Embeddings, layout: FeatureFormat, encoder: EncoderSpec, tree: Tree
 ) -> None:
-    """Write the content of a feature file next to it, in another format; h5 has none.
+    """Write the content of a feature file next to it in another format; for h5, do nothing.
 
     Raises:
-        OutputError, StorageError: the disk refuses it.
+        OutputError, StorageError: the file cannot be written.
     """
     path = path.with_suffix(f".{layout}")
     match layout:
@@ -44,11 +44,11 @@ def save_npz(path: Path, embeddings: Embeddings, tree: Tree) -> None:
 
 
 def save_parquet(path: Path, embeddings: Embeddings, encoder: EncoderSpec, tree: Tree) -> None:
-    """A row for each ORF: ``id``, ``length`` and ``embedding``; the encoder is in the metadata.
+    """Write a row per ORF: ``id``, ``length``, ``embedding``; the encoder is in the metadata.
 
-    An embedding is a list of ``dim`` float32 or, per residue, a list of such lists. Text of Parquet
-    is UTF-8, so a byte of an id that is not stands as four letters, as in ``\\xff``. The bytes of
-    numbers are split by their place and packed: those of a bfloat16 take half the disk here too.
+    An embedding is a list of ``dim`` float32 or, per residue, a list of such lists. Parquet text is
+    UTF-8, so another byte in an id becomes four characters, such as ``\\xff``. Byte-stream
+    splitting and compression make vectors stored as bfloat16 take half the disk here too.
     """
     import pyarrow as pa
     from pyarrow import parquet
@@ -70,10 +70,11 @@ def save_parquet(path: Path, embeddings: Embeddings, encoder: EncoderSpec, tree:
 
 
 def save_pt(path: Path, embeddings: Embeddings, encoder: EncoderSpec, tree: Tree) -> None:
-    """The layouts of VirNucPro's ``_ESM.pt`` and ``_DNABERT_S.pt``.
+    """Write the layout of the original VirNucPro's ``_ESM.pt`` or ``_DNABERT_S.pt``.
 
-    ``proteins`` (ids) and ``data`` (a tensor each); of bases, ``nucleotide`` (ids) and ``data``, of
-    which each entry has an id and a list of numbers, which torch makes into the same float32 again.
+    Proteins: ``proteins`` (ids) and ``data`` (a tensor each). Bases: ``nucleotide`` (ids) and
+    ``data``, where each entry has an id and a list of numbers that torch converts back to the same
+    float32.
     """
     import torch
 
@@ -85,13 +86,13 @@ def save_pt(path: Path, embeddings: Embeddings, encoder: EncoderSpec, tree: Tree
     else:
         tensors = [torch.from_numpy(rows.copy()) for rows in split_rows(embeddings)]
         content = {"proteins": ids, "data": tensors}
-    image = io.BytesIO()  # a path would be written into the archive
+    image = io.BytesIO()  # torch would store the name of a path in the archive
     torch.save(content, image)
     tree.write_whole(path, image.getbuffer())
 
 
 def split_rows(embeddings: Embeddings) -> list[NDArray[np.float32]]:
-    """The rows of each ORF: (dim,), or (length, dim) when there is one per residue."""
+    """Split into the rows of each ORF: (dim,), or (length, dim) with a vector per residue."""
     if embeddings.per_residue:
         return np.split(embeddings.vectors, np.cumsum(embeddings.lengths))[:-1]
     return list(embeddings.vectors)

@@ -1,13 +1,14 @@
-"""The format of a feature file: HDF5 with a label at its end; it exists only when it is whole.
+"""Read and write feature files: HDF5 with a label at its end; a file exists only when it is whole.
 
-A file is built in memory, written with plain writes, synced, read back and renamed: HDF5's
-own writing is not safe on a full disk. Behind the HDF5 content, where its readers do not look,
-stands a label, and behind it the label's own SHA-256 and length. Vectors are float32, or bfloat16:
-half the bytes, in a floating-point type of the file's own, which HDF5 converts for who asks for
-float32, and readers here convert faster. The label says what made the
-file, so that one of another recipe or another shard is never taken for this one's, and gives
-length and SHA-256 of the content. So ``read_label`` needs only a file's last bytes, whatever its
-size, to see what it belongs to and that it is complete; ``read_embeddings`` verifies every bit.
+A file is built in memory, written with plain writes, synced, read back and renamed: HDF5's own
+writing is not safe on a full disk. The label follows the HDF5 content, where HDF5 readers do not
+look; then come the label's SHA-256 and length. The label names the recipe and the shard, so that
+files cannot be confused, and gives length and SHA-256 of the content. So ``read_label`` needs only
+the last bytes of a file to see what it belongs to and that it is complete; ``read_embeddings``
+verifies every bit.
+
+Vectors are float32 or, in half the bytes, bfloat16: a custom floating-point type that HDF5 converts
+to float32 on reading. The readers here convert it faster.
 """
 
 from __future__ import annotations
@@ -41,11 +42,10 @@ if TYPE_CHECKING:
 
 _SEAL = struct.Struct("<32sI")  # SHA-256 and length of the label
 _BLOCK = 1 << 18
-_MAX_LABEL = 1 << 28  # bytes: a bound on what is read before its hash is known
-
-# what h5py raises on a file that is not as it should be
+_MAX_LABEL = 1 << 28  # bytes; bounds what is read before the hash is checked
+# errors of h5py on a damaged file
 _DAMAGE = (OSError, LookupError, ValueError, TypeError, RuntimeError, AttributeError)
-# numbers of the OSErrors that tell of the file; all others tell of the disk, or of who may read it
+# errno values that concern the file; all others concern the disk or permissions
 _NO_FILE = (None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
 # HDF5's fields of a number in bfloat16: sign and exponent, their bits, mantissa and its bits
 _BFLOAT16 = (15, 7, 8, 0, 7)
@@ -55,7 +55,7 @@ Attributes = Mapping[str, str | int]
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """The label of a feature file: which shard and recipe it is of."""
+    """The label of a feature file: its shard, its recipe, and the size and hash of its content."""
 
     attributes: Attributes
     failed_records: Sequence[str]
@@ -77,16 +77,15 @@ def write_embeddings(
     tree: Tree,
     store: Store = "float32",
 ) -> None:
-    """Write one file: ``ids``, ``lengths``, ``embeddings``, and what failed.
+    """Write one file: ``ids``, ``lengths``, ``embeddings``, and the failures.
 
-    One that is there with the same content, to the last bit, is left alone. Beside its attributes
-    stands the version of the program, which no reader asks for: what counts for the numbers is the
-    recipe.
+    An existing file with exactly the same content is left alone. The version of the program is
+    stored too, but no reader checks it: the recipe decides the numbers.
     """
     failed_records = list(dict.fromkeys(failure.record_id for failure in embeddings.failures))
     content = _to_hdf5(embeddings, attributes, store)
     parts = content, sealed_label(content, attributes, failed_records)  # large, and not copied
-    with suppress(OSError):  # what cannot be read is replaced
+    with suppress(OSError):  # an unreadable file is replaced
         if path.is_file() and sha256(path) == hash_of(parts):
             return
     with tree.replacing(path) as out:
@@ -96,12 +95,12 @@ def write_embeddings(
         if not _holds(out, parts):
             raise StorageError(
                 f"{printable(path)} was written, but reads back differently",
-                hint="the disk has a fault: see the system's log",
+                hint="the disk has a fault: check the system log",
             )
 
 
 def _holds(handle: BinaryIO, parts: Iterable[bytes]) -> bool:
-    """True if a file has this content; it is read in blocks, which are in memory already."""
+    """True if a file has this content; it is compared in blocks."""
     for part in parts:
         for first in range(0, len(part), _BLOCK):
             block = part[first : first + _BLOCK]
@@ -113,14 +112,14 @@ def _holds(handle: BinaryIO, parts: Iterable[bytes]) -> bool:
 def sealed_label(
     content: bytes, attributes: Attributes, failed_records: Sequence[str] = ()
 ) -> bytes:
-    """The end of a feature file: its label, and the length and hash of the label."""
+    """The end of a feature file: its label, and the hash and length of the label."""
     label = Label(attributes, failed_records, len(content), hash_of([content]))
     text = json.dumps(asdict(label)).encode()
     return text + _SEAL.pack(hashlib.sha256(text).digest(), len(text))
 
 
 def hash_of(parts: Iterable[bytes]) -> str:
-    """The SHA-256 of these bytes, one after the other."""
+    """The SHA-256 of the concatenated parts."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part)
@@ -146,7 +145,7 @@ def _to_hdf5(embeddings: Embeddings, attributes: Attributes, store: Store) -> by
 
 
 def _add_bfloat16(h5: h5py.File, bits: NDArray[np.uint16]) -> None:
-    """Add the dataset of vectors in a type that HDF5 knows by its fields."""
+    """Add the dataset of vectors in a custom HDF5 type."""
     from h5py import h5d, h5p, h5s, h5t
 
     kind = h5t.IEEE_F32LE.copy()
@@ -168,7 +167,7 @@ def _to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
 
 
 def _vectors(dataset: h5py.Dataset) -> NDArray[np.float32]:
-    """The vectors of a file. HDF5 takes 40 times as long to convert bfloat16."""
+    """Read the vectors of a file. HDF5 would take 40 times as long to convert bfloat16."""
     from h5py import h5s
 
     kind = dataset.id.get_type()
@@ -189,7 +188,7 @@ def text_type() -> np.dtype[Any]:
 
 
 def new_hdf5() -> h5py.File:
-    """An empty file in memory. HDF5 knows it by a name that no other thread's has."""
+    """Create an empty file in memory, with a name unique to the thread."""
     import h5py
 
     name = f"memory of thread {threading.get_ident()}"
@@ -197,7 +196,7 @@ def new_hdf5() -> h5py.File:
 
 
 def open_features(path: Path) -> h5py.File:
-    """Open a file that is whole: it never changes, and not every file system has locks."""
+    """Open a whole file without a lock: it never changes, and some file systems have no locks."""
     import h5py
 
     _refuse_pipe(path)
@@ -205,16 +204,16 @@ def open_features(path: Path) -> h5py.File:
 
 
 def _refuse_pipe(path: Path) -> None:
-    """Raise ValueError for what is there but no plain file: a pipe would never end."""
+    """Raise ValueError for a path that is not a plain file: a pipe would never end."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise ValueError("it is not a plain file")
 
 
 def read_label(path: Path, attributes: Attributes) -> Label:
-    """Verify, by its last bytes, that a file is complete and has the attributes it must have.
+    """Verify from its last bytes that a file is complete and has the expected attributes.
 
     Raises:
-        FeatureFileError: it is missing, cut short, or of another recipe or shard.
+        FeatureFileError: it is missing, truncated, or belongs to another recipe or shard.
         OutputError, StorageError: it cannot be read now.
     """
     with reading(path):
@@ -243,12 +242,12 @@ def read_label(path: Path, attributes: Attributes) -> Label:
 
 
 def read_embeddings(path: Path, attributes: Attributes, dim: int | None = None) -> Embeddings:
-    """Read one file and verify it, to the last bit, against the attributes it must have.
+    """Read one file and verify every bit and the expected attributes.
 
-    With ``dim``, its vectors must be of that width; without any vector, the width may be 0.
+    ``dim`` is the expected width of the vectors; in a file without vectors the width may be 0.
 
     Raises:
-        FeatureFileError: it is missing, damaged, or of another recipe, shard or width.
+        FeatureFileError: it is missing, damaged, or belongs to another recipe, shard or width.
         OutputError, StorageError: it cannot be read now.
     """
     label = read_label(path, attributes)
@@ -275,12 +274,12 @@ def _failures(h5: h5py.File) -> tuple[Failure, ...]:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn what goes wrong while a feature file, or an index, is read into an error of ours.
+    """Turn errors while a feature file or an index is read into ``VirnucproError``s.
 
-    A file that cannot be read now is not damaged: nobody may delete it for that.
+    A file that cannot be read now is not damaged, so nobody may delete it.
 
     Raises:
-        FeatureFileError: it is missing, or not as it was written.
+        FeatureFileError: it is missing or damaged.
         OutputError, StorageError: it cannot be read now.
     """
     try:
@@ -295,7 +294,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def read_rows(path: Path, places: Sequence[int]) -> list[NDArray[np.float32]]:
-    """The rows of some ORFs, by their places, of a file that was verified before: (length, dim).
+    """Read the rows of some ORFs, by position, from a verified file: (length, dim) each.
 
     Raises:
         FeatureFileError: it is not there any more, or not as it was.
@@ -307,14 +306,14 @@ def read_rows(path: Path, places: Sequence[int]) -> list[NDArray[np.float32]]:
 
 
 def find_vectors(path: Path) -> int:
-    """The byte at which the vectors of a file begin: they are stored one after the other.
+    """Find the byte offset of the vectors in a file, which stores them contiguously.
 
     Raises:
         FeatureFileError: it is not there any more, or not as it was.
     """
     with reading(path), open_features(path) as h5:
         rows = _own(h5, "embeddings")
-        start = rows.id.get_offset()  # None: without a byte, or in chunks
+        start = rows.id.get_offset()  # None: empty or chunked
         if start is None and rows.size > 0:
             raise ValueError("its vectors are not stored one after the other")
         return start or 0
@@ -323,9 +322,9 @@ def find_vectors(path: Path) -> int:
 def read_vectors(
     path: Path, start: int, encoder: EncoderSpec, places: Sequence[int]
 ) -> list[NDArray[np.float32]]:
-    """The vectors at some places of a file that was verified before, each as (1, dim).
+    """Read the vectors at some positions of a verified file, each as (1, dim).
 
-    ``start`` is what ``find_vectors`` gave: HDF5 takes a millisecond to open a file.
+    ``start`` comes from ``find_vectors``: opening the file with HDF5 takes a millisecond.
 
     Raises:
         FeatureFileError: it is not there any more, or not as it was.
@@ -339,7 +338,7 @@ def read_vectors(
 
 
 def _own(h5: h5py.File, name: str) -> h5py.Dataset:
-    """A dataset of the file itself: HDF5 would read any other file that one names."""
+    """A dataset stored in the file itself: HDF5 would follow links to other files."""
     import h5py
 
     *groups, _ = name.split("/")
@@ -357,7 +356,7 @@ def _strings(dataset: h5py.Dataset) -> tuple[str, ...]:
 
 
 def _check_content(path: Path, label: Label) -> None:
-    """Raise ValueError for a file that is not as it was written.
+    """Raise ValueError for a damaged file.
 
     HDF5 must not see a damaged file: on some flipped bits it loops for ever.
     """

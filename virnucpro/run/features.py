@@ -1,9 +1,8 @@
-"""The feature store: where the vectors of a run are, what they belong to, and how they are read.
+"""Store the vectors of a run, one feature file per shard, and read them.
 
-Each encoder of a run has a store of its own. A store has a file for every shard, of the ORFs that
-were embedded. While the files are read, in order, it makes a second one of a shard with copies, of
-what their originals have: so whoever opens the files finds every ORF, and an index over them needs
-no entry for each copy.
+Each encoder of a run has its own store. The file of a shard has the ORFs that were embedded. When
+the files are read, a shard with copies gets a second file, with the vectors of their originals. So
+the files contain every ORF, and an index over them needs no entry per copy.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ from virnucpro.run.feature_file import (
 )
 from virnucpro.run.shards import read_shard
 
-OnShard = Callable[[int, int], None]  # hears how many shards were looked at, and of how many
-_COPIES = "_copies"  # ends the stem of a file of copies
+OnShard = Callable[[int, int], None]  # called with the numbers of checked and of all shards
+_COPIES = "_copies"  # ends the stem of the name of a file of copies
 _FILE = re.compile(rf"({SHARD_NAME})({_COPIES})?\.h5")
 _EXPORT = re.compile(rf"{SHARD_NAME}(?:{_COPIES})?\.(?:npz|pt|parquet)")
 _FOLDER = re.compile(r"\w+-[0-9a-f]{16}")
@@ -48,7 +47,7 @@ _FOLDER = re.compile(r"\w+-[0-9a-f]{16}")
 
 @dataclass(frozen=True, slots=True)
 class FeatureStore:
-    """The vectors that one encoder makes of the shards of a run."""
+    """The vectors that one encoder makes for the shards of a run."""
 
     tree: Tree  # the run folder
     folder: Path
@@ -56,7 +55,7 @@ class FeatureStore:
     fingerprint: str  # hash of the recipe
 
     def path(self, shard: Shard, copies: int = 0) -> Path:
-        """The file of a shard; with ``copies=1``, that of its copies."""
+        """The file of a shard; with ``copies=1``, the file of its copies."""
         return self.folder / f"{shard.name}{_COPIES * copies}.h5"
 
     def partial(self, shard: Shard, owner: str) -> Path:
@@ -65,7 +64,7 @@ class FeatureStore:
 
     @property
     def index(self) -> Path:
-        """The file over all files of the store, next to its folder."""
+        """The index of all files of the store, next to its folder."""
         return index_of(self.folder)
 
     def attributes(self, shard: Shard, copies: int = 0) -> Attributes:
@@ -82,7 +81,7 @@ class FeatureStore:
         }
 
     def write(self, shard: Shard, embeddings: Embeddings, copies: int = 0) -> None:
-        """Write a file of a shard, which appears when it is whole; see ``path``."""
+        """Write a file of a shard, which appears only when whole; see ``path``."""
         path, attributes = self.path(shard, copies), self.attributes(shard, copies)
         write_embeddings(path, embeddings, attributes, self.tree, self.encoder.store)
 
@@ -91,11 +90,11 @@ class FeatureStore:
         self.tree.delete_files(self.folder, lambda name: name.endswith(f".{owner}.partial"))
 
     def make_folder(self) -> None:
-        """Make the folder that the files go to, in the run folder, which must be there."""
+        """Make the folder for the files in the run folder, which must exist."""
         self.tree.make_folder(self.folder)
 
     def files(self, shards: Sequence[Shard] = ()) -> Iterator[tuple[Path, Attributes]]:
-        """All files, by shard and with copies, and the attributes that are known of them."""
+        """All files, with those of copies, by shard, each with its known attributes."""
         hashes = {shard.name: shard.sha256 for shard in shards}
         for match in sorted(self._matches(), key=lambda match: (int(match[1]), match[0])):
             attributes: dict[str, str | int] = {"fingerprint": self.fingerprint}
@@ -104,23 +103,23 @@ class FeatureStore:
             yield self.folder / match[0], attributes
 
     def read_files(self) -> Iterator[tuple[Path, int, Embeddings]]:
-        """Each file, verified, with the byte at which its vectors begin, and its content.
+        """Verify and read each file. -> path, byte offset of the vectors, content
 
         Raises:
-            FeatureFileError: a file is not whole, or of another recipe.
+            FeatureFileError: a file is not whole, or has another recipe.
         """
         for path, attributes in self.files():
             yield path, find_vectors(path), read_embeddings(path, attributes, self.encoder.dim)
 
     def names_done(self) -> set[str]:
-        """The names of the shards that have a file, by one look at the folder.
+        """List the folder once for the names of the shards with a file.
 
         A file that exists was whole when it was written.
         """
         return {match[1] for match in self._matches() if not match[2]}
 
     def _matches(self) -> list[re.Match[str]]:
-        """The names of the files: of the shard, and whether it is of copies."""
+        """Match the file names: name of the shard, and whether the file is of copies."""
         if not self.folder.is_dir():
             return []
         with os.scandir(self.folder) as entries:
@@ -129,7 +128,7 @@ class FeatureStore:
     def find_pending(
         self, shards: Sequence[Shard], replaced: frozenset[str], on_shard: OnShard
     ) -> list[Shard]:
-        """The shards that are owed; what was replaced is, too, while a copy of it is."""
+        """The shards still to embed; a replaced one too, while a copy of it is owed."""
         pending = dict[int, Shard]()
         for i, shard in enumerate(shards):
             on_shard(i, len(shards))
@@ -142,16 +141,16 @@ class FeatureStore:
         return [pending[i] for i in sorted(pending)]
 
     def owes(self, shard: Shard, replaced: frozenset[str], copies: int = 0) -> bool:
-        """Whether a shard has no complete file, or one with failures that were not ``replaced``.
+        """Whether a shard has no complete file, or a file with failures that were not ``replaced``.
 
-        Files are known by their labels: what is damaged within is found when it is read. Nothing is
-        deleted: somebody else may be about to write the file.
+        Only labels are checked: damaged content is found when it is read. Nothing is deleted:
+        another process may be about to write the file.
         """
         failed = self._failed_in(shard, copies)
         return failed is None or not failed <= replaced
 
     def _failed_in(self, shard: Shard, copies: int = 0) -> set[str] | None:
-        """The records with failures in a file; None without a complete one."""
+        """The records with failures in a file; None if there is no complete file."""
         path = self.path(shard, copies)
         if not path.exists():
             return None
@@ -164,7 +163,7 @@ class FeatureStore:
     def find_damaged(
         self, shards: Sequence[Shard], on_file: OnShard = lambda *_: None
     ) -> Iterator[tuple[Path, FeatureFileError]]:
-        """The damaged files, read to the last bit, also against the shards if given."""
+        """Read all files, and yield the damaged ones; ``shards`` adds a check of attributes."""
         files = list(self.files(shards))
         for i, (path, attributes) in enumerate(files):
             on_file(i, len(files))
@@ -174,7 +173,7 @@ class FeatureStore:
                 yield path, error
 
     def discard_damaged(self, shards: Sequence[Shard], on_shard: OnShard) -> None:
-        """Delete the files that are not as they were written, to the last bit."""
+        """Read all files and delete the damaged ones."""
         for path, error in self.find_damaged(shards, on_shard):
             LOGGER.warning("%s; it is made again", error)
             with writing(path):
@@ -184,7 +183,7 @@ class FeatureStore:
 def open_stores(
     features: Path, encoders: Sequence[EncoderSpec], fingerprint: str
 ) -> tuple[FeatureStore, ...]:
-    """A store for each encoder: the first in the folder itself, the others in folders in it."""
+    """A store per encoder: the first in the folder itself, the others in its subfolders."""
     tree = Tree(features.parent)
     return tuple(
         FeatureStore(tree, features / _name(encoder) if i else features, encoder, fingerprint)
@@ -193,12 +192,12 @@ def open_stores(
 
 
 def is_feature_file(name: str) -> bool:
-    """Whether a file of this name holds vectors of a shard, or of its copies."""
+    """Whether a file of this name has vectors of a shard or of its copies."""
     return _FILE.fullmatch(name) is not None
 
 
 def is_export(path: Path) -> bool:
-    """Whether a file in the folder of a store is one of a shard in another format."""
+    """Whether a file in the folder of a store is a shard exported to another format."""
     return _EXPORT.fullmatch(path.name) is not None
 
 
@@ -207,7 +206,7 @@ def index_of(folder: Path) -> Path:
 
 
 def _name(encoder: EncoderSpec) -> str:
-    """A folder name that no other encoder of a run has."""
+    """A folder name that is unique among the encoders of a run."""
     digest = hashlib.sha256(json.dumps(encoder.facts, sort_keys=True).encode()).hexdigest()
     return f"{encoder.family}-{digest[:16]}"
 
@@ -221,13 +220,13 @@ def inner_names(features: Path) -> list[str]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShardFeatures:
-    """The content of a shard's files, and the reasons of the ORFs that have no vector."""
+    """The vectors of a shard, copies included, and why ORFs have none."""
 
     files: tuple[tuple[Path, Embeddings], ...]
-    reasons: Mapping[str, str]  # by the ids of the ORFs without a vector
+    reasons: Mapping[str, str]  # id of an ORF without a vector -> reason
 
     def rows(self, orf_ids: Sequence[str]) -> NDArray[np.float32]:
-        """The vectors of ORFs that have one each. n -> (n, dim)"""
+        """The vectors of ORFs with one vector each. n -> (n, dim)"""
         assert not any(embeddings.per_residue for _, embeddings in self.files), "one row each"
         ids = [orf_id for _, embeddings in self.files for orf_id in embeddings.ids]
         if not orf_ids:
@@ -240,26 +239,25 @@ class ShardFeatures:
 
 
 class FeatureReader:
-    """Reads the shards of one generation, in any order: it knows where each original is."""
+    """Read the shards of one generation in any order, and find the original of each copy."""
 
     def __init__(self, store: FeatureStore, shards: Sequence[Shard]) -> None:
         self._store = store
         self._shards = [shard for shard in shards if shard.n_embedded]
         self._firsts = [0, *accumulate(shard.n_embedded for shard in self._shards)]
-        self._sources: dict[int, _Source] = {}  # by the index of the shard
+        self._sources: dict[int, _Source] = {}  # by index of the shard
 
     def read(
         self, shard: Shard, orfs: Sequence[Orf], lost: Mapping[int, str], n_verified: int
     ) -> ShardFeatures:
-        """The features of a shard with these ORFs; a copy has those of its original.
+        """Read the features of a shard with these ORFs; a copy gets the vector of its original.
 
-        ``lost`` has the reasons of the shards without a file, by index. The files of the first
-        ``n_verified`` shards were verified; another that has an original is verified here. The
-        file of copies is made of the originals every time, so an old one that does not agree is
-        replaced.
+        ``lost`` has the reason of each shard without a file, by index. The files of the first
+        ``n_verified`` shards were verified before; other files with originals are verified here.
+        The file of copies is made anew from the originals each time and replaces one that differs.
 
         Raises:
-            FeatureFileError: a file is missing or not whole, or its rows are in another order.
+            FeatureFileError: a file is missing or damaged, or its rows are in another order.
         """
         files, reasons = [], {}
         embedded = [orf for orf in orfs if orf.copy_of is None]
@@ -289,7 +287,7 @@ class FeatureReader:
     def _copy_to(
         self, copies: Sequence[Orf], lost: Mapping[int, str], n_verified: int
     ) -> Embeddings:
-        """The rows, or the failures, of copies."""
+        """Collect the rows or failures of copies."""
         rows: dict[int, NDArray[np.float32]] = {}
         reasons: dict[int, str] = {}
         ordinals = sorted({orf.copy_of for orf in copies if orf.copy_of is not None})
@@ -316,7 +314,7 @@ class FeatureReader:
         )
 
     def _source(self, number: int, lost: Mapping[int, str], n_verified: int) -> _Source:
-        """The place of the originals in a shard, which another process may have read."""
+        """The file of the originals in a shard; another process may have verified it."""
         shard = self._shards[number]
         path, attributes = self._store.path(shard), self._store.attributes(shard)
         if loss := lost.get(shard.index):
@@ -333,20 +331,20 @@ class FeatureReader:
 
 @dataclass(frozen=True, eq=False)
 class _Source:
-    """A feature file that has originals of copies; it was verified."""
+    """A verified feature file with originals of copies."""
 
     path: Path
     reasons: dict[int, str]  # place in the shard -> reason of the failure
 
     @cached_property
     def start(self) -> int:
-        """The byte at which its vectors begin."""
+        """Byte offset of its vectors."""
         return find_vectors(self.path)
 
     def rows(self, places: Sequence[int], encoder: EncoderSpec) -> dict[int, NDArray[np.float32]]:
-        """The rows of some ORFs, by their places in the shard; none of those that failed."""
+        """Read the rows of some ORFs, by position in the shard; failed ORFs are left out."""
         places = [place for place in places if place not in self.reasons]
-        # the file leaves out what failed
+        # the file has no rows of failed ORFs
         rows = [place - sum(failed < place for failed in self.reasons) for place in places]
         if not rows:
             return {}

@@ -1,6 +1,6 @@
-"""The run folder: what lies where in it, what belongs to the run, and what is deleted when.
+"""The run folder: where files are, which of them belong to the run, and when they are deleted.
 
-The names of the outputs are those of the sinks; every other name stands here.
+Sinks name the outputs; every other name is defined here.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from virnucpro.run.manifest import Manifest, read_manifest, write_manifest
 from virnucpro.sequences.inputs import RUN_FILE
 from virnucpro.tables.sinks import FAILED_SEQUENCES, SINKS, Sink, all_sinks
 
-# what ends the names of files of a slice: its plan, digests of ids, rows of tables
+# suffixes of the files of a slice: its plan, digests of ids, rows of tables
 PLAN, IDS, ROWS = ".plan", ".ids", ".rows"
-# files that a run makes in its sub-folders
+# files that a run makes in its subfolders
 _OURS = re.compile(
     rf"{SHARD_NAME}(_copies)?\.(h5|npz|pt|parquet|faa|fna|scores|plan|ids|chunks|rows)"
     r"|\w+-[0-9a-f]{16}\.h5|[0-9a-f]{16}\.fa|plan\.json"
@@ -50,7 +50,7 @@ _PARTIAL = re.compile(r"\..*\.partial")
 
 
 class _Inside:
-    """A file or folder of a run, by its place in the run folder."""
+    """A file or folder of a run, by its path in the run folder."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -61,16 +61,16 @@ class _Inside:
 
 @dataclass(frozen=True, slots=True)
 class RunDir(Tree):
-    """The folder of a run; see ``Tree`` for how it is written into."""
+    """The folder of a run; ``Tree`` writes into it."""
 
     page: ClassVar = "report.html"  # of a run, a training or an evaluation
-    of_any_command: ClassVar = frozenset({*OF_A_LOCK, "virnucpro.log"})  # what any leaves
+    of_any_command: ClassVar = frozenset({*OF_A_LOCK, "virnucpro.log"})  # left by any command
 
     manifest = _Inside(RUN_FILE)
     log = _Inside("virnucpro.log")
     report = _Inside(page)
     machine = _Inside("machine.json")  # the work of the devices over time
-    logs = _Inside("logs")  # of ``work``, one of each process
+    logs = _Inside("logs")  # of ``work``, one per process
     parsl = _Inside(f".parsl{TEMPORARY}")  # the files of Parsl, while it runs
     features = _Inside("features")
     scores = _Inside("scores")  # of blocks of records, in a run without a model
@@ -78,7 +78,7 @@ class RunDir(Tree):
     shards = _Inside("shards")
     plan = _Inside("shards/plan.json")
     chunks = _Inside("chunks.fa")
-    samples = _Inside("samples")  # outputs of each file by itself, in folders of their names
+    samples = _Inside("samples")  # outputs of each input file, in a folder of its name
     copies = _Inside("inputs")  # copies of inputs that cannot be read twice
 
     @property
@@ -94,7 +94,7 @@ class RunDir(Tree):
         return self.root / sink.file
 
     def record_table(self, command: Command) -> Path:
-        """The table with a row for every record."""
+        """The table with one row per record."""
         return self.output(SINKS[command][0])
 
     @property
@@ -116,19 +116,19 @@ class RunDir(Tree):
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other runs out of this folder, which is made if it is not there.
+        """Lock this folder against other runs; create it if it is missing.
 
-        The folder itself may be a link, to another disk say; what a run writes into it may not.
+        The folder itself may be a link, for example to another disk; files of a run in it may not.
 
         Raises:
-            OutputError: another run is using it; or it cannot be made or written, or was taken
-                away since; or a file of a run in it is a link.
+            OutputError: another run is using it; or it cannot be made or written, or was removed
+            meanwhile; or a file of a run in it is a link.
             StorageError: its disk is full.
         """
         with _told():
             try:
                 self.root.mkdir(parents=True, exist_ok=True)
-            except FileNotFoundError as error:  # those above it were made, or are there
+            except FileNotFoundError as error:  # its parents exist
                 raise OutputError(
                     f"{printable(self.root)}: no folder can be made there",
                     hint="choose another --output-dir",
@@ -138,7 +138,7 @@ class RunDir(Tree):
                 yield
 
     def shared(self) -> AbstractContextManager[None]:
-        """Share this folder with others that work in it, with a log of this process; keep runs out.
+        """Share this folder with other ``work`` processes, lock out runs, and log to an own file.
 
         Raises:
             OutputError, StorageError: as ``locked``.
@@ -146,7 +146,7 @@ class RunDir(Tree):
         return self._beside_others(partial(shared, self.root))
 
     def helped(self) -> AbstractContextManager[None]:
-        """Work in this folder for the run that has it, with a log of this process.
+        """Work in this folder for the run that holds it, and log to an own file.
 
         Raises:
             OutputError, StorageError: as ``locked``.
@@ -166,12 +166,12 @@ class RunDir(Tree):
 
     @property
     def user(self) -> str:
-        """The name of this process among all that may use the folder, on any machine."""
+        """The unique name of this process among all users of the folder, on any machine."""
         return own_name()
 
     @property
     def has_run(self) -> bool:
-        """Whether a process has this folder alone now."""
+        """Whether a process has this folder to itself now."""
         return is_held(self.root / LOCK)
 
     def hosts(self) -> list[HostFigures]:
@@ -179,13 +179,13 @@ class RunDir(Tree):
         return read_hosts(self.logs)
 
     def note_waiting(self, n_shards: int) -> None:
-        """Say, and write into the log, that this process has only to wait for others."""
+        """Announce and log that this process only waits for others."""
         shards = counted(n_shards, "shard")
         announce(f"{_WAITING} tables: waiting for {shards} of other parts")
 
     @property
     def others_work(self) -> bool:
-        """Whether another process that shares this folder has more to do than to wait."""
+        """Whether another process that shares this folder still works rather than waits."""
         return any(is_held(tag) and not _is_waiting(tag) for tag in others_at(self.logs))
 
     def _refuse_links(self) -> None:
@@ -198,9 +198,9 @@ class RunDir(Tree):
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Lock this folder and append to its log; say where the folder is, if it is a link.
+        """Lock this folder and append to its log; if the folder is a link, announce its target.
 
-        What a killed command left in it half done is deleted.
+        Unfinished files of a killed command are deleted.
 
         Raises:
             OutputError, StorageError: as ``locked``.
@@ -212,16 +212,16 @@ class RunDir(Tree):
             yield
 
     def check_free(self, *, resume: bool, force: bool) -> None:
-        """Refuse a folder with results, unless the user said what to do with them.
+        """Refuse a folder with results unless ``resume`` or ``force`` says what to do with them.
 
         Raises:
-            OutputError: it holds a run, or files of that name that are not of a run.
-            UsageError: both were said.
+            OutputError: it has a run, or files with the names of outputs that are not from a run.
+            UsageError: both were given.
         """
         if resume and force:
             raise UsageError(
                 "--resume and --force contradict each other",
-                hint="--resume goes on with what is there, --force throws it away",
+                hint="--resume continues the run, --force deletes it",
             )
         present = [path for path in self._results if path.exists()]
         if all(map(self._is_left_over, present)):
@@ -229,17 +229,17 @@ class RunDir(Tree):
         names = [path.name for path in present]
         if self.manifest.name not in names:
             raise OutputError(
-                f"{printable(self.root)} holds {', '.join(names)}, but no run of VirNucPro",
+                f"{printable(self.root)} has {', '.join(names)}, but no run of VirNucPro",
                 hint="choose another --output-dir, or move these files away",
             )
         if not resume and not force:
             raise OutputError(
-                f"{printable(self.root)} holds a run already",
-                hint="add --resume to go on with it, or --force to throw it away and start again",
+                f"{printable(self.root)} already has a run",
+                hint="add --resume to continue it, or --force to delete it and start anew",
             )
 
     def _is_left_over(self, path: Path) -> bool:
-        """Whether it may be of a start that was ended before it had claimed the folder."""
+        """Whether a start that was interrupted before it claimed the folder may have left this."""
         return (
             path == self.copies
             and path.is_dir()
@@ -247,7 +247,7 @@ class RunDir(Tree):
         )
 
     def clear(self) -> None:
-        """Delete the results of a run, and nothing else; the claim to the folder goes last.
+        """Delete the results of a run and nothing else; ``run.json``, the claim, goes last.
 
         Copies of inputs stay: the next run may need them.
         """
@@ -264,11 +264,11 @@ class RunDir(Tree):
         self._delete_ours(self.logs)
 
     def feature_folders(self) -> list[Path]:
-        """The folders of further encoders, and then that of the first, which contains them."""
+        """The folders of further encoders, then the first encoder's, which contains them."""
         return [*(self.features / name for name in inner_names(self.features)), self.features]
 
     def clear_samples(self) -> None:
-        """Delete the outputs of single samples."""
+        """Delete the outputs of all single samples."""
         names = {sink.file for sink in all_sinks() if sink.per_file}
         for folder in self.sample_folders():
             self.delete_files(folder, names.__contains__)
@@ -282,19 +282,19 @@ class RunDir(Tree):
         return [path for path in self.samples.iterdir() if path.is_dir()]
 
     def _delete_ours(self, folder: Path, kept: Collection[str] = ()) -> None:
-        """Delete the files of a run in a folder, which stays if it holds others."""
+        """Delete the files of a run in a folder, and the folder if it is then empty."""
         self.delete_files(folder, lambda name: _OURS.fullmatch(name) and name not in kept)
         self.delete_folder(folder)
 
     def clear_copies(self, manifest: Manifest) -> None:
-        """Delete the copies of inputs that a run does not need; its manifest is written."""
+        """Delete the copies of inputs that a run does not need, after its manifest was written."""
         paths = [Path(file.path) for file in (*manifest.inputs, *manifest.refused)]
         names_in_use = [path.name for path in paths if path.parent == self.copies.resolve()]
         self._delete_ours(self.copies, kept=names_in_use)
 
     @contextmanager
     def planning(self) -> Iterator[None]:
-        """Give a plan its place aside, for the time of the block."""
+        """Provide a temporary folder for a plan within the ``with`` block."""
         try:
             with writing(self.planned.root, self.planned.shards):
                 self.make_folder(self.planned.shards)
@@ -303,10 +303,10 @@ class RunDir(Tree):
             shutil.rmtree(self.planned.root, ignore_errors=True)
 
     def adopt_plan(self) -> None:
-        """Put what was planned aside in its place; ``plan.json``, which vouches for it, last."""
+        """Move the plan from its temporary folder into place; ``plan.json``, its seal, last."""
         with writing(self.shards):
             self.make_folder(self.shards)
-        self.delete(self.chunks)  # they would be of other inputs
+        self.delete(self.chunks)  # made from other inputs
         files = {file.name: file for file in self.planned.shards.iterdir()}
         vouching = files.pop(self.plan.name)
         for file in (*files.values(), vouching):
@@ -314,12 +314,12 @@ class RunDir(Tree):
                 self.move(file, self.shards / file.name)
 
     def clear_parts(self) -> None:
-        """Delete what was joined; what cannot be deleted does no harm."""
+        """Delete parts that were joined; any that remain do no harm."""
         with suppress(OSError):
             self._delete_ours(self.rows)
 
     def clear_shards(self) -> None:
-        """Delete what only the run needed; what cannot be deleted does no harm."""
+        """Delete files that only the run needed; any that remain do no harm."""
         with suppress(OSError):
             self._delete_ours(self.shards)
             self.delete(self.chunks)
@@ -333,18 +333,18 @@ class RunDir(Tree):
         """Refuse inputs that ``clear`` would delete.
 
         Raises:
-            UsageError: there is one.
+            UsageError: an input is in the folder.
         """
         ours = {result.resolve() for result in self._results}
         if any(ours & {path.resolve(), *path.resolve().parents} for path in inputs):
             raise UsageError(
-                "an input lies in the folder that --force clears",
+                "an input is in the folder that --force clears",
                 hint=f"move it away first; to repair a run with its {FAILED_SEQUENCES.file} "
                 "use --resume",
             )
 
     def sweep(self) -> None:
-        """Delete what a killed command left half done."""
+        """Delete unfinished files of a killed command."""
         for folder in (self.planned.root, self.parsl):
             shutil.rmtree(folder, ignore_errors=True)
         for folder in (
@@ -362,12 +362,12 @@ class RunDir(Tree):
     def read_manifest(self) -> Manifest | None:
         """
         Raises:
-            ResumeError: ``run.json`` is damaged, or of another version.
+            ResumeError: ``run.json`` is damaged, or from another version.
         """
         return read_manifest(self.manifest, self.copies)
 
     def read_facts(self) -> dict[str, Any]:
-        """All that ``run.json`` holds; what a resume needs of it is the manifest.
+        """Read all of ``run.json``; a resume needs only the manifest in it.
 
         Raises:
             ResumeError: it is damaged.
@@ -379,10 +379,10 @@ class RunDir(Tree):
             raise disk_error(error, self.manifest) from error
 
     def read_run(self, hint: str) -> Manifest:
-        """The manifest of the run that must be here.
+        """Read the manifest of the run that must be here.
 
         Raises:
-            InputMissingError: there is none; ``hint`` says what to name.
+            InputMissingError: there is none; ``hint`` says what to give.
             ResumeError: as ``read_manifest``.
         """
         manifest = self.read_manifest()
@@ -391,7 +391,7 @@ class RunDir(Tree):
         return manifest
 
     def no_run(self, hint: str, content: str = "run") -> InputMissingError:
-        """The error for a folder that holds no run, or is not there."""
+        """The error for a folder that has no run or does not exist."""
         where = printable(self.root)
         if self.root.is_dir():
             return InputMissingError(f"{where} holds no {content}", hint)
@@ -399,7 +399,7 @@ class RunDir(Tree):
         return InputMissingError(f"{where}: {fault}", hint)
 
     def stores_of(self, recipe: Recipe) -> tuple[FeatureStore, ...]:
-        """The feature stores of a run, one for each of its encoders."""
+        """The feature stores of a run, one per encoder."""
         return open_stores(self.features, recipe.encoders, recipe.fingerprint)
 
     def write_manifest(self, manifest: Manifest, facts: Mapping[str, Any]) -> None:
@@ -414,7 +414,7 @@ def _is_waiting(log: Path) -> bool:
 
 @contextmanager
 def _told() -> Iterator[None]:
-    """Turn errors of the disk into ours, but for those of standard output."""
+    """Turn disk errors into ``VirnucproError``s, except errors of standard output."""
     try:
         yield
     except BrokenPipeError:

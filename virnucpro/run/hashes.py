@@ -1,7 +1,7 @@
-"""The SHA-256 of each output of a finished run, in ``run.json``, and what was changed since.
+"""Keep the SHA-256 of each output of a finished run in ``run.json``, and find changed outputs.
 
-Feature files are not among them: each has a label of its own. A file that is about to be written
-anew has no hash meanwhile, so that a kill between the file and ``run.json`` is no damage.
+Feature files are not included: each has its own label. While a file is rewritten, its hash is
+removed, so that a kill between the file and ``run.json`` does not look like damage.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from virnucpro.run.scores import SUFFIX
 from virnucpro.tables.sinks import REGION_SINKS, all_sinks
 
 _REGION_FILES = frozenset(sink.file for sink in REGION_SINKS if sink.is_optional)
-_WRITES_AHEAD = 8  # of a file, that are not hashed yet
+_WRITES_AHEAD = 8  # writes of a file that may wait for their hashing
 
 
 @dataclass(frozen=True, slots=True)
 class _HashingTree(Tree):
-    """A run folder that hashes what is written: nobody needs to read it again for that."""
+    """A run folder that hashes files while they are written, so that none is read again."""
 
     hashes: dict[Path, str]  # of whole files
     thread: ThreadPoolExecutor
@@ -47,7 +47,7 @@ class _HashingTree(Tree):
 
 
 class _Hashed(io.BufferedIOBase):
-    """A file that is written from its beginning to its end, and hashed by a thread meanwhile."""
+    """A file that is written sequentially and hashed by a thread meanwhile."""
 
     def __init__(self, out: BinaryIO, thread: ThreadPoolExecutor) -> None:
         self._out, self._thread = out, thread
@@ -71,17 +71,17 @@ class Outputs:
     """The outputs of a run folder."""
 
     rundir: RunDir
-    written: dict[Path, str] = field(default_factory=dict)  # hashes of those written by ``tree``
+    written: dict[Path, str] = field(default_factory=dict)  # hashes of files written by ``tree``
     thread: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1, "hashes"))
     field: ClassVar = "outputs"  # of ``run.json``: place in the run folder -> SHA-256
 
     @property
     def tree(self) -> Tree:
-        """The run folder, to write outputs that ``hash`` need not read again."""
+        """The run folder for writing outputs that ``hash`` need not read again."""
         return _HashingTree(self.rundir.root, self.written, self.thread)
 
     def hash(self, names: Collection[str] = ()) -> dict[str, str]:
-        """The hashes of the outputs that are there: of all, or of those with these file names.
+        """The hashes of the existing outputs: all, or only these file names.
 
         Raises:
             OutputError, StorageError: one cannot be read now.
@@ -92,7 +92,7 @@ class Outputs:
             return {self._place(path): digest for path, digest in zip(paths, digests, strict=True)}
 
     def paths(self) -> list[Path]:
-        """The outputs that are there: of the run, and of each of its files."""
+        """The existing outputs of the run and of each of its files."""
         sinks = all_sinks()
         paths = [self.rundir.report, *(self.rundir.output(sink) for sink in sinks)]
         for folder in self.rundir.feature_folders():
@@ -103,9 +103,9 @@ class Outputs:
         return [path for path in paths if path.is_file()]
 
     def read_kept(self, names: Collection[str] = ()) -> dict[str, str]:
-        """The hashes of the score files of a run, and of outputs with these names that are whole.
+        """The hashes of the score files of a run, and of intact outputs with these names.
 
-        None, if a score file is not.
+        No hash at all if a score file is damaged.
 
         Raises:
             ResumeError: ``run.json`` is damaged.
@@ -119,11 +119,11 @@ class Outputs:
         return scores | {place: one for place, one in named.items() if place not in damaged}
 
     def count_unhashed(self, hashes: Mapping[str, str]) -> int:
-        """The number of outputs that are there and have none of these hashes."""
+        """The number of existing outputs without a hash here."""
         return sum(self._place(path) not in hashes for path in self.paths())
 
     def read_hashes(self) -> dict[str, str] | None:
-        """The hashes in ``run.json``; None of an unfinished run, and of one of an older version.
+        """The hashes in ``run.json``; None for an unfinished run or one of an older version.
 
         Raises:
             ResumeError: ``run.json`` is damaged.
@@ -132,30 +132,30 @@ class Outputs:
         return dict(hashes) if isinstance(hashes, Mapping) else None
 
     def find_damaged(self, hashes: Mapping[str, str]) -> Iterator[tuple[Path, VirnucproError]]:
-        """The outputs that are not as they were written, or not there, each with its error.
+        """Yield the outputs that are damaged or missing, each with its error.
 
         Raises:
             OutputError, StorageError: one cannot be read now.
         """
-        # a place that leads elsewhere is not looked at
+        # a path that leads out of the folder is not read
         places = [p for p in hashes if not Path(p).is_absolute() and ".." not in Path(p).parts]
         paths = [self.rundir.root / place for place in places]
         with ThreadPoolExecutor() as pool:
             digests = pool.map(lambda path: _hash(path) if path.is_file() else "", paths)
             for place, path, digest in zip(places, paths, digests, strict=True):
                 if digest != hashes[place]:
-                    what = "is not as it was written: run.json has another SHA-256"
+                    what = "was changed: run.json has another SHA-256"
                     if not path.exists():
                         what = "is missing"
                     yield path, InputError(f"{printable(path)} {what}", self._remedy(path))
 
     def check(self, *, but: Collection[str] = (), only: Collection[str] = ()) -> None:
-        """Check that the outputs that are there are as a finished run wrote them.
+        """Check that the existing outputs are as a finished run wrote them.
 
-        ``but`` are the file names of those that are written anew, ``only`` of those that are read.
+        ``but``: file names to skip, because they are written anew; ``only``: file names to check.
 
         Raises:
-            InputError: one is not.
+            InputError: an output was changed.
             ResumeError: ``run.json`` is damaged.
             OutputError, StorageError: one cannot be read now.
         """
@@ -170,12 +170,11 @@ class Outputs:
 
     @contextmanager
     def rewriting(self, names: Collection[str]) -> Iterator[None]:
-        """Around the writing of outputs with these file names.
+        """Wrap the writing of outputs with these file names.
 
-        ``run.json`` has none of their hashes meanwhile, so that a kill is no damage, and those of
-        the new files afterwards.
-
-        After an error it has those of the files that are as before. A run without hashes gets none.
+        Their hashes are removed from ``run.json`` first, so that a kill does not look like damage;
+        afterwards it gets the hashes of the new files. After an error it gets the hashes of
+        unchanged files. A run without hashes gets none.
         """
         hashes = self.read_hashes()
         if hashes is None:

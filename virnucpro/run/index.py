@@ -1,4 +1,4 @@
-"""One HDF5 file over all vectors of a run."""
+"""Write and read ``features.h5``, one HDF5 file that links all vectors of a run."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from virnucpro.run.features import FeatureStore, ShardFeatures, is_feature_file
 if TYPE_CHECKING:
     import h5py
 
-# a virtual dataset holds open every file that it was read from; what is over the limit of open
-# files it reads as NaN and as empty ids, and HDF5 says nothing
+# a virtual dataset keeps every file open that it was read from; beyond the limit of open files,
+# HDF5 silently reads NaN and empty ids
 FILES_PER_GROUP = 200  # macOS lets a process open 256
 MOST_AT_ROOT = 1000  # Linux: 1,024
 _WRITE_ANEW = "run the command of the run again with --resume: what is missing is made again"
-_OF_ONE_FILE = ("shard_sha256", "copies")  # attributes that a file over many does not have
+_OF_ONE_FILE = ("shard_sha256", "copies")  # attributes that the index leaves out
 _DATASETS = ("ids", "lengths", "embeddings")
 
 Span: TypeAlias = tuple[int, int]  # the first, and one after the last
@@ -47,10 +47,10 @@ _Piece: TypeAlias = tuple[str, str, int, Span]
 
 @dataclass(frozen=True, slots=True)
 class IndexPart:
-    """A feature file as an index needs to know it: little, for there may be very many."""
+    """What an index needs to know of a feature file; small, since there may be very many."""
 
     name: str
-    label: str  # what it says of its shard
+    label: str  # identifies its shard
     dim: int  # numbers in a row
     n_orfs: int
     n_rows: int  # of vectors
@@ -67,7 +67,7 @@ class IndexPart:
     def of(
         cls, name: str, embeddings: Embeddings, attributes: Attributes, hidden: Collection[str] = ()
     ) -> IndexPart:
-        """The file of some ORFs, of which an index shows all but the hidden ones."""
+        """Describe the file of some ORFs; the index shows all except the hidden ones."""
         ids, n_rows = embeddings.ids, embeddings.lengths if embeddings.per_residue else 1
         bounds: list[int] = np.cumsum([0, *np.broadcast_to(n_rows, len(ids))]).tolist()
         mask = np.array([orf_id not in hidden for orf_id in ids], dtype=np.bool_)
@@ -85,14 +85,14 @@ class IndexPart:
         hidden: Collection[str],
         layout: FeatureFormat,
     ) -> list[IndexPart]:
-        """Write the files of a shard in another format too, and give them to an index.
+        """Also write the files of a shard in another format, and describe them for an index.
 
         Both leave out the hidden ORFs.
         """
         parts = []
         for path, embeddings in features.files:
             export(path, embeddings.without(hidden), layout, store.encoder, store.tree)
-            if embeddings.vectors.shape[1]:  # else these are copies, and no original has a vector
+            if embeddings.vectors.shape[1]:  # else copies whose originals have no vector
                 attributes = store.attributes(shard, copies=int(path != store.path(shard)))
                 parts.append(cls.of(path.name, embeddings, attributes, hidden))
         return parts
@@ -107,7 +107,7 @@ class IndexPart:
         that the folder can be moved.
 
         Raises:
-            FeatureFileError: a file has come to harm since it was read.
+            FeatureFileError: a file was damaged since it was read.
         """
         parts = sorted(parts, key=lambda part: part.place)
         shown = [part for part in parts if part.orfs]
@@ -130,12 +130,12 @@ class IndexPart:
 
     @property
     def place(self) -> tuple[int, str]:
-        """By the number of the shard, its copies behind it."""
+        """Sort key: number of the shard, then its copies."""
         return int(self.name.split(".")[0].split("_")[0]), self.name
 
 
 def _attributes_of(path: Path, parts: Sequence[IndexPart]) -> dict[str, Any]:
-    """The attributes that all files have: those of the first."""
+    """The attributes that all files share, taken from the first."""
     if not parts:
         return {}
     first = path.with_name(path.stem) / parts[0].name
@@ -153,7 +153,7 @@ def _pieces(folder: str, parts: Iterable[IndexPart], name: str) -> Iterator[_Pie
 
 
 def _add_virtual(group: h5py.Group, name: str, dim: int, pieces: Sequence[_Piece]) -> None:
-    """Add a dataset of these pieces. h5py's own classes for it take ten times as long."""
+    """Add a virtual dataset of these pieces. h5py's own classes take ten times as long."""
     from h5py import h5d, h5p, h5s, h5t
 
     of_vectors = name == "embeddings"
@@ -172,7 +172,7 @@ def _add_virtual(group: h5py.Group, name: str, dim: int, pieces: Sequence[_Piece
     for (file, dataset, n_rows, span), (at, end) in zip(pieces, pairwise(ends), strict=True):
         target, source = rows_of(ends[-1], at, end), rows_of(n_rows, *span)
         layout.set_virtual(target, file.encode(), dataset.encode(), source)
-    if of_vectors:  # rows of a file that is gone must not read as zeros
+    if of_vectors:  # rows of a missing file must not read as zeros
         layout.set_fill_value(np.array([np.nan]))
     space = h5s.create_simple((ends[-1], *row))
     h5d.create(group.id, name.encode(), h5t.py_create(kind[name], logical=True), space, layout)
@@ -181,7 +181,7 @@ def _add_virtual(group: h5py.Group, name: str, dim: int, pieces: Sequence[_Piece
 def check_index(path: Path) -> None:
     """
     Raises:
-        FeatureFileError: the files of an index are not those that it was written for.
+        FeatureFileError: a file of the index is missing, or is not the one that it was written for.
     """
     with reading(path):
         with open_features(path) as h5:
@@ -205,7 +205,7 @@ def check_index(path: Path) -> None:
 
 
 def read_shown(store: FeatureStore) -> Iterator[tuple[str, NDArray[np.float32]]]:
-    """Each id that the index of a store shows, with its rows.
+    """Yield each id in the index of a store, with its rows.
 
     The files are read one by one, and verified.
 
@@ -222,7 +222,7 @@ def read_shown(store: FeatureStore) -> Iterator[tuple[str, NDArray[np.float32]]]
 
 
 def _shown_orfs(index: Path) -> Iterator[tuple[str, list[Span]]]:
-    """The files that an index names, in its order, and the ORFs that it shows of each."""
+    """The files that an index names, in order, and which ORFs it shows of each."""
     with open_features(index) as h5:
         for group in h5["groups"].values():
             sources = group["ids"].virtual_sources()

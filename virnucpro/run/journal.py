@@ -1,12 +1,11 @@
-"""The journal of a run on several machines: what each of them did, and when.
+"""Record what each machine of a run did and when, and estimate the time left.
 
-The log of a ``work`` has text for people, and a line of figures for each shard that it ended:
+The log of a ``work`` process has text for people, and a line of figures per finished shard:
 
     2026-01-01 12:00:00,000 INFO    figures {"shard": 12, "device": "cuda:0", ...}
 
-It is also the tag of its process (``lock``): its name has host and process, and its lock shows
-whether that process still works. The seconds that are left of a run follow from the rate of its
-latest work: ``seconds_left``.
+The log is also the tag of its process (see ``lock``): its name has host and process, and its lock
+shows whether the process still works. ``seconds_left`` uses the rate of the latest work.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from virnucpro.ground.log import LOGGER
 from virnucpro.run.lock import is_held, tags_in
 
 _MARK = " figures "
-_FEWEST_STEPS = 2  # that a rate is taken of, if there are so many
-_STALLED = 3  # times the longest step
+_FEWEST_STEPS = 2  # least steps for a rate, if there are so many
+_STALLED = 3  # times the longest step: work counts as stalled
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +37,7 @@ class ShardFigures:
     device: str
     n_tokens: int
     n_failed: int  # sequences that failed
-    is_lost: bool  # it has no feature file
+    is_lost: bool  # the shard has no feature file
     elapsed: float  # seconds since the devices of this process were ready
 
     def __post_init__(self) -> None:
@@ -47,14 +46,14 @@ class ShardFigures:
             raise ValueError("figures are numbers")
 
     def note(self) -> None:
-        """Write the end of the shard into the log."""
+        """Write the figures to the log."""
         LOGGER.info("%s%s", _MARK.lstrip(), json.dumps(asdict(self)))
 
     @classmethod
     def read(cls, path: Path, start: int = 0) -> tuple[list[ShardFigures], int]:
-        """The figures in a log from a byte on, in order, and the byte after its last whole line.
+        """Read figures from a byte of a log on. -> figures in order, byte after the last whole line
 
-        Lines that are none of ours, or damaged, are left out.
+        Other lines and damaged ones are skipped.
         """
         with open_plain(path) as log:
             log.seek(start)
@@ -69,13 +68,13 @@ class ShardFigures:
         return figures, start + len(content) - len(rest)
 
 
-Point: TypeAlias = tuple[float, float]  # a time in seconds, and the work that was done until then
+Point: TypeAlias = tuple[float, float]  # time in seconds, work done by then
 
 
 def rate_of(points: Sequence[Point]) -> float:
-    """The latest work per second; 0 if it is unknown. The points rise in both.
+    """The latest work per second; 0 if unknown. Points ascend in time and work.
 
-    Only the last third of the time counts, and a few steps at least: the first batches are slow,
+    Only the last third of the time counts, but at least a few steps: the first batches are slow,
     and some workers begin later than others.
     """
     first = _first_of_late(points)
@@ -84,10 +83,10 @@ def rate_of(points: Sequence[Point]) -> float:
 
 
 def seconds_left(points: Sequence[Point], pending: float, now: float) -> float | None:
-    """The seconds that the pending work will take; None if they are unknown.
+    """Estimate the seconds that the pending work will take; None: unknown.
 
-    Work shows when a step ends: what passed since then counts as spent on the next step, unless
-    that takes far longer than the steps before.
+    Progress is seen when a step ends. The time since then counts as spent on the next step,
+    unless it is far longer than earlier steps took.
     """
     rate = rate_of(points)
     if not rate:
@@ -101,7 +100,7 @@ def seconds_left(points: Sequence[Point], pending: float, now: float) -> float |
 
 
 def _first_of_late(points: Sequence[Point]) -> int:
-    """The place of the point from which on work counts as late."""
+    """Index of the point from which work counts as the latest."""
     if len(points) < 2:
         return 0
     begin, end = points[0][0], points[-1][0]
@@ -111,14 +110,14 @@ def _first_of_late(points: Sequence[Point]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class HostFigures:
-    """The figures of all ``work`` of one host."""
+    """The figures of all ``work`` processes on one host."""
 
     host: str
-    n_working: int  # processes that are at it now
+    n_working: int  # processes working now
     n_shards: int  # shards that have a feature file
     n_failed: int  # sequences that failed
-    n_lost: int  # shards that were given up, and are still to be done
-    tokens_per_second: float  # of those that are at it; else the average of those that were
+    n_lost: int  # shards that were given up and are not done yet
+    tokens_per_second: float  # of the processes working now; if none, the average of all
 
 
 def read_hosts(logs: Path) -> list[HostFigures]:
@@ -132,7 +131,7 @@ def read_hosts(logs: Path) -> list[HostFigures]:
 
 def _of_host(host: str, logs: list[tuple[bool, list[ShardFigures]]]) -> HostFigures:
     n_working = sum(is_working for is_working, _ in logs)
-    ends = {end.shard: end for _, figures in logs for end in figures}  # the last word on each
+    ends = {end.shard: end for _, figures in logs for end in figures}  # the latest of each shard
     rates = [
         sum(end.n_tokens for end in figures) / max(1e-3, figures[-1].elapsed)
         for is_working, figures in logs

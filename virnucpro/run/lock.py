@@ -1,14 +1,14 @@
-"""One run at a time in a folder, or any number of ``work``, and the names of those that are there.
+"""Allow one run at a time in a folder, or any number of ``work`` processes, and name the holders.
 
 The kernel's lock (``flock``) ends with its process, however that ends. On a file system without
-it, a file that exists is the lock, and filelock looks whether the process that made it still runs.
-Neither can be trusted between hosts: some file systems keep ``flock`` to one host, and nobody sees
-the processes of another. So whoever holds a file renews its time, a beat every few seconds. What
-another host left is watched: without a beat for a minute its process is dead, and it is taken over;
-with one it is alive, whatever ``flock`` says. The file system's clock alone counts, no host's.
+it, a file is the lock, and filelock checks whether the process that made it still runs.
+Neither works reliably between hosts: some file systems keep ``flock`` to one host, and no host sees
+the processes of another. So a holder renews the time of its file every few seconds (a beat). A file
+of another host is watched: without a beat for a minute its process counts as dead, and the lock is
+taken over; with a beat it is alive, whatever ``flock`` says. Only the file system's clock counts.
 
-A run has the lock alone, and writes its name into it. Each ``work`` shares it, and has a tag of its
-own, its log, locked as well: so anybody can see which of them are there.
+A run has the lock to itself and writes its name into it. ``work`` processes share the lock. Each
+also locks a tag of its own, its log, so that any process can see who is working.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from virnucpro.ground.tree import Tree
 LOCK = ".lock"
 _MARK = f"{LOCK}.held"  # the lock of a file system without flock
 OF_A_LOCK = (LOCK, _MARK)
-_PATIENCE, _MOMENT = 2.0, 0.02  # seconds for others to write their name, and between two looks
-_STALE_SECONDS = 0.2  # for filelock to take over what a dead process left
-_QUEUE_SECONDS = 10.0  # for all that begin to work at once, without flock, one after the other
+_PATIENCE, _MOMENT = 2.0, 0.02  # seconds to wait for a holder's name, and between two looks
+_STALE_SECONDS = 0.2  # for filelock to take over the lock of a dead process
+_QUEUE_SECONDS = 10.0  # for processes that start at once and take turns, without flock
 _TAG = re.compile(r"work-(?P<host>[\w.-]+)-(?P<pid>\d+)\.log", re.ASCII)
-_NAMED = 3  # holders in a message
+_NAMED = 3  # most holders named in a message
 _BEAT_SECONDS = 2.0  # between two beats
-_DEAD_SECONDS = 60.0  # without one, by the times of files
-_WATCH_BEATS = 10  # to wait for where those times do not decide
+_DEAD_SECONDS = 60.0  # without a beat, by file times: the process is dead
+_WATCH_BEATS = 10  # to watch a file if its time does not decide
 _NAME = re.compile(r"process (\d+) on (.+) since .+\n")
 _BEGINNING = b"process "  # of the name of a run in its lock
 _OF_MACHINE = "4026531836"  # the machine's own namespace of processes: PROC_PID_INIT_INO of Linux
@@ -50,10 +50,10 @@ _NO_FLOCK = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.
 
 @contextmanager
 def locked(folder: Path, tags: Path) -> Iterator[None]:
-    """Keep all others out of a folder for the time of the block; ``tags`` is the folder of tags.
+    """Lock all others out of a folder within the block; ``tags`` is the folder of tags.
 
     Raises:
-        OutputError: another process has it; or it cannot be written, or was taken away since.
+        OutputError: another process has it; or it cannot be written, or was removed meanwhile.
         StorageError: its disk is full.
     """
     path = folder / LOCK
@@ -67,7 +67,7 @@ def locked(folder: Path, tags: Path) -> Iterator[None]:
                     stack.enter_context(_soft(handle, folder / _MARK, tags, _STALE_SECONDS))
                     for mark in filter(Path.exists, map(_mark_of, tags_in(tags))):
                         with _soft(handle, mark, tags, _STALE_SECONDS):
-                            pass  # it was left by a process that was killed
+                            pass  # left by a killed process
             _refuse_living(handle, folder, tags_in(tags))
             handle.truncate(0)
             handle.write(_name())
@@ -78,7 +78,7 @@ def locked(folder: Path, tags: Path) -> Iterator[None]:
 
 @contextmanager
 def shared(folder: Path, tag: Path) -> Iterator[None]:
-    """Share a folder with others that work in it; ``tag`` is the file that stands for this process.
+    """Share a folder with other ``work`` processes; ``tag`` is the file of this process.
 
     Raises:
         OutputError, StorageError: as ``locked``.
@@ -91,12 +91,12 @@ def shared(folder: Path, tag: Path) -> Iterator[None]:
             match _flock(handle, fcntl.LOCK_SH):
                 case False:
                     raise _in_use(handle, folder, tags)
-                case None:  # no run has the folder while this process has the mark of one
+                case None:  # this process holds the mark, so no run has the folder
                     with _soft(handle, folder / _MARK, tags, _QUEUE_SECONDS):
                         stack.enter_context(_soft(handle, _mark_of(tag), tags, _STALE_SECONDS))
                 case True:
                     _refuse_living(handle, folder, {})
-                    _forget(handle)  # whoever left a name there was killed
+                    _forget(handle)  # the process that left a name was killed
                     if not _flock(own, fcntl.LOCK_EX):
                         raise _in_use(own, folder, tags)
             stack.enter_context(_as_tag(own))
@@ -105,7 +105,7 @@ def shared(folder: Path, tag: Path) -> Iterator[None]:
 
 @contextmanager
 def tagged(tag: Path) -> Iterator[None]:
-    """Hold a tag in a folder, for the run that has the folder.
+    """Hold a tag in a folder for the run that has the folder.
 
     Raises:
         OutputError, StorageError: as ``locked``.
@@ -120,7 +120,7 @@ def tagged(tag: Path) -> Iterator[None]:
 
 
 def own_name() -> str:
-    """The name of this process among those of all machines, as part of a file name."""
+    """The unique name of this process among all machines, for file names."""
     return f"{_as_part_of_name(_host())}-{os.getpid()}"
 
 
@@ -146,7 +146,7 @@ def tags_in(folder: Path) -> dict[Path, tuple[str, int]]:
 
 
 def is_held(path: Path) -> bool:
-    """Whether a process has this tag, or the lock of a run, now."""
+    """Whether a process now holds this tag or lock."""
     try:
         with open_plain(path) as handle:
             fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -162,13 +162,13 @@ def is_held(path: Path) -> bool:
 
 
 def run_at(folder: Path) -> str:
-    """The name of the run that has a folder now, as it wrote it into the lock; else nothing."""
+    """The name that the current run of a folder wrote into the lock; "" without a run."""
     path = folder / LOCK
     try:
         with open_plain(path) as handle:
             name = handle.read().decode(errors="replace").strip()
         return name if name and is_held(path) else ""
-    except OSError:  # no lock, or one that is not ours to read
+    except OSError:  # no lock, or no permission to read it
         return ""
 
 
@@ -178,8 +178,8 @@ def _mark_of(path: Path) -> Path:
 
 @contextmanager
 def _noticing_moves(folder: Path) -> Iterator[None]:
-    """Say so of any error in a folder that is not there any more."""
-    descriptor = os.open(folder, os.O_RDONLY)  # so that nothing else gets its number
+    """Explain errors in a folder that was moved or deleted meanwhile."""
+    descriptor = os.open(folder, os.O_RDONLY)  # keeps its inode number from being reused
     try:
         yield
     except (OSError, VirnucproError) as error:
@@ -195,12 +195,12 @@ def _noticing_moves(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _beating(place: int | Path) -> Iterator[None]:
-    """Renew the time of a file while the block runs: so other hosts see that its holder lives."""
+    """Renew the time of a file within the block, so that other hosts see its holder is alive."""
     end = Event()
 
     def beat() -> None:
         while not end.wait(_BEAT_SECONDS):
-            with suppress(OSError):  # if it was taken away, others report that
+            with suppress(OSError):  # a removed file is reported elsewhere
                 os.utime(place)
 
     thread = Thread(target=beat, daemon=True)
@@ -213,10 +213,10 @@ def _beating(place: int | Path) -> Iterator[None]:
 
 
 def _refuse_living(handle: FileIO, folder: Path, tags: Mapping[Path, tuple[str, int]]) -> None:
-    """Refuse a folder that another host has, though this one's lock knows nothing of it.
+    """Refuse a folder that another host uses although the lock here does not show it.
 
     Raises:
-        OutputError: a run, or a ``work``, of another host gives signs of life.
+        OutputError: a run or ``work`` process of another host is alive.
     """
     handle.seek(0)
     words, patience = _NAME.fullmatch(handle.read().decode(errors="replace")), dict[Path, float]()
@@ -237,7 +237,7 @@ def _refuse_living(handle: FileIO, folder: Path, tags: Mapping[Path, tuple[str, 
 
 
 def _find_living(patience: Mapping[Path, float]) -> Path | None:
-    """The first of some files that gets a beat, each within so many seconds."""
+    """The first file that gets a beat within its seconds of patience, if any."""
     if (most := max(patience.values(), default=0.0)) > 0:
         LOGGER.info("waiting %.0f s at most for a sign of life of who used this folder", most)
     before, start = {path: _time_of(path) for path in patience}, time.monotonic()
@@ -250,7 +250,7 @@ def _find_living(patience: Mapping[Path, float]) -> Path | None:
 
 
 def _time_of(path: Path) -> int:
-    """When a file was renewed; opening it has NFS ask the server. 0 if it is gone."""
+    """When a file was renewed; opening it makes NFS ask the server. 0 if it is missing."""
     try:
         with open_plain(path) as handle:
             return os.fstat(handle.fileno()).st_mtime_ns
@@ -259,14 +259,14 @@ def _time_of(path: Path) -> int:
 
 
 def _age_of(path: Path, handle: FileIO) -> float:
-    """The seconds since a file was renewed, by the clock of its file system; a lock is renewed."""
+    """Seconds since a file was renewed, by its file system's clock, read by renewing ``handle``."""
     os.utime(handle.fileno())
     return (os.fstat(handle.fileno()).st_mtime_ns - _time_of(path)) / 1e9
 
 
 @contextmanager
 def _as_tag(own: FileIO) -> Iterator[None]:
-    """Give a tag its beats; after an orderly end it looks dead at once."""
+    """Keep a tag alive; after an orderly end it looks dead at once."""
     with _beating(own.fileno()):
         yield
     with suppress(OSError):
@@ -275,7 +275,7 @@ def _as_tag(own: FileIO) -> Iterator[None]:
 
 
 def _open(tree: Tree, path: Path, beginning: bytes = b"") -> FileIO:
-    """Make or open a lock; one that is emptied must begin so, if it has any content.
+    """Make or open a lock file; any content must begin with ``beginning``.
 
     Raises:
         OSError: it cannot be opened.
@@ -294,7 +294,7 @@ def _open(tree: Tree, path: Path, beginning: bytes = b"") -> FileIO:
 
 
 def _flock(handle: FileIO, kind: int) -> bool | None:
-    """Take the kernel's lock; False if others are in the way, None if the file system has none."""
+    """Take the kernel's lock; False if others hold it, None if the file system has no locks."""
     try:
         fcntl.flock(handle, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -308,7 +308,7 @@ def _flock(handle: FileIO, kind: int) -> bool | None:
 
 @contextmanager
 def _soft(handle: FileIO, mark: Path, tags: Path, seconds: float) -> Iterator[None]:
-    """Hold a file that only one process can make."""
+    """Hold a lock file that only one process can make."""
     from filelock import SoftFileLock, Timeout
 
     lock = SoftFileLock(mark, timeout=seconds, thread_local=False)
@@ -329,9 +329,9 @@ def _soft(handle: FileIO, mark: Path, tags: Path, seconds: float) -> Iterator[No
 
 
 def _is_dead(handle: FileIO, mark: Path) -> bool:
-    """Whether the process of another host that left a mark gives no sign of life."""
+    """Whether the process of another host that made a mark is dead."""
     if _host_in(mark) in ("", socket.gethostname()):
-        return False  # filelock has looked for it, or it is being made now
+        return False  # filelock has checked it, or it is being made now
     patience = max(_DEAD_SECONDS - _age_of(mark, handle), _WATCH_BEATS * _BEAT_SECONDS / 2)
     return _find_living({mark: patience}) is None
 
@@ -370,7 +370,7 @@ def _name() -> bytes:
 
 
 def _await_name(handle: FileIO, tags: Path) -> tuple[str, Sequence[tuple[str, int]]]:
-    """The name of the run that has the folder, and may have got it just now; or those who work."""
+    """Wait for the name of the run that has the folder, or for the processes that work in it."""
     deadline = time.monotonic() + _PATIENCE
     while True:
         handle.seek(0)
@@ -384,12 +384,12 @@ def _await_name(handle: FileIO, tags: Path) -> tuple[str, Sequence[tuple[str, in
 
 
 def others_at(tags: Path) -> list[Path]:
-    """The tags of other processes, also of those that have ended."""
+    """The tags of other processes, also of ended ones."""
     return [tag for tag in tags_in(tags) if tag.stem != f"work-{own_name()}"]
 
 
 def _is_gone(name: str) -> bool:
-    """True for the name of an earlier process of this machine that was killed."""
+    """True if the name is of a process of this machine that was killed."""
     import psutil
 
     words = _NAME.fullmatch(name)

@@ -1,4 +1,4 @@
-"""``run.json``: the recipe and the inputs of a run, so that it can be resumed."""
+"""Read and write ``run.json``: the recipe and the inputs that a resume needs."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Manifest:
 
     recipe: Recipe
     inputs: tuple[InputFile, ...]
-    replaced: tuple[str, ...] = ()  # ids of failed records that a later input gives anew
+    replaced: tuple[str, ...] = ()  # ids of failed records that a later input replaces
     is_qualified: bool = False  # ids are written as FILE:ID
     refused: tuple[InputFile, ...] = ()  # files that could not be read
-    models: tuple[str, ...] = ()  # what to open the encoders by: a name, or an absolute path
-    cut: str = ""  # what records were called by, in words
-    # rules for what is embedded, each for the records that no earlier one asks for: the generation
-    # of inputs that came with it, or after it
+    models: tuple[str, ...] = ()  # of the encoders: a name or an absolute path
+    cut: str = ""  # rule by which records were called, in words
+    # rule of --embed -> first generation of inputs at or after the rule; each rule is for records
+    # that no earlier rule asks for
     embed: Mapping[Embed, int] = field(default_factory=lambda: {"all": 0})
 
     def __post_init__(self) -> None:
@@ -56,14 +56,14 @@ class Manifest:
 
     @property
     def embed_rules(self) -> str:
-        """The rules by which records are embedded, for messages; "" where all are."""
+        """The rules of --embed in this run, for messages; "" if every record is embedded."""
         return "" if "all" in self.embed else " or ".join(self.embed)
 
     @property
     def series(self) -> list[tuple[int, int]]:
-        """The generation and the step of each series of shards, in the order in which they came.
+        """The generation and the step of each series of shards, in order of appearance.
 
-        Each is cut by itself, so neither a later generation nor a later step changes it.
+        Each is cut by itself, so no later generation or step changes it.
         """
         came = []
         for place, first in enumerate(self.embed.values()):
@@ -74,7 +74,7 @@ class Manifest:
         return [(generation, place) for _, place, generation in sorted(came)]
 
     def blocks(self, places: Iterable[tuple[int, Span]], streams: Streams) -> Iterator[Block]:
-        """The records of parts of inputs, by their ids in the run.
+        """Read the records of parts of inputs, with their ids in the run.
 
         Raises:
             InputError, InputMissingError: as ``InputFile.blocks``.
@@ -86,7 +86,7 @@ class Manifest:
         """Check that this is the recipe of the run.
 
         Raises:
-            ResumeError: the recipes differ; the message says in what.
+            ResumeError: the recipes differ; the message lists the differences.
         """
         begin_anew = "choose another --output-dir, or start again with --force"
         before, now = _purpose(self.recipe), _purpose(recipe)
@@ -103,7 +103,7 @@ class Manifest:
             raise _of_another_run(what, f"use the old options, {begin_anew}")
 
     def latest(self) -> dict[str, int]:
-        """The last generation that gives each replaced record."""
+        """Replaced record -> the last generation that has it."""
         replaced = frozenset(self.replaced)
         later = [file for file in self.inputs if file.generation] if replaced else []
         return {
@@ -114,7 +114,7 @@ class Manifest:
         }
 
     def records(self, inputs: Sequence[InputFile]) -> Iterator[FastaRecord]:
-        """Each record of these inputs once, in the order of the tables."""
+        """Yield each record of these inputs once, in the order of the tables."""
         latest = self.latest()
         for file in sorted(inputs, key=lambda file: file.generation):
             for record in self.ids.read(file):
@@ -123,10 +123,10 @@ class Manifest:
 
 
 def read_manifest(path: Path, copies: Path) -> Manifest | None:
-    """The manifest in a file, if there is one; ``copies`` is the folder of copied inputs.
+    """Read the manifest, if the file exists; ``copies`` is the folder of copied inputs.
 
     Raises:
-        ResumeError: it is damaged, or of another version.
+        ResumeError: it is damaged, or from another version.
     """
     if not path.exists():
         return None
@@ -158,7 +158,7 @@ def read_manifest(path: Path, copies: Path) -> Manifest | None:
 
 
 def write_manifest(path: Path, copies: Path, manifest: Manifest, facts: Mapping[str, Any]) -> None:
-    """Write the manifest, with facts of the run that a resume does not need."""
+    """Write the manifest, and facts about the run that a resume does not need."""
     content = {
         **facts,
         "virnucpro_version": __version__,
@@ -175,12 +175,12 @@ def write_manifest(path: Path, copies: Path, manifest: Manifest, facts: Mapping[
 
 
 def _to_json(file: InputFile, copies: Path) -> dict[str, Any]:
-    """Copies are named from the run folder, so that it can be moved."""
+    """Copies have paths relative to the run folder, so that it can be moved."""
     path, folder = Path(file.path), copies.resolve()
     if path.parent == folder:
         path = path.relative_to(folder.parent)
     fields = {**asdict(file), "path": str(path)}
-    del fields["stamp"]  # it tells of this start only
+    del fields["stamp"]  # only valid for this start
     return fields
 
 

@@ -1,9 +1,9 @@
-"""The rows of a slice in all tables, in a file: any machine makes it, and the end only joins them.
+"""Store the rows of a slice for all tables in a file, so that the end of a run only joins files.
 
-Like a feature file it has a label at its end and exists only when it is whole. A key says what its
-rows were made of: records, shards, recipe, cut. One of another key counts as missing, and so does
-one with other columns, or of scores that were computed in another way. ``run.json`` has what is the
-same in all keys, so that ``status`` knows which rows will be made again.
+Any machine can make the file. Like a feature file it has a label at its end and exists only when it
+is whole. Its key is a hash of what the rows are made from: records, shards, recipe, cut. A file
+with another key, other columns, or differently computed scores counts as missing. ``run.json`` has
+the part common to all keys, so that ``status`` knows which rows will be made again.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ _Rows: TypeAlias = Mapping[str, bytes | memoryview]  # see ``Portion``
 
 @dataclass(slots=True)
 class SliceRows:
-    """What the tables have of a slice or of a block of it, and the feature files of each store."""
+    """The table rows of a slice or a block of it, and the feature files of each store."""
 
     files: Sequence[Sequence[IndexPart]] = ()
     portions: list[Portion] = field(default_factory=list)
     n_records: int = 0
     n_letters: int = 0
-    work: int = 0  # letters that are read: those that are searched for regions, twice
+    work: int = 0  # letters read; letters searched for regions count twice
     n_blocks: int = 0
-    is_scored: bool = False  # now; else the scores were there
-    digest: str = ""  # SHA-256 of the score file of a block, if that was written now
+    is_scored: bool = False  # scored now, not read from a file
+    digest: str = ""  # SHA-256 of a block's score file, if written now
 
     @property
     def n_failed(self) -> int:
         return sum(portion.tally.n_failed_frames for portion in self.portions)
 
     def include(self, block: SliceRows) -> None:
-        """Add the rows of the next block; neighbours of one sample become one portion."""
+        """Add the rows of the next block; neighbouring portions of one sample are joined."""
         for name in _COUNTS:
             setattr(self, name, getattr(self, name) + getattr(block, name))
         for portion in block.portions:
@@ -67,13 +67,13 @@ class SliceRows:
 
 @dataclass(frozen=True, slots=True)
 class RowStore:
-    """The files of rows of a run: one for the slices of the same records, by their first index."""
+    """The row files of a run: one for the slices of the same records, named by the first index."""
 
     tree: Tree
     folder: Path
     manifest: Manifest
-    made_by: str  # who calls, by which cut, and which files: what all keys have in common
-    field: ClassVar = "rows_made_by"  # of ``run.json``: the same
+    made_by: str  # hash of caller, cut and set of files, which all keys share
+    field: ClassVar = "rows_made_by"  # its name in ``run.json``
 
     def path(self, group: Sequence[Slice]) -> Path:
         return self.folder / f"{group[0].name}{ROWS}"
@@ -84,9 +84,9 @@ class RowStore:
             self.tree.make_folder(self.folder)
 
     def has(self, group: Sequence[Slice], plan: Plan) -> bool:
-        """Whether the rows of some slices are there, by the label of their file.
+        """Whether the rows of some slices exist, judged by the label of their file.
 
-        Those of a run in which records were replaced are made at its end, with all.
+        If records of a run were replaced, all rows are made at its end instead.
         """
         if self.manifest.replaced:
             return False
@@ -125,7 +125,7 @@ class RowStore:
             out.write(sealed_label(content, attributes))
 
     def read(self, group: Sequence[Slice], plan: Plan) -> SliceRows | None:
-        """The rows of some slices, if they are there; a file that is damaged is deleted."""
+        """Read the rows of some slices, if they exist; a damaged file is deleted."""
         path = self.path(group)
         if not self.has(group, plan):
             return None
@@ -134,7 +134,7 @@ class RowStore:
             with open_plain(path) as handle:
                 facts = handle.readline(label.n_bytes)
                 text = memoryview(handle.read(label.n_bytes - len(facts)))
-            # this finds damage in a third of the time that SHA-256 takes
+            # this check takes a third of the time of SHA-256
             if crc32(text, crc32(facts)) != label.attributes.get("crc32"):
                 raise FeatureFileError(f"{printable(path)} is damaged")
             return _unpacked(facts, text)
@@ -145,13 +145,13 @@ class RowStore:
             return None
 
     def _attributes(self, group: Sequence[Slice], plan: Plan) -> dict[str, str | int]:
-        """Of a file of rows of this program: an older one of the same version may write others."""
+        """Attributes of a row file, including what differs between builds of one version."""
         columns = [(sink.file, sink.columns) for sink in all_sinks()]
         facts = (_FORMAT, FORMAT_OF_SCORES, columns)
         return {"key": self._key(group, plan), "format": _hash(facts)}
 
     def _key(self, group: Sequence[Slice], plan: Plan) -> str:
-        """What rows are made of, in a hash."""
+        """Hash of what the rows are made from."""
         manifest, inputs = self.manifest, self.manifest.inputs
         of_run = manifest.recipe.fingerprint, manifest.is_qualified, self.made_by
         files = [(inputs[place], span) for place, span in group[0].spans]
@@ -168,7 +168,7 @@ def _hash(facts: object) -> str:
 def _unpacked(facts: bytes, text: memoryview) -> SliceRows:
     """
     Raises:
-        ValueError, LookupError, TypeError, AttributeError: nothing of ours wrote them.
+        ValueError, LookupError, TypeError, AttributeError: they are damaged.
     """
     files, counts, portions = parse_json(facts)
     place = 0

@@ -1,8 +1,9 @@
-"""The scores of a run without a model, in files: one for each block of records.
+"""Store the scores of a run without a model, in one file per block of records.
 
-A file holds what every output is made of but the cut and the letters of the records: so another cut
-needs no scoring, and no input. Like a feature file it has a label at its end and exists only when
-it is whole. One that is damaged, or of other records or another scorer, counts as missing.
+A file has everything that the outputs are made from, except the cut and the letters of the records,
+so another cut needs neither scoring nor input. Like a feature file it has a label at its end and
+exists only when it is whole. A damaged file, or a file for other records or another scorer, counts
+as missing.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from virnucpro.run.feature_file import Label, read_label, sealed_label
 from virnucpro.scorer.score import PieceScores
 
 SUFFIX = ".scores"
-_LEVEL = 1  # of zstd: half of the content are numbers that hardly shrink
-_RECORDS_AT_ONCE = 10_000  # that are hashed
+_LEVEL = 1  # of zstd: half of the content are numbers that hardly compress
+_RECORDS_AT_ONCE = 10_000  # hashed together
 FORMAT = 6  # raise it when the same records and scorer would give another content
-# what numpy, safetensors, zstd and JSON raise on a file that is not as it should be
+# errors of numpy, safetensors, zstd and JSON on a damaged file
 _DAMAGE = (
     *(OSError, LookupError, ValueError, TypeError, StopIteration),
     *(SafetensorError, zstd.ZstdError),
@@ -42,13 +43,13 @@ Arrays = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class ScoreStore:
-    """The score files of a run, by the places of their blocks."""
+    """The score files of a run, by block index."""
 
     tree: Tree
     folder: Path
     fingerprint: str  # of the recipe
-    finder: str  # hash of what finds regions, "" without
-    unknown: ClassVar = " "  # stands for each letter of a record whose sequence is not here
+    finder: str  # hash of the region finder; "": none
+    unknown: ClassVar = " "  # replaces each letter of a record if its sequence is missing
 
     @property
     def _attributes(self) -> dict[str, str | int]:
@@ -63,10 +64,10 @@ class ScoreStore:
         return self.folder / f"{shard_name(index)}{SUFFIX}"
 
     def write(self, index: int, scored: ScoredRecords, work: int) -> str:
-        """Write one file; its label says how much work it was. -> SHA-256 of the file
+        """Write one file, with the amount of work in its label. -> SHA-256 of the file
 
         Raises:
-            OutputError, StorageError: the disk refuses it.
+            OutputError, StorageError: the file cannot be written.
         """
         content = zstd.compress(save(_to_arrays(scored)), _LEVEL)
         attributes: dict[str, str | int] = {
@@ -81,9 +82,9 @@ class ScoreStore:
         return hashlib.sha256(content).hexdigest()
 
     def read(self, index: int, records: Records) -> tuple[ScoredRecords | None, bool]:
-        """The scores of these records, None if they are not there.
+        """Read the scores of these records; None if they are missing.
 
-        Beside them: whether they were searched for regions as they are now.
+        -> scores, whether the records were searched with the current region finder
         """
         path = self.path(index)
         if not path.exists():
@@ -91,7 +92,7 @@ class ScoreStore:
         return self._read(path, {"records": _key_of(records)}, records)
 
     def read_blind(self, path: Path) -> ScoredRecords | None:
-        """The scores of a file, if it is whole; ``unknown`` is every letter of a record."""
+        """Read the scores of a file, if it is whole; ``unknown`` replaces every letter."""
         return self._read(path, {}, None)[0]
 
     def _read(
@@ -119,12 +120,12 @@ class ScoreStore:
         return (label, content) if hashlib.sha256(content).hexdigest() == label.sha256 else None
 
     def files(self) -> list[Path]:
-        """Those that are there, by their places."""
+        """The existing files, by block index."""
         files = [path for path in self.folder.glob(f"*{SUFFIX}") if path.stem.isdecimal()]
         return sorted(files, key=lambda path: int(path.stem))
 
     def labels(self) -> Iterator[tuple[Path, Label]]:
-        """The files of this recipe, each with its label."""
+        """Yield the files of this recipe, each with its label."""
         for path in self.files():
             try:
                 label = read_label(path, self._attributes)
@@ -133,14 +134,14 @@ class ScoreStore:
             yield path, label
 
     def keep(self, names: Collection[str]) -> None:
-        """Delete the files but those with these names, without suffix."""
+        """Delete all files except these names (without suffix)."""
         for path in self.files():
             if path.stem not in names:
                 self.tree.delete(path)
 
 
 def _key_of(records: Records) -> str:
-    """A hash of all that the records hold."""
+    """Hash the whole content of the records."""
     digest = hashlib.sha256()
     for array in _to_columns(records).values():
         digest.update(array.data)
@@ -155,7 +156,7 @@ _NUMBERS = ("lines", "n_gaps", "lengths")
 
 
 def _to_columns(records: Records) -> dict[str, NDArray[Any]]:
-    """All of the records but their letters; no text has a line end."""
+    """The records without their letters; no text has a line end."""
     columns: dict[str, NDArray[Any]] = {}
     for name in _TEXTS:
         text = "\n".join(getattr(records, name)).encode("utf-8", "surrogateescape")
@@ -166,7 +167,7 @@ def _to_columns(records: Records) -> dict[str, NDArray[Any]]:
 
 
 def _blind(arrays: Arrays) -> Records:
-    """The records of ``_to_columns``; ``unknown`` is every letter."""
+    """Records from ``_to_columns``, with ``unknown`` for every letter."""
     texts = {
         name: arrays[name].tobytes().decode("utf-8", "surrogateescape").split("\n")
         for name in _TEXTS
@@ -202,7 +203,7 @@ _OF_PIECE = ("start", "n_bases", "log_odds")
 
 
 def _track_columns(tracks: Sequence[Track]) -> Arrays:
-    """The columns of several tracks, one behind the other, and the length of each track."""
+    """Concatenate the columns of several tracks, and note the length of each track."""
     columns = {"n_track": np.array([len(track.start) for track in tracks], dtype=np.int64)}
     for name in Track._fields:
         dtype = np.float64 if name in ("log_odds", "posterior") else np.int64
@@ -212,7 +213,7 @@ def _track_columns(tracks: Sequence[Track]) -> Arrays:
 
 
 def _tracks(arrays: Arrays) -> Iterator[Track]:
-    """Each track of ``_track_columns``."""
+    """Split ``_track_columns`` into tracks."""
     columns, first = [arrays[f"track_{name}"] for name in Track._fields], 0
     for n in arrays["n_track"].tolist():
         if not 0 <= n <= len(columns[0]) - first:

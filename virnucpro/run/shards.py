@@ -1,19 +1,18 @@
-"""Shards on disk: FASTA files of ORFs, cut by content alone.
+"""Write and read shards: FASTA files of ORFs, cut by content alone.
 
-They grow with their place in the input: the first are small, so that little is spread over all
-devices, and the later ones large, so that much makes few files.
+Shards grow with their position in the input: the first are small, so that a small input is spread
+over all devices; later ones are large, so that a large input makes few files.
 
-The first word of a header is the ORF's id; what follows names chunk, record, start, end and
-strand, in this order, the bases of a frame, and for a copy the ordinal of its original. No id holds
-white space, so the words can be separated.
+The first word of a header is the ORF's id. Chunk, record, start, end and strand follow in this
+order, then the bases of a frame, and for a copy the ordinal of its original. No id has white space,
+so the words can be separated.
 
-Identical ORFs are embedded once: two are identical if all that the encoders of the run read of
-them is (the protein, the bases, or both). ``SeenOrfs`` looks at a digest of every ORF before it
-goes into a shard. One that occurred before becomes a copy: it names the original by its ordinal,
-its place among the embedded ORFs of its slice of the input. The workers pass copies over; the
-feature store gives each, bit for bit, the rows of its original, or the reason why there are none.
-What is found depends on the ORFs and their order alone. A table that is full forgets, and the ORF
-is embedded once more.
+Identical ORFs are embedded once. Two ORFs are identical if everything that the encoders of the run
+read is equal (the protein, the bases, or both). ``SeenOrfs`` checks a digest of every ORF before it
+goes into a shard. An ORF that occurred before becomes a copy. It names its original by ordinal: the
+position among the embedded ORFs of its slice. Workers skip copies; the feature store gives each
+copy exactly the rows of its original, or the reason why it has none. Which copies are found depends
+only on the ORFs and their order. A full table forgets, and then an ORF is embedded again.
 """
 
 from __future__ import annotations
@@ -38,13 +37,13 @@ _AGAIN = "the next start writes shards anew"
 # (shards, residues of each) before the largest: 17.5 million residues are 208 shards
 _SMALL_SHARDS = ((32, 16_000), (32, 32_000), (32, 64_000), (128, 125_000))
 N_SMALL_SHARDS = sum(n for n, _ in _SMALL_SHARDS)
-N_SLOTS = 2**18  # at first: 6 MB
+N_SLOTS = 2**18  # initial: 6 MB
 MAX_SLOTS = 2**22  # 100 MB
-_SLOTS_PER_PROTEIN = 16  # with so many, 3 of 100 proteins lose their slot to another
+_SLOTS_PER_PROTEIN = 16  # 3 of 100 proteins then lose their slot to another
 
 
 def shard_size(place: int, largest: int) -> int:
-    """The residues that fill the shard in this place of its series, counted from 0."""
+    """The residues that fill the shard at this position of its series, from 0."""
     for n_shards, n_residues in _SMALL_SHARDS:
         if place < n_shards:
             return min(n_residues, largest)
@@ -53,10 +52,10 @@ def shard_size(place: int, largest: int) -> int:
 
 
 class SeenOrfs:
-    """The latest ORFs of a slice. Memory is bounded.
+    """The latest ORFs of a slice, in bounded memory.
 
-    Each has one slot, chosen by its digest, which the newest takes: two words of the digest and
-    the ordinal.
+    The digest of an ORF chooses its slot, which has two words of the digest and the ordinal. A
+    newer ORF replaces an older one in the same slot.
     """
 
     def __init__(
@@ -69,14 +68,14 @@ class SeenOrfs:
         self._table = np.zeros((n_slots, 3), dtype=np.uint64)  # no digest is 0
 
     def originals(self, digests: Sequence[bytes]) -> list[int | None]:
-        """The ordinal of each ORF's original, in order; None if its digest is a new one."""
+        """The ordinal of each ORF's original, in order; None if its digest is new."""
         distinct = list(dict.fromkeys(digests))
         tags = np.frombuffer(b"".join(distinct), dtype="<u8").reshape(-1, 2)
         ordinals = dict(zip(distinct, self._find_or_add(tags), strict=True))
         originals: list[int | None] = []
         for digest in digests:
             ordinal = ordinals[digest]
-            if ordinal == self.n_embedded:  # ordinals are given in the order of first meetings
+            if ordinal == self.n_embedded:  # ordinals count first occurrences
                 self.n_embedded += 1
                 originals.append(None)
             else:
@@ -84,7 +83,7 @@ class SeenOrfs:
         return originals
 
     def _find_or_add(self, tags: NDArray[np.uint64]) -> list[int]:
-        """The ordinal of each digest; the next ones for those that are new. (n, 2) -> n"""
+        """The ordinal of each digest; new digests get the next ordinals. (n, 2) -> n"""
         entries = self._table.take(self._slots_of(tags), axis=0)
         is_new = (entries[:, :2] != tags).any(axis=1)
         n_new = int(is_new.sum())
@@ -102,7 +101,7 @@ class SeenOrfs:
             self._put(entries)
 
     def _put(self, entries: NDArray[np.uint64]) -> None:
-        self._table[self._slots_of(entries)] = entries  # of two for one slot, the last stays
+        self._table[self._slots_of(entries)] = entries  # of two in one slot, the last stays
 
     def _slots_of(self, tags: NDArray[np.uint64]) -> NDArray[np.int64]:
         """The number of slots is a power of two, so entries that differed still differ."""
@@ -111,18 +110,18 @@ class SeenOrfs:
 
 
 def digests_of(orfs: Sequence[Orf], reads: frozenset[Reads]) -> list[bytes]:
-    """128 bits of what is read of each ORF: 10^12 share one with a chance of 10^-15."""
+    """128-bit digest of what is read of each ORF: 10^12 ORFs collide with probability 10^-15."""
     columns = [[orf.text(what) for orf in orfs] for what in sorted(reads)]
     texts = columns[0] if len(columns) == 1 else map(" ".join, zip(*columns, strict=True))
     return [blake2s(text.encode()).digest()[:16] for text in texts]
 
 
 class ShardWriter:
-    """Collects ORFs of a slice, in order, and writes a shard whenever it is full.
+    """Collect ORFs of a slice, in order, and write a shard whenever it is full.
 
-    It is full when the ORFs to embed, or the copies, have the residues of ``shard_size``: either
-    will fill a feature file. The first slice of a series begins with small shards. With
-    ``keep_bases`` those of its frames lie in a FASTA file beside it, too.
+    A shard is full when its ORFs to embed, or its copies, reach ``shard_size`` residues: each
+    fills a feature file. The first slice of a series begins with small shards. With
+    ``keep_bases``, the bases of its frames are also written to a FASTA file next to it.
     """
 
     def __init__(
@@ -151,7 +150,7 @@ class ShardWriter:
         self._full = shard_size(self._n_before + len(self.shards), self._recipe.largest_shard)
 
     def extend(self, orfs: Sequence[Orf]) -> None:
-        """Add ORFs. One that occurred before becomes a copy of that."""
+        """Add ORFs. An ORF that occurred before becomes a copy."""
         originals = self._seen.originals(digests_of(orfs, self._recipe.reads))
         for orf, original in zip(orfs, originals, strict=True):
             bases = f" bases={orf.bases}" if orf.bases else ""
@@ -174,16 +173,16 @@ class ShardWriter:
 
     @property
     def next_index(self) -> int:
-        """The index of the shard that the next ORF comes into."""
+        """The index of the shard of the next ORF."""
         return self._first_index + len(self.shards)
 
     @property
     def end_index(self) -> int:
-        """One after the last shard that holds an ORF."""
+        """One after the index of the last shard with an ORF."""
         return self.next_index + bool(self._entries)
 
     def flush(self) -> None:
-        """Close the shard that is open, full or not."""
+        """Close the open shard, full or not."""
         if not self._entries:
             return
         index, content = self.next_index, "".join(self._entries).encode()
@@ -216,7 +215,7 @@ class ShardWriter:
 def read_shard(shard: Shard) -> list[Orf]:
     """
     Raises:
-        StorageError: the file is not there, or not the one that was written.
+        StorageError: the file is missing or was changed.
         OutputError, StorageError: it cannot be read now.
     """
     try:

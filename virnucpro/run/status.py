@@ -1,4 +1,4 @@
-"""The content of a run folder, described without changing it."""
+"""Describe a run folder without changing it."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ _NO_HASHES = (
     "outputs were not verified: run.json has no SHA-256 of them (the run is not finished, or an "
     "older version made it)"
 )
-_LISTED = 8  # number of files that are listed
+_LISTED = 8  # most files listed
 
 
 @dataclass(frozen=True)
 class _Seen:
-    """All that one look at a run folder shows."""
+    """A snapshot of a run folder."""
 
     rundir: RunDir
     manifest: Manifest
@@ -50,8 +50,8 @@ class _Seen:
     running: str  # name of the run that has the folder now
     plan: Plan | None
     hosts: list[HostFigures]
-    stores: tuple[FeatureStore, ...]  # none: the scorer does all the work
-    done: set[str]  # names of the shards that have a file of every encoder
+    stores: tuple[FeatureStore, ...]  # empty: the scorer does all the work
+    done: set[str]  # names of shards with a file from every encoder
 
     @property
     def state(self) -> str:
@@ -67,7 +67,7 @@ class _Seen:
 
     @property
     def has_all(self) -> bool:
-        """Whether it is complete, or has every vector though it could not read a file."""
+        """Whether the run is complete, or has every vector although a file was unreadable."""
         if self.state == "partial" and self.stores:
             return not self.facts["counts"]["n_failed_frames"]
         return self.state == "complete"
@@ -75,11 +75,11 @@ class _Seen:
 
 @contextmanager
 def _look(folder: Path) -> Iterator[_Seen]:
-    """Look at a run; what the block finds wrong in ``run.json`` becomes an error of ours.
+    """Take a snapshot of a run; errors of a damaged ``run.json`` become ``ResumeError``.
 
     Raises:
         InputMissingError: there is no run in this folder.
-        ResumeError: ``run.json`` is not as it was written.
+        ResumeError: ``run.json`` is damaged.
     """
     rundir = RunDir(folder)
     manifest = rundir.read_manifest()
@@ -102,7 +102,7 @@ def _look(folder: Path) -> Iterator[_Seen]:
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise ResumeError(
             f"{printable(folder)}: run.json is damaged: {printable(error)}",
-            hint="go on with --resume, which writes it anew",
+            hint="run with --resume, which writes it anew",
         ) from error
 
 
@@ -123,10 +123,10 @@ def _no_run(rundir: RunDir) -> InputMissingError:
 
 
 def inspect_run(folder: Path, *, verify: bool) -> tuple[list[str], int]:
-    """The lines that describe a run, and its number of damaged files.
+    """Describe a run. -> lines, number of damaged files
 
-    With ``verify`` every feature file and output is read to its last bit; without, none counts as
-    damaged.
+    With ``verify``, every feature file and output is read completely; without it, no file counts
+    as damaged.
 
     Raises:
         InputMissingError: there is no run in this folder.
@@ -141,7 +141,7 @@ def inspect_run(folder: Path, *, verify: bool) -> tuple[list[str], int]:
 
 
 def _verify(seen: _Seen) -> tuple[list[str], str]:
-    """A line for each damaged file, and the line to print if there is none."""
+    """A line per damaged file, and the line to print if there is none."""
     outputs, damaged, whole, remarks = Outputs(seen.rundir), list[str](), list[str](), list[str]()
     hashes = outputs.read_hashes()
     if seen.stores:
@@ -158,7 +158,7 @@ def _verify(seen: _Seen) -> tuple[list[str], str]:
 
 
 def _verify_features(seen: _Seen) -> tuple[list[str], int, list[str]]:
-    """A line for each damaged file, the number of files, and what was not looked at."""
+    """A line per damaged file, the number of files, and what was not checked."""
     damaged, n_files, has_index = [], 0, False
     for store in seen.stores:
         of_store = [f"damaged   {error}" for _, error in store.find_damaged(seen.shards)]
@@ -209,7 +209,7 @@ def _describe(seen: _Seen) -> list[str]:
 
 
 def _missing(rundir: RunDir, recipe: Recipe) -> list[str]:
-    """The outputs that every finished run has, and this one has not."""
+    """The outputs that every finished run has and this run lacks."""
     always = [sink for sink in SINKS[recipe.command] if not sink.is_optional]
     return [sink.file for sink in always if not rundir.output(sink).exists()]
 
@@ -240,9 +240,9 @@ def _describe_shards(seen: _Seen) -> list[str]:
 
 
 def _count_slices(seen: _Seen) -> dict[str, int]:
-    """The slices of the input, those that are planned, and those whose rows are written.
+    """Count the slices of the input, the planned ones, and the ones with written rows.
 
-    Rows that the join will make again, of another cut say, are not among the written ones.
+    Rows that will be made again, for example after a new cut, do not count as written.
     """
     rundir, plan = seen.rundir, seen.plan
     if plan is None:
@@ -267,7 +267,7 @@ def _host_line(figures: HostFigures) -> str:
 
 
 def measure_run(folder: Path) -> dict[str, Any]:
-    """The figures of a run for programs: what is done and pending, and the time that is left.
+    """The figures of a run for programs: finished and pending work, and the time left.
 
     Raises:
         InputMissingError, ResumeError: as ``inspect_run``.
@@ -293,13 +293,13 @@ def measure_run(folder: Path) -> dict[str, Any]:
 
 
 class _Work(NamedTuple):
-    """The work of a run: its counts, what is still to do, and what this start did by when."""
+    """The work of a run: its counts, what is pending, and the progress of this start."""
 
-    unit: str  # that is counted
+    unit: str  # what is counted
     counts: Mapping[str, Mapping[str, int | None]]
     pending: float
     points: list[Point]
-    per_work: float = 1.0  # letters, or tokens, of a piece of work
+    per_work: float = 1.0  # letters or tokens per unit of work
 
 
 def _embedding(seen: _Seen) -> _Work:
@@ -343,7 +343,7 @@ def _scoring(seen: _Seen) -> _Work:
 
 
 def _points(rundir: RunDir, ends: Iterable[tuple[float, float]]) -> list[Point]:
-    """The work that was done by when since this start: it begins when ``run.json`` is written."""
+    """The work of this start over time, from the writing of ``run.json`` on."""
     began = rundir.manifest.stat().st_mtime
     since = sorted((seconds, amount) for seconds, amount in ends if seconds > began)
     done = accumulate(amount for _, amount in since)
@@ -356,7 +356,7 @@ def _tokens(encoders: Sequence[EncoderSpec], shards: Sequence[Shard]) -> int:
 
 
 def _folded(lines: list[str]) -> list[str]:
-    """The first few lines, and the number of the others."""
+    """The first few lines, and the number of further lines."""
     if len(lines) <= _LISTED + 1:
         return lines
     return [*lines[:_LISTED], f"          + {len(lines) - _LISTED:,} more"]

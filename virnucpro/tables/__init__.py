@@ -1,1 +1,1 @@
-"""The files that a user reads: names, columns, rows; written and read again in one place."""
+"""Write and read the tables of a run: their names, columns and rows."""

@@ -1,8 +1,8 @@
-"""The outputs of a run that are written record by record, each described once: file, columns, rows.
+"""Define the outputs that a run writes record by record: file, columns, rows.
 
-The rows of a record are text that is made wherever its result is; they are written in order.
-``SINKS`` lists the outputs by command. The run folder derives from it what is its own, so a new
-output is a ``Sink`` here and its name in a list.
+Any process may make the rows of a record, as text; they are written in input order. ``SINKS`` lists
+the outputs by command, and the run folder derives its own files from it. So a new output needs a
+``Sink`` here and its name in a list.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ from virnucpro.tables.text import (
     whole,
 )
 
-LENGTH_CLASSES = (0, 1_000, 3_000, 10_000)  # bases or residues from which classes begin
-_SYNCED_AT_ONCE = 4  # samples: a disk takes a few syncs in the time of one
+LENGTH_CLASSES = (0, 1_000, 3_000, 10_000)  # starts of the length classes, in bases or residues
+_SYNCED_AT_ONCE = 4  # samples; a disk does a few syncs in the time of one
 _NO_HIT = (-1.0, 0, "")
 Row = TypeVar("Row")
 
@@ -65,21 +65,21 @@ Row = TypeVar("Row")
 
 @dataclass(slots=True)
 class Tally:
-    """The counts of some records."""
+    """Counts of records."""
 
     statuses: dict[Status, int] = field(default_factory=lambda: dict.fromkeys(STATUSES, 0))
     n_viral: int = 0
-    n_proviruses: int = 0  # that count as viruses, in records that are not called
+    n_proviruses: int = 0  # proviruses that count as viruses, in records not called virus
     n_regions: int | None = None  # None: no record was searched for regions
-    n_whole_regions: int = 0  # those of kind whole
+    n_whole_regions: int = 0  # regions of kind whole
     n_frames: int = 0  # frames with a vector
     n_failed_frames: int = 0
     n_failed_records: int = 0  # records with a failed frame
     first_failure: str = ""  # the first failed frame, and its reason
-    n_mendable: int = 0  # records with a failed frame, by their notes
-    viral_lengths: Counter[int] = field(default_factory=Counter)  # of viral records: start of class
-    kinds: Counter[str] = field(default_factory=Counter)  # of viruses, where the kind is known
-    families: Counter[str] = field(default_factory=Counter)  # of viruses with a name
+    n_mendable: int = 0  # records with a note of a failed frame
+    viral_lengths: Counter[int] = field(default_factory=Counter)  # viral records by length class
+    kinds: Counter[str] = field(default_factory=Counter)  # viruses of known kind
+    families: Counter[str] = field(default_factory=Counter)  # viruses with a family
     best: tuple[float, int, str] = _NO_HIT  # score, length and id of the best viral record
 
     @property
@@ -93,7 +93,7 @@ class Tally:
 
     @property
     def virus_line(self) -> str:
-        """The line on all viruses: records and, if they were looked for, proviruses in others."""
+        """The summary line of all viruses: records and, if searched for, proviruses in others."""
         see = f"see {VIRUS_TABLE.file}"
         n_within = (self.n_regions or 0) - self.n_whole_regions
         if not n_within:
@@ -138,7 +138,7 @@ class Tally:
         return tally
 
     def include(self, other: Tally) -> None:
-        """Count the records of another, which come later."""
+        """Add the counts of later records."""
         for name in (one.name for one in fields(self)):
             mine, its = getattr(self, name), getattr(other, name)
             if isinstance(its, dict):
@@ -156,12 +156,12 @@ Rows: TypeAlias = Mapping[str, bytes | memoryview]
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """Neighbouring records of one sample, as the outputs have them."""
+    """The rows of neighbouring records of one sample, for all outputs."""
 
     sample: str
     rows: Rows
     tally: Tally
-    own_rows: Rows | None = None  # by the ids that the records have in their file
+    own_rows: Rows | None = None  # rows with the ids that the records have in their file
 
     @classmethod
     def of_samples(
@@ -172,7 +172,7 @@ class Portion:
         *,
         with_own: bool = False,
     ) -> list[Portion]:
-        """The records of each sample; their viruses are identified, if a genetic code is known."""
+        """Make a portion per sample; with a genetic code, viruses are identified."""
         results.viruses = find_viruses(results, code)
         per_file = [sink for sink in sinks if sink.per_file]
         return [
@@ -186,7 +186,7 @@ class Portion:
         ]
 
     def joined(self, other: Portion) -> Portion:
-        """The same with the records of another, of the same sample, which come later."""
+        """Append later records of the same sample."""
         tally, own_rows = Tally(), None
         tally.include(self.tally)
         tally.include(other.tally)
@@ -216,45 +216,45 @@ def _in_order(name: str, text: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The place of the outputs of a run, or of one sample."""
+    """Where the outputs of a run or of one sample go."""
 
     folder: Path
     tree: Tree  # that it lies in
-    aside: Path  # for lines that wait to be sorted: a folder on a disk that is large enough
+    aside: Path  # folder for lines to be sorted, on a disk that is large enough
     inputs: Sequence[InputFile] = ()
     refused: Sequence[InputFile] = ()  # inputs that could not be read
-    samples: Path | None = None  # for a folder of outputs of each sample; None: there is none
+    samples: Path | None = None  # parent of a folder of outputs per sample; None: no such folders
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sink:
     """One output of a run: a text file, with or without a line of columns.
 
-    ``rows`` makes the lines that neighbouring records add; None: none, and no need for the file.
-    ``last_lines`` makes those that wait for the last record, of the counts of each sample.
+    ``rows`` makes the lines of neighbouring records; None if they do not need the file.
+    ``last_lines`` makes the lines at the end from the counts of each sample.
     """
 
     file: str
-    about: str = ""  # what it holds, for the page; without it is not listed there
+    about: str = ""  # description on the page; "": not listed there
     columns: tuple[str, ...] = ()
     rows: Callable[[CalledRecords], bytes | None] | None = None
     last_lines: Callable[[Place, Mapping[str, Tally]], str] | None = None
-    per_file: bool = True  # with --per-file each input file has its own, too
-    is_optional: bool = False  # it appears with its first line; an old one is deleted
-    is_packed: bool = False  # by gzip
+    per_file: bool = True  # --per-file also writes it for each input file
+    is_optional: bool = False  # written only if it has a line; else an old file is deleted
+    is_packed: bool = False  # compressed with gzip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Table(Sink, Generic[Row]):
-    """An output that is read again."""
+    """An output that can be read again."""
 
     parse: Callable[[dict[str, str]], Row] = field(kw_only=True)
 
     def read(self, lines: Iterator[str]) -> Iterator[Row]:
-        """What its rows say.
+        """Parse its rows.
 
         Raises:
-            ValueError: it is not as it was written.
+            ValueError: it is damaged.
         """
         if tuple(next(lines, "").rstrip("\n").split("\t")) != self.columns:
             raise ValueError("its columns have other names")
@@ -347,10 +347,10 @@ FAILED_SEQUENCES = Sink(
 def _viruses_in(
     results: CalledRecords, place: int
 ) -> Iterator[tuple[str, tuple[Region, ...], float]]:
-    """Name, parts in order, and score of each virus in a record with regions.
+    """Yield name, parts in order, and score of each virus in a record with regions.
 
-    That is the record itself, without the flanks of a host, or a provirus, which has two parts if
-    it crosses the origin of a circular record.
+    A virus is the record itself, without flanks of the host, or a provirus. A provirus that
+    crosses the origin of a circular record has two parts.
     """
     calls, record_id = results.calls, results.records.ids[place]
     regions = results.regions[place][0]
@@ -370,9 +370,9 @@ def _viruses_in(
 
 
 def find_viruses(results: CalledRecords, code: GeneticCode | None) -> Viruses:
-    """The viruses in the records, each identified by its bases, if a genetic code is known.
+    """Find the viruses in the records; with a genetic code, identify each by its bases.
 
-    A virus with unknown letters, which are blanks, gets no identity: see ``recut``.
+    A virus with unknown letters (blanks) gets no identity: see ``recut``.
     """
     records, calls, unknown, rows = results.records, results.calls, Identity(), []
     for place in sorted({*compress(count(), calls.are_viruses), *results.regions}):
@@ -440,7 +440,7 @@ def _identity_in(row: dict[str, str]) -> tuple[tuple[str, str], Identity]:
 
 
 def _virus_fasta(results: CalledRecords) -> bytes:
-    """The sequences of the verdict. A record that is there as a whole keeps its header."""
+    """The sequences of all viruses. A whole record keeps its header."""
     records, calls, viruses = results.records, results.calls, results.viruses
     rates = [calls.rates[i] if calls.are_viruses[i] else None for i in viruses.places]
     words = zip(
@@ -456,7 +456,7 @@ def _virus_fasta(results: CalledRecords) -> bytes:
     return fasta(headers, viruses.letters)
 
 
-# the verdict: a row for every virus, with the name of its sequence in the FASTA
+# the verdict: a row per virus, with the name of its sequence in the FASTA file
 VIRUS_TABLE = _Table(
     "viruses.tsv",
     "every virus: records and proviruses, with score, fdr, place, kind and family",
@@ -475,9 +475,9 @@ _VIRUS_FASTA = Sink("viruses.fasta", "their sequences", rows=_virus_fasta)
 
 
 def _sample_lines(place: Place, tallies: Mapping[str, Tally]) -> str:
-    """A row for every sample, also for a file that could not be read.
+    """A row per sample, also for a file that could not be read.
 
-    A file of which all records stand in the places of failed ones of other files has none.
+    A file has no row if all its records replace failed records of other files.
     """
     samples: dict[tuple[str, str], list[InputFile]] = {}  # the mates of a sample are one
     read = (one for one in place.inputs if not one.generation or one.sample in tallies)
@@ -533,7 +533,7 @@ def _multiqc_lines(_: Place, tallies: Mapping[str, Tally]) -> str:
     return "".join(lines)
 
 
-# comments of a table in YAML tell MultiQC what it is: docs.seqera.io/multiqc/custom_content
+# YAML comments describe the table to MultiQC: docs.seqera.io/multiqc/custom_content
 _MULTIQC_COLUMNS = """\
 # id: virnucpro
 # plot_type: generalstats
@@ -547,7 +547,7 @@ Sample\tn_records\tn_scored\tn_virus\tn_provirus
 
 
 def _failure_lines(place: Place, tallies: Mapping[str, Tally]) -> str:
-    """Path, stage and error of each file with a failure, separated by ``|``, which no path has."""
+    """Path, stage and error of each file with a failure, separated by ``|`` (not in any path)."""
     rows = [(file, "read", file.error) for file in place.refused]
     firsts = {file.sample: file for file in reversed(place.inputs)}  # mates share a sample
     for sample, file in firsts.items():
@@ -568,7 +568,7 @@ def _failure_lines(place: Place, tallies: Mapping[str, Tally]) -> str:
 SAMPLE_TABLE = Sink(
     "samples.tsv",
     "one row for every input file, or pair of files of reads",
-    # those of length are ``LENGTH_CLASSES``
+    # the columns of lengths are ``LENGTH_CLASSES``
     (
         *("file", "status", "n_records", "n_scored", "n_virus", "virus_below_1000"),
         *("virus_1000_to_2999", "virus_3000_to_9999", "virus_from_10000", "n_provirus"),
@@ -596,8 +596,8 @@ FAILED_FILES = Sink(
 # Regions
 
 _OVER_ORIGIN = "crosses the origin"
-_GFF3_SEQID = ".:^*$@!+_?-|"  # what stands for itself in a sequence id, beside letters and digits
-# of the Sequence Ontology: SO:0000113, SO:0001041
+_GFF3_SEQID = ".:^*$@!+_?-|"  # unescaped in a sequence id, besides letters and digits
+# terms of the Sequence Ontology: SO:0000113, SO:0001041
 _GFF3_TERMS = {"provirus": "proviral_region", "whole": "viral_sequence"}
 
 
@@ -606,14 +606,14 @@ def region_name(record_id: str, region: Region) -> str:
     return f"{record_id}|{region.kind}_{region.start + 1}_{region.end}"
 
 
-# A region as a file has it, of the record in a place. Here starts count from 0; ends are open
+# makes the text of a region of the record at an index; starts count from 0, ends are open
 _RegionRow: TypeAlias = Callable[[CalledRecords, int, Region], str]
 
 
 def _region_rows(row: _RegionRow, results: CalledRecords) -> bytes | None:
-    """The regions of all records that were searched; None if none was.
+    """The regions of all searched records; None if no record was searched.
 
-    All files of regions are made of the same ones, and name a region alike.
+    All files of regions have the same regions under the same names.
     """
     if not results.regions:
         return None
@@ -628,7 +628,7 @@ def _table_rows(results: CalledRecords) -> bytes | None:
     columns = viruses.places, viruses.starts, viruses.cross_origin, viruses.names
     for place, start, crosses, name in zip(*columns, strict=True):
         names[place, start] = name
-        if crosses:  # its other part begins there
+        if crosses:  # the other part begins at the origin
             names[place, 0] = name
     return _region_rows(partial(_table_row, names), results)
 
@@ -706,7 +706,7 @@ def _fasta_row(results: CalledRecords, place: int, region: Region) -> str:
 
 
 def _track_rows(results: CalledRecords) -> bytes | None:
-    """The evidence for regions, by piece, of each record that was searched."""
+    """The evidence for regions, by piece, of each searched record."""
     if not results.regions:
         return None
     searched = sorted(results.regions)
@@ -744,7 +744,7 @@ TRACKS = Sink(
 
 # the sequences of records that were called viral, and of regions
 LETTERS = (_VIRAL_FASTA.file, _REGION_FASTA.file)
-# what ``virnucpro regions`` writes beside the table of records
+# what ``virnucpro regions`` writes besides the table of records
 REGION_SINKS: tuple[Sink, ...] = (
     *(VIRUS_TABLE, _VIRUS_FASTA, SAMPLE_TABLE, _MULTIQC, REGION_TABLE),
     Sink("regions.bed", rows=partial(_region_rows, _bed_row), is_optional=True),
@@ -757,7 +757,7 @@ REGION_SINKS: tuple[Sink, ...] = (
     *(_REGION_FASTA, TRACKS),
 )
 _FAILURES = FAILED_SEQUENCES, FAILED_FILES
-# the table of the records comes first: it is opened first, and appears last
+# the table of records comes first: it is opened first, and appears last
 SINKS: dict[Command, tuple[Sink, ...]] = {
     "predict": (RECORD_TABLE, FRAME_TABLE, CHUNK_TABLE, _VIRAL_FASTA, *REGION_SINKS, *_FAILURES),
     "extract": (_EMBEDDED, SAMPLE_TABLE, *_FAILURES),
@@ -778,7 +778,7 @@ _Add = Callable[[Portion], None]
 def open_outputs(sinks: Sequence[Sink], place: Place) -> Iterator[_Add]:
     """Yield a function that adds a portion to the outputs of a run and, if asked, of its sample.
 
-    It is given every record once, in input order. Files appear when the block succeeds.
+    Pass it every record once, in input order. Files appear when the ``with`` block succeeds.
     """
     with ExitStack() as stack:
         adds = [stack.enter_context(_open_sinks(sinks, place))]
@@ -796,9 +796,9 @@ def open_outputs(sinks: Sequence[Sink], place: Place) -> Iterator[_Add]:
 def _open_sinks_of_samples(sinks: Iterable[Sink], place: Place, folder: Path) -> Iterator[_Add]:
     """Yield a function that adds a portion to the outputs of its sample, in a folder of its name.
 
-    Portions come in the order of their samples. Each sample of the inputs gets its outputs, with or
-    without records, and so does every other that has any. One sample is written at a time, and a
-    few are being synced to disk.
+    Portions come in the order of samples. Every sample of the inputs gets outputs, even without
+    records, and so does any other sample with records. One sample is written at a time, while a
+    few others are synced to disk.
     """
     sinks = [sink for sink in sinks if sink.per_file]
     # mates share a sample

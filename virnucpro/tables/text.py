@@ -1,6 +1,4 @@
-"""The text of rows: files of it that appear when they are whole, lines sorted on their way, tables
-read again.
-"""
+"""Write rows as text, to files that appear when whole, sort lines, and read tables again."""
 
 from __future__ import annotations
 
@@ -24,20 +22,20 @@ from virnucpro.ground.log import printable
 from virnucpro.ground.records import DECIMALS, Calls, Counts, FrameScores, Mask, Values
 from virnucpro.ground.tree import Tree
 
-_BYTES_AT_ONCE = 2**22  # of a table that is read
+_BYTES_AT_ONCE = 2**22  # of a table, read at once
 _Rows: TypeAlias = Counts | list[int] | slice
-_BYTES_IN_MEMORY = 2**24  # of lines that wait to be sorted
-_BLOCK = 2**18  # bytes of a run of sorted lines that are merged at once
+_BYTES_IN_MEMORY = 2**24  # of lines to be sorted
+_BLOCK = 2**18  # bytes of a run of sorted lines, merged at once
 
 
 @contextmanager
 def table(
     tree: Tree, path: Path, columns: Sequence[str] = (), *, is_packed: bool = False
 ) -> Iterator[Callable[[], BinaryIO]]:
-    """A file of text that is opened at its first use, and appears when it is whole.
+    """A text file that is opened at its first use, and appears when it is whole.
 
-    If it is not used, an old one is deleted. Packed by gzip it has neither a name nor a time, so
-    that equal tables have equal bytes.
+    If it is not used, an old file is deleted. Its gzip header has no name or time, so that equal
+    tables have equal bytes.
     """
     with ExitStack() as stack:
 
@@ -57,21 +55,21 @@ def table(
 
 
 class SortedLines:
-    """Sorted texts in, one out, each of whole lines in the order of their first columns.
+    """Merge sorted texts into one; each has whole lines, ordered by the first column.
 
-    Memory holds a part of them, and where texts do not overlap their lines are not looked at.
-    Within, a NUL stands for a tab: no text has one, and it sorts before all that a name may hold,
-    so that lines are sorted as their names are.
+    Memory holds a part of them, and texts that do not overlap are passed on whole. Internally a
+    NUL replaces each tab: no text has a NUL, and it sorts before any letter of a name, so that
+    lines sort as their names do.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder  # on a disk that is large enough
         self._tree = Tree(folder.parent)
-        self._texts: list[bytes] = []  # that wait, ...
-        self._n_bytes = 0  # ... with so many bytes
+        self._texts: list[bytes] = []  # in memory
+        self._n_bytes = 0  # size of these
         self._open = ExitStack()
         self._file: BinaryIO | None = None
-        self._runs: list[tuple[int, int]] = []  # of the file: the first byte, one after the last
+        self._runs: list[tuple[int, int]] = []  # in the file: first byte, one after the last
 
     def __enter__(self) -> SortedLines:
         return self
@@ -80,7 +78,7 @@ class SortedLines:
         self._open.close()
 
     def add(self, text: bytes | memoryview) -> None:
-        """Add lines that are sorted as ``sorted_lines`` sorts them."""
+        """Add lines in the order of ``sorted_lines``."""
         if text:
             self._texts.append(bytes(text).replace(b"\t", b"\0"))
             self._n_bytes += len(text)
@@ -111,7 +109,7 @@ class SortedLines:
             block = os.pread(self._file.fileno(), min(size, end - first), first)
             if n_bytes := block.rfind(b"\n") + 1:
                 yield block[:n_bytes]
-            size = _BLOCK if n_bytes else 2 * size  # of a longer line
+            size = _BLOCK if n_bytes else 2 * size  # the line is longer than the block
             first += n_bytes
 
 
@@ -122,15 +120,15 @@ def sorted_lines(text: bytes) -> bytes:
 
 def _in_order(text: bytes) -> bytes:
     lines = text.split(b"\n")[:-1]
-    lines.sort()  # runs that are sorted already take little
+    lines.sort()  # fast, since most runs are sorted already
     return b"\n".join((*lines, b""))
 
 
 def _merged(runs: Sequence[Iterator[bytes]]) -> Iterator[bytes]:
-    """The lines of sorted runs, which come in pieces of whole lines, in sorted pieces.
+    """Merge sorted runs, given in pieces of whole lines, into sorted pieces.
 
-    A piece has all lines up to the first end of one of the pieces that overlap: so what does not
-    overlap is passed on as it is.
+    Each output piece has all lines up to the first end of the overlapping pieces, so pieces
+    without overlap are passed on unchanged.
     """
     heads: list[tuple[bytes, int, bytes, int]] = []  # the next line, its run, its piece and place
 
@@ -161,7 +159,7 @@ def _last_line(text: bytes) -> bytes:
 
 
 def _end_of(text: bytes, place: int, last: bytes) -> int:
-    """Where the lines end that are not behind this one, of sorted lines from a place on."""
+    """End of the sorted lines, from an offset on, that do not come after ``last``."""
     end = len(text)
     while place < end:
         start = text.rfind(b"\n", place, (place + end) // 2) + 1 or place
@@ -175,10 +173,10 @@ def _end_of(text: bytes, place: int, last: bytes) -> int:
 
 # Rows
 
-EMPTY = np.iinfo(np.int64).min  # a whole number that leaves its place empty
-_LETTERS, _TEXTS, _WHOLE = -2, -1, 0  # kinds of columns; others have so many decimals
-_WIDTH = 60  # letters of a line
-_LARGEST = 1e9  # that has decimals
+EMPTY = np.iinfo(np.int64).min  # a whole number that is written as an empty field
+_LETTERS, _TEXTS, _WHOLE = -2, -1, 0  # kinds of columns; a positive kind counts decimals
+_WIDTH = 60  # letters per line
+_LARGEST = 1e9  # bound of numbers with decimals
 
 
 class _Column(NamedTuple):
@@ -187,7 +185,7 @@ class _Column(NamedTuple):
     n_rows: int
     kind: int
     content: NDArray[Any]
-    n_bytes: int  # of its text, at most
+    n_bytes: int  # most bytes of its text
 
 
 def texts(values: Sequence[str]) -> _Column:
@@ -197,13 +195,13 @@ def texts(values: Sequence[str]) -> _Column:
 
 
 def _letters(sequences: Sequence[str]) -> _Column:
-    """Sequences, of which each 60 letters stand behind a line end."""
+    """Sequences, with a line end before every 60 letters."""
     n_rows, _, content, n_bytes = texts(sequences)
     return _Column(n_rows, _LETTERS, content, n_bytes + n_bytes // _WIDTH + n_rows)
 
 
 def whole(values: Sequence[int] | Counts) -> _Column:
-    """Whole numbers; ``EMPTY`` leaves its place empty."""
+    """Whole numbers; ``EMPTY`` gives an empty field."""
     content = np.array(values, dtype=np.int64)
     return _Column(len(values), _WHOLE, content, 20 * len(values))
 
@@ -216,7 +214,7 @@ def decimals(values: Sequence[float | None] | Values, n_decimals: int) -> _Colum
 
 
 def rows_of(*columns: _Column, before: Sequence[str] = ()) -> bytes:
-    """A line for each row: its fields behind tabs, or behind what stands ``before`` each column."""
+    """A line per row: fields separated by tabs, or each after its column's text in ``before``."""
     return _rows_of(columns, before or ("", *("\t",) * (len(columns) - 1))).tobytes()
 
 
@@ -235,22 +233,22 @@ def _rows_of(columns: Sequence[_Column], before: Sequence[str]) -> NDArray[np.ui
 
 
 def encoded(text: str) -> bytes:
-    """The bytes of a text: headers may hold what is not UTF-8."""
+    """The bytes of a text: headers may have bytes that are not UTF-8."""
     return text.encode("utf-8", "surrogateescape")
 
 
 def decimal_texts(values: Sequence[float | None] | Values, n_decimals: int) -> list[str]:
-    """The texts of numbers, one by one; those of NaN and None are empty."""
+    """The text of each number; empty for NaN and None."""
     return rows_of(decimals(values, n_decimals)).decode("ascii").split("\n")[:-1]
 
 
 def fasta(headers: Sequence[str], sequences: Sequence[str]) -> bytes:
-    """Records of FASTA, 60 letters a line."""
+    """FASTA records with 60 letters per line."""
     return _fasta(headers, sequences).tobytes()
 
 
 def _fasta(headers: Sequence[str], sequences: Sequence[str]) -> NDArray[np.uint8]:
-    """The same, when what it is made of is released: a record may be very long."""
+    """``fasta``, which releases its intermediate arrays here: a record may be very long."""
     return _rows_of((texts(headers), _letters(sequences)), (">", ""))
 
 
@@ -279,7 +277,7 @@ def record_rows(calls: Calls) -> bytes:
 
 
 def frame_rows(frames: FrameScores) -> bytes:
-    """A row for each scored frame; a tie is "others", as the first of two equals."""
+    """A row per scored frame; a tie counts as "others"."""
     scores = np.array(frames.scores, dtype=np.float64)
     others = _of_others(scores)
     labels = ["virus" if is_virus else "others" for is_virus in (scores > others).tolist()]
@@ -293,10 +291,10 @@ def _of_others(scores: Values) -> Values:
 
 
 def chunk_rows(frames: FrameScores) -> bytes:
-    """A row for each chunk with a scored frame; frames of one chunk are neighbours.
+    """A row per chunk with a scored frame; frames of one chunk are neighbours.
 
-    A chunk is a virus if its surest frame is, by VirNucPro's rule: the best virus score is at least
-    the best score of "others".
+    A chunk is a virus by VirNucPro's rule: its best virus score is at least its best score of
+    "others".
     """
     if not frames.ids:
         return b""
@@ -310,12 +308,12 @@ def chunk_rows(frames: FrameScores) -> bytes:
     return rows_of(texts(chunks[firsts].tolist()), texts(verdicts))
 
 
-# Tables, read again by the names of their columns: so those of any version will do
+# Tables are read by the names of their columns, so tables of any version work
 
 
 @dataclass(frozen=True, eq=False)
 class TableBlock:
-    """Neighbouring rows of a table, as its bytes; a column that it lacks is empty."""
+    """Neighbouring rows of a table, as bytes; a missing column reads as empty."""
 
     data: bytes  # whole lines
     names: Sequence[str]  # of the columns
@@ -330,7 +328,7 @@ class TableBlock:
 
     @cached_property
     def _text(self) -> str | None:
-        """The text of the bytes, where each is a letter."""
+        """The bytes as ASCII text; None if they are not ASCII."""
         return self.data.decode("ascii") if self.data.isascii() else None
 
     def _bounds(self, name: str) -> tuple[Counts, Counts]:
@@ -357,7 +355,7 @@ class TableBlock:
         return [self.data[start:end].decode("utf-8", "surrogateescape") for start, end in pairs]
 
     def codes(self, name: str) -> tuple[list[str], Counts]:
-        """The different fields of a column, and the place there of the field of each row."""
+        """The distinct fields of a column, and for each row the index of its field."""
         starts, ends = self._bounds(name)
         is_new = np.empty(len(self), dtype=np.bool_)
         call("find_changes", self._letters, starts, ends, len(self), is_new.view(np.uint8))
@@ -381,7 +379,7 @@ class TableBlock:
         """The numbers of a column, of digits and a point; NaN for an empty field. (n_rows,)
 
         Raises:
-            ValueError: a field is no such number.
+            ValueError: a field is not such a number.
         """
         starts, ends = self._bounds(name)
         values, n_read = np.empty(len(self)), np.empty(1, dtype=np.int64)
@@ -394,7 +392,7 @@ class TableBlock:
         """The whole numbers of a column. (n_rows,)
 
         Raises:
-            ValueError: a field is none.
+            ValueError: a field is not a whole number.
         """
         values = self.numbers(name)
         if not np.array_equal(values, np.floor(values)):
@@ -404,18 +402,18 @@ class TableBlock:
 
 @dataclass(frozen=True, slots=True)
 class TableSpan:
-    """Neighbouring lines of a table of ours, by its bytes."""
+    """Neighbouring lines of a VirNucPro table, as a range of bytes."""
 
     path: Path
     names: tuple[str, ...]  # of the columns
-    is_of_windows: bool  # its lines end as those of Windows
+    is_of_windows: bool  # lines end with CR LF
     start: int
     end: int
 
     def read(self) -> TableBlock:
         """
         Raises:
-            InputError: lines have another number of values than there are names.
+            InputError: a line does not have one value per column.
             OSError: it cannot be read.
         """
         with self.path.open("rb") as lines:
@@ -433,7 +431,7 @@ class TableSpan:
 
 
 def spans_of(path: Path) -> Iterator[TableSpan]:
-    """The lines of a table of ours, some at a time; none if there is no such file.
+    """Split a VirNucPro table into spans of lines; none if there is no such file.
 
     Raises:
         OSError: it cannot be read.
