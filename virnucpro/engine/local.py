@@ -5,9 +5,9 @@
 
 Workers share nothing: a process killed inside ``Queue.get`` would keep the queue's lock, and the
 others would wait for ever. One thread of the parent waits on all pipes; one more per worker sends
-it shards, so a worker that does not read delays no other. Workers that are ready
-are dealt shards round-robin, then on demand. Each worker holds two (besides those being written), or more small ones, so that no device
-waits for the parent.
+it shards, so a worker that does not read delays no other. Workers that are ready get shards
+round-robin, then on demand. Each worker holds two (besides those being written), or more small
+ones, so that no device waits for the parent.
 
 Workers may start before there are shards; their events wait in the pipes. A worker that ends or
 falls silent is replaced, and its shard continues: see ``recovery``.

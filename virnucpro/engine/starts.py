@@ -86,8 +86,6 @@ class Start:
         amounts = (self.seconds, *(seconds for seconds, *_ in self.incidents))
         if not (all(0 <= one <= _MOST for one in amounts) and 0 < self.seconds_per_bin <= _MOST):
             raise ValueError("JSON holds infinities and NaN too")
-        if len(self.incidents) > _MOST_INCIDENTS:
-            raise ValueError("it tells of more incidents than are kept")
         self.began = self.clock()
 
     def take(self, event: Event) -> None:

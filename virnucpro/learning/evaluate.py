@@ -65,7 +65,6 @@ from virnucpro.learning.records import (
 )
 from virnucpro.learning.regions import evaluate_regions
 from virnucpro.run.folder import RunDir
-from virnucpro.run.lock import LOCK
 from virnucpro.sequences.fasta import read_fasta, write_record
 from virnucpro.sequences.kmers import Sketch
 from virnucpro.sequences.translate import GeneticCode
@@ -320,9 +319,11 @@ def _in_use(folder: Path) -> Iterator[None]:
     except BaseException:
         if is_new:
             with suppress(OSError):  # it is told what went wrong before
-                if [path.name for path in folder.iterdir()] == [LOCK]:
-                    (folder / LOCK).unlink()
-                folder.rmdir()
+                left = list(folder.iterdir())
+                if {path.name for path in left} <= RunDir.of_any_command:
+                    for path in left:
+                        path.unlink()
+                    folder.rmdir()
         raise
 
 
