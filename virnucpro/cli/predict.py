@@ -39,20 +39,20 @@ def predict(options: PredictOptions, console: ConsoleOptions) -> None:
     """Call viruses: FASTA or FASTQ in, viruses.tsv, viruses.fasta and predictions.tsv out.
 
     The scorer calls every record by its sequence, in seconds. With --model, or any device
-    option except --workers, ESM-2 also embeds every frame; the vectors go to features.h5. The
-    bundled ESM-2 changes no call. A head that you trained does, if its training proved a gain.
+    option except --workers, ESM-2 also embeds every frame and writes vectors to features.h5. The
+    embedded ESM-2 changes no call. Your own head does, where its training showed a gain.
 
     Example: virnucpro predict -i contigs.fa -o results/
 
     Calls and ESM-2 vectors: virnucpro predict -i contigs.fa -o results/ --gpus 0,1,2
 
-    Many files, each with tables of its own: virnucpro predict -i assemblies/ -i samples.tsv
+    Many files, each with its own tables: virnucpro predict -i assemblies/ -i samples.tsv
     -o results/ --per-file
 
-    With a model and head of your own: virnucpro predict -i contigs.fa -o results/
+    With your own model and head: virnucpro predict -i contigs.fa -o results/
     --model training/model --gpus 0,1,2
 
-    A large model on records that may be viral, with its vectors cached for other runs: virnucpro
+    A large model on records that may be viral, with vectors kept for later runs: virnucpro
     predict -i contigs.fa -o results/ --model esm2_t33_650M_UR50D --embed viral --cache vectors/
 
     Exit codes: 0 all records accounted for, 2 some failed (see failed_files.txt), 1 nothing

@@ -87,7 +87,5 @@ class BenchOptions:
         ),
     ] = None
     quick: Annotated[bool, option("Measure for less than a minute: 8M alone.")] = False
-    quiet: Annotated[
-        bool, option("Show results only, without progress.", None, "--quiet", "-q")
-    ] = False
+    quiet: Annotated[bool, option("Show only results, no progress.", None, "--quiet", "-q")] = False
     cuda_visible_devices: str | None = None  # the variable of the environment

@@ -205,14 +205,14 @@ class _NetworkOptions:
 
     name: Annotated[
         str,
-        option("Give the trained model, and its folder in DIR, this name.", MODEL, metavar="NAME"),
+        option("Name the trained model, and its folder in DIR.", MODEL, metavar="NAME"),
     ] = "model"
     encoding: Annotated[
-        Encoding, option("Describe a residue by this; composition: by the bases alone.", MODEL)
+        Encoding, option("Encode residues by this; composition: read only the bases.", MODEL)
     ] = "esm2"
     architecture: Annotated[
         Architecture,
-        option("Turn residues into one vector by this network; mlp: by their mean.", MODEL),
+        option("Combine residues into one vector by this network; mlp: by their mean.", MODEL),
     ] = "mlp"
     chunk_size: Annotated[
         tuple[int, ...],
@@ -227,8 +227,8 @@ class _NetworkOptions:
     lora: Annotated[
         int,
         count(
-            "Train matrices of this rank beside those of the encoder, which stay (LoRA); they are "
-            "merged at the end. 0: train the encoder itself.",
+            "Freeze the encoder and train added matrices of this rank (LoRA), which are merged at "
+            "the end. 0: train the encoder itself.",
             MODEL,
             min=0,
         ),
@@ -236,7 +236,7 @@ class _NetworkOptions:
     lora_alpha: Annotated[
         float | None,
         option(
-            "Scale what these matrices add by this number over their rank.",
+            "Scale the LoRA matrices by this number over their rank.",
             MODEL,
             metavar="ALPHA",
             show_default="twice --lora",
@@ -245,7 +245,7 @@ class _NetworkOptions:
     train_layers: Annotated[
         int | None,
         count(
-            "Train the last N layers of the encoder and leave the others as they are.",
+            "Train only the last N layers of the encoder.",
             MODEL,
             min=1,
             show_default="all",
@@ -266,17 +266,15 @@ class _LoopOptions:
     The weights of an epoch depend on all of them but ``LOOP_MAY_DIFFER``.
     """
 
-    epochs: Annotated[int, count("Pass over the training data this often.", _LOOP)] = 10
+    epochs: Annotated[int, count("Train for this number of epochs.", _LOOP)] = 10
     batch_size: Annotated[
         int, count("Train on this number of frames per batch on each device.", _LOOP)
     ] = 128
-    lr: Annotated[float, option("Reach this learning rate at the peak.", _LOOP, metavar="RATE")] = (
-        5e-4
-    )
+    lr: Annotated[float, option("Set the peak learning rate.", _LOOP, metavar="RATE")] = 5e-4
     encoder_lr: Annotated[
         float | None,
         option(
-            "Reach this learning rate at the peak for the encoder, and --lr for what is new.",
+            "Set the peak learning rate of the encoder; --lr is for new weights.",
             _LOOP,
             metavar="RATE",
             show_default="--lr",
@@ -285,21 +283,21 @@ class _LoopOptions:
     scale_lr: Annotated[
         Literal["none", "linear", "sqrt"],
         option(
-            "Scale --lr by effective batch / --batch-size (linear), or by the root of it (sqrt).",
+            "Scale --lr by effective batch / --batch-size (linear), or by its square root (sqrt).",
             _LOOP,
         ),
     ] = "none"
     warmup_epochs: Annotated[
         float,
         option(
-            "Warm up linearly for these epochs, then decay by a cosine.", _LOOP, metavar="EPOCHS"
+            "Warm up linearly for these epochs, then decay as a cosine.", _LOOP, metavar="EPOCHS"
         ),
     ] = 0.1
     grad_accum_steps: Annotated[
-        int, count("Add up this number of batches of each device per optimizer step.", _LOOP)
+        int, count("Sum gradients of this number of batches per device and optimizer step.", _LOOP)
     ] = 1
     weight_decay: Annotated[
-        float, option("Train with this weight decay of AdamW.", _LOOP, metavar="RATE")
+        float, option("Set the weight decay of AdamW.", _LOOP, metavar="RATE")
     ] = 0.01
     class_weights: Annotated[
         Literal["auto", "recipe", "none"],
@@ -316,8 +314,8 @@ class _LoopOptions:
     best_by: Annotated[
         Literal["auroc", "f1", "loss"],
         option(
-            "Keep the epoch that is best by this figure of the validation frames; --pretrain has "
-            "the loss alone.",
+            "Keep the epoch that is best by this figure of the validation frames; with --pretrain "
+            "by the loss.",
             _LOOP,
         ),
     ] = "auroc"
@@ -327,25 +325,23 @@ class _LoopOptions:
     ] = 0
     keep_checkpoints: Annotated[
         int,
-        count(
-            "Keep checkpoints of this number of last epochs, beside that of the best epoch.", _LOOP
-        ),
+        count("Keep the checkpoints of the last N epochs, and that of the best epoch.", _LOOP),
     ] = 1
     seed: Annotated[
         int,
-        count("Draw the split, the first weights, the order and dropout with this seed.", _LOOP),
+        count("Draw the split, initial weights, order and dropout with this seed.", _LOOP),
     ] = 0
     fsdp: Annotated[
         bool,
         option(
-            "Cut weights, gradients and moments over the devices, for an encoder that is too large "
-            "for one of them (FSDP); implies --gradient-checkpointing.",
+            "Shard weights, gradients and moments over the devices (FSDP), for an encoder that is "
+            "too large for one; implies --gradient-checkpointing.",
             DEVICES,
         ),
     ] = False
     num_workers: Annotated[
         int,
-        count("Start this number of processes beside each device that make its batches.", DEVICES),
+        count("Prepare batches in this number of processes per device.", DEVICES),
     ] = 0
 
     def __post_init__(self) -> None:
@@ -402,15 +398,15 @@ class TrainOptions(DeviceOptions, _LoopOptions, _NetworkOptions, _StartOptions):
     check: Annotated[
         bool,
         option(
-            "Print frames, groups, what is missing, and the time, memory and disk that the "
-            "training needs, and start nothing.",
+            "Print frames, groups, missing data, and the time, memory and disk that the training "
+            "needs; start nothing.",
             _LOOP,
         ),
     ] = False
     seeds: Annotated[
         int,
         count(
-            "Train this often, with --seed and the seeds after it, for the spread of the gain "
+            "Train N times, with --seed and the seeds after it, to show the spread of the gain "
             "(gain.tsv); the head is that of --seed.",
             _LOOP,
         ),
@@ -418,18 +414,16 @@ class TrainOptions(DeviceOptions, _LoopOptions, _NetworkOptions, _StartOptions):
     gradient_checkpointing: Annotated[
         bool,
         option(
-            "Keep what enters each layer alone, and compute the rest again for the gradient: less "
-            "memory, for one more forward pass.",
+            "Keep only the inputs of layers and compute the rest again for the gradient: less "
+            "memory, one more forward pass.",
             DEVICES,
         ),
     ] = False
     multi_gpu: Annotated[
         bool,
-        option("Train on all GPUs, or on the first alone.", DEVICES, "--multi-gpu/--no-multi-gpu"),
+        option("Train on all GPUs, or only on the first.", DEVICES, "--multi-gpu/--no-multi-gpu"),
     ] = True
-    profile: Annotated[bool, option("Show a table of the time per stage at the end.", DEVICES)] = (
-        False
-    )
+    profile: Annotated[bool, option("Print the time per stage at the end.", DEVICES)] = False
     argv: tuple[str, ...] = ()  # the command, for run.json and the log
 
     def __post_init__(self) -> None:

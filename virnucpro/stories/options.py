@@ -174,7 +174,7 @@ class RunOptions(CacheOptions, EngineOptions, ModelOptions, FolderOptions, Seque
     report: Annotated[
         bool,
         option(
-            "Write DIR/report.html: the run on one page that needs no network.",
+            "Write DIR/report.html, the run on one page for reading offline.",
             FILES,
             "--report/--no-report",
         ),
@@ -223,7 +223,7 @@ class PredictOptions(CutOptions, RunOptions):
     model: Annotated[
         str | None,
         model_option(
-            "none: nothing is embedded; esm2_virnucpro with any device option but --workers"
+            "none: nothing is embedded; esm2_virnucpro with any device option except --workers"
         ),
     ] = None
     head: Head = None
