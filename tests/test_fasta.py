@@ -291,7 +291,7 @@ def test_reads_are_records_whatever_their_qualities_look_like(write, pack) -> No
         ("@a|AC|+|II|b|AC|+|II", 5, "expected '@', found 'b'", "seqkit seq -w 0"),
         ("@a|AC|+|II||@b|AC|+|II", 5, "expected '@', found ''", "four lines"),
         ("@a|AC|GT|+|II|II", 3, "expected '+', found 'GT', in the read a", "seqkit seq -w 0"),
-        ("@a|AC|+b|II", 3, "the line '+b' names another read than a", "write it again"),
+        ("@a|AC|+b|II", 3, "the line '+b' names another read than a", "copy or download it again"),
         ("@a|AC|+|II|@ |AC|+|II", 5, "a header without an id", "'@'"),
         ("@a|AC|+|II|@b\0|AC|+|II", 5, "", "not text"),
     ],

@@ -242,35 +242,35 @@ def test_tensors_without_any_facts_are_refused(stored: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"classes": "virus,others"}, "the classes 'virus,others'"),
-        ({"classes": "others,phage,virus"}, "the classes 'others,phage,virus'"),
-        ({"threshold": 1.5}, "a threshold of 1.5"),
-        ({"threshold": -0.1}, "a threshold of -0.1"),
-        ({"threshold": True}, "a threshold of True"),
-        ({"threshold": "high"}, "a threshold of 'high'"),
-        ({"exponent": 1.5}, "an exponent of 1.5"),
-        ({"exponent": -0.5}, "an exponent of -0.5"),
-        ({"exponent": True}, "an exponent of True"),
-        ({"frame_rule": "median"}, "the 'median' of a chunk's frames"),
-        ({"protein": 0}, "a temperature of 0.0"),
-        ({"nucleotide": -1}, "a temperature of -1.0"),
+        ({"classes": "virus,others"}, "the classes are 'virus,others'"),
+        ({"classes": "others,phage,virus"}, "the classes are 'others,phage,virus'"),
+        ({"threshold": 1.5}, "the threshold is 1.5"),
+        ({"threshold": -0.1}, "the threshold is -0.1"),
+        ({"threshold": True}, "the threshold is True"),
+        ({"threshold": "high"}, "the threshold is 'high'"),
+        ({"exponent": 1.5}, "the exponent is 1.5"),
+        ({"exponent": -0.5}, "the exponent is -0.5"),
+        ({"exponent": True}, "the exponent is True"),
+        ({"frame_rule": "median"}, "the frame rule is 'median'"),
+        ({"protein": 0}, "the temperature is 0.0"),
+        ({"nucleotide": -1}, "the temperature is -1.0"),
         ({"nucleotide": "warm"}, "could not convert string to float: 'warm'"),
-        ({"pooling": "none"}, "a head on 'none' pooling"),
-        ({"pooling": "max"}, "a head on 'max' pooling"),
-        ({"dim": 7}, "a layer of 6 inputs for 7 values"),
+        ({"pooling": "none"}, "'none' pooling is not possible"),
+        ({"pooling": "max"}, "'max' pooling is not possible"),
+        ({"dim": 7}, "a layer has 6 inputs for 7 values"),
         ({"dim": "6"}, "'6' is not a count"),
-        ({"encoders": []}, "a head for no encoder"),
-        ({"training": None}, "how a head was trained is a sentence"),
-        ({"name": 1}, "an encoder is named by text"),
+        ({"encoders": []}, "a head without an encoder"),
+        ({"training": None}, "the description of the training must be text"),
+        ({"name": 1}, "family, name and id of an encoder must be text"),
         ({"layer": "last"}, "'last' is not a count"),
         ({"chunk_size": ""}, "'' is not a count"),
         ({"chunk_size": 300.5}, "300.5 is not a count"),
         *(
-            ({name: number}, f"{words} of {number}")
+            ({name: number}, f"{words} is {number}")
             for name, words in (
-                ("threshold", "a threshold"),
-                ("exponent", "an exponent"),
-                ("protein", "a temperature"),
+                ("threshold", "the threshold"),
+                ("exponent", "the exponent"),
+                ("protein", "the temperature"),
             )
             for number in (np.inf, -np.inf, np.nan)
         ),
@@ -287,7 +287,7 @@ def test_weights_that_are_not_finite_are_refused(stored: Path, name: str, number
     tensors = load_file(stored)
     tensors[name].flat[-1] = number
     save_file(tensors, stored, metadata())
-    refusal_of(stored, "a weight that is not finite")
+    refusal_of(stored, "a weight is not finite")
 
 
 def test_weights_that_are_finite_and_whose_scores_are_not_are_refused() -> None:
@@ -307,7 +307,7 @@ def test_a_head_has_a_network_for_its_vectors_in_float32() -> None:
     with pytest.raises(ValueError, match="a head without a network"):
         Head(FACTS, None, head.nucleotide)
     doubles = tuple((weight.astype(float), bias) for weight, bias in head.protein.layers)
-    with pytest.raises(ValueError, match="weights that are not float32"):
+    with pytest.raises(ValueError, match="weights are not float32"):
         Network(doubles)
 
 
@@ -315,7 +315,7 @@ def test_a_head_has_a_network_for_its_vectors_in_float32() -> None:
     ("shapes", "why"),
     [
         ([], "a head without a network"),
-        ([(2, 5)], "a layer of 5 inputs for 6 values"),
+        ([(2, 5)], "a layer has 5 inputs for 6 values"),
         ([(3, 6)], "3 outputs for the classes"),
         ([(4, 6), (2, 3)], "a layer of shape (2, 3) for 4 inputs"),
         ([(2, 6, 1)], "a layer of shape (2, 6, 1)"),
@@ -351,7 +351,7 @@ def test_a_network_for_other_inputs_is_refused(stored: Path) -> None:
     tensors = load_file(stored)
     tensors["nucleotide.layers.0.weight"] = tensors["protein.layers.0.weight"]
     save_file(tensors, stored, metadata=metadata())
-    refusal_of(stored, "a layer of 6 inputs for 6 + 336 values")
+    refusal_of(stored, "a layer has 6 inputs for 6 + 336 values")
 
 
 @pytest.mark.parametrize(
@@ -360,10 +360,10 @@ def test_a_network_for_other_inputs_is_refused(stored: Path) -> None:
 @pytest.mark.parametrize(
     ("digests", "why"),
     [
-        (np.array([1, 2], dtype=np.int64), "digests that are not a row of uint64"),
-        (np.array([[1, 2]], dtype=np.uint64), "digests that are not a row of uint64"),
-        (np.array([2, 1], dtype=np.uint64), "digests that are not sorted, or one of them twice"),
-        (np.array([1, 1], dtype=np.uint64), "digests that are not sorted, or one of them twice"),
+        (np.array([1, 2], dtype=np.int64), "digests are not a row of uint64"),
+        (np.array([[1, 2]], dtype=np.uint64), "digests are not a row of uint64"),
+        (np.array([2, 1], dtype=np.uint64), "digests are not sorted, or one occurs twice"),
+        (np.array([1, 1], dtype=np.uint64), "digests are not sorted, or one occurs twice"),
     ],
 )
 def test_digests_that_cannot_be_looked_up_are_refused(stored: Path, name, digests, why) -> None:

@@ -142,9 +142,9 @@ def test_a_head_with_code_in_it_is_refused_and_does_nothing(classifier, tmp_path
     ("fault", "why"),
     [
         ("no batch norm", "it has no bn1"),
-        ("no weight", "is no tensor"),
-        ("not finite", "a weight that is not finite"),
-        ("other inputs", f"a layer of {DIM + 1} inputs for {DIM} values"),
+        ("no weight", "is not a tensor"),
+        ("not finite", "a weight is not finite"),
+        ("other inputs", f"a layer has {DIM + 1} inputs for {DIM} values"),
         ("a dictionary", "it has no hidden_layer"),
         ("negative variance", "a batch norm without a variance"),
     ],

@@ -231,7 +231,7 @@ def test_a_prophage_too_short_for_a_piece_teaches_its_length_alone():
 
 def test_equal_chromosomes_teach_no_region_model():
     with pytest.raises(
-        InputError, match=r"levels of hosts of the same GC spread by 0\.0"
+        InputError, match=r"levels of hosts with the same GC spread by 0\.0"
     ) as caught:
         learn_region_model([chromosome(0)] * 3, [], "")
     assert "several species" in caught.value.hint

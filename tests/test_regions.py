@@ -190,7 +190,7 @@ def test_the_level_of_a_host_follows_its_gc_and_hosts_near_it():
     assert levels.at(0.5) == pytest.approx(-4.1, abs=0.05)
     assert levels.at(0.95) == levels.at(0.8)
     assert levels.spread == pytest.approx(0.2, abs=0.02)
-    with pytest.raises(ValueError, match="3 levels of hosts where 25 belong"):
+    with pytest.raises(ValueError, match="3 levels of hosts, not 25"):
         Levels((-3.0,) * 3, 1.0)
 
 

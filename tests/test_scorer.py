@@ -158,7 +158,7 @@ def test_a_table_of_words_has_an_entry_for_each_word_of_its_buckets(
 
 @pytest.mark.parametrize("owner", [0, 7])
 def test_every_word_of_a_table_has_an_owner(owner: int) -> None:
-    with pytest.raises(ValueError, match="owners that are not known"):
+    with pytest.raises(ValueError, match="words have unknown owners"):
         word_table(np.array([1]), np.array([owner], np.uint8))
 
 

@@ -373,7 +373,7 @@ def test_a_margin_leaves_room_for_groups_that_are_called_more_often() -> None:
 
 def test_cuts_that_call_more_than_they_say_are_refused() -> None:
     for cuts in ((1.0, 0.5), (0.0, 3.0)):
-        with pytest.raises(ValueError, match="cuts that fall"):
+        with pytest.raises(ValueError, match="cuts fall"):
             ErrorRates(500, (1.0, 2.0), (0.1, 0.01), (0.8, 0.4), cuts)
 
 

@@ -1,13 +1,13 @@
 """Who calls the records of a run: the scorer, a head, both, or nobody.
 
-A run has one caller, which is chosen here. Whoever needs a call, or anything else that depends on
-who calls, asks it, and never what it is made of. The scorer calls with vectors or without, and its
-calls are the same.
+A run has one caller, which is chosen here. All code that needs a call, or depends on who calls,
+asks the caller and does not look inside it. The scorer makes the same calls with vectors and
+without.
 
-A run may embed some of its records only: the scorer reads every record, and its score decides. What
-is asked for follows from the score of a record and its length alone: it is the same in every run,
-and no cut changes it. The bounds are shares of the scorer's error rates, which folds over groups
-gave, so at each length the same share of cellular records is embedded.
+A run may embed only some of its records: the scorer reads every record, and the score decides. The
+decision depends only on the score and the length of the record, so it is the same in every run and
+under every cut. The bounds are false positive rates of the scorer, measured by cross-validation
+over groups, so the same share of cellular records is embedded at each length.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ from virnucpro.scorer.nets import ErrorRates, Scorer, thresholds
 from virnucpro.sequences.kmers import Sketch
 from virnucpro.sequences.translate import GeneticCode, screen_all
 
-# share of the cellular records of a length whose score is as high as the lowest that is embedded
+# false positive rates, at each length: of the lowest score that is embedded, ...
 NEARLY_VIRAL = 0.2
-SURELY_VIRAL = FALSE_POSITIVES["conservative"]  # the same, of those that every preset calls virus
+SURELY_VIRAL = FALSE_POSITIVES["conservative"]  # ... and of scores that every preset calls virus
 _USUAL_CHUNK = 500  # bases
 _NOTE = "not embedded"
 
-# digests of records and of their groups; of all sequences
+# digests of the training records and of their groups, and a sketch of all sequences
 Trained: TypeAlias = tuple[NDArray[np.uint64], NDArray[np.uint64], Sketch]
 
 
-# the rule by which a record is called viral, in words and in numbers: lengths, each with the lowest
-# score of a virus there
+# the rule by which a record is called viral, in words and in numbers: the lowest viral score at
+# each length
 Cut: TypeAlias = tuple[str, tuple[tuple[int, float], ...]]
 
 
@@ -66,14 +66,15 @@ Cut: TypeAlias = tuple[str, tuple[tuple[int, float], ...]]
 class Caller:
     """Calls records: by their sequence, by vectors of their frames, or by both.
 
-    A ``Caller`` itself calls nothing: records are only embedded. It may cross to another process.
+    The class itself calls nothing: it is the caller of ``extract``, which only embeds. It can be
+    sent to another process.
     """
 
     stages: ClassVar[tuple[str, ...]] = STAGES  # of its run
-    keeps_scores: ClassVar[bool] = False  # of records, from which another cut is made
+    keeps_scores: ClassVar[bool] = False  # True: a later cut needs only the kept scores
 
-    frame_head: Head | None = None  # scores frames by their vectors; None: nobody reads these
-    scorer: Scorer | None = None  # scores sequences; None: it is not needed, and not loaded
+    frame_head: Head | None = None  # scores frames by their vectors; None: frames get no score
+    scorer: Scorer | None = None  # scores sequences; None: not needed, not loaded
 
     @property
     def announcements(self) -> tuple[str, ...]:
@@ -86,14 +87,14 @@ class Caller:
 
     @property
     def hashes(self) -> Mapping[str, str]:
-        """What of it belongs to the recipe of a run. A head that is joined names its scorer."""
+        """The hashes that go into the recipe of a run. A joined head implies its scorer."""
         if self.frame_head is not None:
             return {"head_sha256": self.frame_head.sha256}
         return {} if self.scorer is None else {"scorer_sha256": self.scorer.sha256}
 
     @property
     def facts(self) -> Mapping[str, Mapping[str, object]]:
-        """Facts of the scorer and of the head for a report, if they call."""
+        """Facts about the scorer and the head for a report, if they call."""
         facts: dict[str, Mapping[str, object]] = {}
         if (head := self.frame_head) is not None:
             facts["head"] = {"sha256": head.sha256, **asdict(head.facts)}
@@ -117,14 +118,14 @@ class Caller:
 
     @property
     def head_facts(self) -> HeadFacts | None:
-        """How the head calls by itself; None: frames make no call."""
+        """The rules by which the head alone calls; None: it does not call alone."""
         return None
 
     def chunk_size(self, asked: int | None) -> int:
-        """The bases of a chunk: as many as are asked for, or else as are usual.
+        """The bases of a chunk: the size that the user asks for, or the default.
 
         Raises:
-            UsageError: its head was made for chunks of another size.
+            UsageError: the head was made for chunks of another size.
         """
         if self.frame_head is None:
             return _USUAL_CHUNK if asked is None else asked
@@ -139,37 +140,37 @@ class Caller:
     def warnings(
         self, chunk_size: int, n_records: int, n_short: int, n_shards: int
     ) -> Iterator[str]:
-        """Lines that warn of records it can make little of; ``n_short`` are below half a chunk."""
+        """Warnings about records that get weak calls or none; ``n_short``: below half a chunk."""
         if not n_shards:
             yield "no record has a frame to embed: see the table for each one's status"
         if self.frame_head and n_short > n_records / 2:
             yield (
-                f"shorter than half a chunk of {chunk_size} bases: {n_short} of "
-                f"{counted(n_records, 'record')}; expect weaker calls"
+                f"{n_short} of {counted(n_records, 'record')} shorter than half a chunk of "
+                f"{chunk_size} bases; expect weaker calls"
             )
 
     def shortest(self, input_type: InputType) -> int:
-        """The length of the shortest record that it calls."""
+        """The length of the shortest record that is called, in bases or residues."""
         return 0
 
     def of_type(self, input_type: InputType) -> Caller:
-        """Who calls records of this type.
+        """The caller for records of this type.
 
         Raises:
-            UsageError: an option of the cut is not for them.
+            UsageError: an option of the cut is not possible for them.
         """
         return self
 
     def call(
         self, records: Records, frames: Sequence[list[Prediction]], recipe: Recipe
     ) -> CalledRecords:
-        """Call each record. It comes with its embedded frames, scored or not."""
+        """Call each record, given with its embedded frames, scored or not."""
         return _call_by_frames(recipe, self.head_facts, records, frames)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ByScorer(Caller):
-    """The scorer calls, by the sequence alone; frames that are embedded change no call."""
+    """The scorer calls by the sequence alone; embedded frames change no call."""
 
     scorer: Scorer
     options: CutOptions
@@ -209,7 +210,7 @@ class _ByScorer(Caller):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScorerAlone(_ByScorer):
-    """The scorer calls, and nothing is embedded: its scores are kept for other cuts."""
+    """The scorer calls and nothing is embedded. The scores are kept for later cuts."""
 
     stages: ClassVar = (STAGES[0], SCORING)
     keeps_scores: ClassVar = True
@@ -235,10 +236,10 @@ class ScorerAlone(_ByScorer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ByHead(Caller):
-    """A head calls, by the vectors of frames and, if it reads them, their bases.
+    """A head calls by the vectors of frames and, if it reads them, their bases.
 
     Raises:
-        UsageError: the cut is by error rates, which a head alone does not have.
+        UsageError: the cut needs error rates, which a head alone does not have.
     """
 
     frame_head: Head
@@ -276,7 +277,7 @@ class _Joined(Caller):
     """A head and the scorer call nucleotides together; proteins are called by the head alone.
 
     Raises:
-        UnavailableError: the head was joined with another scorer than that of this version.
+        UnavailableError: the head was joined with a scorer of another version.
     """
 
     frame_head: Head
@@ -286,8 +287,8 @@ class _Joined(Caller):
     def __post_init__(self) -> None:
         if self.scorer.sha256 != self._join.scorer_sha256:
             raise UnavailableError(
-                f"the head is joined with another scorer ({self._join.scorer_sha256[:12]}) than "
-                f"that of VirNucPro {__version__} ({self.scorer.sha256[:12]})",
+                f"the head was joined with another scorer ({self._join.scorer_sha256[:12]}), not "
+                f"with the one of VirNucPro {__version__} ({self.scorer.sha256[:12]})",
                 hint="train the head again with `virnucpro train`, use the version that made it, "
                 "or let it call alone: --calls head",
             )
@@ -305,7 +306,7 @@ class _Joined(Caller):
             f"called by the scorer and the head; weight of the head by length in bases: {weights}"
         ]
         if not any(knot.head for knot in knots):
-            lines.append("the head adds nothing at any length: the scores are those of the scorer")
+            lines.append("the head has no weight at any length: the scorer alone makes the scores")
         return tuple(lines)
 
     @property
@@ -330,7 +331,7 @@ class _Joined(Caller):
 class _Cascade(Caller):
     """The scorer calls the records without embedded frames, and ``then`` calls all others.
 
-    What the scorer cannot read is left to ``then`` as well.
+    ``then`` also calls what the scorer cannot read.
     """
 
     first: _ByScorer
@@ -378,16 +379,17 @@ class _Cascade(Caller):
 def caller_of(
     options: CutOptions, calls: CallsBy, head: Head | None, rules: Sequence[Embed] = ("all",)
 ) -> Caller:
-    """The caller of a prediction: the head if there is one, joined where it may be, or the scorer.
+    """Choose the caller of a prediction.
 
-    ``rules`` are those by which records are embedded: none, and nothing is; the scorer calls what
-    the last one leaves out.
+    That is the head, if there is one, joined with the scorer if it was joined in training and
+    ``calls`` allows it; else the scorer. ``rules`` select the records to embed. Without rules
+    nothing is embedded; what the last rule leaves out is called by the scorer.
 
     Raises:
         UnavailableError: the head was joined with another scorer.
-        UsageError: the cut is not for a head.
+        UsageError: the cut is not possible with a head.
     """
-    own_kinship()  # a damaged table of families is found before anything is computed
+    own_kinship()  # finds a damaged table of families before anything is computed
     if not rules:
         return ScorerAlone(scorer=Scorer.own(), options=options)
     if head is not None and (head.facts.join is None or calls == "head"):
@@ -404,9 +406,9 @@ def caller_of(
 def asking(
     records: Records, recipe: Recipe, rules: Sequence[Embed]
 ) -> Iterator[tuple[FastaRecord, int | None]]:
-    """The records that can be embedded, each with the place of the first rule that asks for it.
+    """The records that can be embedded, each with the index of the first rule that selects it.
 
-    None if none does. Every rule asks for what the scorer cannot read.
+    None: no rule does. Every rule selects the records that the scorer cannot read.
     """
     if not recipe.encoders:
         return
@@ -417,7 +419,7 @@ def asking(
 
 
 def _first_asking(records: Records, recipe: Recipe, rules: Sequence[Embed]) -> list[int | None]:
-    """The place of the first rule that asks for each record, in order; None if none does."""
+    """The index of the first rule that selects each record; None: no rule does."""
     if rules[0] == "all":
         return [0] * len(records.ids)
     scorer = Scorer.own()
@@ -479,10 +481,10 @@ def call_record(
     predictions: Sequence[Prediction],
     facts: HeadFacts | None,
 ) -> Call:
-    """Call one record that could be screened; without facts it was only to be embedded.
+    """Call one record that passed the screen; without ``facts`` it was only embedded.
 
-    The frames that failed are left out of its score, and are named in its note; without any other
-    the record itself has failed.
+    Failed frames do not count for the score, and the note counts them. If all frames failed, so
+    has the record.
     """
     chunks = chunk_scores(predictions)
     n_failed = sum(bool(prediction.failure) for prediction in predictions)
@@ -508,9 +510,9 @@ def call_record(
 
 
 def _runs(bare: Sequence[bool], others: Sequence[bool]) -> Iterator[tuple[bool, int, int]]:
-    """Neighbours that one caller calls: whether the second does, and their places among its own.
+    """Runs of neighbours with the same caller: (is it the second, first row, end) in its results.
 
-    The first has called all bare records, and the second calls all ``others``.
+    The first caller has called all ``bare`` records, the second all ``others``.
     """
     n_first = n_then = 0
     for is_other, run in groupby(zip(others, bare, strict=True), key=itemgetter(0)):

@@ -10,7 +10,7 @@ import numpy as np
 
 from virnucpro.ground.records import DECIMALS, FRAMES_FAILED, Prediction, Values, sigmoid
 
-_NEAR = 1e-6  # in units of the last decimal: a thousand times what doubles near 1 are apart
+_NEAR = 1e-6  # in units of the last decimal: a thousand times the spacing of doubles near 1
 _SURE = 10.0**-DECIMALS  # scores are clipped to [_SURE, 1 - _SURE] before log-odds are taken
 
 
@@ -36,11 +36,11 @@ def probability(log_odds: float) -> float:
 
 
 def probabilities(log_odds: Values) -> Values:
-    """The same for many, to the last bit; NaN for NaN. (n,) -> (n,)"""
+    """``probability`` of each, to the last bit; NaN for NaN. (n,) -> (n,)"""
     scaled = sigmoid(log_odds) * 10**DECIMALS
     whole = np.rint(scaled)
-    scores = whole / 10**DECIMALS  # the number that is next to those decimals
-    # numpy's tanh may differ in the last bit, which counts near the middle between two scores
+    scores = whole / 10**DECIMALS  # the double that is nearest to these decimals
+    # numpy's tanh may differ in the last bit, which matters halfway between two scores
     for place in np.flatnonzero(np.abs(np.abs(scaled - whole) - 0.5) < _NEAR).tolist():
         scores[place] = probability(float(log_odds[place]))
     return np.asarray(scores)
@@ -52,11 +52,11 @@ def log_odds(score: float) -> float:
     return log(score / (1 - score))
 
 
-SUREST = log_odds(1 - _SURE)  # as far as the scores of a run tell
+SUREST = log_odds(1 - _SURE)  # the largest log-odds that a score with 6 decimals can express
 
 
 def failure_note(frames: Sequence[Prediction]) -> str:
-    """The note on frames without a vector, if there are any; it gives the first reason."""
+    """The note that counts frames without a vector and gives the first reason; "" for none."""
     failures = [frame.failure for frame in frames if frame.failure]
     if not failures:
         return ""

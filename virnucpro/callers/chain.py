@@ -1,14 +1,15 @@
-"""The chain of two states, host and virus, that finds virus-like regions, and its parameters.
+"""A hidden Markov model with two states, host and virus, finds virus-like regions.
 
-Items stand along a record, each with its evidence: the log-ratio of virus over host. Rates count
-bases, so items may be missing, or stand at any distance. ``viterbi`` gives the most probable path,
-``posteriors`` the probability of each item to be viral (Durbin et al. 1998, Biological sequence
+Items lie along a record, each with its evidence: the log-ratio of virus over host. Rates are per
+base, so items may be missing or lie at any distance. ``viterbi`` gives the most probable path,
+``posteriors`` the probability that each item is viral (Durbin et al. 1998, Biological sequence
 analysis, chapter 3).
 
-How far an item stands out depends on the level of its host, which is not known. Each departure
-from what is usual at its GC has a prior, and a likelihood over all paths (``log_likelihoods``);
-the most probable one is taken. So a short record that stands out as a whole is rather a host of
-an unusual level, and one whose parts differ shows its host's level itself.
+How far an item stands out depends on the level of its host, which is unknown. Each departure from
+the usual level at the GC of the record has a prior, and a likelihood over all paths
+(``log_likelihoods``); the most probable departure is used. So a short record that stands out as a
+whole is taken for a host with an unusual level. A record with parts that differ shows the level of
+its host.
 """
 
 from __future__ import annotations
@@ -38,22 +39,22 @@ Transition = tuple[tuple[float, float], tuple[float, float]]  # log-probabilitie
 
 @dataclass(frozen=True, slots=True)
 class RegionModel:
-    """The evidence for regions, learned from chromosomes with known prophages."""
+    """Parameters of the search for regions, learned from chromosomes with known prophages."""
 
     size: int  # bases of a piece
     step: int  # bases from one piece to the next
-    host: Hosts  # medians and slopes that are usual in hosts
+    host: Hosts  # usual medians and slopes of hosts
     levels: Levels  # of the signal in hosts
-    gc_weight: float  # share of the slope over GC that is taken out of log-odds
-    shape_weight: float  # log-odds for a standard deviation of the shape of genes
-    shape_bases: int  # around a piece that its shape is the mean over
+    gc_weight: float  # share of the slope over GC that is subtracted from log-odds
+    shape_weight: float  # log-odds per standard deviation of the shape of genes
+    shape_bases: int  # window around a piece over which its shape is averaged
     edges: tuple[float, ...]  # between bins of the contrast to the host's level
-    log_ratios: tuple[float, ...]  # of each bin, virus over host, as a piece counts among others
+    log_ratios: tuple[float, ...]  # virus over host, per bin, scaled for dependent pieces
     genes: Levels  # of proteins in hosts
-    gene_log_ratios: tuple[float, ...]  # as log_ratios, of pieces by their genes, too
-    weight: float  # of a piece among others
-    deviation: float  # of contrasts, between pieces of a host
-    distance: float  # of a virus from its host, mean contrast
+    gene_log_ratios: tuple[float, ...]  # as log_ratios, for pieces with scored genes
+    weight: float  # of one piece, as neighbouring pieces are dependent
+    deviation: float  # standard deviation of contrasts between pieces of a host
+    distance: float  # mean contrast between a virus and its host
     first_share: float  # probability that a record begins in a virus
     host_bases: float  # between two regions, on average
     virus_bases: float  # of a region, on average
@@ -100,18 +101,18 @@ class RegionModel:
         return contrasts if is_virus else contrasts - self.departure(items.start, contrasts)
 
     def departure(self, starts: Counts, contrasts: Values) -> float:
-        """The most probable departure of a host's level from what is usual at its GC."""
+        """The most probable departure of the host's level from the usual one at its GC."""
         is_known = ~np.isnan(contrasts)
         departures = self.levels.spread * _DEPARTURES
         likely = log_likelihoods(starts[is_known], contrasts[is_known], departures, self)
         return float(departures[np.argmax(likely - 0.5 * _DEPARTURES**2)])
 
     def evidence(self, contrasts: Values) -> Values:
-        """Log-ratio of virus over host of each piece; 0 of one without log-odds. (n,) -> (n,)"""
+        """Log-ratio of virus over host of each piece; 0 without log-odds. (n,) -> (n,)"""
         return self._binned(contrasts, self.log_ratios)
 
     def evidence_by_genes(self, items: Items, contrasts: Values) -> Values:
-        """The same, where the genes of a piece are known by both together. (n,) -> (n,)"""
+        """As ``evidence``; where genes of a piece are scored, by both signals. (n,) -> (n,)"""
         above = items.genes - self.genes.at(items.median_gc)
         both = self._binned(contrasts + above, self.gene_log_ratios)
         return np.where(np.isnan(above), self.evidence(contrasts), both)
@@ -121,7 +122,7 @@ class RegionModel:
         return np.where(np.isnan(contrasts), 0.0, np.array(log_ratios)[bins])
 
     def transition(self, n_bases: int) -> Transition:
-        """Log-probabilities of the states so many bases on, of a chain in continuous time."""
+        """Log-probabilities of each change of state over ``n_bases``, in continuous time."""
         rate = 1 / self.host_bases + 1 / self.virus_bases
         mixed = -np.expm1(-rate * n_bases)
         virus = self.virus_bases / (self.host_bases + self.virus_bases)  # share of all bases
@@ -130,7 +131,7 @@ class RegionModel:
 
     @staticmethod
     def load(path: Path | None = None) -> RegionModel:
-        """The model of a file; without one, that of VirNucPro.
+        """Read a model from a file; without a path, the model of VirNucPro.
 
         Raises:
             InputMissingError: there is no such file.
@@ -156,7 +157,7 @@ class RegionModel:
 
 
 def _with_tuples(facts: dict[str, Any]) -> dict[str, Any]:
-    """The same facts of JSON, with tuples in the place of lists."""
+    """Facts from JSON, with lists turned into tuples."""
     return {
         name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()
     }
@@ -170,9 +171,9 @@ def unusable(path: Path, reason: object) -> UnavailableError:
 
 
 def viterbi(starts: Counts, evidence: Values, model: RegionModel) -> Mask:
-    """Whether each item is viral on the most probable path; of two equals the host's. (n,) -> (n,)
+    """Whether each item is viral on the most probable path; a tie goes to the host. (n,) -> (n,)
 
-    ``starts`` are the places of the items, in bases and rising.
+    ``starts`` are the positions of the items in bases, ascending.
     """
     path = np.empty(len(starts), dtype=np.uint8)
     host, virus = log1p(-model.first_share), log(model.first_share)
@@ -181,7 +182,7 @@ def viterbi(starts: Counts, evidence: Values, model: RegionModel) -> Mask:
 
 
 def posteriors(starts: Counts, evidence: Values, model: RegionModel) -> Values:
-    """The probability of each item to be viral, by all items. (n,) -> (n,)"""
+    """The probability that each item is viral, given all items. (n,) -> (n,)"""
     odds = np.empty(len(starts))
     first = log(model.first_share) - log1p(-model.first_share)
     call("log_posteriors", evidence, _steps(starts, model), len(starts), first, odds)
@@ -194,8 +195,8 @@ def log_likelihoods(
     """The log-probability of a record over all paths, for each departure of its host's level.
 
     (n,), (n,), (k,) -> (k,), up to a constant. Contrasts of hosts and of viruses have normal
-    distributions of the same width here. So a virus throughout and a host that departs as far are
-    distinguished by their probabilities, and not by the width of the distribution.
+    distributions of the same width here. So their prior probabilities, not their widths, tell a
+    record that is all virus from a host that departs as far.
     """
     likelihoods = np.empty(len(departures))
     first = log1p(-model.first_share), log(model.first_share)
@@ -206,7 +207,7 @@ def log_likelihoods(
 
 
 def _steps(starts: Counts, model: RegionModel) -> Values:
-    """Log-probabilities from each item to the next: as ``transition`` has them. (n - 1, 4)"""
+    """Log-probabilities from each item to the next, as in ``transition``. (n - 1, 4)"""
     n_bases = np.diff(starts)
     different = sorted(set(n_bases.tolist()))
     known = [model.transition(n) for n in different]

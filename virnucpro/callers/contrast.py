@@ -1,14 +1,14 @@
-"""The signal of each piece of a record: its log-odds without what its GC explains, and its genes.
+"""The signal of each piece of a record: its log-odds, corrected for GC, and its genes.
 
-The scorer's nets for proteins tell phages from hosts far better than those for pieces, at some
-four times the cost. So they read only the genes of pieces that may be viral.
+The scorer's protein nets tell phages from hosts far better than its nets for pieces, at about four
+times the cost. So they read only the genes of pieces that may be viral.
 
-Genes of phages are shorter and lie closer than those of their hosts, as PhiSpy has it (Akhter
+Genes of phages are shorter and closer together than genes of their hosts, as PhiSpy uses (Akhter
 et al. 2012, Nucleic Acids Res. 40:e126); here stop-free stretches stand for genes.
 
-What is usual in a host is measured on the record itself, by medians, and drawn to what is usual
-among hosts where a record is short. The level of hosts depends on their GC, and differs between
-hosts of the same GC: ``Levels``.
+The usual values of a host are medians over the record itself, shrunk towards the medians over all
+hosts if the record is short. The level of a host depends on its GC, and differs between hosts with
+the same GC: ``Levels``.
 """
 
 from __future__ import annotations
@@ -25,34 +25,35 @@ from virnucpro.scorer.nets import Scorer
 from virnucpro.scorer.score import score_windows
 from virnucpro.sequences.translate import STANDARD, GeneticCode
 
-# of the 36 plain figures of a piece: its longest stretch, that beyond chance, gene-like ones per kb
+# columns among the 36 plain figures of a piece: its longest stretch, the same beyond chance, and
+# gene-like stretches per kb
 _SHAPE = (3, 24, 7)
-_SIGNS = np.array([-1.0, -1.0, 1.0])  # of viral genes beside those of hosts
+_SIGNS = np.array([-1.0, -1.0, 1.0])  # direction in which viral genes differ from genes of hosts
 _PRIOR_ITEMS = 100  # pieces of a record that weigh as much as all other hosts
-_PARTS = 20  # of a record, by GC, for the slope of log-odds over GC
-_MOST_SHAPE = 1.0  # standard deviations; beyond, a sequence is like no genes rather than a virus's
+_PARTS = 20  # bins of a record by GC, for the slope of log-odds over GC
+_MOST_SHAPE = 1.0  # standard deviations; larger ones suggest no genes at all, not viral ones
 _KNOTS = np.linspace(0.2, 0.8, 25)  # shares of GC
-_NEAR = 0.03  # of GC: hosts so far apart still tell much of each other's level
-_FAR = 1e-4  # weight of every other host
+_NEAR = 0.03  # of GC: standard deviation of the kernel that averages levels of similar hosts
+_FAR = 1e-4  # least weight of a host
 
-# starts, ends, log-odds and strands of the genes of a sequence in upper case, as
-# ``landmarks.genes_of`` reads them
+# starts, ends, log-odds and strands of the genes of an upper-case sequence: see
+# ``landmarks.genes_of``
 Genes: TypeAlias = tuple[Counts, Counts, Values, Counts]
 ReadGenes: TypeAlias = Callable[[str], Genes]
 
 
 class Items(NamedTuple):
-    """Pieces along a record, and what is known of each. Columns in step."""
+    """Pieces along a record and their figures, in parallel columns."""
 
     start: Counts  # (n,)
-    log_odds: Values  # (n,), NaN for one of unknown bases alone
+    log_odds: Values  # (n,), NaN for a piece without a known base
     gc: Values  # (n,)
     shape: Values  # (n, 3)
-    genes: Values  # (n,) mean log-odds of the proteins on it; NaN for none, or not read
+    genes: Values  # (n,) mean log-odds of the proteins on it; NaN: none, or not scored
 
     @classmethod
     def of(cls, sequence: str, scorer: Scorer, step: int, code: GeneticCode = STANDARD) -> Items:
-        """One for every ``step`` bases, as long as the scorer's nets of windows read."""
+        """One piece every ``step`` bases, of the length that the scorer's window nets read."""
         pieces, figures = score_windows(sequence, scorer, step, code, (0, *_SHAPE))
         shape = figures[:, range(1, 1 + len(_SHAPE))].astype(np.float64)
         gc, genes = figures[:, 0].astype(np.float64), np.full(len(figures), np.nan)
@@ -60,14 +61,14 @@ class Items(NamedTuple):
 
     @classmethod
     def joined(cls, each: Sequence[Items]) -> Items:
-        """The pieces of several records, one record after the other."""
+        """Concatenate the pieces of several records."""
         nothing = np.zeros(0)
         empty = cls(np.zeros(0, np.int64), nothing, nothing, np.zeros((0, len(_SHAPE))), nothing)
         return cls(*map(np.concatenate, zip(empty, *each, strict=True)))
 
     @property
     def median_gc(self) -> float:
-        """That of the known pieces; NaN without one."""
+        """The median GC of the pieces with log-odds; NaN without one."""
         is_known = self.is_known
         return float(median(self.gc[is_known])) if is_known.any() else np.nan
 
@@ -76,11 +77,11 @@ class Items(NamedTuple):
         return ~np.isnan(self.log_odds)
 
     def take(self, chosen: NDArray[np.int64] | Mask) -> Items:
-        """The chosen ones, in this order."""
+        """The chosen pieces, in this order."""
         return Items._make(column[chosen] for column in self)
 
     def with_genes(self, sequence: str, chosen: Mask, size: int, read_genes: ReadGenes) -> Items:
-        """The same pieces, with the genes of the chosen ones alone. The sequence is upper case."""
+        """The same pieces, with gene scores for the chosen ones. The sequence is upper case."""
         genes = np.full(len(self.genes), np.nan)
         for first, end in runs_of(chosen):
             start, stop = int(self.start[first]), int(self.start[end - 1]) + size
@@ -90,11 +91,11 @@ class Items(NamedTuple):
         return self._replace(genes=genes)
 
     def signal(self, host: Hosts, gc_weight: float, shape_weight: float, n_items: int) -> Values:
-        """Log-odds at the median GC of the host, and how much the genes around differ. (n,)
+        """Log-odds at the median GC of the host, plus a term for the shape of genes nearby. (n,)
 
-        ``gc_weight`` is the share of the slope over GC that is taken out; the shape is the mean
-        over ``n_items`` pieces around, in standard deviations of a host's pieces, times
-        ``shape_weight``.
+        ``gc_weight`` is the share of the slope over GC that is subtracted. The shape is averaged
+        over ``n_items`` neighbouring pieces, in standard deviations of a host's pieces, and
+        multiplied by ``shape_weight``.
         """
         level = self.log_odds - gc_weight * host.slope * (self.gc - host.gc)
         shape = ((self.shape - host.shape) / host.deviation) @ _SIGNS / len(_SIGNS)
@@ -104,10 +105,10 @@ class Items(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Hosts:
-    """Medians and slopes that are usual in hosts, the mean over them."""
+    """The usual medians and slopes of hosts: means over many hosts, or those of one record."""
 
     gc: float
-    slope: float  # of log-odds over GC, from part to part of a host
+    slope: float  # of log-odds over GC, within a host
     shape: tuple[float, ...]
     deviation: tuple[float, ...]  # of each figure of the shape, between pieces of a host
 
@@ -117,7 +118,7 @@ class Hosts:
                 f"{len(self.shape)} figures of genes, {len(self.deviation)} deviations"
             )
         if not np.isfinite((self.gc, self.slope, *self.shape)).all():
-            raise ValueError("a figure of hosts that is not finite")
+            raise ValueError("a figure of hosts is not finite")
         if not all(0 < value < np.inf for value in self.deviation):
             raise ValueError(f"figures of genes that deviate by {self.deviation}")
 
@@ -135,7 +136,7 @@ class Hosts:
 
     @classmethod
     def of(cls, items: Items) -> Hosts:
-        """The medians of one record, which is mostly host."""
+        """The medians of one record, most of which is host."""
         known = items.take(items.is_known)
         return cls(
             float(median(known.gc)),
@@ -145,7 +146,7 @@ class Hosts:
         )
 
     def at(self, items: Items, *, is_virus: bool) -> Hosts:
-        """The medians of this record's host; if it is a virus itself, those of hosts."""
+        """The medians of this record's host; for a virus, the usual ones of hosts."""
         n = int(np.count_nonzero(items.is_known))
         if not n:
             return self
@@ -166,22 +167,22 @@ class Hosts:
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """The level of the signal in hosts: what is usual at each GC, and how far hosts depart."""
+    """The level of the signal in hosts: the usual one at each GC, and the spread of hosts."""
 
     usual: tuple[float, ...]  # at each GC of 0.2 to 0.8, in steps of 0.025
-    spread: float  # standard deviation of hosts of the same GC
+    spread: float  # standard deviation between hosts with the same GC
 
     def __post_init__(self) -> None:
         if len(self.usual) != len(_KNOTS):
-            raise ValueError(f"{len(self.usual)} levels of hosts where {len(_KNOTS)} belong")
+            raise ValueError(f"{len(self.usual)} levels of hosts, not {len(_KNOTS)}")
         if not 0 < self.spread < np.inf:
-            raise ValueError(f"levels of hosts of the same GC spread by {self.spread}")
+            raise ValueError(f"levels of hosts with the same GC spread by {self.spread}")
 
     @classmethod
     def of(cls, gc: Values, level: Values) -> Levels:
-        """Weighted means over hosts, near ones in GC counting most; two hosts or more. (n,), (n,)
+        """Means over two or more hosts, weighted by how near their GC is. (n,), (n,)
 
-        The spread is that of each host about the mean over the others.
+        The spread measures each host against the mean over the others.
         """
         apart = np.array(
             [
@@ -204,12 +205,12 @@ def median(values: Values) -> Values:
 
 
 def _means_on(genes: Genes, places: Counts, size: int) -> Values:
-    """The mean over the bases that lie on genes, of pieces of a sequence; NaN for none. (n,)"""
+    """The mean log-odds over the bases of each piece that lie on genes; NaN for none. (n,)"""
     is_known = ~np.isnan(genes[2])
     starts, ends, log_odds = genes[0][is_known], genes[1][is_known], genes[2][is_known]
 
     def before(bounds: Counts, values: Values, bases: Counts) -> Values:
-        """The sum of the values over all bases from their bounds to each of these."""
+        """For each of ``bases``: the sum of each value times the bases since its bound."""
         order = np.argsort(bounds, kind="stable")
         rows = np.stack([values, values * bounds])[:, order]
         sums = np.pad(rows.cumsum(axis=1), ((0, 0), (1, 0)))
@@ -228,13 +229,13 @@ def _means_on(genes: Genes, places: Counts, size: int) -> Values:
 
 
 def _means(gc: Values, level: Values, places: Values) -> Values:
-    """Means of the levels of hosts, weighted by how near their GC is. (n,), (n,), (k,) -> (k,)"""
+    """Mean levels of hosts, weighted by how near their GC is. (n,), (n,), (k,) -> (k,)"""
     weights = np.exp(-0.5 * ((places[:, None] - gc) / _NEAR) ** 2) + _FAR
     return np.asarray((weights * level).sum(axis=1) / weights.sum(axis=1))
 
 
 def _slope(gc: Values, log_odds: Values) -> float:
-    """The slope of the line through medians of parts of rising GC; 0 for equal ones."""
+    """The slope of log-odds over GC, fitted to medians of GC bins; 0 if GC does not vary."""
     order = np.argsort(gc, kind="stable")
     n_of_part = len(gc) // _PARTS + (np.arange(_PARTS) < len(gc) % _PARTS)
     n_of_part = n_of_part[n_of_part > 0]
@@ -251,7 +252,7 @@ def _slope(gc: Values, log_odds: Values) -> float:
 
 
 def _moving_mean(values: Values, n_items: int) -> Values:
-    """The mean of the known values among ``n_items`` around each; fewer at the ends. (n,)"""
+    """The mean of the known values in a window of ``n_items``; fewer at the ends. (n,)"""
     is_known = ~np.isnan(values)
     sums = np.concatenate([[0.0], np.cumsum(np.where(is_known, values, 0.0))])
     counts = np.concatenate([[0], np.cumsum(is_known)])

@@ -1,14 +1,14 @@
 """The classifier head: small networks that call a frame "virus" or "others".
 
-A safetensors file: ``protein.layers.0.weight``, ``protein.layers.0.bias``,
-``protein.layers.1.weight`` … of the network that sees an embedding; the same under
-``nucleotide.`` of the one that sees the embedding and the composition of the frame's bases, if
-there is one; and the head's facts, in JSON, as its one entry of metadata. Between two layers stands
-a ReLU; the last gives two logits. The file may also hold digests of its training data.
+A head is a safetensors file. ``protein.layers.0.weight``, ``protein.layers.0.bias``,
+``protein.layers.1.weight`` … belong to the network that reads embeddings. The same names under
+``nucleotide.`` belong to the network, if any, that reads the embedding and the composition of the
+frame's bases. The one entry of metadata holds the facts of the head in JSON. Layers are separated
+by a ReLU; the last one gives two logits. The file may also hold digests of its training data.
 
-A head may be joined with the scorer: their log-odds are weighted by length. The scorer's are there
-for every call; a head says what its frames add. The weights are fitted to groups that the head was
-not trained on. A weight of 0 says that the head adds nothing at that length.
+A head may be joined with the scorer: a call uses the weighted sum of their log-odds, with weights
+that depend on length. They are fitted to groups that the head was not trained on. Where the weight
+of the head is 0, it adds nothing at that length.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ class EncoderFacts:
     def __post_init__(self) -> None:
         check_counts(self.layer, self.dim)
         if not all(isinstance(text, str) for text in (self.family, self.name, self.encoder_id)):
-            raise TypeError("an encoder is named by text")
+            raise TypeError("family, name and id of an encoder must be text")
         if self.pooling not in ("mean", "bos"):
-            raise ValueError(f"a head on {self.pooling!a} pooling")
+            raise ValueError(f"{self.pooling!a} pooling is not possible for a head")
 
     @classmethod
     def of(cls, model: Model) -> EncoderFacts:
-        """The means of a model's last layer."""
+        """The last layer of a model, with mean pooling."""
         return cls(
             family=model.family,
             name=model.name,
@@ -87,7 +87,7 @@ class EncoderFacts:
 
 @dataclass(frozen=True, slots=True)
 class JoinKnot:
-    """The weights at one length: log-odds are base * scorer's + head * head's + offset."""
+    """The weights at one length: base * (scorer's log-odds) + head * (head's) + offset."""
 
     n_bases: int
     base: float
@@ -97,12 +97,12 @@ class JoinKnot:
     def __post_init__(self) -> None:
         is_finite = isfinite(self.base + self.head + self.offset)
         if self.n_bases < 1 or not is_finite or min(self.base, self.head) < 0:
-            raise ValueError(f"weights of {self}")
+            raise ValueError(f"invalid weights: {self}")
 
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Weights and error rates, each rising in length, and the scorer that they were fitted with."""
+    """Weights and error rates, in order of length, and the scorer that they were fitted with."""
 
     scorer_sha256: str
     knots: tuple[JoinKnot, ...]
@@ -110,11 +110,11 @@ class Join:
 
     def __post_init__(self) -> None:
         if not isinstance(self.scorer_sha256, str):
-            raise TypeError("a scorer is named by its hash")
+            raise TypeError("the hash of a scorer must be text")
         for at in (self.knots, self.error_rates):
             lengths = [one.n_bases for one in at]
             if not lengths or lengths != sorted(set(lengths)):
-                raise ValueError(f"a join at {lengths} bases")
+                raise ValueError(f"lengths of a join must rise: {lengths}")
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> Join:
@@ -133,51 +133,52 @@ class Join:
 class HeadFacts:
     """The facts of a head: its encoders, its rules and its training. Stored with it."""
 
-    encoders: tuple[EncoderFacts, ...]  # the vector of a frame has those of each, in this order
+    encoders: tuple[EncoderFacts, ...]  # their vectors are concatenated in this order
     chunk_size: int  # bases; the default of --chunk-size
-    threshold: float  # a record is called virus from this score on
-    frame_rule: FrameRule  # a chunk has the largest log-odds of its frames, or their mean
-    exponent: float  # a record has the sum of its n chunks' log-odds over n ** exponent
+    threshold: float  # the lowest score of a record that is called virus
+    frame_rule: FrameRule  # log-odds of a chunk: the largest of its frames, or their mean
+    exponent: float  # log-odds of a record: the sum over its n chunks, over n ** exponent
     training: str  # how it was trained, in a sentence
     classes: str = CLASSES
-    join: Join | None = None  # with the scorer; None: nucleotides are called by the head alone
+    join: Join | None = None  # with the scorer; None: the head calls nucleotides alone
 
     def __post_init__(self) -> None:
         check_counts(self.chunk_size)
         if not self.encoders:
-            raise ValueError("a head for no encoder")
+            raise ValueError("a head without an encoder")
         if self.classes != CLASSES:
-            raise ValueError(f"the classes {self.classes!a}")
+            raise ValueError(f"the classes are {self.classes!a}, not {CLASSES!a}")
         if self.frame_rule not in ("max", "mean"):
-            raise ValueError(f"a head with the {self.frame_rule!a} of a chunk's frames")
+            raise ValueError(f"the frame rule is {self.frame_rule!a}, not max or mean")
         if type(self.threshold) not in (int, float) or not 0 <= self.threshold <= 1:
-            raise ValueError(f"a threshold of {self.threshold!a}")
+            raise ValueError(f"the threshold is {self.threshold!a}, not between 0 and 1")
         if type(self.exponent) not in (int, float) or not 0 <= self.exponent <= 1:
-            raise ValueError(f"an exponent of {self.exponent!a}")
+            raise ValueError(f"the exponent is {self.exponent!a}, not between 0 and 1")
         if not isinstance(self.training, str):
-            raise TypeError("how a head was trained is a sentence")
+            raise TypeError("the description of the training must be text")
 
     def score(self, chunks: Iterable[Sequence[float]]) -> float:
-        """The score of a record, 6 decimals, from those of each chunk's frames; one chunk at least.
+        """The score of a record, 6 decimals, from the frame scores of each of its chunks.
 
-        In log-odds the record has the sum of its n chunks' over ``n ** exponent``.
+        There is at least one chunk. The log-odds of n chunks are added and divided by
+        ``n ** exponent``.
         """
         odds = self.chunk_log_odds(chunks)
         return probability(fsum(odds) / len(odds) ** self.exponent)
 
     def score_chunks(self, predictions: Sequence[Prediction]) -> dict[str, float]:
-        """The score of each scored chunk by its id, as if it were a record of its own."""
+        """The score of each scored chunk, by id, as if it were a record."""
         return {chunk_id: self.score([scores]) for chunk_id, scores in chunk_scores(predictions)}
 
     def chunk_log_odds(self, chunks: Iterable[Sequence[float]]) -> list[float]:
-        """The log-odds of each chunk from the scores of its frames: the largest, or their mean."""
+        """The log-odds of each chunk: the largest of its frames, or their mean."""
         pick = max if self.frame_rule == "max" else fmean
         return [pick([log_odds(score) for score in scores]) for scores in chunks]
 
     def check_made_for(self, models: Sequence[Model]) -> None:
         """
         Raises:
-            UnavailableError: the head is not for these models.
+            UnavailableError: the head was made for other models.
         """
         names = printable(" and ".join(model.name for model in models))
         if [one.encoder_id for one in self.encoders] != [model.encoder_id for model in models]:
@@ -191,10 +192,10 @@ class HeadFacts:
             has_layer = encoder.dim == model.dim and 1 <= encoder.layer <= model.n_layers
             if not has_layer or not 30 <= self.chunk_size <= _LONGEST_CHUNK:
                 raise UnavailableError(
-                    f"the head asks for layer {encoder.layer} of {encoder.dim} dimensions and "
-                    f"chunks of {self.chunk_size} bases; the model has {model.n_layers} layers of "
-                    f"{model.dim}",
-                    hint="the head is damaged: get it again",
+                    f"the head needs layer {encoder.layer} of {encoder.dim} dimensions and chunks "
+                    f"of {self.chunk_size} bases; the model has {model.n_layers} layers of "
+                    f"{model.dim} dimensions",
+                    hint="the head is damaged: download or train it again",
                 )
 
     @property
@@ -225,17 +226,17 @@ class Network:
         if n_inputs != 2:
             raise ValueError(f"{n_inputs} outputs for the classes {CLASSES!a}")
         if not all(np.isfinite(values).all() for layer in self.layers for values in layer):
-            raise ValueError("a weight that is not finite")
+            raise ValueError("a weight is not finite")
         if not all(values.dtype == np.float32 for layer in self.layers for values in layer):
-            raise ValueError("weights that are not float32")
+            raise ValueError("weights are not float32")
         if not (isfinite(self.temperature) and self.temperature > 0):
-            raise ValueError(f"a temperature of {self.temperature}")
+            raise ValueError(f"the temperature is {self.temperature}")
         if not isfinite(self._largest_logit):
-            raise ValueError("weights so large that scores would not be finite")
+            raise ValueError("weights are so large that scores would not be finite")
 
     @property
     def _largest_logit(self) -> float:
-        """A bound of the logits for inputs within float32, as ``classify`` computes them."""
+        """An upper bound of the logits that ``classify`` computes for any float32 input."""
         largest = float(np.finfo(np.float32).max)
         with np.errstate(over="ignore", invalid="ignore"):
             for weight, bias in self.layers:
@@ -250,7 +251,7 @@ class Network:
     def classify(self, inputs: NDArray[np.float64]) -> NDArray[np.float64]:
         """The probability that each row is viral, 6 decimals. (n, n_inputs) -> (n,)
 
-        In float64: a score does not depend on the other rows.
+        Computed in float64, so that a score does not depend on the other rows.
         """
         x = inputs
         for i, (weight, bias) in enumerate(self.layers):
@@ -264,8 +265,8 @@ class Network:
 class Head:
     """A classifier of frames: facts, and a network for proteins, for nucleotides, or for both.
 
-    The digests, sorted, are of the sequences and the groups of the records that it was trained and
-    tuned on, and of those that its encoder was; the sketches are of all their sequences.
+    The sorted digests identify the records, and their groups, on which the head and its encoder
+    were trained and tuned. The sketches cover all sequences of these records.
     """
 
     facts: HeadFacts
@@ -284,16 +285,16 @@ class Head:
         if self.protein is None and (dim or self.nucleotide is None):
             raise ValueError("a head without a network")
         if self.protein is not None and self.protein.n_inputs != dim:
-            raise ValueError(f"a layer of {self.protein.n_inputs} inputs for {dim} values")
+            raise ValueError(f"a layer has {self.protein.n_inputs} inputs for {dim} values")
         if self.nucleotide is not None and self.nucleotide.n_inputs != dim + N_FEATURES:
             raise ValueError(
-                f"a layer of {self.nucleotide.n_inputs} inputs for {dim} + {N_FEATURES} values"
+                f"a layer has {self.nucleotide.n_inputs} inputs for {dim} + {N_FEATURES} values"
             )
         for digests in (getattr(self, name) for name in _DIGESTS):
             if digests.dtype != np.uint64 or digests.ndim != 1:
-                raise ValueError("digests that are not a row of uint64")
+                raise ValueError("digests are not a row of uint64")
             if (digests[1:] <= digests[:-1]).any():
-                raise ValueError("digests that are not sorted, or one of them twice")
+                raise ValueError("digests are not sorted, or one occurs twice")
 
     def classify(self, vectors: NDArray[np.float32]) -> NDArray[np.float64]:
         """The probability that each protein is viral, 6 decimals. (n, dim) -> (n,)"""
@@ -305,7 +306,7 @@ class Head:
     ) -> NDArray[np.float64]:
         """The probability that each frame is viral, 6 decimals, from vectors and coding strands.
 
-        (n, dim), n strings as of ``Orf.codons_in`` -> (n,)
+        (n, dim), n strings from ``Orf.codons_in`` -> (n,)
         """
         if self.nucleotide is None:
             return self.classify(vectors)
@@ -324,8 +325,8 @@ class Head:
                 tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
             if _FACTS not in metadata and "encoder_id" in metadata:
                 raise UnavailableError(
-                    f"{printable(path)} is a head of an older version of VirNucPro, which this "
-                    "one cannot read",
+                    f"{printable(path)} is a head of an older version of VirNucPro, which "
+                    "this version cannot read",
                     hint="train it again with `virnucpro train`, or use the version that made it",
                 )
             facts = parse_json(metadata[_FACTS])
@@ -355,7 +356,7 @@ class Head:
             ) from error
 
     def save(self, path: Path) -> None:
-        """Write the head, but for the hash of its file: the same bytes every time."""
+        """Write the head, without the hash of its file: the same bytes every time."""
         both = {name: getattr(self, name) for name in _NETWORKS}
         networks: dict[str, Network] = {name: network for name, network in both.items() if network}
         temperatures = {name: network.temperature for name, network in networks.items()}
@@ -369,7 +370,7 @@ class Head:
         tensors |= {name: getattr(self, name) for name in _DIGESTS}
         tensors |= {name: getattr(self, name).packed() for name in _SKETCHES}
         content = {name: np.ascontiguousarray(values) for name, values in tensors.items()}
-        metadata = {_FACTS: json.dumps(facts, sort_keys=True)}  # one entry: they come in any order
+        metadata = {_FACTS: json.dumps(facts, sort_keys=True)}  # several would have no fixed order
         Tree(path.parent).write_whole(path, save(content, metadata=metadata))
 
 
@@ -387,9 +388,9 @@ def _network(
 def join_log_odds(knots: Sequence[JoinKnot], base: Values, head: Values, lengths: Counts) -> Values:
     """The joined log-odds of records. (n,) each -> (n,)
 
-    ``base`` is the scorer's, calibrated; ``head`` the mean over a record's chunks; NaN where
-    either says nothing, and so is the result. Weights and offset lie on lines between the knots,
-    over the logarithm of the length.
+    ``base`` is the scorer's, calibrated; ``head`` is the mean over a record's chunks. The result is
+    NaN where either is. Weights and offset are interpolated linearly between the knots, over the
+    logarithm of the length.
     """
     of_base, of_head, offset = (
         at_lengths(lengths, knots, [getattr(knot, name) for knot in knots])

@@ -1,4 +1,4 @@
-"""The options of a call: who makes it, and the cut between viral records and others."""
+"""The options of calls: who calls, and the cut between viral records and others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Head = Annotated[
         "Call with this classifier head (safetensors), made for the model by `virnucpro train`.",
         MODEL,
         metavar="PATH",
-        show_default="that in the folder of a trained model; else the scorer calls",
+        show_default="the head in the folder of a trained model; else the scorer calls",
     ),
 ]
 
@@ -26,8 +26,8 @@ Head = Annotated[
 CallsBy = Annotated[
     Literal["auto", "scorer", "head"],
     option(
-        "Let the scorer call alone, or the head alone. auto: the scorer, joined with the head of "
-        "--head where it was joined in training.",
+        "Let the scorer or the head call alone. auto: the scorer, joined with the head of --head "
+        "if they were joined in training.",
         _PANEL,
     ),
 ]
@@ -39,7 +39,7 @@ RegionModel = Annotated[
         "Find regions with this model (regions.json), made by `virnucpro train --regions`.",
         _PANEL,
         metavar="PATH",
-        show_default="that of VirNucPro",
+        show_default="the model of VirNucPro",
     ),
 ]
 
@@ -47,7 +47,7 @@ RegionModel = Annotated[
 _Preset = Literal["sensitive", "default", "conservative"]
 
 
-# the largest share of cellular records, of every length, that a preset calls viral
+# the largest share of cellular records that a preset calls viral, at every length
 FALSE_POSITIVES: Mapping[_Preset, float] = {
     "sensitive": 0.10,
     "default": 0.03,
@@ -70,8 +70,8 @@ class CutOptions:
     threshold: Annotated[
         float | None,
         option(
-            "Call a record virus if its score is at least this, and "
-            "count a provirus as a virus if its posterior is.",
+            "Call a record virus if its score is at least this, and count a provirus as a virus "
+            "if its posterior is at least this.",
             _PANEL,
             metavar="SCORE",
             show_default="by --preset, or the head's",

@@ -1,8 +1,8 @@
-"""The heads that the original VirNucPro publishes: a whole module of torch, read once.
+"""Read the heads that the original VirNucPro publishes, and convert them once.
 
-``500_model.pth`` and ``300_model.pth`` are pickles of a module with a hidden layer, a batch norm
-and an output layer (github.com/Li-Jing-1997/VirNucPro @ 0f93f27). Only the tensors are taken, into
-a head of ours: the batch norm is folded into the hidden layer, so that two layers are left.
+``500_model.pth`` and ``300_model.pth`` are pickles of a torch module with a hidden layer, a batch
+norm and an output layer (github.com/Li-Jing-1997/VirNucPro @ 0f93f27). Only the tensors are read.
+The batch norm is folded into the hidden layer, so the head has two layers.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ _TRAINING = (
 
 
 class _Module(nn.Module):
-    """An empty class in the place of theirs: what a pickle puts into it is data."""
+    """An empty stand-in for their class: what a pickle puts into it is data."""
 
 
 _ALLOWED = ((_Module, "__main__.MLPClassifier"), nn.Linear, nn.BatchNorm1d, nn.Dropout, set)
 
 
 def find_head(bundle: str, models: tuple[Model, ...], on_event: OnEvent) -> Path:
-    """The head of a bundle, fetched if need be and converted once, bound to these encoders.
+    """The head of a bundle for these encoders, fetched if need be and converted once.
 
     Raises:
-        UnavailableError: it cannot be fetched, or is another one.
+        UnavailableError: it cannot be fetched, or is another file.
     """
     source, chunk_size = fetch_head(bundle, on_event)
     encoders = tuple(map(EncoderFacts.of, models))
@@ -55,10 +55,10 @@ def find_head(bundle: str, models: tuple[Model, ...], on_event: OnEvent) -> Path
 
 
 def read_original_head(path: Path, encoders: tuple[EncoderFacts, ...], chunk_size: int) -> Head:
-    """The head in a ``.pth`` file, for the concatenated vectors of these encoders.
+    """Read the head in a ``.pth`` file, for the concatenated vectors of these encoders.
 
     Raises:
-        UnavailableError: it is another file, is damaged, or holds code, which is not run.
+        UnavailableError: it is another file, is damaged, or holds code (which is not run).
     """
     module = read_pt(path, _KIND, _ALLOWED)
     facts = HeadFacts(
@@ -102,7 +102,7 @@ def _numbers(module: object, layer: str, name: str) -> NDArray[np.float64]:
     part = _part(module, layer)
     tensor = (part._parameters | part._buffers).get(name)
     if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"{layer}.{name} is no tensor")
+        raise TypeError(f"{layer}.{name} is not a tensor")
     check_plain(tensor)
     numbers: NDArray[np.float64] = tensor.detach().double().numpy()
     return numbers

@@ -1,6 +1,6 @@
-"""Records become calls by the scorer, which reads their letters alone: no frame, no vector.
+"""The scorer calls records by their letters alone, without frames or vectors.
 
-They come in blocks. A score does not depend on the block that it is computed in.
+Records come in blocks. A score does not depend on the other records of its block.
 """
 
 from __future__ import annotations
@@ -37,19 +37,20 @@ class ScoredRecords:
     """Scores of neighbouring records by the scorer alone: all that calls need, except the cut."""
 
     records: Records
-    screened: dict[int, Status]  # by place, of those that have no score for that
-    notes: list[str]  # why each was screened out, or what else its sequence shows
-    log_odds: Values  # (n,) NaN: none
+    screened: dict[int, Status]  # status of each record that was screened out, by index
+    notes: list[str]  # why a record was screened out, or what else its sequence shows
+    log_odds: Values  # (n,) NaN: no score
     n_pieces: Counts  # (n,)
-    pieces: PieceScores  # of all
-    # by place: regions of a record that is called other, and of a virus; without: not searched
+    pieces: PieceScores  # of all records
+    # by index: the regions if the record is called other, and if it is called virus; a record
+    # that was not searched has no entry
     found: dict[int, tuple[Found, Found]] = field(default_factory=dict)
 
 
 def score_records(records: Records, recipe: Recipe, scorer: Scorer) -> ScoredRecords:
     """Score the sequence of each record.
 
-    A protein is a single piece. The stop that gene callers write behind it does not count.
+    A protein is one piece, without the final stop that gene callers write.
     """
     is_protein = recipe.input_type == "protein"
     refusals = screen_all(records, recipe)
@@ -72,7 +73,7 @@ def score_records(records: Records, recipe: Recipe, scorer: Scorer) -> ScoredRec
 
 
 def _whole_proteins(proteins: Sequence[str], scorer: Scorer) -> tuple[Values, PieceScores]:
-    """The log-odds of each protein, and the piece that all of it is."""
+    """The log-odds of each protein, and the one piece that covers it."""
     scores, n = score_proteins(proteins, scorer), len(proteins)
     lengths = np.array(list(map(len, proteins)), dtype=np.int64)
     return scores, PieceScores(np.arange(n), np.zeros(n, dtype=np.int64), lengths, scores)
@@ -81,7 +82,7 @@ def _whole_proteins(proteins: Sequence[str], scorer: Scorer) -> tuple[Values, Pi
 def call_scored(
     scored: ScoredRecords, recipe: Recipe, scorer: Scorer, cut: CutOptions
 ) -> CalledRecords:
-    """Call each record, and give the scores of its pieces."""
+    """Call each record, with the scores of its pieces."""
     is_protein = recipe.input_type == "protein"
     error_rates = scorer.error_rates_of(recipe.input_type)
     records, pieces = scored.records, scored.pieces
@@ -120,7 +121,7 @@ def call_scored(
 
 
 def _frames(scored: ScoredRecords, is_known: Mask, *, is_protein: bool) -> FrameScores:
-    """The scores of pieces with a known base. A piece has both strands, and is its own chunk."""
+    """The scores of pieces with a known base. A piece covers both strands and is its own chunk."""
     pieces, names = scored.pieces, scored.records.ids
     owners = pieces.record[is_known]
     firsts = np.cumsum(scored.n_pieces) - scored.n_pieces
@@ -136,7 +137,7 @@ def _frames(scored: ScoredRecords, is_known: Mask, *, is_protein: bool) -> Frame
 
 
 def _short_proteins(records: Records, shortest: int) -> dict[int, tuple[Status, str]]:
-    """The status and the note of each protein that is too short to be read, by its place."""
+    """Status and note of each protein that is too short for the scorer, by index."""
     lengths = [len(record.protein) for record in records.each()]
     return {
         place: ("too_short", f"{length} of at least {shortest}")
@@ -148,10 +149,10 @@ def _short_proteins(records: Records, shortest: int) -> dict[int, tuple[Status, 
 def join_calls(
     results: CalledRecords, facts: HeadFacts, scorer: Scorer, cut: CutOptions, code: GeneticCode
 ) -> None:
-    """Turn the calls of a head into those of scorer and head.
+    """Join the calls of a head with the scorer, in place.
 
-    A record without a scored frame gets the score of the scorer; what the scorer cannot read keeps
-    that of the head.
+    A record without a scored frame gets the scorer's score. A record that the scorer cannot read
+    keeps the head's score.
     """
     assert facts.join is not None, "a head that is not joined calls by itself"
     calls, statuses = results.calls, enumerate(results.calls.statuses)
@@ -192,9 +193,9 @@ def _numbers(values: Values) -> list[float | None]:
 def _decide(
     log_odds: Values, lengths: Counts, error_rates: Sequence[ErrorRates], cut: CutOptions
 ) -> tuple[Mask, Values]:
-    """The decision that follows from each calibrated log-odds, and the false discovery rate there.
+    """Whether each record is viral, by its calibrated log-odds, and the false discovery rate there.
 
-    NaN is no virus. (n,) each
+    NaN is not viral. (n,) each
     """
     is_virus = log_odds >= thresholds(error_rates, lengths, FALSE_POSITIVES[cut.preset])
     if cut.threshold is not None:

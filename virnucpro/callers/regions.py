@@ -1,13 +1,13 @@
-"""Virus-like regions of a record, from the log-odds of pieces along it.
+"""Find virus-like regions of a record from the log-odds of pieces along it.
 
-How far the signal of a piece (``contrast``) stands out from its host's has a learned log-ratio of
-virus over host. A chain of two states gives the most probable path through these (``chain``). Where
-that leaves a doubt, or says virus, the proteins of the genes there are scored, and the path is
-drawn again.
+The contrast between the signal of a piece and its host (``contrast``) has a learned log-ratio of
+virus over host. A two-state chain gives the most probable path through these (``chain``). Where the
+result is virus or in doubt, the proteins of the genes there are scored, and the path is computed
+again.
 
-The genes of ribosomal proteins and of RNA polymerase look viral by their spelling, and those of
-ribosomal RNA by their open stretches. Peptides and words that every bacterium has in them, and no
-phage, identify them.
+Genes of ribosomal proteins and RNA polymerase have a viral composition, and genes of ribosomal RNA
+have viral open stretches. They are recognised by peptides and words that all bacteria have in
+them, and no phage.
 """
 
 from __future__ import annotations
@@ -42,32 +42,33 @@ from virnucpro.scorer.landmarks import Repeat, genes_of, host_genes, open_edges,
 from virnucpro.scorer.nets import Scorer
 from virnucpro.sequences.translate import STANDARD, GeneticCode
 
-SHORTEST_RECORD = 10_000  # bases; in a shorter one no regions are looked for
-# expected number of repeats of an end of a region and its inside that split it: of each, of two
+SHORTEST_RECORD = 10_000  # bases; shorter records are not searched
+# repeats between an end of a region and its inside split it if fewer than this many are expected
+# by chance: for each repeat, and for the product of two
 _MOST_OF_EACH, _MOST_OF_TWO = 0.01, 1e-6
-MOST_BY_CHANCE_ALONE = 1e-4  # of a repeat that decides; one in twenty places of a host has one
-LEAST_READ = 0.02  # posterior of a piece whose genes are read
+MOST_BY_CHANCE_ALONE = 1e-4  # for a repeat that decides alone; one in 20 places of a host has one
+LEAST_READ = 0.02  # lowest posterior of a piece whose genes are scored
 LONGEST_THROUGHOUT = 50_000  # bases of a record that may be a provirus without flanks
-_LEAST_RISE = 1.0  # of its log-odds above those of hosts of its GC, mean
-# of the log-odds of its proteins above those of hosts: first of some bases in its middle; all of
-# them spread more in a record of fewer than 20,000 bases
+_LEAST_RISE = 1.0  # of its mean log-odds above the usual level of hosts with its GC
+# log-odds of its proteins above those of hosts: first for some bases in its middle, then for all;
+# the latter vary more in records of fewer than 20,000 bases
 _FIRST_READ, _LEAST_RISE_OF_FIRST = 5_000, 1.0
 _LEAST_RISE_OF_GENES, _USUAL_RECORD = 2.3, 20_000
-_ITEMS_AROUND = 4  # such a piece, whose genes are read too
-# of a prophage that is called one: its bases, the share of its genes that are viral, and the
-# bases of these in a block of one strand
+_ITEMS_AROUND = 4  # pieces on either side whose genes are scored, too
+# the least for the class prophage: bases, share of viral genes, and bases of viral genes in a
+# block on one strand
 _SHORTEST_PROPHAGE, _LEAST_SHARE_OF_GENES, _LEAST_BLOCK = 18_000, 0.4, 6_000
-_TRNA_REACH = 125  # bases from an end of a region to a tRNA that it may lie in
-_LONGEST_GAP = 10_000  # bases of a host between two such neighbours
-SHORTEST_NEIGHBOUR = 15_000  # bases of a virus beside another
-_NOTE = re.compile(r"(^|; )\d+ virus-like regions?$")  # that ``add_to`` adds
+_TRNA_REACH = 125  # bases between an end of a region and the end of a tRNA
+_LONGEST_GAP = 10_000  # bases of host between two neighbouring viruses
+SHORTEST_NEIGHBOUR = 15_000  # bases of a virus next to another
+_NOTE = re.compile(r"(^|; )\d+ virus-like regions?$")  # as ``add_found`` writes it
 
 
 class Run(NamedTuple):
-    """Neighbouring viral items and the bases from the middle before them to that behind them."""
+    """Neighbouring viral items, and the bases between the midpoints to the items around them."""
 
     first: int
-    end: int  # item behind the last
+    end: int  # one after the last item
     start_base: int
     end_base: int
 
@@ -85,23 +86,23 @@ class RegionFinder:
     scorer: Scorer
     model: RegionModel
     code: GeneticCode = STANDARD
-    least_posterior: float = 0.0  # of a provirus that counts as a virus
+    least_posterior: float = 0.0  # lowest posterior of a provirus that counts as a virus
 
     @property
     def digest(self) -> str:
-        """A hash of all that it finds regions by."""
+        """A hash of all that determines the regions."""
         parts = (self.scorer.sha256, self.model, self.code)
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     def add_to(self, results: CalledRecords, place: int) -> None:
-        """Look for regions in a long record with a score; its note counts them."""
+        """Find the regions of a record that is long and has a score; the note counts them."""
         record, calls = results.records.at(place), results.calls
         if calls.statuses[place] == "scored" and len(record.sequence) >= SHORTEST_RECORD:
             [found] = self.find(record, [calls.are_viruses[place]])
             self.add_found(results, place, found)
 
     def add_found(self, results: CalledRecords, place: int, found: Found) -> None:
-        """Give a record these regions, each with the verdict of the cut; its note counts them."""
+        """Store the regions of a record, each judged by the cut; the note counts them."""
         regions = tuple(
             region._replace(
                 is_virus=region.kind == "whole" or region.posterior >= self.least_posterior
@@ -115,10 +116,10 @@ class RegionFinder:
         results.calls.notes[place] = "; ".join(filter(None, notes))
 
     def find(self, record: FastaRecord, are_viruses: Sequence[bool]) -> list[Found]:
-        """The virus-like regions of a record, and what they are told by, for each call of it.
+        """The virus-like regions of a record and its track of evidence, for each possible call.
 
-        A record that is called a virus is one region, without a host's flanks. A circle that is
-        not is read over its origin.
+        A record that is called virus is one region without host flanks. Any other circular record
+        is read across its origin.
         """
         sequence, size = record.sequence.upper(), self.model.size
         is_circle = record.is_circular and not all(are_viruses)
@@ -133,13 +134,13 @@ class RegionFinder:
         ]
 
     def _along(self, sequence: str, items: Items, is_virus: bool) -> Found:
-        known = dict[str, float]()  # a protein is scored once for a record
+        known = dict[str, float]()  # each protein of a record is scored once
         read_genes = partial(genes_of, scorer=self.scorer, code=self.code, known=known)
         of_items = sequence, items, self.model, read_genes, self.code
         return regions_of_items(*of_items, is_virus=is_virus)
 
     def _around(self, circle: str, items: Items) -> Found:
-        """The regions of a circle, which is cut open where it looks least viral.
+        """The regions of a circle, cut open where it looks least viral.
 
         Its pieces may cross the origin.
         """
@@ -165,22 +166,22 @@ class RegionFinder:
         model: Path | None = None,
         least_posterior: float = 0.0,
     ) -> RegionFinder:
-        """The finder of VirNucPro, or with another model, for a genetic code by its number.
+        """The finder with VirNucPro's model or another one, for the genetic code of this number.
 
         Raises:
             InputMissingError: there is no such model.
-            UnavailableError: the model is damaged, of another format, or of other pieces.
+            UnavailableError: the model is damaged, or has another format or piece size.
         """
-        own_kinship()  # it says what a virus in a region is: damage is found before that
+        own_kinship()  # identifies viruses in regions later; finds damage now
         scorer, path = scorer or Scorer.own(), model or OWN_REGION_MODEL
         region_model, size = RegionModel.load(path), scorer.windows.size
         if region_model.size != size:
-            raise unusable(path, f"pieces of {region_model.size} bases where nets read {size}")
+            raise unusable(path, f"its pieces have {region_model.size} bases, not {size}")
         return RegionFinder(scorer, region_model, GeneticCode.of(code), least_posterior)
 
 
 def quietest(log_odds: Values, model: RegionModel) -> int:
-    """The item of a circle around which ``virus_bases`` on either side look least viral."""
+    """The item of a circle with the least viral surroundings, ``virus_bases`` on either side."""
     reach = min(len(log_odds) // 2, round(model.virus_bases / model.step))
     is_known = ~np.isnan(log_odds)
     values = np.where(is_known, log_odds, median(log_odds[is_known]) if is_known.any() else 0.0)
@@ -190,7 +191,7 @@ def quietest(log_odds: Values, model: RegionModel) -> int:
 
 
 def _turned(region: Region, first: int, n_bases: int) -> list[Region]:
-    """A region of a circle that was cut open at ``first``, in two parts if it has the origin."""
+    """A region of a circle that was cut open at ``first``; two parts if it crosses the origin."""
     start, end = region.start + first, region.end + first
     if start >= n_bases:
         start, end = start - n_bases, end - n_bases
@@ -209,10 +210,10 @@ def regions_of_items(
     *,
     is_virus: bool,
 ) -> Found:
-    """The regions of a record in upper case, of its overlapping pieces.
+    """The regions of an upper-case record, from its overlapping pieces.
 
-    One that covers all of a record is made for a record that is called a virus, or for a short one
-    whose proteins are far more viral than those of any host.
+    A region may cover the whole record only if the record is called virus, or is short and its
+    proteins are far more viral than the proteins of any host.
     """
     starts, n_bases = items.start, len(sequence)
     is_throughout = not is_virus and is_provirus_throughout(sequence, items, model, read_genes)
@@ -257,9 +258,9 @@ def regions_of_items(
 def is_provirus_throughout(
     sequence: str, items: Items, model: RegionModel, read_genes: ReadGenes
 ) -> bool:
-    """Whether a short record is part of a provirus: by its proteins, as it has no host to compare.
+    """Whether a short record is part of a provirus, by its proteins: it has no host to compare.
 
-    Proteins of hosts of a GC differ far less than the spelling of their pieces.
+    Among hosts with the same GC, proteins vary far less than the composition of pieces.
     """
     n_bases, is_known = len(sequence), items.is_known
     if n_bases > LONGEST_THROUGHOUT or not is_known.any():
@@ -280,7 +281,7 @@ def is_provirus_throughout(
 
 
 def _is_read(posterior: Values) -> Mask:
-    """A mask of the pieces that may be viral; none if all are so: that is no region."""
+    """A mask of the pieces whose genes are scored: near possible viruses; none if all are viral."""
     is_read = np.zeros(len(posterior), dtype=np.bool_)
     if (posterior > 0.5).all():
         return is_read
@@ -290,10 +291,10 @@ def _is_read(posterior: Values) -> Mask:
 
 
 def evidence_of(sequence: str, ends: tuple[int, int], att: str, log_odds: Values) -> str:
-    """What speaks for a provirus beside its spelling, as attributes of GFF3.
+    """Further evidence for a provirus, as attributes of GFF3.
 
-    The length of its direct repeat; a tRNA that ends at one of its ends; and how many of its genes
-    have a protein that is rather viral.
+    The length of its direct repeat, a tRNA that ends at one of its ends, and how many of its genes
+    have a protein that is more likely viral than not.
     """
     words = [f"att_length={len(att)}"] if att else []
     near = (sequence[max(0, place - _TRNA_REACH) : place + _TRNA_REACH] for place in ends)
@@ -303,10 +304,10 @@ def evidence_of(sequence: str, ends: tuple[int, int], att: str, log_odds: Values
 
 
 def class_of(n_bases: int, genes: Genes) -> Literal["prophage", "uncertain"]:
-    """Whether a provirus of so many bases has what is whole in a tailed phage.
+    """The class of a provirus: prophage if it looks like a whole tailed phage, else uncertain.
 
-    It is as long as these are, many of its genes are viral, and a block of these on one strand is
-    as long as genes of heads and tails are together, which phages have in a row.
+    A prophage is long enough, many of its genes are viral, and a block of these on one strand is as
+    long as the genes for head and tail, which are neighbours in phages.
     """
     log_odds = genes[2]
     is_long = n_bases >= _SHORTEST_PROPHAGE
@@ -317,7 +318,7 @@ def class_of(n_bases: int, genes: Genes) -> Literal["prophage", "uncertain"]:
 def _block(genes: Genes) -> float:
     """The bases of viral genes in the best block of a strand.
 
-    Within it, half of the bases of its other genes are taken off, and those of the other strand.
+    Other genes on that strand subtract half of their bases, genes on the other strand all.
     """
     order = np.argsort(genes[0])
     start, end, log_odds, strand = (column[order] for column in genes)
@@ -332,9 +333,9 @@ def _block(genes: Genes) -> float:
 def viral_runs(
     starts: Counts, evidence: Values, n_bases: int, model: RegionModel
 ) -> tuple[list[Run], list[Run], Values]:
-    """The runs of viral items on the most probable path, the weak ones, and the posteriors.
+    """The runs of viral items on the most probable path, the weak runs, and the posteriors.
 
-    A weak run is viral by all paths together, rather than not, and has no item of that path.
+    The items of a weak run have posteriors above 0.5 and are not viral on the most probable path.
     """
     is_viral, posterior = viterbi(starts, evidence, model), posteriors(starts, evidence, model)
     bounds = [0, *_middles(starts, model).tolist(), n_bases]
@@ -347,10 +348,10 @@ def viral_runs(
 
 
 def parts_of(run: Run, starts: Counts, posterior: Values, model: RegionModel) -> list[Run]:
-    """The parts of a run between items that are, by all paths, rather the host's.
+    """Split a run at inner items with posteriors below 0.5.
 
-    Leaving the virus and coming back is rare, so the most probable path alone bridges gaps of
-    10,000 bases between neighbouring viruses.
+    Changes of state are rare, so the most probable path alone bridges gaps of 10,000 bases between
+    neighbouring viruses.
     """
     is_host = posterior[run.first : run.end] < 0.5
     gaps = [
@@ -358,7 +359,7 @@ def parts_of(run: Run, starts: Counts, posterior: Values, model: RegionModel) ->
         for first, end in runs_of(is_host)
         if first and end < len(is_host)
     ]
-    bounds = _middles(starts, model)  # behind each item but the last
+    bounds = _middles(starts, model)  # after each item but the last
     parts = []
     for first, end in gaps:
         parts.append(run._replace(end=first, end_base=int(bounds[first - 1])))
@@ -367,12 +368,12 @@ def parts_of(run: Run, starts: Counts, posterior: Values, model: RegionModel) ->
 
 
 def _middles(starts: Counts, model: RegionModel) -> Counts:
-    """The bases between the middles of neighbouring items. (n,) -> (n - 1,)"""
+    """The base midway between each two neighbouring items. (n,) -> (n - 1,)"""
     return np.asarray((starts[1:] + starts[:-1] + model.size) // 2)
 
 
 def near_host_genes(sequence: str, middles: Counts, runs: Sequence[Run], code: GeneticCode) -> Mask:
-    """A mask of the items whose middles are near a host's gene in one of the runs."""
+    """A mask of the items with their middle near a host gene in one of the runs."""
     is_near = np.zeros(len(middles), dtype=np.bool_)
     for run in runs:
         for start, end in host_genes(sequence[run.start_base : run.end_base], code):
@@ -382,27 +383,27 @@ def near_host_genes(sequence: str, middles: Counts, runs: Sequence[Run], code: G
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Repeats:
-    """The direct repeats of a record, by the evidence that lies between them."""
+    """The direct repeats of a record, and the evidence between them."""
 
     bases: str  # upper case
     middles: Counts  # of items
-    sums: Values  # of the evidence before each item, and of all
-    reach: int  # bases that the end of a repeat lies from the end of a run at most
-    cost: float  # evidence that a virus has, at least, if the most probable path enters it
+    sums: Values  # cumulative evidence before each item, and of all items
+    reach: int  # most bases between the end of a repeat and the end of a run
+    cost: float  # least evidence of a virus on the most probable path: the cost of two changes
     _known: dict[tuple[Run, tuple[int, int]], Repeat | None] = field(default_factory=dict)
 
     @classmethod
     def of(cls, sequence: str, starts: Counts, evidence: Values, model: RegionModel) -> Repeats:
-        """The repeats of a record, to be looked for within a usual region's length of each end."""
+        """The repeats of a record; the search reaches one usual region's length from each end."""
         sums = np.concatenate([[0.0], np.cumsum(evidence)])
         (_, enter), (leave, _) = model.transition(model.step)
         reach, cost = round(model.virus_bases), -enter - leave
         return cls(sequence, starts + model.size // 2, sums, reach, cost)
 
     def around(self, run: Run, bounds: tuple[int, int] | None = None) -> Repeat | None:
-        """The best one around a run within the record that has most of its evidence.
+        """The best repeat around a run that encloses more than half of its evidence.
 
-        It lies within the bounds, or else anywhere.
+        Without bounds it may lie anywhere. A run at an end of the record has none.
         """
         start, end = ends = run.start_base, run.end_base
         bounds = bounds or (0, len(self.bases))
@@ -416,7 +417,7 @@ class Repeats:
         return self._known[run, bounds]
 
     def parts_of(self, run: Run) -> list[Run]:
-        """The neighbours that a long run consists of, by the repeats around each; else the run."""
+        """Split a long run into neighbouring viruses by their repeats; else the run itself."""
         if run.end_base - run.start_base < 2 * SHORTEST_NEIGHBOUR:
             return [run]
         ends = run.start_base, run.end_base
@@ -429,10 +430,10 @@ class Repeats:
         return list(chain.from_iterable(map(self.parts_of, sorted(parts))))
 
     def _by_two(self, run: Run, inner: Sequence[Repeat]) -> list[Run]:
-        """Two neighbours with a repeat each, less by chance together than one around the run.
+        """Two neighbours with one repeat each, if the pair is less likely than one around the run.
 
-        As the second begins near the end of the first, it has fewer places; neither is then to be
-        expected by chance.
+        The second begins near the end of the first, so it has fewer possible places. Neither
+        repeat may be expected by chance.
         """
         start, end = run.start_base, run.end_base
         share = min(1.0, _LONGEST_GAP / max(1, end - start - 2 * SHORTEST_NEIGHBOUR))
@@ -443,15 +444,15 @@ class Repeats:
             is_rare = max(one.n_by_chance, other.n_by_chance) * share < _MOST_OF_EACH
             if is_near and is_rare and by_chance < least:
                 least = by_chance
-                second = max(one.end, other.start)  # bases may agree by chance beyond a copy
+                second = max(one.end, other.start)  # copies may extend by chance and overlap
                 parts = [self._part(run, start, one.end), self._part(run, second, end)]
         return parts
 
     def _by_one(self, run: Run, inner: Sequence[Repeat]) -> list[Run]:
-        """The part of a run within a repeat, and what this leaves that is viral by itself.
+        """The part of a run within a repeat, and the rests that are viral by themselves.
 
-        A repeat of one end and the inside must be around most of the evidence and beyond chance,
-        or what it leaves must have a repeat, too.
+        A repeat between one end and the inside must enclose most of the evidence and be unlikely
+        by chance, or one of the rests must have a repeat, too.
         """
         around = self.around(run)
         rare = [one for one in inner if one.n_by_chance < _MOST_OF_EACH]
@@ -468,7 +469,7 @@ class Repeats:
         return []
 
     def _part(self, run: Run, start: int, end: int) -> Run:
-        """A part of a run, and the items whose middles it has; the run, if it is all of it."""
+        """A part of a run, with the items that have their middle in it."""
         first, last = np.searchsorted(self.middles, (start, end)).tolist()
         return Run(
             run.first if start == run.start_base else first,
@@ -477,7 +478,7 @@ class Repeats:
         )
 
     def _rests(self, run: Run, others: Sequence[Run]) -> list[Run]:
-        """What others, in order, leave of a run, where that is viral by itself."""
+        """The rests of a run outside the others (in order) that are viral by themselves."""
         starts = [run.start_base, *(one.end_base for one in others)]
         ends = [*(one.start_base for one in others), run.end_base]
         return [
@@ -487,7 +488,7 @@ class Repeats:
         ]
 
     def confirmed(self, runs: Sequence[Run], others: Sequence[Run]) -> list[Run]:
-        """The runs, and in their place those of others that meet them and have a better repeat."""
+        """The runs; one of ``others`` replaces those that it overlaps if its repeat is better."""
         bounded = [
             one
             for one in others
@@ -503,12 +504,12 @@ class Repeats:
         return sorted([*chain.from_iterable(kept), *bounded])
 
     def _by_chance(self, run: Run) -> float:
-        """How often the repeat around a run is expected; infinite without one."""
+        """The expected number of repeats as good as the one around a run; infinite without one."""
         repeat = self.around(run)
         return np.inf if repeat is None else repeat.n_by_chance
 
     def prove(self, run: Run) -> bool:
-        """Whether a weak run is as long as usual, or has a repeat that is hardly chance."""
+        """Whether a weak run is as long as a usual region, or has a repeat unlikely by chance."""
         is_long = run.end_base - run.start_base >= self.reach
         return is_long or self._by_chance(run) < MOST_BY_CHANCE_ALONE
 
@@ -520,18 +521,17 @@ class Repeats:
 def move_ends(
     runs: Sequence[Run], repeats: Repeats, code: GeneticCode = STANDARD
 ) -> list[tuple[int, int, str]]:
-    """Move the ends of each run within the record to landmarks near them.
+    """Move the ends of each run within the record to landmarks near them: (start, end, repeat).
 
-    These are a direct repeat around both, which is named beside them, or for each by itself the
-    nearest edge of an open stretch. No end passes the middle between it and the next, so what was
-    apart stays apart.
+    The landmarks are a direct repeat around both ends, or for each end the nearest edge of an open
+    stretch. No end passes the midpoint to the next end, so separate runs stay separate.
     """
     sequence = repeats.bases
     moved: list[tuple[int, int, str]] = []
     for i, run in enumerate(runs):
         start, end = run.start_base, run.end_base
         low = min(start, (runs[i - 1].end_base + start) // 2 + 1) if i else 0
-        if moved and moved[-1][2]:  # the end of the one before is known
+        if moved and moved[-1][2]:  # a repeat fixes the end of the run before
             low = moved[-1][1] + 1
         middle = (start + end) // 2
         high = (end + runs[i + 1].start_base) // 2 if i + 1 < len(runs) else len(sequence)

@@ -1,16 +1,16 @@
-"""Features of pieces: how the stop-free stretches are spelled, and plain figures of the whole.
+"""Features of pieces: composition of the stop-free stretches, and plain figures of the whole.
 
 A piece has 1,229 features in seven blocks: codons of its longest stretch and of all long ones; the
-junctions of codons of the long ones, which are the four bases around where one follows another;
-pairs of neighbouring residues of the longest, all of them as square roots of their shares; its
+codon junctions of the long ones, which are the four bases around a codon border; pairs of
+neighbouring residues of the longest, all of these as square roots of their shares; its
 palindromes; plain figures; how many of its words other groups have; and the codons again as log
-ratios to what the GC of the piece lets expect. A long piece can be read as parts: it has the mean
-of their features, and 12 more, of how the gene-like stretches lie in all of it.
+ratios to the expectation from the GC of the piece. A long piece can be read as parts: its features
+are the means over the parts, and 12 more on the layout of its gene-like stretches.
 
-A word is nine residues. Composition cannot see what a protein is; a word that proteins of several
-families share can. Of strangers a word by chance is rare: there are 5e11 of them. Words of several
-groups of the training data are all kept; of those that one group alone has, one in eight, chosen
-by hash.
+A word is nine residues. Composition does not show what a protein is; a word shared with known
+proteins does. Unrelated proteins rarely share a word by chance: there are 5e11 words. The table
+keeps all words that several groups of the training data have, and one in eight, chosen by hash, of
+the words that only one group has.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from virnucpro.sequences.translate import STANDARD, GeneticCode
 LENGTH = 9  # residues of a word
 AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
 NO_RESIDUE = len(AMINO_ACIDS)  # stops, and codons with an unknown base
-# whose a word is: 0 of nobody here; several groups, all viral or all cellular; one group; both
+# owner of a word; 0: none. ONE_*: one group; else several: all viral, all cellular, or mixed
 VIRAL, ONE_VIRAL, CELLULAR, ONE_CELLULAR, RATHER_VIRAL, RATHER_CELLULAR = range(1, 7)
 N_WORD_FIGURES = 6
-RARITY = 8  # one in so many words is in the sample; a power of two
+RARITY = 8  # one in this many words is in the sample; a power of two
 BUCKET_BITS, REST_BITS, OWNER_BITS = 20, 13, 3
-_HINT_BITS = 2  # of the rest
-_GROUP = 16  # buckets whose first entry is looked up
+_HINT_BITS = 2  # bits of the rest that a hint covers
+_GROUP = 16  # buckets that share an index of their first entry
 N_BUCKETS = 2 << BUCKET_BITS
 
 Residues = NDArray[np.uint8]
@@ -53,11 +53,11 @@ N_JUNCTIONS = 2 * N_JUNCTION_WORDS
 N_PALINDROMES = 4**2 + 3  # each of four bases, and all of two, four and six
 N_LAYOUT = 12
 N_FEATURES = 4 * N_CODONS + N_JUNCTIONS + N_PAIRS + N_PALINDROMES + N_FIGURES + N_WORD_FIGURES
-SHARES = slice(0, -2 * N_CODONS)  # codons by shares, and all else
-RATIOS = slice(2 * N_CODONS, None)  # all else, and codons by ratios
+SHARES = slice(0, -2 * N_CODONS)  # codons as shares, and all else
+RATIOS = slice(2 * N_CODONS, None)  # all else, and codons as ratios
 GC = 2 * N_CODONS + N_JUNCTIONS + N_PAIRS + N_PALINDROMES  # the column of the first figure
 FIGURES = slice(GC, GC + N_FIGURES)
-GENE_LIKE = 30  # codons of a stretch that may be a gene
+GENE_LIKE = 30  # least codons of a stretch that may be a gene
 
 Features = NDArray[np.float32]
 
@@ -67,15 +67,15 @@ Features = NDArray[np.float32]
 
 @dataclass(frozen=True, eq=False)
 class WordTable:
-    """Words and their owners, as 33 bits of a hash: the bucket, and the rest before the owner.
+    """Words and their owners. A word is 33 bits of a hash: its bucket, and the rest of an entry.
 
-    Words in the sample have the second half of the buckets to themselves, so that the others pass
-    by the many words of one group. By chance about one in 1e3 of the sample, and one in 1e4 of
-    the others, is taken for a word of the table.
+    Words in the sample use the second half of the buckets alone, so that a search for the others
+    skips the many words of one group. False matches: about one in 1e3 words of the sample, and one
+    in 1e4 of the others.
     """
 
     n_of_bucket: NDArray[np.uint8]  # (N_BUCKETS,)
-    entries: NDArray[np.uint16]  # (n,) by bucket, rising
+    entries: NDArray[np.uint16]  # (n,) by bucket, ascending; the rest of the hash, then the owner
 
     def __post_init__(self) -> None:
         if self.n_of_bucket.shape != (N_BUCKETS,) or self.entries.ndim != 1:
@@ -83,21 +83,21 @@ class WordTable:
         if self.n_of_bucket.sum() != len(self):
             raise ValueError(f"{len(self)} words in buckets of {self.n_of_bucket.sum()}")
         if len(self):
-            _ = self.arguments  # looks at the owners
+            _ = self.arguments  # checks the owners
 
     def __len__(self) -> int:
         return len(self.entries)
 
     @cached_property
     def arguments(self) -> tuple[NDArray[Any] | int, ...]:
-        """What functions of the library take: hints, the table, and where groups of buckets begin.
+        """Arguments of library functions: hints, the table, and where groups of buckets begin.
 
-        A hint is a bit for each beginning of a hash that words outside the sample have. A processor
-        keeps them at hand, and six of seven words that nobody has are not looked for among the
-        entries. In the sample hardly a beginning is free.
+        A hint is one bit per prefix of a hash: whether a word outside the sample begins with it.
+        The hints fit into a processor's cache and spare the search for six of seven words that
+        have no owner. They do not cover the sample: nearly all of its prefixes occur.
 
         Raises:
-            ValueError: a word has an owner that is not known.
+            ValueError: a word has an unknown owner.
         """
         hints = np.zeros(N_BUCKETS >> 1 << _HINT_BITS >> 3, dtype=np.uint8)
         first, n_strange = np.zeros(N_BUCKETS // _GROUP, dtype=np.int32), np.zeros(1, np.int64)
@@ -105,7 +105,7 @@ class WordTable:
         if len(self):
             call("open_words", *of_table, first, hints, n_strange)
         if n_strange[0]:
-            raise ValueError("words of owners that are not known")
+            raise ValueError("words have unknown owners")
         return hints, self.n_of_bucket, first, self.entries, len(self)
 
 
@@ -118,14 +118,14 @@ NO_WORDS = WordTable(np.zeros(N_BUCKETS, dtype=np.uint8), np.empty(0, dtype=np.u
 def library_input(
     pieces: Pieces, words: WordTable, code: GeneticCode
 ) -> tuple[NDArray[Any] | int, ...]:
-    """What functions of the library take to read pieces."""
+    """Arguments of the library functions that read pieces."""
     owners = pieces.owners(code, words)
     return *pieces.arguments(code), _tables_of(code), *words.arguments, owners
 
 
 @cache
 def _tables_of(code: GeneticCode) -> Digits:
-    """Of each codon: whether it is a stop, what it counts as, and its residue. (3, 125)"""
+    """For each codon: whether it is a stop, the codon it counts as, and its residue. (3, 125)"""
     synonyms = np.arange(N_CODES, dtype=np.uint8)
     for codon, synonym in code.standard_synonyms.items():
         synonyms[code_of(codon)] = code_of(synonym)
@@ -133,12 +133,12 @@ def _tables_of(code: GeneticCode) -> Digits:
 
 
 def layout_features(pieces: Pieces, code: GeneticCode = STANDARD) -> Values:
-    """How the gene-like stretches of each piece lie: -> (n, 12)
+    """The layout of the gene-like stretches of each piece. -> (n, 12)
 
-    How many there are per kilobase and what they cover; the logarithms of their median, mean and
-    longest length and of the mean over what they cover; the first two again for those as long as
-    a gene, with how often these change the strand and the share of the commoner one; and how many
-    of the gaps between gene-like neighbours are short, and the mean gap in kilobases.
+    Their number per kilobase and the share that they cover; the logarithms of their median, mean
+    and longest length, and of the mean over covered bases; number and share again for those as
+    long as a gene, how often these change strand, and the share of the commoner strand; and the
+    share of short gaps between gene-like neighbours, and the mean gap in kilobases.
     """
     layout = np.empty((len(pieces), N_LAYOUT))
     call("layout_features", *pieces.arguments(code), layout)

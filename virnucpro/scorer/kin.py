@@ -1,22 +1,22 @@
-"""What a viral sequence is: its kind, the family or cluster whose words it has, and its ends.
+"""Identify a viral sequence: its kind, its family or cluster by shared words, and its ends.
 
-A word is nine residues of an open stretch. The table has words of one family alone: all that
-several of its genera have, and one in 16 of the others, by hash. Words of viruses without
-a family belong to the cluster of related genomes that alone has them, or to nobody: the owner 0.
-A family is named where it owns enough of the words that the table has; the sequence has the kind
-of this family then. Elsewhere a cluster is named that owns enough of them, and a net gives the
-kind, by the features that the scorer reads, except the words of its training.
+A word is nine residues of an open stretch. The table has words that occur in only one family: all
+words that several genera of the family have, and one in 16 of the others, by hash. Words of
+viruses without a family belong to the only cluster of related genomes that has them, or to nobody
+(owner 0). A sequence gets a family if the family owns enough of its known words, and then has the
+kind of that family. Else it gets a cluster that owns enough of them, and a net gives the kind, from
+the features that the scorer reads, except the words.
 
 ``embedded/kin.safetensors`` has the table, the net and their facts; ``making/train_kin.py`` makes
 it.
 
-Ends are terminal repeats, direct or inverted, or a circle by its header. A direct repeat is what an
-assembler leaves of a circle, and what many linear genomes end in: the sequence alone does not say
-which. CheckV and geNomad ask for more than 20 bases that agree exactly (Nayfach et al. 2021,
-doi:10.1038/s41587-020-00774-7; Camargo et al. 2024, doi:10.1038/s41587-023-01953-y), and so does
-this module; behind those, one base in fifty may differ. Repeats of low complexity are left out:
-CheckV's limits are a fifth of unknown bases, three quarters of one base, and eight places in the
-sequence. Tandem repeats of short units count as such, too.
+The topology comes from terminal repeats, direct or inverted, or from a header that says circular.
+Assemblers leave a direct repeat where they cut a circle, and many linear genomes end in one: the
+sequence alone does not tell which. CheckV and geNomad require more than 20 bases that agree exactly
+(Nayfach et al. 2021, doi:10.1038/s41587-020-00774-7; Camargo et al. 2024,
+doi:10.1038/s41587-023-01953-y), and so does this module; further bases may differ in one of fifty.
+Repeats of low complexity are left out, by CheckV's limits: a fifth of unknown bases, three quarters
+of one base, eight places in the sequence. Tandem repeats of short units are left out, too.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from virnucpro.scorer.pieces import Pieces, cut
 from virnucpro.sequences.translate import STANDARD, GeneticCode
 
 FORMAT = 2
-FEWEST_WORDS = 2  # of a family that is named
-BASES_PER_WORD = 3_000  # a long sequence needs more words: at least one in so many bases
-# of a cluster that is named: most viruses without a family are of no known cluster
+FEWEST_WORDS = 2  # that a family needs to be named
+BASES_PER_WORD = 3_000  # a long sequence needs more words: at least one per this many bases
+# the same for a cluster: most viruses without a family belong to no known cluster
 _FEWEST_OF_CLUSTER, _BASES_PER_WORD_OF_CLUSTER = 3, 300
-CLUSTER = "cluster:"  # before the name of one
-LEAST_SHARE = 0.7  # of all words of the sequence that the table knows
+CLUSTER = "cluster:"  # prefix of the name of a cluster
+LEAST_SHARE = 0.7  # that a named owner has of the known words of the sequence
 KINDS = (
     "phage",
     "archaeal virus",
@@ -57,16 +57,16 @@ KINDS = (
     "dsDNA",
     "reverse-transcribing",
 )
-KIND_FEATURES = slice(0, FIGURES.stop)  # of a piece: all but words and ratios
+KIND_FEATURES = slice(0, FIGURES.stop)  # features of a piece without words and ratios
 KIND_PIECE = 1000  # bases
 STRANGE = -1  # the owner of a word that the table does not know
-FARTHEST = 6.0  # deviations from the mean; what is farther is taken for this
-_OUTPUTS = 16  # of a layer that the library computes at once
-_WORD_PIECE = 10_000  # bases that stretches are looked for in
-_SEQUENCES_AT_ONCE = 128  # whose kinds are computed: they stay in the cache of the processor
-_PIECES_AT_ONCE, _BASES_AT_ONCE = 10_000, 1_000_000  # whose words are looked up
+FARTHEST = 6.0  # deviations from the mean; features are clipped to this
+_OUTPUTS = 16  # outputs of a layer that the library computes at once
+_WORD_PIECE = 10_000  # bases that are searched for stretches at once
+_SEQUENCES_AT_ONCE = 128  # for the net: they stay in the cache of the processor
+_PIECES_AT_ONCE, _BASES_AT_ONCE = 10_000, 1_000_000  # for a look-up of words
 _SHORTEST_STRETCH = 30  # codons
-_WORD_BITS = 39  # of the number of a word: there are 20**9
+_WORD_BITS = 39  # for the number of a word: there are 20**9
 
 Topology: TypeAlias = Literal["linear", "DTR", "ITR", "circular"]
 Owners = NDArray[np.uint16]
@@ -75,14 +75,14 @@ Weights = NDArray[np.float32]
 
 @dataclass(frozen=True, eq=False)
 class KinWords:
-    """Words and the owner of each, as 36 bits of a hash: the bucket, and the rest.
+    """Words and their owners. A word is 36 bits of a hash: its bucket, and the rest.
 
-    By chance one word in 3e4 is taken for one of two million words of the table.
+    With two million words in the table, one word in 3e4 matches by chance.
     """
 
     n_of_bucket: NDArray[np.uint8]  # (2**20,)
-    rests: NDArray[np.uint16]  # (n_words,) by bucket, rising
-    owners: Owners  # (n_words,) places among families and clusters; 0: neither
+    rests: NDArray[np.uint16]  # (n_words,) by bucket, ascending
+    owners: Owners  # (n_words,) index of the family or cluster; 0: neither
 
     def __post_init__(self) -> None:
         if not self.n_of_bucket.sum() == len(self.rests) == len(self.owners):
@@ -90,13 +90,13 @@ class KinWords:
 
     @cached_property
     def _first(self) -> NDArray[np.int32]:
-        """The place of the first word of each bucket, and of the end. (2**20 + 1,)"""
+        """The index of the first word of each bucket, and of the end. (2**20 + 1,)"""
         first = np.zeros(len(self.n_of_bucket) + 1, dtype=np.int32)
         np.cumsum(self.n_of_bucket, out=first[1:])
         return first
 
     def owners_of(self, numbers: Numbers) -> NDArray[np.int32]:
-        """The owner of each word; ``STRANGE`` for one that the table does not know. (n,) -> (n,)"""
+        """The owner of each word; ``STRANGE`` if the table does not have it. (n,) -> (n,)"""
         owners = np.empty(len(numbers), dtype=np.int32)
         call("families_of", numbers, len(numbers), self._first, self.rests, self.owners, owners)
         return owners
@@ -105,7 +105,7 @@ class KinWords:
 def kin_words_of(
     sequences: Pieces, code: GeneticCode = STANDARD
 ) -> Iterator[tuple[Counts, Numbers]]:
-    """The words of some sequences at a time: whose each is, and its number. (n,), (n,)
+    """Yield the words of some sequences at a time: sequence and number of each. (n,), (n,)
 
     A sequence may have a word several times.
     """
@@ -132,8 +132,8 @@ def named_owners(
 ) -> tuple[Counts, Counts, Values]:
     """The owner that each sequence is named after, the number of its words, and their share.
 
-    That is the family that owns most words, if these are enough, or else the cluster, or 0. Each
-    word counts once. A share is that of the words which the table knows.
+    That is the family or cluster that owns enough of the known words, or 0. Each word counts once.
+    The share is among the words that the table knows.
     n -> (n,), (n,), (n,)
     """
     pairs, counts = np.unique(_owned_words(sequences, table, code), return_counts=True)
@@ -151,7 +151,7 @@ def named_owners(
 
 
 def _owned_words(sequences: Pieces, table: KinWords, code: GeneticCode) -> Counts:
-    """Of each word of a sequence that the table knows: the sequence, and its owner as 16 bits."""
+    """For each known word of a sequence: the sequence, and below it the owner in 16 bits."""
     each = [np.empty((3, 0), dtype=np.int64)]
     for of_words, of_numbers in kin_words_of(sequences, code):
         of_owners = table.owners_of(of_numbers)
@@ -160,7 +160,7 @@ def _owned_words(sequences: Pieces, table: KinWords, code: GeneticCode) -> Count
     whose, numbers, owners = np.concatenate(each, axis=1)
     assert len(sequences) < 1 << 63 - _WORD_BITS, "a block of records has fewer"
     words = whose << _WORD_BITS | numbers
-    order = np.argsort(words)  # neighbours are the same words of a sequence
+    order = np.argsort(words)  # equal words of a sequence become neighbours
     is_new = np.diff(words[order], prepend=-1) != 0
     return np.asarray(whose[order[is_new]] << 16 | owners[order[is_new]])
 
@@ -179,16 +179,16 @@ def kind_features(sequences: Pieces, code: GeneticCode = STANDARD) -> Values:
 
 @dataclass(frozen=True, eq=False)
 class KindNet:
-    """Gives the kind of a virus from the mean features of its pieces; between layers a GELU."""
+    """Predicts the kind of a virus from the mean features of its pieces: two layers and a GELU."""
 
     mean: Weights  # (n_features,)
     deviation: Weights  # (n_features,)
     hidden: tuple[Weights, Weights]  # (n_hidden, n_features), (n_hidden,)
     output: tuple[Weights, Weights]  # (n_kinds, n_hidden), (n_kinds,)
-    slopes: tuple[tuple[int, float], ...]  # at a length, what logits are multiplied by
+    slopes: tuple[tuple[int, float], ...]  # (bases, factor of the logits at this length)
 
     def logits(self, features: Values) -> Values:
-        """Before calibration. (n, n_features) -> (n, n_kinds)"""
+        """The logits before calibration. (n, n_features) -> (n, n_kinds)"""
         x = features - self._standards[0]
         x /= self._standards[1]
         x = _product(np.clip(x, -FARTHEST, FARTHEST, out=x), *self._layers[0])
@@ -198,7 +198,7 @@ class KindNet:
 
     @cached_property
     def _standards(self) -> tuple[Values, Values]:
-        """Mean and deviation in float64, which numpy need not convert each time."""
+        """Mean and deviation in float64, converted once."""
         return self.mean.astype(np.float64), self.deviation.astype(np.float64)
 
     @cached_property
@@ -208,9 +208,9 @@ class KindNet:
         return [(_blocks_of(weight), bias.astype(np.float64)) for weight, bias in layers]
 
     def probabilities(self, features: Values, n_bases: Counts) -> Values:
-        """The probability of each kind in sequences of these lengths.
+        """The probability of each kind, calibrated for sequences of these lengths.
 
-        The slope lies on lines between the known ones, over the logarithm of the length.
+        The slope is interpolated linearly over the logarithm of the length.
         (n, n_features), (n,) -> (n, n_kinds)
         """
         lengths, slopes = zip(*self.slopes, strict=True)
@@ -223,7 +223,7 @@ class KindNet:
 def _blocks_of(weight: Weights) -> Values:
     """Weights of a layer as the library reads them, flat.
 
-    In blocks of outputs, filled up by zeros: (n_outputs, n_inputs) -> (n_blocks, n_inputs, 16).
+    Blocks of outputs, padded with zeros: (n_outputs, n_inputs) -> (n_blocks, n_inputs, 16).
     """
     n_outputs, n_inputs = weight.shape
     filled = np.zeros((-(-n_outputs // _OUTPUTS) * _OUTPUTS, n_inputs))
@@ -232,7 +232,7 @@ def _blocks_of(weight: Weights) -> Values:
 
 
 def _product(values: Values, weights: Values, bias: Values) -> Values:
-    """A layer of a net, the same whatever stands in other rows. (n, in) -> (n, out)"""
+    """Compute a layer; a row does not depend on the other rows. (n, in) -> (n, out)"""
     out = np.empty((len(values), len(bias)))
     sizes = len(values), values.shape[1], len(bias)
     call("linear_layer", np.ascontiguousarray(values), *sizes, weights, bias, out)
@@ -244,11 +244,11 @@ class Kinship:
     """The words and the net that identify viruses."""
 
     words: KinWords
-    families: tuple[str, ...]  # by owner; that of 0 has no name
-    kind_of_family: tuple[str, ...]  # in step; empty for 0
-    clusters: tuple[str, ...]  # their names, by owner, behind the families
+    families: tuple[str, ...]  # by owner; owner 0 has no name
+    kind_of_family: tuple[str, ...]  # parallel to families; empty for 0
+    clusters: tuple[str, ...]  # by owner, after the families
     net: KindNet
-    # from so many words of a family on, the share of named sequences whose kind is right
+    # (words of the family, share of sequences with this many or more that get the right kind)
     certainties: tuple[tuple[int, float], ...]
 
     def identify(
@@ -257,9 +257,9 @@ class Kinship:
         are_circles: Sequence[bool | None] | None = None,
         code: GeneticCode = STANDARD,
     ) -> list[Identity]:
-        """What each viral sequence is; nothing without a known base.
+        """Identify each viral sequence; one without a known base gets an empty identity.
 
-        ``are_circles`` is None for a part of a record, which has no topology.
+        In ``are_circles`` None marks a part of a record, which has no topology.
         """
         sequences = Pieces.of(viruses)
         ends = topologies(sequences, are_circles or [None] * len(viruses))
@@ -269,7 +269,7 @@ class Kinship:
     def _of_kin(
         self, sequences: Pieces, code: GeneticCode
     ) -> Iterator[tuple[str, float, str, int, float | None]]:
-        """Kind, its probability, and kin of each, with its words and their share."""
+        """Yield kind, its probability, kin, number of words of the kin and their share."""
         n, n_families = len(sequences), len(self.families)
         owner, n_words, shares = named_owners(sequences, self.words, n_families, code)
         has_family = (owner > 0) & (owner < n_families)
@@ -290,9 +290,9 @@ class Kinship:
     def _of_net(
         self, sequences: Pieces, chosen: Counts, code: GeneticCode
     ) -> tuple[Counts, Values]:
-        """The most probable kind of some sequences, and its probability.
+        """The most probable kind of the chosen sequences, and its probability.
 
-        Without a known base it is the one behind all kinds.
+        Without a known base the kind is ``len(KINDS)``.
         """
         each = [np.empty((0, len(KINDS)))]
         for first in range(0, len(chosen), _SEQUENCES_AT_ONCE):
@@ -310,7 +310,7 @@ def topologies(
 ) -> list[tuple[Topology | Literal[""], int]]:
     """The topology of each whole record, and the bases of its terminal repeat; 0 without one.
 
-    A circle is one whose header says so; what is no whole record (None) has no topology.
+    A record is circular if its header says so. A part of a record (None) has no topology.
     """
     chosen = [place for place, is_circle in enumerate(are_circles) if is_circle is not None]
     starts, lengths = sequences.starts[chosen], sequences.lengths[chosen]
@@ -329,7 +329,7 @@ def topologies(
 
 @cache
 def own_kinship() -> Kinship:
-    """The words and the net of the package, which a process reads once.
+    """The words and the net of the package; each process reads them once.
 
     Raises:
         UnavailableError: as ``load_kinship``.
@@ -341,7 +341,7 @@ def load_kinship(path: Path) -> Kinship:
     """Read words and net from their safetensors file.
 
     Raises:
-        UnavailableError: the file is missing, damaged, or of another format.
+        UnavailableError: the file is missing, damaged, or in another format.
     """
     try:
         with safe_open(path, framework="np") as handle:

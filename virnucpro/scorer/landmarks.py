@@ -1,4 +1,4 @@
-"""Landmarks of a sequence: its genes, those of hosts, ends of tRNA, edges, direct repeats."""
+"""Find landmarks of a sequence: genes, host genes, tRNA ends, edges of stretches, repeats."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from virnucpro.scorer.pieces import (
 from virnucpro.scorer.score import score_proteins
 from virnucpro.sequences.translate import STANDARD, GeneticCode
 
-# of RpoB, RpoC, S19, L2, S11 and S12, aligned over bacteria of several phyla
+# conserved in RpoB, RpoC, S19, L2, S11 and S12 of bacteria of several phyla
 HOST_PEPTIDES = (
     *("GDK[FLM]A[GSN]RHG[QN]KG", "NADFDGDQM", "GH[KM][LI][GA]EF[AS][PL]TR"),
     *("NP[VI]DHPHGGGEG", "PHNGCRPPK[KR]R", "KPNSA[LM]RK"),
@@ -43,16 +43,16 @@ RIBOSOMAL_RNA = (
 _T_ARM = re.compile(r"(?=([ACGT]{4})GTTC[AG]A.[CT]C([ACGT]{4}))")
 _PAIRS = {"AT", "TA", "CG", "GC", "GT", "TG"}
 _FEWEST_PAIRS, _BEHIND_ARM = 4, 25  # bases from the first one of the arm to the end of the tRNA
-_REACH = 1_000  # bases, from a place to an edge of an open stretch
-SHORTEST_GENE = 60  # codons of a stretch whose protein is scored
-NEAR = 3_000  # bases; a repeat that lies twice as far from an end is twice as suspect
+_REACH = 1_000  # most bases from a position to an edge of an open stretch
+SHORTEST_GENE = 60  # least codons of a stretch that counts as a gene
+NEAR = 3_000  # bases from an end; beyond, chance counts in proportion to the distance
 SHORTEST_REPEAT, LONGEST_REPEAT = 12, 300  # bases
-MOST_BY_CHANCE = 0.01  # expected number of repeats as good as one that is taken
+MOST_BY_CHANCE = 0.01  # largest expected number of equally good repeats that is accepted
 _WORD = 6  # letters; codons and composition make some common
-_SHORTEST = 8  # residues of a peptide of hosts
-_PEPTIDE_REACH, _RNA_REACH = 10_000, 3_000  # bases around them that are taken for the host's
-_BASES_AT_ONCE = 1_000_000  # whose codons are read
-_HAIRPIN = 2 / 3  # of the bases of a repeat that pair with each other: a terminator
+_SHORTEST = 8  # residues of the shortest host peptide
+_PEPTIDE_REACH, _RNA_REACH = 10_000, 3_000  # bases around a match that belong to the host
+_BASES_AT_ONCE = 1_000_000  # read at once
+_HAIRPIN = 2 / 3  # share of bases of a repeat that pair with each other in a terminator
 
 
 def genes_of(
@@ -61,11 +61,11 @@ def genes_of(
     code: GeneticCode = STANDARD,
     known: dict[str, float] | None = None,
 ) -> tuple[Counts, Counts, Values, Counts]:
-    """The longest open stretches of a sequence in upper case, hardly overlapping, as proteins.
+    """Score the proteins of the longest open stretches, hardly overlapping. Takes upper case.
 
-    Their starts and ends on the forward strand, the log-odds of their proteins, NaN for one
-    without a known residue, and their strands, 0 or 1. (n,), (n,), (n,), (n,). Proteins that are
-    ``known`` are not scored again; the others are put there.
+    Returns their starts and ends on the forward strand, the log-odds of their proteins (NaN
+    without a known residue), and their strands, 0 or 1. (n,), (n,), (n,), (n,). Proteins in
+    ``known`` are not scored again; the scores of the others are added to it.
 
     Raises:
         ValueError: the scorer has no nets for proteins.
@@ -88,7 +88,7 @@ def genes_of(
 
 
 def trna_ends(sequence: str) -> list[int]:
-    """Where, in bases, genes of tRNA end in a sequence in upper case: their 3' ends, as bounds."""
+    """The 3' ends of tRNA genes in an upper-case sequence, as positions between bases."""
     places = []
     for strand, bases in enumerate((sequence, reverse_complement(sequence))):
         for match in _T_ARM.finditer(bases):
@@ -100,14 +100,14 @@ def trna_ends(sequence: str) -> list[int]:
 
 
 def host_genes(sequence: str, code: GeneticCode = STANDARD) -> list[tuple[int, int]]:
-    """What is the host's around its genes in a sequence in upper case: first base and end."""
+    """Intervals around host genes of an upper-case sequence that belong to the host."""
     found = [(place, _PEPTIDE_REACH) for place in host_peptides(sequence, code)]
     found += [(place, _RNA_REACH) for place in ribosomal_rna(sequence)]
     return [(place - reach, place + reach) for place, reach in found]
 
 
 def host_peptides(sequence: str, code: GeneticCode = STANDARD) -> list[int]:
-    """Where, in bases, translations of the six frames hold a peptide that is a host's."""
+    """Positions, in bases, of host peptides in translations of the six frames."""
     table = _peptides(code)
     longest = len(table)
     places = set[int]()
@@ -123,7 +123,7 @@ def host_peptides(sequence: str, code: GeneticCode = STANDARD) -> list[int]:
 
 @cache
 def _peptides(code: GeneticCode) -> Digits:
-    """By place and code of a codon, a bit for each peptide that has it there, or ended before.
+    """By position and codon code: a bit for each peptide that allows it there or has ended.
 
     (longest, 125)
     """
@@ -138,7 +138,7 @@ def _peptides(code: GeneticCode) -> Digits:
 
 
 def ribosomal_rna(sequence: str) -> list[int]:
-    """Where, in bases, a sequence in upper case has what all 16S or 23S rRNA genes have."""
+    """Positions, in bases, of words of all 16S or 23S rRNA genes in an upper-case sequence."""
     words = [*RIBOSOMAL_RNA, *map(reverse_complement, RIBOSOMAL_RNA)]
     found = [word for word, n in zip(words, _count(words, sequence).tolist(), strict=True) if n]
     matches = (re.finditer(f"(?={word})", sequence) for word in found)
@@ -147,7 +147,7 @@ def ribosomal_rna(sequence: str) -> list[int]:
 
 @cache
 def _letters(code: GeneticCode) -> bytes:
-    """The letter of each code of a codon, X where it names no residue. (256,)"""
+    """The residue letter of each codon code; X if it has none. (256,)"""
     letters = bytearray(b"X" * 256)
     for codon, letter in zip(code.codons, code.letters, strict=True):
         letters[code_of(codon)] = ord(letter)
@@ -155,7 +155,7 @@ def _letters(code: GeneticCode) -> bytes:
 
 
 def open_edges(sequence: str, place: int, code: GeneticCode) -> list[int]:
-    """Edges of gene-like open stretches at most 1,000 bases from a place; none that is cut off."""
+    """Edges of gene-like open stretches at most 1,000 bases from ``place``; no cut-off ones."""
     first = max(0, place - 2 * _REACH)
     part = sequence[first : place + 2 * _REACH]
     _, strand, start, n_codons = find_stretches(Pieces.of([part]), code, GENE_LIKE)
@@ -167,7 +167,7 @@ def open_edges(sequence: str, place: int, code: GeneticCode) -> list[int]:
 
 
 class Repeat(NamedTuple):
-    """The same bases at two places, as often on either side of an integrated element."""
+    """The same bases at two places, as they often flank an integrated element."""
 
     n_by_chance: float  # expected number of repeats as good, as near to both ends
     start: int  # of the left copy
@@ -178,16 +178,16 @@ class Repeat(NamedTuple):
     def around(
         sequence: str, ends: tuple[int, int], bounds: tuple[int, int], reach: int
     ) -> list[Repeat]:
-        """The direct repeats around a region that are not to be expected by chance, best first.
+        """The direct repeats around a region that are unlikely by chance, best first.
 
-        The left copy begins at most ``reach`` bases from the start, the right one ends as near to
-        the end, within the bounds; neither is beyond the other end. With p for the probability of
-        two bases of these windows to be equal, a repeat of n bases that lies a and b bases from the
-        ends is expected w(a) w(b) p^n times; w(a) is 2 a + 1, and more beyond ``NEAR``. One that is
-        found c times elsewhere in a record of N bases is expected w(max(a, b)) c / N times, if that
-        is more. Hairpins are left out, as terminators of transcription are alike, and parts of
-        copies that are longer than ``LONGEST_REPEAT``, as those of genes and of mobile elements
-        are.
+        The left copy begins at most ``reach`` bases from the start, the right copy ends at most
+        ``reach`` bases from the end, within the bounds; neither is beyond the other end. Let p be
+        the probability that two bases of these windows are equal. A repeat of n bases that lies a
+        and b bases from the ends is expected w(a) w(b) p^n times; w(a) is 2 a + 1, and more beyond
+        ``NEAR``. If it occurs c times elsewhere in a record of N bases, it is expected
+        w(max(a, b)) c / N times, if that is more. Hairpins are left out, because transcription
+        terminators resemble each other. So are parts of copies longer than ``LONGEST_REPEAT``,
+        such as genes and mobile elements.
         """
         start, end = ends
         left = max(bounds[0], start - reach), min(end, start + reach)
@@ -197,10 +197,10 @@ class Repeat(NamedTuple):
 
     @staticmethod
     def at_one_end(sequence: str, ends: tuple[int, int], shortest: int, reach: int) -> list[Repeat]:
-        """The repeats of one end of a region and its inside, where one of several viruses ends.
+        """The repeats between one end of a region and its inside, where a neighbouring virus ends.
 
-        The copy inside leaves ``shortest`` bases to both ends, and may be at any of the places
-        there. So up to one may be expected by chance; else they are as ``around``.
+        The inner copy lies at least ``shortest`` bases from both ends, anywhere in between. So
+        repeats are returned if fewer than one is expected by chance; otherwise as ``around``.
         """
         start, end = ends
         inside = start + shortest, end - shortest
@@ -223,10 +223,10 @@ def _repeats(
     places: Callable[[Counts, Counts], tuple[Values, Values]],
     most_by_chance: float,
 ) -> list[tuple[Repeat, float]]:
-    """The repeats of two parts of a sequence of which fewer are expected there.
+    """The repeats between two parts of a sequence, if fewer than ``most_by_chance`` are expected.
 
-    Each with the number of places where a copy may as well be, at the end that has more of them.
-    ``places`` has these numbers for both copies, by their outer ends.
+    Each has the number of places where its copy could lie equally well, at the end with more of
+    them. ``places`` gives these numbers for both copies from their outer ends.
     """
     first, second = of_left[0], of_right[0]
     left, right = encode(sequence[slice(*of_left)]), encode(sequence[slice(*of_right)])
@@ -254,7 +254,7 @@ def _repeats(
 def _not_elsewhere(
     sequence: str, repeats: Sequence[tuple[Repeat, float]], most_by_chance: float
 ) -> list[Repeat]:
-    """Those of which fewer are expected, by how often the sequence has their bases; best first."""
+    """The repeats that stay unlikely, given how often the sequence has their bases; best first."""
     if not repeats:
         return []
     words = [repeat.bases for repeat, _ in repeats]
@@ -268,7 +268,7 @@ def _not_elsewhere(
 
 
 def _count(words: Sequence[str], sequence: str) -> Counts:
-    """How often a sequence has each word, as it is written, none on another. -> (n,)"""
+    """Count the non-overlapping occurrences of each word, on the strand as given. -> (n,)"""
     of_words, n = _letters_of("".join(words)), len(words)
     lengths = np.array([len(word) for word in words], dtype=np.int64)
     ends, counts = np.zeros((2, n), dtype=np.int64)
@@ -285,13 +285,13 @@ def _letters_of(text: str) -> Digits:
 
 
 def _places(n_bases: Counts) -> Values:
-    """The number of places that lie as near to an end, or nearer; far ones count for more."""
+    """The number of positions at most as far from an end; far distances count for more."""
     n_bases = abs(n_bases)
     return np.asarray((2 * n_bases + 1) * np.maximum(1.0, n_bases / NEAR))
 
 
 def _chance(left: Digits, right: Digits) -> float:
-    """The probability of two bases to be equal, from that of words of ``_WORD`` letters."""
+    """The probability that two bases are equal, from equal words of ``_WORD`` letters."""
     counts = np.empty(2, dtype=np.int64)
     call("equal_words", left, len(left), right, len(right), _WORD, counts)
     n_words, n_equal = map(float, counts)
@@ -299,10 +299,10 @@ def _chance(left: Digits, right: Digits) -> float:
 
 
 def _common_words(left: Digits, right: Digits) -> Counts:
-    """Longest common words: where each begins in left and right, and its length. -> (n, 3)
+    """Longest common words: start in left, start in right, and length. -> (n, 3)
 
-    They begin with a word that the left has once or twice: it is no part of a tandem repeat. The
-    length is cut behind ``LONGEST_REPEAT`` bases.
+    They begin with a word that ``left`` has once or twice, so it is not part of a tandem repeat.
+    The length is at most ``LONGEST_REPEAT`` + 1.
     """
     rows = np.empty((2 * len(right), 3), dtype=np.int64)
     n_rows = np.empty(1, dtype=np.int64)
@@ -312,14 +312,14 @@ def _common_words(left: Digits, right: Digits) -> Counts:
 
 
 def _n_alike(words: Counts, i: int, j: int) -> int:
-    """Bases of the common words around one, which is among them, but for a few lost or gained."""
+    """Bases in the common words near one word, itself included, on nearly the same diagonal."""
     is_near = abs(words[:, 0] - i) <= NEAR
     is_beside = abs(words[:, 1] - words[:, 0] - (j - i)) <= LONGEST_REPEAT
     return int(words[is_near & is_beside, 2].sum())
 
 
 def _is_hairpin(digits: Digits) -> bool:
-    """Whether most bases pair with another, around one axis."""
+    """Whether most bases pair with each other around one axis."""
     n_bases = len(digits)
     paired = np.equal.outer(digits, 3 - digits)  # known digits
     most = max(int(np.fliplr(paired).trace(offset)) for offset in range(1 - n_bases, n_bases))

@@ -3,12 +3,12 @@
 A net has an output for each kind of sequence, such as phages, bacteria and transposable elements.
 The log-odds are those of all kinds of viruses together against all kinds of cells.
 
-One safetensors file holds all nets and the table of words that they read. For each piece size
-there are the mean and the deviation that features are standardised by, and nets of three layers,
-each of which reads one of two views of the features. Nets of the same view are stacked:
-``500.shares.0.weight`` is (n_nets, out, in). The nets of windows along a record read no words;
-theirs is ``windows.shares.0.weight``. Those of proteins read features of residues, and log ratios
-of patterns (``proteins.0.weight``, ``proteins.patterns.0``). The facts are JSON in the metadata.
+One safetensors file holds all nets and the table of words that they read. Each piece size has the
+mean and deviation for standardising features, and nets of three layers, each of which reads one of
+two views of the features. Nets with the same view are stacked: ``500.shares.0.weight`` is
+(n_nets, out, in). Nets for windows along a record read no words (``windows.shares.0.weight``). Nets
+for proteins read features of residues and log ratios of patterns (``proteins.0.weight``,
+``proteins.patterns.0``). The facts are JSON in the metadata.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ from virnucpro.scorer.proteins import PATTERNS, SHORTEST, Proteins, Ratios, prot
 FORMAT = 11
 ALL = ""  # the view of nets that read all features
 VIEWS = {"shares": SHARES, "ratios": RATIOS, ALL: slice(None)}
-WINDOWS, PROTEINS = "windows", "proteins"  # what tensors of these nets are called by
+WINDOWS, PROTEINS = "windows", "proteins"  # prefixes of the tensors of these nets
 N_LAYERS = 3
-FARTHEST = 6.0  # deviations from the mean; what is farther is taken for this
+FARTHEST = 6.0  # deviations from the mean; features are clipped to this
 N_LEVELS = 127  # from the mean to the farthest
 MEAN_LEVEL = 128
-GELU_STEPS, GELU_ZERO = 20, 4  # levels that 1 has, and that of 0
-INNER_STEPS = 64  # of 1, in what a GELU is made of
-# of each layer: the step of its inputs, their level of 0, and how many units its sums are worth
+GELU_STEPS, GELU_ZERO = 20, 4  # levels per unit of a GELU's output, and its level of 0
+INNER_STEPS = 64  # steps per unit of a GELU's input
+# of each layer: step of its inputs, their level of 0, and steps per unit of its sums
 _STEPS = (
     (FARTHEST / N_LEVELS, MEAN_LEVEL, INNER_STEPS),
     (1 / GELU_STEPS, GELU_ZERO, INNER_STEPS),
     (1 / GELU_STEPS, GELU_ZERO, 1),
 )
-_OUTPUTS, _INPUTS = 32, 4  # of a layer that are computed at once
-_LINE = 64  # bytes that a processor reads at once
+_OUTPUTS, _INPUTS = 32, 4  # of a layer, computed at once
+_LINE = 64  # bytes of a cache line
 
 OWN_SCORER = EMBEDDED_FOLDER / "scorer.safetensors"
 DIGESTS = ("trained_records", "trained_groups")
@@ -61,8 +61,8 @@ _KINDS = {"U8": "u1", "I8": "i1", "U16": "<u2", "F32": "<f4", "U64": "<u8"}  # o
 Digests = NDArray[np.uint64]
 Weights = NDArray[np.float32]
 Layer = tuple[Weights, Weights]  # weights (n_nets, out, in), biases (n_nets, out)
-# nets that read the same view of the features, layer by layer, between two of which stands a GELU.
-# What the last gives are the logits of kinds, so many of viruses first; the others are of cells
+# nets that read the same view, layer by layer, with a GELU between layers, and the number of viral
+# kinds: the last layer gives logits of kinds, viral ones first, then cellular ones
 Stack = tuple[tuple[Layer, ...], int]
 
 
@@ -70,10 +70,10 @@ Stack = tuple[tuple[Layer, ...], int]
 class Nets:
     """Nets that read views of the same features, which are standardised once for all of them.
 
-    A view has the features from a column on. A record's score must not depend on the records
-    beside it, and a sum in float32 does. One of whole numbers does not, and is faster: features,
-    and the GELUs between two layers, are levels of 8 bits, and so are weights. A feature of 0, as
-    most of a short piece are, has a level without an error.
+    A view has the features from one column on. A score must not depend on the other records of a
+    block, as a float32 sum does. A sum of whole numbers does not, and is faster: features, GELUs
+    and weights are 8-bit numbers. A feature of 0, the most common value in a short piece, is
+    represented exactly.
     """
 
     mean: Weights  # (n_features,)
@@ -82,7 +82,7 @@ class Nets:
 
     @cached_property
     def arguments(self) -> tuple[NDArray[Any] | int, ...]:
-        """What functions of the library take."""
+        """The arguments of library functions."""
         scale = np.float32(N_LEVELS / FARTHEST) / self.deviation
         centre = (np.rint(self.mean.astype(np.float64) * scale) / scale).astype(np.float32)
         moved = (centre.astype(np.float64) - self.mean) / self.deviation
@@ -100,7 +100,7 @@ class Nets:
         return centre, scale, *n, np.array(sizes, dtype=np.int64), *_whole_numbers(layers)
 
     def log_odds(self, features: Features) -> Values:
-        """The mean over all nets. (n, n_features) -> (n,)"""
+        """The mean log-odds over all nets. (n, n_features) -> (n,)"""
         log_odds = np.empty(len(features))
         call("net_log_odds", features, len(features), *self.arguments, log_odds)
         return log_odds
@@ -108,17 +108,17 @@ class Nets:
 
 @dataclass(frozen=True, eq=False)
 class PieceNets:
-    """The nets for pieces of one size, of records from ``shortest`` to below ``longest`` bases."""
+    """The nets for pieces of one size, for records of ``shortest`` to below ``longest`` bases."""
 
     size: int
     shortest: int
     longest: int | None
-    part: int | None  # bases of the parts that a piece is read as; None: it is read at once
-    words: WordTable  # that their features are made with
+    part: int | None  # bases of the parts in which a piece is read; None: it is read at once
+    words: WordTable  # for their features
     nets: Nets
 
     def reads(self, lengths: Counts) -> Mask:
-        """Whether they read records of these lengths. (n,) -> (n,)"""
+        """Whether the nets read records of these lengths. (n,) -> (n,)"""
         longest = np.inf if self.longest is None else self.longest
         return (lengths >= self.shortest) & (lengths < longest)
 
@@ -126,9 +126,9 @@ class PieceNets:
 def _whole_numbers(
     layers: Sequence[tuple[Any, ...]],
 ) -> tuple[NDArray[np.int8], NDArray[np.int32], Weights]:
-    """Weights, starts and worths of layers one behind the other: see ``round_layer``.
+    """Concatenate weights, starts and worths of layers: see ``round_layer``.
 
-    The first weights begin a line of the cache, so that no read crosses two lines.
+    The weights are aligned to a cache line, so that no read crosses two lines.
     """
     n_outputs = [-(-len(bias) // _OUTPUTS) * _OUTPUTS for _, bias, *_ in layers]
     widths = [-(-weight.shape[1] // _INPUTS) * _INPUTS for weight, *_ in layers]
@@ -147,7 +147,7 @@ def _whole_numbers(
 class Knot:
     """A calibration at one length: probability is the logistic function of slope * x + offset.
 
-    Of proteins the length is one of residues, here and in ``ErrorRates``.
+    For proteins the length counts residues, here and in ``ErrorRates``.
     """
 
     n_bases: int
@@ -155,17 +155,17 @@ class Knot:
     offset: float
 
     def calibrated(self, log_odds: Values) -> Values:
-        """The log-odds, scaled and moved. (n,) -> (n,)"""
+        """The calibrated log-odds. (n,) -> (n,)"""
         return self.slope * log_odds + self.offset
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorRates:
-    """Error rates at one length: shares of cellular and viral records from some log-odds on.
+    """Error rates at one length: shares of cellular and viral records at or above some log-odds.
 
     The calibrated log-odds rise, so the shares fall. A cut lies at the log-odds of its share, or
-    above, for the kinds of hosts that are called most often. A scorer may have fewer true positives
-    here than were measured, so that false discovery rates hold for other groups.
+    higher, to cover the kinds of hosts with most false positives. True positives may be lower than
+    measured, so that false discovery rates hold for other groups.
     """
 
     n_bases: int
@@ -176,17 +176,17 @@ class ErrorRates:
 
     def __post_init__(self) -> None:
         if self.n_bases < 1 or not self.log_odds:
-            raise ValueError(f"error rates at {self.n_bases} bases, {len(self.log_odds)} of them")
+            raise ValueError(f"{len(self.log_odds)} error rates at {self.n_bases} bases")
         columns = (self.log_odds, self.false_positives, self.true_positives, self.cuts)
         if len({len(column) for column in columns}) > 1 or not np.isfinite(columns).all():
-            raise ValueError(f"error rates {self}")
+            raise ValueError(f"invalid error rates: {self}")
         if (np.diff(self.log_odds) < 0).any() or (np.diff(self.false_positives) >= 0).any():
-            raise ValueError("error rates that are not in the order of their log-odds")
+            raise ValueError("error rates are not in the order of their log-odds")
         if (np.diff(self.cuts) < 0).any() or (np.array(self.cuts) < self.log_odds).any():
-            raise ValueError("cuts that fall, or lie below their share of all cells")
+            raise ValueError("cuts fall, or lie below the log-odds of their share")
         shares = (*self.false_positives, *self.true_positives)
         if not (min(shares) > 0 and max(shares) <= 1):
-            raise ValueError("error rates that are no shares above 0")
+            raise ValueError("error rates must lie above 0 and not above 1")
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> ErrorRates:
@@ -198,18 +198,18 @@ class ErrorRates:
         return cls(facts["n_bases"], *(tuple(facts[name]) for name in names))
 
     def cut_at(self, false_positives: float) -> float:
-        """The log-odds from which on at most this share of cellular records lies."""
+        """The log-odds that at most this share of cellular records reaches."""
         shares = np.array(self.false_positives)
         return float(np.interp(-np.log(false_positives), -np.log(shares), self.cuts))
 
     def cut_score(self, false_positives: float) -> float:
-        """The score from which on at most this share of cellular records lies."""
+        """The score that at most this share of cellular records reaches."""
         return round(sigmoid(np.array(self.cut_at(false_positives))).item(), 6)
 
     def false_per_true(self, log_odds: Values) -> Values:
-        """False positives over true positives from each of these log-odds on. (n,) -> (n,)
+        """The ratio of false to true positives at or above these log-odds. (n,) -> (n,)
 
-        It never rises; beyond the last of the rates it is theirs.
+        It never rises, and is constant beyond the last rates.
         """
         ratios = np.array(self.false_positives) / np.array(self.true_positives)
         falling = np.minimum.accumulate(ratios)
@@ -221,7 +221,7 @@ class ProteinNets:
     """The nets for proteins. Lengths of knots and error rates are residues, and rise."""
 
     words: WordTable
-    ratios: tuple[Ratios, ...]  # of each pattern: log of how much more often viruses have it
+    ratios: tuple[Ratios, ...]  # per pattern: log ratio of its frequency in viruses over cells
     nets: Nets
     knots: tuple[Knot, ...]
     error_rates: tuple[ErrorRates, ...]
@@ -234,14 +234,14 @@ class ProteinNets:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scorer:
-    """Everything that a score is made with. Pieces rise in size, knots and error rates in length.
+    """All that scores need. Piece nets are sorted by size, knots and error rates by length.
 
-    The digests are of the sequences and the groups of the records that it was trained on.
+    The digests identify the records that it was trained on, and their groups.
     """
 
     pieces: tuple[PieceNets, ...]
-    windows: PieceNets  # along a record, without words
-    windows_knot: Knot  # their calibration, which regions are learned with
+    windows: PieceNets  # for windows along a record, without words
+    windows_knot: Knot  # their calibration
     knots: tuple[Knot, ...]
     training: str  # how it was trained, in a sentence
     error_rates: tuple[ErrorRates, ...]
@@ -251,13 +251,13 @@ class Scorer:
     trained_groups: Digests = field(default_factory=lambda: np.empty(0, dtype=np.uint64))
 
     def __reduce__(self) -> tuple[Callable[..., Scorer], tuple[Any, ...]]:
-        """Another process reads VirNucPro's own from its file, and shares that in memory."""
+        """Pickle VirNucPro's own scorer by reference: each process maps the same file."""
         if self is Scorer.own():
             return Scorer.own, ()
         return Scorer, tuple(getattr(self, one.name) for one in fields(self))
 
     def shortest(self, input_type: InputType) -> int:
-        """Letters of the shortest record that gets a score."""
+        """The length of the shortest record that gets a score, in bases or residues."""
         if input_type == "protein":
             return SHORTEST
         return min(nets.shortest for nets in self.pieces)
@@ -272,7 +272,7 @@ class Scorer:
     @staticmethod
     @cache
     def own() -> Scorer:
-        """The scorer of VirNucPro itself, which a process reads once.
+        """The scorer of VirNucPro; each process reads it once.
 
         Raises:
             UnavailableError: as ``load_scorer``.
@@ -281,16 +281,16 @@ class Scorer:
 
 
 class _AtLength(Protocol):
-    """A value that is known at one length, in bases, or residues of a protein."""
+    """Something that is known at one length, in bases, or residues of a protein."""
 
     @property
     def n_bases(self) -> int: ...
 
 
 def calibrate(knots: Sequence[Knot], log_odds: Values, lengths: Counts) -> Values:
-    """The log-odds where half of all sequences are viral: scaled and moved. (n,), (n,) -> (n,)
+    """The calibrated log-odds, for samples that are half viral. (n,), (n,) -> (n,)
 
-    Slope and offset lie on lines between the knots, as below.
+    Slope and offset are interpolated between the knots: see ``at_lengths``.
     """
     slopes = at_lengths(lengths, knots, [knot.slope for knot in knots])
     offsets = at_lengths(lengths, knots, [knot.offset for knot in knots])
@@ -298,7 +298,7 @@ def calibrate(knots: Sequence[Knot], log_odds: Values, lengths: Counts) -> Value
 
 
 def at_lengths(lengths: Counts, known: Sequence[_AtLength], values: Sequence[float]) -> Values:
-    """Values on lines between the known ones, over the logarithm of the length. (n,) -> (n,)"""
+    """Interpolate known values linearly over the logarithm of the length. (n,) -> (n,)"""
     places = np.log([one.n_bases for one in known])
     return np.interp(np.log(np.maximum(1, lengths)), places, values)
 
@@ -306,9 +306,9 @@ def at_lengths(lengths: Counts, known: Sequence[_AtLength], values: Sequence[flo
 def thresholds(
     error_rates: Sequence[ErrorRates], lengths: Counts, false_positives: float
 ) -> Values:
-    """The log-odds from which on at most this share of cellular records of each length lies.
+    """For each length: the log-odds that at most this share of cellular records reaches.
 
-    They lie on lines between the cuts, over the logarithm of the length. (n,) -> (n,)
+    Cuts are interpolated linearly over the logarithm of the length. (n,) -> (n,)
     """
     cuts = [rates.cut_at(false_positives) for rates in error_rates]
     return at_lengths(lengths, error_rates, cuts)
@@ -320,12 +320,11 @@ def false_discovery_rates(
     lengths: Counts,
     prevalence: float,
 ) -> Values:
-    """The share of cellular records among those of this length from these log-odds on.
+    """The share of cellular records among all of this length at or above these log-odds.
 
-    ``prevalence`` is the share of viral records in the sample. With P for it, F and T for the
-    shares of cellular and of viral records that are called, it is (1 - P) F / ((1 - P) F + P T).
-    The logarithm of F / T lies on lines between the error rates, over the logarithm of the
-    length. (n,), (n,) -> (n,)
+    It is (1 - P) F / ((1 - P) F + P T): P is the ``prevalence``, the share of viral records in the
+    sample; F and T are the shares of cellular and of viral records at or above the log-odds.
+    log(F / T) is interpolated linearly over the logarithm of the length. (n,), (n,) -> (n,)
     """
     place = at_lengths(lengths, error_rates, range(len(error_rates)))
     left, right = np.floor(place).astype(np.int64), np.ceil(place).astype(np.int64)
@@ -337,10 +336,10 @@ def false_discovery_rates(
 
 
 def load_scorer(path: Path) -> Scorer:
-    """Read a scorer from its safetensors file. That its nets fit is for whoever makes it to see.
+    """Read a scorer from its safetensors file. Shapes of its nets are not checked.
 
     Raises:
-        UnavailableError: the file is missing, damaged, or no scorer.
+        UnavailableError: the file is missing, damaged, or not a scorer.
     """
     try:
         with open_plain(path) as handle:
@@ -371,9 +370,9 @@ def load_scorer(path: Path) -> Scorer:
 
 
 def _mapped(content: mmap) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """The facts and the arrays of a safetensors file in memory; nothing is copied.
+    """The facts and the arrays of a mapped safetensors file; nothing is copied.
 
-    It begins with the size of a header in JSON, which has type, shape and place of each array.
+    The file begins with the size of a JSON header, which has type, shape and offsets of each array.
 
     Raises:
         LookupError, ValueError, TypeError, AttributeError: it is damaged.
@@ -405,7 +404,7 @@ def _piece_nets(
 
 
 def _nets(name: str, views: Mapping[str, int], tensors: Mapping[str, Any]) -> Nets:
-    """The nets of this name, from how many kinds of viruses those of each view know."""
+    """The nets with this name; ``views`` gives the number of viral kinds for each view."""
     stacks = {}
     for view, n_viral in views.items():
         each = [".".join(filter(None, (name, view, str(i)))) for i in range(N_LAYERS)]

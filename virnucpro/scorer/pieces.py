@@ -1,10 +1,10 @@
 """Pieces of sequences as digits, which is all that the scorer reads, and their open stretches.
 
-A, C, G and T are 0 to 3, U is read as T, in either case. Any other letter is 4.
+A, C, G and T, in either case, are 0 to 3; U is T; any other letter is 4.
 
-A stretch lies between two stop codons of a frame, or between one and an end of the piece. A codon
-with an unknown base is no stop. Genes are among the longest stretches, so these are kept, longest
-first, as far as they do not lie on others that are longer.
+A stretch lies between two stop codons of a frame, or between a stop and an end of the piece. A
+codon with an unknown base is not a stop. Genes are among the longest stretches, so the longest ones
+are kept, if longer ones hardly cover them.
 """
 
 from __future__ import annotations
@@ -24,20 +24,19 @@ from virnucpro.ground.records import Counts, Records
 from virnucpro.sequences.translate import STANDARD, GeneticCode
 
 UNKNOWN = 4
-NOT_YET = 255  # instead of the owner of a word: it was not looked up
-N_CODES = 125  # of three digits, unknown ones among them: 25 a + 5 b + c
+NOT_YET = 255  # in place of the owner of a word that was not looked up yet
+N_CODES = 125  # of codons: 25 a + 5 b + c for three digits, unknown ones included
 SHORTEST = 5  # codons of a stretch
 # code -> stops of the bacterial code that are codons in it; codes with fewer come first
 _READ_ON = {4: ("TGA",), 15: ("TAG",), 6: ("TAA", "TAG")}
-OPEN_CODONS = 100  # least length of the longest open stretch that points to another code
-_OPEN_RATIO = 2.5  # least ratio of the longest open stretch to that in the bacterial code
-_SAME_LENGTH = 0.8  # of the longest stretch of all codes: reading on more stops adds no more
+OPEN_CODONS = 100  # least length of a longest open stretch that points to another code
+_OPEN_RATIO = 2.5  # least ratio of the longest open stretches: another code over the bacterial one
+_SAME_LENGTH = 0.8  # of the longest stretch under any code: a code with fewer read-on stops will do
 _SHORTEST_CODED = 2000  # bases
-_MOST_GC = 0.45  # where bases C and G are common, wrong frames of genes are open too
-MOST_BY_CHANCE = 1e-3  # stretches so long in a random sequence with these bases
-_CODES = (STANDARD.number, *_READ_ON)  # whose open stretches are compared
-# by code: whether a codon that is none of the stops, each of them, and each on the other strand end
-# a stretch
+_MOST_GC = 0.45  # at high GC, wrong frames of genes are open, too
+MOST_BY_CHANCE = 1e-3  # expected stretches of this length in a random sequence of these bases
+_CODES = (STANDARD.number, *_READ_ON)  # compared by their open stretches
+# by code: which codons end a stretch: no stop, each stop, and each stop on the other strand
 _ENDS = np.array(
     [
         [False, *2 * [stop not in _READ_ON.get(number, ()) for stop in STANDARD.stops]]
@@ -55,9 +54,9 @@ Read: TypeAlias = tuple[Digits, Digits, NDArray[np.int32], Counts]  # see `read_
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pieces:
-    """Pieces of one row of digits, which may be many records side by side.
+    """Pieces of one row of digits, which may be many concatenated records.
 
-    What is looked up once for all pieces of the row, ``at`` hands on to others.
+    Results of look-ups along the row are kept, and ``at`` passes them on to other pieces.
     """
 
     digits: Digits  # (n_bases,)
@@ -74,7 +73,7 @@ class Pieces:
 
     @classmethod
     def side_by_side(cls, digits: Digits, lengths: Counts) -> Pieces:
-        """Sequences of these lengths, which are all of the row."""
+        """Sequences of these lengths, which together make up the row."""
         return cls(digits, np.cumsum(lengths) - lengths, lengths)
 
     def __len__(self) -> int:
@@ -85,7 +84,7 @@ class Pieces:
         return replace(self, starts=starts, lengths=lengths)
 
     def arguments(self, code: GeneticCode) -> tuple[NDArray[Any] | int, ...]:
-        """What functions of the library take."""
+        """The arguments of library functions."""
         if code not in self._read:
             self._read[code] = _read(self.digits, code)
         row = self.digits, len(self.digits), *self._read[code]
@@ -94,7 +93,7 @@ class Pieces:
     def owners(self, code: GeneticCode, words: Sized) -> Digits:
         """The owner of the word that ends with the codon at each base, on each strand. (n_bases, 2)
 
-        As far as it was looked up for a piece before; nothing for no words.
+        ``NOT_YET`` where no piece has needed it; empty without words.
         """
         if not len(words):
             return np.empty((0, 2), dtype=np.uint8)
@@ -114,16 +113,16 @@ def _read(digits: Digits, code: GeneticCode) -> Read:
 def find_stretches(
     pieces: Pieces, code: GeneticCode = STANDARD, shortest: int = SHORTEST
 ) -> tuple[Counts, Counts, Counts, Counts]:
-    """Find the stretches of all frames, and keep what is hardly covered by longer ones.
+    """Find the stretches of all frames that longer ones hardly cover.
 
-    By piece, longest first: the piece of each, its strand (0 forward, 1 reverse), its first base on
-    its strand, and its codons. (n,), (n,), (n,), (n,)
+    By piece, longest first: piece, strand (0 forward, 1 reverse), first base on that strand, and
+    number of codons. (n,), (n,), (n,), (n,)
 
-    Those of fewer than ``shortest`` codons are left out, which changes nothing for the others.
-    Of equally long ones the first is taken first: forward strand, first frame, first place.
+    Stretches of fewer than ``shortest`` codons are left out; the others do not depend on this. Ties
+    are in the order of strand (forward first), frame and position.
     """
     n_kept = np.empty(len(pieces), dtype=np.int64)
-    # six frames of a piece have at most so many, each with a stop behind it
+    # an upper bound for six frames, as each stretch has a stop after it
     most = 6 * (pieces.lengths // (3 * (shortest + 1)) + 1)
     rows = np.empty((int(most.sum()), 3), dtype=np.int64)
     call("kept_stretches", *pieces.arguments(code), shortest, n_kept, rows)
@@ -134,7 +133,7 @@ def find_stretches(
 
 @cache
 def is_stop(code: GeneticCode) -> Digits:
-    """Whether the codon of each code is a stop. (125,)"""
+    """Whether each codon code is a stop. (125,)"""
     table = np.zeros(N_CODES, dtype=np.uint8)
     table[[code_of(codon) for codon in code.stops]] = 1
     return table
@@ -150,13 +149,13 @@ def code_of(codon: str) -> int:
 
 
 def codon_codes(digits: Digits) -> Digits:
-    """The code of the three digits from each place on. (n_bases,) -> (n_bases - 2,)"""
+    """The code of the codon that starts at each base. (n_bases,) -> (n_bases - 2,)"""
     codes: Digits = 25 * digits[:-2] + 5 * digits[1:-1] + digits[2:]
     return codes
 
 
 def encode(sequence: str) -> Digits:
-    """A sequence as digits; a long one is not copied on the way. (n_bases,)"""
+    """A sequence as digits, encoded in parts to save memory. (n_bases,)"""
     digits = np.empty(len(sequence), dtype=np.uint8)
     for first in range(0, len(sequence), _ENCODED_AT_ONCE):
         part = sequence[first : first + _ENCODED_AT_ONCE].encode("ascii", "replace")
@@ -170,10 +169,10 @@ def opposite_strand(digits: Digits) -> Digits:
 
 
 def cut(lengths: Counts, size: int) -> tuple[Counts, Counts, Counts]:
-    """The pieces of all records: their record, start and length.
+    """The pieces of concatenated records: record, start and length of each.
 
-    They are the fewest that leave no more of a record out than a tenth of a piece. Where that asks
-    for it they overlap, evenly: the first begins with the record, and the last ends with it.
+    A record gets the fewest pieces that leave out at most a tenth of a piece. If they are longer
+    than the record together, they overlap evenly, from its first base to its last.
 
     >>> [values.tolist() for values in cut(np.array([1050, 1051, 499]), 500)]
     [[0, 0, 1, 1, 1, 2], [0, 500, 1050, 1325, 1601, 2101], [500, 500, 500, 500, 500, 499]]
@@ -189,7 +188,7 @@ def cut(lengths: Counts, size: int) -> tuple[Counts, Counts, Counts]:
 
 
 def other_codes(records: Records, places: Sequence[int], recipe: Recipe) -> dict[int, str]:
-    """The notes that records in these places seem to use another genetic code, if they do."""
+    """Notes, by index, on the records that seem to use another genetic code."""
     if recipe.input_type != "nucleotide" or recipe.genetic_code not in (1, 11):
         return {}
     codes = find_open_codes([records.sequences[place] for place in places])
@@ -201,11 +200,11 @@ def other_codes(records: Records, places: Sequence[int], recipe: Recipe) -> dict
 
 
 def find_open_codes(sequences: Sequence[str]) -> list[int | None]:
-    """The code in which each sequence has a long open stretch that is closed in the bacterial one.
+    """The code under which a sequence has a long open stretch that the bacterial code closes.
 
-    The longest stretch of any frame is long if it hardly occurs in random sequence with these
-    bases; it is closed if it is 2.5 times as long as the longest one in the bacterial code. Short
-    sequences have none.
+    The longest stretch of any frame is long if it is unlikely in a random sequence of these bases,
+    and closed if it is 2.5 times as long as the longest one under the bacterial code. Short
+    sequences have no such code.
     """
     found: list[int | None] = [None] * len(sequences)
     places = [place for place, one in enumerate(sequences) if len(one) >= _SHORTEST_CODED]
@@ -222,10 +221,10 @@ def find_open_codes(sequences: Sequence[str]) -> list[int | None]:
 
 
 def _longest_open(sequences: Sequence[str]) -> tuple[Counts, Counts]:
-    """How often each base is in a sequence, and the codons of the longest stretch without a stop.
+    """The counts of each base, and the codons of the longest open stretch under each code.
 
-    The stretch is that of any of the six frames, for each code; it is not looked for where C and
-    G are common. n -> (n, 4), (n, n_codes)
+    The stretch may lie in any of the six frames; it is 0 where GC exceeds ``_MOST_GC``.
+    n -> (n, 4), (n, n_codes)
     """
     lengths, n = np.array(list(map(len, sequences)), dtype=np.int64), len(sequences)
     counts, longest = np.empty((n, 4), dtype=np.int64), np.empty((n, len(_CODES)), dtype=np.int64)
@@ -238,7 +237,7 @@ def _longest_open(sequences: Sequence[str]) -> tuple[Counts, Counts]:
 def _open_code(
     open_codons: Mapping[int, int], shares: Mapping[str, float], n_bases: int
 ) -> int | None:
-    """The code of a sequence, by its longest open stretch in each."""
+    """The code of a sequence, by its longest open stretch under each code; None: bacterial."""
     closed = open_codons[STANDARD.number]
     lengths = {}
     for number, stops in _READ_ON.items():
@@ -252,14 +251,14 @@ def _open_code(
 
 
 def _chance_of_stop(shares: Mapping[str, float], read_on: Container[str]) -> float:
-    """Of a codon of random bases to close a stretch; the stops of ``read_on`` do not."""
+    """The probability that a random codon closes a stretch; the stops in ``read_on`` do not."""
     closing = [stop for stop in STANDARD.stops if stop not in read_on]
     return sum(prod(shares[base] for base in stop) for stop in closing)
 
 
 @cache
 def _stop_of_code() -> Digits:
-    """By codon: 0, the number of a stop from 1 on, or that of the other strand from 4 on. (125,)"""
+    """By codon: 0: no stop; 1 to 3: a stop; 4 to 6: a stop on the other strand. (125,)"""
     stops = np.zeros(N_CODES, dtype=np.uint8)
     for number, stop in enumerate(STANDARD.stops, 1):
         a, b, c = ("ACGT".index(base) for base in stop)

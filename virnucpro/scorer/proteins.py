@@ -1,8 +1,7 @@
-"""Features of proteins: their composition, their words, and how often viruses have their patterns.
+"""Features of proteins: composition, words, and how much more often viruses have their patterns.
 
-A protein is a row of numbers of residues, and proteins lie side by side. U counts as C and O as
-K; any other letter that names no residue, and a stop inside, is no residue: nothing is read
-across it.
+A protein is a row of residue numbers; proteins are concatenated. U counts as C, and O as K. A stop,
+or any other letter without a residue, is ``NO_RESIDUE``, and nothing is read across it.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from virnucpro.scorer.features import AMINO_ACIDS, N_WORD_FIGURES, NO_RESIDUE, R
 
 SHORTEST = 50  # residues of a protein that is scored
 N_RESIDUES, N_PAIRS = len(AMINO_ACIDS), len(AMINO_ACIDS) ** 2
-# residues that are much alike count as one where a pair has others between its two
+# similar residues count as one in pairs with a gap
 CLASSES = ("AG", "C", "DE", "FWY", "H", "ILMV", "KR", "NQ", "P", "ST")
 N_CLASSES = len(CLASSES)
 GAPS = (1, 2, 3)  # residues between the two
-PATTERNS = ((0, 1, 2), (0, 1, 2, 3), (0, 1, 3, 4), (0, 2, 3, 5))  # places of the residues read
+PATTERNS = ((0, 1, 2), (0, 1, 2, 3), (0, 1, 3, 4), (0, 2, 3, 5))  # offsets of their residues
 N_FIGURES = 12
 N_PATTERN_FIGURES = 3
 N_COMPOSITION = N_RESIDUES + N_PAIRS + len(GAPS) * N_CLASSES**2
@@ -44,8 +43,8 @@ _HYDROPATHY = np.array(
 )
 _CHARGE = np.array([(letter in "KR") - (letter in "DE") for letter in AMINO_ACIDS] + [0])
 _VALUES = np.stack([_HYDROPATHY, _CHARGE], axis=1)
-_WINDOW, _IN_MEMBRANE = 19, 15  # residues of a helix through a membrane, tenths
-_SIMPLE, _FEW = 12, 5  # a window of so many residues is simple if it has so few different ones
+_WINDOW, _IN_MEMBRANE = 19, 15  # residues of a transmembrane helix; its hydropathy, in tenths
+_SIMPLE, _FEW = 12, 5  # residues of a simple window, and the most different ones in it
 
 Features = NDArray[np.float32]
 Ratios = NDArray[np.int8]
@@ -53,7 +52,7 @@ Ratios = NDArray[np.int8]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Proteins:
-    """Proteins side by side, none empty."""
+    """Concatenated proteins, none of them empty."""
 
     residues: Residues  # (n_residues,)
     lengths: Counts  # (n,)
@@ -68,7 +67,7 @@ class Proteins:
 
     @property
     def n_known(self) -> Counts:
-        """How many letters of each name a residue. (n,)"""
+        """The number of known residues in each protein. (n,)"""
         return np.bincount(self.owner[self.residues < NO_RESIDUE], minlength=len(self))
 
     @classmethod
@@ -90,15 +89,15 @@ def protein_features(proteins: Proteins, words: WordTable, ratios: Sequence[Rati
 
 
 def spelling(proteins: Proteins) -> Features:
-    """The features of each protein by itself. n -> (n, 732)"""
+    """The features of each protein that need no table. n -> (n, 732)"""
     return np.hstack([composition(proteins), figures(proteins)])
 
 
 def shared(proteins: Proteins, words: WordTable, ratios: Sequence[Ratios]) -> Features:
-    """The words that it shares with viruses and cells, and log ratios of its patterns. (n, 18)
+    """Words that each protein shares with viruses and cells, and log ratios of patterns. (n, 18)
 
-    Roots of the shares of words that others have too, by their owners; of the log ratios of each
-    pattern, whose places the library knows: mean, mean of the rises, root of the mean square.
+    Square roots of the shares of known words, by owner. For each pattern, over its log ratios: the
+    mean, the mean of the positive parts, and the root mean square.
     """
     figures = np.empty((len(proteins), N_FEATURES - N_COMPOSITION - N_FIGURES), dtype=np.float32)
     rows = proteins.residues, proteins.lengths, len(proteins)
@@ -107,9 +106,9 @@ def shared(proteins: Proteins, words: WordTable, ratios: Sequence[Ratios]) -> Fe
 
 
 def occurrences(proteins: Proteins, places: Sequence[int]) -> tuple[Counts, Counts]:
-    """Each place where a pattern lies inside a protein: the protein, and what is read there.
+    """Each occurrence of a pattern inside a protein: the protein, and the residues as one number.
 
-    That is a number of as many digits as the pattern has places.
+    The number has one digit, base 20, for each offset of the pattern.
     """
     residues, owner = proteins.residues, proteins.owner
     n = max(0, len(residues) - places[-1])
@@ -124,12 +123,12 @@ def occurrences(proteins: Proteins, places: Sequence[int]) -> tuple[Counts, Coun
 
 
 def n_numbers(places: Sequence[int]) -> int:
-    """How many numbers a pattern of residues can have."""
+    """The number of different values that a pattern can have."""
     return int(N_RESIDUES ** len(places))
 
 
 def composition(proteins: Proteins) -> Features:
-    """Roots of the shares of residues, of pairs, and of pairs of classes. -> (n, 720)"""
+    """Square roots of the shares of residues, pairs, and pairs of classes. -> (n, 720)"""
     shares = np.empty((len(proteins), N_COMPOSITION), dtype=np.float32)
     rows = proteins.residues, proteins.lengths, len(proteins)
     call("protein_composition", *rows, _CLASS_OF, shares)

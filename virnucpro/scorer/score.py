@@ -1,8 +1,8 @@
-"""Scores of records: their pieces' log-odds, averaged and calibrated by length; and of proteins.
+"""Score records by the log-odds of their pieces, averaged and calibrated by length; and proteins.
 
-Long pieces are read as parts, which are pieces too: the features of these are made once.
-A record's score is the probability that it is viral where half of all records are. It depends on
-the record and the scorer alone, not on other records.
+Long pieces are read in parts, which are the pieces of a smaller size, so that features are computed
+once. A score is the probability that a record is viral in a sample where half of the records are.
+It depends on the record and the scorer, not on other records.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from virnucpro.scorer.pieces import Pieces, cut, encode
 from virnucpro.scorer.proteins import Proteins
 from virnucpro.sequences.translate import STANDARD, GeneticCode
 
-BASES_AT_ONCE = 2_000_000  # of records that are read before any is scored
-_PIECE_BASES_AT_ONCE = 500_000  # of records whose pieces are read, of one size after another
-_LONG = 1_000_000  # bases of a record that is not copied to lie beside others
+BASES_AT_ONCE = 2_000_000  # of records that are scored together
+_PIECE_BASES_AT_ONCE = 500_000  # read for all piece sizes before the next ones
+_LONG = 1_000_000  # bases of a record that is too long to concatenate with others
 _NOTHING = np.zeros(0, dtype=np.int64)
 _RESIDUES_AT_ONCE = 100_000  # a protein takes 3 kB of features, however short it is
 
 
 class PieceScores(NamedTuple):
-    """Pieces of records, in their order, with their log-odds."""
+    """Pieces of records, in order, with their log-odds."""
 
-    record: Counts  # (n,) whose it is
-    start: Counts  # (n,) its first base
+    record: Counts  # (n,) index of the record
+    start: Counts  # (n,) first base
     n_bases: Counts  # (n,)
-    log_odds: Values  # (n,) NaN for one of unknown bases alone, and until it is read
+    log_odds: Values  # (n,) NaN: no known base, or not read yet
 
     @classmethod
     def of(cls, lengths: Counts, records: Counts, size: int) -> PieceScores:
-        """The pieces of this size of some of the records that lie side by side, still to be read.
+        """The unread pieces of this size of some of the concatenated records.
 
-        Their first base is counted among those of all records.
+        Starts count from the first base of all records.
         """
         of_records = lengths[records]
         owner, place, n_bases = cut(of_records, size)
@@ -75,9 +75,9 @@ class PieceScores(NamedTuple):
 def score_sequences(
     sequences: Iterable[str], scorer: Scorer, code: GeneticCode = STANDARD
 ) -> Iterator[float | None]:
-    """The calibrated log-odds of each sequence, in order; None where there is nothing to read.
+    """The calibrated log-odds of each sequence, in order; None if it cannot be scored.
 
-    That is a sequence shorter than ``scorer.shortest`` allows, or one of unknown bases alone.
+    That is a sequence shorter than ``scorer.shortest``, or without a known base.
     """
     for some in _batches(sequences, BASES_AT_ONCE):
         scores, _ = score_block(some, scorer, code)
@@ -101,10 +101,10 @@ def _batches(sequences: Iterable[str], most_letters: int) -> Iterator[list[str]]
 def score_block(
     sequences: Sequence[str], scorer: Scorer, code: GeneticCode = STANDARD
 ) -> tuple[Values, PieceScores]:
-    """The calibrated log-odds of each sequence, read side by side, and its pieces.
+    """The calibrated log-odds of each sequence of a block, and its pieces.
 
-    NaN where there is nothing to read. Pieces are those of the smallest size that a record is read
-    in, each calibrated by its own length. (n,)
+    NaN if it cannot be scored. The pieces have the smallest size in which the record is read; each
+    is calibrated by its own length. (n,)
     """
     if len(sequences) > 1 and len(sequences[-1]) > _LONG:  # the longest of a block is its last
         before, of_before = score_block(sequences[:-1], scorer, code)
@@ -128,14 +128,14 @@ def score_block(
 
 
 def record_log_odds(bases: str, lengths: Counts, pieces: Sequence[PieceNets]) -> Values:
-    """The log-odds of records side by side, before calibration; NaN for no score. n -> (n,)"""
+    """The log-odds of concatenated records, before calibration; NaN: no score. n -> (n,)"""
     return _mean_of(_by_size(bases, lengths, pieces, STANDARD), len(lengths))
 
 
 def _mean_of(sizes: Iterable[tuple[PieceNets, PieceScores]], n_records: int) -> Values:
-    """The mean over piece sizes of the mean over pieces; NaN for no score. (n_records,)
+    """The mean over piece sizes of the mean over pieces; NaN: no score. (n_records,)
 
-    Where some are read as parts, a half of it is theirs.
+    Sizes that are read in parts together weigh as much as all others together.
     """
     total, n_sizes = np.zeros((2, 2, n_records))  # of pieces read at once, and as parts
     for nets, scores in sizes:
@@ -151,11 +151,11 @@ def _mean_of(sizes: Iterable[tuple[PieceNets, PieceScores]], n_records: int) -> 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Block:
-    """Some of the bases, and those behind that pieces which begin in them have."""
+    """Some of the bases, with the following ones that belong to pieces that begin here."""
 
     first: int
-    end: int  # of the bases that pieces begin in
-    row: Pieces  # of all bases; none
+    end: int  # of the bases in which pieces begin
+    row: Pieces  # no pieces yet, only the digits of all these bases
 
     def rows(self, pieces: PieceScores) -> slice:
         """The rows of the pieces that begin in this block."""
@@ -167,7 +167,7 @@ class _Block:
 
 
 def _blocks(bases: str, longest: int) -> Iterator[_Block]:
-    """All bases, some at a time, for pieces of at most so many bases."""
+    """Yield all bases, block by block, for pieces of at most ``longest`` bases."""
     for first in range(0, len(bases), _PIECE_BASES_AT_ONCE):
         end = first + _PIECE_BASES_AT_ONCE
         yield _Block(first, end, Pieces(encode(bases[first : end + longest]), _NOTHING, _NOTHING))
@@ -176,7 +176,7 @@ def _blocks(bases: str, longest: int) -> Iterator[_Block]:
 def _by_size(
     bases: str, lengths: Counts, pieces: Sequence[PieceNets], code: GeneticCode
 ) -> Iterator[tuple[PieceNets, PieceScores]]:
-    """The pieces of each size, of the records that its nets read."""
+    """Yield the nets of each size, and the scored pieces of the records that they read."""
     readings = [
         _Reading.of(
             nets,
@@ -196,9 +196,9 @@ def _by_size(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Reading:
-    """Pieces of one size, read in their order, and pieces of larger sizes that they are parts of.
+    """Pieces of one size, read in order, and the larger pieces that they are parts of.
 
-    Log-odds are those before calibration; pieces of unknown bases alone are no part.
+    Log-odds are not calibrated. Pieces without a known base do not count as parts.
     """
 
     nets: PieceNets
@@ -232,15 +232,15 @@ class _Reading:
 
 @dataclass(slots=True, eq=False)
 class _Wholes:
-    """Pieces that are read as parts; features of parts are kept until their piece has all."""
+    """Pieces that are read in parts; features of parts are added up until a piece is complete."""
 
     nets: Sequence[PieceNets]
     pieces: PieceScores  # for all nets; each record is read by one of them
-    reader: Counts  # (n,) which nets read a piece
+    reader: Counts  # (n,) index of the nets that read a piece
     layout: Values  # (n, 12)
-    total: Values  # (n_open, 1229) features of the parts, in steps, of pieces that wait for more
+    total: Values  # (n_open, 1229) sums of features of parts, in steps, for incomplete pieces
     n_parts: Counts  # (n_open,)
-    n_done: int = 0  # pieces, the first ones, that have log-odds
+    n_done: int = 0  # the first pieces, which have log-odds already
 
     @classmethod
     def of(cls, lengths: Counts, nets: Sequence[PieceNets]) -> _Wholes:
@@ -255,39 +255,39 @@ class _Wholes:
         return cls(nets, pieces.take(order), reader[order], layout, *nothing)
 
     def rows(self, first: Counts) -> Counts:
-        """The rows of ``total`` of the pieces that parts in their order lie in, -1 for none.
+        """For each part, in order: the rows of ``total`` of the pieces it lies in; -1: none.
 
-        A part lies in the pieces that its first base lies in, at most two. (n,) -> (n, 2)
+        A part lies in each piece that has its first base, at most two. (n,) -> (n, 2)
         """
         latest = np.searchsorted(self.pieces.start, first, side="right") - 1
         self._open(int(latest.max(initial=-1)) + 1)
-        end = np.append(self.pieces.start + self.pieces.n_bases, 0)  # -1 is before all
+        end = np.append(self.pieces.start + self.pieces.n_bases, 0)  # index -1: ends before all
         piece = np.stack([latest, np.maximum(-1, latest - 1)], axis=1)
         return np.where(first[:, None] < end[piece], piece - self.n_done, -1)
 
     def read(self, block: _Block, code: GeneticCode) -> None:
-        """Read what only the pieces have that begin in the block; score those with all parts."""
+        """Read the layout of the pieces that begin in the block; score the complete pieces."""
         rows = block.rows(self.pieces)
         if rows.start < rows.stop:
             self.layout[rows] = layout_features(block.pieces(self.pieces.take(rows)), code)
         self._score(int(np.searchsorted(self.pieces.start, block.end, side="right")) - 2)
 
     def scored(self) -> Iterator[tuple[PieceNets, PieceScores]]:
-        """Nets and the pieces that they have read."""
+        """Score the remaining pieces; yield each nets with the pieces that they read."""
         self._open(len(self.pieces.start))
         self._score(len(self.pieces.start))
         for number, nets in enumerate(self.nets):
             yield nets, self.pieces.take(self.reader == number)
 
     def _open(self, end: int) -> None:
-        """Make room for the features of all pieces before this one."""
+        """Make room for the features of all pieces before ``end``."""
         n_more = end - self.n_done - len(self.total)
         if n_more > 0:
             self.total = np.concatenate([self.total, np.zeros((n_more, N_FEATURES))])
             self.n_parts = np.concatenate([self.n_parts, np.zeros(n_more, dtype=np.int64)])
 
     def _score(self, end: int) -> None:
-        """Score the pieces before this one, which get no more parts."""
+        """Score the pieces before ``end``, which are complete."""
         n, done = end - self.n_done, slice(self.n_done, end)
         if n <= 0:
             return
@@ -302,10 +302,7 @@ class _Wholes:
 
 
 def score_proteins(sequences: Iterable[str], scorer: Scorer) -> Values:
-    """The calibrated log-odds of each protein, in order; NaN where there is nothing to read.
-
-    That is a protein without a known residue. (n,)
-    """
+    """The calibrated log-odds of each protein, in order; NaN without a known residue. (n,)"""
     nets = scorer.proteins
     assert nets is not None, "a scorer without nets for proteins scores none"
     scores = [np.empty(0)]
@@ -324,11 +321,11 @@ def score_windows(
     code: GeneticCode = STANDARD,
     chosen: Sequence[int] = (),
 ) -> tuple[PieceScores, Features]:
-    """Overlapping pieces of one sequence, one every ``step`` bases, with calibrated log-odds.
+    """Score overlapping pieces of one sequence, one every ``step`` bases.
 
-    They are as long as the scorer's nets of windows read. Beside them the chosen ones of the 36
-    plain figures of each piece, (n, n_chosen): see ``features``. Words do not count: those of the
-    prophages of a host's relatives are words of cells.
+    The pieces have the length that the scorer's window nets read, and calibrated log-odds. Also
+    returned: the ``chosen`` ones of the 36 plain figures of each piece, (n, n_chosen): see
+    ``features``. Words are not used, because words of prophages in related hosts count as cellular.
     """
     size = scorer.windows.size
     start = np.arange(0, len(sequence) - size + 1, step, dtype=np.int64)

@@ -1,7 +1,7 @@
-"""FASTA and FASTQ in, FASTA out. Records stream in blocks, which any process may parse.
+"""Read FASTA and FASTQ, write FASTA. Records stream in blocks that any process can parse.
 
-Memory holds a block, whatever the size of the file. And a record has its bounds, so that a small
-packed file cannot fill the memory either.
+Memory holds one block, whatever the size of the file. The length of a record is limited, so that a
+small compressed file cannot fill the memory either.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _ENDING = re.compile(
     re.IGNORECASE,
 )
 
-# what public archives and BAM hold of one sequence; a run takes 3 to 4 bytes of memory per letter
+# the limit of public archives and BAM; a run needs 3 to 4 bytes of memory per letter
 MAX_LETTERS = 2**31 - 1
 MAX_HEADER = 2**24  # characters
-_BLOCK = 2**19  # bytes that are read at once
+_BLOCK = 2**19  # bytes read at once
 _BOM = b"\xef\xbb\xbf"
-_LINES = 4  # of a read
+_LINES = 4  # per read
 
 # IUPAC codes, RNA's U, the mask X, and the stop that some tools write
 _NUCLEOTIDES = b"ACGTURYSWKMBDHVNXacgturyswkmbdhvnx*"
@@ -49,19 +49,19 @@ _RESIDUES = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz*"
 _GAPS = "-.~"  # gaps of an alignment
 _ONLY_PROTEIN = b"EFIJLOPQZefijlopqz"
 _PLAIN_BASES = b"ACGTUNacgtun"
-_TELLING = 50  # letters of a record that suffice to tell its type
-_SAMPLE = 1_000_000  # letters that are read to tell nucleotides from proteins
-_MASKS = b"Xx"  # any base, or any residue: they do not decide the type
+_TELLING = 50  # least letters of a record that show its type
+_SAMPLE = 1_000_000  # letters read to tell nucleotides from proteins
+_MASKS = b"Xx"  # any base or any residue: ignored when the type is guessed
 _INNER_BLANKS = " \t\v\f"  # blanks between letters; str.split() takes control codes too
 _BLANK = _INNER_BLANKS + "\r\n"
 _WIDTH = 60
-_WRITTEN = 4096 * _WIDTH  # letters written at once: a whole record would take thrice its size
+_WRITTEN = 4096 * _WIDTH  # letters written at once; a whole record would need 3 times its size
 _PEEK = 4096
 _MATE_ENDINGS = ("/1", "/2")
 _SHOWN = 100  # characters of a header that a message shows
 _NOT_UTF8 = re.compile("[\ud800-\udfff]")  # as ``surrogateescape`` reads it
 
-# the first that fits counts
+# the first match counts
 _WRONG_FORMATS = {
     b"@HD\t": ("SAM", "convert it, for example with `samtools fasta reads.sam > reads.fa`"),
     b"@SQ\t": ("SAM", "convert it, for example with `samtools fasta reads.sam > reads.fa`"),
@@ -83,14 +83,14 @@ _WRONG_FORMATS = {
     b"\xff\xfe": ("UTF-16 text", "convert it: `iconv -f UTF-16 -t UTF-8 in.fa > out.fa`"),
     b"\xfe\xff": ("UTF-16 text", "convert it: `iconv -f UTF-16 -t UTF-8 in.fa > out.fa`"),
 }
-_TAR, _TAR_PLACE = b"ustar", 257  # it stands behind the name of the first file
+_TAR, _TAR_PLACE = b"ustar", 257  # its offset, after the header of the first file
 
 
 def list_fasta(path: Path) -> list[Path]:
-    """The files of sequences that ``path`` stands for: itself, or those in a folder, by name.
+    """The sequence files that ``path`` stands for: itself, or the files of a folder, by name.
 
     Raises:
-        InputMissingError: nothing is there, or the folder may not be read or holds none.
+        InputMissingError: nothing is there, or the folder is not readable or has no such file.
     """
     try:
         if not stat.S_ISDIR(path.stat().st_mode):
@@ -113,7 +113,7 @@ def list_others(folder: Path) -> list[str]:
 
 
 def _files_in(folder: Path) -> list[Path]:
-    """The files of a folder, sorted by name, with dangling links, without hidden files."""
+    """The files of a folder, sorted by name; dangling links included, hidden files not."""
     return sorted(
         entry
         for entry in folder.iterdir()
@@ -122,18 +122,18 @@ def _files_in(folder: Path) -> list[Path]:
 
 
 def _suffix_of(name: str) -> str:
-    """The suffix of a format that a name has, packed or not; "" for none."""
+    """The format suffix of a file name, without that of a compression; "" for none."""
     match = _ENDING.search(name)
     return ((match and match[1]) or "").lower()
 
 
 def is_name_of_reads(name: str) -> bool:
-    """Whether a file has the name of FASTQ, packed or not."""
+    """Whether a file name has a suffix of FASTQ, compressed or not."""
     return _suffix_of(name) in SUFFIXES_OF_READS
 
 
 def stem_of(name: str) -> str:
-    """The name of a file without the suffixes of its format and compression.
+    """A file name without the suffixes of format and compression.
 
     >>> stem_of("contigs.fna.gz")
     'contigs'
@@ -144,15 +144,14 @@ def stem_of(name: str) -> str:
 def read_fasta(
     path: Path, name: str = "", on_block: OnBlock | None = None, sample: str = ""
 ) -> Iterator[FastaRecord]:
-    """Yield the records of a FASTA or FASTQ file, plain or packed, in file order, as of a sample.
+    """Yield the records of a FASTA or FASTQ file, plain or compressed, in file order.
 
-    Errors call it by its path, or by another ``name``. ``on_block`` is given the bytes of the
-    file, as they lie on the disk.
+    Errors name its path, or ``name``. ``on_block`` gets the bytes of the file as they are on disk.
 
-    White space and gaps inside a sequence are dropped, and gaps are counted; bytes that are not
-    UTF-8 pass through a header unharmed (``surrogateescape``), but not through an id. The qualities
-    of reads are dropped. If the first two reads have the same id, the mates of pairs alternate in
-    the file: they get the ids ``id/1`` and ``id/2``.
+    White space and gaps inside a sequence are dropped; gaps are counted. Bytes that are not UTF-8
+    are kept in a header (``surrogateescape``) and refused in an id. Qualities of reads are dropped.
+    If the first two reads have the same id, the file is interleaved: mates get the ids ``id/1`` and
+    ``id/2``.
 
     Raises:
         InputError: the file is neither FASTA nor FASTQ, or is damaged; names file and line.
@@ -163,10 +162,10 @@ def read_fasta(
 
 
 class Span(NamedTuple):
-    """Neighbouring whole records of a file, by bytes of its unpacked content."""
+    """A range of whole records of a file, in bytes of its uncompressed content."""
 
     start: int = 0
-    end: int | None = None  # None: that of the file
+    end: int | None = None  # None: the end of the file
     n_lines: int = 0  # before the start
 
 
@@ -175,26 +174,26 @@ WHOLE = Span()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RawRecords:
-    """Neighbouring whole records of a file as its bytes, for any process to parse, once."""
+    """Unparsed bytes of neighbouring whole records, which any process can parse, once."""
 
     chunks: list[bytes]  # line ends are "\n"; a record that is longer than a block has several
-    n_lines: int  # of the file, before them
+    n_lines: int  # of the file, before these records
     label: str  # name of the file in messages
     sample: str
     is_reads: bool  # FASTQ
     mate: int = 0  # 1 or 2: ids get this number
     prefix: str = ""  # of ids in the run ...
-    unprefixed: frozenset[str] = frozenset()  # ... but for these
-    span: Span | None = None  # where any process may read them; None: nowhere else
+    unprefixed: frozenset[str] = frozenset()  # ... except these
+    span: Span | None = None  # where another process can read them; None: it cannot
 
     @property
     def n_letters(self) -> int:
-        """About as many letters as the records have; a read has a quality for each."""
+        """The approximate number of letters; half of a read is its qualities."""
         n_bytes = sum(map(len, self.chunks))
         return n_bytes // 2 if self.is_reads else n_bytes
 
     def parse(self) -> tuple[Records, InputError | None]:
-        """The records before the first fault, and the fault. The bytes are released."""
+        """The records before the first fault, and the fault. Releases the bytes."""
         place = (self.n_lines, self.label, self.sample)
         if len(self.chunks) > 1:
             header = _text(self.chunks.pop(0)[1:]).removesuffix("\n")
@@ -207,7 +206,7 @@ class RawRecords:
         return records.qualified(self.prefix, self.unprefixed) if self.prefix else records, fault
 
     def _taken(self) -> str:
-        """The text of all chunks, which are released: twice its size is here at most."""
+        """The text of all chunks, which are released: memory holds at most twice its size."""
         data = b"".join(self.chunks)
         self.chunks.clear()
         return _text(data)
@@ -217,10 +216,10 @@ Block = RawRecords | Records
 
 
 def parsed(blocks: Iterable[Block]) -> Iterator[Records]:
-    """The records of blocks, also those before a fault.
+    """Yield the records of blocks, up to the first fault.
 
     Raises:
-        InputError: a record is none.
+        InputError: a record is invalid.
     """
     for block in blocks:
         records, fault = (block, None) if isinstance(block, Records) else block.parse()
@@ -237,13 +236,13 @@ def read_blocks(
     span: Span = WHOLE,
     streams: Streams | None = None,
 ) -> Iterator[Block]:
-    """Yield the records of ``read_fasta`` in blocks; parsed where an id depends on earlier ones.
+    """Yield the records of ``read_fasta`` in blocks; parsed only if ids depend on earlier ones.
 
-    Of a ``span``, which ``find_spans`` found, they are cut in the same way wherever it is read.
-    A reader of many spans gives ``streams``, so that what is packed is unpacked once.
+    The blocks of a ``span`` (from ``find_spans``) are the same in every process. A reader of
+    several spans passes ``streams``, so that a compressed file is unpacked only once.
 
     Raises:
-        InputError, InputMissingError: as ``read_fasta``, but for what ``RawRecords`` finds.
+        InputError, InputMissingError: as ``read_fasta``, except faults found while parsing.
     """
     label = name or printable(path)
     streams = streams or Streams()
@@ -265,7 +264,7 @@ def read_blocks(
 def _placed(
     cut: Iterable[tuple[list[bytes], int, int]], text: _Text, span: Span
 ) -> Iterator[tuple[tuple[list[bytes], int], Span | None]]:
-    """Each part of a text, and where it is in the file; None: its bytes are others there."""
+    """Each part of a text, and its span in the file; None if the file has other bytes there."""
     start, n_before = span.start, span.n_lines
     for chunks, n_lines, n_rest in cut:
         end = span.start + text.n_bytes - n_rest
@@ -275,7 +274,7 @@ def _placed(
 
 
 class Streams:
-    """Packed files that were read up to the end of a span, for the next one."""
+    """Compressed files, kept open at the end of a span for the next one."""
 
     def __init__(self) -> None:
         self._open: dict[Path, tuple[BinaryIO, bool, int]] = {}
@@ -284,7 +283,7 @@ class Streams:
     def at(
         self, path: Path, label: str, on_block: OnBlock | None, span: Span
     ) -> Iterator[tuple[BinaryIO, bool]]:
-        """A file at the start of a span, and whether it is FASTQ. The block reads to its end."""
+        """Yield a file at the start of a span, and whether it is FASTQ. The caller reads it all."""
         handle, is_reads, place = self._open.pop(path, (None, False, 0))
         if handle is None or place > span.start:
             handle, place = _open(path, label, on_block), 0
@@ -302,19 +301,19 @@ class Streams:
 
 
 def _skip(handle: BinaryIO, n_bytes: int) -> None:
-    """Read so many bytes, for nothing."""
+    """Read and discard this many bytes."""
     while n_bytes:
         n_bytes -= len(handle.read(min(n_bytes, _BLOCK))) or n_bytes
 
 
 def find_spans(path: Path, name: str, least: int) -> tuple[list[Span], int]:
-    """Cut a file into whole records, so many bytes of its content and more. -> beside its bytes
+    """Cut a file into spans of whole records, of ``least`` bytes or more. -> (spans, bytes)
 
-    A file is not cut whose records need all before them: mates of pairs that alternate. Nor is one
-    with the line ends of old Macs, whose lines are counted otherwise.
+    The bytes are uncompressed. Interleaved files are not cut, because their ids depend on earlier
+    records; nor are files with the line ends of old Macs, where lines are counted differently.
 
     Raises:
-        InputError, InputMissingError: as ``read_fasta``, but for what ``RawRecords`` finds.
+        InputError, InputMissingError: as ``read_fasta``, except faults found while parsing.
     """
     label = name or printable(path)
     kind = kind_of_reads(path, name)
@@ -328,15 +327,15 @@ def find_spans(path: Path, name: str, least: int) -> tuple[list[Span], int]:
 
 @dataclass(slots=True)
 class _Cutter:
-    """Finds where spans begin, in the blocks of a file."""
+    """Finds the starts of spans in the blocks of a file."""
 
     least: int  # bytes of a span
     is_reads: bool
     spans: list[Span] = field(default_factory=lambda: [WHOLE])
     n_bytes: int = 0  # of the blocks so far, ...
     n_lines: int = 0  # ... and their line ends
-    n_blank: int = 0  # lines before the first read
-    is_before: bool = True  # no read has begun
+    n_blank: int = 0  # blank lines before the first read
+    is_before: bool = True  # before the first read
     last: bytes = b""  # byte of the last block
 
     def add(self, block: bytes) -> bool:
@@ -359,9 +358,9 @@ class _Cutter:
         return b"\r" not in data or data.count(b"\r", 0, -1) == data.count(b"\r\n")
 
     def find(self, data: bytes, first: int, n_lines: int) -> int:
-        """The first record that begins in this place or later; 0 if none does.
+        """The start of the first record at ``first`` or later; 0 if there is none.
 
-        So many lines are before the data.
+        ``n_lines`` lines precede the data.
         """
         if first >= len(data):
             return 0
@@ -373,7 +372,7 @@ class _Cutter:
 
 
 def kind_of_reads(path: Path, name: str = "") -> Literal["", "single", "mates"]:
-    """Whether the content of a file is FASTQ, and whether the mates of pairs alternate in it.
+    """Whether a file is FASTQ by its content, and whether it is interleaved ("mates").
 
     Raises:
         InputError, InputMissingError: as ``read_fasta``.
@@ -388,19 +387,19 @@ def kind_of_reads(path: Path, name: str = "") -> Literal["", "single", "mates"]:
 
 
 def _alternate(chunks: Iterable[bytes]) -> bool:
-    """Whether the first two reads, which are in these chunks, are mates."""
+    """Whether the first two reads in these chunks are mates."""
     lines = b"".join(chunks).split(b"\n", 2 * _LINES)[: 2 * _LINES]
     ids = _parse_reads(_Lines.of(b"\n".join((*lines, b""))), 0, "", "")[0].ids
     return len(ids) > 1 and ids[0] == ids[1]
 
 
 def with_mate(block: Block, mate: int) -> Block:
-    """The records of the file of a mate, 1 or 2: each id will end in its number."""
+    """Records from the file of mate 1 or 2: each id gets this number at its end."""
     return _of_mate(block, mate) if isinstance(block, Records) else replace(block, mate=mate)
 
 
 def qualified(block: Block, prefix: str, unprefixed: frozenset[str]) -> Block:
-    """The records by ids with a prefix, but for some; each keeps its own one, too."""
+    """Add a prefix to all ids except some; each record also keeps its own id."""
     if isinstance(block, Records):
         return block.qualified(prefix, unprefixed)
     return replace(block, prefix=prefix, unprefixed=unprefixed)
@@ -425,7 +424,7 @@ def _mates_in_turn(blocks: Iterable[Records]) -> Iterator[Records]:
 
 @contextmanager
 def unpacking(path: Path, label: str) -> Iterator[None]:
-    """Say in our words why a file, plain or compressed, cannot be read in the block.
+    """Turn errors of reading a file, plain or compressed, into ours.
 
     Raises:
         InputError: it is damaged.
@@ -471,22 +470,19 @@ def _open(path: Path, label: str, on_block: OnBlock | None) -> BinaryIO:
 
 @dataclass(slots=True, eq=False)
 class _Text:
-    """A text in blocks, without a byte order mark; every line end is a line feed.
-
-    Of a part of it, so many bytes are read.
-    """
+    """A text in blocks, without a byte order mark; every line end is a line feed."""
 
     handle: BinaryIO
-    n_left: int | None = None
+    n_left: int | None = None  # bytes to read; None: all
     n_bytes: int = 0  # of its blocks so far
-    is_as_in_file: bool = True  # they are the bytes of the file
+    is_as_in_file: bool = True  # False: they differ from the bytes of the file
 
     def __iter__(self) -> Iterator[bytes]:
         handle = self.handle
         if handle.peek(len(_BOM)).startswith(_BOM):  # type: ignore[attr-defined]
             n_bom, self.is_as_in_file = len(handle.read(len(_BOM))), False
             self.n_left = None if self.n_left is None else self.n_left - n_bom
-        held = b""  # the first half of a line end, perhaps
+        held = b""  # perhaps the first half of a line end
         while block := handle.read(_BLOCK if self.n_left is None else min(self.n_left, _BLOCK)):
             self.n_left = None if self.n_left is None else self.n_left - len(block)
             block = held + block
@@ -503,7 +499,7 @@ class _Text:
 
 
 def _count(letter: bytes, data: bytes) -> int:
-    """How often a letter stands in much text."""
+    """Count a letter; fast for long texts."""
     return int(np.count_nonzero(np.frombuffer(data, np.uint8) == ord(letter)))
 
 
@@ -514,10 +510,7 @@ def _text(data: bytes) -> str:
 def _cut(
     blocks: Iterable[bytes], label: str, n_lines: int = 0
 ) -> Iterator[tuple[list[bytes], int, int]]:
-    """Whole records of FASTA, as chunks of bytes, each with the number of lines before.
-
-    So many bytes of the blocks so far are behind them.
-    """
+    """Yield whole FASTA records as (chunks, lines before them, bytes read beyond them)."""
     blocks = iter(blocks)
     rest, number = _begin(blocks, label, n_lines)
     for block in blocks:
@@ -532,7 +525,7 @@ def _cut(
         else:
             long = _LongRecord(number, label)
             rest = long.read(chain([data], blocks))
-            del data, block  # the letters of a long record are here once
+            del data, block  # keep the letters of a long record only once
             yield long.chunks, number, len(rest)
             number += long.n_lines
     if rest:
@@ -540,7 +533,7 @@ def _cut(
 
 
 def _begin(blocks: Iterator[bytes], label: str, number: int) -> tuple[bytes, int]:
-    """The block with the first header, from there on, and the number of lines before."""
+    """The block of the first header, from that header on, and the number of lines before it."""
     is_line_start = True
     for block in blocks:
         first = _header_in(block, is_line_start)
@@ -554,7 +547,7 @@ def _begin(blocks: Iterator[bytes], label: str, number: int) -> tuple[bytes, int
 
 
 def _header_in(block: bytes, is_line_start: bool) -> int:
-    """The place of the first header in a block, -1 without one."""
+    """The position of the first header in a block; -1 without one."""
     if is_line_start and block.startswith(b">"):
         return 0
     return block.find(b"\n>") + 1 or -1
@@ -562,19 +555,19 @@ def _header_in(block: bytes, is_line_start: bool) -> int:
 
 @dataclass(slots=True, eq=False)
 class _LongRecord:
-    """A record of FASTA that is longer than a block; blanks between its letters are left out."""
+    """A FASTA record that is longer than a block, without blanks between its letters."""
 
     number: int  # lines before it
     label: str
-    chunks: list[bytes] = field(default_factory=list)  # the line of its header, and letters
+    chunks: list[bytes] = field(default_factory=list)  # the header line, then letters
     n_lines: int = 0
     n_letters: int = 0
 
     def read(self, blocks: Iterable[bytes]) -> bytes:
-        """Add what is of the record, and return the rest of the block in which it ends.
+        """Add the blocks of the record, and return the rest of the block in which it ends.
 
         Raises:
-            InputError: the header or the sequence is longer than what is read.
+            InputError: the header or the sequence is too long.
         """
         is_line_start = False
         for block in blocks:
@@ -592,7 +585,7 @@ class _LongRecord:
             if not end and len(_text(header)) > MAX_HEADER + 1:
                 raise _endless_header(self.number + 1, self.label)
         self.n_lines += _count(b"\n", piece)
-        if piece.isascii():  # else a letter may be cut in two
+        if piece.isascii():  # else the piece may end within a letter
             piece = piece.translate(None, _BLANK.encode())
         self.n_letters += len(piece) if piece.isascii() else len(_text(piece))
         if piece:
@@ -603,12 +596,12 @@ class _LongRecord:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Lines:
-    """Where the lines of a text are, by its bytes."""
+    """A text, and the positions of its lines in bytes."""
 
     data: bytes
-    letters: NDArray[np.uint8]  # the same
+    letters: NDArray[np.uint8]  # the same as an array
     starts: Counts  # (n_lines,)
-    ends: Counts  # (n_lines,) the places of their line ends
+    ends: Counts  # (n_lines,) positions of the line ends
 
     @classmethod
     def of(cls, data: bytes) -> _Lines:
@@ -618,11 +611,11 @@ class _Lines:
         return cls(data, letters, np.append(0, ends[:-1] + 1), ends)
 
     def begin_with(self, letter: str, lines: slice = slice(None)) -> Mask:
-        """Whether each line, of these, begins with a letter of ASCII."""
+        """Whether each of these lines begins with an ASCII letter."""
         return np.asarray(self.letters[self.starts[lines]] == ord(letter))
 
     def texts(self, starts: Counts, ends: Counts) -> list[str]:
-        """The texts between places."""
+        """The texts between these positions."""
         pairs = zip(starts.tolist(), ends.tolist(), strict=True)
         if not self.data.isascii():
             return [_text(self.data[start:end]) for start, end in pairs]
@@ -630,7 +623,7 @@ class _Lines:
         return [text[start:end] for start, end in pairs]
 
     def are_plain(self, headers: Counts) -> bool:
-        """Whether nothing can be wrong with records whose headers begin behind these places."""
+        """Whether the records with these header lines are surely valid."""
         is_short = int(np.diff(self.starts, append=len(self.data)).max(initial=0)) <= MAX_HEADER
         is_text = self.data.isascii() and b"\0" not in self.data
         return is_text and is_short and bool((self.letters[headers + 1] > ord(" ")).all())
@@ -639,7 +632,7 @@ class _Lines:
 def _parse(
     lines: _Lines, number: int, label: str, sample: str
 ) -> tuple[Records, InputError | None]:
-    """Records of FASTA behind so many other lines, up to the first fault, and this."""
+    """The FASTA records before the first fault, and the fault; ``number`` lines precede them."""
     firsts = np.flatnonzero(lines.begin_with(">"))
     header_starts, header_ends = lines.starts[firsts], lines.ends[firsts]
     ends = np.append(header_starts[1:], len(lines.data)) - 1
@@ -657,7 +650,7 @@ def _parse(
 def _parse_long(
     header: str, letters: str, number: int, label: str, sample: str
 ) -> tuple[Records, InputError | None]:
-    """A record of FASTA that came in chunks, or its fault."""
+    """A long FASTA record, or its fault."""
     sequence = _without(_found(_BLANK, [letters]), letters)
     return _columns([header], [sequence], [number + 1], label, sample, is_plain=False)
 
@@ -671,9 +664,9 @@ def _columns(
     *,
     is_plain: bool,
 ) -> tuple[Records, InputError | None]:
-    """The records with these headers, in these lines, up to the first fault, and this.
+    """The records with these headers and line numbers before the first fault, and the fault.
 
-    Nothing can be wrong with plain ones.
+    Plain records are not checked.
     """
     fault = None
     if not is_plain:
@@ -696,16 +689,16 @@ def _columns(
 
 
 def _found(letters: str, sequences: Sequence[str]) -> list[str]:
-    """Those of the letters that are in any of the sequences."""
+    """The letters that occur in any of the sequences."""
     joined = "".join(sequences)
     return [letter for letter in letters if letter in joined]
 
 
 def _starts_as_reads(path: Path, handle: BinaryIO) -> bool:
-    """Whether an open file, of which nothing was read, begins as FASTQ, behind any blank lines."""
+    """Whether an unread open file begins as FASTQ, after any blank lines."""
     start: bytes = handle.peek(_PEEK)[:_PEEK].removeprefix(_BOM)  # type: ignore[attr-defined]
     if start and not start.strip(b"\r\n"):
-        with open_binary(path) as again:  # what is packed cannot be read and taken back
+        with open_binary(path) as again:  # a compressed file cannot be rewound
             blocks = iter(partial(again.read, _BLOCK), b"")
             texts = (block.removeprefix(_BOM).lstrip(b"\r\n") for block in blocks)
             start = next(filter(None, texts), b"")
@@ -715,12 +708,12 @@ def _starts_as_reads(path: Path, handle: BinaryIO) -> bool:
 def _cut_reads(
     blocks: Iterable[bytes], label: str, number: int = 0
 ) -> Iterator[tuple[list[bytes], int, int]]:
-    """Lines of whole reads, each chunk as ``_cut`` gives it; the last one has the rest.
+    """Yield whole reads as ``_cut`` does; the last part has the rest of the file.
 
-    Blank lines may precede them.
+    Blank lines may precede the first read.
     """
     waiting: list[bytes] = []
-    n_bytes = n_ends = 0  # of what waits, before which ``number`` lines are: bytes and line ends
+    n_bytes = n_ends = 0  # bytes and line ends in ``waiting``, which ``number`` lines precede
     is_before = True  # the first read
     for block in blocks:
         if is_before:
@@ -749,9 +742,9 @@ def _cut_reads(
 def _parse_reads(
     lines: _Lines, number: int, label: str, sample: str
 ) -> tuple[Records, InputError | None]:
-    """Reads of FASTQ behind so many other lines, up to the first fault, and this.
+    """The FASTQ reads before the first fault, and the fault; ``number`` lines precede them.
 
-    A read has four lines; four blank ones are none.
+    A read has four lines; four blank lines are skipped.
     """
     n_lines = len(lines.starts) - len(lines.starts) % _LINES
     rest, fault = lines.texts(lines.starts[n_lines:], lines.ends[n_lines:]), None
@@ -771,14 +764,14 @@ def _parse_reads(
     headers = lines.texts(lines.starts[firsts] + 1, lines.ends[firsts])
     sequences = lines.texts(lines.starts[firsts + 1], lines.ends[firsts + 1])
     if _found(".", sequences):
-        sequences = [letters.replace(".", "N") for letters in sequences]  # a base not known
+        sequences = [letters.replace(".", "N") for letters in sequences]  # an unknown base
     places, is_plain = (firsts + number + 1).tolist(), lines.are_plain(lines.starts[firsts])
     records, earlier = _columns(headers, sequences, places, label, sample, is_plain=is_plain)
     return records, earlier or fault
 
 
 def _are_reads(lines: _Lines, n_lines: int) -> Mask:
-    """Whether each four of so many lines are surely a read; others are to be looked at."""
+    """Whether each group of four lines is surely a read; the others must be checked."""
     header, letters, plus, qualities = (slice(i, n_lines, _LINES) for i in range(_LINES))
     lengths = lines.ends - lines.starts
     is_same = lengths[letters] == lengths[qualities]
@@ -793,7 +786,7 @@ def _is_read(header: str, letters: str, plus: str, qualities: str) -> bool:
 
 
 def _bad_read(lines: Sequence[str], number: int, label: str) -> InputError:
-    """The error in the first read that is none; ``number`` is that of its first line."""
+    """The error in the first invalid read; ``number`` is the number of its first line."""
     fields: list[str | None] = [*lines, *[None] * (_LINES - len(lines))]
     header, letters, plus, qualities = fields
     shown = [ascii((line or "")[:20].encode(errors="surrogateescape"))[1:] for line in lines]
@@ -801,14 +794,14 @@ def _bad_read(lines: Sequence[str], number: int, label: str) -> InputError:
     if not (header or "").startswith("@"):
         return InputError(
             f"{label}:{number}: expected '@', found {shown[0]}",
-            hint="a read of FASTQ has four lines, the first such as '@read1'; wrapped lines are "
-            "not read: unwrap them, for example with `seqkit seq -w 0`",
+            hint="a FASTQ read has four lines, the first such as '@read1'; unwrap wrapped lines, "
+            "for example with `seqkit seq -w 0`",
         )
     if plus is not None and not plus.startswith("+"):
         return InputError(
             f"{label}:{number + 2}: expected '+', found {shown[2]}, in the read {name}",
-            hint="a read of FASTQ has four lines; wrapped lines are not read: unwrap them, for "
-            "example with `seqkit seq -w 0`",
+            hint="a FASTQ read has four lines; unwrap wrapped lines, for example with "
+            "`seqkit seq -w 0`",
         )
     if letters is None or plus is None or qualities is None:
         return InputError(
@@ -818,7 +811,7 @@ def _bad_read(lines: Sequence[str], number: int, label: str) -> InputError:
     if plus not in ("+", f"+{(header or '')[1:]}"):
         return InputError(
             f"{label}:{number + 2}: the line {shown[2]} names another read than {name}",
-            hint="the file is damaged: write it again",
+            hint="the file is damaged: copy or download it again",
         )
     return InputError(
         f"{label}:{number + 3}: the read {name} has {counted(len(letters), 'letter')} and "
@@ -850,7 +843,7 @@ def _check_blank(text: str, number: int, label: str) -> None:
 def _check_record(header: str, sequence: str, line: int, label: str) -> None:
     """
     Raises:
-        InputError: the header is too long or has no id of text, or a NUL is in the record.
+        InputError: the header is too long or has no valid id, or the record has a NUL byte.
     """
     if len(header) > MAX_HEADER:
         raise _endless_header(line, label)
@@ -867,7 +860,7 @@ def _check_record(header: str, sequence: str, line: int, label: str) -> None:
     if "\0" in header or "\0" in sequence:
         raise InputError(
             f"{label}:{line}: a NUL byte in the record {printable(words[0])}",
-            hint="the file is damaged or not text: write it again",
+            hint="the file is damaged, or is not text",
         )
 
 
@@ -897,7 +890,7 @@ def write_record(out: TextIO, header: str, sequence: str) -> None:
 
 
 def find_invalid(record: FastaRecord, input_type: InputType) -> str:
-    """The reason why a record cannot be used, or ""."""
+    """The reason why a record is invalid, or ""."""
     if not record.sequence:
         return "the record is empty"
     if is_of_type(record.sequence, input_type):
@@ -908,7 +901,7 @@ def find_invalid(record: FastaRecord, input_type: InputType) -> str:
 
 
 def is_of_type(letters: str, input_type: InputType) -> bool:
-    """Whether all letters are those of a type."""
+    """Whether all letters are valid for a type."""
     letters_of_type = _letters_of(input_type)
     return not any(
         letters[start : start + _BLOCK]
@@ -923,12 +916,12 @@ def _letters_of(input_type: InputType) -> bytes:
 
 
 def guess_input_type(path: Path, name: str = "") -> InputType | None:
-    """Guess nucleotides or proteins by the letters of the first records, without masked ones.
+    """Guess nucleotides or proteins from the unmasked letters of the first records.
 
     Returns None for a file without any letter.
 
     Raises:
-        InputError: the letters fit neither, or both.
+        InputError: the letters fit neither type, or the file mixes both.
     """
     samples = list(_first_letters(path, name))
     letters = "".join(sample for _, sample in samples).encode("ascii", "replace")
@@ -952,14 +945,14 @@ def guess_input_type(path: Path, name: str = "") -> InputType | None:
         return "nucleotide"
     raise InputError(
         f"{name or printable(path)}: cannot tell nucleotides from proteins "
-        f"({plain / max(1, total):.0%} ACGTUN, {protein / max(1, total):.1%} letters of proteins "
-        "only)",
+        f"({plain / max(1, total):.0%} ACGTUN, {protein / max(1, total):.1%} letters that only "
+        "proteins have)",
         hint="name it with --input-type nucleotide or --input-type protein",
     )
 
 
 def _first_letters(path: Path, name: str) -> Iterator[tuple[str, str]]:
-    """The ids of the first records of a file, and letters of each that show their type."""
+    """Yield the ids of the first records of a file, with some letters of each."""
     n_letters = 0
     for records in parsed(read_blocks(path, name)):
         for record_id, sequence in zip(records.ids, records.sequences, strict=True):
@@ -971,7 +964,7 @@ def _first_letters(path: Path, name: str) -> Iterator[tuple[str, str]]:
 
 
 def _is_of_bases(sequence: str) -> bool:
-    """True for a text of the four bases alone, each in plenty: no protein is like that."""
+    """Whether a sequence has only the four bases, each of them often, as no protein has."""
     counts = Counter(sequence.upper().replace("U", "T"))
     n_rarest = min(counts[base] for base in "ACGT")
     is_plain = counts.keys() <= set("ACGTNX")

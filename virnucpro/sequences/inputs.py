@@ -1,8 +1,8 @@
 """The input files of a run: found, copied if they cannot be read twice, hashed, and watched.
 
-A run reads its inputs several times, to cut them and to write ``viral.fasta``, and again on
-resume. So a pipe, and a file inside the run folder, which the run itself may replace, is copied
-first; and every reading makes sure that the file is still the one that was hashed.
+A run reads its inputs several times: to cut them, to write ``viral.fasta``, and on resume. So it
+first copies pipes, and files inside the run folder, which it may replace itself. Every reading
+checks that the file is still the one that was hashed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from virnucpro.sequences.fasta import (
 )
 
 _STDIN = Path("-")
-RECORDS = ".records-"  # folders of records that Python gave, whose place tells the user nothing
+RECORDS = ".records-"  # folders of records given in Python; their path means nothing to users
 RUN_FILE = "run.json"  # a folder with it holds a run
 _NAMED = 5  # files that a message names
 
@@ -64,7 +64,7 @@ class _Stamp(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _sha256_at(path: str, _: _Stamp) -> str:
-    """The hash of a file with this stamp: one that was only touched is not hashed at each reading.
+    """The hash of a file with this stamp, cached, so that a touched file is hashed only once.
 
     Raises:
         OSError: it cannot be read.
@@ -75,34 +75,34 @@ def _sha256_at(path: str, _: _Stamp) -> str:
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """A file to read, and in ``run.json``. Its content, not its name, identifies it."""
+    """An input file, as it stands in ``run.json``. Its content, not its name, identifies it."""
 
     path: str  # absolute
     sha256: str = ""  # "": not hashed
     n_bytes: int = 0
     generation: int = 0  # 0: of the first run; later ones were added with --resume
     name: str = ""  # name that the user gave, if it differs: a link, or the original of a copy
-    sample: str = ""  # name in a sample sheet, then that in the tables; see ``samples``
-    n_renamed: int = 0  # records whose id occurs earlier in the file
+    sample: str = ""  # name in a sample sheet, later the name in the tables; see ``samples``
+    n_renamed: int = 0  # records with an id that occurs earlier in the file
     error: str = ""  # reason why it could not be read
     mate: int = 0  # 1 or 2: the file of that mate of read pairs
-    modified_ns: int = field(default=0, compare=False)  # time at which it was, when it was hashed
-    stamp: _Stamp | None = field(default=None, compare=False)  # as it was hashed in this start
+    modified_ns: int = field(default=0, compare=False)  # modification time when it was hashed
+    stamp: _Stamp | None = field(default=None, compare=False)  # from the hashing in this process
 
     def __post_init__(self) -> None:
         texts = (self.path, self.sha256, self.name, self.sample, self.error)
         if not all(isinstance(text, str) for text in texts):
-            raise TypeError("an input is named by its path and its hash")
+            raise TypeError("path, hash and names of an input must be text")
         numbers = (self.n_bytes, self.generation, self.n_renamed, self.mate, self.modified_ns)
         if not all(isinstance(number, int) for number in numbers):
-            raise TypeError("an input has a number of bytes and of its generation")
+            raise TypeError("sizes and numbers of an input must be whole numbers")
 
     @staticmethod
     def all_of(path: Path) -> list[InputFile]:
-        """The files that one ``--input`` stands for: itself, or those of a folder or sample sheet.
+        """The files that one ``--input`` stands for: a file, a folder or a sample sheet.
 
         Raises:
-            InputError: a sample sheet makes no sense.
+            InputError: a sample sheet is invalid.
             InputMissingError: a file or folder is missing.
         """
         if path == _STDIN:
@@ -120,16 +120,16 @@ class InputFile:
         """Yield the records, as ``read_fasta`` does.
 
         Raises:
-            InputError: it is not the file that was hashed, before or after it was read.
+            InputError: the file changed after it was hashed, or while it was read.
         """
         for records in parsed(self.blocks()):
             yield from records.each()
 
     def blocks(self, span: Span = WHOLE, streams: Streams | None = None) -> Iterator[Block]:
-        """Yield the records, or those of a span, in blocks, as ``read_blocks`` does.
+        """Yield the records of the file, or of a span, in blocks, as ``read_blocks`` does.
 
         Raises:
-            InputError: it is not the file that was hashed, before or after it was read.
+            InputError: the file changed after it was hashed, or while it was read.
         """
         self.check_unchanged()
         path = Path(self.path)
@@ -138,9 +138,9 @@ class InputFile:
         self.check_unchanged()
 
     def spans(self, least: int) -> tuple[list[Span], int]:
-        """Cut it by its content, as ``find_spans`` does; a small file is not even read.
+        """Cut the file by its content, as ``find_spans`` does; a small file is not even read.
 
-        Nor is one cut whose ids are numbered: they need all before.
+        A file with numbered ids is not cut, because a number depends on all earlier records.
         """
         if self.n_bytes <= least and not self.path.lower().endswith(PACKED):
             return [WHOLE], self.n_bytes
@@ -150,15 +150,15 @@ class InputFile:
 
     @staticmethod
     def letters_of(files: Sequence[InputFile]) -> int:
-        """The approximate number of letters in some files; 0 where one is packed."""
+        """The approximate number of letters in some files; 0 if one is compressed."""
         if any(file.path.lower().endswith(PACKED) for file in files):
             return 0
         are_reads = [is_name_of_reads(file.name or file.path) for file in files]
-        # a read has a quality for each letter
+        # reads have as many qualities as letters
         return sum(file.n_bytes >> is_read for file, is_read in zip(files, are_reads, strict=True))
 
     def stamped(self) -> InputFile:
-        """The same file with its stamp, where another process hashed it.
+        """The same file with its stamp, after another process hashed it.
 
         Raises:
             InputError: its content has changed.
@@ -187,7 +187,7 @@ class InputFile:
             raise InputMissingError.cannot_open(Path(self.path), error, self.name) from error
         if has_changed:
             raise InputError(
-                f"{self.shown} changed while the run went on",
+                f"{self.shown} changed during the run",
                 hint="wait until it is written completely, then start again with --force",
             )
 
@@ -197,10 +197,10 @@ def find_inputs(
 ) -> list[InputFile]:
     """The files that the user's ``paths`` stand for, in order.
 
-    What a run wrote into a folder, under one of ``own_names``, is none of them.
+    In a run folder, files with ``own_names`` are results of that run and are left out.
 
     Raises:
-        InputError: a sample sheet makes no sense, or a file is named twice.
+        InputError: a sample sheet is invalid, or a file is named twice.
         InputMissingError: one is missing, or a pipe cannot be read.
         OutputError, StorageError: one cannot be copied.
     """
@@ -224,7 +224,7 @@ def find_inputs(
 def _of_folder(
     folder: Path, files: Iterable[InputFile], skipped: Collection[str]
 ) -> list[InputFile]:
-    """The files of a folder that are part of the input, each once; the others are named.
+    """The input files of a folder, each once; announces the other files.
 
     Raises:
         InputMissingError: all of them are skipped.
@@ -244,7 +244,7 @@ def _of_folder(
 
 
 def _once(files: Iterable[InputFile]) -> list[InputFile]:
-    """The files of a folder, without links to others of them."""
+    """The files of a folder, without links to each other."""
     by_path: dict[str, InputFile] = {}
     for file in files:
         if before := by_path.get(file.path):
@@ -255,7 +255,7 @@ def _once(files: Iterable[InputFile]) -> list[InputFile]:
 
 
 def _named(path: Path, sample: str = "", mate: int = 0) -> InputFile:
-    """The file that is to be read, by its path and by what the user calls it."""
+    """The input file at a path, with the name that the user gave."""
     own = os.path.abspath(path)  # noqa: PTH100 - links are kept: the user named them
     if path.exists() and not path.is_file():
         return InputFile(own, sample=sample, mate=mate)  # a pipe may have no other name
@@ -264,14 +264,14 @@ def _named(path: Path, sample: str = "", mate: int = 0) -> InputFile:
 
 
 def _readable_twice(file: InputFile, run_folder: Path, copies: Path) -> InputFile:
-    """The file itself, or a copy of what can be read only once."""
+    """The file itself, or a copy if it can be read only once."""
     path = Path(file.path)
     is_plain = path.is_file() or not (path == _STDIN or path.exists())
     return file if is_plain and run_folder.resolve() not in path.parents else _copy(file, copies)
 
 
 def _copy(file: InputFile, copies: Path) -> InputFile:
-    """Copy a file; named by its content, so that no copy replaces another."""
+    """Copy a file. The copy is named by its content, so that no copy replaces another."""
     source = Path(file.path)
     name = "standard input" if source == _STDIN else file.shown
     if source.parent.name.startswith(RECORDS):
@@ -308,7 +308,7 @@ def _opened(source: Path) -> AbstractContextManager[BinaryIO]:
 
 
 def hashed(file: InputFile, on_bytes: Callable[[int], None] = lambda _: None) -> InputFile:
-    """The same file with its hash, and the stamp that belongs to it."""
+    """The same file with its hash and the matching stamp."""
     path = Path(file.path)
     try:
         with path.open("rb") as handle:
@@ -327,7 +327,7 @@ def hashed(file: InputFile, on_bytes: Callable[[int], None] = lambda _: None) ->
 
 
 def listed(names: Sequence[str], most: int) -> str:
-    """The first of some names, and how many others there are.
+    """The first names, and the number of further ones.
 
     >>> listed(["a", "b", "c"], 2)
     'a, b + 1 more'
@@ -337,7 +337,7 @@ def listed(names: Sequence[str], most: int) -> str:
 
 
 def join_inputs(recorded: Sequence[InputFile], files: Sequence[InputFile]) -> list[InputFile]:
-    """The inputs of a resumed run: all recorded ones, then those that are new.
+    """The inputs of a resumed run: all recorded ones, then the new ones.
 
     Raises:
         ResumeError: a file changed since it was recorded.
@@ -364,7 +364,7 @@ def join_inputs(recorded: Sequence[InputFile], files: Sequence[InputFile]) -> li
 
 
 def _where_they_are(recorded: Sequence[InputFile], files: Sequence[InputFile]) -> list[InputFile]:
-    """The recorded inputs, those that were given again with the place where they are now."""
+    """The recorded inputs; those that were given again get their present path."""
     exactly = {(file.path, file.sha256): file for file in files}
     by_hash = {file.sha256: file for file in files}
     places = [
@@ -385,12 +385,12 @@ def _where_they_are(recorded: Sequence[InputFile], files: Sequence[InputFile]) -
 def check_recorded(
     recorded: Sequence[InputFile], files: Sequence[InputFile] = ()
 ) -> list[InputFile]:
-    """The inputs of a run, then those of ``files`` that are new.
+    """The recorded inputs of a run, then the new ones among ``files``.
 
-    Recorded ones that are not among ``files`` are hashed where they were.
+    A recorded input that is not among ``files`` is hashed at its recorded path.
 
     Raises:
-        ResumeError: one changed or is gone.
+        ResumeError: an input changed or is gone.
     """
     checked = []
     for file in join_inputs(recorded, files):
@@ -407,7 +407,7 @@ def check_recorded(
 
 
 def announce_reads(inputs: Iterable[InputFile]) -> None:
-    """Say once what is done with reads in FASTQ."""
+    """Announce once how FASTQ reads are treated."""
     n_files, in_turn = 0, []
     for file in inputs:
         with suppress(InputError, InputMissingError):  # it is reported when the file is read
@@ -420,10 +420,10 @@ def announce_reads(inputs: Iterable[InputFile]) -> None:
         announce(f"{listed(in_turn, 1)}: the mates of pairs alternate; their ids end in /1 and /2")
 
 
-# Sample sheets: files .tsv or .csv with the columns ``sample`` and ``path``, in any case and order,
-# and for read pairs ``path_2``; ``fastq_1`` and ``fastq_2`` are other names of the two. Other
-# columns are ignored. A relative path starts in the folder of the sheet. A manifest of labelled
-# sequences (``path``, ``label``, no ``sample``) is a sheet too: each of its files once, by name.
+# Sample sheets: .tsv or .csv files with the columns ``sample`` and ``path``, in any case and order,
+# and ``path_2`` for read pairs; ``fastq_1`` and ``fastq_2`` are other names of the two path columns.
+# Further columns are ignored. A relative path starts in the folder of the sheet. A manifest of
+# labelled sequences (``path``, ``label``, no ``sample``) is a sheet too: each file counts once.
 
 COLUMNS, _OF_MANIFEST = ("sample", "path"), ("path", "label")
 _OF_MATE = "path_2"
@@ -442,7 +442,7 @@ class _Row(NamedTuple):
 
 
 def is_sheet(path: Path) -> bool:
-    """True for a file that has the name of a table, and does not begin as FASTA or FASTQ does.
+    """Whether a file has the suffix of a table and does not begin like FASTA or FASTQ.
 
     Raises:
         InputMissingError: it cannot be read.
@@ -513,7 +513,7 @@ def _sheet_rows(path: Path, reader: Iterator[list[str]]) -> Iterator[_Row]:
 
 
 def _file_of(path: Path, line: int, cell: str) -> Path:
-    """The file that a line names, from the folder of the sheet."""
+    """The file that a line names, relative to the folder of the sheet."""
     try:
         return path.parent / expanded(cell)
     except UsageError as error:
@@ -521,7 +521,7 @@ def _file_of(path: Path, line: int, cell: str) -> Path:
 
 
 def _places(path: Path, fields: list[str]) -> dict[str, int]:
-    """The places of the columns that are read, by their names."""
+    """The index of each column that is read, by name."""
     words = [field.strip().lower() for field in fields]
     header = [_OTHER_NAMES.get(word, word) for word in words]
     if not (set(COLUMNS) <= set(header) or set(_OF_MANIFEST) <= set(header)):

@@ -1,12 +1,11 @@
-"""Words of bases: how the coding strand of a frame is composed, and which k-mers sequences have.
+"""Words of bases: the composition of the coding strand of a frame, and sketches of k-mers.
 
-Codons show how a genome spells its amino acids, which the language model cannot see; a head may
-take them as a second input. Frames come as the bases of whole codons, in the order in which they
-are read.
+Codon usage is invisible to a protein language model; a head may read it as a second input. Frames
+are given as the bases of whole codons, on the strand and in the order in which they are read.
 
-A sketch is a sample of the k-mers of sequences, which recognises any piece of training data.
-FracMinHash (Irber et al. 2022, doi:10.1101/2022.01.11.475838): of all k-mers those with the lowest
-hashes, which are the same wherever they occur. A k-mer and its reverse complement are one.
+A sketch is a sample of the k-mers of sequences, to recognise pieces of training data. FracMinHash
+(Irber et al. 2022, doi:10.1101/2022.01.11.475838) samples the k-mers with the lowest hashes, so the
+same k-mers are sampled in every sequence. A k-mer and its reverse complement count as one.
 """
 
 from __future__ import annotations
@@ -21,31 +20,31 @@ N_CODONS, N_TETRANUCLEOTIDES, N_BORDERS = 64, 256, 16
 N_FEATURES = N_CODONS + N_TETRANUCLEOTIDES + N_BORDERS
 _GAP = "NNN"  # between two frames, so that no word of four bases and no border spans both
 
-# a letter that is not ACGTU is a digit so large that no word with it is one of those counted
+# the digit of any letter but ACGTU is so large that no word with it is counted
 BASE_DIGITS = np.full(256, N_TETRANUCLEOTIDES, dtype=np.uint16)
 for _digit, _base in enumerate("ACGT"):
     BASE_DIGITS[[ord(_base), ord(_base.lower())]] = _digit
 BASE_DIGITS[[ord("U"), ord("u")]] = BASE_DIGITS[ord("T")]
 
 K = 31
-ONE_IN = 100  # of so many k-mers one is sampled
+ONE_IN = 100  # one in this many k-mers is sampled
 
 _Hashes = NDArray[np.uint32]
 _Gaps = NDArray[np.uint16]
 _SPAN = 1_000_000  # words at once: memory does not grow with the sequence
-_FULL_GAP = np.iinfo(np.uint16).max  # it stands for itself, and for no hash
+_FULL_GAP = np.iinfo(np.uint16).max  # continues a gap that is too long for 16 bits
 
 
 # Composition
 
 
 def frame_composition(frames: Sequence[str]) -> NDArray[np.float32]:
-    """The frequencies of each frame's codons, tetranucleotides and codon borders. n -> (n, 336)
+    """The frequencies of codons, tetranucleotides and codon borders of each frame. n -> (n, 336)
 
     The fractions of the 64 codons in frame, of the 256 tetranucleotides at every position, and of
-    the 16 pairs of a codon's last base and the next one's first, each in the order AAA, AAC, AAG,
-    AAT, ACA ... Words with a letter other than ACGTU, in either case, count nowhere; each of the
-    three parts sums to 1, or to 0 where a frame has no such word.
+    the 16 pairs of a codon's last base and the next codon's first base, each in the order AAA, AAC,
+    AAG, AAT, ACA ... Words with a letter other than ACGTU, in either case, are not counted. Each of
+    the three parts sums to 1, or to 0 if a frame has no such word.
     """
     lengths = np.array([len(bases) for bases in frames], dtype=np.int64)
     assert not (lengths % 3).any(), "a frame is whole codons"
@@ -71,7 +70,7 @@ def frame_composition(frames: Sequence[str]) -> NDArray[np.float32]:
 def _fractions(
     words: NDArray[np.uint16], rows: NDArray[np.int64], n_rows: int, n_words: int
 ) -> NDArray[np.float64]:
-    """The share of each word below ``n_words`` among those of a row. -> (n_rows, n_words)"""
+    """The share of each word among the words of a row below ``n_words``. -> (n_rows, n_words)"""
     is_counted = words < n_words
     keys = rows[is_counted] * n_words + words[is_counted]
     counts = np.bincount(keys, minlength=n_rows * n_words).reshape(n_rows, n_words)
@@ -89,13 +88,13 @@ def _no_hashes() -> _Hashes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sketch:
-    """The sampled k-mers of some sequences, by their hashes."""
+    """The hashes of the sampled k-mers of some sequences."""
 
     hashes: _Hashes = field(default_factory=_no_hashes)  # sorted, each once
 
     @classmethod
     def of(cls, sequence: str) -> Sketch:
-        """The sampled 31-mers of A, C, G, T and U, in either case: about one for each 100 bases.
+        """Sample the 31-mers of A, C, G, T and U, in either case: about one per 100 bases.
 
         >>> Sketch.of("ACGT" * 7).hashes.size  # shorter than a word
         0
@@ -120,11 +119,11 @@ class Sketch:
         is_hash = gaps != _FULL_GAP
         hashes = np.cumsum(gaps.astype(np.int64) + is_hash)[is_hash] - 1
         if len(hashes) and hashes[-1] > np.iinfo(np.uint32).max:
-            raise ValueError("gaps that lead beyond the largest hash")
+            raise ValueError("gaps lead beyond the largest hash")
         return cls(hashes.astype(np.uint32))
 
     def packed(self) -> _Gaps:
-        """The gaps between hashes, the first one from -1: two bytes for most, if there are many."""
+        """The gaps between hashes, the first one from -1: most need two bytes if there are many."""
         gaps = np.diff(self.hashes.astype(np.int64), prepend=-1) - 1
         n_full, rest = np.divmod(gaps, _FULL_GAP)
         packed = np.full(int((n_full + 1).sum()), _FULL_GAP, dtype=np.uint16)
@@ -132,7 +131,7 @@ class Sketch:
         return packed
 
     def share_in(self, other: Sketch) -> float:
-        """The share of these k-mers that are in another sketch; 0 if there are none."""
+        """The share of these k-mers that another sketch has, too; 0 if either is empty."""
         if not len(self.hashes) or not len(other.hashes):
             return 0.0
         places = np.minimum(np.searchsorted(other.hashes, self.hashes), len(other.hashes) - 1)

@@ -1,11 +1,11 @@
-"""Samples: the name that a file has in the tables, and the ids that its records have in the run.
+"""Samples: the names of input files in the tables, and the ids of their records in the run.
 
-Every input file is a sample; the two files of read pairs are one. Its name is made of its file
-name, so it is cleaned: it may become part of an id, or the name of a folder. No two samples of a
-run have names that a file system could take for the same.
+Every input file is a sample; the two files of read pairs are one sample. The name is made from the
+file name and cleaned, because it may become part of an id or the name of a folder. No two samples
+of a run have names that a file system could confuse.
 
-A run of files that share ids is *qualified*: each record's id in the run is ``sample:id``. No name
-of a sample holds a colon, so two records never get the same.
+If files of a run share ids, the run is *qualified*: the id of each record in the run is
+``sample:id``. Sample names have no colon, so no two records get the same id.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ _LONGEST = 100  # bytes of the longest name
 _ALLOWED = "._-+"
 _NO_NAME = "sample"
 _SHOWN = 3  # names in a message
-_LETTERS_AT_ONCE = 2**18  # of ids, which are digested
+_LETTERS_AT_ONCE = 2**18  # letters of ids that are digested at once
 _MATE = re.compile(r"(?P<name>.+)(?P<mark>[._][Rr]?)(?P<mate>\d)(?P<rest>_001)?")
 
 
 def name_samples(files: Sequence[InputFile], recorded: Sequence[InputFile]) -> list[InputFile]:
-    """The same files, each with a name of its own, which no other recorded file has.
+    """Give each file a unique sample name; recorded files keep theirs.
 
-    A name is the stem of the file name. Where several files have the same, the name of the nearest
-    parent folder that differs between most of them goes before it, and then a number after it. The
-    two files of read pairs are one sample, and stand together.
+    A name is the stem of the file name. If several files have the same stem, it gets a prefix: the
+    name of the nearest parent folder that differs most between them; then, if needed, a number at
+    its end. The two files of read pairs are one sample and neighbours.
     """
     files = _paired(files)
     keys = {_key(file.sample) for file in recorded}
@@ -79,7 +79,7 @@ def name_samples(files: Sequence[InputFile], recorded: Sequence[InputFile]) -> l
 
 
 def _paired(files: Sequence[InputFile]) -> list[InputFile]:
-    """The same files; the two files of read pairs, by their names, stand together as mates."""
+    """The same files; the two files of read pairs, found by name, become neighbours and mates."""
     groups: dict[tuple[str, ...], dict[str, int]] = {}  # mates, and their places
     for place, file in enumerate(files):
         path = _path_of(file)
@@ -97,13 +97,13 @@ def _paired(files: Sequence[InputFile]) -> list[InputFile]:
 
 
 def _is_pair(first: InputFile, second: InputFile) -> bool:
-    """Whether two files are those of the mates of a sample."""
+    """Whether two files are the mates of one sample."""
     names = [file.sample or str(_path_of(file)) for file in (first, second)]
     return (first.mate, second.mate) == (1, 2) and names[0] == names[1]
 
 
 def clean(text: str) -> str:
-    """Letters, digits and ``._-+`` of a text, the rest as ``_``; neither hidden nor an option.
+    """Replace all but letters, digits and ``._-+`` by ``_``; never begin with a dot or hyphen.
 
     >>> clean("../my sample:1")
     '_my_sample_1'
@@ -114,12 +114,12 @@ def clean(text: str) -> str:
 
 
 def _key(name: str) -> str:
-    """Names that differ in this are different files on every file system."""
+    """The form in which names are compared: if it differs, no file system confuses them."""
     return unicodedata.normalize("NFC", name).casefold()
 
 
 def _path_of(file: InputFile) -> PurePath:
-    """The path that a sample has its name of: that of a mate has no number."""
+    """The path from which a sample is named; the number of a mate is removed."""
     path = PurePath(file.name or file.path)
     match = _MATE.fullmatch(stem_of(path.name)) if file.mate else None
     return path.with_name(match["name"]) if match else path
@@ -130,7 +130,7 @@ def _stem(path: PurePath) -> str:
 
 
 def _name(path: PurePath, levels: Mapping[str, int | None]) -> str:
-    """The stem of a path, after the name of its parent folder of the level for that stem."""
+    """The stem of a path, with the name of the parent folder at the level for that stem."""
     stem = _stem(path)
     level = levels.get(_key(stem))
     parent = "" if level is None else path.parents[level].name
@@ -138,9 +138,9 @@ def _name(path: PurePath, levels: Mapping[str, int | None]) -> str:
 
 
 def _telling_levels(paths: Iterable[PurePath]) -> dict[str, int | None]:
-    """The level above the files at which the names of the folders differ most.
+    """For each stem of several files: the level of parent folders with most different names.
 
-    For each stem that several files have; None for files in no folder.
+    None for files without a folder.
     """
     groups: dict[str, set[PurePath]] = {}
     for path in paths:
@@ -167,7 +167,7 @@ class RunIds:
     """The rule that turns the id of a record in its file into its id in the run."""
 
     is_qualified: bool = False
-    replaced: frozenset[str] = frozenset()  # ids in the run of records that later inputs replace
+    replaced: frozenset[str] = frozenset()  # ids in the run that records of later inputs replace
 
     def of(self, sample: str, own_id: str) -> str:
         """The id in the run of the record with ``own_id`` in the file of a sample."""
@@ -175,7 +175,7 @@ class RunIds:
         return own_id if is_one else f"{sample}:{own_id}"
 
     def read(self, file: InputFile) -> Iterator[FastaRecord]:
-        """The records of a file, by their ids in the run.
+        """Yield the records of a file with their ids in the run.
 
         Raises:
             InputError, InputMissingError: as ``InputFile.read``.
@@ -186,9 +186,9 @@ class RunIds:
     def blocks(
         self, file: InputFile, span: Span = WHOLE, streams: Streams | None = None
     ) -> Iterator[Block]:
-        """The records of a file, or of a span, in blocks, by their ids in the run.
+        """Yield the records of a file, or of a span, in blocks, with their ids in the run.
 
-        A record that replaces a failed one has the id in the run already.
+        A record that replaces a failed one already has its id in the run.
 
         Raises:
             InputError, InputMissingError: as ``InputFile.blocks``.
@@ -201,10 +201,10 @@ class RunIds:
 
 
 def renamed(file: InputFile) -> Iterator[Records]:
-    """The records of a file; where an id occurs again it gets a number: ``id_2``, ``id_3``.
+    """Yield the records of a file; repeated ids get a number: ``id_2``, ``id_3``.
 
-    A number is left out if a record of the file has that id already. Memory holds 8 bytes of each
-    record (17 while they are sorted), and 12 of each id that occurs more than once.
+    A number is skipped if a record of the file already has that id. Memory holds 8 bytes per record
+    (17 while they are sorted), and 12 per id that occurs more than once.
     """
     ids = _DuplicatedIds(file)
     for records in parsed(file.blocks()):
@@ -223,7 +223,7 @@ class _DuplicatedIds:
         self._numbers = np.zeros(len(self._twice), dtype=np.uint32)
 
     def next_of(self, ids: Sequence[str]) -> list[str]:
-        """The ids of the next records, which have these in their file."""
+        """The new ids of the next records, which have ``ids`` in their file."""
         numbered, digests = list(ids), id_digests(ids)
         places = np.searchsorted(self._twice, digests)
         for row in np.flatnonzero(np.isin(digests, self._twice)).tolist():
@@ -231,7 +231,7 @@ class _DuplicatedIds:
         return numbered
 
     def _numbered(self, record_id: str, place: int) -> str:
-        """The id of the next record that has this one, from a place among those that recur."""
+        """The new id of the next record with this repeated id; ``place``: its index."""
         self._numbers[place] += 1
         if self._numbers[place] == 1:
             return record_id
@@ -246,10 +246,10 @@ class _DuplicatedIds:
 
 
 def id_digests(ids: Sequence[str]) -> NDArray[np.uint64]:
-    """64 bits of each id, the same in every process. n -> (n,)
+    """A hash of 64 bits for each id, the same in every process. n -> (n,)
 
-    Each byte, and the end, counts with a weight of its place, in a sum: a multilinear hash (Lemire
-    and Kaser 2014, doi:10.1093/comjnl/bxt070).
+    It is multilinear: a sum of all bytes and an end mark, each weighted by its position (Lemire and
+    Kaser 2014, doi:10.1093/comjnl/bxt070).
     """
     letters = np.frombuffer("\0".join((*ids, "")).encode(), np.uint8)
     ends = np.flatnonzero(letters == 0)
@@ -258,7 +258,7 @@ def id_digests(ids: Sequence[str]) -> NDArray[np.uint64]:
     low = 0
     while low < len(letters):
         first = int(np.searchsorted(ends, low))
-        place = low - int(starts[first])  # of an id that is not read at once, and then alone
+        place = low - int(starts[first])  # in an id that is too long, and is read alone
         high = min(low + _LETTERS_AT_ONCE, int(ends[first]) + 1 if place else len(letters))
         here = slice(first, int(np.searchsorted(ends, high - 1)) + 1)
         begins = np.maximum(starts[here], low)
@@ -271,7 +271,7 @@ def id_digests(ids: Sequence[str]) -> NDArray[np.uint64]:
 
 
 def _weights(first: int, end: int) -> NDArray[np.uint64]:
-    """Numbers of the generator SplitMix64, whose state starts at 0, from one on. (end - first,)
+    """Numbers ``first`` to ``end`` of the generator SplitMix64 with seed 0. (end - first,)
 
     Steele, Lea and Flood 2014, doi:10.1145/2660193.2660195.
     """

@@ -1,7 +1,8 @@
-"""The survey of all inputs, before any of them is planned.
+"""Survey all inputs before they are planned.
 
-It finds which inputs can be read to their end, what they hold, whether an id occurs twice in one,
-and whether two of them share an id. A run of one file learns all of that while it is planned.
+The survey finds out which inputs can be read to their end, what they hold, whether an id occurs
+twice in a file, and whether two files share an id. A run with one file needs no survey: it learns
+all this while it is planned.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from virnucpro.sequences.fasta import guess_input_type, parsed
 from virnucpro.sequences.inputs import InputFile, announce_reads, hashed
 from virnucpro.sequences.samples import id_digests, renamed
 
-_IDS_AT_ONCE = 1000  # that are looked up
-_TRIED = 1000  # shared digests that are tried; one of so many is of a shared id, not a collision
+_IDS_AT_ONCE = 1000  # ids looked up at once
+_TRIED = 1000  # shared digests that are tried: so many are not all collisions
 
 
 def _most(guesses: Sequence[tuple[InputFile, InputType | None]]) -> InputType:
@@ -42,24 +43,24 @@ def _most(guesses: Sequence[tuple[InputFile, InputType | None]]) -> InputType:
 
 @dataclass(slots=True)
 class Survey:
-    """One reading of files, each to its end. Memory holds 9 bytes per record at most.
+    """One reading of all files to their end. Memory holds at most 9 bytes per record.
 
-    Files that cannot be read are kept out, with the reasons, unless the survey is strict.
+    Unreadable files are left out, with the reason; a strict survey raises instead.
     """
 
     is_strict: bool = False
     renames: bool = False  # whether repeated ids in a file get numbers
     on_letters: Callable[[int], None] = lambda _: None  # gets the number of letters so far
     n_letters: int = 0
-    digests: array[int] = field(default_factory=lambda: array("q"))  # of ids, once per file
+    digests: array[int] = field(default_factory=lambda: array("q"))  # of ids, each once per file
     refused: list[tuple[InputFile, InputError | InputMissingError]] = field(default_factory=list)
 
     @contextmanager
     def refusing(self, file: InputFile) -> Iterator[None]:
-        """Catch an error in the reading of a file, which ends the block; a strict run ends as well.
+        """Refuse a file if the block cannot read it.
 
         Raises:
-            InputError, InputMissingError: what stands in the way of a strict run.
+            InputError, InputMissingError: the error, if the survey is strict.
         """
         try:
             yield
@@ -86,9 +87,9 @@ class Survey:
         return inputs
 
     def run(self, inputs: Sequence[InputFile]) -> list[InputFile]:
-        """The files that can be read.
+        """Survey the files and return the readable ones.
 
-        The ids of refused files count as well: once a file is fixed, a resume brings them back.
+        The ids of refused files count, too: a resume may add the file once it is repaired.
         """
         files = []
         for file in inputs:
@@ -99,10 +100,10 @@ class Survey:
         return files
 
     def read(self, file: InputFile) -> InputFile:
-        """Add the digests of a file's ids, and count those that are to be renamed.
+        """Add the digests of a file's ids, and count the records to rename.
 
         Raises:
-            InputError: it is not a FASTA file, is damaged, or holds an id twice.
+            InputError: the file is not FASTA, is damaged, or has an id twice.
         """
         first = len(self.digests)
         self.add(parsed(file.blocks()))
@@ -125,7 +126,7 @@ class Survey:
         return file
 
     def keep_once(self, first: int) -> int:
-        """Drop repeated digests from this place on, and count them."""
+        """Drop repeated digests from index ``first`` on; return their number."""
         if not len(_sort_and_compare(self.digests, first)):
             return 0
         n_before = len(self.digests)
@@ -135,7 +136,7 @@ class Survey:
         return n_before - len(self.digests)
 
     def share_ids(self, files: Sequence[InputFile]) -> bool:
-        """True if two files share an id; the first such id is announced."""
+        """Whether two files share an id; announces the first such id."""
         suspects = _sort_and_compare(self.digests)[:_TRIED]
         owners: dict[str, InputFile] = {}
         for file in (*files, *(file for file, _ in self.refused)) if len(suspects) else ():
@@ -157,12 +158,12 @@ class Survey:
     def agree_on_type(
         self, inputs: Sequence[InputFile], recorded: InputType | None = None
     ) -> tuple[InputType, list[InputFile]]:
-        """The type of a run's sequences, and the files without those of the other type.
+        """The type of the run's sequences, and the files without those of the other type.
 
-        The type is the recorded one, or else that of most files, by their letters.
+        The type is the recorded one, or else the type of most files, by their letters.
 
         Raises:
-            InputError: there are as many files of nucleotides as of proteins.
+            InputError: as many files hold nucleotides as proteins.
         """
         guesses: list[tuple[InputFile, InputType | None]] = []
         for file in inputs:
@@ -206,7 +207,7 @@ class Survey:
 
 @dataclass(frozen=True, slots=True)
 class _Repeat:
-    """An id, and the two places where it stands."""
+    """An id that occurs twice, and where."""
 
     record_id: str
     first: str
@@ -223,9 +224,9 @@ class _Repeat:
 def find_repeat(
     records: Iterable[tuple[InputFile, FastaRecord]], digests: array[int], first: int = 0
 ) -> _Repeat | None:
-    """The first id that stands twice; records are read only if digests of their ids do.
+    """The first id that occurs twice; records are read only if a digest occurs twice.
 
-    The digests, from a place on, are sorted where they are: there may be hundreds of millions.
+    Sorts the digests from index ``first`` on in place: there may be hundreds of millions.
     """
     suspects, places = _sort_and_compare(digests, first), dict[str, str]()
     each = iter(records if len(suspects) else ())
@@ -241,12 +242,12 @@ def find_repeat(
 
 
 def _suspected(ids: Sequence[str], suspects: NDArray[np.int64]) -> list[str]:
-    """The ids that have one of these digests."""
+    """The ids with one of these digests."""
     return list(compress(ids, np.isin(id_digests(ids).view(np.int64), suspects)))
 
 
 def _sort_and_compare(digests: array[int], first: int = 0) -> NDArray[np.int64]:
-    """Sort the digests from a place on; return those that occur more than once, each once."""
+    """Sort the digests from ``first`` on in place; return the repeated ones, each once."""
     ordered = np.frombuffer(digests, dtype=np.int64)[first:]
     ordered.sort()
     return _neighbours(ordered)

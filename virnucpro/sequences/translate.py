@@ -1,8 +1,8 @@
-"""Records are screened, and nucleotides become the ORFs that the encoders read. Pure functions.
+"""Screen records, and translate nucleotides to the ORFs that encoders read. Pure functions.
 
-The rules are those of VirNucPro (github.com/Li-Jing-1997/VirNucPro): how a record is cut into
-chunks, which frames are kept, and what they are called. Golden files hold them to the byte. In one
-thing we differ: U is read as T, where VirNucPro loses the codon.
+The rules follow the original VirNucPro (github.com/Li-Jing-1997/VirNucPro): how a record is cut
+into chunks, which frames are kept, and their names. Golden files test them byte by byte. There is
+one difference: U is read as T, where the original loses the codon.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from virnucpro.ground.errors import UsageError
 from virnucpro.ground.records import FastaRecord, Orf, Records, reverse_complement
 from virnucpro.sequences.fasta import find_invalid, is_of_type
 
-# Genetic codes by NCBI's numbers. Codons are those of ncbi.nlm.nih.gov/Taxonomy/Utils/wprintgc.cgi.
-# Codes 27, 28 and 31, in which a codon means a residue here and a stop there, are left out.
+# Genetic codes by NCBI's numbers, from ncbi.nlm.nih.gov/Taxonomy/Utils/wprintgc.cgi. Codes 27, 28
+# and 31 are left out: there, a codon is a residue or a stop, depending on context.
 
 STOP = "*"
 _CODONS = tuple(a + b + c for a in "ACGT" for b in "ACGT" for c in "ACGT")
@@ -88,9 +88,9 @@ class GeneticCode:
 
     @property
     def standard_synonyms(self) -> dict[str, str]:
-        """A standard codon of the same meaning for each with another meaning than the standard.
+        """For each codon with a non-standard residue: a standard codon of that residue.
 
-        It is the codon with the fewest other bases. Stops have none.
+        It is the codon with the fewest changed bases. Stops have none.
 
         >>> GeneticCode.of(4).standard_synonyms, GeneticCode.of(6).standard_synonyms
         ({'TGA': 'TGG'}, {'TAA': 'CAA', 'TAG': 'CAG'})
@@ -107,7 +107,7 @@ def _n_changes(codon: str, synonym: str) -> int:
     return sum(a != b for a, b in zip(codon, synonym, strict=True))
 
 
-STANDARD = GeneticCode.of(1)  # the bacterial one, 11, differs in its starts only
+STANDARD = GeneticCode.of(1)  # the bacterial code, 11, differs only in its start codons
 
 
 # Records to ORFs
@@ -118,7 +118,7 @@ _STOP = ord(STOP)
 
 
 def screen(record: FastaRecord, recipe: Recipe) -> tuple[Status | None, str]:
-    """The status and the note of a record that is left out, or None and ""."""
+    """The status and the note of a record that is screened out; else None and ""."""
     if invalid := find_invalid(record, recipe.input_type):
         return "invalid", invalid
     if recipe.input_type == "protein" and not record.protein:
@@ -135,7 +135,7 @@ def _screen_length(length: int, recipe: Recipe) -> tuple[Status | None, str]:
 
 
 def screen_all(records: Records, recipe: Recipe) -> dict[int, tuple[Status, str]]:
-    """The status and the note of each record that is left out, by its place."""
+    """The status and the note of each record that is screened out, by index."""
     places: Iterable[int] = range(len(records.ids))
     if recipe.input_type == "nucleotide" and is_of_type(
         "".join(records.sequences), recipe.input_type
@@ -149,10 +149,10 @@ def screen_all(records: Records, recipe: Recipe) -> dict[int, tuple[Status, str]
 
 @cache
 def _codon_tables(code: GeneticCode) -> tuple[bytes, bytes, bytes]:
-    """Bases to digits, and codons to letters of the forward and reverse strand, of 256 each.
+    """Three tables of 256 bytes: base to digit, and codon to residue on either strand.
 
-    A codon is the number 25a + 5b + c of its digits; 4 is any letter but ACGTU. The letter of a
-    codon that is not one of the 64 is 0.
+    A codon is the number 25a + 5b + c of its digits; 4 is any letter but ACGTU. A codon with such a
+    letter has the residue 0.
     """
     digits = np.full(256, 4, dtype=np.uint8)
     for digit, base in enumerate("ACGT"):
@@ -183,8 +183,8 @@ class Chunk(NamedTuple):
     def cut(cls, record: FastaRecord, size: int) -> Iterator[Chunk]:
         """Cut a record into the fewest chunks of at most ``size`` bases, overlapping evenly.
 
-        All chunks but the last have ``size`` bases; the spare bases are shared out as overlaps,
-        the first ones a base longer where they do not divide evenly.
+        All chunks but the last have ``size`` bases. If the overlaps cannot be equal, the first
+        ones are one base longer.
         """
         length = len(record.sequence)
         if 0 < length <= size:  # as most reads are
@@ -203,8 +203,8 @@ class Chunk(NamedTuple):
 def translate_six_frames(chunks: Sequence[Chunk], code: GeneticCode = STANDARD) -> list[Orf]:
     """Translate the six frames of each chunk; keep those without a stop, in chunk order.
 
-    Codons with a letter that is not ACGTU add nothing; a frame that nothing is left of is not
-    kept. Many chunks at once cost little more than one.
+    Codons with a letter other than ACGTU are skipped; a frame without any residue is not kept.
+    Many chunks at once cost little more than one.
 
     >>> [orf.id for orf in translate_six_frames([Chunk("c1", "r", 0, "ATGTAA")])]
     ['c1F2', 'c1F3', 'c1R1', 'c1R2', 'c1R3']
@@ -229,7 +229,7 @@ def translate_six_frames(chunks: Sequence[Chunk], code: GeneticCode = STANDARD) 
     firsts = np.hstack([first_forward, first_reverse])[rows, frames]
     counts = np.hstack([n_codons, n_codons])[rows, frames]
     starts = np.array([chunk.start for chunk in chunks])[rows] + firsts - (ends - lengths)[rows]
-    # where the frame begins, and its chunk ends, on its own strand of all chunks side by side
+    # start of the frame and end of its chunk, on the strand of the frame, in the joined chunks
     is_forward = frames < 3
     first_base = np.where(is_forward, (ends - lengths)[rows], len(text) - ends[rows]) + frames % 3
     last_base = np.where(is_forward, ends[rows], len(text) - (ends - lengths)[rows])
@@ -252,7 +252,7 @@ def translate_six_frames(chunks: Sequence[Chunk], code: GeneticCode = STANDARD) 
 
 
 def _letters_by_strand(text: bytes, code: GeneticCode) -> tuple[bytes, bytes]:
-    """The letter of the codon at each base but the last two, read forward and in reverse."""
+    """The residue of the codon at each base but the last two, on the forward and reverse strand."""
     base_digits, forward, reverse = _codon_tables(code)
     digits = np.frombuffer(text.translate(base_digits), dtype=np.uint8)
     codons = digits[:-2] * 25
@@ -265,7 +265,7 @@ def _letters_by_strand(text: bytes, code: GeneticCode) -> tuple[bytes, bytes]:
 def _holds_stop(
     letters: bytes, first: NDArray[np.int64], n_codons: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """True where any of the ``n_codons`` codons from ``first`` on, three apart, is a stop.
+    """Whether one of the ``n_codons`` codons in frame from ``first`` on is a stop.
 
     (n_bases,), (n_chunks, 3), (n_chunks, 3) -> (n_chunks, 3)
     """
