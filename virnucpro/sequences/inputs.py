@@ -421,7 +421,7 @@ def announce_reads(inputs: Iterable[InputFile]) -> None:
 
 
 # Sample sheets: .tsv or .csv files with the columns ``sample`` and ``path``, in any case and order,
-# and ``path_2`` for read pairs; ``fastq_1`` and ``fastq_2`` are other names of the two path columns.
+# and ``path_2`` for read pairs; ``fastq_1`` and ``fastq_2`` name the two path columns as well.
 # Further columns are ignored. A relative path starts in the folder of the sheet. A manifest of
 # labelled sequences (``path``, ``label``, no ``sample``) is a sheet too: each file counts once.
 
