@@ -615,10 +615,10 @@ def test_a_pipe_in_the_place_of_a_log_is_not_waited_for(tmp_path):
         assert Page(report_folder(folder)).words
 
 
-def start_with(tokens: str, incidents: str = "[]") -> str:
+def start_with(tokens: str) -> str:
     """A record of the devices with one start of one device."""
     device = f'"description": "", "n_shards": 1, "memory_total": 1, "tokens": {tokens}'
-    zeros = f'"n_losses": 0, "n_reductions": 0, "n_failed_shards": 0, "incidents": {incidents}'
+    zeros = '"n_losses": 0, "n_reductions": 0, "n_failed_shards": 0, "incidents": []'
     start = f'"seconds_per_bin": 1, "seconds": 1, "devices": {{"cpu": {{{device}, "memory": [1]}}}}'
     return f'{{"starts": [{{{start}, {zeros}}}]}}'
 
