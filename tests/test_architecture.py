@@ -124,7 +124,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 MOST_MODULES = 127
 MOST_CLASSES = 210
-MOST_DOORS = 329
+MOST_DOORS = 331
 MOST_COMPLEX = 2
 COMPLEX = 15  # cognitive complexity that a reader still follows
 

@@ -28,6 +28,7 @@ from virnucpro.ground.records import (
     Values,
 )
 from virnucpro.scorer.nets import ErrorRates, Scorer, false_discovery_rates, thresholds
+from virnucpro.scorer.pieces import find_open_codes
 from virnucpro.scorer.score import PieceScores, score_block, score_proteins
 from virnucpro.sequences.translate import GeneticCode, screen_all
 
@@ -201,3 +202,15 @@ def _decide(
     if cut.threshold is not None:
         is_virus = probabilities(log_odds) >= cut.threshold
     return is_virus, false_discovery_rates(error_rates, log_odds, lengths, cut.prevalence)
+
+
+def other_codes(records: Records, places: Sequence[int], recipe: Recipe) -> dict[int, str]:
+    """Notes, by index, on the records that seem to use another genetic code."""
+    if recipe.input_type != "nucleotide" or recipe.genetic_code not in (1, 11):
+        return {}
+    codes = find_open_codes([records.sequences[place] for place in places])
+    return {
+        place: f"open in genetic code {number}, not in {recipe.genetic_code}"
+        for place, number in zip(places, codes, strict=True)
+        if number
+    }

@@ -226,12 +226,11 @@ def regions(options: RegionsOptions, console: ConsoleOptions) -> None:
     with exits(lambda: _REGIONS_KEPT):
         with loading(console):
             from virnucpro.callers.regions import SHORTEST_RECORD
-            from virnucpro.stories.regions import find_regions
-            from virnucpro.tables.sinks import REGION_TABLE
+            from virnucpro.stories.regions import TABLE, find_regions
 
         with watched(console) as events:
             tally = find_regions(options, events)
-        table = options.folder / REGION_TABLE.file
+        table = options.folder / TABLE
         if table.exists():
             more = next_step(table, (), failed=False)
         else:

@@ -18,9 +18,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.ground.config import Recipe
 from virnucpro.ground.library import call
-from virnucpro.ground.records import Counts, Records
+from virnucpro.ground.records import Counts
 from virnucpro.sequences.translate import STANDARD, GeneticCode
 
 UNKNOWN = 4
@@ -185,18 +184,6 @@ def cut(lengths: Counts, size: int) -> tuple[Counts, Counts, Counts]:
     first = np.cumsum(lengths) - lengths
     place = number * last[owner] // np.maximum(1, n_pieces - 1)[owner]
     return owner, first[owner] + place, n_bases[owner]
-
-
-def other_codes(records: Records, places: Sequence[int], recipe: Recipe) -> dict[int, str]:
-    """Notes, by index, on the records that seem to use another genetic code."""
-    if recipe.input_type != "nucleotide" or recipe.genetic_code not in (1, 11):
-        return {}
-    codes = find_open_codes([records.sequences[place] for place in places])
-    return {
-        place: f"open in genetic code {number}, not in {recipe.genetic_code}"
-        for place, number in zip(places, codes, strict=True)
-        if number
-    }
 
 
 def find_open_codes(sequences: Sequence[str]) -> list[int | None]:

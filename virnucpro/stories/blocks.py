@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from virnucpro.callers.caller import Caller, ScorerAlone
 from virnucpro.callers.head import Head
-from virnucpro.callers.pieces import ScoredRecords
+from virnucpro.callers.pieces import ScoredRecords, other_codes
 from virnucpro.callers.regions import SHORTEST_RECORD, RegionFinder
 from virnucpro.ground.config import FeatureFormat, Recipe
 from virnucpro.ground.errors import InputError
@@ -40,7 +40,6 @@ from virnucpro.run.manifest import Manifest
 from virnucpro.run.rows import SliceRows
 from virnucpro.run.scores import ScoreStore
 from virnucpro.run.shards import read_shard
-from virnucpro.scorer.pieces import other_codes
 from virnucpro.sequences.fasta import Block, Span, Streams, parsed
 from virnucpro.sequences.translate import GeneticCode
 from virnucpro.tables.sinks import SINKS, Portion

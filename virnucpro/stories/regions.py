@@ -43,11 +43,13 @@ from virnucpro.stories.write import place_of
 from virnucpro.tables.sinks import (
     RECORD_TABLE,
     REGION_SINKS,
+    REGION_TABLE,
     Portion,
     Tally,
     open_outputs,
 )
 
+TABLE = REGION_TABLE.file
 _WRITTEN = tuple(sink.file for sink in REGION_SINKS)
 
 
