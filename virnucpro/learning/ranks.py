@@ -37,6 +37,7 @@ T = TypeVar("T")
 _LOCALHOST = "127.0.0.1"
 _TIMEOUT = timedelta(hours=6)  # the first may have vectors to make while the others wait
 _LISTEN_SECONDS = 0.1
+_CAUSE_SECONDS = 5.0  # for a killed process to be gone: the others lose it before that
 _GRACE_SECONDS = 30.0  # for the others to hear of an error, on a busy machine too
 _AGENT_SECONDS, _FIRST_SECONDS = 30, 900  # to answer; the first process may have to start yet
 # in the store that torchrun's processes share
@@ -301,7 +302,12 @@ def _hear(children: Sequence[Child], devices: Sequence[str], on_event: OnEvent) 
     while running:
         Child.with_news(list(running))
         if ends := _ends(running, on_event):
-            ends += _ends(running, on_event)  # a cause is there when its effect was heard
+            ends += _ends(running, on_event)  # an error was told before others could fail by it
+            deadline = time.monotonic() + _CAUSE_SECONDS
+            while running and all(end.is_perhaps_effect for end in ends):
+                if not Child.with_news(list(running), max(0.0, deadline - time.monotonic())):
+                    break
+                ends += _ends(running, on_event)
             first = min(ends, key=lambda end: end.place)
             if first.traceback:
                 LOGGER.info("%s", first.traceback)
@@ -315,6 +321,11 @@ class _End:
     place: tuple[int, float]
     error: VirnucproError
     traceback: str = ""
+
+    @property
+    def is_perhaps_effect(self) -> bool:
+        """Whether it raised what nobody planned: perhaps for another that is gone."""
+        return self.place >= (2, 0.0)
 
 
 def _ends(running: dict[Child, str], on_event: OnEvent) -> list[_End]:
