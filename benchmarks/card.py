@@ -49,7 +49,7 @@ def fill_card(setting: Setting, model: str, n_tokens: int, free_bytes: int) -> F
     distances = np.linalg.norm(tight - roomy, axis=1) / np.linalg.norm(roomy, axis=1)
     return replace(
         row,
-        n_smaller=log.count("out of memory; batches of"),
+        n_smaller=log.count("out of memory; batches now have"),
         n_other_bits=int((tight != roomy).any(axis=1).sum()),
         largest_distance=float(distances.max()),
     )

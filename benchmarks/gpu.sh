@@ -109,20 +109,31 @@ files() { # SECONDS MODEL
 tests() { # SECONDS NAME TESTS...
     local collect=()
     [[ $mode != rehearse ]] || collect=(--collect-only --quiet)
-    run "$1" "$2.txt" python3 -m pytest -W default -p no:cacheprovider "${collect[@]}" "${@:3}"
+    run "$1" "$2.txt" python3 -m pytest -W default -p no:cacheprovider --numprocesses 4 \
+        "${collect[@]}" "${@:3}"
+}
+
+# the mission's line on this device and on the CPU: the same calls
+predict() { # SECONDS
+    local contigs=(python3 -m virnucpro predict --input examples/contigs.fa)
+    run "$1" gpu_predict.txt "${contigs[@]}" --output-dir "$scratch/there" --device "$device"
+    run "$1" gpu_predict_cpu.txt "${contigs[@]}" --output-dir "$scratch/here" --device cpu
+    run 10 gpu_predict_compared.txt python3 -m virnucpro compare --tolerance 0 \
+        "$scratch/here" "$scratch/there"
 }
 
 check() { # NAME OPTIONS...
-    run 50 "$1.txt" python3 -m virnucpro models check esm2_virnucpro --device "$device" "${@:2}"
+    run 40 "$1.txt" python3 -m virnucpro models check esm2_virnucpro --device "$device" "${@:2}"
 }
 
 case $call in
-right) # 10 + 75 + 150 + 75 + 50 + 50 + 50 + 90 seconds
-    need pytest hypothesis
+right) # 10 + 60 + 40 + 40 + 10 + 120 + 75 + 40 + 40 + 40 + 75 seconds
+    need pytest xdist hypothesis
     [[ $device != cuda ]] || run 10 gpu_card.txt nvidia-smi --format=csv \
         --query-gpu=name,driver_version,clocks.sm,clocks.max.sm,power.limit,temperature.gpu
-    run 75 gpu_devices.txt python3 -m virnucpro devices
-    tests 150 gpu_tests -k 'cuda or gpu' tests/test_esm2_model.py \
+    run 60 gpu_devices.txt python3 -m virnucpro devices
+    predict 40
+    tests 120 gpu_tests -k 'cuda or gpu' tests/test_esm2_model.py \
         tests/test_dnabert_s.py::test_a_gpu_gives_the_vectors_of_a_cpu \
         tests/test_engine.py::test_a_gpu_gives_the_vectors_of_a_cpu
     for model in $(of_models 650M); do
@@ -131,7 +142,7 @@ right) # 10 + 75 + 150 + 75 + 50 + 50 + 50 + 90 seconds
     check gpu_check
     check gpu_check_fp32 --precision fp32
     check gpu_check_fp8 --precision fp8
-    run 90 gpu_right.txt python3 -m virnucpro bench --device "$device" --json \
+    run 75 gpu_right.txt python3 -m virnucpro bench --device "$device" --json \
         "$results/gpu_right.json" --models 8M --quick \
         ${TOKENS:+--tokens "$TOKENS"}
     ;;
@@ -142,7 +153,7 @@ time) # 265 + 300 seconds
     done
     ;;
 files) # 60 + 100 + 130 + 160 + 60 + 60 seconds
-    need pytest hypothesis torch.utils.tensorboard yaml
+    need pytest xdist hypothesis torch.utils.tensorboard yaml
     for model in $(of_models 650M,3B); do
         files "$([[ $model == 650M ]] && echo 60 || echo 100)" "$model"
     done

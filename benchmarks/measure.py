@@ -70,7 +70,7 @@ Row = (
     | BudgetRow
 )
 _Device = Literal["auto", "cuda", "cpu", "mps"]
-_N_BATCHES = 15  # of a run, on a GPU or on each core
+_N_BATCHES = {"cuda": 120, "cpu": 15}  # of a run, for each process
 _N_BATCHES_OF_VARIANTS = 3.9
 _N_BATCHES_OF_FULL = 4
 
@@ -113,7 +113,8 @@ def files(options: argparse.Namespace) -> Iterator[Row]:
     for model in options.models:
         with made_up(model, options.device, options.seed) as setting:
             n_processes = options.workers if setting.device == "cpu" else 1
-            n_tokens = options.tokens or _N_BATCHES * setting.tokens_per_batch * n_processes
+            n_batches = _N_BATCHES["cpu" if setting.device == "cpu" else "cuda"] * n_processes
+            n_tokens = options.tokens or n_batches * setting.tokens_per_batch
             yield time_extract(
                 FileRun(
                     model=model,
@@ -133,7 +134,8 @@ def variants(options: argparse.Namespace) -> Iterator[Row]:
         proteins = proteins_of(options.profile, int(n_tokens), options.seed)
         rows = compare_variants(setting, options.profile, proteins, options.seconds)
         yield from islice(rows, 2)  # in float32, and as in a run
-        yield profile_kernels(setting, model, options.profile, proteins)
+        for precision in ("bf16", "fp8"):
+            yield profile_kernels(setting, model, options.profile, proteins, precision)
         yield from rows
         yield from try_budgets(setting, model, options.budgets)
 
@@ -218,7 +220,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         elif measure is peers:
             part.add_argument("--repeats", type=int, default=5)
         elif measure is full:
-            part.add_argument("--free", type=int, default=3 << 30, help="bytes left on the card")
+            part.add_argument("--free", type=int, default=2 << 30, help="bytes left on the card")
         else:
             part.add_argument("--seconds", type=float, default=3.0, help="seconds for each way")
             part.add_argument(

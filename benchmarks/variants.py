@@ -62,6 +62,7 @@ class KernelRow:
 
     model: str
     profile: str
+    precision: Precision
     milliseconds: dict[str, float]
     reason: str = ""
 
@@ -214,28 +215,29 @@ def _linear_tanh_gelu(linear: nn.Linear, x: Tensor, *, has_gelu: bool = False) -
 
 
 def profile_kernels(
-    setting: Setting, model: str, profile: str, proteins: Sequence[str]
+    setting: Setting, model: str, profile: str, proteins: Sequence[str], precision: Precision
 ) -> KernelRow:
     """What a pass of a run's encoder spends its time on."""
+    row = KernelRow(model=model, profile=profile, precision=precision, milliseconds={})
     device = torch.device(setting.device)
     activities = [torch.profiler.ProfilerActivity.CPU]
     if device.type == "cuda":
         activities = [torch.profiler.ProfilerActivity.CUDA]
     try:
-        encoder = load_plain(setting)
+        encoder = load_plain(setting, precision)
         encoder.embed(["M" * 100])
         with torch.profiler.profile(activities=activities) as recorded:
             time_pass(encoder, proteins)
             synchronize(device)
     except FAILURES as error:
-        return KernelRow(model=model, profile=profile, milliseconds={}, reason=reason_of(error))
+        return replace(row, reason=reason_of(error))
     of_device = device.type == "cuda"
     times = {
         event.key: (event.self_device_time_total if of_device else event.self_cpu_time_total) / 1e3
         for event in recorded.key_averages()
     }
     largest = sorted(times.items(), key=lambda item: -item[1])[:_N_KERNELS]
-    return KernelRow(model=model, profile=profile, milliseconds=dict(largest))
+    return replace(row, milliseconds=dict(largest))
 
 
 def try_budgets(setting: Setting, model: str, budgets: Sequence[int]) -> Iterator[BudgetRow]:

@@ -203,12 +203,15 @@ def tables(folder: Path) -> dict[str, bytes]:
 
 
 def vectors(folder: Path) -> dict[str, NDArray[np.float32]]:
-    """Every embedding of a run by its id, through ``features.h5``."""
+    """Every embedding of a run by its id, through ``features.h5``; a row or one a residue."""
     with h5py.File(folder / "features.h5") as h5:
-        ids = h5["ids"].asstr()[:].tolist() if "ids" in h5 else []
-        rows = h5["embeddings"][:] if "ids" in h5 else []
+        if "ids" not in h5:
+            return {}
+        ids, rows = h5["ids"].asstr()[:].tolist(), h5["embeddings"][:]
+        ends = np.cumsum(h5["lengths"][:])
     assert len(set(ids)) == len(ids)
-    return dict(zip(ids, rows, strict=True))
+    by_orf = rows if len(rows) == len(ids) else np.split(rows, ends[:-1])
+    return dict(zip(ids, by_orf, strict=True))
 
 
 def bases_by_frame(fasta: Path) -> dict[str, str]:

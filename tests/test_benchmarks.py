@@ -83,7 +83,7 @@ def test_variants_that_do_not_run_here_say_why_and_the_others_are_measured(tmp_p
     assert errors["eager"] == 0 < errors["as in a run"] < 1e-2 < errors["fp8"] < 0.4
     assert rows["GELU in our product"].reason, "Triton has no kernels for a CPU"
     assert rows["CUDA graphs"].reason and rows["compiled, FlashAttention-3"].reason
-    assert not profile_kernels(setting, "tiny", "reads-150", proteins).reason
+    assert not profile_kernels(setting, "tiny", "reads-150", proteins, "bf16").reason
     small, large = try_budgets(setting, "tiny", [200, 1000])
     assert small.n_other_bits == large.n_other_bits == 0, "on a CPU bits do not depend on the batch"
 
@@ -148,7 +148,10 @@ echo '{"row": 1}'
 exit 3
 """
 CALLS = {
-    "right": ["devices", "tests", "full_650M", "check", "check_fp32", "check_fp8", "right"],
+    "right": [
+        *("devices", "predict", "predict_cpu", "predict_compared", "tests", "full_650M"),
+        *("check", "check_fp32", "check_fp8", "right"),
+    ],
     "time": ["time_650M", "time_3B"],
     "files": [
         *("files_650M", "files_3B", "peers_650M", "peers_3B"),
