@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pynvml
 import pytest
@@ -24,7 +27,6 @@ from virnucpro.ground import devices
 from virnucpro.ground.config import Footprint
 from virnucpro.ground.devices import (
     Choice,
-    Gpu,
     TorchBuild,
     TryGpus,
     choose_devices,
@@ -44,10 +46,6 @@ from virnucpro.ground.options import ComputeOptions
 
 GIB = 1 << 30
 WITH_CUDA = TorchBuild("2.13.0", "13.0")
-GPUS = [
-    Gpu(i, f"GPU-{'abcd'[i]}0{i}", "NVIDIA H200", 140 * GIB, 139 * GIB, (9, 0), (13, 0))
-    for i in range(4)
-]
 PUBLISHED = FAMILIES["esm2"].published
 NO_GPU = not list_gpus()[0]
 
@@ -57,47 +55,43 @@ def footprint(name: str) -> Footprint:
     return footprint_of(PUBLISHED[name])
 
 
-@pytest.mark.parametrize(
-    ("variable", "expected"),
-    [
-        (None, [0, 1, 2, 3]),
-        ("", []),
-        ("2", [2]),
-        ("3,1", [3, 1]),
-        ("GPU-c02,0", [2, 0]),
-        ("GPU-b", [1]),
-        ("1,7,2", [1]),  # CUDA ignores what follows a wrong entry
-        ("1,1", [1]),
-        ("-1", []),
-    ],
-)
-def test_the_visible_gpus_are_those_that_cuda_shows(variable, expected):
-    assert [gpu.index for gpu in visible_gpus(GPUS, variable)] == expected
-
-
 def choose(device, gpus=None, visible=None, workers=None, model_bytes=1) -> Choice:
     options = ComputeOptions(device=device, gpus=gpus, cuda_visible_devices=visible)
     return choose_devices(options, workers, model_bytes)
 
 
-class Nvml:
-    """A driver with cards that are whole (None), or cut into slices of so many GiB.
+class Card(NamedTuple):
+    """A GPU: GiB of memory, and of that free; or the GiB of the slices that it is cut into."""
 
-    ``driver`` is its version of CUDA, as NVML tells it; ``models`` are names and capabilities.
-    """
+    name: str
+    capability: tuple[int, int]
+    total: int = 80
+    free: int = 79
+    slices: list[int] | None = None
+
+
+GTX, V100, T4, A100, A2, L4, H100, H200, B200 = (
+    Card("GTX 1080", (6, 1), 8, 8),
+    Card("Tesla V100", (7, 0)),
+    Card("Tesla T4", (7, 5), 15, 14),
+    Card("NVIDIA A100", (8, 0)),
+    Card("NVIDIA A2", (8, 6), 15, 3),
+    Card("NVIDIA L4", (8, 9), 23, 22),
+    Card("NVIDIA H100", (9, 0)),
+    Card("NVIDIA H200", (9, 0), 140, 139),
+    Card("NVIDIA B200", (10, 0)),
+)
+CUT = [A100, A100._replace(slices=[20, 10]), A100._replace(slices=[10])]
+
+
+class Nvml:
+    """NVIDIA's library over a driver, whose version of CUDA is as NVML tells it, with cards."""
 
     NVMLError = pynvml.NVMLError
     NVML_DEVICE_MIG_ENABLE = pynvml.NVML_DEVICE_MIG_ENABLE
 
-    def __init__(
-        self,
-        *cards: list[int] | None,
-        first_place: int = 0,
-        driver: int = 13000,
-        models: Sequence[tuple[str, tuple[int, int]]] = (),
-    ) -> None:
-        self.cards, self.first_place, self.driver = cards, first_place, driver
-        self.models = models or [("NVIDIA A100", (8, 0))] * len(cards)
+    def __init__(self, cards: Sequence[Card], driver: int) -> None:
+        self.cards, self.driver = cards, driver
 
     def nvmlInit(self):  # noqa: N802
         pass
@@ -114,7 +108,7 @@ class Nvml:
         return (index,)
 
     def nvmlDeviceGetMigMode(self, card):  # noqa: N802
-        if self.cards[card[0]] is None:
+        if self.cards[card[0]].slices is None:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return [pynvml.NVML_DEVICE_MIG_ENABLE] * 2
 
@@ -122,81 +116,99 @@ class Nvml:
         return 7
 
     def nvmlDeviceGetMigDeviceHandleByIndex(self, card, place):  # noqa: N802
-        if not 0 <= place - self.first_place < len(self.cards[card[0]]):
+        if not 0 <= place - 2 < len(self.cards[card[0]].slices):  # the first places are empty
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
-        return (*card, place - self.first_place)
+        return (*card, place - 2)
 
     def nvmlDeviceGetUUID(self, handle):  # noqa: N802
-        return ("GPU-c" if len(handle) == 1 else "MIG-5") + "".join(map(str, handle))
+        places = "".join(map(str, handle))
+        return f"GPU-{'abcd'[handle[0]]}0{places}" if len(handle) == 1 else f"MIG-5{places}"
 
     def nvmlDeviceGetName(self, handle):  # noqa: N802
-        return self.models[handle[0]][0] + " MIG" * (len(handle) - 1)
+        return self.cards[handle[0]].name + " MIG" * (len(handle) - 1)
 
     def nvmlDeviceGetMemoryInfo(self, handle):  # noqa: N802
-        size = 80 if len(handle) == 1 else self.cards[handle[0]][handle[1]]
-        return SimpleNamespace(total=size * GIB, free=(size - 1) * GIB)
+        card = self.cards[handle[0]]
+        total, free = card.total, card.free
+        if len(handle) > 1:
+            total, free = card.slices[handle[1]], card.slices[handle[1]] - 1
+        return SimpleNamespace(total=total * GIB, free=free * GIB)
 
     def nvmlDeviceGetCudaComputeCapability(self, handle):  # noqa: N802
-        return self.models[handle[0]][1]
+        return self.cards[handle[0]].capability
 
 
-CUT = Nvml(None, [20, 10], [10], first_place=2)
+@pytest.fixture
+def feign(monkeypatch, tmp_path) -> Callable[..., None]:
+    """A machine with these cards, under this driver and with this build of torch."""
 
+    def machine(
+        cards: Sequence[Card],
+        driver: int = 13000,
+        build: TorchBuild = WITH_CUDA,
+        has_mps: bool = False,
+    ) -> None:
+        monkeypatch.setitem(sys.modules, "pynvml", Nvml(cards, driver))
+        monkeypatch.setattr(devices, "has_nvml", lambda: bool(cards))
+        monkeypatch.setattr(torch.backends.mps, "is_available", lambda: has_mps)
+        if has_mps:
+            monkeypatch.setattr(sys, "platform", "darwin")
+        facts = f"__version__, cuda = {build.version!r}, {build.cuda!r}\n"
+        (tmp_path / "version.py").write_text(facts)
+        spec = ModuleSpec("torch", None, origin=str(tmp_path / "__init__.py"))
+        monkeypatch.setattr(torch, "__spec__", spec)
 
-def feign(
-    monkeypatch,
-    shown: Nvml | Sequence[Gpu],
-    build: TorchBuild = WITH_CUDA,
-    has_mps: bool = False,
-) -> None:
-    """A machine of which NVIDIA's library says so much, or that has these GPUs."""
-    if isinstance(shown, Nvml):
-        monkeypatch.setitem(sys.modules, "pynvml", shown)
-        monkeypatch.setattr(devices, "has_nvml", lambda: True)
-    else:
-        why_none = "" if shown else "no driver (a test)"
-        monkeypatch.setattr(devices, "list_gpus", lambda: (list(shown), why_none))
-    monkeypatch.setattr(devices, "torch_build", lambda: build)
-    monkeypatch.setattr(devices, "has_mps", lambda: has_mps)
-
-
-def cards(models: list, driver: int) -> Nvml:
-    """Whole cards of these models, under one driver."""
-    return Nvml(*[None] * len(models), driver=driver, models=models)
+    return machine
 
 
 @pytest.mark.parametrize(
-    ("nvml", "variable", "expected"),
+    ("cards", "variable", "expected"),
     [
-        (CUT, None, ["GPU-c0"]),
+        *(
+            ([H200] * 4, variable, [f"GPU-{'abcd'[place]}0{place}" for place in places])
+            for variable, places in (
+                (None, [0, 1, 2, 3]),
+                ("", []),
+                ("2", [2]),
+                ("3,1", [3, 1]),
+                ("GPU-c02,0", [2, 0]),
+                ("GPU-b", [1]),
+                ("1,7,2", [1]),  # CUDA ignores what follows a wrong entry
+                ("1,1", [1]),
+                ("-1", []),
+            )
+        ),
+        (CUT, None, ["GPU-a00"]),
         (CUT, "MIG-511", ["MIG-511"]),
         (CUT, "MIG-511,MIG-520", ["MIG-511"]),  # CUDA shows one to a process
         (CUT, "MIG-51", []),  # ambiguous
         (CUT, "1", ["MIG-510"]),
-        (CUT, "GPU-c1", ["MIG-510"]),
+        (CUT, "GPU-b01", ["MIG-510"]),
         (CUT, "2", ["MIG-520"]),
-        (CUT, "0,1", ["GPU-c0"]),
-        (Nvml([20, 10]), None, ["MIG-500"]),
-        (Nvml([20, 10]), "MIG-777", []),
+        (CUT, "0,1", ["GPU-a00"]),
+        (CUT[1:2], None, ["MIG-500"]),
+        (CUT[1:2], "MIG-777", []),
     ],
 )
-def test_a_slice_of_a_card_is_what_cuda_shows_of_it(monkeypatch, nvml, variable, expected):
-    feign(monkeypatch, nvml)
+def test_the_visible_gpus_and_slices_of_cards_are_those_that_cuda_shows(
+    feign, cards, variable, expected
+):
+    feign(cards)
     gpus, reason = list_gpus()
     assert reason == ""
     assert [gpu.uuid for gpu in visible_gpus(gpus, variable)] == expected
 
 
-def test_a_slice_has_batches_of_its_own_memory_and_not_of_the_cards(monkeypatch):
-    feign(monkeypatch, CUT)
+def test_a_slice_has_batches_of_its_own_memory_and_not_of_the_cards(feign):
+    feign(CUT)
     choice = choose("auto", visible="MIG-511")
     assert choice.devices == ("cuda:0",) and choice.memory == 9 * GIB
     assert choice.descriptions == ("cuda:0 NVIDIA A100 MIG, 9 of 10 GiB free",)
     assert choose_precision("auto", choice) == "bf16"
 
 
-def test_a_card_that_is_to_be_cut_and_is_not_is_reported(monkeypatch):
-    feign(monkeypatch, Nvml([], []))
+def test_a_card_that_is_to_be_cut_and_is_not_is_reported(feign):
+    feign([A100._replace(slices=[])] * 2)
     with pytest.raises(UnavailableError, match="2 cards are in MIG mode, and have no instance"):
         choose("cuda")
 
@@ -204,17 +216,10 @@ def test_a_card_that_is_to_be_cut_and_is_not_is_reported(monkeypatch):
 # Drivers, cards and builds of torch that do not go together
 
 CUDA_12_6 = TorchBuild("2.13.0+cu126", "12.6")
-V100, T4, A100, H100, B200 = (
-    ("Tesla V100", (7, 0)),
-    ("Tesla T4", (7, 5)),
-    ("NVIDIA A100", (8, 0)),
-    ("NVIDIA H100", (9, 0)),
-    ("NVIDIA B200", (10, 0)),
-)
 
 
 @pytest.mark.parametrize(
-    ("models", "driver", "build", "used"),
+    ("cards", "driver", "build", "used"),
     [
         ([H100] * 4, 13000, WITH_CUDA, "0123"),
         ([H100] * 4, 13020, WITH_CUDA, "0123"),
@@ -229,9 +234,9 @@ V100, T4, A100, H100, B200 = (
 )
 @pytest.mark.parametrize(("device", "gpus"), [("auto", None), ("cuda", None), ("auto", "all")])
 def test_every_gpu_that_driver_and_torch_can_use_is_used(
-    monkeypatch, models, driver, build, used, device, gpus
+    feign, cards, driver, build, used, device, gpus
 ):
-    feign(monkeypatch, cards(models, driver), build)
+    feign(cards, driver, build)
     choice = choose(device, gpus)
     assert choice.devices == tuple(f"cuda:{place}" for place in used)
     text = " ".join(choice.descriptions)
@@ -248,7 +253,7 @@ OLD_CARD = "Tesla V100 has compute capability 7.0, and this build of torch (2.13
 
 
 @pytest.mark.parametrize(
-    ("models", "driver", "build", "reason", "remedies"),
+    ("cards", "driver", "build", "reason", "remedies"),
     [
         ([A100] * 4, 12040, WITH_CUDA, OLD_DRIVER.format("12.4"), {"driver", "cu126"}),
         ([A100] * 4, 11080, WITH_CUDA, OLD_DRIVER.format("11.8"), {"driver"}),
@@ -256,14 +261,14 @@ OLD_CARD = "Tesla V100 has compute capability 7.0, and this build of torch (2.13
         ([A100] * 4, 11080, CUDA_12_6, "(2.13.0+cu126) needs CUDA 12", {"driver"}),
         ([V100] * 4, 13000, WITH_CUDA, OLD_CARD, {"cu126"}),
         ([V100] * 4, 12040, WITH_CUDA, OLD_CARD, {"cu126"}),
-        ([("Tesla K80", (3, 7))], 13000, WITH_CUDA, "compute capability 3.7", {"newer GPU"}),
+        ([Card("Tesla K80", (3, 7))], 13000, WITH_CUDA, "compute capability 3.7", {"newer GPU"}),
         ([H100] * 4, 13000, TorchBuild("2.13.0+cpu", None), "(2.13.0+cpu) has no CUDA", set()),
     ],
 )
 def test_gpus_that_cannot_be_used_are_refused_with_a_remedy_before_a_worker_starts(
-    monkeypatch, models, driver, build, reason, remedies
+    feign, cards, driver, build, reason, remedies
 ):
-    feign(monkeypatch, cards(models, driver), build)
+    feign(cards, driver, build)
     for device, gpus in (("cuda", None), ("auto", "all"), ("auto", "0")):
         with pytest.raises(UnavailableError) as caught:
             choose(device, gpus)
@@ -275,14 +280,14 @@ def test_gpus_that_cannot_be_used_are_refused_with_a_remedy_before_a_worker_star
     choice = choose("auto")
     assert choice.kind == "cpu" and reason in choice.descriptions[0]
     text = described()
-    assert text.count(f"cannot be used: {reason}" * (reason == OLD_CARD) or reason) == len(models)
-    assert text.count("cannot be used: ") == text.count("remedy: ") == len(models)
+    assert text.count(f"cannot be used: {reason}" * (reason == OLD_CARD) or reason) == len(cards)
+    assert text.count("cannot be used: ") == text.count("remedy: ") == len(cards)
     assert f"NVIDIA driver, CUDA up to {driver // 1000}.{driver % 1000 // 10} " in text
 
 
-def test_a_gpu_that_is_named_and_cannot_be_used_is_refused_beside_others_that_can(monkeypatch):
-    feign(monkeypatch, cards([V100, A100, T4, H100], 13000))
-    for gpus in ("0", "1,0", "GPU-c0"):
+def test_a_gpu_that_is_named_and_cannot_be_used_is_refused_beside_others_that_can(feign):
+    feign([V100, A100, T4, H100])
+    for gpus in ("0", "1,0", "GPU-a00"):
         with pytest.raises(UnavailableError, match="cuda:0 cannot be used: Tesla V100"):
             choose("auto", gpus)
     choice = choose("auto", "3,1")
@@ -292,8 +297,9 @@ def test_a_gpu_that_is_named_and_cannot_be_used_is_refused_beside_others_that_ca
     assert text.count("cannot be used") == 1 and text.count("bf16, FlashAttention") == 2
 
 
-def test_gpus_are_chosen_among_the_visible_by_place_or_uuid():
-    visible = visible_gpus(GPUS, "3,1,0")
+def test_gpus_are_chosen_among_the_visible_by_place_or_uuid(feign):
+    feign([H200] * 4)
+    visible = visible_gpus(list_gpus()[0], "3,1,0")
     assert select_gpus("all", visible) == [0, 1, 2]
     assert select_gpus("0,2", visible) == [0, 2]
     assert select_gpus("GPU-b01, GPU-d", visible) == [1, 0]
@@ -313,10 +319,12 @@ def test_gpus_are_chosen_among_the_visible_by_place_or_uuid():
         ("one", "is not a visible GPU"),
     ],
 )
-def test_a_gpu_that_is_not_there_or_twice_is_refused_by_name(asked, message):
+def test_a_gpu_that_is_not_there_or_twice_is_refused_by_name(feign, asked, message):
+    feign([H200] * 4)
+    gpus, _ = list_gpus()
     with pytest.raises(UsageError, match=message) as caught:
-        select_gpus(asked, GPUS)
-    names = ", ".join(f"{gpu.index}: NVIDIA H200 {gpu.uuid}" for gpu in GPUS)
+        select_gpus(asked, gpus)
+    names = ", ".join(f"{gpu.index}: NVIDIA H200 {gpu.uuid}" for gpu in gpus)
     assert caught.value.hint in (f"visible: {names}", "name it once")
 
 
@@ -341,18 +349,18 @@ def test_without_a_gpu_asking_for_one_says_why_there_is_none(device, gpus):
 @pytest.mark.parametrize(
     ("has_gpu", "has_mps", "kind"), [(1, 1, "cuda"), (1, 0, "cuda"), (0, 1, "mps"), (0, 0, "cpu")]
 )
-def test_the_first_kind_of_device_that_is_there_is_taken(monkeypatch, has_gpu, has_mps, kind):
-    feign(monkeypatch, [BIG] * has_gpu, has_mps=bool(has_mps))
+def test_the_first_kind_of_device_that_is_there_is_taken(feign, has_gpu, has_mps, kind):
+    feign([A100] * has_gpu, has_mps=bool(has_mps))
     choice = choose("auto")
     assert choice.kind == kind
     (line,) = choice.descriptions
-    assert ("no GPU can be used: no driver (a test)" in line) == (kind == "cpu")
+    assert ("no GPU can be used: no NVIDIA driver answers" in line) == (kind == "cpu")
     if kind != "cpu":
         with pytest.raises(UsageError, match="--workers is for --device cpu"):
             choose("auto", workers=2)
 
 
-H200 = Choice(("cuda:0",), ("H200",), has_bf16=True, memory=139 * GIB)
+WIDE = Choice(("cuda:0",), ("H200",), has_bf16=True, memory=139 * GIB)
 OLD = Choice(("cuda:0",), ("GTX 1080",), has_bf16=False, memory=8 * GIB)
 CPU = Choice(("cpu",), ("CPU",), has_bf16=False, memory=8 * GIB)
 
@@ -380,21 +388,8 @@ def test_bf16_is_chosen_on_cpus_that_multiply_it_faster_than_fp32(
     assert cpu_has_bf16() == is_fast
 
 
-def test_auto_precision_is_bf16_where_the_device_has_it():
-    assert choose_precision("auto", H200) == "bf16"
-    assert choose_precision("auto", OLD) == "fp32"
-    assert choose_precision("fp16", OLD) == "fp16"
-    assert choose_precision("fp32", H200) == "fp32"
-
-
-@pytest.mark.parametrize(("asked", "choice"), [("bf16", OLD), ("fp16", CPU)])
-def test_a_precision_that_the_device_lacks_is_refused(asked, choice):
-    with pytest.raises(UnavailableError, match=f"--precision {asked}"):
-        choose_precision(asked, choice)
-
-
 def test_the_token_budget_fits_the_device_and_the_model():
-    sizes = {name: choose_tokens(H200, footprint(name), "bf16") for name in PUBLISHED}
+    sizes = {name: choose_tokens(WIDE, footprint(name), "bf16") for name in PUBLISHED}
     assert sizes["esm2_t33_650M_UR50D"] == 32_768
     assert sizes["esm2_t36_3B_UR50D"] == 16_384
     assert list(sizes.values()) == sorted(sizes.values(), reverse=True)
@@ -418,8 +413,8 @@ def described(try_gpus: TryGpus = lambda _: {}) -> str:
     return " ".join(" ".join(describe_machine(measure_machine(None, try_gpus))).split())
 
 
-def test_every_device_is_described_with_its_kernels_and_fp8_or_the_reasons_why_not(monkeypatch):
-    feign(monkeypatch, cards([H100, A100, V100, H100], 13000), has_mps=True)
+def test_every_device_is_described_with_its_kernels_and_fp8_or_the_reasons_why_not(feign):
+    feign([H100, A100, V100, H100], has_mps=True)
     facts = json.loads(json.dumps(measure_machine(None, try_gpus)))
     h100, a100, v100, refused = facts["gpus"]
     assert (h100["no_fp8"], refused["no_fp8"]) == (None, None)
@@ -455,73 +450,93 @@ def test_a_gpu_that_cannot_be_tried_is_described_with_the_reason_and_no_process_
 
 # Unlike GPUs
 
-BIG = Gpu(0, "GPU-a", "NVIDIA A100", 80 * GIB, 79 * GIB, (8, 0), (13, 0))
-SMALL = Gpu(1, "GPU-b", "NVIDIA A2", 15 * GIB, 3 * GIB, (8, 6), (13, 0))
-TURING = Gpu(2, "GPU-c", "Tesla T4", 15 * GIB, 14 * GIB, (7, 5), (13, 0))
-GTX = Gpu(3, "GPU-d", "GTX 1080", 8 * GIB, 8 * GIB, (6, 1), (13, 0))
 MEDIUM = footprint("esm2_t33_650M_UR50D")
-AUTO = (True, True)
 
 
-def chosen(monkeypatch, *gpus: Gpu) -> Choice:
-    """What a machine with these GPUs gives; the driver of this one is not asked."""
-    feign(monkeypatch, gpus, CUDA_12_6)
-    return choose("auto")
+@pytest.fixture
+def chosen(feign) -> Callable[..., Choice]:
+    """What a machine with these cards gives."""
+
+    def choose_among(*cards: Card) -> Choice:
+        feign(cards, build=CUDA_12_6)
+        return choose("auto")
+
+    return choose_among
 
 
-def test_the_card_that_sets_the_precision_of_all_is_named(monkeypatch):
-    choice = chosen(monkeypatch, BIG, BIG, GTX)
-    assert choose_precision("auto", choice) == "fp32"
-    (line,) = choice.compromises(MEDIUM, "bf16", AUTO)
-    assert "cuda:2 (GTX 1080) is slow in 16 bits" in line and "fp32" in line
-    assert line.endswith("leave it out with --gpus 0,1")
-    assert not choice.compromises(MEDIUM, "bf16", (False, True)), "precision was asked for"
+PRECISION = r"cuda:2 \(GTX 1080\) is slow in 16 bits.*fp32: leave it out with --gpus 0,1$"
+BATCHES = r"cuda:0 \(NVIDIA A2\) .* 11,733 tokens.* 32,768: leave it out with --gpus 1,2$"
 
 
-def test_the_card_that_sets_the_batches_of_all_is_named(monkeypatch):
-    choice = chosen(monkeypatch, SMALL, BIG, BIG)
-    n_tokens = choose_tokens(choice, MEDIUM, "bf16")
-    (line,) = choice.compromises(MEDIUM, "bf16", AUTO)
-    assert "cuda:0 (NVIDIA A2)" in line and f"{n_tokens:,} tokens" in line and "32,768" in line
-    assert line.endswith("leave it out with --gpus 1,2")
-    assert not choice.compromises(MEDIUM, "bf16", (True, False)), "the budget was asked for"
+@pytest.mark.parametrize(
+    ("cards", "is_auto", "words"),
+    [
+        ([A100, A100, GTX], (True, True), PRECISION),
+        ([A100, A100, GTX], (False, True), ""),  # the precision was asked for
+        ([A2, A100, A100], (True, True), BATCHES),
+        ([A2, A100, A100], (True, False), ""),  # the budget was asked for
+        ([A100, A100], (True, True), ""),
+        ([A100, A100._replace(free=70)], (True, True), ""),
+        ([A100, T4], (True, False), ""),
+        ([], (True, True), ""),
+    ],
+)
+def test_the_card_that_sets_precision_or_batches_of_all_is_named(chosen, cards, is_auto, words):
+    lines = chosen(*cards).compromises(MEDIUM, "bf16", is_auto)
+    assert len(lines) == bool(words)
+    assert all(re.match(words, line) for line in lines)
 
 
-def test_gpus_that_are_alike_get_no_warning(monkeypatch):
-    assert not chosen(monkeypatch, BIG, BIG).compromises(MEDIUM, "bf16", AUTO)
-    used = dataclasses.replace(BIG, memory_free=70 * GIB)
-    assert not chosen(monkeypatch, BIG, used).compromises(MEDIUM, "bf16", AUTO)
-    assert not CPU.compromises(MEDIUM, "bf16", AUTO)
+@pytest.mark.parametrize(
+    ("cards", "asked", "precision"),
+    [
+        ([H200], "auto", "bf16"),
+        ([H200], "fp32", "fp32"),
+        ([T4], "auto", "fp16"),  # no bf16, but fast in fp16
+        ([T4], "fp32", "fp32"),
+        ([A100, T4], "auto", "fp16"),
+        ([A100, A100, GTX], "auto", "fp32"),
+        ([GTX], "auto", "fp32"),
+        ([GTX], "fp16", "fp16"),
+        ([L4, L4], "auto", "bf16"),  # fp8 is never chosen
+        ([L4, L4], "fp8", "fp8"),
+    ],
+)
+def test_the_precision_is_what_every_gpu_does_fast_or_what_was_asked_for(
+    chosen, cards, asked, precision
+):
+    choice = chosen(*cards)
+    assert choose_precision(asked, choice) == precision
+    if asked == "auto" and cards[0] == A100:
+        assert choose_precision("auto", choice.first) == "bf16", "by itself"
+        assert choice.first.memory == 79 * GIB
 
 
-def test_auto_is_fp16_on_gpus_that_have_no_bf16_but_are_fast_in_fp16(monkeypatch):
-    for gpus in ([TURING], [BIG, TURING]):
-        choice = chosen(monkeypatch, *gpus)
-        assert choose_precision("auto", choice) == "fp16"
-        assert choose_precision("fp32", choice) == "fp32"
-        assert not choice.compromises(MEDIUM, "fp16", (True, False))
-    assert choose_precision("auto", chosen(monkeypatch, GTX)) == "fp32", "it is slow there"
+@pytest.mark.parametrize(
+    ("cards", "asked", "message", "hint"),
+    [
+        ([GTX], "bf16", "--precision bf16", "leave it out"),
+        ([], "fp16", "--precision fp16", "leave it out"),
+        (
+            [L4, A100],
+            "fp8",
+            r"cuda:1 \(NVIDIA A100\) has 8\.0$",
+            "the other GPUs alone with --gpus 0",
+        ),
+        ([], "fp8", r"needs GPUs of compute capability 8\.9", "--device cpu --precision fp8"),
+    ],
+)
+def test_a_precision_that_a_device_lacks_is_refused_by_its_name(
+    chosen, cards, asked, message, hint
+):
+    choice = chosen(*cards)
+    with pytest.raises(UnavailableError, match=message) as caught:
+        choose_precision(asked, choice)
+    assert hint in caught.value.hint
 
 
-ADA = Gpu(4, "GPU-e", "NVIDIA L4", 23 * GIB, 22 * GIB, (8, 9), (13, 0))
-
-
-def test_fp8_is_never_chosen_and_refused_by_the_name_of_what_lacks_it(monkeypatch):
-    new = chosen(monkeypatch, ADA, ADA)
-    assert (choose_precision("auto", new), choose_precision("fp8", new)) == ("bf16", "fp8")
-    with pytest.raises(UnavailableError, match=r"cuda:1 \(NVIDIA A100\) has 8\.0$") as caught:
-        choose_precision("fp8", chosen(monkeypatch, ADA, BIG))
-    assert caught.value.hint == "use --precision bf16, or the other GPUs alone with --gpus 0"
-    with pytest.raises(
-        UnavailableError, match=r"fp8 needs GPUs of compute capability 8\.9"
-    ) as caught:
-        choose_precision("fp8", CPU)
-    assert "models check MODEL --device cpu --precision fp8" in str(caught.value.hint)
-    large = footprint("esm2_t48_15B_UR50D")
-    assert large.weight_bytes("fp8") == large.n_parameters
-
-
-def test_weights_in_float32_leave_less_room_for_batches():
+def test_weights_in_float32_leave_less_room_for_batches_and_in_8_bits_more():
+    assert MEDIUM.weight_bytes("fp8") == MEDIUM.n_parameters
     tight = dataclasses.replace(OLD, memory=5 * GIB)
     half, full = (choose_tokens(tight, MEDIUM, precision) for precision in ("fp16", "fp32"))
     # two more bytes for each parameter, and two batches in flight
@@ -532,26 +547,18 @@ def test_what_a_model_needs_is_what_its_batches_take():
     for name in PUBLISHED:
         model = footprint(name)
         memory = model.gpu_memory()
-        just = dataclasses.replace(H200, memory=memory)
-        assert choose_tokens(just, model, "bf16") == choose_tokens(H200, model, "bf16")
-        less = dataclasses.replace(H200, memory=memory * 9 // 10)
-        assert choose_tokens(less, model, "bf16") < choose_tokens(H200, model, "bf16")
+        just = dataclasses.replace(WIDE, memory=memory)
+        assert choose_tokens(just, model, "bf16") == choose_tokens(WIDE, model, "bf16")
+        less = dataclasses.replace(WIDE, memory=memory * 9 // 10)
+        assert choose_tokens(less, model, "bf16") < choose_tokens(WIDE, model, "bf16")
         lines = _describe_needs(model)
         assert f"{memory / 1e9:.1f} GB for the default batches" in lines[1]
 
 
-def test_the_first_of_unlike_gpus_can_do_by_itself_what_the_others_cannot():
-    both = Choice(("cuda:0", "cuda:1"), ("A100", "T4"), False, 14 * GIB, (BIG, TURING))
-    assert choose_precision("auto", both) == "fp16"
-    assert choose_precision("auto", both.first) == "bf16"
-    assert both.first.memory == BIG.memory_free
-
-
 def test_a_run_that_embedded_nothing_offers_the_gpus_that_nobody_uses(
-    monkeypatch, capsys, tmp_path
+    feign, monkeypatch, capsys, tmp_path
 ):
-    busy = dataclasses.replace(GPUS[1], memory_free=20 * GIB)
-    feign(monkeypatch, [GPUS[0], busy, *GPUS[2:]])
+    feign([H200, H200._replace(free=20), H200, H200])
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     fasta = tmp_path / "in.fa"
     fasta.write_text(f">a\n{'ACGTTGCA' * 50}\n")
@@ -562,7 +569,7 @@ def test_a_run_that_embedded_nothing_offers_the_gpus_that_nobody_uses(
     assert not end.value.code
     offer = f"virnucpro {' '.join(words)} --gpus 0,2,3 --force"
     assert f"GPUs: 3 free; with ESM-2 vectors: {offer}\n" in capsys.readouterr().out
-    feign(monkeypatch, [])
+    feign([])
     assert free_gpus(None) == []
 
 
