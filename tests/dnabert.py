@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -127,22 +127,36 @@ def slopes(n_heads: int) -> list[float]:
     return first + between
 
 
-def forward(ids: Sequence[int], state: Mapping[str, Tensor]) -> Tensor:
-    """One text, (n_tokens, DIM) float64, with the scores written out."""
+def gelu(x: Tensor) -> Tensor:
+    return x * 0.5 * (1 + torch.erf(x / 2**0.5))
+
+
+def forward(
+    ids: Sequence[int],
+    state: Mapping[str, Tensor],
+    *,
+    eps: float = EPS,
+    gelu: Callable[[Tensor], Tensor] = gelu,
+    slopes: Callable[[int], list[float]] = slopes,
+    token_type: float = 1.0,
+    gate_first: bool = True,
+) -> Tensor:
+    """One text, (n_tokens, DIM) float64, with the scores written out; or with a mistake."""
     state = {name: tensor.double() for name, tensor in state.items()}
     place = torch.arange(len(ids), dtype=torch.float64)
     distance = (place[:, None] - place).abs()
 
     def norm(x: Tensor, name: str) -> Tensor:
         x = x - x.mean(dim=-1, keepdim=True)
-        scale = torch.sqrt((x * x).mean(dim=-1, keepdim=True) + EPS)
+        scale = torch.sqrt((x * x).mean(dim=-1, keepdim=True) + eps)
         return x / scale * state[f"{name}.weight"] + state[f"{name}.bias"]
 
     def linear(x: Tensor, name: str) -> Tensor:
         return x @ state[f"{name}.weight"].T + state[f"{name}.bias"]
 
     x = state["embeddings.word_embeddings.weight"][list(ids)]
-    x = norm(x + state["embeddings.token_type_embeddings.weight"][0], "embeddings.LayerNorm")
+    of_type = token_type * state["embeddings.token_type_embeddings.weight"][0]
+    x = norm(x + of_type, "embeddings.LayerNorm")
     for i in range(N_LAYERS):
         layer, heads = f"encoder.layer.{i}", []
         q, k, v = linear(x, f"{layer}.attention.self.Wqkv").chunk(3, dim=1)
@@ -153,7 +167,7 @@ def forward(ids: Sequence[int], state: Mapping[str, Tensor]) -> Tensor:
             heads.append(torch.softmax(scores, dim=1) @ v[:, part])
         attended = linear(torch.cat(heads, dim=1), f"{layer}.attention.output.dense")
         x = norm(x + attended, f"{layer}.attention.output.LayerNorm")
-        gate, up = (x @ state[f"{layer}.mlp.gated_layers.weight"].T).chunk(2, dim=1)
-        gated = gate * 0.5 * (1 + torch.erf(gate / 2**0.5)) * up
-        x = norm(x + linear(gated, f"{layer}.mlp.wo"), f"{layer}.mlp.layernorm")
+        halves = (x @ state[f"{layer}.mlp.gated_layers.weight"].T).chunk(2, dim=1)
+        gate, up = halves if gate_first else halves[::-1]
+        x = norm(x + linear(gelu(gate) * up, f"{layer}.mlp.wo"), f"{layer}.mlp.layernorm")
     return x
