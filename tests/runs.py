@@ -24,6 +24,7 @@ from virnucpro.callers.caller import Caller, caller_of
 from virnucpro.callers.head import Head
 from virnucpro.engine.executor import Executor
 from virnucpro.engine.local import InlineExecutor
+from virnucpro.ground.config import Recipe
 from virnucpro.ground.events import OnEvent
 from virnucpro.ground.records import (
     Call,
@@ -35,6 +36,7 @@ from virnucpro.ground.records import (
     Region,
     Track,
 )
+from virnucpro.run.features import open_stores
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.translate import Chunk, translate_six_frames
 from virnucpro.stories.options import PredictOptions
@@ -212,6 +214,16 @@ def vectors(folder: Path) -> dict[str, NDArray[np.float32]]:
     assert len(set(ids)) == len(ids)
     by_orf = rows if len(rows) == len(ids) else np.split(rows, ends[:-1])
     return dict(zip(ids, by_orf, strict=True))
+
+
+def vectors_of_each(folder: Path, recipe: Recipe) -> list[dict[str, NDArray[np.float32]]]:
+    """The vectors of each encoder of a run, by the ids of their frames."""
+    stores = open_stores(folder / "features", recipe.encoders, recipe.fingerprint)
+    parts = [[content for *_, content in store.read_files()] for store in stores]
+    return [
+        {name: row for part in of_one for name, row in zip(part.ids, part.vectors, strict=True)}
+        for of_one in parts
+    ]
 
 
 def bases_by_frame(fasta: Path) -> dict[str, str]:

@@ -20,7 +20,7 @@ from oracle import (
     tolerance,
     worst_row,
 )
-from runs import bases_by_frame, run_inline, vectors
+from runs import again, bases_by_frame, run_inline, vectors, vectors_of_each
 
 from virnucpro.callers.head import EncoderFacts, Head, Network
 from virnucpro.encoders.base import Encoder, Pending, Rows, load_encoder
@@ -34,7 +34,6 @@ from virnucpro.ground.config import EncoderSpec
 from virnucpro.ground.errors import ResumeError, UsageError
 from virnucpro.ground.events import ShardDone
 from virnucpro.ground.files import sha256
-from virnucpro.run.features import open_stores
 from virnucpro.stories.options import ExtractOptions
 from virnucpro.stories.pipeline import execute
 from virnucpro.stories.resolve import RunConfig, resolve
@@ -122,19 +121,8 @@ def pair(toy_config, make_config, tiny, contigs, tmp_path) -> tuple[RunConfig, H
     return replace(config, recipe=recipe, weights=(tiny.model, tiny.model)), Head(facts, network)
 
 
-def resumed(config: RunConfig) -> RunConfig:
-    return replace(config, options=replace(config.options, resume=True))
-
-
 def rows_of(config: RunConfig) -> list[dict[str, Rows]]:
-    """The vectors of each encoder, by the ids of their frames."""
-    recipe = config.recipe
-    stores = open_stores(config.output / "features", recipe.encoders, recipe.fingerprint)
-    parts = [[content for *_, content in store.read_files()] for store in stores]
-    return [
-        {name: row for part in of_one for name, row in zip(part.ids, part.vectors, strict=True)}
-        for of_one in parts
-    ]
+    return vectors_of_each(config.output, config.recipe)
 
 
 def test_the_vectors_of_several_encoders_meet_by_id_in_the_order_of_the_head(pair):
@@ -160,7 +148,7 @@ def test_a_shard_is_done_when_the_last_of_its_encoders_is(pair):
     (lost,) = (config.output / "features").glob("toy-*/000001.h5")
     lost.unlink()
     events = []
-    run_inline(resumed(config), head, events.append)
+    run_inline(again(config, resume=True), head, events.append)
     assert [event.shard.index for event in events if isinstance(event, ShardDone)] == [1]
     for one, other in zip(before, rows_of(config), strict=True):
         assert one.keys() == other.keys()
@@ -194,7 +182,7 @@ def test_another_encoder_in_a_run_is_refused_on_resume_by_name(pair, make_config
     finer = replace(TOY, layer=2)
     recipe = replace(config.recipe, encoders=(config.recipe.encoders[0], finer))
     with pytest.raises(ResumeError, match="layer of counts was 1, now 2"):
-        run_inline(replace(resumed(config), recipe=recipe), head)
+        run_inline(replace(again(config, resume=True), recipe=recipe), head)
 
 
 def test_an_encoder_of_bases_refuses_proteins(toy_config, tmp_path):
@@ -228,9 +216,9 @@ def test_fair_esm_as_an_encoder_agrees_with_ours_on_either_format(
 def test_fair_esm_in_bf16_keeps_its_rotary_frequencies(tmp_path):
     weights = save_fair_esm(make_fair_esm(TINY), tmp_path / "model.pt")
     device, proteins = torch.device("cpu"), [random_protein(n) for n in (40, 900)]
-    exact = load_encoder(FAIR_ESM, weights, device).start(proteins).rows()
-    coarse = (
-        load_encoder(replace(FAIR_ESM, precision="bf16"), weights, device).start(proteins).rows()
+    exact, coarse = (
+        load_encoder(replace(FAIR_ESM, precision=precision), weights, device).start(proteins).rows()
+        for precision in ("fp32", "bf16")
     )
     # the residual stream of fair-esm is in bf16, too, which ``tolerance`` does not count: twice it
     limit = 2 * tolerance(TINY.n_layers, torch.bfloat16)

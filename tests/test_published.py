@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -22,7 +21,7 @@ import torch
 from conftest import TINY
 from hostile import Payload
 from oracle import make_fair_esm, save_fair_esm
-from runs import assert_same_run, our_processes, run_inline
+from runs import assert_same_run, our_processes, run_inline, vectors_of_each
 from served import serving, whole
 from torch import Tensor, nn
 from typer.testing import CliRunner
@@ -38,11 +37,10 @@ from virnucpro.encoders.families import BUNDLES, FAMILIES, Published, RemoteFile
 from virnucpro.encoders.fetch import check_file
 from virnucpro.encoders.models import import_files, import_model
 from virnucpro.engine.local import InlineExecutor, ProcessExecutor
-from virnucpro.ground.config import EncoderSpec, Footprint, join_footprints
+from virnucpro.ground.config import Footprint, join_footprints
 from virnucpro.ground.errors import InputMissingError, UnavailableError, UsageError
 from virnucpro.ground.events import BatchDone, ShardDone
 from virnucpro.ground.files import sha256
-from virnucpro.run.features import open_stores
 from virnucpro.stories.options import ExtractOptions, PredictOptions
 from virnucpro.stories.pipeline import execute, run
 from virnucpro.stories.resolve import resolve
@@ -139,31 +137,23 @@ def test_a_head_with_code_in_it_is_refused_and_does_nothing(classifier, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("fault", "why"),
+    ("spoil", "why"),
     [
-        ("no batch norm", "it has no bn1"),
-        ("no weight", "is not a tensor"),
-        ("not finite", "a weight is not finite"),
-        ("other inputs", f"a layer has {DIM + 1} inputs for {DIM} values"),
-        ("a dictionary", "it has no hidden_layer"),
-        ("negative variance", "a batch norm without a variance"),
+        (lambda module: delattr(module, "bn1"), "it has no bn1"),
+        (lambda module: setattr(module.hidden_layer, "weight", None), "is not a tensor"),
+        (lambda module: module.output_layer.bias.fill_(torch.nan), "a weight is not finite"),
+        (
+            lambda module: setattr(module, "hidden_layer", nn.Linear(DIM + 1, 8)),
+            f"a layer has {DIM + 1} inputs for {DIM} values",
+        ),
+        (lambda module: module.bn1.running_var.fill_(-1), "a batch norm without a variance"),
+        (lambda module: module.state_dict(), "it has no hidden_layer"),  # which is what is stored
     ],
 )
-def test_another_module_is_no_head(classifier, tmp_path, fault, why):
-    content: object = classifier
-    match fault:
-        case "no batch norm":
-            del classifier.bn1
-        case "no weight":
-            classifier.hidden_layer.weight = None
-        case "not finite":
-            classifier.output_layer.bias.data[0] = torch.nan
-        case "other inputs":
-            classifier.hidden_layer = nn.Linear(DIM + 1, 8)
-        case "a dictionary":
-            content = classifier.state_dict()
-        case "negative variance":
-            classifier.bn1.running_var[0] = -1
+def test_another_module_is_no_head(classifier, tmp_path, spoil, why):
+    with torch.no_grad():
+        spoilt = spoil(classifier)
+    content = spoilt if isinstance(spoilt, dict) else classifier
     torch.save(content, tmp_path / "500_model.pth")
     with pytest.raises(UnavailableError, match=f"is not a head of VirNucPro: .*{why}") as caught:
         read_original_head(tmp_path / "500_model.pth", FACTS, 500)
@@ -353,22 +343,13 @@ def test_two_models_on_a_device_take_the_room_of_both():
     assert (both.file_bytes, both.bytes_per_token, both.filling_tokens) == (10, 9, 50)
 
 
-def vectors_of(folder: Path, encoders: tuple[EncoderSpec, ...], fingerprint: str) -> Iterator[dict]:
-    for store in open_stores(folder / "features", encoders, fingerprint):
-        parts = [content for *_, content in store.read_files()]
-        yield {
-            name: row for part in parts for name, row in zip(part.ids, part.vectors, strict=True)
-        }
-
-
 def test_scores_are_those_of_the_head_on_the_vectors_of_both_side_by_side(
     options, brought, classifier
 ):
     config = resolve(options, lambda _: None)
     assert [one.precision for one in config.recipe.encoders] == ["fp32", "fp32"]
     assert run_inline(config, config.caller.frame_head).exit_code == 0
-    recipe = config.recipe
-    bases, proteins = vectors_of(options.output_dir, recipe.encoders, recipe.fingerprint)
+    bases, proteins = vectors_of_each(options.output_dir, config.recipe)
     assert bases.keys() == proteins.keys() and len(bases) > 50
     table = (options.output_dir / "prediction_results.txt").read_text().splitlines()[1:]
     scores = {line.split("\t")[0]: float(line.split("\t")[3]) for line in table}
