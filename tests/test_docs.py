@@ -22,21 +22,13 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES += [ROOT / "examples/README.md", ROOT / "making/README.md"]
 README, OUTPUT_PAGE = ROOT / "README.md", ROOT / "docs/OUTPUT.md"
 GPU_PAGE = ROOT / "docs/GPU_OPTIMIZATION.md"
-OF_OTHERS = {
-    "--nv",
-    "--output",
-    "--silent",
-    "--index-url",
-    "--force-reinstall",
-    "--nnodes",
-    "--nproc-per-node",
-    "--no-python",
+OF_OTHERS = {  # options of other programs, and of scripts and tests of ours
+    *("--array", "--chaos-seed", "--configfile", "--cores", "--dependency", "--force-reinstall"),
+    *("--gres", "--hypothesis-profile", "--index-url", "--jobs", "--logdir", "--nnodes"),
+    *("--no-python", "--nproc-per-node", "--nv", "--output", "--parsable", "--parts"),
+    *("--rdzv-backend", "--rdzv-endpoint", "--records", "--rounds", "--run", "--shards"),
+    *("--silent", "--slurm-no-account", "--slurm-status-command", "--snakefile", "--workers"),
 }
-OF_OTHERS |= {"--rdzv-backend", "--rdzv-endpoint", "--logdir"}
-OF_OTHERS |= {"--parsable", "--array", "--dependency", "--gres", "--snakefile", "--cores"}
-OF_OTHERS |= {"--jobs", "--run", "--parts", "--workers", "--shards"}
-OF_OTHERS |= {"--configfile", "--slurm-no-account", "--slurm-status-command"}
-OF_OTHERS |= {"--rounds", "--chaos-seed", "--records", "--shards", "--hypothesis-profile"}
 VARIABLE = re.compile(r": |(?:https://)?\.\.\.|\bN\b|\bDIR\b|\bSIGKILL\b")  # in a message
 
 
