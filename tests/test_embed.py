@@ -14,7 +14,6 @@ import pytest
 from runs import TABLES, rows, tables, vectors
 from test_genetic_code import gene
 
-import virnucpro
 from virnucpro.callers.caller import asking, caller_of
 from virnucpro.callers.head import Join, JoinKnot
 from virnucpro.callers.options import CutOptions
@@ -24,7 +23,7 @@ from virnucpro.ground import tasks
 from virnucpro.ground.config import Embed, EncoderSpec, Recipe
 from virnucpro.ground.errors import ResumeError
 from virnucpro.ground.events import BatchDone
-from virnucpro.ground.records import FastaRecord, Orf, Prediction, Records
+from virnucpro.ground.records import FastaRecord, Records
 from virnucpro.run import plan
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.status import inspect_run, measure_run
@@ -263,39 +262,26 @@ def test_the_note_on_another_genetic_code_stands_beside_the_one_on_vectors(run_o
 
 
 def test_a_head_alone_calls_what_is_embedded_and_the_scorer_the_rest(run_on, tiny, tmp_path):
-    run_on("run", embed="viral", head=tiny.head_file)
-    left = {name for name, row in calls(tmp_path / "run").items() if "not emb" in row["note"]}
-    of_run = calls(tmp_path / "run")
-    assert left and {of_run[name]["fdr"] == "" for name in left} == {False}
-    assert {of_run[name]["fdr"] for name in of_run.keys() - left} == {""}
+    """The head too where the scorer can read nothing."""
+    inputs = (tmp_path / "in.fa", tmp_path / "empty.fa")
+    inputs[0].write_text(f"{CONTIGS.read_text()}>unknown\n{'N' * 600}\n")
+    inputs[1].touch()
+    run_on("run", *inputs, embed="viral", head=tiny.head_file)
+    run_on("all", *inputs, head=tiny.head_file)
+    execute(PredictOptions(input=inputs, output_dir=tmp_path / "alone"), lambda _: None)
+    of_run, by_head, by_scorer = (calls(tmp_path / name) for name in ("run", "all", "alone"))
+    left = {name for name, row in of_run.items() if "not emb" in row["note"]}
+    assert left and "unknown" in of_run.keys() - left and len(left) < len(of_run) - 1
+    for name, row in of_run.items():
+        assert without_note(row) == without_note((by_scorer if name in left else by_head)[name])
+        assert (row["fdr"] == "") == (name not in left)
     cut = json.loads((tmp_path / "run/run.json").read_text())["counts"]["cut"]
     assert cut.startswith("scores of 0.5 and more; not embedded: preset default")
 
 
-def test_each_record_is_called_as_if_it_stood_alone_by_the_caller_that_it_has(tiny):
-    """By the head where it has frames, or where the scorer cannot read it."""
-    first, head = (caller_of(CutOptions(), "head", of) for of in (None, tiny.head))
-    cascade = caller_of(CutOptions(), "head", tiny.head, ("viral",))
-    recipe = replace(NUCLEOTIDES, min_length=0)
-    genes = [one.sequence[:600] for one in read_fasta(CONTIGS)]
-    sequences = [*genes[:4], "N" * 500, *genes[4:6]]
-    records = Records.of(FastaRecord(f"r{i}", "", bases) for i, bases in enumerate(sequences))
-    scores = [0.9, 0.2, None, 0.8, None, None, 0.7]  # of their frames, where they are embedded
-    frames = [
-        [Prediction(Orf(f"{i}F1", f"{i}", f"r{i}", 0, 30, "+", "MKVLEFPQIL"), score)] * bool(score)
-        for i, score in enumerate(scores)
-    ]
-    called = cascade.call(records, frames, recipe)
-    assert called.records == records
-    assert cascade.call(Records.of([]), [], recipe).records == Records.of([])
-    for place, score in enumerate(scores):
-        by_first = score is None and place != 4
-        alone = (first if by_first else head).call(
-            records.rows(slice(place, place + 1)), frames[place : place + 1], recipe
-        )
-        if by_first:
-            alone.calls.notes[:] = ["not embedded"]
-        assert called.calls.rows(slice(place, place + 1)) == alone.calls, place
+def test_a_block_of_which_later_inputs_have_every_record_is_called_all_the_same(tiny):
+    caller = caller_of(CutOptions(), "head", tiny.head, ("viral",))
+    assert caller.call(Records.of([]), [], NUCLEOTIDES).records == Records.of([])
 
 
 def test_proteins_are_asked_for_by_the_scorer_of_proteins(run_on, tiny, tmp_path):
@@ -348,12 +334,3 @@ def test_a_run_json_with_an_unknown_rule_is_damaged(run_on, tmp_path):
         path.write_text(json.dumps({**stored, "embed": rules}))
         with pytest.raises(ResumeError, match=r"run\.json is damaged"):
             run_on("run", resume=True)
-
-
-def test_python_has_the_option(tiny, head, tmp_path):
-    options = {"model": str(tiny.model), "head": head, "device": "cpu", "precision": "fp32"}
-    found = list(virnucpro.predict(CONTIGS, output_dir=tmp_path / "run", embed="viral", **options))
-    left = {call.record_id for call in found if call.note == "not embedded"}
-    assert 0 < len(left) < len(found)
-    ids = {frame.partition("_chunk_")[0] for frame, _ in virnucpro.read_features(tmp_path / "run")}
-    assert not ids & left
