@@ -20,7 +20,7 @@ from virnucpro.cli.main import main
 from virnucpro.encoders.esm2.checkpoint import ESM2Shape
 from virnucpro.encoders.esm2.family import footprint_of, room_for
 from virnucpro.encoders.families import FAMILIES
-from virnucpro.encoders.models import _describe_needs
+from virnucpro.encoders.models import describe_model
 from virnucpro.encoders.proof.check import try_gpus as try_here
 from virnucpro.encoders.triton_kernels import NAMES
 from virnucpro.ground import devices
@@ -543,7 +543,8 @@ def test_weights_in_float32_leave_less_room_for_batches_and_in_8_bits_more():
     assert half - full == pytest.approx(2 * MEDIUM.n_parameters / 2 / MEDIUM.bytes_per_token, abs=1)
 
 
-def test_what_a_model_needs_is_what_its_batches_take():
+def test_what_a_model_needs_is_what_its_batches_take(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     for name in PUBLISHED:
         model = footprint(name)
         memory = model.gpu_memory()
@@ -551,8 +552,8 @@ def test_what_a_model_needs_is_what_its_batches_take():
         assert choose_tokens(just, model, "bf16") == choose_tokens(WIDE, model, "bf16")
         less = dataclasses.replace(WIDE, memory=memory * 9 // 10)
         assert choose_tokens(less, model, "bf16") < choose_tokens(WIDE, model, "bf16")
-        lines = _describe_needs(model)
-        assert f"{memory / 1e9:.1f} GB for the default batches" in lines[1]
+        lines, _ = describe_model(name)
+        assert f"GPU memory  {memory / 1e9:.1f} GB for the default batches" in " ".join(lines)
 
 
 def test_a_run_that_embedded_nothing_offers_the_gpus_that_nobody_uses(

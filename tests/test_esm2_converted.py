@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from itertools import compress
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from conftest import TINY
@@ -128,17 +130,9 @@ def test_a_file_of_that_kind_which_is_not_ours_is_refused(converted, tmp_path):
 
 def test_the_weights_are_mapped_and_not_copied(converted):
     """Otherwise every worker would hold its own."""
-    model = load_esm2(converted, 2, BF16, CPU)
-    maps = Path("/proc/self/smaps")
-    if not maps.exists():
-        pytest.skip("needs /proc")
-    start = model.layers[0].qkv.weight.data_ptr()
-    for line in maps.read_text().splitlines():
-        bounds, _, rest = line.partition(" ")
-        if "-" not in bounds or ":" in bounds:
-            continue
-        low, high = (int(bound, 16) for bound in bounds.split("-"))
-        if low <= start < high:
-            assert rest.endswith(converted.name)
-            return
-    pytest.fail("the weights are nowhere")
+    weight = load_esm2(converted, 2, BF16, CPU).layers[0].qkv.weight
+    maps = psutil.Process().memory_maps(grouped=False)
+    bounds = [[int(bound, 16) for bound in one.addr.split("-")] for one in maps]
+    of_weight = [low <= weight.data_ptr() < high for low, high in bounds]
+    (path,) = (one.path for one in compress(maps, of_weight))
+    assert path == str(converted)
