@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from hostile import CLOSED
 from runs import TABLES, rows, tables, vectors
 from test_genetic_code import gene
 
@@ -19,12 +20,10 @@ from virnucpro.callers.head import Join, JoinKnot
 from virnucpro.callers.options import CutOptions
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.engine.options import WorkOptions
-from virnucpro.ground import tasks
 from virnucpro.ground.config import Embed, EncoderSpec, Recipe
 from virnucpro.ground.errors import ResumeError
 from virnucpro.ground.events import BatchDone
 from virnucpro.ground.records import FastaRecord, Records
-from virnucpro.run import plan
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.status import inspect_run, measure_run
 from virnucpro.scorer.nets import Scorer, thresholds
@@ -226,16 +225,16 @@ def test_neither_a_later_input_nor_a_later_rule_moves_a_series_of_shards():
             before = series
 
 
-def test_any_number_of_helpers_and_a_resume_with_two_rules_give_the_same_bytes(
-    run_on, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(tasks, "_LETTERS_PER_HELPER", 1)
-    monkeypatch.setattr(plan, "LETTERS_AT_ONCE", 3_000)
-    monkeypatch.setattr(plan, "_BLOCK_LETTERS", 2_000)
+def test_any_number_of_helpers_and_a_resume_with_two_rules_give_the_same_bytes(run_on, tmp_path):
+    """A million letters are worth a helper, and half a million are a block."""
     contigs = beginnings(tmp_path / "in.fa")
+    records = contigs.read_text().split(">")[1:]
+    closed = CLOSED * (2_100_000 // len(CLOSED) // len(records))
+    contigs.write_text("".join(f">{one}>c{i}\n{closed}\n" for i, one in enumerate(records)))
     for folder, n_helpers in (("alone", 0), ("helped", 2)):
-        run_on(folder, contigs, embed="uncertain", n_helpers=n_helpers)
-        run_on(folder, contigs, embed="all", n_helpers=n_helpers, resume=True)
+        options = {"n_helpers": n_helpers, "regions": False, "report": False}
+        run_on(folder, contigs, embed="uncertain", **options)
+        run_on(folder, contigs, embed="all", resume=True, **options)
     log = (tmp_path / "helped/virnucpro.log").read_text()
     assert "parts of the plan are made by 2 helpers" in log
     names = [path.name for path in (tmp_path / "alone/features").iterdir()]
