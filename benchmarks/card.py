@@ -43,7 +43,9 @@ def fill_card(setting: Setting, model: str, n_tokens: int, free_bytes: int) -> F
             taken = _take(setting.device, free_bytes) if has_card else None
             tight = _embed(setting, fasta, Path(folder) / "tight")
             del taken
-        except (*FAILURES, subprocess.SubprocessError) as error:
+        except subprocess.CalledProcessError as error:
+            return replace(row, reason=" ".join(error.stderr.split()))
+        except FAILURES as error:
             return replace(row, reason=reason_of(error))
         log = (Path(folder) / "tight" / "virnucpro.log").read_text(encoding="utf-8")
     distances = np.linalg.norm(tight - roomy, axis=1) / np.linalg.norm(roomy, axis=1)

@@ -13,7 +13,7 @@
 #   benchmarks/gpu.sh --rehearse right    # run them on the CPU with a tiny model; tests are collected
 #
 # RESULTS is the folder of the results (benchmarks/results). WHEELS holds wheels of what the machine
-# lacks, so that no network is needed: fair-esm, biopython, backports.zstd, nvidia-ml-py, fa3-fwd, ...; for `right`
+# lacks, so that no network is needed: fair-esm, biopython, backports.zstd, nvidia-ml-py, ...; for `right`
 # hypothesis too, for `files` tensorboard (each with all that it needs). MODELS takes the place of
 # each call's models (15B is one for `time`), DEVICE of cuda, SECONDS_PER_WAY of 3, TOKENS of batches.
 set -euo pipefail

@@ -1,24 +1,20 @@
 """Where a batch spends its time on one GPU, and what each change of the encoder would gain.
 
 Beside a run in bf16 and one in fp8, ways that no run uses: all in float32 by PyTorch, from which
-distances are taken; rotation and LayerNorm in PyTorch, GELU in a product of our own, compiled
-layers, CUDA graphs, GELU by tanh in the epilogue of a product, FlashAttention-3 (``pip install
-fa3-fwd``). What does not run here is a row that says why.
+distances are taken; rotation and LayerNorm in PyTorch; GELU by tanh in the epilogue of a product.
+What does not run here is a row that says why.
 
 Weights are random, and made on the device: none is on a disk, or sent to it.
 """
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
 import torch
-from gelu_product import linear_gelu
-from graphs import Attend, as_graphed, attend_each, compile_layers
 from timing import (
     FAILURES,
     OURS,
@@ -40,10 +36,8 @@ from torch import Tensor, nn
 from virnucpro.encoders.esm2.attention import (
     E4M3,
     Kernel,
-    StagedBatch,
     attend_varlen,
     choose_kernel,
-    flash_attention,
 )
 from virnucpro.encoders.esm2.encoder import _ESM2Encoder
 from virnucpro.encoders.esm2.model import DTYPES, ESM2, Layer
@@ -126,55 +120,21 @@ def load_without_triton(setting: Setting) -> TimedEncoder:
     return load_made(setting, "bf16", attend_varlen)
 
 
-def load_graphed(setting: Setting) -> TimedEncoder:
-    return as_graphed(load_made(setting, "bf16", attend_varlen))
-
-
-def load_gelu_product(setting: Setting) -> TimedEncoder:
+def load_tanh(setting: Setting) -> TimedEncoder:
     encoder = load_plain(setting)
     assert isinstance(encoder.model, ESM2)
     for layer in encoder.model.layers:
         assert isinstance(layer, Layer)
-        layer.linear = _linear_our_gelu  # type: ignore[method-assign, assignment]
+        layer.linear = _linear_tanh_gelu  # type: ignore[method-assign, assignment]
     return encoder
-
-
-def load_compiled(setting: Setting) -> TimedEncoder:
-    return _compiled(setting)
-
-
-def load_tanh(setting: Setting) -> TimedEncoder:
-    def change(model: ESM2) -> None:
-        for layer in model.layers:
-            assert isinstance(layer, Layer)
-            layer.linear = _linear_tanh_gelu  # type: ignore[method-assign, assignment]
-
-    return _compiled(setting, change)
-
-
-def load_flash_3(setting: Setting) -> TimedEncoder:
-    flash: Callable[..., Tensor] = importlib.import_module(
-        "fa3_fwd_interface"
-    ).flash_attn_varlen_func
-
-    def attend(q: Tensor, k: Tensor, v: Tensor, batch: StagedBatch) -> Tensor:
-        offsets, longest = batch.cu_seqlens, batch.max_seqlen
-        out = flash(q, k, v, offsets, offsets, longest, longest)
-        return out[0] if isinstance(out, tuple) else out
-
-    return _compiled(setting, attend=attend)
 
 
 WAYS = {
     "eager": load_fp32,
     "as in a run": load_plain,
     "rotation and LayerNorm by PyTorch": load_without_triton,
-    "GELU in our product": load_gelu_product,
-    "compiled": load_compiled,
-    "compiled, FlashAttention-3": load_flash_3,
-    "compiled, GELU by tanh": load_tanh,
+    "GELU by tanh": load_tanh,
     "fp8": load_fp8,
-    "CUDA graphs": load_graphed,
 }
 
 
@@ -182,29 +142,6 @@ def way_of(name: str) -> Way:
     load = WAYS[name]
     precisions: dict[object, Precision] = {load_fp32: "fp32", load_fp8: "fp8"}
     return Way(OURS, precisions.get(load, "bf16"), name, load)
-
-
-def _compiled(
-    setting: Setting,
-    change: Callable[[ESM2], None] = lambda _: None,
-    attend: Attend | None = None,
-) -> TimedEncoder:
-    """Load the model with compiled layers; the compiler runs before the clock does.
-
-    Without a GPU, layers are traced and not compiled: to try them.
-    """
-    encoder, has_gpu = load_plain(setting), setting.device.startswith("cuda")
-    assert isinstance(encoder.model, ESM2)
-    change(encoder.model)
-    torch.compiler.reset()  # else what was compiled before counts against a limit
-    usual, backend = (flash_attention, "inductor") if has_gpu else (attend_each, "eager")
-    compile_layers(encoder.model, attend or usual, backend)
-    encoder.embed(["M" * 100])
-    return encoder
-
-
-def _linear_our_gelu(linear: nn.Linear, x: Tensor, *, has_gelu: bool = False) -> Tensor:
-    return linear_gelu(linear, x) if has_gelu else cast(Tensor, linear(x))
 
 
 def _linear_tanh_gelu(linear: nn.Linear, x: Tensor, *, has_gelu: bool = False) -> Tensor:

@@ -420,10 +420,8 @@ def test_every_device_is_described_with_its_kernels_and_fp8_or_the_reasons_why_n
     assert (h100["no_fp8"], refused["no_fp8"]) == (None, None)
     assert a100["no_fp8"] == "it needs compute capability 8.9; this has 8.0"
     assert a100["kernels"] == {**h100["kernels"], "fp8 quantise": a100["no_fp8"]}
-    assert set(h100["kernels"]) == {
-        *("rotation", "residual + LayerNorm", "bias + GELU", "fp8 quantise"),
-        "DNABERT-S attention",
-    }
+    names = "rotation, residual + LayerNorm, fp8 quantise, DNABERT-S attention"
+    assert ", ".join(h100["kernels"]) == names
     assert h100["kernels"]["rotation"] == a100["kernels"]["rotation"] == "used"
     assert v100["cannot_be_used"] and not v100["kernels"], "a GPU without use is not tried"
     assert facts["cpu"]["no_fp8"] and len(set(facts["cpu"]["kernels"].values())) == 1
@@ -431,7 +429,6 @@ def test_every_device_is_described_with_its_kernels_and_fp8_or_the_reasons_why_n
     assert text.count("fp8 with --precision fp8") == 2
     assert text.count("no fp8: it needs compute capability 8.9; this has 8.0") == 1
     assert text.count("kernels used: rotation, residual + LayerNorm, fp8 quantise, DNA") == 1
-    assert text.count("not used: bias + GELU (PyTorch's, which moves as few bytes)") == 3
     assert text.count("(CompilationError: no C compiler)") == 1
     assert text.count("(they are for NVIDIA GPUs)") == 2, "an Apple GPU, and the CPU"
     lines = describe_machine(measure_machine(None, try_gpus))

@@ -14,7 +14,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from esm.rotary_embedding import RotaryEmbedding
-from graphs import GraphedESM2, attend_each, compile_layers, pad_offsets
 from oracle import (
     ATTENTION_SHARE,
     LONGEST,
@@ -46,10 +45,8 @@ from virnucpro.encoders.esm2.attention import (
     attend_varlen_triton,
     choose_kernel,
     describe,
-    flash_attention,
-    rotate,
 )
-from virnucpro.encoders.esm2.checkpoint import FP8_WIDTH, PAD, ESM2Shape
+from virnucpro.encoders.esm2.checkpoint import FP8_WIDTH, ESM2Shape
 from virnucpro.encoders.esm2.family import inspect_esm2
 from virnucpro.encoders.esm2.model import (
     ESM2,
@@ -451,81 +448,6 @@ def test_every_weight_gets_the_gradient_that_it_gets_in_fair_esm(oracle, kernel)
     for name, parameter in model.named_parameters():
         found = parameter.grad.flatten()[None]
         assert worst_row(found, expected[name].flatten()[None]) < limit, name
-
-
-def attend_turned_offsets(qkv: Tensor, batch: StagedBatch) -> Tensor:
-    """What ``attend_varlen`` computes."""
-    turned = rotate(qkv[:, :2].float(), batch.cos[:, None, None], batch.sin[:, None, None])
-    return attend_each(*turned.to(qkv.dtype).unbind(1), qkv[:, 2], batch)
-
-
-# Inductor says on every compilation that products could be in TF32, which we do not want
-@pytest.mark.filterwarnings("default:TensorFloat32 tensor cores")
-@pytest.mark.parametrize("oracle", [24], indirect=True)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_ampere)])
-def test_compiled_layers_give_fair_esm_s_vectors_for_any_number_of_tokens_from_three_graphs(
-    oracle, device, dtype
-):
-    graphs = []
-
-    def run_as_traced(graph: torch.fx.GraphModule, _: object) -> object:
-        graphs.append(graph)
-        return graph.forward
-
-    torch.compiler.reset()
-    model = Case(device, dtype, attend_runs).load(oracle.path, oracle.shape.n_layers)
-    has_flash = device == "cuda" and dtype != torch.float32
-    # a GPU is what it is for; without one, all but the making of kernels is tested
-    backend = "inductor" if device == "cuda" else run_as_traced
-    compile_layers(model, flash_attention if has_flash else attend_each, backend)
-    limit = tolerance(oracle.shape.n_layers, dtype)
-    for proteins in (PROTEINS, PROTEINS[:3], PROTEINS[4:]):
-        references = [oracle.hidden[PROTEINS.index(protein)] for protein in proteins]
-        found = torch.cat(embed(model, proteins))
-        assert worst_row(found, torch.cat(references)) < limit
-    assert device == "cuda" or len(graphs) == 3, "before, between and after the attentions"
-
-
-@pytest.mark.parametrize("oracle", [24], indirect=True)
-@pytest.mark.parametrize("n_tokens", [500, 501, 777, 2000])
-def test_a_batch_padded_to_a_fixed_size_keeps_its_vectors(oracle, n_tokens):
-    model = load_esm2(oracle.path, oracle.shape.n_layers, torch.float32, torch.device("cpu"))
-    batch = PackedBatch.of([random_protein(length) for length in (166, 166, 100, 60)])
-    expected = model(batch)
-    assert len(expected) == 500
-    model.attend = attend_turned_offsets
-    offsets = pad_offsets(batch, n_tokens, 64)
-    staged = StagedBatch.of(batch, model.inv_freq)
-    n_more = n_tokens - 500
-    padded = replace(
-        staged,
-        cu_seqlens=torch.from_numpy(offsets),
-        tokens=F.pad(staged.tokens, (0, n_more), value=PAD),
-        cos=F.pad(staged.cos, (0, 0, 0, n_more)),
-        sin=F.pad(staged.sin, (0, 0, 0, n_more)),
-    )
-    hidden = model.encode(padded)
-    assert torch.isfinite(hidden).all()
-    assert worst_row(hidden[:500], expected) < tolerance(oracle.shape.n_layers, torch.float32)
-
-
-def test_a_batch_that_is_too_large_for_the_fixed_size_is_not_cut():
-    batch = PackedBatch.of([random_protein(length) for length in (166, 166, 100, 60)])
-    assert pad_offsets(batch, 499, 64) is None
-    assert pad_offsets(batch, 500, 5) is None
-    assert pad_offsets(batch, 500, 6).tolist() == [0, 168, 336, 438, 500, 500]
-
-
-@on_ampere
-@pytest.mark.parametrize("oracle", [16, 64], indirect=True)
-def test_a_replayed_graph_gives_fair_esm_s_vectors_batch_after_batch(oracle):
-    model = load_esm2(oracle.path, oracle.shape.n_layers, torch.bfloat16, torch.device("cuda"))
-    graphed = GraphedESM2(model, 4096)
-    limit = tolerance(oracle.shape.n_layers, torch.bfloat16)
-    for proteins in (PROTEINS, PROTEINS[:3], PROTEINS, PROTEINS[4:6]):
-        references = [oracle.hidden[PROTEINS.index(protein)] for protein in proteins]
-        assert worst_row(graphed(PackedBatch.of(proteins)), torch.cat(references)) < limit
 
 
 @pytest.mark.parametrize("oracle", [16, 24, 32], indirect=True)

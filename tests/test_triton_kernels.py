@@ -16,12 +16,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import gelu_product
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from graphs import attend_each
 from oracle import (
     fair_esm_hidden,
     make_fair_esm,
@@ -87,7 +85,6 @@ ROW_KERNELS = {
 KERNELS = [
     *((triton_kernels, name, kernel) for name, kernel in ROW_KERNELS.items()),
     (triton_kernels, "_ATTEND", triton_kernels.attend_text),
-    (gelu_product, "_KERNEL", gelu_product.multiply_block),
 ]
 
 
@@ -241,24 +238,6 @@ def test_the_attention_of_dnabert_s_compiles_for_every_gpu(cache, capability):
     assert not re.search(r"arith.muli .* : tensor<\d+x1xi32>", steps["ttir"]), "rows of a long text"
 
 
-@pytest.mark.parametrize(
-    ("capability", "name"),
-    [
-        (80, "esm2_t12_35M_UR50D"),  # whose instructions 12.0 has too
-        (90, "esm2_t12_35M_UR50D"),
-        (90, "esm2_t33_650M_UR50D"),
-        (100, "esm2_t12_35M_UR50D"),
-    ],
-)
-def test_the_product_with_gelu_compiles_for_tensor_cores(cache, capability, name):
-    pointers = dict.fromkeys(("x", "weight", "bias", "out"), "*bf16") | {"n_rows": "i32"}
-    sizes = gelu_product.sizes_of(4 * SHAPES[name].dim, SHAPES[name].dim)
-    options = gelu_product.OPTIONS
-    steps = compile_for(capability, gelu_product.multiply_block, pointers, sizes, options)
-    check_machine_code(capability, steps, cache)
-    assert re.search("wgmma|mma.sync|tcgen05.mma", steps["ptx"])
-
-
 class FeignedDriver:
     """Triton's driver of an H100 that is not here: kernels are compiled, and not launched."""
 
@@ -314,18 +293,15 @@ def test_what_a_gpu_is_asked_to_try_is_bound_to_its_tensors_and_compiled(driver,
 def test_every_call_of_our_kernels_is_bound_to_its_tensors_and_compiled(driver):
     x, branch, norm = torch.zeros(33, 1280), torch.zeros(33, 1280).bfloat16(), nn.LayerNorm(1280)
     in_8_bits, scales = torch.empty(33, 1280, dtype=E4M3), torch.empty(33, 1)
-    linear = nn.Linear(1280, 5120, dtype=torch.bfloat16)
     with torch.inference_mode():
         triton_kernels.add_and_norm(x, [branch], norm, in_8_bits, None, scales)
         triton_kernels.add_and_norm(x, [branch] * 2, norm, x, None)
-        gelu_product.linear_gelu(linear, branch)
         offsets, slopes = torch.tensor([0, 33], dtype=torch.int32), torch.ones(12)
         triton_kernels.attend_texts(torch.zeros(33, 3, 12, 64), offsets, slopes, 33)
     floats = ("*fp32",) * 5
     assert driver.launched == [
         ("add_and_norm_token", ("*fp32", "*bf16", *floats[:3], "*fp8e4nv", *floats[:2])),
         ("add_and_norm_token", ("*fp32", "*bf16", "*bf16", *floats)),
-        ("multiply_block", (*["*bf16"] * 4, "i32")),
         ("attend_text", ("*fp32", "*i32", "*fp32", "*fp32")),
     ]
 
@@ -515,28 +491,21 @@ def test_the_border_rounds_to_8_bits_what_it_norms(n_added, keeps_total):
     assert_nearly_in_8_bits(_Rows8(values, scales), quantise(rows), slack)
 
 
-@pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize("n_tokens", [0, 1, 130])
-@pytest.mark.parametrize("dim", [32, 64])
-def test_the_product_with_gelu_is_that_of_float64_rounded_once(n_tokens, dim):
-    # the interpreter multiplies no bf16
-    linear = nn.Linear(dim, 256, dtype=torch.float16).requires_grad_(False)
-    x = torch.randn(n_tokens, dim).half()
-    exact = F.gelu(F.linear(x.double(), linear.weight.double(), linear.bias.double()))
-    # A sum of dim products, each of 4 at most here, and the bias, in float32; GELU has a slope of
-    # 1.13 at most, and three more operations. Then one rounding.
-    slack = 1.2 * (dim + 1) * U * 4 * dim**0.5 + 4 * U * 4
-    found = gelu_product.linear_gelu(linear, x)
-    eps = torch.finfo(torch.float16).eps
-    torch.testing.assert_close(found.double(), exact, rtol=eps / 2 + 4 * U, atol=slack)
-
-
 SHORT = {  # layers, heads and their dimensions
     16: ESM2Shape(n_layers=3, dim=64, n_heads=4),
     24: ESM2Shape(n_layers=3, dim=72, n_heads=3),
     64: ESM2Shape(n_layers=2, dim=128, n_heads=2),
 }
 PROTEINS = [random_protein(length) for length in (5, 1, 17, 5)]
+
+
+def attend_each(q: Tensor, k: Tensor, v: Tensor, batch: StagedBatch) -> Tensor:
+    """Attention protein by protein, on any device: in place of a kernel of CUDA."""
+    out = torch.full_like(v, torch.nan)
+    for first, last in pairwise(batch.cu_seqlens.tolist()):
+        q_, k_, v_ = (x[first:last].transpose(0, 1) for x in (q, k, v))
+        out[first:last] = F.scaled_dot_product_attention(q_, k_, v_).transpose(0, 1)
+    return out
 
 
 @pytest.mark.usefixtures("interpreted")

@@ -575,10 +575,7 @@ def as_size(n_bytes: int) -> str:
     return f"{n_bytes / 1e9:.1f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:.0f} MB"
 
 
-_KERNELS = (
-    *("rotation", "residual + LayerNorm", "bias + GELU"),
-    *("fp8 quantise", "DNABERT-S attention"),
-)
+_KERNELS = ("rotation", "residual + LayerNorm", "fp8 quantise", "DNABERT-S attention")
 _USED = "used"
 _WITHOUT_TRITON = {
     "no_fp8": "only `virnucpro models check` emulates it here",
@@ -628,7 +625,6 @@ def _gpu_facts(
     if not gpu.has_fp8:
         needs = f"it needs compute capability {_dotted(_OLDEST_FOR_FP8)}"
         refusals["fp8"] = f"{needs}; this has {_dotted(gpu.capability)}"
-    refusals["bias + GELU"] = "PyTorch's, which moves as few bytes"
     refusals["fp8 quantise"] = refusals.get("fp8 quantise") or refusals.get("fp8", "")
     kernels = {name: refusals.get(name) or _USED for name in _KERNELS}
     return {
