@@ -220,7 +220,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         elif measure is peers:
             part.add_argument("--repeats", type=int, default=5)
         elif measure is full:
-            part.add_argument("--free", type=int, default=2 << 30, help="bytes left on the card")
+            part.add_argument("--free", type=int, default=5 << 29, help="bytes left on the card")
         else:
             part.add_argument("--seconds", type=float, default=3.0, help="seconds for each way")
             part.add_argument(
