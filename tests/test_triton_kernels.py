@@ -11,6 +11,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -77,21 +78,18 @@ GPUS = [  # 7.5 has no bf16; on the others fp16 is compiled as bf16 is
 ]
 LARGE = {name: SHAPES[name] for name in ("esm2_t36_3B_UR50D", "esm2_t48_15B_UR50D")}
 DNABERT_S = FAMILIES["dnabert-s"].published["dnabert-s"]
-ROW_KERNELS = {
-    "_ROTATE": triton_kernels.rotate_token,
-    "_ADD_AND_NORM": triton_kernels.add_and_norm_token,
-    "_QUANTISE": triton_kernels.quantise_token,
-}
 KERNELS = [
-    *((triton_kernels, name, kernel) for name, kernel in ROW_KERNELS.items()),
+    (triton_kernels, "_ROTATE", triton_kernels.rotate_token),
+    (triton_kernels, "_ADD_AND_NORM", triton_kernels.add_and_norm_token),
+    (triton_kernels, "_QUANTISE", triton_kernels.quantise_token),
     (triton_kernels, "_ATTEND", triton_kernels.attend_text),
 ]
 
 
-def jit_again(monkeypatch) -> None:
-    """Hand our kernels to the driver, or the interpreter, that Triton has now."""
+def hand_kernels(monkeypatch, to: Callable[[Any], object] = triton.jit) -> None:
+    """Hand our kernels to the driver, or the interpreter, that Triton has now, or to a stand-in."""
     for module, name, kernel in KERNELS:
-        monkeypatch.setattr(module, name, triton.jit(kernel))
+        monkeypatch.setattr(module, name, to(kernel))
 
 
 # Compilation
@@ -270,7 +268,7 @@ def driver(cache, monkeypatch) -> FeignedDriver:
     feigned = FeignedDriver()
     monkeypatch.setattr(triton.runtime.driver, "_active", feigned)
     monkeypatch.setattr(torch.cuda, "device_of", lambda _: nullcontext())
-    jit_again(monkeypatch)
+    hand_kernels(monkeypatch)
     return feigned
 
 
@@ -352,7 +350,7 @@ def interpreted(monkeypatch) -> None:
         for name, function in list(vars(module).items()):
             if isinstance(function, triton.runtime.JITFunction):
                 monkeypatch.setattr(module, name, triton.jit(function.fn))
-    jit_again(monkeypatch)
+    hand_kernels(monkeypatch)
 
 
 U = torch.finfo(torch.float32).eps / 2
@@ -668,8 +666,7 @@ def launches_of(monkeypatch, kernel: dnabert_s.Kernel, seqlens: range) -> Counte
         tokens = torch.empty(len(batch.tokens), dtype=torch.int64)
     model.kernel = kernel
     with torch.inference_mode(), Launches() as launches:
-        recorder = Recorder(launches, triton_kernels.attend_text)
-        monkeypatch.setattr(triton_kernels, "_ATTEND", recorder)
+        hand_kernels(monkeypatch, partial(Recorder, launches))
         model(tokens, batch)
     return launches.names
 
@@ -718,7 +715,7 @@ class Meter(Recorder):
                 torch.zeros(lengths.get(len(x), len(x)), *x.shape[1:], dtype=x.dtype)
                 for x in tensors
             ]
-            self.kernel[(n_tokens,)](*rows, **sizes)
+            triton.jit(self.kernel)[(n_tokens,)](*rows, **sizes)
         places = {
             (way, n_bytes, place)
             for way, moved in moves.items()
@@ -754,8 +751,7 @@ def bytes_of_a_layer(
                 model.quantise(torch.device("meta"))
         staged = StagedBatch.of(batch, model.inv_freq)
         with pytest.MonkeyPatch.context() as m, torch.no_grad(), Launches() as launches:
-            for name in ROW_KERNELS:
-                m.setattr(triton_kernels, name, Meter(launches, getattr(triton_kernels, name)))
+            hand_kernels(m, partial(Meter, launches))
             model.encode(staged)
         sums.append(launches.n_bytes)
     return (sums[1] - sums[0]) / len(batch.tokens)
