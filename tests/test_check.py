@@ -136,48 +136,25 @@ def test_a_rotary_table_of_the_file_is_that_of_both(tmp_path):
 # It fails
 
 
+SMALL = [faults.scale_a_norm, faults.scale_rotary, faults.round_rotary, faults.change_a_weight]
+SMALL += [faults.forget_the_last_norm, faults.exchange_two_rows, faults.give_nan]
+PLAIN = [faults.take_an_earlier_layer, faults.pool_the_start, faults.pool_all_tokens]
+PLAIN += [faults.read_j_as_leucine]
+LARGE = [faults.scale_a_norm_much, faults.take_bf16_angles]  # compared with roundings of bf16
+
+
 @pytest.mark.parametrize(
-    "fault",
-    [
-        faults.scale_a_norm,
-        faults.scale_rotary,
-        faults.round_rotary,
-        faults.change_a_weight,
-        faults.forget_the_last_norm,
-        faults.take_an_earlier_layer,
-        faults.pool_the_start,
-        faults.pool_all_tokens,
-        faults.read_j_as_leucine,
-        faults.exchange_two_rows,
-        faults.give_nan,
-    ],
-    ids=lambda fault: fault.__name__,
+    ("fault", "precision"),
+    [*((one, "fp32") for one in SMALL + PLAIN), *((one, "bf16") for one in PLAIN + LARGE)],
 )
-def test_a_fault_on_one_side_fails_in_float32(model, fault):
+def test_a_fault_on_one_side_fails_if_it_is_larger_than_the_roundings(model, fault, precision):
     with faults.crooked(fault):
-        outcome = run(model)
+        outcome = run(model, precision)
     assert not outcome.has_passed
     (device,) = outcome.devices
     assert f"worst {device.deviations[0].protein} (" in outcome.report_lines()[-1]
     failed = {one.protein for one in outcome.failures(device)}
     assert (failed == {"odd_J", "odd_all"}) == (fault is faults.read_j_as_leucine)
-
-
-@pytest.mark.parametrize(
-    "fault",
-    [
-        faults.scale_a_norm_much,
-        faults.take_bf16_angles,
-        faults.take_an_earlier_layer,
-        faults.pool_the_start,
-        faults.pool_all_tokens,
-        faults.read_j_as_leucine,
-    ],
-    ids=lambda fault: fault.__name__,
-)
-def test_a_fault_that_is_larger_than_roundings_fails_in_bf16(model, fault):
-    with faults.crooked(fault):
-        assert not run(model, "bf16").has_passed
 
 
 def run_crooked(words: list[str]) -> None:

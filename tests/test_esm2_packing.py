@@ -88,8 +88,3 @@ def test_batches_hold_all_proteins_longest_first_and_as_many_as_the_budget_takes
     n_tokens = [[lengths[index] + EXTRA_TOKENS for index in batch] for batch in batches]
     assert all(len(batch) == 1 or 0 < sum(batch) <= budget for batch in n_tokens)
     assert all(sum(batch) + following[0] > budget for batch, following in pairwise(n_tokens))
-
-
-def test_a_protein_longer_than_the_budget_gets_a_batch_of_its_own():
-    assert plan_batches([10, 5000, 20, 5000], 100) == [[1], [3], [2, 0]]
-    assert plan_batches([10, 5000, 20, 5000], 1) == [[1], [3], [2], [0]]

@@ -93,28 +93,18 @@ def extract(words, tmp_path) -> Callable[..., subprocess.CompletedProcess[str]]:
     return run
 
 
-def assert_counted(contigs: Path, folder: Path) -> None:
-    """The vectors are those of the toy encoder."""
+@pytest.mark.parametrize("more", [("--workers", "1"), ("--executor", "backward")])
+def test_the_encoder_of_an_installed_package_embeds_in_a_worker_or_by_its_executor(
+    package, extract, contigs, tmp_path, more
+):
+    answer = extract(package, *more)
+    assert answer.returncode == 0, answer.stderr
     counts = {
         name: [bases.count(base) for base in "ACGT"]
         for name, bases in bases_by_frame(contigs).items()
     }
     assert len(counts) > 100
-    assert {name: row.tolist() for name, row in vectors(folder).items()} == counts
-
-
-def test_the_encoder_of_an_installed_package_embeds_in_a_worker_process(
-    package, extract, contigs, tmp_path
-):
-    answer = extract(package, "--workers", "1")
-    assert answer.returncode == 0, answer.stderr
-    assert_counted(contigs, tmp_path / "run")
-
-
-def test_the_executor_of_an_installed_package_runs_the_shards(package, extract, contigs, tmp_path):
-    answer = extract(package, "--executor", "backward")
-    assert answer.returncode == 0, answer.stderr
-    assert_counted(contigs, tmp_path / "run")
+    assert {name: row.tolist() for name, row in vectors(tmp_path / "run").items()} == counts
     assert "toy" in (tmp_path / "run" / "virnucpro.log").read_text()
 
 
