@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, get_args, get_type_hints
 
+import make_man
 import numpy as np
 import pytest
 import typer
@@ -78,20 +79,11 @@ def run_toy(*arguments: str) -> tuple[int, Toy | None]:
     return result.exit_code, seen[0] if seen else None
 
 
-def commands_of(app: typer.Typer, path: str) -> Iterator[tuple[str, str]]:
-    """Each command of a program by its whole name, with its help."""
-    for name, one in typer.main.get_command(app).commands.items():
-        if hasattr(one, "commands"):
-            yield from ((f"{path} {name} {below}", sub.help) for below, sub in one.commands.items())
-        else:
-            yield f"{path} {name}", one.help
-
-
 def test_the_help_of_every_command_has_an_example_of_it():
-    helps = dict(commands_of(app, "virnucpro"))
-    assert len(helps) > 15
-    without = [name for name, text in helps.items() if name not in " ".join(text.split())]
-    assert not without
+    each = list(make_man.walk("virnucpro", typer.main.get_command(app)))
+    commands = [(name, one) for name, one in each if not hasattr(one, "commands")]
+    assert len(commands) > 15
+    assert not [name for name, one in commands if name not in " ".join(one.help.split())]
 
 
 def test_a_field_of_a_class_is_an_option_of_its_command():
