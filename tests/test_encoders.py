@@ -46,16 +46,7 @@ FAIR_ESM = EncoderSpec(
     precision="fp32",
     dim=TINY.dim,
 )
-TOY = EncoderSpec(
-    family="toy",
-    model="counts",
-    sha256="1" * 64,
-    layer=1,
-    pooling="mean",
-    precision="fp32",
-    dim=4,
-    reads="dna",
-)
+TOY = replace(FAIR_ESM, family="toy", model="counts", sha256="1" * 64, layer=1, dim=4, reads="dna")
 
 
 @pytest.fixture
