@@ -18,7 +18,7 @@ from conftest import open_dna, random_dna
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from runs import called, forget_hashes, rows
-from test_scorer_run import predict, write
+from test_scorer_run import outputs, predict, write
 from typer.testing import CliRunner
 
 from virnucpro.callers.chain import (
@@ -46,7 +46,6 @@ from virnucpro.cli.main import app
 from virnucpro.ground.errors import InputError, InputMissingError, ResumeError, UnavailableError
 from virnucpro.ground.records import Call, CalledRecords, FastaRecord, Region, reverse_complement
 from virnucpro.ground.tree import Tree
-from virnucpro.scorer import landmarks
 from virnucpro.scorer.landmarks import Repeat, genes_of, host_genes, host_peptides, trna_ends
 from virnucpro.scorer.score import score_proteins, score_windows
 from virnucpro.sequences.fasta import read_fasta
@@ -88,6 +87,7 @@ MODEL = RegionModel(
 )
 
 MODEL_OF_LONG = replace(MODEL, virus_bases=20_000.0)
+OWN = RegionModel.load()
 
 
 def log_joint(path: tuple[bool, ...], starts: np.ndarray, evidence: np.ndarray) -> float:
@@ -114,17 +114,6 @@ def test_the_genes_of_a_piece_count_for_the_pieces_within_half_the_bases_around_
 @pytest.mark.parametrize(("level", "found"), [(0.5, 0.5), (-0.5, -0.5), (-4.75, -4.75), (-6, -5)])
 def test_the_level_of_a_host_is_found_to_a_quarter_of_a_spread_and_up_to_five(level, found):
     assert MODEL.departure(np.arange(2000) * 500, np.full(2000, float(level))) == found
-
-
-def test_the_likelihood_of_a_piece_is_that_of_a_host_or_of_a_virus_that_stands_out():
-    model, departures = replace(MODEL, deviation=3.0), np.array([-1.0, 0.0, 2.0])
-    found = log_likelihoods(np.zeros(1, np.int64), np.array([1.5]), departures, model)
-    by_state = [
-        share * np.exp(-0.5 * 0.35 / 3.0**2 * (1.5 - departures - far) ** 2)
-        for share, far in ((0.95, 0.0), (0.05, 3.0))
-    ]
-    expected = np.log(sum(by_state))
-    assert found - found[0] == pytest.approx(expected - expected[0])
 
 
 def test_states_change_at_their_rates_and_are_independent_far_apart():
@@ -244,15 +233,14 @@ def genes_like(log_odds: float) -> ReadGenes:
 
 def test_proteins_decide_where_the_pieces_leave_a_doubt():
     rng = np.random.default_rng(4)
-    model = RegionModel.load()
-    level = model.levels.at(model.host.gc)
+    level = OWN.levels.at(OWN.host.gc)
     log_odds = rng.normal(level, 1.0, 399)
     log_odds[160:220] += 2
-    items, sequence = items_of(log_odds, model), random_dna(200_000, rng)
-    usual = model.genes.at(model.host.gc)
+    items, sequence = items_of(log_odds, OWN), random_dna(200_000, rng)
+    usual = OWN.genes.at(OWN.host.gc)
     for above, n_regions in ((0.0, 0), (3.0, 1)):
         read = genes_like(usual + above)
-        regions, track = regions_of_items(sequence, items, model, read, is_virus=False)
+        regions, track = regions_of_items(sequence, items, OWN, read, is_virus=False)
         assert len(regions) == n_regions
         assert (track.posterior[170:210] > 0.5).all() == bool(n_regions)
     assert abs(regions[0].start - 80_000) < 3_000
@@ -288,18 +276,17 @@ def test_a_prophage_is_long_with_many_viral_genes_and_a_block_of_these_on_a_stra
 
 def test_a_short_record_is_a_provirus_throughout_if_its_proteins_are_far_above_those_of_hosts():
     rng = np.random.default_rng(5)
-    model = RegionModel.load()
-    gc = model.host.gc
+    gc = OWN.host.gc
     for n_bases, above, is_region in (
         (20_000, 2.6, True),
         (20_000, 2.0, False),
         (10_000, 2.6, False),  # few proteins: they spread more
         (60_000, 2.6, False),  # a host's flanks would be there
     ):
-        log_odds = rng.normal(model.levels.at(gc) + 3, 1.0, n_bases // 500 - 1)
-        read = genes_like(model.genes.at(gc) + above)
-        items, sequence = items_of(log_odds, model), random_dna(n_bases, rng)
-        regions, _ = regions_of_items(sequence, items, model, read, is_virus=False)
+        log_odds = rng.normal(OWN.levels.at(gc) + 3, 1.0, n_bases // 500 - 1)
+        read = genes_like(OWN.genes.at(gc) + above)
+        items, sequence = items_of(log_odds, OWN), random_dna(n_bases, rng)
+        regions, _ = regions_of_items(sequence, items, OWN, read, is_virus=False)
         assert [tuple(one[:3]) for one in regions] == [(0, n_bases, "provirus")] * is_region
 
 
@@ -308,9 +295,8 @@ def test_the_level_of_a_long_host_hardly_matters():
     log_odds = rng.normal(-4, 1.5, 3000)
     log_odds[1500:1550] += 6
     sequence = random_dna(500 * 3000 + 500, rng)
-    model = RegionModel.load()
     for shift in (0, 3):
-        [region] = regions_of(sequence, log_odds + shift, model)
+        [region] = regions_of(sequence, log_odds + shift, OWN)
         assert abs(region.start - 750_000) < 2_000
         assert abs(region.end - 775_000) < 2_000
 
@@ -318,24 +304,22 @@ def test_the_level_of_a_long_host_hardly_matters():
 def test_a_part_stands_out_from_a_host_of_an_unusual_level():
     rng = np.random.default_rng(6)
     sequence = random_dna(60_000, rng)
-    model = RegionModel.load()
-    log_odds = rng.normal(model.levels.at(model.host.gc), 1.5, 119)
+    log_odds = rng.normal(OWN.levels.at(OWN.host.gc), 1.5, 119)
     log_odds[60:] += 5
     for departure in (-1.5, 1.5):
-        [region] = regions_of(sequence, log_odds + departure * model.levels.spread, model)
+        [region] = regions_of(sequence, log_odds + departure * OWN.levels.spread, OWN)
         assert abs(region.start - 30_000) < 3_000
         assert region.end == 60_000
 
 
 def test_neighbours_are_split_where_the_evidence_falls_between():
     rng = np.random.default_rng(9)
-    model = RegionModel.load()
     sequence = random_dna(500_500, rng)
     for n_between, n_regions in ((4, 1), (30, 2)):
-        log_odds = rng.normal(model.levels.at(model.host.gc), 0.5, 1000)
+        log_odds = rng.normal(OWN.levels.at(OWN.host.gc), 0.5, 1000)
         log_odds[300:400] += 6
         log_odds[340 : 340 + n_between] -= 6
-        assert len(regions_of(sequence, log_odds, model)) == n_regions
+        assert len(regions_of(sequence, log_odds, OWN)) == n_regions
     run = Run(2, 8, 1_250, 4_250)
     posterior = np.array([0, 0, 0.4, 0.9, 0.2, 0.1, 0.9, 0.3, 0])
     starts = 500 * np.arange(9)
@@ -386,33 +370,21 @@ def test_an_end_moves_to_an_open_stretch_but_not_past_the_middle_to_the_next_end
         assert moved == sorted(set(moved))
 
 
-@pytest.mark.parametrize("strand", ["forward", "reverse"])
-@pytest.mark.parametrize("frame", [0, 1, 2])
-def test_a_peptide_of_rna_polymerase_is_seen_in_every_frame(strand, frame):
-    bases = "GGTGATAAATTCGCTGGTCGTCACGGTCAGAAAGGT"  # GDKFAGRHGQKG
-    if strand == "reverse":
-        bases = bases.translate(str.maketrans("ACGT", "TGCA"))[::-1]
-    sequence = "CAC" * 40 + "C" * frame + bases + "CAC" * 30
-    [place] = host_peptides(sequence)
-    start = 120 + frame
-    assert place == (start if strand == "forward" else start + len(bases))
+PEPTIDE = "GGTGATAAATTCGCTGGTCGTCACGGTCAGAAAGGT"  # GDKFAGRHGQKG of RNA polymerase
 
 
-@pytest.mark.parametrize("size", [3, 99, 120])
-def test_a_peptide_is_seen_over_the_edge_of_what_is_read_at_once(monkeypatch, size):
-    bases = "GGTGATAAATTCGCTGGTCGTCACGGTCAGAAAGGT"
-    opposite = bases.translate(str.maketrans("ACGT", "TGCA"))[::-1]
-    sequence = "CAC" * 30 + bases + "CACC" * 31 + opposite + "CAC" * 7 + "C"
-    whole = host_peptides(sequence)
-    assert len(whole) == 2
-    monkeypatch.setattr(landmarks, "_BASES_AT_ONCE", size)
-    assert host_peptides(sequence) == whole
+@pytest.mark.parametrize("bases", [PEPTIDE, reverse_complement(PEPTIDE)], ids=["+", "-"])
+def test_a_peptide_of_rna_polymerase_is_seen_in_every_frame_and_over_the_edge_of_a_block(bases):
+    end = 0 if bases == PEPTIDE else len(bases)
+    for start in (120, 121, 122, *range(1_000_000 - len(bases), 1_000_001, 7)):
+        sequence = ("CAC" * (start // 3 + 1))[:start] + bases + "CAC" * 30
+        assert host_peptides(sequence) == [start + end]
 
 
 @pytest.mark.parametrize(
     "gene",
     [
-        "GGTGATAAATTCGCTGGTCGTCACGGTCAGAAAGGT",  # GDKFAGRHGQKG of RNA polymerase
+        PEPTIDE,
         "CAGCAGCCGCGGTAA",  # 16S rRNA
         "AACTATAACGGTCCTAAGGTAGCGA",  # 23S rRNA
         "GGTCCTCTCGTA",  # on the other strand
@@ -425,8 +397,7 @@ def test_genes_that_every_bacterium_has_are_the_hosts_though_they_look_viral(gen
     sequence = "CAC" * (150_500 // 3)
     place = 56_001
     guarded = sequence[:place] + gene + sequence[place + len(gene) :]
-    model = RegionModel.load()
-    of = [regions_of(one, log_odds, model) for one in (sequence, guarded)]
+    of = [regions_of(one, log_odds, OWN) for one in (sequence, guarded)]
     assert (len(of[0]), len(of[1])) == (1, 0)
 
 
@@ -460,11 +431,10 @@ def written(folder: Path, made: CalledRecords) -> None:
 def test_a_region_that_covers_all_of_a_record_is_reported_only_of_a_record_that_is_called_a_virus():
     rng = np.random.default_rng(6)
     sequence = random_dna(40_000, rng)
-    model = RegionModel.load()
-    far = model.levels.at(model.host.gc) + 5 * model.levels.spread
+    far = OWN.levels.at(OWN.host.gc) + 5 * OWN.levels.spread
     log_odds = rng.normal(far, 1.5, 79)
-    assert regions_of(sequence, log_odds, model) == ()
-    [region] = regions_of(sequence, log_odds, model, is_virus=True)
+    assert regions_of(sequence, log_odds, OWN) == ()
+    [region] = regions_of(sequence, log_odds, OWN, is_virus=True)
     assert region[:3] == (0, 40_000, "whole")
 
 
@@ -524,15 +494,17 @@ def test_all_files_of_regions_say_the_same(tmp_path_factory, regions_of):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("name", "value", "why"),
     [
-        *(("start", "0"), ("start", "301"), ("posterior", "1.01"), ("posterior", "-0.01")),
-        *(("kind", "virus"), ("class", "phage")),
+        *(("start", value, "r has no region such as x") for value in ("0", "301")),
+        *(("posterior", value, "r has no region such as x") for value in ("1.01", "-0.01")),
+        ("kind", "virus", "x is a virus"),
+        ("class", "phage", "x is of the class phage"),
     ],
 )
-def test_a_row_of_regions_that_makes_no_sense_is_refused(name, value):
+def test_a_row_of_regions_that_makes_no_sense_is_refused(name, value, why):
     usual = dict.fromkeys(REGION_TABLE.columns, "") | {"start": "101", "end": "300"}
-    usual |= {"kind": "provirus", "posterior": "0.5"}
+    usual |= {"record": "r", "region": "x", "kind": "provirus", "posterior": "0.5"}
 
     def read(**changes: str) -> list[Region]:
         lines = (REGION_TABLE.columns, {**usual, **changes}.values())
@@ -542,7 +514,7 @@ def test_a_row_of_regions_that_makes_no_sense_is_refused(name, value):
         start, end, posterior = bounds
         [region] = read(start=start, end=end, posterior=posterior)
         assert region[:4] == (int(start) - 1, int(end), "provirus", float(posterior))
-    with pytest.raises(ValueError, match=r"no region|is a virus|of the class"):
+    with pytest.raises(ValueError, match=why):
         read(**{name: value})
 
 
@@ -577,8 +549,7 @@ def test_a_trna_near_an_end_a_direct_repeat_and_viral_genes_are_the_evidence():
 
 
 def test_items_near_a_gene_of_a_host_are_those_with_their_middles_there():
-    gene = "GGTGATAAATTCGCTGGTCGTCACGGTCAGAAAGGT"  # GDKFAGRHGQKG of RNA polymerase
-    sequence = "CAC" * 10_000 + gene + "CAC" * 10_000
+    sequence = "CAC" * 10_000 + PEPTIDE + "CAC" * 10_000
     run = Run(0, 1, 3_000, 57_000)
     [(start, end)] = host_genes(sequence[3_000:57_000])
     middles = 3_000 + np.array([start - 1, start, end, end + 1])
@@ -667,7 +638,7 @@ def genes_dna(
     for row in drawn:
         gene = "ATG" + "".join(row) + "TAA"
         if rng.random() < 0.5:
-            gene = gene[::-1].translate(str.maketrans("ACGT", "TGCA"))
+            gene = reverse_complement(gene)
         genes.append(gene + behind + random_dna(40, rng))
     return "".join(genes)[:n_bases]
 
@@ -684,37 +655,42 @@ def chromosomes() -> dict[str, str]:
     }
 
 
-def test_a_region_is_found_and_noted_and_the_call_stays(tmp_path, chromosomes):
-    source = write(tmp_path / "in.fa", **chromosomes)
-    predict(source, to=tmp_path / "plain", regions=False)
-    predict(source, to=tmp_path / "run")
-    [row] = rows(tmp_path / "run/regions.tsv")
+@pytest.fixture(scope="module")
+def once(tmp_path_factory, chromosomes) -> Path:
+    """A run of ``../in.fa`` that looked for regions at once, which nobody changes."""
+    folder = tmp_path_factory.mktemp("once")
+    predict(write(folder / "in.fa", **chromosomes), to=folder / "run")
+    return folder / "run"
+
+
+def test_a_region_is_found_and_noted(once):
+    [row] = rows(once / "regions.tsv")
     assert (row["record"], row["kind"]) == ("lysogen", "provirus")
     assert abs(int(row["start"]) - 90_001) < 2_000
     assert abs(int(row["end"]) - 120_000) < 2_000
-    plain, noted = (rows(tmp_path / name / "predictions.tsv") for name in ("plain", "run"))
-    assert [one["note"] for one in noted] == ["1 virus-like region", "", ""]
-    assert [{**one, "note": ""} for one in noted] == plain
-    assert not any((tmp_path / "plain" / name).exists() for name in FILES)
+    notes = [row["note"] for row in rows(once / "predictions.tsv")]
+    assert notes == ["1 virus-like region", "", ""]
 
 
-def test_the_regions_of_a_record_do_not_depend_on_the_records_beside_it(tmp_path, chromosomes):
-    predict(write(tmp_path / "in.fa", **chromosomes), to=tmp_path / "all")
-    alone = write(tmp_path / "alone.fa", lysogen=chromosomes["lysogen"])
-    predict(alone, to=tmp_path / "alone")
+def test_the_regions_of_a_record_do_not_depend_on_the_records_beside_it(
+    tmp_path, once, chromosomes
+):
+    predict(write(tmp_path / "in.fa", lysogen=chromosomes["lysogen"]), to=tmp_path / "alone")
     for name in FILES[1:4]:
-        assert (tmp_path / "all" / name).read_text() == (tmp_path / "alone" / name).read_text()
+        assert (once / name).read_text() == (tmp_path / "alone" / name).read_text()
 
 
-def test_regions_of_a_finished_run_come_and_go_with_the_option(tmp_path, chromosomes):
-    source = write(tmp_path / "in.fa", **chromosomes)
-    predict(source, to=tmp_path / "once")
-    predict(source, to=tmp_path / "run", regions=False)
-    predict(source, to=tmp_path / "run", resume=True)
-    for name in (*FILES, "predictions.tsv"):
-        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "once" / name).read_bytes()
-    predict(source, to=tmp_path / "run", regions=False, resume=True)
-    assert not any((tmp_path / "run" / name).exists() for name in FILES)
+def test_regions_of_a_finished_run_come_and_go_with_the_option_and_the_calls_stay(tmp_path, once):
+    source, folder = once.parent / "in.fa", tmp_path / "run"
+    predict(source, to=folder, regions=False)
+    plain = rows(folder / "predictions.tsv")
+    assert not any((folder / name).exists() for name in FILES)
+    predict(source, to=folder, resume=True)
+    assert outputs(folder) == outputs(once)
+    assert [{**row, "note": ""} for row in rows(folder / "predictions.tsv")] == plain
+    predict(source, to=folder, regions=False, resume=True)
+    assert rows(folder / "predictions.tsv") == plain
+    assert not any((folder / name).exists() for name in FILES)
 
 
 # times, and scores, which have regions if these were looked for at once
@@ -852,9 +828,8 @@ def test_a_record_that_was_replaced_is_searched_once_by_its_last_sequence(tmp_pa
     assert (tmp_path / "run/predictions.tsv").read_text() == table
 
 
-def test_tracks_hold_the_pieces_of_every_record_that_was_searched(tmp_path, chromosomes):
-    predict(write(tmp_path / "in.fa", **chromosomes), to=tmp_path / "run")
-    with gzip.open(tmp_path / "run/tracks.tsv.gz", "rt") as text:
+def test_tracks_hold_the_pieces_of_every_record_that_was_searched(once, chromosomes):
+    with gzip.open(once / "tracks.tsv.gz", "rt") as text:
         columns, *lines = [line.rstrip("\n").split("\t") for line in text]
     assert columns == ["record", "start", "end", "log_odds", "posterior"]
     finder = RegionFinder.embedded(11)
@@ -940,12 +915,16 @@ def test_direct_repeats_at_both_ends_are_named_and_are_the_ends():
     sequence = bases[:20_000] + att + bases[20_000:45_000] + att + bases[45_000:]
     log_odds = rng.normal(-4, 1, 119)
     log_odds[40:90] += 7
-    model = RegionModel.load()
-    [region] = regions_of(sequence, log_odds, model)
+    [region] = regions_of(sequence, log_odds, OWN)
     assert region[:2] == (20_000, 45_030)
     assert region.att == att
-    [region] = regions_of(bases + att * 2, log_odds, model)
+    [region] = regions_of(bases + att * 2, log_odds, OWN)
     assert region.att == ""
+
+
+def repeats_by(evidence: np.ndarray, sequence: str) -> Repeats:
+    """The repeats of a sequence whose pieces begin 500 bases apart and have this evidence."""
+    return Repeats.of(sequence, 500 * np.arange(len(evidence)), evidence, MODEL_OF_LONG)
 
 
 ATT = "CTTCTAAGTCGTGGGCCGCAGGTTCGAATCCTGCAGGGCGCGCCATT"  # of DLP12 in the gene of a tRNA
@@ -971,8 +950,7 @@ def test_repeats_that_a_record_has_elsewhere_are_a_family():
 
 def test_terminators_and_long_copies_are_no_attachment_sites():
     stem = "GCGTACCGATTGA"
-    other = stem.translate(str.maketrans("ACGT", "TGCA"))[::-1]
-    assert not repeats_of(f"AAAAA{stem}TTCG{other}TTTTT")
+    assert not repeats_of(f"AAAAA{stem}TTCG{reverse_complement(stem)}TTTTT")
     gene = random_dna(1_000, np.random.default_rng(12))
     assert not repeats_of(gene)
     left, right = gene[:300] + "A" + gene[301:], gene[:300] + "C" + gene[301:]
@@ -988,7 +966,7 @@ def test_ends_move_only_to_a_repeat_with_most_of_the_evidence():
     for places, is_taken in (((38_000, 57_000), True), ((50_000, 58_000), False)):
         left, right = places
         record = bases[:left] + ATT + bases[left:right] + ATT + bases[right:]
-        repeats = Repeats.of(record, starts, evidence, replace(MODEL, virus_bases=20_000.0))
+        repeats = Repeats.of(record, starts, evidence, MODEL_OF_LONG)
         found = repeats.around(Run(80, 120, 40_000, 60_000), (0, 200_000))
         assert (found is not None and found.bases.startswith(ATT)) == is_taken
 
@@ -1012,7 +990,7 @@ def test_neighbours_that_repeats_bound_are_apart_and_one_virus_stays_whole():
         (bases, whole),
         (only_first, whole),  # the rest has none, and the first less than half of the evidence
     ):
-        repeats = Repeats.of(sequence, 500 * np.arange(359), evidence, MODEL_OF_LONG)
+        repeats = repeats_by(evidence, sequence)
         parts = repeats.parts_of(run)
         assert (parts == [run]) == (len(expected) == 1)
         moved = [(start, end) for start, end, att in move_ends(parts, repeats) if att] or whole
@@ -1020,7 +998,7 @@ def test_neighbours_that_repeats_bound_are_apart_and_one_virus_stays_whole():
         np.testing.assert_allclose(moved, expected, atol=2)
     weaker = evidence.copy()
     weaker[176:] = 0.1
-    parts = Repeats.of(only_first, 500 * np.arange(359), weaker, MODEL_OF_LONG).parts_of(run)
+    parts = repeats_by(weaker, only_first).parts_of(run)
     assert [(part.start_base, part.end_base) for part in parts] == [
         (run.start_base, 88_000),
         (88_000, run.end_base),  # the rest is no less viral without a repeat
@@ -1042,7 +1020,7 @@ def test_a_virus_beside_one_with_a_repeat_is_a_region_if_it_has_a_repeat_or_is_v
     ):
         evidence = np.zeros(359)
         evidence[100:176], evidence[180:212] = 0.5, of_second
-        repeats = Repeats.of(sequence, 500 * np.arange(359), evidence, MODEL_OF_LONG)
+        repeats = repeats_by(evidence, sequence)
         around = repeats.around(run, (0, 180_000))
         assert around is not None
         assert bases[50_000:50_025] in around.bases
@@ -1058,17 +1036,17 @@ def test_a_run_whose_repeat_is_less_by_chance_takes_the_place_of_those_that_it_o
     lysogen = bases[:87_975] + bases[50_000:50_025] + bases[88_000:]
     evidence = np.zeros(359)
     evidence[100:176] = 0.5
-    repeats = Repeats.of(lysogen, 500 * np.arange(359), evidence, MODEL_OF_LONG)
+    repeats = repeats_by(evidence, lysogen)
     by_pieces, apart = Run(100, 176, 50_300, 88_200), Run(240, 280, 120_000, 140_000)
     parts = [Run(100, 110, 50_300, 55_000), Run(120, 190, 60_000, 95_000)]
     assert repeats.confirmed([*parts, apart], [by_pieces]) == [by_pieces, apart]
     assert repeats.confirmed([apart], [by_pieces]) == [apart], "no protein says so"
-    without = Repeats.of(bases, 500 * np.arange(359), evidence, MODEL_OF_LONG)
+    without = repeats_by(evidence, bases)
     assert without.confirmed(parts, [by_pieces]) == parts
     both, long = Run(100, 240, 50_300, 120_000), evidence.copy()
     for of_rest, kept in ((0.5, [Run(176, 240, 88_200, 120_000)]), (0.1, [])):
         long[177:240] = of_rest
-        repeats = Repeats.of(lysogen, 500 * np.arange(359), long, MODEL_OF_LONG)
+        repeats = repeats_by(long, lysogen)
         assert repeats.confirmed([both], [by_pieces]) == [by_pieces, *kept], "what it leaves"
     near = Run(100, 176, 50_001, 88_001)  # the same repeat is less by chance nearer to it
     assert repeats.confirmed([near], [by_pieces]) == [near]
@@ -1078,15 +1056,14 @@ def test_what_is_rather_a_virus_by_all_paths_is_a_region_if_it_is_long_or_a_repe
     rng = np.random.default_rng(8)
     bases = random_dna(100_000, rng)
     log_odds = rng.normal(-4, 1.0, 201)
-    model = RegionModel.load()
     lysogen = bases[:40_000] + ATT + bases[40_000:60_000] + ATT + bases[60_000:]
     called = []
     for height in np.arange(1.0, 5.0, 0.02):
         values = log_odds.copy()
         values[80:121] += height
         both = (
-            regions_of(bases + "A" * len(ATT * 2), values, model),
-            regions_of(lysogen, values, model),
+            regions_of(bases + "A" * len(ATT * 2), values, OWN),
+            regions_of(lysogen, values, OWN),
         )
         called.append(tuple(map(bool, both)))
     assert called[0] == (False, False)
@@ -1095,7 +1072,7 @@ def test_what_is_rather_a_virus_by_all_paths_is_a_region_if_it_is_long_or_a_repe
     assert called.count((True, False)) == 0
     of_items = bases, 500 * np.arange(199), np.ones(199)
     for usual, is_proven in ((20_000.0, True), (20_001.0, False)):
-        repeats = Repeats.of(*of_items, replace(model, virus_bases=usual))
+        repeats = Repeats.of(*of_items, replace(OWN, virus_bases=usual))
         assert repeats.prove(Run(80, 120, 40_000, 60_000)) == is_proven
 
 

@@ -535,16 +535,6 @@ def test_an_input_that_is_gone_is_missed_where_scores_do_not_serve(tmp_path, mon
     assert tables_of(tmp_path / "run") == before
 
 
-def test_regions_that_are_asked_for_later_are_those_of_a_run_that_looked_at_once(tmp_path):
-    fasta = write(tmp_path / "in.fa", **long_ones())
-    predict(fasta, to=tmp_path / "run", regions=False)
-    predict(fasta, to=tmp_path / "run", resume=True)
-    predict(fasta, to=tmp_path / "new")
-    assert outputs(tmp_path / "run") == outputs(tmp_path / "new")
-    predict(fasta, to=tmp_path / "run", resume=True, regions=False)
-    assert not (tmp_path / "run/regions.tsv").exists()
-
-
 def test_proteins_are_cut_again_without_their_input_too(tmp_path):
     rng = np.random.default_rng(8)
     proteins = {f"p{n}": "".join(rng.choice(list("ACDEFGHIKLMNPQRSTVWY"), 90)) for n in range(30)}
