@@ -9,6 +9,7 @@ import argparse
 import io
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -106,55 +107,41 @@ def test_the_traps_of_these_tests_work(trap) -> None:
     assert trap.is_dir()
 
 
+PLACES = ("model", "cfg", "args", "extra")
+HEADS = ("500_model.pth", "head.safetensors", "head")
+IN_FOLDERS = ("folder/pytorch_model.bin", "folder/model.safetensors")
+
+
 @every_pickle
-@pytest.mark.parametrize("place", ["model", "cfg", "args", "extra"])
-def test_a_checkpoint_that_carries_code_is_refused_and_runs_none(
-    tiny, tmp_path, trap, as_pickle, place
+@pytest.mark.parametrize(
+    ("option", "name", "place", "why"),
+    [
+        *(("model", "x.pt", place, "x.pt holds more than") for place in PLACES),
+        *(("model", name, "model", "safetensors") for name in IN_FOLDERS),
+        *(("head", name, "layers.0.weight", f"{name} is not a VirNucPro head") for name in HEADS),
+    ],
+)
+def test_a_model_or_head_that_carries_code_is_refused_and_runs_none(
+    tiny, tmp_path, trap, as_pickle, option, name, place, why
 ) -> None:
+    path = tmp_path / name
+    (tmp_path / "folder").mkdir()
+    shutil.copy(tiny.model / "config.json", tmp_path / "folder")
     content = {"model": {}, "cfg": {"model": argparse.Namespace()}, place: Payload(trap)}
-    (tmp_path / "esm2.pt").write_bytes(as_pickle(content))
-    given = options(tiny, tmp_path, model=str(tmp_path / "esm2.pt"))
+    path.write_bytes(as_pickle(content))
+    weights = path.parent if name in IN_FOLDERS else path
+    given = options(tiny, tmp_path, **{option: str(weights) if option == "model" else weights})
     exit_code, shown = ending_of(lambda: resolve(given, lambda _: None))
-    assert exit_code == 69 and "esm2.pt holds more than tensors" in shown
+    assert exit_code == 69 and why in shown
     assert not trap.exists() and not given.output_dir.exists()
-
-
-@every_pickle
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.safetensors"])
-def test_a_model_folder_with_a_pickle_is_refused_and_runs_no_code(
-    tiny, tmp_path, trap, as_pickle, name
-) -> None:
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "config.json").write_bytes((tiny.model / "config.json").read_bytes())
-    (folder / name).write_bytes(as_pickle(Payload(trap)))
-    given = options(tiny, tmp_path, model=str(folder))
-    exit_code, shown = ending_of(lambda: resolve(given, lambda _: None))
-    assert exit_code == 69 and "safetensors" in shown
-    assert not trap.exists()
 
 
 def test_a_pickle_beside_the_weights_of_a_model_folder_is_not_looked_at(
     tiny, tmp_path, trap
 ) -> None:
-    folder = tmp_path / "esm2_tiny"
-    folder.mkdir()
-    for file in tiny.model.iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
+    folder = shutil.copytree(tiny.model, tmp_path / "esm2_tiny")
     (folder / "pytorch_model.bin").write_bytes(as_pickle_alone(Payload(trap)))
     resolve(options(tiny, tmp_path, model=str(folder)), lambda _: None)
-    assert not trap.exists()
-
-
-@every_pickle
-@pytest.mark.parametrize("name", ["500_model.pth", "head.safetensors", "head"])
-def test_a_head_that_carries_code_is_refused_and_runs_none(
-    tiny, tmp_path, trap, as_pickle, name
-) -> None:
-    (tmp_path / name).write_bytes(as_pickle({"layers.0.weight": Payload(trap)}))
-    given = options(tiny, tmp_path, head=tmp_path / name)
-    exit_code, shown = ending_of(lambda: resolve(given, lambda _: None))
-    assert exit_code == 69 and f"{name} is not a VirNucPro head" in shown
     assert not trap.exists()
 
 
@@ -326,30 +313,21 @@ def of_another_width(h5: h5py.File, width: int, n_rows: int) -> None:
     h5["embeddings"] = np.ones((n_rows, width), dtype=np.float32)
 
 
-@pytest.mark.parametrize("width", [0, 1, 31, 33])
+@pytest.mark.parametrize("command", ["predict", "extract"])
+@pytest.mark.parametrize("width", [0, 1, 33])
 def test_vectors_that_are_not_of_the_width_of_the_model_are_made_again(
-    tmp_path, tiny, make_config, width
+    tmp_path, tiny, make_config, width, command
 ) -> None:
-    config = run_of_one_record(make_config(tmp_path / "in.fa"), tiny)
-    before, path = tables(config.output), config.output / "features" / "000000.h5"
-    n_rows = len(read_embeddings(path, {}).ids)
-    change_content(path, lambda h5: of_another_width(h5, width, n_rows))
-    read_embeddings(path, {})  # but for the width it is a feature file
-    summary = run_inline(again(config, resume=True), tiny.head)
-    assert summary.n_tokens > 0
-    assert tables(config.output) == before
-
-
-@pytest.mark.parametrize("width", [0, 33])
-def test_features_that_are_not_of_the_width_of_the_model_are_made_again(
-    tmp_path, tiny, make_config, width
-) -> None:
-    config = make_config(tmp_path / "in.fa", command="extract")
-    run_of_one_record(config, tiny)
+    config = run_of_one_record(make_config(tmp_path / "in.fa", command=command), tiny)
     before, path = vectors(config.output), config.output / "features" / "000000.h5"
+    outputs = {table: table.read_bytes() for table in config.output.glob("*prediction*")}
+    assert bool(outputs) == (command == "predict")
     change_content(path, lambda h5: of_another_width(h5, width, len(before)))
-    run_inline(again(config, resume=True), None)
+    read_embeddings(path, {})  # but for the width it is a feature file
+    head = tiny.head if command == "predict" else None
+    assert run_inline(again(config, resume=True), head).n_tokens > 0
     assert_same_vectors(vectors(config.output), before)
+    assert {table: table.read_bytes() for table in outputs} == outputs
 
 
 def test_a_file_of_failures_alone_is_not_made_again_for_its_width(tmp_path) -> None:
@@ -397,6 +375,13 @@ def content_of(folder: Path) -> dict[str, bytes]:
     }
 
 
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    folder = tmp_path / "outside"
+    folder.mkdir()
+    return folder
+
+
 def put_outside(path: Path, outside: Path) -> None:
     """Move a file or folder of a run elsewhere, with a link in its place; make it if need be."""
     if not path.exists():
@@ -411,12 +396,10 @@ def put_outside(path: Path, outside: Path) -> None:
 
 @pytest.mark.parametrize("name", FILES_OF_A_RUN)
 def test_nothing_is_written_or_deleted_through_a_link_in_a_run_folder(
-    tmp_path, tiny, make_config, name
+    tmp_path, outside, tiny, make_config, name
 ) -> None:
     config = make_config(tmp_path / "in.fa", keep_intermediate=True)
     run_of_one_record(config, tiny)
-    outside = tmp_path / "outside"
-    outside.mkdir()
     put_outside(config.output / name, outside)
     before = content_of(outside)
     for how in ({}, {"resume": True}, {"force": True}):
@@ -454,9 +437,10 @@ COMMANDS = {
 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("name", ["samples", "samples/b", "logs", ".planned.tmp", ".parsl.tmp"])
-def test_no_command_writes_or_deletes_through_a_link_at_any_depth(tmp_path, name, command) -> None:
-    run, outside = scored(tmp_path), tmp_path / "outside"
-    outside.mkdir()
+def test_no_command_writes_or_deletes_through_a_link_at_any_depth(
+    tmp_path, outside, name, command
+) -> None:
+    run = scored(tmp_path)
     if not (run / name).exists():
         (run / name).mkdir()
         (run / name / "precious").touch()
@@ -481,55 +465,55 @@ def test_a_link_in_the_place_of_an_output_of_one_file_is_replaced(tmp_path) -> N
     assert not any(path.is_symlink() for path in run.rglob("*"))
 
 
+class Placing:
+    """Puts a file or folder of a run elsewhere at the first event of a kind."""
+
+    def __init__(self, path: Path, outside: Path, kind: type) -> None:
+        self.path, self.outside, self.kind = path, outside, kind
+        self.before: dict[str, bytes] = {}  # what lies outside then
+
+    def __call__(self, event: Telling) -> None:
+        if not self.before and isinstance(event, self.kind):
+            put_outside(self.path, self.outside)
+            self.before = content_of(self.outside)
+
+
 @pytest.mark.parametrize("command", ["resume", "regions"])
-def test_a_link_that_is_placed_while_a_command_runs_leads_it_nowhere(tmp_path, command) -> None:
+def test_a_link_that_is_placed_while_a_command_runs_leads_it_nowhere(
+    tmp_path, outside, command
+) -> None:
     """After every check of its beginning."""
-    run, outside = scored(tmp_path), tmp_path / "outside"
-    outside.mkdir()
-    before: dict[str, bytes] = {}
-
-    def place(event: Telling) -> None:
-        if not before and isinstance(event, Progress):
-            put_outside(run / "samples/b", outside)
-            before.update(content_of(outside))
-
-    def go() -> None:
-        if command == "resume":
-            predict_again(tmp_path, place, resume=True)
-        else:
-            find_regions(RegionsOptions(folder=run), place)
-
+    run = scored(tmp_path)
+    place = Placing(run / "samples/b", outside, Progress)
+    if command == "resume":
+        go = partial(predict_again, tmp_path, place, resume=True)
+    else:
+        go = partial(find_regions, RegionsOptions(folder=run), place)
     exit_code, shown = ending_of(go)
     assert exit_code == 73 and f"{run / 'samples/b'} is a link to {outside / 'b'}" in shown
-    assert content_of(outside) == before
+    assert content_of(outside) == place.before
     assert not [path for path in run.rglob("*") if path.name.endswith(".tmp")]
 
 
 @pytest.mark.parametrize("name", ["features", "shards"])
 def test_a_link_that_is_placed_while_vectors_are_made_leads_them_nowhere(
-    tmp_path, tiny, make_config, name
+    tmp_path, outside, tiny, make_config, name
 ) -> None:
     fasta = tmp_path / "in.fa"
     fasta.write_text(f">a\n{open_dna(300, np.random.default_rng(3))}\n")
-    config, outside = make_config(fasta), tmp_path / "outside"
-    outside.mkdir()
-    before: dict[str, bytes] = {}
-
-    def place(event: Telling) -> None:
-        if isinstance(event, EmbeddingStarted):
-            put_outside(config.output / name, outside)
-            before.update(content_of(outside))
-
+    config = make_config(fasta)
+    place = Placing(config.output / name, outside, EmbeddingStarted)
     exit_code, shown = ending_of(partial(run_inline, config, tiny.head, place))
     assert exit_code == 73 and f"{config.output / name} is a link to" in shown
-    assert before and content_of(outside) == before
+    assert place.before and content_of(outside) == place.before
 
 
-def test_a_link_that_is_placed_before_an_input_is_copied_leads_the_copy_nowhere(tmp_path) -> None:
+def test_a_link_that_is_placed_before_an_input_is_copied_leads_the_copy_nowhere(
+    tmp_path, outside
+) -> None:
     """An input inside the run folder is copied: a later start must find it."""
-    run, outside = tmp_path / "run", tmp_path / "outside"
-    for folder in (run, outside):
-        folder.mkdir()
+    run = tmp_path / "run"
+    run.mkdir()
     (run / "in.fa").write_text(f">a\n{open_dna(900, np.random.default_rng(3))}\n")
 
     def place(_: Telling) -> None:
@@ -597,12 +581,13 @@ HOSTILE_IDS = ["../../x", "/etc/passwd", "..", ".", "-rf", "[red]", "a\x1b[2J", 
 HOSTILE_IDS += ["$(touch", "predictions.tsv", "x" * 10_000, "000000.h5"]
 
 
-@pytest.mark.parametrize("feature_format", ["h5", "npz", "pt", "parquet"])
-@pytest.mark.parametrize("command", ["predict", "extract"])
+@pytest.mark.parametrize("layout", ["tables", "h5", "npz", "pt", "parquet"])
 @pytest.mark.parametrize("input_type", ["nucleotide", "protein"])
 def test_no_file_is_named_after_a_record(
-    tmp_path, tiny, make_config, monkeypatch, command, input_type, feature_format
+    tmp_path, tiny, make_config, monkeypatch, input_type, layout
 ) -> None:
+    """Of ``predict``, and of ``extract`` in each of its formats."""
+    command = {"command": "extract", "format": layout} if layout != "tables" else {}
     monkeypatch.chdir(tmp_path)
     rng, names = np.random.default_rng(11), []
     sequences = [open_dna(300, rng) for _ in PLAIN_IDS]
@@ -616,11 +601,10 @@ def test_no_file_is_named_after_a_record(
         config = make_config(
             root / "in.fa",
             output=root / "deep" / "er" / "run",
-            command=command,
             keep_intermediate=True,
-            **({"format": feature_format} if command == "extract" else {}),
+            **command,
         )
-        summary = run_inline(config, tiny.head if command == "predict" else None)
+        summary = run_inline(config, None if command else tiny.head)
         assert summary.exit_code == 0 and summary.records.n_frames
         names.append({path.relative_to(root).as_posix() for path in root.rglob("*")})
     assert names[0] == names[1]
