@@ -22,7 +22,6 @@ from scorer_words import is_in_sample, owners_of, word_table
 
 from virnucpro.ground import library
 from virnucpro.ground.errors import UnavailableError
-from virnucpro.scorer import score
 from virnucpro.scorer.features import (
     GC,
     LENGTH,
@@ -56,7 +55,7 @@ from virnucpro.scorer.nets import (
 )
 from virnucpro.scorer.pieces import Pieces
 from virnucpro.scorer.proteins import N_FEATURES as N_PROTEIN_FEATURES
-from virnucpro.scorer.score import record_log_odds, score_sequences, score_windows
+from virnucpro.scorer.score import score_block, score_sequences, score_windows
 from virnucpro.sequences.fasta import read_fasta
 
 GOLDEN = Path(__file__).parent / "golden" / "scorer"
@@ -170,34 +169,18 @@ def test_a_bucket_has_room_for_255_words() -> None:
 # Scores
 
 
-def test_a_score_does_not_depend_on_the_records_beside(
-    scorer: Scorer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(score, "_PIECE_BASES_AT_ONCE", 700)  # parts of a whole in several blocks
-    sequences = [random_sequence(n_bases, n_bases) for n_bases in (30, 31, 199, 200, 949, 5000)]
+def test_a_score_does_not_depend_on_the_records_beside() -> None:
+    """Records over the edge of what is read at once, and one that is read by itself, too."""
+    scorer, rng = Scorer.own(), np.random.default_rng(13)
+    lengths = [*range(150, 310), 499, 500, 1000, 2000, 12_000, 480_000]
+    sequences = [random_sequence(n, n) for n in rng.permutation(lengths)]
+    sequences.append(random_sequence(1_000_001, 1))
     together = list(score_sequences(sequences, scorer))
     alone = [next(score_sequences([sequence], scorer)) for sequence in sequences]
-    monkeypatch.undo()
-    alone.append(next(score_sequences([sequences[-1]], scorer)))
-    together.append(together[-1])
-    # float64 sums of some hundred values in another order; tables have six decimals
-    np.testing.assert_allclose(together, alone, rtol=0, atol=1e-12)  # type: ignore[arg-type]
-
-
-def test_a_score_of_the_embedded_nets_does_not_depend_on_the_records_beside() -> None:
-    pieces = Scorer.own().pieces
-    rng = np.random.default_rng(13)
-    sequences = [random_sequence(n, n) for n in (*range(150, 310), 499, 500, 1000, 2000, 12_000)]
-
-    def log_odds(chosen: Sequence[str]) -> NDArray[np.float64]:
-        lengths = np.array([len(sequence) for sequence in chosen])
-        return record_log_odds("".join(chosen), lengths, pieces)
-
-    alone = np.array([log_odds([sequence])[0] for sequence in sequences])
-    order = rng.permutation(len(sequences))
-    together = log_odds([sequences[i] for i in order])
     # a value within 1e-15 of half way between two of float32 is rounded to either: 1e-7 of it
-    np.testing.assert_allclose(together, alone[order], rtol=0, atol=1e-7)
+    np.testing.assert_allclose(together, alone, rtol=0, atol=1e-7)  # type: ignore[arg-type]
+    _, pieces = score_block(sequences[-2:], scorer)
+    assert np.unique(pieces.record).tolist() == [0, 1]
 
 
 def test_every_record_that_is_long_enough_has_a_score_and_no_other(scorer: Scorer) -> None:

@@ -26,10 +26,11 @@ from virnucpro.ground.events import Event, OnEvent, Progress, Telling
 from virnucpro.ground.records import Shard
 from virnucpro.run import plan
 from virnucpro.run.status import inspect_run, measure_run
-from virnucpro.scorer import landmarks, pieces, score
+from virnucpro.scorer import landmarks, pieces
 from virnucpro.scorer.nets import Scorer, false_discovery_rates, thresholds
-from virnucpro.scorer.score import score_block, score_sequences
+from virnucpro.scorer.score import score_sequences
 from virnucpro.sequences import fasta as reader
+from virnucpro.sequences.fasta import read_fasta
 from virnucpro.stories import pipeline
 from virnucpro.stories.options import PredictOptions
 from virnucpro.stories.summary import Summary
@@ -67,6 +68,14 @@ def many(seed: int = 1) -> dict[str, str]:
     return open_ones | {f"random{n}": random_dna(n, rng) for n in lengths}
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """A finished run of ``../in.fa``, which nobody changes."""
+    folder = tmp_path_factory.mktemp("whole")
+    predict(write(folder / "in.fa", **many()), to=folder / "run")
+    return folder / "run"
+
+
 def scores(folder: Path) -> dict[str, str]:
     return {row["record"]: row["virus_score"] for row in rows(folder / "predictions.tsv")}
 
@@ -94,39 +103,29 @@ def test_every_record_of_150_bases_and_more_is_scored_and_the_others_say_why_not
     assert list(found) == [*many(), *others]
 
 
-def test_scores_are_those_of_the_scorer_by_id(tmp_path):
-    predict(write(tmp_path / "in.fa", **many()), to=tmp_path / "run")
+def test_scores_are_those_of_the_scorer_by_id(whole):
     log_odds = score_sequences(many().values(), Scorer.own())
     expected = {name: f"{1 / (1 + exp(-x)):.6f}" for name, x in zip(many(), log_odds, strict=True)}
-    assert scores(tmp_path / "run") == expected
-
-
-def test_a_record_is_called_virus_above_the_threshold_of_its_length(tmp_path):
-    predict(write(tmp_path / "in.fa", **many()), to=tmp_path / "run")
-    calls = {row["record"]: row["call"] for row in rows(tmp_path / "run/predictions.tsv")}
-    viral = (tmp_path / "run/viral.fasta").read_text()
-    scorer = Scorer.own()
-    log_odds = score_sequences(many().values(), scorer)
-    for (name, bases), value in zip(many().items(), log_odds, strict=True):
-        is_virus = value > thresholds(scorer.error_rates, np.array([len(bases)]), 0.03)[0]
-        assert calls[name] == ("virus" if is_virus else "other")
-        assert (f">{name} of a test\n" in viral) == is_virus
+    assert scores(whole) == expected
 
 
 def called(folder: Path) -> set[str]:
     return {row["record"] for row in rows(folder / "predictions.tsv") if row["call"] == "virus"}
 
 
-@pytest.mark.parametrize(("preset", "share"), [("sensitive", 0.1), ("conservative", 0.005)])
+@pytest.mark.parametrize(
+    ("preset", "share"), [("sensitive", 0.1), ("default", 0.03), ("conservative", 0.005)]
+)
 def test_a_preset_is_a_share_of_false_positives_at_every_length(tmp_path, preset, share):
     predict(write(tmp_path / "in.fa", **many()), to=tmp_path / "run", preset=preset)
     scorer = Scorer.own()
     log_odds = list(score_sequences(many().values(), scorer))
     lengths = np.array([len(bases) for bases in many().values()])
     is_virus = np.array(log_odds) >= thresholds(scorer.error_rates, lengths, share)
-    assert called(tmp_path / "run") == {
-        name for name, viral in zip(many(), is_virus, strict=True) if viral
-    }
+    viral = {name for name, is_one in zip(many(), is_virus, strict=True) if is_one}
+    assert called(tmp_path / "run") == viral
+    in_fasta = read_fasta(tmp_path / "run/viral.fasta")
+    assert {record.id: record.sequence for record in in_fasta} == {n: many()[n] for n in viral}
 
 
 def test_the_cut_of_a_finished_run_changes_and_its_scores_do_not(tmp_path):
@@ -195,21 +194,18 @@ def test_another_genetic_code_is_another_run_and_a_note_offers_it(tmp_path):
     assert scores(tmp_path / "four")["g"] != scores(folder)["g"]
 
 
-def test_neither_the_order_of_records_nor_what_stands_beside_them_changes_a_score(tmp_path):
-    records = many()
-    backwards = dict(reversed(records.items()))
+def test_neither_the_order_of_records_nor_what_stands_beside_them_changes_a_score(tmp_path, whole):
+    backwards = dict(reversed(many().items()))
     ballast = {f"ballast{i}": "ACGTTGCA" * 100_000 for i in range(3)}  # more than a block
-    predict(write(tmp_path / "one.fa", **records), to=tmp_path / "one")
-    predict(write(tmp_path / "two.fa", **ballast, **backwards), to=tmp_path / "two")
-    two = scores(tmp_path / "two")
-    assert scores(tmp_path / "one") == {name: two[name] for name in records}
+    predict(write(tmp_path / "in.fa", **ballast, **backwards), to=tmp_path / "run")
+    found = scores(tmp_path / "run")
+    assert scores(whole) == {name: found[name] for name in many()}
 
 
-def test_rna_has_the_scores_of_its_dna_and_nobody_is_warned(tmp_path, caplog):
+def test_rna_has_the_scores_of_its_dna_and_nobody_is_warned(tmp_path, whole, caplog):
     rna = {name: bases.replace("T", "U").lower() for name, bases in many().items()}
-    predict(write(tmp_path / "dna.fa", **many()), to=tmp_path / "dna")
     predict(write(tmp_path / "rna.fa", **rna), to=tmp_path / "rna")
-    assert scores(tmp_path / "dna") == scores(tmp_path / "rna")
+    assert scores(whole) == scores(tmp_path / "rna")
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
@@ -259,23 +255,10 @@ def test_a_long_record_takes_four_bytes_of_memory_per_base_at_most(tmp_path, mon
     assert peaks[1] - peaks[0] < 4 * 1_000_000
 
 
-def test_a_record_is_scored_by_parts_as_if_its_features_were_held_at_once(monkeypatch):
-    """Whatever is open at once: bits of a sum in float64 apart, which a product may round."""
-    scorer = Scorer.own()
-    sequences = [random_dna(31_000, np.random.default_rng(n)) for n in range(3)]
-    usual = score_block(sequences, scorer)[0]
-    monkeypatch.setattr(score, "_PIECE_BASES_AT_ONCE", 3_000)
-    few = score_block(sequences, scorer)[0]
-    monkeypatch.setattr(score, "_LONG", 1_000)
-    apart = score_block(sequences, scorer)[0]
-    assert few == pytest.approx(usual, abs=1e-9)
-    assert apart == pytest.approx(usual, abs=1e-9)
-
-
 # A run without a language model is a run
 
 
-def test_no_process_is_started_and_no_feature_is_written(tmp_path, monkeypatch):
+def test_no_process_is_started_and_no_feature_is_written(tmp_path):
     stages = []
 
     def hear(event: Telling) -> None:
@@ -283,11 +266,8 @@ def test_no_process_is_started_and_no_feature_is_written(tmp_path, monkeypatch):
             stages.append(event.stage)
         assert not our_processes()
 
-    summary = predict(
-        write(tmp_path / "in.fa", **many()),
-        to=tmp_path / "run",
-        on_event=hear,
-    )
+    source = write(tmp_path / "in.fa", **many())
+    summary = predict(source, to=tmp_path / "run", on_event=hear)
     assert "scoring" in stages
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert not names & {"features", "features.h5", "chunks.fa"}
@@ -309,25 +289,6 @@ def test_empty_input_leaves_tables_with_a_header_only(tmp_path):
     assert predict(tmp_path / "in.fa", to=tmp_path / "run").exit_code == 0
     for name, content in tables_of(tmp_path / "run").items():
         assert content.count(b"\n") == (not name.endswith(".fasta"))
-
-
-def test_an_interrupted_run_is_resumed_to_the_same_bytes(tmp_path):
-    fasta = write(tmp_path / "in.fa", **many(), ballast="ACGTTGCA" * 300_000, **many_more())
-    predict(fasta, to=tmp_path / "whole")
-
-    def interrupt(event: Telling) -> None:
-        if isinstance(event, Progress) and event.stage == "scoring":
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        predict(fasta, to=tmp_path / "cut", on_event=interrupt)
-    assert not (tmp_path / "cut/predictions.tsv").exists()
-    predict(fasta, to=tmp_path / "cut", resume=True)
-    assert tables_of(tmp_path / "cut") == tables_of(tmp_path / "whole")
-    assert failures(tmp_path / "cut") == failures(tmp_path / "whole") == {}
-    predict(fasta, to=tmp_path / "cut", resume=True)
-    assert tables_of(tmp_path / "cut") == tables_of(tmp_path / "whole")
-    assert not leftovers(tmp_path / "cut")
 
 
 def many_more() -> dict[str, str]:
@@ -352,33 +313,30 @@ def test_what_an_interrupted_run_has_scored_is_not_scored_again(tmp_path, monkey
     predict(fasta, to=tmp_path / "whole")
     steps: list[Progress] = []
 
-    def interrupt(event: Telling) -> None:
+    def hear(event: Telling) -> None:
         if isinstance(event, Progress) and event.stage == "scoring":
             steps.append(event)
-            if len(steps) == 4:
-                raise KeyboardInterrupt
+
+    def interrupt(event: Telling) -> None:
+        hear(event)
+        if len(steps) == 4:
+            raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         predict(fasta, to=tmp_path / "cut", on_event=interrupt)
+    assert not (tmp_path / "cut/predictions.tsv").exists()
     before = stamps(tmp_path / "cut")
     assert len(before) >= 4
     steps.clear()
-    predict(fasta, to=tmp_path / "cut", resume=True, on_event=interrupt_never(steps))
+    predict(fasta, to=tmp_path / "cut", resume=True, on_event=hear)
     after = stamps(tmp_path / "cut")
     assert {name: after[name] for name in before} == before
     assert len(after) == len(steps) > len(before)
     assert [step.work[0] for step in steps if step.work][: len(before)] == [0] * len(before)
     assert tables_of(tmp_path / "cut") == tables_of(tmp_path / "whole")
+    assert not failures(tmp_path / "cut") and not leftovers(tmp_path / "cut")
     scored = {name: content for name, (_, content) in after.items()}
     assert scored == {name: content for name, (_, content) in stamps(tmp_path / "whole").items()}
-
-
-def interrupt_never(steps: list[Progress]) -> OnEvent:
-    def take(event: Telling) -> None:
-        if isinstance(event, Progress) and event.stage == "scoring":
-            steps.append(event)
-
-    return take
 
 
 def test_scores_that_are_damaged_or_of_others_are_made_again(tmp_path, monkeypatch):
@@ -404,8 +362,8 @@ def test_scores_that_are_damaged_or_of_others_are_made_again(tmp_path, monkeypat
         assert now[names[1]] == whole[names[1]]
 
 
-def test_blocks_that_are_scored_stay_as_they_are_when_an_input_is_added(tmp_path, monkeypatch):
-    in_blocks(monkeypatch, 10**6)  # the only block of a file is not full
+def test_blocks_that_are_scored_stay_as_they_are_when_an_input_is_added(tmp_path):
+    """The only block of a file is not full."""
     one, two = write(tmp_path / "one.fa", **many(1)), write(tmp_path / "two.fa", **many_more())
     predict(one, to=tmp_path / "run")
     before = stamps(tmp_path / "run")
@@ -660,9 +618,8 @@ def test_a_run_of_the_scorer_speaks_of_no_frame_no_shard_and_no_embedding(tmp_pa
     assert [*summary.seconds] == ["reading", "scoring"]
 
 
-def test_status_names_the_scorer_and_no_shard(tmp_path):
-    predict(write(tmp_path / "in.fa", **many()), to=tmp_path / "run")
-    lines, n_damaged = inspect_run(tmp_path / "run", verify=True)
+def test_status_names_the_scorer_and_no_shard(whole):
+    lines, n_damaged = inspect_run(whole, verify=True)
     text = "\n".join(lines)
     assert "command   predict, the scorer\n" in text and "28 scored" in text
     assert "\nshards" not in text and n_damaged == 0
