@@ -229,7 +229,7 @@ def test_common_words_are_those_of_plain_python(left: str, right: str, n_shared:
 @given(
     st.text("AC", max_size=300),
     st.lists(st.text("AC", min_size=12, max_size=14), max_size=5),
-    st.sampled_from([0, 999_800, 999_975]),
+    st.sampled_from([0, 999_972, 999_975]),  # within a row of A
 )
 def test_words_are_counted_as_python_counts_them(text: str, words: list[str], before: int) -> None:
     """Over the edge of a million bases, which are read at once, too."""
