@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import pairwise, product
+from itertools import product
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from virnucpro.ground.records import FastaRecord, Orf
+from virnucpro.ground.records import Orf
 from virnucpro.sequences.kmers import (
-    N_BORDERS,
-    N_CODONS,
     N_FEATURES,
-    N_TETRANUCLEOTIDES,
     frame_composition,
 )
-from virnucpro.sequences.translate import Chunk, translate_six_frames
 
 PARTS = {  # the words of each part, in order
     "codons": ["".join(word) for word in product("ACGT", repeat=3)],
@@ -74,31 +70,6 @@ def test_words_have_their_places_by_the_order_of_bases() -> None:
     ]
     found = {name: float(value) for name, value in zip(names, row, strict=True) if value}
     assert found == pytest.approx(expected, rel=1e-7)  # float32
-
-
-def test_each_part_sums_to_one_or_to_zero_where_it_has_no_word() -> None:
-    found = frame_composition(["ACGTAC", "ACG", "NNN", "", "acgNacggc"])
-    bounds = np.cumsum([0, N_CODONS, N_TETRANUCLEOTIDES, N_BORDERS])
-    sums = [found[:, a:b].sum(axis=1).tolist() for a, b in pairwise(bounds)]
-    assert sums == [[1, 1, 0, 0, 1], [1, 0, 0, 0, 1], [1, 0, 0, 0, 1]]
-
-
-def test_a_frame_on_either_strand_is_read_as_it_is_translated() -> None:
-    rng = np.random.default_rng(2)
-    record = FastaRecord("r", "r", "".join(rng.choice(list("ACGTacgt"), 700)))
-    code = {
-        "".join(codon): letter
-        for codon, letter in zip(
-            product("TCAG", repeat=3),
-            "FFLLSSSSYY**CC*WLLLLPPPPHHQQRRRRIIIMTTTTNNKKSSRRVVVVAAAADDEEGGGG",
-            strict=True,
-        )
-    }
-    orfs = translate_six_frames(list(Chunk.cut(record, 90)))
-    assert {orf.strand for orf in orfs} == {"+", "-"}
-    for orf in orfs:
-        bases = orf.codons_in(record.sequence).upper()
-        assert "".join(code[codon] for codon in words_of(bases, "codons")) == orf.protein
 
 
 def test_a_frame_of_the_reverse_strand_is_complemented() -> None:

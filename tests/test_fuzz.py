@@ -14,7 +14,7 @@ import re
 import shutil
 import signal
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from random import Random
@@ -42,19 +42,8 @@ EXITS = {0, 1, 2, 64, 65, 66, 69, 73, 74}
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 DEEP = "[" * 5_000 + "]" * 5_000
 SNIPPETS = [
-    *(
-        b"\0",
-        b"\xff",
-        b"\xed\xa0\x80",
-        b"\xef\xbb\xbf",
-        b"\t",
-        b"\n",
-        b"\r",
-        b'"',
-        b">",
-        b"|",
-        b"{",
-    ),
+    *(b"\0", b"\xff", b"\xed\xa0\x80", b"\xef\xbb\xbf", b"\t", b"\n", b"\r"),
+    *(b'"', b">", b"|", b"{"),
     *(b"NaN", b"-Infinity", b"1e999", b"-1", b"9" * 20, b"9" * 5_000, b"x" * 100_000),
     *(DEEP.encode(), b"../", b"\x1f\x8b", b"", b"\xe2\x80\xae"),
 ]
@@ -63,11 +52,15 @@ VALUES: list[object] = [
     *(None, True, "", "text", "a\0b", "\ud800", "/", [], {}, [1], {"a": 1}, [[[]]]),
     *(-1, 0, 1.5, 10**18, 10**300, float("nan"), float("inf"), -float("inf"), "DEEP", "HUGE"),
 ]
-seeds = st.integers(0, 2**32)
-few = settings(
-    max_examples=max(4, settings.default.max_examples // 12),
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+
+
+def fuzzed(test: Callable[..., None]) -> Callable[..., None]:
+    """Give a test some seeds."""
+    few = settings(
+        max_examples=max(4, settings.default.max_examples // 12),
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    )
+    return given(seed=st.integers(0, 2**32))(few(test))
 
 
 @pytest.fixture(autouse=True)
@@ -233,11 +226,16 @@ def put_back(run: Path, files: dict[str, bytes]) -> None:
         (run / name).write_bytes(content)
 
 
+def put_back_with(run: Path, files: dict[str, bytes], **facts: object) -> None:
+    """The files as they were, but for these facts of ``run.json``."""
+    put_back(run, files)
+    (run / "run.json").write_text(json.dumps({**json.loads(files["run.json"]), **facts}))
+
+
 # Input
 
 
-@given(seed=seeds)
-@few
+@fuzzed
 def test_any_fasta_ends_as_promised(seed, fasta, folder):
     damage = Damage(seed)
     content = damage.of_bytes(fasta.read_bytes())
@@ -247,8 +245,7 @@ def test_any_fasta_ends_as_promised(seed, fasta, folder):
     end_of("predict", "-i", path, "-o", folder / "new", "--force", "--no-report", "-q")
 
 
-@given(seed=seeds)
-@few
+@fuzzed
 def test_any_sample_sheet_ends_as_promised(seed, fasta, folder):
     damage = Damage(seed)
     name, separator = damage.choose([("sheet.tsv", "\t"), ("sheet.csv", ",")])
@@ -273,8 +270,7 @@ def commands_on(run: Path, genome: Path) -> list[tuple[object, ...]]:
     ]
 
 
-@given(seed=seeds)
-@few
+@fuzzed
 def test_any_manifest_of_a_run_ends_as_promised(seed, run, genome, folder):
     damage = Damage(seed)
     put_back(folder / "run", run)
@@ -283,8 +279,7 @@ def test_any_manifest_of_a_run_ends_as_promised(seed, run, genome, folder):
     end_of(*damage.choose(commands_on(folder / "run", genome)))
 
 
-@given(seed=seeds)
-@few
+@fuzzed
 def test_any_table_of_a_run_ends_as_promised(seed, run, genome, folder):
     damage = Damage(seed)
     put_back(folder / "run", run)
@@ -299,8 +294,7 @@ def test_any_table_of_a_run_ends_as_promised(seed, run, genome, folder):
     end_of(*damage.choose(commands_on(folder / "run", genome)))
 
 
-@given(seed=seeds)
-@few
+@fuzzed
 def test_any_feature_file_and_plan_end_as_promised(seed, embedded, folder):
     damage = Damage(seed)
     put_back(folder / "embedded", embedded)
@@ -324,8 +318,7 @@ def with_other_label(content: bytes, damage: Damage) -> bytes:
     return content[:start] + label + seal
 
 
-@given(seed=seeds)
-@few
+@fuzzed
 def test_any_table_beside_another_ends_as_promised(seed, run, folder):
     damage = Damage(seed)
     name = damage.choose(["prediction_results.txt", "prediction_results_highestscore.csv"])
@@ -337,8 +330,7 @@ def test_any_table_beside_another_ends_as_promised(seed, run, folder):
 # Models
 
 
-@given(seed=seeds)
-@few
+@fuzzed
 def test_any_model_folder_ends_as_promised(seed, tiny, folder):
     damage = Damage(seed)
     model = folder / "model"
@@ -353,8 +345,7 @@ def test_any_model_folder_ends_as_promised(seed, tiny, folder):
     end_of("models", "info", model)
 
 
-@given(seed=seeds)
-@few
+@fuzzed
 def test_any_learned_encoder_ends_as_promised(seed, folder):
     damage = Damage(seed)
     path = folder / "encoder.safetensors"
@@ -368,8 +359,7 @@ def test_any_learned_encoder_ends_as_promised(seed, folder):
     end_of("models", "info", path)
 
 
-@given(seed=seeds)
-@few
+@fuzzed
 def test_any_head_ends_as_promised(seed, tiny, folder):
     damage = Damage(seed)
     head = written(folder / "head.safetensors", damage.of_tensors(tiny.head_file.read_bytes()))
@@ -378,8 +368,7 @@ def test_any_head_ends_as_promised(seed, tiny, folder):
     end_of("predict", "-i", nothing, "-o", folder / "headed", "--force", "-q", *model)
 
 
-@given(seed=seeds)
-@few
+@fuzzed
 def test_any_region_model_ends_as_promised(seed, run, folder):
     damage = Damage(seed)
     put_back(folder / "run", run)
@@ -391,8 +380,7 @@ def test_any_region_model_ends_as_promised(seed, run, folder):
 # Training and evaluation
 
 
-@given(seed=seeds)
-@few
+@fuzzed
 def test_any_file_of_options_ends_as_promised(seed, folder):
     damage = Damage(seed)
     text = "batch-size: 64\nlr: 1e-3\nclass_weights: auto\nchunk_size: [300, 500]\nname: x\n"
@@ -402,8 +390,7 @@ def test_any_file_of_options_ends_as_promised(seed, folder):
     end_of("train", "--config", path, "--data", nothing, "-o", folder / "trained")
 
 
-@given(seed=seeds)
-@few
+@fuzzed
 def test_any_labelled_manifest_and_split_end_as_promised(seed, folder):
     damage = Damage(seed)
     labelled = folder / "labelled"
@@ -424,8 +411,7 @@ def test_any_labelled_manifest_and_split_end_as_promised(seed, folder):
     end_of("evaluate", "--data", table, "--split", splits, "-o", to, "--force", "-q")
 
 
-@given(seed=seeds)
-@few
+@fuzzed
 def test_any_truth_and_genes_end_as_promised(seed, genome, folder):
     damage = Damage(seed)
     truth = (
@@ -474,9 +460,7 @@ def test_a_file_of_options_that_yaml_cannot_hold_is_refused(folder, text):
 
 @pytest.mark.parametrize("name", ["cut", "counts"])
 def test_a_run_whose_facts_are_text_is_damaged(run, genome, folder, name):
-    put_back(folder / "run", run)
-    stored = {**json.loads(run["run.json"]), name: "text"}
-    (folder / "run" / "run.json").write_text(json.dumps(stored))
+    put_back_with(folder / "run", run, **{name: "text"})
     for words in commands_on(folder / "run", genome):
         code = None if words[0] in ("report", "compare") else 73
         end_of(*words, code=code)
@@ -484,18 +468,14 @@ def test_a_run_whose_facts_are_text_is_damaged(run, genome, folder, name):
 
 def test_a_run_whose_input_can_be_no_file_is_damaged(run, folder):
     for name in ("a\0b", "\ud800"):
-        put_back(folder / "run", run)
-        stored = json.loads(run["run.json"])
-        stored["inputs"][0]["path"] = name
-        (folder / "run" / "run.json").write_text(json.dumps(stored))
+        (first, *_) = json.loads(run["run.json"])["inputs"]
+        put_back_with(folder / "run", run, inputs=[first | {"path": name}])
         assert "run.json is damaged" in end_of("regions", folder / "run", code=73)
 
 
 def test_a_difference_of_recipes_is_reported_without_control_characters(run, genome, folder):
-    put_back(folder / "run", run)
-    stored = json.loads(run["run.json"])
-    stored["recipe"]["residues_per_shard"] = "a\0\x1b[31mb"
-    (folder / "run" / "run.json").write_text(json.dumps(stored))
+    recipe = json.loads(run["run.json"])["recipe"] | {"residues_per_shard": "a\0\x1b[31mb"}
+    put_back_with(folder / "run", run, recipe=recipe)
     words = ("predict", "-i", genome, "-o", folder / "run", "--resume", "-q")
     assert r"residues_per_shard was a\x00\x1b[31mb" in end_of(*words, code=73)
 

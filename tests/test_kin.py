@@ -234,14 +234,21 @@ def test_a_damaged_file_of_kin_is_refused_before_a_run_begins(tmp_path, monkeypa
     assert not (tmp_path / "run").exists()
 
 
-def test_the_page_counts_kinds_by_length_and_families(tmp_path):
-    predict(EXAMPLE, to=tmp_path / "run", report=True)
-    told = rows(tmp_path / "run/viruses.tsv")
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    """A finished run of the example, which nobody changes."""
+    folder = tmp_path_factory.mktemp("example") / "run"
+    predict(EXAMPLE, to=folder, report=True)
+    return folder
+
+
+def test_the_page_counts_kinds_by_length_and_families(run):
+    told = rows(run / "viruses.tsv")
     first = told[0]["file"], told[0]["record"]
     here = Pool().helpers(None, 0, "")
-    kinds, families, of_records = count_kinds(tmp_path / "run/viruses.tsv", {first}, here)
+    kinds, families, of_records = count_kinds(run / "viruses.tsv", {first}, here)
     assert of_records == {first: (told[0]["virus_kind"], told[0]["kin"])}
-    [sample] = rows(tmp_path / "run/samples.tsv")
+    [sample] = rows(run / "samples.tsv")
     of_kinds = Counter(row["virus_kind"] for row in told)
     for column, counts in (("kinds", of_kinds), ("families", families)):
         pairs = (pair.split(": ") for pair in sample[column].split("; "))
@@ -251,7 +258,7 @@ def test_the_page_counts_kinds_by_length_and_families(tmp_path):
         for row in told
     )
     assert families == Counter(row["kin"] for row in told if row["kin"])
-    page = (tmp_path / "run/report.html").read_text()
+    page = (run / "report.html").read_text()
     assert f"<td>{told[0]['virus_kind']}</td><td>{told[0]['kin']}</td>" in page
     for name, n in families.items():
         assert f'<th scope="row">{name}</th><td class="n">{n}</td>' in page
@@ -278,10 +285,8 @@ def test_a_provirus_is_identified_by_its_own_bases_and_has_no_topology(tmp_path)
     assert (identity.kin, identity.topology) == ("Coronaviridae", "")
 
 
-def test_the_tables_and_python_show_what_the_viruses_of_the_example_are(tmp_path):
-    folder = tmp_path / "run"
-    predict(EXAMPLE, to=folder)
-    told = {row["virus"]: row for row in rows(folder / "viruses.tsv")}
+def test_the_tables_and_python_show_what_the_viruses_of_the_example_are(run):
+    told = {row["virus"]: row for row in rows(run / "viruses.tsv")}
     assert told
     for row in told.values():
         assert row["virus_kind"] in KINDS
@@ -291,7 +296,7 @@ def test_the_tables_and_python_show_what_the_viruses_of_the_example_are(tmp_path
             assert int(row["kin_words"]) >= FEWEST_WORDS
             assert float(row["kin_share"]) >= LEAST_SHARE
     assert told["example_virus_01"]["kin"] == "Coronaviridae"
-    calls = {call.record_id: call for call in virnucpro.read_predictions(folder)}
+    calls = {call.record_id: call for call in virnucpro.read_predictions(run)}
     for name, call in calls.items():
         kinds = [identity.virus_kind for identity in call.identities]
         assert kinds == ([told[name]["virus_kind"]] if call.is_virus else [])

@@ -39,6 +39,7 @@ from virnucpro.run import plan, shards
 from virnucpro.run.features import FeatureReader, open_stores
 from virnucpro.run.shards import SeenOrfs, digests_of
 from virnucpro.run.status import inspect_run
+from virnucpro.sequences.fasta import read_fasta
 
 N_PROTEINS = 30
 N_TIMES = 3
@@ -56,7 +57,7 @@ def write_fasta(path: Path, proteins: dict[str, str]) -> Path:
     return path
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def proteins() -> dict[str, str]:
     """Each protein three times: first all once, then all once more, then each beside itself."""
     texts = random_proteins(N_PROTEINS)
@@ -65,9 +66,23 @@ def proteins() -> dict[str, str]:
     return {f"p{i}": text for i, text in enumerate(again)}
 
 
-@pytest.fixture
-def repeated(tmp_path, proteins) -> Path:
-    return write_fasta(tmp_path / "repeated.faa", proteins)
+@pytest.fixture(scope="module")
+def repeated(tmp_path_factory, proteins) -> Path:
+    return write_fasta(tmp_path_factory.mktemp("input") / "repeated.faa", proteins)
+
+
+@pytest.fixture(scope="module")
+def alone(tiny, proteins) -> dict[str, np.ndarray]:
+    """The vectors of the proteins, each embedded by itself."""
+    return vectors_alone(tiny, proteins)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(configure, tiny, repeated, tmp_path_factory) -> Path:
+    """A finished run of the repeated proteins, which nobody changes."""
+    config = configure(repeated, output=tmp_path_factory.mktemp("undisturbed") / "run")
+    run_inline(config, tiny.head)
+    return config.output
 
 
 def n_embedded(events: Sequence[object]) -> int:
@@ -85,10 +100,7 @@ def vectors_alone(tiny, proteins: dict[str, str], pool=mean_pool) -> dict[str, n
 
 
 def assert_right(folder: Path, expected: dict[str, np.ndarray]) -> None:
-    found = vectors(folder)
-    assert found.keys() == expected.keys()
-    for name, vector in expected.items():
-        assert np.array_equal(found[name], vector[0]), name
+    assert_same_vectors(vectors(folder), {name: rows[0] for name, rows in expected.items()})
 
 
 def copies_files(folder: Path) -> list[Path]:
@@ -100,13 +112,13 @@ def copies_files(folder: Path) -> list[Path]:
 
 @pytest.mark.parametrize("residues_per_shard", [10**6, 2000], ids=["one shard", "many"])
 def test_identical_proteins_are_embedded_once_and_each_has_its_vector(
-    make_config, tiny, repeated, proteins, residues_per_shard
+    make_config, tiny, repeated, proteins, alone, residues_per_shard
 ):
     config = make_config(repeated, residues_per_shard=residues_per_shard)
     events = []
     run_inline(config, tiny.head, events.append)
     assert n_embedded(events) == len(set(proteins.values())) < len(proteins)
-    assert_right(config.output, vectors_alone(tiny, proteins))
+    assert_right(config.output, alone)
     assert set(statuses(config.output).values()) == {"scored"}
     assert (len(copies_files(config.output)) > 1) == (residues_per_shard == 2000)
 
@@ -133,7 +145,7 @@ def test_a_contig_and_its_reverse_complement_share_their_frames(make_config, tin
 
 
 def test_a_protein_that_two_input_files_hold_is_embedded_once(
-    make_config, tiny, tmp_path, proteins
+    make_config, tiny, tmp_path, proteins, alone
 ):
     half = len(proteins) // 2
     one = write_fasta(tmp_path / "one.faa", dict(list(proteins.items())[:half]))
@@ -142,7 +154,7 @@ def test_a_protein_that_two_input_files_hold_is_embedded_once(
     events = []
     run_inline(config, tiny.head, events.append)
     assert n_embedded(events) == len(set(proteins.values()))
-    assert_right(config.output, vectors_alone(tiny, proteins))
+    assert_right(config.output, alone)
 
 
 def test_without_pooling_a_copy_has_a_row_per_residue(make_config, tiny, repeated, proteins):
@@ -157,13 +169,11 @@ def test_without_pooling_a_copy_has_a_row_per_residue(make_config, tiny, repeate
 
 
 @pytest.mark.parametrize("layout", ["npz", "pt"])
-def test_other_formats_hold_the_copies_too(make_config, tiny, repeated, proteins, layout):
+def test_other_formats_hold_the_copies_too(make_config, repeated, alone, layout):
     config = make_config(repeated, command="extract", format=layout)
     run_inline(config, None)
     found = exported(config.output, layout)
-    expected = vectors_alone(tiny, proteins)
-    assert found.keys() == expected.keys()
-    assert all(np.array_equal(found[name], expected[name][0]) for name in found)
+    assert_same_vectors(found, {name: vector[0] for name, vector in alone.items()})
 
 
 def test_the_summary_and_run_json_say_what_was_saved(make_config, tiny, repeated, proteins):
@@ -240,7 +250,7 @@ def raising() -> InlineExecutor:
 
 
 def test_a_copy_fails_as_its_original_did_and_is_repaired_with_it(
-    make_config, tiny, poisoned, proteins, tmp_path
+    make_config, tiny, poisoned, alone, tmp_path
 ):
     whole = make_config(poisoned, output=tmp_path / "whole")
     run_inline(whole, tiny.head)
@@ -256,7 +266,7 @@ def test_a_copy_fails_as_its_original_did_and_is_repaired_with_it(
         f"{poisoned}|embed|3 frames of 3 records failed; "
         "X: RuntimeError: a [red]bad[/red] sequence\n"
     )
-    assert_right(config.output, vectors_alone(tiny, proteins))
+    assert_right(config.output, alone)
     events = []
     resumed = make_config(poisoned, resume=True)
     assert run_inline(resumed, tiny.head, events.append).exit_code == 0
@@ -265,7 +275,7 @@ def test_a_copy_fails_as_its_original_did_and_is_repaired_with_it(
 
 
 def test_a_copy_is_repaired_when_only_its_original_was_mended(
-    make_config, tiny, poisoned, proteins, tmp_path
+    make_config, tiny, poisoned, proteins, alone, tmp_path
 ):
     config = make_config(poisoned)
     run_inline(config, tiny.head, executor=raising())
@@ -273,9 +283,9 @@ def test_a_copy_is_repaired_when_only_its_original_was_mended(
     resumed = make_config(poisoned, mended, resume=True)
     summary = run_inline(resumed, tiny.head)
     assert (summary.exit_code, summary.records.statuses["scored"]) == (0, len(proteins) + 3)
-    texts = dict(line.split("\n") for line in poisoned.read_text().strip()[1:].split("\n>"))
-    texts["X"] = random_proteins(1, 8)[0]
-    assert_right(config.output, vectors_alone(tiny, texts))
+    texts = {record.id: record.sequence for record in read_fasta(poisoned)}
+    changed = {"X": random_proteins(1, 8)[0], "Y": texts["Y"], "Z": texts["Z"]}
+    assert_right(config.output, alone | vectors_alone(tiny, changed))
     again = run_inline(make_config(poisoned, mended, resume=True), tiny.head)
     assert again.n_tokens == 0
 
@@ -289,20 +299,19 @@ class LosingExecutor(InlineExecutor):
 
 
 def test_the_copies_of_what_a_lost_shard_held_fail_and_no_others(
-    make_config, tiny, repeated, proteins
+    make_config, tiny, repeated, proteins, alone
 ):
     config = make_config(repeated)
     run_inline(config, tiny.head, executor=LosingExecutor())
     assert not (config.output / "features" / "000000.h5").exists()
-    expected = vectors_alone(tiny, proteins)
     found = vectors(config.output)
     lost = {proteins[name] for name in proteins.keys() - found.keys()}
     assert lost and not lost & {proteins[name] for name in found}
-    assert all(np.array_equal(found[name], expected[name][0]) for name in found)
+    assert_same_vectors(found, {name: alone[name][0] for name in found})
     bad = {name for name, status in statuses(config.output).items() if status == "failed"}
     assert bad == {name for name, text in proteins.items() if text in lost}
     run_inline(make_config(repeated, resume=True), tiny.head)
-    assert_right(config.output, expected)
+    assert_right(config.output, alone)
 
 
 def test_a_run_of_which_every_shard_is_lost_has_an_empty_index(make_config, tiny, tmp_path):
@@ -317,13 +326,6 @@ def test_a_run_of_which_every_shard_is_lost_has_an_empty_index(make_config, tiny
 
 
 # Resume
-
-
-@pytest.fixture
-def undisturbed(make_config, tiny, repeated, tmp_path) -> Path:
-    config = make_config(repeated, output=tmp_path / "undisturbed")
-    run_inline(config, tiny.head)
-    return config.output
 
 
 def test_a_run_that_ended_while_copies_were_made_goes_on_there(
@@ -376,27 +378,29 @@ def test_a_file_of_copies_in_the_place_of_its_shards_file_is_refused(
     assert_same_run(config.output, undisturbed)
 
 
-def test_a_run_from_before_proteins_were_embedded_once_is_refused(make_config, tiny, repeated):
-    config = make_config(repeated)
-    run_inline(config, tiny.head)
+def test_a_run_from_before_proteins_were_embedded_once_is_refused(
+    make_config, tiny, repeated, undisturbed
+):
+    config = make_config(repeated, resume=True)
+    shutil.copytree(undisturbed, config.output)
     stored = json.loads((config.output / "run.json").read_text())
     del stored["recipe"]["shard_format"]
     (config.output / "run.json").write_text(json.dumps(stored))
     with pytest.raises(ResumeError, match="of an earlier state of virnucpro"):
-        run_inline(make_config(repeated, resume=True), tiny.head)
+        run_inline(config, tiny.head)
 
 
 def test_an_input_added_later_copies_nothing_from_the_earlier_ones(
-    make_config, tiny, repeated, proteins, tmp_path
+    make_config, tiny, repeated, undisturbed, proteins, alone, tmp_path
 ):
     """Records of the earlier ones may fail, and be mended, by themselves."""
-    run_inline(make_config(repeated), tiny.head)
+    shutil.copytree(undisturbed, tmp_path / "run")
     more = {f"more{name}": text for name, text in proteins.items()}
     added = write_fasta(tmp_path / "more.faa", more)
     events = []
     run_inline(make_config(repeated, added, resume=True), tiny.head, events.append)
     assert n_embedded(events) == len(set(proteins.values()))
-    assert_right(tmp_path / "run", vectors_alone(tiny, proteins | more))
+    assert_right(tmp_path / "run", alone | {f"more{name}": alone[name] for name in proteins})
     run_inline(make_config(repeated, added, output=tmp_path / "both"), tiny.head)
     assert tables(tmp_path / "run") == tables(tmp_path / "both")
 

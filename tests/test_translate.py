@@ -113,22 +113,16 @@ def test_chunks_are_those_of_the_original(case: str, size: int) -> None:
 
 @CASES
 @SIZES
-def test_proteins_are_those_of_the_original(case: str, size: int) -> None:
+def test_proteins_and_their_nucleotides_are_those_of_the_original(case: str, size: int) -> None:
     chunks, orfs = golden(case, size)
     dna = frames_of_dna(chunks)
-    found = {orf.id: orf.protein for orf in orfs if dna(orf.id)}
-    expected = fasta(GOLDEN / case / f"c{size}" / "identified_protein.faa")
-    assert list(found.items()) == [entry for entry in expected if dna(entry[0])]
-
-
-@CASES
-@SIZES
-def test_nucleotides_beside_the_proteins_are_those_of_the_original(case: str, size: int) -> None:
-    chunks, orfs = golden(case, size)
-    dna = frames_of_dna(chunks)
-    found = {orf.id: orf.bases for orf in orfs if dna(orf.id)}
-    expected = fasta(GOLDEN / case / f"c{size}" / "identified_nucleotide.fa")
-    assert list(found.items()) == [entry for entry in expected if dna(entry[0])]
+    found = [orf for orf in orfs if dna(orf.id)]
+    for name, texts in (
+        ("identified_protein.faa", [(orf.id, orf.protein) for orf in found]),
+        ("identified_nucleotide.fa", [(orf.id, orf.bases) for orf in found]),
+    ):
+        expected = fasta(GOLDEN / case / f"c{size}" / name)
+        assert texts == [entry for entry in expected if dna(entry[0])]
 
 
 @given(sequences, chunk_sizes)
@@ -170,6 +164,7 @@ def test_start_end_and_strand_of_a_frame_find_its_bases_in_the_record(
         assert orf.record_id == "r" and 0 <= orf.start < orf.end <= len(sequence)
         assert len(span) % 3 == 0
         assert naive_translate(naive_reverse(span) if orf.strand == "-" else span) == orf.protein
+        assert naive_translate(orf.codons_in(sequence).upper()) == orf.protein
 
 
 @given(st.integers(1, 2000), chunk_sizes)
