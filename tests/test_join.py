@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from statistics import fmean
 import numpy as np
 import pytest
 from conftest import open_dna, random_dna
-from runs import again, run_inline, tables, vectors
+from runs import again, rows, run_inline, tables, vectors
 
 from virnucpro.callers.caller import caller_of
 from virnucpro.callers.calls import log_odds, probability
@@ -45,9 +44,9 @@ def joined(tiny, scorer) -> Head:
     return replace(tiny.head, facts=replace(tiny.head.facts, join=join))
 
 
-def rows(folder: Path) -> dict[str, dict[str, str]]:
-    with (folder / "predictions.tsv").open(newline="") as table:
-        return {row["record"]: row for row in csv.DictReader(table, delimiter="\t")}
+def rows_of(folder: Path) -> dict[str, dict[str, str]]:
+    """The rows of the verdict, by their records."""
+    return {row["record"]: row for row in rows(folder / "predictions.tsv")}
 
 
 def test_joined_log_odds_are_weighed_by_length_on_lines_over_its_logarithm():
@@ -120,7 +119,7 @@ def test_a_run_calls_by_scorer_and_head_together(joined, scorer, make_config, tm
     source.write_text("".join(f">{name}\n{bases}\n" for name, bases in sequences.items()))
     config = make_config(source)
     run_inline(config, joined)
-    found = rows(config.output)
+    found = rows_of(config.output)
     frames: dict[str, dict[str, list[float]]] = {name: {} for name in sequences}
     for line in (config.output / "prediction_results.txt").read_text().splitlines()[1:]:
         frame_id, _, _, score = line.split("\t")
@@ -155,11 +154,11 @@ def test_a_run_calls_by_scorer_and_head_together(joined, scorer, make_config, tm
 def test_the_cut_of_a_joined_head_is_the_users_on_a_finished_run(joined, make_config, contigs):
     config = make_config(contigs)
     run_inline(config, joined)
-    default = rows(config.output)
+    default = rows_of(config.output)
     run_inline(again(config, resume=True, preset="sensitive"), joined)
-    sensitive = rows(config.output)
+    sensitive = rows_of(config.output)
     run_inline(again(config, resume=True, threshold=0.0), joined)
-    everything = rows(config.output)
+    everything = rows_of(config.output)
     called = [
         {name for name, row in found.items() if row["call"] == "virus"}
         for found in (default, sensitive, everything)

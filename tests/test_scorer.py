@@ -68,12 +68,16 @@ def random_sequence(n_bases: int, seed: int) -> str:
     return "".join(np.random.default_rng(seed).choice(list("ACGT"), n_bases))
 
 
-def random_nets(n_inputs: int, n_nets: int, rng: np.random.Generator) -> Stack:
-    def layer(n_out: int, n_in: int) -> Layer:
-        weight = rng.normal(0, n_in**-0.5, (n_nets, n_out, n_in)).astype(np.float32)
-        return weight, rng.normal(0, 0.1, (n_nets, n_out)).astype(np.float32)
-
-    return (layer(8, n_inputs), layer(4, 8), layer(5, 4)), 2
+def nets_of(sizes: Sequence[int], n_nets: int, rng: np.random.Generator) -> Stack:
+    """Random nets with so many inputs, hidden ones and kinds, two of them viral."""
+    layers = tuple(
+        (
+            rng.normal(0, 2 * before**-0.5, (n_nets, behind, before)).astype(np.float32),
+            rng.normal(0, 0.5, (n_nets, behind)).astype(np.float32),
+        )
+        for before, behind in pairwise(sizes)
+    )
+    return layers, 2
 
 
 def random_pieces(
@@ -82,8 +86,8 @@ def random_pieces(
     rng = np.random.default_rng(seed)
     n_features = N_FEATURES + (N_LAYOUT if part else 0)
     stacks = {
-        0: random_nets(len(range(n_features)[SHARES]), 2, rng),
-        RATIOS.start: random_nets(len(range(n_features)[RATIOS]), 3, rng),
+        0: nets_of((len(range(n_features)[SHARES]), 8, 4, 5), 2, rng),
+        RATIOS.start: nets_of((len(range(n_features)[RATIOS]), 8, 4, 5), 3, rng),
     }
     mean = rng.normal(0, 0.1, n_features).astype(np.float32)
     deviation = np.ones(n_features, np.float32)
@@ -227,18 +231,6 @@ def test_what_is_read_as_parts_has_half_of_the_score(
     found = next(score_sequences([sequence], both))
     # features are float32, whose means are rounded in another order
     assert found == pytest.approx((of_pieces + np.mean(of_wholes)) / 2, abs=1e-5)
-
-
-def nets_of(sizes: Sequence[int], n_nets: int, rng: np.random.Generator) -> Stack:
-    """Random nets with so many inputs, hidden ones and kinds, two of them viral."""
-    layers = tuple(
-        (
-            rng.normal(0, 2 * before**-0.5, (n_nets, behind, before)).astype(np.float32),
-            rng.normal(0, 0.5, (n_nets, behind)).astype(np.float32),
-        )
-        for before, behind in pairwise(sizes)
-    )
-    return layers, 2
 
 
 def views_with(stacks: Mapping[int, Stack], n_features: int, rng: np.random.Generator) -> Nets:

@@ -184,6 +184,8 @@ def test_words_of_kin_are_those_of_plain_python(texts: list[str], code) -> None:
 
 @given(PIECE, st.text("ACGTN", max_size=40), st.sampled_from(["", "same", "other"]), st.integers())
 @example("ACGTTGCAAGTCCATGGACTAAC", "", "same", 3)
+@example("acgttgcaagUccaUggacTaacgtattgc", "ACNNT" * 9, "other", 0)
+@example("ACGT" * 5, "A", "", 0)
 def test_terminal_repeats_are_those_of_plain_python(
     text: str, inner: str, end: str, changed: int
 ) -> None:

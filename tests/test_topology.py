@@ -8,23 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from virnucpro.ground.records import reverse_complement
 from virnucpro.scorer.kin import topologies
 from virnucpro.scorer.pieces import Pieces
 
-COMPLEMENT = str.maketrans("ACGT", "TGCA")
 SHORTEST = 21  # bases of a repeat
 
 
-def topology_of(sequence: str, *, is_circle: bool) -> tuple[str, int]:
-    return topologies(Pieces.of([sequence]), [is_circle])[0]
+def topology_of(sequence: str) -> tuple[str, int]:
+    return topologies(Pieces.of([sequence]), [False])[0]
 
 
 def bases(n: int, seed: int) -> str:
     return "".join(random.Random(seed).choices("ACGT", k=n))
-
-
-def other_strand(sequence: str) -> str:
-    return sequence.translate(COMPLEMENT)[::-1]
 
 
 def different_from(base: str) -> str:
@@ -35,7 +31,7 @@ def different_from(base: str) -> str:
 def test_a_direct_repeat_of_21_bases_and_more_is_found_with_its_length(n: int, seed: int) -> None:
     repeat = bases(n, seed)
     sequence = repeat + bases(2_000, seed + 1) + repeat
-    topology, length = topology_of(sequence, is_circle=False)
+    topology, length = topology_of(sequence)
     assert (topology, length) == ("DTR", n)
 
 
@@ -45,43 +41,43 @@ def test_an_inverted_repeat_of_21_bases_and_more_is_found_with_its_length(
 ) -> None:
     repeat = bases(n, seed)
     inner = "A" + bases(2_000, seed + 1) + "A"  # A is not the complement of A
-    sequence = repeat + inner + other_strand(repeat)
-    assert topology_of(sequence, is_circle=False) == ("ITR", n)
+    sequence = repeat + inner + reverse_complement(repeat)
+    assert topology_of(sequence) == ("ITR", n)
 
 
 @given(n=st.integers(0, SHORTEST - 1), seed=st.integers(0, 10**6))
 def test_a_shorter_repeat_is_none(n: int, seed: int) -> None:
     repeat = bases(n, seed)
     direct = repeat + "A" + bases(2_000, seed + 1) + repeat
-    inverted = repeat + "A" + bases(2_000, seed + 1) + "A" + other_strand(repeat)
+    inverted = repeat + "A" + bases(2_000, seed + 1) + "A" + reverse_complement(repeat)
     # by chance the base before the second copy may prolong it, but not the start of the sequence
-    assert topology_of(direct, is_circle=False) == ("linear", 0)
-    assert topology_of(inverted, is_circle=False) == ("linear", 0)
+    assert topology_of(direct) == ("linear", 0)
+    assert topology_of(inverted) == ("linear", 0)
 
 
 @given(seed=st.integers(0, 10**6))
 def test_both_strands_have_the_same_topology(seed: int) -> None:
     choose = random.Random(seed)
     repeat = bases(choose.randrange(10, 200), seed)
-    end = choose.choice([repeat, other_strand(repeat), ""])
+    end = choose.choice([repeat, reverse_complement(repeat), ""])
     sequence = repeat + bases(choose.randrange(300, 3_000), seed + 1) + end
-    forward = topology_of(sequence, is_circle=False)
-    assert topology_of(other_strand(sequence), is_circle=False) == forward
+    forward = topology_of(sequence)
+    assert topology_of(reverse_complement(sequence)) == forward
 
 
 @pytest.mark.parametrize(
     "repeat", ["A" * 60, "AC" * 30, "GGT" * 20, "AATTCG" * 10, "N" * 60, "ACGTTGCAAG" + "N" * 50]
 )
 def test_a_repeat_of_low_complexity_is_none(repeat: str) -> None:
-    for end in (repeat, repeat[::-1], other_strand(repeat)):
+    for end in (repeat, repeat[::-1], reverse_complement(repeat)):
         sequence = repeat + bases(3_000, 1) + end
-        assert topology_of(sequence, is_circle=False) == ("linear", 0), repeat
+        assert topology_of(sequence) == ("linear", 0), repeat
 
 
 def test_a_repeat_that_stands_all_over_the_sequence_is_none() -> None:
     repeat = bases(40, 1)
     sequence = "".join(repeat + bases(200, i) for i in range(2, 12)) + repeat
-    assert topology_of(sequence, is_circle=False) == ("linear", 0)
+    assert topology_of(sequence) == ("linear", 0)
 
 
 def test_one_base_in_fifty_of_a_direct_repeat_may_differ_behind_its_start() -> None:
@@ -89,23 +85,6 @@ def test_one_base_in_fifty_of_a_direct_repeat_may_differ_behind_its_start() -> N
     changed = list(repeat)
     for place in (50, 100, 150, 199):
         changed[place] = different_from(changed[place])
-    assert topology_of(repeat + inner + "".join(changed), is_circle=False) == ("DTR", 200)
+    assert topology_of(repeat + inner + "".join(changed)) == ("DTR", 200)
     changed[75] = different_from(changed[75])
-    assert topology_of(repeat + inner + "".join(changed), is_circle=False) == ("linear", 0)
-
-
-def test_a_header_that_says_circle_decides_and_the_overlap_of_its_ends_is_reported() -> None:
-    repeat, inner = bases(77, 1), bases(2_000, 2)
-    assert topology_of(repeat + inner + repeat, is_circle=True) == ("circular", 77)
-    assert topology_of(inner, is_circle=True) == ("circular", 0)
-
-
-@pytest.mark.parametrize("sequence", ["", "A", "ACGT" * 5, "acgtn", bases(41, 1)])
-def test_a_sequence_too_short_for_two_repeats_is_linear(sequence: str) -> None:
-    assert topology_of(sequence, is_circle=False) == ("linear", 0)
-
-
-def test_lower_case_and_rna_are_read_as_dna() -> None:
-    repeat = bases(50, 1)
-    sequence = repeat.lower().replace("t", "u") + bases(1_000, 2) + repeat
-    assert topology_of(sequence, is_circle=False) == ("DTR", 50)
+    assert topology_of(repeat + inner + "".join(changed)) == ("linear", 0)
