@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from test_head import FACTS
 
 from virnucpro.callers.caller import call_record
 from virnucpro.callers.calls import probabilities, probability
-from virnucpro.callers.head import EncoderFacts, HeadFacts
+from virnucpro.callers.head import HeadFacts
 from virnucpro.ground.records import Call, Calls, FastaRecord, FrameScores, Orf, Prediction
 from virnucpro.sequences.fasta import write_record
 from virnucpro.tables.sinks import (
@@ -48,22 +49,8 @@ def frames(chunk: str, *scores: float | None) -> list[Prediction]:
 
 
 def facts(**changes: object) -> HeadFacts:
-    given: dict[str, object] = {"threshold": 0.5, "frame_rule": "max", "exponent": 1.0, **changes}
-    return HeadFacts(
-        encoders=(
-            EncoderFacts(
-                family="esm2",
-                name="tiny",
-                encoder_id="0123456789abcdef",
-                layer=2,
-                pooling="mean",
-                dim=6,
-            ),
-        ),
-        chunk_size=300,
-        training="not trained",
-        **given,
-    )
+    usual = {"threshold": 0.5, "frame_rule": "max", "exponent": 1.0}
+    return replace(FACTS, **usual | changes)
 
 
 def call(*predictions: Prediction, n_chunks: int = 3, **changes: object) -> Call:

@@ -183,26 +183,6 @@ def test_chunks_cover_the_record_and_overlap_as_evenly_as_they_can(length: int, 
     assert wide_first == sorted(wide_first, reverse=True)
 
 
-def test_an_empty_record_has_no_chunk_and_no_frame() -> None:
-    assert cut(FastaRecord("r", "r", ""), 300) == []
-    assert translate_six_frames([]) == []
-
-
-def test_the_case_of_the_bases_is_kept_in_chunks_and_does_not_matter_for_proteins() -> None:
-    (chunk,) = cut(FastaRecord("r", "r", "atgGCTagc"), 300)
-    (upper,) = cut(FastaRecord("r", "r", "ATGGCTAGC"), 300)
-    assert chunk.sequence == "atgGCTagc"
-    assert translate_six_frames([chunk]) == translate_six_frames([upper])
-
-
-def test_rna_has_the_frames_and_proteins_of_its_dna() -> None:
-    dna = "ATGTTTGATCTTTGCGTTACTGACTGGAGT"
-    (chunk,) = cut(FastaRecord("r", "r", dna), 300)
-    (rna,) = cut(FastaRecord("r", "r", dna.replace("T", "U").lower()), 300)
-    assert len(translate_six_frames([chunk])) > 1
-    assert translate_six_frames([rna]) == translate_six_frames([chunk])
-
-
 def test_ids_that_look_like_chunks_or_frames_are_never_taken_apart() -> None:
     (chunk,) = cut(FastaRecord("a_chunk_3F1", "a_chunk_3F1", "ATGGCTAGC"), 300)
     orf = translate_six_frames([chunk])[0]
