@@ -27,22 +27,15 @@ def different_from(base: str) -> str:
     return "C" if base == "A" else "A"
 
 
+@pytest.mark.parametrize("kind", ["DTR", "ITR"])
 @given(n=st.integers(SHORTEST, 900), seed=st.integers(0, 10**6))
-def test_a_direct_repeat_of_21_bases_and_more_is_found_with_its_length(n: int, seed: int) -> None:
-    repeat = bases(n, seed)
-    sequence = repeat + bases(2_000, seed + 1) + repeat
-    topology, length = topology_of(sequence)
-    assert (topology, length) == ("DTR", n)
-
-
-@given(n=st.integers(SHORTEST, 900), seed=st.integers(0, 10**6))
-def test_an_inverted_repeat_of_21_bases_and_more_is_found_with_its_length(
-    n: int, seed: int
+def test_a_terminal_repeat_of_21_bases_and_more_is_found_with_its_length(
+    kind: str, n: int, seed: int
 ) -> None:
     repeat = bases(n, seed)
     inner = "A" + bases(2_000, seed + 1) + "A"  # A is not the complement of A
-    sequence = repeat + inner + reverse_complement(repeat)
-    assert topology_of(sequence) == ("ITR", n)
+    last = repeat if kind == "DTR" else reverse_complement(repeat)
+    assert topology_of(repeat + inner + last) == (kind, n)
 
 
 @given(n=st.integers(0, SHORTEST - 1), seed=st.integers(0, 10**6))
