@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import resource
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -191,6 +192,24 @@ def exported(run_folder: Path, layout: str) -> dict[str, NDArray[np.float32]]:
             rows = [row.numpy() for row in stored["data"]]
             found |= dict(zip(stored["proteins"], rows, strict=True))
     return found
+
+
+def flip_bit(path: Path, place: int | None = None) -> None:
+    """Damage a file: in the middle, or at this byte."""
+    content = bytearray(path.read_bytes() or b"\0")
+    content[len(content) // 2 if place is None else place] ^= 1
+    path.write_bytes(content)
+
+
+@contextmanager
+def no_file_longer_than(n_bytes: int) -> Iterator[None]:
+    """As on a disk that is full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def forget_hashes(folder: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import open_dna, random_dna
-from runs import again, forget_hashes, run_inline
+from runs import again, flip_bit, forget_hashes, run_inline
 from test_scorer_run import predict, write
 from typer.testing import CliRunner
 
@@ -60,12 +60,6 @@ def say(*words: object) -> tuple[int, str]:
     return code, " ".join(outcome.output.split())
 
 
-def flip_a_bit(path: Path) -> None:
-    content = bytearray(path.read_bytes() or b"\0")
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
 def hashes_of(folder: Path) -> dict[str, str]:
     return json.loads((folder / "run.json").read_text())["outputs"]
 
@@ -81,7 +75,7 @@ def test_every_output_of_a_finished_run_has_its_sha256_in_run_json(finished):
 def test_one_flipped_bit_in_any_output_is_named_by_status_verify(copied):
     names = OF_THE_RUN | {"samples/b/predictions.tsv", SCORES}
     for name in names:
-        flip_a_bit(copied / name)
+        flip_bit(copied / name)
     code, told = say("status", copied, "--verify")
     assert code == 1 and told.count("damaged ") == len(names)
     for name in names:
@@ -95,7 +89,7 @@ def test_a_command_that_reads_results_refuses_damaged_ones_and_names_the_remedy(
     copied, finished, name, command
 ):
     before = {path: path.read_bytes() for path in Outputs(RunDir(copied)).paths()}
-    flip_a_bit(copied / name)
+    flip_bit(copied / name)
     code, told = say(command, copied, *([finished] if command == "compare" else []))
     if command == "compare" and name == "viral.fasta":  # which it does not read
         assert code == 0
@@ -109,7 +103,7 @@ def test_a_command_that_reads_results_refuses_damaged_ones_and_names_the_remedy(
 def test_resume_writes_damaged_tables_anew(copied, finished):
     sources = [finished.parent / f"{name}.fa" for name in ("a", "b")]
     for name in ("predictions.tsv", "samples/a/viral.fasta", "regions.bed"):
-        flip_a_bit(copied / name)
+        flip_bit(copied / name)
     predict(*sources, to=copied, resume=True, **SETTINGS)
     for path in Outputs(RunDir(finished)).paths():
         name = path.relative_to(finished)
@@ -121,7 +115,7 @@ def test_resume_writes_damaged_tables_anew(copied, finished):
     ("command", "name"), [("report", "report.html"), ("regions", "tracks.tsv.gz")]
 )
 def test_the_remedy_of_a_damaged_page_or_region_file_works(copied, command, name):
-    flip_a_bit(copied / name)
+    flip_bit(copied / name)
     code, told = say("status", copied, "--verify")
     assert code == 1 and f"virnucpro {command} {copied}" in told
     assert say(command, copied)[0] == 0
@@ -151,7 +145,7 @@ def test_an_output_that_is_gone_is_named_and_keeps_no_page_back(copied):
 
 def test_a_run_of_an_older_version_has_no_hashes_and_is_read_all_the_same(copied, finished):
     forget_hashes(copied)
-    flip_a_bit(copied / "viral.fasta")
+    flip_bit(copied / "viral.fasta")
     code, told = say("status", copied, "--verify")
     assert code == 0 and "outputs were not verified: run.json has no SHA-256 of them" in told
     assert say("compare", copied, finished)[0] == 0
@@ -265,7 +259,7 @@ def test_one_flipped_bit_in_the_index_over_all_vectors_is_noticed(
     assert "features.h5" in hashes_of(config.output)
     assert "features/000000.h5" not in hashes_of(config.output), "it has a label of its own"
     before = (config.output / "features.h5").read_bytes()
-    flip_a_bit(config.output / "features.h5")
+    flip_bit(config.output / "features.h5")
     code, told = say("status", config.output, "--verify")
     assert code == 1 and "features.h5 was changed" in told
     assert say("report", config.output)[0] == 65
@@ -283,7 +277,7 @@ def test_damage_to_vectors_in_another_format_is_noticed_and_mended(
     run_inline(config, None)
     path = config.output / f"features/000000.{layout}"
     before = path.read_bytes()
-    flip_a_bit(path)
+    flip_bit(path)
     code, told = say("status", config.output, "--verify")
     assert code == 1 and f"{path.name} was changed" in told
     run_inline(again(config, resume=True), None)

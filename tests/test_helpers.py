@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -22,10 +23,12 @@ from conftest import open_dna, random_dna
 from runs import (
     assert_gone,
     assert_same_run,
+    flip_bit,
     is_ours,
     kill_ours,
     our_processes,
     run_inline,
+    vectors,
     wait_until,
     within,
 )
@@ -181,28 +184,31 @@ def test_a_bad_record_behind_good_ones_ends_helpers_too(make_config, tiny, conti
     assert not our_processes()
 
 
-def test_a_small_input_starts_no_process(make_config, tiny, contigs, monkeypatch):
-    started = []
-    monkeypatch.setattr("virnucpro.ground.tasks.start", started.append)
-    run_inline(make_config(contigs, n_helpers=8), tiny.head)
-    assert not started
+def test_a_small_input_starts_no_process(make_config, tiny, contigs):
+    seen = []
+    run_inline(make_config(contigs, n_helpers=8), tiny.head, lambda _: seen.append(our_processes()))
+    assert seen and not any(seen)
 
 
 @pytest.mark.usefixtures("in_small_blocks")
-def test_a_damaged_file_that_a_helper_finds_is_made_again(make_config, tiny, contigs, undisturbed):
-    config, done = make_config(contigs, n_helpers=2), []
+@pytest.mark.parametrize("n_helpers", [0, 2])
+def test_a_file_found_damaged_amid_the_tables_is_made_again_and_no_record_is_counted_twice(
+    make_config, tiny, contigs, undisturbed, n_helpers
+):
+    """It is the last: most of the records were counted before."""
+    config, done = make_config(contigs, n_helpers=n_helpers), []
 
     def damage(event) -> None:
         if isinstance(event, ShardDone):
             done.append(event.shard.index)
             if len(done) == 7:
-                path = config.output / "features" / "000006.h5"
-                content = bytearray(path.read_bytes())
-                content[1000] ^= 1
-                path.write_bytes(content)
+                flip_bit(config.output / "features" / "000006.h5", 1000)
 
-    run_inline(config, tiny.head, damage)
+    records = run_inline(config, tiny.head, damage).records
     assert done == [*range(7), 6]
+    assert (records.n_records, records.n_frames) == (40, len(vectors(undisturbed)))
+    counts = json.loads((config.output / "run.json").read_text())["counts"]
+    assert (counts["n_frames"], counts["statuses"]) == (records.n_frames, records.statuses)
     assert_same_run(config.output, undisturbed)
     assert not our_processes()
 

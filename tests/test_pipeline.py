@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
+from itertools import islice, permutations
 from pathlib import Path
 from threading import Event
 
@@ -18,6 +19,7 @@ from runs import (
     assert_same_run,
     assert_same_vectors,
     exported,
+    flip_bit,
     forget_hashes,
     leftovers,
     rows,
@@ -38,12 +40,10 @@ from virnucpro.ground.errors import (
 )
 from virnucpro.ground.events import BatchDone, EmbeddingStarted, Progress, ShardDone
 from virnucpro.ground.records import shard_name
-from virnucpro.run import plan
 from virnucpro.run.folder import RunDir
 from virnucpro.run.status import inspect_run
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.translate import Chunk, translate_six_frames
-from virnucpro.stories import blocks as scoring
 from virnucpro.stories import pipeline
 from virnucpro.stories.write import Backlog
 
@@ -131,19 +131,6 @@ def bases_of_frames(fasta: Path) -> dict[str, str]:
     }
 
 
-def test_scores_do_not_depend_on_the_blocks_they_are_computed_in(
-    make_config, tiny, contigs, undisturbed, tmp_path, monkeypatch
-):
-    shutil.copytree(undisturbed, tmp_path / "run")
-    expected = tables(undisturbed)
-    for n_frames, n_letters in ((1, 10**9), (7, 1)):
-        monkeypatch.setattr(scoring, "FRAMES_AT_ONCE", n_frames)
-        monkeypatch.setattr(plan, "LETTERS_AT_ONCE", n_letters)
-        again = make_config(contigs, output=tmp_path / "run", resume=True)
-        run_inline(again, tiny.head)
-        assert tables(tmp_path / "run") == expected
-
-
 def test_a_head_without_the_second_network_scores_frames_by_their_proteins(
     make_config, tiny, contigs
 ):
@@ -153,17 +140,6 @@ def test_a_head_without_the_second_network_scores_frames_by_their_proteins(
     found = vectors(config.output)
     for name, _, _, score in map(dict.values, rows(config.output / "prediction_results.txt")):
         assert head.classify(found[name][None])[0] == float(score)
-
-
-def test_proteins_are_scored_by_the_network_for_proteins(make_config, tiny, tmp_path):
-    fasta = tmp_path / "proteins.faa"
-    fasta.write_text(">a\nMKVLEFPQIL*\n>b\nMKVLEFPQILMKVLE\n")
-    config = make_config(fasta)
-    run_inline(config, tiny.head)
-    found = vectors(config.output)
-    for row in rows(config.output / "predictions.tsv"):
-        vector = found[row["record"]]
-        assert tiny.head.classify(vector[None])[0] == float(row["virus_score"])
 
 
 @pytest.mark.parametrize("text", ["", "\n\n"])
@@ -184,9 +160,7 @@ def test_resume_embeds_only_what_is_missing_or_not_whole(
     features = resumed.output / "features"
     files = sorted(features.glob("*.h5"))
     files[1].unlink()
-    content = bytearray(files[2].read_bytes())
-    content[len(content) // 2] ^= 1
-    files[2].write_bytes(content)
+    flip_bit(files[2])
     files[3].write_bytes(files[3].read_bytes()[:-100])
     shutil.copyfile(files[5], files[4])
     events = []
@@ -246,10 +220,7 @@ class FailingDisk(InlineExecutor):
     def run(self, shards, job, resources):
         for event in super().run(shards, job, resources):
             if isinstance(event, ShardDone) and event.shard.index == 6:
-                path = job.root / "features/000006.h5"
-                content = bytearray(path.read_bytes())
-                content[1000] ^= 1
-                path.write_bytes(content)
+                flip_bit(job.root / "features/000006.h5", 1000)
             yield event
 
 
@@ -264,32 +235,6 @@ def test_a_file_damaged_while_the_run_goes_on_is_made_again_but_not_for_ever(
     assert not (config.output / "predictions.tsv").exists()
     run_inline(make_config(contigs, resume=True), tiny.head)
     assert_same_run(config.output, undisturbed)
-
-
-def test_a_record_is_counted_once_though_its_tables_are_begun_twice(
-    make_config, tiny, contigs, monkeypatch
-):
-    """The last feature file is found damaged after most of the records were counted."""
-    monkeypatch.setattr(plan, "LETTERS_AT_ONCE", 1)
-    config, events = make_config(contigs), []
-
-    def damage(event) -> None:
-        events.append(event)
-        if isinstance(event, ShardDone) and len(done_shards(events)) == 7:
-            path = config.output / "features" / "000006.h5"
-            content = bytearray(path.read_bytes())
-            content[1000] ^= 1
-            path.write_bytes(content)
-
-    summary = run_inline(config, tiny.head, damage)
-    assert done_shards(events) == [*range(7), 6]
-    assert summary.records.n_records == 40
-    assert summary.records.n_frames == len(vectors(config.output))
-    counts = json.loads((config.output / "run.json").read_text())["counts"]
-    assert (counts["n_frames"], counts["statuses"]) == (
-        summary.records.n_frames,
-        summary.records.statuses,
-    )
 
 
 def test_a_finished_run_is_not_run_again(make_config, tiny, contigs, finished):
@@ -311,14 +256,16 @@ def test_a_folder_with_a_run_is_refused_without_resume_or_force(
 
 def test_force_starts_again_and_touches_nothing_else(make_config, tiny, contigs, finished):
     (finished.output / "notes.txt").write_text("mine")
+    (finished.output / "features" / "mine.txt").write_text("mine")
     (finished.output / "features" / "999999.h5").write_text("old")
     run_inline(make_config(contigs, force=True, chunk_size=500), tiny.head)
-    assert (finished.output / "notes.txt").read_text() == "mine"
+    for name in ("notes.txt", "features/mine.txt"):
+        assert (finished.output / name).read_text() == "mine"
     assert not (finished.output / "features" / "999999.h5").exists()
 
 
 def test_force_keeps_what_it_has_if_the_new_input_is_no_fasta_or_its_own_table(
-    make_config, tiny, contigs, tmp_path, finished
+    make_config, tiny, tmp_path, finished
 ):
     before = tables(finished.output)
     bad = tmp_path / "reads.fq"
@@ -328,10 +275,6 @@ def test_force_keeps_what_it_has_if_the_new_input_is_no_fasta_or_its_own_table(
     with pytest.raises(UsageError, match="in the folder that --force clears"):
         run_inline(make_config(finished.output / "viral.fasta", force=True), tiny.head)
     assert tables(finished.output) == before
-    mine = finished.output / "features" / "mine.txt"
-    mine.write_text("mine")
-    run_inline(make_config(contigs, force=True), tiny.head)
-    assert mine.read_text() == "mine"
 
 
 def test_a_folder_may_be_input_and_output_at_once(make_config, tiny, contigs, tmp_path):
@@ -412,14 +355,6 @@ def test_a_run_json_of_another_shape_is_refused(make_config, tiny, contigs, edit
 def test_a_model_by_another_name_is_the_same_model(make_config, tiny, contigs, finished):
     resumed = make_config(contigs, resume=True, model="renamed")
     assert run_inline(resumed, tiny.head).n_tokens == 0
-
-
-def test_an_added_input_is_announced(make_config, tiny, contigs, tmp_path, finished):
-    more = tmp_path / "more.fa"
-    more.write_text(f">more\n{'GCA' * 100}\n")
-    run_inline(make_config(more, resume=True), tiny.head)
-    log = (tmp_path / "run" / "virnucpro.log").read_text()
-    assert f"WARNING added to this run: {more}" in log
 
 
 def test_a_run_without_frames_has_an_empty_feature_index(make_config, tiny, tmp_path):
@@ -524,12 +459,9 @@ def test_inputs_may_be_added_on_resume(make_config, tiny, contigs, tmp_path):
     events = []
     run_inline(make_config(contigs, more, resume=True), tiny.head, events.append)
     assert before.isdisjoint(map(shard_name, done_shards(events)))
+    assert f"WARNING added to this run: {more}" in (config.output / "virnucpro.log").read_text()
     run_inline(make_config(contigs, more, output=tmp_path / "both"), tiny.head)
     assert tables(config.output) == tables(tmp_path / "both")
-    with pytest.raises(InputError, match="occurs twice"):
-        copied = tmp_path / "again.fa"
-        copied.write_text(more.read_text().replace("more1", "moreX"))
-        run_inline(make_config(contigs, more, copied, resume=True), tiny.head)
 
 
 def test_a_moved_input_and_a_moved_run_folder_are_the_same_run(
@@ -593,6 +525,20 @@ def test_proteins_are_scored_one_by_one(make_config, tiny, tmp_path):
     assert json.loads((config.output / "run.json").read_text())["recipe"]["chunk_size"] == 0
 
 
+def test_each_of_many_proteins_has_the_score_that_the_network_for_proteins_gives_it_alone(
+    make_config, tiny, tmp_path
+):
+    """More of them than are scored at once."""
+    fasta, texts = tmp_path / "proteins.faa", islice(permutations("ACDEFGHIKLMNPQRS", 3), 2_100)
+    fasta.write_text("".join(f">p{i}\n{''.join(text)}\n" for i, text in enumerate(texts)))
+    config = make_config(fasta, residues_per_shard=100_000)
+    run_inline(config, tiny.head)
+    found, table = vectors(config.output), rows(config.output / "predictions.tsv")
+    assert len(table) == 2_100
+    for row in table:
+        assert tiny.head.classify(found[row["record"]][None])[0] == float(row["virus_score"])
+
+
 @pytest.mark.parametrize(
     "unread", [{"region_model": Path("none.json")}, {"genetic_code": 4}, {"chunk_size": 400}]
 )
@@ -608,7 +554,7 @@ def test_what_proteins_do_not_read_is_refused_when_the_input_turns_out_to_be_pro
     assert run_inline(config, tiny.head).exit_code == 0, "nothing in its way"
 
 
-def test_features_can_be_read_by_anyone_with_h5py(make_config, contigs):
+def test_extract_gives_predicts_vectors_to_anyone_with_h5py(make_config, contigs, undisturbed):
     config = make_config(contigs, command="extract")
     summary = run_inline(config, None)
     with h5py.File(config.output / "features" / "000000.h5") as h5:
@@ -623,24 +569,15 @@ def test_features_can_be_read_by_anyone_with_h5py(make_config, contigs):
         assert h5.attrs["fingerprint"]
     assert statuses(config.output, "records.tsv")["contig2"] == "embedded"
     assert summary.records.n_frames == len(vectors(config.output))
+    assert_same_vectors(vectors(config.output), vectors(undisturbed))
     assert not (config.output / "predictions.tsv").exists()
 
 
-def test_extract_gives_predicts_vectors(make_config, contigs, undisturbed, tmp_path):
-    extracted = make_config(contigs, output=tmp_path / "extracted", command="extract")
-    run_inline(extracted, None)
-    assert_same_vectors(vectors(extracted.output), vectors(undisturbed))
-
-
-def test_extract_writes_npz_parquet_and_virnucpros_pt(make_config, contigs, tmp_path):
-    expected = None
-    for layout in ("npz", "parquet", "pt"):
-        config = make_config(contigs, output=tmp_path / layout, command="extract", format=layout)
-        run_inline(config, None)
-        found = exported(config.output, layout)
-        expected = expected or vectors(config.output)
-        assert found.keys() == expected.keys()
-        assert all(np.array_equal(found[name], expected[name]) for name in found)
+@pytest.mark.parametrize("layout", ["npz", "parquet", "pt"])
+def test_extract_writes_npz_parquet_and_virnucpros_pt(make_config, contigs, undisturbed, layout):
+    config = make_config(contigs, command="extract", format=layout)
+    run_inline(config, None)
+    assert_same_vectors(exported(config.output, layout), vectors(undisturbed))
 
 
 def test_calls_are_made_of_bfloat16_vectors_as_they_are_stored(
@@ -665,12 +602,10 @@ def test_calls_are_made_of_bfloat16_vectors_as_they_are_stored(
         run_inline(make_config(contigs, output=config.output, resume=True), tiny.head)
 
 
-def test_without_pooling_there_is_a_row_per_residue(make_config, contigs, tmp_path):
-    mean = make_config(contigs, command="extract")
-    run_inline(mean, None)
-    config = make_config(contigs, output=tmp_path / "all", command="extract", pooling="none")
+def test_without_pooling_there_is_a_row_per_residue(make_config, contigs, undisturbed):
+    config = make_config(contigs, command="extract", pooling="none")
     run_inline(config, None)
-    expected = vectors(mean.output)
+    expected = vectors(undisturbed)
     with h5py.File(config.output / "features.h5") as h5:
         ids, lengths = h5["ids"].asstr()[:], h5["lengths"][:]
         rows = np.split(h5["embeddings"][:], np.cumsum(lengths)[:-1])

@@ -7,14 +7,12 @@ import hashlib
 import io
 import json
 import os
-import resource
 import signal
 import struct
 import time
 import tracemalloc
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import compress
@@ -27,6 +25,7 @@ import pytest
 import torch
 from forked import fork_server
 from pyarrow import parquet
+from runs import no_file_longer_than, wait_until
 
 from virnucpro import __version__
 from virnucpro.ground.config import EncoderSpec, Store
@@ -317,17 +316,6 @@ def test_a_file_that_was_cut_or_lost_a_block_is_refused_by_its_last_bytes(path: 
 # Interrupted writes
 
 
-@contextmanager
-def no_file_longer_than(n_bytes: int) -> Iterator[None]:
-    """As on a disk that is full."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 def test_a_disk_that_gives_another_bit_than_it_was_given_is_reported(path, monkeypatch) -> None:
     class Faulty(io.FileIO):
         def write(self, content: Any) -> int:
@@ -570,14 +558,14 @@ def test_parquet_holds_ids_that_are_no_text_and_bfloat16_in_half_the_disk(tmp_pa
 def test_the_same_content_gives_the_same_bytes_whenever_and_wherever(tmp_path: Path) -> None:
     parts = [make_embeddings(5, prefix="a", n_failures=1), make_embeddings(3, prefix="b")]
     for name in ("one", "two"):
-        if name == "two":
-            time.sleep(1.1)  # HDF5 counts its time stamps in seconds
+        began = int(time.time())
         index = tmp_path / name / "features.h5"
         run = make_run(index.parent, *parts, store="bfloat16")
         IndexPart.write_index(index, run, Tree(index.parent))
         save_npz(index.with_name("000000.npz"), parts[0], Tree(index.parent))
         save_pt(index.with_name("000000.pt"), parts[0], ENCODER, Tree(index.parent))
         save_parquet(index.with_name("000000.parquet"), parts[0], ENCODER, Tree(index.parent))
+        wait_until(lambda began=began: time.time() > began + 1)  # HDF5 counts time in seconds
     exports = ("000000.npz", "000000.pt", "000000.parquet")
     for name in ("features/000000.h5", "features.h5", *exports):
         first, second = tmp_path / "one" / name, tmp_path / "two" / name

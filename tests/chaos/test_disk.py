@@ -36,7 +36,15 @@ import numpy as np
 import pytest
 from conftest import make_tiny, random_dna, write_contigs
 from labelled import options, train_here, write_labelled
-from runs import again, assert_same_run, leftovers, run_inline, tables, within
+from runs import (
+    again,
+    assert_same_run,
+    leftovers,
+    no_file_longer_than,
+    run_inline,
+    tables,
+    within,
+)
 from small_disk import Evaluation, Prediction, Scoring, Training
 
 from virnucpro.ground.errors import (
@@ -235,16 +243,6 @@ def test_a_sync_that_fails_is_reported_and_resume_completes_the_run(
         assert not leftovers(tmp_path / "run")
         assert_resumes(make(resume=True), tiny, undisturbed)
     assert number > 20
-
-
-@contextmanager
-def no_file_longer_than(n_bytes: int) -> Iterator[None]:
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_file_that_may_not_grow_is_named_whichever_it_is(
