@@ -98,36 +98,31 @@ def test_gpus_are_numbered_by_their_place_on_the_bus_whatever_was_set(monkeypatc
     assert capsys.readouterr().err == ""
 
 
-def test_the_command_line_answers_without_torch_numpy_or_h5py():
-    code = (
-        "import sys, virnucpro.cli.main as c\n"
-        "sys.argv = ['virnucpro', '--help']\n"
-        "try: c.main()\n"
-        "except SystemExit: pass\n"
-        "print({'torch', 'h5py', 'numpy', 'Bio'} & set(sys.modules))"
-    )
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert answer.stdout.splitlines()[-1] == "set()", answer
-
-
 # libraries that take a share of a short run to import, and have no part in this one
 UNUSED = {"torch", "h5py", "Bio", "pydantic", "rich", "filelock", "http.client", "ssl", "asyncio"}
 UNUSED |= {"importlib.metadata", "numpy.ma", "virnucpro.learning.options"}
 
 
 @pytest.mark.parametrize(
-    "command",
-    [["predict", "-i", EXAMPLE, "--workers", "1", "--threshold", "0.5", "-o"], ["status"]],
+    ("command", "unused"),
+    [
+        (f"predict -i {EXAMPLE} --workers 1 --threshold 0.5 -o other", UNUSED),
+        ("status run", UNUSED),
+        ("--help", {"torch", "h5py", "numpy", "Bio"}),
+    ],
 )
-def test_a_run_of_the_scorer_and_its_status_import_nothing_for_others(command, tmp_path):
-    assert virnucpro("predict", "-i", EXAMPLE, "-o", tmp_path / "run").returncode == 0
-    folder = tmp_path / ("run" if command == ["status"] else "other")
+def test_help_a_run_of_the_scorer_and_its_status_import_nothing_for_others(
+    command, unused, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    if command == "status run":
+        assert virnucpro("predict", "-i", EXAMPLE, "-o", "run").returncode == 0
     code = (
         "import sys, virnucpro.cli.main as c\n"
-        f"sys.argv = {['virnucpro', *map(str, command), str(folder)]}\n"
+        f"sys.argv = {['virnucpro', *command.split()]}\n"
         "try: c.main()\n"
         "except SystemExit as end: print(end.code or 0)\n"
-        f"print({UNUSED} & set(sys.modules))"
+        f"print({unused} & set(sys.modules))"
     )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert answer.stdout.splitlines()[-2:] == ["0", "set()"], answer

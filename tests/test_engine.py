@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
 import signal
 import threading
@@ -30,6 +31,7 @@ from runs import (
     statuses,
     tables,
     vectors,
+    within,
 )
 from toy_executor import BackwardExecutor
 
@@ -47,7 +49,6 @@ from virnucpro.ground.events import (
     BatchDone,
     BatchStarted,
     BudgetReduced,
-    Progress,
     ShardDone,
     ShardFailed,
     Telling,
@@ -81,21 +82,25 @@ def run_by(make_config, tiny, contigs):
     return start
 
 
+class Watch:
+    """Hears a run, and notes which processes there are whenever it tells of something."""
+
+    def __init__(self) -> None:
+        self.events: list[Telling] = []
+        self.pids: dict[str, set[int | None]] = {}  # by the stage of the run
+
+    def __call__(self, event: Telling) -> None:
+        self.events.append(event)
+        some = self.pids.setdefault(getattr(event, "stage", ""), set())
+        some.update(child.pid for child in multiprocessing.active_children())
+
+    @property
+    def started(self) -> set[int | None]:
+        return set().union(*self.pids.values())
+
+
 def of_kind(kind, events):
     return [event for event in events if isinstance(event, kind)]
-
-
-@pytest.fixture
-def started(monkeypatch):
-    """The workers that are started, in order."""
-    start, peers = _Peer.start, []
-
-    def start_and_note(*arguments):
-        peers.append(start(*arguments))
-        return peers[-1]
-
-    monkeypatch.setattr(_Peer, "start", start_and_note)
-    return peers
 
 
 @pytest.fixture
@@ -120,76 +125,62 @@ def test_processes_give_the_same_bytes_as_one_device(run_by, undisturbed, monkey
 
 
 def test_workers_get_ready_while_the_run_is_planned(
-    make_config, tiny, contigs, undisturbed, tmp_path, started
+    make_config, tiny, contigs, undisturbed, tmp_path
 ):
-    n_started = []
-
-    def hear(event):
-        if isinstance(event, Progress) and event.stage == "reading and translating":
-            n_started.append(len(started))
-
-    config = make_config(contigs, output=tmp_path / "early")
-    run_inline(config, tiny.head, hear, ProcessExecutor(["cpu"] * 2))
-    assert set(n_started) == {2} and len(started) == 2
+    config, watch = make_config(contigs, output=tmp_path / "early"), Watch()
+    run_inline(config, tiny.head, watch, ProcessExecutor(["cpu"] * 2))
+    assert watch.pids["reading and translating"] == watch.started and len(watch.started) == 2
     assert_same_run(config.output, undisturbed)
 
 
 def test_a_refused_input_ends_workers_at_once_and_leaves_nothing(
-    make_config, tiny, contigs, tmp_path, started, caplog
+    make_config, tiny, contigs, tmp_path, caplog
 ):
     with contigs.open("a") as out:
         out.write(">contig1\nACGT\n")
-    names = []
+    names, watch = [], Watch()
     for executor in (InlineExecutor(), ProcessExecutor(["cpu"] * 2, workers.StuckWorker)):
-        config, began = make_config(contigs, output=tmp_path / str(len(names))), time.monotonic()
-        with pytest.raises(InputError, match="occurs twice"):
-            run_inline(config, tiny.head, executor=executor)
-        assert time.monotonic() - began < 60
+        config = make_config(contigs, output=tmp_path / str(len(names)))
+        with within(60), pytest.raises(InputError, match="occurs twice"):
+            run_inline(config, tiny.head, watch, executor)
         names.append(sorted(path.name for path in config.output.rglob("*")))
-    assert len(started) == 2 and not any(peer.child.is_alive for peer in started)
+    assert len(watch.started) == 2 and not our_processes()
     assert names[0] == names[1]
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
 def test_a_finished_run_starts_no_worker_and_one_with_another_input_does(
-    make_config, tiny, contigs, tmp_path, started
+    make_config, tiny, contigs, tmp_path
 ):
-    executor, stages = ProcessExecutor(["cpu"]), []
-    run_inline(make_config(contigs), tiny.head, executor=executor)
-    again = make_config(contigs, resume=True)
-    run_inline(again, tiny.head, lambda event: stages.append(getattr(event, "stage", "")), executor)
-    assert "reading and translating" in stages  # its plan was deleted with its shards
-    assert len(started) == 1
+    executor, (begun, finished, further) = ProcessExecutor(["cpu"]), (Watch(), Watch(), Watch())
+    run_inline(make_config(contigs), tiny.head, begun, executor)
+    run_inline(make_config(contigs, resume=True), tiny.head, finished, executor)
+    assert "reading and translating" in finished.pids  # its plan was deleted with its shards
+    assert len(begun.started) == 1 and not finished.started
     added = tmp_path / "added.fa"
     added.write_text(f">added\n{open_dna(300, np.random.default_rng(3))}\n")
-    run_inline(make_config(contigs, added, resume=True), tiny.head, executor=executor)
-    assert len(started) == 2
+    run_inline(make_config(contigs, added, resume=True), tiny.head, further, executor)
+    assert len(further.started) == 1
 
 
 def test_workers_end_before_the_tables_where_an_added_input_gives_no_shard(
-    make_config, tiny, contigs, tmp_path, started
+    make_config, tiny, contigs, tmp_path
 ):
-    executor, at_work = ProcessExecutor(["cpu"]), []
+    executor, watch = ProcessExecutor(["cpu"]), Watch()
     run_inline(make_config(contigs), tiny.head, executor=executor)
     added = tmp_path / "added.fa"
     added.write_text(">added\n" + "N" * 400)
-
-    def hear(event):
-        if isinstance(event, Progress) and event.stage == STAGES[2]:
-            at_work.append(started[-1].child.is_alive)
-
-    run_inline(make_config(contigs, added, resume=True), tiny.head, hear, executor)
-    assert len(started) == 2
-    assert set(at_work) == {False}
+    run_inline(make_config(contigs, added, resume=True), tiny.head, watch, executor)
+    assert len(watch.started) == 1 and watch.pids[STAGES[2]] == set()
 
 
-def test_workers_for_which_there_is_no_shard_end_silently(run_by, tmp_path, started):
+def test_workers_for_which_there_is_no_shard_end_silently(make_config, tiny, tmp_path):
     fasta = tmp_path / "one.faa"
     fasta.write_text(">p0\nMKVLEFPQIL\n")
-    executor = ProcessExecutor(["cpu"] * 3, workers.OneStuckWorker)
-    _, exit_code, events = run_by(executor, fasta, input_type="protein")
-    assert exit_code == 0 and len(started) == 3
-    assert not of_kind(WorkerLost, events)
+    executor, watch = ProcessExecutor(["cpu"] * 3, workers.OneStuckWorker), Watch()
+    config = make_config(fasta, input_type="protein")
+    assert run_inline(config, tiny.head, watch, executor).exit_code == 0
+    assert len(watch.started) == 3 and not of_kind(WorkerLost, watch.events)
 
 
 def test_a_batch_begun_before_the_last_one_is_done_changes_nothing(run_by, tmp_path):
@@ -434,17 +425,13 @@ SHARDS = [Shard(i, Path(f"{i:06d}.faa"), 10, 10, 1000, "") for i in range(3)]
 
 
 def test_a_silent_worker_is_replaced_and_its_sequence_fails_alone(run_by, tmp_path):
-    rng = np.random.default_rng(1)
-    fasta = tmp_path / "few.fa"
-    fasta.write_text(
-        f">good\n{open_dna(290, rng)}\n>hangs\n{CODONS_OF_POISON}{open_dna(90, rng)}\n"
-    )
+    fasta = tmp_path / "few.faa"
+    fasta.write_text(f">good\n{random_protein(90)}\n>hangs\n{workers.POISON}A\n")
     executor = ProcessExecutor(["cpu"], workers.HangingWorker)
-    folder, _, events = run_by(executor, fasta, silence_seconds=0.4)
+    folder, _, events = run_by(executor, fasta, input_type="protein", silence_seconds=0.4)
     reasons = {event.reason for event in of_kind(WorkerLost, events)}
     assert reasons == {"the worker fell silent and was stopped"}
-    notes = {row["record"]: row["note"] for row in rows(folder / "predictions.tsv")}
-    assert notes["good"] == "" and notes["hangs"].startswith("1 of 3 frames failed: ")
+    assert statuses(folder) == {"good": "scored", "hangs": "failed"}
 
 
 @pytest.mark.parametrize("worker", [workers.SmallWorker, workers.OverlappingSmallWorker])
@@ -511,12 +498,15 @@ def test_a_batch_that_does_not_fit_beside_another_is_embedded_without_it(run_by,
     assert_same_run(folder, plain)
 
 
-def test_memory_that_runs_out_at_any_batch_loses_nothing(run_by, undisturbed, tmp_path):
+def test_memory_that_runs_out_at_any_batch_loses_nothing(run_by, tmp_path):
+    fasta = tmp_path / "some.faa"
+    fasta.write_text("".join(f">p{i}\n{random_protein(100, i)}\n" for i in range(72)))
+
     def run_and_count(name, worker):
-        executor = InlineExecutor(worker=worker)
-        folder, exit_code, events = run_by(executor, output=tmp_path / name)
+        changes = {"input_type": "protein", "tokens_per_batch": 1024, "output": tmp_path / name}
+        folder, exit_code, events = run_by(InlineExecutor(worker=worker), fasta, **changes)
         assert exit_code == 0, name
-        assert_same_run(folder, undisturbed)
+        assert_same_run(folder, tmp_path / "plain")
         return len(of_kind(BatchStarted, events))
 
     n_batches = run_and_count("plain", Worker)
