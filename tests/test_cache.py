@@ -6,8 +6,6 @@ import json
 import multiprocessing
 import os
 import random
-import resource
-import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from runs import tables, vectors
+from runs import no_file_longer_than, tables, vectors
 
 import virnucpro
 from virnucpro.engine.cache import CacheFolder, VectorCache
@@ -253,16 +251,12 @@ def test_many_writers_that_are_killed_at_any_moment_leave_nothing_wrong(tmp_path
 
 
 def test_a_second_run_embeds_nothing_and_has_the_bytes_of_the_first(predict_on, tmp_path):
-    done = []
-
-    def hear(event: object) -> None:
-        if isinstance(event, BatchDone):
-            done.append(event)
-
+    events: list[object] = []
     first = predict_on("first", cache=tmp_path / "cache")
-    second = predict_on("second", cache=tmp_path / "cache", on_event=hear)
+    second = predict_on("second", cache=tmp_path / "cache", on_event=events.append)
     predict_on("without")
-    assert not done and first.n_cached == 0 and first.n_tokens == second.n_cached_tokens > 0
+    assert events and not any(isinstance(event, BatchDone) for event in events)
+    assert first.n_cached == 0 and first.n_tokens == second.n_cached_tokens > 0
     names = ["000000.h5", "000001.h5"]
     for name in names:
         of_first = (tmp_path / "first/features" / name).read_bytes()
@@ -340,15 +334,9 @@ def test_a_cache_that_takes_nothing_costs_a_warning_and_not_the_run(predict_on, 
 
 def test_a_full_disk_is_a_reason_that_is_reported_once(tmp_path):
     cache = cache_in(tmp_path)
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
-    try:
+    with no_file_longer_than(10):
         reason = cache.write(["MKV"], vector_of("MKV")[None])
         again = cache.write(["MA"], vector_of("MA")[None])
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, handler)
     assert "File too large" in reason and again == ""
     assert list(tmp_path.iterdir()) == []
 

@@ -67,9 +67,14 @@ def exit_codes_of(*calls: Callable[[], object]) -> list[int | None]:
 
 
 @pytest.fixture
-def plan(make_config, tiny, contigs, tmp_path) -> Callable[..., Path]:
+def digest(tiny) -> str:
+    """That of the tiny model, by which ``work`` knows it."""
+    return open_model(str(tiny.model), lambda _: None).prepare("fp32", None, lambda _: None)[1]
+
+
+@pytest.fixture
+def plan(make_config, tiny, digest, contigs) -> Callable[..., Path]:
     """Plans a run of a dozen shards; the model is the one that ``work`` finds by its path."""
-    _, digest = open_model(str(tiny.model), lambda _: None).prepare("fp32", None, lambda _: None)
 
     def make(**changes: object) -> Path:
         run = {"sha256": digest, "plan_only": True, "head": tiny.head_file}
@@ -81,9 +86,8 @@ def plan(make_config, tiny, contigs, tmp_path) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def merge(make_config, tiny, contigs) -> Callable[..., None]:
+def merge(make_config, tiny, digest, contigs) -> Callable[..., None]:
     """Brings a planned run to its end, where nothing may be embedded."""
-    _, digest = open_model(str(tiny.model), lambda _: None).prepare("fp32", None, lambda _: None)
 
     def join(**changes: object) -> None:
         executor = changes.pop("executor", ProcessExecutor(()))
@@ -181,9 +185,8 @@ SLICE = 4000  # bytes; the contigs fill a dozen
 
 
 @pytest.fixture
-def alone(make_config, tiny, contigs, tmp_path) -> Callable[..., dict[str, str]]:
+def alone(make_config, tiny, digest, contigs, tmp_path) -> Callable[..., dict[str, str]]:
     """The outputs of a run of the contigs in slices on one device, which nobody disturbs."""
-    _, digest = open_model(str(tiny.model), lambda _: None).prepare("fp32", None, lambda _: None)
 
     def make(**changes: object) -> dict[str, str]:
         cut = {"bytes_per_slice": SLICE, "output": tmp_path / "alone", "sha256": digest}
