@@ -1,6 +1,6 @@
-"""The configuration of a run, as far as it changes the numbers.
+"""The settings that change the numbers of a run.
 
-``Recipe`` holds all of that; it makes the fingerprint, and a run is resumed only with the same.
+``Recipe`` holds all of them. A run is resumed only with a recipe of the same fingerprint.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Command = Literal["predict", "extract"]
 Embed = Literal["all", "viral", "uncertain"]  # each asks for what the next one does, and more
 
 Status = Literal["scored", "embedded", "too_short", "no_orf", "invalid", "failed"]  # of a record
-STATUSES: Mapping[Status, str] = {  # and what became of the records with each
+STATUSES: Mapping[Status, str] = {  # and what it means
     "scored": "with a score and a call",
     "embedded": "with vectors",  # in extract, instead of scored
     "too_short": "shorter than the minimum length",
@@ -32,16 +32,16 @@ STATUSES: Mapping[Status, str] = {  # and what became of the records with each
     "failed": "with no vector: every try failed",
 }
 
-_AS_EVER: Store = "float32"  # adds nothing to a fingerprint: older runs have it too
+_AS_EVER: Store = "float32"  # left out of fingerprints: those of older runs stay valid
 RESIDUES_PER_SHARD = 250_000  # of the largest shards
 _RESIDUES_WITH_ROWS = 125_000  # the same, where each residue has a vector
 SHARD_FORMAT = 8
-BYTES_PER_SLICE = 2**23  # of the content of inputs that are planned, and called, together
+BYTES_PER_SLICE = 2**23  # of uncompressed input that is planned and called together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderSpec:
-    """A model that makes vectors of sequences, and how its vectors are made."""
+    """A model, and how it turns sequences into vectors."""
 
     family: str = "esm2"  # a name in ``encoders.families.FAMILIES``
     model: str  # name in messages
@@ -53,17 +53,17 @@ class EncoderSpec:
     reads: Reads = "protein"
     store: Store = _AS_EVER
 
-    implied: ClassVar = ("model", "dim", "reads")  # a name, and what family and content imply
+    implied: ClassVar = ("model", "dim", "reads")  # follow from the other fields
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The fields that make its vectors, before they are stored."""
+        """The fields that change the vectors, without their storage format."""
         left_out = (*self.implied, "store")
         return {name: value for name, value in asdict(self).items() if name not in left_out}
 
     @property
     def per_residue(self) -> bool:
-        """True if a sequence has a row for each residue, and not one in all."""
+        """True if each residue has a vector, False if each sequence has one."""
         return self.pooling == "none"
 
 
@@ -102,7 +102,7 @@ class Recipe:
 
     @property
     def largest_shard(self) -> int:
-        """Residues of the largest shards: their vectors are in memory at once."""
+        """Residues of the largest shards. All vectors of a shard are in memory at once."""
         limit = _RESIDUES_WITH_ROWS if self.per_residue else self.residues_per_shard
         return min(limit, self.residues_per_shard)
 
@@ -113,11 +113,11 @@ class Recipe:
 
     @property
     def has_frames(self) -> bool:
-        """True if records are cut into chunks, and these translated."""
+        """True if records are cut into chunks and translated."""
         return bool(self.encoders) and self.input_type == "nucleotide"
 
     def count_chunks(self, length: int) -> int:
-        """The chunks of a record of this length."""
+        """The number of chunks of a record of this length."""
         return -(-length // self.chunk_size) if self.input_type == "nucleotide" else 1
 
     @property
@@ -139,17 +139,17 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """The memory that a model takes; devices, workers and batches are chosen by it."""
+    """The memory that a model needs. Devices, workers and batch sizes depend on it."""
 
     n_parameters: int
     file_bytes: int
-    converted_bytes: int = 0  # on disk, beside the file; 0: it is used as it is
+    converted_bytes: int = 0  # of the converted copy on disk; 0: the file is used as it is
     bytes_per_parameter: float = 2  # on a device; half precision
     bytes_per_token: int  # peak of all activations on a device, with room to spare
-    filling_tokens: int  # in a batch that keeps a GPU busy
+    filling_tokens: int  # tokens of a batch that keeps a GPU busy
 
     def weight_bytes(self, precision: Precision) -> int:
-        """On a device."""
+        """Bytes of the weights on a device."""
         n_bytes = self.bytes_per_parameter
         if precision == "fp8":
             n_bytes /= 2
@@ -158,7 +158,10 @@ class Footprint:
         return round(n_bytes * self.n_parameters)
 
     def gpu_memory(self, n_tokens: int | None = None) -> int:
-        """Bytes for the weights in half precision and two batches; None: those that fill a GPU."""
+        """Bytes for the weights in half precision and two batches of ``n_tokens``.
+
+        None: batches that keep a GPU busy.
+        """
         n_tokens = self.filling_tokens if n_tokens is None else n_tokens
         return self.weight_bytes("bf16") + 2 * n_tokens * self.bytes_per_token
 

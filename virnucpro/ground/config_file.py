@@ -1,4 +1,4 @@
-"""Options from a YAML file, by their names."""
+"""Read options from a YAML file."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _EXAMPLE = "write an option and its value on each line, for example: batch_size:
 
 
 def read_config(path: Path, names: Collection[str]) -> dict[str, Any]:
-    """The options of a file, by their names in Python; ``names`` are all that there are.
+    """Read the options of a file, by their Python names; ``names`` are the possible ones.
 
     Raises:
         InputMissingError: the file cannot be read.
-        UsageError: it is not a table of options, gives one twice, or one that is not in ``names``.
+        UsageError: it is not a table of options, or an option is unknown or occurs twice.
     """
     try:
         loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
@@ -49,9 +49,9 @@ def read_config(path: Path, names: Collection[str]) -> dict[str, Any]:
 def _entries(
     table: yaml.MappingNode, content: dict[Any, Any], names: Collection[str]
 ) -> Iterator[tuple[int, str, Any]]:
-    """Line, name and value of each entry, as they are written: of two keys, YAML keeps the last.
+    """Yield line, name and value of each entry; of a repeated key, YAML keeps the last value.
 
-    A section, as ``hardware:``, is no option, and gives what it holds.
+    A section such as ``hardware:`` yields its entries.
     """
     of_key = {_name(key): value for key, value in content.items()}
     for key, node in table.value:
@@ -64,7 +64,7 @@ def _entries(
 
 
 def _as_option(name: str, value: object) -> tuple[str, object]:
-    """An option of ours for a word that other programs use, or the same."""
+    """Translate an option of other programs into ours; leave all others as they are."""
     match name, value:
         case "gpu_ids", list():
             return "gpus", ",".join(map(str, value))
@@ -84,7 +84,7 @@ def _check_key(
 ) -> None:
     """
     Raises:
-        UsageError: an option is given twice, or does not exist; names the line.
+        UsageError: an option occurs twice or does not exist; the message names the line.
     """
     if name not in names:
         raise UsageError(

@@ -1,18 +1,18 @@
-"""Every error VirNucPro raises on purpose.
+"""Every error that VirNucPro raises on purpose.
 
 VirnucproError            exit 1    nothing usable came out, or an internal error
 ├── UsageError            exit 64   options that contradict each other or make no sense
 ├── InputError            exit 65   the content of an input file is wrong
-├── InputMissingError     exit 66   an input file is not there or cannot be opened
+├── InputMissingError     exit 66   an input file does not exist or cannot be opened
 ├── UnavailableError      exit 69   a device, a model or a head cannot be used
-├── OutputError           exit 73   the run folder cannot be created or is not ours to use
+├── OutputError           exit 73   the run folder cannot be created or used
 │   └── ResumeError                 it holds another run; the message names the difference
 ├── StorageError          exit 74   disk full or another I/O error
-└── FeatureFileError      exit 1    a feature file is not whole (resume does it again)
+└── FeatureFileError      exit 1    a feature file is incomplete (--resume makes it again)
 
 A message says what happened and where; ``hint`` says what to do next. Errors never cross
-a process boundary: workers send events (``events``), which carry text, and the processes that make
-tables send class, message and hint.
+a process boundary: workers send events with text, and helpers send class, message and hint
+(``events.ErrorText``).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from virnucpro.ground.log import printable
 
 
 class VirnucproError(Exception):
-    """Base class: ``except VirnucproError`` is the one class that the command line catches."""
+    """The base class, and the one class that the command line catches."""
 
     exit_code = 1
 
@@ -45,7 +45,7 @@ class InputMissingError(VirnucproError):
 
     @classmethod
     def cannot_open(cls, path: Path, error: OSError, name: str = "") -> InputMissingError:
-        """The error of a file that the system does not open, which the user calls by a name."""
+        """The error for a file that the system does not open; ``name`` is the user's for it."""
         where = name or error.filename or path
         return cls(f"{printable(where)}: {error.strerror}", "check the path and its permissions")
 

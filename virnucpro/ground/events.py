@@ -1,4 +1,4 @@
-"""The events of a run. Plain values: they are pickled, logged, drawn.
+"""The events of a run: plain values, which are pickled, logged and drawn.
 
 Every shard of a run ends in exactly one ``ShardDone`` or ``ShardFailed``.
 """
@@ -14,12 +14,12 @@ from virnucpro.ground.files import disk_error
 from virnucpro.ground.records import Shard
 
 STAGES = ("reading", "embedding", "writing tables")  # of a run
-SCORING = "scoring"  # in the place of the last two, where nothing is embedded
+SCORING = "scoring"  # replaces the last two in a run without encoders
 STARTING = "starting workers"  # a part of embedding
 
 
 class Memory(NamedTuple):
-    """Bytes of a device, or of the process and the machine where the device is a CPU."""
+    """Bytes of a GPU; on a CPU, bytes used by the process and total bytes of the machine."""
 
     used: int
     total: int
@@ -45,9 +45,9 @@ class WorkerLost(NamedTuple):
 
 
 class BatchStarted(NamedTuple):
-    """The ORFs, by their place in the shard, that may be at fault if the worker dies now.
+    """A batch has started. Its ORFs, by index in the shard, are suspects if the worker dies.
 
-    The next batch may start before this one is done: of this shard, or the first of the next.
+    The next batch, of this shard or the next, may start before this one is done.
     """
 
     worker: str
@@ -57,14 +57,14 @@ class BatchStarted(NamedTuple):
 
 
 class BatchDone(NamedTuple):
-    """The rows of a batch have vectors, or reasons for having none."""
+    """Each ORF of a batch has a vector or the reason why it has none."""
 
     worker: str
     shard: Shard
     rows: tuple[int, ...]
     n_tokens: int
     memory: Memory
-    n_repeated: int = 0  # sequences that the precision could not hold, and float32 did
+    n_repeated: int = 0  # sequences that overflowed and were repeated in float32
 
 
 class BudgetReduced(NamedTuple):
@@ -75,9 +75,9 @@ class BudgetReduced(NamedTuple):
 
 
 class ShardDone(NamedTuple):
-    """The shard's feature file is whole; ``n_failed`` of its ORFs are in it as failures.
+    """The shard's feature file is complete; it lists ``n_failed`` ORFs as failures.
 
-    It comes when the file is written, while the next shard is embedded already.
+    Sent when the file is written; the next shard is already being embedded.
     """
 
     worker: str
@@ -90,7 +90,7 @@ class ShardDone(NamedTuple):
 
 
 class ErrorText(NamedTuple):
-    """An error of ours on its way to another process, which raises it anew."""
+    """An error of ours as text, which another process raises again."""
 
     kind: type[VirnucproError]
     message: str
@@ -113,11 +113,11 @@ class ShardFailed(NamedTuple):
     shard: Shard
     reason: str
     traceback: str = ""
-    refusal: ErrorText | None = None  # set if only the disk is to blame: it takes no others either
+    refusal: ErrorText | None = None  # the disk's error; it would stop all other shards too
 
 
 class Progress(NamedTuple):
-    """A stage of the parent's own; ``total`` is 0 where it cannot be known."""
+    """The progress of a stage in the parent; ``total`` is 0 if unknown."""
 
     stage: str
     done: int

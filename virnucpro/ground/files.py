@@ -1,7 +1,7 @@
-"""Files on disk: written whole or not at all, read plain or compressed; and what the disk refuses.
+"""Write files whole or not at all, read plain or compressed files, and explain disk errors.
 
-Python's errors of ``write`` name no file, and their numbers mean little to a user. Here they get
-the name of the file, an exit code and a remedy.
+Python's errors from ``write`` name no file, and their numbers mean little to a user. Here they
+get the name of the file, an exit code and a remedy.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ else:
     from backports import zstd as zstd
 
 OnBlock = Callable[[bytes | memoryview], object]
-Opener = Callable[[str, int], int]  # for ``open``: takes a path and flags, gives a descriptor
+Opener = Callable[[str, int], int]  # for ``open``: path and flags -> descriptor
 EMBEDDED_FOLDER = Path(__file__).parents[1] / "embedded"  # the models that are part of the package
 # in the folder of a trained model; the last is an encoder that is none of ESM-2, or names one
 HEAD_FILE, REGIONS_FILE, LEARNED_FILE = "head.safetensors", "regions.json", "encoder.safetensors"
 TEMPORARY = ".tmp"  # ends the name of every temporary file
-MOST_JSON = 2**28  # bytes of a file of JSON; run.json has 400 for each input
-_DEEPEST = 64  # levels of JSON; files of ours have a handful
+MOST_JSON = 2**28  # bytes of a JSON file; run.json has 400 for each input
+_DEEPEST = 64  # levels of JSON; our files have a handful
 _MOST_DIGITS = 21  # of a number of 64 bits, with its sign
 _N_DIGITS = 8  # before that, hexadecimal
 _TEMPORARY = re.compile(rf"\..*\.[0-9a-f]{{{_N_DIGITS}}}{re.escape(TEMPORARY)}", re.DOTALL)
@@ -80,7 +80,7 @@ _REMEDIES: dict[int, tuple[type[OutputError | StorageError], str]] = {
 
 
 def disk_error(error: OSError, path: object = "") -> OutputError | StorageError:
-    """The error for a file, with its exit code: 73 if it cannot be made there, else 74."""
+    """Our error for an OSError: exit code 73 if the file cannot be made there, else 74."""
     where = path or error.filename
     message = error.strerror or str(error)
     kind, hint = _REMEDIES.get(error.errno or 0, (StorageError, _UNKNOWN))
@@ -89,7 +89,7 @@ def disk_error(error: OSError, path: object = "") -> OutputError | StorageError:
 
 @contextmanager
 def writing(path: Path, *also: Path) -> Iterator[None]:
-    """Turn errors of writing a file or folder into ours; ``also`` are further names of it.
+    """Turn errors from writing a file or folder into ours; ``also`` are other names for it.
 
     Raises:
         OutputError: it cannot be made there.
@@ -105,10 +105,10 @@ def writing(path: Path, *also: Path) -> Iterator[None]:
 
 
 def expanded(path: str | Path) -> Path:
-    """The path with the home folder in the place of a leading ``~`` or ``~user``.
+    """Expand a leading ``~`` or ``~user`` to the home folder.
 
     Raises:
-        UsageError: there is no such user, no file can have this name, or it is an address.
+        UsageError: the user does not exist, the name has a NUL byte, or it is a URL.
     """
     if _ADDRESS.match(str(path)):
         raise UsageError(
@@ -131,7 +131,7 @@ def expanded(path: str | Path) -> Path:
 
 
 def open_plain(path: Path) -> BinaryIO:
-    """Open a file to read. A pipe, a device or a socket is refused, where ``open`` might wait.
+    """Open a file to read. Pipes, devices and sockets are refused: ``open`` could block.
 
     Raises:
         OSError: it cannot be opened, or is not a plain file.
@@ -144,14 +144,14 @@ def open_plain(path: Path) -> BinaryIO:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # a pipe would wait for its other end
+    return os.open(path, flags | os.O_NONBLOCK)  # do not wait for the other end of a pipe
 
 
 @contextmanager
 def atomic(path: Path) -> Iterator[Path]:
     """Yield a temporary sibling that replaces ``path``, synced to disk, if the block succeeds.
 
-    The folder must be there: one that somebody took away does not come back by itself.
+    The folder must exist: a deleted folder is not made again.
 
     Raises:
         OutputError, StorageError: as ``writing``.
@@ -167,7 +167,7 @@ def atomic(path: Path) -> Iterator[Path]:
 
 
 def read_json(path: Path, most_bytes: int = MOST_JSON) -> Any:  # noqa: ANN401 - as it comes
-    """The content of a plain file of JSON, in UTF-8.
+    """Read a plain JSON file in UTF-8.
 
     Raises:
         OSError: it cannot be opened, or is not a plain file.
@@ -180,7 +180,7 @@ def read_json(path: Path, most_bytes: int = MOST_JSON) -> Any:  # noqa: ANN401 -
 
 
 def read_facts(path: Path) -> dict[str, Any]:
-    """What a run, a training or an evaluation says of itself: an object in a file of JSON.
+    """Read the JSON object that describes a run, a training or an evaluation.
 
     Raises:
         OSError: it cannot be opened, or is not a plain file.
@@ -199,7 +199,7 @@ def read_facts(path: Path) -> dict[str, Any]:
 
 
 def parse_json(text: bytes | str) -> Any:  # noqa: ANN401 - as it comes
-    """The content of JSON, in UTF-8.
+    """Parse JSON, in UTF-8.
 
     Raises:
         ValueError: it is nested too deeply, or not JSON.
@@ -219,7 +219,7 @@ def parse_json(text: bytes | str) -> Any:  # noqa: ANN401 - as it comes
 
 
 def _number(digits: str) -> int | float:
-    """A whole number; one of more than 64 bits, which arrays do not hold, becomes a float."""
+    """Parse a whole number; one that does not fit into 64 bits becomes a float."""
     is_short = len(digits) <= _MOST_DIGITS and abs(int(digits)) < 2**64
     return int(digits) if is_short else float(digits)
 
@@ -232,13 +232,13 @@ def put_in_place(temporary: Path, path: Path) -> None:
 
 
 def temporary_beside(path: Path) -> Path:
-    """A name that nobody else has, not even a process of the same number elsewhere."""
+    """A unique temporary name in the same folder, even if other machines write there."""
     return path.with_name(f".{path.name}.{secrets.token_hex(_N_DIGITS // 2)}{TEMPORARY}")
 
 
 @contextmanager
 def as_text(content: BinaryIO) -> Iterator[TextIO]:
-    """Write text that may hold what is not UTF-8 into a file, which stays open."""
+    """Write text, undecodable bytes included, to a binary file; it stays open."""
     out = io.TextIOWrapper(content, "utf-8", "surrogateescape", newline="\n")
     yield out
     out.detach()
@@ -253,18 +253,18 @@ def _sync(path: Path) -> None:
 
 
 def is_temporary(name: str) -> bool:
-    """Whether a file has a name that ``temporary_beside`` gives."""
+    """True for a name that ``temporary_beside`` makes."""
     return _TEMPORARY.fullmatch(name) is not None
 
 
 def open_binary(path: Path, on_block: OnBlock | None = None) -> BinaryIO:
     """Open a plain, gzip, bzip2, xz or zstd file; the content decides, not the name.
 
-    ``on_block`` is given the bytes of the file itself, once each, as they are read.
+    ``on_block`` gets each byte of the file once, still compressed, as it is read.
 
     Raises:
         OSError: it cannot be opened, or is a pipe or a device, which can be read only once.
-        EOFError: a file of bgzip ends early, between two members, where gzip cannot notice.
+        EOFError: a bgzip file ends between two members, which gzip does not notice.
     """
     with open_plain(path) as handle:
         magic = handle.read(16)
@@ -322,9 +322,9 @@ def _unpack(
     start: Callable[[], bz2.BZ2Decompressor | lzma.LZMADecompressor],
     padding: bytes = b"",
 ) -> Generator[bytes]:
-    """The content of all streams of a bzip2 or xz file, with padding between and behind them.
+    """Decompress all streams of a bzip2 or xz file; padding may follow each of them.
 
-    Python's own readers end without an error where the next stream is damaged.
+    Python's own readers stop without an error at a damaged stream.
 
     Raises:
         EOFError: the file ends within a stream.
@@ -340,7 +340,7 @@ def _unpack(
                 yield stream.decompress(packed, _BLOCK)
                 packed = handle.read(_PACKED_BLOCK) if stream.needs_input else b""
             packed = stream.unused_data or handle.read(_PACKED_BLOCK)
-            # streams of xz and blocks are of whole paddings: none is divided between two blocks
+            # streams and blocks are multiples of the padding, so no block ends within a padding
             while padding and packed.startswith(padding):
                 n_zeros = len(packed) - len(packed.lstrip(padding))
                 rest = packed[n_zeros - n_zeros % len(padding) :]
@@ -348,7 +348,7 @@ def _unpack(
 
 
 class _Pieces(io.RawIOBase):
-    """A file to read, of pieces that come one by one."""
+    """A readable file made of pieces that a generator yields."""
 
     def __init__(self, pieces: Generator[bytes]) -> None:
         self._pieces, self._held = pieces, memoryview(b"")
@@ -375,7 +375,7 @@ def sha256(path: Path, on_bytes: Callable[[int], None] = lambda _: None) -> str:
 
 
 def sha256_of(handle: BinaryIO, on_bytes: Callable[[int], None] = lambda _: None) -> str:
-    """The hash of what an open file holds from here on."""
+    """The hash of the rest of an open file, from its current position."""
     digest, done = hashlib.sha256(), 0
     while block := handle.read(_BLOCK):
         digest.update(block)

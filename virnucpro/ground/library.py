@@ -1,7 +1,7 @@
-"""``scorer.c`` and ``attention.c``, called with arrays and without Python's lock.
+"""Call the C library (``scorer.c``, ``attention.c``) with arrays, without Python's lock.
 
-The build makes ``libscorer.so`` of them (``hatch_build.py``). Digits are those of
-``scorer.pieces``. Tables of codons have a byte for each of 125 codes.
+The build compiles both to ``libscorer.so`` (``hatch_build.py``). ``scorer.pieces`` defines the
+digits of bases. Tables of codons have a byte for each of 125 codes.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ def call(name: str, *arguments: NDArray[Any] | float) -> None:
     """Call a function of the library.
 
     Raises:
-        UnavailableError: there is no library, or none for this machine.
-        MemoryError: memory is short.
+        UnavailableError: the library is missing or does not fit this machine.
+        MemoryError: no memory is left.
     """
     if getattr(_library(), name)(*arguments):
         raise MemoryError(f"no memory is left for {name} of the scorer")

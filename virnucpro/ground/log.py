@@ -1,7 +1,7 @@
-"""Logging, configured once, in the parent; and user text made safe to print.
+"""Configure logging, once, in the parent; make user text safe to print.
 
-The log file gets everything; the console warnings, and what is announced once. Without a
-dashboard it also gets the line of figures that comes every ten seconds.
+The log file gets everything. The console gets warnings and announcements, and without a
+dashboard a line of figures every ten seconds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _HEAD, _TAIL = 200, 100  # letters shown of a long text
 
 
 def printable(text: object) -> str:
-    """Text of a user (an id, a path) for a message: no control characters, not too long.
+    """Prepare user text (an id, a path) for a message: escape control characters, shorten.
 
     >>> printable("a\\x1b[31mb")
     'a\\\\x1b[31mb'
@@ -30,7 +30,7 @@ def printable(text: object) -> str:
 
 
 def escaped(text: object) -> str:
-    """A whole text, without control characters."""
+    """Escape the control characters of a text, without shortening it."""
     text = str(text)
     if text.isprintable():
         return text
@@ -38,7 +38,7 @@ def escaped(text: object) -> str:
 
 
 def counted(n: int, noun: str, several: str = "") -> str:
-    """A number of things; ``several`` is the plural that needs more than an s.
+    """A number and its noun; ``several`` is an irregular plural.
 
     >>> counted(1, "file"), counted(1200, "file"), counted(0, "match", "matches")
     ('1 file', '1,200 files', '0 matches')
@@ -52,12 +52,12 @@ def announce(message: str) -> None:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """Open a log: a pipe that nobody reads is refused, and not waited for."""
+    """Open a log; a pipe without a reader raises an error instead of blocking."""
     return os.open(path, flags | os.O_NONBLOCK, 0o666)
 
 
 class _QuietFileHandler(logging.FileHandler):
-    """A log that cannot be written causes one warning; it must not stop a run."""
+    """A log file. If it cannot be written, it warns once, and the run goes on."""
 
     def __init__(self, path: Path, opener: Callable[[str, int], int]) -> None:
         self._opener, self._is_told = opener, False
@@ -79,14 +79,14 @@ class _QuietFileHandler(logging.FileHandler):
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
         if not self._is_told:
-            self._is_told = True  # before the warning, which comes here too
+            self._is_told = True  # first: the warning itself comes here too
             error = sys.exc_info()[1]
             LOGGER.warning("%s cannot be written: %s", printable(self.baseFilename), error)
 
 
 @contextmanager
 def logging_to(handler: logging.Handler, level: int = logging.INFO) -> Iterator[None]:
-    """Send the log to ``handler`` for the time of the block, in its own format if it has one."""
+    """Log to ``handler`` within the block; a handler without a format gets ours."""
     if handler.formatter is None:
         handler.setFormatter(logging.Formatter(_FORMAT))
     before = LOGGER.level, LOGGER.propagate
@@ -99,7 +99,7 @@ def logging_to(handler: logging.Handler, level: int = logging.INFO) -> Iterator[
         LOGGER.removeHandler(handler)
         LOGGER.setLevel(before[0])
         LOGGER.propagate = before[1]
-        with suppress(OSError):  # a full disk is told once, by what needs it
+        with suppress(OSError):  # whatever needs the full disk reports it
             handler.close()
 
 
@@ -107,7 +107,7 @@ def logging_to(handler: logging.Handler, level: int = logging.INFO) -> Iterator[
 def logging_to_file(
     path: Path, opener: Callable[[str, int], int] = _open_at_once
 ) -> Iterator[None]:
-    """Append the log to a file, opened by ``opener``, for the time of the block."""
+    """Append the log to a file within the block."""
     handler = _QuietFileHandler(path, opener)
     with logging_to(handler, LOGGER.level or logging.INFO):
         try:

@@ -1,10 +1,9 @@
-"""The options of commands: what a class of them is, and how it is made, checked and shown.
+"""Declare the options of commands: classes of options, and how they are made and checked.
 
-A class holds the options of one command, or of a duty that several share: name, type, default and
-help text of each. ``cli.command`` makes the command line of it, ``stories.api`` and the tests make
-it themselves, and what is asked for is read from it where it is used. A field that is ``Annotated``
-with an option of typer is on the command line; the others are filled by whoever calls. The classes
-of a room stand in its ``options``.
+A class holds the options of one command, or options that several commands share: name, type,
+default and help text of each. ``cli.command`` makes a command line from it; ``stories.api`` makes
+the object directly. A field that is ``Annotated`` with a typer option is on the command line; the
+caller fills the others. Each room declares its classes in its module ``options``.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def names_of(*groups: type) -> set[str]:
 
 @cache
 def _hints_of(group: Callable[..., object]) -> dict[str, Any]:
-    """The types of the fields of a class, with the option of each that is one."""
+    """The type hints of a class, with their annotations."""
     return get_type_hints(group, include_extras=True)
 
 
@@ -49,7 +48,7 @@ def refuse(options: Any, names: Iterable[str], where: str, else_: str = "") -> N
     """Refuse options that have no effect, instead of ignoring them.
 
     Raises:
-        UsageError: one of them has another value than its default.
+        UsageError: one of them differs from its default.
     """
     given = given_of(options, names)
     if given:
@@ -61,21 +60,21 @@ def refuse(options: Any, names: Iterable[str], where: str, else_: str = "") -> N
 
 
 def given_of(options: Any, names: Iterable[str]) -> list[str]:  # noqa: ANN401
-    """The options, among these, that have another value than their default."""
+    """The flags of those options that differ from their defaults."""
     defaults = {field.name: field.default for field in fields(options)}
     return sorted(flag(name) for name in names if getattr(options, name) != defaults[name])
 
 
 def flag(name: str) -> str:
-    """The option on the command line that a field is."""
+    """The flag of a field on the command line."""
     return f"--{name.replace('_', '-')}"
 
 
 def make(options: Callable[..., T], values: Mapping[str, object]) -> T:
-    """Options of values by their names, as a user gives them: text for a path, a list for a tuple.
+    """Make options from values as a user writes them: text for a path, a list for a tuple.
 
     Raises:
-        UsageError: a value is empty or of no use.
+        UsageError: a value is empty, or has the wrong type or range.
     """
     hints = _hints_of(options)
     on_command_line = options_of(hints)
@@ -91,14 +90,14 @@ def make(options: Callable[..., T], values: Mapping[str, object]) -> T:
 
 
 def options_of(hints: Mapping[str, Any]) -> dict[str, ParameterInfo]:
-    """The ``typer`` option of each field that is one, by its name."""
+    """The ``typer`` options of a class, by field name."""
     return {
         name: get_args(hint)[1] for name, hint in hints.items() if get_origin(hint) is Annotated
     }
 
 
 def carry(options: object, to: Callable[..., T], **changes: object) -> T:
-    """Options of another command: the values of those that both have, but for the changes."""
+    """Make options of another class from the shared fields; ``changes`` override them."""
     names = {field.name for field in fields(to)} - changes.keys()  # type: ignore[arg-type]
     shared = {name: getattr(options, name) for name in names if hasattr(options, name)}
     return to(**shared, **changes)
@@ -112,10 +111,10 @@ def _word(name: str, info: ParameterInfo) -> str:
 
 
 def _value(option: str, hint: Any, value: object) -> object:  # noqa: ANN401 - a type
-    """The value in the type of its option.
+    """Convert a value to the type of its option.
 
     Raises:
-        UsageError: it is empty, or of another type or choice.
+        UsageError: it is empty, has the wrong type, or is not one of the choices.
     """
     if value == "":
         raise UsageError(f"{option} is empty", hint="check that the shell variable in it is set")
@@ -132,14 +131,14 @@ def _value(option: str, hint: Any, value: object) -> object:  # noqa: ANN401 - a
 
 
 def _number_of_python(value: object) -> object:
-    """A number of NumPy as one of Python; another value as it is."""
+    """Convert a NumPy number to a Python number; leave other values as they are."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return value
     return int(value) if isinstance(value, Integral) else float(value)
 
 
 def _will_do(kind: Any, value: object) -> bool:  # noqa: ANN401 - a type
-    if isinstance(value, bool):  # to Python it is a number
+    if isinstance(value, bool):  # bool is a subclass of int
         return kind is bool
     if get_origin(kind) is Literal:
         return value in get_args(kind)
@@ -152,7 +151,7 @@ def _converted(kind: Any, value: Any) -> object:  # noqa: ANN401 - a type
     return str(value) if kind is str and isinstance(value, int) else value
 
 
-_GIVEN_AS: dict[Any, tuple[type, ...]] = {  # types of values that stand for another
+_GIVEN_AS: dict[Any, tuple[type, ...]] = {  # types accepted for each type of option
     float: (int, float),
     str: (str, int),
     Path: (str, Path),
@@ -170,7 +169,7 @@ _WORDS = {
 def _check_range(name: str, info: ParameterInfo, value: object) -> None:
     """
     Raises:
-        UsageError: a number is not in the range of its option.
+        UsageError: a number is out of range.
     """
     if not isinstance(value, (int, float)):
         return

@@ -1,7 +1,7 @@
-"""What other packages add to VirNucPro, by the entry points of their distributions.
+"""Find what other packages add to VirNucPro through entry points.
 
-They are looked for where installed modules lie, and never in the current folder: a file next to
-the data is data, whatever its name.
+Only installed packages count, never the current folder: a file next to the data is data,
+whatever its name.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ def _load(plugin: EntryPoint, kind: type[T]) -> T:
     """The object that an entry point names.
 
     Raises:
-        UnavailableError: it cannot be imported, or is of another kind.
+        UnavailableError: it cannot be imported or has the wrong type.
     """
     before = list(sys.path)
     sys.path[:] = _installed_folders()
     try:
         value = plugin.load()
-    except Exception as error:  # whatever the code of others raises
+    except Exception as error:  # other people's code may raise anything
         raise _broken(plugin, f"{type(error).__name__}: {error}") from error
     finally:
         sys.path[:] = before
