@@ -84,9 +84,9 @@ class ShardDone(NamedTuple):
     shard: Shard
     seconds: float
     n_failed: int
-    n_cached: int = 0  # vectors that a cache had
+    n_cached: int = 0  # vectors read from a cache
     n_cached_tokens: int = 0
-    cache_fault: str = ""  # why its new vectors are not in the cache
+    cache_fault: str = ""  # why the new vectors are not in the cache
 
 
 class ErrorText(NamedTuple):

@@ -1,4 +1,4 @@
-"""Our processes: how workers, ranks and those of the benchmark start, hear signals and die.
+"""Start processes (workers, ranks, helpers), pass them signals, and make them end with us.
 
 A process is a new interpreter, bound to the one that started it before it imports anything that
 takes long. It looks for modules where its parent looks, but never in the current folder: a file
@@ -49,7 +49,7 @@ _SET_DEATH_SIGNAL = 1  # of prctl(2)
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """The last message of a process that an exception ended. Errors do not cross processes."""
+    """The last message of a process that an exception ended: its text, not the exception."""
 
     reason: str
     traceback: str
@@ -58,7 +58,7 @@ class Raised:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Child:
-    """A process that was started here, and the pipe to it, which ends with it."""
+    """A process that this one started, and the pipe to it, which closes when it ends."""
 
     process: subprocess.Popen[bytes]
     pipe: Pipe
@@ -75,7 +75,7 @@ class Child:
         self.process.kill()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait for the end; False if it does not come within this time."""
+        """Wait for the process to end; False if it is still running after ``seconds``."""
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(seconds)
         return not self.is_alive
@@ -87,7 +87,7 @@ class Child:
             self.process.stdin.close()
 
     def cause_of_end(self, seconds: float | None = None) -> str:
-        """The reason why a process ended; it may end a moment after its pipe."""
+        """The reason why a process ended; waits for it, since its pipe may close first."""
         self.wait(seconds)
         exit_code = self.process.returncode
         if exit_code is None:
@@ -100,13 +100,13 @@ class Child:
 
     @staticmethod
     def with_news(children: Sequence[Child], seconds: float | None = None) -> list[Child]:
-        """Wait for children that have sent something or ended; an empty list when time is over."""
+        """Wait for children that have sent a message or ended; an empty list at a timeout."""
         ready = connection.wait([child.pipe for child in children], seconds)
         return [child for child in children if child.pipe in ready]
 
     @staticmethod
     def kill_all(children: Sequence[Child]) -> None:
-        """Kill processes, which hold nothing that could be lost, and wait for their end."""
+        """Kill processes and wait until they have ended. They hold nothing that could be lost."""
         for child in children:
             child.kill()
         for child in children:
@@ -122,13 +122,13 @@ def start(target: Callable[Concatenate[Pipe, P], None], *args: P.args, **kwargs:
     ours, theirs = connection.Pipe()
     with theirs:
         child = Child(_interpreter(theirs), ours)
-    with suppress(OSError):  # it has died; that is heard at the pipe
+    with suppress(OSError):  # it has died; its pipe reports that
         ours.send((target, args, kwargs))
     return child
 
 
 def as_message(value: object) -> memoryview:
-    """A value pickled once, for ``send_bytes`` of several pipes."""
+    """Pickle a value once, for ``send_bytes`` of several pipes."""
     return ForkingPickler.dumps(value)
 
 
@@ -148,9 +148,9 @@ def _interpreter(pipe: Pipe) -> subprocess.Popen[bytes]:
 
 
 def begin(number: int) -> None:
-    """Run what the parent sends; the first call in a process, which does not return.
+    """Run what the parent sends, then end the process. Called first, and never returns.
 
-    ``number`` is the file descriptor of its pipe.
+    ``number`` is the file descriptor of the pipe.
     """
     _obey_parent()
     os.set_inheritable(number, False)
@@ -159,7 +159,7 @@ def begin(number: int) -> None:
     try:
         target, args, kwargs = pipe.recv()
         target(pipe, *args, **kwargs)
-    except Exception as error:  # whatever it is, the parent must hear of it
+    except Exception as error:  # the parent must learn of any error
         exit_code = 1
         reason = f"{type(error).__name__}: {printable(error)}"
         with suppress(OSError):  # the parent is gone
@@ -167,7 +167,7 @@ def begin(number: int) -> None:
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):  # closed, or none
             stream.flush()
-    os._exit(exit_code)  # torch's threads may abort an interpreter that is taken down
+    os._exit(exit_code)  # torch's threads may crash a normal interpreter shutdown
 
 
 def _obey_parent() -> None:
@@ -179,7 +179,7 @@ def _obey_parent() -> None:
 
 
 def end_with(parent: int) -> None:
-    """Have this process end with the one that started it and has this number (Linux)."""
+    """Make this process end with its parent, which has this process id (Linux)."""
     _die_with_parent()
     if os.getppid() != parent:
         os._exit(1)
@@ -197,14 +197,14 @@ def _wait_for_parents_end() -> None:
 
 @contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Hold back the signals that would end this process, so that no child is started and forgotten.
+    """Delay the signals that would end this process, so that no started child is forgotten.
 
-    The processes it starts do not hear of Ctrl-C and of a lost terminal: they end with this one.
-    They inherit that by a mask. It holds nothing here, where other threads may take a signal for
-    this one: so the handlers wait too.
+    Children inherit the signal mask: Ctrl-C and a lost terminal do not end them, the end of this
+    process does. Here the mask is not enough, since another thread may take the signal, so the
+    handlers are delayed too.
     """
     blocked: list[int] = []
-    here = threading.current_thread() is threading.main_thread()  # handlers run in that one only
+    here = threading.current_thread() is threading.main_thread()  # only it runs handlers
     handlers = {
         number: handler
         for number in _ENDING

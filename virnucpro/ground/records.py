@@ -29,7 +29,7 @@ Counts = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
 DECIMALS = 6  # of scores
-FRAMES_FAILED = "frames failed"  # in the note of a record that can be run again
+FRAMES_FAILED = "frames failed"  # in the note of a record that may be run again
 PROTEIN = "."  # the strand of an ORF that came as a protein
 
 
@@ -53,17 +53,17 @@ class FastaRecord(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The id that the record has in its file."""
+        """The id of the record in its file."""
         return self.own_id or self.id
 
     @property
     def protein(self) -> str:
-        """Its letters in upper case, without the stop that gene callers write at the end."""
+        """The sequence in upper case, without the final stop that gene callers write."""
         return self.sequence.upper().removesuffix("*")
 
     @property
     def is_circular(self) -> bool:
-        """Whether its header says that its sequence is a circle.
+        """True if the header says that the sequence is circular.
 
         >>> FastaRecord("1", "1 length=5000 circular=true", "").is_circular
         True
@@ -105,7 +105,7 @@ class Records(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """The ids that the records have in their files."""
+        """The ids of the records in their files."""
         return [own or name for own, name in zip(self.own_ids, self.ids, strict=True)]
 
     @property
@@ -117,7 +117,7 @@ class Records(NamedTuple):
         return sum(map(len, self.sequences))
 
     def with_ids(self, ids: list[str]) -> Records:
-        """The same records by other ids, in their headers too."""
+        """The same records with other ids, in their headers too."""
         headers = [
             header if new == old else new + header.lstrip()[len(old) :]
             for header, old, new in zip(self.headers, self.ids, ids, strict=True)
@@ -125,7 +125,7 @@ class Records(NamedTuple):
         return self._replace(ids=ids, headers=headers)
 
     def qualified(self, prefix: str, unprefixed: Container[str]) -> Records:
-        """The same records by ids with a prefix, but for some; their own ones are kept."""
+        """Prefix the ids, except those in ``unprefixed``; ``own_id`` keeps the original."""
         ids = [name if name in unprefixed else prefix + name for name in self.ids]
         own = ["" if new == old else old for new, old in zip(ids, self.ids, strict=True)]
         return self.with_ids(ids)._replace(own_ids=own)
@@ -137,10 +137,9 @@ def reverse_complement(bases: str) -> str:
 
 
 class Orf(NamedTuple):
-    """One reading frame of a chunk that no stop codon interrupts, translated.
+    """A translated reading frame of a chunk without a stop codon.
 
-    A protein of the input is an Orf too: it is its own chunk and its own record, and its
-    strand is ``.``.
+    A protein of the input is an Orf too: its own chunk and its own record, with strand ``.``.
     """
 
     id: str
@@ -150,7 +149,7 @@ class Orf(NamedTuple):
     end: int
     strand: str
     protein: str
-    bases: str = ""  # bases of its strand, upper case, and the next one where there is one
+    bases: str = ""  # bases of its strand in upper case, and the next one, if any
     copy_of: int | None = None  # ordinal of the embedded ORF of the same sequence; see ``dedup``
 
     def text(self, what: Literal["protein", "dna"]) -> str:
@@ -158,7 +157,7 @@ class Orf(NamedTuple):
         return self.protein if what == "protein" else self.bases
 
     def codons_in(self, sequence: str) -> str:
-        """Its whole codons on its own strand, cut from the sequence of its record."""
+        """Its complete codons, on its own strand; ``sequence`` is that of the record."""
         bases = sequence[self.start : self.end]
         return reverse_complement(bases) if self.strand == "-" else bases
 
@@ -172,10 +171,10 @@ def shard_name(index: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A FASTA file of ORFs: the unit of work, of failure and of resume."""
+    """A FASTA file of ORFs: the unit of work, failure and resume."""
 
     index: int
-    path: Path = field(compare=False)  # a plan is made aside, and moved
+    path: Path = field(compare=False)  # a plan is made elsewhere, then moved here
     n_orfs: int
     n_embedded: int  # ORFs that are not copies
     n_residues: int  # residues of these
@@ -194,7 +193,7 @@ class Shard:
 
 
 def check_counts(*counts: object) -> None:
-    """Raise TypeError or ValueError for anything but counts that 64 bits can hold."""
+    """Raise TypeError or ValueError for anything but counts that fit into 64 bits."""
     for count in counts:
         if type(count) is not int:  # a bool is not a count
             raise TypeError(f"{count!r} is not a count")
@@ -214,8 +213,8 @@ class Failure(NamedTuple):
 class Embeddings:
     """The vectors of a shard's ORFs. Ids and rows travel together or not at all.
 
-    ``vectors`` is (n_orfs, dim), or, ``per_residue``, (sum of lengths, dim) with the rows of
-    one ORF after those of the one before it. ``failures`` names the ORFs that are not here.
+    ``vectors`` is (n_orfs, dim), or, ``per_residue``, (sum of lengths, dim), ORF after ORF.
+    ``failures`` names the ORFs without vectors.
     """
 
     ids: tuple[str, ...]
@@ -239,11 +238,11 @@ class Embeddings:
 
     @property
     def n_orfs(self) -> int:
-        """Number of ORFs, delivered and failed."""
+        """Number of ORFs, failed ones included."""
         return len(self.ids) + len(self.failures)
 
     def without(self, hidden: Collection[str]) -> Embeddings:
-        """The same without the ORFs of these ids."""
+        """The embeddings without the ORFs of these ids."""
         if not hidden:
             return self
         mask = np.array([orf_id not in hidden for orf_id in self.ids], dtype=np.bool_)
@@ -276,7 +275,7 @@ class Call:
     n_chunks_scored: int = 0
     n_frames_scored: int = 0
     note: str = ""
-    regions: tuple[Region, ...] = ()  # as the tables of a finished run have them
+    regions: tuple[Region, ...] = ()  # filled when read from the tables of a finished run
     identities: tuple[Identity, ...] = ()  # of its rows in the table of viruses, in order
 
     def __post_init__(self) -> None:
@@ -287,12 +286,12 @@ class Call:
 
     @property
     def is_mendable(self) -> bool:
-        """Whether the record may be given anew: it is invalid, or a frame of it failed."""
+        """True if a new copy of the record may replace it: it is invalid, or a frame failed."""
         return self.status == "invalid" or FRAMES_FAILED in self.note
 
 
 class Identity(NamedTuple):
-    """What one virus is, by its own letters; empty where these are not known."""
+    """What one virus is, by its sequence; empty if unknown."""
 
     virus_kind: str = ""  # one of the kinds of ``scorer.kin``
     kind_probability: float | None = None
@@ -322,7 +321,7 @@ class Region(NamedTuple):
 
 
 class Track(NamedTuple):
-    """The evidence for the regions of a record, by piece. Columns in step, (n_pieces,)."""
+    """The evidence for the regions of a record: one value per piece in each column, (n_pieces,)."""
 
     start: NDArray[np.int64]
     end: NDArray[np.int64]  # before the start where a piece goes over the origin of a circle
@@ -370,7 +369,7 @@ class FrameScores(NamedTuple):
 
     @classmethod
     def of(cls, predictions: Iterable[Sequence[Prediction]]) -> FrameScores:
-        """Of the predictions of each record."""
+        """Make columns from the predictions of each record."""
         of_records = [[one for one in each if one.virus_score is not None] for each in predictions]
         frames = list(chain.from_iterable(of_records))
         return cls(
@@ -388,7 +387,7 @@ class FrameScores(NamedTuple):
         return FrameScores(n_of_records, ids, chunk_ids, scores)
 
     def renamed(self, before: Sequence[str], now: Sequence[str]) -> FrameScores:
-        """The same by other ids of their records, which ids of frames and chunks begin with."""
+        """Rename the records; the ids of frames and chunks begin with the id of the record."""
         pairs = zip(before, now, self.n_of_records, strict=True)
         names = [(len(old), new) for old, new, n in pairs for _ in range(n)]
         ids, chunk_ids = (
@@ -417,20 +416,20 @@ class Viruses(NamedTuple):
         return cls._make(map(list, columns))
 
     def rows(self, first: int, end: int) -> Viruses:
-        """Those of some of the records."""
+        """The viruses of records ``first:end``; their places count from ``first``."""
         rows = slice(bisect_left(self.places, first), bisect_left(self.places, end))
         some = Viruses._make(column[rows] for column in self)
         return some._replace(places=[place - first for place in some.places])
 
     def renamed(self, before: Sequence[str], now: Sequence[str]) -> Viruses:
-        """The same by other ids of their records, which their names begin with."""
+        """Rename the records; names of viruses begin with the id of the record."""
         pairs = zip(self.places, self.names, strict=True)
         return self._replace(names=[now[i] + name[len(before[i]) :] for i, name in pairs])
 
 
 @dataclass(slots=True, eq=False)
 class CalledRecords:
-    """Neighbouring records with their calls and what these are made of, in columns in step."""
+    """Neighbouring records, their calls, and the evidence for these, in columns in step."""
 
     records: Records
     calls: Calls
@@ -438,11 +437,11 @@ class CalledRecords:
     # by place: of those that were searched, and of those with frames that were to be embedded
     regions: dict[int, Found] = field(default_factory=dict)
     embedded: dict[int, Sequence[Prediction]] = field(default_factory=dict)
-    viruses: Viruses = field(default_factory=lambda: Viruses.of(()))  # once they were looked for
+    viruses: Viruses = field(default_factory=lambda: Viruses.of(()))  # empty before the search
 
     @classmethod
     def joined(cls, each: Sequence[CalledRecords]) -> CalledRecords:
-        """The results of neighbouring records, one after the other."""
+        """Concatenate the results of neighbouring records."""
         firsts = accumulate((len(one.records.ids) for one in each), initial=0)
         placed = list(zip(firsts, each, strict=False))
         return cls(
@@ -455,12 +454,12 @@ class CalledRecords:
 
     @property
     def failures(self) -> dict[int, list[Prediction]]:
-        """The frames without a vector, by the place of their record."""
+        """The frames without a vector, by the index of their record."""
         each = {i: [one for one in of if one.failure] for i, of in self.embedded.items()}
         return {i: failed for i, failed in each.items() if failed}
 
     def region_kinds(self, place: int) -> Counter[str]:
-        """Number of regions of each kind; the two parts of one over the origin count once."""
+        """Count regions by kind; the two parts of one that crosses the origin count once."""
         return Counter(
             region.kind
             for region in self.regions[place][0]
@@ -468,7 +467,7 @@ class CalledRecords:
         )
 
     def by_sample(self) -> Iterator[tuple[str, CalledRecords]]:
-        """The results of each sample apart."""
+        """Split the results by sample."""
         first = 0
         for sample, group in groupby(self.records.samples):
             end = first + len(list(group))
@@ -486,7 +485,7 @@ class CalledRecords:
         return CalledRecords(*columns, regions, embedded, self.viruses.rows(first, end))
 
     def by_own_ids(self) -> CalledRecords:
-        """The same with the ids that records and frames have in their file."""
+        """The results with the ids of records and frames in their file."""
         ids, names = self.records.ids, self.records.names
         return replace(
             self,
@@ -497,11 +496,11 @@ class CalledRecords:
 
 
 def _end_to_end(each: Iterable[Sequence[list[Any]]]) -> list[list[Any]]:
-    """The columns of several tables, each in one."""
+    """Concatenate several tables, column by column."""
     return [list(chain.from_iterable(columns)) for columns in zip(*each, strict=True)]
 
 
-# What several rooms compute of arrays
+# Functions of arrays that several rooms use
 
 
 def sigmoid(log_odds: Values) -> Values:
@@ -510,11 +509,11 @@ def sigmoid(log_odds: Values) -> Values:
 
 
 def runs_of(mask: Mask) -> list[tuple[int, int]]:
-    """The runs in which the mask is true, as (first, one after the last)."""
+    """The runs of true values in a mask, as (first, one after the last)."""
     bounds = np.flatnonzero(np.diff(mask, prepend=False, append=False)).tolist()
     return list(zip(bounds[::2], bounds[1::2], strict=True))
 
 
 def from_bfloat16(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
-    """Numbers in float32 of their upper halves."""
+    """Convert the bits of bfloat16 numbers to float32."""
     return (bits.astype(np.uint32) << 16).view(np.float32)

@@ -1,12 +1,12 @@
-"""Tasks (parts of a plan or of the outputs), and the processes that do them for the parent.
+"""Run tasks (parts of a plan or of the tables) in helper processes, for the parent.
 
     parent  --tools, Task-->  helper     a pipe of the helper's own, and a thread of the parent
     parent  <----result-----  helper     for each
 
-A task is pure but for files that appear whole, so it makes no difference which process does it, and
-when. The tools are what tasks of a kind work with, sent once. A helper has one task at a time, so
-neither side waits for the other to read. It stays from the plan to the page, holds nothing that
-could be lost, is killed when it is needed no more, and ends with the parent.
+A task is pure, except for files that appear whole, so any process may do it at any time. Tools are
+what all tasks of a kind need; they are sent once. A helper has one task at a time, so neither side
+waits for the other to read. Helpers stay from the plan to the page and end with the parent. They
+hold nothing that could be lost, so they are killed when the work is done.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from virnucpro.ground.processes import (
     start,
 )
 
-_SILENCE_SECONDS = 60.0  # of a helper, until it is named
-_N_WAITS = 60  # for it, in this time
-_END_SECONDS = 5.0  # for a process whose pipe has ended to follow
+_SILENCE_SECONDS = 60.0  # of a helper, until a warning
+_N_WAITS = 60  # in this time
+_END_SECONDS = 5.0  # for a process to end after its pipe has closed
 _LETTERS_AHEAD = 50_000_000  # in blocks whose results are waited for, unless one record has more
-_LETTERS_PER_HELPER = 1_000_000  # for fewer, a process that starts now comes too late
+_LETTERS_PER_HELPER = 1_000_000  # with fewer, a new process would start too late to help
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -59,11 +59,11 @@ class _Block(_Task[Tools_contra, T_co], Protocol):
 
 
 class AbandonedError(Exception):
-    """The work was ended early, so the awaited result never comes."""
+    """The work was stopped early, so the awaited result never comes."""
 
 
 class Pool:
-    """Processes for the tasks of a run: each is started when there is work for it, and stays."""
+    """The helpers of a run: each starts when there is work for it, and stays."""
 
     def __init__(self, most: int = 0) -> None:
         self._most = most  # processes beside this one
@@ -85,7 +85,7 @@ class Pool:
         self.stop()
 
     def begin(self, n_letters: int, module: str = "") -> None:
-        """Start as many processes as pay off; the first they do is import what they will need."""
+        """Start as many helpers as pay off; each first imports ``module``."""
         n_more = count_worth(self._most, n_letters) - len(self.children)
         with interrupts_held():
             for _ in range(n_more):
@@ -96,9 +96,9 @@ class Pool:
                 self._threads.submit(self._introduce, child)
 
     def helpers(self, tools: Tools, n_letters: int, products: str) -> Helpers[Tools]:
-        """The processes with these tools, if they pay off or are there; none for no letters.
+        """Get helpers with these tools, if they pay off or run already; none for no letters.
 
-        The log says what they make.
+        Logs what they make (``products``).
         """
         self.begin(n_letters)
         if not (n_letters and self.children):
@@ -107,7 +107,7 @@ class Pool:
         return Helpers(tools, self, as_message(_Equipment(tools)))
 
     def _introduce(self, child: Child) -> None:
-        """Wait until a process has begun; if it has died, its first task hears of it."""
+        """Wait until a process has begun; if it has died, its first task reports that."""
         try:
             with _watched(child):
                 self._received(child)
@@ -127,7 +127,7 @@ class Pool:
         """
         Raises:
             EOFError, OSError: the process ended.
-            VirnucproError: what the task raised, or why the process ends.
+            VirnucproError: the task raised it, or the process ends because of it.
         """
         match outcome := child.pipe.recv():
             case ErrorText():
@@ -138,14 +138,14 @@ class Pool:
         return outcome
 
     def submit(self, task: _Task[Tools, T], tools: Tools, message: memoryview) -> Future[T]:
-        """Have a task done by the next process that is free, with these tools."""
+        """Give a task to the next free process, with these tools."""
         assert self._threads is not None, "a process was started"
         return self._threads.submit(self._do, task, tools, message)
 
     def _do(self, task: _Task[Tools, T], tools: Tools, message: memoryview) -> T:
         """
         Raises:
-            VirnucproError: what the task raised, or that a process died.
+            VirnucproError: the task raised it, or a process died.
             AbandonedError: the processes were stopped.
         """
         child = self._idle.get()
@@ -163,7 +163,7 @@ class Pool:
         return result
 
     def _lost(self, reason: str) -> VirnucproError:
-        """The error of a process that died: the first, whichever task hears of one later."""
+        """The error for a process that died; later losses are reported as the first one."""
         if self._loss is None:
             self._loss = UnavailableError(
                 f"a process that makes shards or tables was lost: {printable(reason)}",
@@ -173,7 +173,7 @@ class Pool:
 
     @contextmanager
     def ended_by_errors(self) -> Iterator[None]:
-        """End all processes if an error ends the block: nobody waits for what they do."""
+        """Stop all processes if an error ends the block."""
         try:
             yield
         except BaseException:
@@ -181,7 +181,7 @@ class Pool:
             raise
 
     def stop(self) -> None:
-        """End all processes, whatever they do; work that comes later starts new ones."""
+        """Kill all processes, busy or not; later work starts new ones."""
         self._is_stopped = True
         for child in self.children:
             child.kill()
@@ -195,27 +195,27 @@ class Pool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Helpers(Generic[Tools]):
-    """The processes of a pool, with tools; without any, a task is done here, at once."""
+    """The processes of a pool with their tools; without processes, tasks run here at once."""
 
     tools: Tools
     pool: Pool
-    message: memoryview | None = None  # the tools for a process; None: none gets them
+    message: memoryview | None = None  # the tools, pickled for processes; None: tasks run here
 
     @property
     def n_ahead(self) -> int:
-        """The tasks that processes which are ready can have at a time: one, and the next."""
+        """The number of tasks to keep submitted: two for each process that is ready."""
         return 0 if self.message is None else 2 * len(self.pool.ready)
 
     def submit(self, task: _Task[Tools, T]) -> Future[T]:
-        """Have a task done."""
+        """Give a task to a process, or do it here if there is none."""
         if self.message is None:
             return _done(task, self.tools)
         return self.pool.submit(task, self.tools, self.message)
 
     def in_order(self, tasks: Iterable[_Block[Tools, T]]) -> Iterator[T]:
-        """The results of blocks, in their order; a few blocks of bounded size are taken ahead.
+        """Yield the results of blocks in order; a few blocks of bounded size are taken ahead.
 
-        What helpers have no time for is done here, so this process never waits while there is work.
+        If all helpers are busy, a block is done here, so this process does not idle.
         """
         waiting: deque[tuple[int, Future[T]]] = deque()
         n_letters = 0
@@ -239,7 +239,7 @@ class Helpers(Generic[Tools]):
 
 @dataclass(frozen=True, slots=True)
 class _Equipment:
-    """Tools that a process gets before tasks of their kind."""
+    """The tools that a process gets before tasks that need them."""
 
     tools: object
 
@@ -258,7 +258,7 @@ def count_worth(most: int, n_letters: int) -> int:
 
 @contextmanager
 def _watched(child: Child) -> Iterator[None]:
-    """Warn of a helper that does not answer within the block, which waits for it."""
+    """Warn if a helper does not answer within the block."""
     answered = Event()
     Thread(target=_tell_of_silence, args=(child, answered), daemon=True).start()
     try:
@@ -268,9 +268,9 @@ def _watched(child: Child) -> Iterator[None]:
 
 
 def _tell_of_silence(child: Child, answered: Event) -> None:
-    """Warn of a helper that does not answer.
+    """Warn if a helper does not answer in time.
 
-    Time in which this process did not run (Ctrl-Z, a scheduler that suspends) is at most one wait.
+    If this process itself is suspended (Ctrl-Z, a scheduler), that counts as at most one wait.
     """
     if any(answered.wait(_SILENCE_SECONDS / _N_WAITS) for _ in range(_N_WAITS)):
         return
@@ -282,7 +282,7 @@ def _tell_of_silence(child: Child, answered: Event) -> None:
 
 
 def _serve(pipe: Pipe, module: str) -> None:
-    """Do the tasks that come, until the parent ends; import a module first, if it has a name."""
+    """Import ``module``, if any, then do the tasks that come until the parent ends."""
     if module:
         import_module(module)
     pipe.send(None)

@@ -1,8 +1,8 @@
-"""A folder that a command writes into. Nothing below it is written or deleted through a link.
+"""Write into a folder, never through a symbolic link inside it.
 
-The folder itself may be a link: that is the user's choice. From there on every folder is opened
-relative to the one above it, and a link is refused, whenever it was placed there. A file that is
-written or deleted is named relative to its open folder.
+The folder itself may be a link: that is the user's choice. Each folder below it is opened relative
+to its open parent, and each file is written or deleted relative to its open folder. A link is
+refused, even one that appears during the run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NO_FOLDER = (FileNotFoundError, NotADirectoryError)
 
 
 class _NamedFile(io.FileIO):
-    """A file whose errors of writing name it, as those of opening do."""
+    """A file that names itself in errors of ``write``, as Python does in errors of ``open``."""
 
     def write(self, content: Any) -> int:  # noqa: ANN401 - all that has bytes
         try:
@@ -43,17 +43,17 @@ class _NamedFile(io.FileIO):
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """A folder of ours and all that lies in it; every path that it is given lies below ``root``.
+    """A folder of ours and its contents. Every path passed to it lies below ``root``.
 
-    Each method raises OutputError where a folder on the way is a link, and OSError, with the path,
-    for what the disk refuses.
+    Each method raises OutputError if a folder on the way is a link, and OSError, with the path, for
+    errors of the disk.
     """
 
     root: Path
 
     @contextmanager
     def folder(self, path: Path) -> Iterator[int]:
-        """The descriptor of a folder, the root or one below it."""
+        """Open the root or a folder below it and yield its descriptor."""
         descriptor, here = os.open(self.root, _FOLDER), self.root
         try:
             for name in _names(path, self.root):
@@ -66,7 +66,7 @@ class Tree:
             os.close(descriptor)
 
     def opener(self, path: Path) -> Opener:
-        """What ``open`` of Python takes to open a file here: a pipe is not waited for."""
+        """An opener for Python's ``open``; it does not wait for the other end of a pipe."""
 
         def open_here(_: str, flags: int) -> int:
             with self.folder(path.parent) as folder:
@@ -75,7 +75,7 @@ class Tree:
         return open_here
 
     def open(self, path: Path, mode: str) -> BinaryIO:
-        """Open a file itself, not what a link leads to; its errors name it."""
+        """Open a file, never through a link; its errors name it."""
         raw = _NamedFile(str(path), mode, opener=self.opener(path))
         return io.BufferedRandom(raw) if raw.readable() else io.BufferedWriter(raw)
 
@@ -83,8 +83,8 @@ class Tree:
     def replacing(self, path: Path) -> Iterator[BinaryIO]:
         """Yield a new file that replaces ``path``, synced to disk, if the block succeeds.
 
-        Its folder must be there: one that somebody took away does not come back by itself. A link
-        in the place of the file is replaced, and what it leads to stays as it is.
+        The folder must exist: a deleted folder is not made again. If ``path`` is a link, the link
+        is replaced, and its target stays as it is.
 
         Raises:
             OutputError, StorageError: as ``files.writing``.
@@ -104,7 +104,7 @@ class Tree:
                     os.replace(temporary.name, path.name, src_dir_fd=folder, dst_dir_fd=folder)
                 os.fsync(folder)
             finally:
-                with suppress(OSError):  # the first error is the one to tell
+                with suppress(OSError):  # report the first error
                     out.close()
                 with suppress(OSError):  # it is swept away later
                     os.unlink(temporary.name, dir_fd=folder)
@@ -115,12 +115,12 @@ class Tree:
             out.write(content.encode() if isinstance(content, str) else content)
 
     def write_json(self, path: Path, content: object) -> None:
-        """Write a file of JSON that people can read; as ``write_whole``."""
+        """Write an indented JSON file, as ``write_whole``."""
         self.write_whole(path, json.dumps(content, indent=2) + "\n")
 
     @contextmanager
     def scratch(self, folder: Path) -> Iterator[BinaryIO]:
-        """Yield a file without a name, on the disk of a folder; it is gone with the block."""
+        """Yield an unnamed file on the disk of ``folder``; it disappears with the block."""
         path = temporary_beside(folder / "scratch")
         with writing(folder, path):
             out = self.open(path, "x+")
@@ -129,7 +129,7 @@ class Tree:
             yield out
 
     def make_folder(self, path: Path) -> None:
-        """Make a folder, and those between the root and it, unless they are there."""
+        """Make a folder and its parents below the root, if they do not exist."""
         here = self.root
         for name in _names(path, self.root):
             with self.folder(here) as folder:
@@ -137,7 +137,7 @@ class Tree:
                 _make_in(folder, here)
 
     def move(self, source: Path, target: Path) -> None:
-        """Give a file another place; what was there is replaced."""
+        """Move a file; an existing target is replaced."""
         with (
             self.folder(source.parent) as before,
             self.folder(target.parent) as after,
@@ -146,7 +146,7 @@ class Tree:
             os.replace(source.name, target.name, src_dir_fd=before, dst_dir_fd=after)
 
     def refuse_links(self, names: Iterable[str]) -> None:
-        """Check that what a command writes into, or deletes from, the root lies there itself.
+        """Check that these names in the root are not links, before a command writes or deletes.
 
         Raises:
             OutputError: one of these names is a symbolic link.
@@ -155,26 +155,26 @@ class Tree:
             _refuse_link(self.root / name)
 
     def delete(self, path: Path) -> None:
-        """Delete a file, if it is there; of a link, the link alone."""
+        """Delete a file if it exists; of a link, only the link."""
         with suppress(*_NO_FOLDER), self.folder(path.parent) as folder, _named(path):
             os.unlink(path.name, dir_fd=folder)
 
     def delete_files(self, path: Path, is_ours: Callable[[str], object]) -> None:
-        """Delete the files of a folder that have names of ours."""
+        """Delete the files of a folder for whose names ``is_ours`` is true."""
         with suppress(*_NO_FOLDER), self.folder(path) as folder:
             for name in filter(is_ours, os.listdir(folder)):  # noqa: PTH208 - of a descriptor
                 with suppress(FileNotFoundError), _named(path / name):
                     os.unlink(name, dir_fd=folder)
 
     def delete_folder(self, path: Path) -> None:
-        """Delete a folder, unless it holds somebody's files."""
+        """Delete a folder if it is empty."""
         with suppress(OSError), self.folder(path.parent) as folder:
             os.rmdir(path.name, dir_fd=folder)
 
     def sweep_folder(self, path: Path, is_left: Callable[[str], object] = lambda _: False) -> None:
-        """Delete the temporary files that a killed command left in a folder, and nobody else's.
+        """Delete the temporary files that a killed command left in a folder.
 
-        So are further files that it left, by their names.
+        ``is_left`` names further files to delete.
         """
         with suppress(OSError, OutputError), self.folder(path) as folder:
             for name in os.listdir(folder):  # noqa: PTH208 - of a descriptor
@@ -190,7 +190,7 @@ def _names(path: Path, root: Path) -> tuple[str, ...]:
 
 
 def _open_in(folder: int, path: Path, flags: int) -> int:
-    """Open what has the last name of a path in an open folder."""
+    """Open the file or folder ``path.name`` in an open folder."""
     try:
         with _named(path):
             flags |= os.O_NOFOLLOW | os.O_NONBLOCK
@@ -213,7 +213,7 @@ def _make_in(folder: int, path: Path) -> None:
 
 
 def _refuse_link(path: Path, folder: int | None = None) -> None:
-    """Refuse a link; its last name is looked up in an open folder, if one is given.
+    """Refuse a link; ``folder`` is the open folder of ``path``, if any.
 
     Raises:
         OutputError: the path is a symbolic link.
@@ -221,7 +221,7 @@ def _refuse_link(path: Path, folder: int | None = None) -> None:
     name = path if folder is None else path.name
     try:
         target = os.readlink(name, dir_fd=folder)
-    except OSError:  # it is no link, or not there
+    except OSError:  # not a link, or it does not exist
         return
     raise OutputError(
         f"{printable(path)} is a link to {printable(target)}: nothing is written "
@@ -233,7 +233,7 @@ def _refuse_link(path: Path, folder: int | None = None) -> None:
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Have errors of the system name a whole path, where a part of it was opened."""
+    """Make system errors name the whole path, although only its last part was opened."""
     try:
         yield
     except OSError as error:
