@@ -237,7 +237,8 @@ def locate(model: str) -> Path:
     if model == EMBEDDED:
         if not embedded_model().exists():
             raise UnavailableError(
-                f"{EMBEDDED} is not in {printable(EMBEDDED_FOLDER)}: the installation is not whole",
+                f"{EMBEDDED} is not in {printable(EMBEDDED_FOLDER)}: "
+                "the installation is incomplete",
                 hint="install virnucpro again, or name another model with --model",
             )
         return embedded_model()
@@ -275,13 +276,13 @@ def _suggestion(word: str) -> str:
 def open_model(
     model: str, on_event: OnEvent, before_fetching: BeforeFetching = lambda *_: None
 ) -> Model:
-    """The model a user means by ``--model``: any family's by its path or published name.
+    """Find the model for ``--model``, by its path or published name, in any family.
 
-    One that is to be fetched is announced by the SHA-256 that it may have; whoever is told so can
-    stop it by an exception.
+    ``before_fetching`` gets the name and the hashes of a model before its download; an exception
+    that it raises stops the download.
 
     Raises:
-        UnavailableError: there is none, it cannot be fetched, or it is not what its name says.
+        UnavailableError: the model does not exist, cannot be fetched, or fails its check.
     """
     path = locate(model)
     if path == embedded_model():

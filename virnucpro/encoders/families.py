@@ -167,7 +167,7 @@ _ESM2 = dict(
 _DNABERT_S = (
     "https://huggingface.co/zhihan1996/DNABERT-S/resolve/00e47f96cdea35e4b6f5df89e5419cbe47d490c6"
 )
-FAMILIES: dict[str, Family] = {  # the first takes, or refuses, what no other recognises
+FAMILIES: dict[str, Family] = {  # the first also handles, or refuses, whatever none recognises
     "esm2": Family(
         "virnucpro.encoders.esm2.family", reads="protein", has_files=True, published=_ESM2
     ),

@@ -104,7 +104,7 @@ def _receive(
         out.write(block)
         n_bytes += len(block)
         if n_bytes > most:
-            raise UnavailableError(f"it goes on after {most} bytes")
+            raise UnavailableError(f"it is longer than {most} bytes")
         seconds = time.monotonic() - began
         if seconds > 2 * _TIMEOUT + (n_bytes - start) / _SLOWEST:
             raise OSError(
@@ -123,8 +123,8 @@ def _ask_for_room(path: Path, n_bytes: int) -> None:
     free = shutil.disk_usage(path.parent).free
     if free < n_bytes:
         raise StorageError(
-            f"{printable(path.parent)} has room for {as_size(free)}, "
-            f"and {as_size(n_bytes)} are to come",
+            f"{printable(path.parent)} has {as_size(free)} free; "
+            f"the download needs {as_size(n_bytes)}",
             hint="make room there, or set TORCH_HOME to a folder on another disk",
         )
 
@@ -164,7 +164,7 @@ def fetch_file(
     except UnavailableError as error:
         partial.unlink(missing_ok=True)
         raise UnavailableError(
-            f"what {file.url} gave is not {path.name}: {error}", hint=hint
+            f"the file from {file.url} is not {path.name}: {error}", hint=hint
         ) from error
     except (OSError, http.client.HTTPException) as error:
         if isinstance(error, urllib.error.HTTPError):

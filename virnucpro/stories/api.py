@@ -132,7 +132,7 @@ class _EmbedKeywords(_RunKeywords, total=False):
 
 @contextmanager
 def _words_of_python() -> Iterator[None]:
-    """Have errors in words of Python: those of a disk by our classes, and options as arguments."""
+    """Reword errors for Python: options as arguments, disk errors as our classes."""
     try:
         yield
     except VirnucproError as error:
@@ -143,13 +143,13 @@ def _words_of_python() -> Iterator[None]:
 
 
 def _in_words(items: Iterator[T]) -> Iterator[T]:
-    """The same items, with errors in words of Python."""
+    """Yield the items, with errors reworded for Python."""
     with _words_of_python():
         yield from items
 
 
 def in_python(text: str) -> str:
-    """A message with options as arguments of Python, except in quoted commands.
+    """Write the options in a message as Python arguments, except in quoted commands.
 
     >>> in_python("add --resume, or say it with --input-type protein; `virnucpro predict --force`")
     "add resume=True, or say it with input_type='protein'; `virnucpro predict --force`"
@@ -173,7 +173,7 @@ def in_python(text: str) -> str:
 
 
 def _with_options(options: type[RunOptions], keywords: type) -> Callable[[F], F]:
-    """Show the options of a function in its signature and its help, as they are declared."""
+    """Add the declared options to the signature and the docstring of a function."""
     infos = options_of(get_type_hints(options, include_extras=True))
     defaults = {field.name: field.default for field in fields(options)} | _USUAL
     shown = [
@@ -207,7 +207,7 @@ def _with_options(options: type[RunOptions], keywords: type) -> Callable[[F], F]
 
 
 class Embedded(NamedTuple):
-    """Proteins and their vectors; row ``i`` is that of ``ids[i]``."""
+    """Proteins and their vectors; row ``i`` belongs to ``ids[i]``."""
 
     ids: tuple[str, ...]
     vectors: NDArray[np.float32]  # (n_proteins, dim)
@@ -288,27 +288,27 @@ def embed(
 
 @_words_of_python()
 def read_features(folder: str | Path) -> Iterator[tuple[str, Vector]]:
-    """Each id of a run folder with its vector, float32, however many feature files there are.
+    """Yield each id of a run folder with its vector, float32, from all feature files.
 
-    A vector is (dim,); of a run with ``--pooling none`` it is (residues, dim). Of a run with two
-    encoders it is that of the first. Each id is given once, copies too; what was replaced by a
-    later input is left out, as in ``features.h5``. Memory holds one feature file.
+    A vector is (dim,), or (residues, dim) with ``--pooling none``. A run with two encoders yields
+    the vectors of the first. Each id comes once, copies included; records that a later input
+    replaced are left out, as in ``features.h5``. Memory holds one feature file.
 
     Raises:
-        VirnucproError: the folder holds no features, or they are not whole.
+        VirnucproError: the folder holds no features, or they are damaged.
     """
     return _in_words(read_shown(_open_features(folder)))
 
 
 @_words_of_python()
 def iter_features(folder: str | Path, *, batch: int = 1024) -> Iterator[Embedded]:
-    """The vectors of a run folder in batches: ids, and an array of (batch, dim), float32.
+    """Yield the vectors of a run folder in batches: ids, and an array (batch, dim), float32.
 
-    They come in the order of the feature files, and are those of ``read_features``; the last batch
+    They are the vectors of ``read_features``, in the order of the feature files; the last batch
     may be smaller. Memory holds one batch and two feature files.
 
     Raises:
-        VirnucproError: the folder holds no features, or they are not whole, or have a row for each
+        VirnucproError: the folder holds no features, they are damaged, or they have a row for each
             residue.
     """
     if batch < 1:
@@ -329,10 +329,10 @@ def _batches(pairs: Iterator[tuple[str, Vector]], n: int) -> Iterator[Embedded]:
 
 
 def _open_features(folder: str | Path) -> FeatureStore:
-    """The vectors of the first encoder of a finished run.
+    """Open the vectors of the first encoder of a finished run.
 
     Raises:
-        InputMissingError: there are none.
+        InputMissingError: the run has no vectors.
     """
     rundir = RunDir(expanded(folder))
     manifest = _manifest(rundir.root)
@@ -352,21 +352,21 @@ def _open_features(folder: str | Path) -> FeatureStore:
 
 @_words_of_python()
 def read_predictions(folder: str | Path) -> Iterator[Call]:
-    """The calls of a run folder, in input order, each with its regions and what its viruses are.
+    """Yield the calls of a run folder, in input order, with their regions and viruses.
 
-    Memory holds one of them, however many there are.
+    Memory holds one call at a time.
 
     Raises:
-        VirnucproError: there is none, or it cannot be read.
+        VirnucproError: the folder holds no calls, or they cannot be read.
     """
     return _open_calls(expanded(folder), "predict")
 
 
 def _checked(options: Mapping[str, object], keywords: type) -> dict[str, object]:
-    """The options of a call.
+    """Check the names of the options of a call.
 
     Raises:
-        UsageError: one of them does not exist.
+        UsageError: an option does not exist.
     """
     names = get_type_hints(keywords)
     if strangers := options.keys() - names:
@@ -421,8 +421,8 @@ def _paths(sequences: Sequences, folder: Path, stack: ExitStack) -> Sequence[str
         paths = [first, *items]
         if strangers := [item for item in paths if not isinstance(item, (str, Path))]:
             raise InputError(
-                f"{printable(repr(strangers[0]))} stands among paths, and is not a path",
-                hint="give paths alone, or records alone",
+                f"{printable(repr(strangers[0]))} is not a path, unlike the other sequences",
+                hint="give only paths, or only records",
             )
         return paths
     with writing(folder):
@@ -438,7 +438,7 @@ def _paths(sequences: Sequences, folder: Path, stack: ExitStack) -> Sequence[str
 def _id_and_letters(record: Record) -> tuple[str, str]:
     """
     Raises:
-        InputError: it is not a pair of an id and a sequence, or not one that FASTA could hold.
+        InputError: it is not a pair of id and sequence, or FASTA cannot hold it.
     """
     pair = (record.id, str(record.seq)) if hasattr(record, "seq") else record
     is_pair = isinstance(pair, (tuple, list)) and len(pair) == 2
@@ -463,7 +463,7 @@ def _executor_on(devices: Sequence[str]) -> Executor:
 
 
 def _heard_by(on_progress: OnProgress | None) -> OnEvent:
-    """What gives progress to a caller's function: one at a time, from whatever thread."""
+    """Pass progress to the caller's function: one call at a time, from any thread."""
     lock, n_done, n_shards = Lock(), 0, 0
 
     def hear(event: Telling) -> None:
@@ -491,18 +491,18 @@ def _heard_by(on_progress: OnProgress | None) -> OnEvent:
 def _manifest(folder: Path) -> Manifest:
     """
     Raises:
-        InputMissingError: the folder holds no run, or is not there.
+        InputMissingError: the folder holds no run, or does not exist.
     """
     return RunDir(folder).read_run(hint="name a run folder")
 
 
 def _open_calls(folder: Path, command: Command) -> Iterator[Call]:
-    """The calls of a run folder, with regions and with what its viruses are.
+    """Open the calls of a run folder, with their regions and viruses.
 
-    The folder may go: the files are open from now on.
+    The files are opened now, so the folder may be deleted afterwards.
 
     Raises:
-        InputMissingError: it has no table of them.
+        InputMissingError: the folder has no table of calls.
     """
     rundir = RunDir(folder)
     path = rundir.record_table(command)
@@ -519,7 +519,7 @@ def _open_calls(folder: Path, command: Command) -> Iterator[Call]:
 
 
 def _open_rows(path: Path, read: Callable[[Iterator[str]], Iterator[T]]) -> Iterator[T]:
-    """The rows of a table, which is open from now on."""
+    """Open a table now, and yield its rows later."""
     rows = _read_rows(path, read)
     next(rows)
     return rows
@@ -549,10 +549,10 @@ def _with_rows(
     read: Callable[[Iterator[str]], Iterator[tuple[tuple[str, str], Any]]],
     lines: Iterator[str],
 ) -> Iterator[Call]:
-    """Calls with their rows of another table; both stand in the order of the records.
+    """Join calls with their rows of another table; both are in the order of the records.
 
     Raises:
-        ValueError: a row is of no record, or out of order.
+        ValueError: a row belongs to no record, or is out of order.
     """
     by_record = groupby(read(lines), itemgetter(0))
     owner, of_record = next(by_record, (None, iter(())))

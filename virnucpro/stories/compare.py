@@ -1,4 +1,4 @@
-"""Compare two results: rows that only one has, labels that differ, distances of scores.
+"""Compare two results: rows in only one of them, different labels, differences of scores.
 
 A result is a run folder, a folder of the original VirNucPro, or a ``prediction_results.txt`` of
 either. Rows are joined by id. The rows of one, and the ids of both, are held in memory.
@@ -44,14 +44,14 @@ class TableComparison:
     differences: array[float] = field(default_factory=lambda: array("d"))  # of scores, absolute
 
     def agrees(self, tolerance: float | None) -> bool:
-        """No row is missing, no label differs, and no score by more than the tolerance."""
+        """True if no row is missing, no label differs, and scores differ within the tolerance."""
         farthest = max(self.differences, default=0.0)
         is_near = tolerance is None or farthest <= tolerance + _ROUNDING
         return is_near and not (self.only_in_a or self.only_in_b or self.relabelled)
 
     @property
     def is_apart(self) -> bool:
-        """Both have rows, and none is in both."""
+        """True if both tables have rows, but share none."""
         return bool(self.only_in_a and self.only_in_b and not self.n_both)
 
     @property
@@ -80,7 +80,7 @@ def compare(a: Path, b: Path) -> list[TableComparison]:
     """Every table that both results have: frames, chunks, records.
 
     Raises:
-        InputMissingError: a result is not there, or the two have no table in common.
+        InputMissingError: a result does not exist, or the two have no table in common.
         InputError: a table is not as VirNucPro writes it.
     """
     tables_of_a, tables_of_b = _find_tables(a), _find_tables(b)
@@ -100,7 +100,7 @@ def compare(a: Path, b: Path) -> list[TableComparison]:
 
 
 def report_lines(comparisons: list[TableComparison]) -> list[str]:
-    """The comparison as a table, and the first of what differs."""
+    """Format the comparison as a table, followed by a few examples of differences."""
     rows = [_HEADINGS, *(comparison.columns() for comparison in comparisons)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
@@ -186,7 +186,7 @@ def _read(name: str, path: Path) -> Iterator[_Row]:
 
 
 def _open(path: Path) -> TextIO:
-    """A table as text, which is read from its beginning.
+    """Open a table as text.
 
     Raises:
         OutputError, StorageError: it cannot be opened.
@@ -198,10 +198,10 @@ def _open(path: Path) -> TextIO:
 
 
 def _whole(lines: Iterable[str]) -> Iterator[str]:
-    """The same lines.
+    """Yield the lines; check that the last is complete.
 
     Raises:
-        ValueError: there is none, or the last is cut short.
+        ValueError: there is no line, or the last one is cut short.
     """
     line = ""
     for line in lines:

@@ -1,8 +1,8 @@
-"""Another cut of a run without its input: the scores are there, and the letters are not.
+"""Apply another cut to a finished run when its input no longer exists.
 
-All tables are made from scores. A FASTA needs letters; those of records that were called viral, and
-of regions, are in the earlier outputs. So a stricter cut has all its letters. A more sensitive one
-may call a record without letters: then the file is not written.
+All tables are made from the stored scores. A FASTA output needs sequences, and only those of
+viral records and regions are in the earlier outputs. A stricter cut finds all it needs there; a
+more sensitive one may not, and then the FASTA is not written.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _UNKNOWN_LINE = re.compile(rf"^[^>\n]*{ScoreStore.unknown}".encode(), re.MULTILI
 
 
 def lost_inputs(options: RunOptions, rundir: RunDir, recorded: Manifest | None) -> list[str]:
-    """The inputs of a run that are gone, if what is left is enough for another cut.
+    """The missing inputs of a run, if it can be cut again without them.
 
-    Its scores are whole, and nothing is given that the run does not know, or that has changed.
+    That needs complete scores, and no named input that is new or has changed.
     """
     if not options.resume or recorded is None or not rundir.scores.is_dir():
         return []
@@ -49,7 +49,7 @@ def lost_inputs(options: RunOptions, rundir: RunDir, recorded: Manifest | None) 
 
 
 def _is_known(path: Path, recorded: Manifest) -> bool:
-    """Whether a path is an input of the run, or a folder that held some, and nothing else."""
+    """True if a path is an input of the run, or a folder of nothing but inputs of the run."""
     known = [Path(name) for file in recorded.inputs for name in (file.path, file.name) if name]
     here = path.absolute()
     if not path.exists():
@@ -69,7 +69,7 @@ class _Peeked:
         self.next = next(records, None)
 
     def take(self) -> None:
-        """Go on to the next record."""
+        """Advance to the next record."""
         self.next = next(self._records, None)
 
 
@@ -77,9 +77,9 @@ Letters: TypeAlias = tuple[_Peeked, _Peeked]  # of records that were called vira
 
 
 def letters_of_before(rundir: RunDir, hashes: Mapping[str, str]) -> Letters:
-    """The sequences in the outputs of a run, of those with a hash: they are as they were written.
+    """Open the FASTA outputs of a run that still have the hash recorded for them.
 
-    They are open: what is put in the place of a file changes nothing.
+    They stay open, so replacing the files changes nothing.
     """
     viral, regions = (
         _Peeked(read_fasta(rundir.root / name) if name in hashes else iter(())) for name in LETTERS
@@ -110,7 +110,7 @@ def check_blind(store: ScoreStore | None, finder: object, lost: Sequence[str]) -
 
 
 def blind_portions(maker: Maker, letters: Letters) -> Iterator[Portion]:
-    """The outputs of all records of a run without its inputs, in order."""
+    """Yield the outputs of all records of a run without its inputs, in order."""
     store = maker.scores
     assert store is not None, "scores are kept where the scorer calls"
     for path in store.files():
@@ -120,7 +120,7 @@ def blind_portions(maker: Maker, letters: Letters) -> Iterator[Portion]:
 
 
 def _with_letters(record: FastaRecord, before: Letters) -> FastaRecord:
-    """The same record with its known letters."""
+    """The record with its sequence, as far as the earlier outputs have it."""
     (viral, regions), letters = before, record.sequence
     if viral.next is not None and viral.next.id == record.id:
         letters = viral.next.sequence
@@ -136,6 +136,6 @@ def _with_letters(record: FastaRecord, before: Letters) -> FastaRecord:
 
 
 def lacks_letters(name: str, rows: bytes | memoryview) -> bool:
-    """Whether the rows of an output are sequences, and some letters of them are not known."""
+    """True if the rows of an output are sequences with unknown letters."""
     is_fasta = name.endswith((".fasta", ".fa"))
     return is_fasta and _UNKNOWN_LINE.search(rows) is not None

@@ -1,7 +1,7 @@
-"""``virnucpro regions``: the regions of a finished run, in the files of ``predict``.
+"""``virnucpro regions``: find the regions of a finished run, and write them as ``predict`` does.
 
-Nothing is embedded and no call is made: records are read from the inputs, their calls from the
-table of records, which is written again for its notes.
+Nothing is embedded or called. Records are read from the inputs, calls from the table of records,
+which is rewritten because its notes change.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ _WRITTEN = tuple(sink.file for sink in REGION_SINKS)
 
 
 def find_regions(asked: RegionsOptions, on_event: OnEvent) -> Tally:
-    """Look for regions in the records of a finished run. Returns the counts of its records.
+    """Find regions in the records of a finished run. Returns the counts of its records.
 
     Raises:
         VirnucproError: the folder holds no finished ``predict`` of nucleotides, or an input is
-            gone or has changed; see ``errors``.
+            missing or has changed; see ``errors``.
     """
     rundir = RunDir(asked.folder)
     _finished_run(rundir)  # before a lock is made in a folder of something else
@@ -88,7 +88,7 @@ def _write_files(
     finder: RegionFinder,
     on_event: OnEvent,
 ) -> Tally:
-    """Write the verdict, the files of regions, and the table of records with its notes."""
+    """Write the verdict, the region files, and the table of records with new notes."""
     tally, n_letters, total = Tally(), 0, InputFile.letters_of(inputs)
     sinks = (RECORD_TABLE, *REGION_SINKS)
     per_file = rundir.samples.is_dir()
@@ -106,11 +106,11 @@ def _write_files(
 
 
 def _with_regions(rundir: RunDir, region_model: Path | None) -> PredictOptions:
-    """The options of a run, as if it had found regions: by its own model, if none is named.
+    """The options of a run with regions switched on, by its own model unless one is named.
 
     Raises:
-        ResumeError: ``run.json`` does not have them.
-        UnavailableError: the model that the run embedded with is gone.
+        ResumeError: ``run.json`` lacks them.
+        UnavailableError: the model of the run no longer exists.
     """
     options = options_of_tables("predict", rundir.root, rundir.read_facts())
     assert isinstance(options, PredictOptions), "this is a run of predict"
@@ -140,10 +140,10 @@ def _finished_run(rundir: RunDir) -> Manifest:
 def _records_and_calls(
     rundir: RunDir, manifest: Manifest, inputs: Sequence[InputFile]
 ) -> Iterator[tuple[FastaRecord, Call]]:
-    """Each record with its call: the rows of the table stand in the order of the records.
+    """Yield each record with its call; the table has the order of the records.
 
     Raises:
-        InputError: a row is of another record.
+        InputError: a row belongs to another record.
     """
     path = rundir.output(RECORD_TABLE)
     records = manifest.records(inputs)
@@ -169,7 +169,7 @@ def _is_of(call: Call, record: FastaRecord) -> bool:
 def _note_in_manifest(
     rundir: RunDir, manifest: Manifest, tally: Tally, options: PredictOptions
 ) -> None:
-    """Write into ``run.json`` that regions were looked for, as ``predict`` does."""
+    """Record in ``run.json`` that regions were searched for, as ``predict`` does."""
     stored = rundir.read_facts()
     counts = {
         **stored.get("counts", {}),
