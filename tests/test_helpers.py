@@ -352,10 +352,10 @@ def test_a_block_that_helpers_have_no_time_for_is_done_here_and_results_keep_the
     file.touch()
     with helpers_for(1) as helpers, within(60):
         wait_until_ready(helpers.pool)
-        blocks = (SlowElsewhere(number, os.getpid(), file) for number in range(4))
+        blocks = (SlowElsewhere(number, os.getpid(), file) for number in range(6))
         done = list(helpers.in_order(blocks))
-    assert [number for number, _ in done] == [0, 1, 2, 3]
-    assert [is_here for _, is_here in done][:3] == [False, False, True]
+    assert [number for number, _ in done] == [0, 1, 2, 3, 4, 5]
+    assert [is_here for _, is_here in done][:5] == [*4 * [False], True]
     wait_until(lambda: not [one for one in threading.enumerate() if "silence" in one.name])
 
 

@@ -215,19 +215,21 @@ class Helpers(Generic[Tools]):
     def in_order(self, tasks: Iterable[_Block[Tools, T]]) -> Iterator[T]:
         """Yield the results of blocks in order; a few blocks of bounded size are taken ahead.
 
-        If all helpers are busy, a block is done here, so this process does not idle.
+        If all helpers are busy, a block is done here, so this process does not idle. That, and what
+        is done with results, may take as long as several tasks of a helper, so each helper has
+        twice ``n_ahead`` and seldom idles either.
         """
         waiting: deque[tuple[int, Future[T]]] = deque()
         n_letters = 0
         for task in tasks:
             n_letters += task.n_letters
             n_open = sum(not future.done() for _, future in waiting)
-            is_here = n_open >= self.n_ahead or task.n_letters > _LETTERS_AHEAD
+            is_here = n_open >= 2 * self.n_ahead or task.n_letters > _LETTERS_AHEAD
             future = _done(task, self.tools) if is_here else self.submit(task)
             waiting.append((task.n_letters, future))
             while waiting and (
                 waiting[0][1].done()
-                or len(waiting) > 2 * self.n_ahead
+                or len(waiting) > 4 * self.n_ahead
                 or n_letters > _LETTERS_AHEAD
             ):
                 n_taken, future = waiting.popleft()
