@@ -2299,7 +2299,7 @@ int count_words(const uint8_t *text, int64_t n, int64_t n_first, const uint8_t *
     const uint64_t multiplier = UINT64_C(0x9E3779B97F4A7C15);
     uint8_t *is_part = calloc(1 << 13, 1); /* a bit for each hash of eight letters */
     const uint8_t *word = words;
-    uint64_t eight, hash;
+    uint64_t eight, of_word, hash;
     if (!is_part)
         return -1;
     for (int64_t i = 0; i < n_words; word += lengths[i++]) {
@@ -2316,12 +2316,14 @@ int count_words(const uint8_t *text, int64_t n, int64_t n_first, const uint8_t *
             continue;
         word = words;
         for (int64_t i = 0; i < n_words; word += lengths[i++])
-            for (int64_t start = place - EVERY + 1; start <= place; start++)
-                if (start >= ends[i] && start < n_first && start + lengths[i] <= n &&
-                    memcmp(word, text + start, lengths[i]) == 0) {
+            for (int64_t start = place - EVERY + 1; start <= place; start++) {
+                memcpy(&of_word, word + (place - start), 8); /* rarely the same: cheap to ask */
+                if (of_word == eight && start >= ends[i] && start < n_first &&
+                    start + lengths[i] <= n && memcmp(word, text + start, lengths[i]) == 0) {
                     counts[i]++;
                     ends[i] = start + lengths[i];
                 }
+            }
     }
     free(is_part);
     return 0;
