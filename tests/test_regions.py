@@ -946,6 +946,9 @@ def test_a_repeat_far_from_the_ends_must_be_long():
 
 def test_repeats_that_a_record_has_elsewhere_are_a_family():
     assert not repeats_of(ATT, elsewhere=ATT)
+    far, many = "N" * 2**24, 100 * ATT
+    assert not repeats_of(ATT, elsewhere=many + far)
+    assert repeats_of(ATT, elsewhere=far + many), "counted as far as most genomes are long"
 
 
 def test_terminators_and_long_copies_are_no_attachment_sites():

@@ -52,6 +52,7 @@ _WORD = 6  # letters; codons and composition make some common
 _SHORTEST = 8  # residues of the shortest host peptide
 _PEPTIDE_REACH, _RNA_REACH = 10_000, 3_000  # bases around a match that belong to the host
 _BASES_AT_ONCE = 1_000_000  # read at once
+_ELSEWHERE = 2**24  # bases around a region in which its repeats are counted: most genomes whole
 _HAIRPIN = 2 / 3  # share of bases of a repeat that pair with each other in a terminator
 
 
@@ -184,16 +185,16 @@ class Repeat(NamedTuple):
         ``reach`` bases from the end, within the bounds; neither is beyond the other end. Let p be
         the probability that two bases of these windows are equal. A repeat of n bases that lies a
         and b bases from the ends is expected w(a) w(b) p^n times; w(a) is 2 a + 1, and more beyond
-        ``NEAR``. If it occurs c times elsewhere in a record of N bases, it is expected
-        w(max(a, b)) c / N times, if that is more. Hairpins are left out, because transcription
-        terminators resemble each other. So are parts of copies longer than ``LONGEST_REPEAT``,
-        such as genes and mobile elements.
+        ``NEAR``. If it occurs c times elsewhere in the record, or in the N bases of it around
+        the region, it is expected w(max(a, b)) c / N times, if that is more. Hairpins are left out,
+        because transcription terminators resemble each other. So are parts of copies longer than
+        ``LONGEST_REPEAT``, such as genes and mobile elements.
         """
         start, end = ends
         left = max(bounds[0], start - reach), min(end, start + reach)
         right = max(start, end - reach), min(bounds[1], end + reach)
         most, places = MOST_BY_CHANCE, lambda i, j: (_places(i - start), _places(j - end))
-        return _not_elsewhere(sequence, _repeats(sequence, left, right, places, most), most)
+        return _not_elsewhere(sequence, ends, _repeats(sequence, left, right, places, most), most)
 
     @staticmethod
     def at_one_end(sequence: str, ends: tuple[int, int], shortest: int, reach: int) -> list[Repeat]:
@@ -213,7 +214,7 @@ class Repeat(NamedTuple):
             ),
             *_repeats(sequence, inside, near_end, lambda _, j: (n_inside, _places(j - end)), 1.0),
         ]
-        return _not_elsewhere(sequence, each, 1.0)
+        return _not_elsewhere(sequence, ends, each, 1.0)
 
 
 def _repeats(
@@ -252,16 +253,21 @@ def _repeats(
 
 
 def _not_elsewhere(
-    sequence: str, repeats: Sequence[tuple[Repeat, float]], most_by_chance: float
+    sequence: str,
+    ends: tuple[int, int],
+    repeats: Sequence[tuple[Repeat, float]],
+    most_by_chance: float,
 ) -> list[Repeat]:
-    """The repeats that stay unlikely, given how often the sequence has their bases; best first."""
+    """The repeats that stay unlikely, given how often their bases occur around; best first."""
     if not repeats:
         return []
+    first = max(0, min(sum(ends) - _ELSEWHERE, 2 * len(sequence) - 2 * _ELSEWHERE) // 2)
+    around = sequence[first : first + _ELSEWHERE]
     words = [repeat.bases for repeat, _ in repeats]
-    on_both = _count([*words, *map(reverse_complement, words)], sequence)
+    on_both = _count([*words, *map(reverse_complement, words)], around)
     counts = on_both.reshape(2, -1).sum(axis=0).tolist()
     expected = [
-        repeat._replace(n_by_chance=max(repeat.n_by_chance, n_places * (count - 2) / len(sequence)))
+        repeat._replace(n_by_chance=max(repeat.n_by_chance, n_places * (count - 2) / len(around)))
         for (repeat, n_places), count in zip(repeats, counts, strict=True)
     ]
     return sorted(repeat for repeat in expected if repeat.n_by_chance < most_by_chance)
