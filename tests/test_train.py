@@ -163,33 +163,19 @@ def score_limit(out: Path, frames: LabelledFrames, pooled: np.ndarray) -> float:
     return float(of_logits) + 0.5 * 10.0**-DECIMALS
 
 
+@pytest.mark.parametrize("kind", ["head_only", "finetuned"])
 def test_predict_gives_each_frame_the_score_of_the_trained_head_by_id(
-    head_only, data, tiny, make_config, tmp_path
+    kind, data, tiny, make_config, tmp_path, request
 ):
-    frames = frames_of(head_only, "test")
-    stored = vectors(head_only / "features")
-    ids = ids_of(head_only, frames)
-    expected = expected_scores(head_only, trained_module(head_only, None), frames)
-    found = predicted(data, head_only, tiny.model, make_config, tmp_path)
+    out = request.getfixturevalue(kind)
+    own = out / "model" if kind == "finetuned" else None
+    frames = frames_of(out, "test")
+    expected = expected_scores(out, trained_module(out, own), frames)
+    found = predicted(data, out, own or tiny.model, make_config, tmp_path)
+    ids, by_id = ids_of(out, frames), vectors(tmp_path / "run" if own else out / "features")
     assert found.keys() == set(ids)
     scores = np.array([found[name] for name in ids])
-    limit = score_limit(head_only, frames, np.stack([stored[name] for name in ids]))
-    assert np.abs(scores - expected).max() <= limit < 0.01
-    assert scores.std() > 5 * limit, "scores that are all the same prove nothing"
-
-
-def test_predict_with_a_finetuned_encoder_gives_the_scores_of_the_training_by_id(
-    finetuned, data, make_config, tmp_path
-):
-    encoder = finetuned / "model"
-    frames = frames_of(finetuned, "test")
-    module = trained_module(finetuned, encoder)
-    found = predicted(data, finetuned, encoder, make_config, tmp_path)
-    ids, by_id = ids_of(finetuned, frames), vectors(tmp_path / "run")
-    assert found.keys() == set(ids)
-    scores = np.array([found[name] for name in ids])
-    limit = score_limit(finetuned, frames, np.stack([by_id[name] for name in ids]))
-    expected = expected_scores(finetuned, module, frames)
+    limit = score_limit(out, frames, np.stack([by_id[name] for name in ids]))
     assert np.abs(scores - expected).max() <= limit < 0.01
     assert scores.std() > 5 * limit, "scores that are all the same prove nothing"
 

@@ -39,7 +39,7 @@ from virnucpro.sequences.kmers import N_FEATURES
 SHAPE = ESM2Shape(n_layers=2, dim=32, n_heads=2)
 N_ROWS = 50  # not a multiple of any batch
 Task = Literal["residues", "labels"]
-Fault = Literal["", "told", "untold", "killed", "hanging", "sleepy", "full disk", "frail"]
+Fault = Literal["", "told", "untold", "killed", "hanging", "full disk", "frail"]
 
 
 def frames(n: int = N_ROWS, seed: int = 0) -> LabelledFrames:
