@@ -31,6 +31,7 @@ from virnucpro.ground.events import (
 )
 from virnucpro.ground.records import Call, Shard
 from virnucpro.learning.pages import report_folder
+from virnucpro.page.html import MOST_BYTES
 from virnucpro.page.template import Safe, read, write
 from virnucpro.run.folder import RunDir
 from virnucpro.stories import pipeline
@@ -82,24 +83,18 @@ def test_the_page_reports_a_table_that_does_not_add_up(tmp_path):
     assert "The table has 1 records, and the run counted 3" in page.words
 
 
-def test_a_partial_run_says_so_in_its_title(make_config, tiny, contigs):
-    poison = ">poison\n" + "TGG" * 4 + "TGC" + "TGG" * 4 + "\n"
-    contigs.write_text(contigs.read_text() + poison)
-    config = make_config(contigs)
-    executor = InlineExecutor(worker=workers.NanWorker)
-    assert run_inline(config, tiny.head, executor=executor).exit_code == 2
-    page = Page(RunDir(config.output).report)
-    assert page.title.startswith("PARTIAL: contigs")
-    assert re.search(r"frames? without a vector: see failed_files\.txt", page.words)
-    assert ("a", {"href": "failed_sequences.fa"}) in page.elements
-
-
-def test_a_run_that_failed_altogether_says_so_in_its_title(make_config, tiny, tmp_path):
-    (tmp_path / "in.faa").write_text(">poison\nMKVLEFPQILWWWWCWWWW\n")
+@pytest.mark.parametrize(
+    ("others", "exit_code", "title"), [(">a\nMKVLEFPQIL\n", 2, "PARTIAL: "), ("", 1, "FAILED: ")]
+)
+def test_a_partial_run_says_so_in_its_title(make_config, tiny, tmp_path, others, exit_code, title):
+    (tmp_path / "in.faa").write_text(f"{others}>poison\nMKVLEFPQIL{workers.POISON}\n")
     config = make_config(tmp_path / "in.faa", input_type="protein")
     executor = InlineExecutor(worker=workers.NanWorker)
-    assert run_inline(config, tiny.head, executor=executor).exit_code == 1
-    assert Page(RunDir(config.output).report).title.startswith("FAILED: ")
+    assert run_inline(config, tiny.head, executor=executor).exit_code == exit_code
+    page = Page(RunDir(config.output).report)
+    assert page.title.startswith(f"{title}in")
+    assert "1 frame without a vector: see failed_files.txt" in page.words
+    assert ("a", {"href": "failed_sequences.fa"}) in page.elements
 
 
 def test_a_run_that_was_not_ended_says_so_in_its_title_and_why(tmp_path, caplog):
@@ -290,41 +285,38 @@ def write_samples(folder: Path, rows: list[tuple[object, ...]]) -> None:
 # More records than a page can hold
 
 
-def test_of_many_records_the_page_has_the_viral_ones_and_a_sample_and_says_so(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setattr("virnucpro.page.counts.MOST_ROWS", 1_000)
-    calls = (call(f"contig{i}", 0.95 if i % 100 == 0 else 0.1) for i in range(45_000))
+def test_of_many_records_the_page_has_the_viral_ones_and_a_sample_and_says_so(tmp_path):
+    calls = (call(f"contig{i}", 0.95 if i % 100 == 0 else 0.1) for i in range(210_000))
     page = Page(report_folder(write_table(tmp_path / "run", calls)))
     places = np.array([int(name.removeprefix("contig")) for name in page.ids])
-    assert len(set(places.tolist())) == len(places) == 1_000
-    assert set(range(0, 45_000, 100)) <= set(places.tolist())
+    assert len(set(places.tolist())) == len(places) == 100_000
+    assert set(range(0, 210_000, 100)) <= set(places.tolist())
     others = places[places % 100 > 0]
-    assert len(others) == 550
+    assert len(others) == 97_900
     gaps = np.diff(others)
-    assert gaps.min() > 40 and gaps.max() < 170  # 81 on average, by steps of 32
+    assert gaps.min() > 1 and gaps.max() < 6  # 2.1 on average, by steps of 2
     assert np.cumsum(page.data["columns"]["gap"]).tolist() == (places + 1).tolist()
-    shown = "1,000 of 45,000 records are in this page: all 450 viral ones, and an even sample"
+    shown = "100,000 of 210,000 records are in this page: all 2,100 viral ones, and an even sample"
     assert shown in page.words
-    assert "45,000 in = 45,000 scored" in page.words
+    assert "210,000 in = 210,000 scored" in page.words
 
 
-def test_of_too_many_viral_records_the_page_has_the_best(tmp_path, monkeypatch):
-    monkeypatch.setattr("virnucpro.page.counts.MOST_ROWS", 500)
-    scores = np.random.default_rng(1).permutation(2_000) / 100_000 + 0.95
+def test_of_too_many_viral_records_the_page_has_the_best(tmp_path):
+    rank = np.random.default_rng(1).permutation(210_000)
+    scores = 0.9 + np.maximum(rank - 109_999, 0) / 1_000_000  # the best have one each
     calls = (call(f"contig{i}", score) for i, score in enumerate(scores.tolist()))
     page = Page(report_folder(write_table(tmp_path / "run", calls)))
-    best = np.sort(np.argsort(-scores)[:500])
+    best = np.sort(np.argsort(-scores)[:100_000])
     assert page.ids == [f"contig{i}" for i in best.tolist()]
-    assert "500 of 2,000 records are in this page: the 500 best viral ones" in page.words
+    assert "100,000 of 210,000 records are in this page: the 100,000 best viral" in page.words
 
 
 def test_a_page_has_no_more_bytes_than_it_may_whatever_the_ids(tmp_path):
     rng = np.random.default_rng(1)
-    names = (rng.bytes(140).hex() for _ in range(15_000))
+    names = (rng.bytes(140).hex() for _ in range(20_000))
     path = report_folder(write_table(tmp_path / "run", (call(name, 0.5) for name in names)))
-    assert 0.8 * 3_000_000 < path.stat().st_size <= 3_000_000
-    assert re.search(r"[\d,]+ of 15,000 records are in this page", Page(path).words)
+    assert 2_400_000 < path.stat().st_size <= MOST_BYTES == 3_000_000
+    assert re.search(r"[\d,]+ of 20,000 records are in this page", Page(path).words)
 
 
 # Text of the user's

@@ -12,15 +12,13 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
 import torch
-from conftest import TINY, Tiny
+from conftest import Tiny
 from forked import Beside, virnucpro
 from labelled import (
     frames_of,
-    ids_of,
     options,
     pairs_of,
     relabelled,
@@ -28,26 +26,19 @@ from labelled import (
     train_here,
     write_labelled,
 )
-from oracle import tolerance
-from runs import leftovers, run_inline, vectors, wait_until
+from runs import leftovers, wait_until
 from safetensors.torch import load_file
 from test_training_loop import distance, free_port, weights_limit
 
 from virnucpro.callers.caller import caller_of
 from virnucpro.callers.head import Head
 from virnucpro.callers.options import CutOptions
-from virnucpro.encoders.esm2.attention import attend_to_train
 from virnucpro.encoders.esm2.family import inspect_esm2
-from virnucpro.encoders.esm2.weights import load_esm2
 from virnucpro.encoders.models import import_model
-from virnucpro.encoders.readers import Reader
 from virnucpro.ground.errors import InputError, InputMissingError, OutputError, ResumeError
 from virnucpro.ground.events import Progress
-from virnucpro.ground.records import DECIMALS, sigmoid
 from virnucpro.learning.evaluate import held_out, report_evaluation
-from virnucpro.learning.frames import LabelledFrames
 from virnucpro.learning.metrics import NOT_DEFINED
-from virnucpro.learning.networks import Classifier, FrameClassifier, frame_log_odds
 from virnucpro.learning.options import EvaluateOptions
 from virnucpro.learning.pages import find_card, read_table
 from virnucpro.learning.ranks import Ranks
@@ -55,7 +46,6 @@ from virnucpro.learning.records import group_digest, read_split, record_digest
 from virnucpro.learning.request import open_training, resolve_training
 from virnucpro.learning.train import check_training
 from virnucpro.run.folder import RunDir
-from virnucpro.sequences.fasta import write_record
 
 CPU = Ranks(0, 1, torch.device("cpu"))
 UNASKED = EvaluateOptions(data=Path("manifest.tsv"), output_dir=Path("evaluation"))
@@ -105,79 +95,6 @@ def pretrained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("pretrained") / "model"
     train_here(options(data, out, pretrain=True, layers=1, dim=16, heads=2, name="esm2_mine"))
     return out
-
-
-def trained_module(out: Path, encoder: Path | None) -> FrameClassifier:
-    """With the weights of the best epoch, in eval mode."""
-    reader, dim = Reader(None, 0), TINY.dim
-    if encoder is not None:
-        reader = Reader(
-            load_esm2(encoder, TINY.n_layers, torch.float32, torch.device("cpu")), TINY.dim
-        )
-        reader.encoder.attend = attend_to_train
-    module = FrameClassifier(reader, Classifier(dim, HIDDEN, 0.3))
-    best = torch.load(out / "checkpoints" / "best.pt", weights_only=True)
-    module.load_state_dict(best["module"])
-    return module.eval()
-
-
-def predicted(data: Path, out: Path, encoder: Path, make_config, folder: Path) -> dict[str, float]:
-    """The score of each frame by its id, of the test groups' records."""
-    splits = read_split(out / "split.tsv")
-    with (folder / "test.fa").open("w") as fasta:
-        for _, record in pairs_of(data, splits, "test"):
-            write_record(fasta, record.id, record.sequence)
-    config = make_config(folder / "test.fa", checkpoints=(encoder,), weights=(encoder,))
-    run_inline(config, Head.load(out / "model" / "head.safetensors"))
-    rows = (config.output / "prediction_results.txt").read_text().splitlines()[1:]
-    return {row.split("\t")[0]: float(row.split("\t")[3]) for row in rows}
-
-
-def expected_scores(out: Path, module: FrameClassifier, frames: LabelledFrames) -> np.ndarray:
-    """Those of the network with composition, divided by its temperature."""
-    network = Head.load(out / "model" / "head.safetensors").nucleotide
-    assert network is not None
-    odds = frame_log_odds(module, frames, CPU)[-1].astype(np.float64)
-    return sigmoid(odds / network.temperature)
-
-
-def score_limit(out: Path, frames: LabelledFrames, pooled: np.ndarray) -> float:
-    """How far ``predict`` may be from the module in training, at most.
-
-    The module adds up to 368 products of float32 and is rounded at each, so a value of the first
-    layer is off by n * eps / 2 times the sum of what they are without their signs; what
-    standardises composition is rounded once more. A vector is off by what the oracle's tolerance
-    says of its length. Both are carried to the logits, whose quarter is that of a score.
-    """
-    head = Head.load(out / "model" / "head.safetensors")
-    assert head.nucleotide is not None
-    (w1, b1), (w2, b2) = ([np.abs(v.astype(np.float64)) for v in x] for x in head.nucleotide.layers)
-    composition = frames.composition(np.arange(len(frames)))
-    inputs = np.abs(np.hstack([pooled, composition]).astype(np.float64))
-    terms = (inputs.shape[1] + HIDDEN + 4) * np.finfo(np.float32).eps / 2
-    off = np.linalg.norm(pooled, axis=1) * tolerance(TINY.n_layers, torch.float32)
-    hidden = 2 * terms * (inputs @ w1.T + b1)
-    hidden += off[:, None] * np.linalg.norm(w1[:, : TINY.dim], axis=1)
-    logits = hidden @ w2.T + 2 * terms * ((inputs @ w1.T + b1) @ w2.T + b2)
-    of_logits = logits.sum(axis=1).max() / head.nucleotide.temperature / 4
-    return float(of_logits) + 0.5 * 10.0**-DECIMALS
-
-
-@pytest.mark.parametrize("kind", ["head_only", "finetuned"])
-def test_predict_gives_each_frame_the_score_of_the_trained_head_by_id(
-    kind, data, tiny, make_config, tmp_path, request
-):
-    out = request.getfixturevalue(kind)
-    own = out / "model" if kind == "finetuned" else None
-    frames = frames_of(out, "test")
-    expected = expected_scores(out, trained_module(out, own), frames)
-    found = predicted(data, out, own or tiny.model, make_config, tmp_path)
-    ids, by_id = ids_of(out, frames), vectors(tmp_path / "run" if own else out / "features")
-    assert found.keys() == set(ids)
-    scores = np.array([found[name] for name in ids])
-    limit = score_limit(out, frames, np.stack([by_id[name] for name in ids]))
-    assert np.abs(scores - expected).max() <= limit < 0.01
-    assert scores.std() > 5 * limit, "scores that are all the same prove nothing"
 
 
 # What is left

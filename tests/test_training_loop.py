@@ -227,14 +227,6 @@ def test_a_training_that_was_stopped_goes_on_to_the_same_weights(
     assert history(tmp_path) == history(undisturbed)
 
 
-def test_a_finished_training_is_not_trained_again(undisturbed, tmp_path):
-    shutil.copytree(undisturbed, tmp_path, dirs_exist_ok=True)
-    written = last_checkpoint(tmp_path).stat().st_mtime_ns
-    assert_same_bits(run_here(Training(tmp_path, settings(), dropout=0.3)), weights(undisturbed))
-    assert last_checkpoint(tmp_path).stat().st_mtime_ns == written
-    assert history(tmp_path) == history(undisturbed)
-
-
 @pytest.mark.parametrize("n_bytes", [0, -1])
 def test_a_damaged_checkpoint_is_named_and_the_epoch_before_is_as_good(
     undisturbed, tmp_path, n_bytes
