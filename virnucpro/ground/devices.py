@@ -28,21 +28,21 @@ if TYPE_CHECKING:
     from virnucpro.ground.options import ComputeOptions
 
 _GIB = 1 << 30
-_CPU_TOKENS = 2048  # tokens that stay in the caches, and twice as many of a narrow model
-_CPU_SHARE = 80  # a core is filled by so many times fewer tokens than a GPU
+_CPU_TOKENS = 2048  # tokens that fit into the caches; twice as many for a narrow model
+_CPU_SHARE = 80  # a GPU needs this many times more tokens than a core to be busy
 _MPS_TOKENS = 8192
-FEWEST_TOKENS = 2048  # tokens on a GPU that has hardly any memory left
+FEWEST_TOKENS = 2048  # of a batch on a GPU with hardly any free memory
 _MOST_WORKERS = 1024
 _CPU_FACTS = Path("/proc/cpuinfo")
-_OLDEST_FOR_CUDA_13 = (7, 5)  # compute capability: its compiler makes no kernels for older cards
-# PyTorch's builds for CUDA 12.6, of 2.10 to 2.14, have kernels for these
+_OLDEST_FOR_CUDA_13 = (7, 5)  # compute capability; CUDA 13 compiles for no older cards
+# compute capabilities of the builds of PyTorch 2.10 to 2.14 for CUDA 12.6
 _OLDEST_FOR_CUDA_12, _NEWEST_FOR_CUDA_12 = (5, 0), (9, 0)
 _INSTALL_FOR_CUDA_12 = (
     "pip install --force-reinstall 'torch<2.15' --index-url https://download.pytorch.org/whl/cu126"
 )
 _OLDEST_FOR_FP8 = (8, 9)
 _ELSE_CPU = "see `virnucpro devices`, or run on the CPU with --device cpu"
-_FREE = 0.9  # share of the memory of a GPU that nobody uses
+_FREE = 0.9  # a GPU with this share of its memory free counts as unused
 _COLUMNS, _INDENT = 80, 8 * " "  # of lines that describe a machine
 _UNBROKEN = "\N{NO-BREAK SPACE}"
 _MUCH_LESS = 0.75  # share of another GPU's tokens below which a warning is due
@@ -50,16 +50,16 @@ _MUCH_LESS = 0.75  # share of another GPU's tokens below which a warning is due
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU, or a slice (MIG) of one, as NVML describes it."""
+    """A GPU, or a MIG slice of one, as NVML describes it."""
 
-    index: int  # index of the card among all of the machine, by PCI bus
+    index: int  # of the card in the machine, by PCI bus
     uuid: str
     name: str
     memory_total: int  # bytes
     memory_free: int
     capability: tuple[int, int]
-    driver: tuple[int, int]  # newest version of CUDA that the driver of the machine knows
-    card: str = ""  # UUID of the card that this is a slice (MIG) of
+    driver: tuple[int, int]  # newest CUDA version that the driver supports
+    card: str = ""  # of a MIG slice: the UUID of its card
 
     @property
     def has_bf16(self) -> bool:
@@ -67,7 +67,7 @@ class Gpu:
 
     @property
     def has_fast_fp16(self) -> bool:
-        """True for tensor cores, from Volta on."""
+        """True for cards with tensor cores, from Volta on."""
         return self.capability >= (7, 0)
 
     @property
@@ -77,12 +77,12 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The devices of a run, and what follows from their kind."""
+    """The devices of a run and their abilities."""
 
-    devices: tuple[str, ...]  # of torch, one per worker
+    devices: tuple[str, ...]  # by their names in torch, one per worker
     descriptions: tuple[str, ...]
     has_bf16: bool
-    memory: int  # bytes free on the smallest device, or for each CPU worker
+    memory: int  # free bytes of the smallest GPU, or for each CPU worker
     gpus: tuple[Gpu, ...] = ()  # NVIDIA GPUs, in the order of ``devices``
 
     @property
@@ -95,7 +95,7 @@ class Choice:
 
     @property
     def first(self) -> Choice:
-        """The first device alone, with what it can do by itself."""
+        """The first device alone."""
         gpus = self.gpus[:1]
         return replace(
             self,
@@ -107,11 +107,10 @@ class Choice:
         )
 
     def count_helpers(self, n_cores: int) -> int:
-        """The largest number of processes that make shards and tables while these devices embed.
+        """The largest useful number of helpers, which make shards and tables during embedding.
 
-        A GPU gives one of them work for all of its time, or up to two (benchmarks/measure.py
-        simulated), and leaves the other cores to them. On a CPU the tables take a sixth of the time
-        of the smallest model.
+        A GPU keeps one or two of them busy (benchmarks/measure.py simulated). On a CPU the tables
+        take a sixth of the time of the smallest model.
         """
         if any(device.startswith("cuda") for device in self.devices):
             return max(0, min(2 * len(self.devices), n_cores - len(self.devices) - 1))
@@ -120,9 +119,9 @@ class Choice:
     def compromises(
         self, footprint: Footprint, precision: Precision, is_auto: tuple[bool, bool]
     ) -> list[str]:
-        """Lines on how different GPUs slow each other down, and how to leave out weaker ones.
+        """Warn where one GPU slows the others down, and say how to leave it out.
 
-        ``is_auto``: whether precision, and the budget of a batch, are chosen by the devices.
+        ``is_auto``: whether the devices determine the precision, and the tokens of a batch.
         """
         auto_precision, auto_tokens = is_auto
         lines: list[str] = []
@@ -161,7 +160,7 @@ class TorchBuild(NamedTuple):
 
 
 class _Lack(NamedTuple):
-    """Why a GPU cannot be used, and what to do."""
+    """Why a GPU cannot be used, and what the user can do."""
 
     reason: str
     remedy: str
@@ -172,7 +171,7 @@ class _Lack(NamedTuple):
 
 
 def _lack_of(gpu: Gpu, torch: TorchBuild) -> _Lack | None:
-    """What keeps this build of torch from a GPU, as far as is known before a process starts.
+    """Why this build of torch cannot use a GPU, as far as it is known without starting CUDA.
 
     A driver runs programs of its own major version of CUDA, whatever the minor one, and of older
     ones (NVIDIA, "CUDA Compatibility"). Builds for CUDA 12 have kernels for different cards: a
@@ -206,7 +205,7 @@ def _dotted(version: tuple[int, int]) -> str:
 
 
 def torch_build() -> TorchBuild:
-    """The installed torch, by its file ``version.py``."""
+    """Read the installed torch from its ``version.py``, without importing it."""
     torch = find_spec("torch")
     assert torch is not None and torch.origin is not None, "torch is a dependency"
     facts = run_path(str(Path(torch.origin).with_name("version.py")))
@@ -223,7 +222,7 @@ def has_mps() -> bool:
 
 
 def has_nvml() -> bool:
-    """True if the library of an NVIDIA driver is here: pynvml takes a while to import."""
+    """True if an NVIDIA driver is installed. Cheaper than importing pynvml."""
     try:
         CDLL("libnvidia-ml.so.1")
     except OSError:
@@ -232,7 +231,7 @@ def has_nvml() -> bool:
 
 
 def list_gpus() -> tuple[list[Gpu], str]:
-    """NVIDIA GPUs of the machine; where there is none, an empty list and the reason."""
+    """The NVIDIA GPUs of the machine, or an empty list and the reason."""
     if not has_nvml():
         return [], "no NVIDIA driver answers (there is none)"
     import pynvml
@@ -254,7 +253,7 @@ def list_gpus() -> tuple[list[Gpu], str]:
 
 
 def _describe(index: int, driver: tuple[int, int]) -> list[Gpu]:
-    """A card, or its slices if it is cut into some."""
+    """The card, or its MIG slices."""
     import pynvml
 
     card = pynvml.nvmlDeviceGetHandleByIndex(index)
@@ -283,21 +282,21 @@ def _slices(card: object) -> list[object] | None:
 
     try:
         is_cut = pynvml.nvmlDeviceGetMigMode(card)[0] == pynvml.NVML_DEVICE_MIG_ENABLE
-    except pynvml.NVMLError:  # it has no such mode
+    except pynvml.NVMLError:  # the card has no MIG mode
         return None
     if not is_cut:
         return None
     handles = []
     for place in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(card)):
-        with suppress(pynvml.NVMLError):  # a place without an instance, or not ours
+        with suppress(pynvml.NVMLError):  # an empty place, or one without permission
             handles.append(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(card, place))
     return handles
 
 
 def visible_gpus(gpus: Sequence[Gpu], cuda_visible_devices: str | None) -> list[Gpu]:
-    """The GPUs that CUDA shows, in its order: a wrong entry hides itself and all after it.
+    """The GPUs that CUDA shows, in its order. A wrong entry hides itself and all that follow.
 
-    Of slices (MIG) it shows one to a process, and none where there is a whole card.
+    CUDA shows a process one MIG slice, or none if it also shows a whole card.
     """
     if cuda_visible_devices is None:
         return [gpu for gpu in gpus if not gpu.card] or list(gpus[:1])
@@ -313,7 +312,7 @@ def visible_gpus(gpus: Sequence[Gpu], cuda_visible_devices: str | None) -> list[
 
 
 def _named_to_cuda(gpus: Sequence[Gpu], entry: str) -> list[Gpu]:
-    """The GPUs that an entry may mean; the number or UUID of a card means its first slice."""
+    """The GPUs that match an entry; the number or UUID of a sliced card means its first slice."""
     if entry.isdigit():
         return [gpu for gpu in gpus if gpu.index == int(entry)][:1]
     cards = {gpu.card: gpu for gpu in reversed(gpus) if entry and gpu.card.startswith(entry)}
@@ -327,7 +326,7 @@ def _matching(visible: Sequence[Gpu], entry: str) -> list[Gpu]:
 
 
 def select_gpus(request: str, visible: Sequence[Gpu]) -> list[int]:
-    """Places of the requested GPUs among the visible ones: ``all``, ``0,2`` or UUIDs.
+    """The indices of the requested GPUs (``all``, ``0,2`` or UUIDs) among the visible ones.
 
     Raises:
         UsageError: one is out of range, ambiguous or named twice.
@@ -353,11 +352,11 @@ def select_gpus(request: str, visible: Sequence[Gpu]) -> list[int]:
 def choose_devices(
     options: ComputeOptions, workers: int | None = None, model_bytes: int = 0
 ) -> Choice:
-    """The devices for ``--device``, ``--gpus`` and ``--workers``: the first kind that is there.
+    """Choose the devices for ``--device``, ``--gpus`` and ``--workers``: the first kind present.
 
     Raises:
         UsageError: the options contradict each other.
-        UnavailableError: what was asked for is not there.
+        UnavailableError: the requested device does not exist.
     """
     device, gpus = options.device, options.gpus
     if gpus is not None and device in ("cpu", "mps"):
@@ -380,7 +379,7 @@ def choose_devices(
 
 
 def _first_there(kinds: Iterable[Callable[[], Choice]]) -> Choice:
-    """The first choice that can be made; the last one, a CPU, always can, and says why it is."""
+    """The first available choice. The last one is the CPU, with the reason for it."""
     *gpus, cpu = kinds
     lacks = []
     for choose in gpus:
@@ -394,11 +393,11 @@ def _first_there(kinds: Iterable[Callable[[], Choice]]) -> Choice:
 
 
 def _choose_cuda(request: str, cuda_visible_devices: str | None) -> Choice:
-    """The requested GPUs; of ``all``, those that this build of torch can use.
+    """The requested GPUs; for ``all``, those that this build of torch can use.
 
     Raises:
-        UsageError: one that was named is not visible.
-        UnavailableError: one that was named, or any, cannot be used.
+        UsageError: a named GPU is not visible.
+        UnavailableError: a named GPU, or every GPU, cannot be used.
     """
     gpus, reason = list_gpus()
     visible = visible_gpus(gpus, cuda_visible_devices)
@@ -435,7 +434,7 @@ def _choose_cuda(request: str, cuda_visible_devices: str | None) -> Choice:
 
 
 def free_gpus(cuda_visible_devices: str | None) -> list[int]:
-    """The places of the usable GPUs with no memory in use."""
+    """The indices of the usable GPUs that nobody uses."""
     with suppress(UnavailableError):
         choice = _choose_cuda("all", cuda_visible_devices)
         places = (int(device.partition(":")[2]) for device in choice.devices)
@@ -454,7 +453,7 @@ def _choose_mps() -> Choice:
 
 
 def count_workers(workers: int | None, model_bytes: int) -> int:
-    """The processes for ``--workers``, each of one core and with a model of so many bytes.
+    """The number of CPU workers for ``--workers``: one core and one model of these bytes each.
 
     None: as many as fit into this machine.
 
@@ -494,16 +493,16 @@ def _memory() -> Any:  # noqa: ANN401 - a tuple of psutil's
 
 
 def usable_cores() -> int:
-    """Cores that this process may use; a batch system often grants fewer than there are."""
+    """The cores that this process may use; a batch system often grants fewer than exist."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def cpu_has_bf16() -> bool:
-    """True if the CPU multiplies bf16 faster than fp32: with AMX, or by an AMD with AVX512-BF16.
+    """True if the CPU multiplies bf16 faster than fp32: with AMX, or AMD's with AVX512-BF16.
 
-    An Intel with AVX512-BF16 alone multiplies bf16 at half the rate of fp32. No Mac has either.
+    Intel's with AVX512-BF16 but without AMX multiply bf16 at half the rate of fp32.
     """
     if not _CPU_FACTS.exists():
         return False
@@ -515,10 +514,10 @@ def cpu_has_bf16() -> bool:
 
 
 def choose_precision(request: str, choice: Choice) -> Precision:
-    """The precision for ``--precision``.
+    """Choose the precision for ``--precision``.
 
     Raises:
-        UnavailableError: the device cannot do what was asked for.
+        UnavailableError: the device does not have this precision.
     """
     match request:
         case "auto":
@@ -542,7 +541,7 @@ def choose_precision(request: str, choice: Choice) -> Precision:
 
 
 def _lacks_fp8(choice: Choice) -> UnavailableError:
-    """The refusal of a run in fp8. A CPU could only emulate it, slower than in float32."""
+    """The error for ``--precision fp8`` without it; a CPU could only emulate it, slowly."""
     old = [place for place, gpu in enumerate(choice.gpus) if not gpu.has_fp8]
     needs = f"--precision fp8 needs GPUs of compute capability {_dotted(_OLDEST_FOR_FP8)} and newer"
     if not old:
@@ -561,7 +560,7 @@ def _lacks_fp8(choice: Choice) -> UnavailableError:
 
 
 def choose_tokens(choice: Choice, footprint: Footprint, precision: Precision) -> int:
-    """The token budget of a batch: enough to fill the device, and well within its memory."""
+    """The tokens of a batch: enough to keep the device busy, and well within its memory."""
     if choice.kind == "cpu":
         return min(max(_CPU_TOKENS, footprint.filling_tokens // _CPU_SHARE), 2 * _CPU_TOKENS)
     if choice.kind == "mps":
@@ -571,7 +570,7 @@ def choose_tokens(choice: Choice, footprint: Footprint, precision: Precision) ->
 
 
 def as_size(n_bytes: int) -> str:
-    """A number of bytes for people."""
+    """Format a number of bytes for people."""
     return f"{n_bytes / 1e9:.1f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:.0f} MB"
 
 
@@ -581,21 +580,21 @@ _WITHOUT_TRITON = {
     "no_fp8": "only `virnucpro models check` emulates it here",
     "kernels": dict.fromkeys(_KERNELS, "they are for NVIDIA GPUs"),
 }
-# given devices, as torch names them: for each why it has no fp8, and why a kernel does not run on
-# it, by "fp8" and the name of the kernel; empty where it has, and runs
+# devices by their names in torch -> for each of them, why it has no fp8 (by "fp8") and why a kernel
+# does not run (by its name); empty if it has it, or runs
 TryGpus = Callable[[Sequence[str]], Mapping[str, Mapping[str, str]]]
 
 
 def machine_lines(
     cuda_visible_devices: str | None, try_gpus: TryGpus, *, as_json: bool
 ) -> list[str]:
-    """What ``virnucpro devices`` prints, as text or as JSON."""
+    """The output of ``virnucpro devices``, as text or as JSON."""
     facts = measure_machine(cuda_visible_devices, try_gpus)
     return [json.dumps(facts, indent=2)] if as_json else describe_machine(facts)
 
 
 def measure_machine(cuda_visible_devices: str | None, try_gpus: TryGpus) -> dict[str, Any]:
-    """What ``virnucpro devices --json`` prints: the facts of the machine, memory in bytes."""
+    """The facts that ``virnucpro devices --json`` prints; memory in bytes."""
     gpus, reason = list_gpus()
     visible = visible_gpus(gpus, cuda_visible_devices)
     torch, ram = torch_build(), _memory()
@@ -642,7 +641,7 @@ def _gpu_facts(
 
 
 def describe_machine(facts: Mapping[str, Any]) -> list[str]:
-    """The lines of ``virnucpro devices``: what a run would use here, and why not more."""
+    """The lines of ``virnucpro devices``: which devices a run would use here, and why no others."""
     torch, cpu = facts["torch"], facts["cpu"]
     lines = [f"torch {torch['version']}, CUDA {torch['cuda'] or 'not built in'}"]
     if facts["gpus"]:
@@ -669,7 +668,7 @@ def _use(gpu: Mapping[str, Any]) -> list[str]:
     """How a run would use a GPU, or why it cannot."""
     if gpu["cannot_be_used"]:
         remedy, _, command = gpu["remedy"].partition(": ")
-        # a command is not folded: it is there to be copied
+        # a command is not wrapped, so that it can be copied
         commands = [command.replace(" ", _UNBROKEN)] if command else []
         return [f"cannot be used: {gpu['cannot_be_used']}", f"remedy: {remedy}", *commands]
     attention = "FlashAttention" if gpu["precision"] == "bf16" else "SDPA"
@@ -691,7 +690,7 @@ def _use_of_kernels(facts: Mapping[str, Any]) -> list[str]:
 
 
 def _folded(head: str, *rest: str) -> list[str]:
-    """Lines for a narrow terminal: a device, and what belongs to it; a word is never cut."""
+    """Wrap the facts of a device for a narrow terminal; no word is cut."""
     indents = ("", *[_INDENT] * len(rest))
     return [
         line.replace(_UNBROKEN, " ")
