@@ -1,10 +1,10 @@
-"""The plan of a run: which ORFs of the inputs stand in which shard.
+"""The plan of a run: which ORFs of the inputs are in which shard.
 
-The inputs of each generation are cut into slices, by their content alone. Each slice is planned by
-itself, by any process of any machine: its records go through screening, chunking and translation
-into shards of its own, those that each step of ``--embed`` asks for apart. So neither machines, nor
-inputs and records that are added later, change the shards of a slice, or their feature files.
-Shards are numbered by where their slice begins, so numbers have gaps.
+The content of the inputs of a generation alone determines how they are cut into slices. Any process
+on any machine can plan a slice by itself: it screens, chunks and translates the records into shards
+of this slice, separate ones for each step of ``--embed``. So neither the machines, nor inputs and
+records that are added later, change the shards of a slice or their feature files. Each slice has a
+range of shard numbers of its own, so numbers have gaps.
 """
 
 from __future__ import annotations
@@ -48,30 +48,32 @@ from virnucpro.sequences.samples import id_digests
 from virnucpro.sequences.survey import find_repeat
 from virnucpro.sequences.translate import Chunk, GeneticCode, translate_six_frames
 
-Places: TypeAlias = tuple[tuple[int, Span], ...]  # each of an input, by its place in the manifest
-Spans: TypeAlias = tuple[tuple[int, int], ...]  # of shards: the first, and one after the last
-LETTERS_AT_ONCE = 500_000  # of the records that are called
+Places: TypeAlias = tuple[
+    tuple[int, Span], ...
+]  # spans of inputs, each with the input's index in the manifest
+Spans: TypeAlias = tuple[tuple[int, int], ...]  # of shards: first, and one after the last
+LETTERS_AT_ONCE = 500_000  # of records that are called together
 _PARTS_AT_ONCE = 5_000  # records, or small files
-_BLOCK_LETTERS = 500_000  # letters that are translated, or looked up, at once
-_SHARDS_AT_ONCE = 256  # shards that are verified at once
-_FORMAT = 3  # raise it when the same records would give another plan, or other digests of ids
-_LEAST_NUMBERS = 1000  # of the shards of a slice, so that their names are short
-_DAMAGE = (OSError, ValueError, KeyError, TypeError)  # of a file that is not as it was written
+_BLOCK_LETTERS = 500_000  # letters that are translated, or screened, together
+_SHARDS_AT_ONCE = 256  # shards that are verified together
+_FORMAT = 3  # raise it if the same records would get another plan, or other digests of ids
+_LEAST_NUMBERS = 1000  # for the shards of a slice, so that their names stay short
+_DAMAGE = (OSError, ValueError, KeyError, TypeError)  # errors from a damaged file
 
 
 @dataclass(slots=True)
 class _PlanCounts:
-    """The counts of what went into a plan."""
+    """What a plan has counted."""
 
     n_records: int = 0
     n_letters: int = 0
-    n_searched: int = 0  # letters of records in which regions may be looked for
-    n_short: int = 0  # records under half a chunk
+    n_searched: int = 0  # letters of records that may be searched for regions
+    n_short: int = 0  # records shorter than half a chunk
     n_gapped: int = 0  # records with gaps
-    n_gaps: int = 0  # gaps in them, left out
-    n_copies: int = 0  # ORFs whose protein occurred before
+    n_gaps: int = 0  # gaps in them, which are left out
+    n_copies: int = 0  # ORFs with a protein that occurred before
     n_copied_residues: int = 0
-    n_left: int = 0  # records that could be embedded, and that --embed does not ask for
+    n_left: int = 0  # records that --embed leaves out
     n_left_letters: int = 0
 
     def __post_init__(self) -> None:
@@ -80,13 +82,13 @@ class _PlanCounts:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Neighbouring records of the inputs, cut by content alone: planned, and called, by itself."""
+    """Neighbouring records of the inputs, cut by content alone; planned and called by itself."""
 
-    index: int  # of its first shard, and of its first block of records
+    index: int  # of its first shard, and of its first block
     generation: int  # of the inputs
     step: int  # of ``--embed``
     spans: Places
-    is_first: bool  # of its series
+    is_first: bool  # in its series
 
     @property
     def name(self) -> str:
@@ -94,9 +96,9 @@ class Slice:
 
 
 def ends_of_groups() -> Callable[[int], bool]:
-    """A function that says whether a group that is called at once ends with the next of its parts.
+    """Make a function that takes the letters of each part in turn: True if a group ends there.
 
-    It is given the number of letters of each.
+    The parts of a group are called together.
     """
     n_letters = n_parts = 0
 
@@ -113,34 +115,36 @@ def ends_of_groups() -> Callable[[int], bool]:
 
 @dataclass(frozen=True, slots=True)
 class _SlicePlan:
-    """The shards of a slice, and what they were made of."""
+    """The shards of a slice, and the inputs that they come from."""
 
     shards: tuple[Shard, ...]
     counts: _PlanCounts
     spans: Spans  # of each of its inputs
-    # parts of the inputs that are scored at once, if any process can read them: each of some files
+    # the parts of the inputs that are scored together; empty if not every process can read them
     blocks: tuple[Places, ...] = ()
-    ids: str = ""  # SHA-256 of the digests of its ids; none in a later step of ``--embed``
+    ids: str = ""  # SHA-256 of the digests of its ids; empty in a later step of ``--embed``
 
 
 @dataclass(frozen=True)
 class Plan:
     """The slices of each series, in order, and the plans of those that are planned.
 
-    Without slices, it is what a slice is planned with, which may cross to helpers.
+    Without slices, it holds what planning a slice needs, and is sent to helpers.
     """
 
     rundir: RunDir
     manifest: Manifest
     slices: tuple[Slice, ...] = ()
     parts: Mapping[int, _SlicePlan] = field(default_factory=dict)  # by the index of the slice
-    keep_intermediate: bool = False  # bases of the shards, and chunks
-    is_aside: bool = False  # its files are: the old ones stay until all of it is whole
+    keep_intermediate: bool = False  # keep bases of the shards, and chunks
+    is_aside: bool = (
+        False  # its files are written elsewhere: the old plan stays until this one is complete
+    )
     streams: Streams = field(default_factory=Streams)
 
     @classmethod
     def cut(cls, rundir: RunDir, manifest: Manifest, *, keep_intermediate: bool) -> Plan:
-        """The slices of the inputs, none of which is planned; they will be, aside.
+        """Cut the inputs into slices, to be planned aside.
 
         Raises:
             InputError, InputMissingError: an input cannot be read.
@@ -150,7 +154,7 @@ class Plan:
 
     @classmethod
     def read(cls, rundir: RunDir, manifest: Manifest) -> Plan | None:
-        """The slices in ``plan.json``, if it is of this run, with the plans that are as written."""
+        """Read the slices in ``plan.json``, if it belongs to this run, with their intact plans."""
         try:
             listing = _read_sealed(rundir.plan, _key(manifest))
             n_inputs = len(manifest.inputs)
@@ -174,9 +178,9 @@ class Plan:
         *,
         keep_intermediate: bool,
     ) -> Plan | None:
-        """The plan of an earlier start, if it is of this run: of the slices whose files are whole.
+        """Read the plan of an earlier start, if it belongs to this run: slices with intact files.
 
-        Shards of slices that are ``joined`` are not read, for nobody needs them.
+        Shards of ``joined`` slices are not read, since nobody needs them.
         """
         plan = cls.read(rundir, manifest)
         if plan is None or (keep_intermediate and not plan.keep_intermediate):
@@ -191,7 +195,7 @@ class Plan:
 
     @cached_property
     def key(self) -> str:
-        """What says that a file is of this plan."""
+        """The key in the files of this plan."""
         return _key(self.manifest)
 
     @property
@@ -209,7 +213,7 @@ class Plan:
 
     @cached_property
     def indices(self) -> list[int]:
-        """Those of the shards, which rise."""
+        """The indices of the shards, in order."""
         return [shard.index for shard in self.shards]
 
     @cached_property
@@ -219,7 +223,7 @@ class Plan:
 
     @cached_property
     def files(self) -> tuple[Spans, ...]:
-        """The shards of each input, as far as they are planned."""
+        """The shards of each input, so far as they are planned."""
         spans: dict[int, list[tuple[int, int]]] = {}
         for one in self.planned:
             for (place, _), ends in zip(one.spans, self.parts[one.index].spans, strict=True):
@@ -227,20 +231,20 @@ class Plan:
         return tuple(tuple(spans[place]) for place in sorted(spans))
 
     def by_records(self) -> Iterator[list[Slice]]:
-        """The slices of all records, in the order of the tables: those of one for each step."""
+        """Yield the slices in the order of the tables, together if they have the same records."""
         same: dict[tuple[int, Places], list[Slice]] = {}
         for one in self.slices:
             same.setdefault((one.generation, one.spans), []).append(one)
         yield from (same[key] for key in sorted(same, key=lambda key: (key[0], same[key][0].index)))
 
     def limited(self, indices: Collection[int]) -> Plan:
-        """The plan of some of the slices."""
+        """The plan of these slices only."""
         parts = {index: part for index, part in self.parts.items() if index in indices}
         slices = tuple(one for one in self.slices if one.index in indices)
         return replace(self, slices=slices, parts=parts)
 
     def without_damaged(self, shards: Sequence[Shard], on_shard: OnShard = lambda *_: None) -> Plan:
-        """The same plan, without those of slices whose ids, or one of ``shards``, are damaged."""
+        """The plan without slices whose ids, or one of whose ``shards``, are damaged."""
         damaged, parts = _find_damaged(shards, on_shard), {}
         for one in self.planned:
             part = self.parts[one.index]
@@ -255,7 +259,7 @@ class Plan:
         return self.keep_intermediate and self.manifest.recipe.has_frames
 
     def write_listing(self) -> None:
-        """Write which slices there are, into the folder of their plans."""
+        """Write the list of slices into the folder of their plans."""
         listing = {
             "slices": [astuple(one) for one in self.slices],
             "keep_intermediate": self.keep_intermediate,
@@ -264,10 +268,10 @@ class Plan:
         self.rundir.write_whole(path, _sealed(listing, self.key))
 
     def write_chunks(self) -> None:
-        """Write the chunks of all records that are embedded, in the order of their shards.
+        """Write the chunks of all embedded records, in the order of their shards.
 
         Raises:
-            InputError, InputMissingError: an input cannot be read any more.
+            InputError, InputMissingError: an input can no longer be read.
         """
         chunk_size = self.manifest.recipe.chunk_size
         with self.rundir.replacing(self.rundir.chunks) as content, as_text(content) as out:
@@ -278,9 +282,9 @@ class Plan:
                     write_record(out, chunk.id, chunk.sequence)
 
     def make(self, on_letters: Callable[[int], None], pool: Pool) -> Plan:
-        """Plan the slices that are not planned yet, with the processes of a pool if they pay off.
+        """Plan the slices that are not planned yet, with the processes of a pool if that is faster.
 
-        The ids of all slices are compared, whoever planned them.
+        The ids of all slices are compared, including those that other processes planned.
 
         Raises:
             InputError: an input is not a FASTA file, or an id occurs twice in these slices.
@@ -301,10 +305,10 @@ class Plan:
         return plan
 
     def read_ids(self, one: Slice) -> bytes:
-        """The digests of the ids of a planned slice; none of a later step of ``--embed``.
+        """The digests of the ids of a planned slice; empty in a later step of ``--embed``.
 
         Raises:
-            OSError, ValueError: they are not there, or not as they were written.
+            OSError, ValueError: their file is missing or damaged.
         """
         if one.step:
             return b""
@@ -317,10 +321,10 @@ class Plan:
     def refuse_duplicates(self) -> None:
         """Refuse an id that occurs twice in planned slices.
 
-        Of a slice of others whose file is damaged, the ids are compared when it is planned again.
+        A slice with a damaged file is planned again, and its ids are compared then.
 
         Raises:
-            InputError: there is one; only then the inputs are read again to say where.
+            InputError: an id occurs twice; the inputs are read again to say where.
         """
         digests = array("q")
         for one in self.slices:
@@ -330,7 +334,7 @@ class Plan:
 
 
 def count_done(files: Iterable[Spans], missing: Sequence[int]) -> int:
-    """The number of files without a shard among ``missing``, which is sorted."""
+    """The number of inputs without a shard in ``missing``, which is sorted."""
     return sum(
         all(bisect_left(missing, first) == bisect_left(missing, end) for first, end in spans)
         for spans in files
@@ -338,7 +342,7 @@ def count_done(files: Iterable[Spans], missing: Sequence[int]) -> int:
 
 
 def _slices_of(manifest: Manifest) -> tuple[Slice, ...]:
-    """The slices of all series, in their order; files that are small share one."""
+    """Yield the slices of all series, in order; small files share a slice."""
     n_bytes, n_numbers = manifest.recipe.bytes_per_slice, _count_numbers(manifest.recipe)
     slices, index = list[Slice](), 0
     by_generation = [list(_group(manifest, number)) for number in range(manifest.n_generations)]
@@ -350,7 +354,7 @@ def _slices_of(manifest: Manifest) -> tuple[Slice, ...]:
 
 
 def _group(manifest: Manifest, generation: int) -> Iterator[tuple[Places, int]]:
-    """Neighbouring spans that fill a slice together, and their bytes."""
+    """Yield neighbouring spans that fill a slice together, and their bytes."""
     n_bytes, group, size = manifest.recipe.bytes_per_slice, list[tuple[int, Span]](), 0
     for place, file in enumerate(manifest.inputs):
         if file.generation != generation:
@@ -367,9 +371,9 @@ def _group(manifest: Manifest, generation: int) -> Iterator[tuple[Places, int]]:
 
 
 def _count_numbers(recipe: Recipe) -> int:
-    """The numbers for the shards of a slice: a power of ten that they never reach.
+    """The size of the range of numbers for the shards of a slice: a power of ten, never used up.
 
-    A base is in two residues of the six frames, and in two chunks at most.
+    Six frames have two residues a base, and a base is in two chunks at most.
     """
     number = _LEAST_NUMBERS
     while number < N_SMALL_SHARDS + 4 * recipe.bytes_per_slice // recipe.largest_shard:
@@ -379,21 +383,21 @@ def _count_numbers(recipe: Recipe) -> int:
 
 @dataclass(slots=True)
 class _SliceTask:
-    """Plan a slice: write its shards, the digests of its ids, and then what vouches for both."""
+    """Plan a slice: write its shards, the digests of its ids, and last the hashes of both."""
 
     slice: Slice
-    n_letters: ClassVar[int] = 0  # what waits for its turn lies on the disk
+    n_letters: ClassVar[int] = 0  # waiting tasks hold no letters in memory
     counts: _PlanCounts = field(default_factory=_PlanCounts)
-    digests: list[bytes] = field(default_factory=list)  # of ids: these would fill the memory
+    digests: list[bytes] = field(default_factory=list)  # of ids, which would fill the memory
     blocks: list[list[tuple[int, Span]]] = field(default_factory=lambda: [[]])
-    are_ranged: bool = True  # any process can read each block
+    are_ranged: bool = True  # True if any process can read each block
     is_end: Callable[[int], bool] = field(init=False)
 
     def do(self, plan: Plan) -> _SlicePlan:
         """
         Raises:
             InputError: an input is not a FASTA file.
-            OutputError, StorageError: the disk refuses the files.
+            OutputError, StorageError: the files cannot be written.
         """
         rundir, one, recipe = plan.rundir, self.slice, plan.manifest.recipe
         stem, self.is_end = plan.folder / one.name, ends_of_groups()
@@ -413,7 +417,7 @@ class _SliceTask:
             spans.append((first, writer.end_index))
         writer.flush()
         ids = ""
-        if one.step:  # the first step has met each record
+        if one.step:  # the first step has counted each record
             self.counts = _PlanCounts()
         else:
             content = b"".join(self.digests)
@@ -428,7 +432,7 @@ class _SliceTask:
         return part
 
     def orfs(self, plan: Plan, place: int, span: Span) -> Iterator[Sequence[Orf]]:
-        """The ORFs of blocks of a file."""
+        """Yield the ORFs of blocks of a file."""
         recipe, records = plan.manifest.recipe, self.asked(plan, place, span)
         if not recipe.has_frames:
             for block in _blocks(records):
@@ -441,9 +445,9 @@ class _SliceTask:
             yield translate_six_frames(chunks, code)
 
     def asked(self, plan: Plan, place: int, span: Span) -> Iterator[FastaRecord]:
-        """The records that are embedded by the step; the first counts those that none asks for.
+        """Yield the records that this step embeds; the first step counts those that none embeds.
 
-        A record is scored once for each step.
+        Each step scores every record again.
         """
         manifest, recipe = plan.manifest, plan.manifest.recipe
         file, rules = manifest.inputs[place], tuple(manifest.embed)
@@ -461,7 +465,7 @@ class _SliceTask:
                     self.counts.n_left_letters += len(record.sequence)
 
     def noted(self, blocks: Iterable[Block], place: int) -> Iterator[Block]:
-        """The same blocks of an input, when it is noted where they are."""
+        """Pass on the blocks of an input, and note where they are."""
         for block in blocks:
             span = None if isinstance(block, Records) else block.span
             group = self.blocks[-1]
@@ -485,7 +489,7 @@ class _SliceTask:
 
 
 def _told_apart(manifest: Manifest, file: InputFile, ids: list[str]) -> list[str]:
-    """The same ids; those of records that replace failed ones say of which generation they are."""
+    """The ids, with the generation added for records that replace failed ones."""
     replaced = frozenset(manifest.replaced if file.generation else ())
     if replaced.isdisjoint(ids):
         return ids
@@ -496,7 +500,7 @@ Piece = TypeVar("Piece", FastaRecord, Chunk)
 
 
 def _blocks(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Neighbouring pieces, of about so many letters together as are looked up at once."""
+    """Yield groups of neighbouring pieces, with about ``_BLOCK_LETTERS`` letters each."""
     block, n_letters = list[Piece](), 0
     for piece in pieces:
         block.append(piece)
@@ -509,10 +513,10 @@ def _blocks(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
 
 
 def refuse_repeat(digests: array[int], manifest: Manifest, *, is_begun: bool = False) -> None:
-    """Refuse a repeated id; of a run that ``is_begun`` its input cannot change any more.
+    """Refuse a repeated id. ``is_begun``: the run cannot take other inputs any more.
 
     Raises:
-        InputError: two of the digests of ids are the same, and so are their ids.
+        InputError: two digests of ids are the same, and so are the ids.
     """
     repeat = find_repeat(_by_telling_ids(manifest), digests)
     if repeat is None:
@@ -563,7 +567,7 @@ def _key(manifest: Manifest) -> str:
 
 
 def _sealed(content: Mapping[str, object], key: str) -> str:
-    """A file of a plan: it says whose it is, and ends with a hash of what it holds."""
+    """A file of a plan: it begins with the key of its plan and ends with a hash of its content."""
     text = json.dumps({"key": key, **content})
     return f"{text}\n{hashlib.sha256(text.encode()).hexdigest()}\n"
 
@@ -571,7 +575,7 @@ def _sealed(content: Mapping[str, object], key: str) -> str:
 def _read_sealed(path: Path, key: str) -> dict[str, Any]:
     """
     Raises:
-        OSError, ValueError: it is not there, not whole, or of another plan.
+        OSError, ValueError: it is missing or incomplete, or belongs to another plan.
     """
     with open_plain(path) as handle:
         text, _, digest = handle.read().decode().partition("\n")
@@ -598,7 +602,7 @@ def _to_json(part: _SlicePlan) -> dict[str, object]:
 def _slice_from_json(stored: Sequence[Any], n_inputs: int) -> Slice:
     """
     Raises:
-        ValueError, TypeError: it is no slice of so many inputs.
+        ValueError, TypeError: it does not describe a slice of so many inputs.
     """
     index, generation, step, spans, is_first = stored
     check_counts(index, generation, step)
@@ -608,7 +612,7 @@ def _slice_from_json(stored: Sequence[Any], n_inputs: int) -> Slice:
 def _places(stored: Sequence[Any], n_inputs: int) -> Places:
     """
     Raises:
-        ValueError, TypeError: they are not in so many inputs.
+        ValueError, TypeError: they do not describe spans of so many inputs.
     """
     each = tuple((place, Span(*span)) for place, span in stored)
     for place, span in each:
@@ -619,10 +623,10 @@ def _places(stored: Sequence[Any], n_inputs: int) -> Places:
 
 
 def _read_part(plan: Plan, one: Slice) -> _SlicePlan:
-    """The plan of a slice, as it was written.
+    """Read the plan of a slice.
 
     Raises:
-        OSError, ValueError, KeyError, TypeError: it is not there, or not whole.
+        OSError, ValueError, KeyError, TypeError: it is missing or damaged.
     """
     stored = _read_sealed((plan.folder / one.name).with_suffix(PLAN), plan.key)
     shards = []
@@ -636,9 +640,9 @@ def _read_part(plan: Plan, one: Slice) -> _SlicePlan:
 
 
 def _find_damaged(shards: Sequence[Shard], on_shard: OnShard) -> set[int]:
-    """The indices of the shards whose files are not those that were written."""
+    """The indices of the shards whose files are missing or damaged."""
     damaged = set[int]()
-    with ThreadPoolExecutor() as pool:  # Python's lock is free while a block is hashed
+    with ThreadPoolExecutor() as pool:  # hashing a block releases Python's lock
         for first in range(0, len(shards), _SHARDS_AT_ONCE):
             on_shard(first, len(shards))
             some = shards[first : first + _SHARDS_AT_ONCE]
@@ -649,7 +653,7 @@ def _find_damaged(shards: Sequence[Shard], on_shard: OnShard) -> set[int]:
 
 def _is_whole(shard: Shard) -> bool:
     try:
-        # each ORF and each residue is a letter of the file, at least
+        # each ORF and each residue takes at least a letter of the file
         has_room = shard.n_orfs + shard.n_residues <= shard.path.stat().st_size
         return has_room and sha256(shard.path) == shard.sha256
     except OSError:

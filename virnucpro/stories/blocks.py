@@ -1,9 +1,8 @@
-"""The work for the outputs, in tasks: a shard's frames get scores, a block gets rows.
+"""The tasks behind the outputs: one scores the frames of a shard, one makes the rows of a block.
 
-``Maker`` has all that they need; it and they may cross to helpers (``tasks``). A frame's score
-needs its vector and its bases. A shard has both, but for the bases of a frame with letters that are
-no base: these are in its record alone, so its vector waits for that. A score does not depend on the
-block that it is computed in.
+``Maker`` holds all that they need, and both may be sent to helpers (``tasks``). The score of a
+frame needs its vector and its bases. A shard has both, unless the frame has ambiguous letters: then
+only the record has its bases, and the vector waits for the record. Scores do not depend on blocks.
 """
 
 from __future__ import annotations
@@ -47,8 +46,8 @@ from virnucpro.tables.sinks import SINKS, Portion
 FRAMES_AT_ONCE = 2048
 _NO_VECTORS = np.empty((0, 0), dtype=np.float32)
 
-# The frames of a shard with their scores: as JSON of [id, chunk, record, start, end, strand, score,
-# failure, row that waits], which processes that only forward it do not parse; and vectors of frames
+# The frames of a shard with their scores, as JSON of [id, chunk, record, start, end, strand, score,
+# failure, row among the waiting], which is parsed only where it is used; and the vectors of frames
 # that wait for their bases, (n_waiting, dim).
 ScoredFrames: TypeAlias = tuple[bytes, NDArray[np.float32]]
 
@@ -58,15 +57,15 @@ FrameRange = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Maker:
-    """The parts of a run that rows are made of."""
+    """Whatever the rows of a run are made from."""
 
     manifest: Manifest
     stores: tuple[FeatureStore, ...]  # one for each encoder
     caller: Caller
-    finder: RegionFinder | None  # None: regions are not looked for
+    finder: RegionFinder | None  # None: no search for regions
     feature_format: FeatureFormat
-    with_own_ids: bool = False  # the files of each input have ids of their own
-    scores: ScoreStore | None = None  # None: scores are not kept
+    with_own_ids: bool = False  # every input has its own namespace of ids
+    scores: ScoreStore | None = None  # None: scores are not stored
     slices: Mapping[int, tuple[Shard, ...]] = field(default_factory=dict)  # the shards of each
     readers: dict[int, list[FeatureReader]] = field(init=False, default_factory=dict)  # by slice
 
@@ -75,14 +74,14 @@ class Maker:
         return self.manifest.recipe
 
     def readers_of(self, index: int) -> list[FeatureReader]:
-        """The readers of all stores for a slice, which remember what they read."""
+        """The readers of all stores for a slice, with their caches."""
         if index not in self.readers:
             shards = self.slices[index]
             self.readers[index] = [FeatureReader(store, shards) for store in self.stores]
         return self.readers[index]
 
     def noted(self, results: CalledRecords) -> CalledRecords:
-        """The same results; notes say what else was seen in the sequences, regions last."""
+        """Add notes on the sequences to the results, regions last."""
         notes, statuses = results.calls.notes, results.calls.statuses
         places = [
             place
@@ -98,7 +97,7 @@ class Maker:
         return results
 
     def score(self, records: Records) -> ScoredRecords:
-        """Score records, look for regions in them, and note what else is seen."""
+        """Score records, search them for regions, and add notes on their sequences."""
         scored = self.by_scorer.score(records, self.recipe)
         places: list[int] = np.flatnonzero(~np.isnan(scored.log_odds)).tolist()
         for place, note in other_codes(records, places, self.recipe).items():
@@ -106,7 +105,7 @@ class Maker:
         return self.searched(scored)
 
     def searched(self, scored: ScoredRecords) -> ScoredRecords:
-        """The same records, searched for regions if they are to be found."""
+        """Search the records for regions, if the run asks for it."""
         if self.finder is None:
             return scored
         found = {}
@@ -117,7 +116,7 @@ class Maker:
         return replace(scored, found=found)
 
     def call(self, scored: ScoredRecords) -> CalledRecords:
-        """Call records that have scores."""
+        """Call scored records."""
         results = self.by_scorer.call_scored(scored, self.recipe)
         if self.finder is not None:
             for place, both in scored.found.items():
@@ -126,7 +125,7 @@ class Maker:
         return results
 
     def portions(self, results: CalledRecords) -> list[Portion]:
-        """The rows of neighbouring records, for each sample apart."""
+        """The rows of neighbouring records, by sample."""
         recipe, code = self.recipe, GeneticCode.of(self.recipe.genetic_code)
         code_of_bases = None if recipe.input_type == "protein" else code
         sinks = SINKS[recipe.command]
@@ -139,34 +138,34 @@ class Maker:
 
 
 def long_enough(records: Records) -> list[int]:
-    """The places of the records in which regions may be looked for."""
+    """The indices of the records that may be searched for regions."""
     places: list[int] = np.flatnonzero(records.lengths >= SHORTEST_RECORD).tolist()
     return places
 
 
 class ScoredShard(NamedTuple):
-    """The frames of a shard, and its feature files for the index of each store."""
+    """The scored frames of a shard, and its feature files for the index of each store."""
 
-    records: list[tuple[str, int]]  # ids of neighbouring frames' records, and numbers of frames
+    records: list[tuple[str, int]]  # record id and number of frames, for neighbouring frames
     frames: ScoredFrames
     files: list[list[IndexPart]]
 
 
 @dataclass(frozen=True, slots=True)
 class ShardTask:
-    """Read a shard and its vectors, verify all of it, and score its frames."""
+    """Read a shard and its vectors, verify them, and score the frames."""
 
     slice_index: int
     shard: Shard
     lost: Mapping[int, str]  # see ``FeatureReader.read``
     n_verified: int
-    hidden: frozenset[str]  # records that were replaced: the indexes leave them out
+    hidden: frozenset[str]  # replaced records, which the indexes leave out
 
     def do(self, maker: Maker) -> ScoredShard:
         """
         Raises:
-            FeatureFileError: a feature file is not whole.
-            StorageError: the shard is not the one that was written.
+            FeatureFileError: a feature file is incomplete.
+            StorageError: the shard has changed since it was written.
         """
         orfs = read_shard(self.shard)
         unseen = {orf.id for orf in orfs if orf.record_id in self.hidden}
@@ -197,26 +196,26 @@ class ShardTask:
 
 def _side_by_side(rows: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
     if len(rows) == 1:
-        return rows[0]  # the usual case is not copied
+        return rows[0]  # the usual case, without a copy
     return np.concatenate(rows, axis=1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockTask:
-    """Call a block of records, and write their rows."""
+    """Call the records of a block and make their rows."""
 
     n_letters: int  # about
     parts: tuple[Block, ...]  # neighbouring records of one file each
-    runs: array[int]  # flat: place of a record, and a ``FrameRange`` of it
+    runs: array[int]  # flat: index of a record, and one of its ``FrameRange``s
     frames: list[ScoredFrames]
-    hidden: frozenset[str] = frozenset()  # records that a later input gives anew: they have no row
-    places: tuple[tuple[int, Span], ...] = ()  # of records that are not among the parts
-    index: int = 0  # that of its slice, and its place there
+    hidden: frozenset[str] = frozenset()  # records that a later input has again: they get no row
+    places: tuple[tuple[int, Span], ...] = ()  # of records that are not in ``parts``
+    index: int = 0  # of its slice, plus its place there
 
     def do(self, maker: Maker) -> SliceRows:
         """
         Raises:
-            InputError: the records are not those that were planned.
+            InputError: the records are not the planned ones.
         """
         blocks = chain(self.parts, maker.manifest.blocks(self.places, Streams()))
         records, is_new = Records.joined(list(parsed(blocks))), True
@@ -236,12 +235,12 @@ class BlockTask:
     def scores(
         self, records: Records, maker: Maker, store: ScoreStore
     ) -> tuple[ScoredRecords, bool, str]:
-        """The scores of the records; made, and kept, if they are not there: the second is true.
+        """Read the scores of the records, or compute and store them.
 
-        The last is the hash of their file, if it was written.
+        -> the scores; True if they were computed; the hash of their file, if it was written
 
         Raises:
-            OutputError, StorageError: the disk refuses them.
+            OutputError, StorageError: they cannot be written.
         """
         scored, is_searched = store.read(self.index, records)
         if scored is None:
@@ -254,7 +253,7 @@ class BlockTask:
         return scored, is_new, digest
 
     def results(self, records: Records, shown: list[bool], maker: Maker) -> CalledRecords:
-        """The records that are shown, with their predictions and calls."""
+        """The records that get rows, with their predictions and calls."""
         runs: list[list[FrameRange]] = [[] for _ in shown]
         for place, *run in np.reshape(self.runs, (-1, 4)).tolist():
             runs[place].append(tuple(run))
@@ -264,7 +263,7 @@ class BlockTask:
 
 
 def work_of(records: Records, finder: RegionFinder | None) -> int:
-    """The letters that are read: those that are searched for regions, twice."""
+    """The letters to read; those that are searched for regions count twice."""
     lengths = records.lengths
     searched = lengths[lengths >= SHORTEST_RECORD] if finder else lengths[:0]
     return int(lengths.sum() + searched.sum())
@@ -276,10 +275,10 @@ def work_of(records: Records, finder: RegionFinder | None) -> int:
 def score_frames(
     orfs: Sequence[Orf], vectors: NDArray[np.float32], reasons: Mapping[str, str], head: Head
 ) -> ScoredFrames:
-    """The frames of a shard, with their scores.
+    """Score the frames of a shard.
 
-    ``reasons`` has those of the frames without a vector, by their ids; the others have a row each,
-    in their order. (n, dim)
+    ``reasons`` says by id why a frame has no vector. The other frames have a row each in the
+    vectors, in order. (n, dim)
     """
     embedded = [orf for orf in orfs if orf.id not in reasons]
     rows_waiting = [i for i, orf in enumerate(embedded) if _needs_record(orf, head)]
@@ -306,7 +305,7 @@ def _packed(
 
 
 def _needs_record(orf: Orf, head: Head) -> bool:
-    """Whether the shard has fewer bases of a frame than its record, and the head reads them."""
+    """True if the head reads bases, and the shard lacks some of this frame's."""
     is_whole = 3 * len(orf.protein) == orf.end - orf.start
     return head.nucleotide is not None and orf.strand != PROTEIN and not is_whole
 
@@ -314,7 +313,7 @@ def _needs_record(orf: Orf, head: Head) -> bool:
 def _classify(
     head: Head, vectors: NDArray[np.float32], bases: Sequence[str], is_protein: bool = False
 ) -> list[float]:
-    """The scores of frames that have a vector and their bases each, in blocks."""
+    """Score frames that have their vectors and bases, block by block."""
     values: list[float] = []
     for first in range(0, len(bases), FRAMES_AT_ONCE):
         some = slice(first, first + FRAMES_AT_ONCE)
@@ -331,10 +330,10 @@ def predict_records(
     frames: Sequence[ScoredFrames],
     head: Head | None,
 ) -> list[list[Prediction]]:
-    """The predictions of each record: one for each of its frames, which its runs name.
+    """The predictions of each record, one for each of its frames.
 
     Raises:
-        InputError: a sequence is not the one that a frame was found in.
+        InputError: a record has another sequence than when it was planned.
     """
     rows_of = [json.loads(packed) for packed, _ in frames]
     waiting: list[_Waiting] = []
@@ -352,12 +351,12 @@ def predict_records(
 
 
 class _Waiting(NamedTuple):
-    """A prediction without its score, and what the head reads for it."""
+    """A prediction that has no score yet, and where its vector is."""
 
     predictions: list[Prediction]  # of the record
-    place: int  # there
+    place: int  # its index there
     number: int  # of the ``ScoredFrames`` with the vector
-    row: int  # there
+    row: int  # of the vector there
     bases: str
 
 
@@ -367,7 +366,7 @@ def _predict_record(
     rows_of: Sequence[Sequence[Any]],
     waiting: list[_Waiting],
 ) -> list[Prediction]:
-    """The predictions of a record; those that wait for its bases are put to ``waiting`` too."""
+    """The predictions of a record; those that wait for its bases are appended to ``waiting``."""
     predictions: list[Prediction] = []
     for number, first, end in runs:
         for *place, score, failure, row in rows_of[number][first:end]:

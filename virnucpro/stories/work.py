@@ -1,9 +1,9 @@
-"""The whole of ``virnucpro work``, on one page: a part of a run, on this machine.
+"""All of ``virnucpro work``: one part of a run, on this machine.
 
 A part plans slices of the input, embeds their shards, and writes their rows of the tables. Any
-number may be at it at once, on any machines that share the run folder, over the same part too: a
-file appears when it is whole, and is the same whoever makes it. What is missing in the end is made
-by ``predict --resume``, which joins the tables. Nobody waits for a part that is not at work.
+number of parts may run at once, on any machines that share the run folder; even the same part may
+run twice, since files appear whole and do not depend on who makes them. ``predict --resume`` makes
+what is missing at the end, and joins the tables. Nobody waits for a part that does not run.
 """
 
 from __future__ import annotations
@@ -48,25 +48,25 @@ from virnucpro.stories.resolve import RunConfig, resolve_work
 from virnucpro.stories.summary import warn_of_cache
 from virnucpro.stories.write import Backlog, Results
 
-_LOOK_SECONDS = 2.0  # between two looks at what others do
-_FEWEST_SHARES = 4  # for each part, so that all have about as much to do
+_LOOK_SECONDS = 2.0  # between two looks at the work of others
+_FEWEST_SHARES = 4  # for each part, so that all have about the same work
 
-Group = Sequence[Slice]  # of the same records, one for each step of --embed
+Group = Sequence[Slice]  # with the same records, one for each step of --embed
 
 
 @dataclass(slots=True)
 class Part:
-    """One of ``n`` parts of a run, counted from 0, and what a ``work`` did of it.
+    """One of ``n`` parts of a run, counted from 0, and what one ``work`` has done of it.
 
-    A part is every n-th slice of the run, or every n-th share of one.
+    A part is every n-th slice of the run, or every n-th share of the slices.
     """
 
     number: int = 0
     n: int = 1
-    n_planned: int = 0  # slices that it planned
-    n_rows: int = 0  # slices whose rows it wrote
-    n_pending: int = 0  # shards that it had to do
-    n_cached: int = 0  # vectors that a cache had
+    n_planned: int = 0  # slices that it has planned
+    n_rows: int = 0  # slices whose rows it has written
+    n_pending: int = 0  # shards that it has to embed
+    n_cached: int = 0  # vectors read from a cache
     ended: list[ShardFigures] = field(default_factory=list)
     tokens: dict[int, int] = field(default_factory=dict)  # of shards in work
     # time when the first worker was ready
@@ -76,10 +76,10 @@ class Part:
         return f"{self.number + 1}/{self.n}"
 
     def shares(self, n_slices: int) -> tuple[int, dict[int, list[int]]]:
-        """The shares of each slice, and those of this part, by the place of the slice.
+        """The number of shares of each slice, and this part's shares by the index of the slice.
 
-        They depend on no other part, nor on what is done already. A run of few slices is divided
-        within them.
+        They do not depend on other parts or on finished work. A run of few slices is divided within
+        the slices.
         """
         n_shares = max(1, -(-_FEWEST_SHARES * self.n // max(1, n_slices)))
         ours: dict[int, list[int]] = {}
@@ -89,7 +89,7 @@ class Part:
 
     @property
     def n_shards(self) -> int:
-        """The shards that it did."""
+        """The number of shards that it has embedded."""
         return sum(not one.is_lost for one in self.ended)
 
     @property
@@ -98,7 +98,7 @@ class Part:
 
     @property
     def lines(self) -> list[str]:
-        """The lines for the user at the end."""
+        """The lines that the user sees at the end."""
         pending = counted(self.n_pending, "pending shard")
         outcomes = [
             *([f"{counted(self.n_planned, 'slice')} planned"] if self.n_planned else ()),
@@ -127,7 +127,7 @@ class Part:
         """Count an event, and write the end of a shard into the log.
 
         Raises:
-            OutputError, StorageError: the disk did not take a shard.
+            OutputError, StorageError: a shard could not be written.
         """
         match event:
             case WorkerReady() if not (self.tokens or self.ended):
@@ -155,7 +155,7 @@ class Part:
 def work(
     options: WorkOptions, on_event: OnEvent, executor_on: ExecutorOn = ProcessExecutor
 ) -> Part:
-    """Plan and embed a part of a run, and write its rows, with the devices of this machine.
+    """Plan and embed a part of a run on the devices of this machine, and write its rows.
 
     Raises:
         VirnucproError: see ``errors``; finished files are kept in every case.
@@ -180,10 +180,10 @@ def work(
 def _resolved(
     rundir: RunDir, manifest: Manifest, options: WorkOptions, on_event: OnEvent
 ) -> tuple[RunConfig, Plan, Job]:
-    """What a planned run needs on this machine.
+    """Resolve a planned run for this machine.
 
     Raises:
-        ResumeError: it has no plan.
+        ResumeError: the run has no plan.
         VirnucproError: as ``resolve_work``.
     """
     plan = Plan.read(rundir, manifest)
@@ -198,7 +198,7 @@ def _resolved(
 
 @dataclass(frozen=True, slots=True)
 class _PartOfRun:
-    """The stages of a part."""
+    """The stages of the work on a part."""
 
     rundir: RunDir
     manifest: Manifest
@@ -208,7 +208,7 @@ class _PartOfRun:
     on_event: OnEvent
 
     def do(self, plan: Plan, job: Job, executor_on: ExecutorOn) -> None:
-        """Plan; embed, and write the rows of what is embedded here alone; then those of others."""
+        """Plan, embed, and write rows: first those that need no other part, then the others."""
         plan, groups, shards = self.plan(plan)
         on_event, part = self.on_event, self.part
         replaced = frozenset(self.manifest.replaced)
@@ -244,9 +244,9 @@ class _PartOfRun:
                     tables()
 
     def plan(self, whole: Plan) -> tuple[Plan, list[Group], dict[int, list[Shard]]]:
-        """Plan what is not planned yet of this part of the ``whole`` run.
+        """Plan the slices of this part of the ``whole`` run that are not planned yet.
 
-        -> the plan of its slices; those whose rows it writes; its shards, by their first slice
+        -> the plan of its slices; the slices whose rows it writes; its shards, by first slice
 
         Raises:
             InputError: an input is not a FASTA file, or an id occurs twice in this part.
@@ -278,7 +278,7 @@ class _PartOfRun:
 
     @contextmanager
     def writing(self, results: Results, groups: Sequence[Group]) -> Iterator[Callable[[], None]]:
-        """Write the rows of slices beside what the block does; what it is given waits for them."""
+        """Write rows of slices while the block runs; the function that it yields waits for them."""
         indices = {one.index for group in groups for one in group}
         results = replace(results, plan=results.plan.limited(indices))
 
@@ -296,7 +296,7 @@ class _PartOfRun:
             yield wait
 
     def await_shards(self, job: Job, shards: Sequence[Shard]) -> bool:
-        """Wait for shards that other parts embed; false where none of them will."""
+        """Wait for shards that other parts embed; False if no other part does."""
         names, is_told = {shard.name for shard in shards}, False
         while missing := {*chain(*(names - store.names_done() for store in job.stores))}:
             if not self.rundir.others_work:
@@ -312,17 +312,17 @@ class _PartOfRun:
 
 
 def _all(plan: Plan, group: Group) -> list[Shard]:
-    """The shards of slices of the same records."""
+    """The shards of slices with the same records."""
     return [shard for one in group for shard in plan.parts[one.index].shards]
 
 
 def work_for_run(options: WorkOptions, indices: Sequence[int]) -> list[ShardFigures]:
-    """Embed some shards for the run that has the folder, until they are done or it is over.
+    """Embed shards for the run that locks the folder, until they are done or the run is over.
 
-    Where it cannot be seen from this machine whether the run has its folder, it is not looked for.
+    If this machine cannot see whether the run still locks its folder, it does not check.
 
     Raises:
-        OutputError: it is over.
+        OutputError: the run is over.
         VirnucproError: see ``errors``.
     """
     rundir, part = RunDir(options.folder), Part()
@@ -349,7 +349,7 @@ def work_for_run(options: WorkOptions, indices: Sequence[int]) -> list[ShardFigu
 def embed(
     shards: Sequence[Shard], job: Job, config: RunConfig, executor_on: ExecutorOn
 ) -> Generator[Event, None, None]:
-    """The events of shards that are embedded here; partial files of this process go at the end."""
+    """Embed shards here and yield the events; at the end, delete partial files of this process."""
     for announcement in config.announcements:
         announce(announcement)
     executor = executor_on(config.resources.devices)
@@ -364,11 +364,11 @@ def embed(
 
 
 def find_run(rundir: RunDir) -> Manifest:
-    """The run in a folder.
+    """Read the run in a folder.
 
     Raises:
-        InputMissingError: there is none.
-        ResumeError: it is damaged, of another version, or its model has no name on other machines.
+        InputMissingError: the folder has no run.
+        ResumeError: it is damaged, of another version, or other machines cannot name its model.
     """
     hint = "plan one: virnucpro predict --plan-only --output-dir DIR, with input and options"
     manifest = rundir.read_run(hint)
@@ -382,12 +382,12 @@ def find_run(rundir: RunDir) -> Manifest:
 
 
 def choose_part(text: str | None, array: Mapping[str, str]) -> Part:
-    """The part for ``--part``: I/N; N alone, or nothing, for a task of a job array.
+    """The part for ``--part``: I/N, or, in a job array, N or nothing.
 
-    ``array`` holds the variables of this process, some of which number the tasks of an array.
+    ``array`` holds the environment variables, some of which number the tasks of an array.
 
     Raises:
-        UsageError: it is not a part, or the array does not say which one.
+        UsageError: the text is not a part, or the array does not say which one this task is.
     """
     if text is None:
         return _part_of_task(array)
@@ -416,10 +416,10 @@ _SLURM = tuple(f"SLURM_ARRAY_TASK_{name}" for name in ("ID", "MIN", "MAX", "STEP
 
 
 def _part_of_task(array: Mapping[str, str]) -> Part:
-    """The part of a task, in an array of equally spaced numbers; all of a run outside of arrays.
+    """The part of a task in a job array with equally spaced numbers; outside, the whole run.
 
     Raises:
-        UsageError: they have not, or nobody says how many there are.
+        UsageError: the numbers have gaps, or the batch system does not say how many there are.
     """
     if not any(name in array for name in _TASKS):
         return Part()

@@ -1,9 +1,9 @@
 """Write every output of a run in one pass over the inputs and the predictions.
 
-The inputs are read again, in order; the frames of a record are met in the same order in the
-shards. Both are joined by the record's id, so nothing is paired by its place. What is computed of
-them, up to the text of a row, is done in tasks (``blocks``): here, or by helpers. Their results are
-taken in order, so the outputs are the same, and few tasks are ahead, so memory is bounded.
+The inputs are read again, and the frames of each record are looked up in the shards by the
+record's id. Tasks (``blocks``) do all computing, up to the text of a row: in this process or in
+helpers. Their results are taken in order, so the outputs do not depend on who computed them, and
+only a few tasks are ahead, so memory is bounded.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ from virnucpro.stories.blocks import (
 from virnucpro.stories.summary import Summary
 from virnucpro.tables.sinks import SINKS, Place, Portion, Tally, open_outputs
 
-# The frames of a record lie in a row in each of some shards: the first, and one after the last.
-# These are made by the million: plain tuples, and few functions on their way.
+# The frames of a record are neighbours in each shard: shard, the first, and one after the last.
+# There are millions of these, so they are plain tuples, and few functions handle them.
 FrameRun: TypeAlias = tuple[ScoredFrames, int, int]
 FramedRecord: TypeAlias = tuple[FastaRecord, Sequence[FrameRun]]
 
 
 class Backlog:
-    """Shards that are still to be embedded: one thread settles them, another waits for each.
+    """Shards that are still to be embedded: one thread settles them, another waits for them.
 
-    ``reasons`` has those of the settled shards that got no feature file, by their index.
+    ``reasons`` says, by the shard's index, why a settled shard has no feature file.
     """
 
     def __init__(self, pending: Iterable[Shard] = ()) -> None:
@@ -67,11 +67,11 @@ class Backlog:
         return not self._owed
 
     def owes(self, shard: Shard) -> bool:
-        """Whether a shard is still to come; false, too, when nobody goes on."""
+        """True if a shard is still to be embedded, and somebody still embeds."""
         return shard.index in self._owed and not self._is_abandoned
 
     def settle(self, shard: Shard, reason: str = "") -> None:
-        """Take a shard off: its feature file is there, or the reason why it never will be."""
+        """Mark a shard as done: it has a feature file, or a reason why it never will."""
         with self._changed:
             if reason:
                 self.reasons[shard.index] = reason
@@ -79,7 +79,7 @@ class Backlog:
             self._changed.notify_all()
 
     def abandon(self) -> None:
-        """End all waiting, now and later, with an error."""
+        """Make all who wait, now and later, raise an error."""
         with self._changed:
             self._is_abandoned = True
             self._changed.notify_all()
@@ -88,7 +88,7 @@ class Backlog:
         """Wait until a shard is settled.
 
         Raises:
-            AbandonedError: whatever has become of it, nobody goes on.
+            AbandonedError: embedding has stopped.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._is_abandoned or shard.index not in self._owed)
@@ -97,7 +97,7 @@ class Backlog:
     def check(self) -> None:
         """
         Raises:
-            AbandonedError: nobody goes on.
+            AbandonedError: embedding has stopped.
         """
         if self._is_abandoned:
             raise AbandonedError
@@ -105,13 +105,13 @@ class Backlog:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """The parts of a run that its outputs are made of."""
+    """Whatever the outputs of a run are made from."""
 
     rundir: RunDir
     outputs: Outputs
-    maker: Maker  # of rows
+    maker: Maker  # makes the rows
     plan: Plan
-    backlog: Backlog  # shards that are being embedded meanwhile
+    backlog: Backlog  # shards that are still being embedded
     pool: Pool  # of processes
     per_file: bool
     on_event: OnEvent
@@ -119,7 +119,7 @@ class Results:
     streams: Streams = field(default_factory=Streams)  # of packed inputs
 
     def helpers(self) -> Helpers[Maker]:
-        """The helpers for the tables, as many as there is work for."""
+        """The helpers for the tables: as many as the work is worth."""
         owed = chain.from_iterable(group for group in self.plan.by_records() if not self.has(group))
         n_letters = sum(self.plan.parts[one.index].counts.n_letters for one in owed)
         slices = {index: part.shards for index, part in self.plan.parts.items()}
@@ -127,16 +127,14 @@ class Results:
         return self.pool.helpers(maker, n_letters, "tables")
 
     def write(self, summary: Summary, helpers: Helpers[Maker]) -> None:
-        """Write every output, and count what is in them.
-
-        Shards in the backlog are waited for, so that it can be done while they are embedded.
+        """Write and count every output, while other shards are still being embedded.
 
         Raises:
-            AbandonedError: they are embedded no more.
+            AbandonedError: embedding has stopped.
             InputError: an input changed while the run went on.
-            FeatureFileError: a feature file is not whole.
+            FeatureFileError: a feature file is incomplete.
         """
-        summary.records = Tally()  # a pass that was not ended may have counted
+        summary.records = Tally()  # an interrupted pass may have counted
         if self.maker.scores is not None:
             self.maker.scores.make_folder()
         indexes: list[list[IndexPart]] = [[] for _ in self.maker.stores]
@@ -149,7 +147,7 @@ class Results:
                 IndexPart.write_index(store.index, index, store.tree)
 
     def opened(self) -> AbstractContextManager[Callable[[Portion], None]]:
-        """Open the outputs, those of each sample too if asked; yield what adds a portion."""
+        """Open all outputs, and yield the function that adds rows to them."""
         tree, manifest = self.outputs.tree, self.maker.manifest
         place = place_of(self.rundir, tree, manifest, per_file=self.per_file)
         return open_outputs(SINKS[manifest.recipe.command], place)
@@ -157,10 +155,10 @@ class Results:
     def portions(
         self, indexes: Sequence[list[IndexPart]], helpers: Helpers[Maker]
     ) -> Iterator[Portion]:
-        """The outputs of all records, in order.
+        """Yield the rows of all records, in order.
 
         Raises:
-            InputError: there are not as many records as the plan was made of.
+            InputError: the inputs have another number of records than the plan.
         """
         counts, n_done, n_worked, n_read = self.plan.counts, 0, 0, 0
         scores = self.maker.scores
@@ -186,9 +184,9 @@ class Results:
     def write_rows(
         self, helpers: Helpers[Maker], on_done: Callable[[Sequence[Slice]], None]
     ) -> None:
-        """Write the rows of slices for whoever joins them; none of one in which a frame failed.
+        """Write the rows of slices for a later join, except slices with a failed frame.
 
-        Shards in the backlog are waited for.
+        It waits for shards in the backlog.
 
         Raises:
             AbandonedError, InputError, FeatureFileError: as ``write``.
@@ -212,10 +210,10 @@ class Results:
             on_done(group)
 
     def collected(self, each: Iterable[SliceRows]) -> SliceRows:
-        """The rows of the blocks of a slice, together.
+        """The rows of all blocks of a slice.
 
         Raises:
-            AbandonedError: nobody goes on.
+            AbandonedError: embedding has stopped.
         """
         rows = SliceRows()
         for written in each:
@@ -224,13 +222,13 @@ class Results:
         return rows
 
     def has(self, group: Sequence[Slice]) -> bool:
-        """Whether the rows of these slices, of the same records, were made before."""
+        """True if the rows of these slices, which have the same records, exist."""
         return self.rows.has(group, self.plan)
 
     def rows_of(self, group: Sequence[Slice]) -> SliceRows | None:
-        """The rows of these slices, of the same records, if they were made before and are whole.
+        """The rows of these slices, which have the same records, if they exist and are intact.
 
-        So are the scores that they were made of, where these are kept.
+        The scores that they were made from must be intact too, if the run keeps scores.
         """
         rows, scores = self.rows.read(group, self.plan), self.maker.scores
         if rows is not None and scores is not None:
@@ -239,17 +237,17 @@ class Results:
         return rows
 
     def joined(self, plan: Plan) -> set[int]:
-        """The indices of slices of a plan whose rows are there, and all their vectors."""
+        """The indices of the slices of a plan that have their rows and all their vectors."""
         done = [store.names_done() for store in self.maker.stores]
         of_plan = replace(self, plan=plan)
         groups = (group for group in plan.by_records() if of_plan.is_done(group, done))
         return {one.index for group in groups for one in group}
 
     def is_done(self, group: Sequence[Slice], done: Sequence[set[str]]) -> bool:
-        """Whether the rows of these slices are there, and their vectors: of shards in ``done``.
+        """True if the rows of these slices exist, and their shards are in ``done``.
 
-        Rows that are damaged within are found when they are joined, if their shards are there to
-        make them again; else they are read here.
+        Damaged rows are found at the join if the shards exist, from which they can be made again;
+        otherwise the rows are read and verified here.
         """
         parts = [self.plan.parts[one.index] for one in group if one.index in self.plan.parts]
         shards = [shard for part in parts for shard in part.shards]
@@ -258,7 +256,7 @@ class Results:
         return all(shard.path.is_file() for shard in shards) or self.rows_of(group) is not None
 
     def shards_without_rows(self) -> Iterator[Shard]:
-        """The shards that tables are still to be made of; rows without vectors count as none."""
+        """The shards that the tables still need; rows without vectors do not count."""
         joined = self.joined(self.plan)
         for group in self.plan.by_records():
             if group[0].index not in joined:
@@ -272,9 +270,9 @@ class Results:
         parts_of: Callable[[Sequence[Slice]], Sequence[list[IndexPart]]],
         helpers: Helpers[Maker],
     ) -> Iterator[tuple[Sequence[Slice], int, SliceRows]]:
-        """The rows of blocks of records, in order, each after its slices and the block's index.
+        """Yield for each block, in order, its slices, its index and its rows.
 
-        ``parts_of`` gives what takes the feature files of these slices, for each store.
+        ``parts_of`` returns, for each store, the object that takes the slices' feature files.
         """
         owners: deque[tuple[Sequence[Slice], int]] = deque()
         each = ((group, self.rows_of(group)) for group in self.plan.by_records())
@@ -293,7 +291,7 @@ class Results:
         helpers: Helpers[Maker],
         owners: deque[tuple[Sequence[Slice], int]],
     ) -> Iterator[BlockTask]:
-        """The blocks of slices, by their index, which is put to ``owners`` with the slices."""
+        """Yield the blocks of slices; append the slices and the index of each to ``owners``."""
         latest = self.maker.manifest.latest()
         for group in groups:
             number = group[0].generation
@@ -310,9 +308,9 @@ class Results:
         hidden: frozenset[str],
         helpers: Helpers[Maker],
     ) -> Iterator[BlockTask]:
-        """The blocks of the records of slices, which have the same.
+        """Yield the blocks of the records of slices, which have the same records.
 
-        A failed record that a later input gives anew is left out where it failed.
+        A failed record is left out if a later input has it again.
         """
         if self.maker.stores:
             of_series = [self.scored(one, indexes, hidden, helpers) for one in group]
@@ -321,13 +319,13 @@ class Results:
             for places in blocks:
                 n_bytes = sum((span.end or 0) - span.start for _, span in places)
                 yield BlockTask(n_bytes, (), array("q"), [], hidden, places)
-        else:  # what is packed is unpacked here
+        else:  # packed inputs are unpacked in this process
             yield from raw_tasks(self.maker.manifest.blocks(group[0].spans, self.streams), hidden)
 
     def generation(
         self, one: Slice, of_series: Iterable[Iterable[ScoredShard]]
     ) -> Iterator[FramedRecord]:
-        """The records of a slice, each beside its frames, which lie in one series."""
+        """Yield each record of a slice with its frames, which are neighbours in the shards."""
         streams = map(frames_by_record, of_series)
         firsts = ((next(stream, None), stream) for stream in streams)
         heads = {first[0]: (first[1], stream) for first, stream in firsts if first}
@@ -350,9 +348,9 @@ class Results:
         hidden: frozenset[str],
         helpers: Helpers[Maker],
     ) -> Iterator[ScoredShard]:
-        """The shards of one slice, in their order, as soon as they are embedded.
+        """Yield the shards of a slice, in order, as soon as they are embedded.
 
-        Vectors of ``hidden`` records, which a later generation replaces, stay out of the indexes.
+        The indexes leave out vectors of ``hidden`` records, which a later generation replaces.
         """
         tasks: deque[tuple[Shard, Future[ScoredShard]]] = deque()
         indices = self.plan.indices
@@ -382,7 +380,7 @@ def _made_before(
     groups: Iterable[tuple[Sequence[Slice], SliceRows | None]],
     parts_of: Callable[[Sequence[Slice]], Sequence[list[IndexPart]]],
 ) -> Iterator[tuple[Sequence[Slice], int, SliceRows]]:
-    """The rows of slices that were made before, as ``Results.written`` gives them."""
+    """The existing rows of slices, from ``Results.written``."""
     for group, rows in groups:
         assert rows is not None, "they are there"
         for index, files in zip(parts_of(group), rows.files, strict=True):
@@ -401,7 +399,7 @@ def _not_all(n_planned: int, n_read: int) -> InputError:
 def frames_by_record(
     shards: Iterable[ScoredShard],
 ) -> Iterator[tuple[str, list[FrameRun]]]:
-    """The id of each record with a frame, and where its frames are. Neighbours may share one."""
+    """Yield the id of each record with a frame, and where its frames are; ids may repeat."""
     record_id, runs = "", list[FrameRun]()
     for shard in shards:
         first = 0
@@ -419,7 +417,7 @@ def frames_by_record(
 def block_tasks(
     framed: Iterable[FramedRecord], hidden: frozenset[str] = frozenset()
 ) -> Iterator[BlockTask]:
-    """The tasks of blocks of bounded size, or of one longer record."""
+    """Yield the tasks of blocks: of bounded size, or of one longer record."""
     records: list[FastaRecord] = []
     runs, frames, numbers = array("q"), list[ScoredFrames](), dict[int, int]()
     n_letters, is_end = 0, ends_of_groups()
@@ -444,7 +442,7 @@ def block_tasks(
 
 
 def raw_tasks(blocks: Iterable[Block], hidden: frozenset[str]) -> Iterator[BlockTask]:
-    """The tasks of records that have no frames: neighbouring blocks, up to a bounded size."""
+    """Yield the tasks of records without frames: neighbouring blocks, up to a bounded size."""
     parts, is_end = list[Block](), ends_of_groups()
 
     def task() -> BlockTask:
@@ -461,6 +459,6 @@ def raw_tasks(blocks: Iterable[Block], hidden: frozenset[str]) -> Iterator[Block
 
 
 def place_of(rundir: RunDir, tree: Tree, manifest: Manifest, *, per_file: bool) -> Place:
-    """The place of the outputs of a run, written by ``tree``, which is the run folder."""
+    """The outputs of a run, which ``tree``, its folder, writes."""
     samples = rundir.samples if per_file else None
     return Place(rundir.root, tree, rundir.shards, manifest.inputs, manifest.refused, samples)
