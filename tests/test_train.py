@@ -28,7 +28,8 @@ from labelled import (
 )
 from runs import leftovers, wait_until
 from safetensors.torch import load_file
-from test_training_loop import distance, free_port, weights_limit
+from test_training_loop import distance, weights_limit
+from trainings import under_torchrun
 
 from virnucpro.callers.caller import caller_of
 from virnucpro.callers.head import Head
@@ -434,11 +435,6 @@ def test_a_split_that_is_given_is_the_one_that_is_used(data, tmp_path, head_only
     assert splits != read_split(given)
 
 
-def test_another_seed_is_another_split(data, tmp_path, head_only):
-    train_here(options(data, tmp_path / "out", seed=1, encoding="composition", epochs=1))
-    assert read_split(tmp_path / "out" / "split.tsv") != read_split(head_only / "split.tsv")
-
-
 # Kill and resume
 
 
@@ -622,7 +618,7 @@ def test_torchrun_starts_the_command_too(on_one_and_two, data, tiny, tmp_path):
     one, _, _ = on_one_and_two
     out = tmp_path / "out"
     more = ("--epochs", 1, "--dropout", 0, "--batch-size", 8, "--fsdp")
-    processes = ranks_of_torchrun(command(data, out, tiny.model, *more))
+    processes = under_torchrun(*command(data, out, tiny.model, *more))
     said = [process.said() for process in processes]
     assert [process.returncode for process in processes] == [0, 0], said
     assert_trained_alike(one, out, tiny, data)
@@ -630,20 +626,11 @@ def test_torchrun_starts_the_command_too(on_one_and_two, data, tiny, tmp_path):
 
 
 def test_torchrun_chooses_the_devices(data, tiny, tmp_path):
-    known = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "WORLD_SIZE": "2"}
     asked = command(data, tmp_path / "out", tiny.model, "--workers", 2)
-    answer = virnucpro(*asked, env={**ONE_THREAD, **known, "RANK": "0", "LOCAL_RANK": "0"})
-    assert answer.returncode == 64
-    assert "do not go with torchrun" in answer.stderr and "--nproc-per-node" in answer.stderr
-
-
-def ranks_of_torchrun(words: list[str]) -> list[Beside]:
-    """Two processes as torchrun starts them."""
-    known = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
-    return [
-        Beside(*words, env={**ONE_THREAD, **known, "RANK": rank, "LOCAL_RANK": rank})
-        for rank in "01"
-    ]
+    processes = under_torchrun(*asked)
+    for said in [process.said() for process in processes]:
+        assert "do not go with torchrun" in said and "--nproc-per-node" in said
+    assert [process.returncode for process in processes] == [64, 64]
 
 
 def test_an_error_of_the_first_of_torchruns_processes_ends_all_with_its_exit_code(
@@ -651,7 +638,7 @@ def test_an_error_of_the_first_of_torchruns_processes_ends_all_with_its_exit_cod
 ):
     manifest = data.with_name("wrong.tsv")
     manifest.write_text(data.read_text().replace("\tvirus\t", "\tviral\t", 1))
-    processes = ranks_of_torchrun(command(manifest, tmp_path / "out", tiny.model))
+    processes = under_torchrun(*command(manifest, tmp_path / "out", tiny.model))
     said = [process.said() for process in processes]
     assert [process.returncode for process in processes] == [65, 65], said
     assert "wrong.tsv:2: the label is 'viral'" in said[0] and not said[1]
@@ -662,7 +649,7 @@ def test_a_folder_that_the_first_of_torchruns_processes_cannot_write_ends_all_wi
 ):
     """It is found while the other one waits within torch."""
     out = tmp_path / "out"
-    first, other = ranks_of_torchrun(command(data, out, tiny.model, "--epochs", 500))
+    first, other = under_torchrun(*command(data, out, tiny.model, "--epochs", 500))
     wait_until(lambda: list(out.glob("checkpoints/epoch_*")) or has_ended(first))
     shutil.rmtree(out / "checkpoints")
     (out / "checkpoints").touch()
@@ -673,7 +660,7 @@ def test_a_folder_that_the_first_of_torchruns_processes_cannot_write_ends_all_wi
 
 def test_sigterm_ends_torchruns_processes_with_143(data, tiny, tmp_path):
     out = tmp_path / "out"
-    processes = ranks_of_torchrun(command(data, out, tiny.model, "--epochs", 500))
+    processes = under_torchrun(*command(data, out, tiny.model, "--epochs", 500))
     wait_until(lambda: list(out.glob("checkpoints/epoch_*")) or has_ended(processes[0]))
     for process in processes:
         process.process.terminate()

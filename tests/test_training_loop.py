@@ -6,7 +6,6 @@ import math
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -32,6 +31,7 @@ from torch import Tensor
 from trainings import (
     N_ROWS,
     SHAPE,
+    Interrupting,
     Training,
     frames,
     history,
@@ -40,6 +40,7 @@ from trainings import (
     run_on_two,
     settings,
     state_of,
+    under_torchrun,
     weights,
 )
 
@@ -367,26 +368,17 @@ def test_a_kill_of_the_parent_ends_all_processes_and_the_training_goes_on(traine
 )
 def test_the_first_error_ends_all_processes_and_is_reported(tmp_path, fault, kind, message, hint):
     training = Training(tmp_path, settings(batch_size=8), fault=fault, faulty_rank=1)
-    before = set(psutil.Process().children(recursive=True))
     with pytest.raises(kind, match=message) as caught:
         run_on_two(training)
     assert hint in caught.value.hint
-    assert_all_gone(list(set(psutil.Process().children(recursive=True)) - before))
+    assert not our_processes()
 
 
-def test_ctrl_c_while_processes_start_leaves_none(tmp_path, monkeypatch):
-    real = ranks.start
-
-    def start_and_be_interrupted(*arguments):
-        child = real(*arguments)
-        os.kill(os.getpid(), signal.SIGINT)
-        return child
-
-    monkeypatch.setattr(ranks, "start", start_and_be_interrupted)
+def test_ctrl_c_while_processes_start_leaves_none(tmp_path):
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
-            run_on_two(Training(tmp_path, settings(batch_size=8)))
+            run_on_two(Interrupting(tmp_path, settings(batch_size=8)))
     finally:
         signal.signal(signal.SIGINT, before)
     assert not our_processes()
@@ -407,26 +399,8 @@ def test_two_trainings_on_one_machine_do_not_disturb_each_other(tmp_path):
 # torchrun
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def under_torchrun(folder: Path, fault: str) -> list[Beside]:
-    known = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
-    return [
-        Beside(
-            *(folder, fault),
-            run=trainings.main,
-            env={**os.environ, **known, "RANK": rank, "LOCAL_RANK": rank},
-        )
-        for rank in "01"
-    ]
-
-
 def test_an_error_of_another_process_than_the_first_which_has_the_store_is_reported(tmp_path):
-    said = [process.said() for process in under_torchrun(tmp_path, "told")]
+    said = [process.said() for process in under_torchrun(tmp_path, "told", run=trainings.main)]
     assert "65: the second epoch is" in said[1] and "the second epoch" not in said[0], said
 
 

@@ -6,7 +6,9 @@ import atexit
 import json
 import os
 import signal
+import socket
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from forked import Beside
 from oracle import AMINO_ACIDS
 from torch import Tensor
 from torch.nn import Module
@@ -149,6 +152,14 @@ class Training:
                 raise OSError(28, "No space left on device", str(self.folder / "epoch_2"))
 
 
+class Interrupting(Training):
+    """Ctrl-C comes while its first process starts: when it is pickled to be sent there."""
+
+    def __getstate__(self) -> dict[str, object]:
+        os.kill(os.getpid(), signal.SIGINT)
+        return vars(self)
+
+
 @dataclass(frozen=True)
 class Several:
     """Trainings one after another: processes take seconds to start."""
@@ -169,6 +180,20 @@ def run_here(*trainings: Training) -> dict[str, Tensor]:
 def run_on_two(*trainings: Training) -> dict[str, Tensor]:
     run_on(["cpu", "cpu"], Several(trainings), lambda _: None)
     return weights(trainings[-1].folder)
+
+
+def variables_of_torchrun(rank: int) -> dict[str, str]:
+    """Those of one process of two, without a port; one thread."""
+    own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    return {**os.environ, **own, "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
+
+
+def under_torchrun(*words: object, run: Callable[..., None] | None = None) -> list[Beside]:
+    """Two processes of a command, or of a function, as torchrun starts them."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = {"MASTER_PORT": str(probe.getsockname()[1])}
+    return [Beside(*words, run=run, env=variables_of_torchrun(rank) | port) for rank in (0, 1)]
 
 
 def weights(folder: Path) -> dict[str, Tensor]:
