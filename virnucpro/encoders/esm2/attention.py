@@ -1,7 +1,7 @@
-"""Attention within each protein of a packed batch: one signature, the kernels behind it.
+"""Attention within each protein of a packed batch: several kernels with one signature.
 
 A kernel takes the projected queries, keys and values, (n_tokens, 3, n_heads, head_dim), rotates
-queries and keys by their positions in float32, and gives (n_tokens, n_heads, head_dim) of the
+queries and keys by their positions in float32, and returns (n_tokens, n_heads, head_dim) of the
 same type. It is chosen once, when the model is loaded.
 """
 
@@ -23,11 +23,11 @@ from virnucpro.ground.log import LOGGER
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StagedBatch:
-    """A packed batch on its device, with what all layers share."""
+    """A packed batch on its device, with the tables that all layers share."""
 
     tokens: Tensor  # (n_tokens,)
     cu_seqlens: Tensor  # (n_proteins + 1,) int32
-    cos: Tensor  # (n_tokens, head_dim) float32, each half the same
+    cos: Tensor  # (n_tokens, head_dim) float32, two equal halves
     sin: Tensor  # (n_tokens, head_dim / 2) float32
     runs: Runs
     max_seqlen: int
@@ -50,11 +50,11 @@ class StagedBatch:
 Kernel = Callable[[Tensor, StagedBatch], Tensor]
 
 E4M3 = torch.float8_e4m3fn
-_WIDEST_HEAD = 256  # dimensions that FlashAttention takes
+_WIDEST_HEAD = 256  # dimensions of a head, for FlashAttention
 
 
 def attend_runs(qkv: Tensor, batch: StagedBatch) -> Tensor:
-    """SDPA on each run of proteins of one length: no mask and no padding, on any device."""
+    """SDPA on each run of proteins of equal length: no mask, no padding, any device."""
     out = torch.empty_like(qkv[:, 0])
     for first, n, seqlen in batch.runs:
         q, k = _turned(qkv, batch, (first, n, seqlen)).to(qkv.dtype)
@@ -65,7 +65,7 @@ def attend_runs(qkv: Tensor, batch: StagedBatch) -> Tensor:
 
 
 def attend_compiled(qkv: Tensor, batch: StagedBatch) -> Tensor:
-    """Each head of a protein by itself, in float32 whatever the type (CPU; in C, one thread)."""
+    """Our kernel in C for CPUs: one thread, head by head, in float32 for every type."""
     assert qkv.is_contiguous() and not qkv.requires_grad, "no gradient flows through C"
     out = torch.empty_like(qkv[:, 0])
     tables = batch.cos.data_ptr(), batch.sin.data_ptr()
@@ -77,10 +77,10 @@ def attend_compiled(qkv: Tensor, batch: StagedBatch) -> Tensor:
 
 
 def attend_to_train(qkv: Tensor, batch: StagedBatch) -> Tensor:
-    """Attention from which gradients flow: for training.
+    """Attention with gradients, for training.
 
-    By SDPA on a GPU. On a CPU its backward pass takes three times as long as that of written-out
-    scores.
+    SDPA on a GPU. On a CPU the scores are written out: SDPA's backward pass would take three times
+    as long.
     """
     attended = []
     with torch.autocast(qkv.device.type, enabled=False):
@@ -108,7 +108,7 @@ def attend_varlen(qkv: Tensor, batch: StagedBatch) -> Tensor:
 
 
 def attend_varlen_triton(qkv: Tensor, batch: StagedBatch) -> Tensor:
-    """``attend_varlen`` with the rotation in one kernel, which overwrites queries and keys."""
+    """``attend_varlen`` with our kernel for the rotation, which overwrites queries and keys."""
     return flash_attention(*_turned_by_triton(qkv, batch), batch)
 
 
@@ -118,7 +118,7 @@ def attend_efficient(qkv: Tensor, batch: StagedBatch) -> Tensor:
 
 
 def attend_efficient_triton(qkv: Tensor, batch: StagedBatch) -> Tensor:
-    """``attend_efficient`` with the rotation of ``attend_varlen_triton`` (fp16 before 8.0)."""
+    """``attend_efficient`` with our kernel for the rotation (fp16 on GPUs before 8.0)."""
     return efficient_attention(*_turned_by_triton(qkv, batch), batch)
 
 
@@ -135,9 +135,9 @@ def _turned_by_triton(qkv: Tensor, batch: StagedBatch) -> tuple[Tensor, Tensor, 
 
 
 def efficient_attention(q: Tensor, k: Tensor, v: Tensor, batch: StagedBatch) -> Tensor:
-    """Memory-efficient attention on turned queries and keys; shapes as of ``flash_attention``.
+    """Memory-efficient attention on rotated queries and keys; shapes as in ``flash_attention``.
 
-    The kernel is the one that SDPA takes for float32; as there, nothing waits for the device.
+    SDPA uses the same kernel for float32. The host does not wait for the device.
     """
     offsets, longest = batch.cu_seqlens, batch.max_seqlen
     forward = torch.ops.aten._efficient_attention_forward
@@ -147,10 +147,10 @@ def efficient_attention(q: Tensor, k: Tensor, v: Tensor, batch: StagedBatch) -> 
 
 
 def flash_attention(q: Tensor, k: Tensor, v: Tensor, batch: StagedBatch) -> Tensor:
-    """FlashAttention on turned queries and keys. (n_tokens, n_heads, head_dim) -> the same
+    """FlashAttention on rotated queries and keys. (n_tokens, n_heads, head_dim) -> the same
 
-    The operator is called by its name: ``varlen_attn``, which stands for it, takes cuDNN on some
-    GPUs from torch 2.14 on, and that plans anew, in some 50 ms, for each new shape of a batch.
+    The operator is called directly: from torch 2.14 on, its wrapper ``varlen_attn`` uses cuDNN on
+    some GPUs, which takes about 50 ms to plan for every new batch shape.
     """
     offsets, longest = batch.cu_seqlens, batch.max_seqlen
     forward = torch.ops.aten._flash_attention_forward
@@ -158,19 +158,21 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, batch: StagedBatch) -> Tens
     return out
 
 
-# with them, Triton has the rotation and the border of two sub-layers
+# with these, our Triton kernels do the rotation and the border of two sub-layers
 OF_TRITON: tuple[Kernel, ...] = (attend_varlen_triton, attend_efficient_triton)
 
 
 def choose_kernel(device: torch.device, dtype: torch.dtype, head_dim: int) -> Kernel:
-    """The fastest kernel for this device, this precision and heads of so many dimensions.
+    """Choose the fastest kernel for a device, a precision and a number of dimensions per head.
 
-    A CPU with AVX-512 attends in C, but for fp16. FlashAttention takes fp16 and bf16 on CUDA
-    devices of compute capability 8.0 and newer. Neither it nor its sibling for float32 takes heads
-    of any size; SDPA, which pads them, does. In 16 bits Triton has the rotation and the borders of
-    sub-layers, or, after a warning with the reason, PyTorch has them.
+    CPUs with AVX-512 use C, except in fp16. CUDA devices of compute capability 8.0 and newer use
+    FlashAttention in fp16 and bf16. FlashAttention and memory-efficient attention do not take heads
+    of every size; SDPA does, by padding. In 16 bits Triton does the rotation and the borders of
+    sub-layers; if it cannot, PyTorch does, after a warning with the reason.
     """
-    has_registers = torch.backends.cpu.get_cpu_capability() == "AVX512"  # 32, of 16 numbers
+    has_registers = (
+        torch.backends.cpu.get_cpu_capability() == "AVX512"
+    )  # 32 registers of 16 numbers
     if device.type == "cpu" and dtype != torch.float16 and has_registers:
         return attend_compiled
     if device.type != "cuda" or head_dim % 8 or head_dim > _WIDEST_HEAD:
@@ -185,7 +187,7 @@ def choose_kernel(device: torch.device, dtype: torch.dtype, head_dim: int) -> Ke
 
 
 def describe(kernel: Kernel) -> str:
-    """The name of a kernel, for messages; with who rotates and norms, where that may differ."""
+    """The name of a kernel for messages, and who does rotation and LayerNorm where that varies."""
     if kernel in OF_TRITON:
         return f"{kernel.__name__}, rotation and LayerNorm: Triton"
     if kernel is attend_varlen:
@@ -194,7 +196,7 @@ def describe(kernel: Kernel) -> str:
 
 
 def triton_kernels() -> ModuleType:
-    """Imported for a GPU alone: it imports Triton, if that is there."""
+    """Import our Triton kernels, for a GPU only: it imports Triton."""
     from virnucpro.encoders import triton_kernels
 
     return triton_kernels
@@ -213,10 +215,10 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _turned(qkv: Tensor, batch: StagedBatch, run: tuple[int, int, int]) -> Tensor:
-    """Rotated queries and keys, (2, n, n_heads, seqlen, head_dim) float32."""
+    """Rotate queries and keys. -> (2, n, n_heads, seqlen, head_dim) float32"""
     first, n, seqlen = run
     part = qkv[first : first + n * seqlen, :2].view(n, seqlen, 2, *qkv.shape[2:])
     part = part.permute(2, 0, 3, 1, 4)
     laid_out = torch.empty(part.shape, dtype=torch.float32, device=qkv.device).copy_(part)
-    position = slice(first, first + seqlen)  # as of every protein of the run
+    position = slice(first, first + seqlen)  # the same for every protein of the run
     return rotate(laid_out, batch.cos[position], batch.sin[position])

@@ -1,6 +1,6 @@
-"""An ESM-2 on disk: its tensors' names, shapes and first rows identify it; its tokens.
+"""ESM-2 checkpoints, recognised by names, shapes and first rows of tensors; and ESM-2's tokens.
 
-Torch is needed for a folder only where numpy lacks the type of its numbers (bf16).
+Folders need torch only for number types that numpy lacks (bf16).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ N_TOKENS = 33
 EXTRA_TOKENS = 2  # <cls> and <eos> of each protein
 RESIDUES = "LAGVSERTIDPKQNFYMHWCXBUZO.-"  # tokens 4 to 30; 31 is <null_1>
 _FIRST_RESIDUE = 4
-AMINO_ACID_TOKENS = np.arange(_FIRST_RESIDUE, _FIRST_RESIDUE + 20)  # of the usual ones
+AMINO_ACID_TOKENS = np.arange(_FIRST_RESIDUE, _FIRST_RESIDUE + 20)  # of the 20 usual amino acids
 
 _TOKEN_OF_BYTE = np.full(256, UNK, dtype=np.int64)
 for _token, _letter in enumerate(RESIDUES, start=_FIRST_RESIDUE):
@@ -34,11 +34,11 @@ _TOKEN_OF_BYTE[[ord("<"), ord(">")]] = CLS, EOS
 
 LAYER_NORM_EPS = 1e-5
 ROPE_THETA = 10000.0
-FP8_WIDTH = 16  # both sides of a matrix of weights in 8 bits are multiples of it
+FP8_WIDTH = 16  # both dimensions of an 8-bit weight matrix are multiples of it
 KIND = "an ESM-2 checkpoint"
 _BESIDE = {HEAD_FILE, LEARNED_FILE}
 _LAYER_NUMBER = re.compile(r"(?:^|\.)layers?\.(\d+)\.")
-# our module's name -> what Hugging Face calls it; {} is the number of the layer
+# our name of a module -> Hugging Face's; {} is the number of the layer
 HUGGING_FACE = {
     "embedding": "embeddings.word_embeddings",
     "final_norm": "encoder.emb_layer_norm_after",
@@ -52,10 +52,10 @@ HUGGING_FACE = {
     "up": "encoder.layer.{}.intermediate.dense",
     "down": "encoder.layer.{}.output.dense",
 }
-# errors where tensors and figures fit no model
+# errors from tensors and figures that fit no model
 _NONSENSE = (TypeError, ValueError, IndexError, ArithmeticError, RuntimeError, SafetensorError)
 _MATRICES = ("q", "k", "v", "attention_out", "up", "down")
-_NUMPY_HAS = {"F64", "F32", "F16", "I64"}  # beside weights, a folder may have positions
+_NUMPY_HAS = {"F64", "F32", "F16", "I64"}  # a folder may also have positions, as whole numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,20 +80,20 @@ class ESM2Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tensors:
-    """The tensors of a checkpoint, read when they are asked for."""
+    """The tensors of a checkpoint, read on demand."""
 
     path: Path
     names: frozenset[str]
-    scheme: Mapping[str, str]  # our name of a module -> that of the checkpoint
-    n_heads: Any  # as its configuration has it, if it does
+    scheme: Mapping[str, str]  # our name of a module -> its name in the checkpoint
+    n_heads: Any  # from its configuration, if that has it
     token_dropout: bool
-    read: Callable[[str, int | None], Any]  # as ``get`` does
+    read: Callable[[str, int | None], Any]  # as ``get``
 
     def get(self, name: str, n_rows: int | None = None) -> Any:  # noqa: ANN401 - of numpy or torch
-        """The first rows, or all, of a tensor by its name in the checkpoint.
+        """Read the first rows, or all, of a tensor, by its name in the checkpoint.
 
         Raises:
-            UnavailableError: the checkpoint has no such tensor, or not one of numbers.
+            UnavailableError: the tensor is missing, or does not hold numbers.
         """
         if name not in self.names:
             raise not_esm2(self.path, f"no tensor {name}")
@@ -104,10 +104,10 @@ class Tensors:
 
 
 def shape_of_tensors(tensors: Tensors) -> ESM2Shape:
-    """The dimensions of the ESM-2 that has these tensors.
+    """The dimensions of the ESM-2 with these tensors.
 
     Raises:
-        UnavailableError: it is no ESM-2, or is damaged.
+        UnavailableError: it is not an ESM-2, or damaged.
     """
     path, scheme = tensors.path, tensors.scheme
     try:
@@ -128,9 +128,9 @@ def shape_of_tensors(tensors: Tensors) -> ESM2Shape:
 
 
 def identify(shape: ESM2Shape, tensors: Tensors) -> str:
-    """A hash of the embedding, the last norm, and the first row of every matrix.
+    """Hash the embedding, the last norm, and the first row of every matrix.
 
-    Enough to tell a fine-tuned model from its original without reading gigabytes.
+    This distinguishes a fine-tuned model from its original without reading gigabytes.
     """
     digest = hashlib.sha256(repr(shape).encode())
     scheme = tensors.scheme
@@ -145,14 +145,14 @@ def identify(shape: ESM2Shape, tensors: Tensors) -> str:
 
 
 def open_folder(path: Path, framework: Literal["np", "pt"]) -> Tensors:
-    """The tensors of a Hugging Face folder; in torch too where numpy has no such type.
+    """The tensors of a Hugging Face folder; torch reads the types that numpy lacks.
 
     Raises:
-        UnavailableError: it is no ESM-2, or is damaged.
+        UnavailableError: it is not an ESM-2, or damaged.
     """
     try:
         settings = read_json(path / "config.json")
-        parts: dict[str, Any] = {}  # what is read of a tensor when it is sliced
+        parts: dict[str, Any] = {}  # slices of tensors, read on demand
         for file in weight_files(path):
             handle = safe_open(file, framework=framework)
             for name in handle.keys():  # type: ignore[no-untyped-call] # noqa: SIM118
@@ -189,9 +189,9 @@ def open_folder(path: Path, framework: Literal["np", "pt"]) -> Tensors:
 
 
 def _usual_name(stored_name: str) -> str:
-    """The usual name of a tensor, whatever the version of transformers."""
+    """The usual name of a tensor; versions of transformers differ."""
     name = stored_name.removeprefix("esm.")
-    if name.endswith("rotary_embeddings.inv_freq"):  # of each layer, of "*", or of the model
+    if name.endswith("rotary_embeddings.inv_freq"):  # in each layer, in "*", or in the model
         return HUGGING_FACE["inv_freq"]
     for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
         name = name.removesuffix(old) + new if name.endswith(old) else name
@@ -199,7 +199,7 @@ def _usual_name(stored_name: str) -> str:
 
 
 def weight_files(path: Path) -> list[Path]:
-    """The files of weights; a trained model's folder has others beside them.
+    """The files with weights; the folder of a trained model also has other files.
 
     Raises:
         UnavailableError: the folder has none.
@@ -241,8 +241,8 @@ def not_esm2(path: Path, why: object) -> UnavailableError:
 def tokenize(proteins: list[str]) -> NDArray[np.int64]:
     """Lay the proteins end to end, each as ``<cls> residues <eos>``, in fair-esm's "ESM-1b".
 
-    Lower case reads as upper case. A letter without a token (``J``, an inner ``*``) is ``<unk>``,
-    one per residue. n proteins -> (n_residues + 2 n,)
+    Lower case counts as upper case. A letter without a token (``J``, an inner ``*``) becomes
+    ``<unk>``. n proteins -> (n_residues + 2 n,)
     """
     text = "".join([f"<{protein}>" for protein in proteins]).encode("ascii", "replace")
     tokens: NDArray[np.int64] = _TOKEN_OF_BYTE[np.frombuffer(text, dtype=np.uint8)]

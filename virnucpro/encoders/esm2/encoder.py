@@ -25,7 +25,7 @@ _POOL = {"mean": mean_pool, "bos": bos_pool, "none": residues_only}
 
 
 def load(spec: EncoderSpec, weights: Path, device: torch.device) -> _ESM2Encoder:
-    """The first ``spec.layer`` layers of a checkpoint or of its converted form.
+    """Load the first ``spec.layer`` layers of a checkpoint or of its converted copy.
 
     Raises:
         UnavailableError: it cannot be used.
@@ -37,7 +37,9 @@ def load(spec: EncoderSpec, weights: Path, device: torch.device) -> _ESM2Encoder
         model.attend = choose_kernel(device, E4M3, model.shape.head_dim)
         return _ESM2Encoder(spec, model, device)
     model = load_esm2(weights, spec.layer, dtype, device)
-    if device.type == "cpu" and not is_converted(weights):  # which all workers share as it is
+    if device.type == "cpu" and not is_converted(
+        weights
+    ):  # workers share a converted copy, so its weights stay in place
         model.reorder_weights()
     return _ESM2Encoder(spec, model, device)
 
@@ -64,6 +66,6 @@ class _ESM2Encoder(PackedEncoder):
 
     @torch.inference_mode()
     def embed(self, sequences: Sequence[str]) -> Tensor:
-        """The rows of a batch, on the device."""
+        """Embed a batch; the rows stay on the device."""
         batch = PackedBatch.of(sequences)
         return self.pool(self.model(batch), batch)

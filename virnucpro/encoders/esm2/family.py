@@ -1,4 +1,4 @@
-"""ESM-2 as a family of models on disk. Torch is imported for what needs it: ``.pt``, conversion."""
+"""ESM-2 as a family of models on disk. Only ``.pt`` files and conversion import torch."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     import torch
 
 
-WORTH_CONVERTING = 256 << 20  # bytes; what is smaller loads in a second anyway
+WORTH_CONVERTING = 256 << 20  # bytes; smaller files load within a second
 _BYTES_PER_TOKEN_AND_DIM = 64  # peak of all activations of a layer, with room to spare
-_FILLING = 32_768 * 1280  # tokens times dimensions. 650M: 32k tokens, 3B: 16k, 8M: 131k
+_FILLING = 32_768 * 1280  # tokens times dimensions: 32k tokens of 650M, 16k of 3B, 131k of 8M
 
 
 def shape_of(published: Published) -> ESM2Shape:
@@ -40,13 +40,13 @@ def shape_of(published: Published) -> ESM2Shape:
 
 
 def footprint_of(published: Published) -> Footprint:
-    """The room for a published model; half precision is assumed where no size is on record."""
+    """The memory and disk space of a published model; without a known size, in half precision."""
     shape = shape_of(published)
     return room_for(shape, published.files[0].n_bytes or 2 * shape.n_parameters)
 
 
 def room_for(shape: ESM2Shape, file_bytes: int = 0) -> Footprint:
-    """The room for an ESM-2; it is converted if its file is large."""
+    """The memory and disk space of an ESM-2; a large file is converted."""
     converted = 2 * shape.n_parameters if file_bytes >= WORTH_CONVERTING else 0
     return Footprint(
         n_parameters=shape.n_parameters,
@@ -63,10 +63,10 @@ class ESM2Model:
 
     path: Path
     shape: ESM2Shape
-    encoder_id: str  # the same for the same weights in either format
+    encoder_id: str  # depends on the weights, not on the format
     head: Path | None = None
-    published: str = ""  # name of the published model that it must be
-    accepted: frozenset[str] = frozenset()  # SHA-256 that this may have; none: not on record
+    published: str = ""  # the published model that it must be
+    accepted: frozenset[str] = frozenset()  # its possible SHA-256; empty if unknown
     family: ClassVar[str] = "esm2"
     reads: ClassVar[Literal["protein"]] = "protein"
     poolings: ClassVar[tuple[Pooling, ...]] = ("mean", "bos", "none")
@@ -85,7 +85,7 @@ class ESM2Model:
 
     @property
     def files(self) -> list[Path]:
-        """The files of weights and, in a folder, the configuration and what is trained with it."""
+        """The files of weights; of a folder also the configuration and the trained parts."""
         files = weight_files(self.path)
         if self.path.is_file():
             return files
@@ -118,10 +118,10 @@ class ESM2Model:
     def prepare(
         self, precision: Precision, folder: Path | None, on_event: OnEvent
     ) -> tuple[Path, str]:
-        """A large checkpoint is converted once, so that all workers share what they map.
+        """Convert a large checkpoint once, so that all workers map the same copy.
 
         Raises:
-            UsageError: its products are too narrow for the precision.
+            UsageError: its matrices are too narrow for the precision.
         """
         if precision == "fp8" and self.dim % FP8_WIDTH:
             raise UsageError(
@@ -143,7 +143,7 @@ class ESM2Model:
         """Refuse other weights under the name of a published model.
 
         Raises:
-            UnavailableError: these are other weights.
+            UnavailableError: the weights differ.
         """
         if self.accepted and digest not in self.accepted:
             raise not_published(self.path, self.published, f"its SHA-256 is {digest}")
@@ -158,7 +158,7 @@ class ESM2Model:
 def inspect_esm2(path: Path) -> ESM2Model:
     """
     Raises:
-        UnavailableError: it is no ESM-2, is damaged, or holds more than tensors.
+        UnavailableError: it is not an ESM-2, damaged, or holds more than tensors.
     """
     if not path.exists():
         raise UnavailableError(
@@ -176,7 +176,7 @@ def inspect_esm2(path: Path) -> ESM2Model:
 
 
 def inspect(path: Path, on_event: OnEvent) -> ESM2Model:
-    """The ESM-2 of any path: it says why another is none. Raises as ``inspect_esm2``."""
+    """Inspect any path; the error says why it is not an ESM-2. Raises as ``inspect_esm2``."""
     return inspect_esm2(path)
 
 
@@ -191,7 +191,7 @@ def as_esm2(model: Model) -> ESM2Model:
 
 
 def open_published(name: str, published: Published, path: Path) -> ESM2Model:
-    """A published model: its shape and size are compared now, its hash when it is read.
+    """Inspect a published model: compare shape and size now, and the hash when it is read.
 
     Raises:
         UnavailableError: it is another model, or damaged.
@@ -206,7 +206,7 @@ def open_published(name: str, published: Published, path: Path) -> ESM2Model:
 
 
 def load(spec: EncoderSpec, weights: Path, device: torch.device) -> Encoder:
-    """The first ``spec.layer`` layers of a checkpoint or of its converted form.
+    """Load the first ``spec.layer`` layers of a checkpoint or of its converted copy.
 
     Raises:
         UnavailableError: it cannot be used.

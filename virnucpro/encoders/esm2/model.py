@@ -1,9 +1,9 @@
 """ESM-2's forward pass on packed proteins (Lin et al. 2023, doi:10.1126/science.ade2574).
 
-Numbers follow fair-esm 2.0.0: pre-norm layers, rotary positions, exact GELU, embeddings scaled
-for token dropout. Matrix products run in the precision asked for; the residual stream, norms,
-rotary tables and pooling are float32 always, since a rotary table in bf16 gives wrong angles.
-In fp8 the products of the layers are of 8 bit numbers, and all else is as in bf16.
+The numbers are those of fair-esm 2.0.0: pre-norm layers, rotary positions, exact GELU, embeddings
+scaled for token dropout. Matrix products use the chosen precision; the residual stream, norms,
+rotary tables and pooling are always float32, since a rotary table in bf16 gives wrong angles.
+In fp8 the products within the layers take 8-bit numbers; all else is as in bf16.
 """
 
 from __future__ import annotations
@@ -46,55 +46,54 @@ from virnucpro.encoders.transfer import PackedBatch, mean_of_bags, send
 from virnucpro.ground.errors import UnavailableError
 from virnucpro.ground.log import printable
 
-# of weights in memory and of what a product gives, by the name of the precision
+# the type of weights in memory and of results of products, by precision
 DTYPES: Mapping[str, torch.dtype] = {
     "fp32": torch.float32,
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
     "fp8": torch.bfloat16,  # before ``ESM2.quantise``
 }
-# of the residues are chosen in training, and of these masked or replaced; the others stay
+# share of the residues chosen in training, and of these masked or replaced; the rest stay
 _CHOSEN, _OF_MASKED, _OF_RANDOM = 0.15, 0.8, 0.1
-TOKEN_DROPOUT_SCALE = 1 - _CHOSEN * _OF_MASKED  # token dropout zeroes what is masked
+TOKEN_DROPOUT_SCALE = 1 - _CHOSEN * _OF_MASKED  # token dropout zeroes masked tokens
 LARGEST = 448.0  # of e4m3
-LEAST = 1e-12  # taken for the largest number of a row of zeros
+LEAST = 1e-12  # stands for the largest number of a row of zeros
 _USUAL_TOKENS = 2048  # of a batch on a CPU
 _MOST_WAITING = 2  # sums that a kernel adds at once
 
 
-# Matrix products of 8 bit numbers (e4m3), for GPUs that multiply them twice as fast as bf16.
+# Matrix products of 8-bit numbers (e4m3), for GPUs that multiply them twice as fast as bf16.
 #
-# Every row of a factor has a scale of its own, by which its largest number is the largest of e4m3:
-# so have the weights, once, and the activations, token by token. Products are summed in float32
-# (tensor cores keep some 14 bits within an instruction: DeepSeek-AI 2024, arXiv:2412.19437, 3.3.2)
-# and leave as bf16, with the bias. A GPU needs compute capability 8.9
-# (``_scaled_mm_allowed_device`` of PyTorch's ScaledBlas.cpp), rows of the first factor and columns
-# of the second that lie together, and multiples of 16 of both dimensions of the weights; the number
-# of tokens is free. Any other device computes the same product of the same 8 bit numbers in
-# float32, which is slow.
+# Each row of a factor has its own scale, which makes its largest number the largest of e4m3: rows
+# of weights are scaled once, activations token by token. Products are summed in float32 (tensor
+# cores keep about 14 bits within an instruction: DeepSeek-AI 2024, arXiv:2412.19437, 3.3.2) and
+# leave as bf16, with the bias. A GPU needs compute capability 8.9 (``_scaled_mm_allowed_device`` of
+# PyTorch's ScaledBlas.cpp), contiguous rows of the first factor and columns of the second, and
+# weights with multiples of 16 in both dimensions; the number of tokens is free. Other devices
+# compute the same product of the same 8-bit numbers in float32, slowly.
 
 
 class _Rows8(NamedTuple):
-    """Rows in e4m3: a number stands for itself times the scale of its row."""
+    """Rows in e4m3, each with a scale by which its numbers are multiplied."""
 
     values: Tensor  # (n_rows, dim) e4m3
     scales: Tensor  # (n_rows, 1) float32
 
 
 def quantise(rows: Tensor) -> _Rows8:
-    """(n_rows, dim) of any type, to the nearest of e4m3."""
+    """Scale the rows, (n_rows, dim), and round them to e4m3."""
     rows = rows.float()
     largest = rows.abs().amax(dim=-1, keepdim=True).clamp(min=LEAST)
     return _Rows8((rows * (LARGEST / largest)).to(E4M3), largest / LARGEST)
 
 
 def restore(rows: _Rows8) -> Tensor:
-    """The numbers that the rows stand for, float32."""
+    """The numbers of the rows, in float32."""
     return rows.values.float() * rows.scales
 
 
 def gelu8(rows: Tensor) -> _Rows8:
-    """GELU (exact, in float32) of the rows."""
+    """Exact GELU of the rows, computed in float32."""
     return quantise(F.gelu(rows.float()))
 
 
@@ -119,15 +118,15 @@ class _Linear8(nn.Module):
             scale_b=self.scales,
             bias=self.bias,
             out_dtype=torch.bfloat16,
-            use_fast_accum=False,  # it would sum in fewer bits than float32 has
+            use_fast_accum=False,  # that would sum in fewer bits than float32
         )
 
 
 def check_device(device: torch.device) -> None:
-    """Try a product on a GPU: a build of PyTorch may lack it for one that is new enough.
+    """Try a product on a GPU, since a build of PyTorch may lack it even for a new GPU.
 
     Raises:
-        UnavailableError: it does not do.
+        UnavailableError: the product does not run.
     """
     if device.type == "cpu":
         return
@@ -147,25 +146,25 @@ def check_device(device: torch.device) -> None:
 
 @dataclass(slots=True, eq=False)
 class _Stream:
-    """The residual stream, (n_tokens, dim) float32, and what is still to be added to it.
+    """The residual stream, (n_tokens, dim) float32, and the results still to be added to it.
 
-    With Triton a sum waits for the LayerNorm behind it: the kernel there adds, norms and rounds,
-    and writes the sum for every second LayerNorm only. The sums are the same.
+    With Triton, an addition waits for the next LayerNorm: one kernel adds, norms and rounds, and
+    writes the sum only at every second LayerNorm. The sums are the same.
     """
 
     x: Tensor
     has_triton: bool
-    waiting: list[Tensor] = field(default_factory=list)  # two at most
+    waiting: list[Tensor] = field(default_factory=list)  # at most two
 
     def add(self, branch: Tensor) -> None:
-        """Add the result of a sub-layer, of any type."""
+        """Add the result of a sub-layer; any type."""
         if self.has_triton:
             self.waiting.append(branch)
         else:
             self.x = self.x + branch
 
     def normed(self, norm: nn.LayerNorm, dtype: torch.dtype) -> Factor:
-        """The LayerNorm of the stream, for a sub-layer. -> (n_tokens, dim) of ``dtype``"""
+        """Norm the stream for a sub-layer. -> (n_tokens, dim) of ``dtype``"""
         if not self.has_triton:
             rows: Tensor = norm(self.x)
             return quantise(rows) if dtype == E4M3 else rows.to(dtype)
@@ -178,7 +177,7 @@ class _Stream:
         return out if scales is None else _Rows8(out, scales)
 
     def quantised(self, rows: Tensor, *, has_gelu: bool = False) -> _Rows8:
-        """Rows within a sub-layer in e4m3, after GELU if asked for."""
+        """Round rows within a sub-layer to e4m3, with ``has_gelu`` after GELU."""
         if not self.has_triton:
             return gelu8(rows) if has_gelu else quantise(rows)
         out = _Rows8(torch.empty_like(rows, dtype=E4M3), self.x.new_empty(len(rows), 1))
@@ -186,7 +185,7 @@ class _Stream:
         return out
 
     def end(self, norm: nn.Module) -> Tensor:
-        """What comes behind the last layer, normed if that is ESM-2's last. -> float32"""
+        """The stream after the last layer, normed if that is ESM-2's last. -> float32"""
         if self.has_triton and isinstance(norm, nn.LayerNorm):
             out = torch.empty_like(self.x)
             triton_kernels().add_and_norm(self.x, self.waiting, norm, out, None)
@@ -195,11 +194,11 @@ class _Stream:
         return normed
 
 
-Factor = Tensor | _Rows8  # of a product with weights
+Factor = Tensor | _Rows8  # the first factor of a product with weights
 
 
 class Layer(nn.Module):
-    """One transformer layer: it adds to the residual stream."""
+    """A transformer layer, which adds to the residual stream."""
 
     def __init__(self, shape: ESM2Shape, dtype: torch.dtype) -> None:
         super().__init__()
@@ -218,7 +217,7 @@ class Layer(nn.Module):
         self.finish(stream, attend(self.project(normed), batch))
 
     def in_float32(self) -> Layer:
-        """The same layer, products in float32 of the weights as they are."""
+        """A copy of the layer with products in float32, of the same weights."""
         reordered = [weight for weight in self.parameters() if weight.is_mkldnn]
         plain = {id(one): nn.Parameter(one.to_dense(), requires_grad=False) for one in reordered}
         layer = copy.deepcopy(self, plain).float()
@@ -226,10 +225,9 @@ class Layer(nn.Module):
         return layer
 
     def reorder_weights(self) -> None:
-        """Lay the weights out as oneDNN multiplies with them, once and not in each batch.
+        """Lay the weights out for oneDNN once, instead of in each batch.
 
-        They are a copy in memory of their own, and good for ``linear`` and ``in_float32`` alone.
-        No gradient flows through them.
+        The layout is a copy, of use to ``linear`` and ``in_float32`` only. It has no gradients.
         """
         self.is_fused = True
         for part in (self.qkv, self.attention_out, self.up, self.down):
@@ -237,7 +235,7 @@ class Layer(nn.Module):
             part.weight = nn.Parameter(ordered, requires_grad=False)
 
     def quantise(self) -> None:
-        """Have the products made of 8 bit numbers, from weights in bf16 that are loaded."""
+        """Switch to products of 8-bit numbers; the loaded weights are bf16."""
         for name in ("qkv", "attention_out", "up", "down"):
             setattr(self, name, _Linear8(getattr(self, name)))
         self.dtype, self.is_fused = E4M3, False
@@ -258,9 +256,9 @@ class Layer(nn.Module):
         stream.add(self.linear(self.down, inner))
 
     def linear(self, part: nn.Linear, x: Factor, *, has_gelu: bool = False) -> Tensor:
-        """A linear layer, with GELU (exact, not by tanh) if asked for.
+        """Apply a linear layer, with ``has_gelu`` and exact GELU (not by tanh).
 
-        oneDNN takes bias and GELU into its product; PyTorch would write the bias out before it.
+        oneDNN fuses bias and GELU with the product.
         """
         if self.is_fused and isinstance(x, Tensor) and x.device.type == "cpu":
             fused = torch.ops.mkldnn._linear_pointwise
@@ -286,9 +284,9 @@ class MaskedBatch:
 
     @classmethod
     def of(cls, proteins: Sequence[str], seeds: Sequence[tuple[int, ...]]) -> MaskedBatch:
-        """Mask proteins, each by a seed of its own: its mask does not depend on its batch.
+        """Mask each protein by its own seed, so that its mask does not depend on the batch.
 
-        What is left of a protein is scaled up for what is masked, as in ESM-2.
+        As in ESM-2, the remaining embeddings are scaled up for the masked ones.
         """
         packed = PackedBatch.of(proteins)
         tokens, places = packed.tokens.copy(), []
@@ -310,19 +308,19 @@ class MaskedBatch:
 
     @staticmethod
     def n_chosen(lengths: NDArray[np.int64]) -> NDArray[np.float64]:
-        """The number of chosen residues of proteins of these lengths: one at least."""
+        """The number of chosen residues of proteins of these lengths, at least one each."""
         return np.maximum(1, np.round(_CHOSEN * lengths))
 
 
 class ESM2(nn.Module):
-    """The encoder up to ``n_layers``; without LM and contact heads."""
+    """ESM-2 up to ``n_layers``, without LM and contact heads."""
 
     def __init__(
         self, shape: ESM2Shape, n_layers: int, dtype: torch.dtype, attend: Kernel = attend_runs
     ) -> None:
         super().__init__()
         self.shape, self.attend, self.is_exact = shape, attend, False
-        # random weights would have torch import its compiler on "meta", which takes a second
+        # random weights on "meta" would import torch's compiler, which takes a second
         self.embedding = nn.Embedding(N_TOKENS, shape.dim, _weight=torch.empty(N_TOKENS, shape.dim))
         self.layers = nn.ModuleList(Layer(shape, dtype) for _ in range(n_layers))
         is_whole = n_layers == shape.n_layers
@@ -333,10 +331,10 @@ class ESM2(nn.Module):
 
     @staticmethod
     def new(shape: ESM2Shape) -> ESM2:
-        """An ESM-2 with random weights, ready to be trained.
+        """Make an ESM-2 with random weights, ready for training.
 
-        Normal with a deviation of 0.02, and less where a layer adds to the residual stream, so that
-        it does not grow with depth (Radford et al. 2019).
+        Normal with a standard deviation of 0.02; smaller where a layer adds to the residual stream,
+        which then does not grow with depth (Radford et al. 2019).
         """
         encoder = ESM2(shape, shape.n_layers, torch.float32).to_train()
         for name, parameter in encoder.named_parameters():
@@ -350,23 +348,23 @@ class ESM2(nn.Module):
     def forward(self, batch: PackedBatch) -> Tensor:
         """The representation after the last layer of this model, (n_tokens, dim) float32.
 
-        ESM-2's last layer is normed, the others are not, as in fair-esm. Gradients flow if the
-        weights ask for them and the kernel is ``attend_to_train`` or ``attend_runs``; who wants
-        none calls it under ``torch.inference_mode``.
+        As in fair-esm, only ESM-2's last layer is normed. It has gradients if the weights require
+        them and the kernel is ``attend_to_train`` or ``attend_runs``; use ``torch.inference_mode``
+        for none.
         """
         return self.encode(StagedBatch.of(batch, self.inv_freq))
 
     def encode(self, batch: StagedBatch) -> Tensor:
-        """The same as ``forward``, for a batch that is on the device already.
+        """As ``forward``, for a batch on the device.
 
-        The first layer projects each of the 33 tokens once, not each place of the batch.
+        The first layer projects each of the 33 tokens once, not each position of the batch.
         """
         layers = self.layers_in_use()
         stream = self.begin(next(layers, None), batch)
         return self.apply_layers(layers, stream, batch)
 
     def begin(self, first: Layer | None, batch: StagedBatch) -> _Stream:
-        """Embed the tokens and apply the first layer, if there is one."""
+        """Embed the tokens and apply the first layer, if any."""
         rows = self.token_rows()
         stream = self.stream_of(F.embedding(batch.tokens, rows))
         if first is not None:
@@ -386,9 +384,9 @@ class ESM2(nn.Module):
 
     @contextmanager
     def in_float32(self) -> Iterator[None]:
-        """Take products in float32 within the block, of the weights as they are.
+        """Compute products in float32 within the block, with the same weights.
 
-        Layers are converted one by one, each time: there is no room needed but for one of them.
+        Layers are converted one at a time, so only one needs extra memory.
         """
         attend = self.attend
         device = self.inv_freq.device
