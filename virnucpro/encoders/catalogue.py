@@ -1,9 +1,9 @@
-"""Named models and bundles: where they lie, how they get there, and which family a path is of.
+"""Named models and bundles: their paths, their download, and the family of a path.
 
-One lies in this package, with a head for it. A published model of one file is kept in the folder
-that torch hub uses, so that one download serves every program; one of several files in a folder
-beside it. Others are brought by file, and lie in a folder of ours there. Nothing is fetched unless
-a name was asked for and is not there.
+One model is part of this package, with its head. Published models of one file are kept in torch
+hub's folder, so that one download serves every program; those of several files in a folder beside
+it, and imported models in a folder of ours there. A model is downloaded only if the user names it
+and it is missing.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from virnucpro.ground.files import EMBEDDED_FOLDER, expanded
 from virnucpro.ground.log import printable
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
-_HEAD_BYTES = 6_800_000  # of a published head, about
+_HEAD_BYTES = 6_800_000  # of a published head, approximately
 
-BeforeFetching = Callable[[str, frozenset[str]], None]  # given the name, and SHA-256 it may have
+BeforeFetching = Callable[[str, frozenset[str]], None]  # gets the name, and the possible SHA-256
 
 
 def _torch_hub() -> Path:
@@ -54,7 +54,7 @@ def imported_folder() -> Path:
 
 
 def published_folder() -> Path:
-    """The folder of published models that are folders, and of bundles."""
+    """The folder of bundles and of published models with several files."""
     return _torch_hub() / "virnucpro_published"
 
 
@@ -68,7 +68,7 @@ def embedded_head() -> Path:
 
 
 def bundled_head(bundle: str) -> Path:
-    """The place of the published head of a bundle."""
+    """The path of the published head of a bundle."""
     return published_folder() / bundle / BUNDLES[bundle].head.name
 
 
@@ -82,7 +82,7 @@ def model_names(name: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class NamedModel:
-    """A published model by its name: where it lies, what of it is missing, what it must be."""
+    """A published model: its path, its missing files, and its expected content."""
 
     name: str
     family: Family
@@ -90,27 +90,27 @@ class NamedModel:
 
     @property
     def home(self) -> Path:
-        """The file or folder that it is fetched to."""
+        """The file or folder of the download."""
         if self.published.is_file:
             return hub_folder() / self.published.files[0].name
         return published_folder() / self.name
 
     @property
     def footprint(self) -> Footprint:
-        """The room that it takes; it need not be here."""
+        """Its memory and disk space, even before the download."""
         footprint: Footprint = self.family.code.footprint_of(self.published)
         return footprint
 
     @property
     def files(self) -> list[tuple[RemoteFile, Path]]:
-        """Each file, and its place."""
+        """Its files and their paths."""
         if self.published.is_file:
             return [(self.published.files[0], self.home)]
         return [(file, self.home / file.name) for file in self.published.files]
 
     @property
     def missing(self) -> list[tuple[RemoteFile, Path]]:
-        """The files that are not here, and their places; none of a model that was imported."""
+        """Its missing files and their paths; none if it was imported."""
         if _imported(self.name):
             return []
         return [(file, path) for file, path in self.files if not path.exists()]
@@ -120,10 +120,10 @@ class NamedModel:
         return sum(file.n_bytes or self.footprint.file_bytes for file, _ in self.missing)
 
     def open(self, path: Path) -> Model:
-        """Inspect what lies at a path, and compare it with what is published.
+        """Inspect a path, and compare it with the published model.
 
         Raises:
-            UnavailableError: what lies there is another model, or damaged.
+            UnavailableError: it is another model, or damaged.
         """
         if not self.published.is_file:
             for file, place in self.files:
@@ -134,10 +134,10 @@ class NamedModel:
     def check(self, model: Model, digest: str) -> None:
         """Refuse other weights under the name of a published model of one file.
 
-        Without a SHA-256 on record, the file is compared by what is on record.
+        Without a recorded SHA-256, the other recorded facts are compared.
 
         Raises:
-            UnavailableError: these are other weights.
+            UnavailableError: the weights differ.
         """
         digests = self.published.digests
         if not self.published.is_file or digest in digests:
@@ -150,7 +150,7 @@ class NamedModel:
 def _check_published(file: RemoteFile, path: Path, name: str) -> None:
     """
     Raises:
-        UnavailableError: what lies there is not the published file.
+        UnavailableError: it is not the published file.
     """
     try:
         check_file(file, path)
@@ -162,12 +162,12 @@ def _check_published(file: RemoteFile, path: Path, name: str) -> None:
 
 
 def is_name(text: str) -> bool:
-    """True if a model could be called so."""
+    """True if the text is a possible name of a model."""
     return _NAME.fullmatch(text) is not None
 
 
 def find_published(name: str) -> NamedModel | None:
-    """The published model of a name; other packages are asked for a name that is not ours."""
+    """The published model of a name, from this program or else from other packages."""
     families = list(FAMILIES.values())
     if is_name(name) and name not in NAMES and not _imported(name):
         families += installed_families().values()
@@ -178,7 +178,7 @@ def find_published(name: str) -> NamedModel | None:
 
 
 def published_files(name: str) -> list[tuple[RemoteFile, Path]]:
-    """Each file of a published model or bundle, and its place; none of another model."""
+    """The files of a published model or bundle and their paths; none for other models."""
     models = map(find_published, model_names(name))
     files = [part for model in models if model for part in model.files]
     if name in BUNDLES:
@@ -187,7 +187,7 @@ def published_files(name: str) -> list[tuple[RemoteFile, Path]]:
 
 
 def places_in_use(name: str) -> list[Path]:
-    """The places where a model of this name lies: a published one, a file, or a folder."""
+    """The possible paths of a model of this name: published, imported as file or as folder."""
     found = find_published(name)
     homes = [found.home] if found and found.home.exists() else []
     return [*homes, *_imported(name)]
@@ -200,7 +200,7 @@ def _imported(name: str) -> list[Path]:
 
 
 def imported_names() -> list[str]:
-    """The names of imported models, without those of published ones."""
+    """The names of imported models that are not published."""
     files = [path for path in imported_folder().glob("*") if not path.name.startswith(".")]
     models = [path for path in files if path.is_dir() or path.suffix == ".pt"]
     names = {path.name if path.is_dir() else path.stem for path in models}
@@ -208,9 +208,9 @@ def imported_names() -> list[str]:
 
 
 def every_name() -> list[str]:
-    """The name of each model: of this program, published, of bundles, and imported.
+    """The names of all models: bundled, published, of bundles, and imported.
 
-    Of published models, ours come first, then those of other packages.
+    Published models of this program come before those of other packages.
     """
     families = (*FAMILIES.values(), *installed_families().values())
     published = [name for family in families for name in family.published if is_name(name)]
@@ -218,14 +218,14 @@ def every_name() -> list[str]:
 
 
 def locate(model: str) -> Path:
-    """The path of the model that ``--model`` names; it need not be there before the download.
+    """The path of the model that ``--model`` names, even before its download.
 
-    ``model`` is a name, or a path with a separator in it. A file called ``esm2_t6_8M_UR50D`` in
-    the current folder is not taken for the model of that name.
+    ``model`` is a name, or a path with a separator. A file ``esm2_t6_8M_UR50D`` in the current
+    folder is never taken for the model of that name.
 
     Raises:
-        UnavailableError: there is no such path, or no model of that name.
-        UsageError: the path begins with a user whom this machine does not know.
+        UnavailableError: the path or the name does not exist.
+        UsageError: the path begins with ``~`` and an unknown user.
     """
     if Path(model).name != model:
         path = expanded(model)
@@ -233,7 +233,7 @@ def locate(model: str) -> Path:
             raise UnavailableError(
                 f"{printable(path)}: no such file or folder", hint=_suggestion(path.name)
             )
-        return path.absolute()  # a path, not a name, wherever it is written down
+        return path.absolute()  # so that it is never read as a name
     if model == EMBEDDED:
         if not embedded_model().exists():
             raise UnavailableError(
@@ -260,7 +260,7 @@ def locate(model: str) -> Path:
 
 
 def _suggestion(word: str) -> str:
-    """The names that a user may have meant, or all."""
+    """Names similar to this one, or all names."""
     names = {name.lower(): name for name in every_name()}
     word = word.lower().removesuffix(".pt")
     close = [name for name in names if word in name] if word else []
@@ -298,11 +298,11 @@ def open_model(
     return found.open(path)
 
 
-# What is fetched
+# Downloads
 
 
 def bytes_to_fetch(model: str) -> int:
-    """Bytes of a named model, or of a bundle, that are to be fetched before it can be used."""
+    """The bytes to download before a named model or bundle can be used."""
     models = map(find_published, model_names(model))
     n_bytes = sum(found.bytes_to_fetch for found in models if found)
     if model in BUNDLES and not bundled_head(model).exists():
@@ -311,10 +311,10 @@ def bytes_to_fetch(model: str) -> int:
 
 
 def fetch_head(bundle: str, on_event: OnEvent) -> tuple[Path, int]:
-    """The published head of a bundle, fetched if need be, and the length of its chunks.
+    """The published head of a bundle, downloaded if missing, and the length of its chunks.
 
     Raises:
-        UnavailableError: it cannot be fetched, or is another one.
+        UnavailableError: it cannot be downloaded, or is another file.
     """
     head, path = BUNDLES[bundle].head, bundled_head(bundle)
     if not path.exists():

@@ -1,7 +1,6 @@
-"""A file from the network: resumed where it broke off, bounded, checked, and there when whole.
+"""Download a file: resumable, bounded in size, verified, and in place only when complete.
 
-What came so far lies beside the place of the file, as ``.NAME.part``, which the next attempt goes
-on with.
+The bytes so far are kept beside it, in ``.NAME.part``, and the next attempt continues there.
 """
 
 from __future__ import annotations
@@ -30,18 +29,18 @@ _BLOCK = 1 << 20
 _TIMEOUT = 30  # seconds without a byte
 _SLOWEST = 50_000  # least bytes per second, on average
 
-_OnBytes = Callable[[int, int], None]  # bytes so far, bytes in all (0: unknown)
+_OnBytes = Callable[[int, int], None]  # bytes so far, total bytes (0: unknown)
 
 
 def _fetch(file: RemoteFile, path: Path, on_bytes: _OnBytes) -> None:
-    """Bring a file to ``path``, going on with what is there.
+    """Download to ``path``, after the bytes that it already has.
 
     Raises:
-        UnavailableError: it goes on and on.
-        OutputError: another process fetches it.
-        StorageError: there is no room for it.
-        OSError, HTTPException: the server has another file, the connection ended early, or is too
-            slow to wait for.
+        UnavailableError: the file is longer than it may be.
+        OutputError: another process downloads it.
+        StorageError: the disk has no space for it.
+        OSError, HTTPException: the server sends another file, or the connection ended early or is
+            too slow.
     """
     with _appending(path) as out:
         start = out.tell()
@@ -57,13 +56,13 @@ def _fetch(file: RemoteFile, path: Path, on_bytes: _OnBytes) -> None:
             place = answer.headers.get("Content-Range") or ""
             is_part = answer.status == http.client.PARTIAL_CONTENT
             if not is_part or not place.startswith(f"bytes {start}-"):
-                start = 0  # it begins with the first byte
+                start = 0  # the answer has the whole file
             _receive(answer, out, start, file, on_bytes)
 
 
 @contextmanager
 def _appending(path: Path) -> Iterator[BinaryIO]:
-    """A file to append to, by one process at a time."""
+    """Open a file to append to, for one process at a time."""
     with writing(path), path.open("ab") as out:
         try:
             fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -86,18 +85,18 @@ def _receive(
     file: RemoteFile,
     on_bytes: _OnBytes,
 ) -> None:
-    """Write an answer behind the first ``start`` bytes of what is there.
+    """Write the answer of a server after the first ``start`` bytes of the file.
 
     Raises:
-        UnavailableError: it goes on and on.
-        OSError: the server has another file, such as a page to log in; or see ``_fetch``.
+        UnavailableError: the file is longer than it may be.
+        OSError: the server sends another file, such as a login page; or see ``_fetch``.
     """
-    announced = start + answer.length if answer.length else 0  # 0: not said, or not a number
+    announced = start + answer.length if answer.length else 0  # 0: unknown
     total = file.n_bytes or announced
     if announced not in (0, total):
         raise OSError(f"it has {announced} bytes, not {total}")
     out.seek(start)
-    out.truncate()  # what is there is given up only for a file of the right length
+    out.truncate()  # old bytes are dropped only for a file of the right length
     most = total or file.most_bytes
     began, n_bytes = time.monotonic(), start
     while block := answer.read1(_BLOCK):
@@ -118,7 +117,7 @@ def _receive(
 def _ask_for_room(path: Path, n_bytes: int) -> None:
     """
     Raises:
-        StorageError: the disk has not so many bytes left.
+        StorageError: the disk has fewer free bytes.
     """
     free = shutil.disk_usage(path.parent).free
     if free < n_bytes:
@@ -135,13 +134,13 @@ def fetch_file(
     on_event: OnEvent,
     inspect: Callable[[Path], object] | None = None,
 ) -> None:
-    """Fetch a published file; ``path`` appears only when it is whole.
+    """Download a published file; ``path`` appears only when it is complete.
 
-    ``inspect`` may refuse what came, by an UnavailableError, where no hash is on record.
+    Without a recorded hash, ``inspect`` may refuse the file by an UnavailableError.
 
     Raises:
-        UnavailableError: it cannot be fetched, or is another file.
-        OutputError, StorageError: it cannot be written, or another process fetches it.
+        UnavailableError: it cannot be downloaded, or is another file.
+        OutputError, StorageError: it cannot be written, or another process downloads it.
     """
 
     def on_bytes(n_bytes: int, total: int) -> None:
@@ -170,7 +169,7 @@ def fetch_file(
         if isinstance(error, urllib.error.HTTPError):
             error.close()
             if error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE:
-                partial.unlink(missing_ok=True)  # there is nothing behind it
+                partial.unlink(missing_ok=True)  # no later bytes could mend it
         reason = getattr(error, "reason", None) or error
         raise UnavailableError(
             f"cannot fetch {file.url}: {printable(reason)}", hint=hint
@@ -180,12 +179,12 @@ def fetch_file(
 
 
 def check_file(file: RemoteFile, path: Path) -> None:
-    """Refuse another file than the published one; all of it is read.
+    """Read a whole file, and refuse it if it is not the published one.
 
     Git's id of a file is the SHA-1 of its kind, its size and its content.
 
     Raises:
-        UnavailableError: it is another one.
+        UnavailableError: it is another file.
     """
     n_bytes = path.stat().st_size
     if file.n_bytes not in (None, n_bytes):

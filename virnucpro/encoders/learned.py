@@ -1,10 +1,10 @@
 """Learned encoders: a CNN, LSTM or U-Net over residues, their mean, or nothing; and their file.
 
-The file is a safetensors file that ``train`` writes beside the head, into the folder of a trained
-model. It holds the weights of the network over the residues; its facts, in JSON, are the one entry
-of its metadata. The ESM-2 below it is not in the file, which names a checkpoint beside the file, or
-where it was when the encoder was trained. Where the vectors are the means of an ESM-2 that stayed
-as it was, the file holds that name alone, and the model is that ESM-2.
+``train`` writes the file, in safetensors, beside the head of a trained model. It holds the weights
+of the network over the residues; the only entry of its metadata has its facts in JSON. The ESM-2
+below the network is not in the file: the facts name its checkpoint, beside the file or at its path
+during training. If the vectors are the means of an unchanged ESM-2, the file has only this name,
+and the model is that ESM-2.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from virnucpro.ground.records import check_counts
 from virnucpro.ground.tree import Tree
 
 LEARNED, COMPOSITION = "learned", "composition"  # families
-_HERE = "."  # names the ESM-2 in the folder of the file
+_HERE = "."  # means the ESM-2 in the folder of the file
 _FACTS = "virnucpro_encoder"  # entry of the metadata
 _OF_A_TRAINING = "training.json"
-_NETWORK = "network."  # beginning of the names of weights: their module in a reader
-_HEAD_BYTES = 256  # at the start of a file, where the first entry of its metadata stands
+_NETWORK = "network."  # prefix of the names of weights: their module in a reader
+_HEAD_BYTES = 256  # at the start of a file, with the first entry of its metadata
 _DAMAGE = (LookupError, ValueError, TypeError, AttributeError)
-_BYTES_PER_TOKEN = 8192  # of an LSTM, which has the most: gates, states, copies, in float32
+_BYTES_PER_TOKEN = 8192  # of an LSTM, which needs most: gates, states and copies in float32
 _FILLING_TOKENS = 327_680  # in a batch for a GPU
 
 Weights = Mapping[str, NDArray[np.float32]]
@@ -66,7 +66,7 @@ class _LearnedFacts:
 
     encoding: Encoding
     architecture: Architecture
-    dim: int  # length of a vector; 0 where the file holds a name alone
+    dim: int  # length of a vector; 0 if the file has only a name
     base: _Base | None = None
 
     def __post_init__(self) -> None:
@@ -91,7 +91,9 @@ class _LearnedCheckpoint:
     head: Path | None  # beside it
     n_layers: ClassVar[int] = 1
     poolings: ClassVar[tuple[Pooling, ...]] = ("mean",)
-    files: ClassVar[tuple[Path, ...]] = ()  # it names its ESM-2, which may lie beside it
+    files: ClassVar[
+        tuple[Path, ...]
+    ] = ()  # none to copy: it names its ESM-2, which may be beside it
 
     @property
     def name(self) -> str:
@@ -115,7 +117,7 @@ class _LearnedCheckpoint:
 
     @property
     def footprint(self) -> Footprint:
-        """An ESM-2 takes more for a token than a network over its residues."""
+        """An ESM-2 needs more memory for a token than a network over its residues."""
         own = Footprint(
             n_parameters=sum(values.size for values in self.weights.values()),
             file_bytes=self.path.stat().st_size,
@@ -142,11 +144,11 @@ class _LearnedCheckpoint:
     def prepare(
         self, precision: Precision, folder: Path | None, on_event: OnEvent
     ) -> tuple[Path, str]:
-        """It is small, and used as it is."""
+        """Return the path: the file is small and is not converted."""
         return self.path, self.encoder_id
 
     def verify(self) -> str:
-        """All of it was read when it was inspected."""
+        """Do nothing: inspection has read all of it."""
         return self.encoder_id
 
 
@@ -159,12 +161,12 @@ def save_reader(
 ) -> Model:
     """Write a reader as an encoder.
 
-    ``base`` is the ESM-2 that it reads residues through, with its name or path; None: beside it.
+    ``base`` is the ESM-2 below it, with its name or path; None: beside the file.
 
-    -> the encoder, as ``inspect`` has it
+    -> the encoder, as from ``inspect``
 
     Raises:
-        UnavailableError: the base is not to be found.
+        UnavailableError: the base is missing.
     """
     named = _Base(model=base[0] or _HERE, encoder_id=base[1].encoder_id) if base else None
     facts = _LearnedFacts(
@@ -179,14 +181,14 @@ def save_reader(
 
 
 def save_learned(path: Path, facts: _LearnedFacts, weights: Weights) -> None:
-    """Write the file of an encoder; the same bytes for the same weights."""
+    """Write the file of an encoder; equal weights give equal bytes."""
     content = {name: np.ascontiguousarray(values) for name, values in weights.items()}
     metadata = {_FACTS: json.dumps(asdict(facts), sort_keys=True)}
     Tree(path.parent).write_whole(path, save(content, metadata=metadata))
 
 
 def _is_learned(path: Path) -> bool:
-    """True for a file that begins as that of a learned encoder, also a damaged one."""
+    """True for a file that begins like a learned encoder, even if it is damaged."""
     if not path.is_file():
         return False
     with suppress(OSError), path.open("rb") as handle:
@@ -197,8 +199,8 @@ def _is_learned(path: Path) -> bool:
 def inspect_learned(path: Path, on_event: OnEvent = lambda _: None) -> _LearnedCheckpoint:
     """
     Raises:
-        UnavailableError: the file is damaged, holds more than facts and weights, or its base is not
-            to be found.
+        UnavailableError: the file is damaged, holds more than facts and weights, or its base is
+            missing.
     """
     try:
         with safe_open(path, framework="np") as handle:
@@ -226,10 +228,10 @@ def inspect_learned(path: Path, on_event: OnEvent = lambda _: None) -> _LearnedC
 
 
 def _find_base(path: Path, base: _Base, on_event: OnEvent) -> ESM2Model:
-    """The checkpoint of this name beside the file, or else where it was.
+    """Find the checkpoint of this name beside the file, or at its path during training.
 
     Raises:
-        UnavailableError: there is none, or it holds other weights.
+        UnavailableError: it is missing, or has other weights.
     """
     beside = path.parent / Path(base.model).name
     if beside.exists():
@@ -246,11 +248,10 @@ def _find_base(path: Path, base: _Base, on_event: OnEvent) -> ESM2Model:
 
 
 def inspect(path: Path, on_event: OnEvent) -> Model | None:
-    """The encoder of a file, or of a trained model's folder; None: it is not in such a file.
+    """The encoder of a file, or of a trained model's folder; None: the path is something else.
 
     Raises:
-        UnavailableError: it is damaged, or the ESM-2 that it was learned on is not to be found; or
-            the folder is that of a training.
+        UnavailableError: it is damaged, its ESM-2 is missing, or the folder belongs to a training.
     """
     if (path / _OF_A_TRAINING).is_file():
         raise UnavailableError(
@@ -263,7 +264,7 @@ def inspect(path: Path, on_event: OnEvent) -> Model | None:
 
 
 def _inspect_file(path: Path, on_event: OnEvent = lambda _: None) -> Model:
-    """The encoder of a file: the one in it, or the ESM-2 that it names for its means."""
+    """The encoder in a file, or the ESM-2 that the file names."""
     learned = inspect_learned(path, on_event)
     if learned.base is not None and learned.facts.architecture == "mlp":
         return replace(learned.base, head=learned.head)
@@ -273,7 +274,7 @@ def _inspect_file(path: Path, on_event: OnEvent = lambda _: None) -> Model:
 def load(spec: EncoderSpec, weights: Path, device: torch.device) -> Encoder:
     """
     Raises:
-        UnavailableError: the file, or the ESM-2 that it was learned on, cannot be used.
+        UnavailableError: the file or its ESM-2 cannot be used.
     """
     checkpoint = inspect_learned(weights)
     base, facts, esm2 = checkpoint.base, checkpoint.facts, None
@@ -294,16 +295,16 @@ def load(spec: EncoderSpec, weights: Path, device: torch.device) -> Encoder:
             f"{printable(weights)} does not hold the network that it names: {printable(error)}",
             hint="the file is damaged: get it again, or train again",
         ) from error
-    if spec.family == COMPOSITION:  # whose vectors are empty
+    if spec.family == COMPOSITION:  # its vectors are empty
         device = torch.device("cpu")
     return _LearnedEncoder(spec, reader.to(device).eval(), device)
 
 
 class _LearnedEncoder(PackedEncoder):
-    """An encoder that was learned. Its network is in float32.
+    """A learned encoder; its network is in float32.
 
-    That of the composition gives each frame an empty vector: a head takes the composition of the
-    bases, which it reads beside the vector, from the record.
+    The family ``composition`` makes empty vectors: the head reads the composition of the bases from
+    the record.
     """
 
     def __init__(self, spec: EncoderSpec, reader: Reader, device: torch.device) -> None:
@@ -324,6 +325,6 @@ class _LearnedEncoder(PackedEncoder):
 
     @torch.inference_mode()
     def embed(self, sequences: Sequence[str]) -> Tensor:
-        """The vectors of a batch, on the device."""
+        """Embed a batch; the vectors stay on the device."""
         vectors: Tensor = self.reader(PackedBatch.of(sequences))
         return vectors

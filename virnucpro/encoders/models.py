@@ -1,6 +1,6 @@
-"""What ``virnucpro models`` does: describe and verify models by their names, and import files.
+"""``virnucpro models``: describe, verify and import models.
 
-Files that the user brings are checked, and copied to where their names find them.
+Imported files are verified, then copied to the place of their name.
 """
 
 from __future__ import annotations
@@ -52,20 +52,20 @@ _Kind = Literal["embedded", "published", "bundle", "imported"]
 
 
 class _Entry(NamedTuple):
-    """A model that has a name. The fields are keys of ``models list --json``."""
+    """A named model. The fields are the keys of ``models list --json``."""
 
     name: str
     kind: _Kind
     parameters: int
-    least_gpu_memory: int  # bytes, for the smallest batches; computed, without what CUDA takes
-    gpu_memory: int  # bytes, for full batches; where less is free, batches are smaller
-    to_fetch: int  # bytes that are not here yet
-    path: str  # where it lies, or will; of a bundle that of its head
+    least_gpu_memory: int  # bytes, for the smallest batches; computed, without CUDA's own
+    gpu_memory: int  # bytes, for full batches; with less free memory, batches are smaller
+    to_fetch: int  # bytes still to be downloaded
+    path: str  # of the file or folder, even before a download; of a bundle, of its head
     encoders: tuple[str, ...] = ()  # of a bundle
 
 
 def describe_models(*, as_json: bool) -> Iterator[str]:
-    """A line for each model that has a name: what it needs, and where it lies or would lie."""
+    """A line for each named model: what it needs, and its path."""
     if as_json:
         yield json.dumps([entry._asdict() for entry in _entries()], indent=2)
         return
@@ -105,12 +105,12 @@ def _kind(name: str) -> _Kind:
 
 
 def describe_model(model: str) -> tuple[list[str], Path | None]:
-    """Lines about a model, by its content, or by its name if it is yet to be fetched.
+    """Describe a model by its content, or by its name before a download.
 
-    -> the lines, and the head that lies beside the model, if one does
+    -> the lines, and the head beside the model, if any
 
     Raises:
-        UnavailableError: there is none, or it is damaged.
+        UnavailableError: the model does not exist, or is damaged.
     """
     if model in BUNDLES:
         return list(_describe_bundle(model)), None
@@ -151,17 +151,19 @@ def _addresses(name: str) -> list[str]:
 
 
 def _footprint(name: str) -> Footprint:
-    """The footprint of a model, which need not be here if it is published."""
+    """The memory and disk space of a model; a published one need not be downloaded."""
     if found := find_published(name):
         return found.footprint
     return open_model(name, lambda _: None).footprint
 
 
 def verify_model(model: str) -> tuple[Model, str]:
-    """Read every number of a model, and compare it with the published one. -> it, its SHA-256
+    """Read every number of a model, and compare it with the published one.
+
+    -> the model, its SHA-256
 
     Raises:
-        UnavailableError: it is damaged, or not what its name says.
+        UnavailableError: it is damaged, or not the model of its name.
     """
     found = find_published(model)
     if found and (missing := found.missing):
@@ -176,11 +178,11 @@ def verify_model(model: str) -> tuple[Model, str]:
     return opened, digest
 
 
-# Brought by file
+# Import
 
 
 def _describe_needs(footprint: Footprint) -> list[str]:
-    """Lines about the disk and memory a model needs: calculated for half precision."""
+    """Lines about the disk space and memory of a model, computed for half precision."""
     most, least = footprint.gpu_memory(), footprint.gpu_memory(FEWEST_TOKENS)
     converted = footprint.converted_bytes
     return [
@@ -194,12 +196,12 @@ def _describe_needs(footprint: Footprint) -> list[str]:
 def bring(
     source: str, name: str | None, folder: Path | None, *, force: bool
 ) -> tuple[str, list[str]]:
-    """Import a model, or from a folder the files of the published one called ``source``.
+    """Import a model, or, from a folder, the files of the published model called ``source``.
 
-    The name is else that of its file or folder.
+    Without ``name``, the name is that of the file or folder.
 
-    -> the name that ``--model`` takes, and lines that say where all lies. Raises as
-    ``import_model`` and ``import_files``.
+    -> the name for ``--model``, and lines with the paths. Raises as ``import_model`` and
+    ``import_files``.
     """
     if folder is not None:
         paths = import_files(source, folder)
@@ -212,13 +214,13 @@ def bring(
 
 
 def import_model(source: Path, name: str, *, force: bool) -> tuple[Model, str]:
-    """Verify a model, and copy it to where ``locate`` finds it by a name. -> it, its SHA-256
+    """Verify a model, and copy it to the place of a name. -> the model, its SHA-256
 
-    From a folder, the files that belong to the model are copied.
+    Of a folder, only the files of the model are copied.
 
     Raises:
-        UsageError: the name cannot be one.
-        UnavailableError: it is no model, damaged, holds code, or has another name.
+        UsageError: the name is not possible.
+        UnavailableError: it is not a model, damaged, holds code, or is another published model.
         OutputError: another model has the name, and ``force`` was not given.
     """
     found = _publication(name)
@@ -248,7 +250,7 @@ def import_model(source: Path, name: str, *, force: bool) -> tuple[Model, str]:
 def _check_is(found: NamedModel, model: Model, digest: str) -> None:
     """
     Raises:
-        UnavailableError: it is another than the published model of its name.
+        UnavailableError: it is not the published model of its name.
     """
     try:
         found.open(model.path)
@@ -260,7 +262,7 @@ def _check_is(found: NamedModel, model: Model, digest: str) -> None:
 def _same(name: str, path: Path, hashes: Sequence[str]) -> Model:
     """
     Raises:
-        OutputError: the model that has this name has other files.
+        OutputError: a model with other files has this name.
     """
     there = recognise(path, lambda _: None)
     if _hashes(there.files) != hashes:
@@ -276,7 +278,7 @@ def _hashes(files: Sequence[Path]) -> list[str]:
 
 
 def _publication(name: str) -> NamedModel | None:
-    """The published model of a name that an imported one may have.
+    """The published model of this name, if any.
 
     Raises:
         UsageError: an imported model cannot have this name.
@@ -291,14 +293,14 @@ def _publication(name: str) -> NamedModel | None:
 
 
 def import_files(name: str, folder: Path) -> list[Path]:
-    """Take the files of a published model or bundle from a folder, by their names; all are checked.
+    """Copy the files of a published model or bundle from a folder, by name, and verify them.
 
-    A file that is in its place already need not be in the folder. Nothing is fetched.
+    A file that was imported before need not be in the folder. Nothing is downloaded.
 
     Raises:
-        UsageError: no such model comes in several files.
+        UsageError: there is no such model with several files.
         InputMissingError: files are missing.
-        UnavailableError: one is not the published file.
+        UnavailableError: a file is not the published one.
     """
     files = published_files(name)
     if len(files) < 2:
@@ -320,7 +322,7 @@ def import_files(name: str, folder: Path) -> list[Path]:
 
 
 def _import_file(file: RemoteFile, source: Path, target: Path) -> None:
-    """Copy a published file that the user brought to its place.
+    """Copy a published file from the user to its place.
 
     Raises:
         UnavailableError: it is another file.
@@ -340,7 +342,7 @@ def _import_file(file: RemoteFile, source: Path, target: Path) -> None:
 
 
 def _copy(model: Model, target: Path, hashes: Sequence[str]) -> None:
-    """Copy the file or the folder of a model; ``target`` is replaced when all of it is there."""
+    """Copy the file or folder of a model; ``target`` is replaced when the copy is complete."""
     if model.path.is_dir():
         with _replacing(target) as copy:
             _copy_files(model.files, [copy / file.name for file in model.files], hashes, target)
@@ -354,7 +356,7 @@ def _copy(model: Model, target: Path, hashes: Sequence[str]) -> None:
 def _replacing(target: Path) -> Iterator[Path]:
     """Yield a new folder that replaces ``target`` if the block succeeds."""
     for leftover in target.parent.glob(f".{target.name}.*{TEMPORARY}"):
-        shutil.rmtree(leftover)  # of an import that was killed
+        shutil.rmtree(leftover)  # left by a killed import
     copy, replaced = temporary_beside(target), temporary_beside(target)
     copy.mkdir(parents=True)
     try:
@@ -382,5 +384,5 @@ def _copy_files(
 
 
 def _copy_file(source: Path, copy: Path, target: Path) -> None:
-    with writing(target, source, copy):  # the system's error names these two
+    with writing(target, source, copy):  # errors name both paths
         shutil.copyfile(source, copy)

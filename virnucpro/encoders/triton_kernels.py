@@ -1,9 +1,9 @@
-"""Our kernels for NVIDIA GPUs, in Triton: each reads and writes a number once.
+"""Our Triton kernels for NVIDIA GPUs. Each reads and writes every number once.
 
-Rotation of queries and keys, the border of two sub-layers and rounding to 8 bits for ESM-2,
-attention with a penalty on distance for DNABERT-S. Each kernel is a plain function, which tests
-compile for any GPU and run in Triton's interpreter, and a function that launches it on tensors.
-Triton comes with PyTorch's builds for CUDA; this module is imported for a GPU alone.
+For ESM-2: rotation of queries and keys, the border of two sub-layers, and rounding to 8 bits. For
+DNABERT-S: attention with a penalty on distance. Each kernel is a plain function, which the tests
+compile for any GPU and run in Triton's interpreter; a second function launches it on tensors.
+Triton comes with PyTorch's builds for CUDA. This module is imported only for a GPU.
 """
 
 from __future__ import annotations
@@ -24,28 +24,27 @@ try:
 except ImportError:
     triton = None
 
-# a product is not rounded before it is added, whatever Triton's default is
+# products are added without rounding; Triton's default varies
 OPTIONS: Mapping[str, int | bool] = {"num_warps": 4, "enable_fp_fusion": True}
-_PER_WARP = 512  # numbers of a row for each warp: 16 for each thread stay in its registers
+_PER_WARP = 512  # numbers of a row per warp: each thread keeps 16 in registers
 _MOST_WARPS = 16
-TEXT_BLOCK = 32  # queries of a program of ``attend_text``, and keys that it takes at once
+TEXT_BLOCK = 32  # queries of a program of ``attend_text``, and keys in each of its steps
 OPTIONS_TO_ATTEND: Mapping[str, int | bool] = {**OPTIONS, "num_stages": 2}
-_LEAST_WIDTH = 16  # of a factor of a product in Triton
-# the names of the kernels, for people
+_LEAST_WIDTH = 16  # least width of a factor of a product in Triton
+# the names of the kernels for people
 ROTATION, BORDER = "rotation", "residual + LayerNorm"
 EIGHT_BITS, TEXTS = "fp8 quantise", "DNABERT-S attention"
 NAMES = (ROTATION, BORDER, EIGHT_BITS, TEXTS)
-# no compiler, a compiler that fails, no place for its work, and what cannot be loaded or launched
+# errors of compiling (no compiler, no writable folder), loading or launching
 _SYSTEM_FAILURES = (ImportError, OSError, RuntimeError, SubprocessError)
 _FAILURES = _SYSTEM_FAILURES if triton is None else (*_SYSTEM_FAILURES, triton.TritonError)
 
 
 def refusals(device: torch.device, dtype: torch.dtype) -> dict[str, str]:
-    """Why each kernel for products of this type does not run on a device, by name; empty: it runs.
+    """Try each kernel for products of this type. -> why it does not run, by name; empty: it runs
 
-    With e4m3 that of ``quantise`` is among them, and all else is bf16. float32 has the attention of
-    DNABERT-S alone. The first call on a machine compiles, which needs a C compiler and a place for
-    Triton's cache.
+    For e4m3 these are ``quantise`` and the kernels for bf16; for float32, DNABERT-S's attention.
+    The first call on a machine compiles, which needs a C compiler and a folder for Triton's cache.
     """
     if dtype == torch.float32:
         trials = {TEXTS: lambda: _try_texts(device)}
@@ -98,14 +97,14 @@ def _try_texts(device: torch.device) -> None:
 
 
 def reason_of(error: Exception) -> str:
-    """The first line of an error; Triton shows the source of the kernel before its own."""
+    """The first line of an error, without the kernel's source, which Triton prints first."""
     text = str(getattr(error, "error_message", None) or error).strip()
     first, _, _ = text.partition("\n")
     return printable(f"{type(error).__name__}: {first}")
 
 
 def options_of_row(dim: int) -> dict[str, int | bool]:
-    """The options of a kernel that holds a row of so many numbers in registers."""
+    """The options of a kernel that holds a row of ``dim`` numbers in registers."""
     n_warps = max(1, min(_MOST_WARPS, triton.next_power_of_2(dim) // _PER_WARP))
     return {**OPTIONS, "num_warps": n_warps}
 
@@ -114,10 +113,10 @@ def options_of_row(dim: int) -> dict[str, int | bool]:
 
 
 def rotate_in_place(qkv: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """Turn queries and keys where they lie, and leave the values as they are.
+    """Rotate queries and keys in place; values stay the same.
 
     (n_tokens, 3, n_heads, head_dim) contiguous; cosines (n_tokens, head_dim) and sines
-    (n_tokens, head_dim / 2), float32. Computed in float32, as by ``attention.rotate``.
+    (n_tokens, head_dim / 2), float32. Computed in float32, like ``attention.rotate``.
     """
     assert qkv.is_contiguous() and cos.is_contiguous() and sin.is_contiguous()
     assert cos.dtype == sin.dtype == torch.float32
@@ -132,8 +131,8 @@ def rotate_in_place(qkv: Tensor, cos: Tensor, sin: Tensor) -> None:
 
 
 def sizes_to_rotate(n_heads: int, head_dim: int) -> dict[str, int]:
-    """What ``rotate_token`` is compiled for."""
-    n_pairs = n_heads * head_dim  # of numbers that turn together, in the queries and the keys
+    """The constants that ``rotate_token`` is compiled for."""
+    n_pairs = n_heads * head_dim  # pairs of numbers that rotate together, in queries and keys
     return {
         "n_pairs": n_pairs,
         "half": head_dim // 2,
@@ -151,7 +150,7 @@ def rotate_token(  # type: ignore[no-untyped-def]  # Triton refuses any other an
     row: tl.constexpr,
     block: tl.constexpr,
 ):
-    """One token: all pairs of all heads, the queries' and the keys', which lie behind them."""
+    """Rotate one token: all pairs of all heads, of the queries and of the keys after them."""
     token = tl.program_id(0).to(tl.int64)
     pair = tl.arange(0, block)
     mask = pair < n_pairs
@@ -176,12 +175,12 @@ def add_and_norm(
     total: Tensor | None,
     scales: Tensor | None = None,
 ) -> None:
-    """Write the LayerNorm of ``x`` and what is added to it, and their sum if asked for.
+    """Add ``added`` to ``x``, and write the LayerNorm and, if ``total`` is given, the sum.
 
-    ``x`` and ``total`` are (n_tokens, dim) float32; ``added``, two at most, and ``normed`` are of
-    the same shape and any type. Sums, in the order of ``added``, mean and variance are float32, as
-    in PyTorch; ``normed`` is rounded once. With ``scales``, (n_tokens, 1) float32, it is e4m3, as
-    ``esm2.model`` has it.
+    ``x`` and ``total`` are (n_tokens, dim) float32; ``added`` (at most two) and ``normed`` have the
+    same shape and any type. Sums (in the order of ``added``), mean and variance are float32, as in
+    PyTorch; ``normed`` is rounded once. With ``scales``, (n_tokens, 1) float32, ``normed`` is e4m3
+    as in ``esm2.model``.
     """
     first, second = (*added, x, x)[:2]
     assert all(each.is_contiguous() for each in (x, first, second, normed))
@@ -203,7 +202,7 @@ def add_and_norm(
 def sizes_to_norm(
     dim: int, n_added: int, eps: float, *, keeps_total: bool, is_scaled: bool = False
 ) -> dict[str, int | float | bool]:
-    """What ``add_and_norm_token`` is compiled for."""
+    """The constants that ``add_and_norm_token`` is compiled for."""
     block = triton.next_power_of_2(dim)
     return {
         "dim": dim,
@@ -231,7 +230,7 @@ def add_and_norm_token(  # type: ignore[no-untyped-def]
     is_scaled: tl.constexpr,
     block: tl.constexpr,
 ):
-    """One token: a row of the stream. Its variance is of what is centred already."""
+    """Add and norm one token: a row of the stream. The variance is taken after centring."""
     place = tl.arange(0, block)
     mask = place < dim
     at = tl.program_id(0).to(tl.int64) * dim + place
@@ -254,11 +253,11 @@ def add_and_norm_token(  # type: ignore[no-untyped-def]
     tl.store(normed + at, row.to(normed.dtype.element_ty), mask=mask)
 
 
-# Rows of 8 bit numbers, with a scale each: see ``esm2.model``
+# Rows of 8-bit numbers with a scale each: see ``esm2.model``
 
 
 def quantise(x: Tensor, values: Tensor, scales: Tensor, *, has_gelu: bool) -> None:
-    """Round rows to e4m3, after GELU (exact, in float32) if asked for.
+    """Round rows to e4m3, with ``has_gelu`` after exact GELU in float32.
 
     (n_tokens, dim) of any type -> (n_tokens, dim) e4m3, (n_tokens, 1) float32
     """
@@ -274,7 +273,7 @@ def quantise(x: Tensor, values: Tensor, scales: Tensor, *, has_gelu: bool) -> No
 
 
 def sizes_to_quantise(dim: int, *, has_gelu: bool) -> dict[str, int]:
-    """What ``quantise_token`` is compiled for."""
+    """The constants that ``quantise_token`` is compiled for."""
     return {"dim": dim, "has_gelu": has_gelu, "block": triton.next_power_of_2(dim)}
 
 
@@ -286,7 +285,7 @@ def quantise_token(  # type: ignore[no-untyped-def]
     has_gelu: tl.constexpr,
     block: tl.constexpr,
 ):
-    """One token: its row."""
+    """Round one token: its row."""
     place = tl.arange(0, block)
     mask = place < dim
     at = tl.program_id(0).to(tl.int64) * dim + place
@@ -304,8 +303,8 @@ def quantise_token(  # type: ignore[no-untyped-def]
 def attend_texts(qkv: Tensor, offsets: Tensor, slopes: Tensor, longest: int) -> Tensor:
     """Attention within each text, in one launch. (n_tokens, 3, n_heads, head_dim) float32
 
-    The texts begin at ``offsets``, (n_texts + 1,) int32, up to the number of tokens, and have
-    ``longest`` tokens at most; ``slopes``, (n_heads,), are the penalties for a distance of one.
+    ``offsets``, (n_texts + 1,) int32, are where texts begin, and last the number of tokens; a text
+    has at most ``longest`` tokens. ``slopes``, (n_heads,), are the penalties for a distance of one.
     -> (n_tokens, n_heads, head_dim)
     """
     assert qkv.is_contiguous() and qkv.dtype == torch.float32
@@ -320,15 +319,15 @@ def attend_texts(qkv: Tensor, offsets: Tensor, slopes: Tensor, longest: int) -> 
 
 
 def has_tf32(device: torch.device) -> bool:
-    """True if tensor cores of the GPU take factors in TF32."""
+    """True if the GPU's tensor cores multiply TF32."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def sizes_to_attend(n_heads: int, head_dim: int, *, has_tf32: bool) -> dict[str, int | float | str]:
-    """What ``attend_text`` is compiled for.
+    """The constants that ``attend_text`` is compiled for.
 
-    Products on tensor cores are three of TF32 parts, as in PyTorch's own attention in float32:
-    22 bits of the 24 of each factor.
+    On tensor cores a product is three products of TF32 parts, as in PyTorch's own attention in
+    float32: they cover 22 of the 24 bits of each factor.
     """
     return {
         "n_heads": n_heads,
@@ -352,16 +351,16 @@ def attend_text(  # type: ignore[no-untyped-def]
     precision: tl.constexpr,
     block: tl.constexpr,
 ):
-    """A block of queries of one text and one head, over all keys of the text.
+    """Attend with a block of queries of one text and one head to all keys of the text.
 
-    The softmax is taken on the way, with powers of two (Milakov and Gimelshein 2018,
-    arXiv:1805.02867): ``scale`` and the slope bring scores to their logarithm.
+    The softmax is computed online, with powers of two (Milakov and Gimelshein 2018,
+    arXiv:1805.02867): ``scale`` and ``slope`` convert scores to base-2 logarithms.
     """
     head = tl.program_id(1)
     begin = tl.load(offsets + tl.program_id(0)).to(tl.int64)
     seqlen = (tl.load(offsets + tl.program_id(0) + 1) - begin).to(tl.int32)
     if tl.program_id(2) * block >= seqlen:
-        return  # the longest text has such a block, this one has not
+        return  # only longer texts have this block
     row: tl.constexpr = n_heads * head_dim
     query = (tl.program_id(2) * block + tl.arange(0, block)).to(tl.int64)
     dim = tl.arange(0, width)

@@ -409,9 +409,9 @@ class ESM2(nn.Module):
         return self.transform(x, staged)[places]
 
     def forget_activations(self) -> None:
-        """Have each layer keep its input alone, and run again for its gradient.
+        """Checkpoint activations: each layer keeps only its input, and runs again for its gradient.
 
-        Layers take and return tensors then, by which FSDP knows when it needs the weights of which.
+        Layers then take and return tensors, which tell FSDP when each layer needs its weights.
         """
         for layer in self.layers:
             layer.forward = partial(self._keep_input_alone, layer.forward)
@@ -419,7 +419,7 @@ class ESM2(nn.Module):
 
     def _keep_input_alone(self, run: Callable[..., None], x: Tensor, batch: StagedBatch) -> Tensor:
         def added(x: Tensor) -> Tensor:
-            stream = self.stream_of(x)  # of which nothing waits where it is trained
+            stream = self.stream_of(x)  # in training, nothing waits to be added
             run(stream, batch, self.attend)
             return stream.x
 
@@ -434,14 +434,14 @@ class ESM2(nn.Module):
         return stream.end(self.final_norm)
 
     def to_train(self) -> ESM2:
-        """Have attention let gradients flow. -> this model"""
+        """Switch to attention with gradients. -> this model"""
         self.attend = attend_to_train
         return self
 
     def quantise(self, device: torch.device) -> ESM2:
-        """Move a model in bf16 to a device, the products of its layers in 8 bits.
+        """Move a model in bf16 to a device, with 8-bit products within its layers.
 
-        Layer by layer: the device need not hold the weights in 16 bits.
+        It moves layer by layer, so the device never holds all weights in 16 bits.
         """
         for layer in self.layers:
             assert isinstance(layer, Layer)
@@ -449,7 +449,7 @@ class ESM2(nn.Module):
         return self.to(device)
 
     def reorder_weights(self) -> None:
-        """Lay the weights out for this CPU, where its products in bf16 or fp32 are oneDNN's."""
+        """Lay the weights out for this CPU, if oneDNN computes its products in bf16 or fp32."""
         for layer in self.layers if cpu_fuses_linear() else ():
             if isinstance(layer, Layer) and layer.dtype in (torch.bfloat16, torch.float32):
                 layer.reorder_weights()
@@ -461,7 +461,7 @@ class ESM2(nn.Module):
         return stream.end(self.final_norm)
 
     def layers_in_use(self) -> Iterator[Layer]:
-        """The layers, one by one; in float32 within ``in_float32``."""
+        """Yield the layers, in float32 within ``in_float32``."""
         for layer in self.layers:
             assert isinstance(layer, Layer)
             yield layer.in_float32() if self.is_exact else layer

@@ -1,13 +1,13 @@
-"""The weights of an ESM-2: fair-esm's ``.pt``, a Hugging Face folder, or what those became.
+"""The weights of an ESM-2: fair-esm's ``.pt``, a Hugging Face folder, or our converted copy.
 
-The content of a checkpoint says what it is; file names are not trusted. Nothing in it is ever run:
-``.pt`` files are read with ``weights_only=True``, and safetensors hold only tensors.
+Checkpoints are recognised by their content, not by file names. No code in them is ever run: ``.pt``
+files are read with ``weights_only=True``, and safetensors hold only tensors.
 
-A large checkpoint is converted once: our names, the run's precision, mapped and not read. In the
-folder stand, for each checkpoint's content and precision, the converted file and a JSON with its
-hash; and for each place that a checkpoint was seen at, a note with the checkpoint's hash, so that
-it need not be read again. The parent verifies the file once for a run; then every worker maps it,
-so that all of them share one copy of the weights in the machine's page cache.
+A large checkpoint is converted once, to our names and the run's precision. The folder of converted
+copies has, for each content and precision, the copy and a JSON with its hash; and for each path of
+a checkpoint a note with the checkpoint's hash, so that it need not be read again. The parent
+verifies the copy once per run. Every worker then maps it, so all share one copy of the weights in
+the machine's page cache.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from virnucpro.ground.tree import Tree
 
 _FAIRSEQ_PREFIX = re.compile(r"^(encoder\.sentence_encoder\.|encoder\.)")
 ROTARY = "layers.0.self_attn.rot_emb.inv_freq"  # in fair-esm; the same in every layer
-# our module's name -> what fair-esm calls it; {} is the number of the layer
+# our name of a module -> fair-esm's; {} is the number of the layer
 FAIR_ESM = {
     "embedding": "embed_tokens",
     "final_norm": "emb_layer_norm_after",
@@ -71,14 +71,14 @@ FAIR_ESM = {
 }
 _FORMAT = "1"
 _SUFFIX = ".virnucpro.safetensors"
-_STALE_SECONDS = 86_400  # age after which a half written file has no writer any more
+_STALE_SECONDS = 86_400  # older unfinished files have no writer any more
 _DAMAGE = (OSError, ValueError, LookupError, TypeError, SafetensorError)
 
 OnBytes = Callable[[int], None]
 
 
 def load_esm2(path: Path, layer: int, dtype: torch.dtype, device: torch.device) -> ESM2:
-    """Load the first ``layer`` layers of a checkpoint or of its converted form onto ``device``.
+    """Load the first ``layer`` layers of a checkpoint or of its converted copy onto ``device``.
 
     Matrix products are in ``dtype``.
 
@@ -94,7 +94,7 @@ def load_esm2(path: Path, layer: int, dtype: torch.dtype, device: torch.device) 
 def make_esm2(
     shape: ESM2Shape, tensors: Tensors, layer: int, dtype: torch.dtype, device: torch.device
 ) -> ESM2:
-    """The first ``layer`` layers of these tensors, which are read one by one. As ``load_esm2``."""
+    """Make the first ``layer`` layers from tensors, read one by one. As ``load_esm2``."""
     model = stub_of(shape, layer, dtype)
     # ``to_empty``, and ``empty_like`` of what is on "meta", import sympy: half a second
     memory = {
@@ -116,13 +116,13 @@ def make_esm2(
 
 
 def stub_of(shape: ESM2Shape, layer: int, dtype: torch.dtype = torch.float32) -> ESM2:
-    """The first ``layer`` layers of a model without its numbers."""
+    """Make the first ``layer`` layers without their weights."""
     with torch.device("meta"):
         return ESM2(shape, layer, dtype)
 
 
 def parts_of(model: ESM2, scheme: Mapping[str, str]) -> Iterator[tuple[str, Tensor]]:
-    """What a checkpoint with these names of modules holds of a model: names, and our tensors.
+    """The tensors of a model by their names in a checkpoint with this naming scheme.
 
     Queries, keys and values are three tensors there, and views of one here.
     """
@@ -138,7 +138,7 @@ def parts_of(model: ESM2, scheme: Mapping[str, str]) -> Iterator[tuple[str, Tens
 
 
 def fair_esm_state(path: Path) -> dict[str, Tensor]:
-    """The encoder's tensors by the names that fair-esm gives them, whatever the format.
+    """The encoder's tensors by fair-esm's names, from any format.
 
     Raises:
         UnavailableError: the checkpoint cannot be used.
@@ -155,7 +155,7 @@ def fair_esm_state(path: Path) -> dict[str, Tensor]:
 
 
 def save_esm2(folder: Path, model: ESM2, extra: Mapping[str, Tensor] = {}) -> None:
-    """Write a whole model as a Hugging Face folder, from which ``load_esm2`` has every bit again.
+    """Write a whole model as a Hugging Face folder, which ``load_esm2`` reads back bit for bit.
 
     ``extra`` holds tensors beside the encoder, by their names in transformers, for example
     ``lm_head.dense.weight``: with them the folder is an ``EsmForMaskedLM``, else an ``EsmModel``.
@@ -192,7 +192,7 @@ def _config(shape: ESM2Shape, architecture: str) -> dict[str, object]:
 
 
 def verify_weights(path: Path) -> None:
-    """Load all of a checkpoint in float32 and look at every number.
+    """Load a whole checkpoint in float32 and check every number.
 
     Raises:
         UnavailableError: a tensor is missing, of another shape, or not finite.
@@ -227,7 +227,7 @@ def _open_pt(path: Path) -> Tensors:
 
     def read(name: str, n_rows: int | None) -> Tensor:
         check_plain(tensors[name])
-        return tensors[name].detach()[:n_rows]  # a parameter would ask for gradients
+        return tensors[name].detach()[:n_rows]  # a parameter would require gradients
 
     return Tensors(
         path=path,
@@ -245,12 +245,13 @@ def _open_pt(path: Path) -> Tensors:
 def prepare(
     model: Model, shape: ESM2Shape, precision: Precision, folder: Path | None, on_event: OnEvent
 ) -> tuple[Path, str]:
-    """The file that workers map, made if need be, and the checkpoint's SHA-256.
+    """The file that workers map, converted if necessary, and the checkpoint's SHA-256.
 
-    If it cannot be kept, that is the checkpoint itself. ``folder`` None is the default one.
+    If the converted file cannot be written, it is the checkpoint itself. ``folder``: None is the
+    default.
     """
     n_bytes, dtype = count_bytes(model.path), DTYPES[precision]
-    folder = folder or Path(torch.hub.get_dir()) / "virnucpro"  # it may be deleted at any time
+    folder = folder or Path(torch.hub.get_dir()) / "virnucpro"  # users may delete it at any time
     checking = progress_of("checking the model", n_bytes, on_event)
     if converted := find_converted(model, shape, dtype, folder, checking):
         return converted
@@ -277,9 +278,9 @@ def find_converted(
     folder: Path,
     on_bytes: OnBytes = lambda _: None,
 ) -> tuple[Path, str] | None:
-    """The converted form of a checkpoint, if it was made and is whole to the last bit.
+    """Find the converted copy of a checkpoint, if it exists and is intact to the last bit.
 
-    The checkpoint is known by place, size and times: it is not read again.
+    Path, size and times identify the checkpoint, which is not read again.
     -> the path, and the checkpoint's SHA-256
     """
     try:
@@ -294,7 +295,7 @@ def find_converted(
 def convert(
     model: Model, shape: ESM2Shape, source_sha256: str, dtype: torch.dtype, folder: Path
 ) -> Path:
-    """The converted form of a checkpoint: written, or found to be that of another place.
+    """Convert a checkpoint, unless the same content was converted from another path.
 
     Raises:
         UnavailableError: the checkpoint cannot be used.
@@ -305,7 +306,9 @@ def convert(
     is_made = _is_whole(path, metadata)
     folder.mkdir(parents=True, exist_ok=True)
     if not is_made:
-        for leftover in folder.glob(".*"):  # of killed conversions, ours and those of safetensors
+        for leftover in folder.glob(
+            ".*"
+        ):  # left by killed conversions, ours and those of safetensors
             if leftover.is_file() and leftover.stat().st_mtime < time.time() - _STALE_SECONDS:
                 leftover.unlink(missing_ok=True)
         whole = load_esm2(model.path, model.n_layers, dtype, torch.device("cpu"))
@@ -340,7 +343,7 @@ def _load_converted(path: Path, layer: int, dtype: torch.dtype, device: torch.de
 
 
 def _is_whole(path: Path, metadata: object, on_bytes: OnBytes = lambda _: None) -> bool:
-    """Whether a converted form is that with these facts, and has the hash that it was given."""
+    """True if a converted copy has these facts and its recorded hash."""
     try:
         with safe_open(path, framework="pt") as handle:
             if handle.metadata() != metadata:
@@ -352,7 +355,7 @@ def _is_whole(path: Path, metadata: object, on_bytes: OnBytes = lambda _: None) 
 
 
 def _write(model: ESM2, metadata: dict[str, str], path: Path) -> str:
-    """Write the converted form. -> its SHA-256"""
+    """Write the converted copy. -> its SHA-256"""
     with atomic(path) as temporary:
         temporary.touch()
         mode = temporary.stat().st_mode  # others may read it if they may read other files
@@ -382,7 +385,7 @@ def _path(source_sha256: str, dtype: torch.dtype, folder: Path) -> Path:
 
 
 def _note(model: Model, folder: Path) -> Path:
-    """The note of a checkpoint; another place, size or time of it has another note."""
+    """The path of the note for a checkpoint at this path, with this size and these times."""
     digest = hashlib.sha256()
     for file in weight_files(model.path):
         stat = file.stat()
