@@ -172,7 +172,10 @@ def test_an_empty_file_says_nothing_and_a_missing_one_is_reported(tmp_path):
     ("changes", "words"),
     [
         ({"finetune": True, "pretrain": True}, "--pretrain: no effect with --finetune"),
-        ({"finetune": True, "fsdp": True}, "--fsdp cuts weights over devices, and there is one"),
+        (
+            {"finetune": True, "fsdp": True},
+            "--fsdp shards weights over devices, and there is only one",
+        ),
         ({"chunk_size": (300, 300)}, "--chunk-size is (300, 300)"),
         ({"chunk_size": (3,)}, "--chunk-size is (3,)"),
         ({"chunk_size": (500, 300)}, "has one --chunk-size"),
@@ -198,7 +201,7 @@ def test_an_empty_file_says_nothing_and_a_missing_one_is_reported(tmp_path):
         ({"finetune": True, "lora_alpha": 4.0}, "--lora-alpha: no effect without --lora"),
         ({"finetune": True, "features": Path("x")}, "--features: no effect with --finetune"),
         ({"pretrain": True, "features": Path("x")}, "--features: no effect with --pretrain"),
-        ({"encoding": "onehot", "features": Path("x")}, "--features: no effect where the means"),
+        ({"encoding": "onehot", "features": Path("x")}, "--features: no effect without the mean"),
         ({"pretrain": True, "best_by": "f1"}, "--best-by: no effect with --pretrain"),
         ({"gradient_checkpointing": True}, "--gradient-checkpointing: no effect without"),
         ({"finetune": True, "model": "x", "heads": 3}, "--heads: no effect with --model"),
@@ -316,7 +319,7 @@ def test_pretraining_needs_no_labels_and_no_test(data, tmp_path):
 def test_a_group_that_the_split_does_not_know_is_named(data, tmp_path):
     split = tmp_path / "split.tsv"
     split.write_text("group\tsplit\nvirus 0\ttrain\n")
-    with pytest.raises(InputError, match="the split says nothing of 7 groups"):
+    with pytest.raises(InputError, match="the split lacks 7 groups"):
         opened(data, split=split)
     assert not list((tmp_path / "out").iterdir()), "what is refused leaves nothing"
 

@@ -49,12 +49,12 @@ class Calibration:
 
     @property
     def is_at_limit(self) -> bool:
-        """True if the best temperature may lie outside: scores tell nothing, or everything."""
+        """True if the best temperature may lie outside: scores separate nothing, or everything."""
         return self.temperature in (_TEMPERATURES[0], _TEMPERATURES[-1])
 
 
 def calibrate(protein: Values, nucleotide: Values, frames: LabelledFrames) -> Calibration:
-    """Choose all of it from log-odds of frames, (n,) each, of groups not trained on."""
+    """Choose it from log-odds of frames, (n,) each, of groups not trained on."""
     weight = balanced_weights(frames).astype(np.float64)
     chunks = {rule: chunks_of(nucleotide, frames, weight, rule) for rule in _RULES}
     rule = max(_RULES, key=lambda rule: chunks[rule].auroc())
@@ -118,8 +118,8 @@ def _joined(run: tuple[Samples, NDArray[np.int64]], exponent: float) -> Samples:
 def _threshold(fragments: Sequence[Samples]) -> float:
     """The score that ``FALSE_POSITIVES`` of the others reach, lengths counting the same.
 
-    With the decimals of scores: those of the surest are near 1, and near to each other. Never
-    under 0.5, whatever is told apart well: what is rather no virus is not called one.
+    Rounded as scores are: the surest ones lie near 1, and near each other. Never below 0.5: what
+    is more likely no virus is not called one.
     """
     odds = np.concatenate([one.scores[~one.is_virus] for one in fragments])
     weight = np.concatenate([one.weights[~one.is_virus] / one.weights.sum() for one in fragments])
@@ -132,7 +132,7 @@ def _threshold(fragments: Sequence[Samples]) -> float:
 
 @dataclass(frozen=True, eq=False)
 class ScoredFragments(Samples):
-    """Fragments of about one length, and what scorer and head say of them.
+    """Fragments of about one length, with the log-odds of scorer and head.
 
     Scores are the calibrated log-odds of the scorer, NaN where it reads nothing.
     """
@@ -199,8 +199,8 @@ def is_enough(fragments: ScoredFragments) -> bool:
 def fit_join(of_lengths: Sequence[ScoredFragments], scorer: Scorer) -> Join | None:
     """The join from fragments of each length; None if there are groups for none of them.
 
-    Wherever the head has no weight, error rates are the scorer's, all that it has there: the same
-    scores have the same calls.
+    Where the head has no weight, all error rates are the scorer's: the same scores give the same
+    calls.
     """
     fitted = [fragments for fragments in of_lengths if is_enough(fragments)]
     knots = tuple(choose_knot(fragments) for fragments in fitted)
@@ -244,7 +244,7 @@ def _error_rates(fragments: ScoredFragments, knot: JoinKnot, scorer: Scorer) -> 
 
 
 def fit_error_rates(n_bases: int, log_odds: Values, is_virus: Mask) -> ErrorRates:
-    """The log-odds from which on each share of the cellular fragments lies, and of the viral ones.
+    """The log-odds that each share of cellular fragments reaches, and the share of viral ones.
 
     A share counts one more fragment than there is, so that none is 0.
     """
@@ -261,7 +261,7 @@ def choose_knot(fragments: ScoredFragments) -> JoinKnot:
     """The weights at a length, or those of the scorer alone if the head surely adds nothing.
 
     It adds something where the gain of folds is above 0 at the lower end of its 95 % interval over
-    groups: a gain that the choice of groups explains is none.
+    groups: a gain that the choice of groups explains does not count.
     """
     alone = JoinKnot(fragments.n_bases, 1.0, 0.0, 0.0)
     knot, by_scorer = fit_join_knot(fragments), fragments.joined(alone)
@@ -332,7 +332,7 @@ def fit_logistic(
     """The coefficients of the least weighted cross-entropy. (n, k), (n,), (n,), (k,) -> (k,)
 
     Weights add up to about 1. ``pull`` draws the coefficients towards the start, and keeps them
-    finite where the labels are told apart perfectly.
+    finite where the labels are separated perfectly.
     """
     fitted: Values = start.copy()
     for _ in range(_STEPS):

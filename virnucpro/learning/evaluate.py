@@ -116,7 +116,7 @@ class _Question:
         return self.options.output_dir / "fragments.fa"
 
     def read_records(self) -> Iterator[Labelled]:
-        """The records that are asked for, one by one; at the end it is told if groups are mixed.
+        """The records that are asked for, one by one; warn of mixed groups at the end.
 
         Raises:
             InputError: a FASTA file contradicts the manifest, or holds other letters.
@@ -216,14 +216,14 @@ def evaluate(options: EvaluateOptions, on_event: OnEvent) -> Figures:
 
 
 def understand(options: EvaluateOptions) -> _Question:
-    """Check what is asked, and read what the manifest says.
+    """Check the options and read the manifest.
 
     Raises:
         UsageError: options contradict each other, or make no sense.
         InputError: manifest or split are wrong.
     """
     if options.part is not None and options.split is None:
-        raise UsageError("--part without --split", hint="say which split with --split FILE")
+        raise UsageError("--part without --split", hint="name the split with --split TABLE")
     lengths = _lengths(options.lengths)
     Tree(options.output_dir).refuse_links([_RUN])
     manifest = read_data_manifest(options.data)
@@ -318,7 +318,7 @@ def _in_use(folder: Path) -> Iterator[None]:
             yield
     except BaseException:
         if is_new:
-            with suppress(OSError):  # it is told what went wrong before
+            with suppress(OSError):  # the first error is the one to report
                 left = list(folder.iterdir())
                 if {path.name for path in left} <= RunDir.of_any_command:
                     for path in left:
@@ -505,7 +505,7 @@ class _Cutting(NamedTuple):
 class _Fragment(NamedTuple):
     """A piece of a labelled record, in bases of its forward strand."""
 
-    id: str  # neutral: it tells nothing of the record
+    id: str  # neutral: it reveals nothing of the record
     record: LabelledRecord
     length: int  # that was asked for, or _WHOLE
     start: int
@@ -591,8 +591,8 @@ def held_out(
     The ids of those that it was trained on are added to ``trained``, if the options keep these.
 
     Raises:
-        InputError: at the end: some of the data was trained on, which is to be refused; or no
-            virus is left, or nothing else.
+        InputError: at the end: some records were trained on, and the options do not allow that;
+            or one of the labels is missing.
     """
     memories = caller.trained_on
     for owner, (known, groups, _) in memories.items():

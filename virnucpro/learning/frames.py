@@ -12,9 +12,8 @@
 ``label.json``                      what all of it was made of, and the hash of each file; the last
 
 The files hold every record, cut at every chunk size: the split chooses among them. Without a
-label that fits they count as nothing, and are made again. They are written as they grow. What is
-sent to another process is a file's path, never its content, so that all processes of a machine
-share one copy of it.
+label that fits they are made again. They are written as they grow. Another process gets a file's
+path, never its content, so that all processes of a machine share one copy.
 """
 
 from __future__ import annotations
@@ -295,8 +294,8 @@ def balanced_weights(frames: LabelledFrames) -> NDArray[np.float32]:
 def recipe_weights(frames: LabelledFrames) -> NDArray[np.float32]:
     """Weights of frames that stand for drawing them by the scorer's recipe. (n,) with mean 1
 
-    A group has a low power of its number of frames, times the manifest's weights; both labels have
-    the same say, over all and in each bin of GC, as far as ``HEAVIEST`` allows.
+    A group has a low power of its number of frames, times the manifest's weights; both labels
+    weigh the same, over all and in each bin of GC, as far as ``HEAVIEST`` allows.
     """
     side = 2 * frames.group + frames.is_virus
     _, group, size = np.unique(side, return_inverse=True, return_counts=True)
@@ -467,7 +466,7 @@ def read_ids(folder: Path) -> list[str]:
 
 
 def write_label(folder: Path, origin: Origin, fasta: Path | None = None) -> None:
-    """Say of the frames, and of the FASTA file that was made with them, that they are whole."""
+    """Label the frames, and the FASTA file that was made with them, as whole."""
     label = _label(folder, origin, fasta)
     Tree(folder.parent).write_whole(folder / _LABEL, json.dumps(label, indent=2))
 
@@ -486,7 +485,7 @@ def _label(folder: Path, origin: Origin, fasta: Path | None) -> dict[str, object
 
 
 def delete_frames(folder: Path, fasta: Path) -> None:
-    with suppress(OSError):  # it is told what went wrong before
+    with suppress(OSError):  # the first error is the one to report
         shutil.rmtree(folder)
     Tree(fasta.parent).delete(fasta)
 

@@ -71,8 +71,7 @@ class _Clock:
     """The times of one rank since its start: seconds by what they went into.
 
     A GPU runs behind its host. Where it ``waits``, a lap first waits until the device is done, so
-    that the parts are right, at the price of what overlaps otherwise; sums over epochs are right
-    without it.
+    that the parts are right, at the cost of overlap; sums over epochs are right without it.
     """
 
     device: torch.device
@@ -148,7 +147,7 @@ class Trainer:
             UsageError: there are fewer rows than ranks and accumulated steps.
             ResumeError: the folder holds checkpoints of another training, or a damaged one.
             UnavailableError: a batch does not fit into the device's memory.
-            VirnucproError: the loss is not a number any more.
+            VirnucproError: the loss is not finite.
         """
         settings, ranks = self.settings, self.ranks
         self._schedule = _Schedule(len(self.objective.frames), settings, ranks)
@@ -207,7 +206,7 @@ class Trainer:
         return tree_map(joined, content)  # type: ignore[no-any-return]
 
     def _epoch(self, batches: Iterator[Any]) -> None:
-        """Learn an epoch, measure it if it is time for it, and tell what is known of it."""
+        """Train one epoch, validate it if it is due, and report its figures."""
         settings, state, ranks, schedule = self.settings, self.state, self.ranks, self._schedule
         seeds = np.random.SeedSequence((settings.seed, state.epoch, ranks.rank))
         torch.manual_seed(int(seeds.generate_state(1)[0]))
@@ -291,21 +290,21 @@ class Trainer:
         return arriving
 
     def _end_step(self, step: _Step) -> float:
-        """Look at the figures of a step, and tell them. -> this rank's part of its loss
+        """Check and report the figures of a step. -> this rank's part of its loss
 
-        All ranks have the same norm. Where it is no number though the loss is, a step in fp16 was
-        left out, and the next losses are scaled by less.
+        All ranks have the same norm. If it is not finite but the loss is, fp16 left out the step
+        and scales the next losses by less.
 
         Raises:
-            VirnucproError: either is no number. No weights of this epoch have been stored.
+            VirnucproError: either is not finite. No weights of this epoch have been stored.
         """
         loss, norm = step.pending.rows().tolist()
         is_left_out = not math.isfinite(norm) and self.scaler.get_scale() > 1
         if not (math.isfinite(loss) and (math.isfinite(norm) or is_left_out)):
             last = f"epoch {self.state.epoch}" if self.state.epoch else "no epoch"
             raise VirnucproError(
-                f"epoch {self.state.epoch + 1}, step {step.number}: the loss or its gradient is no "
-                f"number any more ({last} is stored)",
+                f"epoch {self.state.epoch + 1}, step {step.number}: the loss or its gradient is "
+                f"not finite ({last} is stored)",
                 hint="train again, in another --output-dir, with a smaller --lr, more "
                 "--warmup-epochs or --precision fp32",
             )
@@ -314,7 +313,7 @@ class Trainer:
         return float(loss)
 
     def _tell(self, step: _Step, loss: float, norm: float) -> None:
-        """Tell of a step to whoever watches, and to ``on_step``."""
+        """Report a step to whoever watches, and to ``on_step``."""
         state, settings, n_used = self.state, self.settings, self._schedule.n_used
         done, memory = min(step.number * self._schedule.effective, n_used), None
         if self.ranks.device.type == "cuda":
@@ -375,7 +374,7 @@ class _Schedule:
 
 
 def new_optimizer(module: nn.Module, lr: float, settings: TrainOptions) -> torch.optim.Optimizer:
-    """AdamW (Loshchilov and Hutter 2019) that lets biases and norms be.
+    """AdamW (Loshchilov and Hutter 2019) without decay of biases and norms.
 
     A group with a rate of its own has it in ``of_lr``, as a part of ``lr``.
     """
@@ -558,9 +557,9 @@ def _learned(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _write(content: Mapping[str, object], out: BinaryIO) -> None:
-    """Write into a file of Python, whose errors say what the disk refuses.
+    """Write into a file of Python, so that an error says what the disk refused.
 
-    torch does not say it of a file of its own, and its error at the end hides that of Python's.
+    torch opens files without such errors, and its own last error hides Python's.
     """
     try:
         torch.save(content, out)

@@ -1,4 +1,4 @@
-"""Measures of how well scores tell viruses from the rest.
+"""Measures of how well scores separate viruses from the rest.
 
 Every figure is of weighted samples, so that a resample is a new weighting and no copy. What is
 not defined, as any ranking of a single class, is None and never a number that looks like one.
@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from virnucpro.ground.records import Mask, Values
 
-_PERCENT_VIRAL = (1, 5, 20)  # of a sample, at which precision is told
+_PERCENT_VIRAL = (1, 5, 20)  # of a sample, where precision is reported
 _MAX_FALSE_POSITIVES = 0.01  # share of what is not viral, at which recall is measured
 _N_BINS = 15  # of the reliability curve, equally wide
 _N_RESAMPLES = 200
-CHANCE = 0.5  # the AUROC of scores that tell nothing
+CHANCE = 0.5  # the AUROC of random scores
 NOT_DEFINED = "n/a"  # a figure in a table that is None
 INTERVAL = (2.5, 97.5)  # percentiles: 95 % lie between
 # From ``accuracy`` to ``false_positives`` they are of the calls; so is the precision that recall
@@ -68,7 +68,7 @@ class Samples:
 
     scores: Values  # (n,)
     is_virus: Mask  # (n,)
-    groups: NDArray[np.int64]  # (n,), numbers of what stands or falls together
+    groups: NDArray[np.int64]  # (n,), numbers of what is resampled as a whole
     weights: Values  # (n,), above 0
 
     def __post_init__(self) -> None:
@@ -76,7 +76,7 @@ class Samples:
         if shapes != {self.weights.shape} or self.scores.ndim != 1:
             raise ValueError(f"samples of shapes {shapes} with weights of {self.weights.shape}")
         if not (self.weights > 0).all():
-            raise ValueError("a weight that is not above 0")
+            raise ValueError("weights must be positive")
 
     def __len__(self) -> int:
         return len(self.scores)
@@ -108,7 +108,7 @@ class Samples:
             ValueError: a score is not a number.
         """
         if np.isnan(self.scores).any():
-            raise ValueError("a score that is not a number")
+            raise ValueError("scores must not be NaN")
         order = np.argsort(-self.scores, kind="stable")
         return order, self.scores[order], self.is_virus[order]
 
@@ -127,7 +127,7 @@ class Samples:
         """
         _, scores, _ = self._ranked
         if not ((scores >= 0) & (scores <= 1)).all():
-            raise ValueError("a score outside [0, 1]")
+            raise ValueError("scores must lie between 0 and 1")
         return np.minimum((scores * _N_BINS).astype(np.int64), _N_BINS - 1)
 
     def curve(self, weights: Values | None = None) -> tuple[Values, Values, Values]:
@@ -203,10 +203,10 @@ class Samples:
     def bootstrap(self, is_called: Mask, seed: int) -> tuple[Measures, Measures]:
         """95 % intervals by resampling whole groups, with replacement, within each label.
 
-        What is drawn is a group, as the pieces of one genome, or of relatives, stand and fall
-        together. A label of a single group has no spread to be seen: no interval then. Nor has the
-        calibration error one: noise can only widen the gaps that it adds up, so that resamples lie
-        above it. -> the low and the high ends; None where a resample lacks a figure
+        Groups are drawn whole, because pieces of one genome or of relatives are not independent.
+        A label with a single group has no spread, so there is no interval. The calibration error
+        has none either: noise only widens the gaps that it sums, so resamples lie above it.
+        -> the low and the high ends; None where a resample lacks a figure
         """
         resamples = [self.measure(is_called, weights) for weights in self.resamples(seed)]
         ends = {name: _interval([one[name] for one in resamples]) for name in MEASURES}
@@ -233,7 +233,7 @@ def auroc(scores: Values, is_virus: Mask) -> float:
 
 
 def auroc_gain(before: Samples, after: Samples, seed: int) -> tuple[float, _Interval]:
-    """The AUROC of other scores of the same samples less that of the first, and its 95 % interval.
+    """The gain in AUROC of ``after`` over ``before``, scores of the same samples; 95 % interval.
 
     Both classes must be there. Resamples are those of ``bootstrap``, the same for both.
     """

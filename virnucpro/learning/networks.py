@@ -222,7 +222,7 @@ class FrameClassifier(nn.Module):
 
 
 class MaskedResidues:
-    """Tell the masked residues of proteins (``--pretrain``)."""
+    """Predict the masked residues of proteins (``--pretrain``)."""
 
     best = "validation_loss"
 
@@ -265,7 +265,7 @@ def _shares(rows: Rows, ranks: Ranks) -> Iterator[tuple[Rows, bool]]:
 
 
 class FrameLabels:
-    """Tell viral frames from others."""
+    """Classify frames as viral or not."""
 
     def __init__(
         self,
@@ -293,7 +293,7 @@ class FrameLabels:
         logits = frame_log_odds(module, self.held_out, ranks)
         if not np.isfinite(logits).all():
             raise VirnucproError(
-                "a validation frame has a score that is no number",
+                "the score of a validation frame is not finite",
                 hint="train again, in another --output-dir, with a smaller --lr, or in fp32",
             )
         is_virus = self.held_out.is_virus

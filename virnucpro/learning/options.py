@@ -373,7 +373,7 @@ class _LoopOptions:
         return self.lr * factor
 
 
-# on resume; the effective batch and the peak rate may not, and epochs may only rise
+# may differ on resume; effective batch and peak rate must not, and epochs may only rise
 LOOP_MAY_DIFFER = (
     *("num_workers", "early_stopping", "keep_checkpoints", "fsdp"),
     *("epochs", "batch_size", "grad_accum_steps", "lr", "scale_lr"),
@@ -448,11 +448,11 @@ class TrainOptions(DeviceOptions, _LoopOptions, _NetworkOptions, _StartOptions):
                 refuse(self, of_encoder, "without --finetune or --pretrain, which train an encoder")
                 if self.encoding == "esm2" and len(sizes) > 1:
                     raise UsageError(
-                        "a head on vectors of the engine has one --chunk-size",
+                        "a head on stored vectors has one --chunk-size",
                         hint="train it with --finetune for several",
                     )
                 if (self.encoding, self.architecture) != ("esm2", "mlp"):
-                    refuse(self, ("features",), "where the means of an ESM-2 are not what is read")
+                    refuse(self, ("features",), "without the mean vectors of an ESM-2")
             case "finetune":
                 refuse(self, ("features",), "with --finetune, which changes the vectors")
             case "pretrain":

@@ -68,7 +68,7 @@ _NONE_YET = (
     "FOLDER --card` measures it and writes all figures here.\n"
 )
 _OF_DATA = ("data_sha256", "split_sha256")
-# told elsewhere, or of this machine
+# shown elsewhere, or of this machine
 _LEFT_OUT = {"manifest", "encoder", "encoder_id", "vectors", "name", "fasta_sha256", "settings"}
 
 
@@ -157,7 +157,7 @@ def _learning_curves(epochs: _Table) -> Iterator[Chart]:
 def _series(
     columns: Sequence[str], epochs: _Table
 ) -> Iterator[tuple[str, list[float], list[float | None]]]:
-    """A line for each seed and column, with a gap where a figure is no number."""
+    """A line for each seed and column, with a gap where a figure is not finite."""
     seeds = list(dict.fromkeys(row["seed"] for row in epochs))[:_MOST_SEEDS]
     for seed, column in product(seeds, columns):
         rows = [row for row in epochs if row["seed"] == seed]
@@ -246,7 +246,7 @@ def training_lines(folder: Path, *, as_json: bool) -> list[str] | None:
 
 
 def _describe(folder: Path, facts: Facts, figures: Mapping[str, Any]) -> Iterator[str]:
-    """What is trained on what, how far it is, and what to do next."""
+    """The training and its data, its progress, and what to do next."""
     yield f"training    {figures['mode']}, {printable(facts.text('manifest'))}"
     yield f"encoder     {facts.text('encoder') or 'a new one, or none'}"
     for seed, one in figures["seeds"].items():

@@ -61,7 +61,7 @@ class Ranks:
         return self.rank == 0
 
     def tell(self, event: Telling) -> None:
-        """Tell it to whoever watches, once: all ranks do the same."""
+        """Report an event once, though all ranks call this."""
         if self.is_first:
             self.on_event(event)
 
@@ -159,8 +159,8 @@ def run_under_torchrun(
 ) -> None:
     """Run ``work`` as one of the processes that torchrun started.
 
-    The first enters ``prepared`` before, while the others wait for it. An error of one ends all
-    with its exit code; it is told once.
+    The first rank enters ``prepared`` while the others wait. The first error ends all processes
+    with its exit code and is reported once.
 
     Raises:
         VirnucproError, OSError: of this process, the first of all to fail.
@@ -293,7 +293,7 @@ def _run_rank(
 
 
 def _hear(children: Sequence[Child], devices: Sequence[str], on_event: OnEvent) -> None:
-    """Pass on what the processes say, until all have ended well or one has not.
+    """Pass on the messages of the processes until all have ended well or one has failed.
 
     Raises:
         VirnucproError: the first error that one raised on purpose, or what else ended it.
@@ -324,12 +324,12 @@ class _End:
 
     @property
     def is_perhaps_effect(self) -> bool:
-        """Whether it raised what nobody planned: perhaps for another that is gone."""
+        """True if it raised an unplanned error, perhaps because another process is gone."""
         return self.place >= (2, 0.0)
 
 
 def _ends(running: dict[Child, str], on_event: OnEvent) -> list[_End]:
-    """Pass on what was said since. Those that have ended run no more. -> those that failed"""
+    """Pass on new messages, and drop processes that have ended. -> those that failed"""
     ends: list[_End] = []
     for child, device in list(running.items()):
         try:
@@ -392,7 +392,7 @@ def open_store(port: int, *, is_master: bool) -> dist.TCPStore:  # type: ignore[
 
 
 def join_group(store: Store, rank: int, world_size: int, device: torch.device) -> None:
-    """Be one of the group; NCCL is told the device, which it guesses else."""
+    """Join the group; NCCL gets the device, which it would otherwise guess."""
     is_gpu = device.type == "cuda"
     dist.init_process_group(
         "nccl" if is_gpu else "gloo",

@@ -4,16 +4,16 @@ A manifest is a table of tab-separated columns with a header, plain or packed:
 
 path     FASTA file, relative to the manifest. Needed.
 label    ``virus`` or ``other``. Needed.
-group    What must not be torn apart by a split: a viral family, a genus of hosts. Needed.
+group    What a split keeps whole: a viral family, a genus of hosts. Needed.
 id       A record of the file; empty, or without this column, all its records.
-weight   How much a record counts in training, above 0, at most a million; 1 if it is not said.
+weight   Weight of a record in training, above 0, at most a million; 1 by default.
 kingdom  Free text, for reports: what is measured apart.
 
 Other columns are ignored. Ids are unique over the whole manifest.
 
-Groups are for training, for validation, or held out for the test. Whole groups only: pieces of one
-genome, or of near relatives, on both sides of a split flatter every figure. A split is a table that
-is written down, may be edited, and given back.
+A split gives whole groups to training, validation or test: pieces of one genome, or of close
+relatives, on both sides would inflate every figure. It is a table that may be edited and given
+again.
 
 ``virnucpro manifest`` writes a manifest of folders by label, where the group of a file is the first
 folder below the one that was given, or else its name without the endings; or of a table of
@@ -46,9 +46,9 @@ from virnucpro.sequences.inputs import InputFile
 _NEEDED = ("path", "label", "group")
 _HINT = (
     "a manifest is a table with tabs between its columns and a header: path, label, group, "
-    "and if you like id, weight, kingdom"
+    "optionally id, weight, kingdom"
 )
-_HEAVIEST = 1e6  # more than all others together, and losses are still numbers
+_HEAVIEST = 1e6  # more than all others together, and losses stay finite
 _MOST_NAMED = 5  # in a message
 _N_BYTES = 8  # of a digest
 Split = Literal["train", "validation", "test"]
@@ -204,7 +204,7 @@ def warn_of_mixed_groups(records: Iterable[LabelledRecord]) -> None:
     if mixed := sorted(group for group, own in labels.items() if len(own) > 1):
         more = f" and {len(mixed) - _MOST_NAMED} more" if len(mixed) > _MOST_NAMED else ""
         LOGGER.warning(
-            "groups with both labels, virus and other: %s%s; check that this is meant",
+            "groups with both labels, virus and other: %s%s; check that this is intended",
             ", ".join(map(printable, mixed[:_MOST_NAMED])),
             more,
         )
@@ -233,7 +233,7 @@ def _row(cells: dict[str, str], where: str) -> LabelledRecord:
     if not cells["group"]:
         raise InputError(
             f"{where}: the group is empty",
-            hint="name what must not be torn apart by a split, for example the viral family",
+            hint="name what a split must keep whole, for example the viral family",
         )
     return LabelledRecord(
         cells.get("id", ""),
@@ -345,12 +345,12 @@ def write_table(path: Path, columns: Iterable[str], rows: Iterable[Iterable[obje
 
 
 def split_groups(records: Iterable[LabelledRecord], seed: int) -> dict[str, Split]:
-    """Give every group to one split.
+    """Assign every group to one split.
 
     Each stratum, a label in a kingdom, is split by itself: with three groups or more every split
     gets one of them, with two the test gets none, with one training has it. A group in several
     strata belongs to the one that most of its records are in. Groups are ranked by a hash of
-    their name and the seed, so the order of the records does not matter, and a group more
+    their name and the seed, so the order of the records does not matter, and a new group
     changes nothing in other strata.
     """
     strata: dict[_Stratum, list[str]] = {}
@@ -424,9 +424,9 @@ def check_groups(groups: Set[str], splits: Mapping[str, Split]) -> None:
     """
     if unknown := groups - splits.keys():
         raise InputError(
-            f"the split says nothing of {len(unknown)} groups of the data, "
+            f"the split lacks {len(unknown)} groups of the data, "
             f"for example {printable(min(unknown))}",
-            hint="add them to the table of the split, or give the split that was made of this data",
+            hint="add them to the table, or give the split that was made from this data",
         )
 
 
@@ -446,7 +446,7 @@ def write_manifest(options: ManifestOptions) -> list[str]:
     rows = list(found)
     for label in ("virus", "other"):
         if not any(record.label == label for _, record in rows):
-            raise InputError(f"no sequence has the label {label}", hint="give some of both labels")
+            raise InputError(f"no sequence has the label {label}", hint="give records of both")
     cells = ((path, one.id, one.label, one.group, one.kingdom) for path, one in rows)
     write_table(options.output, _MANIFEST_COLUMNS, cells)
     named = f"manifest: {printable(options.output)}; see `virnucpro train --check`"

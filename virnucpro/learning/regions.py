@@ -8,7 +8,7 @@ To train, the regions of each chromosome are found by what is learned from the o
 the other records of its own file as a host: that makes the table of figures. A chromosome counts
 as much as any other, so that the longest one does not decide alone; its viral pieces count by the
 square root of their number. The records of a file that are not in the truth are one host, whose
-prophages are not known: its median tells which level is usual at its GC.
+prophages are not known: its median gives the usual level at its GC.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def evaluate_regions(options: EvaluateOptions, truth_table: Path, on_event: OnEv
     truths = read_truth(truth_table)
     genes = read_genes(options.genes) if options.genes is not None else {}
     model = RegionModel.load(options.region_model)
-    announce(f"regions were learned from {model.training}; of any of these, figures are too good")
+    announce(f"regions were learned from {model.training}; figures of any of these are too good")
     Tree(options.output_dir).refuse_links([_RUN, _EVALUATED])
     run_folder = options.output_dir / _RUN
     asked = carry(
@@ -271,7 +271,7 @@ class RegionFigures:
         return _rates(*self.bases)[2]
 
     def row(self) -> list[str]:
-        """The values of ``_COLUMNS``; empty where there is nothing to tell."""
+        """The values of ``_COLUMNS``; empty where not defined."""
         ends = np.percentile(self.ends, (50, 90)).tolist() if self.ends else (np.nan, np.nan)
         values = (
             *(f"{rate:.3f}" for rate in _rates(*self.bases)),
@@ -285,7 +285,7 @@ class RegionFigures:
 
 
 def _rates(right: int, false: int, missed: int) -> tuple[float, float, float]:
-    """Precision, recall and F1; NaN for what has nothing below the line."""
+    """Precision, recall and F1; NaN where the denominator is 0."""
     parts = (right, right, 2 * right)
     totals = (right + false, right + missed, 2 * right + false + missed)
     precision, recall, f1 = (
@@ -297,7 +297,7 @@ def _rates(right: int, false: int, missed: int) -> tuple[float, float, float]:
 def measure_regions(
     regions: Sequence[Span], truth: Truth, n_bases: int, genes: Sequence[Span] = ()
 ) -> RegionFigures:
-    """The regions of one sequence beside what is known of it."""
+    """Compare the regions of one sequence with the truth."""
     is_virus = _mask(truth.prophages, n_bases)
     counts = is_virus | ~_mask(truth.unclear, n_bases)
     is_called = _mask(regions, n_bases)
@@ -397,7 +397,7 @@ _Genome = tuple[list[Chromosome], Items | None]
 
 
 def train_regions(options: TrainOptions, truth_table: Path, on_event: OnEvent) -> list[str]:
-    """Learn how regions are told, write it with the figures of what was left out, and return these.
+    """Write a region model and the figures of the chromosomes left out, and return these lines.
 
     Raises:
         VirnucproError: see ``errors``; or there are too few chromosomes.
@@ -507,7 +507,7 @@ def _chromosome_of(record: FastaRecord, truth: Truth, scorer: Scorer) -> Chromos
         raise InputError(
             f"{printable(record.id)} has no piece of its host: all known bases are prophage, "
             "remnant or unclear",
-            hint="leave it out of the truth, or give the chromosome around",
+            hint="leave it out of the truth, or give the whole chromosome",
         )
     return chromosome
 

@@ -64,7 +64,7 @@ _OURS = (
     *(FACTS, RunDir.page, "checkpoints", SPLIT, HELD_OUT, BOARD, GAIN, EPOCHS),
     *(_SEEDS, _FRAMES, _FASTA, _FEATURES),
 )
-# their contents count: data_sha256, encoder_id, features_fingerprint
+# compared by content: data_sha256, encoder_id, features_fingerprint
 _PLACES = {"manifest", "encoder", "vectors"}
 _USUAL = (6, 128, 4)  # layers, dimensions and heads of a new encoder
 _MORE_GROUPS = "label more groups, or move some in a table of the split and give it with --split"
@@ -78,7 +78,7 @@ class Training:
     encoder: Model | None  # an ESM-2 to start from; None: a new one of ``shape``
     shape: ESM2Shape | None  # None: there is not an ESM-2 in it
     n_ranks: int  # processes, each on a device
-    is_repeat: bool = False  # with a further seed, only to be measured
+    is_repeat: bool = False  # with another seed, only measured
 
     def repeat(self, number: int) -> Training:
         """The same training with a later seed; number 0 is this one."""
@@ -136,7 +136,7 @@ class Training:
 def resolve_training(
     options: TrainOptions, on_event: OnEvent, n_ranks: int | None = None
 ) -> tuple[Training, Choice]:
-    """A training and its devices, or the first thing that stands in its way.
+    """A training and its devices, checked before any work.
 
     ``n_ranks`` is the number of processes that torchrun started; None: one for each device.
 
@@ -147,7 +147,7 @@ def resolve_training(
     if Path(name).name != name or name.startswith(".") or name in _OURS:
         raise UsageError(
             f"--name is {printable(name)!r}",
-            hint="give a plain name of a folder that a training has no other use for: esm2_mine",
+            hint="give a folder name that a training does not use itself, for example esm2_mine",
         )
     GeneticCode.of(options.genetic_code)
     encoder, shape = _encoder(options, on_event)
@@ -157,7 +157,7 @@ def resolve_training(
             hint="give fewer, or leave it out to train all",
         )
     if options.mode != "pretrain":
-        load_known(encoder)  # it is read again when all is trained: too late to be damaged
+        load_known(encoder)  # read again at the end, when damage would be found too late
     # weights, gradients, two moments
     model_bytes = 16 * shape.n_parameters if shape else 0
     choice = choose_devices(options, options.workers, model_bytes)
@@ -175,7 +175,7 @@ def resolve_training(
     n_ranks = n_ranks or len(choice.devices)
     if options.fsdp and n_ranks == 1:
         raise UsageError(
-            "--fsdp cuts weights over devices, and there is one",
+            "--fsdp shards weights over devices, and there is only one",
             hint="leave it out; --gradient-checkpointing and --lora save memory on one device",
         )
     options = carry(options, TrainOptions, precision=precision)
@@ -192,8 +192,8 @@ def load_known(encoder: Model | None) -> Head | None:
         return Head.load(encoder.head) if encoder and encoder.head else None
     except UnavailableError as error:
         raise UnavailableError(
-            f"{error}; it lies beside the encoder, and would say what that was trained on",
-            hint="move it away if it is none, or start from a copy of the encoder elsewhere",
+            f"{error}; it lies beside the encoder and records what that was trained on",
+            hint="move it away if it is no head, or start from a copy of the encoder elsewhere",
         ) from error
 
 
@@ -217,9 +217,9 @@ def _encoder(options: TrainOptions, on_event: OnEvent) -> tuple[Model | None, ES
 
 
 def open_training(training: Training, on_event: OnEvent) -> None:
-    """Read what is labelled, split it, and write down what was asked for; or check it is the same.
+    """Read and split the labelled records and store the request; on resume, check that it agrees.
 
-    The folder is there, and locked. It has all that the processes of the training read.
+    The folder exists and is locked. Afterwards it holds all that the processes read.
 
     Raises:
         OutputError: the folder is not empty, and this is not a resume.
@@ -251,7 +251,7 @@ def open_training(training: Training, on_event: OnEvent) -> None:
 
 
 def _prepare_frames(training: Training, manifest: DataManifest, on_event: OnEvent) -> list[str]:
-    """Read the labelled FASTA, once, and leave its frames in the folder; or find them there.
+    """Read the labelled FASTA once and write its frames, unless the folder has them.
 
     -> the hashes of the FASTA files
     """
@@ -438,7 +438,7 @@ def _check_same(path: Path, facts: Mapping[str, Any]) -> None:
     if differences:
         raise ResumeError(
             f"{printable(path.parent)} holds a training with other {'; '.join(differences)}",
-            hint="give what it was started with, or another --output-dir",
+            hint="give the options it was started with, or another --output-dir",
         )
 
 

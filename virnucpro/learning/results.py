@@ -1,6 +1,6 @@
 """The results of a training: figures, the gain over the scorer, and the model for ``predict``.
 
-All of it is made by the first rank, from log-odds that all ranks have made. The gain is measured on
+The first rank makes all of it, from log-odds of all ranks. The gain is measured on
 fragments of held-out groups, by length and seed. A fragment is a run of neighbouring chunks, which
 the scorer reads whole. Its bases come from the training's own copy of all records, because the
 frames do not hold every base. A model is one folder: an encoder or its name, and a head.
@@ -136,7 +136,7 @@ class TrainingResults:
 
     @cached_property
     def trained_groups(self) -> set[str]:
-        """The held-out groups of which the scorer was trained on a record, or on its like."""
+        """The held-out groups with a record or a relative that the scorer was trained on."""
         memories = Caller(scorer=self.scorer).trained_on
         records = zip(self.store.records, read_fasta(self.training.fasta), strict=True)
         return {
@@ -194,7 +194,7 @@ def write_epochs(training: Training, epochs: Epochs) -> None:
 
 
 def _warn_of_chance(chunks: Samples, frames: LabelledFrames, seed: int) -> None:
-    """Say of the network that knows most if it tells nothing: 0.5 is an AUROC of chance."""
+    """Warn if the network that knows most is no better than chance, an AUROC of 0.5."""
     _, first = np.unique(frames.chunk, return_index=True)
     low, high = replace(chunks, groups=frames.group[first]).auroc_interval(seed)
     if chunks.auroc() <= CHANCE or (low is not None and low <= CHANCE):
@@ -344,7 +344,7 @@ def _export(
     encoder = _export_encoder(training, module)
     if calibration.is_at_limit:
         LOGGER.warning(
-            "the scores cannot be calibrated on the validation groups, which are told apart "
+            "the scores cannot be calibrated on the validation groups, which are separated "
             "perfectly or not at all: label more groups"
         )
     options, sizes = training.options, training.options.chunk_size

@@ -1,12 +1,12 @@
-"""``virnucpro train``: from labelled FASTA to an encoder, a head, and what they are worth.
+"""``virnucpro train``: from labelled FASTA to an encoder, a head, and their figures.
 
 Three modes on one loop: a head on vectors that the engine made (``head``), encoder and head
 together (``finetune``), or an encoder alone, on masked residues (``pretrain``). ``train`` is the
 whole of it; ``_learn`` is what every rank does; the first one writes.
 
 ``train --check`` says what a training would read and need: labelled sequences are read and
-translated, and nothing is written. Time and memory are those of a few batches of real frames on
-the first device, which is the only honest way to know them.
+translated, and nothing is written. Time and memory are measured on a few batches of real frames on
+the first device.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def train(
 def _prepared(
     options: TrainOptions, training: Training, choice: Choice, on_event: OnEvent
 ) -> Iterator[None]:
-    """The folder is ours, and holds all that every process of the training reads."""
+    """Lock the folder, and fill it with all that the processes of the training read."""
     with RunDir(training.output).in_use():
         open_training(training, on_event)
         for line in describe_training(training, choice):
@@ -306,8 +306,8 @@ def _whole_module(training: Training, trainer: Trainer, train: LabelledFrames) -
 class _Board:
     """The figures of a training in TensorBoard, for the first rank alone.
 
-    The first epoch or step that is told after a start takes the place of what an earlier start
-    wrote from there on, so that a training that goes on has every point once.
+    The first epoch or step after a start replaces what an earlier start wrote from there on, so
+    that a resumed training has every point once.
 
     Raises:
         OutputError, StorageError: of all methods, as ``files.writing``.
@@ -340,7 +340,7 @@ class _Board:
             writer.flush()
 
     def close(self) -> None:
-        """Write what waits."""
+        """Write what is buffered."""
         with writing(self._folder):
             for writer in self._writers.values():
                 writer.close()
