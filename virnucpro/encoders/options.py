@@ -14,7 +14,7 @@ Architecture = Literal["mlp", "cnn", "lstm", "unet"]
 
 
 def complete_model(incomplete: str) -> list[str]:
-    """The names of models that begin so."""
+    """The names of models that begin with these letters."""
     return [name for name in NAMES if name.startswith(incomplete)]
 
 
