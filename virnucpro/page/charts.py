@@ -1,6 +1,6 @@
-"""Charts as geometry for SVG, which needs no JavaScript; a template gives them their look.
+"""Compute charts as geometry for SVG, which needs no JavaScript. A template draws them.
 
-Everything is in the coordinates of a drawing of ``WIDTH`` by ``HEIGHT``; no markup is made here.
+All coordinates are those of a drawing of ``WIDTH`` by ``HEIGHT``. No markup is made here.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from virnucpro.page.counts import (
 WIDTH, HEIGHT = 760, 320
 GIB = 1 << 30
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 14, 46
-_MOST_DOTS = 2_000  # records that are drawn one by one
+_MOST_DOTS = 2_000  # records drawn as single dots
 _SHADES = 5  # of a density
 _N_TICKS = 5  # about
 _SCORE_TICKS = (0.001, 0.01, 0.1, 0.5, 0.9, 0.99, 0.999)
 
-Place = Callable[[float], float]  # a value to a coordinate
+Place = Callable[[float], float]  # value -> coordinate
 _Tick = tuple[float, str]  # coordinate and label
 
 
@@ -46,7 +46,7 @@ class _ChartPath(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Drawing:
-    """A chart, ready to be drawn."""
+    """A chart, ready to draw."""
 
     title: str
     text: str  # alternative in words
@@ -70,7 +70,7 @@ class _Drawing:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Lines over one axis. ``None`` in a series is a gap."""
+    """Lines over a common x axis. ``None`` in a series is a gap."""
 
     name: str  # of the chart in the page
     title: str
@@ -114,7 +114,7 @@ class Chart:
             yield _ChartPath(look, _line(points), label)
 
     def as_data(self) -> dict[str, object]:
-        """The values, for those under the cursor."""
+        """The values, which the page shows at the cursor."""
         xs = sorted({x for _, of_series, _ in self.series for x in of_series})
         lines = []
         for label, of_x, of_y in self.series:
@@ -131,7 +131,7 @@ def _linear(start: float, end: float, first: float, last: float) -> Place:
 def _stepped(
     points: Sequence[tuple[float, float | None]],
 ) -> Iterator[tuple[float, float | None]]:
-    """The same values, each from half way behind it to half way before the next."""
+    """Each value as a step, which begins and ends half way to its neighbours."""
     for i, (x, y) in enumerate(points):
         before, after = points[max(0, i - 1)][0], points[min(len(points) - 1, i + 1)][0]
         yield (before + x) / 2, y
@@ -139,7 +139,7 @@ def _stepped(
 
 
 def _line(points: Iterable[tuple[float, float | None]]) -> str:
-    """A path through points; one without y is a gap."""
+    """A path through points; a point without y is a gap."""
     words, is_down = [], False
     for x, y in points:
         if y is None:
@@ -153,7 +153,7 @@ def _line(points: Iterable[tuple[float, float | None]]) -> str:
 
 
 def _ticks(start: float, end: float) -> list[tuple[float, str]]:
-    """Round numbers between two, and their labels.
+    """Round numbers between two values, with labels.
 
     >>> _ticks(0, 1200)
     [(0.0, '0'), (500.0, '500'), (1000.0, '1,000')]
@@ -183,9 +183,9 @@ def _short(value: float) -> str:
 def scores_by_length(
     counts: RunCounts, rows: RecordRows, cut: Sequence[tuple[float, float]], letters: str
 ) -> _Drawing | None:
-    """The density of records over length and score, by call; None if no record has a score.
+    """Records by length and score, coloured by call; None if no record has a score.
 
-    ``rows`` are all records, if these are few; ``cut`` is the lowest viral score at some lengths.
+    ``rows`` are all records, if they are few; ``cut`` is the lowest viral score at some lengths.
     """
     density = counts.density
     in_use = np.flatnonzero(density.sum(axis=(1, 2)))
@@ -216,7 +216,7 @@ def scores_by_length(
 
 
 def _dots(rows: RecordRows, x_at: Place, y_at: Place) -> list[_ChartPath]:
-    """A dot for each record with a score."""
+    """Draw a dot for each record with a score."""
     paths = {"other": "", "viral": ""}
     for length, score, is_viral in zip(rows.lengths, rows.scores, rows.are_viral, strict=True):
         if length and not math.isnan(score):
@@ -229,7 +229,7 @@ def _dots(rows: RecordRows, x_at: Place, y_at: Place) -> list[_ChartPath]:
 def _shades(
     density: NDArray[np.int64], first: int, last: int, x_at: Place, y_at: Place
 ) -> list[_ChartPath]:
-    """Cells of length and score: the darker, the more records."""
+    """Draw cells of length and score: the darker, the more records."""
     layers = []
     for call, (look, label) in enumerate((("other", "other"), ("viral", "virus"))):
         cells = density[first:last, :, call]
@@ -242,7 +242,7 @@ def _shades(
 
 
 def device_charts(number: int, start: Start) -> list[Chart]:
-    """Tokens per second and memory of each device; none if nothing was embedded."""
+    """Charts of tokens per second and memory of each device; none if nothing was embedded."""
     devices = sorted(start.devices.items())
     if not any(device.tokens for _, device in devices):
         return []
@@ -273,7 +273,7 @@ def _rates(start: Start, tokens: Sequence[int]) -> tuple[list[float], list[float
     """The middle of each bin, in seconds since the start, and the tokens per second in it."""
     width = start.seconds_per_bin
     times = [round(width * (i + 0.5), 3) for i in range(len(tokens))]
-    # the last bin has not gone by; a short rest of one says little, so it counts as half of one
+    # the last bin is incomplete; a very short one says little, so it counts as half a bin at least
     lasts = [min(width, max(width / 2, start.seconds - width * i)) for i in range(len(tokens))]
     return times, [round(n / last, 1) for n, last in zip(tokens, lasts, strict=True)]
 
@@ -292,7 +292,7 @@ def _cell(x_at: Place, y_at: Place, i: int, j: int) -> str:
 def _within(
     cut: Sequence[tuple[float, float]], low: float, high: float
 ) -> list[tuple[float, float]]:
-    """The cut between two lengths, on lines between its points over the logarithm of length."""
+    """Points of the cut between two lengths, interpolated over the logarithm of length."""
     places = np.log2([n for n, _ in cut])
     values = bounded_log_odds(np.array([score for _, score in cut]))
     inside = [math.log2(n) for n, _ in cut if low < n < high]
@@ -302,7 +302,7 @@ def _within(
 
 
 def _round_lengths(low: float, high: float) -> list[int]:
-    """Round numbers of letters: the fewer powers of ten, the more of their multiples."""
+    """Round lengths for the axis: powers of ten, and more of their multiples if these are few."""
     n_powers = math.log10(high / low)
     multiples = (1,) if n_powers > 3 else (1, 2, 5) if n_powers > 0.7 else range(1, 10)
     values = (m * 10**power for power in range(11) for m in multiples)

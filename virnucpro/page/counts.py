@@ -1,7 +1,7 @@
-"""The records of a run, counted in one pass over its table, and the rows that a page shows.
+"""Count the records of a run in one pass over its table, and choose the rows that a page shows.
 
-Blocks of the table are counted in tasks, by any process. Memory holds the rows that are shown, and
-a few numbers per file.
+Tasks count blocks of the table, in any process. Memory holds the chosen rows and a few numbers per
+file.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _DOUBLINGS = 40  # a record is shorter than 2^40 letters
 _N_LENGTHS = _DOUBLINGS * PER_DOUBLING
 N_SCORES = 40  # bins of log-odds
 MOST_LOG_ODDS = 7.0  # a score of 0.9991
-_MOST_NOTES = 1_000  # different ones that are counted
-# bases, or residues, from which the classes of length begin
+_MOST_NOTES = 1_000  # different notes that are counted
+# bases, or residues, at which the classes of length begin
 LENGTHS = {
     "nucleotide": (0, 300, 500, 1_000, 3_000, 10_000, 100_000),
     "protein": (0, 50, 100, 300, 1_000),
@@ -48,7 +48,7 @@ Identities: TypeAlias = tuple[
 
 
 class RecordRows(NamedTuple):
-    """Records as the page shows them, in columns in step. (n,) each"""
+    """Records as the page shows them, in columns. (n,) each"""
 
     places: Counts  # in the table, from 0
     records: Texts
@@ -67,10 +67,10 @@ class RecordRows(NamedTuple):
 
     @classmethod
     def of(cls, block: TableBlock, rows: Counts) -> RecordRows:
-        """Some rows of a block, whose places count from its first.
+        """Read some rows of a block, by their places in it.
 
         Raises:
-            ValueError: a number is none, or a status is unknown.
+            ValueError: a value is not a number, or a status is unknown.
         """
         figures = _Figures.of(block)
         files, statuses, notes = (
@@ -99,13 +99,13 @@ class RecordRows(NamedTuple):
 
     @classmethod
     def joined(cls, each: Iterable[tuple[RecordRows, int]]) -> RecordRows:
-        """The rows of several blocks, each beside the number of rows before it."""
+        """Join the rows of several blocks; each comes with the number of rows before it."""
         moved = [rows._replace(places=rows.places + place) for rows, place in each]
         columns: Iterable[Any] = zip(*(moved or [cls.none()]), strict=True)
         return cls._make(map(np.concatenate, columns))
 
     def best(self, most: int) -> RecordRows:
-        """The viral rows with the highest scores, at most so many."""
+        """The viral rows with the highest scores, at most ``most``."""
         viral = np.flatnonzero(self.are_viral)
         ranked = np.array([self.places[viral], self.lengths[viral], self.scores[viral]])
         rows = viral[_best(ranked, most)]
@@ -113,9 +113,9 @@ class RecordRows(NamedTuple):
 
 
 def _best(ranked: Values, most: int) -> Counts:
-    """The order of at most so many rows with the highest scores, the longest among equals.
+    """The indices of the rows with the highest scores; of equal scores, the longest first.
 
-    (3, n), their place, length and score -> (most,)
+    (3, n): place, length and score -> at most (most,)
     """
     places, lengths, scores = ranked
     order: Counts = np.lexsort((places, -lengths, -scores))[:most]
@@ -123,7 +123,7 @@ def _best(ranked: Values, most: int) -> Counts:
 
 
 class _Figures(NamedTuple):
-    """The records of a block in numbers. (n,) each"""
+    """The records of a block as numbers. (n,) each"""
 
     lengths: Counts
     scores: Values
@@ -138,7 +138,7 @@ class _Figures(NamedTuple):
     def of(cls, block: TableBlock) -> _Figures:
         """
         Raises:
-            ValueError: a number is none, or out of range, or a status is unknown.
+            ValueError: a value is not a number or out of range, or a status is unknown.
         """
         lengths = block.whole_numbers("length")
         scores, rates = block.numbers("virus_score"), block.numbers("fdr")
@@ -156,22 +156,26 @@ class _Figures(NamedTuple):
 
 @dataclass(slots=True)
 class RunCounts:
-    """The records of a run, or of a block of its table, in numbers."""
+    """Counts of the records of a run, or of a block of its table."""
 
     starts: Sequence[int]  # of the classes of length
-    # file and id -> length and score, of records that somebody asks for; 0 until they are met
+    # file and id -> length and score, of requested records; 0 until they are found
     measured: dict[tuple[str, str], tuple[int, float]]
-    # (n_classes, 4): records, those with a score, viral ones, letters of these
+    # (n_classes, 4): records, scored records, viral records, letters of these
     of_classes: Counts
-    # of each class: the lowest score of a viral record, and the false calls to expect down to it
+    # per class: the lowest score of a viral record, and the share of false calls down to it
     lowest: list[tuple[float, float]]
     n_records: int = 0
     n_letters: int = 0
     n_letters_viral: int = 0
     n_viral: int = 0
-    viral: Values = field(default_factory=lambda: np.empty((3, 0)))  # their place, length and score
+    viral: Values = field(
+        default_factory=lambda: np.empty((3, 0))
+    )  # place, length and score of viral rows
     statuses: Counter[str] = field(default_factory=Counter)
-    notes: Counter[str] = field(default_factory=Counter)  # but of records that are too short
+    notes: Counter[str] = field(
+        default_factory=Counter
+    )  # without those of records that are too short
     files: Counter[tuple[str, str]] = field(default_factory=Counter)  # by file and status, "viral"
     # (length, score, called viral) of scored records
     density: Counts = field(default_factory=lambda: np.zeros((_N_LENGTHS, N_SCORES, 2), np.int64))
@@ -179,7 +183,7 @@ class RunCounts:
 
     @classmethod
     def none(cls, starts: Sequence[int], measured: Iterable[tuple[str, str]]) -> RunCounts:
-        """The counts of no record."""
+        """Counts of zero records."""
         of_classes = np.zeros((len(starts), 4), np.int64)
         asked = dict.fromkeys(measured, (0, math.nan))
         return cls(starts, asked, of_classes, [(math.inf, math.nan)] * len(starts))
@@ -188,10 +192,10 @@ class RunCounts:
     def of(
         cls, starts: Sequence[int], measured: Iterable[tuple[str, str]], block: TableBlock
     ) -> RunCounts:
-        """The counts of a block.
+        """Count a block.
 
         Raises:
-            ValueError: a number is none, or a status is unknown.
+            ValueError: a value is not a number, or a status is unknown.
         """
         counts, figures = cls.none(starts, measured), _Figures.of(block)
         lengths, scores, is_viral = figures.lengths, figures.scores, figures.is_viral
@@ -209,7 +213,7 @@ class RunCounts:
         return counts
 
     def include(self, span: TableSpan, other: RunCounts) -> None:
-        """Count the next block, which was counted by itself."""
+        """Add the counts of the next block."""
         self.blocks.append((span, other.n_records, other.n_records - other.n_viral))
         moved = other.viral + np.array([[self.n_records], [0], [0]])
         self.viral = np.concatenate([self.viral, moved], axis=1)
@@ -229,12 +233,12 @@ class RunCounts:
         self.measured |= {key: one for key, one in other.measured.items() if one[0]}
 
     def rows(self, most: int, helpers: Helpers[None]) -> RecordRows:
-        """The best viral rows and an even sample of the others, in the order of the table.
+        """Choose the best viral rows and an even sample of the others, in the order of the table.
 
-        They are no more than ``most``, and than a page may show.
+        There are at most ``most``, and no more than a page may show.
 
         Raises:
-            InputError: the table was damaged meanwhile.
+            InputError: the table has changed meanwhile.
         """
         most = min(most, MOST_ROWS)
         viral = np.sort(self.viral[0, _best(self.viral, most)].astype(np.int64))
@@ -295,7 +299,7 @@ class RunCounts:
 
 
 def _cross_table(rows: Counts, columns: Counts, shape: tuple[int, int]) -> list[list[int]]:
-    """How often each pair of places occurs."""
+    """Count each pair of indices."""
     counts = np.bincount(rows * shape[1] + columns, minlength=shape[0] * shape[1])
     return [row.tolist() for row in counts.reshape(shape)]
 
@@ -314,7 +318,7 @@ def bounded_log_odds(scores: Values) -> Values:
 
 @dataclass(frozen=True, slots=True)
 class _SpanTask(Generic[T]):
-    """Make something of the lines of a span."""
+    """Process the lines of a span of the table."""
 
     span: TableSpan
     make: Callable[[TableBlock], T]
@@ -326,7 +330,7 @@ class _SpanTask(Generic[T]):
     def do(self, _: None) -> T:
         """
         Raises:
-            InputError: a number is none, or lines have another number of values.
+            InputError: a value is not a number, or a line has another number of values.
             OSError: it cannot be read.
         """
         try:
@@ -336,7 +340,7 @@ class _SpanTask(Generic[T]):
 
 
 def _rows_in(viral: Counts, others: Counts, block: TableBlock) -> RecordRows:
-    """Rows of a block: viral ones by their places, others by those among all others."""
+    """Read rows of a block: viral ones by place, others by their place among all others."""
     of_others = np.flatnonzero(~block.have("call", b"virus"))[others]
     return RecordRows.of(block, np.sort(np.append(viral, of_others)))
 
@@ -347,12 +351,12 @@ def count_records(
     measured: Collection[tuple[str, str]],
     helpers: Helpers[None],
 ) -> RunCounts:
-    """Count the rows of a table of records, those of them that a page may show by their places.
+    """Count the rows of a table of records, and note the places of those that a page may show.
 
     ``measured``: files and ids of the records to return with length and score.
 
     Raises:
-        InputError: it is not a table of records, or damaged.
+        InputError: it is not a table of records, or it is damaged.
         OSError: it cannot be read.
     """
     starts = LENGTHS.get(input_type, LENGTHS["nucleotide"])
@@ -365,7 +369,7 @@ def count_records(
 
 
 def length_classes(starts: Sequence[int]) -> Iterator[tuple[int, int | None, str]]:
-    """Start, end (one after the last; None: open) and name of each class of length."""
+    """Start, end (exclusive; None: open) and name of each class of length."""
     for start, end in zip_longest(starts, starts[1:]):
         yield start, end, f"{start:,} to {end - 1:,}" if end else f"{start:,} and more"
 
@@ -392,7 +396,7 @@ def _kinds_in(wanted: Collection[tuple[str, str]], block: TableBlock) -> Identit
 def count_kinds(
     table: Path, wanted: Collection[tuple[str, str]], helpers: Helpers[None]
 ) -> Identities:
-    """Count viruses by kind and by family, and look up those that are records, by file and id.
+    """Count viruses by kind and by family, and look up whole viral records by file and id.
 
     Raises:
         InputError: it is damaged.

@@ -1,7 +1,6 @@
-"""The files of a run folder other than its tables: what the run says of itself.
+"""Read the facts of a run from its folder: all files but its tables.
 
-Runs of any version are read: a fact that a file lacks, or that is of another kind than it should
-be, is left out.
+Runs of any version can be read. A fact that is missing, or has an unexpected type, is left out.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from virnucpro.ground.log import escaped, printable
 from virnucpro.ground.records import Region, Values
 from virnucpro.tables.text import damaged, spans_of
 
-_MOST_OF_LOG = 1 << 20  # bytes at its end
+_MOST_OF_LOG = 1 << 20  # bytes, from its end
 _MESSAGE = re.compile(r"\S+ \S+ (INFO|WARNING|ERROR) +(.*)")
 _START = re.compile(r"virnucpro \S+: ")
 _Key = tuple[str, str]  # file and id of a record
-ListedRegions = dict[_Key, tuple[str, list[Region]]]  # id of the record in the run, and its regions
-_OVER_ORIGIN = "the origin"  # in a note; earlier versions used other words around it
-_MOST = 10**15  # no number of the page is larger
+ListedRegions = dict[_Key, tuple[str, list[Region]]]  # file and id -> id in the run, regions
+_OVER_ORIGIN = "the origin"  # in a note; the words around it differ between versions
+_MOST = 10**15  # largest number on the page
 _MOST_LISTED = 5_000  # records whose regions a page lists
 _BASES_PER_BIN, _MOST_BINS = 1_000, 10_000  # of the evidence along a record
 _REGION_COLUMNS = (
@@ -42,16 +41,16 @@ _REGION_COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The content of ``run.json`` or a similar file; nothing in it is trusted."""
+    """The content of ``run.json`` or a similar file, which may hold anything."""
 
     content: Mapping[str, Any]
 
     @classmethod
     def read(cls, path: Path) -> Facts:
-        """The facts of a run, a training or an evaluation, from its JSON file.
+        """Read the facts of a run, a training or an evaluation from its JSON file.
 
         Raises:
-            InputMissingError: there is no such file.
+            InputMissingError: the file does not exist.
             ResumeError: it is damaged.
         """
         if not path.is_file():
@@ -61,14 +60,14 @@ class Facts:
         return cls(read_facts(path))
 
     def _at(self, names: Sequence[str]) -> object:
-        """The value of this name, in the object of the name before it."""
+        """The value at a path of names."""
         value: object = self.content
         for name in names:
             value = value.get(name) if isinstance(value, Mapping) else None
         return value
 
     def part(self, *names: str) -> Mapping[str, Any]:
-        """An object within it; an empty one if it is not there."""
+        """The object at a path of names; empty if missing."""
         value = self._at(names)
         return value if isinstance(value, Mapping) else {}
 
@@ -80,7 +79,7 @@ class Facts:
         return _count(self._at(names))
 
     def real(self, *names: str) -> float | None:
-        """A number that can be counted with; None if it is not there."""
+        """The usable number at a path of names; None if missing."""
         value = self._at(names)
         return float(value) if is_number(value) else None
 
@@ -89,17 +88,17 @@ class Facts:
         return value if isinstance(value, list) else ()
 
     def reals(self, *names: str) -> list[float]:
-        """A sequence of such numbers; an empty one if any is none."""
+        """The usable numbers of a sequence; empty if any of them is not one."""
         values = self.sequence(*names)
         return list(map(float, values)) if all(map(is_number, values)) else []
 
     def each(self, *names: str) -> list[Facts]:
-        """The objects in a sequence."""
+        """The objects of a sequence."""
         return [Facts(one) for one in self.sequence(*names) if isinstance(one, Mapping)]
 
     @property
     def inputs(self) -> list[Facts]:
-        """The input files, and those that could not be read."""
+        """The input files, and the files that could not be read."""
         return [*self.each("inputs"), *self.each("refused")]
 
     @property
@@ -113,7 +112,7 @@ class Facts:
 
     @property
     def cut(self) -> list[tuple[float, float]]:
-        """The lowest viral score at some lengths, by rising length."""
+        """The lowest viral score at some lengths, in order of length."""
         pairs = [
             (float(pair[0]), float(pair[1]))
             for pair in self.sequence("counts", "cut_scores")
@@ -123,13 +122,13 @@ class Facts:
 
     @property
     def n_counted(self) -> int | None:
-        """Number of records that the run counted when it wrote its tables."""
+        """The number of records that the run counted when it wrote its tables."""
         numbers = self.part("counts", "statuses").values()
         return sum(map(_count, numbers)) if numbers else None
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether it can be counted with: JSON holds infinities, NaN and integers of any size too."""
+    """True for a usable number; JSON may also hold infinities, NaN and integers of any size."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return False
     return -_MOST <= value <= _MOST
@@ -140,7 +139,7 @@ def _count(value: object) -> int:
 
 
 def read_complaints(log: Path) -> Counter[str]:
-    """Warnings and errors of the last start, each with how often it came; none without a log."""
+    """Warnings and errors of the last start, with their counts; none without a log."""
     try:
         with open_plain(log) as handle:
             handle.seek(max(0, handle.seek(0, os.SEEK_END) - _MOST_OF_LOG))
@@ -161,10 +160,9 @@ def read_complaints(log: Path) -> Counter[str]:
 
 
 def read_page_regions(table: Path) -> tuple[Counter[_Key], ListedRegions]:
-    """The number of regions of each record, and those of the records that a page lists, best first.
+    """Count the regions of each record, and read those that a page lists, best records first.
 
-    Whole records are not counted. Parts of records come before whole ones. Without a table there
-    are none.
+    Whole records are not counted, and come after parts of records. Without a table there are none.
 
     Raises:
         InputError: the table is damaged.
@@ -181,7 +179,7 @@ def read_page_regions(table: Path) -> tuple[Counter[_Key], ListedRegions]:
 
 
 def _rank(of_record: tuple[_Key, tuple[str, list[Region]]]) -> tuple[bool, int, _Key]:
-    """Whether a record has more than a whole region, its viral letters, and its key."""
+    """The sort key of a record: has it more than a whole region, its viral letters, its name."""
     key, (_, regions) = of_record
     is_part = any(region.kind != "whole" for region in regions)
     return is_part, sum(region.end - region.start for region in regions), key
@@ -190,10 +188,10 @@ def _rank(of_record: tuple[_Key, tuple[str, list[Region]]]) -> tuple[bool, int, 
 def _region_lines(
     table: Path, columns: Sequence[Sequence[str]]
 ) -> Iterator[tuple[_Key, Region, bool, str]]:
-    """The key and the line of each region, whether it is counted, and its record's id in the run.
+    """Yield the key and line of each region, whether it counts, and its record's id in the run.
 
     Raises:
-        InputError: a number is none.
+        InputError: a value is not a number.
     """
     for region, file, record, kind, start, end, posterior, virus, judged, note, evidence in zip(
         *columns, strict=True
@@ -210,14 +208,14 @@ def _region_lines(
             )
         except ValueError as error:
             raise damaged(table, error) from error
-        is_counted = not (line.start == 0 and _OVER_ORIGIN in note)  # its other part is
+        is_counted = not (line.start == 0 and _OVER_ORIGIN in note)  # the other part counts
         yield (file, record), line, is_counted, region.rpartition("|")[0]
 
 
 def read_tracks(path: Path, lengths: Mapping[str, int]) -> dict[str, tuple[Values, Values]]:
     """Posterior and log-odds along some records, by their ids in the run; none without a file.
 
-    They are the largest and the mean of each bin, NaN of one without a piece. (n_bins,) each
+    Of each bin the largest posterior and the mean log-odds; NaN if it has no piece. (n_bins,) each
 
     Raises:
         InputError: the file is damaged.
@@ -256,5 +254,5 @@ def _binned(length: int, flat: array[float]) -> tuple[Values, Values]:
 
 
 def count_bins(length: int) -> int:
-    """The number of bins of a record: one for each piece's length, up to a number."""
+    """The number of bins of a record: one per piece's length, up to a maximum."""
     return min(max(1, length // _BASES_PER_BIN), _MOST_BINS)

@@ -1,9 +1,9 @@
-"""The page itself: one HTML file with all that it needs, without a network.
+"""Render a page: one HTML file with all that it needs, without a network.
 
-The templates escape every value. Scripts and styles are those of this package, and the page names
-their hashes, so that a browser runs nothing else. Data travel as columns in JSON, deflated, in a
-block that is no script. The same content gives the same bytes. The works to cite stand here too, as
-text and as BibTeX.
+The templates escape every value. Scripts and styles come from this package, and the page names
+their hashes, so that a browser runs nothing else. The data are columns in JSON, deflated, in a
+block that is not a script. Equal content gives equal bytes. This module also has the works to cite,
+as text and as BibTeX.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LEVEL = 4  # of deflate: 6 takes three times as long, for 4 % less
 
 
 def render_packed(template: str, content: Mapping[str, object], packed: str) -> bytes:
-    """The bytes of a page with packed data."""
+    """Render a page with packed data. -> its bytes"""
     script, style = asset("page.js"), asset("page.css")
     words = {
         **_FUNCTIONS,
@@ -41,23 +41,23 @@ def render_packed(template: str, content: Mapping[str, object], packed: str) -> 
 
 
 def references_to(works: Iterable[Work]) -> list[tuple[str, str]]:
-    """The role and the citation of each work."""
+    """Role and citation of each work."""
     return [(work.role, as_text(work)) for work in works]
 
 
 def render(template: str, content: Mapping[str, object], data: object) -> bytes:
-    """A page with its data, as ``render_packed`` makes it."""
+    """Render a page with its data, as ``render_packed``."""
     return render_packed(template, content, pack(data))
 
 
 def pack(data: object) -> str:
-    """Data as JSON, deflated, in letters of base64."""
+    """Pack data: JSON, deflated, in base64."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return base64.b64encode(zlib.compress(text.encode(), _LEVEL)).decode("ascii")
 
 
 def _policy(script: str, style: str) -> str:
-    """Nothing may be loaded, and of what is in the page only our own script and style count."""
+    """The content policy: the page loads nothing, and runs only our own script and style."""
     hashes = [
         base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
         for text in (script, style)
@@ -105,37 +105,37 @@ _FUNCTIONS: Mapping[str, Callable[..., object]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """A paper, or with a version in place of a journal, a program."""
+    """A paper, or a program, which has a version instead of a journal."""
 
     key: str  # BibTeX key
-    role: str  # part of a result that comes from it
+    role: str  # the part of a result that comes from it
     title: str
     authors: Sequence[str]  # family name, comma, given names; or the name of a group
     year: int
     journal: str = ""
     volume: str = ""
     issue: str = ""
-    pages: str = ""  # or the number of the article
+    pages: str = ""  # or article number
     doi: str = ""
     version: str = ""
-    families: Sequence[str] = ()  # of encoders that need it; none: every result does
+    families: Sequence[str] = ()  # families of encoders that need it; none: every result
 
 
 @cache
 def all_works() -> tuple[Work, ...]:
-    """All works; the first is this program, which has a version."""
+    """All works; the first is this program, with its version."""
     program, *papers = (Work(**facts) for facts in json.loads(asset("works.json")))
     return replace(program, version=__version__), *papers
 
 
 def works_of(families: Collection[str]) -> list[Work]:
-    """The works to cite for a result of encoders of these families; without any, of the scorer."""
+    """The works to cite for a result of encoders of these families, or of the scorer alone."""
     works = all_works()
     return [work for work in works if not work.families or {*families} & {*work.families}]
 
 
 def as_lines(*, bibtex_only: bool) -> Iterator[str]:
-    """All works for people, and for BibTeX."""
+    """All works as text and as BibTeX."""
     if not bibtex_only:
         yield "Please cite:\n"
         for work in all_works():

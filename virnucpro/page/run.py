@@ -1,7 +1,6 @@
-"""``report.html`` of a run: what its files say, in the order in which a reader asks.
+"""Make ``report.html`` of a run, in the order of a reader's questions.
 
-Only files of the run folder are read, so a page can be made of a run of any age, and is the same
-each time.
+Only files of the run folder are read, so a page can be made again at any time, with equal bytes.
 """
 
 from __future__ import annotations
@@ -58,10 +57,10 @@ from virnucpro.tables.sinks import (
 )
 from virnucpro.tables.text import TableBlock, damaged, spans_of
 
-_N_TOP = 20  # best viral records that are listed
-_HIGH_FDR = 0.2  # share of false calls from which a class of length is called weak
+_N_TOP = 20  # best viral records in the list
+_HIGH_FDR = 0.2  # a class of length with this share of false calls is called weak
 _MOST_FILES = 60  # input files in the table of files without JavaScript
-_MOST_SAMPLES = 10_000  # in the table to sort and search
+_MOST_SAMPLES = 10_000  # in the table that can be sorted and searched
 _SAMPLE_LABELS = {
     "virus_below_1000": "below 1k",
     "virus_1000_to_2999": "1k to 3k",
@@ -73,16 +72,18 @@ _SAMPLE_LABELS = {
 _NOT_SHOWN = ("path", "error", "families")  # columns of samples
 _OF_CALLS = {"n_scored", "n_virus", "n_provirus", "n_regions", "best_record", "best_score", "kinds"}
 _OF_CALLS |= {name for name in SAMPLE_TABLE.columns if name.startswith("virus_")}
-_MOST_TRACKS, _MOST_BINS = 200, 150_000  # records with a map, and bins of these
-_MOST_FIRST = 20  # regions that are listed without JavaScript
+_MOST_TRACKS, _MOST_BINS = 200, 150_000  # records with a map, and bins of all maps
+_MOST_FIRST = 20  # regions in the list without JavaScript
 _MOST_HASHES = 1_000
 _MOST_COMPLAINTS = 20
-_MOST_LINES = 8  # devices of a chart, starts of a run
+_MOST_LINES = 8  # devices in a chart, starts of a run
 _MOST_HOSTS = 100
 _SHORT = {"nucleotide": 500, "protein": 100}  # letters; shorter records have weak calls
 _MOST_FAMILIES = 20  # bars
-_SAFE_LETTERS = 200  # of a text that ``printable`` leaves as it is, if no letter is a control one
-_ROOM = 40_000  # bytes of the page that are not counted when rows are chosen
+_SAFE_LETTERS = (
+    200  # ``printable`` leaves texts of this length unchanged, unless they have control characters
+)
+_ROOM = 40_000  # bytes of the page besides the rows
 _PLACES: Mapping[str, int] = {status: place for place, status in enumerate(STATUSES)}
 
 
@@ -98,18 +99,18 @@ class _Listed(NamedTuple):
 
 
 class _RunFiles(NamedTuple):
-    """All that is read of a run folder."""
+    """The content of a run folder, as far as the page needs it."""
 
     rundir: RunDir
     facts: Facts
-    has_table: bool  # of records; else there is none yet
+    has_table: bool  # False: the run has written no table of records yet
     counts: RunCounts
-    n_regions: Counter[tuple[str, str]]  # of each record, by its file and id
-    listed: list[_Listed]  # the best first
+    n_regions: Counter[tuple[str, str]]  # per record, by file and id
+    listed: list[_Listed]  # best first
     starts: list[Start]
     complaints: Mapping[str, int]
     identities: Identities
-    rows: RecordRows  # that the page shows, if they fit
+    rows: RecordRows  # the rows for the page, if they fit
     helpers: Helpers[None]
 
     @property
@@ -118,7 +119,7 @@ class _RunFiles(NamedTuple):
 
     @property
     def families(self) -> set[str]:
-        """The families of the encoders; none in a run of the scorer."""
+        """The families of the encoders; empty if only the scorer ran."""
         return {encoder.text("family") for encoder in self.facts.each("recipe", "encoders")}
 
     @property
@@ -131,10 +132,10 @@ class _RunFiles(NamedTuple):
 
 
 def write_run_page(rundir: RunDir, pool: Pool) -> None:
-    """Write the page of a run into its folder, with the processes of a pool that are there.
+    """Write the page of a run into its folder, with the idle processes of a pool.
 
     Raises:
-        InputMissingError: there is no run in this folder.
+        InputMissingError: the folder has no run.
         ResumeError: ``run.json`` is damaged.
         InputError: a table is damaged.
         OutputError, StorageError: as ``files.writing``.
@@ -153,7 +154,7 @@ def write_run_page(rundir: RunDir, pool: Pool) -> None:
         "letters": run.letters,
         "is_predict": run.command == "predict",
         "facts": run.facts,
-        "number": partial(run.facts.number, "counts"),  # of the counts of ``run.json``
+        "number": partial(run.facts.number, "counts"),  # from the counts of ``run.json``
         "counts": run.counts,
         "adds_up": _adds_up(run) if run.has_table else None,
         "answer": _answer(run) if run.has_table else None,
@@ -182,7 +183,7 @@ def write_run_page(rundir: RunDir, pool: Pool) -> None:
 
 
 def _pack(run: _RunFiles, fixed: Mapping[str, object], most_bytes: int) -> tuple[str, RecordRows]:
-    """The data of the page with as many rows as fit, and these rows."""
+    """The data of the page with as many rows as fit, and the rows."""
     rows = run.rows
     while True:
         packed = pack({**fixed, **_columns(run, rows)})
@@ -224,9 +225,9 @@ def _read_run(rundir: RunDir, helpers: Helpers[None]) -> _RunFiles:
 
 
 def _listed(regions: ListedRegions, counts: RunCounts) -> Iterator[_Listed]:
-    """The records that the page lists.
+    """The records with regions that the page lists.
 
-    A region that is all of its record says nothing more than the call, and is left out.
+    A region that is its whole record says no more than the call, and is left out.
     """
     for (file, record), (run_id, of_record) in regions.items():
         length, score = counts.measured[file, record]
@@ -245,7 +246,7 @@ def _name(run: _RunFiles) -> str:
 
 
 def _state(run: _RunFiles) -> tuple[str, str]:
-    """How the run ended, in a word and in a sentence."""
+    """How the run ended: a word and a sentence."""
     facts = run.facts
     state, (n_failed, n_refused) = facts.text("state"), _failures(facts)
     if state == "planned":
@@ -265,7 +266,7 @@ def _state(run: _RunFiles) -> tuple[str, str]:
 
 
 def _failures(facts: Facts) -> tuple[int, int]:
-    """Numbers of frames without a vector, and of files that could not be read."""
+    """The numbers of frames without a vector and of unreadable files."""
     return facts.number("counts", "n_failed_frames"), len(facts.sequence("refused"))
 
 
@@ -275,7 +276,7 @@ def _adds_up(run: _RunFiles) -> dict[str, object]:
     inputs = {file.text("sample"): file for file in facts.inputs}
     names = dict.fromkeys([*inputs, *(file for file, _ in counts.files)])
     rows = [_file_row(name, counts, inputs.get(name, Facts({}))) for name in names]
-    rows.sort(key=lambda row: not row["error"])  # files that could not be read come first
+    rows.sort(key=lambda row: not row["error"])  # unreadable files first
     return {
         "parts": [part for part in parts if part[1]] or parts[:1],
         "bars": list(_bars(counts)),
@@ -287,7 +288,7 @@ def _adds_up(run: _RunFiles) -> dict[str, object]:
 
 
 def _bars(counts: RunCounts) -> Iterator[tuple[str, float, float]]:
-    """Start and width of the bar of each status that occurs, in thousandths of all records."""
+    """Start and width of the bar of each status, in thousandths of all records."""
     start = 0.0
     for status in STATUSES:
         if n := counts.statuses[status]:
@@ -333,12 +334,12 @@ def _answer(run: _RunFiles) -> dict[str, object]:
 
 
 def _place_on_page(sink: Sink) -> bool:
-    """The verdict comes first, and then all others in their order."""
+    """The sort key of files: the verdict first, then the others in their order."""
     return not sink.file.startswith("viruses")
 
 
 def _warnings(run: _RunFiles) -> Iterator[tuple[str, str]]:
-    """Kind (``bad`` or ``mind``) and text of what a reader should know before the figures."""
+    """Warnings for the top of the page: kind (``bad`` or ``mind``) and text."""
     facts, counts = run.facts, run.counts
     n_failed, n_refused = _failures(facts)
     if not run.has_table:
@@ -384,10 +385,10 @@ def _warnings(run: _RunFiles) -> Iterator[tuple[str, str]]:
 
 
 def _classes(run: _RunFiles) -> list[tuple[object, ...]]:
-    """A row for each class of length with a record.
+    """A row for each class of length that has records.
 
-    Its name, the records in it, those with a score, viral ones and their letters, the lowest score
-    of these, the false calls to expect down to it, and whether those are many.
+    Name, records, scored records, viral records and their letters, the lowest viral score, the
+    share of false calls down to it, and whether that is high.
     """
     each = zip(
         *(length_classes(run.counts.starts), run.counts.of_classes.tolist(), run.counts.lowest),
@@ -401,12 +402,12 @@ def _classes(run: _RunFiles) -> list[tuple[object, ...]]:
 
 
 def _kinds(run: _RunFiles) -> dict[str, object] | None:
-    """The viruses by kind and length, and the families and clusters that most are named by."""
+    """Viruses by kind and length, and the most frequent families and clusters."""
     kinds, named, _ = run.identities
     totals: Counter[str] = Counter()
     for (kind, _), n in kinds.items():
         totals[kind] += n
-    del totals[""]  # proteins, and viruses whose bases are not known
+    del totals[""]  # proteins, and viruses without bases
     if not totals:
         return None
     families = sorted(named.items(), key=lambda pair: (-pair[1], pair[0]))
@@ -424,7 +425,7 @@ def _kinds(run: _RunFiles) -> dict[str, object] | None:
 
 
 def _first_regions(run: _RunFiles) -> dict[str, object]:
-    """Numbers of regions and of their records, and the first of them, for a page on paper."""
+    """The numbers of regions and of their records, and the first regions, for a printed page."""
     rows = (
         (printable(one.record), printable(one.file), region)
         for one in run.listed
@@ -435,7 +436,7 @@ def _first_regions(run: _RunFiles) -> dict[str, object]:
 
 
 def _regions(run: _RunFiles) -> dict[str, object]:
-    """The columns of the list of regions, and the evidence along the best records."""
+    """Columns of the list of regions, and the evidence along the best records."""
     if not run.listed:
         return {}
     rows = [(one, region) for one in run.listed for region in one.regions]
@@ -458,7 +459,7 @@ def _regions(run: _RunFiles) -> dict[str, object]:
 
 
 def _tracks(run: _RunFiles) -> Iterator[dict[str, object]]:
-    """The best records with the evidence along them, as many as the page has room for."""
+    """The evidence along the best records, as many as fit."""
     ends = accumulate(count_bins(one.length) for one in run.listed)
     drawn = [one for one, end in zip(run.listed, ends, strict=True) if end <= _MOST_BINS]
     drawn, nothing = drawn[:_MOST_TRACKS], np.full(1, np.nan)
@@ -486,7 +487,7 @@ def _tracks(run: _RunFiles) -> Iterator[dict[str, object]]:
 
 
 def _samples(run: _RunFiles) -> dict[str, object] | None:
-    """The columns of the table of samples; None of a run without one, or of a single file."""
+    """Columns of the table of samples; None for a single file, or without the table."""
     table = run.rundir.output(SAMPLE_TABLE)
     blocks = [span.read() for span in spans_of(table)]
     if sum(map(len, blocks)) < 2:
@@ -503,7 +504,7 @@ def _samples(run: _RunFiles) -> dict[str, object] | None:
 def _sample_column(table: Path, name: str, blocks: Sequence[TableBlock]) -> dict[str, object]:
     """
     Raises:
-        InputError: a number is none.
+        InputError: a value is not a number.
     """
     texts = [text for block in blocks for text in block.texts(name)][:_MOST_SAMPLES]
     label = _SAMPLE_LABELS.get(name, name.removeprefix("n_").replace("_", " "))
@@ -519,7 +520,7 @@ def _sample_column(table: Path, name: str, blocks: Sequence[TableBlock]) -> dict
 
 
 def _columns(run: _RunFiles, rows: RecordRows) -> dict[str, object]:
-    """The rows of the table as columns: scores in millionths, rates in ten-thousandths."""
+    """The rows as columns: scores in millionths, rates in ten-thousandths."""
     files = {file: i for i, file in enumerate(dict.fromkeys(rows.files))}
     return {
         "cut": run.facts.cut,
@@ -550,14 +551,14 @@ def _regions_of(run: _RunFiles, rows: RecordRows) -> list[int]:
 
 
 def _lines(texts: Sequence[str]) -> str:
-    """Each text on a line of its own, as ``printable`` gives it."""
+    """Join texts, made ``printable``, with line breaks."""
     joined = "".join(texts)
     is_safe = joined.isprintable() and max(map(len, texts), default=0) <= _SAFE_LETTERS
     return "\n".join(texts if is_safe else map(printable, texts))
 
 
 def _scaled(values: Sequence[float] | Values, scale: int) -> list[int | None]:
-    """In whole numbers; None for NaN."""
+    """Round to whole numbers; NaN becomes None."""
     scaled = np.rint(np.array(values, np.float64) * scale)
     is_known = ~np.isnan(scaled)
     whole: list[int] = np.where(is_known, scaled, 0).astype(np.int64).tolist()

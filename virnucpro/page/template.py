@@ -1,9 +1,10 @@
-"""The templates of the pages: HTML, with Python's expressions in tags like those of Jinja.
+"""The template language of the pages: HTML with Python expressions in tags like those of Jinja.
 
 ``{{ value }}`` writes a value, escaped. Tags with an end (``{% end... %}``) are ``if`` with
-``elif`` and ``else``; ``for x in values if x``, whose ``else`` is written if there is none;
+``elif`` and ``else``; ``for x in values if x``, with an ``else`` for no values;
 ``macro``; and ``block``, in a template whose first line ``extends`` another. A line with nothing
-but such a tag leaves none behind. Expressions are read by their parts, and never run as code.
+but such a tag leaves no line. Expressions are interpreted by their syntax tree and never run as
+code.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ _FUNCTIONS = {"enumerate": enumerate, "int": int, "len": len, "range": range}
 
 
 class Safe(str):
-    """Text that is HTML already."""
+    """Text that is already HTML."""
 
     __slots__ = ()
 
 
-_Scope = dict[str, Any]  # what the names of expressions mean
-_Part: TypeAlias = str | Callable[[_Scope], str]  # of a template: text, or what makes it
-_Macros: TypeAlias = dict[str, Callable[..., Safe]]  # of a scope and the values of arguments
+_Scope = dict[str, Any]  # values by name
+_Part: TypeAlias = str | Callable[[_Scope], str]  # text, or a function that makes it
+_Macros: TypeAlias = dict[str, Callable[..., Safe]]  # scope and arguments -> HTML
 
 
 class _Template(NamedTuple):
@@ -54,16 +55,16 @@ class _Template(NamedTuple):
 
 
 def fill(name: str, words: Mapping[str, Any]) -> str:
-    """The text of a template, by what its names mean.
+    """Fill a template with values.
 
     Raises:
-        LookupError, AttributeError: one of them means nothing.
+        LookupError, AttributeError: a name has no value.
     """
     return write(_load(name), words)
 
 
 def write(template: _Template, words: Mapping[str, Any]) -> str:
-    """The same of a template that was read."""
+    """Fill a template that is given as text."""
     scope = {**_FUNCTIONS, **words}
     scope |= {name: partial(macro, scope) for name, macro in template.macros.items()}
     return _text(template.parts, scope)
@@ -80,7 +81,7 @@ def _load(name: str) -> _Template:
 
 
 def read(text: str) -> _Template:
-    """The parts of a template; those of one that extends another are the other's."""
+    """The parts of a template, or of the template that it extends."""
     extends = _PARENT.match(text)
     parent = _load(extends[1]) if extends else _Template([], {})
     macros = dict(parent.macros)
@@ -90,14 +91,14 @@ def read(text: str) -> _Template:
 
 
 def _tags(text: str) -> Iterator[str]:
-    """Text and tags in turn; comments are left out."""
+    """Yield text and tags in turn, without comments."""
     for part in _TAG.split(text):
         if part and not part.startswith("{#"):
             yield part
 
 
 def _read(tags: Iterator[str], macros: _Macros) -> tuple[list[_Part], str]:
-    """The parts up to the tag that ends them, and that tag; macros by their names."""
+    """Parse parts up to the tag that ends them, and return both; macros go into a table by name."""
     parts: list[_Part] = []
     for tag in tags:
         if tag.startswith("{{"):
@@ -180,7 +181,7 @@ def _read_macro(signature: str, tags: Iterator[str], macros: _Macros) -> _Part:
 
 
 def _read_block(name: str, tags: Iterator[str], macros: _Macros) -> _Part:
-    """A macro without arguments, which a template that extends this one may replace."""
+    """Parse a block: a macro without arguments that an extending template may replace."""
     _read_macro(f"block_{name}()", tags, macros)
     return lambda scope: str(scope[f"block_{name}"]())
 
@@ -196,7 +197,7 @@ _READERS: Mapping[str, Callable[[str, Iterator[str], _Macros], _Part]] = {
 def _value(node: ast.expr, scope: _Scope) -> Any:  # noqa: ANN401 - as it comes
     """
     Raises:
-        LookupError, AttributeError: a name has no meaning.
+        LookupError, AttributeError: a name has no value.
     """
     match node:
         case ast.Constant(value=value):
