@@ -1,8 +1,8 @@
-"""DNABERT-S as a family of encoders of nucleotides: its folder, its models, packed batches of them.
+"""DNABERT-S as a family of encoders of nucleotides: folders, models, packed batches.
 
-A folder, as the Hub has it, holds ``config.json``, ``tokenizer.json``, and the weights as
-``model.safetensors`` or ``pytorch_model.bin``; its content says what it is. Its Python files are
-not needed, and nothing in it is ever run.
+A folder from the Hub holds ``config.json``, ``tokenizer.json``, and the weights as
+``model.safetensors`` or ``pytorch_model.bin``. It is recognised by its content. Its Python files
+are not needed, and no code in it is ever run.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from virnucpro.ground.log import printable
 
 _FAMILY = FAMILIES["dnabert-s"]
 _BYTES_PER_TOKEN_AND_DIM = 128  # peak of all activations of a layer, with room to spare
-_BYTES_PER_PARAMETER = 6  # in two bf16 parts, of which one is there twice; float32 takes 4
-_FILLING = 65_536 * 768  # tokens times dimensions, in a batch for a GPU
+_BYTES_PER_PARAMETER = 6  # two bf16 parts, one of them stored twice; float32 takes 4
+_FILLING = 65_536 * 768  # tokens times dimensions of a batch for a GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +81,9 @@ class _DNABERTModel:
         return [_weights_file(self.path), self.path / TOKENIZER, self.path / CONFIG]
 
     def precision_on(self, kind: str, precision: Precision) -> Precision:
-        """float32, but on tensor cores numbers in two bf16 parts, unless the user wants float32.
+        """float32; on tensor cores two bf16 parts, unless the user asks for float32.
 
-        bf16 alone would move the published calls.
+        bf16 alone would change the published calls.
         """
         return "bf16x2" if kind == "cuda" and precision in ("bf16", "fp8") else "fp32"
 
@@ -93,7 +93,7 @@ class _DNABERTModel:
     def prepare(
         self, precision: Precision, folder: Path | None, on_event: OnEvent
     ) -> tuple[Path, str]:
-        """It is used as it is: workers map its weights. The hash is of weights and tokenizer."""
+        """Return the folder, which the workers map, and the hash of weights and tokenizer."""
         file = _weights_file(self.path)
         hashing = progress_of("hashing the model", file.stat().st_size, on_event)
         both = sha256(file, hashing) + sha256(self.path / TOKENIZER)
@@ -119,20 +119,20 @@ def footprint_of(published: Published) -> Footprint:
 
 
 def open_published(name: str, published: Published, path: Path) -> _DNABERTModel:
-    """The model in a folder of the published files. Raises as ``inspect``."""
+    """Inspect a folder with the published files. Raises as ``inspect``."""
     return inspect_folder(path)
 
 
 def inspect(path: Path, on_event: OnEvent) -> _DNABERTModel | None:
     """
     Raises:
-        UnavailableError: it is a BERT, but not a DNABERT-S, or damaged.
+        UnavailableError: it is another kind of BERT, or damaged.
     """
     return inspect_folder(path) if _is_bert(path) else None
 
 
 def load(spec: EncoderSpec, weights: Path, device: torch.device) -> _DNABERTEncoder:
-    """The first ``spec.layer`` layers of a model.
+    """Load the first ``spec.layer`` layers of a model.
 
     Raises:
         UnavailableError: it cannot be used.
@@ -159,7 +159,7 @@ class _DNABERTEncoder(PackedEncoder):
         return self.model.kernel.__name__
 
     def count_tokens(self, lengths: Sequence[int]) -> int:
-        """About as many: the tokenizer makes of a letter what its neighbours allow."""
+        """Estimate the number of tokens; the exact number depends on the words that fit."""
         return super().count_tokens(list(map(_tokens_of, lengths)))
 
     def count_flop(self, lengths: Sequence[int]) -> float:
@@ -174,24 +174,24 @@ class _DNABERTEncoder(PackedEncoder):
 
     @torch.inference_mode()
     def embed(self, sequences: Sequence[str]) -> Tensor:
-        """The rows of a batch, on the device."""
+        """Embed a batch; the rows stay on the device."""
         batch, places = pack(self.tokenizer.encode(sequences))
         means = mean_pool(self.model(send(batch.tokens, self.device), batch), batch)
         return means[send(places, self.device)]
 
 
 def _tokens_of(n_letters: int) -> int:
-    """At the most, on average; an unknown letter is a token of its own."""
+    """The maximum for an average text; an unknown letter is a token of its own."""
     return int(-(-n_letters // _FAMILY.letters_per_token))
 
 
 # The folder of a model
 
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
-_WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # the first that is there is read
+_WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # the first that exists is read
 _KIND = "a DNABERT-S"
-_POOLER = {"pooler.dense.weight", "pooler.dense.bias"}  # of no use for the vector of a text
-_HUB_NAMES = {  # of our modules, which are those of the Hub in the same order
+_POOLER = {"pooler.dense.weight", "pooler.dense.bias"}  # not needed for the vector of a text
+_HUB_NAMES = {  # our modules, in order, by their names in the Hub
     "embedding": "embeddings.word_embeddings",
     "token_types": "embeddings.token_type_embeddings",
     "embedding_norm": "embeddings.LayerNorm",
@@ -205,11 +205,11 @@ _HUB_NAMES = {  # of our modules, which are those of the Hub in the same order
 }
 _DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError)
 
-_Folder = tuple[Tokenizer, DNABERTShape, dict[str, Tensor]]  # tensors by the names in our network
+_Folder = tuple[Tokenizer, DNABERTShape, dict[str, Tensor]]  # tensors by our names
 
 
 def _is_bert(path: Path) -> bool:
-    """True for a folder whose ``config.json`` says that it holds a BERT, whichever that is."""
+    """True for a folder whose ``config.json`` describes any kind of BERT."""
     try:
         config = read_json(path / CONFIG)
         return bool(config["model_type"] == "bert")
@@ -221,7 +221,7 @@ def _weights_file(path: Path) -> Path:
     """The file of the weights in a folder.
 
     Raises:
-        UnavailableError: there is none.
+        UnavailableError: the folder has none.
     """
     for name in _WEIGHTS:
         if (path / name).is_file():
@@ -233,10 +233,10 @@ def _weights_file(path: Path) -> Path:
 
 
 def inspect_folder(path: Path) -> _DNABERTModel:
-    """The model in a folder.
+    """Inspect the model in a folder.
 
-    Its id is a hash of the words, their embedding, and the first row of every other tensor: the
-    same for the same weights in either format.
+    Its id is a hash of the words, their embedding, and the first row of every other tensor, so it
+    does not depend on the format.
 
     Raises:
         UnavailableError: it is another kind of BERT, or damaged.
@@ -250,9 +250,9 @@ def inspect_folder(path: Path) -> _DNABERTModel:
 
 
 def load_dnabert(path: Path, n_layers: int) -> tuple[DNABERT, Tokenizer]:
-    """The first ``n_layers`` layers of a model on the CPU, in float32, and its tokenizer.
+    """Load the first ``n_layers`` layers of a model on the CPU, in float32, and its tokenizer.
 
-    The weights are mapped where the file allows it, so that processes share them.
+    The weights are mapped if the file allows it, so that processes share them.
 
     Raises:
         UnavailableError: it cannot be used.
@@ -282,7 +282,7 @@ def _open_folder(path: Path) -> _Folder:
 def _read_shape(file: Path, tokenizer: Tokenizer) -> DNABERTShape:
     """
     Raises:
-        UnavailableError: ``config.json`` is damaged, or tells of another kind of BERT.
+        UnavailableError: ``config.json`` is damaged, or describes another kind of BERT.
     """
     try:
         config: Mapping[str, Any] = read_json(file)
@@ -319,15 +319,15 @@ def _count(config: Mapping[str, Any], name: str) -> int:
 
 
 def _hub_name(name: str) -> str:
-    """What the Hub calls a tensor of our network."""
+    """The Hub's name of a tensor of our network."""
     return ".".join(_HUB_NAMES.get(part, part) for part in name.split("."))
 
 
 def _open_weights(file: Path, shape: DNABERTShape) -> dict[str, Tensor]:
-    """The tensors of a DNABERT-S by our names; no others, and of no other shapes.
+    """The tensors of a DNABERT-S by our names, with their shapes checked.
 
     Raises:
-        UnavailableError: there are others, or what is no numbers.
+        UnavailableError: a tensor is unknown, or is not plain numbers of its shape.
     """
     stored = _read_tensors(file)
     if any(name.startswith("bert.") for name in stored):
@@ -353,7 +353,7 @@ def _open_weights(file: Path, shape: DNABERTShape) -> dict[str, Tensor]:
 
 
 def _read_tensors(file: Path) -> dict[str, Tensor]:
-    """The tensors of a file by their names there, mapped where the file allows it.
+    """The tensors of a file by their names there, mapped if the file allows it.
 
     Raises:
         UnavailableError: the file is damaged, or holds more than tensors.

@@ -1,9 +1,9 @@
 """DNABERT-S's forward pass on packed texts (Zhou et al. 2025, doi:10.1093/bioinformatics/btaf188).
 
-A MosaicBERT (Portes et al. 2023, arXiv:2312.17482): norms behind each sub-layer, a gated MLP, and
-in the place of positions a penalty on the scores that grows with the distance of two tokens (ALiBi,
-Press et al. 2022, arXiv:2108.12409). All is float32; on tensor cores a product may be of numbers in
-two bf16 parts each, which keeps 16 of the 24 bits of a factor.
+A MosaicBERT (Portes et al. 2023, arXiv:2312.17482): a norm after each sub-layer, a gated MLP, and
+instead of positions a penalty on scores that grows with the distance of two tokens (ALiBi, Press et
+al. 2022, arXiv:2108.12409). All numbers are float32; on tensor cores a product may split its
+factors into two bf16 parts each, which keep 16 of their 24 bits.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class DNABERTShape:
     n_layers: int
     dim: int
     n_heads: int
-    inner: int  # width of the MLP, behind its gate
+    inner: int  # width of the MLP, after its gate
     n_words: int  # words of the tokenizer
 
     @property
     def layer_products(self) -> int:
-        """Weights of the matrix products of a layer."""
+        """Number of weights in the matrix products of a layer."""
         return 4 * self.dim**2 + 3 * self.inner * self.dim
 
     @property
@@ -48,7 +48,7 @@ class DNABERTShape:
 
 
 def pack(rows: Sequence[Sequence[int]]) -> tuple[PackedBatch, NDArray[np.int64]]:
-    """The tokens of texts, sorted by their number; and the place of each text, (n_texts,)."""
+    """Pack the tokens of texts, sorted by number of tokens. -> batch, and the place of each text"""
     seqlens = np.array(list(map(len, rows)))
     order = np.argsort(seqlens, kind="stable")
     tokens = np.concatenate([rows[i] for i in order])
@@ -56,14 +56,14 @@ def pack(rows: Sequence[Sequence[int]]) -> tuple[PackedBatch, NDArray[np.int64]]
 
 
 # Attention within each text of a batch: queries, keys and values of a layer, (n_tokens, 3, n_heads,
-# head_dim), to (n_tokens, n_heads, head_dim). A kernel makes it for a batch, a number of heads and
-# a device, and all layers share it.
+# head_dim) -> (n_tokens, n_heads, head_dim). Made once for a batch, a number of heads and a device;
+# all layers share it.
 Attend = Callable[[Tensor], Tensor]
 Kernel = Callable[[PackedBatch, int, torch.device], Attend]
 
 
 def attend_runs(batch: PackedBatch, n_heads: int, device: torch.device) -> Attend:
-    """SDPA on each run of texts of one length, on any device."""
+    """SDPA on each run of texts of equal length, on any device."""
     penalties = distance_penalties(n_heads, batch.max_seqlen, device)
 
     def attend(qkv: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ def attend_runs(batch: PackedBatch, n_heads: int, device: torch.device) -> Atten
 
 
 def attend_texts_triton(batch: PackedBatch, n_heads: int, device: torch.device) -> Attend:
-    """One launch for all texts, by our kernel (CUDA)."""
+    """Our kernel, in one launch for all texts (CUDA)."""
     offsets, slopes = send(batch.cu_seqlens, device), send_slopes(n_heads, device)
     attend_texts = triton_kernels().attend_texts
 
@@ -92,7 +92,7 @@ def attend_texts_triton(batch: PackedBatch, n_heads: int, device: torch.device) 
 
 
 def choose_kernel(device: torch.device) -> Kernel:
-    """Our kernel on an NVIDIA GPU; a refusal of Triton is a warning with its reason."""
+    """Choose our kernel on an NVIDIA GPU; if Triton refuses it, a warning says why."""
     if device.type != "cuda":
         return attend_runs
     (refusal,) = triton_kernels().refusals(device, torch.float32).values()
@@ -103,10 +103,10 @@ def choose_kernel(device: torch.device) -> Kernel:
 
 
 class _SplitLinear(nn.Module):
-    """A linear layer of float32 numbers, as a product of bf16 numbers three times as long.
+    """A linear layer in float32, computed as a product of bf16 numbers three times as long.
 
-    A factor is the sum of two bf16 numbers, high and low; of the four products of two factors the
-    smallest, low by low, is left out. Sums are float32.
+    Each factor is the sum of two bf16 numbers, high and low. Of the four products of their parts,
+    the smallest, low by low, is left out. Sums are float32.
     """
 
     def __init__(self, linear: nn.Linear) -> None:
@@ -127,14 +127,14 @@ def _in_two_parts(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _multiply(a: Tensor, b: Tensor) -> Tensor:
-    """The product of bf16 matrices, in float32, which holds each product of two numbers exactly."""
+    """Multiply bf16 matrices in float32, which holds the product of two bf16 numbers exactly."""
     if a.is_cuda:
         return torch.mm(a, b, out_dtype=torch.float32)
     return a.float() @ b.float()
 
 
 class Layer(nn.Module):
-    """One transformer layer. (n_tokens, dim) -> the same."""
+    """A transformer layer. (n_tokens, dim) -> the same."""
 
     def __init__(self, shape: DNABERTShape) -> None:
         super().__init__()
@@ -155,14 +155,14 @@ class Layer(nn.Module):
 
 
 class DNABERT(nn.Module):
-    """The encoder up to ``n_layers``, without its pooler."""
+    """DNABERT-S up to ``n_layers``, without its pooler."""
 
     def __init__(self, shape: DNABERTShape, n_layers: int) -> None:
         super().__init__()
         self.shape = shape
         self.kernel: Kernel = attend_runs
         self.embedding = nn.Embedding(shape.n_words, shape.dim)
-        self.token_types = nn.Embedding(2, shape.dim)  # of which the first is added to every token
+        self.token_types = nn.Embedding(2, shape.dim)  # the first one is added to every token
         self.embedding_norm = nn.LayerNorm(shape.dim, eps=LAYER_NORM_EPS)
         self.layers = nn.ModuleList(Layer(shape) for _ in range(n_layers))
 
@@ -175,7 +175,7 @@ class DNABERT(nn.Module):
         return x
 
     def split_products(self) -> None:
-        """Have matrix products made of numbers in two bf16 parts, from weights that are loaded."""
+        """Switch to matrix products of two bf16 parts; the weights are loaded."""
         for layer in self.layers:
             for name, linear in list(layer.named_children()):
                 if isinstance(linear, nn.Linear):

@@ -1,10 +1,10 @@
 """DNABERT-S's tokenizer: byte-pair encoding over A, C, G and T, read from ``tokenizer.json``.
 
-A word is the merge of two others, and its id is the rank of that merge. Encoding replaces, again
-and again, the two neighbours whose word has the smallest id, the leftmost first. The result is the
-one row of words of which no two neighbours would have merged otherwise; so a text is read from left
-to right: each next word is the longest that keeps apart from the one before it, and where none
-does, the one before it was wrong.
+A word is the merge of two others, and its id is the rank of that merge. By definition, encoding
+repeatedly merges the two neighbours whose word has the smallest id, the leftmost first. The result
+is the only sequence of words in which no two neighbours would have merged. So texts are read from
+left to right: the next word is the longest one that stays apart from the previous word; if there is
+none, the previous word was wrong.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from virnucpro.ground.log import printable
 UNKNOWN, FIRST, LAST = 0, 1, 2  # ids of [UNK], [CLS], [SEP]
 _SPECIAL = ("[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]")
 _BASES = "ACGT"
-_PIECES = re.compile(r"[ACGT]+|\S")  # any other letter is unknown, each by itself
+_PIECES = re.compile(r"[ACGT]+|\S")  # each other letter is an unknown token
 _OTHER = len(_BASES)  # code of such a letter
 _UNASKED, _APART, _MERGED = 0, 1, 2
 _DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError)
 
 
 class Tokenizer:
-    """Words by their ids, and how texts are made of them."""
+    """Words by id, and the encoding of texts."""
 
     def __init__(self, words: Sequence[str], merges: Sequence[tuple[str, str]]) -> None:
-        """``words`` in the order of their ids: special ones, bases, and a word for each merge.
+        """Take ``words`` in the order of their ids: special ones, bases, and a word for each merge.
 
         Raises:
-            ValueError: they are not.
+            ValueError: they are in another order.
         """
         n_letters = len(_SPECIAL) + len(_BASES)
         if tuple(words[:n_letters]) != (*_SPECIAL, *_BASES):
@@ -57,7 +57,7 @@ class Tokenizer:
         self._child, self._word_at = _make_trie(used)
         self._codes = np.full(256, _OTHER, dtype=np.uint8)
         self._codes[list(_BASES.encode())] = range(len(_BASES))
-        self._relations = bytearray(self.n_words**2)  # of two neighbours, once they were asked for
+        self._relations = bytearray(self.n_words**2)  # of two neighbours; filled on demand
 
     def _used_words(self, words: Sequence[str]) -> dict[str, int]:
         """The ids of bases, and of the words that their letters become: an earlier merge of letters
@@ -70,7 +70,7 @@ class Tokenizer:
         return {words[number]: number for number in used}
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text between those of [CLS] and [SEP]; white space vanishes."""
+        """The ids of each text, between [CLS] and [SEP]; white space is dropped."""
         longest = self._longest_words("\0".join(texts))
         rows, first = [], 0
         for text in texts:
@@ -86,7 +86,7 @@ class Tokenizer:
         return rows
 
     def _longest_words(self, text: str) -> list[int]:
-        """The longest word that begins at each letter; 0 where there is none."""
+        """The longest word that begins at each letter; 0 if there is none."""
         codes = self._codes[np.frombuffer(text.encode("latin-1", "replace"), dtype=np.uint8)]
         codes = np.append(codes, np.uint8(_OTHER))
         longest = np.zeros(len(codes), dtype=np.int64)
@@ -103,11 +103,11 @@ class Tokenizer:
         return ids
 
     def _read(self, longest: Sequence[int]) -> list[int]:
-        """The words of a text of bases, of which the longest word at each place is known."""
+        """The words of a text of bases, from the longest word at each place."""
         lengths, shorter, n_words = self._lengths, self._shorter, self.n_words
         relations, end = self._relations, len(longest)
         ids: list[int] = []
-        dead: set[int] = set()  # places behind which no words fit
+        dead: set[int] = set()  # places from which no sequence of words fits
         place, before, word = 0, FIRST, longest[0]
         while place < end:
             while word:
@@ -128,20 +128,20 @@ class Tokenizer:
         return ids
 
     def _relate(self, pair: int) -> int:
-        """Whether two neighbours, numbered as in ``_relations``, keep apart; remembered."""
+        """True if two neighbours (a number as in ``_relations``) stay apart; remembered."""
         left, right = divmod(pair, self.n_words)
         relation = _APART if self._keep_apart(left, right, until=self.n_words) else _MERGED
         self._relations[pair] = relation
         return relation
 
     def _keep_apart(self, left: int, right: int, until: int) -> bool:
-        """Whether no merge below ``until`` joins two words across the border between them.
+        """True if no merge below ``until`` joins two words across the border between them.
 
-        Merges are undone from the last to the first: those that made the words at the border. Two
-        that stand there together merge if that comes before each becomes a part of something
-        longer; of equal merges, the left one comes first.
+        The merges that made the words at the border are undone, the last one first. Two words that
+        were neighbours there would have merged, if that merge came before either of them became
+        part of a longer word; of equal merges, the left one comes first.
         """
-        ends = [until, until - 1]  # merges that use up what stands at the border
+        ends = [until, until - 1]  # merges that use up the words at the border
         while True:
             merge = self._word_of.get((left, right))
             if merge is not None and merge < ends[0] and merge <= ends[1]:
@@ -155,7 +155,7 @@ class Tokenizer:
 
 
 def read_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer of a ``tokenizer.json``; what it says of padding and truncation is not for us.
+    """Read a ``tokenizer.json``; its padding and truncation are ignored.
 
     Raises:
         UnavailableError: it is missing, damaged, or of another kind.
@@ -178,7 +178,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
 def _check_settings(content: Mapping[str, Any]) -> None:
     """
     Raises:
-        ValueError, LookupError: it splits texts in another way.
+        ValueError, LookupError: it describes another way of splitting texts.
     """
     model = content["model"]
     expected = {"type": "BPE", "dropout": None, "unk_token": _SPECIAL[UNKNOWN]}
@@ -193,21 +193,21 @@ def _check_settings(content: Mapping[str, Any]) -> None:
 
 
 def _parts(merge: str | Sequence[str]) -> tuple[str, str]:
-    """The two words of a merge, of either version of the format."""
+    """The two words of a merge, in either version of the format."""
     left, right = merge.split(" ") if isinstance(merge, str) else merge
     return left, right
 
 
 def _longest_prefix(word: str, used: Mapping[str, int]) -> int:
-    """The id of the longest used word that ``word`` begins with; 0 if there is none."""
+    """The id of the longest used word at the start of ``word``; 0 if there is none."""
     prefixes = (word[:n] for n in range(len(word) - 1, 0, -1))
     return next((used[prefix] for prefix in prefixes if prefix in used), 0)
 
 
 def _make_trie(used: Mapping[str, int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Nodes of all beginnings of words: the nodes behind a node, and the id of the word there.
+    """The prefix tree of all words: the next nodes of each node, and the id of the word there.
 
-    Node 0 is the beginning, and where there is no way on; id 0 is no word.
+    Node 0 is the root, and as a next node means none; id 0 means no word.
     """
     child, word_at = [[0] * (_OTHER + 1)], [0]
     for word, number in used.items():

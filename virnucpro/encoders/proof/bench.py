@@ -1,12 +1,12 @@
-"""What ``virnucpro bench`` does: how fast is this device, and which settings are best on it?
+"""``virnucpro bench``: how fast is this device, and which settings are best on it?
 
-For each size of ESM-2, with random weights, on frames of 500 bases: fair-esm's model in float32, in
-batches of as many tokens as its own script makes; then our encoder, loaded and fed as a worker
-does, in each precision in the batches that a run chooses, and in smaller and larger ones. Next to
-them stand the limits of the device: a large matrix product, and a copy of memory. On a CPU one core
-is measured: a run has a worker of one thread on each.
+For each size of ESM-2, with random weights, on frames of 500 bases, it measures fair-esm's model in
+float32, in batches as large as in its own script; then our encoder, loaded and fed as in a worker,
+in each precision with the batches of a run, and with smaller and larger ones. The limits of the
+device are measured too: a large matrix product and a copy of memory. On a CPU it measures one core,
+since a run has a worker of one thread on each.
 
-The report is a JSON that is whole after every row, and lines of plain text.
+The report is JSON, complete after every row, and lines of plain text.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ from virnucpro.ground.errors import UnavailableError, UsageError
 from virnucpro.ground.options import ComputeOptions, carry
 from virnucpro.ground.tree import Tree
 
-_GPU_MODELS = ("650M", "3B", "150M", "35M", "8M")  # the most telling first: time may run out
+_GPU_MODELS = ("650M", "3B", "150M", "35M", "8M")  # most informative first: time may run out
 _CPU_MODELS = ("8M", "35M")
 _QUICK_MODELS = ("8M",)
 _FAIR_ESM_TOKENS = 4096  # per batch, in fair-esm's scripts/extract.py
-_N_BATCHES = 3  # different ones, of the largest budget
+_N_BATCHES = 3  # different batches of the largest budget
 _N_REPEATS = 3
-_SECONDS, _QUICK_SECONDS = 2.0, 0.1  # of a repeat, at least
-_LISTEN_SECONDS, _QUIET_SHARE = 0.5, 0.1  # of all cores, before anything is measured
-_SIDE = {"cuda": 8192, "mps": 4096, "cpu": 1024}  # of the matrices
-_COPIED = {"cuda": 4 << 30, "mps": 1 << 30, "cpu": 256 << 20}  # bytes, beyond any cache
+_SECONDS, _QUICK_SECONDS = 2.0, 0.1  # least duration of a repeat
+_LISTEN_SECONDS, _QUIET_SHARE = 0.5, 0.1  # load per core before anything is measured
+_SIDE = {"cuda": 8192, "mps": 4096, "cpu": 1024}  # rows and columns of the matrices
+_COPIED = {"cuda": 4 << 30, "mps": 1 << 30, "cpu": 256 << 20}  # bytes, larger than any cache
 _LEAST_FOR_A_LIMIT = 0.1  # seconds of one repeat
-_WORTH_A_CHANGE = 1.05  # of the speed of the usual settings: less may be chance
+_WORTH_A_CHANGE = 1.05  # times the speed of the usual settings; less may be chance
 _SEED = 1
 _PACKAGES = ("torch", "fair-esm", "transformers", "openvino", "numpy")
 
@@ -72,7 +72,7 @@ Show = Callable[[Iterable[str]], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Limit:
-    """What the device reaches at best, in the quickest repeat."""
+    """The best rate of the device, from the quickest repeat."""
 
     what: str
     precision: Precision | None
@@ -83,13 +83,13 @@ class _Limit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Row:
-    """A program with its settings; where ``reason`` says why it has no figures, they are None."""
+    """The figures of a program with its settings; None if ``reason`` says why there are none."""
 
     model: str
     program: str
     precision: Precision
     tokens_per_batch: int
-    is_usual: bool = False  # a run takes these settings by itself
+    is_usual: bool = False  # the settings that a run chooses
     kernel: str = ""
     tokens_per_second: float | None = None  # the median of the repeats
     ratio: float | None = None  # to fair-esm
@@ -103,7 +103,7 @@ class _Row:
 class _Programme:
     choice: Choice
     precisions: tuple[Precision, ...]
-    n_tokens: int | None  # of different proteins; None: as many as fill some batches
+    n_tokens: int | None  # of different proteins; None: enough for a few batches
     seconds: float
     limits: dict[Precision, float] = field(default_factory=dict)  # FLOP/s, once measured
 
@@ -113,11 +113,11 @@ class _Programme:
 
 
 def bench(options: BenchOptions, argv: Sequence[str], say: Say, show: Show) -> None:
-    """Measure this machine; ``show`` gets the lines at the end, also of what was cut off.
+    """Measure this machine; ``show`` gets the lines of the report, even after an interrupt.
 
     Raises:
         UsageError: a name is unknown.
-        UnavailableError: the device, or a precision on it, is not there.
+        UnavailableError: the device does not exist, or lacks a precision.
         OutputError, StorageError: the JSON cannot be written.
     """
     choice = choose_devices(carry(options, ComputeOptions))
@@ -146,7 +146,7 @@ def bench(options: BenchOptions, argv: Sequence[str], say: Say, show: Show) -> N
 
 
 def _precisions(listed: str | None, choice: Choice) -> tuple[Precision, ...]:
-    """That of ``auto`` and one more; on a GPU with 16 bits float32 only if it is asked for."""
+    """The precision of ``auto`` and one more; float32 on a GPU with 16 bits only on request."""
     other = "fp32" if choice.kind == "cpu" else "fp16"
     usual = tuple(dict.fromkeys((choose_precision("auto", choice), other)))
     names = _names("--precisions", listed, usual, ("bf16", "fp16", "fp32", "fp8"))
@@ -164,12 +164,12 @@ def _names(
 
 
 def _measure(programme: _Programme, models: Sequence[str], say: Say) -> Iterator[_Limit | _Row]:
-    """Measure it all; every row comes as soon as it is known."""
+    """Measure everything; each row is reported at once."""
     busy = psutil.cpu_percent(interval=_LISTEN_SECONDS) / 100
     if busy > _QUIET_SHARE:
         say(f"other programs use {busy:.0%} of this machine: the figures will be low, and uneven")
     use_device(programme.device)
-    torch.set_num_threads(1)  # on a CPU, as a worker does
+    torch.set_num_threads(1)  # as in a worker on a CPU
     say("limits")
     for limit in _limits(programme.device, programme.precisions):
         yield limit
@@ -182,7 +182,7 @@ def _measure(programme: _Programme, models: Sequence[str], say: Say) -> Iterator
 
 
 def _compare(programme: _Programme, model: str, folder: Path, say: Say) -> Iterator[_Row]:
-    """fair-esm, and our settings, for one model."""
+    """Measure fair-esm and our settings for one model."""
     rows = list(_settings(programme, model))
     checkpoint, reference = folder / f"{model}.pt", None
     try:
@@ -204,7 +204,7 @@ def _compare(programme: _Programme, model: str, folder: Path, say: Say) -> Itera
 
 
 def _settings(programme: _Programme, model: str) -> Iterator[_Row]:
-    """What is measured: fair-esm, each precision, and other batches in the usual one."""
+    """The rows to measure: fair-esm, each precision, and other batch sizes in the usual one."""
     choice, room = programme.choice, room_for(MODELS[model])
     auto = choose_precision("auto", choice)
     yield _Row(model=model, program="fair-esm", precision="fp32", tokens_per_batch=_FAIR_ESM_TOKENS)
@@ -218,7 +218,7 @@ def _settings(programme: _Programme, model: str) -> Iterator[_Row]:
 
 
 def _measured(row: _Row, checkpoint: Path, programme: _Programme, proteins: Sequence[str]) -> _Row:
-    """The row with its figures, or with the reason why it has none."""
+    """Measure a row: its figures, or the reason why there are none."""
     device, shape = programme.device, MODELS[row.model]
     lengths = [len(protein) for protein in proteins]
     spec = EncoderSpec(
@@ -254,7 +254,7 @@ def _measured(row: _Row, checkpoint: Path, programme: _Programme, proteins: Sequ
 
 
 def _rates(encoder: Encoder, batches: Sequence[Sequence[str]], seconds: float) -> list[float]:
-    """Tokens per second of each repeat, after a warm-up; a GPU has two batches at a time."""
+    """Tokens per second of each repeat, after a warm-up; a GPU gets two batches at a time."""
     for batch in batches[:2]:
         encoder.start(batch).rows()
     rates, endless = [], cycle(batches)
@@ -282,10 +282,10 @@ def _count_tokens(proteins: Sequence[str]) -> int:
 
 
 def _limits(device: torch.device, precisions: Sequence[Precision]) -> Iterator[_Limit]:
-    """The product in each precision, and the copy (read and written bytes)."""
+    """Measure the product in each precision, and the copy (bytes read and written)."""
     side, n_bytes = _SIDE[device.type], _COPIED[device.type]
     for precision in precisions:
-        if precision != "fp8":  # whose products are scaled, row by row
+        if precision != "fp8":  # its products need a scale per row
             limit = _Limit(
                 what=f"matrix product, {side} x {side}", precision=precision, unit="FLOP/s"
             )
@@ -297,7 +297,7 @@ def _limits(device: torch.device, precisions: Sequence[Precision]) -> Iterator[_
 def _at_best(
     limit: _Limit, amount: float, device: torch.device, make: Callable[[], Callable[[], object]]
 ) -> _Limit:
-    """The limit with its rate: ``amount`` in the quickest of some repeats."""
+    """Measure a limit: ``amount`` by the time of the quickest repeat."""
     try:
         with unavailable_where_it_fails(limit.what, str(device)):
             return replace(limit, rate=amount / _quickest(make(), device))
@@ -306,7 +306,7 @@ def _at_best(
 
 
 def _quickest(work: Callable[[], object], device: torch.device) -> float:
-    """Seconds of one piece of work, in the quickest of some repeats."""
+    """Seconds of a piece of work, in the quickest of several repeats."""
 
     def seconds(n: int) -> float:
         started = time.perf_counter()
@@ -338,7 +338,7 @@ def _copy(device: torch.device, n_bytes: int) -> Callable[[], object]:
 
 
 def _write(path: Path | None, facts: Mapping[str, object], rows: Sequence[_Limit | _Row]) -> None:
-    """Write all that was measured anew, if there is a file for it."""
+    """Write all rows to the file of ``--json``, if any."""
     if path is None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -349,7 +349,7 @@ def _write(path: Path | None, facts: Mapping[str, object], rows: Sequence[_Limit
 
 
 def _lines(rows: Sequence[_Limit | _Row]) -> Iterator[str]:
-    """Limits, speeds, and for each model the settings to take."""
+    """The lines of the report: limits, speeds, and the best settings for each model."""
     for limit in rows:
         if isinstance(limit, _Limit):
             rate = f"{limit.rate / 1e9:,.0f} x 10^9 {limit.unit}" if limit.rate else limit.reason
@@ -378,7 +378,7 @@ def _line(row: _Row) -> str:
 
 
 def _advice(rows: Sequence[_Row]) -> Iterator[str]:
-    """The settings to take for one model, if its usual ones were measured."""
+    """Recommend settings for a model, if its usual ones were measured."""
     ours = [row for row in rows if row.program == "virnucpro" and row.tokens_per_second]
     usual = next((row.tokens_per_second for row in ours if row.is_usual), None)
     if usual is None:
@@ -395,7 +395,7 @@ def _advice(rows: Sequence[_Row]) -> Iterator[str]:
 
 
 def machine_facts() -> dict[str, object]:
-    """The processor, the memory in bytes, the GPUs, and the load before anything is measured."""
+    """Processor, memory in bytes, GPUs, and the load before the measurement."""
     gpus, _ = list_gpus()
     return {
         "cpu": _cpu_name(),

@@ -1,12 +1,11 @@
-"""What an encoder does on a device: ``models check``, and the trials of ``virnucpro devices``.
+"""``models check``, and the trials of ``virnucpro devices``: what works on a device?
 
-``models check`` compares our encoder with fair-esm, with the same weights.
-
-Ours embeds the panel in the run's precision, in batches, as a run does. fair-esm embeds it in
-float32, one protein at a time: it is the oracle. A vector may be as far from the oracle's as the
-roundings of the precision explain, see ``fair_esm``. The mean over the residues is compared, which
-a run takes, and every residue: what goes wrong far from the start of a protein, such as rotary
-angles in bf16, nearly vanishes in a mean.
+``models check`` compares our encoder with fair-esm, with the same weights. Ours embeds a panel of
+proteins in the run's precision and in batches, as a run does. fair-esm, the oracle, embeds it in
+float32, one protein at a time. The distance between two vectors may be as large as the roundings of
+the precision explain (``fair_esm``). Both the mean over the residues, which a run uses, and every
+residue are compared: an error far from the start of a protein, such as rotary angles in bf16,
+nearly vanishes in a mean.
 """
 
 from __future__ import annotations
@@ -43,29 +42,29 @@ from virnucpro.ground.log import announce, printable
 from virnucpro.ground.options import ComputeOptions
 from virnucpro.ground.processes import Child, Pipe, Raised, interrupts_held, start
 
-# Our roundings are other ones than those that the tolerance is measured with, of the same size: the
-# worst of thirty proteins is as far in both, but for chance. It was 0.8 to 1.1 times as far in bf16
-# with 2, 6 and 12 layers, and twice as far is allowed.
+# Our roundings differ from those behind the tolerance, but have the same size: the worst of thirty
+# proteins is about as far off. In bf16, with 2, 6 and 12 layers, it was 0.8 to 1.1 times as far;
+# twice as far is allowed.
 MARGIN = 2.0
 _N_SHOWN = 3  # proteins named in the verdict
 
-Vectors = Mapping[str, Rows]  # by the id of the protein: (n_residues, dim), or (1, dim) if pooled
+Vectors = Mapping[str, Rows]  # by protein id: (n_residues, dim), or (1, dim) if pooled
 
 
 @dataclass(frozen=True, slots=True)
 class _Deviation:
-    """How far the vectors of a protein are from the oracle's, relative to their length."""
+    """Distances of a protein's vectors from the oracle's, relative to their length."""
 
     protein: str
     n_residues: int
-    cosine: float  # distance of the means over the residues: 1 - cos
-    mean: float  # L2 distance of these means
-    residue: float  # L2 distance of a residue, the largest
+    cosine: float  # of the means over the residues: 1 - cos
+    mean: float  # of these means, L2
+    residue: float  # the largest of a residue, L2
 
 
 @dataclass(frozen=True, slots=True)
 class _Oracle:
-    """fair-esm's vectors, and the largest distances from them that roundings explain."""
+    """fair-esm's vectors, and the largest distances that roundings explain."""
 
     residues: Vectors
     mean: float
@@ -73,13 +72,13 @@ class _Oracle:
     tokens_per_second: float
 
     def share(self, deviation: _Deviation) -> float:
-        """How much of what is explained a protein takes; more than 1 is too much."""
+        """The share of the explained distance that a protein takes; above 1 is a failure."""
         return max(deviation.mean / self.mean, deviation.residue / self.residue)
 
 
 @dataclass(frozen=True, slots=True)
 class _DeviceCheck:
-    """The vectors of our encoder on one device beside fair-esm's; the worst protein first."""
+    """Our encoder on one device compared with fair-esm; worst protein first."""
 
     device: str
     kernel: str
@@ -89,7 +88,7 @@ class _DeviceCheck:
 
 @dataclass(frozen=True, slots=True)
 class _Check:
-    """A model, checked on each of the devices."""
+    """The check of a model on all devices."""
 
     spec: EncoderSpec
     oracle: _Oracle
@@ -103,7 +102,7 @@ class _Check:
         return not any(map(self.failures, self.devices))
 
     def report_lines(self) -> list[str]:
-        """The distances, the verdict and the speeds, for people."""
+        """Distances, verdict and speeds as text."""
         spec = self.spec
         lines = [
             f"model: {printable(spec.model)}, layer {spec.layer}, {spec.pooling} pooling",
@@ -128,7 +127,7 @@ class _Check:
         return lines
 
     def verdict(self, device: _DeviceCheck) -> str:
-        """One line on one device."""
+        """The line about one device."""
         oracle, failures = self.oracle, self.failures(device)
         named = ", ".join(
             f"{one.protein} ({oracle.share(one):.0%} of the tolerance)"
@@ -145,11 +144,11 @@ class _Check:
 
 
 def check(model: str, options: ComputeOptions, on_event: OnEvent) -> _Check:
-    """Embed the panel with a model in both programs, on every device that is asked for.
+    """Embed the panel with both programs, on every requested device.
 
     Raises:
-        UsageError, UnavailableError: the check cannot be made: the model, the device or the
-            precision is not there, or one of the programs does not run.
+        UsageError, UnavailableError: the model, the device or the precision is missing, or a
+            program does not run.
     """
     choice = choose_devices(options)
     is_emulated = options.precision == "fp8" and choice.kind == "cpu"
@@ -158,7 +157,7 @@ def check(model: str, options: ComputeOptions, on_event: OnEvent) -> _Check:
 
 
 def check_on(choice: Choice, model: Model, precision: Precision, on_event: OnEvent) -> _Check:
-    """Embed the panel on devices that are there. Raises as ``check``."""
+    """Embed the panel on existing devices. Raises as ``check``."""
     if model.family != "esm2":
         raise UsageError(
             f"{printable(model.name)} is not an ESM-2: fair-esm has no vectors of it",
@@ -175,7 +174,7 @@ def check_on(choice: Choice, model: Model, precision: Precision, on_event: OnEve
     )
     for description in choice.descriptions:
         announce(description)
-    devices = tuple(dict.fromkeys(choice.devices))  # the workers of a CPU are one device
+    devices = tuple(dict.fromkeys(choice.devices))  # all workers of a CPU are one device
     n_tokens = choose_tokens(choice, model.footprint, precision)
     oracle = _ask_oracle(spec, model, devices[0], on_event)
     checks = []
@@ -196,7 +195,7 @@ def check_on(choice: Choice, model: Model, precision: Precision, on_event: OnEve
 def _ask_oracle(spec: EncoderSpec, model: Model, device: str, on_event: OnEvent) -> _Oracle:
     """
     Raises:
-        UnavailableError: fair-esm does not run here, or the precision does not hold its numbers.
+        UnavailableError: fair-esm does not run here, or its numbers overflow the precision.
     """
     precision = spec.precision
     spec = replace(spec, family="fair-esm", pooling="none", precision="fp32")
@@ -226,15 +225,15 @@ def _means(residues: Vectors) -> Vectors:
 def _embed(
     encoder: Encoder, tokens_per_batch: int, stage: str, on_event: OnEvent
 ) -> tuple[Vectors, float]:
-    """The vectors of the panel, and tokens per second, without the first, short batch."""
+    """Embed the panel. -> its vectors, and tokens per second without the first, short batch"""
     panel = make_panel()
     ids, proteins = list(panel), list(panel.values())
     lengths = [len(protein) for protein in proteins]
-    # one by one: without the padding between sequences
+    # one by one, without padding
     counts = [encoder.count_tokens([length]) for length in lengths]
     vectors: dict[str, Rows] = {}
     n_done = 0
-    encoder.start([min(proteins, key=len)]).rows()  # what is loaded at first use
+    encoder.start([min(proteins, key=len)]).rows()  # loads whatever is loaded at first use
     started = time.perf_counter()
     for rows in encoder.plan(lengths, tokens_per_batch):
         batch = encoder.start([proteins[i] for i in rows]).rows()
@@ -247,7 +246,7 @@ def _embed(
 
 
 def find_deviations(means: Vectors, residues: Vectors, oracle: Vectors) -> list[_Deviation]:
-    """How far means and residues are from the oracle's residues, by id."""
+    """Distances of means and residues from the oracle's, by id."""
     deviations = []
     exact = _means(oracle)
     for name, protein in make_panel().items():
@@ -261,10 +260,10 @@ def find_deviations(means: Vectors, residues: Vectors, oracle: Vectors) -> list[
 
 @contextmanager
 def unavailable_where_it_fails(program: str, device: str) -> Iterator[None]:
-    """Say which program does not run on which device, and what to do.
+    """Turn errors into one that names program, device and remedy.
 
     Raises:
-        UnavailableError: what was called has no room on the device, or no kernel for it.
+        UnavailableError: the device lacks memory, or a kernel.
     """
     try:
         yield
@@ -281,16 +280,16 @@ def unavailable_where_it_fails(program: str, device: str) -> Iterator[None]:
         ) from error
 
 
-# What ``virnucpro devices`` says of fp8 and of our kernels. Each GPU is tried in a process of its
+# The trials of ``virnucpro devices``: fp8 and our kernels. Each GPU is tried in a process of its
 # own, so that this one never starts CUDA.
 
-_MOST_SECONDS = 60.0  # that the trials may take: each kernel is compiled, where it never was
+_MOST_SECONDS = 60.0  # for all trials: kernels may have to be compiled
 
 
 def try_gpus(devices: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Why GPUs, named as torch names them, have no fp8, and do not run our kernels.
+    """Try GPUs, by their names in torch. -> why each has no fp8 or does not run a kernel of ours
 
-    By "fp8" and the name of the kernel; empty where they do.
+    The keys are "fp8" and the names of the kernels; the reason is empty if it works.
     """
     with interrupts_held():
         children = {device: start(_try, device) for device in devices}
@@ -298,7 +297,7 @@ def try_gpus(devices: Iterable[str]) -> dict[str, dict[str, str]]:
         end = time.monotonic() + _MOST_SECONDS
         return {device: _outcome(child, end) for device, child in children.items()}
     finally:
-        for child in children.values():  # and the compilers that it started
+        for child in children.values():  # and the compilers that they started
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(child.process.pid, signal.SIGKILL)
         Child.kill_all(list(children.values()))
@@ -318,7 +317,7 @@ def _outcome(child: Child, end: float) -> dict[str, str]:
 
 
 def _try(pipe: Pipe, name: str) -> None:
-    os.setsid()  # so that it can be killed with all that it starts
+    os.setsid()  # so that all processes that it starts can be killed with it
     device, no_fp8 = torch.device(name), ""
     use_device(device)
     try:
@@ -331,12 +330,11 @@ def _try(pipe: Pipe, name: str) -> None:
     pipe.send({"fp8": no_fp8, **refusals, **triton_kernels.refusals(device, torch.float32)})
 
 
-# The panel: the same letters on every machine, from 1 to 1,022 residues, which are what ESM-2 was
-# trained on at most. ``random.Random.random`` gives the same numbers in every version of Python,
-# which no other generator promises.
+# The panel: the same proteins on every machine, with 1 to 1,022 residues, the longest in ESM-2's
+# training. Only ``random.Random.random`` promises the same numbers in every version of Python.
 
 AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
-ODD_LETTERS = "XBZUOJ.-*"  # J and * have no token of their own, and read as <unk>
+ODD_LETTERS = "XBZUOJ.-*"  # J and * have no token: they become <unk>
 LENGTHS = (1, 2, 3, 5, 9, 16, 33, 50, 63, 64, 100, 128, 166, 167, 257, 400, 512, 777, 1022)
 _SEED = 1
 _KNOWN = {
@@ -351,11 +349,11 @@ _KNOWN = {
         "IKVNFKIRHNIEDGSVQLADHYQQNTPIGDGPVLLPDNHYLSTQSALSKDPNEKRDHMVLLEFVTAAGITHGMDELYK"
     ),
 }
-_EVERY = 5  # residue of a known protein, replaced by an odd letter
+_EVERY = 5  # every fifth residue of a known protein becomes an odd letter
 
 
 def make_panel() -> dict[str, str]:
-    """Proteins by id: known ones, random ones, and some with odd letters or in lower case."""
+    """Proteins by id: known, random, with odd letters, and in lower case."""
     rng, ubiquitin = Random(_SEED), _KNOWN["ubiquitin"]
     panel = dict(_KNOWN)
     for length in LENGTHS:
