@@ -379,7 +379,7 @@ def _copy_files(
     if _hashes(copies) != hashes:
         raise StorageError(
             f"the copy in {printable(target.parent)} is not what was copied",
-            hint="check the disk, or let the file be written to its end, then import it again",
+            hint="check the disk, or wait until the file is complete, then import it again",
         )
 
 

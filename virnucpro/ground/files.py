@@ -194,7 +194,7 @@ def read_facts(path: Path) -> dict[str, Any]:
     except ValueError as error:
         why = error
     raise ResumeError(
-        f"{printable(path)} is damaged: {printable(why)}", hint="put a copy of it back"
+        f"{printable(path)} is damaged: {printable(why)}", hint="restore a copy of it"
     )
 
 

@@ -1,8 +1,8 @@
-"""Pages, and what else a training leaves for people: its state, its head, the card, a summary.
+"""Pages of trainings and evaluations, and other texts for people: states, heads, cards, summaries.
 
-All are made of files, of any version: what they lack is left out. The model card is a Markdown page
-in the folder of the model, for whoever gets that. ``evaluate --card`` adds its figures; a training
-that goes on begins the card anew, so that no figure stays of other weights.
+All are made from files of any version; missing facts are left out. The model card is a Markdown
+page in the folder of the model, for its users. ``evaluate --card`` adds its figures; a training that
+is resumed begins the card anew, so that no figures of other weights remain.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def write_training_page(folder: Path) -> None:
     """Write the page of a training into its folder.
 
     Raises:
-        InputMissingError: there is no training in this folder.
+        InputMissingError: the folder has no training.
         ResumeError: ``training.json`` is damaged.
         InputError: a table is damaged.
         OutputError, StorageError: as ``files.writing``.
@@ -103,7 +103,7 @@ def write_training_page(folder: Path) -> None:
 
 
 def read_table(path: Path) -> _Table:
-    """The rows of a small table by the names of their columns; none without a table.
+    """Read a small table: rows by column name; none if there is no table.
 
     Raises:
         InputError: it is empty, or a row has another number of values.
@@ -115,7 +115,7 @@ def read_table(path: Path) -> _Table:
 def write_figures(
     path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, object]], form: str
 ) -> None:
-    """Write a table; floats as ``form`` says, what a row lacks or has as None is not defined.
+    """Write a table, with floats in ``form``; a missing value or None is undefined.
 
     Raises:
         OutputError, StorageError: as ``files.writing``.
@@ -130,7 +130,7 @@ def write_figures(
 
 
 def _columns(table: _Table) -> list[tuple[str, bool, list[str]]]:
-    """The columns of a table: name, whether it holds numbers, and the cells as they are shown."""
+    """The columns of a table: name, whether it holds numbers, and the cells as text."""
     return [
         (
             escaped(name).replace("_", " "),
@@ -142,7 +142,7 @@ def _columns(table: _Table) -> list[tuple[str, bool, list[str]]]:
 
 
 def _learning_curves(epochs: _Table) -> Iterator[Chart]:
-    """Losses and the figures of validation over the epochs, a line for each seed and name."""
+    """Charts of losses and validation figures over the epochs, a line for each seed and name."""
     names = [name for name in (epochs[0] if epochs else ()) if name not in ("seed", "epoch", "lr")]
     losses = [name for name in names if "loss" in name]
     figures = [name for name in names if name not in losses]
@@ -197,7 +197,7 @@ def _training_facts(facts: Facts) -> Iterator[tuple[str, str]]:
 
 
 def _measure(folder: Path, facts: Facts) -> dict[str, Any]:
-    """How far each seed of a training is, and its best epoch."""
+    """The progress of each seed of a training, and its best epoch."""
     settings = Facts(facts.part("settings"))
     by_seed: dict[str, list[dict[str, str]]] = {}
     for row in read_table(folder / EPOCHS):
@@ -218,7 +218,7 @@ def _measure(folder: Path, facts: Facts) -> dict[str, Any]:
 
 
 def _progress(rows: Sequence[Mapping[str, str]], name: str) -> dict[str, Any]:
-    """How far a seed is; its best epoch, by the figure of this name, and the last figures."""
+    """The progress of a seed, its best epoch by the figure of this name, and the last figures."""
     last = {key: _number_in(value) for key, value in rows[-1].items() if key != "seed"}
     measured = [(_number_in(row.get(name, "")), row) for row in rows]
     scored = [(-value if "loss" in name else value, row) for value, row in measured if value]
@@ -232,7 +232,7 @@ def _progress(rows: Sequence[Mapping[str, str]], name: str) -> dict[str, Any]:
 
 
 def training_lines(folder: Path, *, as_json: bool) -> list[str] | None:
-    """Lines on a training folder, for people or for programs; None if no training began there.
+    """Describe a training folder, for people or for programs; None if no training began there.
 
     Raises:
         ResumeError: ``training.json`` is damaged.
@@ -265,7 +265,7 @@ def _describe(folder: Path, facts: Facts, figures: Mapping[str, Any]) -> Iterato
 
 
 def describe_head(path: Path) -> Iterator[str]:
-    """What a head is for, how it calls, and what it was trained on, in lines.
+    """Describe a head: its purpose, how it calls, and its training data.
 
     Raises:
         UnavailableError: it is damaged, or of an older version.
@@ -293,7 +293,7 @@ def describe_head(path: Path) -> Iterator[str]:
 
 
 def summary_lines(folders: Sequence[Path]) -> list[str]:
-    """A table: mean and standard deviation of the held-out figures over trainings and seeds.
+    """Make a table: mean and standard deviation of held-out figures over trainings and seeds.
 
     Raises:
         UsageError: fewer than two trainings or seeds have figures.
@@ -309,7 +309,7 @@ def summary_lines(folders: Sequence[Path]) -> list[str]:
 
 
 def spread_lines(folders: Sequence[Path]) -> Iterator[str]:
-    """The rows of that table."""
+    """The rows of the summary."""
     values: dict[tuple[str, str, str], list[float]] = {}
     for (table, (keys, figures)), folder in product(_SUMMARISED.items(), folders):
         for row, figure in product(read_table(folder / table), figures):
@@ -326,10 +326,10 @@ def spread_lines(folders: Sequence[Path]) -> Iterator[str]:
 
 
 def report_folder(folder: Path) -> Path:
-    """Write the page of a folder that nobody is working on. -> its file
+    """Write the page of an idle folder. -> the page
 
     Raises:
-        InputMissingError: it holds none of these.
+        InputMissingError: the folder has no run, training or evaluation.
         OutputError: another process is using it.
         VirnucproError: as the pages do.
     """
@@ -358,7 +358,7 @@ def write_evaluation_page(folder: Path) -> None:
     """Write the page of an evaluation into its folder.
 
     Raises:
-        InputMissingError: there is no evaluation in this folder.
+        InputMissingError: the folder has no evaluation.
         ResumeError: ``evaluation.json`` is damaged.
         OutputError, StorageError: as ``files.writing``.
     """
@@ -381,7 +381,7 @@ def write_evaluation_page(folder: Path) -> None:
 
 
 def _evaluation_row(row: Facts) -> dict[str, object]:
-    """A row of figures; AUROC and its interval also as places between 0.5 and 1."""
+    """A row of figures; AUROC and its interval also as positions between 0.5 and 1."""
     auroc, low, high = (row.real(name, "auroc") for name in OF_ALL)
     return {
         "kind": _name(row),
@@ -398,7 +398,7 @@ def _evaluation_row(row: Facts) -> dict[str, object]:
 
 
 def _name(kind: Facts) -> str:
-    """Records of a length, or chunks, as a legend has them."""
+    """The name of a kind of samples in a legend: records of a length, or chunks."""
     if kind.text("unit") == "chunk":
         return "chunks"
     length = kind.text("length")
@@ -406,7 +406,7 @@ def _name(kind: Facts) -> str:
 
 
 def _evaluation_charts(facts: Facts, overall: Sequence[Facts]) -> Iterator[Chart]:
-    """ROC, precision over recall, and reliability, a line for each kind of samples; scores."""
+    """Charts of ROC, precision over recall, and reliability by kind of samples; and of scores."""
     unit = (0.0, 1.0)
     sizes = {_name(row): (row.number("n_virus"), row.number("n")) for row in overall}
     roc = [
@@ -435,7 +435,7 @@ def _evaluation_charts(facts: Facts, overall: Sequence[Facts]) -> Iterator[Chart
 def _whole(
     facts: Facts, kind: str, x: str, y: str
 ) -> Iterator[tuple[Facts, list[float], list[float]]]:
-    """The curves of a kind whose two columns are whole, with these."""
+    """The curves of a kind with two complete columns, and these columns."""
     for curve in facts.each(kind):
         first, second = curve.reals(x), curve.reals(y)
         if first and len(first) == len(second):
@@ -445,14 +445,14 @@ def _whole(
 def _precision(
     false: Sequence[float], true: Sequence[float], n_virus: int, n: int
 ) -> tuple[list[float], list[float]]:
-    """Recall and precision of the points of a ROC curve where anything is called."""
+    """Recall and precision at the points of a ROC curve where something is called."""
     calls = [(t, t * n_virus, f * (n - n_virus)) for f, t in zip(false, true, strict=True)]
     shares = [(recall, tp / (tp + fp)) for recall, tp, fp in calls if tp + fp]
     return [recall for recall, _ in shares], [share for _, share in shares]
 
 
 def _histogram(name: str, scores: Facts, virus: list[float], other: list[float]) -> Chart:
-    """Steps over the scores, a line for each label, and the lowest score that is called."""
+    """A histogram of scores, a line for each label, and the lowest score that is called."""
     edges = np.linspace(0, 1, len(virus) + 1).repeat(2)[1:-1].tolist()
     series = [
         (f"{label} ({int(sum(counts)):,})", edges, np.repeat(counts, 2).tolist())
@@ -508,7 +508,7 @@ def find_card(model: str) -> Path:
     """The card of a model that ``--model`` names.
 
     Raises:
-        InputMissingError: it has none.
+        InputMissingError: the model has no card.
     """
     head = open_model(model, lambda _: None).head
     path = head and head.with_name(CARD_FILE)
@@ -521,7 +521,7 @@ def find_card(model: str) -> Path:
 
 
 def add_evaluation(card: Path, lines: Sequence[str]) -> None:
-    """Put the figures of an evaluation into a card, in the place of those that are there."""
+    """Put the figures of an evaluation into a card, in place of earlier ones."""
     with open_plain(card) as stored:
         text = stored.read().decode("utf-8", errors="replace")
     before = text.split(_EVALUATION)[0]
@@ -529,7 +529,7 @@ def add_evaluation(card: Path, lines: Sequence[str]) -> None:
 
 
 def markdown_table(table: Sequence[Mapping[str, object]]) -> Iterator[str]:
-    """A table by the names of its columns, and an empty line behind it; nothing without a row."""
+    """A Markdown table and an empty line; nothing if there are no rows."""
     if table:
         names = [name.replace("_", " ") for name in table[0]]
         header, *rows = (

@@ -279,7 +279,9 @@ class FeatureReader:
         embeddings = read_embeddings(path, store.attributes(shard), store.encoder.dim)
         reasons = {failure.orf_id: failure.reason for failure in embeddings.failures}
         if embeddings.ids != tuple(orf.id for orf in orfs if orf.id not in reasons):
-            raise FeatureFileError(f"{printable(path)} does not hold its ORFs in their order")
+            raise FeatureFileError(
+                f"{printable(path)} has other ORFs, or has them in another order"
+            )
         failed = {i: reasons[orf.id] for i, orf in enumerate(orfs) if orf.id in reasons}
         self._sources[shard.index] = _Source(path, failed)
         return embeddings

@@ -199,9 +199,7 @@ def check_index(path: Path) -> None:
                 )
         labels = (_label_of(read_label(file, {}).attributes) for file in files)
         if hash_of(label.encode() for label in labels) != written_for:
-            raise FeatureFileError(
-                f"{printable(path)} was written for other files", hint=_WRITE_ANEW
-            )
+            raise FeatureFileError(f"{printable(path)} belongs to other files", hint=_WRITE_ANEW)
 
 
 def read_shown(store: FeatureStore) -> Iterator[tuple[str, NDArray[np.float32]]]:

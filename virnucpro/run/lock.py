@@ -229,9 +229,9 @@ def _refuse_living(handle: FileIO, folder: Path, tags: Mapping[Path, tuple[str, 
         holder = tags.get(living)
         who = f"process {holder[1]} on {holder[0]}" if holder else str(words and words[0].strip())
         raise OutputError(
-            f"{printable(who)} is using {printable(folder)}, and its lock does not reach this "
-            "host: this file system keeps `flock` to each host by itself",
-            hint="wait for its end, or stop it; let one host at a time use the folder, or mount "
+            f"{printable(who)} is using {printable(folder)}, and this host cannot see its lock: "
+            "on this file system `flock` works only within a host",
+            hint="wait until it ends, or stop it; let one host at a time use the folder, or mount "
             "the file system with locks between hosts (Lustre: -o flock; NFS: without local_lock)",
         )
 
@@ -239,7 +239,7 @@ def _refuse_living(handle: FileIO, folder: Path, tags: Mapping[Path, tuple[str, 
 def _find_living(patience: Mapping[Path, float]) -> Path | None:
     """The first file that gets a beat within its seconds of patience, if any."""
     if (most := max(patience.values(), default=0.0)) > 0:
-        LOGGER.info("waiting %.0f s at most for a sign of life of who used this folder", most)
+        LOGGER.info("waiting up to %.0f s to see if another host still uses this folder", most)
     before, start = {path: _time_of(path) for path in patience}, time.monotonic()
     while waiting := [p for p, most in patience.items() if time.monotonic() - start < most]:
         for path in waiting:
@@ -289,7 +289,7 @@ def _open(tree: Tree, path: Path, beginning: bytes = b"") -> FileIO:
     handle.close()
     raise OutputError(
         f"{printable(path)} is not the lock of a run: it is not a plain file, or holds other text",
-        hint="look at it, and move it away",
+        hint="inspect it, then move it away",
     )
 
 
@@ -318,7 +318,7 @@ def _soft(handle: FileIO, mark: Path, tags: Path, seconds: float) -> Iterator[No
         if not _is_dead(handle, mark):
             hint = f"if that run is over (this machine cannot see that), delete {printable(mark)}"
             raise _in_use(handle, tags.parent, tags, hint) from error
-        announce(f"taken over: {printable(mark)}, whose process gave no sign of life")
+        announce(f"took over {printable(mark)}: its process showed no sign of life")
         Tree(mark.parent).delete(mark)
         lock.acquire()
     try:
@@ -355,7 +355,7 @@ def _in_use(handle: FileIO, folder: Path, tags: Path, *hints: str) -> OutputErro
         more = f" and {len(working) - _NAMED} more" if len(working) > _NAMED else ""
         return OutputError(
             f"`virnucpro work` is using {printable(folder)}: {', '.join(names)}{more}",
-            hint="; ".join(("wait for its end, or stop it: finished shards are kept", *hints)),
+            hint="; ".join(("wait until it ends, or stop it: finished shards are kept", *hints)),
         )
     return OutputError(
         f"another run is using {printable(folder)}: "

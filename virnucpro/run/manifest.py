@@ -194,7 +194,7 @@ def _from_json(stored: Mapping[str, Any], copies: Path) -> InputFile:
 def _damaged(manifest: Path, why: object) -> ResumeError:
     return ResumeError(
         f"{printable(manifest)} is damaged: {printable(why)}",
-        hint="put a copy of it back, start again with --force, or choose another --output-dir",
+        hint="restore a copy of it, start again with --force, or choose another --output-dir",
     )
 
 

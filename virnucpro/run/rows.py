@@ -102,7 +102,7 @@ class RowStore:
     def write(self, group: Sequence[Slice], plan: Plan, rows: SliceRows) -> None:
         """
         Raises:
-            OutputError, StorageError: the disk refuses it.
+            OutputError, StorageError: the file cannot be written.
         """
         texts: list[bytes | memoryview] = []
 
@@ -189,7 +189,7 @@ def _unpacked(facts: bytes, text: memoryview) -> SliceRows:
         for sample, tally, rows, own_rows in portions
     ]
     if place != len(text):
-        raise ValueError("the rows are longer, or shorter, than is said")
+        raise ValueError("the rows do not have the length in the label")
     check_counts(*counts)
     parts = [[IndexPart(**one) for one in of_store] for of_store in files]
     return SliceRows(parts, each, *counts)

@@ -110,8 +110,8 @@ def _no_run(rundir: RunDir) -> InputMissingError:
     where, run = printable(rundir.root), run_at(rundir.root)
     if run:
         return InputMissingError(
-            f"{where}: {printable(run)} is reading the input, and has no plan yet",
-            hint="ask again later",
+            f"{where}: {printable(run)} is still reading the input",
+            hint="try again later",
         )
     present = [name for name in rundir.own_names if (rundir.root / name).exists()]
     if present and {*present} <= {rundir.copies.name, rundir.log.name}:

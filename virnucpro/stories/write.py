@@ -392,7 +392,7 @@ def _not_all(n_planned: int, n_read: int) -> InputError:
     return InputError(
         f"{counted(n_planned, 'record')} at first, "
         f"{n_read} now: an input file changed while the run went on",
-        hint="let it be written to its end, then start again with --force",
+        hint="wait until it is completely written, then start again with --force",
     )
 
 

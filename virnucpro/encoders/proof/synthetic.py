@@ -1,6 +1,6 @@
-"""Synthetic data: proteins, and ESM-2 weights, from a seed alone.
+"""Synthetic data: proteins and ESM-2 weights from a seed.
 
-The same seed gives the same letters everywhere, and the same weights on all devices of a kind.
+A seed gives the same letters everywhere, and the same weights on all devices of a kind.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MODELS: Mapping[str, ESM2Shape] = {
     name.split("_")[2]: shape_of(published)
     for name, published in FAMILIES["esm2"].published.items()
 }
-BLOCK = 4096  # lengths drawn at once
+BLOCK = 4096  # lengths drawn together
 _LETTERS = np.frombuffer(b"ACDEFGHIKLMNPQRSTVWY", dtype=np.uint8)
 _CPU = torch.device("cpu")
 _LARGE = 2e9  # parameters
@@ -35,7 +35,7 @@ Lengths = NDArray[np.int64]
 
 
 def six_frame_500(rng: np.random.Generator) -> Lengths:
-    """Stop-free frames of 500-base chunks; one in ten is of a record's shorter, last chunk."""
+    """Stop-free frames of 500-base chunks; one in ten comes from a shorter last chunk."""
     bases = np.where(rng.random(BLOCK) < 0.9, 500, rng.integers(100, 500, BLOCK))
     return (bases - rng.integers(0, 3, BLOCK)) // 3
 
@@ -43,7 +43,7 @@ def six_frame_500(rng: np.random.Generator) -> Lengths:
 def make_proteins(
     n_tokens: int, seed: int, draw: Callable[[np.random.Generator], Lengths] = six_frame_500
 ) -> list[str]:
-    """Proteins of drawn lengths, as many as ``n_tokens`` hold, and one at least."""
+    """Proteins of random lengths: as many as fit into ``n_tokens``, and at least one."""
     rng = np.random.default_rng(seed)
     blocks, total = [], 0
     while total < n_tokens:
@@ -58,9 +58,9 @@ def make_proteins(
 
 
 def random_tensors(shape: ESM2Shape, seed: int, device: torch.device) -> Tensors:
-    """The tensors of an ESM-2, float32, drawn on a device when they are read; none is held.
+    """The tensors of an ESM-2, float32, drawn on a device at each reading.
 
-    Each part changes the result. Linear layers keep the length of a vector, but for the last of
+    Every part affects the result. Linear layers keep the length of a vector, except the last one of
     attention, which halves it: so numbers stay small in any number of layers.
     """
     stub = stub_of(shape, shape.n_layers)
@@ -90,10 +90,7 @@ def random_tensors(shape: ESM2Shape, seed: int, device: torch.device) -> Tensors
 
 
 def write_checkpoint(path: Path, shape: ESM2Shape, seed: int, device: torch.device = _CPU) -> None:
-    """Write a fair-esm ``.pt`` of ``random_tensors``, drawn on the device; 16 bits if it is large.
-
-    So are the published ones.
-    """
+    """Write ``random_tensors`` as a fair-esm ``.pt``; in 16 bits if large, like published ones."""
     number = torch.float16 if shape.n_parameters > _LARGE else torch.float32
     tensors = random_tensors(shape, seed, device)
     state = {name: tensors.read(name, None).to("cpu", number) for name in sorted(tensors.names)}
