@@ -534,7 +534,7 @@ def test_status_of_a_run_that_ended_before_its_plan_says_what_to_do(tmp_path):
     with pytest.raises(InputMissingError, match=r"holds no run$"):
         inspect_run(tmp_path, verify=False)
     rundir = RunDir(tmp_path)
-    with rundir.in_use(), pytest.raises(InputMissingError, match="is reading the input"):
+    with rundir.in_use(), pytest.raises(InputMissingError, match="is still reading the input"):
         inspect_run(tmp_path, verify=False)
     with pytest.raises(InputMissingError, match="ended while it read the input") as caught:
         inspect_run(tmp_path, verify=False)

@@ -1,8 +1,8 @@
 """Pages of trainings and evaluations, and other texts for people: states, heads, cards, summaries.
 
 All are made from files of any version; missing facts are left out. The model card is a Markdown
-page in the folder of the model, for its users. ``evaluate --card`` adds its figures; a training that
-is resumed begins the card anew, so that no figures of other weights remain.
+page in the folder of the model, for its users. ``evaluate --card`` adds its figures; a resumed
+training begins the card anew, so that no figures of other weights remain.
 """
 
 from __future__ import annotations
