@@ -22,7 +22,7 @@ from scorer_oracle import (
 )
 from scorer_words import word_table
 
-from virnucpro.callers.chain import RegionModel, posteriors, viterbi
+from virnucpro.callers.chain import RegionModel, viral_path
 from virnucpro.ground import library
 from virnucpro.ground.errors import UnavailableError
 from virnucpro.ground.records import reverse_complement
@@ -217,7 +217,7 @@ def test_open_stretches_are_those_of_plain_python_unless_c_and_g_are_common(
 
 def test_no_items_have_no_path() -> None:
     nothing = np.zeros(0, dtype=np.int64), np.zeros(0)
-    assert len(viterbi(*nothing, MODEL)) == len(posteriors(*nothing, MODEL)) == 0
+    assert [len(column) for column in viral_path(*nothing, MODEL)] == [0, 0]
 
 
 @given(st.text("ACN", max_size=150), st.text("ACN", max_size=150), st.integers(0, 60))

@@ -1,9 +1,9 @@
 """A hidden Markov model with two states, host and virus, finds virus-like regions.
 
 Items lie along a record, each with its evidence: the log-ratio of virus over host. Rates are per
-base, so items may be missing or lie at any distance. ``viterbi`` gives the most probable path,
-``posteriors`` the probability that each item is viral (Durbin et al. 1998, Biological sequence
-analysis, chapter 3).
+base, so items may be missing or lie at any distance. ``viral_path`` gives the most probable path
+and the probability that each item is viral (Durbin et al. 1998, Biological sequence analysis,
+chapter 3).
 
 How far an item stands out depends on the level of its host, which is unknown. Each departure from
 the usual level at the GC of the record has a prior, and a likelihood over all paths
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from math import inf, log, log1p
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +33,6 @@ OWN_REGION_MODEL = EMBEDDED_FOLDER / "regions.json"
 FORMAT = 4
 _DEPARTURES = np.arange(-5.0, 5.25, 0.25)  # of a host, in spreads of hosts
 _LARGEST = 1e12  # squares and products of larger values may overflow
-
-Transition = tuple[tuple[float, float], tuple[float, float]]  # log-probabilities, from and to
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +119,16 @@ class RegionModel:
         bins = np.searchsorted(self.edges, contrasts)
         return np.where(np.isnan(contrasts), 0.0, np.array(log_ratios)[bins])
 
-    def transition(self, n_bases: int) -> Transition:
-        """Log-probabilities of each change of state over ``n_bases``, in continuous time."""
-        rate = 1 / self.host_bases + 1 / self.virus_bases
-        mixed = -np.expm1(-rate * n_bases)
-        virus = self.virus_bases / (self.host_bases + self.virus_bases)  # share of all bases
-        enter, leave = float(mixed * virus), float(mixed * (1 - virus))
-        return (log1p(-enter), log(enter)), (log(leave), log1p(-leave))
+    @property
+    def rates(self) -> tuple[float, float, float]:
+        """The arguments of library functions."""
+        return self.host_bases, self.virus_bases, self.first_share
+
+    def transition(self, n_bases: int) -> Values:
+        """Log-probabilities of each change of state over ``n_bases``, from and to. (2, 2)"""
+        step = np.empty((2, 2))
+        call("chain_step", n_bases, self.host_bases, self.virus_bases, step)
+        return step
 
     @staticmethod
     def load(path: Path | None = None) -> RegionModel:
@@ -170,23 +171,15 @@ def unusable(path: Path, reason: object) -> UnavailableError:
     )
 
 
-def viterbi(starts: Counts, evidence: Values, model: RegionModel) -> Mask:
-    """Whether each item is viral on the most probable path; a tie goes to the host. (n,) -> (n,)
+def viral_path(starts: Counts, evidence: Values, model: RegionModel) -> tuple[Mask, Values]:
+    """Whether each item is viral on the most probable path, and the probability that it is viral.
 
-    ``starts`` are the positions of the items in bases, ascending.
+    ``starts`` are the positions of the items in bases, ascending. A tie goes to the host.
+    (n,), (n,) -> (n,), (n,)
     """
-    path = np.empty(len(starts), dtype=np.uint8)
-    host, virus = log1p(-model.first_share), log(model.first_share)
-    call("viterbi", evidence, _steps(starts, model), len(starts), host, virus, path)
-    return path.astype(np.bool_)
-
-
-def posteriors(starts: Counts, evidence: Values, model: RegionModel) -> Values:
-    """The probability that each item is viral, given all items. (n,) -> (n,)"""
-    odds = np.empty(len(starts))
-    first = log(model.first_share) - log1p(-model.first_share)
-    call("log_posteriors", evidence, _steps(starts, model), len(starts), first, odds)
-    return sigmoid(odds)
+    path, odds = np.empty(len(starts), dtype=np.bool_), np.empty(len(starts))
+    call("viral_path", evidence, starts, len(starts), *model.rates, path.view(np.uint8), odds)
+    return path, sigmoid(odds)
 
 
 def log_likelihoods(
@@ -199,16 +192,7 @@ def log_likelihoods(
     record that is all virus from a host that departs as far.
     """
     likelihoods = np.empty(len(departures))
-    first = log1p(-model.first_share), log(model.first_share)
-    numbers = (*first, model.weight / model.deviation**2, model.distance)
-    items = contrasts, _steps(starts, model), len(starts)
+    numbers = model.weight / model.deviation**2, model.distance
+    items = contrasts, starts, len(starts), *model.rates
     call("log_likelihoods", *items, departures, len(departures), *numbers, likelihoods)
     return likelihoods
-
-
-def _steps(starts: Counts, model: RegionModel) -> Values:
-    """Log-probabilities from each item to the next, as in ``transition``. (n - 1, 4)"""
-    n_bases = np.diff(starts)
-    different = sorted(set(n_bases.tolist()))
-    known = [model.transition(n) for n in different]
-    return np.array(known, dtype=np.float64).reshape(-1, 4)[np.searchsorted(different, n_bases)]

@@ -14,7 +14,7 @@ the same GC: ``Levels``.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -150,8 +150,10 @@ class Hosts:
         n = int(np.count_nonzero(items.is_known))
         if not n:
             return self
+        if is_virus:
+            return replace(self, gc=items.median_gc)
         own = Hosts.of(items)
-        share = 0.0 if is_virus else n / (n + _PRIOR_ITEMS)
+        share = n / (n + _PRIOR_ITEMS)
         has_slope = n >= _PRIOR_ITEMS
 
         def drawn(value: float, prior: float) -> float:
@@ -209,22 +211,20 @@ def _means_on(genes: Genes, places: Counts, size: int) -> Values:
     is_known = ~np.isnan(genes[2])
     starts, ends, log_odds = genes[0][is_known], genes[1][is_known], genes[2][is_known]
 
-    def before(bounds: Counts, values: Values, bases: Counts) -> Values:
+    values = np.stack([np.ones(len(starts)), log_odds])
+    bases = np.concatenate([places, places + size])
+
+    def before(bounds: Counts) -> Values:
         """For each of ``bases``: the sum of each value times the bases since its bound."""
         order = np.argsort(bounds, kind="stable")
-        rows = np.stack([values, values * bounds])[:, order]
-        sums = np.pad(rows.cumsum(axis=1), ((0, 0), (1, 0)))
-        first, second = sums[:, np.searchsorted(bounds[order], bases)]
+        rows = np.stack([values, values * bounds])[:, :, order]
+        sums = np.zeros((2, 2, len(bounds) + 1))
+        rows.cumsum(axis=2, out=sums[:, :, 1:])
+        first, second = sums[:, :, np.searchsorted(bounds[order], bases)]
         return np.asarray(first * bases - second)
 
-    def on_genes(values: Values) -> Values:
-        low, high = (
-            before(starts, values, bases) - before(ends, values, bases)
-            for bases in (places, places + size)
-        )
-        return np.asarray(high - low)
-
-    n_bases, total = on_genes(np.ones(len(starts))), on_genes(log_odds)
+    low, high = np.split(before(starts) - before(ends), 2, axis=1)
+    n_bases, total = high - low
     return np.where(n_bases > 0, total / np.maximum(1, n_bases), np.nan)
 
 

@@ -23,7 +23,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from virnucpro.callers.chain import OWN_REGION_MODEL, RegionModel, posteriors, unusable, viterbi
+from virnucpro.callers.chain import OWN_REGION_MODEL, RegionModel, unusable, viral_path
 from virnucpro.callers.contrast import Genes, Items, ReadGenes, median
 from virnucpro.ground.log import counted
 from virnucpro.ground.records import (
@@ -218,16 +218,22 @@ def regions_of_items(
     starts, n_bases = items.start, len(sequence)
     is_throughout = not is_virus and is_provirus_throughout(sequence, items, model, read_genes)
     contrasts = model.contrast(items, is_virus=is_virus or is_throughout)
-    evidence = model.evidence(contrasts)
-    by_genes = evidence
-    if not is_virus and (is_read := _is_read(posteriors(starts, evidence, model))).any():
+    evidence = by_genes = model.evidence(contrasts)
+    by_pieces = by_all = viral_runs(starts, evidence, n_bases, model)
+    if not is_virus and (is_read := _is_read(by_pieces[2])).any():
         items = items.with_genes(sequence, is_read, model.size, read_genes)
         by_genes = model.evidence_by_genes(items, contrasts)
-    runs, weak, posterior = viral_runs(starts, by_genes, n_bases, model)
-    guarded = near_host_genes(sequence, starts + model.size // 2, [*runs, *weak], code)
+        by_all = viral_runs(starts, by_genes, n_bases, model)
+    candidates = [*by_all[0], *by_all[1]]
+    guarded = near_host_genes(sequence, starts + model.size // 2, candidates, code)
     if guarded.any():
         evidence[guarded] = by_genes[guarded] = min(model.log_ratios)
-        runs, weak, posterior = viral_runs(starts, by_genes, n_bases, model)
+        by_pieces = viral_runs(starts, evidence, n_bases, model)
+        by_all = viral_runs(starts, by_genes, n_bases, model)
+    runs, weak, posterior = by_all
+    track = Track(starts, starts + model.size, items.log_odds, posterior)
+    if not (runs or weak or is_virus):
+        return (), track
     repeats = Repeats.of(sequence, starts, evidence, model)  # genes lie on both sides of an end
     if is_virus:
         whole = Run(0, len(posterior), 0, n_bases)
@@ -235,8 +241,9 @@ def regions_of_items(
     else:
         parts = [part for run in runs for part in parts_of(run, starts, posterior, model)]
         runs = list(chain.from_iterable(map(repeats.parts_of, parts)))
-        by_pieces, _, alone = viral_runs(starts, evidence, n_bases, model)
-        others = [part for run in by_pieces for part in parts_of(run, starts, alone, model)]
+        others = [
+            part for run in by_pieces[0] for part in parts_of(run, starts, by_pieces[2], model)
+        ]
         runs = repeats.confirmed(runs, others)
         runs = sorted([*runs, *(run for run in weak if repeats.prove(run))])
     ends = move_ends(runs, repeats, code)
@@ -252,7 +259,7 @@ def regions_of_items(
             regions.append(
                 Region(start, end, "provirus", mean, att, evidence=why, region_class=judged)
             )
-    return tuple(regions), Track(starts, starts + model.size, items.log_odds, posterior)
+    return tuple(regions), track
 
 
 def is_provirus_throughout(
@@ -337,13 +344,16 @@ def viral_runs(
 
     The items of a weak run have posteriors above 0.5 and are not viral on the most probable path.
     """
-    is_viral, posterior = viterbi(starts, evidence, model), posteriors(starts, evidence, model)
+    is_viral, posterior = viral_path(starts, evidence, model)
+    is_likely = posterior > 0.5
+    if not (is_viral | is_likely).any():
+        return [], [], posterior
     bounds = [0, *_middles(starts, model).tolist(), n_bases]
 
     def runs(mask: Mask) -> list[Run]:
         return [Run(first, end, bounds[first], bounds[end]) for first, end in runs_of(mask)]
 
-    likely = [run for run in runs(posterior > 0.5) if not is_viral[run.first : run.end].any()]
+    likely = [run for run in runs(is_likely) if not is_viral[run.first : run.end].any()]
     return runs(is_viral), likely, posterior
 
 

@@ -6,13 +6,12 @@ digits of bases. Tables of codons have a byte for each of 125 codes.
 
 from __future__ import annotations
 
-from ctypes import CDLL, c_double, c_int, c_int64, c_void_p
+from ctypes import CDLL, addressof, c_char, c_double, c_int, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.ctypeslib import ndpointer
 from numpy.typing import NDArray
 
 from virnucpro.ground.errors import UnavailableError
@@ -21,19 +20,34 @@ from virnucpro.ground.log import printable
 LIBRARY = Path(__file__).parents[1] / "scorer" / "libscorer.so"  # beside ``scorer.c``
 
 
-def _array(kind: type[Any]) -> type[Any]:
-    return ndpointer(kind, flags="C_CONTIGUOUS")
+class _Arrays:
+    """Arguments that are contiguous arrays of one kind, passed by their address.
+
+    ``numpy.ctypeslib.ndpointer`` does the same in four times the time.
+    """
+
+    def __init__(self, kind: type[Any]) -> None:
+        self._kind = np.dtype(kind)
+
+    def from_param(self, array: NDArray[Any]) -> c_void_p:
+        if array.dtype != self._kind or not array.flags.c_contiguous:
+            raise TypeError(f"not a contiguous array of {self._kind}, but one of {array.dtype}")
+        if array.size and array.flags.writeable:
+            return c_void_p(addressof(c_char.from_buffer(array.data)))
+        return c_void_p(array.ctypes.data)
 
 
-_BYTES, _COUNTS, _FLOATS, _VALUES = map(_array, (np.uint8, np.int64, np.float32, np.float64))
+_BYTES, _COUNTS, _FLOATS, _VALUES = map(_Arrays, (np.uint8, np.int64, np.float32, np.float64))
 # n digits, what `read_bases` makes of them, and starts and lengths of n pieces
-_READ = (_BYTES, _BYTES, _array(np.int32), _COUNTS)
+_READ = (_BYTES, _BYTES, _Arrays(np.int32), _COUNTS)
 _PIECES = (_BYTES, c_int64, *_READ, _COUNTS, _COUNTS, c_int64)
 # hints of buckets, entries of each, the first entry of each group of them, and n entries
-_WORDS = (_BYTES, _BYTES, _array(np.int32), _array(np.uint16), c_int64)
+_WORDS = (_BYTES, _BYTES, _Arrays(np.int32), _Arrays(np.uint16), c_int64)
 # of nets: mean and scale of n features; of each of n nets its sizes; weights, starts of sums, and
 # what these are worth
-_NETS = (_FLOATS, _FLOATS, c_int64, c_int64, _COUNTS, _array(np.int8), _array(np.int32), _FLOATS)
+_NETS = (_FLOATS, _FLOATS, c_int64, c_int64, _COUNTS, _Arrays(np.int8), _Arrays(np.int32), _FLOATS)
+# of n items: figures and starts; bases per host and per virus, and how often a record starts in one
+_ITEMS = (_VALUES, _COUNTS, c_int64, c_double, c_double, c_double)
 _SIGNATURES = {
     "encode_bases": (_BYTES, c_int64, _BYTES),
     "read_bases": (_BYTES, c_int64, _BYTES, *_READ),
@@ -47,8 +61,8 @@ _SIGNATURES = {
     "kept_stretches": (*_PIECES, c_int64, _COUNTS, _COUNTS),
     "stretch_words": (*_PIECES, _BYTES, c_int64, _COUNTS, _COUNTS),
     "families_of": (
-        *(_COUNTS, c_int64, _array(np.int32), _array(np.uint16), _array(np.uint16)),
-        _array(np.int32),
+        *(_COUNTS, c_int64, _Arrays(np.int32), _Arrays(np.uint16), _Arrays(np.uint16)),
+        _Arrays(np.int32),
     ),
     "terminal_repeats": (_BYTES, _COUNTS, _COUNTS, c_int64, _COUNTS, _COUNTS),
     "longest_open": (
@@ -57,30 +71,27 @@ _SIGNATURES = {
     ),
     "round_layer": (
         *(_FLOATS, _FLOATS, c_int64, c_int64, _VALUES, c_double, c_int64, c_double),
-        *(_array(np.int8), _array(np.int32), _FLOATS),
+        *(_Arrays(np.int8), _Arrays(np.int32), _FLOATS),
     ),
     "net_log_odds": (_FLOATS, c_int64, *_NETS, _VALUES),
     "whole_log_odds": (_VALUES, _COUNTS, _VALUES, _COUNTS, c_int64, *_NETS, _VALUES),
     "linear_layer": (_VALUES, c_int64, c_int64, c_int64, _VALUES, _VALUES, _VALUES),
-    "viterbi": (_VALUES, _VALUES, c_int64, c_double, c_double, _BYTES),
-    "log_posteriors": (_VALUES, _VALUES, c_int64, c_double, _VALUES),
-    "log_likelihoods": (
-        *(_VALUES, _VALUES, c_int64, _VALUES, c_int64),
-        *(c_double, c_double, c_double, c_double, _VALUES),
-    ),
+    "chain_step": (c_int64, c_double, c_double, _VALUES),
+    "viral_path": (*_ITEMS, _BYTES, _VALUES),
+    "log_likelihoods": (*_ITEMS, _VALUES, c_int64, c_double, c_double, _VALUES),
     "common_words": (_BYTES, c_int64, _BYTES, c_int64, c_int64, c_int64, _COUNTS, _COUNTS),
     "count_words": (_BYTES, c_int64, c_int64, _BYTES, _COUNTS, c_int64, _COUNTS, _COUNTS),
     "equal_words": (_BYTES, c_int64, _BYTES, c_int64, c_int64, _COUNTS),
     "find_peptides": (_BYTES, c_int64, _BYTES, c_int64, c_int64, _COUNTS, _COUNTS),
-    "open_words": (_BYTES, _array(np.uint16), c_int64, _array(np.int32), _BYTES, _COUNTS),
+    "open_words": (_BYTES, _Arrays(np.uint16), c_int64, _Arrays(np.int32), _BYTES, _COUNTS),
     "owners_of": (_COUNTS, c_int64, *_WORDS, _BYTES),
     "protein_composition": (_BYTES, _COUNTS, c_int64, _BYTES, _FLOATS),
     "protein_windows": (_BYTES, _COUNTS, c_int64, _COUNTS, *4 * (c_int64,), _COUNTS),
     "protein_shared": (
-        *(_BYTES, _COUNTS, c_int64, *_WORDS, *4 * (_array(np.int8),), c_double, _FLOATS),
+        *(_BYTES, _COUNTS, c_int64, *_WORDS, *4 * (_Arrays(np.int8),), c_double, _FLOATS),
     ),
     # of tables: n rows and columns, kinds of these, their addresses, and what stands before each
-    "write_rows": (c_int64, c_int64, _COUNTS, _array(np.uintp), _BYTES, _BYTES, _COUNTS),
+    "write_rows": (c_int64, c_int64, _COUNTS, _Arrays(np.uintp), _BYTES, _BYTES, _COUNTS),
     "split_fields": (_BYTES, c_int64, c_int64, _COUNTS, _COUNTS),
     "read_numbers": (_BYTES, _COUNTS, _COUNTS, c_int64, _VALUES, _COUNTS),
     "find_changes": (_BYTES, _COUNTS, _COUNTS, c_int64, _BYTES),

@@ -2083,14 +2083,34 @@ static double log_sum(double a, double b) {
     return (a > b ? a : b) + log1p(exp(-fabs(a - b)));
 }
 
-/* The most probable path: 1 for virus; of two equals the host's. Steps are log-probabilities from
- * each item to the next: host to host, to virus, virus to host, to virus. */
-int viterbi(const double *evidence, const double *steps, int64_t n, double host, double virus,
-            uint8_t *path) {
+/* Log-probabilities of the changes over so many bases, in continuous time: from host to host and to
+ * virus, then from virus to host and to virus. */
+int chain_step(int64_t n_bases, double host_bases, double virus_bases, double *step) {
+    double mixed = -expm1(-(1 / host_bases + 1 / virus_bases) * (double)n_bases);
+    double virus = virus_bases / (host_bases + virus_bases); /* share of all bases */
+    step[0] = log1p(-mixed * virus);
+    step[1] = log(mixed * virus);
+    step[2] = log(mixed * (1 - virus));
+    step[3] = log1p(-mixed * (1 - virus));
+    return 0;
+}
+
+/* The changes from each item to the next; NULL without memory. */
+static double *steps_of(const int64_t *starts, int64_t n, double host_bases, double virus_bases) {
+    double *steps = malloc((4 * n + 1) * sizeof(double));
+    for (int64_t i = 0; steps && i < n - 1; i++)
+        if (i && starts[i + 1] - starts[i] == starts[i] - starts[i - 1])
+            memcpy(steps + 4 * i, steps + 4 * (i - 1), 4 * sizeof(double));
+        else
+            chain_step(starts[i + 1] - starts[i], host_bases, virus_bases, steps + 4 * i);
+    return steps;
+}
+
+/* The most probable path: 1 for virus, and 0 if both are as probable. */
+static void write_path(const double *evidence, const double *steps, int64_t n, double first_share,
+                       uint8_t *path) {
+    double host = log1p(-first_share), virus = log(first_share) + evidence[0];
     uint8_t state;
-    if (!n)
-        return 0;
-    virus += evidence[0];
     for (int64_t i = 1; i < n; i++, steps += 4) {
         double stay = host + steps[0], enter = host + steps[1];
         double leave = virus + steps[2], last = virus + steps[3];
@@ -2104,16 +2124,13 @@ int viterbi(const double *evidence, const double *steps, int64_t n, double host,
         path[i] = state;
         state = before;
     }
-    return 0;
 }
 
-/* The log-odds of each item to be viral, by all items. */
-int log_posteriors(const double *evidence, const double *steps, int64_t n, double first,
-                   double *odds) {
+/* The log-odds that each item is viral, given all items. */
+static void write_odds(const double *evidence, const double *steps, int64_t n, double first_share,
+                       double *odds) {
     double behind = 0;
-    if (!n)
-        return 0;
-    odds[0] = first + evidence[0];
+    odds[0] = log(first_share) - log1p(-first_share) + evidence[0];
     for (int64_t i = 1; i < n; i++) {
         const double *step = steps + 4 * (i - 1);
         odds[i] = log_sum(step[1], odds[i - 1] + step[3]) -
@@ -2125,6 +2142,19 @@ int log_posteriors(const double *evidence, const double *steps, int64_t n, doubl
         behind = log_sum(step[2], behind + step[3]) - log_sum(step[0], behind + step[1]);
         odds[i] += behind;
     }
+}
+
+/* The most probable path through n items, and the log-odds of each. */
+int viral_path(const double *evidence, const int64_t *starts, int64_t n, double host_bases,
+               double virus_bases, double first_share, uint8_t *path, double *odds) {
+    double *steps = steps_of(starts, n, host_bases, virus_bases);
+    if (!steps)
+        return -1;
+    if (n) {
+        write_path(evidence, steps, n, first_share, path);
+        write_odds(evidence, steps, n, first_share, odds);
+    }
+    free(steps);
     return 0;
 }
 
@@ -2132,17 +2162,17 @@ int log_posteriors(const double *evidence, const double *steps, int64_t n, doubl
  * contrasts (n,), departures (k,) -> (k,). What a contrast adds for a virus beside a host is
  * per_square * distance * (contrast - departure - distance / 2). Probabilities are multiplied, and
  * the logarithm of what they are scaled by is kept beside them. */
-int log_likelihoods(const double *contrasts, const double *steps, int64_t n,
-                    const double *departures, int64_t n_departures, double host_first,
-                    double virus_first, double per_square, double distance, double *out) {
+int log_likelihoods(const double *contrasts, const int64_t *starts, int64_t n, double host_bases,
+                    double virus_bases, double first_share, const double *departures,
+                    int64_t n_departures, double per_square, double distance, double *out) {
     const double smallest = 1e-100;
-    double *change = malloc((4 * n + 1) * sizeof(double));
+    double *change = steps_of(starts, n, host_bases, virus_bases);
     if (!change)
         return -1;
     for (int64_t i = 0; i < 4 * (n - 1); i++)
-        change[i] = exp(steps[i]);
+        change[i] = exp(change[i]);
     for (int64_t k = 0; k < n_departures; k++) {
-        double host = exp(host_first), virus = exp(virus_first), scale = 0, squares = 0;
+        double host = 1 - first_share, virus = first_share, scale = 0, squares = 0;
         for (int64_t i = 0; i < n; i++) {
             const double *step = change + 4 * (i - 1);
             double value = contrasts[i] - departures[k], added, host_before = host;
