@@ -502,6 +502,23 @@ int owners_of(const int64_t *numbers, int64_t n, const uint8_t *hints, const uin
 
 /* Features */
 
+/* Logarithms of counts: n log n, log(n + 1/2) and log(n + 1). Those of small ones are kept. */
+enum { TIMES_LOG, LOG_HALF, LOG_NEXT, N_LOGS, N_COUNTS = 4096 };
+
+static double logs[N_LOGS][N_COUNTS];
+
+static double new_log(int of, int64_t n) {
+    return of == TIMES_LOG ? n * log(larger(1, n)) : of == LOG_HALF ? log(n + 0.5) : log1p(n);
+}
+
+static double log_of(int of, int64_t n) { return n < N_COUNTS ? logs[of][n] : new_log(of, n); }
+
+__attribute__((constructor)) static void fill_logs(void) {
+    for (int of = 0; of < N_LOGS; of++)
+        for (int64_t n = 0; n < N_COUNTS; n++)
+            logs[of][n] = new_log(of, n);
+}
+
 /* What the features of all pieces of a call share. */
 typedef struct {
     uint8_t codes[2][N_CODES];    /* of each strand, read by the code of the forward strand */
@@ -511,7 +528,6 @@ typedef struct {
     uint8_t n_gc[N_CODONS];
     uint8_t stops[N_CODONS][3];
     int n_stops;
-    double *times_log, *log_half, *log1p; /* of counts: n log n, log(n + 1/2), log(n + 1) */
 } Tables;
 
 /* Counts of one piece. Those of junctions and pairs are 0 between two pieces. */
@@ -531,13 +547,7 @@ typedef struct {
     uint16_t *met[3];     /* junctions of both kinds, and pairs, as they come */
 } Tally;
 
-static void close_tables(Tables *tables) {
-    free(tables->times_log);
-    free(tables->log_half);
-    free(tables->log1p);
-}
-
-static int open_tables(Tables *tables, const Code *code, int64_t longest) {
+static void open_tables(Tables *tables, const Code *code) {
     for (int i = 0; i < N_CODES; i++)
         for (int strand = 0; strand < 2; strand++) {
             uint8_t counted = code->synonym[strand ? other_of(i) : i];
@@ -556,17 +566,6 @@ static int open_tables(Tables *tables, const Code *code, int64_t longest) {
         if (code->is_stop[codon])
             memcpy(tables->stops[tables->n_stops++], digits, 3);
     }
-    tables->times_log = malloc((longest + 1) * sizeof(double));
-    tables->log_half = malloc((longest + 1) * sizeof(double));
-    tables->log1p = malloc((longest + 1) * sizeof(double));
-    if (!tables->times_log || !tables->log_half || !tables->log1p)
-        return -1;
-    for (int64_t i = 0; i <= longest; i++) {
-        tables->times_log[i] = i * log(larger(1, i));
-        tables->log_half[i] = log(i + 0.5);
-        tables->log1p[i] = log1p(i);
-    }
-    return 0;
 }
 
 static void close_tally(Tally *tally) {
@@ -732,7 +731,7 @@ static void count_palindromes(const uint8_t *digits, int32_t length, uint8_t *is
 }
 
 /* Entropy of tetranucleotides, each counted with its reverse complement. */
-static double entropy_of(const Tables *tables, const uint8_t *tetra, int32_t length) {
+static double entropy_of(const uint8_t *tetra, int32_t length) {
     int32_t counts[4][N_TETRA + 1], i = 0;
     int64_t total = 0;
     double sum = 0;
@@ -746,7 +745,7 @@ static double entropy_of(const Tables *tables, const uint8_t *tetra, int32_t len
         counts[0][j] += counts[1][j] + counts[2][j] + counts[3][j];
     for (int j = 0; j < N_TETRA; j++) {
         total += counts[0][j];
-        sum += tables->times_log[counts[0][j]];
+        sum += log_of(TIMES_LOG, counts[0][j]);
     }
     total = at_least(1, total);
     return log(total) - sum / total;
@@ -785,7 +784,7 @@ static void write_codons(const Tables *tables, const int32_t *codes, float gc, f
     for (int i = 0; i < N_CODONS; i++) {
         int32_t n = codes[tables->code_of_number[i]];
         out[i] = roots[n];
-        ratios[i] = (float)(tables->log_half[n] - expected[tables->n_gc[i]]);
+        ratios[i] = (float)(log_of(LOG_HALF, n) - expected[tables->n_gc[i]]);
     }
 }
 
@@ -793,7 +792,7 @@ static double log_beside(double n, double expected, double added) {
     return log((n + added) / (larger(0, expected) + added));
 }
 
-static void write_palindromes(const Tables *tables, const Tally *tally, float *out) {
+static void write_palindromes(const Tally *tally, float *out) {
     double n_bases = tally->bases[0] + tally->bases[1] + tally->bases[2] + tally->bases[3];
     double of_one = larger(1, n_bases);
     double weak = (tally->bases[0] / of_one + tally->bases[3] / of_one) / 2;
@@ -808,7 +807,7 @@ static void write_palindromes(const Tables *tables, const Tally *tally, float *o
         int is_strong = word >> 2 == 1 || word >> 2 == 2;
         int is_next = (word & 3) == 1 || (word & 3) == 2;
         n_fours += tally->fours[word];
-        out[word] = (float)(tables->log_half[tally->fours[word]] - expected[is_strong][is_next]);
+        out[word] = (float)(log_of(LOG_HALF, tally->fours[word]) - expected[is_strong][is_next]);
     }
     out[16] = (float)log_beside(n_fours, chance * chance * (n_bases - 3), 1);
     out[17] = (float)log_beside(tally->sixes, chance * chance * chance * (n_bases - 5), 1);
@@ -822,10 +821,10 @@ static void write_spelling(const Tally *tally, float *out) {
     out[2] = (float)(fabs(a - t) / larger(1, a + t));
 }
 
-static void write_stretches(const Tables *tables, Room *room, double n_bases, float *out) {
+static void write_stretches(Room *room, double n_bases, float *out) {
     int32_t n_long = 0, n_reverse = 0, n_switches = 0;
     for (int i = 0; i < 3; i++)
-        out[i] = i < room->n_kept ? (float)tables->log1p[room->kept[i].n_codons] : 0;
+        out[i] = i < room->n_kept ? (float)log_of(LOG_NEXT, room->kept[i].n_codons) : 0;
     out[3] = (float)((room->n_kept ? 3 * (double)room->kept[0].n_codons : 0) / n_bases);
     while (n_long < room->n_kept && room->kept[n_long].n_codons >= GENE_LIKE)
         n_long++;
@@ -871,10 +870,10 @@ static void write_frames(const Tables *tables, const Tally *tally, Room *room, d
     for (int i = 0; i < 6; i++) {
         n_stops += room->n_stops[i];
         out[i] = (float)(3 * (double)room->n_stops[i] / n_bases);
-        out[6 + i] = (float)tables->log1p[room->longest[5 - i]];
+        out[6 + i] = (float)log_of(LOG_NEXT, room->longest[5 - i]);
     }
     out[12] = (float)(2 * chance);
-    out[13] = (float)(tables->log1p[room->longest[5]] - log1p(by_chance));
+    out[13] = (float)(log_of(LOG_NEXT, room->longest[5]) - log1p(by_chance));
     out[14] = (float)(n_stops / (2 * n_bases) - chance);
 }
 
@@ -921,7 +920,6 @@ typedef struct {
 
 static void close_reader(Reader *reader) {
     close_tally(&reader->tally);
-    close_tables(&reader->tables);
     close_room(&reader->room);
     free(reader->roots);
 }
@@ -935,8 +933,9 @@ static int open_reader(Reader *reader, const Bases *bases, const int64_t *length
     reader->words = *words;
     reader->tally.known = owners;
     reader->roots = malloc((most + 1) * sizeof(float));
+    open_tables(&reader->tables, &code);
     if (!reader->roots || open_room(&reader->room, longest) ||
-        open_tables(&reader->tables, &code, most) || open_tally(&reader->tally, longest))
+        open_tally(&reader->tally, longest))
         return -1;
     return 0;
 }
@@ -967,12 +966,12 @@ static uint8_t read_piece(Reader *reader, int64_t from, int32_t length, float *o
         tally->junctions[0][tally->met[0][i]] = tally->junctions[1][tally->met[1][i]] = 0;
     for (int32_t i = 0; i < tally->n_pairs; i++)
         tally->pairs[tally->met[2][i]] = 0;
-    write_palindromes(tables, tally, palindromes);
+    write_palindromes(tally, palindromes);
     write_spelling(tally, figures);
-    write_stretches(tables, room, n_bases, figures + 3);
+    write_stretches(room, n_bases, figures + 3);
     write_frames(tables, tally, room, n_bases, figures + 11);
     write_positions(tally, figures + 26);
-    figures[35] = (float)entropy_of(tables, bases->tetra + from, length);
+    figures[35] = (float)entropy_of(bases->tetra + from, length);
     write_owners(tally, owners);
     write_codons(tables, tally->longest_codes, figures[0], roots, longest, ratios);
     write_codons(tables, tally->long_codes, figures[0], roots, long_ones, ratios + N_CODONS);
