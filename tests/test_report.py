@@ -430,6 +430,8 @@ def test_a_damaged_run_json_is_reported(tmp_path, text):
         f"b\tc\t{10**30}\tscored" + 8 * "\t",
         f"b\tc\t{2**62}\tscored\tvirus\t0.9" + 6 * "\t",
         "b\tc\t700\tscored\tvirus\t0.9\tinf" + 5 * "\t",
+        "b\tc\t-700\tscored" + 8 * "\t",
+        "b\tc\t700\tscored\tvirus\t-0.9" + 6 * "\t",
     ],
 )
 def test_a_damaged_table_is_reported(tmp_path, row):
@@ -448,7 +450,7 @@ def test_fields_of_a_table_are_read_as_python_reads_them(tmp_path):
         ["", "", "virus", "a\ttab"],
         ["0.123456", "7", "virus", "\u00e9\udcff"],
         ["1.", "123456789012345", "other", "\u00e9\udcff"],
-        ["0.3", "0", "virus ", ""],
+        ["-0.3", "0", "virus ", ""],
     ]
     lines = "\n".join(["score\tlength\tcall\tnote", *map("\t".join, rows)])  # no last line end
     (tmp_path / "table.tsv").write_bytes(lines.encode("utf-8", "surrogateescape"))
@@ -463,7 +465,7 @@ def test_fields_of_a_table_are_read_as_python_reads_them(tmp_path):
         assert np.array_equal(block.numbers(name), numbers, equal_nan=True)
     assert block.have("call", b"virus").tolist() == [True, True, False, False]
     assert block.texts("none") == [""] * 4
-    for wrong in ("1e3", "-1", "1.2.3", ".5", "x", "1234567890123456"):
+    for wrong in ("1e3", "--1", "-", "1.2.3", ".5", "x", "1234567890123456"):
         (tmp_path / "table.tsv").write_text(f"score\n1\n{wrong}\n")
         [block] = [span.read() for span in spans_of(tmp_path / "table.tsv")]
         with pytest.raises(ValueError, match=f"score {wrong} is not a number"):

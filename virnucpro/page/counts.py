@@ -142,15 +142,15 @@ class _Figures(NamedTuple):
         """
         lengths = block.whole_numbers("length")
         scores, rates = block.numbers("virus_score"), block.numbers("fdr")
-        if (lengths >= 2**_DOUBLINGS).any():
-            raise ValueError("a length is out of range")
-        if (scores > 1).any() or (rates > 1).any():
+        n_chunks = block.numbers("n_chunks")
+        if (lengths >= 2**_DOUBLINGS).any() or (n_chunks < 0).any():
+            raise ValueError("a length or a number of chunks is out of range")
+        if any(((values < 0) | (values > 1)).any() for values in (scores, rates)):
             raise ValueError("virus_score and fdr must lie between 0 and 1")
         is_viral = block.have("call", b"virus")
         files, statuses, notes = map(block.codes, ("file", "status", "note"))
         if unknown := set(statuses[0]) - set(STATUSES):
             raise ValueError(f"the status {min(unknown)}")
-        n_chunks = block.numbers("n_chunks")
         return cls(lengths, scores, rates, is_viral, n_chunks, files, statuses, notes)
 
 

@@ -9,7 +9,6 @@ import gzip
 import os
 import re
 import zlib
-from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from virnucpro.ground.errors import InputMissingError
 from virnucpro.ground.files import open_plain, read_facts
 from virnucpro.ground.log import escaped, printable
 from virnucpro.ground.records import Region, Values
-from virnucpro.tables.text import damaged, spans_of
+from virnucpro.tables.text import TableBlock, damaged, spans_of
 
 _MOST_OF_LOG = 1 << 20  # bytes, from its end
 _MESSAGE = re.compile(r"\S+ \S+ (INFO|WARNING|ERROR) +(.*)")
@@ -33,6 +32,7 @@ _OVER_ORIGIN = "the origin"  # in a note; the words around it differ between ver
 _MOST = 10**15  # largest number on the page
 _MOST_LISTED = 5_000  # records whose regions a page lists
 _BASES_PER_BIN, _MOST_BINS = 1_000, 10_000  # of the evidence along a record
+_TRACK_BYTES_AT_ONCE = 1 << 20
 _REGION_COLUMNS = (
     *("region", "file", "record", "kind", "start", "end", "posterior"),
     *("virus", "class", "note", "evidence"),
@@ -220,29 +220,31 @@ def read_tracks(path: Path, lengths: Mapping[str, int]) -> dict[str, tuple[Value
     Raises:
         InputError: the file is damaged.
     """
-    pieces: dict[str, array[float]] = {}  # flat: middle, log-odds and posterior of each
+    pieces: dict[str, list[Values]] = {}  # middles, log-odds and posteriors, block by block
     if not path.is_file():
         return {}
     try:
-        with gzip.open(
-            path, "rt", encoding="utf-8", errors="surrogateescape", newline="\n"
-        ) as lines:
-            next(lines, None)
-            for line in lines:
-                run_id, start, end, log_odds, posterior = line.rstrip("\n").split("\t")
-                if run_id in lengths:
-                    first, last = int(start), int(end)
-                    place = (first + last) // 2 if first <= last else first  # over the origin
-                    values = (place, float(log_odds or "nan"), float(posterior))
-                    pieces.setdefault(run_id, array("d")).extend(values)
+        with gzip.open(path, "rb") as lines:
+            names = lines.readline().decode("utf-8", "surrogateescape").rstrip("\n").split("\t")
+            while data := b"".join(lines.readlines(_TRACK_BYTES_AT_ONCE)):
+                block = TableBlock.of(data, names)
+                run_ids, code = block.codes("record")
+                first, last = block.whole_numbers("start"), block.whole_numbers("end")
+                middle = np.where(first <= last, (first + last) // 2, first)  # over the origin
+                values = np.array([middle, block.numbers("log_odds"), block.numbers("posterior")])
+                for place, run_id in enumerate(run_ids):
+                    if run_id in lengths:
+                        pieces.setdefault(run_id, []).append(values[:, code == place])
     except (EOFError, zlib.error, gzip.BadGzipFile, ValueError) as error:
         raise damaged(path, error) from error
-    return {run_id: _binned(lengths[run_id], flat) for run_id, flat in pieces.items()}
+    return {
+        run_id: _binned(lengths[run_id], *np.concatenate(blocks, axis=1))
+        for run_id, blocks in pieces.items()
+    }
 
 
-def _binned(length: int, flat: array[float]) -> tuple[Values, Values]:
+def _binned(length: int, places: Values, odds: Values, posterior: Values) -> tuple[Values, Values]:
     n_bins = count_bins(length)
-    places, odds, posterior = np.array(flat).reshape(-1, 3).T
     known = ~np.isnan(odds)
     bins = np.clip(places * n_bins / max(1, length), 0, n_bins - 1).astype(np.int64)
     largest = np.full(n_bins, -1.0)

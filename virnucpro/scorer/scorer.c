@@ -2465,7 +2465,7 @@ int split_fields(const uint8_t *text, int64_t n_bytes, int64_t n_columns, int64_
     return 0;
 }
 
-/* The numbers that fields hold, by their digits and a point; NaN for none. n_read counts those
+/* The numbers that fields hold, by a sign, digits and a point; NaN for none. n_read counts those
  * before one that is no such number. */
 int read_numbers(const uint8_t *text, const int64_t *starts, const int64_t *ends, int64_t n,
                  double *values, int64_t *n_read) {
@@ -2473,9 +2473,10 @@ int read_numbers(const uint8_t *text, const int64_t *starts, const int64_t *ends
     for (*n_read = 0; *n_read < n; ++*n_read) {
         const uint8_t *at = text + starts[*n_read], *end = text + ends[*n_read];
         const uint8_t *point = NULL;
-        double value = 0, scale = 1;
-        int n_digits = 0;
+        double value = 0, scale = at < end && *at == '-' ? -1 : 1;
+        int n_digits = 0, is_signed = scale < 0;
         *values = NAN;
+        at += is_signed;
         for (; at < end; at++) {
             if (*at == '.' && !point && n_digits) {
                 point = at;
@@ -2489,6 +2490,8 @@ int read_numbers(const uint8_t *text, const int64_t *starts, const int64_t *ends
         }
         if (n_digits)
             *values = value / scale;
+        else if (is_signed)
+            return 0;
         values++;
     }
     return 0;

@@ -43,7 +43,7 @@ def table(
         def open_once() -> BinaryIO:
             out = stack.enter_context(tree.replacing(path))
             if is_packed:
-                packed = stack.enter_context(GzipFile("", "wb", 6, out, mtime=0))
+                packed = stack.enter_context(GzipFile("", "wb", 4, out, mtime=0))
                 out = cast("BinaryIO", packed)
             if columns:
                 out.write("\t".join(columns).encode() + b"\n")
@@ -319,6 +319,20 @@ class TableBlock:
     names: Sequence[str]  # of the columns
     ends: Counts  # (n_rows, n_columns) of the fields
 
+    @classmethod
+    def of(cls, data: bytes, names: Sequence[str]) -> TableBlock:
+        """Split lines into fields.
+
+        Raises:
+            ValueError: a line does not have one value per column.
+        """
+        n_lines, n_read = data.count(b"\n"), np.empty(1, dtype=np.int64)
+        ends = np.empty((n_lines, len(names)), dtype=np.int64)
+        call("split_fields", np.frombuffer(data, np.uint8), len(data), len(names), ends, n_read)
+        if n_read[0] < n_lines:
+            raise ValueError("a line has too few values")
+        return cls(data, names, ends)
+
     def __len__(self) -> int:
         return len(self.ends)
 
@@ -376,7 +390,7 @@ class TableBlock:
         return mask
 
     def numbers(self, name: str) -> Values:
-        """The numbers of a column, of digits and a point; NaN for an empty field. (n_rows,)
+        """The numbers of a column, without exponents; NaN for an empty field. (n_rows,)
 
         Raises:
             ValueError: a field is not such a number.
@@ -389,14 +403,14 @@ class TableBlock:
         return values
 
     def whole_numbers(self, name: str) -> Counts:
-        """The whole numbers of a column. (n_rows,)
+        """The whole numbers of a column, from 0 on. (n_rows,)
 
         Raises:
-            ValueError: a field is not a whole number.
+            ValueError: a field is not such a number.
         """
         values = self.numbers(name)
-        if not np.array_equal(values, np.floor(values)):
-            raise ValueError(f"{name} has what is not a whole number")
+        if not (np.array_equal(values, np.floor(values)) and (values >= 0).all()):
+            raise ValueError(f"{name} has a value that is not a whole number")
         return values.astype(np.int64)
 
 
@@ -421,13 +435,10 @@ class TableSpan:
             data = lines.read(self.end - self.start)
         data = data.replace(b"\r\n", b"\n") if self.is_of_windows else data
         data = data if data.endswith(b"\n") else data + b"\n"
-        n_lines, n_read = data.count(b"\n"), np.empty(1, dtype=np.int64)
-        ends = np.empty((n_lines, len(self.names)), dtype=np.int64)
-        letters = np.frombuffer(data, np.uint8)
-        call("split_fields", letters, len(data), len(self.names), ends, n_read)
-        if n_read[0] < n_lines:
-            raise damaged(self.path, "a line has too few values")
-        return TableBlock(data, self.names, ends)
+        try:
+            return TableBlock.of(data, self.names)
+        except ValueError as error:
+            raise damaged(self.path, error) from error
 
 
 def spans_of(path: Path) -> Iterator[TableSpan]:
