@@ -137,13 +137,11 @@ class Hosts:
     @classmethod
     def of(cls, items: Items) -> Hosts:
         """The medians of one record, most of which is host."""
-        known = items.take(items.is_known)
-        return cls(
-            float(median(known.gc)),
-            _slope(known.gc, known.log_odds),
-            tuple(median(known.shape).tolist()),
-            tuple((known.shape.std(axis=0) + 1e-6).tolist()),
-        )
+        is_known = items.is_known
+        known = items if is_known.all() else items.take(is_known)
+        gc, *shape = median(np.column_stack([known.gc, known.shape])).tolist()
+        deviation = (known.shape.std(axis=0) + 1e-6).tolist()
+        return cls(gc, _slope(known.gc, known.log_odds), tuple(shape), tuple(deviation))
 
     def at(self, items: Items, *, is_virus: bool) -> Hosts:
         """The medians of this record's host; for a virus, the usual ones of hosts."""
@@ -239,13 +237,11 @@ def _slope(gc: Values, log_odds: Values) -> float:
     order = np.argsort(gc, kind="stable")
     n_of_part = len(gc) // _PARTS + (np.arange(_PARTS) < len(gc) % _PARTS)
     n_of_part = n_of_part[n_of_part > 0]
-    part = np.repeat(np.arange(len(n_of_part)), n_of_part)
-    x, y = gc[order], log_odds[order]
     first = np.cumsum(n_of_part) - n_of_part
-    middles = first + (n_of_part - 1) // 2, first + n_of_part // 2
-    x, y = (
-        (values[middles[0]] + values[middles[1]]) / 2 for values in (x, y[np.lexsort((y, part))])
-    )
+    low, high = first + (n_of_part - 1) // 2, first + n_of_part // 2
+    x, y = gc[order], log_odds[order]
+    y = y[np.lexsort((y, np.repeat(np.arange(len(n_of_part)), n_of_part)))]
+    x, y = (x[low] + x[high]) / 2, (y[low] + y[high]) / 2
     x -= x.mean()
     spread = float((x**2).sum())
     return float((x * (y - y.mean())).sum()) / spread if spread > 0 else 0.0

@@ -326,7 +326,6 @@ def _n_alike(words: Counts, i: int, j: int) -> int:
 
 def _is_hairpin(digits: Digits) -> bool:
     """Whether most bases pair with each other around one axis."""
-    n_bases = len(digits)
-    paired = np.equal.outer(digits, 3 - digits)  # known digits
-    most = max(int(np.fliplr(paired).trace(offset)) for offset in range(1 - n_bases, n_bases))
-    return most >= _HAIRPIN * n_bases
+    left, right = np.nonzero(np.equal.outer(digits, 3 - digits))  # known digits
+    n_paired = np.bincount(left + right, minlength=1)  # by axis
+    return bool(n_paired.max() >= _HAIRPIN * len(digits))
