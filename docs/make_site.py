@@ -11,9 +11,9 @@ take them from ``DIR/source``.
 
 from __future__ import annotations
 
+import argparse
 import re
 import shutil
-import sys
 from os.path import relpath
 from pathlib import Path
 
@@ -105,4 +105,6 @@ def _literal(text: str) -> str:
 
 
 if __name__ == "__main__":
-    main(Path(*sys.argv[1:2] or ["site"]))
+    parser = argparse.ArgumentParser(description="Build the documentation as a site of files.")
+    parser.add_argument("folder", metavar="DIR", nargs="?", type=Path, default=Path("site"))
+    main(parser.parse_args().folder)

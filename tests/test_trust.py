@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import Tiny, open_dna
+from hostile import Payload
 from runs import again, assert_same_vectors, run_inline, tables, vectors
 from trainings import Training, run_here, settings
 
@@ -44,16 +45,6 @@ from virnucpro.stories import pipeline
 from virnucpro.stories.options import PredictOptions, RegionsOptions
 from virnucpro.stories.regions import find_regions
 from virnucpro.stories.resolve import RunConfig, resolve
-
-
-class Payload:
-    """Unpickled, it makes a folder."""
-
-    def __init__(self, trap: Path) -> None:
-        self.trap = trap
-
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return os.mkdir, (str(self.trap),)
 
 
 @pytest.fixture
@@ -104,7 +95,7 @@ def options(tiny: Tiny, folder: Path, **changes: object) -> PredictOptions:
 
 def test_the_traps_of_these_tests_work(trap) -> None:
     pickle.loads(as_pickle_alone(Payload(trap)))  # noqa: S301
-    assert trap.is_dir()
+    assert trap.exists()
 
 
 PLACES = ("model", "cfg", "args", "extra")
