@@ -217,26 +217,36 @@ class Helpers(Generic[Tools]):
 
         If all helpers are busy, a block is done here, so this process does not idle. That, and what
         is done with results, may take as long as several tasks of a helper, so each helper has
-        twice ``n_ahead`` and seldom idles either.
+        twice ``n_ahead`` and seldom idles either. After the last block has been given out, those
+        that no helper has begun are done here, the last one first.
         """
-        waiting: deque[tuple[int, Future[T]]] = deque()
+        waiting: deque[tuple[_Block[Tools, T], Future[T]]] = deque()
         n_letters = 0
         for task in tasks:
             n_letters += task.n_letters
             n_open = sum(not future.done() for _, future in waiting)
             is_here = n_open >= 2 * self.n_ahead or task.n_letters > _LETTERS_AHEAD
-            future = _done(task, self.tools) if is_here else self.submit(task)
-            waiting.append((task.n_letters, future))
+            waiting.append((task, _done(task, self.tools) if is_here else self.submit(task)))
             while waiting and (
                 waiting[0][1].done()
                 or len(waiting) > 4 * self.n_ahead
                 or n_letters > _LETTERS_AHEAD
             ):
-                n_taken, future = waiting.popleft()
-                n_letters -= n_taken
+                first, future = waiting.popleft()
+                n_letters -= first.n_letters
                 yield future.result()
-        for _, future in waiting:
-            yield future.result()
+        while waiting:
+            if waiting[0][1].done() or not self._take_back(waiting):
+                yield waiting.popleft()[1].result()
+
+    def _take_back(self, waiting: deque[tuple[_Block[Tools, T], Future[T]]]) -> bool:
+        """Do the last block here that no helper has begun; False if there is none."""
+        for place in reversed(range(len(waiting))):
+            task, future = waiting[place]
+            if future.cancel():
+                waiting[place] = task, _done(task, self.tools)
+                return True
+        return False
 
 
 @dataclass(frozen=True, slots=True)
