@@ -272,7 +272,7 @@ def test_a_second_run_embeds_nothing_and_has_the_bytes_of_the_first(predict_on, 
     line = f"cache: {second.n_cached} vectors read, 100.0% of the tokens of this start"
     assert line in second.lines(tmp_path / "second")
     page = (tmp_path / "second/report.html").read_text()
-    assert "vectors that the last start read from the cache" in page
+    assert "vectors read from the cache in the last start" in page
 
 
 def test_runs_that_share_records_share_their_vectors(predict_on, tmp_path):

@@ -64,7 +64,7 @@ def test_predict_writes_the_page_and_report_writes_the_same_bytes_again(tmp_path
         "fdr": lambda row: round(1e4 * float(row["fdr"])),
     }.items():
         assert columns[name] == list(map(figure, table)), name
-    assert "16 in = 16 scored it does" in page.words
+    assert "16 in = 16 scored the counts add up" in page.words
     assert "8 records called virus, of 16 with a score (50 %)" in page.words
 
 
@@ -79,8 +79,8 @@ def test_a_table_with_the_line_ends_of_windows_has_the_same_page(tmp_path):
 def test_the_page_reports_a_table_that_does_not_add_up(tmp_path):
     counts = {"statuses": {"scored": 2, "too_short": 1}}
     page = Page(report_folder(write_table(tmp_path / "run", [call("a", 0.5)], counts=counts)))
-    assert "1 in = 1 scored it does not" in page.words
-    assert "The table has 1 records, and the run counted 3" in page.words
+    assert "1 in = 1 scored the counts do not add up" in page.words
+    assert "The table has 1 records, but the run counted 3" in page.words
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_a_run_that_was_not_ended_says_so_in_its_title_and_why(tmp_path, caplog)
         "2026-01-01 11:00:01,000 ERROR   the run ended: StorageError /data: <b>full</b>\n"
     )
     page = Page(report_folder(folder))
-    assert caplog.messages == ["The run did not end: go on with --resume."]
+    assert caplog.messages == ["The run is not finished: go on with --resume."]
     assert page.title.startswith("UNFINISHED: ")
     assert "the run ended: StorageError /data: <b>full</b>" in page.words
     assert "an old one" not in page.words
@@ -126,8 +126,8 @@ def test_a_run_of_an_older_version_has_a_page_too(tmp_path):
 
 def test_a_run_without_a_record_has_a_page(tmp_path):
     page = Page(report_folder(write_table(tmp_path / "run", [])))
-    assert "0 in = 0 scored it does" in page.words
-    assert "The input holds no record." in page.words
+    assert "0 in = 0 scored the counts add up" in page.words
+    assert "The input has no records." in page.words
 
 
 def test_notes_that_are_not_shown_are_counted_and_records_too_short_are_no_notes(tmp_path):
@@ -158,7 +158,7 @@ def test_numbers_by_file_and_by_length_add_up(tmp_path):
         Call("d", 10, "too_short", "two"),
     ]
     page = Page(report_folder(write_table(tmp_path / "run", calls)))
-    assert "4 in = 3 scored + 1 too_short it does" in page.words
+    assert "4 in = 3 scored + 1 too_short the counts add up" in page.words
     assert "one 2 2 0 2 two 2 1 1 0" in page.words
     assert "0 to 299 2 1 1 250 0.9500 40 % weak" in page.words
     assert "3,000 to 9,999 2 2 1 4,000 0.9300 10 %" in page.words
@@ -199,7 +199,7 @@ def test_a_region_is_listed_and_its_record_has_a_map_with_the_evidence(tmp_path)
     pieces = [("host", 1, 1000, "-1.0", 0.0), ("host", 2001, 3000, "2.26", 1.0)]
     (folder / "tracks.tsv.gz").write_bytes(track(*pieces, ("other", 1, 1000, "1.0", 0.5)))
     page = Page(report_folder(folder))
-    assert "1 provirus in other records, of 2 virus-like regions there" in page.words
+    assert "1 provirus in other records, among 2 virus-like regions there" in page.words
     assert "host contigs provirus 2,001 3,000 0.9000 trna=yes;viral_genes=2/3" in page.words
     columns = page.data["regions"]["columns"]
     assert (columns["start"], columns["end"]) == ([2001, 9], [3000, 90])
@@ -238,7 +238,7 @@ def test_a_region_over_the_origin_is_counted_once_and_a_piece_there_is_drawn_at_
     pieces = [("circle", 1, 1000, "-1.0", 0.0), ("circle", 19_501, 500, "2.0", 1.0)]
     (folder / "tracks.tsv.gz").write_bytes(track(*pieces))
     page = Page(report_folder(folder))
-    assert "of 1 virus-like region there" in page.words
+    assert "among 1 virus-like region there" in page.words
     assert page.data["columns"]["regions"] == [1]
     [drawn] = page.data["tracks"]
     assert drawn["posterior"] == [0, *[None] * 18, 100]
@@ -296,7 +296,7 @@ def test_of_many_records_the_page_has_the_viral_ones_and_a_sample_and_says_so(tm
     gaps = np.diff(others)
     assert gaps.min() > 1 and gaps.max() < 6  # 2.1 on average, by steps of 2
     assert np.cumsum(page.data["columns"]["gap"]).tolist() == (places + 1).tolist()
-    shown = "100,000 of 210,000 records are in this page: all 2,100 viral ones, and an even sample"
+    shown = "This page shows 100,000 of 210,000 records: all 2,100 viral records and an even sample"
     assert shown in page.words
     assert "210,000 in = 210,000 scored" in page.words
 
@@ -308,7 +308,7 @@ def test_of_too_many_viral_records_the_page_has_the_best(tmp_path):
     page = Page(report_folder(write_table(tmp_path / "run", calls)))
     best = np.sort(np.argsort(-scores)[:100_000])
     assert page.ids == [f"contig{i}" for i in best.tolist()]
-    assert "100,000 of 210,000 records are in this page: the 100,000 best viral" in page.words
+    assert "This page shows 100,000 of 210,000 records: the 100,000 best viral" in page.words
 
 
 def test_a_page_has_no_more_bytes_than_it_may_whatever_the_ids(tmp_path):
@@ -316,7 +316,7 @@ def test_a_page_has_no_more_bytes_than_it_may_whatever_the_ids(tmp_path):
     names = (rng.bytes(140).hex() for _ in range(20_000))
     path = report_folder(write_table(tmp_path / "run", (call(name, 0.5) for name in names)))
     assert 2_400_000 < path.stat().st_size <= MOST_BYTES == 3_000_000
-    assert re.search(r"[\d,]+ of 20,000 records are in this page", Page(path).words)
+    assert re.search(r"shows [\d,]+ of 20,000 records", Page(path).words)
 
 
 # Text of the user's

@@ -265,9 +265,7 @@ def test_rows_are_copied_as_text_with_tabs(opened, few):
 
 def test_without_javascript_the_summary_and_the_drawings_remain(opened, few):
     page = opened(few, java_script_enabled=False).page
-    assert " ".join(page.inner_text("#adds-up").split()).startswith(
-        "Does it add up? 300 in = 297 s"
-    )
+    assert " ".join(page.inner_text("#adds-up").split()).startswith("Record counts 300 in = 297 s")
     assert page.locator("svg.chart:visible").count() == 3
     assert page.locator("noscript").inner_text().startswith("The table needs JavaScript.")
     assert not page.is_visible("#table")

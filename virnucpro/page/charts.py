@@ -201,10 +201,10 @@ def scores_by_length(
     low, high = 2 ** (first / PER_DOUBLING), 2 ** (last / PER_DOUBLING)
     if cut:
         points = [(x_at(math.log2(n)), y_at(_odds(score))) for n, score in _within(cut, low, high)]
-        layers.append(_ChartPath("cut", _line(points), "cut: called virus from here on"))
+        layers.append(_ChartPath("cut", _line(points), "cut: lowest score called virus"))
     return _Drawing(
         "Scores by length",
-        f"Records called virus, above the cut: {counts.n_viral:,}; others, below it: "
+        f"Records called virus (above the cut): {counts.n_viral:,}; other records: "
         f"{int(density.sum()) - counts.n_viral:,}.",
         f"length in {letters}",
         "score",
@@ -259,7 +259,7 @@ def device_charts(number: int, start: Start) -> list[Chart]:
         ("memory", "Memory", f"Largest use: {', '.join(most)}.", memory),
     )
     labels = {"speed": "tokens per second", "memory": "memory in GiB"}
-    x_label = "seconds since the start of the workers"
+    x_label = "seconds since the workers started"
     return [
         Chart(
             *(f"{name}{number}", f"{title} of each device", text, x_label, labels[name], series),

@@ -250,11 +250,14 @@ def _state(run: _RunFiles) -> tuple[str, str]:
     facts = run.facts
     state, (n_failed, n_refused) = facts.text("state"), _failures(facts)
     if state == "planned":
-        return "unfinished", "The run is planned: see virnucpro work, and go on with --resume."
+        return (
+            "unfinished",
+            "The run is only planned: run virnucpro work, then go on with --resume.",
+        )
     if state not in ("complete", "partial"):
-        text = "The run did not end: go on with --resume."
+        text = "The run is not finished: go on with --resume."
         if run.has_table:
-            text += " The figures are those of the tables of an earlier state."
+            text += " The figures come from tables that were written earlier."
         return "unfinished", text
     if facts.part("counts") and n_failed and not facts.number("counts", "n_frames"):
         return "failed", "Every frame failed: no record has a score."
@@ -348,8 +351,8 @@ def _warnings(run: _RunFiles) -> Iterator[tuple[str, str]]:
     if facts.n_counted not in (None, counts.n_records):
         yield (
             "bad",
-            f"The table has {counts.n_records:,} records, and the run counted "
-            f"{facts.n_counted:,}: one of the files was changed since.",
+            f"The table has {counts.n_records:,} records, but the run counted "
+            f"{facts.n_counted:,}: the table or run.json was changed afterwards.",
         )
     if n_refused:
         files = counted(n_refused, "input file")
@@ -357,25 +360,25 @@ def _warnings(run: _RunFiles) -> Iterator[tuple[str, str]]:
     if n_failed:
         yield (
             "bad",
-            f"{counted(n_failed, 'frame')} without a vector: see {FAILED_FILES.file}, correct "
-            f"{FAILED_SEQUENCES.file}, and go on with --resume.",
+            f"{counted(n_failed, 'frame')} without a vector: see {FAILED_FILES.file}. Correct "
+            f"{FAILED_SEQUENCES.file}, and add it with --resume --input.",
         )
     if not counts.n_records:
-        yield "mind", "The input holds no record."
+        yield "mind", "The input has no records."
     short = _SHORT["protein" if run.is_protein else "nucleotide"]
     classes = zip(length_classes(counts.starts), counts.of_classes[:, 0].tolist(), strict=True)
     n_short = sum(n for (_, end, _), n in classes if end and end <= short)
     if 2 * n_short > counts.n_records:
         yield (
             "mind",
-            f"Shorter than {short:,} {run.letters}: {n_short:,} of "
-            f"{counted(counts.n_records, 'record')}. Calls of these are weak.",
+            f"{n_short:,} of {counted(counts.n_records, 'record')} are shorter than {short:,} "
+            f"{run.letters}. Calls of short records are less reliable.",
         )
     n_renamed = sum(file.number("n_renamed") for file in facts.inputs)
     if n_renamed:
         yield (
             "mind",
-            f"{counted(n_renamed, 'record')} with an id that occurs twice in a file: numbered.",
+            f"{counted(n_renamed, 'record')} had the id of an earlier record, and got a number.",
         )
     for note, n in counts.notes.most_common(_MOST_LINES):
         yield "note", f"{counted(n, 'record')} with the note: {escaped(note)}"

@@ -1,5 +1,6 @@
-/* The tables, the map of regions, and the values under the cursor. Text of the user's reaches the
-   page by textContent alone. Without this script the page has its summary, tables and drawings. */
+/* The tables, the map of regions, and the values under the cursor. Text from the input reaches the
+   page only through textContent. Without this script the page still has its summary, its first
+   rows and its charts. */
 "use strict";
 (async () => {
   const ROW = 30, SPARE = 8; // pixels of a row; rows beyond the visible ones
@@ -44,16 +45,16 @@
 
   // --- a table of any length: only the visible rows are in the page
 
-  /* `shown` has the columns: key, label, values (to sort by), text (of row i) and look; the one
-     with a button is `named`. `matches` gives a test of row i. */
+  /* `shown`: the columns, each with key, label, values (to sort by), text (of row i) and look.
+     `named`: the key of the column with a button. `matches`: returns a test of row i. */
   function showGrid(place, { noun, n, shown, named, matches, opened, copied, sorted }) {
     const form = place.querySelector("form"), fields = form.elements;
     const scroller = place.querySelector(".rows"), count = place.querySelector(".count");
     const details = place.querySelector(".details");
-    const orders = new Map(); // column -> places of all rows by rising values
+    const orders = new Map(); // key of a column -> the order of all rows
     let rows = new Uint32Array(n), active = -1;
 
-    // places by rising values; those without a value come last, in either direction
+    // rows in ascending order; rows without a value come last in either direction
     function orderBy(key) {
       if (orders.has(key)) return orders.get(key);
       const { values } = shown.find((column) => column.key === key);
@@ -120,8 +121,8 @@
       const made = [];
       for (let place = start; place < end; place++) made.push(line(place));
       const hadFocus = body.contains(document.activeElement), old = body.querySelectorAll("tr[data-place]");
-      // the new rows come before the old ones go: the table never gets shorter, for a browser lays out
-      // when what has the focus is removed, and would take the scrolling back to what is there just then
+      // add the new rows before removing the old ones: when the row with the focus is removed, a
+      // browser lays out the page, and would scroll back if the table were shorter at that moment
       first.after(...made);
       for (const row of old) row.remove();
       if (hadFocus) (body.querySelector('button[tabindex="0"]') ?? scroller).focus({ preventScroll: true });
@@ -158,7 +159,7 @@
       body.querySelector('button[tabindex="0"]')?.focus({ preventScroll: true });
     }
 
-    function tell(place) {
+    function showDetails(place) {
       const i = rows[place];
       const facts = shown.map((column) => [column.label, column.text(i)]).filter(([, text]) => text !== "");
       details.replaceChildren(
@@ -183,7 +184,7 @@
       const row = event.target.closest("tr[data-place]");
       if (!row) return;
       go(Number(row.dataset.place));
-      tell(active);
+      showDetails(active);
     });
     form.addEventListener("input", select);
     form.addEventListener("submit", (event) => event.preventDefault());
@@ -204,7 +205,7 @@
       place.scrollIntoView();
       const at = rows.indexOf(i);
       go(at);
-      tell(at);
+      showDetails(at);
     };
   }
 
@@ -306,7 +307,7 @@
     const { columns } = regions, n = columns.start.length;
     const record = lines(columns.record, n), { files } = regions;
     const { file, start, end, posterior, verdict, judged, score } = columns;
-    const evidence = lines(columns.evidence, n).map((said) => said.replaceAll(";", ", "));
+    const evidence = lines(columns.evidence, n).map((text) => text.replaceAll(";", ", "));
     const length = start.map((from, i) => end[i] - from + 1);
     const words = record.map((id, i) => `${id}\n${files[file[i]]}\n${evidence[i]}`.toLowerCase());
     const show = showMap(document.getElementById("map"), tracks);
@@ -331,7 +332,7 @@
       },
       opened(i) {
         const track = ofTrack.get(`${files[file[i]]}\t${record[i]}`);
-        if (track === undefined) return [["map", "this page has no map of this record: see tracks.tsv.gz"]];
+        if (track === undefined) return [["map", "not on this page: see tracks.tsv.gz"]];
         show(track, start[i] - 1, end[i]);
         document.getElementById("map").scrollIntoView({ block: "nearest" });
         return [];
@@ -339,7 +340,7 @@
     });
   }
 
-  // round numbers of bases between two places, some eight of them
+  // about eight round numbers of bases between two places
   function rulerTicks(from, to) {
     const raw = (to - from) / 8, power = 10 ** Math.floor(Math.log10(raw));
     const step = Math.max(1, power * [1, 2, 5, 10].find((m) => m * power >= raw));
@@ -353,9 +354,9 @@
 
   function showMap(place, tracks) {
     const HEIGHT = 236, LEFT = 70, RIGHT = 12, RULER = 26, LANE = [34, 60], POSTERIOR = [76, 136], ODDS = [152, 226];
-    const SHORTEST = 2000; // bases that fill the map at most
+    const SHORTEST = 2000; // bases on the map at the closest zoom
     const svg = place.querySelector("svg.map"), strip = place.querySelector("svg.strip");
-    const name = place.querySelector(".map-name"), told = place.querySelector(".pointed");
+    const name = place.querySelector(".map-name"), hint = place.querySelector(".pointed");
     const picker = place.querySelector("select");
     let track = null, from = 0, to = 1, width = 800;
     tracks.forEach(({ record, file, regions }, k) =>
@@ -369,7 +370,7 @@
       return drawn("text", { x: at.toFixed(1), y, class: look, "text-anchor": anchor }, words);
     }
 
-    // a path through the bins that are seen, or their extremes where several share a pixel
+    // a path through the visible bins; bins that share a pixel are drawn as their largest value
     function path(values, [top, bottom], [low, high], isArea) {
       const size = track.length / values.length, y = (value) => bottom - ((Math.min(high, Math.max(low, value)) - low) / (high - low)) * (bottom - top);
       const words = [], group = Math.max(1, Math.floor((to - from) / size / (width - LEFT - RIGHT)));
@@ -420,7 +421,7 @@
       drawStrip();
     }
 
-    // the whole record in small, and the part that the map shows
+    // an overview of the record, with the part that the map shows
     function drawStrip() {
       const part = (at) => 1000 * (at / track.length);
       strip.replaceChildren(
@@ -458,7 +459,7 @@
       actions[event.key]();
     });
     place.querySelectorAll("button[data-key]").forEach((button) => button.addEventListener("click", actions[button.dataset.key]));
-    // a page scrolls on over the map, unless the map was clicked or Ctrl is held
+    // the wheel scrolls the page, unless the map was clicked or Ctrl is held
     svg.addEventListener("wheel", (event) => {
       if (document.activeElement !== svg && !event.ctrlKey) return;
       event.preventDefault();
@@ -477,7 +478,7 @@
       const at = base(event);
       if (at < from || at > to) return;
       const bin = binAt(at), odds = track.odds[bin], posterior = track.posterior[bin];
-      told.textContent = `base ${whole.format(Math.round(at) + 1)}` + (posterior === null ? "" : `: posterior ${posterior.toFixed(2)}`) + (odds === null || odds === undefined ? "" : `, log-odds ${odds.toFixed(1)}`);
+      hint.textContent = `base ${whole.format(Math.round(at) + 1)}` + (posterior === null ? "" : `: posterior ${posterior.toFixed(2)}`) + (odds === null || odds === undefined ? "" : `, log-odds ${odds.toFixed(1)}`);
     });
     strip.addEventListener("click", (event) => {
       const box = strip.getBoundingClientRect(), middle = ((event.clientX - box.left) / box.width) * track.length;
@@ -503,32 +504,32 @@
     return show;
   }
 
-  // --- values under the cursor, on the drawings that are there
+  // --- values under the cursor, on the charts
 
   function showCharts({ charts, columns, letters }, findRecord) {
     for (const figure of document.querySelectorAll("figure[data-chart]")) {
-      const svg = figure.querySelector("svg.chart"), told = figure.querySelector(".pointed");
+      const svg = figure.querySelector("svg.chart"), hint = figure.querySelector(".pointed");
       const chart = charts?.[figure.dataset.chart];
       const point = figure.id === "scatter" ? (columns ? ofRecords(columns, letters, svg) : null) : chart ? ofLines(chart, svg) : null;
       if (point === null) continue;
       const mark = svg.appendChild(drawn("path", { class: "mark" }));
       let pointed = -1;
-      told.hidden = false;
-      const rest = figure.id === "scatter" ? "Point at a record to see its id; click to find it in the table." : "Point at the chart to see its values.";
-      told.textContent = rest;
+      hint.hidden = false;
+      const idle = figure.id === "scatter" ? "Point at a record to see its id; click to find it in the table." : "Point at the chart to see its values.";
+      hint.textContent = idle;
       svg.addEventListener("pointermove", (event) => {
         const box = svg.getBoundingClientRect(), view = svg.viewBox.baseVal;
         const found = point(((event.clientX - box.left) / box.width) * view.width, ((event.clientY - box.top) / box.height) * view.height);
         pointed = found ? found.i : -1;
-        told.textContent = found ? found.text : rest;
+        hint.textContent = found ? found.text : idle;
         mark.setAttribute("d", found ? found.mark : "");
       });
-      svg.addEventListener("pointerleave", () => { told.textContent = rest; mark.setAttribute("d", ""); });
+      svg.addEventListener("pointerleave", () => { hint.textContent = idle; mark.setAttribute("d", ""); });
       if (figure.id === "scatter") svg.addEventListener("click", () => { if (pointed >= 0) findRecord?.(pointed); });
     }
   }
 
-  // the frame of a drawing, and the values at its edges
+  // the frame of a chart, and the values at its edges
   function frame(svg) {
     const [left, right, top, bottom] = svg.dataset.box.split(" ").map(Number);
     const [low, high] = svg.dataset.x.split(" ").map(Number);
@@ -547,7 +548,7 @@
     };
   }
 
-  // the nearest record on a drawing of scores by length
+  // the nearest record on the chart of scores by length
   function ofRecords({ length, score, record }, letters, svg) {
     const { left, right, top, bottom, low, high } = frame(svg);
     const odds = (p) => Math.max(-7, Math.min(7, Math.log(p / (1 - p))));
