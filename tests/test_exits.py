@@ -60,12 +60,16 @@ def test_nothing_is_said_before_all_is_cleared_away(capsys, number, exit_code, w
 @pytest.mark.parametrize(
     ("stored", "has_page", "hint"),
     [
-        (None, False, "nothing was begun: run the same command again"),
-        ({"argv": ["of an earlier start"]}, False, "nothing was begun: run the same command again"),
+        (None, False, "nothing was started: run the same command again"),
+        (
+            {"argv": ["of an earlier start"]},
+            False,
+            "nothing was started: run the same command again",
+        ),
         ({"recipe": {"encoders": []}}, False, "finished work is kept: go on with --resume"),
         ({}, False, "finished work is kept: go on with --resume"),
         ({"counts": {}}, True, "finished work is kept: go on with --resume"),
-        ({"counts": {}}, False, "all is done except the page: virnucpro report"),
+        ({"counts": {}}, False, "only the page is missing: virnucpro report"),
     ],
 )
 def test_the_hint_for_an_ended_run_is_true_of_its_folder(tmp_path, stored, has_page, hint):
@@ -176,4 +180,4 @@ def test_an_interrupt_before_a_command_began_is_reported_too(monkeypatch, capsys
     with pytest.raises(SystemExit) as ended:
         main_module.main()
     assert ended.value.code == 130
-    assert capsys.readouterr().err.startswith("error: interrupted\nhint:  nothing was begun")
+    assert capsys.readouterr().err.startswith("error: interrupted\nhint:  nothing was started")

@@ -181,10 +181,10 @@ def test_an_empty_file_says_nothing_and_a_missing_one_is_reported(tmp_path):
         ({"chunk_size": (500, 300)}, "has one --chunk-size"),
         ({"multi_gpu": False, "gpus": "0"}, "--gpus: no effect with --no-multi-gpu"),
         ({"encoding": "onehot", "gpus": "0"}, "--gpus does not go with --device cpu"),
-        ({"encoding": "onehot", "pretrain": True}, "with --encoding onehot, which has no ESM-2"),
-        ({"encoding": "onehot", "finetune": True}, "with --encoding onehot, which has no ESM-2"),
+        ({"encoding": "onehot", "pretrain": True}, "with --encoding onehot, which uses no ESM-2"),
+        ({"encoding": "onehot", "finetune": True}, "with --encoding onehot, which uses no ESM-2"),
         ({"encoding": "blosum62", "model": "x"}, "--model: no effect with --encoding blosum62"),
-        ({"encoding": "onehot", "dim": 8}, "with --encoding onehot, which has no ESM-2"),
+        ({"encoding": "onehot", "dim": 8}, "with --encoding onehot, which uses no ESM-2"),
         (
             {"encoding": "composition", "architecture": "cnn"},
             "--architecture: no effect with --encoding composition",
@@ -193,7 +193,7 @@ def test_an_empty_file_says_nothing_and_a_missing_one_is_reported(tmp_path):
         ({"layers": 3}, "--layers: no effect without --finetune or --pretrain"),
         (
             {"finetune": True, "lora": 4, "layers": 3},
-            "--lora: no effect for a new encoder, which is random",
+            "--lora: no effect for a new encoder, which has random weights",
         ),
         ({"finetune": True, "train_layers": 9}, "--train-layers is 9; the encoder has 6"),
         ({"finetune": True, "encoder_lr": 2.0}, "--encoder-lr is 2"),

@@ -1,4 +1,4 @@
-"""The options of calls: who calls, and the cut between viral records and others."""
+"""The options of calls: who calls, and the cut between viral and other records."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ Head = Annotated[
 CallsBy = Annotated[
     Literal["auto", "scorer", "head"],
     option(
-        "Let the scorer or the head call alone. auto: the scorer, joined with the head of --head "
-        "if they were joined in training.",
+        "Let the scorer or the head call alone. auto: the scorer, joined with the head if training "
+        "joined them.",
         _PANEL,
     ),
 ]
@@ -39,7 +39,7 @@ RegionModel = Annotated[
         "Find regions with this model (regions.json), made by `virnucpro train --regions`.",
         _PANEL,
         metavar="PATH",
-        show_default="the model of VirNucPro",
+        show_default="the built-in model",
     ),
 ]
 
@@ -65,7 +65,7 @@ LEAST_POSTERIORS: Mapping[_Preset, float] = {
 
 @dataclass(frozen=True, kw_only=True)
 class CutOptions:
-    """The cut between viral records and others, and regions. Scores do not depend on it."""
+    """The cut between viral and other records, and regions. Scores do not depend on it."""
 
     threshold: Annotated[
         float | None,
@@ -88,7 +88,7 @@ class CutOptions:
     prevalence: Annotated[
         float,
         option(
-            "Expect this share of viral records in the sample, for the column fdr.",
+            "Compute the column fdr for this share of viral records in the sample.",
             _PANEL,
             metavar="SHARE",
         ),

@@ -55,7 +55,7 @@ def command(*groups: type) -> Callable[[Callable[..., None]], Callable[..., None
 
 
 class _OnOptions:
-    """A function that takes option classes; their fields are its signature."""
+    """A function that takes option classes; their fields form its signature."""
 
     def __init__(self, run: Callable[..., None], groups: Sequence[type]) -> None:
         update_wrapper(self, run)
@@ -119,8 +119,8 @@ def _as_typed(kind: Any) -> Any:  # noqa: ANN401 - a type
 def _plain(params: list[Any]) -> list[Any]:
     """Make parameters take text, plain numbers and defaults without typer's conversion.
 
-    Typer would import pydantic to convert them, which takes longer than importing typer. Help shows
-    no type for a flag or an argument.
+    Otherwise typer would import pydantic, which takes longer than importing typer. Help shows no
+    type for a flag or an argument.
     """
     for param in params:
         if getattr(param, "is_flag", False):
@@ -170,9 +170,9 @@ def _is_text(param: Any, value: object) -> bool:  # noqa: ANN401 - typer's or cl
 
 
 class Command(TyperCommand):
-    """A command that explains a wrong value in plain words instead of a library's.
+    """A command that explains wrong values in plain words.
 
-    If it reads files with ``--input``, it says so when a file has no option before it.
+    A command with ``--input`` suggests it when a file has no option before it.
     """
 
     def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - typer's or click's
@@ -203,7 +203,7 @@ class Group(TyperGroup):
 def _refuse_stray(stray: list[str], named: Collection[str]) -> None:
     """Refuse files without an option before them.
 
-    The hint takes the last of several as the output folder if none is named and it is not a file.
+    The hint suggests the last name as the output folder if it is not a file and none was given.
 
     Raises:
         UsageError: a file has no option before it.

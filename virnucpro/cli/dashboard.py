@@ -51,8 +51,8 @@ class Dashboard:
     def _redraw(self) -> RenderableType:
         """Move the cursor to where rich expects it, then ``draw``.
 
-        A terminal that became narrower has wrapped the lines on it; rich moves up only as many
-        lines as it wrote.
+        A terminal that became narrower has wrapped its lines, but rich moves up only as many lines
+        as it wrote.
         """
         drawing, width = self.draw(), self._console.width
         n_wrapped = sum(max(0, before - 1) // width for before in self._line_widths)

@@ -18,7 +18,7 @@ from virnucpro.ground.errors import StorageError, UnavailableError, VirnucproErr
 USAGE_EXIT, INTERRUPTED_EXIT, TERMINATED_EXIT = 64, 130, 143
 DEAF_SECONDS = 10.0  # time to clean up after a signal; later signals are ignored
 GONE = (errno.EPIPE, errno.EIO)  # nobody reads the output any more
-NOTHING_BEGAN = "nothing was begun; what an earlier start finished is kept for --resume"
+NOTHING_BEGAN = "nothing was started; work that was finished earlier is kept for --resume"
 
 
 class Finished(Exception):  # noqa: N818 - an end, not an error

@@ -37,7 +37,7 @@ from virnucpro.run.plan import count_done
 _EVERY_SECONDS = 10.0
 _GIB = 1 << 30
 _MOST_POINTS = 2_000
-_TABLES_BEHIND = 8  # show how far the tables lag from this many shards on
+_TABLES_BEHIND = 8  # shards; a smaller lag of the tables is ignored
 
 
 Point: TypeAlias = tuple[float, float]  # see ``seconds_left``
@@ -159,7 +159,7 @@ class Figures:
 
     @property
     def n_done(self) -> int:
-        """Number of shards that are finished or failed."""
+        """The number of finished and failed shards."""
         return self.n_shards - len(self.pending)
 
     @property
@@ -315,14 +315,14 @@ def _log(event: Telling) -> None:
     match event:
         case EmbeddingStarted(pending=pending, n_done_before=before):
             LOGGER.info(
-                "%s to embed, %s done before", counted(len(pending), "shard"), f"{before:,}"
+                "%s to embed, %s finished earlier", counted(len(pending), "shard"), f"{before:,}"
             )
         case WorkerReady(worker=worker, description=description):
             LOGGER.info("%s is ready: %s", worker, description)
         case WorkerLost(worker=worker, reason=reason, shard=shard, is_final=is_final):
             LOGGER.debug("%s", f"{worker}\n{event.traceback}".rstrip())
             work = f" with shard {shard.name}" if shard else ""
-            fate = "it is given up" if is_final else "it is replaced"
+            fate = "it is not replaced" if is_final else "it is replaced"
             LOGGER.warning("%s was lost%s: %s; %s", worker, work, reason, fate)
         case BatchDone(worker=worker, shard=shard, n_repeated=n) if n:
             LOGGER.info(

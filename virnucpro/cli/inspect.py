@@ -51,8 +51,8 @@ def _try_gpus(devices: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
 def bench(options: BenchOptions) -> None:
     """Measure how fast this device embeds proteins, and which settings are fastest.
 
-    Each size of ESM-2 is measured in each precision and in smaller and larger batches, compared
-    with fair-esm and with the matrix products of the device. The last lines name the settings.
+    Each size of ESM-2 is measured in each precision, in smaller and larger batches, and compared
+    with fair-esm and with the device's matrix products. The last lines name the best settings.
 
     Example: virnucpro bench --quick
 
@@ -76,7 +76,7 @@ class _StatusOptions:
     as_json: Annotated[
         bool,
         option(
-            "Print figures as JSON: shards done and pending, tokens/s of each host, "
+            "Print figures as JSON: finished and pending shards, tokens/s of each host, "
             "remaining time.",
             None,
             "--json",
@@ -129,7 +129,7 @@ _Result = Annotated[
     Path,
     typer.Argument(
         metavar="RESULT",
-        help="Run folder, folder of the original VirNucPro, or one table of either.",
+        help="Run folder, results folder of the original VirNucPro, or one table of either.",
     ),
 ]
 
@@ -162,7 +162,7 @@ def compare(options: _CompareOptions) -> None:
     One table alone: virnucpro compare old_merged/prediction_results.txt
     results/prediction_results.txt --tolerance 0.00002
 
-    Exit codes: 0 the same rows and labels (and scores within --tolerance), 1 a difference,
+    Exit codes: 0 same rows and labels (and scores within --tolerance), 1 differences,
     64 usage, 65 bad table, 66 result missing.
     """
     with exits():
@@ -184,9 +184,9 @@ class _ReportOptions:
 
 @command(_ReportOptions)
 def report(options: _ReportOptions) -> None:
-    """Write DIR/report.html: one page on a run, a training or an evaluation; needs no network.
+    """Write DIR/report.html: one page about a run, a training or an evaluation, to read offline.
 
-    It reads only files in the folder; nothing is embedded or scored. The same folder gives the
+    Only files in the folder are read; nothing is embedded or scored. The same folder gives the
     same page.
 
     Example: virnucpro report results/

@@ -34,10 +34,10 @@ def list_models(
 ) -> None:
     """List the named models: size, GPU memory, and path.
 
-    The first model is part of this program; it is the default where a model is needed. Imported
-    models come last. GPU memory is an estimate, from the smallest batches to full ones. A run
-    sizes its batches to the free memory; CUDA needs some more. `virnucpro models info NAME` shows
-    disk and RAM too.
+    The first model is part of this program, and the default where a model is needed. Imported
+    models come last. GPU memory is an estimate, from the smallest batches to full ones; CUDA needs
+    some more. A run fits its batches to the free memory. `virnucpro models info NAME` also shows
+    disk and RAM.
 
     Example: virnucpro models list
     """
@@ -55,7 +55,7 @@ class _NamedModel:
         str,
         typer.Argument(
             metavar="NAME|PATH",
-            help="Name, or path with a separator in it: ./model.pt.",
+            help="Name, or path with a separator (./model.pt).",
             autocompletion=complete_model,
         ),
     ]
@@ -64,7 +64,7 @@ class _NamedModel:
 @models.command("info", cls=Command)
 @command(_NamedModel)
 def show_model(options: _NamedModel) -> None:
-    """Describe a checkpoint: its content, the disk and memory that it needs, and its head.
+    """Describe a checkpoint: its content, its disk and memory needs, and its head.
 
     Example: virnucpro models info esm2_virnucpro
 
@@ -109,27 +109,27 @@ def download_model(options: _NamedModel, console: ConsoleOptions) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _ImportOptions:
-    """A checkpoint or the files of a bundle, to be imported."""
+    """A checkpoint, or the files of a bundle, to import."""
 
     path: Annotated[
         str,
         typer.Argument(
             metavar="PATH|NAME",
-            help="fair-esm .pt file, or Hugging Face folder; with --from the name of a bundle.",
+            help="fair-esm .pt file or Hugging Face folder; with --from, the name of a bundle.",
         ),
     ]
     name: Annotated[
         str | None,
         option(
-            "Give the model this name.", metavar="NAME", show_default="that of the file or folder"
+            "Give the model this name.", metavar="NAME", show_default="name of the file or folder"
         ),
     ] = None
     force: Annotated[bool, option("Replace an existing model of this name.")] = False
     bundle_folder: Annotated[
         Path | None,
         option(
-            "Import the files of a bundle, or of dnabert-s, from this folder, under their "
-            "published names.",
+            "Import the files of a bundle or of dnabert-s from this folder, under their published "
+            "names.",
             None,
             "--from",
             metavar="FOLDER",
@@ -145,7 +145,7 @@ class _ImportOptions:
 @models.command("import", cls=Command)
 @command(_ImportOptions)
 def import_model(options: _ImportOptions) -> None:
-    """Copy a checkpoint to where --model finds it by name; nothing is downloaded.
+    """Copy a checkpoint to where --model finds it by name, without a download.
 
     The whole file is checked first. Code in it is never run.
 
@@ -192,8 +192,8 @@ def check_model(named: _NamedModel, on: ComputeOptions, console: ConsoleOptions)
     """Compare the vectors that a model makes here with fair-esm in float32.
 
     Both embed a fixed panel of proteins with the same weights, on every GPU named. The vectors
-    may differ only by as much as rounding explains for these weights and this precision.
-    Do this first on a new GPU or with a new model. It needs memory for the model in float32.
+    may differ by no more than rounding explains for these weights and this precision.
+    Run this first on a new GPU or with a new model. It needs memory for the model in float32.
 
     Example: virnucpro models check esm2_t33_650M_UR50D --gpus 0
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from virnucpro.run.journal import ShardFigures
 
 _WORK_KEPT = "finished files are kept: run the same command again to do the rest"
-_REGIONS_KEPT = "the folder is as it was: run the same command again"
+_REGIONS_KEPT = "the folder is unchanged: run the same command again"
 _PLUGINS = "virnucpro.executors"  # entry points: classes, called with the options and devices
 
 
@@ -40,7 +40,7 @@ def predict(options: PredictOptions, console: ConsoleOptions) -> None:
 
     The scorer calls every record by its sequence, in seconds. With --model, or any device
     option except --workers, ESM-2 also embeds every frame and writes vectors to features.h5. The
-    embedded ESM-2 changes no call. Your own head does, where its training showed a gain.
+    built-in ESM-2 changes no call. Your own head does, where its training showed a gain.
 
     Example: virnucpro predict -i contigs.fa -o results/
 
@@ -52,11 +52,11 @@ def predict(options: PredictOptions, console: ConsoleOptions) -> None:
     With your own model and head: virnucpro predict -i contigs.fa -o results/
     --model training/model --gpus 0,1,2
 
-    A large model on records that may be viral, with vectors kept for later runs: virnucpro
+    A large model, only on records that may be viral, with a cache for later runs: virnucpro
     predict -i contigs.fa -o results/ --model esm2_t33_650M_UR50D --embed viral --cache vectors/
 
-    Exit codes: 0 all records accounted for, 2 some failed (see failed_files.txt), 1 nothing
-    usable, 64 usage, 65 bad input, 66 input missing, 69 device or model unavailable, 73 output
+    Exit codes: 0 all records accounted for, 2 some failed (see failed_files.txt), 1 no usable
+    result, 64 usage, 65 bad input, 66 input missing, 69 device or model unavailable, 73 output
     folder not usable, 74 disk full, 130/143 interrupted (go on with --resume).
     """
     _run(options, console)
@@ -73,7 +73,7 @@ def extract(options: ExtractOptions, console: ConsoleOptions) -> None:
 
     Many files: virnucpro extract -i proteomes/ -i samples.tsv -o features/
 
-    In half the disk, and as Parquet too: virnucpro extract -i contigs.fa -o features/
+    With half the disk space, and as Parquet too: virnucpro extract -i contigs.fa -o features/
     --store bfloat16 --format parquet
     """
     _run(options, console)
@@ -122,9 +122,9 @@ def what_is_kept(options: RunOptions) -> str:
     except (OSError, ValueError, LookupError, TypeError):
         is_ours = False
     if not is_ours:
-        return "nothing was begun: run the same command again"
+        return "nothing was started: run the same command again"
     if has_tables and options.report and not (folder / "report.html").exists():
-        return f"all is done except the page: virnucpro report {shlex.quote(str(folder))}"
+        return f"only the page is missing: virnucpro report {shlex.quote(str(folder))}"
     return "finished work is kept: go on with --resume"
 
 
@@ -173,7 +173,7 @@ def _run(options: RunOptions, console: ConsoleOptions) -> None:
 def work_in_block(options: WorkOptions, indices: tuple[int, ...]) -> list[ShardFigures]:
     """Embed some shards of a run in a process that a scheduler started on another machine.
 
-    The process ends with its parent, which Parsl's own workers do not.
+    The process ends with its parent; Parsl's own workers do not.
     """
     from virnucpro.ground.processes import end_with
     from virnucpro.stories import work as story
@@ -188,8 +188,8 @@ def work(options: WorkOptions, console: ConsoleOptions) -> None:
     """Do one part of a planned run; any number of parts may run at once, on any machines.
 
     DIR was planned with --plan-only and is on a file system that all machines share. A part reads
-    and translates its slices of the input, embeds them, and writes their table rows. The planned
-    command with --resume then joins all parts and does what is missing.
+    and translates its slices of the input, embeds them, and writes their table rows. Afterwards,
+    the planned command with --resume joins all parts and does the missing work.
 
     Example: virnucpro work results/ --part 3/16
 
@@ -217,7 +217,7 @@ def regions(options: RegionsOptions, console: ConsoleOptions) -> None:
 
     Use it after predict --no-regions, or with another --region-model. It writes regions.tsv, .bed,
     .gff3 and .fasta, tracks.tsv.gz, the notes in predictions.tsv, and the proviruses in viruses.tsv
-    and viruses.fasta. No call changes. The input files must still be where they were.
+    and viruses.fasta. No call changes. The input files must still be in place.
 
     Example: virnucpro regions results/
 

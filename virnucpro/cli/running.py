@@ -32,9 +32,9 @@ _ERASE_LINE = "\r\x1b[2K"
 def loading(console: ConsoleOptions) -> Iterator[None]:
     """Show a line on a terminal while a command imports its modules, which may take a second.
 
-    It is plain text and leaves the cursor visible: a signal may end the program at once here.
+    It is plain text and leaves the cursor visible: here a signal ends the program at once.
     """
-    # numpy's matrices are small here: its threads would only occupy the cores
+    # numpy's matrices are small here; its threads would only occupy cores
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     live = _is_live(console)
     gc.disable()
@@ -100,7 +100,7 @@ def number_gpus_by_bus() -> None:
     os.environ["CUDA_DEVICE_ORDER"] = _BY_BUS
     if order != _BY_BUS:
         typer.echo(
-            f"note: GPUs are numbered by their place on the bus, as in nvidia-smi; "
+            f"note: GPUs are numbered by bus position, as in nvidia-smi; "
             f"CUDA_DEVICE_ORDER={order!a} is ignored",
             err=True,
         )
@@ -179,7 +179,7 @@ def gpu_steps(options: RunOptions, argv: Sequence[str]) -> list[str]:
 
 
 def _again(argv: Sequence[str], *more: str) -> list[str]:
-    """The words of the same command, with ``more`` in place of the options on how it starts."""
+    """The same command, with ``more`` in place of --force, --resume and --plan-only."""
     left_out = ("--force", "--resume", "--plan-only")
     return ["virnucpro", *(word for word in argv if word not in left_out), *more]
 

@@ -21,7 +21,7 @@ _KEPT = "finished epochs are kept: go on with --resume"
 
 
 def _read_config(context: typer.Context, text: str | None) -> str | None:
-    """Make the options in a file defaults, so that the command line overrides them."""
+    """Use the options in a file as defaults; the command line overrides them."""
     if text:
         with needing("train"):
             from virnucpro.ground.config_file import read_config
@@ -56,11 +56,11 @@ class _Console(ConsoleOptions):
 def manifest(options: ManifestOptions) -> None:
     """Write a manifest of labelled sequences for train and evaluate.
 
-    By folder, the group of a file is the first folder below the one named, or the file's name:
+    By folder: the group of a file is the first folder below the one named, else the file's name.
 
     - virnucpro manifest --virus viruses/ --other bacteria/ --other human.fa -o manifest.tsv
 
-    By table, records are matched by accession, with or without version:
+    By table: records are matched by accession, with or without version.
 
     - virnucpro manifest --table taxonomy.tsv --fasta genomes.fa --group-by genus -o manifest.tsv
     """
@@ -74,8 +74,8 @@ def manifest(options: ManifestOptions) -> None:
 def train(options: TrainOptions, console: _Console) -> None:
     """Train a head for an encoder, fine-tune both, or pretrain an encoder.
 
-    Records are cut and translated as in predict; whole groups (viral families, host genera)
-    are held out. DIR gets split.tsv, training.json, checkpoints/, tensorboard/, held_out.tsv,
+    Records are cut and translated as by predict. Whole groups (viral families, host genera) are
+    held out. DIR gets split.tsv, training.json, checkpoints/, tensorboard/, held_out.tsv,
     gain.tsv (what the head adds to the scorer), and model/, which predict, extract and evaluate
     take with --model: the encoder or its name, head.safetensors, and a model card, README.md.
 
@@ -97,7 +97,7 @@ def train(options: TrainOptions, console: _Console) -> None:
 
     - virnucpro train --data genomes/ --regions prophages.tsv -o training/
 
-    All GPUs of this machine are used, with one process each. On several machines:
+    Each GPU of this machine gets a process. On several machines:
 
     - torchrun --nnodes 2 --nproc-per-node 8 ... --no-python virnucpro train ...
     """
@@ -146,7 +146,7 @@ def _train_regions(options: TrainOptions, truth: Path, console: _Console) -> Non
 
 
 def _outcome(output: Path, model: Path | None) -> list[str]:
-    """Lines that say where the results are and how to use a model that calls."""
+    """The folder of the results, and the command that uses a model that calls."""
     from virnucpro.ground.log import printable
 
     lines = [f"results: {printable(output)}"]
@@ -160,14 +160,14 @@ def _outcome(output: Path, model: Path | None) -> list[str]:
 def evaluate(options: EvaluateOptions, console: ConsoleOptions) -> None:
     """Measure the scorer or a head on labelled sequences that it was not trained on.
 
-    Fragments of each length and whole records are called as in predict, in the run folder DIR/run.
+    Fragments of each length and whole records are called as by predict, in the run folder DIR/run.
     evaluation.tsv and evaluation.json have AUROC (with intervals over groups), AUPRC, accuracy,
     precision, recall, F1, false positives and calibration: for all samples and by kingdom, with
     and without the samples that have no score. report.html has the curves.
 
     Example: virnucpro evaluate --data manifest.tsv --output-dir evaluation/
 
-    That measures the scorer. For a trained head: virnucpro evaluate --data manifest.tsv --split
+    This measures the scorer. For a trained head: virnucpro evaluate --data manifest.tsv --split
     training/split.tsv --output-dir evaluation/ --model training/model --card
 
     Compare regions with known prophages, in regions_evaluation.tsv: precision and recall of

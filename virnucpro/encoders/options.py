@@ -1,4 +1,4 @@
-"""The options of a model, and of the commands that are about models."""
+"""The options of a model, and of the commands about models."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def complete_model(incomplete: str) -> list[str]:
 
 def model_option(default: str) -> Any:  # noqa: ANN401 - as typer has it
     return option(
-        "Embed with this model: a name (see `virnucpro models list`), or the path, with a "
-        "separator in it, of a fair-esm .pt file, a Hugging Face folder, or a model of `virnucpro "
-        "train`: ./model.pt.",
+        "Embed with this model: a name (see `virnucpro models list`), or the path (with a "
+        "separator, such as ./model.pt) of a fair-esm .pt file, a Hugging Face folder, or a model "
+        "of `virnucpro train`.",
         MODEL,
         metavar="NAME|PATH",
         show_default=default,
@@ -66,19 +66,21 @@ class BenchOptions:
     precisions: Annotated[
         str | None,
         option(
-            "Measure our encoder in these precisions, in order: bf16, fp16, fp32, fp8. "
-            "fair-esm is measured in fp32 always.",
+            "Measure VirNucPro in these precisions, in order: bf16, fp16, fp32, fp8. "
+            "fair-esm is always measured in fp32.",
             metavar="NAME,...",
-            show_default="what the device has; on a GPU without fp32 and fp8",
+            show_default="all of the device; on a GPU not fp32 and fp8",
         ),
     ] = None
     device: Annotated[
         Literal["auto", "cuda", "cpu", "mps"],
-        option("Use this kind of device; of a CPU, one core is measured."),
+        option("Use this kind of device; on a CPU, one core is measured."),
     ] = "auto"
     tokens: Annotated[
         int | None,
-        count("Make proteins of this number of tokens.", min=1, show_default="some full batches"),
+        count(
+            "Embed proteins of this many tokens in all.", min=1, show_default="three full batches"
+        ),
     ] = None
     json: Annotated[
         Path | None,
@@ -86,6 +88,6 @@ class BenchOptions:
             "Write all figures to this JSON file as they come.", metavar="FILE", show_default=False
         ),
     ] = None
-    quick: Annotated[bool, option("Measure for less than a minute: 8M alone.")] = False
+    quick: Annotated[bool, option("Measure only 8M, in less than a minute.")] = False
     quiet: Annotated[bool, option("Show only results, no progress.", None, "--quiet", "-q")] = False
     cuda_visible_devices: str | None = None  # the variable of the environment

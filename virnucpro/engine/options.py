@@ -18,8 +18,7 @@ class EngineOptions(DeviceOptions):
         str,
         option(
             "Embed this number of tokens per batch; a longer sequence gets a batch of its own. "
-            "auto: "
-            "chosen by model, device and free memory.",
+            "auto: chosen by model, device and free memory.",
             DEVICES,
             metavar="auto|TOKENS",
         ),
@@ -45,8 +44,8 @@ class CacheOptions:
     cache: Annotated[
         Path | None,
         option(
-            "Reuse the vectors in this folder, and add new ones; runs, users and machines may "
-            "share it.",
+            "Reuse vectors from this folder and add new ones; runs, users and machines may share "
+            "it.",
             DEVICES,
             metavar="DIR",
             show_default="none",
@@ -82,7 +81,6 @@ class WorkOptions(CacheOptions, EngineOptions):
             show_default="the task of SLURM's array, else all",
         ),
     ] = None
-    precision: Literal["auto", "bf16", "fp16", "fp32", "fp8"] = (
-        "auto"  # not an option: set by the run
-    )
+    # not an option: set by the run
+    precision: Literal["auto", "bf16", "fp16", "fp32", "fp8"] = "auto"
     array: Mapping[str, str] = field(default_factory=dict)  # environment of a task in a job array

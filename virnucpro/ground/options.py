@@ -231,7 +231,7 @@ class DeviceOptions(ComputeOptions):
     workers: Annotated[
         int | None,
         count(
-            "Use this number of processes, of one core each: to embed with --device cpu; to score "
+            "Use this number of single-core processes: to embed with --device cpu; to score "
             "without a model; to make shards and tables where GPUs embed.",
             DEVICES,
             show_default="as many as cores, memory and input allow",

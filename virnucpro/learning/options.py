@@ -38,8 +38,8 @@ def _file(help: str, metavar: str) -> Any:  # noqa: ANN401 - as typer has it
 
 def _known_prophages(purpose: str) -> Any:  # noqa: ANN401 - as typer has it
     return _file(
-        f"{purpose} this table of known prophages (seq_id, start, end, kind), in place of a head; "
-        "--data then names the FASTA files.",
+        f"{purpose} this table of known prophages (seq_id, start, end, kind); --data then names "
+        "the FASTA files.",
         "TRUTH",
     )
 
@@ -63,7 +63,7 @@ class _EvaluatedOptions(_LabelledOptions):
     split: Annotated[
         Path | None,
         option(
-            "Split the groups by this table, as training writes it.",
+            "Split the groups by this table, the split.tsv of a training.",
             FILES,
             metavar="TABLE",
             show_default="all records",
@@ -79,8 +79,8 @@ class _EvaluatedOptions(_LabelledOptions):
     fragments_per_record: Annotated[
         int,
         count(
-            "Cut at most this number of fragments per record and length, without overlap. A whole "
-            "record counts up to this many times the longest length.",
+            "Cut at most N fragments per record and length, without overlap. A whole record is cut "
+            "to N times the longest length if it is longer.",
             _SAMPLES,
             min=1,
         ),
@@ -90,8 +90,8 @@ class _EvaluatedOptions(_LabelledOptions):
     held_out_only: Annotated[
         bool,
         option(
-            "Leave out records that the head, its encoder or the scorer was trained on, and others "
-            "of their groups.",
+            "Leave out records that the head, its encoder or the scorer was trained on, and all "
+            "others of their groups.",
             MODEL,
         ),
     ] = False
@@ -102,11 +102,11 @@ class _EvaluatedOptions(_LabelledOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions(EngineOptions, FolderOptions, _EvaluatedOptions):
-    regions: Annotated[Path | None, _known_prophages("Evaluate regions on")] = None
+    regions: Annotated[Path | None, _known_prophages("Evaluate regions, not a head, on")] = None
     region_model: RegionModel = None
     genes: Annotated[
         Path | None,
-        _file("Count genes of this GFF3 file of the sequences, too.", "GFF"),
+        _file("Also count the genes in this GFF3 file of the sequences.", "GFF"),
     ] = None
     model: Annotated[
         str | None, model_option("none: the scorer is evaluated; esm2_virnucpro with --head")
@@ -125,7 +125,7 @@ class EvaluateOptions(EngineOptions, FolderOptions, _EvaluatedOptions):
         if self.held_out_only and self.allow_training_data:
             raise UsageError(
                 "--held-out-only and --allow-training-data contradict each other",
-                hint="the first leaves out what was trained on, the second keeps it",
+                hint="the first leaves out training records, the second keeps them",
             )
         if self.regions is None:
             refuse(
@@ -137,7 +137,7 @@ class EvaluateOptions(EngineOptions, FolderOptions, _EvaluatedOptions):
             if self.model is None:
                 refuse(self, ("card",), "without the --model that has the card")
             if self.head:
-                refuse(self, ("card",), "with another --head than that of the model")
+                refuse(self, ("card",), "with a --head that is not the model's")
             if not (self.model or self.head) and self.calls != "head":
                 of_engine = names_of(EngineOptions) - {"workers"}
                 what_to_do = "name a trained --model, or a --head, to evaluate it"
@@ -156,7 +156,7 @@ class _StartOptions(OutputOptions, _LabelledOptions):
     split: Annotated[
         Path | None,
         option(
-            "Split the groups by this table, as an earlier training wrote it.",
+            "Split the groups by this table, the split.tsv of an earlier training.",
             FILES,
             metavar="TABLE",
             show_default="70 % of the groups train, 15 % validation, 15 % test",
@@ -165,15 +165,15 @@ class _StartOptions(OutputOptions, _LabelledOptions):
     features: Annotated[
         Path | None,
         _file(
-            "Train a head on the vectors in this folder of virnucpro extract, made of the same "
-            "files; many trainings may share it.",
+            "Train a head on the vectors in this folder, which `virnucpro extract` made from the "
+            "same files; many trainings may share it.",
             "DIR",
         ),
     ] = None
     finetune: Annotated[bool, option("Train the encoder together with the head.", MODEL)] = False
     pretrain: Annotated[
         bool,
-        option("Train an encoder alone, on masked residues; labels only decide the split.", MODEL),
+        option("Train an encoder alone, on masked residues; labels only affect the split.", MODEL),
     ] = False
     model: Annotated[str | None, model_option("esm2_virnucpro; with --pretrain a new one")] = None
     layers: Annotated[
@@ -195,7 +195,7 @@ class _StartOptions(OutputOptions, _LabelledOptions):
 
     @property
     def has_shape(self) -> bool:
-        """True if an encoder of a shape is to be made."""
+        """True if a new encoder of a given shape is made."""
         return any(getattr(self, name) is not None for name in _SHAPE)
 
 
@@ -208,7 +208,7 @@ class _NetworkOptions:
         option("Name the trained model, and its folder in DIR.", MODEL, metavar="NAME"),
     ] = "model"
     encoding: Annotated[
-        Encoding, option("Encode residues by this; composition: read only the bases.", MODEL)
+        Encoding, option("Encode residues like this; composition: use only the bases.", MODEL)
     ] = "esm2"
     architecture: Annotated[
         Architecture,
@@ -217,7 +217,7 @@ class _NetworkOptions:
     chunk_size: Annotated[
         tuple[int, ...],
         option(
-            "Cut chunks of this length; repeatable, the head is for the first.",
+            "Cut chunks of this length. Repeatable; the head is for the first length.",
             MODEL,
             metavar="BASES",
             show_default="500",
@@ -236,7 +236,7 @@ class _NetworkOptions:
     lora_alpha: Annotated[
         float | None,
         option(
-            "Scale the LoRA matrices by this number over their rank.",
+            "Scale the LoRA matrices by this number divided by their rank.",
             MODEL,
             metavar="ALPHA",
             show_default="twice --lora",
@@ -261,7 +261,7 @@ class _NetworkOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class _LoopOptions:
-    """The training loop. Sizes are of one step on one device unless they say more.
+    """The training loop. Sizes are for one step on one device, unless noted.
 
     The weights of an epoch depend on all of them but ``LOOP_MAY_DIFFER``.
     """
@@ -290,11 +290,14 @@ class _LoopOptions:
     warmup_epochs: Annotated[
         float,
         option(
-            "Warm up linearly for these epochs, then decay as a cosine.", _LOOP, metavar="EPOCHS"
+            "Raise the learning rate linearly for this number of epochs, then lower it along a "
+            "cosine.",
+            _LOOP,
+            metavar="EPOCHS",
         ),
     ] = 0.1
     grad_accum_steps: Annotated[
-        int, count("Sum gradients of this number of batches per device and optimizer step.", _LOOP)
+        int, count("Sum the gradients of N batches per device for each optimizer step.", _LOOP)
     ] = 1
     weight_decay: Annotated[
         float, option("Set the weight decay of AdamW.", _LOOP, metavar="RATE")
@@ -302,9 +305,9 @@ class _LoopOptions:
     class_weights: Annotated[
         Literal["auto", "recipe", "none"],
         option(
-            "Weight frames. auto: equal for both labels; per group the square root of its "
-            "number of frames; recipe: groups nearly evenly, both labels equal at each GC, as the "
-            "scorer was trained; none: those of the manifest.",
+            "Weight frames. auto: both labels equally, each group by the square root of its number "
+            "of frames; recipe: groups nearly evenly, both labels equally at each GC, as the "
+            "scorer was trained; none: by the weights in the manifest.",
             _LOOP,
         ),
     ] = "auto"
@@ -314,8 +317,8 @@ class _LoopOptions:
     best_by: Annotated[
         Literal["auroc", "f1", "loss"],
         option(
-            "Keep the epoch that is best by this figure of the validation frames; with --pretrain "
-            "by the loss.",
+            "Keep the epoch with the best value of this on the validation frames; --pretrain "
+            "always uses the loss.",
             _LOOP,
         ),
     ] = "auroc"
@@ -325,7 +328,7 @@ class _LoopOptions:
     ] = 0
     keep_checkpoints: Annotated[
         int,
-        count("Keep the checkpoints of the last N epochs, and that of the best epoch.", _LOOP),
+        count("Keep the checkpoints of the last N epochs and of the best epoch.", _LOOP),
     ] = 1
     seed: Annotated[
         int,
@@ -334,8 +337,8 @@ class _LoopOptions:
     fsdp: Annotated[
         bool,
         option(
-            "Shard weights, gradients and moments over the devices (FSDP), for an encoder that is "
-            "too large for one; implies --gradient-checkpointing.",
+            "Shard weights, gradients and moments over the devices (FSDP), for an encoder "
+            "that is too large for one; implies --gradient-checkpointing.",
             DEVICES,
         ),
     ] = False
@@ -357,7 +360,7 @@ class _LoopOptions:
     def _check(self, name: str, is_right: bool, allowed: str) -> None:
         """
         Raises:
-            UsageError: it is not right; names the option.
+            UsageError: it is not right; the error names the option.
         """
         if not is_right:
             raise UsageError(f"{flag(name)} is {getattr(self, name)}", hint=f"give {allowed}")
@@ -382,7 +385,7 @@ LOOP_MAY_DIFFER = (
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions(DeviceOptions, _LoopOptions, _NetworkOptions, _StartOptions):
-    regions: Annotated[Path | None, _known_prophages("Learn regions from")] = None
+    regions: Annotated[Path | None, _known_prophages("Learn regions, not a head, from")] = None
     workers: Annotated[
         int | None,
         count("Start this number of processes with --device cpu.", DEVICES, show_default="1"),
@@ -390,8 +393,8 @@ class TrainOptions(DeviceOptions, _LoopOptions, _NetworkOptions, _StartOptions):
     precision: Annotated[
         Literal["auto", "bf16", "fp16", "fp32"],
         option(
-            "Compute matrix products in this precision; auto: bf16 where it is faster "
-            "than fp32, else fp16 where it is fast, with losses scaled, else fp32.",
+            "Compute matrix products in this precision; auto: bf16 where it is faster than fp32, "
+            "else fp16 (with scaled losses) where it is fast, else fp32.",
             DEVICES,
         ),
     ] = "auto"
@@ -399,7 +402,7 @@ class TrainOptions(DeviceOptions, _LoopOptions, _NetworkOptions, _StartOptions):
         bool,
         option(
             "Print frames, groups, missing data, and the time, memory and disk that the training "
-            "needs; start nothing.",
+            "needs, without starting it.",
             _LOOP,
         ),
     ] = False
@@ -407,15 +410,15 @@ class TrainOptions(DeviceOptions, _LoopOptions, _NetworkOptions, _StartOptions):
         int,
         count(
             "Train N times, with --seed and the seeds after it, to show the spread of the gain "
-            "(gain.tsv); the head is that of --seed.",
+            "(gain.tsv); the head of --seed is kept.",
             _LOOP,
         ),
     ] = 1
     gradient_checkpointing: Annotated[
         bool,
         option(
-            "Keep only the inputs of layers and compute the rest again for the gradient: less "
-            "memory, one more forward pass.",
+            "Keep only the inputs of layers and recompute the rest for the gradient: less memory, "
+            "one more forward pass.",
             DEVICES,
         ),
     ] = False
@@ -463,20 +466,20 @@ class TrainOptions(DeviceOptions, _LoopOptions, _NetworkOptions, _StartOptions):
     def _check_network(self) -> None:
         """
         Raises:
-            UsageError: no network can be trained as the options say.
+            UsageError: options of the network contradict each other.
         """
         if self.finetune:
             first = "pretrain first, then fine-tune the result: --finetune --model DIR"
             refuse(self, ("pretrain",), "with --finetune", first)
         if self.encoding != "esm2":
             of_esm2 = ("finetune", "pretrain", "model", *_SHAPE)
-            refuse(self, of_esm2, f"with --encoding {self.encoding}, which has no ESM-2 in it")
+            refuse(self, of_esm2, f"with --encoding {self.encoding}, which uses no ESM-2")
         if self.encoding == "composition":
             refuse(self, ("architecture",), "with --encoding composition, which has no residues")
         if self.model is not None:
             refuse(self, _SHAPE, "with --model, which has a shape")
         if self.has_shape:
-            refuse(self, ("lora", "train_layers"), "for a new encoder, which is random")
+            refuse(self, ("lora", "train_layers"), "for a new encoder, which has random weights")
         self._check("dropout", 0 <= self.dropout < 1, "a rate from 0 to below 1")
         self._check("hidden", self.hidden >= 1, "1 or more")
 
@@ -487,7 +490,7 @@ class TrainOptions(DeviceOptions, _LoopOptions, _NetworkOptions, _StartOptions):
 
     @property
     def of_loop(self) -> dict[str, object]:
-        """Those of the loop; a resume must agree in all but ``LOOP_MAY_DIFFER``."""
+        """The options of the loop; a resume must agree in all but ``LOOP_MAY_DIFFER``."""
         return {**asdict(carry(self, _LoopOptions)), "mode": self.mode, "precision": self.precision}
 
 
@@ -498,17 +501,17 @@ class ManifestOptions:
     ]
     virus: Annotated[
         tuple[Path, ...],
-        _file("Take this FASTA file, or those of this folder, as viruses. Repeatable.", "FILE"),
+        _file("Take this FASTA file, or those in this folder, as viral. Repeatable.", "FILE"),
     ] = ()
     other: Annotated[
         tuple[Path, ...],
-        _file("Take this FASTA file, or those of this folder, as not viral. Repeatable.", "FILE"),
+        _file("Take this FASTA file, or those in this folder, as not viral. Repeatable.", "FILE"),
     ] = ()
     table: Annotated[
         Path | None,
         _file(
-            "Label the records of --fasta by this table: accession; label or superkingdom; family, "
-            "genus or species; optionally kingdom.",
+            "Label the records of --fasta by this table, with the columns accession; label or "
+            "superkingdom; family, genus or species; optionally kingdom.",
             "TSV",
         ),
     ] = None
@@ -525,13 +528,13 @@ class ManifestOptions:
             show_default="family, else genus, else species",
         ),
     ] = None
-    force: Annotated[bool, option("Replace the manifest if it is there.", FILES)] = False
+    force: Annotated[bool, option("Replace an existing manifest.", FILES)] = False
 
     def __post_init__(self) -> None:
         is_table = self.table is not None
         if bool(self.virus or self.other) == is_table or bool(self.fasta) != is_table:
             raise UsageError(
-                "a manifest is made of folders by label, or of a table and its FASTA files",
+                "a manifest needs folders for the labels, or a table and its FASTA files",
                 hint="give --virus DIR --other DIR, or --table TSV --fasta FILE",
             )
         if not is_table:

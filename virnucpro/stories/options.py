@@ -90,8 +90,7 @@ class SequenceOptions:
         int,
         option(
             "Give records shorter than this (proteins: in residues) the status too_short. The "
-            "scorer "
-            "needs at least 150 bases, or 50 residues.",
+            "scorer needs at least 150 bases or 50 residues.",
             FILES,
             metavar="BASES",
             min=0,
@@ -148,7 +147,7 @@ class RunOptions(CacheOptions, EngineOptions, ModelOptions, FolderOptions, Seque
         str,
         option(
             "Embed on this machine (local), on nodes that Parsl requests from a scheduler (parsl), "
-            "or with the executor of this name from an installed package.",
+            "or with an executor of this name from an installed package.",
             CLUSTER,
             metavar="NAME",
         ),
@@ -156,8 +155,8 @@ class RunOptions(CacheOptions, EngineOptions, ModelOptions, FolderOptions, Seque
     executor_config: Annotated[
         Path | None,
         option(
-            "Describe Parsl's nodes by this YAML file: provider (local, slurm), max_blocks, "
-            "walltime, ...",
+            "Read the settings of Parsl's nodes from this YAML file: provider (local, slurm), "
+            "max_blocks, walltime, ...",
             CLUSTER,
             metavar="FILE",
             show_default="one block on this machine",
@@ -167,14 +166,14 @@ class RunOptions(CacheOptions, EngineOptions, ModelOptions, FolderOptions, Seque
         Store,
         option(
             "Store vectors in this type: bfloat16 takes half the disk and keeps 8 significant "
-            "bits of each number; calls are made from what is stored.",
+            "bits of each number; calls use the stored vectors.",
             MODEL,
         ),
     ] = "float32"
     report: Annotated[
         bool,
         option(
-            "Write DIR/report.html, the run on one page for reading offline.",
+            "Write DIR/report.html, one page about the run that can be read offline.",
             FILES,
             "--report/--no-report",
         ),
@@ -231,11 +230,11 @@ class PredictOptions(CutOptions, RunOptions):
     embed: Annotated[
         Embed | None,
         option(
-            "Choose records to embed by their score. viral: records that a preset calls virus, or "
+            "Embed only some records, by their score. viral: records that a preset calls virus, or "
             "nearly; uncertain: these, except records that every preset calls virus. The scorer "
             "alone calls the others.",
             MODEL,
-            show_default="all, or what the run embeds",
+            show_default="all; with --resume as before",
         ),
     ] = None
 
@@ -288,16 +287,15 @@ class ExtractOptions(RunOptions):
         Pooling,
         option(
             r"Pool residues into one vector. mean: their average; bos: the vector of the start "
-            r"token, "
-            r"\<cls>; none: one vector per residue.",
+            r"token, \<cls>; none: one vector per residue.",
             MODEL,
         ),
     ] = "mean"
     format: Annotated[
         FeatureFormat,
         option(
-            "Also write feature files in this format, next to the h5 files: npz, parquet, or pt as "
-            "VirNucPro's _ESM.pt and _DNABERT_S.pt.",
+            "Also write feature files in this format, next to the h5 files: npz, parquet, or pt "
+            "(the _ESM.pt and _DNABERT_S.pt of the original VirNucPro).",
             FILES,
             metavar="FORMAT",
         ),
@@ -362,6 +360,6 @@ def options_of_tables(command: Command, folder: Path, stored: Mapping[str, Any])
     except (KeyError, TypeError, UsageError) as error:
         raise ResumeError(
             f"{printable(folder)}: run.json does not say how the tables are made",
-            hint="write it anew: the command of the run with --resume, and with --plan-only if it "
-            "was only planned",
+            hint="rewrite it: repeat the command of the run with --resume, and with --plan-only if "
+            "the run was only planned",
         ) from error
