@@ -1,11 +1,11 @@
-/* What the scorer reads of pieces, in one pass: stretches, words, counts and figures. At the end,
- * the rows of tables.
+/* Read pieces of sequences in one pass: find stretches, look up words, count, and compute features.
+ * The last part writes and reads the rows of tables.
  *
- * Called by library.py, which documents the arrays. No function keeps anything between two calls
- * or touches Python, so calls may run side by side. What is chosen when the library is loaded
- * stays. Each returns 0, or -1 where memory is short.
- * Digits of bases are 0 to 3 for A, C, G and T, and 4 for any other letter; a codon is
- * 25 a + 5 b + c. Nothing here may be compiled with -ffast-math: scores are the same everywhere.
+ * ground/library.py calls these functions and documents the arrays. No function keeps state between
+ * calls or touches Python, so calls may run in parallel. Only the kernels stay, which are chosen
+ * when the library is loaded. Each function returns 0, or -1 if memory runs out.
+ * The digits of A, C, G and T are 0 to 3; any other letter is 4. The code of a codon is
+ * 25 a + 5 b + c. Do not compile with -ffast-math: scores must be the same on every machine.
  */
 
 #include <float.h>
@@ -24,7 +24,7 @@ enum {
     N_PALINDROMES = 19,
     N_FIGURES = 36,
     N_OWNERS = 7, /* none, and the six of word tables */
-    NOT_YET = 255, /* instead of an owner: it was not looked up */
+    NOT_YET = 255, /* instead of an owner: not looked up yet */
     N_FEATURES = 4 * N_CODONS + 2 * N_JUNCTIONS + N_PAIRS + N_PALINDROMES + N_FIGURES +
                  N_OWNERS - 1,
     N_LAYOUT = 12,
@@ -41,26 +41,26 @@ enum {
     BUCKET_BITS = 20,
     REST_BITS = 13,
     OWNER_BITS = 3,
-    HINT_BITS = 2, /* of the rest, behind those of a bucket */
+    HINT_BITS = 2, /* of the rest, after the bits of the bucket */
     N_BUCKETS = 2 << BUCKET_BITS,
-    GROUP = 16, /* buckets whose first entry is known */
+    GROUP = 16, /* buckets that share an index of their first entry */
     ABUTTING = 60, /* bases */
-    N_LEVELS = 127 /* from the mean of a feature to the farthest */
+    N_LEVELS = 127 /* from the mean of a feature to its limit */
 };
 
 #ifndef SOURCE_SHA256
 #define SOURCE_SHA256 ""
 #endif
 
-/* Of the source that the library was built from. */
+/* The digest of the source from which the library was built. */
 const char source_sha256[] = SOURCE_SHA256;
 
 static const double MOST_COVERED = 0.3 * 3; /* bases of a codon */
 static const double LEAST_GAP = -200, MOST_GAP = 2000;
-static const double STEPS = 16777216; /* that 1 has, where features are added */
+static const double STEPS = 16777216; /* per unit, in sums of features */
 static const float LEAST_GC = 0.05F, MOST_GC = 0.95F;
 
-/* Tables of one genetic code, by the code of a codon. */
+/* Tables of one genetic code, indexed by the code of a codon. */
 typedef struct {
     const uint8_t *is_stop;
     const uint8_t *synonym; /* the codon that it counts as */
@@ -68,9 +68,9 @@ typedef struct {
 } Code;
 
 typedef struct {
-    const uint8_t *hints; /* a bit for each beginning of a hash outside the sample */
+    const uint8_t *hints; /* a bit per prefix of hashes: does a word outside the sample have it */
     const uint8_t *n_of_bucket;
-    const int32_t *first; /* entry of each group of buckets */
+    const int32_t *first; /* first entry of each group of buckets */
     const uint16_t *entries;
     int64_t n_entries;
 } Words;
@@ -80,22 +80,22 @@ typedef struct {
     int32_t first;                   /* base on the forward strand */
 } Stretch;
 
-/* A row of bases: what is looked up once for all of its pieces. */
+/* A row of bases, and what is looked up once for all of its pieces. */
 typedef struct {
     const uint8_t *digits;
     int64_t n;
-    const uint8_t *codes;    /* of the codon from each base on */
-    const uint8_t *tetra;    /* number of the tetranucleotide from each base on */
-    const int32_t *stops[2]; /* places of stop codons of each strand, rising */
+    const uint8_t *codes;    /* code of the codon that starts at each base */
+    const uint8_t *tetra;    /* number of the tetranucleotide that starts at each base */
+    const int32_t *stops[2]; /* positions of the stop codons on each strand, ascending */
     int64_t n_stops[2];
 } Bases;
 
-/* Room for one piece. */
+/* Working memory for one piece. */
 typedef struct {
-    Stretch *rows[6], *sorted, *kept; /* by frame; all, longest first; those kept of these */
+    Stretch *rows[6], *sorted, *kept; /* by frame; all, longest first; the kept ones */
     int32_t n_rows[6], n_stops[6], longest[6];
     int64_t n_found, n_kept, n_covered;
-    int64_t first_stop[2]; /* of each strand, in the piece before */
+    int64_t first_stop[2]; /* on each strand, in the previous piece */
     int32_t *n_of_length;
     uint64_t *covered;
 } Room;
@@ -104,7 +104,7 @@ static uint8_t opposite(uint8_t digit) { return digit < UNKNOWN ? 3 - digit : UN
 
 static int64_t at_least(int64_t least, int64_t value) { return value < least ? least : value; }
 
-/* By the library, which is faster than what compilers put in the place of a short memset. */
+/* A call of memset: it is faster than the code that compilers inline for a short one. */
 __attribute__((noinline)) static void clear(void *values, size_t n_bytes) {
     memset(values, 0, n_bytes);
 }
@@ -123,7 +123,7 @@ static uint8_t other_of(int code) {
     return 25 * opposite(code % 5) + 5 * opposite(code / 5 % 5) + opposite(code / 25);
 }
 
-/* The digits of letters, in either case; U is T. Without a table, so that compilers take many. */
+/* Encode letters of either case as digits; U is T. Without a table, compilers vectorise this. */
 int encode_bases(const uint8_t *letters, int64_t n, uint8_t *restrict digits) {
     for (int64_t i = 0; i < n; i++) {
         uint8_t letter = letters[i] | 0x20, is_t = (letter & 0xfe) == 't'; /* or u */
@@ -133,8 +133,8 @@ int encode_bases(const uint8_t *letters, int64_t n, uint8_t *restrict digits) {
     return 0;
 }
 
-/* Numbers of tetranucleotides, by the code of a codon and the digit behind it: the same for a
- * word and its reverse complement; N_TETRA for one with an unknown base. */
+/* Number the tetranucleotides: a table indexed by the code of a codon and the next digit. A word
+ * and its reverse complement have the same number. With an unknown base, it is N_TETRA. */
 static void number_tetra(uint8_t tetra[5 * N_CODES]) {
     uint8_t number_of[256], n_numbers = 0;
     for (int word = 0; word < 256; word++) {
@@ -151,7 +151,8 @@ static void number_tetra(uint8_t tetra[5 * N_CODES]) {
     }
 }
 
-/* Reads a row of digits: codes and tetra, (n,); stops, (2, n), as many of each as there are. */
+/* Read a row of digits: fill codes and tetra, (n,), and for each strand the first n_stops of
+ * stops, (2, n). */
 int read_bases(const uint8_t *digits, int64_t n, const uint8_t *is_stop, uint8_t *restrict codes,
                uint8_t *restrict tetra, int32_t *restrict stops, int64_t *n_stops) {
     uint8_t kinds[N_CODES], number_of[5 * N_CODES];
@@ -180,7 +181,7 @@ static Bases bases_of(const uint8_t *digits, int64_t n, const uint8_t *codes,
     return bases;
 }
 
-/* What opens something is given it empty, and leaves it to be closed if memory is short. */
+/* Functions named open_* expect a zeroed struct. If memory runs out, the caller still closes it. */
 
 static void close_room(Room *room) {
     for (int row = 0; row < 6; row++)
@@ -203,7 +204,7 @@ static int open_room(Room *room, int64_t longest) {
     int is_short = 0;
     for (int row = 0; row < 6; row++)
         is_short |= !(room->rows[row] = malloc(n * sizeof(Stretch)));
-    /* a stretch of a frame and the stop behind it have two codons or more */
+    /* a kept stretch and the stop after it have at least two codons */
     room->sorted = malloc(6 * n * sizeof(Stretch));
     room->kept = malloc(6 * n * sizeof(Stretch));
     room->n_of_length = calloc(n, sizeof(int32_t));
@@ -225,11 +226,11 @@ static void add_stretch(Room *room, int row, int32_t start, int32_t n_codons, in
     stretch->start = place;
     stretch->n_codons = n_codons;
     stretch->first = strand ? length - place - 3 * n_codons : place;
-    room->n_rows[row] += is_kept; /* no branch: none could be foreseen */
+    room->n_rows[row] += is_kept; /* no branch: it would be unpredictable */
     room->n_of_length[n_codons] += is_kept;
 }
 
-/* The first of rising places that is not below a value; it is often found from `near` on. */
+/* Index of the first of n ascending places that is not below a value; `near` is a guess. */
 static int64_t first_from(const int32_t *places, int64_t n, int64_t value, int64_t near) {
     int64_t low = near > 0 && near <= n && places[near - 1] < value ? near : 0;
     int64_t step = 16, high;
@@ -270,7 +271,7 @@ static void find_in_strand(const Bases *bases, int strand, int64_t from, int32_t
     }
 }
 
-/* Longest first; of equally long ones by strand, frame and place. */
+/* Sort stretches, the longest first; ties are in the order of strand, frame and place. */
 static void sort_stretches(Room *room, int32_t shortest) {
     int32_t longest = 0, n_before = 0;
     for (int row = 0; row < 6; row++)
@@ -291,7 +292,7 @@ static void sort_stretches(Room *room, int32_t shortest) {
     room->n_found = n_before;
 }
 
-/* Bits of the word of 64 that lie from start to before end. */
+/* The bits of a 64-bit word from start to before end. */
 static uint64_t bits_between(int32_t word, int32_t start, int32_t end) {
     uint64_t bits = ~UINT64_C(0);
     if (start > 64 * word)
@@ -301,7 +302,7 @@ static uint64_t bits_between(int32_t word, int32_t start, int32_t end) {
     return bits;
 }
 
-/* Keep those that longer ones hardly cover. */
+/* Keep the stretches that longer ones hardly cover. */
 static void choose_stretches(Room *room, int32_t length) {
     clear(room->covered, (length / 64 + 1) * sizeof(uint64_t));
     room->n_kept = room->n_covered = 0;
@@ -330,7 +331,7 @@ static void find_stretches(const Bases *bases, int64_t from, int32_t length, int
     choose_stretches(room, length);
 }
 
-/* Sort stretches by their first base; of equal ones the longest stays first. */
+/* Sort stretches by their first base; ties keep their order, the longest first. */
 static void sort_by_place(Stretch *stretches, int64_t n) {
     for (int64_t i = 1; i < n; i++) {
         Stretch one = stretches[i];
@@ -362,14 +363,14 @@ static int rest_of(uint64_t hash) {
     return (hash >> (64 - BUCKET_BITS - REST_BITS)) & ((1 << REST_BITS) - 1);
 }
 
-/* The sum of 16 bytes, those of each half from a place on. */
+/* The sum of 16 bytes, eight of them in each argument. */
 static int32_t sum_of_bytes(uint64_t low, uint64_t high) {
     const uint64_t even = UINT64_C(0x00ff00ff00ff00ff);
     uint64_t sums = (low & even) + (low >> 8 & even) + (high & even) + (high >> 8 & even);
     return (int32_t)(sums * UINT64_C(0x0001000100010001) >> 48);
 }
 
-/* The first bytes of eight, the first of which is the lowest: of all our processors. */
+/* The first n of eight bytes, the others zero; on little-endian processors, as all of ours are. */
 static uint64_t first_bytes(const uint8_t *bytes, int n) {
     uint64_t eight;
     memcpy(&eight, bytes, sizeof eight);
@@ -385,11 +386,11 @@ static int32_t first_entry(const Words *words, int64_t bucket) {
     return words->first[group] + sum_of_bytes(first_bytes(counts, n), high);
 }
 
-/* A bit for each beginning of the entries of a bucket, of n that there are from the first on. */
+/* One bit for each prefix that the entries of a bucket have; n entries can be read. */
 static inline int beginnings(const uint16_t *entries, int count, int64_t n) {
     enum { SHIFT = REST_BITS + OWNER_BITS - HINT_BITS, FEW = 3 };
     int bits = 0;
-    if (count <= FEW && n >= FEW) { /* almost always: then no branch, for none could be foreseen */
+    if (count <= FEW && n >= FEW) { /* nearly always; the loop needs no unpredictable branch */
         for (int i = 0; i < FEW; i++)
             bits |= (i < count) << (entries[i] >> SHIFT);
     } else {
@@ -399,8 +400,8 @@ static inline int beginnings(const uint16_t *entries, int count, int64_t n) {
     return bits;
 }
 
-/* Of words by bucket: the first entry of each group of buckets; the hints; and how many of all n
- * entries have no owner that is known. */
+/* Prepare a table of words: fill the first entry of each group of buckets, and the hints. Count the
+ * entries with an unknown owner. */
 int open_words(const uint8_t *n_of_bucket, const uint16_t *entries, int64_t n, int32_t *first,
                uint8_t *hints, int64_t *n_strange) {
     enum { EACH = 1 << HINT_BITS };
@@ -429,7 +430,7 @@ int open_words(const uint8_t *n_of_bucket, const uint16_t *entries, int64_t n, i
     return 0;
 }
 
-/* The owner of a hash among the n entries of its bucket. */
+/* The owner of a hash among the n entries of its bucket; 0: none. */
 static uint8_t owner_among(const uint16_t *entries, int n, uint64_t hash) {
     int rest = rest_of(hash);
     for (int i = 0; i < n; i++) {
@@ -441,23 +442,23 @@ static uint8_t owner_among(const uint16_t *entries, int n, uint64_t hash) {
     return 0;
 }
 
-/* The bit that is set if a word outside the sample begins like this one. */
+/* Index of the bit that is set if a word outside the sample has the same prefix. */
 static uint64_t hint_of(uint64_t hash) { return hash >> (64 - BUCKET_BITS - HINT_BITS); }
 
-/* Whether a word may have an owner. All of the sample may, most of whose buckets are full. */
+/* Whether a word may have an owner. All of the sample may: most of its buckets are full. */
 static int may_be_owned(const Words *words, uint64_t hash) {
     uint64_t hint = hint_of(hash);
     return is_in_sample(hash) | (words->hints[hint >> 3] >> (hint & 7) & 1);
 }
 
-/* The hash of a word that is looked up soon, from where memory is asked for its hint. */
+/* The hash of a word; its hint is prefetched for the search that follows. */
 static uint64_t hash_to_find(const Words *words, int64_t number) {
     uint64_t hash = hash_of(number);
     __builtin_prefetch(words->hints + (hint_of(hash) >> 3));
     return hash;
 }
 
-/* The owner of each hash, in steps that wait for memory side by side. */
+/* The owner of each hash. The steps prefetch for many hashes, so that waits for memory overlap. */
 static void owners_of_hashes(const Words *words, const uint64_t *hashes, int64_t n,
                              uint8_t *owners) {
     enum { AT_ONCE = 128 };
@@ -468,7 +469,7 @@ static void owners_of_hashes(const Words *words, const uint64_t *hashes, int64_t
         for (int64_t i = low; i < high; i++) {
             owners[i] = 0;
             waiting[n_waiting] = i;
-            n_waiting += may_be_owned(words, hashes[i]); /* no branch: none could be foreseen */
+            n_waiting += may_be_owned(words, hashes[i]); /* no branch: it would be unpredictable */
         }
         for (int i = 0; i < n_waiting; i++) {
             int64_t bucket = bucket_of(hashes[waiting[i]]);
@@ -502,7 +503,7 @@ int owners_of(const int64_t *numbers, int64_t n, const uint8_t *hints, const uin
 
 /* Features */
 
-/* Logarithms of counts: n log n, log(n + 1/2) and log(n + 1). Those of small ones are kept. */
+/* Logarithms of counts: n log n, log(n + 1/2) and log(n + 1). Those of small counts are kept. */
 enum { TIMES_LOG, LOG_HALF, LOG_NEXT, N_LOGS, N_COUNTS = 4096 };
 
 static double logs[N_LOGS][N_COUNTS];
@@ -519,9 +520,9 @@ __attribute__((constructor)) static void fill_logs(void) {
             logs[of][n] = new_log(of, n);
 }
 
-/* What the features of all pieces of a call share. */
+/* Tables that all pieces of a call share. */
 typedef struct {
-    uint8_t codes[2][N_CODES];    /* of each strand, read by the code of the forward strand */
+    uint8_t codes[2][N_CODES];    /* by strand, and by the code of the forward strand */
     uint8_t numbers[2][N_CODES];  /* of known codons; N_CODONS: unknown */
     uint8_t residues[2][N_CODES];
     uint8_t code_of_number[N_CODONS];
@@ -530,7 +531,7 @@ typedef struct {
     int n_stops;
 } Tables;
 
-/* Counts of one piece. Those of junctions and pairs are 0 between two pieces. */
+/* Counts of one piece. Between pieces, the counts of junctions and pairs are 0. */
 typedef struct {
     int32_t long_codes[N_CODES], longest_codes[N_CODES];
     int32_t junctions[2][N_JUNCTIONS], n_junctions, most_junctions;
@@ -538,13 +539,13 @@ typedef struct {
     int32_t bases[4], twos, fours[16], sixes;
     int32_t owners[N_OWNERS];
     int64_t n_words;
-    uint8_t *known;       /* owners of words, (n_digits, 2), which the caller keeps */
-    int64_t n_unknown;    /* words whose owners are to be looked up */
-    uint64_t *hashes;     /* of these */
-    uint8_t **at;         /* where their owners belong */
-    uint8_t *found;       /* their owners; before that, where palindromes are */
+    uint8_t *known;       /* owners of words, (n_digits, 2); the caller keeps them */
+    int64_t n_unknown;    /* words to look up */
+    uint64_t *hashes;     /* of the words to look up */
+    uint8_t **at;         /* where to store their owners */
+    uint8_t *found;       /* their owners; also used to mark palindromes */
     uint16_t *threes;     /* numbers of three residues */
-    uint16_t *met[3];     /* junctions of both kinds, and pairs, as they come */
+    uint16_t *met[3];     /* junctions of both kinds, and pairs, in the order of the piece */
 } Tally;
 
 static void open_tables(Tables *tables, const Code *code) {
@@ -578,7 +579,7 @@ static void close_tally(Tally *tally) {
 }
 
 static int open_tally(Tally *tally, int64_t longest) {
-    /* codons of all stretches that are read, which may lie on each other; more than bases */
+    /* codons of all stretches that are read, which may overlap; there are more than bases */
     size_t n = MOST_STRETCHES * (longest / 3 + 1);
     int is_short = 0;
     is_short |= !(tally->hashes = malloc(n * sizeof(uint64_t)));
@@ -621,7 +622,7 @@ static void count_stretch(const Tables *tables, const uint8_t *code, const Stret
     }
 }
 
-/* Counts words whose owners are known, which other pieces have met, and notes the others. */
+/* Count the words that another piece has looked up already, and list the others. */
 static void find_words(const Bases *bases, const Tables *tables, const Words *words,
                        const uint8_t *code, const Stretch *stretch, Tally *tally) {
     enum { THREE = N_RESIDUES * N_RESIDUES * N_RESIDUES };
@@ -679,7 +680,7 @@ static void count_codons(const Bases *bases, const Tables *tables, const Words *
 }
 
 static void count_bases(const uint8_t *digits, int32_t length, Tally *tally) {
-    enum { AT_ONCE = 240 }; /* counts of bytes hold these */
+    enum { AT_ONCE = 240 }; /* counts of one byte do not overflow */
     clear(tally->bases, sizeof tally->bases);
     tally->twos = 0;
     for (int32_t low = 0; low < length; low += AT_ONCE) {
@@ -702,10 +703,10 @@ static void count_bases(const uint8_t *digits, int32_t length, Tally *tally) {
     }
 }
 
-/* The lowest bit of each of up to eight bytes, that of the first byte lowest. */
+/* The lowest bits of up to eight bytes; the bit of the first byte is the lowest. */
 static uint64_t bits_of_bytes(const uint8_t *bytes, int32_t n) {
     uint64_t eight = 0;
-    memcpy(&eight, bytes, n); /* the first byte is the lowest: of all our processors */
+    memcpy(&eight, bytes, n); /* little-endian, as all our processors are */
     return eight * UINT64_C(0x0102040810204080) >> 56;
 }
 
@@ -751,7 +752,7 @@ static double entropy_of(const uint8_t *tetra, int32_t length) {
     return log(total) - sum / total;
 }
 
-/* Roots of the shares that counts from 1 on have of a total. */
+/* Square roots of the shares 1 / total, 2 / total, ..., most / total. */
 static void write_root_shares(int32_t most, int32_t total, float *roots) {
     for (int32_t n = 1; n <= most; n++)
         roots[n] = sqrtf((float)n / (float)total);
@@ -764,7 +765,7 @@ static void write_roots(const int32_t *counts, int32_t total, int32_t most, uint
         out[met[i]] = roots[counts[met[i]]];
 }
 
-/* Codons as roots of shares, and as log ratios. Roots has room for those of all counts. */
+/* Codons as roots of shares, and as log ratios. roots has room for every count. */
 static void write_codons(const Tables *tables, const int32_t *codes, float gc, float *roots,
                          float *out, float *ratios) {
     double share = gc < LEAST_GC ? LEAST_GC : gc > MOST_GC ? MOST_GC : gc;
@@ -848,7 +849,7 @@ static void sort_six(int32_t *values) {
         }
 }
 
-/* The stops and the longest stretch of each frame, and what they are beside chance. */
+/* The stops and the longest stretch of each frame, also compared with chance. */
 static void write_frames(const Tables *tables, const Tally *tally, Room *room, double n_bases,
                          float *out) {
     double total = larger(1, (double)tally->bases[0] + tally->bases[1] + tally->bases[2] +
@@ -908,7 +909,7 @@ static void write_owners(const Tally *tally, float *out) {
     }
 }
 
-/* All that it takes to read pieces. */
+/* What it takes to read pieces. */
 typedef struct {
     Bases bases;
     Tables tables;
@@ -928,7 +929,7 @@ static int open_reader(Reader *reader, const Bases *bases, const int64_t *length
                        const uint8_t *code_tables, const Words *words, uint8_t *owners) {
     Code code = {code_tables, code_tables + N_CODES, code_tables + 2 * N_CODES};
     int64_t longest = longest_of(lengths, n);
-    int64_t most = MOST_STRETCHES * (longest / 3 + 1) + longest; /* counts are not above it */
+    int64_t most = MOST_STRETCHES * (longest / 3 + 1) + longest; /* no count exceeds it */
     reader->bases = *bases;
     reader->words = *words;
     reader->tally.known = owners;
@@ -940,7 +941,7 @@ static int open_reader(Reader *reader, const Bases *bases, const int64_t *length
     return 0;
 }
 
-/* The features of a piece; whether it has no known base. */
+/* Compute the features of a piece. Returns 1 if it has no known base. */
 static uint8_t read_piece(Reader *reader, int64_t from, int32_t length, float *out) {
     const Bases *bases = &reader->bases;
     const Tables *tables = &reader->tables;
@@ -994,8 +995,8 @@ int piece_features(const uint8_t *digits, int64_t n_digits, const uint8_t *codes
     return result;
 }
 
-/* The mean of the first features of the pieces of each row of them, one row after the other; NaN
- * where no piece has a known base: (n_rows,) -> (n_rows, width). */
+/* The means of the first `width` features over the pieces of each row: (n_rows,) -> (n_rows,
+ * width). A row has n_pieces consecutive pieces. NaN where no piece has a known base. */
 int mean_features(const uint8_t *digits, int64_t n_digits, const uint8_t *codes,
                   const uint8_t *tetra, const int32_t *stops, const int64_t *n_stops,
                   const int64_t *starts, const int64_t *lengths, int64_t n,
@@ -1027,9 +1028,10 @@ int mean_features(const uint8_t *digits, int64_t n_digits, const uint8_t *codes,
 
 /* Stretches by themselves */
 
-/* The kept stretches of each piece, longest first: how many, and strand, start and codons of each.
+/* The kept stretches of each piece, longest first: their number, and strand, start and number of
+ * codons of each.
  *
- * There is room for one row per SHORTEST codons of six frames. */
+ * The caller gives room for one row per `shortest` + 1 codons of six frames. */
 int kept_stretches(const uint8_t *digits, int64_t n_digits, const uint8_t *codes,
                    const uint8_t *tetra, const int32_t *stops, const int64_t *n_stops,
                    const int64_t *starts, const int64_t *lengths, int64_t n, int64_t shortest,
@@ -1050,7 +1052,7 @@ int kept_stretches(const uint8_t *digits, int64_t n_digits, const uint8_t *codes
     return result;
 }
 
-/* How the gene-like stretches of a piece lie. */
+/* The layout of the gene-like stretches of a piece. */
 static void write_layout(Room *room, double kilobases, double *out) {
     const Stretch *kept = room->kept;
     int64_t n = room->n_kept, n_genes = 0, n_reverse = 0, n_switches = 0, n_short = 0;
@@ -1105,11 +1107,11 @@ int layout_features(const uint8_t *digits, int64_t n_digits, const uint8_t *code
     return result;
 }
 
-/* What a virus is: words of its kin, its ends, and the stops that it reads on */
+/* Identify a virus: words of its family, terminal repeats, and reassigned stop codons */
 
-/* The words of long stretches of each piece: how many, and their numbers, piece after piece.
+/* The words of the long stretches of each piece: how many it has, and their numbers, by piece.
  *
- * There is room for one word per two bases of each piece. */
+ * The caller gives room for one word per two bases of each piece. */
 int stretch_words(const uint8_t *digits, int64_t n_digits, const uint8_t *codes,
                   const uint8_t *tetra, const int32_t *stops, const int64_t *n_stops,
                   const int64_t *starts, const int64_t *lengths, int64_t n,
@@ -1152,7 +1154,7 @@ int stretch_words(const uint8_t *digits, int64_t n_digits, const uint8_t *codes,
     return result;
 }
 
-/* The owner of each word; -1 for one that the table does not have. */
+/* The owner of each word; -1 if the table does not have it. */
 int families_of(const int64_t *numbers, int64_t n, const int32_t *first, const uint16_t *rests,
                 const uint16_t *owners, int32_t *out) {
     enum { AT_ONCE = 64, BITS = 20, REST = 16 };
@@ -1184,7 +1186,7 @@ int families_of(const int64_t *numbers, int64_t n, const int32_t *first, const u
 enum { SEED = 21, BASES_PER_MISMATCH = 50, MOST_PLACES = 8, LONGEST_UNIT = 6 };
 static const double MOST_UNKNOWN = 0.2, MOST_OF_ONE_BASE = 0.75, MOST_TANDEM = 0.8;
 
-/* Whether a repeat is of low complexity: unknown, of one base, or of a short unit. */
+/* Whether a repeat has low complexity: many unknown bases, much of one base, or a short unit. */
 static int is_plain(const uint8_t *repeat, int64_t n) {
     int64_t counts[UNKNOWN + 1] = {0}, most = 0;
     for (int64_t i = 0; i < n; i++)
@@ -1203,7 +1205,7 @@ static int is_plain(const uint8_t *repeat, int64_t n) {
     return 0;
 }
 
-/* The first place from one on at which the seed of a text, its first bases, stands; n: none. */
+/* The first place at or after `from` where the first SEED bases of a text occur again; n: none. */
 static int64_t find_seed(const uint8_t *text, int64_t n, int64_t from) {
     uint64_t seed, eight;
     memcpy(&seed, text, sizeof seed);
@@ -1215,7 +1217,8 @@ static int64_t find_seed(const uint8_t *text, int64_t n, int64_t from) {
     return n;
 }
 
-/* Bases of the longest repeat of the first half that ends a text; 0: none. */
+/* Length of the longest repeat of the start of a text, up to half of it, that ends the text; 0:
+ * none. */
 static int64_t direct_repeat(const uint8_t *text, int64_t n) {
     int64_t n_places = 0;
     if (n < 2 * SEED || is_plain(text, SEED))
@@ -1235,7 +1238,7 @@ static int64_t direct_repeat(const uint8_t *text, int64_t n) {
     return 0;
 }
 
-/* Bases from the start that the other strand starts with, too; 0 for too few. */
+/* Number of first bases that both strands share; 0: too few. */
 static int64_t inverted_repeat(const uint8_t *text, int64_t n) {
     int64_t n_bases = 0;
     while (n_bases < n / 2 && text[n_bases] == opposite(text[n - 1 - n_bases]))
@@ -1243,7 +1246,7 @@ static int64_t inverted_repeat(const uint8_t *text, int64_t n) {
     return n_bases < SEED || is_plain(text, n_bases) ? 0 : n_bases;
 }
 
-/* Bases of the terminal repeats of each piece: direct and inverted; 0: none. */
+/* Lengths of the terminal repeats of each piece, direct and inverted; 0: none. */
 int terminal_repeats(const uint8_t *digits, const int64_t *starts, const int64_t *lengths,
                      int64_t n, int64_t *direct, int64_t *inverted) {
     for (int64_t i = 0; i < n; i++) {
@@ -1253,17 +1256,17 @@ int terminal_repeats(const uint8_t *digits, const int64_t *starts, const int64_t
     return 0;
 }
 
-/* Of each piece: how often it has each known base, and the codons of its longest open stretch of
- * all frames, by each code: (n, 4), (n, n_codes).
+/* For each piece: the count of each known base, and the codons of its longest open stretch in any
+ * frame under each genetic code: (n, 4), (n, n_codes).
  *
- * It is 0 where more bases than a share of ``most_gc`` are C and G.
- * By codon: 0 for no stop, 1 to 3 for a stop of the forward strand, 4 to 6 for one of the reverse.
- * By code and these: whether it ends a stretch. */
+ * The stretch is 0 where the share of C and G exceeds most_gc.
+ * stop_of, by codon: 0: no stop; 1 to 3: a stop on the forward strand; 4 to 6: on the reverse one.
+ * is_end, by genetic code and these seven: whether it ends a stretch. */
 int longest_open(const uint8_t *digits, const int64_t *starts, const int64_t *lengths, int64_t n,
                  const uint8_t *stop_of, const uint8_t *is_end, int64_t n_codes, double most_gc,
                  int64_t *counts, int64_t *longest) {
     enum { KINDS = 7 };
-    int64_t(*last)[6] = malloc((n_codes + 1) * sizeof *last); /* place of the last stop so far */
+    int64_t(*last)[6] = malloc((n_codes + 1) * sizeof *last); /* place of the latest stop */
     if (!last)
         return -1;
     for (int64_t i = 0; i < n; i++, counts += 4, longest += n_codes) {
@@ -1278,7 +1281,7 @@ int longest_open(const uint8_t *digits, const int64_t *starts, const int64_t *le
             of_base[bases[place]]++;
         memcpy(counts, of_base, 4 * sizeof(int64_t));
         if ((double)(of_base[1] + of_base[2] - 1) > most_gc * (double)lengths[i])
-            continue; /* one base more: its share is compared by others, and rounded */
+            continue; /* one base is allowed: callers compare the share with another rounding */
         for (int64_t place = 0; place + 2 < lengths[i]; place++) {
             int stop = stop_of[25 * bases[place] + 5 * bases[place + 1] + bases[place + 2]];
             int frame = stop ? (int)(place % 3) + (stop > 3 ? 3 : 0) : 0;
@@ -1299,11 +1302,11 @@ int longest_open(const uint8_t *digits, const int64_t *starts, const int64_t *le
     return 0;
 }
 
-/* Proteins: residues side by side, N_RESIDUES for what is none */
+/* Proteins: concatenated residues; N_RESIDUES: no residue */
 
 enum { N_CLASSES = 10, MOST_GAP_BETWEEN = 3, N_PATTERNS = 4, MOST_OF_PATTERN = 4 };
 
-/* Places of the residues that each pattern reads; -1 behind the last. */
+/* Offsets of the residues of each pattern; -1 after the last. */
 static const int PATTERNS[N_PATTERNS][MOST_OF_PATTERN] = {
     {0, 1, 2, -1}, {0, 1, 2, 3}, {0, 1, 3, 4}, {0, 2, 3, 5}};
 
@@ -1315,7 +1318,8 @@ static void write_shares_of_all(const int32_t *counts, int n, float *out) {
         out[i] = sqrtf((float)counts[i] / (float)(total > 1 ? total : 1));
 }
 
-/* Roots of the shares of residues, of pairs, and of pairs of classes with one to three between. */
+/* Roots of the shares of residues, of neighbouring pairs, and of pairs of classes with one to three
+ * residues between them. */
 int protein_composition(const uint8_t *residues, const int64_t *lengths, int64_t n,
                         const uint8_t *class_of, float *out) {
     for (int64_t protein = 0; protein < n; residues += lengths[protein++]) {
@@ -1343,9 +1347,10 @@ int protein_composition(const uint8_t *residues, const int64_t *lengths, int64_t
     return 0;
 }
 
-/* Of each protein, over its windows: the largest and the smallest sum of each of two values of
- * residues, 0 without a window, and how many sums of the first are above the least; and how many
- * windows of another size have few different residues. (n_values, 2) -> (n, 6) */
+/* Figures of the windows of each protein. A residue has two values, and a window their sums. For
+ * each value: the largest and the smallest sum, 0 without a window. Then the number of windows with
+ * a first sum above `least`, and the number of simple windows, which have few different residues.
+ * (n_values, 2) -> (n, 6) */
 int protein_windows(const uint8_t *residues, const int64_t *lengths, int64_t n,
                     const int64_t *values, int64_t size, int64_t least, int64_t size_of_simple,
                     int64_t few, int64_t *out) {
@@ -1372,7 +1377,7 @@ int protein_windows(const uint8_t *residues, const int64_t *lengths, int64_t n,
     return 0;
 }
 
-/* Roots of the shares of words of a protein that others have too, by their owners. */
+/* Roots of the shares of each owner among the words of a protein. */
 static void write_owners_of_protein(const uint8_t *residues, int64_t length, const Words *words,
                                     uint64_t *hashes, uint8_t *owners, float *out) {
     int64_t number = 0, most = 1, n_known = 0, n_words = 0, counts[N_OWNERS] = {0};
@@ -1393,7 +1398,8 @@ static void write_owners_of_protein(const uint8_t *residues, int64_t length, con
         out[owner - 1] = (float)sqrt((double)counts[owner] / (double)at_least(1, n_words));
 }
 
-/* Of the log ratios of a pattern in a protein: mean, mean of the rises, root of the mean square. */
+/* Figures of the log ratios of a pattern in a protein: their mean, the mean of the positive ones
+ * over all, and the root of the mean square. */
 static void write_pattern(const uint8_t *residues, int64_t length, const int *places,
                           const int8_t *ratios, double step, float *out) {
     int64_t sum = 0, rises = 0, squares = 0, n = 0;
@@ -1418,7 +1424,7 @@ static void write_pattern(const uint8_t *residues, int64_t length, const int *pl
     out[2] = (float)(sqrt((double)squares / (double)at_least(1, n)) * step);
 }
 
-/* What proteins share with viruses and cells: figures of words, and of each pattern. (n, 18) */
+/* What proteins share with viruses and cells: figures of words and of each pattern. (n, 18) */
 int protein_shared(const uint8_t *residues, const int64_t *lengths, int64_t n,
                    const uint8_t *hints, const uint8_t *n_of_bucket, const int32_t *first,
                    const uint16_t *entries, int64_t n_entries, const int8_t *ratios_0,
@@ -1445,48 +1451,48 @@ int protein_shared(const uint8_t *residues, const int64_t *lengths, int64_t n,
     return 0;
 }
 
-/* Nets, in whole numbers of eight bits, which no order of sums changes */
+/* Nets in whole numbers of eight bits: the order of a sum does not change it */
 
 enum {
-    OUTPUTS = 32,    /* of a layer that are computed at once */
-    INPUTS = 4,      /* that an instruction multiplies at once */
-    REALS = 16,      /* outputs of a layer of float64 */
-    ROWS = 8,        /* of pieces that are computed at once: registers hold all sums */
-    ROWS_READ = 96,  /* whose levels are kept at once: a multiple of ROWS */
-    MOST_WHOLES = 2, /* that a piece is a part of */
+    OUTPUTS = 32,    /* outputs of a layer computed at once */
+    INPUTS = 4,      /* inputs that an instruction multiplies at once */
+    REALS = 16,      /* the same as OUTPUTS for a layer of float64 */
+    ROWS = 8,        /* pieces computed at once: registers hold all sums */
+    ROWS_READ = 96,  /* pieces kept at once as levels: a multiple of ROWS */
+    MOST_WHOLES = 2, /* pieces that a part may lie in */
     MEAN_LEVEL = 128,
-    LARGEST = 63, /* weight: two of its products with levels have room in 16 bits */
-    N_SIZES = 6,     /* of a net: its first feature, inputs, hidden ones twice, kinds, viral ones */
-    LEAST_INNER = -256, MOST_INNER = 803 /* of a GELU, in steps of 1/64: beyond it is 0 or full */
+    LARGEST = 63, /* weight: two of its products with levels fit into 16 bits */
+    N_SIZES = 6,     /* of a net: first feature, inputs, two hidden sizes, kinds, viral kinds */
+    LEAST_INNER = -256, MOST_INNER = 803 /* input of a GELU, in steps of 1/64; clipped */
 };
 
-static const double INNER_STEPS = 64, GELU_STEPS = 20; /* that 1 has */
-static const double GELU_ZERO = 4;                     /* the level of 0: the least is -0.17 */
+static const double INNER_STEPS = 64, GELU_STEPS = 20; /* per unit: input, output */
+static const double GELU_ZERO = 4;                     /* the level of 0; the minimum is -0.17 */
 
-/* Sums of products: levels of ROWS rows, and the weights of OUTPUTS outputs by fours of inputs. */
+/* Multiply the levels of ROWS rows by the weights of OUTPUTS outputs, four inputs at a time. */
 typedef void Multiply(const int8_t *weights, const uint8_t *levels, int64_t width,
                       int64_t n_fours, int32_t sums[ROWS][OUTPUTS]);
 
-/* The same of float64: values of ROWS rows, and weights by inputs; sums in the order of these. */
+/* The same in float64; products are added in the order of the inputs. */
 typedef void MultiplyReals(const double *weights, const double *values, int64_t width,
                            int64_t n_inputs, double sums[ROWS][REALS]);
 
-/* Nets that read the same features. A layer has blocks of OUTPUTS outputs, filled up by zeros; what
- * is known of them stands one behind the other, of layer after layer and net after net. */
+/* Nets that read the same features. A layer has blocks of OUTPUTS outputs, padded with zeros. The
+ * arrays concatenate the layers of each net, and the nets. */
 typedef struct {
     const float *mean, *scale; /* of each feature */
     int64_t n_features, n_nets;
     const int64_t *sizes;  /* (n_nets, N_SIZES) */
-    const int8_t *weights; /* of each block: fours of inputs, OUTPUTS, INPUTS */
-    const int32_t *start;  /* of each sum: the bias, and what makes the level of 0 count as 0 */
-    const float *worth;    /* of a sum; between two layers in steps that a GELU reads */
+    const int8_t *weights; /* of each block: (fours of inputs, OUTPUTS, INPUTS) */
+    const int32_t *start;  /* of each sum: the bias, less what the level of 0 adds */
+    const float *worth;    /* of one step of a sum; between layers in steps of GELU inputs */
 } Nets;
 
-/* Standardised features in whole steps, none beyond the farthest, half to even. */
+/* Standardise features and round them to whole steps within the limits, half to even. */
 typedef void WriteLevels(const Nets *nets, const float *restrict features,
                          uint8_t *restrict levels);
 
-/* Levels of GELUs of OUTPUTS sums. */
+/* Apply the GELU to OUTPUTS sums; the results are levels. */
 typedef void WriteGelus(const int32_t *restrict sums, const int32_t *restrict start,
                         const float *restrict worth, uint8_t *restrict levels);
 
@@ -1499,10 +1505,10 @@ typedef struct {
 
 static uint8_t gelu_levels[MOST_INNER - LEAST_INNER + 1];
 
-/* Halves are taken up, whatever the last bit of a tangent is. */
+/* Halves are rounded up, whatever the last bit of the tangent is. */
 static const double HALF = 0.500001;
 
-/* With the hyperbolic tangent (Hendrycks and Gimpel 2016, arXiv:1606.08415). */
+/* Tabulate the GELU, by its tanh formula (Hendrycks and Gimpel 2016, arXiv:1606.08415). */
 static void fill_gelus(void) {
     for (int inner = LEAST_INNER; inner <= MOST_INNER; inner++) {
         double x = inner / INNER_STEPS;
@@ -1511,9 +1517,9 @@ static void fill_gelus(void) {
     }
 }
 
-static const float ROUNDING = 12582912; /* 1.5 * 2^23: the last bits of a sum are a whole number */
+static const float ROUNDING = 12582912; /* 1.5 * 2^23: added to a number, it rounds it */
 
-/* The nearest whole number within limits, by the last bits of a float32. */
+/* The nearest whole number within limits, in the last bits of a float32. */
 static inline __attribute__((always_inline)) uint32_t bits_within(float value, float least,
                                                                   float most) {
     uint32_t bits;
@@ -1558,7 +1564,7 @@ static void multiply_plain(const int8_t *weights, const uint8_t *levels, int64_t
                            int64_t n_fours, int32_t sums[ROWS][OUTPUTS]) {
     clear(sums, ROWS * OUTPUTS * sizeof(int32_t));
     for (int64_t i = 0; i < n_fours; i++, weights += INPUTS * OUTPUTS, levels += INPUTS) {
-        int16_t by_input[INPUTS][OUTPUTS]; /* compilers multiply many outputs at once then */
+        int16_t by_input[INPUTS][OUTPUTS]; /* lets compilers vectorise over outputs */
         for (int output = 0; output < OUTPUTS; output++)
             for (int input = 0; input < INPUTS; input++)
                 by_input[input][output] = weights[INPUTS * output + input];
@@ -1598,7 +1604,7 @@ static int32_t four_at(const uint8_t *levels) {
     return four;
 }
 
-/* The sums of each row have names: compilers keep arrays of them in memory. */
+/* The sums of each row are named variables: compilers would keep an array of them in memory. */
 #define EACH_ROW(DO) DO(0) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7)
 #define CLEAR_SUMS(ROW) __m512i low##ROW = _mm512_setzero_si512(), high##ROW = low##ROW;
 #define ADD_PRODUCTS(ROW)                                                                        \
@@ -1685,7 +1691,7 @@ __attribute__((target("avx2"))) static void levels_avx2(const Nets *nets,
                                          _mm256_loadu_ps(nets->mean + at));
             value = _mm256_mul_ps(value, _mm256_loadu_ps(nets->scale + at));
             value = _mm256_min_ps(_mm256_max_ps(value, least), most);
-            whole[i] = _mm256_cvtps_epi32(value); /* half to even, as programs start with */
+            whole[i] = _mm256_cvtps_epi32(value); /* half to even, the default rounding */
         }
         whole[0] = _mm256_packs_epi16(_mm256_packs_epi32(whole[0], whole[1]),
                                       _mm256_packs_epi32(whole[2], whole[3]));
@@ -1734,7 +1740,7 @@ __attribute__((target("avx2"))) static void multiply_avx2(const int8_t *weights,
         }
 }
 
-/* The fastest for which the processor has the instructions, and the system the registers. */
+/* The fastest kernels that the processor and the operating system support. */
 static Kernels fastest(void) {
     Kernels of_machine = {multiply_plain, reals_plain, levels_plain, gelus_plain};
     unsigned a, b, c, d, of_one, kept, high;
@@ -1762,7 +1768,7 @@ static Kernels fastest(void) {
 }
 #endif
 
-/* Those of this machine; a virtual one takes long to say what its processor can do. */
+/* The kernels of this machine, chosen once: CPUID is slow on a virtual machine. */
 static Kernels kernels;
 
 __attribute__((constructor)) static void choose_kernels(void) {
@@ -1770,14 +1776,14 @@ __attribute__((constructor)) static void choose_kernels(void) {
     fill_gelus();
 }
 
-/* The nearest whole number, the even one of two, below 2^51. */
+/* The nearest whole number, half to even, for values below 2^51. */
 static double nearest(double value) {
-    const double shift = 6755399441055744; /* 1.5 * 2^52: no digit behind it */
+    const double shift = 6755399441055744; /* 1.5 * 2^52: numbers near it are whole */
     return (value + shift) - shift;
 }
 
 static float largest_of(const float *values, int64_t n) {
-    int32_t largest = 0, bits; /* those of numbers above 0 rise with them */
+    int32_t largest = 0, bits; /* of positive numbers: larger bits, larger number */
     float value;
     for (int64_t i = 0; i < n; i++) {
         memcpy(&bits, values + i, sizeof bits);
@@ -1788,7 +1794,7 @@ static float largest_of(const float *values, int64_t n) {
     return value;
 }
 
-/* In four sums, none of which waits for another. */
+/* The dot product, in four independent sums. */
 static double product_of(const float *left, const double *right, int64_t n) {
     double sums[4] = {0};
     int64_t i = 0;
@@ -1800,9 +1806,10 @@ static double product_of(const float *left, const double *right, int64_t n) {
     return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
-/* Rounds a layer to whole numbers: (n_outputs, n_inputs), (n_outputs,). Its inputs are moved by
- * (n_inputs,), and are levels with a step, whose level of 0 is `zero`. Sums are worth so many of a
- * unit; a start leaves the products room. What is written is 0 before, in the blocks of Nets. */
+/* Round a layer to whole numbers: (n_outputs, n_inputs), (n_outputs,). The inputs are shifted by
+ * `moved`, (n_inputs,), and are levels of size `step`; the level `zero` means 0. `worth` converts a
+ * sum into units of 1 / `unit`. A start is limited, so that products do not overflow. The outputs
+ * have the blocks of Nets and must be zeroed. */
 int round_layer(const float *weights, const float *bias, int64_t n_outputs, int64_t n_inputs,
                 const double *moved, double step, int64_t zero, double unit, int8_t *out,
                 int32_t *start, float *worth) {
@@ -1835,11 +1842,11 @@ static int64_t blocks_of(int64_t n_outputs) { return (n_outputs + OUTPUTS - 1) /
 
 static int64_t fours_of(int64_t n_inputs) { return (n_inputs + INPUTS - 1) / INPUTS; }
 
-/* Of a row of levels: behind the features lie some for the last four, and their weights are 0. */
+/* The width of a row of levels: padding completes the last four inputs, with weights of 0. */
 static int64_t width_of(const Nets *nets) { return nets->n_features + INPUTS - 1; }
 
-/* Room for ROWS_READ pieces: levels of their features and of both hidden layers, and for ROWS of
- * them the logits of a net. */
+/* Working memory: the levels of features and of both hidden layers of ROWS_READ pieces, and the
+ * logits of a net for ROWS of them. */
 typedef struct {
     uint8_t *levels, *hidden[2];
     double *logits;
@@ -1873,7 +1880,7 @@ typedef struct {
     int64_t n_inputs, n_outputs;
 } Layer;
 
-/* The layer that stands behind. */
+/* The next layer. */
 static Layer behind(const Layer *layer, int64_t n_inputs, int64_t n_outputs) {
     int64_t n = blocks_of(layer->n_outputs) * OUTPUTS;
     Layer next = {layer->weights + n * INPUTS * fours_of(layer->n_inputs), layer->start + n,
@@ -1881,7 +1888,7 @@ static Layer behind(const Layer *layer, int64_t n_inputs, int64_t n_outputs) {
     return next;
 }
 
-/* Levels of GELUs: (n_rows, width) -> (n_rows, blocks of OUTPUTS). */
+/* The levels of a hidden layer: (n_rows, width) -> (n_rows, blocks of OUTPUTS). */
 static void write_hidden(const Layer *layer, const uint8_t *levels, int64_t width, int64_t n_rows,
                          uint8_t *out) {
     int64_t n_fours = fours_of(layer->n_inputs), n_out = blocks_of(layer->n_outputs) * OUTPUTS;
@@ -1896,7 +1903,7 @@ static void write_hidden(const Layer *layer, const uint8_t *levels, int64_t widt
         }
 }
 
-/* Logits of ROWS rows: (ROWS, width) -> (ROWS, blocks of OUTPUTS). */
+/* The logits of ROWS rows: (ROWS, width) -> (ROWS, blocks of OUTPUTS). */
 static void write_logits(const Layer *layer, const uint8_t *levels, int64_t width, double *out) {
     int64_t n_fours = fours_of(layer->n_inputs), n_out = blocks_of(layer->n_outputs) * OUTPUTS;
     int32_t sums[ROWS][OUTPUTS];
@@ -1919,8 +1926,8 @@ static double log_sum_of(const double *values, int64_t n) {
     return largest + log(sum);
 }
 
-/* The mean over nets of the log-odds of their viral kinds, the first ones, against all others, of
- * the rows on the desk, ROWS_READ at most. */
+/* The log-odds of the viral kinds, which come first, against all others: the mean over nets, for
+ * each row on the desk, at most ROWS_READ. */
 static void write_log_odds(const Nets *nets, const Desk *desk, int64_t n_rows, double *log_odds) {
     Layer layer = {nets->weights, nets->start, nets->worth, 0, 0};
     clear(log_odds, n_rows * sizeof(double));
@@ -1947,7 +1954,7 @@ static void write_log_odds(const Nets *nets, const Desk *desk, int64_t n_rows, d
         log_odds[row] /= nets->n_nets;
 }
 
-/* The mean log-odds of nets: (n, n_features) -> (n,). */
+/* The mean log-odds over nets: (n, n_features) -> (n,). */
 int net_log_odds(const float *features, int64_t n, const float *mean, const float *scale,
                  int64_t n_features, int64_t n_nets, const int64_t *sizes, const int8_t *weights,
                  const int32_t *start, const float *worth, double *log_odds) {
@@ -1965,7 +1972,8 @@ int net_log_odds(const float *features, int64_t n, const float *mean, const floa
     return result;
 }
 
-/* The features of a piece that was read as parts: their means, and the layout before the ratios. */
+/* The features of a piece that was read in parts: means over the parts, with the layout before the
+ * ratios. */
 static void write_whole(const double *total, int64_t n_parts, const double *layout, float *out) {
     enum { BEFORE = N_FEATURES - 2 * N_CODONS };
     const double steps = STEPS * at_least(1, n_parts);
@@ -1977,7 +1985,7 @@ static void write_whole(const double *total, int64_t n_parts, const double *layo
         out[N_LAYOUT + i] = (float)(total[i] / steps);
 }
 
-/* The mean log-odds of nets of pieces that were read as parts, some rows of all: (n,) -> (n,). */
+/* The mean log-odds over nets for some of the pieces that were read in parts: (n,) -> (n,). */
 int whole_log_odds(const double *totals, const int64_t *n_parts, const double *layout,
                    const int64_t *rows, int64_t n, const float *mean, const float *scale,
                    int64_t n_features, int64_t n_nets, const int64_t *sizes,
@@ -1996,8 +2004,8 @@ int whole_log_odds(const double *totals, const int64_t *n_parts, const double *l
     return result;
 }
 
-/* A layer of float64 by inputs: (n, n_inputs) -> (n, n_outputs). Weights are in blocks of REALS
- * outputs: n_inputs, REALS. */
+/* Apply a linear layer in float64: (n, n_inputs) -> (n, n_outputs). The weights are in blocks of
+ * REALS outputs: (n_inputs, REALS). */
 int linear_layer(const double *values, int64_t n, int64_t n_inputs, int64_t n_outputs,
                  const double *weights, const double *bias, double *out) {
     double *inputs = calloc(ROWS * n_inputs + 1, sizeof(double)), sums[ROWS][REALS];
@@ -2018,7 +2026,7 @@ int linear_layer(const double *values, int64_t n, int64_t n_inputs, int64_t n_ou
     return 0;
 }
 
-/* Adds the features of a piece, in steps, to those of the wholes that it is a part of. */
+/* Add the features of a part, in whole steps, to the totals of the pieces it lies in. */
 static void add_part(const float *features, const int64_t *rows, double *totals,
                      int64_t *n_parts) {
     for (int i = 0; i < MOST_WHOLES; i++) {
@@ -2026,15 +2034,15 @@ static void add_part(const float *features, const int64_t *rows, double *totals,
         if (rows[i] < 0)
             continue;
         for (int64_t j = 0; j < N_FEATURES; j++)
-            total[j] += nearest(features[j] * STEPS); /* whole: no order changes it */
+            total[j] += nearest(features[j] * STEPS); /* whole: any order gives the same sum */
         n_parts[rows[i]]++;
     }
 }
 
-/* Reads pieces: the mean log-odds of nets, NaN where all bases are unknown, and chosen features.
+/* Read pieces: their mean log-odds over nets, NaN if all bases are unknown, and chosen features.
  *
- * The features of a piece with a known base are added to those of wholes: rows of totals,
- * (n, MOST_WHOLES), -1 for none. Owners of words, (n_digits, 2), are kept for other pieces. */
+ * The features of a piece with a known base are added to the rows of `totals` that `rows` names,
+ * (n, MOST_WHOLES); -1: none. The owners of words, (n_digits, 2), are kept for other pieces. */
 int piece_log_odds(const uint8_t *digits, int64_t n_digits, const uint8_t *codes,
                    const uint8_t *tetra, const int32_t *stops, const int64_t *n_stops,
                    const int64_t *starts, const int64_t *lengths, int64_t n,
@@ -2075,7 +2083,7 @@ int piece_log_odds(const uint8_t *digits, int64_t n_digits, const uint8_t *codes
     return result;
 }
 
-/* Regions: the chain of host and virus, and repeats */
+/* Regions: the Markov chain of host and virus, and repeats */
 
 /* log(exp(a) + exp(b)) */
 static double log_sum(double a, double b) {
@@ -2198,7 +2206,7 @@ int log_likelihoods(const double *contrasts, const int64_t *starts, int64_t n, d
     return 0;
 }
 
-/* The words of so many letters as numbers; -1 for one with an unknown letter. */
+/* Number the words of `size` letters; -1: a word has an unknown letter. */
 static void number_words(const uint8_t *digits, int64_t n, int64_t size, int64_t *words) {
     const int64_t mask = (INT64_C(1) << 2 * size) - 1;
     int64_t word = 0, n_known = 0;
@@ -2210,10 +2218,10 @@ static void number_words(const uint8_t *digits, int64_t n, int64_t size, int64_t
     }
 }
 
-/* Longest common words of at least size letters: place in left, place in right, length.
+/* Maximal common words of at least `size` letters: place in left, place in right, length.
  *
- * They begin with a word that the left has once or twice; the length is cut at longest. There is
- * room for two rows per letter of the right. */
+ * Each begins with a word that occurs once or twice in left; its length is at most `longest`. The
+ * caller gives room for two rows per letter of right. */
 int common_words(const uint8_t *left, int64_t n_left, const uint8_t *right, int64_t n_right,
                  int64_t size, int64_t longest, int64_t *rows, int64_t *n_rows) {
     int64_t of_left = n_left - size + 1, of_right = n_right - size + 1, n_slots = 1024;
@@ -2252,7 +2260,7 @@ int common_words(const uint8_t *left, int64_t n_left, const uint8_t *right, int6
         for (int64_t place = 0; n_places < 3 && place < n_places; place++) {
             int64_t i = places[place], n = size;
             if (i && j && left[i - 1] == right[j - 1] && left[i - 1] != UNKNOWN)
-                continue; /* it is part of a longer one */
+                continue; /* part of a longer common word */
             while (n < longest && i + n < n_left && j + n < n_right && left[i + n] != UNKNOWN &&
                    left[i + n] == right[j + n])
                 n++;
@@ -2268,8 +2276,8 @@ int common_words(const uint8_t *left, int64_t n_left, const uint8_t *right, int6
     return 0;
 }
 
-/* Words of so many letters, six at most, in both rows: how many there are, and how many ordered
- * pairs of them are equal. Those with an unknown letter do not count. */
+/* Count the words of `size` letters, at most six, in both rows together, and the ordered pairs of
+ * equal words. Words with an unknown letter do not count. */
 int equal_words(const uint8_t *left, int64_t n_left, const uint8_t *right, int64_t n_right,
                 int64_t size, int64_t *counts) {
     int64_t n_of_word[1 << 12] = {0}, n_equal = 0, n_words = 0;
@@ -2291,10 +2299,11 @@ int equal_words(const uint8_t *left, int64_t n_left, const uint8_t *right, int64
     return 0;
 }
 
-/* Where the codons of a strand spell one of some patterns, in any frame: its first bases, rising.
+/* Find where a strand encodes one of some peptides, in any frame: their first bases, ascending.
  *
- * The table has a bit for each pattern, by place and code of a codon: whether the pattern has its
- * residue there, or ended before. There is room for a place in each four bases. */
+ * The table has one byte per place and code of a codon, and in it one bit per pattern: set if the
+ * pattern allows this codon there, or has ended. The caller gives room for one place per four
+ * bases. */
 int find_peptides(const uint8_t *digits, int64_t n, const uint8_t *table, int64_t longest,
                   int64_t shortest, int64_t *places, int64_t *n_places) {
     int64_t n_codes = n + 3 * longest, n_found = 0;
@@ -2304,9 +2313,9 @@ int find_peptides(const uint8_t *digits, int64_t n, const uint8_t *table, int64_
     for (int64_t i = 0; i < n - 2; i++)
         codes[i] = 25 * digits[i] + 5 * digits[i + 1] + digits[i + 2];
     for (int64_t i = at_least(0, n - 2); i < n_codes; i++)
-        codes[i] = N_CODES - 1; /* behind the end: no residue */
+        codes[i] = N_CODES - 1; /* after the end: no residue */
     for (int64_t i = 0; i + 3 * shortest <= n; i++) {
-        uint8_t found = table[codes[i]] & table[N_CODES + codes[i + 3]]; /* rarely any */
+        uint8_t found = table[codes[i]] & table[N_CODES + codes[i + 3]]; /* mostly 0 */
         for (int64_t place = 2; found && place < longest; place++)
             found &= table[N_CODES * place + codes[i + 3 * place]];
         if (found)
@@ -2317,11 +2326,12 @@ int find_peptides(const uint8_t *digits, int64_t n, const uint8_t *table, int64_
     return 0;
 }
 
-/* Add how often each of some words of twelve letters or more begins in the first letters of a text.
+/* Add to counts how often each word, of twelve letters or more, begins in the first n_first letters
+ * of a text.
  *
- * None lies on another of its kind: ends has where the next one may begin, for the text behind, too.
- * Wherever such a word lies, eight of its letters begin at a multiple of five: only these places of
- * the text are looked at. */
+ * Copies of one word do not overlap: `ends` has the first place where the next may begin, also for
+ * the text that follows. Some eight letters of a word always begin at a multiple of five, so only
+ * these places of the text are searched. */
 int count_words(const uint8_t *text, int64_t n, int64_t n_first, const uint8_t *words,
                 const int64_t *lengths, int64_t n_words, int64_t *ends, int64_t *counts) {
     enum { EVERY = 5 };
@@ -2346,7 +2356,7 @@ int count_words(const uint8_t *text, int64_t n, int64_t n_first, const uint8_t *
         word = words;
         for (int64_t i = 0; i < n_words; word += lengths[i++])
             for (int64_t start = place - EVERY + 1; start <= place; start++) {
-                memcpy(&of_word, word + (place - start), 8); /* rarely the same: cheap to ask */
+                memcpy(&of_word, word + (place - start), 8); /* a cheap test, mostly false */
                 if (of_word == eight && start >= ends[i] && start < n_first &&
                     start + lengths[i] <= n && memcmp(word, text + start, lengths[i]) == 0) {
                     counts[i]++;
@@ -2360,7 +2370,7 @@ int count_words(const uint8_t *text, int64_t n, int64_t n_first, const uint8_t *
 
 /* Rows of tables */
 
-/* What a column of a table holds, or the decimals of its numbers, which are 1 and more. */
+/* What a column of a table holds; a positive kind is the number of decimals. */
 enum { LETTERS = -2, TEXTS = -1, WHOLE = 0, WIDTH = 60 /* letters of a line */ };
 
 static uint8_t *put_whole(uint8_t *out, uint64_t value, int n_digits) {
@@ -2373,7 +2383,7 @@ static uint8_t *put_whole(uint8_t *out, uint64_t value, int n_digits) {
     return out;
 }
 
-/* The decimal that is nearest to a number below 2^51 / 10^n, the even one of two. */
+/* Write the nearest decimal to a number below 2^51 / 10^n; half to even. */
 static uint8_t *put_decimal(uint8_t *out, double value, int n_decimals) {
     uint64_t scale = 1;
     for (int i = 0; i < n_decimals; i++)
@@ -2390,7 +2400,7 @@ static uint8_t *put_decimal(uint8_t *out, double value, int n_decimals) {
     return put_whole(out, whole % scale, n_decimals);
 }
 
-/* Texts and letters end with a NUL; of numbers, NaN and the least whole one leave a place empty. */
+/* Texts and letters end with a NUL. NaN and the least whole number leave a field empty. */
 static uint8_t *put_field(uint8_t *out, int64_t kind, const uint8_t **column) {
     if (kind == WHOLE) {
         int64_t value;
@@ -2424,8 +2434,8 @@ static uint8_t *put_field(uint8_t *out, int64_t kind, const uint8_t **column) {
     return out;
 }
 
-/* A line for each row: before each field of it what stands before those of its column, and a line
- * end. The columns are used up. */
+/* Write a line for each row. `before` has the text that precedes the fields of each column, such as
+ * a tab. The pointers to the columns move to their ends. */
 int write_rows(int64_t n_rows, int64_t n_columns, const int64_t *kinds, const uint8_t **columns,
                const uint8_t *before, uint8_t *out, int64_t *n_written) {
     const uint8_t *first = out;
@@ -2442,8 +2452,8 @@ int write_rows(int64_t n_rows, int64_t n_columns, const int64_t *kinds, const ui
     return 0;
 }
 
-/* Where the fields of lines end: those of a line with more have the rest in the last one. Returns
- * 0 for lines that have all; n_read counts those before one that has not. */
+/* Find the ends of the fields of lines. The last field of a line takes all that remains. n_read
+ * counts the lines before the first one with too few fields. */
 int split_fields(const uint8_t *text, int64_t n_bytes, int64_t n_columns, int64_t *ends,
                  int64_t *n_read) {
     const uint8_t *at = text, *end = text + n_bytes;
@@ -2465,11 +2475,11 @@ int split_fields(const uint8_t *text, int64_t n_bytes, int64_t n_columns, int64_
     return 0;
 }
 
-/* The numbers that fields hold, by a sign, digits and a point; NaN for none. n_read counts those
- * before one that is no such number. */
+/* Read the numbers in fields: a sign, digits and at most one point; NaN: the field is empty. n_read
+ * counts the fields before the first invalid one. */
 int read_numbers(const uint8_t *text, const int64_t *starts, const int64_t *ends, int64_t n,
                  double *values, int64_t *n_read) {
-    enum { MOST_DIGITS = 15 }; /* that a double holds, and a power of ten too: 1 division is exact */
+    enum { MOST_DIGITS = 15 }; /* a double holds both parts of the division exactly */
     for (*n_read = 0; *n_read < n; ++*n_read) {
         const uint8_t *at = text + starts[*n_read], *end = text + ends[*n_read];
         const uint8_t *point = NULL;
@@ -2497,7 +2507,7 @@ int read_numbers(const uint8_t *text, const int64_t *starts, const int64_t *ends
     return 0;
 }
 
-/* Whether each field differs from the one before it; the first does. */
+/* Whether each field differs from the previous one; the first does. */
 int find_changes(const uint8_t *text, const int64_t *starts, const int64_t *ends, int64_t n,
                  uint8_t *is_new) {
     for (int64_t i = 0; i < n; i++) {

@@ -1,9 +1,8 @@
-/* Attention within each protein of a packed batch, for one thread of a processor.
+/* Attention within each protein of a packed batch, on one thread.
  *
- * Called by attention.py, which documents the arrays. A head of a protein is computed alone, in
- * float32, whatever lies beside it in the batch: its bits depend on nothing else. Keys are laid
- * out with places last, so that scores and results are products of the same form. Compiled with
- * -ffp-contract=fast: a * b + c is one instruction where the processor has it.
+ * attention.py calls it and documents the arrays. Each head of a protein is computed alone, in
+ * float32, so its bits do not depend on the rest of the batch. Keys are transposed, so that scores
+ * and results are products of the same form.
  */
 
 #include <float.h>
@@ -11,8 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* a * b + c is one instruction where the processor has it: bits differ between processors anyway,
- * by the products around attention */
+/* Fuse a * b + c where the processor can. Bits differ between processors in any case, because of
+ * the products around attention. */
 #ifdef __clang__
 #pragma clang fp contract(fast)
 #else
@@ -24,14 +23,14 @@ enum { LANES = 16, ROWS = 8 }; /* numbers in a vector; queries at once */
 typedef float Vector __attribute__((vector_size(4 * LANES)));
 typedef int32_t Whole __attribute__((vector_size(4 * LANES)));
 
-/* A head of one protein. Rows of keys and values end with zeros, up to whole vectors. */
+/* A head of one protein. Rows of keys and values are padded with zeros to whole vectors. */
 typedef struct {
     int64_t n_tokens, n_keys, dim, width;      /* n_keys and width: in whole vectors */
     float *keys, *values;                      /* (dim, n_keys), (n_keys, width) */
     float *queries, *scores, *out;             /* (ROWS, dim), (ROWS, n_keys), (ROWS, width) */
 } Head;
 
-/* Of the projected tokens of a batch: (n_tokens, 3, n_heads, dim). */
+/* The projected tokens of a batch: (n_tokens, 3, n_heads, dim). */
 typedef struct {
     const void *projected;
     void *out; /* (n_tokens, n_heads, dim) */
@@ -44,7 +43,7 @@ typedef struct {
 
 static int64_t whole(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
 
-/* The same row of the next head is fetched ahead: it lies where no processor looks for it. */
+/* Load a row as float32. The row of the next head is prefetched: processors do not foresee it. */
 INLINE void load(const Batch *batch, int64_t first, float *restrict numbers) {
     int64_t next = (first + batch->dim) * (batch->is_bf16 ? 2 : 4);
     __builtin_prefetch((const char *)batch->projected + next);
@@ -56,7 +55,7 @@ INLINE void load(const Batch *batch, int64_t first, float *restrict numbers) {
     }
 }
 
-/* Rounded to the nearest, to even at half way. */
+/* Scale and store a row; bf16 is rounded half to even. */
 INLINE void store(const Batch *batch, int64_t first, const float *restrict numbers, float scale) {
     float *restrict floats = (float *)batch->out + first;
     uint16_t *restrict halves = (uint16_t *)batch->out + first;
@@ -88,7 +87,7 @@ INLINE void load_turned(const Batch *batch, int64_t first, int64_t position, flo
         turned[half + i] = (high[i] * cos[i] + low[i] * sin[i]) * scale;
 }
 
-/* The product of ROWS rows and n_vectors columns of vectors. */
+/* Multiply ROWS rows by n_vectors columns of vectors. */
 INLINE void multiply(const float *restrict a, int64_t a_stride, const float *restrict b,
                      int64_t b_stride, int64_t n_inner, float *restrict out,
                      const int n_vectors) {
@@ -124,10 +123,10 @@ INLINE void product(const float *restrict a, int64_t a_stride, const float *rest
         multiply(a, a_stride, b + column, b_stride, n_inner, out + column, 1);
 }
 
-/* Powers of two, of numbers up to 0: those of the rest within half a step of 0, by the series of
- * exp, which is off by 1e-8 at most, and whole ones in the exponent. */
+/* 2^x for x <= 0. The whole part of x goes into the exponent; the rest, at most 1/2 in size, into
+ * the series of exp, with an error of at most 1e-8. */
 INLINE Vector exp2_of(Vector x) {
-    static const float ROUNDING = 12582912; /* 1.5 * 2^23: last bits of a sum are whole */
+    static const float ROUNDING = 12582912; /* 1.5 * 2^23: added to a number, it rounds it */
     Vector rounded = x + ROUNDING, rest = x - (rounded - ROUNDING);
     Vector power = 1.5403530e-4F * rest + 1.3333558e-3F;
     power = power * rest + 9.6181291e-3F;
@@ -143,7 +142,7 @@ INLINE Vector larger(Vector a, Vector b) {
     return (Vector)(((Whole)a & is_a) | ((Whole)b & ~is_a));
 }
 
-/* Lanes in the order of their numbers, each with one bit the other way. */
+/* The numbers of the lanes, with one bit of each flipped. */
 #define FLIPPED(bit)                                                                             \
     0 ^ bit, 1 ^ bit, 2 ^ bit, 3 ^ bit, 4 ^ bit, 5 ^ bit, 6 ^ bit, 7 ^ bit, 8 ^ bit, 9 ^ bit,    \
         10 ^ bit, 11 ^ bit, 12 ^ bit, 13 ^ bit, 14 ^ bit, 15 ^ bit
@@ -169,8 +168,8 @@ INLINE float sum_of(Vector numbers) {
     return numbers[0];
 }
 
-/* Turn scores, powers of two, into their exponentials. Returns the sum: NaN if a score is NaN or
- * infinite, so that the result of the query is NaN. */
+/* Replace scores, which are base-2 logarithms, by their exponentials, relative to the largest.
+ * Returns the sum. It is NaN if a score is NaN or infinite, and so is the result of the query. */
 INLINE float exponentials(float *restrict scores, int64_t n) {
     Vector most, sums = {0}, one, least = sums - 126;
     memcpy(&most, scores, sizeof most);
@@ -223,7 +222,7 @@ INLINE void attend_head(const Batch *batch, Head *head, int64_t first, int64_t s
     }
 }
 
-/* Zeros behind keys and values; NULL where memory is short. */
+/* Allocate a head, with zeros after keys and values. Returns NULL if memory runs out. */
 static float *open_head(Head *head, int64_t n_tokens, int64_t dim) {
     head->n_tokens = n_tokens, head->dim = dim;
     head->n_keys = whole(n_tokens), head->width = whole(dim);
