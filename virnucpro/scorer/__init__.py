@@ -1,1 +1,1 @@
-"""The scorer: is a sequence viral, by its own letters. Needs numpy and its library."""
+"""The scorer: from a sequence to its log-odds of being viral. Needs numpy and the C library."""

@@ -1,16 +1,23 @@
-"""Features of pieces: composition of the stop-free stretches, and plain figures of the whole.
+"""Compute the features of pieces: their composition, and the words that they share.
 
-A piece has 1,229 features in seven blocks: codons of its longest stretch and of all long ones; the
-codon junctions of the long ones, which are the four bases around a codon border; pairs of
-neighbouring residues of the longest, all of these as square roots of their shares; its
-palindromes; plain figures; how many of its words other groups have; and the codons again as log
-ratios to the expectation from the GC of the piece. A long piece can be read as parts: its features
-are the means over the parts, and 12 more on the layout of its gene-like stretches.
+A piece has 1,229 features, in seven blocks:
 
-A word is nine residues. Composition does not show what a protein is; a word shared with known
-proteins does. Unrelated proteins rarely share a word by chance: there are 5e11 words. The table
-keeps all words that several groups of the training data have, and one in eight, chosen by hash, of
-the words that only one group has.
+- the codons of its longest stop-free stretch, and those of all long stretches;
+- the codon junctions of the long stretches: the four bases around the border of two codons;
+- the pairs of neighbouring residues of the longest stretch;
+- its palindromes;
+- plain figures, such as GC and the lengths of stretches;
+- the shares of its words that viruses and cells of the training data have;
+- the codons again, as log ratios to the counts expected from the GC of the piece.
+
+Shares of codons, junctions, pairs and words are given as square roots. A long piece may be read in
+parts: its features are the means over the parts, with 12 more for the layout of its gene-like
+stretches.
+
+A word is nine residues. Composition does not identify a protein; a word of a known protein does.
+Unrelated proteins rarely share a word by chance: there are 5e11 words. The table has all words that
+occur in several groups of the training data, and one in eight, chosen by hash, of the words that
+occur in only one group.
 """
 
 from __future__ import annotations
@@ -33,7 +40,7 @@ NO_RESIDUE = len(AMINO_ACIDS)  # stops, and codons with an unknown base
 # owner of a word; 0: none. ONE_*: one group; else several: all viral, all cellular, or mixed
 VIRAL, ONE_VIRAL, CELLULAR, ONE_CELLULAR, RATHER_VIRAL, RATHER_CELLULAR = range(1, 7)
 N_WORD_FIGURES = 6
-RARITY = 8  # one in this many words is in the sample; a power of two
+RARITY = 8  # one word in this many belongs to the sample; a power of two
 BUCKET_BITS, REST_BITS, OWNER_BITS = 20, 13, 3
 _HINT_BITS = 2  # bits of the rest that a hint covers
 _GROUP = 16  # buckets that share an index of their first entry
@@ -50,14 +57,14 @@ for _codon, _residue in zip(STANDARD.codons, STANDARD.letters, strict=True):
 N_CODONS, N_PAIRS, N_FIGURES = 64, 400, 36
 N_JUNCTION_WORDS = 4**4
 N_JUNCTIONS = 2 * N_JUNCTION_WORDS
-N_PALINDROMES = 4**2 + 3  # each of four bases, and all of two, four and six
+N_PALINDROMES = 4**2 + 3  # each one of four bases, and the totals for two, four and six
 N_LAYOUT = 12
 N_FEATURES = 4 * N_CODONS + N_JUNCTIONS + N_PAIRS + N_PALINDROMES + N_FIGURES + N_WORD_FIGURES
-SHARES = slice(0, -2 * N_CODONS)  # codons as shares, and all else
-RATIOS = slice(2 * N_CODONS, None)  # all else, and codons as ratios
+SHARES = slice(0, -2 * N_CODONS)  # all features except codons as ratios
+RATIOS = slice(2 * N_CODONS, None)  # all features except codons as shares
 GC = 2 * N_CODONS + N_JUNCTIONS + N_PAIRS + N_PALINDROMES  # the column of the first figure
 FIGURES = slice(GC, GC + N_FIGURES)
-GENE_LIKE = 30  # least codons of a stretch that may be a gene
+GENE_LIKE = 30  # codons of the shortest stretch that may be a gene
 
 Features = NDArray[np.float32]
 
@@ -67,11 +74,11 @@ Features = NDArray[np.float32]
 
 @dataclass(frozen=True, eq=False)
 class WordTable:
-    """Words and their owners. A word is 33 bits of a hash: its bucket, and the rest of an entry.
+    """Words and their owners. A word is stored as 33 bits of its hash: a bucket, and the rest.
 
-    Words in the sample use the second half of the buckets alone, so that a search for the others
-    skips the many words of one group. False matches: about one in 1e3 words of the sample, and one
-    in 1e4 of the others.
+    Only words of the sample are in the second half of the buckets, so that searches for other
+    words skip them. About one in 1e3 words of the sample matches by chance, and one in 1e4 of the
+    others.
     """
 
     n_of_bucket: NDArray[np.uint8]  # (N_BUCKETS,)
@@ -90,11 +97,11 @@ class WordTable:
 
     @cached_property
     def arguments(self) -> tuple[NDArray[Any] | int, ...]:
-        """Arguments of library functions: hints, the table, and where groups of buckets begin.
+        """Arguments of library functions: hints, the table, and the start of each bucket group.
 
-        A hint is one bit per prefix of a hash: whether a word outside the sample begins with it.
-        The hints fit into a processor's cache and spare the search for six of seven words that
-        have no owner. They do not cover the sample: nearly all of its prefixes occur.
+        A hint is one bit per prefix of hashes: it is set if a word outside the sample has this
+        prefix. The hints fit into a processor's cache and save the search for six in seven words
+        without an owner. They do not cover the sample, where nearly all prefixes occur.
 
         Raises:
             ValueError: a word has an unknown owner.
@@ -125,7 +132,7 @@ def library_input(
 
 @cache
 def _tables_of(code: GeneticCode) -> Digits:
-    """For each codon: whether it is a stop, the codon it counts as, and its residue. (3, 125)"""
+    """For each codon: whether it is a stop, its standard synonym, and its residue. (3, 125)"""
     synonyms = np.arange(N_CODES, dtype=np.uint8)
     for codon, synonym in code.standard_synonyms.items():
         synonyms[code_of(codon)] = code_of(synonym)
@@ -135,10 +142,11 @@ def _tables_of(code: GeneticCode) -> Digits:
 def layout_features(pieces: Pieces, code: GeneticCode = STANDARD) -> Values:
     """The layout of the gene-like stretches of each piece. -> (n, 12)
 
-    Their number per kilobase and the share that they cover; the logarithms of their median, mean
-    and longest length, and of the mean over covered bases; number and share again for those as
-    long as a gene, how often these change strand, and the share of the commoner strand; and the
-    share of short gaps between gene-like neighbours, and the mean gap in kilobases.
+    In order: their number per kilobase, and the share of bases in them; the logarithms of their
+    median, mean and longest length, and of the root of the mean length over covered bases; number
+    and share again for stretches as long as a gene, how often these change strand, and the share of
+    the more common strand; the share of short gaps between neighbours, and the mean gap in
+    kilobases.
     """
     layout = np.empty((len(pieces), N_LAYOUT))
     call("layout_features", *pieces.arguments(code), layout)

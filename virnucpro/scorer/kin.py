@@ -1,22 +1,22 @@
-"""Identify a viral sequence: its kind, its family or cluster by shared words, and its ends.
+"""Identify a viral sequence: its kind, its family or cluster, and its topology.
 
 A word is nine residues of an open stretch. The table has words that occur in only one family: all
-words that several genera of the family have, and one in 16 of the others, by hash. Words of
-viruses without a family belong to the only cluster of related genomes that has them, or to nobody
-(owner 0). A sequence gets a family if the family owns enough of its known words, and then has the
-kind of that family. Else it gets a cluster that owns enough of them, and a net gives the kind, from
-the features that the scorer reads, except the words.
+words that several genera of the family have, and one in 16 of the others, chosen by hash. A word of
+viruses without a family belongs to the only cluster of related genomes that has it, or has no owner
+(0). A sequence gets a family that owns enough of its known words, and the kind of that family.
+Otherwise it may get a cluster that owns enough of them, and a net predicts the kind from the
+scorer's features, except those of words.
 
-``embedded/kin.safetensors`` has the table, the net and their facts; ``making/train_kin.py`` makes
-it.
+``making/train_kin.py`` writes ``embedded/kin.safetensors``, which has the table, the net and their
+facts.
 
 The topology comes from terminal repeats, direct or inverted, or from a header that says circular.
 Assemblers leave a direct repeat where they cut a circle, and many linear genomes end in one: the
-sequence alone does not tell which. CheckV and geNomad require more than 20 bases that agree exactly
+sequence alone cannot distinguish them. CheckV and geNomad require more than 20 identical bases
 (Nayfach et al. 2021, doi:10.1038/s41587-020-00774-7; Camargo et al. 2024,
-doi:10.1038/s41587-023-01953-y), and so does this module; further bases may differ in one of fifty.
-Repeats of low complexity are left out, by CheckV's limits: a fifth of unknown bases, three quarters
-of one base, eight places in the sequence. Tandem repeats of short units are left out, too.
+doi:10.1038/s41587-023-01953-y), and so does this module; of further bases, one in fifty may differ.
+Repeats of low complexity do not count, by CheckV's limits: a fifth of unknown bases, three quarters
+of one base, eight places in the sequence. Tandem repeats of short units do not count either.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from virnucpro.scorer.pieces import Pieces, cut
 from virnucpro.sequences.translate import STANDARD, GeneticCode
 
 FORMAT = 2
-FEWEST_WORDS = 2  # that a family needs to be named
-BASES_PER_WORD = 3_000  # a long sequence needs more words: at least one per this many bases
-# the same for a cluster: most viruses without a family belong to no known cluster
+FEWEST_WORDS = 2  # words that name a family
+BASES_PER_WORD = 3_000  # a long sequence needs more words: one per this many bases
+# the same for a cluster; stricter, as most viruses without a family belong to no known cluster
 _FEWEST_OF_CLUSTER, _BASES_PER_WORD_OF_CLUSTER = 3, 300
 CLUSTER = "cluster:"  # prefix of the name of a cluster
-LEAST_SHARE = 0.7  # that a named owner has of the known words of the sequence
+LEAST_SHARE = 0.7  # of the known words of a sequence, for the owner to be named
 KINDS = (
     "phage",
     "archaeal virus",
@@ -57,16 +57,16 @@ KINDS = (
     "dsDNA",
     "reverse-transcribing",
 )
-KIND_FEATURES = slice(0, FIGURES.stop)  # features of a piece without words and ratios
+KIND_FEATURES = slice(0, FIGURES.stop)  # all but words and ratios
 KIND_PIECE = 1000  # bases
-STRANGE = -1  # the owner of a word that the table does not know
+STRANGE = -1  # in place of an owner: the table does not have the word
 FARTHEST = 6.0  # deviations from the mean; features are clipped to this
 _OUTPUTS = 16  # outputs of a layer that the library computes at once
-_WORD_PIECE = 10_000  # bases that are searched for stretches at once
-_SEQUENCES_AT_ONCE = 128  # for the net: they stay in the cache of the processor
-_PIECES_AT_ONCE, _BASES_AT_ONCE = 10_000, 1_000_000  # for a look-up of words
+_WORD_PIECE = 10_000  # bases searched for stretches at once
+_SEQUENCES_AT_ONCE = 128  # read by the net at once: they fit into the processor's cache
+_PIECES_AT_ONCE, _BASES_AT_ONCE = 10_000, 1_000_000  # for looking up words
 _SHORTEST_STRETCH = 30  # codons
-_WORD_BITS = 39  # for the number of a word: there are 20**9
+_WORD_BITS = 39  # hold the number of a word: there are 20**9
 
 Topology: TypeAlias = Literal["linear", "DTR", "ITR", "circular"]
 Owners = NDArray[np.uint16]
@@ -75,7 +75,7 @@ Weights = NDArray[np.float32]
 
 @dataclass(frozen=True, eq=False)
 class KinWords:
-    """Words and their owners. A word is 36 bits of a hash: its bucket, and the rest.
+    """Words and their owners. A word is stored as 36 bits of its hash: a bucket, and the rest.
 
     With two million words in the table, one word in 3e4 matches by chance.
     """
@@ -105,9 +105,9 @@ class KinWords:
 def kin_words_of(
     sequences: Pieces, code: GeneticCode = STANDARD
 ) -> Iterator[tuple[Counts, Numbers]]:
-    """Yield the words of some sequences at a time: sequence and number of each. (n,), (n,)
+    """Yield the words of some sequences at a time: the sequence and the number of each. (n,), (n,)
 
-    A sequence may have a word several times.
+    A word may occur several times in a sequence.
     """
     n_pieces = -(-sequences.lengths // _WORD_PIECE)
     owner = np.repeat(np.arange(len(sequences)), n_pieces)
@@ -130,10 +130,10 @@ def kin_words_of(
 def named_owners(
     sequences: Pieces, table: KinWords, n_families: int, code: GeneticCode = STANDARD
 ) -> tuple[Counts, Counts, Values]:
-    """The owner that each sequence is named after, the number of its words, and their share.
+    """The family or cluster of each sequence, the number of its words, and their share.
 
-    That is the family or cluster that owns enough of the known words, or 0. Each word counts once.
-    The share is among the words that the table knows.
+    It is the owner of enough of the known words, or 0. Each word counts once. The share is among
+    the words that the table has.
     n -> (n,), (n,), (n,)
     """
     pairs, counts = np.unique(_owned_words(sequences, table, code), return_counts=True)
@@ -151,7 +151,7 @@ def named_owners(
 
 
 def _owned_words(sequences: Pieces, table: KinWords, code: GeneticCode) -> Counts:
-    """For each known word of a sequence: the sequence, and below it the owner in 16 bits."""
+    """For each known word of a sequence: the sequence, and its owner in the lowest 16 bits."""
     each = [np.empty((3, 0), dtype=np.int64)]
     for of_words, of_numbers in kin_words_of(sequences, code):
         of_owners = table.owners_of(of_numbers)
@@ -179,7 +179,7 @@ def kind_features(sequences: Pieces, code: GeneticCode = STANDARD) -> Values:
 
 @dataclass(frozen=True, eq=False)
 class KindNet:
-    """Predicts the kind of a virus from the mean features of its pieces: two layers and a GELU."""
+    """Predict the kind of a virus from the mean features of its pieces: two layers and a GELU."""
 
     mean: Weights  # (n_features,)
     deviation: Weights  # (n_features,)
@@ -248,7 +248,7 @@ class Kinship:
     kind_of_family: tuple[str, ...]  # parallel to families; empty for 0
     clusters: tuple[str, ...]  # by owner, after the families
     net: KindNet
-    # (words of the family, share of sequences with this many or more that get the right kind)
+    # (n words of the family, share of sequences with n or more that get the right kind)
     certainties: tuple[tuple[int, float], ...]
 
     def identify(
@@ -257,9 +257,9 @@ class Kinship:
         are_circles: Sequence[bool | None] | None = None,
         code: GeneticCode = STANDARD,
     ) -> list[Identity]:
-        """Identify each viral sequence; one without a known base gets an empty identity.
+        """Identify each viral sequence. Without a known base, its identity is empty.
 
-        In ``are_circles`` None marks a part of a record, which has no topology.
+        In ``are_circles``, None marks a part of a record, which has no topology.
         """
         sequences = Pieces.of(viruses)
         ends = topologies(sequences, are_circles or [None] * len(viruses))
@@ -269,7 +269,7 @@ class Kinship:
     def _of_kin(
         self, sequences: Pieces, code: GeneticCode
     ) -> Iterator[tuple[str, float, str, int, float | None]]:
-        """Yield kind, its probability, kin, number of words of the kin and their share."""
+        """Yield the kind, its probability, the family or cluster, and its words: number, share."""
         n, n_families = len(sequences), len(self.families)
         owner, n_words, shares = named_owners(sequences, self.words, n_families, code)
         has_family = (owner > 0) & (owner < n_families)
@@ -292,7 +292,7 @@ class Kinship:
     ) -> tuple[Counts, Values]:
         """The most probable kind of the chosen sequences, and its probability.
 
-        Without a known base the kind is ``len(KINDS)``.
+        Without a known base, the kind is ``len(KINDS)``.
         """
         each = [np.empty((0, len(KINDS)))]
         for first in range(0, len(chosen), _SEQUENCES_AT_ONCE):
@@ -308,7 +308,7 @@ class Kinship:
 def topologies(
     sequences: Pieces, are_circles: Sequence[bool | None]
 ) -> list[tuple[Topology | Literal[""], int]]:
-    """The topology of each whole record, and the bases of its terminal repeat; 0 without one.
+    """The topology of each whole record, and the length of its terminal repeat; 0: none.
 
     A record is circular if its header says so. A part of a record (None) has no topology.
     """
@@ -329,7 +329,7 @@ def topologies(
 
 @cache
 def own_kinship() -> Kinship:
-    """The words and the net of the package; each process reads them once.
+    """The package's own words and net; each process reads them once.
 
     Raises:
         UnavailableError: as ``load_kinship``.

@@ -1,4 +1,4 @@
-"""Find landmarks of a sequence: genes, host genes, tRNA ends, edges of stretches, repeats."""
+"""Find landmarks in a sequence: genes, host genes, tRNA ends, edges of stretches, repeats."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ HOST_PEPTIDES = (
     *("GDK[FLM]A[GSN]RHG[QN]KG", "NADFDGDQM", "GH[KM][LI][GA]EF[AS][PL]TR"),
     *("NP[VI]DHPHGGGEG", "PHNGCRPPK[KR]R", "KPNSA[LM]RK"),
 )
-# of 16S and 23S rRNA, from E. coli 518, 1394, 1930, 2490 and 2655 on: sites of primers for all
-# bacteria, and the loop that ricin cuts
+# in 16S and 23S rRNA, at positions 518, 1394, 1930, 2490 and 2655 of E. coli: sites of universal
+# bacterial primers, and the loop that ricin cuts
 RIBOSOMAL_RNA = (
     *("CAGCAGCCGCGGTAA", "CAGCCGCCGCGGTAA", "ACACACCGCCCGT"),
     *("AACTATAACGGTCCTAAGGTAGCGA", "TTTGGCACCTCGATGTCG", "TACGAGAGGACC"),
 )
-# the T arm of a tRNA: a stem of five pairs around a loop of seven (Sprinzl et al. 1998, Nucleic
-# Acids Res. 26:148), eight bases before the end
+# the T arm of a tRNA: a stem of five pairs and a loop of seven bases (Sprinzl et al. 1998, Nucleic
+# Acids Res. 26:148); it ends eight bases before the end of the tRNA
 _T_ARM = re.compile(r"(?=([ACGT]{4})GTTC[AG]A.[CT]C([ACGT]{4}))")
 _PAIRS = {"AT", "TA", "CG", "GC", "GT", "TG"}
 _FEWEST_PAIRS, _BEHIND_ARM = 4, 25  # bases from the first one of the arm to the end of the tRNA
-_REACH = 1_000  # most bases from a position to an edge of an open stretch
-SHORTEST_GENE = 60  # least codons of a stretch that counts as a gene
+_REACH = 1_000  # largest distance of an edge of an open stretch, in bases
+SHORTEST_GENE = 60  # codons of the shortest stretch that counts as a gene
 NEAR = 3_000  # bases from an end; beyond, chance counts in proportion to the distance
 SHORTEST_REPEAT, LONGEST_REPEAT = 12, 300  # bases
 MOST_BY_CHANCE = 0.01  # largest expected number of equally good repeats that is accepted
-_WORD = 6  # letters; codons and composition make some common
+_WORD = 6  # letters; codons and composition make some words common
 _SHORTEST = 8  # residues of the shortest host peptide
-_PEPTIDE_REACH, _RNA_REACH = 10_000, 3_000  # bases around a match that belong to the host
+_PEPTIDE_REACH, _RNA_REACH = 10_000, 3_000  # bases on either side of a match are host
 _BASES_AT_ONCE = 1_000_000  # read at once
-_ELSEWHERE = 2**24  # bases around a region in which its repeats are counted: most genomes whole
+_ELSEWHERE = 2**24  # bases around a region in which its repeats are counted: whole genomes, mostly
 _HAIRPIN = 2 / 3  # share of bases of a repeat that pair with each other in a terminator
 
 
@@ -62,11 +62,11 @@ def genes_of(
     code: GeneticCode = STANDARD,
     known: dict[str, float] | None = None,
 ) -> tuple[Counts, Counts, Values, Counts]:
-    """Score the proteins of the longest open stretches, hardly overlapping. Takes upper case.
+    """Score the proteins of the longest open stretches, which hardly overlap. Takes upper case.
 
-    Returns their starts and ends on the forward strand, the log-odds of their proteins (NaN
-    without a known residue), and their strands, 0 or 1. (n,), (n,), (n,), (n,). Proteins in
-    ``known`` are not scored again; the scores of the others are added to it.
+    Returns the start and end of each stretch on the forward strand, the log-odds of its protein
+    (NaN without a known residue), and its strand, 0 or 1. (n,), (n,), (n,), (n,). Proteins in
+    ``known`` are not scored again; the scores of new ones are added to it.
 
     Raises:
         ValueError: the scorer has no nets for proteins.
@@ -101,7 +101,7 @@ def trna_ends(sequence: str) -> list[int]:
 
 
 def host_genes(sequence: str, code: GeneticCode = STANDARD) -> list[tuple[int, int]]:
-    """Intervals around host genes of an upper-case sequence that belong to the host."""
+    """The intervals around host genes of an upper-case sequence; they belong to the host."""
     found = [(place, _PEPTIDE_REACH) for place in host_peptides(sequence, code)]
     found += [(place, _RNA_REACH) for place in ribosomal_rna(sequence)]
     return [(place - reach, place + reach) for place, reach in found]
@@ -124,7 +124,7 @@ def host_peptides(sequence: str, code: GeneticCode = STANDARD) -> list[int]:
 
 @cache
 def _peptides(code: GeneticCode) -> Digits:
-    """By position and codon code: a bit for each peptide that allows it there or has ended.
+    """By position and codon: a bit for each peptide that allows this codon there, or has ended.
 
     (longest, 125)
     """
@@ -139,7 +139,7 @@ def _peptides(code: GeneticCode) -> Digits:
 
 
 def ribosomal_rna(sequence: str) -> list[int]:
-    """Positions, in bases, of words of all 16S or 23S rRNA genes in an upper-case sequence."""
+    """Positions, in bases, of conserved 16S and 23S rRNA words in an upper-case sequence."""
     words = [*RIBOSOMAL_RNA, *map(reverse_complement, RIBOSOMAL_RNA)]
     found = [word for word, n in zip(words, _count(words, sequence).tolist(), strict=True) if n]
     matches = (re.finditer(f"(?={word})", sequence) for word in found)
@@ -156,7 +156,7 @@ def _letters(code: GeneticCode) -> bytes:
 
 
 def open_edges(sequence: str, place: int, code: GeneticCode) -> list[int]:
-    """Edges of gene-like open stretches at most 1,000 bases from ``place``; no cut-off ones."""
+    """Edges of complete gene-like open stretches at most 1,000 bases from ``place``."""
     first = max(0, place - 2 * _REACH)
     part = sequence[first : place + 2 * _REACH]
     _, strand, start, n_codons = find_stretches(Pieces.of([part]), code, GENE_LIKE)
@@ -168,9 +168,9 @@ def open_edges(sequence: str, place: int, code: GeneticCode) -> list[int]:
 
 
 class Repeat(NamedTuple):
-    """The same bases at two places, as they often flank an integrated element."""
+    """The same bases at two places, as often flank an integrated element."""
 
-    n_by_chance: float  # expected number of repeats as good, as near to both ends
+    n_by_chance: float  # expected number of repeats that are as good and as near to both ends
     start: int  # of the left copy
     end: int  # of the right copy
     bases: str
@@ -181,14 +181,14 @@ class Repeat(NamedTuple):
     ) -> list[Repeat]:
         """The direct repeats around a region that are unlikely by chance, best first.
 
-        The left copy begins at most ``reach`` bases from the start, the right copy ends at most
-        ``reach`` bases from the end, within the bounds; neither is beyond the other end. Let p be
-        the probability that two bases of these windows are equal. A repeat of n bases that lies a
-        and b bases from the ends is expected w(a) w(b) p^n times; w(a) is 2 a + 1, and more beyond
-        ``NEAR``. If it occurs c times elsewhere in the record, or in the N bases of it around
-        the region, it is expected w(max(a, b)) c / N times, if that is more. Hairpins are left out,
-        because transcription terminators resemble each other. So are parts of copies longer than
-        ``LONGEST_REPEAT``, such as genes and mobile elements.
+        The left copy begins at most ``reach`` bases from the start, and the right copy ends at most
+        ``reach`` bases from the end. Both are within the bounds, and neither is beyond the other
+        end. Let p be the probability that two bases of these windows are equal. A repeat of n bases
+        that lies a and b bases from the ends is expected w(a) w(b) p^n times; w(a) is 2 a + 1, and
+        more beyond ``NEAR``. If it occurs c more times in the N bases around the region, usually
+        the whole record, it is expected w(max(a, b)) c / N times, if that is more. Hairpins are
+        left out, because transcription terminators resemble each other. So are parts of copies
+        longer than ``LONGEST_REPEAT``, such as genes and mobile elements.
         """
         start, end = ends
         left = max(bounds[0], start - reach), min(end, start + reach)
@@ -198,10 +198,10 @@ class Repeat(NamedTuple):
 
     @staticmethod
     def at_one_end(sequence: str, ends: tuple[int, int], shortest: int, reach: int) -> list[Repeat]:
-        """The repeats between one end of a region and its inside, where a neighbouring virus ends.
+        """The repeats between an end and the inside of a region, where a neighbouring virus ends.
 
-        The inner copy lies at least ``shortest`` bases from both ends, anywhere in between. So
-        repeats are returned if fewer than one is expected by chance; otherwise as ``around``.
+        The inner copy may lie anywhere at least ``shortest`` bases from both ends. Repeats are
+        returned if fewer than one is expected by chance; the other rules are those of ``around``.
         """
         start, end = ends
         inside = start + shortest, end - shortest
@@ -226,8 +226,8 @@ def _repeats(
 ) -> list[tuple[Repeat, float]]:
     """The repeats between two parts of a sequence, if fewer than ``most_by_chance`` are expected.
 
-    Each has the number of places where its copy could lie equally well, at the end with more of
-    them. ``places`` gives these numbers for both copies from their outer ends.
+    ``places`` gives, from the outer ends of both copies, the number of places where each copy could
+    lie as well. Each repeat is returned with the larger of the two.
     """
     first, second = of_left[0], of_right[0]
     left, right = encode(sequence[slice(*of_left)]), encode(sequence[slice(*of_right)])
@@ -258,7 +258,7 @@ def _not_elsewhere(
     repeats: Sequence[tuple[Repeat, float]],
     most_by_chance: float,
 ) -> list[Repeat]:
-    """The repeats that stay unlikely, given how often their bases occur around; best first."""
+    """The repeats that stay unlikely, given how often their bases occur nearby; best first."""
     if not repeats:
         return []
     first = max(0, min(sum(ends) - _ELSEWHERE, 2 * len(sequence) - 2 * _ELSEWHERE) // 2)
@@ -274,7 +274,7 @@ def _not_elsewhere(
 
 
 def _count(words: Sequence[str], sequence: str) -> Counts:
-    """Count the non-overlapping occurrences of each word, on the strand as given. -> (n,)"""
+    """Count the non-overlapping occurrences of each word, on the given strand only. -> (n,)"""
     of_words, n = _letters_of("".join(words)), len(words)
     lengths = np.array([len(word) for word in words], dtype=np.int64)
     ends, counts = np.zeros((2, n), dtype=np.int64)
@@ -291,13 +291,13 @@ def _letters_of(text: str) -> Digits:
 
 
 def _places(n_bases: Counts) -> Values:
-    """The number of positions at most as far from an end; far distances count for more."""
+    """The number of positions at most this far from an end; more beyond ``NEAR``."""
     n_bases = abs(n_bases)
     return np.asarray((2 * n_bases + 1) * np.maximum(1.0, n_bases / NEAR))
 
 
 def _chance(left: Digits, right: Digits) -> float:
-    """The probability that two bases are equal, from equal words of ``_WORD`` letters."""
+    """The probability that two bases are equal, estimated from words of ``_WORD`` letters."""
     counts = np.empty(2, dtype=np.int64)
     call("equal_words", left, len(left), right, len(right), _WORD, counts)
     n_words, n_equal = map(float, counts)
@@ -305,9 +305,9 @@ def _chance(left: Digits, right: Digits) -> float:
 
 
 def _common_words(left: Digits, right: Digits) -> Counts:
-    """Longest common words: start in left, start in right, and length. -> (n, 3)
+    """Maximal common words: start in left, start in right, and length. -> (n, 3)
 
-    They begin with a word that ``left`` has once or twice, so it is not part of a tandem repeat.
+    Each begins with a word that occurs once or twice in ``left``, which excludes tandem repeats.
     The length is at most ``LONGEST_REPEAT`` + 1.
     """
     rows = np.empty((2 * len(right), 3), dtype=np.int64)
@@ -318,7 +318,7 @@ def _common_words(left: Digits, right: Digits) -> Counts:
 
 
 def _n_alike(words: Counts, i: int, j: int) -> int:
-    """Bases in the common words near one word, itself included, on nearly the same diagonal."""
+    """Bases in common words near one word and near its diagonal, the word itself included."""
     is_near = abs(words[:, 0] - i) <= NEAR
     is_beside = abs(words[:, 1] - words[:, 0] - (j - i)) <= LONGEST_REPEAT
     return int(words[is_near & is_beside, 2].sum())

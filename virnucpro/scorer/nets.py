@@ -1,14 +1,14 @@
-"""The nets of the scorer: from the features of a piece to its log-odds of being viral.
+"""The nets of the scorer turn the features of a piece into its log-odds of being viral.
 
 A net has an output for each kind of sequence, such as phages, bacteria and transposable elements.
-The log-odds are those of all kinds of viruses together against all kinds of cells.
+The log-odds compare all kinds of viruses together with all kinds of cells.
 
-One safetensors file holds all nets and the table of words that they read. Each piece size has the
-mean and deviation for standardising features, and nets of three layers, each of which reads one of
-two views of the features. Nets with the same view are stacked: ``500.shares.0.weight`` is
-(n_nets, out, in). Nets for windows along a record read no words (``windows.shares.0.weight``). Nets
-for proteins read features of residues and log ratios of patterns (``proteins.0.weight``,
-``proteins.patterns.0``). The facts are JSON in the metadata.
+One safetensors file holds all nets and the table of words. Each piece size has the mean and
+deviation of the features, and nets of three layers. A net reads one of two views of the features;
+nets with the same view are stacked: ``500.shares.0.weight`` is (n_nets, out, in). Nets for windows
+along a record read no words (``windows.shares.0.weight``). Nets for proteins read features of
+residues and log ratios of patterns (``proteins.0.weight``, ``proteins.patterns.0``). The facts are
+JSON in the metadata.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ VIEWS = {"shares": SHARES, "ratios": RATIOS, ALL: slice(None)}
 WINDOWS, PROTEINS = "windows", "proteins"  # prefixes of the tensors of these nets
 N_LAYERS = 3
 FARTHEST = 6.0  # deviations from the mean; features are clipped to this
-N_LEVELS = 127  # from the mean to the farthest
+N_LEVELS = 127  # from the mean to ``FARTHEST``
 MEAN_LEVEL = 128
 GELU_STEPS, GELU_ZERO = 20, 4  # levels per unit of a GELU's output, and its level of 0
 INNER_STEPS = 64  # steps per unit of a GELU's input
@@ -51,7 +51,7 @@ _STEPS = (
     (1 / GELU_STEPS, GELU_ZERO, INNER_STEPS),
     (1 / GELU_STEPS, GELU_ZERO, 1),
 )
-_OUTPUTS, _INPUTS = 32, 4  # of a layer, computed at once
+_OUTPUTS, _INPUTS = 32, 4  # of a layer, which the library computes at once
 _LINE = 64  # bytes of a cache line
 
 OWN_SCORER = EMBEDDED_FOLDER / "scorer.safetensors"
@@ -70,10 +70,9 @@ Stack = tuple[tuple[Layer, ...], int]
 class Nets:
     """Nets that read views of the same features, which are standardised once for all of them.
 
-    A view has the features from one column on. A score must not depend on the other records of a
-    block, as a float32 sum does. A sum of whole numbers does not, and is faster: features, GELUs
-    and weights are 8-bit numbers. A feature of 0, the most common value in a short piece, is
-    represented exactly.
+    A view has the features from one column on. Features, GELUs and weights are 8-bit whole
+    numbers: their sums are fast and do not depend on the other records of a block, as float32
+    sums would. A feature of 0, the most common value in a short piece, is represented exactly.
     """
 
     mean: Weights  # (n_features,)
@@ -108,12 +107,12 @@ class Nets:
 
 @dataclass(frozen=True, eq=False)
 class PieceNets:
-    """The nets for pieces of one size, for records of ``shortest`` to below ``longest`` bases."""
+    """The nets for pieces of one size, in records of ``shortest`` to below ``longest`` bases."""
 
     size: int
     shortest: int
     longest: int | None
-    part: int | None  # bases of the parts in which a piece is read; None: it is read at once
+    part: int | None  # bases of the parts in which a piece is read; None: it is read whole
     words: WordTable  # for their features
     nets: Nets
 
@@ -126,9 +125,9 @@ class PieceNets:
 def _whole_numbers(
     layers: Sequence[tuple[Any, ...]],
 ) -> tuple[NDArray[np.int8], NDArray[np.int32], Weights]:
-    """Concatenate weights, starts and worths of layers: see ``round_layer``.
+    """Concatenate weights, starts and worths of layers: see ``round_layer`` in ``scorer.c``.
 
-    The weights are aligned to a cache line, so that no read crosses two lines.
+    The weights are aligned to cache lines, so that no read spans two of them.
     """
     n_outputs = [-(-len(bias) // _OUTPUTS) * _OUTPUTS for _, bias, *_ in layers]
     widths = [-(-weight.shape[1] // _INPUTS) * _INPUTS for weight, *_ in layers]
@@ -163,9 +162,9 @@ class Knot:
 class ErrorRates:
     """Error rates at one length: shares of cellular and viral records at or above some log-odds.
 
-    The calibrated log-odds rise, so the shares fall. A cut lies at the log-odds of its share, or
-    higher, to cover the kinds of hosts with most false positives. True positives may be lower than
-    measured, so that false discovery rates hold for other groups.
+    The log-odds are calibrated and rise, so the shares fall. A cut is at the log-odds of its share,
+    or higher, to cover the kinds of hosts with the most false positives. True positives may be
+    lower than measured, so that false discovery rates hold for other groups.
     """
 
     n_bases: int
@@ -183,7 +182,7 @@ class ErrorRates:
         if (np.diff(self.log_odds) < 0).any() or (np.diff(self.false_positives) >= 0).any():
             raise ValueError("error rates are not in the order of their log-odds")
         if (np.diff(self.cuts) < 0).any() or (np.array(self.cuts) < self.log_odds).any():
-            raise ValueError("cuts fall, or lie below the log-odds of their share")
+            raise ValueError("cuts fall, or are below the log-odds of their share")
         shares = (*self.false_positives, *self.true_positives)
         if not (min(shares) > 0 and max(shares) <= 1):
             raise ValueError("error rates must lie above 0 and not above 1")
@@ -218,7 +217,7 @@ class ErrorRates:
 
 @dataclass(frozen=True, eq=False)
 class ProteinNets:
-    """The nets for proteins. Lengths of knots and error rates are residues, and rise."""
+    """The nets for proteins. Knots and error rates are sorted by length, in residues."""
 
     words: WordTable
     ratios: tuple[Ratios, ...]  # per pattern: log ratio of its frequency in viruses over cells
@@ -234,18 +233,18 @@ class ProteinNets:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scorer:
-    """All that scores need. Piece nets are sorted by size, knots and error rates by length.
+    """All that scoring needs. Piece nets are sorted by size, knots and error rates by length.
 
-    The digests identify the records that it was trained on, and their groups.
+    The digests identify the records of the training and their groups.
     """
 
     pieces: tuple[PieceNets, ...]
     windows: PieceNets  # for windows along a record, without words
-    windows_knot: Knot  # their calibration
+    windows_knot: Knot  # the calibration of windows
     knots: tuple[Knot, ...]
     training: str  # how it was trained, in a sentence
     error_rates: tuple[ErrorRates, ...]
-    proteins: ProteinNets | None = None  # None: it reads nucleotides alone
+    proteins: ProteinNets | None = None  # None: it scores nucleotides only
     sha256: str = ""
     trained_records: Digests = field(default_factory=lambda: np.empty(0, dtype=np.uint64))
     trained_groups: Digests = field(default_factory=lambda: np.empty(0, dtype=np.uint64))
@@ -272,7 +271,7 @@ class Scorer:
     @staticmethod
     @cache
     def own() -> Scorer:
-        """The scorer of VirNucPro; each process reads it once.
+        """VirNucPro's own scorer; each process reads it once.
 
         Raises:
             UnavailableError: as ``load_scorer``.
@@ -281,7 +280,7 @@ class Scorer:
 
 
 class _AtLength(Protocol):
-    """Something that is known at one length, in bases, or residues of a protein."""
+    """Something measured at one length, in bases or in residues."""
 
     @property
     def n_bases(self) -> int: ...
@@ -298,7 +297,7 @@ def calibrate(knots: Sequence[Knot], log_odds: Values, lengths: Counts) -> Value
 
 
 def at_lengths(lengths: Counts, known: Sequence[_AtLength], values: Sequence[float]) -> Values:
-    """Interpolate known values linearly over the logarithm of the length. (n,) -> (n,)"""
+    """Interpolate values linearly over the logarithm of the length. (n,) -> (n,)"""
     places = np.log([one.n_bases for one in known])
     return np.interp(np.log(np.maximum(1, lengths)), places, values)
 
@@ -320,7 +319,7 @@ def false_discovery_rates(
     lengths: Counts,
     prevalence: float,
 ) -> Values:
-    """The share of cellular records among all of this length at or above these log-odds.
+    """The share of cellular records among all records of this length at or above these log-odds.
 
     It is (1 - P) F / ((1 - P) F + P T): P is the ``prevalence``, the share of viral records in the
     sample; F and T are the shares of cellular and of viral records at or above the log-odds.
@@ -336,7 +335,7 @@ def false_discovery_rates(
 
 
 def load_scorer(path: Path) -> Scorer:
-    """Read a scorer from its safetensors file. Shapes of its nets are not checked.
+    """Read a scorer from its safetensors file. The shapes of its nets are not checked.
 
     Raises:
         UnavailableError: the file is missing, damaged, or not a scorer.
@@ -372,7 +371,8 @@ def load_scorer(path: Path) -> Scorer:
 def _mapped(content: mmap) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """The facts and the arrays of a mapped safetensors file; nothing is copied.
 
-    The file begins with the size of a JSON header, which has type, shape and offsets of each array.
+    The file begins with the size of a JSON header, which has the type, shape and offsets of each
+    array.
 
     Raises:
         LookupError, ValueError, TypeError, AttributeError: it is damaged.

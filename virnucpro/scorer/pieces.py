@@ -1,10 +1,10 @@
-"""Pieces of sequences as digits, which is all that the scorer reads, and their open stretches.
+"""Encode pieces of sequences as digits, which the scorer reads, and find their open stretches.
 
 A, C, G and T, in either case, are 0 to 3; U is T; any other letter is 4.
 
 A stretch lies between two stop codons of a frame, or between a stop and an end of the piece. A
-codon with an unknown base is not a stop. Genes are among the longest stretches, so the longest ones
-are kept, if longer ones hardly cover them.
+codon with an unknown base is not a stop. Genes are among the longest stretches, so a stretch is
+kept if longer ones hardly cover it.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from virnucpro.ground.records import Counts
 from virnucpro.sequences.translate import STANDARD, GeneticCode
 
 UNKNOWN = 4
-NOT_YET = 255  # in place of the owner of a word that was not looked up yet
+NOT_YET = 255  # in place of an owner: the word has not been looked up yet
 N_CODES = 125  # of codons: 25 a + 5 b + c for three digits, unknown ones included
 SHORTEST = 5  # codons of a stretch
-# code -> stops of the bacterial code that are codons in it; codes with fewer come first
+# code -> stops of the bacterial code that it reads as residues; codes with fewer come first
 _READ_ON = {4: ("TGA",), 15: ("TAG",), 6: ("TAA", "TAG")}
-OPEN_CODONS = 100  # least length of a longest open stretch that points to another code
-_OPEN_RATIO = 2.5  # least ratio of the longest open stretches: another code over the bacterial one
-_SAME_LENGTH = 0.8  # of the longest stretch under any code: a code with fewer read-on stops will do
+OPEN_CODONS = 100  # codons of the shortest open stretch that points to another code
+_OPEN_RATIO = 2.5  # least ratio of the longest open stretches: another code to the bacterial one
+_SAME_LENGTH = 0.8  # a code with fewer reassigned stops needs this share of the longest stretch
 _SHORTEST_CODED = 2000  # bases
-_MOST_GC = 0.45  # at high GC, wrong frames of genes are open, too
-MOST_BY_CHANCE = 1e-3  # expected stretches of this length in a random sequence of these bases
+_MOST_GC = 0.45  # at higher GC, wrong frames of genes are open, too
+MOST_BY_CHANCE = 1e-3  # expected number of such stretches in a random sequence of these bases
 _CODES = (STANDARD.number, *_READ_ON)  # compared by their open stretches
-# by code: which codons end a stretch: no stop, each stop, and each stop on the other strand
+# whether each kind of codon ends a stretch: not a stop, each stop, each stop on the other strand
 _ENDS = np.array(
     [
         [False, *2 * [stop not in _READ_ON.get(number, ()) for stop in STANDARD.stops]]
@@ -55,7 +55,7 @@ Read: TypeAlias = tuple[Digits, Digits, NDArray[np.int32], Counts]  # see `read_
 class Pieces:
     """Pieces of one row of digits, which may be many concatenated records.
 
-    Results of look-ups along the row are kept, and ``at`` passes them on to other pieces.
+    What is looked up along the row is kept, and ``at`` passes it on to other pieces.
     """
 
     digits: Digits  # (n_bases,)
@@ -72,7 +72,7 @@ class Pieces:
 
     @classmethod
     def side_by_side(cls, digits: Digits, lengths: Counts) -> Pieces:
-        """Sequences of these lengths, which together make up the row."""
+        """Each of the concatenated sequences in a row as one piece."""
         return cls(digits, np.cumsum(lengths) - lengths, lengths)
 
     def __len__(self) -> int:
@@ -114,14 +114,14 @@ def find_stretches(
 ) -> tuple[Counts, Counts, Counts, Counts]:
     """Find the stretches of all frames that longer ones hardly cover.
 
-    By piece, longest first: piece, strand (0 forward, 1 reverse), first base on that strand, and
-    number of codons. (n,), (n,), (n,), (n,)
+    Returns the piece, the strand (0 forward, 1 reverse), the first base on that strand, and the
+    number of codons of each, by piece, the longest first. (n,), (n,), (n,), (n,)
 
-    Stretches of fewer than ``shortest`` codons are left out; the others do not depend on this. Ties
+    Stretches of fewer than ``shortest`` codons are left out, which does not change the others. Ties
     are in the order of strand (forward first), frame and position.
     """
     n_kept = np.empty(len(pieces), dtype=np.int64)
-    # an upper bound for six frames, as each stretch has a stop after it
+    # an upper bound for six frames, because a stop follows each stretch
     most = 6 * (pieces.lengths // (3 * (shortest + 1)) + 1)
     rows = np.empty((int(most.sum()), 3), dtype=np.int64)
     call("kept_stretches", *pieces.arguments(code), shortest, n_kept, rows)
@@ -168,10 +168,10 @@ def opposite_strand(digits: Digits) -> Digits:
 
 
 def cut(lengths: Counts, size: int) -> tuple[Counts, Counts, Counts]:
-    """The pieces of concatenated records: record, start and length of each.
+    """Cut concatenated records into pieces: the record, start and length of each.
 
-    A record gets the fewest pieces that leave out at most a tenth of a piece. If they are longer
-    than the record together, they overlap evenly, from its first base to its last.
+    A record gets the fewest pieces that leave out at most a tenth of a piece. If together they are
+    longer than the record, they overlap evenly, from its first base to its last.
 
     >>> [values.tolist() for values in cut(np.array([1050, 1051, 499]), 500)]
     [[0, 0, 1, 1, 1, 2], [0, 500, 1050, 1325, 1601, 2101], [500, 500, 500, 500, 500, 499]]
@@ -187,11 +187,11 @@ def cut(lengths: Counts, size: int) -> tuple[Counts, Counts, Counts]:
 
 
 def find_open_codes(sequences: Sequence[str]) -> list[int | None]:
-    """The code under which a sequence has a long open stretch that the bacterial code closes.
+    """The code under which each sequence has a long open stretch that the bacterial code closes.
 
-    The longest stretch of any frame is long if it is unlikely in a random sequence of these bases,
-    and closed if it is 2.5 times as long as the longest one under the bacterial code. Short
-    sequences have no such code.
+    The longest stretch of any frame must be unlikely in a random sequence of these bases, and 2.5
+    times as long as the longest one under the bacterial code. None if no code has one; short
+    sequences always get None.
     """
     found: list[int | None] = [None] * len(sequences)
     places = [place for place, one in enumerate(sequences) if len(one) >= _SHORTEST_CODED]
@@ -210,7 +210,7 @@ def find_open_codes(sequences: Sequence[str]) -> list[int | None]:
 def _longest_open(sequences: Sequence[str]) -> tuple[Counts, Counts]:
     """The counts of each base, and the codons of the longest open stretch under each code.
 
-    The stretch may lie in any of the six frames; it is 0 where GC exceeds ``_MOST_GC``.
+    The stretch may lie in any of the six frames; it is 0 if GC exceeds ``_MOST_GC``.
     n -> (n, 4), (n, n_codes)
     """
     lengths, n = np.array(list(map(len, sequences)), dtype=np.int64), len(sequences)
@@ -238,14 +238,14 @@ def _open_code(
 
 
 def _chance_of_stop(shares: Mapping[str, float], read_on: Container[str]) -> float:
-    """The probability that a random codon closes a stretch; the stops in ``read_on`` do not."""
+    """The probability that a random codon closes a stretch; those in ``read_on`` do not."""
     closing = [stop for stop in STANDARD.stops if stop not in read_on]
     return sum(prod(shares[base] for base in stop) for stop in closing)
 
 
 @cache
 def _stop_of_code() -> Digits:
-    """By codon: 0: no stop; 1 to 3: a stop; 4 to 6: a stop on the other strand. (125,)"""
+    """For each codon: 0: no stop; 1 to 3: a stop; 4 to 6: a stop on the other strand. (125,)"""
     stops = np.zeros(N_CODES, dtype=np.uint8)
     for number, stop in enumerate(STANDARD.stops, 1):
         a, b, c = ("ACGT".index(base) for base in stop)

@@ -1,7 +1,7 @@
-"""Features of proteins: composition, words, and how much more often viruses have their patterns.
+"""Compute the features of proteins: composition, words, and patterns that viruses have more often.
 
 A protein is a row of residue numbers; proteins are concatenated. U counts as C, and O as K. A stop,
-or any other letter without a residue, is ``NO_RESIDUE``, and nothing is read across it.
+or any other letter without a residue, is ``NO_RESIDUE``; no pair, word or pattern includes it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from virnucpro.ground.library import call
 from virnucpro.ground.records import Counts, Mask
 from virnucpro.scorer.features import AMINO_ACIDS, N_WORD_FIGURES, NO_RESIDUE, Residues, WordTable
 
-SHORTEST = 50  # residues of a protein that is scored
+SHORTEST = 50  # residues of the shortest protein that is scored
 N_RESIDUES, N_PAIRS = len(AMINO_ACIDS), len(AMINO_ACIDS) ** 2
 # similar residues count as one in pairs with a gap
 CLASSES = ("AG", "C", "DE", "FWY", "H", "ILMV", "KR", "NQ", "P", "ST")
@@ -44,7 +44,7 @@ _HYDROPATHY = np.array(
 _CHARGE = np.array([(letter in "KR") - (letter in "DE") for letter in AMINO_ACIDS] + [0])
 _VALUES = np.stack([_HYDROPATHY, _CHARGE], axis=1)
 _WINDOW, _IN_MEMBRANE = 19, 15  # residues of a transmembrane helix; its hydropathy, in tenths
-_SIMPLE, _FEW = 12, 5  # residues of a simple window, and the most different ones in it
+_SIMPLE, _FEW = 12, 5  # residues of a simple window, and the most kinds of residues in it
 
 Features = NDArray[np.float32]
 Ratios = NDArray[np.int8]
@@ -52,7 +52,7 @@ Ratios = NDArray[np.int8]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Proteins:
-    """Concatenated proteins, none of them empty."""
+    """Concatenated proteins; none is empty."""
 
     residues: Residues  # (n_residues,)
     lengths: Counts  # (n,)
@@ -79,7 +79,7 @@ class Proteins:
 
 
 def encode_protein(sequence: str) -> Residues:
-    """A sequence as numbers of residues. (n_residues,)"""
+    """A sequence as residue numbers. (n_residues,)"""
     return np.frombuffer(sequence.encode("ascii", "replace").translate(bytes(_NUMBERS)), np.uint8)
 
 
@@ -96,8 +96,8 @@ def spelling(proteins: Proteins) -> Features:
 def shared(proteins: Proteins, words: WordTable, ratios: Sequence[Ratios]) -> Features:
     """Words that each protein shares with viruses and cells, and log ratios of patterns. (n, 18)
 
-    Square roots of the shares of known words, by owner. For each pattern, over its log ratios: the
-    mean, the mean of the positive parts, and the root mean square.
+    In order: square roots of the shares of words, by owner; then three figures of the log ratios
+    of each pattern: the mean, the mean of the positive parts, and the root mean square.
     """
     figures = np.empty((len(proteins), N_FEATURES - N_COMPOSITION - N_FIGURES), dtype=np.float32)
     rows = proteins.residues, proteins.lengths, len(proteins)
@@ -106,9 +106,9 @@ def shared(proteins: Proteins, words: WordTable, ratios: Sequence[Ratios]) -> Fe
 
 
 def occurrences(proteins: Proteins, places: Sequence[int]) -> tuple[Counts, Counts]:
-    """Each occurrence of a pattern inside a protein: the protein, and the residues as one number.
+    """Each occurrence of a pattern in a protein: the protein, and the residues as one number.
 
-    The number has one digit, base 20, for each offset of the pattern.
+    The number has one digit in base 20 for each offset of the pattern.
     """
     residues, owner = proteins.residues, proteins.owner
     n = max(0, len(residues) - places[-1])

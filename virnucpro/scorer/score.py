@@ -1,4 +1,4 @@
-"""Score records by the log-odds of their pieces, averaged and calibrated by length; and proteins.
+"""Score records and proteins. Log-odds of a record's pieces are averaged and calibrated by length.
 
 Long pieces are read in parts, which are the pieces of a smaller size, so that features are computed
 once. A score is the probability that a record is viral in a sample where half of the records are.
@@ -29,7 +29,7 @@ from virnucpro.scorer.pieces import Pieces, cut, encode
 from virnucpro.scorer.proteins import Proteins
 from virnucpro.sequences.translate import STANDARD, GeneticCode
 
-BASES_AT_ONCE = 2_000_000  # of records that are scored together
+BASES_AT_ONCE = 2_000_000  # in the records that are scored together
 _PIECE_BASES_AT_ONCE = 500_000  # read for all piece sizes before the next ones
 _LONG = 1_000_000  # bases of a record that is too long to concatenate with others
 _NOTHING = np.zeros(0, dtype=np.int64)
@@ -77,7 +77,7 @@ def score_sequences(
 ) -> Iterator[float | None]:
     """The calibrated log-odds of each sequence, in order; None if it cannot be scored.
 
-    That is a sequence shorter than ``scorer.shortest``, or without a known base.
+    A sequence needs a known base and the length ``scorer.shortest``.
     """
     for some in _batches(sequences, BASES_AT_ONCE):
         scores, _ = score_block(some, scorer, code)
@@ -103,8 +103,8 @@ def score_block(
 ) -> tuple[Values, PieceScores]:
     """The calibrated log-odds of each sequence of a block, and its pieces.
 
-    NaN if it cannot be scored. The pieces have the smallest size in which the record is read; each
-    is calibrated by its own length. (n,)
+    NaN if it cannot be scored. The pieces have the smallest size that is read of the record, and
+    each is calibrated by its own length. (n,)
     """
     if len(sequences) > 1 and len(sequences[-1]) > _LONG:  # the longest of a block is its last
         before, of_before = score_block(sequences[:-1], scorer, code)
@@ -135,9 +135,9 @@ def record_log_odds(bases: str, lengths: Counts, pieces: Sequence[PieceNets]) ->
 def _mean_of(sizes: Iterable[tuple[PieceNets, PieceScores]], n_records: int) -> Values:
     """The mean over piece sizes of the mean over pieces; NaN: no score. (n_records,)
 
-    Sizes that are read in parts together weigh as much as all others together.
+    All sizes that are read in parts weigh as much together as all others together.
     """
-    total, n_sizes = np.zeros((2, 2, n_records))  # of pieces read at once, and as parts
+    total, n_sizes = np.zeros((2, 2, n_records))  # of pieces read whole, and in parts
     for nets, scores in sizes:
         means = scores.means(n_records)
         has_mean = ~np.isnan(means)
@@ -151,11 +151,11 @@ def _mean_of(sizes: Iterable[tuple[PieceNets, PieceScores]], n_records: int) -> 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Block:
-    """Some of the bases, with the following ones that belong to pieces that begin here."""
+    """A block of bases, and the bases after it that pieces from this block extend into."""
 
     first: int
-    end: int  # of the bases in which pieces begin
-    row: Pieces  # no pieces yet, only the digits of all these bases
+    end: int  # of the block; the row goes on
+    row: Pieces  # only the digits, without pieces
 
     def rows(self, pieces: PieceScores) -> slice:
         """The rows of the pieces that begin in this block."""
@@ -196,7 +196,7 @@ def _by_size(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Reading:
-    """Pieces of one size, read in order, and the larger pieces that they are parts of.
+    """Pieces of one size, read in order, and the larger pieces of which they are parts.
 
     Log-odds are not calibrated. Pieces without a known base do not count as parts.
     """
@@ -204,7 +204,7 @@ class _Reading:
     nets: PieceNets
     pieces: PieceScores
     wholes: _Wholes
-    chosen: Counts  # features that are kept
+    chosen: Counts  # columns of the features to keep
     features: Features  # (n, n_chosen)
 
     @classmethod
@@ -215,7 +215,7 @@ class _Reading:
         return cls(nets, pieces, wholes, chosen, room)
 
     def read(self, block: _Block, code: GeneticCode) -> None:
-        """Read the pieces that begin in the block, and score the larger ones that end before."""
+        """Read the pieces that begin in the block, and score the larger ones that are complete."""
         rows = block.rows(self.pieces)
         some = self.pieces.take(rows)
         of_wholes = self.wholes.rows(some.start)
@@ -232,15 +232,15 @@ class _Reading:
 
 @dataclass(slots=True, eq=False)
 class _Wholes:
-    """Pieces that are read in parts; features of parts are added up until a piece is complete."""
+    """Pieces that are read in parts. Features are added up until a piece is complete."""
 
     nets: Sequence[PieceNets]
     pieces: PieceScores  # for all nets; each record is read by one of them
-    reader: Counts  # (n,) index of the nets that read a piece
+    reader: Counts  # (n,) index of the nets that read each piece
     layout: Values  # (n, 12)
     total: Values  # (n_open, 1229) sums of features of parts, in steps, for incomplete pieces
     n_parts: Counts  # (n_open,)
-    n_done: int = 0  # the first pieces, which have log-odds already
+    n_done: int = 0  # so many first pieces have log-odds already
 
     @classmethod
     def of(cls, lengths: Counts, nets: Sequence[PieceNets]) -> _Wholes:
@@ -255,9 +255,9 @@ class _Wholes:
         return cls(nets, pieces.take(order), reader[order], layout, *nothing)
 
     def rows(self, first: Counts) -> Counts:
-        """For each part, in order: the rows of ``total`` of the pieces it lies in; -1: none.
+        """The rows of ``total`` for the pieces that each part lies in; -1: none. (n,) -> (n, 2)
 
-        A part lies in each piece that has its first base, at most two. (n,) -> (n, 2)
+        The parts are in order. A part lies in the pieces, at most two, that have its first base.
         """
         latest = np.searchsorted(self.pieces.start, first, side="right") - 1
         self._open(int(latest.max(initial=-1)) + 1)
@@ -273,7 +273,7 @@ class _Wholes:
         self._score(int(np.searchsorted(self.pieces.start, block.end, side="right")) - 2)
 
     def scored(self) -> Iterator[tuple[PieceNets, PieceScores]]:
-        """Score the remaining pieces; yield each nets with the pieces that they read."""
+        """Score the remaining pieces; yield the nets of each size and the pieces they read."""
         self._open(len(self.pieces.start))
         self._score(len(self.pieces.start))
         for number, nets in enumerate(self.nets):
@@ -323,8 +323,8 @@ def score_windows(
 ) -> tuple[PieceScores, Features]:
     """Score overlapping pieces of one sequence, one every ``step`` bases.
 
-    The pieces have the length that the scorer's window nets read, and calibrated log-odds. Also
-    returned: the ``chosen`` ones of the 36 plain figures of each piece, (n, n_chosen): see
+    The pieces have the length that the scorer's window nets read, and calibrated log-odds. The
+    second result has the ``chosen`` ones of the 36 plain figures of each piece, (n, n_chosen): see
     ``features``. Words are not used, because words of prophages in related hosts count as cellular.
     """
     size = scorer.windows.size

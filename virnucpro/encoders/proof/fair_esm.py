@@ -1,26 +1,27 @@
 """fair-esm's own ESM-2 as an encoder: the reference for ours, on the same weights.
 
-Its model, its tables of letters and its forward pass are used as published (fair-esm 2.0.0). Below
-float32 the frequencies of the rotary tables stay float32: rounded to 8 bits they give wrong angles,
-and vectors that are wrong beyond some 256 residues.
+Its model, alphabet and forward pass are used as published (fair-esm 2.0.0). At lower precisions,
+the rotary frequencies stay float32: with 8 significant bits the angles are wrong, and vectors are
+wrong beyond some 256 residues.
 
-``add_roundings`` shows the effect of a precision's roundings on a vector, with the weights at hand:
-the model is made to round as that precision does, and stays float32 else. So the growth of an error
-from layer to layer is that of these very weights, and nothing is assumed of them.
+``add_roundings`` measures what the roundings of a precision do to a vector, with given weights. The
+model rounds its products as that precision does; all else stays float32. So errors grow from layer
+to layer as these weights make them grow, and nothing is assumed about the weights.
 
-One rounding: the error is uniform in half a spacing to either side, 2u of a significand in [1, 2)
-at most, and significands are log-uniform, so in the root mean square it is 2u sqrt(1/12 * 3 / (8 ln
-2)) = 0.42 u of the number, where u = 2^-8 for bf16, 2^-11 for fp16, 2^-24 for float32.
+One rounding: the error is uniform in half a spacing to either side. The spacing is 2u for
+significands in [1, 2), and significands are log-uniform. Relative to the number, the root mean
+square error is therefore 2u sqrt(1/12 * 3 / (8 ln 2)) = 0.42 u, where u = 2^-8 for bf16, 2^-11 for
+fp16, and 2^-24 for float32.
 
-bf16, fp16: weights, what goes into a product and what comes out are rounded to the precision. Sums
-are float32, which adds nothing to that. fp8: weights and what goes into a product with them are
-rounded row by row as ``esm2.model`` rounds them, and the rest as in bf16.
+bf16, fp16: weights, factors and results of products are rounded to the precision. Sums are float32,
+which adds no notable error. fp8: weights and the factors multiplied by them are rounded row by row,
+as in ``esm2.model``, and the rest as in bf16.
 
 float32: a sum of n terms of random sign is rounded at each step, on average at 1 / sqrt(2) of its
-final size, so it is off by 0.42 u sqrt(n / 2) of it, as if each term were off by as much. Both
-programs sum so, independently: 0.42 u sqrt(n). n is that of the longest sum, over the wider layer
-or over the keys; libraries sum in blocks, which is better. The products' factors and results get
-normal noise of that size.
+final size. Its relative error is 0.42 u sqrt(n / 2), as if each term had this error. Both programs
+make such errors, independently: together 0.42 u sqrt(n). n is the number of terms of the longest
+sum, over the wider layer or over the keys; libraries sum in blocks, with smaller errors. The
+factors and results of products get normal noise of this size.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ def load(spec: EncoderSpec, weights: Path, device: torch.device) -> _FairESMEnco
 def load_model(
     weights: Path, shape: ESM2Shape, dtype: torch.dtype, device: torch.device
 ) -> esm.ESM2:
-    """fair-esm's module, in ``dtype`` but for the rotary frequencies, which a file may have."""
-    with torch.device(device):  # filling it at random is slow on a CPU
+    """Load fair-esm's module in ``dtype``, with the rotary frequencies of the file, or ours."""
+    with torch.device(device):  # initial random weights are slow on a CPU
         model = esm.ESM2(
             shape.n_layers, shape.dim, shape.n_heads, token_dropout=shape.token_dropout
         ).eval()
@@ -90,7 +91,7 @@ class _FairESMEncoder(PackedEncoder):
         self.model, self.shape = model, shape
 
     def count_tokens(self, lengths: Sequence[int]) -> int:
-        """Number of tokens with the padding, which the model computes as well."""
+        """The number of tokens, padding included, because the model computes it as well."""
         return len(lengths) * (max(lengths) + EXTRA_TOKENS)
 
     def count_flop(self, lengths: Sequence[int]) -> float:
@@ -103,7 +104,7 @@ class _FairESMEncoder(PackedEncoder):
 
     @torch.inference_mode()
     def embed(self, sequences: Sequence[str]) -> Tensor:
-        """The rows of a batch, on the device."""
+        """Compute the rows of a batch, on the device."""
         tokens = send(tokens_of(self.model, sequences).numpy(), self.device)
         layer = self.spec.layer
         hidden: Tensor = self.model(tokens, repr_layers=[layer])["representations"][layer].float()
@@ -120,7 +121,7 @@ class _FairESMEncoder(PackedEncoder):
 
 
 def plan_padded(lengths: Sequence[int], tokens_per_batch: int) -> list[list[int]]:
-    """Batches of at most ``tokens_per_batch`` with the padding, the longest sequence first."""
+    """Plan batches of at most ``tokens_per_batch``, padding included, longest sequences first."""
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     batches = []
     while order:
@@ -131,7 +132,7 @@ def plan_padded(lengths: Sequence[int], tokens_per_batch: int) -> list[list[int]
 
 
 def tokens_of(model: esm.ESM2, sequences: Sequence[str]) -> Tensor:
-    """Tokens of the sequences, (n, longest + 2), padded behind."""
+    """The tokens of the sequences, padded at the end. -> (n, longest + 2)"""
     longest = max(map(len, sequences)) + EXTRA_TOKENS
     tokens = torch.full((len(sequences), longest), model.padding_idx)
     for row, sequence in zip(tokens, sequences, strict=True):
@@ -141,7 +142,7 @@ def tokens_of(model: esm.ESM2, sequences: Sequence[str]) -> Tensor:
 
 
 def largest_distance(vectors: Rows, exact: Rows) -> float:
-    """The largest L2 distance of a row, relative to the exact one; infinite if it is no number."""
+    """The largest relative L2 distance between a row and the exact one; infinite if it is NaN."""
     a, b = vectors.astype(np.float64), exact.astype(np.float64)
     largest = float((np.linalg.norm(a - b, axis=1) / np.linalg.norm(b, axis=1)).max())
     return largest if math.isfinite(largest) else math.inf
@@ -156,9 +157,9 @@ def _like_its_input(_: object, before: tuple[Tensor, ...], out: tuple[Tensor, ..
 
 
 def add_roundings(model: esm.ESM2, precision: Precision, n_tokens: int) -> None:
-    """Have the matrix products of a float32 fair-esm lose what they lose in ``precision``.
+    """Make the matrix products of a float32 fair-esm as inexact as in ``precision``.
 
-    ``n_tokens`` are those of the longest sequence to come.
+    ``n_tokens`` is the number of tokens of the longest sequence to embed.
     """
     if precision == "fp32":
         lose = _noise(model, max(4 * model.embed_dim, n_tokens))
@@ -172,7 +173,7 @@ def add_roundings(model: esm.ESM2, precision: Precision, n_tokens: int) -> None:
             linear.bias.copy_(lose(linear.bias))
         linear.register_forward_pre_hook(lambda _, inputs: tuple(map(lose_of_factors, inputs)))
         linear.register_forward_hook(lambda *call: lose(call[-1]))
-    for layer in model.layers:  # queries and keys, turned, are what the scores are made of
+    for layer in model.layers:  # rotated queries and keys are the factors of the scores
         layer.self_attn.rot_emb.register_forward_hook(lambda *call: tuple(map(lose, call[-1])))
 
 
@@ -185,7 +186,7 @@ def _round_to_8_bits(exact: Tensor) -> Tensor:
 
 
 def _noise(model: esm.ESM2, n_terms: int) -> Loss:
-    """The same noise in every check, on one kind of device."""
+    """Noise that is the same in every check on one kind of device."""
     device = model.embed_tokens.weight.device
     generator = torch.Generator(device).manual_seed(0)
     size = _ONE_ROUNDING * torch.finfo(torch.float32).eps / 2 * math.sqrt(n_terms)
