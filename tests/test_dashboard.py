@@ -344,7 +344,7 @@ def test_a_line_above_the_dashboard_has_no_milliseconds_and_one_in_the_log_has()
 @pytest.mark.parametrize("width", [40, 60, 80])
 def test_what_is_announced_wraps_between_words_alone(width: int) -> None:
     path = "/a/very/long/path/to/the/input/folder/of/somebody/" + "x" * 60 + ".fastq.gz"
-    message = f"skipped in {path}, without a suffix of FASTA or FASTQ: 1 file (notes.txt)"
+    message = f"skipped 1 file without a FASTA or FASTQ suffix in {path}: notes.txt"
     terminal = io.StringIO()
     handler = ConsoleHandler(Console(file=terminal, width=width, force_terminal=True))
     handler.emit(logging.makeLogRecord({"msg": message, "levelno": logging.INFO}))

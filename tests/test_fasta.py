@@ -456,7 +456,7 @@ def test_the_letters_distinguish_nucleotides_from_proteins(write, content: bytes
 
 def test_a_nucleotide_record_among_proteins_is_found_under_a_mask_too(write) -> None:
     path = write(b">p\nMKVLEFPQILAAGGEFPQIL\n>n\n" + b"ACGT" * 20 + b"X" * 20 + b"\n")
-    with pytest.raises(InputError, match="the record n is of nucleotides"):
+    with pytest.raises(InputError, match="the record n holds nucleotides"):
         guess_input_type(path)
 
 

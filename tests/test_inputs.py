@@ -269,7 +269,7 @@ def test_letters_of_another_kind_than_the_user_says_are_warned_of_once(write, ca
     Survey.doubt_type([dna, dna, protein], "protein")
     (record,) = caplog.records
     assert (
-        "a.fa and 1 other file: read as proteins, but the letters are not those of proteins"
+        "a.fa and 1 other file: read as proteins, but the letters do not look like proteins"
         in record.getMessage()
     )
 

@@ -152,9 +152,7 @@ def test_interleaved_pairs_are_taken_with_numbers_if_so_asked(make_config, tiny,
     assert run_inline(config, tiny.head).exit_code == 0
     found = [row["record"] for row in rows(config.output / "predictions.tsv")]
     assert found == [name for i in range(5) for name in (f"pair{i}", f"pair{i}_2")]
-    assert (
-        "5 records with an id that occurs earlier" in (config.output / "virnucpro.log").read_text()
-    )
+    assert "numbered 5 records with a repeated id" in (config.output / "virnucpro.log").read_text()
     before = tables(config.output)
     shutil.rmtree(config.output / "features")
     assert run_inline(make_config(reads, resume=True), tiny.head).exit_code == 0
@@ -193,7 +191,7 @@ def test_what_to_do_about_a_file_that_is_left_out_is_reported_with_it(make_confi
     run_inline(config, tiny.head)
     log = (config.output / "virnucpro.log").read_text().splitlines()
     (warning,) = [line for line in log if "repeats.fa:3: the id a occurs twice" in line]
-    assert "left out" in warning and "add --rename-duplicates" in warning
+    assert "skipped an unreadable file" in warning and "add --rename-duplicates" in warning
 
 
 def test_links_empty_files_and_those_passed_over_in_a_folder_are_named_and_stop_nothing(
@@ -209,9 +207,9 @@ def test_links_empty_files_and_those_passed_over_in_a_folder_are_named_and_stop_
     assert run_inline(config, tiny.head).exit_code == 0
     log = (config.output / "virnucpro.log").read_text()
     assert log.count("is the same file as") == 2
-    assert "nothing.fa holds no record" in log
-    (line,) = (line for line in log.splitlines() if "skipped in" in line)
-    assert f"skipped in {folder}" in line and "9 files" in line and "+ 4 more" in line
+    assert "nothing.fa has no records" in log
+    (line,) = (line for line in log.splitlines() if "without a FASTA or FASTQ suffix" in line)
+    assert "skipped 9 files" in line and f"in {folder}:" in line and "+ 4 more" in line
     inputs = json.loads((config.output / "run.json").read_text())["inputs"]
     assert len(inputs) == len({os.path.realpath(path) for path in folder.glob("*.fa")})
     assert (inputs[0]["sample"], inputs[0]["name"]) == (first.stem, "")  # not those of the link
@@ -607,7 +605,7 @@ def test_reads_in_fastq_have_the_tables_that_they_have_in_fasta(
         assert (fastq.output / name).read_bytes() == (fasta.output / name).read_bytes()
     assert vectors(fastq.output).keys() == vectors(fasta.output).keys()
     told = (fastq.output / "virnucpro.log").read_text()
-    assert told.count("4 files of FASTQ: the qualities are ignored") == 1
+    assert told.count("4 FASTQ files: qualities are ignored") == 1
     assert "qualities" not in (fasta.output / "virnucpro.log").read_text()
 
 
@@ -625,7 +623,7 @@ def test_the_two_files_of_read_pairs_are_one_sample_and_no_two_reads_share_an_id
     assert [(row["file"], row["n_records"]) for row in samples] == [("one", "10"), ("two", "10")]
     assert all(len(row["path"].split("; ")) == 2 for row in samples)
     told = (config.output / "virnucpro.log").read_text()
-    assert told.count("2 samples of read pairs, in two files: one, two; ids end in /1 and /2") == 1
+    assert told.count("2 samples with read pairs in two files: one, two; ids end in /1 and /2") == 1
     before = tables(config.output)
     (config.output / "predictions.tsv").unlink()
     assert run_inline(make_config(pairs, resume=True), tiny.head).exit_code == 0

@@ -1,1 +1,1 @@
-"""FASTA files and their records, chunks and frames."""
+"""Read sequence files into records, chunks and frames."""

@@ -1,7 +1,7 @@
 """Read FASTA and FASTQ, write FASTA. Records stream in blocks that any process can parse.
 
-Memory holds one block, whatever the size of the file. The length of a record is limited, so that a
-small compressed file cannot fill the memory either.
+Memory holds one block, or one record that is longer. The length of a record is limited, so that a
+small compressed file cannot fill the memory.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ _RESIDUES = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz*"
 _GAPS = "-.~"  # gaps of an alignment
 _ONLY_PROTEIN = b"EFIJLOPQZefijlopqz"
 _PLAIN_BASES = b"ACGTUNacgtun"
-_TELLING = 50  # least letters of a record that show its type
+_TELLING = 50  # letters of the shortest record that shows its type
 _SAMPLE = 1_000_000  # letters read to tell nucleotides from proteins
-_MASKS = b"Xx"  # any base or any residue: ignored when the type is guessed
-_INNER_BLANKS = " \t\v\f"  # blanks between letters; str.split() takes control codes too
+_MASKS = b"Xx"  # any base or any residue: ignored when guessing the type
+_INNER_BLANKS = " \t\v\f"  # blanks between letters; str.split() also splits at control codes
 _BLANK = _INNER_BLANKS + "\r\n"
 _WIDTH = 60
 _WRITTEN = 4096 * _WIDTH  # letters written at once; a whole record would need 3 times its size
 _PEEK = 4096
 _MATE_ENDINGS = ("/1", "/2")
 _SHOWN = 100  # characters of a header that a message shows
-_NOT_UTF8 = re.compile("[\ud800-\udfff]")  # as ``surrogateescape`` reads it
+_NOT_UTF8 = re.compile("[\ud800-\udfff]")  # how ``surrogateescape`` decodes such bytes
 
 # the first match counts
 _WRONG_FORMATS = {
@@ -87,10 +87,10 @@ _TAR, _TAR_PLACE = b"ustar", 257  # its offset, after the header of the first fi
 
 
 def list_fasta(path: Path) -> list[Path]:
-    """The sequence files that ``path`` stands for: itself, or the files of a folder, by name.
+    """The sequence files at ``path``: the file itself, or the files of a folder, sorted by name.
 
     Raises:
-        InputMissingError: nothing is there, or the folder is not readable or has no such file.
+        InputMissingError: nothing is there, or the folder cannot be read or has no such file.
     """
     try:
         if not stat.S_ISDIR(path.stat().st_mode):
@@ -101,8 +101,8 @@ def list_fasta(path: Path) -> list[Path]:
     if not files:
         raise InputMissingError(
             f"{printable(path)}: no FASTA or FASTQ file in this folder",
-            hint=f"names must end in {', '.join(SUFFIXES)}, or those with .gz, .bz2, .xz, .zst; "
-            "sub-folders are not searched",
+            hint=f"names must end in {', '.join(SUFFIXES)}, with or without .gz, .bz2, .xz or "
+            ".zst; sub-folders are not searched",
         )
     return files
 
@@ -122,13 +122,13 @@ def _files_in(folder: Path) -> list[Path]:
 
 
 def _suffix_of(name: str) -> str:
-    """The format suffix of a file name, without that of a compression; "" for none."""
+    """The format suffix of a file name, without a compression suffix; "" for none."""
     match = _ENDING.search(name)
     return ((match and match[1]) or "").lower()
 
 
 def is_name_of_reads(name: str) -> bool:
-    """Whether a file name has a suffix of FASTQ, compressed or not."""
+    """Whether a file name has a FASTQ suffix, compressed or not."""
     return _suffix_of(name) in SUFFIXES_OF_READS
 
 
@@ -146,7 +146,7 @@ def read_fasta(
 ) -> Iterator[FastaRecord]:
     """Yield the records of a FASTA or FASTQ file, plain or compressed, in file order.
 
-    Errors name its path, or ``name``. ``on_block`` gets the bytes of the file as they are on disk.
+    Errors name ``name``, or else the path. ``on_block`` gets the bytes of the file as on disk.
 
     White space and gaps inside a sequence are dropped; gaps are counted. Bytes that are not UTF-8
     are kept in a header (``surrogateescape``) and refused in an id. Qualities of reads are dropped.
@@ -176,13 +176,13 @@ WHOLE = Span()
 class RawRecords:
     """Unparsed bytes of neighbouring whole records, which any process can parse, once."""
 
-    chunks: list[bytes]  # line ends are "\n"; a record that is longer than a block has several
-    n_lines: int  # of the file, before these records
+    chunks: list[bytes]  # line ends are "\n"; a record longer than a block has several chunks
+    n_lines: int  # lines of the file before these records
     label: str  # name of the file in messages
     sample: str
     is_reads: bool  # FASTQ
     mate: int = 0  # 1 or 2: ids get this number
-    prefix: str = ""  # of ids in the run ...
+    prefix: str = ""  # added to ids in the run ...
     unprefixed: frozenset[str] = frozenset()  # ... except these
     span: Span | None = None  # where another process can read them; None: it cannot
 
@@ -236,7 +236,7 @@ def read_blocks(
     span: Span = WHOLE,
     streams: Streams | None = None,
 ) -> Iterator[Block]:
-    """Yield the records of ``read_fasta`` in blocks; parsed only if ids depend on earlier ones.
+    """Yield the records of ``read_fasta`` in blocks; parsed only if ids depend on earlier records.
 
     The blocks of a ``span`` (from ``find_spans``) are the same in every process. A reader of
     several spans passes ``streams``, so that a compressed file is unpacked only once.
@@ -283,7 +283,10 @@ class Streams:
     def at(
         self, path: Path, label: str, on_block: OnBlock | None, span: Span
     ) -> Iterator[tuple[BinaryIO, bool]]:
-        """Yield a file at the start of a span, and whether it is FASTQ. The caller reads it all."""
+        """Yield a file at the start of a span, and whether it is FASTQ.
+
+        The caller reads the whole span.
+        """
         handle, is_reads, place = self._open.pop(path, (None, False, 0))
         if handle is None or place > span.start:
             handle, place = _open(path, label, on_block), 0
@@ -307,10 +310,10 @@ def _skip(handle: BinaryIO, n_bytes: int) -> None:
 
 
 def find_spans(path: Path, name: str, least: int) -> tuple[list[Span], int]:
-    """Cut a file into spans of whole records, of ``least`` bytes or more. -> (spans, bytes)
+    """Cut a file into spans of whole records, of at least ``least`` bytes. -> (spans, bytes)
 
-    The bytes are uncompressed. Interleaved files are not cut, because their ids depend on earlier
-    records; nor are files with the line ends of old Macs, where lines are counted differently.
+    Bytes are uncompressed. An interleaved file is not cut, because its ids depend on earlier
+    records. Nor is a file with old Mac line ends (CR), because the cutter counts line feeds.
 
     Raises:
         InputError, InputMissingError: as ``read_fasta``, except faults found while parsing.
@@ -332,14 +335,14 @@ class _Cutter:
     least: int  # bytes of a span
     is_reads: bool
     spans: list[Span] = field(default_factory=lambda: [WHOLE])
-    n_bytes: int = 0  # of the blocks so far, ...
-    n_lines: int = 0  # ... and their line ends
+    n_bytes: int = 0  # in the blocks so far
+    n_lines: int = 0  # line ends in the blocks so far
     n_blank: int = 0  # blank lines before the first read
-    is_before: bool = True  # before the first read
-    last: bytes = b""  # byte of the last block
+    is_before: bool = True  # the first read has not begun
+    last: bytes = b""  # last byte of the previous block
 
     def add(self, block: bytes) -> bool:
-        """Look at the next block; false if it has the line ends of old Macs."""
+        """Search the next block; return False if it has old Mac line ends."""
         if self.is_before:
             text = block if self.n_bytes else block.removeprefix(_BOM)
             blank = text[: len(text) - len(text.lstrip(b"\r\n"))]
@@ -394,12 +397,12 @@ def _alternate(chunks: Iterable[bytes]) -> bool:
 
 
 def with_mate(block: Block, mate: int) -> Block:
-    """Records from the file of mate 1 or 2: each id gets this number at its end."""
+    """Add ``/1`` or ``/2`` to the ids of records from the file of mate 1 or 2."""
     return _of_mate(block, mate) if isinstance(block, Records) else replace(block, mate=mate)
 
 
 def qualified(block: Block, prefix: str, unprefixed: frozenset[str]) -> Block:
-    """Add a prefix to all ids except some; each record also keeps its own id."""
+    """Add a prefix to the ids, except ``unprefixed`` ones; each record also keeps its own id."""
     if isinstance(block, Records):
         return block.qualified(prefix, unprefixed)
     return replace(block, prefix=prefix, unprefixed=unprefixed)
@@ -424,7 +427,7 @@ def _mates_in_turn(blocks: Iterable[Records]) -> Iterator[Records]:
 
 @contextmanager
 def unpacking(path: Path, label: str) -> Iterator[None]:
-    """Turn errors of reading a file, plain or compressed, into ours.
+    """Convert errors from reading a file, plain or compressed, to ours.
 
     Raises:
         InputError: it is damaged.
@@ -463,26 +466,26 @@ def _open(path: Path, label: str, on_block: OnBlock | None) -> BinaryIO:
             )
         raise InputError(
             f"{label}: this is a binary file, not FASTA or FASTQ",
-            hint="give FASTA or FASTQ, plain or packed with gzip, bzip2, xz or zstd",
+            hint="give FASTA or FASTQ, plain or compressed with gzip, bzip2, xz or zstd",
         )
     return handle
 
 
 @dataclass(slots=True, eq=False)
 class _Text:
-    """A text in blocks, without a byte order mark; every line end is a line feed."""
+    """A text in blocks. The byte order mark is removed, and every line end is a line feed."""
 
     handle: BinaryIO
     n_left: int | None = None  # bytes to read; None: all
-    n_bytes: int = 0  # of its blocks so far
-    is_as_in_file: bool = True  # False: they differ from the bytes of the file
+    n_bytes: int = 0  # in the blocks so far
+    is_as_in_file: bool = True  # False: the blocks differ from the bytes of the file
 
     def __iter__(self) -> Iterator[bytes]:
         handle = self.handle
         if handle.peek(len(_BOM)).startswith(_BOM):  # type: ignore[attr-defined]
             n_bom, self.is_as_in_file = len(handle.read(len(_BOM))), False
             self.n_left = None if self.n_left is None else self.n_left - n_bom
-        held = b""  # perhaps the first half of a line end
+        held = b""  # a CR that may be the first half of a line end
         while block := handle.read(_BLOCK if self.n_left is None else min(self.n_left, _BLOCK)):
             self.n_left = None if self.n_left is None else self.n_left - len(block)
             block = held + block
@@ -510,7 +513,7 @@ def _text(data: bytes) -> str:
 def _cut(
     blocks: Iterable[bytes], label: str, n_lines: int = 0
 ) -> Iterator[tuple[list[bytes], int, int]]:
-    """Yield whole FASTA records as (chunks, lines before them, bytes read beyond them)."""
+    """Yield whole FASTA records: chunks, number of lines before them, bytes read after them."""
     blocks = iter(blocks)
     rest, number = _begin(blocks, label, n_lines)
     for block in blocks:
@@ -533,7 +536,7 @@ def _cut(
 
 
 def _begin(blocks: Iterator[bytes], label: str, number: int) -> tuple[bytes, int]:
-    """The block of the first header, from that header on, and the number of lines before it."""
+    """The rest of a block from the first header on, and the number of lines before the header."""
     is_line_start = True
     for block in blocks:
         first = _header_in(block, is_line_start)
@@ -555,7 +558,7 @@ def _header_in(block: bytes, is_line_start: bool) -> int:
 
 @dataclass(slots=True, eq=False)
 class _LongRecord:
-    """A FASTA record that is longer than a block, without blanks between its letters."""
+    """A FASTA record that is longer than a block. Blanks between its letters are removed."""
 
     number: int  # lines before it
     label: str
@@ -564,7 +567,7 @@ class _LongRecord:
     n_letters: int = 0
 
     def read(self, blocks: Iterable[bytes]) -> bytes:
-        """Add the blocks of the record, and return the rest of the block in which it ends.
+        """Add the blocks of the record; return the rest of the block in which it ends.
 
         Raises:
             InputError: the header or the sequence is too long.
@@ -585,7 +588,7 @@ class _LongRecord:
             if not end and len(_text(header)) > MAX_HEADER + 1:
                 raise _endless_header(self.number + 1, self.label)
         self.n_lines += _count(b"\n", piece)
-        if piece.isascii():  # else the piece may end within a letter
+        if piece.isascii():  # other pieces may end within a letter
             piece = piece.translate(None, _BLANK.encode())
         self.n_letters += len(piece) if piece.isascii() else len(_text(piece))
         if piece:
@@ -596,7 +599,7 @@ class _LongRecord:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Lines:
-    """A text, and the positions of its lines in bytes."""
+    """A text, and the byte positions of its lines."""
 
     data: bytes
     letters: NDArray[np.uint8]  # the same as an array
@@ -623,7 +626,7 @@ class _Lines:
         return [text[start:end] for start, end in pairs]
 
     def are_plain(self, headers: Counts) -> bool:
-        """Whether the records with these header lines are surely valid."""
+        """Whether the records at these header positions are valid without further checks."""
         is_short = int(np.diff(self.starts, append=len(self.data)).max(initial=0)) <= MAX_HEADER
         is_text = self.data.isascii() and b"\0" not in self.data
         return is_text and is_short and bool((self.letters[headers + 1] > ord(" ")).all())
@@ -664,10 +667,7 @@ def _columns(
     *,
     is_plain: bool,
 ) -> tuple[Records, InputError | None]:
-    """The records with these headers and line numbers before the first fault, and the fault.
-
-    Plain records are not checked.
-    """
+    """The records before the first fault, and the fault. Plain records are not checked."""
     fault = None
     if not is_plain:
         n_good = 0
@@ -695,7 +695,7 @@ def _found(letters: str, sequences: Sequence[str]) -> list[str]:
 
 
 def _starts_as_reads(path: Path, handle: BinaryIO) -> bool:
-    """Whether an unread open file begins as FASTQ, after any blank lines."""
+    """Whether an open, unread file begins like FASTQ, after any blank lines."""
     start: bytes = handle.peek(_PEEK)[:_PEEK].removeprefix(_BOM)  # type: ignore[attr-defined]
     if start and not start.strip(b"\r\n"):
         with open_binary(path) as again:  # a compressed file cannot be rewound
@@ -708,13 +708,13 @@ def _starts_as_reads(path: Path, handle: BinaryIO) -> bool:
 def _cut_reads(
     blocks: Iterable[bytes], label: str, number: int = 0
 ) -> Iterator[tuple[list[bytes], int, int]]:
-    """Yield whole reads as ``_cut`` does; the last part has the rest of the file.
+    """Yield whole reads as ``_cut`` does; the last part is the rest of the file.
 
     Blank lines may precede the first read.
     """
     waiting: list[bytes] = []
-    n_bytes = n_ends = 0  # bytes and line ends in ``waiting``, which ``number`` lines precede
-    is_before = True  # the first read
+    n_bytes = n_ends = 0  # bytes and line ends in ``waiting``; ``number`` lines precede it
+    is_before = True  # the first read has not begun
     for block in blocks:
         if is_before:
             text = block.lstrip(b"\n")
@@ -771,7 +771,7 @@ def _parse_reads(
 
 
 def _are_reads(lines: _Lines, n_lines: int) -> Mask:
-    """Whether each group of four lines is surely a read; the others must be checked."""
+    """Whether each group of four lines is certainly a read; the others need a check."""
     header, letters, plus, qualities = (slice(i, n_lines, _LINES) for i in range(_LINES))
     lengths = lines.ends - lines.starts
     is_same = lengths[letters] == lengths[qualities]
@@ -876,7 +876,7 @@ def _check_length(n_letters: int, header: str, line: int, label: str) -> None:
 def _endless_header(line: int, label: str) -> InputError:
     return InputError(
         f"{label}:{line}: a header of more than {MAX_HEADER:,} characters",
-        hint="shorten it, unless the file is damaged and has lost its line ends",
+        hint="shorten it; if the file has lost its line ends, copy or download it again",
     )
 
 
@@ -890,7 +890,7 @@ def write_record(out: TextIO, header: str, sequence: str) -> None:
 
 
 def find_invalid(record: FastaRecord, input_type: InputType) -> str:
-    """The reason why a record is invalid, or ""."""
+    """Why a record is invalid; "" if it is valid."""
     if not record.sequence:
         return "the record is empty"
     if is_of_type(record.sequence, input_type):
@@ -901,7 +901,7 @@ def find_invalid(record: FastaRecord, input_type: InputType) -> str:
 
 
 def is_of_type(letters: str, input_type: InputType) -> bool:
-    """Whether all letters are valid for a type."""
+    """Whether all letters are valid for this type of sequence."""
     letters_of_type = _letters_of(input_type)
     return not any(
         letters[start : start + _BLOCK]
@@ -916,9 +916,9 @@ def _letters_of(input_type: InputType) -> bytes:
 
 
 def guess_input_type(path: Path, name: str = "") -> InputType | None:
-    """Guess nucleotides or proteins from the unmasked letters of the first records.
+    """Guess from the unmasked letters of the first records: nucleotides or proteins.
 
-    Returns None for a file without any letter.
+    Returns None for a file without letters.
 
     Raises:
         InputError: the letters fit neither type, or the file mixes both.
@@ -937,8 +937,8 @@ def guess_input_type(path: Path, name: str = "") -> InputType | None:
         if stranger is not None:
             raise InputError(
                 f"{name or printable(path)} holds proteins, but the record {printable(stranger)} "
-                "is of nucleotides",
-                hint="run them separately, or name the type of all with --input-type",
+                "holds nucleotides",
+                hint="run them separately, or set the type of all records with --input-type",
             )
         return "protein"
     if plain > 0.8 * total and protein < 0.01 * total:
@@ -947,7 +947,7 @@ def guess_input_type(path: Path, name: str = "") -> InputType | None:
         f"{name or printable(path)}: cannot tell nucleotides from proteins "
         f"({plain / max(1, total):.0%} ACGTUN, {protein / max(1, total):.1%} letters that only "
         "proteins have)",
-        hint="name it with --input-type nucleotide or --input-type protein",
+        hint="set it with --input-type nucleotide or --input-type protein",
     )
 
 
@@ -964,7 +964,7 @@ def _first_letters(path: Path, name: str) -> Iterator[tuple[str, str]]:
 
 
 def _is_of_bases(sequence: str) -> bool:
-    """Whether a sequence has only the four bases, each of them often, as no protein has."""
+    """Whether a sequence has only the four bases, each of them often, unlike any protein."""
     counts = Counter(sequence.upper().replace("U", "T"))
     n_rarest = min(counts[base] for base in "ACGT")
     is_plain = counts.keys() <= set("ACGTNX")

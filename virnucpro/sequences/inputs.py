@@ -1,4 +1,4 @@
-"""The input files of a run: found, copied if they cannot be read twice, hashed, and watched.
+"""Find the input files of a run, copy those that can be read only once, hash and check them.
 
 A run reads its inputs several times: to cut them, to write ``viral.fasta``, and on resume. So it
 first copies pipes, and files inside the run folder, which it may replace itself. Every reading
@@ -40,9 +40,9 @@ from virnucpro.sequences.fasta import (
 )
 
 _STDIN = Path("-")
-RECORDS = ".records-"  # folders of records given in Python; their path means nothing to users
-RUN_FILE = "run.json"  # a folder with it holds a run
-_NAMED = 5  # files that a message names
+RECORDS = ".records-"  # folders of records passed in Python; their path means nothing to users
+RUN_FILE = "run.json"  # a folder with this file holds a run
+_NAMED = 5  # most file names in a message
 
 
 class _Stamp(NamedTuple):
@@ -75,19 +75,19 @@ def _sha256_at(path: str, _: _Stamp) -> str:
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """An input file, as it stands in ``run.json``. Its content, not its name, identifies it."""
+    """An input file, as recorded in ``run.json``. Its content identifies it, not its name."""
 
     path: str  # absolute
     sha256: str = ""  # "": not hashed
     n_bytes: int = 0
-    generation: int = 0  # 0: of the first run; later ones were added with --resume
-    name: str = ""  # name that the user gave, if it differs: a link, or the original of a copy
+    generation: int = 0  # 0: of the first run; n: added by the nth --resume with new files
+    name: str = ""  # the user's name for it, if it differs: a link, or the original of a copy
     sample: str = ""  # name in a sample sheet, later the name in the tables; see ``samples``
     n_renamed: int = 0  # records with an id that occurs earlier in the file
-    error: str = ""  # reason why it could not be read
-    mate: int = 0  # 1 or 2: the file of that mate of read pairs
+    error: str = ""  # why it could not be read
+    mate: int = 0  # 1 or 2: the file has this mate of read pairs
     modified_ns: int = field(default=0, compare=False)  # modification time when it was hashed
-    stamp: _Stamp | None = field(default=None, compare=False)  # from the hashing in this process
+    stamp: _Stamp | None = field(default=None, compare=False)  # when this process hashed it
 
     def __post_init__(self) -> None:
         texts = (self.path, self.sha256, self.name, self.sample, self.error)
@@ -99,7 +99,7 @@ class InputFile:
 
     @staticmethod
     def all_of(path: Path) -> list[InputFile]:
-        """The files that one ``--input`` stands for: a file, a folder or a sample sheet.
+        """The files of one ``--input``, which is a file, a folder or a sample sheet.
 
         Raises:
             InputError: a sample sheet is invalid.
@@ -138,7 +138,7 @@ class InputFile:
         self.check_unchanged()
 
     def spans(self, least: int) -> tuple[list[Span], int]:
-        """Cut the file by its content, as ``find_spans`` does; a small file is not even read.
+        """Cut the file by its content, as ``find_spans`` does, unless it is small.
 
         A file with numbered ids is not cut, because a number depends on all earlier records.
         """
@@ -154,7 +154,7 @@ class InputFile:
         if any(file.path.lower().endswith(PACKED) for file in files):
             return 0
         are_reads = [is_name_of_reads(file.name or file.path) for file in files]
-        # reads have as many qualities as letters
+        # half of a FASTQ file is qualities
         return sum(file.n_bytes >> is_read for file, is_read in zip(files, are_reads, strict=True))
 
     def stamped(self) -> InputFile:
@@ -195,7 +195,7 @@ class InputFile:
 def find_inputs(
     paths: Sequence[Path], run_folder: Path, copies: Path, own_names: Collection[str] = ()
 ) -> list[InputFile]:
-    """The files that the user's ``paths`` stand for, in order.
+    """The input files at the user's ``paths``, in order.
 
     In a run folder, files with ``own_names`` are results of that run and are left out.
 
@@ -224,7 +224,7 @@ def find_inputs(
 def _of_folder(
     folder: Path, files: Iterable[InputFile], skipped: Collection[str]
 ) -> list[InputFile]:
-    """The input files of a folder, each once; announces the other files.
+    """The input files of a folder, each once; announce the other files.
 
     Raises:
         InputMissingError: all of them are skipped.
@@ -232,8 +232,8 @@ def _of_folder(
     kept = _once(file for file in files if Path(file.path).name not in skipped)
     if others := [printable(name) for name in list_others(folder) if name not in skipped]:
         announce(
-            f"skipped in {printable(folder)}, without a suffix of FASTA or FASTQ: "
-            f"{counted(len(others), 'file')} ({listed(others, _NAMED)})"
+            f"skipped {counted(len(others), 'file')} without a FASTA or FASTQ suffix in "
+            f"{printable(folder)}: {listed(others, _NAMED)}"
         )
     if not kept:
         raise InputMissingError(
@@ -244,7 +244,7 @@ def _of_folder(
 
 
 def _once(files: Iterable[InputFile]) -> list[InputFile]:
-    """The files of a folder, without links to each other."""
+    """The files of a folder; of a file and its links, only one is kept."""
     by_path: dict[str, InputFile] = {}
     for file in files:
         if before := by_path.get(file.path):
@@ -255,11 +255,11 @@ def _once(files: Iterable[InputFile]) -> list[InputFile]:
 
 
 def _named(path: Path, sample: str = "", mate: int = 0) -> InputFile:
-    """The input file at a path, with the name that the user gave."""
-    own = os.path.abspath(path)  # noqa: PTH100 - links are kept: the user named them
+    """The input file at a path, with the user's name for it."""
+    own = os.path.abspath(path)  # noqa: PTH100 - the user named links, so they are kept
     if path.exists() and not path.is_file():
         return InputFile(own, sample=sample, mate=mate)  # a pipe may have no other name
-    real = os.path.realpath(path)  # ``resolve`` raises where links go round in circles
+    real = os.path.realpath(path)  # ``resolve`` raises if links form a circle
     return InputFile(real, name="" if real == own else printable(own), sample=sample, mate=mate)
 
 
@@ -271,14 +271,14 @@ def _readable_twice(file: InputFile, run_folder: Path, copies: Path) -> InputFil
 
 
 def _copy(file: InputFile, copies: Path) -> InputFile:
-    """Copy a file. The copy is named by its content, so that no copy replaces another."""
+    """Copy a file. The copy's name is a hash of its content, so that no copy replaces another."""
     source = Path(file.path)
     name = "standard input" if source == _STDIN else file.shown
     if source.parent.name.startswith(RECORDS):
         name = source.name
     waits = ", as soon as something writes to it" if source.is_fifo() else ""
     announce(f"copying {name} first{waits}")
-    copies = copies.parent.resolve() / copies.name  # a link in its own place is not followed
+    copies = copies.parent.resolve() / copies.name  # a link at this very path is not followed
     tree, unnamed = Tree(copies.parent), temporary_beside(copies / "copy")
     try:
         with writing(copies, unnamed), _opened(source) as handle:
@@ -286,7 +286,7 @@ def _copy(file: InputFile, copies: Path) -> InputFile:
             with tree.open(unnamed, "x+") as out:
                 shutil.copyfileobj(handle, out)
                 out.flush()
-                os.fsync(out.fileno())  # it may be all that is left of a pipe
+                os.fsync(out.fileno())  # the content of a pipe exists nowhere else
                 out.seek(0)
                 path = copies / f"{sha256_of(out)[:16]}.fa"
             tree.move(unnamed, path)
@@ -308,7 +308,7 @@ def _opened(source: Path) -> AbstractContextManager[BinaryIO]:
 
 
 def hashed(file: InputFile, on_bytes: Callable[[int], None] = lambda _: None) -> InputFile:
-    """The same file with its hash and the matching stamp."""
+    """Hash a file and stamp it."""
     path = Path(file.path)
     try:
         with path.open("rb") as handle:
@@ -327,7 +327,7 @@ def hashed(file: InputFile, on_bytes: Callable[[int], None] = lambda _: None) ->
 
 
 def listed(names: Sequence[str], most: int) -> str:
-    """The first names, and the number of further ones.
+    """The first names, and how many more there are.
 
     >>> listed(["a", "b", "c"], 2)
     'a, b + 1 more'
@@ -364,7 +364,7 @@ def join_inputs(recorded: Sequence[InputFile], files: Sequence[InputFile]) -> li
 
 
 def _where_they_are(recorded: Sequence[InputFile], files: Sequence[InputFile]) -> list[InputFile]:
-    """The recorded inputs; those that were given again get their present path."""
+    """The recorded inputs; those named again get their present path."""
     exactly = {(file.path, file.sha256): file for file in files}
     by_hash = {file.sha256: file for file in files}
     places = [
@@ -415,21 +415,22 @@ def announce_reads(inputs: Iterable[InputFile]) -> None:
             n_files += bool(kind)
             in_turn += [file.shown] if kind == "mates" and not file.mate else []
     if n_files:
-        announce(f"{counted(n_files, 'file')} of FASTQ: the qualities are ignored")
+        announce(f"{counted(n_files, 'FASTQ file')}: qualities are ignored")
     if in_turn:
-        announce(f"{listed(in_turn, 1)}: the mates of pairs alternate; their ids end in /1 and /2")
+        announce(f"{listed(in_turn, 1)}: interleaved read pairs; ids end in /1 and /2")
 
 
 # Sample sheets: .tsv or .csv files with the columns ``sample`` and ``path``, in any case and order,
-# and ``path_2`` for read pairs; ``fastq_1`` and ``fastq_2`` name the two path columns as well.
-# Further columns are ignored. A relative path starts in the folder of the sheet. A manifest of
-# labelled sequences (``path``, ``label``, no ``sample``) is a sheet too: each file counts once.
+# and ``path_2`` for read pairs. The two path columns may also be called ``fastq_1`` and
+# ``fastq_2``. Other columns are ignored. A relative path starts in the folder of the sheet. A
+# manifest of labelled sequences (``path``, ``label``, no ``sample``) is a sheet too: each file
+# counts once.
 
 COLUMNS, _OF_MANIFEST = ("sample", "path"), ("path", "label")
 _OF_MATE = "path_2"
 _OTHER_NAMES = {"fastq_1": "path", "fastq_2": _OF_MATE}
 _SEPARATORS = {".tsv": "\t", ".csv": ","}
-_EXAMPLE = "the first line of a sample sheet names its columns, sample and path among them"
+_EXAMPLE = "the first line of a sample sheet names its columns, including sample and path"
 
 
 class _Row(NamedTuple):
@@ -461,7 +462,7 @@ def read_sheet(path: Path) -> list[_Row]:
     """
     Raises:
         InputError: columns are missing, a field is empty, or a sample is named twice.
-        InputMissingError: a file is not there.
+        InputMissingError: a file does not exist.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as handle:
@@ -471,7 +472,7 @@ def read_sheet(path: Path) -> list[_Row]:
         raise InputError(f"{printable(path)} is not a sample sheet: {error}", _EXAMPLE) from error
     if not rows:
         raise InputError(f"{printable(path)}: this sample sheet names no file", _EXAMPLE)
-    if not any(row.sample for row in rows):  # a manifest may have a row for each record of a file
+    if not any(row.sample for row in rows):  # a manifest may have a row per record of a file
         rows = [*{row.path: row for row in rows}.values()]
     first: dict[str, int] = {}
     for row in rows:
@@ -480,16 +481,16 @@ def read_sheet(path: Path) -> list[_Row]:
             raise InputError(
                 f"{where}: the sample '{printable(row.sample)}' is named twice "
                 f"(first in line {first[row.sample]})",
-                hint="give each file a sample name of its own; the second file of read pairs "
-                "goes into the column path_2",
+                hint="give each file its own sample name; the second file of read pairs goes into "
+                "the column path_2",
             )
         first[row.sample] = row.line
         if not row.path.is_file():
-            what = "is no file" if row.path.exists() else "there is no such file"
+            what = "not a file" if row.path.exists() else "there is no such file"
             raise InputMissingError(
                 f"{where}: {printable(row.path)}: {what}",
-                hint="a sheet names a file in each line; a relative path starts in the "
-                "folder of the sheet",
+                hint="each line of a sheet names a file; a relative path starts in the folder of "
+                "the sheet",
             )
     return rows
 

@@ -1,11 +1,11 @@
-"""Words of bases: the composition of the coding strand of a frame, and sketches of k-mers.
+"""Count words of bases: the composition of a frame's coding strand, and sketches of k-mers.
 
-Codon usage is invisible to a protein language model; a head may read it as a second input. Frames
-are given as the bases of whole codons, on the strand and in the order in which they are read.
+Codon usage is invisible to a protein language model, so a head may read it as a second input. A
+frame is passed as the bases of its whole codons, in coding direction.
 
 A sketch is a sample of the k-mers of sequences, to recognise pieces of training data. FracMinHash
-(Irber et al. 2022, doi:10.1101/2022.01.11.475838) samples the k-mers with the lowest hashes, so the
-same k-mers are sampled in every sequence. A k-mer and its reverse complement count as one.
+(Irber et al. 2022, doi:10.1101/2022.01.11.475838) samples the k-mers with the lowest hashes, so it
+samples the same k-mers in every sequence. A k-mer and its reverse complement count as one.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 N_CODONS, N_TETRANUCLEOTIDES, N_BORDERS = 64, 256, 16
 N_FEATURES = N_CODONS + N_TETRANUCLEOTIDES + N_BORDERS
-_GAP = "NNN"  # between two frames, so that no word of four bases and no border spans both
+_GAP = "NNN"  # separates frames, so that no word of four bases and no border spans two
 
-# the digit of any letter but ACGTU is so large that no word with it is counted
+# the digit of any letter but ACGTU is too large for a word with it to be counted
 BASE_DIGITS = np.full(256, N_TETRANUCLEOTIDES, dtype=np.uint16)
 for _digit, _base in enumerate("ACGT"):
     BASE_DIGITS[[ord(_base), ord(_base.lower())]] = _digit
@@ -41,10 +41,10 @@ _FULL_GAP = np.iinfo(np.uint16).max  # continues a gap that is too long for 16 b
 def frame_composition(frames: Sequence[str]) -> NDArray[np.float32]:
     """The frequencies of codons, tetranucleotides and codon borders of each frame. n -> (n, 336)
 
-    The fractions of the 64 codons in frame, of the 256 tetranucleotides at every position, and of
-    the 16 pairs of a codon's last base and the next codon's first base, each in the order AAA, AAC,
-    AAG, AAT, ACA ... Words with a letter other than ACGTU, in either case, are not counted. Each of
-    the three parts sums to 1, or to 0 if a frame has no such word.
+    In order: 64 codons in frame; 256 tetranucleotides at every position; 16 pairs of a codon's last
+    base and the next codon's first base. Each part is sorted AAA, AAC, AAG, AAT, ACA ... Words with
+    a letter other than ACGTU, in either case, are not counted. Each part sums to 1, or to 0 if a
+    frame has no such word.
     """
     lengths = np.array([len(bases) for bases in frames], dtype=np.int64)
     assert not (lengths % 3).any(), "a frame is whole codons"
@@ -70,7 +70,7 @@ def frame_composition(frames: Sequence[str]) -> NDArray[np.float32]:
 def _fractions(
     words: NDArray[np.uint16], rows: NDArray[np.int64], n_rows: int, n_words: int
 ) -> NDArray[np.float64]:
-    """The share of each word among the words of a row below ``n_words``. -> (n_rows, n_words)"""
+    """The share of each word below ``n_words`` among these words of a row. -> (n_rows, n_words)"""
     is_counted = words < n_words
     keys = rows[is_counted] * n_words + words[is_counted]
     counts = np.bincount(keys, minlength=n_rows * n_words).reshape(n_rows, n_words)
@@ -104,7 +104,7 @@ class Sketch:
 
     @classmethod
     def joined(cls, sketches: Iterable[Sketch]) -> Sketch:
-        """All the hashes of some sketches."""
+        """Merge some sketches into one."""
         each = [sketch.hashes for sketch in sketches]
         return cls(np.unique(np.concatenate([_no_hashes(), *each])))
 
@@ -123,7 +123,7 @@ class Sketch:
         return cls(hashes.astype(np.uint32))
 
     def packed(self) -> _Gaps:
-        """The gaps between hashes, the first one from -1: most need two bytes if there are many."""
+        """The gaps between hashes, the first from -1; if many, most fit into two bytes."""
         gaps = np.diff(self.hashes.astype(np.int64), prepend=-1) - 1
         n_full, rest = np.divmod(gaps, _FULL_GAP)
         packed = np.full(int((n_full + 1).sum()), _FULL_GAP, dtype=np.uint16)
@@ -131,7 +131,7 @@ class Sketch:
         return packed
 
     def share_in(self, other: Sketch) -> float:
-        """The share of these k-mers that another sketch has, too; 0 if either is empty."""
+        """The share of these k-mers that another sketch also has; 0 if either is empty."""
         if not len(self.hashes) or not len(other.hashes):
             return 0.0
         places = np.minimum(np.searchsorted(other.hashes, self.hashes), len(other.hashes) - 1)

@@ -1,8 +1,8 @@
-"""Samples: the names of input files in the tables, and the ids of their records in the run.
+"""Name the samples of a run, and make the ids of their records in the run.
 
-Every input file is a sample; the two files of read pairs are one sample. The name is made from the
-file name and cleaned, because it may become part of an id or the name of a folder. No two samples
-of a run have names that a file system could confuse.
+Every input file is a sample; the two files of read pairs are one sample. Its name is the cleaned
+file name, because it may become part of an id or the name of a folder. No two samples of a run have
+names that a file system could confuse.
 
 If files of a run share ids, the run is *qualified*: the id of each record in the run is
 ``sample:id``. Sample names have no colon, so no two records get the same id.
@@ -38,16 +38,17 @@ _LONGEST = 100  # bytes of the longest name
 _ALLOWED = "._-+"
 _NO_NAME = "sample"
 _SHOWN = 3  # names in a message
-_LETTERS_AT_ONCE = 2**18  # letters of ids that are digested at once
+_LETTERS_AT_ONCE = 2**18  # letters of ids digested at once
 _MATE = re.compile(r"(?P<name>.+)(?P<mark>[._][Rr]?)(?P<mate>\d)(?P<rest>_001)?")
 
 
 def name_samples(files: Sequence[InputFile], recorded: Sequence[InputFile]) -> list[InputFile]:
     """Give each file a unique sample name; recorded files keep theirs.
 
-    A name is the stem of the file name. If several files have the same stem, it gets a prefix: the
-    name of the nearest parent folder that differs most between them; then, if needed, a number at
-    its end. The two files of read pairs are one sample and neighbours.
+    A name is the stem of the file name. If several files have the same stem, the name gets a
+    prefix: the parent folder, at the level where the folders of these files differ most; of equal
+    levels, the nearest. If needed, it gets a number at its end. The two files of read pairs are one
+    sample, and neighbours in the result.
     """
     files = _paired(files)
     keys = {_key(file.sample) for file in recorded}
@@ -72,14 +73,14 @@ def name_samples(files: Sequence[InputFile], recorded: Sequence[InputFile]) -> l
         announce(f"samples renamed: {listed(changed, _SHOWN)}")
     if pairs := [file.sample for file in result if file.mate == 1]:
         announce(
-            f"{counted(len(pairs), 'sample')} of read pairs, in two files: "
+            f"{counted(len(pairs), 'sample')} with read pairs in two files: "
             f"{listed(pairs, _SHOWN)}; ids end in /1 and /2"
         )
     return result
 
 
 def _paired(files: Sequence[InputFile]) -> list[InputFile]:
-    """The same files; the two files of read pairs, found by name, become neighbours and mates."""
+    """The files; two files that their names mark as read pairs become neighbours and mates."""
     groups: dict[tuple[str, ...], dict[str, int]] = {}  # mates, and their places
     for place, file in enumerate(files):
         path = _path_of(file)
@@ -114,12 +115,12 @@ def clean(text: str) -> str:
 
 
 def _key(name: str) -> str:
-    """The form in which names are compared: if it differs, no file system confuses them."""
+    """The form in which names are compared: no file system confuses names with different keys."""
     return unicodedata.normalize("NFC", name).casefold()
 
 
 def _path_of(file: InputFile) -> PurePath:
-    """The path from which a sample is named; the number of a mate is removed."""
+    """The path that names a sample; the number of a mate is removed."""
     path = PurePath(file.name or file.path)
     match = _MATE.fullmatch(stem_of(path.name)) if file.mate else None
     return path.with_name(match["name"]) if match else path
@@ -130,7 +131,7 @@ def _stem(path: PurePath) -> str:
 
 
 def _name(path: PurePath, levels: Mapping[str, int | None]) -> str:
-    """The stem of a path, with the name of the parent folder at the level for that stem."""
+    """The stem of a path, with a parent folder as prefix if ``levels`` has the stem."""
     stem = _stem(path)
     level = levels.get(_key(stem))
     parent = "" if level is None else path.parents[level].name
@@ -138,9 +139,9 @@ def _name(path: PurePath, levels: Mapping[str, int | None]) -> str:
 
 
 def _telling_levels(paths: Iterable[PurePath]) -> dict[str, int | None]:
-    """For each stem of several files: the level of parent folders with most different names.
+    """For each stem that several files have: the level at which their parent folders differ most.
 
-    None for files without a folder.
+    None if a file has no folder.
     """
     groups: dict[str, set[PurePath]] = {}
     for path in paths:
@@ -170,7 +171,7 @@ class RunIds:
     replaced: frozenset[str] = frozenset()  # ids in the run that records of later inputs replace
 
     def of(self, sample: str, own_id: str) -> str:
-        """The id in the run of the record with ``own_id`` in the file of a sample."""
+        """The id in the run of a record that has ``own_id`` in the file of a sample."""
         is_one = not self.is_qualified or own_id in self.replaced
         return own_id if is_one else f"{sample}:{own_id}"
 
@@ -188,7 +189,7 @@ class RunIds:
     ) -> Iterator[Block]:
         """Yield the records of a file, or of a span, in blocks, with their ids in the run.
 
-        A record that replaces a failed one already has its id in the run.
+        A record that replaces a failed one keeps its id: it is already an id in the run.
 
         Raises:
             InputError, InputMissingError: as ``InputFile.blocks``.
@@ -212,7 +213,7 @@ def renamed(file: InputFile) -> Iterator[Records]:
 
 
 class _DuplicatedIds:
-    """The ids that occur more than once in a file, and how often they have occurred."""
+    """The ids that occur more than once in a file, and how often each has occurred so far."""
 
     def __init__(self, file: InputFile) -> None:
         digests = array("Q")
@@ -231,7 +232,7 @@ class _DuplicatedIds:
         return numbered
 
     def _numbered(self, record_id: str, place: int) -> str:
-        """The new id of the next record with this repeated id; ``place``: its index."""
+        """The new id of the next record with this repeated id, which has the index ``place``."""
         self._numbers[place] += 1
         if self._numbers[place] == 1:
             return record_id
@@ -258,7 +259,7 @@ def id_digests(ids: Sequence[str]) -> NDArray[np.uint64]:
     low = 0
     while low < len(letters):
         first = int(np.searchsorted(ends, low))
-        place = low - int(starts[first])  # in an id that is too long, and is read alone
+        place = low - int(starts[first])  # offset in an id longer than a part, which is read alone
         high = min(low + _LETTERS_AT_ONCE, int(ends[first]) + 1 if place else len(letters))
         here = slice(first, int(np.searchsorted(ends, high - 1)) + 1)
         begins = np.maximum(starts[here], low)

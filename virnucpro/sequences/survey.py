@@ -1,8 +1,8 @@
-"""Survey all inputs before they are planned.
+"""Survey all inputs before the run is planned.
 
-The survey finds out which inputs can be read to their end, what they hold, whether an id occurs
-twice in a file, and whether two files share an id. A run with one file needs no survey: it learns
-all this while it is planned.
+The survey finds which inputs can be read to their end, which type they hold, whether an id occurs
+twice in a file, and whether two files share an id. A run with one file needs no survey: planning
+finds the same.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from virnucpro.sequences.inputs import InputFile, announce_reads, hashed
 from virnucpro.sequences.samples import id_digests, renamed
 
 _IDS_AT_ONCE = 1000  # ids looked up at once
-_TRIED = 1000  # shared digests that are tried: so many are not all collisions
+_TRIED = 1000  # shared digests that are searched for: they cannot all be collisions
 
 
 def _most(guesses: Sequence[tuple[InputFile, InputType | None]]) -> InputType:
@@ -36,20 +36,20 @@ def _most(guesses: Sequence[tuple[InputFile, InputType | None]]) -> InputType:
         files = {guess: file.shown for file, guess in reversed(guesses)}
         raise InputError(
             f"{files['nucleotide']} holds nucleotides, {files['protein']} proteins",
-            hint="run them separately, or name the type of all with --input-type",
+            hint="run them separately, or set the type of all files with --input-type",
         )
     return ranks[0][0] if ranks else "nucleotide"
 
 
 @dataclass(slots=True)
 class Survey:
-    """One reading of all files to their end. Memory holds at most 9 bytes per record.
+    """Read all files once to their end. Memory holds at most 9 bytes per record.
 
     Unreadable files are left out, with the reason; a strict survey raises instead.
     """
 
     is_strict: bool = False
-    renames: bool = False  # whether repeated ids in a file get numbers
+    renames: bool = False  # repeated ids in a file get numbers
     on_letters: Callable[[int], None] = lambda _: None  # gets the number of letters so far
     n_letters: int = 0
     digests: array[int] = field(default_factory=lambda: array("q"))  # of ids, each once per file
@@ -57,7 +57,7 @@ class Survey:
 
     @contextmanager
     def refusing(self, file: InputFile) -> Iterator[None]:
-        """Refuse a file if the block cannot read it.
+        """Refuse a file if the ``with`` block cannot read it.
 
         Raises:
             InputError, InputMissingError: the error, if the survey is strict.
@@ -68,14 +68,14 @@ class Survey:
             if self.is_strict:
                 raise
             remedy = f" (hint: {error.hint})" if error.hint else ""
-            LOGGER.warning("left out, since it cannot be read: %s%s", error, remedy)
+            LOGGER.warning("skipped an unreadable file: %s%s", error, remedy)
             self.refused.append((replace(file, error=str(error)), error))
 
     def hash(self, files: Iterable[InputFile], on_bytes: Callable[[int], None]) -> list[InputFile]:
-        """The files that can be read, hashed; ``on_bytes`` gets the number of bytes so far.
+        """Hash the readable files; ``on_bytes`` gets the number of bytes so far.
 
         Raises:
-            InputError, InputMissingError: as ``refusing``; or a file changed meanwhile.
+            InputError, InputMissingError: as ``refusing``.
         """
         inputs: list[InputFile] = []
         before = 0
@@ -89,7 +89,7 @@ class Survey:
     def run(self, inputs: Sequence[InputFile]) -> list[InputFile]:
         """Survey the files and return the readable ones.
 
-        The ids of refused files count, too: a resume may add the file once it is repaired.
+        The ids of refused files count too, because a resume may add a repaired file.
         """
         files = []
         for file in inputs:
@@ -108,7 +108,7 @@ class Survey:
         first = len(self.digests)
         self.add(parsed(file.blocks()))
         if len(self.digests) == first:
-            LOGGER.warning("%s holds no record", file.shown)
+            LOGGER.warning("%s has no records", file.shown)
         records = ((file, record) for record in file.read())
         repeat = find_repeat(records, self.digests, first)
         if repeat is None:
@@ -117,8 +117,8 @@ class Survey:
             raise repeat.error("or add --rename-duplicates")
         n_renamed = self.keep_once(first)
         announce(
-            f"{file.shown}: {counted(n_renamed, 'record')} with an id that occurs earlier, "
-            f"numbered: the second {printable(repeat.record_id)} is {printable(repeat.record_id)}_2"
+            f"{file.shown}: numbered {counted(n_renamed, 'record')} with a repeated id: the "
+            f"second {printable(repeat.record_id)} is {printable(repeat.record_id)}_2"
         )
         del self.digests[first:]
         file = replace(file, n_renamed=n_renamed)
@@ -136,7 +136,7 @@ class Survey:
         return n_before - len(self.digests)
 
     def share_ids(self, files: Sequence[InputFile]) -> bool:
-        """Whether two files share an id; announces the first such id."""
+        """Whether two files share an id; announce the first such id."""
         suspects = _sort_and_compare(self.digests)[:_TRIED]
         owners: dict[str, InputFile] = {}
         for file in (*files, *(file for file, _ in self.refused)) if len(suspects) else ():
@@ -149,7 +149,7 @@ class Survey:
                     if owner is not file:
                         announce(
                             f"{owner.shown} and {file.shown} share the id {printable(name)}: "
-                            "ids of this run are written with their file, as in "
+                            "ids of this run begin with their sample, as in "
                             f"{printable(f'{file.sample}:{name}')}"
                         )
                         return True
@@ -158,9 +158,9 @@ class Survey:
     def agree_on_type(
         self, inputs: Sequence[InputFile], recorded: InputType | None = None
     ) -> tuple[InputType, list[InputFile]]:
-        """The type of the run's sequences, and the files without those of the other type.
+        """The sequence type of the run, and the files that do not have the other type.
 
-        The type is the recorded one, or else the type of most files, by their letters.
+        It is the recorded type, or else the type that most files have by their letters.
 
         Raises:
             InputError: as many files hold nucleotides as proteins.
@@ -176,15 +176,14 @@ class Survey:
                 if guess not in (None, agreed):
                     raise InputError(
                         f"{file.shown} holds {guess}s, the other files {agreed}s",
-                        hint="move it to another folder and run it by itself, or name the type of "
-                        "all with --input-type",
+                        hint="run it separately, or set the type of all files with --input-type",
                     )
                 files.append(file)
         return agreed, files
 
     @staticmethod
     def doubt_type(inputs: Sequence[InputFile], input_type: InputType) -> None:
-        """Warn of files that do not look like the input type that the user named."""
+        """Warn about files that do not look like the user's input type."""
         strange = []
         for file in inputs:
             with suppress(InputError, InputMissingError):  # it is reported when the file is read
@@ -193,8 +192,8 @@ class Survey:
         if strange:
             others = f" and {counted(len(strange) - 1, 'other file')}" if len(strange) > 1 else ""
             LOGGER.warning(
-                "%s%s: read as %ss, but the letters are not those of %ss (hint: leave "
-                "--input-type out to let the letters decide)",
+                "%s%s: read as %ss, but the letters do not look like %ss (hint: leave "
+                "--input-type out to detect the type from the letters)",
                 *(strange[0], others, input_type, input_type),
             )
 
@@ -207,7 +206,7 @@ class Survey:
 
 @dataclass(frozen=True, slots=True)
 class _Repeat:
-    """An id that occurs twice, and where."""
+    """An id that occurs twice, and its first two places."""
 
     record_id: str
     first: str
@@ -226,7 +225,7 @@ def find_repeat(
 ) -> _Repeat | None:
     """The first id that occurs twice; records are read only if a digest occurs twice.
 
-    Sorts the digests from index ``first`` on in place: there may be hundreds of millions.
+    The digests from index ``first`` on, maybe hundreds of millions, are sorted in place.
     """
     suspects, places = _sort_and_compare(digests, first), dict[str, str]()
     each = iter(records if len(suspects) else ())

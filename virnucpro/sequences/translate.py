@@ -1,8 +1,8 @@
 """Screen records, and translate nucleotides to the ORFs that encoders read. Pure functions.
 
-The rules follow the original VirNucPro (github.com/Li-Jing-1997/VirNucPro): how a record is cut
-into chunks, which frames are kept, and their names. Golden files test them byte by byte. There is
-one difference: U is read as T, where the original loses the codon.
+Chunks, the frames that are kept, and their names follow the original VirNucPro
+(github.com/Li-Jing-1997/VirNucPro). Golden files test them byte by byte. There is one difference:
+U is read as T, while the original drops the codon.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from virnucpro.ground.records import FastaRecord, Orf, Records, reverse_compleme
 from virnucpro.sequences.fasta import find_invalid, is_of_type
 
 # Genetic codes by NCBI's numbers, from ncbi.nlm.nih.gov/Taxonomy/Utils/wprintgc.cgi. Codes 27, 28
-# and 31 are left out: there, a codon is a residue or a stop, depending on context.
+# and 31 are left out: in them, the context decides whether a codon is a residue or a stop.
 
 STOP = "*"
 _CODONS = tuple(a + b + c for a in "ACGT" for b in "ACGT" for c in "ACGT")
@@ -78,8 +78,7 @@ class GeneticCode:
         """
         if number not in GENETIC_CODES:
             raise UsageError(
-                f"--genetic-code is {number}, which is not one of NCBI's codes with one meaning "
-                "for each codon",
+                f"--genetic-code is {number}, which is not an NCBI code with one meaning per codon",
                 hint=f"choose one of {', '.join(map(str, GENETIC_CODES))}",
             )
         letters = dict(zip(_CODONS, _LETTERS, strict=True))
@@ -88,9 +87,9 @@ class GeneticCode:
 
     @property
     def standard_synonyms(self) -> dict[str, str]:
-        """For each codon with a non-standard residue: a standard codon of that residue.
+        """For each codon with a non-standard residue: the most similar standard codon for it.
 
-        It is the codon with the fewest changed bases. Stops have none.
+        Stops have no synonym.
 
         >>> GeneticCode.of(4).standard_synonyms, GeneticCode.of(6).standard_synonyms
         ({'TGA': 'TGG'}, {'TAA': 'CAA', 'TAG': 'CAG'})
@@ -113,7 +112,7 @@ STANDARD = GeneticCode.of(1)  # the bacterial code, 11, differs only in its star
 # Records to ORFs
 
 FRAMES = ("F1", "F2", "F3", "R1", "R2", "R3")
-_MAX_RESIDUES = 50_000  # longer than any protein known; attention grows with the square
+_MAX_RESIDUES = 50_000  # longer than any known protein; the cost of attention is quadratic
 _STOP = ord(STOP)
 
 
@@ -151,8 +150,8 @@ def screen_all(records: Records, recipe: Recipe) -> dict[int, tuple[Status, str]
 def _codon_tables(code: GeneticCode) -> tuple[bytes, bytes, bytes]:
     """Three tables of 256 bytes: base to digit, and codon to residue on either strand.
 
-    A codon is the number 25a + 5b + c of its digits; 4 is any letter but ACGTU. A codon with such a
-    letter has the residue 0.
+    The number of a codon with the digits a, b, c is 25a + 5b + c. Any letter but ACGTU has the
+    digit 4, and a codon with such a letter has the residue 0.
     """
     digits = np.full(256, 4, dtype=np.uint8)
     for digit, base in enumerate("ACGT"):
@@ -203,8 +202,8 @@ class Chunk(NamedTuple):
 def translate_six_frames(chunks: Sequence[Chunk], code: GeneticCode = STANDARD) -> list[Orf]:
     """Translate the six frames of each chunk; keep those without a stop, in chunk order.
 
-    Codons with a letter other than ACGTU are skipped; a frame without any residue is not kept.
-    Many chunks at once cost little more than one.
+    Codons with a letter other than ACGTU are skipped; a frame without residues is not kept.
+    Translating many chunks at once costs little more than one.
 
     >>> [orf.id for orf in translate_six_frames([Chunk("c1", "r", 0, "ATGTAA")])]
     ['c1F2', 'c1F3', 'c1R1', 'c1R2', 'c1R3']
@@ -217,8 +216,8 @@ def translate_six_frames(chunks: Sequence[Chunk], code: GeneticCode = STANDARD) 
     ends = np.cumsum(lengths)
     offsets = np.arange(3)
     n_codons = np.maximum(0, lengths[:, None] - offsets) // 3  # (n_chunks, 3)
-    first_forward = (ends - lengths)[:, None] + offsets  # place of the first codon's first base
-    first_reverse = ends[:, None] - offsets - 3 * n_codons  # place of the last codon's first base
+    first_forward = (ends - lengths)[:, None] + offsets  # first base of the first codon
+    first_reverse = ends[:, None] - offsets - 3 * n_codons  # first base of the last codon
     mask = np.hstack(
         [
             (n_codons > 0) & ~_holds_stop(letters, first, n_codons)
@@ -243,7 +242,7 @@ def translate_six_frames(chunks: Sequence[Chunk], code: GeneticCode = STANDARD) 
         if letters:
             chunk, strand = chunks[i], "+-"[frame // 3]
             protein = (letters if frame < 3 else letters[::-1]).decode("ascii")
-            # as VirNucPro writes them
+            # the bases that the original VirNucPro writes
             of_frame = coding[frame // 3][begin : min(end, begin + 1 + 3 * len(protein))]
             place = (start, start + 3 * n, strand)
             orf_id = chunk.id + FRAMES[frame]
