@@ -219,17 +219,17 @@ def regions_of_items(
     is_throughout = not is_virus and is_provirus_throughout(sequence, items, model, read_genes)
     contrasts = model.contrast(items, is_virus=is_virus or is_throughout)
     evidence = by_genes = model.evidence(contrasts)
-    by_pieces = by_all = viral_runs(starts, evidence, n_bases, model)
-    if not is_virus and (is_read := _is_read(by_pieces[2])).any():
+    by_pieces = by_all = _Runs.of(starts, evidence, n_bases, model)
+    if not is_virus and (is_read := _is_read(by_pieces.posterior)).any():
         items = items.with_genes(sequence, is_read, model.size, read_genes)
         by_genes = model.evidence_by_genes(items, contrasts)
-        by_all = viral_runs(starts, by_genes, n_bases, model)
-    candidates = [*by_all[0], *by_all[1]]
+        by_all = _Runs.of(starts, by_genes, n_bases, model)
+    candidates = [*by_all.viral, *by_all.weak]
     guarded = near_host_genes(sequence, starts + model.size // 2, candidates, code)
     if guarded.any():
         evidence[guarded] = by_genes[guarded] = min(model.log_ratios)
-        by_pieces = viral_runs(starts, evidence, n_bases, model)
-        by_all = viral_runs(starts, by_genes, n_bases, model)
+        by_pieces = _Runs.of(starts, evidence, n_bases, model)
+        by_all = _Runs.of(starts, by_genes, n_bases, model)
     runs, weak, posterior = by_all
     track = Track(starts, starts + model.size, items.log_odds, posterior)
     if not (runs or weak or is_virus):
@@ -239,13 +239,9 @@ def regions_of_items(
         whole = Run(0, len(posterior), 0, n_bases)
         runs = [runs[0]._replace(end=runs[-1].end, end_base=runs[-1].end_base) if runs else whole]
     else:
-        parts = [part for run in runs for part in parts_of(run, starts, posterior, model)]
-        runs = list(chain.from_iterable(map(repeats.parts_of, parts)))
-        others = [
-            part for run in by_pieces[0] for part in parts_of(run, starts, by_pieces[2], model)
-        ]
-        runs = repeats.confirmed(runs, others)
-        runs = sorted([*runs, *(run for run in weak if repeats.prove(run))])
+        parts = chain.from_iterable(map(repeats.parts_of, by_all.parts(starts, model)))
+        runs = repeats.confirmed(list(parts), by_pieces.parts(starts, model))
+        runs = sorted([*runs, *filter(repeats.prove, weak)])
     ends = move_ends(runs, repeats, code)
     regions = []
     for run, (start, end, att) in zip(runs, ends, strict=True):
@@ -337,24 +333,30 @@ def _block(genes: Genes) -> float:
     return most
 
 
-def viral_runs(
-    starts: Counts, evidence: Values, n_bases: int, model: RegionModel
-) -> tuple[list[Run], list[Run], Values]:
-    """The runs of viral items on the most probable path, the weak runs, and the posteriors.
+class _Runs(NamedTuple):
+    """The runs of viral items, and the posterior of each item."""
 
-    The items of a weak run have posteriors above 0.5 and are not viral on the most probable path.
-    """
-    is_viral, posterior = viral_path(starts, evidence, model)
-    is_likely = posterior > 0.5
-    if not (is_viral | is_likely).any():
-        return [], [], posterior
-    bounds = [0, *_middles(starts, model).tolist(), n_bases]
+    viral: list[Run]  # on the most probable path
+    weak: list[Run]  # posteriors above 0.5, but not on this path
+    posterior: Values  # (n,)
 
-    def runs(mask: Mask) -> list[Run]:
-        return [Run(first, end, bounds[first], bounds[end]) for first, end in runs_of(mask)]
+    @classmethod
+    def of(cls, starts: Counts, evidence: Values, n_bases: int, model: RegionModel) -> _Runs:
+        is_viral, posterior = viral_path(starts, evidence, model)
+        is_likely = posterior > 0.5
+        if not (is_viral | is_likely).any():
+            return cls([], [], posterior)
+        bounds = [0, *_middles(starts, model).tolist(), n_bases]
 
-    likely = [run for run in runs(is_likely) if not is_viral[run.first : run.end].any()]
-    return runs(is_viral), likely, posterior
+        def runs(mask: Mask) -> list[Run]:
+            return [Run(first, end, bounds[first], bounds[end]) for first, end in runs_of(mask)]
+
+        likely = [run for run in runs(is_likely) if not is_viral[run.first : run.end].any()]
+        return cls(runs(is_viral), likely, posterior)
+
+    def parts(self, starts: Counts, model: RegionModel) -> list[Run]:
+        """The viral runs, each split as ``parts_of`` does."""
+        return [part for run in self.viral for part in parts_of(run, starts, self.posterior, model)]
 
 
 def parts_of(run: Run, starts: Counts, posterior: Values, model: RegionModel) -> list[Run]:
