@@ -273,7 +273,7 @@ def test_residues_come_as_rows(make_config, repeated):
 def test_a_folder_without_vectors_is_refused_with_what_to_do(make_config, tmp_path):
     with pytest.raises(virnucpro.VirnucproError, match="holds no run"):
         virnucpro.read_features(tmp_path)
-    with pytest.raises(virnucpro.VirnucproError, match="is not there"):
+    with pytest.raises(virnucpro.VirnucproError, match="does not exist"):
         virnucpro.read_predictions(tmp_path)
     virnucpro.predict(EXAMPLE, output_dir=tmp_path / "run")
     with pytest.raises(virnucpro.VirnucproError, match="the scorer called it") as caught:

@@ -174,7 +174,7 @@ def test_the_input_may_come_from_a_pipe(model, tmp_path):
         (["-i", "nowhere.fa", "-o", "x"], 66, "nowhere.fa"),
         (["-i", "{fastq}", "-o", "x"], 65, "reads.fq:3: expected '+'"),
         (["-i", "{example}", "-o", "{file}/x"], 73, "Not a directory"),
-        (["-i", "{example}", "-o", "/proc/x"], 73, "no folder can be made there"),
+        (["-i", "{example}", "-o", "/proc/x"], 73, "this folder cannot be made"),
         (["-i", "{example}", "-o", "x", "--model", "esm3"], 69, "there is no model named esm3"),
         (["-i", "{example}", "-o", "x", "--model", "{example}"], 69, "is not an ESM-2 checkpoint"),
         (["-i", "{example}", "-o", "x", "--head", "{example}"], 69, "is not a VirNucPro head"),

@@ -314,15 +314,15 @@ def test_summary_status_run_json_and_page_say_what_is_not_embedded(run_on, tmp_p
     letters = {record.id: len(record.sequence) for record in read_fasta(CONTIGS)}
     left = [name for name, row in calls(tmp_path / "run").items() if row["note"]]
     share = sum(letters[name] for name in left) / sum(letters.values())
-    expected = f"not embedded, as --embed asks: {len(left)} records, {share:.1%} of all letters"
+    expected = f"not embedded (--embed): {len(left)} records, {share:.1%} of all letters"
     assert line == expected
     lines, _ = inspect_run(tmp_path / "run", verify=False)
-    assert "embedded  only what --embed viral asks for" in lines
+    assert "embedded  only records that --embed viral chooses" in lines
     assert measure_run(tmp_path / "run")["embed"] == "viral"
     counts = json.loads((tmp_path / "run/run.json").read_text())["counts"]
     assert counts["n_left"] == len(left)
     page = (tmp_path / "run/report.html").read_text()
-    assert f"records not embedded, as --embed asks</dt><dd>{len(left)}</dd>" in page
+    assert f"records not embedded (--embed)</dt><dd>{len(left)}</dd>" in page
 
 
 def test_a_run_json_with_an_unknown_rule_is_damaged(run_on, tmp_path):

@@ -139,7 +139,7 @@ def test_an_output_that_is_gone_is_named_and_keeps_no_page_back(copied):
     (copied / "prediction_results.txt").unlink()
     code, told = say("status", copied, "--verify")
     assert code == 1 and f"{copied}/prediction_results.txt is missing" in told
-    assert "missing prediction_results.txt: --resume writes them, if it has the input" in told
+    assert "missing prediction_results.txt: --resume writes them if the input is there" in told
     assert say("report", copied)[0] == 0
 
 

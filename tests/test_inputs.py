@@ -152,11 +152,11 @@ def test_an_input_that_was_only_touched_is_hashed_once_more_and_not_at_each_read
     with Path(known.path).open("r+b") as handle:  # what a second hash would read
         handle.write(content.swapcase())
         os.utime(handle.fileno(), (1, 1))
-    with pytest.raises(InputError, match="changed while"):
+    with pytest.raises(InputError, match="changed during"):
         known.check_unchanged()
     n_hashed = inputs._sha256_at.cache_info().misses
     for _ in range(3):
-        with pytest.raises(InputError, match="changed while"):
+        with pytest.raises(InputError, match="changed during"):
             known.check_unchanged()
     assert inputs._sha256_at.cache_info().misses == n_hashed
 

@@ -520,7 +520,7 @@ def test_an_input_that_is_rewritten_under_a_slow_clock_is_noticed(make_config, t
     changed = contigs.read_text().translate(str.maketrans("AC", "CA"))
     rewrite = at_first_shard(lambda: contigs.write_text(changed))
     config = make_config(contigs)
-    with pytest.raises(InputError, match="changed while"):
+    with pytest.raises(InputError, match="changed during"):
         run_inline(config, tiny.head, rewrite)
     assert not (config.output / "viral.fasta").exists()
 
@@ -539,7 +539,7 @@ def test_an_input_that_is_swapped_by_renaming_its_folder_is_noticed(
         other.rename(folder)
 
     config = make_config(folder)
-    with pytest.raises(InputError, match="changed while"):
+    with pytest.raises(InputError, match="changed during"):
         run_inline(config, tiny.head, at_first_shard(swap))
     assert not (config.output / "viral.fasta").exists()
 

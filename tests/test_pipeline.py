@@ -304,7 +304,7 @@ def test_an_input_that_changes_while_the_run_goes_on_is_refused(make_config, tin
         if isinstance(event, ShardDone) and event.shard.index == 0:
             contigs.write_text(changed)
 
-    with pytest.raises(InputError, match="changed while"):
+    with pytest.raises(InputError, match="changed during"):
         run_inline(config, tiny.head, touch)
     assert not (config.output / "predictions.tsv").exists()
 
@@ -738,7 +738,7 @@ def test_status_finds_swapped_files_of_an_unfinished_run_by_its_plan(
     for path, line in zip((one, two), lines[-2:], strict=True):
         assert f"{path} has shard_sha256 " in line
     shutil.rmtree(config.output / "shards")
-    assert "in its place was not checked" in inspect_run(config.output, verify=True)[0][-1]
+    assert "their places were not checked" in inspect_run(config.output, verify=True)[0][-1]
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason="the shared real sequences are not here")

@@ -456,7 +456,9 @@ def test_without_the_input_a_wider_cut_writes_the_tables_and_names_the_files_tha
             assert path.read_bytes() == content, name
     told, n_damaged = inspect_run(tmp_path / "run", verify=True)
     assert n_damaged == 0
-    assert "missing   viral.fasta, viruses.fasta: --resume writes them, if it has the input" in told
+    assert (
+        "missing   viral.fasta, viruses.fasta: --resume writes them if the input is there" in told
+    )
     away.rename(fasta)
     predict(fasta, to=tmp_path / "run", threshold=0.01, resume=True)
     assert not any("missing" in line for line in inspect_run(tmp_path / "run", verify=False)[0])

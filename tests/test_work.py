@@ -536,7 +536,9 @@ def test_status_of_a_run_that_ended_before_its_plan_says_what_to_do(tmp_path):
     rundir = RunDir(tmp_path)
     with rundir.in_use(), pytest.raises(InputMissingError, match="is still reading the input"):
         inspect_run(tmp_path, verify=False)
-    with pytest.raises(InputMissingError, match="ended while it read the input") as caught:
+    with pytest.raises(
+        InputMissingError, match="a run ended there while it read the input"
+    ) as caught:
         inspect_run(tmp_path, verify=False)
     assert "run its command again" in caught.value.hint
     assert str(rundir.log) in caught.value.hint

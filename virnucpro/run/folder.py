@@ -130,7 +130,7 @@ class RunDir(Tree):
                 self.root.mkdir(parents=True, exist_ok=True)
             except FileNotFoundError as error:  # its parents exist
                 raise OutputError(
-                    f"{printable(self.root)}: no folder can be made there",
+                    f"{printable(self.root)}: this folder cannot be made",
                     hint="choose another --output-dir",
                 ) from error
             self._refuse_links()

@@ -206,12 +206,10 @@ class Outputs:
     def _remedy(self, path: Path) -> str:
         folder = printable(self.rundir.root)
         if path.name == RunDir.page:
-            return f"write it anew: virnucpro report {folder}"
+            return f"rewrite it: virnucpro report {folder}"
         if path.name in _REGION_FILES:
-            return f"write it anew: virnucpro regions {folder}"
-        return (
-            "check the disk, and run the command of the run again with --resume: it writes it anew"
-        )
+            return f"rewrite it: virnucpro regions {folder}"
+        return "check the disk, then repeat the command of the run with --resume to rewrite it"
 
 
 def _hash(path: Path) -> str:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 # HDF5 silently reads NaN and empty ids
 FILES_PER_GROUP = 200  # macOS lets a process open 256
 MOST_AT_ROOT = 1000  # Linux: 1,024
-_WRITE_ANEW = "run the command of the run again with --resume: what is missing is made again"
+_WRITE_ANEW = "repeat the command of the run with --resume to make what is missing"
 _OF_ONE_FILE = ("shard_sha256", "copies")  # attributes that the index leaves out
 _DATASETS = ("ids", "lengths", "embeddings")
 
@@ -190,7 +190,7 @@ def check_index(path: Path) -> None:
         for file in files:
             if file.parent.name != path.stem or file.parent.parent != path.parent:
                 raise FeatureFileError(
-                    f"{printable(path)} names {printable(file)}, which is not of this run",
+                    f"{printable(path)} names {printable(file)}, which is not part of this run",
                     hint=_WRITE_ANEW,
                 )
             if not file.exists():

@@ -358,8 +358,7 @@ def _in_use(handle: FileIO, folder: Path, tags: Path, *hints: str) -> OutputErro
             hint="; ".join(("wait until it ends, or stop it: finished shards are kept", *hints)),
         )
     return OutputError(
-        f"another run is using {printable(folder)}: "
-        f"{printable(name or 'a process that did not say its name')}",
+        f"another run is using {printable(folder)}: {printable(name or 'an unnamed process')}",
         hint="; ".join(("wait for it, or choose another --output-dir", *hints)),
     )
 

@@ -203,8 +203,7 @@ def _of_another_version(folder: Path, version: object) -> ResumeError:
     if version == __version__:
         other = f"an earlier state of virnucpro {__version__}"
     return ResumeError(
-        f"{printable(folder)} holds a run of {other}; this one, {__version__}, cannot go on with "
-        "it",
+        f"{printable(folder)} holds a run of {other}; virnucpro {__version__} cannot resume it",
         hint="finish it with that version, choose another --output-dir, or start with --force",
     )
 

@@ -29,7 +29,7 @@ from virnucpro.run.scores import ScoreStore
 from virnucpro.tables.sinks import FAILED_FILES, SINKS
 
 _NEXT = {
-    "unfinished": "the command of the run with --resume goes on",
+    "unfinished": "repeat the command of the run with --resume",
     "planned": "virnucpro work {} on any machines, then the planned command with --resume",
     "worked": "the planned command with --resume",
 }
@@ -102,7 +102,7 @@ def _look(folder: Path) -> Iterator[_Seen]:
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise ResumeError(
             f"{printable(folder)}: run.json is damaged: {printable(error)}",
-            hint="run with --resume, which writes it anew",
+            hint="run with --resume to rewrite it",
         ) from error
 
 
@@ -116,8 +116,8 @@ def _no_run(rundir: RunDir) -> InputMissingError:
     present = [name for name in rundir.own_names if (rundir.root / name).exists()]
     if present and {*present} <= {rundir.copies.name, rundir.log.name}:
         return InputMissingError(
-            f"{where} holds no results: a run began there, and ended while it read the input",
-            hint=f"run its command again; {printable(rundir.log)} has it, and how it ended",
+            f"{where} holds no results: a run ended there while it read the input",
+            hint=f"run its command again; {printable(rundir.log)} shows it, and how it ended",
         )
     return rundir.no_run(hint="give the --output-dir of a run")
 
@@ -168,10 +168,10 @@ def _verify_features(seen: _Seen) -> tuple[list[str], int, list[str]]:
             try:
                 check_index(store.index)
             except FeatureFileError as error:
-                of_store = [f"damaged   {error}; --resume writes it anew"]
+                of_store = [f"damaged   {error}; --resume rewrites it"]
         damaged += of_store
     if seen.plan is None and not has_index:
-        remark = "whether each is in its place was not checked: the plan is not here"
+        remark = "their places were not checked: the plan is missing"
         return damaged, n_files, [remark]
     return damaged, n_files, []
 
@@ -187,7 +187,7 @@ def _describe(seen: _Seen) -> list[str]:
         *_folded([f"unread    {printable(file.error)}" for file in manifest.refused]),
     ]
     if rules := manifest.embed_rules:
-        lines.append(f"embedded  only what --embed {rules} asks for")
+        lines.append(f"embedded  only records that --embed {rules} chooses")
     lines += _describe_shards(seen) if seen.stores else _describe_letters(seen)
     step = seen.state
     if (slices := _count_slices(seen)) and seen.state == "planned":
@@ -199,7 +199,7 @@ def _describe(seen: _Seen) -> list[str]:
         counts = ", ".join(f"{n} {status}" for status, n in statuses if n)
         lines.append(printable(f"records   {counts}"))
     if "counts" in facts and (missing := _missing(rundir, recipe)):
-        lines.append(f"missing   {', '.join(missing)}: --resume writes them, if it has the input")
+        lines.append(f"missing   {', '.join(missing)}: --resume writes them if the input is there")
     if not run and (next_step := _NEXT.get(step)):
         lines.append(f"next      {next_step.format(printable(rundir.root))}")
     listing = rundir.output(FAILED_FILES)
@@ -230,7 +230,7 @@ def _describe_shards(seen: _Seen) -> list[str]:
     if not seen.rundir.plan.exists():
         return [head]
     if seen.plan is None:
-        return [f"{head}, the plan is damaged, or of other inputs: --resume makes it again"]
+        return [f"{head}, the plan is damaged or belongs to other inputs: --resume makes it again"]
     files, pending = seen.plan.files, [shard.index for shard in seen.pending]
     return [
         f"{head}, {len(pending)} pending",

@@ -187,7 +187,7 @@ class InputFile:
             raise InputMissingError.cannot_open(Path(self.path), error, self.name) from error
         if has_changed:
             raise InputError(
-                f"{self.shown} changed while the run went on",
+                f"{self.shown} changed during the run",
                 hint="wait until it is written completely, then start again with --force",
             )
 

@@ -345,7 +345,7 @@ def _open_features(folder: str | Path) -> FeatureStore:
     if not rundir.record_table(recipe.command).exists():
         raise InputMissingError(
             f"{printable(rundir.root)} holds a run that is not finished",
-            hint="go on: run it again with --resume",
+            hint="finish it: run its command with --resume",
         )
     return stores[0]
 
@@ -372,7 +372,7 @@ def _checked(options: Mapping[str, object], keywords: type) -> dict[str, object]
     if strangers := options.keys() - names:
         raise UsageError(
             f"there is no option {printable(min(strangers))}",
-            hint="the sequences are the first argument; a run folder is made by predict alone; "
+            hint="give the sequences as the first argument; only predict makes a run folder; "
             f"options are {', '.join(sorted(names))}",
         )
     return dict(options)
@@ -508,7 +508,7 @@ def _open_calls(folder: Path, command: Command) -> Iterator[Call]:
     path = rundir.record_table(command)
     if not path.exists():
         raise InputMissingError(
-            f"{printable(path)} is not there",
+            f"{printable(path)} does not exist",
             hint=f"name the folder of a finished `virnucpro {command}`",
         )
     calls = _open_rows(path, RECORD_TABLE.read)
@@ -539,7 +539,7 @@ def _read_rows(path: Path, read: Callable[[Iterator[str]], Iterator[T]]) -> Iter
             raise InputError(
                 f"{printable(path)} is not as this version of VirNucPro writes it: "
                 f"{printable(error)}",
-                hint="write it again: run it once more with --resume",
+                hint="rewrite it: run its command with --resume",
             ) from error
 
 

@@ -111,7 +111,7 @@ def report_lines(comparisons: list[TableComparison]) -> list[str]:
         lines += comparison.examples()
     if apart := [one.table for one in comparisons if one.is_apart]:
         lines.append(
-            f"hint: no id of {', '.join(apart)} is in both: were they made of the same files? "
+            f"hint: no id of {', '.join(apart)} is in both: were they made from the same files? "
             "Ids of records begin with the name of their file; a sample sheet can name it as "
             "before. Frames and chunks are pieces where the scorer called"
         )
@@ -181,7 +181,7 @@ def _read(name: str, path: Path) -> Iterator[_Row]:
         except (ValueError, LookupError) as error:
             raise InputError(
                 f"{printable(path)} is not as VirNucPro writes it: {printable(error)}",
-                hint="copy it again from where it is whole, or make it again with this version",
+                hint="copy it again from an intact source, or make it again with this version",
             ) from error
 
 

@@ -166,5 +166,5 @@ def _mendable(rundir: RunDir, recorded: Manifest) -> frozenset[str]:
     except ValueError as error:
         raise ResumeError(
             f"{printable(table)} is damaged: it does not say which records failed",
-            hint="run with --resume alone to write it anew, then add the input",
+            hint="run with --resume alone to rewrite it, then add the input",
         ) from error

@@ -455,7 +455,7 @@ def cut_again(
     if lacking:
         raise InputMissingError(
             f"{printable(lost[0])} is missing, so these were deleted: "
-            f"{', '.join(sorted(lacking))}: this cut needs sequences that only the input has",
+            f"{', '.join(sorted(lacking))}: the new cut needs sequences of the input",
             hint="put the input back and run the same command again; all other tables are written",
         )
 

@@ -104,7 +104,7 @@ def check_blind(store: ScoreStore | None, finder: object, lost: Sequence[str]) -
         label.attributes.get("finder") != store.finder for label in labels
     ):
         raise InputMissingError(
-            f"{lost[0]} is gone: regions cannot be searched for with other options than before",
+            f"{lost[0]} is gone, so regions cannot be searched for with new options",
             hint="put the input back, or leave the options for regions as they were",
         )
 

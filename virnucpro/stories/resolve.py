@@ -236,9 +236,9 @@ def _announce_options(
             f"leave {given} out to run without it"
         )
     if rules[-1] != "all":
-        yield f"embedded: records that --embed {' or '.join(rules)} asks for"
+        yield f"embedded: records that --embed {' or '.join(rules)} chooses"
     elif options.embed not in (None, "all"):
-        yield (f"every record of this run is embedded, more than --embed {options.embed} asks for")
+        yield f"every record of this run is embedded, not only those of --embed {options.embed}"
     if options.region_model:
         yield f"regions by {printable(options.region_model)}"
 

@@ -142,7 +142,7 @@ class Summary:
         if self.n_left:
             share = self.n_left_letters / self.n_letters
             left = counted(self.n_left, "record")
-            yield f"not embedded, as --embed asks: {left}, {share:.1%} of all letters"
+            yield f"not embedded (--embed): {left}, {share:.1%} of all letters"
         if self.n_copies:
             share = self.n_tokens_saved / self.n_tokens_in_all
             yield (

@@ -291,7 +291,9 @@ class _PartOfRun:
                 try:
                     tables.result()
                 except FeatureFileError as error:
-                    LOGGER.warning("%s; the tables of this part are left to the end", error)
+                    LOGGER.warning(
+                        "%s; the tables of this part are written at the end of the run", error
+                    )
 
             yield wait
 
@@ -376,7 +378,7 @@ def find_run(rundir: RunDir) -> Manifest:
         raise ResumeError(
             f"{printable(rundir.root)} holds a run with {printable(manifest.recipe.reader)}, which "
             "was not planned for several machines",
-            hint="go on with its command and --resume --plan-only",
+            hint="run its command with --resume --plan-only",
         )
     return manifest
 

@@ -131,7 +131,7 @@ class Results:
 
         Raises:
             AbandonedError: embedding has stopped.
-            InputError: an input changed while the run went on.
+            InputError: an input changed during the run.
             FeatureFileError: a feature file is incomplete.
         """
         summary.records = Tally()  # an interrupted pass may have counted
@@ -391,8 +391,8 @@ def _made_before(
 def _not_all(n_planned: int, n_read: int) -> InputError:
     return InputError(
         f"{counted(n_planned, 'record')} at first, "
-        f"{n_read} now: an input file changed while the run went on",
-        hint="wait until it is completely written, then start again with --force",
+        f"{n_read} now: an input file changed during the run",
+        hint="wait until it is written completely, then start again with --force",
     )
 
 
