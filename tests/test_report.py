@@ -524,7 +524,7 @@ def test_the_page_of_an_evaluation_has_figures_of_all_samples_and_curves(tmp_pat
     assert f"{EVIL} viruses" in page.words
     captions = re.findall(r"<figcaption>(.*?)</figcaption>", page.source)
     assert captions == ["ROC", "Precision and recall", "Reliability", "Scores of 500 bases"]
-    assert "virus (10) other (1,200) lowest score that is called" in page.words
+    assert "virus (10) other (1,200) lowest score called virus" in page.words
 
 
 @pytest.mark.parametrize("wrong", [{"virus": [1]}, {"other": "2"}, {"virus": [], "other": []}])

@@ -56,11 +56,12 @@ _MEASURES = {
 }
 # of each kind of curve: its name, title, text, and what its axes are called
 _CURVES = (
-    ("roc", "ROC", "The share of viruses that is called, over that of the rest.",
-     "share of the rest that is called", "share of viruses that is called"),
-    ("precision", "Precision and recall", "In the mixture of this data.", "recall", "precision"),
-    ("reliability", "Reliability", "Scores that mean what they say lie on the diagonal, where half "
-     "of all is viral.", "score", "share of viruses with that score"),
+    ("roc", "ROC", "Viruses called, over other samples called, at each possible cut.",
+     "share of other samples called", "share of viruses called"),
+    ("precision", "Precision and recall", "Precision at the share of viruses in this data.",
+     "recall", "precision"),
+    ("reliability", "Reliability", "Weighted as if half of the samples were viral. Calibrated "
+     "scores lie on the diagonal.", "score", "share of viruses at that score"),
 )  # fmt: skip
 _EVALUATION = "## Evaluation"
 _NONE_YET = (
@@ -253,15 +254,15 @@ def _describe(folder: Path, facts: Facts, figures: Mapping[str, Any]) -> Iterato
         last = ", ".join(f"{name} {value:.4g}" for name, value in one["last"].items())
         yield (
             f"seed {printable(seed):<6} epoch {one['n_epochs']} of {figures['epochs']}, "
-            f"best {one['best_epoch'] or 'not known yet'}; last: {last}"
+            f"best {one['best_epoch'] or 'unknown so far'}; last: {last}"
         )
     if not figures["seeds"]:
         yield f"epochs      0 of {figures['epochs']}"
     if figures["is_finished"]:
-        yield "finished    its results are there; more --epochs with --resume go on"
+        yield "finished    to train longer, repeat the command with --resume and more --epochs"
         yield f"model       {printable(folder / facts.text('name'))}: see `virnucpro models info`"
     else:
-        yield "unfinished  the command of the training with --resume goes on"
+        yield "unfinished  repeat the command of the training with --resume"
 
 
 def describe_head(path: Path) -> Iterator[str]:
@@ -281,7 +282,7 @@ def describe_head(path: Path) -> Iterator[str]:
         )
     yield f"chunks      {facts.chunk_size} bases; a chunk is the {facts.frame_rule} of its frames"
     yield f"threshold   {facts.threshold:.6f}, exponent {facts.exponent:.2f}"
-    join = "none: it calls by itself"
+    join = "none: the head calls alone"
     if facts.join:
         weights = (f"{knot.head:.2f} at {knot.n_bases:,} bases" for knot in facts.join.knots)
         join = f"with the scorer; weight of the head {', '.join(weights)}"
@@ -452,7 +453,7 @@ def _precision(
 
 
 def _histogram(name: str, scores: Facts, virus: list[float], other: list[float]) -> Chart:
-    """A histogram of scores, a line for each label, and the lowest score that is called."""
+    """A histogram of scores, with a line for each label and at the lowest score called virus."""
     edges = np.linspace(0, 1, len(virus) + 1).repeat(2)[1:-1].tolist()
     series = [
         (f"{label} ({int(sum(counts)):,})", edges, np.repeat(counts, 2).tolist())
@@ -460,12 +461,12 @@ def _histogram(name: str, scores: Facts, virus: list[float], other: list[float])
     ]
     look = ["line s0", "line s1"]
     if (cut := scores.real("lowest_called")) is not None:
-        series.append(("lowest score that is called", [cut, cut], [0.0, max(1.0, *virus, *other)]))
+        series.append(("lowest score called virus", [cut, cut], [0.0, max(1.0, *virus, *other)]))
         look.append("cut")
     return Chart(
         name,
         f"Scores of {_name(scores)}",
-        "Samples by score; those without a score are left out.",
+        "Samples by score. Samples without a score are left out.",
         "score",
         "samples",
         series,
@@ -545,15 +546,15 @@ def _lines(training: Path, model: Path, facts: Facts) -> Iterator[str]:
     encoder = f"{Path(facts.text('encoder')).name}, id {facts.text('encoder_id')}"
     yield f"# {printable(model.name)}\n"
     if head.is_file():
-        yield "A virus classifier for VirNucPro: an encoder of proteins, and a head that calls.\n"
+        yield "A virus classifier for VirNucPro: a protein encoder and a head that calls viruses.\n"
         yield f"    virnucpro predict -i contigs.fa -o results/ --model {printable(model.name)}/\n"
         yield f"- head: SHA-256 {sha256(head)}"
     else:
-        yield "An encoder of proteins for VirNucPro, trained on masked residues.\n"
+        yield "A protein encoder for VirNucPro, trained on masked residues.\n"
     yield f"- made by VirNucPro {__version__}, mode {mode}"
     yield f"- encoder at the start: {encoder if facts.text('encoder') else 'a new one, or none'}\n"
     yield "## Data and split\n"
-    yield "Whole groups are in one part; the test part was neither trained on nor tuned to.\n"
+    yield "Each group is in one part only. The test part served neither training nor tuning.\n"
     yield from markdown_table(_by_kind(read_table(training / SPLIT)))
     for name in _OF_DATA:
         yield f"- {name.removesuffix('_sha256')}: SHA-256 {facts.text(name)}"

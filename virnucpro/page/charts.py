@@ -1,6 +1,6 @@
-"""Compute charts as geometry for SVG, which needs no JavaScript. A template draws them.
+"""Compute charts as geometry for SVG; a template draws them, without JavaScript.
 
-All coordinates are those of a drawing of ``WIDTH`` by ``HEIGHT``. No markup is made here.
+Coordinates lie within ``WIDTH`` and ``HEIGHT``. No markup is made here.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ WIDTH, HEIGHT = 760, 320
 GIB = 1 << 30
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 14, 46
 _MOST_DOTS = 2_000  # records drawn as single dots
-_SHADES = 5  # of a density
-_N_TICKS = 5  # about
+_SHADES = 5  # of cells with records
+_N_TICKS = 5  # approximately
 _SCORE_TICKS = (0.001, 0.01, 0.1, 0.5, 0.9, 0.99, 0.999)
 
 Place = Callable[[float], float]  # value -> coordinate
@@ -131,7 +131,7 @@ def _linear(start: float, end: float, first: float, last: float) -> Place:
 def _stepped(
     points: Sequence[tuple[float, float | None]],
 ) -> Iterator[tuple[float, float | None]]:
-    """Each value as a step, which begins and ends half way to its neighbours."""
+    """Turn each value into a step from half way before it to half way after it."""
     for i, (x, y) in enumerate(points):
         before, after = points[max(0, i - 1)][0], points[min(len(points) - 1, i + 1)][0]
         yield (before + x) / 2, y
@@ -273,7 +273,7 @@ def _rates(start: Start, tokens: Sequence[int]) -> tuple[list[float], list[float
     """The middle of each bin, in seconds since the start, and the tokens per second in it."""
     width = start.seconds_per_bin
     times = [round(width * (i + 0.5), 3) for i in range(len(tokens))]
-    # the last bin is incomplete; a very short one says little, so it counts as half a bin at least
+    # the last bin is incomplete; a very short one counts as half a bin, for a steadier rate
     lasts = [min(width, max(width / 2, start.seconds - width * i)) for i in range(len(tokens))]
     return times, [round(n / last, 1) for n, last in zip(tokens, lasts, strict=True)]
 
@@ -302,7 +302,7 @@ def _within(
 
 
 def _round_lengths(low: float, high: float) -> list[int]:
-    """Round lengths for the axis: powers of ten, and more of their multiples if these are few."""
+    """Round lengths for the axis: powers of ten, and multiples of them if these are few."""
     n_powers = math.log10(high / low)
     multiples = (1,) if n_powers > 3 else (1, 2, 5) if n_powers > 0.7 else range(1, 10)
     values = (m * 10**power for power in range(11) for m in multiples)

@@ -31,8 +31,8 @@ _DOUBLINGS = 40  # a record is shorter than 2^40 letters
 _N_LENGTHS = _DOUBLINGS * PER_DOUBLING
 N_SCORES = 40  # bins of log-odds
 MOST_LOG_ODDS = 7.0  # a score of 0.9991
-_MOST_NOTES = 1_000  # different notes that are counted
-# bases, or residues, at which the classes of length begin
+_MOST_NOTES = 1_000  # different notes to count
+# starts of the classes of length, in bases or residues
 LENGTHS = {
     "nucleotide": (0, 300, 500, 1_000, 3_000, 10_000, 100_000),
     "protein": (0, 50, 100, 300, 1_000),
@@ -40,8 +40,8 @@ LENGTHS = {
 
 T = TypeVar("T")
 Texts: TypeAlias = NDArray[np.object_]
-# what viruses are: their number by kind and the start of a class of length, their number by family,
-# and kind and family of records by file and id; viruses of an older run have the kind ""
+# viruses by kind and start of a class of length, viruses by family, and the kind and family of
+# records by file and id; viruses of an older run have the kind ""
 Identities: TypeAlias = tuple[
     Counter[tuple[str, int]], Counter[str], dict[tuple[str, str], tuple[str, str]]
 ]
@@ -169,13 +169,11 @@ class RunCounts:
     n_letters: int = 0
     n_letters_viral: int = 0
     n_viral: int = 0
-    viral: Values = field(
-        default_factory=lambda: np.empty((3, 0))
-    )  # place, length and score of viral rows
+    # (3, n): place, length and score of viral rows
+    viral: Values = field(default_factory=lambda: np.empty((3, 0)))
     statuses: Counter[str] = field(default_factory=Counter)
-    notes: Counter[str] = field(
-        default_factory=Counter
-    )  # without those of records that are too short
+    # of all records but those that are too short
+    notes: Counter[str] = field(default_factory=Counter)
     files: Counter[tuple[str, str]] = field(default_factory=Counter)  # by file and status, "viral"
     # (length, score, called viral) of scored records
     density: Counts = field(default_factory=lambda: np.zeros((_N_LENGTHS, N_SCORES, 2), np.int64))
@@ -235,10 +233,10 @@ class RunCounts:
     def rows(self, most: int, helpers: Helpers[None]) -> RecordRows:
         """Choose the best viral rows and an even sample of the others, in the order of the table.
 
-        There are at most ``most``, and no more than a page may show.
+        Choose at most ``most`` rows, and no more than a page may show.
 
         Raises:
-            InputError: the table has changed meanwhile.
+            InputError: the table changed meanwhile.
         """
         most = min(most, MOST_ROWS)
         viral = np.sort(self.viral[0, _best(self.viral, most)].astype(np.int64))
@@ -271,8 +269,8 @@ class RunCounts:
         n_of_statuses = np.bincount(of_status, minlength=len(statuses)).tolist()
         self.statuses = Counter(dict(zip(statuses, n_of_statuses, strict=True)))
         notes, of_note = figures.notes
-        is_told = np.array([status != "too_short" for status in statuses], np.bool_)[of_status]
-        n_of_notes = np.bincount(of_note[is_told], minlength=len(notes)).tolist()
+        is_shown = np.array([status != "too_short" for status in statuses], np.bool_)[of_status]
+        n_of_notes = np.bincount(of_note[is_shown], minlength=len(notes)).tolist()
         pairs = zip(notes, n_of_notes, strict=True)
         self.notes = Counter({note: n for note, n in pairs if note and n})
 
@@ -318,7 +316,7 @@ def bounded_log_odds(scores: Values) -> Values:
 
 @dataclass(frozen=True, slots=True)
 class _SpanTask(Generic[T]):
-    """Process the lines of a span of the table."""
+    """Process the lines in a span of the table."""
 
     span: TableSpan
     make: Callable[[TableBlock], T]

@@ -28,7 +28,7 @@ _MESSAGE = re.compile(r"\S+ \S+ (INFO|WARNING|ERROR) +(.*)")
 _START = re.compile(r"virnucpro \S+: ")
 _Key = tuple[str, str]  # file and id of a record
 ListedRegions = dict[_Key, tuple[str, list[Region]]]  # file and id -> id in the run, regions
-_OVER_ORIGIN = "the origin"  # in a note; the words around it differ between versions
+_OVER_ORIGIN = "the origin"  # in a note; its other words differ between versions
 _MOST = 10**15  # largest number on the page
 _MOST_LISTED = 5_000  # records whose regions a page lists
 _BASES_PER_BIN, _MOST_BINS = 1_000, 10_000  # of the evidence along a record
@@ -41,7 +41,7 @@ _REGION_COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The content of ``run.json`` or a similar file, which may hold anything."""
+    """The content of ``run.json`` or a similar file; any value may be missing or wrong."""
 
     content: Mapping[str, Any]
 
@@ -88,7 +88,7 @@ class Facts:
         return value if isinstance(value, list) else ()
 
     def reals(self, *names: str) -> list[float]:
-        """The usable numbers of a sequence; empty if any of them is not one."""
+        """The numbers of a sequence; empty if any of its values is not a usable number."""
         values = self.sequence(*names)
         return list(map(float, values)) if all(map(is_number, values)) else []
 
@@ -179,7 +179,7 @@ def read_page_regions(table: Path) -> tuple[Counter[_Key], ListedRegions]:
 
 
 def _rank(of_record: tuple[_Key, tuple[str, list[Region]]]) -> tuple[bool, int, _Key]:
-    """The sort key of a record: has it more than a whole region, its viral letters, its name."""
+    """The sort key of a record: whether a region is a part of it, its viral letters, its name."""
     key, (_, regions) = of_record
     is_part = any(region.kind != "whole" for region in regions)
     return is_part, sum(region.end - region.start for region in regions), key
@@ -215,7 +215,7 @@ def _region_lines(
 def read_tracks(path: Path, lengths: Mapping[str, int]) -> dict[str, tuple[Values, Values]]:
     """Posterior and log-odds along some records, by their ids in the run; none without a file.
 
-    Of each bin the largest posterior and the mean log-odds; NaN if it has no piece. (n_bins,) each
+    For each bin: the largest posterior and the mean log-odds; NaN if no piece is in it. (n_bins,)
 
     Raises:
         InputError: the file is damaged.

@@ -1,9 +1,9 @@
-"""Render a page: one HTML file with all that it needs, without a network.
+"""Render a page: one HTML file that needs no other file and no network.
 
 The templates escape every value. Scripts and styles come from this package, and the page names
 their hashes, so that a browser runs nothing else. The data are columns in JSON, deflated, in a
-block that is not a script. Equal content gives equal bytes. This module also has the works to cite,
-as text and as BibTeX.
+block that is not a script. Equal content gives equal bytes. This module also writes the works to
+cite, as text and as BibTeX.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from virnucpro.ground.log import counted, printable
 from virnucpro.page.template import Safe, asset, fill
 
 MOST_BYTES = 3_000_000
-_LEVEL = 4  # of deflate: 6 takes three times as long, for 4 % less
+_LEVEL = 4  # of deflate; level 6 takes three times as long and saves 4 %
 
 
 def render_packed(template: str, content: Mapping[str, object], packed: str) -> bytes:
@@ -129,7 +129,7 @@ def all_works() -> tuple[Work, ...]:
 
 
 def works_of(families: Collection[str]) -> list[Work]:
-    """The works to cite for a result of encoders of these families, or of the scorer alone."""
+    """The works to cite for a result by encoders of these families, or by the scorer alone."""
     works = all_works()
     return [work for work in works if not work.families or {*families} & {*work.families}]
 
@@ -141,7 +141,7 @@ def as_lines(*, bibtex_only: bool) -> Iterator[str]:
         for work in all_works():
             only = " (only for results that used it)" if work.families else ""
             yield f"- {work.role}{only}:\n  {as_text(work)}\n"
-        yield "The same as BibTeX (alone: virnucpro cite --bibtex):\n"
+        yield "As BibTeX (alone: virnucpro cite --bibtex):\n"
     yield "\n\n".join(map(as_bibtex, all_works()))
 
 

@@ -1,6 +1,6 @@
-"""Make ``report.html`` of a run, in the order of a reader's questions.
+"""Make the ``report.html`` of a run, in the order of a reader's questions.
 
-Only files of the run folder are read, so a page can be made again at any time, with equal bytes.
+It reads only files of the run folder, so that a page made again has the same bytes.
 """
 
 from __future__ import annotations
@@ -80,9 +80,8 @@ _MOST_LINES = 8  # devices in a chart, starts of a run
 _MOST_HOSTS = 100
 _SHORT = {"nucleotide": 500, "protein": 100}  # letters; shorter records have weak calls
 _MOST_FAMILIES = 20  # bars
-_SAFE_LETTERS = (
-    200  # ``printable`` leaves texts of this length unchanged, unless they have control characters
-)
+# ``printable`` leaves texts of this length unchanged, unless they have control characters
+_SAFE_LETTERS = 200
 _ROOM = 40_000  # bytes of the page besides the rows
 _PLACES: Mapping[str, int] = {status: place for place, status in enumerate(STATUSES)}
 
@@ -183,7 +182,7 @@ def write_run_page(rundir: RunDir, pool: Pool) -> None:
 
 
 def _pack(run: _RunFiles, fixed: Mapping[str, object], most_bytes: int) -> tuple[str, RecordRows]:
-    """The data of the page with as many rows as fit, and the rows."""
+    """Pack the data of the page with as many rows as fit. -> the data, and the rows"""
     rows = run.rows
     while True:
         packed = pack({**fixed, **_columns(run, rows)})
@@ -227,7 +226,7 @@ def _read_run(rundir: RunDir, helpers: Helpers[None]) -> _RunFiles:
 def _listed(regions: ListedRegions, counts: RunCounts) -> Iterator[_Listed]:
     """The records with regions that the page lists.
 
-    A region that is its whole record says no more than the call, and is left out.
+    A region that spans its whole record is left out: it adds nothing to the call.
     """
     for (file, record), (run_id, of_record) in regions.items():
         length, score = counts.measured[file, record]
@@ -246,7 +245,7 @@ def _name(run: _RunFiles) -> str:
 
 
 def _state(run: _RunFiles) -> tuple[str, str]:
-    """How the run ended: a word and a sentence."""
+    """The state of the run: a word and a sentence."""
     facts = run.facts
     state, (n_failed, n_refused) = facts.text("state"), _failures(facts)
     if state == "planned":
@@ -337,7 +336,7 @@ def _answer(run: _RunFiles) -> dict[str, object]:
 
 
 def _place_on_page(sink: Sink) -> bool:
-    """The sort key of files: the verdict first, then the others in their order."""
+    """The sort key of files: the files of viruses first, then the others in their order."""
     return not sink.file.startswith("viruses")
 
 
