@@ -1,1 +1,1 @@
-"""Who calls a record: scorer, head, both; and its regions."""
+"""Call records, by the scorer, a head or both, and find regions in them."""

@@ -1,8 +1,7 @@
-"""Who calls the records of a run: the scorer, a head, both, or nobody.
+"""Choose the caller of a run: the scorer, a head, both, or none.
 
-A run has one caller, which is chosen here. All code that needs a call, or depends on who calls,
-asks the caller and does not look inside it. The scorer makes the same calls with vectors and
-without.
+A run has one caller. All code that needs a call, or depends on who calls, asks the caller and does
+not look inside it. The scorer makes the same calls with vectors and without.
 
 A run may embed only some of its records: the scorer reads every record, and the score decides. The
 decision depends only on the score and the length of the record, so it is the same in every run and
@@ -47,9 +46,9 @@ from virnucpro.scorer.nets import ErrorRates, Scorer, thresholds
 from virnucpro.sequences.kmers import Sketch
 from virnucpro.sequences.translate import GeneticCode, screen_all
 
-# false positive rates, at each length: of the lowest score that is embedded, ...
+# false positive rates, at each length, of the lowest score that is embedded ...
 NEARLY_VIRAL = 0.2
-SURELY_VIRAL = FALSE_POSITIVES["conservative"]  # ... and of scores that every preset calls virus
+SURELY_VIRAL = FALSE_POSITIVES["conservative"]  # ... and of the lowest that all presets call virus
 _USUAL_CHUNK = 500  # bases
 _NOTE = "not embedded"
 
@@ -57,28 +56,27 @@ _NOTE = "not embedded"
 Trained: TypeAlias = tuple[NDArray[np.uint64], NDArray[np.uint64], Sketch]
 
 
-# the rule by which a record is called viral, in words and in numbers: the lowest viral score at
-# each length
+# the rule by which a record is called viral: in words, and as the lowest viral score at each length
 Cut: TypeAlias = tuple[str, tuple[tuple[int, float], ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """Calls records: by their sequence, by vectors of their frames, or by both.
+    """Calls records by their sequence, by vectors of their frames, or by both.
 
-    The class itself calls nothing: it is the caller of ``extract``, which only embeds. It can be
-    sent to another process.
+    The class itself calls nothing: it is the caller of ``extract``, which only embeds. Callers can
+    be sent to other processes.
     """
 
-    stages: ClassVar[tuple[str, ...]] = STAGES  # of its run
+    stages: ClassVar[tuple[str, ...]] = STAGES  # of a run with this caller
     keeps_scores: ClassVar[bool] = False  # True: a later cut needs only the kept scores
 
     frame_head: Head | None = None  # scores frames by their vectors; None: frames get no score
-    scorer: Scorer | None = None  # scores sequences; None: not needed, not loaded
+    scorer: Scorer | None = None  # scores sequences; None: not needed and not loaded
 
     @property
     def announcements(self) -> tuple[str, ...]:
-        """Lines for the user that say who calls."""
+        """Lines that tell the user who calls."""
         return ()
 
     @property
@@ -87,7 +85,7 @@ class Caller:
 
     @property
     def hashes(self) -> Mapping[str, str]:
-        """The hashes that go into the recipe of a run. A joined head implies its scorer."""
+        """The hashes for the recipe of a run. A joined head implies its scorer."""
         if self.frame_head is not None:
             return {"head_sha256": self.frame_head.sha256}
         return {} if self.scorer is None else {"scorer_sha256": self.scorer.sha256}
@@ -118,11 +116,11 @@ class Caller:
 
     @property
     def head_facts(self) -> HeadFacts | None:
-        """The rules by which the head alone calls; None: it does not call alone."""
+        """The rules of a head that calls alone; None: no head calls alone."""
         return None
 
     def chunk_size(self, asked: int | None) -> int:
-        """The bases of a chunk: the size that the user asks for, or the default.
+        """The bases of a chunk: the user's size, or the default.
 
         Raises:
             UsageError: the head was made for chunks of another size.
@@ -133,20 +131,20 @@ class Caller:
         if asked not in (None, made_for):
             raise UsageError(
                 f"the head was made for chunks of {made_for} bases, not of {asked}",
-                hint="leave --chunk-size out, or give a head made for that size",
+                hint="leave --chunk-size out, or use a head made for that size",
             )
         return made_for
 
     def warnings(
         self, chunk_size: int, n_records: int, n_short: int, n_shards: int
     ) -> Iterator[str]:
-        """Warnings about records that get weak calls or none; ``n_short``: below half a chunk."""
+        """Warn about records with weak calls or none; ``n_short``: shorter than half a chunk."""
         if not n_shards:
-            yield "no record has a frame to embed: see the table for each one's status"
+            yield "no record has a frame to embed: the table has the status of each"
         if self.frame_head and n_short > n_records / 2:
             yield (
                 f"{n_short} of {counted(n_records, 'record')} shorter than half a chunk of "
-                f"{chunk_size} bases; expect weaker calls"
+                f"{chunk_size} bases: their calls are less reliable"
             )
 
     def shortest(self, input_type: InputType) -> int:
@@ -164,13 +162,13 @@ class Caller:
     def call(
         self, records: Records, frames: Sequence[list[Prediction]], recipe: Recipe
     ) -> CalledRecords:
-        """Call each record, given with its embedded frames, scored or not."""
+        """Call each record; ``frames`` has its embedded frames, with or without scores."""
         return _call_by_frames(recipe, self.head_facts, records, frames)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ByScorer(Caller):
-    """The scorer calls by the sequence alone; embedded frames change no call."""
+    """The scorer calls by the sequence alone; embedded frames do not change calls."""
 
     scorer: Scorer
     options: CutOptions
@@ -253,8 +251,8 @@ class _ByHead(Caller):
             )
         if self.options.prevalence != CutOptions.prevalence:
             raise UsageError(
-                "--prevalence is for the column fdr; a head alone has no error rates",
-                hint="leave it out",
+                "--prevalence needs error rates, and a head alone has none",
+                hint="leave it out, or let the scorer call: leave out --head and --calls",
             )
 
     @property
@@ -306,7 +304,7 @@ class _Joined(Caller):
             f"called by the scorer and the head; weight of the head by length in bases: {weights}"
         ]
         if not any(knot.head for knot in knots):
-            lines.append("the head has no weight at any length: the scorer alone makes the scores")
+            lines.append("the head has no weight at any length: scores are those of the scorer")
         return tuple(lines)
 
     @property
@@ -331,7 +329,7 @@ class _Joined(Caller):
 class _Cascade(Caller):
     """The scorer calls the records without embedded frames, and ``then`` calls all others.
 
-    ``then`` also calls what the scorer cannot read.
+    ``then`` also calls the records that the scorer cannot read.
     """
 
     first: _ByScorer
@@ -365,7 +363,7 @@ class _Cascade(Caller):
         by_first = self.first.call(records.kept(bare), [[] for is_bare in bare if is_bare], recipe)
         scores = iter(by_first.calls.virus_scores)
         is_left = [is_bare and next(scores) is None for is_bare in bare]
-        by_first.calls.notes[:] = [_NOTE] * len(by_first.calls.notes)  # of those that are kept
+        by_first.calls.notes[:] = [_NOTE] * len(by_first.calls.notes)  # some rows are dropped below
         others = [not is_bare or left for is_bare, left in zip(bare, is_left, strict=True)]
         by_then = self.then.call(records.kept(others), list(compress(frames, others)), recipe)
         return CalledRecords.joined(
@@ -381,15 +379,15 @@ def caller_of(
 ) -> Caller:
     """Choose the caller of a prediction.
 
-    That is the head, if there is one, joined with the scorer if it was joined in training and
-    ``calls`` allows it; else the scorer. ``rules`` select the records to embed. Without rules
-    nothing is embedded; what the last rule leaves out is called by the scorer.
+    With a head, it is the head, joined with the scorer if both were joined in training and
+    ``calls`` allows it. Otherwise it is the scorer. ``rules`` select the records to embed; without
+    rules, nothing is embedded. The scorer calls the records that the last rule leaves out.
 
     Raises:
         UnavailableError: the head was joined with another scorer.
         UsageError: the cut is not possible with a head.
     """
-    own_kinship()  # finds a damaged table of families before anything is computed
+    own_kinship()  # a damaged table of families fails before anything is computed
     if not rules:
         return ScorerAlone(scorer=Scorer.own(), options=options)
     if head is not None and (head.facts.join is None or calls == "head"):
@@ -408,7 +406,7 @@ def asking(
 ) -> Iterator[tuple[FastaRecord, int | None]]:
     """The records that can be embedded, each with the index of the first rule that selects it.
 
-    None: no rule does. Every rule selects the records that the scorer cannot read.
+    None: no rule selects it. Every rule selects the records that the scorer cannot read.
     """
     if not recipe.encoders:
         return
@@ -419,7 +417,7 @@ def asking(
 
 
 def _first_asking(records: Records, recipe: Recipe, rules: Sequence[Embed]) -> list[int | None]:
-    """The index of the first rule that selects each record; None: no rule does."""
+    """The index of the first rule that selects each record; None: no rule selects it."""
     if rules[0] == "all":
         return [0] * len(records.ids)
     scorer = Scorer.own()
@@ -441,7 +439,7 @@ def _kmers_of(scorer: Scorer) -> Sketch:
 
 
 def _cut_of(options: CutOptions, error_rates: Sequence[ErrorRates]) -> Cut:
-    """The cut of a preset, by error rates, unless the user named a threshold."""
+    """The cut at the user's threshold, or else that of a preset, by error rates."""
     if options.threshold is not None:
         return _cut_at(options.threshold)
     share = FALSE_POSITIVES[options.preset]
@@ -461,7 +459,7 @@ def _call_by_frames(
     records: Records,
     frames: Sequence[list[Prediction]],
 ) -> CalledRecords:
-    """Call records by the scores of their frames; without facts they were only to be embedded."""
+    """Call records by the scores of their frames; without ``facts`` they are only embedded."""
     screened, calls = screen_all(records, recipe), list[Call]()
     for place, (record, predictions) in enumerate(zip(records.each(), frames, strict=True)):
         length = len(record.sequence)
@@ -481,10 +479,10 @@ def call_record(
     predictions: Sequence[Prediction],
     facts: HeadFacts | None,
 ) -> Call:
-    """Call one record that passed the screen; without ``facts`` it was only embedded.
+    """Call one record that passed the screen; without ``facts`` it is only embedded.
 
-    Failed frames do not count for the score, and the note counts them. If all frames failed, so
-    has the record.
+    Failed frames do not count in the score; the note counts them. If all frames failed, the record
+    failed.
     """
     chunks = chunk_scores(predictions)
     n_failed = sum(bool(prediction.failure) for prediction in predictions)
@@ -510,9 +508,10 @@ def call_record(
 
 
 def _runs(bare: Sequence[bool], others: Sequence[bool]) -> Iterator[tuple[bool, int, int]]:
-    """Runs of neighbours with the same caller: (is it the second, first row, end) in its results.
+    """Yield the runs of neighbours that one caller calls, as rows of its results.
 
-    The first caller has called all ``bare`` records, the second all ``others``.
+    Each is (is it the second caller, first row, end). The first caller has called all ``bare``
+    records, the second all ``others``.
     """
     n_first = n_then = 0
     for is_other, run in groupby(zip(others, bare, strict=True), key=itemgetter(0)):

@@ -1,4 +1,4 @@
-"""Scores, log-odds and failures of frames."""
+"""Convert scores and log-odds, and collect the scores and failures of frames."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 
 from virnucpro.ground.records import DECIMALS, FRAMES_FAILED, Prediction, Values, sigmoid
 
-_NEAR = 1e-6  # in units of the last decimal: a thousand times the spacing of doubles near 1
-_SURE = 10.0**-DECIMALS  # scores are clipped to [_SURE, 1 - _SURE] before log-odds are taken
+_NEAR = 1e-6  # in units of the last decimal: thousands of times the spacing of doubles near 1
+_SURE = 10.0**-DECIMALS  # log-odds are computed from scores clipped to [_SURE, 1 - _SURE]
 
 
 def chunk_scores(predictions: Sequence[Prediction]) -> list[tuple[str, list[float]]]:
@@ -31,12 +31,12 @@ def chunk_scores(predictions: Sequence[Prediction]) -> list[tuple[str, list[floa
 
 
 def probability(log_odds: float) -> float:
-    """The score for these log-odds, with 6 decimals."""
+    """The score for these log-odds, rounded to 6 decimals."""
     return round(0.5 * (1 + tanh(log_odds / 2)), DECIMALS)
 
 
 def probabilities(log_odds: Values) -> Values:
-    """``probability`` of each, to the last bit; NaN for NaN. (n,) -> (n,)"""
+    """``probability`` of each, equal to the last bit; NaN for NaN. (n,) -> (n,)"""
     scaled = sigmoid(log_odds) * 10**DECIMALS
     whole = np.rint(scaled)
     scores = whole / 10**DECIMALS  # the double that is nearest to these decimals
@@ -47,7 +47,7 @@ def probabilities(log_odds: Values) -> Values:
 
 
 def log_odds(score: float) -> float:
-    """The log-odds of being viral, clipped to what 6 decimals can hold."""
+    """The log-odds of a score, clipped to what scores with 6 decimals can express."""
     score = min(max(score, _SURE), 1 - _SURE)
     return log(score / (1 - score))
 
@@ -56,7 +56,7 @@ SUREST = log_odds(1 - _SURE)  # the largest log-odds that a score with 6 decimal
 
 
 def failure_note(frames: Sequence[Prediction]) -> str:
-    """The note that counts frames without a vector and gives the first reason; "" for none."""
+    """A note on frames without a vector: how many, and the first reason; "" if there are none."""
     failures = [frame.failure for frame in frames if frame.failure]
     if not failures:
         return ""

@@ -2,13 +2,13 @@
 
 A head is a safetensors file. ``protein.layers.0.weight``, ``protein.layers.0.bias``,
 ``protein.layers.1.weight`` … belong to the network that reads embeddings. The same names under
-``nucleotide.`` belong to the network, if any, that reads the embedding and the composition of the
-frame's bases. The one entry of metadata holds the facts of the head in JSON. Layers are separated
-by a ReLU; the last one gives two logits. The file may also hold digests of its training data.
+``nucleotide.`` belong to an optional network that reads the embedding and the composition of the
+frame's bases. The only entry of the metadata holds the facts of the head in JSON. A ReLU separates
+layers; the last layer gives two logits. The file may also hold digests of its training data.
 
 A head may be joined with the scorer: a call uses the weighted sum of their log-odds, with weights
-that depend on length. They are fitted to groups that the head was not trained on. Where the weight
-of the head is 0, it adds nothing at that length.
+that depend on length. They are fitted to groups that the head was not trained on. At lengths where
+its weight is 0, the head adds nothing.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _no_digests() -> NDArray[np.uint64]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderFacts:
-    """The encoder that a head was made for."""
+    """The encoder for which a head was made."""
 
     family: str
     name: str  # in messages
@@ -102,7 +102,7 @@ class JoinKnot:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Weights and error rates, in order of length, and the scorer that they were fitted with."""
+    """Weights and error rates, sorted by length, and the scorer they were fitted with."""
 
     scorer_sha256: str
     knots: tuple[JoinKnot, ...]
@@ -131,13 +131,13 @@ class Join:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadFacts:
-    """The facts of a head: its encoders, its rules and its training. Stored with it."""
+    """The facts of a head, stored in its file: encoders, rules and training."""
 
     encoders: tuple[EncoderFacts, ...]  # their vectors are concatenated in this order
     chunk_size: int  # bases; the default of --chunk-size
     threshold: float  # the lowest score of a record that is called virus
     frame_rule: FrameRule  # log-odds of a chunk: the largest of its frames, or their mean
-    exponent: float  # log-odds of a record: the sum over its n chunks, over n ** exponent
+    exponent: float  # log-odds of a record: the sum over its n chunks, divided by n ** exponent
     training: str  # how it was trained, in a sentence
     classes: str = CLASSES
     join: Join | None = None  # with the scorer; None: the head calls nucleotides alone
@@ -158,7 +158,7 @@ class HeadFacts:
             raise TypeError("the description of the training must be text")
 
     def score(self, chunks: Iterable[Sequence[float]]) -> float:
-        """The score of a record, 6 decimals, from the frame scores of each of its chunks.
+        """The score of a record, with 6 decimals, from the frame scores of its chunks.
 
         There is at least one chunk. The log-odds of n chunks are added and divided by
         ``n ** exponent``.
@@ -186,7 +186,7 @@ class HeadFacts:
             ids = " and ".join(model.encoder_id for model in models)
             raise UnavailableError(
                 f"the head was made for the encoder {printable(made_for)}, not for {names} ({ids})",
-                hint="give with --model the encoder that the head was made for",
+                hint="set --model to the encoder that the head was made for",
             )
         for encoder, model in zip(self.encoders, models, strict=True):
             has_layer = encoder.dim == model.dim and 1 <= encoder.layer <= model.n_layers
@@ -200,7 +200,7 @@ class HeadFacts:
 
     @property
     def dim(self) -> int:
-        """Numbers in the vector of a frame."""
+        """The length of the vector of a frame."""
         return sum(encoder.dim for encoder in self.encoders)
 
 
@@ -208,7 +208,7 @@ class HeadFacts:
 class Network:
     """Fully connected layers, and the temperature that calibrates them.
 
-    Logits are divided by it before the softmax (Guo et al. 2017, arXiv:1706.04599).
+    Logits are divided by the temperature before the softmax (Guo et al. 2017, arXiv:1706.04599).
     """
 
     layers: tuple[Layer, ...]
@@ -249,9 +249,9 @@ class Network:
         return int(self.layers[0][0].shape[-1])
 
     def classify(self, inputs: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The probability that each row is viral, 6 decimals. (n, n_inputs) -> (n,)
+        """The probability that each row is viral, with 6 decimals. (n, n_inputs) -> (n,)
 
-        Computed in float64, so that a score does not depend on the other rows.
+        It is computed in float64, so that it does not depend on the other rows.
         """
         x = inputs
         for i, (weight, bias) in enumerate(self.layers):
@@ -270,7 +270,7 @@ class Head:
     """
 
     facts: HeadFacts
-    protein: Network | None  # None where the vector is empty
+    protein: Network | None  # None if vectors are empty
     nucleotide: Network | None = None
     trained_records: NDArray[np.uint64] = field(default_factory=_no_digests)
     trained_groups: NDArray[np.uint64] = field(default_factory=_no_digests)
@@ -297,16 +297,17 @@ class Head:
                 raise ValueError("digests are not sorted, or one occurs twice")
 
     def classify(self, vectors: NDArray[np.float32]) -> NDArray[np.float64]:
-        """The probability that each protein is viral, 6 decimals. (n, dim) -> (n,)"""
+        """The probability that each protein is viral, with 6 decimals. (n, dim) -> (n,)"""
         assert self.protein is not None, "an encoder of empty vectors reads no proteins"
         return self.protein.classify(vectors.astype(np.float64))
 
     def classify_frames(
         self, vectors: NDArray[np.float32], frames: Sequence[str]
     ) -> NDArray[np.float64]:
-        """The probability that each frame is viral, 6 decimals, from vectors and coding strands.
+        """The probability that each frame is viral, with 6 decimals.
 
-        (n, dim), n strings from ``Orf.codons_in`` -> (n,)
+        It is computed from vectors and from coding strands, as ``Orf.codons_in`` gives them.
+        (n, dim), n strings -> (n,)
         """
         if self.nucleotide is None:
             return self.classify(vectors)
@@ -356,7 +357,7 @@ class Head:
             ) from error
 
     def save(self, path: Path) -> None:
-        """Write the head, without the hash of its file: the same bytes every time."""
+        """Write the head. The same head gives the same bytes."""
         both = {name: getattr(self, name) for name in _NETWORKS}
         networks: dict[str, Network] = {name: network for name, network in both.items() if network}
         temperatures = {name: network.temperature for name, network in networks.items()}
@@ -388,9 +389,9 @@ def _network(
 def join_log_odds(knots: Sequence[JoinKnot], base: Values, head: Values, lengths: Counts) -> Values:
     """The joined log-odds of records. (n,) each -> (n,)
 
-    ``base`` is the scorer's, calibrated; ``head`` is the mean over a record's chunks. The result is
-    NaN where either is. Weights and offset are interpolated linearly between the knots, over the
-    logarithm of the length.
+    ``base`` has the scorer's calibrated log-odds, and ``head`` the means over the chunks of a
+    record. The result is NaN where either is NaN. Weights and offset are interpolated linearly
+    between the knots, over the logarithm of the length.
     """
     of_base, of_head, offset = (
         at_lengths(lengths, knots, [getattr(knot, name) for knot in knots])

@@ -115,7 +115,7 @@ class CutOptions:
         if self.threshold is not None and not 0 <= self.threshold <= 1:
             raise UsageError(
                 f"--threshold is {self.threshold}; scores lie between 0 and 1",
-                hint="leave it out for the thresholds of --preset",
+                hint="leave it out to use the thresholds of --preset",
             )
         if self.threshold is not None and self.preset != "default":
             raise UsageError(

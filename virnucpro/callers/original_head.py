@@ -1,4 +1,4 @@
-"""Read the heads that the original VirNucPro publishes, and convert them once.
+"""Read the published heads of the original VirNucPro, and convert them once.
 
 ``500_model.pth`` and ``300_model.pth`` are pickles of a torch module with a hidden layer, a batch
 norm and an output layer (github.com/Li-Jing-1997/VirNucPro @ 0f93f27). Only the tensors are read.
@@ -24,7 +24,7 @@ from virnucpro.ground.events import OnEvent
 from virnucpro.ground.log import printable
 
 _KIND = "a head of VirNucPro"
-_CONVERTED = "head.safetensors"  # its place beside the published file
+_CONVERTED = "head.safetensors"  # in the folder of the published file
 _TRAINING = (
     "published by the authors of VirNucPro; frames and chunks are called as theirs are; the call "
     "of a record, which they do not make, is ours: the mean of its chunks' log-odds"
@@ -32,17 +32,17 @@ _TRAINING = (
 
 
 class _Module(nn.Module):
-    """An empty stand-in for their class: what a pickle puts into it is data."""
+    """An empty stand-in for the original class: a pickle can only put data into it."""
 
 
 _ALLOWED = ((_Module, "__main__.MLPClassifier"), nn.Linear, nn.BatchNorm1d, nn.Dropout, set)
 
 
 def find_head(bundle: str, models: tuple[Model, ...], on_event: OnEvent) -> Path:
-    """The head of a bundle for these encoders, fetched if need be and converted once.
+    """The head of a bundle for these encoders, fetched if needed and converted once.
 
     Raises:
-        UnavailableError: it cannot be fetched, or is another file.
+        UnavailableError: it cannot be fetched, or another file is there.
     """
     source, chunk_size = fetch_head(bundle, on_event)
     encoders = tuple(map(EncoderFacts.of, models))
@@ -58,7 +58,7 @@ def read_original_head(path: Path, encoders: tuple[EncoderFacts, ...], chunk_siz
     """Read the head in a ``.pth`` file, for the concatenated vectors of these encoders.
 
     Raises:
-        UnavailableError: it is another file, is damaged, or holds code (which is not run).
+        UnavailableError: the file has no such head, is damaged, or holds code, which is not run.
     """
     module = read_pt(path, _KIND, _ALLOWED)
     facts = HeadFacts(

@@ -1,4 +1,4 @@
-"""The scorer calls records by their letters alone, without frames or vectors.
+"""Call records with the scorer, by their letters alone, without frames or vectors.
 
 Records come in blocks. A score does not depend on the other records of its block.
 """
@@ -35,16 +35,15 @@ from virnucpro.sequences.translate import GeneticCode, screen_all
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoredRecords:
-    """Scores of neighbouring records by the scorer alone: all that calls need, except the cut."""
+    """The scorer's results for neighbouring records: all that calls need, except the cut."""
 
     records: Records
-    screened: dict[int, Status]  # status of each record that was screened out, by index
-    notes: list[str]  # why a record was screened out, or what else its sequence shows
+    screened: dict[int, Status]  # by index: the status of each record that was screened out
+    notes: list[str]  # why a record was screened out, or what its sequence shows
     log_odds: Values  # (n,) NaN: no score
     n_pieces: Counts  # (n,)
     pieces: PieceScores  # of all records
-    # by index: the regions if the record is called other, and if it is called virus; a record
-    # that was not searched has no entry
+    # by index, for each searched record: its regions if it is called other, and if called virus
     found: dict[int, tuple[Found, Found]] = field(default_factory=dict)
 
 
@@ -138,7 +137,7 @@ def _frames(scored: ScoredRecords, is_known: Mask, *, is_protein: bool) -> Frame
 
 
 def _short_proteins(records: Records, shortest: int) -> dict[int, tuple[Status, str]]:
-    """Status and note of each protein that is too short for the scorer, by index."""
+    """By index: the status and the note of each protein that is too short for the scorer."""
     lengths = [len(record.protein) for record in records.each()]
     return {
         place: ("too_short", f"{length} of at least {shortest}")
@@ -174,7 +173,7 @@ def join_calls(
     columns = places, scores, probabilities(base), is_virus, rates
     each = zip(*(column.tolist() for column in columns), strict=True)
     for place, score, base_score, decision, rate in each:
-        if not isnan(base_score):  # else the scorer cannot read it
+        if not isnan(base_score):  # NaN: the scorer cannot read it
             calls.statuses[place], calls.are_viruses[place] = "scored", decision
             calls.virus_scores[place], calls.base_scores[place] = score, base_score
             calls.rates[place] = rate
@@ -194,7 +193,7 @@ def _numbers(values: Values) -> list[float | None]:
 def _decide(
     log_odds: Values, lengths: Counts, error_rates: Sequence[ErrorRates], cut: CutOptions
 ) -> tuple[Mask, Values]:
-    """Whether each record is viral, by its calibrated log-odds, and the false discovery rate there.
+    """Whether each record is viral, by its calibrated log-odds, and its false discovery rate.
 
     NaN is not viral. (n,) each
     """
@@ -205,7 +204,7 @@ def _decide(
 
 
 def other_codes(records: Records, places: Sequence[int], recipe: Recipe) -> dict[int, str]:
-    """Notes, by index, on the records that seem to use another genetic code."""
+    """By index: notes on the records that seem to use another genetic code."""
     if recipe.input_type != "nucleotide" or recipe.genetic_code not in (1, 11):
         return {}
     codes = find_open_codes([records.sequences[place] for place in places])

@@ -1,1 +1,1 @@
-"""Write and read the tables of a run: their names, columns and rows."""
+"""Write and read the tables of a run."""

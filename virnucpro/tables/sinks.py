@@ -2,7 +2,7 @@
 
 Any process may make the rows of a record, as text; they are written in input order. ``SINKS`` lists
 the outputs by command, and the run folder derives its own files from it. So a new output needs a
-``Sink`` here and its name in a list.
+``Sink`` here and a place in ``SINKS``.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ from virnucpro.tables.text import (
 )
 
 LENGTH_CLASSES = (0, 1_000, 3_000, 10_000)  # starts of the length classes, in bases or residues
-_SYNCED_AT_ONCE = 4  # samples; a disk does a few syncs in the time of one
+_SYNCED_AT_ONCE = 4  # samples; a disk does a few syncs as fast as one
 _NO_HIT = (-1.0, 0, "")
 Row = TypeVar("Row")
 
 
-# The records of a run, counted, and their text
+# Counts of records, and their rows
 
 
 @dataclass(slots=True)
@@ -88,7 +88,7 @@ class Tally:
 
     @property
     def n_viruses(self) -> int:
-        """Rows of the verdict."""
+        """The number of rows in the table of viruses."""
         return self.n_viral + self.n_proviruses
 
     @property
@@ -150,7 +150,7 @@ class Tally:
         self.best = max(self.best, other.best, key=itemgetter(0, 1))
 
 
-# text by the file name of an output, of those that any record adds to
+# text by the file name of an output; outputs without text may be missing
 Rows: TypeAlias = Mapping[str, bytes | memoryview]
 
 
@@ -161,7 +161,7 @@ class Portion:
     sample: str
     rows: Rows
     tally: Tally
-    own_rows: Rows | None = None  # rows with the ids that the records have in their file
+    own_rows: Rows | None = None  # the same with the ids in the input file
 
     @classmethod
     def of_samples(
@@ -172,7 +172,7 @@ class Portion:
         *,
         with_own: bool = False,
     ) -> list[Portion]:
-        """Make a portion per sample; with a genetic code, viruses are identified."""
+        """Make a portion per sample; with a genetic code, identify the viruses."""
         results.viruses = find_viruses(results, code)
         per_file = [sink for sink in sinks if sink.per_file]
         return [
@@ -219,19 +219,19 @@ class Place:
     """Where the outputs of a run or of one sample go."""
 
     folder: Path
-    tree: Tree  # that it lies in
-    aside: Path  # folder for lines to be sorted, on a disk that is large enough
+    tree: Tree  # the tree with the folder
+    aside: Path  # folder for lines to be sorted, on a disk with enough space
     inputs: Sequence[InputFile] = ()
     refused: Sequence[InputFile] = ()  # inputs that could not be read
-    samples: Path | None = None  # parent of a folder of outputs per sample; None: no such folders
+    samples: Path | None = None  # each sample gets a folder of outputs in it; None: no such folders
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sink:
-    """One output of a run: a text file, with or without a line of columns.
+    """One output of a run: a text file, with or without a header line.
 
-    ``rows`` makes the lines of neighbouring records; None if they do not need the file.
-    ``last_lines`` makes the lines at the end from the counts of each sample.
+    ``rows`` makes the lines of neighbouring records, or None if they do not need the file.
+    ``last_lines`` makes the last lines from the counts of each sample.
     """
 
     file: str
@@ -246,15 +246,15 @@ class Sink:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Table(Sink, Generic[Row]):
-    """An output that can be read again."""
+    """An output that VirNucPro can also read."""
 
     parse: Callable[[dict[str, str]], Row] = field(kw_only=True)
 
     def read(self, lines: Iterator[str]) -> Iterator[Row]:
-        """Parse its rows.
+        """Parse the rows of the table.
 
         Raises:
-            ValueError: it is damaged.
+            ValueError: the table is damaged.
         """
         if tuple(next(lines, "").rstrip("\n").split("\t")) != self.columns:
             raise ValueError("its columns have other names")
@@ -315,9 +315,10 @@ RECORD_TABLE = _Table(
     rows=lambda results: record_rows(results.calls),
     parse=_call_in,
 )
-# of a run that calls nothing
+# for a run that calls nothing
 _EMBEDDED = replace(RECORD_TABLE, file="records.tsv", about="every record, with its status")
-# every frame with a score, and every chunk with such a frame, sorted by id: the original's formats
+# every frame with a score, and every chunk with such a frame, sorted by id; the formats are those
+# of the original VirNucPro
 FRAME_TABLE = _Table(
     "prediction_results.txt",
     columns=("Sequence_ID", "Prediction", "score1", "score2"),
@@ -330,11 +331,11 @@ CHUNK_TABLE = Sink(
     rows=lambda results: chunk_rows(results.frames),
 )
 _VIRAL_FASTA = Sink(
-    "viral.fasta", "the records called virus, with their headers as they were", rows=_viral_fasta
+    "viral.fasta", "the records called virus, with their original headers", rows=_viral_fasta
 )
 FAILED_SEQUENCES = Sink(
     "failed_sequences.fa",
-    "the sequences that failed, to be corrected and run again",
+    "the failed sequences, to correct and run again",
     rows=_failed_fasta,
     per_file=False,
     is_optional=True,
@@ -347,10 +348,10 @@ FAILED_SEQUENCES = Sink(
 def _viruses_in(
     results: CalledRecords, place: int
 ) -> Iterator[tuple[str, tuple[Region, ...], float]]:
-    """Yield name, parts in order, and score of each virus in a record with regions.
+    """Yield the name, the parts in order, and the score of each virus in a record with regions.
 
-    A virus is the record itself, without flanks of the host, or a provirus. A provirus that
-    crosses the origin of a circular record has two parts.
+    A virus is the record itself, without host flanks, or a provirus. A provirus that crosses the
+    origin of a circular record has two parts.
     """
     calls, record_id = results.calls, results.records.ids[place]
     regions = results.regions[place][0]
@@ -372,7 +373,7 @@ def _viruses_in(
 def find_viruses(results: CalledRecords, code: GeneticCode | None) -> Viruses:
     """Find the viruses in the records; with a genetic code, identify each by its bases.
 
-    A virus with unknown letters (blanks) gets no identity: see ``recut``.
+    A virus with missing letters (blanks) gets no identity: see ``recut``.
     """
     records, calls, unknown, rows = results.records, results.calls, Identity(), []
     for place in sorted({*compress(count(), calls.are_viruses), *results.regions}):
@@ -426,7 +427,7 @@ def _virus_rows(results: CalledRecords) -> bytes:
 
 
 def _identity_in(row: dict[str, str]) -> tuple[tuple[str, str], Identity]:
-    """The identity of a virus, after the sample and the id of its record."""
+    """The sample and the id of a record, and the identity of its virus."""
     identity = Identity(
         virus_kind=row["virus_kind"],
         kind_probability=_float(row["kind_probability"]),
@@ -456,10 +457,10 @@ def _virus_fasta(results: CalledRecords) -> bytes:
     return fasta(headers, viruses.letters)
 
 
-# the verdict: a row per virus, with the name of its sequence in the FASTA file
+# a row per virus; its name is also the id of its sequence in the FASTA file
 VIRUS_TABLE = _Table(
     "viruses.tsv",
-    "every virus: records and proviruses, with score, fdr, place, kind and family",
+    "every virus: records and proviruses, with score, fdr, position, kind and family",
     (
         *("virus", "record", "file", "kind", "start", "end", "length", "score", "fdr"),
         *("note", "virus_kind", "kind_probability", "kin", "kin_words", "kin_share"),
@@ -475,11 +476,11 @@ _VIRUS_FASTA = Sink("viruses.fasta", "their sequences", rows=_virus_fasta)
 
 
 def _sample_lines(place: Place, tallies: Mapping[str, Tally]) -> str:
-    """A row per sample, also for a file that could not be read.
+    """A row per sample, and one for each unreadable file.
 
     A file has no row if all its records replace failed records of other files.
     """
-    samples: dict[tuple[str, str], list[InputFile]] = {}  # the mates of a sample are one
+    samples: dict[tuple[str, str], list[InputFile]] = {}  # mates share a row
     read = (one for one in place.inputs if not one.generation or one.sample in tallies)
     for file in (*read, *place.refused):
         samples.setdefault((file.sample, file.error), []).append(file)
@@ -547,7 +548,7 @@ Sample\tn_records\tn_scored\tn_virus\tn_provirus
 
 
 def _failure_lines(place: Place, tallies: Mapping[str, Tally]) -> str:
-    """Path, stage and error of each file with a failure, separated by ``|`` (not in any path)."""
+    """Path, stage and error of each file with a failure, separated by ``|``; sorted."""
     rows = [(file, "read", file.error) for file in place.refused]
     firsts = {file.sample: file for file in reversed(place.inputs)}  # mates share a sample
     for sample, file in firsts.items():
@@ -567,8 +568,8 @@ def _failure_lines(place: Place, tallies: Mapping[str, Tally]) -> str:
 
 SAMPLE_TABLE = Sink(
     "samples.tsv",
-    "one row for every input file, or pair of files of reads",
-    # the columns of lengths are ``LENGTH_CLASSES``
+    "one row per input file, or pair of read files",
+    # the columns virus_* are ``LENGTH_CLASSES``
     (
         *("file", "status", "n_records", "n_scored", "n_virus", "virus_below_1000"),
         *("virus_1000_to_2999", "virus_3000_to_9999", "virus_from_10000", "n_provirus"),
@@ -586,7 +587,7 @@ _MULTIQC = Sink(
 )
 FAILED_FILES = Sink(
     "failed_files.txt",
-    "what failed, by file",
+    "what failed in each file",
     last_lines=_failure_lines,
     per_file=False,
     is_optional=True,
@@ -606,7 +607,7 @@ def region_name(record_id: str, region: Region) -> str:
     return f"{record_id}|{region.kind}_{region.start + 1}_{region.end}"
 
 
-# makes the text of a region of the record at an index; starts count from 0, ends are open
+# makes the text for a region of the record at an index; region positions count from 0, half-open
 _RegionRow: TypeAlias = Callable[[CalledRecords, int, Region], str]
 
 
@@ -648,7 +649,7 @@ def _table_row(
 
 
 def _region_in(row: dict[str, str]) -> tuple[tuple[str, str], Region]:
-    """A region, after the sample and the id of its record."""
+    """The sample and the id of a record, and its region."""
     start, end, posterior = int(row["start"]) - 1, int(row["end"]), float(row["posterior"])
     if not (0 <= start < end and 0 <= posterior <= 1):
         raise ValueError(f"{row['record']} has no region such as {row['region']}")
@@ -670,7 +671,7 @@ _CLASSES: dict[str, Literal["prophage", "uncertain", ""]] = {
 
 
 def _bed_row(results: CalledRecords, place: int, region: Region) -> str:
-    """BED6: positions count from 0, the end is after the region, and the score is in 1,000ths."""
+    """BED6: positions count from 0 and are half-open; the score is the posterior times 1,000."""
     record_id, score = results.records.ids[place], int(1000 * region.posterior)
     name = region_name(record_id, region)
     return f"{record_id}\t{region.start}\t{region.end}\t{name}\t{score}\t.\n"
@@ -742,7 +743,7 @@ TRACKS = Sink(
 
 # The outputs of each command
 
-# the sequences of records that were called viral, and of regions
+# the sequences of viral records and of regions
 LETTERS = (_VIRAL_FASTA.file, _REGION_FASTA.file)
 # what ``virnucpro regions`` writes besides the table of records
 REGION_SINKS: tuple[Sink, ...] = (
@@ -776,7 +777,7 @@ _Add = Callable[[Portion], None]
 
 @contextmanager
 def open_outputs(sinks: Sequence[Sink], place: Place) -> Iterator[_Add]:
-    """Yield a function that adds a portion to the outputs of a run and, if asked, of its sample.
+    """Yield a function that adds a portion to the outputs of a run and, if wanted, of its sample.
 
     Pass it every record once, in input order. Files appear when the ``with`` block succeeds.
     """
@@ -794,11 +795,11 @@ def open_outputs(sinks: Sequence[Sink], place: Place) -> Iterator[_Add]:
 
 @contextmanager
 def _open_sinks_of_samples(sinks: Iterable[Sink], place: Place, folder: Path) -> Iterator[_Add]:
-    """Yield a function that adds a portion to the outputs of its sample, in a folder of its name.
+    """Yield a function that adds a portion to the outputs in the folder of its sample.
 
     Portions come in the order of samples. Every sample of the inputs gets outputs, even without
-    records, and so does any other sample with records. One sample is written at a time, while a
-    few others are synced to disk.
+    records, and so does any other sample with records. One sample is written while a few others
+    are synced to disk.
     """
     sinks = [sink for sink in sinks if sink.per_file]
     # mates share a sample
@@ -838,7 +839,7 @@ def _open_sinks_of_samples(sinks: Iterable[Sink], place: Place, folder: Path) ->
 
 @contextmanager
 def _open_sinks(sinks: Iterable[Sink], place: Place) -> Iterator[_Add]:
-    """Yield a function that adds a portion to each output; files appear when the block succeeds."""
+    """Yield a function that adds a portion to each output. Files appear if the block succeeds."""
     tallies: dict[str, Tally] = {}
     with ExitStack() as stack:
         tables = []

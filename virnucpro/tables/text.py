@@ -1,4 +1,4 @@
-"""Write rows as text, to files that appear when whole, sort lines, and read tables again."""
+"""Write rows as text to files that appear when whole, sort lines, and read tables."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from virnucpro.ground.log import printable
 from virnucpro.ground.records import DECIMALS, Calls, Counts, FrameScores, Mask, Values
 from virnucpro.ground.tree import Tree
 
-_BYTES_AT_ONCE = 2**22  # of a table, read at once
+_BYTES_AT_ONCE = 2**22  # bytes of a table read at once
 _Rows: TypeAlias = Counts | list[int] | slice
-_BYTES_IN_MEMORY = 2**24  # of lines to be sorted
-_BLOCK = 2**18  # bytes of a run of sorted lines, merged at once
+_BYTES_IN_MEMORY = 2**24  # bytes of lines to be sorted
+_BLOCK = 2**18  # bytes of a run of sorted lines merged at once
 
 
 @contextmanager
 def table(
     tree: Tree, path: Path, columns: Sequence[str] = (), *, is_packed: bool = False
 ) -> Iterator[Callable[[], BinaryIO]]:
-    """A text file that is opened at its first use, and appears when it is whole.
+    """Yield a function that opens a text file at its first call. The file appears when it is whole.
 
-    If it is not used, an old file is deleted. Its gzip header has no name or time, so that equal
+    If it was not opened, an old file is deleted. A gzip header has no name or time, so that equal
     tables have equal bytes.
     """
     with ExitStack() as stack:
@@ -57,19 +57,19 @@ def table(
 class SortedLines:
     """Merge sorted texts into one; each has whole lines, ordered by the first column.
 
-    Memory holds a part of them, and texts that do not overlap are passed on whole. Internally a
-    NUL replaces each tab: no text has a NUL, and it sorts before any letter of a name, so that
-    lines sort as their names do.
+    Memory holds only a part of the texts. Texts that do not overlap are passed on whole.
+    Internally, a NUL replaces each tab: no text has a NUL, and it sorts before any letter of a
+    name, so that lines sort by name.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder  # on a disk that is large enough
+        self._folder = folder  # on a disk with enough space
         self._tree = Tree(folder.parent)
         self._texts: list[bytes] = []  # in memory
-        self._n_bytes = 0  # size of these
+        self._n_bytes = 0  # size of these texts
         self._open = ExitStack()
         self._file: BinaryIO | None = None
-        self._runs: list[tuple[int, int]] = []  # in the file: first byte, one after the last
+        self._runs: list[tuple[int, int]] = []  # first byte in the file, one after the last
 
     def __enter__(self) -> SortedLines:
         return self
@@ -102,7 +102,7 @@ class SortedLines:
             yield text.replace(b"\0", b"\t")
 
     def _read(self, first: int, end: int) -> Iterator[bytes]:
-        """Whole lines of the file, in pieces."""
+        """Yield pieces of the file, which are whole lines."""
         assert self._file is not None, "it has a run"
         size = _BLOCK
         while first < end:
@@ -120,17 +120,17 @@ def sorted_lines(text: bytes) -> bytes:
 
 def _in_order(text: bytes) -> bytes:
     lines = text.split(b"\n")[:-1]
-    lines.sort()  # fast, since most runs are sorted already
+    lines.sort()  # fast, because the lines are mostly sorted runs
     return b"\n".join((*lines, b""))
 
 
 def _merged(runs: Sequence[Iterator[bytes]]) -> Iterator[bytes]:
-    """Merge sorted runs, given in pieces of whole lines, into sorted pieces.
+    """Merge sorted runs, which come in pieces of whole lines, into sorted pieces.
 
     Each output piece has all lines up to the first end of the overlapping pieces, so pieces
     without overlap are passed on unchanged.
     """
-    heads: list[tuple[bytes, int, bytes, int]] = []  # the next line, its run, its piece and place
+    heads: list[tuple[bytes, int, bytes, int]] = []  # next line, its run, its piece and offset
 
     def push(number: int, piece: bytes, place: int) -> None:
         if place == len(piece):
@@ -159,7 +159,7 @@ def _last_line(text: bytes) -> bytes:
 
 
 def _end_of(text: bytes, place: int, last: bytes) -> int:
-    """End of the sorted lines, from an offset on, that do not come after ``last``."""
+    """The end of the sorted lines, from an offset on, that are at most ``last``."""
     end = len(text)
     while place < end:
         start = text.rfind(b"\n", place, (place + end) // 2) + 1 or place
@@ -173,48 +173,48 @@ def _end_of(text: bytes, place: int, last: bytes) -> int:
 
 # Rows
 
-EMPTY = np.iinfo(np.int64).min  # a whole number that is written as an empty field
+EMPTY = np.iinfo(np.int64).min  # written as an empty field
 _LETTERS, _TEXTS, _WHOLE = -2, -1, 0  # kinds of columns; a positive kind counts decimals
 _WIDTH = 60  # letters per line
-_LARGEST = 1e9  # bound of numbers with decimals
+_LARGEST = 1e9  # upper bound of numbers with decimals
 
 
 class _Column(NamedTuple):
-    """The fields of rows, as the library writes them."""
+    """The fields of a column, as the library reads them."""
 
     n_rows: int
     kind: int
     content: NDArray[Any]
-    n_bytes: int  # most bytes of its text
+    n_bytes: int  # the largest size of its text
 
 
 def texts(values: Sequence[str]) -> _Column:
-    """Texts, which are written as they are."""
+    """A column of texts, written unchanged."""
     content = np.frombuffer(encoded("\0".join((*values, ""))), np.uint8)
     return _Column(len(values), _TEXTS, content, len(content))
 
 
 def _letters(sequences: Sequence[str]) -> _Column:
-    """Sequences, with a line end before every 60 letters."""
+    """A column of sequences, with a line end before every 60 letters."""
     n_rows, _, content, n_bytes = texts(sequences)
     return _Column(n_rows, _LETTERS, content, n_bytes + n_bytes // _WIDTH + n_rows)
 
 
 def whole(values: Sequence[int] | Counts) -> _Column:
-    """Whole numbers; ``EMPTY`` gives an empty field."""
+    """A column of whole numbers; ``EMPTY`` gives an empty field."""
     content = np.array(values, dtype=np.int64)
     return _Column(len(values), _WHOLE, content, 20 * len(values))
 
 
 def decimals(values: Sequence[float | None] | Values, n_decimals: int) -> _Column:
-    """Numbers below 1e9 with so many decimals, rounded as Python rounds; NaN and None are empty."""
+    """A column of numbers below 1e9, rounded to decimals as in Python; NaN and None are empty."""
     content = np.array(values, dtype=np.float64)
     assert not (np.abs(content) >= _LARGEST).any(), "its digits would not be exact"
     return _Column(len(values), n_decimals, content, (12 + n_decimals) * len(values))
 
 
 def rows_of(*columns: _Column, before: Sequence[str] = ()) -> bytes:
-    """A line per row: fields separated by tabs, or each after its column's text in ``before``."""
+    """A line per row. ``before`` has the text before the fields of each column; default: tabs."""
     return _rows_of(columns, before or ("", *("\t",) * (len(columns) - 1))).tobytes()
 
 
@@ -233,7 +233,7 @@ def _rows_of(columns: Sequence[_Column], before: Sequence[str]) -> NDArray[np.ui
 
 
 def encoded(text: str) -> bytes:
-    """The bytes of a text: headers may have bytes that are not UTF-8."""
+    """The bytes of a text. Headers may have bytes that are not UTF-8."""
     return text.encode("utf-8", "surrogateescape")
 
 
@@ -308,7 +308,7 @@ def chunk_rows(frames: FrameScores) -> bytes:
     return rows_of(texts(chunks[firsts].tolist()), texts(verdicts))
 
 
-# Tables are read by the names of their columns, so tables of any version work
+# Columns are found by name, so tables of any version can be read
 
 
 @dataclass(frozen=True, eq=False)
@@ -346,7 +346,7 @@ class TableBlock:
         return self.data.decode("ascii") if self.data.isascii() else None
 
     def _bounds(self, name: str) -> tuple[Counts, Counts]:
-        """Where the fields of a column begin and end. (n_rows,) each"""
+        """The starts and the ends of the fields of a column. (n_rows,) each"""
         if name not in self.names:
             nowhere = np.zeros(len(self), dtype=np.int64)
             return nowhere, nowhere
@@ -442,7 +442,7 @@ class TableSpan:
 
 
 def spans_of(path: Path) -> Iterator[TableSpan]:
-    """Split a VirNucPro table into spans of lines; none if there is no such file.
+    """Split a VirNucPro table into spans of lines; none if the file does not exist.
 
     Raises:
         OSError: it cannot be read.
