@@ -606,7 +606,7 @@ def _provenance(run: _RunFiles) -> Iterator[tuple[str, str]]:
     yield "VirNucPro", facts.text("virnucpro_version")
     yield "Run", " on ".join(filter(None, [facts.text("time"), facts.text("host")]))
     for text in _texts(facts.sequence("announced")):
-        yield "Announced", text
+        yield "Messages", text
     yield "Calls", facts.text("counts", "cut")
     for encoder in facts.each("recipe", "encoders"):
         yield "Encoder", _pairs(encoder.content)
@@ -615,7 +615,7 @@ def _provenance(run: _RunFiles) -> Iterator[tuple[str, str]]:
         yield label, f"SHA-256 {digest}" if digest else ""
     recipe = ("input_type", "chunk_size", "min_length", "genetic_code")
     yield "Recipe", _pairs({name: facts.part("recipe").get(name) for name in recipe})
-    yield "Fingerprint of the recipe", facts.text("fingerprint")
+    yield "Recipe fingerprint", facts.text("fingerprint")
     yield "Devices", ", ".join(_texts(facts.sequence("resources", "devices")))
     yield "Versions", _pairs(facts.part("versions"))
 
