@@ -201,7 +201,7 @@ def summary(
     *,
     folders: Annotated[list[str], typer.Argument(metavar="DIR...", help="Folders of trainings.")],
 ) -> None:
-    """Summarise trainings in a table: mean and standard deviation of their held-out figures.
+    """Print a table about trainings: mean and standard deviation of their held-out figures.
 
     The figures come from held_out.tsv and gain.tsv, for every folder and every seed in it.
 

@@ -36,10 +36,10 @@ _PLUGINS = "virnucpro.executors"  # entry points: classes, called with the optio
 
 @command(PredictOptions, ConsoleOptions)
 def predict(options: PredictOptions, console: ConsoleOptions) -> None:
-    """Call viruses: FASTA or FASTQ in, viruses.tsv, viruses.fasta and predictions.tsv out.
+    """Find viruses in FASTA or FASTQ, and write viruses.tsv, viruses.fasta and predictions.tsv.
 
-    The scorer calls every record by its sequence, in seconds. With --model, or any device
-    option except --workers, ESM-2 also embeds every frame and writes vectors to features.h5. The
+    A fast scorer calls every record virus or other. With --model, or any device option except
+    --workers, ESM-2 also embeds every translated frame and writes vectors to features.h5. The
     built-in ESM-2 changes no call. Your own head does, where its training showed a gain.
 
     Example: virnucpro predict -i contigs.fa -o results/
@@ -64,7 +64,7 @@ def predict(options: PredictOptions, console: ConsoleOptions) -> None:
 
 @command(ExtractOptions, ConsoleOptions)
 def extract(options: ExtractOptions, console: ConsoleOptions) -> None:
-    """Extract ESM-2 features: FASTA or FASTQ in, features.h5 and records.tsv out.
+    """Embed FASTA or FASTQ with ESM-2, and write features.h5 and records.tsv.
 
     Proteins are embedded as they are; nucleotides are chunked and translated as in predict.
     Exit codes are those of predict.

@@ -27,16 +27,16 @@
   }
 
   function element(name, properties = {}, ...children) {
-    const made = Object.assign(document.createElement(name), properties);
-    made.append(...children);
-    return made;
+    const node = Object.assign(document.createElement(name), properties);
+    node.append(...children);
+    return node;
   }
 
   function drawn(name, attributes, ...children) {
-    const made = document.createElementNS(SVG, name);
-    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-    made.append(...children);
-    return made;
+    const node = document.createElementNS(SVG, name);
+    for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+    node.append(...children);
+    return node;
   }
 
   function lines(text, n) {
@@ -45,9 +45,9 @@
 
   // --- a table of any length: only the visible rows are in the page
 
-  /* `shown`: the columns, each with key, label, values (to sort by), text (of row i) and look.
-     `named`: the key of the column with a button. `matches`: returns a test of row i. */
-  function showGrid(place, { noun, n, shown, named, matches, opened, copied, sorted }) {
+  /* `columns`: the columns, each with key, label, values (to sort by), text (of row i) and look.
+     `linkKey`: the key of the column with a button. `matches`: returns a test of row i. */
+  function showGrid(place, { noun, n, columns, linkKey, matches, moreFacts, idOf, sorting }) {
     const form = place.querySelector("form"), fields = form.elements;
     const scroller = place.querySelector(".rows"), count = place.querySelector(".count");
     const details = place.querySelector(".details");
@@ -57,7 +57,7 @@
     // rows in ascending order; rows without a value come last in either direction
     function orderBy(key) {
       if (orders.has(key)) return orders.get(key);
-      const { values } = shown.find((column) => column.key === key);
+      const { values } = columns.find((column) => column.key === key);
       const order = Uint32Array.from({ length: n }, (_, i) => i);
       const less = (a, b) => (values[a] < values[b] ? -1 : values[a] > values[b] ? 1 : a - b);
       const isEmpty = (i) => values[i] === null || values[i] === "";
@@ -68,11 +68,11 @@
 
     function select() {
       const isIn = matches(fields);
-      const { full, empty } = orderBy(sorted.key);
+      const { full, empty } = orderBy(sorting.key);
       let k = 0;
       rows = new Uint32Array(n);
       const take = (i) => { if (isIn(i)) rows[k++] = i; };
-      if (sorted.falling) for (let j = full.length - 1; j >= 0; j--) take(full[j]);
+      if (sorting.falling) for (let j = full.length - 1; j >= 0; j--) take(full[j]);
       else full.forEach(take);
       empty.forEach(take);
       rows = rows.subarray(0, k);
@@ -85,11 +85,11 @@
       draw(true);
     }
 
-    const heads = shown.map((column) => {
+    const heads = columns.map((column) => {
       const button = element("button", { type: "button", textContent: column.label });
       const head = element("th", { scope: "col", className: column.look }, button);
       button.addEventListener("click", () => {
-        sorted = { key: column.key, falling: sorted.key === column.key ? !sorted.falling : Boolean(column.falls) };
+        sorting = { key: column.key, falling: sorting.key === column.key ? !sorting.falling : Boolean(column.falls) };
         markSorted();
         select();
       });
@@ -97,10 +97,10 @@
     });
     const markSorted = () =>
       heads.forEach((head, i) => {
-        if (shown[i].key !== sorted.key) head.removeAttribute("aria-sort");
-        else head.setAttribute("aria-sort", sorted.falling ? "descending" : "ascending");
+        if (columns[i].key !== sorting.key) head.removeAttribute("aria-sort");
+        else head.setAttribute("aria-sort", sorting.falling ? "descending" : "ascending");
       });
-    const above = element("td", { colSpan: shown.length }), below = element("td", { colSpan: shown.length });
+    const above = element("td", { colSpan: columns.length }), below = element("td", { colSpan: columns.length });
     const first = element("tr", { className: "space" }, above), last = element("tr", { className: "space" }, below);
     for (const space of [first, last]) space.setAttribute("aria-hidden", "true");
     const body = element("tbody", {}, first, last);
@@ -109,30 +109,30 @@
     const grid = element("table", {}, element("thead", {}, head), body);
     grid.setAttribute("aria-label", `${noun[0].toUpperCase()}${noun.slice(1)}s`);
     scroller.append(grid);
-    let seen = [-1, -1];
+    let drawnRows = [-1, -1];
 
     function draw(again) {
       const start = Math.max(0, Math.floor(scroller.scrollTop / ROW) - SPARE);
       const end = Math.min(rows.length, start + Math.ceil(scroller.clientHeight / ROW) + 2 * SPARE);
-      if (!again && start === seen[0] && end === seen[1]) return;
-      seen = [start, end];
+      if (!again && start === drawnRows[0] && end === drawnRows[1]) return;
+      drawnRows = [start, end];
       above.style.height = `${start * ROW}px`;
       below.style.height = `${(rows.length - end) * ROW}px`;
-      const made = [];
-      for (let place = start; place < end; place++) made.push(line(place));
+      const newRows = [];
+      for (let place = start; place < end; place++) newRows.push(line(place));
       const hadFocus = body.contains(document.activeElement), old = body.querySelectorAll("tr[data-place]");
       // add the new rows before removing the old ones: when the row with the focus is removed, a
       // browser lays out the page, and would scroll back if the table were shorter at that moment
-      first.after(...made);
+      first.after(...newRows);
       for (const row of old) row.remove();
       if (hadFocus) (body.querySelector('button[tabindex="0"]') ?? scroller).focus({ preventScroll: true });
     }
 
     function line(place) {
       const i = rows[place];
-      const cells = shown.map((column) => {
+      const cells = columns.map((column) => {
         const text = column.text(i);
-        if (column.key === named) {
+        if (column.key === linkKey) {
           const button = element("button", { type: "button", textContent: text, title: text });
           button.tabIndex = place === Math.max(active, 0) ? 0 : -1;
           return element("td", { className: column.look }, button);
@@ -143,10 +143,10 @@
         if (column.share) cell.style.setProperty("--share", `${100 * column.share(i)}%`);
         return cell;
       });
-      const made = element("tr", { className: place === active ? "active" : "" }, ...cells);
-      made.dataset.place = place;
-      made.setAttribute("aria-rowindex", place + 2);
-      return made;
+      const node = element("tr", { className: place === active ? "active" : "" }, ...cells);
+      node.dataset.place = place;
+      node.setAttribute("aria-rowindex", place + 2);
+      return node;
     }
 
     function go(place) {
@@ -161,9 +161,9 @@
 
     function showDetails(place) {
       const i = rows[place];
-      const facts = shown.map((column) => [column.label, column.text(i)]).filter(([, text]) => text !== "");
+      const facts = columns.map((column) => [column.label, column.text(i)]).filter(([, text]) => text !== "");
       details.replaceChildren(
-        ...[...facts, ...(opened?.(i) ?? [])].map(([term, text]) =>
+        ...[...facts, ...(moreFacts?.(i) ?? [])].map(([term, text]) =>
           element("div", {}, element("dt", { textContent: term }), element("dd", { className: "id", textContent: text })),
         ),
       );
@@ -190,10 +190,10 @@
     form.addEventListener("submit", (event) => event.preventDefault());
     form.addEventListener("reset", () => setTimeout(select));
     const tsv = () => [
-      shown.map((column) => column.label).join("\t"),
-      ...Array.from(rows, (i) => shown.map((column) => column.text(i).replaceAll(",", column.look.startsWith("n ") ? "" : ",")).join("\t")),
+      columns.map((column) => column.label).join("\t"),
+      ...Array.from(rows, (i) => columns.map((column) => column.text(i).replaceAll(",", column.look.startsWith("n ") ? "" : ",")).join("\t")),
     ].join("\n");
-    fields.ids?.addEventListener("click", (event) => copy(event.target, Array.from(rows, copied).join("\n")));
+    fields.ids?.addEventListener("click", (event) => copy(event.target, Array.from(rows, idOf).join("\n")));
     fields.rows.addEventListener("click", (event) => copy(event.target, tsv()));
     place.hidden = false;
     markSorted();
@@ -235,7 +235,7 @@
     const { record, note, length, score, viral, status, file, index, fdr, regions, chunks } = columns;
     const call = (i) => (score[i] === null ? "" : viral[i] ? "virus" : "other");
     const names = files.map((name) => name.toLowerCase());
-    const shown = [
+    const gridColumns = [
       { key: "index", label: "#", values: index, text: counted(index), look: "n w-index" },
       { key: "record", label: "record", values: record, text: (i) => record[i], look: "w-record" },
       { key: "file", label: "file", values: file.map((i) => names[i]), text: (i) => files[file[i]], look: "w-file", only: files.length > 1 },
@@ -258,9 +258,9 @@
     place.querySelector(".of-files").hidden = offered.length < 2;
     const number = (name) => (fields[name] && fields[name].value !== "" ? Number(fields[name].value) : null);
     const find = showGrid(place, {
-      noun: "record", n, shown, named: "record", sorted: { key: "index", falling: false },
-      copied: (i) => record[i],
-      opened: (i) => (files.length > 1 ? [] : [["file", files[file[i]]]]),
+      noun: "record", n, columns: gridColumns, linkKey: "record", sorting: { key: "index", falling: false },
+      idOf: (i) => record[i],
+      moreFacts: (i) => (files.length > 1 ? [] : [["file", files[file[i]]]]),
       matches(fields) {
         const text = search(fields), ofFile = names.map((name) => text !== "" && name.includes(text));
         const shortest = number("shortest"), lowest = number("lowest");
@@ -286,14 +286,14 @@
     const words = Array.from({ length: n }, (_, i) => texts.map(({ values }) => values[i]).join("\n").toLowerCase());
     const dull = ({ name, values }) => name !== "records" && name !== "virus" && !has(values);
     const scored = samples.columns.find(({ name }) => name === "scored")?.values;
-    const shown = samples.columns.filter((column) => !dull(column)).map(({ name, values, digits }) => ({
+    const gridColumns = samples.columns.filter((column) => !dull(column)).map(({ name, values, digits }) => ({
       key: name, label: name, values, falls: digits !== null,
       text: digits === null ? (i) => values[i] : digits ? (i) => (values[i] === null ? "" : values[i].toFixed(digits)) : counted(values),
       look: name === "file" ? "w-record" : digits === null ? "w-status" : `n w-n${name === "virus" ? " bar" : ""}`,
       share: name === "virus" && scored ? (i) => values[i] / Math.max(1, scored[i]) : undefined,
     }));
     showGrid(place, {
-      noun: "sample", n, shown, named: "file", sorted: { key: "", falling: false, ...samples.sorted },
+      noun: "sample", n, columns: gridColumns, linkKey: "file", sorting: { key: "", falling: false, ...samples.sorted },
       matches(fields) {
         const text = search(fields);
         return (i) => text === "" || words[i].includes(text);
@@ -312,7 +312,7 @@
     const words = record.map((id, i) => `${id}\n${files[file[i]]}\n${evidence[i]}`.toLowerCase());
     const show = showMap(document.getElementById("map"), tracks);
     const ofTrack = new Map(tracks.map((track, k) => [`${track.file}\t${track.record}`, k]));
-    const shown = [
+    const gridColumns = [
       { key: "record", label: "record", values: record, text: (i) => record[i], look: "w-record" },
       { key: "file", label: "file", values: file.map((k) => files[k]), text: (i) => files[file[i]], look: "w-file", only: files.length > 1 },
       { key: "start", label: "start", values: start, text: counted(start), look: "n w-n" },
@@ -325,12 +325,12 @@
       { key: "evidence", label: "evidence", values: evidence, text: (i) => evidence[i], look: "w-evidence", only: has(evidence) },
     ].filter((column) => column.only !== false);
     showGrid(document.getElementById("region-table"), {
-      noun: "region", n, shown, named: "record", sorted: { key: "posterior", falling: true },
+      noun: "region", n, columns: gridColumns, linkKey: "record", sorting: { key: "posterior", falling: true },
       matches(fields) {
         const text = search(fields), longest = fields.shortest.value === "" ? 0 : Number(fields.shortest.value);
         return (i) => (text === "" || words[i].includes(text)) && length[i] >= longest;
       },
-      opened(i) {
+      moreFacts(i) {
         const track = ofTrack.get(`${files[file[i]]}\t${record[i]}`);
         if (track === undefined) return [["map", "not on this page: see tracks.tsv.gz"]];
         show(track, start[i] - 1, end[i]);
@@ -410,11 +410,11 @@
         if (region.end < from || region.start > to) continue;
         const left = x(region.start - 1), size = Math.max(3, x(region.end) - left);
         inside.append(drawn("rect", { class: region.kind === "whole" ? "whole" : region.verdict ? "provirus" : "unsure", x: left.toFixed(1), y: LANE[0], width: size.toFixed(1), height: LANE[1] - LANE[0], rx: 3 }));
-        const shown = [Math.max(left, LEFT), Math.min(left + size, right)];
+        const visible = [Math.max(left, LEFT), Math.min(left + size, right)];
         const label = `${whole.format(region.start)}–${whole.format(region.end)}`;
         const words = [`${region.kind} ${label} (${region.posterior.toFixed(2)})`, label, `${Math.round((region.end - region.start + 1) / 1000)} kb`];
-        const fitting = words.find((one) => one.length * 6.4 + 10 < shown[1] - shown[0]);
-        if (fitting) inside.append(text((shown[0] + shown[1]) / 2, LANE[1] - 9, fitting, "on-region"));
+        const fitting = words.find((one) => one.length * 6.4 + 10 < visible[1] - visible[0]);
+        if (fitting) inside.append(text((visible[0] + visible[1]) / 2, LANE[1] - 9, fitting, "on-region"));
       }
       svg.replaceChildren(clip, inside, outside);
       svg.setAttribute("aria-label", `Bases ${whole.format(Math.round(from) + 1)} to ${whole.format(Math.round(to))} of ${track.record}`);
@@ -466,14 +466,14 @@
       if (Math.abs(event.deltaX) > Math.abs(event.deltaY)) move(event.deltaX / 800);
       else zoom(Math.exp(event.deltaY / 400), base(event));
     }, { passive: false });
-    let held = null;
-    svg.addEventListener("pointerdown", (event) => { held = { at: event.clientX, from, to }; svg.setPointerCapture(event.pointerId); });
-    svg.addEventListener("pointerup", () => { held = null; });
-    svg.addEventListener("pointercancel", () => { held = null; });
+    let drag = null;
+    svg.addEventListener("pointerdown", (event) => { drag = { at: event.clientX, from, to }; svg.setPointerCapture(event.pointerId); });
+    svg.addEventListener("pointerup", () => { drag = null; });
+    svg.addEventListener("pointercancel", () => { drag = null; });
     svg.addEventListener("pointermove", (event) => {
-      if (held) {
-        const by = ((event.clientX - held.at) / (width - LEFT - RIGHT)) * (held.to - held.from);
-        look(held.from - by, held.to - by);
+      if (drag) {
+        const by = ((event.clientX - drag.at) / (width - LEFT - RIGHT)) * (drag.to - drag.from);
+        look(drag.from - by, drag.to - by);
       }
       const at = base(event);
       if (at < from || at > to) return;
@@ -513,19 +513,19 @@
       const point = figure.id === "scatter" ? (columns ? ofRecords(columns, letters, svg) : null) : chart ? ofLines(chart, svg) : null;
       if (point === null) continue;
       const mark = svg.appendChild(drawn("path", { class: "mark" }));
-      let pointed = -1;
+      let hitIndex = -1;
       hint.hidden = false;
       const idle = figure.id === "scatter" ? "Point at a record to see its id; click to find it in the table." : "Point at the chart to see its values.";
       hint.textContent = idle;
       svg.addEventListener("pointermove", (event) => {
         const box = svg.getBoundingClientRect(), view = svg.viewBox.baseVal;
-        const found = point(((event.clientX - box.left) / box.width) * view.width, ((event.clientY - box.top) / box.height) * view.height);
-        pointed = found ? found.i : -1;
-        hint.textContent = found ? found.text : idle;
-        mark.setAttribute("d", found ? found.mark : "");
+        const hit = point(((event.clientX - box.left) / box.width) * view.width, ((event.clientY - box.top) / box.height) * view.height);
+        hitIndex = hit ? hit.i : -1;
+        hint.textContent = hit ? hit.text : idle;
+        mark.setAttribute("d", hit ? hit.mark : "");
       });
       svg.addEventListener("pointerleave", () => { hint.textContent = idle; mark.setAttribute("d", ""); });
-      if (figure.id === "scatter") svg.addEventListener("click", () => { if (pointed >= 0) findRecord?.(pointed); });
+      if (figure.id === "scatter") svg.addEventListener("click", () => { if (hitIndex >= 0) findRecord?.(hitIndex); });
     }
   }
 
@@ -556,14 +556,14 @@
     const x = Float64Array.from(order, (i) => left + ((Math.log2(length[i]) - low) / (high - low)) * (right - left));
     const y = Float64Array.from(order, (i) => bottom - ((odds(score[i] / 1e6) + 7) / 14) * (bottom - top));
     return (px, py) => {
-      let best = 144, found = -1;
+      let best = 144, nearest = -1;
       for (let k = 0; k < x.length; k++) {
         const away = (x[k] - px) ** 2 + (y[k] - py) ** 2;
-        if (away < best) [best, found] = [away, k];
+        if (away < best) [best, nearest] = [away, k];
       }
-      if (found < 0) return null;
-      const i = order[found];
-      return { i, text: `${record[i]}: ${whole.format(length[i])} ${letters}, score ${(score[i] / 1e6).toFixed(6)}`, mark: `M${(x[found] - 5).toFixed(1)} ${y[found].toFixed(1)}a5 5 0 1 0 10 0a5 5 0 1 0 -10 0` };
+      if (nearest < 0) return null;
+      const i = order[nearest];
+      return { i, text: `${record[i]}: ${whole.format(length[i])} ${letters}, score ${(score[i] / 1e6).toFixed(6)}`, mark: `M${(x[nearest] - 5).toFixed(1)} ${y[nearest].toFixed(1)}a5 5 0 1 0 10 0a5 5 0 1 0 -10 0` };
     };
   }
 })();
