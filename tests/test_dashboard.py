@@ -108,7 +108,7 @@ def test_every_device_has_one_line_that_fits_the_terminal_without_its_last_colum
     if width >= 60:
         assert all("100.0/140.0 GiB" in line for line in devices)
         assert all(("━" in line) == (width >= 100) for line in devices)
-        assert ("shard in work" in " ".join(plain)) == (width >= 100)
+        assert ("current shard" in " ".join(plain)) == (width >= 100)
 
 
 def test_the_bar_of_the_total_is_as_wide_as_the_terminal():

@@ -35,7 +35,7 @@ class Dashboard:
     def __init__(self, figures: Figures, console: Console) -> None:
         self._figures = figures
         self._console = console
-        self._line_widths: list[int] = []  # of the lines now on the terminal
+        self._line_widths: list[int] = []  # of the lines on the terminal
         self._live = Live(
             console=console, get_renderable=self._redraw, refresh_per_second=4, transient=True
         )
@@ -107,7 +107,7 @@ def _bar(share: float | None, width: int | None = None) -> ProgressBar:
 
 
 def _flow(figures: Iterable[Text], width: int) -> Text:
-    """Put figures side by side, on as many lines as they need."""
+    """Put figures side by side, on as many lines as needed."""
     lines: list[Text] = []
     for figure in figures:
         if lines and lines[-1].cell_len + len(_GAP) + figure.cell_len <= width:
@@ -133,7 +133,7 @@ def _device_table(now: Figures, width: int, n_lines: int) -> Table:
     for index in range(len(widths)):
         table.add_column(justify="right" if index else "left", no_wrap=True, overflow="ellipsis")
     shares = [now.share_of_shard(device) for _, device in visible]
-    bars: list[RenderableType] = [Text("shard in work")]
+    bars: list[RenderableType] = [Text("current shard")]
     bars += [Text() if share is None else _bar(share, bar_width) for share in shares]
     bars += [Text()] * bool(folded)
     for row, bar in zip(rows, bars, strict=True):

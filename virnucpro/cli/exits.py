@@ -17,7 +17,7 @@ from virnucpro.ground.errors import StorageError, UnavailableError, VirnucproErr
 
 USAGE_EXIT, INTERRUPTED_EXIT, TERMINATED_EXIT = 64, 130, 143
 DEAF_SECONDS = 10.0  # time to clean up after a signal; later signals are ignored
-GONE = (errno.EPIPE, errno.EIO)  # nobody reads the output any more
+GONE = (errno.EPIPE, errno.EIO)  # the reader of the output is gone
 NOTHING_BEGAN = "nothing was started; work that was finished earlier is kept for --resume"
 
 
@@ -91,7 +91,7 @@ def has_colours() -> bool:
 
 
 def end_cleanly() -> None:
-    """End by exception on a signal, so that processes stop and temporary files are deleted."""
+    """Turn signals into exceptions, so that processes stop and temporary files are deleted."""
     _listen(-DEAF_SECONDS)
 
 

@@ -1,6 +1,6 @@
-"""Count the figures of a running run from its events, and write its log.
+"""Count the progress of a run from its events, and write its log.
 
-``Figures`` counts; ``EventLog`` writes events to the log as plain lines, and the figures every ten
+``Figures`` counts. ``EventLog`` writes events to the log as plain lines, and the figures every ten
 seconds. Every figure is a count, so the devices add up to the total.
 """
 
@@ -85,13 +85,13 @@ class Figures:
     encoders: tuple[EncoderSpec, ...] = ()
     n_tokens: int = 0  # tokens to embed
     n_failed: int = 0  # sequences that failed
-    n_settled_tokens: int = 0  # tokens of the shards that are finished or failed
+    n_settled_tokens: int = 0  # tokens of finished and failed shards
     in_work: dict[int, int] = field(default_factory=dict)  # shard -> tokens embedded so far
     files: tuple[tuple[tuple[int, int], ...], ...] = ()  # see ``EmbeddingStarted``
     pending: set[int] = field(default_factory=set)  # shards
     clock: Callable[[], float] = time.monotonic
     started: float = field(init=False)
-    # work done over time: of the stage or of embedding; and of the tables, in shards
+    # work over time: of the stage or of embedding, and of the tables (in shards)
     points: list[Point] = field(default_factory=list)
     tables: list[Point] = field(default_factory=list)
 
@@ -206,7 +206,7 @@ class Figures:
     def share(self) -> float | None:
         """The share of the stage, or of embedding, that is done; None: unknown.
 
-        For embedding it covers the whole run with earlier starts, and counts tokens, not shards.
+        While embedding, it covers the whole run with earlier starts, and counts tokens.
         """
         if self.stage is not None:
             return min(1.0, self.stage.done / self.stage.total) if self.stage.total else None
@@ -218,7 +218,7 @@ class Figures:
 
     @property
     def counts(self) -> list[str]:
-        """Amounts done in the stage; for embedding, shards, and input files if several."""
+        """The amount done in the stage; while embedding, the shards and, if several, the files."""
         if self.stage is not None:
             return [_amount(self.stage)]
         if not self.n_shards:
@@ -338,6 +338,6 @@ def _log(event: Telling) -> None:
             LOGGER.log(level, text, shard.name, worker, seconds, failed)
         case ShardFailed(worker=worker, shard=shard, reason=reason):
             LOGGER.debug("%s %s", worker, event.traceback)
-            # a disk error ends the run, and is reported there
+            # a disk error ends the run, which reports it
             level = logging.INFO if event.refusal else logging.ERROR
             LOGGER.log(level, "shard %s failed on %s: %s", shard.name, worker, reason)

@@ -1,7 +1,7 @@
-"""The command line: options in, exit code out. The work is done elsewhere.
+"""The command line: it turns options into calls of other rooms, and outcomes into exit codes.
 
-``virnucpro --help`` must be quick, so a command imports the modules that it needs when it runs.
-They import torch only in the process that computes with it.
+``virnucpro --help`` must be quick, so a command imports its modules only when it runs. They import
+torch only in the process that computes with it.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ def _run(options: RunOptions, console: ConsoleOptions) -> None:
             executor_on = _executor_on(options)
             if isinstance(options, ExtractOptions) and options.format == "parquet":
                 with needing("arrow"):
-                    import pyarrow.parquet  # noqa: F401 - before anything is embedded
+                    import pyarrow.parquet  # noqa: F401 - fail before anything is embedded
         with pool or nullcontext(), watched(console) as events:
             summary = execute(options, events, executor_on, pool)
     with exits():
@@ -171,7 +171,7 @@ def _run(options: RunOptions, console: ConsoleOptions) -> None:
 
 
 def work_in_block(options: WorkOptions, indices: tuple[int, ...]) -> list[ShardFigures]:
-    """Embed some shards of a run in a process that a scheduler started on another machine.
+    """Embed some shards of a run, in a process that a scheduler started on another machine.
 
     The process ends with its parent; Parsl's own workers do not.
     """

@@ -115,7 +115,7 @@ def _is_terminal() -> bool:
 
 
 def report(lines: Iterable[str], quiet: bool = False) -> None:
-    """Print the outcome, in colours on a terminal unless ``quiet``."""
+    """Print the outcome, with colours on a terminal unless ``quiet``."""
     colours = None if has_colours() and not quiet else False  # None: if it is a terminal
     try:
         for line in lines:
@@ -127,7 +127,7 @@ def report(lines: Iterable[str], quiet: bool = False) -> None:
             from virnucpro.ground.files import disk_error
 
             raise disk_error(error, "standard output") from error
-        # nobody reads the output, but the run is complete
+        # the reader of the output is gone, but the run is complete
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123
 
 
@@ -145,7 +145,7 @@ def _coloured(line: str) -> str:
 
 
 def next_step(table: Path, argv: Sequence[str], failed: bool) -> list[str]:
-    """The next command after a run: the same command again, or one that shows the table."""
+    """Suggest the next command after a run: the same one again, or one that shows the table."""
     is_piped = not {"-", "-i-", "--input=-"}.isdisjoint(argv)  # a pipe was read to its end
     if failed and not is_piped:
         return as_command(_again(argv, "--resume"))
@@ -154,7 +154,7 @@ def next_step(table: Path, argv: Sequence[str], failed: bool) -> list[str]:
 
 
 def planned_steps(options: RunOptions, n_slices: int, argv: Sequence[str]) -> list[str]:
-    """The next commands after a plan: ``work``, then the same command with ``--resume``."""
+    """Suggest the commands after a plan: ``work``, then the same command with ``--resume``."""
     rest = _again(argv, "--resume")
     if not n_slices:
         return as_command(rest)
@@ -185,7 +185,7 @@ def _again(argv: Sequence[str], *more: str) -> list[str]:
 
 
 def as_command(words: Sequence[str], rest: str = "", before: str = "next") -> list[str]:
-    """The line that suggests a command; none if a name in it cannot be typed."""
+    """A line that suggests a command; no line if a name in it is not printable."""
     if not all(map(str.isprintable, words)):
         return []
     return [f"{before}: {shlex.join(words)}{rest}"]
