@@ -3,9 +3,9 @@
     python making/embedded_manifest.py CATALOGUE.tsv.gz > manifest.tsv
 
 The catalogue has a row for each sequence (id, file, label, kind, family, genus, cluster, ...) and
-lies beside its FASTA files. A group is what a new sequence may be new in: the family of a virus
-(its cluster of related genomes, where it has none) or of a bacterium, the genus of all other
-cells, of which there are few. Sequences that are neither plainly viral nor cellular stay out.
+lies in the folder of its FASTA files. The groups are families of viruses (clusters of related
+genomes for viruses without a family), families of bacteria, and genera of all other cells, of which
+there are few. Sequences that are neither clearly viral nor clearly cellular are left out.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SAME_GENUS = {
     "Homo? (Augustus tutorial)": "Homo",
     "BRAKER example": "Arabidopsis",
 }
-# few, and taken for viruses most easily: they count more
+# kinds with few sequences, most easily mistaken for viruses: they count more
 RARE = {"eukaryote": 2.0, "archaea": 2.0}  # "eukaryote" is transcripts
 PLASMID_WEIGHT = 2.0
 

@@ -1,7 +1,7 @@
-"""Synthetic negatives: sequences that no collection holds, and users have nevertheless.
+"""Make synthetic negatives: sequences that users have, but no collection.
 
-Homopolymers, tandem repeats, mixtures of both with random sequence, random sequence of any GC,
-and cells' sequences whose dinucleotides are shuffled.
+They are homopolymers, tandem repeats, mixtures of both with random sequence, random sequence with a
+GC of 0.2 to 0.8, and shuffled cellular sequences with the same dinucleotide frequencies.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _GC = (0.2, 0.8)
 
 
 def make_sequence(kind: str, n_bases: int, cells: Digits, rng: np.random.Generator) -> Digits:
-    """One sequence of a kind; ``cells`` is what a shuffled one is made of. (n_bases,)"""
+    """Make one sequence of a kind; ``cells`` is the sequence to shuffle. (n_bases,)"""
     match kind:
         case "homopolymer":
             return _repeat(1, n_bases, rng)
@@ -34,7 +34,7 @@ def make_sequence(kind: str, n_bases: int, cells: Digits, rng: np.random.Generat
 
 
 def _repeat(n_unit: int, n_bases: int, rng: np.random.Generator) -> Digits:
-    """A unit of so many bases over and over, with or without errors."""
+    """Repeat a random unit of ``n_unit`` bases, with or without errors."""
     digits = np.resize(rng.integers(4, size=n_unit), n_bases).astype(np.uint8)
     is_error = rng.random(n_bases) < rng.choice(_ERRORS)
     digits[is_error] = rng.integers(4, size=int(is_error.sum()))
@@ -48,7 +48,7 @@ def _random(n_bases: int, rng: np.random.Generator) -> Digits:
 
 
 def _patchwork(n_bases: int, rng: np.random.Generator) -> Digits:
-    """Stretches of 20 to 200 bases, in turn random and repeats."""
+    """Stretches of 20 to 199 bases, alternately repeats and random sequence."""
     parts: list[Digits] = []
     while sum(map(len, parts)) < n_bases:
         n_part = int(rng.integers(20, 200))
@@ -58,9 +58,9 @@ def _patchwork(n_bases: int, rng: np.random.Generator) -> Digits:
 
 
 def shuffle_dinucleotides(digits: Digits, rng: np.random.Generator) -> Digits:
-    """A sequence with nearly the same counts of dinucleotides, in another order.
+    """A random sequence with nearly the same frequencies of dinucleotides. (n,) -> (n,)
 
-    A chain that draws each base by how often it follows the one before it. (n,) -> (n,)
+    A Markov chain draws each base by how often it follows the previous one.
     """
     known = digits[digits < 4].astype(np.int64)
     counts = np.bincount(4 * known[:-1] + known[1:], minlength=16).reshape(4, 4) + 0.1

@@ -1,16 +1,16 @@
-"""Measure what ``--embed`` saves and loses: a curve of cost against lost calls, on unseen groups.
+"""Measure what ``--embed`` saves and loses: cost against lost calls, on unseen groups.
 
     python making/scorer_manifest.py CATALOGUE.tsv.gz ... > manifest.tsv
     python making/measure_cascade.py manifest.tsv [BASES] [FRAGMENTS]
 
 Each group is in one of ten folds. A first reader scores fragments of BASES (500) by their codons
-and other figures, a second one by these and by vectors of the embedded ESM-2. Both are fitted
-without the fold that they score, so neither has seen a group of its fold. The encoder has seen some
-of the sequences, without labels. FRAGMENTS (2000) of each label are drawn, by group.
+and other figures. A second reader also uses vectors of the embedded ESM-2. Both are fitted without
+the fold that they score, so they have not seen its groups. The encoder has seen some of the
+sequences, without labels. FRAGMENTS (2000) of each label are drawn, by group.
 
-A row of the table is a share of the cells whose score by the first reader is high enough to be
-embedded. All else is called "other". What is embedded is called by the second reader, with the cut
-at which it calls 3 % of all cells.
+For each row of the table, a share of the cells is embedded: those that the first reader scores
+highest. Viruses with such scores are embedded too, and all other fragments are called "other". The
+second reader calls the embedded fragments, with the cut at which it calls 3 % of all cells.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ RIDGE = 0.3
 
 
 def vectors_of(fragments: Fragments) -> Values:
-    """The mean of the vectors of a fragment's open frames, and their number. -> (n, dim + 1)"""
+    """The mean vector of each fragment's open frames, and their number. -> (n, dim + 1)"""
     device = torch.device("cpu")
     use_device(device)
     model = open_model(EMBEDDED, lambda _: None)
@@ -65,9 +65,9 @@ def vectors_of(fragments: Fragments) -> Values:
 
 
 def unseen_scores(inputs: Values, is_virus: Mask, folds: Counts) -> Values:
-    """The score of each row by a reader that was fitted without its fold. -> (n,)
+    """The score of each row, by a reader that was fitted without its fold. -> (n,)
 
-    Kernel ridge regression of the label (Saunders et al. 1998), with Gaussians.
+    The reader is a kernel ridge regression of the label (Saunders et al. 1998) with Gaussians.
     """
     spread = inputs.std(axis=0)
     rows = (inputs - inputs.mean(axis=0))[:, spread > 0] / spread[spread > 0]

@@ -1,8 +1,9 @@
 """Fit the nets of a scorer to fragments of one length.
 
-Those of one view learn to tell viruses from cells, and the kinds of both apart: what tells a
-phage from a retrovirus, or a bacterium from a transposon, helps with families that no net has
-seen. Those of the other learn nothing of kinds. The two together are better than either.
+The nets of one view learn to distinguish viruses from cells and also the kinds of each. What
+distinguishes a phage from a retrovirus, or a bacterium from a transposon, helps with families that
+no net has seen. The nets of the other view learn no kinds. Both views together do better than
+either.
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ FIGURES_WORDS_AND_LAYOUT = range(FIGURES_AND_WORDS.start, FIGURES_AND_WORDS.stop
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitting:
-    """The settings by which nets are fitted."""
+    """The settings for fitting nets."""
 
     hidden: tuple[int, int] = (128, 64)
     input_dropout: float = 0.4
-    spared: range = NO_FEATURES  # features that no dropout falls on
+    spared: range = NO_FEATURES  # features without dropout
     dropout: float = 0.3
     smoothing: float = 0.05  # targets are this far from 0 and 1
-    views_of_kinds: tuple[str, ...] = ("shares",)  # whose nets tell kinds apart
-    share_of_kinds: float = 0.5  # weight of the loss of kinds beside that of viruses and cells
+    views_of_kinds: tuple[str, ...] = ("shares",)  # views with nets that learn kinds
+    share_of_kinds: float = 0.5  # weight of the loss over kinds; that of viruses and cells is 1
     epochs: int = 8
     batch: int = 256
     rate: float = 1e-3
@@ -51,17 +52,17 @@ class Fitting:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lessons:
-    """Features of fragments, what these are, and what each weighs. Rows in step."""
+    """The features, kinds and weights of fragments, as parallel rows."""
 
-    features: Features  # (n, 1229), of what is read as parts (n, 1241)
-    kind: Counts  # (n,) from 0 on; kinds of viruses come first
+    features: Features  # (n, 1229); (n, 1241) for fragments that are read in parts
+    kind: Counts  # (n,) from 0; kinds of viruses come first
     weights: Values
     n_viral: int  # kinds of viruses
     n_kinds: int
 
     @property
     def without_kinds(self) -> Lessons:
-        """The same of two kinds, viruses and cells."""
+        """The same with two kinds: viruses and cells."""
         return replace(
             self, kind=(self.kind >= self.n_viral).astype(np.int64), n_viral=1, n_kinds=2
         )
@@ -71,7 +72,7 @@ class Lessons:
 class Range:
     """Pieces of this size are cut from records of ``shortest`` to below ``longest`` bases.
 
-    They are read at once, or as parts of so many bases.
+    They are read whole, or in parts of ``part`` bases.
     """
 
     size: int
@@ -83,9 +84,9 @@ class Range:
 def fit_piece_nets(
     of_size: Range, lessons: Sequence[Lessons], words: WordTable, fitting: Fitting
 ) -> PieceNets:
-    """A net of each view for each of several draws of fragments, which seed themselves by place.
+    """Fit a net of each view to each of several draws of fragments. The index is the seed.
 
-    Features are standardised by the first draw. ``words`` is what the nets are to read later.
+    Features are standardised by the first draw. ``words`` is the table for later use.
     """
     mean, deviation = _spread(lessons[0].features)
     stacks: dict[int, Stack] = {}
@@ -103,7 +104,7 @@ def fit_piece_nets(
 
 
 def fit_nets(lessons: Lessons, seed: int, fitting: Fitting) -> Nets:
-    """One net that reads all features."""
+    """Fit one net that reads all features."""
     mean, deviation = _spread(lessons.features)
     inputs = _standardised(lessons.features, mean, deviation)
     layers = _fit(inputs, slice(None), lessons, seed, fitting)
@@ -138,7 +139,7 @@ def _standardised(features: Features, mean: Features, deviation: Features) -> Te
 def _fit(
     features: Tensor, columns: slice, lessons: Lessons, seed: int, fitting: Fitting
 ) -> list[Layer]:
-    """A net that reads these columns of the standardised features."""
+    """Fit a net to these columns of the standardised features."""
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
     inputs = features[:, columns]
@@ -181,18 +182,18 @@ def _fit(
 
 
 class _InputDropout:
-    """Dropout that spares some of the inputs. Its chance is rounded to a 256th.
+    """Dropout that spares some inputs. The probability is rounded to a multiple of 1/256.
 
-    Random bytes are drawn in a third of the time that ``nn.Dropout`` takes for random numbers.
+    Drawing random bytes takes a third of the time that ``nn.Dropout`` takes for random numbers.
     """
 
     def __init__(self, p: float, spared: slice, rng: np.random.Generator) -> None:
-        self._least = round(256 * p)  # of a byte that keeps its input
+        self._least = round(256 * p)  # the smallest byte that keeps its input
         self._spared = spared
         self._rng = rng
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """(n, n_inputs) -> the same, without the chosen ones."""
+        """Set random inputs to 0 and scale the others. (n, n_inputs) -> the same"""
         drawn = np.frombuffer(bytearray(self._rng.bytes(inputs.numel())), dtype=np.uint8)
         kept = torch.from_numpy(drawn >= self._least).reshape(inputs.shape)
         outputs = inputs * kept * (256 / max(1, 256 - self._least))
@@ -220,6 +221,6 @@ def _layers(net: nn.Sequential) -> Iterator[Layer]:
 
 
 def _stacked(nets: Sequence[Sequence[Layer]]) -> Iterator[Layer]:
-    """Nets as layers of all of them."""
+    """Stack the layers of several nets."""
     for layers in zip(*nets, strict=True):
         yield np.stack([weight for weight, _ in layers]), np.stack([bias for _, bias in layers])

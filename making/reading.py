@@ -1,4 +1,4 @@
-"""The features of labelled fragments, as nets are fitted to them."""
+"""Compute the features of labelled fragments, for fitting nets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PIECES_AT_ONCE = 512
 def piece_features(pieces: Pieces, words: WordTable, code: GeneticCode = STANDARD) -> Features:
     """The features of each piece. n -> (n, 1229)
 
-    A codon that means something else than in the standard code counts as one that means it there.
+    A codon with a non-standard residue counts as a standard codon for that residue.
     """
     return read_pieces(pieces, words, code)[0]
 
@@ -46,9 +46,10 @@ def fragment_features(digits: Digits, words: WordTable) -> Features:
 
 
 def whole_features(digits: Digits, words: WordTable, part: int) -> Features:
-    """The features of fragments that are read as whole parts of so many bases.
+    """The features of fragments that are read in parts of ``part`` bases. -> (n, 1241)
 
-    Of known bases, and without a rest: else ``score`` reads other parts. (n, n_bases) -> (n, 1241)
+    All bases must be known, and ``part`` must divide the length: otherwise ``score`` reads other
+    parts. (n, n_bases)
     """
     n, n_bases = digits.shape
     parts = digits[:, : n_bases // part * part].reshape(-1, part)
@@ -69,6 +70,6 @@ def _as_pieces(digits: Digits) -> Pieces:
 
 
 def with_layout(of_parts: Values, layout: Values) -> Features:
-    """The mean features of parts with those of the whole. (n, 1229), (n, 12) -> (n, 1241)"""
+    """Insert the layout of the whole into the mean features. (n, 1229), (n, 12) -> (n, 1241)"""
     before, behind = np.split(of_parts, [N_FEATURES - 2 * N_CODONS], axis=1)
     return np.hstack([before, layout, behind]).astype(np.float32)

@@ -2,10 +2,10 @@
 
     python making/region_hosts.py FOLDER CATALOGUE.tsv.gz ... [--without GENUS ...]
 
-Beside the chromosomes with known prophages, ``virnucpro train --data FOLDER --regions`` takes each
-of these files for one host, and learns from it how hosts of its GC score. A catalogue has a row
-for each sequence (id, file, label, kind, genus, length, ...) and lies beside its FASTA files. Of a
-genus there are up to eight sequences of 10,000 bases or more, evenly over its rows.
+``virnucpro train --data FOLDER --regions`` reads each of these files as one host, in addition to
+the chromosomes with known prophages, and learns how hosts with its GC score. A catalogue has a row
+for each sequence (id, file, label, kind, genus, length, ...) and lies in the folder of its FASTA
+files. A genus gets up to eight sequences of at least 10,000 bases, spread evenly over its rows.
 """
 
 from __future__ import annotations

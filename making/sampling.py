@@ -1,7 +1,8 @@
-"""Fragments of labelled records to train a scorer on: every group, not every base, has its say.
+"""Draw fragments of labelled records to train a scorer, balanced over groups rather than bases.
 
-A kingdom has a share of the fragments of its label; inside it a group is drawn by its weight and
-a low power of its bases, a record of the group evenly, a place and a strand at random.
+A kingdom has a share of the fragments of its label. Within a kingdom, a group is drawn by its
+weight and a low power of its bases; within a group, a record uniformly; within a record, a position
+and a strand uniformly.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from virnucpro.learning.frames import BASES_POWER, GC_EDGES, HEAVIEST
 from virnucpro.learning.records import Labelled, LabelledRecord
 from virnucpro.scorer.pieces import Digits, encode, opposite_strand
 
-_FEWEST = 20  # fragments of a class that a bin of GC is shared out to
+_FEWEST = 20  # smallest divisor of a GC bin: weights of rarer classes do not rise further
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Collection:
-    """Labelled records and their bases, side by side."""
+    """Labelled records and their concatenated bases."""
 
     records: tuple[LabelledRecord, ...]
     digits: Digits
@@ -34,24 +35,24 @@ class Collection:
         return self.digits[start : start + self.lengths[record]]
 
     def where(self, chosen: Mask) -> Collection:
-        """Some of the records, beside the same bases."""
+        """Some of the records, with the same bases."""
         records = tuple(self.records[i] for i in np.flatnonzero(chosen))
         return Collection(records, self.digits, self.starts[chosen], self.lengths[chosen])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fragments:
-    """Fragments of one length and what they are. Rows in step."""
+    """Fragments of one length, and their records."""
 
     digits: Digits  # (n, n_bases)
-    record: Counts  # (n,) places in the collection
+    record: Counts  # (n,) index in the collection
 
     def __len__(self) -> int:
         return len(self.record)
 
 
 def collect(pairs: Iterable[Labelled]) -> Collection:
-    """Labelled records with all their bases."""
+    """Collect labelled records with all their bases."""
     labelled, parts = [], []
     for row, record in pairs:
         labelled.append(row)
@@ -67,9 +68,9 @@ def draw(
     shares: Mapping[str, float],
     rng: np.random.Generator,
 ) -> Fragments:
-    """Draw so many fragments of each label from the records that are long enough.
+    """Draw ``n_fragments`` of each label from the records that are long enough.
 
-    ``shares`` are of kingdoms; one that it does not name, or that has no record, has none.
+    ``shares`` has the share of each kingdom; kingdoms that it does not name are not drawn.
     """
     drawn = []
     for is_virus in (True, False):
@@ -99,7 +100,7 @@ def _weight(collection: Collection, records: list[int]) -> float:
 def _cut(
     collection: Collection, record_of: Counts, n_bases: int, rng: np.random.Generator
 ) -> Digits:
-    """A window of each of these records, at a random place on a random strand."""
+    """Cut a window from each of these records, at a random position on a random strand."""
     first = rng.integers(collection.lengths[record_of] - n_bases, endpoint=True)
     starts = collection.starts[record_of] + first
     digits = np.empty((len(starts), n_bases), dtype=np.uint8)
@@ -111,7 +112,7 @@ def _cut(
 
 
 def gc_matched_weights(gc: Values, is_virus: Mask) -> Values:
-    """Weights that give both labels the same say in each bin of GC, so that it tells nothing."""
+    """Weights that balance the labels in each GC bin, so that GC does not predict the label."""
     bins = np.digitize(gc, GC_EDGES)
     weights = np.ones(len(gc))
     for number in range(len(GC_EDGES) + 1):

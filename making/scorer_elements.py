@@ -1,12 +1,12 @@
-"""Find transposable elements among the labelled cells, to train and measure a scorer on.
+"""Find transposable elements in the labelled cells, to train and measure a scorer.
 
     python making/scorer_elements.py manifest.tsv elements.fa > elements.tsv
     tail -n +2 elements.tsv >> manifest.tsv
 
 Needs pyhmmer. Long stop-free stretches of eukaryotes, in six frames, are searched with one protein
-of each kind of element, and again with what was found. A stretch that is like one is taken with
-the bases around it: these become records of their own, in the group of the sequence they lie in,
-and so in the same fold and part of a split.
+of each kind of element, and then with a profile of the hits. A hit with its flanking bases becomes
+a record of its own, in the group of the sequence it lies in, and so in the same fold and part of a
+split.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from virnucpro.sequences.fasta import write_record
 HOSTS = ("animals", "fungi", "plants", "protists", "transcripts")
 KINGDOM = "transposable elements"
 COLUMNS = ("path", "id", "label", "group", "weight", "kingdom")
-SHORTEST = 70  # residues of a stretch that is searched
+SHORTEST = 70  # residues of the shortest stretch that is searched
 ROUNDS = 4
-MOST_EXPECTED = 1e-5  # hits by chance among all stretches, of a hit that is taken
+MOST_EXPECTED = 1e-5  # largest E-value of an accepted hit, among all stretches
 FLANK = 1500  # bases on both sides
-LONGEST = 8000  # bases of an element that more stretches are added to
+LONGEST = 8000  # bases of the longest element that near stretches are merged into
 # Reverse transcriptases of retroelements and transposases of DNA transposons
 SEEDS = {
     "Copia": (
@@ -77,7 +77,7 @@ SEEDS = {
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """A stop-free stretch: the place of its record, and its bases there."""
+    """A stop-free stretch: the index of its record, and its first base and end there."""
 
     record: int
     start: int
@@ -88,7 +88,7 @@ Sequences = list[tuple[LabelledRecord, str]]
 
 
 def stretches(sequence: str, record: int) -> Iterator[tuple[Stretch, str]]:
-    """The long stop-free stretches of six frames, and their residues."""
+    """Yield the long stop-free stretches of six frames, and their residues."""
     n_bases = len(sequence)
     for is_reverse in (False, True):
         strand = reverse_complement(sequence) if is_reverse else sequence
@@ -105,7 +105,7 @@ def stretches(sequence: str, record: int) -> Iterator[tuple[Stretch, str]]:
 
 
 def search(sequences: Sequences) -> dict[Stretch, str]:
-    """The stretches that are like an element, and the kind that each is most like."""
+    """The stretches that resemble an element, and the most similar kind of each."""
     alphabet = Alphabet.amino()
     found: list[Stretch] = []
     targets = []
@@ -131,10 +131,10 @@ def search(sequences: Sequences) -> dict[Stretch, str]:
 
 
 def elements(kind_of: dict[Stretch, str], sequences: Sequences) -> Iterator[tuple[Stretch, str]]:
-    """Stretches with the bases around them; near ones are one element, if that is not too long.
+    """Yield stretches with their flanks; near ones form one element, if it is not too long.
 
-    None has so many bases that it would stand for contigs of 10,000, of which there are few. So
-    elements in a row may share the bases between them.
+    Elements stay below 10,000 bases, because there are few other contigs of that length. So
+    neighbouring elements may share the bases between them.
     """
     clusters: list[list[Stretch]] = []
     for stretch in sorted(kind_of, key=lambda stretch: (stretch.record, stretch.start)):
@@ -150,7 +150,7 @@ def elements(kind_of: dict[Stretch, str], sequences: Sequences) -> Iterator[tupl
 
 
 def belongs(stretch: Stretch, members: list[Stretch]) -> bool:
-    """Whether a stretch is near these, and one element with them is not too long."""
+    """Whether a stretch is near these, and they are not too long as one element."""
     is_near = stretch.record == members[0].record and stretch.start - members[-1].end < 2 * FLANK
     return is_near and stretch.end - members[0].start < LONGEST - 2 * FLANK
 

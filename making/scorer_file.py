@@ -1,4 +1,4 @@
-"""Write a scorer as the file that VirNucPro reads: ``virnucpro.scorer.nets`` says what it has."""
+"""Write a scorer as the file that VirNucPro reads; ``virnucpro.scorer.nets`` describes it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from virnucpro.scorer.nets import (
 
 
 def save_scorer(path: Path, scorer: Scorer) -> None:
-    """Write a scorer, but for the hash of its file; the same bytes for the same scorer."""
+    """Write a scorer without the hash of its file. The same scorer gives the same bytes."""
     tensors: dict[str, NDArray[Any]] = {
         "words.buckets": scorer.pieces[0].words.n_of_bucket,
         "words.entries": scorer.pieces[0].words.entries,

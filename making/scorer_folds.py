@@ -1,7 +1,7 @@
-"""Figures of a scorer on groups that it has not seen, from folds; calibration, error rates, cuts.
+"""Calibrate a scorer, and derive error rates and cuts, on groups that its nets have not seen.
 
-The nets of a fold are fitted without its groups and score fragments of these alone. What comes
-out says how a scorer that is fitted to all groups does on new ones.
+The nets of a fold are fitted without its groups, and score only fragments of these groups. So their
+figures estimate how a scorer that is fitted to all groups does on new ones.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from virnucpro.scorer.pieces import Digits
 from virnucpro.scorer.score import record_log_odds
 
 N_FOLDS = 10
-FEWEST_GROUPS = 5  # of a kind of cells that has a say in where cuts lie
-_SAME = 0.01  # lengths whose logarithms are nearer count as one
-_WIDTH = 0.7  # standard deviation, in logarithms of the length, of the weights of neighbours
+FEWEST_GROUPS = 5  # of a kind of cells that can raise cuts
+_SAME = 0.01  # lengths with nearer logarithms count as one
+_WIDTH = 0.7  # standard deviation of the weights of neighbours, in logarithms of the length
 _N_DRAWS = 200  # of groups
-_KEPT = 0.9  # share of the draws in which false discoveries are no more than is said
+_KEPT = 0.9  # share of the draws with no more false discoveries than stated
 
 
 def group_folds(records: Iterable[LabelledRecord]) -> dict[str, int]:
@@ -65,7 +65,7 @@ def fragment_log_odds(digits: Digits, pieces: Sequence[PieceNets]) -> Values:
 
 
 def fit_knot(n_bases: int, log_odds: Values, is_virus: Mask) -> Knot:
-    """Platt's scaling, both labels having the same weight (Platt 1999)."""
+    """Fit Platt's scaling, with equal weights of both labels (Platt 1999)."""
     weights = np.where(is_virus, 0.5 / is_virus.sum(), 0.5 / (~is_virus).sum())
     inputs = np.stack([log_odds, np.ones(len(log_odds))], axis=1)
     values = fit_logistic(inputs, is_virus, weights, np.array([1.0, 0.0]))
@@ -76,9 +76,9 @@ def fit_knot(n_bases: int, log_odds: Values, is_virus: Mask) -> Knot:
 def with_kinds(
     rates: ErrorRates, log_odds: Values, kinds: Sequence[tuple[Mask, float]]
 ) -> ErrorRates:
-    """The rates with cuts from which on no kind of cells is called more often than they say.
+    """Raise cuts until each kind of cells is called at most as often as the rates say.
 
-    Or not more than so many times as often.
+    A kind has a mask and the factor by which it may exceed the rates.
     """
     shares = np.array(rates.false_positives)
     of_kinds = [
@@ -88,9 +88,10 @@ def with_kinds(
 
 
 def kinds_of_cells(collection: Collection, fragments: Fragments) -> dict[str, Mask]:
-    """Which fragments are of each kind of cells; of two groups a share says little of a kind.
+    """The fragments of each kind of cells with at least ``FEWEST_GROUPS`` groups.
 
-    Of a record that is drawn often, as many fragments have a say as lie in it side by side.
+    A share over fewer groups says little about a kind. A record counts with at most as many
+    fragments as fit into it without overlap.
     """
     records = [collection.records[record] for record in fragments.record]
     kingdoms = np.array([record.kingdom for record in records])
@@ -110,7 +111,7 @@ def kinds_of_cells(collection: Collection, fragments: Fragments) -> dict[str, Ma
 
 
 def _n_earlier(values: Counts) -> Counts:
-    """How many of the earlier values are the same.
+    """The number of earlier values that are equal to each value.
 
     >>> _n_earlier(np.array([7, 3, 7, 7])).tolist()
     [0, 0, 1, 2]
@@ -123,12 +124,12 @@ def _n_earlier(values: Counts) -> Counts:
 
 
 def evened(error_rates: Sequence[ErrorRates], margins: Sequence[Values]) -> list[ErrorRates]:
-    """The error rates with cuts and margins that do not jump from one length to the next.
+    """Smooth cuts and margins, so that they do not jump from one length to the next.
 
-    A cut is that of the kind of cells that is called most often, which at some lengths a few
-    records decide. So the share of all cells that it calls, relative to the share that it allows,
-    is evened over the lengths. No cut calls more of all cells than it allows. Margins
-    (``margin_of``) are evened in the same way; true positives are divided by them.
+    The kind of cells that is called most often sets a cut; at some lengths, a few records decide.
+    So the share of all cells that a cut calls, relative to the share that it allows, is smoothed
+    over the lengths. No cut calls more of all cells than it allows. Margins (``margin_of``) are
+    smoothed in the same way; true positives are divided by them.
     """
     n_bases = [rates.n_bases for rates in error_rates]
     kept = _over_lengths(n_bases, np.array([_kept_shares(rates) for rates in error_rates]))
@@ -137,9 +138,9 @@ def evened(error_rates: Sequence[ErrorRates], margins: Sequence[Values]) -> list
 
 
 def _over_lengths(n_bases: Sequence[int], values: Values) -> Values:
-    """A running median of three lengths, then a mean that neighbours have a part in.
+    """A running median of three lengths, then a weighted mean over the lengths.
 
-    Its weights are normal over the logarithm of the length. (n_lengths, n) -> (n_lengths, n)
+    The weights are normal over the logarithm of the length. (n_lengths, n) -> (n_lengths, n)
     """
     at = np.log(n_bases)
     length = np.cumsum(np.diff(at, prepend=-np.inf) > _SAME) - 1
@@ -153,7 +154,7 @@ def _over_lengths(n_bases: Sequence[int], values: Values) -> Values:
 
 
 def _kept_shares(rates: ErrorRates) -> Values:
-    """Of each share, the logarithm of how much of it the cut calls of all cells."""
+    """For each share: the logarithm of the part of it that the cut calls among all cells."""
     shares = np.log(rates.false_positives)
     return np.asarray(np.interp(rates.cuts, rates.log_odds, shares) - shares)
 
@@ -168,10 +169,11 @@ def _rates_with(rates: ErrorRates, kept: Values, margin: Values) -> ErrorRates:
 def margin_of(
     rates: ErrorRates, log_odds: Values, records: Sequence[LabelledRecord], rng: np.random.Generator
 ) -> Values:
-    """How many times as many false positives there may be for a true one with other groups.
+    """The factor by which the ratio of false to true positives may rise with other groups.
 
-    In nine of ten draws of as many groups of each kingdom, which keeps its share of the fragments,
-    there are no more. Log-odds and records are those of fragments. 1 or more. -> (n_shares,)
+    In nine of ten draws of as many groups of each kingdom, it rises by no more. A kingdom keeps its
+    share of the fragments. Log-odds and records are those of fragments. The factor is at least 1.
+    -> (n_shares,)
     """
     above = log_odds[:, None] >= np.array(rates.log_odds)
     n_called = np.zeros((2, _N_DRAWS, above.shape[1]))

@@ -3,11 +3,11 @@
     python making/scorer_manifest.py CATALOGUE.tsv.gz ... > manifest.tsv
 
 A catalogue has a row for each sequence (id, file, label, kind, family, genus, cluster, ...) and
-lies beside its FASTA files. A group is all that must not be torn apart: viruses that share a
-family, a cluster of related genomes, a genus or a genome; bacteria that share a family; other
-cells that share a genus; what has no such name, with what comes from the same file. Sequences
-that are neither plainly viral nor cellular stay out, and those that are near to sequences kept
-elsewhere for a test.
+lies in the folder of its FASTA files. A group is never divided between parts of a split. It holds
+viruses that share a family, a cluster of related genomes, a genus or a genome; bacteria that share
+a family; or other cells that share a genus. Sequences without such a name are grouped by file. Left
+out are sequences that are neither clearly viral nor clearly cellular, and those similar to
+sequences reserved for a test elsewhere.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ SAME_GENUS = {
     "Homo? (Augustus tutorial)": "Homo",
     "BRAKER example": "Arabidopsis",
 }
-# few, and taken for viruses most easily: they count more
+# kinds with few sequences, most easily mistaken for viruses: they count more
 DOUBLE = ("archaea", "plasmids")
 
 Row = dict[str, str]
 
 
 class Groups:
-    """Names that belong together, directly or through others (union-find)."""
+    """Sets of names that belong together, directly or through others (union-find)."""
 
     def __init__(self) -> None:
         self._parents: dict[str, str] = {}
@@ -77,7 +77,7 @@ class Groups:
         return parent
 
     def join(self, names: list[str]) -> None:
-        """The first of all names in order stands for them; families come first."""
+        """Join the sets of these names. The root is the first name in order, families first."""
         roots = {self.root(name) for name in names}
         first, *others = sorted(roots, key=lambda name: ("family" not in name, name))
         for other in others:
@@ -85,7 +85,7 @@ class Groups:
 
 
 def names_of(row: Row) -> list[str]:
-    """The names that tie a sequence to others; at least one."""
+    """The names by which a sequence is grouped with others; at least one."""
     names = {name: value for name, value in row.items() if value not in NAMELESS}
     genus = names.get("genus")
     if row["label"] == "viral":

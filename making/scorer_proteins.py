@@ -2,10 +2,11 @@
 
     python making/scorer_proteins.py manifest.tsv > proteins.tsv
 
-The manifest is that of ``scorer_manifest.py``. Genes of prokaryotes, their viruses and large DNA
-viruses are predicted. Elsewhere an open frame is a protein if it is long for its kind and hardly
-covered by longer ones, which leaves frames on the wrong strand of a gene out; a transcript has
-one. From each group at most a million bases are read, and twice that of kinds with few groups.
+``scorer_manifest.py`` writes the manifest. Genes of prokaryotes, their viruses and eukaryotic dsDNA
+viruses are predicted. In other sequences, an open frame counts as a protein if it is long for its
+kind and longer frames hardly cover it, which excludes frames on the wrong strand of a gene; a
+transcript has one protein. At most about a million bases of a kind are read per group, and twice
+that for kinds with few groups.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ PREDICTED = (
     *("phages", "archaeal viruses", "dsDNA viruses of eukaryotes"),
     *("bacteria", "plasmids", "bins", "archaea"),
 )
-# residues from which on an open frame is taken for a protein
+# residues of the shortest open frame that counts as a protein
 SHORTEST = {
     "transcripts": 100,
     "RNA+ viruses": 100,
@@ -44,7 +45,7 @@ SHORTEST = {
     "plants": 200,
 }
 SHORTEST_GENE = 40  # residues
-MOST_COVERED = 0.3  # of a frame, by longer ones
+MOST_COVERED = 0.3  # share of a frame that longer ones may cover
 MOST_BASES = 1_000_000
 FEW_GROUPS = ("archaea", "bins", "protists", "fungi", "animals", "plants", "plasmids")
 COLUMNS = ("group", "kingdom", "label", "record", "protein")
@@ -54,7 +55,7 @@ _RESIDUE_OF = {codon: _KNOWN.get(codon, "X") for codon in map("".join, product("
 
 
 def chosen(pairs: Iterator[Labelled]) -> Iterator[Labelled]:
-    """The records of each group in the order of a hash, up to so many bases; then none."""
+    """Yield the records of each group, in the order of a hash, until there are enough bases."""
     groups: dict[str, list[Labelled]] = defaultdict(list)
     for labelled, record in pairs:
         if labelled.kingdom in PREDICTED or labelled.kingdom in SHORTEST:
@@ -73,7 +74,7 @@ def _rank(name: str) -> bytes:
 
 
 def proteins_of(kingdom: str, sequence: str, finder: pyrodigal.GeneFinder) -> Iterator[str]:
-    """The proteins of a sequence, without a stop behind them."""
+    """Yield the proteins of a sequence, without a final stop."""
     if kingdom in PREDICTED:
         for gene in finder.find_genes(sequence.encode()):
             protein = gene.translate().rstrip("*")
@@ -85,7 +86,7 @@ def proteins_of(kingdom: str, sequence: str, finder: pyrodigal.GeneFinder) -> It
 
 
 def apart(sequence: str, shortest: int) -> list[str]:
-    """Open frames of both strands from the longest on, that longer ones hardly cover."""
+    """The open frames of both strands that longer ones hardly cover, the longest first."""
     covered = bytearray(len(sequence))
     found = []
     for start, end, protein in sorted(
@@ -98,9 +99,9 @@ def apart(sequence: str, shortest: int) -> list[str]:
 
 
 def open_frames(sequence: str, shortest: int) -> Iterator[tuple[int, int, str]]:
-    """First base, end and residues of each frame from its first start codon to its stop.
+    """Yield the first base, end and residues of each frame from its first start codon to its stop.
 
-    A frame that is open at the end of the sequence begins there.
+    A frame that is open at the start of the sequence begins there.
     """
     n_bases = len(sequence)
     for strand, bases in enumerate((sequence, reverse_complement(sequence))):

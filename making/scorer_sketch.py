@@ -1,9 +1,9 @@
-"""Write the sketch of all that the scorer was trained on: virnucpro/embedded/trained.safetensors.
+"""Write the sketch of the scorer's training data, virnucpro/embedded/trained.safetensors.
 
     python making/scorer_sketch.py manifest.tsv trained.safetensors
 
-The manifest is that of ``train_embedded_scorer.py``; every record of it must be one that the scorer
-of the package knows by its digest.
+The manifest is that of ``train_embedded_scorer.py``. The package's scorer must have the digest of
+each of its records.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Give the groups of a manifest to four parts: a table of group, kingdom and part.
+"""Split the groups of a manifest into four parts: a table of group, kingdom and part.
 
     python making/scorer_split.py MANIFEST.tsv > scorer_split.tsv
 
-Each kingdom is split by itself, in the order of a hash of the groups' names: some for the test,
-some for validation, some locked away, and the rest for training. The locked ones are looked at
-once, when all is decided.
+Each kingdom is split separately, in the order of a hash of the groups' names: into validation, test
+and locked groups, and the rest for training. Locked groups are measured once, after all decisions.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 SEED = 1
-# share of the groups, and how many groups a kingdom must have for the part to get one
+# share of the groups, and the least groups of a kingdom that gives the part any
 PARTS = {"validation": (0.15, 2), "test": (0.13, 3), "locked": (0.12, 5)}
 
 

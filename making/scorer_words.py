@@ -1,8 +1,8 @@
-"""Tables of words for a scorer, counted in labelled records: all of them, or without a fold.
+"""Make tables of words for a scorer, counted in all labelled records or without a fold.
 
-Whoever reads a word in a record that the table was counted in learns that record by heart. So the
-features that nets are fitted to come from tables without the fold that the fragment is of, and
-the nets learn what words of other groups are worth.
+If a net read words counted in its own training records, it would memorise these records. So nets
+are fitted to features from tables without the fold of the fragment, and learn what the words of
+other groups are worth.
 """
 
 from __future__ import annotations
@@ -45,25 +45,25 @@ from virnucpro.scorer.pieces import (
     opposite_strand,
 )
 
-_STEP = 3  # residues; a word has so many times so many
-PIECE = 1000  # bases; words are read in its longest stretch, and in long ones
-GENE_LIKE = 60  # codons from which on a stretch is read beside the longest
+_STEP = 3  # a word has this many times this many residues
+PIECE = 1000  # bases; words are read in its longest stretch and in long ones
+GENE_LIKE = 60  # codons of the shortest stretch that is read in addition to the longest
 _PIECES_AT_ONCE = 400
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio: Knuth's hashing
 
 
 def owners_of(table: WordTable, numbers: Numbers) -> NDArray[np.uint8]:
-    """Owner of each word in a table; 0: none. (n,) -> (n,)"""
+    """The owner of each word in a table; 0: none. (n,) -> (n,)"""
     owners = np.empty(len(numbers), dtype=np.uint8)
     call("owners_of", np.ascontiguousarray(numbers), len(numbers), *table.arguments, owners)
     return owners
 
 
 def word_table(numbers: Numbers, owners: NDArray[np.uint8]) -> WordTable:
-    """A table of words, each once, and of their owners, 1 to 6. (n,), (n,)
+    """A table of distinct words and their owners, 1 to 6. (n,), (n,)
 
     Raises:
-        ValueError: too many of them are in one bucket.
+        ValueError: one bucket has too many words.
     """
     bucket, rest = _address(numbers)
     keys = (bucket << (REST_BITS + OWNER_BITS)) + (rest << OWNER_BITS) + owners
@@ -75,7 +75,7 @@ def word_table(numbers: Numbers, owners: NDArray[np.uint8]) -> WordTable:
 
 
 def is_in_sample(numbers: Numbers) -> Mask:
-    """Whether each word is kept though one group alone has it. (n,) -> (n,)"""
+    """Whether each word is kept even if only one group has it. (n,) -> (n,)"""
     return _are_in_sample(_hashes(numbers))
 
 
@@ -103,9 +103,9 @@ def _address(numbers: Numbers) -> tuple[Numbers, NDArray[np.uint16]]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WordCounts:
-    """Words that several groups have or that are in the sample, and how many groups have each."""
+    """Words that several groups have or that are in the sample, with their numbers of groups."""
 
-    numbers: Numbers  # (n_words,) rising
+    numbers: Numbers  # (n_words,) ascending
     n_groups: NDArray[np.uint16]  # (n_words, n_folds, 2): cellular, viral
 
     @property
@@ -113,7 +113,7 @@ class WordCounts:
         return int(self.n_groups.shape[1])
 
     def table(self, left_out: Container[int] = ()) -> WordTable:
-        """The words that groups of the other folds have; of those of one group, the sample."""
+        """The table without some folds: words of several groups, and the sample of the others."""
         folds = [fold for fold in range(self.n_folds) if fold not in left_out]
         n_cellular, n_viral = self.n_groups[:, folds].sum(axis=1, dtype=np.int32).T
         owners = np.where(n_viral > n_cellular, RATHER_VIRAL, RATHER_CELLULAR).astype(np.uint8)
@@ -127,7 +127,7 @@ class WordCounts:
 
 
 def count_words(collection: Collection, fold_of_record: Counts) -> WordCounts:
-    """Count the groups that have each word; a group has it or not."""
+    """Count the groups that have each word, however often."""
     names, group = np.unique([one.group for one in collection.records], return_inverse=True)
     is_virus = np.array([one.is_virus for one in collection.records])
     column = np.empty(len(names), dtype=np.int64)
@@ -153,9 +153,9 @@ def count_words(collection: Collection, fold_of_record: Counts) -> WordCounts:
 
 
 def _words_of_records(collection: Collection) -> Iterator[tuple[Counts, Numbers]]:
-    """Records and words, block by block of pieces."""
+    """Yield records and words, for blocks of pieces."""
     n_whole, rest = np.divmod(collection.lengths, PIECE)
-    n_pieces = np.maximum(1, n_whole + (2 * rest >= PIECE))  # a word counts once: they lie apart
+    n_pieces = np.maximum(1, n_whole + (2 * rest >= PIECE))  # no overlap: a word counts once
     owner = np.repeat(np.arange(len(n_pieces)), n_pieces)
     place = PIECE * (np.arange(len(owner)) - (np.cumsum(n_pieces) - n_pieces)[owner])
     n_bases = np.minimum(PIECE, collection.lengths[owner] - place)
@@ -173,9 +173,9 @@ def _words_of_records(collection: Collection) -> Iterator[tuple[Counts, Numbers]
 
 
 def _codons_of(pieces: Pieces, stretches: Counts) -> tuple[Digits, Counts]:
-    """The codes of all codons of these stretches, one behind the other, and their stretches.
+    """The concatenated codon codes of these stretches, and the stretch of each codon.
 
-    (4, n), as ``find_stretches`` has them -> (n_codons,), (n_codons,)
+    (4, n), the columns of ``find_stretches`` -> (n_codons,), (n_codons,)
     """
     piece, strand, start, n_codons = stretches
     starts, ends = pieces.starts[piece], (pieces.starts + pieces.lengths)[piece]
@@ -192,14 +192,14 @@ def _codons_of(pieces: Pieces, stretches: Counts) -> tuple[Digits, Counts]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Words:
-    """The table that nets are to read, and for each fold the one without its groups too."""
+    """The table for nets in use, and for each fold a table without its groups as well."""
 
     table: WordTable
     without: Mapping[int, WordTable]
 
     @classmethod
     def of(cls, counts: WordCounts, left_out: Container[int] = ()) -> Words:
-        """The tables of all folds but those left out."""
+        """The tables of all folds except those left out."""
         folds = [fold for fold in range(counts.n_folds) if fold not in left_out]
         return cls(
             counts.table(left_out), {fold: counts.table({*left_out, fold}) for fold in folds}
@@ -211,7 +211,7 @@ class Words:
         fold_of_record: Counts,
         read: Callable[[Digits, WordTable], Features] = fragment_features,
     ) -> Features:
-        """The features of fragments, as they are read, each by the words of other folds.
+        """The features of fragments, computed by ``read`` with the words of other folds.
 
         -> (n, n_features)
         """
@@ -230,7 +230,7 @@ class Words:
 
 
 def words_in(residues: Residues, owner: Counts) -> tuple[Counts, Numbers]:
-    """The words of residues that lie side by side, none across two owners: places, numbers."""
+    """The words in concatenated residues, none across two owners: places, numbers."""
     numbers, is_word = residues.astype(np.int64), residues < NO_RESIDUE
     for n in (1, _STEP):  # three residues, then three times three
         base = NO_RESIDUE**n
