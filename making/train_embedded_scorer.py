@@ -6,25 +6,25 @@
     python making/train_embedded_scorer.py train manifest.tsv making/scorer_split.tsv \
         scorer.safetensors train validation test locked
 
-The groups of the parts that are named train it. Folds over the same groups give its calibration
-and its error rates. The words that a fragment's features are made with are always counted without
-its fold. Nets of half of the folds are fitted in a second process.
-A scorer without each fold is left in scorer_folds/, for measurements on groups that the file itself
-has seen. Seeds are fixed: the same data makes the same file on the same machine.
+The scorer is trained on the groups of the named parts. Folds over the same groups give its
+calibration and its error rates. The words for a fragment's features are always counted without its
+fold. A second process fits the nets of half of the folds. For each fold, a scorer without it is
+written to scorer_folds/, for measurements on groups that the scorer itself has seen. Seeds are
+fixed: on the same machine, the same data makes the same file.
 
-The scorer of the package has seen all groups. What the recipe does on groups that had no say in
-anything is told by a file that is trained without them:
+The package's scorer has seen all groups. To measure the recipe on groups that influenced nothing,
+train a file without them:
 
     python making/train_embedded_scorer.py train manifest.tsv making/scorer_split.tsv \
         without_locked.safetensors train validation test
     python making/train_embedded_scorer.py measure manifest.tsv making/scorer_split.tsv \
         without_locked.safetensors locked
 
-Measuring writes a table: for each length all fragments of the parts, then each kind of virus
-against all cells, and each kind of cells against all viruses; training writes the same for the
-groups of its folds. The fragments of the other side are the same in all rows. "called" counts
-the kind's own fragments from the threshold on; the other figures take both sides to be equally
-many.
+Measuring writes a table. For each length, it has a row for all fragments of the parts, then rows
+for each kind of virus against all cells, and for each kind of cells against all viruses. Training
+writes the same for the groups of its folds. The fragments of the other side are the same in all
+rows. "called" counts the kind's own fragments at or above the threshold; the other figures weight
+both sides equally.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ from virnucpro.scorer.nets import ErrorRates, Knot, PieceNets, Scorer, load_scor
 from virnucpro.scorer.nets import calibrate as calibrate_log_odds
 
 ELEMENTS = "transposable elements"
-SHARES = {  # of the fragments of viruses, then of those of cells
+SHARES = {  # of the viral fragments, then of the cellular ones
     "phages": 0.35,
     "archaeal viruses": 0.05,
     "RNA+ viruses": 0.20,
@@ -104,7 +104,7 @@ SHARES = {  # of the fragments of viruses, then of those of cells
     "ribosomal operons": 0.02,
     ELEMENTS: 0.06,
 }
-# kinds that nets do not tell apart: so few archaea are known that another is taken for their virus
+# kinds that nets do not distinguish; with so few known archaea, new ones would look like viruses
 KIND_OF = {
     "archaeal viruses": "phages",
     "bins": "bacteria",
@@ -113,7 +113,7 @@ KIND_OF = {
 }
 KINDS = tuple(dict.fromkeys(KIND_OF.get(kingdom, kingdom) for kingdom in SHARES))  # viruses first
 N_VIRAL = KINDS.index("bacteria")
-# times as often as others may these be called; most of the transcripts are of protists
+# these may be called so many times as often as others; most transcripts are from protists
 LEEWAY = {"protists": 2.0, "transcripts": 2.0, ELEMENTS: 10 / 3}
 RANGES = (
     Range(150, 150, 350),
@@ -125,8 +125,8 @@ RANGES = (
 )
 FITTING = Fitting(hidden=(256, 64), input_dropout=0.2, spared=FIGURES_AND_WORDS, epochs=4)
 OF_PARTS = Fitting(input_dropout=0.2, spared=FIGURES_WORDS_AND_LAYOUT)
-WINDOWS = Range(1000, 1000)  # of regions
-# regions.json was learned with this calibration, of pieces whose nets made less use of words
+WINDOWS = Range(1000, 1000)  # for regions
+# regions.json was learned with this calibration, from piece nets that made less use of words
 WINDOWS_KNOT = Knot(1000, 1.6430170215003228, -0.10995449234392227)
 N_FRAGMENTS = {
     150: 200_000,
@@ -137,11 +137,11 @@ N_FRAGMENTS = {
     10_000: 20_000,
 }
 N_WINDOWS, N_SEEDS_OF_WINDOWS = 20_000, 3
-MADE_SHARE = 40  # for so many fragments of each label there is one of each synthetic kind
+MADE_SHARE = 40  # fragments of each label per synthetic one of each kind
 MADE_WEIGHT = 2.0
 FOLDS_BESIDE = range(N_FOLDS // 2)  # fitted in a second process
-SEED = 3  # of the fragments that nets of the folds are measured on
-KNOTS = {  # on both sides of where other nets begin
+SEED = 3  # of the fragments for measuring the nets of folds
+KNOTS = {  # on both sides of each length where other nets begin
     150: 20_000,
     179: 20_000,
     180: 20_000,
@@ -153,12 +153,12 @@ KNOTS = {  # on both sides of where other nets begin
     700: 20_000,
     999: 20_000,
     1000: 20_000,
-    1999: 20_000,  # from 2,000 bases on records are read as wholes too
+    1999: 20_000,  # records of 2,000 bases and more are also read in longer pieces
     2000: 20_000,
     3000: 10_000,
     9999: 5000,
     10_000: 5000,
-    20_000: 3000,  # of few groups: cells of more bases are hardly there
+    20_000: 3000,  # of few groups; hardly any longer cellular sequences exist
 }
 PROKARYOTIC = ("phages", "bacteria", "archaea", "bins")
 Result = TypeVar("Result")
@@ -172,7 +172,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Course:
-    """The data that nets are fitted to: records, their folds, and words counted in them alone."""
+    """The data for fitting nets: records, their folds, and words counted only in them."""
 
     collection: Collection
     fold_of_record: Counts
@@ -180,7 +180,7 @@ class Course:
 
 
 def lessons(course: Course, of_size: Range, n_fragments: int, seed: int) -> Lessons:
-    """So many fragments of each label, and synthetic ones that are not viral."""
+    """Draw ``n_fragments`` of each label, and add synthetic ones, which are not viral."""
     size = of_size.size
     rng = np.random.default_rng([size, seed])
     fragments = draw(course.collection, size, n_fragments, SHARES, rng)
@@ -216,9 +216,9 @@ def fit(course: Course) -> list[PieceNets]:
 
 
 def fit_windows(collection: Collection, n_seeds: int) -> PieceNets:
-    """Nets that read no words: those of prophages in a host's relatives are words of cells.
+    """Fit nets that read no words: words of prophages in related hosts count as cellular.
 
-    They learn nothing of elements: regions.json was learned with nets that knew none.
+    They learn no transposable elements, because regions.json was learned with such nets.
     """
     is_other = np.array([one.kingdom != ELEMENTS for one in collection.records])
     collection = collection.where(is_other)
@@ -237,7 +237,7 @@ def fit_size(
 def fit_folds(
     collection: Collection, fold_of_record: Counts, counts: WordCounts, folds: Iterable[int]
 ) -> dict[int, list[PieceNets]]:
-    """The nets for each of these folds, fitted without it."""
+    """Fit the nets for each of these folds, without its groups."""
     nets = {}
     for fold in folds:
         is_inside = fold_of_record != fold
@@ -250,7 +250,7 @@ def fit_folds(
 def calibrate(
     collection: Collection, fold_of_record: Counts, nets: dict[int, list[PieceNets]]
 ) -> tuple[list[Knot], list[ErrorRates]]:
-    """Knots and error rates from the nets of group folds; writes figures."""
+    """Derive knots and error rates from the nets of group folds; write figures."""
     knots, at_lengths, margins, drawn = [], [], [], []
     for n_bases, n_fragments in KNOTS.items():
         rng = np.random.default_rng([n_bases, SEED])
@@ -258,7 +258,7 @@ def calibrate(
         records = records_of_fragments(collection, fragments)
         is_virus = np.array([record.is_virus for record in records])
         log_odds = held_out_log_odds(fragments, fold_of_record, nets)
-        is_known = ~np.isnan(log_odds)  # a window may hold unknown bases alone
+        is_known = ~np.isnan(log_odds)  # a fragment may have only unknown bases
         knot = fit_knot(n_bases, log_odds[is_known], is_virus[is_known])
         calibrated = knot.calibrated(log_odds)
         kinds = [
@@ -329,10 +329,10 @@ def train(manifest: Path, split: Path, out: Path, parts: list[str]) -> None:
 
 
 def beside(work: Callable[[], Result]) -> Callable[[], Result]:
-    """Start work in a process that shares this one's memory; what comes back waits for its result.
+    """Start work in a forked process; the function returned waits for the result.
 
     Raises:
-        EOFError: when waiting, if the process failed.
+        EOFError: that function raises it if the process failed.
     """
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
@@ -364,7 +364,7 @@ def measure_parts(manifest: Path, split: Path, scorer_file: Path, parts: list[st
 def write_figures(
     n_bases: int, records: Sequence[LabelledRecord], log_odds: Values, threshold: float
 ) -> None:
-    """Rows of the table, of fragments of one length: their records and calibrated log-odds."""
+    """Write rows of the table for fragments of one length, by their calibrated log-odds."""
     samples = Samples(
         np.nan_to_num(sigmoid(log_odds), nan=0.0),  # no score: the lowest
         np.array([record.is_virus for record in records]),
@@ -398,7 +398,7 @@ def row_of(
     is_inside: NDArray[np.bool_],
     threshold: float,
 ) -> tuple[str, ...]:
-    """The number of own samples that are called, and figures on mixtures half viral."""
+    """The number of called own samples, and figures on a half viral mixture."""
     own, inside = samples.where(is_own), samples.where(is_inside)
     n_of_label = np.bincount(inside.is_virus, minlength=2)
     inside = replace(inside, weights=1 / n_of_label[inside.is_virus.astype(np.int64)])

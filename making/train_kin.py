@@ -2,15 +2,15 @@
 
     python making/train_kin.py kin.safetensors CATALOGUE.tsv.gz ... > kin.tsv
 
-A catalogue is one of ``scorer_manifest.py``. The shipped file has the words of all genera. What is
-measured is told by tables without some of them. Three tenths of the genera tell how sure a name
-is. Of the others a fifth is locked: it had no part in the choice of words and limits. Of the rest
-one genome in ten is left out, too. A virus without a genus stands for one with those of its
-cluster. Viruses without a family are named after their cluster, which has the name of the genus
-that most of them have, or else the accession of its longest sequence.
+Catalogues are those of ``scorer_manifest.py``. The shipped file has the words of all genera. It is
+measured with tables without some genera. Three tenths of the genera measure how certain a name is.
+A fifth of the others is locked: these genera did not influence the choice of words and limits. Of
+the rest, one genome in ten is left out too. For viruses without a genus, their cluster counts as
+one. Viruses without a family are named after their cluster. The name of a cluster is the genus that
+most of these viruses have, or else the accession of the longest sequence.
 
-The net of kinds is fitted to all groups of ``scorer_manifest.py``; its slopes and its figures come
-from folds of these. Seeds are fixed: the same data makes the same file on the same machine.
+The net of kinds is fitted to all groups of ``scorer_manifest.py``; its slopes and figures come from
+folds over these groups. Seeds are fixed: on the same machine, the same data makes the same file.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ from virnucpro.scorer.pieces import Digits, Pieces, encode, opposite_strand
 from virnucpro.sequences.fasta import read_fasta
 
 CALIBRATING, NOT_IN_TABLE = range(2, 5), range(5)  # tenths of the genera, for certainties
-BUCKET_BITS, REST_BITS = 20, 16  # of a hash: its bucket, and what the table has of the rest
-RARITY = np.uint64(16)  # one in so many words of a single genus is in the table
-HASH_FACTOR = np.uint64(0xD1B54A32D192ED03)  # odd; other hashes of the house have other factors
-LOCKED = (0, 5)  # tenths by a hash of their own
+BUCKET_BITS, REST_BITS = 20, 16  # of a hash: the bucket, and the bits that the table stores
+RARITY = np.uint64(16)  # one in this many words of a single genus is in the table
+HASH_FACTOR = np.uint64(0xD1B54A32D192ED03)  # odd; other hashes in VirNucPro use other factors
+LOCKED = (0, 5)  # tenths of another hash
 LEFT_OUT_FAMILIES = (0, 1)  # tenths
 LENGTHS = (1_000, 3_000, 10_000)
 SEEDS = (1, 2, 3)
-PER_GENUS = 2  # fragments of a genus, a length and a seed
+PER_GENUS = 2  # fragments for each genus, length and seed
 N_CELLS = 2_000
 N_FOLDS = 5
 CERTAIN_FROM = (2, 4, 8)  # words
@@ -70,7 +70,7 @@ KIND_OF_KINGDOM = {
     "dsDNA viruses of eukaryotes": "dsDNA",
     "reverse-transcribing viruses": "reverse-transcribing",
 }
-# catalogues do not tell the kind of these, or tell another than ICTV does
+# catalogues lack the kind of these families, or have another kind than ICTV
 KIND_OF_FAMILY = {
     "Phenuiviridae": "RNA-",
     "Tulasviridae": "RNA-",
@@ -81,7 +81,7 @@ KIND_OF_FAMILY = {
     "Hadakaviridae": "RNA+",
     "Yadokariviridae": "RNA+",
 }
-# of INSDC and RefSeq
+# accessions of INSDC and RefSeq
 ACCESSION = re.compile(
     r"(?<![A-Z])([A-Z]{2}_\d{6,9}|[A-Z]{1,2}\d{5,8}|[A-Z]{4}\d{8}|[A-Z]{6}\d{9})(\.\d+)?"
 )
@@ -93,14 +93,14 @@ N_HIDDEN, N_EPOCHS, N_BATCH = 64, 4, 256
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Viruses:
-    """Viral sequences of the catalogues. Columns in step, (n,)."""
+    """Viral sequences of the catalogues, as parallel columns, (n,)."""
 
     digits: list[Digits]
     rows: list[Row]
-    family: NDArray[np.str_]  # empty for none
+    family: NDArray[np.str_]  # "": none
     genus: NDArray[np.str_]
     group: NDArray[np.str_]
-    kind: Counts  # places in KINDS; -1 for one that nobody tells
+    kind: Counts  # index in KINDS; -1: unknown
 
     @property
     def lengths(self) -> Counts:
@@ -154,10 +154,10 @@ def side_by_side(digits: Sequence[Digits]) -> Pieces:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Words:
-    """The words of all viruses, one behind the other, each once for a virus."""
+    """The concatenated words of all viruses, each once per virus."""
 
     numbers: Counts
-    virus: Counts  # in step
+    virus: Counts  # of each word
 
     @classmethod
     def of(cls, viruses: Viruses) -> Words:
@@ -171,14 +171,14 @@ class Words:
 
 
 def families_of(viruses: Viruses) -> tuple[str, ...]:
-    """The names by owner; the first is none."""
+    """The names of families by owner; the first is empty."""
     return ("", *sorted(set(viruses.family.tolist()) - {""}))
 
 
 def names_of_clusters(viruses: Viruses) -> NDArray[np.str_]:
-    """The name of the cluster of each virus; none if no virus of it is without a family. (n,)
+    """The name of the cluster of each virus; empty if all of its viruses have a family. (n,)
 
-    It has none either if there is nothing by which it could be looked up.
+    It is also empty if the cluster has neither a genus nor an accession.
     """
     rows: dict[str, list[Row]] = defaultdict(list)
     for row, family in zip(viruses.rows, viruses.family.tolist(), strict=True):
@@ -208,7 +208,7 @@ def owners_of(viruses: Viruses) -> tuple[Counts, tuple[str, ...]]:
 
 
 def kinds_of_families(viruses: Viruses, families: Sequence[str]) -> tuple[str, ...]:
-    """The kind that most sequences of each family are of."""
+    """The kind of most sequences of each family."""
     kinds: dict[str, Counter[int]] = defaultdict(Counter)
     for family, kind in zip(viruses.family.tolist(), viruses.kind.tolist(), strict=True):
         kinds[family][kind] += 1
@@ -216,9 +216,9 @@ def kinds_of_families(viruses: Viruses, families: Sequence[str]) -> tuple[str, .
 
 
 def table_of(viruses: Viruses, words: Words, kept: Mask) -> KinWords:
-    """Words of one family alone in the kept viruses, and of viruses without one.
+    """The words that only one family has in the kept viruses, and those of viruses without one.
 
-    The latter belong to their cluster if it alone has them.
+    A word of the latter belongs to their cluster if no other cluster has it.
     """
     n_families = len(families_of(viruses))
     _, genus = np.unique(viruses.genus, return_inverse=True)
@@ -244,10 +244,10 @@ def table_of(viruses: Viruses, words: Words, kept: Mask) -> KinWords:
 
 
 def kin_words(numbers: Counts, owners: NDArray[np.uint16]) -> KinWords:
-    """A table of words, each once, and of their owners. (n,), (n,)
+    """A table of distinct words and their owners. (n,), (n,)
 
     Raises:
-        ValueError: too many of them are in one bucket.
+        ValueError: one bucket has too many words.
     """
     keys = (hashes_of(numbers) >> np.uint64(64 - BUCKET_BITS - REST_BITS)).astype(np.int64)
     order = np.argsort(keys)
@@ -259,9 +259,9 @@ def kin_words(numbers: Counts, owners: NDArray[np.uint16]) -> KinWords:
 
 
 def hashes_of(numbers: Counts) -> NDArray[np.uint64]:
-    """Mixed as by SplitMix64 (Steele et al. 2014, doi:10.1145/2660193.2660195), once.
+    """Hash words as in SplitMix64 (Steele et al. 2014, doi:10.1145/2660193.2660195).
 
-    ``scorer.c`` looks words up by the same.
+    ``scorer.c`` looks words up by the same hash.
     """
     hashes: NDArray[np.uint64] = numbers.astype(np.uint64) * HASH_FACTOR
     hashes ^= hashes >> np.uint64(31)
@@ -273,7 +273,7 @@ def hashes_of(numbers: Counts) -> NDArray[np.uint64]:
 def fragments(
     viruses: Viruses, chosen: Mask, n_bases: int, rng: np.random.Generator
 ) -> Iterator[tuple[int, Digits]]:
-    """Some of each genus that is chosen, at random places and strands, with their viruses."""
+    """Yield random fragments of each chosen genus, on random strands, with their viruses."""
     lengths = viruses.lengths
     is_long = chosen & (lengths >= n_bases)
     for genus in np.unique(viruses.genus[is_long]):
@@ -286,7 +286,7 @@ def fragments(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Named:
-    """Fragments and the owners that they are named after. Columns in step, (n,)."""
+    """Fragments and the owners that name them, as parallel columns, (n,)."""
 
     virus: Counts
     owner: Counts
@@ -304,7 +304,7 @@ class Named:
 
 
 def locked(viruses: Viruses) -> Mask:
-    """The viruses of genera that had no part in any choice. (n,)"""
+    """The viruses of genera that did not influence any choice. (n,)"""
     names = [
         f"test{'c' if row['genus'] in NAMELESS else 'g'}:{genus}"
         for row, genus in zip(viruses.rows, viruses.genus.tolist(), strict=True)
@@ -315,7 +315,7 @@ def locked(viruses: Viruses) -> Mask:
 
 
 def certainties(viruses: Viruses, words: Words) -> list[tuple[int, float]]:
-    """The share of named fragments of unknown genera whose kind is right, by words."""
+    """The share of named fragments of unknown genera that get the right kind, by words."""
     families = families_of(viruses)
     kinds = kinds_of_families(viruses, families)
     tenths = np.array([tenth_of(genus) for genus in viruses.genus.tolist()])
@@ -331,15 +331,15 @@ def certainties(viruses: Viruses, words: Words) -> list[tuple[int, float]]:
     values = []
     for low, high in zip(CERTAIN_FROM, ends, strict=True):
         inside = named.has_family & (named.n_words >= low) & (named.n_words < high)
-        # as if one more of them were wrong: no name is certain
+        # one more counts as wrong, because no name is certain
         values.append((low, round(float(is_right[inside].sum() / (inside.sum() + 1)), 3)))
     return values
 
 
 def measure_names(viruses: Viruses, words: Words, cells: list[Digits]) -> None:
-    """Write how many locked fragments are named, and how many of these rightly.
+    """Write how many left-out fragments are named, and how many of the names are right.
 
-    First by a family, then by a cluster.
+    The first two figures are for families, the last two for clusters.
     """
     genomes = np.array([tenth_of(row["genome_group"] or row["id"]) for row in viruses.rows])
     is_locked = locked(viruses)
@@ -395,7 +395,7 @@ def _shown(figures: Sequence[float | str]) -> Iterator[str]:
 
 
 def read_cells(catalogues: list[Path]) -> list[Digits]:
-    """Fragments of 3,000 bases of cells."""
+    """Read cellular fragments of 3,000 bases."""
     rng = np.random.default_rng(0)
     rows = [(path, row) for path, row in read_rows(catalogues) if row["label"] == "cellular"]
     rows = [rows[i] for i in rng.permutation(len(rows)) if int(rows[i][1]["length"]) >= 3_000]
@@ -414,7 +414,7 @@ def read_cells(catalogues: list[Path]) -> list[Digits]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lessons:
-    """Fragments as the net reads them. Rows in step."""
+    """Fragments as the net reads them, in parallel rows."""
 
     features: NDArray[np.float32]  # (n, n_features)
     kind: Counts
@@ -423,7 +423,7 @@ class Lessons:
 
 
 def draw_lessons(viruses: Viruses) -> Lessons:
-    """Fragments of all lengths: kinds by their shares, groups by a low power of their bases."""
+    """Draw fragments of all lengths: kinds by share, groups by a low power of their bases."""
     blocks = []
     for n_bases, n in N_FRAGMENTS.items():
         rng = np.random.default_rng(n_bases)
@@ -445,7 +445,7 @@ def draw_lessons(viruses: Viruses) -> Lessons:
 
 
 def _members(viruses: Viruses, n_bases: int) -> tuple[list[list[int]], Values]:
-    """Viruses that are long enough, by kind and group, and how often each is drawn."""
+    """The viruses that are long enough, by kind and group, and the weight of each group."""
     groups: dict[tuple[int, str], list[int]] = defaultdict(list)
     for virus, kind in enumerate(viruses.kind.tolist()):
         if kind >= 0 and len(viruses.digits[virus]) >= n_bases:
@@ -469,7 +469,7 @@ def fold_of_groups(viruses: Viruses) -> Counts:
 
 
 def fit_net(lessons: Lessons, rows: Counts, seed: int) -> KindNet:
-    """A net that is fitted to some of the lessons, without slopes."""
+    """Fit a net to some of the lessons, without slopes."""
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
     features = lessons.features[rows]
@@ -500,7 +500,7 @@ def fit_net(lessons: Lessons, rows: Counts, seed: int) -> KindNet:
 
 
 def held_out_logits(lessons: Lessons, fold: Counts) -> Values:
-    """The logits of each fragment by a net that has seen no virus of its group. (n, n_kinds)"""
+    """The logits of each fragment by a net that has not seen its group. (n, n_kinds)"""
     logits = np.empty((len(lessons.kind), len(KINDS)))
     for number in range(N_FOLDS):
         net = fit_net(lessons, np.flatnonzero(fold != number), number)
@@ -510,9 +510,9 @@ def held_out_logits(lessons: Lessons, fold: Counts) -> Values:
 
 
 def fit_slopes(lessons: Lessons, logits: Values) -> list[tuple[int, float]]:
-    """At each length the slope that makes the kinds of held-out fragments most probable.
+    """Fit the slope at each length that makes the kinds of held-out fragments most probable.
 
-    Temperature scaling: Guo et al. 2017, arXiv:1706.04599.
+    This is temperature scaling (Guo et al. 2017, arXiv:1706.04599).
     """
     slopes = []
     for n_bases in N_FRAGMENTS:
@@ -530,7 +530,7 @@ def fit_slopes(lessons: Lessons, logits: Values) -> list[tuple[int, float]]:
 
 
 def measure_kinds(lessons: Lessons, logits: Values, slopes: Sequence[tuple[int, float]]) -> None:
-    """Write the confusion of held-out fragments by length, and how sure the net is of them."""
+    """Write the confusion matrix of held-out fragments by length, and the net's reliability."""
     print("bases", "kind", "n", *KINDS, "right of those told so", sep="\t")
     for n_bases, slope in slopes:
         some = lessons.n_bases == n_bases

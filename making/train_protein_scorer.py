@@ -1,20 +1,19 @@
-"""Give the scorer its nets for proteins, and tell how good they are.
+"""Add nets for proteins to the scorer, and measure them.
 
     python making/scorer_proteins.py manifest.tsv > proteins.tsv
     python making/train_protein_scorer.py manifest.tsv proteins.tsv making/scorer_split.tsv \
         virnucpro/embedded/scorer.safetensors > figures.tsv
 
-Run it after ``train_embedded_scorer.py``. The nets for proteins are added to the scorer's file, or
-take the place of older ones; all else in it stays as it is. The manifest is that which the scorer
-was trained on.
+Run it after ``train_embedded_scorer.py``, with the manifest of the scorer's training. It adds the
+nets for proteins to the scorer's file, or replaces older ones. All else in the file stays the same.
 
-Nets learn from whole proteins and from fragments of 50 to 600 residues, half and half. The words
-and patterns that a protein's features are made with are counted without its fold. Calibration and
-error rates come from nets that no protein of its fold was fitted to. Seeds are fixed.
+Half of the samples are whole proteins, and half are fragments of 50 to 600 residues. The words and
+patterns for a protein's features are counted without its fold. Calibration and error rates come
+from nets that were fitted without the fold of the protein. Seeds are fixed.
 
-Figures are written of three sorts of nets: "validation" of nets fitted to the groups of training
-(three seeds, by which choices are made), "held out" of nets fitted to training and validation,
-on the groups of test and locked, and "folds" of the nets that calibrate.
+It writes figures for three sorts of nets: "validation" for nets fitted to the training groups, with
+three seeds, for making choices; "held out" for a net fitted to training and validation groups, on
+the groups of test and locked; and "folds" for the nets that calibrate.
 """
 
 from __future__ import annotations
@@ -71,18 +70,18 @@ from virnucpro.scorer.proteins import (
 N_FRAGMENTS = 150_000  # of each label
 LONGEST = 600  # residues of a fragment
 WHOLE = 0.5  # share of the proteins that are read whole
-N_MADE = 500  # of each sort of made sequences, which are not viral
+N_MADE = 500  # synthetic sequences of each sort, which are not viral
 MADE_WEIGHT = 2.0
-# what the sparse patterns add to their counts, in shares of what single residues let expect
+# pseudocounts of sparse patterns, relative to the frequencies expected from single residues
 PRIOR = {3: 0.1, 4: 0.3}
 FITTING = Fitting(
     hidden=(256, 64), input_dropout=0.2, spared=range(N_COMPOSITION, N_FEATURES), epochs=4
 )
-BINS = (50, 70, 100, 150, 220, 320, 500, 1000)  # residues; the last is open
+BINS = (50, 70, 100, 150, 220, 320, 500, 1000)  # residues; the last bin has no upper limit
 CENTRES = (59, 84, 122, 182, 265, 400, 700, 1500)
 TOLD = ((50, 99), (100, 149), (150, 299), (300, None), (150, None))  # residues, in the figures
 PARTS = ("train", "validation", "test", "locked")
-MADE = -1  # the fold of made sequences
+MADE = -1  # the fold of synthetic sequences
 PROKARYOTIC = ("phages", "bacteria", "archaea", "bins")
 WITH_INTERVAL = ("all", "phages and prokaryotes")
 _EDGES = np.geomspace(60, 1000, 12)
@@ -99,16 +98,16 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Library:
-    """Labelled proteins, or fragments of them: places in the same residues. Rows in step."""
+    """Labelled proteins, or fragments of them, as parallel rows and places in common residues."""
 
-    residues: Residues  # of all proteins, side by side
+    residues: Residues  # all proteins, concatenated
     first: Counts
     length: Counts
     group: Counts
     fold: Counts
-    kind: Counts  # a place in SHARES
+    kind: Counts  # index in SHARES
     is_virus: Mask
-    part: Counts  # a place in PARTS
+    part: Counts  # index in PARTS
 
     def __len__(self) -> int:
         return len(self.first)
@@ -133,7 +132,7 @@ class Library:
             yield self.residues[first : first + length]
 
     def chances(self, by_residue: bool) -> Values:
-        """The chance of each to be drawn: kinds by their shares, groups nearly evenly."""
+        """The probability of drawing each: kinds by their shares, groups nearly evenly."""
         chances = np.zeros(len(self))
         shares = np.array(list(SHARES.values()))
         n_groups = int(self.group.max()) + 1
@@ -173,7 +172,7 @@ def rows_of(path: Path) -> Iterator[dict[str, str]]:
 
 
 def draw(library: Library, n: int, rng: np.random.Generator) -> Library:
-    """So many of each label: some whole, the others cut to a length at random."""
+    """Draw ``n`` proteins of each label: some whole, others cut to a random length."""
     chances = library.chances(by_residue=False)
     drawn = [
         rng.choice(rows := np.flatnonzero(library.is_virus == label), n, p=chances[rows])
@@ -189,7 +188,7 @@ def draw(library: Library, n: int, rng: np.random.Generator) -> Library:
 
 
 class Counted:
-    """Words and patterns of all folds, and tables of them without some folds."""
+    """Counts of words and patterns in all folds, for tables without some folds."""
 
     def __init__(self, library: Library, words: WordCounts) -> None:
         self._words = words
@@ -207,7 +206,7 @@ class Counted:
         )
 
     def _ratios(self, pattern: Sequence[int], counts: Values) -> Ratios:
-        """Log of how much more often viruses have each, in steps. (2, n) -> (n,)"""
+        """The log ratio of frequencies, viruses to cells, of each pattern, in steps. (2, n) -> (n,)"""
         expected = np.ones(1)
         for _ in pattern:
             expected = (expected[:, None] * self._by_residue).reshape(-1)
@@ -216,15 +215,15 @@ class Counted:
         return np.asarray(steps.clip(-127, 127).astype(np.int8))
 
     def shared_without(self, fold: int) -> Callable[[Proteins], Features]:
-        """What proteins share with others, by words and patterns counted without this fold."""
+        """A function for ``shared`` features, with words and patterns counted without this fold."""
         words, ratios = self._words.table({fold}), self.ratios({fold})
         return lambda proteins: shared(proteins, words, ratios)
 
 
 def count_pattern(library: Library, pattern: Sequence[int]) -> NDArray[np.float32]:
-    """How often viruses and cells of each fold have each, groups counting nearly evenly.
+    """Count each value of a pattern in the cells and viruses of each fold.
 
-    -> (n_folds, 2, n_numbers)
+    Groups count nearly evenly. -> (n_folds, 2, n_numbers)
     """
     weights = library.chances(by_residue=True) / library.length
     counts = np.zeros((N_FOLDS, 2, n_numbers(pattern)), dtype=np.float32)
@@ -240,9 +239,9 @@ def count_pattern(library: Library, pattern: Sequence[int]) -> NDArray[np.float3
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Course:
-    """Fragments, made ones behind them, and their features. Rows in step.
+    """Fragments, then synthetic ones, and their features, as parallel rows.
 
-    Made ones have the kind behind all others, and are of no fold.
+    Synthetic ones have the last kind, and no fold (``MADE``).
     """
 
     fragments: Library
@@ -264,7 +263,7 @@ class Course:
         return cls(fragments, kinds[fragments.kind], features)
 
     def fit(self, rows: Mask, seed: int = 0) -> Nets:
-        """A net of these rows and the made ones."""
+        """Fit a net to these rows and the synthetic ones."""
         rows = rows | (self.fragments.fold == MADE)
         some = self.fragments.where(rows)
         is_made = some.fold == MADE
@@ -274,7 +273,7 @@ class Course:
 
 
 def with_made(fragments: Library, rng: np.random.Generator) -> Library:
-    """Shuffled and random proteins, homopolymers and repeats behind: nothing viral."""
+    """Append synthetic proteins, which are not viral: shuffled, random, homopolymers, repeats."""
     chosen = rng.integers(len(fragments), size=N_MADE)
     made = [rng.permutation(residues) for residues in fragments.where(chosen).each()]
     for number in range(N_MADE):
@@ -300,7 +299,7 @@ def with_made(fragments: Library, rng: np.random.Generator) -> Library:
 
 
 def length_weights(length: Counts, is_virus: Mask) -> Values:
-    """Weights that give both labels the same say at each length, so that it tells nothing."""
+    """Weights that balance the labels at each length, so that it does not predict the label."""
     bins = np.digitize(length, _EDGES)
     counts = np.bincount(2 * bins + is_virus, minlength=2 * len(_EDGES) + 2).reshape(-1, 2)
     weights = counts.sum(axis=1)[bins] / 2 / np.maximum(_FEWEST, counts[bins, is_virus.astype(int)])
@@ -310,7 +309,7 @@ def length_weights(length: Counts, is_virus: Mask) -> Values:
 def calibrated_by(
     fragments: Library, log_odds: Values
 ) -> tuple[tuple[Knot, ...], tuple[ErrorRates, ...]]:
-    """Knots and error rates by length, from log-odds by nets that have not seen the fragments."""
+    """Derive knots and error rates by length, from nets that have not seen the fragments."""
     in_bin = np.digitize(fragments.length, BINS[1:])
     knots = tuple(
         fit_knot(length, log_odds[in_bin == i], fragments.is_virus[in_bin == i])
@@ -362,7 +361,7 @@ def look(
 
 
 def calibrate_folds(course: Course) -> tuple[tuple[Knot, ...], tuple[ErrorRates, ...]]:
-    """Knots and error rates by the nets of folds; writes their figures."""
+    """Derive knots and error rates from the nets of folds; write their figures."""
     fold_of = course.fragments.fold
     log_odds = np.full(len(fold_of), np.nan)
     for fold in range(N_FOLDS):
@@ -385,7 +384,7 @@ def calibrate_folds(course: Course) -> tuple[tuple[Knot, ...], tuple[ErrorRates,
 def write_figures(
     name: str, fragments: Library, log_odds: Values, cuts: Mapping[str, Values] | None = None
 ) -> None:
-    """Rows of the table. Without cuts, presets call their share of the cells at each length."""
+    """Write rows of the table. Without cuts, presets call their share of the cells in each row."""
     for low, high in TOLD:
         inside = (fragments.length >= low) & (fragments.length <= (high or np.inf))
         some, values = fragments.where(inside), log_odds[inside]
@@ -401,7 +400,7 @@ def write_figures(
 
 
 def kinds_of(fragments: Library) -> Iterator[tuple[str, Mask, Mask]]:
-    """Each kind, its own fragments, and these with what they are ranked against."""
+    """Yield each kind, its own fragments, and these with the fragments they are ranked against."""
     everything = np.ones(len(fragments), dtype=np.bool_)
     yield "all", everything, everything
     kinds = np.array([*SHARES, "made"])[fragments.kind]
