@@ -206,7 +206,7 @@ class Counted:
         )
 
     def _ratios(self, pattern: Sequence[int], counts: Values) -> Ratios:
-        """The log ratio of frequencies, viruses to cells, of each pattern, in steps. (2, n) -> (n,)"""
+        """The log ratio, viruses to cells, of each pattern's frequency, in steps. (2, n) -> (n,)"""
         expected = np.ones(1)
         for _ in pattern:
             expected = (expected[:, None] * self._by_residue).reshape(-1)
