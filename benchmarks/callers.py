@@ -1,14 +1,14 @@
-"""The default ``virnucpro predict`` beside other programs that call viruses, on the same file.
+"""Time the default ``virnucpro predict`` and other virus callers on the same file.
 
     python benchmarks/callers.py contigs.fa \\
         --genomad bin/genomad --deepmicroclass bin/DeepMicroClass \\
         --kraken2 bin/kraken2 --kraken2-database DIR
 
-A program that is not named is left out. Each runs as a whole command on one core, from the file
-to its tables, in a folder of its own, and all of them in turn, ``--repeats`` times. A line of JSON
-for each program: median CPU seconds of all its processes, start included, and bases per CPU
-second. geNomad runs its network alone (``nn-classification``). kraken2 needs a database; how fast
-it is depends on that only a little.
+A program that is not named is left out. Each program runs as a whole command on one core, from the
+file to its tables, in its own folder. All programs run in turn, ``--repeats`` times. For each, a
+line of JSON has the median CPU seconds of all its processes, start included, and the bases per CPU
+second. geNomad runs only its network (``nn-classification``). kraken2 needs a database, which
+hardly affects its speed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _THREADS = "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TF_NUM
 
 
 def commands_of(options: argparse.Namespace, folder: Path) -> dict[str, list[str]]:
-    """How each program that was named reads the file, and writes into the folder."""
+    """The command of each named program, which reads the file and writes into the folder."""
     file, output = str(options.fasta), str(folder / "of_")
     words = {
         "virnucpro": ["predict", "-i", file, "-o", output + "virnucpro", "--workers", "1", "-q"],
@@ -52,7 +52,11 @@ def commands_of(options: argparse.Namespace, folder: Path) -> dict[str, list[str
 
 
 def cpu_seconds(command: Sequence[str], core: int) -> float:
-    """CPU seconds of a command and its children, on one core. Raises CalledProcessError."""
+    """Run a command on one core; return its CPU seconds, children included.
+
+    Raises:
+        subprocess.CalledProcessError: the command failed.
+    """
     environment: Mapping[str, str] = os.environ | dict.fromkeys(_THREADS, "1")
     process = subprocess.Popen(
         command,

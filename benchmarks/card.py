@@ -1,4 +1,4 @@
-"""A run on a card with hardly any memory."""
+"""Measure a run on a GPU with hardly any free memory."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from timing import FAILURES, Setting, proteins_of, reason_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FullRow:
-    """A run on a card of which ``free_bytes`` are left, and the same run on an empty one."""
+    """A run on a GPU with ``free_bytes`` free, compared with the same run on an empty GPU."""
 
     model: str
     n_proteins: int
-    free_bytes: int | None  # None: no card to be filled
-    n_smaller: int | None = None  # times that its batches became smaller
-    n_other_bits: int | None = None  # vectors
+    free_bytes: int | None  # None: there is no GPU to fill
+    n_smaller: int | None = None  # how often its batches became smaller
+    n_other_bits: int | None = None  # vectors that differ
     largest_distance: float | None = None  # relative L2
     reason: str = ""
 
 
 def fill_card(setting: Setting, model: str, n_tokens: int, free_bytes: int) -> FullRow:
-    """Embed the same proteins with room for all batches, and with nearly none."""
+    """Embed the same proteins with enough memory and with hardly any."""
     proteins = proteins_of("six-frame-500", n_tokens, seed=5)
     has_card = setting.device.startswith("cuda")
     row = FullRow(
@@ -58,14 +58,14 @@ def fill_card(setting: Setting, model: str, n_tokens: int, free_bytes: int) -> F
 
 
 def _take(device: str, free_bytes: int) -> torch.Tensor:
-    """Hold the memory of a card but for so many bytes."""
+    """Occupy the memory of a GPU, except for ``free_bytes``."""
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(device)
     return torch.empty(max(0, free - free_bytes), dtype=torch.uint8, device=device)
 
 
 def _embed(setting: Setting, fasta: Path, output: Path) -> NDArray[np.float32]:
-    """The vectors of a run of its own, in the order of the proteins."""
+    """Embed in a separate run; return the vectors in the order of the proteins."""
     kind, _, index = setting.device.partition(":")
     where = ["--gpus", index or "0"] if kind == "cuda" else ["--device", kind, "--workers", "1"]
     command = [

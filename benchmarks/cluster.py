@@ -1,11 +1,11 @@
-"""A run on many machines, simulated from task times that are measured here, one after the other.
+"""Simulate a run on many machines from task times that are measured here, one after the other.
 
-Reads are planned, embedded and written into tables by one part, with devices that take no time, and
-joined. Each task is measured by the CPU time of this process: the list of slices (hashing and
-cutting), the plan of a slice, its rows, and the join. Then any number of machines is computed for a
-larger input of the same kind: what one process does for all grows with the input, each slice takes
-its time on the machine that it falls to, a device embeds at the given speed, and rows are made by
-helpers beside it. Nothing is counted for schedulers, and for disks that are slower than this one.
+One part plans and embeds reads and writes their rows, with devices that take no time; then they are
+joined. The CPU time of this process is measured for each task: the list of slices (hashing and
+cutting), the plan of a slice, its rows, and the join. From these, the time on any number of
+machines is computed for a larger input of the same kind. Tasks that one process does for all slices
+grow with the input. Each slice takes its time on the machine that gets it: a device embeds at the
+given speed, while helpers make rows. Schedulers and slower disks are not counted.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from virnucpro.stories.work import Part
 _COVERAGE = 4  # of contigs by reads
 _INSTANT = 1e12  # tokens per second of a device that takes no time
 _FIRST = 300_000  # bases
-_HELPERS = 2  # that make rows beside a device
+_HELPERS = 2  # processes per device that make rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,10 +44,10 @@ class TaskTimes:
     n_reads: int
     n_slices: int
     n_tokens: int
-    cut: float  # the list of slices, for all
+    cut: float  # the list of all slices
     plan: float  # of a slice
     rows: float  # of a slice
-    join: float  # of all
+    join: float  # of all slices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,21 +56,21 @@ class ClusterRow:
     n_reads: int
     n_slices: int
     speed: float  # tokens per second of each worker's device
-    cut_seconds: float  # by one
-    work_seconds: float  # until the last worker has ended
-    join_seconds: float  # by one
-    seconds: float  # in all
-    workers_worth: float  # seconds of one worker over these
+    cut_seconds: float  # by one process
+    work_seconds: float  # until the last worker ends
+    join_seconds: float  # by one process
+    seconds: float  # in total
+    workers_worth: float  # seconds with one worker, divided by these
 
 
 def simulate_clusters(
     n_bases: int, n_reads: int, speed: float, dim: int, workers: Sequence[int]
 ) -> Iterator[ClusterRow]:
-    """A row for each number of workers, of so many reads; ``n_bases`` are run here.
+    """Yield a row for each number of workers, for ``n_reads`` reads; ``n_bases`` are run here.
 
-    Half of them are run as well, so that what any run takes is told from what each read does.
+    Half of them are run as well, to separate the cost per run from the cost per read.
     """
-    measure_tasks(_FIRST, dim)  # what a process does once is none of theirs
+    measure_tasks(_FIRST, dim)  # a warm-up for what a process does once
     small, times = (measure_tasks(n, dim) for n in (n_bases // 2, n_bases))
     rows = [_row_of(small, times, n_reads, speed, n) for n in (1, *workers)]
     for row in rows[1:]:
@@ -108,7 +108,7 @@ def measure_tasks(n_bases: int, dim: int) -> TaskTimes:
 
 
 def _work(rundir: RunDir, config: RunConfig) -> TaskTimes:
-    """Plan and embed all slices, and write their rows, as a part does that has all."""
+    """Plan and embed all slices, and write their rows, as the only part of a run does."""
     manifest = rundir.read_manifest()
     assert manifest is not None
     manifest = replace(manifest, inputs=tuple(file.stamped() for file in manifest.inputs))
@@ -146,7 +146,7 @@ def _work(rundir: RunDir, config: RunConfig) -> TaskTimes:
 
 
 def _grown(small: TaskTimes, times: TaskTimes, name: str, n_reads: int) -> float:
-    """The seconds of what one process does for so many reads: some for any, and some for each."""
+    """The seconds of a task of one process for ``n_reads`` reads: a constant and a rate."""
     seconds = getattr(times, name)
     each = (seconds - getattr(small, name)) / (times.n_reads - small.n_reads)
     return float(seconds + each * (n_reads - times.n_reads))
@@ -183,7 +183,7 @@ def _row_of(
 
 @contextmanager
 def _timed() -> Iterator[list[float]]:
-    """The CPU seconds of a block, in a list of one."""
+    """Yield a list that gets the CPU seconds of the ``with`` block."""
     seconds: list[float] = []
     start = time.process_time()
     yield seconds

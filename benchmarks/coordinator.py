@@ -1,8 +1,8 @@
-"""The coordinator alone: the real executor with workers that have no model and do nothing.
+"""Measure the coordinator alone: the real executor, with workers that have no model.
 
-Two figures for each number of workers: shards per second when a shard takes no time, and, when
-it takes 50 ms, how long a worker is idle between one shard and the next. The second is taken in
-the worker, by its own clock, from handing over ``ShardDone`` to being given the next shard.
+There are two figures for each number of workers: shards per second if a shard takes no time, and
+how long a worker is idle between two shards if a shard takes 50 ms. The worker measures the second
+by its own clock, from handing over ``ShardDone`` to receiving the next shard.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from virnucpro.ground.events import Event, Memory, ShardDone, ShardFailed
 from virnucpro.ground.records import Shard
 
 N_EMPTY = 2000  # shards that take no time
-N_NAPS = 10  # shards for each worker that take NAP_SECONDS
+N_NAPS = 10  # shards per worker that take NAP_SECONDS
 NAP_SECONDS = 0.05
 _BYTES_PER_WORKER = 256 << 20
 _POLL_SECONDS = 0.01
@@ -39,7 +39,7 @@ class CoordinatorRow:
     n_shards: int = N_EMPTY
     shards_per_second: float | None = None
     seconds: float | None = None  # of these shards
-    idle_seconds: float | None = None  # between two shards of 50 ms, the median
+    idle_seconds: float | None = None  # median between two shards of 50 ms
     idle_seconds_of_each: tuple[float, ...] = ()
     reason: str = ""
 
@@ -51,9 +51,9 @@ class NappingJob(Job):
 
 
 class IdleWorker(Worker):
-    """Waits for the others with its first shard; then does nothing, or sleeps.
+    """Waits for the other workers in its first shard; later it does nothing, or sleeps.
 
-    ``ShardDone.seconds`` says how long it was idle before the shard.
+    ``ShardDone.seconds`` is the time that it was idle before the shard.
     """
 
     job: NappingJob
@@ -81,11 +81,11 @@ class IdleWorker(Worker):
         yield ShardDone(self.name, attempt.shard, idle, 0)
 
     def finish(self) -> Iterator[Event]:
-        """Nothing is being written."""
+        """Do nothing: no file is being written."""
         return iter(())
 
     def wait_for_all(self) -> None:
-        """Starting takes seconds: what comes after is measured with all of them there."""
+        """Wait until all workers have started, which takes seconds, before measuring."""
         self.is_first = False
         (self.job.root / self.name).touch()
         while len(list(self.job.root.iterdir())) < self.job.n_workers:
@@ -106,16 +106,16 @@ def time_coordinator(n_workers: int) -> CoordinatorRow:
 
 def _time(row: CoordinatorRow, folder: Path) -> CoordinatorRow:
     n_workers = row.n_workers
-    first_empty = 2 * n_workers  # with the first two of each they find together
+    first_empty = 2 * n_workers  # in the first two shards of each, workers wait for each other
     first_nap = first_empty + N_EMPTY
     shards = [
         Shard(index, folder / f"{index}.faa", 1, 1, 1, "")
         for index in range(first_nap + N_NAPS * n_workers)
     ]
-    job = NappingJob(folder, (), (), "", n_workers, first_nap)  # of no model
-    done: list[float] = []  # when the empty shards came
+    job = NappingJob(folder, (), (), "", n_workers, first_nap)  # without a model
+    done: list[float] = []  # when the empty shards were done
     idle: list[float] = []
-    napped: set[str] = set()  # workers; what came before a first nap is of the empty shards
+    napped: set[str] = set()  # workers with a nap; the idle time before a first nap does not count
     devices = ("cpu",) * n_workers
     resources = Resources(devices=devices, tokens_per_batch=1, silence_seconds=900.0)
     executor = ProcessExecutor(devices, IdleWorker)

@@ -1,7 +1,8 @@
-"""A real ``extract``, from a FASTA of proteins to feature files, in processes of its own.
+"""Time a real ``extract`` in separate processes, from a FASTA of proteins to feature files.
 
-Start-up (hashing the model, starting workers, loading it) is reported apart: it is the same for
-ten proteins and ten million. For that, workers start after the plan here, not beside it.
+The start-up (hash the model, start workers, load the model) is reported separately, because it is
+the same for ten proteins and for ten million. To measure it, workers start after the plan here, not
+during it.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _SHARDS_PER_WORKER = 4
 
 
 class _LateWorkers(ProcessExecutor):
-    """Workers that start when the shards are there, so that no part of it counts as reading."""
+    """Workers that start after the shards are written, so that reading excludes their start."""
 
     def start(self, job: Job, resources: Resources, n_workers: int) -> None:
         return
@@ -54,10 +55,10 @@ class FileRow:
     residues_per_shard: int | None = None
     tokens_per_second: float | None = None  # without start-up
     outside_batches: float | None = None  # share of the workers' time without a batch in flight
-    peak_bytes: int | None = None  # of a worker's device, or of the worker on a CPU
+    peak_bytes: int | None = None  # in a worker's device; on a CPU, in the worker
     starting_seconds: float | None = None
     stages: dict[str, float] = field(default_factory=dict)  # seconds
-    seconds: tuple[float, ...] = ()  # all of it, start-up too
+    seconds: tuple[float, ...] = ()  # of the whole run, start-up included
     reason: str = ""
 
 
@@ -72,7 +73,7 @@ class FileRun:
 
 
 def time_extract(file_run: FileRun) -> FileRow:
-    """One run: it holds many batches, and is not repeated."""
+    """Time one run. It has many batches, so it is not repeated."""
     n_tokens = count_tokens(lengths_of(file_run.proteins))
     row = FileRow(
         model=file_run.model,
@@ -138,14 +139,14 @@ def _options(file_run: FileRun, fasta: Path, output: Path) -> ExtractOptions:
 
 
 def _cut_finely(config: RunConfig, n_residues: int) -> RunConfig:
-    """Shards small enough that every worker has some, as with the input of a real run."""
+    """Make shards small enough that every worker gets some, as in a real run."""
     n_shards = _SHARDS_PER_WORKER * len(config.resources.devices)
     size = min(RESIDUES_PER_SHARD, -(-n_residues // n_shards))
     return replace(config, recipe=replace(config.recipe, residues_per_shard=size))
 
 
 class _Watch:
-    """Listens to a run: the time that workers spend in batches, and their memory."""
+    """Records, from the events of a run, the workers' time in batches and their memory."""
 
     def __init__(self) -> None:
         self.peak_bytes = 0
@@ -173,6 +174,6 @@ class _Watch:
 
     @property
     def outside_batches(self) -> float:
-        """The share of worker time outside batches, from readiness to the last shard."""
+        """The share of worker time outside batches, from ready to the last shard."""
         there = sum(self._last_done - ready for ready in self._ready.values())
         return max(0.0, 1 - self._in_batches / there)

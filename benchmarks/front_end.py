@@ -1,12 +1,12 @@
-"""The front end alone, on one core or beside helpers: from FASTA to shards of ORFs, in Mbp/s of
-input, by the clock and by the CPU time of the parent.
+"""Measure the front end alone, from FASTA to shards of ORFs, on one core or with helpers.
 
-Ours is ``Plan.make`` as a run calls it: read, screen, chunk, translate, write shards, refuse
-duplicates. Beside it stands what the original VirNucPro does, one record, chunk and codon at a
-time in plain Python with Biopython's reader; its second pass over the chunks and the bases that
-it writes beside each frame are left out, so the ratio understates what it costs.
+Figures are Mbp of input per second, by the wall clock and by the CPU time of the parent. Ours is
+``Plan.make`` as in a run: read, screen, chunk, translate, write shards, refuse duplicates. It is
+compared with the way of the original VirNucPro, in plain Python with Biopython's reader: one
+record, chunk and codon at a time. The original's second pass over the chunks, and the bases that it
+writes with each frame, are left out, so the ratio understates its cost.
 
-Both first have to give the same ids and proteins in the same order.
+Before the measurement, both must give the same ids and proteins in the same order.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _STOPS = [codon for codon, letter in _CODONS.items() if letter == "*"]
 _COMPLEMENT = str.maketrans("ACGT", "TGCA")
 
 Frames = list[tuple[str, str]]  # id, protein
-Way = Callable[[Path, Path], Callable[[], Frames]]  # FASTA, new folder -> what it wrote
+Way = Callable[[Path, Path], Callable[[], Frames]]  # FASTA, new folder -> reader of the result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,9 +68,9 @@ class FrontEndRow:
 def measure_front_end(
     n_bases: int, repeats: int, seed: int, n_helpers: int
 ) -> Iterator[FrontEndRow]:
-    """Rows for contigs and for reads: the original's way, and ours without and with helpers.
+    """Yield rows for contigs and for reads: the original's way, and ours without and with helpers.
 
-    Inputs of less than a million bases have no helpers.
+    Helpers are not used for inputs of less than a million bases.
     """
     random, ways = Random(seed), dict(WAYS)
     if n_helpers:
@@ -119,7 +119,7 @@ def _measured(
 
 
 def make_contigs(random: Random, n_bases: int) -> list[str]:
-    """Genes on either strand between random spacers; a few N, some contigs in lower case."""
+    """Make contigs: genes on either strand and random spacers; some N, some lower case."""
     contigs: list[str] = []
     while sum(map(len, contigs)) < n_bases:
         length = round(math.exp(random.uniform(*map(math.log, _CONTIG_BASES))))
@@ -136,7 +136,7 @@ def make_contigs(random: Random, n_bases: int) -> list[str]:
 
 
 def make_reads(random: Random, contigs: list[str], n_bases: int) -> list[str]:
-    """Reads from either strand, without errors; long contigs give more of them."""
+    """Draw error-free reads from both strands, in proportion to the lengths of the contigs."""
     n_reads = max(1, n_bases // READ_BASES)
     reads = []
     for contig in random.choices(contigs, weights=list(map(len, contigs)), k=n_reads):
@@ -152,7 +152,7 @@ def reverse_complement(bases: str) -> str:
 
 _NO_ENCODER = EncoderSpec(
     model="", sha256="", layer=1, pooling="mean", precision="fp32", dim=0
-)  # frames are cut for an encoder, and here for none
+)  # frames are cut only if there is an encoder
 
 
 def run_ours(fasta: Path, folder: Path, n_helpers: int = 0) -> Callable[[], Frames]:
@@ -196,7 +196,7 @@ def run_original(fasta: Path, folder: Path) -> Callable[[], Frames]:
 
 
 def _plain_chunks(record_id: str, sequence: str) -> Iterator[tuple[str, str]]:
-    """The first k boundaries overlap by q + 1 bases, the others by q."""
+    """Yield the chunks of a record. The first k neighbours overlap by q + 1 bases, others by q."""
     n_chunks = -(-len(sequence) // CHUNK_SIZE)
     surplus = n_chunks * CHUNK_SIZE - len(sequence)
     q = surplus // n_chunks
@@ -208,7 +208,7 @@ def _plain_chunks(record_id: str, sequence: str) -> Iterator[tuple[str, str]]:
 
 
 def _translate(bases: str, offset: int) -> str:
-    """The whole frame, and only then a look for a stop, as the original does."""
+    """Translate the whole frame, and only then look for a stop, as the original does."""
     triplets = (bases[i : i + 3] for i in range(offset, len(bases) - 2, 3))
     protein = "".join([_CODONS.get(triplet, "") for triplet in triplets])
     return "" if "*" in protein else protein
@@ -218,10 +218,10 @@ WAYS: dict[str, Way] = {"as the original, plain Python": run_original, "virnucpr
 
 
 def check_agreement(ways: Iterable[Way], fasta: Path) -> int:
-    """The number of ORFs, of which all ways give the same ids and proteins in the same order.
+    """Check that all ways give the same ids and proteins in the same order; return their number.
 
     Raises:
-        RuntimeError: they do not.
+        RuntimeError: the ways differ.
     """
     found = []
     for way in ways:
@@ -235,7 +235,7 @@ def check_agreement(ways: Iterable[Way], fasta: Path) -> int:
 def _time_in_turn(
     ways: Mapping[str, Way], fasta: Path, repeats: int
 ) -> dict[str, list[tuple[float, float]]]:
-    """Wall and CPU seconds of each repeat, by way; the check before was the warm-up."""
+    """The wall and CPU seconds of each repeat, by way. The earlier check was the warm-up."""
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
     for _ in range(repeats):
         for name, way in ways.items():

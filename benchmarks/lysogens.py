@@ -1,22 +1,23 @@
-"""Measure regions in made lysogens: phages put into contigs of bacteria.
+"""Measure regions in synthetic lysogens: phages inserted into bacterial contigs.
 
     python benchmarks/lysogens.py FOLDER prophages.tsv CATALOGUE.tsv.gz ... [--seeds 1 2 3]
 
-FOLDER and the table are those of ``regions_by_length.py``; hosts are their chromosomes, outside
+FOLDER and the table are those of ``regions_by_length.py``; the hosts are their chromosomes, outside
 known prophages. A catalogue has a row for each sequence (id, file, label, kind, cluster, length)
-and lies beside its FASTA files; of each cluster of phages the first of 15,000 to 65,000 bases is
-taken. A phage begins anywhere on its circle and lies in 120,000 bases of a host of its GC, between
-two copies of 14 to 45 bases of the host. It is whole, or decayed: a fifth to a half is lost in
-blocks, and 5 % of the bases are drawn again. Pairs are two such neighbours up to 6,000 bases apart.
-Contigs of 20,000 bases are all phage, and contigs of 20,000 or 50,000 end with one.
+and lies in the folder of its FASTA files. The first phage of 15,000 to 65,000 bases represents its
+cluster. A phage starts at a random position of its circle and is inserted into 120,000 bases of a
+host with similar GC, between two copies of 14 to 45 bases of the host. It is whole, or decayed: a
+fifth to a half is lost in blocks, and 5 % of the bases are drawn again. Pairs are two such
+neighbours up to 6,000 bases apart. Other contigs of 20,000 bases are all phage, and contigs of
+20,000 or 50,000 bases end with a phage.
 
-What finds them was learned without the file of the host. The nets of the scorer have seen these
-phages: the numbers found are too good, and the ends say how well landmarks are told. A lysogen is
-exact if both ends are at most 5 bases off: bases may agree by chance beyond a repeat. The regions
-of the class prophage are counted, too.
+The region model was learned without the file of the host. The nets of the scorer have seen these
+phages, so the numbers found are too good; the ends show how well landmarks are recognised. A
+lysogen is exact if both ends are at most 5 bases off, because bases may agree by chance beyond a
+repeat. The regions of the class prophage are also counted.
 
-Limits are chosen by ``--part learn``: two thirds of the clusters, by a hash of their names, lie in
-hosts without a whole chromosome, the pieces of which are joined. ``--part test`` puts the other
+``--part learn`` is for choosing limits: two thirds of the clusters, by a hash of their names, in
+hosts without a complete chromosome, with their pieces joined. ``--part test`` inserts the other
 clusters into the chromosomes.
 """
 
@@ -52,7 +53,7 @@ from virnucpro.sequences.fasta import read_fasta
 
 SHORTEST, LONGEST = 15_000, 65_000
 FLANKS = 120_000
-SHORTEST_JOINED = 135_000  # bases of the pieces of a host
+SHORTEST_JOINED = 135_000  # bases of the shortest host of joined pieces
 REPEAT = (14, 46)
 CLOSE_GC = 0.06
 EXACT = 5
@@ -65,17 +66,17 @@ COLUMNS = (
 class Made(NamedTuple):
     sequence: str
     prophages: tuple[Span, ...]
-    host: Path | None  # the file of the host; None: without one
+    host: Path | None  # the file of the host; None: no host
 
 
 def is_of(part: str, cluster: str) -> bool:
-    """Whether a cluster of phages is one to learn from, or to test with; or both are taken."""
+    """Whether a cluster of phages belongs to a part: "learn", "test" or "all"."""
     is_test = int(hashlib.sha256(cluster.encode()).hexdigest(), 16) % 3 == 0
     return part == "all" or is_test == (part == "test")
 
 
 def read_phages(catalogues: list[Path], part: str) -> list[str]:
-    """A phage of each cluster of this part."""
+    """Read one phage for each cluster of this part."""
     first: dict[str, str] = {}
     for catalogue in catalogues:
         clusters, paths = {}, set()
@@ -93,7 +94,7 @@ def read_phages(catalogues: list[Path], part: str) -> list[str]:
 
 
 def joined(records: list[Chromosome]) -> Chromosome:
-    """The pieces of a host as one sequence."""
+    """Join the pieces of a host to one sequence."""
     sequence = "".join(one.sequence for one in records)
     return Chromosome("", sequence, Items.joined([]), Truth())
 
@@ -103,7 +104,7 @@ def gc(sequence: str) -> float:
 
 
 class Maker:
-    """Makes lysogens of these phages and hosts, from one seed."""
+    """Makes lysogens from these phages and hosts, with one seed."""
 
     def __init__(self, phages: list[str], hosts: list[tuple[Path, Chromosome]], seed: int) -> None:
         self.rng = np.random.default_rng(seed)
@@ -119,7 +120,7 @@ class Maker:
         return sequence[place:] + sequence[:place]
 
     def flanks(self, phage: str) -> tuple[Path, str]:
-        """A part of a host whose GC is that of the phage, or nearest to it."""
+        """Draw a part of a host with a GC similar to the phage, without known prophages."""
         apart = abs(self.gc - gc(phage))
         near = np.flatnonzero(apart <= max(CLOSE_GC, np.sort(apart)[1]))
         path, one = self.hosts[near[self.draw(0, len(near))]]
@@ -196,7 +197,7 @@ def main() -> None:
     parser.add_argument("table", type=Path)
     parser.add_argument("catalogues", type=Path, nargs="+")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--each", type=int, default=40, help="lysogens of a kind and seed")
+    parser.add_argument("--each", type=int, default=40, help="lysogens per kind and seed")
     parser.add_argument("--part", choices=("all", "learn", "test"), default="all")
     options = parser.parse_args()
     files = score(options.folder, read_truth(options.table), ())

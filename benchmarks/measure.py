@@ -1,5 +1,5 @@
-"""Measure a part of VirNucPro, and print the figures as JSON: a line for what was measured where,
-and a line for each row, as it comes. For developers; users have ``virnucpro bench``.
+"""Measure a part of VirNucPro and print JSON lines: the command and machine, then each row at once.
+This is for developers; users have ``virnucpro bench``.
 
     python benchmarks/measure.py full --models 650M   (NVIDIA GPU)
     python benchmarks/measure.py files --models 8M,35M
@@ -70,7 +70,7 @@ Row = (
     | BudgetRow
 )
 _Device = Literal["auto", "cuda", "cpu", "mps"]
-_N_BATCHES = {"cuda": 120, "cpu": 15}  # of a run, for each process
+_N_BATCHES = {"cuda": 120, "cpu": 15}  # batches of a run, per process
 _N_BATCHES_OF_VARIANTS = 3.9
 _N_BATCHES_OF_FULL = 4
 
@@ -79,7 +79,7 @@ SHAPES = {**MODELS, "tiny": ESM2Shape(n_layers=2, dim=64, n_heads=4)}  # the las
 
 
 def setting_of(model: str, device: _Device, folder: Path = Path()) -> Setting:
-    """A model on a device; its checkpoint need not be there."""
+    """The setting of a model on a device. The checkpoint need not exist."""
     choice = choose_devices(
         ComputeOptions(device=device, cuda_visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"))
     )
@@ -94,7 +94,7 @@ def setting_of(model: str, device: _Device, folder: Path = Path()) -> Setting:
 
 @contextmanager
 def made_up(model: str, device: _Device, seed: int) -> Iterator[Setting]:
-    """A checkpoint with random weights, for the time of the block."""
+    """Make a checkpoint with random weights for the ``with`` block."""
     with TemporaryDirectory(prefix="virnucpro-measure-") as folder:
         setting = setting_of(model, device, Path(folder))
         where = torch.device(setting.device)
@@ -133,7 +133,7 @@ def variants(options: argparse.Namespace) -> Iterator[Row]:
         n_tokens = options.tokens or _N_BATCHES_OF_VARIANTS * setting.tokens_per_batch
         proteins = proteins_of(options.profile, int(n_tokens), options.seed)
         rows = compare_variants(setting, options.profile, proteins, options.seconds)
-        yield from islice(rows, 2)  # in float32, and as in a run
+        yield from islice(rows, 2)  # float32, and the precision of a run
         for precision in ("bf16", "fp8"):
             yield profile_kernels(setting, model, options.profile, proteins, precision)
         yield from rows
@@ -195,7 +195,7 @@ def simulated(options: argparse.Namespace) -> Iterator[Row]:
 def model_names(text: str) -> list[str]:
     names = text.split(",")
     if unknown := [name for name in names if name not in SHAPES]:
-        raise argparse.ArgumentTypeError(f"no size of ESM-2: {', '.join(unknown)}")
+        raise argparse.ArgumentTypeError(f"unknown size of ESM-2: {', '.join(unknown)}")
     return names
 
 
@@ -220,9 +220,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         elif measure is peers:
             part.add_argument("--repeats", type=int, default=5)
         elif measure is full:
-            part.add_argument("--free", type=int, default=5 << 29, help="bytes left on the card")
+            part.add_argument("--free", type=int, default=5 << 29, help="free bytes on the GPU")
         else:
-            part.add_argument("--seconds", type=float, default=3.0, help="seconds for each way")
+            part.add_argument("--seconds", type=float, default=3.0, help="seconds per way")
             part.add_argument(
                 "--budgets", type=numbers, default=[8192, 16384, 32768, 65536], help="tokens"
             )
@@ -230,7 +230,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     part.set_defaults(measure=front_end)
     part.add_argument("--bases", type=int, default=4_000_000)
     part.add_argument("--repeats", type=int, default=5)
-    part.add_argument("--helpers", type=int, default=0, help="processes beside ours, as well")
+    part.add_argument("--helpers", type=int, default=0, help="also measure with helper processes")
     part.add_argument("--seed", type=int, default=1)
     part = parts.add_parser("coordinator")
     part.set_defaults(measure=coordinator)
@@ -238,8 +238,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     part = parts.add_parser("cluster")
     part.set_defaults(measure=cluster)
     part.add_argument("--workers", type=numbers, default=[1, 4, 16, 64])
-    part.add_argument("--bases", type=int, default=22_000_000, help="of reads that are run here")
-    part.add_argument("--reads", type=int, default=100_000_000, help="of the larger input")
+    part.add_argument("--bases", type=int, default=22_000_000, help="bases of reads to run here")
+    part.add_argument("--reads", type=int, default=100_000_000, help="reads of the larger input")
     part.add_argument("--speed", type=float, default=100_000, help="tokens/s of a device")
     part.add_argument("--dim", type=int, default=1280, help="length of a vector")
     part = parts.add_parser("poison")
@@ -254,7 +254,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     part.add_argument("--bases", type=int, default=15_000_000)
     part.add_argument("--devices", type=numbers, default=[1])
     part.add_argument("--speed", type=float, default=300_000, help="tokens/s of a device")
-    part.add_argument("--dilation", type=float, default=1, help="times that devices are slower")
+    part.add_argument("--dilation", type=float, default=1, help="how many times slower devices are")
     part.add_argument(
         "--helpers", type=int, default=0, help="processes that make shards and tables"
     )
@@ -268,7 +268,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     facts = {
         "command": shlex.join(["benchmarks/measure.py", *(arguments or sys.argv[1:])]),
         "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "machine": machine_facts(),  # its load before anything is measured
+        "machine": machine_facts(),  # with its load before the measurement
         "versions": describe_versions(),
     }
     _tell(facts)
@@ -278,7 +278,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _tell(content: Mapping[str, object]) -> None:
     sys.stdout.write(json.dumps(content) + "\n")
-    sys.stdout.flush()  # what comes after it may be killed
+    sys.stdout.flush()  # the process may be killed before the next row
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""The programs beside fair-esm that ours is held against: transformers, OpenVINO.
+"""Run the other programs that ours is compared with: transformers and OpenVINO.
 
-transformers is optional (``pip install '.[oracle]'``); where it is missing, loading it says so.
-OpenVINO (``'.[oracle,openvino]'``) is held against on CPUs, where it is installed.
+transformers is optional (``pip install '.[oracle]'``); without it, loading raises an error with the
+command. OpenVINO (``'.[oracle,openvino]'``) is compared on CPUs, if it is installed.
 
-In bf16 the frequencies of the rotary tables stay float32 in both: rounded to 8 bits they give
-wrong angles, and vectors that are wrong beyond some 256 residues.
+In bf16, both keep the rotary frequencies in float32: with 8 significant bits the angles are wrong,
+and vectors are wrong beyond some 256 residues.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _LAYER_PARTS = {
 
 
 def peer_ways(setting: Setting, *, has_bf16: bool) -> list[Way]:
-    """fair-esm as published first; the others as fast as they honestly get."""
+    """The ways to compare: fair-esm as published, then the others with their fastest settings."""
     ways = fair_esm_ways(setting, has_bf16=has_bf16)
     tokens = f"{padded_tokens(setting)} tokens"
     if has_bf16:
@@ -62,7 +62,7 @@ def peer_ways(setting: Setting, *, has_bf16: bool) -> list[Way]:
 
 
 def plan_of(setting: Setting, proteins: Sequence[str]) -> list[list[int]]:
-    """Sorted, in padded batches that fill the device."""
+    """Plan padded batches that fill the device, sorted by length."""
     return plan_padded([len(protein) for protein in proteins], padded_tokens(setting))
 
 
@@ -86,7 +86,7 @@ def openvino_model(setting: Setting, precision: Precision) -> TimedEncoder:
     example = _pad(["MKVLA", "MKV"])
     model = LastHiddenState(_esm_model(setting))
     with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of what its converter takes from torch, and of tracing
+        warnings.simplefilter("ignore")  # about the converter's use of torch, and about tracing
         converted = openvino.convert_model(model, example_input=(example, example.ne(PAD)))
     settings = {
         "INFERENCE_PRECISION_HINT": {"bf16": "bf16", "fp16": "f16", "fp32": "f32"}[precision],
@@ -102,7 +102,7 @@ def openvino_model(setting: Setting, precision: Precision) -> TimedEncoder:
 
 
 class LastHiddenState(nn.Module):
-    """An ``EsmModel`` with nothing else in its result."""
+    """An ``EsmModel`` that returns only its last hidden state."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class LastHiddenState(nn.Module):
 
 
 class OpenVinoModel(nn.Module):
-    """A model that OpenVINO compiled. (n, longest + 2) -> (n, longest + 2, dim) float32"""
+    """A model compiled by OpenVINO. (n, longest + 2) -> (n, longest + 2, dim) float32"""
 
     def __init__(self, compiled: Any) -> None:  # noqa: ANN401 - packages without types
         super().__init__()
@@ -159,13 +159,13 @@ def _import(module: str, extras: str) -> Any:  # noqa: ANN401 - packages without
         return importlib.import_module(module)
     except ImportError as error:
         raise UnavailableError(
-            f"{module} is not installed; in the folder of the source: "
+            f"{module} is not installed; run in the source folder: "
             f"pip install -c constraints.txt -e '.[{extras}]' ({error})"
         ) from error
 
 
 def _set_precision(model: nn.Module, setting: Setting, dtype: torch.dtype) -> None:
-    """Convert all but the rotary frequencies: they are float32, and the same as ours to the bit."""
+    """Convert all but the rotary frequencies, which stay float32 and have the same bits as ours."""
     model.to(dtype)
     frequencies = rotary_frequencies(setting.shape.head_dim).to(setting.device)
     for module in model.modules():
@@ -174,7 +174,7 @@ def _set_precision(model: nn.Module, setting: Setting, dtype: torch.dtype) -> No
 
 
 def _pad(proteins: list[str]) -> Tensor:
-    """(n_proteins, longest + 2), ``<pad>`` behind each."""
+    """The tokens of proteins, padded at the end. -> (n_proteins, longest + 2)"""
     seqlens = np.array([len(protein) + EXTRA_TOKENS for protein in proteins])
     rows = np.full((len(proteins), seqlens.max()), PAD, dtype=np.int64)
     rows[np.arange(seqlens.max()) < seqlens[:, None]] = tokenize(proteins)
@@ -182,7 +182,7 @@ def _pad(proteins: list[str]) -> Tensor:
 
 
 def _mean_of_residues(hidden: Tensor, proteins: list[str]) -> Tensor:
-    """Without ``<cls>``, ``<eos>`` and padding. (n, longest + 2, dim) -> (n, dim) float32"""
+    """Average residues, without other tokens. (n, longest + 2, dim) -> (n, dim) float32"""
     lengths = send(np.array([len(protein) for protein in proteins]), hidden.device)
     place = torch.arange(hidden.shape[1], device=hidden.device)
     is_residue = (place >= 1) & (place <= lengths[:, None])

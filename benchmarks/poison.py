@@ -1,6 +1,6 @@
-"""The cost of sequences that crash their worker: an undisturbed run beside a poisoned one.
+"""Measure the cost of sequences that crash their worker: an undisturbed and a poisoned run.
 
-Both runs take the embedded model on CPU workers, one after the other.
+Both runs use the embedded model on CPU workers, one after the other.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class PoisonRow:
     n_failed: int
     seconds: float
     cpu_seconds: float
-    ratio: float  # of the seconds, to the undisturbed run
+    ratio: float  # of the seconds to those of the undisturbed run
 
 
 class CrashingWorker(Worker):
-    """Ends by a fault, as a broken kernel would."""
+    """A worker that ends by a fault, as with a broken kernel."""
 
     def start(self, encoder: Encoder, sequences: Sequence[str]) -> Pending:
         if any(POISON in sequence for sequence in sequences):
@@ -52,7 +52,7 @@ class CrashingWorker(Worker):
 def measure_poison(
     n_proteins: int, n_poisoned: int, length: int, n_workers: int
 ) -> Iterator[PoisonRow]:
-    """One row for the undisturbed run, one for the poisoned one."""
+    """Yield a row for the undisturbed run and one for the poisoned run."""
     with TemporaryDirectory(prefix="virnucpro-measure-") as name:
         folder, undisturbed = Path(name), 0.0
         write_proteins(folder / "proteins.faa", n_proteins, n_poisoned, length)

@@ -1,15 +1,15 @@
-"""Measure regions in contigs of several lengths that are cut from whole genomes.
+"""Measure regions in contigs of several lengths, cut from whole genomes.
 
     python benchmarks/regions_by_length.py FOLDER prophages.tsv [Mesoplasma.fa ...] [--least 0.9]
 
-FOLDER and the table are those of ``virnucpro train --data FOLDER --regions prophages.tsv``. Contigs
-of hosts are cut from chromosomes of the table, beside their prophages, and from other records of
-500,000 bases and more, whose prophages are not known; a contig with a region counts as false.
-Contigs of prophages hold one whole at three places, or end with its half or, in a long contig, all
-of it; it is found if half of its bases there lie in regions. What finds them was learned without
-their chromosome, and without its file as a host. Random sequence has a GC of 0.3 to 0.7. Files
-that are named behind the table are read in genetic code 4, as a user who knows them would have it.
-With ``--least`` a region counts from this posterior on.
+FOLDER and the table are those of ``virnucpro train --data FOLDER --regions prophages.tsv``. Host
+contigs are cut from chromosomes of the table, outside their prophages, and from other records of at
+least 500,000 bases, with unknown prophages; a host contig with a region counts as false. Prophage
+contigs hold a whole prophage at three positions, or have one at an end: as much as fits into half
+of the contig. A prophage is found if half of its bases in the contig lie in regions. The region
+model was learned without the chromosome, and without its file as a host. Random sequence has a GC
+of 0.3 to 0.7. Files named after the table are read in genetic code 4, as a user who knows them
+would do. With ``--least``, only regions with at least this posterior count.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from virnucpro.sequences.inputs import InputFile
 from virnucpro.sequences.translate import STANDARD, GeneticCode
 
 LENGTHS = (10_000, 20_000, 50_000, 100_000, 200_000, 500_000)
-MOST = 40  # contigs of a length of one host
+MOST = 40  # contigs per length and host
 SHORTEST_HOST = 500_000
 
 
@@ -52,7 +52,7 @@ Find = Callable[[Chromosome, int, int, RegionModel], list[Span]]
 def regions_of(
     least: float, one: Chromosome, start: int, n_bases: int, model: RegionModel
 ) -> list[Span]:
-    """The regions of a contig with this posterior at least, in places of the chromosome."""
+    """The regions of a contig with at least this posterior, in positions of the chromosome."""
     start = start // STEP * STEP
     items = one.items.take((one.items.start >= start) & (one.items.start + SIZE <= start + n_bases))
     moved = items._replace(start=items.start - start)
@@ -64,7 +64,7 @@ def regions_of(
 
 
 def host_starts(one: Chromosome, n_bases: int) -> Iterator[int]:
-    """Where contigs begin that hold no part of an element of the truth."""
+    """Yield the starts of contigs that have no part of a known element."""
     elements = (*one.truth.prophages, *one.truth.unclear)
     last = len(one.sequence) - n_bases
     for start in np.linspace(0, last, min(MOST, len(one.sequence) // n_bases)).astype(int).tolist():
@@ -83,7 +83,7 @@ def count_false(one: Chromosome, model: RegionModel, find: Find) -> list[tuple[i
 def count_found(
     one: Chromosome, model: RegionModel, kind: str, find: Find
 ) -> list[tuple[int, int]]:
-    """Prophages that are found in contigs, by length: ``whole`` inside it, or at an ``end``."""
+    """Count the prophages found in contigs of each length, ``whole`` or at an ``end``."""
     counts = []
     for n_bases in LENGTHS:
         found = []
@@ -122,7 +122,7 @@ def add(rows: list[list[tuple[int, int]]]) -> list[tuple[int, int]]:
 def score(
     folder: Path, truths: dict[str, Truth], code_4: Collection[str]
 ) -> dict[Path, list[Chromosome]]:
-    """The records of each file, with their pieces scored."""
+    """Read the records of each file, and score their pieces."""
     scorer = Scorer.own()
     files: dict[Path, list[Chromosome]] = {}
     for source in InputFile.all_of(folder):

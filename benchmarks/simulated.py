@@ -1,16 +1,16 @@
-"""Devices that are simulated: the real plan, processes, files and tables, waits instead of kernels.
+"""Simulate devices: plan, processes, files and tables are real, and kernels are waits.
 
-A simulated device takes a batch of n tokens for n / speed seconds, without a core, as a GPU does:
-a batch that comes before the last one is done waits for it, and a device without a batch is idle.
-The host's part is real, but for the launch of kernels: proteins are packed, rows are copied,
-feature files are written, and a head joined with the scorer calls the records (its weights are
-random). With a ``dilation`` of 10 the devices are ten times as slow: so a host with a few cores
-does the work of one with ten times as many, and a second of a device stands for a tenth of one.
+A simulated device takes n / speed seconds for a batch of n tokens, and no core, like a GPU. A batch
+waits until the previous one is done, and a device without a batch is idle. The host's part is real
+except for the launch of kernels: proteins are packed, rows are copied, feature files are written,
+and a head joined with the scorer calls the records (its weights are random). With a ``dilation`` of
+10, devices are ten times slower. So a host with a few cores represents one with ten times as many,
+and a second of a device represents a tenth of a second.
 
-``busy`` is measured by the clock, on this host and beside whatever else it does. ``busy_alone`` is
-computed in the same run, by a clock that goes on while the worker's main thread computes or its
-device does, and at no other time: so it is the share on a host with a core for each thread, where
-the parent keeps up. CPU seconds per million tokens tell how far it does.
+``busy`` is measured by the wall clock on this host, with all its other load. ``busy_alone`` is
+computed in the same run, by a clock that runs only while the worker's main thread or its device
+computes. It is the share on a host that has a core for each thread and a parent that keeps up. CPU
+seconds per million tokens show how many devices the parent can keep up with.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ from virnucpro.stories.options import PredictOptions
 from virnucpro.stories.pipeline import run
 from virnucpro.stories.resolve import RunConfig
 
-_FAMILY = "simulated"  # and the name of this module
-_HASH = "0" * 64  # of what is no file
-_MOST_ROWS = 8192  # of a batch
+_FAMILY = "simulated"  # also the name of this module
+_HASH = "0" * 64  # where no file exists
+_MOST_ROWS = 8192  # in a batch
 _COVERAGE = 4  # of contigs by reads
 
 
@@ -65,22 +65,22 @@ class SimulatedRow:
     n_devices: int
     n_helpers: int  # processes that make shards and tables
     speed: float  # tokens per second of each device
-    dilation: float  # by which the devices are slower
+    dilation: float  # how many times slower the devices are
     dim: int
     tokens_per_batch: int
     n_shards: int | None = None
     n_tokens: int | None = None
-    busy: float | None = None  # share of the time from a device's first batch to its last
+    busy: float | None = None  # share of the time between a device's first and last batch
     busy_alone: float | None = None  # the same, if no thread waited for a core or another thread
-    busy_of_run: float | None = None  # share of the time from the first batch of all to the last
+    busy_of_run: float | None = None  # share of the time between the run's first and last batch
     outside: float | None = None  # seconds from the last batch until the last shard is written
     after: float | None = None  # seconds from there to the end of the run, not dilated
     cpu_of_worker: float | None = None  # seconds per million tokens
-    cpu_of_parent: float | None = None  # the same, while devices are at work and after
-    cpu_of_helpers: float | None = None  # the same, of both plan and tables, with their start
-    cpu_of_plan: float | None = None  # the same, of the parent before
+    cpu_of_parent: float | None = None  # the same, while devices work and after
+    cpu_of_helpers: float | None = None  # the same, for plan and tables, with their start
+    cpu_of_plan: float | None = None  # the same, of the parent before devices work
     seconds: float | None = None  # from the first batch to the end of the run
-    n_devices_worth: float | None = None  # tokens in that time over those of one device in it
+    n_devices_worth: float | None = None  # tokens in that time, over what one device could do
     reason: str = ""
 
 
@@ -88,11 +88,11 @@ class SimulatedRow:
 class Timeline:
     """The batches of a device, by one clock."""
 
-    first: float = 0.0  # when the first one began
-    free: float = 0.0  # when the last one ends
+    first: float = 0.0  # start of the first batch
+    free: float = 0.0  # end of the last batch
 
     def add(self, now: float, seconds: float) -> float:
-        """The end of a batch that comes now."""
+        """Add a batch that arrives now; return its end."""
         self.first = self.first or now
         self.free = max(now, self.free) + seconds
         return self.free
@@ -116,14 +116,14 @@ class _Waiting:
 
 @dataclass(slots=True)
 class SimulatedEncoder:
-    """An encoder whose device takes its time and no core; see ``base.Encoder``."""
+    """An encoder with a device that takes time but no core; see ``base.Encoder``."""
 
     spec: EncoderSpec
     speed: float  # tokens per second
     n_tokens: int = 0
     measured: Timeline = field(default_factory=Timeline)
     alone: Timeline = field(default_factory=Timeline)
-    slept: float = 0.0  # seconds by the clock of a thread that is alone
+    slept: float = 0.0  # seconds of waiting for the device, on a host without other load
     vectors: Rows = field(init=False)
 
     def __post_init__(self) -> None:
@@ -132,7 +132,7 @@ class SimulatedEncoder:
 
     @property
     def clock(self) -> float:
-        """Seconds that the thread computed, or waited for its device."""
+        """Seconds that the thread has computed or waited for its device."""
         return time.thread_time() + self.slept
 
     @property
@@ -158,17 +158,17 @@ class SimulatedEncoder:
 
 
 def load(spec: EncoderSpec, weights: Path, device: torch.device) -> SimulatedEncoder:
-    """The encoder of a file with the speed of its device."""
+    """Load an encoder from a file that has the speed of its device."""
     return SimulatedEncoder(spec, float(weights.read_text()))
 
 
 def register() -> None:
-    """Make the family known in this process."""
+    """Register the family in this process."""
     FAMILIES.setdefault(_FAMILY, Family(_FAMILY, reads="protein"))
 
 
 class SimulatedWorker(Worker):
-    """Has two batches in flight, as on a GPU, and leaves its figures beside the run."""
+    """A worker with two batches in flight, as on a GPU, that leaves its figures in a file."""
 
     def __init__(self, job: Job, resources: Resources, name: str, device: str) -> None:
         register()
@@ -176,7 +176,7 @@ class SimulatedWorker(Worker):
         self.batches_in_flight = 2
         (encoder,) = self.encoders
         assert isinstance(encoder, SimulatedEncoder)
-        encoder.n_tokens = 0  # without what ``Worker`` tried
+        encoder.n_tokens = 0  # do not count the trials of ``Worker``
         encoder.measured, encoder.alone = Timeline(), Timeline()
         self.simulated = encoder
         self.cpu_before = time.process_time()
@@ -184,7 +184,7 @@ class SimulatedWorker(Worker):
     def finish(self) -> Iterator[Event]:
         try:
             yield from super().finish()
-        finally:  # it may be left off
+        finally:  # the generator may be closed early
             self.leave_figures()
 
     def leave_figures(self) -> None:
@@ -202,7 +202,7 @@ class SimulatedWorker(Worker):
 
 
 class _Watch:
-    """Listens to a run: when the last shard was written, and the parent's CPU before the first."""
+    """Records when the last shard was written, and the parent's CPU time before the first one."""
 
     def __init__(self) -> None:
         self.cpu_before = self.last_done = 0.0
@@ -217,7 +217,7 @@ class _Watch:
 
 
 def simulate(kind: str, n_bases: int, rows: Sequence[SimulatedRow]) -> Iterator[SimulatedRow]:
-    """One run for each row, all on the same made-up contigs, or reads of them."""
+    """Do one run per row, all on the same synthetic contigs, or reads from them."""
     register()
     with TemporaryDirectory(prefix="virnucpro-measure-") as folder:
         fasta, random = Path(folder) / "input.fa", Random(1)
@@ -276,7 +276,7 @@ def _simulate(fasta: Path, row: SimulatedRow, folder: Path) -> SimulatedRow:
 
 
 def _cpu_of_children() -> float:
-    """CPU seconds of all child processes that have ended."""
+    """The CPU seconds of all child processes that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -306,7 +306,7 @@ def _head(dim: int) -> Head:
 
 
 def config_of(row: SimulatedRow, fasta: Path, output: Path, weights: Path) -> RunConfig:
-    """The run of a row, with a head joined with the scorer."""
+    """The configuration of a row's run, with a head joined with the scorer."""
     head = _head(row.dim)
     encoder = EncoderSpec(
         family=_FAMILY,

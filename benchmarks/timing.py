@@ -1,17 +1,17 @@
-"""Encoders under the clock, side by side: the same weights and proteins, in the same process.
+"""Time encoders on the same weights and proteins, in the same process.
 
-Whatever the program, a pass is the same: plan batches, embed each, and copy the vectors out
-while the next one is embedded, as a worker does. The time inside the model's forward is taken
-by hooks; the rest is what the host adds.
+A pass is the same for every program: plan batches, embed each, and copy its vectors out while the
+next one is embedded, as a worker does. Hooks measure the time inside the model's forward; the rest
+is the host's.
 
-Every way is run once to warm up and to have its vectors, and then in turn, so that what else the
-machine does falls on all alike; on a GPU, which may hold one model alone, one way after the other.
-The figures come from the medians of the wall clock. The first way that has figures is what the
-others are compared with.
+Each way runs once to warm up and to get its vectors. Then all ways run in turn, so that other load
+on the machine affects all equally. On a GPU, which may hold only one model, one way runs after the
+other. Figures are from medians of the wall time. The first way with figures is the reference for
+the others.
 
-A layout is what a CPU's cores are given to: one process with all threads, or one process each.
-The processes are started once, before the clock runs, and hold the encoders they loaded. Each
-embeds the same share of the proteins; the time is that of the parent, from giving to having all.
+A layout divides a CPU's cores: one process with all threads, or one process per core. Processes
+start once, before the measurement, and keep the encoders they loaded. Each embeds the same share of
+the proteins. The parent measures the time from the first request to the last answer.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ Mark = float | torch.cuda.Event
 
 
 def _reads_150(rng: np.random.Generator) -> Lengths:
-    """Stop-free frames of 150-base reads."""
+    """Make proteins like the stop-free frames of 150-base reads."""
     return (150 - rng.integers(0, 3, BLOCK)) // 3
 
 
 def _proteins(rng: np.random.Generator) -> Lengths:
-    """Whole proteins: half of them below 270 residues, and a long tail."""
+    """Make proteins like whole ones: half are below 270 residues, and there is a long tail."""
     return np.exp(rng.normal(np.log(270), 0.7, BLOCK)).astype(np.int64).clip(30, 2000)
 
 
@@ -72,7 +72,7 @@ PROFILES: Mapping[str, Callable[[np.random.Generator], Lengths]] = {
 
 
 def proteins_of(profile: str, n_tokens: int, seed: int) -> list[str]:
-    """Proteins of a profile, as many as ``n_tokens`` hold, and one at least."""
+    """Make as many proteins of a profile as fit into ``n_tokens``, at least one."""
     return make_proteins(n_tokens, seed, PROFILES[profile])
 
 
@@ -90,12 +90,12 @@ def lengths_of(proteins: Sequence[str]) -> Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The model at hand, and the device it runs on. Picklable."""
+    """A model and the device it runs on. Picklable."""
 
     checkpoint: Path
     shape: ESM2Shape
     device: str
-    tokens_per_batch: int  # what a run of ours would choose here
+    tokens_per_batch: int  # as a run of VirNucPro would choose here
 
     @property
     def model(self) -> str:
@@ -115,7 +115,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TimedEncoder:
-    """A loaded model, and how it is fed."""
+    """A loaded model, and how to plan and embed batches."""
 
     model: nn.Module
     setting: Setting
@@ -145,11 +145,11 @@ class Pass:
     cpu_seconds: float
     forward_seconds: float
     n_batches: int
-    peak_bytes: int | None  # of the device: the weights and the most that came on top
+    peak_bytes: int | None  # in the device: the weights and the peak of other memory
 
 
 def mean_pass(passes: Sequence[Pass]) -> Pass:
-    """The mean of passes over the same proteins, and the most that one of them took."""
+    """The mean of passes over the same proteins, with the largest peak of memory."""
     n = len(passes)
     peaks = [one.peak_bytes for one in passes if one.peak_bytes is not None]
     return Pass(
@@ -162,7 +162,7 @@ def mean_pass(passes: Sequence[Pass]) -> Pass:
 
 
 def time_pass(encoder: TimedEncoder, proteins: Sequence[str]) -> tuple[Pass, Vectors]:
-    """Embed them all. Returns (n_proteins, dim) beside the times."""
+    """Embed all proteins. Returns the figures and the vectors, (n_proteins, dim)."""
     device = torch.device(encoder.setting.device)
     starts: list[Mark] = []
     ends: list[Mark] = []
@@ -177,7 +177,7 @@ def time_pass(encoder: TimedEncoder, proteins: Sequence[str]) -> tuple[Pass, Vec
     try:
         batches = encoder.plan(proteins)
         arriving: deque[tuple[list[int], Tensor, Mark]] = deque()
-        for rows in batches:  # a GPU does not wait for the host between two batches
+        for rows in batches:  # copies lag by one batch, so that a GPU does not wait for the host
             embedded = encoder.embed([proteins[i] for i in rows]).to("cpu", non_blocking=True)
             arriving.append((rows, embedded, _mark(device)))
             if len(arriving) > 1:
@@ -196,7 +196,7 @@ def time_pass(encoder: TimedEncoder, proteins: Sequence[str]) -> tuple[Pass, Vec
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done what it was given."""
+    """Wait until the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type == "mps":
@@ -204,7 +204,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def _mark(device: torch.device) -> Mark:
-    """This moment, on the clock of the device: a GPU is not made to wait for it."""
+    """The time on the clock of the device. A GPU does not wait for it."""
     if device.type == "cuda":
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
@@ -228,7 +228,7 @@ def _seconds_between(start: Mark, end: Mark) -> float:
 
 
 def _reset_memory(device: torch.device) -> int:
-    """Bytes allocated now, by all that is loaded; the peak is counted from here."""
+    """Reset the peak of memory; return the bytes that are allocated now."""
     if device.type != "cuda":
         return 0
     torch.cuda.reset_peak_memory_stats(device)
@@ -241,18 +241,18 @@ def _n_bytes(model: nn.Module) -> int:
 
 
 def plan_by(encoder: Encoder, n_tokens: int) -> Callable[[Sequence[str]], list[list[int]]]:
-    """Batches as the encoder plans them, of at most so many tokens."""
+    """A function that plans batches of at most ``n_tokens`` as the encoder does."""
     return lambda proteins: encoder.plan([len(protein) for protein in proteins], n_tokens)
 
 
 def load_ours(setting: Setting, precision: Precision) -> TimedEncoder:
-    """The encoder of a worker."""
+    """Load the encoder of a worker."""
     ours = esm2.load(setting.spec(precision), setting.checkpoint, torch.device(setting.device))
     return TimedEncoder(ours.model, setting, plan_by(ours, setting.tokens_per_batch), ours.embed)
 
 
 def our_ways(precisions: Sequence[Precision], setting: Setting) -> list[Way]:
-    """Each precision, with the kernel that a run takes."""
+    """Each precision, with the kernel that a run would use."""
     device, ways = torch.device(setting.device), []
     for precision in precisions:
         kernel = choose_kernel(device, DTYPES[precision], setting.shape.head_dim)
@@ -262,7 +262,7 @@ def our_ways(precisions: Sequence[Precision], setting: Setting) -> list[Way]:
 
 
 def fair_esm_ways(setting: Setting, *, has_bf16: bool) -> list[Way]:
-    """fair-esm as published first, then as fast as it honestly gets."""
+    """fair-esm as published, then with its fastest settings."""
     ways = [Way("fair-esm", "fp32", f"as published, {PUBLISHED_TOKENS} tokens", fair_esm_published)]
     if has_bf16:
         how = f"{padded_tokens(setting)} tokens"
@@ -271,9 +271,9 @@ def fair_esm_ways(setting: Setting, *, has_bf16: bool) -> list[Way]:
 
 
 def fair_esm_published(setting: Setting) -> TimedEncoder:
-    """The loop of scripts/extract.py, but for the file per protein and the cut at 1,022 residues.
+    """The loop of scripts/extract.py, without the file per protein and the cut at 1,022 residues.
 
-    Logits and whole representations are copied to the CPU and averaged there, as it does.
+    As there, logits and whole representations are copied to the CPU and averaged there.
     """
     device = torch.device(setting.device)
     model = fair_esm.load_model(setting.checkpoint, setting.shape, torch.float32, device)
@@ -299,7 +299,7 @@ def fair_esm_published(setting: Setting) -> TimedEncoder:
 
 
 def fair_esm_bf16(setting: Setting) -> TimedEncoder:
-    """fair-esm's model in bf16, sorted, in padded batches that fill the device, pooled there."""
+    """fair-esm's model in bf16: sorted, padded batches that fill the device, pooled on it."""
     spec = setting.spec("bf16", family="fair-esm")
     encoder = fair_esm.load(spec, setting.checkpoint, torch.device(setting.device))
     plan = plan_by(encoder, padded_tokens(setting))
@@ -312,8 +312,8 @@ def padded_tokens(setting: Setting) -> int:
 
 # Ways side by side
 
-LONG_SECONDS = 5.0  # a pass that takes longer is repeated once: its share of chance is small
-# what other people's code raises when it does not do: no memory, no kernel, another version
+LONG_SECONDS = 5.0  # a longer pass is repeated only once, because it varies little
+# errors of other people's code that fails: no memory, no kernel, another version
 FAILURES = (
     RuntimeError,
     ValueError,
@@ -332,7 +332,7 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderRow:
-    """One way in one layout; where ``reason`` says why it has no figures, they are None."""
+    """One way in one layout. Without figures, they are None, and ``reason`` says why."""
 
     model: str
     profile: str
@@ -348,7 +348,7 @@ class EncoderRow:
     largest_error: float | None = None  # relative L2 distance of a vector from the reference's
     n_batches: int | None = None
     seconds_per_batch: float | None = None
-    host_share: float | None = None  # of the time, outside of the model's forward
+    host_share: float | None = None  # of the time: outside the model's forward
     peak_bytes: int | None = None
     seconds: tuple[float, ...] = ()
     cpu_seconds: tuple[float, ...] = ()
@@ -356,18 +356,18 @@ class EncoderRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """What every way embeds, and how often."""
+    """What all ways embed, and how often."""
 
     profile: str
     proteins: Sequence[str]
     repeats: int
-    least_seconds: float = 0.0  # of a repeat, which is as many passes as that takes
-    one_by_one: bool = False  # one model at a time is loaded
+    least_seconds: float = 0.0  # of a repeat, which has as many passes as it takes
+    one_by_one: bool = False  # only one model is loaded at a time
 
 
 @dataclass(slots=True, eq=False)
 class _Lane:
-    """A row while it is measured."""
+    """A row that is being measured."""
 
     way: Way
     layout: Layout
@@ -391,7 +391,7 @@ class _Lane:
         return None
 
     def repeat(self, comparison: Comparison) -> None:
-        """One measurement: a pass, or the mean of as many as fill the least time."""
+        """Measure once: a pass, or the mean of as many passes as fill the least time."""
         passes: list[Pass] = []
         while not passes or sum(one.seconds for one in passes) < comparison.least_seconds:
             outcome = self.run(comparison.proteins)
@@ -408,7 +408,7 @@ class _Lane:
 def compare_ways(
     comparison: Comparison, ways: Sequence[Way], places: Sequence[Layout]
 ) -> Iterator[EncoderRow]:
-    """A row for each way in each layout, as soon as it is known; the reference comes first."""
+    """Yield a row for each way in each layout as soon as it is known, the reference first."""
     lanes = [_Lane(way, layout) for way in ways for layout in places]
     reference = None
     for together in [[lane] for lane in lanes] if comparison.one_by_one else [lanes]:
@@ -469,25 +469,25 @@ def _row(comparison: Comparison, lane: _Lane, reference: _Lane | None) -> Encode
 
 @dataclass(slots=True, eq=False)
 class _OneProcess:
-    """This process, with the threads that it has."""
+    """This process, with all its threads."""
 
     name: str
     setting: Setting
     n_processes: int = 1
-    encoders: dict[str, TimedEncoder] = field(default_factory=dict)  # by the way's name
+    encoders: dict[str, TimedEncoder] = field(default_factory=dict)  # by the name of the way
 
     def time(self, way: Way, proteins: Sequence[str]) -> tuple[Pass, Vectors]:
-        """One pass; what is not yet loaded is loaded before the clock runs."""
+        """Time a pass. The encoder is loaded before, if needed."""
         if way.name not in self.encoders:
             self.encoders[way.name] = way.load(self.setting)
         try:
             return time_pass(self.encoders[way.name], proteins)
         except FAILURES:
-            self.release(way)  # the next one needs its room
+            self.release(way)  # the next one needs its memory
             raise
 
     def release(self, way: Way) -> None:
-        """Give back the room of what is loaded; the next pass loads it again."""
+        """Free the memory of a loaded encoder; the next pass loads it again."""
         self.encoders.pop(way.name, None)
         gc.collect()
         if torch.cuda.is_available():
@@ -496,7 +496,7 @@ class _OneProcess:
 
 @dataclass(slots=True, eq=False)
 class _ManyProcesses:
-    """``n_processes`` of one thread each, started when they are first needed."""
+    """``n_processes`` of one thread each, started at the first use."""
 
     setting: Setting
     n_processes: int
@@ -508,10 +508,10 @@ class _ManyProcesses:
         return f"{self.n_processes} x 1 thread"
 
     def time(self, way: Way, proteins: Sequence[str]) -> tuple[Pass, Vectors]:
-        """One pass; what is not yet loaded is loaded before the clock runs."""
+        """Time a pass. The encoder is loaded before, if needed."""
         if not self.children:
             self.start()
-        self.ask([(way, [])] * self.n_processes)  # loads it
+        self.ask([(way, [])] * self.n_processes)  # load the encoder
         order = np.argsort([-len(protein) for protein in proteins], kind="stable")
         shares = [order[i :: self.n_processes].tolist() for i in range(self.n_processes)]
         requests = [(way, [proteins[i] for i in share]) for share in shares]
@@ -531,12 +531,12 @@ class _ManyProcesses:
         ), vectors
 
     def release(self, way: Way) -> None:
-        """They end together, with what they have loaded."""
+        """End all processes, with the encoders they loaded."""
 
     def ask(self, requests: Sequence[_Request]) -> list[tuple[Pass, Vectors]]:
         """
         Raises:
-            UnavailableError: a process answers with a reason, or has died.
+            UnavailableError: a process answers with an error, or has died.
         """
         try:
             for child, request in zip(self.children, requests, strict=True):
@@ -575,7 +575,7 @@ _Request = tuple[Way, list[str]]
 
 
 def _serve(pipe: Pipe, setting: Setting) -> None:
-    """Embed what the parent sends, in one of ``_ManyProcesses``."""
+    """Embed what the parent sends: the main function of a process in ``_ManyProcesses``."""
     torch.set_num_threads(1)
     here = _OneProcess("1 thread", setting)
     while True:
@@ -595,7 +595,7 @@ def reason_of(error: BaseException) -> str:
 
 @contextmanager
 def threads(n: int) -> Iterator[None]:
-    """Let torch use ``n`` threads for the time of the block."""
+    """Let torch use ``n`` threads in the ``with`` block."""
     before = torch.get_num_threads()
     torch.set_num_threads(n)
     try:
@@ -606,7 +606,7 @@ def threads(n: int) -> Iterator[None]:
 
 @contextmanager
 def layouts(setting: Setting, n_threads: int, n_ways: int) -> Iterator[list[Layout]]:
-    """The layouts that make sense on the device; one process is the first."""
+    """The layouts that make sense on the device, first that with one process."""
     if not setting.device.startswith("cpu"):
         yield [_OneProcess(f"1 process, {setting.device}", setting)]
         return

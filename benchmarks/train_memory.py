@@ -1,19 +1,19 @@
-"""The memory that a training takes: on a GPU, derived, and in each process of this machine.
+"""Measure the memory of a training: on a GPU, by derivation, and in each process on this machine.
 
     python benchmarks/train_memory.py
     python benchmarks/train_memory.py vectors --ranks 1,2,4
     python benchmarks/train_memory.py fsdp --ranks 2,4 --shape 150M
 
-Without a word: two steps of ``virnucpro train`` (forward, backward, AdamW, bf16) run on tensors
-without content, and what is alive at the peak is counted. Attention is counted with its scores
-written out, which a GPU does not do: the figures are upper bounds. What CUDA itself takes, about
-half a GiB, and what the allocator cannot use come on top.
+Without an argument, two steps of ``virnucpro train`` (forward, backward, AdamW, bf16) run on
+tensors without content, and the bytes alive at the peak are counted. Attention counts with its
+scores in memory, which a GPU avoids, so the figures are upper bounds. CUDA's own memory, about half
+a GiB, and the fragmentation of the allocator come on top.
 
-``vectors``: a head is trained on vectors in files, as with ``--features``, in processes on the CPU.
-``fsdp``: an encoder is cut over processes on the CPU, as with ``--fsdp``. Both print, at the end,
-what each process has for itself (USS), that with its part of what it shares (PSS), and how far its
-memory rose at most; as VirNucPro does it and, for comparison, where each process holds all of it.
-Linux counts the pages of a mapped file, which it may drop at any time, among these.
+``vectors`` trains a head on vectors in files, as with ``--features``, in processes on the CPU.
+``fsdp`` divides an encoder over processes on the CPU, as with ``--fsdp``. Both print, for each
+process, its own memory (USS), this with its part of shared memory (PSS), and the highest rise of
+its memory: first as VirNucPro does it, then, for comparison, if each process holds everything. On
+Linux, these include pages of mapped files, which the system may drop at any time.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ SIZE, GIB, MIB, KIB = 500, 1 << 30, 1 << 20, 1 << 10
 
 
 class Peak(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of all storages that are alive, and keeps the most."""
+    """Counts the bytes of all living storages, and keeps the maximum."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -96,7 +96,7 @@ class Peak(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def peak_gib(shape: ESM2Shape, *, rank: int, forgets: bool) -> float:
-    """The peak of one step with a batch of ``N_FRAMES``."""
+    """The peak of the memory of a step with a batch of ``N_FRAMES``."""
     batch = PackedBatch.of(["M" * N_RESIDUES] * N_FRAMES)
     peak = Peak()
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -108,7 +108,7 @@ def peak_gib(shape: ESM2Shape, *, rank: int, forgets: bool) -> float:
         optimizer = torch.optim.AdamW([one for one in module.parameters() if one.requires_grad])
         peak.see(module.parameters())
         with peak:
-            for _ in range(2):  # the moments are there from the second step on
+            for _ in range(2):  # AdamW's moments exist from the second step on
                 with torch.autocast("cpu", torch.bfloat16):
                     pooled = module.reader(batch)
                     loss = module.classifier(pooled, torch.zeros(N_FRAMES, 336)).float().sum()
@@ -129,7 +129,7 @@ def print_peaks() -> None:
 
 
 def make_vectors(folder: Path, n_frames: int, dim: int) -> None:
-    """Frames of half as many viral records, and a file with a random vector of each."""
+    """Write frames of records, half of them viral, and a file with a random vector for each."""
     write_frames(folder / "frames", _records(n_frames), [SIZE])
     n = len(FrameStore.open(folder / "frames").all)
     draws, blocks = np.random.default_rng(1), range(0, n, 1024)
@@ -142,7 +142,7 @@ def make_vectors(folder: Path, n_frames: int, dim: int) -> None:
 
 
 def _records(n_frames: int) -> Iterator[Labelled]:
-    """Records of one chunk without a T, of which all six frames are open."""
+    """Yield records of one chunk without T or stops on either strand: all six frames are open."""
     draws = random.Random(1)
     for number in range(n_frames // 6):
         name, is_virus = f"r{number}", number % 2 == 0
@@ -151,7 +151,7 @@ def _records(n_frames: int) -> Iterator[Labelled]:
 
 
 def train_head(folder: Path, is_held: bool, ranks: Ranks) -> None:
-    """A head on the vectors of all frames, as ``virnucpro train --features`` does it."""
+    """Train a head on the vectors of all frames, as ``virnucpro train --features`` does."""
     begun, out = resident(), folder / f"training_{is_held}_{ranks.world_size}"
     torch.set_num_threads(1)
     frames = FrameStore.open(folder / "frames").all
@@ -171,7 +171,7 @@ def train_head(folder: Path, is_held: bool, ranks: Ranks) -> None:
 
 
 def cut_encoder(shape: ESM2Shape, is_held: bool, ranks: Ranks) -> None:
-    """An encoder in parts; before, the first process alone has it, or each."""
+    """Divide an encoder over processes; first, one process holds it, or each process does."""
     begun = resident()
     torch.set_num_threads(1)
     with ranks.making(is_cut=not is_held):
@@ -183,7 +183,7 @@ def cut_encoder(shape: ESM2Shape, is_held: bool, ranks: Ranks) -> None:
 
 
 def report(ranks: Ranks, begun: int) -> None:
-    """Print the memory of all ranks, while all are there."""
+    """Print the memory of all ranks while all of them are running."""
     ranks.wait()
     now, peak = psutil.Process().memory_full_info(), resource.getrusage(resource.RUSAGE_SELF)
     rose = peak.ru_maxrss * KIB - begun
@@ -236,6 +236,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from train_memory import main  # what goes to other processes is found by its module's name
+    from train_memory import main  # other processes find functions by the name of their module
 
     main()

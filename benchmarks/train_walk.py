@@ -1,8 +1,9 @@
-"""The walk of docs/TRAINING.md, from FASTA folders to calls, with a kill on the way.
+"""Follow docs/TRAINING.md, from FASTA folders to calls, with a kill on the way.
 
-Every step is the command of that page. Sequences and encoder are made up, so nothing is downloaded
-and the figures of the head mean nothing; the times are real. The training runs in two processes, is
-killed (SIGKILL) in the middle of an epoch, and goes on in one at the same effective batch.
+Each step is a command of that page. Sequences and encoder are synthetic, so nothing is downloaded.
+The times are real, but the figures of the head mean nothing. The training runs in two processes, is
+killed (SIGKILL) in the middle of an epoch, and resumes in one process with the same effective
+batch.
 
     python benchmarks/train_walk.py FOLDER [--shape 35M] [--epochs 40]
 """
@@ -24,19 +25,19 @@ import psutil
 
 from virnucpro.encoders.proof.synthetic import MODELS, write_checkpoint
 
-# codons without a T, so that no frame of the strand has a stop
+# codons without T, so that no frame of the strand has a stop
 CODONS = {
     "virus": [a + b + c for a in "ACG" for b in "AC" for c in "AC"],
     "other": [a + b + c for a in "ACG" for b in "CG" for c in "CG"],
 }
-N_GROUPS, N_BASES = 14, 1_500  # of each label; of a record
-BATCH = 16  # frames of a step on all devices
+N_GROUPS, N_BASES = 14, 1_500  # per label; per record
+BATCH = 16  # frames per step on all devices
 MODEL = "./esm2_made_up.pt"
 Command = Callable[[Sequence[str]], None]
 
 
 def make_sequences(folder: Path, n_groups: int = N_GROUPS, n_bases: int = N_BASES) -> None:
-    """Folders ``virus`` and ``other`` of FASTA files, one for each group, and ``contigs.fa``."""
+    """Make folders ``virus`` and ``other`` with a FASTA file per group, and ``contigs.fa``."""
     draws = random.Random(1)
     contigs = []
     for label, codons in CODONS.items():
@@ -52,7 +53,7 @@ def make_sequences(folder: Path, n_groups: int = N_GROUPS, n_bases: int = N_BASE
 
 
 def steps_before(epochs: int) -> list[list[str]]:
-    """The commands until the training, whose last one is to be killed."""
+    """The commands up to the training, which is the last one and will be killed."""
     return [
         ["manifest", "--virus", "virus/", "--other", "other/", "-o", "manifest.tsv"],
         [*training(epochs, n_processes=2), "--check"],
@@ -98,7 +99,7 @@ def run(words: Sequence[str], folder: Path) -> None:
 
 
 def kill_in_an_epoch(words: Sequence[str], folder: Path, n_epochs: int) -> None:
-    """Kill a training that has done so many epochs, and wait until all its processes are gone."""
+    """Kill a training in its epoch ``n_epochs`` + 1, and wait until all its processes are gone."""
     announce(words)
     process = subprocess.Popen([sys.executable, "-m", "virnucpro", *words], cwd=folder)
     table = folder / "training" / "epochs.tsv"

@@ -1,10 +1,10 @@
-"""Where a batch spends its time on one GPU, and what each change of the encoder would gain.
+"""Measure where a batch spends its time on one GPU, and what changes to the encoder would gain.
 
-Beside a run in bf16 and one in fp8, ways that no run uses: all in float32 by PyTorch, from which
-distances are taken; rotation and LayerNorm in PyTorch; GELU by tanh in the epilogue of a product.
-What does not run here is a row that says why.
+The ways are runs in bf16 and fp8, and some that no run uses: all in float32 by PyTorch, as the
+reference for distances; rotation and LayerNorm in PyTorch; GELU by tanh in the epilogue of a
+product. A way that does not run here gets a row with the reason.
 
-Weights are random, and made on the device: none is on a disk, or sent to it.
+Weights are random and are made on the device; they are neither on disk nor sent to the device.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _SEED = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelRow:
-    """The kernels of a pass by their time on the device, in milliseconds."""
+    """The kernels of a pass, with their times on the device in milliseconds."""
 
     model: str
     profile: str
@@ -63,20 +63,20 @@ class KernelRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetRow:
-    """A batch of so many tokens; whether bits of vectors depend on it."""
+    """The speed with batches of one size, and whether the size changes bits of vectors."""
 
     model: str
     tokens_per_batch: int
     tokens_per_second: float | None = None
     n_other_bits: int | None = None  # vectors that differ from those of the first row
-    largest_distance: float | None = None  # relative L2, from those of the first row
+    largest_distance: float | None = None  # relative L2, from the vectors of the first row
     reason: str = ""
 
 
 def compare_variants(
     setting: Setting, profile: str, proteins: Sequence[str], seconds: float
 ) -> Iterator[EncoderRow]:
-    """A row for each way; the first is in float32, from whose vectors distances are taken."""
+    """Yield a row for each way. The first, in float32, is the reference for distances."""
     comparison = Comparison(
         profile=profile,
         proteins=proteins,
@@ -89,7 +89,7 @@ def compare_variants(
 
 
 def load_made(setting: Setting, precision: Precision, kernel: Kernel) -> TimedEncoder:
-    """The encoder of a worker, of weights that are made on the device: the same in every way."""
+    """Make the encoder of a worker, with weights made on the device, the same in every way."""
     device, shape = torch.device(setting.device), setting.shape
     use_device(device)
     tensors = random_tensors(shape, _SEED, device)
@@ -145,7 +145,7 @@ def way_of(name: str) -> Way:
 
 
 def _linear_tanh_gelu(linear: nn.Linear, x: Tensor, *, has_gelu: bool = False) -> Tensor:
-    """A linear layer, with its GELU, by tanh, in the epilogue of the product."""
+    """Apply a linear layer, with its GELU (by tanh) in the epilogue of the product."""
     if not has_gelu:
         return cast(Tensor, linear(x))
     return torch._addmm_activation(linear.bias, x, linear.weight.t(), use_gelu=True)
@@ -154,7 +154,7 @@ def _linear_tanh_gelu(linear: nn.Linear, x: Tensor, *, has_gelu: bool = False) -
 def profile_kernels(
     setting: Setting, model: str, profile: str, proteins: Sequence[str], precision: Precision
 ) -> KernelRow:
-    """What a pass of a run's encoder spends its time on."""
+    """Profile the kernels in a pass of a run's encoder."""
     row = KernelRow(model=model, profile=profile, precision=precision, milliseconds={})
     device = torch.device(setting.device)
     activities = [torch.profiler.ProfilerActivity.CPU]
@@ -178,7 +178,7 @@ def profile_kernels(
 
 
 def try_budgets(setting: Setting, model: str, budgets: Sequence[int]) -> Iterator[BudgetRow]:
-    """The same proteins in batches of each size."""
+    """Yield a row for each batch size, for the same proteins."""
     proteins = proteins_of("six-frame-500", 2 * max(budgets), seed=3)
     first = None
     for tokens in budgets:
