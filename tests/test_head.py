@@ -260,7 +260,7 @@ def test_tensors_without_any_facts_are_refused(stored: Path) -> None:
         ({"pooling": "max"}, "'max' pooling is not possible"),
         ({"dim": 7}, "a layer has 6 inputs for 7 values"),
         ({"dim": "6"}, "'6' is not a count"),
-        ({"encoders": []}, "a head without an encoder"),
+        ({"encoders": []}, "the head has no encoder"),
         ({"training": None}, "the description of the training must be text"),
         ({"name": 1}, "family, name and id of an encoder must be text"),
         ({"layer": "last"}, "'last' is not a count"),
@@ -305,7 +305,7 @@ def test_weights_that_are_finite_and_whose_scores_are_not_are_refused() -> None:
 
 def test_a_head_has_a_network_for_its_vectors_in_float32() -> None:
     head = make_head(4)
-    with pytest.raises(ValueError, match="a head without a network"):
+    with pytest.raises(ValueError, match="the head has no network"):
         Head(FACTS, None, head.nucleotide)
     doubles = tuple((weight.astype(float), bias) for weight, bias in head.protein.layers)
     with pytest.raises(ValueError, match="weights are not float32"):
@@ -315,12 +315,12 @@ def test_a_head_has_a_network_for_its_vectors_in_float32() -> None:
 @pytest.mark.parametrize(
     ("shapes", "why"),
     [
-        ([], "a head without a network"),
+        ([], "the head has no network"),
         ([(2, 5)], "a layer has 5 inputs for 6 values"),
         ([(3, 6)], "3 outputs for the classes"),
-        ([(4, 6), (2, 3)], "a layer of shape (2, 3) for 4 inputs"),
-        ([(2, 6, 1)], "a layer of shape (2, 6, 1)"),
-        ([(6,)], "a layer of shape (6,)"),
+        ([(4, 6), (2, 3)], "a layer has the shape (2, 3), for 4 inputs"),
+        ([(2, 6, 1)], "a layer has the shape (2, 6, 1)"),
+        ([(6,)], "a layer has the shape (6,)"),
     ],
 )
 def test_layers_that_do_not_fit_are_refused(tmp_path: Path, shapes: list, why: str) -> None:
@@ -349,7 +349,7 @@ NOT_SORTED = "digests are not sorted, or one occurs twice"
 @pytest.mark.parametrize(
     ("name", "values", "dtype", "why"),
     [
-        ("protein.layers.0.bias", [1.0], np.float32, "a layer of shape (4, 6) for 6 inputs"),
+        ("protein.layers.0.bias", [1.0], np.float32, "a layer has the shape (4, 6), for 6 inputs"),
         ("nucleotide.layers.0.weight", [[1.0] * 6] * 4, np.float32, "6 inputs for 6 + 336 values"),
         *((name, [1, 2], np.int64, NO_ROW) for name in DIGESTS),
         *((name, [[1, 2]], np.uint64, NO_ROW) for name in DIGESTS),

@@ -179,7 +179,7 @@ def test_a_plan_whose_helper_is_killed_leaves_a_free_folder(
 def test_a_bad_record_behind_good_ones_ends_helpers_too(make_config, tiny, contigs):
     with contigs.open("a") as out:
         out.write(">\nACGT\n")
-    with pytest.raises(InputError, match="a header without an id"):
+    with pytest.raises(InputError, match="the header has no id"):
         run_inline(make_config(contigs, n_helpers=2, bytes_per_slice=3_000), tiny.head)
     assert not our_processes()
 

@@ -146,7 +146,7 @@ def test_a_head_with_code_in_it_is_refused_and_does_nothing(classifier, tmp_path
             lambda module: setattr(module, "hidden_layer", nn.Linear(DIM + 1, 8)),
             f"a layer has {DIM + 1} inputs for {DIM} values",
         ),
-        (lambda module: module.bn1.running_var.fill_(-1), "a batch norm without a variance"),
+        (lambda module: module.bn1.running_var.fill_(-1), "the batch norm has no valid variance"),
         (lambda module: module.state_dict(), "it has no hidden_layer"),  # which is what is stored
     ],
 )

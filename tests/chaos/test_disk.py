@@ -778,7 +778,7 @@ def harm_after_shard_1(config, name, harm):
     [
         ("twice", "occurs twice"),
         ("cut", "cannot be decompressed"),
-        ("no id", "a header without an id"),
+        ("no id", "the header has no id"),
     ],
 )
 def test_old_results_survive_an_input_that_is_refused(make, few, tiny, tmp_path, flaw, why):

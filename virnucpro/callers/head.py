@@ -114,7 +114,7 @@ class Join:
         for at in (self.knots, self.error_rates):
             lengths = [one.n_bases for one in at]
             if not lengths or lengths != sorted(set(lengths)):
-                raise ValueError(f"lengths of a join must rise: {lengths}")
+                raise ValueError(f"the lengths of a join must rise: {lengths}")
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> Join:
@@ -145,7 +145,7 @@ class HeadFacts:
     def __post_init__(self) -> None:
         check_counts(self.chunk_size)
         if not self.encoders:
-            raise ValueError("a head without an encoder")
+            raise ValueError("the head has no encoder")
         if self.classes != CLASSES:
             raise ValueError(f"the classes are {self.classes!a}, not {CLASSES!a}")
         if self.frame_rule not in ("max", "mean"):
@@ -216,15 +216,15 @@ class Network:
 
     def __post_init__(self) -> None:
         if not self.layers:
-            raise ValueError("a network without a layer")
+            raise ValueError("a network has no layers")
         n_inputs = self.n_inputs
         for weight, bias in self.layers:
             is_layer = weight.ndim == 2 and weight.size and bias.shape == weight.shape[:1]
             if not is_layer or weight.shape[1] != n_inputs:
-                raise ValueError(f"a layer of shape {weight.shape} for {n_inputs} inputs")
+                raise ValueError(f"a layer has the shape {weight.shape}, for {n_inputs} inputs")
             n_inputs = len(weight)
         if n_inputs != 2:
-            raise ValueError(f"{n_inputs} outputs for the classes {CLASSES!a}")
+            raise ValueError(f"a network has {n_inputs} outputs for the classes {CLASSES!a}")
         if not all(np.isfinite(values).all() for layer in self.layers for values in layer):
             raise ValueError("a weight is not finite")
         if not all(values.dtype == np.float32 for layer in self.layers for values in layer):
@@ -283,7 +283,7 @@ class Head:
     def __post_init__(self) -> None:
         dim = self.facts.dim
         if self.protein is None and (dim or self.nucleotide is None):
-            raise ValueError("a head without a network")
+            raise ValueError("the head has no network")
         if self.protein is not None and self.protein.n_inputs != dim:
             raise ValueError(f"a layer has {self.protein.n_inputs} inputs for {dim} values")
         if self.nucleotide is not None and self.nucleotide.n_inputs != dim + N_FEATURES:

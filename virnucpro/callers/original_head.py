@@ -77,7 +77,7 @@ def read_original_head(path: Path, encoders: tuple[EncoderFacts, ...], chunk_siz
         )
         epsilon = _part(module, "bn1").eps
         if not isinstance(epsilon, float) or not epsilon > 0 or (variance < 0).any():
-            raise ValueError("a batch norm without a variance")
+            raise ValueError("the batch norm has no valid variance")
         scale = scale / np.sqrt(variance + epsilon)
         hidden = (scale[:, None] * weight, scale * (bias - mean) + shift)
         out = tuple(_numbers(module, "output_layer", name) for name in ("weight", "bias"))

@@ -86,9 +86,9 @@ class WordTable:
 
     def __post_init__(self) -> None:
         if self.n_of_bucket.shape != (N_BUCKETS,) or self.entries.ndim != 1:
-            raise ValueError(f"words in {self.n_of_bucket.shape} buckets")
+            raise ValueError(f"the shape of the buckets is {self.n_of_bucket.shape}")
         if self.n_of_bucket.sum() != len(self):
-            raise ValueError(f"{len(self)} words in buckets of {self.n_of_bucket.sum()}")
+            raise ValueError(f"{len(self)} words, but {self.n_of_bucket.sum()} in the buckets")
         if len(self):
             _ = self.arguments  # checks the owners
 

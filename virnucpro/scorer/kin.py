@@ -86,7 +86,7 @@ class KinWords:
 
     def __post_init__(self) -> None:
         if not self.n_of_bucket.sum() == len(self.rests) == len(self.owners):
-            raise ValueError(f"{len(self.rests)} words of kin, {len(self.owners)} owners")
+            raise ValueError(f"{len(self.rests)} words, but {len(self.owners)} owners")
 
     @cached_property
     def _first(self) -> NDArray[np.int32]:
@@ -348,7 +348,7 @@ def load_kinship(path: Path) -> Kinship:
             facts = parse_json((handle.metadata() or {})["facts"])
             tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
         if facts["format"] != FORMAT or facts["kinds"] != list(KINDS):
-            raise ValueError(f"the format {facts['format']} of kinds {facts['kinds']}")
+            raise ValueError(f"its format is {facts['format']}, with the kinds {facts['kinds']}")
         hidden, output = (
             (tensors[f"kind.{i}.weight"], tensors[f"kind.{i}.bias"]) for i in range(2)
         )

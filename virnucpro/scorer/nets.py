@@ -175,7 +175,7 @@ class ErrorRates:
 
     def __post_init__(self) -> None:
         if self.n_bases < 1 or not self.log_odds:
-            raise ValueError(f"{len(self.log_odds)} error rates at {self.n_bases} bases")
+            raise ValueError(f"there are {len(self.log_odds)} error rates at {self.n_bases} bases")
         columns = (self.log_odds, self.false_positives, self.true_positives, self.cuts)
         if len({len(column) for column in columns}) > 1 or not np.isfinite(columns).all():
             raise ValueError(f"invalid error rates: {self}")
@@ -345,7 +345,7 @@ def load_scorer(path: Path) -> Scorer:
             content = mmap(handle.fileno(), 0, access=ACCESS_READ)
         facts, tensors = _mapped(content)
         if facts["format"] != FORMAT:
-            raise ValueError(f"the format {facts['format']}")
+            raise ValueError(f"its format is {facts['format']}")
         words = WordTable(tensors["words.buckets"], tensors["words.entries"])
         return Scorer(
             pieces=tuple(

@@ -1031,7 +1031,7 @@ int mean_features(const uint8_t *digits, int64_t n_digits, const uint8_t *codes,
 /* The kept stretches of each piece, longest first: their number, and strand, start and number of
  * codons of each.
  *
- * The caller gives room for one row per `shortest` + 1 codons of six frames. */
+ * The caller allocates one row per `shortest` + 1 codons of six frames. */
 int kept_stretches(const uint8_t *digits, int64_t n_digits, const uint8_t *codes,
                    const uint8_t *tetra, const int32_t *stops, const int64_t *n_stops,
                    const int64_t *starts, const int64_t *lengths, int64_t n, int64_t shortest,
@@ -1111,7 +1111,7 @@ int layout_features(const uint8_t *digits, int64_t n_digits, const uint8_t *code
 
 /* The words of the long stretches of each piece: how many it has, and their numbers, by piece.
  *
- * The caller gives room for one word per two bases of each piece. */
+ * The caller allocates one number per two bases of each piece. */
 int stretch_words(const uint8_t *digits, int64_t n_digits, const uint8_t *codes,
                   const uint8_t *tetra, const int32_t *stops, const int64_t *n_stops,
                   const int64_t *starts, const int64_t *lengths, int64_t n,
@@ -2221,7 +2221,7 @@ static void number_words(const uint8_t *digits, int64_t n, int64_t size, int64_t
 /* Maximal common words of at least `size` letters: place in left, place in right, length.
  *
  * Each begins with a word that occurs once or twice in left; its length is at most `longest`. The
- * caller gives room for two rows per letter of right. */
+ * caller allocates two rows per letter of right. */
 int common_words(const uint8_t *left, int64_t n_left, const uint8_t *right, int64_t n_right,
                  int64_t size, int64_t longest, int64_t *rows, int64_t *n_rows) {
     int64_t of_left = n_left - size + 1, of_right = n_right - size + 1, n_slots = 1024;
@@ -2302,8 +2302,7 @@ int equal_words(const uint8_t *left, int64_t n_left, const uint8_t *right, int64
 /* Find where a strand encodes one of some peptides, in any frame: their first bases, ascending.
  *
  * The table has one byte per place and code of a codon, and in it one bit per pattern: set if the
- * pattern allows this codon there, or has ended. The caller gives room for one place per four
- * bases. */
+ * pattern allows this codon there, or has ended. The caller allocates one place per four bases. */
 int find_peptides(const uint8_t *digits, int64_t n, const uint8_t *table, int64_t longest,
                   int64_t shortest, int64_t *places, int64_t *n_places) {
     int64_t n_codes = n + 3 * longest, n_found = 0;

@@ -850,7 +850,7 @@ def _check_record(header: str, sequence: str, line: int, label: str) -> None:
     words = header.split(maxsplit=1)
     if not words:
         raise InputError(
-            f"{label}:{line}: a header without an id", hint="write an id after the '>' or '@'"
+            f"{label}:{line}: the header has no id", hint="write an id after the '>' or '@'"
         )
     if _NOT_UTF8.search(words[0]):
         raise InputError(
@@ -859,7 +859,7 @@ def _check_record(header: str, sequence: str, line: int, label: str) -> None:
         )
     if "\0" in header or "\0" in sequence:
         raise InputError(
-            f"{label}:{line}: a NUL byte in the record {printable(words[0])}",
+            f"{label}:{line}: the record {printable(words[0])} has a NUL byte",
             hint="the file is damaged, or is not text",
         )
 
@@ -875,7 +875,7 @@ def _check_length(n_letters: int, header: str, line: int, label: str) -> None:
 
 def _endless_header(line: int, label: str) -> InputError:
     return InputError(
-        f"{label}:{line}: a header of more than {MAX_HEADER:,} characters",
+        f"{label}:{line}: the header is longer than {MAX_HEADER:,} characters",
         hint="shorten it; if the file has lost its line ends, copy or download it again",
     )
 
