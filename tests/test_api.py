@@ -392,7 +392,7 @@ def test_a_call_has_the_regions_that_the_files_have(with_prophage: Path, tmp_pat
         (
             "regions",
             lambda text: text.replace("\tvirus\tin\t", "\tnobody\tin\t"),
-            "nobody is not in",
+            "nobody is in the table of",
         ),
         ("regions", lambda text: text.replace("\twhole\t", "\thalf\t"), "is a half"),
     ],

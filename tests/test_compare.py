@@ -159,6 +159,6 @@ def test_results_without_an_id_in_common_bring_a_hint(result, tmp_path):
     other = write(tmp_path / "other", FRAMES.replace("_chunk", "x_chunk"), CHUNKS)
     (*_, hint) = report_lines(compare(result, other))
     assert hint.startswith("hint: no id of frames is in both: were they made from the same files?")
-    assert "are pieces where the scorer called" in hint
+    assert "In a run that the scorer called, frames and chunks are pieces" in hint
     empty = write(tmp_path / "empty", FRAMES.splitlines()[0] + "\n", CHUNKS)
     assert not report_lines(compare(result, empty))[-1].startswith("hint")

@@ -313,7 +313,7 @@ OF_BERT = {"encoder.layer.0.attention.self.query.weight": torch.zeros(3, 3)}
         (lambda state: state.pop(WO), r"no tensor encoder\.layer\.1\.mlp\.wo\.weight"),
         (
             lambda state: state.update({"cls.predictions.bias": torch.zeros(3)}),
-            r"the tensor cls\.predictions\.bias is none of its own",
+            r"it has a further tensor, cls\.predictions\.bias",
         ),
         (
             lambda state: state.update({WO: state[WO].T.contiguous()}),
@@ -328,7 +328,7 @@ OF_BERT = {"encoder.layer.0.attention.self.query.weight": torch.zeros(3, 3)}
             lambda state: state.update({WO: torch.zeros(1).expand(state[WO].shape)}),
             "repeats what is stored",
         ),
-        (rename_all, "as those of DNABERT-2"),
+        (rename_all, "as in DNABERT-2"),
         (lambda state: state.update(OF_BERT), "it is a plain BERT"),
     ],
 )

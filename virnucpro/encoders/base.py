@@ -109,7 +109,7 @@ class Pending(Protocol):
 
 
 class Encoder(Protocol):
-    """A model that turns sequences into one vector each, on one device."""
+    """A loaded model that turns sequences into vectors, on one device."""
 
     spec: EncoderSpec
 

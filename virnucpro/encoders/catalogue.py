@@ -1,8 +1,8 @@
 """Named models and bundles: their paths, their download, and the family of a path.
 
-One model is part of this package, with its head. Published models of one file are kept in torch
-hub's folder, so that one download serves every program; those of several files in a folder beside
-it, and imported models in a folder of ours there. A model is downloaded only if the user names it
+One model is part of this package, with its head. A published model that is one file is kept in
+torch hub's folder, so that one download serves every program. Published models of several files,
+and imported models, have folders of ours beside it. A model is downloaded only if the user names it
 and it is missing.
 """
 
@@ -187,7 +187,7 @@ def published_files(name: str) -> list[tuple[RemoteFile, Path]]:
 
 
 def places_in_use(name: str) -> list[Path]:
-    """The possible paths of a model of this name: published, imported as file or as folder."""
+    """The existing paths of a model of this name: published, imported as file or as folder."""
     found = find_published(name)
     homes = [found.home] if found and found.home.exists() else []
     return [*homes, *_imported(name)]

@@ -3,16 +3,16 @@
 A family lists published models by name; a bundle joins some of them with a head. This module holds
 names and figures only, so that shell completion does not import torch.
 
-fair-esm publishes no sizes and no hashes of its files; others recorded them. Sizes and SHA-256 are
-those of github.com/Synthyra/FastPLMs @ 077c176 (``src/fastplms/models.toml``); for each ``.pt``
-a second project records the same SHA-256 (650M: github.com/haddocking/DeepRank-Ab). Of 15B only an
-MD5 is on record, in a list that several projects share; that list's MD5 of 8M is also the one of
+fair-esm publishes no sizes and no hashes of its files; others recorded them. Sizes and SHA-256 come
+from github.com/Synthyra/FastPLMs @ 077c176 (``src/fastplms/models.toml``); for each ``.pt`` a
+second project records the same SHA-256 (650M: github.com/haddocking/DeepRank-Ab). For 15B only an
+MD5 is recorded, in a list that several projects share; the MD5 of 8M in that list is also in
 github.com/uci-cbcl/esm-efficient (``tests/conftest.py``).
 
-The hash and the size of DNABERT-S's weights are recorded alike by three public projects; those of
-its other files are of the files themselves (zhihan1996/DNABERT-S of the Hugging Face Hub @ 00e47f9,
-Apache-2.0). The heads are known by their ids in git (github.com/Li-Jing-1997/VirNucPro @ 0f93f27,
-MIT).
+Three public projects record the same hash and size of DNABERT-S's weights. Hashes and sizes of its
+other files were taken from the files (zhihan1996/DNABERT-S of the Hugging Face Hub @ 00e47f9,
+Apache-2.0). The heads are identified by their ids in git (github.com/Li-Jing-1997/VirNucPro
+@ 0f93f27, MIT).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Published:
 
     @property
     def digests(self) -> frozenset[str]:
-        """The SHA-256 of the model, as a file or a folder; none if none is recorded."""
+        """The SHA-256 of the model, as a file and as a folder; empty if none is recorded."""
         recorded = self.files[0].sha256 if self.is_file else ""
         return frozenset({recorded, self.folder_sha256} - {""} if recorded else ())
 
@@ -85,8 +85,8 @@ class Family:
 
     Its module has ``load(spec, weights, device) -> Encoder``. If models are named by their files,
     it has ``inspect(path, on_event) -> Model | None``: None if the path is of another family. If
-    it publishes models, it has ``footprint_of(published) -> Footprint``, for one that is not here,
-    and ``open_published(name, published, path) -> Model``, which refuses another model than that.
+    it publishes models, it has ``footprint_of(published) -> Footprint``, which needs no download,
+    and ``open_published(name, published, path) -> Model``, which refuses any other model.
     """
 
     module: str
@@ -167,7 +167,7 @@ _ESM2 = dict(
 _DNABERT_S = (
     "https://huggingface.co/zhihan1996/DNABERT-S/resolve/00e47f96cdea35e4b6f5df89e5419cbe47d490c6"
 )
-FAMILIES: dict[str, Family] = {  # the first also handles, or refuses, whatever none recognises
+FAMILIES: dict[str, Family] = {  # the first one gets, and may refuse, what no other recognises
     "esm2": Family(
         "virnucpro.encoders.esm2.family", reads="protein", has_files=True, published=_ESM2
     ),

@@ -1,6 +1,6 @@
 """Download a file: resumable, bounded in size, verified, and in place only when complete.
 
-The bytes so far are kept beside it, in ``.NAME.part``, and the next attempt continues there.
+The bytes received so far are in ``.NAME.part``, next to it, and the next attempt continues there.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _OnBytes = Callable[[int, int], None]  # bytes so far, total bytes (0: unknown)
 
 
 def _fetch(file: RemoteFile, path: Path, on_bytes: _OnBytes) -> None:
-    """Download to ``path``, after the bytes that it already has.
+    """Download to ``path``; if it has the first bytes already, download the rest.
 
     Raises:
         UnavailableError: the file is longer than it may be.
@@ -169,7 +169,7 @@ def fetch_file(
         if isinstance(error, urllib.error.HTTPError):
             error.close()
             if error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE:
-                partial.unlink(missing_ok=True)  # no later bytes could mend it
+                partial.unlink(missing_ok=True)  # it is too long, so no download could complete it
         reason = getattr(error, "reason", None) or error
         raise UnavailableError(
             f"cannot fetch {file.url}: {printable(reason)}", hint=hint

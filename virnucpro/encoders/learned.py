@@ -1,4 +1,4 @@
-"""Learned encoders: a CNN, LSTM or U-Net over residues, their mean, or nothing; and their file.
+"""Encoders that ``train`` made: a CNN, LSTM or U-Net over residues, a mean, or nothing; their file.
 
 ``train`` writes the file, in safetensors, beside the head of a trained model. It holds the weights
 of the network over the residues; the only entry of its metadata has its facts in JSON. The ESM-2
@@ -91,9 +91,8 @@ class _LearnedCheckpoint:
     head: Path | None  # beside it
     n_layers: ClassVar[int] = 1
     poolings: ClassVar[tuple[Pooling, ...]] = ("mean",)
-    files: ClassVar[
-        tuple[Path, ...]
-    ] = ()  # none to copy: it names its ESM-2, which may be beside it
+    # none to copy: it names its ESM-2, which may be beside it
+    files: ClassVar[tuple[Path, ...]] = ()
 
     @property
     def name(self) -> str:

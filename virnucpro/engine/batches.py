@@ -32,8 +32,8 @@ class Refused:
 
 
 _TOO_LARGE = Refused("out of memory on the device", is_too_large=True)
-# cuBLAS and cuDNN have no error classes: torch raises RuntimeError with the name of their
-# status. Without room for their handle or workspace they say one of the first two.
+# cuBLAS and cuDNN have no error classes: torch raises RuntimeError with the name of their status.
+# It is one of these if there is no memory for their handle or workspace.
 _NO_ROOM = re.compile("CUBLAS_STATUS_(ALLOC_FAILED|NOT_INITIALIZED)|CUDNN_STATUS_ALLOC_FAILED")
 _LIBRARY = re.compile("CU(BLAS|DNN)_STATUS_")
 
@@ -135,12 +135,15 @@ class ShardEmbedding:
         return None
 
     def halve(self, batch: list[int]) -> None:
-        """Put a batch that was too large or refused by the encoder back as two halves."""
+        """Return a batch that was too large, or that the encoder refused, as two halves."""
         middle = (len(batch) + 1) // 2
         self.waiting.extendleft([batch[middle:], batch[:middle]])
 
     def try_again(self, batch: list[int]) -> bool:
-        """Put a row that did not fit back once: it may fit when no other batch is on the device."""
+        """Return a row that did not fit to ``waiting``: alone on the device, it may fit.
+
+        False if that was tried before.
+        """
         if not self.tried_alone.isdisjoint(batch):
             return False
         self.tried_alone.update(batch)

@@ -1,7 +1,7 @@
 """Run shards on this machine: in one process per device, or in this process.
 
     parent  --Attempt-->  worker     a pipe of the worker's own,
-    parent  <--Event--  worker     for both
+    parent  <--Event----  worker     for both
 
 Workers share nothing: a process killed inside ``Queue.get`` would keep the queue's lock, and the
 others would wait for ever. One thread of the parent waits on all pipes; one more per worker sends
@@ -108,7 +108,7 @@ class ProcessExecutor(Executor):
         """Run every shard, as ``Executor.run`` says.
 
         Raises:
-            UnavailableError: no worker is left, or there is no device; names the shards.
+            UnavailableError: no worker is left; or no device, and the message names the shards.
         """
         if shards and not self.devices:
             raise _no_device(shards, job)

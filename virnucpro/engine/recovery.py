@@ -1,14 +1,14 @@
-"""Decide after the loss of a worker which shard is to blame, what is tried again or given up.
+"""Decide after the loss of a worker which shard is to blame, and what is tried again or given up.
 
 This module has no process, file or clock, so every executor can use it. An executor keeps a
 ``Workload`` per worker and passes it every event of the worker. When the worker ends or falls
 silent, ``Workload.end`` decides about its attempts:
 
-    killed, by chance or not       the shard is tried again as it was
-    killed again, or crashed       the ORFs in flight are suspects, and run one by one
-    a suspect crashes a worker     it is condemned; the rest of its shard is delivered
-    two are killed with a suspect  the same
-    nothing is in flight           the shard is tried again, MAX_BLIND_LOSSES times in all
+    killed, by chance or not         the shard is tried again as it was
+    killed again, or crashed         the ORFs in flight are suspects, and run one by one
+    crashed while a suspect ran      the suspect is condemned; the rest of its shard is delivered
+    killed twice while a suspect ran the same
+    nothing was in flight            the shard is tried again, MAX_BLIND_LOSSES times in all
 
 So a sequence is given up after two crashes or four kills.
 """

@@ -20,7 +20,7 @@ Reads = Literal["protein", "dna"]  # the sequence of a frame that an encoder rea
 FeatureFormat = Literal["h5", "npz", "pt", "parquet"]
 Store = Literal["float32", "bfloat16"]  # numbers on disk; bfloat16: the nearest, ties to even
 Command = Literal["predict", "extract"]
-Embed = Literal["all", "viral", "uncertain"]  # each asks for what the next one does, and more
+Embed = Literal["all", "viral", "uncertain"]  # each asks for all that the next one does, and more
 
 Status = Literal["scored", "embedded", "too_short", "no_orf", "invalid", "failed"]  # of a record
 STATUSES: Mapping[Status, str] = {  # and what it means
@@ -32,7 +32,7 @@ STATUSES: Mapping[Status, str] = {  # and what it means
     "failed": "with no vector: every try failed",
 }
 
-_AS_EVER: Store = "float32"  # left out of fingerprints: those of older runs stay valid
+_AS_EVER: Store = "float32"  # left out of fingerprints, so that those of older runs stay valid
 RESIDUES_PER_SHARD = 250_000  # of the largest shards
 _RESIDUES_WITH_ROWS = 125_000  # the same, where each residue has a vector
 SHARD_FORMAT = 8

@@ -1,8 +1,8 @@
-"""The devices of a machine. GPUs are listed through NVML: the parent never starts CUDA.
+"""Find the devices of a machine, and choose devices, precision and batch size for a run.
 
-A GPU is chosen by its place among the visible ones (``CUDA_VISIBLE_DEVICES``) or by UUID, as
-everywhere in CUDA, and checked before any process starts. Nor is torch imported, but on a Mac: that
-takes seconds.
+GPUs are listed through NVML, so the parent never starts CUDA. A GPU is chosen by its place among
+the visible ones (``CUDA_VISIBLE_DEVICES``) or by UUID, as everywhere in CUDA, and checked before
+any process starts. Importing torch takes seconds, so it is imported only on a Mac.
 """
 
 from __future__ import annotations
@@ -119,9 +119,9 @@ class Choice:
     def compromises(
         self, footprint: Footprint, precision: Precision, is_auto: tuple[bool, bool]
     ) -> list[str]:
-        """Warn where one GPU slows the others down, and say how to leave it out.
+        """Warnings where one GPU slows the others down, with the option that leaves it out.
 
-        ``is_auto``: whether the devices determine the precision, and the tokens of a batch.
+        ``is_auto``: whether the precision, and the tokens of a batch, are chosen by the devices.
         """
         auto_precision, auto_tokens = is_auto
         lines: list[str] = []
@@ -352,7 +352,9 @@ def select_gpus(request: str, visible: Sequence[Gpu]) -> list[int]:
 def choose_devices(
     options: ComputeOptions, workers: int | None = None, model_bytes: int = 0
 ) -> Choice:
-    """Choose the devices for ``--device``, ``--gpus`` and ``--workers``: the first kind present.
+    """Choose the devices for ``--device``, ``--gpus`` and ``--workers``.
+
+    ``auto`` is the first kind that can be used here.
 
     Raises:
         UsageError: the options contradict each other.
@@ -453,12 +455,12 @@ def _choose_mps() -> Choice:
 
 
 def count_workers(workers: int | None, model_bytes: int) -> int:
-    """The number of CPU workers for ``--workers``: one core and one model of these bytes each.
+    """The number of CPU workers for ``--workers``; each has a core, and a model of these bytes.
 
     None: as many as fit into this machine.
 
     Raises:
-        UsageError: it is no useful number.
+        UsageError: the number is out of range.
     """
     if workers is None:
         available = _memory().available
@@ -500,9 +502,9 @@ def usable_cores() -> int:
 
 
 def cpu_has_bf16() -> bool:
-    """True if the CPU multiplies bf16 faster than fp32: with AMX, or AMD's with AVX512-BF16.
+    """True if the CPU multiplies bf16 faster than fp32: with AMX, or from AMD with AVX512-BF16.
 
-    Intel's with AVX512-BF16 but without AMX multiply bf16 at half the rate of fp32.
+    Intel CPUs with AVX512-BF16 but without AMX multiply bf16 at half the rate of fp32.
     """
     if not _CPU_FACTS.exists():
         return False
@@ -580,8 +582,8 @@ _WITHOUT_TRITON = {
     "no_fp8": "only `virnucpro models check` emulates it here",
     "kernels": dict.fromkeys(_KERNELS, "they are for NVIDIA GPUs"),
 }
-# devices by their names in torch -> for each of them, why it has no fp8 (by "fp8") and why a kernel
-# does not run (by its name); empty if it has it, or runs
+# devices by their names in torch -> for each device, why it has no fp8 (key "fp8") and why each
+# kernel does not run (key: its name); "" if it has fp8, or the kernel runs
 TryGpus = Callable[[Sequence[str]], Mapping[str, Mapping[str, str]]]
 
 

@@ -123,18 +123,18 @@ class Progress(NamedTuple):
     done: int
     total: int
     unit: str
-    # what this start did, and what is still to do, by the time that it takes; None: ``done`` tells
+    # work that this start did, and work still to do, in units of equal time; None: use ``done``
     work: tuple[int, int] | None = None
     memory: Memory | None = None  # of the GPU that computes
     also: tuple[str, ...] = ()  # further figures, as they are shown
 
 
 class EmbeddingStarted(NamedTuple):
-    """The plan is known, and the shards that an earlier start has finished."""
+    """The plan is known, and so are the shards that an earlier start finished."""
 
     pending: tuple[Shard, ...]
     n_done_before: int
-    # of each input: its shards, as spans from the first to one after the last
+    # for each input, the spans of its shards: the first, and one after the last
     files: tuple[tuple[tuple[int, int], ...], ...] = ()
     encoders: tuple[EncoderSpec, ...] = ()
 

@@ -35,7 +35,7 @@ else:
 OnBlock = Callable[[bytes | memoryview], object]
 Opener = Callable[[str, int], int]  # for ``open``: path and flags -> descriptor
 EMBEDDED_FOLDER = Path(__file__).parents[1] / "embedded"  # the models that are part of the package
-# in the folder of a trained model; the last is an encoder that is none of ESM-2, or names one
+# in the folder of a trained model; the last has a learned network, or only names an ESM-2
 HEAD_FILE, REGIONS_FILE, LEARNED_FILE = "head.safetensors", "regions.json", "encoder.safetensors"
 TEMPORARY = ".tmp"  # ends the name of every temporary file
 MOST_JSON = 2**28  # bytes of a JSON file; run.json has 400 for each input
@@ -44,7 +44,7 @@ _MOST_DIGITS = 21  # of a number of 64 bits, with its sign
 _N_DIGITS = 8  # before that, hexadecimal
 _TEMPORARY = re.compile(rf"\..*\.[0-9a-f]{{{_N_DIGITS}}}{re.escape(TEMPORARY)}", re.DOTALL)
 _BLOCK = 1 << 20
-_PACKED_BLOCK = 1 << 16  # what is left of it is copied at the end of each stream
+_PACKED_BLOCK = 1 << 16  # small: the rest of it is copied at the end of each stream
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")  # as in s3://bucket/reads.fa
 _BGZIP = b"BC\x02\0"  # in the header of each member that bgzip writes
 _BGZIP_END = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")
@@ -292,7 +292,7 @@ def _opened(path: Path, on_block: OnBlock | None) -> BinaryIO:
 
 
 class _Heard(io.FileIO):
-    """A file that reports the blocks that are read from it."""
+    """A file that passes each block to ``on_block`` as it is read."""
 
     def __init__(self, path: Path, on_block: OnBlock) -> None:
         super().__init__(path)
@@ -311,7 +311,7 @@ def _reader(pieces: Generator[bytes]) -> BinaryIO:
 def _read_through(
     opened: Callable[[], BinaryIO], unpacking: Callable[[BinaryIO], Any]
 ) -> Generator[bytes]:
-    """The content of a packed file, as a reader of Python gives it."""
+    """Yield the content of a packed file in blocks, as Python's own reader decompresses it."""
     with opened() as packed, unpacking(packed) as content:
         while block := content.read(_BLOCK):
             yield block

@@ -41,10 +41,10 @@ _BYTES, _COUNTS, _FLOATS, _VALUES = map(_Arrays, (np.uint8, np.int64, np.float32
 # n digits, what `read_bases` makes of them, and starts and lengths of n pieces
 _READ = (_BYTES, _BYTES, _Arrays(np.int32), _COUNTS)
 _PIECES = (_BYTES, c_int64, *_READ, _COUNTS, _COUNTS, c_int64)
-# hints of buckets, entries of each, the first entry of each group of them, and n entries
+# hints of buckets, number of entries of each, first entry of each group of buckets, n entries
 _WORDS = (_BYTES, _BYTES, _Arrays(np.int32), _Arrays(np.uint16), c_int64)
-# of nets: mean and scale of n features; of each of n nets its sizes; weights, starts of sums, and
-# what these are worth
+# nets: mean and scale of n features; number of features, number of nets, sizes of each; weights,
+# start of each sum, and the value of one unit of it
 _NETS = (_FLOATS, _FLOATS, c_int64, c_int64, _COUNTS, _Arrays(np.int8), _Arrays(np.int32), _FLOATS)
 # of n items: figures and starts; bases per host and per virus, and how often a record starts in one
 _ITEMS = (_VALUES, _COUNTS, c_int64, c_double, c_double, c_double)
@@ -90,12 +90,12 @@ _SIGNATURES = {
     "protein_shared": (
         *(_BYTES, _COUNTS, c_int64, *_WORDS, *4 * (_Arrays(np.int8),), c_double, _FLOATS),
     ),
-    # of tables: n rows and columns, kinds of these, their addresses, and what stands before each
+    # tables: n rows, n columns; kinds of columns, their addresses, and the text before each field
     "write_rows": (c_int64, c_int64, _COUNTS, _Arrays(np.uintp), _BYTES, _BYTES, _COUNTS),
     "split_fields": (_BYTES, c_int64, c_int64, _COUNTS, _COUNTS),
     "read_numbers": (_BYTES, _COUNTS, _COUNTS, c_int64, _VALUES, _COUNTS),
     "find_changes": (_BYTES, _COUNTS, _COUNTS, c_int64, _BYTES),
-    # of a batch, by the addresses of tensors: queries, keys and values, 1 for bf16; cosines, sines;
+    # a batch, by addresses of tensors: queries, keys and values, 1 for bf16; cosines, sines;
     # runs, heads, their dimensions, the result
     "attend": (
         *(c_void_p, c_int, c_void_p, c_void_p),

@@ -34,7 +34,7 @@ FILES, MODEL, DEVICES, CLUSTER = "Files", "Model", "Devices", "Several machines"
 
 
 def names_of(*groups: type) -> set[str]:
-    """The options of these classes."""
+    """The field names of the options of these classes."""
     return set().union(*(options_of(_hints_of(group)) for group in groups))
 
 

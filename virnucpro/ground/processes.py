@@ -35,8 +35,8 @@ from virnucpro.ground.log import printable
 P = ParamSpec("P")
 Pipe: TypeAlias = Connection
 
-# `-c` puts the current folder first: it is gone before anything is imported that it could hold;
-# numpy's threads would wait for each other, and for those of the processes beside this one
+# `-c` puts the current folder first in the path; it is removed before any import that could find a
+# module there. Threads of numpy would wait for each other and for those of other processes
 _PROGRAM = (
     "import sys; sys.path[:] = sys.argv[2:]; "
     "import os; os.environ.setdefault('OPENBLAS_NUM_THREADS', '1'); "
@@ -171,8 +171,8 @@ def begin(number: int) -> None:
 
 
 def _obey_parent() -> None:
-    """End with the parent, not before: it was started with interrupts held."""
-    _die_with_parent()  # a process that was stopped has no thread that could end it
+    """End when the parent ends, and not at Ctrl-C; the parent held interrupts at the start."""
+    _die_with_parent()  # in a suspended process, no thread runs that could end it
     threading.Thread(target=_wait_for_parents_end, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
@@ -199,8 +199,8 @@ def _wait_for_parents_end() -> None:
 def interrupts_held() -> Iterator[None]:
     """Delay the signals that would end this process, so that no started child is forgotten.
 
-    Children inherit the signal mask: Ctrl-C and a lost terminal do not end them, the end of this
-    process does. Here the mask is not enough, since another thread may take the signal, so the
+    Children inherit the signal mask, so Ctrl-C and a lost terminal do not end them; the end of this
+    process does. In this process another thread may take the signal despite the mask, so the
     handlers are delayed too.
     """
     blocked: list[int] = []

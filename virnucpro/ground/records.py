@@ -33,7 +33,7 @@ FRAMES_FAILED = "frames failed"  # in the note of a record that may be run again
 PROTEIN = "."  # the strand of an ORF that came as a protein
 
 
-# how assemblers (Unicycler, metaMDBG) and NCBI write it behind the id
+# how assemblers (Unicycler, metaMDBG) and NCBI mark a circular sequence after the id
 _CIRCULAR = re.compile(
     r"[\s\[;,|](circular\s*=\s*(true|yes|y|1)|topology\s*=\s*circular)\b", re.IGNORECASE
 )
@@ -150,7 +150,7 @@ class Orf(NamedTuple):
     strand: str
     protein: str
     bases: str = ""  # bases of its strand in upper case, and the next one, if any
-    copy_of: int | None = None  # ordinal of the embedded ORF of the same sequence; see ``dedup``
+    copy_of: int | None = None  # ordinal of the embedded ORF of this sequence; see ``run.shards``
 
     def text(self, what: Literal["protein", "dna"]) -> str:
         """The sequence that an encoder reads."""
@@ -268,7 +268,7 @@ class Call:
     status: Status
     sample: str = ""
     virus_score: float | None = None
-    base_score: float | None = None  # the scorer's; virus_score is that, or what a head makes of it
+    base_score: float | None = None  # the scorer's; equals virus_score unless a head changes that
     is_virus: bool = False
     false_discovery_rate: float | None = None  # share of false calls at this score and above
     n_chunks: int = 0
@@ -295,7 +295,7 @@ class Identity(NamedTuple):
 
     virus_kind: str = ""  # one of the kinds of ``scorer.kin``
     kind_probability: float | None = None
-    kin: str = ""  # family, or else cluster, whose words it shares most; empty: thin evidence
+    kin: str = ""  # family, or else cluster, that it shares most words with; empty: thin evidence
     kin_words: int = 0
     kin_share: float | None = None  # of its words with a known owner
     topology: str = ""  # of a whole record
@@ -324,12 +324,12 @@ class Track(NamedTuple):
     """The evidence for the regions of a record: one value per piece in each column, (n_pieces,)."""
 
     start: NDArray[np.int64]
-    end: NDArray[np.int64]  # before the start where a piece goes over the origin of a circle
-    log_odds: NDArray[np.float64]  # NaN for one of unknown bases alone
+    end: NDArray[np.int64]  # before the start if a piece crosses the origin of a circle
+    log_odds: NDArray[np.float64]  # NaN: no base of the piece is known
     posterior: NDArray[np.float64]  # probability of being viral, by all pieces of the record
 
 
-# the regions of a record, in order and apart, and the pieces that tell them
+# the regions of a record, in order and without overlap, and the evidence for them
 Found: TypeAlias = tuple[tuple[Region, ...], Track]
 
 
@@ -360,7 +360,7 @@ class Calls(NamedTuple):
 
 
 class FrameScores(NamedTuple):
-    """The frames with a score, or pieces, of neighbouring records, in columns in step."""
+    """The scored frames, or pieces, of neighbouring records, in columns in step."""
 
     n_of_records: list[int]  # of each record
     ids: list[str]
@@ -398,9 +398,9 @@ class FrameScores(NamedTuple):
 
 
 class Viruses(NamedTuple):
-    """The viruses in neighbouring records, in columns in step: a row each of the verdict."""
+    """The viruses in neighbouring records, in columns in step; each is a row of the table."""
 
-    places: list[int]  # of their records, which do not fall
+    places: list[int]  # indices of their records, in order; a record may have several
     names: list[str]  # of their sequences
     kinds: list[str]  # of regions
     starts: list[int]
@@ -434,7 +434,7 @@ class CalledRecords:
     records: Records
     calls: Calls
     frames: FrameScores
-    # by place: of those that were searched, and of those with frames that were to be embedded
+    # by index of the record: if it was searched for regions; if it has frames to embed
     regions: dict[int, Found] = field(default_factory=dict)
     embedded: dict[int, Sequence[Prediction]] = field(default_factory=dict)
     viruses: Viruses = field(default_factory=lambda: Viruses.of(()))  # empty before the search

@@ -36,7 +36,7 @@ from virnucpro.ground.processes import (
 _SILENCE_SECONDS = 60.0  # of a helper, until a warning
 _N_WAITS = 60  # in this time
 _END_SECONDS = 5.0  # for a process to end after its pipe has closed
-_LETTERS_AHEAD = 50_000_000  # in blocks whose results are waited for, unless one record has more
+_LETTERS_AHEAD = 50_000_000  # in blocks without a result yet, unless one record has more
 _LETTERS_PER_HELPER = 1_000_000  # with fewer, a new process would start too late to help
 
 T = TypeVar("T")
@@ -73,7 +73,7 @@ class Pool:
         self.children: list[Child] = []
         self.ready: list[Child] = []  # those that have begun
         self._idle: SimpleQueue[Child] = SimpleQueue()
-        self._tools: dict[int, object] = {}  # that a process has, by its number
+        self._tools: dict[int, object] = {}  # the tools that a process has, by its id
         self._threads: ThreadPoolExecutor | None = None
         self._is_stopped = False
         self._loss: VirnucproError | None = None  # of the first process that died
@@ -96,9 +96,9 @@ class Pool:
                 self._threads.submit(self._introduce, child)
 
     def helpers(self, tools: Tools, n_letters: int, products: str) -> Helpers[Tools]:
-        """Get helpers with these tools, if they pay off or run already; none for no letters.
+        """Helpers with these tools, if they pay off or already run; none without letters.
 
-        Logs what they make (``products``).
+        Log what they make (``products``).
         """
         self.begin(n_letters)
         if not (n_letters and self.children):
@@ -215,10 +215,10 @@ class Helpers(Generic[Tools]):
     def in_order(self, tasks: Iterable[_Block[Tools, T]]) -> Iterator[T]:
         """Yield the results of blocks in order; a few blocks of bounded size are taken ahead.
 
-        If all helpers are busy, a block is done here, so this process does not idle. That, and what
-        is done with results, may take as long as several tasks of a helper, so each helper has
-        twice ``n_ahead`` and seldom idles either. After the last block has been given out, those
-        that no helper has begun are done here, the last one first.
+        If all helpers are busy, a block is done here, so this process does not idle. That, and the
+        use of the results, may take as long as several tasks of a helper, so up to twice
+        ``n_ahead`` blocks are submitted, and helpers seldom idle either. At the end, the blocks that
+        no helper has begun are done here, the last one first.
         """
         waiting: deque[tuple[_Block[Tools, T], Future[T]]] = deque()
         n_letters = 0

@@ -146,7 +146,7 @@ class Tree:
             os.replace(source.name, target.name, src_dir_fd=before, dst_dir_fd=after)
 
     def refuse_links(self, names: Iterable[str]) -> None:
-        """Check that these names in the root are not links, before a command writes or deletes.
+        """Refuse links with these names in the root, before a command writes or deletes.
 
         Raises:
             OutputError: one of these names is a symbolic link.

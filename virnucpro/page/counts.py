@@ -177,7 +177,8 @@ class RunCounts:
     files: Counter[tuple[str, str]] = field(default_factory=Counter)  # by file and status, "viral"
     # (length, score, called viral) of scored records
     density: Counts = field(default_factory=lambda: np.zeros((_N_LENGTHS, N_SCORES, 2), np.int64))
-    blocks: list[tuple[TableSpan, int, int]] = field(default_factory=list)  # rows, others in each
+    # each with its number of rows, and of rows that are not viral
+    blocks: list[tuple[TableSpan, int, int]] = field(default_factory=list)
 
     @classmethod
     def none(cls, starts: Sequence[int], measured: Iterable[tuple[str, str]]) -> RunCounts:
@@ -338,7 +339,7 @@ class _SpanTask(Generic[T]):
 
 
 def _rows_in(viral: Counts, others: Counts, block: TableBlock) -> RecordRows:
-    """Read rows of a block: viral ones by place, others by their place among all others."""
+    """Read rows of a block: viral rows by place, others by their place among all others."""
     of_others = np.flatnonzero(~block.have("call", b"virus"))[others]
     return RecordRows.of(block, np.sort(np.append(viral, of_others)))
 
@@ -349,7 +350,7 @@ def count_records(
     measured: Collection[tuple[str, str]],
     helpers: Helpers[None],
 ) -> RunCounts:
-    """Count the rows of a table of records, and note the places of those that a page may show.
+    """Count the rows of a table of records, and note the places of the rows that a page may show.
 
     ``measured``: files and ids of the records to return with length and score.
 

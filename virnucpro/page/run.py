@@ -131,7 +131,7 @@ class _RunFiles(NamedTuple):
 
 
 def write_run_page(rundir: RunDir, pool: Pool) -> None:
-    """Write the page of a run into its folder, with the idle processes of a pool.
+    """Write the page of a run into its folder, with the help of the processes of a pool.
 
     Raises:
         InputMissingError: the folder has no run.

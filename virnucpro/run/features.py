@@ -128,7 +128,11 @@ class FeatureStore:
     def find_pending(
         self, shards: Sequence[Shard], replaced: frozenset[str], on_shard: OnShard
     ) -> list[Shard]:
-        """The shards still to embed; a replaced one too, while a copy of it is owed."""
+        """The shards still to embed.
+
+        If records were replaced and a file of copies is owed, shards with failures are included:
+        copies may need their vectors.
+        """
         pending = dict[int, Shard]()
         for i, shard in enumerate(shards):
             on_shard(i, len(shards))
@@ -212,7 +216,7 @@ def _name(encoder: EncoderSpec) -> str:
 
 
 def inner_names(features: Path) -> list[str]:
-    """The names of what is in a folder of features in the place of a further encoder's store."""
+    """The names in a folder of features that are names of the stores of further encoders."""
     if not features.is_dir():
         return []
     return [path.name for path in features.iterdir() if _FOLDER.fullmatch(path.name)]

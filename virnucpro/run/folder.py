@@ -1,4 +1,4 @@
-"""The run folder: where files are, which of them belong to the run, and when they are deleted.
+"""The run folder: where its files are, which belong to the run, and when they are deleted.
 
 Sinks name the outputs; every other name is defined here.
 """

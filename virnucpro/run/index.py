@@ -41,7 +41,7 @@ _OF_ONE_FILE = ("shard_sha256", "copies")  # attributes that the index leaves ou
 _DATASETS = ("ids", "lengths", "embeddings")
 
 Span: TypeAlias = tuple[int, int]  # the first, and one after the last
-# neighbouring rows: relative path of a file (".": the index), dataset, its rows in all, the rows
+# neighbouring rows: relative path of a file (".": the index), dataset, its number of rows, the rows
 _Piece: TypeAlias = tuple[str, str, int, Span]
 
 
@@ -54,8 +54,8 @@ class IndexPart:
     dim: int  # numbers in a row
     n_orfs: int
     n_rows: int  # of vectors
-    orfs: tuple[Span, ...]  # that are shown
-    rows: tuple[Span, ...]  # theirs
+    orfs: tuple[Span, ...]  # ORFs that the index shows
+    rows: tuple[Span, ...]  # rows of these ORFs
 
     def __post_init__(self) -> None:
         numbers = (self.dim, self.n_orfs, self.n_rows)
@@ -102,9 +102,9 @@ class IndexPart:
         """Write an HDF5 file over the feature files in the folder of the same name, in order.
 
         Its groups ``groups/000000``, ... have ``ids``, ``lengths`` and ``embeddings`` of up to
-        ``FILES_PER_GROUP`` files each. Of up to ``MOST_AT_ROOT`` files in all, the root has the
-        same three, over all groups. The datasets are virtual, and name files by relative paths, so
-        that the folder can be moved.
+        ``FILES_PER_GROUP`` files each. Up to ``MOST_AT_ROOT`` files in all, the root has the same
+        three datasets, over all groups. The datasets are virtual and name files by relative paths,
+        so the folder can be moved.
 
         Raises:
             FeatureFileError: a file was damaged since it was read.
@@ -144,7 +144,7 @@ def _attributes_of(path: Path, parts: Sequence[IndexPart]) -> dict[str, Any]:
 
 
 def _pieces(folder: str, parts: Iterable[IndexPart], name: str) -> Iterator[_Piece]:
-    """The rows of a dataset that an index shows of feature files."""
+    """Yield the rows of a dataset that an index shows, file by file."""
     of_vectors = name == "embeddings"
     for part in parts:
         n_rows, spans = (part.n_rows, part.rows) if of_vectors else (part.n_orfs, part.orfs)

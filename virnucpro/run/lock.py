@@ -129,7 +129,7 @@ def _as_part_of_name(host: str) -> str:
 
 
 def _host() -> str:
-    """The name of this machine or, in a container that numbers its own processes, of both.
+    """The name of this machine; a container that numbers its own processes adds its own number.
 
     Containers often share the name of their machine, and each has a process 1.
     """

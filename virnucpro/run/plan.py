@@ -48,9 +48,8 @@ from virnucpro.sequences.samples import id_digests
 from virnucpro.sequences.survey import find_repeat
 from virnucpro.sequences.translate import Chunk, GeneticCode, translate_six_frames
 
-Places: TypeAlias = tuple[
-    tuple[int, Span], ...
-]  # spans of inputs, each with the input's index in the manifest
+# spans of inputs, each with the input's index in the manifest
+Places: TypeAlias = tuple[tuple[int, Span], ...]
 Spans: TypeAlias = tuple[tuple[int, int], ...]  # of shards: first, and one after the last
 LETTERS_AT_ONCE = 500_000  # of records that are called together
 _PARTS_AT_ONCE = 5_000  # records, or small files
@@ -127,7 +126,7 @@ class _SlicePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """The slices of each series, in order, and the plans of those that are planned.
+    """The slices of each series, in order, and the plans made so far.
 
     Without slices, it holds what planning a slice needs, and is sent to helpers.
     """
@@ -137,9 +136,8 @@ class Plan:
     slices: tuple[Slice, ...] = ()
     parts: Mapping[int, _SlicePlan] = field(default_factory=dict)  # by the index of the slice
     keep_intermediate: bool = False  # keep bases of the shards, and chunks
-    is_aside: bool = (
-        False  # its files are written elsewhere: the old plan stays until this one is complete
-    )
+    # its files are written elsewhere: the old plan stays until this one is complete
+    is_aside: bool = False
     streams: Streams = field(default_factory=Streams)
 
     @classmethod
@@ -342,7 +340,7 @@ def count_done(files: Iterable[Spans], missing: Sequence[int]) -> int:
 
 
 def _slices_of(manifest: Manifest) -> tuple[Slice, ...]:
-    """Yield the slices of all series, in order; small files share a slice."""
+    """The slices of all series, in order; small files share a slice."""
     n_bytes, n_numbers = manifest.recipe.bytes_per_slice, _count_numbers(manifest.recipe)
     slices, index = list[Slice](), 0
     by_generation = [list(_group(manifest, number)) for number in range(manifest.n_generations)]
@@ -373,7 +371,7 @@ def _group(manifest: Manifest, generation: int) -> Iterator[tuple[Places, int]]:
 def _count_numbers(recipe: Recipe) -> int:
     """The size of the range of numbers for the shards of a slice: a power of ten, never used up.
 
-    Six frames have two residues a base, and a base is in two chunks at most.
+    Six frames have two residues per base, and a base is in at most two chunks.
     """
     number = _LEAST_NUMBERS
     while number < N_SMALL_SHARDS + 4 * recipe.bytes_per_slice // recipe.largest_shard:
@@ -388,7 +386,7 @@ class _SliceTask:
     slice: Slice
     n_letters: ClassVar[int] = 0  # waiting tasks hold no letters in memory
     counts: _PlanCounts = field(default_factory=_PlanCounts)
-    digests: list[bytes] = field(default_factory=list)  # of ids, which would fill the memory
+    digests: list[bytes] = field(default_factory=list)  # of ids: the ids would fill the memory
     blocks: list[list[tuple[int, Span]]] = field(default_factory=lambda: [[]])
     are_ranged: bool = True  # True if any process can read each block
     is_end: Callable[[int], bool] = field(init=False)
@@ -445,7 +443,7 @@ class _SliceTask:
             yield translate_six_frames(chunks, code)
 
     def asked(self, plan: Plan, place: int, span: Span) -> Iterator[FastaRecord]:
-        """Yield the records that this step embeds; the first step counts those that none embeds.
+        """Yield the records that this step embeds, and count the records that no step embeds.
 
         Each step scores every record again.
         """

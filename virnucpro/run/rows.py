@@ -67,7 +67,10 @@ class SliceRows:
 
 @dataclass(frozen=True, slots=True)
 class RowStore:
-    """The row files of a run: one for the slices of the same records, named by the first index."""
+    """The row files of a run: one per group of slices with the same records.
+
+    A file has the index of the first slice in its name.
+    """
 
     tree: Tree
     folder: Path

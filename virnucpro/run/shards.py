@@ -196,9 +196,9 @@ class ShardWriter:
         self._open_next()
 
     def _write(self, path: Path, content: bytes) -> None:
-        """Write a file that appears when it is whole: another process may embed the same one.
+        """Write a file that appears when it is whole: another process may embed the same shard.
 
-        It is not synced, for its hash shows what a loss of power left of it.
+        It is not synced: after a power loss its hash shows whether it is whole.
         """
         temporary = temporary_beside(path)
         try:

@@ -1,14 +1,13 @@
 """VirNucPro from Python: ``predict``, ``embed``, and the readers of run folders.
 
 They are attributes of ``virnucpro``, and stable: names, arguments and results stay as they are
-described here. Options have the names of the command line (``--min-length`` is ``min_length``), but
-for those of the console and of several machines, which are for the command line alone.
+described here. Options have the names of the command line (``--min-length`` is ``min_length``).
+Options for the console and for several machines exist only there.
 
-Options are declared in ``stories.options``; the classes of keywords here are for type checkers.
+``stories.options`` declares the options; the classes of keywords here are for type checkers.
 
 Every error is a ``VirnucproError``; its ``hint`` says what to do, with options as arguments.
-Nothing is left behind in the process that calls: one device works in it, several in processes of
-their own.
+The calling process is left as it was: one device computes in it, several in processes of their own.
 """
 
 from __future__ import annotations
@@ -221,18 +220,18 @@ def predict(
     on_progress: OnProgress | None = None,
     **options: Unpack[_PredictKeywords],
 ) -> Iterator[Call]:
-    """Call viruses, as ``virnucpro predict`` does, and give the calls one by one, in input order.
+    """Call viruses, as ``virnucpro predict`` does, and yield the calls one by one, in input order.
 
-    ``sequences`` is a path (FASTA or FASTQ file, folder or sample sheet), several, or records:
+    ``sequences`` is one or several paths (FASTA or FASTQ file, folder or sample sheet), or records:
     pairs of id and sequence, or SeqRecords of Biopython. The work is done when the function
-    returns; calls are read from the disk as they are asked for. With ``output_dir`` the run folder
-    stays; without, nothing does.
+    returns; calls are read from disk when they are needed. With ``output_dir`` the run folder
+    stays; without it, nothing stays.
 
-    A call has the regions of its record. A record that could not be scored is given too, with its
-    status. A file that cannot be read ends the run (``strict=False`` leaves it out).
+    A call has the regions of its record. A record that could not be scored has a call too, with its
+    status. A file that cannot be read ends the run (``strict=False`` leaves the file out).
 
-    ``on_progress`` is called with a ``Progress`` now and then: by one thread at a time, not always
-    the same one. What it raises ends the run, which ``resume`` takes up again.
+    ``on_progress`` is called with a ``Progress`` now and then, by one thread at a time, but not
+    always by the same one. If it raises an error, the run ends; ``resume`` continues it.
 
     Raises:
         VirnucproError: see ``errors``.
@@ -254,11 +253,11 @@ def embed(
 ) -> Embedded:
     """Embed proteins, given as in ``predict``: one vector each, in input order.
 
-    ``model`` is a name or a path; None is the model that is part of VirNucPro. ``on_progress`` is
-    that of ``predict``.
+    ``model`` is a name or a path; None: the model that is part of VirNucPro. ``on_progress``: as in
+    ``predict``.
 
     Raises:
-        VirnucproError: see ``errors``; or a protein has no vector. The message names it.
+        VirnucproError: see ``errors``; or a protein has no vector, and the message names it.
     """
     values = _checked(options, _EmbedKeywords)
     values |= {"input_type": "protein", "report": False, "model": model and str(model)}
@@ -291,8 +290,8 @@ def read_features(folder: str | Path) -> Iterator[tuple[str, Vector]]:
     """Yield each id of a run folder with its vector, float32, from all feature files.
 
     A vector is (dim,), or (residues, dim) with ``--pooling none``. A run with two encoders yields
-    the vectors of the first. Each id comes once, copies included; records that a later input
-    replaced are left out, as in ``features.h5``. Memory holds one feature file.
+    the vectors of the first. Each id comes once, copies included; replaced records are left out, as
+    in ``features.h5``. Memory holds one feature file.
 
     Raises:
         VirnucproError: the folder holds no features, or they are damaged.
@@ -386,10 +385,10 @@ def _run_of(
     on_progress: OnProgress | None,
     values: Mapping[str, object],
 ) -> Iterator[Path]:
-    """Make a run, and yield its folder: the one that is named, or one that goes.
+    """Make a run and yield its folder: ``output_dir``, or a temporary one.
 
-    Users see its warnings; the rest is in the log of the folder. Records are in a file while it
-    goes on.
+    Warnings go to standard error; the log in the folder has everything. Records are written to a
+    temporary file.
     """
     warnings = logging.StreamHandler()
     warnings.setLevel(logging.WARNING)
@@ -473,7 +472,7 @@ def _heard_by(on_progress: OnProgress | None) -> OnEvent:
         with lock:
             match event:
                 case Progress(stage=stage) if stage == STAGES[2] and n_done < n_shards:
-                    return  # tables are written beside what is shown
+                    return  # tables are written while shards are embedded; show only the shards
                 case Progress():
                     on_progress(event)
                     return
@@ -565,5 +564,6 @@ def _with_rows(
             yield call
     if owner is not None:
         raise ValueError(
-            f"{owner[1]} is not in the table of records, or out of order, but in that of {field}"
+            f"{owner[1]} is in the table of {field}, but not in the table of records, or out of "
+            "order"
         )

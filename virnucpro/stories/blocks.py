@@ -57,7 +57,7 @@ FrameRange = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Maker:
-    """Whatever the rows of a run are made from."""
+    """Everything that the rows of a run are made from."""
 
     manifest: Manifest
     stores: tuple[FeatureStore, ...]  # one for each encoder
@@ -208,7 +208,7 @@ class BlockTask:
     parts: tuple[Block, ...]  # neighbouring records of one file each
     runs: array[int]  # flat: index of a record, and one of its ``FrameRange``s
     frames: list[ScoredFrames]
-    hidden: frozenset[str] = frozenset()  # records that a later input has again: they get no row
+    hidden: frozenset[str] = frozenset()  # records that a later input replaces: they get no row
     places: tuple[tuple[int, Span], ...] = ()  # of records that are not in ``parts``
     index: int = 0  # of its slice, plus its place there
 
@@ -277,8 +277,8 @@ def score_frames(
 ) -> ScoredFrames:
     """Score the frames of a shard.
 
-    ``reasons`` says by id why a frame has no vector. The other frames have a row each in the
-    vectors, in order. (n, dim)
+    ``reasons``: id -> why the frame has no vector. Each of the other n frames has a row of the
+    vectors, (n, dim), in order.
     """
     embedded = [orf for orf in orfs if orf.id not in reasons]
     rows_waiting = [i for i, orf in enumerate(embedded) if _needs_record(orf, head)]
@@ -342,7 +342,7 @@ def predict_records(
         for record, runs_of_record in zip(records, runs, strict=True)
     ]
     if waiting:
-        assert head, "a head wants the bases of frames that wait"
+        assert head, "frames wait only for a head that reads bases"
         vectors = np.stack([frames[one.number][1][one.row] for one in waiting])
         scores = _classify(head, vectors, [one.bases for one in waiting])
         for one, score in zip(waiting, scores, strict=True):

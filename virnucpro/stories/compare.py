@@ -77,7 +77,7 @@ class TableComparison:
 
 
 def compare(a: Path, b: Path) -> list[TableComparison]:
-    """Every table that both results have: frames, chunks, records.
+    """Compare every table that both results have: frames, chunks, records.
 
     Raises:
         InputMissingError: a result does not exist, or the two have no table in common.
@@ -112,8 +112,8 @@ def report_lines(comparisons: list[TableComparison]) -> list[str]:
     if apart := [one.table for one in comparisons if one.is_apart]:
         lines.append(
             f"hint: no id of {', '.join(apart)} is in both: were they made from the same files? "
-            "Ids of records begin with the name of their file; a sample sheet can name it as "
-            "before. Frames and chunks are pieces where the scorer called"
+            "Ids of records begin with the name of their file, which a sample sheet can set. "
+            "In a run that the scorer called, frames and chunks are pieces"
         )
     return lines
 
@@ -181,7 +181,7 @@ def _read(name: str, path: Path) -> Iterator[_Row]:
         except (ValueError, LookupError) as error:
             raise InputError(
                 f"{printable(path)} is not as VirNucPro writes it: {printable(error)}",
-                hint="copy it again from an intact source, or make it again with this version",
+                hint="copy it again from an intact folder, or make it again with this version",
             ) from error
 
 
@@ -221,7 +221,7 @@ def _read_chunks(lines: Iterator[str]) -> Iterator[_Row]:
 
 
 def _split(lines: Iterator[str], columns: tuple[str, ...]) -> Iterator[list[str]]:
-    """The values of each row below the line of columns."""
+    """Yield the values of each row below the header; raise ValueError for other columns."""
     for number, line in enumerate(lines):
         values = line.rstrip("\r\n").split("\t")
         if len(values) != len(columns) or (number == 0 and tuple(values) != columns):

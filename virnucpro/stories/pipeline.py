@@ -1,7 +1,7 @@
 """Run ``virnucpro predict`` and ``virnucpro extract`` from options to tables.
 
-The two differ in one thing: ``predict`` calls. The command line, users of Python and the tests
-enter here alike.
+The two differ in one thing: ``predict`` calls. The command line, the Python interface and the tests
+all enter here.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def execute(
 ) -> Summary:
     """Call viruses or make vectors in the run folder, as the options say.
 
-    The processes of ``pool`` may still be starting.
+    ``pool``: helpers that may still be starting; None: start them when they are needed.
 
     Raises:
         VirnucproError: see ``errors``; finished shards are kept in every case.
@@ -400,7 +400,7 @@ def find_pending(
     replaced: frozenset[str],
     on_event: OnEvent,
 ) -> list[Shard]:
-    """The shards that an encoder still has to embed, without ``replaced`` records.
+    """The shards that an encoder still has to embed; failures of ``replaced`` records do not count.
 
     Nothing is deleted: other processes may be writing.
     """

@@ -62,7 +62,7 @@ def _is_known(path: Path, recorded: Manifest) -> bool:
 
 
 class _Peeked:
-    """The records of an output of before, in order; ``next`` is the one that is to come."""
+    """The records of an earlier output, in order; ``next`` is the one to be taken next."""
 
     def __init__(self, records: Iterator[FastaRecord]) -> None:
         self._records = records
@@ -90,8 +90,8 @@ def letters_of_before(rundir: RunDir, hashes: Mapping[str, str]) -> Letters:
 def check_blind(store: ScoreStore | None, finder: object, lost: Sequence[str]) -> None:
     """
     Raises:
-        InputMissingError: the scores are those of another version of VirNucPro, or regions are
-            wanted, and were not searched for with these options.
+        InputMissingError: another version of VirNucPro made the scores, or regions are wanted that
+            were not searched for with these options.
     """
     assert store is not None, "scores are kept where the scorer calls"
     labels = [label for _, label in store.labels()]
@@ -120,7 +120,7 @@ def blind_portions(maker: Maker, letters: Letters) -> Iterator[Portion]:
 
 
 def _with_letters(record: FastaRecord, before: Letters) -> FastaRecord:
-    """The record with its sequence, as far as the earlier outputs have it."""
+    """The record with as much of its sequence as the earlier outputs have."""
     (viral, regions), letters = before, record.sequence
     if viral.next is not None and viral.next.id == record.id:
         letters = viral.next.sequence

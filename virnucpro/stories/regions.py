@@ -61,7 +61,7 @@ def find_regions(asked: RegionsOptions, on_event: OnEvent) -> Tally:
             missing or has changed; see ``errors``.
     """
     rundir = RunDir(asked.folder)
-    _finished_run(rundir)  # before a lock is made in a folder of something else
+    _finished_run(rundir)  # before a lock is made: the folder may hold something else
     with rundir.in_use():
         manifest = _finished_run(rundir)
         LOGGER.info("virnucpro %s: %s", __version__, printable(" ".join(asked.argv)))
@@ -88,7 +88,7 @@ def _write_files(
     finder: RegionFinder,
     on_event: OnEvent,
 ) -> Tally:
-    """Write the verdict, the region files, and the table of records with new notes."""
+    """Write the table of viruses, the region files, and the table of records with new notes."""
     tally, n_letters, total = Tally(), 0, InputFile.letters_of(inputs)
     sinks = (RECORD_TABLE, *REGION_SINKS)
     per_file = rundir.samples.is_dir()

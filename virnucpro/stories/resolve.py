@@ -120,7 +120,7 @@ def resolve(options: RunOptions, on_event: OnEvent) -> RunConfig:
 
 
 def _resolve_scorer(options: RunOptions) -> RunConfig:
-    """Resolve a run without vectors, which leaves all cores to the parent."""
+    """Resolve a run without vectors: all cores are for the parent and its helpers."""
     caller = _caller(options, None, ())
     n_helpers = count_workers(options.workers, model_bytes=0) - 1
     return RunConfig(

@@ -20,7 +20,7 @@ from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import Plan
 from virnucpro.tables.sinks import FAILED_FILES, FAILED_SEQUENCES, VIRUS_TABLE, Tally
 
-# facts that stand in a table of records
+# figures that ``run.json`` leaves out: they follow from the tables
 _IN_TABLES = (
     *("n_failed_records", "first_failure", "n_mendable"),
     *("viral_lengths", "kinds", "families", "best"),
@@ -94,13 +94,13 @@ class Summary:
 
     @property
     def exit_code(self) -> int:
-        """2 if some records failed, 1 if nothing usable is left, else 0."""
+        """2 if a file was not read or a frame failed, 1 if nothing usable is left, else 0."""
         if not self.records.n_failed_frames:
             return 2 if self.n_refused else 0
         return 2 if self.records.n_frames or self.records.statuses["scored"] else 1
 
     def lines(self, folder: Path) -> list[str]:
-        """The lines for the user at the end."""
+        """The lines that the user sees at the end."""
         if self.n_slices is not None:
             return [
                 f"planned: {counted(self.n_slices, 'slice')} of the input",
@@ -120,7 +120,7 @@ class Summary:
         ]
 
     def first_table(self, folder: Path, command: Command) -> Path:
-        """The table to read first: viruses, or all records."""
+        """The table to read first: viruses if there are any, else all records."""
         rundir = RunDir(folder)
         is_of_viruses = self.records.n_viruses
         return rundir.output(VIRUS_TABLE) if is_of_viruses else rundir.record_table(command)

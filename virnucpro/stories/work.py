@@ -1,4 +1,4 @@
-"""All of ``virnucpro work``: one part of a run, on this machine.
+"""``virnucpro work``: do one part of a run on this machine.
 
 A part plans slices of the input, embeds their shards, and writes their rows of the tables. Any
 number of parts may run at once, on any machines that share the run folder; even the same part may
@@ -51,12 +51,12 @@ from virnucpro.stories.write import Backlog, Results
 _LOOK_SECONDS = 2.0  # between two looks at the work of others
 _FEWEST_SHARES = 4  # for each part, so that all have about the same work
 
-Group = Sequence[Slice]  # with the same records, one for each step of --embed
+Group = Sequence[Slice]  # slices with the same records, one for each step of --embed
 
 
 @dataclass(slots=True)
 class Part:
-    """One of ``n`` parts of a run, counted from 0, and what one ``work`` has done of it.
+    """One of ``n`` parts of a run, counted from 0, and what this process has done of it.
 
     A part is every n-th slice of the run, or every n-th share of the slices.
     """
@@ -321,7 +321,7 @@ def _all(plan: Plan, group: Group) -> list[Shard]:
 def work_for_run(options: WorkOptions, indices: Sequence[int]) -> list[ShardFigures]:
     """Embed shards for the run that locks the folder, until they are done or the run is over.
 
-    If this machine cannot see whether the run still locks its folder, it does not check.
+    If this machine cannot see the lock at the start, it does not check whether the run is over.
 
     Raises:
         OutputError: the run is over.
@@ -386,7 +386,7 @@ def find_run(rundir: RunDir) -> Manifest:
 def choose_part(text: str | None, array: Mapping[str, str]) -> Part:
     """The part for ``--part``: I/N, or, in a job array, N or nothing.
 
-    ``array`` holds the environment variables, some of which number the tasks of an array.
+    ``array``: the environment, where a batch system numbers the tasks of an array.
 
     Raises:
         UsageError: the text is not a part, or the array does not say which one this task is.

@@ -105,7 +105,7 @@ class Backlog:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """Whatever the outputs of a run are made from."""
+    """Everything that the outputs of a run are made from."""
 
     rundir: RunDir
     outputs: Outputs
@@ -272,7 +272,7 @@ class Results:
     ) -> Iterator[tuple[Sequence[Slice], int, SliceRows]]:
         """Yield for each block, in order, its slices, its index and its rows.
 
-        ``parts_of`` returns, for each store, the object that takes the slices' feature files.
+        ``parts_of``: slices -> for each store, the list to which their feature files are added.
         """
         owners: deque[tuple[Sequence[Slice], int]] = deque()
         each = ((group, self.rows_of(group)) for group in self.plan.by_records())
@@ -380,7 +380,7 @@ def _made_before(
     groups: Iterable[tuple[Sequence[Slice], SliceRows | None]],
     parts_of: Callable[[Sequence[Slice]], Sequence[list[IndexPart]]],
 ) -> Iterator[tuple[Sequence[Slice], int, SliceRows]]:
-    """The existing rows of slices, from ``Results.written``."""
+    """Yield existing rows of slices, as ``Results.written`` does."""
     for group, rows in groups:
         assert rows is not None, "they are there"
         for index, files in zip(parts_of(group), rows.files, strict=True):
@@ -459,6 +459,6 @@ def raw_tasks(blocks: Iterable[Block], hidden: frozenset[str]) -> Iterator[Block
 
 
 def place_of(rundir: RunDir, tree: Tree, manifest: Manifest, *, per_file: bool) -> Place:
-    """The outputs of a run, which ``tree``, its folder, writes."""
+    """Where a run writes its outputs; ``tree``, the run folder, writes them."""
     samples = rundir.samples if per_file else None
     return Place(rundir.root, tree, rundir.shards, manifest.inputs, manifest.refused, samples)

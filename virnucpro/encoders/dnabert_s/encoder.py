@@ -181,7 +181,7 @@ class _DNABERTEncoder(PackedEncoder):
 
 
 def _tokens_of(n_letters: int) -> int:
-    """The maximum for an average text; an unknown letter is a token of its own."""
+    """An upper estimate for an average text; an unknown letter is a token of its own."""
     return int(-(-n_letters // _FAMILY.letters_per_token))
 
 
@@ -331,7 +331,7 @@ def _open_weights(file: Path, shape: DNABERTShape) -> dict[str, Tensor]:
     """
     stored = _read_tensors(file)
     if any(name.startswith("bert.") for name in stored):
-        raise _other(file, "its names begin with bert., as those of DNABERT-2")
+        raise _other(file, "its names begin with bert., as in DNABERT-2")
     if any(name.endswith("attention.self.query.weight") for name in stored):
         raise _other(file, "it is a plain BERT")
     with torch.device("meta"):
@@ -340,7 +340,7 @@ def _open_weights(file: Path, shape: DNABERTShape) -> dict[str, Tensor]:
     if missing := sorted(set(names.values()) - stored.keys()):
         raise _other(file, f"no tensor {missing[0]}")
     if spare := sorted(stored.keys() - set(names.values()) - _POOLER):
-        raise _other(file, f"the tensor {spare[0]} is none of its own")
+        raise _other(file, f"it has a further tensor, {spare[0]}")
     tensors = {ours: stored[name].detach() for ours, name in names.items()}
     for ours, tensor in tensors.items():
         try:

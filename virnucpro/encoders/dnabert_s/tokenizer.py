@@ -60,8 +60,10 @@ class Tokenizer:
         self._relations = bytearray(self.n_words**2)  # of two neighbours; filled on demand
 
     def _used_words(self, words: Sequence[str]) -> dict[str, int]:
-        """The ids of bases, and of the words that their letters become: an earlier merge of letters
-        across the border of its two parts keeps a word from ever being made."""
+        """The ids of the bases, and of the words that encoding can make.
+
+        A word is never made if an earlier merge joins letters across the border of its two parts.
+        """
         used = dict.fromkeys(range(len(_SPECIAL), self._n_letters))
         for word in range(self._n_letters, self.n_words):
             left, right = self._parts[word]
@@ -128,7 +130,10 @@ class Tokenizer:
         return ids
 
     def _relate(self, pair: int) -> int:
-        """True if two neighbours (a number as in ``_relations``) stay apart; remembered."""
+        """Find and store the relation of two neighbours: ``_APART`` or ``_MERGED``.
+
+        ``pair`` is their index in ``_relations``.
+        """
         left, right = divmod(pair, self.n_words)
         relation = _APART if self._keep_apart(left, right, until=self.n_words) else _MERGED
         self._relations[pair] = relation

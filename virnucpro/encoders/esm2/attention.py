@@ -170,9 +170,8 @@ def choose_kernel(device: torch.device, dtype: torch.dtype, head_dim: int) -> Ke
     of every size; SDPA does, by padding. In 16 bits Triton does the rotation and the borders of
     sub-layers; if it cannot, PyTorch does, after a warning with the reason.
     """
-    has_registers = (
-        torch.backends.cpu.get_cpu_capability() == "AVX512"
-    )  # 32 registers of 16 numbers
+    # 32 registers of 16 numbers
+    has_registers = torch.backends.cpu.get_cpu_capability() == "AVX512"
     if device.type == "cpu" and dtype != torch.float16 and has_registers:
         return attend_compiled
     if device.type != "cuda" or head_dim % 8 or head_dim > _WIDEST_HEAD:
@@ -196,7 +195,7 @@ def describe(kernel: Kernel) -> str:
 
 
 def triton_kernels() -> ModuleType:
-    """Import our Triton kernels, for a GPU only: it imports Triton."""
+    """Import our Triton kernels, which import Triton; called for a GPU only."""
     from virnucpro.encoders import triton_kernels
 
     return triton_kernels
@@ -205,7 +204,7 @@ def triton_kernels() -> ModuleType:
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary position embedding (Su et al. 2021, eq. 34).
 
-    (..., head_dim) and cosines like it, sines (..., head_dim / 2), float32 -> like x
+    x and cosines (..., head_dim), sines (..., head_dim / 2), all float32 -> as x
     """
     half = x.shape[-1] // 2
     turned = x * cos

@@ -239,10 +239,10 @@ def not_esm2(path: Path, why: object) -> UnavailableError:
 
 
 def tokenize(proteins: list[str]) -> NDArray[np.int64]:
-    """Lay the proteins end to end, each as ``<cls> residues <eos>``, in fair-esm's "ESM-1b".
+    """Lay the proteins end to end, each as ``<cls> residues <eos>``.
 
-    Lower case counts as upper case. A letter without a token (``J``, an inner ``*``) becomes
-    ``<unk>``. n proteins -> (n_residues + 2 n,)
+    The tokens are fair-esm's "ESM-1b". Lower case counts as upper case. A letter without a token
+    (``J``, an inner ``*``) becomes ``<unk>``. n proteins -> (n_residues + 2 n,)
     """
     text = "".join([f"<{protein}>" for protein in proteins]).encode("ascii", "replace")
     tokens: NDArray[np.int64] = _TOKEN_OF_BYTE[np.frombuffer(text, dtype=np.uint8)]

@@ -37,9 +37,8 @@ def load(spec: EncoderSpec, weights: Path, device: torch.device) -> _ESM2Encoder
         model.attend = choose_kernel(device, E4M3, model.shape.head_dim)
         return _ESM2Encoder(spec, model, device)
     model = load_esm2(weights, spec.layer, dtype, device)
-    if device.type == "cpu" and not is_converted(
-        weights
-    ):  # workers share a converted copy, so its weights stay in place
+    # workers share a converted copy, so its weights stay in place
+    if device.type == "cpu" and not is_converted(weights):
         model.reorder_weights()
     return _ESM2Encoder(spec, model, device)
 

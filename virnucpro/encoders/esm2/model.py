@@ -227,7 +227,7 @@ class Layer(nn.Module):
     def reorder_weights(self) -> None:
         """Lay the weights out for oneDNN once, instead of in each batch.
 
-        The layout is a copy, of use to ``linear`` and ``in_float32`` only. It has no gradients.
+        The copy in this layout works only in ``linear`` and ``in_float32``. It has no gradients.
         """
         self.is_fused = True
         for part in (self.qkv, self.attention_out, self.up, self.down):
@@ -349,8 +349,8 @@ class ESM2(nn.Module):
         """The representation after the last layer of this model, (n_tokens, dim) float32.
 
         As in fair-esm, only ESM-2's last layer is normed. It has gradients if the weights require
-        them and the kernel is ``attend_to_train`` or ``attend_runs``; use ``torch.inference_mode``
-        for none.
+        them and the kernel is ``attend_to_train`` or ``attend_runs``; ``torch.inference_mode``
+        switches them off.
         """
         return self.encode(StagedBatch.of(batch, self.inv_freq))
 
@@ -411,7 +411,7 @@ class ESM2(nn.Module):
     def forget_activations(self) -> None:
         """Checkpoint activations: each layer keeps only its input, and runs again for its gradient.
 
-        Layers then take and return tensors, which tell FSDP when each layer needs its weights.
+        Layers then take and return tensors, so that FSDP knows when each layer needs its weights.
         """
         for layer in self.layers:
             layer.forward = partial(self._keep_input_alone, layer.forward)

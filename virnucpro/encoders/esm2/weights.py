@@ -160,7 +160,7 @@ def save_esm2(folder: Path, model: ESM2, extra: Mapping[str, Tensor] = {}) -> No
     ``extra`` holds tensors beside the encoder, by their names in transformers, for example
     ``lm_head.dense.weight``: with them the folder is an ``EsmForMaskedLM``, else an ``EsmModel``.
     """
-    assert len(model.layers) == model.shape.n_layers, "an earlier layer's model is not whole"
+    assert len(model.layers) == model.shape.n_layers, "a model up to an earlier layer is not whole"
     tensors = {f"esm.{name}": tensor for name, tensor in parts_of(model, HUGGING_FACE)}
     tensors |= extra
     content = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
@@ -247,8 +247,8 @@ def prepare(
 ) -> tuple[Path, str]:
     """The file that workers map, converted if necessary, and the checkpoint's SHA-256.
 
-    If the converted file cannot be written, it is the checkpoint itself. ``folder``: None is the
-    default.
+    If the converted file cannot be written, workers map the checkpoint itself. ``folder`` None: the
+    default folder.
     """
     n_bytes, dtype = count_bytes(model.path), DTYPES[precision]
     folder = folder or Path(torch.hub.get_dir()) / "virnucpro"  # users may delete it at any time
@@ -306,9 +306,8 @@ def convert(
     is_made = _is_whole(path, metadata)
     folder.mkdir(parents=True, exist_ok=True)
     if not is_made:
-        for leftover in folder.glob(
-            ".*"
-        ):  # left by killed conversions, ours and those of safetensors
+        # files of killed conversions, ours and safetensors' own
+        for leftover in folder.glob(".*"):
             if leftover.is_file() and leftover.stat().st_mtime < time.time() - _STALE_SECONDS:
                 leftover.unlink(missing_ok=True)
         whole = load_esm2(model.path, model.n_layers, dtype, torch.device("cpu"))

@@ -1,1 +1,1 @@
-"""What proves an encoder: the check against fair-esm, and the benchmark beside it."""
+"""Test an encoder against fair-esm: the check of its vectors, and the benchmark of its speed."""

@@ -28,7 +28,7 @@ BLOCK = 4096  # lengths drawn together
 _LETTERS = np.frombuffer(b"ACDEFGHIKLMNPQRSTVWY", dtype=np.uint8)
 _CPU = torch.device("cpu")
 _LARGE = 2e9  # parameters
-# of linear layers, else 1; of queries and keys: attention scores that tell some keys from others
+# gains of linear layers; all others: 1. Larger queries and keys make attention prefer some keys
 _GAINS = {"q_proj": 1.5**0.5, "k_proj": 1.5**0.5, "out_proj": 0.5}
 
 Lengths = NDArray[np.int64]
@@ -58,7 +58,7 @@ def make_proteins(
 
 
 def random_tensors(shape: ESM2Shape, seed: int, device: torch.device) -> Tensors:
-    """The tensors of an ESM-2, float32, drawn on a device at each reading.
+    """The tensors of a random ESM-2, float32, drawn on a device whenever they are read.
 
     Every part affects the result. Linear layers keep the length of a vector, except the last one of
     attention, which halves it: so numbers stay small in any number of layers.
