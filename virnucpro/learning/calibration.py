@@ -1,13 +1,13 @@
-"""Calibration: log-odds of frames become probabilities, and are joined with those of the scorer.
+"""Calibrate a trained head: turn its log-odds into probabilities, and join it with the scorer.
 
-By parameters from validation groups, in this order: whether a chunk is its best frame or their
-mean (by AUROC of chunks); the temperature (by cross-entropy of chunks); the exponent of the number
-of chunks (by cross-entropy of records of many lengths); the threshold (by the share of others
-called viral).
+The parameters are fitted to validation groups, in this order: whether a chunk takes its best frame
+or the mean (by AUROC of chunks); the temperature (by cross-entropy of chunks); the exponent of the
+number of chunks (by cross-entropy of records of many lengths); the threshold (by the share of
+others called viral).
 
-At each length the weights of the join are fitted by themselves: a logistic regression of the two
-log-odds, drawn a little towards the scorer alone. Folds over the groups say whether the head adds
-anything; where it does not, its weight is 0.
+The weights of the join are fitted separately for each length: a logistic regression of the two
+log-odds, drawn a little towards the scorer alone. Folds over the groups show whether the head adds
+anything; if not, its weight is 0.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from virnucpro.learning.metrics import Samples, auroc_gain
 from virnucpro.scorer.nets import ErrorRates, Scorer, at_lengths, thresholds
 
 FALSE_POSITIVES = 0.05  # of the others in validation, at the threshold
-N_CHUNKS = (1, 2, 6, 20)  # of one record; 500 to 10,000 bases where a chunk has 500
+N_CHUNKS = (1, 2, 6, 20)  # of one record; 500 to 10,000 bases if a chunk has 500
 _TEMPERATURES: list[float] = np.geomspace(1 / 20, 20, 601).round(4).tolist()  # 1 % apart
 _RULES: tuple[FrameRule, ...] = ("max", "mean")
 N_FOLDS = 5
-_FEWEST_GROUPS = 2  # of each label, to fit on some and measure on others
-_SEED = 0  # of the resamples of groups
+_FEWEST_GROUPS = 2  # per label, to fit on some and measure on others
+_SEED = 0  # for resampling groups
 _FALSE_POSITIVES = (0.5, 0.3, 0.2, 0.1, 0.05, 0.03, 0.02, 0.01, 0.005, 0.002, 0.001)
-_PULL = 1e-3  # towards the scorer alone, where the weights of all fragments add up to 1
+_PULL = 1e-3  # towards the scorer alone; the weights of all fragments add up to 1
 _STEPS = 50  # a few are enough
-_DAMPING = 1e-6  # each step can be solved, even where all rows are alike
+_DAMPING = 1e-6  # keeps each step solvable, even if all rows are alike
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,10 @@ class Calibration:
 
 
 def calibrate(protein: Values, nucleotide: Values, frames: LabelledFrames) -> Calibration:
-    """Choose it from log-odds of frames, (n,) each, of groups not trained on."""
+    """Calibrate both networks on frames of groups that they were not trained on.
+
+    ``protein`` and ``nucleotide`` are their log-odds of the frames, (n,) each.
+    """
     weight = balanced_weights(frames).astype(np.float64)
     chunks = {rule: chunks_of(nucleotide, frames, weight, rule) for rule in _RULES}
     rule = max(_RULES, key=lambda rule: chunks[rule].auroc())
@@ -76,9 +79,9 @@ def calibrate(protein: Values, nucleotide: Values, frames: LabelledFrames) -> Ca
 
 
 def chunks_of(odds: Values, frames: LabelledFrames, weight: Values, rule: FrameRule) -> Samples:
-    """The frames of each chunk as one, with their record as the group.
+    """Join the frames of each chunk by ``rule`` into one sample; its record is its group.
 
-    ``weight`` is of frames; those of a chunk weigh the same.
+    ``weight`` is per frame; all frames of a chunk weigh the same.
     """
     _, first, chunk, n = np.unique(
         frames.chunk, return_index=True, return_inverse=True, return_counts=True
@@ -92,14 +95,14 @@ def chunks_of(odds: Values, frames: LabelledFrames, weight: Values, rule: FrameR
 
 
 def fit_temperature(samples: Samples) -> float:
-    """The divisor of log-odds for the least cross-entropy (Guo et al. 2017)."""
+    """The divisor of log-odds that gives the least cross-entropy (Guo et al. 2017)."""
     return min(_TEMPERATURES, key=lambda value: samples.cross_entropy(1 / value))
 
 
 def _runs(chunks: Samples, n_chunks: int, temperature: float) -> tuple[Samples, NDArray[np.int64]]:
-    """Up to ``n_chunks`` neighbouring chunks of a record as if they were one, and their numbers.
+    """Join up to ``n_chunks`` neighbouring chunks of a record. -> the runs, their numbers of chunks
 
-    A run has the sum of their log-odds, and weighs as much as its chunks together.
+    A run has the sum of the log-odds of its chunks, and the sum of their weights.
     """
     record = chunks.groups
     place = np.arange(len(record)) - np.searchsorted(record, record)
@@ -116,10 +119,10 @@ def _joined(run: tuple[Samples, NDArray[np.int64]], exponent: float) -> Samples:
 
 
 def _threshold(fragments: Sequence[Samples]) -> float:
-    """The score that ``FALSE_POSITIVES`` of the others reach, lengths counting the same.
+    """The score that a share of ``FALSE_POSITIVES`` of the others reaches; all lengths count alike.
 
-    Rounded as scores are: the surest ones lie near 1, and near each other. Never below 0.5: what
-    is more likely no virus is not called one.
+    It is rounded as scores are, because high scores lie close together near 1. It is never below
+    0.5: what is probably no virus is not called one.
     """
     odds = np.concatenate([one.scores[~one.is_virus] for one in fragments])
     weight = np.concatenate([one.weights[~one.is_virus] / one.weights.sum() for one in fragments])
@@ -134,18 +137,18 @@ def _threshold(fragments: Sequence[Samples]) -> float:
 class ScoredFragments(Samples):
     """Fragments of about one length, with the log-odds of scorer and head.
 
-    Scores are the calibrated log-odds of the scorer, NaN where it reads nothing.
+    Scores are the calibrated log-odds of the scorer, NaN if it cannot read a fragment.
     """
 
-    n_bases: int  # of their chunks side by side
-    head: Values  # mean log-odds of the scored chunks; NaN without one
-    chunks: Rows  # (n, 2): numbers of the first chunk, and of the one behind the last
+    n_bases: int  # of their chunks, end to end
+    head: Values  # mean log-odds of the scored chunks; NaN: no chunk has a score
+    chunks: Rows  # (n, 2): number of the first chunk, and one after the last
 
     @classmethod
     def of(
         cls, n_bases: int, base: Values, is_virus: Mask, groups: Rows, chunks: Rows
     ) -> ScoredFragments:
-        """Weighted, and not read by a head yet."""
+        """Make fragments with even weights, and without log-odds of a head."""
         nothing = np.full(len(base), np.nan)
         weights = _even_weights(is_virus, groups)
         return cls(base, is_virus, groups, weights, n_bases, nothing, chunks)
@@ -155,7 +158,10 @@ class ScoredFragments(Samples):
         return replace(chosen, weights=_even_weights(chosen.is_virus, chosen.groups))
 
     def with_head(self, chunk: Rows, odds: Values) -> ScoredFragments:
-        """With the mean of a head's log-odds of their chunks. ``chunk`` rises; its are the odds."""
+        """Add the mean of a head's log-odds over the chunks of each fragment.
+
+        ``chunk`` has the numbers of the scored chunks, ascending, and ``odds`` their log-odds.
+        """
         low, high = np.searchsorted(chunk, self.chunks.T)
         sums = np.concatenate([[0.0], np.cumsum(odds)])
         n_scored = high - low
@@ -164,22 +170,22 @@ class ScoredFragments(Samples):
 
     @property
     def has_both(self) -> Mask:
-        """True for fragments that scorer and head have read."""
+        """True for fragments with log-odds of both scorer and head."""
         return ~np.isnan(self.scores + self.head)
 
     def joined(self, knot: JoinKnot) -> Values:
-        """Log-odds by these weights; the scorer's or the head's alone where the other has none."""
+        """Log-odds joined by these weights; if one of the two is missing, the other alone."""
         both = knot.base * self.scores + knot.head * self.head + knot.offset
         either = np.where(np.isnan(self.scores), self.head, self.scores)
         return np.where(np.isnan(both), either, both)
 
     def by(self, log_odds: Values) -> ScoredFragments:
-        """The same fragments with these scores; every one counts, without any as the lowest."""
+        """The same fragments with these scores; a missing score counts as the lowest."""
         return replace(self, scores=log_odds).filled(-np.inf)
 
 
 def _even_weights(is_virus: Mask, groups: Rows) -> Values:
-    """Weights that let groups count nearly evenly, and both labels the same. They sum to 1."""
+    """Weights by which groups count nearly evenly, and both labels the same. They sum to 1."""
     weights = np.full(len(groups), np.nan)
     for label in (False, True):
         rows = is_virus == label
@@ -190,17 +196,17 @@ def _even_weights(is_virus: Mask, groups: Rows) -> Values:
 
 
 def is_enough(fragments: ScoredFragments) -> bool:
-    """True if each label has groups to fit on, and others to measure on."""
+    """True if each label has enough groups to fit on some and measure on others."""
     both = fragments.where(fragments.has_both)
     n_groups = [len(set(both.groups[both.is_virus == label].tolist())) for label in (False, True)]
     return min(n_groups) >= _FEWEST_GROUPS
 
 
 def fit_join(of_lengths: Sequence[ScoredFragments], scorer: Scorer) -> Join | None:
-    """The join from fragments of each length; None if there are groups for none of them.
+    """Fit the join to fragments of each length; None if no length has enough groups.
 
-    Where the head has no weight, all error rates are the scorer's: the same scores give the same
-    calls.
+    Where the head has no weight, all error rates are the scorer's, so that the same scores give the
+    same calls.
     """
     fitted = [fragments for fragments in of_lengths if is_enough(fragments)]
     knots = tuple(choose_knot(fragments) for fragments in fitted)
@@ -219,10 +225,10 @@ def fit_join(of_lengths: Sequence[ScoredFragments], scorer: Scorer) -> Join | No
 
 
 def _error_rates(fragments: ScoredFragments, knot: JoinKnot, scorer: Scorer) -> ErrorRates:
-    """The error rates of joined log-odds; a cut calls as many of the cells as the scorer's does.
+    """The error rates of joined log-odds; a cut calls as many cells as the scorer's cut does.
 
-    Never more than its share of all cells. Where the head has no weight the rates are the
-    scorer's, on lines between its lengths.
+    It never calls more than its share of all cells. If the head has no weight, the rates are the
+    scorer's, interpolated between its lengths.
     """
     at = np.array([knot.n_bases])
     if knot.head == 0:
@@ -244,9 +250,9 @@ def _error_rates(fragments: ScoredFragments, knot: JoinKnot, scorer: Scorer) -> 
 
 
 def fit_error_rates(n_bases: int, log_odds: Values, is_virus: Mask) -> ErrorRates:
-    """The log-odds that each share of cellular fragments reaches, and the share of viral ones.
+    """The log-odds that each share of cellular fragments reaches, and the viral share there.
 
-    A share counts one more fragment than there is, so that none is 0.
+    Viral shares count one more fragment than there is, so that none is 0.
     """
     shares = np.array(_FALSE_POSITIVES)
     at_shares = np.quantile(log_odds[~is_virus], 1 - shares)
@@ -258,10 +264,10 @@ def fit_error_rates(n_bases: int, log_odds: Values, is_virus: Mask) -> ErrorRate
 
 
 def choose_knot(fragments: ScoredFragments) -> JoinKnot:
-    """The weights at a length, or those of the scorer alone if the head surely adds nothing.
+    """The weights at a length; the scorer's alone, unless the head surely adds something.
 
-    It adds something where the gain of folds is above 0 at the lower end of its 95 % interval over
-    groups: a gain that the choice of groups explains does not count.
+    It does if the gain over folds is above 0 at the lower end of its 95 % interval over groups: a
+    gain that the choice of groups may explain does not count.
     """
     alone = JoinKnot(fragments.n_bases, 1.0, 0.0, 0.0)
     knot, by_scorer = fit_join_knot(fragments), fragments.joined(alone)
@@ -282,7 +288,7 @@ def fold_log_odds(fragments: ScoredFragments) -> Values:
 
 
 def _folds(fragments: ScoredFragments) -> Rows:
-    """The fold of each fragment: whole groups, those that can be fitted to spread evenly. (n,)"""
+    """The fold of each fragment, (n,): groups stay whole; groups with both scores spread evenly."""
     fold_of: dict[int, int] = {}
     fitted = set(fragments.groups[fragments.has_both].tolist())
     cellular, viral = (
@@ -295,7 +301,7 @@ def _folds(fragments: ScoredFragments) -> Rows:
 
 
 def knot_at(knots: Sequence[JoinKnot], n_bases: int) -> JoinKnot:
-    """The weights of a join at a length, on lines between its knots as for any record."""
+    """The weights of a join at a length, interpolated between its knots as for any record."""
     base, head, offset = (
         at_lengths(np.array([n_bases]), knots, values).item()
         for values in zip(*((knot.base, knot.head, knot.offset) for knot in knots), strict=True)
@@ -304,14 +310,14 @@ def knot_at(knots: Sequence[JoinKnot], n_bases: int) -> JoinKnot:
 
 
 def fit_join_knot(fragments: ScoredFragments) -> JoinKnot:
-    """The weights of the least cross-entropy, none below 0."""
+    """The weights with the least cross-entropy, none below 0."""
     both = fragments.where(fragments.has_both)
     inputs = np.stack([both.scores, both.head, np.ones(len(both))], axis=1)
     start = np.array([1.0, 0.0, 0.0])  # the scorer alone
     used = [0, 1, 2]
 
     def fit() -> Values:
-        """By the columns that are used; the weights of the others are 0. -> (3,)"""
+        """Fit the weights of the used columns; the others are 0. -> (3,)"""
         values = np.zeros(3)
         of_used = inputs[:, used], both.is_virus, both.weights, start[used]
         values[used] = fit_logistic(*of_used, _PULL)
@@ -329,10 +335,10 @@ def fit_join_knot(fragments: ScoredFragments) -> JoinKnot:
 def fit_logistic(
     inputs: Values, is_virus: Mask, weights: Values, start: Values, pull: float = 0.0
 ) -> Values:
-    """The coefficients of the least weighted cross-entropy. (n, k), (n,), (n,), (k,) -> (k,)
+    """The coefficients with the least weighted cross-entropy. (n, k), (n,), (n,), (k,) -> (k,)
 
     Weights add up to about 1. ``pull`` draws the coefficients towards the start, and keeps them
-    finite where the labels are separated perfectly.
+    finite if the labels are separated perfectly.
     """
     fitted: Values = start.copy()
     for _ in range(_STEPS):

@@ -1,14 +1,14 @@
-"""``virnucpro evaluate``: labelled records, called as users have theirs called, and measured.
+"""``virnucpro evaluate``: call labelled records as ``predict`` would, and measure the calls.
 
-Records that were not trained on are cut into pieces as users would have them, which go through the
-same ``pipeline.run`` as any input of ``predict``; what is measured is read from the tables that it
-leaves, and joined by id. The same figures are left in ``evaluation.json``, as a table, in the card
-of a model, in a few lines and on a page.
+Records that were not trained on are cut into fragments of the lengths that users have. These go
+through the same ``pipeline.run`` as any input of ``predict``. Calls are read from its tables and
+joined with the labels by id. The figures go into ``evaluation.json``, a table, a page, a few lines
+and, on request, the card of a model.
 
-Of each length a record gives as many fragments as fit side by side, at most ``per_record``: one
-at a random place in each of so many equal parts of it, on a random strand. A record also stands
-whole, or, where that would cost more than its fragments, as a random window of ``per_record``
-times the longest length. Where a record is cut depends on its id and the seed alone.
+A record gives as many fragments of a length as fit end to end, at most ``per_record``: it is
+divided into so many equal parts, and each has a fragment at a random place, on a random strand. The
+whole record is a sample too; if it is longer than ``per_record`` times the longest length, a random
+window of that size. Where a record is cut depends only on its id and the seed.
 """
 
 from __future__ import annotations
@@ -73,13 +73,13 @@ from virnucpro.stories.pipeline import run
 from virnucpro.stories.resolve import RunConfig, resolve
 from virnucpro.tables.sinks import FRAME_TABLE, RECORD_TABLE
 
-Figures = dict[str, Any]  # as JSON has them: rounded, None where one is not defined
+Figures = dict[str, Any]  # for JSON: rounded; None: not defined
 _RUN = "run"  # the run folder of the fragments
 _WHOLE = 0  # as a length
 _COMPLEMENT = str.maketrans("ACGTURYKMBDHVacgturykmbdhv", "TGCAAYRMKVHDBtgcaayrmkvhdb")  # IUPAC
 _COLUMNS = ("fragment", "record", "length", "start", "end", "strand", "label", "group", "kingdom")
 _SHARE_OF_THE_SAME = 0.5  # of 31-mers
-# digests of records and of groups, and sampled k-mers, by who was trained on them
+# for each model, the digests of records and of groups, and sampled k-mers, that it was trained on
 Memories = Mapping[str, tuple[NDArray[np.uint64], NDArray[np.uint64], Sketch]]
 _ROC_POINTS = 200
 _FACTS = ("unit", "length", "subset", "kingdom", "n", "n_virus", "n_groups")
@@ -102,7 +102,7 @@ class _Question:
 
     @property
     def split(self) -> dict[str, str] | None:
-        """The split as ``evaluation.json`` has it."""
+        """The split, for ``evaluation.json``."""
         if (path := self.options.split) is None:
             return None
         return {"path": str(path), "sha256": sha256(path), "part": self.options.part or "test"}
@@ -116,10 +116,10 @@ class _Question:
         return self.options.output_dir / "fragments.fa"
 
     def read_records(self) -> Iterator[Labelled]:
-        """The records that are asked for, one by one; warn of mixed groups at the end.
+        """Yield the records to evaluate, one by one; warn of mixed groups at the end.
 
         Raises:
-            InputError: a FASTA file contradicts the manifest, or holds other letters.
+            InputError: a FASTA file contradicts the manifest, or is not of nucleotides.
         """
         part, splits, records = self.options.part or "test", self.splits, []
         for labelled, record in read_records(self.manifest):
@@ -131,7 +131,7 @@ class _Question:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _SamplesOfKind(Samples):
-    """All samples of one kind: records of one length, or chunks. NaN where there is no frame.
+    """All samples of one kind: records of one length, or chunks. A score is NaN without a frame.
 
     Groups are numbered in the order of their first samples, and each sample weighs 1.
     """
@@ -140,7 +140,7 @@ class _SamplesOfKind(Samples):
     length: str
     is_called: Mask  # (n,)
     kingdoms: NDArray[np.str_]  # (n,)
-    is_trained: Mask  # (n,), head, encoder or scorer was trained on it
+    is_trained: Mask  # (n,), True if head, encoder or scorer was trained on it
 
     @classmethod
     def of(
@@ -152,7 +152,7 @@ class _SamplesOfKind(Samples):
         records: Sequence[LabelledRecord],
         trained: Set[str],
     ) -> _SamplesOfKind:
-        """``records`` are those that the samples are of, and ``trained`` ids of some."""
+        """Make samples. ``records``: the record of each; ``trained``: ids of training records."""
         return cls(
             scores=scores,
             is_virus=np.array([record.is_virus for record in records], dtype=np.bool_),
@@ -166,7 +166,7 @@ class _SamplesOfKind(Samples):
         )
 
     def as_json(self, figures: Figures) -> Figures:
-        """Figures of these samples, and which they are."""
+        """The figures of these samples, with the name of their kind."""
         return {"unit": self.unit, "length": self.length, **figures}
 
 
@@ -252,9 +252,9 @@ def _lengths(text: str) -> tuple[int, ...]:
 def answer(
     question: _Question, config: RunConfig, executor: Executor, on_event: OnEvent
 ) -> Figures:
-    """Cut, score and measure; ``config`` is of a run without inputs in ``run_folder``.
+    """Cut, score and measure; ``config`` describes a run in ``run_folder``, still without inputs.
 
-    -> what ``evaluation.json`` has
+    -> the content of ``evaluation.json``
 
     Raises:
         VirnucproError: see ``errors``; or something could not be scored.
@@ -304,9 +304,9 @@ def answer(
 
 @contextmanager
 def _in_use(folder: Path) -> Iterator[None]:
-    """Lock a folder, and delete what a killed evaluation left in it half done.
+    """Lock a folder, and delete unfinished files of a killed evaluation.
 
-    A new folder is deleted again if the block fails before it writes.
+    A new folder is deleted again if the block fails before it writes results.
 
     Raises:
         OutputError, StorageError: as ``RunDir.locked``.
@@ -328,7 +328,7 @@ def _in_use(folder: Path) -> Iterator[None]:
 
 
 def _scored(question: _Question, config: RunConfig) -> str | None:
-    """The SHA-256 of the fragments that a run goes on with; None for a new run."""
+    """The SHA-256 of the fragments of the run that is resumed; None for a new run."""
     manifest = RunDir(question.run_folder).read_manifest() if config.options.resume else None
     return manifest.inputs[0].sha256 if manifest and manifest.inputs else None
 
@@ -336,7 +336,7 @@ def _scored(question: _Question, config: RunConfig) -> str | None:
 def _read_fragments(
     question: _Question, fragments: Sequence[_Fragment], trained: Set[str]
 ) -> Iterator[_SamplesOfKind]:
-    """The fragments by rising length, and the whole records, with the calls of the run, by id.
+    """Yield the fragments of each length, ascending, then whole records, with their calls, by id.
 
     Raises:
         VirnucproError: a fragment is not in the table of records, or could not be used.
@@ -372,8 +372,8 @@ def read_chunks(
 ) -> _SamplesOfKind:
     """The chunks of the whole records, as the head alone scores and calls them.
 
-    Their frames are found in the table of frames by their ids. Those of other records may stand
-    between them; the order is the same. A chunk without a stop-free frame has no score.
+    Frames are found by their ids in the table of frames, which has the same order, with frames of
+    other records in between. A chunk without a stop-free frame has no score.
 
     Raises:
         VirnucproError: a frame is not in the table.
@@ -410,12 +410,12 @@ def _unscored(what: str) -> VirnucproError:
 
 
 def _measure_kind(kind: _SamplesOfKind, seed: int) -> Iterator[Figures]:
-    """The samples as a whole, then each kingdom of either label against all of the other.
+    """Yield the figures of all samples, then of each kingdom against all of the other label.
 
     ``subset`` is ``all``; ``virus``: the viruses of a kingdom against all others; or ``other``: the
-    reverse. ``scored`` has the ``Measures`` of what was scored, each sample counting one, ``low``
-    and ``high`` the ends of their 95 % interval; in ``equal_groups`` each group of a label counts
-    one; ``no_orf_as_0`` and its ends are of everything.
+    reverse. ``scored`` has the ``Measures`` of the samples with a score, each counting one, and
+    ``low`` and ``high`` the ends of their 95 % intervals. In ``equal_groups`` each group of a label
+    counts one. ``no_orf_as_0`` and its ends include samples without a score.
     """
     sides = (("virus", kind.is_virus), ("other", ~kind.is_virus))
     yield {**kind.as_json({}), "subset": "all", "kingdom": "", **_measure_samples(kind, seed)}
@@ -427,7 +427,7 @@ def _measure_kind(kind: _SamplesOfKind, seed: int) -> Iterator[Figures]:
 
 
 def _measure_samples(kind: _SamplesOfKind, seed: int) -> Figures:
-    """The figures of some samples. What intervals draw depends on these alone."""
+    """The figures of some samples. Their intervals depend on these samples and the seed alone."""
     scored, everything = (
         replace(samples, groups=_numbered(samples.groups.tolist()))
         for samples in (kind.scored, kind.filled(0.0))
@@ -469,7 +469,7 @@ def _reliability(kind: _SamplesOfKind) -> Figures:
 
 
 def _roc(kind: _SamplesOfKind) -> Figures:
-    """Some hundred points of the ROC curve of all samples; empty for a single label."""
+    """A few hundred points of the ROC curve of all samples; empty for a single label."""
     _, true, false = kind.filled(0.0).curve()
     points = np.unique(np.linspace(0, len(true) - 1, min(len(true), _ROC_POINTS)).astype(np.int64))
     has_both = true[-1] > 0 and false[-1] > 0
@@ -480,7 +480,7 @@ def _roc(kind: _SamplesOfKind) -> Figures:
 
 
 def _histogram(kind: _SamplesOfKind) -> Figures:
-    """How many samples have a score in each of some equally wide bins, by label."""
+    """The number of samples in each bin of scores, by label; bins have equal widths."""
     scored = kind.scored
     called = scored.scores[scored.is_called]
     virus, other = (
@@ -505,9 +505,9 @@ class _Cutting(NamedTuple):
 class _Fragment(NamedTuple):
     """A piece of a labelled record, in bases of its forward strand."""
 
-    id: str  # neutral: it reveals nothing of the record
+    id: str  # neutral: it reveals nothing about the record
     record: LabelledRecord
-    length: int  # that was asked for, or _WHOLE
+    length: int  # one of the requested lengths, or _WHOLE
     start: int
     end: int
     strand: str
@@ -520,10 +520,10 @@ def write_fragments(
     table: Path,
     scored: str | None = None,
 ) -> list[_Fragment]:
-    """Cut all records; write their fragments, and where each is from.
+    """Cut all records, and write the fragments and a table of their origins.
 
     Raises:
-        ResumeError: they are not those that were ``scored``, by their SHA-256; none is written.
+        ResumeError: their SHA-256 is not ``scored``, that of the resumed run; nothing is written.
     """
     fragments: list[_Fragment] = []
     with atomic(fasta) as temporary:
@@ -551,7 +551,7 @@ def write_fragments(
 
 
 def cut_record(labelled: LabelledRecord, n_bases: int, cutting: _Cutting) -> Iterator[_Fragment]:
-    """The fragments of one record, without ids, by rising length and place."""
+    """Yield the fragments of one record, without ids, by ascending length and place."""
     n_whole = min(n_bases, cutting.per_record * max(cutting.lengths))
     kinds = [(length, length, n_bases // length) for length in sorted(cutting.lengths)]
     for length, size, n_fitting in (*kinds, (_WHOLE, n_whole, 1)):
@@ -569,9 +569,10 @@ def _length_name(length: int) -> str:
 
 
 def knowing(trained_on: Memories, labelled: LabelledRecord, sequence: str) -> list[str]:
-    """Who was trained on a record: on it, on others of its group, or on a close relative.
+    """The models that were trained on a record, on others of its group, or on a close relative.
 
-    A relative has half of the k-mers in the sketch, wherever it was cut from: 98 % of the bases.
+    A record has a close relative if half of its sampled k-mers are in the sketch, which means about
+    98 % equal bases, wherever it was cut from.
     """
     sketch, group = Sketch.of(sequence), np.uint64(group_digest(labelled.group))
     return [
@@ -588,7 +589,8 @@ def held_out(
 ) -> Iterator[Labelled]:
     """Pass on the records that a caller is to be tested on, one by one.
 
-    The ids of those that it was trained on are added to ``trained``, if the options keep these.
+    Records that it was trained on are left out with ``--held-out-only``. With
+    ``--allow-training-data`` their ids are added to ``trained``.
 
     Raises:
         InputError: at the end: some records were trained on, and the options do not allow that;
@@ -619,7 +621,7 @@ def held_out(
 
 
 def _kept(ids: Mapping[str, set[str]], n_records: int, options: EvaluateOptions) -> set[str]:
-    """The ids, by owner, of records that were trained on, if the options keep these.
+    """The ids of records that were trained on, if the options keep these; ``ids`` is by model.
 
     Raises:
         InputError: there are some, and the options neither leave them out nor keep them.
@@ -657,7 +659,7 @@ def write_report(folder: Path, figures: Figures) -> None:
 
 
 def _columns(row: Figures) -> dict[str, object]:
-    """The cells of a row of ``evaluation.tsv`` by their columns."""
+    """The cells of a row of ``evaluation.tsv``, by column."""
     scored, of_all = row["scored"], row["no_orf_as_0"]
     return {
         **{name: row[name] for name in _FACTS},
@@ -675,7 +677,7 @@ def _columns(row: Figures) -> dict[str, object]:
 
 
 def _card_lines(figures: Figures) -> Iterator[str]:
-    """All figures for the model card: a table for each way to count, a row for each kind."""
+    """Yield all figures for the model card: a table per way to count, a row per kind."""
     part = figures["split"]["part"] if figures["split"] else "all"
     yield (
         f"On {_data(figures)}, {part} of the data with the SHA-256 {figures['data']['sha256']}; "
@@ -698,7 +700,7 @@ def _data(figures: Figures) -> str:
 
 
 def summary_lines(folder: Path, figures: Figures) -> list[str]:
-    """The lines for the user at the end."""
+    """The lines that the user sees at the end."""
     lines = [
         f"evaluated on {_data(figures)}; called virus: {figures['cut']}",
         f"{'':16}{'n':>8}{'no score':>10}  {'AUROC of all (95 % interval)':<30}{'recall':>8}"
@@ -715,7 +717,7 @@ def summary_lines(folder: Path, figures: Figures) -> list[str]:
 
 
 def _line(row: Figures) -> str:
-    """The figures of all samples; one without a score counts as the lowest."""
+    """A line with the figures of all samples; a missing score counts as the lowest."""
     of_all = row["no_orf_as_0"]
     auroc, low, high = (_short(row[name]["auroc"]) for name in OF_ALL)
     name = f"{row['unit']}s, {row['length']}" if row["unit"] == "record" else "chunks"

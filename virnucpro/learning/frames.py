@@ -1,19 +1,19 @@
-"""The frames of labelled records, in a folder: made once, mapped by every process, and weighed.
+"""Store the frames of labelled records in a folder, once, and give them weights for training.
 
-``proteins.npy``, ``ids.npy``       letters, one frame after another
-``protein_ends.npy``, ``id_ends.npy``  where each ends
-``composition.npy``                 (n, N_FEATURES)
-``chunk.npy``                       the number of each frame's chunk
-``chunks.npy``                      record, start and size of each chunk, as the records were cut
-``kmers.npy``                       record and hash of each sampled k-mer
-``records.json``                    what the manifest says of each record, and its digest
-``vectors.json``                    the feature files of ``extract``, for a head on vectors alone
-``vector_rows.npy``                 the row of each frame's vector, all files one behind the other
-``label.json``                      what all of it was made of, and the hash of each file; the last
+``proteins.npy``, ``ids.npy``          letters, frame after frame
+``protein_ends.npy``, ``id_ends.npy``  the end of each
+``composition.npy``                    (n, N_FEATURES)
+``chunk.npy``                          the number of each frame's chunk
+``chunks.npy``                         record, start and size of each chunk, as records were cut
+``kmers.npy``                          record and hash of each sampled k-mer
+``records.json``                       the manifest's facts about each record, and its digest
+``vectors.json``                       the feature files of ``extract``, for a head on vectors
+``vector_rows.npy``                    the row of each frame's vector, counted over all files
+``label.json``                         the origin of the frames, and hashes of the files; comes last
 
-The files hold every record, cut at every chunk size: the split chooses among them. Without a
-label that fits they are made again. They are written as they grow. Another process gets a file's
-path, never its content, so that all processes of a machine share one copy.
+The files hold every record, cut at every chunk size; the split chooses among them. Without a
+label that fits they are made again. They are written piece by piece. Another process gets the path
+of a file, never its content, so all processes of a machine share one mapped copy.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ from virnucpro.sequences.translate import STANDARD, Chunk, GeneticCode, translat
 Values = NDArray[Any]
 Rows = NDArray[np.int64]
 _Add = Callable[["Values | Sequence[object]"], None]
-_MOST_WEIGHT = 10.0  # largest weight of a frame, where the mean is 1
-BASES_POWER = 0.25  # of what a group has, in how much it counts
+_MOST_WEIGHT = 10.0  # largest weight of a frame, if the mean is 1
+BASES_POWER = 0.25  # a group counts by its size to this power
 GC_EDGES = np.linspace(0.25, 0.7, 10)  # of the bins in which both labels weigh the same
 HEAVIEST = 4.0  # times as much as without bins
-_MOST_MAPS = 256  # feature files of one process: each holds a file open, of usually 1,024
+_MOST_MAPS = 256  # feature files that a process maps; each stays open, and 1,024 is a usual limit
 _VECTORS, _VECTOR_ROWS = "vectors.json", "vector_rows.npy"
 _LABEL, _RECORDS = "label.json", "records.json"
 # the type of each column, and the number of values in a row, if it is an array itself
@@ -70,17 +70,17 @@ _MOST_RECORDS = 2**36  # bytes of the file of records, which is ours
 
 
 class _FeatureRows:
-    """The vectors of frames in feature files, which are mapped as they are looked at.
+    """The vectors of frames in feature files, which are mapped when they are read.
 
-    Trainings, seeds and ranks that read the same files share the pages of one copy.
+    Trainings, seeds and ranks that read the same files share one copy in the page cache.
     """
 
     def __init__(
         self, files: Sequence[tuple[str, int, int]], rows: Rows, dim: int, store: Store
     ) -> None:
-        """A file is its path, the byte at which its vectors begin, and their number.
+        """``files``: path, byte offset of the vectors, and number of vectors of each.
 
-        ``rows`` are those of the frames, (n,), all files one behind the other.
+        ``rows``: the row of each frame, (n,), counted over all files.
         """
         self.files, self.rows, self.store = files, rows, store
         self.shape = (len(rows), dim)
@@ -106,15 +106,15 @@ class _FeatureRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Content:
-    """What a network reads of all frames of a folder; memory holds what is looked at.
+    """All that a network reads of the frames of a folder; memory holds only what is used.
 
-    To another process goes the path of the folder, if there is one.
+    If there is a folder, its path is sent to other processes in place of the content.
     """
 
-    letters: Values  # uint8, of all proteins, one behind the other
+    letters: Values  # uint8, of all proteins, end to end
     ends: Rows  # (n_all + 1,): protein i is ``letters[ends[i]:ends[i + 1]]``
     composition: Values  # (n_all, N_FEATURES)
-    vectors: Values | _FeatureRows  # (n_all, dim) if they were made before, else (n_all, 0)
+    vectors: Values | _FeatureRows  # (n_all, dim); (n_all, 0): no stored vectors
     folder: Path | None = None
 
     @classmethod
@@ -134,7 +134,7 @@ def _mapped(path: Path) -> Values:
 
 
 def _vectors(folder: Path, n_frames: int) -> Values | _FeatureRows:
-    """The vectors of all frames where ``link_vectors`` left them, else (n, 0)."""
+    """The vectors of all frames, if ``link_vectors`` has linked them, else (n, 0)."""
     if not (folder / _VECTORS).exists():
         return np.empty((n_frames, 0), dtype=np.float32)
     facts = read_json(folder / _VECTORS, most_bytes=_MOST_RECORDS)
@@ -144,23 +144,23 @@ def _vectors(folder: Path, n_frames: int) -> Values | _FeatureRows:
 
 
 def _joined(words: Iterable[str]) -> tuple[NDArray[np.uint8], Rows]:
-    """The letters of all words, (n_letters,), and their ends behind a 0, (n + 1,)."""
+    """The letters of all words, (n_letters,), and 0 followed by the end of each word, (n + 1,)."""
     encoded = [word.encode() for word in words]
     letters = np.frombuffer(b"".join(encoded), dtype=np.uint8)
     return letters, np.cumsum([0, *map(len, encoded)], dtype=np.int64)
 
 
 def _words(letters: Values, ends: Rows, rows: Rows) -> list[str]:
-    """Some of the words that were ``_joined``. (k,) rows"""
+    """Some of the words from ``_joined``, by their places, (k,)."""
     places = zip(ends[rows].tolist(), ends[rows + 1].tolist(), strict=True)
     return [letters[begin:end].tobytes().decode() for begin, end in places]
 
 
 @contextmanager
 def growing(path: Path, dtype: str, width: int | None = None) -> Iterator[_Add]:
-    """A function that adds rows to an array, which appears in ``path`` at the end of the block.
+    """Yield a function that adds rows to an array; the file appears at the end of the block.
 
-    A row is one value, or ``width`` of them.
+    A row is one value, or ``width`` values.
 
     Raises:
         OutputError, StorageError: as ``files.writing``.
@@ -182,7 +182,7 @@ def growing(path: Path, dtype: str, width: int | None = None) -> Iterator[_Add]:
 
 
 def _adding_words(add_letters: _Add, add_ends: _Add) -> Callable[[Iterable[str]], None]:
-    """A function that adds words to the two columns that ``_words`` reads."""
+    """Make a function that adds words to the two columns that ``_words`` reads."""
     n_letters = 0
     add_ends([0])
 
@@ -206,7 +206,7 @@ def _write_header(out: BinaryIO, dtype: str, shape: tuple[int, ...]) -> None:
 class LabelledFrames:
     """Stop-free frames with their labels and features; all rows are in step.
 
-    A frame has its record's label. ``chunk`` and ``record`` number the chunks and the records.
+    A frame has the label of its record. ``chunk`` and ``record`` are numbers of chunks and records.
     Groups are numbered in the order of their names.
     """
 
@@ -220,7 +220,7 @@ class LabelledFrames:
 
     @classmethod
     def of(cls, proteins: Sequence[str], composition: Values) -> LabelledFrames:
-        """Frames in memory: each a chunk, record and group of its own, every other one viral."""
+        """Make frames in memory, each its own chunk, record and group; every other one is viral."""
         numbers = np.arange(len(proteins))
         letters, ends = _joined(proteins)
         no_vectors = np.empty((len(proteins), 0), dtype=np.float32)
@@ -239,7 +239,7 @@ class LabelledFrames:
 
     @property
     def dim(self) -> int:
-        """The number of dimensions of the vectors that were made before, or 0."""
+        """The number of dimensions of stored vectors; 0 without them."""
         return int(self.content.vectors.shape[1])
 
     def proteins(self, rows: Rows) -> list[str]:
@@ -256,7 +256,7 @@ class LabelledFrames:
         return self.content.composition[self.rows[rows]]
 
     def compositions(self) -> Iterator[Values]:
-        """The composition of all frames in blocks, in order."""
+        """Yield the composition of all frames in blocks, in order."""
         for first in range(0, len(self), _COMPOSITIONS_AT_ONCE):
             yield self.content.composition[self.rows[first : first + _COMPOSITIONS_AT_ONCE]]
 
@@ -276,10 +276,10 @@ def given_weights(frames: LabelledFrames) -> NDArray[np.float32]:
 
 
 def balanced_weights(frames: LabelledFrames) -> NDArray[np.float32]:
-    """Weights that give a group the square root of its frames, and both classes the same.
+    """Weights by which a group counts as the square root of its frames, and both classes the same.
 
-    (n,) with mean 1. A few large genomes would otherwise stand for all of their
-    class. None is over ``_MOST_WEIGHT`` by much: a group of one frame says little.
+    (n,) with mean 1. Otherwise a few large genomes would dominate their class. Weights are limited
+    to about ``_MOST_WEIGHT``: a group of one frame says little.
     """
     _, group, size = np.unique(frames.group, return_inverse=True, return_counts=True)
     weight = frames.weight / np.sqrt(size[group])
@@ -292,10 +292,10 @@ def balanced_weights(frames: LabelledFrames) -> NDArray[np.float32]:
 
 
 def recipe_weights(frames: LabelledFrames) -> NDArray[np.float32]:
-    """Weights of frames that stand for drawing them by the scorer's recipe. (n,) with mean 1
+    """Weights that have the effect of drawing frames as for the scorer. (n,) with mean 1
 
-    A group has a low power of its number of frames, times the manifest's weights; both labels
-    weigh the same, over all and in each bin of GC, as far as ``HEAVIEST`` allows.
+    A group counts as a low power of its number of frames, times the manifest's weights. Both labels
+    weigh the same, overall and in each bin of GC, as far as ``HEAVIEST`` allows.
     """
     side = 2 * frames.group + frames.is_virus
     _, group, size = np.unique(side, return_inverse=True, return_counts=True)
@@ -328,7 +328,7 @@ def _gc_of(frames: LabelledFrames) -> Values:
     return np.concatenate(blocks) if blocks else np.empty(0)
 
 
-Origin = Mapping[str, object]  # what frames are made of, and so what is in them
+Origin = Mapping[str, object]  # the data and options that determine the frames
 
 
 def origin_of(
@@ -353,10 +353,10 @@ def write_frames(
     code: GeneticCode = STANDARD,
     fasta: Path | None = None,
 ) -> None:
-    """Cut and translate the records as ``predict`` does, and write all but the label.
+    """Cut and translate the records as ``predict`` does, and write all files except the label.
 
-    Each record is cut here, at each of the chunk sizes, and nowhere else. ``fasta`` becomes one
-    FASTA file of all records. Memory holds the frames of one record.
+    Records are cut only here, at each of the chunk sizes. All records are also written to
+    ``fasta``, if given. Memory holds the frames of one record.
 
     Raises:
         OutputError, StorageError: as ``files.writing``.
@@ -379,7 +379,7 @@ def write_frames(
 
 
 class _Growing:
-    """The columns of a folder; they are whole when the stack of files is closed."""
+    """The columns of a folder, being written; they are complete when ``files`` is closed."""
 
     def __init__(self, folder: Path, files: ExitStack) -> None:
         add = {
@@ -391,7 +391,7 @@ class _Growing:
         self._add_ids = _adding_words(add["ids.npy"], add["id_ends.npy"])
 
     def add_kmers(self, number: int, sequence: str) -> None:
-        """Add those that are sampled, of the record with this number."""
+        """Add the sampled k-mers of the record with this number."""
         hashes = Sketch.of(sequence).hashes
         self._add["kmers.npy"](np.column_stack([np.full(len(hashes), number), hashes]))
 
@@ -411,7 +411,7 @@ class _Growing:
 
 
 def _copied(pairs: Iterable[Labelled], path: Path) -> Iterator[Labelled]:
-    """The same records; when all have passed, one FASTA file has them, with their ids."""
+    """Pass on the records, and write them to a FASTA file, which appears after the last one."""
     with Tree(path.parent).replacing(path) as content, as_text(content) as out:
         for labelled, record in pairs:
             write_record(out, record.id, record.sequence)
@@ -425,12 +425,12 @@ def cut(record: FastaRecord, size: int, code: GeneticCode) -> tuple[list[Chunk],
 
 
 def link_vectors(folder: Path, extracted: Path) -> None:
-    """Note where the vectors of all frames lie in a run folder of ``extract``; none is copied.
+    """Record where the vectors of all frames are in a run folder of ``extract``; none is copied.
 
-    All feature files are read once, to the last bit. Memory holds the ids, and one file.
+    All feature files are read and verified once. Memory holds the ids and one file.
 
     Raises:
-        FeatureFileError: a vector is not there, or a file is damaged.
+        FeatureFileError: a vector is missing, or a file is damaged.
         OutputError, StorageError: as ``files.writing``.
     """
     ids = read_ids(folder)
@@ -450,8 +450,8 @@ def link_vectors(folder: Path, extracted: Path) -> None:
         raise FeatureFileError(
             f"{printable(extracted)} holds no vector of {printable(absent[0])} "
             f"({len(absent):,} missing of {len(ids):,})",
-            hint="delete the folder: its vectors are made again; those that were given with "
-            "--features must be of the same files and --chunk-size",
+            hint="delete the folder: its vectors are made again; vectors given with --features "
+            "must be of the same files and --chunk-size",
         )
     tree = Tree(folder.parent)
     with growing(folder / _VECTOR_ROWS, "<i8") as add:
@@ -460,19 +460,19 @@ def link_vectors(folder: Path, extracted: Path) -> None:
 
 
 def read_ids(folder: Path) -> list[str]:
-    """The ids of all frames; there is one of each where records are cut at one chunk size."""
+    """The ids of all frames; they are unique if records are cut at one chunk size."""
     letters, ends = (_mapped(folder / name) for name in ("ids.npy", "id_ends.npy"))
     return _words(letters, ends, np.arange(len(ends) - 1))
 
 
 def write_label(folder: Path, origin: Origin, fasta: Path | None = None) -> None:
-    """Label the frames, and the FASTA file that was made with them, as whole."""
+    """Write the label that declares the frames, and the FASTA file made with them, complete."""
     label = _label(folder, origin, fasta)
     Tree(folder.parent).write_whole(folder / _LABEL, json.dumps(label, indent=2))
 
 
 def are_whole(folder: Path, origin: Origin, fasta: Path | None = None) -> bool:
-    """True if the folder holds just these frames, and all files are undamaged."""
+    """True if the folder holds exactly these frames, and all files are undamaged."""
     with suppress(OSError, ValueError, LookupError, TypeError):
         return bool(read_json(folder / _LABEL) == _label(folder, origin, fasta))
     return False
@@ -491,7 +491,7 @@ def delete_frames(folder: Path, fasta: Path) -> None:
 
 
 def read_labels(folder: Path) -> tuple[LabelledRecord, ...]:
-    """The records of frames that are whole, in the order of their numbers."""
+    """Read the records of complete frames, in the order of their numbers."""
     rows = read_json(folder / _RECORDS, most_bytes=_MOST_RECORDS)
     return tuple(LabelledRecord(*facts) for facts in rows)
 
@@ -507,7 +507,7 @@ class FrameStore:
 
     @classmethod
     def open(cls, folder: Path) -> FrameStore:
-        """Map frames that are whole."""
+        """Map complete frames."""
         records = read_labels(folder)
         names = ("chunk.npy", "chunks.npy", "kmers.npy")
         chunk, chunks, kmers = (_mapped(folder / name) for name in names)
@@ -524,18 +524,18 @@ class FrameStore:
         return cls(records, chunks, frames, kmers)
 
     def sketch(self, splits: Mapping[str, Split], *parts: Split) -> Sketch:
-        """The sampled k-mers of all records of some splits."""
+        """The sampled k-mers of all records in these parts of the split."""
         is_chosen = self._is_in(splits, *parts)
         return Sketch(np.unique(self.kmers[is_chosen[self.kmers[:, 0]], 1].astype(np.uint32)))
 
     def select(
         self, splits: Mapping[str, Split], part: Split, chunk_sizes: Sequence[int]
     ) -> LabelledFrames:
-        """The frames of one split, cut at these sizes."""
+        """The frames of one part of the split, cut at these sizes."""
         size = self.chunks[self.all.chunk, 2]
         is_chosen = self._is_in(splits, part)[self.all.record] & np.isin(size, chunk_sizes)
         return self.all.take(np.flatnonzero(is_chosen))
 
     def _is_in(self, splits: Mapping[str, Split], *parts: Split) -> NDArray[np.bool_]:
-        """(n_records,)"""
+        """True for records in these parts of the split. (n_records,)"""
         return np.array([splits[r.group] in parts for r in self.records], dtype=np.bool_)

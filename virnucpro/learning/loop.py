@@ -1,14 +1,14 @@
-"""The training loop: one for every mode, on one device or on many; and its checkpoints.
+"""The training loop of every mode, on one device or on many, and its checkpoints.
 
-A step takes one effective batch, which all ranks know: the rows of an epoch in the order that
-the seed gives, cut into parts for each rank and each accumulated step. The loss is divided by
-what the whole batch weighs, so that the gradients do not depend on how it was cut. All that is
-random depends on the seed and the epoch alone; an epoch can be repeated from its checkpoint.
+A step takes one effective batch, which all ranks know: the rows of an epoch, in an order drawn from
+the seed, are cut into parts for each rank and each accumulated step. The loss is divided by the
+weight of the whole batch, so the gradients do not depend on how it was cut. All random numbers
+depend only on seed, epoch and rank, so an epoch can be repeated from its checkpoint.
 
-A checkpoint is written by the first rank and read by all; it holds whole tensors, also of weights
-that are cut over the ranks, so that another number of them can read it. The best epoch is stored a
-second time, before its checkpoint: whatever moment a kill comes, the best is at least as new as
-what the last checkpoint says of it. Those of older epochs are deleted when the new one is there.
+The first rank writes checkpoints, and all ranks read them. They hold whole tensors, even of weights
+that are sharded over the ranks, so another number of ranks can read them. The best epoch is stored
+a second time, before its checkpoint: after a kill at any moment, the best file is at least as new
+as the last checkpoint says. Checkpoints of older epochs are deleted after the new one is written.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from virnucpro.learning.networks import Objective, batches_of
 from virnucpro.learning.options import TrainOptions
 from virnucpro.learning.ranks import Ranks
 
-_OnStep = Callable[[int, dict[str, float]], None]  # the number of a step, and its figures
+_OnStep = Callable[[int, dict[str, float]], None]  # number and figures of a step
 _DATA, _STEP, _OPTIMIZER = "waiting for data", "forward and backward", "optimizer"
 _VALIDATION, _CHECKPOINT = "validation", "checkpoint"
 _TRAINING = (_DATA, _STEP, _OPTIMIZER)
-_ENCODER = "reader.encoder."  # begins the names of its weights
-_MOST_GRADIENT = 1.0  # norm; beyond it the step is shortened
+_ENCODER = "reader.encoder."  # the names of its weights begin with this
+_MOST_GRADIENT = 1.0  # norm; a longer gradient is clipped to it
 _BEST = "best.pt"
 _MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW, in the shape of their weight
 _EPOCH = re.compile(r"epoch_(\d{4,})\.pt")
@@ -62,16 +62,16 @@ class _Progressed:
     epoch: int = 0  # done
     step: int = 0
     best: float = -math.inf
-    best_epoch: int = 0  # 0: none was measured
+    best_epoch: int = 0  # 0: no epoch was measured
     history: list[dict[str, float]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class _Clock:
-    """The times of one rank since its start: seconds by what they went into.
+    """The seconds that one rank has spent since its start, by activity.
 
-    A GPU runs behind its host. Where it ``waits``, a lap first waits until the device is done, so
-    that the parts are right, at the cost of overlap; sums over epochs are right without it.
+    A GPU runs behind its host. With ``waits``, a lap first waits for the device: then the parts are
+    right, but nothing overlaps. Sums over epochs are right without it.
     """
 
     device: torch.device
@@ -85,7 +85,7 @@ class _Clock:
         self._since = time.perf_counter()
 
     def lap(self, part: str) -> None:
-        """The time since the last lap went into ``part``."""
+        """Add the time since the last lap to ``part``."""
         if self.waits and self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         now = time.perf_counter()
@@ -103,7 +103,7 @@ class _Clock:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A step whose figures are on their way from the device."""
+    """A step with figures that are still being copied from the device."""
 
     number: int  # in its epoch, from 1
     total: int  # since the training began, from 1
@@ -119,16 +119,16 @@ class Trainer:
     settings: TrainOptions
     ranks: Ranks
     folder: Path
-    on_epoch: Callable[[dict[str, float]], None] = lambda _: None  # of the first rank
-    on_step: _OnStep = lambda _step, _figures: None  # of the first rank
+    on_epoch: Callable[[dict[str, float]], None] = lambda _: None  # called on the first rank
+    on_step: _OnStep = lambda _step, _figures: None  # called on the first rank
     state: _Progressed = field(default_factory=_Progressed)
     clock: _Clock = field(init=False)
-    scaler: torch.amp.GradScaler = field(init=False)  # of losses in fp16; else it does nothing
-    first: int = 0  # the epoch that this start goes on from
+    scaler: torch.amp.GradScaler = field(init=False)  # scales losses in fp16, else does nothing
+    first: int = 0  # the epoch from which this start continues
     _wrapped: nn.Module = field(init=False)
     _optimizer: torch.optim.Optimizer = field(init=False)
     _schedule: _Schedule = field(init=False)
-    _told: float = 0.0  # when the figures of a step were told
+    _told: float = 0.0  # time of the last report of a step
 
     def __post_init__(self) -> None:
         device = self.ranks.device
@@ -141,7 +141,7 @@ class Trainer:
         return _Checkpoints(self.folder / "checkpoints", self.settings.keep_checkpoints)
 
     def run(self) -> _Progressed:
-        """Train until the last epoch, or until nothing gets better. The best weights stay loaded.
+        """Train to the last epoch, or until early stopping. The best weights stay loaded.
 
         Raises:
             UsageError: there are fewer rows than ranks and accumulated steps.
@@ -172,7 +172,7 @@ class Trainer:
         return self.state
 
     def _resume(self) -> None:
-        """Go on from the last checkpoint, if there is one."""
+        """Continue from the last checkpoint, if there is one."""
         checkpoints = self.checkpoints
         self.state = checkpoints.load_last(self.module, self._optimizer, self.scaler)
         self.first = self.state.epoch
@@ -187,7 +187,7 @@ class Trainer:
                 announce(f"going on after epoch {self.state.epoch}")
 
     def _snapshot(self) -> dict[str, object]:
-        """The content of a checkpoint. All ranks ask for it together; the first one keeps it."""
+        """The content of a checkpoint, for the first rank. All ranks must call this together."""
         content = {
             "module": _learned(self.module),
             "optimizer": self._optimizer.state_dict(),
@@ -197,7 +197,7 @@ class Trainer:
             content["scaler"] = self.scaler.state_dict()
 
         def joined(value: object) -> object:
-            """A part of a tensor becomes the whole, in the memory of the host; all else stays."""
+            """Join a sharded tensor, in the memory of the host; leave all else as it is."""
             if not isinstance(value, DTensor):
                 return value
             tensor = whole(value)
@@ -213,7 +213,7 @@ class Trainer:
         self._wrapped.train()
         started = self._told = time.perf_counter()
         self.clock.restart()
-        # a step is looked at when the next one has begun, so that a GPU has something to do
+        # a step is checked after the next one has begun, so that a GPU is never idle
         steps = pairwise(chain(self._steps(batches), [None]))
         losses = [self._end_step(step) for step, _ in steps if step is not None]
         self.clock.n_rows += sum(map(len, schedule.parts(state.epoch)))
@@ -235,7 +235,7 @@ class Trainer:
             self.on_epoch(row)
 
     def _validate(self) -> dict[str, float]:
-        """The figures of the validation frames; the epoch may be the best by one of them."""
+        """The figures of the validation frames; note if the epoch is the best so far."""
         state, device = self.state, self.ranks.device
         self._wrapped.eval()
         with torch.inference_mode(), precision_of(self.settings, device), fitting(device):
@@ -248,12 +248,12 @@ class Trainer:
         return figures
 
     def _left(self, n_epochs: float) -> timedelta:
-        """The time from the end of so many epochs to that of the last one, as the others took."""
+        """Estimate the time left after this number of epochs, from the time of earlier ones."""
         seconds = self.clock.elapsed / (n_epochs - self.first)
         return timedelta(seconds=round(seconds * (self.settings.epochs - n_epochs)))
 
     def _steps(self, batches: Iterator[Any]) -> Iterator[_Step]:
-        """The steps of an epoch, each when it has begun."""
+        """Yield the steps of an epoch, each when it has begun."""
         state, settings = self.state, self.settings
         lr = settings.scaled_lr(self.ranks.world_size)
         for number, rows in enumerate(self._schedule.steps(state.epoch), 1):
@@ -266,7 +266,7 @@ class Trainer:
             yield _Step(number, state.step, rows, rate, pending)
 
     def _step(self, batches: Iterator[Any], weight: float) -> Pending:
-        """One effective batch. -> this rank's part of its loss, the norm of the whole gradient"""
+        """Train on one effective batch. -> this rank's part of the loss, norm of the gradient"""
         n_parts, ranks, wrapped = self.settings.grad_accum_steps, self.ranks, self._wrapped
         loss = torch.zeros((), device=ranks.device)
         for part in range(n_parts):
@@ -292,11 +292,11 @@ class Trainer:
     def _end_step(self, step: _Step) -> float:
         """Check and report the figures of a step. -> this rank's part of its loss
 
-        All ranks have the same norm. If it is not finite but the loss is, fp16 left out the step
-        and scales the next losses by less.
+        All ranks have the same norm. If the loss is finite but the norm is not, the scaler of fp16
+        has skipped the step and scales the next losses by less.
 
         Raises:
-            VirnucproError: either is not finite. No weights of this epoch have been stored.
+            VirnucproError: loss or norm is not finite. No weights of this epoch have been stored.
         """
         loss, norm = step.pending.rows().tolist()
         is_left_out = not math.isfinite(norm) and self.scaler.get_scale() > 1
@@ -313,7 +313,7 @@ class Trainer:
         return float(loss)
 
     def _tell(self, step: _Step, loss: float, norm: float) -> None:
-        """Report a step to whoever watches, and to ``on_step``."""
+        """Report a step as progress, and to ``on_step``."""
         state, settings, n_used = self.state, self.settings, self._schedule.n_used
         done, memory = min(step.number * self._schedule.effective, n_used), None
         if self.ranks.device.type == "cuda":
@@ -335,7 +335,7 @@ class Trainer:
             "gradient_norm": norm,
             "frames_per_second": len(step.rows) / seconds,
         }
-        if settings.mode != "head":  # where tokens run through an encoder
+        if settings.mode != "head":  # tokens run through an encoder
             n_tokens = self.objective.frames.n_residues(step.rows) + 2  # <cls>, <eos>
             figures["tokens_per_second"] = int(n_tokens.sum()) / seconds
         if memory is not None:
@@ -355,7 +355,7 @@ class _Schedule:
         self.effective = settings.effective_batch(ranks.world_size)
         self.n_parts = ranks.world_size * settings.grad_accum_steps
         self.n_rows, self.n_steps = n_rows, max(1, n_rows // self.effective)
-        self.n_used = min(n_rows, self.n_steps * self.effective)  # of the rows, in one epoch
+        self.n_used = min(n_rows, self.n_steps * self.effective)  # rows used in one epoch
         if n_rows < self.n_parts:
             raise UsageError(
                 f"{n_rows} rows to train on, for {self.n_parts} parts of a batch",
@@ -363,7 +363,10 @@ class _Schedule:
             )
 
     def steps(self, epoch: int) -> Iterator[Rows]:
-        """The rows of each effective batch. Those of a last one that is not full wait."""
+        """Yield the rows of each effective batch; a last one that is not full is left out.
+
+        With fewer rows than a batch needs, there is one batch of all rows.
+        """
         order = np.random.default_rng([self.seed, epoch]).permutation(self.n_rows)
         for step in range(self.n_steps):
             yield order[step * self.effective : (step + 1) * self.effective]
@@ -374,9 +377,9 @@ class _Schedule:
 
 
 def new_optimizer(module: nn.Module, lr: float, settings: TrainOptions) -> torch.optim.Optimizer:
-    """AdamW (Loshchilov and Hutter 2019) without decay of biases and norms.
+    """Make AdamW (Loshchilov and Hutter 2019) without decay of biases and norms.
 
-    A group with a rate of its own has it in ``of_lr``, as a part of ``lr``.
+    ``of_lr`` of a group is its learning rate as a multiple of ``lr``.
     """
     learned = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
     rates = {False: 1.0}
@@ -392,7 +395,10 @@ def new_optimizer(module: nn.Module, lr: float, settings: TrainOptions) -> torch
 
 
 def share_of_lr(step: int, steps_per_epoch: int, settings: TrainOptions) -> float:
-    """Linear warm-up, then half a cosine down to nothing (Loshchilov and Hutter 2017)."""
+    """The factor of the learning rate: linear warm-up, then half a cosine down to 0.
+
+    Loshchilov and Hutter 2017.
+    """
     warmup, total = settings.warmup_epochs * steps_per_epoch, settings.epochs * steps_per_epoch
     if step < warmup:
         return (step + 1) / (warmup + 1)
@@ -400,14 +406,14 @@ def share_of_lr(step: int, steps_per_epoch: int, settings: TrainOptions) -> floa
 
 
 def precision_of(settings: TrainOptions, device: torch.device) -> torch.autocast:
-    """The context of forward passes. Weights that are cut over devices are not kept in 16 bits."""
+    """The autocast context of forward passes. It keeps no 16-bit copies of sharded weights."""
     is_coarse = settings.precision != "fp32"
     dtype = torch.float16 if settings.precision == "fp16" else torch.bfloat16
     return torch.autocast(device.type, dtype, is_coarse, cache_enabled=not settings.fsdp)
 
 
 def _peak_memory(device: torch.device) -> Memory:
-    """The most that torch has held of a GPU."""
+    """The most memory of a GPU that torch has allocated."""
     return Memory(torch.cuda.max_memory_allocated(device), torch.cuda.mem_get_info(device)[1])
 
 
@@ -427,14 +433,14 @@ def fitting(device: torch.device) -> Iterator[None]:
 
 
 def _describe_epoch(row: dict[str, float]) -> str:
-    """One line of an epoch's figures."""
+    """A line with the figures of an epoch."""
     figures = {name: value for name, value in row.items() if name != "epoch"}
     shown = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
     return f"epoch {row['epoch']:.0f}: {shown}"
 
 
 def speed_lines(clocks: Sequence[_Clock]) -> list[str]:
-    """A table: how many frames each rank was trained with per second, and all of them together.
+    """A table of the frames per second of each rank, and of all.
 
     All ranks take their steps together, so their rates add up.
     """
@@ -456,7 +462,7 @@ def speed_lines(clocks: Sequence[_Clock]) -> list[str]:
 
 
 def profile_lines(clocks: Sequence[_Clock]) -> list[str]:
-    """A table: the seconds of each rank by what they went into, and their share."""
+    """A table of the seconds of each rank by activity, with their shares."""
     parts = dict.fromkeys(part for clock in clocks for part in clock.seconds)
     lines = [f"{'seconds':<22}" + "".join(f"{name:>18}" for name in _names(clocks))]
     for part in parts:
@@ -475,7 +481,7 @@ class _Checkpoints:
     """The checkpoints of one training, in a folder of their own."""
 
     folder: Path
-    n_kept: int  # of the last epochs, beside the best
+    n_kept: int  # checkpoints kept of the last epochs, besides the best
 
     def save(self, content: Mapping[str, object], state: _Progressed) -> None:
         """Write a ``_snapshot`` atomically, and once more if this epoch is the best.
@@ -509,7 +515,7 @@ class _Checkpoints:
         for number, moments in content["optimizer"]["state"].items():
             for name, value in moments.items():
                 cut = _cut_as(weights[number], value) if name in _MOMENTS else value
-                moments[name] = cut.clone()  # not mapped any more: the file is deleted later
+                moments[name] = cut.clone()  # a copy: the mapped file is deleted later
         optimizer.load_state_dict(content["optimizer"])
         if "scaler" in content:
             scaler.load_state_dict(content["scaler"])
@@ -524,18 +530,18 @@ class _Checkpoints:
         _load_weights(module, _read(path), path)
 
     def _epochs(self) -> list[Path]:
-        """The checkpoints of epochs, in their order; a file with another name is not ours."""
+        """The checkpoints of epochs, in order; files with other names are ignored."""
         numbers = {path: _EPOCH.fullmatch(path.name) for path in self.folder.glob("epoch_*.pt")}
         epochs = {path: int(match[1]) for path, match in numbers.items() if match}
         return sorted(epochs, key=lambda path: epochs[path])
 
     def sweep(self) -> None:
-        """Delete what a kill left half-written."""
+        """Delete unfinished files of a killed start."""
         Tree(self.folder.parent).sweep_folder(self.folder)
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The whole of a tensor that may be cut over the ranks, which all ask for it."""
+    """Join a tensor if it is sharded over the ranks; all ranks must call this."""
     if not isinstance(tensor, DTensor):
         return tensor
     joined: Tensor = tensor.full_tensor()
@@ -543,7 +549,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def _cut_as(like: Tensor, tensor: Tensor) -> Tensor:
-    """The rank's part of a whole tensor, if such weights are cut."""
+    """This rank's part of a whole tensor, if ``like`` is sharded; else the tensor."""
     if not isinstance(like, DTensor):
         return tensor
     there = tensor.to(like.device)
@@ -551,15 +557,15 @@ def _cut_as(like: Tensor, tensor: Tensor) -> Tensor:
 
 
 def _learned(module: nn.Module) -> dict[str, Tensor]:
-    """The state without the weights that are not trained: they are those of ``--model``."""
+    """The state of a module without frozen weights, which come from ``--model``."""
     frozen = {name for name, weight in module.named_parameters() if not weight.requires_grad}
     return {name: tensor for name, tensor in module.state_dict().items() if name not in frozen}
 
 
 def _write(content: Mapping[str, object], out: BinaryIO) -> None:
-    """Write into a file of Python, so that an error says what the disk refused.
+    """Save into an open Python file, and raise the error of the disk if there is one.
 
-    torch opens files without such errors, and its own last error hides Python's.
+    Files that torch opens itself hide such errors, and so does torch's own error afterwards.
     """
     try:
         torch.save(content, out)
@@ -570,10 +576,10 @@ def _write(content: Mapping[str, object], out: BinaryIO) -> None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The content of a checkpoint. Its tensors are mapped, so that ranks share one copy.
+    """Read a checkpoint. Its tensors are mapped, so that ranks share one copy.
 
     Raises:
-        ResumeError: the file is missing, damaged, or no checkpoint.
+        ResumeError: the file is missing, damaged, or not a checkpoint.
     """
     hint = "delete it: the training goes on from the checkpoint before, or else from the best"
     if path.name == _BEST:
@@ -595,7 +601,7 @@ def _read(path: Path) -> dict[str, Any]:
 def _load_weights(module: nn.Module, content: dict[str, Any], path: Path) -> None:
     """
     Raises:
-        ResumeError: they are those of another network.
+        ResumeError: the checkpoint is of another network.
     """
     theirs = {name: tensor.shape for name, tensor in content["module"].items()}
     own = _learned(module)
@@ -605,4 +611,4 @@ def _load_weights(module: nn.Module, content: dict[str, Any], path: Path) -> Non
             f"{printable(path)} holds another network: {printable(differ[0])} differs", hint=_OTHER
         )
     loaded = {name: _cut_as(own[name], tensor) for name, tensor in content["module"].items()}
-    module.load_state_dict(loaded, strict=False)  # what is frozen is there
+    module.load_state_dict(loaded, strict=False)  # frozen weights are already loaded

@@ -1,7 +1,7 @@
-"""Measures of how well scores separate viruses from the rest.
+"""Measure how well scores separate viruses from the rest.
 
-Every figure is of weighted samples, so that a resample is a new weighting and no copy. What is
-not defined, as any ranking of a single class, is None and never a number that looks like one.
+Every figure is of weighted samples, so a resample is only a new weighting. A figure that is not
+defined, such as any ranking of a single class, is None.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from numpy.typing import NDArray
 
 from virnucpro.ground.records import Mask, Values
 
-_PERCENT_VIRAL = (1, 5, 20)  # of a sample, where precision is reported
-_MAX_FALSE_POSITIVES = 0.01  # share of what is not viral, at which recall is measured
+_PERCENT_VIRAL = (1, 5, 20)  # of a sample; precision is reported for each
+_MAX_FALSE_POSITIVES = 0.01  # share of samples that are not viral; recall is measured there
 _N_BINS = 15  # of the reliability curve, equally wide
 _N_RESAMPLES = 200
 CHANCE = 0.5  # the AUROC of random scores
 NOT_DEFINED = "n/a"  # a figure in a table that is None
 INTERVAL = (2.5, 97.5)  # percentiles: 95 % lie between
-# From ``accuracy`` to ``false_positives`` they are of the calls; so is the precision that recall
-# and false positives would have in a sample of which a share is viral.
+# ``accuracy`` to ``false_positives`` measure the calls. So does ``precision_if_...``: the precision
+# that follows from recall and false positives in a sample with this share of viruses.
 MEASURES = (
     "auroc",  # a virus scores higher than the rest; ties count half
     "auprc",  # average precision
@@ -32,43 +32,42 @@ MEASURES = (
     "precision",
     "recall",
     "f1",
-    "false_positives",  # share of what is not viral that is called
+    "false_positives",  # called share of the samples that are not viral
     *(f"precision_if_{percent}_percent_viral" for percent in _PERCENT_VIRAL),
-    "recall_at_1_percent",  # where at most 1 % of what is not viral is called
-    "threshold_at_1_percent",  # the lowest such; None if none calls anything
+    "recall_at_1_percent",  # if at most 1 % of the samples that are not viral are called
+    "threshold_at_1_percent",  # the lowest such threshold; None: none calls anything
     "calibration_error",  # expected; both labels weigh the same
 )
 Measures = dict[str, float | None]  # of ``MEASURES``, in this order; None: not defined
-_Interval = tuple[float | None, float | None]  # its low and its high end
+_Interval = tuple[float | None, float | None]  # low and high end
 
 S = TypeVar("S", bound="Samples")
 
 
 class _Reliability(NamedTuple):
-    """Per bin that is not empty: the mean score, and the share of viruses.
+    """The mean score and the share of viruses of each bin that is not empty.
 
-    Both labels weigh the same, as a score is a probability where half of all is viral.
+    Both labels weigh the same: a score is the probability of a virus if half of all are viral.
     """
 
     mean_score: Values
     share_of_viruses: Values
-    weight: Values  # of the bin; they add up to 1
+    weight: Values  # of the bins; they add up to 1
     n: Values  # sum of the weights of the samples
 
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """The one table of scores with labels, groups and weights. Rows in step.
+    """Scores with labels, groups and weights, in columns in step.
 
-    Whatever is scored stands in it: chunks, records or fragments; a subclass adds columns. Scores
-    are log-odds or lie in [0, 1]; a sample without one has NaN. They are sorted once, so that
-    every weighting is measured in one pass: ``weights`` of a method, (n,), stand in place of the
-    samples' own, 0 for what was not drawn.
+    Samples are chunks, records or fragments; a subclass adds columns. Scores are log-odds, or lie
+    in [0, 1]; NaN: no score. They are sorted once, so each weighting is measured in one pass. The
+    argument ``weights`` of a method, (n,), replaces the samples' own; 0: not drawn.
     """
 
     scores: Values  # (n,)
     is_virus: Mask  # (n,)
-    groups: NDArray[np.int64]  # (n,), numbers of what is resampled as a whole
+    groups: NDArray[np.int64]  # (n,), numbers of the groups, which are resampled as a whole
     weights: Values  # (n,), above 0
 
     def __post_init__(self) -> None:
@@ -83,7 +82,7 @@ class Samples:
 
     @property
     def sides(self) -> NDArray[np.int64]:
-        """(n,) numbers of the groups of either label by themselves: one group may hold both."""
+        """Numbers of the groups, separate for each label: a group may have both. (n,)"""
         return 2 * self.groups + self.is_virus
 
     def where(self: S, mask: Mask) -> S:
@@ -97,12 +96,12 @@ class Samples:
         return self.where(~np.isnan(self.scores))
 
     def filled(self: S, lowest: float) -> S:
-        """All samples; those without a score have the lowest."""
+        """All samples; a missing score is replaced by ``lowest``."""
         return replace(self, scores=np.where(np.isnan(self.scores), lowest, self.scores))
 
     @cached_property
     def _ranked(self) -> tuple[NDArray[np.int64], Values, Mask]:
-        """The order of falling scores, and scores and labels in it. (n,) each
+        """The order by descending score, and the scores and labels in this order. (n,) each
 
         Raises:
             ValueError: a score is not a number.
@@ -114,13 +113,13 @@ class Samples:
 
     @cached_property
     def _last_of_ties(self) -> NDArray[np.int64]:
-        """Places of the last sample of each distinct score, by falling score. (n_distinct,)"""
+        """Places of the last sample of each distinct score, by descending score. (n_distinct,)"""
         _, scores, _ = self._ranked
         return np.flatnonzero(np.append(scores[1:] != scores[:-1], True)[: len(scores)])
 
     @cached_property
     def _bins(self) -> NDArray[np.int64]:
-        """The bin of the reliability curve of each sample, by falling score. (n,)
+        """The bin of the reliability curve of each sample, by descending score. (n,)
 
         Raises:
             ValueError: a score lies outside [0, 1].
@@ -131,9 +130,9 @@ class Samples:
         return np.minimum((scores * _N_BINS).astype(np.int64), _N_BINS - 1)
 
     def curve(self, weights: Values | None = None) -> tuple[Values, Values, Values]:
-        """Distinct scores, falling, and the weights of viruses and of others that reach each.
+        """Distinct scores, descending, and the weights of the viruses and of the others there.
 
-        -> (n_distinct,) each
+        A weight is that of all samples with this score or a higher one. -> (n_distinct,) each
         """
         order, scores, is_virus = self._ranked
         of_samples = (self.weights if weights is None else weights)[order]
@@ -143,16 +142,16 @@ class Samples:
         return scores[last], true[last], false[last]
 
     def auroc(self, weights: Values | None = None) -> float:
-        """Both labels must have a weight, and every score must be a number."""
+        """The AUROC. Both labels must have a weight, and every score must be a number."""
         _, true, false = self.curve(weights)
         return _area(true, false)
 
     def auroc_interval(self, seed: int) -> _Interval:
-        """The 95 % interval of the AUROC, as ``bootstrap`` has it."""
+        """The 95 % interval of the AUROC, as in ``bootstrap``."""
         return _interval([self.auroc(weights) for weights in self.resamples(seed)])
 
     def cross_entropy(self, scale: float = 1.0) -> float:
-        """The mean of what is lost if the scores, log-odds, are multiplied by ``scale``."""
+        """The mean cross-entropy if the scores, which are log-odds, are multiplied by ``scale``."""
         losses = np.logaddexp(0, np.where(self.is_virus, -self.scores, self.scores) * scale)
         return float(np.average(losses, weights=self.weights))
 
@@ -173,7 +172,7 @@ class Samples:
         )
 
     def measure(self, is_called: Mask, weights: Values | None = None) -> Measures:
-        """The figures of the samples, of which some are called. (n,) calls"""
+        """The figures of the samples. ``is_called``: (n,)"""
         thresholds, true, false = self.curve(weights)
         n_virus, n_other = (float(side[-1]) if len(side) else 0.0 for side in (true, false))
         of_calls = np.where(is_called, self.weights if weights is None else weights, 0.0)
@@ -204,9 +203,9 @@ class Samples:
         """95 % intervals by resampling whole groups, with replacement, within each label.
 
         Groups are drawn whole, because pieces of one genome or of relatives are not independent.
-        A label with a single group has no spread, so there is no interval. The calibration error
-        has none either: noise only widens the gaps that it sums, so resamples lie above it.
-        -> the low and the high ends; None where a resample lacks a figure
+        If a label has a single group, there is no interval. The calibration error never has one:
+        noise only widens the gaps that it sums, so resamples lie above it.
+        -> the low and the high ends; None if a figure is not defined in some resample
         """
         resamples = [self.measure(is_called, weights) for weights in self.resamples(seed)]
         ends = {name: _interval([one[name] for one in resamples]) for name in MEASURES}
@@ -215,7 +214,7 @@ class Samples:
         return low, high
 
     def resamples(self, seed: int) -> Iterator[Values]:
-        """Weights of each resample of whole groups; none if a label has fewer than two."""
+        """Yield the weights of each resample of groups; none if a label has fewer than two."""
         sides, own = np.unique(self.sides, return_inverse=True)
         members = [np.flatnonzero(sides % 2 == label) for label in (0, 1)]
         if min(map(len, members)) < 2:
@@ -227,15 +226,16 @@ class Samples:
 
 
 def auroc(scores: Values, is_virus: Mask) -> float:
-    """The AUROC of samples of one weight; both labels must be there. (n,) each"""
+    """The AUROC of samples with equal weights; both labels must occur. (n,) each"""
     groups = np.zeros(len(scores), dtype=np.int64)
     return Samples(scores, is_virus, groups, np.ones(len(scores))).auroc()
 
 
 def auroc_gain(before: Samples, after: Samples, seed: int) -> tuple[float, _Interval]:
-    """The gain in AUROC of ``after`` over ``before``, scores of the same samples; 95 % interval.
+    """The gain in AUROC of ``after`` over ``before``, and its 95 % interval.
 
-    Both classes must be there. Resamples are those of ``bootstrap``, the same for both.
+    Both are scores of the same samples, and both labels must occur. Resamples are drawn as in
+    ``bootstrap``, and are the same for both.
     """
     resamples = before.resamples(seed)
     gains = [after.auroc(weights) - before.auroc(weights) for weights in resamples]
@@ -243,7 +243,7 @@ def auroc_gain(before: Samples, after: Samples, seed: int) -> tuple[float, _Inte
 
 
 def _interval(values: Sequence[float | None]) -> _Interval:
-    """None without values, or where one is None."""
+    """The interval of some values; None if there are none, or one is None."""
     known = [value for value in values if value is not None]
     if not known or len(known) < len(values):
         return None, None
@@ -252,13 +252,13 @@ def _interval(values: Sequence[float | None]) -> _Interval:
 
 
 def _area(true: Values, false: Values) -> float:
-    """The area from cumulated weights of the viruses and of the rest; ties count half."""
+    """The area under the curve, from cumulated weights of viruses and others; ties count half."""
     beaten = false[-1] - false + np.diff(false, prepend=0.0) / 2
     return float(np.diff(true, prepend=0.0) @ beaten) / float(true[-1] * false[-1])
 
 
 def _precisions(recall: float, false_positives: float) -> Measures:
-    """The precision where each of ``_PERCENT_VIRAL`` is viral; None where nothing is called."""
+    """The precision if this percentage of a sample is viral; None if nothing is called."""
     precisions: Measures = {}
     for percent in _PERCENT_VIRAL:
         rightly, wrongly = percent / 100 * recall, (1 - percent / 100) * false_positives

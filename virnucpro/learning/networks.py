@@ -1,8 +1,8 @@
 """Networks to train: an encoder with a head for masked residues, or with a classifier.
 
-An objective has the batches, losses and figures of one of the two; ``module_of`` and
-``objective_of`` make both of what was asked. Batches come in the order in which they are learned,
-made here or in processes beside the training.
+An objective has the batches, losses and figures of one of the two. ``module_of`` and
+``objective_of`` make module and objective for a training. Batches are made in the order of
+training, here or in other processes.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ from virnucpro.learning.ranks import Ranks
 from virnucpro.learning.request import Training
 from virnucpro.sequences.kmers import N_FEATURES
 
-NETWORKS = ("protein", "nucleotide")  # of a classifier; without residues the second is alone
+NETWORKS = ("protein", "nucleotide")  # of a classifier; without residues only the second
 _LINEAR = ("qkv", "attention_out", "up", "down")  # of a layer of ESM-2
-_LEAST_SPREAD = 1e-3  # of a word that hardly occurs: its weights hardly learn either
+_LEAST_SPREAD = 1e-3  # of a word that hardly occurs, so that its weights hardly learn
 _VALIDATION_ROWS = 256  # in one batch
-_NO_EPOCH = 2**32 - 1  # in the seeds of masks for validation
+_NO_EPOCH = 2**32 - 1  # replaces the epoch in the seeds of masks for validation
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _FrameBatch:
     """Frames with their labels."""
 
-    rows: NDArray[np.int64]  # (n,), of the frames, in the order of what follows
+    rows: NDArray[np.int64]  # (n,), indices of the frames, in the order of this batch
     packed: PackedBatch
     composition: NDArray[np.float32]  # (n, N_FEATURES)
     is_virus: NDArray[np.float32]  # (n,)
     weight: NDArray[np.float32]  # (n,)
-    vectors: NDArray[np.float32]  # (n, dim) if they were made before, else (n, 0)
+    vectors: NDArray[np.float32]  # (n, dim); (n, 0): no stored vectors
 
 
 class _LowRank(nn.Linear):
-    """A linear layer that stays as it is, and beside it two matrices of low rank that are learned.
+    """A frozen linear layer, and two matrices of low rank that are trained (LoRA).
 
-    Those are LoRA's (Hu et al. 2021, arXiv:2106.09685): ``W x + alpha / rank * B A x``; B is 0 at
-    first, so that training begins with what the layer was.
+    ``W x + alpha / rank * B A x`` (Hu et al. 2021, arXiv:2106.09685). B begins as 0, so that
+    training begins with the original layer.
     """
 
     def __init__(self, layer: nn.Linear, rank: int, alpha: float) -> None:
@@ -73,7 +73,7 @@ class _LowRank(nn.Linear):
 
     @torch.no_grad()
     def merged(self) -> nn.Linear:
-        """One layer that computes the same."""
+        """A plain layer that computes the same."""
         layer = nn.Linear(self.in_features, self.out_features, device=self.weight.device)
         layer.weight.copy_(self.weight + self.scale * (self.lora_b @ self.lora_a))
         layer.bias.copy_(self.bias)
@@ -81,9 +81,9 @@ class _LowRank(nn.Linear):
 
 
 def adapt(encoder: ESM2, rank: int, alpha: float | None, n_layers: int | None) -> None:
-    """Have the last ``n_layers`` of an encoder learn (None: all), and nothing before them.
+    """Train only the last ``n_layers`` of an encoder (None: all), and freeze everything before.
 
-    With a rank the layers stay too, and have ``_LowRank`` in the place of each matrix.
+    With a rank these layers are frozen too, and each matrix becomes a ``_LowRank``.
     """
     if not rank and n_layers is None:
         return
@@ -101,7 +101,7 @@ def adapt(encoder: ESM2, rank: int, alpha: float | None, n_layers: int | None) -
 
 
 def merge(encoder: ESM2) -> None:
-    """Put what ``_LowRank`` layers have learned into the weights of plain ones."""
+    """Replace ``_LowRank`` layers by plain layers with the learned weights."""
     for layer in encoder.layers:
         for name in _LINEAR:
             if isinstance(low := getattr(layer, name), _LowRank):
@@ -109,7 +109,7 @@ def merge(encoder: ESM2) -> None:
 
 
 class MaskedLanguageModel(nn.Module):
-    """ESM-2 with its language-model head, whose last matrix is the embedding."""
+    """ESM-2 with its language-model head; the last matrix of the head is the embedding."""
 
     def __init__(self, encoder: ESM2) -> None:
         super().__init__()
@@ -125,23 +125,23 @@ class MaskedLanguageModel(nn.Module):
         return F.linear(hidden, self.encoder.embedding.weight, self.bias).float()
 
     def forward(self, batch: MaskedBatch) -> Tensor:
-        """The cross-entropies of the chosen residues, summed."""
+        """The sum of the cross-entropies of the chosen residues."""
         logits = self.logits(batch)
         targets = send(batch.targets, logits.device)
         return F.cross_entropy(logits, targets, reduction="sum")
 
     def extra_tensors(self) -> dict[str, Tensor]:
-        """The tensors beside the encoder's, as transformers names them."""
+        """The tensors of the head, by their names in transformers."""
         own = dict(self.named_parameters())
         return {f"lm_head.{n}": own[n] for n in own if not n.startswith("encoder.")}
 
 
 class Classifier(nn.Module):
-    """Two networks over the vector of a frame's residues: alone, and with its composition.
+    """Two networks: one on the vector of a frame, one on the vector and the composition.
 
-    Composition is standardised by ``centre`` and ``spread`` of the training frames, which
-    ``Head`` has inside its first layer. Where no residues are read, ``dim`` is 0 and the second
-    network stands alone.
+    Composition is standardised by ``centre`` and ``spread`` of the training frames; in a ``Head``
+    the first layer does that. If no residues are read, ``dim`` is 0 and there is only the second
+    network.
     """
 
     def __init__(self, dim: int, hidden: int, dropout: float) -> None:
@@ -159,7 +159,7 @@ class Classifier(nn.Module):
         self.spread.copy_(torch.from_numpy(deviation).clamp(min=_LEAST_SPREAD))
 
     def forward(self, pooled: Tensor, composition: Tensor) -> Tensor:
-        """(n, dim), (n, N_FEATURES) -> logits by network, (n_networks, n); the last knows all"""
+        """(n, dim), (n, N_FEATURES) -> log-odds, (n_networks, n); the last network reads both"""
         beside = (composition - self.centre) / self.spread
         logits = [self.nucleotide(torch.cat([pooled, beside], dim=1))]
         if self.protein is not None:
@@ -171,11 +171,11 @@ class Classifier(nn.Module):
 def mean_and_deviation(
     frames: LabelledFrames,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Mean and deviation of the composition, bit for bit as numpy has them. (N_FEATURES,) each"""
+    """Mean and deviation of the composition, bit for bit as by numpy. (N_FEATURES,) each"""
 
     def mean_of(blocks: Iterable[Values]) -> NDArray[np.float32]:
         total = np.zeros((1, N_FEATURES), dtype=np.float32)
-        for block in blocks:  # row by row, as numpy does it
+        for block in blocks:  # row by row, as in numpy
             total = np.add.reduce(np.vstack([total, block]), axis=0, keepdims=True)
         mean: NDArray[np.float32] = (total[0] / np.int64(len(frames))).astype(np.float32)
         return mean
@@ -195,9 +195,9 @@ def _mlp(n_inputs: int, hidden: int, dropout: float) -> nn.Sequential:
 
 
 class FrameClassifier(nn.Module):
-    """A reader of residues (``encoders.readers``), and a classifier of what it read.
+    """A reader of residues (``encoders.readers``), and a classifier of its vectors.
 
-    Vectors that were made before the training stand behind what the reader reads.
+    Stored vectors, if any, are appended to the vectors of the reader.
     """
 
     def __init__(self, reader: Reader, classifier: Classifier) -> None:
@@ -213,7 +213,7 @@ class FrameClassifier(nn.Module):
         return out.float()
 
     def forward(self, batch: _FrameBatch) -> Tensor:
-        """The weighted losses of all networks, summed over the frames."""
+        """The sum of the weighted losses of all networks and frames."""
         logits = self.logits(batch)
         is_virus = send(batch.is_virus, logits.device).expand_as(logits)
         weight = send(batch.weight, logits.device)
@@ -238,7 +238,7 @@ class MaskedResidues:
         return MaskedBatch.of(frames.proteins(rows), seeds)
 
     def weight(self, rows: Rows) -> float:
-        """The divisor of the losses of these rows: every chosen residue weighs the same."""
+        """The divisor of the losses of these rows: the number of chosen residues."""
         return float(MaskedBatch.n_chosen(self.frames.n_residues(rows)).sum())
 
     def validate(self, module: nn.Module, ranks: Ranks) -> dict[str, float]:
@@ -253,9 +253,10 @@ class MaskedResidues:
 
 
 def _shares(rows: Rows, ranks: Ranks) -> Iterator[tuple[Rows, bool]]:
-    """The rows of this rank's batches, as many as the others have, and if one counts.
+    """Yield the rows of each batch of this rank, and whether the batch counts.
 
-    Ranks that share their weights (FSDP) run together: one that has fewer repeats a batch.
+    All ranks have the same number of batches, since ranks with sharded weights (FSDP) run in step.
+    A rank with fewer batches repeats one, which does not count.
     """
     n_batches = -(-len(rows) // _VALIDATION_ROWS)
     n_places = -(-n_batches // ranks.world_size) * ranks.world_size
@@ -285,10 +286,10 @@ class FrameLabels:
         return float(self.weights[rows].sum())
 
     def validate(self, module: nn.Module, ranks: Ranks) -> dict[str, float]:
-        """AUROC of each network over the frames of held-out groups, and the loss as in training.
+        """AUROC of each network on the frames of held-out groups, and the loss as in training.
 
         The loss is the weighted mean over the frames, summed over the networks. AUPRC, accuracy and
-        F1 are of the last network, called from log-odds of 0 on, with the same weights.
+        F1 are of the last network with the same weights; log-odds of 0 or more are called.
         """
         logits = frame_log_odds(module, self.held_out, ranks)
         if not np.isfinite(logits).all():
@@ -309,15 +310,15 @@ class FrameLabels:
         return figures if len(aurocs) == 1 else {**figures, "auroc_protein": aurocs[0]}
 
 
-# what is learned: its rows, batches, losses and evaluation; ``best`` names the figure by which the
-# best epoch is chosen, a loss by its smallest value
+# the task of a training: rows, batches, losses and validation. ``best`` names the figure that
+# chooses the best epoch: the largest value, or the smallest loss
 Objective = MaskedResidues | FrameLabels
 
 
 def samples_of(
     log_odds: NDArray[np.float32], frames: LabelledFrames, weights: NDArray[np.float32]
 ) -> Samples:
-    """Frames with their probabilities of being viral. (n,) each"""
+    """Make samples of frames; their scores are probabilities of being viral. (n,) each"""
     scores = sigmoid(log_odds.astype(np.float64))
     return Samples(scores, frames.is_virus, frames.group, weights.astype(np.float64))
 
@@ -353,11 +354,11 @@ def frame_batch(frames: LabelledFrames, rows: Rows, weight: NDArray[np.float32])
 
 
 def _longest_first(rows: Rows, frames: LabelledFrames) -> Rows:
-    """Neighbours of one length make few runs."""
+    """Sort rows by length, longest first, so that a packed batch has few runs."""
     return rows[np.argsort(-frames.n_residues(rows), kind="stable")]
 
 
-# What a training is made of
+# Module and objective of a training
 
 
 def module_of(
@@ -366,7 +367,10 @@ def module_of(
     is_empty: bool = False,
     reader: Reader | None = None,
 ) -> nn.Module:
-    """What is trained; a classifier is standardised by the frames that it is trained on."""
+    """Make the module to train; a classifier is standardised by the training frames.
+
+    ``is_empty``: weights and standardisation come from another process.
+    """
     if training.options.mode == "pretrain":
         return MaskedLanguageModel(encoder_of(training, is_empty))
     reader = reader or new_reader(training, is_empty)
@@ -387,16 +391,16 @@ def objective_of(training: Training, train: LabelledFrames, held_out: LabelledFr
 
 
 def encoder_of(training: Training, is_empty: bool = False) -> ESM2:
-    """The one to start from, or a new one; in float32, and asking for gradients.
+    """Load the encoder to start from, or make a new one, in float32, with gradients.
 
-    Where ``is_empty`` its weights come from another process.
+    ``is_empty``: its weights come from another process.
     """
     assert training.shape is not None, "an encoding without an encoder"
     options = training.options
     if training.encoder is None or is_empty:
         encoder = ESM2.new(training.shape)
     else:
-        cpu = torch.device("cpu")  # moved to its device with what is trained beside it
+        cpu = torch.device("cpu")  # moved to its device later, with the rest of the module
         encoder = load_esm2(
             training.encoder.path, training.shape.n_layers, torch.float32, cpu
         ).to_train()
@@ -422,10 +426,10 @@ def new_reader(training: Training, is_empty: bool = False) -> Reader:
 def batches_of(
     objective: Objective, parts: Callable[[int], Iterator[Rows]], epochs: range, n_processes: int
 ) -> Iterator[Callable[[int], Iterator[Any]]]:
-    """A function from an epoch to its batches, made in ``n_processes``, or here if that is 0.
+    """Yield a function: epoch -> its batches, made in ``n_processes``, or here if that is 0.
 
-    ``parts`` gives the rows of each batch of an epoch. Each process makes those whose turn is its
-    own, for all ``epochs``, and waits where its pipe is full.
+    ``parts``: epoch -> the rows of each batch. Each process makes every n-th batch of all
+    ``epochs``, and waits while its pipe is full.
     """
     if not n_processes:
         yield lambda epoch: (objective.batch(rows, epoch) for rows in parts(epoch))
@@ -436,7 +440,7 @@ def batches_of(
             for _ in range(n_processes):
                 children.append(start(_make_batches))
         for number, child in enumerate(children):
-            with suppress(OSError):  # it has died; that is heard when its batch is due
+            with suppress(OSError):  # it has died; that is reported when its batch is due
                 child.pipe.send((objective, parts, epochs, number, n_processes))
         yield lambda epoch: (_answer(child) for _, child in zip(parts(epoch), cycle(children)))
     finally:
@@ -446,7 +450,7 @@ def batches_of(
 def _answer(child: Child) -> object:
     """
     Raises:
-        VirnucproError: the process has ended, and why.
+        VirnucproError: the process has ended; the message has the reason.
     """
     try:
         answer = child.pipe.recv()

@@ -195,13 +195,13 @@ class _StartOptions(OutputOptions, _LabelledOptions):
 
     @property
     def has_shape(self) -> bool:
-        """True if a new encoder of a given shape is made."""
+        """True if the options give the shape of a new encoder."""
         return any(getattr(self, name) is not None for name in _SHAPE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _NetworkOptions:
-    """The network that is trained. Its weights depend on all of them."""
+    """The network that is trained. Its weights depend on all of these options."""
 
     name: Annotated[
         str,
@@ -263,7 +263,7 @@ class _NetworkOptions:
 class _LoopOptions:
     """The training loop. Sizes are for one step on one device, unless noted.
 
-    The weights of an epoch depend on all of them but ``LOOP_MAY_DIFFER``.
+    The weights after an epoch depend on all of these options except ``LOOP_MAY_DIFFER``.
     """
 
     epochs: Annotated[int, count("Train for this number of epochs.", _LOOP)] = 10
@@ -360,7 +360,7 @@ class _LoopOptions:
     def _check(self, name: str, is_right: bool, allowed: str) -> None:
         """
         Raises:
-            UsageError: it is not right; the error names the option.
+            UsageError: the value is not allowed; the message names the option.
         """
         if not is_right:
             raise UsageError(f"{flag(name)} is {getattr(self, name)}", hint=f"give {allowed}")
@@ -370,7 +370,10 @@ class _LoopOptions:
         return self.batch_size * world_size * self.grad_accum_steps
 
     def scaled_lr(self, world_size: int) -> float:
-        """The rate for the effective batch (Goyal et al. 2017; Krizhevsky 2014 for the root)."""
+        """The learning rate for the effective batch.
+
+        Linear: Goyal et al. 2017; by the square root: Krizhevsky 2014.
+        """
         ratio = world_size * self.grad_accum_steps
         factor = {"none": 1.0, "linear": float(ratio), "sqrt": math.sqrt(ratio)}[self.scale_lr]
         return self.lr * factor
@@ -490,7 +493,7 @@ class TrainOptions(DeviceOptions, _LoopOptions, _NetworkOptions, _StartOptions):
 
     @property
     def of_loop(self) -> dict[str, object]:
-        """The options of the loop; a resume must agree in all but ``LOOP_MAY_DIFFER``."""
+        """The options of the loop, by name; a resume must agree, except in ``LOOP_MAY_DIFFER``."""
         return {**asdict(carry(self, _LoopOptions)), "mode": self.mode, "precision": self.precision}
 
 

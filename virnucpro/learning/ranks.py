@@ -1,6 +1,6 @@
 """The processes of one training: one per device, started here or by torchrun.
 
-Nothing but this module knows how they were started. One process alone has no group.
+Only this module knows how they were started. A single process has no process group.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from virnucpro.ground.processes import Child, Pipe, Raised, interrupts_held, sta
 
 T = TypeVar("T")
 _LOCALHOST = "127.0.0.1"
-_TIMEOUT = timedelta(hours=6)  # the first may have vectors to make while the others wait
-_LISTEN_SECONDS = 0.1
-_CAUSE_SECONDS = 5.0  # for a killed process to be gone: the others lose it before that
-_GRACE_SECONDS = 30.0  # for the others to hear of an error, on a busy machine too
-_AGENT_SECONDS, _FIRST_SECONDS = 30, 900  # to answer; the first process may have to start yet
+_TIMEOUT = timedelta(hours=6)  # the first rank may make vectors while the others wait
+_LISTEN_SECONDS = 0.1  # between two looks
+_CAUSE_SECONDS = 5.0  # to wait for the cause: others lose a killed process before it has ended
+_GRACE_SECONDS = 30.0  # for the others to learn of an error, even on a busy machine
+_AGENT_SECONDS, _FIRST_SECONDS = 30, 900  # to answer; the first process may not have started yet
 # in the store that torchrun's processes share
 _PREPARED, _EXIT_CODE = "virnucpro/prepared", "virnucpro/exit_code"
 _N_ERRORS, _N_HEARD = "virnucpro/n_errors", "virnucpro/n_heard"
@@ -53,34 +53,34 @@ class Ranks:
     rank: int
     world_size: int
     device: torch.device
-    on_event: OnEvent = lambda _: None  # whoever watches the training
+    on_event: OnEvent = lambda _: None  # gets the progress of the training
 
     @property
     def is_first(self) -> bool:
-        """The one that writes and speaks."""
+        """True for the rank that writes files and reports progress."""
         return self.rank == 0
 
     def tell(self, event: Telling) -> None:
-        """Report an event once, though all ranks call this."""
+        """Report an event once, although all ranks call this."""
         if self.is_first:
             self.on_event(event)
 
     @contextmanager
     def making(self, *, is_cut: bool) -> Iterator[bool]:
-        """The context in which a module is made for ``wrap``. -> True if it has no weights
+        """The context in which a module for ``wrap`` is made. -> True if it is made without weights
 
-        If they are to be cut, the first rank alone has them until then.
+        If weights are to be sharded, only the first rank has them before ``wrap``.
         """
         is_empty = is_cut and not self.is_first
         with torch.device("meta") if is_empty else nullcontext():
             yield is_empty
 
     def wrap(self, module: nn.Module, *, is_cut: bool) -> nn.Module:
-        """Move a module to the device, and have the gradients of all ranks averaged.
+        """Move a module to the device; the gradients of all ranks will be averaged.
 
-        Every rank has a whole copy, or a part of each weight, if these are to be cut: the layers of
-        an encoder one by one, and all else together (FSDP, Zhao et al. 2023, arXiv:2304.11277).
-        The first rank sends the weights of such a module, one after another.
+        Every rank has a whole copy or, with ``is_cut``, a shard of each weight: the layers of an
+        encoder are units, and all else is one (FSDP, Zhao et al. 2023, arXiv:2304.11277). The first
+        rank then sends the weights, one after another.
         """
         if self.world_size == 1 or not is_cut:
             module.to(self.device)
@@ -100,7 +100,7 @@ class Ranks:
         return module
 
     def alone(self, wrapped: nn.Module) -> AbstractContextManager[None]:
-        """Let gradients add up in this process, until a later step averages them."""
+        """The context in which gradients only add up here; a later step averages them."""
         if isinstance(wrapped, DistributedDataParallel):
             alone: AbstractContextManager[None] = wrapped.no_sync()
             return alone
@@ -124,17 +124,17 @@ class Started(NamedTuple):
     rank: int
     local_rank: int
     world_size: int
-    has_agent: bool  # which is there before the processes, and has what they share
+    has_agent: bool  # True if torchrun's agent has the shared store, before the processes start
 
     def device(self, kind: str) -> str:
         return f"cuda:{self.local_rank}" if kind == "cuda" else kind
 
 
 def started_by_torchrun(environ: Mapping[str, str]) -> Started | None:
-    """None if torchrun did not start this process.
+    """Read the environment of torchrun; None if it did not start this process.
 
     Raises:
-        UsageError: the variables are there in part.
+        UsageError: some of its variables are missing.
     """
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     given = {name: environ[name] for name in names if name in environ}
@@ -163,15 +163,15 @@ def run_under_torchrun(
     with its exit code and is reported once.
 
     Raises:
-        VirnucproError, OSError: of this process, the first of all to fail.
-        SystemExit: this process failed too; with the exit code of the first error.
+        VirnucproError, OSError: this process was the first to fail.
+        SystemExit: another process failed first; with the exit code of its error.
     """
     used, rank, world_size = _use(started.device(kind)), started.rank, started.world_size
     store = _connect(started)
     with _ending_together(store, world_size), prepared if rank == 0 else nullcontext():
         if rank == 0:
             store.set(_PREPARED, "")
-        while not store.check([_PREPARED]):  # to wait for it would keep others from the store
+        while not store.check([_PREPARED]):  # ``wait`` would block the store for other threads
             time.sleep(_LISTEN_SECONDS)
         join_group(store, rank, world_size, used)
         work(Ranks(rank, world_size, used, on_event))
@@ -181,7 +181,7 @@ def run_under_torchrun(
 def _connect(started: Started) -> Store:
     """
     Raises:
-        UnavailableError: the process that has the store, torchrun's agent or the first, is gone.
+        UnavailableError: the process with the store (torchrun's agent or the first) is gone.
     """
     seconds = _AGENT_SECONDS if started.has_agent else _FIRST_SECONDS
     try:
@@ -197,7 +197,7 @@ def _connect(started: Started) -> Store:
 
 @contextmanager
 def _ending_together(store: Store, world_size: int) -> Iterator[None]:
-    """The first error of a process ends all of them with its exit code."""
+    """End all processes with the exit code of the first error."""
     is_done = threading.Event()
     watcher = threading.Thread(
         target=_end_with_others, args=(store, world_size, is_done), daemon=True
@@ -223,12 +223,12 @@ def _ending_together(store: Store, world_size: int) -> Iterator[None]:
 
 
 def _end_with_others(store: Store, world_size: int, is_done: threading.Event) -> None:
-    """End this process when another one has told an error: its main thread may wait within torch.
+    """End this process after an error of another one, even if its main thread waits inside torch.
 
-    Nothing wakes it there: a group that is destroyed closes its connections only when nothing
+    Nothing could wake that thread: a destroyed group closes its connections only when nothing
     refers to it any more.
     """
-    with suppress(dist.DistError):  # the store is gone, with its process: torch says so
+    with suppress(dist.DistError):  # the store is gone, with its process; torch reports that
         while not is_done.wait(_LISTEN_SECONDS):
             if store.check([_EXIT_CODE]):
                 exit_code = int(store.get(_EXIT_CODE))
@@ -238,7 +238,7 @@ def _end_with_others(store: Store, world_size: int, is_done: threading.Event) ->
 
 
 def _wait_for_all(store: Store, world_size: int, *, heard: int) -> None:
-    """Wait until all but the one that told an error have heard: one of them may have the store."""
+    """Wait until all others have learned of an error: the process with the store must end last."""
     store.add(_N_HEARD, heard)
     deadline = time.monotonic() + _GRACE_SECONDS
     while store.add(_N_HEARD, 0) < world_size - 1 and time.monotonic() < deadline:
@@ -248,11 +248,11 @@ def _wait_for_all(store: Store, world_size: int, *, heard: int) -> None:
 def run_on(devices: Sequence[str], work: Callable[[Ranks], None], on_event: OnEvent) -> None:
     """Run ``work`` (which can be pickled) on each device: one here, several as processes.
 
-    What the processes tell and log is heard here. The first error ends all of them. None
-    outlives this call, nor this process.
+    Events and log records of the processes are passed on here. The first error ends all processes.
+    None outlives this call or this process.
 
     Raises:
-        VirnucproError: one of the processes raised it, or ended otherwise.
+        VirnucproError: a process raised it, or ended unexpectedly.
     """
     if len(devices) == 1:
         work(Ranks(0, 1, _use(devices[0]), on_event))
@@ -288,7 +288,7 @@ def _run_rank(
     except (VirnucproError, OSError) as error:
         pipe.send(ErrorText.of(error))
         raise
-    # only now: if an error closed the group, the others would fail at once, and be blamed for it
+    # not after an error: if it closed the group, the others would fail at once and be blamed
     dist.destroy_process_group()
 
 
@@ -296,13 +296,13 @@ def _hear(children: Sequence[Child], devices: Sequence[str], on_event: OnEvent) 
     """Pass on the messages of the processes until all have ended well or one has failed.
 
     Raises:
-        VirnucproError: the first error that one raised on purpose, or what else ended it.
+        VirnucproError: the error of the process to blame, or the reason why it ended.
     """
     running = dict(zip(children, devices, strict=True))
     while running:
         Child.with_news(list(running))
         if ends := _ends(running, on_event):
-            ends += _ends(running, on_event)  # an error was told before others could fail by it
+            ends += _ends(running, on_event)  # a cause is sent before others can fail because of it
             deadline = time.monotonic() + _CAUSE_SECONDS
             while running and all(end.is_perhaps_effect for end in ends):
                 if not Child.with_news(list(running), max(0.0, deadline - time.monotonic())):
@@ -316,7 +316,7 @@ def _hear(children: Sequence[Child], devices: Sequence[str], on_event: OnEvent) 
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """A process that did not end well. The first place is that of the one to blame."""
+    """A process that failed. The one with the lowest ``place`` is to blame."""
 
     place: tuple[int, float]
     error: VirnucproError
@@ -324,7 +324,7 @@ class _End:
 
     @property
     def is_perhaps_effect(self) -> bool:
-        """True if it raised an unplanned error, perhaps because another process is gone."""
+        """True if it raised an unexpected error, perhaps because another process is gone."""
         return self.place >= (2, 0.0)
 
 
@@ -341,7 +341,7 @@ def _ends(running: dict[Child, str], on_event: OnEvent) -> list[_End]:
                         ends.append(_End((0, 0.0), text.error))
                     case Raised(reason, traceback, seconds):
                         ends.append(_End((2, seconds), _ended(device, reason), traceback))
-                        del running[child]  # its last word: that it ends tells nothing more
+                        del running[child]  # its last message: its end adds nothing
                         break
                     case event:
                         on_event(event)
@@ -358,7 +358,7 @@ def _ended(device: str, reason: str) -> VirnucproError:
 
 
 class _Relay(logging.Handler):
-    """Sends the log of a process to its parent, which has the handlers."""
+    """Send the log of a process to its parent, which has the handlers."""
 
     def __init__(self, pipe: Pipe) -> None:
         super().__init__()
@@ -385,7 +385,7 @@ def _use(name: str) -> torch.device:
 
 
 def open_store(port: int, *, is_master: bool) -> dist.TCPStore:  # type: ignore[name-defined]
-    """The store that the processes started here share. NCCL asks it too, by its time-out."""
+    """Open the store that the processes started here share. NCCL uses it too, with its time-out."""
     return dist.TCPStore(  # type: ignore[attr-defined]
         _LOCALHOST, port, is_master=is_master, wait_for_workers=False, timeout=_TIMEOUT
     )

@@ -1,23 +1,23 @@
-"""Labelled data: FASTA files, a manifest that says what is in them, and the split of its groups.
+"""Labelled data: FASTA files, the manifest that labels them, and the split of its groups.
 
 A manifest is a table of tab-separated columns with a header, plain or packed:
 
-path     FASTA file, relative to the manifest. Needed.
-label    ``virus`` or ``other``. Needed.
-group    What a split keeps whole: a viral family, a genus of hosts. Needed.
-id       A record of the file; empty, or without this column, all its records.
+path     FASTA file, relative to the manifest. Required.
+label    ``virus`` or ``other``. Required.
+group    The unit of a split, for example a viral family or a genus of hosts. Required.
+id       A record of the file; if it is empty or the column is missing: all records.
 weight   Weight of a record in training, above 0, at most a million; 1 by default.
-kingdom  Free text, for reports: what is measured apart.
+kingdom  Free text, for reports, which measure each kingdom separately.
 
 Other columns are ignored. Ids are unique over the whole manifest.
 
-A split gives whole groups to training, validation or test: pieces of one genome, or of close
-relatives, on both sides would inflate every figure. It is a table that may be edited and given
+A split assigns whole groups to training, validation or test: pieces of one genome, or of close
+relatives, on both sides would inflate every figure. It is a table, which may be edited and used
 again.
 
-``virnucpro manifest`` writes a manifest of folders by label, where the group of a file is the first
-folder below the one that was given, or else its name without the endings; or of a table of
-accessions and taxonomy, where a row is a record of the FASTA files.
+``virnucpro manifest`` makes a manifest from folders by label: the group of a file is the first
+folder below the named one, or else the file's name without its endings. Or it makes it from a table
+of accessions and taxonomy, with a row per record of the FASTA files.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _HINT = (
     "a manifest is a table with tabs between its columns and a header: path, label, group, "
     "optionally id, weight, kingdom"
 )
-_HEAVIEST = 1e6  # more than all others together, and losses stay finite
+_HEAVIEST = 1e6  # outweighs all others, and losses stay finite
 _MOST_NAMED = 5  # in a message
 _N_BYTES = 8  # of a digest
 Split = Literal["train", "validation", "test"]
@@ -57,7 +57,7 @@ _COLUMNS = ("group", "label", "kingdom", "split", "n_records")
 _FOR_VALIDATION = _FOR_TEST = 0.15  # shares of the groups
 _Stratum = tuple[str, str]  # label and kingdom
 _MANIFEST_COLUMNS = ("path", "id", "label", "group", "kingdom")
-_RANKS = ("family", "genus", "species")  # the first that is there and not empty is the group
+_RANKS = ("family", "genus", "species")  # the first that is not empty is the group
 _IDS = ("accession", "id")
 _VIRUSES = ("viruses", "virus")  # a domain, and a label
 _DOMAINS = ("superkingdom", "domain", "realm")
@@ -69,14 +69,14 @@ _TAXONOMY = (
 
 @dataclass(frozen=True, slots=True)
 class LabelledRecord:
-    """One record of a FASTA file, and its row of the manifest."""
+    """One record of a FASTA file, with the facts of its row in the manifest."""
 
     id: str
     is_virus: bool
     group: str
     weight: float = 1.0
     kingdom: str = ""
-    digest: int = field(default=0, compare=False)  # of its bases, once they are read
+    digest: int = field(default=0, compare=False)  # of its bases; 0 until they are read
 
     @property
     def label(self) -> str:
@@ -87,12 +87,12 @@ Labelled = tuple[LabelledRecord, FastaRecord]
 
 
 def group_digest(name: str) -> int:
-    """A hash of a group's name, to the letter. Fits into a uint64."""
+    """A hash of the exact name of a group. Fits into a uint64."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=_N_BYTES).digest(), "little")
 
 
 def record_digest(sequence: str) -> int:
-    """A hash of the bases, whatever their case. Fits into a uint64.
+    """A hash of the bases, in either case. Fits into a uint64.
 
     >>> record_digest("acgt") == record_digest("ACGT")
     True
@@ -100,12 +100,12 @@ def record_digest(sequence: str) -> int:
     return group_digest(sequence.upper())
 
 
-# of one FASTA file: line of the manifest and row by id, "" for all its records
+# for one FASTA file: id -> line of the manifest, and its facts; "": all records of the file
 _Rows = dict[str, tuple[int, LabelledRecord]]
 
 
 class DataManifest(NamedTuple):
-    """A manifest, file by file in its order. The FASTA files are not read yet."""
+    """A manifest, by FASTA file, in its order. The FASTA files are not read yet."""
 
     path: Path
     sha256: str
@@ -119,7 +119,7 @@ class DataManifest(NamedTuple):
 def read_data_manifest(path: Path) -> DataManifest:
     """
     Raises:
-        InputError: the manifest contradicts itself; names its line.
+        InputError: the manifest contradicts itself; the message names the line.
         InputMissingError: the manifest or a FASTA file cannot be opened.
     """
     digest = hashlib.sha256()
@@ -146,13 +146,13 @@ def read_records(
     on_file: Callable[[str], None] = lambda _: None,
     on_block: OnBlock = lambda _: None,
 ) -> Iterator[Labelled]:
-    """The records that a manifest names, with their sequences, each file in FASTA order.
+    """Yield the records that a manifest names, with their sequences, file by file, in FASTA order.
 
-    Every file is read once; memory holds one sequence, and the ids. ``on_file`` is given the
-    sha256 of each file when it was read to its end, ``on_block`` its bytes.
+    Every file is read once; memory holds one sequence, and the ids. ``on_file`` gets the SHA-256 of
+    each file after it was read, ``on_block`` its bytes.
 
     Raises:
-        InputError: the files contradict the manifest, or one another; names file and line.
+        InputError: the files contradict the manifest or each other; the message names the line.
         InputMissingError: a file cannot be read.
     """
     places: dict[str, Path] = {}
@@ -192,12 +192,12 @@ def _check_complete(manifest: Path, fasta: Path, rows: _Rows, places: Mapping[st
         raise InputError(
             f"{printable(manifest)}:{rows[absent[0]][0]}: {printable(fasta)} holds no record "
             f"{printable(absent[0])} ({len(absent)} missing of this file)",
-            hint="an id is the first word behind the '>'; check the id and the path",
+            hint="an id is the first word after the '>'; check the id and the path",
         )
 
 
 def warn_of_mixed_groups(records: Iterable[LabelledRecord]) -> None:
-    """Name the groups with both labels: a family of proviruses may be one, a typing error too."""
+    """Warn of groups with both labels: intended, as in a family of proviruses, or a typo."""
     labels: dict[str, set[str]] = {}
     for record in records:
         labels.setdefault(record.group, set()).add(record.label)
@@ -247,7 +247,7 @@ def _row(cells: dict[str, str], where: str) -> LabelledRecord:
 def _checked(label: str, where: str) -> str:
     """
     Raises:
-        InputError: it is no label.
+        InputError: it is not a label.
     """
     if label not in ("virus", "other"):
         raise InputError(
@@ -288,13 +288,13 @@ def _fasta_path(manifest: Path, cell: str, where: str) -> Path:
 def read_cells(
     path: Path, needed: Sequence[str], hint: str, on_block: OnBlock | None = None
 ) -> Iterator[tuple[int, dict[str, str]]]:
-    """The number of each line below the header, and its cells by column, without outer blanks.
+    """Yield the number of each line below the header, and its cells by column, stripped.
 
-    Blank lines are skipped. ``hint`` says what the table should be if a ``needed`` column is not
-    there. ``on_block`` is given the bytes of the file, as they lie on the disk.
+    Blank lines are skipped. ``hint`` describes the table, for the error about a missing column.
+    ``on_block`` gets the bytes of the file, as they are on disk.
 
     Raises:
-        InputError: it is not a table, or lacks a column; names file and line.
+        InputError: it is not a table, or lacks a column; the message names file and line.
         InputMissingError: the file cannot be opened.
     """
     label = printable(path)
@@ -318,7 +318,7 @@ def read_cells(
 
 
 def read_lines(path: Path, on_block: OnBlock | None) -> Iterator[tuple[int, str]]:
-    """The lines that are not blank, with their numbers."""
+    """Yield the lines that are not blank, with their numbers."""
     try:
         with (
             unpacking(path, printable(path)),
@@ -347,11 +347,11 @@ def write_table(path: Path, columns: Iterable[str], rows: Iterable[Iterable[obje
 def split_groups(records: Iterable[LabelledRecord], seed: int) -> dict[str, Split]:
     """Assign every group to one split.
 
-    Each stratum, a label in a kingdom, is split by itself: with three groups or more every split
-    gets one of them, with two the test gets none, with one training has it. A group in several
-    strata belongs to the one that most of its records are in. Groups are ranked by a hash of
-    their name and the seed, so the order of the records does not matter, and a new group
-    changes nothing in other strata.
+    Each stratum (a label in a kingdom) is split by itself. Of three groups or more, every part gets
+    at least one; of two, the test part gets none; a single group is for training. A group in
+    several strata belongs to the one with most of its records. Groups are ranked by a hash of their
+    name and the seed, so the order of the records does not matter, and a new group changes nothing
+    in other strata.
     """
     strata: dict[_Stratum, list[str]] = {}
     for group, stratum in _main_strata(records).items():
@@ -376,7 +376,7 @@ def _main_strata(records: Iterable[LabelledRecord]) -> dict[str, _Stratum]:
 
 
 def _allot(n_groups: int) -> tuple[int, int]:
-    """The numbers of groups for validation and test; at least one is left for training."""
+    """The numbers of groups for validation and for test; at least one is left for training."""
     n_test = min(max(1, round(n_groups * _FOR_TEST)), max(0, n_groups - 2))
     n_validation = min(max(1, round(n_groups * _FOR_VALIDATION)), n_groups - n_test - 1)
     return n_validation, n_test
@@ -387,17 +387,17 @@ def _rank(group: str, seed: int) -> bytes:
 
 
 def write_split(path: Path, records: Iterable[LabelledRecord], splits: Mapping[str, Split]) -> None:
-    """A row per group, label and kingdom, in their order; the same bytes for the same data."""
+    """Write a row per group, label and kingdom, sorted; equal data gives equal bytes."""
     counts = Counter((record.group, record.label, record.kingdom) for record in records)
     rows = ((*key, splits[key[0]], n_records) for key, n_records in sorted(counts.items()))
     write_table(path, _COLUMNS, rows)
 
 
 def read_split(path: Path) -> dict[str, Split]:
-    """The split of each group, of a table with at least the columns ``group`` and ``split``.
+    """Read the part of each group from a table with at least the columns ``group`` and ``split``.
 
     Raises:
-        InputError: it is not such a table, or a group is in two splits; names file and line.
+        InputError: it is another table, or a group is in two parts; the message names the line.
         InputMissingError: it cannot be read.
     """
     splits: dict[str, Split] = {}
@@ -420,7 +420,7 @@ def read_split(path: Path) -> dict[str, Split]:
 def check_groups(groups: Set[str], splits: Mapping[str, Split]) -> None:
     """
     Raises:
-        InputError: a group is in no split.
+        InputError: a group is in no part of the split.
     """
     if unknown := groups - splits.keys():
         raise InputError(
@@ -431,10 +431,10 @@ def check_groups(groups: Set[str], splits: Mapping[str, Split]) -> None:
 
 
 def write_manifest(options: ManifestOptions) -> list[str]:
-    """Write a manifest, and return lines on what it holds.
+    """Write a manifest, and return lines about its content.
 
     Raises:
-        OutputError: the file is there already, and this is not to be forced.
+        OutputError: the file exists, and the options do not force this.
         InputError: the table makes no sense, or a label is missing.
         InputMissingError: a file cannot be read.
     """
@@ -454,7 +454,7 @@ def write_manifest(options: ManifestOptions) -> list[str]:
 
 
 def _counts(records: Sequence[LabelledRecord]) -> Iterator[str]:
-    """A line for each label: its rows, and its groups."""
+    """A line per label with its numbers of rows and groups."""
     for label in ("virus", "other"):
         groups = Counter(record.group for record in records if record.label == label)
         what = "record" if records[0].id else "file"
@@ -465,7 +465,7 @@ def _relative(path: Path, options: ManifestOptions) -> str:
     """The path of a FASTA file as the manifest names it.
 
     Raises:
-        InputError: it cannot stand in a table.
+        InputError: a table cannot hold it.
     """
     name = os.path.relpath(path, options.output.absolute().parent)
     if name != name.strip() or {"\t", "\n", "\r"} & {*name}:
@@ -477,7 +477,7 @@ def _relative(path: Path, options: ManifestOptions) -> str:
 
 
 def _by_folder(options: ManifestOptions) -> Iterator[tuple[str, LabelledRecord]]:
-    """The path of each file, and what stands for all its records."""
+    """Yield the path of each file, and one row for all its records."""
     for is_virus, places in ((True, options.virus), (False, options.other)):
         for place in places:
             for source in _files_in(place):
@@ -488,7 +488,7 @@ def _by_folder(options: ManifestOptions) -> Iterator[tuple[str, LabelledRecord]]
 
 
 def _files_in(place: Path) -> Iterator[InputFile]:
-    """A file, or the FASTA files of a folder and of all folders below it that hold files."""
+    """Yield a file, or the FASTA files of a folder and of all folders below it."""
     if not place.is_dir():
         yield from InputFile.all_of(place)
         return
@@ -498,10 +498,10 @@ def _files_in(place: Path) -> Iterator[InputFile]:
 
 
 def _by_table(options: ManifestOptions, table: Path) -> Iterator[tuple[str, LabelledRecord]]:
-    """The records of the FASTA files that the table names; the others are counted.
+    """Yield the records of the FASTA files that the table names; warn of all others.
 
     Raises:
-        InputError: a row has no label or no group; names its line.
+        InputError: a row has no label or no group; the message names the line.
     """
     facts = _read_taxonomy(table, options.group_by)
     missing = {*facts}
@@ -546,12 +546,12 @@ def _read_taxonomy(table: Path, group_by: str | None) -> dict[str, LabelledRecor
 
 
 def _first(cells: Mapping[str, str], names: Sequence[str]) -> str:
-    """The first of these columns that is there and not empty."""
+    """The first of these cells that is not empty; "" if there is none."""
     return next((cells[name] for name in names if cells.get(name)), "")
 
 
 def _label(cells: Mapping[str, str], where: str) -> str:
-    """By the column of labels, or by the domain of life.
+    """The label, from the column of labels or the domain of life; "" if both are empty.
 
     Raises:
         InputError: the label is neither of the two.

@@ -1,14 +1,14 @@
-"""Regions and chromosomes with known prophages: ``evaluate --regions`` and ``train --regions``.
+"""Evaluate and train region models on known prophages (``evaluate`` and ``train --regions``).
 
-To evaluate, the sequences go through ``pipeline.execute`` as any input; what is measured is read
-from its tables. Coordinates are bases, 0-based and half-open. A prophage is found if half of it or
-more lies in regions; a region is false if less than half of what counts of it is prophage.
+To evaluate, the sequences go through ``pipeline.execute`` like any input; regions are read from its
+tables. Coordinates are bases, 0-based and half-open. A prophage is found if at least half of it
+lies in regions. A region is false if less than half of it is prophage, unclear bases aside.
 
-To train, the regions of each chromosome are found by what is learned from the others, and without
-the other records of its own file as a host: that makes the table of figures. A chromosome counts
-as much as any other, so that the longest one does not decide alone; its viral pieces count by the
-square root of their number. The records of a file that are not in the truth are one host, whose
-prophages are not known: its median gives the usual level at its GC.
+To train, the table of figures is made by leaving out each chromosome: its regions are found by a
+model of the others, without the other records of its file as a host. Every chromosome counts the
+same, so that the longest one does not dominate; its viral pieces count by the square root of their
+number. The records of a file that are not in the truth are one host with unknown prophages: its
+median gives the usual level at its GC.
 """
 
 from __future__ import annotations
@@ -61,19 +61,19 @@ _PLACE = re.compile(r"[0-9]{1,15}")  # no sequence is longer
 _DRAWS = 2_000
 _MODEL, _LEFT_OUT_TABLE = "regions.json", "regions_left_out.tsv"
 _FEWEST_PIECES = 100  # of a host
-_FEWEST = 3  # chromosomes: one is left out, and two tell how far hosts depart
+_FEWEST = 3  # chromosomes: one is left out, and two show how much hosts differ
 SIZE, STEP = 1_000, 500
 _EDGES = tuple(np.arange(-4, 7.5, 0.5).tolist())  # contrast to the host
 _GC_WEIGHT, _SHAPE_WEIGHT, _SHAPE_BASES = 0.7, 1.5, 9_500
-_FIRST_SHARE = 0.1  # of records that begin in a virus; so phage lambda alone is one
-_WEIGHT = 0.7 * STEP / SIZE  # of a piece for its bases, each in several: neighbours are alike
-_GENES_WEIGHT = 0.6 * _WEIGHT  # of a piece by its genes, too, which lie on several pieces
+_FIRST_SHARE = 0.1  # of records that begin in a virus; with it, phage lambda alone is a region
+_WEIGHT = 0.7 * STEP / SIZE  # of a piece: neighbours overlap, and are alike
+_GENES_WEIGHT = 0.6 * _WEIGHT  # of a piece with its genes, which span several pieces
 _KERNEL = np.exp(-0.5 * np.arange(-3, 4) ** 2)  # over bins
-_LEAST = 0.02  # of all, spread evenly over the bins
+_LEAST = 0.02  # share of all pieces that is spread evenly over the bins
 
 
 def evaluate_regions(options: EvaluateOptions, truth_table: Path, on_event: OnEvent) -> list[str]:
-    """Find regions in the sequences, write how they agree with the truth, and return its lines.
+    """Find regions in the sequences, and write how they agree with the truth. -> lines of the table
 
     Raises:
         VirnucproError: see ``errors``; or a sequence of the truth was not called.
@@ -106,7 +106,7 @@ def evaluate_regions(options: EvaluateOptions, truth_table: Path, on_event: OnEv
 def _measure(
     rundir: RunDir, truths: dict[str, Truth], genes: dict[str, list[Span]]
 ) -> dict[str, RegionFigures]:
-    """Each sequence of the run with its figures; one without a row of the truth has no prophage."""
+    """The figures of each sequence of the run; one that the truth does not name has no prophage."""
     with rundir.output(RECORD_TABLE).open(encoding="utf-8") as table:
         calls = list(RECORD_TABLE.read(table))
     _check_names([call.record_id for call in calls], truths)
@@ -125,7 +125,7 @@ def _measure(
 
 
 def _write_table(path: Path, each: dict[str, RegionFigures], seed: int) -> list[str]:
-    """Write a row for each sequence, and one for all with the interval of its F1. -> the lines"""
+    """Write a row per sequence, and a row for all with the interval of F1. -> the lines"""
     figures = list(each.values())
     low, high = f1_interval(figures, seed)
     rows = [
@@ -147,10 +147,10 @@ class Truth:
 
 
 def read_truth(path: Path) -> dict[str, Truth]:
-    """The intervals of a table by sequence; columns ``seq_id start end kind``, others are free.
+    """Read the intervals of each sequence from a table with columns ``seq_id start end kind``.
 
-    ``prophage`` counts, ``remnant`` and ``unclear`` are left out of every count, other kinds are
-    passed over.
+    Other columns are ignored. ``prophage`` counts; ``remnant`` and ``unclear`` are left out of
+    every count; other kinds are skipped.
 
     Raises:
         InputError, InputMissingError: it cannot be read, or a row makes no sense.
@@ -165,7 +165,7 @@ def read_truth(path: Path) -> dict[str, Truth]:
             raise InputError(
                 f"{printable(path)}:{line}: no interval from {printable(digits[0])} to "
                 f"{printable(digits[1])}",
-                hint="count bases from 0; the end is the base behind the interval",
+                hint="count bases from 0; the end is the base after the interval",
             )
         truth = truths.get(name, Truth())
         if kind == _COUNTED:
@@ -178,14 +178,16 @@ def read_truth(path: Path) -> dict[str, Truth]:
     if not any(truth.prophages for truth in truths.values()):
         raise InputError(f"{printable(path)} has no row of the kind {_COUNTED}", hint=_TRUTH)
     if others:
-        LOGGER.warning("passed over, of other kinds: %s", ", ".join(map(printable, sorted(others))))
+        LOGGER.warning(
+            "rows of other kinds, skipped: %s", ", ".join(map(printable, sorted(others)))
+        )
     return truths
 
 
 def _check_names(names: Sequence[str], truths: Iterable[str]) -> None:
     """
     Raises:
-        InputError: several sequences have the same name, or none has one of the truth.
+        InputError: several sequences have the same name, or a name of the truth is missing.
     """
     name, n_sequences = max(Counter(names).items(), key=itemgetter(1), default=("", 0))
     if n_sequences > 1:
@@ -214,7 +216,7 @@ def _check_truth(name: str, truth: Truth, n_bases: int) -> None:
 
 
 def read_genes(path: Path) -> dict[str, list[Span]]:
-    """The coding sequences of a GFF3 file, plain or packed, by sequence.
+    """Read the coding sequences of a GFF3 file, plain or packed. -> intervals, by sequence
 
     Raises:
         InputError, InputMissingError: it cannot be read, or is not GFF3.
@@ -256,7 +258,7 @@ class RegionFigures:
     n_bases: int = 0
     split: int = 0  # prophages with more than one region
     merged: int = 0  # regions with more than one prophage
-    ends: tuple[int, ...] = ()  # bases between the ends of prophages that were found and of regions
+    ends: tuple[int, ...] = ()  # distances in bases from the ends of found prophages to regions'
 
     @classmethod
     def sum(cls, each: Sequence[RegionFigures]) -> RegionFigures:
@@ -267,11 +269,11 @@ class RegionFigures:
 
     @property
     def f1(self) -> float:
-        """F1 of bases; NaN where there is neither prophage nor region."""
+        """F1 of bases; NaN if there is neither a prophage nor a region."""
         return _rates(*self.bases)[2]
 
     def row(self) -> list[str]:
-        """The values of ``_COLUMNS``; empty where not defined."""
+        """The values of ``_COLUMNS``; "" if not defined."""
         ends = np.percentile(self.ends, (50, 90)).tolist() if self.ends else (np.nan, np.nan)
         values = (
             *(f"{rate:.3f}" for rate in _rates(*self.bases)),
@@ -285,7 +287,7 @@ class RegionFigures:
 
 
 def _rates(right: int, false: int, missed: int) -> tuple[float, float, float]:
-    """Precision, recall and F1; NaN where the denominator is 0."""
+    """Precision, recall and F1; NaN if the denominator is 0."""
     parts = (right, right, 2 * right)
     totals = (right + false, right + missed, 2 * right + false + missed)
     precision, recall, f1 = (
@@ -335,7 +337,7 @@ def _count(is_called: Mask, is_virus: Mask) -> _Counts:
 
 
 def _mask(intervals: Iterable[Span], n_bases: int) -> Mask:
-    """A mask of the bases that lie in the intervals. (n_bases,)"""
+    """True for bases in the intervals. (n_bases,)"""
     inside = np.zeros(n_bases, dtype=np.bool_)
     for start, end in intervals:
         inside[start:end] = True
@@ -343,9 +345,9 @@ def _mask(intervals: Iterable[Span], n_bases: int) -> Mask:
 
 
 def f1_interval(each: Sequence[RegionFigures], seed: int) -> tuple[float, float]:
-    """95 % of the F1 of bases, when sequences are drawn again with replacement.
+    """The 95 % interval of the F1 of bases, by drawing sequences with replacement.
 
-    A draw without a prophage and a region has none, and is left out.
+    A draw with neither a prophage nor a region has no F1, and is left out.
     """
     rng = np.random.default_rng(seed)
     counts = np.array([one.bases for one in each])
@@ -358,7 +360,7 @@ def f1_interval(each: Sequence[RegionFigures], seed: int) -> tuple[float, float]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chromosome:
-    """A chromosome and what is known of it."""
+    """A chromosome with its scored pieces and its known intervals."""
 
     name: str
     sequence: str
@@ -369,7 +371,7 @@ class Chromosome:
     def of(
         cls, record: FastaRecord, scorer: Scorer, truth: Truth, code: GeneticCode = STANDARD
     ) -> Chromosome:
-        """A record with its pieces scored, and the genes of all."""
+        """Score the pieces of a record, and the genes of all pieces."""
         sequence = record.sequence.upper()
         items = Items.of(sequence, scorer, STEP, code)
         everything = np.ones(len(items.start), dtype=np.bool_)
@@ -379,12 +381,12 @@ class Chromosome:
 
     @property
     def is_virus(self) -> Mask:
-        """A mask of the pieces whose middles lie in a prophage. (n_items,)"""
+        """True for pieces with their middle in a prophage. (n_items,)"""
         return self._has_middle(self.truth.prophages) & self.items.is_known
 
     @property
     def is_host(self) -> Mask:
-        """A mask of the pieces whose middles lie in no element of the truth. (n_items,)"""
+        """True for pieces with their middle outside all intervals of the truth. (n_items,)"""
         elements = (*self.truth.prophages, *self.truth.unclear)
         return ~self._has_middle(elements) & self.items.is_known
 
@@ -392,12 +394,13 @@ class Chromosome:
         return _mask(intervals, len(self.sequence))[self.items.start + SIZE // 2]
 
 
-# the records of one file: chromosomes with known prophages, and the pieces of the others; None: few
+# the records of one file: chromosomes with known prophages, and the pieces of all other records;
+# None: too few pieces
 _Genome = tuple[list[Chromosome], Items | None]
 
 
 def train_regions(options: TrainOptions, truth_table: Path, on_event: OnEvent) -> list[str]:
-    """Write a region model and the figures of the chromosomes left out, and return these lines.
+    """Write a region model, and the figures of each chromosome left out. -> lines of the figures
 
     Raises:
         VirnucproError: see ``errors``; or there are too few chromosomes.
@@ -432,7 +435,7 @@ def train_regions(options: TrainOptions, truth_table: Path, on_event: OnEvent) -
 def left_out(
     genomes: Sequence[_Genome],
 ) -> Iterator[tuple[Chromosome, list[Chromosome], list[Items]]]:
-    """Each chromosome with the others, and with the hosts of other files than its own."""
+    """Yield each chromosome, all other chromosomes, and the hosts of all other files."""
     for home in genomes:
         hosts = [other[1] for other in genomes if other is not home and other[1]]
         for one in home[0]:
@@ -443,10 +446,10 @@ def left_out(
 def _read_genomes(
     data: Path, truth_table: Path, scorer: Scorer, on_event: OnEvent
 ) -> list[_Genome]:
-    """Each file with the sequences that the truth has prophages in, and its others as one host.
+    """Read each file: chromosomes with known prophages, and all other records as one host.
 
     Raises:
-        InputError: a chromosome is missing, there twice, or has no host; or there are too few.
+        InputError: a chromosome is missing, occurs twice, or has no host; or there are too few.
     """
     truths = {name: one for name, one in read_truth(truth_table).items() if one.prophages}
     n_letters = 0
@@ -473,7 +476,7 @@ def _read_genomes(
 def _genome_of(
     records: Iterable[FastaRecord], truths: Mapping[str, Truth], scorer: Scorer
 ) -> _Genome:
-    """The records of one file; those that are too short for regions are passed over.
+    """Read the records of one file; records that are too short for regions are skipped.
 
     Raises:
         InputError: a chromosome does not fit its truth, or has no host.
@@ -492,7 +495,7 @@ def _genome_of(
 def _chromosome_of(record: FastaRecord, truth: Truth, scorer: Scorer) -> Chromosome:
     """
     Raises:
-        InputError: it is too short, or shorter than its truth; or no piece is the host's.
+        InputError: it is too short, shorter than its truth, or has no piece of the host.
     """
     n_bases = len(record.sequence)
     _check_truth(record.id, truth, n_bases)
@@ -515,9 +518,10 @@ def _chromosome_of(record: FastaRecord, truth: Truth, scorer: Scorer) -> Chromos
 def learn_region_model(
     chromosomes: Sequence[Chromosome], hosts: Sequence[Items], training: str
 ) -> RegionModel:
-    """Regions are as rare as in these chromosomes; hosts add their level to those of these.
+    """Learn a region model from chromosomes; ``hosts`` only add their levels.
 
-    Each chromosome has a piece of its host; a prophage may be too short for a piece.
+    The model expects regions to be as rare as in these chromosomes. Each chromosome must have a
+    piece of its host; a prophage may be too short for a piece.
 
     Raises:
         InputError: no prophage has a piece, or chromosomes do not differ.
@@ -526,7 +530,7 @@ def learn_region_model(
     own = [_levels(one.items, usual, one.is_host) for one in chromosomes]
     levels = [*(_levels(items, usual, items.is_known) for items in hosts), *own]
     gc, level, gene_level = np.array(levels).T
-    # how far pieces stand out from their own host
+    # how much pieces differ from their own host
     contrasts = [
         _signal(one.items, usual) - level_of_host
         for one, (_, level_of_host, _) in zip(chromosomes, own, strict=True)
@@ -576,7 +580,7 @@ def learn_region_model(
 def _by_side(
     chromosomes: Sequence[Chromosome], of_pieces: Sequence[Values]
 ) -> tuple[list[Values], list[Values]]:
-    """The values of the pieces in prophages, and of those outside, by chromosome; no NaN."""
+    """The values of pieces in prophages, and of pieces of the host, by chromosome; no NaN."""
     pairs = [
         (values[one.is_virus & ~np.isnan(values)], values[one.is_host & ~np.isnan(values)])
         for one, values in zip(chromosomes, of_pieces, strict=True)
@@ -585,7 +589,7 @@ def _by_side(
 
 
 def _mean_lengths(chromosomes: Sequence[Chromosome]) -> tuple[int, int]:
-    """Bases of host, and of prophage, for each prophage."""
+    """The mean numbers of bases of host, and of prophage, per prophage."""
     n_bases = sum(len(one.sequence) for one in chromosomes)
     n_regions = sum(len(one.truth.prophages) for one in chromosomes)
     masks = (_mask(one.truth.prophages, len(one.sequence)) for one in chromosomes)
@@ -596,7 +600,7 @@ def _mean_lengths(chromosomes: Sequence[Chromosome]) -> tuple[int, int]:
 def _log_ratios(
     of_viruses: Sequence[Values], of_hosts: Sequence[Values], weight: float
 ) -> tuple[float, ...]:
-    """Log ratios of virus over host, as one piece among others counts, by bin of its contrast."""
+    """Log ratios of virus over host by bin of contrast, times the weight of a piece."""
     nothing = np.zeros(len(_EDGES) + 1)
     virus = sum((_counts(one) / max(1, len(one)) ** 0.5 for one in of_viruses), start=nothing)
     host = sum((_counts(one) / max(1, len(one)) for one in of_hosts), start=nothing)
@@ -609,20 +613,20 @@ def _signal(items: Items, usual: Hosts) -> Values:
 
 
 def _levels(items: Items, usual: Hosts, is_host: Mask) -> tuple[float, float, float]:
-    """The median GC of a host, and the medians over its own pieces: signal, and proteins."""
+    """The median GC of a host, and the medians of signal and genes over its own pieces."""
     genes = items.genes[is_host]
     of_genes = np.median(genes[~np.isnan(genes)]) if not np.isnan(genes).all() else np.nan
     return items.median_gc, float(np.median(_signal(items, usual)[is_host])), float(of_genes)
 
 
 def _counts(contrasts: Values) -> Values:
-    """Numbers of pieces in each bin. (n_pieces,) -> (n_bins,)"""
+    """The number of pieces in each bin. (n_pieces,) -> (n_bins,)"""
     bins = np.searchsorted(_EDGES, contrasts)
     return np.bincount(bins, minlength=len(_EDGES) + 1).astype(np.float64)
 
 
 def _shares(counts: Values) -> Values:
-    """Smooth shares above 0 of all bins; they add up to 1."""
+    """The smoothed share of each bin, above 0; they add up to 1."""
     padded = np.pad(counts / counts.sum(), len(_KERNEL) // 2, mode="edge")
     smooth = np.convolve(padded, _KERNEL / _KERNEL.sum(), "valid") + _LEAST / len(counts)
     return np.asarray(smooth / smooth.sum())

@@ -1,4 +1,4 @@
-"""Options of ``virnucpro train`` become a training that can begin, and its devices."""
+"""Resolve the options of ``virnucpro train`` into a training that can begin, and its devices."""
 
 from __future__ import annotations
 
@@ -72,22 +72,22 @@ _MORE_GROUPS = "label more groups, or move some in a table of the split and give
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """A request for a training, checked but for the data."""
+    """A request for a training. All of it is checked except the data."""
 
-    options: TrainOptions  # with the precision that was chosen
+    options: TrainOptions  # with the chosen precision
     encoder: Model | None  # an ESM-2 to start from; None: a new one of ``shape``
-    shape: ESM2Shape | None  # None: there is not an ESM-2 in it
-    n_ranks: int  # processes, each on a device
-    is_repeat: bool = False  # with another seed, only measured
+    shape: ESM2Shape | None  # None: no ESM-2 is used
+    n_ranks: int  # processes, one per device
+    is_repeat: bool = False  # with another seed, and only measured
 
     def repeat(self, number: int) -> Training:
-        """The same training with a later seed; number 0 is this one."""
+        """The same training with a later seed; number 0 is this training."""
         options = replace(self.options, seed=self.options.seed + number)
         return replace(self, options=options, is_repeat=number > 0)
 
     @property
     def place(self) -> Path:
-        """The folder of checkpoints and of what TensorBoard reads."""
+        """The folder of checkpoints and of TensorBoard's files."""
         return self.output / _SEEDS / str(self.options.seed) if self.is_repeat else self.output
 
     @property
@@ -100,7 +100,7 @@ class Training:
 
     @property
     def model(self) -> Path:
-        """The folder of what was trained, which ``--model`` takes."""
+        """The folder of the trained model, for ``--model``."""
         return self.output / self.options.name
 
     @property
@@ -114,7 +114,7 @@ class Training:
 
     @property
     def features(self) -> Path:
-        """The run folder of the vectors that a head is trained on: the one given, or its own."""
+        """The run folder of the vectors that a head is trained on: ``--features``, or our own."""
         return self.options.features or self.output / _FEATURES
 
     @property
@@ -124,19 +124,19 @@ class Training:
 
     @property
     def is_plain(self) -> bool:
-        """True if a frame's vector is the mean of an ESM-2: such an encoder needs no file."""
+        """True if the vector of a frame is a mean of an ESM-2, which needs no file of ours."""
         return (self.options.encoding, self.options.architecture) == ("esm2", "mlp")
 
     @property
     def has_stored_vectors(self) -> bool:
-        """True if the engine makes the vectors, once, before the training."""
+        """True if the engine makes the vectors once, before the training."""
         return self.options.mode == "head" and self.is_plain
 
 
 def resolve_training(
     options: TrainOptions, on_event: OnEvent, n_ranks: int | None = None
 ) -> tuple[Training, Choice]:
-    """A training and its devices, checked before any work.
+    """Resolve a training and its devices, and check them before any work.
 
     ``n_ranks`` is the number of processes that torchrun started; None: one for each device.
 
@@ -163,7 +163,7 @@ def resolve_training(
     choice = choose_devices(options, options.workers, model_bytes)
     if not options.multi_gpu or (choice.kind == "cpu" and options.workers is None):
         choice = choice.first
-    is_fp16 = options.precision == "fp16"  # whose losses are scaled, on a CPU too
+    is_fp16 = options.precision == "fp16"  # possible on a CPU too, since losses are scaled
     precision = "fp16" if is_fp16 else choose_precision(options.precision, choice)
     if choice.kind == "mps":
         precision = "fp32"
@@ -183,7 +183,7 @@ def resolve_training(
 
 
 def load_known(encoder: Model | None) -> Head | None:
-    """The head that comes with an encoder, which knows what both were trained on.
+    """Load the head that comes with an encoder; it records what both were trained on.
 
     Raises:
         UnavailableError: it is damaged, or of an older version.
@@ -198,7 +198,7 @@ def load_known(encoder: Model | None) -> Head | None:
 
 
 def _encoder(options: TrainOptions, on_event: OnEvent) -> tuple[Model | None, ESM2Shape | None]:
-    """The encoder to start from, and its shape; a new one has a shape alone, or none."""
+    """The encoder to start from and its shape; only a shape: a new encoder; neither: no ESM-2."""
     if options.encoding != "esm2":
         return None, None
     if not options.has_shape and (options.mode != "pretrain" or options.model is not None):
@@ -217,9 +217,9 @@ def _encoder(options: TrainOptions, on_event: OnEvent) -> tuple[Model | None, ES
 
 
 def open_training(training: Training, on_event: OnEvent) -> None:
-    """Read and split the labelled records and store the request; on resume, check that it agrees.
+    """Read and split the labelled records, and store the request; on resume, check that it agrees.
 
-    The folder exists and is locked. Afterwards it holds all that the processes read.
+    The folder must exist and be locked. Afterwards it holds all that the processes read.
 
     Raises:
         OutputError: the folder is not empty, and this is not a resume.
@@ -293,7 +293,7 @@ def describe_training(training: Training, choice: Choice) -> list[str]:
 def _check_free(folder: Path, is_begun: bool, resume: bool) -> None:
     """
     Raises:
-        OutputError: the folder holds a training, and this is not a resume; or something else.
+        OutputError: the folder holds a training, and this is no resume; or it holds something else.
     """
     found = {entry.name for entry in folder.iterdir()} - RunDir.of_any_command
     if is_begun and not resume:
@@ -311,11 +311,11 @@ def _check_free(folder: Path, is_begun: bool, resume: bool) -> None:
 
 
 def splits_of(training: Training, records: Sequence[LabelledRecord]) -> dict[str, Split]:
-    """The splits of an earlier start, those that the user gives, or new ones.
+    """The split of an earlier start, of ``--split``, or a new one.
 
     Raises:
-        ResumeError: those given are not those of the earlier start.
-        InputError: a group has no split.
+        ResumeError: ``--split`` differs from the split of the earlier start.
+        InputError: a group is in no part of the split.
     """
     warn_of_mixed_groups(records)
     options = training.options
@@ -339,7 +339,7 @@ def splits_of(training: Training, records: Sequence[LabelledRecord]) -> dict[str
 def check_split(records: Sequence[LabelledRecord], splits: Mapping[str, Split], mode: Mode) -> None:
     """
     Raises:
-        InputError: a split lacks what the mode needs in it.
+        InputError: a part of the split has no group that the mode needs.
     """
     for split in SPLITS:
         labels = {record.label for record in records if splits[record.group] == split}
@@ -354,7 +354,7 @@ def check_split(records: Sequence[LabelledRecord], splits: Mapping[str, Split], 
 def _facts(
     training: Training, data_sha256: str, fasta_sha256: list[str], fingerprint: str
 ) -> dict[str, Any]:
-    """The facts that the weights depend on; files by their content."""
+    """The facts that determine the weights; files are identified by their content."""
     options, encoder = training.options, training.encoder
     facts: dict[str, Any] = {
         "manifest": options.data,
@@ -376,7 +376,7 @@ def _facts(
 
 
 def check_features(training: Training, fasta_sha256: Iterable[str]) -> str:
-    """The fingerprint of the recipe of given vectors, which are those that would be made here.
+    """Check that the vectors of ``--features`` are the same as would be made here. -> fingerprint
 
     Raises:
         InputMissingError: there is no run in the folder.

@@ -1,9 +1,9 @@
 """The results of a training: figures, the gain over the scorer, and the model for ``predict``.
 
-The first rank makes all of it, from log-odds of all ranks. The gain is measured on
-fragments of held-out groups, by length and seed. A fragment is a run of neighbouring chunks, which
-the scorer reads whole. Its bases come from the training's own copy of all records, because the
-frames do not hold every base. A model is one folder: an encoder or its name, and a head.
+The first rank makes all results, from log-odds of all ranks. The gain is measured on fragments of
+held-out groups, by length and seed. A fragment is a run of neighbouring chunks, which the scorer
+reads as a whole. Its bases come from the training's copy of all records, because the frames do not
+have every base. A model is one folder: an encoder or its name, and a head.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.kmers import Sketch
 from virnucpro.sequences.translate import GeneticCode
 
-_TrainedOn = dict[str, Any]  # fields of ``Head``, by name; each rises
+_TrainedOn = dict[str, Any]  # fields of ``Head``, by name; digests ascend
 Epochs = dict[int, list[dict[str, float]]]  # the figures of each epoch, by seed
-_Run = tuple[Split, int, int]  # of how many chunks, and the number of the first
+_Run = tuple[Split, int, int]  # part of the split, number of chunks, number of the first chunk
 _HELD_OUT: tuple[Split, ...] = ("validation", "test")
-_PER_RECORD = 4  # runs of each length at most, evenly spread
-_SHORTEST = 0.9  # share of the bases that its chunks would have side by side: they may overlap
+_PER_RECORD = 4  # most runs of each length, evenly spread
+_SHORTEST = 0.9  # least length of a run, as a share of its chunks end to end: they may overlap
 
 
 @dataclass
@@ -78,15 +78,15 @@ class TrainingResults:
     training: Training
     store: FrameStore
     splits: Mapping[str, Split]
-    parts: Mapping[Split, LabelledFrames]  # validation first, and what else has both labels
+    parts: Mapping[Split, LabelledFrames]  # validation, then test if it has both labels
     scorer: Scorer = field(default_factory=Scorer.own)
     fragments: Mapping[Split, list[ScoredFragments]] = field(default_factory=dict)
     gains: list[_Gain] = field(default_factory=list)
 
     def add(self, training: Training, module: nn.Module, odds: Mapping[Split, Values]) -> None:
-        """Measure what was trained with one seed, and write what it leaves.
+        """Measure the training with one seed, and write its results.
 
-        ``odds`` are the log-odds of the frames of each part by each network, (n_networks, n).
+        ``odds``: the log-odds of the frames of each part by each network, (n_networks, n).
         """
         assert isinstance(module, FrameClassifier)
         of_validation = odds["validation"]
@@ -104,7 +104,7 @@ class TrainingResults:
     def _join(
         self, training: Training, odds: Mapping[Split, Values], calibration: Calibration
     ) -> Join | None:
-        """The join with the scorer, fitted to the validation groups; measured on all of these."""
+        """Fit the join with the scorer to the validation groups, and measure its gain by part."""
         if not self.fragments:
             options = training.options
             size, code = options.chunk_size[0], GeneticCode.of(options.genetic_code)
@@ -136,7 +136,7 @@ class TrainingResults:
 
     @cached_property
     def trained_groups(self) -> set[str]:
-        """The held-out groups with a record or a relative that the scorer was trained on."""
+        """The held-out groups that the scorer was trained on, or on close relatives of them."""
         memories = Caller(scorer=self.scorer).trained_on
         records = zip(self.store.records, read_fasta(self.training.fasta), strict=True)
         return {
@@ -147,7 +147,7 @@ class TrainingResults:
         }
 
     def unseen(self, split: Split, of_lengths: list[ScoredFragments]) -> list[ScoredFragments]:
-        """The fragments of groups that the scorer was not trained on, if these are enough."""
+        """Leave out groups that the scorer was trained on, if enough others remain; else warn."""
         names = sorted({record.group for record in self.store.records})  # as they are numbered
         trained = self.trained_groups
         numbers = [number for number, name in enumerate(names) if name in trained]
@@ -168,7 +168,7 @@ class TrainingResults:
         return of_lengths
 
     def _write_figures(self, training: Training, odds: Mapping[Split, Values]) -> None:
-        """AUROC of frames and of chunks (by their best frame), for each held-out split."""
+        """Write the AUROC of frames, and of chunks by their best frame, for each held-out part."""
         columns = ("split", "network", "n_frames", "auroc_frames", "n_chunks", "auroc_chunks")
         rows: list[dict[str, object]] = []
         for split, of_networks in odds.items():
@@ -186,7 +186,7 @@ class TrainingResults:
 
 
 def write_epochs(training: Training, epochs: Epochs) -> None:
-    """A row for each epoch of each seed; not defined where it was not measured."""
+    """Write a row per epoch and seed; figures that were not measured are not defined."""
     rows = [{"seed": seed, **row} for seed, history in epochs.items() for row in history]
     # speeds are never the same twice
     names = [name for name in chain(["seed"], *rows) if not name.endswith("_per_second")]
@@ -194,7 +194,10 @@ def write_epochs(training: Training, epochs: Epochs) -> None:
 
 
 def _warn_of_chance(chunks: Samples, frames: LabelledFrames, seed: int) -> None:
-    """Warn if the network that knows most is no better than chance, an AUROC of 0.5."""
+    """Warn if the last network is no better than chance, an AUROC of 0.5.
+
+    ``chunks`` has its scores.
+    """
     _, first = np.unique(frames.chunk, return_index=True)
     low, high = replace(chunks, groups=frames.group[first]).auroc_interval(seed)
     if chunks.auroc() <= CHANCE or (low is not None and low <= CHANCE):
@@ -216,9 +219,9 @@ def read_fragments(
     scorer: Scorer,
     code: GeneticCode,
 ) -> dict[Split, list[ScoredFragments]]:
-    """The fragments of the validation and the test groups, by length, read by the scorer alone.
+    """Score the fragments of the validation and test groups by the scorer. -> by part and length
 
-    ``fasta`` has all records, in the order of their numbers; ``size`` is that of the chunks.
+    ``fasta`` has all records, in the order of their numbers; ``size``: bases of a chunk.
     """
     runs: list[_Run] = []
 
@@ -251,7 +254,7 @@ def read_fragments(
 def _cut(
     fasta: Path, store: FrameStore, splits: Mapping[str, Split], size: int
 ) -> Iterator[tuple[_Run, str]]:
-    """Runs of chunks of the held-out records, each with its bases."""
+    """Yield runs of chunks of the held-out records, each with its bases."""
     rows = np.flatnonzero(store.chunks[:, 2] == size)
     begin = np.searchsorted(store.chunks[rows, 0], np.arange(len(store.records) + 1))
     records = zip(read_fasta(fasta), store.records, pairwise(begin.tolist()), strict=True)
@@ -273,7 +276,7 @@ def _cut(
 class _Gain(NamedTuple):
     """AUROC of fragments of one length by the scorer, by the head, and by both.
 
-    Every fragment counts, one without a score as the lowest; groups count nearly evenly.
+    A fragment without a score counts as the lowest; groups count nearly evenly.
     """
 
     seed: int
@@ -308,7 +311,10 @@ class _Gain(NamedTuple):
 def measure_gain(
     seed: int, split: Split, fragments: ScoredFragments, join: Join | None
 ) -> _Gain | None:
-    """None if a label is missing. On the groups that the join was fitted to, by folds."""
+    """Measure the gain of the join over the scorer; None if a label is missing.
+
+    On validation groups, to which the join was fitted, it is measured by folds.
+    """
     n_virus, n_groups = int(fragments.is_virus.sum()), len(np.unique(fragments.groups))
     if not 0 < n_virus < len(fragments):
         return None
@@ -336,9 +342,9 @@ def _export(
     calibration: Calibration,
     join: Join | None,
 ) -> None:
-    """Write the encoder, or its name where it was not trained, and the calibrated head.
+    """Write the encoder, or its name if it was not trained, and the calibrated head.
 
-    The head learned ``records``; ``kmers`` is their sketch.
+    The head was trained on ``records``; ``kmers`` is their sketch.
     """
     Tree(training.output).make_folder(training.model)
     encoder = _export_encoder(training, module)
@@ -369,7 +375,7 @@ def _export(
 
 
 def _export_encoder(training: Training, module: FrameClassifier) -> Model:
-    """Write what of the encoder was trained. -> what makes the vectors of frames"""
+    """Write the trained parts of the encoder. -> the model that makes the vectors of frames"""
     reader, options = module.reader, training.options
     base: tuple[str | None, Model] | None = None
     if options.mode == "finetune":
@@ -390,7 +396,7 @@ def _export_encoder(training: Training, module: FrameClassifier) -> Model:
 
 
 def save_pretrained(training: Training, module: nn.Module) -> None:
-    """Write what was pretrained, and its card."""
+    """Write the pretrained encoder and its card."""
     assert isinstance(module, MaskedLanguageModel)
     Tree(training.output).make_folder(training.model)
     save_esm2(training.model, module.encoder, module.extra_tensors())
@@ -405,7 +411,7 @@ def write_head(
     calibration: Calibration,
     trained_on: _TrainedOn,
 ) -> None:
-    """Write the classifier with what calibrates it. The standardisation goes into its weights."""
+    """Write the classifier with its calibration. The standardisation goes into its weights."""
     zeros, ones = torch.zeros(facts.dim), torch.ones(facts.dim)
     alone = None
     if classifier.protein is not None:
@@ -419,10 +425,9 @@ def write_head(
 def find_trained(
     records: Sequence[LabelledRecord], kmers: Sketch, known: Head | None, is_finetuned: bool
 ) -> _TrainedOn:
-    """What the head and its encoder learned from: digests of records and groups, and sketches.
+    """What the head and its encoder were trained on: digests of records and groups, and sketches.
 
-    ``known`` is the head of the encoder that was started from, and ``is_finetuned`` if that was
-    trained too.
+    ``known`` is the head of the initial encoder; ``is_finetuned``: that encoder was trained too.
     """
     own, groups = (
         np.unique(np.array(digests, dtype=np.uint64))

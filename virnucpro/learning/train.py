@@ -1,12 +1,12 @@
 """``virnucpro train``: from labelled FASTA to an encoder, a head, and their figures.
 
-Three modes on one loop: a head on vectors that the engine made (``head``), encoder and head
-together (``finetune``), or an encoder alone, on masked residues (``pretrain``). ``train`` is the
-whole of it; ``_learn`` is what every rank does; the first one writes.
+One loop has three modes: a head on vectors that the engine made (``head``), encoder and head
+together (``finetune``), or an encoder alone, on masked residues (``pretrain``). ``train`` runs the
+whole training; every rank runs ``_learn``, and the first rank writes.
 
-``train --check`` says what a training would read and need: labelled sequences are read and
-translated, and nothing is written. Time and memory are measured on a few batches of real frames on
-the first device.
+``train --check`` shows what a training would read and need. It reads and translates the labelled
+sequences and writes nothing. Time and memory are measured on a few batches of real frames, on the
+first device.
 """
 
 from __future__ import annotations
@@ -93,16 +93,16 @@ from virnucpro.stories.pipeline import execute
 
 _MOST_FRAMES = 20_000  # that are scored after each epoch
 _SECONDS_BETWEEN_STEPS = 0.2  # in TensorBoard; a step of a head alone takes a millisecond
-_N_BATCHES = 3  # timed, after one that is not: the first loads what a device needs
-_COMPOSITION_BYTES = 4 * N_FEATURES + 24  # of a frame in ``frames/``, beside its letters
+_N_BATCHES = 3  # timed batches; one before them is not timed, since it also sets up the device
+_COMPOSITION_BYTES = 4 * N_FEATURES + 24  # of a frame in ``frames/``, without its letters
 
 
 def train(
     options: TrainOptions, on_event: OnEvent, environ: Mapping[str, str] | None = None
 ) -> Training:
-    """Train, as the options say, on all devices, or as one of the processes of torchrun.
+    """Train as the options say, on all devices, or as one of the processes of torchrun.
 
-    Those have its variables in the environment.
+    ``environ``: the environment, where torchrun sets its variables.
 
     Raises:
         VirnucproError: see ``errors``; finished epochs are kept.
@@ -145,7 +145,7 @@ def _prepared(
 
 
 def _extract(options: TrainOptions, training: Training, on_event: OnEvent) -> None:
-    """Make the vectors that a head is trained on, as ``extract`` makes them; or go on with it."""
+    """Make, or finish, the vectors that a head is trained on, as ``extract`` makes them."""
     assert training.encoder is not None, "vectors of an encoder"
     extraction = carry(
         options,
@@ -220,7 +220,7 @@ def _train(
     held_out: LabelledFrames,
     epochs: Epochs,
 ) -> Trainer:
-    """Train a module; its epochs stand beside those of other seeds, and are written as they end."""
+    """Train a module; add its epochs to ``epochs``, by seed, and write them as they end."""
     settings = training.options
     torch.manual_seed(settings.seed)
     with ranks.making(is_cut=settings.fsdp) as is_empty:
@@ -254,12 +254,12 @@ def _train(
         lines = [f"best epoch: {state.best_epoch}", *speed_lines(clocks)]
         for line in (*lines, *(profile_lines(clocks) if settings.profile else ())):
             announce(line)
-        write_epochs(training, epochs)  # a training that was finished before has none to show
+        write_epochs(training, epochs)  # ``on_epoch`` does not run if all epochs were done before
     return trainer
 
 
 def _show_end(training: Training, trainer: Trainer, samples: Samples | None) -> None:
-    """Show in TensorBoard how the training ended, if it went on in this start."""
+    """Show the end of the training in TensorBoard, if this start trained an epoch."""
     state, options = trainer.state, training.options
     if state.epoch > trainer.first and state.best_epoch:
         row = state.history[state.best_epoch - 1]
@@ -272,9 +272,9 @@ def _show_best(
     row: Mapping[str, float],
     samples: Samples | None,
 ) -> None:
-    """Show hyper-parameters beside the figures of the best epoch, and its curves.
+    """Show hyper-parameters with the figures of the best epoch, and its curves.
 
-    The reliability curve has the mean score of a bin, in percent, in the place of a step.
+    The x axis of the reliability curve is the mean score of a bin, in percent, instead of a step.
 
     Raises:
         OutputError, StorageError: as ``files.writing``.
@@ -295,7 +295,7 @@ def _show_best(
 
 
 def _whole_module(training: Training, trainer: Trainer, train: LabelledFrames) -> nn.Module:
-    """The trained module; if it is cut over the ranks, a whole one with the same weights."""
+    """The trained module; if it is sharded over the ranks, a whole copy with the same weights."""
     if trainer.ranks.world_size == 1 or not training.options.fsdp:
         return trainer.module
     joined = module_of(training, train)
@@ -316,7 +316,7 @@ class _Board:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._writers: dict[str, SummaryWriter] = {}
-        self._told = 0.0  # when the last step was
+        self._told = 0.0  # time of the last step shown
 
     def on_epoch(self, row: Mapping[str, float]) -> None:
         """Show the figures of an epoch."""
@@ -324,7 +324,7 @@ class _Board:
         self._show("", int(row["epoch"]), figures)
 
     def on_step(self, step: int, figures: Mapping[str, float]) -> None:
-        """Show those of a step, if the last ones were shown some time ago."""
+        """Show the figures of a step, unless others were shown a moment ago."""
         now = time.monotonic()
         if now - self._told >= _SECONDS_BETWEEN_STEPS:
             self._told = now
@@ -347,7 +347,7 @@ class _Board:
 
 
 def _some(frames: LabelledFrames, seed: int) -> LabelledFrames:
-    """The validation frames that are scored after each epoch."""
+    """Choose the validation frames that are scored after each epoch."""
     order = np.random.default_rng([seed, len(frames)]).permutation(len(frames))
     return frames.take(np.sort(order[:_MOST_FRAMES]))
 
@@ -355,7 +355,7 @@ def _some(frames: LabelledFrames, seed: int) -> LabelledFrames:
 def _check_frames(split: str, frames: LabelledFrames, mode: Mode) -> None:
     """
     Raises:
-        InputError: there are none; or those of one label, where both are needed.
+        InputError: there are none; or both labels are needed, and one is missing.
     """
     if mode == "pretrain" and not len(frames):
         raise InputError(
@@ -385,12 +385,12 @@ def _count_lines(frames: LabelledFrames, weight: NDArray[np.float32]) -> list[st
 
 
 def check_training(options: TrainOptions, on_event: OnEvent) -> Iterator[str]:
-    """Lines on frames, groups, time, memory and disk; at the end, what is missing.
+    """Yield lines about frames, groups, time, memory and disk; raise an error if data are missing.
 
-    Memory holds one record, and the proteins of the batches that are timed.
+    Memory holds one record, and the proteins of the timed batches.
 
     Raises:
-        VirnucproError: as a training would raise it before its first step.
+        VirnucproError: any error that a training would raise before its first step.
     """
     training, choice = resolve_training(options, on_event)
     yield from describe_training(training, choice)
@@ -425,7 +425,7 @@ def check_training(options: TrainOptions, on_event: OnEvent) -> Iterator[str]:
 def _split_lines(
     n_frames: Mapping[LabelledRecord, int], splits: Mapping[str, Split]
 ) -> Iterator[str]:
-    """A table: groups, records and frames by split and label."""
+    """Yield a table of groups, records and frames by part of the split and label."""
     yield f"{'split':<12}{'label':<8}{'groups':>10}{'records':>12}{'frames':>14}"
     for split, label in product(SPLITS, ("virus", "other")):
         own = [r for r in n_frames if (splits[r.group], r.label) == (split, label)]
@@ -436,7 +436,10 @@ def _split_lines(
 def _cost_lines(
     training: Training, device: torch.device, proteins: list[str], counts: tuple[int, int, int]
 ) -> Iterator[str]:
-    """``counts`` are frames to train on, frames of all parts, and their residues."""
+    """Yield lines about time, memory and disk.
+
+    ``counts``: frames to train on, frames of all parts, and residues of all frames.
+    """
     options, is_stored = training.options, training.has_stored_vectors
     (n_train, n_frames, n_residues), n_ranks = counts, training.n_ranks
     if device.type == "cpu":  # as many threads as a process will have
@@ -471,7 +474,7 @@ def _cost_lines(
 
 
 def _shared_memory_line(training: Training) -> str:
-    """The memory of weights that are cut over the devices; one alone could not be measured."""
+    """A line on the memory of sharded weights, computed: one device might not hold them."""
     with torch.device("meta"):
         module = module_of(training, _sample(["M"]), is_empty=True)
     n_bytes = sum(
@@ -491,12 +494,12 @@ def _duration(seconds: float) -> str:
 def _time_batches(
     training: Training, device: torch.device, proteins: list[str]
 ) -> tuple[float, int]:
-    """Seconds of one batch, as it is learned or only embedded, and the number of weights learned.
+    """Time batches, in training or only embedded. -> seconds per batch, number of trained weights
 
-    The weights of this process change, and are forgotten with it.
+    The changed weights are not kept.
     """
     options, frames, reader = training.options, _sample(proteins), None
-    if training.has_stored_vectors:  # it is the encoder that takes time
+    if training.has_stored_vectors:  # only the encoder takes time
         reader = Reader.new("esm2", "mlp", encoder_of(training))
     module = module_of(training, frames, reader=reader).to(device)
     objective = objective_of(training, frames, frames)
@@ -518,6 +521,6 @@ def _time_batches(
 
 
 def _sample(proteins: list[str]) -> LabelledFrames:
-    """Frames with these proteins; what else they have does not matter for time and memory."""
+    """Make frames with these proteins; their other features do not affect time and memory."""
     composition = frame_composition(["ACG" * 100])
     return LabelledFrames.of(proteins, np.repeat(composition, len(proteins), axis=0))
