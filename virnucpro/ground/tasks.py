@@ -217,8 +217,8 @@ class Helpers(Generic[Tools]):
 
         If all helpers are busy, a block is done here, so this process does not idle. That, and the
         use of the results, may take as long as several tasks of a helper, so up to twice
-        ``n_ahead`` blocks are submitted, and helpers seldom idle either. At the end, the blocks that
-        no helper has begun are done here, the last one first.
+        ``n_ahead`` blocks are submitted, and helpers seldom idle either. At the end, blocks that no
+        helper has begun are done here, the last one first.
         """
         waiting: deque[tuple[_Block[Tools, T], Future[T]]] = deque()
         n_letters = 0
