@@ -199,7 +199,7 @@ def report(options: _ReportOptions) -> None:
 
 def summary(
     *,
-    folders: Annotated[list[str], typer.Argument(metavar="DIR...", help="Folders of trainings.")],
+    folders: Annotated[list[str], typer.Argument(metavar="DIR", help="Folders of trainings.")],
 ) -> None:
     """Print a table about trainings: mean and standard deviation of their held-out figures.
 

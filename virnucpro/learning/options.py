@@ -159,7 +159,7 @@ class _StartOptions(OutputOptions, _LabelledOptions):
             "Split the groups by this table, the split.tsv of an earlier training.",
             FILES,
             metavar="TABLE",
-            show_default="70 % of the groups train, 15 % validation, 15 % test",
+            show_default="70 % of the groups for training, 15 % validation, 15 % test",
         ),
     ] = None
     features: Annotated[
@@ -208,7 +208,7 @@ class _NetworkOptions:
         option("Name the trained model, and its folder in DIR.", MODEL, metavar="NAME"),
     ] = "model"
     encoding: Annotated[
-        Encoding, option("Encode residues like this; composition: use only the bases.", MODEL)
+        Encoding, option("Encode residues in this way; composition: use only the bases.", MODEL)
     ] = "esm2"
     architecture: Annotated[
         Architecture,
@@ -317,7 +317,7 @@ class _LoopOptions:
     best_by: Annotated[
         Literal["auroc", "f1", "loss"],
         option(
-            "Keep the epoch with the best value of this on the validation frames; --pretrain "
+            "Keep the epoch that is best by this measure on the validation frames; --pretrain "
             "always uses the loss.",
             _LOOP,
         ),

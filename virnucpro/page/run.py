@@ -67,7 +67,7 @@ _SAMPLE_LABELS = {
     "virus_3000_to_9999": "3k to 10k",
     "virus_from_10000": "from 10k",
     "n_provirus": "proviruses",
-    "best_score": "its score",
+    "best_score": "best score",
 }
 _NOT_SHOWN = ("path", "error", "families")  # columns of samples
 _OF_CALLS = {"n_scored", "n_virus", "n_provirus", "n_regions", "best_record", "best_score", "kinds"}
