@@ -171,7 +171,7 @@ def test_a_call_that_fails_leaves_no_trace_either(tiny, tmp_path):
         ("a\0b.fa", {}, r"the path a\\x00b\.fa has a NUL byte"),
         ([("a", "ACGT")], {"threshold": True}, "threshold is True"),
         ([3], {}, "3 is not a record"),
-        ([EXAMPLE, EXAMPLE], {}, "occurs twice"),
+        ([EXAMPLE, EXAMPLE], {}, "is named twice"),
         ([("a", "ACGT"), ("a", "ACGT")], {}, r"^records\.fa:3: the id a occurs twice"),
     ],
 )
@@ -383,7 +383,11 @@ def test_a_call_has_the_regions_that_the_files_have(with_prophage: Path, tmp_pat
         ("predictions", lambda text: "<html>\n" + text, "its columns"),
         ("predictions", lambda text: text.replace("fdr\t", ""), "its columns"),
         ("predictions", lambda text: text.replace("\n", "\r\n"), "its columns"),
-        ("predictions", lambda text: text.replace("\tscored\t", "\tlost\t"), "lost with the call"),
+        (
+            "predictions",
+            lambda text: text.replace("\tscored\t", "\tlost\t"),
+            "the status lost and the call",
+        ),
         ("predictions", lambda text: text.replace("\t0.9", "\tnan", 1), "nan"),
         ("predictions", lambda text: text.replace("\tvirus\t", "\tVIRUS\t"), "the call VIRUS"),
         ("predictions", lambda text: text[: text.rindex("\t") - 4], "its end is missing"),

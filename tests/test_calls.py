@@ -262,7 +262,7 @@ def test_a_record_is_one_row_with_an_empty_call_where_there_is_none(found: Call,
     for place, word in ((3, "scores"), (4, "viral")):
         fields = row.split("\t")
         fields[place] = word
-        with pytest.raises(ValueError, match="with the call"):
+        with pytest.raises(ValueError, match="and the call"):
             list(RECORD_TABLE.read(StringIO(head + "\t".join(fields))))
 
 

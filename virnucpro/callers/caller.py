@@ -143,8 +143,8 @@ class Caller:
             yield "no record has a frame to embed: the table has the status of each"
         if self.frame_head and n_short > n_records / 2:
             yield (
-                f"{n_short} of {counted(n_records, 'record')} shorter than half a chunk of "
-                f"{chunk_size} bases: their calls are less reliable"
+                f"calls of records shorter than half a chunk of {chunk_size} bases are less "
+                f"reliable: {n_short} of {counted(n_records, 'record')}"
             )
 
     def shortest(self, input_type: InputType) -> int:

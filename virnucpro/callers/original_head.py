@@ -86,7 +86,7 @@ def read_original_head(path: Path, encoders: tuple[EncoderFacts, ...], chunk_siz
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise UnavailableError(
             f"{printable(path)} is not {_KIND}: {printable(error)}",
-            hint="`virnucpro models download virnucpro-500` fetches the published one",
+            hint="get the published head with `virnucpro models download virnucpro-500`",
         ) from error
 
 

@@ -213,7 +213,7 @@ def find_inputs(
         for file in files:
             if file.path in inputs:
                 raise InputError(
-                    f"the input {file.shown} occurs twice"
+                    f"the input {file.shown} is named twice"
                     + (f": it is {printable(file.path)}" if file.name else ""),
                     hint="name it once: --input takes files, folders and sample sheets",
                 )
@@ -399,8 +399,8 @@ def check_recorded(
         if not is_there or now.sha256 != file.sha256:
             raise ResumeError(
                 f"{printable(file.path)}, an input of this run, is gone or has changed",
-                hint="put it back; if it was moved, run the command of this run with --resume "
-                "and with the --input where it is now",
+                hint="put it back; if it was moved, repeat the command of this run with --resume "
+                "and the new path as --input",
             )
         checked.append(now)
     return checked

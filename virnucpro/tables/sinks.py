@@ -274,7 +274,7 @@ def _float(text: str) -> float | None:
 
 def _call_in(row: dict[str, str]) -> Call:
     if not _is_status(status := row["status"]) or row["call"] not in ("virus", "other", ""):
-        raise ValueError(f"{status} with the call {row['call']}")
+        raise ValueError(f"a record has the status {status} and the call {row['call']}")
     return Call(
         row["record"],
         int(row["length"]),
