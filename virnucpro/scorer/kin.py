@@ -41,7 +41,7 @@ from virnucpro.scorer.pieces import Pieces, cut
 from virnucpro.sequences.translate import STANDARD, GeneticCode
 
 FORMAT = 2
-FEWEST_WORDS = 2  # words that name a family
+FEWEST_WORDS = 2  # needed to name a family
 BASES_PER_WORD = 3_000  # a long sequence needs more words: one per this many bases
 # the same for a cluster; stricter, as most viruses without a family belong to no known cluster
 _FEWEST_OF_CLUSTER, _BASES_PER_WORD_OF_CLUSTER = 3, 300
@@ -145,7 +145,7 @@ def named_owners(
     fewest = np.where(is_family, FEWEST_WORDS, _FEWEST_OF_CLUSTER)
     bases_per_word = np.where(is_family, BASES_PER_WORD, _BASES_PER_WORD_OF_CLUSTER)
     is_enough = counts >= np.maximum(fewest, sequences.lengths[sequence] / bases_per_word)
-    is_enough &= counts / total[sequence] >= LEAST_SHARE  # of one owner at most
+    is_enough &= counts / total[sequence] >= LEAST_SHARE  # at most one owner has this share
     named[sequence[is_enough]], n_words[sequence[is_enough]] = owner[is_enough], counts[is_enough]
     return named, n_words, n_words / np.maximum(1, total)
 
@@ -192,7 +192,7 @@ class KindNet:
         x = features - self._standards[0]
         x /= self._standards[1]
         x = _product(np.clip(x, -FARTHEST, FARTHEST, out=x), *self._layers[0])
-        # Hendrycks and Gimpel 2016, arXiv:1606.08415, with the hyperbolic tangent
+        # GELU by its tanh formula (Hendrycks and Gimpel 2016, arXiv:1606.08415)
         x = 0.5 * x * (1 + np.tanh(0.7978845608028654 * (x + 0.044715 * (x * x * x))))
         return _product(x, *self._layers[1])
 

@@ -146,7 +146,7 @@ def _whole_numbers(
 class Knot:
     """A calibration at one length: probability is the logistic function of slope * x + offset.
 
-    For proteins the length counts residues, here and in ``ErrorRates``.
+    For proteins, the length counts residues, here and in ``ErrorRates``.
     """
 
     n_bases: int

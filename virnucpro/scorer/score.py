@@ -77,7 +77,7 @@ def score_sequences(
 ) -> Iterator[float | None]:
     """The calibrated log-odds of each sequence, in order; None if it cannot be scored.
 
-    A sequence needs a known base and the length ``scorer.shortest``.
+    A sequence needs a known base, and at least ``scorer.shortest`` bases.
     """
     for some in _batches(sequences, BASES_AT_ONCE):
         scores, _ = score_block(some, scorer, code)
@@ -103,8 +103,8 @@ def score_block(
 ) -> tuple[Values, PieceScores]:
     """The calibrated log-odds of each sequence of a block, and its pieces.
 
-    NaN if it cannot be scored. The pieces have the smallest size that is read of the record, and
-    each is calibrated by its own length. (n,)
+    NaN if it cannot be scored. The pieces are those of the smallest size for the record, and each
+    is calibrated by its own length. (n,)
     """
     if len(sequences) > 1 and len(sequences[-1]) > _LONG:  # the longest of a block is its last
         before, of_before = score_block(sequences[:-1], scorer, code)
@@ -154,7 +154,7 @@ class _Block:
     """A block of bases, and the bases after it that pieces from this block extend into."""
 
     first: int
-    end: int  # of the block; the row goes on
+    end: int  # of the block; the row extends further
     row: Pieces  # only the digits, without pieces
 
     def rows(self, pieces: PieceScores) -> slice:
@@ -240,7 +240,7 @@ class _Wholes:
     layout: Values  # (n, 12)
     total: Values  # (n_open, 1229) sums of features of parts, in steps, for incomplete pieces
     n_parts: Counts  # (n_open,)
-    n_done: int = 0  # so many first pieces have log-odds already
+    n_done: int = 0  # number of first pieces that have log-odds already
 
     @classmethod
     def of(cls, lengths: Counts, nets: Sequence[PieceNets]) -> _Wholes:

@@ -667,7 +667,7 @@ def _columns(
     *,
     is_plain: bool,
 ) -> tuple[Records, InputError | None]:
-    """The records before the first fault, and the fault. Plain records are not checked."""
+    """The records before the first fault, and the fault. Plain records need no check."""
     fault = None
     if not is_plain:
         n_good = 0
