@@ -155,7 +155,7 @@ def test_words_of_the_sample_lie_in_buckets_of_their_own() -> None:
 def test_a_table_of_words_has_an_entry_for_each_word_of_its_buckets(
     buckets: list[int], n_entries: int
 ) -> None:
-    with pytest.raises(ValueError, match="words in"):
+    with pytest.raises(ValueError, match="buckets"):
         WordTable(np.array(buckets, np.uint8), np.zeros(n_entries, np.uint16))
 
 
