@@ -429,7 +429,7 @@ def test_progress_is_reported_stage_by_stage_with_worker_processes(tiny, tmp_pat
     assert stages[-1] == "writing tables" and told[-1].done == told[-1].total
 
 
-def test_what_on_progress_raises_ends_the_run_which_is_resumed(tmp_path: Path) -> None:
+def test_an_error_in_on_progress_ends_the_run_and_resume_continues_it(tmp_path: Path) -> None:
     def stop(progress: virnucpro.Progress) -> None:
         raise LookupError(progress.stage)
 

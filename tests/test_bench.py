@@ -63,7 +63,9 @@ def test_the_last_line_names_faster_settings_where_the_gain_is_no_chance():
         assert last.startswith(words)
 
 
-def test_weights_that_find_no_room_are_a_row_and_not_the_end(tmp_path, monkeypatch):
+def test_a_model_too_large_for_memory_is_a_row_with_a_reason_and_the_next_is_measured(
+    tmp_path, monkeypatch
+):
     """More bytes than a process can address."""
     huge = ESM2Shape(n_layers=1, dim=1 << 42, n_heads=1)
     figures, lines = measure(tmp_path, monkeypatch, huge=huge, second=huge)

@@ -113,7 +113,7 @@ def test_a_flipped_bit_costs_its_vector_and_no_other_and_is_never_believed(tmp_p
 
 
 @pytest.mark.parametrize("place", [0, 10, 23, 24, 60, 200])
-def test_a_pack_that_is_cut_short_is_none(tmp_path, place):
+def test_a_pack_that_is_cut_short_is_ignored(tmp_path, place):
     fill(cache_in(tmp_path), "MKV", "MA", "MKVL", "W")
     (pack,) = packs(tmp_path)
     cache = cache_in(tmp_path)
@@ -301,7 +301,7 @@ def test_the_workers_of_a_run_share_the_cache(predict_on, tmp_path):
 
 
 @pytest.mark.parametrize("place", ["a file", "a folder below a file"])
-def test_a_cache_that_cannot_be_had_costs_a_warning_and_not_the_run(predict_on, tmp_path, place):
+def test_a_cache_that_cannot_be_opened_costs_a_warning_and_not_the_run(predict_on, tmp_path, place):
     (tmp_path / "cache").write_text("mine")
     cache = tmp_path / "cache" if place == "a file" else tmp_path / "cache" / "folder"
     summary = predict_on("run", cache=cache)
@@ -316,7 +316,7 @@ def lines_of(folder: Path, text: str) -> list[str]:
     return [line for line in lines if text in line]
 
 
-def test_a_cache_that_takes_nothing_costs_a_warning_and_not_the_run(predict_on, tmp_path):
+def test_a_cache_that_cannot_be_written_costs_a_warning_and_not_the_run(predict_on, tmp_path):
     cache = tmp_path / "cache"
 
     def take_away(event: object) -> None:
@@ -341,7 +341,7 @@ def test_a_full_disk_is_a_reason_that_is_reported_once(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_where_it_has_no_effect_the_option_is_refused(tiny, tmp_path):
+def test_the_option_is_refused_where_it_has_no_effect(tiny, tmp_path):
     common = {"input": (CONTIGS,), "output_dir": tmp_path, "cache": tmp_path / "cache"}
     with pytest.raises(UsageError, match="--cache: no effect with --plan-only"):
         PredictOptions(**common, plan_only=True)

@@ -124,7 +124,7 @@ def test_the_command_checks_a_model(tiny):
     assert "random_1022" in answer.stdout and "odd_J" in answer.stdout
 
 
-def test_a_rotary_table_of_the_file_is_that_of_both(tmp_path):
+def test_both_programs_use_the_rotary_table_of_the_file(tmp_path):
     """fair-esm reads it from the file, and so do we."""
     fair_esm = make_fair_esm(TINY)
     for layer in fair_esm.layers:

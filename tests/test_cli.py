@@ -212,7 +212,7 @@ EMPTY = [
 
 
 @pytest.mark.parametrize(("words", "name"), EMPTY)
-def test_an_empty_value_is_refused_as_of_a_variable_that_is_not_set(tmp_path, words, name):
+def test_an_empty_value_is_refused_with_a_hint_at_an_unset_variable(tmp_path, words, name):
     """And no empty name of a folder is the current one."""
     answer = virnucpro(*words.split(), "", cwd=tmp_path)
     assert answer.returncode == 64
@@ -242,7 +242,7 @@ def test_an_empty_value_is_refused_as_of_a_variable_that_is_not_set(tmp_path, wo
         ),
     ],
 )
-def test_a_file_without_its_option_brings_the_option(tmp_path, arguments, hint):
+def test_a_file_without_an_option_is_refused_and_the_option_named(tmp_path, arguments, hint):
     answer = virnucpro(*arguments, cwd=tmp_path)
     assert answer.returncode == 64
     assert f"hint:  {hint}" in answer.stderr
@@ -565,7 +565,7 @@ def test_a_log_that_cannot_be_written_is_reported_once_and_stops_nothing(model, 
 
 
 @needs_dev_full
-def test_an_answer_that_finds_no_room_is_reported_with_where_it_went(tmp_path):
+def test_an_answer_that_a_full_disk_refuses_is_reported_and_the_results_named(tmp_path):
     command = ["predict", "-i", EXAMPLE, "-o", tmp_path / "run"]
     with Path("/dev/full").open("w") as full:
         answer = subprocess.run(

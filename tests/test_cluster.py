@@ -195,7 +195,7 @@ def test_a_scheduler_that_does_not_answer_at_the_end_is_reported(tmp_path, monke
         ("colour: red\n", "no option colour"),
     ],
 )
-def test_blocks_that_there_are_not_are_refused(tmp_path, text, words):
+def test_a_faulty_description_of_blocks_is_refused(tmp_path, text, words):
     path = tmp_path / "blocks.yaml"
     path.write_text(text)
     with pytest.raises(UsageError, match=words) as caught:

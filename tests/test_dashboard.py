@@ -258,7 +258,7 @@ def test_time_that_passes_within_a_step_is_taken_off_and_a_step_that_never_ends_
     assert rate_of([(0, 0), (10, 10), (19, 11), (20, 12)]) == 0.2  # of two steps at least
 
 
-def test_of_work_that_has_not_begun_nothing_is_reported():
+def test_no_time_left_is_shown_before_work_begins():
     assert seconds_left([], 10, now=5.0) is None
     assert seconds_left([(0.0, 0.0)], 10, now=5.0) is None
     assert rate_of([(1.0, 0.0), (1.0, 5.0)]) == 0.0

@@ -207,7 +207,7 @@ def test_a_slice_has_batches_of_its_own_memory_and_not_of_the_cards(feign):
     assert choose_precision("auto", choice) == "bf16"
 
 
-def test_a_card_that_is_to_be_cut_and_is_not_is_reported(feign):
+def test_a_card_in_mig_mode_without_an_instance_is_reported(feign):
     feign([A100._replace(slices=[])] * 2)
     with pytest.raises(UnavailableError, match="2 cards are in MIG mode, and have no instance"):
         choose("cuda")
@@ -334,7 +334,7 @@ def test_cpu_workers_are_as_many_as_asked_for_or_as_memory_holds_models():
 
 
 @pytest.mark.parametrize(("device", "gpus"), [("cpu", "0"), ("mps", "all")])
-def test_gpus_do_not_go_with_another_device(device, gpus):
+def test_gpus_and_another_kind_of_device_are_refused_together(device, gpus):
     with pytest.raises(UsageError, match="does not go with"):
         choose(device, gpus)
 
@@ -365,7 +365,7 @@ OLD = Choice(("cuda:0",), ("GTX 1080",), has_bf16=False, memory=8 * GIB)
 CPU = Choice(("cpu",), ("CPU",), has_bf16=False, memory=8 * GIB)
 
 
-def test_the_devices_know_of_torch_what_torch_says():
+def test_torch_is_described_without_importing_it_as_it_describes_itself():
     assert torch_build() == (torch.__version__, torch.version.cuda)
 
 

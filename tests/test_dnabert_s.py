@@ -76,7 +76,7 @@ def test_a_text_becomes_the_words_that_merge_by_merge_would_make(text):
 
 
 @given(st.lists(st.text(alphabet="AC", max_size=30), max_size=6))
-def test_a_text_is_read_alike_whatever_stands_beside_it(texts):
+def test_a_text_has_the_same_tokens_in_any_batch(texts):
     assert TOKENIZER.encode(texts) == [TOKENIZER.encode([text])[0] for text in texts]
 
 

@@ -278,7 +278,7 @@ def test_a_head_alone_calls_what_is_embedded_and_the_scorer_the_rest(run_on, tin
     assert cut.startswith("scores of 0.5 and more; not embedded: preset default")
 
 
-def test_a_block_of_which_later_inputs_have_every_record_is_called_all_the_same(tiny):
+def test_a_block_of_replaced_records_only_is_called_without_an_error(tiny):
     caller = caller_of(CutOptions(), "head", tiny.head, ("viral",))
     assert caller.call(Records.of([]), [], NUCLEOTIDES).records == Records.of([])
 

@@ -42,7 +42,9 @@ def test_the_converted_model_gives_the_same_bits(checkpoint, tmp_path, dtype, la
     assert torch.equal(load_esm2(made, layer, dtype, CPU)(batch), direct)
 
 
-def test_it_is_found_again_with_the_hash_of_its_source(checkpoint, converted, tmp_path):
+def test_a_converted_copy_is_found_again_with_the_hash_of_its_source(
+    checkpoint, converted, tmp_path
+):
     found = find_converted(checkpoint, checkpoint.shape, BF16, tmp_path / "kept")
     assert found == (converted, checkpoint.sha256())
 
@@ -73,9 +75,7 @@ def test_a_flipped_bit_a_lost_end_and_a_lost_note_are_noticed(checkpoint, conver
     assert find_converted(checkpoint, checkpoint.shape, BF16, folder) is not None
 
 
-def test_the_converted_form_of_another_model_is_not_taken_for_this_one_s(
-    checkpoint, converted, tmp_path
-):
+def test_the_converted_copy_of_another_model_is_never_used(checkpoint, converted, tmp_path):
     folder = tmp_path / "kept"
     path = save_fair_esm(make_fair_esm(TINY, seed=1), tmp_path / "other.pt")
     other = inspect_esm2(path)
@@ -96,7 +96,7 @@ def test_a_copy_of_a_checkpoint_shares_its_converted_form(checkpoint, converted,
     assert len(list(folder.glob("*.safetensors"))) == 1
 
 
-def test_others_may_read_it_as_they_may_read_any_file(checkpoint, converted, tmp_path):
+def test_other_users_may_read_a_converted_copy_like_any_file(checkpoint, converted, tmp_path):
     plain = tmp_path / "plain"
     plain.touch()
     assert converted.stat().st_mode == plain.stat().st_mode
@@ -119,7 +119,7 @@ def test_a_model_folder_may_have_any_name(tiny, tmp_path):
     assert torch.equal(load_esm2(folder, 1, BF16, CPU)(batch), expected)
 
 
-def test_a_file_of_that_kind_which_is_not_ours_is_refused(converted, tmp_path):
+def test_a_file_with_the_name_of_a_converted_copy_and_other_content_is_refused(converted, tmp_path):
     with pytest.raises(UnavailableError, match=r"it holds torch\.bfloat16"):
         load_esm2(converted, 1, torch.float32, CPU)
     other = tmp_path / "other.virnucpro.safetensors"

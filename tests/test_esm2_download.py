@@ -175,7 +175,7 @@ def test_a_server_that_does_not_say_the_length_is_read_to_the_end(checkpoint, pu
 
 @pytest.mark.parametrize("name", [NAME, EMBEDDED, "ours"])
 @pytest.mark.parametrize("kind", ["file", "folder"])
-def test_what_lies_in_the_current_folder_is_no_model_of_that_name(
+def test_a_file_in_the_current_folder_is_never_taken_for_a_named_model(
     tmp_path, monkeypatch, by_file, name, kind
 ):
     bring(by_file["file"], "ours")
@@ -221,7 +221,7 @@ def test_an_unknown_name_is_refused_with_all_names():
         ("our", "ours"),
     ],
 )
-def test_a_name_that_is_nearly_right_brings_the_right_one(by_file, given, meant):
+def test_a_misspelt_name_is_answered_with_the_right_one(by_file, given, meant):
     bring(by_file["file"], "ours")
     with pytest.raises(UnavailableError) as caught:
         find_checkpoint(given)
@@ -252,7 +252,7 @@ def test_what_is_not_the_whole_file_is_refused_and_its_beginning_kept(
     assert said.format(n_bytes) in str(error)
 
 
-def test_what_is_all_there_is_not_asked_for(checkpoint):
+def test_a_complete_download_is_not_requested_again(checkpoint):
     begin(checkpoint)
     with serving(not_found) as (base_url, asked):
         assert find_checkpoint(NAME, base_url=base_url).path.read_bytes() == checkpoint
@@ -543,7 +543,7 @@ def test_a_model_that_cannot_be_replaced_stays(by_file, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "", "-rf", ".hidden", "x.pt", "esm2_virnucpro"])
-def test_what_can_be_no_name_is_refused(by_file, name):
+def test_an_impossible_name_is_refused(by_file, name):
     with pytest.raises(UsageError, match="cannot be the name"):
         bring(by_file["file"], name)
 

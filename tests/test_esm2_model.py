@@ -378,7 +378,7 @@ def test_a_cpu_attends_in_float32_whatever_the_scores_and_no_other_protein_notic
 
 
 @pytest.mark.parametrize("none", [torch.nan, torch.inf])
-def test_a_number_that_is_none_stays_none_through_attention_on_a_cpu(none):
+def test_nan_stays_nan_through_attention_on_a_cpu(none):
     """One in a query is in the result of its token, one in a key or value in those of all."""
     staged = StagedBatch.of(PackedBatch.of(["MKV"]), rotary_frequencies(16))
     for dtype in (torch.float32, torch.bfloat16):

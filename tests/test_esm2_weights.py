@@ -561,7 +561,7 @@ BOMBS = {
 @pytest.mark.filterwarnings("ignore:Validating sparse tensor invariants")
 @pytest.mark.parametrize("zipped", [True, False])
 @pytest.mark.parametrize("name", BOMBS)
-def test_a_file_that_stands_for_more_than_it_holds_is_refused_before_memory_is_taken(
+def test_a_file_that_claims_more_than_it_holds_is_refused_before_memory_is_taken(
     tmp_path, name, zipped
 ):
     path = tmp_path / "model.pt"

@@ -109,7 +109,7 @@ def test_fragments_are_pieces_of_their_records_side_by_side_on_both_strands(mani
             assert all(a.end <= b.start for a, b in pairwise(own))
 
 
-def test_a_record_is_cut_the_same_whatever_stands_beside_it():
+def test_a_record_is_cut_the_same_among_any_other_records():
     def places(record: LabelledRecord, seed: int = 3) -> list[_Fragment]:
         return list(cut_record(record, 5000, CUTTING._replace(seed=seed)))
 
@@ -333,7 +333,7 @@ def test_an_evaluation_on_training_data_says_so_and_one_that_is_refused_leaves_n
         ([0], [1], "the head was trained on 2, its encoder was trained on 2 of 24 records, or"),
     ],
 )
-def test_who_was_trained_on_the_data_is_said(ask, tiny, of_head, of_encoder, words):
+def test_the_refusal_names_who_was_trained_on_the_data(ask, tiny, of_head, of_encoder, words):
     head = trained_on(tiny.head, groups=["another", *(f"group{i}virus" for i in of_head)])
     known = trained_on(tiny.head, groups=[f"group{i}virus" for i in of_encoder]).trained_groups
     with pytest.raises(InputError) as caught:
@@ -372,7 +372,7 @@ def test_an_interrupted_evaluation_goes_on_and_says_the_same(ask, tmp_path):
     assert not leftovers(folder)
 
 
-def test_other_fragments_do_not_go_on_with_a_run_and_replace_none(ask, tmp_path):
+def test_an_evaluation_is_not_resumed_with_other_fragments_and_keeps_its_own(ask, tmp_path):
     ask()
     fragments = [tmp_path / "evaluation" / f"fragments.{ending}" for ending in ("fa", "tsv")]
     before = [file.read_bytes() for file in fragments]

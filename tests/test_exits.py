@@ -43,7 +43,7 @@ def signals_as_before():
         (signal.SIGHUP, 143, "terminated"),
     ],
 )
-def test_nothing_is_said_before_all_is_cleared_away(capsys, number, exit_code, word):
+def test_the_end_is_reported_after_everything_is_cleaned_up(capsys, number, exit_code, word):
     """The signal may come in the middle of a line on its way to the terminal."""
     said_before = []
     with pytest.raises(Finished) as finished, exits(lambda: "all is kept"):
@@ -94,7 +94,7 @@ def test_a_second_signal_does_not_disturb_the_end_and_a_late_one_is_heard(monkey
         signal.raise_signal(signal.SIGINT)
 
 
-def test_what_nohup_ignores_stays_ignored():
+def test_signals_that_nohup_ignores_stay_ignored():
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     end_cleanly()
     signal.raise_signal(signal.SIGHUP)

@@ -518,7 +518,7 @@ def test_a_record_without_end_is_refused_within_a_bounded_memory(write, content:
     assert peak < 8 * 2**22 + 16 * 2**20  # and the blocks that are read
 
 
-def test_whoever_has_a_long_record_holds_its_letters_once(write) -> None:
+def test_the_letters_of_a_long_record_are_held_once(write) -> None:
     path = write(b">a\n" + b"ACGT" * 2**21 + b"\n>b\nAC\n")
     tracemalloc.start()
     records = read_fasta(path)

@@ -48,7 +48,7 @@ def test_the_codes_are_those_of_ncbi_but_for_codes_whose_codons_have_two_meaning
 
 
 @pytest.mark.parametrize("number", [0, 7, 27, 99])
-def test_a_code_that_is_not_there_is_refused_with_those_that_are(number: int) -> None:
+def test_an_unknown_code_is_refused_and_the_known_ones_named(number: int) -> None:
     with pytest.raises(UsageError, match=f"--genetic-code is {number}") as refusal:
         GeneticCode.of(number)
     assert "4, 5, 6" in str(refusal.value.hint)

@@ -135,7 +135,7 @@ def test_the_hashes_follow_what_regions_and_report_write(tmp_path, finished):
     assert say("status", tmp_path / "run", "--verify")[0] == 0
 
 
-def test_an_output_that_is_gone_is_named_and_keeps_no_page_back(copied):
+def test_a_missing_output_is_named_and_the_page_is_written_all_the_same(copied):
     (copied / "prediction_results.txt").unlink()
     code, told = say("status", copied, "--verify")
     assert code == 1 and f"{copied}/prediction_results.txt is missing" in told

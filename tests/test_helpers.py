@@ -244,7 +244,7 @@ def test_an_interruption_ends_helpers_that_are_at_work(make_config, tiny, contig
     assert not our_processes()
 
 
-def test_an_error_that_is_none_of_ours_is_reported_in_words(capfd):
+def test_an_unexpected_error_of_a_helper_is_reported_in_words(capfd):
     with (
         helpers_for(1) as helpers,
         pytest.raises(UnavailableError, match="was lost: AttributeError: 'str' object"),

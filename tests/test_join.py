@@ -66,7 +66,7 @@ def test_joined_log_odds_are_weighed_by_length_on_lines_over_its_logarithm():
         {"head": float("inf"), "offset": -float("inf")},
     ],
 )
-def test_weights_are_numbers_and_none_turns_a_score_round(wrong):
+def test_a_join_has_finite_weights_and_none_below_zero(wrong):
     knot = {"n_bases": 500, "base": 1.0, "head": 1.0, "offset": 0.0}
     with pytest.raises(ValueError, match="invalid weights: JoinKnot"):
         JoinKnot(**knot | wrong)

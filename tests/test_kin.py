@@ -148,7 +148,7 @@ def test_a_sequence_without_a_known_base_is_nothing(kinship, sequence):
     assert list(kinship.identify([sequence])) == [Identity()]
 
 
-def test_a_sequence_is_the_same_virus_whatever_stands_beside_it(kinship):
+def test_a_sequence_is_the_same_virus_in_any_block(kinship):
     rng = np.random.default_rng(4)
     each = [open_frame(200, 1), "", random_dna(12_000, rng), "AC", open_frame(200, 2), "N" * 3_000]
     beside = list(kinship.identify(each))

@@ -206,7 +206,7 @@ def test_a_damaged_file_of_an_encoder_is_reported(damage, trained, tmp_path):
             execute(ExtractOptions(**asked), lambda _: None, lambda _: InlineExecutor())
 
 
-def test_extract_takes_it_as_well_but_no_other_pooling(trained, tmp_path):
+def test_extract_takes_a_learned_encoder_but_no_other_pooling(trained, tmp_path):
     training = trained("onehot-cnn")
     fasta = tmp_path / "one.fa"
     fasta.write_text(">a\n" + "ACG" * 100 + "\n")

@@ -59,7 +59,7 @@ def test_without_a_gpu_torch_comes_from_the_index_of_builds_without_cuda(install
     assert "PyTorch without CUDA" in said and "could not be had" not in said
 
 
-def test_where_that_index_does_not_answer_it_is_said_and_the_set_up_goes_on(install):
+def test_an_index_that_does_not_answer_is_reported_and_the_set_up_goes_on(install):
     said, asked = install("TORCH=cpu", index_exit=1)
     assert len(asked) == 2
     assert "could not be had from https://download.pytorch.org/whl/cpu" in said

@@ -88,7 +88,7 @@ def test_a_cascade_loses_the_calls_that_it_does_not_embed_and_a_reader_sees_no_g
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
-def test_each_shows_how_it_is_called(script, tmp_path, monkeypatch, capsys):
+def test_each_script_shows_its_usage(script, tmp_path, monkeypatch, capsys):
     for package in ("pyhmmer", "pyrodigal"):
         if f"import {package}\n" in script.read_text(encoding="utf-8"):
             pytest.importorskip(package, reason=f"the script needs {package}")

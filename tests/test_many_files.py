@@ -222,7 +222,7 @@ def test_a_strict_run_ends_at_the_first_file_that_cannot_be_read(make_config, ti
     assert not (config.output / "run.json").exists()
 
 
-def test_a_run_of_which_nothing_can_be_read_ends_with_the_first_reason(make_config, tiny, bad):
+def test_a_run_without_a_readable_input_ends_with_the_first_reason(make_config, tiny, bad):
     with pytest.raises(InputError, match=r"junk\.fa"):
         run_inline(make_config(bad / "junk.fa", bad / "twice.fa"), tiny.head)
 

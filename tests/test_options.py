@@ -115,7 +115,7 @@ def test_a_field_of_a_class_is_an_option_of_its_command():
         ({"number": "3"}, "--number is '3'"),
     ],
 )
-def test_a_value_of_no_use_is_refused_from_python_too(values, words):
+def test_an_invalid_value_is_refused_from_python_too(values, words):
     with pytest.raises(UsageError, match=words) as caught:
         make(Toy, {"place": "x", **values})
     assert caught.value.hint
@@ -182,7 +182,7 @@ def test_regions_are_evaluated_and_learned_with_the_options_that_they_read():
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_a_number_that_is_none_is_refused(value: float) -> None:
+def test_nan_and_infinity_are_refused(value: float) -> None:
     for group in (PredictOptions, TrainOptions):
         hints = get_type_hints(group, include_extras=True)
         numbers = [name for name in options_of(hints) if "float" in str(get_args(hints[name])[0])]

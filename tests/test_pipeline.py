@@ -542,7 +542,7 @@ def test_each_of_many_proteins_has_the_score_that_the_network_for_proteins_gives
 @pytest.mark.parametrize(
     "unread", [{"region_model": Path("none.json")}, {"genetic_code": 4}, {"chunk_size": 400}]
 )
-def test_what_proteins_do_not_read_is_refused_when_the_input_turns_out_to_be_proteins(
+def test_options_without_effect_on_proteins_are_refused_when_the_input_turns_out_to_be_proteins(
     make_config, tiny, tmp_path, unread
 ):
     fasta = tmp_path / "proteins.faa"

@@ -162,12 +162,12 @@ def hear(target: object, *words: object) -> tuple[list[object], str]:
 
 
 @quick
-def test_a_process_is_heard_to_the_end():
+def test_every_message_of_a_process_arrives():
     assert hear(say, "one", {"two": 2}) == (["one", {"two": 2}], "exit code 0")
 
 
 @quick
-def test_an_exception_is_the_last_word_of_a_process():
+def test_an_exception_is_the_last_message_of_a_process():
     (last,), cause = hear(fail)
     assert isinstance(last, Raised)
     assert last.reason == "RuntimeError: a [red]fault[/red]" and "in fail" in last.traceback

@@ -150,7 +150,7 @@ def test_a_head_with_code_in_it_is_refused_and_does_nothing(classifier, tmp_path
         (lambda module: module.state_dict(), "it has no hidden_layer"),  # which is what is stored
     ],
 )
-def test_another_module_is_no_head(classifier, tmp_path, spoil, why):
+def test_a_file_of_another_module_is_refused(classifier, tmp_path, spoil, why):
     with torch.no_grad():
         spoilt = spoil(classifier)
     content = spoilt if isinstance(spoilt, dict) else classifier
@@ -333,7 +333,7 @@ def test_a_resumed_run_keeps_the_precision_of_each_encoder(options):
     assert again.recipe == config.recipe
 
 
-def test_two_models_on_a_device_take_the_room_of_both():
+def test_two_models_on_a_device_need_the_memory_of_both():
     esm2 = Footprint(n_parameters=100, file_bytes=7, bytes_per_token=9, filling_tokens=50)
     bases = Footprint(
         n_parameters=10, file_bytes=3, bytes_per_parameter=6, bytes_per_token=4, filling_tokens=80

@@ -87,7 +87,7 @@ SUSPECTS, ALONE = frozenset(BATCH), frozenset(ROW)
         ([(KILLED, NOTHING), (KILLED, BATCH)], {"n_blind_losses": 1, "suspects": SUSPECTS}),
     ],
 )
-def test_a_loss_teaches_the_next_attempt_so_much_and_no_more(losses, lessons):
+def test_the_next_attempt_knows_exactly_what_earlier_losses_showed(losses, lessons):
     attempt: Attempt | None = Attempt(SHARD)
     for loss, rows in losses:
         attempt = next_attempt(attempt, rows, loss)

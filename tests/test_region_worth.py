@@ -55,7 +55,7 @@ def test_figures_are_those_counted_by_hand():
     assert row == {"precision": "0.571", "recall": "0.933", "f1": "0.709"}
 
 
-def test_where_nothing_is_known_there_is_no_figure():
+def test_figures_that_are_not_defined_are_left_empty():
     nothing = measure_regions([], Truth(), 1000)
     assert nothing.row()[:3] == ["", "", ""]
     assert measure_regions([(0, 10)], Truth(), 1000).row()[:3] == ["0.000", "", "0.000"]

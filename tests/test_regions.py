@@ -761,7 +761,7 @@ def test_regions_of_a_finished_run_are_found_by_the_model_that_the_run_used(
         model_of_regions()
 
 
-def test_a_stricter_cut_leaves_proviruses_out_of_the_verdict_and_regions_keeps_to_it(
+def test_a_stricter_cut_leaves_proviruses_out_of_the_table_of_viruses_and_regions_keeps_to_it(
     tmp_path, chromosomes
 ):
     source = write(tmp_path / "in.fa", lysogen=chromosomes["lysogen"])

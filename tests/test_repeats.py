@@ -194,7 +194,7 @@ def test_the_summary_and_run_json_say_what_was_saved(make_config, tiny, repeated
     assert (counts["n_tokens"], counts["n_tokens_in_all"]) == (n_all - n_saved, n_all)
 
 
-def test_without_copies_nothing_is_said_of_them(make_config, tiny, tmp_path):
+def test_a_run_without_copies_does_not_mention_them(make_config, tiny, tmp_path):
     texts = dict(zip("abc", random_proteins(3), strict=True))
     config = make_config(write_fasta(tmp_path / "unique.faa", texts))
     summary = run_inline(config, tiny.head)

@@ -587,7 +587,7 @@ def test_every_start_of_a_run_is_kept_and_the_page_shows_each(make_config, tiny,
     assert {"speed0", "memory0", "speed1", "memory1"} == Page(rundir.report).data["charts"].keys()
 
 
-def test_a_number_of_run_json_that_is_none_is_left_out(tmp_path):
+def test_infinities_and_nan_in_run_json_are_left_out_of_the_page(tmp_path):
     folder = write_table(tmp_path / "run", [call("a", 0.99)])
     stored = json.loads((folder / "run.json").read_text())
     seconds = {STAGES[0]: 10**400, STAGES[2]: float("inf")}

@@ -217,7 +217,7 @@ def test_what_chose_the_small_esm_2_by_itself_is_named_at_the_start(options, giv
     assert not without.recipe.encoders and not without.announcements
 
 
-def test_a_model_that_was_named_or_calls_needs_no_such_line(options):
+def test_no_line_explains_a_model_that_was_named_or_calls(options):
     for named in ({"model": "esm2_virnucpro"}, {"calls": "head"}, {"head": embedded_head()}):
         config = given_alone(options, device="cpu", **named)
         assert config.recipe.encoders and "because of" not in config.announcements[0]
@@ -289,7 +289,7 @@ def test_the_head_of_the_package_is_for_its_model_and_both_are_whole():
 # Sizes
 
 
-def test_a_batch_size_of_auto_is_what_stands_without_one_and_a_number_is_taken(options):
+def test_the_batch_size_is_auto_by_default_or_the_number_given(options):
     sized = resolve(options(), lambda _: None)
     given = resolve(options(esm_batch_size="9999"), lambda _: None)
     assert sized.resources.tokens_per_batch == 4096  # of a narrow model on a CPU

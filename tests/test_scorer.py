@@ -378,7 +378,7 @@ def test_calibration_is_a_line_between_knots_over_the_logarithm_of_the_length(
 # The file
 
 
-def test_a_scorer_is_the_same_when_it_was_stored(scorer: Scorer, tmp_path: Path) -> None:
+def test_a_stored_scorer_is_read_back_unchanged(scorer: Scorer, tmp_path: Path) -> None:
     sequences = [random_sequence(n_bases, n_bases) for n_bases in (150, 900)]
     save_scorer(tmp_path / "one", scorer)
     loaded = load_scorer(tmp_path / "one")
@@ -447,7 +447,7 @@ def test_a_scorer_without_windows_is_refused(scorer: Scorer, part: str, tmp_path
 
 
 @pytest.mark.parametrize("content", [b"", b"no safetensors", b"\x08\0\0\0\0\0\0\0{}      "])
-def test_what_is_no_scorer_is_said_to_be_none(content: bytes, tmp_path: Path) -> None:
+def test_a_file_that_is_no_scorer_is_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(content)
     with pytest.raises(UnavailableError, match="file is not a scorer"):
         load_scorer(tmp_path / "file")

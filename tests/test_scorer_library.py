@@ -215,7 +215,7 @@ def test_open_stretches_are_those_of_plain_python_unless_c_and_g_are_common(
     assert counts.tolist() == [[*map(letters_of(text).count, "ACGT")] for text in texts]
 
 
-def test_no_items_have_no_path() -> None:
+def test_a_record_without_pieces_has_an_empty_path() -> None:
     nothing = np.zeros(0, dtype=np.int64), np.zeros(0)
     assert [len(column) for column in viral_path(*nothing, MODEL)] == [0, 0]
 

@@ -114,7 +114,7 @@ def written(folder: Path, *results: Row) -> dict[str, dict[str, str]]:
     return {row["virus"]: row for row in rows(folder / VIRUS_TABLE.file)}
 
 
-def test_the_verdict_has_called_records_and_proviruses_of_others_by_the_cut(tmp_path):
+def test_the_table_of_viruses_has_called_records_and_proviruses_of_others_by_the_cut(tmp_path):
     whole = Region(0, 400, "whole", 0.99, is_virus=True)
     kept = Region(100, 300, "provirus", 0.95, is_virus=True)
     found = written(
@@ -140,7 +140,7 @@ def test_the_verdict_has_called_records_and_proviruses_of_others_by_the_cut(tmp_
     ]
 
 
-def test_a_called_record_is_in_the_verdict_without_the_flanks_of_its_host(tmp_path):
+def test_a_called_record_is_in_the_table_of_viruses_without_the_flanks_of_its_host(tmp_path):
     whole = Region(100, 300, "whole", 0.99, is_virus=True)
     made = result("lysogen", [whole], is_virus=True)
     [row] = written(tmp_path, made).values()

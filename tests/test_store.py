@@ -340,7 +340,7 @@ def test_a_write_that_fails_leaves_the_file_that_was_there(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "loop/file"])
-def test_a_path_that_cannot_be_is_refused_with_advice(tmp_path: Path, name: str) -> None:
+def test_an_impossible_path_is_refused_with_advice(tmp_path: Path, name: str) -> None:
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(OutputError) as caught, atomic(tmp_path / name) as temporary:
         temporary.write_bytes(b"content")
@@ -350,12 +350,12 @@ def test_a_path_that_cannot_be_is_refused_with_advice(tmp_path: Path, name: str)
     assert "another path" in caught.value.hint
 
 
-def test_whatever_the_disk_says_there_is_advice() -> None:
+def test_every_error_of_the_disk_comes_with_advice() -> None:
     for number in errno.errorcode:
         assert disk_error(OSError(number, os.strerror(number), "file")).hint
 
 
-def test_two_that_write_one_file_at_once_do_not_meet(path: Path) -> None:
+def test_two_processes_may_write_one_file_at_once(path: Path) -> None:
     """As processes of one number in two containers may."""
     with atomic(path) as first, atomic(path) as second:
         second.write_bytes(b"whole")

@@ -39,7 +39,7 @@ def test_a_terminal_repeat_of_21_bases_and_more_is_found_with_its_length(
 
 
 @given(n=st.integers(0, SHORTEST - 1), seed=st.integers(0, 10**6))
-def test_a_shorter_repeat_is_none(n: int, seed: int) -> None:
+def test_a_shorter_repeat_does_not_count(n: int, seed: int) -> None:
     repeat = bases(n, seed)
     direct = repeat + "A" + bases(2_000, seed + 1) + repeat
     inverted = repeat + "A" + bases(2_000, seed + 1) + "A" + reverse_complement(repeat)
@@ -61,13 +61,13 @@ def test_both_strands_have_the_same_topology(seed: int) -> None:
 @pytest.mark.parametrize(
     "repeat", ["A" * 60, "AC" * 30, "GGT" * 20, "AATTCG" * 10, "N" * 60, "ACGTTGCAAG" + "N" * 50]
 )
-def test_a_repeat_of_low_complexity_is_none(repeat: str) -> None:
+def test_a_repeat_of_low_complexity_does_not_count(repeat: str) -> None:
     for end in (repeat, repeat[::-1], reverse_complement(repeat)):
         sequence = repeat + bases(3_000, 1) + end
         assert topology_of(sequence) == ("linear", 0), repeat
 
 
-def test_a_repeat_that_stands_all_over_the_sequence_is_none() -> None:
+def test_a_repeat_that_occurs_all_over_the_sequence_does_not_count() -> None:
     repeat = bases(40, 1)
     sequence = "".join(repeat + bases(200, i) for i in range(2, 12)) + repeat
     assert topology_of(sequence) == ("linear", 0)

@@ -485,7 +485,7 @@ def test_a_best_file_of_a_training_that_never_measured_a_figure_is_not_loaded(tm
         ({"early_stopping": 1, "eval_every": 2}, (0.9, 0.8, 1.0), 4),
     ],
 )
-def test_it_ends_when_nothing_gets_better_any_more(tmp_path, changes, measured, n_epochs):
+def test_a_training_ends_when_nothing_improves_any_more(tmp_path, changes, measured, n_epochs):
     run_here(Training(tmp_path, settings(epochs=6, **changes), measured=measured))
     assert [row["epoch"] for row in history(tmp_path)] == list(range(1, n_epochs + 1))
 

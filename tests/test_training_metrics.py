@@ -74,7 +74,7 @@ def test_figures_and_curve_are_those_of_scikit_learn(seed: int) -> None:
     np.testing.assert_allclose(false_positives / false_positives[-1], false[1:])
 
 
-def test_a_weight_of_two_is_two_of_the_same() -> None:
+def test_a_weight_of_two_counts_as_two_samples() -> None:
     twice = of([0.9, 0.4, 0.4, 0.6, 0.1], [1, 1, 1, 0, 0])
     once = of([0.9, 0.4, 0.6, 0.1], [1, 1, 0, 0], [1, 2, 1, 1])
     assert measured(once, 0.5) == measured(twice, 0.5)
@@ -191,7 +191,7 @@ def test_a_group_of_both_labels_is_drawn_within_each() -> None:
     assert replace(samples, groups=np.zeros(12, int)).auroc_interval(1) == (None, None)
 
 
-def test_the_surest_log_odds_are_ranked_and_those_that_are_no_number_are_not():
+def test_infinite_log_odds_are_ranked_and_nan_is_refused():
     """The probabilities of the first are one all the same."""
     odds, is_virus = np.array([-np.inf, 41.0, 40.0, 500.0]), np.array([False, True, False, True])
     assert auroc(odds, is_virus) == 1.0

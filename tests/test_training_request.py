@@ -273,7 +273,7 @@ def test_a_damaged_head_beside_the_encoder_is_reported_before_anything_is_traine
     assert resolved(data, model=model, pretrain=True).encoder.path == Path(model)
 
 
-def test_what_is_trained_on_what_is_said(data, tiny: Tiny):
+def test_a_training_announces_its_mode_model_and_devices(data, tiny: Tiny):
     gpus = Choice(("cuda:0", "cuda:1"), ("cuda:0 A, 79 GiB", "cuda:1 B, 80 GiB"), True, 1)
     lines = describe_training(resolved(data, model=str(tiny.model)), gpus)
     assert lines[0].startswith("head: ESM-2 of 2 layers, 32 dimensions") and "fp32" in lines[0]
@@ -365,7 +365,7 @@ def test_a_start_that_was_killed_before_it_claimed_the_folder_can_be_resumed(dat
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"settings": 3}', "{"])
-def test_a_damaged_record_of_what_was_asked_is_reported(data, content):
+def test_a_damaged_training_json_is_reported(data, content):
     training = opened(data)
     (training.output / "training.json").write_text(content)
     with pytest.raises(ResumeError, match=r"training\.json cannot be read"):
@@ -533,7 +533,7 @@ def test_a_check_counts_by_the_split_that_the_folder_holds(data):
 # Progress
 
 
-def test_one_of_several_processes_reports_what_is_done():
+def test_only_the_first_process_reports_progress():
     told: list[object] = []
     event = Progress("epoch 1 of 2", 3, 4, "frames")
     for rank in range(3):

@@ -298,7 +298,7 @@ def test_a_cut_calls_no_kind_of_cells_more_often_than_it_says() -> None:
         assert called[kinds[1]].mean() == pytest.approx(1.2 * share, abs=1e-4)
 
 
-def test_a_kind_of_cells_has_a_say_with_fragments_side_by_side_of_groups_enough() -> None:
+def test_a_kind_of_cells_counts_if_enough_groups_have_fragments() -> None:
     rows = [(f"b{i}", False, f"b{i}", "bacteria") for i in range(FEWEST_GROUPS)]
     rows += [(f"f{i}", False, f"f{i}", "fungi") for i in range(FEWEST_GROUPS - 1)]
     collection = collection_of([*rows, ("v", True, "v", "phages")])

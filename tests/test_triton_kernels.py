@@ -457,7 +457,7 @@ def test_rows_are_rounded_to_8_bits_as_pytorch_rounds_them(dim, n_tokens, has_ge
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("odd", [torch.nan, torch.inf])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_a_row_with_a_number_that_is_none_stays_so_in_8_bits_and_its_neighbours_do_not(odd):
+def test_a_row_with_nan_keeps_it_in_8_bits_and_its_neighbours_get_none(odd):
     """A run finds it by its vector: rounded to something finite, it would be lost."""
     x, norm = torch.randn(3, 40), nn.LayerNorm(40)
     x[1, 7] = odd

@@ -564,7 +564,7 @@ def test_figures_that_are_damaged_or_of_somebody_else_are_left_out(plan):
 # Who may, and with what
 
 
-def test_what_is_no_run_has_no_part_and_nothing_is_written_there(tmp_path):
+def test_a_folder_without_a_run_is_refused_and_left_as_it_is(tmp_path):
     with pytest.raises(InputMissingError, match="holds no run"):
         work_inline(tmp_path)
     nowhere = tmp_path / "nowhere"
@@ -629,7 +629,7 @@ def test_a_lost_plan_is_named(plan):
         ({"no_embed": True, "plan_only": True}, "contradict each other"),
     ],
 )
-def test_options_for_others_that_make_no_sense_are_refused(asked, changes, words):
+def test_options_for_other_machines_that_make_no_sense_are_refused(asked, changes, words):
     with pytest.raises(UsageError, match=words) as caught:
         resolve(asked(**changes), lambda _: None)
     assert caught.value.hint
@@ -664,7 +664,7 @@ SLURM = {
         ("16", {"PBS_ARRAYID": "3"}, Part(3, 16)),
     ],
 )
-def test_a_part_is_what_was_said_or_that_of_the_task_in_its_array(text, array, part):
+def test_a_part_is_the_named_one_or_that_of_the_task_in_its_array(text, array, part):
     assert choose_part(text, array) == part
 
 
@@ -695,7 +695,7 @@ def test_a_log_is_read_on_from_its_last_whole_line(tmp_path):
         (None, {"SLURM_ARRAY_TASK_ID": "1"}, "have gaps"),
     ],
 )
-def test_a_part_that_nobody_can_recognise_is_refused(text, array, words):
+def test_a_part_that_cannot_be_understood_is_refused(text, array, words):
     with pytest.raises(UsageError, match=words) as caught:
         choose_part(text, array)
     assert caught.value.hint or "counted" in words
