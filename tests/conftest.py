@@ -177,7 +177,7 @@ def random_dna(n: int, rng: np.random.Generator) -> str:
 
 
 def open_dna(n: int, rng: np.random.Generator) -> str:
-    """Bases without a stop in the first frame."""
+    """Random bases without a stop codon in the first frame."""
     codons = [a + b + c for a in "ACG" for b in "ACGT" for c in "ACGT"]
     return "".join(rng.choice(codons, n // 3 + 1))[:n]
 
@@ -189,7 +189,7 @@ def contigs(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def undisturbed(configure, tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run of the contigs on one device, which nobody changes."""
+    """The run of the contigs on one device; no test changes it."""
     folder = tmp_path_factory.mktemp("undisturbed")
     run_inline(configure(write_contigs(folder / "contigs.fa"), output=folder / "run"), tiny.head)
     return folder / "run"
@@ -223,7 +223,7 @@ def no_process_is_left() -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """What a test draws without a generator of its own is the same every time, in any order."""
+    """The global random numbers of a test are the same every time, in any order of tests."""
     seed = item.config.getoption("--global-seed")
     random.seed(seed)
     np.random.seed(seed)

@@ -26,7 +26,7 @@ NEEDED += ["virnucpro.cli.main", "virnucpro.learning.train"]
 
 
 class Forked:
-    """What a test takes of ``subprocess.Popen``. Not a child of this process, but of the other."""
+    """The part of ``subprocess.Popen`` that tests use, for a child of the fork server."""
 
     def __init__(self, pipe: Pipe) -> None:
         theirs, ours = os.pipe()
@@ -118,7 +118,7 @@ class Beside:
         return self.process.exitcode
 
     def said(self, seconds: float = 120) -> str:
-        """What it wrote to stderr, when it has ended; it is killed if that takes too long."""
+        """Wait for its end and return what it wrote to stderr; after ``seconds``, kill it."""
         self.process.join(seconds)
         if self.process.is_alive():
             self.process.kill()

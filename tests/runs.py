@@ -115,13 +115,13 @@ def hear_signals() -> None:
 
 
 def our_processes() -> list[psutil.Process]:
-    """Those that this process started, forked ones too, and that have not ended."""
+    """The running processes that this one started, forked ones included."""
     forked = [psutil.Process(child.pid) for child in multiprocessing.active_children()]
     return forked + [child for child in psutil.Process().children() if is_ours(child)]
 
 
 def kill_ours() -> int:
-    """Kill our processes. -> how many there were"""
+    """Kill the processes that this one started. Returns how many there were."""
     ours = our_processes()
     for process in ours:
         with suppress(psutil.NoSuchProcess):
@@ -136,7 +136,7 @@ def is_ours(process: psutil.Process) -> bool:
 
 
 def assert_gone(*pids: int) -> None:
-    """Ended, though somebody else may have to be told."""
+    """The processes have ended; a zombie that its parent has not collected counts as ended."""
     for pid in pids:
         wait_until(lambda pid=pid: not is_there(pid), seconds=10)
 
@@ -145,7 +145,7 @@ T = TypeVar("T")
 
 
 def wait_until(look: Callable[[], T], seconds: float = 120) -> T:
-    """Look again and again, at what other processes tell nobody, until something is there."""
+    """Call ``look`` every 10 ms until it returns something true, and return that."""
     deadline = time.monotonic() + seconds
     while not (found := look()):
         assert time.monotonic() < deadline, f"nothing came within {seconds} seconds"
@@ -162,7 +162,7 @@ def is_there(pid: int) -> bool:
 
 @contextmanager
 def within(seconds: int) -> Iterator[None]:
-    """Fail, and do not wait for ever, if the block is not done in so many seconds."""
+    """Fail if the block takes longer than this, instead of waiting for ever."""
 
     def give_up(*_: object) -> None:
         pytest.fail(f"nothing came within {seconds} seconds")
@@ -195,7 +195,7 @@ def exported(run_folder: Path, layout: str) -> dict[str, NDArray[np.float32]]:
 
 
 def flip_bit(path: Path, place: int | None = None) -> None:
-    """Damage a file: in the middle, or at this byte."""
+    """Flip one bit of a file: in its middle byte, or in the byte at ``place``."""
     content = bytearray(path.read_bytes() or b"\0")
     content[len(content) // 2 if place is None else place] ^= 1
     path.write_bytes(content)
@@ -203,7 +203,7 @@ def flip_bit(path: Path, place: int | None = None) -> None:
 
 @contextmanager
 def no_file_longer_than(n_bytes: int) -> Iterator[None]:
-    """As on a disk that is full."""
+    """Writing past this length fails, much as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
     try:

@@ -288,7 +288,7 @@ def test_what_is_to_be_mended_is_read_back_from_the_table() -> None:
 def test_lines_come_out_sorted_by_id_however_few_fit_in_memory(
     tmp_path: Path, n_lines: int, longest: int
 ) -> None:
-    """Those of the last case are 60 MB, of which 16 stay in memory and 0.25 are read at once."""
+    """The last case has 60 MB of lines; 16 MB stay in memory, 0.25 MB are read at once."""
     rng = np.random.default_rng(n_lines)
     odd = ["\u00e9", "\U0001f9a0", "\x01", "\x85", " ", "_chunk_", *"Z~#", "\udcff", "10", "9"]
     ids = [

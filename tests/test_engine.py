@@ -676,7 +676,7 @@ def test_a_pause_of_all_processes_is_no_silence(monkeypatch):
 
 
 def test_a_process_that_cannot_be_killed_is_reported_and_not_waited_for(caplog):
-    """As one in a call to a device or a disk that does not answer."""
+    """A process in a call to a device or a disk that does not answer is such a one."""
     peer = peer_with()
     waited = []
     peer.child = SimpleNamespace(kill=lambda: None, wait=waited.append, pid=123)

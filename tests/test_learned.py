@@ -84,7 +84,7 @@ def scores_of(training: Training, fasta: Path, output: Path) -> dict[str, float]
 
 
 def scores_in_training(training: Training) -> dict[str, float]:
-    """Those that the network had of the test groups, in the best epoch."""
+    """The scores that the network of the best epoch gives the test groups."""
     frames = frames_of(training.output, "test")
     module = module_of(training, frames)
     best = torch.load(training.output / "checkpoints" / "best.pt", weights_only=True)

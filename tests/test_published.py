@@ -323,7 +323,7 @@ def options(brought, contigs, tmp_path) -> PredictOptions:
 
 
 def test_a_resumed_run_keeps_the_precision_of_each_encoder(options):
-    """That of the run: DNABERT-S has its own, which tells nothing of ESM-2's."""
+    """DNABERT-S has a precision of its own, which says nothing about that of ESM-2."""
     first = replace(options, precision="bf16")
     config = resolve(first, lambda _: None)
     assert [one.precision for one in config.recipe.encoders] == ["fp32", "bf16"]

@@ -114,7 +114,7 @@ def test_a_run_that_was_not_ended_says_so_in_its_title_and_why(tmp_path, caplog)
 
 
 def test_a_run_of_an_older_version_has_a_page_too(tmp_path):
-    """Without the columns and the facts that came later."""
+    """Such a run lacks the columns and the facts that came later."""
     (tmp_path / "run.json").write_text(json.dumps({"state": "complete", "recipe": 3, "inputs": 0}))
     (tmp_path / "predictions.tsv").write_text(
         "record\tlength\tstatus\tcall\tvirus_score\na\t700\tscored\tvirus\t0.990000\n"

@@ -250,7 +250,7 @@ def test_a_label_without_bound_is_refused_unread(path: Path) -> None:
 
 
 def survey_damage(path: Path, is_truncation: bool) -> None:
-    """In a process of its own: a damaged file can make HDF5 itself loop for ever.
+    """Runs in a process of its own, because a damaged file can make HDF5 loop for ever.
 
     Every damage is refused, or harmless to the last bit. What is tried is noted beside the file. A
     loop takes CPU time, which does not run while others have the machine.

@@ -57,7 +57,7 @@ FORK = multiprocessing.get_context("fork")
 
 
 def exit_codes_of(*calls: Callable[[], object]) -> list[int | None]:
-    """Those of processes that are at work at once."""
+    """Run each call in a process, all at the same time, and return their exit codes."""
     processes = [FORK.Process(target=call) for call in calls]
     for process in processes:
         process.start()
@@ -68,7 +68,7 @@ def exit_codes_of(*calls: Callable[[], object]) -> list[int | None]:
 
 @pytest.fixture
 def digest(tiny) -> str:
-    """That of the tiny model, by which ``work`` knows it."""
+    """The digest of the tiny model, by which ``work`` knows it."""
     return open_model(str(tiny.model), lambda _: None).prepare("fp32", None, lambda _: None)[1]
 
 

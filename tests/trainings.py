@@ -172,7 +172,7 @@ class Several:
 
 
 def run_here(*trainings: Training) -> dict[str, Tensor]:
-    """-> the weights that the last one left"""
+    """Run the trainings in this process. Returns the weights that the last one left."""
     Several(trainings)(Ranks(0, 1, torch.device("cpu")))
     return weights(trainings[-1].folder)
 
@@ -183,13 +183,13 @@ def run_on_two(*trainings: Training) -> dict[str, Tensor]:
 
 
 def variables_of_torchrun(rank: int) -> dict[str, str]:
-    """Those of one process of two, without a port; one thread."""
+    """What torchrun sets for one of two processes, except the port; each uses one thread."""
     own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
     return {**os.environ, **own, "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
 
 
 def under_torchrun(*words: object, run: Callable[..., None] | None = None) -> list[Beside]:
-    """Two processes of a command, or of a function, as torchrun starts them."""
+    """Start a command or a function in two processes, as torchrun does."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = {"MASTER_PORT": str(probe.getsockname()[1])}
@@ -201,7 +201,7 @@ def weights(folder: Path) -> dict[str, Tensor]:
 
 
 def history(folder: Path) -> list[dict[str, float]]:
-    """Without the figure that is never the same twice."""
+    """The figures of each epoch, except the speed, which differs each time."""
     rows = json.loads((folder / "state.json").read_text())
     return [{k: v for k, v in row.items() if k != "frames_per_second"} for row in rows]
 

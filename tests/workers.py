@@ -163,13 +163,13 @@ class KilledWorker(Worker):
 
 
 class EarlyKilledWorker(KilledWorker):
-    """Before it has begun a batch."""
+    """Is killed before it has begun a batch."""
 
     is_early = True
 
 
 class HuntedWorker(KilledWorker):
-    """Always with shard 2."""
+    """Is killed only while it works on shard 2."""
 
     is_hunted = True
 
@@ -198,7 +198,7 @@ class OverlappingCrashingWorker(OverlappingWorker):
 
 
 class OverlappingSmallWorker(OverlappingWorker):
-    """Tells only when a batch is waited for that it did not fit."""
+    """Runs out of memory only when a batch is waited for, not when it is started."""
 
     def start(self, encoder: Encoder, sequences: Sequence[str]) -> Pending:
         def rows() -> Rows:
@@ -233,7 +233,7 @@ class CrowdedWorker(Worker):
 
 
 class ScarceWorker(Worker):
-    """Has no memory at its n-th batch, for once."""
+    """Runs out of memory once, at its n-th batch."""
 
     n = 0
 

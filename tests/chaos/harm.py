@@ -72,7 +72,7 @@ class Run:
         return cls(process, output)
 
     def wait_for_work(self) -> None:
-        """Until a worker of this start has said that it is ready, or the run is over."""
+        """Wait until another worker has said that it is ready, or the run is over."""
         known = self.log().count("is ready")
         wait_until(lambda: self.log().count("is ready") > known or self.process.poll() is not None)
 
@@ -91,12 +91,12 @@ class Run:
         return [one for one in psutil.process_iter() if _session(one.pid) == self.process.pid]
 
     def send(self, number: int) -> None:
-        """As ``kill`` does, to the parent."""
+        """Send a signal to the parent alone, as ``kill`` does."""
         with suppress(ProcessLookupError):
             os.kill(self.process.pid, number)
 
     def send_to_all(self, number: int) -> None:
-        """As a terminal or a batch system does."""
+        """Send a signal to all processes, as a terminal or a batch system does."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)
 

@@ -117,7 +117,7 @@ class Calls:
             self.folder = ""
 
     def of(self, config: RunConfig, head) -> list[tuple[str, str]]:
-        """Those of an undisturbed run."""
+        """Run undisturbed and return the calls that were made."""
         with self.below(config.output):
             run_inline(config, head)
         return list(self.made)
