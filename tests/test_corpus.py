@@ -169,7 +169,7 @@ def ids_by_biopython(inputs: list[Path], place: Place) -> list[str]:
 
 
 def run_as_a_command_would(config, head, on_event: OnEvent) -> Outcome:
-    """In this process: what a user would get to see, and the exit code."""
+    """Run in this process. Returns what a user would see, and the exit code."""
     shown = io.StringIO()
     handler = logging.StreamHandler(shown)
     handler.addFilter(partial(is_for_console, with_figures=True))

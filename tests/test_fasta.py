@@ -54,7 +54,7 @@ not_as_root = pytest.mark.skipif(os.geteuid() == 0, reason="root may read everyt
 
 
 def pack_zstd(content: bytes) -> bytes:
-    """With the checksum that the zstd program writes too."""
+    """Compress with a checksum, as the zstd program does."""
     return zstd.compress(content, options={zstd.CompressionParameter.checksum_flag: 1})
 
 

@@ -76,7 +76,7 @@ def words(contigs, tmp_path) -> list[object]:
 
 @pytest.fixture
 def extract(words, tmp_path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """That command, run from a folder."""
+    """Runs ``extract`` in a folder."""
 
     def run(
         path: Path | str, *more: str, cwd: Path = tmp_path, by: tuple[object, ...] = (PROGRAM,)

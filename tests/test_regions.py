@@ -90,7 +90,7 @@ OWN = RegionModel.load()
 
 
 def log_joint(path: tuple[bool, ...], starts: np.ndarray, evidence: np.ndarray) -> float:
-    """Of a path and all evidence, by the definition of the chain."""
+    """The log probability of a path and all evidence, by the definition of the chain."""
     share = MODEL.first_share
     total = log(share) if path[0] else log1p(-share)
     for (a, b), (start, end) in zip(pairwise(path), pairwise(starts.tolist()), strict=True):

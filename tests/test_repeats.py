@@ -46,7 +46,7 @@ N_TIMES = 3
 
 
 def random_proteins(n: int, seed: int = 1) -> list[str]:
-    """Of 40 to 160 residues."""
+    """Random proteins of 40 to 159 residues."""
     rng = np.random.default_rng(seed)
     letters = list("ACDEFGHIKLMNPQRSTVWY")
     return ["".join(rng.choice(letters, rng.integers(40, 160))) for _ in range(n)]

@@ -104,7 +104,7 @@ def test_the_shards_of_a_plan_are_listed_once_though_each_of_them_asks():
 
 
 def plan_reads(fasta: Path, n_records: int, told: Path) -> None:
-    """In a process of its own: the most memory that planning takes, beyond what it begins with."""
+    """Write the peak of the memory that planning adds, in bytes. Needs its own process."""
     rundir = RunDir(fasta.with_suffix(".run"))
     rundir.root.mkdir()
     manifest = Manifest(
@@ -122,7 +122,7 @@ N_HASHES = 2_000_000
 
 
 def look_for_duplicates(told: Path) -> None:
-    """In a process of its own: what is held beside the hashes of so many ids."""
+    """Write the peak of the memory added to the ids' hashes, in bytes. Needs its own process."""
     hashes = array("q")
     hashes.frombytes(np.random.default_rng(0).integers(-(2**62), 2**62, N_HASHES).tobytes())
     before = kernel_says("status", "VmHWM:")
@@ -131,7 +131,7 @@ def look_for_duplicates(told: Path) -> None:
 
 
 def survey_reads(paths: list[Path], told: Path) -> None:
-    """In a process of its own: the most memory that a survey takes, beside what it begins with."""
+    """Write the peak of the memory that a survey adds, in bytes. Needs its own process."""
     inputs = Survey(is_strict=True).hash((InputFile(str(path)) for path in paths), nothing)
     survey = Survey()
     before = kernel_says("status", "VmHWM:")

@@ -62,7 +62,7 @@ ENCODER = EncoderFacts(family="", name="", encoder_id="", layer=1, pooling="mean
 
 
 def scores(odds: Values, found: Calibration, n_chunks: int) -> Values:
-    """Of records of so many neighbouring chunks of one frame, as ``predict`` joins them."""
+    """The scores ``predict`` gives records of so many neighbouring chunks, each with one frame."""
     p = np.round(sigmoid(odds / found.temperature), 6)
     runs = p.reshape(-1, N_CHUNKS)
     facts = head_facts(found, ENCODER, 500)

@@ -63,7 +63,7 @@ def written(path: Path, classifier: Classifier, tiny: Tiny, known: dict[str, obj
 
 
 def records(*trained: tuple[str, str]) -> list[LabelledRecord]:
-    """Of these bases and groups."""
+    """Viral records with these bases and groups."""
     return [
         LabelledRecord(bases, True, group, digest=record_digest(bases)) for bases, group in trained
     ]
@@ -86,7 +86,7 @@ def limit(network: Network, inputs: NDArray[np.float64]) -> NDArray[np.float64]:
 def scores_of(
     classifier: Classifier, vectors: NDArray[np.float32], frames: list[str]
 ) -> NDArray[np.float64]:
-    """Of both networks, by torch in float64, divided by their temperatures. (2, n)"""
+    """Scores of both networks, by torch in float64, from odds over temperatures. (2, n)"""
     exact = classifier.double().eval()
     composition = torch.from_numpy(frame_composition(frames)).double()
     with torch.inference_mode():

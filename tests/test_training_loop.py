@@ -147,7 +147,7 @@ GRADIENT_LIMIT = 3 * tolerance(SHAPE.n_layers, torch.float32)
 
 
 def first_moments(folder: Path) -> Tensor:
-    """Of all weights; after one step they are a tenth of its gradient."""
+    """Adam's first moments of all weights; after one step, a tenth of the gradient."""
     states = torch.load(last_checkpoint(folder), weights_only=True)["optimizer"]["state"]
     return torch.cat([states[i]["exp_avg"].flatten() for i in sorted(states)])
 
@@ -165,7 +165,7 @@ def weights_limit(n_steps: int) -> float:
 
 
 def distance(one: dict[str, Tensor], other: dict[str, Tensor], start: dict[str, Tensor]) -> float:
-    """Of the weights, as a part of how far they were moved."""
+    """How far weights are apart, as a part of how far they were moved from ``start``."""
     apart = sum(float((one[name] - other[name]).double().square().sum()) for name in one)
     moved = sum(float((one[name] - start[name]).double().square().sum()) for name in one)
     return math.sqrt(apart / moved)

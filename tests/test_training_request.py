@@ -66,7 +66,7 @@ def resolved(data: Path, **changes: object) -> Training:
 
 
 def opened(data: Path, **changes: object) -> Training:
-    """As far as a training gets before its first step."""
+    """A training that is about to make its first step."""
     asked = options(data, out_of(data), **{"encoding": "composition", **changes})
     training, _ = resolve_training(asked, lambda _: None)
     training.output.mkdir(exist_ok=True)
@@ -418,7 +418,7 @@ def test_what_changes_no_weights_may_differ_when_a_training_goes_on(data):
 
 @pytest.fixture
 def with_vectors(data: Path) -> Training:
-    """As far as a training of a head gets before the engine makes its vectors."""
+    """A training of a head for which the engine is about to make the vectors."""
     return opened(data, encoding="esm2")
 
 

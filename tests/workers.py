@@ -138,7 +138,7 @@ class NeverStartingWorker(Worker):
 
 
 class KilledWorker(Worker):
-    """Is killed three times in all, at a batch."""
+    """Is killed at the start of a batch, three times in all."""
 
     is_early = is_hunted = False
     is_at_risk = True

@@ -845,7 +845,7 @@ def test_a_kill_while_an_input_is_added_leaves_nothing_old_that_is_believed(
 
 
 def shards_of(folder: Path) -> dict[str, bytes]:
-    """With the bases of their frames, for which no hash is kept."""
+    """The bytes of the shards' files, which include the bases of frames; these have no hash."""
     return {path.name: path.read_bytes() for path in (folder / "shards").iterdir()}
 
 
