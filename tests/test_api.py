@@ -63,7 +63,7 @@ def guide_example() -> str:
 
 @pytest.mark.parametrize("how", ["script", "exec"])
 def test_the_example_of_the_guide_runs_in_a_fresh_process(tmp_path, how):
-    """Without a guard for ``__main__``; and as IPython runs what is typed."""
+    """It needs no guard for ``__main__``, and runs as typed in IPython, too."""
     (tmp_path / "examples").symlink_to(EXAMPLE.parent)
     (tmp_path / "example.py").write_text(guide_example())
     program = {

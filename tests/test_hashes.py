@@ -190,7 +190,7 @@ def test_an_output_is_hashed_while_it_is_written_and_not_read_again(tmp_path):
 
 
 class Killed(BaseException):
-    """As of a process that is killed: nothing of ours catches it."""
+    """Stands for a kill of the process: no code of the package catches it."""
 
 
 def at_call(number: int, name: str) -> Callable[..., None]:

@@ -45,7 +45,7 @@ def joined(tiny, scorer) -> Head:
 
 
 def rows_of(folder: Path) -> dict[str, dict[str, str]]:
-    """The rows of the verdict, by their records."""
+    """The rows of ``predictions.tsv``, by their records."""
     return {row["record"]: row for row in rows(folder / "predictions.tsv")}
 
 

@@ -391,7 +391,7 @@ def long_ones() -> dict[str, str]:
     }
 
 
-# columns of the verdict that are read from the letters of a virus
+# columns of viruses.tsv that are read from the letters of a virus
 IDENTITY = VIRUS_TABLE.columns[VIRUS_TABLE.columns.index("virus_kind") :]
 
 

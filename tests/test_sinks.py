@@ -92,8 +92,7 @@ def test_the_name_of_an_output_is_written_once_in_the_package():
     assert sorted(found) == sorted(names)
 
 
-# The verdict
-
+# The table of viruses
 
 Row: TypeAlias = tuple[FastaRecord, Call, list[Region] | None]
 
@@ -107,7 +106,7 @@ def result(name: str, regions: list[Region] | None, *, is_virus: bool) -> Row:
 
 
 def written(folder: Path, *results: Row) -> dict[str, dict[str, str]]:
-    """The rows of the verdict on some records, by their names."""
+    """Write results. Returns the rows of ``viruses.tsv``, by the names of the viruses."""
     with open_outputs(REGION_SINKS, Place(folder, Tree(folder), folder)) as add:
         for portion in Portion.of_samples(called(*results), REGION_SINKS, None):
             add(portion)

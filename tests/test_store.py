@@ -356,7 +356,7 @@ def test_every_error_of_the_disk_comes_with_advice() -> None:
 
 
 def test_two_processes_may_write_one_file_at_once(path: Path) -> None:
-    """As processes of one number in two containers may."""
+    """Processes in two containers may have the same number."""
     with atomic(path) as first, atomic(path) as second:
         second.write_bytes(b"whole")
         first.write_bytes(b"whole as well")
