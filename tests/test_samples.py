@@ -279,5 +279,5 @@ def test_fasta_by_the_name_of_a_table_is_fasta(tmp_path: Path) -> None:
 
 def test_a_file_that_is_named_twice_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "in" / "a.fa", ">a\nAC\n")
-    with pytest.raises(InputError, match=r"a\.fa occurs twice"):
+    with pytest.raises(InputError, match=r"a\.fa is named twice"):
         found_in(tmp_path, path.parent, path)
