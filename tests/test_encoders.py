@@ -171,7 +171,7 @@ def test_another_encoder_in_a_run_is_refused_on_resume_by_name(pair, make_config
         run_inline(alone, head)
     finer = replace(TOY, layer=2)
     recipe = replace(config.recipe, encoders=(config.recipe.encoders[0], finer))
-    with pytest.raises(ResumeError, match="layer of counts was 1, now 2"):
+    with pytest.raises(ResumeError, match="--layer of counts was 1, now 2"):
         run_inline(replace(again(config, resume=True), recipe=recipe), head)
 
 

@@ -390,16 +390,16 @@ def test_a_strangers_file_stays_in_the_output_folder(make_config, tiny, contigs,
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"chunk_size": 500}, "chunk_size was 300, now 500"),
-        ({"precision": "bf16"}, "precision was fp32, now bf16"),
+        ({"chunk_size": 500}, "--chunk-size was 300, now 500"),
+        ({"precision": "bf16"}, "--precision was fp32, now bf16"),
         ({"sha256": "1" * 64}, r"model_sha256 was 0{12}\.\.\., now 1{12}\.\.\."),
         ({"head_sha256": "2" * 64}, r"head_sha256 was none, now 2{12}\.\.\."),
         (
             {"command": "extract"},
             "of `virnucpro predict` on nucleotides, not of `virnucpro extract",
         ),
-        ({"layer": 1}, "layer was 2, now 1"),
-        ({"min_length": 5}, "min_length was 0, now 5"),
+        ({"layer": 1}, "--layer was 2, now 1"),
+        ({"min_length": 5}, "--min-length was 0, now 5"),
     ],
 )
 def test_another_recipe_is_refused_and_the_difference_named(
@@ -598,7 +598,7 @@ def test_calls_are_made_of_bfloat16_vectors_as_they_are_stored(
     (config.output / "features" / "000001.h5").unlink()
     run_inline(again(config, resume=True), tiny.head)
     assert tables(config.output) == before
-    with pytest.raises(ResumeError, match="store was bfloat16, now float32"):
+    with pytest.raises(ResumeError, match="--store was bfloat16, now float32"):
         run_inline(make_config(contigs, output=config.output, resume=True), tiny.head)
 
 

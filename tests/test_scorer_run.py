@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 import tracemalloc
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -187,11 +189,20 @@ def test_another_genetic_code_is_another_run_and_a_note_offers_it(tmp_path):
     notes = {row["record"]: row["note"] for row in rows(folder / "predictions.tsv")}
     assert notes.pop("g") == "open in genetic code 4, not in 11"
     assert set(notes.values()) == {""}
-    with pytest.raises(ResumeError, match="genetic_code was 11, now 4"):
+    with pytest.raises(ResumeError, match="--genetic-code was 11, now 4"):
         predict(source, to=folder, genetic_code=4, regions=False, resume=True)
     predict(source, to=tmp_path / "four", genetic_code=4, regions=False)
     assert {row["note"] for row in rows(tmp_path / "four/predictions.tsv")} == {""}
     assert scores(tmp_path / "four")["g"] != scores(folder)["g"]
+
+
+def test_a_run_of_standard_input_is_resumed_without_piping_it_again(tmp_path, monkeypatch):
+    for content, changes in ((b">a\nACGT\n", {}), (b"", {"resume": True, "preset": "sensitive"})):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+        summary = predict(Path("-"), to=tmp_path / "run", **changes)
+    assert "preset sensitive" in summary.cut
+    (row,) = rows(tmp_path / "run" / "predictions.tsv")
+    assert (row["record"], row["file"]) == ("a", "standard_input")
 
 
 def test_neither_the_order_of_records_nor_what_stands_beside_them_changes_a_score(tmp_path, whole):
@@ -480,7 +491,7 @@ def test_an_input_that_is_gone_is_missed_where_scores_do_not_serve(tmp_path, mon
         patch.setattr("virnucpro.run.scores.FORMAT", 0)
         predict(fasta, to=tmp_path / "run", resume=True, regions=False)
     assert tables_of(tmp_path / "run") == before
-    with pytest.raises(ResumeError, match="genetic_code was 11, now 4"):
+    with pytest.raises(ResumeError, match="--genetic-code was 11, now 4"):
         predict(fasta, to=tmp_path / "run", resume=True, regions=False, genetic_code=4)
     with pytest.raises(InputMissingError, match=r"other\.fa"):
         predict(tmp_path / "other.fa", to=tmp_path / "run", resume=True, regions=False)

@@ -13,6 +13,7 @@ from virnucpro.ground.config import SHARD_FORMAT, Embed, EncoderSpec, Recipe
 from virnucpro.ground.errors import ResumeError, UsageError
 from virnucpro.ground.files import read_json
 from virnucpro.ground.log import printable
+from virnucpro.ground.options import flag
 from virnucpro.ground.records import FastaRecord
 from virnucpro.ground.tree import Tree
 from virnucpro.sequences.fasta import Block, Span, Streams
@@ -99,7 +100,7 @@ class Manifest:
                 f"{begin_anew}",
             )
         if changes := _changes(self.recipe, recipe):
-            what = f"a run of another recipe: {'; '.join(changes)}"
+            what = f"a run with other settings: {'; '.join(changes)}"
             raise _of_another_run(what, f"use the old options, {begin_anew}")
 
     def latest(self) -> dict[str, int]:
@@ -243,7 +244,9 @@ def _changed_fields(
     ]
 
 
-_SHOWN = {"sha256": "model_sha256"}  # a field -> its name in messages
+_OPTIONS = ("chunk_size", "min_length", "genetic_code", "layer", "pooling", "precision", "store")
+# a field -> its name in messages
+_SHOWN = {"sha256": "model_sha256", **{name: flag(name) for name in _OPTIONS}}
 
 
 def _short(value: object) -> str:

@@ -39,7 +39,7 @@ from virnucpro.sequences.fasta import (
     with_mate,
 )
 
-_STDIN = Path("-")
+_STDIN, _STDIN_NAME = Path("-"), "standard input"
 RECORDS = ".records-"  # folders of records passed in Python; their path means nothing to users
 RUN_FILE = "run.json"  # a folder with this file holds a run
 _NAMED = 5  # most file names in a message
@@ -96,6 +96,11 @@ class InputFile:
         numbers = (self.n_bytes, self.generation, self.n_renamed, self.mate, self.modified_ns)
         if not all(isinstance(number, int) for number in numbers):
             raise TypeError("sizes and numbers of an input must be whole numbers")
+
+    @property
+    def is_empty_stdin(self) -> bool:
+        """True for the copy of a standard input without a byte."""
+        return self.name == _STDIN_NAME and not os.path.getsize(self.path)  # noqa: PTH202
 
     @staticmethod
     def all_of(path: Path) -> list[InputFile]:
@@ -273,10 +278,12 @@ def _readable_twice(file: InputFile, run_folder: Path, copies: Path) -> InputFil
 def _copy(file: InputFile, copies: Path) -> InputFile:
     """Copy a file. The copy's name is a hash of its content, so that no copy replaces another."""
     source = Path(file.path)
-    name = "standard input" if source == _STDIN else file.shown
+    name = _STDIN_NAME if source == _STDIN else file.shown
     if source.parent.name.startswith(RECORDS):
         name = source.name
     waits = ", as soon as something writes to it" if source.is_fifo() else ""
+    if source == _STDIN and sys.stdin is not None and sys.stdin.isatty():
+        waits = ": type it here, and end it with Ctrl-D"
     announce(f"copying {name} first{waits}")
     copies = copies.parent.resolve() / copies.name  # a link at this very path is not followed
     tree, unnamed = Tree(copies.parent), temporary_beside(copies / "copy")

@@ -326,6 +326,7 @@ class TableBlock:
         Raises:
             ValueError: a line does not have one value per column.
         """
+        data = data if data.endswith(b"\n") else data + b"\n"
         n_lines, n_read = data.count(b"\n"), np.empty(1, dtype=np.int64)
         ends = np.empty((n_lines, len(names)), dtype=np.int64)
         call("split_fields", np.frombuffer(data, np.uint8), len(data), len(names), ends, n_read)
@@ -434,7 +435,6 @@ class TableSpan:
             lines.seek(self.start)
             data = lines.read(self.end - self.start)
         data = data.replace(b"\r\n", b"\n") if self.is_of_windows else data
-        data = data if data.endswith(b"\n") else data + b"\n"
         try:
             return TableBlock.of(data, self.names)
         except ValueError as error:
