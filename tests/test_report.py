@@ -211,10 +211,54 @@ def test_a_region_is_listed_and_its_record_has_a_map_with_the_evidence(tmp_path)
     assert drawn["odds"] == [-2, None, 5, *[None] * 7]
     assert [one["start"] for one in drawn["regions"]] == [9, 2001]
     assert page.data["columns"]["regions"] == [2, 0]
-    damaged = (folder / "tracks.tsv.gz").read_bytes()[:-9]
-    (folder / "tracks.tsv.gz").write_bytes(damaged)
-    with pytest.raises(InputError, match=r"tracks\.tsv\.gz is damaged"):
+
+
+TRACK = "record\tstart\tend\tlog_odds\tposterior\nhost\t1\t1000\t-1.0\t0.5\n"
+
+
+@pytest.mark.parametrize(
+    ("table", "content"),
+    [
+        ("tracks.tsv.gz", gzip.compress(TRACK.encode())[:-9]),
+        *(
+            ("tracks.tsv.gz", gzip.compress(TRACK.replace(right, wrong).encode()))
+            for right, wrong in (
+                ("\tposterior", ""),
+                ("record", "\ufeffrecord"),
+                ("0.5", ""),
+                ("0.5", "-0.5"),
+                ("0.5", "2"),
+                ("\t1\t", "\t-1\t"),
+            )
+        ),
+        *(
+            ("regions.tsv", (REGIONS + region("host", "provirus", 9, 90)).replace(*change).encode())
+            for change in (
+                ("\t90\t", "\t" + 400 * "9" + "\t"),
+                ("\t9\t", "\t0\t"),
+                ("0.9", "inf"),
+                ("0.9", "7"),
+            )
+        ),
+    ],
+)
+def test_damaged_regions_and_tracks_are_reported(tmp_path, table, content):
+    folder = write_table(tmp_path / "run", [call("host", 0.1, 10_000)])
+    (folder / "regions.tsv").write_text(REGIONS + region("host", "provirus", 9, 90))
+    (folder / "tracks.tsv.gz").write_bytes(gzip.compress(TRACK.encode()))
+    report_folder(folder)
+    (folder / table).write_bytes(content)
+    with pytest.raises(InputError, match=re.escape(f"{table} is damaged")):
         report_folder(folder)
+
+
+def test_tracks_with_other_line_ends_are_drawn(tmp_path):
+    folder = write_table(tmp_path / "run", [call("host", 0.1, 10_000)])
+    (folder / "regions.tsv").write_text(REGIONS + region("host", "provirus", 9, 90))
+    for text in (TRACK.replace("\n", "\r\n"), TRACK.removesuffix("\n")):
+        (folder / "tracks.tsv.gz").write_bytes(gzip.compress(text.encode()))
+        [drawn] = Page(report_folder(folder)).data["tracks"]
+        assert drawn["posterior"] == [50, *[None] * 9]
 
 
 def test_a_region_that_is_all_of_a_record_is_neither_listed_nor_drawn(tmp_path):

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from threading import Event, Thread
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from virnucpro.ground.errors import UnavailableError, VirnucproError
 from virnucpro.ground.events import ErrorText
@@ -58,6 +58,10 @@ class _Block(_Task[Tools_contra, T_co], Protocol):
     def n_letters(self) -> int: ...
 
 
+# a task, the tools for it, and these as a message
+_Order: TypeAlias = tuple[Future[Any], _Task[Any, Any], object, memoryview]
+
+
 class AbandonedError(Exception):
     """The work was stopped early, so the awaited result never comes."""
 
@@ -72,9 +76,9 @@ class Pool:
     def _begin(self) -> None:
         self.children: list[Child] = []
         self.ready: list[Child] = []  # those that have begun
-        self._idle: SimpleQueue[Child] = SimpleQueue()
+        self._threads: list[Thread] = []  # one for each process
+        self._orders: SimpleQueue[_Order | None] = SimpleQueue()  # None ends a thread
         self._tools: dict[int, object] = {}  # the tools that a process has, by its id
-        self._threads: ThreadPoolExecutor | None = None
         self._is_stopped = False
         self._loss: VirnucproError | None = None  # of the first process that died
 
@@ -87,13 +91,11 @@ class Pool:
     def begin(self, n_letters: int, module: str = "") -> None:
         """Start as many helpers as pay off; each first imports ``module``."""
         n_more = count_worth(self._most, n_letters) - len(self.children)
-        with interrupts_held():
-            for _ in range(n_more):
+        for _ in range(n_more):
+            with interrupts_held():
                 self.children.append(start(_serve, module))
-        if n_more > 0:
-            self._threads = self._threads or ThreadPoolExecutor(self._most, "helper")
-            for child in self.children[-n_more:]:
-                self._threads.submit(self._introduce, child)
+            self._threads.append(Thread(target=self._employ, args=self.children[-1:], daemon=True))
+            self._threads[-1].start()
 
     def helpers(self, tools: Tools, n_letters: int, products: str) -> Helpers[Tools]:
         """Helpers with these tools, if they pay off or already run; none without letters.
@@ -106,6 +108,17 @@ class Pool:
         LOGGER.info("%s are made by %s", products, counted(len(self.children), "helper"))
         return Helpers(tools, self, as_message(_Equipment(tools)))
 
+    def _employ(self, child: Child) -> None:
+        """Give one task after the other to a process, until the pool is stopped."""
+        self._introduce(child)
+        while (order := self._orders.get()) is not None:
+            future, task, tools, message = order
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(self._do(child, task, tools, message))
+                except BaseException as error:  # whoever waits must learn of any error
+                    future.set_exception(error)
+
     def _introduce(self, child: Child) -> None:
         """Wait until a process has begun; if it has died, its first task reports that."""
         try:
@@ -114,7 +127,6 @@ class Pool:
         except (EOFError, OSError, VirnucproError):
             LOGGER.debug("process %d ended before it began", child.pid)
         finally:
-            self._idle.put(child)
             self.ready.append(child)
 
     def _equip(self, child: Child, tools: object, message: memoryview) -> None:
@@ -139,16 +151,16 @@ class Pool:
 
     def submit(self, task: _Task[Tools, T], tools: Tools, message: memoryview) -> Future[T]:
         """Give a task to the next free process, with these tools."""
-        assert self._threads is not None, "a process was started"
-        return self._threads.submit(self._do, task, tools, message)
+        future: Future[T] = Future()
+        self._orders.put((future, task, tools, message))
+        return future
 
-    def _do(self, task: _Task[Tools, T], tools: Tools, message: memoryview) -> T:
+    def _do(self, child: Child, task: _Task[Tools, T], tools: Tools, message: memoryview) -> T:
         """
         Raises:
-            VirnucproError: the task raised it, or a process died.
+            VirnucproError: the task raised it, or the process died.
             AbandonedError: the processes were stopped.
         """
-        child = self._idle.get()
         try:
             with _watched(child):
                 self._equip(child, tools, message)
@@ -158,8 +170,6 @@ class Pool:
             if self._is_stopped:
                 raise AbandonedError from error
             raise self._lost(child.cause_of_end(_END_SECONDS)) from error
-        finally:
-            self._idle.put(child)
         return result
 
     def _lost(self, reason: str) -> VirnucproError:
@@ -183,10 +193,14 @@ class Pool:
     def stop(self) -> None:
         """Kill all processes, busy or not; later work starts new ones."""
         self._is_stopped = True
+        with suppress(Empty):
+            while order := self._orders.get_nowait():
+                order[0].cancel()
         for child in self.children:
             child.kill()
-        if self._threads is not None:
-            self._threads.shutdown(cancel_futures=True)
+            self._orders.put(None)
+        for thread in self._threads:
+            thread.join()
         for child in self.children:
             child.wait()
             child.close()
@@ -257,9 +271,12 @@ class _Equipment:
 
 
 def _done(task: _Task[Tools, T], tools: Tools) -> Future[T]:
-    """Do a task at once."""
+    """Do a task at once; the future raises its error, in the order of results."""
     future: Future[T] = Future()
-    future.set_result(task.do(tools))
+    try:
+        future.set_result(task.do(tools))
+    except (VirnucproError, OSError) as error:
+        future.set_exception(error)
     return future
 
 

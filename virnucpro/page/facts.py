@@ -6,6 +6,7 @@ Runs of any version can be read. A fact that is missing, or has an unexpected ty
 from __future__ import annotations
 
 import gzip
+import math
 import os
 import re
 import zlib
@@ -21,6 +22,7 @@ from virnucpro.ground.errors import InputMissingError
 from virnucpro.ground.files import open_plain, read_facts
 from virnucpro.ground.log import escaped, printable
 from virnucpro.ground.records import Region, Values
+from virnucpro.tables.sinks import TRACKS
 from virnucpro.tables.text import TableBlock, damaged, spans_of
 
 _MOST_OF_LOG = 1 << 20  # bytes, from its end
@@ -208,6 +210,9 @@ def _region_lines(
             )
         except ValueError as error:
             raise damaged(table, error) from error
+        is_probability = math.isnan(line.posterior) or 0 <= line.posterior <= 1
+        if not (0 <= line.start < line.end <= _MOST and is_probability):
+            raise damaged(table, f"a value of the region {region} is out of range")
         is_counted = not (line.start == 0 and _OVER_ORIGIN in note)  # the other part counts
         yield (file, record), line, is_counted, region.rpartition("|")[0]
 
@@ -225,13 +230,18 @@ def read_tracks(path: Path, lengths: Mapping[str, int]) -> dict[str, tuple[Value
         return {}
     try:
         with gzip.open(path, "rb") as lines:
-            names = lines.readline().decode("utf-8", "surrogateescape").rstrip("\n").split("\t")
+            header = lines.readline().decode("utf-8", "surrogateescape")
+            if missing := set(TRACKS.columns) - set(header.split()):
+                raise ValueError(f"it has no column {min(missing)}")
             while data := b"".join(lines.readlines(_TRACK_BYTES_AT_ONCE)):
-                block = TableBlock.of(data, names)
+                block = TableBlock.of(data, header)
                 run_ids, code = block.codes("record")
                 first, last = block.whole_numbers("start"), block.whole_numbers("end")
                 middle = np.where(first <= last, (first + last) // 2, first)  # over the origin
-                values = np.array([middle, block.numbers("log_odds"), block.numbers("posterior")])
+                posterior = block.numbers("posterior")
+                if not ((posterior >= 0) & (posterior <= 1)).all():
+                    raise ValueError("a posterior must lie between 0 and 1")
+                values = np.array([middle, block.numbers("log_odds"), posterior])
                 for place, run_id in enumerate(run_ids):
                     if run_id in lengths:
                         pieces.setdefault(run_id, []).append(values[:, code == place])

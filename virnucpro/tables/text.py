@@ -320,12 +320,14 @@ class TableBlock:
     ends: Counts  # (n_rows, n_columns) of the fields
 
     @classmethod
-    def of(cls, data: bytes, names: Sequence[str]) -> TableBlock:
-        """Split lines into fields.
+    def of(cls, data: bytes, header: str) -> TableBlock:
+        """Split lines into fields; ``header`` has the names of the columns and its line end.
 
         Raises:
             ValueError: a line does not have one value per column.
         """
+        names = header.rstrip("\r\n").split("\t")
+        data = data.replace(b"\r\n", b"\n") if header.endswith("\r\n") else data
         data = data if data.endswith(b"\n") else data + b"\n"
         n_lines, n_read = data.count(b"\n"), np.empty(1, dtype=np.int64)
         ends = np.empty((n_lines, len(names)), dtype=np.int64)
@@ -420,8 +422,7 @@ class TableSpan:
     """Neighbouring lines of a VirNucPro table, as a range of bytes."""
 
     path: Path
-    names: tuple[str, ...]  # of the columns
-    is_of_windows: bool  # lines end with CR LF
+    header: str  # the first line of the table
     start: int
     end: int
 
@@ -434,9 +435,8 @@ class TableSpan:
         with self.path.open("rb") as lines:
             lines.seek(self.start)
             data = lines.read(self.end - self.start)
-        data = data.replace(b"\r\n", b"\n") if self.is_of_windows else data
         try:
-            return TableBlock.of(data, self.names)
+            return TableBlock.of(data, self.header)
         except ValueError as error:
             raise damaged(self.path, error) from error
 
@@ -451,14 +451,13 @@ def spans_of(path: Path) -> Iterator[TableSpan]:
         return
     with path.open("rb") as lines:
         header = lines.readline().decode("utf-8", "surrogateescape")
-        names = tuple(header.rstrip("\r\n").split("\t"))
         end, size = lines.tell(), os.fstat(lines.fileno()).st_size
         while end < size:
             start = end
             lines.seek(start + _BYTES_AT_ONCE)
             lines.readline()
             end = min(lines.tell(), size)
-            yield TableSpan(path, names, header.endswith("\r\n"), start, end)
+            yield TableSpan(path, header, start, end)
 
 
 def damaged(table: Path, why: object) -> InputError:
