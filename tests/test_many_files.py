@@ -641,6 +641,19 @@ def test_multiqc_gets_the_counts_of_each_sample(make_config, tiny, pairs):
     assert values == [[row["file"], *(row[name] for name in names[1:])] for row in samples]
 
 
+def test_a_mate_that_cannot_be_read_counts_nothing_and_its_sample_is_partial(
+    make_config, tiny, pairs
+):
+    second = pairs / "one_R2.fastq.gz"
+    second.write_bytes(second.read_bytes()[:-20])
+    config = make_config(pairs)
+    assert run_inline(config, tiny.head).exit_code == 2
+    names = ("file", "status", "n_records", "n_scored", "n_virus")
+    found = [[row[name] for name in names] for row in rows(config.output / "samples.tsv")]
+    assert [row[:3] for row in found[:2]] == [["one", "partial", "5"], ["two", "complete", "10"]]
+    assert found[2:] == [["one", "unreadable", "0", "0", "0"]]
+
+
 def test_a_mate_that_could_not_be_read_keeps_its_ids_when_it_can(make_config, tiny, pairs):
     second = pairs / "one_R2.fastq.gz"
     whole = second.read_bytes()

@@ -484,13 +484,14 @@ def _sample_lines(place: Place, tallies: Mapping[str, Tally]) -> str:
     read = (one for one in place.inputs if not one.generation or one.sample in tallies)
     for file in (*read, *place.refused):
         samples.setdefault((file.sample, file.error), []).append(file)
+    halves = {file.sample for file in place.refused if file.mate}  # an unreadable mate's sample
     lines = []
     for (sample, error), files in samples.items():
-        tally = tallies.get(sample, Tally())
+        tally = Tally() if error else tallies.get(sample, Tally())
         score, _, record_id = tally.best
         values = (
             sample,
-            "unreadable" if error else _sample_status(tally),
+            "unreadable" if error else _sample_status(tally, is_half=sample in halves),
             tally.n_records,
             tally.statuses["scored"],
             tally.n_viral,
@@ -518,12 +519,12 @@ def _counts_text(counts: Counter[str]) -> str:
     return "; ".join(f"{name}: {n}" for name, n in pairs)
 
 
-def _sample_status(tally: Tally) -> str:
+def _sample_status(tally: Tally, *, is_half: bool) -> str:
     if not tally.n_records:
         return "empty"
-    if not tally.n_mendable:
-        return "complete"
-    return "partial" if tally.statuses["scored"] or tally.statuses["embedded"] else "failed"
+    if tally.n_mendable and not (tally.statuses["scored"] or tally.statuses["embedded"]):
+        return "failed"
+    return "partial" if tally.n_mendable or is_half else "complete"
 
 
 def _multiqc_lines(_: Place, tallies: Mapping[str, Tally]) -> str:
