@@ -630,15 +630,23 @@ def test_the_two_files_of_read_pairs_are_one_sample_and_no_two_reads_share_an_id
     assert tables(config.output) == before
 
 
-def test_multiqc_gets_the_counts_of_each_sample(make_config, tiny, pairs):
-    config = make_config(pairs)
+def test_every_file_has_its_counts_for_multiqc_too_also_if_it_is_empty_and_added_later(
+    make_config, tiny, pairs
+):
+    (pairs / "first.fq").touch()
+    config = make_config(pairs, per_file=True)
     assert run_inline(config, tiny.head).exit_code == 0
+    (pairs / "late.fq").write_text("\n")
+    assert run_inline(make_config(pairs, resume=True), tiny.head).exit_code == 0
     lines = (config.output / "virnucpro_mqc.tsv").read_text().splitlines()
     facts = yaml.safe_load("\n".join(line[2:] for line in lines if line.startswith("# ")))
     names, *values = (line.split("\t") for line in lines if not line.startswith("#"))
     assert facts["plot_type"] == "generalstats" and list(facts["headers"]) == names[1:]
     samples = rows(config.output / "samples.tsv")
     assert values == [[row["file"], *(row[name] for name in names[1:])] for row in samples]
+    expected = {"first": "empty", "one": "complete", "two": "complete", "late": "empty"}
+    assert [(row["file"], row["status"]) for row in samples] == [*expected.items()]
+    assert {path.name for path in (config.output / "samples").iterdir()} == expected.keys()
 
 
 def test_a_mate_that_cannot_be_read_counts_nothing_and_its_sample_is_partial(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -18,6 +19,7 @@ from virnucpro.ground.records import Call, FastaRecord, Region
 from virnucpro.ground.tree import Tree
 from virnucpro.run.folder import RunDir
 from virnucpro.sequences.fasta import read_fasta
+from virnucpro.sequences.inputs import InputFile, hashed
 from virnucpro.tables.sinks import (
     REGION_SINKS,
     REGION_TABLE,
@@ -193,6 +195,14 @@ def test_samples_have_a_row_each_with_what_was_called_and_what_could_not_be_read
     assert (row["best_record"], row["best_score"]) == (best["record"], best["virus_score"])
     assert "binary" in found["d"]["error"]
     assert found["d"]["path"] == str(folder / "d.fa")
+
+
+def test_an_added_file_has_no_row_once_later_files_replace_all_its_records(tmp_path):
+    added = write(tmp_path / "added.fa", one=random_dna(700, np.random.default_rng(3)))
+    inputs = [replace(hashed(InputFile(str(added), sample="added")), generation=1)]
+    with open_outputs(SINKS["predict"], Place(tmp_path, Tree(tmp_path), tmp_path, inputs)):
+        pass
+    assert not rows(tmp_path / "samples.tsv")
 
 
 def test_the_files_of_a_sample_have_the_bytes_of_a_run_of_that_file_alone(tmp_path):

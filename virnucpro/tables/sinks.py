@@ -476,13 +476,9 @@ _VIRUS_FASTA = Sink("viruses.fasta", "their sequences", rows=_virus_fasta)
 
 
 def _sample_lines(place: Place, tallies: Mapping[str, Tally]) -> str:
-    """A row per sample, and one for each unreadable file.
-
-    A file has no row if all its records replace failed records of other files.
-    """
+    """A row per sample, and one for each unreadable file."""
     samples: dict[tuple[str, str], list[InputFile]] = {}  # mates share a row
-    read = (one for one in place.inputs if not one.generation or one.sample in tallies)
-    for file in (*read, *place.refused):
+    for file in (*_files_read(place, tallies), *place.refused):
         samples.setdefault((file.sample, file.error), []).append(file)
     halves = {file.sample for file in place.refused if file.mate}  # an unreadable mate's sample
     lines = []
@@ -510,6 +506,16 @@ def _sample_lines(place: Place, tallies: Mapping[str, Tally]) -> str:
     return "".join(lines)
 
 
+def _files_read(place: Place, tallies: Mapping[str, Tally]) -> list[InputFile]:
+    """The files that were read, except added ones of which later files replace every record."""
+    return [one for one in place.inputs if one.sample in tallies or _is_due(one)]
+
+
+def _is_due(file: InputFile) -> bool:
+    """Whether a file has outputs even if no record is written: one of the first run, or empty."""
+    return not file.generation or not any(file.read())
+
+
 def _counts_text(counts: Counter[str]) -> str:
     """
     >>> _counts_text(Counter({"ssDNA": 1, "RNA+": 2, "phage": 2}))
@@ -527,9 +533,10 @@ def _sample_status(tally: Tally, *, is_half: bool) -> str:
     return "partial" if tally.n_mendable or is_half else "complete"
 
 
-def _multiqc_lines(_: Place, tallies: Mapping[str, Tally]) -> str:
+def _multiqc_lines(place: Place, tallies: Mapping[str, Tally]) -> str:
     lines = [_MULTIQC_COLUMNS]
-    for sample, tally in tallies.items():
+    for sample in dict.fromkeys(file.sample for file in _files_read(place, tallies)):
+        tally = tallies.get(sample, Tally())
         counts = tally.n_records, tally.statuses["scored"], tally.n_viral, tally.n_proviruses
         lines.append("\t".join(map(str, (sample, *counts))) + "\n")
     return "".join(lines)
@@ -804,7 +811,7 @@ def _open_sinks_of_samples(sinks: Iterable[Sink], place: Place, folder: Path) ->
     """
     sinks = [sink for sink in sinks if sink.per_file]
     # mates share a sample
-    queue = deque(dict.fromkeys(file.sample for file in place.inputs if not file.generation))
+    queue = deque(dict.fromkeys(file.sample for file in place.inputs if _is_due(file)))
     closing = deque[Future[None]]()
     current: str | None = None
     with ThreadPoolExecutor(_SYNCED_AT_ONCE) as pool, ExitStack() as stack:
