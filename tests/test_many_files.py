@@ -662,17 +662,46 @@ def test_a_mate_that_cannot_be_read_counts_nothing_and_its_sample_is_partial(
     assert found[2:] == [["one", "unreadable", "0", "0", "0"]]
 
 
-def test_a_mate_that_could_not_be_read_keeps_its_ids_when_it_can(make_config, tiny, pairs):
-    second = pairs / "one_R2.fastq.gz"
-    whole = second.read_bytes()
-    second.write_bytes(whole[:-20])
-    config = make_config(pairs)
+@pytest.mark.parametrize("cut", ["one_R1.fastq.gz", "one_R2.fastq.gz"])
+@pytest.mark.parametrize("named", ["", "{cut}", "two_R1.fastq.gz"])
+def test_a_mate_that_is_repaired_joins_its_sample_however_the_command_names_it(
+    make_config, tiny, pairs, tmp_path, cut, named
+):
+    whole = make_config(pairs, output=tmp_path / "whole", per_file=True)
+    run_inline(whole, tiny.head)
+    content = (pairs / cut).read_bytes()
+    (pairs / cut).write_bytes(content[:-20])
+    config = make_config(pairs, per_file=True)
     assert run_inline(config, tiny.head).exit_code == 2
-    assert list(failed_files(config.output)) == [str(second)]
-    second.write_bytes(whole)
-    assert run_inline(make_config(pairs, resume=True), tiny.head).exit_code == 0
-    added = [key for key in keys(config.output) if key[0] == "one_2"]
-    assert added == [("one_2", f"contig_{i}/2") for i in range(1, 6)]
+    assert list(failed_files(config.output)) == [str(pairs / cut)]
+    (pairs / cut).write_bytes(content)
+    resumed = make_config(pairs / named.format(cut=cut), resume=True)
+    assert run_inline(resumed, tiny.head).exit_code == 0
+    for name in ("samples.tsv", "virnucpro_mqc.tsv"):
+        assert (config.output / name).read_bytes() == (whole.output / name).read_bytes()
+    for find in (tables, sample_files):
+        found, expected = (
+            {name: sorted(text.splitlines()) for name, text in find(output).items()}
+            for output in (config.output, whole.output)
+        )
+        assert found == expected
+
+
+def test_a_run_of_one_pair_has_the_bytes_of_a_fresh_run_once_its_second_mate_is_repaired(
+    make_config, tiny, pairs, tmp_path
+):
+    first, second = pairs / "one_R1.fastq.gz", pairs / "one_R2.fastq.gz"
+    packed = second.read_bytes()
+    whole = make_config(first, second, output=tmp_path / "whole")
+    run_inline(whole, tiny.head)
+    second.write_bytes(packed[:-20])
+    config = make_config(first, second)
+    assert run_inline(config, tiny.head).exit_code == 2
+    second.unlink()
+    second.with_suffix("").write_bytes(gzip.decompress(packed))
+    resumed = make_config(first, second.with_suffix(""), resume=True)
+    assert run_inline(resumed, tiny.head).exit_code == 0
+    assert tables(config.output) == tables(whole.output)
 
 
 def test_a_sheet_names_the_two_files_of_a_sample(make_config, tiny, pairs, tmp_path):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 
@@ -53,6 +53,7 @@ def name_samples(files: Sequence[InputFile], recorded: Sequence[InputFile]) -> l
     files = _paired(files)
     keys = {_key(file.sample) for file in recorded}
     by_path = {file.path: file for file in recorded}
+    taken = {(file.sample, file.mate) for file in recorded if not file.error}
     levels = _telling_levels((*map(_path_of, files), *map(_path_of, recorded)))
     result, changed = list[InputFile](), []
     prior: InputFile | None = None
@@ -60,7 +61,7 @@ def name_samples(files: Sequence[InputFile], recorded: Sequence[InputFile]) -> l
         path = _path_of(file)
         if before := by_path.get(file.path):
             sample, mate = before.sample, before.mate
-        elif prior and _is_pair(prior, file) and prior.path not in by_path:
+        elif prior and _is_pair(prior, file) and _lacks_mate(result[-1], taken):
             sample, mate = result[-1].sample, file.mate
         else:
             sample, mate = _free(clean(file.sample or _name(path, levels)), keys), file.mate
@@ -101,6 +102,11 @@ def _is_pair(first: InputFile, second: InputFile) -> bool:
     """Whether two files are the mates of one sample."""
     names = [file.sample or str(_path_of(file)) for file in (first, second)]
     return (first.mate, second.mate) == (1, 2) and names[0] == names[1]
+
+
+def _lacks_mate(first: InputFile, taken: Container[tuple[str, int]]) -> bool:
+    """Whether a file is the first mate of its sample, and no second one is taken."""
+    return first.mate == 1 and (first.sample, 2) not in taken
 
 
 def clean(text: str) -> str:

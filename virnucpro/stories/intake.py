@@ -47,7 +47,7 @@ def open_run(
         announce("standard input is empty: the run goes on with what it has read")
         named = [file for file in named if not file.is_empty_stdin]
     again = _unnamed(recorded, named) if recorded else []
-    files = name_samples([*named, *again], recorded.inputs if recorded else ())
+    files = name_samples([*named, *again], _with_names(recorded) if recorded else ())
     survey = Survey(
         options.strict or len(files) == 1,
         options.rename_duplicates,
@@ -65,6 +65,11 @@ def open_run(
     if named and {file.path for file, _ in survey.refused} >= {file.path for file in named}:
         raise survey.refused[0][1]
     return replace(manifest, refused=tuple(file for file, _ in survey.refused))
+
+
+def _with_names(recorded: Manifest) -> list[InputFile]:
+    """The files of a run that keep their sample: those that were read, and unreadable mates."""
+    return [*recorded.inputs, *(file for file in recorded.refused if file.mate)]
 
 
 def _unnamed(recorded: Manifest, files: Sequence[InputFile]) -> list[InputFile]:

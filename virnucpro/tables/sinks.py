@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import chain, compress, count
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Generic, Literal, TypeAlias, TypeGuard, TypeVar
 from urllib.parse import quote
@@ -497,7 +497,9 @@ def _sample_lines(place: Place, tallies: Mapping[str, Tally]) -> str:
             record_id,
             f"{score:.6f}" if record_id else "",
             tally.n_mendable,
-            "; ".join(escaped(file.name or file.path) for file in files),
+            "; ".join(
+                escaped(file.name or file.path) for file in sorted(files, key=attrgetter("mate"))
+            ),
             escaped(error),
             _counts_text(tally.kinds),
             _counts_text(tally.families),
@@ -807,15 +809,21 @@ def _open_sinks_of_samples(sinks: Iterable[Sink], place: Place, folder: Path) ->
 
     Portions come in the order of samples. Every sample of the inputs gets outputs, even without
     records, and so does any other sample with records. One sample is written while a few others
-    are synced to disk.
+    are synced to disk; one to which a resume added a mate comes twice, and is open all the time.
     """
     sinks = [sink for sink in sinks if sink.per_file]
-    # mates share a sample
-    queue = deque(dict.fromkeys(file.sample for file in place.inputs if _is_due(file)))
+    once, twice = _samples_by_visits(place.inputs)
+    queue = deque(once)
     closing = deque[Future[None]]()
     current: str | None = None
-    with ThreadPoolExecutor(_SYNCED_AT_ONCE) as pool, ExitStack() as stack:
+    with ThreadPoolExecutor(_SYNCED_AT_ONCE) as pool, ExitStack() as whole, ExitStack() as stack:
         add_to: _Add | None = None
+
+        def opened(sample: str, stack: ExitStack) -> _Add:
+            of_sample = Place(folder / sample, place.tree, place.aside)
+            with writing(of_sample.folder):
+                place.tree.make_folder(of_sample.folder)
+            return stack.enter_context(_open_sinks(sinks, of_sample))
 
         def close() -> None:
             closing.append(pool.submit(stack.pop_all().close))
@@ -825,17 +833,17 @@ def _open_sinks_of_samples(sinks: Iterable[Sink], place: Place, folder: Path) ->
         def begin(sample: str) -> None:
             nonlocal current, add_to
             close()
-            of_sample = Place(folder / sample, place.tree, place.aside)
-            with writing(of_sample.folder):
-                place.tree.make_folder(of_sample.folder)
-            current, add_to = sample, stack.enter_context(_open_sinks(sinks, of_sample))
+            current, add_to = sample, opened(sample, stack)
+
+        lasting = {sample: opened(sample, whole) for sample in twice}
 
         def add(portion: Portion) -> None:
-            while current != portion.sample:
+            while current != portion.sample and portion.sample not in lasting:
                 begin(queue.popleft() if portion.sample in queue else portion.sample)
-            assert add_to is not None
+            add_here = lasting.get(portion.sample, add_to)
+            assert add_here is not None
             own = portion.own_rows
-            add_to(portion if own is None else replace(portion, rows=own))
+            add_here(portion if own is None else replace(portion, rows=own))
 
         yield add
         for sample in queue:
@@ -843,6 +851,18 @@ def _open_sinks_of_samples(sinks: Iterable[Sink], place: Place, folder: Path) ->
         close()
         for closed in closing:
             closed.result()
+
+
+def _samples_by_visits(inputs: Sequence[InputFile]) -> tuple[list[str], list[str]]:
+    """The samples of neighbouring files only, without those that may have no outputs; the others.
+
+    Mates share a sample; one that was added later is not a neighbour of the other.
+    """
+    pairs = dict.fromkeys((file.sample, file.generation) for file in inputs)
+    n_visits = Counter(sample for sample, _ in pairs)
+    due = dict.fromkeys(file.sample for file in inputs if _is_due(file))
+    once = [sample for sample in due if n_visits[sample] == 1]
+    return once, [sample for sample, n in n_visits.items() if n > 1]
 
 
 @contextmanager
