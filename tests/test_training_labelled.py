@@ -185,6 +185,9 @@ def test_a_manifest_that_is_no_text_is_refused(folder: Path) -> None:
     (folder / "manifest.tsv").write_bytes(whole[: len(whole) // 2])
     assert "cannot be decompressed" in str(refusal_of(folder / "manifest.tsv"))
     assert "No such file" in str(refusal_of(folder / "nowhere.tsv"))
+    of_folder = refusal_of(folder)
+    assert "is a folder, not a manifest" in str(of_folder)
+    assert "virnucpro manifest" in str(of_folder.hint)
 
 
 PACKERS = {"fa": bytes, "gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}

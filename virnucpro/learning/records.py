@@ -122,6 +122,11 @@ def read_data_manifest(path: Path) -> DataManifest:
         InputError: the manifest contradicts itself; the message names the line.
         InputMissingError: the manifest or a FASTA file cannot be opened.
     """
+    if path.is_dir():
+        raise InputMissingError(
+            f"{printable(path)} is a folder, not a manifest",
+            hint="make one: virnucpro manifest --virus DIR --other DIR -o manifest.tsv",
+        )
     digest = hashlib.sha256()
     paths: dict[str, Path] = {}
     files: dict[Path, _Rows] = {}
