@@ -440,7 +440,7 @@ def write_manifest(options: ManifestOptions) -> list[str]:
 
     Raises:
         OutputError: the file exists, and the options do not force this.
-        InputError: the table makes no sense, or a label is missing.
+        InputError: the table makes no sense, a label is missing, or something is named twice.
         InputMissingError: a file cannot be read.
     """
     if options.output.exists() and not options.force:
@@ -448,7 +448,7 @@ def write_manifest(options: ManifestOptions) -> list[str]:
             f"{printable(options.output)} is there already", hint="replace it with --force"
         )
     found = _by_folder(options) if options.table is None else _by_table(options, options.table)
-    rows = list(found)
+    rows = list(_once(found))
     for label in ("virus", "other"):
         if not any(record.label == label for _, record in rows):
             raise InputError(f"no sequence has the label {label}", hint="give records of both")
@@ -456,6 +456,25 @@ def write_manifest(options: ManifestOptions) -> list[str]:
     write_table(options.output, _MANIFEST_COLUMNS, cells)
     named = f"manifest: {printable(options.output)}; see `virnucpro train --check`"
     return [*_counts([record for _, record in rows]), named]
+
+
+def _once(rows: Iterable[tuple[str, LabelledRecord]]) -> Iterator[tuple[str, LabelledRecord]]:
+    """Yield the rows.
+
+    Raises:
+        InputError: a file, or a record of a file, occurs twice.
+    """
+    labels: dict[tuple[str, str], str] = {}
+    for path, record in rows:
+        if earlier := labels.get((path, record.id)):
+            what = f"the record {printable(record.id)} of " if record.id else ""
+            twice = "twice" if earlier == record.label else f"as {earlier} and as {record.label}"
+            raise InputError(
+                f"{what}{printable(path)} is named {twice}",
+                hint="name every file once, under one label",
+            )
+        labels[path, record.id] = record.label
+        yield path, record
 
 
 def _counts(records: Sequence[LabelledRecord]) -> Iterator[str]:
