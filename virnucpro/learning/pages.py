@@ -22,12 +22,13 @@ from virnucpro import __version__
 from virnucpro.callers.head import Head
 from virnucpro.encoders.catalogue import open_model
 from virnucpro.ground.errors import InputMissingError, UsageError
-from virnucpro.ground.files import HEAD_FILE, open_plain, sha256
+from virnucpro.ground.files import HEAD_FILE, REGIONS_FILE, open_plain, sha256
 from virnucpro.ground.log import counted, escaped, printable
 from virnucpro.ground.tasks import Pool
 from virnucpro.ground.tree import Tree
 from virnucpro.learning.metrics import NOT_DEFINED
 from virnucpro.learning.records import read_cells, write_table
+from virnucpro.learning.regions import EVALUATED_TABLE, LEFT_OUT_TABLE
 from virnucpro.learning.request import CARD_FILE, EPOCHS, FACTS, GAIN, HELD_OUT, SPLIT
 from virnucpro.page.charts import Chart
 from virnucpro.page.facts import Facts, read_complaints
@@ -44,6 +45,10 @@ _SUMMARISED = {
     GAIN: (("split", "n_bases"), ("base", "head", "joined", "gain", "weight")),
 }
 EVALUATION = "evaluation.json"
+_OF_REGIONS = {
+    "training": LEFT_OUT_TABLE,
+    "evaluation": EVALUATED_TABLE,
+}  # figures of ``--regions``
 # figures of all samples, those without a score as the lowest, and their interval
 OF_ALL = ("no_orf_as_0", "no_orf_as_0_low", "no_orf_as_0_high")
 _N_HISTOGRAMS = 2  # of whole records, and of chunks or the longest fragments
@@ -235,12 +240,14 @@ def _progress(rows: Sequence[Mapping[str, str]], name: str) -> dict[str, Any]:
 def training_lines(folder: Path, *, as_json: bool) -> list[str] | None:
     """Describe a training folder, for people or for programs; None if no training began there.
 
+    The folder of an evaluation of regions is described too.
+
     Raises:
         ResumeError: ``training.json`` is damaged.
         InputError: ``epochs.tsv`` is damaged.
     """
     if not (folder / FACTS).is_file():
-        return None
+        return _regions_lines(folder, as_json=as_json)
     facts = Facts.read(folder / FACTS)
     figures = _measure(folder, facts)
     return [json.dumps(figures, indent=2)] if as_json else list(_describe(folder, facts, figures))
@@ -263,6 +270,29 @@ def _describe(folder: Path, facts: Facts, figures: Mapping[str, Any]) -> Iterato
         yield f"model       {printable(folder / facts.text('name'))}: see `virnucpro models info`"
     else:
         yield "unfinished  repeat the command of the training with --resume"
+
+
+def _regions_lines(folder: Path, *, as_json: bool) -> list[str] | None:
+    """Describe the folder of ``--regions``; None if there is no table of its figures."""
+    kind = _kind_of_regions(folder)
+    if kind is None:
+        return None
+    model, table = folder / REGIONS_FILE, printable(folder / _OF_REGIONS[kind])
+    is_finished = kind == "evaluation" or model.is_file()
+    if as_json:
+        figures = {"kind": kind, "mode": "regions", "is_finished": is_finished}
+        return [json.dumps(figures, indent=2)]
+    lines = [f"{kind:<12}regions", f"figures     {table}"]
+    if kind == "evaluation":
+        return [*lines, f"run         {printable(folder / 'run')}"]
+    if not is_finished:
+        return [*lines, "unfinished  repeat the command of the training"]
+    return [*lines, f"finished    predict uses {printable(model)} with --region-model"]
+
+
+def _kind_of_regions(folder: Path) -> str | None:
+    """Whether regions were trained or evaluated in this folder."""
+    return next((kind for kind, table in _OF_REGIONS.items() if (folder / table).is_file()), None)
 
 
 def describe_head(path: Path) -> Iterator[str]:
@@ -346,6 +376,11 @@ def report_folder(folder: Path) -> Path:
                 rundir.sweep()
                 write(folder)
             return rundir.report
+    if kind := _kind_of_regions(folder):
+        raise InputMissingError(
+            f"{printable(folder)}: the {kind} of regions has no page",
+            hint=f"read its table, {printable(folder / _OF_REGIONS[kind])}",
+        )
     raise rundir.no_run("give the --output-dir of one", "run, no training and no evaluation")
 
 

@@ -30,6 +30,7 @@ from virnucpro.callers.contrast import Hosts, Items, Levels
 from virnucpro.callers.regions import SHORTEST_RECORD, regions_of_items
 from virnucpro.ground.errors import InputError, VirnucproError
 from virnucpro.ground.events import OnEvent, Progress
+from virnucpro.ground.files import REGIONS_FILE
 from virnucpro.ground.log import LOGGER, announce, counted, printable
 from virnucpro.ground.options import carry
 from virnucpro.ground.records import FastaRecord, Mask, Values
@@ -47,7 +48,7 @@ from virnucpro.stories.options import PredictOptions
 from virnucpro.stories.pipeline import execute
 from virnucpro.tables.sinks import RECORD_TABLE, REGION_TABLE
 
-_EVALUATED = "regions_evaluation.tsv"
+EVALUATED_TABLE = "regions_evaluation.tsv"
 _ALL = "all"
 _RUN = "run"
 Span = tuple[int, int]
@@ -59,7 +60,7 @@ _COLUMNS = (
 _TRUTH = "a table of the columns seq_id, start, end (bases from 0, half-open) and kind: prophage"
 _PLACE = re.compile(r"[0-9]{1,15}")  # no sequence is longer
 _DRAWS = 2_000
-_MODEL, _LEFT_OUT_TABLE = "regions.json", "regions_left_out.tsv"
+LEFT_OUT_TABLE = "regions_left_out.tsv"
 _FEWEST_PIECES = 100  # of a host
 _FEWEST = 3  # chromosomes: one is left out, and two show how much hosts differ
 SIZE, STEP = 1_000, 500
@@ -82,7 +83,7 @@ def evaluate_regions(options: EvaluateOptions, truth_table: Path, on_event: OnEv
     genes = read_genes(options.genes) if options.genes is not None else {}
     model = RegionModel.load(options.region_model)
     announce(f"regions were learned from {model.training}; figures of any of these are too good")
-    Tree(options.output_dir).refuse_links([_RUN, _EVALUATED])
+    Tree(options.output_dir).refuse_links([_RUN, EVALUATED_TABLE])
     run_folder = options.output_dir / _RUN
     asked = carry(
         options,
@@ -100,7 +101,7 @@ def evaluate_regions(options: EvaluateOptions, truth_table: Path, on_event: OnEv
             hint="figures of a part would mislead: run the same command with --resume",
         )
     each = _measure(RunDir(run_folder), truths, genes)
-    return _write_table(options.output_dir / _EVALUATED, each, options.seed)
+    return _write_table(options.output_dir / EVALUATED_TABLE, each, options.seed)
 
 
 def _measure(
@@ -420,7 +421,7 @@ def train_regions(options: TrainOptions, truth_table: Path, on_event: OnEvent) -
             intervals = [(region.start, region.end) for region in regions]
             each[one.name] = measure_regions(intervals, one.truth, len(one.sequence))
             announce(f"{printable(one.name)} left out: F1 {each[one.name].f1:.3f}")
-        lines = _write_table(options.output_dir / _LEFT_OUT_TABLE, each, options.seed)
+        lines = _write_table(options.output_dir / LEFT_OUT_TABLE, each, options.seed)
         hosts = [host for _, host in genomes if host]
         n_prophages = sum(len(one.truth.prophages) for one in chromosomes)
         training = f"{counted(n_prophages, 'prophage')} of {len(chromosomes)} chromosomes"
@@ -428,7 +429,7 @@ def train_regions(options: TrainOptions, truth_table: Path, on_event: OnEvent) -
             training += f", and {counted(len(hosts), 'other host')}"
         announce(f"regions: learned from {training}")
         model = learn_region_model(chromosomes, hosts, training)
-        Tree(options.output_dir).write_whole(options.output_dir / _MODEL, model.text)
+        Tree(options.output_dir).write_whole(options.output_dir / REGIONS_FILE, model.text)
     return lines
 
 
