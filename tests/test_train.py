@@ -166,6 +166,32 @@ def test_a_check_says_what_is_missing(tmp_path):
     assert answer.stdout.count("virus") == 3, "the table is there all the same"
 
 
+def test_a_check_warns_of_groups_that_cannot_help(tmp_path):
+    data = write_labelled(tmp_path)
+    (tmp_path / "stops.fa").write_text(f">stops\n{'TTAATTAATTAA' * 50}\n")
+    with data.open("a") as rows:
+        rows.write("stops.fa\tstops\tother\tof stops\t1\t\n")
+    asked = ("train", "--data", data, "-o", tmp_path / "out", "--check", *ON_CPU, *SMALL)
+    answer = virnucpro(*asked, "--encoding", "composition")
+    assert answer.returncode == 0, answer.stderr
+    said = " ".join(answer.stderr.split())
+    assert "groups without a frame, which the training does not use: of stops;" in said
+    assert "validation has frames of 1 group of virus and 1 of other: the head will not" in said
+    data = write_labelled(tmp_path, n_groups=16)
+    assert "warning" not in virnucpro(*asked, "--encoding", "composition").stderr.lower()
+
+
+def test_a_check_raises_the_error_of_a_training_without_frames(tmp_path):
+    data = write_labelled(tmp_path)
+    asked = options(data, tmp_path / "out", check=True, chunk_size=(900,))
+    path = tmp_path / "data.fa"
+    lines = path.read_text().splitlines()
+    stops = [line if line.startswith(">") else "TTAATTAATTAA" * 50 for line in lines]
+    path.write_text("\n".join(stops))
+    with pytest.raises(InputError, match="the train groups have 0 viral frames, 0 others"):
+        list(check_training(asked, lambda _: None))
+
+
 def test_status_says_how_far_a_training_is(head_only, pretrained, tmp_path):
     figures = json.loads(virnucpro("status", head_only, "--json").stdout)
     assert (figures["kind"], figures["mode"], figures["epochs"]) == ("training", "head", 2)

@@ -29,7 +29,7 @@ N_CHUNKS = (1, 2, 6, 20)  # of one record; 500 to 10,000 bases if a chunk has 50
 _TEMPERATURES: list[float] = np.geomspace(1 / 20, 20, 601).round(4).tolist()  # 1 % apart
 _RULES: tuple[FrameRule, ...] = ("max", "mean")
 N_FOLDS = 5
-_FEWEST_GROUPS = 2  # per label, to fit on some and measure on others
+FEWEST_GROUPS = 2  # per label, to fit on some and measure on others
 _SEED = 0  # for resampling groups
 _FALSE_POSITIVES = (0.5, 0.3, 0.2, 0.1, 0.05, 0.03, 0.02, 0.01, 0.005, 0.002, 0.001)
 _PULL = 1e-3  # towards the scorer alone; the weights of all fragments add up to 1
@@ -199,7 +199,7 @@ def is_enough(fragments: ScoredFragments) -> bool:
     """True if each label has enough groups to fit on some and measure on others."""
     both = fragments.where(fragments.has_both)
     n_groups = [len(set(both.groups[both.is_virus == label].tolist())) for label in (False, True)]
-    return min(n_groups) >= _FEWEST_GROUPS
+    return min(n_groups) >= FEWEST_GROUPS
 
 
 def fit_join(of_lengths: Sequence[ScoredFragments], scorer: Scorer) -> Join | None:

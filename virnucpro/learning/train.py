@@ -36,9 +36,10 @@ from virnucpro.ground.devices import Choice, as_size
 from virnucpro.ground.errors import InputError, UsageError, VirnucproError
 from virnucpro.ground.events import OnEvent, Progress
 from virnucpro.ground.files import writing
-from virnucpro.ground.log import announce, counted, printable
+from virnucpro.ground.log import LOGGER, announce, counted, printable
 from virnucpro.ground.options import carry
 from virnucpro.ground.records import Values
+from virnucpro.learning.calibration import FEWEST_GROUPS
 from virnucpro.learning.frames import (
     WEIGHTS,
     FrameStore,
@@ -67,6 +68,7 @@ from virnucpro.learning.options import Mode, TrainOptions
 from virnucpro.learning.pages import spread_lines, write_training_page
 from virnucpro.learning.ranks import Ranks, run_on, run_under_torchrun, started_by_torchrun
 from virnucpro.learning.records import (
+    MOST_NAMED,
     SPLITS,
     LabelledRecord,
     Split,
@@ -181,7 +183,7 @@ def _learn(training: Training, ranks: Ranks) -> None:
     train = store.select(splits, "train", chunk_sizes)
     held_out = store.select(splits, "validation", chunk_sizes[:1])
     for split, part in (("train", train), ("validation", held_out)):
-        _check_frames(split, part, training.options.mode)
+        _check_frames(split, int(part.is_virus.sum()), len(part), training.options.mode)
     if training.options.mode == "pretrain":
         trainer = _train(training, ranks, train, held_out, {})
         if ranks.is_first:
@@ -352,20 +354,19 @@ def _some(frames: LabelledFrames, seed: int) -> LabelledFrames:
     return frames.take(np.sort(order[:_MOST_FRAMES]))
 
 
-def _check_frames(split: str, frames: LabelledFrames, mode: Mode) -> None:
+def _check_frames(split: str, n_virus: int, n_frames: int, mode: Mode) -> None:
     """
     Raises:
         InputError: there are none; or both labels are needed, and one is missing.
     """
-    if mode == "pretrain" and not len(frames):
+    if mode == "pretrain" and not n_frames:
         raise InputError(
             f"the {split} groups have no frame without a stop",
             hint="give more data, or a smaller --chunk-size",
         )
-    if mode != "pretrain" and not _has_both(frames):
-        n_virus = int(frames.is_virus.sum())
+    if mode != "pretrain" and not 0 < n_virus < n_frames:
         raise InputError(
-            f"the {split} groups have {n_virus:,} viral frames, {len(frames) - n_virus:,} others",
+            f"the {split} groups have {n_virus:,} viral frames, {n_frames - n_virus:,} others",
             hint="both are needed: label more groups, or edit split.tsv and give it with --split",
         )
 
@@ -411,8 +412,11 @@ def check_training(options: TrainOptions, on_event: OnEvent) -> Iterator[str]:
     splits = splits_of(training, [*n_frames])
     yield from _split_lines(n_frames, splits)
     check_split([*n_frames], splits, options.mode)
-    if not proteins:
-        return
+    for split in ("train", "validation"):
+        own = {record: n for record, n in n_frames.items() if splits[record.group] == split}
+        n_virus = sum(n for record, n in own.items() if record.is_virus)
+        _check_frames(split, n_virus, sum(own.values()), options.mode)
+    _warn_of_groups(n_frames, splits, options.mode)
     if options.fsdp:
         yield _shared_memory_line(training)
         return
@@ -431,6 +435,31 @@ def _split_lines(
         own = [r for r in n_frames if (splits[r.group], r.label) == (split, label)]
         n_groups, total = len({record.group for record in own}), sum(n_frames[one] for one in own)
         yield f"{split:<12}{label:<8}{n_groups:>10,}{len(own):>12,}{total:>14,}"
+
+
+def _warn_of_groups(
+    n_frames: Mapping[LabelledRecord, int], splits: Mapping[str, Split], mode: Mode
+) -> None:
+    """Warn of groups without a frame, and of too few to fit and measure the join."""
+    with_frames = {(record.group, record.label) for record, n in n_frames.items() if n}
+    if empty := sorted({record.group for record in n_frames} - {group for group, _ in with_frames}):
+        more = f" and {len(empty) - MOST_NAMED} more" if len(empty) > MOST_NAMED else ""
+        LOGGER.warning(
+            "groups without a frame, which the training does not use: %s%s; all their frames "
+            "have a stop: give other records, or a smaller --chunk-size",
+            ", ".join(map(printable, empty[:MOST_NAMED])),
+            more,
+        )
+    validated = [label for group, label in with_frames if splits[group] == "validation"]
+    n_groups = {label: validated.count(label) for label in ("virus", "other")}
+    if mode != "pretrain" and min(n_groups.values()) < FEWEST_GROUPS:
+        LOGGER.warning(
+            "validation has frames of %s of virus and %d of other: the head will not be joined "
+            "with the scorer, and perhaps not be calibrated; each label needs %d groups there",
+            counted(n_groups["virus"], "group"),
+            n_groups["other"],
+            FEWEST_GROUPS,
+        )
 
 
 def _cost_lines(
