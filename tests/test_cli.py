@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import select
 import subprocess
 import sys
@@ -51,6 +52,7 @@ def in_terminal(arguments: list[str], environment: dict[str, str]) -> tuple[int,
     return process.exitcode, shown.decode(errors="replace")
 
 
+@pytest.mark.parametrize("columns", ["60", "80"])
 @pytest.mark.parametrize(
     "words",
     [
@@ -59,9 +61,13 @@ def in_terminal(arguments: list[str], environment: dict[str, str]) -> tuple[int,
         "bench -h",
     ],
 )
-def test_help_shows_options_whole_and_terms_of_the_field_but_no_types_and_words_of_python(words):
-    answer = virnucpro(*words.split(), env={**os.environ, "COLUMNS": "80"})
+def test_help_shows_options_whole_and_terms_of_the_field_but_no_types_and_words_of_python(
+    words, columns
+):
+    answer = virnucpro(*words.split(), env={**os.environ, "COLUMNS": columns})
     assert answer.returncode == 0 and "Usage" in answer.stdout and "--help" in answer.stdout
+    assert max(map(len, answer.stdout.splitlines())) <= int(columns)
+    assert "…" not in answer.stdout and not re.search(r"\w-$", answer.stdout, re.MULTILINE)
     lines = [line for line in answer.stdout.splitlines() if "--help" not in line]
     types = ("bool", "list[", "<str>", "<int", "<float>", "<float r", "<list", "<path>", "{")
     assert not [line for line in lines for word in types if word in line]
@@ -69,7 +75,7 @@ def test_help_shows_options_whole_and_terms_of_the_field_but_no_types_and_words_
     if (command := words.split()[0]) in ("predict", "extract", "evaluate"):
         assert f"Example: virnucpro {command}" in " ".join(answer.stdout.split())
         assert "--keep-intermediate" in answer.stdout
-    assert command not in ("predict", "extract") or "…" not in answer.stdout
+    assert command != "train" or "  --gradient-checkpointing " in answer.stdout
 
 
 @pytest.mark.parametrize(

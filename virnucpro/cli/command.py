@@ -14,6 +14,7 @@ from dataclasses import MISSING, dataclass, fields
 from functools import cached_property, partial, update_wrapper
 from inspect import Parameter, Signature
 from pathlib import Path
+from textwrap import fill
 from types import NoneType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -25,6 +26,7 @@ from virnucpro.ground.log import printable
 from virnucpro.ground.options import flag, make, option, options_of, refuse
 
 _SHOWN = 3  # files in a hint
+_NAMES = 30  # columns of help for the names of options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,6 +171,42 @@ def _is_text(param: Any, value: object) -> bool:  # noqa: ANN401 - typer's or cl
     return isinstance(value, str) and (kind is str or value in get_args(kind))
 
 
+def _write_help(command: Any, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - typer's or click's
+    """Write the help in two columns of plain text; names are whole at every width."""
+    command.format_usage(ctx, formatter)
+    for paragraph in command.help.split("\n\n"):
+        indent = 4 if paragraph.startswith("- ") else 2
+        formatter.write(f"\n{_wrapped(paragraph, formatter.width, '  ', indent)}\n")
+    panels: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+    for param in command.get_params(ctx):
+        usual = "Arguments" if param.param_type_name == "argument" else "Options"
+        if row := param.get_help_record(ctx):
+            panels.setdefault(param.rich_help_panel or usual, []).append(row)
+    if isinstance(command, Group):
+        firsts = {name: one.help.partition("\n\n")[0] for name, one in command.commands.items()}
+        panels["Commands"] = list(firsts.items())
+    for panel, rows in panels.items():
+        formatter.write(f"\n{panel}:\n" if rows else "")
+        for names, text in rows:
+            name = f"  {names}"
+            if len(name) > _NAMES - 2:
+                formatter.write(f"{name}\n")
+                name = ""
+            formatter.write(_wrapped(text, formatter.width, name.ljust(_NAMES), _NAMES) + "\n")
+
+
+def _wrapped(text: str, width: int, first: str, indent: int) -> str:
+    """Break lines at spaces only: an option in a text stays whole."""
+    return fill(
+        " ".join(text.split()),
+        width,
+        initial_indent=first,
+        subsequent_indent=" " * indent,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+
+
 class Command(TyperCommand):
     """A command that explains wrong values in plain words.
 
@@ -177,6 +215,9 @@ class Command(TyperCommand):
 
     def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - typer's or click's
         return _plain(super().get_params(ctx))
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - typer's or click's
+        _write_help(self, ctx, formatter)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ANN401 - typer's or click's
         return [re.sub("[{}]", "", piece) for piece in super().collect_usage_pieces(ctx)]
@@ -198,6 +239,9 @@ class Group(TyperGroup):
 
     def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - typer's or click's
         return _plain(super().get_params(ctx))
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - typer's or click's
+        _write_help(self, ctx, formatter)
 
 
 def _refuse_stray(stray: list[str], named: Collection[str]) -> None:

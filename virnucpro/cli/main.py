@@ -52,7 +52,7 @@ class _Loaded(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:  # noqa: ANN401 - typer's or click's
         group = getattr(import_module(f"virnucpro.cli.{_MODULES[name]}"), name)
         if not isinstance(group, typer.Typer):
-            run, group = group, typer.Typer(add_completion=False, rich_markup_mode="markdown")
+            run, group = group, typer.Typer(add_completion=False, rich_markup_mode=None)
             group.command(cls=Command)(run)
         return typer.main.get_command(group)
 
@@ -75,7 +75,7 @@ app = typer.Typer(
     cls=_Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 

@@ -22,7 +22,7 @@ models = typer.Typer(
     cls=Group,
     add_completion=False,
     no_args_is_help=True,
-    rich_markup_mode="markdown",
+    rich_markup_mode=None,
     help="Manage models: checkpoints, and bundles of checkpoints with a head. On a new GPU or "
     "with a new model, begin with: virnucpro models check esm2_t33_650M_UR50D --gpus 0",
 )

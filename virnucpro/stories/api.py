@@ -198,7 +198,7 @@ def _with_options(options: type[RunOptions], keywords: type) -> Callable[[F], F]
         function.__signature__ = whole  # type: ignore[attr-defined]
         function.__annotations__ = hints | {one.name: one.annotation for one in shown}
         helps = in_python("\n".join(map(text, shown)))
-        helps = helps.replace("DIR", "output_dir").replace("\\<", "<")
+        helps = helps.replace("DIR", "output_dir")
         function.__doc__ = f"{cleandoc(function.__doc__ or '')}\n\nOptions:\n{helps}"
         return function
 

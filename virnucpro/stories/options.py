@@ -286,8 +286,8 @@ class ExtractOptions(RunOptions):
     pooling: Annotated[
         Pooling,
         option(
-            r"Pool residues into one vector. mean: their average; bos: the vector of the start "
-            r"token, \<cls>; none: one vector per residue.",
+            "Pool residues into one vector. mean: their average; bos: the vector of the start "
+            "token, <cls>; none: one vector per residue.",
             MODEL,
         ),
     ] = "mean"
