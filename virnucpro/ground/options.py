@@ -231,8 +231,8 @@ class DeviceOptions(ComputeOptions):
     workers: Annotated[
         int | None,
         count(
-            "Use this number of single-core processes: to embed with --device cpu; to score "
-            "without a model; to make shards and tables where GPUs embed.",
+            "Use this number of single-core processes: to embed with --device cpu; to score in "
+            "predict without a model; to make shards and tables where GPUs embed.",
             DEVICES,
             show_default="as many as cores, memory and input allow",
         ),

@@ -90,7 +90,7 @@ class SequenceOptions:
         int,
         option(
             "Give records shorter than this (proteins: in residues) the status too_short. The "
-            "scorer needs at least 150 bases or 50 residues.",
+            "scorer of predict needs at least 150 bases or 50 residues.",
             FILES,
             metavar="BASES",
             min=0,
@@ -166,7 +166,7 @@ class RunOptions(CacheOptions, EngineOptions, ModelOptions, FolderOptions, Seque
         Store,
         option(
             "Store vectors in this type: bfloat16 takes half the disk and keeps 8 significant "
-            "bits of each number; calls use the stored vectors.",
+            "bits of each number; predict calls from the stored vectors.",
             MODEL,
         ),
     ] = "float32"
