@@ -217,10 +217,19 @@ def test_what_chose_the_small_esm_2_by_itself_is_named_at_the_start(options, giv
     assert not without.recipe.encoders and not without.announcements
 
 
-def test_no_line_explains_a_model_that_was_named_or_calls(options):
-    for named in ({"model": "esm2_virnucpro"}, {"calls": "head"}, {"head": embedded_head()}):
-        config = given_alone(options, device="cpu", **named)
-        assert config.recipe.encoders and "because of" not in config.announcements[0]
+def test_a_head_that_chose_the_small_esm_2_is_named_and_no_line_explains_a_model_that_was_named(
+    options,
+):
+    for chosen_by, named in (
+        ("--calls head", {"calls": "head"}),
+        ("--head", {"head": embedded_head()}),
+    ):
+        config = given_alone(options, **named)
+        assert config.announcements[0] == (
+            f"the small ESM-2 runs because of {chosen_by}; the head needs its vectors"
+        )
+    config = given_alone(options, model="esm2_virnucpro", device="cpu")
+    assert config.recipe.encoders and "because of" not in config.announcements[0]
 
 
 @pytest.mark.parametrize("budget", ["1", "7", "512"])

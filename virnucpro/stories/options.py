@@ -222,7 +222,8 @@ class PredictOptions(CutOptions, RunOptions):
     model: Annotated[
         str | None,
         model_option(
-            "none: nothing is embedded; esm2_virnucpro with any device option except --workers"
+            "none: nothing is embedded; esm2_virnucpro with --head, --calls head, --embed, "
+            "--cache, or any device option except --workers"
         ),
     ] = None
     head: Head = None
@@ -247,12 +248,7 @@ class PredictOptions(CutOptions, RunOptions):
     @property
     def asks_for_vectors(self) -> bool:
         """True if a model, a head, --embed or any option of the engine was given."""
-        return self.names_model or bool(self.given_to_embed)
-
-    @property
-    def names_model(self) -> bool:
-        """True if the options name a model or a head."""
-        return self.model is not None or self.names_head
+        return self.model is not None or bool(self.given_to_embed)
 
     @property
     def names_head(self) -> bool:
@@ -263,9 +259,10 @@ class PredictOptions(CutOptions, RunOptions):
     def given_to_embed(self) -> list[str]:
         """The options that make a run embed without naming a model."""
         names = names_of(EngineOptions, CacheOptions) - {"workers"}
-        names |= {"no_embed", "executor", "executor_config", "embed"}
+        names |= {"no_embed", "executor", "executor_config", "embed", "head"}
         typed = map(flag, names.intersection(self.typed))
-        return sorted({*typed, *given_of(self, names)})
+        calls = ["--calls head"] if self.calls == "head" else []
+        return sorted({*typed, *given_of(self, names), *calls})
 
     def check_type(self, input_type: str) -> None:
         super().check_type(input_type)

@@ -229,12 +229,11 @@ def _announce_options(
     """Announce why the bundled ESM-2 runs if no model was named, and what the model is used for."""
     if not isinstance(options, PredictOptions):
         return
-    if not options.names_model and recorded is None:
+    if options.model is None and recorded is None:
         given = " and ".join(options.given_to_embed)
-        yield (
-            f"the small ESM-2 runs because of {given}; it changes no call: "
-            f"leave {given} out to run without it"
-        )
+        calls = f"it changes no call: leave {given} out to run without it"
+        effect = "the head needs its vectors" if options.names_head else calls
+        yield f"the small ESM-2 runs because of {given}; {effect}"
     if rules[-1] != "all":
         yield f"embedded: records that --embed {' or '.join(rules)} chooses"
     elif options.embed not in (None, "all"):
