@@ -183,8 +183,9 @@ def _write_help(command: Any, ctx: Any, formatter: Any) -> None:  # noqa: ANN401
         if row := param.get_help_record(ctx):
             panels.setdefault(param.rich_help_panel or usual, []).append(row)
     if isinstance(command, Group):
-        firsts = {name: one.help.partition("\n\n")[0] for name, one in command.commands.items()}
-        panels["Commands"] = list(firsts.items())
+        panels["Commands"] = [
+            (name, (one.help or "").partition("\n\n")[0]) for name, one in command.commands.items()
+        ]
     for panel, rows in panels.items():
         formatter.write(f"\n{panel}:\n" if rows else "")
         for names, text in rows:
