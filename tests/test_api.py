@@ -147,6 +147,15 @@ def test_a_call_that_fails_leaves_no_trace_either(tiny, tmp_path):
     assert traces() == before
 
 
+def test_a_warning_names_what_was_passed_and_arguments_that_exist(capsys):
+    bases = [("p1", "ACGT" * 20)]
+    virnucpro.embed(bases, **ON_ONE)
+    warning = "records: read as proteins, but the letters do not look like proteins"
+    assert capsys.readouterr().err.strip().endswith(f" {warning}")
+    list(virnucpro.predict(bases, input_type="protein"))
+    assert f"{warning} (hint: leave input_type out" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("sequences", "options", "words"),
     [
@@ -172,7 +181,7 @@ def test_a_call_that_fails_leaves_no_trace_either(tiny, tmp_path):
         ([("a", "ACGT")], {"threshold": True}, "threshold is True"),
         ([3], {}, "3 is not a record"),
         ([EXAMPLE, EXAMPLE], {}, "is named twice"),
-        ([("a", "ACGT"), ("a", "ACGT")], {}, r"^records\.fa:3: the id a occurs twice"),
+        ([("a", "ACGT"), ("a", "ACGT")], {}, r"^records:3: the id a occurs twice"),
     ],
 )
 def test_a_mistake_is_an_error_with_a_hint_and_no_exit(sequences, options, words):

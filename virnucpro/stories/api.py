@@ -83,7 +83,7 @@ Sequences: TypeAlias = str | Path | Iterable[str | Path] | Iterable[Record]
 OnProgress: TypeAlias = Callable[[Progress], object]
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
-_FASTA = "records.fa"
+_FASTA = "records"  # the name in messages, and the sample
 _USUAL = {"strict": True}  # defaults that differ from those of the command line
 _WIDTH = 76  # letters of a help text
 _OPTION = re.compile(r"--(?P<name>[a-z][a-z0-9-]*[a-z0-9])(?: (?P<value>\w+))?")
@@ -145,6 +145,20 @@ def _in_words(items: Iterator[T]) -> Iterator[T]:
     """Yield the items, with errors reworded for Python."""
     with _words_of_python():
         yield from items
+
+
+class _Warnings(logging.StreamHandler):  # type: ignore[type-arg]  # of Python 3.11
+    """Warnings on standard error, reworded for Python."""
+
+    def __init__(self, kind: type[RunOptions]) -> None:
+        super().__init__()
+        self.setLevel(logging.WARNING)
+        # embed has no input_type that could be left out
+        self._unfit = " (hint: leave input_type" if kind is ExtractOptions else None
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = in_python(super().format(record))
+        return text.partition(self._unfit)[0] if self._unfit else text
 
 
 def in_python(text: str) -> str:
@@ -390,9 +404,7 @@ def _run_of(
     Warnings go to standard error; the log in the folder has everything. Records are written to a
     temporary file.
     """
-    warnings = logging.StreamHandler()
-    warnings.setLevel(logging.WARNING)
-    with _words_of_python(), logging_to(warnings), ExitStack() as stack:
+    with _words_of_python(), logging_to(_Warnings(kind)), ExitStack() as stack:
         if output_dir == "":
             raise UsageError("output_dir is empty", hint="check that the variable in it is set")
         if output_dir is None:
