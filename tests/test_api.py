@@ -384,6 +384,9 @@ def test_a_call_has_the_regions_that_the_files_have(with_prophage: Path, tmp_pat
     without = list(virnucpro.predict(with_prophage, regions=False))
     assert [call.record_id for call in without] == ["host", "virus", "short"]
     assert not any(call.regions for call in without)
+    for call in calls:
+        assert len(call.identities) == sum(region.is_virus for region in call.regions)
+    assert [len(call.identities) for call in without] == [call.is_virus for call in without]
 
 
 @pytest.mark.parametrize(
