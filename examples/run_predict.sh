@@ -32,7 +32,9 @@ case $status in
     2)
         echo "partial: the results in $output_dir are complete but for what failed" >&2
         echo "  see what failed and why:  $output_dir/failed_files.txt" >&2
-        echo "  the sequences concerned:  $output_dir/failed_sequences.fa" >&2
+        if [[ -e $output_dir/failed_sequences.fa ]]; then # not if whole files failed
+            echo "  the sequences concerned:  $output_dir/failed_sequences.fa" >&2
+        fi
         echo "  try those again:          the same command with --resume" >&2
         ;;
     130 | 143)
