@@ -787,13 +787,21 @@ def test_the_presets_ask_for_more_of_a_provirus_the_stricter_they_are():
     assert least == sorted(set(least))
 
 
-def test_regions_of_short_records_name_no_table_that_is_not_there(tmp_path):
-    source = write(tmp_path / "in.fa", short="ACGTTGCA" * 50)
-    predict(source, to=tmp_path / "run")
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("lysogen", "virus-like regions: 0 whole, 1 provirus; see regions.tsv\nnext: head"),
+        ("short", "virus-like regions: none; no scored record has 10,000 bases\n"),
+    ],
+)
+def test_the_command_counts_its_regions_and_names_no_table_that_is_not_there(
+    tmp_path, chromosomes, name, line
+):
+    predict(write(tmp_path / "in.fa", **{name: chromosomes[name]}), to=tmp_path / "run")
     outcome = CliRunner().invoke(app, ["regions", str(tmp_path / "run")])
     assert outcome.exit_code == 0
-    assert "none; no scored record has 10,000 bases" in outcome.output
-    assert "next:" not in outcome.output
+    assert line in outcome.stdout
+    assert ("next:" in outcome.stdout) == (name == "lysogen")
 
 
 def test_regions_are_refused_where_there_is_no_run_or_another_table(tmp_path, chromosomes):

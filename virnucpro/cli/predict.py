@@ -17,7 +17,7 @@ from virnucpro.cli.running import gpu_steps, loading, next_step, planned_steps, 
 from virnucpro.engine.options import WorkOptions
 from virnucpro.ground.errors import UsageError
 from virnucpro.ground.files import read_json
-from virnucpro.ground.log import printable
+from virnucpro.ground.log import counted, printable
 from virnucpro.ground.options import carry
 from virnucpro.ground.plugins import find_plugins
 from virnucpro.stories.options import ExtractOptions, PredictOptions, RegionsOptions, RunOptions
@@ -232,7 +232,12 @@ def regions(options: RegionsOptions, console: ConsoleOptions) -> None:
             tally = find_regions(options, events)
         table = options.folder / TABLE
         if table.exists():
-            more = next_step(table, (), failed=False)
+            n_whole, n_all = tally.n_whole_regions, tally.n_regions or 0
+            kinds = f"{n_whole:,} whole, {counted(n_all - n_whole, 'provirus', 'proviruses')}"
+            more = [
+                f"virus-like regions: {kinds}; see {TABLE}",
+                *next_step(table, (), failed=False),
+            ]
         else:
             more = [f"virus-like regions: none; no scored record has {SHORTEST_RECORD:,} bases"]
         report([tally.virus_line, *more], console.quiet)
