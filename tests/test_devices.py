@@ -520,7 +520,12 @@ def test_the_precision_is_what_every_gpu_does_fast_or_what_was_asked_for(
             r"cuda:1 \(NVIDIA A100\) has 8\.0$",
             "the other GPUs alone with --gpus 0",
         ),
-        ([], "fp8", r"needs GPUs of compute capability 8\.9", "--device cpu --precision fp8"),
+        (
+            [],
+            "fp8",
+            r"capability 8\.9 and newer, and this run uses none$",
+            "--device cpu --precision fp8",
+        ),
     ],
 )
 def test_a_precision_that_a_device_lacks_is_refused_by_its_name(

@@ -548,7 +548,7 @@ def _lacks_fp8(choice: Choice) -> UnavailableError:
     needs = f"--precision fp8 needs GPUs of compute capability {_dotted(_OLDEST_FOR_FP8)} and newer"
     if not old:
         return UnavailableError(
-            f"{needs}, not {choice.descriptions[0]}",
+            f"{needs}, and this run uses none",
             hint="leave it out; `virnucpro models check MODEL --device cpu --precision fp8` shows "
             "what it does to vectors",
         )
