@@ -342,7 +342,7 @@ def test_gpus_and_another_kind_of_device_are_refused_together(device, gpus):
 @pytest.mark.parametrize(("device", "gpus"), [("cuda", None), ("auto", "0"), ("auto", "all")])
 def test_without_a_gpu_asking_for_one_says_why_there_is_none(feign, device, gpus):
     feign([])
-    with pytest.raises(UnavailableError, match="no GPU can be used: no NVIDIA driver answers"):
+    with pytest.raises(UnavailableError, match="no GPU can be used: no NVIDIA driver found"):
         choose(device, gpus)
 
 
@@ -354,7 +354,7 @@ def test_the_first_kind_of_device_that_is_there_is_taken(feign, has_gpu, has_mps
     choice = choose("auto")
     assert choice.kind == kind
     (line,) = choice.descriptions
-    assert ("no GPU can be used: no NVIDIA driver answers" in line) == (kind == "cpu")
+    assert ("no GPU can be used: no NVIDIA driver found" in line) == (kind == "cpu")
     if kind != "cpu":
         with pytest.raises(UsageError, match="--workers is for --device cpu"):
             choose("auto", workers=2)

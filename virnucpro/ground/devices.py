@@ -233,7 +233,7 @@ def has_nvml() -> bool:
 def list_gpus() -> tuple[list[Gpu], str]:
     """The NVIDIA GPUs of the machine, or an empty list and the reason."""
     if not has_nvml():
-        return [], "no NVIDIA driver answers (there is none)"
+        return [], "no NVIDIA driver found"
     import pynvml
 
     try:
