@@ -71,11 +71,11 @@ def describe_models(*, as_json: bool) -> Iterator[str]:
         return
     for entry in _entries():
         to_fetch = entry.to_fetch
-        state = f"not here, {as_size(to_fetch)} to fetch" if to_fetch else "here"
+        state = f"not downloaded ({as_size(to_fetch)})" if to_fetch else "here"
         size = f"{entry.parameters / 1e6:,.1f} M"
         memory = f"{as_size(entry.least_gpu_memory)} to {as_size(entry.gpu_memory)}"
         yield (
-            f"{entry.name:<22}{size:>10} parameters  {memory:>17} of a GPU  "
+            f"{entry.name:<22}{size:>10} parameters  GPU memory {memory:<19} "
             f"{state}: {printable(entry.path)}"
         )
 
