@@ -114,7 +114,7 @@ UNUSED |= {"importlib.metadata", "numpy.ma", "virnucpro.learning.options"}
     [
         (f"predict -i {EXAMPLE} --workers 1 --threshold 0.5 -o other", UNUSED),
         ("status run", UNUSED),
-        ("--help", {"torch", "h5py", "numpy", "Bio"}),
+        ("--help", {"torch", "h5py", "numpy", "Bio", "rich"}),
     ],
 )
 def test_help_a_run_of_the_scorer_and_its_status_import_nothing_for_others(

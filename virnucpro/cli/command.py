@@ -181,7 +181,9 @@ def _write_help(command: Any, ctx: Any, formatter: Any) -> None:  # noqa: ANN401
     for param in command.get_params(ctx):
         usual = "Arguments" if param.param_type_name == "argument" else "Options"
         if row := param.get_help_record(ctx):
-            panels.setdefault(param.rich_help_panel or usual, []).append(row)
+            # older versions of typer: no panel of --help, and brackets as rich reads them
+            panel, text = getattr(param, "rich_help_panel", None), row[1].replace(r"\[", "[")
+            panels.setdefault(panel or usual, []).append((row[0], text))
     if isinstance(command, Group):
         panels["Commands"] = [
             (name, (one.help or "").partition("\n\n")[0]) for name, one in command.commands.items()
