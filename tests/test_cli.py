@@ -66,7 +66,9 @@ def test_help_shows_options_whole_and_terms_of_the_field_but_no_types_and_words_
 ):
     answer = virnucpro(*words.split(), env={**os.environ, "COLUMNS": columns})
     assert answer.returncode == 0 and "Usage" in answer.stdout and "--help" in answer.stdout
-    assert max(map(len, answer.stdout.splitlines())) <= int(columns)
+    lines = answer.stdout.splitlines()
+    commands = ("    virnucpro ", "    torchrun ", "    sbatch ")
+    assert max(len(line) for line in lines if not line.startswith(commands)) <= int(columns)
     assert "…" not in answer.stdout and not re.search(r"\w-$", answer.stdout, re.MULTILINE)
     lines = [line for line in answer.stdout.splitlines() if "--help" not in line]
     types = ("bool", "list[", "<str>", "<int", "<float>", "<float r", "<list", "<path>", "{")

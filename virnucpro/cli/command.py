@@ -27,6 +27,8 @@ from virnucpro.ground.options import flag, make, option, options_of, refuse
 
 _SHOWN = 3  # files in a hint
 _NAMES = 30  # columns of help for the names of options
+# a paragraph of help that ends in a command, which can be copied as a whole
+_EXAMPLE = re.compile(r"(?:(?P<about>.*:) |- )(?P<command>(?:virnucpro|torchrun|sbatch) .*)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,8 +177,13 @@ def _write_help(command: Any, ctx: Any, formatter: Any) -> None:  # noqa: ANN401
     """Write the help in two columns of plain text; names are whole at every width."""
     command.format_usage(ctx, formatter)
     for paragraph in command.help.split("\n\n"):
-        indent = 4 if paragraph.startswith("- ") else 2
-        formatter.write(f"\n{_wrapped(paragraph, formatter.width, '  ', indent)}\n")
+        text = " ".join(paragraph.split())
+        example = _EXAMPLE.fullmatch(text)
+        about = example["about"] if example else text
+        if about:
+            formatter.write(f"\n{_wrapped(about, formatter.width, '  ', 2)}\n")
+        if example:
+            formatter.write(f"    {example['command']}\n")
     panels: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
     for param in command.get_params(ctx):
         usual = "Arguments" if param.param_type_name == "argument" else "Options"

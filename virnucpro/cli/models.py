@@ -199,8 +199,8 @@ def check_model(named: _NamedModel, on: ComputeOptions, console: ConsoleOptions)
 
     The strictest test: virnucpro models check ./model.pt --precision fp32
 
-    The rounding of fp8, without a GPU that has it: virnucpro models check ./model.pt --device cpu
-    --precision fp8 (the CPU emulates its products)
+    The rounding of fp8, emulated where no GPU has it: virnucpro models check ./model.pt
+    --device cpu --precision fp8
 
     Exit codes: 0 passed, 1 failed, 64 usage, 69 device or model unavailable.
     """
