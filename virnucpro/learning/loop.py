@@ -354,7 +354,7 @@ class _Schedule:
         self.seed, self.rank, self.world_size = settings.seed, ranks.rank, ranks.world_size
         self.effective = settings.effective_batch(ranks.world_size)
         self.n_parts = ranks.world_size * settings.grad_accum_steps
-        self.n_rows, self.n_steps = n_rows, max(1, n_rows // self.effective)
+        self.n_rows, self.n_steps = n_rows, count_steps(n_rows, self.effective)
         self.n_used = min(n_rows, self.n_steps * self.effective)  # rows used in one epoch
         if n_rows < self.n_parts:
             raise UsageError(
@@ -374,6 +374,20 @@ class _Schedule:
     def parts(self, epoch: int) -> Iterator[Rows]:
         for rows in self.steps(epoch):
             yield from np.array_split(rows, self.n_parts)[self.rank :: self.world_size]
+
+
+def count_steps(n_rows: int, effective: int) -> int:
+    """The steps of an epoch, each with an effective batch."""
+    return max(1, n_rows // effective)
+
+
+def epoch_line(n_frames: int, effective: int) -> str:
+    """Say how many frames an epoch reads."""
+    n_read = min(n_frames, count_steps(n_frames, effective) * effective)
+    if n_read == n_frames:
+        return f"all {n_frames:,} frames are read"
+    batches = f"whole batches of {effective:,}, drawn anew in each epoch"
+    return f"{n_read:,} of {n_frames:,} frames are read: {batches}"
 
 
 def new_optimizer(module: nn.Module, lr: float, settings: TrainOptions) -> torch.optim.Optimizer:

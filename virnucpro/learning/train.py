@@ -49,6 +49,8 @@ from virnucpro.learning.frames import (
 )
 from virnucpro.learning.loop import (
     Trainer,
+    count_steps,
+    epoch_line,
     fitting,
     new_optimizer,
     precision_of,
@@ -236,7 +238,7 @@ def _train(
             announce(f"once more, with seed {settings.seed}")
         n = settings.effective_batch(ranks.world_size)
         announce(
-            f"{len(train):,} frames in an epoch; effective batch {n}: "
+            f"epoch: {epoch_line(len(train), n)}; effective batch {n}: "
             f"{settings.batch_size} on each of {counted(ranks.world_size, 'device')}, "
             f"{counted(settings.grad_accum_steps, 'step')} added up"
         )
@@ -417,11 +419,12 @@ def check_training(options: TrainOptions, on_event: OnEvent) -> Iterator[str]:
         n_virus = sum(n for record, n in own.items() if record.is_virus)
         _check_frames(split, n_virus, sum(own.values()), options.mode)
     _warn_of_groups(n_frames, splits, options.mode)
+    n_train = sum(n for record, n in n_frames.items() if splits[record.group] == "train")
+    yield f"epoch       {epoch_line(n_train, options.effective_batch(training.n_ranks))}"
     if options.fsdp:
         yield _shared_memory_line(training)
         return
     on_event(Progress("timing some batches", 0, 0, "done"))
-    n_train = sum(n for record, n in n_frames.items() if splits[record.group] == "train")
     counts = (n_train, sum(n_frames.values()), n_residues)
     yield from _cost_lines(training, torch.device(choice.devices[0]), proteins, counts)
 
@@ -476,7 +479,8 @@ def _cost_lines(
     use_device(device)
     with fitting(device):
         seconds, n_trained = _time_batches(training, device, proteins)
-    n_steps = options.epochs * max(1, n_train // options.effective_batch(n_ranks)) * options.seeds
+    of_epoch = count_steps(n_train, options.effective_batch(n_ranks))
+    n_steps = options.epochs * of_epoch * options.seeds
     n_bytes = n_frames * _COMPOSITION_BYTES + n_residues + 4 * n_trained
     n_bytes += (options.keep_checkpoints + 1) * 12 * n_trained * options.seeds
     if not is_stored:
