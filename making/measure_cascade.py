@@ -6,7 +6,9 @@
 Each group is in one of ten folds. A first reader scores fragments of BASES (500) by their codons
 and other figures. A second reader also uses vectors of the embedded ESM-2. Both are fitted without
 the fold that they score, so they have not seen its groups. The encoder has seen some of the
-sequences, without labels. FRAGMENTS (2000) of each label are drawn, by group.
+sequences, without labels. FRAGMENTS (2000) of each label are drawn, by group. The kingdoms of the
+manifest have the shares of the package's own training; all have the same share if it names no such
+kingdom for a label.
 
 For each row of the table, a share of the cells is embedded: those that the first reader scores
 highest. Viruses with such scores are embedded too, and all other fragments are called "other". The
@@ -16,6 +18,7 @@ second reader calls the embedded fragments, with the cut at which it calls 3 % o
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +35,7 @@ from virnucpro.encoders.families import EMBEDDED
 from virnucpro.encoders.transfer import use_device
 from virnucpro.ground.config import EncoderSpec
 from virnucpro.ground.records import Counts, FastaRecord, Mask, Values
-from virnucpro.learning.records import read_data_manifest, read_records
+from virnucpro.learning.records import LabelledRecord, read_data_manifest, read_records
 from virnucpro.scorer.features import NO_WORDS
 from virnucpro.sequences.translate import Chunk, translate_six_frames
 
@@ -40,6 +43,14 @@ COLUMNS = ("cells asked for", "cells embedded", "viruses embedded", "viruses cal
 ASKED = (0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
 SEED, CHUNK, TOKENS = 1, 500, 4096
 RIDGE = 0.3
+
+
+def shares_of(records: Iterable[LabelledRecord]) -> Mapping[str, float]:
+    """The share of each kingdom; equal ones if no kingdom of a label is in ``SHARES``."""
+    kingdoms = {(record.is_virus, record.kingdom) for record in records}
+    if len({is_virus for is_virus, kingdom in kingdoms if kingdom in SHARES}) == 2:
+        return SHARES
+    return dict.fromkeys((kingdom for _, kingdom in kingdoms), 1.0)
 
 
 def vectors_of(fragments: Fragments) -> Values:
@@ -99,7 +110,8 @@ def curve(first: Values, second: Values, is_virus: Mask) -> list[tuple[float, ..
 def measure(manifest: Path, n_bases: int, n_fragments: int) -> None:
     collection = collect(read_records(read_data_manifest(manifest)))
     rng = np.random.default_rng([n_bases, SEED])
-    fragments = draw(collection, n_bases, n_fragments, SHARES, rng)
+    shares = shares_of(collection.records)
+    fragments = draw(collection, n_bases, n_fragments, shares, rng)
     records = [collection.records[record] for record in fragments.record]
     fold_of_group = group_folds(collection.records)
     folds = np.array([fold_of_group[record.group] for record in records])

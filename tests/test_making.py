@@ -12,7 +12,8 @@ from runpy import run_path
 
 import numpy as np
 import pytest
-from measure_cascade import ASKED, curve, unseen_scores
+from labelled import write_labelled
+from measure_cascade import ASKED, curve, measure, unseen_scores
 
 import virnucpro
 from virnucpro.ground.records import reverse_complement
@@ -85,6 +86,18 @@ def test_a_cascade_loses_the_calls_that_it_does_not_embed_and_a_reader_sees_no_g
     scores = [unseen_scores(inputs, labels, np.arange(200) % 10) for labels in (is_virus, changed)]
     is_same = scores[0] == scores[1]
     assert is_same[4::10].all() and not np.delete(is_same, np.s_[4::10]).any()
+
+
+def test_a_cascade_is_measured_on_a_manifest_of_other_kingdoms_or_none(tmp_path, capsys):
+    data = write_labelled(tmp_path)
+    measure(data, 300, 20)
+    of_others = capsys.readouterr().out
+    assert [line.split("%")[0] for line in of_others.splitlines()[1:]] == [
+        f"{100 * share:.1f}" for share in ASKED
+    ]
+    data.write_text(re.sub("(virus|other) kingdom", "", data.read_text()))
+    measure(data, 300, 20)
+    assert len(capsys.readouterr().out.splitlines()) == 1 + len(ASKED)
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
