@@ -184,6 +184,18 @@ def _write_help(command: Any, ctx: Any, formatter: Any) -> None:  # noqa: ANN401
             formatter.write(f"\n{_wrapped(about, formatter.width, '  ', 2)}\n")
         if example:
             formatter.write(f"    {example['command']}\n")
+    for panel, rows in _panels(command, ctx).items():
+        formatter.write(f"\n{panel}:\n" if rows else "")
+        for names, text in rows:
+            name = f"  {names}"
+            if len(name) > _NAMES - 2:
+                formatter.write(f"{name}\n")
+                name = ""
+            formatter.write(_wrapped(text, formatter.width, name.ljust(_NAMES), _NAMES) + "\n")
+
+
+def _panels(command: Any, ctx: Any) -> dict[str, list[tuple[str, str]]]:  # noqa: ANN401 - typer's
+    """The rows of help, name and text, by panel."""
     panels: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
     for param in command.get_params(ctx):
         usual = "Arguments" if param.param_type_name == "argument" else "Options"
@@ -195,14 +207,7 @@ def _write_help(command: Any, ctx: Any, formatter: Any) -> None:  # noqa: ANN401
         panels["Commands"] = [
             (name, (one.help or "").partition("\n\n")[0]) for name, one in command.commands.items()
         ]
-    for panel, rows in panels.items():
-        formatter.write(f"\n{panel}:\n" if rows else "")
-        for names, text in rows:
-            name = f"  {names}"
-            if len(name) > _NAMES - 2:
-                formatter.write(f"{name}\n")
-                name = ""
-            formatter.write(_wrapped(text, formatter.width, name.ljust(_NAMES), _NAMES) + "\n")
+    return panels
 
 
 def _wrapped(text: str, width: int, first: str, indent: int) -> str:

@@ -413,12 +413,7 @@ def check_training(options: TrainOptions, on_event: OnEvent) -> Iterator[str]:
         check_features(training, hashes)
     splits = splits_of(training, [*n_frames])
     yield from _split_lines(n_frames, splits)
-    check_split([*n_frames], splits, options.mode)
-    for split in ("train", "validation"):
-        own = {record: n for record, n in n_frames.items() if splits[record.group] == split}
-        n_virus = sum(n for record, n in own.items() if record.is_virus)
-        _check_frames(split, n_virus, sum(own.values()), options.mode)
-    _warn_of_groups(n_frames, splits, options.mode)
+    _check_parts(n_frames, splits, options.mode)
     n_train = sum(n for record, n in n_frames.items() if splits[record.group] == "train")
     yield f"epoch       {epoch_line(n_train, options.effective_batch(training.n_ranks))}"
     if options.fsdp:
@@ -438,6 +433,22 @@ def _split_lines(
         own = [r for r in n_frames if (splits[r.group], r.label) == (split, label)]
         n_groups, total = len({record.group for record in own}), sum(n_frames[one] for one in own)
         yield f"{split:<12}{label:<8}{n_groups:>10,}{len(own):>12,}{total:>14,}"
+
+
+def _check_parts(
+    n_frames: Mapping[LabelledRecord, int], splits: Mapping[str, Split], mode: Mode
+) -> None:
+    """Check the groups and the frames of each part, and warn of what will not help.
+
+    Raises:
+        InputError: a part lacks groups or frames.
+    """
+    check_split([*n_frames], splits, mode)
+    for split in ("train", "validation"):
+        own = {record: n for record, n in n_frames.items() if splits[record.group] == split}
+        n_virus = sum(n for record, n in own.items() if record.is_virus)
+        _check_frames(split, n_virus, sum(own.values()), mode)
+    _warn_of_groups(n_frames, splits, mode)
 
 
 def _warn_of_groups(

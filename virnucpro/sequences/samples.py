@@ -70,14 +70,19 @@ def name_samples(files: Sequence[InputFile], recorded: Sequence[InputFile]) -> l
                 changed.append(f"{printable(file.sample) or file.shown} as {sample}")
         result.append(replace(file, sample=sample, mate=mate))
         prior = file
+    _announce_names(changed, [file.sample for file in result if file.mate == 1])
+    return result
+
+
+def _announce_names(changed: Sequence[str], pairs: Sequence[str]) -> None:
+    """Announce samples with other names than their files, and those with read pairs."""
     if changed:
         announce(f"samples renamed: {listed(changed, _SHOWN)}")
-    if pairs := [file.sample for file in result if file.mate == 1]:
+    if pairs:
         announce(
             f"{counted(len(pairs), 'sample')} with read pairs in two files: "
             f"{listed(pairs, _SHOWN)}; ids end in /1 and /2"
         )
-    return result
 
 
 def _paired(files: Sequence[InputFile]) -> list[InputFile]:
