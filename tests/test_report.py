@@ -217,38 +217,34 @@ TRACK = "record\tstart\tend\tlog_odds\tposterior\nhost\t1\t1000\t-1.0\t0.5\n"
 
 
 @pytest.mark.parametrize(
-    ("table", "content"),
+    ("table", "right", "wrong"),
     [
-        ("tracks.tsv.gz", gzip.compress(TRACK.encode())[:-9]),
-        *(
-            ("tracks.tsv.gz", gzip.compress(TRACK.replace(right, wrong).encode()))
-            for right, wrong in (
-                ("\tposterior", ""),
-                ("record", "\ufeffrecord"),
-                ("0.5", ""),
-                ("0.5", "-0.5"),
-                ("0.5", "2"),
-                ("\t1\t", "\t-1\t"),
-            )
-        ),
-        *(
-            ("regions.tsv", (REGIONS + region("host", "provirus", 9, 90)).replace(*change).encode())
-            for change in (
-                ("\t90\t", "\t" + 400 * "9" + "\t"),
-                ("\t9\t", "\t0\t"),
-                ("0.9", "inf"),
-                ("0.9", "7"),
-            )
-        ),
+        ("tracks.tsv.gz", "\tposterior", ""),
+        ("tracks.tsv.gz", "record", "\ufeffrecord"),
+        *(("tracks.tsv.gz", "0.5", wrong) for wrong in ("", "-0.5", "2")),
+        ("tracks.tsv.gz", "\t1\t", "\t-1\t"),
+        ("regions.tsv", "\t90\t", "\t" + 400 * "9" + "\t"),
+        ("regions.tsv", "\t9\t", "\t0\t"),
+        *(("regions.tsv", "0.9", wrong) for wrong in ("inf", "7")),
     ],
 )
-def test_damaged_regions_and_tracks_are_reported(tmp_path, table, content):
+def test_damaged_regions_and_tracks_are_reported(tmp_path, table, right, wrong):
     folder = write_table(tmp_path / "run", [call("host", 0.1, 10_000)])
-    (folder / "regions.tsv").write_text(REGIONS + region("host", "provirus", 9, 90))
+    regions = REGIONS + region("host", "provirus", 9, 90)
+    (folder / "regions.tsv").write_text(regions)
     (folder / "tracks.tsv.gz").write_bytes(gzip.compress(TRACK.encode()))
     report_folder(folder)
-    (folder / table).write_bytes(content)
+    content = (regions if table == "regions.tsv" else TRACK).replace(right, wrong).encode()
+    (folder / table).write_bytes(content if table == "regions.tsv" else gzip.compress(content))
     with pytest.raises(InputError, match=re.escape(f"{table} is damaged")):
+        report_folder(folder)
+
+
+def test_tracks_that_end_too_early_are_reported(tmp_path):
+    folder = write_table(tmp_path / "run", [call("host", 0.1, 10_000)])
+    (folder / "regions.tsv").write_text(REGIONS + region("host", "provirus", 9, 90))
+    (folder / "tracks.tsv.gz").write_bytes(gzip.compress(TRACK.encode())[:-9])
+    with pytest.raises(InputError, match=r"tracks\.tsv\.gz is damaged"):
         report_folder(folder)
 
 
