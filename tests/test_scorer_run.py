@@ -426,11 +426,18 @@ def test_another_cut_of_a_finished_run_scores_nothing_and_gives_the_bytes_of_a_n
 def test_without_the_input_a_stricter_cut_is_served_with_every_file(tmp_path, monkeypatch):
     in_blocks(monkeypatch, 20_000)
     fasta = write(tmp_path / "in.fa", **many(), **long_ones(), bad="")
-    predict(fasta, to=tmp_path / "run", threshold=0.0, per_file=True)
+    added = write(tmp_path / "added.fa", later="ACGTTGCA" * 50)
+
+    def predict_both(to: Path, threshold: float) -> None:
+        predict(fasta, to=to, threshold=threshold, per_file=True)
+        predict(fasta, added, to=to, threshold=threshold, resume=True)
+
+    predict_both(tmp_path / "run", 0.0)
     values = sorted(filter(None, scores(tmp_path / "run").values()))
     strict = float(values[len(values) // 2])
-    predict(fasta, to=tmp_path / "new", threshold=strict, per_file=True)
+    predict_both(tmp_path / "new", strict)
     fasta.unlink()
+    added.unlink()
     predict(fasta, to=tmp_path / "run", threshold=strict, resume=True)
     assert outputs(tmp_path / "run") == outputs(tmp_path / "new")
     assert outputs(tmp_path / "run/samples/in") == outputs(tmp_path / "new/samples/in")

@@ -514,8 +514,11 @@ def _files_read(place: Place, tallies: Mapping[str, Tally]) -> list[InputFile]:
 
 
 def _is_due(file: InputFile) -> bool:
-    """Whether a file has outputs even if no record is written: one of the first run, or empty."""
-    return not file.generation or not any(file.read())
+    """Whether a file has outputs even if no record is written: one of the first run, or empty.
+
+    An added file that is gone counts as one with records.
+    """
+    return not file.generation or (Path(file.path).is_file() and not any(file.read()))
 
 
 def _counts_text(counts: Counter[str]) -> str:
