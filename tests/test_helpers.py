@@ -158,6 +158,7 @@ def test_a_plan_whose_helper_is_killed_leaves_a_free_folder(
                 if number == 1 and not n_killed:
                     n_killed.append(kill_ours())
                 yield block
+                wait_until(helpers.pool._orders.empty)  # a helper has it
 
         return usual(helpers, each())
 
@@ -215,13 +216,24 @@ def test_a_file_found_damaged_amid_the_tables_is_made_again_and_no_record_is_cou
 
 @pytest.mark.usefixtures("in_small_blocks")
 def test_a_run_whose_helper_is_killed_says_so_and_goes_on_by_resume(
-    make_config, tiny, contigs, undisturbed
+    make_config, tiny, contigs, undisturbed, monkeypatch
 ):
+    """A run that does not need it any more ends well: here each block is given to a helper."""
+    usual = tasks.Helpers.in_order
+
+    def given(helpers: tasks.Helpers, blocks) -> Iterator:
+        def each() -> Iterator:
+            for block in blocks:
+                yield block
+                wait_until(helpers.pool._orders.empty)
+
+        return usual(helpers, each())
 
     def kill(event) -> None:
         if isinstance(event, ShardDone):
             kill_ours()
 
+    monkeypatch.setattr(tasks.Helpers, "in_order", given)
     config = make_config(contigs, n_helpers=2)
     with pytest.raises(UnavailableError, match=r"was lost: SIGKILL \(out of memory\?\)") as caught:
         run_inline(config, tiny.head, kill)
