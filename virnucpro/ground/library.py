@@ -23,7 +23,7 @@ LIBRARY = Path(__file__).parents[1] / "scorer" / "libscorer.so"  # beside ``scor
 class _Arrays:
     """Arguments that are contiguous arrays of one kind, passed by their address.
 
-    ``numpy.ctypeslib.ndpointer`` does the same in four times the time.
+    ``numpy.ctypeslib.ndpointer`` does the same in almost three times the time.
     """
 
     def __init__(self, kind: type[Any]) -> None:
