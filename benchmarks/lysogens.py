@@ -214,7 +214,7 @@ def main() -> None:
     n_exact, n_judged = Counter[str](), Counter[str]()
     for seed in options.seeds:
         for kind, made in Maker(phages, hosts, seed).each(options.each):
-            items = Items.of(made.sequence, scorer, STEP)
+            [items] = Items.of([made.sequence], scorer, STEP)
             model = models[made.host]
             found, _ = regions_of_items(made.sequence, items, model, read_genes, is_virus=False)
             regions = [(region.start, region.end) for region in found]

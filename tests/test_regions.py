@@ -341,6 +341,26 @@ def test_what_gc_alone_explains_is_partly_taken_out():
         assert left == pytest.approx(-12 * (1 - weight), abs=1)
 
 
+@pytest.mark.parametrize("n", [1, 2, 7, 19, 20, 21, 399])
+def test_figures_of_a_host_are_medians_and_the_slope_of_medians_of_twenty_parts_by_gc(n):
+    rng = np.random.default_rng(n)
+    shape = rng.normal(0, 1, (n, 3))
+    gc = rng.integers(300, 500, n) / 1000  # with ties
+    items = items_of(rng.normal(0, 1, n))._replace(gc=gc, shape=shape)
+    for known in (np.ones(n, dtype=bool), np.arange(n) % 5 != 1):
+        some = items._replace(log_odds=np.where(known, items.log_odds, np.nan))
+        gc_of_host, slope, shape_of_host = some.own_figures()
+        np.testing.assert_allclose(gc_of_host, np.median(gc[known]))
+        np.testing.assert_allclose(shape_of_host, np.median(shape[known], axis=0))
+        order = np.argsort(gc[known], kind="stable")
+        parts = [part for part in np.array_split(order, 20) if len(part)]
+        x = np.array([np.median(gc[known][part]) for part in parts])
+        y = np.array([np.median(items.log_odds[known][part]) for part in parts])
+        varies = np.ptp(x) > 0
+        expected = np.polyfit(x, y, 1)[0] if varies else 0.0
+        np.testing.assert_allclose(slope, expected, rtol=1e-9, atol=1e-9)
+
+
 def test_short_dense_genes_around_a_piece_speak_for_a_virus():
     items = items_of(np.full(200, -3.0))
     shape = items.shape.copy()
@@ -842,7 +862,7 @@ def test_tracks_hold_the_pieces_of_every_record_that_was_searched(once, chromoso
     finder = RegionFinder.embedded(11)
     for name in ("lysogen", "host"):
         bases = chromosomes[name]
-        pieces, _ = score_windows(bases, finder.scorer, finder.model.step)
+        pieces, _ = score_windows([bases], finder.scorer, finder.model.step)
         of_record = [line[1:] for line in lines if line[0] == name]
         starts = [int(start) - 1 for start, _, _, _ in of_record]
         assert starts == pieces.start.tolist()
@@ -878,7 +898,7 @@ def test_a_region_over_the_origin_of_a_circle_is_reported_on_both_sides(chromoso
     assert abs(start - 90_000) < 2_000
     assert abs(end - 120_000) < 2_000
     cut = FastaRecord("x", "x", bases[105_000:] + bases[:105_000])
-    assert not any(region.over_origin for region in finder.find(cut, [False])[0][0])
+    assert not any(region.over_origin for region in finder.find([cut], [[False]])[0][0][0])
 
 
 def test_regions_are_counted_by_kind_and_the_two_parts_of_one_over_the_origin_once():
@@ -1087,7 +1107,7 @@ def test_what_is_rather_a_virus_by_all_paths_is_a_region_if_it_is_long_or_a_repe
 
 
 def find(finder: RegionFinder, bases: str, *, is_virus: bool = False) -> tuple[Region, ...]:
-    [(regions, _)] = finder.find(FastaRecord("x", "x", bases), [is_virus])
+    [[(regions, _)]] = finder.find([FastaRecord("x", "x", bases)], [[is_virus]])
     return regions
 
 

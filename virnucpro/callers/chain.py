@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from virnucpro.callers.contrast import Hosts, Items, Levels
+from virnucpro.callers.contrast import N_SHAPE, Hosts, Items, Levels
 from virnucpro.ground.errors import InputMissingError, UnavailableError
 from virnucpro.ground.files import EMBEDDED_FOLDER, read_json
 from virnucpro.ground.library import call
@@ -65,6 +65,9 @@ class RegionModel:
         rates = (self.host_bases, self.virus_bases)
         if not all(1 <= n_bases < inf for n_bases in rates):
             raise ValueError(f"regions of {self.virus_bases} bases, {self.host_bases} apart")
+        host = self.host
+        if not len(host.shape) == len(host.deviation) == N_SHAPE or min(host.deviation) <= 0:
+            raise ValueError(f"figures of genes {host.shape} that deviate by {host.deviation}")
         if not 0 < self.first_share < 1:
             raise ValueError(f"records begin in a virus with probability {self.first_share}")
         n_bins = {len(self.log_ratios), len(self.gene_log_ratios)}
@@ -78,7 +81,7 @@ class RegionModel:
         log_ratios = (*self.log_ratios, *self.gene_log_ratios)
         numbers = (*self.edges, *log_ratios, *self.levels.usual, *self.genes.usual, self.distance)
         others = (self.gc_weight, self.shape_weight, self.weight, self.deviation)
-        hosts = (self.host.gc, self.host.slope, *self.host.shape, *self.host.deviation, *rates)
+        hosts = (host.gc, host.slope, *host.shape, *host.deviation, *rates)
         if not all(abs(value) < _LARGEST for value in (*numbers, *others, *hosts)):  # nor NaN
             raise ValueError(f"a value that is not finite, or not below {_LARGEST:.0e}")
 

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from virnucpro.ground.library import call
 from virnucpro.ground.records import Counts, Mask, Values, runs_of
 from virnucpro.scorer.nets import Scorer
 from virnucpro.scorer.score import score_windows
@@ -28,10 +29,8 @@ from virnucpro.sequences.translate import STANDARD, GeneticCode
 # columns among the 36 plain figures of a piece: its longest stretch, the same beyond chance, and
 # gene-like stretches per kb
 _SHAPE = (3, 24, 7)
-_SIGNS = np.array([-1.0, -1.0, 1.0])  # direction in which viral genes differ from genes of hosts
+N_SHAPE = len(_SHAPE)
 _PRIOR_ITEMS = 100  # pieces of a record that weigh as much as all other hosts
-_PARTS = 20  # bins of a record by GC, for the slope of log-odds over GC
-_MOST_SHAPE = 1.0  # standard deviations; larger ones suggest no genes at all, not viral ones
 _KNOTS = np.linspace(0.2, 0.8, 25)  # shares of GC
 _NEAR = 0.03  # of GC: standard deviation of the kernel that averages levels of similar hosts
 _FAR = 1e-4  # least weight of a host
@@ -52,18 +51,21 @@ class Items(NamedTuple):
     genes: Values  # (n,) mean log-odds of the proteins on it; NaN: none, or not scored
 
     @classmethod
-    def of(cls, sequence: str, scorer: Scorer, step: int, code: GeneticCode = STANDARD) -> Items:
-        """One piece every ``step`` bases, of the length that the scorer's window nets read."""
-        pieces, figures = score_windows(sequence, scorer, step, code, (0, *_SHAPE))
-        shape = figures[:, range(1, 1 + len(_SHAPE))].astype(np.float64)
-        gc, genes = figures[:, 0].astype(np.float64), np.full(len(figures), np.nan)
-        return cls(pieces.start, pieces.log_odds, gc, shape, genes)
+    def of(
+        cls, sequences: Sequence[str], scorer: Scorer, step: int, code: GeneticCode = STANDARD
+    ) -> list[Items]:
+        """One piece every ``step`` bases of each sequence, as long as the window nets read."""
+        pieces, figures = score_windows(sequences, scorer, step, code, (0, *_SHAPE))
+        gc, shape = figures[:, 0].astype(np.float64), figures[:, 1:].astype(np.float64)
+        everything = cls(pieces.start, pieces.log_odds, gc, shape, np.full(len(gc), np.nan))
+        bounds = np.searchsorted(pieces.record, range(len(sequences) + 1)).tolist()
+        return [everything.take(slice(first, end)) for first, end in pairwise(bounds)]
 
     @classmethod
     def joined(cls, each: Sequence[Items]) -> Items:
         """Concatenate the pieces of several records."""
         nothing = np.zeros(0)
-        empty = cls(np.zeros(0, np.int64), nothing, nothing, np.zeros((0, len(_SHAPE))), nothing)
+        empty = cls(np.zeros(0, np.int64), nothing, nothing, np.zeros((0, N_SHAPE)), nothing)
         return cls(*map(np.concatenate, zip(empty, *each, strict=True)))
 
     @property
@@ -76,7 +78,7 @@ class Items(NamedTuple):
     def is_known(self) -> Mask:
         return ~np.isnan(self.log_odds)
 
-    def take(self, chosen: NDArray[np.int64] | Mask) -> Items:
+    def take(self, chosen: Counts | Mask | slice) -> Items:
         """The chosen pieces, in this order."""
         return Items._make(column[chosen] for column in self)
 
@@ -97,10 +99,26 @@ class Items(NamedTuple):
         over ``n_items`` neighbouring pieces, in standard deviations of a host's pieces, and
         multiplied by ``shape_weight``.
         """
-        level = self.log_odds - gc_weight * host.slope * (self.gc - host.gc)
-        shape = ((self.shape - host.shape) / host.deviation) @ _SIGNS / len(_SIGNS)
-        around = _moving_mean(np.where(self.is_known, shape, np.nan), n_items)
-        return np.asarray(level + shape_weight * np.clip(around, -_MOST_SHAPE, _MOST_SHAPE))
+        numbers = np.array([host.gc, gc_weight * host.slope, *host.shape, *host.deviation])
+        signal = np.empty(len(self.start))
+        call("piece_signal", *self._figures, numbers, n_items, shape_weight, signal)
+        return signal
+
+    @property
+    def _figures(self) -> tuple[Values, Values, Values, int]:
+        """The arguments of library functions."""
+        return self.log_odds, self.gc, self.shape, len(self.start)
+
+    def own_figures(self) -> tuple[float, float, tuple[float, ...]]:
+        """Median GC, slope of log-odds over GC, and median shape, of pieces with log-odds.
+
+        The slope is fitted to the medians of 20 parts of the pieces by GC; 0 if GC does not vary.
+        At least one piece has log-odds.
+        """
+        figures = np.empty(2 + N_SHAPE)
+        call("host_figures", *self._figures, figures)
+        gc, slope, *shape = figures.tolist()
+        return gc, slope, tuple(shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,16 +129,6 @@ class Hosts:
     slope: float  # of log-odds over GC, within a host
     shape: tuple[float, ...]
     deviation: tuple[float, ...]  # of each figure of the shape, between pieces of a host
-
-    def __post_init__(self) -> None:
-        if {len(self.shape), len(self.deviation)} != {len(_SHAPE)}:
-            raise ValueError(
-                f"{len(self.shape)} figures of genes, {len(self.deviation)} deviations"
-            )
-        if not np.isfinite((self.gc, self.slope, *self.shape)).all():
-            raise ValueError("a figure of hosts is not finite")
-        if not all(0 < value < np.inf for value in self.deviation):
-            raise ValueError(f"figures of genes that deviate by {self.deviation}")
 
     @classmethod
     def mean(cls, each: Sequence[Hosts]) -> Hosts:
@@ -137,11 +145,8 @@ class Hosts:
     @classmethod
     def of(cls, items: Items) -> Hosts:
         """The medians of one record, most of which is host."""
-        is_known = items.is_known
-        known = items if is_known.all() else items.take(is_known)
-        gc, *shape = median(np.column_stack([known.gc, known.shape])).tolist()
-        deviation = (known.shape.std(axis=0) + 1e-6).tolist()
-        return cls(gc, _slope(known.gc, known.log_odds), tuple(shape), tuple(deviation))
+        deviation = items.shape[items.is_known].std(axis=0) + 1e-6
+        return cls(*items.own_figures(), tuple(deviation.tolist()))
 
     def at(self, items: Items, *, is_virus: bool) -> Hosts:
         """The medians of this record's host; for a virus, the usual ones of hosts."""
@@ -150,7 +155,7 @@ class Hosts:
             return self
         if is_virus:
             return replace(self, gc=items.median_gc)
-        own = Hosts.of(items)
+        gc, slope, shape = items.own_figures()
         share = n / (n + _PRIOR_ITEMS)
         has_slope = n >= _PRIOR_ITEMS
 
@@ -158,9 +163,9 @@ class Hosts:
             return share * value + (1 - share) * prior
 
         return Hosts(
-            own.gc,
-            drawn(own.slope, self.slope) if has_slope else self.slope,
-            tuple(map(drawn, own.shape, self.shape)),
+            gc,
+            drawn(slope, self.slope) if has_slope else self.slope,
+            tuple(map(drawn, shape, self.shape)),
             self.deviation,
         )
 
@@ -230,30 +235,3 @@ def _means(gc: Values, level: Values, places: Values) -> Values:
     """Mean levels of hosts, weighted by how near their GC is. (n,), (n,), (k,) -> (k,)"""
     weights = np.exp(-0.5 * ((places[:, None] - gc) / _NEAR) ** 2) + _FAR
     return np.asarray((weights * level).sum(axis=1) / weights.sum(axis=1))
-
-
-def _slope(gc: Values, log_odds: Values) -> float:
-    """The slope of log-odds over GC, fitted to medians of GC bins; 0 if GC does not vary."""
-    order = np.argsort(gc, kind="stable")
-    n_of_part = len(gc) // _PARTS + (np.arange(_PARTS) < len(gc) % _PARTS)
-    n_of_part = n_of_part[n_of_part > 0]
-    first = np.cumsum(n_of_part) - n_of_part
-    low, high = first + (n_of_part - 1) // 2, first + n_of_part // 2
-    x, y = gc[order], log_odds[order]
-    y = y[np.lexsort((y, np.repeat(np.arange(len(n_of_part)), n_of_part)))]
-    x, y = (x[low] + x[high]) / 2, (y[low] + y[high]) / 2
-    x -= x.mean()
-    spread = float((x**2).sum())
-    return float((x * (y - y.mean())).sum()) / spread if spread > 0 else 0.0
-
-
-def _moving_mean(values: Values, n_items: int) -> Values:
-    """The mean of the known values in a window of ``n_items``; fewer at the ends. (n,)"""
-    is_known = ~np.isnan(values)
-    sums = np.concatenate([[0.0], np.cumsum(np.where(is_known, values, 0.0))])
-    counts = np.concatenate([[0], np.cumsum(is_known)])
-    middle = np.arange(len(values))
-    low = np.maximum(0, middle - n_items // 2)
-    high = np.minimum(len(values), middle + n_items // 2 + 1)
-    means: Values = (sums[high] - sums[low]) / np.maximum(1, counts[high] - counts[low])
-    return means

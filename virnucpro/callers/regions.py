@@ -98,7 +98,7 @@ class RegionFinder:
         """Find the regions of a record that is long and has a score; the note counts them."""
         record, calls = results.records.at(place), results.calls
         if calls.statuses[place] == "scored" and len(record.sequence) >= SHORTEST_RECORD:
-            [found] = self.find(record, [calls.are_viruses[place]])
+            [[found]] = self.find([record], [[calls.are_viruses[place]]])
             self.add_found(results, place, found)
 
     def add_found(self, results: CalledRecords, place: int, found: Found) -> None:
@@ -115,25 +115,40 @@ class RegionFinder:
             notes.append(counted(results.region_kinds(place).total(), "virus-like region"))
         results.calls.notes[place] = "; ".join(filter(None, notes))
 
-    def find(self, record: FastaRecord, are_viruses: Sequence[bool]) -> list[Found]:
-        """The virus-like regions of a record and its track of evidence, for each possible call.
+    def find(
+        self, records: Sequence[FastaRecord], are_viruses: Sequence[Sequence[bool]]
+    ) -> list[list[Found]]:
+        """The virus-like regions and the track of evidence of each record, for each possible call.
 
         A record that is called virus is one region without host flanks. Any other circular record
         is read across its origin.
         """
-        sequence, size = record.sequence.upper(), self.model.size
-        is_circle = record.is_circular and not all(are_viruses)
-        bases = sequence + sequence[: size - 1] if is_circle else sequence
-        items = Items.of(bases, self.scorer, self.model.step, self.code)
-        inside = items.take(items.start + size <= len(sequence))
+        size = self.model.size
+        sequences = [record.sequence.upper() for record in records]
+        are_circles = [
+            record.is_circular and not all(calls)
+            for record, calls in zip(records, are_viruses, strict=True)
+        ]
+        read = [
+            sequence + sequence[: size - 1] if is_circle else sequence
+            for sequence, is_circle in zip(sequences, are_circles, strict=True)
+        ]
+        of_each = Items.of(read, self.scorer, self.model.step, self.code)
+        columns = zip(sequences, are_circles, of_each, are_viruses, strict=True)
         return [
-            self._around(sequence, items)
-            if is_circle and not is_virus
-            else self._along(sequence, inside, is_virus)
-            for is_virus in are_viruses
+            [
+                self._around(sequence, items)
+                if is_circle and not is_virus
+                else self._along(sequence, items, is_virus)
+                for is_virus in calls
+            ]
+            for sequence, is_circle, items, calls in columns
         ]
 
     def _along(self, sequence: str, items: Items, is_virus: bool) -> Found:
+        """The regions of a record, from the items that do not cross its origin."""
+        last = len(sequence) - self.model.size
+        items = items.take(slice(np.searchsorted(items.start, last, side="right")))
         known = dict[str, float]()  # each protein of a record is scored once
         read_genes = partial(genes_of, scorer=self.scorer, code=self.code, known=known)
         of_items = sequence, items, self.model, read_genes, self.code
@@ -144,12 +159,11 @@ class RegionFinder:
 
         Its pieces may cross the origin.
         """
-        size, n_bases = self.model.size, len(circle)
+        n_bases = len(circle)
         turn = quietest(items.log_odds, self.model)
         first = int(items.start[turn])
         turned = items.take(np.roll(np.arange(len(items.start)), -turn))
         turned = turned._replace(start=(turned.start - first) % n_bases)
-        turned = turned.take(turned.start + size <= n_bases)
         sequence = circle[first:] + circle[:first]
         regions, track = self._along(sequence, turned, False)
         placed = [part for region in regions for part in _turned(region, first, n_bases)]

@@ -46,6 +46,8 @@ _WORDS = (_BYTES, _BYTES, _Arrays(np.int32), _Arrays(np.uint16), c_int64)
 # nets: mean and scale of n features; number of features, number of nets, sizes of each; weights,
 # start of each sum, and the value of one unit of it
 _NETS = (_FLOATS, _FLOATS, c_int64, c_int64, _COUNTS, _Arrays(np.int8), _Arrays(np.int32), _FLOATS)
+# of n pieces: log-odds, GC, figures of genes
+_FIGURES = (_VALUES, _VALUES, _VALUES, c_int64)
 # of n items: figures and starts; bases per host and per virus, and how often a record starts in one
 _ITEMS = (_VALUES, _COUNTS, c_int64, c_double, c_double, c_double)
 _SIGNATURES = {
@@ -76,6 +78,8 @@ _SIGNATURES = {
     "net_log_odds": (_FLOATS, c_int64, *_NETS, _VALUES),
     "whole_log_odds": (_VALUES, _COUNTS, _VALUES, _COUNTS, c_int64, *_NETS, _VALUES),
     "linear_layer": (_VALUES, c_int64, c_int64, c_int64, _VALUES, _VALUES, _VALUES),
+    "host_figures": (*_FIGURES, _VALUES),
+    "piece_signal": (*_FIGURES, _VALUES, c_int64, c_double, _VALUES),
     "chain_step": (c_int64, c_double, c_double, _VALUES),
     "viral_path": (*_ITEMS, _BYTES, _VALUES),
     "log_likelihoods": (*_ITEMS, _VALUES, c_int64, c_double, c_double, _VALUES),

@@ -374,7 +374,7 @@ class Chromosome:
     ) -> Chromosome:
         """Score the pieces of a record, and the genes of all pieces."""
         sequence = record.sequence.upper()
-        items = Items.of(sequence, scorer, STEP, code)
+        [items] = Items.of([sequence], scorer, STEP, code)
         everything = np.ones(len(items.start), dtype=np.bool_)
         read_genes = partial(genes_of, scorer=scorer, code=code)
         items = items.with_genes(sequence, everything, SIZE, read_genes)

@@ -31,7 +31,6 @@ from virnucpro.sequences.translate import STANDARD, GeneticCode
 
 BASES_AT_ONCE = 2_000_000  # in the records that are scored together
 _PIECE_BASES_AT_ONCE = 500_000  # read for all piece sizes before the next ones
-_LONG = 1_000_000  # bases of a record that is too long to concatenate with others
 _NOTHING = np.zeros(0, dtype=np.int64)
 _RESIDUES_AT_ONCE = 100_000  # a protein takes 3 kB of features, however short it is
 
@@ -106,15 +105,10 @@ def score_block(
     NaN if it cannot be scored. The pieces are those of the smallest size for the record, and each
     is calibrated by its own length. (n,)
     """
-    if len(sequences) > 1 and len(sequences[-1]) > _LONG:  # the longest of a block is its last
-        before, of_before = score_block(sequences[:-1], scorer, code)
-        last, of_last = score_block(sequences[-1:], scorer, code)
-        of_last = of_last._replace(record=of_last.record + len(before))
-        return np.append(before, last), PieceScores.joined([of_before, of_last])
     lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
     starts = np.cumsum(lengths) - lengths
     has_pieces, pieces = np.zeros(len(lengths), dtype=np.bool_), list[PieceScores]()
-    sizes = list(_by_size("".join(sequences), lengths, scorer.pieces, code))
+    sizes = list(_by_size(sequences, lengths, scorer.pieces, code))
     for nets, scores in sizes:
         if not nets.part:
             calibrated = calibrate(scorer.knots, scores.log_odds, scores.n_bases)
@@ -129,7 +123,7 @@ def score_block(
 
 def record_log_odds(bases: str, lengths: Counts, pieces: Sequence[PieceNets]) -> Values:
     """The log-odds of concatenated records, before calibration; NaN: no score. n -> (n,)"""
-    return _mean_of(_by_size(bases, lengths, pieces, STANDARD), len(lengths))
+    return _mean_of(_by_size([bases], lengths, pieces, STANDARD), len(lengths))
 
 
 def _mean_of(sizes: Iterable[tuple[PieceNets, PieceScores]], n_records: int) -> Values:
@@ -166,15 +160,22 @@ class _Block:
         return self.row.at(pieces.start - self.first, pieces.n_bases)
 
 
-def _blocks(bases: str, longest: int) -> Iterator[_Block]:
-    """Yield all bases, block by block, for pieces of at most ``longest`` bases."""
-    for first in range(0, len(bases), _PIECE_BASES_AT_ONCE):
+def _blocks(sequences: Sequence[str], longest: int) -> Iterator[_Block]:
+    """Yield the bases of all sequences, block by block, for pieces of at most ``longest`` bases."""
+    ends = np.cumsum([len(sequence) for sequence in sequences], dtype=np.int64)
+    n_bases = int(ends[-1]) if len(ends) else 0
+    for first in range(0, n_bases, _PIECE_BASES_AT_ONCE):
         end = first + _PIECE_BASES_AT_ONCE
-        yield _Block(first, end, Pieces(encode(bases[first : end + longest]), _NOTHING, _NOTHING))
+        behind = min(n_bases, end + longest)
+        low, high = np.searchsorted(ends, (first, behind - 1), side="right").tolist()
+        some = list(sequences[low : high + 1])
+        some[-1] = some[-1][: len(some[-1]) - (int(ends[high]) - behind)]
+        some[0] = some[0][len(sequences[low]) - (int(ends[low]) - first) :]
+        yield _Block(first, end, Pieces(encode("".join(some)), _NOTHING, _NOTHING))
 
 
 def _by_size(
-    bases: str, lengths: Counts, pieces: Sequence[PieceNets], code: GeneticCode
+    sequences: Sequence[str], lengths: Counts, pieces: Sequence[PieceNets], code: GeneticCode
 ) -> Iterator[tuple[PieceNets, PieceScores]]:
     """Yield the nets of each size, and the scored pieces of the records that they read."""
     readings = [
@@ -186,7 +187,7 @@ def _by_size(
         for nets in pieces
         if nets.part is None and nets.reads(lengths).any()
     ]
-    for block in _blocks(bases, max(nets.size for nets in pieces)):
+    for block in _blocks(sequences, max(nets.size for nets in pieces)):
         for reading in readings:
             reading.read(block, code)
     for reading in readings:
@@ -315,26 +316,28 @@ def score_proteins(sequences: Iterable[str], scorer: Scorer) -> Values:
 
 
 def score_windows(
-    sequence: str,
+    sequences: Sequence[str],
     scorer: Scorer,
     step: int,
     code: GeneticCode = STANDARD,
     chosen: Sequence[int] = (),
 ) -> tuple[PieceScores, Features]:
-    """Score overlapping pieces of one sequence, one every ``step`` bases.
+    """Score overlapping pieces of each sequence, one every ``step`` bases.
 
     The pieces have the length that the scorer's window nets read, and calibrated log-odds. The
     second result has the ``chosen`` ones of the 36 plain figures of each piece, (n, n_chosen): see
     ``features``. Words are not used, because words of prophages in related hosts count as cellular.
     """
     size = scorer.windows.size
-    start = np.arange(0, len(sequence) - size + 1, step, dtype=np.int64)
-    whole, n_bases = np.zeros(len(start), dtype=np.int64), np.full(len(start), size)
-    pieces = PieceScores(whole, start, n_bases, np.empty(len(start)))
+    lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
+    n_pieces = np.maximum(0, (lengths - size) // step + 1)
+    owner = np.repeat(np.arange(len(lengths)), n_pieces)
+    start = step * (np.arange(len(owner)) - (np.cumsum(n_pieces) - n_pieces)[owner])
+    first = start + (np.cumsum(lengths) - lengths)[owner]
+    pieces = PieceScores(owner, first, np.full(len(owner), size), np.empty(len(owner)))
     columns = np.array([FIGURES.start + number for number in chosen], dtype=np.int64)
     reading = _Reading.of(scorer.windows, pieces, _Wholes.of(_NOTHING, ()), columns)
-    for block in _blocks(sequence, size):
+    for block in _blocks(sequences, size):
         reading.read(block, code)
-    return pieces._replace(
-        log_odds=scorer.windows_knot.calibrated(pieces.log_odds)
-    ), reading.features
+    log_odds = scorer.windows_knot.calibrated(pieces.log_odds)
+    return pieces._replace(start=start, log_odds=log_odds), reading.features

@@ -45,7 +45,9 @@ enum {
     N_BUCKETS = 2 << BUCKET_BITS,
     GROUP = 16, /* buckets that share an index of their first entry */
     ABUTTING = 60, /* bases */
-    N_LEVELS = 127 /* from the mean of a feature to its limit */
+    N_LEVELS = 127, /* from the mean of a feature to its limit */
+    N_SHAPE = 3,    /* figures of genes: longest stretch, the same beyond chance, genes per kb */
+    N_PARTS = 20    /* of the pieces of a record by GC */
 };
 
 #ifndef SOURCE_SHA256
@@ -59,6 +61,8 @@ static const double MOST_COVERED = 0.3 * 3; /* bases of a codon */
 static const double LEAST_GAP = -200, MOST_GAP = 2000;
 static const double STEPS = 16777216; /* per unit, in sums of features */
 static const float LEAST_GC = 0.05F, MOST_GC = 0.95F;
+static const double SIGNS[N_SHAPE] = {-1, -1, 1}; /* in which genes of viruses differ from hosts' */
+static const double MOST_SHAPE = 1; /* deviations; larger ones suggest no genes, not viral ones */
 
 /* Tables of one genetic code, indexed by the code of a codon. */
 typedef struct {
@@ -2083,7 +2087,106 @@ int piece_log_odds(const uint8_t *digits, int64_t n_digits, const uint8_t *codes
     return result;
 }
 
-/* Regions: the Markov chain of host and virus, and repeats */
+/* Regions: figures of pieces, the Markov chain of host and virus, and repeats */
+
+typedef struct {
+    double x, y;
+    int64_t place;
+} Point;
+
+static int compare(double a, double b) { return (a > b) - (a < b); }
+
+static int by_value(const void *a, const void *b) {
+    return compare(*(const double *)a, *(const double *)b);
+}
+
+static int by_x(const void *a, const void *b) {
+    const Point *one = a, *other = b;
+    int order = compare(one->x, other->x);
+    return order ? order : (one->place > other->place) - (one->place < other->place);
+}
+
+/* The median; sorts the values. */
+static double median_of(double *values, int64_t n) {
+    qsort(values, n, sizeof *values, by_value);
+    return (values[(n - 1) / 2] + values[n / 2]) / 2;
+}
+
+/* The slope of y over x, fitted to the medians of equal parts by x; 0 if x does not vary. values
+ * has room for n. */
+static double slope_of(Point *points, int64_t n, double *values) {
+    double x[N_PARTS], y[N_PARTS], mean_x = 0, mean_y = 0, squares = 0, products = 0;
+    int64_t first = 0, n_parts = n < N_PARTS ? n : N_PARTS;
+    qsort(points, n, sizeof *points, by_x);
+    for (int64_t part = 0; part < n_parts; part++) {
+        int64_t n_of_part = n / N_PARTS + (part < n % N_PARTS);
+        const Point *of_part = points + first;
+        for (int64_t i = 0; i < n_of_part; i++)
+            values[i] = of_part[i].y;
+        x[part] = (of_part[(n_of_part - 1) / 2].x + of_part[n_of_part / 2].x) / 2;
+        y[part] = median_of(values, n_of_part);
+        mean_x += x[part] / (double)n_parts;
+        mean_y += y[part] / (double)n_parts;
+        first += n_of_part;
+    }
+    for (int64_t part = 0; part < n_parts; part++) {
+        squares += (x[part] - mean_x) * (x[part] - mean_x);
+        products += (x[part] - mean_x) * (y[part] - mean_y);
+    }
+    return squares > 0 ? products / squares : 0;
+}
+
+/* Figures of a host, from its pieces with log-odds: median GC, the slope of log-odds over GC, and
+ * the median of each figure of shape. (n,), (n,), (n, 3) -> (5,) */
+int host_figures(const double *log_odds, const double *gc, const double *shape, int64_t n,
+                 double *figures) {
+    double *values = malloc((n + 1) * sizeof(double));
+    Point *points = malloc((n + 1) * sizeof(Point));
+    int result = values && points ? 0 : -1;
+    int64_t n_known = 0;
+    for (int64_t i = 0; result == 0 && i < n; i++)
+        if (!isnan(log_odds[i]))
+            points[n_known++] = (Point){gc[i], log_odds[i], i};
+    if (n_known) {
+        figures[1] = slope_of(points, n_known, values);
+        for (int kind = -1; kind < N_SHAPE; kind++) {
+            for (int64_t i = 0; i < n_known; i++)
+                values[i] = kind < 0 ? points[i].x : shape[N_SHAPE * points[i].place + kind];
+            figures[kind < 0 ? 0 : 2 + kind] = median_of(values, n_known);
+        }
+    }
+    free(values);
+    free(points);
+    return result;
+}
+
+/* Log-odds at the GC of the host, plus the mean shape of n_around pieces, for each of n pieces.
+ * host: its GC, the slope to subtract, and its shape and deviation, three figures each. */
+int piece_signal(const double *log_odds, const double *gc, const double *shape, int64_t n,
+                 const double *host, int64_t n_around, double weight, double *out) {
+    const double *usual = host + 2, *deviation = usual + N_SHAPE;
+    double *sums = malloc((n + 1) * sizeof(double));
+    int64_t *n_known = malloc((n + 1) * sizeof(int64_t)), reach = n_around / 2;
+    int result = sums && n_known ? 0 : -1;
+    if (result == 0)
+        sums[0] = n_known[0] = 0;
+    for (int64_t i = 0; result == 0 && i < n; i++) {
+        double total = 0;
+        for (int kind = 0; kind < N_SHAPE; kind++)
+            total += (shape[N_SHAPE * i + kind] - usual[kind]) / deviation[kind] * SIGNS[kind];
+        sums[i + 1] = sums[i] + (isnan(log_odds[i]) ? 0 : total / N_SHAPE);
+        n_known[i + 1] = n_known[i] + !isnan(log_odds[i]);
+    }
+    for (int64_t i = 0; result == 0 && i < n; i++) {
+        int64_t low = at_least(0, i - reach), high = i + reach + 1 < n ? i + reach + 1 : n;
+        double mean = (sums[high] - sums[low]) / (double)at_least(1, n_known[high] - n_known[low]);
+        mean = mean < -MOST_SHAPE ? -MOST_SHAPE : mean > MOST_SHAPE ? MOST_SHAPE : mean;
+        out[i] = log_odds[i] - host[1] * (gc[i] - host[0]) + weight * mean;
+    }
+    free(sums);
+    free(n_known);
+    return result;
+}
 
 /* log(exp(a) + exp(b)) */
 static double log_sum(double a, double b) {

@@ -12,7 +12,6 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, compress, groupby
-from math import isnan
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -108,11 +107,11 @@ class Maker:
         """Search the records for regions, if the run asks for it."""
         if self.finder is None:
             return scored
-        found = {}
-        for place in long_enough(scored.records):
-            if not isnan(scored.log_odds[place]):
-                of_other, of_virus = self.finder.find(scored.records.at(place), (False, True))
-                found[place] = of_other, of_virus
+        has_score = ~np.isnan(scored.log_odds)
+        places = [place for place in long_enough(scored.records) if has_score[place]]
+        records = [scored.records.at(place) for place in places]
+        each = self.finder.find(records, [(False, True)] * len(places))
+        found = {place: (no, yes) for place, (no, yes) in zip(places, each, strict=True)}
         return replace(scored, found=found)
 
     def call(self, scored: ScoredRecords) -> CalledRecords:
