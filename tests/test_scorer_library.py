@@ -231,11 +231,9 @@ def test_common_words_are_those_of_plain_python(left: str, right: str, n_shared:
 @given(
     st.text("AC", max_size=300),
     st.lists(st.text("AC", min_size=12, max_size=14), max_size=5),
-    st.sampled_from([0, 999_972, 999_975]),  # within a row of A
 )
-def test_words_are_counted_as_python_counts_them(text: str, words: list[str], before: int) -> None:
-    """Over the edge of a million bases, which are read at once, too."""
-    text = before * "G" + "A" * 50 + text + "".join(words) * 2
+def test_words_are_counted_as_python_counts_them(text: str, words: list[str]) -> None:
+    text = "A" * 50 + text + "".join(words) * 2
     words += [*map(reverse_complement, words), "A" * 12]  # does not lie on itself
     counts = landmarks._count(words, text).tolist()
     assert counts == [text.count(word) for word in words]

@@ -84,7 +84,7 @@ _SIGNATURES = {
     "viral_path": (*_ITEMS, _BYTES, _VALUES),
     "log_likelihoods": (*_ITEMS, _VALUES, c_int64, c_double, c_double, _VALUES),
     "common_words": (_BYTES, c_int64, _BYTES, c_int64, c_int64, c_int64, _COUNTS, _COUNTS),
-    "count_words": (_BYTES, c_int64, c_int64, _BYTES, _COUNTS, c_int64, _COUNTS, _COUNTS),
+    "count_words": (_BYTES, c_int64, _BYTES, _COUNTS, c_int64, _COUNTS),
     "equal_words": (_BYTES, c_int64, _BYTES, c_int64, c_int64, _COUNTS),
     "find_peptides": (_BYTES, c_int64, _BYTES, c_int64, c_int64, _COUNTS, _COUNTS),
     "open_words": (_BYTES, _Arrays(np.uint16), c_int64, _Arrays(np.int32), _BYTES, _COUNTS),

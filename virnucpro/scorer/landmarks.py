@@ -275,14 +275,10 @@ def _not_elsewhere(
 
 def _count(words: Sequence[str], sequence: str) -> Counts:
     """Count the non-overlapping occurrences of each word, on the given strand only. -> (n,)"""
-    of_words, n = _letters_of("".join(words)), len(words)
+    of_words, text = map(_letters_of, ("".join(words), sequence))
     lengths = np.array([len(word) for word in words], dtype=np.int64)
-    ends, counts = np.zeros((2, n), dtype=np.int64)
-    for first in range(0, len(sequence), _BASES_AT_ONCE):
-        text = _letters_of(sequence[first : first + _BASES_AT_ONCE + int(lengths.max())])
-        numbers = of_words, lengths, n, ends, counts
-        call("count_words", text, len(text), _BASES_AT_ONCE, *numbers)
-        ends = np.maximum(0, ends - _BASES_AT_ONCE)
+    counts = np.zeros(len(words), dtype=np.int64)
+    call("count_words", text, len(text), of_words, lengths, len(words), counts)
     return counts
 
 

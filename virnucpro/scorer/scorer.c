@@ -2428,29 +2428,27 @@ int find_peptides(const uint8_t *digits, int64_t n, const uint8_t *table, int64_
     return 0;
 }
 
-/* Add to counts how often each word, of twelve letters or more, begins in the first n_first letters
- * of a text.
+/* Add to counts how often each word, of twelve letters or more, occurs in a text.
  *
- * Copies of one word do not overlap: `ends` has the first place where the next may begin, also for
- * the text that follows. Some eight letters of a word always begin at a multiple of five, so only
- * these places of the text are searched. */
-int count_words(const uint8_t *text, int64_t n, int64_t n_first, const uint8_t *words,
-                const int64_t *lengths, int64_t n_words, int64_t *ends, int64_t *counts) {
+ * Copies of one word do not overlap. Some eight letters of a word always begin at a multiple of
+ * five, so only these places of the text are searched. */
+int count_words(const uint8_t *text, int64_t n, const uint8_t *words, const int64_t *lengths,
+                int64_t n_words, int64_t *counts) {
     enum { EVERY = 5 };
     const uint64_t multiplier = UINT64_C(0x9E3779B97F4A7C15);
     uint8_t *is_part = calloc(1 << 13, 1); /* a bit for each hash of eight letters */
+    int64_t *ends = calloc(n_words + 1, sizeof(int64_t)); /* first places where each may begin */
+    int is_short = !is_part || !ends;
     const uint8_t *word = words;
     uint64_t eight, of_word, hash;
-    if (!is_part)
-        return -1;
-    for (int64_t i = 0; i < n_words; word += lengths[i++]) {
+    for (int64_t i = 0; !is_short && i < n_words; word += lengths[i++]) {
         for (int first = 0; first < EVERY; first++) {
             memcpy(&eight, word + first, 8);
             hash = eight * multiplier >> 48;
             is_part[hash >> 3] |= 1 << (hash & 7);
         }
     }
-    for (int64_t place = 0; place + 8 <= n; place += EVERY) {
+    for (int64_t place = 0; !is_short && place + 8 <= n; place += EVERY) {
         memcpy(&eight, text + place, 8);
         hash = eight * multiplier >> 48;
         if (!(is_part[hash >> 3] >> (hash & 7) & 1))
@@ -2459,15 +2457,16 @@ int count_words(const uint8_t *text, int64_t n, int64_t n_first, const uint8_t *
         for (int64_t i = 0; i < n_words; word += lengths[i++])
             for (int64_t start = place - EVERY + 1; start <= place; start++) {
                 memcpy(&of_word, word + (place - start), 8); /* a cheap test, mostly false */
-                if (of_word == eight && start >= ends[i] && start < n_first &&
-                    start + lengths[i] <= n && memcmp(word, text + start, lengths[i]) == 0) {
+                if (of_word == eight && start >= ends[i] && start + lengths[i] <= n &&
+                    memcmp(word, text + start, lengths[i]) == 0) {
                     counts[i]++;
                     ends[i] = start + lengths[i];
                 }
             }
     }
     free(is_part);
-    return 0;
+    free(ends);
+    return is_short ? -1 : 0;
 }
 
 /* Rows of tables */
