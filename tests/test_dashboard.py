@@ -84,6 +84,12 @@ def test_the_line_has_all_the_facts(log):
     assert "elapsed 0:00:0" in line and "remaining 0:00:0" in line
 
 
+def test_a_device_that_does_not_report_its_memory_has_none_in_the_line(log):
+    log(WorkerReady("node7 cuda:0", "an H200", Memory(0, 0)))
+    assert "node7 cuda:0 0 shards " in log.figures.line
+    assert log.figures.line.count("memory unknown") == 1
+
+
 def test_the_dashboard_begins_with_the_total_and_has_a_row_per_device(log):
     rows = [line.split() for line in drawn(log).splitlines()]
     assert [row[0] for row in rows] == ["total", "4/6", "device", "cuda:0", "cuda:1"]

@@ -78,6 +78,14 @@ def whole(tmp_path_factory) -> Path:
     return folder / "run"
 
 
+def test_a_run_that_was_planned_for_several_machines_is_joined_with_no_embed_or_without(whole):
+    for number, changes in enumerate(({}, {"no_embed": True})):
+        joined = whole.parent / f"planned{number}"
+        predict(whole.parent / "in.fa", to=joined, plan_only=True)
+        predict(whole.parent / "in.fa", to=joined, resume=True, **changes)
+        assert tables_of(joined) == tables_of(whole)
+
+
 def scores(folder: Path) -> dict[str, str]:
     return {row["record"]: row["virus_score"] for row in rows(folder / "predictions.tsv")}
 

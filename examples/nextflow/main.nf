@@ -86,6 +86,6 @@ workflow {
     fasta = file(params.input, checkIfExists: true)
     run = file(params.run).toAbsolutePath().toString()
     planned = PLAN(fasta, run, params.options)
-    worked = WORK(planned, Channel.of(1..params.parts as int), params.parts, params.work_options)
+    worked = WORK(planned, Channel.of(1..(params.parts as int)), params.parts, params.work_options)
     MERGE(fasta, run, params.options, worked.collect())
 }

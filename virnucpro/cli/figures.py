@@ -267,6 +267,8 @@ def _amount(stage: Progress) -> str:
 
 
 def _memory_text(memory: Memory) -> str:
+    if not memory.total:
+        return "unknown"
     return f"{memory.used / _GIB:.1f}/{memory.total / _GIB:.1f} GiB"
 
 

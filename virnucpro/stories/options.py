@@ -259,7 +259,7 @@ class PredictOptions(CutOptions, RunOptions):
     def given_to_embed(self) -> list[str]:
         """The options that make a run embed without naming a model."""
         names = names_of(EngineOptions, CacheOptions) - {"workers"}
-        names |= {"no_embed", "executor", "executor_config", "embed", "head"}
+        names |= {"executor", "executor_config", "embed", "head"}
         typed = map(flag, names.intersection(self.typed))
         calls = ["--calls head"] if self.calls == "head" else []
         return sorted({*typed, *given_of(self, names), *calls})
