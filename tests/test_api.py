@@ -17,6 +17,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import get_type_hints
 
+import h5py
 import numpy as np
 import psutil
 import pytest
@@ -235,6 +236,13 @@ def test_features_are_those_of_the_index_by_id_with_copies(make_config, repeated
     expected = vectors(config.output)
     assert len(pairs) == len(dict(pairs)) == len(expected) == 90
     assert all(np.array_equal(vector, expected[name]) for name, vector in pairs)
+
+
+def test_vectors_are_read_while_the_same_file_is_open_in_this_process(make_config, tiny, contigs):
+    config = make_config(contigs)
+    run_inline(config, tiny.head)
+    with h5py.File(config.output / "features.h5") as h5:
+        assert len(dict(virnucpro.read_features(config.output))) == len(h5["ids"])
 
 
 def test_vectors_come_in_batches_whatever_files_they_are_in(make_config, repeated, monkeypatch):

@@ -33,7 +33,7 @@
 set -euo pipefail
 
 if (($# < 1)); then
-    echo "usage: sbatch --array=1-N $0 DIR [OPTION ...]" >&2
+    echo "usage: sbatch --array=1-N predict_array.sh DIR [OPTION ...]" >&2
     exit 64
 fi
 

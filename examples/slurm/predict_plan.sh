@@ -23,7 +23,7 @@
 set -euo pipefail
 
 if (($# < 2)); then
-    echo "usage: sbatch $0 INPUT DIR OPTION ..." >&2
+    echo "usage: sbatch predict_plan.sh INPUT DIR OPTION ..." >&2
     exit 64
 fi
 

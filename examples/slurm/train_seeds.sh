@@ -27,7 +27,7 @@
 set -euo pipefail
 
 if (($# < 2)); then
-    echo "usage: sbatch $0 MANIFEST OUTPUT_DIR [OPTION ...]" >&2
+    echo "usage: sbatch train_seeds.sh MANIFEST OUTPUT_DIR [OPTION ...]" >&2
     exit 64
 fi
 manifest=$1 output=$2

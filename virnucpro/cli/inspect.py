@@ -203,7 +203,8 @@ def summary(
 ) -> None:
     """Print a table about trainings: mean and standard deviation of their held-out figures.
 
-    The figures come from held_out.tsv and gain.tsv, for every folder and every seed in it.
+    The figures come from gain.tsv, for every folder and every seed in it, and of several folders
+    also from held_out.tsv.
 
     Example: virnucpro summary model_1/ model_2/ model_3/
     """

@@ -196,11 +196,17 @@ def new_hdf5() -> h5py.File:
 
 
 def open_features(path: Path) -> h5py.File:
-    """Open a whole file without a lock: it never changes, and some file systems have no locks."""
+    """Open a whole file without a lock: it never changes, and some file systems have no locks.
+
+    HDF5 opens a file that is open in this process already only with the same choice of locks.
+    """
     import h5py
 
     _refuse_pipe(path)
-    return h5py.File(path, "r", locking=False)
+    try:
+        return h5py.File(path, "r", locking=False)
+    except OSError:
+        return h5py.File(path, "r")
 
 
 def _refuse_pipe(path: Path) -> None:
