@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 import typer
-from runs import assert_gone, hear_signals, wait_until
+from forked import run_command, start
+from runs import assert_gone, wait_until
 
 from virnucpro.cli import exits as module
 from virnucpro.cli import main as main_module
@@ -130,41 +131,43 @@ def test_a_stopped_process_that_was_forgotten_does_not_keep_the_program_from_end
     assert_gone(int(ended.stdout))
 
 
-@pytest.mark.parametrize(("is_disowned", "exit_code"), [(False, 143), (True, 0)])
-def test_a_closed_terminal_ends_the_run_unless_it_was_disowned(
-    tiny, tmp_path, is_disowned, exit_code
-):
+def in_the_terminal(words: list[str]) -> None:
+    """A command as the first process of the terminal that it has as its standard streams."""
+    os.setsid()
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    run_command(words)
+
+
+def disowned_in_the_terminal(words: list[str]) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    in_the_terminal(words)
+
+
+@pytest.mark.parametrize(
+    ("run", "exit_code"), [(in_the_terminal, 143), (disowned_in_the_terminal, 0)]
+)
+def test_a_closed_terminal_ends_the_run_unless_it_was_disowned(tiny, tmp_path, run, exit_code):
     """Without a reader for the dashboard, the warnings and the summary, the exit code is true."""
     output, (parent, child) = tmp_path / "run", pty.openpty()
-
-    def take_the_terminal() -> None:
-        hear_signals()
-        if is_disowned:
-            signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-
-    command = [
-        *(sys.executable, "-m", "virnucpro", "predict", "-i", EXAMPLE, "-o", output),
+    process = start(
+        *("predict", "-i", EXAMPLE, "-o", output),
         *("--model", tiny.model, "--head", tiny.head_file, "--device", "cpu", "--workers", "1"),
-    ]
-    process = subprocess.Popen(
-        command,
-        stdin=child,
-        stdout=child,
-        stderr=child,
-        env={**os.environ, "TERM": "xterm", "PYTHONUNBUFFERED": ""},
-        start_new_session=True,
-        preexec_fn=take_the_terminal,
+        streams=[child, child, child],
+        env={**os.environ, "TERM": "xterm"},
+        run=run,
     )
     os.close(child)
     log = output / "virnucpro.log"
     try:
-        wait_until(lambda: process.poll() or (log.exists() and "CPU, up to" in log.read_text()))
+        wait_until(
+            lambda: not process.is_alive() or (log.exists() and "CPU, up to" in log.read_text())
+        )
         os.close(parent)
-        assert process.wait(timeout=300) == exit_code
+        process.join(120)
+        assert process.exitcode == exit_code
     finally:
         process.kill()
-        process.wait()
+        process.join()
 
 
 def test_an_interrupt_before_a_command_began_is_reported_too(monkeypatch, capsys):
