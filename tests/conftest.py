@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import random
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -106,6 +109,26 @@ def random_layers(rng: np.random.Generator, *sizes: int) -> tuple[Layer, ...]:
         )
         for n_in, n_out in pairwise(sizes)
     )
+
+
+@pytest.fixture(scope="session")
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Make a folder that no test changes: the first tester makes it, the others wait for it."""
+    ours = tmp_path_factory.getbasetemp()
+    common = ours.parent if "PYTEST_XDIST_WORKER" in os.environ else ours
+
+    def once(name: str, make: Callable[[Path], None]) -> Path:
+        with (common / f"{name}.made").open("a+") as made:
+            fcntl.flock(made, fcntl.LOCK_EX)
+            made.seek(0)
+            folder = made.read()
+            if not folder:
+                folder = tempfile.mkdtemp(prefix=name, dir=common)
+                make(Path(folder))
+                made.write(folder)
+        return Path(folder)
+
+    return once
 
 
 @pytest.fixture(scope="session")

@@ -6,10 +6,7 @@ import math
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -119,9 +116,12 @@ cases = pytest.mark.parametrize(("task", "cut"), CASES, ids=str)
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory) -> Path:
+def trained(made_once) -> Path:
     """For each task and cut one step (``TASK_once/CUT``), and a training (``TASK/CUT``)."""
-    root = tmp_path_factory.mktemp("cuts")
+    return made_once("cuts", train_every_cut)
+
+
+def train_every_cut(root: Path) -> None:
     once = settings(batch_size=48, epochs=1, warmup_epochs=0)
     kinds = [
         kind
@@ -139,7 +139,6 @@ def trained(tmp_path_factory) -> Path:
     run_here(*map(WHOLE.of, kinds), *here)
     fp16 = Training(root / "fp16", settings(precision="fp16"))
     run_on_two(*halved, Cut(2, 1).of(fp16), OVER_TWO.of(fp16))
-    return root
 
 
 # the roundings of a gradient are those of the forward pass, three times (see test_esm2_model)
@@ -318,9 +317,9 @@ def test_a_checkpoint_that_is_none_of_this_training_or_damaged_is_refused(undist
     assert "another --output-dir" in caught.value.hint
 
 
-def wait_for_an_epoch(folder: Path, has_ended: Callable[[], bool]) -> list[psutil.Process]:
-    """-> the processes of the training"""
-    wait_until(lambda: (folder / "checkpoints" / "epoch_0001.pt").exists() or has_ended())
+def wait_until_it_hangs(folder: Path, parent: Beside) -> list[psutil.Process]:
+    """Wait for the second epoch, in which nothing is sent. -> the processes of the training"""
+    wait_until(lambda: (folder / "hanging").exists() or parent.returncode is not None)
     family = [psutil.Process(int(path.name)) for path in (folder / "processes").iterdir()]
     assert len(family) == 2
     return family
@@ -328,20 +327,17 @@ def wait_for_an_epoch(folder: Path, has_ended: Callable[[], bool]) -> list[psuti
 
 def test_ctrl_c_ends_all_processes_at_once(tmp_path):
     parent = Beside(tmp_path, "hanging", run=trainings.main)
-    family = wait_for_an_epoch(tmp_path, lambda: parent.returncode is not None)
+    family = wait_until_it_hangs(tmp_path, parent)
     os.kill(parent.process.pid, signal.SIGINT)
     assert "KeyboardInterrupt" in parent.said(10)
     assert_all_gone(family)
 
 
 def test_a_kill_of_the_parent_ends_all_processes_and_the_training_goes_on(trained, tmp_path):
-    """These processes are not forked: it is the kernel that ends them."""
-    code = f"import trainings; trainings.main((trainings.Path({str(tmp_path)!r}), 'hanging'))"
-    environment = {**os.environ, "PYTHONPATH": str(Path(trainings.__file__).parent)}
-    parent = subprocess.Popen([sys.executable, "-c", code], env=environment)
-    family = wait_for_an_epoch(tmp_path, lambda: parent.poll() is not None)
-    parent.kill()
-    parent.wait()
+    parent = Beside(tmp_path, "hanging", run=trainings.main)
+    family = wait_until_it_hangs(tmp_path, parent)
+    parent.process.kill()
+    parent.said()
     assert_all_gone(family)
     again = run_on_two(Training(tmp_path, settings(batch_size=8)))
     folder = trained / "labels" / str(Cut(2, 1))

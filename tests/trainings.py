@@ -147,6 +147,7 @@ class Training:
             case "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
             case "hanging":
+                (self.folder / "hanging").touch()
                 Event().wait()
             case "full disk":
                 raise OSError(28, "No space left on device", str(self.folder / "epoch_2"))
