@@ -124,6 +124,12 @@ class Records(NamedTuple):
         ]
         return self._replace(ids=ids, headers=headers)
 
+    def with_mate(self, mate: int) -> Records:
+        """Add ``/1`` or ``/2`` to the ids, unless they end so."""
+        return self.with_ids(
+            [name if name.endswith(("/1", "/2")) else f"{name}/{mate}" for name in self.ids]
+        )
+
     def qualified(self, prefix: str, unprefixed: Container[str]) -> Records:
         """Prefix the ids, except those in ``unprefixed``; ``own_id`` keeps the original."""
         ids = [name if name in unprefixed else prefix + name for name in self.ids]

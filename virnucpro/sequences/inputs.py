@@ -36,7 +36,6 @@ from virnucpro.sequences.fasta import (
     list_others,
     parsed,
     read_blocks,
-    with_mate,
 )
 
 _STDIN, _STDIN_NAME = Path("-"), "standard input"
@@ -139,7 +138,7 @@ class InputFile:
         self.check_unchanged()
         path = Path(self.path)
         for block in read_blocks(path, self.name, None, self.sample, span, streams):
-            yield with_mate(block, self.mate) if self.mate else block
+            yield block.with_mate(self.mate) if self.mate else block
         self.check_unchanged()
 
     def spans(self, least: int) -> tuple[list[Span], int]:

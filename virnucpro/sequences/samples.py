@@ -29,7 +29,6 @@ from virnucpro.sequences.fasta import (
     Streams,
     is_name_of_reads,
     parsed,
-    qualified,
     stem_of,
 )
 from virnucpro.sequences.inputs import InputFile, listed
@@ -209,7 +208,7 @@ class RunIds:
         if not self.is_qualified:
             return blocks
         replaced = self.replaced if file.generation else frozenset[str]()
-        return (qualified(block, f"{file.sample}:", replaced) for block in blocks)
+        return (block.qualified(f"{file.sample}:", replaced) for block in blocks)
 
 
 def renamed(file: InputFile) -> Iterator[Records]:
