@@ -18,7 +18,7 @@ from virnucpro.sequences.translate import STANDARD, GeneticCode
 
 PAIRS = str.maketrans("ACGT", "TGCA")
 MOST_STRETCHES, LONG = 6, 20  # of a piece whose codons are counted; codons of those but one
-LETTERS = dict(zip(STANDARD.codons, STANDARD.letters, strict=True))
+LETTERS = STANDARD.meanings
 TETRA = ["".join(word) for word in product("ACGT", repeat=4)]
 Stretch = tuple[int, int, int]  # codons, strand, start on the strand
 

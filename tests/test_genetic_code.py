@@ -20,7 +20,7 @@ from virnucpro.sequences.translate import (
     translate_six_frames,
 )
 
-SENSE = [c for c, x in zip(STANDARD.codons, STANDARD.letters, strict=True) if x != "*"]
+SENSE = [c for c, x in STANDARD.meanings.items() if x != "*"]
 AT_RICH = [1 + 2 * sum(base in "AT" for base in codon) for codon in SENSE]
 
 
@@ -42,7 +42,7 @@ def test_the_codes_are_those_of_ncbi_but_for_codes_whose_codons_have_two_meaning
     assert set(GENETIC_CODES) == NCBI.keys() - ambiguous
     for number in GENETIC_CODES:
         code = GeneticCode.of(number)
-        meanings = dict(zip(code.codons, code.letters, strict=True))
+        meanings = code.meanings
         stops = dict.fromkeys(NCBI[number].stop_codons, "*")
         assert meanings == NCBI[number].forward_table | stops, number
 
@@ -60,10 +60,10 @@ def test_the_bacterial_code_reads_as_the_standard_one() -> None:
 
 
 def test_a_synonym_means_in_the_standard_code_what_the_codon_means_in_its_own() -> None:
-    meaning = dict(zip(STANDARD.codons, STANDARD.letters, strict=True))
+    meaning = STANDARD.meanings
     for number in GENETIC_CODES:
         code = GeneticCode.of(number)
-        letters = dict(zip(code.codons, code.letters, strict=True))
+        letters = code.meanings
         for codon, synonym in code.standard_synonyms.items():
             assert meaning[synonym] == letters[codon] != meaning[codon]
 

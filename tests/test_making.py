@@ -35,7 +35,7 @@ def random_bases(random: Random, n_bases: int) -> str:
 
 def back_translated(random: Random, residues: str) -> str:
     codons: dict[str, list[str]] = {}
-    for codon, residue in zip(STANDARD.codons, STANDARD.letters, strict=True):
+    for codon, residue in STANDARD.meanings.items():
         codons.setdefault(residue, []).append(codon)
     return "".join(random.choice(codons[residue]) for residue in residues)
 

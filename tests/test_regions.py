@@ -592,7 +592,7 @@ def test_a_provirus_counts_by_the_cut_and_is_noted_in_a_record_that_is_not_calle
 
 def test_genes_are_those_of_both_strands_with_the_log_odds_of_their_proteins():
     gene, scorer = open_dna(600, np.random.default_rng(8)), RegionFinder.embedded(11).scorer
-    letters = dict(zip(STANDARD.codons, STANDARD.letters, strict=True))
+    letters = STANDARD.meanings
     stops = "TAACTAACTAATTAGTTAGTTA"  # in all frames of both strands
     for is_turned, turned in enumerate((gene, reverse_complement(gene))):
         sequence = stops + turned + stops

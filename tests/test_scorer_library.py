@@ -88,7 +88,7 @@ def words_in(text: str) -> set[str]:
     """All words that any frame of a text may spell in any code."""
     found = set()
     for code in map(GeneticCode.of, GENETIC_CODES):
-        letters = dict(zip(code.codons, code.letters, strict=True))
+        letters = code.meanings
         bases = letters_of(text)
         for strand in (bases, reverse_complement(bases)):
             for frame in range(3):

@@ -50,7 +50,7 @@ Residues = NDArray[np.uint8]
 Numbers = NDArray[np.int64]
 
 RESIDUE_OF_CODE = np.full(N_CODES, NO_RESIDUE, dtype=np.uint8)
-for _codon, _residue in zip(STANDARD.codons, STANDARD.letters, strict=True):
+for _codon, _residue in STANDARD.meanings.items():
     if _codon not in STANDARD.stops:
         RESIDUE_OF_CODE[code_of(_codon)] = AMINO_ACIDS.index(_residue)
 

@@ -150,7 +150,7 @@ def ribosomal_rna(sequence: str) -> list[int]:
 def _letters(code: GeneticCode) -> bytes:
     """The residue letter of each codon code; X if it has none. (256,)"""
     letters = bytearray(b"X" * 256)
-    for codon, letter in zip(code.codons, code.letters, strict=True):
+    for codon, letter in code.meanings.items():
         letters[code_of(codon)] = ord(letter)
     return bytes(letters)
 

@@ -149,13 +149,16 @@ def _hashes_of(sequence: str) -> _Hashes:
         base = bases[place : place + n_words]
         forward |= base << np.uint64(2 * (K - 1 - place))
         backward |= (np.uint64(3) - base) << np.uint64(2 * place)
-    hashes = _mixed(np.minimum(forward, backward)[is_whole])
+    hashes = mixed(np.minimum(forward, backward)[is_whole])
     return np.unique(hashes[hashes < np.uint64(2**64 // ONE_IN)].astype(np.uint32))
 
 
-def _mixed(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Spread words over all hashes: the finaliser of SplitMix64 (Steele et al. 2014)."""
+def mixed(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Spread words over all hashes: the finaliser of SplitMix64.
+
+    Steele, Lea and Flood 2014, doi:10.1145/2660193.2660195.
+    """
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed: NDArray[np.uint64] = words ^ (words >> np.uint64(31))
-    return mixed
+    hashes: NDArray[np.uint64] = words ^ (words >> np.uint64(31))
+    return hashes

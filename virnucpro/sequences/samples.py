@@ -16,6 +16,7 @@ from array import array
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +33,7 @@ from virnucpro.sequences.fasta import (
     stem_of,
 )
 from virnucpro.sequences.inputs import InputFile, listed
+from virnucpro.sequences.kmers import mixed
 
 _LONGEST = 100  # bytes of the longest name
 _ALLOWED = "._-+"
@@ -217,43 +219,35 @@ def renamed(file: InputFile) -> Iterator[Records]:
     A number is skipped if a record of the file already has that id. Memory holds 8 bytes per record
     (17 while they are sorted), and 12 per id that occurs more than once.
     """
-    ids = _DuplicatedIds(file)
+    of_file = array("Q")
     for records in parsed(file.blocks()):
-        yield records.with_ids(ids.next_of(records.ids))
+        of_file.frombytes(id_digests(records.ids).tobytes())
+    digests = np.sort(np.frombuffer(of_file, dtype=np.uint64))
+    del of_file
+    repeated = repeats_in(digests)
+    numbers = np.ones(len(repeated), dtype=np.uint32)  # the next one of each repeated id
+    for records in parsed(file.blocks()):
+        ids, some = list(records.ids), id_digests(records.ids)
+        places = np.searchsorted(repeated, some)
+        for row in np.flatnonzero(np.isin(some, repeated)).tolist():
+            name, place = ids[row], places[row]
+            while numbers[place] > 1 and _occurs(f"{name}_{numbers[place]}", digests):
+                numbers[place] += 1
+            ids[row] = name if numbers[place] == 1 else f"{name}_{numbers[place]}"
+            numbers[place] += 1
+        yield records.with_ids(ids)
 
 
-class _DuplicatedIds:
-    """The ids that occur more than once in a file, and how often each has occurred so far."""
+def _occurs(record_id: str, digests: NDArray[np.uint64]) -> bool:
+    """Whether the digest of an id is among these, which are sorted."""
+    [digest] = id_digests([record_id])
+    place = int(np.searchsorted(digests, digest))
+    return place < len(digests) and bool(digests[place] == digest)
 
-    def __init__(self, file: InputFile) -> None:
-        digests = array("Q")
-        for records in parsed(file.blocks()):
-            digests.frombytes(id_digests(records.ids).tobytes())
-        self._all = np.sort(np.frombuffer(digests, dtype=np.uint64))
-        self._twice = np.unique(self._all[1:][self._all[1:] == self._all[:-1]])
-        self._numbers = np.zeros(len(self._twice), dtype=np.uint32)
 
-    def next_of(self, ids: Sequence[str]) -> list[str]:
-        """The new ids of the next records, which have ``ids`` in their file."""
-        numbered, digests = list(ids), id_digests(ids)
-        places = np.searchsorted(self._twice, digests)
-        for row in np.flatnonzero(np.isin(digests, self._twice)).tolist():
-            numbered[row] = self._numbered(ids[row], int(places[row]))
-        return numbered
-
-    def _numbered(self, record_id: str, place: int) -> str:
-        """The new id of the next record with this repeated id, which has the index ``place``."""
-        self._numbers[place] += 1
-        if self._numbers[place] == 1:
-            return record_id
-        while self._is_in_file(new_id := f"{record_id}_{self._numbers[place]}"):
-            self._numbers[place] += 1
-        return new_id
-
-    def _is_in_file(self, record_id: str) -> bool:
-        [digest] = id_digests([record_id])
-        place = int(np.searchsorted(self._all, digest))
-        return place < len(self._all) and bool(self._all[place] == digest)
+def repeats_in(ordered: NDArray[Any]) -> NDArray[Any]:
+    """The values that occur more than once in sorted ones, each once."""
+    return np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
 
 
 def id_digests(ids: Sequence[str]) -> NDArray[np.uint64]:
@@ -282,13 +276,5 @@ def id_digests(ids: Sequence[str]) -> NDArray[np.uint64]:
 
 
 def _weights(first: int, end: int) -> NDArray[np.uint64]:
-    """Numbers ``first`` to ``end`` of the generator SplitMix64 with seed 0. (end - first,)
-
-    Steele, Lea and Flood 2014, doi:10.1145/2660193.2660195.
-    """
-    states = np.arange(first + 1, end + 1, dtype=np.uint64)
-    z: NDArray[np.uint64] = states * np.uint64(0x9E3779B97F4A7C15)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    z ^= z >> np.uint64(31)
-    return z
+    """Numbers ``first`` to ``end`` of the generator SplitMix64 with seed 0. (end - first,)"""
+    return mixed(np.arange(first + 1, end + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))

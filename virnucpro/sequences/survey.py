@@ -24,7 +24,7 @@ from virnucpro.ground.log import LOGGER, announce, counted, printable
 from virnucpro.ground.records import FastaRecord, Records
 from virnucpro.sequences.fasta import guess_input_type, parsed
 from virnucpro.sequences.inputs import InputFile, announce_reads, hashed
-from virnucpro.sequences.samples import id_digests, renamed
+from virnucpro.sequences.samples import id_digests, renamed, repeats_in
 
 _IDS_AT_ONCE = 1000  # ids looked up at once
 _TRIED = 1000  # shared digests that are searched for: they cannot all be collisions
@@ -249,9 +249,4 @@ def _sort_and_compare(digests: array[int], first: int = 0) -> NDArray[np.int64]:
     """Sort the digests from ``first`` on in place; return the repeated ones, each once."""
     ordered = np.frombuffer(digests, dtype=np.int64)[first:]
     ordered.sort()
-    return _neighbours(ordered)
-
-
-def _neighbours(ordered: NDArray[np.int64]) -> NDArray[np.int64]:
-    repeats = ordered[1:][ordered[1:] == ordered[:-1]]
-    return np.concatenate([repeats[:1], repeats[1:][repeats[1:] != repeats[:-1]]])
+    return repeats_in(ordered)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,12 +19,12 @@ from virnucpro.ground.config import Recipe, Status
 from virnucpro.ground.errors import UsageError
 from virnucpro.ground.records import FastaRecord, Orf, Records, reverse_complement
 from virnucpro.sequences.fasta import find_invalid, is_of_type
+from virnucpro.sequences.kmers import BASE_DIGITS
 
 # Genetic codes by NCBI's numbers, from ncbi.nlm.nih.gov/Taxonomy/Utils/wprintgc.cgi. Codes 27, 28
 # and 31 are left out: in them, the context decides whether a codon is a residue or a stop.
 
 STOP = "*"
-_CODONS = tuple(a + b + c for a in "ACGT" for b in "ACGT" for c in "ACGT")
 _LETTERS = "KNKNTTTTRSRSIIMIQHQHPPPPRRRRLLLLEDEDAAAAGGGGVVVV*Y*YSSSS*CWCLFLF"  # a letter per codon
 _DIFFERENCES = {  # NCBI's number -> codons with another meaning than in the standard code
     1: "",
@@ -60,14 +60,18 @@ class GeneticCode:
     """A genetic code: a letter for each of the 64 codons, in the order AAA, AAC, AAG, AAT ..."""
 
     number: int
-    codons: tuple[str, ...]
-    letters: tuple[str, ...]  # * is a stop
+    letters: str  # * is a stop
+
+    codons: ClassVar = tuple(a + b + c for a in "ACGT" for b in "ACGT" for c in "ACGT")
+
+    @property
+    def meanings(self) -> dict[str, str]:
+        """The letter of each codon."""
+        return dict(zip(self.codons, self.letters, strict=True))
 
     @property
     def stops(self) -> tuple[str, ...]:
-        return tuple(
-            codon for codon, letter in zip(self.codons, self.letters, strict=True) if letter == STOP
-        )
+        return tuple(codon for codon, letter in self.meanings.items() if letter == STOP)
 
     @staticmethod
     @cache
@@ -81,9 +85,9 @@ class GeneticCode:
                 f"--genetic-code is {number}, which is not an NCBI code with one meaning per codon",
                 hint=f"choose one of {', '.join(map(str, GENETIC_CODES))}",
             )
-        letters = dict(zip(_CODONS, _LETTERS, strict=True))
-        letters |= {change[:3]: change[3] for change in _DIFFERENCES[number].split()}
-        return GeneticCode(number, _CODONS, tuple(letters.values()))
+        meanings = GeneticCode(number, _LETTERS).meanings
+        meanings |= {change[:3]: change[3] for change in _DIFFERENCES[number].split()}
+        return GeneticCode(number, "".join(meanings.values()))
 
     @property
     def standard_synonyms(self) -> dict[str, str]:
@@ -94,10 +98,10 @@ class GeneticCode:
         >>> GeneticCode.of(4).standard_synonyms, GeneticCode.of(6).standard_synonyms
         ({'TGA': 'TGG'}, {'TAA': 'CAA', 'TAG': 'CAG'})
         """
-        synonyms = {}
-        for codon, letter, usual in zip(self.codons, self.letters, _LETTERS, strict=True):
-            if letter not in (usual, STOP):
-                same = [c for c, x in zip(_CODONS, _LETTERS, strict=True) if x == letter]
+        synonyms, usual = {}, STANDARD.meanings
+        for codon, letter in self.meanings.items():
+            if letter not in (usual[codon], STOP):
+                same = [synonym for synonym in usual if usual[synonym] == letter]
                 synonyms[codon] = min(same, key=lambda synonym: _n_changes(codon, synonym))
         return synonyms
 
@@ -153,13 +157,10 @@ def _codon_tables(code: GeneticCode) -> tuple[bytes, bytes, bytes]:
     The number of a codon with the digits a, b, c is 25a + 5b + c. Any letter but ACGTU has the
     digit 4, and a codon with such a letter has the residue 0.
     """
-    digits = np.full(256, 4, dtype=np.uint8)
-    for digit, base in enumerate("ACGT"):
-        digits[[ord(base), ord(base.lower())]] = digit
-    digits[[ord("U"), ord("u")]] = digits[ord("T")]
+    digits = np.minimum(BASE_DIGITS, 4).astype(np.uint8)
     forward = np.zeros(256, dtype=np.uint8)  # 125 are used; bytes.translate wants 256
     reverse = np.zeros(256, dtype=np.uint8)
-    for codon, letter in zip(code.codons, code.letters, strict=True):
+    for codon, letter in code.meanings.items():
         a, b, c = (int(digits[ord(base)]) for base in codon)
         forward[25 * a + 5 * b + c] = ord(letter)
         reverse[25 * (3 - c) + 5 * (3 - b) + (3 - a)] = ord(letter)
