@@ -40,7 +40,7 @@ from virnucpro.ground.log import LOGGER, counted, printable
 from virnucpro.ground.records import FastaRecord
 from virnucpro.ground.tree import Tree
 from virnucpro.learning.options import ManifestOptions
-from virnucpro.sequences.fasta import find_invalid, read_fasta, unpacking
+from virnucpro.sequences.fasta import find_invalid, read_fasta, reading
 from virnucpro.sequences.inputs import InputFile
 
 _NEEDED = ("path", "label", "group")
@@ -326,7 +326,7 @@ def read_lines(path: Path, on_block: OnBlock | None) -> Iterator[tuple[int, str]
     """Yield the lines that are not blank, with their numbers."""
     try:
         with (
-            unpacking(path, printable(path)),
+            reading(path),
             io.TextIOWrapper(open_binary(path, on_block), encoding="utf-8-sig") as lines,
         ):
             for number, line in enumerate(lines, start=1):

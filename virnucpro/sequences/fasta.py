@@ -98,12 +98,10 @@ def list_fasta(path: Path) -> list[Path]:
     Raises:
         InputMissingError: nothing is there, or the folder cannot be read or has no such file.
     """
-    try:
+    with reading(path):
         if not stat.S_ISDIR(path.stat().st_mode):
             return [path]
         files = [entry for entry in _files_in(path) if _suffix_of(entry.name)]
-    except OSError as error:
-        raise InputMissingError.cannot_open(path, error) from error
     if not files:
         raise InputMissingError(
             f"{printable(path)}: no FASTA or FASTQ file in this folder",
@@ -262,7 +260,7 @@ def read_blocks(
     """
     label = name or printable(path)
     streams = streams or Streams()
-    with unpacking(path, label), streams.at(path, label, on_block, span) as (handle, is_reads):
+    with reading(path, label), streams.at(path, label, on_block, span) as (handle, is_reads):
         text = _Text(handle, (span.end or sys.maxsize) - span.start)
         cut = (_cut_reads if is_reads else _cut)(text, label, span.n_lines)
         is_ranged = handle.seekable()
@@ -340,7 +338,7 @@ def find_spans(path: Path, name: str, least: int) -> tuple[list[Span], int]:
     spans, is_cut = [WHOLE], kind != "mates"
     start = n_lines = 0  # of the data; it begins with the last byte of the previous block
     last = b""
-    with unpacking(path, label), _open(path, label, None) as handle:
+    with reading(path, label), _open(path, label, None) as handle:
         while block := handle.read(_BLOCK):
             data = last + block
             while place := _find_record(
@@ -383,7 +381,7 @@ def kind_of_reads(path: Path, name: str = "") -> Literal["", "single", "mates"]:
         InputError, InputMissingError: as ``read_fasta``.
     """
     label = name or printable(path)
-    with unpacking(path, label), _open(path, label, None) as handle:
+    with reading(path, label), _open(path, label, None) as handle:
         if not _starts_as_reads(path, handle):
             return ""
         first = islice(_cut_reads(_Text(handle), label), 2)
@@ -410,7 +408,7 @@ def _mates_in_turn(blocks: Iterable[Records]) -> Iterator[Records]:
 
 
 @contextmanager
-def unpacking(path: Path, label: str) -> Iterator[None]:
+def reading(path: Path, label: str = "") -> Iterator[None]:
     """Convert errors from reading a file, plain or compressed, to ours.
 
     Raises:
@@ -419,19 +417,13 @@ def unpacking(path: Path, label: str) -> Iterator[None]:
     """
     try:
         yield
-    except (EOFError, zlib.error, lzma.LZMAError, zstd.ZstdError) as error:
-        raise _damaged(label, error) from error
-    except OSError as error:
-        if error.errno is None:  # gzip and bz2 report damage this way
-            raise _damaged(label, error) from error
-        raise InputMissingError.cannot_open(path, error) from error
-
-
-def _damaged(label: str, error: Exception) -> InputError:
-    return InputError(
-        f"{label}: cannot be decompressed: {error}",
-        hint="the file is truncated or damaged: copy or download it again",
-    )
+    except (OSError, EOFError, zlib.error, lzma.LZMAError, zstd.ZstdError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise InputMissingError.cannot_open(path, error, label) from error
+        raise InputError(  # gzip and bz2 report damage as an OSError without a number
+            f"{label or printable(path)}: cannot be decompressed: {error}",
+            hint="the file is truncated or damaged: copy or download it again",
+        ) from error
 
 
 def _open(path: Path, label: str, on_block: OnBlock | None) -> BinaryIO:

@@ -12,7 +12,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -36,6 +36,7 @@ from virnucpro.sequences.fasta import (
     list_others,
     parsed,
     read_blocks,
+    reading,
 )
 
 _STDIN, _STDIN_NAME = Path("-"), "standard input"
@@ -161,6 +162,16 @@ class InputFile:
         # half of a FASTQ file is qualities
         return sum(file.n_bytes >> is_read for file, is_read in zip(files, are_reads, strict=True))
 
+    @contextmanager
+    def opened(self) -> Iterator[BinaryIO]:
+        """Open the plain file.
+
+        Raises:
+            InputMissingError: it cannot be read.
+        """
+        with reading(Path(self.path), self.shown), open_plain(Path(self.path)) as handle:
+            yield handle
+
     def stamped(self) -> InputFile:
         """The same file with its stamp, after another process hashed it.
 
@@ -168,11 +179,8 @@ class InputFile:
             InputError: its content has changed.
             InputMissingError: it cannot be read.
         """
-        try:
-            with open_plain(Path(self.path)) as handle:
-                stamp = _Stamp.of(handle)
-        except OSError as error:
-            raise InputMissingError.cannot_open(Path(self.path), error, self.name) from error
+        with self.opened() as handle:
+            stamp = _Stamp.of(handle)
         if (stamp.n_bytes, stamp.modified_ns) != (self.n_bytes, self.modified_ns):
             self.check_unchanged()
         return replace(self, stamp=stamp)
@@ -183,12 +191,9 @@ class InputFile:
             InputError: its content has changed.
             InputMissingError: it cannot be read.
         """
-        try:
-            with open_plain(Path(self.path)) as handle:
-                stamp = _Stamp.of(handle)
+        with self.opened() as handle:
+            stamp = _Stamp.of(handle)
             has_changed = stamp != self.stamp and _sha256_at(self.path, stamp) != self.sha256
-        except OSError as error:
-            raise InputMissingError.cannot_open(Path(self.path), error, self.name) from error
         if has_changed:
             raise InputError(
                 f"{self.shown} changed during the run",
@@ -304,10 +309,8 @@ def _copy(file: InputFile, copies: Path) -> InputFile:
 
 def _opened(source: Path) -> AbstractContextManager[BinaryIO]:
     if source != _STDIN:
-        try:
+        with reading(source):
             return source.open("rb")
-        except OSError as error:
-            raise InputMissingError.cannot_open(source, error) from error
     if sys.stdin is None:
         raise InputMissingError("standard input is closed", hint="give a file with --input")
     return nullcontext(sys.stdin.buffer)
@@ -315,14 +318,10 @@ def _opened(source: Path) -> AbstractContextManager[BinaryIO]:
 
 def hashed(file: InputFile, on_bytes: Callable[[int], None] = lambda _: None) -> InputFile:
     """Hash a file and stamp it."""
-    path = Path(file.path)
-    try:
-        with path.open("rb") as handle:
-            stamp = _Stamp.of(handle)
-            digest = sha256_of(handle, on_bytes)
-            is_same = _Stamp.of(handle) == stamp
-    except OSError as error:
-        raise InputMissingError.cannot_open(path, error, file.name) from error
+    with file.opened() as handle:
+        stamp = _Stamp.of(handle)
+        digest = sha256_of(handle, on_bytes)
+        is_same = _Stamp.of(handle) == stamp
     if not is_same:
         raise InputError(
             f"{file.shown} changed while it was read",
@@ -456,11 +455,8 @@ def is_sheet(path: Path) -> bool:
     """
     if path.suffix.lower() not in _SEPARATORS or not path.is_file():
         return False
-    try:
-        with path.open("rb") as handle:
-            start = handle.read(4096)
-    except OSError as error:
-        raise InputMissingError.cannot_open(path, error) from error
+    with reading(path), path.open("rb") as handle:
+        start = handle.read(4096)
     return not start.removeprefix(b"\xef\xbb\xbf").lstrip().startswith((b">", b"@"))
 
 
