@@ -228,11 +228,10 @@ class Command(TyperCommand):
     A command with ``--input`` suggests it when a file has no option before it.
     """
 
+    format_help = _write_help
+
     def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - typer's or click's
         return _plain(super().get_params(ctx))
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - typer's or click's
-        _write_help(self, ctx, formatter)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ANN401 - typer's or click's
         return [re.sub("[{}]", "", piece) for piece in super().collect_usage_pieces(ctx)]
@@ -252,11 +251,10 @@ class Command(TyperCommand):
 class Group(TyperGroup):
     """A command with subcommands."""
 
+    format_help = _write_help
+
     def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - typer's or click's
         return _plain(super().get_params(ctx))
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - typer's or click's
-        _write_help(self, ctx, formatter)
 
 
 def _refuse_stray(stray: list[str], named: Collection[str]) -> None:

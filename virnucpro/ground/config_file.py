@@ -25,42 +25,46 @@ def read_config(path: Path, names: Collection[str]) -> dict[str, Any]:
         loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
         table = loader.get_single_node()
         content = None if table is None else loader.construct_document(table)
+        entries = (
+            list(_entries(loader, table, names)) if isinstance(table, yaml.MappingNode) else []
+        )
     except OSError as error:
-        raise InputMissingError(
-            f"{printable(path)}: {error.strerror}", hint="check the path and its permissions"
-        ) from error
+        raise InputMissingError.cannot_open(path, error) from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UsageError(
             f"{printable(path)} is not YAML: {printable(error)}", hint=_EXAMPLE
         ) from error
-    if content is None:
-        return {}
-    if not isinstance(table, yaml.MappingNode) or not isinstance(content, dict):
+    if not (content is None or isinstance(content, dict)):
         raise UsageError(f"{printable(path)} is not a table of options", hint=_EXAMPLE)
     values: dict[str, Any] = {}
     lines: dict[str, int] = {}
-    for line, key, value in _entries(table, content, names):
+    for line, key, value in entries:
         name, value = _as_option(key, value)
-        _check_key(path, line, name, names, lines)
-        values[name] = value
+        where = f"{printable(path)}:{line}"
+        if name not in names:
+            raise UsageError(
+                f"{where}: there is no option {printable(name)}",
+                hint="see `virnucpro train --help`",
+            )
+        if name in lines:
+            raise UsageError(
+                f"{where}: {name} is given twice (first in line {lines[name]})",
+                hint="keep one of the two lines",
+            )
+        lines[name], values[name] = line, value
     return values
 
 
 def _entries(
-    table: yaml.MappingNode, content: dict[Any, Any], names: Collection[str]
+    loader: yaml.SafeLoader, table: yaml.MappingNode, names: Collection[str]
 ) -> Iterator[tuple[int, str, Any]]:
-    """Yield line, name and value of each entry; of a repeated key, YAML keeps the last value.
-
-    A section such as ``hardware:`` yields its entries.
-    """
-    of_key = {_name(key): value for key, value in content.items()}
+    """Yield line, name and value of each entry; those of a section such as ``hardware:`` too."""
     for key, node in table.value:
-        name = _name(key.value)
-        value = of_key.get(name)
-        if name not in names and isinstance(node, yaml.MappingNode) and isinstance(value, dict):
-            yield from _entries(node, value, names)
+        name = str(key.value).replace("-", "_")
+        if name not in names and isinstance(node, yaml.MappingNode):
+            yield from _entries(loader, node, names)
         else:
-            yield key.start_mark.line + 1, name, value
+            yield key.start_mark.line + 1, name, loader.construct_object(node, deep=True)
 
 
 def _as_option(name: str, value: object) -> tuple[str, object]:
@@ -73,27 +77,3 @@ def _as_option(name: str, value: object) -> tuple[str, object]:
         case "use_multi_gpu", bool():
             return "multi_gpu", value
     return name, value
-
-
-def _name(key: object) -> str:
-    return str(key).replace("-", "_")
-
-
-def _check_key(
-    path: Path, line: int, name: str, names: Collection[str], lines: dict[str, int]
-) -> None:
-    """
-    Raises:
-        UsageError: an option occurs twice or does not exist; the message names the line.
-    """
-    if name not in names:
-        raise UsageError(
-            f"{printable(path)}:{line}: there is no option {printable(name)}",
-            hint="see `virnucpro train --help`",
-        )
-    if name in lines:
-        raise UsageError(
-            f"{printable(path)}:{line}: {name} is given twice (first in line {lines[name]})",
-            hint="keep one of the two lines",
-        )
-    lines[name] = line

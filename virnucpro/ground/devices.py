@@ -368,10 +368,9 @@ def choose_devices(
         "mps": _choose_mps,
         "cpu": lambda: _choose_cpu(workers, model_bytes),
     }
-    if device != "auto" or gpus is not None:
-        choice = kinds["cuda" if gpus is not None else device]()
-    else:
-        choice = _first_there(kinds.values())
+    if gpus is not None:
+        device = "cuda"
+    choice = _first_there(kinds.values()) if device == "auto" else kinds[device]()
     if workers is not None and choice.kind != "cpu":
         raise UsageError(
             f"--workers is for --device cpu; one worker runs on each GPU: {choice.descriptions[0]}",

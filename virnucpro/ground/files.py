@@ -274,15 +274,17 @@ def open_binary(path: Path, on_block: OnBlock | None = None) -> BinaryIO:
                 raise EOFError("the end mark of bgzip is missing")
     opened = partial(_opened, path, on_block)
     if magic.startswith(b"\x1f\x8b"):
-        return _reader(_read_through(opened, lambda packed: gzip.GzipFile(fileobj=packed)))
-    if magic.startswith(b"BZh"):
-        return _reader(_unpack(opened, bz2.BZ2Decompressor))
-    if magic.startswith(b"\xfd7zXZ\x00"):
+        pieces = _read_through(opened, lambda packed: gzip.GzipFile(fileobj=packed))
+    elif magic.startswith(b"BZh"):
+        pieces = _unpack(opened, bz2.BZ2Decompressor)
+    elif magic.startswith(b"\xfd7zXZ\x00"):
         start = partial(lzma.LZMADecompressor, lzma.FORMAT_XZ)
-        return _reader(_unpack(opened, start, padding=bytes(4)))
-    if magic.startswith(b"\x28\xb5\x2f\xfd"):
-        return _reader(_read_through(opened, zstd.ZstdFile))
-    return opened()
+        pieces = _unpack(opened, start, padding=bytes(4))
+    elif magic.startswith(b"\x28\xb5\x2f\xfd"):
+        pieces = _read_through(opened, zstd.ZstdFile)
+    else:
+        return opened()
+    return io.BufferedReader(_Pieces(pieces))
 
 
 def _opened(path: Path, on_block: OnBlock | None) -> BinaryIO:
@@ -302,10 +304,6 @@ class _Heard(io.FileIO):
         n_bytes = super().readinto(buffer)
         self._on_block(memoryview(buffer)[:n_bytes])
         return n_bytes
-
-
-def _reader(pieces: Generator[bytes]) -> BinaryIO:
-    return io.BufferedReader(_Pieces(pieces))
 
 
 def _read_through(

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 LOGGER = logging.getLogger("virnucpro")
 _FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
@@ -56,32 +55,20 @@ def _open_at_once(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK, 0o666)
 
 
-class _QuietFileHandler(logging.FileHandler):
-    """A log file. If it cannot be written, it warns once, and the run goes on."""
+class _FileHandler(logging.StreamHandler):  # type: ignore[type-arg] # from Python 3.11 on
+    """Write to a log file. If that fails, warn once, and the run goes on."""
 
-    def __init__(self, path: Path, opener: Callable[[str, int], int]) -> None:
-        self._opener, self._is_told = opener, False
-        super().__init__(path, encoding="utf-8", errors="backslashreplace")
-
-    def _open(self) -> Any:  # noqa: ANN401 - as in the class above it
-        return open(
-            self.baseFilename,
-            self.mode,
-            encoding=self.encoding,
-            errors=self.errors,
-            opener=self._open_and_wait,
-        )
-
-    def _open_and_wait(self, path: str, flags: int) -> int:
-        descriptor = self._opener(path, flags)
-        os.set_blocking(descriptor, True)
-        return descriptor
+    is_told = False
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
-        if not self._is_told:
-            self._is_told = True  # first: the warning itself comes here too
+        if not self.is_told:
+            self.is_told = True  # first: the warning itself comes here too
             error = sys.exc_info()[1]
-            LOGGER.warning("%s cannot be written: %s", printable(self.baseFilename), error)
+            LOGGER.warning("%s cannot be written: %s", printable(self.stream.name), error)
+
+    def close(self) -> None:
+        super().close()
+        self.stream.close()
 
 
 @contextmanager
@@ -108,7 +95,11 @@ def logging_to_file(
     path: Path, opener: Callable[[str, int], int] = _open_at_once
 ) -> Iterator[None]:
     """Append the log to a file within the block."""
-    handler = _QuietFileHandler(path, opener)
+    file = open(  # noqa: SIM115 - closed below
+        path.absolute(), "a", encoding="utf-8", errors="backslashreplace", opener=opener
+    )
+    os.set_blocking(file.fileno(), True)
+    handler = _FileHandler(file)
     with logging_to(handler, LOGGER.level or logging.INFO):
         try:
             yield

@@ -63,7 +63,7 @@ _SHOWN = 100  # characters of a header that a message shows
 _NOT_UTF8 = re.compile("[\ud800-\udfff]")  # how ``surrogateescape`` decodes such bytes
 
 # beginnings of a file -> its format, and what to do; the first match counts
-_WRONG_FORMATS = {
+_WRONG_FORMATS: dict[tuple[bytes, ...], tuple[str, str]] = {
     (b"@HD\t", b"@SQ\t"): (
         "SAM",
         "convert it, for example with `samtools fasta reads.sam > reads.fa`",
