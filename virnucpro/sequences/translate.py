@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ from virnucpro.sequences.kmers import BASE_DIGITS
 # and 31 are left out: in them, the context decides whether a codon is a residue or a stop.
 
 STOP = "*"
+_CODONS = tuple(a + b + c for a in "ACGT" for b in "ACGT" for c in "ACGT")
 _LETTERS = "KNKNTTTTRSRSIIMIQHQHPPPPRRRRLLLLEDEDAAAAGGGGVVVV*Y*YSSSS*CWCLFLF"  # a letter per codon
 _DIFFERENCES = {  # NCBI's number -> codons with another meaning than in the standard code
     1: "",
@@ -60,9 +61,8 @@ class GeneticCode:
     """A genetic code: a letter for each of the 64 codons, in the order AAA, AAC, AAG, AAT ..."""
 
     number: int
-    letters: str  # * is a stop
-
-    codons: ClassVar = tuple(a + b + c for a in "ACGT" for b in "ACGT" for c in "ACGT")
+    codons: tuple[str, ...]
+    letters: tuple[str, ...]  # * is a stop
 
     @property
     def meanings(self) -> dict[str, str]:
@@ -85,9 +85,9 @@ class GeneticCode:
                 f"--genetic-code is {number}, which is not an NCBI code with one meaning per codon",
                 hint=f"choose one of {', '.join(map(str, GENETIC_CODES))}",
             )
-        meanings = GeneticCode(number, _LETTERS).meanings
+        meanings = dict(zip(_CODONS, _LETTERS, strict=True))
         meanings |= {change[:3]: change[3] for change in _DIFFERENCES[number].split()}
-        return GeneticCode(number, "".join(meanings.values()))
+        return GeneticCode(number, tuple(meanings), tuple(meanings.values()))
 
     @property
     def standard_synonyms(self) -> dict[str, str]:
