@@ -91,7 +91,13 @@ def _executor_on(options: RunOptions) -> Callable[[Sequence[str]], Executor]:
 
         return ProcessExecutor
     if options.executor != "parsl":
-        return partial(_executor_of_package(options.executor), options)
+        plugins = find_plugins(_PLUGINS, type)
+        if options.executor not in plugins:
+            raise UsageError(
+                f"there is no executor {printable(options.executor)}",
+                hint=f"the executors are {', '.join(('local', 'parsl', *sorted(plugins)))}",
+            )
+        return partial(plugins[options.executor](), options)
     with needing("cluster"):
         from virnucpro.engine.parsl import ParslExecutor
     # Parsl starts its own programs by name; they are in the folder of this interpreter
@@ -100,16 +106,6 @@ def _executor_on(options: RunOptions) -> Callable[[Sequence[str]], Executor]:
     work = carry(options, WorkOptions, folder=options.output_dir.absolute(), cache=cache)
     executor = ParslExecutor(options.executor_config, work, work_in_block)
     return lambda _: executor
-
-
-def _executor_of_package(name: str) -> Callable[..., Executor]:
-    plugins = find_plugins(_PLUGINS, type)
-    if name not in plugins:
-        raise UsageError(
-            f"there is no executor {printable(name)}",
-            hint=f"the executors are {', '.join(('local', 'parsl', *sorted(plugins)))}",
-        )
-    return plugins[name]()
 
 
 def what_is_kept(options: RunOptions) -> str:

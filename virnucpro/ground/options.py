@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
-from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -121,20 +120,13 @@ def _value(option: str, hint: Any, value: object) -> object:  # noqa: ANN401 - a
     if get_origin(hint) is tuple:
         values = value if isinstance(value, (list, tuple)) else [value]
         return tuple(_value(option, get_args(hint)[0], one) for one in values)
-    value = _number_of_python(value)
+    value = value.item() if hasattr(value, "item") else value  # a number of NumPy
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     for kind in kinds:
         if _will_do(kind, value):
             return _converted(kind, value)
     words = [word for kind in kinds for word in get_args(kind) or (_WORDS[kind],)]
     raise UsageError(f"{option} is {printable(repr(value))}", hint=f"give {' or '.join(words)}")
-
-
-def _number_of_python(value: object) -> object:
-    """Convert a NumPy number to a Python number; leave other values as they are."""
-    if isinstance(value, bool) or not isinstance(value, Real):
-        return value
-    return int(value) if isinstance(value, Integral) else float(value)
 
 
 def _will_do(kind: Any, value: object) -> bool:  # noqa: ANN401 - a type

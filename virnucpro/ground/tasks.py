@@ -287,27 +287,26 @@ def count_worth(most: int, n_letters: int) -> int:
 
 @contextmanager
 def _watched(child: Child) -> Iterator[None]:
-    """Warn if a helper does not answer within the block."""
+    """Warn if a helper does not answer within the block.
+
+    If this process itself is suspended (Ctrl-Z, a scheduler), that counts as at most one wait.
+    """
     answered = Event()
-    Thread(target=_tell_of_silence, args=(child, answered), daemon=True).start()
+
+    def tell_of_silence() -> None:
+        if any(answered.wait(_SILENCE_SECONDS / _N_WAITS) for _ in range(_N_WAITS)):
+            return
+        LOGGER.warning(
+            "process %d, which makes shards or tables, has not answered for %.0f seconds (hint: if "
+            "it uses no CPU time, it is stopped or waits for a disk: `kill -9 %d`, then --resume)",
+            *(child.pid, _SILENCE_SECONDS, child.pid),
+        )
+
+    Thread(target=tell_of_silence, daemon=True).start()
     try:
         yield
     finally:
         answered.set()
-
-
-def _tell_of_silence(child: Child, answered: Event) -> None:
-    """Warn if a helper does not answer in time.
-
-    If this process itself is suspended (Ctrl-Z, a scheduler), that counts as at most one wait.
-    """
-    if any(answered.wait(_SILENCE_SECONDS / _N_WAITS) for _ in range(_N_WAITS)):
-        return
-    LOGGER.warning(
-        "process %d, which makes shards or tables, has not answered for %.0f seconds (hint: if it "
-        "uses no CPU time, it is stopped or waits for a disk: `kill -9 %d`, then --resume)",
-        *(child.pid, _SILENCE_SECONDS, child.pid),
-    )
 
 
 def _serve(pipe: Pipe, module: str) -> None:

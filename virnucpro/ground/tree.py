@@ -34,11 +34,8 @@ class _NamedFile(io.FileIO):
     """A file that names itself in errors of ``write``, as Python does in errors of ``open``."""
 
     def write(self, content: Any) -> int:  # noqa: ANN401 - all that has bytes
-        try:
+        with _named(self.name):
             return super().write(content)
-        except OSError as error:
-            error.filename = self.name
-            raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +226,7 @@ def _refuse_link(path: Path, folder: int | None = None) -> None:
 
 
 @contextmanager
-def _named(path: Path) -> Iterator[None]:
+def _named(path: object) -> Iterator[None]:
     """Make system errors name the whole path, although only its last part was opened."""
     try:
         yield
