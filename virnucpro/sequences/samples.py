@@ -247,7 +247,9 @@ def _occurs(record_id: str, digests: NDArray[np.uint64]) -> bool:
 
 def repeats_in(ordered: NDArray[Any]) -> NDArray[Any]:
     """The values that occur more than once in sorted ones, each once."""
-    return np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
+    repeats = ordered[1:][ordered[1:] == ordered[:-1]]
+    # without ``numpy.unique``, which imports all of ``numpy.ma``
+    return np.concatenate([repeats[:1], repeats[1:][repeats[1:] != repeats[:-1]]])
 
 
 def id_digests(ids: Sequence[str]) -> NDArray[np.uint64]:
