@@ -48,7 +48,6 @@ from virnucpro.tables.text import (
     frame_rows,
     record_rows,
     rows_of,
-    sorted_lines,
     table,
     texts,
     whole,
@@ -197,18 +196,13 @@ class Portion:
 
 def _joined(rows: Rows, others: Rows) -> Rows:
     return {
-        name: _in_order(name, b"".join((rows.get(name, b""), others.get(name, b""))))
-        for name in {**rows, **others}
+        name: b"".join((rows.get(name, b""), others.get(name, b""))) for name in {**rows, **others}
     }
 
 
 def _rows(results: CalledRecords, sinks: Iterable[Sink]) -> Rows:
     rows = ((sink.file, sink.rows(results)) for sink in sinks if sink.rows)
-    return {name: _in_order(name, text) for name, text in rows if text is not None}
-
-
-def _in_order(name: str, text: bytes) -> bytes:
-    return sorted_lines(text) if name == CHUNK_TABLE.file else text
+    return {name: text for name, text in rows if text is not None}
 
 
 # What an output is
