@@ -6,15 +6,14 @@ Runs of any version can be read. A fact that is missing, or has an unexpected ty
 from __future__ import annotations
 
 import gzip
-import math
 import os
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeGuard, cast
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -22,7 +21,7 @@ from virnucpro.ground.errors import InputMissingError
 from virnucpro.ground.files import open_plain, read_facts
 from virnucpro.ground.log import escaped, printable
 from virnucpro.ground.records import Region, Values
-from virnucpro.tables.sinks import TRACKS
+from virnucpro.tables.sinks import REGION_TABLE, TRACKS
 from virnucpro.tables.text import TableBlock, damaged, spans_of
 
 _MOST_OF_LOG = 1 << 20  # bytes, from its end
@@ -30,15 +29,10 @@ _MESSAGE = re.compile(r"\S+ \S+ (INFO|WARNING|ERROR) +(.*)")
 _START = re.compile(r"virnucpro \S+: ")
 _Key = tuple[str, str]  # file and id of a record
 ListedRegions = dict[_Key, tuple[str, list[Region]]]  # file and id -> id in the run, regions
-_OVER_ORIGIN = "the origin"  # in a note; its other words differ between versions
 _MOST = 10**15  # largest number on the page
 _MOST_LISTED = 5_000  # records whose regions a page lists
 _BASES_PER_BIN, _MOST_BINS = 1_000, 10_000  # of the evidence along a record
 _TRACK_BYTES_AT_ONCE = 1 << 20
-_REGION_COLUMNS = (
-    *("region", "file", "record", "kind", "start", "end", "posterior"),
-    *("virus", "class", "note", "evidence"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,11 +165,15 @@ def read_page_regions(table: Path) -> tuple[Counter[_Key], ListedRegions]:
     """
     n_regions, listed = Counter[_Key](), ListedRegions()
     for span in spans_of(table):
-        columns = span.read().columns(_REGION_COLUMNS)
-        for key, line, is_counted, run_id in _region_lines(table, columns):
-            listed.setdefault(key, (run_id, []))[1].append(line)
-            if line.kind != "whole":
-                n_regions[key] += is_counted
+        for values in zip(*span.read().columns(REGION_TABLE.columns), strict=True):
+            row = dict(zip(REGION_TABLE.columns, values, strict=True))
+            try:
+                key, region = REGION_TABLE.parse(row)
+            except ValueError as error:
+                raise damaged(table, error) from error
+            listed.setdefault(key, (row["region"].rpartition("|")[0], []))[1].append(region)
+            if region.kind != "whole":  # the other part of a region over the origin counts
+                n_regions[key] += not (region.over_origin and region.start == 0)
         listed = dict(sorted(listed.items(), key=_rank, reverse=True)[:_MOST_LISTED])
     return n_regions, listed
 
@@ -185,36 +183,6 @@ def _rank(of_record: tuple[_Key, tuple[str, list[Region]]]) -> tuple[bool, int, 
     key, (_, regions) = of_record
     is_part = any(region.kind != "whole" for region in regions)
     return is_part, sum(region.end - region.start for region in regions), key
-
-
-def _region_lines(
-    table: Path, columns: Sequence[Sequence[str]]
-) -> Iterator[tuple[_Key, Region, bool, str]]:
-    """Yield the key and line of each region, whether it counts, and its record's id in the run.
-
-    Raises:
-        InputError: a value is not a number.
-    """
-    for region, file, record, kind, start, end, posterior, virus, judged, note, evidence in zip(
-        *columns, strict=True
-    ):
-        try:
-            line = Region(
-                int(start) - 1,
-                int(end),
-                cast(Literal["provirus", "whole"], kind),
-                float(posterior or "nan"),
-                is_virus=bool(virus),
-                evidence=evidence,
-                region_class=cast(Literal["prophage", "uncertain", ""], judged),
-            )
-        except ValueError as error:
-            raise damaged(table, error) from error
-        is_probability = math.isnan(line.posterior) or 0 <= line.posterior <= 1
-        if not (0 <= line.start < line.end <= _MOST and is_probability):
-            raise damaged(table, f"a value of the region {region} is out of range")
-        is_counted = not (line.start == 0 and _OVER_ORIGIN in note)  # the other part counts
-        yield (file, record), line, is_counted, region.rpartition("|")[0]
 
 
 def read_tracks(path: Path, lengths: Mapping[str, int]) -> dict[str, tuple[Values, Values]]:

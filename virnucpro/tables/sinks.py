@@ -14,9 +14,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import chain, compress, count
+from math import isnan
 from operator import attrgetter, itemgetter
 from pathlib import Path
-from typing import Generic, Literal, TypeAlias, TypeGuard, TypeVar
+from typing import Generic, Literal, TypeAlias, TypeGuard, TypeVar, cast
 from urllib.parse import quote
 
 import numpy as np
@@ -603,7 +604,9 @@ FAILED_FILES = Sink(
 
 # Regions
 
-_OVER_ORIGIN = "crosses the origin"
+_ORIGIN = "the origin"  # in a note; its other words differ between versions
+_OVER_ORIGIN = f"crosses {_ORIGIN}"
+_MOST_BASES = 10**15
 _GFF3_SEQID = ".:^*$@!+_?-|"  # unescaped in a sequence id, besides letters and digits
 # terms of the Sequence Ontology: SO:0000113, SO:0001041
 _GFF3_TERMS = {"provirus": "proviral_region", "whole": "viral_sequence"}
@@ -656,25 +659,15 @@ def _table_row(
 
 
 def _region_in(row: dict[str, str]) -> tuple[tuple[str, str], Region]:
-    """The sample and the id of a record, and its region."""
-    start, end, posterior = int(row["start"]) - 1, int(row["end"]), float(row["posterior"])
-    if not (0 <= start < end and 0 <= posterior <= 1):
-        raise ValueError(f"{row['record']} has no region such as {row['region']}")
-    if (kind := _KINDS.get(row["kind"])) is None:
-        raise ValueError(f"{row['region']} is a {row['kind']}")
-    if (judged := _CLASSES.get(row["class"])) is None:
-        raise ValueError(f"{row['region']} is of the class {row['class']}")
-    is_part, is_virus = row["note"] == _OVER_ORIGIN, bool(row["virus"])
+    """The sample and the id of a record, and its region; tables of any version can be read."""
+    start, end, posterior = int(row["start"]) - 1, int(row["end"]), float(row["posterior"] or "nan")
+    if not (0 <= start < end <= _MOST_BASES and (isnan(posterior) or 0 <= posterior <= 1)):
+        raise ValueError(f"a value of the region {row['region']} is out of range")
+    kind = cast(Literal["provirus", "whole"], row["kind"])
+    judged = cast(Literal["prophage", "uncertain", ""], row["class"])
+    is_part, is_virus = _ORIGIN in row["note"], bool(row["virus"])
     facts = row["att"], is_part, is_virus, row["evidence"], judged
     return (row["file"], row["record"]), Region(start, end, kind, posterior, *facts)
-
-
-_KINDS: dict[str, Literal["provirus", "whole"]] = {"provirus": "provirus", "whole": "whole"}
-_CLASSES: dict[str, Literal["prophage", "uncertain", ""]] = {
-    "prophage": "prophage",
-    "uncertain": "uncertain",
-    "": "",
-}
 
 
 def _bed_row(results: CalledRecords, place: int, region: Region) -> str:
