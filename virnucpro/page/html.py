@@ -2,7 +2,7 @@
 
 The templates escape every value. Scripts and styles come from this package, and the page names
 their hashes, so that a browser runs nothing else. The data are columns in JSON, deflated, in a
-block that is not a script. Equal content gives equal bytes. This module also writes the works to
+block that is not a script. Equal content gives equal bytes. This module also has the works to
 cite, as text and as BibTeX.
 """
 
@@ -12,8 +12,8 @@ import base64
 import hashlib
 import json
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 
 from virnucpro import __version__
@@ -24,12 +24,17 @@ MOST_BYTES = 3_000_000
 _LEVEL = 4  # of deflate; level 6 takes three times as long and saves 4 %
 
 
+def render(template: str, content: Mapping[str, object], data: object) -> bytes:
+    """Render a page with its data. -> its bytes"""
+    return render_packed(template, content, pack(data))
+
+
 def render_packed(template: str, content: Mapping[str, object], packed: str) -> bytes:
-    """Render a page with packed data. -> its bytes"""
+    """Render a page with data of ``pack``. -> its bytes"""
     script, style = asset("page.js"), asset("page.css")
     words = {
         **_FUNCTIONS,
-        "references": references_to(all_works()),
+        "works": all_works(),
         **content,
         "version": __version__,
         "packed": packed,
@@ -38,16 +43,6 @@ def render_packed(template: str, content: Mapping[str, object], packed: str) -> 
         "policy": _policy(script, style),
     }
     return fill(template, words).encode("utf-8", "backslashreplace")
-
-
-def references_to(works: Iterable[Work]) -> list[tuple[str, str]]:
-    """Role and citation of each work."""
-    return [(work.role, as_text(work)) for work in works]
-
-
-def render(template: str, content: Mapping[str, object], data: object) -> bytes:
-    """Render a page with its data, as ``render_packed``."""
-    return render_packed(template, content, pack(data))
 
 
 def pack(data: object) -> str:
@@ -105,27 +100,19 @@ _FUNCTIONS: Mapping[str, Callable[..., object]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """A paper, or a program, which has a version instead of a journal."""
+    """A paper or a program."""
 
-    key: str  # BibTeX key
     role: str  # the part of a result that comes from it
-    title: str
-    authors: Sequence[str]  # family name, comma, given names; or the name of a group
-    year: int
-    journal: str = ""
-    volume: str = ""
-    issue: str = ""
-    pages: str = ""  # or article number
-    doi: str = ""
-    version: str = ""
+    text: str  # a line of a list of references
+    bibtex: str
     families: Sequence[str] = ()  # families of encoders that need it; none: every result
 
 
 @cache
 def all_works() -> tuple[Work, ...]:
     """All works; the first is this program, with its version."""
-    program, *papers = (Work(**facts) for facts in json.loads(asset("works.json")))
-    return replace(program, version=__version__), *papers
+    works = json.loads(asset("works.json").replace("{version}", __version__))
+    return tuple(Work(**{**facts, "bibtex": "\n".join(facts["bibtex"])}) for facts in works)
 
 
 def works_of(families: Collection[str]) -> list[Work]:
@@ -140,42 +127,6 @@ def as_lines(*, bibtex_only: bool) -> Iterator[str]:
         yield "Please cite:\n"
         for work in all_works():
             only = " (only for results that used it)" if work.families else ""
-            yield f"- {work.role}{only}:\n  {as_text(work)}\n"
+            yield f"- {work.role}{only}:\n  {work.text}\n"
         yield "As BibTeX (alone: virnucpro cite --bibtex):\n"
-    yield "\n\n".join(map(as_bibtex, all_works()))
-
-
-def as_text(work: Work) -> str:
-    """A line of a list of references."""
-    authors = ", ".join(map(_short, work.authors))
-    if not work.journal:
-        return f"{authors} ({work.year}). {work.title}, version {work.version}."
-    place = f"{work.journal} {work.volume}({work.issue}), {work.pages}"
-    return f"{authors} ({work.year}). {work.title}. {place}. https://doi.org/{work.doi}"
-
-
-def _short(author: str) -> str:
-    """
-    >>> _short("dos Santos Costa, Allan")
-    'dos Santos Costa A'
-    """
-    family, _, given_names = author.partition(", ")
-    return f"{family} {''.join(name[0] for name in given_names.split())}".rstrip()
-
-
-def as_bibtex(work: Work) -> str:
-    is_group = not any("," in author for author in work.authors)
-    authors = " and ".join(work.authors)
-    fields = {
-        "title": f"{{{work.title}}}",
-        "author": f"{{{authors}}}" if is_group else authors,
-        "year": str(work.year),
-        "journal": work.journal,
-        "volume": work.volume,
-        "number": work.issue,
-        "pages": work.pages.replace("-", "--"),
-        "doi": work.doi,
-        "note": f"Version {work.version}" if work.version else "",
-    }
-    lines = [f"  {name} = {{{value}}}," for name, value in fields.items() if value]
-    return "\n".join([f"@{'article' if work.journal else 'misc'}{{{work.key},", *lines, "}"])
+    yield "\n\n".join(work.bibtex for work in all_works())

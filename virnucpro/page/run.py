@@ -40,7 +40,7 @@ from virnucpro.page.facts import (
     read_page_regions,
     read_tracks,
 )
-from virnucpro.page.html import MOST_BYTES, as_bibtex, pack, references_to, render_packed, works_of
+from virnucpro.page.html import MOST_BYTES, pack, render_packed, works_of
 from virnucpro.run.folder import RunDir
 from virnucpro.run.hashes import Outputs
 from virnucpro.tables.sinks import (
@@ -169,8 +169,8 @@ def write_run_page(rundir: RunDir, pool: Pool) -> None:
         "machine": _machine(run, charts),
         "provenance": list(_provenance(run)),
         "hashes": [(_path(one), one.text("sha256")) for one in run.facts.inputs[:_MOST_HASHES]],
-        "references": references_to(works),
-        "bibtex": "\n\n".join(map(as_bibtex, works)),
+        "works": works,
+        "bibtex": "\n\n".join(work.bibtex for work in works),
     }
     frame = render_packed("run.html", {**content, "rows": RecordRows.none()}, "")
     of_charts = {chart.name: chart.as_data() for of_start in charts for chart in of_start}
