@@ -23,7 +23,7 @@ from virnucpro.ground.config import STATUSES
 from virnucpro.ground.records import Counts, Mask, Values
 from virnucpro.ground.tasks import Helpers
 from virnucpro.tables.sinks import LENGTH_CLASSES
-from virnucpro.tables.text import TableBlock, TableSpan, damaged, spans_of
+from virnucpro.tables.text import TableBlock, TableSpan, reading, spans_of
 
 MOST_ROWS = 100_000  # records in the table of the page
 PER_DOUBLING = 4  # bins of length
@@ -332,10 +332,8 @@ class _SpanTask(Generic[T]):
             InputError: a value is not a number, or a line has another number of values.
             OSError: it cannot be read.
         """
-        try:
+        with reading(self.span.path):
             return self.make(self.span.read())
-        except ValueError as error:
-            raise damaged(self.span.path, error) from error
 
 
 def _rows_in(viral: Counts, others: Counts, block: TableBlock) -> RecordRows:

@@ -22,7 +22,7 @@ from virnucpro.ground.files import open_plain, read_facts
 from virnucpro.ground.log import escaped, printable
 from virnucpro.ground.records import Region, Values
 from virnucpro.tables.sinks import REGION_TABLE, TRACKS
-from virnucpro.tables.text import TableBlock, damaged, spans_of
+from virnucpro.tables.text import TableBlock, reading, spans_of
 
 _MOST_OF_LOG = 1 << 20  # bytes, from its end
 _MESSAGE = re.compile(r"\S+ \S+ (INFO|WARNING|ERROR) +(.*)")
@@ -165,15 +165,13 @@ def read_page_regions(table: Path) -> tuple[Counter[_Key], ListedRegions]:
     """
     n_regions, listed = Counter[_Key](), ListedRegions()
     for span in spans_of(table):
-        for values in zip(*span.read().columns(REGION_TABLE.columns), strict=True):
-            row = dict(zip(REGION_TABLE.columns, values, strict=True))
-            try:
+        with reading(table):
+            rows = zip(*span.read().columns(REGION_TABLE.columns), strict=True)
+            for row in (dict(zip(REGION_TABLE.columns, values, strict=True)) for values in rows):
                 key, region = REGION_TABLE.parse(row)
-            except ValueError as error:
-                raise damaged(table, error) from error
-            listed.setdefault(key, (row["region"].rpartition("|")[0], []))[1].append(region)
-            if region.kind != "whole":  # the other part of a region over the origin counts
-                n_regions[key] += not (region.over_origin and region.start == 0)
+                listed.setdefault(key, (row["region"].rpartition("|")[0], []))[1].append(region)
+                if region.kind != "whole":  # the other part of a region over the origin counts
+                    n_regions[key] += not (region.over_origin and region.start == 0)
         listed = dict(sorted(listed.items(), key=_rank, reverse=True)[:_MOST_LISTED])
     return n_regions, listed
 
@@ -196,25 +194,22 @@ def read_tracks(path: Path, lengths: Mapping[str, int]) -> dict[str, tuple[Value
     pieces: dict[str, list[Values]] = {}  # middles, log-odds and posteriors, block by block
     if not path.is_file():
         return {}
-    try:
-        with gzip.open(path, "rb") as lines:
-            header = lines.readline().decode("utf-8", "surrogateescape")
-            if missing := set(TRACKS.columns) - set(header.split()):
-                raise ValueError(f"it has no column {min(missing)}")
-            while data := b"".join(lines.readlines(_TRACK_BYTES_AT_ONCE)):
-                block = TableBlock.of(data, header)
-                run_ids, code = block.codes("record")
-                first, last = block.whole_numbers("start"), block.whole_numbers("end")
-                middle = np.where(first <= last, (first + last) // 2, first)  # over the origin
-                posterior = block.numbers("posterior")
-                if not ((posterior >= 0) & (posterior <= 1)).all():
-                    raise ValueError("a posterior must lie between 0 and 1")
-                values = np.array([middle, block.numbers("log_odds"), posterior])
-                for place, run_id in enumerate(run_ids):
-                    if run_id in lengths:
-                        pieces.setdefault(run_id, []).append(values[:, code == place])
-    except (EOFError, zlib.error, gzip.BadGzipFile, ValueError) as error:
-        raise damaged(path, error) from error
+    with reading(path, EOFError, zlib.error, gzip.BadGzipFile), gzip.open(path, "rb") as lines:
+        header = lines.readline().decode("utf-8", "surrogateescape")
+        if missing := set(TRACKS.columns) - set(header.split()):
+            raise ValueError(f"it has no column {min(missing)}")
+        while data := b"".join(lines.readlines(_TRACK_BYTES_AT_ONCE)):
+            block = TableBlock.of(data, header)
+            run_ids, code = block.codes("record")
+            first, last = block.whole_numbers("start"), block.whole_numbers("end")
+            middle = np.where(first <= last, (first + last) // 2, first)  # over the origin
+            posterior = block.numbers("posterior")
+            if not ((posterior >= 0) & (posterior <= 1)).all():
+                raise ValueError("a posterior must lie between 0 and 1")
+            values = np.array([middle, block.numbers("log_odds"), posterior])
+            for place, run_id in enumerate(run_ids):
+                if run_id in lengths:
+                    pieces.setdefault(run_id, []).append(values[:, code == place])
     return {
         run_id: _binned(lengths[run_id], *np.concatenate(blocks, axis=1))
         for run_id, blocks in pieces.items()

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, islice
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -35,7 +34,6 @@ from virnucpro.page.facts import (
     Facts,
     ListedRegions,
     count_bins,
-    is_number,
     read_complaints,
     read_page_regions,
     read_tracks,
@@ -55,7 +53,7 @@ from virnucpro.tables.sinks import (
     Sink,
     all_sinks,
 )
-from virnucpro.tables.text import TableBlock, damaged, spans_of
+from virnucpro.tables.text import TableBlock, reading, spans_of
 
 _N_TOP = 20  # best viral records in the list
 _HIGH_FDR = 0.2  # a class of length with this share of false calls is called weak
@@ -490,34 +488,31 @@ def _tracks(run: _RunFiles) -> Iterator[dict[str, object]]:
 
 def _samples(run: _RunFiles) -> dict[str, object] | None:
     """Columns of the table of samples; None for a single file, or without the table."""
-    table = run.rundir.output(SAMPLE_TABLE)
-    blocks = [span.read() for span in spans_of(table)]
-    if sum(map(len, blocks)) < 2:
-        return None
     is_extract = run.command == "extract"
     hidden = {*_NOT_SHOWN, *(_OF_CALLS if is_extract else ())}
     shown = [name for name in SAMPLE_TABLE.columns if name not in hidden]
-    return {
-        "columns": [_sample_column(table, name, blocks) for name in shown],
-        "sorted": {"key": "file" if is_extract else "virus", "falling": True},
-    }
+    table = run.rundir.output(SAMPLE_TABLE)
+    with reading(table):
+        blocks = [span.read() for span in spans_of(table)]
+        if sum(map(len, blocks)) < 2:
+            return None
+        return {
+            "columns": [_sample_column(name, blocks) for name in shown],
+            "sorted": {"key": "file" if is_extract else "virus", "falling": True},
+        }
 
 
-def _sample_column(table: Path, name: str, blocks: Sequence[TableBlock]) -> dict[str, object]:
+def _sample_column(name: str, blocks: Sequence[TableBlock]) -> dict[str, object]:
     """
     Raises:
-        InputError: a value is not a number.
+        ValueError: a value is not a number.
     """
-    texts = [text for block in blocks for text in block.texts(name)][:_MOST_SAMPLES]
     label = _SAMPLE_LABELS.get(name, name.removeprefix("n_").replace("_", " "))
     if name in ("file", "status", "best_record", "kinds"):
+        texts = [text for block in blocks for text in block.texts(name)][:_MOST_SAMPLES]
         return {"name": label, "values": list(map(printable, texts)), "digits": None}
-    try:
-        values = [float(text) if text else None for text in texts]
-    except ValueError as error:
-        raise damaged(table, error) from error
-    if not all(value is None or is_number(value) for value in values):
-        raise damaged(table, f"a number of {name} is out of range")
+    numbers = np.concatenate([block.numbers(name) for block in blocks])[:_MOST_SAMPLES]
+    values = [None if math.isnan(number) else number for number in numbers.tolist()]
     return {"name": label, "values": values, "digits": 6 if name == "best_score" else 0}
 
 

@@ -386,16 +386,13 @@ class TableSpan:
     def read(self) -> TableBlock:
         """
         Raises:
-            InputError: a line does not have one value per column.
+            ValueError: a line does not have one value per column.
             OSError: it cannot be read.
         """
         with self.path.open("rb") as lines:
             lines.seek(self.start)
             data = lines.read(self.end - self.start)
-        try:
-            return TableBlock.of(data, self.header)
-        except ValueError as error:
-            raise damaged(self.path, error) from error
+        return TableBlock.of(data, self.header)
 
 
 def spans_of(path: Path) -> Iterator[TableSpan]:
@@ -417,8 +414,16 @@ def spans_of(path: Path) -> Iterator[TableSpan]:
             yield TableSpan(path, header, start, end)
 
 
-def damaged(table: Path, why: object) -> InputError:
-    return InputError(
-        f"{printable(table)} is damaged: {printable(why)}",
-        hint="run the command of the run again with --resume: it writes the tables anew",
-    )
+@contextmanager
+def reading(table: Path, *others: type[Exception]) -> Iterator[None]:
+    """Read a table: an error of its content is an ``InputError``.
+
+    These are ValueError and the ``others``.
+    """
+    try:
+        yield
+    except (ValueError, *others) as error:
+        raise InputError(
+            f"{printable(table)} is damaged: {printable(error)}",
+            hint="run the command of the run again with --resume: it writes the tables anew",
+        ) from error
