@@ -19,7 +19,7 @@ import virnucpro
 from virnucpro.ground.errors import UnavailableError
 from virnucpro.ground.records import Call, FastaRecord, Identity, Region, reverse_complement
 from virnucpro.ground.tasks import Pool
-from virnucpro.page.counts import count_kinds
+from virnucpro.page.counts import count_kinds, find_records
 from virnucpro.scorer.features import NO_WORDS
 from virnucpro.scorer.kin import (
     FEWEST_WORDS,
@@ -246,7 +246,8 @@ def test_the_page_counts_kinds_by_length_and_families(run):
     told = rows(run / "viruses.tsv")
     first = told[0]["file"], told[0]["record"]
     here = Pool().helpers(None, 0, "")
-    kinds, families, of_records = count_kinds(run / "viruses.tsv", {first}, here)
+    kinds, families = count_kinds(run / "viruses.tsv", here)
+    of_records = find_records(run / "viruses.tsv", {first}, ("virus_kind", "kin"), here)
     assert of_records == {first: (told[0]["virus_kind"], told[0]["kin"])}
     [sample] = rows(run / "samples.tsv")
     of_kinds = Counter(row["virus_kind"] for row in told)

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from virnucpro.ground.config import STATUSES
 from virnucpro.ground.records import Counts, Mask, Values
 from virnucpro.ground.tasks import Helpers
+from virnucpro.page.facts import Key
 from virnucpro.tables.sinks import LENGTH_CLASSES
 from virnucpro.tables.text import TableBlock, TableSpan, reading, spans_of
 
@@ -40,11 +41,9 @@ LENGTHS = {
 
 T = TypeVar("T")
 Texts: TypeAlias = NDArray[np.object_]
-# viruses by kind and start of a class of length, viruses by family, and the kind and family of
-# records by file and id; viruses of an older run have the kind ""
-Identities: TypeAlias = tuple[
-    Counter[tuple[str, int]], Counter[str], dict[tuple[str, str], tuple[str, str]]
-]
+# viruses by kind and start of a class of length, and viruses by family; viruses of an older run
+# have the kind ""
+Kinds: TypeAlias = tuple[Counter[tuple[str, int]], Counter[str]]
 
 
 class RecordRows(NamedTuple):
@@ -159,8 +158,6 @@ class RunCounts:
     """Counts of the records of a run, or of a block of its table."""
 
     starts: Sequence[int]  # of the classes of length
-    # file and id -> length and score, of requested records; 0 until they are found
-    measured: dict[tuple[str, str], tuple[int, float]]
     # (n_classes, 4): records, scored records, viral records, letters of these
     of_classes: Counts
     # per class: the lowest score of a viral record, and the share of false calls down to it
@@ -181,22 +178,19 @@ class RunCounts:
     blocks: list[tuple[TableSpan, int, int]] = field(default_factory=list)
 
     @classmethod
-    def none(cls, starts: Sequence[int], measured: Iterable[tuple[str, str]]) -> RunCounts:
+    def none(cls, starts: Sequence[int]) -> RunCounts:
         """Counts of zero records."""
         of_classes = np.zeros((len(starts), 4), np.int64)
-        asked = dict.fromkeys(measured, (0, math.nan))
-        return cls(starts, asked, of_classes, [(math.inf, math.nan)] * len(starts))
+        return cls(starts, of_classes, [(math.inf, math.nan)] * len(starts))
 
     @classmethod
-    def of(
-        cls, starts: Sequence[int], measured: Iterable[tuple[str, str]], block: TableBlock
-    ) -> RunCounts:
+    def of(cls, starts: Sequence[int], block: TableBlock) -> RunCounts:
         """Count a block.
 
         Raises:
             ValueError: a value is not a number, or a status is unknown.
         """
-        counts, figures = cls.none(starts, measured), _Figures.of(block)
+        counts, figures = cls.none(starts), _Figures.of(block)
         lengths, scores, is_viral = figures.lengths, figures.scores, figures.is_viral
         viral = np.flatnonzero(is_viral)
         counts.viral = np.array([viral, lengths[viral], scores[viral]])
@@ -204,7 +198,6 @@ class RunCounts:
         counts.n_viral, counts.n_letters_viral = len(viral), int(lengths[viral].sum())
         counts._count_texts(figures)
         counts._count_lengths(figures)
-        counts._measure(block, figures)
         is_scored = np.isfinite(scores)
         places = np.log2(np.maximum(1, lengths[is_scored])) * PER_DOUBLING
         cells = places.astype(np.int64), _score_bin(scores[is_scored])
@@ -229,7 +222,6 @@ class RunCounts:
         for note, n in other.notes.items():
             if note in self.notes or len(self.notes) < _MOST_NOTES:
                 self.notes[note] += n
-        self.measured |= {key: one for key, one in other.measured.items() if one[0]}
 
     def rows(self, most: int, helpers: Helpers[None]) -> RecordRows:
         """Choose the best viral rows and an even sample of the others, in the order of the table.
@@ -274,15 +266,6 @@ class RunCounts:
         n_of_notes = np.bincount(of_note[is_shown], minlength=len(notes)).tolist()
         pairs = zip(notes, n_of_notes, strict=True)
         self.notes = Counter({note: n for note, n in pairs if note and n})
-
-    def _measure(self, block: TableBlock, figures: _Figures) -> None:
-        if not self.measured:
-            return
-        files, of_file = figures.files
-        names = {record for _, record in self.measured}
-        for row, record in enumerate(block.texts("record")):
-            if record in names and (key := (files[of_file[row]], record)) in self.measured:
-                self.measured[key] = int(figures.lengths[row]), float(figures.scores[row])
 
     def _count_lengths(self, figures: _Figures) -> None:
         lengths, scores, rates, is_viral = figures[:4]
@@ -342,23 +325,16 @@ def _rows_in(viral: Counts, others: Counts, block: TableBlock) -> RecordRows:
     return RecordRows.of(block, np.sort(np.append(viral, of_others)))
 
 
-def count_records(
-    table: Path,
-    input_type: str,
-    measured: Collection[tuple[str, str]],
-    helpers: Helpers[None],
-) -> RunCounts:
+def count_records(table: Path, input_type: str, helpers: Helpers[None]) -> RunCounts:
     """Count the rows of a table of records, and note the places of the rows that a page may show.
-
-    ``measured``: files and ids of the records to return with length and score.
 
     Raises:
         InputError: it is not a table of records, or it is damaged.
         OSError: it cannot be read.
     """
     starts = LENGTHS.get(input_type, LENGTHS["nucleotide"])
-    counts, spans = RunCounts.none(starts, measured), list(spans_of(table))
-    count = partial(RunCounts.of, starts, measured)
+    counts, spans = RunCounts.none(starts), list(spans_of(table))
+    count = partial(RunCounts.of, starts)
     each = helpers.in_order(_SpanTask(span, count) for span in spans)
     for span, of_block in zip(spans, each, strict=True):
         counts.include(span, of_block)
@@ -371,40 +347,52 @@ def length_classes(starts: Sequence[int]) -> Iterator[tuple[int, int | None, str
         yield start, end, f"{start:,} to {end - 1:,}" if end else f"{start:,} and more"
 
 
-def _kinds_in(wanted: Collection[tuple[str, str]], block: TableBlock) -> Identities:
+def find_records(
+    table: Path, wanted: Collection[Key], columns: Sequence[str], helpers: Helpers[None]
+) -> dict[Key, tuple[str, ...]]:
+    """Look up some columns of the rows of some records.
+
+    Raises:
+        InputError: the table is damaged.
+        OSError: it cannot be read.
+    """
+    if not wanted:
+        return {}
+    find = partial(_found_in, wanted, columns)
+    each = helpers.in_order(_SpanTask(span, find) for span in spans_of(table))
+    return {key: values for found in each for key, values in found}
+
+
+def _found_in(
+    wanted: Collection[Key], columns: Sequence[str], block: TableBlock
+) -> list[tuple[Key, tuple[str, ...]]]:
+    ids = {record for _, record in wanted}
+    rows = [row for row, record in enumerate(block.texts("record")) if record in ids]
+    keys = zip(*block.columns(("file", "record"), rows), strict=True)
+    values = zip(*block.columns(columns, rows), strict=True)
+    return [(key, of_key) for key, of_key in zip(keys, values, strict=True) if key in wanted]
+
+
+def count_kinds(table: Path, helpers: Helpers[None]) -> Kinds:
+    """Count viruses by kind and by family.
+
+    Raises:
+        InputError: the table is damaged.
+        OSError: it cannot be read.
+    """
+    kinds, families = Counter[tuple[str, int]](), Counter[str]()
+    for each in helpers.in_order(_SpanTask(span, _kinds_in) for span in spans_of(table)):
+        kinds.update(each[0])
+        families.update(each[1])
+    del families[""]
+    return kinds, families
+
+
+def _kinds_in(block: TableBlock) -> Kinds:
     kinds = Counter[tuple[str, int]]()
     classes = np.digitize(block.whole_numbers("length"), LENGTH_CLASSES[1:])
     (names, of_kind), (kin, of_kin) = block.codes("virus_kind"), block.codes("kin")
     n_of = _cross_table(of_kind, classes, (len(names), len(LENGTH_CLASSES)))
     for name, counts in zip(names, n_of, strict=True):
         kinds.update({(name, start): n for start, n in zip(LENGTH_CLASSES, counts, strict=True)})
-    families = Counter(dict(zip(kin, np.bincount(of_kin).tolist(), strict=True)))
-    ids = {record for _, record in wanted}
-    rows = [row for row, record in enumerate(block.texts("record")) if record in ids]
-    columns = block.columns(("file", "record", "kind", "virus_kind", "kin"), rows)
-    of_records = {
-        (file, record): (virus_kind, family)
-        for file, record, kind, virus_kind, family in zip(*columns, strict=True)
-        if kind == "whole" and (file, record) in wanted
-    }
-    return kinds, families, of_records
-
-
-def count_kinds(
-    table: Path, wanted: Collection[tuple[str, str]], helpers: Helpers[None]
-) -> Identities:
-    """Count viruses by kind and by family, and look up whole viral records by file and id.
-
-    Raises:
-        InputError: it is damaged.
-        OSError: it cannot be read.
-    """
-    kinds, families = Counter[tuple[str, int]](), Counter[str]()
-    of_records: dict[tuple[str, str], tuple[str, str]] = {}
-    make = partial(_kinds_in, wanted)
-    for each in helpers.in_order(_SpanTask(span, make) for span in spans_of(table)):
-        kinds.update(each[0])
-        families.update(each[1])
-        of_records.update(each[2])
-    del families[""]
-    return kinds, families, of_records
+    return kinds, Counter(dict(zip(kin, np.bincount(of_kin).tolist(), strict=True)))

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 
@@ -27,8 +27,8 @@ from virnucpro.tables.text import TableBlock, reading, spans_of
 _MOST_OF_LOG = 1 << 20  # bytes, from its end
 _MESSAGE = re.compile(r"\S+ \S+ (INFO|WARNING|ERROR) +(.*)")
 _START = re.compile(r"virnucpro \S+: ")
-_Key = tuple[str, str]  # file and id of a record
-ListedRegions = dict[_Key, tuple[str, list[Region]]]  # file and id -> id in the run, regions
+Key: TypeAlias = tuple[str, str]  # file and id of a record
+ListedRegions = dict[Key, tuple[str, list[Region]]]  # file and id -> id in the run, regions
 _MOST = 10**15  # largest number on the page
 _MOST_LISTED = 5_000  # records whose regions a page lists
 _BASES_PER_BIN, _MOST_BINS = 1_000, 10_000  # of the evidence along a record
@@ -155,7 +155,7 @@ def read_complaints(log: Path) -> Counter[str]:
     return complaints
 
 
-def read_page_regions(table: Path) -> tuple[Counter[_Key], ListedRegions]:
+def read_page_regions(table: Path) -> tuple[Counter[Key], ListedRegions]:
     """Count the regions of each record, and read those that a page lists, best records first.
 
     Whole records are not counted, and come after parts of records. Without a table there are none.
@@ -163,7 +163,7 @@ def read_page_regions(table: Path) -> tuple[Counter[_Key], ListedRegions]:
     Raises:
         InputError: the table is damaged.
     """
-    n_regions, listed = Counter[_Key](), ListedRegions()
+    n_regions, listed = Counter[Key](), ListedRegions()
     for span in spans_of(table):
         with reading(table):
             rows = zip(*span.read().columns(REGION_TABLE.columns), strict=True)
@@ -176,7 +176,7 @@ def read_page_regions(table: Path) -> tuple[Counter[_Key], ListedRegions]:
     return n_regions, listed
 
 
-def _rank(of_record: tuple[_Key, tuple[str, list[Region]]]) -> tuple[bool, int, _Key]:
+def _rank(of_record: tuple[Key, tuple[str, list[Region]]]) -> tuple[bool, int, Key]:
     """The sort key of a record: whether a region is a part of it, its viral letters, its name."""
     key, (_, regions) = of_record
     is_part = any(region.kind != "whole" for region in regions)

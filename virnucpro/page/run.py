@@ -23,15 +23,17 @@ from virnucpro.ground.records import Region, Values
 from virnucpro.ground.tasks import Helpers, Pool
 from virnucpro.page.charts import GIB, Chart, device_charts, scores_by_length
 from virnucpro.page.counts import (
-    Identities,
+    Kinds,
     RecordRows,
     RunCounts,
     count_kinds,
     count_records,
+    find_records,
     length_classes,
 )
 from virnucpro.page.facts import (
     Facts,
+    Key,
     ListedRegions,
     count_bins,
     read_complaints,
@@ -106,7 +108,8 @@ class _RunFiles(NamedTuple):
     listed: list[_Listed]  # best first
     starts: list[Start]
     complaints: Mapping[str, int]
-    identities: Identities
+    kinds: Kinds
+    identities: Mapping[Key, tuple[str, ...]]  # kind and family of the best viral records
     rows: RecordRows  # the rows for the page, if they fit
     helpers: Helpers[None]
 
@@ -202,35 +205,37 @@ def _read_run(rundir: RunDir, helpers: Helpers[None]) -> _RunFiles:
     if not is_extract:
         n_regions, listed = read_page_regions(rundir.output(REGION_TABLE))
     input_type, has_table = facts.text("recipe", "input_type"), table.is_file()
-    counts = count_records(table, input_type, tuple(listed), helpers)
+    counts = count_records(table, input_type, helpers)
     rows = counts.rows(counts.n_records, helpers)
-    verdict, top = rundir.output(VIRUS_TABLE), rows.best(_N_TOP)
-    wanted = set(zip(top.files, top.records, strict=True))
+    viruses, top = rundir.output(VIRUS_TABLE), rows.best(_N_TOP)
+    best = set(zip(top.files, top.records, strict=True))
+    sizes = find_records(table, set(listed), ("length", "virus_score"), helpers)
     return _RunFiles(
         rundir,
         facts,
         has_table,
         counts,
         n_regions,
-        list(_listed(listed, counts)) if has_table else [],
+        list(_listed(listed, sizes)) if has_table else [],
         Start.read_all(rundir.machine),
         read_complaints(rundir.log),
-        count_kinds(verdict, wanted, helpers),
+        count_kinds(viruses, helpers),
+        find_records(viruses, best, ("virus_kind", "kin"), helpers),
         rows,
         helpers,
     )
 
 
-def _listed(regions: ListedRegions, counts: RunCounts) -> Iterator[_Listed]:
+def _listed(regions: ListedRegions, sizes: Mapping[Key, tuple[str, ...]]) -> Iterator[_Listed]:
     """The records with regions that the page lists.
 
     A region that spans its whole record is left out: it adds nothing to the call.
     """
     for (file, record), (run_id, of_record) in regions.items():
-        length, score = counts.measured[file, record]
-        length = max(length, *(region.end for region in of_record))
+        n_letters, score = sizes.get((file, record), ("", ""))
+        length = max(int(float(n_letters or 0)), *(region.end for region in of_record))
         if parts := [one for one in of_record if (one.start, one.end) != (0, length)]:
-            yield _Listed(file, record, run_id, length, score, parts)
+            yield _Listed(file, record, run_id, length, float(score or math.nan), parts)
 
 
 def _path(file: Facts) -> str:
@@ -310,7 +315,6 @@ def _file_row(name: str, counts: RunCounts, file: Facts) -> dict[str, object]:
 
 
 def _answer(run: _RunFiles) -> dict[str, object]:
-    identities = run.identities[2]
     has_regions = run.rundir.output(REGION_TABLE).is_file()
     named = sorted(filter(lambda sink: sink.about, all_sinks()), key=_place_on_page)
     names = [(one.file, one.about) for one in named if run.rundir.output(one).is_file()]
@@ -318,7 +322,7 @@ def _answer(run: _RunFiles) -> dict[str, object]:
         names.append((run.rundir.feature_index.name, "all vectors, with their ids"))
     top = run.rows.best(_N_TOP)
     keys = zip(top.files, top.records, strict=True)
-    of_top = [identities.get(key, ("", "")) for key in keys]
+    of_top = [run.identities.get(key, ("", "")) for key in keys]
     columns = [
         *(top.records.tolist(), top.files.tolist(), top.lengths.tolist(), top.scores.tolist()),
         *(top.rates.tolist(), of_top, top.notes.tolist()),
@@ -328,7 +332,7 @@ def _answer(run: _RunFiles) -> dict[str, object]:
         "looked_for_regions": has_regions or run.facts.part("counts").get("n_regions") == 0,
         "top": list(zip(*columns, strict=True)),
         "has_fdr": not all(map(math.isnan, top.rates)),
-        "has_kinds": any(kind for kind, _ in identities.values()),
+        "has_kinds": any(kind for kind, _ in run.identities.values()),
         "files": names,
     }
 
@@ -403,7 +407,7 @@ def _classes(run: _RunFiles) -> list[tuple[object, ...]]:
 
 def _kinds(run: _RunFiles) -> dict[str, object] | None:
     """Viruses by kind and length, and the most frequent families and clusters."""
-    kinds, named, _ = run.identities
+    kinds, named = run.kinds
     totals: Counter[str] = Counter()
     for (kind, _), n in kinds.items():
         totals[kind] += n
