@@ -61,8 +61,6 @@ from virnucpro.scorer.proteins import (
     Proteins,
     Ratios,
     encode_protein,
-    n_numbers,
-    occurrences,
     shared,
     spelling,
 )
@@ -218,6 +216,28 @@ class Counted:
         """A function for ``shared`` features, with words and patterns counted without this fold."""
         words, ratios = self._words.table({fold}), self.ratios({fold})
         return lambda proteins: shared(proteins, words, ratios)
+
+
+def occurrences(proteins: Proteins, places: Sequence[int]) -> tuple[Counts, Counts]:
+    """Each occurrence of a pattern in a protein: the protein, and the residues as one number.
+
+    The number has one digit in base 20 for each offset of the pattern.
+    """
+    residues, owner = proteins.residues, proteins.owner
+    n = max(0, len(residues) - places[-1])
+    is_inside: Mask = owner[:n] == owner[len(residues) - n :]
+    numbers = np.zeros(n, dtype=np.int64)
+    for place in places:
+        numbers *= N_RESIDUES
+        numbers += residues[place : place + n]
+        is_inside &= residues[place : place + n] < NO_RESIDUE
+    found = np.flatnonzero(is_inside)
+    return owner[found], numbers[found]
+
+
+def n_numbers(places: Sequence[int]) -> int:
+    """The number of different values that a pattern can have."""
+    return int(N_RESIDUES ** len(places))
 
 
 def count_pattern(library: Library, pattern: Sequence[int]) -> NDArray[np.float32]:

@@ -16,6 +16,7 @@ from piece_nets import Fitting, Lessons, fit_nets
 from safetensors import safe_open
 from scorer_file import save_scorer
 from scorer_words import word_table, words_in
+from train_protein_scorer import n_numbers, occurrences
 
 from virnucpro.callers.options import CutOptions
 from virnucpro.callers.pieces import call_scored, score_records
@@ -41,8 +42,6 @@ from virnucpro.scorer.proteins import (
     Proteins,
     composition,
     encode_protein,
-    n_numbers,
-    occurrences,
     protein_features,
     shared,
     spelling,

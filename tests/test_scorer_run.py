@@ -19,6 +19,7 @@ from runs import failures, leftovers, our_processes, rows, statuses
 from runs import tables as tables_of
 from test_genetic_code import gene
 
+from virnucpro.callers.calls import probability
 from virnucpro.engine.executor import Executor, Job, Resources
 from virnucpro.ground import devices
 from virnucpro.ground.config import EncoderSpec
@@ -299,7 +300,7 @@ def test_no_process_is_started_and_no_feature_is_written(tmp_path):
     assert "scorer" in stored["announced"][0]
     assert stored["checkpoints"] == stored["models"] == []
     rates = Scorer.own().error_rates
-    expected = [[one.n_bases, one.cut_score(0.03)] for one in rates]
+    expected = [[one.n_bases, probability(one.cut_at(0.03))] for one in rates]
     assert stored["counts"]["cut_scores"] == expected
 
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 
 from virnucpro import __version__
-from virnucpro.callers.calls import chunk_scores, failure_note
+from virnucpro.callers.calls import chunk_scores, failure_note, probability
 from virnucpro.callers.head import Head, HeadFacts, Join
 from virnucpro.callers.options import FALSE_POSITIVES, CallsBy, CutOptions
 from virnucpro.callers.pieces import ScoredRecords, call_scored, join_calls, score_records
@@ -445,7 +445,7 @@ def _cut_of(options: CutOptions, error_rates: Sequence[ErrorRates]) -> Cut:
     share = FALSE_POSITIVES[options.preset]
     return (
         f"preset {options.preset}, at most {share:.1%} false positives among unknown hosts",
-        tuple((rates.n_bases, rates.cut_score(share)) for rates in error_rates),
+        tuple((rates.n_bases, probability(rates.cut_at(share))) for rates in error_rates),
     )
 
 

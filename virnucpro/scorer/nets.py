@@ -31,7 +31,7 @@ from virnucpro.ground.errors import UnavailableError
 from virnucpro.ground.files import EMBEDDED_FOLDER, open_plain, parse_json
 from virnucpro.ground.library import call
 from virnucpro.ground.log import printable
-from virnucpro.ground.records import Counts, Mask, Values, sigmoid
+from virnucpro.ground.records import Counts, Mask, Values
 from virnucpro.scorer.features import NO_WORDS, RATIOS, SHARES, Features, WordTable
 from virnucpro.scorer.proteins import PATTERNS, SHORTEST, Proteins, Ratios, protein_features
 
@@ -200,10 +200,6 @@ class ErrorRates:
         """The log-odds that at most this share of cellular records reaches."""
         shares = np.array(self.false_positives)
         return float(np.interp(-np.log(false_positives), -np.log(shares), self.cuts))
-
-    def cut_score(self, false_positives: float) -> float:
-        """The score that at most this share of cellular records reaches."""
-        return round(sigmoid(np.array(self.cut_at(false_positives))).item(), 6)
 
     def false_per_true(self, log_odds: Values) -> Values:
         """The ratio of false to true positives at or above these log-odds. (n,) -> (n,)
@@ -393,14 +389,8 @@ def _mapped(content: mmap) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
 def _piece_nets(
     name: str, facts: Mapping[str, Any], words: WordTable, tensors: Mapping[str, Any]
 ) -> PieceNets:
-    return PieceNets(
-        size=facts["size"],
-        shortest=facts["shortest"],
-        longest=facts["longest"],
-        part=facts["part"],
-        words=words,
-        nets=_nets(name, facts["views"], tensors),
-    )
+    lengths = (facts[of_nets] for of_nets in ("size", "shortest", "longest", "part"))
+    return PieceNets(*lengths, words, _nets(name, facts["views"], tensors))
 
 
 def _nets(name: str, views: Mapping[str, int], tensors: Mapping[str, Any]) -> Nets:

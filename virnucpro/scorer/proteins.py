@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from virnucpro.ground.library import call
-from virnucpro.ground.records import Counts, Mask
+from virnucpro.ground.records import Counts
 from virnucpro.scorer.features import AMINO_ACIDS, N_WORD_FIGURES, NO_RESIDUE, Residues, WordTable
 
 SHORTEST = 50  # residues of the shortest protein that is scored
@@ -105,28 +105,6 @@ def shared(proteins: Proteins, words: WordTable, ratios: Sequence[Ratios]) -> Fe
     return figures
 
 
-def occurrences(proteins: Proteins, places: Sequence[int]) -> tuple[Counts, Counts]:
-    """Each occurrence of a pattern in a protein: the protein, and the residues as one number.
-
-    The number has one digit in base 20 for each offset of the pattern.
-    """
-    residues, owner = proteins.residues, proteins.owner
-    n = max(0, len(residues) - places[-1])
-    is_inside: Mask = owner[:n] == owner[len(residues) - n :]
-    numbers = np.zeros(n, dtype=np.int64)
-    for place in places:
-        numbers *= N_RESIDUES
-        numbers += residues[place : place + n]
-        is_inside &= residues[place : place + n] < NO_RESIDUE
-    found = np.flatnonzero(is_inside)
-    return owner[found], numbers[found]
-
-
-def n_numbers(places: Sequence[int]) -> int:
-    """The number of different values that a pattern can have."""
-    return int(N_RESIDUES ** len(places))
-
-
 def composition(proteins: Proteins) -> Features:
     """Square roots of the shares of residues, pairs, and pairs of classes. -> (n, 720)"""
     shares = np.empty((len(proteins), N_COMPOSITION), dtype=np.float32)
@@ -138,8 +116,8 @@ def composition(proteins: Proteins) -> Features:
 def figures(proteins: Proteins) -> Features:
     """Plain figures of each protein. -> (n, 12)"""
     n, residues, lengths = len(proteins), proteins.residues, proteins.lengths
-    owner, numbers = occurrences(proteins, (0,))
-    counts = np.bincount(owner * N_RESIDUES + numbers, minlength=n * N_RESIDUES)
+    cells = proteins.owner * N_RESIDUES + residues
+    counts = np.bincount(cells[residues < NO_RESIDUE], minlength=n * N_RESIDUES)
     shares = counts.reshape(n, N_RESIDUES) / np.maximum(1, lengths)[:, None]
     windows = np.empty((n, 6), dtype=np.int64)
     sizes = _WINDOW, _IN_MEMBRANE * _WINDOW, _SIMPLE, _FEW
