@@ -200,7 +200,7 @@ def scores_by_length(
     layers = _dots(rows, x_at, y_at) if is_few else _shades(density, first, last, x_at, y_at)
     low, high = 2 ** (first / PER_DOUBLING), 2 ** (last / PER_DOUBLING)
     if cut:
-        points = [(x_at(math.log2(n)), y_at(_odds(score))) for n, score in _within(cut, low, high)]
+        points = [(x_at(length), y_at(odds)) for length, odds in _within(cut, low, high)]
         layers.append(_ChartPath("cut", _line(points), "cut: lowest score called virus"))
     return _Drawing(
         "Scores by length",
@@ -254,18 +254,13 @@ def device_charts(number: int, start: Start) -> list[Chart]:
     most = [f"{name} {max(device.memory, default=0) / GIB:.1f} GiB" for name, device in devices]
     n_tokens = sum(sum(device.tokens) for _, device in devices)
     work = f"{counted(n_tokens, 'token')} on {counted(len(devices), 'device')}"
-    charts = (
-        ("speed", "Tokens per second", f"{work} in {start.seconds:,.1f} seconds.", speed),
-        ("memory", "Memory", f"Largest use: {', '.join(most)}.", memory),
-    )
-    labels = {"speed": "tokens per second", "memory": "memory in GiB"}
     x_label = "seconds since the workers started"
+    in_words = f"{work} in {start.seconds:,.1f} seconds.", f"Largest use: {', '.join(most)}."
+    of_speed = "Tokens per second of each device", in_words[0], x_label, "tokens per second"
+    of_memory = "Memory of each device", in_words[1], x_label, "memory in GiB"
     return [
-        Chart(
-            *(f"{name}{number}", f"{title} of each device", text, x_label, labels[name], series),
-            is_stepped=True,
-        )
-        for name, title, text, series in charts
+        Chart(f"speed{number}", *of_speed, speed, is_stepped=True),
+        Chart(f"memory{number}", *of_memory, memory, is_stepped=True),
     ]
 
 
@@ -292,13 +287,15 @@ def _cell(x_at: Place, y_at: Place, i: int, j: int) -> str:
 def _within(
     cut: Sequence[tuple[float, float]], low: float, high: float
 ) -> list[tuple[float, float]]:
-    """Points of the cut between two lengths, interpolated over the logarithm of length."""
+    """Points of the cut between two lengths: binary logarithm of the length, and log-odds.
+
+    They are interpolated over the logarithm of the length.
+    """
     places = np.log2([n for n, _ in cut])
     values = bounded_log_odds(np.array([score for _, score in cut]))
     inside = [math.log2(n) for n, _ in cut if low < n < high]
     xs = [math.log2(low), *inside, math.log2(high)]
-    odds = np.interp(xs, places, values)
-    return [(2.0**x, 1 / (1 + math.exp(-y))) for x, y in zip(xs, odds.tolist(), strict=True)]
+    return list(zip(xs, np.interp(xs, places, values).tolist(), strict=True))
 
 
 def _round_lengths(low: float, high: float) -> list[int]:

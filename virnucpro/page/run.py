@@ -10,7 +10,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from itertools import accumulate, islice
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -430,13 +430,9 @@ def _kinds(run: _RunFiles) -> dict[str, object] | None:
 
 def _first_regions(run: _RunFiles) -> dict[str, object]:
     """The numbers of regions and of their records, and the first regions, for a printed page."""
-    rows = (
-        (printable(one.record), printable(one.file), region)
-        for one in run.listed
-        for region in one.regions
-    )
-    n_regions = sum(len(one.regions) for one in run.listed)
-    return {"n": n_regions, "first": list(islice(rows, _MOST_FIRST))}
+    rows = [(one, region) for one in run.listed for region in one.regions]
+    first = [(printable(of.record), printable(of.file), one) for of, one in rows[:_MOST_FIRST]]
+    return {"n": len(rows), "first": first}
 
 
 def _regions(run: _RunFiles) -> dict[str, object]:

@@ -85,16 +85,11 @@ def read(text: str) -> _Template:
     extends = _PARENT.match(text)
     parent = _load(extends[1]) if extends else _Template([], {})
     macros = dict(parent.macros)
-    parts, end = _read(_tags(text[extends.end() if extends else 0 :].removesuffix("\n")), macros)
+    each = _TAG.split(text[extends.end() if extends else 0 :].removesuffix("\n"))
+    tags = (part for part in each if part and not part.startswith("{#"))  # text and tags in turn
+    parts, end = _read(tags, macros)
     assert not end, f"{end} ends nothing"
     return _Template(parent.parts or parts, macros)
-
-
-def _tags(text: str) -> Iterator[str]:
-    """Yield text and tags in turn, without comments."""
-    for part in _TAG.split(text):
-        if part and not part.startswith("{#"):
-            yield part
 
 
 def _read(tags: Iterator[str], macros: _Macros) -> tuple[list[_Part], str]:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from virnucpro.ground.library import call
-from virnucpro.ground.records import Counts
+from virnucpro.ground.records import Counts, reverse_complement
 from virnucpro.sequences.translate import STANDARD, GeneticCode
 
 UNKNOWN = 4
@@ -248,7 +248,6 @@ def _stop_of_code() -> Digits:
     """For each codon: 0: no stop; 1 to 3: a stop; 4 to 6: a stop on the other strand. (125,)"""
     stops = np.zeros(N_CODES, dtype=np.uint8)
     for number, stop in enumerate(STANDARD.stops, 1):
-        a, b, c = ("ACGT".index(base) for base in stop)
-        stops[25 * a + 5 * b + c] = number
-        stops[25 * (3 - c) + 5 * (3 - b) + 3 - a] = 3 + number
+        stops[code_of(stop)] = number
+        stops[code_of(reverse_complement(stop))] = 3 + number
     return stops

@@ -17,7 +17,7 @@ from itertools import chain, compress, count
 from math import isnan
 from operator import attrgetter, itemgetter
 from pathlib import Path
-from typing import Generic, Literal, TypeAlias, TypeGuard, TypeVar, cast
+from typing import Generic, Literal, TypeAlias, TypeVar, cast
 from urllib.parse import quote
 
 import numpy as np
@@ -268,7 +268,8 @@ def _float(text: str) -> float | None:
 
 
 def _call_in(row: dict[str, str]) -> Call:
-    if not _is_status(status := row["status"]) or row["call"] not in ("virus", "other", ""):
+    status = cast(Status, row["status"])
+    if status not in STATUSES or row["call"] not in ("virus", "other", ""):
         raise ValueError(f"a record has the status {status} and the call {row['call']}")
     return Call(
         row["record"],
@@ -284,10 +285,6 @@ def _call_in(row: dict[str, str]) -> Call:
         n_frames_scored=int(row["n_frames_scored"]),
         note=row["note"],
     )
-
-
-def _is_status(text: str) -> TypeGuard[Status]:
-    return text in STATUSES
 
 
 def _viral_fasta(results: CalledRecords) -> bytes:
@@ -343,13 +340,13 @@ FAILED_SEQUENCES = Sink(
 def _viruses_in(
     results: CalledRecords, place: int
 ) -> Iterator[tuple[str, tuple[Region, ...], float]]:
-    """Yield the name, the parts in order, and the score of each virus in a record with regions.
+    """Yield the name, the parts in order, and the score of each virus in a record.
 
     A virus is the record itself, without host flanks, or a provirus. A provirus that crosses the
     origin of a circular record has two parts.
     """
     calls, record_id = results.calls, results.records.ids[place]
-    regions = results.regions[place][0]
+    regions, _ = results.regions.get(place, ((), None))
     if calls.are_viruses[place]:
         whole = Region(0, calls.lengths[place], "whole", 1.0)
         part = regions[0] if regions else whole
@@ -372,11 +369,7 @@ def find_viruses(results: CalledRecords, code: GeneticCode | None) -> Viruses:
     """
     records, calls, unknown, rows = results.records, results.calls, Identity(), []
     for place in sorted({*compress(count(), calls.are_viruses), *results.regions}):
-        sequence, score = records.sequences[place], calls.virus_scores[place] or 0.0
-        if place not in results.regions:
-            where = "whole", 0, calls.lengths[place], False
-            rows.append((place, records.ids[place], *where, sequence, score, unknown))
-            continue
+        sequence = records.sequences[place]
         for name, parts, score in _viruses_in(results, place):
             first, end = parts[0], parts[-1].end
             letters = "".join(sequence[part.start : part.end] for part in parts)

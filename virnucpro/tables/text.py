@@ -170,12 +170,13 @@ def decimals(values: Sequence[float | None] | Values, n_decimals: int) -> _Colum
     return _Column(len(values), n_decimals, content, (12 + n_decimals) * len(values))
 
 
-def rows_of(*columns: _Column, before: Sequence[str] = ()) -> bytes:
-    """A line per row. ``before`` has the text before the fields of each column; default: tabs."""
-    return _rows_of(columns, before or ("", *("\t",) * (len(columns) - 1))).tobytes()
+def rows_of(*columns: _Column) -> bytes:
+    """A line per row, with tabs between the fields."""
+    return _rows_of(columns, ("", *("\t",) * (len(columns) - 1))).tobytes()
 
 
 def _rows_of(columns: Sequence[_Column], before: Sequence[str]) -> NDArray[np.uint8]:
+    """A line per row; ``before`` has the text before the fields of each column."""
     [n_rows] = {column.n_rows for column in columns}
     for column in columns:
         is_text = column.kind in (_TEXTS, _LETTERS)
@@ -259,10 +260,8 @@ def chunk_rows(frames: FrameScores) -> bytes:
     firsts = np.flatnonzero(np.concatenate([[True], chunks[1:] != chunks[:-1]]))
     scores = np.array(frames.scores, dtype=np.float64)
     best, least = np.maximum.reduceat(scores, firsts), np.minimum.reduceat(scores, firsts)
-    verdicts = [
-        "True" if is_virus else "False" for is_virus in (best >= _of_others(least)).tolist()
-    ]
-    return rows_of(texts(chunks[firsts].tolist()), texts(verdicts))
+    are_viruses = (best >= _of_others(least)).tolist()
+    return rows_of(texts(chunks[firsts].tolist()), texts(list(map(str, are_viruses))))
 
 
 # Columns are found by name, so tables of any version can be read
