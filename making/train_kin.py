@@ -34,7 +34,6 @@ from scorer_manifest import NAMELESS, Groups, Row, kingdom_of, names_of, read_ro
 from virnucpro.ground.records import Counts, Mask, Values
 from virnucpro.scorer.features import NO_WORDS
 from virnucpro.scorer.kin import (
-    FARTHEST,
     FORMAT,
     KIND_FEATURES,
     KIND_PIECE,
@@ -45,6 +44,7 @@ from virnucpro.scorer.kin import (
     kin_words_of,
     named_owners,
 )
+from virnucpro.scorer.nets import FARTHEST
 from virnucpro.scorer.pieces import Digits, Pieces, encode, opposite_strand
 from virnucpro.sequences.fasta import read_fasta
 

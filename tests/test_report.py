@@ -334,7 +334,7 @@ def test_of_many_records_the_page_has_the_viral_ones_and_a_sample_and_says_so(tm
     others = places[places % 100 > 0]
     assert len(others) == 97_900
     gaps = np.diff(others)
-    assert gaps.min() > 1 and gaps.max() < 6  # 2.1 on average, by steps of 2
+    assert gaps.min() > 1 and gaps.max() < 6  # 2.1 on average
     assert np.cumsum(page.data["columns"]["gap"]).tolist() == (places + 1).tolist()
     shown = "This page shows 100,000 of 210,000 records: all 2,100 viral records and an even sample"
     assert shown in page.words

@@ -233,12 +233,9 @@ class RunCounts:
         """
         most = min(most, MOST_ROWS)
         viral = np.sort(self.viral[0, _best(self.viral, most)].astype(np.int64))
-        n_others, every = self.n_records - self.n_viral, 1
-        while -(-n_others // every) > 2 * MOST_ROWS:
-            every *= 2
-        n_kept = -(-n_others // every)
-        n_shown = min(n_kept, most - len(viral))
-        others = np.arange(n_shown) * n_kept // max(1, n_shown) * every
+        n_others = self.n_records - self.n_viral
+        n_shown = min(n_others, most - len(viral))
+        others = np.arange(n_shown) * n_others // max(1, n_shown)
         tasks, places = list[_SpanTask[RecordRows]](), list[int]()
         row = other = 0
         for span, n_rows, n_others in self.blocks:

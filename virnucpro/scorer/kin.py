@@ -29,14 +29,14 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 
 from virnucpro.ground.errors import UnavailableError
-from virnucpro.ground.files import EMBEDDED_FOLDER, parse_json
+from virnucpro.ground.files import EMBEDDED_FOLDER
 from virnucpro.ground.library import call
 from virnucpro.ground.log import printable
 from virnucpro.ground.records import Counts, Identity, Values
 from virnucpro.scorer.features import FIGURES, NO_WORDS, RESIDUE_OF_CODE, Numbers, library_input
+from virnucpro.scorer.nets import FARTHEST, mapped
 from virnucpro.scorer.pieces import Pieces, cut
 from virnucpro.sequences.translate import STANDARD, GeneticCode
 
@@ -60,7 +60,6 @@ KINDS = (
 KIND_FEATURES = slice(0, FIGURES.stop)  # all but words and ratios
 KIND_PIECE = 1000  # bases
 STRANGE = -1  # in place of an owner: the table does not have the word
-FARTHEST = 6.0  # deviations from the mean; features are clipped to this
 _OUTPUTS = 16  # outputs of a layer that the library computes at once
 _WORD_PIECE = 10_000  # bases searched for stretches at once
 _SEQUENCES_AT_ONCE = 128  # read by the net at once: they fit into the processor's cache
@@ -344,9 +343,7 @@ def load_kinship(path: Path) -> Kinship:
         UnavailableError: the file is missing, damaged, or in another format.
     """
     try:
-        with safe_open(path, framework="np") as handle:
-            facts = parse_json((handle.metadata() or {})["facts"])
-            tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
+        _, facts, tensors = mapped(path)
         if facts["format"] != FORMAT or facts["kinds"] != list(KINDS):
             raise ValueError(f"its format is {facts['format']}, with the kinds {facts['kinds']}")
         hidden, output = (
@@ -361,7 +358,7 @@ def load_kinship(path: Path) -> Kinship:
             KindNet(tensors["kind.mean"], tensors["kind.deviation"], hidden, output, slopes),
             tuple((fewest, value) for fewest, value in facts["certainties"]),
         )
-    except (OSError, SafetensorError, LookupError, ValueError, TypeError) as error:
+    except (OSError, LookupError, ValueError, TypeError, AttributeError) as error:
         raise UnavailableError(
             f"{printable(path)} is not the table of viral families: {printable(error)}",
             hint="reinstall VirNucPro: this file is part of it",

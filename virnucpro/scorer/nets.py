@@ -337,9 +337,7 @@ def load_scorer(path: Path) -> Scorer:
         UnavailableError: the file is missing, damaged, or not a scorer.
     """
     try:
-        with open_plain(path) as handle:
-            content = mmap(handle.fileno(), 0, access=ACCESS_READ)
-        facts, tensors = _mapped(content)
+        content, facts, tensors = mapped(path)
         if facts["format"] != FORMAT:
             raise ValueError(f"its format is {facts['format']}")
         words = WordTable(tensors["words.buckets"], tensors["words.entries"])
@@ -364,15 +362,18 @@ def load_scorer(path: Path) -> Scorer:
         ) from error
 
 
-def _mapped(content: mmap) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """The facts and the arrays of a mapped safetensors file; nothing is copied.
+def mapped(path: Path) -> tuple[mmap, dict[str, Any], dict[str, NDArray[Any]]]:
+    """Map a safetensors file. -> its content, facts and arrays; nothing is copied
 
     The file begins with the size of a JSON header, which has the type, shape and offsets of each
     array.
 
     Raises:
+        OSError: it cannot be read.
         LookupError, ValueError, TypeError, AttributeError: it is damaged.
     """
+    with open_plain(path) as handle:
+        content = mmap(handle.fileno(), 0, access=ACCESS_READ)
     first = 8 + int.from_bytes(content[:8], "little")
     header = parse_json(content[8:first])
     facts: dict[str, Any] = parse_json(header.pop("__metadata__")["facts"])
@@ -383,7 +384,7 @@ def _mapped(content: mmap) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         if end - start != n * kind.itemsize:
             raise ValueError(f"{name} has {end - start} bytes")
         tensors[name] = np.frombuffer(content, kind, n, first + start).reshape(of["shape"])
-    return facts, tensors
+    return content, facts, tensors
 
 
 def _piece_nets(
