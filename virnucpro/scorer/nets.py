@@ -390,8 +390,9 @@ def mapped(path: Path) -> tuple[mmap, dict[str, Any], dict[str, NDArray[Any]]]:
 def _piece_nets(
     name: str, facts: Mapping[str, Any], words: WordTable, tensors: Mapping[str, Any]
 ) -> PieceNets:
-    lengths = (facts[of_nets] for of_nets in ("size", "shortest", "longest", "part"))
-    return PieceNets(*lengths, words, _nets(name, facts["views"], tensors))
+    nets = _nets(name, facts["views"], tensors)
+    lengths = facts["size"], facts["shortest"], facts["longest"], facts["part"]
+    return PieceNets(*lengths, words, nets)
 
 
 def _nets(name: str, views: Mapping[str, int], tensors: Mapping[str, Any]) -> Nets:

@@ -419,9 +419,10 @@ def reading(table: Path, *others: type[Exception]) -> Iterator[None]:
 
     These are ValueError and the ``others``.
     """
+    errors: tuple[type[Exception], ...] = (ValueError, *others)
     try:
         yield
-    except (ValueError, *others) as error:
+    except errors as error:
         raise InputError(
             f"{printable(table)} is damaged: {printable(error)}",
             hint="run the command of the run again with --resume: it writes the tables anew",
