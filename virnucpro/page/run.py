@@ -52,7 +52,6 @@ from virnucpro.tables.sinks import (
     SAMPLE_TABLE,
     TRACKS,
     VIRUS_TABLE,
-    Sink,
     all_sinks,
 )
 from virnucpro.tables.text import TableBlock, reading, spans_of
@@ -316,8 +315,9 @@ def _file_row(name: str, counts: RunCounts, file: Facts) -> dict[str, object]:
 
 def _answer(run: _RunFiles) -> dict[str, object]:
     has_regions = run.rundir.output(REGION_TABLE).is_file()
-    named = sorted(filter(lambda sink: sink.about, all_sinks()), key=_place_on_page)
-    names = [(one.file, one.about) for one in named if run.rundir.output(one).is_file()]
+    written = (one for one in all_sinks() if one.about and run.rundir.output(one).is_file())
+    names = [(one.file, one.about) for one in written]
+    names.sort(key=lambda name: not name[0].startswith("viruses"))  # these are first
     if run.rundir.feature_index.is_file():
         names.append((run.rundir.feature_index.name, "all vectors, with their ids"))
     top = run.rows.best(_N_TOP)
@@ -335,11 +335,6 @@ def _answer(run: _RunFiles) -> dict[str, object]:
         "has_kinds": any(kind for kind, _ in run.identities.values()),
         "files": names,
     }
-
-
-def _place_on_page(sink: Sink) -> bool:
-    """The sort key of files: the files of viruses first, then the others in their order."""
-    return not sink.file.startswith("viruses")
 
 
 def _warnings(run: _RunFiles) -> Iterator[tuple[str, str]]:
@@ -519,6 +514,7 @@ def _sample_column(name: str, blocks: Sequence[TableBlock]) -> dict[str, object]
 def _columns(run: _RunFiles, rows: RecordRows) -> dict[str, object]:
     """The rows as columns: scores in millionths, rates in ten-thousandths."""
     files = {file: i for i, file in enumerate(dict.fromkeys(rows.files))}
+    keys = zip(rows.files, rows.records, strict=True)
     return {
         "cut": run.facts.cut,
         "letters": run.letters,
@@ -534,17 +530,10 @@ def _columns(run: _RunFiles, rows: RecordRows) -> dict[str, object]:
             "score": _scaled(rows.scores, 1_000_000),
             "fdr": _scaled(rows.rates, 10_000),
             "chunks": _scaled(rows.n_chunks, 1),
-            "regions": _regions_of(run, rows),
+            "regions": [run.n_regions.get(key, 0) for key in keys],
             "note": _lines(rows.notes.tolist()),
         },
     }
-
-
-def _regions_of(run: _RunFiles, rows: RecordRows) -> list[int]:
-    """The number of regions in each record."""
-    if not run.n_regions:
-        return [0] * len(rows.records)
-    return [run.n_regions.get(key, 0) for key in zip(rows.files, rows.records, strict=True)]
 
 
 def _lines(texts: Sequence[str]) -> str:
