@@ -166,9 +166,7 @@ def _owned_words(sequences: Pieces, table: KinWords, code: GeneticCode) -> Count
 
 def kind_features(sequences: Pieces, code: GeneticCode = STANDARD) -> Values:
     """The mean features of the pieces of each sequence; NaN without a known base. n -> (n, 1095)"""
-    lengths = sequences.lengths
-    owner, places, n_bases = cut(lengths, KIND_PIECE)
-    places += (sequences.starts - (np.cumsum(lengths) - lengths))[owner]
+    owner, places, n_bases = cut(sequences.starts, sequences.lengths, KIND_PIECE)
     n_pieces = np.bincount(owner, minlength=len(sequences))
     means = np.empty((len(sequences), KIND_FEATURES.stop))
     pieces, sizes = sequences.at(places, n_bases), (n_pieces, *means.shape, means)

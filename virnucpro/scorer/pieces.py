@@ -167,13 +167,14 @@ def opposite_strand(digits: Digits) -> Digits:
     return np.minimum(3 - digits[..., ::-1], UNKNOWN)  # 3 - 4 is 255
 
 
-def cut(lengths: Counts, size: int) -> tuple[Counts, Counts, Counts]:
-    """Cut concatenated records into pieces: the record, start and length of each.
+def cut(starts: Counts, lengths: Counts, size: int) -> tuple[Counts, Counts, Counts]:
+    """Cut records of one row into pieces: the record, start and length of each.
 
     A record gets the fewest pieces that leave out at most a tenth of a piece. If together they are
     longer than the record, they overlap evenly, from its first base to its last.
 
-    >>> [values.tolist() for values in cut(np.array([1050, 1051, 499]), 500)]
+    >>> starts, lengths = np.array([[0, 1050, 2101], [1050, 1051, 499]])
+    >>> [values.tolist() for values in cut(starts, lengths, 500)]
     [[0, 0, 1, 1, 1, 2], [0, 500, 1050, 1325, 1601, 2101], [500, 500, 500, 500, 500, 499]]
     """
     n_pieces = np.maximum(1, -(-(10 * lengths - size) // (10 * size)))
@@ -181,9 +182,8 @@ def cut(lengths: Counts, size: int) -> tuple[Counts, Counts, Counts]:
     number = np.arange(len(owner)) - (np.cumsum(n_pieces) - n_pieces)[owner]
     n_bases = np.minimum(size, lengths)
     last = np.minimum(lengths, n_pieces * size) - n_bases
-    first = np.cumsum(lengths) - lengths
     place = number * last[owner] // np.maximum(1, n_pieces - 1)[owner]
-    return owner, first[owner] + place, n_bases[owner]
+    return owner, starts[owner] + place, n_bases[owner]
 
 
 def find_open_codes(sequences: Sequence[str]) -> list[int | None]:

@@ -49,10 +49,9 @@ class PieceScores(NamedTuple):
 
         Starts count from the first base of all records.
         """
-        of_records = lengths[records]
-        owner, place, n_bases = cut(of_records, size)
-        moved = (np.cumsum(lengths) - lengths)[records] - (np.cumsum(of_records) - of_records)
-        return cls(records[owner], place + moved[owner], n_bases, np.full(len(owner), np.nan))
+        starts = np.cumsum(lengths) - lengths
+        owner, start, n_bases = cut(starts[records], lengths[records], size)
+        return cls(records[owner], start, n_bases, np.full(len(owner), np.nan))
 
     @classmethod
     def joined(cls, each: Iterable[PieceScores]) -> PieceScores:
