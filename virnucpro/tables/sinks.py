@@ -655,9 +655,11 @@ def _region_in(row: dict[str, str]) -> tuple[tuple[str, str], Region]:
     """The sample and the id of a record, and its region; tables of any version can be read."""
     start, end, posterior = int(row["start"]) - 1, int(row["end"]), float(row["posterior"] or "nan")
     if not (0 <= start < end <= _MOST_BASES and (isnan(posterior) or 0 <= posterior <= 1)):
-        raise ValueError(f"a value of the region {row['region']} is out of range")
-    if row["kind"] not in _GFF3_TERMS or row["class"] not in ("prophage", "uncertain", ""):
-        raise ValueError(f"{row['region']} is a {row['kind']} of the class {row['class']}")
+        raise ValueError(f"{row['record']} has no region such as {row['region']}")
+    if row["kind"] not in _GFF3_TERMS:
+        raise ValueError(f"{row['region']} is a {row['kind']}")
+    if row["class"] not in ("prophage", "uncertain", ""):
+        raise ValueError(f"{row['region']} is of the class {row['class']}")
     kind = cast(Literal["provirus", "whole"], row["kind"])
     judged = cast(Literal["prophage", "uncertain", ""], row["class"])
     is_part, is_virus = _ORIGIN in row["note"], bool(row["virus"])
