@@ -421,10 +421,10 @@ def test_a_feature_file_with_its_rows_in_another_order_is_refused(make_config, t
 # What is found
 
 
-def test_a_table_that_forgets_costs_time_and_changes_nothing(
+def test_copies_that_are_forgotten_cost_time_and_change_nothing(
     make_config, tiny, repeated, undisturbed, proteins, monkeypatch
 ):
-    monkeypatch.setattr(shards, "SeenOrfs", partial(SeenOrfs, n_slots=8, max_slots=8))
+    monkeypatch.setattr(shards, "SeenOrfs", partial(SeenOrfs, most=4))
     monkeypatch.setattr(plan, "_BLOCK_LETTERS", 300)
     config = make_config(repeated)
     events = []
@@ -442,24 +442,21 @@ def digests(proteins: Sequence[str]) -> list[bytes]:
     return digests_of(make_orfs(proteins), frozenset({"protein"}))
 
 
-@pytest.mark.parametrize("n_slots", [1, 8, 2**16])
-@pytest.mark.parametrize("n_letters", [1, 7, 5000])
-def test_a_copy_always_has_the_protein_of_its_original(n_slots, n_letters):
-    rng = np.random.default_rng(n_slots + n_letters)
+@pytest.mark.parametrize("most", [1, 8, 2**16])
+def test_a_copy_always_has_the_protein_of_its_original(most):
+    rng = np.random.default_rng(most)
     proteins = ["".join(rng.choice(list("AC"), rng.integers(1, 9))) for _ in range(5000)]
-    seen = SeenOrfs(n_slots, max_slots=max(64, n_slots))
+    seen = SeenOrfs(most)
     embedded: list[str] = []
-    for first in range(0, len(proteins), n_letters):
-        block = proteins[first : first + n_letters]
-        for protein, original in zip(block, seen.originals(digests(block)), strict=True):
-            if original is None:
-                embedded.append(protein)
-            else:
-                assert embedded[original] == protein
+    for protein, digest in zip(proteins, digests(proteins), strict=True):
+        original = seen.original(digest)
+        if original is None:
+            embedded.append(protein)
+        else:
+            assert embedded[original] == protein
     assert seen.n_embedded == len(embedded)
-    assert len(set(embedded)) == len(set(proteins))
-    if n_slots == 2**16 and n_letters == 5000:
-        assert len(set(embedded)) == len(embedded)
+    assert set(embedded) == set(proteins)
+    assert (len(embedded) == len(set(proteins))) == (most == 2**16)
 
 
 def test_proteins_that_differ_in_one_residue_the_length_or_the_order_differ():
@@ -469,21 +466,17 @@ def test_proteins_that_differ_in_one_residue_the_length_or_the_order_differ():
     swapped = [text[:i] + text[i + 1] + text[i] + text[i + 2 :] for i in range(len(text) - 1)]
     different = list({*one_off, *prefixes, *swapped, text, text + "A", text + text})
     seen = SeenOrfs()
-    assert all(original is None for original in seen.originals(digests(different)))
-    again = seen.originals(digests(different))
-    assert all(original in (i, None) for i, original in enumerate(again))
-    assert again.count(None) < 0.1 * len(different)
+    assert not any(seen.original(one) is not None for one in digests(different))
+    assert list(map(seen.original, digests(different))) == list(range(len(different)))
 
 
-def test_the_table_grows_to_its_limit_and_keeps_what_it_knew():
-    proteins = [f"M{i}" for i in range(4000)]
-    seen = SeenOrfs(n_slots=64, max_slots=2**16)
-    for first in range(0, len(proteins), 100):
-        seen.originals(digests(proteins[first : first + 100]))
-    assert len(seen._table) == 2**16
-    n_new = seen.originals(digests(proteins)).count(None)
-    assert n_new < 0.07 * len(proteins)  # with 16 slots for each, 1/16 and less were overwritten
-    assert len(seen._table) == 2**16
+def test_the_latest_orfs_are_found_and_at_most_twice_their_number_is_kept():
+    seen = SeenOrfs(most=10)
+    each = digests([f"M{i}" for i in range(400)])
+    for i, digest in enumerate(each):
+        assert seen.original(digest) is None
+        assert list(map(seen.original, each[max(0, i - 9) : i])) == list(range(max(0, i - 9), i))
+        assert len(seen._newer) + len(seen._older) <= 20
 
 
 def test_what_is_found_is_the_same_in_every_process():
@@ -491,10 +484,10 @@ def test_what_is_found_is_the_same_in_every_process():
     code = (
         "from virnucpro.ground.records import Orf;"
         "from virnucpro.run.shards import SeenOrfs, digests_of;"
-        "seen = SeenOrfs(8, 64);"
+        "seen = SeenOrfs(8);"
         "orfs = [Orf('o', 'c', 'r', 0, 0, '+', f'M{i % 37}') for i in range(500)];"
         "digests = digests_of(orfs, frozenset({'protein'}));"
-        "print([n for i in range(0, 500, 50) for n in seen.originals(digests[i : i + 50])])"
+        "print(list(map(seen.original, digests)))"
     )
     answers = {
         subprocess.run(

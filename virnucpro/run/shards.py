@@ -12,7 +12,7 @@ read is equal (the protein, the bases, or both). ``SeenOrfs`` checks a digest of
 goes into a shard. An ORF that occurred before becomes a copy. It names its original by ordinal: the
 position among the embedded ORFs of its slice. Workers skip copies; the feature store gives each
 copy exactly the rows of its original, or the reason why it has none. Which copies are found depends
-only on the ORFs and their order. A full table forgets, and then an ORF is embedded again.
+only on the ORFs and their order. An ORF that is forgotten is embedded again.
 """
 
 from __future__ import annotations
@@ -22,9 +22,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from hashlib import blake2s
 from pathlib import Path
-
-import numpy as np
-from numpy.typing import NDArray
 
 from virnucpro.ground.config import Reads, Recipe
 from virnucpro.ground.errors import StorageError, VirnucproError
@@ -37,9 +34,7 @@ _AGAIN = "the next start writes shards anew"
 # (shards, residues of each) before the largest: 17.5 million residues are 208 shards
 _SMALL_SHARDS = ((32, 16_000), (32, 32_000), (32, 64_000), (128, 125_000))
 N_SMALL_SHARDS = sum(n for n, _ in _SMALL_SHARDS)
-N_SLOTS = 2**18  # initial: 6 MB
-MAX_SLOTS = 2**22  # 100 MB
-_SLOTS_PER_PROTEIN = 16  # 3 of 100 proteins then lose their slot to another
+MOST_SEEN = 2**18  # ORFs; those before are forgotten together, so memory holds up to twice as many
 
 
 def shard_size(place: int, largest: int) -> int:
@@ -52,61 +47,23 @@ def shard_size(place: int, largest: int) -> int:
 
 
 class SeenOrfs:
-    """The latest ORFs of a slice, in bounded memory.
+    """The ordinals of the latest ORFs of a slice, by their digests, in bounded memory."""
 
-    The digest of an ORF chooses its slot, which has two words of the digest and the ordinal. A
-    newer ORF replaces an older one in the same slot.
-    """
-
-    def __init__(
-        self,
-        n_slots: int = N_SLOTS,
-        max_slots: int = MAX_SLOTS,
-    ) -> None:
+    def __init__(self, most: int = MOST_SEEN) -> None:
         self.n_embedded = 0
-        self._max_slots = max_slots
-        self._table = np.zeros((n_slots, 3), dtype=np.uint64)  # no digest is 0
+        self._most = most
+        self._newer: dict[bytes, int] = {}
+        self._older: dict[bytes, int] = {}
 
-    def originals(self, digests: Sequence[bytes]) -> list[int | None]:
-        """The ordinal of each ORF's original, in order; None if its digest is new."""
-        distinct = list(dict.fromkeys(digests))
-        tags = np.frombuffer(b"".join(distinct), dtype="<u8").reshape(-1, 2)
-        ordinals = dict(zip(distinct, self._find_or_add(tags), strict=True))
-        originals: list[int | None] = []
-        for digest in digests:
-            ordinal = ordinals[digest]
-            if ordinal == self.n_embedded:  # ordinals count first occurrences
-                self.n_embedded += 1
-                originals.append(None)
-            else:
-                originals.append(ordinal)
-        return originals
-
-    def _find_or_add(self, tags: NDArray[np.uint64]) -> list[int]:
-        """The ordinal of each digest; new digests get the next ordinals. (n, 2) -> n"""
-        entries = self._table.take(self._slots_of(tags), axis=0)
-        is_new = (entries[:, :2] != tags).any(axis=1)
-        n_new = int(is_new.sum())
-        entries[:, :2] = tags
-        entries[is_new, 2] = np.arange(self.n_embedded, self.n_embedded + n_new)
-        self._grow(self.n_embedded + n_new)
-        self._put(entries[is_new])
-        ordinals: list[int] = entries[:, 2].tolist()
-        return ordinals
-
-    def _grow(self, n_proteins: int) -> None:
-        while len(self._table) < min(self._max_slots, _SLOTS_PER_PROTEIN * n_proteins):
-            entries = self._table[self._table[:, :2].any(axis=1)]
-            self._table = np.zeros((2 * len(self._table), 3), dtype=np.uint64)
-            self._put(entries)
-
-    def _put(self, entries: NDArray[np.uint64]) -> None:
-        self._table[self._slots_of(entries)] = entries  # of two in one slot, the last stays
-
-    def _slots_of(self, tags: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """The number of slots is a power of two, so entries that differed still differ."""
-        slots: NDArray[np.int64] = (tags[:, 0] & np.uint64(len(self._table) - 1)).astype(np.int64)
-        return slots
+    def original(self, digest: bytes) -> int | None:
+        """The ordinal of an ORF's original; None if its digest is new, or forgotten."""
+        ordinal = self._newer.get(digest, self._older.get(digest))
+        if ordinal is None:
+            if len(self._newer) == self._most:
+                self._older, self._newer = self._newer, {}
+            self._newer[digest] = self.n_embedded
+            self.n_embedded += 1
+        return ordinal
 
 
 def digests_of(orfs: Sequence[Orf], reads: frozenset[Reads]) -> list[bytes]:
@@ -151,8 +108,8 @@ class ShardWriter:
 
     def extend(self, orfs: Sequence[Orf]) -> None:
         """Add ORFs. An ORF that occurred before becomes a copy."""
-        originals = self._seen.originals(digests_of(orfs, self._recipe.reads))
-        for orf, original in zip(orfs, originals, strict=True):
+        for orf, digest in zip(orfs, digests_of(orfs, self._recipe.reads), strict=True):
+            original = self._seen.original(digest)
             bases = f" bases={orf.bases}" if orf.bases else ""
             copy = "" if original is None else f" copy={original}"
             self._entries.append(
