@@ -36,7 +36,6 @@ from virnucpro.ground.errors import (
 )
 from virnucpro.ground.events import STAGES, OnEvent, Progress, ShardDone, Telling
 from virnucpro.ground.records import Shard
-from virnucpro.ground.tree import Tree
 from virnucpro.learning.pages import report_folder
 from virnucpro.run.feature_file import read_label, sealed_label
 from virnucpro.run.folder import RunDir
@@ -328,36 +327,36 @@ OTHER_OUTPUTS = (*SINKS["predict"], Sink("another.tsv"))
     [("tables.sinks.SINKS", {"predict": OTHER_OUTPUTS}), ("run.rows.FORMAT_OF_SCORES", "another")],
 )
 def test_rows_of_a_program_with_other_columns_or_scores_are_not_joined(
-    plan, tmp_path, monkeypatch, name, value
+    plan, monkeypatch, name, value
 ):
-    store, slices = stored_rows(plan, tmp_path)
-    of_one = slices.slices[:1], slices
-    assert store.has(*of_one) and store.read(*of_one) is not None
+    store = stored_rows(plan)
+    of_one = store.plan.slices[:1]
+    assert store.has(of_one) and store.read(of_one) is not None
     monkeypatch.setattr(f"virnucpro.{name}", value)
-    assert not store.has(*of_one) and store.read(*of_one) is None
+    assert not store.has(of_one) and store.read(of_one) is None
 
 
-def stored_rows(plan: Callable[..., Path], folder: Path) -> tuple[RowStore, Plan]:
+def stored_rows(plan: Callable[..., Path]) -> RowStore:
     """Rows of the first slice of a plan without a shard."""
     rundir = RunDir(plan(bytes_per_slice=SLICE))
-    manifest = rundir.read_manifest()
-    slices = Plan.read(rundir, manifest)
-    store = RowStore(Tree(folder), folder, manifest, "somebody")
-    store.write(slices.slices[:1], slices, SliceRows(n_records=1))
-    return store, slices
+    rundir.make_folder(rundir.rows)
+    store = RowStore(Plan.read(rundir, rundir.read_manifest()), "somebody")
+    store.write(store.plan.slices[:1], SliceRows(n_records=1))
+    return store
 
 
 def test_rows_of_other_records_shards_or_callers_are_not_joined(plan, tmp_path):
-    store, slices = stored_rows(plan, tmp_path)
+    store = stored_rows(plan)
+    slices = store.plan
     first, second = slices.slices[:1], slices.slices[1:2]
     shutil.copy(store.path(first), store.path(second))
-    assert store.has(first, slices) and not store.has(second, slices)
+    assert store.has(first) and not store.has(second)
     shard = Shard(first[0].index, tmp_path / "000000.faa", 1, 1, 1, "a hash")
     parts = {first[0].index: _SlicePlan((shard,), _PlanCounts(), ())}
-    assert not store.has(first, replace(slices, parts=parts))
-    assert not replace(store, made_by="somebody else").has(first, slices)
-    with_replaced = replace(store.manifest, replaced=("contig1",))
-    assert not replace(store, manifest=with_replaced).has(first, slices)
+    assert not replace(store, plan=replace(slices, parts=parts)).has(first)
+    assert not replace(store, made_by="somebody else").has(first)
+    with_replaced = replace(slices.manifest, replaced=("contig1",))
+    assert not replace(store, plan=replace(slices, manifest=with_replaced)).has(first)
 
 
 def test_the_scorer_alone_is_spread_and_scores_that_are_damaged_before_the_join_are_made_again(

@@ -12,21 +12,19 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 from zlib import crc32
 
 from virnucpro import __version__
 from virnucpro.ground.errors import FeatureFileError
-from virnucpro.ground.files import open_plain, parse_json, writing
+from virnucpro.ground.files import open_plain, parse_json
 from virnucpro.ground.log import LOGGER, printable
 from virnucpro.ground.records import check_counts
-from virnucpro.ground.tree import Tree
 from virnucpro.run.feature_file import read_label, sealed_label
 from virnucpro.run.folder import ROWS
 from virnucpro.run.index import IndexPart
-from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import Plan, Slice
 from virnucpro.run.scores import FORMAT as FORMAT_OF_SCORES
 from virnucpro.tables.sinks import Portion, Tally, all_sinks
@@ -41,7 +39,7 @@ _Rows: TypeAlias = Mapping[str, bytes | memoryview]  # see ``Portion``
 class SliceRows:
     """The table rows of a slice or a block of it, and the feature files of each store."""
 
-    files: Sequence[Sequence[IndexPart]] = ()
+    files: Sequence[list[IndexPart]] = ()
     portions: list[Portion] = field(default_factory=list)
     n_records: int = 0
     n_letters: int = 0
@@ -49,6 +47,7 @@ class SliceRows:
     n_blocks: int = 0
     is_scored: bool = False  # scored now, not read from a file
     digest: str = ""  # SHA-256 of a block's score file, if written now
+    index: int = 0  # of its first block
 
     @property
     def n_failed(self) -> int:
@@ -56,6 +55,8 @@ class SliceRows:
 
     def include(self, block: SliceRows) -> None:
         """Add the rows of the next block; neighbouring portions of one sample are joined."""
+        for files, more in zip(self.files, block.files, strict=True):
+            files.extend(more)
         for name in _COUNTS:
             setattr(self, name, getattr(self, name) + getattr(block, name))
         for portion in block.portions:
@@ -67,42 +68,32 @@ class SliceRows:
 
 @dataclass(frozen=True, slots=True)
 class RowStore:
-    """The row files of a run: one per group of slices with the same records.
+    """The row files of a plan: one per group of slices with the same records.
 
     A file has the index of the first slice in its name.
     """
 
-    tree: Tree
-    folder: Path
-    manifest: Manifest
+    plan: Plan
     made_by: str  # hash of caller, cut and set of files, which all keys share
     field: ClassVar = "rows_made_by"  # its name in ``run.json``
 
     def path(self, group: Sequence[Slice]) -> Path:
-        return self.folder / f"{group[0].name}{ROWS}"
+        return self.plan.rundir.rows / f"{group[0].name}{ROWS}"
 
-    def make_folder(self) -> None:
-        """Make the folder of the files, unless it is there."""
-        with writing(self.folder):
-            self.tree.make_folder(self.folder)
-
-    def has(self, group: Sequence[Slice], plan: Plan) -> bool:
+    def has(self, group: Sequence[Slice]) -> bool:
         """Whether the rows of some slices exist, judged by the label of their file.
 
         If records of a run were replaced, all rows are made at its end instead.
         """
-        if self.manifest.replaced:
+        if self.plan.manifest.replaced:
             return False
         try:
-            read_label(self.path(group), self._attributes(group, plan))
+            read_label(self.path(group), self._attributes(group))
         except FeatureFileError:
             return False
         return True
 
-    def delete(self, group: Sequence[Slice]) -> None:
-        self.tree.delete(self.path(group))
-
-    def write(self, group: Sequence[Slice], plan: Plan, rows: SliceRows) -> None:
+    def write(self, group: Sequence[Slice], rows: SliceRows) -> None:
         """
         Raises:
             OutputError, StorageError: the file cannot be written.
@@ -122,44 +113,44 @@ class RowStore:
         counts = [getattr(rows, name) for name in _COUNTS]
         facts = ([list(map(asdict, one)) for one in rows.files], counts, portions)
         content = b"".join((json.dumps(facts).encode(), b"\n", *texts))
-        attributes = {**self._attributes(group, plan), "crc32": crc32(content)}
-        with self.tree.replacing(self.path(group)) as out:
+        attributes = {**self._attributes(group), "crc32": crc32(content)}
+        with self.plan.rundir.replacing(self.path(group)) as out:
             out.write(content)
             out.write(sealed_label(content, attributes))
 
-    def read(self, group: Sequence[Slice], plan: Plan) -> SliceRows | None:
+    def read(self, group: Sequence[Slice]) -> SliceRows | None:
         """Read the rows of some slices, if they exist; a damaged file is deleted."""
         path = self.path(group)
-        if not self.has(group, plan):
+        if not self.has(group):
             return None
         try:
-            label = read_label(path, self._attributes(group, plan))
+            label = read_label(path, self._attributes(group))
             with open_plain(path) as handle:
                 facts = handle.readline(label.n_bytes)
                 text = memoryview(handle.read(label.n_bytes - len(facts)))
             # this check takes a third of the time of SHA-256
             if crc32(text, crc32(facts)) != label.attributes.get("crc32"):
                 raise FeatureFileError(f"{printable(path)} is damaged")
-            return _unpacked(facts, text)
+            return replace(_unpacked(facts, text), index=group[0].index)
         except (FeatureFileError, ValueError, LookupError, TypeError, AttributeError) as error:
             fault = error if isinstance(error, FeatureFileError) else f"{printable(path)}: {error}"
             LOGGER.warning("%s; it is made again", fault)
-            self.tree.delete(path)
+            self.plan.rundir.delete(path)
             return None
 
-    def _attributes(self, group: Sequence[Slice], plan: Plan) -> dict[str, str | int]:
+    def _attributes(self, group: Sequence[Slice]) -> dict[str, str | int]:
         """Attributes of a row file, including what differs between builds of one version."""
         columns = [(sink.file, sink.columns) for sink in all_sinks()]
         facts = (_FORMAT, FORMAT_OF_SCORES, columns)
-        return {"key": self._key(group, plan), "format": _hash(facts)}
+        return {"key": self._key(group), "format": _hash(facts)}
 
-    def _key(self, group: Sequence[Slice], plan: Plan) -> str:
+    def _key(self, group: Sequence[Slice]) -> str:
         """Hash of what the rows are made from."""
-        manifest, inputs = self.manifest, self.manifest.inputs
+        manifest, planned = self.plan.manifest, self.plan.parts
         of_run = manifest.recipe.fingerprint, manifest.is_qualified, self.made_by
-        files = [(inputs[place], span) for place, span in group[0].spans]
+        files = [(manifest.inputs[place], span) for place, span in group[0].spans]
         spans = [(one.sha256, one.sample, one.mate, one.n_renamed, span) for one, span in files]
-        parts = [plan.parts[one.index] for one in group if one.index in plan.parts]
+        parts = [planned[one.index] for one in group if one.index in planned]
         shards = [shard.sha256 for part in parts for shard in part.shards]
         return _hash((__version__, of_run, spans, shards))
 

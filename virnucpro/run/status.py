@@ -244,15 +244,15 @@ def _count_slices(seen: _Seen) -> dict[str, int]:
 
     Rows that will be made again, for example after a new cut, do not count as written.
     """
-    rundir, plan = seen.rundir, seen.plan
+    plan = seen.plan
     if plan is None:
         return {}
     made_by = str(seen.facts.get(RowStore.field))
-    rows = RowStore(rundir, rundir.rows, seen.manifest, made_by)
+    rows = RowStore(plan, made_by)
     return {
         "total": len(plan.slices),
         "planned": len(plan.planned),
-        "tables": sum(len(group) for group in plan.by_records() if rows.has(group, plan)),
+        "tables": sum(len(group) for group in plan.by_records() if rows.has(group)),
     }
 
 

@@ -210,6 +210,7 @@ class BlockTask:
     hidden: frozenset[str] = frozenset()  # records that a later input replaces: they get no row
     places: tuple[tuple[int, Span], ...] = ()  # of records that are not in ``parts``
     index: int = 0  # of its slice, plus its place there
+    files: Sequence[list[IndexPart]] = ()  # of each store, of the shards since the last block
 
     def do(self, maker: Maker) -> SliceRows:
         """
@@ -229,7 +230,8 @@ class BlockTask:
             results = maker.call(scored)
         n_letters, work = int(records.lengths.sum()), work_of(records, maker.finder)
         portions = maker.portions(results)
-        return SliceRows((), portions, n_read, n_letters, work, 1, is_new, digest)
+        counts = (n_read, n_letters, work, 1)
+        return SliceRows(self.files, portions, *counts, is_new, digest, self.index)
 
     def scores(
         self, records: Records, maker: Maker, store: ScoreStore

@@ -214,7 +214,7 @@ def make_results(
         pool=pool,
         per_file=per_file,
         on_event=on_event,
-        rows=RowStore(rundir, rundir.rows, manifest, _made_by(options, caller, finder, files)),
+        made_by=_made_by(options, caller, finder, files),
     )
 
 
@@ -265,7 +265,7 @@ def plan_run(config: RunConfig, results: Results, recorded: Manifest | None) -> 
         if recorded is None:
             rundir.clear()
     facts = _facts(config, results.maker.caller, "unfinished")
-    rundir.write_manifest(manifest, {**facts, RowStore.field: results.rows.made_by})
+    rundir.write_manifest(manifest, {**facts, RowStore.field: results.made_by})
     if plan.is_aside:
         rundir.adopt_plan()
         plan = replace(plan, is_aside=False)
@@ -286,7 +286,7 @@ def close_plan(config: RunConfig, results: Results, summary: Summary) -> None:
         store.make_folder()
     facts = {
         **_facts(config, results.maker.caller, "planned"),
-        RowStore.field: results.rows.made_by,
+        RowStore.field: results.made_by,
     }
     results.rundir.write_manifest(results.maker.manifest, facts)
     summary.n_slices = len(results.plan.slices)

@@ -219,7 +219,7 @@ class _PartOfRun:
             announce(f"part {part}: {counted(n_shards, 'shard')}, {len(pending):,} pending")
         results = make_results(self.config, self.manifest, job.stores, self.pool, on_event)
         results = replace(results, plan=plan, backlog=Backlog(pending))
-        owed = [group for group in groups if not results.has(group)]
+        owed = [group for group in groups if not results.rows.has(group)]
         alone = [group for group in owed if len(shards[group[0].index]) == len(_all(plan, group))]
         with (
             self.writing(results, alone) as tables,
@@ -283,7 +283,7 @@ class _PartOfRun:
         results = replace(results, plan=results.plan.limited(indices))
 
         def count(group: Group) -> None:
-            self.part.n_rows += results.has(group)
+            self.part.n_rows += results.rows.has(group)
 
         with beside(results, partial(results.write_rows, results.helpers(), count)) as tables:
 

@@ -16,12 +16,12 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from itertools import chain, groupby
-from operator import itemgetter
 from threading import Condition
 from typing import TypeAlias
 
 from virnucpro.ground.errors import InputError
 from virnucpro.ground.events import SCORING, STAGES, OnEvent, Progress
+from virnucpro.ground.files import writing
 from virnucpro.ground.log import counted
 from virnucpro.ground.records import FastaRecord, Records, Shard, shard_name
 from virnucpro.ground.tasks import AbandonedError, Helpers, Pool
@@ -115,12 +115,18 @@ class Results:
     pool: Pool  # of processes
     per_file: bool
     on_event: OnEvent
-    rows: RowStore  # of slices
+    made_by: str  # see ``RowStore``
     streams: Streams = field(default_factory=Streams)  # of packed inputs
+
+    @property
+    def rows(self) -> RowStore:
+        """The rows of slices."""
+        return RowStore(self.plan, self.made_by)
 
     def helpers(self) -> Helpers[Maker]:
         """The helpers for the tables: as many as the work is worth."""
-        owed = chain.from_iterable(group for group in self.plan.by_records() if not self.has(group))
+        groups = self.plan.by_records()
+        owed = chain.from_iterable(group for group in groups if not self.rows.has(group))
         n_letters = sum(self.plan.parts[one.index].counts.n_letters for one in owed)
         slices = {index: part.shards for index, part in self.plan.parts.items()}
         maker = replace(self.maker, slices=slices)
@@ -164,11 +170,13 @@ class Results:
         scores = self.maker.scores
         to_do = counts.n_letters + (counts.n_searched if self.maker.finder else 0)
         names = set[str]()
-        for _, index, written in self.written(lambda _: indexes, helpers):
+        for written in self.written(helpers):
             yield from written.portions
+            for index, files in zip(indexes, written.files, strict=True):
+                index.extend(files)
             if scores is not None and written.digest:
-                self.outputs.written[scores.path(index)] = written.digest
-            names.update(shard_name(index + place) for place in range(written.n_blocks))
+                self.outputs.written[scores.path(written.index)] = written.digest
+            names.update(shard_name(written.index + place) for place in range(written.n_blocks))
             n_read += written.n_records
             n_done, to_do = n_done + written.n_letters, to_do - written.work
             n_worked += written.work if written.is_scored else 0
@@ -191,46 +199,34 @@ class Results:
         Raises:
             AbandonedError, InputError, FeatureFileError: as ``write``.
         """
-        for folder in (self.rows, *([self.maker.scores] if self.maker.scores else ())):
-            folder.make_folder()
-        parts: dict[int, list[list[IndexPart]]] = {}
+        folders = [self.rundir.rows, *([self.rundir.scores] if self.maker.scores else ())]
+        for folder in folders:
+            with writing(folder):
+                self.rundir.make_folder(folder)
+        groups = {group[0].index: group for group in self.plan.by_records()}
+        firsts = sorted(groups)
 
-        def parts_of(group: Sequence[Slice]) -> list[list[IndexPart]]:
-            return parts.setdefault(group[0].index, [[] for _ in self.maker.stores])
+        def first_of(block: SliceRows) -> int:
+            return firsts[bisect_right(firsts, block.index) - 1]
 
-        each = self.written(parts_of, helpers)
-        for group, of_group in groupby(each, key=itemgetter(0)):
-            rows = self.collected(written for _, _, written in of_group)
+        for first, blocks in groupby(self.written(helpers), key=first_of):
+            group, rows = groups[first], SliceRows([[] for _ in self.maker.stores])
+            for block in blocks:
+                self.backlog.check()
+                rows.include(block)
             n_records = sum(self.plan.parts[one.index].counts.n_records for one in group)
             if rows.n_records != n_records:
                 raise _not_all(n_records, rows.n_records)
-            rows.files = parts.pop(group[0].index)
             if not rows.n_failed:
-                self.rows.write(group, self.plan, rows)
+                self.rows.write(group, rows)
             on_done(group)
-
-    def collected(self, each: Iterable[SliceRows]) -> SliceRows:
-        """The rows of all blocks of a slice.
-
-        Raises:
-            AbandonedError: embedding has stopped.
-        """
-        rows = SliceRows()
-        for written in each:
-            self.backlog.check()
-            rows.include(written)
-        return rows
-
-    def has(self, group: Sequence[Slice]) -> bool:
-        """True if the rows of these slices, which have the same records, exist."""
-        return self.rows.has(group, self.plan)
 
     def rows_of(self, group: Sequence[Slice]) -> SliceRows | None:
         """The rows of these slices, which have the same records, if they exist and are intact.
 
         The scores that they were made from must be intact too, if the run keeps scores.
         """
-        rows, scores = self.rows.read(group, self.plan), self.maker.scores
+        rows, scores = self.rows.read(group), self.maker.scores
         if rows is not None and scores is not None:
             blocks = range(group[0].index, group[0].index + rows.n_blocks)
             return rows if all(map(scores.is_whole, blocks)) else None
@@ -251,7 +247,8 @@ class Results:
         """
         parts = [self.plan.parts[one.index] for one in group if one.index in self.plan.parts]
         shards = [shard for part in parts for shard in part.shards]
-        if not self.has(group) or any({shard.name for shard in shards} - there for there in done):
+        names = {shard.name for shard in shards}
+        if not self.rows.has(group) or any(names - there for there in done):
             return False
         return all(shard.path.is_file() for shard in shards) or self.rows_of(group) is not None
 
@@ -260,61 +257,47 @@ class Results:
         joined = self.joined(self.plan)
         for group in self.plan.by_records():
             if group[0].index not in joined:
-                if self.has(group):
-                    self.rows.delete(group)
+                if self.rows.has(group):
+                    self.rundir.delete(self.rows.path(group))
                 for one in group:
                     yield from self.plan.parts[one.index].shards
 
-    def written(
-        self,
-        parts_of: Callable[[Sequence[Slice]], Sequence[list[IndexPart]]],
-        helpers: Helpers[Maker],
-    ) -> Iterator[tuple[Sequence[Slice], int, SliceRows]]:
-        """Yield for each block, in order, its slices, its index and its rows.
-
-        ``parts_of``: slices -> for each store, the list to which their feature files are added.
-        """
-        owners: deque[tuple[Sequence[Slice], int]] = deque()
+    def written(self, helpers: Helpers[Maker]) -> Iterator[SliceRows]:
+        """Yield the rows of each block, or of whole slices if they exist, in order."""
         each = ((group, self.rows_of(group)) for group in self.plan.by_records())
         for is_made, some in groupby(each, key=lambda one: one[1] is not None):
             if is_made:
-                yield from _made_before(some, parts_of)
-                continue
-            tasks = self.numbered_tasks((group for group, _ in some), parts_of, helpers, owners)
-            for written in helpers.in_order(tasks):
-                yield (*owners.popleft(), written)
+                yield from (rows for _, rows in some if rows is not None)
+            else:
+                yield from helpers.in_order(self.tasks((group for group, _ in some), helpers))
 
-    def numbered_tasks(
-        self,
-        groups: Iterable[Sequence[Slice]],
-        parts_of: Callable[[Sequence[Slice]], Sequence[list[IndexPart]]],
-        helpers: Helpers[Maker],
-        owners: deque[tuple[Sequence[Slice], int]],
+    def tasks(
+        self, groups: Iterable[Sequence[Slice]], helpers: Helpers[Maker]
     ) -> Iterator[BlockTask]:
-        """Yield the blocks of slices; append the slices and the index of each to ``owners``."""
+        """Yield the blocks of slices.
+
+        A failed record is left out if a later input has it again.
+        """
         latest = self.maker.manifest.latest()
         for group in groups:
             number = group[0].generation
             hidden = frozenset(name for name, last in latest.items() if last != number)
-            tasks = self.tasks(group, parts_of(group), hidden, helpers)
+            tasks = self.blocks(group, hidden, helpers)
             for index, task in enumerate(tasks, group[0].index):
-                owners.append((group, index))
                 yield replace(task, index=index)
 
-    def tasks(
-        self,
-        group: Sequence[Slice],
-        indexes: Sequence[list[IndexPart]],
-        hidden: frozenset[str],
-        helpers: Helpers[Maker],
+    def blocks(
+        self, group: Sequence[Slice], hidden: frozenset[str], helpers: Helpers[Maker]
     ) -> Iterator[BlockTask]:
-        """Yield the blocks of the records of slices, which have the same records.
-
-        A failed record is left out if a later input has it again.
-        """
+        """Yield the blocks of the records of slices, which have the same records."""
         if self.maker.stores:
-            of_series = [self.scored(one, indexes, hidden, helpers) for one in group]
-            yield from block_tasks(self.generation(group[0], of_series), hidden)
+            files: list[list[IndexPart]] = [[] for _ in self.maker.stores]
+            of_series = [self.scored(one, files, hidden, helpers) for one in group]
+            for task in block_tasks(self.generation(group[0], of_series), hidden):
+                yield replace(task, files=[list(of_store) for of_store in files])
+                for of_store in files:
+                    of_store.clear()
+            assert not any(files), "the last shard of a series has frames of the last block"
         elif blocks := self.plan.parts[group[0].index].blocks:
             for places in blocks:
                 n_bytes = sum((span.end or 0) - span.start for _, span in places)
@@ -344,13 +327,14 @@ class Results:
     def scored(
         self,
         one: Slice,
-        indexes: Sequence[list[IndexPart]],
+        files: Sequence[list[IndexPart]],
         hidden: frozenset[str],
         helpers: Helpers[Maker],
     ) -> Iterator[ScoredShard]:
         """Yield the shards of a slice, in order, as soon as they are embedded.
 
-        The indexes leave out vectors of ``hidden`` records, which a later generation replaces.
+        The ``files`` of each store are extended; indexes of them leave out vectors of ``hidden``
+        records, which a later generation replaces.
         """
         tasks: deque[tuple[Shard, Future[ScoredShard]]] = deque()
         indices = self.plan.indices
@@ -360,8 +344,8 @@ class Results:
             scored = future.result()
             n_done = bisect_right(indices, shard.index)
             self.on_event(Progress(STAGES[2], n_done, len(indices), "shards"))
-            for index, files in zip(indexes, scored.files, strict=True):
-                index.extend(files)
+            for of_store, more in zip(files, scored.files, strict=True):
+                of_store.extend(more)
             return scored
 
         for shard in self.plan.parts[one.index].shards:
@@ -374,18 +358,6 @@ class Results:
             tasks.append((shard, helpers.submit(task)))
         while tasks:
             yield take()
-
-
-def _made_before(
-    groups: Iterable[tuple[Sequence[Slice], SliceRows | None]],
-    parts_of: Callable[[Sequence[Slice]], Sequence[list[IndexPart]]],
-) -> Iterator[tuple[Sequence[Slice], int, SliceRows]]:
-    """Yield existing rows of slices, as ``Results.written`` does."""
-    for group, rows in groups:
-        assert rows is not None, "they are there"
-        for index, files in zip(parts_of(group), rows.files, strict=True):
-            index.extend(files)
-        yield group, group[0].index, rows
 
 
 def _not_all(n_planned: int, n_read: int) -> InputError:
