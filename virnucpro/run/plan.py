@@ -54,7 +54,6 @@ Spans: TypeAlias = tuple[tuple[int, int], ...]  # of shards: first, and one afte
 LETTERS_AT_ONCE = 500_000  # of records that are called together
 _PARTS_AT_ONCE = 5_000  # records, or small files
 _BLOCK_LETTERS = 500_000  # letters that are translated, or screened, together
-_SHARDS_AT_ONCE = 256  # shards that are verified together
 _FORMAT = 3  # raise it if the same records would get another plan, or other digests of ids
 _LEAST_NUMBERS = 1000  # for the shards of a slice, so that their names stay short
 _DAMAGE = (OSError, ValueError, KeyError, TypeError)  # errors from a damaged file
@@ -165,27 +164,6 @@ class Plan:
             with suppress(*_DAMAGE):
                 parts[one.index] = _read_part(plan, one)
         return replace(plan, parts=parts)
-
-    @classmethod
-    def find(
-        cls,
-        rundir: RunDir,
-        manifest: Manifest,
-        on_shard: OnShard,
-        joined: Callable[[Plan], Collection[int]],
-        *,
-        keep_intermediate: bool,
-    ) -> Plan | None:
-        """Read the plan of an earlier start, if it belongs to this run: slices with intact files.
-
-        Shards of ``joined`` slices are not read, since nobody needs them.
-        """
-        plan = cls.read(rundir, manifest)
-        if plan is None or (keep_intermediate and not plan.keep_intermediate):
-            return None
-        plan = replace(plan, keep_intermediate=keep_intermediate)
-        needed = {one.index for one in plan.slices}.difference(joined(plan))
-        return plan.without_damaged(plan.limited(needed).shards, on_shard)
 
     @property
     def folder(self) -> Path:
@@ -641,11 +619,12 @@ def _find_damaged(shards: Sequence[Shard], on_shard: OnShard) -> set[int]:
     """The indices of the shards whose files are missing or damaged."""
     damaged = set[int]()
     with ThreadPoolExecutor() as pool:  # hashing a block releases Python's lock
-        for first in range(0, len(shards), _SHARDS_AT_ONCE):
-            on_shard(first, len(shards))
-            some = shards[first : first + _SHARDS_AT_ONCE]
-            are_whole = pool.map(_is_whole, some)
-            damaged |= {s.index for s, whole in zip(some, are_whole, strict=True) if not whole}
+        for i, (shard, is_whole) in enumerate(
+            zip(shards, pool.map(_is_whole, shards), strict=True)
+        ):
+            on_shard(i, len(shards))
+            if not is_whole:
+                damaged.add(shard.index)
     return damaged
 
 

@@ -22,7 +22,7 @@ from safetensors.numpy import load, save
 
 from virnucpro.callers.pieces import ScoredRecords
 from virnucpro.ground.errors import FeatureFileError
-from virnucpro.ground.files import parse_json, writing, zstd
+from virnucpro.ground.files import parse_json, zstd
 from virnucpro.ground.records import Records, Region, Track, shard_name
 from virnucpro.ground.tree import Tree
 from virnucpro.run.feature_file import Label, read_label, sealed_label
@@ -55,11 +55,6 @@ class ScoreStore:
     def _attributes(self) -> dict[str, str | int]:
         return {"format": FORMAT, "fingerprint": self.fingerprint}
 
-    def make_folder(self) -> None:
-        """Make the folder of the files, unless it is there."""
-        with writing(self.folder):
-            self.tree.make_folder(self.folder)
-
     def path(self, index: int) -> Path:
         return self.folder / f"{shard_name(index)}{SUFFIX}"
 
@@ -81,24 +76,17 @@ class ScoreStore:
         self.tree.write_whole(self.path(index), content)
         return hashlib.sha256(content).hexdigest()
 
-    def read(self, index: int, records: Records) -> tuple[ScoredRecords | None, bool]:
+    def read(self, path: Path, records: Records | None) -> tuple[ScoredRecords | None, bool]:
         """Read the scores of these records; None if they are missing.
+
+        Without records, those of the file are meant, and ``unknown`` replaces every letter.
 
         -> scores, whether the records were searched with the current region finder
         """
-        path = self.path(index)
         if not path.exists():
             return None, False
-        return self._read(path, {"records": _key_of(records)}, records)
-
-    def read_blind(self, path: Path) -> ScoredRecords | None:
-        """Read the scores of a file, if it is whole; ``unknown`` replaces every letter."""
-        return self._read(path, {}, None)[0]
-
-    def _read(
-        self, path: Path, more: Mapping[str, str], records: Records | None
-    ) -> tuple[ScoredRecords | None, bool]:
-        if (whole := self._whole(path, more)) is None:
+        whole = self._whole(path, {} if records is None else {"records": _key_of(records)})
+        if whole is None:
             return None, False
         label, content = whole
         try:

@@ -49,6 +49,7 @@ _NO_VECTORS = np.empty((0, 0), dtype=np.float32)
 # failure, row among the waiting], which is parsed only where it is used; and the vectors of frames
 # that wait for their bases, (n_waiting, dim).
 ScoredFrames: TypeAlias = tuple[bytes, NDArray[np.float32]]
+_SCORE, _FAILURE, _WAITING = 6, 7, 8  # their places in a row
 
 # the number of a ``ScoredFrames``, its first frame, and the one after the last
 FrameRange = tuple[int, int, int]
@@ -243,7 +244,7 @@ class BlockTask:
         Raises:
             OutputError, StorageError: they cannot be written.
         """
-        scored, is_searched = store.read(self.index, records)
+        scored, is_searched = store.read(store.path(self.index), records)
         if scored is None:
             scored, is_new = maker.score(records), True
         elif maker.finder is None or is_searched:
@@ -300,7 +301,8 @@ def _packed(
     waiting: Mapping[str, int],
 ) -> bytes:
     rows = [
-        [*orf[:6], scores.get(orf.id), reasons.get(orf.id, ""), waiting.get(orf.id)] for orf in orfs
+        [*orf[:_SCORE], scores.get(orf.id), reasons.get(orf.id, ""), waiting.get(orf.id)]
+        for orf in orfs
     ]
     return json.dumps(rows).encode()
 
@@ -337,48 +339,32 @@ def predict_records(
         InputError: a record has another sequence than when it was planned.
     """
     rows_of = [json.loads(packed) for packed, _ in frames]
-    waiting: list[_Waiting] = []
-    results = [
-        _predict_record(record, runs_of_record, rows_of, waiting)
-        for record, runs_of_record in zip(records, runs, strict=True)
+    of_records = [
+        [(number, row) for number, first, end in run for row in rows_of[number][first:end]]
+        for run in runs
     ]
-    if waiting:
-        assert head, "frames wait only for a head that reads bases"
-        vectors = np.stack([frames[one.number][1][one.row] for one in waiting])
-        scores = _classify(head, vectors, [one.bases for one in waiting])
-        for one, score in zip(waiting, scores, strict=True):
-            one.predictions[one.place] = Prediction(one.predictions[one.place].orf, score)
-    return results
-
-
-class _Waiting(NamedTuple):
-    """A prediction that has no score yet, and where its vector is."""
-
-    predictions: list[Prediction]  # of the record
-    place: int  # its index there
-    number: int  # of the ``ScoredFrames`` with the vector
-    row: int  # of the vector there
-    bases: str
-
-
-def _predict_record(
-    record: FastaRecord,
-    runs: Sequence[FrameRange],
-    rows_of: Sequence[Sequence[Any]],
-    waiting: list[_Waiting],
-) -> list[Prediction]:
-    """The predictions of a record; those that wait for its bases are appended to ``waiting``."""
-    predictions: list[Prediction] = []
-    for number, first, end in runs:
-        for *place, score, failure, row in rows_of[number][first:end]:
-            orf = Orf._make((*place, "", "", None))
+    bases, vectors, waiting = list[str](), list[NDArray[np.float32]](), list[list[Any]]()
+    for record, of_record in zip(records, of_records, strict=True):
+        for number, row in of_record:
+            orf = _orf_in(row)
             if orf.strand != PROTEIN and orf.end > len(record.sequence):
                 raise input_changed()
-            if row is not None:
-                bases = orf.codons_in(record.sequence)
-                waiting.append(_Waiting(predictions, len(predictions), number, row, bases))
-            predictions.append(Prediction(orf, score, failure))
-    return predictions
+            if (place := row[_WAITING]) is not None:
+                bases.append(orf.codons_in(record.sequence))
+                vectors.append(frames[number][1][place])
+                waiting.append(row)
+    if waiting:
+        assert head, "frames wait only for a head that reads bases"
+        for row, score in zip(waiting, _classify(head, np.stack(vectors), bases), strict=True):
+            row[_SCORE] = score
+    return [
+        [Prediction(_orf_in(row), row[_SCORE], row[_FAILURE]) for _, row in of_record]
+        for of_record in of_records
+    ]
+
+
+def _orf_in(row: Sequence[Any]) -> Orf:
+    return Orf._make((*row[:_SCORE], "", "", None))
 
 
 def input_changed() -> InputError:

@@ -168,10 +168,11 @@ def _read(name: str, path: Path) -> Iterator[_Row]:
     Raises:
         InputError: it is damaged, or an id occurs twice.
     """
-    ids = set[str]()
+    ids, (sink, parse) = set[str](), _READERS[name]
     with _open(path) as lines:
         try:
-            for row_id, label, score in _READERS[name][1](_whole(lines)):
+            for values in _split(lines, sink.columns):
+                row_id, label, score = parse(values)
                 if score is not None and not isfinite(score):
                     raise ValueError(f"{row_id} has the score {score}")
                 if row_id in ids:
@@ -197,51 +198,44 @@ def _open(path: Path) -> TextIO:
         raise disk_error(error, path) from error
 
 
-def _whole(lines: Iterable[str]) -> Iterator[str]:
-    """Yield the lines; check that the last is complete.
+def _split(lines: Iterable[str], columns: tuple[str, ...]) -> Iterator[list[str]]:
+    """Yield the values of each row below the header.
 
     Raises:
-        ValueError: there is no line, or the last one is cut short.
+        ValueError: there is no line, the last one is cut short, or one has other columns.
     """
     line = ""
-    for line in lines:
-        yield line
-    if not line.endswith("\n"):
-        raise ValueError("its end is missing")
-
-
-def _read_frames(lines: Iterator[str]) -> Iterator[_Row]:
-    for frame_id, label, _, score in _split(lines, FRAME_TABLE.columns):
-        yield frame_id, label, float(score)
-
-
-def _read_chunks(lines: Iterator[str]) -> Iterator[_Row]:
-    for chunk_id, label in _split(lines, CHUNK_TABLE.columns):
-        yield chunk_id, label, None
-
-
-def _split(lines: Iterator[str], columns: tuple[str, ...]) -> Iterator[list[str]]:
-    """Yield the values of each row below the header; raise ValueError for other columns."""
     for number, line in enumerate(lines):
         values = line.rstrip("\r\n").split("\t")
         if len(values) != len(columns) or (number == 0 and tuple(values) != columns):
             raise ValueError(f"line {number + 1} is not of the columns {', '.join(columns)}")
         if number:
             yield values
+    if not line.endswith("\n"):
+        raise ValueError("its end is missing")
 
 
-def _read_records(lines: Iterator[str]) -> Iterator[_Row]:
-    for call in RECORD_TABLE.read(lines):
-        label: str = call.status
-        if call.virus_score is not None:
-            label = "virus" if call.is_virus else "other"
-        record_id = f"{call.sample}: {call.record_id}" if call.sample else call.record_id
-        yield record_id, label, call.virus_score
+def _frame_in(values: list[str]) -> _Row:
+    frame_id, label, _, score = values
+    return frame_id, label, float(score)
 
 
-_Read: TypeAlias = Callable[[Iterator[str]], Iterator[_Row]]
-_READERS: dict[str, tuple[Sink, _Read]] = {
-    "frames": (FRAME_TABLE, _read_frames),
-    "chunks": (CHUNK_TABLE, _read_chunks),
-    "records": (RECORD_TABLE, _read_records),
+def _chunk_in(values: list[str]) -> _Row:
+    chunk_id, label = values
+    return chunk_id, label, None
+
+
+def _record_in(values: list[str]) -> _Row:
+    call = RECORD_TABLE.parse(dict(zip(RECORD_TABLE.columns, values, strict=True)))
+    label: str = call.status
+    if call.virus_score is not None:
+        label = "virus" if call.is_virus else "other"
+    record_id = f"{call.sample}: {call.record_id}" if call.sample else call.record_id
+    return record_id, label, call.virus_score
+
+
+_READERS: dict[str, tuple[Sink, Callable[[list[str]], _Row]]] = {
+    "frames": (FRAME_TABLE, _frame_in),
+    "chunks": (CHUNK_TABLE, _chunk_in),
+    "records": (RECORD_TABLE, _record_in),
 }

@@ -40,7 +40,6 @@ from virnucpro.ground.events import (
     OnEvent,
     Progress,
     ShardDone,
-    ShardFailed,
     WorkerReady,
 )
 from virnucpro.ground.log import LOGGER, announce, counted, printable
@@ -248,12 +247,14 @@ def plan_run(config: RunConfig, results: Results, recorded: Manifest | None) -> 
     """
     rundir, manifest, on_event = results.rundir, results.maker.manifest, results.on_event
     keep = config.options.keep_intermediate
-    plan = None
-    if recorded:
-        on_shard = _on_shard(on_event, "checking shards")
-        plan = Plan.find(rundir, manifest, on_shard, results.joined, keep_intermediate=keep)
-    if plan is None:
+    plan = Plan.read(rundir, manifest) if recorded else None
+    if plan is None or (keep and not plan.keep_intermediate):
         plan = Plan.cut(rundir, manifest, keep_intermediate=keep)
+    else:  # shards of slices whose rows exist are not read, since nobody needs them
+        plan = replace(plan, keep_intermediate=keep)
+        needed = {one.index for one in plan.slices}.difference(results.joined(plan))
+        on_shard = _on_shard(on_event, "checking shards")
+        plan = plan.without_damaged(plan.limited(needed).shards, on_shard)
     if not config.options.plan_only:
         stage = "reading and translating" if manifest.recipe.has_frames else "reading"
         total = 0 if plan.parts else InputFile.letters_of(manifest.inputs)
@@ -368,30 +369,18 @@ def embed(
         for event in events:
             results.on_event(event)
             machine.take(event)
+            results.backlog.take(event)
             match event:
                 case WorkerReady(description=description):
                     summary.workers.append(description)
                     summary.seconds.setdefault(STARTING, round(time.monotonic() - start, 3))
                 case BatchDone(n_tokens=n_tokens):
                     summary.n_tokens += n_tokens
-                case ShardDone(shard=shard):
+                case ShardDone():
                     summary.count_cached(event)
-                    results.backlog.settle(shard)
-                case ShardFailed(shard=shard, reason=reason):
-                    check_stored(event)
-                    results.backlog.settle(shard, reason)
             if tables.done() and not results.backlog.is_empty:
                 return
     assert results.backlog.is_empty, "an executor ends each shard in ShardDone or ShardFailed"
-
-
-def check_stored(event: ShardFailed) -> None:
-    """
-    Raises:
-        OutputError, StorageError: the disk failed, and would fail for other shards too.
-    """
-    if event.refusal is not None:
-        raise event.refusal.error
 
 
 def find_pending(

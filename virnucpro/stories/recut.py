@@ -114,7 +114,7 @@ def blind_portions(maker: Maker, letters: Letters) -> Iterator[Portion]:
     store = maker.scores
     assert store is not None, "scores are kept where the scorer calls"
     for path in store.files():
-        if (scored := store.read_blind(path)) is not None:
+        if (scored := store.read(path, None)[0]) is not None:
             records = Records.of(_with_letters(one, letters) for one in scored.records.each())
             yield from maker.portions(maker.call(replace(scored, records=records)))
 

@@ -40,13 +40,12 @@ from virnucpro.run.plan import Plan, Slice
 from virnucpro.stories.pipeline import (
     ExecutorOn,
     beside,
-    check_stored,
     find_pending,
     make_results,
 )
 from virnucpro.stories.resolve import RunConfig, resolve_work
 from virnucpro.stories.summary import warn_of_cache
-from virnucpro.stories.write import Backlog, Results
+from virnucpro.stories.write import Backlog, Results, check_stored
 
 _LOOK_SECONDS = 2.0  # between two looks at the work of others
 _FEWEST_SHARES = 4  # for each part, so that all have about the same work
@@ -232,11 +231,7 @@ class _PartOfRun:
             for event in events if pending else ():
                 on_event(event)
                 part.take(event)
-                match event:
-                    case ShardDone(shard=shard):
-                        results.backlog.settle(shard)
-                    case ShardFailed(shard=shard, reason=reason):
-                        results.backlog.settle(shard, reason)
+                results.backlog.take(event)
             tables()
         for group in owed:
             if group not in alone and self.await_shards(job, _all(plan, group)):

@@ -20,8 +20,15 @@ from threading import Condition
 from typing import TypeAlias
 
 from virnucpro.ground.errors import InputError
-from virnucpro.ground.events import SCORING, STAGES, OnEvent, Progress
-from virnucpro.ground.files import writing
+from virnucpro.ground.events import (
+    SCORING,
+    STAGES,
+    Event,
+    OnEvent,
+    Progress,
+    ShardDone,
+    ShardFailed,
+)
 from virnucpro.ground.log import counted
 from virnucpro.ground.records import FastaRecord, Records, Shard, shard_name
 from virnucpro.ground.tasks import AbandonedError, Helpers, Pool
@@ -70,12 +77,20 @@ class Backlog:
         """True if a shard is still to be embedded, and somebody still embeds."""
         return shard.index in self._owed and not self._is_abandoned
 
-    def settle(self, shard: Shard, reason: str = "") -> None:
-        """Mark a shard as done: it has a feature file, or a reason why it never will."""
+    def take(self, event: Event) -> None:
+        """Settle the shard that ends: it has a feature file, or a reason why it never will.
+
+        Raises:
+            OutputError, StorageError: as ``check_stored``.
+        """
         with self._changed:
-            if reason:
-                self.reasons[shard.index] = reason
-            self._owed.discard(shard.index)
+            match event:
+                case ShardFailed(shard=shard, reason=reason):
+                    check_stored(event)
+                    self.reasons[shard.index] = reason
+                    self._owed.discard(shard.index)
+                case ShardDone(shard=shard):
+                    self._owed.discard(shard.index)
             self._changed.notify_all()
 
     def abandon(self) -> None:
@@ -101,6 +116,15 @@ class Backlog:
         """
         if self._is_abandoned:
             raise AbandonedError
+
+
+def check_stored(event: ShardFailed) -> None:
+    """
+    Raises:
+        OutputError, StorageError: the disk failed, and would fail for other shards too.
+    """
+    if event.refusal is not None:
+        raise event.refusal.error
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +166,7 @@ class Results:
         """
         summary.records = Tally()  # an interrupted pass may have counted
         if self.maker.scores is not None:
-            self.maker.scores.make_folder()
+            self.rundir.make_folder(self.rundir.scores)
         indexes: list[list[IndexPart]] = [[] for _ in self.maker.stores]
         with self.opened() as add:
             for portion in self.portions(indexes, helpers):
@@ -201,8 +225,7 @@ class Results:
         """
         folders = [self.rundir.rows, *([self.rundir.scores] if self.maker.scores else ())]
         for folder in folders:
-            with writing(folder):
-                self.rundir.make_folder(folder)
+            self.rundir.make_folder(folder)
         groups = {group[0].index: group for group in self.plan.by_records()}
         firsts = sorted(groups)
 
