@@ -390,6 +390,17 @@ class RunDir(Tree):
             raise self.no_run(hint)
         return manifest
 
+    def check_finished(self, command: Command) -> None:
+        """
+        Raises:
+            InputMissingError: the run has no table of records yet.
+        """
+        if not self.record_table(command).exists():
+            raise InputMissingError(
+                f"{printable(self.root)} holds a run that is not finished",
+                hint="finish it: run its command with --resume",
+            )
+
     def no_run(self, hint: str, content: str = "run") -> InputMissingError:
         """The error for a folder that has no run or does not exist."""
         where = printable(self.root)

@@ -46,7 +46,6 @@ class SliceRows:
     work: int = 0  # letters read; letters searched for regions count twice
     n_blocks: int = 0
     is_scored: bool = False  # scored now, not read from a file
-    digest: str = ""  # SHA-256 of a block's score file, if written now
     index: int = 0  # of its first block
 
     @property

@@ -58,8 +58,8 @@ class ScoreStore:
     def path(self, index: int) -> Path:
         return self.folder / f"{shard_name(index)}{SUFFIX}"
 
-    def write(self, index: int, scored: ScoredRecords, work: int) -> str:
-        """Write one file, with the amount of work in its label. -> SHA-256 of the file
+    def write(self, index: int, scored: ScoredRecords, work: int) -> None:
+        """Write one file, with the amount of work in its label.
 
         Raises:
             OutputError, StorageError: the file cannot be written.
@@ -74,7 +74,6 @@ class ScoreStore:
         }
         content += sealed_label(content, attributes)
         self.tree.write_whole(self.path(index), content)
-        return hashlib.sha256(content).hexdigest()
 
     def read(self, path: Path, records: Records | None) -> tuple[ScoredRecords | None, bool]:
         """Read the scores of these records; None if they are missing.

@@ -355,11 +355,7 @@ def _open_features(folder: str | Path) -> FeatureStore:
             f"{printable(rundir.root)} holds a run without vectors: {recipe.reader} called it",
             hint="make them with `virnucpro extract`, or predict with a model",
         )
-    if not rundir.record_table(recipe.command).exists():
-        raise InputMissingError(
-            f"{printable(rundir.root)} holds a run that is not finished",
-            hint="finish it: run its command with --resume",
-        )
+    rundir.check_finished(recipe.command)
     return stores[0]
 
 
@@ -538,11 +534,7 @@ def _open_rows(path: Path, read: Callable[[Iterator[str]], Iterator[T]]) -> Iter
 
 def _read_rows(path: Path, read: Callable[[Iterator[str]], Iterator[T]]) -> Iterator[Any]:
     """Yield None once the table is open, then its rows. The table is closed at its end."""
-    try:
-        table = open_plain(path)
-    except OSError as error:
-        raise disk_error(error, path) from error
-    with TextIOWrapper(table, "utf-8", "surrogateescape", newline="\n") as lines:
+    with TextIOWrapper(open_plain(path), "utf-8", "surrogateescape", newline="\n") as lines:
         yield None
         try:
             yield from read(lines)

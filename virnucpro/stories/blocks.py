@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, compress, groupby
 from typing import Any, NamedTuple, TypeAlias
@@ -223,23 +223,22 @@ class BlockTask:
         n_read = len(records.ids)
         shown = [name not in self.hidden for name in records.ids]
         records = records if all(shown) else records.kept(shown)
-        digest = ""
         if maker.scores is None:
             results = maker.noted(self.results(records, shown, maker))
         else:
-            scored, is_new, digest = self.scores(records, maker, maker.scores)
+            scored, is_new = self.scores(records, maker, maker.scores)
             results = maker.call(scored)
         n_letters, work = int(records.lengths.sum()), work_of(records, maker.finder)
         portions = maker.portions(results)
         counts = (n_read, n_letters, work, 1)
-        return SliceRows(self.files, portions, *counts, is_new, digest, self.index)
+        return SliceRows(self.files, portions, *counts, is_new, self.index)
 
     def scores(
         self, records: Records, maker: Maker, store: ScoreStore
-    ) -> tuple[ScoredRecords, bool, str]:
+    ) -> tuple[ScoredRecords, bool]:
         """Read the scores of the records, or compute and store them.
 
-        -> the scores; True if they were computed; the hash of their file, if it was written
+        -> the scores; True if they were computed
 
         Raises:
             OutputError, StorageError: they cannot be written.
@@ -248,11 +247,11 @@ class BlockTask:
         if scored is None:
             scored, is_new = maker.score(records), True
         elif maker.finder is None or is_searched:
-            return scored, False, ""
+            return scored, False
         else:
             scored, is_new = maker.searched(scored), False
-        digest = store.write(self.index, scored, work_of(records, maker.finder))
-        return scored, is_new, digest
+        store.write(self.index, scored, work_of(records, maker.finder))
+        return scored, is_new
 
     def results(self, records: Records, shown: list[bool], maker: Maker) -> CalledRecords:
         """The records that get rows, with their predictions and calls."""
@@ -343,24 +342,39 @@ def predict_records(
         [(number, row) for number, first, end in run for row in rows_of[number][first:end]]
         for run in runs
     ]
-    bases, vectors, waiting = list[str](), list[NDArray[np.float32]](), list[list[Any]]()
+    if waiting := list(_waiting_frames(records, of_records)):
+        assert head, "frames wait only for a head that reads bases"
+        _score_waiting(waiting, frames, head)
+    return [
+        [Prediction(_orf_in(row), row[_SCORE], row[_FAILURE]) for _, row in of_record]
+        for of_record in of_records
+    ]
+
+
+def _score_waiting(
+    waiting: Sequence[tuple[int, list[Any], str]], frames: Sequence[ScoredFrames], head: Head
+) -> None:
+    vectors = np.stack([frames[number][1][row[_WAITING]] for number, row, _ in waiting])
+    scores = _classify(head, vectors, [bases for *_, bases in waiting])
+    for (_, row, _), score in zip(waiting, scores, strict=True):
+        row[_SCORE] = score
+
+
+def _waiting_frames(
+    records: Sequence[FastaRecord], of_records: Sequence[Sequence[tuple[int, list[Any]]]]
+) -> Iterator[tuple[int, list[Any], str]]:
+    """Yield the frames that wait for bases of their record, and these.
+
+    Raises:
+        InputError: a record has another sequence than when it was planned.
+    """
     for record, of_record in zip(records, of_records, strict=True):
         for number, row in of_record:
             orf = _orf_in(row)
             if orf.strand != PROTEIN and orf.end > len(record.sequence):
                 raise input_changed()
-            if (place := row[_WAITING]) is not None:
-                bases.append(orf.codons_in(record.sequence))
-                vectors.append(frames[number][1][place])
-                waiting.append(row)
-    if waiting:
-        assert head, "frames wait only for a head that reads bases"
-        for row, score in zip(waiting, _classify(head, np.stack(vectors), bases), strict=True):
-            row[_SCORE] = score
-    return [
-        [Prediction(_orf_in(row), row[_SCORE], row[_FAILURE]) for _, row in of_record]
-        for of_record in of_records
-    ]
+            if row[_WAITING] is not None:
+                yield number, row, orf.codons_in(record.sequence)
 
 
 def _orf_in(row: Sequence[Any]) -> Orf:

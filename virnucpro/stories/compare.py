@@ -16,7 +16,7 @@ from statistics import median
 from typing import TextIO, TypeAlias
 
 from virnucpro.ground.errors import InputError, InputMissingError
-from virnucpro.ground.files import disk_error, open_plain
+from virnucpro.ground.files import open_plain
 from virnucpro.ground.log import printable
 from virnucpro.run.folder import RunDir
 from virnucpro.run.hashes import Outputs
@@ -24,7 +24,7 @@ from virnucpro.tables.sinks import CHUNK_TABLE, FRAME_TABLE, RECORD_TABLE, Sink
 
 _ROUNDING = 1e-9  # of differences between scores, which have 6 decimals
 _N_EXAMPLES = 3  # ids of each kind of difference
-_KINDS = ("only in A", "only in B", "labels differ")
+_KINDS = _ONLY_IN_A, _ONLY_IN_B, _RELABELLED = "only in A", "only in B", "labels differ"
 _HEADINGS = ("table", "in both", *_KINDS, "largest", "median")
 
 
@@ -38,26 +38,20 @@ class TableComparison:
 
     table: str
     n_both: int = 0
-    only_in_a: list[str] = field(default_factory=list)  # ids
-    only_in_b: list[str] = field(default_factory=list)
-    relabelled: list[str] = field(default_factory=list)  # ids with their two labels
+    # the ids of each kind of difference; with their two labels if these differ
+    kinds: dict[str, list[str]] = field(default_factory=lambda: {kind: [] for kind in _KINDS})
     differences: array[float] = field(default_factory=lambda: array("d"))  # of scores, absolute
 
     def agrees(self, tolerance: float | None) -> bool:
         """True if no row is missing, no label differs, and scores differ within the tolerance."""
         farthest = max(self.differences, default=0.0)
         is_near = tolerance is None or farthest <= tolerance + _ROUNDING
-        return is_near and not (self.only_in_a or self.only_in_b or self.relabelled)
+        return is_near and not any(self.kinds.values())
 
     @property
     def is_apart(self) -> bool:
         """True if both tables have rows, but share none."""
-        return bool(self.only_in_a and self.only_in_b and not self.n_both)
-
-    @property
-    def kinds(self) -> dict[str, list[str]]:
-        """The ids of each kind of difference."""
-        return dict(zip(_KINDS, (self.only_in_a, self.only_in_b, self.relabelled), strict=True))
+        return not self.n_both and all(self.kinds[kind] for kind in (_ONLY_IN_A, _ONLY_IN_B))
 
     def columns(self) -> tuple[str, ...]:
         """The texts of the comparison, as under ``_HEADINGS``."""
@@ -150,15 +144,15 @@ def _compare_table(name: str, a: Path, b: Path) -> TableComparison:
     of_a = {row_id: (label, score) for row_id, label, score in _read(name, a)}
     for row_id, label, score in _read(name, b):
         if row_id not in of_a:
-            comparison.only_in_b.append(row_id)
+            comparison.kinds[_ONLY_IN_B].append(row_id)
             continue
         label_of_a, score_of_a = of_a.pop(row_id)
         comparison.n_both += 1
         if label_of_a != label:
-            comparison.relabelled.append(f"{row_id} ({label_of_a}, {label})")
+            comparison.kinds[_RELABELLED].append(f"{row_id} ({label_of_a}, {label})")
         if score_of_a is not None and score is not None:
             comparison.differences.append(abs(score_of_a - score))
-    comparison.only_in_a += of_a
+    comparison.kinds[_ONLY_IN_A] += of_a
     return comparison
 
 
@@ -187,15 +181,7 @@ def _read(name: str, path: Path) -> Iterator[_Row]:
 
 
 def _open(path: Path) -> TextIO:
-    """Open a table as text.
-
-    Raises:
-        OutputError, StorageError: it cannot be opened.
-    """
-    try:
-        return TextIOWrapper(open_plain(path), "utf-8", "surrogateescape", newline="\n")
-    except OSError as error:
-        raise disk_error(error, path) from error
+    return TextIOWrapper(open_plain(path), "utf-8", "surrogateescape", newline="\n")
 
 
 def _split(lines: Iterable[str], columns: tuple[str, ...]) -> Iterator[list[str]]:

@@ -247,14 +247,9 @@ def plan_run(config: RunConfig, results: Results, recorded: Manifest | None) -> 
     """
     rundir, manifest, on_event = results.rundir, results.maker.manifest, results.on_event
     keep = config.options.keep_intermediate
-    plan = Plan.read(rundir, manifest) if recorded else None
-    if plan is None or (keep and not plan.keep_intermediate):
+    plan = find_plan(results, keep=keep) if recorded else None
+    if plan is None:
         plan = Plan.cut(rundir, manifest, keep_intermediate=keep)
-    else:  # shards of slices whose rows exist are not read, since nobody needs them
-        plan = replace(plan, keep_intermediate=keep)
-        needed = {one.index for one in plan.slices}.difference(results.joined(plan))
-        on_shard = _on_shard(on_event, "checking shards")
-        plan = plan.without_damaged(plan.limited(needed).shards, on_shard)
     if not config.options.plan_only:
         stage = "reading and translating" if manifest.recipe.has_frames else "reading"
         total = 0 if plan.parts else InputFile.letters_of(manifest.inputs)
@@ -273,6 +268,20 @@ def plan_run(config: RunConfig, results: Results, recorded: Manifest | None) -> 
     if plan.keeps_chunks and not (config.options.plan_only or rundir.chunks.is_file()):
         plan.write_chunks()
     return plan
+
+
+def find_plan(results: Results, *, keep: bool) -> Plan | None:
+    """Read the plan of an earlier start, if it belongs to this run: slices with intact files.
+
+    Shards of slices whose rows exist are not read, since nobody needs them.
+    """
+    plan = Plan.read(results.rundir, results.maker.manifest)
+    if plan is None or (keep and not plan.keep_intermediate):
+        return None
+    plan = replace(plan, keep_intermediate=keep)
+    needed = {one.index for one in plan.slices}.difference(results.joined(plan))
+    on_shard = _on_shard(results.on_event, "checking shards")
+    return plan.without_damaged(plan.limited(needed).shards, on_shard)
 
 
 def count_worth_starting(manifest: Manifest, recorded: Manifest | None) -> int:

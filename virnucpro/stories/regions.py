@@ -14,7 +14,7 @@ from pathlib import Path
 
 from virnucpro import __version__
 from virnucpro.callers.regions import RegionFinder
-from virnucpro.ground.errors import InputError, InputMissingError, UsageError
+from virnucpro.ground.errors import InputError, UsageError
 from virnucpro.ground.events import OnEvent, Progress
 from virnucpro.ground.files import open_plain
 from virnucpro.ground.log import LOGGER, announce, printable
@@ -129,11 +129,7 @@ def _finished_run(rundir: RunDir) -> Manifest:
             f"{recipe.input_type}s: only called nucleotide records are searched for regions",
             hint="run `virnucpro predict` on nucleotides",
         )
-    if not rundir.output(RECORD_TABLE).exists():
-        raise InputMissingError(
-            f"{printable(rundir.root)} holds a run that is not finished",
-            hint="go on with the same command and --resume",
-        )
+    rundir.check_finished(recipe.command)
     return manifest
 
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import chain
 
 from virnucpro.engine.executor import Job
@@ -172,7 +172,8 @@ def work(
         manifest = replace(manifest, inputs=inputs)
         plan = replace(plan, manifest=manifest)
         with Pool(config.resources.n_helpers) as pool:
-            _PartOfRun(rundir, manifest, config, part, pool, on_event).do(plan, job, executor_on)
+            results = make_results(config, manifest, job.stores, pool, on_event)
+            _PartOfRun(replace(results, plan=plan), config, part).do(job, executor_on)
     return part
 
 
@@ -199,25 +200,21 @@ def _resolved(
 class _PartOfRun:
     """The stages of the work on a part."""
 
-    rundir: RunDir
-    manifest: Manifest
+    results: Results  # of the whole run
     config: RunConfig
     part: Part
-    pool: Pool
-    on_event: OnEvent
 
-    def do(self, plan: Plan, job: Job, executor_on: ExecutorOn) -> None:
+    def do(self, job: Job, executor_on: ExecutorOn) -> None:
         """Plan, embed, and write rows: first those that need no other part, then the others."""
-        plan, groups, shards = self.plan(plan)
-        on_event, part = self.on_event, self.part
-        replaced = frozenset(self.manifest.replaced)
+        plan, groups, shards = self.plan(self.results.plan)
+        on_event, part = self.results.on_event, self.part
+        replaced = frozenset(plan.manifest.replaced)
         pending = find_pending(job.stores, list(chain(*shards.values())), replaced, on_event)
         part.n_pending = len(pending)
         n_shards = sum(map(len, shards.values()))
         if n_shards:
             announce(f"part {part}: {counted(n_shards, 'shard')}, {len(pending):,} pending")
-        results = make_results(self.config, self.manifest, job.stores, self.pool, on_event)
-        results = replace(results, plan=plan, backlog=Backlog(pending))
+        results = replace(self.results, plan=plan, backlog=Backlog(pending))
         owed = [group for group in groups if not results.rows.has(group)]
         alone = [group for group in owed if len(shards[group[0].index]) == len(_all(plan, group))]
         with (
@@ -232,11 +229,11 @@ class _PartOfRun:
                 on_event(event)
                 part.take(event)
                 results.backlog.take(event)
-            tables()
+            tables.result()
         for group in owed:
             if group not in alone and self.await_shards(job, _all(plan, group)):
                 with self.writing(replace(results, backlog=Backlog()), [group]) as tables:
-                    tables()
+                    tables.result()
 
     def plan(self, whole: Plan) -> tuple[Plan, list[Group], dict[int, list[Shard]]]:
         """Plan the slices of this part of the ``whole`` run that are not planned yet.
@@ -246,7 +243,7 @@ class _PartOfRun:
         Raises:
             InputError: an input is not a FASTA file, or an id occurs twice in this part.
         """
-        rundir, part = self.rundir, self.part
+        results, part = self.results, self.part
         groups = list(whole.by_records())
         n_shares, ours = part.shares(len(groups))
         mine = [one for place in ours for one in groups[place]]
@@ -255,10 +252,10 @@ class _PartOfRun:
         part.n_planned = len(plan.missing)
         if mine:
             plan = plan.make(
-                lambda done: self.on_event(Progress("planning this part", done, 0, "letters")),
-                self.pool,
+                lambda done: results.on_event(Progress("planning this part", done, 0, "letters")),
+                results.pool,
             )
-            now = Plan.read(rundir, self.manifest)
+            now = Plan.read(results.rundir, plan.manifest)
             if part.n_planned and now is not None and not now.missing:
                 now.refuse_duplicates()
         shards = {
@@ -272,36 +269,36 @@ class _PartOfRun:
         return plan, [groups[place] for place, shares in ours.items() if 0 in shares], shards
 
     @contextmanager
-    def writing(self, results: Results, groups: Sequence[Group]) -> Iterator[Callable[[], None]]:
-        """Write rows of slices while the block runs; the function that it yields waits for them."""
+    def writing(self, results: Results, groups: Sequence[Group]) -> Iterator[Future[None]]:
+        """Write rows of slices in a thread, which ends with the block."""
         indices = {one.index for group in groups for one in group}
         results = replace(results, plan=results.plan.limited(indices))
+        helpers = results.helpers()
 
         def count(group: Group) -> None:
             self.part.n_rows += results.rows.has(group)
 
-        with beside(results, partial(results.write_rows, results.helpers(), count)) as tables:
+        def write() -> None:
+            try:
+                results.write_rows(helpers, count)
+            except FeatureFileError as error:
+                LOGGER.warning(
+                    "%s; the tables of this part are written at the end of the run", error
+                )
 
-            def wait() -> None:
-                try:
-                    tables.result()
-                except FeatureFileError as error:
-                    LOGGER.warning(
-                        "%s; the tables of this part are written at the end of the run", error
-                    )
-
-            yield wait
+        with beside(results, write) as tables:
+            yield tables
 
     def await_shards(self, job: Job, shards: Sequence[Shard]) -> bool:
         """Wait for shards that other parts embed; False if no other part does."""
         names, is_told = {shard.name for shard in shards}, False
         while missing := {*chain(*(names - store.names_done() for store in job.stores))}:
-            if not self.rundir.others_work:
+            if not self.results.rundir.others_work:
                 return False
             if not is_told:
-                self.rundir.note_waiting(len(missing))
+                self.results.rundir.note_waiting(len(missing))
                 is_told = True
-            self.on_event(
+            self.results.on_event(
                 Progress("waiting for other parts", len(names) - len(missing), len(names), "shards")
             )
             time.sleep(_LOOK_SECONDS)

@@ -198,8 +198,6 @@ class Results:
             yield from written.portions
             for index, files in zip(indexes, written.files, strict=True):
                 index.extend(files)
-            if scores is not None and written.digest:
-                self.outputs.written[scores.path(written.index)] = written.digest
             names.update(shard_name(written.index + place) for place in range(written.n_blocks))
             n_read += written.n_records
             n_done, to_do = n_done + written.n_letters, to_do - written.work
@@ -314,19 +312,25 @@ class Results:
     ) -> Iterator[BlockTask]:
         """Yield the blocks of the records of slices, which have the same records."""
         if self.maker.stores:
-            files: list[list[IndexPart]] = [[] for _ in self.maker.stores]
-            of_series = [self.scored(one, files, hidden, helpers) for one in group]
-            for task in block_tasks(self.generation(group[0], of_series), hidden):
-                yield replace(task, files=[list(of_store) for of_store in files])
-                for of_store in files:
-                    of_store.clear()
-            assert not any(files), "the last shard of a series has frames of the last block"
+            yield from self.framed_blocks(group, hidden, helpers)
         elif blocks := self.plan.parts[group[0].index].blocks:
             for places in blocks:
                 n_bytes = sum((span.end or 0) - span.start for _, span in places)
                 yield BlockTask(n_bytes, (), array("q"), [], hidden, places)
         else:  # packed inputs are unpacked in this process
             yield from raw_tasks(self.maker.manifest.blocks(group[0].spans, self.streams), hidden)
+
+    def framed_blocks(
+        self, group: Sequence[Slice], hidden: frozenset[str], helpers: Helpers[Maker]
+    ) -> Iterator[BlockTask]:
+        """Yield the blocks of records with frames, as soon as these are embedded."""
+        files: list[list[IndexPart]] = [[] for _ in self.maker.stores]
+        of_series = [self.scored(one, files, hidden, helpers) for one in group]
+        for task in block_tasks(self.generation(group[0], of_series), hidden):
+            yield replace(task, files=[list(of_store) for of_store in files])
+            for of_store in files:
+                of_store.clear()
+        assert not any(files), "the last shard of a series has frames of the last block"
 
     def generation(
         self, one: Slice, of_series: Iterable[Iterable[ScoredShard]]
