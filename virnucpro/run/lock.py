@@ -25,6 +25,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 from threading import Event, Thread
+from typing import BinaryIO
 
 from virnucpro.ground.errors import OutputError, VirnucproError
 from virnucpro.ground.files import open_plain, writing
@@ -147,18 +148,10 @@ def tags_in(folder: Path) -> dict[Path, tuple[str, int]]:
 
 def is_held(path: Path) -> bool:
     """Whether a process now holds this tag or lock."""
-    try:
-        with open_plain(path) as handle:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            return False
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    except OSError as error:
-        if error.errno not in _NO_FLOCK:
-            raise
-        return _mark_of(path).exists()
+    with suppress(FileNotFoundError), open_plain(path) as handle:
+        is_free = _flock(handle, fcntl.LOCK_SH)
+        return _mark_of(path).exists() if is_free is None else not is_free
+    return False
 
 
 def run_at(folder: Path) -> str:
@@ -293,7 +286,7 @@ def _open(tree: Tree, path: Path, beginning: bytes = b"") -> FileIO:
     )
 
 
-def _flock(handle: FileIO, kind: int) -> bool | None:
+def _flock(handle: FileIO | BinaryIO, kind: int) -> bool | None:
     """Take the kernel's lock; False if others hold it, None if the file system has no locks."""
     try:
         fcntl.flock(handle, kind | fcntl.LOCK_NB)
