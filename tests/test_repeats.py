@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -477,26 +474,3 @@ def test_the_latest_orfs_are_found_and_at_most_twice_their_number_is_kept():
         assert seen.original(digest) is None
         assert list(map(seen.original, each[max(0, i - 9) : i])) == list(range(max(0, i - 9), i))
         assert len(seen._newer) + len(seen._older) <= 20
-
-
-def test_what_is_found_is_the_same_in_every_process():
-    """Python salts its own hashes anew in each."""
-    code = (
-        "from virnucpro.ground.records import Orf;"
-        "from virnucpro.run.shards import SeenOrfs, digests_of;"
-        "seen = SeenOrfs(8);"
-        "orfs = [Orf('o', 'c', 'r', 0, 0, '+', f'M{i % 37}') for i in range(500)];"
-        "digests = digests_of(orfs, frozenset({'protein'}));"
-        "print(list(map(seen.original, digests)))"
-    )
-    answers = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            capture_output=True,
-            text=True,
-            check=True,
-            env={**os.environ, "PYTHONHASHSEED": str(salt)},
-        ).stdout
-        for salt in range(2)
-    }
-    assert len(answers) == 1

@@ -331,26 +331,23 @@ def embed_and_write(
         pending = find_pending(stores, owed, frozenset(results.maker.manifest.replaced), on_event)
         for store in stores if pending else ():
             store.make_folder()
-    if not pending:
-        executor.close()  # workers started for inputs that gave no shard
-        try:
-            with summary.stage(of_tables), results.pool.ended_by_errors():
-                results.write(summary, results.helpers())
-        finally:
-            results.rundir.sweep()  # unfinished files of stopped helpers
-        return
-    n_before = len(plan.shards) - len(pending)
-    on_event(EmbeddingStarted(tuple(pending), n_before, plan.files, job.encoders))
     results = replace(results, backlog=Backlog(pending))
     write = partial(results.write, summary, results.helpers())
     try:
+        if not pending:
+            executor.close()  # workers started for inputs that gave no shard
+            with summary.stage(of_tables), results.pool.ended_by_errors():
+                write()
+            return
+        n_before = len(plan.shards) - len(pending)
+        on_event(EmbeddingStarted(tuple(pending), n_before, plan.files, job.encoders))
         with beside(results, write) as tables:
             with summary.stage(before_tables):
                 embed(executor.run(pending, job, resources), results, summary, tables)
             with summary.stage(of_tables):
                 tables.result()
     finally:
-        results.rundir.sweep()  # unfinished files of dead or stopped workers
+        results.rundir.sweep()  # unfinished files of dead or stopped processes
 
 
 @contextmanager
