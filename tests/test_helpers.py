@@ -74,7 +74,6 @@ def in_small_blocks(monkeypatch) -> None:
     monkeypatch.setattr(tasks.Helpers, "in_order", when_ready)
     monkeypatch.setattr(tasks, "_LETTERS_PER_HELPER", 1)
     monkeypatch.setattr(plan, "LETTERS_AT_ONCE", 3_000)
-    monkeypatch.setattr(plan, "_BLOCK_LETTERS", 2_000)
     monkeypatch.setattr(reader, "_BLOCK", 3_000)
 
 

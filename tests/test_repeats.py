@@ -422,7 +422,7 @@ def test_copies_that_are_forgotten_cost_time_and_change_nothing(
     make_config, tiny, repeated, undisturbed, proteins, monkeypatch
 ):
     monkeypatch.setattr(shards, "SeenOrfs", partial(SeenOrfs, most=4))
-    monkeypatch.setattr(plan, "_BLOCK_LETTERS", 300)
+    monkeypatch.setattr(plan, "LETTERS_AT_ONCE", 300)
     config = make_config(repeated)
     events = []
     run_inline(config, tiny.head, events.append)

@@ -50,10 +50,10 @@ from virnucpro.sequences.translate import Chunk, GeneticCode, translate_six_fram
 
 # spans of inputs, each with the input's index in the manifest
 Places: TypeAlias = tuple[tuple[int, Span], ...]
+Part = TypeVar("Part")  # of what is read
 Spans: TypeAlias = tuple[tuple[int, int], ...]  # of shards: first, and one after the last
-LETTERS_AT_ONCE = 500_000  # of records that are called together
+LETTERS_AT_ONCE = 500_000  # of records that are called, translated or screened together
 _PARTS_AT_ONCE = 5_000  # records, or small files
-_BLOCK_LETTERS = 500_000  # letters that are translated, or screened, together
 _FORMAT = 3  # raise it if the same records would get another plan, or other digests of ids
 _LEAST_NUMBERS = 1000  # for the shards of a slice, so that their names stay short
 _DAMAGE = (OSError, ValueError, KeyError, TypeError)  # errors from a damaged file
@@ -109,6 +109,18 @@ def ends_of_groups() -> Callable[[int], bool]:
         return is_full
 
     return is_end
+
+
+def grouped(parts: Iterable[Part], n_letters: Callable[[Part], int]) -> Iterator[list[Part]]:
+    """Yield neighbouring parts in the groups of ``ends_of_groups``."""
+    group, is_end = list[Part](), ends_of_groups()
+    for part in parts:
+        group.append(part)
+        if is_end(n_letters(part)):
+            yield group
+            group = []
+    if group:
+        yield group
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,13 +423,13 @@ class _SliceTask:
         """Yield the ORFs of blocks of a file."""
         recipe, records = plan.manifest.recipe, self.asked(plan, place, span)
         if not recipe.has_frames:
-            for block in _blocks(records):
+            for block in grouped(records, lambda record: len(record.sequence)):
                 texts = [(record.id, record.protein) for record in block]
                 yield [Orf(name, name, name, 0, len(text), PROTEIN, text) for name, text in texts]
             return
         code = GeneticCode.of(recipe.genetic_code)
         cut = (Chunk.cut(record, recipe.chunk_size) for record in records)
-        for chunks in _blocks(chain.from_iterable(cut)):
+        for chunks in grouped(chain.from_iterable(cut), lambda chunk: len(chunk.sequence)):
             yield translate_six_frames(chunks, code)
 
     def asked(self, plan: Plan, place: int, span: Span) -> Iterator[FastaRecord]:
@@ -470,22 +482,6 @@ def _told_apart(manifest: Manifest, file: InputFile, ids: list[str]) -> list[str
     if replaced.isdisjoint(ids):
         return ids
     return [f"{name} {file.generation}" if name in replaced else name for name in ids]
-
-
-Piece = TypeVar("Piece", FastaRecord, Chunk)
-
-
-def _blocks(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Yield groups of neighbouring pieces, with about ``_BLOCK_LETTERS`` letters each."""
-    block, n_letters = list[Piece](), 0
-    for piece in pieces:
-        block.append(piece)
-        n_letters += len(piece.sequence)
-        if n_letters >= _BLOCK_LETTERS:
-            yield block
-            block, n_letters = [], 0
-    if block:
-        yield block
 
 
 def refuse_repeat(digests: array[int], manifest: Manifest, *, is_begun: bool = False) -> None:

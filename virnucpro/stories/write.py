@@ -37,7 +37,7 @@ from virnucpro.run.folder import RunDir
 from virnucpro.run.hashes import Outputs
 from virnucpro.run.index import IndexPart
 from virnucpro.run.manifest import Manifest
-from virnucpro.run.plan import Plan, Slice, ends_of_groups
+from virnucpro.run.plan import Plan, Slice, grouped
 from virnucpro.run.rows import RowStore, SliceRows
 from virnucpro.sequences.fasta import Block, Streams, parsed
 from virnucpro.stories.blocks import (
@@ -417,44 +417,32 @@ def block_tasks(
     framed: Iterable[FramedRecord], hidden: frozenset[str] = frozenset()
 ) -> Iterator[BlockTask]:
     """Yield the tasks of blocks: of bounded size, or of one longer record."""
-    records: list[FastaRecord] = []
-    runs, frames, numbers = array("q"), list[ScoredFrames](), dict[int, int]()
-    n_letters, is_end = 0, ends_of_groups()
-
-    def task() -> BlockTask:
-        return BlockTask(n_letters, (Records.of(records),), runs, frames, hidden)
-
-    for record, of_record in framed:
-        for each, first, end in of_record if record.id not in hidden else ():
+    for group in grouped(framed, lambda one: len(one[0].header) + len(one[0].sequence)):
+        records = [record for record, _ in group]
+        runs, frames, numbers = array("q"), list[ScoredFrames](), dict[int, int]()
+        for place, each, first, end in _placed(group, hidden):
             number = numbers.setdefault(id(each), len(frames))
             if number == len(frames):
                 frames.append(each)
-            runs.extend((len(records), number, first, end))
-        records.append(record)
-        n_letters += len(record.sequence)
-        if is_end(len(record.header) + len(record.sequence)):
-            yield task()
-            records, runs, frames, numbers = [], array("q"), [], {}
-            n_letters = 0
-    if records:
-        yield task()
+            runs.extend((place, number, first, end))
+        n_letters = sum(len(record.sequence) for record in records)
+        yield BlockTask(n_letters, (Records.of(records),), runs, frames, hidden)
+
+
+def _placed(
+    group: Iterable[FramedRecord], hidden: frozenset[str]
+) -> Iterator[tuple[int, ScoredFrames, int, int]]:
+    """Yield the frames of records that get a row, with the index of their record."""
+    for place, (record, runs) in enumerate(group):
+        if record.id not in hidden:
+            yield from ((place, *run) for run in runs)
 
 
 def raw_tasks(blocks: Iterable[Block], hidden: frozenset[str]) -> Iterator[BlockTask]:
     """Yield the tasks of records without frames: neighbouring blocks, up to a bounded size."""
-    parts, is_end = list[Block](), ends_of_groups()
-
-    def task() -> BlockTask:
+    for parts in grouped(blocks, lambda block: block.n_letters):
         n_letters = sum(part.n_letters for part in parts)
-        return BlockTask(n_letters, tuple(parts), array("q"), [], hidden)
-
-    for block in blocks:
-        parts.append(block)
-        if is_end(block.n_letters):
-            yield task()
-            parts.clear()
-    if parts:
-        yield task()
+        yield BlockTask(n_letters, tuple(parts), array("q"), [], hidden)
 
 
 def place_of(rundir: RunDir, tree: Tree, manifest: Manifest, *, per_file: bool) -> Place:
