@@ -273,7 +273,7 @@ def test_a_gpu_gives_the_vectors_of_a_cpu(folder, texts, precision):
 
 def test_either_format_is_the_same_model(folder, tmp_path, texts):
     other = dnabert.write_dnabert(tmp_path / "other", "model.safetensors")
-    assert inspect_folder(folder) == replace(inspect_folder(other), path=folder)
+    assert inspect_folder(folder).encoder_id == inspect_folder(other).encoder_id
     one, two = (load_encoder(SPEC, path, CPU).start(texts).rows() for path in (folder, other))
     assert np.array_equal(one, two)
 

@@ -10,9 +10,9 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from virnucpro.encoders.base import Pending, Rows, not_published
+from virnucpro.encoders.base import Model, Pending, Rows, not_published
 from virnucpro.encoders.families import Published
-from virnucpro.ground.config import EncoderSpec, Footprint, Pooling, Precision, Reads
+from virnucpro.ground.config import EncoderSpec, Footprint, Precision
 from virnucpro.ground.events import OnEvent
 from virnucpro.ground.files import sha256
 
@@ -23,7 +23,19 @@ ROOM = Footprint(n_parameters=0, file_bytes=len(MAGIC), bytes_per_token=1, filli
 def inspect(path: Path, on_event: OnEvent) -> CountingModel | None:
     if not path.is_file() or path.read_bytes() != MAGIC:
         return None
-    return CountingModel(path, sha256(path))
+    return CountingModel(
+        path=path,
+        name="counts",
+        family="toy",
+        reads="dna",
+        encoder_id=sha256(path),
+        n_layers=1,
+        dim=4,
+        width="4",
+        poolings=("mean",),
+        footprint=ROOM,
+        files=[path],
+    )
 
 
 def footprint_of(published: Published) -> Footprint:
@@ -37,28 +49,8 @@ def open_published(name: str, published: Published, path: Path) -> CountingModel
     return model
 
 
-@dataclass(frozen=True)
-class CountingModel:
+class CountingModel(Model):
     """The file, inspected but not loaded."""
-
-    path: Path
-    encoder_id: str
-    name: str = "counts"
-    family: str = "toy"
-    reads: Reads = "dna"
-    n_layers: int = 1
-    dim: int = 4
-    width: str = "4"
-    poolings: tuple[Pooling, ...] = ("mean",)
-    head: Path | None = None
-    footprint: Footprint = ROOM
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        return (self.path,)
-
-    def precision_on(self, kind: str, precision: Precision) -> Precision:
-        return precision
 
     def describe(self, spec: EncoderSpec) -> str:
         return "four counts"

@@ -1,11 +1,13 @@
-"""Protocols of models that make vectors, and the functions that find and load one.
+"""What a model that makes vectors is, on disk and loaded; the functions that find and load one.
 
 ``families`` lists the kinds. This module does not import torch; the code of a family does.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -24,60 +26,38 @@ if TYPE_CHECKING:
 Rows = NDArray[np.float32]
 
 
-class Model(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model(ABC):
     """A model on disk, inspected but not loaded."""
 
-    @property
-    def path(self) -> Path: ...
-
-    @property
-    def name(self) -> str:
-        """Name for messages."""
-
-    @property
-    def family(self) -> str:
-        """Key of ``FAMILIES``, or name of an entry point."""
-
-    @property
-    def reads(self) -> Reads: ...
-
-    @property
-    def encoder_id(self) -> str:
-        """Hash of the weights; a head names its encoder by it."""
-
-    @property
-    def n_layers(self) -> int:
-        """Number of layers: the largest value of ``--layer``."""
-
-    @property
-    def dim(self) -> int:
-        """Length of a vector."""
-
-    @property
-    def width(self) -> str:
-        """Dimensions and, if the model has any, attention heads, for messages."""
-
-    @property
-    def poolings(self) -> tuple[Pooling, ...]:
-        """Supported values of ``--pooling``."""
-
-    @property
-    def footprint(self) -> Footprint: ...
-
-    @property
-    def files(self) -> Sequence[Path]:
-        """Files that `models import` copies, weights first; empty: the model stays in place."""
-
-    @property
-    def head(self) -> Path | None:
-        """The head that comes with the model, if any."""
+    path: Path
+    name: str  # for messages
+    family: str  # key of ``FAMILIES``, or name of an entry point
+    reads: Reads
+    encoder_id: str  # hash of the weights; a head names its encoder by it
+    n_layers: int  # the largest value of ``--layer``
+    dim: int  # length of a vector
+    width: str  # dimensions and, if the model has any, attention heads, for messages
+    poolings: tuple[Pooling, ...]  # supported values of ``--pooling``
+    footprint: Footprint
+    files: Sequence[Path]  # that `models import` copies, weights first; empty: it stays in place
+    head: Path | None = None  # that comes with the model
 
     def precision_on(self, kind: str, precision: Precision) -> Precision:
         """Precision of this model in a run in ``precision``; ``kind`` is "cuda" or "cpu"."""
+        return precision
 
     def describe(self, spec: EncoderSpec) -> str:
         """Describe the model and the choices for its vectors, for the announcement."""
+        of_bases = " of bases" * (self.reads == "dna")
+        also = ", fp32 for proteins whose numbers it cannot hold" * (spec.precision == "fp16")
+        return (
+            f"{self.n_layers} layers, {self.dim} dimensions, "
+            f"{self.footprint.n_parameters / 1e6:.1f} M parameters; layer {spec.layer}, "
+            f"{spec.pooling} pooling{of_bases}, {spec.precision}{also}"
+        )
 
+    @abstractmethod
     def prepare(
         self, precision: Precision, folder: Path | None, on_event: OnEvent
     ) -> tuple[Path, str]:
@@ -89,6 +69,7 @@ class Model(Protocol):
             UnavailableError: the model is not the one that its name says.
         """
 
+    @abstractmethod
     def verify(self) -> str:
         """Read every weight. -> the SHA-256 of the weights
 
@@ -158,15 +139,6 @@ def recognise(path: Path, on_event: OnEvent) -> Model:
 def _inspect(family: Family, path: Path, on_event: OnEvent) -> Model | None:
     model: Model | None = family.code.inspect(path, on_event) if family.has_files else None
     return model
-
-
-def describe_layers(model: Model, spec: EncoderSpec, of: str = "") -> str:
-    """Describe a language model and its choices. ``of``: what is pooled, if not residues."""
-    return (
-        f"{model.n_layers} layers, {model.dim} dimensions, "
-        f"{model.footprint.n_parameters / 1e6:.1f} M parameters; layer {spec.layer}, "
-        f"{spec.pooling} pooling{of}, {spec.precision}"
-    )
 
 
 def not_published(path: Path, name: str, why: object) -> UnavailableError:

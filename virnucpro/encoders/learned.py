@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar, get_args
+from typing import get_args
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ from virnucpro.encoders.esm2.weights import load_esm2
 from virnucpro.encoders.options import Architecture, Encoding
 from virnucpro.encoders.readers import Reader
 from virnucpro.encoders.transfer import PackedBatch, PackedEncoder
-from virnucpro.ground.config import EncoderSpec, Footprint, Pooling, Precision, Reads
+from virnucpro.ground.config import EncoderSpec, Footprint, Precision
 from virnucpro.ground.errors import UnavailableError
 from virnucpro.ground.events import OnEvent
 from virnucpro.ground.files import HEAD_FILE, LEARNED_FILE, parse_json, sha256
@@ -80,58 +80,12 @@ class _LearnedFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _LearnedCheckpoint:
-    """A learned encoder on disk, inspected but not loaded; a ``base.Model``."""
+class _LearnedCheckpoint(Model):
+    """A learned encoder on disk; its id is the hash of the file."""
 
-    path: Path
     facts: _LearnedFacts
-    encoder_id: str  # the hash of the file
     base: ESM2Model | None
     weights: Weights = field(compare=False, repr=False)  # of the network over the residues
-    head: Path | None  # beside it
-    n_layers: ClassVar[int] = 1
-    poolings: ClassVar[tuple[Pooling, ...]] = ("mean",)
-    # none to copy: it names its ESM-2, which may be beside it
-    files: ClassVar[tuple[Path, ...]] = ()
-
-    @property
-    def name(self) -> str:
-        return f"{self.facts.encoding}-{self.facts.architecture}"
-
-    @property
-    def family(self) -> str:
-        return COMPOSITION if self.facts.encoding == "composition" else LEARNED
-
-    @property
-    def reads(self) -> Reads:
-        return "dna" if self.family == COMPOSITION else "protein"
-
-    @property
-    def dim(self) -> int:
-        return self.facts.dim
-
-    @property
-    def width(self) -> str:
-        return str(self.dim)
-
-    @property
-    def footprint(self) -> Footprint:
-        """An ESM-2 needs more memory for a token than a network over its residues."""
-        own = Footprint(
-            n_parameters=sum(values.size for values in self.weights.values()),
-            file_bytes=self.path.stat().st_size,
-            bytes_per_token=_BYTES_PER_TOKEN,
-            filling_tokens=_FILLING_TOKENS,
-        )
-        if self.base is None:
-            return own
-        base = self.base.footprint
-        return replace(
-            base,
-            n_parameters=base.n_parameters + own.n_parameters,
-            file_bytes=base.file_bytes + own.file_bytes,
-            converted_bytes=0,
-        )
 
     def precision_on(self, kind: str, precision: Precision) -> Precision:
         return "bf16" if precision == "fp8" else precision
@@ -205,8 +159,8 @@ def inspect_learned(path: Path, on_event: OnEvent = lambda _: None) -> _LearnedC
         with safe_open(path, framework="np") as handle:
             stored = parse_json(handle.metadata()[_FACTS])
             weights = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
-        base = stored.pop("base")
-        facts = _LearnedFacts(**stored, base=_Base(**base) if base is not None else None)
+        named = stored.pop("base")
+        facts = _LearnedFacts(**stored, base=_Base(**named) if named is not None else None)
         for name, values in weights.items():
             if values.dtype != np.float32 or not np.isfinite(values).all():
                 raise ValueError(f"{name} is not of finite float32")
@@ -215,14 +169,43 @@ def inspect_learned(path: Path, on_event: OnEvent = lambda _: None) -> _LearnedC
             f"{printable(path)} is not an encoder of VirNucPro: {printable(error)}",
             hint="`virnucpro train` writes an encoder beside its head: name that file",
         ) from error
-    head = path.with_name(HEAD_FILE)
+    base = _find_base(path, facts.base, on_event) if facts.base is not None else None
+    head, is_composition = path.with_name(HEAD_FILE), facts.encoding == "composition"
     return _LearnedCheckpoint(
         path=path,
-        facts=facts,
+        name=f"{facts.encoding}-{facts.architecture}",
+        family=COMPOSITION if is_composition else LEARNED,
+        reads="dna" if is_composition else "protein",
         encoder_id=sha256(path),
-        base=_find_base(path, facts.base, on_event) if facts.base is not None else None,
-        weights=weights,
+        n_layers=1,
+        dim=facts.dim,
+        width=str(facts.dim),
+        poolings=("mean",),
+        footprint=_footprint(path, weights, base),
+        files=(),  # it names its ESM-2, which may be beside it
         head=head if head.is_file() else None,
+        facts=facts,
+        base=base,
+        weights=weights,
+    )
+
+
+def _footprint(path: Path, weights: Weights, base: ESM2Model | None) -> Footprint:
+    """An ESM-2 needs more memory for a token than a network over its residues."""
+    n_parameters = sum(values.size for values in weights.values())
+    file_bytes = path.stat().st_size
+    if base is None:
+        return Footprint(
+            n_parameters=n_parameters,
+            file_bytes=file_bytes,
+            bytes_per_token=_BYTES_PER_TOKEN,
+            filling_tokens=_FILLING_TOKENS,
+        )
+    return replace(
+        base.footprint,
+        n_parameters=base.footprint.n_parameters + n_parameters,
+        file_bytes=base.footprint.file_bytes + file_bytes,
+        converted_bytes=0,
     )
 
 

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from virnucpro.encoders.base import describe_layers, progress_of
+from virnucpro.encoders.base import Model, progress_of
 from virnucpro.encoders.dnabert_s.model import (
     DNABERT,
     LAYER_NORM_EPS,
@@ -31,7 +30,7 @@ from virnucpro.encoders.dnabert_s.tokenizer import Tokenizer, read_tokenizer
 from virnucpro.encoders.families import FAMILIES, Published, describe_width
 from virnucpro.encoders.tensors import check_plain, read_pt
 from virnucpro.encoders.transfer import PackedEncoder, send
-from virnucpro.ground.config import EncoderSpec, Footprint, Pooling, Precision, Reads
+from virnucpro.ground.config import EncoderSpec, Footprint, Precision
 from virnucpro.ground.errors import UnavailableError
 from virnucpro.ground.events import OnEvent
 from virnucpro.ground.files import read_json, sha256
@@ -43,42 +42,8 @@ _BYTES_PER_PARAMETER = 6  # two bf16 parts, one of them stored twice; float32 ta
 _FILLING = 65_536 * 768  # tokens times dimensions of a batch for a GPU
 
 
-@dataclass(frozen=True, slots=True)
-class _DNABERTModel:
-    """A DNABERT-S on disk, inspected but not loaded; a ``base.Model``."""
-
-    path: Path  # folder
-    shape: DNABERTShape
-    encoder_id: str
-    family: ClassVar[str] = "dnabert-s"
-    reads: ClassVar[Reads] = "dna"
-    poolings: ClassVar[tuple[Pooling, ...]] = ("mean",)
-    head: ClassVar[None] = None
-
-    @property
-    def name(self) -> str:
-        return self.path.name
-
-    @property
-    def n_layers(self) -> int:
-        return self.shape.n_layers
-
-    @property
-    def dim(self) -> int:
-        return self.shape.dim
-
-    @property
-    def width(self) -> str:
-        return describe_width(self.dim, self.shape.n_heads)
-
-    @property
-    def footprint(self) -> Footprint:
-        n_bytes = _weights_file(self.path).stat().st_size
-        return _room_for(self.dim, self.shape.n_parameters, n_bytes)
-
-    @property
-    def files(self) -> list[Path]:
-        return [_weights_file(self.path), self.path / TOKENIZER, self.path / CONFIG]
+class _DNABERTModel(Model):
+    """A DNABERT-S on disk; its path is a folder."""
 
     def precision_on(self, kind: str, precision: Precision) -> Precision:
         """float32; on tensor cores two bf16 parts, unless the user asks for float32.
@@ -87,16 +52,13 @@ class _DNABERTModel:
         """
         return "bf16x2" if kind == "cuda" and precision in ("bf16", "fp8") else "fp32"
 
-    def describe(self, spec: EncoderSpec) -> str:
-        return describe_layers(self, spec, " of bases")
-
     def prepare(
         self, precision: Precision, folder: Path | None, on_event: OnEvent
     ) -> tuple[Path, str]:
         """Return the folder, which the workers map, and the hash of weights and tokenizer."""
-        file = _weights_file(self.path)
-        hashing = progress_of("hashing the model", file.stat().st_size, on_event)
-        both = sha256(file, hashing) + sha256(self.path / TOKENIZER)
+        weights, tokenizer, _ = self.files
+        hashing = progress_of("hashing the model", self.footprint.file_bytes, on_event)
+        both = sha256(weights, hashing) + sha256(tokenizer)
         return self.path, hashlib.sha256(both.encode()).hexdigest()
 
     def verify(self) -> str:
@@ -246,7 +208,20 @@ def inspect_folder(path: Path) -> _DNABERTModel:
     for name, tensor in tensors.items():
         part = tensor if name == "embedding.weight" else tensor[:1]
         digest.update(part.float().contiguous().numpy().tobytes())
-    return _DNABERTModel(path, shape, digest.hexdigest()[:16])
+    weights = _weights_file(path)
+    return _DNABERTModel(
+        path=path,
+        name=path.name,
+        family="dnabert-s",
+        reads="dna",
+        encoder_id=digest.hexdigest()[:16],
+        n_layers=shape.n_layers,
+        dim=shape.dim,
+        width=describe_width(shape.dim, shape.n_heads),
+        poolings=("mean",),
+        footprint=_room_for(shape.dim, shape.n_parameters, weights.stat().st_size),
+        files=[weights, path / TOKENIZER, path / CONFIG],
+    )
 
 
 def load_dnabert(path: Path, n_layers: int) -> tuple[DNABERT, Tokenizer]:

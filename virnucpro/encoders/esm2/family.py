@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING
 
-from virnucpro.encoders.base import Encoder, Model, describe_layers, not_published, progress_of
+from virnucpro.encoders.base import Encoder, Model, not_published, progress_of
 from virnucpro.encoders.esm2.checkpoint import (
     FP8_WIDTH,
     ESM2Shape,
@@ -20,7 +20,7 @@ from virnucpro.encoders.esm2.checkpoint import (
     weight_files,
 )
 from virnucpro.encoders.families import Published, describe_width
-from virnucpro.ground.config import EncoderSpec, Footprint, Pooling, Precision
+from virnucpro.ground.config import EncoderSpec, Footprint, Precision
 from virnucpro.ground.errors import UnavailableError, UsageError
 from virnucpro.ground.events import OnEvent
 from virnucpro.ground.files import HEAD_FILE, REGIONS_FILE
@@ -57,63 +57,21 @@ def room_for(shape: ESM2Shape, file_bytes: int = 0) -> Footprint:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ESM2Model:
-    """An ESM-2 on disk, inspected but not loaded; a ``base.Model``."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ESM2Model(Model):
+    """An ESM-2 on disk; its id depends on the weights, not on the format."""
 
-    path: Path
     shape: ESM2Shape
-    encoder_id: str  # depends on the weights, not on the format
-    head: Path | None = None
     published: str = ""  # the published model that it must be
     accepted: frozenset[str] = frozenset()  # its possible SHA-256; empty if unknown
-    family: ClassVar[str] = "esm2"
-    reads: ClassVar[Literal["protein"]] = "protein"
-    poolings: ClassVar[tuple[Pooling, ...]] = ("mean", "bos", "none")
-
-    @property
-    def dim(self) -> int:
-        return self.shape.dim
-
-    @property
-    def n_layers(self) -> int:
-        return self.shape.n_layers
-
-    @property
-    def name(self) -> str:
-        return self.path.stem if self.path.is_file() else self.path.name
-
-    @property
-    def files(self) -> list[Path]:
-        """The files of weights; of a folder also the configuration and the trained parts."""
-        files = weight_files(self.path)
-        if self.path.is_file():
-            return files
-        beside = [self.path / name for name in (HEAD_FILE, "README.md", REGIONS_FILE)]
-        return [*files, self.path / "config.json", *(file for file in beside if file.is_file())]
 
     @property
     def n_bytes(self) -> int:
         """Size of the weights."""
-        return count_bytes(self.path)
+        return self.footprint.file_bytes
 
     def sha256(self, on_bytes: Callable[[int], None] = lambda _: None) -> str:
         return hash_weights(self.path, on_bytes)
-
-    @property
-    def width(self) -> str:
-        return describe_width(self.dim, self.shape.n_heads)
-
-    @property
-    def footprint(self) -> Footprint:
-        return room_for(self.shape, self.n_bytes)
-
-    def precision_on(self, kind: str, precision: Precision) -> Precision:
-        return precision
-
-    def describe(self, spec: EncoderSpec) -> str:
-        also = ", fp32 for proteins whose numbers it cannot hold" * (spec.precision == "fp16")
-        return describe_layers(self, spec) + also
 
     def prepare(
         self, precision: Precision, folder: Path | None, on_event: OnEvent
@@ -171,8 +129,25 @@ def inspect_esm2(path: Path) -> ESM2Model:
         from virnucpro.encoders.esm2.weights import open_tensors
 
         tensors = open_tensors(path)
-    shape, head = shape_of_tensors(tensors), path / HEAD_FILE
-    return ESM2Model(path, shape, identify(shape, tensors), head if head.is_file() else None)
+    shape, files = shape_of_tensors(tensors), weight_files(path)
+    if path.is_dir():  # a trained model has more
+        beside = [path / name for name in (HEAD_FILE, "README.md", REGIONS_FILE)]
+        files += [path / "config.json", *(file for file in beside if file.is_file())]
+    return ESM2Model(
+        path=path,
+        name=path.name if path.is_dir() else path.stem,
+        family="esm2",
+        reads="protein",
+        encoder_id=identify(shape, tensors),
+        n_layers=shape.n_layers,
+        dim=shape.dim,
+        width=describe_width(shape.dim, shape.n_heads),
+        poolings=("mean", "bos", "none"),
+        footprint=room_for(shape, count_bytes(path)),
+        files=files,
+        head=path / HEAD_FILE if path / HEAD_FILE in files else None,
+        shape=shape,
+    )
 
 
 def inspect(path: Path, on_event: OnEvent) -> ESM2Model:
