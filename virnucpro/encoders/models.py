@@ -342,14 +342,22 @@ def _import_file(file: RemoteFile, source: Path, target: Path) -> None:
 
 
 def _copy(model: Model, target: Path, hashes: Sequence[str]) -> None:
-    """Copy the file or folder of a model; ``target`` is replaced when the copy is complete."""
-    if model.path.is_dir():
-        with _replacing(target) as copy:
-            _copy_files(model.files, [copy / file.name for file in model.files], hashes, target)
-        return
+    """Copy the file or folder of a model; ``target`` is replaced when the copy is complete.
+
+    Raises:
+        StorageError: the copy is not what was read before.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
-    with atomic(target) as temporary:
-        _copy_files(model.files, [temporary], hashes, target)
+    is_folder = model.path.is_dir()
+    with _replacing(target) if is_folder else atomic(target) as copy:
+        copies = [copy / file.name for file in model.files] if is_folder else [copy]
+        for file, to in zip(model.files, copies, strict=True):
+            _copy_file(file, to, target)
+        if _hashes(copies) != hashes:
+            raise StorageError(
+                f"the copy in {printable(target.parent)} is not what was copied",
+                hint="check the disk, or wait until the file is complete, then import it again",
+            )
 
 
 @contextmanager
@@ -358,7 +366,7 @@ def _replacing(target: Path) -> Iterator[Path]:
     for leftover in target.parent.glob(f".{target.name}.*{TEMPORARY}"):
         shutil.rmtree(leftover)  # left by a killed import
     copy, replaced = temporary_beside(target), temporary_beside(target)
-    copy.mkdir(parents=True)
+    copy.mkdir()
     try:
         yield copy
         if target.exists():
@@ -369,18 +377,6 @@ def _replacing(target: Path) -> Iterator[Path]:
             replaced.rename(target)
         for folder in (copy, replaced):
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def _copy_files(
-    files: Sequence[Path], copies: Sequence[Path], hashes: Sequence[str], target: Path
-) -> None:
-    for file, copy in zip(files, copies, strict=True):
-        _copy_file(file, copy, target)
-    if _hashes(copies) != hashes:
-        raise StorageError(
-            f"the copy in {printable(target.parent)} is not what was copied",
-            hint="check the disk, or wait until the file is complete, then import it again",
-        )
 
 
 def _copy_file(source: Path, copy: Path, target: Path) -> None:

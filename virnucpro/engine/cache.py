@@ -71,10 +71,10 @@ class CacheFolder:
         announce(f"cache of vectors {printable(folder.path)}: {sizes} GB are used")
         return folder
 
-    def packs(self) -> Iterator[os.DirEntry[str]]:
-        """The packs of all encoders; other files in the folder are ignored."""
+    def files(self, names: re.Pattern[str]) -> Iterator[os.DirEntry[str]]:
+        """The files with such names: packs of all encoders, or what writers left of packs."""
         with os.scandir(self.path) as entries:
-            yield from (entry for entry in entries if _PACK.fullmatch(entry.name))
+            yield from (entry for entry in entries if names.fullmatch(entry.name))
 
     def shrink(self) -> None:
         """Delete the least recently read packs until the rest fits."""
@@ -90,7 +90,7 @@ class CacheFolder:
 
     def _sizes(self) -> Iterator[tuple[float, int, str]]:
         """For each pack: the time it was last read, the bytes it counts with, and its name."""
-        for entry in self.packs():
+        for entry in self.files(_PACK):
             with suppress(FileNotFoundError):  # somebody deleted it
                 status = entry.stat(follow_symlinks=False)
                 if stat.S_ISREG(status.st_mode):
@@ -98,13 +98,10 @@ class CacheFolder:
 
     def _sweep(self) -> None:
         """Delete unfinished files of killed writers that are a day old."""
-        with os.scandir(self.path) as entries:
-            names = [entry.name for entry in entries if _LEFT.fullmatch(entry.name)]
-        for name in names:
+        for entry in list(self.files(_LEFT)):
             with suppress(OSError):
-                path = self.path / name
-                if time.time() - path.lstat().st_mtime > _OLD_SECONDS:
-                    Tree(self.path).delete(path)
+                if time.time() - entry.stat(follow_symlinks=False).st_mtime > _OLD_SECONDS:
+                    Tree(self.path).delete(self.path / entry.name)
 
 
 # parallel arrays of an index: first 8 bytes of digests (n,), ascending; pack and its row (n, 2)
@@ -150,7 +147,7 @@ class VectorCache:
             return ""
         digests = [self._digest(sequence.encode()) for sequence in sequences]
         rows = [row.tobytes() for row in vectors.astype("<f4")]
-        sums = map(self._sum, digests, rows)
+        sums = [self._digest(digest + row) for digest, row in zip(digests, rows, strict=True)]
         content = b"".join([_HEAD.pack(_MAGIC, len(rows)), *digests, *sums, *rows])
         name = f"{self._key[:16]}-{sha256(content).hexdigest()[:32]}.pack"
         try:
@@ -164,12 +161,9 @@ class VectorCache:
     def _digest(self, content: bytes) -> bytes:
         return blake2b(content, digest_size=_N_DIGEST, key=self._key.encode()).digest()
 
-    def _sum(self, digest: bytes, row: bytes) -> bytes:
-        return self._digest(digest + row)
-
     def _look(self) -> None:
         """Update the index for packs that appeared or vanished since the last look."""
-        names = {entry.name for entry in self.folder.packs()}
+        names = {entry.name for entry in self.folder.files(_PACK)}
         names = {name for name in names if name.startswith(self._key[:16])}
         self._packs = [name if name in names else "" for name in self._packs]
         for name in sorted(names.difference(self._packs)):
@@ -234,7 +228,8 @@ class VectorCache:
                 start = begin + n * _N_DIGEST + row * n_row
                 content = os.pread(handle.fileno(), n_row, start)
                 vector = np.frombuffer(content, dtype="<f4").astype(np.float32)
-                if total == self._sum(digests[place], content) and np.isfinite(vector).all():
+                checksum = self._digest(digests[place] + content)
+                if total == checksum and np.isfinite(vector).all():
                     vectors[place] = vector
             if vectors and time.time() - os.fstat(handle.fileno()).st_mtime > _USED_SECONDS:
                 with suppress(OSError):  # another user's file

@@ -71,9 +71,9 @@ class _Aftermath(NamedTuple):
     """The decision after a loss, about the worker and its attempts."""
 
     lost: WorkerLost
-    first: tuple[Attempt, ...] = ()  # to run before all others, in this order
-    last: tuple[Attempt, ...] = ()  # to run after all others
-    failed: ShardFailed | None = None  # a shard that is given up
+    first: tuple[Attempt, ...]  # to run before all others, in this order
+    last: tuple[Attempt, ...]  # to run after all others
+    failed: ShardFailed | None  # a shard that is given up
 
 
 @dataclass(slots=True)
@@ -143,20 +143,17 @@ class Workload:
             loss.traceback,
             is_final=self._count(loss),
         )
-        if not guilty:
-            return _Aftermath(lost)
-        place = self.attempts.index(guilty[0])
+        place = self.attempts.index(guilty[0]) if guilty else 0
         # earlier attempts were being written, which may have killed the worker
         in_writing = tuple(
             replace(attempt, n_losses=attempt.n_losses + 1) for attempt in self.attempts[:place]
         )
         waiting = [attempt for attempt in self.attempts[place:] if attempt not in guilty]
         again = [next_attempt(attempt, self.rows_of(attempt), loss) for attempt in guilty]
-        first = (*filter(None, again), *waiting)
-        if all(again):
-            return _Aftermath(lost, first, in_writing)
-        failed = ShardFailed(self.worker, guilty[0].shard, loss.reason, loss.traceback)
-        return _Aftermath(lost, first, in_writing, failed)
+        failed = None
+        if not all(again):
+            failed = ShardFailed(self.worker, guilty[0].shard, loss.reason, loss.traceback)
+        return _Aftermath(lost, (*filter(None, again), *waiting), in_writing, failed)
 
     def _count(self, loss: Loss) -> bool:
         """Count a loss of the device; True if the device is given up."""

@@ -359,20 +359,13 @@ class ESM2(nn.Module):
 
         The first layer projects each of the 33 tokens once, not each position of the batch.
         """
-        layers = self.layers_in_use()
-        stream = self.begin(next(layers, None), batch)
+        rows, layers = self.token_rows(), self.layers_in_use()
+        stream, first = self.stream_of(F.embedding(batch.tokens, rows)), next(layers)
+        normed = _Stream(rows, has_triton=False).normed(first.attention_norm, first.dtype)
+        projected = first.project(normed)
+        qkv = F.embedding(batch.tokens, projected.flatten(1)).view(-1, *projected.shape[1:])
+        first.finish(stream, self.attend(qkv, batch))
         return self.apply_layers(layers, stream, batch)
-
-    def begin(self, first: Layer | None, batch: StagedBatch) -> _Stream:
-        """Embed the tokens and apply the first layer, if any."""
-        rows = self.token_rows()
-        stream = self.stream_of(F.embedding(batch.tokens, rows))
-        if first is not None:
-            normed = _Stream(rows, has_triton=False).normed(first.attention_norm, first.dtype)
-            projected = first.project(normed)
-            qkv = F.embedding(batch.tokens, projected.flatten(1)).view(-1, *projected.shape[1:])
-            first.finish(stream, self.attend(qkv, batch))
-        return stream
 
     def stream_of(self, x: Tensor) -> _Stream:
         return _Stream(x, has_triton=self.attend in OF_TRITON)
