@@ -5,13 +5,13 @@ A kernel is compiled by Triton for GPUs that are not here, and run on the CPU by
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -78,18 +78,11 @@ GPUS = [  # 7.5 has no bf16; on the others fp16 is compiled as bf16 is
 ]
 LARGE = {name: SHAPES[name] for name in ("esm2_t36_3B_UR50D", "esm2_t48_15B_UR50D")}
 DNABERT_S = FAMILIES["dnabert-s"].published["dnabert-s"]
-KERNELS = [
-    (triton_kernels, "_ROTATE", triton_kernels.rotate_token),
-    (triton_kernels, "_ADD_AND_NORM", triton_kernels.add_and_norm_token),
-    (triton_kernels, "_QUANTISE", triton_kernels.quantise_token),
-    (triton_kernels, "_ATTEND", triton_kernels.attend_text),
-]
 
 
 def hand_kernels(monkeypatch, to: Callable[[Any], object] = triton.jit) -> None:
     """Hand our kernels to the driver, or the interpreter, that Triton has now, or to a stand-in."""
-    for module, name, kernel in KERNELS:
-        monkeypatch.setattr(module, name, to(kernel))
+    monkeypatch.setattr(triton_kernels, "_as_kernel", functools.cache(to))
 
 
 # Compilation
@@ -666,7 +659,7 @@ def launches_of(monkeypatch, kernel: dnabert_s.Kernel, seqlens: range) -> Counte
         tokens = torch.empty(len(batch.tokens), dtype=torch.int64)
     model.kernel = kernel
     with torch.inference_mode(), Launches() as launches:
-        hand_kernels(monkeypatch, partial(Recorder, launches))
+        hand_kernels(monkeypatch, functools.partial(Recorder, launches))
         model(tokens, batch)
     return launches.names
 
@@ -751,7 +744,7 @@ def bytes_of_a_layer(
                 model.quantise(torch.device("meta"))
         staged = StagedBatch.of(batch, model.inv_freq)
         with pytest.MonkeyPatch.context() as m, torch.no_grad(), Launches() as launches:
-            hand_kernels(m, partial(Meter, launches))
+            hand_kernels(m, functools.partial(Meter, launches))
             model.encode(staged)
         sums.append(launches.n_bytes)
     return (sums[1] - sums[0]) / len(batch.tokens)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from subprocess import SubprocessError
 from typing import Any
 
@@ -109,6 +110,24 @@ def options_of_row(dim: int) -> dict[str, int | bool]:
     return {**OPTIONS, "num_warps": n_warps}
 
 
+def _launch(
+    kernel: Callable[..., None],
+    grid: tuple[int, ...],
+    tensors: Sequence[Tensor],
+    sizes: Mapping[str, object],
+    options: Mapping[str, int | bool],
+) -> None:
+    """Run a kernel on the device of its tensors; Triton launches on the current one."""
+    if all(grid):
+        with torch.cuda.device_of(tensors[0]):  # type: ignore[no-untyped-call]
+            _as_kernel(kernel)[grid](*tensors, **sizes, **options)
+
+
+@cache
+def _as_kernel(function: Callable[..., None]) -> Any:  # noqa: ANN401 - Triton's
+    return triton.jit(function)
+
+
 # The rotation of queries and keys
 
 
@@ -121,13 +140,8 @@ def rotate_in_place(qkv: Tensor, cos: Tensor, sin: Tensor) -> None:
     assert qkv.is_contiguous() and cos.is_contiguous() and sin.is_contiguous()
     assert cos.dtype == sin.dtype == torch.float32
     n_tokens, _, n_heads, head_dim = qkv.shape
-    if n_tokens:
-        with torch.cuda.device_of(qkv):  # type: ignore[no-untyped-call]  # Triton launches on the current device
-            _ROTATE[(n_tokens,)](
-                *(qkv, cos, sin),
-                **sizes_to_rotate(n_heads, head_dim),
-                **options_of_row(n_heads * head_dim),
-            )
+    sizes, options = sizes_to_rotate(n_heads, head_dim), options_of_row(n_heads * head_dim)
+    _launch(rotate_token, (n_tokens,), (qkv, cos, sin), sizes, options)
 
 
 def sizes_to_rotate(n_heads: int, head_dim: int) -> dict[str, int]:
@@ -190,13 +204,8 @@ def add_and_norm(
         dim, len(added), norm.eps, keeps_total=total is not None, is_scaled=scales is not None
     )
     targets = (normed, x if total is None else total, x if scales is None else scales)
-    if n_tokens:
-        with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
-            _ADD_AND_NORM[(n_tokens,)](
-                *(x, first, second, norm.weight, norm.bias, *targets),
-                **sizes,
-                **options_of_row(dim),
-            )
+    tensors = (x, first, second, norm.weight, norm.bias, *targets)
+    _launch(add_and_norm_token, (n_tokens,), tensors, sizes, options_of_row(dim))
 
 
 def sizes_to_norm(
@@ -263,13 +272,8 @@ def quantise(x: Tensor, values: Tensor, scales: Tensor, *, has_gelu: bool) -> No
     """
     assert x.is_contiguous() and values.is_contiguous()
     n_tokens, dim = x.shape
-    if n_tokens:
-        with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
-            _QUANTISE[(n_tokens,)](
-                *(x, values, scales),
-                **sizes_to_quantise(dim, has_gelu=has_gelu),
-                **options_of_row(dim),
-            )
+    sizes, options = sizes_to_quantise(dim, has_gelu=has_gelu), options_of_row(dim)
+    _launch(quantise_token, (n_tokens,), (x, values, scales), sizes, options)
 
 
 def sizes_to_quantise(dim: int, *, has_gelu: bool) -> dict[str, int]:
@@ -311,10 +315,8 @@ def attend_texts(qkv: Tensor, offsets: Tensor, slopes: Tensor, longest: int) -> 
     n_tokens, _, n_heads, head_dim = qkv.shape
     out = torch.empty(n_tokens, n_heads, head_dim, device=qkv.device)
     grid = (len(offsets) - 1, n_heads, -(-longest // TEXT_BLOCK))
-    if n_tokens:
-        sizes = sizes_to_attend(n_heads, head_dim, has_tf32=has_tf32(qkv.device))
-        with torch.cuda.device_of(qkv):  # type: ignore[no-untyped-call]
-            _ATTEND[grid](qkv, offsets, slopes, out, **sizes, **OPTIONS_TO_ATTEND)
+    sizes = sizes_to_attend(n_heads, head_dim, has_tf32=has_tf32(qkv.device))
+    _launch(attend_text, grid, (qkv, offsets, slopes, out), sizes, OPTIONS_TO_ATTEND)
     return out
 
 
@@ -390,9 +392,3 @@ def attend_text(  # type: ignore[no-untyped-def]
         largest = larger
     to = out + (begin + query[:, None]) * row + head * head_dim + dim[None, :]
     tl.store(to, mixed / total[:, None], mask=(query[:, None] < seqlen) & is_dim)
-
-
-_ROTATE: Any = None if triton is None else triton.jit(rotate_token)
-_ADD_AND_NORM: Any = None if triton is None else triton.jit(add_and_norm_token)
-_QUANTISE: Any = None if triton is None else triton.jit(quantise_token)
-_ATTEND: Any = None if triton is None else triton.jit(attend_text)
