@@ -28,6 +28,7 @@ from tempfile import TemporaryDirectory
 
 import psutil
 import torch
+from torch.utils.benchmark import Timer
 
 from virnucpro import __version__
 from virnucpro.encoders.base import Encoder, Pending, load_encoder
@@ -61,7 +62,6 @@ _SECONDS, _QUICK_SECONDS = 2.0, 0.1  # least duration of a repeat
 _LISTEN_SECONDS, _QUIET_SHARE = 0.5, 0.1  # load per core before anything is measured
 _SIDE = {"cuda": 8192, "mps": 4096, "cpu": 1024}  # rows and columns of the matrices
 _COPIED = {"cuda": 4 << 30, "mps": 1 << 30, "cpu": 256 << 20}  # bytes, larger than any cache
-_LEAST_FOR_A_LIMIT = 0.1  # seconds of one repeat
 _WORTH_A_CHANGE = 1.05  # times the speed of the usual settings; less may be chance
 _SEED = 1
 _PACKAGES = ("torch", "fair-esm", "transformers", "openvino", "numpy")
@@ -300,25 +300,10 @@ def _at_best(
     """Measure a limit: ``amount`` by the time of the quickest repeat."""
     try:
         with unavailable_where_it_fails(limit.what, str(device)):
-            return replace(limit, rate=amount / _quickest(make(), device))
+            timer = Timer("work()", globals={"work": make()})
+            return replace(limit, rate=amount / min(timer.blocked_autorange().times))
     except UnavailableError as error:
         return replace(limit, reason=str(error))
-
-
-def _quickest(work: Callable[[], object], device: torch.device) -> float:
-    """Seconds of a piece of work, in the quickest of several repeats."""
-
-    def seconds(n: int) -> float:
-        started = time.perf_counter()
-        for _ in range(n):
-            work()
-        if device.type != "cpu":
-            getattr(torch, device.type).synchronize()
-        return (time.perf_counter() - started) / n
-
-    seconds(1)
-    n = max(1, round(_LEAST_FOR_A_LIMIT / seconds(1)))
-    return min(seconds(n) for _ in range(_N_REPEATS))
 
 
 def _product(device: torch.device, precision: Precision) -> Callable[[], object]:
