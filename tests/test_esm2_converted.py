@@ -13,11 +13,15 @@ import pytest
 import torch
 from conftest import TINY
 from oracle import make_fair_esm, random_protein, save_fair_esm
+from safetensors.torch import load
 
 from virnucpro.encoders.esm2.family import ESM2Model, inspect_esm2
-from virnucpro.encoders.esm2.weights import convert, find_converted, load_esm2
+from virnucpro.encoders.esm2.model import DTYPES
+from virnucpro.encoders.esm2.weights import load_esm2, prepare
 from virnucpro.encoders.transfer import PackedBatch
+from virnucpro.ground.config import Precision
 from virnucpro.ground.errors import UnavailableError
+from virnucpro.ground.events import Event, Progress
 
 CPU = torch.device("cpu")
 BF16 = torch.bfloat16
@@ -28,71 +32,78 @@ def checkpoint(tmp_path: Path) -> ESM2Model:
     return inspect_esm2(save_fair_esm(make_fair_esm(TINY), tmp_path / "model.pt"))
 
 
+def prepared(model: ESM2Model, folder: Path, precision: Precision = "bf16") -> tuple[Path, bool]:
+    """The copy that workers map, and whether it was made just now."""
+    heard: list[Event] = []
+    path, digest = prepare(model, model.shape, precision, folder, heard.append)
+    assert digest == model.sha256()
+    return path, any(isinstance(one, Progress) and "converting" in one.stage for one in heard)
+
+
 @pytest.fixture
 def converted(checkpoint: ESM2Model, tmp_path: Path) -> Path:
-    return convert(checkpoint, checkpoint.shape, checkpoint.sha256(), BF16, tmp_path / "kept")
+    path, is_new = prepared(checkpoint, tmp_path / "kept")
+    assert is_new
+    return path
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, BF16])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("layer", [1, 2])
-def test_the_converted_model_gives_the_same_bits(checkpoint, tmp_path, dtype, layer):
-    made = convert(checkpoint, checkpoint.shape, checkpoint.sha256(), dtype, tmp_path / "kept")
+def test_the_converted_model_gives_the_same_bits(checkpoint, tmp_path, precision, layer):
+    made, _ = prepared(checkpoint, tmp_path / "kept", precision)
     batch = PackedBatch.of([random_protein(length) for length in (90, 50, 50, 7)])
-    direct = load_esm2(checkpoint.path, layer, dtype, CPU)(batch)
-    assert torch.equal(load_esm2(made, layer, dtype, CPU)(batch), direct)
+    direct = load_esm2(checkpoint.path, layer, DTYPES[precision], CPU)(batch)
+    assert made != checkpoint.path
+    assert torch.equal(load_esm2(made, layer, DTYPES[precision], CPU)(batch), direct)
 
 
-def test_a_converted_copy_is_found_again_with_the_hash_of_its_source(
-    checkpoint, converted, tmp_path
-):
-    found = find_converted(checkpoint, checkpoint.shape, BF16, tmp_path / "kept")
-    assert found == (converted, checkpoint.sha256())
+def test_a_converted_copy_is_found_again(checkpoint, converted, tmp_path):
+    assert prepared(checkpoint, tmp_path / "kept") == (converted, False)
 
 
 def test_another_precision_and_a_changed_source_are_another_model(checkpoint, converted, tmp_path):
-    folder = tmp_path / "kept"
-    assert find_converted(checkpoint, checkpoint.shape, torch.float32, folder) is None
+    in_float32 = prepared(checkpoint, tmp_path / "kept", "fp32")
     save_fair_esm(make_fair_esm(TINY, seed=1), checkpoint.path)
-    changed = inspect_esm2(checkpoint.path)
-    assert find_converted(changed, changed.shape, BF16, folder) is None
+    changed = prepared(inspect_esm2(checkpoint.path), tmp_path / "kept")
+    assert in_float32[1] and changed[1]
+    assert len({converted, in_float32[0], changed[0]}) == 3
 
 
 def test_a_flipped_bit_a_lost_end_and_a_lost_note_are_noticed(checkpoint, converted, tmp_path):
     folder, content = tmp_path / "kept", converted.read_bytes()
     for damaged in (content[:-100], content[:-9] + bytes([content[-9] ^ 1]) + content[-8:]):
         converted.write_bytes(damaged)
-        assert find_converted(checkpoint, checkpoint.shape, BF16, folder) is None
-    converted.write_bytes(content)
-    assert find_converted(checkpoint, checkpoint.shape, BF16, folder) is not None
+        assert prepared(checkpoint, folder) == (converted, True)
+        assert prepared(checkpoint, folder) == (converted, False)
+    of_copy = converted.with_suffix(".json")
     for note in folder.glob("*.json"):
-        before = note.read_text()
-        for text in ("", "[]", json.dumps({"format": 1}), "[" * 100_000):
+        keys = json.loads(note.read_text()).keys()
+        texts = ("", "[]", json.dumps({"format": 1}), json.dumps({"source_sha256": "../../x"}))
+        for text in (*texts, "[" * 100_000):
             note.write_text(text)
-            assert find_converted(checkpoint, checkpoint.shape, BF16, folder) is None
+            assert prepared(checkpoint, folder) == (converted, note == of_copy)
+            assert json.loads(note.read_text()).keys() == keys
         note.unlink()
-        assert find_converted(checkpoint, checkpoint.shape, BF16, folder) is None
-        note.write_text(before)
-    assert find_converted(checkpoint, checkpoint.shape, BF16, folder) is not None
+        assert prepared(checkpoint, folder) == (converted, note == of_copy)
+    assert prepared(checkpoint, folder) == (converted, False)
 
 
 def test_the_converted_copy_of_another_model_is_never_used(checkpoint, converted, tmp_path):
-    folder = tmp_path / "kept"
-    path = save_fair_esm(make_fair_esm(TINY, seed=1), tmp_path / "other.pt")
-    other = inspect_esm2(path)
-    stranger = convert(other, other.shape, other.sha256(), BF16, folder)
+    folder, content = tmp_path / "kept", load(converted.read_bytes())
+    other = inspect_esm2(save_fair_esm(make_fair_esm(TINY, seed=1), tmp_path / "other.pt"))
+    stranger, _ = prepared(other, folder)
     converted.write_bytes(stranger.read_bytes())
     converted.with_suffix(".json").write_text(stranger.with_suffix(".json").read_text())
-    assert find_converted(checkpoint, checkpoint.shape, BF16, folder) is None
-    assert find_converted(other, other.shape, BF16, folder) == (stranger, other.sha256())
+    assert prepared(checkpoint, folder) == (converted, True)
+    again = load(converted.read_bytes())
+    assert all(torch.equal(tensor, again[name]) for name, tensor in content.items())
+    assert prepared(other, folder) == (stranger, False)
 
 
 def test_a_copy_of_a_checkpoint_shares_its_converted_form(checkpoint, converted, tmp_path):
     folder, copy = tmp_path / "kept", tmp_path / "scratch.pt"
     copy.write_bytes(checkpoint.path.read_bytes())
-    copied = inspect_esm2(copy)
-    assert find_converted(copied, copied.shape, BF16, folder) is None
-    assert convert(copied, copied.shape, copied.sha256(), BF16, folder) == converted
-    assert find_converted(copied, copied.shape, BF16, folder) == (converted, copied.sha256())
+    assert prepared(inspect_esm2(copy), folder) == (converted, False)
     assert len(list(folder.glob("*.safetensors"))) == 1
 
 
@@ -107,7 +118,7 @@ def test_what_a_killed_conversion_left_is_deleted_a_day_later(checkpoint, conver
     for leftover in (old, new):
         leftover.touch()
     os.utime(old, (0, 0))
-    convert(checkpoint, checkpoint.shape, checkpoint.sha256(), torch.float32, tmp_path / "kept")
+    prepared(checkpoint, tmp_path / "kept", "fp32")
     assert not old.exists() and new.exists()
 
 

@@ -28,7 +28,7 @@ from trainings import Training, run_here, settings
 
 from virnucpro.cli.exits import Finished, exits
 from virnucpro.encoders.esm2.family import inspect_esm2
-from virnucpro.encoders.esm2.weights import convert, find_converted, load_esm2
+from virnucpro.encoders.esm2.weights import load_esm2, prepare
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.ground.config_file import read_config
 from virnucpro.ground.errors import FeatureFileError, OutputError
@@ -141,14 +141,14 @@ def test_a_converted_model_that_carries_code_is_made_again_or_refused(
     tiny, tmp_path, trap, as_pickle
 ) -> None:
     checkpoint = inspect_esm2(tiny.model)
-    converted = convert(
-        checkpoint, checkpoint.shape, checkpoint.sha256(), torch.bfloat16, tmp_path / "kept"
-    )
+    facts = checkpoint, checkpoint.shape, "bf16", tmp_path / "kept", lambda _: None
+    converted, _ = prepare(*facts)
     converted.write_bytes(as_pickle(Payload(trap)))
-    assert find_converted(checkpoint, checkpoint.shape, torch.bfloat16, tmp_path / "kept") is None
     work = lambda: load_esm2(converted, 2, torch.bfloat16, torch.device("cpu"))  # noqa: E731
     exit_code, shown = ending_of(work)
     assert exit_code == 69 and "cannot be used" in shown
+    assert prepare(*facts)[0] == converted
+    work()  # the copy was made again
     assert not trap.exists()
 
 

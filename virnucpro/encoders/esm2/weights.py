@@ -37,7 +37,6 @@ from virnucpro.encoders.esm2.checkpoint import (
     PAD,
     ESM2Shape,
     Tensors,
-    count_bytes,
     hash_weights,
     not_esm2,
     open_folder,
@@ -70,11 +69,10 @@ FAIR_ESM = {
     "down": "layers.{}.fc2",
 }
 _FORMAT = "1"
+_SHA256 = re.compile("[0-9a-f]{64}")
 _SUFFIX = ".virnucpro.safetensors"
 _STALE_SECONDS = 86_400  # older unfinished files have no writer any more
 _DAMAGE = (OSError, ValueError, LookupError, TypeError, SafetensorError)
-
-OnBytes = Callable[[int], None]
 
 
 def load_esm2(path: Path, layer: int, dtype: torch.dtype, device: torch.device) -> ESM2:
@@ -247,18 +245,32 @@ def prepare(
 ) -> tuple[Path, str]:
     """The file that workers map, converted if necessary, and the checkpoint's SHA-256.
 
-    If the converted file cannot be written, workers map the checkpoint itself. ``folder`` None: the
-    default folder.
+    Path, size and times identify a checkpoint that was read before. If the converted file cannot
+    be written, workers map the checkpoint itself. ``folder`` None: the default folder.
     """
-    n_bytes, dtype = count_bytes(model.path), DTYPES[precision]
+    n_bytes, dtype = model.footprint.file_bytes, DTYPES[precision]
     folder = folder or Path(torch.hub.get_dir()) / "virnucpro"  # users may delete it at any time
-    checking = progress_of("checking the model", n_bytes, on_event)
-    if converted := find_converted(model, shape, dtype, folder, checking):
-        return converted
-    digest = hash_weights(model.path, progress_of("hashing the model", n_bytes, on_event))
-    on_event(Progress("converting the model, this once", 0, 0, "bytes"))
+    note = _note(model, folder)
+    noted = _noted(note, "source_sha256")
+    hashing, checking = (
+        progress_of(f"{stage} the model", n_bytes, on_event) for stage in ("hashing", "checking")
+    )
+    digest = noted or hash_weights(model.path, hashing)
+    copy = folder / f"{digest[:16]}_{str(dtype).removeprefix('torch.')}{_SUFFIX}"
+    metadata = {
+        "format": _FORMAT,
+        "shape": json.dumps(asdict(shape)),
+        "dtype": str(dtype),
+        "encoder_id": model.encoder_id,
+        "source_sha256": digest,
+    }
     try:
-        path = convert(model, shape, digest, dtype, folder)
+        if not _is_whole(copy, metadata, checking):
+            on_event(Progress("converting the model, this once", 0, 0, "bytes"))
+            _convert(model, metadata, dtype, copy)
+            LOGGER.info("converted model: %s", printable(copy))
+        if digest != noted:
+            Tree(folder).write_json(note, {"source_sha256": digest})
     except (OSError, OutputError, StorageError) as error:
         LOGGER.warning(
             "the converted model cannot be kept in %s (%s): every worker reads all of %s",
@@ -267,55 +279,43 @@ def prepare(
             printable(model.path),
         )
         return model.path, digest
-    LOGGER.info("converted model: %s", printable(path))
-    return path, digest
+    return copy, digest
 
 
-def find_converted(
-    model: Model,
-    shape: ESM2Shape,
-    dtype: torch.dtype,
-    folder: Path,
-    on_bytes: OnBytes = lambda _: None,
-) -> tuple[Path, str] | None:
-    """Find the converted copy of a checkpoint, if it exists and is intact to the last bit.
-
-    Path, size and times identify the checkpoint, which is not read again.
-    -> the path, and the checkpoint's SHA-256
-    """
+def _noted(path: Path, name: str) -> str:
+    """The hash in a file of ours; empty if the file is missing or damaged."""
     try:
-        source_sha256 = str(read_json(_note(model, folder))["source_sha256"])
+        digest = str(read_json(path)[name])
     except _DAMAGE:
-        return None
-    path = _path(source_sha256, dtype, folder)
-    metadata = _metadata(model, shape, source_sha256, dtype)
-    return (path, source_sha256) if _is_whole(path, metadata, on_bytes) else None
+        return ""
+    return digest if _SHA256.fullmatch(digest) else ""
 
 
-def convert(
-    model: Model, shape: ESM2Shape, source_sha256: str, dtype: torch.dtype, folder: Path
-) -> Path:
-    """Convert a checkpoint, unless the same content was converted from another path.
+def _convert(model: Model, metadata: dict[str, str], dtype: torch.dtype, copy: Path) -> None:
+    """Write the converted copy of a checkpoint, and its hash beside it.
 
     Raises:
         UnavailableError: the checkpoint cannot be used.
         OSError, OutputError, StorageError: the folder cannot be written.
     """
-    path = _path(source_sha256, dtype, folder)
-    metadata = _metadata(model, shape, source_sha256, dtype)
-    is_made = _is_whole(path, metadata)
+    folder = copy.parent
     folder.mkdir(parents=True, exist_ok=True)
-    if not is_made:
-        # files of killed conversions, ours and safetensors' own
-        for leftover in folder.glob(".*"):
-            if leftover.is_file() and leftover.stat().st_mtime < time.time() - _STALE_SECONDS:
-                leftover.unlink(missing_ok=True)
-        whole = load_esm2(model.path, model.n_layers, dtype, torch.device("cpu"))
-        digest = _write(whole, metadata, path)
-        facts = {"sha256": digest, "made of": str(model.path)}
-        Tree(folder).write_json(path.with_suffix(".json"), facts)
-    Tree(folder).write_json(_note(model, folder), {"source_sha256": source_sha256})
-    return path
+    # files of killed conversions, ours and safetensors' own
+    for leftover in folder.glob(".*"):
+        if leftover.is_file() and leftover.stat().st_mtime < time.time() - _STALE_SECONDS:
+            leftover.unlink(missing_ok=True)
+    whole = load_esm2(model.path, model.n_layers, dtype, torch.device("cpu"))
+    with atomic(copy) as temporary:
+        temporary.touch()
+        mode = temporary.stat().st_mode  # others may read it if they may read other files
+        try:
+            save_file(whole.state_dict(), temporary, metadata)
+        except SafetensorError as error:
+            raise OSError(f"{printable(copy)}: {printable(error)}") from error
+        temporary.chmod(mode)
+        digest = sha256(temporary)
+    facts = {"sha256": digest, "made of": str(model.path)}
+    Tree(folder).write_json(copy.with_suffix(".json"), facts)
 
 
 def is_converted(path: Path) -> bool:
@@ -341,46 +341,15 @@ def _load_converted(path: Path, layer: int, dtype: torch.dtype, device: torch.de
     return model.to(device).eval().requires_grad_(False)
 
 
-def _is_whole(path: Path, metadata: object, on_bytes: OnBytes = lambda _: None) -> bool:
+def _is_whole(path: Path, metadata: object, on_bytes: Callable[[int], None]) -> bool:
     """True if a converted copy has these facts and its recorded hash."""
     try:
         with safe_open(path, framework="pt") as handle:
             if handle.metadata() != metadata:
                 return False
-        noted = read_json(path.with_suffix(".json"))["sha256"]
-        return bool(noted == sha256(path, on_bytes))
+        return sha256(path, on_bytes) == _noted(path.with_suffix(".json"), "sha256")
     except _DAMAGE:
         return False
-
-
-def _write(model: ESM2, metadata: dict[str, str], path: Path) -> str:
-    """Write the converted copy. -> its SHA-256"""
-    with atomic(path) as temporary:
-        temporary.touch()
-        mode = temporary.stat().st_mode  # others may read it if they may read other files
-        try:
-            save_file(model.state_dict(), temporary, metadata)
-        except SafetensorError as error:
-            raise OSError(f"{printable(path)}: {printable(error)}") from error
-        temporary.chmod(mode)
-        return sha256(temporary)
-
-
-def _metadata(
-    model: Model, shape: ESM2Shape, source_sha256: str, dtype: torch.dtype
-) -> dict[str, str]:
-    return {
-        "format": _FORMAT,
-        "shape": json.dumps(asdict(shape)),
-        "dtype": str(dtype),
-        "encoder_id": model.encoder_id,
-        "source_sha256": source_sha256,
-    }
-
-
-def _path(source_sha256: str, dtype: torch.dtype, folder: Path) -> Path:
-    precision = str(dtype).removeprefix("torch.")
-    return folder / f"{source_sha256[:16]}_{precision}{_SUFFIX}"
 
 
 def _note(model: Model, folder: Path) -> Path:
