@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -39,10 +40,11 @@ from virnucpro.encoders.esm2.attention import (
     attend_varlen,
     choose_kernel,
 )
+from virnucpro.encoders.esm2.checkpoint import ESM2Shape, Tensors
 from virnucpro.encoders.esm2.encoder import _ESM2Encoder
 from virnucpro.encoders.esm2.model import DTYPES, ESM2, Layer
-from virnucpro.encoders.esm2.weights import make_esm2
-from virnucpro.encoders.proof.synthetic import random_tensors
+from virnucpro.encoders.esm2.weights import FAIR_ESM, ROTARY, make_esm2, parts_of, stub_of
+from virnucpro.encoders.proof.synthetic import random_numbers
 from virnucpro.encoders.transfer import use_device
 from virnucpro.ground.config import Precision
 
@@ -88,12 +90,26 @@ def compare_variants(
         yield from compare_ways(comparison, list(map(way_of, WAYS)), places[:1])
 
 
+def random_tensors(shape: ESM2Shape, device: torch.device) -> Tensors:
+    """The tensors of a random ESM-2, drawn on a device whenever they are read."""
+    parts = dict(parts_of(stub_of(shape, shape.n_layers), FAIR_ESM))
+    return Tensors(
+        path=Path("random weights"),
+        names=frozenset(parts.keys() - {ROTARY}),
+        scheme=FAIR_ESM,
+        n_heads=shape.n_heads,
+        token_dropout=shape.token_dropout,
+        read=lambda name, n: random_numbers(name, parts[name].shape, _SEED, device)[:n],
+    )
+
+
 def load_made(setting: Setting, precision: Precision, kernel: Kernel) -> TimedEncoder:
     """Make the encoder of a worker, with weights made on the device, the same in every way."""
     device, shape = torch.device(setting.device), setting.shape
     use_device(device)
-    tensors = random_tensors(shape, _SEED, device)
-    model = make_esm2(shape, tensors, shape.n_layers, DTYPES[precision], device)
+    model = make_esm2(
+        shape, random_tensors(shape, device), shape.n_layers, DTYPES[precision], device
+    )
     if precision == "fp8":
         model.quantise(device)
     model.attend = kernel

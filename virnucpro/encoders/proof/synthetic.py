@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from virnucpro.encoders.esm2.checkpoint import EXTRA_TOKENS, ESM2Shape, Tensors
+from virnucpro.encoders.esm2.checkpoint import EXTRA_TOKENS, ESM2Shape
 from virnucpro.encoders.esm2.family import shape_of
 from virnucpro.encoders.esm2.weights import FAIR_ESM, ROTARY, parts_of, stub_of
 from virnucpro.encoders.families import FAMILIES
@@ -57,44 +57,33 @@ def make_proteins(
     return [text[end - n : end] for end, n in zip(ends, lengths.tolist(), strict=True)]
 
 
-def random_tensors(shape: ESM2Shape, seed: int, device: torch.device) -> Tensors:
-    """The tensors of a random ESM-2, float32, drawn on a device whenever they are read.
+def write_checkpoint(path: Path, shape: ESM2Shape, seed: int, device: torch.device = _CPU) -> None:
+    """Write a random ESM-2 as a fair-esm ``.pt``; in 16 bits if large, like published ones.
 
     Every part affects the result. Linear layers keep the length of a vector, except the last one of
     attention, which halves it: so numbers stay small in any number of layers.
     """
-    stub = stub_of(shape, shape.n_layers)
-    sizes = {name: part.shape for name, part in parts_of(stub, FAIR_ESM) if name != ROTARY}
-
-    def read(name: str, n_rows: int | None) -> Tensor:
-        size, module = sizes[name], name.split(".")[-2]
-        scale, offset = 0.1, 0.0  # of a bias
-        if module == "embed_tokens":
-            scale = 1.0
-        elif len(size) == 2:
-            scale = _GAINS.get(module, 1.0) * size[1] ** -0.5
-        elif name.endswith("norm.weight") or name.endswith("norm_after.weight"):
-            offset = 1.0
-        generator = torch.Generator(device).manual_seed(crc32(f"{seed} {name}".encode()))
-        numbers = torch.randn(size, generator=generator, device=device)
-        return numbers.mul_(scale).add_(offset)[:n_rows]
-
-    return Tensors(
-        path=Path("random weights"),
-        names=frozenset(sizes),
-        scheme=FAIR_ESM,
-        n_heads=shape.n_heads,
-        token_dropout=shape.token_dropout,
-        read=read,
-    )
-
-
-def write_checkpoint(path: Path, shape: ESM2Shape, seed: int, device: torch.device = _CPU) -> None:
-    """Write ``random_tensors`` as a fair-esm ``.pt``; in 16 bits if large, like published ones."""
     number = torch.float16 if shape.n_parameters > _LARGE else torch.float32
-    tensors = random_tensors(shape, seed, device)
-    state = {name: tensors.read(name, None).to("cpu", number) for name in sorted(tensors.names)}
+    parts = dict(parts_of(stub_of(shape, shape.n_layers), FAIR_ESM))
+    state = {
+        name: random_numbers(name, parts[name].shape, seed, device).to("cpu", number)
+        for name in sorted(parts.keys() - {ROTARY})
+    }
     config = argparse.Namespace(
         encoder_attention_heads=shape.n_heads, token_dropout=shape.token_dropout
     )
     torch.save({"cfg": {"model": config}, "model": state}, path)
+
+
+def random_numbers(name: str, size: torch.Size, seed: int, device: torch.device) -> Tensor:
+    """The numbers of a tensor in float32, drawn on a device."""
+    module = name.split(".")[-2]
+    scale, offset = 0.1, 0.0  # of a bias
+    if module == "embed_tokens":
+        scale = 1.0
+    elif len(size) == 2:
+        scale = _GAINS.get(module, 1.0) * size[1] ** -0.5
+    elif name.endswith("norm.weight") or name.endswith("norm_after.weight"):
+        offset = 1.0
+    generator = torch.Generator(device).manual_seed(crc32(f"{seed} {name}".encode()))
+    return torch.randn(size, generator=generator, device=device).mul_(scale).add_(offset)
