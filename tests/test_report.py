@@ -316,6 +316,14 @@ def test_a_damaged_table_of_samples_is_reported(tmp_path):
         report_folder(folder)
 
 
+def test_the_page_has_the_samples_of_a_run_whose_table_of_records_is_gone(tmp_path):
+    folder = write_table(tmp_path / "run", [])
+    write_samples(folder, [("a", "complete", 1, 2), ("b", "complete", 1, 3)])
+    (folder / "predictions.tsv").unlink()
+    columns = Page(report_folder(folder)).data["samples"]["columns"]
+    assert columns[0]["values"] == ["a", "b"]
+
+
 def write_samples(folder: Path, rows: list[tuple[object, ...]]) -> None:
     names = "file\tstatus\tn_records\tn_virus\n"
     lines = ("\t".join(map(str, row)) + "\n" for row in rows)
