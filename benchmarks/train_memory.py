@@ -174,7 +174,7 @@ def cut_encoder(shape: ESM2Shape, is_held: bool, ranks: Ranks) -> None:
     """Divide an encoder over processes; first, one process holds it, or each process does."""
     begun = resident()
     torch.set_num_threads(1)
-    with ranks.making(is_cut=not is_held):
+    with torch.device("cpu" if is_held or ranks.is_first else "meta"):
         encoder = ESM2.new(shape)
         encoder.forget_activations()
         module = FrameClassifier(Reader(encoder, shape.dim), Classifier(shape.dim, 128, 0.3))

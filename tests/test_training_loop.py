@@ -187,14 +187,6 @@ def test_the_weights_are_those_of_one_process_with_the_same_effective_batch(trai
         assert ours == pytest.approx(theirs, rel=weights_limit(N_STEPS))
 
 
-def test_the_first_rank_alone_has_the_weights_that_are_to_be_cut():
-    for rank, device in ((0, "cpu"), (1, "meta")):
-        with Ranks(rank, 2, torch.device("cpu")).making(is_cut=True) as is_empty:
-            module = Training(Path(), settings(fsdp=True)).module()
-        assert {weight.device.type for weight in module.parameters()} == {device}
-        assert is_empty == (device == "meta")
-
-
 def test_the_limit_of_the_weights_detects_other_batches(trained, tmp_path):
     one = trained / "labels" / str(WHOLE)
     start = Training(one, settings()).trainer(CPU).module.state_dict()

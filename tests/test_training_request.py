@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-import torch
 import typer
 from conftest import Tiny
 from forked import virnucpro
@@ -33,11 +32,17 @@ from virnucpro.ground.errors import (
     UsageError,
     VirnucproError,
 )
-from virnucpro.ground.events import Progress
 from virnucpro.ground.records import FastaRecord
-from virnucpro.learning.frames import FrameStore, _FeatureRows, link_vectors, read_ids, write_frames
+from virnucpro.learning.frames import (
+    FrameStore,
+    LabelledFrames,
+    _FeatureRows,
+    link_vectors,
+    read_ids,
+    write_frames,
+)
+from virnucpro.learning.networks import empty_module_of, module_of
 from virnucpro.learning.options import TrainOptions
-from virnucpro.learning.ranks import Ranks
 from virnucpro.learning.records import SPLITS, LabelledRecord, read_split
 from virnucpro.learning.request import (
     Training,
@@ -46,6 +51,7 @@ from virnucpro.learning.request import (
     resolve_training,
 )
 from virnucpro.learning.train import check_training
+from virnucpro.sequences.kmers import N_FEATURES
 
 COMMANDS = typer.main.get_command(app).commands
 TRAIN = COMMANDS["train"]
@@ -210,7 +216,6 @@ def test_an_empty_file_says_nothing_and_a_missing_one_is_reported(tmp_path):
         ({"encoding": "onehot", "architecture": "lstm", "precision": "fp16"}, "no LSTM in fp16"),
         ({"encoding": "onehot", "dropout": 1.0}, "--dropout is 1"),
         ({"encoding": "onehot", "dropout": float("nan")}, "--dropout is nan"),
-        ({"encoding": "onehot", "hidden": 0}, "--hidden is 0"),
         ({"encoding": "onehot", "lr": float("nan")}, "--lr is nan"),
         ({"encoding": "onehot", "lr": 2.0}, "--lr is 2"),
         ({"encoding": "onehot", "lr": 0}, "--lr is 0"),
@@ -249,6 +254,18 @@ def test_an_encoder_is_the_one_given_or_a_new_one_of_the_shape(data, tiny: Tiny)
     new = resolved(data, pretrain=True)
     assert (new.shape.n_layers, new.shape.dim, new.shape.n_heads) == (6, 128, 4)
     assert resolved(data, encoding="blosum62").shape is None
+
+
+@pytest.mark.parametrize("mode", ["finetune", "pretrain"])
+def test_a_module_for_the_weights_of_another_process_has_none_of_its_own(data, mode):
+    training = resolved(data, **{mode: True}, layers=1, dim=8, heads=2)
+    frames = LabelledFrames.of(["MKV"], np.zeros((1, N_FEATURES), dtype=np.float32))
+    whole = dict(module_of(training, frames).named_parameters())
+    empty = dict(empty_module_of(training, frames.dim).named_parameters())
+    assert {name: one.shape for name, one in empty.items()} == {
+        name: one.shape for name, one in whole.items()
+    }
+    assert {one.device.type for one in empty.values()} == {"meta"}
 
 
 def test_a_cpu_is_one_process_unless_more_are_asked_for(data):
@@ -531,11 +548,3 @@ def test_a_check_counts_by_the_split_that_the_folder_holds(data):
 
 
 # Progress
-
-
-def test_only_the_first_process_reports_progress():
-    told: list[object] = []
-    event = Progress("epoch 1 of 2", 3, 4, "frames")
-    for rank in range(3):
-        Ranks(rank, 3, torch.device("cpu"), told.append).tell(event)
-    assert told == [event]

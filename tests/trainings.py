@@ -102,7 +102,7 @@ class Training:
     def trainer(self, ranks: Ranks) -> Trainer:
         torch.manual_seed(self.settings.seed)
         learned, held_out = frames(), frames(20, seed=1)
-        with ranks.making(is_cut=self.settings.fsdp):
+        with torch.device("meta" if self.settings.fsdp and not ranks.is_first else "cpu"):
             module = self.module()
         if self.task == "residues":
             objective = MaskedResidues(learned, held_out, self.settings.seed)

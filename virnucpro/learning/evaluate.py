@@ -14,6 +14,7 @@ window of that size. Where a record is cut depends only on its id and the seed.
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
@@ -319,11 +320,8 @@ def _in_use(folder: Path) -> Iterator[None]:
     except BaseException:
         if is_new:
             with suppress(OSError):  # the first error is the one to report
-                left = list(folder.iterdir())
-                if {path.name for path in left} <= RunDir.of_any_command:
-                    for path in left:
-                        path.unlink()
-                    folder.rmdir()
+                if {path.name for path in folder.iterdir()} <= RunDir.of_any_command:
+                    shutil.rmtree(folder)
         raise
 
 

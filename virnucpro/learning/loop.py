@@ -326,7 +326,7 @@ class Trainer:
             f"all epochs: remaining {self._left(state.epoch + done / n_used)}",
         )
         name = f"epoch {state.epoch + 1} of {settings.epochs}"
-        self.ranks.tell(Progress(name, done, n_used, "frames", memory=memory, also=also))
+        self.ranks.on_event(Progress(name, done, n_used, "frames", memory=memory, also=also))
         now = time.perf_counter()
         seconds, self._told = now - self._told, now
         figures = {

@@ -71,11 +71,9 @@ class Samples:
     weights: Values  # (n,), above 0
 
     def __post_init__(self) -> None:
-        shapes = {values.shape for values in (self.scores, self.is_virus, self.groups)}
-        if shapes != {self.weights.shape} or self.scores.ndim != 1:
-            raise ValueError(f"samples of shapes {shapes} with weights of {self.weights.shape}")
-        if not (self.weights > 0).all():
-            raise ValueError("weights must be positive")
+        columns = (self.scores, self.is_virus, self.groups, self.weights)
+        assert {values.shape for values in columns} == {(len(self),)}, "columns must be in step"
+        assert (self.weights > 0).all(), "weights must be positive"
 
     def __len__(self) -> int:
         return len(self.scores)
@@ -101,13 +99,8 @@ class Samples:
 
     @cached_property
     def _ranked(self) -> tuple[NDArray[np.int64], Values, Mask]:
-        """The order by descending score, and the scores and labels in this order. (n,) each
-
-        Raises:
-            ValueError: a score is not a number.
-        """
-        if np.isnan(self.scores).any():
-            raise ValueError("scores must not be NaN")
+        """The order by descending score, and the scores and labels in this order. (n,) each"""
+        assert not np.isnan(self.scores).any(), "scores must not be NaN"
         order = np.argsort(-self.scores, kind="stable")
         return order, self.scores[order], self.is_virus[order]
 
@@ -119,14 +112,9 @@ class Samples:
 
     @cached_property
     def _bins(self) -> NDArray[np.int64]:
-        """The bin of the reliability curve of each sample, by descending score. (n,)
-
-        Raises:
-            ValueError: a score lies outside [0, 1].
-        """
+        """The bin of the reliability curve of each sample, by descending score. (n,)"""
         _, scores, _ = self._ranked
-        if not ((scores >= 0) & (scores <= 1)).all():
-            raise ValueError("scores must lie between 0 and 1")
+        assert ((scores >= 0) & (scores <= 1)).all(), "scores must lie between 0 and 1"
         return np.minimum((scores * _N_BINS).astype(np.int64), _N_BINS - 1)
 
     def curve(self, weights: Values | None = None) -> tuple[Values, Values, Values]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from typing import Any
 
@@ -361,25 +361,34 @@ def _longest_first(rows: Rows, frames: LabelledFrames) -> Rows:
 # Module and objective of a training
 
 
-def module_of(
-    training: Training,
-    train: LabelledFrames,
-    is_empty: bool = False,
-    reader: Reader | None = None,
-) -> nn.Module:
-    """Make the module to train; a classifier is standardised by the training frames.
+def module_of(training: Training, train: LabelledFrames, reader: Reader | None = None) -> nn.Module:
+    """Make the module to train; a classifier is standardised by the training frames."""
+    module = _new_module(training, train.dim, reader)
+    if isinstance(module, FrameClassifier):
+        module.classifier.standardise(train)
+    return module
 
-    ``is_empty``: weights and standardisation come from another process.
-    """
-    if training.options.mode == "pretrain":
-        return MaskedLanguageModel(encoder_of(training, is_empty))
-    reader = reader or new_reader(training, is_empty)
-    classifier = Classifier(
-        reader.width + train.dim, training.options.hidden, training.options.dropout
-    )
-    if not is_empty:
-        classifier.standardise(train)
-    return FrameClassifier(reader, classifier)
+
+def empty_module_of(training: Training, dim: int) -> nn.Module:
+    """Make the same module without memory for its weights; ``dim``: of the stored vectors."""
+    with torch.device("meta"):
+        return _new_module(replace(training, encoder=None), dim)
+
+
+def _new_module(training: Training, dim: int, reader: Reader | None = None) -> nn.Module:
+    options = training.options
+    if options.mode == "pretrain":
+        return MaskedLanguageModel(encoder_of(training))
+    reader = reader or _new_reader(training)
+    return FrameClassifier(reader, Classifier(reader.width + dim, options.hidden, options.dropout))
+
+
+def _new_reader(training: Training) -> Reader:
+    if training.has_stored_vectors:
+        return Reader.new("composition", "mlp", None)
+    encoding, architecture = training.options.encoding, training.options.architecture
+    esm2 = encoder_of(training) if encoding == "esm2" else None
+    return Reader.new(encoding, architecture, esm2)
 
 
 def objective_of(training: Training, train: LabelledFrames, held_out: LabelledFrames) -> Objective:
@@ -390,33 +399,21 @@ def objective_of(training: Training, train: LabelledFrames, held_out: LabelledFr
     return FrameLabels(train, held_out, WEIGHTS[options.class_weights], best)
 
 
-def encoder_of(training: Training, is_empty: bool = False) -> ESM2:
-    """Load the encoder to start from, or make a new one, in float32, with gradients.
-
-    ``is_empty``: its weights come from another process.
-    """
+def encoder_of(training: Training) -> ESM2:
+    """Load the encoder to start from, or make a new one, in float32, with gradients."""
     assert training.shape is not None, "an encoding without an encoder"
     options = training.options
-    if training.encoder is None or is_empty:
+    if training.encoder is None:
         encoder = ESM2.new(training.shape)
     else:
         cpu = torch.device("cpu")  # moved to its device later, with the rest of the module
-        encoder = load_esm2(
-            training.encoder.path, training.shape.n_layers, torch.float32, cpu
-        ).to_train()
-        encoder.requires_grad_(training.options.mode != "head")
+        path, n_layers = training.encoder.path, training.shape.n_layers
+        encoder = load_esm2(path, n_layers, torch.float32, cpu).to_train()
+        encoder.requires_grad_(options.mode != "head")
     adapt(encoder, options.lora, options.lora_alpha, options.train_layers)
     if options.gradient_checkpointing or options.fsdp:
         encoder.forget_activations()
     return encoder
-
-
-def new_reader(training: Training, is_empty: bool = False) -> Reader:
-    if training.has_stored_vectors:
-        return Reader.new("composition", "mlp", None)
-    encoding = training.options.encoding
-    esm2 = encoder_of(training, is_empty) if encoding == "esm2" else None
-    return Reader.new(encoding, training.options.architecture, esm2)
 
 
 # Batches

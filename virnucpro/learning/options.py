@@ -29,7 +29,7 @@ Mode = Literal["head", "finetune", "pretrain"]
 
 
 _SAMPLES, _LOOP = "Samples", "Training"
-_SHAPE = ("layers", "dim", "heads")  # of a new encoder
+SHAPE = {"layers": 6, "dim": 128, "heads": 4}  # of a new encoder, if not given otherwise
 
 
 def _file(help: str, metavar: str) -> Any:  # noqa: ANN401 - as typer has it
@@ -42,6 +42,11 @@ def _known_prophages(purpose: str) -> Any:  # noqa: ANN401 - as typer has it
         "the FASTA files.",
         "TRUTH",
     )
+
+
+def _of_shape(name: str, noun: str) -> Any:  # noqa: ANN401 - as typer has it
+    what = f"Make a new encoder with this number of {noun}."
+    return count(what, MODEL, show_default=str(SHAPE[name]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,18 +181,9 @@ class _StartOptions(OutputOptions, _LabelledOptions):
         option("Train an encoder alone, on masked residues; labels only affect the split.", MODEL),
     ] = False
     model: Annotated[str | None, model_option("esm2_virnucpro; with --pretrain a new one")] = None
-    layers: Annotated[
-        int | None,
-        count("Make a new encoder with this number of layers.", MODEL, show_default="6"),
-    ] = None
-    dim: Annotated[
-        int | None,
-        count("Make a new encoder with this number of dimensions.", MODEL, show_default="128"),
-    ] = None
-    heads: Annotated[
-        int | None,
-        count("Make a new encoder with this number of attention heads.", MODEL, show_default="4"),
-    ] = None
+    layers: Annotated[int | None, _of_shape("layers", "layers")] = None
+    dim: Annotated[int | None, _of_shape("dim", "dimensions")] = None
+    heads: Annotated[int | None, _of_shape("heads", "attention heads")] = None
 
     @property
     def mode(self) -> Mode:
@@ -196,7 +192,7 @@ class _StartOptions(OutputOptions, _LabelledOptions):
     @property
     def has_shape(self) -> bool:
         """True if the options give the shape of a new encoder."""
-        return any(getattr(self, name) is not None for name in _SHAPE)
+        return any(getattr(self, name) is not None for name in SHAPE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -450,7 +446,7 @@ class TrainOptions(DeviceOptions, _LoopOptions, _NetworkOptions, _StartOptions):
             refuse(self, ("lora_alpha",), "without --lora")
         match self.mode:
             case "head":
-                of_encoder = ("gradient_checkpointing", "fsdp", *_SHAPE)
+                of_encoder = ("gradient_checkpointing", "fsdp", *SHAPE)
                 refuse(self, of_encoder, "without --finetune or --pretrain, which train an encoder")
                 if self.encoding == "esm2" and len(sizes) > 1:
                     raise UsageError(
@@ -475,16 +471,15 @@ class TrainOptions(DeviceOptions, _LoopOptions, _NetworkOptions, _StartOptions):
             first = "pretrain first, then fine-tune the result: --finetune --model DIR"
             refuse(self, ("pretrain",), "with --finetune", first)
         if self.encoding != "esm2":
-            of_esm2 = ("finetune", "pretrain", "model", *_SHAPE)
+            of_esm2 = ("finetune", "pretrain", "model", *SHAPE)
             refuse(self, of_esm2, f"with --encoding {self.encoding}, which uses no ESM-2")
         if self.encoding == "composition":
             refuse(self, ("architecture",), "with --encoding composition, which has no residues")
         if self.model is not None:
-            refuse(self, _SHAPE, "with --model, which has a shape")
+            refuse(self, SHAPE, "with --model, which has a shape")
         if self.has_shape:
             refuse(self, ("lora", "train_layers"), "for a new encoder, which has random weights")
         self._check("dropout", 0 <= self.dropout < 1, "a rate from 0 to below 1")
-        self._check("hidden", self.hidden >= 1, "1 or more")
 
     @property
     def of_network(self) -> dict[str, object]:

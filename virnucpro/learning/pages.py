@@ -59,15 +59,6 @@ _MEASURES = {
     "recall_at_1_percent": "recall at 1 % false positives",
     "calibration_error": "calibration error",
 }
-# of each kind of curve: its name, title, text, and what its axes are called
-_CURVES = (
-    ("roc", "ROC", "Viruses called, over other samples called, at each possible cut.",
-     "share of other samples called", "share of viruses called"),
-    ("precision", "Precision and recall", "Precision at the share of viruses in this data.",
-     "recall", "precision"),
-    ("reliability", "Reliability", "Weighted as if half of the samples were viral. Calibrated "
-     "scores lie on the diagonal.", "score", "share of viruses at that score"),
-)  # fmt: skip
 _EVALUATION = "## Evaluation"
 _NONE_YET = (
     f"{_EVALUATION}\n\nNone yet: `virnucpro evaluate --data MANIFEST --split split.tsv --model "
@@ -446,21 +437,25 @@ def _evaluation_charts(facts: Facts, overall: Sequence[Facts]) -> Iterator[Chart
     unit = (0.0, 1.0)
     sizes = {_name(row): (row.number("n_virus"), row.number("n")) for row in overall}
     roc = [
-        (_name(kind), false, true)
+        (_name(kind), [0.0, *false], [0.0, *true])
         for kind, false, true in _whole(facts, "roc", "false_positives", "true_positives")
     ]
-    of_curves = {
-        "roc": [(name, [0.0, *false], [0.0, *true]) for name, false, true in roc],
-        "precision": [
-            (name, *_precision(false, true, *sizes.get(name, (0, 0)))) for name, false, true in roc
-        ],
-        "reliability": [
-            (_name(kind), score, share)
-            for kind, score, share in _whole(facts, "reliability", "mean_score", "share_of_viruses")
-        ],
-    }
-    for name, title, text, x_label, y_label in _CURVES:
-        if series := of_curves[name]:
+    precision = [
+        (name, *_precision(false, true, *sizes.get(name, (0, 0)))) for name, false, true in roc
+    ]
+    reliability = [
+        (_name(kind), score, share)
+        for kind, score, share in _whole(facts, "reliability", "mean_score", "share_of_viruses")
+    ]
+    for name, title, text, x_label, y_label, series in (
+        ("roc", "ROC", "Viruses called, over other samples called, at each possible cut.",
+         "share of other samples called", "share of viruses called", roc),
+        ("precision", "Precision and recall", "Precision at the share of viruses in this data.",
+         "recall", "precision", precision),
+        ("reliability", "Reliability", "Weighted as if half of the samples were viral. Calibrated "
+         "scores lie on the diagonal.", "score", "share of viruses at that score", reliability),
+    ):  # fmt: skip
+        if series:
             is_diagonal = name != "precision"
             yield Chart(name, title, text, x_label, y_label, series, unit, unit, is_diagonal)
     histograms = list(_whole(facts, "scores", "virus", "other"))[-_N_HISTOGRAMS:]

@@ -28,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 from virnucpro.encoders.esm2.model import ESM2
 from virnucpro.encoders.transfer import use_device
 from virnucpro.ground.errors import UnavailableError, UsageError, VirnucproError
-from virnucpro.ground.events import ErrorText, OnEvent, Telling
+from virnucpro.ground.events import ErrorText, OnEvent
 from virnucpro.ground.files import disk_error
 from virnucpro.ground.log import LOGGER, printable
 from virnucpro.ground.processes import Child, Pipe, Raised, interrupts_held, start
@@ -59,21 +59,6 @@ class Ranks:
     def is_first(self) -> bool:
         """True for the rank that writes files and reports progress."""
         return self.rank == 0
-
-    def tell(self, event: Telling) -> None:
-        """Report an event once, although all ranks call this."""
-        if self.is_first:
-            self.on_event(event)
-
-    @contextmanager
-    def making(self, *, is_cut: bool) -> Iterator[bool]:
-        """The context in which a module for ``wrap`` is made. -> True if it is made without weights
-
-        If weights are to be sharded, only the first rank has them before ``wrap``.
-        """
-        is_empty = is_cut and not self.is_first
-        with torch.device("meta") if is_empty else nullcontext():
-            yield is_empty
 
     def wrap(self, module: nn.Module, *, is_cut: bool) -> nn.Module:
         """Move a module to the device; the gradients of all ranks will be averaged.

@@ -49,7 +49,7 @@ _HINT = (
     "optionally id, weight, kingdom"
 )
 _HEAVIEST = 1e6  # outweighs all others, and losses stay finite
-MOST_NAMED = 5  # in a message
+_MOST_NAMED = 5  # in a message
 _N_BYTES = 8  # of a digest
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
@@ -207,12 +207,16 @@ def warn_of_mixed_groups(records: Iterable[LabelledRecord]) -> None:
     for record in records:
         labels.setdefault(record.group, set()).add(record.label)
     if mixed := sorted(group for group, own in labels.items() if len(own) > 1):
-        more = f" and {len(mixed) - MOST_NAMED} more" if len(mixed) > MOST_NAMED else ""
         LOGGER.warning(
-            "groups with both labels, virus and other: %s%s; check that this is intended",
-            ", ".join(map(printable, mixed[:MOST_NAMED])),
-            more,
+            "groups with both labels, virus and other: %s; check that this is intended",
+            some_of(mixed),
         )
+
+
+def some_of(names: Sequence[str]) -> str:
+    """The first names, and the number of the others, for a message."""
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return ", ".join(map(printable, names[:_MOST_NAMED])) + more
 
 
 def _check(record: FastaRecord, path: Path, places: Mapping[str, Path]) -> None:
@@ -545,7 +549,7 @@ def _by_table(options: ManifestOptions, table: Path) -> Iterator[tuple[str, Labe
         LOGGER.warning(
             "%s of the table: in no FASTA file, for example %s",
             counted(len(missing), "accession"),
-            ", ".join(map(printable, sorted(missing)[:MOST_NAMED])),
+            ", ".join(map(printable, sorted(missing)[:_MOST_NAMED])),
         )
 
 

@@ -35,7 +35,7 @@ from virnucpro.learning.frames import (
     write_frames,
     write_label,
 )
-from virnucpro.learning.options import LOOP_MAY_DIFFER, Mode, TrainOptions
+from virnucpro.learning.options import LOOP_MAY_DIFFER, SHAPE, Mode, TrainOptions
 from virnucpro.learning.records import (
     SPLITS,
     DataManifest,
@@ -66,7 +66,6 @@ _OURS = (
 )
 # compared by content: data_sha256, encoder_id, features_fingerprint
 _PLACES = {"manifest", "encoder", "vectors"}
-_USUAL = (6, 128, 4)  # layers, dimensions and heads of a new encoder
 _MORE_GROUPS = "label more groups, or move some in a table of the split and give it with --split"
 
 
@@ -205,8 +204,8 @@ def _encoder(options: TrainOptions, on_event: OnEvent) -> tuple[Model | None, ES
         encoder = as_esm2(open_model(options.model or EMBEDDED, on_event))
         encoder.check(encoder.sha256())
         return encoder, encoder.shape
-    asked = (options.layers, options.dim, options.heads)
-    sizes = [usual if size is None else size for size, usual in zip(asked, _USUAL, strict=True)]
+    asked = {name: getattr(options, name) for name in SHAPE}
+    sizes = [SHAPE[name] if size is None else size for name, size in asked.items()]
     n_layers, dim, n_heads = sizes
     if min(sizes) < 1 or dim % (2 * n_heads):
         raise UsageError(

@@ -80,7 +80,6 @@ class TrainingResults:
     splits: Mapping[str, Split]
     parts: Mapping[Split, LabelledFrames]  # validation, then test if it has both labels
     scorer: Scorer = field(default_factory=Scorer.own)
-    fragments: Mapping[Split, list[ScoredFragments]] = field(default_factory=dict)
     gains: list[_Gain] = field(default_factory=list)
 
     def add(self, training: Training, module: nn.Module, odds: Mapping[Split, Values]) -> None:
@@ -105,12 +104,6 @@ class TrainingResults:
         self, training: Training, odds: Mapping[Split, Values], calibration: Calibration
     ) -> Join | None:
         """Fit the join with the scorer to the validation groups, and measure its gain by part."""
-        if not self.fragments:
-            options = training.options
-            size, code = options.chunk_size[0], GeneticCode.of(options.genetic_code)
-            self.fragments = read_fragments(
-                training.fasta, self.store, self.splits, size, self.scorer, code
-            )
         fragments = {}
         for split, of_networks in odds.items():
             frames = self.parts[split]
@@ -133,6 +126,13 @@ class TrainingResults:
                     if split == "validation":  # the test is not for choosing between trainings
                         announce(gain.line)
         return join
+
+    @cached_property
+    def fragments(self) -> Mapping[Split, list[ScoredFragments]]:
+        """The held-out fragments with scores of the scorer, which every seed is joined with."""
+        fasta, options = self.training.fasta, self.training.options
+        size, code = options.chunk_size[0], GeneticCode.of(options.genetic_code)
+        return read_fragments(fasta, self.store, self.splits, size, self.scorer, code)
 
     @cached_property
     def trained_groups(self) -> set[str]:
@@ -429,19 +429,11 @@ def find_trained(
 
     ``known`` is the head of the initial encoder; ``is_finetuned``: that encoder was trained too.
     """
-    own, groups = (
-        np.unique(np.array(digests, dtype=np.uint64))
-        for digests in (
-            [record.digest for record in records],
-            [group_digest(record.group) for record in records],
-        )
-    )
-    of_encoder = [(own, groups, kmers)] if is_finetuned else []
-    if known:
-        of_encoder += [
-            (known.trained_records, known.trained_groups, known.trained_kmers),
-            (known.encoder_records, known.encoder_groups, known.encoder_kmers),
-        ]
+    own = np.unique(np.array([record.digest for record in records], dtype=np.uint64))
+    groups = np.unique(np.array([group_digest(one.group) for one in records], dtype=np.uint64))
+    of_encoder = [*Caller(frame_head=known).trained_on.values()]
+    if is_finetuned:
+        of_encoder.append((own, groups, kmers))
     return {
         "trained_records": own,
         "trained_groups": groups,

@@ -60,6 +60,7 @@ from virnucpro.learning.loop import (
 from virnucpro.learning.metrics import Samples
 from virnucpro.learning.networks import (
     FrameLabels,
+    empty_module_of,
     encoder_of,
     frame_log_odds,
     module_of,
@@ -70,13 +71,13 @@ from virnucpro.learning.options import Mode, TrainOptions
 from virnucpro.learning.pages import spread_lines, write_training_page
 from virnucpro.learning.ranks import Ranks, run_on, run_under_torchrun, started_by_torchrun
 from virnucpro.learning.records import (
-    MOST_NAMED,
     SPLITS,
     LabelledRecord,
     Split,
     read_data_manifest,
     read_records,
     read_split,
+    some_of,
 )
 from virnucpro.learning.request import (
     BOARD,
@@ -227,8 +228,9 @@ def _train(
     """Train a module; add its epochs to ``epochs``, by seed, and write them as they end."""
     settings = training.options
     torch.manual_seed(settings.seed)
-    with ranks.making(is_cut=settings.fsdp) as is_empty:
-        module = module_of(training, train, is_empty)
+    # of weights that are sharded, only the first rank's are used: it sends them to the others
+    is_empty = settings.fsdp and not ranks.is_first
+    module = empty_module_of(training, train.dim) if is_empty else module_of(training, train)
     objective = objective_of(training, train, _some(held_out, settings.seed))
     if ranks.is_first:
         if isinstance(objective, FrameLabels):
@@ -457,12 +459,10 @@ def _warn_of_groups(
     """Warn of groups without a frame, and of too few to fit and measure the join."""
     with_frames = {(record.group, record.label) for record, n in n_frames.items() if n}
     if empty := sorted({record.group for record in n_frames} - {group for group, _ in with_frames}):
-        more = f" and {len(empty) - MOST_NAMED} more" if len(empty) > MOST_NAMED else ""
         LOGGER.warning(
-            "groups without a frame, which the training does not use: %s%s; all their frames "
+            "groups without a frame, which the training does not use: %s; all their frames "
             "have a stop: give other records, or a smaller --chunk-size",
-            ", ".join(map(printable, empty[:MOST_NAMED])),
-            more,
+            some_of(empty),
         )
     validated = [label for group, label in with_frames if splits[group] == "validation"]
     n_groups = {label: validated.count(label) for label in ("virus", "other")}
@@ -519,8 +519,7 @@ def _cost_lines(
 
 def _shared_memory_line(training: Training) -> str:
     """A line on the memory of sharded weights, computed: one device might not hold them."""
-    with torch.device("meta"):
-        module = module_of(training, _sample(["M"]), is_empty=True)
+    module = empty_module_of(training, 0)  # no stored vectors
     n_bytes = sum(
         (16 if weight.requires_grad else 4) * weight.numel() for weight in module.parameters()
     )
