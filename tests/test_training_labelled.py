@@ -221,6 +221,13 @@ def test_a_pipe_is_refused_as_it_cannot_be_read_twice_and_not_waited_for(folder:
         read_data_manifest(folder / "pipe.tsv")
 
 
+def test_links_in_a_circle_are_reported_with_their_line(folder: Path) -> None:
+    (folder / "loop.fa").symlink_to("loop.fa")
+    manifest = write_manifest(folder, "loop.fa\t\tvirus\tg")
+    with pytest.raises(InputMissingError, match=r":2: .*loop\.fa: Too many levels"):
+        read_data_manifest(manifest)
+
+
 def test_the_home_of_an_unknown_user_is_reported_with_its_line(folder: Path) -> None:
     manifest = write_manifest(folder, "~nosuchuser/a.fa\t\tvirus\tg")
     with pytest.raises(InputMissingError, match=r":2: ~nosuchuser/a\.fa: no home folder"):

@@ -219,13 +219,19 @@ def test_a_training_that_was_stopped_goes_on_to_the_same_weights(
     assert history(tmp_path) == history(undisturbed)
 
 
-@pytest.mark.parametrize("n_bytes", [0, -1])
+def flip(content: bytes) -> bytes:
+    """Flip a bit of a weight, which torch itself does not notice."""
+    place = len(content) // 2
+    return content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :]
+
+
+@pytest.mark.parametrize("damage", [lambda _: b"", lambda content: content[:-1], flip])
 def test_a_damaged_checkpoint_is_named_and_the_epoch_before_is_as_good(
-    undisturbed, tmp_path, n_bytes
+    undisturbed, tmp_path, damage
 ):
     shutil.copytree(undisturbed, tmp_path, dirs_exist_ok=True)
     damaged = last_checkpoint(tmp_path)
-    damaged.write_bytes(damaged.read_bytes()[:n_bytes])
+    damaged.write_bytes(damage(damaged.read_bytes()))
     training = Training(tmp_path, settings(), dropout=0.3)
     with pytest.raises(ResumeError, match=r"epoch_0003\.pt cannot be read") as caught:
         run_here(training)
@@ -307,6 +313,32 @@ def test_a_checkpoint_that_is_none_of_this_training_or_damaged_is_refused(undist
     with pytest.raises(ResumeError, match=r"best\.pt cannot be read") as caught:
         run_here(Training(tmp_path, settings(), dropout=0.3))
     assert "another --output-dir" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"state": {}},
+        {"state": {"epoch": 3, "other": 1}},
+        {"state": {"epoch": "3"}},
+        {"state": {"epoch": -3}},
+        {"state": {"epoch": 10**9}},
+        {"state": {"epoch": 3, "best_epoch": 99}},
+        {"state": 5},
+        {"module": [1, 2]},
+        {"module": {"weight": "none"}},
+        {"optimizer": {}},
+        {"optimizer": {"state": {99: {"exp_avg": torch.zeros(3)}}}},
+        {"optimizer": {"state": {0: 5}}},
+    ],
+    ids=str,
+)
+def test_a_checkpoint_with_another_content_is_refused(undisturbed, tmp_path, change):
+    shutil.copytree(undisturbed, tmp_path, dirs_exist_ok=True)
+    last = last_checkpoint(tmp_path)
+    torch.save({**torch.load(last, weights_only=True), **change}, last)
+    with pytest.raises(ResumeError, match=r"epoch_0003\.pt is not a checkpoint of this training"):
+        run_here(Training(tmp_path, settings(), dropout=0.3))
 
 
 def wait_until_it_hangs(folder: Path, parent: Beside) -> list[psutil.Process]:

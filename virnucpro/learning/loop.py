@@ -24,6 +24,7 @@ from datetime import timedelta
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
+from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 import torch
@@ -52,6 +53,7 @@ _MOST_GRADIENT = 1.0  # norm; a longer gradient is clipped to it
 _BEST = "best.pt"
 _MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW, in the shape of their weight
 _EPOCH = re.compile(r"epoch_(\d{4,})\.pt")
+_WRONG = (AttributeError, LookupError, TypeError, ValueError)  # errors of content of other types
 _OTHER = "give the settings that it was started with, or another --output-dir"
 
 
@@ -509,7 +511,7 @@ class _Checkpoints:
         for name in (*best, f"epoch_{state.epoch:04d}.pt"):
             with tree.replacing(self.folder / name) as out:
                 _write(content, out)
-        for outdated in self._epochs()[: -self.n_kept]:
+        for outdated in list(self._epochs())[: -self.n_kept]:
             tree.delete(outdated)
 
     def load_last(
@@ -524,16 +526,21 @@ class _Checkpoints:
         if not last.exists():
             return _Progressed()
         content = _read(last)
-        _load_weights(module, content, last)
-        weights = [p for group in optimizer.param_groups for p in group["params"]]
-        for number, moments in content["optimizer"]["state"].items():
-            for name, value in moments.items():
-                cut = _cut_as(weights[number], value) if name in _MOMENTS else value
-                moments[name] = cut.clone()  # a copy: the mapped file is deleted later
-        optimizer.load_state_dict(content["optimizer"])
-        if "scaler" in content:
-            scaler.load_state_dict(content["scaler"])
-        return _Progressed(**content["state"])
+        with _known(last):
+            state = _Progressed(**content["state"])
+            _load_weights(module, content, last)
+            weights = [p for group in optimizer.param_groups for p in group["params"]]
+            for number, moments in content["optimizer"]["state"].items():
+                for name, value in moments.items():
+                    cut = _cut_as(weights[number], value) if name in _MOMENTS else value
+                    moments[name] = cut.clone()  # a copy: the mapped file is deleted later
+            optimizer.load_state_dict(content["optimizer"])
+            if "scaler" in content:
+                scaler.load_state_dict(content["scaler"])
+            number = state.best_epoch if last.name == _BEST else self._epochs()[last]
+            if not 0 <= state.best_epoch <= state.epoch == number > 0:
+                raise ValueError(f"epoch {state.epoch}, the best of them {state.best_epoch}")
+        return state
 
     def load_best(self, module: nn.Module) -> None:
         """
@@ -541,13 +548,15 @@ class _Checkpoints:
             ResumeError: the file is missing or damaged.
         """
         path = self.folder / _BEST
-        _load_weights(module, _read(path), path)
+        content = _read(path)
+        with _known(path):
+            _load_weights(module, content, path)
 
-    def _epochs(self) -> list[Path]:
-        """The checkpoints of epochs, in order; files with other names are ignored."""
-        numbers = {path: _EPOCH.fullmatch(path.name) for path in self.folder.glob("epoch_*.pt")}
-        epochs = {path: int(match[1]) for path, match in numbers.items() if match}
-        return sorted(epochs, key=lambda path: epochs[path])
+    def _epochs(self) -> dict[Path, int]:
+        """The checkpoints of epochs, in order, and their numbers; other names are ignored."""
+        names = {path: _EPOCH.fullmatch(path.name) for path in self.folder.glob("epoch_*.pt")}
+        numbers = [(int(match[1]), path) for path, match in names.items() if match]
+        return {path: number for number, path in sorted(numbers)}
 
     def sweep(self) -> None:
         """Delete unfinished files of a killed start."""
@@ -600,8 +609,11 @@ def _read(path: Path) -> dict[str, Any]:
         hint = "nothing else holds these weights: train again, in another --output-dir"
     try:
         open_plain(path).close()
+        with ZipFile(path) as parts:  # its sums, which torch does not check
+            if name := parts.testzip():
+                raise ValueError(f"{name} has another CRC")
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+    except (OSError, *_WRONG, RuntimeError, EOFError, BadZipFile, pickle.UnpicklingError) as error:
         why = "it is damaged, or holds more than tensors"
         if isinstance(error, OSError):
             why = printable(error)
@@ -610,6 +622,21 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict) or not all(part in content for part in parts):
         raise ResumeError(f"{printable(path)} is not a checkpoint of a training", hint=_OTHER)
     return content
+
+
+@contextmanager
+def _known(path: Path) -> Iterator[None]:
+    """
+    Raises:
+        ResumeError: the content of the checkpoint is not as ``_snapshot`` made it.
+    """
+    try:
+        yield
+    except _WRONG as error:
+        raise ResumeError(
+            f"{printable(path)} is not a checkpoint of this training: {printable(error)}",
+            hint=_OTHER,
+        ) from error
 
 
 def _load_weights(module: nn.Module, content: dict[str, Any], path: Path) -> None:

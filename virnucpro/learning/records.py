@@ -284,14 +284,14 @@ def _fasta_path(manifest: Path, cell: str, where: str) -> Path:
             f"{where}: the path is empty", hint="name a FASTA file, relative to the manifest"
         )
     try:
-        path = (manifest.parent / expanded(cell)).resolve()
+        path = manifest.parent / expanded(cell)
         open_plain(path).close()  # a pipe could not be read again
     except UsageError as error:
         raise InputMissingError(f"{where}: {error}", hint=error.hint) from error
     except OSError as error:
         problem = InputMissingError.cannot_open(path, error)
         raise InputMissingError(f"{where}: {problem}", hint=problem.hint) from error
-    return path
+    return path.resolve()
 
 
 def read_cells(
