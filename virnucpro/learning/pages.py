@@ -588,8 +588,6 @@ def _lines(training: Path, model: Path, facts: Facts) -> Iterator[str]:
     yield from markdown_table(_by_kind(read_table(training / SPLIT)))
     for name in _OF_DATA:
         yield f"- {name.removesuffix('_sha256')}: SHA-256 {facts.text(name)}"
-    for digest in facts.sequence("fasta_sha256"):
-        yield f"- sequences: SHA-256 {escaped(digest)}"
     yield "\n## Settings\n"
     content = {**facts.content, **settings.content}
     left_out = {*_LEFT_OUT, *_OF_DATA}
@@ -607,3 +605,6 @@ def _lines(training: Path, model: Path, facts: Facts) -> Iterator[str]:
         if rows := read_table(training / name):
             yield f"## {title}\n"
             yield from markdown_table(rows)
+    yield "## SHA-256 of the files of sequences\n"
+    yield from (f"- {escaped(digest)}" for digest in facts.sequence("fasta_sha256"))
+    yield ""
