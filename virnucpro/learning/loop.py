@@ -609,8 +609,8 @@ def _read(path: Path) -> dict[str, Any]:
         hint = "nothing else holds these weights: train again, in another --output-dir"
     try:
         open_plain(path).close()
-        with ZipFile(path) as parts:  # its sums, which torch does not check
-            if name := parts.testzip():
+        with ZipFile(path) as archive:  # its sums, which torch does not check
+            if name := archive.testzip():
                 raise ValueError(f"{name} has another CRC")
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (OSError, *_WRONG, RuntimeError, EOFError, BadZipFile, pickle.UnpicklingError) as error:
