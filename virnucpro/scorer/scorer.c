@@ -2133,7 +2133,8 @@ static double slope_of(Point *points, int64_t n, double *values) {
         squares += (x[part] - mean_x) * (x[part] - mean_x);
         products += (x[part] - mean_x) * (y[part] - mean_y);
     }
-    return squares > 0 ? products / squares : 0;
+    /* ordered by x; without this, the rounding of the mean of equal x would give a slope */
+    return x[n_parts - 1] > x[0] ? products / squares : 0;
 }
 
 /* Figures of a host, from its pieces with log-odds: median GC, the slope of log-odds over GC, and
