@@ -8,12 +8,13 @@ import signal
 from dataclasses import replace
 
 import pytest
+import torch
 from conftest import TINY
 from forked import start
 
 from virnucpro.encoders.esm2.checkpoint import ESM2Shape
 from virnucpro.encoders.options import BenchOptions
-from virnucpro.encoders.proof.bench import _lines, _Row, bench
+from virnucpro.encoders.proof.bench import _at_best, _Limit, _lines, _Row, bench
 from virnucpro.encoders.proof.synthetic import MODELS
 from virnucpro.ground.errors import UnavailableError, UsageError
 
@@ -47,6 +48,17 @@ def test_both_programs_are_measured_in_each_precision_and_in_three_batches(tmp_p
         usual["tokens_per_batch"] * n // 2 for n in (1, 2, 4)
     }
     assert lines[-1].startswith("tiny: ")
+
+
+def test_a_limit_of_a_cpu_is_measured_on_all_its_threads():
+    before, seen = torch.get_num_threads(), set[int]()
+    torch.set_num_threads(3)
+    try:
+        limit = _Limit(what="nothing", precision=None, unit="bytes/s")
+        _at_best(limit, 1.0, torch.device("cpu"), lambda: lambda: seen.add(torch.get_num_threads()))
+    finally:
+        torch.set_num_threads(before)
+    assert seen == {3}
 
 
 def test_the_last_line_names_faster_settings_where_the_gain_is_no_chance():

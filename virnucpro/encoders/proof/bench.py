@@ -300,7 +300,9 @@ def _at_best(
     """Measure a limit: ``amount`` by the time of the quickest repeat."""
     try:
         with unavailable_where_it_fails(limit.what, str(device)):
-            timer = Timer("work()", globals={"work": make()})
+            # by default, torch's timer has one thread
+            n_threads = torch.get_num_threads()
+            timer = Timer("work()", globals={"work": make()}, num_threads=n_threads)
             return replace(limit, rate=amount / min(timer.blocked_autorange().times))
     except UnavailableError as error:
         return replace(limit, reason=str(error))
