@@ -378,6 +378,15 @@ def test_what_a_killed_write_left_is_swept_away_and_nothing_else(path: Path) -> 
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
 
 
+def test_what_cannot_be_swept_away_does_not_keep_the_rest(tmp_path: Path) -> None:
+    folders = {f".{i}.h5.0123abcd.tmp" for i in range(0, 20, 2)}
+    for i in range(20):
+        left = tmp_path / f".{i}.h5.0123abcd.tmp"
+        left.mkdir() if left.name in folders else left.write_text("half")
+    Tree(tmp_path).sweep_folder(tmp_path)
+    assert {entry.name for entry in tmp_path.iterdir()} == folders
+
+
 # The index over all files
 
 

@@ -173,8 +173,11 @@ class Tree:
 
         ``is_left`` names further files to delete.
         """
-        with suppress(OSError, OutputError):  # what stays does no harm
-            self.delete_files(path, lambda name: is_temporary(name) or is_left(name))
+        with suppress(OSError, OutputError), self.folder(path) as folder:
+            for name in os.listdir(folder):  # noqa: PTH208 - of a descriptor
+                if is_temporary(name) or is_left(name):
+                    with suppress(OSError):  # what stays does no harm
+                        os.unlink(name, dir_fd=folder)
 
 
 def _names(path: Path, root: Path) -> tuple[str, ...]:
