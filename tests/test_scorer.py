@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import SupportsIndex
 
 import numpy as np
 import pytest
@@ -404,6 +405,21 @@ def test_windows_are_scored_by_nets_of_their_own(scorer: Scorer) -> None:
     assert windows.log_odds.tolist() == pytest.approx(list(score_sequences(each, as_pieces)))
     others = list(score_sequences(each, scorer))
     assert windows.log_odds.tolist() != pytest.approx(others)
+
+
+def test_the_bases_of_a_long_record_are_copied_once(scorer: Scorer) -> None:
+    copied = list[int]()
+
+    class Bases(str):
+        def __getitem__(self, place: SupportsIndex | slice) -> str:
+            part = super().__getitem__(place)
+            copied.append(len(part))
+            return part
+
+    n_bases = 3_000_000
+    windows, _ = score_windows([Bases("ACGT" * (n_bases // 4))], scorer, 500_000)
+    assert len(windows.start) == 6
+    assert n_bases <= sum(copied) < 1.01 * n_bases
 
 
 def test_the_nets_of_the_package_fit_what_they_read_and_their_lengths_rise() -> None:

@@ -7,8 +7,10 @@ It depends on the record and the scorer, not on other records.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import isnan
 from typing import NamedTuple
 
@@ -161,16 +163,17 @@ class _Block:
 
 def _blocks(sequences: Sequence[str], longest: int) -> Iterator[_Block]:
     """Yield the bases of all sequences, block by block, for pieces of at most ``longest`` bases."""
-    ends = np.cumsum([len(sequence) for sequence in sequences], dtype=np.int64)
-    n_bases = int(ends[-1]) if len(ends) else 0
+    starts = [0, *accumulate(map(len, sequences))]
+    n_bases = starts[-1]
     for first in range(0, n_bases, _PIECE_BASES_AT_ONCE):
         end = first + _PIECE_BASES_AT_ONCE
         behind = min(n_bases, end + longest)
-        low, high = np.searchsorted(ends, (first, behind - 1), side="right").tolist()
-        some = list(sequences[low : high + 1])
-        some[-1] = some[-1][: len(some[-1]) - (int(ends[high]) - behind)]
-        some[0] = some[0][len(sequences[low]) - (int(ends[low]) - first) :]
-        yield _Block(first, end, Pieces(encode("".join(some)), _NOTHING, _NOTHING))
+        low, high = bisect_right(starts, first) - 1, bisect_left(starts, behind)
+        text = "".join(
+            sequence[max(0, first - start) : behind - start]
+            for sequence, start in zip(sequences[low:high], starts[low:high], strict=True)
+        )
+        yield _Block(first, end, Pieces(encode(text), _NOTHING, _NOTHING))
 
 
 def _by_size(
