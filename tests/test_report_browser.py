@@ -68,7 +68,7 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
         argv=[EVIL],
     )
     names = "region\trecord\tfile\tkind\tstart\tend\tlength\tposterior\n"
-    evil = f"{EVIL}\t{EVIL}\t{EVIL}\t{EVIL}\t10\t90\t81\t0.9\n"
+    evil = f"{EVIL}\t{EVIL}\t{EVIL}\tprovirus\t10\t90\t81\t0.9\n"
     long = "long|p\tlong\ta\tprovirus\t40001\t45000\t5000\t0.9\n"
     (folder / "regions.tsv").write_text(f"{names}{evil}{long}")
     lines = (f"long\t{at + 1}\t{at + 1000}\t-1.5\t0.25\n" for at in range(0, 100_000, 500))

@@ -54,7 +54,7 @@ Part = TypeVar("Part")  # of what is read
 Spans: TypeAlias = tuple[tuple[int, int], ...]  # of shards: first, and one after the last
 LETTERS_AT_ONCE = 500_000  # of records that are called, translated or screened together
 _PARTS_AT_ONCE = 5_000  # records, or small files
-_FORMAT = 3  # raise it if the same records would get another plan, or other digests of ids
+_FORMAT = 3  # raise it if parts of plans of two states could not be joined
 _LEAST_NUMBERS = 1000  # for the shards of a slice, so that their names stay short
 _DAMAGE = (OSError, ValueError, KeyError, TypeError)  # errors from a damaged file
 
