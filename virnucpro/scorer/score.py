@@ -169,10 +169,12 @@ def _blocks(sequences: Sequence[str], longest: int) -> Iterator[_Block]:
         end = first + _PIECE_BASES_AT_ONCE
         behind = min(n_bases, end + longest)
         low, high = bisect_right(starts, first) - 1, bisect_left(starts, behind)
-        text = "".join(
-            sequence[max(0, first - start) : behind - start]
-            for sequence, start in zip(sequences[low:high], starts[low:high], strict=True)
-        )
+        last, inner = high - 1, sequences[low + 1 : high - 1]
+        if low == last:
+            text = sequences[low][first - starts[low] : behind - starts[low]]
+        else:
+            ends = sequences[low][first - starts[low] :], sequences[last][: behind - starts[last]]
+            text = "".join((ends[0], *inner, ends[1]))
         yield _Block(first, end, Pieces(encode(text), _NOTHING, _NOTHING))
 
 
