@@ -32,6 +32,7 @@ from virnucpro.tables.text import (
     frame_rows,
     record_rows,
     rows_of,
+    sorted_lines,
     texts,
     whole,
 )
@@ -72,7 +73,7 @@ def test_chunks_are_called_as_by_the_original(tmp_path: Path) -> None:
         for name, _, _, virus in (row.split("\t") for row in rows[1:])
     ]
     with SortedLines(tmp_path) as lines:
-        lines.add(chunk_rows(FrameScores.of([predictions])))
+        lines.add(sorted_lines(chunk_rows(FrameScores.of([predictions]))))
         table = "\t".join(CHUNK_TABLE.columns).encode() + b"\n" + b"".join(lines.merged())
     expected = GOLDEN / "prediction_results_highestscore.csv"
     assert table == expected.read_bytes()
@@ -287,7 +288,7 @@ def test_what_is_to_be_mended_is_read_back_from_the_table() -> None:
 def test_lines_come_out_sorted_by_id_however_few_fit_in_memory(
     tmp_path: Path, n_lines: int, longest: int
 ) -> None:
-    """The last case has 60 MB of lines; 16 MB stay in memory, 64 kB are read at once."""
+    """The last case has 60 MB of lines; 16 MB stay in memory, 0.25 MB are read at once."""
     rng = np.random.default_rng(n_lines)
     odd = ["\u00e9", "\U0001f9a0", "\x01", "\x85", " ", "_chunk_", *"Z~#", "\udcff", "10", "9"]
     ids = [
@@ -298,7 +299,7 @@ def test_lines_come_out_sorted_by_id_however_few_fit_in_memory(
     with SortedLines(tmp_path) as sorted_texts:
         for first in range(0, n_lines, 7):
             text = "".join(lines[first : first + 7]).encode("utf-8", "surrogateescape")
-            sorted_texts.add(text)
+            sorted_texts.add(sorted_lines(text))
             assert len(list(Path("/proc/self/fd").iterdir())) <= n_open + 1
         found = b"".join(sorted_texts.merged())
     in_bytes = [line.encode("utf-8", "surrogateescape") for line in lines]

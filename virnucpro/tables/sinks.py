@@ -49,6 +49,7 @@ from virnucpro.tables.text import (
     frame_rows,
     record_rows,
     rows_of,
+    sorted_lines,
     table,
     texts,
     whole,
@@ -197,13 +198,18 @@ class Portion:
 
 def _joined(rows: Rows, others: Rows) -> Rows:
     return {
-        name: b"".join((rows.get(name, b""), others.get(name, b""))) for name in {**rows, **others}
+        name: _in_order(name, b"".join((rows.get(name, b""), others.get(name, b""))))
+        for name in {**rows, **others}
     }
 
 
 def _rows(results: CalledRecords, sinks: Iterable[Sink]) -> Rows:
     rows = ((sink.file, sink.rows(results)) for sink in sinks if sink.rows)
-    return {name: text for name, text in rows if text is not None}
+    return {name: _in_order(name, text) for name, text in rows if text is not None}
+
+
+def _in_order(name: str, text: bytes) -> bytes:
+    return sorted_lines(text) if name == CHUNK_TABLE.file else text
 
 
 # What an output is

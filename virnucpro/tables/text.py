@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
 from gzip import GzipFile
+from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeAlias, cast
 
@@ -25,7 +25,7 @@ from virnucpro.ground.tree import Tree
 _BYTES_AT_ONCE = 2**22  # bytes of a table read at once
 _Rows: TypeAlias = Counts | list[int] | slice
 _BYTES_IN_MEMORY = 2**24  # bytes of lines to be sorted
-_BLOCK = 2**16  # bytes of a run of sorted lines read at once
+_BLOCK = 2**18  # bytes of a run of sorted lines merged at once
 
 
 @contextmanager
@@ -55,8 +55,9 @@ def table(
 
 
 class SortedLines:
-    """Sort lines by their first column. Memory holds only a part of them.
+    """Merge sorted texts into one; each has whole lines, ordered by the first column.
 
+    Memory holds only a part of the texts. Texts that do not overlap are passed on whole.
     Internally, a NUL replaces each tab: no text has a NUL, and it sorts before any letter of a
     name, so that lines sort by name.
     """
@@ -77,9 +78,10 @@ class SortedLines:
         self._open.close()
 
     def add(self, text: bytes | memoryview) -> None:
-        """Add whole lines."""
-        self._texts.append(bytes(text))
-        self._n_bytes += len(text)
+        """Add lines in the order of ``sorted_lines``."""
+        if text:
+            self._texts.append(bytes(text).replace(b"\t", b"\0"))
+            self._n_bytes += len(text)
         if self._n_bytes >= _BYTES_IN_MEMORY:
             self._write()
 
@@ -88,44 +90,85 @@ class SortedLines:
             self._file = self._open.enter_context(self._tree.scratch(self._folder))
         first = self._file.tell()
         with writing(self._folder):
-            self._file.write(_text_of(self._sorted()))
+            self._file.writelines(_merged([iter([text]) for text in self._texts]))
             self._file.flush()
         self._runs.append((first, self._file.tell()))
         self._texts, self._n_bytes = [], 0
 
-    def _sorted(self) -> list[bytes]:
-        """The lines in memory, in order."""
-        lines = b"".join(self._texts).replace(b"\t", b"\0").split(b"\n")[:-1]
-        lines.sort()  # fast, because the lines are mostly sorted runs
-        return lines
-
     def merged(self) -> Iterator[bytes]:
         """The text of all lines, in pieces."""
-        runs = [*(self._read(*run) for run in self._runs), iter([self._sorted()])]
-        heads = [list[bytes]() for _ in runs]  # the next lines of each run
-        while any(heads := [head or next(run, []) for head, run in zip(heads, runs, strict=True)]):
-            last = min(head[-1] for head in heads if head)
-            lines = list[bytes]()
-            for head in heads:
-                n_lines = bisect_right(head, last)
-                lines += head[:n_lines]
-                del head[:n_lines]
-            yield _text_of(sorted(lines)).replace(b"\0", b"\t")
+        runs = [*(self._read(*run) for run in self._runs), *(iter([one]) for one in self._texts)]
+        for text in _merged(runs):
+            yield text.replace(b"\0", b"\t")
 
-    def _read(self, first: int, end: int) -> Iterator[list[bytes]]:
-        """Yield the lines of a run in the file, some at a time."""
+    def _read(self, first: int, end: int) -> Iterator[bytes]:
+        """Yield pieces of the file, which are whole lines."""
         assert self._file is not None, "it has a run"
         size = _BLOCK
         while first < end:
             block = os.pread(self._file.fileno(), min(size, end - first), first)
             if n_bytes := block.rfind(b"\n") + 1:
-                yield block[: n_bytes - 1].split(b"\n")
+                yield block[:n_bytes]
             size = _BLOCK if n_bytes else 2 * size  # the line is longer than the block
             first += n_bytes
 
 
-def _text_of(lines: Sequence[bytes]) -> bytes:
+def sorted_lines(text: bytes) -> bytes:
+    """The lines of a text in the order of their first columns."""
+    return _in_order(text.replace(b"\t", b"\0")).replace(b"\0", b"\t")
+
+
+def _in_order(text: bytes) -> bytes:
+    lines = text.split(b"\n")[:-1]
+    lines.sort()  # fast, because the lines are mostly sorted runs
     return b"\n".join((*lines, b""))
+
+
+def _merged(runs: Sequence[Iterator[bytes]]) -> Iterator[bytes]:
+    """Merge sorted runs, which come in pieces of whole lines, into sorted pieces.
+
+    Each output piece has all lines up to the first end of the overlapping pieces, so pieces
+    without overlap are passed on unchanged.
+    """
+    heads: list[tuple[bytes, int, bytes, int]] = []  # next line, its run, its piece and offset
+
+    def push(number: int, piece: bytes, place: int) -> None:
+        if place == len(piece):
+            piece, place = next(runs[number], b""), 0
+        if piece:
+            line = piece[place : piece.index(b"\n", place) + 1]
+            heappush(heads, (line, number, piece, place))
+
+    for number in range(len(runs)):
+        push(number, b"", 0)
+    while heads:
+        taken = [heappop(heads)]
+        last = _last_line(taken[0][2])
+        while heads and heads[0][0] <= last:
+            taken.append(heappop(heads))
+            last = min(last, _last_line(taken[-1][2]))
+        ends = [_end_of(piece, place, last) for _, _, piece, place in taken]
+        texts = [one[2][one[3] : end] for one, end in zip(taken, ends, strict=True)]
+        yield texts[0] if len(texts) == 1 else _in_order(b"".join(texts))
+        for (_, number, piece, _), end in zip(taken, ends, strict=True):
+            push(number, piece, end)
+
+
+def _last_line(text: bytes) -> bytes:
+    return text[text.rfind(b"\n", 0, -1) + 1 :]
+
+
+def _end_of(text: bytes, place: int, last: bytes) -> int:
+    """The end of the sorted lines, from an offset on, that are at most ``last``."""
+    end = len(text)
+    while place < end:
+        start = text.rfind(b"\n", place, (place + end) // 2) + 1 or place
+        line = text[start : text.index(b"\n", start) + 1]
+        if line <= last:
+            place = start + len(line)
+        else:
+            end = start
+    return place
 
 
 # Rows
