@@ -397,10 +397,17 @@ def test_resume_starts_a_training_where_there_is_none_and_refuses_an_edited_spli
         opened(data, resume=True)
 
 
-@pytest.mark.parametrize("name", ["split.tsv", "checkpoints", "tensorboard", "features", "model"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("split.tsv", "checkpoints", "tensorboard", "features", "model"),
+        *("checkpoints/best.pt", "seeds/2/checkpoints/epoch_0001.pt"),
+    ],
+)
 def test_nothing_is_written_through_a_link_in_the_folder_of_a_training(data, tmp_path, name):
     training = opened(data)
     inside, outside = training.output / name, tmp_path / "elsewhere"
+    inside.parent.mkdir(parents=True, exist_ok=True)
     if inside.exists():
         inside.rename(outside)
     inside.symlink_to(outside)

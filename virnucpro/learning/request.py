@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -225,8 +226,11 @@ def open_training(training: Training, on_event: OnEvent) -> None:
         ResumeError: it holds another training.
         InputError: manifest or split are wrong.
     """
-    Tree(training.output).refuse_links((*_OURS, training.options.name))
-    path, options = training.output / FACTS, training.options
+    output, options = training.output, training.options
+    checkpoints = chain(output.glob("checkpoints/*"), output.glob(f"{_SEEDS}/*/checkpoints/*"))
+    stored = (str(path.relative_to(output)) for path in checkpoints)
+    Tree(output).refuse_links((*_OURS, options.name, *stored))
+    path = output / FACTS
     is_begun = path.exists()
     _check_free(training.output, is_begun, options.resume)
     manifest = read_data_manifest(options.data)
