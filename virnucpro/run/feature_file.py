@@ -206,7 +206,9 @@ def open_features(path: Path) -> h5py.File:
     try:
         return h5py.File(path, "r", locking=False)
     except OSError:
-        return h5py.File(path, "r")
+        with suppress(OSError):  # the first error is the one to report
+            return h5py.File(path, "r")
+        raise
 
 
 def _refuse_pipe(path: Path) -> None:
