@@ -143,8 +143,7 @@ right) # 10 + 60 + 40 + 40 + 10 + 120 + 75 + 40 + 40 + 40 + 75 seconds
     check gpu_check_fp32 --precision fp32
     check gpu_check_fp8 --precision fp8
     run 75 gpu_right.txt python3 -m virnucpro bench --device "$device" --json \
-        "$results/gpu_right.json" --models 8M --quick \
-        ${TOKENS:+--tokens "$TOKENS"}
+        "$results/gpu_right.json" --models 8M --quick
     ;;
 time) # 265 + 300 seconds
     need

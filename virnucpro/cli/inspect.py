@@ -49,10 +49,10 @@ def _try_gpus(devices: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
 
 @command(BenchOptions)
 def bench(options: BenchOptions) -> None:
-    """Measure how fast this device embeds proteins, and which settings are fastest.
+    """Measure how fast this device embeds proteins.
 
-    Each size of ESM-2 is measured in each precision, in smaller and larger batches, and compared
-    with fair-esm and with the device's matrix products. The last lines name the best settings.
+    Each size of ESM-2 is measured in each precision, and compared with fair-esm and with the
+    device's matrix products.
 
     Example: virnucpro bench --quick
 

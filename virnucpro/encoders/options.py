@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from virnucpro.encoders.families import EMBEDDED, NAMES
-from virnucpro.ground.options import MODEL, count, option
+from virnucpro.ground.options import MODEL, option
 
 Encoding = Literal["esm2", "onehot", "blosum62", "composition"]
 Architecture = Literal["mlp", "cnn", "lstm", "unet"]
@@ -76,12 +76,6 @@ class BenchOptions:
         Literal["auto", "cuda", "cpu", "mps"],
         option("Use this kind of device; on a CPU, one core is measured."),
     ] = "auto"
-    tokens: Annotated[
-        int | None,
-        count(
-            "Embed proteins of this many tokens in all.", min=1, show_default="three full batches"
-        ),
-    ] = None
     json: Annotated[
         Path | None,
         option(

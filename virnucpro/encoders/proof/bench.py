@@ -1,10 +1,10 @@
-"""``virnucpro bench``: how fast is this device, and which settings are best on it?
+"""``virnucpro bench``: how fast is this device?
 
 For each size of ESM-2, with random weights, on frames of 500 bases, it measures fair-esm's model in
 float32, in batches as large as in its own script; then our encoder, loaded and fed as in a worker,
-in each precision with the batches of a run, and with smaller and larger ones. The limits of the
-device are measured too: a large matrix product and a copy of memory. On a CPU it measures one core,
-since a run has a worker of one thread on each.
+in each precision with the batches of a run. The limits of the device are measured too: a large
+matrix product and a copy of memory. On a CPU it measures one core, since a run has a worker of one
+thread on each.
 
 The report is JSON, complete after every row, and lines of plain text.
 """
@@ -62,7 +62,6 @@ _SECONDS, _QUICK_SECONDS = 2.0, 0.1  # least duration of a repeat
 _LISTEN_SECONDS, _QUIET_SHARE = 0.5, 0.1  # load per core before anything is measured
 _SIDE = {"cuda": 8192, "mps": 4096, "cpu": 1024}  # rows and columns of the matrices
 _COPIED = {"cuda": 4 << 30, "mps": 1 << 30, "cpu": 256 << 20}  # bytes, larger than any cache
-_WORTH_A_CHANGE = 1.05  # times the speed of the usual settings; less may be chance
 _SEED = 1
 _PACKAGES = ("torch", "fair-esm", "transformers", "openvino", "numpy")
 
@@ -89,7 +88,6 @@ class _Row:
     program: str
     precision: Precision
     tokens_per_batch: int
-    is_usual: bool = False  # the settings that a run chooses
     kernel: str = ""
     tokens_per_second: float | None = None  # the median of the repeats
     ratio: float | None = None  # to fair-esm
@@ -103,7 +101,6 @@ class _Row:
 class _Programme:
     choice: Choice
     precisions: tuple[Precision, ...]
-    n_tokens: int | None  # of different proteins; None: enough for a few batches
     seconds: float
     limits: dict[Precision, float] = field(default_factory=dict)  # FLOP/s, once measured
 
@@ -126,7 +123,6 @@ def bench(options: BenchOptions, argv: Sequence[str], say: Say, show: Show) -> N
     programme = _Programme(
         choice=choice,
         precisions=_precisions(options.precisions, choice),
-        n_tokens=options.tokens,
         seconds=_QUICK_SECONDS if options.quick else _SECONDS,
     )
     facts = {
@@ -191,8 +187,7 @@ def _compare(programme: _Programme, model: str, folder: Path, say: Say) -> Itera
     except (UnavailableError, OSError) as error:
         yield replace(rows[0], reason=f"no weights could be made: {error}")
         return
-    n_tokens = programme.n_tokens or _N_BATCHES * max(row.tokens_per_batch for row in rows)
-    proteins = make_proteins(n_tokens, _SEED)
+    proteins = make_proteins(_N_BATCHES * max(row.tokens_per_batch for row in rows), _SEED)
     for row in rows:
         say(f"{model}: {row.program} in {row.precision}, batches of {row.tokens_per_batch:,}")
         measured = _measured(row, checkpoint, programme, proteins)
@@ -204,17 +199,11 @@ def _compare(programme: _Programme, model: str, folder: Path, say: Say) -> Itera
 
 
 def _settings(programme: _Programme, model: str) -> Iterator[_Row]:
-    """The rows to measure: fair-esm, each precision, and other batch sizes in the usual one."""
-    choice, room = programme.choice, room_for(MODELS[model])
-    auto = choose_precision("auto", choice)
+    """The rows to measure: fair-esm, and each precision with the batches of a run."""
     yield _Row(model=model, program="fair-esm", precision="fp32", tokens_per_batch=_FAIR_ESM_TOKENS)
     for precision in programme.precisions:
-        usual = choose_tokens(choice, room, precision)
-        ours = _Row(model=model, program="virnucpro", precision=precision, tokens_per_batch=usual)
-        yield replace(ours, is_usual=precision == auto)
-        if precision == auto:
-            for n_tokens in (usual // 2, usual * 2):
-                yield replace(ours, tokens_per_batch=n_tokens)
+        usual = choose_tokens(programme.choice, room_for(MODELS[model]), precision)
+        yield _Row(model=model, program="virnucpro", precision=precision, tokens_per_batch=usual)
 
 
 def _measured(row: _Row, checkpoint: Path, programme: _Programme, proteins: Sequence[str]) -> _Row:
@@ -336,7 +325,7 @@ def _write(path: Path | None, facts: Mapping[str, object], rows: Sequence[_Limit
 
 
 def _lines(rows: Sequence[_Limit | _Row]) -> Iterator[str]:
-    """The lines of the report: limits, speeds, and the best settings for each model."""
+    """The lines of the report: limits and speeds."""
     for limit in rows:
         if isinstance(limit, _Limit):
             rate = f"{limit.rate / 1e9:,.0f} x 10^9 {limit.unit}" if limit.rate else limit.reason
@@ -346,8 +335,6 @@ def _lines(rows: Sequence[_Limit | _Row]) -> Iterator[str]:
         yield ""
         yield "model program   precision  batch     tokens/s  fair-esm x  of limit  GPU memory"
     yield from map(_line, measured)
-    for model in dict.fromkeys(row.model for row in measured):
-        yield from _advice([row for row in measured if row.model == model])
 
 
 def _line(row: _Row) -> str:
@@ -362,23 +349,6 @@ def _line(row: _Row) -> str:
     )
     widths = (13, 12, 10, 12)
     return start + "".join(f"{cell:>{n}}" for cell, n in zip(cells, widths, strict=True))
-
-
-def _advice(rows: Sequence[_Row]) -> Iterator[str]:
-    """Recommend settings for a model, if its usual ones were measured."""
-    ours = [row for row in rows if row.program == "virnucpro" and row.tokens_per_second]
-    usual = next((row.tokens_per_second for row in ours if row.is_usual), None)
-    if usual is None:
-        return
-    best = max(ours, key=lambda row: row.tokens_per_second or 0.0)
-    gain = (best.tokens_per_second or 0.0) / usual
-    if gain < _WORTH_A_CHANGE:
-        yield f"{best.model}: leave --precision and --esm-batch-size at auto: nothing is faster"
-    else:
-        yield (
-            f"{best.model}: {gain:.2f} times as fast as auto: --precision {best.precision} "
-            f"--esm-batch-size {best.tokens_per_batch}"
-        )
 
 
 def machine_facts() -> dict[str, object]:
