@@ -25,7 +25,6 @@ from pathlib import Path
 from random import Random
 from statistics import mean
 from tempfile import TemporaryDirectory
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -106,7 +105,6 @@ class _Waiting:
     vectors: Rows
     end: float
     end_alone: float
-    n_repeated: ClassVar[int] = 0
 
     def rows(self) -> Rows:
         time.sleep(max(0.0, self.end - time.monotonic()))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -71,7 +70,6 @@ def load(spec: EncoderSpec, weights: Path, device: torch.device) -> CountingEnco
 @dataclass(frozen=True)
 class Counted:
     sequences: Sequence[str]
-    n_repeated: ClassVar[int] = 0
 
     def rows(self) -> Rows:
         counts = [[text.count(base) for base in "ACGT"] for text in self.sequences]

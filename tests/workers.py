@@ -33,7 +33,6 @@ class Later:
     """A batch of which something happens when it is waited for."""
 
     rows: Callable[[], Rows]
-    n_repeated: ClassVar[int] = 0
 
 
 POISON = "WWWWCWWWW"  # no test protein holds it by chance

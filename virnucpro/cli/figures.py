@@ -326,11 +326,6 @@ def _log(event: Telling) -> None:
             work = f" with shard {shard.name}" if shard else ""
             fate = "it is not replaced" if is_final else "it is replaced"
             LOGGER.warning("%s was lost%s: %s; %s", worker, work, reason, fate)
-        case BatchDone(worker=worker, shard=shard, n_repeated=n) if n:
-            LOGGER.info(
-                "%s: %s of shard %s embedded in fp32: their numbers are too large for fp16",
-                *(worker, counted(n, "sequence"), shard.name),
-            )
         case BudgetReduced(worker=worker, tokens_per_batch=tokens):
             LOGGER.warning("%s: out of memory; batches now have %s tokens", worker, tokens)
         case ShardDone(worker=worker, shard=shard, seconds=seconds, n_failed=n_failed):

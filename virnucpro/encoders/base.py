@@ -81,10 +81,6 @@ class Model(ABC):
 class Pending(Protocol):
     """A batch that the device is computing."""
 
-    @property
-    def n_repeated(self) -> int:
-        """Sequences that overflowed and were embedded in float32; final once ``rows`` returns."""
-
     def rows(self) -> Rows:
         """Wait for the vectors: (n, dim), or (sum of lengths, dim) without pooling."""
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -191,7 +190,6 @@ class _Copy:
 
     host: Tensor
     copied: torch.cuda.Event | None = None  # None: they are there
-    n_repeated: ClassVar[int] = 0
 
     def rows(self) -> Rows:
         if self.copied is not None:
@@ -231,7 +229,7 @@ class PackedEncoder(ABC):
         return _Fp16Batch(sequences, pending, self.in_float32, self.embed)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Fp16Batch:
     """A batch in fp16; a protein that overflows is embedded again in float32.
 
@@ -242,7 +240,6 @@ class _Fp16Batch:
     pending: Pending
     in_float32: Callable[[], AbstractContextManager[None]]
     embed: Callable[[Sequence[str]], Tensor]
-    n_repeated: int = 0
 
     def rows(self) -> Rows:
         rows = self.pending.rows()  # one of each sequence, or one of each residue
@@ -253,5 +250,4 @@ class _Fp16Batch:
             if not np.isfinite(part).all():
                 with self.in_float32():
                     part[:] = self.embed([sequence]).cpu().numpy()
-                self.n_repeated += 1
         return rows

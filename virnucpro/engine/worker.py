@@ -217,7 +217,6 @@ class Worker:
         self, embedding: ShardEmbedding, batch: list[int], started: Pending | Refused
     ) -> Iterator[Event]:
         """Wait for a batch and keep its rows; if it failed, try it again in parts, then alone."""
-        n_repeated = 0
         match land(started):
             case Refused(is_too_large=is_too_large) if len(batch) > 1:
                 if is_too_large:
@@ -234,12 +233,10 @@ class Worker:
                 embedding.condemn(dict.fromkeys(batch, reason))
             case rows:
                 embedding.put(batch, rows)
-                assert not isinstance(started, Refused), "it has rows"
-                n_repeated = started.n_repeated
         attempt, n_tokens = embedding.attempt, embedding.n_tokens(batch)
         if attempt.n_losses:
             embedding.save(batch, self.job.owner)
-        yield BatchDone(self.name, attempt.shard, tuple(batch), n_tokens, self.memory(), n_repeated)
+        yield BatchDone(self.name, attempt.shard, tuple(batch), n_tokens, self.memory())
 
     def _written(self) -> Iterator[Event]:
         """Wait until the last shard is written, and report it."""

@@ -64,7 +64,6 @@ class BatchDone(NamedTuple):
     rows: tuple[int, ...]
     n_tokens: int
     memory: Memory
-    n_repeated: int = 0  # sequences that overflowed and were repeated in float32
 
 
 class BudgetReduced(NamedTuple):
