@@ -32,7 +32,6 @@ from virnucpro.ground.events import (
 from virnucpro.ground.records import Call, Shard
 from virnucpro.learning.pages import report_folder
 from virnucpro.page.html import MOST_BYTES
-from virnucpro.page.template import Safe, read, write
 from virnucpro.run.folder import RunDir
 from virnucpro.stories import pipeline
 from virnucpro.stories.options import PredictOptions
@@ -679,59 +678,3 @@ def test_a_damaged_record_of_the_devices_is_none(tmp_path, text):
     assert Start.read_all(folder / "machine.json")[0].devices["cpu"].tokens == [7]
     (folder / "machine.json").write_text(text)
     assert "This run kept no record of its devices." in Page(report_folder(folder)).words
-
-
-# The templates
-
-
-WORDS = {"n": 3, "name": "<b>", "rows": [{"id": "a", "n": 1}, {"id": "b", "n": 0}], "none": []}
-
-
-def filled(text: str, **words: object) -> str:
-    return write(read(text), {**WORDS, "double": lambda n, times=2: n * times, **words})
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("{{ n }} {{ n - 1 }} {{ double(n) }} {{ double(n, 3) }}", "3 2 6 9"),
-        ("{{ '%.1f' % (n / 2) }}{{ 'x' if n == 3 and not none else 'y' }}", "1.5x"),
-        ("{{ rows[1].id }} {{ len(rows) > n }} {{ none or n }}", "b False 3"),
-        ("{% if n > 5 %}a{% elif n > 2 %}b{% else %}c{% endif %}", "b"),
-        ("{% for row in rows if row.n %}{{ row.id }}{% else %}none{% endfor %}", "a"),
-        ("{% for row in none %}{{ row.id }}{% else %}none{% endfor %}", "none"),
-        ("{% for i, row in enumerate(rows, 1) %}{{ i }}{{ row.id }}{% endfor %}", "1a2b"),
-        ("{% macro f(x, y='!') %}{{ x }}{{ y }}{% endmacro %}{{ f(n) }}{{ f(n, 4) }}", "3!34"),
-        ("{% block a %}{{ n }}{% endblock %}.", "3."),
-        ("a\n  {% if n %}\nb\n  {% endif %}\n{# c #}\nd\n", "a\nb\nd"),
-        ("{% for n in rows %}{{ double(n.n) }}{% endfor %}{{ n }}", "203"),
-    ],
-)
-def test_a_template_says_what_its_tags_mean(text: str, expected: str) -> None:
-    assert filled(text) == expected
-
-
-def test_a_value_of_a_template_is_escaped_once_wherever_it_stands() -> None:
-    text = "{% macro f(x) %}<i>{{ x }}</i>{% endmacro %}{{ name }}{{ f(name) }}"
-    assert filled(text) == "&lt;b&gt;<i>&lt;b&gt;</i>"
-    assert filled("{{ name }}{{ n }}", name="'&\"", n=Safe("<p>")) == "&#39;&amp;&#34;<p>"
-
-
-@pytest.mark.parametrize(
-    "text", ["{{ unknown }}", "{{ rows[0].unknown }}", "{{ n.unknown }}", "{{ unknown(n) }}"]
-)
-def test_a_name_of_a_template_that_means_nothing_is_an_error(text: str) -> None:
-    with pytest.raises((LookupError, AttributeError), match="unknown"):
-        filled(text)
-
-
-@pytest.mark.parametrize("text", ["{{ [n for n in rows] }}", "{{ (lambda: 1)() }}", "{{ f'{n}' }}"])
-def test_an_expression_of_a_template_is_never_run_as_code(text: str) -> None:
-    with pytest.raises(TypeError, match="no expression of a template"):
-        filled(text)
-
-
-def test_a_template_with_a_tag_too_many_is_refused() -> None:
-    for text in ("a{% endif %}", "{% iff n %}{% endif %}"):
-        with pytest.raises(AssertionError):
-            read(text)

@@ -399,7 +399,7 @@ def write_evaluation_page(folder: Path) -> None:
         "measures": list(_MEASURES.values()),
         "overall": list(map(_evaluation_row, overall)),
         "by_kingdom": [_evaluation_row(row) for row in rows if row.text("subset") != "all"],
-        "charts": _evaluation_charts(facts, overall),
+        "charts": list(_evaluation_charts(facts, overall)),
         "provenance": list(_evaluation_facts(facts)),
     }
     page = render("evaluation.html", content, {})
