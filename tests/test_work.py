@@ -125,6 +125,7 @@ def test_parts_in_any_order_give_the_run_of_one_machine(plan, merge, undisturbed
     done = [work_inline(folder, part) for part in ("3/3", "1/3", "2/3")]
     n_shards = len(list((folder / "shards").glob("*.faa")))
     assert sum(done) == n_shards > 6 and min(done) >= n_shards // 3
+    assert len(list((folder / "rows").glob("*.rows"))) == count_slices(folder) == 1
     assert work_inline(folder) == 0
     merge()
     assert_same_run(folder, undisturbed)
@@ -700,14 +701,16 @@ def test_a_part_that_cannot_be_understood_is_refused(text, array, words):
     assert caught.value.hint or "counted" in words
 
 
+@pytest.mark.parametrize("has_shards", [True, False])
 @pytest.mark.parametrize(("n", "n_slices"), [(1, 1), (2, 1), (5, 3), (3, 40), (64, 1800)])
-def test_parts_are_disjoint_and_together_all_slices_and_about_equal(n, n_slices):
-    each = [Part(number, n).shares(n_slices) for number in range(n)]
+def test_parts_are_disjoint_and_together_all_slices_and_about_equal(n, n_slices, has_shards):
+    each = [Part(number, n).shares(n_slices, has_shards=has_shards) for number in range(n)]
     (n_shares,) = {n_shares for n_shares, _ in each}
     owners = [(place, share) for _, ours in each for place in ours for share in ours[place]]
     assert sorted(owners) == [(i, j) for i in range(n_slices) for j in range(n_shares)]
     sizes = [sum(map(len, ours.values())) for _, ours in each]
     assert max(sizes) - min(sizes) <= 1
+    assert has_shards or n_shares == 1
 
 
 # The command line

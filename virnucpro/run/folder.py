@@ -5,7 +5,6 @@ Sinks name the outputs; every other name is defined here.
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -17,8 +16,8 @@ from typing import Any, ClassVar
 
 from virnucpro.ground.config import Command, Recipe
 from virnucpro.ground.errors import InputMissingError, OutputError, UsageError
-from virnucpro.ground.files import TEMPORARY, disk_error, open_plain, read_facts, writing
-from virnucpro.ground.log import announce, counted, logging_to_file, printable
+from virnucpro.ground.files import TEMPORARY, disk_error, read_facts, writing
+from virnucpro.ground.log import announce, logging_to_file, printable
 from virnucpro.ground.records import SHARD_NAME
 from virnucpro.ground.tree import Tree
 from virnucpro.run.features import FeatureStore, index_of, inner_names, open_stores
@@ -28,7 +27,6 @@ from virnucpro.run.lock import (
     OF_A_LOCK,
     is_held,
     locked,
-    others_at,
     own_name,
     shared,
     tagged,
@@ -45,7 +43,6 @@ _OURS = re.compile(
     r"|\w+-[0-9a-f]{16}\.h5|[0-9a-f]{16}\.fa|plan\.json"
     r"|work-[\w.-]+-\d+\.log|\..*\.(tmp|partial)"
 )
-_WAITING, _LAST = "this part is done but for", 500  # bytes of a log with its last line
 _PARTIAL = re.compile(r"\..*\.partial")
 
 
@@ -177,16 +174,6 @@ class RunDir(Tree):
     def hosts(self) -> list[HostFigures]:
         """The figures of each host that did parts of the run, by name."""
         return read_hosts(self.logs)
-
-    def note_waiting(self, n_shards: int) -> None:
-        """Announce and log that this process only waits for others."""
-        shards = counted(n_shards, "shard")
-        announce(f"{_WAITING} tables: waiting for {shards} of other parts")
-
-    @property
-    def others_work(self) -> bool:
-        """Whether another process that shares this folder still works rather than waits."""
-        return any(is_held(tag) and not _is_waiting(tag) for tag in others_at(self.logs))
 
     def _refuse_links(self) -> None:
         aside = (self.planned.root, self.parsl)
@@ -415,12 +402,6 @@ class RunDir(Tree):
 
     def write_manifest(self, manifest: Manifest, facts: Mapping[str, Any]) -> None:
         write_manifest(self.manifest, self.copies, manifest, facts)
-
-
-def _is_waiting(log: Path) -> bool:
-    with open_plain(log) as handle:
-        handle.seek(max(0, handle.seek(0, os.SEEK_END) - _LAST))
-        return _WAITING.encode() in handle.read().rstrip().rpartition(b"\n")[2]
 
 
 @contextmanager

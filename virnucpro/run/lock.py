@@ -375,11 +375,6 @@ def _await_name(handle: FileIO, tags: Path) -> tuple[str, Sequence[tuple[str, in
         time.sleep(_MOMENT)
 
 
-def others_at(tags: Path) -> list[Path]:
-    """The tags of other processes, also of ended ones."""
-    return [tag for tag in tags_in(tags) if tag.stem != f"work-{own_name()}"]
-
-
 def _is_gone(name: str) -> bool:
     """True if the name is of a process of this machine that was killed."""
     import psutil

@@ -47,7 +47,7 @@ from virnucpro.stories.resolve import RunConfig, resolve_work
 from virnucpro.stories.summary import warn_of_cache
 from virnucpro.stories.write import Backlog, Results, check_stored
 
-_LOOK_SECONDS = 2.0  # between two looks at the work of others
+_LOOK_SECONDS = 2.0  # between two looks whether the run is over
 _FEWEST_SHARES = 4  # for each part, so that all have about the same work
 
 Group = Sequence[Slice]  # slices with the same records, one for each step of --embed
@@ -74,13 +74,13 @@ class Part:
     def __str__(self) -> str:
         return f"{self.number + 1}/{self.n}"
 
-    def shares(self, n_slices: int) -> tuple[int, dict[int, list[int]]]:
+    def shares(self, n_slices: int, *, has_shards: bool = True) -> tuple[int, dict[int, list[int]]]:
         """The number of shares of each slice, and this part's shares by the index of the slice.
 
         They do not depend on other parts or on finished work. A run of few slices is divided within
-        the slices.
+        the slices, by shards.
         """
-        n_shares = max(1, -(-_FEWEST_SHARES * self.n // max(1, n_slices)))
+        n_shares = max(1, -(-_FEWEST_SHARES * self.n // max(1, n_slices))) if has_shards else 1
         ours: dict[int, list[int]] = {}
         for one in range(self.number, n_slices * n_shares, self.n):
             ours.setdefault(one // n_shares, []).append(one % n_shares)
@@ -205,7 +205,10 @@ class _PartOfRun:
     part: Part
 
     def do(self, job: Job, executor_on: ExecutorOn) -> None:
-        """Plan, embed, and write rows: first those that need no other part, then the others."""
+        """Plan, embed, and write rows, last those of slices that other parts have finished by then.
+
+        So of the parts that share a slice, the last one writes its rows.
+        """
         plan, groups, shards = self.plan(self.results.plan)
         on_event, part = self.results.on_event, self.part
         replaced = frozenset(plan.manifest.replaced)
@@ -230,22 +233,26 @@ class _PartOfRun:
                 part.take(event)
                 results.backlog.take(event)
             tables.result()
-        for group in owed:
-            if group not in alone and self.await_shards(job, _all(plan, group)):
-                with self.writing(replace(results, backlog=Backlog()), [group]) as tables:
-                    tables.result()
+        done = set.intersection(*(store.names_done() for store in job.stores)) if job.stores else ()
+        shared = [
+            group
+            for group in owed
+            if group not in alone and all(shard.name in done for shard in _all(plan, group))
+        ]
+        with self.writing(replace(results, backlog=Backlog()), shared) as tables:
+            tables.result()
 
     def plan(self, whole: Plan) -> tuple[Plan, list[Group], dict[int, list[Shard]]]:
         """Plan the slices of this part of the ``whole`` run that are not planned yet.
 
-        -> the plan of its slices; the slices whose rows it writes; its shards, by first slice
+        -> the plan of its slices; these slices; its shards of them, by first slice
 
         Raises:
             InputError: an input is not a FASTA file, or an id occurs twice in this part.
         """
         results, part = self.results, self.part
         groups = list(whole.by_records())
-        n_shares, ours = part.shares(len(groups))
+        n_shares, ours = part.shares(len(groups), has_shards=bool(results.maker.stores))
         mine = [one for place in ours for one in groups[place]]
         plan = whole.limited({one.index for one in mine})
         plan = plan.without_damaged(plan.shards)
@@ -266,7 +273,7 @@ class _PartOfRun:
             ]
             for place, shares in ours.items()
         }
-        return plan, [groups[place] for place, shares in ours.items() if 0 in shares], shards
+        return plan, [groups[place] for place in ours], shards
 
     @contextmanager
     def writing(self, results: Results, groups: Sequence[Group]) -> Iterator[Future[None]]:
@@ -288,21 +295,6 @@ class _PartOfRun:
 
         with beside(results, write) as tables:
             yield tables
-
-    def await_shards(self, job: Job, shards: Sequence[Shard]) -> bool:
-        """Wait for shards that other parts embed; False if no other part does."""
-        names, is_told = {shard.name for shard in shards}, False
-        while missing := {*chain(*(names - store.names_done() for store in job.stores))}:
-            if not self.results.rundir.others_work:
-                return False
-            if not is_told:
-                self.results.rundir.note_waiting(len(missing))
-                is_told = True
-            self.results.on_event(
-                Progress("waiting for other parts", len(names) - len(missing), len(names), "shards")
-            )
-            time.sleep(_LOOK_SECONDS)
-        return True
 
 
 def _all(plan: Plan, group: Group) -> list[Shard]:
