@@ -416,7 +416,7 @@ def test_a_call_has_the_regions_that_the_files_have(with_prophage: Path, tmp_pat
         (
             "regions",
             lambda text: text.replace("\tvirus\tin\t", "\tnobody\tin\t"),
-            "nobody is in the table of",
+            "but not in the table of records",
         ),
         ("regions", lambda text: text.replace("\twhole\t", "\thalf\t"), "is a half"),
     ],
@@ -429,8 +429,7 @@ def test_a_table_that_is_not_as_it_was_written_is_an_error_with_a_hint(
     before = path.read_text()
     path.write_bytes(damage(before).encode())
     assert path.read_bytes() != before.encode()
-    shown = rf"{table}\.tsv is not as this version .*{words}"
-    with pytest.raises(virnucpro.VirnucproError, match=shown) as error:
+    with pytest.raises(virnucpro.VirnucproError, match=words) as error:
         list(virnucpro.read_predictions(tmp_path / "run"))
     assert "resume=True" in error.value.hint and "--" not in error.value.hint
 

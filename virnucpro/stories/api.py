@@ -18,9 +18,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
-from functools import partial
 from inspect import Parameter, cleandoc, formatannotation, signature
-from io import TextIOWrapper
 from itertools import chain, groupby, islice
 from operator import itemgetter
 from pathlib import Path
@@ -60,7 +58,7 @@ from virnucpro.ground.events import (
     ShardFailed,
     Telling,
 )
-from virnucpro.ground.files import disk_error, expanded, open_plain, writing
+from virnucpro.ground.files import disk_error, expanded, writing
 from virnucpro.ground.log import logging_to, printable
 from virnucpro.ground.options import make, options_of
 from virnucpro.ground.records import Call
@@ -85,6 +83,7 @@ T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 _FASTA = "records"  # the name in messages, and the sample
 _USUAL = {"strict": True}  # defaults that differ from those of the command line
+_REWRITE = "rewrite it: run its command with --resume"  # a damaged table
 _WIDTH = 76  # letters of a help text
 _OPTION = re.compile(r"--(?P<name>[a-z][a-z0-9-]*[a-z0-9])(?: (?P<value>\w+))?")
 
@@ -518,56 +517,36 @@ def _open_calls(folder: Path, command: Command) -> Iterator[Call]:
             f"{printable(path)} does not exist",
             hint=f"name the folder of a finished `virnucpro {command}`",
         )
-    calls = _open_rows(path, RECORD_TABLE.read)
-    for field, table in (("regions", REGION_TABLE), ("identities", VIRUS_TABLE)):
-        if rundir.output(table).exists():  # else none were looked for
-            calls = _open_rows(rundir.output(table), partial(_with_rows, calls, field, table.read))
+    calls = RECORD_TABLE.open(path, _REWRITE)
+    if rundir.output(REGION_TABLE).exists():  # else none were looked for
+        regions = REGION_TABLE.open(rundir.output(REGION_TABLE), _REWRITE)
+        calls = _with_rows(calls, "regions", regions)
+    if rundir.output(VIRUS_TABLE).exists():
+        viruses = VIRUS_TABLE.open(rundir.output(VIRUS_TABLE), _REWRITE)
+        calls = _with_rows(calls, "identities", viruses)
     return _in_words(calls)
 
 
-def _open_rows(path: Path, read: Callable[[Iterator[str]], Iterator[T]]) -> Iterator[T]:
-    """Open a table now, and yield its rows later."""
-    rows = _read_rows(path, read)
-    next(rows)
-    return rows
-
-
-def _read_rows(path: Path, read: Callable[[Iterator[str]], Iterator[T]]) -> Iterator[Any]:
-    """Yield None once the table is open, then its rows. The table is closed at its end."""
-    with TextIOWrapper(open_plain(path), "utf-8", "surrogateescape", newline="\n") as lines:
-        yield None
-        try:
-            yield from read(lines)
-        except ValueError as error:
-            raise InputError(
-                f"{printable(path)} is not as this version of VirNucPro writes it: "
-                f"{printable(error)}",
-                hint="rewrite it: run its command with --resume",
-            ) from error
-
-
 def _with_rows(
-    calls: Iterable[Call],
-    field: str,
-    read: Callable[[Iterator[str]], Iterator[tuple[tuple[str, str], Any]]],
-    lines: Iterator[str],
+    calls: Iterable[Call], field: str, rows: Iterator[tuple[tuple[str, str], Any]]
 ) -> Iterator[Call]:
     """Join calls with their rows of another table; both are in the order of the records.
 
     Raises:
-        ValueError: a row belongs to no record, or is out of order.
+        InputError: a row belongs to no record, or is out of order.
     """
-    by_record = groupby(read(lines), itemgetter(0))
+    by_record = groupby(rows, itemgetter(0))
     owner, of_record = next(by_record, (None, iter(())))
     for call in calls:
         if owner == (call.sample, call.record_id):
-            rows: dict[str, Any] = {field: tuple(row for _, row in of_record)}
-            yield replace(call, **rows)
+            of_call: dict[str, Any] = {field: tuple(row for _, row in of_record)}
+            yield replace(call, **of_call)
             owner, of_record = next(by_record, (None, iter(())))
         else:
             yield call
     if owner is not None:
-        raise ValueError(
-            f"{owner[1]} is in the table of {field}, but not in the table of records, or out of "
-            "order"
+        raise InputError(
+            f"{printable(owner[1])} is in the table of {field}, but not in the table of records, "
+            "or out of order",
+            hint=_REWRITE,
         )

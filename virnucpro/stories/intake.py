@@ -6,16 +6,13 @@ all other files without it. A file that was read stays in the run, unchanged.
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from virnucpro.ground.config import InputType, Recipe
-from virnucpro.ground.errors import ResumeError
 from virnucpro.ground.events import OnEvent, Progress
-from virnucpro.ground.files import open_plain
 from virnucpro.ground.log import LOGGER, announce, counted, printable
 from virnucpro.run.folder import RunDir
 from virnucpro.run.manifest import Manifest
@@ -160,19 +157,15 @@ def _given_anew(
 
 
 def _mendable(rundir: RunDir, recorded: Manifest) -> frozenset[str]:
-    """Run ids of the records that an added input may replace."""
+    """Run ids of the records that an added input may replace.
+
+    Raises:
+        InputError: the table of records is damaged.
+    """
     table = rundir.record_table(recorded.recipe.command)
     if not table.exists():
         return frozenset()
-    try:
-        with io.TextIOWrapper(open_plain(table), encoding="utf-8") as lines:
-            return frozenset(
-                recorded.ids.of(call.sample, call.record_id)
-                for call in RECORD_TABLE.read(lines)
-                if call.is_mendable
-            )
-    except ValueError as error:
-        raise ResumeError(
-            f"{printable(table)} is damaged: it does not say which records failed",
-            hint="run with --resume alone to rewrite it, then add the input",
-        ) from error
+    calls = RECORD_TABLE.open(table, "run with --resume alone to rewrite it, then add the input")
+    return frozenset(
+        recorded.ids.of(call.sample, call.record_id) for call in calls if call.is_mendable
+    )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from io import TextIOWrapper
 from itertools import zip_longest
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from virnucpro import __version__
 from virnucpro.callers.regions import RegionFinder
 from virnucpro.ground.errors import InputError, UsageError
 from virnucpro.ground.events import OnEvent, Progress
-from virnucpro.ground.files import open_plain
 from virnucpro.ground.log import LOGGER, announce, printable
 from virnucpro.ground.records import (
     Call,
@@ -141,20 +139,17 @@ def _records_and_calls(
     Raises:
         InputError: a row belongs to another record.
     """
-    path = rundir.output(RECORD_TABLE)
-    records = manifest.records(inputs)
-    with TextIOWrapper(open_plain(path), "utf-8", "surrogateescape", newline="\n") as lines:
-        try:
-            for record, call in zip_longest(records, RECORD_TABLE.read(lines)):
-                if record is None or call is None or not _is_of(call, record):
-                    name = record.name if record else call.record_id
-                    raise ValueError(f"{name} is in the inputs only, or in the table only")
-                yield record, call
-        except ValueError as error:
+    path, hint = rundir.output(RECORD_TABLE), "write it again: run its command with --resume"
+    calls = RECORD_TABLE.open(path, hint)
+    for record, call in zip_longest(manifest.records(inputs), calls):
+        if record is None or call is None or not _is_of(call, record):
+            name = printable(record.name if record else call.record_id)
             raise InputError(
-                f"{printable(path)} is not the table of this run: {printable(error)}",
-                hint="write it again: run the same `virnucpro predict` with --resume",
-            ) from error
+                f"{printable(path)} is not the table of this run: {name} is in the inputs only, or "
+                "in the table only",
+                hint,
+            )
+        yield record, call
 
 
 def _is_of(call: Call, record: FastaRecord) -> bool:

@@ -13,18 +13,20 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from io import TextIOWrapper
 from itertools import chain, compress, count
 from math import isnan
 from operator import attrgetter, itemgetter
 from pathlib import Path
-from typing import Generic, Literal, TypeAlias, TypeVar, cast
+from typing import Any, Generic, Literal, TypeAlias, TypeVar, cast
 from urllib.parse import quote
 
 import numpy as np
 
 from virnucpro.ground.config import STATUSES, Command, Status
-from virnucpro.ground.files import writing
-from virnucpro.ground.log import counted, escaped
+from virnucpro.ground.errors import InputError
+from virnucpro.ground.files import open_plain, writing
+from virnucpro.ground.log import counted, escaped, printable
 from virnucpro.ground.records import (
     FRAMES_FAILED,
     Call,
@@ -244,6 +246,48 @@ class Sink:
     is_optional: bool = False  # written only if it has a line; else an old file is deleted
     is_packed: bool = False  # compressed with gzip
 
+    def rows_at(
+        self, path: Path, parse: Callable[[dict[str, str]], Row], hint: str
+    ) -> Iterator[Row]:
+        """Open a table with these columns now, and yield its rows later; it closes at its end.
+
+        Raises:
+            OSError: it cannot be opened.
+            InputError: it is damaged; the hint says what to do.
+        """
+
+        def rows() -> Iterator[Any]:
+            with TextIOWrapper(open_plain(path), "utf-8", "surrogateescape", newline="\n") as lines:
+                yield None
+                try:
+                    yield from map(parse, self.values_in(lines))
+                except ValueError as error:
+                    raise InputError(
+                        f"{printable(path)} is not as this version of VirNucPro writes it: "
+                        f"{printable(error)}",
+                        hint,
+                    ) from error
+
+        opened = rows()
+        next(opened)
+        return opened
+
+    def values_in(self, lines: Iterator[str]) -> Iterator[dict[str, str]]:
+        """Yield the values of each row by column.
+
+        Raises:
+            ValueError: the table is damaged.
+        """
+        if tuple(next(lines, "").rstrip("\n").split("\t")) != self.columns:
+            raise ValueError("its columns have other names")
+        for number, line in enumerate(lines, 2):
+            if not line.endswith("\n"):
+                raise ValueError("its end is missing")
+            values = line[:-1].split("\t", len(self.columns) - 1)
+            if len(values) != len(self.columns):
+                raise ValueError(f"line {number} is not of the columns {', '.join(self.columns)}")
+            yield dict(zip(self.columns, values, strict=True))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Table(Sink, Generic[Row]):
@@ -257,13 +301,11 @@ class _Table(Sink, Generic[Row]):
         Raises:
             ValueError: the table is damaged.
         """
-        if tuple(next(lines, "").rstrip("\n").split("\t")) != self.columns:
-            raise ValueError("its columns have other names")
-        for line in lines:
-            if not line.endswith("\n"):
-                raise ValueError("its end is missing")
-            values = line[:-1].split("\t", len(self.columns) - 1)
-            yield self.parse(dict(zip(self.columns, values, strict=True)))
+        return map(self.parse, self.values_in(lines))
+
+    def open(self, path: Path, hint: str) -> Iterator[Row]:
+        """Open the table now, and yield its rows later: see ``rows_at``."""
+        return self.rows_at(path, self.parse, hint)
 
 
 def _float(text: str) -> float | None:
