@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import pty
 import signal
@@ -21,8 +20,6 @@ from runs import assert_gone, wait_until
 from virnucpro.cli import exits as module
 from virnucpro.cli import main as main_module
 from virnucpro.cli.exits import DEAF_SECONDS, Finished, _Terminated, end_cleanly, exits
-from virnucpro.cli.predict import what_is_kept
-from virnucpro.stories.options import PredictOptions
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "contigs.fa"
 ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -56,31 +53,6 @@ def test_the_end_is_reported_after_everything_is_cleaned_up(capsys, number, exit
     assert finished.value.exit_code == exit_code
     assert said_before == [""]
     assert capsys.readouterr().err.startswith(f"error: {word}\nhint:  all is kept")
-
-
-@pytest.mark.parametrize(
-    ("stored", "has_page", "hint"),
-    [
-        (None, False, "nothing was started: run the same command again"),
-        (
-            {"argv": ["of an earlier start"]},
-            False,
-            "nothing was started: run the same command again",
-        ),
-        ({"recipe": {"encoders": []}}, False, "finished work is kept: go on with --resume"),
-        ({}, False, "finished work is kept: go on with --resume"),
-        ({"counts": {}}, True, "finished work is kept: go on with --resume"),
-        ({"counts": {}}, False, "only the page is missing: virnucpro report"),
-    ],
-)
-def test_the_hint_for_an_ended_run_is_true_of_its_folder(tmp_path, stored, has_page, hint):
-    options = PredictOptions(input=(), output_dir=tmp_path, argv=("predict",), force=True)
-    if stored is not None:
-        whole = {"argv": ["predict"], "recipe": {"encoders": [{}]}, **stored}
-        (tmp_path / "run.json").write_text(json.dumps(whole))
-    if has_page:
-        (tmp_path / "report.html").touch()
-    assert what_is_kept(options).startswith(hint)
 
 
 def test_a_second_signal_does_not_disturb_the_end_and_a_late_one_is_heard(monkeypatch):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -16,7 +15,6 @@ from virnucpro.cli.exits import Finished, exits, needing
 from virnucpro.cli.running import gpu_steps, loading, next_step, planned_steps, report, watched
 from virnucpro.engine.options import WorkOptions
 from virnucpro.ground.errors import UsageError
-from virnucpro.ground.files import read_json
 from virnucpro.ground.log import counted, printable
 from virnucpro.ground.options import carry
 from virnucpro.ground.plugins import find_plugins
@@ -29,6 +27,7 @@ if TYPE_CHECKING:
     from virnucpro.ground.tasks import Pool
     from virnucpro.run.journal import ShardFigures
 
+_RUN_KEPT = "what was finished is kept: run the same command with --resume"
 _WORK_KEPT = "finished files are kept: run the same command again to do the rest"
 _REGIONS_KEPT = "the folder is unchanged: run the same command again"
 _PLUGINS = "virnucpro.executors"  # entry points: classes, called with the options and devices
@@ -108,22 +107,6 @@ def _executor_on(options: RunOptions) -> Callable[[Sequence[str]], Executor]:
     return lambda _: executor
 
 
-def what_is_kept(options: RunOptions) -> str:
-    """The hint after an interrupted run, read from its ``run.json``."""
-    folder = options.output_dir
-    try:
-        stored = read_json(folder / "run.json")
-        is_ours = not options.force or stored["argv"] == list(options.argv)
-        has_tables = "counts" in stored
-    except (OSError, ValueError, LookupError, TypeError):
-        is_ours = False
-    if not is_ours:
-        return "nothing was started: run the same command again"
-    if has_tables and options.report and not (folder / "report.html").exists():
-        return f"only the page is missing: virnucpro report {shlex.quote(str(folder))}"
-    return "finished work is kept: go on with --resume"
-
-
 def _begun_pool(options: RunOptions) -> Pool | None:
     """Start the processes of a new run without vectors while this one imports its modules.
 
@@ -143,7 +126,7 @@ def _begun_pool(options: RunOptions) -> Pool | None:
 
 
 def _run(options: RunOptions, console: ConsoleOptions) -> None:
-    with exits(partial(what_is_kept, options)):
+    with exits(lambda: _RUN_KEPT):
         with loading(console):
             pool = _begun_pool(options)
             from virnucpro.ground.events import STAGES
