@@ -173,21 +173,6 @@ def test_a_lost_device_is_said_to_start_again_or_to_be_given_up_and_whose_memory
     assert "memory, process/machine" in drawn(log)
 
 
-def test_a_terminal_that_is_made_narrower_gets_no_leftovers():
-    """It wraps what stands on it: rich must go up over more lines than it wrote."""
-    console = Console(file=io.StringIO(), width=100, height=30, force_terminal=True)
-    dashboard = Dashboard(log_of(4).figures, console)
-    dashboard._live.auto_refresh = False
-    with dashboard:
-        dashboard._live.refresh()
-        n_lines = 7  # a bar, a line of figures, the head of the table, four devices
-        console.size, console.file = (60, 30), io.StringIO()
-        dashboard._live.refresh()
-        before, _, _ = console.file.getvalue().partition("total")
-    # the figures have 67 letters; bar, head and devices fill more than 60 columns too
-    assert before.count(f"{ESCAPE}[1A") == (n_lines - 1) + n_lines
-
-
 def test_before_the_devices_start_the_stage_is_shown():
     log = EventLog()
     log(Progress("reading and translating", 250, 1000, "letters"))

@@ -8,10 +8,8 @@ from contextlib import suppress
 
 from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
-from rich.control import Control
 from rich.live import Live
 from rich.progress_bar import ProgressBar
-from rich.segment import ControlType
 from rich.table import Table
 from rich.text import Text
 
@@ -35,9 +33,8 @@ class Dashboard:
     def __init__(self, figures: Figures, console: Console) -> None:
         self._figures = figures
         self._console = console
-        self._line_widths: list[int] = []  # of the lines on the terminal
         self._live = Live(
-            console=console, get_renderable=self._redraw, refresh_per_second=4, transient=True
+            console=console, get_renderable=self.draw, refresh_per_second=4, transient=True
         )
 
     def __enter__(self) -> Dashboard:
@@ -47,21 +44,6 @@ class Dashboard:
     def __exit__(self, *_: object) -> None:
         with suppress(OSError):  # the terminal may be gone
             self._live.stop()
-
-    def _redraw(self) -> RenderableType:
-        """Move the cursor to where rich expects it, then ``draw``.
-
-        A terminal that became narrower has wrapped its lines, but rich moves up only as many lines
-        as it wrote.
-        """
-        drawing, width = self.draw(), self._console.width
-        n_wrapped = sum(max(0, before - 1) // width for before in self._line_widths)
-        if n_wrapped:
-            up = ((ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_UP, 1))
-            self._console.control(Control(*up * n_wrapped))
-        lines = self._console.render_lines(drawing, pad=False)
-        self._line_widths = [sum(segment.cell_length for segment in line) for line in lines]
-        return drawing
 
     def draw(self) -> RenderableType:
         now, width = self._figures, self._console.width
