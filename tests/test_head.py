@@ -228,13 +228,6 @@ def test_a_head_that_does_not_say_what_it_was_made_for_is_refused(stored: Path, 
     refusal_of(stored, f"'{name}'")
 
 
-def test_a_head_of_the_older_form_is_refused_and_the_remedy_named(stored: Path) -> None:
-    facts = {"encoder": "tiny", "encoder_id": "0123456789abcdef", "layer": "3", "frames": "mean"}
-    save_file(load_file(stored), stored, metadata=facts)
-    refusal = refusal_of(stored, "a head of an older version of VirNucPro")
-    assert "virnucpro train" in refusal.hint
-
-
 def test_tensors_without_any_facts_are_refused(stored: Path) -> None:
     save_file(load_file(stored), stored)
     refusal_of(stored, "'virnucpro_head'")

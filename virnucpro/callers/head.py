@@ -318,18 +318,12 @@ class Head:
     def load(path: Path) -> Head:
         """
         Raises:
-            UnavailableError: the file is missing, damaged, of an older version, or not a head.
+            UnavailableError: the file is missing, damaged, or not a head of this version.
         """
         try:
             with safe_open(path, framework="np") as handle:
                 metadata = handle.metadata() or {}
                 tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
-            if _FACTS not in metadata and "encoder_id" in metadata:
-                raise UnavailableError(
-                    f"{printable(path)} is a head of an older version of VirNucPro, which "
-                    "this version cannot read",
-                    hint="train it again with `virnucpro train`, or use the version that made it",
-                )
             facts = parse_json(metadata[_FACTS])
             temperatures = facts.pop("temperatures")
             encoders = tuple(EncoderFacts(**encoder) for encoder in facts.pop("encoders"))
