@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from virnucpro.cli.main import app
 from virnucpro.ground.events import Telling
 from virnucpro.ground.files import sha256
-from virnucpro.learning.pages import report_folder
+from virnucpro.page.run import report_folder
 from virnucpro.run.folder import RunDir
 from virnucpro.run.hashes import Outputs
 from virnucpro.stories.options import RegionsOptions

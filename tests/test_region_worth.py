@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import random_dna
-from forked import virnucpro
 from runs import rows
 from test_regions import host_dna, items_of, phage_dna
 from test_scorer_run import predict, write
@@ -137,8 +136,6 @@ def test_regions_are_learned_and_measured_on_chromosomes_that_were_left_out(trut
     assert recorded == str(tmp_path / "model/regions.json")
     with pytest.raises(UnavailableError, match="is not a region model"):
         predict(data, to=tmp_path / "none", region_model=table)
-    described = describe(tmp_path / "model")
-    assert "training    regions" in described and "model/regions_left_out.tsv" in described
     again = train(data, table, tmp_path / "again")
     for name in ("regions.json", "regions_left_out.tsv"):
         assert (tmp_path / "model" / name).read_bytes() == (again / name).read_bytes()
@@ -161,18 +158,6 @@ def test_records_without_a_known_prophage_set_the_level_of_hosts_of_their_gc(tru
     assert abs(joined.levels.at(0.75) - alone.levels.at(0.75)) > 0.1
 
 
-def describe(folder: Path) -> str:
-    """What ``status`` prints about a folder of ``--regions``, which ``report`` refuses."""
-    report = virnucpro("report", folder)
-    assert report.returncode == 66 and "of regions has no page" in report.stderr
-    assert not (folder / "report.html").exists()
-    facts = json.loads(virnucpro("status", folder, "--json").stdout)
-    assert facts["mode"] == "regions" and facts["is_finished"]
-    status = virnucpro("status", folder)
-    assert status.returncode == 0, status.stderr
-    return status.stdout
-
-
 def train(data: Path, table: Path, to: Path) -> Path:
     train_regions(TrainOptions(data=data, output_dir=to), table, lambda _: None)
     return to
@@ -186,8 +171,6 @@ def test_regions_of_predict_are_measured_on_known_prophages(truth, tmp_path):
     figures = rows(tmp_path / "e/regions_evaluation.tsv")
     assert [row["found"] for row in figures] == ["1", "1", "1", "3"]
     assert (tmp_path / "e/run/regions.tsv").exists()
-    described = describe(tmp_path / "e")
-    assert "evaluation  regions" in described and "e/regions_evaluation.tsv" in described
     elsewhere = tmp_path / "elsewhere.tsv"
     elsewhere.write_text(table.read_text().replace("c0", "guest"))
     again = EvaluateOptions(data=data, output_dir=tmp_path / "f")

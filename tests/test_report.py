@@ -30,8 +30,10 @@ from virnucpro.ground.events import (
     WorkerReady,
 )
 from virnucpro.ground.records import Call, Shard
-from virnucpro.learning.pages import report_folder
+from virnucpro.learning.metrics import MEASURES
+from virnucpro.learning.pages import write_evaluation_page, write_training_page
 from virnucpro.page.html import MOST_BYTES
+from virnucpro.page.run import report_folder
 from virnucpro.run.folder import RunDir
 from virnucpro.stories import pipeline
 from virnucpro.stories.options import PredictOptions
@@ -456,7 +458,7 @@ def test_the_page_and_the_record_of_the_devices_are_the_runs_own(make_config, ti
 
 
 def test_a_folder_without_a_run_stays_as_it_is(tmp_path):
-    with pytest.raises(InputMissingError, match="holds no run, no training and no evaluation"):
+    with pytest.raises(InputMissingError, match="holds no run"):
         report_folder(tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -527,36 +529,37 @@ def test_the_page_of_a_training_has_its_curves_and_tables(tmp_path):
         "0\t1\t0.1\t0.7\t0.6\tn/a\n0\t2\t0.1\t0.5\t0.55\t0.9\n0\t3\t0.1\tnan\tinf\t0.9\n"
     )
     (tmp_path / "held_out.tsv").write_text(f"split\tnetwork\tauroc\ntest\t{EVIL}\t0.8125\n")
-    page = Page(report_folder(tmp_path))
+    write_training_page(tmp_path)
+    page = Page(tmp_path / "report.html")
     charts = page.data["charts"]
     assert charts["loss"]["x"] == [1, 2, 3]
     assert [line["y"] for line in charts["loss"]["series"]] == [[0.7, 0.5, None], [0.6, 0.55, None]]
     assert [line["y"] for line in charts["figures"]["series"]] == [[None, 0.9, 0.9]]
     assert f"split network auroc test {EVIL} 0.8125" in page.words
     assert "img" not in {tag for tag, _ in page.elements}
-
-
-def test_a_training_that_was_not_ended_says_so_in_its_title_and_an_empty_table_is_reported(
-    tmp_path,
-):
-    (tmp_path / "training.json").write_text("{}")
-    assert Page(report_folder(tmp_path)).title.startswith("UNFINISHED: ")
     (tmp_path / "epochs.tsv").write_text("")
     with pytest.raises(InputError, match=r"epochs\.tsv is empty"):
-        report_folder(tmp_path)
+        write_training_page(tmp_path)
 
 
 def test_the_page_of_an_evaluation_has_figures_of_all_samples_and_curves(tmp_path):
     kind = {"unit": "record", "length": "500"}
-    facts = {**kind, "subset": "all", "kingdom": "", "n": 30, "n_virus": 10, "n_no_orf": 4}
+    facts = {**kind, "subset": "all", "kingdom": ""}
+    counts = {"n": 30, "n_virus": 10, "n_groups": 7, "n_no_orf": 4}
     row = {
         **facts,
+        **counts,
         "scored": {"auroc": 0.99},
-        "no_orf_as_0": {"auroc": 0.875, "recall": 0.5},
+        "no_orf_as_0": {**dict.fromkeys(MEASURES), "auroc": 0.875, "recall": 0.5},
         "no_orf_as_0_low": {"auroc": 0.75},
         "no_orf_as_0_high": {"auroc": 1.0},
     }
     content = {
+        **dict.fromkeys(("split", "head", "scorer")),
+        "virnucpro_version": "1",
+        "data": {"path": EVIL, "sha256": "0"},
+        "cutting": {},
+        "cut": "preset default",
         "n_records": 30,
         "n_trained_records": 2,
         "rows": [row, {**row, "subset": "virus", "kingdom": EVIL}],
@@ -564,21 +567,14 @@ def test_the_page_of_an_evaluation_has_figures_of_all_samples_and_curves(tmp_pat
         "reliability": [{**kind, "mean_score": [0.1], "share_of_viruses": [0.2]}],
         "scores": [{**kind, "virus": [1, 9], "other": [1200, 0], "lowest_called": 0.75}],
     }
-    (tmp_path / "evaluation.json").write_text(json.dumps(content))
-    page = Page(report_folder(tmp_path))
+    write_evaluation_page(tmp_path, content)
+    page = Page(tmp_path / "report.html")
     assert page.title.startswith("WITH TRAINING DATA: ")
-    assert "500 bases 30 10 0 4 0.875 0.750 to 1.000 0.500" in page.words
+    assert "500 bases 30 10 7 4 0.875 0.750 to 1.000 0.500" in page.words
     assert f"{EVIL} viruses" in page.words
     captions = re.findall(r"<figcaption>(.*?)</figcaption>", page.source)
     assert captions == ["ROC", "Precision and recall", "Reliability", "Scores of 500 bases"]
     assert "virus (10) other (1,200) lowest score called virus" in page.words
-
-
-@pytest.mark.parametrize("wrong", [{"virus": [1]}, {"other": "2"}, {"virus": [], "other": []}])
-def test_a_histogram_that_is_damaged_is_left_out(tmp_path, wrong):
-    scores = {"unit": "record", "length": "500", "virus": [1, 9], "other": [2, 0], **wrong}
-    (tmp_path / "evaluation.json").write_text(json.dumps({"scores": [scores]}))
-    assert "This evaluation kept no curves." in Page(report_folder(tmp_path)).words
 
 
 # The record of the devices

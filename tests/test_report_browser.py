@@ -20,7 +20,7 @@ from pages import EVIL, call, write_table
 from virnucpro.engine.starts import Start
 from virnucpro.ground.events import BatchDone, Memory, WorkerReady
 from virnucpro.ground.records import Call, Shard
-from virnucpro.learning.pages import report_folder
+from virnucpro.page.run import report_folder
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs the extra `browser`")
 CHROMIUM = shutil.which("chromium")

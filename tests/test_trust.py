@@ -37,7 +37,7 @@ from virnucpro.ground.records import Embeddings, Failure
 from virnucpro.ground.tree import Tree
 from virnucpro.learning.evaluate import understand
 from virnucpro.learning.options import EvaluateOptions
-from virnucpro.learning.pages import report_folder
+from virnucpro.page.run import report_folder
 from virnucpro.run.feature_file import read_embeddings, read_label, sealed_label, write_embeddings
 from virnucpro.run.folder import RunDir
 from virnucpro.run.index import check_index

@@ -36,7 +36,7 @@ from virnucpro.ground.errors import (
 )
 from virnucpro.ground.events import STAGES, OnEvent, Progress, ShardDone, Telling
 from virnucpro.ground.records import Shard
-from virnucpro.learning.pages import report_folder
+from virnucpro.page.run import report_folder
 from virnucpro.run.feature_file import read_label, sealed_label
 from virnucpro.run.folder import RunDir
 from virnucpro.run.hashes import Outputs

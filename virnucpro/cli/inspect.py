@@ -179,12 +179,12 @@ def compare(options: _CompareOptions) -> None:
 class _ReportOptions:
     """A folder with results."""
 
-    folder: Annotated[Path, folder("Folder of a run, a training or an evaluation.")]
+    folder: Annotated[Path, folder("Run folder.")]
 
 
 @command(_ReportOptions)
 def report(options: _ReportOptions) -> None:
-    """Write DIR/report.html: one page about a run, a training or an evaluation, to read offline.
+    """Write DIR/report.html: one page about a run, to read offline.
 
     Only files in the folder are read; nothing is embedded or scored. The same folder gives the
     same page.
@@ -192,7 +192,7 @@ def report(options: _ReportOptions) -> None:
     Example: virnucpro report results/
     """
     with exits():
-        from virnucpro.learning.pages import report_folder
+        from virnucpro.page.run import report_folder
 
         running.report([f"report: {printable(report_folder(options.folder))}"])
 

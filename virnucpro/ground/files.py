@@ -180,7 +180,7 @@ def read_json(path: Path, most_bytes: int = MOST_JSON) -> Any:  # noqa: ANN401 -
 
 
 def read_facts(path: Path) -> dict[str, Any]:
-    """Read the JSON object that describes a run, a training or an evaluation.
+    """Read the JSON object that describes a run or a training.
 
     Raises:
         OSError: it cannot be opened, or is not a plain file.

@@ -189,7 +189,7 @@ def report_evaluation(options: EvaluateOptions, on_event: OnEvent) -> list[str]:
     folder, figures = options.output_dir, evaluate(options, on_event)
     with _in_use(folder):
         write_report(folder, figures)
-        write_evaluation_page(folder)
+        write_evaluation_page(folder, figures)
     if card is not None:
         add_evaluation(card, list(_card_lines(figures)))
     return summary_lines(folder, figures)
@@ -291,7 +291,7 @@ def answer(
         "head": None,
         "scorer": None,
         **caller.facts,
-        "cutting": question.cutting._asdict(),
+        "cutting": {**question.cutting._asdict(), "lengths": [*question.cutting.lengths]},
         "n_records": len(records),
         "n_groups": len({record.group for record in records}),
         "n_trained_records": len(trained),

@@ -1,6 +1,6 @@
 """Pages of trainings and evaluations, and other texts for people: states, heads, cards, summaries.
 
-All are made from files of any version; missing facts are left out. The model card is a Markdown
+The model card is a Markdown
 page in the folder of the model, for its users. ``evaluate --card`` adds its figures; a resumed
 training begins the card anew, so that no figures of other weights remain.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from statistics import fmean, stdev
@@ -22,20 +22,16 @@ from virnucpro import __version__
 from virnucpro.callers.head import Head
 from virnucpro.encoders.catalogue import open_model
 from virnucpro.ground.errors import InputMissingError, UsageError
-from virnucpro.ground.files import HEAD_FILE, REGIONS_FILE, open_plain, sha256
+from virnucpro.ground.files import HEAD_FILE, open_plain, read_json, sha256
 from virnucpro.ground.log import counted, escaped, printable
-from virnucpro.ground.tasks import Pool
 from virnucpro.ground.tree import Tree
 from virnucpro.learning.metrics import NOT_DEFINED
 from virnucpro.learning.records import read_cells, write_table
-from virnucpro.learning.regions import EVALUATED_TABLE, LEFT_OUT_TABLE
 from virnucpro.learning.request import CARD_FILE, EPOCHS, FACTS, GAIN, HELD_OUT, SPLIT
 from virnucpro.page.charts import Chart
 from virnucpro.page.facts import Facts, read_complaints
 from virnucpro.page.html import render
-from virnucpro.page.run import write_run_page
 from virnucpro.run.folder import RunDir
-from virnucpro.run.hashes import Outputs
 
 _MOST_SEEDS = 6  # in a chart
 _Table = list[dict[str, str]]
@@ -45,10 +41,6 @@ _SUMMARISED = {
     GAIN: (("split", "n_bases"), ("base", "head", "joined", "gain", "weight")),
 }
 EVALUATION = "evaluation.json"
-_OF_REGIONS = {
-    "training": LEFT_OUT_TABLE,
-    "evaluation": EVALUATED_TABLE,
-}  # figures of ``--regions``
 # figures of all samples, those without a score as the lowest, and their interval
 OF_ALL = ("no_orf_as_0", "no_orf_as_0_low", "no_orf_as_0_high")
 _N_HISTOGRAMS = 2  # of whole records, and of chunks or the longest fragments
@@ -70,33 +62,27 @@ _LEFT_OUT = {"manifest", "encoder", "encoder_id", "vectors", "name", "fasta_sha2
 
 
 def write_training_page(folder: Path) -> None:
-    """Write the page of a training into its folder.
+    """Write the page of a finished training into its folder.
 
     Raises:
-        InputMissingError: the folder has no training.
-        ResumeError: ``training.json`` is damaged.
         InputError: a table is damaged.
         OutputError, StorageError: as ``files.writing``.
     """
-    facts = Facts.read(folder / FACTS)
     names = (EPOCHS, GAIN, HELD_OUT, SPLIT)
     epochs, gains, held_out, split = (read_table(folder / name) for name in names)
-    charts = list(_learning_curves(epochs))
+    charts, rundir = list(_learning_curves(epochs)), RunDir(folder)
     content = {
-        "is_finished": bool(epochs or held_out),
         "charts": charts,
         "tables": [
             ("Gain of the head over the scorer, by length", GAIN, _columns(gains)),
             ("AUROC on held-out groups", HELD_OUT, _columns(held_out)),
             ("Groups and records of the split", SPLIT, _columns(_by_kind(split))),
         ],
-        "complaints": list(read_complaints(RunDir(folder).log).items()),
-        "provenance": list(_training_facts(facts)),
+        "complaints": list(read_complaints(rundir.log).items()),
+        "provenance": list(_training_facts(read_json(folder / FACTS))),
     }
     data = {"charts": {chart.name: chart.as_data() for chart in charts}}
-    page = render("training.html", content, data)
-    rundir = RunDir(folder)
-    rundir.write_whole(rundir.report, page)
+    rundir.write_whole(rundir.report, render("training.html", content, data))
 
 
 def read_table(path: Path) -> _Table:
@@ -186,8 +172,8 @@ def _by_kind(split: _Table) -> _Table:
     ]
 
 
-def _training_facts(facts: Facts) -> Iterator[tuple[str, str]]:
-    for name, value in facts.content.items():
+def _training_facts(facts: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    for name, value in facts.items():
         if isinstance(value, Mapping):
             value = ", ".join(f"{key} {one}" for key, one in value.items())
         yield escaped(name), escaped("" if value is None else value)
@@ -231,14 +217,12 @@ def _progress(rows: Sequence[Mapping[str, str]], name: str) -> dict[str, Any]:
 def training_lines(folder: Path, *, as_json: bool) -> list[str] | None:
     """Describe a training folder, for people or for programs; None if no training began there.
 
-    The folder of an evaluation of regions is described too.
-
     Raises:
         ResumeError: ``training.json`` is damaged.
         InputError: ``epochs.tsv`` is damaged.
     """
     if not (folder / FACTS).is_file():
-        return _regions_lines(folder, as_json=as_json)
+        return None
     facts = Facts.read(folder / FACTS)
     figures = _measure(folder, facts)
     return [json.dumps(figures, indent=2)] if as_json else list(_describe(folder, facts, figures))
@@ -261,29 +245,6 @@ def _describe(folder: Path, facts: Facts, figures: Mapping[str, Any]) -> Iterato
         yield f"model       {printable(folder / facts.text('name'))}: see `virnucpro models info`"
     else:
         yield "unfinished  repeat the command of the training with --resume"
-
-
-def _regions_lines(folder: Path, *, as_json: bool) -> list[str] | None:
-    """Describe the folder of ``--regions``; None if there is no table of its figures."""
-    kind = _kind_of_regions(folder)
-    if kind is None:
-        return None
-    model, table = folder / REGIONS_FILE, printable(folder / _OF_REGIONS[kind])
-    is_finished = kind == "evaluation" or model.is_file()
-    if as_json:
-        figures = {"kind": kind, "mode": "regions", "is_finished": is_finished}
-        return [json.dumps(figures, indent=2)]
-    lines = [f"{kind:<12}regions", f"figures     {table}"]
-    if kind == "evaluation":
-        return [*lines, f"run         {printable(folder / 'run')}"]
-    if not is_finished:
-        return [*lines, "unfinished  repeat the command of the training"]
-    return [*lines, f"finished    predict uses {printable(model)} with --region-model"]
-
-
-def _kind_of_regions(folder: Path) -> str | None:
-    """Whether regions were trained or evaluated in this folder."""
-    return next((kind for kind, table in _OF_REGIONS.items() if (folder / table).is_file()), None)
 
 
 def describe_head(path: Path) -> Iterator[str]:
@@ -344,108 +305,71 @@ def spread_lines(folders: Sequence[Path]) -> Iterator[str]:
             yield "\t".join((*names, *figures_of_all))
 
 
-# Pages of an evaluation, and of any folder
+# The page of an evaluation
 
 
-def report_folder(folder: Path) -> Path:
-    """Write the page of an idle folder. -> the page
-
-    Raises:
-        InputMissingError: the folder has no run, training or evaluation.
-        OutputError: another process is using it.
-        VirnucproError: as the pages do.
-    """
-    rundir = RunDir(folder)
-    kinds: list[tuple[Path, Callable[[Path], None]]] = [
-        (rundir.manifest, _write_run_page),
-        (folder / FACTS, write_training_page),
-        (folder / EVALUATION, write_evaluation_page),
-    ]
-    for file, write in kinds:
-        if file.is_file():
-            with rundir.locked():
-                rundir.sweep()
-                write(folder)
-            return rundir.report
-    if kind := _kind_of_regions(folder):
-        raise InputMissingError(
-            f"{printable(folder)}: the {kind} of regions has no page",
-            hint=f"read its table, {printable(folder / _OF_REGIONS[kind])}",
-        )
-    raise rundir.no_run("give the --output-dir of one", "run, no training and no evaluation")
-
-
-def _write_run_page(folder: Path) -> None:
-    rundir = RunDir(folder)
-    Outputs(rundir).check(but=[RunDir.page])
-    write_run_page(rundir, Pool())
-
-
-def write_evaluation_page(folder: Path) -> None:
-    """Write the page of an evaluation into its folder.
+def write_evaluation_page(folder: Path, figures: Mapping[str, Any]) -> None:
+    """Write the page of an evaluation, the content of ``evaluation.json``, into its folder.
 
     Raises:
-        InputMissingError: the folder has no evaluation.
-        ResumeError: ``evaluation.json`` is damaged.
         OutputError, StorageError: as ``files.writing``.
     """
-    facts = Facts.read(folder / EVALUATION)
-    rows = facts.each("rows")
-    overall = [row for row in rows if row.text("subset") == "all"]
+    rows = [(row["subset"] == "all", _evaluation_row(row)) for row in figures["rows"]]
     content = {
-        "n_records": facts.number("n_records"),
-        "n_trained": facts.number("n_trained_records"),
-        "cut": facts.text("cut"),
+        "n_records": figures["n_records"],
+        "n_trained": figures["n_trained_records"],
+        "cut": figures["cut"],
         "measures": list(_MEASURES.values()),
-        "overall": list(map(_evaluation_row, overall)),
-        "by_kingdom": [_evaluation_row(row) for row in rows if row.text("subset") != "all"],
-        "charts": list(_evaluation_charts(facts, overall)),
-        "provenance": list(_evaluation_facts(facts)),
+        "overall": [row for is_overall, row in rows if is_overall],
+        "by_kingdom": [row for is_overall, row in rows if not is_overall],
+        "charts": list(_evaluation_charts(figures)),
+        "provenance": list(_evaluation_facts(figures)),
     }
-    page = render("evaluation.html", content, {})
     rundir = RunDir(folder)
-    rundir.write_whole(rundir.report, page)
+    rundir.write_whole(rundir.report, render("evaluation.html", content, {}))
 
 
-def _evaluation_row(row: Facts) -> dict[str, object]:
+def _evaluation_row(row: Mapping[str, Any]) -> dict[str, object]:
     """A row of figures; AUROC and its interval also as positions between 0.5 and 1."""
-    auroc, low, high = (row.real(name, "auroc") for name in OF_ALL)
+    auroc, low, high = (row[name]["auroc"] for name in OF_ALL)
     return {
+        **row,
         "kind": _name(row),
-        **{name: row.text(name) for name in ("subset", "kingdom")},
-        **{name: row.number(name) for name in ("n", "n_virus", "n_groups", "n_no_orf")},
+        "kingdom": escaped(row["kingdom"]),
         "auroc": auroc,
         "low": low,
         "high": high,
         "places": [
             None if one is None else 200 * max(0.0, one - 0.5) for one in (low, auroc, high)
         ],
-        "values": [row.real("no_orf_as_0", name) for name in _MEASURES],
+        "values": [row["no_orf_as_0"][name] for name in _MEASURES],
     }
 
 
-def _name(kind: Facts) -> str:
+def _name(kind: Mapping[str, str]) -> str:
     """The name of a kind of samples in a legend: records of a length, or chunks."""
-    if kind.text("unit") == "chunk":
+    if kind["unit"] == "chunk":
         return "chunks"
-    length = kind.text("length")
-    return "whole records" if length == "whole" else printable(f"{length} bases")
+    return "whole records" if kind["length"] == "whole" else f"{kind['length']} bases"
 
 
-def _evaluation_charts(facts: Facts, overall: Sequence[Facts]) -> Iterator[Chart]:
+def _evaluation_charts(figures: Mapping[str, Any]) -> Iterator[Chart]:
     """Charts of ROC, precision over recall, and reliability by kind of samples; and of scores."""
     unit = (0.0, 1.0)
-    sizes = {_name(row): (row.number("n_virus"), row.number("n")) for row in overall}
+    overall = [row for row in figures["rows"] if row["subset"] == "all"]
+    curves = [one for one in zip(overall, figures["roc"], strict=True) if one[1]["true_positives"]]
     roc = [
-        (_name(kind), [0.0, *false], [0.0, *true])
-        for kind, false, true in _whole(facts, "roc", "false_positives", "true_positives")
+        (_name(kind), [0.0, *kind["false_positives"]], [0.0, *kind["true_positives"]])
+        for _, kind in curves
     ]
     precision = [
-        (name, *_precision(false, true, *sizes.get(name, (0, 0)))) for name, false, true in roc
+        (name, *_precision(false, true, row["n_virus"], row["n"]))
+        for (row, _), (name, false, true) in zip(curves, roc, strict=True)
     ]
     reliability = [
-        (_name(kind), score, share)
-        for kind, score, share in _whole(facts, "reliability", "mean_score", "share_of_viruses")
+        (_name(kind), kind["mean_score"], kind["share_of_viruses"])
+        for kind in figures["reliability"]
+        if kind["mean_score"]
     ]
     for name, title, text, x_label, y_label, series in (
         ("roc", "ROC", "Viruses called, over other samples called, at each possible cut.",
@@ -458,19 +382,8 @@ def _evaluation_charts(facts: Facts, overall: Sequence[Facts]) -> Iterator[Chart
         if series:
             is_diagonal = name != "precision"
             yield Chart(name, title, text, x_label, y_label, series, unit, unit, is_diagonal)
-    histograms = list(_whole(facts, "scores", "virus", "other"))[-_N_HISTOGRAMS:]
-    for i, (scores, virus, other) in enumerate(histograms):
-        yield _histogram(f"scores{i}", scores, virus, other)
-
-
-def _whole(
-    facts: Facts, kind: str, x: str, y: str
-) -> Iterator[tuple[Facts, list[float], list[float]]]:
-    """The curves of a kind with two complete columns, and these columns."""
-    for curve in facts.each(kind):
-        first, second = curve.reals(x), curve.reals(y)
-        if first and len(first) == len(second):
-            yield curve, first, second
+    for i, scores in enumerate(figures["scores"][-_N_HISTOGRAMS:]):
+        yield _histogram(f"scores{i}", scores)
 
 
 def _precision(
@@ -482,17 +395,17 @@ def _precision(
     return [recall for recall, _ in shares], [share for _, share in shares]
 
 
-def _histogram(name: str, scores: Facts, virus: list[float], other: list[float]) -> Chart:
+def _histogram(name: str, scores: Mapping[str, Any]) -> Chart:
     """A histogram of scores, with a line for each label and at the lowest score called virus."""
-    edges = np.linspace(0, 1, len(virus) + 1).repeat(2)[1:-1].tolist()
+    labels, cut = ("virus", "other"), scores["lowest_called"]
+    edges = np.linspace(0, 1, len(scores["virus"]) + 1).repeat(2)[1:-1].tolist()
     series = [
-        (f"{label} ({int(sum(counts)):,})", edges, np.repeat(counts, 2).tolist())
-        for label, counts in (("virus", virus), ("other", other))
+        (f"{label} ({sum(scores[label]):,})", edges, np.repeat(scores[label], 2).tolist())
+        for label in labels
     ]
-    look = ["line s0", "line s1"]
-    if (cut := scores.real("lowest_called")) is not None:
-        series.append(("lowest score called virus", [cut, cut], [0.0, max(1.0, *virus, *other)]))
-        look.append("cut")
+    if cut is not None:
+        most = max(1.0, *scores["virus"], *scores["other"])
+        series.append(("lowest score called virus", [cut, cut], [0.0, most]))
     return Chart(
         name,
         f"Scores of {_name(scores)}",
@@ -501,21 +414,24 @@ def _histogram(name: str, scores: Facts, virus: list[float], other: list[float])
         "samples",
         series,
         x_range=(0.0, 1.0),
-        look=look,
+        look=("line s0", "line s1", "cut"),
     )
 
 
-def _evaluation_facts(facts: Facts) -> Iterator[tuple[str, str]]:
-    yield "VirNucPro", facts.text("virnucpro_version")
-    for label, name in (("Labelled data", "data"), ("Split", "split")):
-        path, digest = facts.text(name, "path"), facts.text(name, "sha256")
-        yield label, f"{path}, SHA-256 {digest}" if path else ""
-    yield "Part of the split", facts.text("split", "part")
-    for label, name in (("Head", "head"), ("Scorer", "scorer")):
-        digest = facts.text(name, "sha256")
-        yield label, f"SHA-256 {digest}; {facts.text(name, 'training')}" if digest else ""
-    cutting = facts.part("cutting").items()
-    yield "Cutting", escaped(", ".join(f"{name} {value}" for name, value in cutting))
+def _evaluation_facts(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    nothing = dict.fromkeys(("path", "sha256", "part", "training"), "")
+    data, split, head, scorer = (
+        figures[name] or nothing for name in ("data", "split", "head", "scorer")
+    )
+    yield "VirNucPro", figures["virnucpro_version"]
+    for label, file in (("Labelled data", data), ("Split", split)):
+        yield label, escaped(f"{file['path']}, SHA-256 {file['sha256']}" if file["path"] else "")
+    yield "Part of the split", split["part"]
+    for label, model in (("Head", head), ("Scorer", scorer)):
+        digest = model["sha256"]
+        yield label, escaped(f"SHA-256 {digest}; {model['training']}" if digest else "")
+    cutting = figures["cutting"].items()
+    yield "Cutting", ", ".join(f"{name} {value}" for name, value in cutting)
 
 
 # The model card

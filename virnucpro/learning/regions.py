@@ -48,7 +48,7 @@ from virnucpro.stories.options import PredictOptions
 from virnucpro.stories.pipeline import execute
 from virnucpro.tables.sinks import RECORD_TABLE, REGION_TABLE
 
-EVALUATED_TABLE = "regions_evaluation.tsv"
+_EVALUATED_TABLE = "regions_evaluation.tsv"
 _ALL = "all"
 _RUN = "run"
 Span = tuple[int, int]
@@ -60,7 +60,7 @@ _COLUMNS = (
 _TRUTH = "a table of the columns seq_id, start, end (bases from 0, half-open) and kind: prophage"
 _PLACE = re.compile(r"[0-9]{1,15}")  # no sequence is longer
 _DRAWS = 2_000
-LEFT_OUT_TABLE = "regions_left_out.tsv"
+_LEFT_OUT_TABLE = "regions_left_out.tsv"
 _FEWEST_PIECES = 100  # of a host
 _FEWEST = 3  # chromosomes: one is left out, and two show how much hosts differ
 SIZE, STEP = 1_000, 500
@@ -83,7 +83,7 @@ def evaluate_regions(options: EvaluateOptions, truth_table: Path, on_event: OnEv
     genes = read_genes(options.genes) if options.genes is not None else {}
     model = RegionModel.load(options.region_model)
     announce(f"regions were learned from {model.training}; figures of any of these are too good")
-    Tree(options.output_dir).refuse_links([_RUN, EVALUATED_TABLE])
+    Tree(options.output_dir).refuse_links([_RUN, _EVALUATED_TABLE])
     run_folder = options.output_dir / _RUN
     asked = carry(
         options,
@@ -101,7 +101,7 @@ def evaluate_regions(options: EvaluateOptions, truth_table: Path, on_event: OnEv
             hint="figures of a part would mislead: run the same command with --resume",
         )
     each = _measure(RunDir(run_folder), truths, genes)
-    return _write_table(options.output_dir / EVALUATED_TABLE, each, options.seed)
+    return _write_table(options.output_dir / _EVALUATED_TABLE, each, options.seed)
 
 
 def _measure(
@@ -421,7 +421,7 @@ def train_regions(options: TrainOptions, truth_table: Path, on_event: OnEvent) -
             intervals = [(region.start, region.end) for region in regions]
             each[one.name] = measure_regions(intervals, one.truth, len(one.sequence))
             announce(f"{printable(one.name)} left out: F1 {each[one.name].f1:.3f}")
-        lines = _write_table(options.output_dir / LEFT_OUT_TABLE, each, options.seed)
+        lines = _write_table(options.output_dir / _LEFT_OUT_TABLE, each, options.seed)
         hosts = [host for _, host in genomes if host]
         n_prophages = sum(len(one.truth.prophages) for one in chromosomes)
         training = f"{counted(n_prophages, 'prophage')} of {len(chromosomes)} chromosomes"

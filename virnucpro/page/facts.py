@@ -43,7 +43,7 @@ class Facts:
 
     @classmethod
     def read(cls, path: Path) -> Facts:
-        """Read the facts of a run, a training or an evaluation from its JSON file.
+        """Read the facts of a run or a training from its JSON file.
 
         Raises:
             InputMissingError: the file does not exist.
@@ -82,11 +82,6 @@ class Facts:
     def sequence(self, *names: str) -> Sequence[Any]:
         value = self._at(names)
         return value if isinstance(value, list) else ()
-
-    def reals(self, *names: str) -> list[float]:
-        """The numbers of a sequence; empty if any of its values is not a usable number."""
-        values = self.sequence(*names)
-        return list(map(float, values)) if all(map(is_number, values)) else []
 
     def each(self, *names: str) -> list[Facts]:
         """The objects of a sequence."""

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -128,6 +129,24 @@ class _RunFiles(NamedTuple):
     @property
     def letters(self) -> str:
         return "residues" if self.is_protein else "bases"
+
+
+def report_folder(folder: Path) -> Path:
+    """Write the page of an idle run folder. -> the page
+
+    Raises:
+        InputMissingError: the folder has no run.
+        OutputError: another process is using it.
+        VirnucproError: as ``write_run_page``.
+    """
+    rundir = RunDir(folder)
+    if not rundir.manifest.is_file():
+        raise rundir.no_run("give the --output-dir of one")
+    with rundir.locked():
+        rundir.sweep()
+        Outputs(rundir).check(but=[RunDir.page])
+        write_run_page(rundir, Pool())
+    return rundir.report
 
 
 def write_run_page(rundir: RunDir, pool: Pool) -> None:

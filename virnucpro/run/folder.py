@@ -388,11 +388,11 @@ class RunDir(Tree):
                 hint="finish it: run its command with --resume",
             )
 
-    def no_run(self, hint: str, content: str = "run") -> InputMissingError:
+    def no_run(self, hint: str) -> InputMissingError:
         """The error for a folder that has no run or does not exist."""
         where = printable(self.root)
         if self.root.is_dir():
-            return InputMissingError(f"{where} holds no {content}", hint)
+            return InputMissingError(f"{where} holds no run", hint)
         fault = "not a folder" if self.root.exists() else "there is no such folder"
         return InputMissingError(f"{where}: {fault}", hint)
 
