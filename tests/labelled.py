@@ -10,6 +10,7 @@ import numpy as np
 
 from virnucpro.callers.head import EncoderFacts, HeadFacts
 from virnucpro.ground.events import Progress, Telling
+from virnucpro.ground.options import make
 from virnucpro.ground.records import reverse_complement
 from virnucpro.learning.calibration import Calibration
 from virnucpro.learning.frames import FrameStore, LabelledFrames, read_ids
@@ -99,7 +100,7 @@ def options(data: Path, output: Path, **changes: object) -> TrainOptions:
         "device": "cpu",
         "precision": "fp32",
     }
-    return TrainOptions(data=data, output_dir=output, **{**small, **changes})
+    return make(TrainOptions, {"data": data, "output_dir": output, **small, **changes})
 
 
 def head_facts(found: Calibration, encoder: EncoderFacts, chunk_size: int) -> HeadFacts:

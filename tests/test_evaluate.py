@@ -23,15 +23,14 @@ from virnucpro.engine.local import InlineExecutor
 from virnucpro.ground.errors import InputError, OutputError, ResumeError, UsageError, VirnucproError
 from virnucpro.ground.records import reverse_complement
 from virnucpro.learning.evaluate import (
-    _Cutting,
     _Fragment,
+    _Question,
     answer,
     cut_record,
     evaluate,
     held_out,
     read_chunks,
     summary_lines,
-    understand,
     write_fragments,
     write_report,
 )
@@ -43,8 +42,8 @@ from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.kmers import Sketch
 from virnucpro.sequences.translate import Chunk, translate_six_frames
 
-CUTTING = _Cutting(lengths=(150, 400), per_record=2, seed=3)
 SAMPLES = {"lengths": "150,400", "fragments_per_record": 2, "seed": 3}
+CUTTING = EvaluateOptions(data=Path("m.tsv"), output_dir=Path("out"), **SAMPLES)
 
 
 @pytest.fixture
@@ -72,7 +71,7 @@ def ask(tiny, make_config, manifest, tmp_path):
 
     def asked(head=tiny.head, run=None, executor=None, **changes):
         given = {"data": manifest, "output_dir": tmp_path / "evaluation", **SAMPLES}
-        question = understand(EvaluateOptions(**(given | changes)))
+        question = _Question.of(EvaluateOptions(**(given | changes)))
         asked.question = question
         config = make_config(output=question.run_folder, input_type="nucleotide", **(run or {}))
         config = replace(config, caller=caller_in(config, head))
@@ -91,7 +90,7 @@ def records_by_fragment(folder: Path) -> dict[str, dict[str, str]]:
 def test_fragments_are_pieces_of_their_records_side_by_side_on_both_strands(manifest, tmp_path):
     sequences = {record.id: record.sequence for record in read_fasta(tmp_path / "data.fa")}
     fasta = tmp_path / "fragments.fa"
-    fragments = write_fragments(pairs_of(manifest), CUTTING, fasta, tmp_path / "fragments.tsv")
+    fragments = write_fragments(pairs_of(manifest), CUTTING, fasta)
     written = {record.id: record.sequence for record in read_fasta(fasta)}
     assert written.keys() == {fragment.id for fragment in fragments}
     assert {fragment.strand for fragment in fragments} == {"+", "-"}
@@ -103,7 +102,7 @@ def test_fragments_are_pieces_of_their_records_side_by_side_on_both_strands(mani
         assert len(piece) == (fragment.length or min(len(sequences[fragment.record.id]), 800))
         assert fragment.record.id not in fragment.id
     for record_id, sequence in sequences.items():
-        for length in CUTTING.lengths:
+        for length in (150, 400):
             own = [f for f in fragments if (f.record.id, f.length) == (record_id, length)]
             assert len(own) == min(2, len(sequence) // length)
             assert all(a.end <= b.start for a, b in pairwise(own))
@@ -111,21 +110,20 @@ def test_fragments_are_pieces_of_their_records_side_by_side_on_both_strands(mani
 
 def test_a_record_is_cut_the_same_among_any_other_records():
     def places(record: LabelledRecord, seed: int = 3) -> list[_Fragment]:
-        return list(cut_record(record, 5000, CUTTING._replace(seed=seed)))
+        return list(cut_record(record, 5000, replace(CUTTING, seed=seed)))
 
     one = LabelledRecord("one", True, "g")
     assert places(one) == places(one)
     assert places(one) != places(one, seed=4)
     assert [f.start for f in places(one)] != [f.start for f in places(replace(one, id="two"))]
-    fewer = [f for f in cut_record(one, 5000, CUTTING._replace(lengths=(400,))) if f.length == 400]
+    fewer = [f for f in cut_record(one, 5000, replace(CUTTING, lengths="400")) if f.length == 400]
     assert fewer == [f for f in places(one) if f.length == 400]
 
 
-@pytest.mark.parametrize("lengths", ["", "0,300", "5,5", "300,-5"])
-def test_lengths_that_make_no_sense_are_refused(lengths, manifest, tmp_path):
-    options = EvaluateOptions(data=manifest, output_dir=tmp_path / "out", lengths=lengths)
+@pytest.mark.parametrize("lengths", ["", "0,300", "5,5", "300,-5", "300,b"])
+def test_lengths_that_make_no_sense_are_refused(lengths):
     with pytest.raises(UsageError, match="must be numbers of bases above 0, each once"):
-        understand(options)
+        replace(CUTTING, lengths=lengths)
 
 
 # What is measured
@@ -226,8 +224,8 @@ def test_only_the_part_of_the_split_that_is_asked_for_is_scored(ask, manifest, t
     ask(split=split)
     of = records_by_fragment(tmp_path / "evaluation")
     assert {row["group"] for row in of.values()} == expected
-    with pytest.raises(UsageError, match="--part without --split"):
-        ask(part="test")
+    with pytest.raises(UsageError, match="--part: no effect without --split"):
+        ask(part="train")
 
 
 def test_without_a_model_the_scorer_is_measured_as_it_calls(manifest, tmp_path):
@@ -406,9 +404,7 @@ def test_a_table_that_lost_a_frame_since_is_not_measured(
     ask()
     table = tmp_path / "evaluation" / "run" / "prediction_results.txt"
     table.write_text("".join(table.read_text().splitlines(keepends=True)[:-1]))
-    fragments = write_fragments(
-        pairs_of(manifest), CUTTING, tmp_path / "again.fa", tmp_path / "again.tsv"
-    )
+    fragments = write_fragments(pairs_of(manifest), CUTTING, tmp_path / "again.fa")
     with pytest.raises(VirnucproError, match=r"the frame .* has no score"):
         read_chunks(ask.question, fragments, set(), make_config().recipe, tiny.head.facts)
 

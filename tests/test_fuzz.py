@@ -383,7 +383,7 @@ def test_any_region_model_ends_as_promised(seed, run, folder):
 @fuzzed
 def test_any_file_of_options_ends_as_promised(seed, folder):
     damage = Damage(seed)
-    text = "batch-size: 64\nlr: 1e-3\nclass_weights: auto\nchunk_size: [300, 500]\nname: x\n"
+    text = "batch-size: 64\nlr: 1e-3\nclass_weights: auto\nchunk_size: [300, 500]\n"
     text += damage.choose(["", "seed: &a 1\nhidden: *a\n", "? [a]\n: 1\n", "<<: {a: 1}\n"])
     path = written(folder / "options.yaml", damage.of_bytes(text.encode()))
     nothing = folder / "nothing.tsv"

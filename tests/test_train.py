@@ -94,7 +94,7 @@ def finetuned(data: Path, tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) 
 @pytest.fixture(scope="module")
 def pretrained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("pretrained") / "model"
-    train_here(options(data, out, pretrain=True, layers=1, dim=16, heads=2, name="esm2_mine"))
+    train_here(options(data, out, pretrain=True, layers=1, dim=16, heads=2))
     return out
 
 
@@ -110,10 +110,10 @@ def test_the_command_leaves_what_its_help_says(head_only, finetuned, pretrained)
     of_labels = {*OF_ALL, *tables, "records.fa", "model"}
     assert names_in(head_only) == {*of_labels, "features"}
     assert names_in(finetuned) == of_labels
-    assert names_in(pretrained) == {*OF_ALL, "esm2_mine"}
+    assert names_in(pretrained) == {*OF_ALL, "model"}
     of_esm2 = {"config.json", "model.safetensors", "README.md"}
     assert names_in(finetuned / "model") == {*of_esm2, "head.safetensors"}
-    assert names_in(pretrained / "esm2_mine") == of_esm2
+    assert names_in(pretrained / "model") == of_esm2
     of_name = {"encoder.safetensors", "head.safetensors", "README.md"}
     assert names_in(head_only / "model") == of_name
     for out in (head_only, finetuned, pretrained):
@@ -318,7 +318,7 @@ def test_figures_of_held_out_groups_are_written_for_both_networks(head_only, dat
 
 
 def test_what_was_pretrained_can_be_finetuned_and_its_weights_moved(pretrained, data, tmp_path):
-    start = pretrained / "esm2_mine"
+    start = pretrained / "model"
     checkpoint = inspect_esm2(start)
     assert (checkpoint.shape.n_layers, checkpoint.shape.dim, checkpoint.shape.n_heads) == (1, 16, 2)
     assert "lm_head.bias" in load_file(start / "model.safetensors")
@@ -551,7 +551,6 @@ def test_a_training_does_not_go_on_with_other_options_and_each_is_named(finetune
         "dropout": 0.0,
         "hidden": 9,
         "chunk_size": (300,),
-        "name": "esm2_other",
         "precision": "bf16",
     }
     asked = {"finetune": True, "model": str(tiny.model), "chunk_size": (300, 210), "resume": True}
@@ -586,7 +585,7 @@ def test_a_training_does_not_go_on_with_other_data_or_another_encoder(
     assert "fasta_sha256" in refusal(data=moved)
     moved.write_text(moved.read_text().replace("kingdom\n", "realm\n"))
     assert "data_sha256" in refusal(data=moved)
-    assert "encoder_id" in refusal(model=str(pretrained / "esm2_mine"))
+    assert "encoder_id" in refusal(model=str(pretrained / "model"))
     other = tmp_path / "other.tsv"
     text = (finetuned / "split.tsv").read_text()
     other.write_text(text.replace("\ttrain\t", "\ttest\t", 1))

@@ -211,8 +211,8 @@ def test_an_empty_file_says_nothing_and_a_missing_one_is_reported(tmp_path):
         ({"pretrain": True, "best_by": "f1"}, "--best-by: no effect with --pretrain"),
         ({"gradient_checkpointing": True}, "--gradient-checkpointing: no effect without"),
         ({"finetune": True, "model": "x", "heads": 3}, "--heads: no effect with --model"),
-        ({"pretrain": True, "dim": 30, "heads": 4}, "6 layers of 30 dimensions in 4 heads"),
-        ({"pretrain": True, "layers": 0}, "0 layers"),
+        ({"pretrain": True, "dim": 30, "heads": 4}, "30 dimensions in 4 heads"),
+        ({"pretrain": True, "layers": 0}, "--layers is 0"),
         ({"encoding": "onehot", "architecture": "lstm", "precision": "fp16"}, "no LSTM in fp16"),
         ({"encoding": "onehot", "dropout": 1.0}, "--dropout is 1"),
         ({"encoding": "onehot", "dropout": float("nan")}, "--dropout is nan"),
@@ -230,9 +230,6 @@ def test_an_empty_file_says_nothing_and_a_missing_one_is_reported(tmp_path):
         ({"encoding": "onehot", "early_stopping": -1}, "--early-stopping is -1"),
         ({"encoding": "onehot", "keep_checkpoints": 0}, "--keep-checkpoints is 0"),
         ({"encoding": "onehot", "workers": 0}, "--workers is 0"),
-        ({"finetune": True, "name": "../up"}, "--name is '../up'"),
-        ({"finetune": True, "name": ".hidden"}, "--name is '.hidden'"),
-        ({"finetune": True, "name": "checkpoints"}, "--name is 'checkpoints'"),
     ],
 )
 def test_options_that_cannot_be_are_refused_before_any_work(data, changes, words):

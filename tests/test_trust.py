@@ -35,7 +35,7 @@ from virnucpro.ground.errors import FeatureFileError, OutputError
 from virnucpro.ground.events import EmbeddingStarted, OnEvent, Progress, Telling
 from virnucpro.ground.records import Embeddings, Failure
 from virnucpro.ground.tree import Tree
-from virnucpro.learning.evaluate import understand
+from virnucpro.learning.evaluate import _Question
 from virnucpro.learning.options import EvaluateOptions
 from virnucpro.page.run import report_folder
 from virnucpro.run.feature_file import read_embeddings, read_label, sealed_label, write_embeddings
@@ -562,7 +562,7 @@ def test_a_lock_that_is_another_file_is_not_emptied(tmp_path, name) -> None:
 def test_nothing_is_written_through_a_link_in_the_folder_of_an_evaluation(tmp_path) -> None:
     (tmp_path / "run").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OutputError, match="run is a link to"):
-        understand(EvaluateOptions(data=tmp_path / "manifest.tsv", output_dir=tmp_path))
+        _Question.of(EvaluateOptions(data=tmp_path / "manifest.tsv", output_dir=tmp_path))
 
 
 # Names

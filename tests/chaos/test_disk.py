@@ -55,7 +55,7 @@ from virnucpro.ground.errors import (
     VirnucproError,
 )
 from virnucpro.ground.events import ShardDone
-from virnucpro.learning.evaluate import understand
+from virnucpro.learning.evaluate import _Question
 from virnucpro.learning.options import EvaluateOptions
 from virnucpro.run.folder import RunDir
 from virnucpro.run.plan import Plan
@@ -359,10 +359,10 @@ def test_a_full_disk_ends_an_evaluation_with_a_word_and_resume_completes_it(
         lengths="150",
         fragments_per_record=1,
     )
-    question = understand(options)
+    question = _Question.of(options)
     config = make_config(output=question.run_folder)
     kept = fill_disks(Evaluation(question, config, tiny.head_file), options.output_dir, limits)
-    elsewhere = understand(replace(options, output_dir=tmp_path / "undisturbed"))
+    elsewhere = _Question.of(replace(options, output_dir=tmp_path / "undisturbed"))
     config = make_config(output=elsewhere.run_folder)
     Evaluation(elsewhere, config, tiny.head_file)(resume=False)
     for folder in kept:

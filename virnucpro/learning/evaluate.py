@@ -94,19 +94,40 @@ _N_BARS = 40  # of the scores from 0 to 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Question:
-    """An evaluation before it runs: the data, the options, and the folders of the results."""
+    """An evaluation before it runs: the options, and the data that they name."""
 
     options: EvaluateOptions
     manifest: DataManifest
     splits: dict[str, Split] | None
-    cutting: _Cutting
+
+    @classmethod
+    def of(cls, options: EvaluateOptions) -> _Question:
+        """Read manifest and split, and refuse links in the folder.
+
+        Raises:
+            InputError, InputMissingError: manifest or split are wrong.
+            OutputError: a part of the folder is a link.
+        """
+        Tree(options.output_dir).refuse_links([_RUN])
+        manifest = read_data_manifest(options.data)
+        splits = read_split(options.split) if options.split is not None else None
+        if splits is not None:
+            check_groups(manifest.groups, splits)
+        return cls(options=options, manifest=manifest, splits=splits)
 
     @property
-    def split(self) -> dict[str, str] | None:
-        """The split, for ``evaluation.json``."""
-        if (path := self.options.split) is None:
-            return None
-        return {"path": str(path), "sha256": sha256(path), "part": self.options.part or "test"}
+    def facts(self) -> Figures:
+        """The data, the split, and how records are cut, for ``evaluation.json``."""
+        options, path = self.options, self.options.split
+        return {
+            "data": {"path": str(options.data), "sha256": self.manifest.sha256},
+            "split": path and {"path": str(path), "sha256": sha256(path), "part": options.part},
+            "cutting": {
+                "lengths": [*options.fragment_lengths],
+                "per_record": options.fragments_per_record,
+                "seed": options.seed,
+            },
+        }
 
     @property
     def run_folder(self) -> Path:
@@ -122,9 +143,9 @@ class _Question:
         Raises:
             InputError: a FASTA file contradicts the manifest, or is not of nucleotides.
         """
-        part, splits, records = self.options.part or "test", self.splits, []
+        records = []
         for labelled, record in read_records(self.manifest):
-            if splits is None or splits[labelled.group] == part:
+            if self.splits is None or self.splits[labelled.group] == self.options.part:
                 records.append(labelled)
                 yield labelled, record
         warn_of_mixed_groups(records)
@@ -201,7 +222,7 @@ def evaluate(options: EvaluateOptions, on_event: OnEvent) -> Figures:
     Raises:
         VirnucproError: see ``errors``; or something could not be scored.
     """
-    question = understand(options)
+    question = _Question.of(options)
     prediction = carry(
         options,
         PredictOptions,
@@ -214,40 +235,6 @@ def evaluate(options: EvaluateOptions, on_event: OnEvent) -> Figures:
     config = resolve(prediction, on_event)
     executor = ProcessExecutor(config.resources.devices)
     return answer(question, config, executor, on_event)
-
-
-def understand(options: EvaluateOptions) -> _Question:
-    """Check the options and read the manifest.
-
-    Raises:
-        UsageError: options contradict each other, or make no sense.
-        InputError: manifest or split are wrong.
-    """
-    if options.part is not None and options.split is None:
-        raise UsageError("--part without --split", hint="name the split with --split TABLE")
-    lengths = _lengths(options.lengths)
-    Tree(options.output_dir).refuse_links([_RUN])
-    manifest = read_data_manifest(options.data)
-    splits = read_split(options.split) if options.split is not None else None
-    if splits is not None:
-        check_groups(manifest.groups, splits)
-    return _Question(
-        options=options,
-        manifest=manifest,
-        splits=splits,
-        cutting=_Cutting(lengths, options.fragments_per_record, options.seed),
-    )
-
-
-def _lengths(text: str) -> tuple[int, ...]:
-    words = [word.strip() for word in text.split(",")]
-    lengths = [int(word) if word.isascii() and word.isdigit() else 0 for word in words]
-    if min(lengths) < 1 or len(set(lengths)) < len(lengths):
-        raise UsageError(
-            f"--lengths is {printable(text)!r}; it must be numbers of bases above 0, each once",
-            hint="for example --lengths 300,500,3000",
-        )
-    return tuple(lengths)
 
 
 def answer(
@@ -270,8 +257,8 @@ def answer(
     folder = question.options.output_dir
     with _in_use(folder):
         pairs = held_out(question.read_records(), caller, question.options, trained)
-        table, scored = folder / "fragments.tsv", _scored(question, config)
-        fragments = write_fragments(pairs, question.cutting, question.fasta, table, scored)
+        scored = _scored(question, config)
+        fragments = write_fragments(pairs, question.options, question.fasta, scored)
         config = replace(config, options=replace(config.options, input=(question.fasta,)))
         summary = run(config, executor, on_event)
     if summary.exit_code:
@@ -283,20 +270,21 @@ def answer(
     if head := caller.frame_head:  # the scorer's pieces are as good as fragments of that length
         kinds.append(read_chunks(question, fragments, trained, config.recipe, head.facts))
     records = [fragment.record for fragment in fragments if fragment.length == _WHOLE]
+    facts = question.facts
     kinds = [kind for kind in kinds if len(kind)]
     return {
         "virnucpro_version": __version__,
-        "data": {"path": str(question.options.data), "sha256": question.manifest.sha256},
-        "split": question.split,
+        "data": facts["data"],
+        "split": facts["split"],
         "head": None,
         "scorer": None,
         **caller.facts,
-        "cutting": {**question.cutting._asdict(), "lengths": [*question.cutting.lengths]},
+        "cutting": facts["cutting"],
         "n_records": len(records),
         "n_groups": len({record.group for record in records}),
         "n_trained_records": len(trained),
         "cut": summary.cut,
-        "rows": [row for kind in kinds for row in _measure_kind(kind, question.cutting.seed)],
+        "rows": [row for kind in kinds for row in _measure_kind(kind, question.options.seed)],
         "reliability": [kind.as_json(_reliability(kind)) for kind in kinds],
         "roc": [kind.as_json(_roc(kind)) for kind in kinds],
         "scores": [kind.as_json(_histogram(kind)) for kind in kinds],
@@ -348,7 +336,7 @@ def _read_fragments(
     for fragment in fragments:
         if fragment.id not in calls:
             raise _unscored(f"{printable(fragment.id)}, of {printable(fragment.record.id)},")
-    for length in (*sorted(question.cutting.lengths), _WHOLE):
+    for length in (*sorted(question.options.fragment_lengths), _WHOLE):
         own = [fragment for fragment in fragments if fragment.length == length]
         answers = [calls[fragment.id] for fragment in own]
         yield _SamplesOfKind.of(
@@ -492,14 +480,6 @@ def _histogram(kind: _SamplesOfKind) -> Figures:
     }
 
 
-class _Cutting(NamedTuple):
-    """The options by which records are cut into fragments."""
-
-    lengths: tuple[int, ...]  # bases
-    per_record: int  # fragments of each length
-    seed: int
-
-
 class _Fragment(NamedTuple):
     """A piece of a labelled record, in bases of its forward strand."""
 
@@ -512,13 +492,9 @@ class _Fragment(NamedTuple):
 
 
 def write_fragments(
-    pairs: Iterable[Labelled],
-    cutting: _Cutting,
-    fasta: Path,
-    table: Path,
-    scored: str | None = None,
+    pairs: Iterable[Labelled], options: EvaluateOptions, fasta: Path, scored: str | None = None
 ) -> list[_Fragment]:
-    """Cut all records, and write the fragments and a table of their origins.
+    """Cut all records, and write the fragments and, in their folder, a table of their origins.
 
     Raises:
         ResumeError: their SHA-256 is not ``scored``, that of the resumed run; nothing is written.
@@ -527,7 +503,7 @@ def write_fragments(
     with atomic(fasta) as temporary:
         with temporary.open("w", encoding="utf-8", newline="\n") as out:
             for labelled, record in pairs:
-                for fragment in cut_record(labelled, len(record.sequence), cutting):
+                for fragment in cut_record(labelled, len(record.sequence), options):
                     numbered = fragment._replace(id=f"fragment{len(fragments) + 1:07d}")
                     bases = record.sequence[fragment.start : fragment.end]
                     if fragment.strand == "-":
@@ -544,17 +520,20 @@ def write_fragments(
         (name, of.id, _length_name(length), start, end, strand, of.label, of.group, of.kingdom)
         for name, of, length, start, end, strand in fragments
     )
-    write_table(table, _COLUMNS, rows)
+    write_table(fasta.with_name("fragments.tsv"), _COLUMNS, rows)
     return fragments
 
 
-def cut_record(labelled: LabelledRecord, n_bases: int, cutting: _Cutting) -> Iterator[_Fragment]:
+def cut_record(
+    labelled: LabelledRecord, n_bases: int, options: EvaluateOptions
+) -> Iterator[_Fragment]:
     """Yield the fragments of one record, without ids, by ascending length and place."""
-    n_whole = min(n_bases, cutting.per_record * max(cutting.lengths))
-    kinds = [(length, length, n_bases // length) for length in sorted(cutting.lengths)]
+    lengths, per_record = sorted(options.fragment_lengths), options.fragments_per_record
+    n_whole = min(n_bases, per_record * lengths[-1])
+    kinds = [(length, length, n_bases // length) for length in lengths]
     for length, size, n_fitting in (*kinds, (_WHOLE, n_whole, 1)):
-        rng = np.random.default_rng([cutting.seed, record_digest(labelled.id), length])
-        n_fragments = min(cutting.per_record, n_fitting)
+        rng = np.random.default_rng([options.seed, record_digest(labelled.id), length])
+        n_fragments = min(per_record, n_fitting)
         for i in range(n_fragments):
             first, last = i * n_bases // n_fragments, (i + 1) * n_bases // n_fragments - size
             start = int(rng.integers(first, last, endpoint=True))

@@ -11,6 +11,7 @@ from virnucpro.callers.options import CallsBy, Head, RegionModel
 from virnucpro.encoders.options import Architecture, Encoding, model_option
 from virnucpro.engine.options import EngineOptions
 from virnucpro.ground.errors import UsageError
+from virnucpro.ground.log import printable
 from virnucpro.ground.options import (
     DEVICES,
     FILES,
@@ -18,7 +19,6 @@ from virnucpro.ground.options import (
     DeviceOptions,
     carry,
     count,
-    flag,
     names_of,
     option,
     refuse,
@@ -44,9 +44,13 @@ def _known_prophages(purpose: str) -> Any:  # noqa: ANN401 - as typer has it
     )
 
 
+def _rate(help: str, **more: Any) -> Any:  # noqa: ANN401 - as typer has it
+    return option(help, _LOOP, metavar="RATE", min=1e-9, max=1, **more)
+
+
 def _of_shape(name: str, noun: str) -> Any:  # noqa: ANN401 - as typer has it
     what = f"Make a new encoder with this number of {noun}."
-    return count(what, MODEL, show_default=str(SHAPE[name]))
+    return count(what, MODEL, min=1, show_default=str(SHAPE[name]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,9 +79,9 @@ class _EvaluatedOptions(_LabelledOptions):
         ),
     ] = None
     part: Annotated[
-        Literal["train", "validation", "test"] | None,
-        option("Evaluate on this part of the split.", FILES, show_default="test"),
-    ] = None
+        Literal["train", "validation", "test"],
+        option("Evaluate on this part of the split.", FILES),
+    ] = "test"
     lengths: Annotated[
         str, option("Cut fragments of these lengths, in bases.", _SAMPLES, metavar="N,N,...")
     ] = "150,300,500,1000,3000,10000"
@@ -132,6 +136,14 @@ class EvaluateOptions(EngineOptions, FolderOptions, _EvaluatedOptions):
                 "--held-out-only and --allow-training-data contradict each other",
                 hint="the first leaves out training records, the second keeps them",
             )
+        if self.split is None:
+            refuse(self, ("part",), "without --split")
+        if not self.fragment_lengths:
+            raise UsageError(
+                f"--lengths is {printable(self.lengths)!r}; it must be numbers of bases above 0, "
+                "each once",
+                hint="for example --lengths 300,500,3000",
+            )
         if self.regions is None:
             refuse(
                 self,
@@ -152,6 +164,14 @@ class EvaluateOptions(EngineOptions, FolderOptions, _EvaluatedOptions):
             return
         of_head = names_of(EngineOptions, _EvaluatedOptions) - {"data", "seed", "genetic_code"}
         refuse(self, of_head | {"model", "head", "calls", "card"}, "with --regions")
+
+    @property
+    def fragment_lengths(self) -> tuple[int, ...]:
+        """The lengths of fragments in bases; none if they make no sense."""
+        words = [word.strip() for word in self.lengths.split(",")]
+        lengths = tuple(int(word) for word in words if word.isascii() and word.isdigit())
+        is_right = len(set(lengths) - {0}) == len(words)
+        return lengths if is_right else ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,10 +219,6 @@ class _StartOptions(OutputOptions, _LabelledOptions):
 class _NetworkOptions:
     """The network that is trained. Its weights depend on all of these options."""
 
-    name: Annotated[
-        str,
-        option("Name the trained model, and its folder in DIR.", MODEL, metavar="NAME"),
-    ] = "model"
     encoding: Annotated[
         Encoding, option("Encode residues in this way; composition: use only the bases.", MODEL)
     ] = "esm2"
@@ -251,7 +267,8 @@ class _NetworkOptions:
         int, count("Give the classifier this number of hidden units.", MODEL, min=1, max=65_536)
     ] = 128
     dropout: Annotated[
-        float, option("Train the classifier with this dropout.", MODEL, metavar="RATE")
+        float,
+        option("Train the classifier with this dropout.", MODEL, metavar="RATE", min=0, max=0.99),
     ] = 0.3
 
 
@@ -262,17 +279,15 @@ class _LoopOptions:
     The weights after an epoch depend on all of these options except ``LOOP_MAY_DIFFER``.
     """
 
-    epochs: Annotated[int, count("Train for this number of epochs.", _LOOP)] = 10
+    epochs: Annotated[int, count("Train for this number of epochs.", _LOOP, min=1)] = 10
     batch_size: Annotated[
-        int, count("Train on this number of frames per batch on each device.", _LOOP)
+        int, count("Train on this number of frames per batch on each device.", _LOOP, min=1)
     ] = 128
-    lr: Annotated[float, option("Set the peak learning rate.", _LOOP, metavar="RATE")] = 5e-4
+    lr: Annotated[float, _rate("Set the peak learning rate.")] = 5e-4
     encoder_lr: Annotated[
         float | None,
-        option(
+        _rate(
             "Set the peak learning rate of the encoder; --lr is for new weights.",
-            _LOOP,
-            metavar="RATE",
             show_default="--lr",
         ),
     ] = None
@@ -290,13 +305,15 @@ class _LoopOptions:
             "cosine.",
             _LOOP,
             metavar="EPOCHS",
+            min=0,
         ),
     ] = 0.1
     grad_accum_steps: Annotated[
-        int, count("Sum the gradients of N batches per device for each optimizer step.", _LOOP)
+        int,
+        count("Sum the gradients of N batches per device for each optimizer step.", _LOOP, min=1),
     ] = 1
     weight_decay: Annotated[
-        float, option("Set the weight decay of AdamW.", _LOOP, metavar="RATE")
+        float, option("Set the weight decay of AdamW.", _LOOP, metavar="RATE", min=0)
     ] = 0.01
     class_weights: Annotated[
         Literal["auto", "recipe", "none"],
@@ -308,7 +325,7 @@ class _LoopOptions:
         ),
     ] = "auto"
     eval_every: Annotated[
-        int, count("Evaluate on the validation groups after every N epochs.", _LOOP)
+        int, count("Evaluate on the validation groups after every N epochs.", _LOOP, min=1)
     ] = 1
     best_by: Annotated[
         Literal["auroc", "f1", "loss"],
@@ -320,15 +337,15 @@ class _LoopOptions:
     ] = "auroc"
     early_stopping: Annotated[
         int,
-        count("Stop after this number of evaluations without improvement; 0: never.", _LOOP),
+        count("Stop after this number of evaluations without improvement; 0: never.", _LOOP, min=0),
     ] = 0
     keep_checkpoints: Annotated[
         int,
-        count("Keep the checkpoints of the last N epochs and of the best epoch.", _LOOP),
+        count("Keep the checkpoints of the last N epochs and of the best epoch.", _LOOP, min=1),
     ] = 1
     seed: Annotated[
         int,
-        count("Draw the split, initial weights, order and dropout with this seed.", _LOOP),
+        count("Draw the split, initial weights, order and dropout with this seed.", _LOOP, min=0),
     ] = 0
     fsdp: Annotated[
         bool,
@@ -340,26 +357,8 @@ class _LoopOptions:
     ] = False
     num_workers: Annotated[
         int,
-        count("Prepare batches in this number of processes per device.", DEVICES),
+        count("Prepare batches in this number of processes per device.", DEVICES, min=0),
     ] = 0
-
-    def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "grad_accum_steps", "eval_every", "keep_checkpoints"):
-            self._check(name, getattr(self, name) >= 1, "1 or more")
-        for name in ("num_workers", "early_stopping", "warmup_epochs", "weight_decay", "seed"):
-            self._check(name, 0 <= getattr(self, name) < math.inf, "0 or more")
-        for name in ("lr", "encoder_lr"):
-            rate = getattr(self, name)
-            self._check(name, rate is None or 0 < rate <= 1, "a rate above 0 and at most 1")
-        self._check("warmup_epochs", self.warmup_epochs < self.epochs, "fewer than --epochs")
-
-    def _check(self, name: str, is_right: bool, allowed: str) -> None:
-        """
-        Raises:
-            UsageError: the value is not allowed; the message names the option.
-        """
-        if not is_right:
-            raise UsageError(f"{flag(name)} is {getattr(self, name)}", hint=f"give {allowed}")
 
     def effective_batch(self, world_size: int) -> int:
         """Frames of one step on all devices."""
@@ -411,6 +410,7 @@ class TrainOptions(DeviceOptions, _LoopOptions, _NetworkOptions, _StartOptions):
             "Train N times, with --seed and the seeds after it, to show the spread of the gain "
             "(gain.tsv); the head of --seed is kept.",
             _LOOP,
+            min=1,
         ),
     ] = 1
     gradient_checkpointing: Annotated[
@@ -429,15 +429,17 @@ class TrainOptions(DeviceOptions, _LoopOptions, _NetworkOptions, _StartOptions):
     argv: tuple[str, ...] = ()  # the command, for run.json and the log
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.regions is not None:
             unread = names_of(TrainOptions) - {"regions", "data", "output_dir", "seed"}
             refuse(self, unread, "with --regions, which trains no network")
         self._check_network()
         sizes = self.chunk_size
-        is_right = min(sizes, default=0) >= 30 and len(set(sizes)) == len(sizes)
-        self._check("chunk_size", is_right, "each size once, 30 bases or more")
-        self._check("seeds", self.seeds >= 1, "1 or more")
+        if min(sizes, default=0) < 30 or len(set(sizes)) < len(sizes):
+            hint = "give each size once, 30 bases or more"
+            raise UsageError(f"--chunk-size is {sizes}", hint=hint)
+        if self.warmup_epochs >= self.epochs:
+            hint = "give fewer than --epochs"
+            raise UsageError(f"--warmup-epochs is {self.warmup_epochs}", hint=hint)
         if not self.multi_gpu:
             refuse(self, ("gpus",), "with --no-multi-gpu")
         if self.mode != "finetune":
@@ -479,7 +481,6 @@ class TrainOptions(DeviceOptions, _LoopOptions, _NetworkOptions, _StartOptions):
             refuse(self, SHAPE, "with --model, which has a shape")
         if self.has_shape:
             refuse(self, ("lora", "train_layers"), "for a new encoder, which has random weights")
-        self._check("dropout", 0 <= self.dropout < 1, "a rate from 0 to below 1")
 
     @property
     def of_network(self) -> dict[str, object]:

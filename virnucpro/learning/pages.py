@@ -27,7 +27,7 @@ from virnucpro.ground.log import counted, escaped, printable
 from virnucpro.ground.tree import Tree
 from virnucpro.learning.metrics import NOT_DEFINED
 from virnucpro.learning.records import read_cells, write_table
-from virnucpro.learning.request import CARD_FILE, EPOCHS, FACTS, GAIN, HELD_OUT, SPLIT
+from virnucpro.learning.request import CARD_FILE, EPOCHS, FACTS, GAIN, HELD_OUT, MODEL_FOLDER, SPLIT
 from virnucpro.page.charts import Chart
 from virnucpro.page.facts import Facts, read_complaints
 from virnucpro.page.html import render
@@ -58,7 +58,7 @@ _NONE_YET = (
 )
 _OF_DATA = ("data_sha256", "split_sha256")
 # shown elsewhere, or of this machine
-_LEFT_OUT = {"manifest", "encoder", "encoder_id", "vectors", "name", "fasta_sha256", "settings"}
+_LEFT_OUT = {"manifest", "encoder", "encoder_id", "vectors", "fasta_sha256", "settings"}
 
 
 def write_training_page(folder: Path) -> None:
@@ -188,7 +188,7 @@ def _measure(folder: Path, facts: Facts) -> dict[str, Any]:
     by_loss = settings.text("mode") == "pretrain" or settings.text("best_by") == "loss"
     name = "validation_loss" if by_loss else settings.text("best_by") or "auroc"
     # the results are written after the last checkpoint
-    card = folder / facts.text("name") / CARD_FILE
+    card = folder / MODEL_FOLDER / CARD_FILE
     epochs = [path.stat().st_mtime_ns for path in (folder / "checkpoints").glob("epoch_*.pt")]
     is_finished = card.is_file() and card.stat().st_mtime_ns >= max(epochs, default=0)
     return {
@@ -242,7 +242,7 @@ def _describe(folder: Path, facts: Facts, figures: Mapping[str, Any]) -> Iterato
         yield f"epochs      0 of {figures['epochs']}"
     if figures["is_finished"]:
         yield "finished    to train longer, repeat the command with --resume and more --epochs"
-        yield f"model       {printable(folder / facts.text('name'))}: see `virnucpro models info`"
+        yield f"model       {printable(folder / MODEL_FOLDER)}: see `virnucpro models info`"
     else:
         yield "unfinished  repeat the command of the training with --resume"
 
@@ -446,7 +446,7 @@ def write_card(training: Path) -> None:
         OutputError, StorageError: as ``files.writing``.
     """
     facts = Facts.read(training / FACTS)
-    model = training / facts.text("name")
+    model = training / MODEL_FOLDER
     lines = [*_lines(training, model, facts), _NONE_YET]
     Tree(model).write_whole(model / CARD_FILE, "\n".join(lines))
 

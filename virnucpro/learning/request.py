@@ -55,6 +55,7 @@ from virnucpro.sequences.translate import GeneticCode
 
 FACTS = "training.json"
 CARD_FILE = "README.md"  # beside the head
+MODEL_FOLDER = "model"
 SPLIT, HELD_OUT, BOARD = "split.tsv", "held_out.tsv", "tensorboard"
 GAIN, EPOCHS = "gain.tsv", "epochs.tsv"
 _SEEDS = "seeds"
@@ -63,7 +64,7 @@ _FEATURES = "features"
 # in the folder of a training
 _OURS = (
     *(FACTS, RunDir.page, "checkpoints", SPLIT, HELD_OUT, BOARD, GAIN, EPOCHS),
-    *(_SEEDS, _FRAMES, _FASTA, _FEATURES),
+    *(_SEEDS, _FRAMES, _FASTA, _FEATURES, MODEL_FOLDER),
 )
 # compared by content: data_sha256, encoder_id, features_fingerprint
 _PLACES = {"manifest", "encoder", "vectors"}
@@ -101,7 +102,7 @@ class Training:
     @property
     def model(self) -> Path:
         """The folder of the trained model, for ``--model``."""
-        return self.output / self.options.name
+        return self.output / MODEL_FOLDER
 
     @property
     def head(self) -> Path:
@@ -143,12 +144,6 @@ def resolve_training(
     Raises:
         VirnucproError: see ``errors``.
     """
-    name = options.name
-    if Path(name).name != name or name.startswith(".") or name in _OURS:
-        raise UsageError(
-            f"--name is {printable(name)!r}",
-            hint="give a folder name that a training does not use itself, for example esm2_mine",
-        )
     GeneticCode.of(options.genetic_code)
     encoder, shape = _encoder(options, on_event)
     if shape and options.train_layers is not None and options.train_layers > shape.n_layers:
@@ -206,12 +201,12 @@ def _encoder(options: TrainOptions, on_event: OnEvent) -> tuple[Model | None, ES
         encoder.check(encoder.sha256())
         return encoder, encoder.shape
     asked = {name: getattr(options, name) for name in SHAPE}
-    sizes = [SHAPE[name] if size is None else size for name, size in asked.items()]
+    sizes = (SHAPE[name] if size is None else size for name, size in asked.items())
     n_layers, dim, n_heads = sizes
-    if min(sizes) < 1 or dim % (2 * n_heads):
+    if dim % (2 * n_heads):
         raise UsageError(
-            f"{n_layers} layers of {dim} dimensions in {n_heads} heads",
-            hint="give at least one layer, and dimensions that are a multiple of twice --heads",
+            f"{dim} dimensions in {n_heads} heads",
+            hint="give dimensions that are a multiple of twice --heads",
         )
     return None, ESM2Shape(n_layers, dim, n_heads)
 
@@ -229,7 +224,7 @@ def open_training(training: Training, on_event: OnEvent) -> None:
     output, options = training.output, training.options
     checkpoints = chain(output.glob("checkpoints/*"), output.glob(f"{_SEEDS}/*/checkpoints/*"))
     stored = (str(path.relative_to(output)) for path in checkpoints)
-    Tree(output).refuse_links((*_OURS, options.name, *stored))
+    Tree(output).refuse_links((*_OURS, *stored))
     path = output / FACTS
     is_begun = path.exists()
     _check_free(training.output, is_begun, options.resume)
