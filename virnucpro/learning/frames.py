@@ -9,11 +9,10 @@
 ``records.json``                       the manifest's facts about each record, and its digest
 ``vectors.json``                       the feature files of ``extract``, for a head on vectors
 ``vector_rows.npy``                    the row of each frame's vector, counted over all files
-``label.json``                         the origin of the frames, and hashes of the files; comes last
 
-The files hold every record, cut at every chunk size; the split chooses among them. Without a
-label that fits they are made again. They are written piece by piece. Another process gets the path
-of a file, never its content, so all processes of a machine share one mapped copy.
+The files hold every record, cut at every chunk size; the split chooses among them. Every start of
+a training makes them anew, piece by piece. Another process gets the path of a file, never its
+content, so all processes of a machine share one mapped copy.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from numpy.typing import NDArray
 
 from virnucpro.ground.config import Store
 from virnucpro.ground.errors import FeatureFileError
-from virnucpro.ground.files import as_text, read_json, sha256, writing
+from virnucpro.ground.files import as_text, read_json, writing
 from virnucpro.ground.log import printable
 from virnucpro.ground.records import FastaRecord, Orf, from_bfloat16
 from virnucpro.ground.tree import Tree
@@ -52,7 +51,7 @@ GC_EDGES = np.linspace(0.25, 0.7, 10)  # of the bins in which both labels weigh 
 HEAVIEST = 4.0  # times as much as without bins
 _MOST_MAPS = 256  # feature files that a process maps; each stays open, and 1,024 is a usual limit
 _VECTORS, _VECTOR_ROWS = "vectors.json", "vector_rows.npy"
-_LABEL, _RECORDS = "label.json", "records.json"
+_RECORDS = "records.json"
 # the type of each column, and the number of values in a row, if it is an array itself
 _COLUMNS: dict[str, tuple[str, int | None]] = {
     "proteins.npy": ("|u1", None),
@@ -64,7 +63,6 @@ _COLUMNS: dict[str, tuple[str, int | None]] = {
     "chunks.npy": ("<i8", 3),
     "kmers.npy": ("<i8", 2),
 }
-_FORMAT = 3
 _COMPOSITIONS_AT_ONCE = 8192  # frames
 _MOST_RECORDS = 2**36  # bytes of the file of records, which is ours
 
@@ -328,24 +326,6 @@ def _gc_of(frames: LabelledFrames) -> Values:
     return np.concatenate(blocks) if blocks else np.empty(0)
 
 
-Origin = Mapping[str, object]  # the data and options that determine the frames
-
-
-def origin_of(
-    manifest_sha256: str,
-    fasta_sha256: Sequence[str],  # in the order of the manifest
-    chunk_sizes: Sequence[int],
-    genetic_code: int = 11,
-) -> Origin:
-    return {
-        "manifest_sha256": manifest_sha256,
-        "fasta_sha256": list(fasta_sha256),
-        "chunk_sizes": list(chunk_sizes),
-        "genetic_code": genetic_code,
-        "format": _FORMAT,
-    }
-
-
 def write_frames(
     folder: Path,
     pairs: Iterable[Labelled],
@@ -353,7 +333,7 @@ def write_frames(
     code: GeneticCode = STANDARD,
     fasta: Path | None = None,
 ) -> None:
-    """Cut and translate the records as ``predict`` does, and write all files except the label.
+    """Cut and translate the records as ``predict`` does, and write all files but the vectors'.
 
     Records are cut only here, at each of the chunk sizes. All records are also written to
     ``fasta``, if given. Memory holds the frames of one record.
@@ -364,8 +344,7 @@ def write_frames(
     tree = Tree(folder.parent)
     with writing(folder):
         tree.make_folder(folder)
-        for name in (_LABEL, _VECTORS):
-            tree.delete(folder / name)
+        tree.delete(folder / _VECTORS)
     tree.sweep_folder(folder)
     records: list[LabelledRecord] = []
     with ExitStack() as files:
@@ -463,25 +442,6 @@ def read_ids(folder: Path) -> list[str]:
     """The ids of all frames; they are unique if records are cut at one chunk size."""
     letters, ends = (_mapped(folder / name) for name in ("ids.npy", "id_ends.npy"))
     return _words(letters, ends, np.arange(len(ends) - 1))
-
-
-def write_label(folder: Path, origin: Origin, fasta: Path | None = None) -> None:
-    """Write the label that declares the frames, and the FASTA file made with them, complete."""
-    label = _label(folder, origin, fasta)
-    Tree(folder.parent).write_whole(folder / _LABEL, json.dumps(label, indent=2))
-
-
-def are_whole(folder: Path, origin: Origin, fasta: Path | None = None) -> bool:
-    """True if the folder holds exactly these frames, and all files are undamaged."""
-    with suppress(OSError, ValueError, LookupError, TypeError):
-        return bool(read_json(folder / _LABEL) == _label(folder, origin, fasta))
-    return False
-
-
-def _label(folder: Path, origin: Origin, fasta: Path | None) -> dict[str, object]:
-    paths = [folder / name for name in (*_COLUMNS, _RECORDS)]
-    paths += [fasta] if fasta else []
-    return {"source": origin, "files": {path.name: sha256(path) for path in paths}}
 
 
 def delete_frames(folder: Path, fasta: Path) -> None:

@@ -28,14 +28,7 @@ from virnucpro.ground.files import HEAD_FILE, read_json, sha256
 from virnucpro.ground.log import announce, printable
 from virnucpro.ground.options import carry
 from virnucpro.ground.tree import Tree
-from virnucpro.learning.frames import (
-    are_whole,
-    delete_frames,
-    origin_of,
-    read_labels,
-    write_frames,
-    write_label,
-)
+from virnucpro.learning.frames import delete_frames, read_labels, write_frames
 from virnucpro.learning.options import LOOP_MAY_DIFFER, SHAPE, Mode, TrainOptions
 from virnucpro.learning.records import (
     SPLITS,
@@ -249,17 +242,8 @@ def open_training(training: Training, on_event: OnEvent) -> None:
 
 
 def _prepare_frames(training: Training, manifest: DataManifest, on_event: OnEvent) -> list[str]:
-    """Read the labelled FASTA once and write its frames, unless the folder has them.
-
-    -> the hashes of the FASTA files
-    """
-    options, folder = training.options, training.frames
-    fasta = None if options.mode == "pretrain" else training.fasta
-    asked = (options.chunk_size, options.genetic_code)
-    if folder.exists():
-        hashes = list(map(sha256, manifest.files))
-        if are_whole(folder, origin_of(manifest.sha256, hashes, *asked), fasta):
-            return hashes
+    """Read the labelled FASTA once and write its frames. -> the hashes of the FASTA files"""
+    options, hashes = training.options, list[str]()
     n_bytes, n_read = sum(path.stat().st_size for path in manifest.files), 0
 
     def hear(block: bytes | memoryview) -> None:
@@ -267,11 +251,10 @@ def _prepare_frames(training: Training, manifest: DataManifest, on_event: OnEven
         n_read += len(block)
         on_event(Progress("reading the labelled sequences", n_read, n_bytes, "bytes"))
 
-    hashes = []
     pairs = read_records(manifest, hashes.append, hear)
     code = GeneticCode.of(options.genetic_code)
-    write_frames(folder, pairs, options.chunk_size, code, fasta)
-    write_label(folder, origin_of(manifest.sha256, hashes, *asked), fasta)
+    fasta = None if options.mode == "pretrain" else training.fasta
+    write_frames(training.frames, pairs, options.chunk_size, code, fasta)
     return hashes
 
 
