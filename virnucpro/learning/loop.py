@@ -54,7 +54,6 @@ _BEST = "best.pt"
 _MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW, in the shape of their weight
 _EPOCH = re.compile(r"epoch_(\d{4,})\.pt")
 _WRONG = (AttributeError, LookupError, TypeError, ValueError)  # errors of content of other types
-_OTHER = "give the settings that it was started with, or another --output-dir"
 
 
 @dataclass(slots=True)
@@ -525,10 +524,9 @@ class _Checkpoints:
         last = next(reversed(self._epochs()), self.folder / _BEST)
         if not last.exists():
             return _Progressed()
-        content = _read(last)
-        with _known(last):
+        with _opened(last) as content:
             state = _Progressed(**content["state"])
-            _load_weights(module, content, last)
+            _load_weights(module, content["module"])
             weights = [p for group in optimizer.param_groups for p in group["params"]]
             for number, moments in content["optimizer"]["state"].items():
                 for name, value in moments.items():
@@ -547,10 +545,8 @@ class _Checkpoints:
         Raises:
             ResumeError: the file is missing or damaged.
         """
-        path = self.folder / _BEST
-        content = _read(path)
-        with _known(path):
-            _load_weights(module, content, path)
+        with _opened(self.folder / _BEST) as content:
+            _load_weights(module, content["module"])
 
     def _epochs(self) -> dict[Path, int]:
         """The checkpoints of epochs, in order, and their numbers; other names are ignored."""
@@ -598,11 +594,12 @@ def _write(content: Mapping[str, object], out: BinaryIO) -> None:
         raise
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """Read a checkpoint. Its tensors are mapped, so that ranks share one copy.
+@contextmanager
+def _opened(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the content of a checkpoint. Its tensors are mapped, so that ranks share one copy.
 
     Raises:
-        ResumeError: the file is missing, damaged, or not a checkpoint.
+        ResumeError: the file is missing or damaged, or has not what the block reads.
     """
     hint = "delete it: the training goes on from the checkpoint before, or else from the best"
     if path.name == _BEST:
@@ -618,38 +615,23 @@ def _read(path: Path) -> dict[str, Any]:
         if isinstance(error, OSError):
             why = printable(error)
         raise ResumeError(f"{printable(path)} cannot be read: {why}", hint=hint) from error
-    parts = ("module", "optimizer", "state")
-    if not isinstance(content, dict) or not all(part in content for part in parts):
-        raise ResumeError(f"{printable(path)} is not a checkpoint of a training", hint=_OTHER)
-    return content
-
-
-@contextmanager
-def _known(path: Path) -> Iterator[None]:
-    """
-    Raises:
-        ResumeError: the content of the checkpoint is not as ``_snapshot`` made it.
-    """
     try:
-        yield
+        yield content
     except _WRONG as error:
         raise ResumeError(
             f"{printable(path)} is not a checkpoint of this training: {printable(error)}",
-            hint=_OTHER,
+            hint="give the settings that it was started with, or another --output-dir",
         ) from error
 
 
-def _load_weights(module: nn.Module, content: dict[str, Any], path: Path) -> None:
+def _load_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """
     Raises:
-        ResumeError: the checkpoint is of another network.
+        ValueError: they are of another network.
     """
-    theirs = {name: tensor.shape for name, tensor in content["module"].items()}
     own = _learned(module)
-    ours = {name: tensor.shape for name, tensor in own.items()}
+    theirs, ours = ({name: one.shape for name, one in some.items()} for some in (weights, own))
     if differ := sorted(name for name, _ in theirs.items() ^ ours.items()):
-        raise ResumeError(
-            f"{printable(path)} holds another network: {printable(differ[0])} differs", hint=_OTHER
-        )
-    loaded = {name: _cut_as(own[name], tensor) for name, tensor in content["module"].items()}
+        raise ValueError(f"it holds another network: {differ[0]} differs")
+    loaded = {name: _cut_as(own[name], tensor) for name, tensor in weights.items()}
     module.load_state_dict(loaded, strict=False)  # frozen weights are already loaded
