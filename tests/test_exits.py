@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import pty
+import re
+import resource
 import signal
 import subprocess
 import sys
@@ -20,6 +23,7 @@ from runs import assert_gone, wait_until
 from virnucpro.cli import exits as module
 from virnucpro.cli import main as main_module
 from virnucpro.cli.exits import DEAF_SECONDS, Finished, _Terminated, end_cleanly, exits
+from virnucpro.scorer.nets import OWN_SCORER, load_scorer
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "contigs.fa"
 ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -53,6 +57,31 @@ def test_the_end_is_reported_after_everything_is_cleaned_up(capsys, number, exit
     assert finished.value.exit_code == exit_code
     assert said_before == [""]
     assert capsys.readouterr().err.startswith(f"error: {word}\nhint:  all is kept")
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (MemoryError(), "no memory is left\nhint:  free memory, .*ulimit -v"),
+        (RuntimeError("can't start new thread"), "no thread .*\nhint:  .*ulimit -u"),
+        (OSError(errno.EMFILE, "Too many open files", "a"), "a: Too many .*\nhint:  .*ulimit -n"),
+    ],
+)
+def test_a_limit_of_the_system_is_reported_with_a_remedy_and_what_is_kept(capsys, error, words):
+    with pytest.raises(Finished) as finished, exits(lambda: "all is kept"):
+        raise error
+    assert finished.value.exit_code == 74
+    assert re.match(f"error: {words}.*; all is kept\n", capsys.readouterr().err)
+
+
+def test_too_many_open_files_are_no_fault_of_the_scorer():
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            load_scorer(OWN_SCORER)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_a_second_signal_does_not_disturb_the_end_and_a_late_one_is_heard(monkeypatch):

@@ -268,6 +268,13 @@ def test_a_region_that_is_all_of_a_record_is_neither_listed_nor_drawn(tmp_path):
     assert [drawn["record"] for drawn in data["tracks"]] == ["b"]
 
 
+def test_a_provirus_that_is_all_of_a_record_called_other_is_listed(tmp_path):
+    folder = write_table(tmp_path / "run", [call("a", 0.4, 20_000)])
+    (folder / "regions.tsv").write_text(REGIONS + region("a", "provirus", 1, 20_000, "a|x"))
+    columns = Page(report_folder(folder)).data["regions"]["columns"]
+    assert (columns["record"], columns["verdict"]) == ("a", [1])
+
+
 def test_a_region_over_the_origin_is_counted_once_and_a_piece_there_is_drawn_at_the_end(tmp_path):
     folder = write_table(tmp_path / "run", [call("circle", 0.1, 20_000)])
     note = "crosses the origin"

@@ -55,6 +55,16 @@ def exits(kept: Callable[[], str] = str) -> Iterator[None]:
         from virnucpro.ground.files import disk_error
 
         _end(disk_error(error), kept)
+    except MemoryError:
+        from virnucpro.ground.files import NO_MEMORY
+
+        _end(StorageError("no memory is left", NO_MEMORY), kept)
+    except RuntimeError as error:
+        if "can't start new thread" not in str(error):
+            raise
+        from virnucpro.ground.files import NO_THREADS
+
+        _end(StorageError("no thread can be started", NO_THREADS), kept)
 
 
 def _end(error: VirnucproError, kept: Callable[[], str]) -> NoReturn:

@@ -56,13 +56,19 @@ _GONE = (
 )
 _PERMISSION = "check the permissions there, or choose another folder"
 _IN_THE_WAY = "something else has this name: move it away, or choose another path"
+_TOO_MANY = "too many files are open: see `ulimit -n`"
+NO_MEMORY = "free memory, or ask for more: see `ulimit -v`, or the limits of the job"
+NO_THREADS = "too many processes and threads: see `ulimit -u`, or the limits of the job"
 _NAME = "choose another path: this one is too long, or a link that leads nowhere"
 _UNKNOWN = "check the path, its disk and its permissions, or choose another folder"
+EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _REMEDIES: dict[int, tuple[type[OutputError | StorageError], str]] = {
     errno.ENOSPC: (StorageError, _ROOM),
     errno.EDQUOT: (StorageError, _ROOM),
     errno.EFBIG: (StorageError, "files may not grow so large here: see `ulimit -f`"),
-    errno.EMFILE: (StorageError, "too many files are open: see `ulimit -n`"),
+    errno.EMFILE: (StorageError, _TOO_MANY),
+    errno.ENFILE: (StorageError, _TOO_MANY),
+    errno.ENOMEM: (StorageError, NO_MEMORY),
     errno.EIO: (StorageError, "the disk, or the way to it, has a fault: see the system's log"),
     errno.ENOENT: (OutputError, _GONE),
     errno.ESTALE: (OutputError, _GONE),

@@ -10,7 +10,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, compress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -247,12 +247,13 @@ def _read_run(rundir: RunDir, helpers: Helpers[None]) -> _RunFiles:
 def _listed(regions: ListedRegions, sizes: Mapping[Key, tuple[str, ...]]) -> Iterator[_Listed]:
     """The records with regions that the page lists.
 
-    A region that spans its whole record is left out: it adds nothing to the call.
+    The region of a record that is viral throughout is left out: it adds nothing to the call.
     """
     for (file, record), (run_id, of_record) in regions.items():
         n_letters, score = sizes.get((file, record), ("", ""))
         length = max(int(float(n_letters or 0)), *(region.end for region in of_record))
-        if parts := [one for one in of_record if (one.start, one.end) != (0, length)]:
+        is_part = [one.kind != "whole" or (one.start, one.end) != (0, length) for one in of_record]
+        if parts := list(compress(of_record, is_part)):
             yield _Listed(file, record, run_id, length, float(score or math.nan), parts)
 
 
