@@ -153,21 +153,19 @@ CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # the first that exists is read
 _KIND = "a DNABERT-S"
 _POOLER = {"pooler.dense.weight", "pooler.dense.bias"}  # not needed for the vector of a text
-_HUB_NAMES = {  # our modules, in order, by their names in the Hub
-    "embedding": "embeddings.word_embeddings",
-    "token_types": "embeddings.token_type_embeddings",
-    "embedding_norm": "embeddings.LayerNorm",
-    "layers": "encoder.layer",
-    "qkv": "attention.self.Wqkv",
-    "attention_out": "attention.output.dense",
-    "attention_norm": "attention.output.LayerNorm",
-    "gate_and_up": "mlp.gated_layers",
-    "down": "mlp.wo",
-    "mlp_norm": "mlp.layernorm",
+_OUR_NAMES = {  # of modules, by their names in the Hub
+    "embeddings.word_embeddings": "embedding",
+    "embeddings.token_type_embeddings": "token_types",
+    "embeddings.LayerNorm": "embedding_norm",
+    "encoder.layer": "layers",
+    "attention.self.Wqkv": "qkv",
+    "attention.output.dense": "attention_out",
+    "attention.output.LayerNorm": "attention_norm",
+    "mlp.gated_layers": "gate_and_up",
+    "mlp.wo": "down",
+    "mlp.layernorm": "mlp_norm",
 }
-_DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError)
-
-_Folder = tuple[Tokenizer, DNABERTShape, dict[str, Tensor]]  # tensors by our names
+_DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError)
 
 
 def _is_bert(path: Path) -> bool:
@@ -203,12 +201,12 @@ def inspect_folder(path: Path) -> _DNABERTModel:
     Raises:
         UnavailableError: it is another kind of BERT, or damaged.
     """
-    tokenizer, shape, tensors = _open_folder(path)
+    model, tokenizer = _open_folder(path)
+    shape, weights = model.shape, _weights_file(path)
     digest = hashlib.sha256(repr((shape, tokenizer.merges)).encode())
-    for name, tensor in tensors.items():
+    for name, tensor in model.state_dict().items():
         part = tensor if name == "embedding.weight" else tensor[:1]
         digest.update(part.float().contiguous().numpy().tobytes())
-    weights = _weights_file(path)
     return _DNABERTModel(
         path=path,
         name=path.name,
@@ -232,26 +230,33 @@ def load_dnabert(path: Path, n_layers: int) -> tuple[DNABERT, Tokenizer]:
     Raises:
         UnavailableError: it cannot be used.
     """
-    tokenizer, shape, tensors = _open_folder(path)
-    with torch.device("meta"):
-        model = DNABERT(shape, n_layers)
-    state = {name: tensors[name].float() for name in model.state_dict()}
-    for name, tensor in state.items():
+    model, tokenizer = _open_folder(path)
+    model.layers = model.layers[:n_layers]
+    for name, tensor in model.state_dict().items():
         if not torch.isfinite(tensor).all():
-            why = f"{_hub_name(name)} holds a number that is not finite"
-            raise _other(_weights_file(path), why)
-    model.load_state_dict(state, assign=True)
-    return model.eval().requires_grad_(False), tokenizer
+            raise _other(_weights_file(path), f"{name} holds a number that is not finite")
+    return model.float().eval().requires_grad_(False), tokenizer
 
 
-def _open_folder(path: Path) -> _Folder:
-    """
+def _open_folder(path: Path) -> tuple[DNABERT, Tokenizer]:
+    """The whole model, in the type of its file, and its tokenizer.
+
     Raises:
         UnavailableError: it is another kind of BERT, or damaged.
     """
     tokenizer = read_tokenizer(path / TOKENIZER)
-    shape = _read_shape(path / CONFIG, tokenizer)
-    return tokenizer, shape, _open_weights(_weights_file(path), shape)
+    shape, file = _read_shape(path / CONFIG, tokenizer), _weights_file(path)
+    with torch.device("meta"):
+        model = DNABERT(shape, shape.n_layers)
+    try:
+        tensors: Any = load_file(file) if file.suffix == ".safetensors" else read_pt(file, _KIND)
+        for tensor in tensors.values():
+            check_plain(tensor)
+        state = {_our_name(name): tensors[name] for name in tensors.keys() - _POOLER}
+        model.load_state_dict(state, assign=True)
+    except (*_DAMAGE, SafetensorError) as error:
+        raise _other(file, error) from error
+    return model, tokenizer
 
 
 def _read_shape(file: Path, tokenizer: Tokenizer) -> DNABERTShape:
@@ -261,8 +266,6 @@ def _read_shape(file: Path, tokenizer: Tokenizer) -> DNABERTShape:
     """
     try:
         config: Mapping[str, Any] = read_json(file)
-        if "alibi_starting_size" not in config:
-            raise ValueError("it has no alibi_starting_size: a plain BERT")
         expected = {
             "hidden_act": "gelu",
             "layer_norm_eps": LAYER_NORM_EPS,
@@ -293,58 +296,10 @@ def _count(config: Mapping[str, Any], name: str) -> int:
     return value
 
 
-def _hub_name(name: str) -> str:
-    """The Hub's name of a tensor of our network."""
-    return ".".join(_HUB_NAMES.get(part, part) for part in name.split("."))
-
-
-def _open_weights(file: Path, shape: DNABERTShape) -> dict[str, Tensor]:
-    """The tensors of a DNABERT-S by our names, with their shapes checked.
-
-    Raises:
-        UnavailableError: a tensor is unknown, or is not plain numbers of its shape.
-    """
-    stored = _read_tensors(file)
-    if any(name.startswith("bert.") for name in stored):
-        raise _other(file, "its names begin with bert., as in DNABERT-2")
-    if any(name.endswith("attention.self.query.weight") for name in stored):
-        raise _other(file, "it is a plain BERT")
-    with torch.device("meta"):
-        expected = DNABERT(shape, shape.n_layers).state_dict()
-    names = {ours: _hub_name(ours) for ours in expected}
-    if missing := sorted(set(names.values()) - stored.keys()):
-        raise _other(file, f"no tensor {missing[0]}")
-    if spare := sorted(stored.keys() - set(names.values()) - _POOLER):
-        raise _other(file, f"it has a further tensor, {spare[0]}")
-    tensors = {ours: stored[name].detach() for ours, name in names.items()}
-    for ours, tensor in tensors.items():
-        try:
-            check_plain(tensor)
-        except ValueError as error:
-            raise _other(file, error) from error
-        if tensor.shape != expected[ours].shape:
-            raise _other(file, f"{names[ours]} of shape {tuple(tensor.shape)}")
-    return tensors
-
-
-def _read_tensors(file: Path) -> dict[str, Tensor]:
-    """The tensors of a file by their names there, mapped if the file allows it.
-
-    Raises:
-        UnavailableError: the file is damaged, or holds more than tensors.
-    """
-    if file.suffix == ".safetensors":
-        try:
-            return load_file(file)
-        except (*_DAMAGE, RuntimeError, SafetensorError) as error:
-            raise _other(file, error) from error
-    content = read_pt(file, _KIND)
-    if not isinstance(content, dict):
-        raise _other(file, "no dictionary of tensors")
-    for name, tensor in content.items():
-        if not isinstance(name, str) or not isinstance(tensor, Tensor):
-            raise _other(file, "it holds more than tensors by their names")
-    return content
+def _our_name(stored_name: str) -> str:
+    for in_hub, ours in _OUR_NAMES.items():
+        stored_name = stored_name.replace(in_hub, ours)
+    return stored_name
 
 
 def _other(path: Path, why: object) -> UnavailableError:
