@@ -22,7 +22,6 @@ from torch import Tensor
 from virnucpro.encoders.base import Pending, Rows
 from virnucpro.encoders.esm2.checkpoint import EXTRA_TOKENS, tokenize
 from virnucpro.ground.config import EncoderSpec
-from virnucpro.ground.errors import UnavailableError
 
 
 def use_device(device: torch.device) -> None:
@@ -33,48 +32,16 @@ def use_device(device: torch.device) -> None:
     each batch shape. On a CPU, MKL is set to sums that do not depend on the position of a row in
     its batch; by default they do in AVX2 kernels, and in AVX-512 kernels for batches of a few rows.
     MKL reads this setting only before its first product.
-
-    Raises:
-        UnavailableError: this build of torch has no kernels for the GPU.
     """
     if device.type == "cpu":
         os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
     if device.type == "cuda":
         if device.index is not None:  # else it is the current one
             torch.cuda.set_device(device)
-        _check_kernels(device)
         torch.backends.cudnn.allow_tf32 = False
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         torch.backends.cuda.enable_cudnn_sdp(False)
-
-
-def _check_kernels(device: torch.device) -> None:
-    """
-    Raises:
-        UnavailableError: this build of torch has no kernels for the GPU.
-    """
-    capability = torch.cuda.get_device_capability(device)
-    builds = [arch for arch in torch.cuda.get_arch_list() if arch.startswith(("sm_", "compute_"))]
-    if builds and not any(_runs_on(capability, build) for build in builds):
-        major, minor = capability
-        raise UnavailableError(
-            f"{torch.cuda.get_device_name(device)} has compute capability {major}.{minor}, and "
-            f"this build of torch ({torch.__version__}) has kernels for {', '.join(builds)} alone",
-            hint="install another build of PyTorch, or run on the CPU with --device cpu",
-        )
-
-
-def _runs_on(capability: tuple[int, int], build: str) -> bool:
-    """True if a GPU of this capability runs a build.
-
-    ``sm_80`` runs on its own generation; ``compute_80`` is compiled for later ones too. A letter
-    after the number (``sm_90a``) is ignored: the list also has the build without it.
-    """
-    kind, _, number = build.partition("_")
-    major, minor = divmod(int(number.rstrip("af")), 10)
-    is_same = kind == "compute" or major == capability[0]
-    return is_same and (major, minor) <= capability
 
 
 def send(array: NDArray[np.generic], device: torch.device) -> Tensor:

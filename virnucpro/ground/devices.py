@@ -174,8 +174,8 @@ def _lack_of(gpu: Gpu, torch: TorchBuild) -> _Lack | None:
     """Why this build of torch cannot use a GPU, as far as it is known without starting CUDA.
 
     A driver runs programs of its own major version of CUDA, whatever the minor one, and of older
-    ones (NVIDIA, "CUDA Compatibility"). Builds for CUDA 12 have kernels for different cards: a
-    worker checks that.
+    ones (NVIDIA, "CUDA Compatibility"). Builds for CUDA 12 have kernels for different cards: torch
+    says so when a worker starts.
     """
     build = f"this build of torch ({torch.version})"
     if torch.cuda is None:
