@@ -9,10 +9,9 @@ In fp8 the products within the layers take 8-bit numbers; all else is as in bf16
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -90,11 +89,6 @@ def quantise(rows: Tensor) -> _Rows8:
 def restore(rows: _Rows8) -> Tensor:
     """The numbers of the rows, in float32."""
     return rows.values.float() * rows.scales
-
-
-def gelu8(rows: Tensor) -> _Rows8:
-    """Exact GELU of the rows, computed in float32."""
-    return quantise(F.gelu(rows.float()))
 
 
 class _Linear8(nn.Module):
@@ -179,7 +173,7 @@ class _Stream:
     def quantised(self, rows: Tensor, *, has_gelu: bool = False) -> _Rows8:
         """Round rows within a sub-layer to e4m3, with ``has_gelu`` after GELU."""
         if not self.has_triton:
-            return gelu8(rows) if has_gelu else quantise(rows)
+            return quantise(F.gelu(rows.float()) if has_gelu else rows)
         out = _Rows8(torch.empty_like(rows, dtype=E4M3), self.x.new_empty(len(rows), 1))
         triton_kernels().quantise(rows, *out, has_gelu=has_gelu)
         return out
@@ -212,7 +206,21 @@ class Layer(nn.Module):
         self.down = nn.Linear(4 * dim, dim, dtype=dtype)
         self.is_fused = dtype == torch.bfloat16 and cpu_fuses_linear()
 
-    def forward(self, stream: _Stream, batch: StagedBatch, attend: Kernel) -> None:
+    def forward(self, x: Tensor, batch: StagedBatch, attend: Kernel) -> Tensor:
+        """Apply the layer, and keep only its input for the gradient (checkpointing).
+
+        Takes and returns tensors, so that FSDP knows when the layer needs its weights.
+        """
+
+        def added(x: Tensor) -> Tensor:
+            stream = _Stream(x, has_triton=False)
+            self.add_to(stream, batch, attend)
+            return stream.x
+
+        out: Tensor = checkpoint(added, x, use_reentrant=False)
+        return out
+
+    def add_to(self, stream: _Stream, batch: StagedBatch, attend: Kernel) -> None:
         normed = stream.normed(self.attention_norm, self.dtype)
         self.finish(stream, attend(self.project(normed), batch))
 
@@ -319,7 +327,8 @@ class ESM2(nn.Module):
         self, shape: ESM2Shape, n_layers: int, dtype: torch.dtype, attend: Kernel = attend_runs
     ) -> None:
         super().__init__()
-        self.shape, self.attend, self.is_exact = shape, attend, False
+        self.shape, self.attend = shape, attend
+        self.is_exact = self.is_checkpointed = False
         # random weights on "meta" would import torch's compiler, which takes a second
         self.embedding = nn.Embedding(N_TOKENS, shape.dim, _weight=torch.empty(N_TOKENS, shape.dim))
         self.layers = nn.ModuleList(Layer(shape, dtype) for _ in range(n_layers))
@@ -402,29 +411,8 @@ class ESM2(nn.Module):
         return self.transform(x, staged)[places]
 
     def forget_activations(self) -> None:
-        """Checkpoint activations: each layer keeps only its input, and runs again for its gradient.
-
-        Layers then take and return tensors, so that FSDP knows when each layer needs its weights.
-        """
-        for layer in self.layers:
-            layer.forward = partial(self._keep_input_alone, layer.forward)
-        self.apply_layers = self._apply_to_tensors  # type: ignore[method-assign]
-
-    def _keep_input_alone(self, run: Callable[..., None], x: Tensor, batch: StagedBatch) -> Tensor:
-        def added(x: Tensor) -> Tensor:
-            stream = self.stream_of(x)  # in training, nothing waits to be added
-            run(stream, batch, self.attend)
-            return stream.x
-
-        out: Tensor = checkpoint(added, x, use_reentrant=False)
-        return out
-
-    def _apply_to_tensors(
-        self, layers: Iterable[nn.Module], stream: _Stream, batch: StagedBatch
-    ) -> Tensor:
-        for layer in layers:
-            stream.x = layer(stream.x, batch)
-        return stream.end(self.final_norm)
+        """Checkpoint activations: layers keep only their inputs, and run again for gradients."""
+        self.is_checkpointed = True
 
     def to_train(self) -> ESM2:
         """Switch to attention with gradients. -> this model"""
@@ -450,7 +438,10 @@ class ESM2(nn.Module):
     def apply_layers(self, layers: Iterable[Layer], stream: _Stream, batch: StagedBatch) -> Tensor:
         """Apply layers and the final norm. -> (n_tokens, dim)"""
         for layer in layers:
-            layer(stream, batch, self.attend)
+            if self.is_checkpointed:
+                stream.x = layer(stream.x, batch, self.attend)
+            else:
+                layer.add_to(stream, batch, self.attend)
         return stream.end(self.final_norm)
 
     def layers_in_use(self) -> Iterator[Layer]:
