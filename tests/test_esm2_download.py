@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import hashlib
-import os
 import shutil
 import socket
 from collections.abc import Callable
@@ -98,9 +96,9 @@ def find_checkpoint(
     return as_esm2(open_model(name, on_event))
 
 
-def bring(path: Path, name: str, *, force: bool = False) -> ESM2Model:
+def bring(path: Path, name: str) -> ESM2Model:
     """Import a model as a name."""
-    model, digest = import_model(path, name, force=force)
+    model, digest = import_model(path, name)
     assert digest == as_esm2(model).sha256()
     return as_esm2(model)
 
@@ -509,37 +507,18 @@ def test_an_imported_model_is_found_by_its_name_with_every_bit(by_file, kind, na
     assert not [path for path in found.path.parent.rglob("*") if path.suffix in (".tmp", ".bin")]
 
 
-def test_another_model_of_that_name_is_replaced_only_with_force(by_file):
+def test_another_model_of_that_name_is_refused_until_the_first_is_deleted(by_file):
     before = bring(by_file["file"], "ours")
     with pytest.raises(OutputError, match="another model is called ours") as caught:
         bring(by_file["folder"], "ours")
-    assert "--force" in caught.value.hint
+    assert "delete that one first" in caught.value.hint
     assert find_checkpoint("ours") == before
-    for kind in ("folder", "file", "folder"):
-        imported = bring(by_file[kind], "ours", force=True)
-        assert imported.sha256() == inspect_esm2(by_file[kind]).sha256()
-        assert find_checkpoint("ours") == imported
-        (imported_folder() / "notes.txt").touch()
-        assert imported_names() == ["ours"]
-
-
-def test_a_model_that_cannot_be_replaced_stays(by_file, tmp_path, monkeypatch):
-    other = tmp_path / "brought" / "other"
-    save_esm2(other, random_esm2(SHAPE, seed=2))
-    before = bring(by_file["folder"], "ours")
-    rename, renamed = Path.rename, []
-
-    def fail_to_put_the_new_one_in_place(self, target):
-        renamed.append(target)
-        if len(renamed) == 2:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return rename(self, target)
-
-    monkeypatch.setattr(Path, "rename", fail_to_put_the_new_one_in_place)
-    with pytest.raises(OSError, match="Input/output"):
-        bring(other, "ours", force=True)
-    assert renamed[1] == before.path
-    assert find_checkpoint("ours").sha256() == before.sha256()
+    before.path.unlink()
+    imported = bring(by_file["folder"], "ours")
+    assert imported.sha256() == inspect_esm2(by_file["folder"]).sha256()
+    assert find_checkpoint("ours") == imported
+    (imported_folder() / "notes.txt").touch()
+    assert imported_names() == ["ours"]
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "", "-rf", ".hidden", "x.pt", "esm2_virnucpro"])
@@ -559,7 +538,7 @@ def test_other_weights_do_not_get_a_published_name_whatever_their_shape(tmp_path
         save_esm2(other, random_esm2(shape, seed=2))
     with pytest.raises(UnavailableError, match=f"is not the published {NAME}") as caught:
         bring(other, NAME)
-    assert caught.value.hint == "give it another name with --name"
+    assert "--name NAME" in caught.value.hint
     assert not hub_folder().exists() and not imported_folder().exists()
     bring(other, "ours")
 

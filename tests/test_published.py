@@ -238,7 +238,7 @@ def test_a_bundle_is_fetched_by_one_command(brought, monkeypatch):
     """But for ESM-2, which has a server of its own, and is here."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     encoder = BUNDLES["virnucpro-500"].encoders[1]
-    import_model(brought / f"{encoder}.pt", encoder, force=False)
+    import_model(brought / f"{encoder}.pt", encoder)
 
     def answer(request: BaseHTTPRequestHandler) -> None:
         whole((brought / Path(request.path).name).read_bytes())(request)

@@ -282,7 +282,7 @@ def test_other_weights_of_a_published_name_are_refused(options, monkeypatch, tmp
 
 def test_a_package_without_its_model_says_so(options, monkeypatch, tmp_path):
     monkeypatch.setattr(download, "EMBEDDED_FOLDER", tmp_path / "nothing")
-    with pytest.raises(UnavailableError, match="the installation is incomplete"):
+    with pytest.raises(UnavailableError, match="no such file or folder"):
         resolve(options(model=None), lambda _: None)
 
 

@@ -253,7 +253,7 @@ def test_a_model_is_one_folder_with_a_card_that_gets_the_figures_of_an_evaluatio
     (moved / "evil.py").write_text("raise SystemExit('run')")
     facts = json.loads((finetuned / "training.json").read_text())
     head = Head.load(moved / "head.safetensors")
-    model, _ = import_model(moved, "mine", force=False)
+    model, _ = import_model(moved, "mine")
     card = find_card("mine")
     assert model.head is not None and model.head.parent == card.parent
     for text in (head.sha256, facts["data_sha256"], *facts["fasta_sha256"], facts["encoder_id"]):

@@ -124,7 +124,6 @@ class _ImportOptions:
             "Give the model this name.", metavar="NAME", show_default="name of the file or folder"
         ),
     ] = None
-    force: Annotated[bool, option("Replace an existing model of this name.")] = False
     bundle_folder: Annotated[
         Path | None,
         option(
@@ -139,7 +138,7 @@ class _ImportOptions:
 
     def __post_init__(self) -> None:
         if self.bundle_folder is not None:
-            refuse(self, ("name", "force"), "with --from: a bundle has published names")
+            refuse(self, ("name",), "with --from: a bundle has published names")
 
 
 @models.command("import", cls=Command)
@@ -160,7 +159,7 @@ def import_model(options: _ImportOptions) -> None:
         from virnucpro.encoders.models import bring
 
         end_cleanly()
-        name, lines = bring(options.path, options.name, options.bundle_folder, force=options.force)
+        name, lines = bring(options.path, options.name, options.bundle_folder)
         report([*lines, f"use it with --model {name}"])
 
 

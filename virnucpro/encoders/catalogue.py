@@ -235,12 +235,6 @@ def locate(model: str) -> Path:
             )
         return path.absolute()  # so that it is never read as a name
     if model == EMBEDDED:
-        if not embedded_model().exists():
-            raise UnavailableError(
-                f"{EMBEDDED} is not in {printable(EMBEDDED_FOLDER)}: "
-                "the installation is incomplete",
-                hint="install virnucpro again, or name another model with --model",
-            )
         return embedded_model()
     if model in BUNDLES:
         names = " and ".join(BUNDLES[model].encoders)

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any
 
 from virnucpro.encoders.base import Model, recognise
 from virnucpro.encoders.catalogue import (
@@ -48,55 +48,42 @@ from virnucpro.ground.files import (
 )
 from virnucpro.ground.log import printable
 
-_Kind = Literal["embedded", "published", "bundle", "imported"]
-
-
-class _Entry(NamedTuple):
-    """A named model. The fields are the keys of ``models list --json``."""
-
-    name: str
-    kind: _Kind
-    parameters: int
-    least_gpu_memory: int  # bytes, for the smallest batches; computed, without CUDA's own
-    gpu_memory: int  # bytes, for full batches; with less free memory, batches are smaller
-    to_fetch: int  # bytes still to be downloaded
-    path: str  # of the file or folder, even before a download; of a bundle, of its head
-    encoders: tuple[str, ...] = ()  # of a bundle
-
 
 def describe_models(*, as_json: bool) -> Iterator[str]:
     """A line for each named model: what it needs, and its path."""
+    models = map(_facts_of, every_name())
     if as_json:
-        yield json.dumps([entry._asdict() for entry in _entries()], indent=2)
+        yield json.dumps(list(models), indent=2)
         return
-    for entry in _entries():
-        to_fetch = entry.to_fetch
+    for facts in models:
+        to_fetch = facts["to_fetch"]
         state = f"not downloaded ({as_size(to_fetch)})" if to_fetch else "here"
-        size = f"{entry.parameters / 1e6:,.1f} M"
-        memory = f"{as_size(entry.least_gpu_memory)} to {as_size(entry.gpu_memory)}"
+        size = f"{facts['parameters'] / 1e6:,.1f} M"
+        memory = f"{as_size(facts['least_gpu_memory'])} to {as_size(facts['gpu_memory'])}"
         yield (
-            f"{entry.name:<22}{size:>10} parameters  GPU memory {memory:<19} "
-            f"{state}: {printable(entry.path)}"
+            f"{facts['name']:<22}{size:>10} parameters  GPU memory {memory:<19} "
+            f"{state}: {printable(facts['path'])}"
         )
 
 
-def _entries() -> Iterator[_Entry]:
-    for name in every_name():
-        encoders = BUNDLES[name].encoders if name in BUNDLES else ()
-        footprint = join_footprints([_footprint(each) for each in encoders or (name,)])
-        yield _Entry(
-            name,
-            kind=_kind(name),
-            parameters=footprint.n_parameters,
-            least_gpu_memory=footprint.gpu_memory(FEWEST_TOKENS),
-            gpu_memory=footprint.gpu_memory(),
-            to_fetch=bytes_to_fetch(name),
-            path=str(bundled_head(name) if encoders else locate(name)),
-            encoders=encoders,
-        )
+def _facts_of(name: str) -> dict[str, Any]:
+    """The facts of a named model, as in ``models list --json``; sizes are in bytes."""
+    encoders = BUNDLES[name].encoders if name in BUNDLES else ()
+    footprint = join_footprints([_footprint(each) for each in encoders or (name,)])
+    return {
+        "name": name,
+        "kind": _kind(name),
+        "parameters": footprint.n_parameters,
+        "least_gpu_memory": footprint.gpu_memory(FEWEST_TOKENS),  # computed, without CUDA's own
+        "gpu_memory": footprint.gpu_memory(),  # with less free memory, batches are smaller
+        "to_fetch": bytes_to_fetch(name),
+        # of the file or folder, even before a download; of a bundle, of its head
+        "path": str(bundled_head(name) if encoders else locate(name)),
+        "encoders": encoders,
+    }
 
 
-def _kind(name: str) -> _Kind:
+def _kind(name: str) -> str:
     if name == EMBEDDED:
         return "embedded"
     if name in BUNDLES:
@@ -193,9 +180,7 @@ def _describe_needs(footprint: Footprint) -> list[str]:
     ]
 
 
-def bring(
-    source: str, name: str | None, folder: Path | None, *, force: bool
-) -> tuple[str, list[str]]:
+def bring(source: str, name: str | None, folder: Path | None) -> tuple[str, list[str]]:
     """Import a model, or, from a folder, the files of the published model called ``source``.
 
     Without ``name``, the name is that of the file or folder.
@@ -209,11 +194,11 @@ def bring(
     path = expanded(source)
     if name is None:
         name = path.name if path.is_dir() else path.stem
-    model, digest = import_model(path, name, force=force)
+    model, digest = import_model(path, name)
     return name, [f"{name} is at {printable(model.path)}, sha256 {digest}"]
 
 
-def import_model(source: Path, name: str, *, force: bool) -> tuple[Model, str]:
+def import_model(source: Path, name: str) -> tuple[Model, str]:
     """Verify a model, and copy it to the place of a name. -> the model, its SHA-256
 
     Of a folder, only the files of the model are copied.
@@ -221,7 +206,7 @@ def import_model(source: Path, name: str, *, force: bool) -> tuple[Model, str]:
     Raises:
         UsageError: the name is not possible.
         UnavailableError: it is not a model, damaged, holds code, or is another published model.
-        OutputError: another model has the name, and ``force`` was not given.
+        OutputError: another model has the name.
     """
     found = _publication(name)
     model = recognise(source, lambda _: None)
@@ -232,31 +217,16 @@ def import_model(source: Path, name: str, *, force: bool) -> tuple[Model, str]:
         )
     hashes, digest = _hashes(model.files), model.verify()
     if found:
-        _check_is(found, model, digest)
-    in_use = places_in_use(name)
-    if in_use and not force:
+        found.open(source)
+        found.check(model, digest)
+    if in_use := places_in_use(name):
         return _same(name, in_use[0], hashes), digest
     if source.is_dir():
         target = imported_folder() / name
     else:
         target = found.home if found else imported_folder() / f"{name}.pt"
     _copy(model, target, hashes)
-    for path in in_use:
-        if path != target:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
     return recognise(target, lambda _: None), digest
-
-
-def _check_is(found: NamedModel, model: Model, digest: str) -> None:
-    """
-    Raises:
-        UnavailableError: it is not the published model of its name.
-    """
-    try:
-        found.open(model.path)
-        found.check(model, digest)
-    except UnavailableError as error:
-        raise UnavailableError(str(error), hint="give it another name with --name") from error
 
 
 def _same(name: str, path: Path, hashes: Sequence[str]) -> Model:
@@ -268,7 +238,7 @@ def _same(name: str, path: Path, hashes: Sequence[str]) -> Model:
     if _hashes(there.files) != hashes:
         raise OutputError(
             f"another model is called {name} already: {printable(path)}",
-            hint="give another name with --name, or add --force to replace it",
+            hint="give another name with --name, or delete that one first",
         )
     return there
 
@@ -342,14 +312,14 @@ def _import_file(file: RemoteFile, source: Path, target: Path) -> None:
 
 
 def _copy(model: Model, target: Path, hashes: Sequence[str]) -> None:
-    """Copy the file or folder of a model; ``target`` is replaced when the copy is complete.
+    """Copy the file or folder of a model; ``target`` appears when the copy is complete.
 
     Raises:
         StorageError: the copy is not what was read before.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     is_folder = model.path.is_dir()
-    with _replacing(target) if is_folder else atomic(target) as copy:
+    with _new_folder(target) if is_folder else atomic(target) as copy:
         copies = [copy / file.name for file in model.files] if is_folder else [copy]
         for file, to in zip(model.files, copies, strict=True):
             _copy_file(file, to, target)
@@ -361,22 +331,17 @@ def _copy(model: Model, target: Path, hashes: Sequence[str]) -> None:
 
 
 @contextmanager
-def _replacing(target: Path) -> Iterator[Path]:
-    """Yield a new folder that replaces ``target`` if the block succeeds."""
+def _new_folder(target: Path) -> Iterator[Path]:
+    """Yield a temporary folder that becomes ``target`` if the block succeeds."""
     for leftover in target.parent.glob(f".{target.name}.*{TEMPORARY}"):
-        shutil.rmtree(leftover)  # left by a killed import
-    copy, replaced = temporary_beside(target), temporary_beside(target)
+        shutil.rmtree(leftover)  # of a killed import
+    copy = temporary_beside(target)
     copy.mkdir()
     try:
         yield copy
-        if target.exists():
-            target.rename(replaced)
         copy.rename(target)
     finally:
-        if replaced.exists() and not target.exists():
-            replaced.rename(target)
-        for folder in (copy, replaced):
-            shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(copy, ignore_errors=True)
 
 
 def _copy_file(source: Path, copy: Path, target: Path) -> None:
