@@ -49,13 +49,14 @@ class Model(ABC):
 
     def describe(self, spec: EncoderSpec) -> str:
         """Describe the model and the choices for its vectors, for the announcement."""
-        of_bases = " of bases" * (self.reads == "dna")
-        also = ", fp32 for proteins whose numbers it cannot hold" * (spec.precision == "fp16")
-        return (
+        text = (
             f"{self.n_layers} layers, {self.dim} dimensions, "
             f"{self.footprint.n_parameters / 1e6:.1f} M parameters; layer {spec.layer}, "
-            f"{spec.pooling} pooling{of_bases}, {spec.precision}{also}"
+            f"{spec.pooling} pooling{' of bases' if self.reads == 'dna' else ''}, {spec.precision}"
         )
+        if spec.precision == "fp16":
+            text += ", fp32 for proteins whose numbers it cannot hold"
+        return text
 
     @abstractmethod
     def prepare(
