@@ -90,17 +90,18 @@ class ProcessExecutor(Executor):
         start_seconds: float = _START_SECONDS,
     ) -> None:
         self.devices, self.worker, self.start_seconds = tuple(devices), worker, start_seconds
-        self._run: _Run | None = None
+        self.waiting: deque[Attempt] = deque()
+        self.peers: list[_Peer] = []
+        self.last_reason = ""  # of a loss
 
     def start(self, job: Job, resources: Resources, n_workers: int) -> None:
-        """Start workers, as ``Executor.start`` says."""
-        self._run = _Run(self, job, resources)
-        self._run.have_workers(n_workers)
+        """Start missing workers, as ``Executor.start`` says."""
+        named = list(zip(_names(self.devices), self.devices, strict=True))
+        for name, device in named[len(self.peers) : n_workers]:
+            self.add(Workload(name), device, job, resources)
 
     def close(self) -> None:
-        run, self._run = self._run, None
-        if run is not None:
-            run.have_workers(0)
+        self.keep(0)
 
     def run(
         self, shards: Sequence[Shard], job: Job, resources: Resources
@@ -112,52 +113,25 @@ class ProcessExecutor(Executor):
         """
         if shards and not self.devices:
             raise _no_device(shards, job)
-        self._run = run = self._run or _Run(self, job, resources)
-        assert (run.job, run.resources) == (job, resources), "workers started with other ones"
+        given = (job, resources)
+        assert all((peer.job, peer.resources) == given for peer in self.peers), "started for others"
         try:
-            run.waiting.extend(map(Attempt, shards))
-            run.have_workers(len(shards))
-            yield from run.events()
+            self.waiting = deque(map(Attempt, shards))
+            self.start(job, resources, len(shards))
+            self.keep(len(shards))
+            yield from self.events()
         finally:
             self.close()
 
-
-def _no_device(shards: Sequence[Shard], job: Job) -> UnavailableError:
-    names = ", ".join(shard.name for shard in shards[:_NAMED])
-    more = f" and {len(shards) - _NAMED:,} more" if len(shards) > _NAMED else ""
-    return UnavailableError(
-        f"vectors of {counted(len(shards), 'shard')} are missing: {names}{more}",
-        hint=f"run `virnucpro work {job.root}` on a machine with devices, then this "
-        "command again; or leave out --no-embed to embed them here",
-    )
-
-
-def _names(devices: Sequence[str]) -> list[str]:
-    """Names of workers: their device, with a number if several share it."""
-    return [
-        f"{device}#{devices[:place].count(device)}" if devices.count(device) > 1 else device
-        for place, device in enumerate(devices)
-    ]
-
-
-@dataclass(slots=True, eq=False)
-class _Run:
-    """The parent's side of one ``ProcessExecutor.run``, and of the ``start`` before it."""
-
-    executor: ProcessExecutor
-    job: Job
-    resources: Resources
-    waiting: deque[Attempt] = field(default_factory=deque)
-    peers: list[_Peer] = field(default_factory=list)
-    last_reason: str = ""
-
-    def have_workers(self, n_workers: int) -> None:
-        """Start workers, at most one per device, or end surplus ones."""
-        devices = self.executor.devices
-        missing = list(zip(_names(devices), devices, strict=True))[len(self.peers) : n_workers]
+    def add(self, work: Workload, device: str, job: Job, resources: Resources) -> None:
+        """Start a worker."""
         with interrupts_held():
-            for name, device in missing:
-                self.peers.append(_Peer.start(Workload(name), device, self))
+            child = start(_serve, self.worker, job, resources, work.worker, device)
+            deadline = time.monotonic() + self.start_seconds
+            self.peers.append(_Peer(work, device, job, resources, child, deadline))
+
+    def keep(self, n_workers: int) -> None:
+        """End the workers beyond this number."""
         surplus = self.peers[n_workers:]
         with ExitStack() as ends:  # end every worker even if ending one raises
             for peer in surplus:
@@ -171,7 +145,7 @@ class _Run:
 
     def events(self) -> Iterator[Event]:
         for peer in self.peers:  # silence counts from now on
-            peer.deadline = time.monotonic() + self.executor.start_seconds
+            peer.deadline = time.monotonic() + self.start_seconds
         while self.waiting or any(peer.work.attempts for peer in self.peers):
             if not self.peers:
                 raise UnavailableError(
@@ -228,8 +202,25 @@ class _Run:
             yield aftermath.failed
         self.peers.remove(peer)
         if self.waiting and not aftermath.lost.is_final:
-            with interrupts_held():
-                self.peers.append(_Peer.start(peer.work.successor(), peer.device, self))
+            self.add(peer.work.successor(), peer.device, peer.job, peer.resources)
+
+
+def _no_device(shards: Sequence[Shard], job: Job) -> UnavailableError:
+    names = ", ".join(shard.name for shard in shards[:_NAMED])
+    more = f" and {len(shards) - _NAMED:,} more" if len(shards) > _NAMED else ""
+    return UnavailableError(
+        f"vectors of {counted(len(shards), 'shard')} are missing: {names}{more}",
+        hint=f"run `virnucpro work {job.root}` on a machine with devices, then this "
+        "command again; or leave out --no-embed to embed them here",
+    )
+
+
+def _names(devices: Sequence[str]) -> list[str]:
+    """Names of workers: their device, with a number if several share it."""
+    return [
+        f"{device}#{devices[:place].count(device)}" if devices.count(device) > 1 else device
+        for place, device in enumerate(devices)
+    ]
 
 
 @dataclass(slots=True, eq=False)
@@ -238,22 +229,16 @@ class _Peer:
 
     work: Workload
     device: str
-    run: _Run
+    job: Job
+    resources: Resources
     child: Child
     deadline: float  # monotonic clock; a worker still silent then counts as hung
     sender: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(max_workers=1))
 
-    @classmethod
-    def start(cls, work: Workload, device: str, run: _Run) -> _Peer:
-        """Start a worker. The caller must hold interrupts."""
-        executor = run.executor
-        child = start(_serve, executor.worker, run.job, run.resources, work.worker, device)
-        return cls(work, device, run, child, time.monotonic() + executor.start_seconds)
-
     def give(self, attempt: Attempt) -> None:
         LOGGER.info("shard %s given to %s", attempt.shard.name, self.work.worker)
         if not self.work.attempts:
-            self.deadline = time.monotonic() + self.run.resources.silence_seconds
+            self.deadline = time.monotonic() + self.resources.silence_seconds
         self.work.attempts.append(attempt)
         self.send(attempt)
 
@@ -280,7 +265,7 @@ class _Peer:
 
     def take(self, event: Event) -> None:
         self.work.take(event)
-        self.deadline = time.monotonic() + self.work.patience(self.run.resources.silence_seconds)
+        self.deadline = time.monotonic() + self.work.patience(self.resources.silence_seconds)
 
     def tell_to_end(self) -> None:
         if self.work.is_ready and not self.work.attempts and self.child.is_alive:
