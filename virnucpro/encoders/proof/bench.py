@@ -59,7 +59,6 @@ _FAIR_ESM_TOKENS = 4096  # per batch, in fair-esm's scripts/extract.py
 _N_BATCHES = 3  # different batches of the largest budget
 _N_REPEATS = 3
 _SECONDS, _QUICK_SECONDS = 2.0, 0.1  # least duration of a repeat
-_LISTEN_SECONDS, _QUIET_SHARE = 0.5, 0.1  # load per core before anything is measured
 _SIDE = {"cuda": 8192, "mps": 4096, "cpu": 1024}  # rows and columns of the matrices
 _COPIED = {"cuda": 4 << 30, "mps": 1 << 30, "cpu": 256 << 20}  # bytes, larger than any cache
 _SEED = 1
@@ -69,7 +68,7 @@ Say = Callable[[str], None]
 Show = Callable[[Iterable[str]], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _Limit:
     """The best rate of the device, from the quickest repeat."""
 
@@ -80,7 +79,7 @@ class _Limit:
     reason: str = ""  # why there is no rate
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _Row:
     """The figures of a program with its settings; None if ``reason`` says why there are none."""
 
@@ -97,18 +96,6 @@ class _Row:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Programme:
-    choice: Choice
-    precisions: tuple[Precision, ...]
-    seconds: float
-    limits: dict[Precision, float] = field(default_factory=dict)  # FLOP/s, once measured
-
-    @property
-    def device(self) -> torch.device:
-        return torch.device(self.choice.devices[0])
-
-
 def bench(options: BenchOptions, argv: Sequence[str], say: Say, show: Show) -> None:
     """Measure this machine; ``show`` gets the lines of the report, even after an interrupt.
 
@@ -120,25 +107,24 @@ def bench(options: BenchOptions, argv: Sequence[str], say: Say, show: Show) -> N
     choice = choose_devices(carry(options, ComputeOptions))
     usual = _GPU_MODELS if choice.kind == "cuda" else _CPU_MODELS
     models = _names("--models", options.models, _QUICK_MODELS if options.quick else usual, MODELS)
-    programme = _Programme(
+    measurement = _Bench(
         choice=choice,
         precisions=_precisions(options.precisions, choice),
         seconds=_QUICK_SECONDS if options.quick else _SECONDS,
+        say=say,
+        path=options.json,
+        facts={
+            "command": shlex.join(["virnucpro", *argv[1:]]),
+            "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "machine": machine_facts(),
+            "versions": describe_versions(),
+        },
     )
-    facts = {
-        "command": shlex.join(["virnucpro", *argv[1:]]),
-        "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "machine": machine_facts(),
-        "versions": describe_versions(),
-    }
-    rows: list[_Limit | _Row] = []
-    _write(options.json, facts, rows)
+    measurement.write()
     try:
-        for row in _measure(programme, models, say):
-            rows.append(row)
-            _write(options.json, facts, rows)
+        measurement.measure(models)
     finally:
-        show(_lines(rows))
+        show(_lines(measurement.limits, measurement.rows))
 
 
 def _precisions(listed: str | None, choice: Choice) -> tuple[Precision, ...]:
@@ -159,90 +145,106 @@ def _names(
     return names
 
 
-def _measure(programme: _Programme, models: Sequence[str], say: Say) -> Iterator[_Limit | _Row]:
-    """Measure everything; each row is reported at once."""
-    busy = psutil.cpu_percent(interval=_LISTEN_SECONDS) / 100
-    if busy > _QUIET_SHARE:
-        say(f"other programs use {busy:.0%} of this machine: the figures will be low, and uneven")
-    use_device(programme.device)
-    torch.set_num_threads(1)  # as in a worker on a CPU
-    say("limits")
-    for limit in _limits(programme.device, programme.precisions):
-        yield limit
-        if limit.precision and limit.rate:
-            programme.limits[limit.precision] = limit.rate
-    for model in models:
-        say(f"{model}: making weights")
-        with TemporaryDirectory(prefix="virnucpro-bench-") as folder:
-            yield from _compare(programme, model, Path(folder), say)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bench:
+    """The measurement of one device, and its figures so far."""
+
+    choice: Choice
+    precisions: tuple[Precision, ...]
+    seconds: float  # least duration of a repeat
+    say: Say
+    path: Path | None  # of the JSON
+    facts: Mapping[str, object]
+    limits: list[_Limit] = field(default_factory=list)
+    rows: list[_Row] = field(default_factory=list)
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self.choice.devices[0])
+
+    def write(self) -> None:
+        """Write all figures to the file of ``--json``, if any."""
+        if self.path is None:
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        limits, encoder = (list(map(asdict, rows)) for rows in (self.limits, self.rows))
+        content = {**self.facts, "limits": limits, "encoder": encoder}
+        Tree(self.path.parent).write_whole(self.path, json.dumps(content, indent=1) + "\n")
+
+    def measure(self, models: Sequence[str]) -> None:
+        """Measure everything."""
+        use_device(self.device)
+        torch.set_num_threads(1)  # as in a worker on a CPU
+        self.say("limits")
+        for limit in _limits(self.device, self.precisions):
+            self.limits.append(limit)
+            self.write()
+        for model in models:
+            self.say(f"{model}: making weights")
+            with TemporaryDirectory(prefix="virnucpro-bench-") as folder:
+                self._measure_model(model, Path(folder) / f"{model}.pt")
+
+    def _measure_model(self, model: str, checkpoint: Path) -> None:
+        """Measure fair-esm, and each precision with the batches of a run."""
+        theirs = _Row(
+            model=model, program="fair-esm", precision="fp32", tokens_per_batch=_FAIR_ESM_TOKENS
+        )
+        rows, room = [theirs], room_for(MODELS[model])
+        for precision in self.precisions:
+            n_tokens = choose_tokens(self.choice, room, precision)
+            ours = replace(theirs, program="virnucpro", precision=precision)
+            rows.append(replace(ours, tokens_per_batch=n_tokens))
+        try:
+            with unavailable_where_it_fails("making weights", str(self.device)):
+                write_checkpoint(checkpoint, MODELS[model], _SEED, self.device)
+        except (UnavailableError, OSError) as error:
+            self.rows.append(replace(theirs, reason=f"no weights could be made: {error}"))
+            self.write()
+            return
+        proteins = make_proteins(_N_BATCHES * max(row.tokens_per_batch for row in rows), _SEED)
+        for row in rows:
+            self.say(f"{model}: {row.program} in {row.precision}, {row.tokens_per_batch:,} tokens")
+            try:
+                with unavailable_where_it_fails(
+                    f"{row.program} in {row.precision}", str(self.device)
+                ):
+                    self._measure_row(row, checkpoint, proteins)
+            except UnavailableError as error:
+                row.reason = str(error)
+            if row.tokens_per_second and theirs.tokens_per_second:
+                row.ratio = row.tokens_per_second / theirs.tokens_per_second
+            self.rows.append(row)
+            self.write()
+
+    def _measure_row(self, row: _Row, checkpoint: Path, proteins: Sequence[str]) -> None:
+        """Fill in the figures of a row."""
+        device, shape = self.device, MODELS[row.model]
+        lengths = [len(protein) for protein in proteins]
+        spec = EncoderSpec(
+            family="esm2" if row.program == "virnucpro" else "fair-esm",
+            model=row.model,
+            sha256="",
+            layer=shape.n_layers,
+            pooling="mean",
+            precision=row.precision,
+            dim=shape.dim,
+        )
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(device)
+        encoder = load_encoder(spec, checkpoint, device)
+        plan = encoder.plan(lengths, row.tokens_per_batch)
+        row.rates = _rates(encoder, [[proteins[i] for i in rows] for rows in plan], self.seconds)
+        row.kernel, row.tokens_per_second = encoder.kernel, median(row.rates)
+        flop_per_token = encoder.count_flop(lengths) / _count_tokens(proteins)
+        for limit in self.limits:
+            if limit.precision == row.precision and limit.rate:
+                row.limit_share = row.tokens_per_second * flop_per_token / limit.rate
+        if device.type == "cuda":
+            row.peak_bytes = torch.cuda.max_memory_allocated(device)
 
 
-def _compare(programme: _Programme, model: str, folder: Path, say: Say) -> Iterator[_Row]:
-    """Measure fair-esm and our settings for one model."""
-    rows = list(_settings(programme, model))
-    checkpoint, reference = folder / f"{model}.pt", None
-    try:
-        with unavailable_where_it_fails("making weights", str(programme.device)):
-            write_checkpoint(checkpoint, MODELS[model], _SEED, programme.device)
-    except (UnavailableError, OSError) as error:
-        yield replace(rows[0], reason=f"no weights could be made: {error}")
-        return
-    proteins = make_proteins(_N_BATCHES * max(row.tokens_per_batch for row in rows), _SEED)
-    for row in rows:
-        say(f"{model}: {row.program} in {row.precision}, batches of {row.tokens_per_batch:,}")
-        measured = _measured(row, checkpoint, programme, proteins)
-        if row.program == "fair-esm":
-            reference = measured.tokens_per_second
-        if measured.tokens_per_second and reference:
-            measured = replace(measured, ratio=measured.tokens_per_second / reference)
-        yield measured
-
-
-def _settings(programme: _Programme, model: str) -> Iterator[_Row]:
-    """The rows to measure: fair-esm, and each precision with the batches of a run."""
-    yield _Row(model=model, program="fair-esm", precision="fp32", tokens_per_batch=_FAIR_ESM_TOKENS)
-    for precision in programme.precisions:
-        usual = choose_tokens(programme.choice, room_for(MODELS[model]), precision)
-        yield _Row(model=model, program="virnucpro", precision=precision, tokens_per_batch=usual)
-
-
-def _measured(row: _Row, checkpoint: Path, programme: _Programme, proteins: Sequence[str]) -> _Row:
-    """Measure a row: its figures, or the reason why there are none."""
-    device, shape = programme.device, MODELS[row.model]
-    lengths = [len(protein) for protein in proteins]
-    spec = EncoderSpec(
-        family="esm2" if row.program == "virnucpro" else "fair-esm",
-        model=row.model,
-        sha256="",
-        layer=shape.n_layers,
-        pooling="mean",
-        precision=row.precision,
-        dim=shape.dim,
-    )
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
-    try:
-        with unavailable_where_it_fails(f"{row.program} in {row.precision}", str(device)):
-            encoder = load_encoder(spec, checkpoint, device)
-            plan = encoder.plan(lengths, row.tokens_per_batch)
-            batches = [[proteins[i] for i in rows] for rows in plan]
-            rates = _rates(encoder, batches, programme.seconds)
-    except UnavailableError as error:
-        return replace(row, reason=str(error))
-    rate, limit = median(rates), programme.limits.get(row.precision)
-    flop_per_token = encoder.count_flop(lengths) / _count_tokens(proteins)
-    return replace(
-        row,
-        kernel=encoder.kernel,
-        tokens_per_second=rate,
-        limit_share=rate * flop_per_token / limit if limit else None,
-        peak_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
-        rates=tuple(rates),
-    )
-
-
-def _rates(encoder: Encoder, batches: Sequence[Sequence[str]], seconds: float) -> list[float]:
+def _rates(encoder: Encoder, batches: Sequence[Sequence[str]], seconds: float) -> tuple[float, ...]:
     """Tokens per second of each repeat, after a warm-up; a GPU gets two batches at a time."""
     for batch in batches[:2]:
         encoder.start(batch).rows()
@@ -259,7 +261,7 @@ def _rates(encoder: Encoder, batches: Sequence[Sequence[str]], seconds: float) -
         for last in pending:
             last.rows()
         rates.append(n_tokens / (time.perf_counter() - started))
-    return rates
+    return tuple(rates)
 
 
 def _count_tokens(proteins: Sequence[str]) -> int:
@@ -275,9 +277,8 @@ def _limits(device: torch.device, precisions: Sequence[Precision]) -> Iterator[_
     side, n_bytes = _SIDE[device.type], _COPIED[device.type]
     for precision in precisions:
         if precision != "fp8":  # its products need a scale per row
-            limit = _Limit(
-                what=f"matrix product, {side} x {side}", precision=precision, unit="FLOP/s"
-            )
+            what = f"matrix product, {side} x {side}"
+            limit = _Limit(what=what, precision=precision, unit="FLOP/s")
             yield _at_best(limit, 2.0 * side**3, device, partial(_product, device, precision))
     limit = _Limit(what=f"memory copy, {n_bytes >> 20} MiB", precision=None, unit="bytes/s")
     yield _at_best(limit, 2.0 * n_bytes, device, partial(_copy, device, n_bytes))
@@ -286,15 +287,16 @@ def _limits(device: torch.device, precisions: Sequence[Precision]) -> Iterator[_
 def _at_best(
     limit: _Limit, amount: float, device: torch.device, make: Callable[[], Callable[[], object]]
 ) -> _Limit:
-    """Measure a limit: ``amount`` by the time of the quickest repeat."""
+    """Measure a limit: ``amount`` by the time of the quickest repeat. -> the limit"""
     try:
         with unavailable_where_it_fails(limit.what, str(device)):
             # by default, torch's timer has one thread
             n_threads = torch.get_num_threads()
             timer = Timer("work()", globals={"work": make()}, num_threads=n_threads)
-            return replace(limit, rate=amount / min(timer.blocked_autorange().times))
+            limit.rate = amount / min(timer.blocked_autorange().times)
     except UnavailableError as error:
-        return replace(limit, reason=str(error))
+        limit.reason = str(error)
+    return limit
 
 
 def _product(device: torch.device, precision: Precision) -> Callable[[], object]:
@@ -313,28 +315,15 @@ def _copy(device: torch.device, n_bytes: int) -> Callable[[], object]:
 # Report
 
 
-def _write(path: Path | None, facts: Mapping[str, object], rows: Sequence[_Limit | _Row]) -> None:
-    """Write all rows to the file of ``--json``, if any."""
-    if path is None:
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    limits = [asdict(row) for row in rows if isinstance(row, _Limit)]
-    encoder = [asdict(row) for row in rows if isinstance(row, _Row)]
-    content = {**facts, "limits": limits, "encoder": encoder}
-    Tree(path.parent).write_whole(path, json.dumps(content, indent=1) + "\n")
-
-
-def _lines(rows: Sequence[_Limit | _Row]) -> Iterator[str]:
+def _lines(limits: Sequence[_Limit], rows: Sequence[_Row]) -> Iterator[str]:
     """The lines of the report: limits and speeds."""
-    for limit in rows:
-        if isinstance(limit, _Limit):
-            rate = f"{limit.rate / 1e9:,.0f} x 10^9 {limit.unit}" if limit.rate else limit.reason
-            yield f"{limit.what:<30}{limit.precision or '':<6}{rate}"
-    measured = [row for row in rows if isinstance(row, _Row)]
-    if measured:
+    for limit in limits:
+        rate = f"{limit.rate / 1e9:,.0f} x 10^9 {limit.unit}" if limit.rate else limit.reason
+        yield f"{limit.what:<30}{limit.precision or '':<6}{rate}"
+    if rows:
         yield ""
         yield "model program   precision  batch     tokens/s  fair-esm x  of limit  GPU memory"
-    yield from map(_line, measured)
+    yield from map(_line, rows)
 
 
 def _line(row: _Row) -> str:
