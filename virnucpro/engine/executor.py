@@ -10,7 +10,6 @@ from typing import Protocol
 from virnucpro.engine.cache import CacheFolder
 from virnucpro.engine.options import CacheOptions
 from virnucpro.ground.config import EncoderSpec, Recipe
-from virnucpro.ground.errors import UsageError
 from virnucpro.ground.events import Event
 from virnucpro.ground.records import Shard
 from virnucpro.run.features import FeatureStore
@@ -25,13 +24,6 @@ class Resources:
     tokens_per_batch: int
     silence_seconds: float = 300.0  # a worker that is silent for longer is replaced
     n_helpers: int = 0  # most processes that make shards and tables
-
-    def __post_init__(self) -> None:
-        if self.tokens_per_batch < 1:
-            raise UsageError(
-                f"--esm-batch-size is {self.tokens_per_batch}; it must be 1 token or more",
-                hint="leave it out to size batches to the device",
-            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -305,9 +305,9 @@ def _resources(
         UsageError: the batch size is not a number.
     """
     request = options.esm_batch_size
-    if request != "auto" and not re.fullmatch("[0-9]{1,18}", request):
+    if request != "auto" and not re.fullmatch("[1-9][0-9]{0,17}", request):
         raise UsageError(
-            f"--esm-batch-size is {printable(request)!r}; it must be auto or a number of tokens",
+            f"--esm-batch-size is {printable(request)!r}; it must be auto, or 1 token or more",
             hint="leave it out to size batches to the device",
         )
     is_auto, n_helpers = request == "auto", choice.count_helpers(usable_cores())
