@@ -152,7 +152,7 @@ class SimulatedEncoder:
         seconds = n_tokens / self.speed
         end = self.measured.add(time.monotonic(), seconds)
         end_alone = self.alone.add(self.clock, seconds)
-        return _Waiting(self, self.vectors[: len(sequences)], end, end_alone)
+        return Pending(_Waiting(self, self.vectors[: len(sequences)], end, end_alone).rows)
 
 
 def load(spec: EncoderSpec, weights: Path, device: torch.device) -> SimulatedEncoder:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from virnucpro.encoders.base import Model, Pending, Rows, not_published
+from virnucpro.encoders.base import Model, Pending, not_published
 from virnucpro.encoders.families import Published
 from virnucpro.ground.config import EncoderSpec, Footprint, Precision
 from virnucpro.ground.events import OnEvent
@@ -68,15 +68,6 @@ def load(spec: EncoderSpec, weights: Path, device: torch.device) -> CountingEnco
 
 
 @dataclass(frozen=True)
-class Counted:
-    sequences: Sequence[str]
-
-    def rows(self) -> Rows:
-        counts = [[text.count(base) for base in "ACGT"] for text in self.sequences]
-        return np.array(counts, dtype=np.float32)
-
-
-@dataclass(frozen=True)
 class CountingEncoder:
     """How often each base occurs: four numbers for each frame."""
 
@@ -93,4 +84,5 @@ class CountingEncoder:
         return [[i] for i in range(len(lengths))]
 
     def start(self, sequences: Sequence[str]) -> Pending:
-        return Counted(sequences)
+        counts = [[text.count(base) for base in "ACGT"] for text in sequences]
+        return Pending(lambda: np.array(counts, dtype=np.float32))

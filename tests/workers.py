@@ -7,9 +7,8 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -26,14 +25,6 @@ from virnucpro.ground.events import Event
 from virnucpro.ground.log import LOGGER
 from virnucpro.ground.processes import Pipe
 from virnucpro.ground.records import Embeddings, Shard
-
-
-@dataclass(frozen=True)
-class Later:
-    """A batch of which something happens when it is waited for."""
-
-    rows: Callable[[], Rows]
-
 
 POISON = "WWWWCWWWW"  # no test protein holds it by chance
 
@@ -72,7 +63,7 @@ class NanWorker(Worker):
             found[[POISON in text for text in sequences]] = np.nan
             return found
 
-        return Later(rows)
+        return Pending(rows)
 
 
 class HangingWorker(Worker):
@@ -181,7 +172,7 @@ class OverlappingWorker(Worker):
         self.batches_in_flight = 2
 
     def start(self, encoder: Encoder, sequences: Sequence[str]) -> Pending:
-        return Later(lambda: super(OverlappingWorker, self).start(encoder, sequences).rows())
+        return Pending(lambda: super(OverlappingWorker, self).start(encoder, sequences).rows())
 
 
 class OverlappingCrashingWorker(OverlappingWorker):
@@ -193,7 +184,7 @@ class OverlappingCrashingWorker(OverlappingWorker):
             return pending.rows()
 
         pending = super().start(encoder, sequences)
-        return Later(rows)
+        return Pending(rows)
 
 
 class OverlappingSmallWorker(OverlappingWorker):
@@ -206,7 +197,7 @@ class OverlappingSmallWorker(OverlappingWorker):
             return pending.rows()
 
         pending = super().start(encoder, sequences)
-        return Later(rows)
+        return Pending(rows)
 
 
 class CrowdedWorker(Worker):
@@ -228,7 +219,7 @@ class CrowdedWorker(Worker):
             self.n_used -= n_tokens
             return pending.rows()
 
-        return Later(rows)
+        return Pending(rows)
 
 
 class ScarceWorker(Worker):

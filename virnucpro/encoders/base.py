@@ -79,11 +79,11 @@ class Model(ABC):
         """
 
 
-class Pending(Protocol):
+@dataclass(frozen=True, slots=True, eq=False)
+class Pending:
     """A batch that the device is computing."""
 
-    def rows(self) -> Rows:
-        """Wait for the vectors: (n, dim), or (sum of lengths, dim) without pooling."""
+    rows: Callable[[], Rows]  # waits: (n, dim), or (sum of lengths, dim) without pooling
 
 
 class Encoder(Protocol):

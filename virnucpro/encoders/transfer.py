@@ -140,7 +140,8 @@ def mean_of_bags(hidden: Tensor, places: NDArray[np.int64], starts: NDArray[np.i
 def copy_to_host(results: Tensor) -> Pending:
     """Start to copy float32 rows to the host; a GPU computes the next batch meanwhile."""
     if not results.is_cuda:
-        return _Copy(results.cpu())
+        array: Rows = results.cpu().numpy()
+        return Pending(lambda: array)
     host = torch.empty(results.shape, dtype=results.dtype, pin_memory=True)
     copying = torch.cuda.Stream(results.device)  # type: ignore[no-untyped-call] # one of a pool
     copying.wait_stream(torch.cuda.current_stream(results.device))
@@ -148,21 +149,13 @@ def copy_to_host(results: Tensor) -> Pending:
         host.copy_(results, non_blocking=True)
         copied = copying.record_event()
     results.record_stream(copying)
-    return _Copy(host, copied)
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Copy:
-    """Rows on the host, or on their way to its pinned memory; a ``base.Pending``."""
-
-    host: Tensor
-    copied: torch.cuda.Event | None = None  # None: they are there
-
-    def rows(self) -> Rows:
-        if self.copied is not None:
-            self.copied.synchronize()
-        array: Rows = self.host.numpy()
+    def rows() -> Rows:
+        copied.synchronize()
+        array: Rows = host.numpy()
         return array
+
+    return Pending(rows)
 
 
 class PackedEncoder(ABC):
@@ -193,27 +186,18 @@ class PackedEncoder(ABC):
         pending = copy_to_host(self.embed(sequences))
         if self.spec.precision != "fp16" or self.in_float32 is None:
             return pending
-        return _Fp16Batch(sequences, pending, self.in_float32, self.embed)
+        return Pending(lambda: self._without_overflows(sequences, pending.rows()))
 
+    def _without_overflows(self, sequences: Sequence[str], rows: Rows) -> Rows:
+        """Embed proteins again that overflowed in fp16, in float32.
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Fp16Batch:
-    """A batch in fp16; a protein that overflows is embedded again in float32.
-
-    It is then embedded alone, so that its vector does not depend on the batch.
-    """
-
-    sequences: Sequence[str]
-    pending: Pending
-    in_float32: Callable[[], AbstractContextManager[None]]
-    embed: Callable[[Sequence[str]], Tensor]
-
-    def rows(self) -> Rows:
-        rows = self.pending.rows()  # one of each sequence, or one of each residue
-        is_pooled = len(rows) == len(self.sequences)
-        n_rows = [1 if is_pooled else len(sequence) for sequence in self.sequences]
+        Each is embedded alone, so that its vector does not depend on the batch.
+        """
+        assert self.in_float32 is not None, "for fp16"
+        is_pooled = len(rows) == len(sequences)  # else one row for each residue
+        n_rows = [1 if is_pooled else len(sequence) for sequence in sequences]
         parts = np.split(rows, np.cumsum(n_rows)[:-1])  # views
-        for sequence, part in zip(self.sequences, parts, strict=True):
+        for sequence, part in zip(sequences, parts, strict=True):
             if not np.isfinite(part).all():
                 with self.in_float32():
                     part[:] = self.embed([sequence]).cpu().numpy()
