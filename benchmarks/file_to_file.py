@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import torch
 from timing import FAILURES, Setting, count_tokens, lengths_of, reason_of
 
 from virnucpro.engine.executor import Job, Resources
@@ -120,6 +121,7 @@ def _time(file_run: FileRun, row: FileRow, folder: Path) -> FileRow:
 def _options(file_run: FileRun, fasta: Path, output: Path) -> ExtractOptions:
     kind = file_run.setting.device.partition(":")[0]
     checkpoint = file_run.setting.checkpoint
+    torch.hub.set_dir(checkpoint.parent)  # of converted models
     return make(
         ExtractOptions,
         {
@@ -133,7 +135,6 @@ def _options(file_run: FileRun, fasta: Path, output: Path) -> ExtractOptions:
             "esm_batch_size": file_run.setting.tokens_per_batch,
             "argv": ("measure.py", "files"),
             "cuda_visible_devices": file_run.cuda_visible_devices,
-            "converted": checkpoint.parent / "converted",
         },
     )
 

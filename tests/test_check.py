@@ -26,7 +26,7 @@ from virnucpro.encoders.proof.check import (
 )
 from virnucpro.ground.config import Precision
 from virnucpro.ground.devices import Choice
-from virnucpro.ground.errors import UnavailableError, UsageError
+from virnucpro.ground.errors import UnavailableError
 from virnucpro.ground.events import Progress, Telling
 from virnucpro.ground.options import ComputeOptions
 
@@ -221,7 +221,7 @@ def test_what_cannot_be_checked_is_reported(arguments, exit_code, words):
 def test_a_model_that_fair_esm_does_not_have_is_refused(tmp_path):
     facts = _LearnedFacts(encoding="onehot", architecture="cnn", dim=8)
     save_learned(tmp_path / "encoder.safetensors", facts, {"weight": np.ones(3, np.float32)})
-    with pytest.raises(UsageError, match="onehot-cnn is not an ESM-2") as caught:
+    with pytest.raises(UnavailableError, match="is not an ESM-2") as caught:
         run(tmp_path / "encoder.safetensors")
     assert caught.value.hint
 

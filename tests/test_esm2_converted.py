@@ -32,79 +32,86 @@ def checkpoint(tmp_path: Path) -> ESM2Model:
     return inspect_esm2(save_fair_esm(make_fair_esm(TINY), tmp_path / "model.pt"))
 
 
-def prepared(model: ESM2Model, folder: Path, precision: Precision = "bf16") -> tuple[Path, bool]:
+@pytest.fixture(autouse=True)
+def kept(monkeypatch, tmp_path: Path) -> Path:
+    """The folder of converted copies."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    return tmp_path / "hub" / "virnucpro"
+
+
+def prepared(model: ESM2Model, precision: Precision = "bf16") -> tuple[Path, bool]:
     """The copy that workers map, and whether it was made just now."""
     heard: list[Event] = []
-    path, digest = prepare(model, model.shape, precision, folder, heard.append)
+    path, digest = prepare(model, model.shape, precision, heard.append)
     assert digest == model.sha256()
     return path, any(isinstance(one, Progress) and "converting" in one.stage for one in heard)
 
 
 @pytest.fixture
 def converted(checkpoint: ESM2Model, tmp_path: Path) -> Path:
-    path, is_new = prepared(checkpoint, tmp_path / "kept")
+    path, is_new = prepared(checkpoint)
     assert is_new
     return path
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("layer", [1, 2])
-def test_the_converted_model_gives_the_same_bits(checkpoint, tmp_path, precision, layer):
-    made, _ = prepared(checkpoint, tmp_path / "kept", precision)
+def test_the_converted_model_gives_the_same_bits(checkpoint, precision, layer):
+    made, _ = prepared(checkpoint, precision)
     batch = PackedBatch.of([random_protein(length) for length in (90, 50, 50, 7)])
     direct = load_esm2(checkpoint.path, layer, DTYPES[precision], CPU)(batch)
     assert made != checkpoint.path
     assert torch.equal(load_esm2(made, layer, DTYPES[precision], CPU)(batch), direct)
 
 
-def test_a_converted_copy_is_found_again(checkpoint, converted, tmp_path):
-    assert prepared(checkpoint, tmp_path / "kept") == (converted, False)
+def test_a_converted_copy_is_found_again(checkpoint, converted):
+    assert prepared(checkpoint) == (converted, False)
 
 
-def test_another_precision_and_a_changed_source_are_another_model(checkpoint, converted, tmp_path):
-    in_float32 = prepared(checkpoint, tmp_path / "kept", "fp32")
+def test_another_precision_and_a_changed_source_are_another_model(checkpoint, converted):
+    in_float32 = prepared(checkpoint, "fp32")
     save_fair_esm(make_fair_esm(TINY, seed=1), checkpoint.path)
-    changed = prepared(inspect_esm2(checkpoint.path), tmp_path / "kept")
+    changed = prepared(inspect_esm2(checkpoint.path))
     assert in_float32[1] and changed[1]
     assert len({converted, in_float32[0], changed[0]}) == 3
 
 
-def test_a_flipped_bit_a_lost_end_and_a_lost_note_are_noticed(checkpoint, converted, tmp_path):
-    folder, content = tmp_path / "kept", converted.read_bytes()
+def test_a_flipped_bit_a_lost_end_and_a_lost_note_are_noticed(checkpoint, converted, kept):
+    content = converted.read_bytes()
     for damaged in (content[:-100], content[:-9] + bytes([content[-9] ^ 1]) + content[-8:]):
         converted.write_bytes(damaged)
-        assert prepared(checkpoint, folder) == (converted, True)
-        assert prepared(checkpoint, folder) == (converted, False)
+        assert prepared(checkpoint) == (converted, True)
+        assert prepared(checkpoint) == (converted, False)
     of_copy = converted.with_suffix(".json")
-    for note in folder.glob("*.json"):
+    for note in kept.glob("*.json"):
         keys = json.loads(note.read_text()).keys()
         texts = ("", "[]", json.dumps({"format": 1}), json.dumps({"source_sha256": "../../x"}))
         for text in (*texts, "[" * 100_000):
             note.write_text(text)
-            assert prepared(checkpoint, folder) == (converted, note == of_copy)
+            assert prepared(checkpoint) == (converted, note == of_copy)
             assert json.loads(note.read_text()).keys() == keys
         note.unlink()
-        assert prepared(checkpoint, folder) == (converted, note == of_copy)
-    assert prepared(checkpoint, folder) == (converted, False)
+        assert prepared(checkpoint) == (converted, note == of_copy)
+    assert prepared(checkpoint) == (converted, False)
 
 
 def test_the_converted_copy_of_another_model_is_never_used(checkpoint, converted, tmp_path):
-    folder, content = tmp_path / "kept", load(converted.read_bytes())
+    content = load(converted.read_bytes())
     other = inspect_esm2(save_fair_esm(make_fair_esm(TINY, seed=1), tmp_path / "other.pt"))
-    stranger, _ = prepared(other, folder)
+    stranger, _ = prepared(other)
     converted.write_bytes(stranger.read_bytes())
     converted.with_suffix(".json").write_text(stranger.with_suffix(".json").read_text())
-    assert prepared(checkpoint, folder) == (converted, True)
+    assert prepared(checkpoint) == (converted, True)
     again = load(converted.read_bytes())
     assert all(torch.equal(tensor, again[name]) for name, tensor in content.items())
-    assert prepared(other, folder) == (stranger, False)
+    assert prepared(other) == (stranger, False)
 
 
-def test_a_copy_of_a_checkpoint_shares_its_converted_form(checkpoint, converted, tmp_path):
-    folder, copy = tmp_path / "kept", tmp_path / "scratch.pt"
+def test_a_copy_of_a_checkpoint_shares_its_converted_form(checkpoint, converted, tmp_path, kept):
+    copy = tmp_path / "scratch.pt"
     copy.write_bytes(checkpoint.path.read_bytes())
-    assert prepared(inspect_esm2(copy), folder) == (converted, False)
-    assert len(list(folder.glob("*.safetensors"))) == 1
+    assert prepared(inspect_esm2(copy)) == (converted, False)
+    assert len(list(kept.glob("*.safetensors"))) == 1
 
 
 def test_other_users_may_read_a_converted_copy_like_any_file(checkpoint, converted, tmp_path):
@@ -113,12 +120,12 @@ def test_other_users_may_read_a_converted_copy_like_any_file(checkpoint, convert
     assert converted.stat().st_mode == plain.stat().st_mode
 
 
-def test_what_a_killed_conversion_left_is_deleted_a_day_later(checkpoint, converted, tmp_path):
-    old, new = tmp_path / "kept" / ".tmpABC", tmp_path / "kept" / ".tmpDEF"
+def test_what_a_killed_conversion_left_is_deleted_a_day_later(checkpoint, converted, kept):
+    old, new = kept / ".tmpABC", kept / ".tmpDEF"
     for leftover in (old, new):
         leftover.touch()
     os.utime(old, (0, 0))
-    prepared(checkpoint, tmp_path / "kept", "fp32")
+    prepared(checkpoint, "fp32")
     assert not old.exists() and new.exists()
 
 

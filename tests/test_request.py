@@ -44,7 +44,6 @@ def options(tmp_path, contigs):
             "model": str(model),
             "device": "cpu",
             "workers": 2,
-            "converted": tmp_path / "kept",
             **changes,
         }
         return kind[given.pop("command")](**given)
@@ -56,7 +55,9 @@ def options(tmp_path, contigs):
 def kept(monkeypatch, tmp_path) -> Path:
     """Every model is large enough to be converted, and this is where it is kept."""
     monkeypatch.setattr(esm2, "WORTH_CONVERTING", 0)
-    return tmp_path / "kept"
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    (tmp_path / "hub").mkdir()
+    return tmp_path / "hub" / "virnucpro"
 
 
 # The model that comes with the program

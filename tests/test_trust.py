@@ -138,10 +138,11 @@ def test_a_pickle_beside_the_weights_of_a_model_folder_is_not_looked_at(
 
 @every_pickle
 def test_a_converted_model_that_carries_code_is_made_again_or_refused(
-    tiny, tmp_path, trap, as_pickle
+    tiny, tmp_path, trap, as_pickle, monkeypatch
 ) -> None:
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     checkpoint = inspect_esm2(tiny.model)
-    facts = checkpoint, checkpoint.shape, "bf16", tmp_path / "kept", lambda _: None
+    facts = checkpoint, checkpoint.shape, "bf16", lambda _: None
     converted, _ = prepare(*facts)
     converted.write_bytes(as_pickle(Payload(trap)))
     work = lambda: load_esm2(converted, 2, torch.bfloat16, torch.device("cpu"))  # noqa: E731

@@ -68,7 +68,7 @@ def exit_codes_of(*calls: Callable[[], object]) -> list[int | None]:
 @pytest.fixture
 def digest(tiny) -> str:
     """The digest of the tiny model, by which ``work`` knows it."""
-    return open_model(str(tiny.model), lambda _: None).prepare("fp32", None, lambda _: None)[1]
+    return open_model(str(tiny.model), lambda _: None).prepare("fp32", lambda _: None)[1]
 
 
 @pytest.fixture

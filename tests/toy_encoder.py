@@ -30,7 +30,6 @@ def inspect(path: Path, on_event: OnEvent) -> CountingModel | None:
         encoder_id=sha256(path),
         n_layers=1,
         dim=4,
-        width="4",
         poolings=("mean",),
         footprint=ROOM,
         files=[path],
@@ -54,9 +53,7 @@ class CountingModel(Model):
     def describe(self, spec: EncoderSpec) -> str:
         return "four counts"
 
-    def prepare(
-        self, precision: Precision, folder: Path | None, on_event: OnEvent
-    ) -> tuple[Path, str]:
+    def prepare(self, precision: Precision, on_event: OnEvent) -> tuple[Path, str]:
         return self.path, self.encoder_id
 
     def verify(self) -> str:

@@ -37,7 +37,6 @@ class Model(ABC):
     encoder_id: str  # hash of the weights; a head names its encoder by it
     n_layers: int  # the largest value of ``--layer``
     dim: int  # length of a vector
-    width: str  # dimensions and, if the model has any, attention heads, for messages
     poolings: tuple[Pooling, ...]  # supported values of ``--pooling``
     footprint: Footprint
     files: Sequence[Path]  # that `models import` copies, weights first; empty: it stays in place
@@ -59,12 +58,8 @@ class Model(ABC):
         return text
 
     @abstractmethod
-    def prepare(
-        self, precision: Precision, folder: Path | None, on_event: OnEvent
-    ) -> tuple[Path, str]:
+    def prepare(self, precision: Precision, on_event: OnEvent) -> tuple[Path, str]:
         """Return the file or folder for ``load``, and the SHA-256 of the weights.
-
-        A converted model is kept in ``folder``; None: the default folder.
 
         Raises:
             UnavailableError: the model is not the one that its name says.

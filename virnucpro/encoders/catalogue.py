@@ -131,20 +131,18 @@ class NamedModel:
         model: Model = self.family.code.open_published(self.name, self.published, path)
         return model
 
-    def check(self, model: Model, digest: str) -> None:
-        """Refuse other weights under the name of a published model of one file.
+    def verify(self, model: Model) -> str:
+        """Read every weight of this model. -> the SHA-256 of the weights
 
         Without a recorded SHA-256, the other recorded facts are compared.
 
         Raises:
-            UnavailableError: the weights differ.
+            UnavailableError: it is damaged, or the weights differ.
         """
-        digests = self.published.digests
-        if not self.published.is_file or digest in digests:
-            return
-        if digests:
-            raise not_published(model.path, self.name, f"its SHA-256 is {digest}")
-        _check_published(self.published.files[0], model.files[0], self.name)
+        digest = model.verify()
+        if self.published.is_file and not self.published.digests:
+            _check_published(self.published.files[0], model.files[0], self.name)
+        return digest
 
 
 def _check_published(file: RemoteFile, path: Path, name: str) -> None:

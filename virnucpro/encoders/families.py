@@ -60,11 +60,6 @@ class Published:
     folder_sha256: str = ""  # of model.safetensors, if the model is published as a folder too
 
     @property
-    def width(self) -> str:
-        """Dimensions and heads, for people."""
-        return describe_width(self.dim, self.n_heads)
-
-    @property
     def is_file(self) -> bool:
         return len(self.files) == 1
 
@@ -73,10 +68,6 @@ class Published:
         """The SHA-256 of the model, as a file and as a folder; empty if none is recorded."""
         recorded = self.files[0].sha256 if self.is_file else ""
         return frozenset({recorded, self.folder_sha256} - {""} if recorded else ())
-
-
-def describe_width(dim: int, n_heads: int) -> str:
-    return f"{dim} in {n_heads} heads of {dim // n_heads}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,9 +94,7 @@ class _LearnedCheckpoint(Model):
         on_base = f" on {printable(self.base.name)}" if self.base is not None else ""
         return f"{self.dim} dimensions{on_base}, {spec.precision}"
 
-    def prepare(
-        self, precision: Precision, folder: Path | None, on_event: OnEvent
-    ) -> tuple[Path, str]:
+    def prepare(self, precision: Precision, on_event: OnEvent) -> tuple[Path, str]:
         """Return the path: the file is small and is not converted."""
         return self.path, self.encoder_id
 
@@ -179,7 +177,6 @@ def inspect_learned(path: Path, on_event: OnEvent = lambda _: None) -> _LearnedC
         encoder_id=sha256(path),
         n_layers=1,
         dim=facts.dim,
-        width=str(facts.dim),
         poolings=("mean",),
         footprint=_footprint(path, weights, base),
         files=(),  # it names its ESM-2, which may be beside it

@@ -104,18 +104,18 @@ def describe_model(model: str) -> tuple[list[str], Path | None]:
     path, found = locate(model), find_published(model)
     if found and found.missing:
         published, head = found.published, None
-        facts = (published.n_layers, published.width, found.footprint, "known once fetched")
+        facts = (published.n_layers, published.dim, found.footprint, "known once fetched")
         lines = [f"path        {printable(path)}, once fetched"]
         lines += _addresses(model)
     else:
         there = open_model(model, lambda _: None)
         head = there.head
-        facts = (there.n_layers, there.width, there.footprint, there.encoder_id)
+        facts = (there.n_layers, there.dim, there.footprint, there.encoder_id)
         lines = [f"path        {printable(path)}"]
-    n_layers, width, footprint, encoder_id = facts
+    n_layers, dim, footprint, encoder_id = facts
     lines += [
         f"layers      {n_layers}",
-        f"dimensions  {width}",
+        f"dimensions  {dim}",
         f"parameters  {footprint.n_parameters / 1e6:,.1f} M",
         f"encoder id  {encoder_id}",
         *_describe_needs(footprint),
@@ -159,10 +159,7 @@ def verify_model(model: str) -> tuple[Model, str]:
             hint=f"fetch it with `virnucpro models download {model}`",
         )
     opened = open_model(model, lambda _: None)
-    digest = opened.verify()
-    if found:
-        found.check(opened, digest)
-    return opened, digest
+    return opened, found.verify(opened) if found else opened.verify()
 
 
 # Import
@@ -215,10 +212,8 @@ def import_model(source: Path, name: str) -> tuple[Model, str]:
             f"{printable(source)} is not imported: its ESM-2 is found by its name or place",
             hint=f"name it by its path: --model {printable(source)}",
         )
-    hashes, digest = _hashes(model.files), model.verify()
-    if found:
-        found.open(source)
-        found.check(model, digest)
+    hashes = _hashes(model.files)
+    digest = found.verify(found.open(source)) if found else model.verify()
     if in_use := places_in_use(name):
         return _same(name, in_use[0], hashes), digest
     if source.is_dir():

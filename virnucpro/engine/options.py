@@ -34,7 +34,6 @@ class EngineOptions(DeviceOptions):
             max=86_400,
         ),
     ] = 300.0
-    converted: Path | None = None  # folder of converted models; None: the default
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -157,7 +157,7 @@ def _resolve_engine(
     precision = _precision(options, request, choice)
     resources = _resources(options, choice, footprint, precision)
     is_auto = (request == "auto", options.esm_batch_size == "auto")
-    prepared = [model.prepare(precision, options.converted, on_event) for model in models]
+    prepared = [model.prepare(precision, on_event) for model in models]
     kind = choice.kind if options.embeds_here else "cuda"
     made_for = head.facts.encoders if head else [None] * len(models)
     encoders = tuple(

@@ -27,7 +27,7 @@ from virnucpro.encoders.dnabert_s.model import (
     pack,
 )
 from virnucpro.encoders.dnabert_s.tokenizer import Tokenizer, read_tokenizer
-from virnucpro.encoders.families import FAMILIES, Published, describe_width
+from virnucpro.encoders.families import FAMILIES, Published
 from virnucpro.encoders.tensors import check_plain, read_pt
 from virnucpro.encoders.transfer import PackedEncoder, send
 from virnucpro.ground.config import EncoderSpec, Footprint, Precision
@@ -52,9 +52,7 @@ class _DNABERTModel(Model):
         """
         return "bf16x2" if kind == "cuda" and precision in ("bf16", "fp8") else "fp32"
 
-    def prepare(
-        self, precision: Precision, folder: Path | None, on_event: OnEvent
-    ) -> tuple[Path, str]:
+    def prepare(self, precision: Precision, on_event: OnEvent) -> tuple[Path, str]:
         """Return the folder, which the workers map, and the hash of weights and tokenizer."""
         weights, tokenizer, _ = self.files
         hashing = progress_of("hashing the model", self.footprint.file_bytes, on_event)
@@ -63,7 +61,7 @@ class _DNABERTModel(Model):
 
     def verify(self) -> str:
         load_dnabert(self.path, self.n_layers)
-        return self.prepare("fp32", None, lambda _: None)[1]
+        return self.prepare("fp32", lambda _: None)[1]
 
 
 def _room_for(dim: int, n_parameters: int, file_bytes: int) -> Footprint:
@@ -215,7 +213,6 @@ def inspect_folder(path: Path) -> _DNABERTModel:
         encoder_id=digest.hexdigest()[:16],
         n_layers=shape.n_layers,
         dim=shape.dim,
-        width=describe_width(shape.dim, shape.n_heads),
         poolings=("mean",),
         footprint=_room_for(shape.dim, shape.n_parameters, weights.stat().st_size),
         files=[weights, path / TOKENIZER, path / CONFIG],

@@ -19,7 +19,7 @@ from virnucpro.encoders.esm2.checkpoint import (
     shape_of_tensors,
     weight_files,
 )
-from virnucpro.encoders.families import Published, describe_width
+from virnucpro.encoders.families import Published
 from virnucpro.ground.config import EncoderSpec, Footprint, Precision
 from virnucpro.ground.errors import UnavailableError, UsageError
 from virnucpro.ground.events import OnEvent
@@ -73,9 +73,7 @@ class ESM2Model(Model):
     def sha256(self, on_bytes: Callable[[int], None] = lambda _: None) -> str:
         return hash_weights(self.path, on_bytes)
 
-    def prepare(
-        self, precision: Precision, folder: Path | None, on_event: OnEvent
-    ) -> tuple[Path, str]:
+    def prepare(self, precision: Precision, on_event: OnEvent) -> tuple[Path, str]:
         """Convert a large checkpoint once, so that all workers map the same copy.
 
         Raises:
@@ -93,7 +91,7 @@ class ESM2Model(Model):
         else:
             from virnucpro.encoders.esm2.weights import prepare
 
-            weights, digest = prepare(self, self.shape, precision, folder, on_event)
+            weights, digest = prepare(self, self.shape, precision, on_event)
         self.check(digest)
         return weights, digest
 
@@ -110,7 +108,9 @@ class ESM2Model(Model):
         from virnucpro.encoders.esm2.weights import verify_weights
 
         verify_weights(self.path)
-        return self.sha256()
+        digest = self.sha256()
+        self.check(digest)
+        return digest
 
 
 def inspect_esm2(path: Path) -> ESM2Model:
@@ -141,7 +141,6 @@ def inspect_esm2(path: Path) -> ESM2Model:
         encoder_id=identify(shape, tensors),
         n_layers=shape.n_layers,
         dim=shape.dim,
-        width=describe_width(shape.dim, shape.n_heads),
         poolings=("mean", "bos", "none"),
         footprint=room_for(shape, count_bytes(path)),
         files=files,

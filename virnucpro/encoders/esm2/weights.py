@@ -241,15 +241,15 @@ def _open_pt(path: Path) -> Tensors:
 
 
 def prepare(
-    model: Model, shape: ESM2Shape, precision: Precision, folder: Path | None, on_event: OnEvent
+    model: Model, shape: ESM2Shape, precision: Precision, on_event: OnEvent
 ) -> tuple[Path, str]:
     """The file that workers map, converted if necessary, and the checkpoint's SHA-256.
 
     Path, size and times identify a checkpoint that was read before. If the converted file cannot
-    be written, workers map the checkpoint itself. ``folder`` None: the default folder.
+    be written, workers map the checkpoint itself.
     """
     n_bytes, dtype = model.footprint.file_bytes, DTYPES[precision]
-    folder = folder or Path(torch.hub.get_dir()) / "virnucpro"  # users may delete it at any time
+    folder = Path(torch.hub.get_dir()) / "virnucpro"  # users may delete it at any time
     note = _note(model, folder)
     noted = _noted(note, "source_sha256")
     hashing, checking = (

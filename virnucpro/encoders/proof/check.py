@@ -26,6 +26,7 @@ from virnucpro.encoders import triton_kernels
 from virnucpro.encoders.base import Encoder, Model, Rows, load_encoder
 from virnucpro.encoders.catalogue import open_model
 from virnucpro.encoders.esm2.attention import E4M3
+from virnucpro.encoders.esm2.family import as_esm2
 from virnucpro.encoders.esm2.model import check_device
 from virnucpro.encoders.proof import fair_esm
 from virnucpro.encoders.transfer import use_device
@@ -36,7 +37,7 @@ from virnucpro.ground.devices import (
     choose_precision,
     choose_tokens,
 )
-from virnucpro.ground.errors import UnavailableError, UsageError
+from virnucpro.ground.errors import UnavailableError
 from virnucpro.ground.events import OnEvent, Progress
 from virnucpro.ground.log import announce, printable
 from virnucpro.ground.options import ComputeOptions
@@ -146,8 +147,8 @@ def check(model: str, options: ComputeOptions, on_event: OnEvent) -> _Check:
     """Embed the panel with both programs, on every requested device.
 
     Raises:
-        UsageError, UnavailableError: the model, the device or the precision is missing, or a
-            program does not run.
+        UsageError, UnavailableError: the model, the device or the precision is missing, the model
+            is no ESM-2, or a program does not run.
     """
     choice = choose_devices(options)
     is_emulated = options.precision == "fp8" and choice.kind == "cpu"
@@ -157,12 +158,7 @@ def check(model: str, options: ComputeOptions, on_event: OnEvent) -> _Check:
 
 def check_on(choice: Choice, model: Model, precision: Precision, on_event: OnEvent) -> _Check:
     """Embed the panel on existing devices. Raises as ``check``."""
-    if model.family != "esm2":
-        raise UsageError(
-            f"{printable(model.name)} is not an ESM-2: fair-esm has no vectors of it",
-            hint="check the ESM-2 that it reads, if it reads one",
-        )
-    weights, digest = model.prepare(precision, None, on_event)
+    weights, digest = as_esm2(model).prepare(precision, on_event)
     spec = EncoderSpec(
         model=model.name,
         sha256=digest,
