@@ -268,7 +268,7 @@ SLOW_DOORS = {
     "run.feature_file": {"h5py"},
     "run.index": {"h5py"},
     "run.exports": {"torch", "pyarrow"},
-    "run.lock": {"filelock", "psutil"},
+    "run.lock": {"filelock"},
 }
 
 

@@ -114,10 +114,10 @@ def test_resume_writes_damaged_tables_anew(copied, finished):
 @pytest.mark.parametrize(
     ("command", "name"), [("report", "report.html"), ("regions", "tracks.tsv.gz")]
 )
-def test_the_remedy_of_a_damaged_page_or_region_file_works(copied, command, name):
+def test_a_damaged_page_or_region_file_is_written_anew_by_its_own_command(copied, command, name):
     flip_bit(copied / name)
     code, told = say("status", copied, "--verify")
-    assert code == 1 and f"virnucpro {command} {copied}" in told
+    assert code == 1 and "--resume" in told
     assert say(command, copied)[0] == 0
     assert say("status", copied, "--verify")[0] == 0
 

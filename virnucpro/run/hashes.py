@@ -24,9 +24,9 @@ from virnucpro.ground.tree import Tree
 from virnucpro.run.features import index_of, is_export
 from virnucpro.run.folder import RunDir
 from virnucpro.run.scores import SUFFIX
-from virnucpro.tables.sinks import REGION_SINKS, all_sinks
+from virnucpro.tables.sinks import all_sinks
 
-_REGION_FILES = frozenset(sink.file for sink in REGION_SINKS if sink.is_optional)
+_REMEDY = "check the disk, then repeat the command of the run with --resume to rewrite it"
 _WRITES_AHEAD = 8  # writes of a file that may wait for their hashing
 
 
@@ -147,7 +147,7 @@ class Outputs:
                     what = "was changed: run.json has another SHA-256"
                     if not path.exists():
                         what = "is missing"
-                    yield path, InputError(f"{printable(path)} {what}", self._remedy(path))
+                    yield path, InputError(f"{printable(path)} {what}", _REMEDY)
 
     def check(self, *, but: Collection[str] = (), only: Collection[str] = ()) -> None:
         """Check that the existing outputs are as a finished run wrote them.
@@ -202,14 +202,6 @@ class Outputs:
 
     def _place(self, path: Path) -> str:
         return path.relative_to(self.rundir.root).as_posix()
-
-    def _remedy(self, path: Path) -> str:
-        folder = printable(self.rundir.root)
-        if path.name == RunDir.page:
-            return f"rewrite it: virnucpro report {folder}"
-        if path.name in _REGION_FILES:
-            return f"rewrite it: virnucpro regions {folder}"
-        return "check the disk, then repeat the command of the run with --resume to rewrite it"
 
 
 def _hash(path: Path) -> str:

@@ -20,7 +20,7 @@ import re
 import socket
 import stat
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from io import FileIO
 from pathlib import Path
@@ -342,7 +342,12 @@ def _forget(handle: FileIO) -> None:
 
 
 def _in_use(handle: FileIO, folder: Path, tags: Path, *hints: str) -> OutputError:
-    name, working = _await_name(handle, tags)
+    deadline, name, working = time.monotonic() + _PATIENCE, "", list[tuple[str, int]]()
+    while not (name or working) and time.monotonic() < deadline:
+        time.sleep(_MOMENT)
+        handle.seek(0)
+        name = handle.read().decode(errors="replace").strip()
+        working = [holder for tag, holder in tags_in(tags).items() if is_held(tag)]
     if working:
         names = [f"process {pid} on {host}" for host, pid in working[:_NAMED]]
         more = f" and {len(working) - _NAMED} more" if len(working) > _NAMED else ""
@@ -359,28 +364,6 @@ def _in_use(handle: FileIO, folder: Path, tags: Path, *hints: str) -> OutputErro
 def _name() -> bytes:
     start = time.strftime("%Y-%m-%d %H:%M:%S")
     return _BEGINNING + f"{os.getpid()} on {_host()} since {start}\n".encode()
-
-
-def _await_name(handle: FileIO, tags: Path) -> tuple[str, Sequence[tuple[str, int]]]:
-    """Wait for the name of the run that has the folder, or for the processes that work in it."""
-    deadline = time.monotonic() + _PATIENCE
-    while True:
-        handle.seek(0)
-        name = handle.read().decode(errors="replace")
-        if name.endswith("\n") and not _is_gone(name):
-            return name.strip(), ()
-        working = [holder for tag, holder in tags_in(tags).items() if is_held(tag)]
-        if working or time.monotonic() > deadline:
-            return name.strip(), working
-        time.sleep(_MOMENT)
-
-
-def _is_gone(name: str) -> bool:
-    """True if the name is of a process of this machine that was killed."""
-    import psutil
-
-    words = _NAME.fullmatch(name)
-    return words is not None and words[2] == _host() and not psutil.pid_exists(int(words[1]))
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
