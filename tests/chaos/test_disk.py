@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import gzip
-import hashlib
 import json
 import multiprocessing
 import os
@@ -57,6 +56,7 @@ from virnucpro.ground.errors import (
 from virnucpro.ground.events import ShardDone
 from virnucpro.learning.evaluate import _Question
 from virnucpro.learning.options import EvaluateOptions
+from virnucpro.run.feature_file import read_sealed, sealed
 from virnucpro.run.folder import RunDir
 from virnucpro.run.plan import Plan
 from virnucpro.run.status import inspect_run
@@ -647,10 +647,11 @@ def test_a_plan_of_what_no_plan_holds_is_made_again(make, tiny, undisturbed, nam
     plan = "shards/plan.json" if name in OF_LISTING else "shards/000000.plan"
     shutil.copytree(undisturbed, config.output)
     whole = (config.output / plan).read_bytes()
-    forged = json.loads(whole.partition(b"\n")[0])
+    label, content = read_sealed(config.output / plan, {})
+    forged = json.loads(content)
     ({**FORGERIES, **OF_LISTING}[name])(forged)
-    text = json.dumps(forged)
-    (config.output / plan).write_text(f"{text}\n{hashlib.sha256(text.encode()).hexdigest()}\n")
+    text = sealed(json.dumps(forged).encode(), label.attributes)
+    (config.output / plan).write_bytes(text)
     inspect_run(config.output, verify=True)
     assert_resumes(config, tiny, undisturbed)
     assert (config.output / plan).read_bytes() == whole

@@ -118,6 +118,25 @@ def sealed_label(
     return text + _SEAL.pack(hashlib.sha256(text).digest(), len(text))
 
 
+def sealed(content: bytes, attributes: Attributes) -> bytes:
+    """Content that ends as a feature file does; see ``read_sealed``."""
+    return content + sealed_label(content, attributes)
+
+
+def read_sealed(path: Path, attributes: Attributes) -> tuple[Label, bytes]:
+    """Read the content of a file that ends as a feature file does, and verify every bit.
+
+    Raises:
+        FeatureFileError, OutputError, StorageError: as ``read_label``.
+    """
+    label = read_label(path, attributes)
+    with reading(path):
+        content = path.read_bytes()[: label.n_bytes]
+        if hash_of([content]) != label.sha256:
+            raise ValueError("its content has another hash")
+    return label, content
+
+
 def hash_of(parts: Iterable[bytes]) -> str:
     """The SHA-256 of the concatenated parts."""
     digest = hashlib.sha256()

@@ -25,8 +25,8 @@ from typing import Any, ClassVar, TypeAlias, TypeVar
 from virnucpro.callers.caller import asking
 from virnucpro.callers.regions import SHORTEST_RECORD
 from virnucpro.ground.config import Recipe
-from virnucpro.ground.errors import InputError
-from virnucpro.ground.files import as_text, open_plain, parse_json, sha256
+from virnucpro.ground.errors import FeatureFileError, InputError
+from virnucpro.ground.files import as_text, parse_json, sha256
 from virnucpro.ground.log import printable
 from virnucpro.ground.records import (
     PROTEIN,
@@ -38,6 +38,7 @@ from virnucpro.ground.records import (
     shard_name,
 )
 from virnucpro.ground.tasks import Pool
+from virnucpro.run.feature_file import Attributes, read_sealed, sealed
 from virnucpro.run.features import OnShard
 from virnucpro.run.folder import IDS, PLAN, RunDir
 from virnucpro.run.manifest import Manifest
@@ -54,9 +55,9 @@ Part = TypeVar("Part")  # of what is read
 Spans: TypeAlias = tuple[tuple[int, int], ...]  # of shards: first, and one after the last
 LETTERS_AT_ONCE = 500_000  # of records that are called, translated or screened together
 _PARTS_AT_ONCE = 5_000  # records, or small files
-_FORMAT = 3  # raise it if parts of plans of two states could not be joined
+_FORMAT = 4  # raise it if parts of plans of two states could not be joined
 _LEAST_NUMBERS = 1000  # for the shards of a slice, so that their names stay short
-_DAMAGE = (OSError, ValueError, KeyError, TypeError)  # errors from a damaged file
+_DAMAGE = (FeatureFileError, ValueError, KeyError, TypeError)  # errors from a damaged file
 
 
 @dataclass(slots=True)
@@ -132,7 +133,6 @@ class _SlicePlan:
     spans: Spans  # of each of its inputs
     # the parts of the inputs that are scored together; empty if not every process can read them
     blocks: tuple[Places, ...] = ()
-    ids: str = ""  # SHA-256 of the digests of its ids; empty in a later step of ``--embed``
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class Plan:
     def read(cls, rundir: RunDir, manifest: Manifest) -> Plan | None:
         """Read the slices in ``plan.json``, if it belongs to this run, with their intact plans."""
         try:
-            listing = _read_sealed(rundir.plan, _key(manifest))
+            listing = _read_json(rundir.plan, {"key": _key(manifest)})
             n_inputs = len(manifest.inputs)
             slices = tuple(_slice_from_json(one, n_inputs) for one in listing["slices"])
             plan = cls(rundir, manifest, slices, {}, bool(listing["keep_intermediate"]))
@@ -185,6 +185,10 @@ class Plan:
     def key(self) -> str:
         """The key in the files of this plan."""
         return _key(self.manifest)
+
+    def seal(self, one: Slice) -> dict[str, str | int]:
+        """What the files of a slice are sealed with."""
+        return {"key": self.key, "slice": one.index}
 
     @property
     def planned(self) -> list[Slice]:
@@ -237,7 +241,7 @@ class Plan:
         for one in self.planned:
             part = self.parts[one.index]
             if damaged.isdisjoint(shard.index for shard in part.shards):
-                with suppress(OSError, ValueError):
+                with suppress(FeatureFileError):
                     self.read_ids(one)
                     parts[one.index] = part
         return replace(self, parts=parts)
@@ -253,7 +257,7 @@ class Plan:
             "keep_intermediate": self.keep_intermediate,
         }
         path = self.folder / self.rundir.plan.name
-        self.rundir.write_whole(path, _sealed(listing, self.key))
+        self.rundir.write_whole(path, sealed(_json(listing), {"key": self.key}))
 
     def write_chunks(self) -> None:
         """Write the chunks of all embedded records, in the order of their shards.
@@ -296,15 +300,11 @@ class Plan:
         """The digests of the ids of a planned slice; empty in a later step of ``--embed``.
 
         Raises:
-            OSError, ValueError: their file is missing or damaged.
+            FeatureFileError: their file is missing or damaged.
         """
         if one.step:
             return b""
-        with open_plain(self.folder / f"{one.name}{IDS}") as handle:
-            content = handle.read()
-        if hashlib.sha256(content).hexdigest() != self.parts[one.index].ids:
-            raise ValueError("they are damaged")
-        return content
+        return read_sealed(self.folder / f"{one.name}{IDS}", self.seal(one))[1]
 
     def refuse_duplicates(self) -> None:
         """Refuse an id that occurs twice in planned slices.
@@ -316,7 +316,7 @@ class Plan:
         """
         digests = array("q")
         for one in self.slices:
-            with suppress(OSError, ValueError):
+            with suppress(FeatureFileError):
                 digests.frombytes(self.read_ids(one))
         refuse_repeat(digests, self.manifest, is_begun=not self.is_aside)
 
@@ -371,7 +371,7 @@ def _count_numbers(recipe: Recipe) -> int:
 
 @dataclass(slots=True)
 class _SliceTask:
-    """Plan a slice: write its shards, the digests of its ids, and last the hashes of both."""
+    """Plan a slice: write its shards, the digests of its ids, and last the hashes of shards."""
 
     slice: Slice
     n_letters: ClassVar[int] = 0  # waiting tasks hold no letters in memory
@@ -404,19 +404,19 @@ class _SliceTask:
                 writer.extend(orfs)
             spans.append((first, writer.end_index))
         writer.flush()
-        ids = ""
         if one.step:  # the first step has counted each record
             self.counts = _PlanCounts()
         else:
-            content = b"".join(self.digests)
-            ids = hashlib.sha256(content).hexdigest()
-            rundir.write_whole(stem.with_suffix(IDS), content)
+            rundir.write_whole(
+                stem.with_suffix(IDS), sealed(b"".join(self.digests), plan.seal(one))
+            )
         self.counts.n_copies = writer.n_copies
         self.counts.n_copied_residues = writer.n_copied_residues
         shards = tuple(replace(s, path=rundir.shards / s.path.name) for s in writer.shards)
         blocks = tuple(map(tuple, filter(None, self.blocks))) if self.are_ranged else ()
-        part = _SlicePlan(shards, self.counts, tuple(spans), blocks, ids)
-        rundir.write_whole(stem.with_suffix(PLAN), _sealed(_to_json(part), plan.key))
+        part = _SlicePlan(shards, self.counts, tuple(spans), blocks)
+        content = sealed(_json(_facts_of(part)), plan.seal(one))
+        rundir.write_whole(stem.with_suffix(PLAN), content)
         return part
 
     def orfs(self, plan: Plan, place: int, span: Span) -> Iterator[Sequence[Orf]]:
@@ -538,26 +538,19 @@ def _key(manifest: Manifest) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _sealed(content: Mapping[str, object], key: str) -> str:
-    """A file of a plan: it begins with the key of its plan and ends with a hash of its content."""
-    text = json.dumps({"key": key, **content})
-    return f"{text}\n{hashlib.sha256(text.encode()).hexdigest()}\n"
+def _json(content: Mapping[str, object]) -> bytes:
+    return json.dumps(content).encode()
 
 
-def _read_sealed(path: Path, key: str) -> dict[str, Any]:
+def _read_json(path: Path, seal: Attributes) -> dict[str, Any]:
     """
     Raises:
-        OSError, ValueError: it is missing or incomplete, or belongs to another plan.
+        FeatureFileError, ValueError, TypeError: it is missing or damaged, or of another plan.
     """
-    with open_plain(path) as handle:
-        text, _, digest = handle.read().decode().partition("\n")
-    content = parse_json(text)
-    if hashlib.sha256(text.encode()).hexdigest() != digest.strip() or content["key"] != key:
-        raise ValueError("it is damaged, or of another plan")
-    return dict(content)
+    return dict(parse_json(read_sealed(path, seal)[1]))
 
 
-def _to_json(part: _SlicePlan) -> dict[str, object]:
+def _facts_of(part: _SlicePlan) -> dict[str, object]:
     shards = [
         (shard.index, shard.n_orfs, shard.n_embedded, shard.n_residues, shard.sha256)
         for shard in part.shards
@@ -567,7 +560,6 @@ def _to_json(part: _SlicePlan) -> dict[str, object]:
         "shards": shards,
         "spans": part.spans,
         "blocks": part.blocks,
-        "ids": part.ids,
     }
 
 
@@ -598,9 +590,9 @@ def _read_part(plan: Plan, one: Slice) -> _SlicePlan:
     """Read the plan of a slice.
 
     Raises:
-        OSError, ValueError, KeyError, TypeError: it is missing or damaged.
+        FeatureFileError, ValueError, KeyError, TypeError: it is missing or damaged.
     """
-    stored = _read_sealed((plan.folder / one.name).with_suffix(PLAN), plan.key)
+    stored = _read_json(plan.folder / f"{one.name}{PLAN}", plan.seal(one))
     shards = []
     for index, *facts in stored["shards"]:
         if not one.index <= index <= one.index + len(stored["shards"]):
@@ -608,7 +600,7 @@ def _read_part(plan: Plan, one: Slice) -> _SlicePlan:
         shards.append(Shard(index, plan.folder / f"{shard_name(index)}.faa", *facts))
     spans = tuple((int(first), int(end)) for first, end in stored["spans"])
     blocks = tuple(_places(places, len(plan.manifest.inputs)) for places in stored["blocks"])
-    return _SlicePlan(tuple(shards), _PlanCounts(**stored["counts"]), spans, blocks, stored["ids"])
+    return _SlicePlan(tuple(shards), _PlanCounts(**stored["counts"]), spans, blocks)
 
 
 def _find_damaged(shards: Sequence[Shard], on_shard: OnShard) -> set[int]:

@@ -25,7 +25,7 @@ from virnucpro.ground.errors import FeatureFileError
 from virnucpro.ground.files import parse_json, zstd
 from virnucpro.ground.records import Records, Region, Track, shard_name
 from virnucpro.ground.tree import Tree
-from virnucpro.run.feature_file import Label, read_label, sealed_label
+from virnucpro.run.feature_file import Label, read_label, read_sealed, sealed
 from virnucpro.scorer.score import PieceScores
 
 SUFFIX = ".scores"
@@ -34,7 +34,7 @@ _RECORDS_AT_ONCE = 10_000  # hashed together
 FORMAT = 6  # raise it when the same records and scorer would give another content
 # errors of numpy, safetensors, zstd and JSON on a damaged file
 _DAMAGE = (
-    *(OSError, LookupError, ValueError, TypeError, StopIteration),
+    *(FeatureFileError, LookupError, ValueError, TypeError, StopIteration),
     *(SafetensorError, zstd.ZstdError),
 )
 
@@ -72,8 +72,7 @@ class ScoreStore:
             "n_letters": scored.records.n_letters,
             "work": work,
         }
-        content += sealed_label(content, attributes)
-        self.tree.write_whole(self.path(index), content)
+        self.tree.write_whole(self.path(index), sealed(content, attributes))
 
     def read(self, path: Path, records: Records | None) -> tuple[ScoredRecords | None, bool]:
         """Read the scores of these records; None if they are missing.
@@ -84,11 +83,9 @@ class ScoreStore:
         """
         if not path.exists():
             return None, False
-        whole = self._whole(path, {} if records is None else {"records": _key_of(records)})
-        if whole is None:
-            return None, False
-        label, content = whole
+        of_records = {} if records is None else {"records": _key_of(records)}
         try:
+            label, content = read_sealed(path, {**self._attributes, **of_records})
             scored = _from_arrays(load(zstd.decompress(content)), records)
         except _DAMAGE:
             return None, False
@@ -96,15 +93,11 @@ class ScoreStore:
 
     def is_whole(self, index: int) -> bool:
         """Whether the file of a block is there as it was written."""
-        return self._whole(self.path(index), {}) is not None
-
-    def _whole(self, path: Path, more: Mapping[str, str]) -> tuple[Label, bytes] | None:
         try:
-            label = read_label(path, {**self._attributes, **more})
-            content = path.read_bytes()[: label.n_bytes]
-        except (FeatureFileError, *_DAMAGE):
-            return None
-        return (label, content) if hashlib.sha256(content).hexdigest() == label.sha256 else None
+            read_sealed(self.path(index), self._attributes)
+        except FeatureFileError:
+            return False
+        return True
 
     def files(self) -> list[Path]:
         """The existing files, by block index."""
