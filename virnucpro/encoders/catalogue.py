@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -35,8 +34,6 @@ from virnucpro.ground.log import printable
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
 _HEAD_BYTES = 6_800_000  # of a published head, approximately
-
-BeforeFetching = Callable[[str, frozenset[str]], None]  # gets the name, and the possible SHA-256
 
 
 def _torch_hub() -> Path:
@@ -265,13 +262,8 @@ def _suggestion(word: str) -> str:
 # Models
 
 
-def open_model(
-    model: str, on_event: OnEvent, before_fetching: BeforeFetching = lambda *_: None
-) -> Model:
+def open_model(model: str, on_event: OnEvent) -> Model:
     """Find the model for ``--model``, by its path or published name, in any family.
-
-    ``before_fetching`` gets the name and the hashes of a model before its download; an exception
-    that it raises stops the download.
 
     Raises:
         UnavailableError: the model does not exist, cannot be fetched, or fails its check.
@@ -283,7 +275,6 @@ def open_model(
     if found is None:
         return recognise(path, on_event)
     if missing := found.missing:
-        before_fetching(model, found.published.digests)
         inspect = found.open if found.published.is_file else None
         for file, place in missing:
             fetch_file(file, place, on_event, inspect)

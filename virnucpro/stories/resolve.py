@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -38,7 +37,6 @@ from virnucpro.ground.devices import (
 )
 from virnucpro.ground.errors import (
     InputMissingError,
-    ResumeError,
     UnavailableError,
     UsageError,
 )
@@ -145,8 +143,11 @@ def _resolve_engine(
     """Resolve a run that makes vectors with the models of these names."""
     from virnucpro.encoders.catalogue import open_model
 
-    before_fetching = partial(_check_before_fetching, options, recorded)
-    models = tuple(open_model(name, on_event, before_fetching) for name in names)
+    if isinstance(options, PredictOptions) and options.head and not options.head.is_file():
+        raise InputMissingError(
+            f"{printable(options.head)}: no such head file", hint="check the path"
+        )
+    models = tuple(open_model(name, on_event) for name in names)
     options = _with_regions(options)
     head = _load_head(options, models, on_event)
     rules = _rules(options, recorded)
@@ -408,27 +409,6 @@ def _recipe(options: RunOptions, encoders: tuple[EncoderSpec, ...], caller: Call
     )
 
 
-def _check_before_fetching(
-    options: RunOptions, recorded: Manifest | None, model: str, digests: frozenset[str]
-) -> None:
-    """Check the model before gigabytes are downloaded in vain.
-
-    Raises:
-        ResumeError: the run began with another model.
-        InputMissingError, UnavailableError: it has no head.
-    """
-    match options:
-        case PredictOptions(names_head=True) if options.model_name == model:
-            _check_head(options.head, model)
-    if recorded is not None and not any(
-        encoder.model == model or encoder.sha256 in digests for encoder in recorded.recipe.encoders
-    ):
-        raise ResumeError(
-            f"this folder holds a run with {printable(recorded.recipe.reader)}, not {model}",
-            hint="use the old options, choose another --output-dir, or start again with --force",
-        )
-
-
 def _asked_precision(options: RunOptions, recorded: Manifest | None) -> str:
     """The precision to resolve; on resume, ``auto`` is the precision of the run.
 
@@ -442,28 +422,13 @@ def _asked_precision(options: RunOptions, recorded: Manifest | None) -> str:
     return "bf16" if "bf16x2" in precisions else "fp32"
 
 
-def _check_head(path: Path | None, names: str) -> Path:
-    """
-    Raises:
-        InputMissingError, UnavailableError: the head is missing.
-    """
-    if path is None:
-        raise UnavailableError(
-            f"no head comes with the model {names}",
-            hint="name one with --head, or get features without calls: `virnucpro extract`",
-        )
-    if not path.is_file():
-        raise InputMissingError(f"{printable(path)}: no such head file", hint="check the path")
-    return path
-
-
 def _load_head(options: RunOptions, models: tuple[Model, ...], on_event: OnEvent) -> Head | None:
     """Load the head that calls, if any: the head that the user named, or the model's own.
 
     The head of the bundled ESM-2 calls only on request.
 
     Raises:
-        InputMissingError, UnavailableError: it is missing, or belongs to other models.
+        UnavailableError: there is none, it is damaged, or it belongs to other models.
     """
     if not isinstance(options, PredictOptions) or options.calls == "scorer":
         return None
@@ -476,6 +441,12 @@ def _load_head(options: RunOptions, models: tuple[Model, ...], on_event: OnEvent
         path = models[0].head
     if path is None and options.calls == "auto":
         return None
-    head = Head.load(_check_head(path, printable(" and ".join(model.name for model in models))))
+    if path is None:
+        names = printable(" and ".join(model.name for model in models))
+        raise UnavailableError(
+            f"no head comes with the model {names}",
+            hint="name one with --head, or get features without calls: `virnucpro extract`",
+        )
+    head = Head.load(path)
     head.facts.check_made_for(models)
     return head
