@@ -127,7 +127,7 @@ def _work(rundir: RunDir, config: RunConfig) -> TaskTimes:
     with closing(executor.run(plan.shards, job, config.resources)) as events:
         for _ in events:
             pass
-    results = make_results(config, manifest, job.stores, Pool(), lambda _: None)
+    results = make_results(config, manifest, Pool(), lambda _: None)
     for one in plan.slices:
         of_slice = replace(results, plan=plan.limited([one.index]))
         with _timed() as seconds:

@@ -15,6 +15,7 @@ from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
+from typing import Any
 
 import numpy as np
 
@@ -108,23 +109,24 @@ def run(
     Raises:
         VirnucproError: see ``errors``; finished shards are kept in every case.
     """
-    rundir, summary = RunDir(config.output), Summary()
+    options, rundir, summary = config.options, RunDir(config.output), Summary()
     pool = pool or Pool(config.resources.n_helpers)
     with rundir.in_use(), closing(executor), pool:
-        rundir.check_free(resume=config.options.resume, force=config.options.force)
-        LOGGER.info("virnucpro %s: %s", __version__, printable(" ".join(config.options.argv)))
-        recorded = rundir.read_manifest() if config.options.resume else None
-        if recorded and (lost := lost_inputs(config.options, rundir, recorded)):
-            cut_again(config, recorded, lost, pool, summary, on_event)
+        rundir.check_free(resume=options.resume, force=options.force)
+        LOGGER.info("virnucpro %s: %s", __version__, printable(" ".join(options.argv)))
+        recorded = rundir.read_manifest() if options.resume else None
+        if recorded and (lost := lost_inputs(options, rundir, recorded)):
+            recorded.check_same_recipe(config.recipe_for(recorded.recipe.input_type))
+            cut_again(make_results(config, recorded, pool, on_event), lost[0], summary)
         else:
             with summary.stage(STAGES[0]), rundir.planning():
                 results, job = begin(config, executor, pool, summary, on_event)
-            if config.options.plan_only:
-                close_plan(config, results, summary)
+            if options.plan_only:
+                close_plan(results, summary)
             else:
                 complete(results, job, executor, config.resources, summary)
-                close_run(config, results, summary)
-        for line in summary.lines(config.output):
+                close_run(results, summary)
+        for line in summary.lines(rundir.root):
             LOGGER.info("%s", line)
     return summary
 
@@ -136,39 +138,40 @@ def begin(
 
     -> everything that the outputs are made from, and the job of the workers
     """
-    rundir = RunDir(config.output)
-    recorded = None if config.options.force else rundir.read_manifest()
-    if config.options.resume and recorded is None:
+    options, rundir = config.options, RunDir(config.output)
+    recorded = None if options.force else rundir.read_manifest()
+    if options.resume and recorded is None:
         announce(f"no run yet in {printable(rundir.root)}: starting a new one")
-    if config.options.force:
-        rundir.refuse_to_clear(config.options.input)
-    manifest = open_run(config.options, config.recipe_for, rundir, recorded, on_event)
-    config.options.check_type(manifest.recipe.input_type)
+    if options.force:
+        rundir.refuse_to_clear(options.input)
+    manifest = open_run(options, config.recipe_for, rundir, recorded, on_event)
+    options.check_type(manifest.recipe.input_type)
     manifest = replace(manifest, models=config.models, embed=config.rules)
-    caller = config.caller.of_type(manifest.recipe.input_type)
-    for announcement in (*caller.announcements, *config.announcements):
+    results = make_results(config, manifest, pool, on_event)
+    for announcement in results.facts["announced"]:
         announce(announcement)
     for compromise in config.compromises:
         LOGGER.warning("%s", compromise)
-    job = Job.of(rundir, manifest.recipe, config.weights, config.options)
-    results = make_results(config, manifest, job.stores, pool, on_event)
+    job = Job.of(rundir, manifest.recipe, config.weights, options)
     if job.stores:
         executor.start(job, config.resources, count_worth_starting(manifest, recorded))
-    plan = plan_run(config, results, recorded)
+    results = replace(results, plan=plan_run(results, recorded))
     rundir.clear_copies(manifest)
-    if config.options.plan_only:
+    if options.plan_only:
         files = counted(len(manifest.inputs), "file")
-        announce(f"{files}, {manifest.recipe.input_type}; {counted(len(plan.slices), 'slice')}")
+        slices = counted(len(results.plan.slices), "slice")
+        announce(f"{files}, {manifest.recipe.input_type}; {slices}")
     else:
-        announce_input(plan, manifest, caller)
-    summary.count_plan(plan, manifest)
-    announce_cut(caller, recorded, summary)
+        announce_input(results)
+    announce_cut(results, recorded, summary)
     rundir.delete(rundir.report)  # it shows an earlier state
-    return replace(results, plan=plan), job
+    return results, job
 
 
-def announce_cut(caller: Caller, recorded: Manifest | None, summary: Summary) -> None:
+def announce_cut(results: Results, recorded: Manifest | None, summary: Summary) -> None:
     """Announce the cut by which records are called, and the earlier one if it differs."""
+    summary.count_plan(results.plan)
+    caller = results.maker.caller
     summary.callers, summary.stages = caller.announcements, caller.stages
     summary.cut, summary.cut_scores = caller.cut
     if summary.cut:
@@ -177,55 +180,38 @@ def announce_cut(caller: Caller, recorded: Manifest | None, summary: Summary) ->
         announce(f"the earlier start called records by another cut: {recorded.cut}")
 
 
-def make_results(
-    config: RunConfig,
-    manifest: Manifest,
-    stores: tuple[FeatureStore, ...],
-    pool: Pool,
-    on_event: OnEvent,
-) -> Results:
+def make_results(config: RunConfig, manifest: Manifest, pool: Pool, on_event: OnEvent) -> Results:
     """Collect what the outputs of a run are made from, before it is planned."""
-    rundir, options = RunDir(config.output), config.options
-    caller = config.caller.of_type(manifest.recipe.input_type)
-    finder = make_finder(options, manifest.recipe, caller)
+    rundir, options, recipe = RunDir(config.output), config.options, manifest.recipe
+    caller = config.caller.of_type(recipe.input_type)
+    finder = make_finder(options, recipe, caller)
+    digest = finder.digest if finder else ""
     layout = options.format if isinstance(options, ExtractOptions) else "h5"
     per_file = options.per_file or (options.resume and rundir.samples.is_dir())
-    files = (layout, per_file)
-    scores = None
-    if caller.keeps_scores:
-        digest = finder.digest if finder else ""
-        scores = ScoreStore(rundir, rundir.scores, manifest.recipe.fingerprint, digest)
+    scores = ScoreStore(rundir, rundir.scores, recipe.fingerprint, digest)
     maker = Maker(
         manifest=manifest,
-        stores=stores,
+        stores=rundir.stores_of(recipe),
         caller=caller,
         finder=finder,
         feature_format=layout,
         with_own_ids=per_file and manifest.is_qualified,
-        scores=scores,
+        scores=scores if caller.keeps_scores else None,
     )
+    cut = carry(options, CutOptions, region_model=None) if isinstance(options, CutOptions) else ""
+    hashes = sorted(caller.hashes.items())
+    made_by = (type(caller).__name__, hashes, caller.cut, cut, digest, (layout, per_file))
     return Results(
-        rundir=rundir,
         outputs=Outputs(rundir),
         maker=maker,
         plan=Plan(rundir, manifest),
-        backlog=Backlog(),
+        options=options,
+        facts=_facts(config, caller),
         pool=pool,
         per_file=per_file,
         on_event=on_event,
-        made_by=_made_by(options, caller, finder, files),
+        made_by=hashlib.sha256(repr(made_by).encode()).hexdigest(),
     )
-
-
-def _made_by(
-    options: RunOptions, caller: Caller, finder: RegionFinder | None, files: tuple[str, bool]
-) -> str:
-    """Hash the caller, its cut and the set of ``files``: see ``RowStore``."""
-    cut = carry(options, CutOptions, region_model=None) if isinstance(options, CutOptions) else ""
-    hashes = sorted(caller.hashes.items())
-    finds = finder.digest if finder else ""
-    facts = (type(caller).__name__, hashes, caller.cut, cut, finds, files)
-    return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
 def make_finder(options: RunOptions, recipe: Recipe, caller: Caller) -> RegionFinder | None:
@@ -238,7 +224,7 @@ def make_finder(options: RunOptions, recipe: Recipe, caller: Caller) -> RegionFi
     return RegionFinder.embedded(recipe.genetic_code, caller.scorer, options.region_model, least)
 
 
-def plan_run(config: RunConfig, results: Results, recorded: Manifest | None) -> Plan:
+def plan_run(results: Results, recorded: Manifest | None) -> Plan:
     """Cut the inputs into shards, unless an earlier start did, and claim the folder.
 
     With --plan-only, cut them into slices, which other processes plan. Old results are deleted and
@@ -246,11 +232,11 @@ def plan_run(config: RunConfig, results: Results, recorded: Manifest | None) -> 
     nothing. A kill at any point leaves a folder with a run, or a free one.
     """
     rundir, manifest, on_event = results.rundir, results.maker.manifest, results.on_event
-    keep = config.options.keep_intermediate
+    plan_only, keep = results.options.plan_only, results.options.keep_intermediate
     plan = find_plan(results, keep=keep) if recorded else None
     if plan is None:
         plan = Plan.cut(rundir, manifest, keep_intermediate=keep)
-    if not config.options.plan_only:
+    if not plan_only:
         stage = "reading and translating" if manifest.recipe.has_frames else "reading"
         total = 0 if plan.parts else InputFile.letters_of(manifest.inputs)
         plan = plan.make(
@@ -260,12 +246,11 @@ def plan_run(config: RunConfig, results: Results, recorded: Manifest | None) -> 
         plan.write_listing()
         if recorded is None:
             rundir.clear()
-    facts = _facts(config, results.maker.caller, "unfinished")
-    rundir.write_manifest(manifest, {**facts, RowStore.field: results.made_by})
+    results.record("unfinished", **{RowStore.field: results.made_by})
     if plan.is_aside:
         rundir.adopt_plan()
         plan = replace(plan, is_aside=False)
-    if plan.keeps_chunks and not (config.options.plan_only or rundir.chunks.is_file()):
+    if plan.keeps_chunks and not (plan_only or rundir.chunks.is_file()):
         plan.write_chunks()
     return plan
 
@@ -290,15 +275,11 @@ def count_worth_starting(manifest: Manifest, recorded: Manifest | None) -> int:
     return sum(file.n_bytes for file in new) // _BYTES_PER_WORKER
 
 
-def close_plan(config: RunConfig, results: Results, summary: Summary) -> None:
+def close_plan(results: Results, summary: Summary) -> None:
     """Finish a plan: make the folders that the processes of ``work`` need."""
     for store in results.maker.stores:
         store.make_folder()
-    facts = {
-        **_facts(config, results.maker.caller, "planned"),
-        RowStore.field: results.made_by,
-    }
-    results.rundir.write_manifest(results.maker.manifest, facts)
+    results.record("planned", **{RowStore.field: results.made_by})
     summary.n_slices = len(results.plan.slices)
 
 
@@ -409,34 +390,22 @@ def _on_shard(on_event: OnEvent, stage: str) -> Callable[[int, int], None]:
     return lambda done, total: on_event(Progress(stage, done, total, "shards"))
 
 
-def cut_again(
-    config: RunConfig,
-    manifest: Manifest,
-    lost: Sequence[str],
-    pool: Pool,
-    summary: Summary,
-    on_event: OnEvent,
-) -> None:
-    """Call the records of a finished run by another cut, without its missing input.
+def cut_again(results: Results, lost: str, summary: Summary) -> None:
+    """Call the records of a finished run by another cut, without its input ``lost``.
 
     Raises:
         InputMissingError: an output needs sequences of the input; the other tables are written.
-        ResumeError: the run has another recipe.
     """
-    rundir = RunDir(config.output)
-    manifest.check_same_recipe(config.recipe_for(manifest.recipe.input_type))
-    results = make_results(config, manifest, (), pool, on_event)
-    LOGGER.warning("the input is missing: %s; using the scores of this run for the calls", lost[0])
-    announce_cut(results.maker.caller, manifest, summary)
-    summary.count_plan(results.plan, manifest)
+    rundir, maker = results.rundir, results.maker
+    LOGGER.warning("the input is missing: %s; using the scores of this run for the calls", lost)
+    announce_cut(results, maker.manifest, summary)
     with summary.stage(STAGES[0]):
-        check_blind(results.maker.scores, results.maker.finder, lost)
+        check_blind(maker.scores, maker.finder, lost)
         before = Outputs(rundir).read_kept(LETTERS)
     lacking = set[str]()
     with summary.stage(summary.stages[-1]):
         letters = letters_of_before(rundir, before)
-        facts = {**_facts(config, results.maker.caller, "unfinished"), Outputs.field: before}
-        rundir.write_manifest(manifest, facts)
+        results.record("unfinished", **{Outputs.field: before})
         rundir.delete(rundir.report)
         with results.opened() as add:
             for portion in blind_portions(results.helpers().tools, letters):
@@ -446,49 +415,45 @@ def cut_again(
     for folder in (rundir.root, *rundir.sample_folders()):
         for name in lacking:
             rundir.delete(folder / name)
-    close_run(config, results, summary, is_whole=not lacking)
+    close_run(results, summary, is_whole=not lacking)
     if lacking:
         raise InputMissingError(
-            f"{printable(lost[0])} is missing, so these were deleted: "
-            f"{', '.join(sorted(lacking))}: the new cut needs sequences of the input",
+            f"{printable(lost)} is missing, so these were deleted: {', '.join(sorted(lacking))}: "
+            "the new cut needs sequences of the input",
             hint="put the input back and run the same command again; all other tables are written",
         )
 
 
-def close_run(
-    config: RunConfig, results: Results, summary: Summary, *, is_whole: bool = True
-) -> None:
+def close_run(results: Results, summary: Summary, *, is_whole: bool = True) -> None:
     """Write the outcome to ``run.json``, delete intermediate files, and write the page."""
-    rundir, is_complete = results.rundir, is_whole and not summary.exit_code
-    facts = _facts(config, results.maker.caller, "complete" if is_complete else "partial")
+    rundir, options = results.rundir, results.options
     hosts = [asdict(host) for host in rundir.hosts()]
     outcome = {"counts": summary.facts, "hosts": hosts, Outputs.field: results.outputs.hash()}
-    rundir.write_manifest(results.maker.manifest, {**facts, **outcome})
+    results.record("complete" if is_whole and not summary.exit_code else "partial", **outcome)
     rundir.clear_parts()
-    if not config.options.keep_intermediate and not summary.records.n_failed_frames:
+    if not options.keep_intermediate and not summary.records.n_failed_frames:
         rundir.clear_shards()
-    if config.options.report:
+    if options.report:
         write_run_page(rundir, results.pool)
 
 
-def _facts(config: RunConfig, caller: Caller, state: str) -> dict[str, object]:
-    """The facts about this start for ``run.json``."""
+def _facts(config: RunConfig, caller: Caller) -> dict[str, Any]:
+    """The facts about this start for ``run.json``, all but the state of the run."""
     return {
         "argv": list(config.options.argv),
         "versions": {"torch": torch_build().version, "numpy": np.__version__},
         "host": socket.gethostname(),
-        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "checkpoints": list(map(str, config.checkpoints)),
         "announced": [*caller.announcements, *config.announcements],
         "resources": asdict(config.resources),
         "cut": cut_facts(config.options),
         "tables": table_facts(config.options),
-        "state": state,
     }
 
 
-def announce_input(plan: Plan, manifest: Manifest, caller: Caller) -> None:
+def announce_input(results: Results) -> None:
     """Announce the input, and warn about what weakens calls."""
+    plan, manifest = results.plan, results.maker.manifest
     counts, recipe = plan.counts, manifest.recipe
     shards = f"; {counted(len(plan.shards), 'shard')}" if plan.shards else ""
     records = counted(counts.n_records, "record")
@@ -497,7 +462,7 @@ def announce_input(plan: Plan, manifest: Manifest, caller: Caller) -> None:
         LOGGER.warning("the input has no records: the tables have only a header")
         return
     numbers = (counts.n_records, counts.n_short, len(plan.shards))
-    for warning in caller.warnings(recipe.chunk_size, *numbers):
+    for warning in results.maker.caller.warnings(recipe.chunk_size, *numbers):
         LOGGER.warning("%s", warning)
     if counts.n_gaps:
         LOGGER.warning(

@@ -16,7 +16,6 @@ from virnucpro.ground.config import Command
 from virnucpro.ground.events import STAGES, STARTING, ShardDone
 from virnucpro.ground.log import LOGGER, counted, printable
 from virnucpro.run.folder import RunDir
-from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import Plan
 from virnucpro.tables.sinks import FAILED_FILES, FAILED_SEQUENCES, VIRUS_TABLE, Tally
 
@@ -62,8 +61,9 @@ class Summary:
     # device, precision, kernels and budget of each worker of this start
     workers: list[str] = field(default_factory=list)
 
-    def count_plan(self, plan: Plan, manifest: Manifest) -> None:
+    def count_plan(self, plan: Plan) -> None:
         """Count the files of a run and the tokens that copies save."""
+        manifest = plan.manifest
         encoders, counts, shards = manifest.recipe.encoders, plan.counts, plan.shards
         self.n_refused = len(manifest.refused)
         self.n_files = len(manifest.inputs) + self.n_refused

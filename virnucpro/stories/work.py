@@ -172,7 +172,7 @@ def work(
         manifest = replace(manifest, inputs=inputs)
         plan = replace(plan, manifest=manifest)
         with Pool(config.resources.n_helpers) as pool:
-            results = make_results(config, manifest, job.stores, pool, on_event)
+            results = make_results(config, manifest, pool, on_event)
             _PartOfRun(replace(results, plan=plan), config, part).do(job, executor_on)
     return part
 

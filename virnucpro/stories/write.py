@@ -8,16 +8,17 @@ only a few tasks are ahead, so memory is bounded.
 
 from __future__ import annotations
 
+import time
 from array import array
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from itertools import chain, groupby
 from threading import Condition
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from virnucpro.ground.errors import InputError
 from virnucpro.ground.events import (
@@ -48,6 +49,7 @@ from virnucpro.stories.blocks import (
     ShardTask,
     input_changed,
 )
+from virnucpro.stories.options import RunOptions
 from virnucpro.stories.summary import Summary
 from virnucpro.tables.sinks import SINKS, Place, Portion, Tally, open_outputs
 
@@ -131,16 +133,26 @@ def check_stored(event: ShardFailed) -> None:
 class Results:
     """Everything that the outputs of a run are made from."""
 
-    rundir: RunDir
     outputs: Outputs
     maker: Maker  # makes the rows
     plan: Plan
-    backlog: Backlog  # shards that are still being embedded
+    options: RunOptions
+    facts: Mapping[str, Any]  # about this start, for ``run.json``
     pool: Pool  # of processes
     per_file: bool
     on_event: OnEvent
     made_by: str  # see ``RowStore``
+    backlog: Backlog = field(default_factory=Backlog)  # shards that are still being embedded
     streams: Streams = field(default_factory=Streams)  # of packed inputs
+
+    @property
+    def rundir(self) -> RunDir:
+        return self.plan.rundir
+
+    def record(self, state: str, **more: object) -> None:
+        """Write ``run.json``, with the state of the run and more facts."""
+        now = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "state": state}
+        self.rundir.write_manifest(self.maker.manifest, {**self.facts, **now, **more})
 
     @property
     def rows(self) -> RowStore:
