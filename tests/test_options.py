@@ -112,7 +112,7 @@ def test_a_field_of_a_class_is_an_option_of_its_command():
         ({"place": "s3://bucket/a.fa"}, "s3://bucket/a.fa is an address"),
         ({"kind": "c"}, "--kind is 'c'"),
         ({"number": 1}, "--number is 1"),
-        ({"number": "3"}, "--number is '3'"),
+        ({"number": "three"}, "--number is 'three'"),
     ],
 )
 def test_an_invalid_value_is_refused_from_python_too(values, words):
@@ -122,7 +122,8 @@ def test_an_invalid_value_is_refused_from_python_too(values, words):
     assert make(Toy, {"place": "name:/x"}).place == Path("name:/x")  # a folder may have that name
 
 
-def test_a_number_of_numpy_is_a_number():
+def test_a_number_of_numpy_or_in_a_text_is_a_number():
+    assert make(Toy, {"place": "x", "number": "3"}).number == 3
     toy = make(Toy, {"place": "x", "number": np.int64(3)})
     assert toy.number == 3 and type(toy.number) is int
     options = make(PredictOptions, {"input": "i", "output_dir": "o", "threshold": np.float32(0.5)})

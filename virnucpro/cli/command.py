@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import MISSING, dataclass, fields
 from functools import cached_property, partial, update_wrapper
@@ -18,7 +18,7 @@ from textwrap import fill
 from types import NoneType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
-from typer import BadParameter, Context
+from typer import Context
 from typer.core import TyperCommand, TyperGroup
 
 from virnucpro.ground.errors import UsageError
@@ -121,9 +121,9 @@ def _as_typed(kind: Any) -> Any:  # noqa: ANN401 - a type
 
 
 def _plain(params: list[Any]) -> list[Any]:
-    """Make parameters take text, plain numbers and defaults without typer's conversion.
+    """Make parameters pass on the words of the user, which ``make`` converts and checks.
 
-    Otherwise typer would import pydantic, which takes longer than importing typer. Help shows no
+    typer would import pydantic for that, which takes longer than importing typer. Help shows no
     type for a flag or an argument.
     """
     for param in params:
@@ -137,40 +137,10 @@ def _plain(params: list[Any]) -> list[Any]:
 
 
 def _process(param: Any, context: Any, value: object) -> object:  # noqa: ANN401 - typer's or click's
-    source = context.get_parameter_source(param.name)
-    is_default = source is not None and source.name == "DEFAULT" and not param.required
-    number = _number(param, value)
-    if not is_default and number is None and not _is_text(param, value):
+    if value is None and param.required:  # typer says what is missing
         return type(param).process_value(param, context, value)
-    value = () if value is None and param.multiple else value if number is None else number
+    value = () if value is None and param.multiple else value
     return param.callback(context, param, value) if param.callback else value
-
-
-# the usual spelling of numbers; typer converts or refuses any other
-_NUMBERS = {
-    int: re.compile("0|[1-9][0-9]{0,14}"),
-    float: re.compile(r"(0|[1-9][0-9]{0,14})(\.[0-9]{1,15})?"),
-}
-
-
-def _number(param: Any, value: object) -> float | None:  # noqa: ANN401 - typer's or click's
-    """Parse a number if the option accepts it; otherwise None."""
-    kind, option = param.type_descriptor.annotation, param.type_descriptor.parameter_info
-    if option.parser or not isinstance(value, str) or kind not in _NUMBERS:
-        return None
-    if not _NUMBERS[kind].fullmatch(value):
-        return None
-    number: float = kind(value)
-    is_small = option.min is not None and number < option.min
-    return None if is_small or (option.max is not None and number > option.max) else number
-
-
-def _is_text(param: Any, value: object) -> bool:  # noqa: ANN401 - typer's or click's
-    """Whether the option takes text or choices and the value is one."""
-    kind = param.type_descriptor.annotation
-    if kind == list[str]:
-        return isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value)
-    return isinstance(value, str) and (kind is str or value in get_args(kind))
 
 
 def _write_help(command: Any, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - typer's or click's
@@ -223,10 +193,7 @@ def _wrapped(text: str, width: int, first: str, indent: int) -> str:
 
 
 class Command(TyperCommand):
-    """A command that explains wrong values in plain words.
-
-    A command with ``--input`` suggests it when a file has no option before it.
-    """
+    """A command; one with ``--input`` suggests it when a file has no option before it."""
 
     format_help = _write_help
 
@@ -239,13 +206,8 @@ class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - typer's or click's
         if not ctx.resilient_parsing and any(param.name == "input" for param in self.params):
             trial = self.make_context(ctx.info_name, list(args), ctx.parent, resilient_parsing=True)
-            _refuse_stray(trial.args, {name for name, value in trial.params.items() if value})
-        try:
-            return super().parse_args(ctx, args)
-        except BadParameter as error:
-            text = error.message.removeprefix("Value error, ").partition(", unable to parse")[0]
-            error.message = text.replace("Input should be", "it must be")
-            raise
+            _refuse_stray(trial.args)
+        return super().parse_args(ctx, args)
 
 
 class Group(TyperGroup):
@@ -257,24 +219,15 @@ class Group(TyperGroup):
         return _plain(super().get_params(ctx))
 
 
-def _refuse_stray(stray: list[str], named: Collection[str]) -> None:
-    """Refuse files without an option before them.
-
-    The hint suggests the last name as the output folder if it is not a file and none was given.
-
+def _refuse_stray(stray: list[str]) -> None:
+    """
     Raises:
         UsageError: a file has no option before it.
     """
-    if not stray:
-        return
-    names = [printable(name) for name in stray[:_SHOWN]]
-    more = ["..."] if len(stray) > _SHOWN else []
-    suggestion = [f"--input {name}" for name in names] + more
-    last = Path(stray[-1])
-    can_be_folder = not (more or last.suffix or last.is_file() or "output_dir" in named)
-    if can_be_folder and (len(stray) > 1 or "input" in named):
-        suggestion[-1] = f"--output-dir {names[-1]}"
-    hint = f"did you mean {' '.join(suggestion)}?"
-    if "input" in named and suggestion[0].startswith("--input"):
-        hint += " Each file needs its own --input; or name the folder that contains them"
-    raise UsageError(f"unexpected: {' '.join(names + more)}", hint=hint)
+    names = [printable(name) for name in stray[:_SHOWN]] + ["..."] * (len(stray) > _SHOWN)
+    if names:
+        raise UsageError(
+            f"unexpected: {' '.join(names)}",
+            hint=f"did you mean --input {names[0]}? Each file needs its own --input; or name the "
+            "folder that contains them, and the folder for results with --output-dir",
+        )

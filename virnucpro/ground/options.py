@@ -9,7 +9,8 @@ caller fills the others. Each room declares its classes in its module ``options`
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -70,7 +71,7 @@ def flag(name: str) -> str:
 
 
 def make(options: Callable[..., T], values: Mapping[str, object]) -> T:
-    """Make options from values as a user writes them: text for a path, a list for a tuple.
+    """Make options from values as a user writes them: text for a path or a number, a list.
 
     Raises:
         UsageError: a value is empty, or has the wrong type or range.
@@ -122,11 +123,22 @@ def _value(option: str, hint: Any, value: object) -> object:  # noqa: ANN401 - a
         return tuple(_value(option, get_args(hint)[0], one) for one in values)
     value = value.item() if hasattr(value, "item") else value  # a number of NumPy
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    if isinstance(value, str):
+        value, kinds = _number_in(value, kinds), tuple(k for k in kinds if k is not NoneType)
     for kind in kinds:
         if _will_do(kind, value):
             return _converted(kind, value)
     words = [word for kind in kinds for word in get_args(kind) or (_WORDS[kind],)]
     raise UsageError(f"{option} is {printable(repr(value))}", hint=f"give {' or '.join(words)}")
+
+
+def _number_in(text: str, kinds: Sequence[Any]) -> object:
+    """The number that the text says, if the option takes numbers; else the text."""
+    for kind in (int, float):
+        if kind in kinds:
+            with suppress(ValueError):
+                return kind(text)
+    return text
 
 
 def _will_do(kind: Any, value: object) -> bool:  # noqa: ANN401 - a type
