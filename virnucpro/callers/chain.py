@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -60,30 +59,25 @@ class RegionModel:
 
     def __post_init__(self) -> None:
         check_counts(self.size, self.step, self.shape_bases)
-        if not 1 <= self.step <= self.size:
-            raise ValueError(f"pieces of {self.size} bases, one every {self.step}")
-        rates = (self.host_bases, self.virus_bases)
-        if not all(1 <= n_bases < inf for n_bases in rates):
-            raise ValueError(f"regions of {self.virus_bases} bases, {self.host_bases} apart")
-        host = self.host
-        if not len(host.shape) == len(host.deviation) == N_SHAPE or min(host.deviation) <= 0:
-            raise ValueError(f"figures of genes {host.shape} that deviate by {host.deviation}")
-        if not 0 < self.first_share < 1:
-            raise ValueError(f"records begin in a virus with probability {self.first_share}")
-        n_bins = {len(self.log_ratios), len(self.gene_log_ratios)}
-        if n_bins != {len(self.edges) + 1} or list(self.edges) != sorted(self.edges):
-            raise ValueError(f"{n_bins} bins with {len(self.edges)} edges")
-        if not (self.deviation > 1 / _LARGEST and self.weight > 0 and self.distance > 0):
-            raise ValueError(
-                f"pieces that weigh {self.weight}, deviate by {self.deviation} in a host, and "
-                f"stand out by {self.distance} in a virus"
-            )
+        host, rates = self.host, (self.host_bases, self.virus_bases)
         log_ratios = (*self.log_ratios, *self.gene_log_ratios)
         numbers = (*self.edges, *log_ratios, *self.levels.usual, *self.genes.usual, self.distance)
         others = (self.gc_weight, self.shape_weight, self.weight, self.deviation)
         hosts = (host.gc, host.slope, *host.shape, *host.deviation, *rates)
-        if not all(abs(value) < _LARGEST for value in (*numbers, *others, *hosts)):  # nor NaN
-            raise ValueError(f"a value that is not finite, or not below {_LARGEST:.0e}")
+        is_model = (
+            1 <= self.step <= self.size
+            and all(abs(value) < _LARGEST for value in (*numbers, *others, *hosts))  # nor NaN
+            and min(rates) >= 1
+            and len(host.shape) == len(host.deviation) == N_SHAPE
+            and min(host.deviation) > 0
+            and 0 < self.first_share < 1
+            and len(self.edges) + 1 == len(self.log_ratios) == len(self.gene_log_ratios)
+            and list(self.edges) == sorted(self.edges)
+            and self.deviation > 1 / _LARGEST
+            and min(self.weight, self.distance) > 0
+        )
+        if not is_model:
+            raise ValueError("its numbers are out of range, or do not fit together")
 
     @property
     def text(self) -> str:

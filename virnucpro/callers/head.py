@@ -67,10 +67,9 @@ class EncoderFacts:
 
     def __post_init__(self) -> None:
         check_counts(self.layer, self.dim)
-        if not all(isinstance(text, str) for text in (self.family, self.name, self.encoder_id)):
-            raise TypeError("family, name and id of an encoder must be text")
-        if self.pooling not in ("mean", "bos"):
-            raise ValueError(f"{self.pooling!a} pooling is not possible for a head")
+        has_names = all(isinstance(one, str) for one in (self.family, self.name, self.encoder_id))
+        if not has_names or self.pooling not in ("mean", "bos"):
+            raise ValueError("its facts are those of no encoder")
 
     @classmethod
     def of(cls, model: Model) -> EncoderFacts:
@@ -144,18 +143,16 @@ class HeadFacts:
 
     def __post_init__(self) -> None:
         check_counts(self.chunk_size)
-        if not self.encoders:
-            raise ValueError("the head has no encoder")
-        if self.classes != CLASSES:
-            raise ValueError(f"the classes are {self.classes!a}, not {CLASSES!a}")
-        if self.frame_rule not in ("max", "mean"):
-            raise ValueError(f"the frame rule is {self.frame_rule!a}, not max or mean")
-        if type(self.threshold) not in (int, float) or not 0 <= self.threshold <= 1:
-            raise ValueError(f"the threshold is {self.threshold!a}, not between 0 and 1")
-        if type(self.exponent) not in (int, float) or not 0 <= self.exponent <= 1:
-            raise ValueError(f"the exponent is {self.exponent!a}, not between 0 and 1")
-        if not isinstance(self.training, str):
-            raise TypeError("the description of the training must be text")
+        shares = (self.threshold, self.exponent)
+        is_head = (
+            bool(self.encoders)
+            and self.classes == CLASSES
+            and self.frame_rule in ("max", "mean")
+            and all(type(share) in (int, float) and 0 <= share <= 1 for share in shares)
+            and isinstance(self.training, str)
+        )
+        if not is_head:
+            raise ValueError("its facts are those of no head")
 
     def score(self, chunks: Iterable[Sequence[float]]) -> float:
         """The score of a record, with 6 decimals, from the frame scores of its chunks.
