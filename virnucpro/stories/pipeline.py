@@ -28,10 +28,7 @@ from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.starts import Start
 from virnucpro.ground.config import Recipe
 from virnucpro.ground.devices import torch_build
-from virnucpro.ground.errors import (
-    FeatureFileError,
-    InputMissingError,
-)
+from virnucpro.ground.errors import FeatureFileError
 from virnucpro.ground.events import (
     STAGES,
     STARTING,
@@ -47,7 +44,6 @@ from virnucpro.ground.log import LOGGER, announce, counted, printable
 from virnucpro.ground.options import carry
 from virnucpro.ground.records import Shard
 from virnucpro.ground.tasks import Pool
-from virnucpro.page.run import write_run_page
 from virnucpro.run.features import FeatureStore
 from virnucpro.run.folder import RunDir
 from virnucpro.run.hashes import Outputs
@@ -65,17 +61,10 @@ from virnucpro.stories.options import (
     cut_facts,
     table_facts,
 )
-from virnucpro.stories.recut import (
-    blind_portions,
-    check_blind,
-    lacks_letters,
-    letters_of_before,
-    lost_inputs,
-)
+from virnucpro.stories.recut import cut_again, lost_inputs
 from virnucpro.stories.resolve import RunConfig, resolve
 from virnucpro.stories.summary import Summary
 from virnucpro.stories.write import Backlog, Results
-from virnucpro.tables.sinks import LETTERS
 
 _BYTES_PER_WORKER = 1_000_000  # of input; less is planned in a tenth of a second
 
@@ -125,7 +114,7 @@ def run(
                 close_plan(results, summary)
             else:
                 complete(results, job, executor, config.resources, summary)
-                close_run(results, summary)
+                results.close(summary)
         for line in summary.lines(rundir.root):
             LOGGER.info("%s", line)
     return summary
@@ -163,21 +152,9 @@ def begin(
         announce(f"{files}, {manifest.recipe.input_type}; {slices}")
     else:
         announce_input(results)
-    announce_cut(results, recorded, summary)
+    summary.announce_cut(results.plan, results.maker.caller, recorded)
     rundir.delete(rundir.report)  # it shows an earlier state
     return results, job
-
-
-def announce_cut(results: Results, recorded: Manifest | None, summary: Summary) -> None:
-    """Announce the cut by which records are called, and the earlier one if it differs."""
-    summary.count_plan(results.plan)
-    caller = results.maker.caller
-    summary.callers, summary.stages = caller.announcements, caller.stages
-    summary.cut, summary.cut_scores = caller.cut
-    if summary.cut:
-        announce(f"calls: {summary.cut}")
-    if recorded is not None and summary.cut != recorded.cut != "":
-        announce(f"the earlier start called records by another cut: {recorded.cut}")
 
 
 def make_results(config: RunConfig, manifest: Manifest, pool: Pool, on_event: OnEvent) -> Results:
@@ -388,53 +365,6 @@ def find_pending(
 
 def _on_shard(on_event: OnEvent, stage: str) -> Callable[[int, int], None]:
     return lambda done, total: on_event(Progress(stage, done, total, "shards"))
-
-
-def cut_again(results: Results, lost: str, summary: Summary) -> None:
-    """Call the records of a finished run by another cut, without its input ``lost``.
-
-    Raises:
-        InputMissingError: an output needs sequences of the input; the other tables are written.
-    """
-    rundir, maker = results.rundir, results.maker
-    LOGGER.warning("the input is missing: %s; using the scores of this run for the calls", lost)
-    announce_cut(results, maker.manifest, summary)
-    with summary.stage(STAGES[0]):
-        check_blind(maker.scores, maker.finder, lost)
-        before = Outputs(rundir).read_kept(LETTERS)
-    lacking = set[str]()
-    with summary.stage(summary.stages[-1]):
-        letters = letters_of_before(rundir, before)
-        results.record("unfinished", **{Outputs.field: before})
-        rundir.delete(rundir.report)
-        with results.opened() as add:
-            for portion in blind_portions(results.helpers().tools, letters):
-                summary.records.include(portion.tally)
-                lacking |= {name for name, of in portion.rows.items() if lacks_letters(name, of)}
-                add(portion)
-    for folder in (rundir.root, *rundir.sample_folders()):
-        for name in lacking:
-            rundir.delete(folder / name)
-    close_run(results, summary, is_whole=not lacking)
-    if lacking:
-        raise InputMissingError(
-            f"{printable(lost)} is missing, so these were deleted: {', '.join(sorted(lacking))}: "
-            "the new cut needs sequences of the input",
-            hint="put the input back and run the same command again; all other tables are written",
-        )
-
-
-def close_run(results: Results, summary: Summary, *, is_whole: bool = True) -> None:
-    """Write the outcome to ``run.json``, delete intermediate files, and write the page."""
-    rundir, options = results.rundir, results.options
-    hosts = [asdict(host) for host in rundir.hosts()]
-    outcome = {"counts": summary.facts, "hosts": hosts, Outputs.field: results.outputs.hash()}
-    results.record("complete" if is_whole and not summary.exit_code else "partial", **outcome)
-    rundir.clear_parts()
-    if not options.keep_intermediate and not summary.records.n_failed_frames:
-        rundir.clear_shards()
-    if options.report:
-        write_run_page(rundir, results.pool)
 
 
 def _facts(config: RunConfig, caller: Caller) -> dict[str, Any]:

@@ -8,13 +8,14 @@ more sensitive one may not, and then the FASTA is not written.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeAlias
 
 from virnucpro.ground.errors import InputMissingError, VirnucproError
+from virnucpro.ground.events import STAGES
 from virnucpro.ground.files import sha256
+from virnucpro.ground.log import LOGGER, printable
 from virnucpro.ground.records import FastaRecord, Records
 from virnucpro.run.folder import RunDir
 from virnucpro.run.hashes import Outputs
@@ -24,6 +25,8 @@ from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.stories.blocks import Maker
 from virnucpro.stories.options import RunOptions
+from virnucpro.stories.summary import Summary
+from virnucpro.stories.write import Results
 from virnucpro.tables.sinks import LETTERS, Portion
 
 _PLACE = re.compile(r"(.*)\|[a-z]+_([0-9]+)_([0-9]+)", re.DOTALL)  # of a region in its record
@@ -68,74 +71,86 @@ class _Peeked:
         self._records = records
         self.next = next(records, None)
 
-    def take(self) -> None:
-        """Advance to the next record."""
-        self.next = next(self._records, None)
+    def take(self) -> str:
+        """Advance to the next record; returns the sequence of the one before."""
+        assert self.next is not None
+        sequence, self.next = self.next.sequence, next(self._records, None)
+        return sequence
 
 
-Letters: TypeAlias = tuple[_Peeked, _Peeked]  # of records that were called viral, and of regions
+def cut_again(results: Results, lost: str, summary: Summary) -> None:
+    """Call the records of a finished run by another cut, without its input ``lost``.
 
-
-def letters_of_before(rundir: RunDir, hashes: Mapping[str, str]) -> Letters:
-    """Open the FASTA outputs of a run that still have the hash recorded for them.
-
-    They stay open, so replacing the files changes nothing.
-    """
-    viral, regions = (
-        _Peeked(read_fasta(rundir.root / name) if name in hashes else iter(())) for name in LETTERS
-    )
-    return viral, regions
-
-
-def check_blind(store: ScoreStore | None, finder: object, lost: Sequence[str]) -> None:
-    """
     Raises:
-        InputMissingError: another version of VirNucPro made the scores, or regions are wanted that
-            were not searched for with these options.
+        InputMissingError: its scores are of another version, or do not have the regions that are
+            wanted; or an output needs sequences of the input, and the other tables are written.
     """
+    rundir, maker, store = results.rundir, results.maker, results.maker.scores
+    LOGGER.warning("the input is missing: %s; using the scores of this run for the calls", lost)
+    summary.announce_cut(results.plan, maker.caller, maker.manifest)
     assert store is not None, "scores are kept where the scorer calls"
-    labels = [label for _, label in store.labels()]
-    if len(labels) < len(store.files()):
-        raise InputMissingError(
-            f"{lost[0]} is gone, and another version of VirNucPro made the scores of this run",
-            hint="put the input back, so that it can be scored again",
+    with summary.stage(STAGES[0]):
+        finders = [label.attributes.get("finder") for _, label in store.labels()]
+        if len(finders) < len(store.files()) or (maker.finder and {*finders} - {store.finder}):
+            raise InputMissingError(
+                f"{printable(lost)} is gone, and the scores of this run are of another version of "
+                "VirNucPro, or of other options for regions",
+                hint="put the input back, or leave the options for regions as they were",
+            )
+        before = Outputs(rundir).read_kept(LETTERS)
+        # they stay open, so replacing the files changes nothing
+        viral, regions = (
+            _Peeked(read_fasta(rundir.root / name) if name in before else iter(()))
+            for name in LETTERS
         )
-    if finder is not None and any(
-        label.attributes.get("finder") != store.finder for label in labels
-    ):
+    lacking = set[str]()
+    with summary.stage(summary.stages[-1]):
+        results.record("unfinished", **{Outputs.field: before})
+        rundir.delete(rundir.report)
+        with results.opened() as add:
+            for portion in _portions(results.helpers().tools, store, viral, regions):
+                summary.records.include(portion.tally)
+                lacking |= {name for name, rows in portion.rows.items() if _lacks(name, rows)}
+                add(portion)
+    for folder in (rundir.root, *rundir.sample_folders()):
+        for name in lacking:
+            rundir.delete(folder / name)
+    results.close(summary, is_whole=not lacking)
+    if lacking:
         raise InputMissingError(
-            f"{lost[0]} is gone, so regions cannot be searched for with new options",
-            hint="put the input back, or leave the options for regions as they were",
+            f"{printable(lost)} is missing, so these were deleted: {', '.join(sorted(lacking))}: "
+            "the new cut needs sequences of the input",
+            hint="put the input back and run the same command again; all other tables are written",
         )
 
 
-def blind_portions(maker: Maker, letters: Letters) -> Iterator[Portion]:
+def _portions(
+    maker: Maker, store: ScoreStore, viral: _Peeked, regions: _Peeked
+) -> Iterator[Portion]:
     """Yield the outputs of all records of a run without its inputs, in order."""
-    store = maker.scores
-    assert store is not None, "scores are kept where the scorer calls"
     for path in store.files():
         if (scored := store.read(path, None)[0]) is not None:
-            records = Records.of(_with_letters(one, letters) for one in scored.records.each())
+            records = Records.of(
+                _with_letters(one, viral, regions) for one in scored.records.each()
+            )
             yield from maker.portions(maker.call(replace(scored, records=records)))
 
 
-def _with_letters(record: FastaRecord, before: Letters) -> FastaRecord:
+def _with_letters(record: FastaRecord, viral: _Peeked, regions: _Peeked) -> FastaRecord:
     """The record with as much of its sequence as the earlier outputs have."""
-    (viral, regions), letters = before, record.sequence
+    letters = record.sequence
     if viral.next is not None and viral.next.id == record.id:
-        letters = viral.next.sequence
-        viral.take()
+        letters = viral.take()
     while regions.next is not None:
         place = _PLACE.fullmatch(regions.next.id)
         if place is None or place[1] != record.id:
             break
         start, end = int(place[2]) - 1, int(place[3])
-        letters = letters[:start] + regions.next.sequence + letters[end:]
-        regions.take()
+        letters = letters[:start] + regions.take() + letters[end:]
     return record._replace(sequence=letters)
 
 
-def lacks_letters(name: str, rows: bytes | memoryview) -> bool:
+def _lacks(name: str, rows: bytes | memoryview) -> bool:
     """True if the rows of an output are sequences with unknown letters."""
     is_fasta = name.endswith((".fasta", ".fa"))
     return is_fasta and _UNKNOWN_LINE.search(rows) is not None

@@ -11,11 +11,13 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from virnucpro.callers.caller import Caller
 from virnucpro.encoders.base import estimate_tokens
 from virnucpro.ground.config import Command
 from virnucpro.ground.events import STAGES, STARTING, ShardDone
-from virnucpro.ground.log import LOGGER, counted, printable
+from virnucpro.ground.log import LOGGER, announce, counted, printable
 from virnucpro.run.folder import RunDir
+from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import Plan
 from virnucpro.tables.sinks import FAILED_FILES, FAILED_SEQUENCES, VIRUS_TABLE, Tally
 
@@ -61,7 +63,17 @@ class Summary:
     # device, precision, kernels and budget of each worker of this start
     workers: list[str] = field(default_factory=list)
 
-    def count_plan(self, plan: Plan) -> None:
+    def announce_cut(self, plan: Plan, caller: Caller, recorded: Manifest | None) -> None:
+        """Count the plan, and announce the cut, and the earlier one if it differs."""
+        self._count_plan(plan)
+        self.callers, self.stages = caller.announcements, caller.stages
+        self.cut, self.cut_scores = caller.cut
+        if self.cut:
+            announce(f"calls: {self.cut}")
+        if recorded is not None and self.cut != recorded.cut != "":
+            announce(f"the earlier start called records by another cut: {recorded.cut}")
+
+    def _count_plan(self, plan: Plan) -> None:
         """Count the files of a run and the tokens that copies save."""
         manifest = plan.manifest
         encoders, counts, shards = manifest.recipe.encoders, plan.counts, plan.shards

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, groupby
 from threading import Condition
 from typing import Any, TypeAlias
@@ -34,6 +34,7 @@ from virnucpro.ground.log import counted
 from virnucpro.ground.records import FastaRecord, Records, Shard, shard_name
 from virnucpro.ground.tasks import AbandonedError, Helpers, Pool
 from virnucpro.ground.tree import Tree
+from virnucpro.page.run import write_run_page
 from virnucpro.run.folder import RunDir
 from virnucpro.run.hashes import Outputs
 from virnucpro.run.index import IndexPart
@@ -153,6 +154,17 @@ class Results:
         """Write ``run.json``, with the state of the run and more facts."""
         now = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "state": state}
         self.rundir.write_manifest(self.maker.manifest, {**self.facts, **now, **more})
+
+    def close(self, summary: Summary, *, is_whole: bool = True) -> None:
+        """Write the outcome to ``run.json``, delete intermediate files, and write the page."""
+        hosts = [asdict(host) for host in self.rundir.hosts()]
+        outcome = {"counts": summary.facts, "hosts": hosts, Outputs.field: self.outputs.hash()}
+        self.record("complete" if is_whole and not summary.exit_code else "partial", **outcome)
+        self.rundir.clear_parts()
+        if not self.options.keep_intermediate and not summary.records.n_failed_frames:
+            self.rundir.clear_shards()
+        if self.options.report:
+            write_run_page(self.rundir, self.pool)
 
     @property
     def rows(self) -> RowStore:
