@@ -210,7 +210,7 @@ def test_the_embedded_model_and_any_other_gives_vectors_and_changes_no_call(
 
 @pytest.mark.parametrize("option", [{"preset": "sensitive"}, {"prevalence": 0.1}])
 def test_a_head_that_is_not_joined_has_no_error_rates_to_cut_by(tiny, make_config, contigs, option):
-    with pytest.raises(UsageError, match="a head alone has no"):
+    with pytest.raises(UsageError, match="with a head alone, which has no"):
         run_inline(make_config(contigs, **option), tiny.head)
 
 

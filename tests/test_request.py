@@ -125,7 +125,7 @@ def test_four_gpus_are_used_as_they_are_named_and_only_where_they_are_named(opti
         ({"keep_intermediate": True}, "--keep-intermediate: no effect where nothing is embedded"),
         ({"chunk_size": 300}, "the scorer works on pieces of 500 bases"),
         ({"calls": "scorer", "head": Path("h")}, "--head: no effect with --calls scorer"),
-        ({"calls": "head", "preset": "sensitive"}, "--preset sensitive needs error rates"),
+        ({"calls": "head", "preset": "sensitive"}, "--preset: no effect with a head alone"),
     ],
 )
 def test_what_would_be_ignored_is_refused(options, given, reason):

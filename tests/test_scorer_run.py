@@ -26,6 +26,7 @@ from virnucpro.ground.config import EncoderSpec
 from virnucpro.ground.devices import Gpu
 from virnucpro.ground.errors import InputMissingError, ResumeError, UsageError
 from virnucpro.ground.events import Event, OnEvent, Progress, Telling
+from virnucpro.ground.options import make
 from virnucpro.ground.records import Shard
 from virnucpro.run import plan
 from virnucpro.run.status import inspect_run, measure_run
@@ -181,14 +182,15 @@ def test_the_expected_share_of_false_calls_follows_the_prevalence(tmp_path):
         ({"threshold": 1.5}, "--threshold is 1.5"),
         ({"threshold": float("nan")}, "--threshold is nan"),
         ({"prevalence": 0.0}, "--prevalence is 0.0"),
-        ({"threshold": 0.5, "preset": "sensitive"}, "contradict each other"),
+        ({"threshold": 0.5, "preset": "sensitive"}, "--preset: no effect with --threshold"),
         ({"genetic_code": 7}, "--genetic-code is 7"),
     ],
 )
 def test_a_cut_without_sense_is_refused(tmp_path, changes, reason):
     source = write(tmp_path / "in.fa", **many())
     with pytest.raises(UsageError, match=reason):
-        predict(source, to=tmp_path / "run", **changes)
+        of_user = {"input": [source], "output_dir": tmp_path / "run", **changes}
+        pipeline.execute(make(PredictOptions, of_user), lambda _: None, lambda _: NoExecutor())
     assert not (tmp_path / "run").exists()
 
 
@@ -501,7 +503,7 @@ def test_an_input_that_is_gone_is_missed_where_scores_do_not_serve(tmp_path, mon
         predict(fasta, to=tmp_path / "run", preset="sensitive", resume=True)
     fasta.unlink()
     before = tables_of(tmp_path / "run")
-    with pytest.raises(InputMissingError, match="regions cannot be searched for"):
+    with pytest.raises(InputMissingError, match="options for regions"):
         predict(fasta, to=tmp_path / "run", resume=True)
     with monkeypatch.context() as patch, pytest.raises(InputMissingError, match="another version"):
         patch.setattr("virnucpro.run.scores.FORMAT", 0)

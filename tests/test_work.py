@@ -625,8 +625,8 @@ def test_a_lost_plan_is_named(plan):
     ("changes", "words"),
     [
         ({"plan_only": True}, "the plan fixes the precision of the run"),
-        ({"no_embed": True}, "--no-embed needs --resume"),
-        ({"no_embed": True, "plan_only": True}, "contradict each other"),
+        ({"no_embed": True}, "--no-embed: no effect without --resume"),
+        ({"no_embed": True, "plan_only": True}, "--no-embed: no effect with --plan-only"),
     ],
 )
 def test_options_for_other_machines_that_make_no_sense_are_refused(asked, changes, words):
@@ -684,21 +684,21 @@ def test_a_log_is_read_on_from_its_last_whole_line(tmp_path):
 @pytest.mark.parametrize(
     ("text", "array", "words"),
     [
-        ("0/3", {}, "counted from 1 to 3"),
-        ("4/3", {}, "counted from 1 to 3"),
+        ("0/3", {}, "they are 1/3 to 3/3"),
+        ("4/3", {}, "they are 1/3 to 3/3"),
         ("1/0", {}, "is not a part"),
         ("half", {}, "is not a part"),
         ("0", SLURM, "is not a part"),
-        ("16", {}, "not a task of a job array"),
-        (None, {"PBS_ARRAY_INDEX": "1"}, "PBS does not say"),
-        (None, {**SLURM, "SLURM_ARRAY_TASK_MAX": "8"}, "have gaps"),
-        (None, {"SLURM_ARRAY_TASK_ID": "1"}, "have gaps"),
+        ("16", {}, "names no part"),
+        (None, {"PBS_ARRAY_INDEX": "1"}, "is not of SLURM"),
+        (None, {**SLURM, "SLURM_ARRAY_TASK_MAX": "8"}, "has gaps"),
+        (None, {"SLURM_ARRAY_TASK_ID": "1"}, "has gaps"),
     ],
 )
 def test_a_part_that_cannot_be_understood_is_refused(text, array, words):
     with pytest.raises(UsageError, match=words) as caught:
         choose_part(text, array)
-    assert caught.value.hint or "counted" in words
+    assert caught.value.hint
 
 
 @pytest.mark.parametrize("has_shards", [True, False])

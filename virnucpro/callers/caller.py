@@ -32,6 +32,7 @@ from virnucpro.ground.errors import UnavailableError, UsageError
 from virnucpro.ground.events import SCORING, STAGES
 from virnucpro.ground.files import EMBEDDED_FOLDER
 from virnucpro.ground.log import counted
+from virnucpro.ground.options import refuse
 from virnucpro.ground.records import (
     Call,
     CalledRecords,
@@ -244,16 +245,8 @@ class _ByHead(Caller):
     options: CutOptions
 
     def __post_init__(self) -> None:
-        if self.options.preset != "default":
-            raise UsageError(
-                f"--preset {self.options.preset} needs error rates, and a head alone has none",
-                hint="give --threshold, or let the scorer call: leave out --head and --calls",
-            )
-        if self.options.prevalence != CutOptions.prevalence:
-            raise UsageError(
-                "--prevalence needs error rates, and a head alone has none",
-                hint="leave it out, or let the scorer call: leave out --head and --calls",
-            )
+        where, else_ = "with a head alone, which has no error rates", "let the scorer call"
+        refuse(self.options, ("preset", "prevalence"), where, else_)
 
     @property
     def announcements(self) -> tuple[str, ...]:

@@ -74,6 +74,8 @@ class CutOptions:
             "if its posterior is at least this.",
             _PANEL,
             metavar="SCORE",
+            min=0,
+            max=1,
             show_default="by --preset, or the head's",
         ),
     ] = None
@@ -112,15 +114,8 @@ class CutOptions:
         return LEAST_POSTERIORS.get(self.preset, 0.0)
 
     def __post_init__(self) -> None:
-        if self.threshold is not None and not 0 <= self.threshold <= 1:
-            raise UsageError(
-                f"--threshold is {self.threshold}; scores lie between 0 and 1",
-                hint="leave it out to use the thresholds of --preset",
-            )
-        if self.threshold is not None and self.preset != "default":
-            raise UsageError(
-                "--threshold and --preset contradict each other", hint="give one of them"
-            )
+        if self.threshold is not None:
+            refuse(self, ("preset",), "with --threshold")
         if not 0 < self.prevalence < 1:
             raise UsageError(
                 f"--prevalence is {self.prevalence}; it must lie between 0 and 1",

@@ -184,6 +184,12 @@ class RunOptions(CacheOptions, EngineOptions, ModelOptions, FolderOptions, Seque
         for name in ("plan_only", "no_embed"):
             if getattr(self, name):
                 refuse(self, ("cache",), f"with {flag(name)}, where nothing is embedded")
+        if self.plan_only:
+            refuse(self, ("no_embed",), "with --plan-only")
+        if not self.resume:
+            refuse(self, ("no_embed",), "without --resume: a new run has no vectors yet")
+        if self.executor == "local":
+            refuse(self, ("executor_config",), "without --executor parsl")
         self.check_type(self.input_type)
 
     @property

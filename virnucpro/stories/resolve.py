@@ -108,7 +108,6 @@ def resolve(options: RunOptions, on_event: OnEvent) -> RunConfig:
     for path in () if lost_inputs(options, rundir, recorded) else options.input:
         InputFile.all_of(path)
     GeneticCode.of(options.genetic_code)
-    _check_place(options)
     if options.asks_for_vectors or (recorded is not None and recorded.models == (EMBEDDED,)):
         from virnucpro.encoders.catalogue import model_names
 
@@ -270,25 +269,6 @@ def resolve_work(
                 hint="copy the model to this path from the machine that made the plan",
             )
     return replace(config, recipe=recorded.recipe)
-
-
-def _check_place(options: RunOptions) -> None:
-    """
-    Raises:
-        UsageError: the options about work on other machines contradict each other or the run.
-    """
-    if options.plan_only and options.no_embed:
-        raise UsageError(
-            "--plan-only and --no-embed contradict each other",
-            hint="plan first; when everything is embedded, run it again with --resume --no-embed",
-        )
-    if options.executor_config is not None and options.executor == "local":
-        raise UsageError("--executor-config needs --executor parsl", hint="give both or neither")
-    if options.no_embed and not options.resume:
-        raise UsageError(
-            "--no-embed needs --resume: a new run has no vectors yet",
-            hint="begin with --plan-only, then `virnucpro work DIR`",
-        )
 
 
 def _choose_devices(options: RunOptions, footprint: Footprint) -> Choice:

@@ -375,24 +375,19 @@ def choose_part(text: str | None, array: Mapping[str, str]) -> Part:
     Raises:
         UsageError: the text is not a part, or the array does not say which one this task is.
     """
+    task = next((array[name] for name in _TASKS if array.get(name, "").isdecimal()), None)
     if text is None:
-        return _part_of_task(array)
+        return Part() if task is None else _part_of_array(array)
     words = re.fullmatch(r"(?:([0-9]{1,9})/)?([1-9][0-9]{0,8})", text)
     if words is None:
         raise UsageError(f"--part {printable(text)} is not a part", hint="give one as --part 3/16")
     n = int(words[2])
-    if words[1] is None:
-        name = next((name for name in _TASKS if array.get(name, "").isdecimal()), None)
-        if name is None:
-            raise UsageError(
-                f"--part {text}: this is not a task of a job array, so N alone names no part",
-                hint=f"give --part 1/{text} to --part {text}/{text}",
-            )
-        return Part(int(array[name]) % n, n)
-    if not 1 <= int(words[1]) <= n:
+    if words[1] is None and task is not None:
+        return Part(int(task) % n, n)
+    if words[1] is None or not 1 <= int(words[1]) <= n:
         raise UsageError(
-            f"--part {text}: parts are counted from 1 to {n}",
-            hint=f"the last is --part {n}/{n}",
+            f"--part {text} names no part: they are 1/{n} to {n}/{n}",
+            hint=f"give one of these; --part {n} alone is for the tasks of a job array",
         )
     return Part(int(words[1]) - 1, n)
 
@@ -401,25 +396,17 @@ _TASKS = ("SLURM_ARRAY_TASK_ID", "PBS_ARRAY_INDEX", "PBS_ARRAYID")
 _SLURM = tuple(f"SLURM_ARRAY_TASK_{name}" for name in ("ID", "MIN", "MAX", "STEP", "COUNT"))
 
 
-def _part_of_task(array: Mapping[str, str]) -> Part:
-    """The part of a task in a job array with equally spaced numbers; outside, the whole run.
+def _part_of_array(array: Mapping[str, str]) -> Part:
+    """The part of a task in a job array of SLURM with equally spaced numbers.
 
     Raises:
-        UsageError: the numbers have gaps, or the batch system does not say how many there are.
+        UsageError: the array does not say which part the task does.
     """
-    if not any(name in array for name in _TASKS):
-        return Part()
-    if _SLURM[0] not in array:
-        raise UsageError(
-            "this is a task of a job array, and PBS does not say how many tasks it has",
-            hint="give their number: --part 16 for an array of 16 tasks",
-        )
     with suppress(KeyError, ValueError, ZeroDivisionError):
         number, first, last, step, n = (int(array[name]) for name in _SLURM)
         if last - first == (n - 1) * step and (number - first) % step == 0:
             return Part((number - first) // step, n)
     raise UsageError(
-        "the numbers of this job array have gaps, so they do not say which part each task does",
-        hint="give --part I/N; to do the parts of some tasks again, --part N with the N of the "
-        "whole array",
+        "this job array does not say which part its tasks do: it is not of SLURM, or has gaps",
+        hint="give the number of tasks of the whole array, as in --part 16, or --part I/N",
     )
