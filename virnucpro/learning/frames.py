@@ -179,21 +179,6 @@ def growing(path: Path, dtype: str, width: int | None = None) -> Iterator[_Add]:
         _write_header(out, dtype, (n_rows, *row_shape))
 
 
-def _adding_words(add_letters: _Add, add_ends: _Add) -> Callable[[Iterable[str]], None]:
-    """Make a function that adds words to the two columns that ``_words`` reads."""
-    n_letters = 0
-    add_ends([0])
-
-    def add(words: Iterable[str]) -> None:
-        nonlocal n_letters
-        letters, ends = _joined(words)
-        add_letters(letters)
-        add_ends(n_letters + ends[1:])
-        n_letters += len(letters)
-
-    return add
-
-
 def _write_header(out: BinaryIO, dtype: str, shape: tuple[int, ...]) -> None:
     """Write numpy's header, which leaves room for any number of rows."""
     facts = {"descr": dtype, "fortran_order": False, "shape": shape}
@@ -366,8 +351,9 @@ class _Growing:
             for name, (dtype, width) in _COLUMNS.items()
         }
         self._add, self._n_chunks = add, 0
-        self._add_proteins = _adding_words(add["proteins.npy"], add["protein_ends.npy"])
-        self._add_ids = _adding_words(add["ids.npy"], add["id_ends.npy"])
+        self._n_letters = {"protein": 0, "id": 0}
+        for name in self._n_letters:
+            add[f"{name}_ends.npy"]([0])
 
     def add_kmers(self, number: int, sequence: str) -> None:
         """Add the sampled k-mers of the record with this number."""
@@ -381,12 +367,19 @@ class _Growing:
         numbers = {chunk.id: n for n, chunk in enumerate(chunks, self._n_chunks)}
         self._n_chunks += len(chunks)
         self._add["chunk.npy"]([numbers[orf.chunk_id] for orf in orfs])
-        self._add_proteins(orf.protein for orf in orfs)
-        self._add_ids(orf.id for orf in orfs)
+        self._add_words("protein", (orf.protein for orf in orfs))
+        self._add_words("id", (orf.id for orf in orfs))
         for first in range(0, len(orfs), _COMPOSITIONS_AT_ONCE):
             some = orfs[first : first + _COMPOSITIONS_AT_ONCE]
             bases = [orf.codons_in(record.sequence) for orf in some]
             self._add["composition.npy"](frame_composition(bases))
+
+    def _add_words(self, name: str, words: Iterable[str]) -> None:
+        """Add words to the two columns that ``_words`` reads."""
+        letters, ends = _joined(words)
+        self._add[f"{name}s.npy"](letters)
+        self._add[f"{name}_ends.npy"](self._n_letters[name] + ends[1:])
+        self._n_letters[name] += len(letters)
 
 
 def _copied(pairs: Iterable[Labelled], path: Path) -> Iterator[Labelled]:
@@ -450,12 +443,6 @@ def delete_frames(folder: Path, fasta: Path) -> None:
     Tree(fasta.parent).delete(fasta)
 
 
-def read_labels(folder: Path) -> tuple[LabelledRecord, ...]:
-    """Read the records of complete frames, in the order of their numbers."""
-    rows = read_json(folder / _RECORDS, most_bytes=_MOST_RECORDS)
-    return tuple(LabelledRecord(*facts) for facts in rows)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class FrameStore:
     """All frames of a folder, with their records and chunks."""
@@ -468,7 +455,8 @@ class FrameStore:
     @classmethod
     def open(cls, folder: Path) -> FrameStore:
         """Map complete frames."""
-        records = read_labels(folder)
+        rows = read_json(folder / _RECORDS, most_bytes=_MOST_RECORDS)
+        records = tuple(LabelledRecord(*facts) for facts in rows)
         names = ("chunk.npy", "chunks.npy", "kmers.npy")
         chunk, chunks, kmers = (_mapped(folder / name) for name in names)
         record = chunks[chunk, 0]
@@ -482,6 +470,12 @@ class FrameStore:
             group=np.unique([r.group for r in records], return_inverse=True)[1][record],
         )
         return cls(records, chunks, frames, kmers)
+
+    def count_frames(self, chunk_size: int) -> dict[LabelledRecord, int]:
+        """The number of frames of each record, cut at this size."""
+        own = self.all.record[self.chunks[self.all.chunk, 2] == chunk_size]
+        counts = np.bincount(own, minlength=len(self.records))
+        return dict(zip(self.records, counts.tolist(), strict=True))
 
     def sketch(self, splits: Mapping[str, Split], *parts: Split) -> Sketch:
         """The sampled k-mers of all records in these parts of the split."""

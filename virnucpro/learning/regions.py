@@ -13,10 +13,9 @@ median gives the usual level at its GC.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import partial
 from itertools import chain
 from operator import itemgetter
@@ -52,13 +51,12 @@ _EVALUATED_TABLE = "regions_evaluation.tsv"
 _ALL = "all"
 _RUN = "run"
 Span = tuple[int, int]
-_COUNTED, _NOT_COUNTED = "prophage", ("remnant", "unclear")  # kinds of a row of the truth
 _COLUMNS = (
     *("precision", "recall", "f1", "prophages", "found", "regions", "false", "false_per_mbp"),
     *("end_median", "end_90", "split", "merged", "gene_precision", "gene_recall", "gene_f1"),
 )
 _TRUTH = "a table of the columns seq_id, start, end (bases from 0, half-open) and kind: prophage"
-_PLACE = re.compile(r"[0-9]{1,15}")  # no sequence is longer
+_LONGEST = 10**15  # bases; no sequence has more
 _DRAWS = 2_000
 _LEFT_OUT_TABLE = "regions_left_out.tsv"
 _FEWEST_PIECES = 100  # of a host
@@ -143,8 +141,10 @@ def _write_table(path: Path, each: dict[str, RegionFigures], seed: int) -> list[
 class Truth:
     """Known intervals of one sequence."""
 
-    prophages: tuple[Span, ...] = ()
-    unclear: tuple[Span, ...] = ()  # neither virus nor host: left out of every count
+    prophages: list[Span] = field(default_factory=list)
+    unclear: list[Span] = field(
+        default_factory=list
+    )  # neither virus nor host: left out of every count
 
 
 def read_truth(path: Path) -> dict[str, Truth]:
@@ -156,28 +156,26 @@ def read_truth(path: Path) -> dict[str, Truth]:
     Raises:
         InputError, InputMissingError: it cannot be read, or a row makes no sense.
     """
-    truths: dict[str, Truth] = {}
-    others = set()
+    truths, others = dict[str, Truth](), set[str]()
     for line, row in read_cells(path, ("seq_id", "start", "end", "kind"), _TRUTH):
-        name, kind, digits = row["seq_id"], row["kind"], (row["start"], row["end"])
-        is_place = all(map(_PLACE.fullmatch, digits))
-        start, end = map(int, digits) if is_place else (0, 0)
-        if start >= end:
+        try:
+            span = _span(row["start"], row["end"], first=0)
+        except ValueError as error:
             raise InputError(
-                f"{printable(path)}:{line}: no interval from {printable(digits[0])} to "
-                f"{printable(digits[1])}",
+                f"{printable(path)}:{line}: no interval from {printable(row['start'])} to "
+                f"{printable(row['end'])}",
                 hint="count bases from 0; the end is the base after the interval",
-            )
-        truth = truths.get(name, Truth())
-        if kind == _COUNTED:
-            truth = replace(truth, prophages=(*truth.prophages, (start, end)))
-        elif kind in _NOT_COUNTED:
-            truth = replace(truth, unclear=(*truth.unclear, (start, end)))
-        else:
-            others.add(kind)
-        truths[name] = truth
+            ) from error
+        truth = truths.setdefault(row["seq_id"], Truth())
+        match row["kind"]:
+            case "prophage":
+                truth.prophages.append(span)
+            case "remnant" | "unclear":
+                truth.unclear.append(span)
+            case other:
+                others.add(other)
     if not any(truth.prophages for truth in truths.values()):
-        raise InputError(f"{printable(path)} has no row of the kind {_COUNTED}", hint=_TRUTH)
+        raise InputError(f"{printable(path)} has no row of the kind prophage", hint=_TRUTH)
     if others:
         LOGGER.warning(
             "rows of other kinds, skipped: %s", ", ".join(map(printable, sorted(others)))
@@ -231,16 +229,26 @@ def read_genes(path: Path) -> dict[str, list[Span]]:
         values = line.split("\t")
         try:
             if values[2] == "CDS":
-                if not (_PLACE.fullmatch(values[3]) and _PLACE.fullmatch(values[4])):
-                    raise ValueError("no place")
-                place = (int(values[3]) - 1, int(values[4]))
-                genes.setdefault(unquote(values[0]), []).append(place)
+                span = _span(values[3], values[4], first=1)
+                genes.setdefault(unquote(values[0]), []).append(span)
         except (IndexError, ValueError) as error:
             raise InputError(
                 f"{printable(path)}:{number} is not a line of GFF3",
                 hint="give GFF3 with CDS features, whose sequence ids are those of the truth",
             ) from error
     return genes
+
+
+def _span(start: str, end: str, *, first: int) -> Span:
+    """The interval between two numbers, of which ``first`` is the first base of a sequence.
+
+    Raises:
+        ValueError: there is none.
+    """
+    span = int(start) - first, int(end)
+    if not 0 <= span[0] < span[1] <= _LONGEST:
+        raise ValueError(span)
+    return span
 
 
 _Counts = tuple[int, int, int]  # of bases or genes: called rightly, called wrongly, and missed
@@ -263,7 +271,7 @@ class RegionFigures:
 
     @classmethod
     def sum(cls, each: Sequence[RegionFigures]) -> RegionFigures:
-        columns = {field.name: [getattr(one, field.name) for one in each] for field in fields(cls)}
+        columns = {of.name: [getattr(one, of.name) for one in each] for of in fields(cls)}
         ends = tuple(chain.from_iterable(columns.pop("ends")))
         counts = {name: np.sum(values, axis=0).tolist() for name, values in columns.items()}
         return cls(**counts, ends=ends)

@@ -28,7 +28,7 @@ from virnucpro.ground.files import HEAD_FILE, read_json, sha256
 from virnucpro.ground.log import announce, printable
 from virnucpro.ground.options import carry
 from virnucpro.ground.tree import Tree
-from virnucpro.learning.frames import delete_frames, read_labels, write_frames
+from virnucpro.learning.frames import FrameStore, delete_frames, write_frames
 from virnucpro.learning.options import LOOP_MAY_DIFFER, SHAPE, Mode, TrainOptions
 from virnucpro.learning.records import (
     SPLITS,
@@ -225,15 +225,15 @@ def open_training(training: Training, on_event: OnEvent) -> None:
     try:
         hashes = _prepare_frames(training, manifest, on_event)
         fingerprint = check_features(training, hashes) if options.features else ""
-        records = read_labels(training.frames)
-        splits = splits_of(training, records)
-        check_split(records, splits, training.options.mode)
+        n_frames = FrameStore.open(training.frames).count_frames(options.chunk_size[0])
+        splits = splits_of(training, [*n_frames])
+        check_parts(n_frames, splits, options.mode)
     except BaseException:
         if not is_begun:
             delete_frames(training.frames, training.fasta)
         raise
     if not training.split.exists():
-        write_split(training.split, records, splits)
+        write_split(training.split, n_frames, splits)
     facts = _facts(training, manifest.sha256, hashes, fingerprint)
     if is_begun:
         _check_same(path, facts)
@@ -317,18 +317,30 @@ def splits_of(training: Training, records: Sequence[LabelledRecord]) -> dict[str
     return splits
 
 
-def check_split(records: Sequence[LabelledRecord], splits: Mapping[str, Split], mode: Mode) -> None:
+def check_parts(
+    n_frames: Mapping[LabelledRecord, int], splits: Mapping[str, Split], mode: Mode
+) -> None:
     """
     Raises:
-        InputError: a part of the split has no group that the mode needs.
+        InputError: a part of the split has no group, or no frame, that the mode needs.
     """
     for split in SPLITS:
-        labels = {record.label for record in records if splits[record.group] == split}
-        if mode == "pretrain" and split != "test" and not labels:
-            raise InputError(f"no group is for {split}", hint=_MORE_GROUPS)
-        if mode != "pretrain" and (missing := {"virus", "other"} - labels):
+        own = {record: n for record, n in n_frames.items() if splits[record.group] == split}
+        n_all, n_virus = sum(own.values()), sum(n for one, n in own.items() if one.is_virus)
+        if mode == "pretrain":
+            if split != "test" and not n_all:
+                raise InputError(
+                    f"the {split} groups have no frame without a stop",
+                    hint=f"{_MORE_GROUPS}, or give a smaller --chunk-size",
+                )
+        elif missing := {"virus", "other"} - {record.label for record in own}:
             raise InputError(
                 f"no group with the label {min(missing)} is for {split}", hint=_MORE_GROUPS
+            )
+        elif split != "test" and not 0 < n_virus < n_all:
+            raise InputError(
+                f"the {split} groups have {n_virus:,} viral frames, {n_all - n_virus:,} others",
+                hint=f"both are needed: {_MORE_GROUPS}",
             )
 
 

@@ -33,7 +33,7 @@ from virnucpro.encoders.transfer import use_device
 from virnucpro.engine.executor import Executor
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.ground.devices import Choice, as_size
-from virnucpro.ground.errors import InputError, UsageError, VirnucproError
+from virnucpro.ground.errors import UsageError, VirnucproError
 from virnucpro.ground.events import OnEvent, Progress
 from virnucpro.ground.files import writing
 from virnucpro.ground.log import LOGGER, announce, counted, printable
@@ -83,7 +83,7 @@ from virnucpro.learning.request import (
     BOARD,
     Training,
     check_features,
-    check_split,
+    check_parts,
     describe_training,
     open_training,
     resolve_training,
@@ -185,8 +185,6 @@ def _learn(training: Training, ranks: Ranks) -> None:
     chunk_sizes = training.options.chunk_size
     train = store.select(splits, "train", chunk_sizes)
     held_out = store.select(splits, "validation", chunk_sizes[:1])
-    for split, part in (("train", train), ("validation", held_out)):
-        _check_frames(split, int(part.is_virus.sum()), len(part), training.options.mode)
     if training.options.mode == "pretrain":
         trainer = _train(training, ranks, train, held_out, {})
         if ranks.is_first:
@@ -195,7 +193,7 @@ def _learn(training: Training, ranks: Ranks) -> None:
         return
     test = store.select(splits, "test", chunk_sizes[:1])
     parts: dict[Split, LabelledFrames] = {"validation": held_out}
-    if _has_both(test):
+    if 0 < test.is_virus.sum() < len(test):
         parts["test"] = test
     results = TrainingResults(training, store, splits, parts) if ranks.is_first else None
     epochs: Epochs = {}
@@ -358,27 +356,6 @@ def _some(frames: LabelledFrames, seed: int) -> LabelledFrames:
     return frames.take(np.sort(order[:_MOST_FRAMES]))
 
 
-def _check_frames(split: str, n_virus: int, n_frames: int, mode: Mode) -> None:
-    """
-    Raises:
-        InputError: there are none; or both labels are needed, and one is missing.
-    """
-    if mode == "pretrain" and not n_frames:
-        raise InputError(
-            f"the {split} groups have no frame without a stop",
-            hint="give more data, or a smaller --chunk-size",
-        )
-    if mode != "pretrain" and not 0 < n_virus < n_frames:
-        raise InputError(
-            f"the {split} groups have {n_virus:,} viral frames, {n_frames - n_virus:,} others",
-            hint="both are needed: label more groups, or edit split.tsv and give it with --split",
-        )
-
-
-def _has_both(frames: LabelledFrames) -> bool:
-    return 0 < int(frames.is_virus.sum()) < len(frames)
-
-
 def _count_lines(frames: LabelledFrames, weight: NDArray[np.float32]) -> list[str]:
     """Lines with the number and the weight of the frames of each label."""
     names = (("virus", frames.is_virus), ("other", ~frames.is_virus))
@@ -415,7 +392,8 @@ def check_training(options: TrainOptions, on_event: OnEvent) -> Iterator[str]:
         check_features(training, hashes)
     splits = splits_of(training, [*n_frames])
     yield from _split_lines(n_frames, splits)
-    _check_parts(n_frames, splits, options.mode)
+    check_parts(n_frames, splits, options.mode)
+    _warn_of_groups(n_frames, splits, options.mode)
     n_train = sum(n for record, n in n_frames.items() if splits[record.group] == "train")
     yield f"epoch       {epoch_line(n_train, options.effective_batch(training.n_ranks))}"
     if options.fsdp:
@@ -435,22 +413,6 @@ def _split_lines(
         own = [r for r in n_frames if (splits[r.group], r.label) == (split, label)]
         n_groups, total = len({record.group for record in own}), sum(n_frames[one] for one in own)
         yield f"{split:<12}{label:<8}{n_groups:>10,}{len(own):>12,}{total:>14,}"
-
-
-def _check_parts(
-    n_frames: Mapping[LabelledRecord, int], splits: Mapping[str, Split], mode: Mode
-) -> None:
-    """Check the groups and the frames of each part, and warn of what will not help.
-
-    Raises:
-        InputError: a part lacks groups or frames.
-    """
-    check_split([*n_frames], splits, mode)
-    for split in ("train", "validation"):
-        own = {record: n for record, n in n_frames.items() if splits[record.group] == split}
-        n_virus = sum(n for record, n in own.items() if record.is_virus)
-        _check_frames(split, n_virus, sum(own.values()), mode)
-    _warn_of_groups(n_frames, splits, mode)
 
 
 def _warn_of_groups(
