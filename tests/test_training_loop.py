@@ -205,7 +205,7 @@ def undisturbed(tmp_path_factory) -> Path:
     return folder
 
 
-# batches that are made in other processes are the same, which is seen here as well
+# batches that are made in other threads are the same, which is seen here as well
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_training_that_was_stopped_goes_on_to_the_same_weights(
     undisturbed, tmp_path, num_workers

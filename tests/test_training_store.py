@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -105,16 +104,6 @@ def test_mean_and_deviation_are_to_the_bit_those_of_all_rows_at_once(n_rows):
     mean, deviation = mean_and_deviation(LabelledFrames.of(["M"] * n_rows, values))
     assert np.array_equal(mean, values.mean(axis=0))
     assert np.array_equal(deviation, values.std(axis=0))
-
-
-def test_what_goes_to_another_process_is_a_path_and_the_rows(folder):
-    frames = FrameStore.open(folder).all
-    few, rows = frames.take(np.arange(3)), np.arange(3)
-    sent = pickle.dumps(few)
-    assert len(sent) < frames.content.composition.nbytes / 10
-    again = pickle.loads(sent)  # noqa: S301 - our own
-    assert again.proteins(rows) == few.proteins(rows)
-    assert np.array_equal(again.composition(rows), few.composition(rows))
 
 
 def test_frames_without_a_row_can_be_read(tmp_path):

@@ -133,7 +133,7 @@ class Training:
 
         if self.shrunk != 1:
             objective.weight = lambda rows: self.shrunk * weight(rows)
-        if self.fault or self.measured:  # else batches can be made in other processes
+        if self.fault or self.measured:
             objective.validate = measure_and_fail
 
     def fail(self) -> None:

@@ -11,8 +11,8 @@
 ``vector_rows.npy``                    the row of each frame's vector, counted over all files
 
 The files hold every record, cut at every chunk size; the split chooses among them. Every start of
-a training makes them anew, piece by piece. Another process gets the path of a file, never its
-content, so all processes of a machine share one mapped copy.
+a training makes them anew, piece by piece. Every process maps them, so that all processes of a
+machine share one copy.
 """
 
 from __future__ import annotations
@@ -104,27 +104,18 @@ class _FeatureRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Content:
-    """All that a network reads of the frames of a folder; memory holds only what is used.
-
-    If there is a folder, its path is sent to other processes in place of the content.
-    """
+    """All that a network reads of the frames of a folder; memory holds only what is used."""
 
     letters: Values  # uint8, of all proteins, end to end
     ends: Rows  # (n_all + 1,): protein i is ``letters[ends[i]:ends[i + 1]]``
     composition: Values  # (n_all, N_FEATURES)
     vectors: Values | _FeatureRows  # (n_all, dim); (n_all, 0): no stored vectors
-    folder: Path | None = None
 
     @classmethod
     def open(cls, folder: Path) -> _Content:
         names = ("proteins.npy", "protein_ends.npy", "composition.npy")
         letters, ends, composition = (_mapped(folder / name) for name in names)
-        return cls(letters, ends, composition, _vectors(folder, len(composition)), folder)
-
-    def __reduce__(self) -> tuple[Callable[..., _Content], tuple[object, ...]]:
-        if self.folder is not None:
-            return _Content.open, (self.folder,)
-        return _Content, (self.letters, self.ends, self.composition, self.vectors)
+        return cls(letters, ends, composition, _vectors(folder, len(composition)))
 
 
 def _mapped(path: Path) -> Values:

@@ -156,18 +156,16 @@ class Trainer:
         lr = settings.scaled_lr(ranks.world_size)
         self._optimizer = new_optimizer(self.module, lr, settings)
         self._resume()
-        epochs = range(self.first, settings.epochs)
-        parts, n_processes = self._schedule.parts, settings.num_workers
-        with batches_of(self.objective, parts, epochs, n_processes) as batches:
-            for epoch in epochs:
-                if self._is_stopped():
-                    break
-                self._epoch(batches(epoch))
-                content = self._snapshot()
-                if ranks.is_first:
-                    self.checkpoints.save(content, self.state)
-                ranks.wait()
-                self.clock.lap(_CHECKPOINT)
+        for epoch in range(self.first, settings.epochs):
+            if self._is_stopped():
+                break
+            parts = self._schedule.parts(epoch)
+            self._epoch(batches_of(self.objective, parts, epoch, settings.num_workers))
+            content = self._snapshot()
+            if ranks.is_first:
+                self.checkpoints.save(content, self.state)
+            ranks.wait()
+            self.clock.lap(_CHECKPOINT)
         if self.state.best_epoch:
             self.checkpoints.load_best(self.module)
         return self.state
@@ -349,7 +347,7 @@ class Trainer:
 
 
 class _Schedule:
-    """The rows of each step of an epoch, and this rank's parts of them. It can be pickled."""
+    """The rows of each step of an epoch, and this rank's parts of them."""
 
     def __init__(self, n_rows: int, settings: TrainOptions, ranks: Ranks) -> None:
         self.seed, self.rank, self.world_size = settings.seed, ranks.rank, ranks.world_size

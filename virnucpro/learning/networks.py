@@ -1,16 +1,15 @@
 """Networks to train: an encoder with a head for masked residues, or with a classifier.
 
 An objective has the batches, losses and figures of one of the two. ``module_of`` and
-``objective_of`` make module and objective for a training. Batches are made in the order of
-training, here or in other processes.
+``objective_of`` make module and objective for a training.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import cycle, islice
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,6 @@ from virnucpro.encoders.esm2.weights import load_esm2
 from virnucpro.encoders.readers import Reader
 from virnucpro.encoders.transfer import PackedBatch, send
 from virnucpro.ground.errors import VirnucproError
-from virnucpro.ground.processes import Child, Pipe, Raised, interrupts_held, start
 from virnucpro.ground.records import sigmoid
 from virnucpro.learning.frames import WEIGHTS, LabelledFrames, Rows, Values
 from virnucpro.learning.metrics import Samples, auroc
@@ -36,6 +34,7 @@ NETWORKS = ("protein", "nucleotide")  # of a classifier; without residues only t
 _LINEAR = ("qkv", "attention_out", "up", "down")  # of a layer of ESM-2
 _LEAST_SPREAD = 1e-3  # of a word that hardly occurs, so that its weights hardly learn
 _VALIDATION_ROWS = 256  # in one batch
+_BATCHES_AHEAD = 2  # of each thread
 _NO_EPOCH = 2**32 - 1  # replaces the epoch in the seeds of masks for validation
 
 
@@ -416,55 +415,20 @@ def encoder_of(training: Training) -> ESM2:
     return encoder
 
 
-# Batches
-
-
-@contextmanager
 def batches_of(
-    objective: Objective, parts: Callable[[int], Iterator[Rows]], epochs: range, n_processes: int
-) -> Iterator[Callable[[int], Iterator[Any]]]:
-    """Yield a function: epoch -> its batches, made in ``n_processes``, or here if that is 0.
+    objective: Objective, parts: Iterable[Rows], epoch: int, n_threads: int
+) -> Iterator[Any]:
+    """Yield the batches of an epoch, made ahead by ``n_threads``, or here if that is 0.
 
-    ``parts``: epoch -> the rows of each batch. Each process makes every n-th batch of all
-    ``epochs``, and waits while its pipe is full.
+    ``parts``: the rows of each batch.
     """
-    if not n_processes:
-        yield lambda epoch: (objective.batch(rows, epoch) for rows in parts(epoch))
+    if not n_threads:
+        yield from (objective.batch(rows, epoch) for rows in parts)
         return
-    children: list[Child] = []
-    try:
-        with interrupts_held():
-            for _ in range(n_processes):
-                children.append(start(_make_batches))
-        for number, child in enumerate(children):
-            with suppress(OSError):  # it has died; that is reported when its batch is due
-                child.pipe.send((objective, parts, epochs, number, n_processes))
-        yield lambda epoch: (_answer(child) for _, child in zip(parts(epoch), cycle(children)))
-    finally:
-        Child.kill_all(children)
-
-
-def _answer(child: Child) -> object:
-    """
-    Raises:
-        VirnucproError: the process has ended; the message has the reason.
-    """
-    try:
-        answer = child.pipe.recv()
-    except (EOFError, OSError):
-        reason = child.cause_of_end()
-    else:
-        if not isinstance(answer, Raised):
-            return answer
-        reason = answer.reason
-    raise VirnucproError(
-        f"a process that makes batches ended: {reason}",
-        hint="the epochs that were finished are kept: go on with --resume and --num-workers 0",
-    )
-
-
-def _make_batches(pipe: Pipe) -> None:
-    objective, parts, epochs, number, n_processes = pipe.recv()
-    for epoch in epochs:
-        for rows in islice(parts(epoch), number, None, n_processes):
-            pipe.send(objective.batch(rows, epoch))
+    coming: deque[Future[Any]] = deque()
+    with ThreadPoolExecutor(n_threads) as pool:
+        for rows in parts:
+            coming.append(pool.submit(objective.batch, rows, epoch))
+            if len(coming) > _BATCHES_AHEAD * n_threads:
+                yield coming.popleft().result()
+        yield from (batch.result() for batch in coming)

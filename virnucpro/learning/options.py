@@ -357,7 +357,7 @@ class _LoopOptions:
     ] = False
     num_workers: Annotated[
         int,
-        count("Prepare batches in this number of processes per device.", DEVICES, min=0),
+        count("Prepare batches in this number of threads per device.", DEVICES, min=0),
     ] = 0
 
     def effective_batch(self, world_size: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
@@ -326,22 +327,32 @@ def check_parts(
     """
     for split in SPLITS:
         own = {record: n for record, n in n_frames.items() if splits[record.group] == split}
-        n_all, n_virus = sum(own.values()), sum(n for one, n in own.items() if one.is_virus)
-        if mode == "pretrain":
-            if split != "test" and not n_all:
-                raise InputError(
-                    f"the {split} groups have no frame without a stop",
-                    hint=f"{_MORE_GROUPS}, or give a smaller --chunk-size",
-                )
-        elif missing := {"virus", "other"} - {record.label for record in own}:
+        if mode != "pretrain":
+            _check_labels(split, own)
+        elif split != "test" and not any(own.values()):
             raise InputError(
-                f"no group with the label {min(missing)} is for {split}", hint=_MORE_GROUPS
+                f"the {split} groups have no frame without a stop",
+                hint=f"{_MORE_GROUPS}, or give a smaller --chunk-size",
             )
-        elif split != "test" and not 0 < n_virus < n_all:
-            raise InputError(
-                f"the {split} groups have {n_virus:,} viral frames, {n_all - n_virus:,} others",
-                hint=f"both are needed: {_MORE_GROUPS}",
-            )
+
+
+def _check_labels(split: Split, n_frames: Mapping[LabelledRecord, int]) -> None:
+    """
+    Raises:
+        InputError: a label is missing among the groups of a part, or among the frames to learn.
+    """
+    n_of = Counter({True: 0, False: 0})
+    for record, n in n_frames.items():
+        n_of[record.is_virus] += n
+    if missing := {"virus", "other"} - {record.label for record in n_frames}:
+        raise InputError(
+            f"no group with the label {min(missing)} is for {split}", hint=_MORE_GROUPS
+        )
+    if split != "test" and not all(n_of.values()):
+        raise InputError(
+            f"the {split} groups have {n_of[True]:,} viral frames, {n_of[False]:,} others",
+            hint=f"both are needed: {_MORE_GROUPS}",
+        )
 
 
 def _facts(
