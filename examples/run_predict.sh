@@ -38,7 +38,7 @@ case $status in
         echo "  try those again:          the same command with --resume" >&2
         ;;
     130 | 143)
-        echo "interrupted: finished work is kept; go on with the same command and --resume" >&2
+        echo "interrupted: finished work is kept; continue with the same command and --resume" >&2
         ;;
     *)
         echo "failed with exit code $status: the message above says why" >&2

@@ -317,7 +317,7 @@ def test_models_say_what_they_need_before_they_are_fetched(tmp_path, monkeypatch
     # 2 bytes for each of 2,832 M parameters; two batches of 16,384 tokens of 2,560 dimensions,
     # 64 bytes for each number; the checkpoint has 5.7 GB
     assert "GPU memory  11.0 GB for the default batches, 6.3 GB at least" in answer.stdout
-    assert "disk        11.3 GB, of which 5.7 GB are for the converted model" in answer.stdout
+    assert "disk        11.3 GB, including 5.7 GB for the converted model" in answer.stdout
     listed = virnucpro("models", "list").stdout
     assert re.search(r"GPU memory 6\.3 GB to 11\.0 GB +not downloaded \(5\.7 GB\): /", listed)
     assert not (tmp_path / "torch").exists()

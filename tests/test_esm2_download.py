@@ -433,7 +433,7 @@ def test_a_file_that_another_process_fetches_is_left_to_it(checkpoint):
         fcntl.flock(other, fcntl.LOCK_EX)
         with (
             serving(whole(checkpoint)) as (base_url, asked),
-            pytest.raises(OutputError, match="another process fetches"),
+            pytest.raises(OutputError, match="another process is downloading"),
         ):
             find_checkpoint(NAME, base_url=base_url)
     assert not asked and files() == [PARTIAL]
@@ -509,7 +509,7 @@ def test_an_imported_model_is_found_by_its_name_with_every_bit(by_file, kind, na
 
 def test_another_model_of_that_name_is_refused_until_the_first_is_deleted(by_file):
     before = bring(by_file["file"], "ours")
-    with pytest.raises(OutputError, match="another model is called ours") as caught:
+    with pytest.raises(OutputError, match="another model already has the name ours") as caught:
         bring(by_file["folder"], "ours")
     assert "delete that one first" in caught.value.hint
     assert find_checkpoint("ours") == before

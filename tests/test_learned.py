@@ -158,7 +158,7 @@ def test_an_encoder_whose_base_was_trained_again_is_refused(trained, tiny, data,
         shutil.copy(path, moved)
     with pytest.raises(UnavailableError, match="holds other weights") as caught:
         inspect_learned(moved / LEARNED_FILE)
-    assert "beside it" in caught.value.hint
+    assert "next to it" in caught.value.hint
 
 
 def test_an_encoder_in_the_current_folder_is_named_by_its_path_and_is_no_model_by_accident(

@@ -109,7 +109,7 @@ def test_a_field_of_a_class_is_an_option_of_its_command():
     [
         ({"place": ""}, "--place is empty"),
         ({"place": 3}, "--place is 3"),
-        ({"place": "s3://bucket/a.fa"}, "s3://bucket/a.fa is an address"),
+        ({"place": "s3://bucket/a.fa"}, "s3://bucket/a.fa is a URL"),
         ({"kind": "c"}, "--kind is 'c'"),
         ({"number": 1}, "--number is 1"),
         ({"number": "three"}, "--number is 'three'"),

@@ -174,7 +174,7 @@ def test_regions_of_predict_are_measured_on_known_prophages(truth, tmp_path):
     elsewhere = tmp_path / "elsewhere.tsv"
     elsewhere.write_text(table.read_text().replace("c0", "guest"))
     again = EvaluateOptions(data=data, output_dir=tmp_path / "f")
-    with pytest.raises(InputError, match="have no guest of the truth"):
+    with pytest.raises(InputError, match="no sequence has the id guest of the truth"):
         evaluate_regions(again, elsewhere, lambda _: None)
 
 
@@ -184,10 +184,10 @@ def test_two_sequences_of_one_name_are_refused(truth, tmp_path):
     folder.mkdir()
     shutil.copy(data, folder / "a.fa")
     write(folder / "b.fa", c1=random_dna(60_000, np.random.default_rng(8)))
-    with pytest.raises(InputError, match="2 sequences are called c1"):
+    with pytest.raises(InputError, match="2 sequences have the id c1"):
         train(folder, table, tmp_path / "model")
     options = EvaluateOptions(data=folder, output_dir=tmp_path / "e")
-    with pytest.raises(InputError, match="2 sequences are called c1"):
+    with pytest.raises(InputError, match="2 sequences have the id c1"):
         evaluate_regions(options, table, lambda _: None)
 
 
@@ -197,7 +197,7 @@ def test_too_few_chromosomes_and_another_sequence_are_refused(truth, tmp_path):
     other = tmp_path / "other.tsv"
     for rows_of_truth, words in (
         (lines[:2], "2 chromosomes with prophages; 3 are needed"),
-        (["c1\t5\t999999\tprophage\tx"], "an interval of the truth up to 999,999"),
+        (["c1\t5\t999999\tprophage\tx"], "an interval ends at 999,999"),
         ([*lines[1:], "c0\t100\t110000\tprophage\tx"], "c0 has no piece of its host"),
     ):
         other.write_text("\n".join([columns, *rows_of_truth, ""]))

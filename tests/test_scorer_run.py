@@ -1,4 +1,4 @@
-"""Runs without a language model: every record of 150 bases and more gets a score."""
+"""Runs without a language model: every record of 150 bases or more gets a score."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_the_cut_of_a_finished_run_changes_and_its_scores_do_not(tmp_path):
     summary = predict(source, to=folder, threshold=float(middle), resume=True)
     assert scores(folder) == before
     assert called(folder) == {name for name, score in before.items() if score >= middle}
-    assert f"scores of {float(middle)} and more" in summary.lines(folder)[1]
+    assert f"scores of {float(middle)} or more" in summary.lines(folder)[1]
     assert json.loads((folder / "run.json").read_text())["cut"]["threshold"] == float(middle)
     for _ in range(2):
         predict(source, to=folder, resume=True)
@@ -160,7 +160,7 @@ def test_the_cut_of_a_finished_run_changes_and_its_scores_do_not(tmp_path):
     ]
     assert len(told) == 2
     assert "called records by another cut: preset default" in told[0]
-    assert f"called records by another cut: scores of {float(middle)} and more" in told[1]
+    assert f"called records by another cut: scores of {float(middle)} or more" in told[1]
 
 
 def test_the_expected_share_of_false_calls_follows_the_prevalence(tmp_path):

@@ -179,7 +179,7 @@ def test_a_check_says_what_is_missing(tmp_path):
     data = write_labelled(tmp_path, n_groups=1)
     answer = virnucpro("train", "--data", data, "-o", tmp_path / "out", "--check", *ON_CPU)
     assert answer.returncode == 65 and not (tmp_path / "out").exists()
-    assert "no group with the label other is for validation" in answer.stderr
+    assert "no group with the label other is in the part validation" in answer.stderr
     assert answer.stdout.count("virus") == 3, "the table is there all the same"
 
 
@@ -534,7 +534,7 @@ def test_the_vectors_are_made_once_and_a_head_goes_on_by_the_command_line(
     assert refused.returncode == 73 and "holds a training already" in refused.stderr
     answer = virnucpro(*given, "--workers", "1", "--resume", env=ONE_THREAD)
     assert answer.returncode == 0, answer.stderr
-    assert "going on after epoch 1" in answer.stderr
+    assert "continuing after epoch 1" in answer.stderr
     assert {path: path.stat().st_mtime_ns for path in made} == made
     assert Head.load(out / "model" / "head.safetensors").facts.encoders[0].name == "esm2_tiny"
 

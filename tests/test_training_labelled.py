@@ -283,8 +283,8 @@ def test_a_manifest_of_a_table_has_its_taxonomy_and_says_what_is_missing(tmp_pat
     given = ("--table", table, "--fasta", tmp_path / "g.fa", "-o", out)
     answer = say(*given)
     assert answer.returncode == 0, answer.stderr
-    assert "1 record of the FASTA files: in no row" in answer.stderr
-    assert "1 accession of the table: in no FASTA file, for example NC_3" in answer.stderr
+    assert "not in the table: 1 record of the FASTA files" in answer.stderr
+    assert "in no FASTA file: 1 accession of the table, for example NC_3" in answer.stderr
     found = [(one.id, one.label, one.group, one.kingdom) for one, _ in pairs(out)]
     assert found == [
         ("NC_1.1", "virus", "T4virus", "Heunggongvirae"),

@@ -280,7 +280,7 @@ def test_a_damaged_head_beside_the_encoder_is_reported_before_anything_is_traine
 ):
     model = str(shutil.copytree(tiny.model, tmp_path / "brought" / "esm2"))
     (Path(model) / "head.safetensors").write_bytes(b"no head")
-    with pytest.raises(UnavailableError, match="beside the encoder") as caught:
+    with pytest.raises(UnavailableError, match="next to the encoder") as caught:
         resolved(data, model=model)
     assert "move it away" in caught.value.hint
     assert resolved(data, model=model, pretrain=True).encoder.path == Path(model)
@@ -314,7 +314,7 @@ def test_a_split_with_one_label_only_is_refused_before_any_work(data, tmp_path, 
     moved = [row.replace(part, instead) if row.startswith(label) else row for row in rows]
     split = tmp_path / "split.tsv"
     split.write_text("group\tsplit\n" + "".join(moved))
-    with pytest.raises(InputError, match=f"label {label} is for {part}") as caught:
+    with pytest.raises(InputError, match=f"label {label} is in the part {part}") as caught:
         opened(data, split=split)
     assert "--split" in caught.value.hint
     assert not list((tmp_path / "out").iterdir()), "what is refused leaves nothing"
@@ -468,7 +468,7 @@ def test_every_frame_has_its_vector_by_id_without_a_copy_and_a_missing_one_is_na
         FastaRecord("nobody", "", "ACG" * 99),
     )
     write_frames(tmp_path / "frames", [nobody], [300])
-    with pytest.raises(FeatureFileError, match="holds no vector of nobody"):
+    with pytest.raises(FeatureFileError, match="has no vector for nobody"):
         link_vectors(tmp_path / "frames", config.output)
 
 
@@ -532,9 +532,9 @@ def test_vectors_of_other_sequences_or_another_recipe_are_refused_by_name(
         opened(data, **{**asked, "features": data.parent})
     fasta = data.with_name("data.fa")
     fasta.write_text(fasta.read_text().replace("A", "C", 1))
-    with pytest.raises(InputError, match="no vectors of 1 of the labelled FASTA files"):
+    with pytest.raises(InputError, match="no vectors for 1 of the labelled FASTA files"):
         opened(data, **asked)
-    with pytest.raises(InputError, match="no vectors of 1 of the labelled FASTA files"):
+    with pytest.raises(InputError, match="no vectors for 1 of the labelled FASTA files"):
         list(check_training(options(data, tmp_path, **asked), lambda _: None))
 
 

@@ -20,7 +20,7 @@
 #SBATCH --cpus-per-task=4
 # room to load the model once per GPU; use does not grow with the input
 #SBATCH --mem=32G
-# one slice of work; what is left of the part goes on after a requeue
+# one slice of work; the rest of the part continues after a requeue
 #SBATCH --time=04:00:00
 # SIGTERM to this script (B:) two minutes before the end, ample to stop in order
 #SBATCH --signal=B:TERM@120

@@ -21,7 +21,7 @@
 #SBATCH --cpus-per-task=8
 # room to load the model once per GPU; use does not grow with the input
 #SBATCH --mem=64G
-# one slice of work; what is left goes on after a requeue
+# one slice of work; the rest continues after a requeue
 #SBATCH --time=08:00:00
 # SIGTERM to this script (B:) two minutes before the end, ample to stop in order
 #SBATCH --signal=B:TERM@120
@@ -43,7 +43,7 @@ fi
 max_restarts=20
 
 # --quiet: a log file is no place for a live dashboard
-# --resume: goes on with a run folder, and starts afresh where there is none yet
+# --resume: continues a run folder, and starts afresh where there is none yet
 # in the background: bash runs a trap only once its foreground command has ended
 virnucpro predict --quiet --resume \
     --input "$1" \

@@ -15,7 +15,7 @@
 # a few cores per GPU, to make batches
 #SBATCH --cpus-per-task=32
 #SBATCH --mem=128G
-# one slice of work; what is left goes on after a requeue
+# one slice of work; the rest continues after a requeue
 #SBATCH --time=08:00:00
 # SIGTERM to this script (B:) two minutes before the end
 #SBATCH --signal=B:TERM@120
@@ -38,7 +38,7 @@ shift 2
 max_restarts=20
 
 # --quiet: a log file is no place for progress bars
-# --resume: goes on after the last whole epoch, and starts afresh where there is none yet
+# --resume: continues after the last whole epoch, and starts afresh where there is none yet
 # --gpus all: all that SLURM gave this job, not all of the node
 # in the background: bash runs a trap only once its foreground command has ended
 virnucpro train --quiet --resume --gpus all \

@@ -35,7 +35,7 @@ shift 2
 
 # a folder for each seed: two trainings never share one
 # --quiet: a log file is no place for progress bars
-# --resume: goes on after the last whole epoch, and starts afresh where there is none yet
+# --resume: continues after the last whole epoch, and starts afresh where there is none yet
 virnucpro train --quiet --resume --gpus all \
     --seed "$SLURM_ARRAY_TASK_ID" \
     --data "$manifest" \

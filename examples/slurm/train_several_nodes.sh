@@ -44,7 +44,7 @@ with socket.socket() as probe:
 # --nproc-per-node gpu: as many processes as the node has GPUs for this job
 # --rdzv-id: the job, so that another one that came by the same port would be turned away
 # --quiet: a log file is no place for progress bars
-# --resume: goes on after the last whole epoch, and starts afresh where there is none yet
+# --resume: continues after the last whole epoch, and starts afresh where there is none yet
 srun --kill-on-bad-exit=1 torchrun \
     --nnodes "$SLURM_JOB_NUM_NODES" \
     --nproc-per-node gpu \

@@ -443,7 +443,7 @@ def _cut_of(options: CutOptions, error_rates: Sequence[ErrorRates]) -> Cut:
 
 
 def _cut_at(threshold: float) -> Cut:
-    return (f"scores of {threshold} and more", ((1, threshold),))
+    return (f"scores of {threshold} or more", ((1, threshold),))
 
 
 def _call_by_frames(

@@ -144,7 +144,7 @@ class Hosts:
 
     @classmethod
     def of(cls, items: Items) -> Hosts:
-        """The medians of one record, most of which is host."""
+        """The medians of one record that is mostly host."""
         deviation = items.shape[items.is_known].std(axis=0) + 1e-6
         return cls(*items.own_figures(), tuple(deviation.tolist()))
 

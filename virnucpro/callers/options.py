@@ -98,7 +98,7 @@ class CutOptions:
     regions: Annotated[
         bool,
         option(
-            "Search nucleotide records of 10,000 bases and more for virus-like regions, such as "
+            "Search nucleotide records of 10,000 bases or more for virus-like regions, such as "
             "prophages.",
             _PANEL,
             "--regions/--no-regions",

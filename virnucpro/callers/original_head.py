@@ -26,8 +26,8 @@ from virnucpro.ground.log import printable
 _KIND = "a head of VirNucPro"
 _CONVERTED = "head.safetensors"  # in the folder of the published file
 _TRAINING = (
-    "published by the authors of VirNucPro; frames and chunks are called as theirs are; the call "
-    "of a record, which they do not make, is ours: the mean of its chunks' log-odds"
+    "published by the authors of VirNucPro; frames and chunks are called as they call them; the "
+    "call of a record is ours: the mean of its chunks' log-odds"
 )
 
 

@@ -201,7 +201,7 @@ def summary(
     *,
     folders: Annotated[list[str], typer.Argument(metavar="DIR", help="Folders of trainings.")],
 ) -> None:
-    """Print a table about trainings: mean and standard deviation of their held-out figures.
+    """Print mean and standard deviation of the held-out figures of several trainings or seeds.
 
     The figures come from gain.tsv, for every folder and every seed in it, and of several folders
     also from held_out.tsv.

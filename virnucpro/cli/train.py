@@ -17,7 +17,7 @@ from virnucpro.ground.options import FILES
 from virnucpro.learning.options import EvaluateOptions, ManifestOptions, TrainOptions
 
 _EVALUATION_KEPT = "run the same command again with --resume"
-_KEPT = "finished epochs are kept: go on with --resume"
+_KEPT = "finished epochs are kept: continue with --resume"
 
 
 def _read_config(context: typer.Context, text: str | None) -> str | None:
@@ -172,7 +172,6 @@ def evaluate(options: EvaluateOptions, console: ConsoleOptions) -> None:
 
     Compare regions with known prophages, in regions_evaluation.tsv: precision and recall of
     bases, and of genes if a GFF is given; found and false regions; the error of their ends:
-
     virnucpro evaluate --data genomes/ --regions prophages.tsv --genes genes.gff -o evaluation/
 
     Exit codes are those of predict.

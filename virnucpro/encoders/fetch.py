@@ -68,7 +68,7 @@ def _appending(path: Path) -> Iterator[BinaryIO]:
             fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise OutputError(
-                f"another process fetches {printable(path)}", hint="wait until it is done"
+                f"another process is downloading {printable(path)}", hint="wait until it is done"
             ) from error
         out.seek(0, os.SEEK_END)
         try:
@@ -148,7 +148,7 @@ def fetch_file(
 
     partial = path.with_name(f".{path.name}.part")
     hint = (
-        f"run the command again to go on; or, on a machine without network, fetch {file.url} "
+        f"run the command again to continue; or, on a machine without network, fetch {file.url} "
         f"elsewhere, and bring it to {path.parent} with `virnucpro models import`"
     )
     try:

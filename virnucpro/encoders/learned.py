@@ -165,7 +165,7 @@ def inspect_learned(path: Path, on_event: OnEvent = lambda _: None) -> _LearnedC
     except (OSError, SafetensorError, *_DAMAGE) as error:
         raise UnavailableError(
             f"{printable(path)} is not an encoder of VirNucPro: {printable(error)}",
-            hint="`virnucpro train` writes an encoder beside its head: name that file",
+            hint="`virnucpro train` writes an encoder next to its head: name that file",
         ) from error
     base = _find_base(path, facts.base, on_event) if facts.base is not None else None
     head, is_composition = path.with_name(HEAD_FILE), facts.encoding == "composition"
@@ -221,7 +221,7 @@ def _find_base(path: Path, base: _Base, on_event: OnEvent) -> ESM2Model:
         raise UnavailableError(
             f"{printable(path)} was learned on {printable(base.model)} ({base.encoder_id}); "
             f"{printable(checkpoint.path)} holds other weights ({checkpoint.encoder_id})",
-            hint=f"put the checkpoint that it was learned on beside it, as {printable(beside)}",
+            hint=f"put the checkpoint that it was learned on next to it, as {printable(beside)}",
         )
     return checkpoint
 

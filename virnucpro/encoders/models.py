@@ -171,7 +171,7 @@ def _describe_needs(footprint: Footprint) -> list[str]:
     converted = footprint.converted_bytes
     return [
         f"disk        {as_size(footprint.file_bytes + converted)}"
-        + (f", of which {as_size(converted)} are for the converted model" if converted else ""),
+        + (f", including {as_size(converted)} for the converted model" if converted else ""),
         f"GPU memory  {as_size(most)} for the default batches, {as_size(least)} at least",
         f"RAM         {as_size(footprint.weight_bytes('bf16') + (1 << 29))} for a CPU worker",
     ]
@@ -209,7 +209,7 @@ def import_model(source: Path, name: str) -> tuple[Model, str]:
     model = recognise(source, lambda _: None)
     if not model.files or model.path != source:
         raise UnavailableError(
-            f"{printable(source)} is not imported: its ESM-2 is found by its name or place",
+            f"{printable(source)} is not imported: its ESM-2 is found by its name or path",
             hint=f"name it by its path: --model {printable(source)}",
         )
     hashes = _hashes(model.files)
@@ -232,7 +232,7 @@ def _same(name: str, path: Path, hashes: Sequence[str]) -> Model:
     there = recognise(path, lambda _: None)
     if _hashes(there.files) != hashes:
         raise OutputError(
-            f"another model is called {name} already: {printable(path)}",
+            f"another model already has the name {name}: {printable(path)}",
             hint="give another name with --name, or delete that one first",
         )
     return there

@@ -28,7 +28,7 @@ STATUSES: Mapping[Status, str] = {  # and what it means
     "embedded": "with vectors",  # in extract, instead of scored
     "too_short": "shorter than the minimum length",
     "no_orf": "with nothing that can be scored: no frame without a stop, or no known base",
-    "invalid": "empty, or with letters that are no sequence",
+    "invalid": "empty, or with letters that are neither bases nor residues",
     "failed": "with no vector: every try failed",
 }
 
@@ -69,7 +69,7 @@ class EncoderSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """The settings that change the numbers of a run; their fingerprint decides on a resume."""
+    """The settings that change the numbers of a run. A resume compares their fingerprint."""
 
     command: Command
     input_type: InputType

@@ -139,7 +139,7 @@ class Choice:
         if auto_tokens and small:
             lines.append(
                 f"{self.named(small)} has memory for batches of {min(tokens):,} tokens, so every "
-                f"GPU gets such batches, and not {max(tokens):,}: "
+                f"GPU gets such batches instead of {max(tokens):,}: "
                 f"leave it out with {self.without(small)}"
             )
         return lines

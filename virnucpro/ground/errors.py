@@ -45,7 +45,7 @@ class InputMissingError(VirnucproError):
 
     @classmethod
     def cannot_open(cls, path: Path, error: OSError, name: str = "") -> InputMissingError:
-        """The error for a file that the system does not open; ``name`` is the user's for it."""
+        """The error for a file that cannot be opened; ``name`` is the user's name for it."""
         where = name or error.filename or path
         return cls(f"{printable(where)}: {error.strerror}", "check the path and its permissions")
 

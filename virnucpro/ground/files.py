@@ -51,15 +51,13 @@ _BGZIP_END = bytes.fromhex("1f8b08040000000000ff0600424302001b000300000000000000
 
 
 _ROOM = "make room there"
-_GONE = (
-    "it, or the folder that it is in, is missing: make it, or put back what was moved or deleted"
-)
+_GONE = "it, or its folder, is missing: create it, or put back what was moved or deleted"
 _PERMISSION = "check the permissions there, or choose another folder"
 _IN_THE_WAY = "something else has this name: move it away, or choose another path"
 _TOO_MANY = "too many files are open: see `ulimit -n`"
 NO_MEMORY = "free memory, or ask for more: see `ulimit -v`, or the limits of the job"
 NO_THREADS = "too many processes and threads: see `ulimit -u`, or the limits of the job"
-_NAME = "choose another path: this one is too long, or a link that leads nowhere"
+_NAME = "choose another path: this one is too long, or a broken link"
 _UNKNOWN = "check the path, its disk and its permissions, or choose another folder"
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _REMEDIES: dict[int, tuple[type[OutputError | StorageError], str]] = {
@@ -69,7 +67,7 @@ _REMEDIES: dict[int, tuple[type[OutputError | StorageError], str]] = {
     errno.EMFILE: (StorageError, _TOO_MANY),
     errno.ENFILE: (StorageError, _TOO_MANY),
     errno.ENOMEM: (StorageError, NO_MEMORY),
-    errno.EIO: (StorageError, "the disk, or the way to it, has a fault: see the system's log"),
+    errno.EIO: (StorageError, "the disk, or the connection to it, has a fault: see the system log"),
     errno.ENOENT: (OutputError, _GONE),
     errno.ESTALE: (OutputError, _GONE),
     errno.EACCES: (OutputError, _PERMISSION),
@@ -118,14 +116,12 @@ def expanded(path: str | Path) -> Path:
     """
     if _ADDRESS.match(str(path)):
         raise UsageError(
-            f"{printable(path)} is an address, not a path",
-            hint="fetch what is there, or pipe it into `--input -`; write into a folder, then copy "
+            f"{printable(path)} is a URL, not a path",
+            hint="download it first, or pipe it into `--input -`; write into a folder, then copy "
             "it there, for example with `aws s3 sync`",
         )
     if "\0" in str(path):
-        raise UsageError(
-            f"the path {printable(path)} has a NUL byte", hint="is the name the right one?"
-        )
+        raise UsageError(f"the path {printable(path)} has a NUL byte", hint="check the name")
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
@@ -315,7 +311,7 @@ class _Heard(io.FileIO):
 def _read_through(
     opened: Callable[[], BinaryIO], unpacking: Callable[[BinaryIO], Any]
 ) -> Generator[bytes]:
-    """Yield the content of a packed file in blocks, as Python's own reader decompresses it."""
+    """Yield the content of a compressed file in blocks, as Python's own reader decompresses it."""
     with opened() as packed, unpacking(packed) as content:
         while block := content.read(_BLOCK):
             yield block

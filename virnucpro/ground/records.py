@@ -309,7 +309,7 @@ class Identity(NamedTuple):
 
 
 class Region(NamedTuple):
-    """A viral interval of a record: a provirus, or the virus of a record that is called one.
+    """A viral interval of a record: a provirus, or a viral record without the host's flanks.
 
     Its bases are ``sequence[start:end]``.
     """

@@ -157,7 +157,7 @@ class Tree:
             os.unlink(path.name, dir_fd=folder)
 
     def delete_files(self, path: Path, is_ours: Callable[[str], object]) -> None:
-        """Delete the files of a folder for whose names ``is_ours`` is true."""
+        """Delete the files of a folder with names for which ``is_ours`` is true."""
         with suppress(*_NO_FOLDER), self.folder(path) as folder:
             for name in filter(is_ours, os.listdir(folder)):  # noqa: PTH208 - of a descriptor
                 with suppress(FileNotFoundError), _named(path / name):

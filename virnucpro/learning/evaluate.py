@@ -618,8 +618,8 @@ def _kept(ids: Mapping[str, set[str]], n_records: int, options: EvaluateOptions)
         return set()
     raise InputError(
         f"{clause}: figures on them say nothing about new sequences",
-        hint="leave them out with --held-out-only, or keep them, and have the report "
-        "say so, with --allow-training-data",
+        hint="leave them out with --held-out-only, or keep and report them with "
+        "--allow-training-data",
     )
 
 

@@ -411,7 +411,7 @@ def link_vectors(folder: Path, extracted: Path) -> None:
             n_vectors += len(content.ids)
     if absent := [name for name in ids if name not in place]:
         raise FeatureFileError(
-            f"{printable(extracted)} holds no vector of {printable(absent[0])} "
+            f"{printable(extracted)} has no vector for {printable(absent[0])} "
             f"({len(absent):,} missing of {len(ids):,})",
             hint="delete the folder: its vectors are made again; vectors given with --features "
             "must be of the same files and --chunk-size",

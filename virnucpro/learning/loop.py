@@ -183,7 +183,7 @@ class Trainer:
         if self.ranks.is_first:
             checkpoints.sweep()
             if self.state.epoch:
-                announce(f"going on after epoch {self.state.epoch}")
+                announce(f"continuing after epoch {self.state.epoch}")
 
     def _snapshot(self) -> dict[str, object]:
         """The content of a checkpoint, for the first rank. All ranks must call this together."""
@@ -599,7 +599,7 @@ def _opened(path: Path) -> Iterator[dict[str, Any]]:
     Raises:
         ResumeError: the file is missing or damaged, or has not what the block reads.
     """
-    hint = "delete it: the training goes on from the checkpoint before, or else from the best"
+    hint = "delete it: training continues from the previous checkpoint, or else from the best"
     if path.name == _BEST:
         hint = "nothing else holds these weights: train again, in another --output-dir"
     try:

@@ -43,7 +43,7 @@ _AGENT_SECONDS, _FIRST_SECONDS = 30, 900  # to answer; the first process may not
 # in the store that torchrun's processes share
 _PREPARED, _EXIT_CODE = "virnucpro/prepared", "virnucpro/exit_code"
 _N_ERRORS, _N_HEARD = "virnucpro/n_errors", "virnucpro/n_heard"
-_KEPT = "the epochs that were finished are kept: go on with --resume when that is fixed"
+_KEPT = "the epochs that were finished are kept: when that is fixed, continue with --resume"
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,7 @@ def _connect(started: Started) -> Store:
     except dist.DistError as error:
         raise UnavailableError(
             f"no connection to the other processes within {seconds} seconds: {printable(error)}",
-            hint="is torchrun still running, and can its first node be reached?",
+            hint="check that torchrun is still running, and that its first node can be reached",
         ) from error
     store.set_timeout(_TIMEOUT)
     return store

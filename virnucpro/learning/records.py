@@ -196,7 +196,7 @@ def _check_complete(manifest: Path, fasta: Path, rows: _Rows, places: Mapping[st
     if absent:
         raise InputError(
             f"{printable(manifest)}:{rows[absent[0]][0]}: {printable(fasta)} holds no record "
-            f"{printable(absent[0])} ({len(absent)} missing of this file)",
+            f"{printable(absent[0])} ({len(absent)} missing from this file)",
             hint="an id is the first word after the '>'; check the id and the path",
         )
 
@@ -410,7 +410,7 @@ def read_split(path: Path) -> dict[str, Split]:
         InputMissingError: it cannot be read.
     """
     splits: dict[str, Split] = {}
-    hint = "a table of groups and their splits, as training writes it beside the head"
+    hint = "give a table of groups and splits, such as the split.tsv of a training"
     for line, cells in read_cells(path, needed=("group", "split"), hint=hint):
         where, group, split = f"{printable(path)}:{line}", cells["group"], cells["split"]
         if split not in SPLITS:
@@ -449,7 +449,7 @@ def write_manifest(options: ManifestOptions) -> list[str]:
     """
     if options.output.exists() and not options.force:
         raise OutputError(
-            f"{printable(options.output)} is there already", hint="replace it with --force"
+            f"{printable(options.output)} already exists", hint="replace it with --force"
         )
     table, folder = options.table, options.output.absolute().parent
     rows = list(_by_folder(options) if table is None else _by_table(options, table))
@@ -513,10 +513,10 @@ def _by_table(options: ManifestOptions, table: Path) -> Iterator[tuple[Path, Lab
             missing.discard(key)
             yield Path(source.path), replace(facts[key], id=record.id)
     if n_others:
-        LOGGER.warning("%s of the FASTA files: in no row", counted(n_others, "record"))
+        LOGGER.warning("not in the table: %s of the FASTA files", counted(n_others, "record"))
     if missing:
         LOGGER.warning(
-            "%s of the table: in no FASTA file, for example %s",
+            "in no FASTA file: %s of the table, for example %s",
             counted(len(missing), "accession"),
             ", ".join(map(printable, sorted(missing)[:_MOST_NAMED])),
         )

@@ -181,7 +181,7 @@ def load_known(encoder: Model | None) -> Head | None:
         return Head.load(encoder.head) if encoder and encoder.head else None
     except UnavailableError as error:
         raise UnavailableError(
-            f"{error}; it lies beside the encoder and records what that was trained on",
+            f"{error}; it is next to the encoder and records what that was trained on",
             hint="move it away if it is no head, or start from a copy of the encoder elsewhere",
         ) from error
 
@@ -238,7 +238,7 @@ def open_training(training: Training, on_event: OnEvent) -> None:
     facts = _facts(training, manifest.sha256, hashes, fingerprint)
     if is_begun:
         _check_same(path, facts)
-        announce(f"going on with the training in {printable(training.output)}")
+        announce(f"continuing the training in {printable(training.output)}")
     Tree(path.parent).write_json(path, facts)
 
 
@@ -281,7 +281,7 @@ def _check_free(folder: Path, is_begun: bool, resume: bool) -> None:
     if is_begun and not resume:
         raise OutputError(
             f"{printable(folder)} holds a training already",
-            hint="go on with it with --resume, or give another --output-dir",
+            hint="continue it with --resume, or give another --output-dir",
         )
     if resume:
         found -= {SPLIT, _FRAMES, _FASTA}  # of a start that was killed before it claimed the folder
@@ -313,7 +313,7 @@ def splits_of(training: Training, records: Sequence[LabelledRecord]) -> dict[str
         raise ResumeError(
             f"{printable(options.split)} is not the split of this training: "
             f"{printable(moved[0])} was for {splits[moved[0]]}",
-            hint="leave --split out to go on, or give another --output-dir",
+            hint="leave --split out to continue, or give another --output-dir",
         )
     return splits
 
@@ -406,14 +406,14 @@ def check_features(training: Training, fasta_sha256: Iterable[str]) -> str:
     for name, theirs, ours in facts:
         if ours != theirs:
             raise InputError(
-                f"{name} of the vectors in {printable(folder)} is {printable(theirs)}, of this "
-                f"training {printable(ours)}",
+                f"{name} of the vectors in {printable(folder)} is {printable(theirs)}, that of "
+                f"this training {printable(ours)}",
                 hint="give --model, --chunk-size and --genetic-code of that virnucpro extract",
             )
     if absent := {*fasta_sha256} - {file.sha256 for file in run.inputs}:
         raise InputError(
-            f"{printable(folder)} has no vectors of {len(absent)} of the labelled FASTA files",
-            hint="give virnucpro extract the files that the manifest names, as they are",
+            f"{printable(folder)} has no vectors for {len(absent)} of the labelled FASTA files",
+            hint="give virnucpro extract the files that the manifest names, unchanged",
         )
     return recipe.fingerprint
 

@@ -273,10 +273,10 @@ def _state(run: _RunFiles) -> tuple[str, str]:
     if state == "planned":
         return (
             "unfinished",
-            "The run is only planned: run virnucpro work, then go on with --resume.",
+            "The run is only planned: run virnucpro work, then continue with --resume.",
         )
     if state not in ("complete", "partial"):
-        text = "The run is not finished: go on with --resume."
+        text = "The run is not finished: continue with --resume."
         if run.has_table:
             text += " The figures come from tables that were written earlier."
         return "unfinished", text

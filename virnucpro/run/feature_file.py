@@ -324,7 +324,7 @@ def read_rows(path: Path, places: Sequence[int]) -> list[NDArray[np.float32]]:
     """Read the rows of some ORFs, by position, from a verified file: (length, dim) each.
 
     Raises:
-        FeatureFileError: it is not there any more, or not as it was.
+        FeatureFileError: it no longer exists, or has changed.
     """
     with reading(path), open_features(path) as h5:
         rows = h5["embeddings"]
@@ -336,7 +336,7 @@ def find_vectors(path: Path) -> int:
     """Find the byte offset of the vectors in a file, which stores them contiguously.
 
     Raises:
-        FeatureFileError: it is not there any more, or not as it was.
+        FeatureFileError: it no longer exists, or has changed.
     """
     with reading(path), open_features(path) as h5:
         rows = _own(h5, "embeddings")
@@ -354,7 +354,7 @@ def read_vectors(
     ``start`` comes from ``find_vectors``: opening the file with HDF5 takes a millisecond.
 
     Raises:
-        FeatureFileError: it is not there any more, or not as it was.
+        FeatureFileError: it no longer exists, or has changed.
     """
     dim, is_short = encoder.dim, encoder.store == "bfloat16"
     n_bytes = dim * (2 if is_short else 4)

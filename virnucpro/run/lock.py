@@ -180,7 +180,7 @@ def _noticing_moves(folder: Path) -> Iterator[None]:
             raise
         raise OutputError(
             f"{printable(folder)} was moved or deleted while it was in use",
-            hint="if it was moved, go on there with --resume; do not move it during a run",
+            hint="if it was moved, continue there with --resume; do not move it during a run",
         ) from error
     finally:
         os.close(descriptor)

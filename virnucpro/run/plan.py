@@ -236,7 +236,7 @@ class Plan:
         return replace(self, slices=slices, parts=parts)
 
     def without_damaged(self, shards: Sequence[Shard], on_shard: OnShard = lambda *_: None) -> Plan:
-        """The plan without slices whose ids, or one of whose ``shards``, are damaged."""
+        """The plan without slices that have damaged ids or damaged ``shards``."""
         damaged, parts = _find_damaged(shards, on_shard), {}
         for one in self.planned:
             part = self.parts[one.index]
@@ -485,7 +485,7 @@ def _told_apart(manifest: Manifest, file: InputFile, ids: list[str]) -> list[str
 
 
 def refuse_repeat(digests: array[int], manifest: Manifest, *, is_begun: bool = False) -> None:
-    """Refuse a repeated id. ``is_begun``: the run cannot take other inputs any more.
+    """Refuse a repeated id. ``is_begun``: the run can no longer take other inputs.
 
     Raises:
         InputError: two digests of ids are the same, and so are the ids.
@@ -604,7 +604,7 @@ def _read_part(plan: Plan, one: Slice) -> _SlicePlan:
 
 
 def _find_damaged(shards: Sequence[Shard], on_shard: OnShard) -> set[int]:
-    """The indices of the shards whose files are missing or damaged."""
+    """The indices of the shards with missing or damaged files."""
     damaged = set[int]()
     with ThreadPoolExecutor() as pool:  # hashing a block releases Python's lock
         for i, (shard, is_whole) in enumerate(

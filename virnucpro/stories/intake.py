@@ -41,7 +41,7 @@ def open_run(
     on_event(Progress("looking for the input", 0, 0, "bytes"))
     named = find_inputs(options.input, rundir.root, rundir.copies, rundir.own_names)
     if recorded and any(file.is_empty_stdin for file in named):
-        announce("standard input is empty: the run goes on with what it has read")
+        announce("standard input is empty: the run continues with what it has read")
         named = [file for file in named if not file.is_empty_stdin]
     again = _unnamed(recorded, named) if recorded else []
     files = name_samples([*named, *again], _with_names(recorded) if recorded else ())

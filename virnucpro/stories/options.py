@@ -229,7 +229,7 @@ class PredictOptions(CutOptions, RunOptions):
         str | None,
         model_option(
             "none: nothing is embedded; esm2_virnucpro with --head, --calls head, --embed, "
-            "--cache, or any device option except --workers"
+            "--cache, --executor, or any device option except --workers"
         ),
     ] = None
     head: Head = None

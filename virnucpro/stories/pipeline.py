@@ -235,7 +235,7 @@ def plan_run(results: Results, recorded: Manifest | None) -> Plan:
 def find_plan(results: Results, *, keep: bool) -> Plan | None:
     """Read the plan of an earlier start, if it belongs to this run: slices with intact files.
 
-    Shards of slices whose rows exist are not read, since nobody needs them.
+    Shards of slices that have rows are not read: nothing needs them.
     """
     plan = Plan.read(results.rundir, results.maker.manifest)
     if plan is None or (keep and not plan.keep_intermediate):

@@ -545,14 +545,14 @@ def _sample_lines(place: Place, tallies: Mapping[str, Tally]) -> str:
 
 
 def _files_read(place: Place, tallies: Mapping[str, Tally]) -> list[InputFile]:
-    """The files that were read, except added ones of which later files replace every record."""
+    """The files that were read, except added ones with every record replaced by later files."""
     return [one for one in place.inputs if one.sample in tallies or _is_due(one)]
 
 
 def _is_due(file: InputFile) -> bool:
     """Whether a file has outputs even if no record is written: one of the first run, or empty.
 
-    An added file that is gone counts as one with records.
+    An added file that no longer exists counts as one with records.
     """
     return not file.generation or (Path(file.path).is_file() and not any(file.read()))
 

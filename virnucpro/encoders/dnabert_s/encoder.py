@@ -186,7 +186,7 @@ def _weights_file(path: Path) -> Path:
             return path / name
     raise UnavailableError(
         f"{printable(path)} has neither {' nor '.join(_WEIGHTS)}",
-        hint="put the weights beside config.json and tokenizer.json",
+        hint="put the weights next to config.json and tokenizer.json",
     )
 
 
