@@ -812,7 +812,7 @@ def test_the_presets_ask_for_more_of_a_provirus_the_stricter_they_are():
     ("name", "line"),
     [
         ("lysogen", "virus-like regions: 0 whole, 1 provirus; see regions.tsv\nnext: head"),
-        ("short", "virus-like regions: none; no scored record has 10,000 bases\n"),
+        ("short", "virus-like regions: none; no scored record has 10,000 bases or more\n"),
     ],
 )
 def test_the_command_counts_its_regions_and_names_no_table_that_is_not_there(

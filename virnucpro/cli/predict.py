@@ -218,5 +218,7 @@ def regions(options: RegionsOptions, console: ConsoleOptions) -> None:
                 *next_step(table, (), failed=False),
             ]
         else:
-            more = [f"virus-like regions: none; no scored record has {SHORTEST_RECORD:,} bases"]
+            more = [
+                f"virus-like regions: none; no scored record has {SHORTEST_RECORD:,} bases or more"
+            ]
         report([tally.virus_line, *more], console.quiet)

@@ -54,7 +54,7 @@ class Model(ABC):
             f"{spec.pooling} pooling{' of bases' if self.reads == 'dna' else ''}, {spec.precision}"
         )
         if spec.precision == "fp16":
-            text += ", fp32 for proteins whose numbers it cannot hold"
+            text += ", fp32 for proteins with numbers too large for fp16"
         return text
 
     @abstractmethod

@@ -2,8 +2,8 @@
 
 One model is part of this package, with its head. A published model that is one file is kept in
 torch hub's folder, so that one download serves every program. Published models of several files,
-and imported models, have folders of ours beside it. A model is downloaded only if the user names it
-and it is missing.
+and imported models, have folders of ours next to it. A model is downloaded only if the user names
+it and it is missing.
 """
 
 from __future__ import annotations

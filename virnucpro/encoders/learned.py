@@ -1,8 +1,8 @@
 """Encoders that ``train`` made: a CNN, LSTM or U-Net over residues, a mean, or nothing; their file.
 
-``train`` writes the file, in safetensors, beside the head of a trained model. It holds the weights
+``train`` writes the file, in safetensors, next to the head of a trained model. It holds the weights
 of the network over the residues; the only entry of its metadata has its facts in JSON. The ESM-2
-below the network is not in the file: the facts name its checkpoint, beside the file or at its path
+below the network is not in the file: the facts name its checkpoint, next to the file or at its path
 during training. If the vectors are the means of an unchanged ESM-2, the file has only this name,
 and the model is that ESM-2.
 """
@@ -62,7 +62,7 @@ class _Base:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _LearnedFacts:
-    """The facts of a learned encoder, beside its weights."""
+    """The facts of a learned encoder, in the file of its weights."""
 
     encoding: Encoding
     architecture: Architecture
@@ -112,7 +112,7 @@ def save_reader(
 ) -> Model:
     """Write a reader as an encoder.
 
-    ``base`` is the ESM-2 below it, with its name or path; None: beside the file.
+    ``base`` is the ESM-2 below it, with its name or path; None: next to the file.
 
     -> the encoder, as from ``inspect``
 
@@ -207,7 +207,7 @@ def _footprint(path: Path, weights: Weights, base: ESM2Model | None) -> Footprin
 
 
 def _find_base(path: Path, base: _Base, on_event: OnEvent) -> ESM2Model:
-    """Find the checkpoint of this name beside the file, or at its path during training.
+    """Find the checkpoint of this name next to the file, or at its path during training.
 
     Raises:
         UnavailableError: it is missing, or has other weights.

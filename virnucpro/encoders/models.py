@@ -94,7 +94,7 @@ def _kind(name: str) -> str:
 def describe_model(model: str) -> tuple[list[str], Path | None]:
     """Describe a model by its content, or by its name before a download.
 
-    -> the lines, and the head beside the model, if any
+    -> the lines, and the head next to the model, if any
 
     Raises:
         UnavailableError: the model does not exist, or is damaged.

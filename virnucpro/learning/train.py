@@ -488,7 +488,7 @@ def _shared_memory_line(training: Training) -> str:
     n_ranks = training.n_ranks
     return (
         f"memory      {as_size(n_bytes // n_ranks)} for weights, gradients and moments on each of "
-        f"{counted(n_ranks, 'device')}, derived; activations come on top"
+        f"{counted(n_ranks, 'device')}, derived, without activations"
     )
 
 

@@ -201,7 +201,7 @@ def _by_size(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Reading:
-    """Pieces of one size, read in order, and the larger pieces of which they are parts.
+    """Pieces of one size, read in order, and the larger pieces that contain them.
 
     Log-odds are not calibrated. Pieces without a known base do not count as parts.
     """

@@ -1,10 +1,10 @@
 """DNABERT-S's tokenizer: byte-pair encoding over A, C, G and T, read from ``tokenizer.json``.
 
 A word is the merge of two others, and its id is the rank of that merge. By definition, encoding
-repeatedly merges the two neighbours whose word has the smallest id, the leftmost first. The result
-is the only sequence of words in which no two neighbours would have merged. So texts are read from
-left to right: the next word is the longest one that stays apart from the previous word; if there is
-none, the previous word was wrong.
+repeatedly merges the two neighbours that make the word with the smallest id, the leftmost first.
+The result is the only sequence of words in which no two neighbours would have merged. So texts are
+read from left to right: the next word is the longest one that stays apart from the previous word;
+if there is none, the previous word was wrong.
 """
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ def fair_esm_state(path: Path) -> dict[str, Tensor]:
 def save_esm2(folder: Path, model: ESM2, extra: Mapping[str, Tensor] = {}) -> None:
     """Write a whole model as a Hugging Face folder, which ``load_esm2`` reads back bit for bit.
 
-    ``extra`` holds tensors beside the encoder, by their names in transformers, for example
+    ``extra`` holds tensors in addition to the encoder, by their names in transformers, for example
     ``lm_head.dense.weight``: with them the folder is an ``EsmForMaskedLM``, else an ``EsmModel``.
     """
     assert len(model.layers) == model.shape.n_layers, "a model up to an earlier layer is not whole"
@@ -292,7 +292,7 @@ def _noted(path: Path, name: str) -> str:
 
 
 def _convert(model: Model, metadata: dict[str, str], dtype: torch.dtype, copy: Path) -> None:
-    """Write the converted copy of a checkpoint, and its hash beside it.
+    """Write the converted copy of a checkpoint, and its hash next to it.
 
     Raises:
         UnavailableError: the checkpoint cannot be used.
