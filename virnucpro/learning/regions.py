@@ -80,7 +80,7 @@ def evaluate_regions(options: EvaluateOptions, truth_table: Path, on_event: OnEv
     truths = read_truth(truth_table)
     genes = read_genes(options.genes) if options.genes is not None else {}
     model = RegionModel.load(options.region_model)
-    announce(f"regions were learned from {model.training}; figures of any of these are too good")
+    announce(f"regions were learned from {model.training}; figures for any of these are too good")
     Tree(options.output_dir).refuse_links([_RUN, _EVALUATED_TABLE])
     run_folder = options.output_dir / _RUN
     asked = carry(
@@ -191,13 +191,13 @@ def _check_names(names: Sequence[str], truths: Iterable[str]) -> None:
     name, n_sequences = max(Counter(names).items(), key=itemgetter(1), default=("", 0))
     if n_sequences > 1:
         raise InputError(
-            f"{n_sequences} sequences are called {printable(name)}",
-            hint="give each an id of its own: the truth names sequences by their ids",
+            f"{n_sequences} sequences have the id {printable(name)}",
+            hint="make the ids unique: the truth names sequences by id",
         )
     if missing := sorted({*truths} - {*names}):
         raise InputError(
-            f"the sequences have no {', '.join(map(printable, missing[:8]))} of the truth",
-            hint="name the FASTA files of all sequences of the truth with --data",
+            f"no sequence has the id {', '.join(map(printable, missing[:8]))} of the truth",
+            hint="name the FASTA files of all sequences in the truth with --data",
         )
 
 
@@ -209,8 +209,8 @@ def _check_truth(name: str, truth: Truth, n_bases: int) -> None:
     last = max((end for _, end in (*truth.prophages, *truth.unclear)), default=0)
     if last > n_bases:
         raise InputError(
-            f"{printable(name)} has {n_bases:,} bases, and an interval of the truth up to {last:,}",
-            hint="give the sequence that the coordinates are of",
+            f"{printable(name)} has {n_bases:,} bases, but an interval ends at {last:,}",
+            hint="give the sequence that the coordinates refer to",
         )
 
 
@@ -234,7 +234,7 @@ def read_genes(path: Path) -> dict[str, list[Span]]:
         except (IndexError, ValueError) as error:
             raise InputError(
                 f"{printable(path)}:{number} is not a line of GFF3",
-                hint="give GFF3 with CDS features, whose sequence ids are those of the truth",
+                hint="give GFF3 with CDS features and the sequence ids of the truth",
             ) from error
     return genes
 
@@ -582,7 +582,7 @@ def learn_region_model(
     except ValueError as error:
         raise InputError(
             f"no region model can be learned from these chromosomes: {error}",
-            hint="give chromosomes of several species, whose prophages stand out from their hosts",
+            hint="give chromosomes of several species, with prophages unlike their hosts",
         ) from error
 
 

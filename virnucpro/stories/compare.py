@@ -54,7 +54,7 @@ def compare(a: Path, b: Path) -> list[TableComparison]:
 
     Raises:
         InputMissingError: a result does not exist, or the two have no table in common.
-        InputError: a table is not as VirNucPro writes it.
+        InputError: a table is damaged, or of another version of VirNucPro.
     """
     tables_of_a, tables_of_b = _find_tables(a), _find_tables(b)
     names = [name for name in _READERS if name in tables_of_a and name in tables_of_b]

@@ -327,7 +327,7 @@ def work_for_run(options: WorkOptions, indices: Sequence[int]) -> list[ShardFigu
                     raise OutputError(
                         f"the run in {printable(rundir.root)} ended while this machine worked on "
                         "it",
-                        hint="go on with --resume",
+                        hint="continue with --resume",
                     )
     return part.ended
 

@@ -263,7 +263,7 @@ class Sink:
                     yield from map(parse, self.values_in(lines))
                 except ValueError as error:
                     raise InputError(
-                        f"{printable(path)} is not as this version of VirNucPro writes it: "
+                        f"{printable(path)} is damaged, or of another version of VirNucPro: "
                         f"{printable(error)}",
                         hint,
                     ) from error
