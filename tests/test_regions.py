@@ -801,6 +801,10 @@ def test_a_stricter_cut_leaves_proviruses_out_of_the_table_of_viruses_and_region
         assert (folder / "viruses.tsv").read_bytes() == before
         counts = json.loads((folder / "run.json").read_text())["counts"]
         assert counts["n_proviruses"] == n_viruses
+    before = [(folder / name).read_bytes() for name in ("viruses.fasta", "regions.fasta")]
+    source.unlink()  # the letters of the provirus are in these files
+    predict(source, to=folder, resume=True, threshold=posterior - 2e-5)
+    assert [(folder / name).read_bytes() for name in ("viruses.fasta", "regions.fasta")] == before
 
 
 def test_the_presets_ask_for_more_of_a_provirus_the_stricter_they_are():

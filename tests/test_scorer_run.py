@@ -20,15 +20,18 @@ from runs import tables as tables_of
 from test_genetic_code import gene
 
 from virnucpro.callers.calls import probability
+from virnucpro.callers.pieces import score_records
 from virnucpro.engine.executor import Executor, Job, Resources
 from virnucpro.ground import devices
-from virnucpro.ground.config import EncoderSpec
+from virnucpro.ground.config import EncoderSpec, Recipe
 from virnucpro.ground.devices import Gpu
 from virnucpro.ground.errors import InputMissingError, ResumeError, UsageError
 from virnucpro.ground.events import Event, OnEvent, Progress, Telling
 from virnucpro.ground.options import make
-from virnucpro.ground.records import Shard
+from virnucpro.ground.records import FastaRecord, Records, Shard
+from virnucpro.ground.tree import Tree
 from virnucpro.run import plan
+from virnucpro.run.scores import ScoreStore
 from virnucpro.run.status import inspect_run, measure_run
 from virnucpro.scorer import landmarks, pieces
 from virnucpro.scorer.nets import Scorer, false_discovery_rates, thresholds
@@ -329,6 +332,10 @@ def stamps(folder: Path) -> dict[str, tuple[int, bytes]]:
     return {file.name: (file.stat().st_mtime_ns, file.read_bytes()) for file in files}
 
 
+def letters_done(folder: Path) -> int:
+    return measure_run(folder)["letters"]["done"]
+
+
 def test_what_an_interrupted_run_has_scored_is_not_scored_again(tmp_path, monkeypatch):
     in_blocks(monkeypatch)
     fasta = write(tmp_path / "in.fa", **many(), **many_more())
@@ -347,6 +354,11 @@ def test_what_an_interrupted_run_has_scored_is_not_scored_again(tmp_path, monkey
     with pytest.raises(KeyboardInterrupt):
         predict(fasta, to=tmp_path / "cut", on_event=interrupt)
     assert not (tmp_path / "cut/predictions.tsv").exists()
+    n_done, file = letters_done(tmp_path / "cut"), min((tmp_path / "cut/scores").iterdir())
+    content = file.read_bytes()
+    file.write_bytes(b"damaged")
+    assert 0 < letters_done(tmp_path / "cut") < n_done
+    file.write_bytes(content)
     before = stamps(tmp_path / "cut")
     assert len(before) >= 4
     steps.clear()
@@ -377,11 +389,25 @@ def test_scores_that_are_damaged_or_of_others_are_made_again(tmp_path, monkeypat
         if place == 100:
             assert inspect_run(tmp_path / "run", verify=True)[1] == 1
         (tmp_path / "run/scores" / "000999.scores").write_bytes(b"nothing")
+        (tmp_path / "run/scores" / "mine.scores").write_bytes(b"of the user")
         predict(fasta, to=tmp_path / "run", resume=True)
         assert tables_of(tmp_path / "run") == expected
         now = stamps(tmp_path / "run")
+        assert now.pop("mine.scores")[1] == b"of the user"
         assert {name: one[1] for name, one in now.items()} == {n: w[1] for n, w in whole.items()}
         assert now[names[1]] == whole[names[1]]
+
+
+def test_scores_serve_the_records_that_they_were_made_of_and_no_others(tmp_path):
+    records = [FastaRecord(name, name, "MKVLEFPQIL" * 9) for name in "ab"]
+    recipe = Recipe(
+        command="predict", input_type="protein", chunk_size=0, min_length=0, encoders=()
+    )
+    store = ScoreStore(Tree(tmp_path), tmp_path, recipe.fingerprint, finder="")
+    store.write(0, score_records(Records.of(records), recipe, Scorer.own()), work=0)
+    for changes in ({}, {"id": "c"}, {"header": "c"}, {"line": 7}, {"sequence": "M" * 90}):
+        others = Records.of([records[0]._replace(**changes), records[1]])
+        assert (store.read(store.path(0), others)[0] is None) == bool(changes), changes
 
 
 def test_blocks_that_are_scored_stay_as_they_are_when_an_input_is_added(tmp_path):
@@ -513,6 +539,9 @@ def test_an_input_that_is_gone_is_missed_where_scores_do_not_serve(tmp_path, mon
         predict(fasta, to=tmp_path / "run", resume=True, regions=False, genetic_code=4)
     with pytest.raises(InputMissingError, match=r"other\.fa"):
         predict(tmp_path / "other.fa", to=tmp_path / "run", resume=True, regions=False)
+    more = write(tmp_path / "more.fa", more="ACGTTGCA" * 50)
+    with pytest.raises(InputMissingError, match=r"in\.fa"):
+        predict(fasta, more, to=tmp_path / "run", resume=True, regions=False)
     (file, *_) = (tmp_path / "run/scores").iterdir()
     whole = file.read_bytes()
     file.write_bytes(whole[:-1])

@@ -60,7 +60,7 @@ def _is_known(path: Path, recorded: Manifest) -> bool:
     try:
         files = InputFile.all_of(path)
     except VirnucproError:
-        return path.is_dir() and any(here in one.parents for one in known)
+        return any(here in one.parents for one in known)
     return all(Path(file.path) in known for file in files)
 
 
