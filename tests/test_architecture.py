@@ -229,7 +229,7 @@ def test_only_the_engine_and_its_measure_know_processes() -> None:
 
 def test_only_the_store_and_the_index_know_what_a_feature_file_looks_like() -> None:
     users = {name for name in MODULES if "run.feature_file" in used_by(name)}
-    assert users == {"run.features", "run.index", "run.rows", "run.scores"}
+    assert users == {"run.features", "run.index", "run.plan", "run.rows", "run.scores"}
 
 
 def test_the_engine_knows_no_family_of_encoders() -> None:

@@ -77,7 +77,7 @@ class Tree:
         return io.BufferedRandom(raw) if raw.readable() else io.BufferedWriter(raw)
 
     @contextmanager
-    def replacing(self, path: Path) -> Iterator[BinaryIO]:
+    def replacing(self, path: Path, *, is_synced: bool = True) -> Iterator[BinaryIO]:
         """Yield a new file that replaces ``path``, synced to disk, if the block succeeds.
 
         The folder must exist: a deleted folder is not made again. If ``path`` is a link, the link
@@ -95,11 +95,13 @@ class Tree:
             try:
                 yield out
                 out.flush()
-                os.fsync(out.fileno())
+                if is_synced:
+                    os.fsync(out.fileno())
                 out.close()
                 with _named(temporary):
                     os.replace(temporary.name, path.name, src_dir_fd=folder, dst_dir_fd=folder)
-                os.fsync(folder)
+                if is_synced:
+                    os.fsync(folder)
             finally:
                 with suppress(OSError):  # report the first error
                     out.close()

@@ -38,9 +38,9 @@ class _HashingTree(Tree):
     thread: ThreadPoolExecutor
 
     @contextmanager
-    def replacing(self, path: Path) -> Iterator[BinaryIO]:
+    def replacing(self, path: Path, *, is_synced: bool = True) -> Iterator[BinaryIO]:
         """As ``Tree.replacing``."""
-        with Tree.replacing(self, path) as out:
+        with Tree.replacing(self, path, is_synced=is_synced) as out:
             hashed = _Hashed(out, self.thread)
             yield cast("BinaryIO", hashed)
         self.hashes[path] = hashed.hexdigest()

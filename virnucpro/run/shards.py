@@ -19,13 +19,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from contextlib import suppress
 from hashlib import blake2s
 from pathlib import Path
 
 from virnucpro.ground.config import Reads, Recipe
-from virnucpro.ground.errors import StorageError, VirnucproError
-from virnucpro.ground.files import disk_error, open_plain, temporary_beside, writing
+from virnucpro.ground.errors import StorageError
+from virnucpro.ground.files import disk_error, open_plain
 from virnucpro.ground.log import printable
 from virnucpro.ground.records import Orf, Shard, shard_name
 from virnucpro.ground.tree import Tree
@@ -157,16 +156,8 @@ class ShardWriter:
 
         It is not synced: after a power loss its hash shows whether it is whole.
         """
-        temporary = temporary_beside(path)
-        try:
-            with writing(path, temporary):
-                with self._tree.open(temporary, "x") as out:
-                    out.write(content)
-                self._tree.move(temporary, path)
-        except VirnucproError:
-            with suppress(OSError):  # it is swept away later
-                self._tree.delete(temporary)
-            raise
+        with self._tree.replacing(path, is_synced=False) as out:
+            out.write(content)
 
 
 def read_shard(shard: Shard) -> list[Orf]:
