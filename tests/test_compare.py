@@ -18,6 +18,7 @@ a_chunk_1F1\tvirus\t0.12100612\t0.8789939
 a_chunk_1R2\tothers\t0.5501341\t0.44986594
 b_chunk_1F3\tvirus\t0.0011595711\t0.9988405
 """
+EXAMPLE = Path(__file__).parents[1] / "examples" / "contigs.fa"
 CHUNKS = "Modified_ID\tIs_Virus\na_chunk_1\tTrue\nb_chunk_1\tTrue\n"
 
 
@@ -118,6 +119,28 @@ def test_two_runs_are_compared_by_their_records_too(tmp_path):
     (relabelled,) = records.kinds["labels differ"]
     assert records.n_both == 2 and relabelled.startswith(("a (", "in: a ("))
     assert exit_code(run, run) == 0
+
+
+def test_two_runs_are_compared_by_their_viruses_too(tmp_path):
+    run, other = tmp_path / "run", tmp_path / "other"
+    CliRunner().invoke(app, ["predict", "-i", str(EXAMPLE), "-o", str(run), "-q"])
+    shutil.copytree(run, other)
+    table = other / "viruses.tsv"
+    rows = table.read_text().splitlines(keepends=True)
+    table.write_text("".join(rows[:-1]).replace("RNA+", "phage", 1))
+    code, said = invoke(run, other)
+    assert code == 65 and "viruses.tsv was changed" in said
+    forget_hashes(other)
+    viruses = only(compare(run, other), "viruses")
+    assert viruses.n_both == len(rows) - 2
+    assert viruses.kinds["only in A"] == ["contigs: " + rows[-1].split("\t")[0]]
+    (relabelled,) = viruses.kinds["labels differ"]
+    kin = "Coronaviridae"
+    assert relabelled == f"contigs: {rows[1].split()[0]} (whole RNA+ {kin}, whole phage {kin})"
+    table = run / "viruses.tsv"
+    table.unlink()
+    code, said = invoke(run, other)
+    assert code == 65 and "viruses.tsv is missing" in said
 
 
 def test_a_table_is_recognised_by_its_first_line(result, tmp_path):

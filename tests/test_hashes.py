@@ -31,6 +31,7 @@ VERDICT = {"viruses.tsv", "viruses.fasta", "samples.tsv", "virnucpro_mqc.tsv"}
 RECORDS = {"predictions.tsv", "prediction_results.txt", "viral.fasta"}
 SETTINGS = {"per_file": True, "threshold": 0.0}  # so that every record is called viral
 SCORES = "scores/000000.scores"
+JSON = ("--verify", "--json")
 OF_THE_RUN = {*RECORDS, "prediction_results_highestscore.csv", "report.html", *VERDICT, *REGIONS}
 
 OF_ALL_FILES = {"report.html", "samples.tsv", "virnucpro_mqc.tsv"}  # not of each file
@@ -80,6 +81,9 @@ def test_one_flipped_bit_in_any_output_is_named_by_status_verify(copied):
     assert code == 1 and told.count("damaged ") == len(names)
     for name in names:
         assert f"damaged {copied / name} was changed" in told
+    figures = json.loads(CliRunner().invoke(app, ["status", str(copied), *JSON]).output)
+    assert len(figures["damaged"]) == len(names)
+    assert say("status", copied, *JSON)[0] == 1
     assert say("status", copied)[0] == 0  # which reads no table
 
 

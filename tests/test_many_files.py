@@ -173,6 +173,8 @@ def test_files_that_cannot_be_read_are_listed_and_the_others_done(make_config, t
     assert figures["state"] == "partial" and figures["remaining_seconds"] == 0
     assert figures["shards"]["total"] == figures["shards"]["done"] > 0
     assert figures["shards"]["pending"] == 0 < figures["tokens"]["total"]
+    assert figures["records"]["scored"] == summary.records.statuses["scored"]
+    assert len(figures["unread"]) == len(BAD) and "damaged" not in figures
     listed = failed_files(config.output)
     assert {path: stage for path, (stage, _) in listed.items()} == {
         str(bad / name): "read" for name in BAD

@@ -17,7 +17,6 @@ from virnucpro.cli import running
 from virnucpro.cli.command import command
 from virnucpro.cli.exits import Finished, end_cleanly, exits
 from virnucpro.encoders.options import BenchOptions
-from virnucpro.ground.errors import UsageError
 from virnucpro.ground.log import printable
 from virnucpro.ground.options import folder, option, refuse
 
@@ -76,16 +75,12 @@ class _StatusOptions:
     as_json: Annotated[
         bool,
         option(
-            "Print figures as JSON: finished and pending shards, tokens/s of each host, "
-            "remaining time.",
+            "Print figures as JSON: records by status, unread files, finished and pending work, "
+            "tokens/s of each host, remaining time.",
             None,
             "--json",
         ),
     ] = False
-
-    def __post_init__(self) -> None:
-        if self.as_json and self.verify:
-            raise UsageError("--json and --verify contradict each other", hint="give one of them")
 
 
 @command(_StatusOptions)
@@ -105,8 +100,9 @@ def status(options: _StatusOptions) -> None:
         if not RunDir(options.folder).manifest.exists():
             _report_training(options)
         if options.as_json:
-            running.report([json.dumps(measure_run(options.folder), indent=2)])
-            raise Finished(0)
+            figures = measure_run(options.folder, verify=options.verify)
+            running.report([json.dumps(figures, indent=2)])
+            raise Finished(1 if figures.get("damaged") else 0)
         lines, n_damaged = inspect_run(options.folder, verify=options.verify)
         running.report(lines)
         raise Finished(1 if n_damaged else 0)
@@ -155,7 +151,8 @@ class _CompareOptions:
 def compare(options: _CompareOptions) -> None:
     """Compare two results row by row: missing rows, changed labels, score differences.
 
-    Rows of frames, chunks and records are matched by id, in the tables present in both results.
+    Rows of frames (or pieces of the scorer), chunks, records and viruses are matched by id, in the
+    tables present in both results.
 
     Example: virnucpro compare old_merged/ results/
 

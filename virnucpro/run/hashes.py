@@ -149,10 +149,10 @@ class Outputs:
                         what = "is missing"
                     yield path, InputError(f"{printable(path)} {what}", _REMEDY)
 
-    def check(self, *, but: Collection[str] = (), only: Collection[str] = ()) -> None:
+    def check(self, but: Collection[str] = ()) -> None:
         """Check that the existing outputs are as a finished run wrote them.
 
-        ``but``: file names to skip, because they are written anew; ``only``: file names to check.
+        ``but``: file names to skip, because they are written anew.
 
         Raises:
             InputError: an output was changed.
@@ -162,7 +162,7 @@ class Outputs:
         hashes = {
             place: digest
             for place, digest in (self.read_hashes() or {}).items()
-            if Path(place).name not in but and (not only or place in only)
+            if Path(place).name not in but
         }
         for path, error in self.find_damaged(hashes):
             if path.exists():

@@ -266,8 +266,10 @@ def _host_line(figures: HostFigures) -> str:
     )
 
 
-def measure_run(folder: Path) -> dict[str, Any]:
+def measure_run(folder: Path, *, verify: bool = False) -> dict[str, Any]:
     """The figures of a run for programs: finished and pending work, and the time left.
+
+    With ``verify``, also a line per damaged file.
 
     Raises:
         InputMissingError, ResumeError: as ``inspect_run``.
@@ -282,6 +284,10 @@ def measure_run(folder: Path) -> dict[str, Any]:
         return {
             "state": seen.facts.get("state"),
             "running": seen.running or None,
+            "command": seen.manifest.recipe.command,
+            "records": dict(seen.facts.get("counts", {})).get("statuses"),
+            "unread": [file.error for file in seen.manifest.refused],
+            **({"damaged": _verify(seen)[0]} if verify else {}),
             "slices": _count_slices(seen) or None,
             "embed": seen.manifest.embed_rules or "all",
             **work.counts,

@@ -18,7 +18,7 @@ from virnucpro.ground.files import open_plain
 from virnucpro.ground.log import printable
 from virnucpro.run.folder import RunDir
 from virnucpro.run.hashes import Outputs
-from virnucpro.tables.sinks import CHUNK_TABLE, FRAME_TABLE, RECORD_TABLE, Sink
+from virnucpro.tables.sinks import CHUNK_TABLE, FRAME_TABLE, RECORD_TABLE, VIRUS_TABLE, Sink
 
 _ROUNDING = 1e-9  # of differences between scores, which have 6 decimals
 _N_EXAMPLES = 3  # ids of each kind of difference
@@ -26,7 +26,7 @@ _KINDS = "only in A", "only in B", "labels differ"
 _LINE = "{:<8} {:>11}  {:>13}  {:>13}  {:>13}  {:>7}  {:>7}"
 _HINT = "copy it again from an intact folder, or make it again with this version"
 
-# a frame, a chunk or a record, as a table has it: id, label, and score of the class virus
+# a frame, a chunk, a record or a virus, as a table has it: id, label, and score
 _Row: TypeAlias = tuple[str, str, float | None]
 
 
@@ -50,11 +50,11 @@ class TableComparison:
 
 
 def compare(a: Path, b: Path) -> list[TableComparison]:
-    """Compare every table that both results have: frames, chunks, records.
+    """Compare every table that both results have: frames, chunks, records, viruses.
 
     Raises:
         InputMissingError: a result does not exist, or the two have no table in common.
-        InputError: a table is damaged, or of another version of VirNucPro.
+        InputError: a table is damaged, missing, or of another version of VirNucPro.
     """
     tables_of_a, tables_of_b = _find_tables(a), _find_tables(b)
     names = [name for name in _READERS if name in tables_of_a and name in tables_of_b]
@@ -64,11 +64,8 @@ def compare(a: Path, b: Path) -> list[TableComparison]:
             f"{printable(b)} has {' and '.join(tables_of_b)}: no table in common",
             hint="name two folders, or two files of one kind",
         )
-    for tables in (tables_of_a, tables_of_b):
-        paths = [tables[name] for name in names]
-        rundir = RunDir(paths[0].parent)
-        if rundir.manifest.is_file():
-            Outputs(rundir).check(only=[path.name for path in paths])
+    for path in (a, b):
+        _check(path)
     return [_compare_table(name, tables_of_a[name], tables_of_b[name]) for name in names]
 
 
@@ -114,6 +111,21 @@ def _find_tables(path: Path) -> dict[str, Path]:
     )
 
 
+def _check(path: Path) -> None:
+    """
+    Raises:
+        InputError: a table of a run was changed or deleted.
+    """
+    rundir = RunDir(path if path.is_dir() else path.parent)
+    if not rundir.manifest.is_file():
+        return
+    outputs = Outputs(rundir)
+    names = [sink.file for sink, _ in _READERS.values()] if path.is_dir() else [path.name]
+    hashes = outputs.read_hashes() or {}
+    for _, error in outputs.find_damaged({name: hashes[name] for name in names if name in hashes}):
+        raise error
+
+
 def _compare_table(name: str, a: Path, b: Path) -> TableComparison:
     of_a, of_b = _read(name, a), _read(name, b)
     both = [(row_id, of_a[row_id], of_b[row_id]) for row_id in of_b if row_id in of_a]
@@ -156,12 +168,22 @@ def _chunk_in(row: dict[str, str]) -> _Row:
 
 def _record_in(row: dict[str, str]) -> _Row:
     call = RECORD_TABLE.parse(row)
-    record_id = f"{call.sample}: {call.record_id}" if call.sample else call.record_id
-    return record_id, row["call"] or call.status, call.virus_score
+    return _in_file(call.sample, call.record_id), row["call"] or call.status, call.virus_score
+
+
+def _virus_in(row: dict[str, str]) -> _Row:
+    _, identity = VIRUS_TABLE.parse(row)
+    label = f"{row['kind']} {identity.virus_kind} {identity.kin}".rstrip()
+    return _in_file(row["file"], row["virus"]), label, float(row["score"])
+
+
+def _in_file(sample: str, name: str) -> str:
+    return f"{sample}: {name}" if sample else name
 
 
 _READERS: dict[str, tuple[Sink, Callable[[dict[str, str]], _Row]]] = {
     "frames": (FRAME_TABLE, _frame_in),
     "chunks": (CHUNK_TABLE, _chunk_in),
     "records": (RECORD_TABLE, _record_in),
+    "viruses": (VIRUS_TABLE, _virus_in),
 }
