@@ -258,6 +258,8 @@ def test_tensors_without_any_facts_are_refused(stored: Path) -> None:
         ({"name": 1}, "those of no encoder"),
         ({"layer": "last"}, "'last' is not a count"),
         ({"chunk_size": ""}, "'' is not a count"),
+        ({"join": []}, "list indices must be integers"),
+        ({"join": {}}, "'scorer_sha256'"),
         ({"chunk_size": 300.5}, "300.5 is not a count"),
         *(
             ({name: number}, why)

@@ -335,7 +335,9 @@ class Head:
                 name: Sketch.unpacked(tensors[name]) for name in _SKETCHES if name in tensors
             }
             return Head(
-                facts=HeadFacts(encoders=encoders, join=join and Join.of(join), **facts),
+                facts=HeadFacts(
+                    encoders=encoders, join=None if join is None else Join.of(join), **facts
+                ),
                 protein=networks.get("protein"),
                 nucleotide=networks.get("nucleotide"),
                 **stored,
