@@ -207,9 +207,9 @@ def check_model(named: _NamedModel, on: ComputeOptions, console: ConsoleOptions)
         with loading(console):
             from virnucpro.encoders.proof.check import check
         with watched(console) as events:
-            outcome = check(named.model, on, events)
-        report(outcome.report_lines())
-        if not outcome.has_passed:
+            checks = check(named.model, on, events)
+        report([line for outcome in checks for line in outcome.report_lines()])
+        if any(outcome.failures for outcome in checks):
             raise VirnucproError(
                 "the vectors differ from fair-esm: do not trust results with this model, "
                 "device and precision",

@@ -71,79 +71,64 @@ class _Oracle:
     residue: float
     tokens_per_second: float
 
-    def share(self, deviation: _Deviation) -> float:
-        """The share of the explained distance that a protein takes; above 1 is a failure."""
-        return max(deviation.mean / self.mean, deviation.residue / self.residue)
-
-
-@dataclass(frozen=True, slots=True)
-class _DeviceCheck:
-    """Our encoder on one device compared with fair-esm; worst protein first."""
-
-    device: str
-    kernel: str
-    deviations: tuple[_Deviation, ...]
-    tokens_per_second: float
-
 
 @dataclass(frozen=True, slots=True)
 class _Check:
-    """The check of a model on all devices."""
+    """Our encoder on one device compared with fair-esm; worst protein first."""
 
     spec: EncoderSpec
     oracle: _Oracle
-    devices: tuple[_DeviceCheck, ...]
+    device: str
+    kernel: str
+    deviations: list[_Deviation]
+    tokens_per_second: float
 
-    def failures(self, device: _DeviceCheck) -> list[_Deviation]:
-        return [one for one in device.deviations if self.oracle.share(one) > 1]
+    def share(self, deviation: _Deviation) -> float:
+        """The share of the explained distance that a protein takes; above 1 is a failure."""
+        oracle = self.oracle
+        return max(deviation.mean / oracle.mean, deviation.residue / oracle.residue)
 
     @property
-    def has_passed(self) -> bool:
-        return not any(map(self.failures, self.devices))
+    def failures(self) -> list[_Deviation]:
+        return [one for one in self.deviations if self.share(one) > 1]
 
     def report_lines(self) -> list[str]:
-        """Distances, verdict and speeds as text."""
+        """Distances, speeds and verdict as text."""
         spec = self.spec
-        lines = [
+        table = [
+            f"{one.protein:<14}{one.n_residues:>8,}{one.mean:>10.1e}{one.residue:>19.1e}"
+            f"{self.share(one):>11.0%}"
+            for one in self.deviations
+        ]
+        return [
             f"model: {printable(spec.model)}, layer {spec.layer}, {spec.pooling} pooling",
             f"oracle: fair-esm in float32, one protein at a time, "
             f"{self.oracle.tokens_per_second:,.0f} tokens/s",
+            "",
+            "protein       residues  mean, L2  worst residue, L2  tolerance",
+            *table,
+            "",
+            f"virnucpro: {spec.precision} on {self.device}, {self.kernel}, "
+            f"{self.tokens_per_second:,.0f} tokens/s",
+            self.verdict(),
         ]
-        for device in self.devices:
-            table = [
-                f"{one.protein:<14}{one.n_residues:>8,}{one.mean:>10.1e}{one.residue:>19.1e}"
-                f"{self.oracle.share(one):>11.0%}"
-                for one in device.deviations
-            ]
-            lines += [
-                "",
-                "protein       residues  mean, L2  worst residue, L2  tolerance",
-                *table,
-                "",
-                f"virnucpro: {spec.precision} on {device.device}, {device.kernel}, "
-                f"{device.tokens_per_second:,.0f} tokens/s",
-                self.verdict(device),
-            ]
-        return lines
 
-    def verdict(self, device: _DeviceCheck) -> str:
-        """The line about one device."""
-        oracle, failures = self.oracle, self.failures(device)
+    def verdict(self) -> str:
+        oracle, failures, n = self.oracle, self.failures, len(self.deviations)
         named = ", ".join(
-            f"{one.protein} ({oracle.share(one):.0%} of the tolerance)"
-            for one in (failures or device.deviations)[: _N_SHOWN if failures else 1]
+            f"{one.protein} ({self.share(one):.0%} of the tolerance)"
+            for one in (failures or self.deviations)[: _N_SHOWN if failures else 1]
         )
         limit = (
             f"what roundings in {self.spec.precision} explain with these weights "
             f"(mean {oracle.mean:.1e}, residue {oracle.residue:.1e})"
         )
-        n = len(device.deviations)
         if failures:
             return f"failed: {len(failures)} of {n} proteins are beyond {limit}; worst {named}"
         return f"passed: all {n} proteins are within {limit}; worst {named}"
 
 
-def check(model: str, options: ComputeOptions, on_event: OnEvent) -> _Check:
+def check(model: str, options: ComputeOptions, on_event: OnEvent) -> list[_Check]:
     """Embed the panel with both programs, on every requested device.
 
     Raises:
@@ -156,7 +141,7 @@ def check(model: str, options: ComputeOptions, on_event: OnEvent) -> _Check:
     return check_on(choice, open_model(model, on_event), precision, on_event)
 
 
-def check_on(choice: Choice, model: Model, precision: Precision, on_event: OnEvent) -> _Check:
+def check_on(choice: Choice, model: Model, precision: Precision, on_event: OnEvent) -> list[_Check]:
     """Embed the panel on existing devices. Raises as ``check``."""
     weights, digest = as_esm2(model).prepare(precision, on_event)
     spec = EncoderSpec(
@@ -182,9 +167,10 @@ def check_on(choice: Choice, model: Model, precision: Precision, on_event: OnEve
             encoder = load_encoder(spec, weights, torch.device(device))
             means, rate = _embed(encoder, n_tokens, stage, on_event)
         deviations = find_deviations(means, residues, oracle.residues)
-        deviations.sort(key=oracle.share, reverse=True)
-        checks.append(_DeviceCheck(device, encoder.kernel, tuple(deviations), rate))
-    return _Check(spec, oracle, tuple(checks))
+        outcome = _Check(spec, oracle, device, encoder.kernel, deviations, rate)
+        deviations.sort(key=outcome.share, reverse=True)
+        checks.append(outcome)
+    return checks
 
 
 def _ask_oracle(spec: EncoderSpec, model: Model, device: str, on_event: OnEvent) -> _Oracle:
