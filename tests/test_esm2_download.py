@@ -266,8 +266,12 @@ def test_without_a_server_the_error_names_the_address_and_the_folder():
 def test_a_file_that_is_another_model_is_refused_without_a_hash_on_record(tmp_path, publish):
     other = save_fair_esm(make_fair_esm(replace(SHAPE, n_layers=1)), tmp_path / "other.pt")
     publish(n_bytes=None, sha256="")
-    with serving(whole(other.read_bytes())) as (base_url, _):
-        assert "it has ESM2Shape(n_layers=1" in str(refusal(base_url))
+    with (
+        serving(whole(other.read_bytes())) as (base_url, _),
+        pytest.raises(UnavailableError, match=r"it has ESM2Shape\(n_layers=1") as caught,
+    ):
+        find_checkpoint(NAME, base_url=base_url)
+    assert "delete it to fetch it again" in caught.value.hint
 
 
 @pytest.mark.parametrize("n_bytes", [None, "the same"])

@@ -275,9 +275,8 @@ def open_model(model: str, on_event: OnEvent) -> Model:
     if found is None:
         return recognise(path, on_event)
     if missing := found.missing:
-        inspect = found.open if found.published.is_file else None
         for file, place in missing:
-            fetch_file(file, place, on_event, inspect)
+            fetch_file(file, place, on_event)
     return found.open(path)
 
 

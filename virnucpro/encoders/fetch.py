@@ -22,7 +22,7 @@ from virnucpro.encoders.families import RemoteFile
 from virnucpro.ground.devices import as_size
 from virnucpro.ground.errors import OutputError, StorageError, UnavailableError
 from virnucpro.ground.events import OnEvent, Progress
-from virnucpro.ground.files import disk_error, open_plain, put_in_place, writing
+from virnucpro.ground.files import open_plain, put_in_place, writing
 from virnucpro.ground.log import printable
 
 _BLOCK = 1 << 20
@@ -128,15 +128,8 @@ def _ask_for_room(path: Path, n_bytes: int) -> None:
         )
 
 
-def fetch_file(
-    file: RemoteFile,
-    path: Path,
-    on_event: OnEvent,
-    inspect: Callable[[Path], object] | None = None,
-) -> None:
+def fetch_file(file: RemoteFile, path: Path, on_event: OnEvent) -> None:
     """Download a published file; ``path`` appears only when it is complete.
-
-    Without a recorded hash, ``inspect`` may refuse the file by an UnavailableError.
 
     Raises:
         UnavailableError: it cannot be downloaded, or is another file.
@@ -151,15 +144,11 @@ def fetch_file(
         f"run the command again to continue; or, on a machine without network, fetch {file.url} "
         f"elsewhere, and bring it to {path.parent} with `virnucpro models import`"
     )
-    try:
+    with writing(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise disk_error(error, path.parent) from error
     try:
         _fetch(file, partial, on_bytes)
         check_file(file, partial)
-        if inspect is not None:
-            inspect(partial)
     except UnavailableError as error:
         partial.unlink(missing_ok=True)
         raise UnavailableError(
