@@ -186,7 +186,7 @@ def test_an_encoder_of_bases_refuses_proteins(toy_config, tmp_path):
 
 
 @pytest.mark.parametrize("form", ["pt", "folder"])
-@pytest.mark.parametrize(("pooling", "layer"), [("mean", 2), ("bos", 2), ("none", 1)])
+@pytest.mark.parametrize(("pooling", "layer"), [("mean", 2), ("none", 1)])
 def test_fair_esm_as_an_encoder_agrees_with_ours_on_either_format(
     tmp_path, tiny, form, pooling, layer
 ):

@@ -472,16 +472,6 @@ def test_a_vector_has_the_same_bits_in_every_batch_on_a_cpu(
 
 
 @pytest.mark.parametrize("oracle", [24], indirect=True)
-def test_weights_laid_out_for_a_cpu_give_the_same_layers_in_float32(oracle):
-    model = load_esm2(oracle.path, oracle.shape.n_layers, torch.bfloat16, torch.device("cpu"))
-    with model.in_float32():
-        expected = embed(model, PROTEINS)
-    model.reorder_weights()
-    with model.in_float32():
-        assert all(map(torch.equal, embed(model, PROTEINS), expected))
-
-
-@pytest.mark.parametrize("oracle", [24], indirect=True)
 @pytest.mark.parametrize("kernel", [attend_runs, attend_to_train])
 def test_projecting_the_33_tokens_once_is_projecting_each_place(oracle, kernel):
     model = load_esm2(oracle.path, oracle.shape.n_layers, torch.float32, torch.device("cpu"))

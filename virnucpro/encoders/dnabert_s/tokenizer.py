@@ -45,8 +45,6 @@ class Tokenizer:
         if [left + right for left, right in merges] != list(words[n_letters:]):
             raise ValueError("its words are not those of its merges, in their order")
         ids = {word: number for number, word in enumerate(words)}
-        if len(ids) != len(words):
-            raise ValueError("a word occurs twice")
         self._n_letters, self.n_words, self.merges = n_letters, len(words), tuple(merges)
         self._lengths = list(map(len, words))
         self._parts = [(number, number) for number in range(n_letters)]

@@ -225,17 +225,15 @@ class Layer(nn.Module):
         self.finish(stream, attend(self.project(normed), batch))
 
     def in_float32(self) -> Layer:
-        """A copy of the layer with products in float32, of the same weights."""
-        reordered = [weight for weight in self.parameters() if weight.is_mkldnn]
-        plain = {id(one): nn.Parameter(one.to_dense(), requires_grad=False) for one in reordered}
-        layer = copy.deepcopy(self, plain).float()
-        layer.dtype, layer.is_fused = torch.float32, False
+        """A copy of the layer with products in float32, of the same weights in fp16."""
+        layer = copy.deepcopy(self).float()
+        layer.dtype = torch.float32
         return layer
 
     def reorder_weights(self) -> None:
         """Lay the weights out for oneDNN once, instead of in each batch.
 
-        The copy in this layout works only in ``linear`` and ``in_float32``. It has no gradients.
+        The copy in this layout works only in ``linear``. It has no gradients.
         """
         self.is_fused = True
         for part in (self.qkv, self.attention_out, self.up, self.down):

@@ -108,16 +108,10 @@ class _FairESMEncoder(PackedEncoder):
         tokens = send(tokens_of(self.model, sequences).numpy(), self.device)
         layer = self.spec.layer
         hidden: Tensor = self.model(tokens, repr_layers=[layer])["representations"][layer].float()
-        lengths = list(map(len, sequences))
-        match self.spec.pooling:
-            case "bos":
-                return hidden[:, 0]
-            case "mean":
-                means = [hidden[i, 1 : n + 1].mean(dim=0) for i, n in enumerate(lengths)]
-                return torch.stack(means)
-            case "none":
-                residues = [hidden[i, 1 : n + 1] for i, n in enumerate(lengths)]
-                return torch.cat(residues)
+        residues = [hidden[i, 1 : len(text) + 1] for i, text in enumerate(sequences)]
+        if self.spec.per_residue:
+            return torch.cat(residues)
+        return torch.stack([rows.mean(dim=0) for rows in residues])
 
 
 def plan_padded(lengths: Sequence[int], tokens_per_batch: int) -> list[list[int]]:
