@@ -352,7 +352,7 @@ def test_scores_are_those_of_the_head_on_the_vectors_of_both_side_by_side(
     with torch.no_grad():
         expected = classifier.eval()(torch.from_numpy(joined)).numpy()[:, 1]
     assert np.abs(expected - np.array(list(scores.values()))).max() < 1e-6
-    with pytest.raises(UsageError, match="made for chunks of 500 bases, not of 300"):
+    with pytest.raises(UsageError, match="made for chunks of 500 bases; --chunk-size 300"):
         resolve(replace(options, chunk_size=300, output_dir=brought / "x"), lambda _: None)
 
 

@@ -26,7 +26,6 @@ from virnucpro.callers.calls import chunk_scores, failure_note, probability
 from virnucpro.callers.head import Head, HeadFacts, Join
 from virnucpro.callers.options import FALSE_POSITIVES, CallsBy, CutOptions
 from virnucpro.callers.pieces import ScoredRecords, call_scored, join_calls, score_records
-from virnucpro.encoders.families import EMBEDDED
 from virnucpro.ground.config import Embed, InputType, Recipe, Status
 from virnucpro.ground.errors import UnavailableError, UsageError
 from virnucpro.ground.events import SCORING, STAGES
@@ -120,21 +119,26 @@ class Caller:
         """The rules of a head that calls alone; None: no head calls alone."""
         return None
 
+    @property
+    def only_chunk(self) -> tuple[int, str] | None:
+        """The only size of chunks that is possible, and why; None: any size is."""
+        if self.frame_head is None:
+            return None
+        return self.frame_head.facts.chunk_size, "the head was made for chunks of"
+
     def chunk_size(self, asked: int | None) -> int:
         """The bases of a chunk: the user's size, or the default.
 
         Raises:
-            UsageError: the head was made for chunks of another size.
+            UsageError: whoever calls works on chunks of another size.
         """
-        if self.frame_head is None:
-            return _USUAL_CHUNK if asked is None else asked
-        made_for = self.frame_head.facts.chunk_size
-        if asked not in (None, made_for):
+        only, why = self.only_chunk or (asked or _USUAL_CHUNK, "")
+        if asked not in (None, only):
             raise UsageError(
-                f"the head was made for chunks of {made_for} bases, not of {asked}",
-                hint="leave --chunk-size out, or use a head made for that size",
+                f"{why} {only} bases; --chunk-size {asked} is not possible",
+                hint="leave --chunk-size out, or name a model or a head for that size",
             )
-        return made_for
+        return only
 
     def warnings(
         self, chunk_size: int, n_records: int, n_short: int, n_shards: int
@@ -214,20 +218,9 @@ class ScorerAlone(_ByScorer):
     stages: ClassVar = (STAGES[0], SCORING)
     keeps_scores: ClassVar = True
 
-    def chunk_size(self, asked: int | None) -> int:
-        """The bases of a piece.
-
-        Raises:
-            UsageError: the scorer works on pieces of another size.
-        """
-        if asked not in (None, _USUAL_CHUNK):
-            raise UsageError(
-                f"the scorer works on pieces of {_USUAL_CHUNK} bases; --chunk-size {asked} is not "
-                "possible",
-                hint=f"leave --chunk-size out, or add --model {EMBEDDED} to embed chunks of this "
-                "size",
-            )
-        return _USUAL_CHUNK
+    @property
+    def only_chunk(self) -> tuple[int, str]:
+        return _USUAL_CHUNK, "the scorer works on pieces of"
 
     def warnings(self, *_: int) -> Iterator[str]:
         return iter(())
