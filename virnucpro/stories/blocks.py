@@ -183,7 +183,8 @@ class ShardTask:
         ids = [orf.id for orf in orfs if orf.id not in reasons]
         if head := maker.caller.frame_head:
             rows = [features.rows(ids) for features in of_encoders]
-            frames = score_frames(orfs, _side_by_side(rows), reasons, head)
+            vectors = rows[0] if len(rows) == 1 else np.concatenate(rows, axis=1)
+            frames = score_frames(orfs, vectors, reasons, head)
         else:
             frames = _packed(orfs, {}, reasons, {}), _NO_VECTORS
         groups = groupby(orfs, key=lambda orf: orf.record_id)
@@ -192,12 +193,6 @@ class ShardTask:
             frames,
             files,
         )
-
-
-def _side_by_side(rows: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
-    if len(rows) == 1:
-        return rows[0]  # the usual case, without a copy
-    return np.concatenate(rows, axis=1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

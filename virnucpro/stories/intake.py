@@ -149,23 +149,16 @@ def _go_on(
 def _given_anew(
     rundir: RunDir, recorded: Manifest, files: Sequence[InputFile]
 ) -> dict[str, set[str]]:
-    """Per file path, the ids of the records that the file replaces."""
-    mendable = _mendable(rundir, recorded) if files else frozenset[str]()
-    return {
-        file.path: {record.id for record in file.read() if record.id in mendable} for file in files
-    }
-
-
-def _mendable(rundir: RunDir, recorded: Manifest) -> frozenset[str]:
-    """Run ids of the records that an added input may replace.
+    """Per file path, the ids of the failed or invalid records that the file replaces.
 
     Raises:
         InputError: the table of records is damaged.
     """
-    table = rundir.record_table(recorded.recipe.command)
-    if not table.exists():
-        return frozenset()
-    calls = RECORD_TABLE.open(table, "run with --resume alone to rewrite it, then add the input")
-    return frozenset(
-        recorded.ids.of(call.sample, call.record_id) for call in calls if call.is_mendable
-    )
+    table, mendable = rundir.record_table(recorded.recipe.command), set[str]()
+    if files and table.exists():
+        hint = "run with --resume alone to rewrite it, then add the input"
+        calls = RECORD_TABLE.open(table, hint)
+        mendable = {recorded.ids.of(one.sample, one.record_id) for one in calls if one.is_mendable}
+    return {
+        file.path: {record.id for record in file.read() if record.id in mendable} for file in files
+    }
