@@ -131,7 +131,7 @@ def _work(rundir: RunDir, config: RunConfig) -> TaskTimes:
     for one in plan.slices:
         of_slice = replace(results, plan=plan.limited([one.index]))
         with _timed() as seconds:
-            of_slice.write_rows(of_slice.helpers(), lambda _: None)
+            of_slice.write_rows(of_slice.helpers())
         of_rows += seconds
     n_tokens = sum(shard.n_residues + 2 * shard.n_embedded for shard in plan.shards)
     return TaskTimes(

@@ -515,7 +515,8 @@ def test_figures_of_a_host_are_sums_over_its_logs_and_count_the_last_end_of_a_sh
 
 
 def test_a_part_without_a_pending_shard_says_so():
-    assert Part(1, 2).lines == ["part 2/2: nothing left to do"]
+    done = "0 of 0 pending shards done"
+    assert Part(1, 2).lines == [f"part 2/2: 0 slices planned, {done}, tables of 0 slices written"]
 
 
 def test_status_names_who_is_running_the_run(plan):

@@ -98,13 +98,9 @@ class Part:
     @property
     def lines(self) -> list[str]:
         """The lines that the user sees at the end."""
-        pending = counted(self.n_pending, "pending shard")
-        outcomes = [
-            *([f"{counted(self.n_planned, 'slice')} planned"] if self.n_planned else ()),
-            *([f"{self.n_shards:,} of {pending} done"] if self.n_pending else ()),
-            *([f"tables of {counted(self.n_rows, 'slice')} written"] if self.n_rows else ()),
-        ]
-        lines = [f"part {self}: {', '.join(outcomes) or 'nothing left to do'}"]
+        planned, written = counted(self.n_planned, "slice"), counted(self.n_rows, "slice")
+        done = f"{self.n_shards:,} of {counted(self.n_pending, 'pending shard')}"
+        lines = [f"part {self}: {planned} planned, {done} done, tables of {written} written"]
         if n_tokens := sum(one.n_tokens for one in self.ended):
             rate = n_tokens / max(1e-3, time.monotonic() - self.ready)
             lines += [f"tokens: {n_tokens:,} embedded at {rate:,.0f} per second"]
@@ -118,7 +114,7 @@ class Part:
                 f"{counted(n_lost, 'shard')} as a whole; run the same command again, or "
                 "--resume, to try them again"
             ]
-        if outcomes:
+        if self.n_planned + self.n_pending + self.n_rows:
             lines += ["next: when all parts are done, run the planned command again with --resume"]
         return lines
 
@@ -173,7 +169,7 @@ def work(
         plan = replace(plan, manifest=manifest)
         with Pool(config.resources.n_helpers) as pool:
             results = make_results(config, manifest, pool, on_event)
-            _PartOfRun(replace(results, plan=plan), config, part).do(job, executor_on)
+            do_part(replace(results, plan=plan), config, part, job, executor_on)
     return part
 
 
@@ -196,105 +192,95 @@ def _resolved(
     return config, plan, Job.of(rundir, manifest.recipe, config.weights, options)
 
 
-@dataclass(frozen=True, slots=True)
-class _PartOfRun:
-    """The stages of the work on a part."""
+def do_part(
+    results: Results, config: RunConfig, part: Part, job: Job, executor_on: ExecutorOn
+) -> None:
+    """Plan, embed, and write rows, last those of slices that other parts have finished by then.
 
-    results: Results  # of the whole run
-    config: RunConfig
-    part: Part
-
-    def do(self, job: Job, executor_on: ExecutorOn) -> None:
-        """Plan, embed, and write rows, last those of slices that other parts have finished by then.
-
-        So of the parts that share a slice, the last one writes its rows.
-        """
-        plan, groups, shards = self.plan(self.results.plan)
-        on_event, part = self.results.on_event, self.part
-        replaced = frozenset(plan.manifest.replaced)
-        pending = find_pending(job.stores, list(chain(*shards.values())), replaced, on_event)
-        part.n_pending = len(pending)
-        n_shards = sum(map(len, shards.values()))
-        if n_shards:
-            announce(f"part {part}: {counted(n_shards, 'shard')}, {len(pending):,} pending")
-        results = replace(self.results, plan=plan, backlog=Backlog(pending))
-        owed = [group for group in groups if not results.rows.has(group)]
-        alone = [group for group in owed if len(shards[group[0].index]) == len(_all(plan, group))]
-        with (
-            self.writing(results, alone) as tables,
-            closing(embed(pending, job, self.config, executor_on)) as events,
-        ):
-            if pending:
-                on_event(
-                    EmbeddingStarted(tuple(pending), n_shards - len(pending), encoders=job.encoders)
-                )
-            for event in events if pending else ():
-                on_event(event)
-                part.take(event)
-                results.backlog.take(event)
-            tables.result()
-        done = set.intersection(*(store.names_done() for store in job.stores)) if job.stores else ()
-        shared = [
-            group
-            for group in owed
-            if group not in alone and all(shard.name in done for shard in _all(plan, group))
-        ]
-        with self.writing(replace(results, backlog=Backlog()), shared) as tables:
-            tables.result()
-
-    def plan(self, whole: Plan) -> tuple[Plan, list[Group], dict[int, list[Shard]]]:
-        """Plan the slices of this part of the ``whole`` run that are not planned yet.
-
-        -> the plan of its slices; these slices; its shards of them, by first slice
-
-        Raises:
-            InputError: an input is not a FASTA file, or an id occurs twice in this part.
-        """
-        results, part = self.results, self.part
-        groups = list(whole.by_records())
-        n_shares, ours = part.shares(len(groups), has_shards=bool(results.maker.stores))
-        mine = [one for place in ours for one in groups[place]]
-        plan = whole.limited({one.index for one in mine})
-        plan = plan.without_damaged(plan.shards)
-        part.n_planned = len(plan.missing)
-        if mine:
-            plan = plan.make(
-                lambda done: results.on_event(Progress("planning this part", done, 0, "letters")),
-                results.pool,
+    So of the parts that share a slice, the last one writes its rows. ``results`` are of the run.
+    """
+    plan, groups, shards = plan_part(results, part)
+    on_event, replaced = results.on_event, frozenset(plan.manifest.replaced)
+    pending = find_pending(job.stores, list(chain(*shards.values())), replaced, on_event)
+    part.n_pending = len(pending)
+    n_shards = sum(map(len, shards.values()))
+    if n_shards:
+        announce(f"part {part}: {counted(n_shards, 'shard')}, {len(pending):,} pending")
+    results = replace(results, plan=plan, backlog=Backlog(pending))
+    owed = [group for group in groups if not results.rows.has(group)]
+    alone = [group for group in owed if len(shards[group[0].index]) == len(_all(plan, group))]
+    with (
+        writing(results, alone) as tables,
+        closing(embed(pending, job, config, executor_on)) as events,
+    ):
+        if pending:
+            on_event(
+                EmbeddingStarted(tuple(pending), n_shards - len(pending), encoders=job.encoders)
             )
-            now = Plan.read(results.rundir, plan.manifest)
-            if part.n_planned and now is not None and not now.missing:
-                now.refuse_duplicates()
-        shards = {
-            groups[place][0].index: [
-                shard
-                for number, shard in enumerate(_all(plan, groups[place]))
-                if number % n_shares in shares
-            ]
-            for place, shares in ours.items()
-        }
-        return plan, [groups[place] for place in ours], shards
+        for event in events if pending else ():
+            on_event(event)
+            part.take(event)
+            results.backlog.take(event)
+        tables.result()
+    done = set.intersection(*(store.names_done() for store in job.stores)) if job.stores else ()
+    shared = [
+        group
+        for group in owed
+        if group not in alone and all(shard.name in done for shard in _all(plan, group))
+    ]
+    with writing(replace(results, backlog=Backlog()), shared) as tables:
+        tables.result()
+    part.n_rows = sum(map(results.rows.has, owed))
 
-    @contextmanager
-    def writing(self, results: Results, groups: Sequence[Group]) -> Iterator[Future[None]]:
-        """Write rows of slices in a thread, which ends with the block."""
-        indices = {one.index for group in groups for one in group}
-        results = replace(results, plan=results.plan.limited(indices))
-        helpers = results.helpers()
 
-        def count(group: Group) -> None:
-            self.part.n_rows += results.rows.has(group)
+def plan_part(results: Results, part: Part) -> tuple[Plan, list[Group], dict[int, list[Shard]]]:
+    """Plan the slices of a part that are not planned yet.
 
-        def write() -> None:
-            try:
-                results.write_rows(helpers, count)
-            except FeatureFileError as error:
-                LOGGER.warning(
-                    "%s; the tables of this part are written at the end of the run", error
-                )
+    -> the plan of its slices; these slices; its shards of them, by first slice
 
-        with beside(results, write) as tables:
-            yield tables
+    Raises:
+        InputError: an input is not a FASTA file, or an id occurs twice in this part.
+    """
+    groups = list(results.plan.by_records())
+    n_shares, ours = part.shares(len(groups), has_shards=bool(results.maker.stores))
+    mine = [one for place in ours for one in groups[place]]
+    plan = results.plan.limited({one.index for one in mine})
+    plan = plan.without_damaged(plan.shards)
+    part.n_planned = len(plan.missing)
+    if mine:
+        plan = plan.make(
+            lambda done: results.on_event(Progress("planning this part", done, 0, "letters")),
+            results.pool,
+        )
+        now = Plan.read(results.rundir, plan.manifest)
+        if part.n_planned and now is not None and not now.missing:
+            now.refuse_duplicates()
+    shards = {
+        groups[place][0].index: [
+            shard
+            for number, shard in enumerate(_all(plan, groups[place]))
+            if number % n_shares in shares
+        ]
+        for place, shares in ours.items()
+    }
+    return plan, [groups[place] for place in ours], shards
+
+
+@contextmanager
+def writing(results: Results, groups: Sequence[Group]) -> Iterator[Future[None]]:
+    """Write rows of slices in a thread, which ends with the block."""
+    indices = {one.index for group in groups for one in group}
+    results = replace(results, plan=results.plan.limited(indices))
+    helpers = results.helpers()
+
+    def write() -> None:
+        try:
+            results.write_rows(helpers)
+        except FeatureFileError as error:
+            LOGGER.warning("%s; the tables of this part are written at the end of the run", error)
+
+    with beside(results, write) as tables:
+        yield tables
 
 
 def _all(plan: Plan, group: Group) -> list[Shard]:

@@ -235,9 +235,7 @@ class Results:
         if scores is not None:
             scores.keep(names)
 
-    def write_rows(
-        self, helpers: Helpers[Maker], on_done: Callable[[Sequence[Slice]], None]
-    ) -> None:
+    def write_rows(self, helpers: Helpers[Maker]) -> None:
         """Write the rows of slices for a later join, except slices with a failed frame.
 
         It waits for shards in the backlog.
@@ -264,7 +262,6 @@ class Results:
                 raise _not_all(n_records, rows.n_records)
             if not rows.n_failed:
                 self.rows.write(group, rows)
-            on_done(group)
 
     def rows_of(self, group: Sequence[Slice]) -> SliceRows | None:
         """The rows of these slices, which have the same records, if they exist and are intact.
