@@ -147,6 +147,7 @@ class HeadFacts:
         is_head = (
             bool(self.encoders)
             and self.classes == CLASSES
+            and 30 <= self.chunk_size <= _LONGEST_CHUNK
             and self.frame_rule in ("max", "mean")
             and all(type(share) in (int, float) and 0 <= share <= 1 for share in shares)
             and isinstance(self.training, str)
@@ -177,23 +178,19 @@ class HeadFacts:
         Raises:
             UnavailableError: the head was made for other models.
         """
-        names = printable(" and ".join(model.name for model in models))
-        if [one.encoder_id for one in self.encoders] != [model.encoder_id for model in models]:
+        are_these = len(models) == len(self.encoders) and all(
+            (one.encoder_id, one.dim) == (model.encoder_id, model.dim)
+            and 1 <= one.layer <= model.n_layers
+            for one, model in zip(self.encoders, models, strict=True)
+        )
+        if not are_these:
             made_for = " and ".join(f"{one.name} ({one.encoder_id})" for one in self.encoders)
-            ids = " and ".join(model.encoder_id for model in models)
+            others = " and ".join(f"{one.name} ({one.encoder_id})" for one in models)
             raise UnavailableError(
-                f"the head was made for the encoder {printable(made_for)}, not for {names} ({ids})",
+                f"the head was made for the encoder {printable(made_for)}, not for "
+                f"{printable(others)}",
                 hint="set --model to the encoder that the head was made for",
             )
-        for encoder, model in zip(self.encoders, models, strict=True):
-            has_layer = encoder.dim == model.dim and 1 <= encoder.layer <= model.n_layers
-            if not has_layer or not 30 <= self.chunk_size <= _LONGEST_CHUNK:
-                raise UnavailableError(
-                    f"the head needs layer {encoder.layer} of {encoder.dim} dimensions and chunks "
-                    f"of {self.chunk_size} bases; the model has {model.n_layers} layers of "
-                    f"{model.dim} dimensions",
-                    hint="the head is damaged: download or train it again",
-                )
 
     @property
     def dim(self) -> int:
