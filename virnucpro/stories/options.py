@@ -201,14 +201,6 @@ class RunOptions(CacheOptions, EngineOptions, ModelOptions, FolderOptions, Seque
         """True if the options make the run embed."""
         return True
 
-    def check_without_engine(self) -> None:
-        """Refuse options that have no effect if nothing is embedded.
-
-        Raises:
-            UsageError: one of them was given.
-        """
-        refuse(self, ("keep_intermediate", "store"), "where nothing is embedded", "add --model")
-
     def check_type(self, input_type: str) -> None:
         """Refuse options that have no effect on input of this type.
 
@@ -255,11 +247,6 @@ class PredictOptions(CutOptions, RunOptions):
     def asks_for_vectors(self) -> bool:
         """True if a model, a head, --embed or any option of the engine was given."""
         return self.model is not None or bool(self.given_to_embed)
-
-    @property
-    def names_head(self) -> bool:
-        """True if the options name a head."""
-        return self.calls == "head" or bool(self.head)
 
     @property
     def given_to_embed(self) -> list[str]:

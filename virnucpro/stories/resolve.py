@@ -43,7 +43,7 @@ from virnucpro.ground.errors import (
 from virnucpro.ground.events import OnEvent
 from virnucpro.ground.files import HEAD_FILE, REGIONS_FILE
 from virnucpro.ground.log import printable
-from virnucpro.ground.options import carry
+from virnucpro.ground.options import carry, refuse
 from virnucpro.run.folder import RunDir
 from virnucpro.run.manifest import Manifest
 from virnucpro.sequences.inputs import InputFile
@@ -112,7 +112,7 @@ def resolve(options: RunOptions, on_event: OnEvent) -> RunConfig:
         from virnucpro.encoders.catalogue import model_names
 
         return _resolve_engine(options, model_names(options.model_name), recorded, on_event)
-    options.check_without_engine()
+    refuse(options, ("keep_intermediate", "store"), "where nothing is embedded", "add --model")
     return _resolve_scorer(options)
 
 
@@ -147,7 +147,8 @@ def _resolve_engine(
             f"{printable(options.head)}: no such head file", hint="check the path"
         )
     models = tuple(open_model(name, on_event) for name in names)
-    options = _with_regions(options)
+    if isinstance(options, PredictOptions) and options.regions and not options.region_model:
+        options = replace(options, region_model=find_region_model(options.model_name))
     head = _load_head(options, models, on_event)
     rules = _rules(options, recorded)
     caller = _caller(options, head, rules)
@@ -184,13 +185,6 @@ def _resolve_engine(
     )
 
 
-def _with_regions(options: RunOptions) -> RunOptions:
-    """Set the region model to the file next to the head of a trained model."""
-    if not isinstance(options, PredictOptions) or options.region_model or not options.regions:
-        return options
-    return replace(options, region_model=find_region_model(options.model_name))
-
-
 def find_region_model(model: str) -> Path | None:
     """Path of the region model that belongs to ``--model``; None: use VirNucPro's own.
 
@@ -204,11 +198,9 @@ def find_region_model(model: str) -> Path | None:
     if Path(model).name == model:
         return None
     path = locate(model)
-    if path.is_file() and path.suffix != ".safetensors":
-        return None  # a checkpoint, which has no head
-    head = path / HEAD_FILE if path.is_dir() else path.with_name(HEAD_FILE)
-    file = head.with_name(REGIONS_FILE)
-    return file if head.is_file() and file.is_file() else None
+    folder = path if path.is_dir() else path.parent
+    file = folder / REGIONS_FILE
+    return file if (folder / HEAD_FILE).is_file() and file.is_file() else None
 
 
 def _rules(options: RunOptions, recorded: Manifest | None) -> Mapping[Embed, int]:
@@ -232,7 +224,8 @@ def _announce_options(
     if options.model is None and recorded is None:
         given = " and ".join(options.given_to_embed)
         calls = f"it changes no call: leave {given} out to run without it"
-        effect = "the head needs its vectors" if options.names_head else calls
+        names_head = options.calls == "head" or options.head
+        effect = "the head needs its vectors" if names_head else calls
         yield f"the small ESM-2 runs because of {given}; {effect}"
     if rules[-1] != "all":
         yield f"embedded: records that --embed {' or '.join(rules)} chooses"
