@@ -346,7 +346,7 @@ def _check_labels(split: Split, n_frames: Mapping[LabelledRecord, int]) -> None:
         n_of[record.is_virus] += n
     if missing := {"virus", "other"} - {record.label for record in n_frames}:
         raise InputError(
-            f"no group with the label {min(missing)} is for {split}", hint=_MORE_GROUPS
+            f"no group with the label {min(missing)} is in the part {split}", hint=_MORE_GROUPS
         )
     if split != "test" and not all(n_of.values()):
         raise InputError(

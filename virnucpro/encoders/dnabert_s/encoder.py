@@ -167,7 +167,7 @@ _DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeE
 
 
 def _is_bert(path: Path) -> bool:
-    """True for a folder whose ``config.json`` describes any kind of BERT."""
+    """True for a folder with a ``config.json`` that describes any kind of BERT."""
     try:
         config = read_json(path / CONFIG)
         return bool(config["model_type"] == "bert")
