@@ -511,7 +511,7 @@ def _chromosome_of(record: FastaRecord, truth: Truth, scorer: Scorer) -> Chromos
     if n_bases < SHORTEST_RECORD:
         raise InputError(
             f"{printable(record.id)} has {n_bases:,} bases; regions are learned from "
-            f"{SHORTEST_RECORD:,} and more",
+            f"{SHORTEST_RECORD:,} or more",
             hint="leave it out of the truth",
         )
     chromosome = Chromosome.of(record, scorer, truth)

@@ -341,7 +341,7 @@ def count_records(table: Path, input_type: str, helpers: Helpers[None]) -> RunCo
 def length_classes(starts: Sequence[int]) -> Iterator[tuple[int, int | None, str]]:
     """Start, end (exclusive; None: open) and name of each class of length."""
     for start, end in zip_longest(starts, starts[1:]):
-        yield start, end, f"{start:,} to {end - 1:,}" if end else f"{start:,} and more"
+        yield start, end, f"{start:,} to {end - 1:,}" if end else f"{start:,} or more"
 
 
 def find_records(
