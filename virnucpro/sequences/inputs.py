@@ -11,7 +11,7 @@ import csv
 import os
 import shutil
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -468,8 +468,7 @@ def read_sheet(path: Path) -> list[_Row]:
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as handle:
-            reader = csv.reader(handle, delimiter=_SEPARATORS[path.suffix.lower()], strict=True)
-            rows = list(_sheet_rows(path, reader))
+            rows = list(_sheet_rows(path, handle))
     except (csv.Error, UnicodeDecodeError) as error:
         raise InputError(f"{printable(path)} is not a sample sheet: {error}", _EXAMPLE) from error
     if not rows:
@@ -497,22 +496,30 @@ def read_sheet(path: Path) -> list[_Row]:
     return rows
 
 
-def _sheet_rows(path: Path, reader: Iterator[list[str]]) -> Iterator[_Row]:
-    places = _places(path, next(reader, []))
+def _sheet_rows(path: Path, lines: Iterable[str]) -> Iterator[_Row]:
+    separator = _SEPARATORS[path.suffix.lower()]
+    hint = f"{_EXAMPLE}, separated by {'commas' if separator == ',' else 'tabs'}"
+    reader = csv.DictReader(lines, delimiter=separator, strict=True, restval="")
+    words = [word.strip().lower() for word in reader.fieldnames or ()]
+    header = reader.fieldnames = [_OTHER_NAMES.get(word, word) for word in words]
+    if not any(set(header) >= set(columns) for columns in (COLUMNS, _OF_MANIFEST)):
+        names = ", ".join(map(printable, header)) or "nothing"
+        raise InputError(
+            f"{printable(path)}:1: expected '>' or the columns of a sample sheet, not {names}", hint
+        )
     for fields in reader:
-        line: int = reader.line_num  # type: ignore[attr-defined]
-        if not any(field.strip() for field in fields):
-            continue
-        cells = {name: fields[i].strip() for name, i in places.items() if i < len(fields)}
-        if absent := [name for name in COLUMNS if name in places and not cells.get(name)]:
-            raise InputError(
-                f"{printable(path)}:{line}: no {absent[0]} in this line",
-                hint=f"columns are separated by {_separator_name(path)}",
-            )
-        names = [name for name in (cells["path"], cells.get(_OF_MATE)) if name]
-        for mate, name in enumerate(names, 1):
-            file = _file_of(path, line, name)
-            yield _Row(cells.get("sample", ""), file, line, mate * (len(names) - 1))
+        cells = {name: fields[name].strip() for name in header}
+        if any(cells.values()):
+            yield from _rows_in(path, reader.line_num, cells, hint)
+
+
+def _rows_in(path: Path, line: int, cells: Mapping[str, str], hint: str) -> Iterator[_Row]:
+    if absent := [name for name in COLUMNS if name in cells and not cells[name]]:
+        raise InputError(f"{printable(path)}:{line}: no {absent[0]} in this line", hint)
+    names = [name for name in (cells["path"], cells.get(_OF_MATE)) if name]
+    for mate, name in enumerate(names, 1):
+        file = _file_of(path, line, name)
+        yield _Row(cells.get("sample", ""), file, line, mate * (len(names) - 1))
 
 
 def _file_of(path: Path, line: int, cell: str) -> Path:
@@ -521,20 +528,3 @@ def _file_of(path: Path, line: int, cell: str) -> Path:
         return path.parent / expanded(cell)
     except UsageError as error:
         raise InputMissingError(f"{printable(path)}:{line}: {error}", error.hint) from error
-
-
-def _places(path: Path, fields: list[str]) -> dict[str, int]:
-    """The index of each column that is read, by name."""
-    words = [field.strip().lower() for field in fields]
-    header = [_OTHER_NAMES.get(word, word) for word in words]
-    if not (set(COLUMNS) <= set(header) or set(_OF_MANIFEST) <= set(header)):
-        names = ", ".join(map(printable, header)) or "nothing"
-        raise InputError(
-            f"{printable(path)}:1: expected '>' or the columns of a sample sheet, not {names}",
-            hint=f"{_EXAMPLE}, separated by {_separator_name(path)}",
-        )
-    return {name: header.index(name) for name in (*COLUMNS, _OF_MATE) if name in header}
-
-
-def _separator_name(path: Path) -> str:
-    return "tabs" if path.suffix.lower() == ".tsv" else "commas"
