@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from itertools import chain, compress, islice
+from itertools import compress, islice
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +27,6 @@ from virnucpro.sequences.inputs import InputFile, announce_reads, hashed
 from virnucpro.sequences.samples import id_digests, renamed, repeats_in
 
 _IDS_AT_ONCE = 1000  # ids looked up at once
-_TRIED = 1000  # shared digests that are searched for: they cannot all be collisions
 
 
 def _most(guesses: Sequence[tuple[InputFile, InputType | None]]) -> InputType:
@@ -136,24 +135,14 @@ class Survey:
         return n_before - len(self.digests)
 
     def share_ids(self, files: Sequence[InputFile]) -> bool:
-        """Whether two files share an id; announce the first such id."""
-        suspects = _sort_and_compare(self.digests)[:_TRIED]
-        owners: dict[str, InputFile] = {}
-        for file in (*files, *(file for file, _ in self.refused)) if len(suspects) else ():
-            with suppress(InputError, InputMissingError):
-                for name in chain.from_iterable(
-                    _suspected(records.ids, suspects)
-                    for records in (renamed(file) if file.n_renamed else parsed(file.blocks()))
-                ):
-                    owner = owners.setdefault(name, file)
-                    if owner is not file:
-                        announce(
-                            f"{owner.shown} and {file.shown} share the id {printable(name)}: "
-                            "ids of this run begin with their sample, as in "
-                            f"{printable(f'{file.sample}:{name}')}"
-                        )
-                        return True
-        return False
+        """Whether two files share an id, by the digests of ids; announce it."""
+        if not files or not len(_sort_and_compare(self.digests)):
+            return False
+        announce(
+            "files share ids: ids of this run begin with their sample, as in "
+            f"{printable(f'{files[0].sample}:ID')}"
+        )
+        return True
 
     def agree_on_type(
         self, inputs: Sequence[InputFile], recorded: InputType | None = None
