@@ -624,9 +624,9 @@ def test_an_input_that_is_added_joins_the_run_with_the_records_that_it_mends(
 def test_a_run_of_the_scorer_is_not_resumed_with_a_model_nor_the_other_way_round(tmp_path, tiny):
     fasta = write(tmp_path / "in.fa", a=many()["open500"])
     predict(fasta, to=tmp_path / "run")
-    with pytest.raises(ResumeError, match="with the scorer, not with the model esm2_t"):
+    with pytest.raises(ResumeError, match="it has the scorer, not the model esm2_t"):
         predict(fasta, to=tmp_path / "run", resume=True, model=str(tiny.model), head=tiny.head_file)
-    with pytest.raises(ResumeError, match=r"predict` on nucleotides, not of `.* on proteins"):
+    with pytest.raises(ResumeError, match="--input-type was nucleotide, now protein"):
         predict(fasta, to=tmp_path / "run", resume=True, input_type="protein")
     stored = json.loads((tmp_path / "run/run.json").read_text())
     spec = EncoderSpec(
@@ -634,7 +634,7 @@ def test_a_run_of_the_scorer_is_not_resumed_with_a_model_nor_the_other_way_round
     )
     stored["recipe"] |= {"scorer_sha256": "", "encoders": [asdict(spec)]}
     (tmp_path / "run/run.json").write_text(json.dumps(stored))
-    with pytest.raises(ResumeError, match="with the model esm2_x, not with the scorer"):
+    with pytest.raises(ResumeError, match="it has the model esm2_x, not the scorer"):
         predict(fasta, to=tmp_path / "run", resume=True)
 
 

@@ -89,19 +89,12 @@ class Manifest:
         Raises:
             ResumeError: the recipes differ; the message lists the differences.
         """
-        begin_anew = "choose another --output-dir, or start again with --force"
-        before, now = _purpose(self.recipe), _purpose(recipe)
-        if before != now:
-            raise _of_another_run(f"a run of {before}, not of {now}", begin_anew)
-        if _families(self.recipe) != _families(recipe):
-            raise _of_another_run(
-                f"a run with {printable(self.recipe.reader)}, not with {printable(recipe.reader)}",
-                "use the old options (the scorer reads nucleotides where no --model is named), "
-                f"{begin_anew}",
-            )
         if changes := _changes(self.recipe, recipe):
-            what = f"a run with other settings: {'; '.join(changes)}"
-            raise _of_another_run(what, f"use the old options, {begin_anew}")
+            raise ResumeError(
+                f"this folder holds a run with other settings: {'; '.join(changes)}",
+                hint="use the old options (the scorer reads nucleotides where no --model is "
+                "named), choose another --output-dir, or start again with --force",
+            )
 
     def latest(self) -> dict[str, int]:
         """Replaced record -> the last generation that has it."""
@@ -209,21 +202,11 @@ def _of_another_version(folder: Path, version: object) -> ResumeError:
     )
 
 
-def _of_another_run(what: str, hint: str) -> ResumeError:
-    return ResumeError(f"this folder holds {what}", hint=hint)
-
-
-def _purpose(recipe: Recipe) -> str:
-    return f"`virnucpro {recipe.command}` on {recipe.input_type}s"
-
-
-def _families(recipe: Recipe) -> list[str]:
-    return [encoder.family for encoder in recipe.encoders]
-
-
 def _changes(before: Recipe, now: Recipe) -> list[str]:
     """The differences between two recipes: "layer was 6, now 3"."""
     changes = _changed_fields(before, now, ("encoders",))
+    if [one.family for one in before.encoders] != [one.family for one in now.encoders]:
+        return [f"it has {printable(before.reader)}, not {printable(now.reader)}", *changes]
     for old, new in zip(before.encoders, now.encoders, strict=True):
         of_which = f" of {new.model}" if len(now.encoders) > 1 else ""
         changes += _changed_fields(old, new, new.implied, of_which)
@@ -244,7 +227,8 @@ def _changed_fields(
     ]
 
 
-_OPTIONS = ("chunk_size", "min_length", "genetic_code", "layer", "pooling", "precision", "store")
+_OPTIONS = ("input_type", "chunk_size", "min_length", "genetic_code")
+_OPTIONS += ("layer", "pooling", "precision", "store")
 # a field -> its name in messages
 _SHOWN = {"sha256": "model_sha256", **{name: flag(name) for name in _OPTIONS}}
 
