@@ -48,8 +48,6 @@ class Dashboard:
     def draw(self) -> RenderableType:
         now, width = self._figures, self._console.width
         below = _flow(map(_styled, [*now.counts, *now.facts]), width)
-        if not now.title:
-            return below
         if now.stage is not None:
             return Group(_headline(now.title, now.share), below)
         total = _headline("total", now.share)

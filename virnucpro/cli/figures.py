@@ -37,6 +37,7 @@ from virnucpro.run.plan import count_done
 _EVERY_SECONDS = 10.0
 _GIB = 1 << 30
 _MOST_POINTS = 2_000
+_FIRST = Progress("checking model and devices", 0, 0, "")
 _TABLES_BEHIND = 8  # shards; a smaller lag of the tables is ignored
 
 
@@ -78,7 +79,8 @@ class Figures:
     One thread takes events while another draws: dicts are replaced, never changed in place.
     """
 
-    stage: Progress | None = None
+    # what is being done; None: shards are being embedded
+    stage: Progress | None = _FIRST
     devices: dict[str, DeviceState] = field(default_factory=dict)
     n_shards: int = 0  # shards in all
     n_before: int = 0  # shards finished by an earlier start
@@ -173,8 +175,8 @@ class Figures:
         time = [f"elapsed {_clock(self.clock() - self.started)}"]
         if self.share is not None:
             time.append(f"remaining {'unknown' if left is None else _clock(left)}")
-        if self.stage is not None or not self.n_shards:
-            return [*time, *(self.stage.also if self.stage else ())]
+        if self.stage is not None:
+            return [*time, *self.stage.also]
         n_tokens = sum(device.tokens_per_second for device in self.devices.values())
         return [f"{n_tokens:,.0f} tokens/s", f"{self.n_failed:,} failed", *time]
 
@@ -199,8 +201,7 @@ class Figures:
 
     @property
     def title(self) -> str:
-        """The current stage; empty before the first."""
-        return self.stage.stage if self.stage else "embedding" * bool(self.n_shards)
+        return self.stage.stage if self.stage else "embedding"
 
     @property
     def share(self) -> float | None:
@@ -210,8 +211,6 @@ class Figures:
         """
         if self.stage is not None:
             return min(1.0, self.stage.done / self.stage.total) if self.stage.total else None
-        if not self.n_shards:
-            return None
         pending = self.n_shards - self.n_before
         done = self.n_before + pending * self.n_tokens_done / max(1, self.n_tokens)
         return done / self.n_shards
@@ -220,9 +219,7 @@ class Figures:
     def counts(self) -> list[str]:
         """The amount done in the stage; while embedding, the shards and, if several, the files."""
         if self.stage is not None:
-            return [_amount(self.stage)]
-        if not self.n_shards:
-            return ["checking model and devices"]
+            return [_amount(self.stage)] if self.stage.unit else []
         shards = f"{self.n_done:,}/{self.n_shards:,} shards"
         if len(self.files) < 2:
             return [shards]
@@ -237,10 +234,10 @@ class Figures:
     @property
     def line(self) -> str:
         """The figures in one plain line."""
-        title = f"{self.title}: " if self.title else ""
         share = "" if self.share is None else f" ({percent(self.share)})"
-        line = f"{title}{', '.join(self.counts)}{share}, {', '.join(self.facts)}"
-        if self.stage is not None or not self.n_shards:
+        words = (f"{', '.join(self.counts)}{share}", *self.facts)
+        line = f"{self.title}: {', '.join(filter(None, words))}"
+        if self.stage is not None:
             return line
         devices = "; ".join(
             f"{name} {counted(device.n_shards, 'shard')} {device.tokens_per_second:,.0f} tokens/s "
