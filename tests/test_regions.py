@@ -815,8 +815,8 @@ def test_the_presets_ask_for_more_of_a_provirus_the_stricter_they_are():
 @pytest.mark.parametrize(
     ("name", "line"),
     [
-        ("lysogen", "virus-like regions: 0 whole, 1 provirus; see regions.tsv\nnext: head"),
-        ("short", "virus-like regions: none; no scored record has 10,000 bases or more\n"),
+        ("lysogen", "virus-like regions: 1, 0 of them whole records\nnext: head"),
+        ("short", "virus-like regions: 0, 0 of them whole records\n"),
     ],
 )
 def test_the_command_counts_its_regions_and_names_no_table_that_is_not_there(

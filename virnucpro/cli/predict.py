@@ -15,7 +15,7 @@ from virnucpro.cli.exits import Finished, exits, needing
 from virnucpro.cli.running import gpu_steps, loading, next_step, planned_steps, report, watched
 from virnucpro.engine.options import WorkOptions
 from virnucpro.ground.errors import UsageError
-from virnucpro.ground.log import counted, printable
+from virnucpro.ground.log import printable
 from virnucpro.ground.options import carry
 from virnucpro.ground.plugins import find_plugins
 from virnucpro.stories.options import ExtractOptions, PredictOptions, RegionsOptions, RunOptions
@@ -204,21 +204,11 @@ def regions(options: RegionsOptions, console: ConsoleOptions) -> None:
     """
     with exits(lambda: _REGIONS_KEPT):
         with loading(console):
-            from virnucpro.callers.regions import SHORTEST_RECORD
             from virnucpro.stories.regions import TABLE, find_regions
 
         with watched(console) as events:
             tally = find_regions(options, events)
+        kinds = f"{tally.n_regions or 0:,}, {tally.n_whole_regions:,} of them whole records"
         table = options.folder / TABLE
-        if table.exists():
-            n_whole, n_all = tally.n_whole_regions, tally.n_regions or 0
-            kinds = f"{n_whole:,} whole, {counted(n_all - n_whole, 'provirus', 'proviruses')}"
-            more = [
-                f"virus-like regions: {kinds}; see {TABLE}",
-                *next_step(table, (), failed=False),
-            ]
-        else:
-            more = [
-                f"virus-like regions: none; no scored record has {SHORTEST_RECORD:,} bases or more"
-            ]
-        report([tally.virus_line, *more], console.quiet)
+        step = next_step(table, (), failed=False) if table.exists() else []
+        report([tally.virus_line, f"virus-like regions: {kinds}", *step], console.quiet)
