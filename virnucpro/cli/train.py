@@ -104,35 +104,27 @@ def train(options: TrainOptions, console: _Console) -> None:
     if options.regions is not None:
         _train_regions(options, options.regions, console)
         return
-    if options.check:
-        _check(options, console)
-        return
     parent = os.getppid()  # before the slow imports
-    with exits(lambda: _KEPT):
+    with exits(lambda: "" if options.check else _KEPT):
         with loading(console), needing("train"):
             from virnucpro.ground.processes import end_with
+            from virnucpro.learning.train import check_training
             from virnucpro.learning.train import train as run_training
 
         rank = os.environ.get("RANK")  # of the processes that torchrun started
         if rank not in (None, "0"):
             console = replace(console, quiet=True)
         with watched(console) as events:
+            if options.check:
+                for line in check_training(options, events):
+                    report([line])
+                return
             if rank is not None:
                 end_with(parent)
             training = run_training(options, events, os.environ)
         if rank is None:
             model = training.model if training.head.exists() else None
             report(_outcome(training.output, model), console.quiet)
-
-
-def _check(options: TrainOptions, console: _Console) -> None:
-    with exits():
-        with loading(console), needing("train"):
-            from virnucpro.learning.train import check_training
-
-        with watched(console) as events:
-            for line in check_training(options, events):
-                report([line])
 
 
 def _train_regions(options: TrainOptions, truth: Path, console: _Console) -> None:

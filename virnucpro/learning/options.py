@@ -44,6 +44,11 @@ def _known_prophages(purpose: str) -> Any:  # noqa: ANN401 - as typer has it
     )
 
 
+def _split_table(default: str) -> Any:  # noqa: ANN401 - as typer has it
+    what = "Split the groups by this table, the split.tsv of a training."
+    return option(what, FILES, metavar="TABLE", show_default=default)
+
+
 def _rate(help: str, **more: Any) -> Any:  # noqa: ANN401 - as typer has it
     return option(help, _LOOP, metavar="RATE", min=1e-9, max=1, **more)
 
@@ -69,15 +74,7 @@ class _LabelledOptions:
 class _EvaluatedOptions(_LabelledOptions):
     """Labelled sequences to evaluate on, and how they are cut."""
 
-    split: Annotated[
-        Path | None,
-        option(
-            "Split the groups by this table, the split.tsv of a training.",
-            FILES,
-            metavar="TABLE",
-            show_default="all records",
-        ),
-    ] = None
+    split: Annotated[Path | None, _split_table("all records")] = None
     part: Annotated[
         Literal["train", "validation", "test"],
         option("Evaluate on this part of the split.", FILES),
@@ -180,12 +177,7 @@ class _StartOptions(OutputOptions, _LabelledOptions):
 
     split: Annotated[
         Path | None,
-        option(
-            "Split the groups by this table, the split.tsv of an earlier training.",
-            FILES,
-            metavar="TABLE",
-            show_default="70 % of the groups for training, 15 % validation, 15 % test",
-        ),
+        _split_table("70 % of the groups for training, 15 % validation, 15 % test"),
     ] = None
     features: Annotated[
         Path | None,
@@ -264,7 +256,7 @@ class _NetworkOptions:
         ),
     ] = None
     hidden: Annotated[
-        int, count("Give the classifier this number of hidden units.", MODEL, min=1, max=65_536)
+        int, count("Give the classifier N hidden units.", MODEL, min=1, max=65_536)
     ] = 128
     dropout: Annotated[
         float,
@@ -281,7 +273,7 @@ class _LoopOptions:
 
     epochs: Annotated[int, count("Train for this number of epochs.", _LOOP, min=1)] = 10
     batch_size: Annotated[
-        int, count("Train on this number of frames per batch on each device.", _LOOP, min=1)
+        int, count("Train on batches of N frames on each device.", _LOOP, min=1)
     ] = 128
     lr: Annotated[float, _rate("Set the peak learning rate.")] = 5e-4
     encoder_lr: Annotated[
@@ -309,8 +301,7 @@ class _LoopOptions:
         ),
     ] = 0.1
     grad_accum_steps: Annotated[
-        int,
-        count("Sum the gradients of N batches per device for each optimizer step.", _LOOP, min=1),
+        int, count("Sum the gradients of N batches for each step.", _LOOP, min=1)
     ] = 1
     weight_decay: Annotated[
         float, option("Set the weight decay of AdamW.", _LOOP, metavar="RATE", min=0)
@@ -324,9 +315,7 @@ class _LoopOptions:
             _LOOP,
         ),
     ] = "auto"
-    eval_every: Annotated[
-        int, count("Evaluate on the validation groups after every N epochs.", _LOOP, min=1)
-    ] = 1
+    eval_every: Annotated[int, count("Validate after every N epochs.", _LOOP, min=1)] = 1
     best_by: Annotated[
         Literal["auroc", "f1", "loss"],
         option(
@@ -336,8 +325,7 @@ class _LoopOptions:
         ),
     ] = "auroc"
     early_stopping: Annotated[
-        int,
-        count("Stop after this number of evaluations without improvement; 0: never.", _LOOP, min=0),
+        int, count("Stop after N validations without improvement; 0: never.", _LOOP, min=0)
     ] = 0
     keep_checkpoints: Annotated[
         int,
@@ -356,8 +344,7 @@ class _LoopOptions:
         ),
     ] = False
     num_workers: Annotated[
-        int,
-        count("Prepare batches in this number of threads per device.", DEVICES, min=0),
+        int, count("Prepare batches in N threads per device.", DEVICES, min=0)
     ] = 0
 
     def effective_batch(self, world_size: int) -> int:
@@ -386,7 +373,7 @@ class TrainOptions(DeviceOptions, _LoopOptions, _NetworkOptions, _StartOptions):
     regions: Annotated[Path | None, _known_prophages("Learn regions, not a head, from")] = None
     workers: Annotated[
         int | None,
-        count("Start this number of processes with --device cpu.", DEVICES, show_default="1"),
+        count("Start N processes with --device cpu.", DEVICES, show_default="1"),
     ] = None
     precision: Annotated[
         Literal["auto", "bf16", "fp16", "fp32"],
