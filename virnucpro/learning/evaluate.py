@@ -76,7 +76,7 @@ from virnucpro.tables.sinks import FRAME_TABLE, RECORD_TABLE
 
 Figures = dict[str, Any]  # for JSON: rounded; None: not defined
 _RUN = "run"  # the run folder of the fragments
-_WHOLE = 0  # as a length
+_WHOLE = "whole"  # as a length
 _COMPLEMENT = str.maketrans("ACGTURYKMBDHVacgturykmbdhv", "TGCAAYRMKVHDBtgcaayrmkvhdb")  # IUPAC
 _COLUMNS = ("fragment", "record", "length", "start", "end", "strand", "label", "group", "kingdom")
 _SHARE_OF_THE_SAME = 0.5  # of 31-mers
@@ -115,13 +115,16 @@ class _Question:
             check_groups(manifest.groups, splits)
         return cls(options=options, manifest=manifest, splits=splits)
 
-    @property
-    def facts(self) -> Figures:
-        """The data, the split, and how records are cut, for ``evaluation.json``."""
+    def facts(self, caller: Caller) -> Figures:
+        """What is measured, on which data and how they are cut, for ``evaluation.json``."""
         options, path = self.options, self.options.split
         return {
+            "virnucpro_version": __version__,
             "data": {"path": str(options.data), "sha256": self.manifest.sha256},
             "split": path and {"path": str(path), "sha256": sha256(path), "part": options.part},
+            "head": None,
+            "scorer": None,
+            **caller.facts,
             "cutting": {
                 "lengths": [*options.fragment_lengths],
                 "per_record": options.fragments_per_record,
@@ -270,16 +273,9 @@ def answer(
     if head := caller.frame_head:  # the scorer's pieces are as good as fragments of that length
         kinds.append(read_chunks(question, fragments, trained, config.recipe, head.facts))
     records = [fragment.record for fragment in fragments if fragment.length == _WHOLE]
-    facts = question.facts
     kinds = [kind for kind in kinds if len(kind)]
     return {
-        "virnucpro_version": __version__,
-        "data": facts["data"],
-        "split": facts["split"],
-        "head": None,
-        "scorer": None,
-        **caller.facts,
-        "cutting": facts["cutting"],
+        **question.facts(caller),
         "n_records": len(records),
         "n_groups": len({record.group for record in records}),
         "n_trained_records": len(trained),
@@ -336,12 +332,12 @@ def _read_fragments(
     for fragment in fragments:
         if fragment.id not in calls:
             raise _unscored(f"{printable(fragment.id)}, of {printable(fragment.record.id)},")
-    for length in (*sorted(question.options.fragment_lengths), _WHOLE):
+    for length in (*map(str, sorted(question.options.fragment_lengths)), _WHOLE):
         own = [fragment for fragment in fragments if fragment.length == length]
         answers = [calls[fragment.id] for fragment in own]
         yield _SamplesOfKind.of(
             "record",
-            _length_name(length),
+            length,
             np.array([call.virus_score for call in answers], dtype=np.float64),  # NaN for None
             np.array([call.is_virus for call in answers], dtype=np.bool_),
             [fragment.record for fragment in own],
@@ -378,7 +374,7 @@ def read_chunks(
             records += [whole[record.id]] * len(chunks)
     values = np.array(scores, dtype=np.float64)
     is_called = values >= facts.threshold
-    return _SamplesOfKind.of("chunk", _length_name(_WHOLE), values, is_called, records, trained)
+    return _SamplesOfKind.of("chunk", _WHOLE, values, is_called, records, trained)
 
 
 def _find(frame_id: str, scores: Iterator[tuple[str, float]]) -> float:
@@ -485,7 +481,7 @@ class _Fragment(NamedTuple):
 
     id: str  # neutral: it reveals nothing about the record
     record: LabelledRecord
-    length: int  # one of the requested lengths, or _WHOLE
+    length: str  # one of the requested lengths in bases, or _WHOLE
     start: int
     end: int
     strand: str
@@ -517,7 +513,7 @@ def write_fragments(
                 "--output-dir, or start again: --force",
             )
     rows = (
-        (name, of.id, _length_name(length), start, end, strand, of.label, of.group, of.kingdom)
+        (name, of.id, length, start, end, strand, of.label, of.group, of.kingdom)
         for name, of, length, start, end, strand in fragments
     )
     write_table(fasta.with_name("fragments.tsv"), _COLUMNS, rows)
@@ -530,19 +526,15 @@ def cut_record(
     """Yield the fragments of one record, without ids, by ascending length and place."""
     lengths, per_record = sorted(options.fragment_lengths), options.fragments_per_record
     n_whole = min(n_bases, per_record * lengths[-1])
-    kinds = [(length, length, n_bases // length) for length in lengths]
-    for length, size, n_fitting in (*kinds, (_WHOLE, n_whole, 1)):
-        rng = np.random.default_rng([options.seed, record_digest(labelled.id), length])
+    kinds = [(str(length), length, n_bases // length, length) for length in lengths]
+    for length, size, n_fitting, key in (*kinds, (_WHOLE, n_whole, 1, 0)):
+        rng = np.random.default_rng([options.seed, record_digest(labelled.id), key])
         n_fragments = min(per_record, n_fitting)
         for i in range(n_fragments):
             first, last = i * n_bases // n_fragments, (i + 1) * n_bases // n_fragments - size
             start = int(rng.integers(first, last, endpoint=True))
             strand = "+-"[int(rng.integers(2))]
             yield _Fragment("", labelled, length, start, start + size, strand)
-
-
-def _length_name(length: int) -> str:
-    return "whole" if length == _WHOLE else str(length)
 
 
 def knowing(trained_on: Memories, labelled: LabelledRecord, sequence: str) -> list[str]:

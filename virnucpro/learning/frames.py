@@ -439,6 +439,8 @@ class FrameStore:
     """All frames of a folder, with their records and chunks."""
 
     records: tuple[LabelledRecord, ...]
+    is_virus: NDArray[np.bool_]  # (n_records,)
+    group: Rows  # (n_records,), numbered in the order of their names
     chunks: Rows  # (n_chunks, 3): record, start and size
     all: LabelledFrames
     kmers: Rows  # (n, 2): record, and hash of one of its sampled k-mers
@@ -451,16 +453,18 @@ class FrameStore:
         names = ("chunk.npy", "chunks.npy", "kmers.npy")
         chunk, chunks, kmers = (_mapped(folder / name) for name in names)
         record = chunks[chunk, 0]
+        is_virus = np.array([r.is_virus for r in records], dtype=np.bool_)
+        group = np.unique([r.group for r in records], return_inverse=True)[1]
         frames = LabelledFrames(
             _Content.open(folder),
             rows=np.arange(len(chunk)),
             chunk=chunk,
             record=record,
-            is_virus=np.array([r.is_virus for r in records], dtype=np.bool_)[record],
+            is_virus=is_virus[record],
             weight=np.array([r.weight for r in records], dtype=np.float32)[record],
-            group=np.unique([r.group for r in records], return_inverse=True)[1][record],
+            group=group[record],
         )
-        return cls(records, chunks, frames, kmers)
+        return cls(records, is_virus, group, chunks, frames, kmers)
 
     def count_frames(self, chunk_size: int) -> dict[LabelledRecord, int]:
         """The number of frames of each record, cut at this size."""

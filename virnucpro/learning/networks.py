@@ -378,16 +378,11 @@ def _new_module(training: Training, dim: int, reader: Reader | None = None) -> n
     options = training.options
     if options.mode == "pretrain":
         return MaskedLanguageModel(encoder_of(training))
-    reader = reader or _new_reader(training)
+    if reader is None:
+        encoding = "composition" if training.has_stored_vectors else options.encoding
+        esm2 = encoder_of(training) if encoding == "esm2" else None
+        reader = Reader.new(encoding, options.architecture, esm2)
     return FrameClassifier(reader, Classifier(reader.width + dim, options.hidden, options.dropout))
-
-
-def _new_reader(training: Training) -> Reader:
-    if training.has_stored_vectors:
-        return Reader.new("composition", "mlp", None)
-    encoding, architecture = training.options.encoding, training.options.architecture
-    esm2 = encoder_of(training) if encoding == "esm2" else None
-    return Reader.new(encoding, architecture, esm2)
 
 
 def objective_of(training: Training, train: LabelledFrames, held_out: LabelledFrames) -> Objective:

@@ -14,7 +14,7 @@ median gives the usual level at its GC.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from itertools import chain
@@ -297,11 +297,9 @@ class RegionFigures:
 
 def _rates(right: int, false: int, missed: int) -> tuple[float, float, float]:
     """Precision, recall and F1; NaN if the denominator is 0."""
-    parts = (right, right, 2 * right)
-    totals = (right + false, right + missed, 2 * right + false + missed)
-    precision, recall, f1 = (
-        part / total if total else np.nan for part, total in zip(parts, totals, strict=True)
-    )
+    totals = np.array([right + false, right + missed, 2 * right + false + missed])
+    with np.errstate(invalid="ignore"):
+        precision, recall, f1 = (np.array([right, right, 2 * right]) / totals).tolist()
     return precision, recall, f1
 
 
@@ -457,20 +455,26 @@ def _read_genomes(
 ) -> list[_Genome]:
     """Read each file: chromosomes with known prophages, and all other records as one host.
 
+    Other records that are too short for regions are skipped.
+
     Raises:
         InputError: a chromosome is missing, occurs twice, or has no host; or there are too few.
     """
     truths = {name: one for name, one in read_truth(truth_table).items() if one.prophages}
+    genomes: list[_Genome] = []
     n_letters = 0
-
-    def counted_records(file: InputFile) -> Iterator[FastaRecord]:
-        nonlocal n_letters
+    for file in InputFile.all_of(data):
+        chromosomes, others = list[Chromosome](), list[Items]()
         for record in read_fasta(Path(file.path), file.name):
             on_event(Progress("scoring pieces", n_letters, 0, "letters"))
             n_letters += len(record.sequence)
-            yield record
-
-    genomes = [_genome_of(counted_records(file), truths, scorer) for file in InputFile.all_of(data)]
+            if truth := truths.get(record.id):
+                chromosomes.append(_chromosome_of(record, truth, scorer))
+            elif len(record.sequence) >= SHORTEST_RECORD:
+                others.append(Chromosome.of(record, scorer, Truth()).items)
+        host = Items.joined(others)
+        is_host = np.count_nonzero(host.is_known) >= _FEWEST_PIECES
+        genomes.append((chromosomes, host if is_host else None))
     names = [one.name for own, _ in genomes for one in own]
     _check_names(names, truths)
     if len(names) < _FEWEST:
@@ -480,25 +484,6 @@ def _read_genomes(
             hint="add more to the truth",
         )
     return genomes
-
-
-def _genome_of(
-    records: Iterable[FastaRecord], truths: Mapping[str, Truth], scorer: Scorer
-) -> _Genome:
-    """Read the records of one file; records that are too short for regions are skipped.
-
-    Raises:
-        InputError: a chromosome does not fit its truth, or has no host.
-    """
-    chromosomes, others = [], []
-    for record in records:
-        if truth := truths.get(record.id):
-            chromosomes.append(_chromosome_of(record, truth, scorer))
-        elif len(record.sequence) >= SHORTEST_RECORD:
-            others.append(Chromosome.of(record, scorer, Truth()).items)
-    host = Items.joined(others)
-    is_host = np.count_nonzero(host.is_known) >= _FEWEST_PIECES
-    return chromosomes, host if is_host else None
 
 
 def _chromosome_of(record: FastaRecord, truth: Truth, scorer: Scorer) -> Chromosome:

@@ -135,34 +135,31 @@ class TrainingResults:
         return read_fragments(fasta, self.store, self.splits, size, self.scorer, code)
 
     @cached_property
-    def trained_groups(self) -> set[str]:
-        """The held-out groups that the scorer was trained on, or on close relatives of them."""
+    def trained_groups(self) -> Mapping[Split, set[int]]:
+        """The numbers of held-out groups that the scorer was trained on, or on close relatives."""
         memories = Caller(scorer=self.scorer).trained_on
-        records = zip(self.store.records, read_fasta(self.training.fasta), strict=True)
-        return {
-            labelled.group
-            for labelled, record in records
-            if self.splits[labelled.group] != "train"
-            and knowing(memories, labelled, record.sequence)
-        }
+        trained: dict[Split, set[int]] = {split: set() for split in _HELD_OUT}
+        sequences, store = read_fasta(self.training.fasta), self.store
+        for labelled, group, record in zip(store.records, store.group, sequences, strict=True):
+            split = self.splits[labelled.group]
+            if split != "train" and knowing(memories, labelled, record.sequence):
+                trained[split].add(int(group))
+        return trained
 
     def unseen(self, split: Split, of_lengths: list[ScoredFragments]) -> list[ScoredFragments]:
         """Leave out groups that the scorer was trained on, if enough others remain; else warn."""
-        names = sorted({record.group for record in self.store.records})  # as they are numbered
-        trained = self.trained_groups
-        numbers = [number for number, name in enumerate(names) if name in trained]
-        unseen = [part.where(~np.isin(part.groups, numbers)) for part in of_lengths]
-        n_trained = len(trained & {name for name in names if self.splits[name] == split})
-        if not n_trained:
+        trained = [*self.trained_groups[split]]
+        unseen = [part.where(~np.isin(part.groups, trained)) for part in of_lengths]
+        if not trained:
             return of_lengths
         if any(map(is_enough, unseen)):
-            groups = counted(n_trained, "group")
+            groups = counted(len(trained), "group")
             announce(f"{split}: without {groups} that the scorer was trained on")
             return unseen
         LOGGER.warning(
             "the scorer was trained on %d of the %s groups: its AUROC is too good there, and the "
             "weight of the head too small",
-            n_trained,
+            len(trained),
             split,
         )
         return of_lengths
@@ -232,8 +229,6 @@ def read_fragments(
 
     scores = score_sequences(sequences(), scorer, code)
     base = np.array(list(scores), dtype=np.float64)  # NaN for None
-    is_virus = np.array([record.is_virus for record in store.records], dtype=np.bool_)
-    group = np.unique([record.group for record in store.records], return_inverse=True)[1]
     fragments: dict[Split, list[ScoredFragments]] = {split: [] for split in _HELD_OUT}
     for split, n_chunks in product(_HELD_OUT, N_CHUNKS):
         places = [place for place, run in enumerate(runs) if run[:2] == (split, n_chunks)]
@@ -243,8 +238,8 @@ def read_fragments(
             ScoredFragments.of(
                 n_chunks * size,
                 base[places],
-                is_virus[record],
-                group[record],
+                store.is_virus[record],
+                store.group[record],
                 np.stack([first, first + n_chunks], axis=1),
             )
         )
