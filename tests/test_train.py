@@ -236,7 +236,7 @@ def test_models_info_describes_a_head_by_its_file_or_its_folder(head_only):
     of_folder = virnucpro("models", "info", head_only / "model").stdout
     assert of_folder.endswith(said) and "layers      2" in of_folder
     refused = virnucpro("models", "info", head_only)
-    assert refused.returncode == 69 and "name the folder of the model in it" in refused.stderr
+    assert refused.returncode == 69 and "name the model in it" in refused.stderr
     for text in (head.sha256, head.facts.encoders[0].encoder_id, f"{head.facts.threshold:.6f}"):
         assert text in said
     assert f"{len(head.trained_records)} records of {len(head.trained_groups)} groups" in said

@@ -235,7 +235,7 @@ def inspect(path: Path, on_event: OnEvent) -> Model | None:
     if (path / _OF_A_TRAINING).is_file():
         raise UnavailableError(
             f"{printable(path)} is the folder of a training, not of a model",
-            hint="name the folder of the model in it: model, or what --name says",
+            hint=f"name the model in it: {printable(path / 'model')}",
         )
     if (path / LEARNED_FILE).is_file():
         path /= LEARNED_FILE
