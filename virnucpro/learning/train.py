@@ -240,7 +240,7 @@ def _train(
         announce(
             f"epoch: {epoch_line(len(train), n)}; effective batch {n}: "
             f"{settings.batch_size} on each of {counted(ranks.world_size, 'device')}, "
-            f"{counted(settings.grad_accum_steps, 'step')} added up"
+            f"over {counted(settings.grad_accum_steps, 'step')}"
         )
     with closing(_Board(training.place / BOARD)) as board:
 
