@@ -121,8 +121,12 @@ def places_of(records: Records, recipe: Recipe, rules: tuple[Embed, ...]) -> lis
     return [place for _, place in asking(records, replace(recipe, encoders=(encoder,)), rules)]
 
 
-def test_the_rules_are_shares_of_cells_at_the_length_of_a_record(tmp_path):
-    records = Records.of(read_fasta(beginnings(tmp_path / "in.fa")))
+def test_the_rules_are_shares_of_cells_at_the_length_of_a_record():
+    records = Records.of(
+        FastaRecord(f"{one.id}:{start}", one.id, one.sequence[start : start + 300])
+        for one in read_fasta(CONTIGS)
+        for start in range(0, len(one.sequence) - 299, 300)
+    )
     sequences = records.sequences
     scorer = Scorer.own()
     lengths = np.array(list(map(len, sequences)))
@@ -319,8 +323,9 @@ def test_summary_status_run_json_and_page_say_what_is_not_embedded(run_on, tmp_p
     lines, _ = inspect_run(tmp_path / "run", verify=False)
     assert "embedded  only records that --embed viral chooses" in lines
     assert measure_run(tmp_path / "run")["embed"] == "viral"
-    counts = json.loads((tmp_path / "run/run.json").read_text())["counts"]
-    assert counts["n_left"] == len(left)
+    stored = json.loads((tmp_path / "run/run.json").read_text())
+    assert stored["counts"]["n_left"] == len(left)
+    assert "the scorer alone calls records that are not embedded" in stored["announced"]
     page = (tmp_path / "run/report.html").read_text()
     assert f"records not embedded (--embed)</dt><dd>{len(left)}</dd>" in page
 

@@ -15,6 +15,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 from safetensors.torch import save_file as save_torch_file
 
+from virnucpro.callers.caller import Caller
 from virnucpro.callers.head import EncoderFacts, Head, HeadFacts, Layer, Network
 from virnucpro.ground.errors import UnavailableError
 from virnucpro.sequences.kmers import N_FEATURES, frame_composition
@@ -366,6 +367,18 @@ def test_a_number_format_that_numpy_does_not_know_is_refused(tmp_path: Path, dty
     }
     save_torch_file(tensors, path, metadata=metadata())
     refusal_of(path, str(dtype).removeprefix("torch."))
+
+
+@pytest.mark.parametrize(
+    ("n_short", "n_shards", "begins"),
+    [(5, 1, []), (6, 1, ["calls of records shorter"]), (0, 0, ["no record has a frame to embed"])],
+)
+def test_a_run_warns_if_most_records_are_short_and_if_none_has_a_frame(
+    tiny, n_short, n_shards, begins
+):
+    warnings = Caller(frame_head=tiny.head).warnings(500, 10, n_short, n_shards)
+    for warning, begin in zip(warnings, begins, strict=True):
+        assert warning.startswith(begin)
 
 
 def test_a_head_is_written_with_the_same_bytes_every_time(tiny, tmp_path):

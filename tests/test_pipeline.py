@@ -687,7 +687,7 @@ def test_run_json_says_where_the_numbers_come_from(make_config, tiny, contigs):
     assert worker.startswith(("cpu, fp32, attend_compiled, ", "cpu, fp32, attend_runs, "))
 
 
-@pytest.mark.parametrize("harm", ["cut short", "missing", "swapped", "a copy of another"])
+@pytest.mark.parametrize("harm", ["a flipped bit", "missing", "swapped", "a copy of another"])
 def test_status_finds_feature_files_that_are_damaged_or_not_in_their_places(
     make_config, tiny, contigs, finished, tmp_path, harm
 ):
@@ -699,8 +699,8 @@ def test_status_finds_feature_files_that_are_damaged_or_not_in_their_places(
     assert n_damaged == 0
     one, two = (folder / "features" / f"{i:06d}.h5" for i in (1, 2))
     match harm:
-        case "cut short":
-            one.write_bytes(one.read_bytes()[:-1])
+        case "a flipped bit":
+            flip_bit(one)
         case "missing":
             one.unlink()
         case "swapped":
@@ -710,7 +710,7 @@ def test_status_finds_feature_files_that_are_damaged_or_not_in_their_places(
         case "a copy of another":
             one.write_bytes(two.read_bytes())
     lines, n_damaged = inspect_run(folder, verify=True)
-    named = "000001.h5" if harm == "cut short" else "features.h5"
+    named = "000001.h5" if harm == "a flipped bit" else "features.h5"
     assert n_damaged == 1 and named in lines[-1]
     run_inline(make_config(contigs, resume=True), tiny.head)
     assert inspect_run(folder, verify=True)[1] == 0

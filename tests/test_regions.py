@@ -77,7 +77,7 @@ MODEL = RegionModel(
     genes=Levels((-2.0,) * 25, 0.3),
     gene_log_ratios=(-0.6, 0.1, 0.6),
     weight=0.35,
-    deviation=2.0,
+    deviation=1.8,
     distance=3.0,
     first_share=0.05,
     host_bases=40_000.0,
@@ -110,9 +110,15 @@ def test_the_genes_of_a_piece_count_for_the_pieces_within_half_the_bases_around_
     assert moved[10] == pytest.approx(1.5 / 3 / 5)
 
 
-@pytest.mark.parametrize(("level", "found"), [(0.5, 0.5), (-0.5, -0.5), (-4.75, -4.75), (-6, -5)])
+@pytest.mark.parametrize(
+    ("level", "found"), [(0.5, 0.5), (-0.5, -0.5), (-4.75, -4.75), (-6.0, -5), (np.nan, 0)]
+)
 def test_the_level_of_a_host_is_found_to_a_quarter_of_a_spread_and_up_to_five(level, found):
-    assert MODEL.departure(np.arange(2000) * 500, np.full(2000, float(level))) == found
+    assert MODEL.departure(np.arange(2000) * 500, np.full(2000, level)) == found
+    items = items_of(np.full(2000, MODEL.levels.at(MODEL.host.gc) + level))
+    for is_virus, expected in ((True, level), (False, level - found)):
+        contrasts = MODEL.contrast(items, is_virus=is_virus)
+        assert contrasts == pytest.approx(np.full(2000, expected), nan_ok=True)
 
 
 def test_states_change_at_their_rates_and_are_independent_far_apart():
@@ -163,7 +169,7 @@ def test_the_likelihood_of_a_departure_is_the_sum_over_all_paths(chain):
     expected = []
     for departure in departures:
         values = contrasts - departure
-        of_host, of_virus = -0.35 * values**2 / 8, -0.35 * (values - 3.0) ** 2 / 8
+        of_host, of_virus = (-0.35 * (values - at) ** 2 / (2 * 1.8**2) for at in (0.0, 3.0))
         paths = product((False, True), repeat=9)
         total = sum(exp(log_joint(path, starts, of_virus - of_host)) for path in paths)
         expected.append(log(total) + of_host.sum())

@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -20,12 +20,13 @@ from zlib import crc32
 import pytest
 from forked import virnucpro
 from runs import assert_same_run, leftovers, run_inline, within
-from workers import CrashingWorker
 
 from virnucpro.cli.running import planned_steps
 from virnucpro.encoders.catalogue import open_model
 from virnucpro.engine.local import InlineExecutor, ProcessExecutor
 from virnucpro.engine.options import WorkOptions
+from virnucpro.engine.recovery import Attempt
+from virnucpro.engine.worker import Worker
 from virnucpro.ground.errors import (
     InputError,
     InputMissingError,
@@ -34,7 +35,7 @@ from virnucpro.ground.errors import (
     UnavailableError,
     UsageError,
 )
-from virnucpro.ground.events import STAGES, OnEvent, Progress, ShardDone, Telling
+from virnucpro.ground.events import STAGES, Event, OnEvent, Progress, ShardDone, Telling
 from virnucpro.ground.records import Shard
 from virnucpro.page.run import report_folder
 from virnucpro.run.feature_file import read_label, sealed_label
@@ -289,10 +290,11 @@ def forge(rows: Path, forgery: dict[str, object]) -> None:
 
 def test_what_is_gone_damaged_or_forged_in_a_planned_run_is_made_again_at_once(plan, merge, alone):
     folder = plan(bytes_per_slice=SLICE)
-    work_inline(folder)
-    gone, cut, pipe, *_ = sorted((folder / "shards").glob("*.ids"))
-    gone.unlink()
+    work_inline(folder, "1/2")
+    cut, gone, pipe, *_ = sorted((folder / "shards").glob("*.ids"))
     cut.write_bytes(cut.read_bytes()[:-3])
+    work_inline(folder, "2/2")  # it compares the ids of both parts
+    gone.unlink()
     pipe.unlink()
     os.mkfifo(pipe)
     *_, damaged, last = sorted((folder / "rows").glob("*.rows"))
@@ -407,7 +409,13 @@ def test_an_id_of_two_parts_is_refused_as_soon_as_all_is_planned_and_by_the_join
 
 
 def test_nobody_sweeps_the_temporary_files_of_another(plan, tiny, contigs, make_config):
-    """Not even a work that crashes and has partial files of its own."""
+    """Not even a work that is interrupted and has a partial file of its own, which it deletes."""
+
+    class InterruptedWorker(Worker):
+        def run(self, attempt: Attempt) -> Iterator[Event]:
+            self.job.stores[0].partial(attempt.shard, self.job.owner).write_bytes(b"of its own")
+            raise KeyboardInterrupt
+
     folder = plan()
     others = [
         folder / "features" / name
@@ -416,8 +424,9 @@ def test_nobody_sweeps_the_temporary_files_of_another(plan, tiny, contigs, make_
     for path in others:
         path.write_bytes(b"of another")
     options = WorkOptions(folder=folder, device="cpu", workers=1)
-    work(options, lambda _: None, lambda _: InlineExecutor(worker=CrashingWorker))
-    assert [path.read_bytes() for path in others] == [b"of another"] * 2
+    with pytest.raises(KeyboardInterrupt):
+        work(options, lambda _: None, lambda _: InlineExecutor(worker=InterruptedWorker))
+    assert sorted((folder / "features").iterdir()) == sorted(others)
     with pytest.raises(OutputError, match="virnucpro work"), RunDir(folder).shared():
         run_inline(make_config(contigs, resume=True), tiny.head)
     assert [path.read_bytes() for path in others] == [b"of another"] * 2
