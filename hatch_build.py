@@ -1,8 +1,8 @@
 """Compile the C sources into a library of the package: a step of every build of a wheel.
 
 The wheel has the manual pages where ``docs/make_man.py`` has written them. An editable install
-gets the library into its source folder. The compiler is ``$CC`` or ``cc``; on a machine without
-one, that of the package ``ziglang``, which the build asks for then.
+gets the library into its source folder; other builds write nothing there. The compiler is ``$CC``
+or ``cc``; on a machine without one, that of the package ``ziglang``, which the build asks for then.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
@@ -40,9 +41,9 @@ def compiler() -> list[str]:
     return command if shutil.which(command[0]) else []
 
 
-def build_library(root: Path) -> None:
-    """Compile the library, beside the first of its sources."""
-    sources, library = [root / source for source in SOURCES], root / LIBRARY
+def build_library(root: Path, library: Path) -> None:
+    """Compile the library from the sources below ``root``."""
+    sources = [root / source for source in SOURCES]
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
     unfinished = library.with_suffix(f".{os.getpid()}")
     command = [*(compiler() or ZIG), *FLAGS, f'-DSOURCE_SHA256="{digest}"']
@@ -54,16 +55,28 @@ def build_library(root: Path) -> None:
 
 
 class LibraryHook(BuildHookInterface):  # type: ignore[type-arg]
+    folder = ""  # of the library until it is in the wheel
+
     def dependencies(self) -> list[str]:
         return [] if self.target_name != "wheel" or compiler() else ["ziglang"]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if self.target_name != "wheel":
             return
-        build_library(Path(self.root))
+        if version == "editable":
+            build_library(Path(self.root), Path(self.root, LIBRARY))
+            build_data["artifacts"].append(LIBRARY.as_posix())
+        else:
+            self.folder = mkdtemp()
+            library = Path(self.folder, LIBRARY.name)
+            build_library(Path(self.root), library)
+            build_data["force_include"][str(library)] = LIBRARY.as_posix()
         platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{platform}"
-        build_data["artifacts"].append(LIBRARY.as_posix())
         for page in sorted(Path(self.root, MANUAL).glob("*.1")):
             build_data["shared_data"][str(page)] = f"share/man/man1/{page.name}"
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        if self.folder:
+            shutil.rmtree(self.folder)

@@ -152,7 +152,7 @@ def compare(options: _CompareOptions) -> None:
     """Compare two results row by row: missing rows, changed labels, score differences.
 
     Rows of frames (or pieces of the scorer), chunks, records and viruses are matched by id, in the
-    tables present in both results.
+    tables present in both results. The last two columns are differences of scores.
 
     Example: virnucpro compare old_merged/ results/
 

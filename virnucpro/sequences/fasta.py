@@ -92,6 +92,11 @@ def list_others(folder: Path) -> list[str]:
     return [entry.name for entry in _files_in(folder) if not _suffix_of(entry.name)]
 
 
+def list_folders(folder: Path) -> list[str]:
+    """The names of the sub-folders of a folder, sorted; hidden ones not."""
+    return sorted(one.name for one in folder.iterdir() if one.is_dir() and one.name[0] != ".")
+
+
 def _files_in(folder: Path) -> list[Path]:
     """The files of a folder, sorted by name; dangling links included, hidden files not."""
     return sorted(

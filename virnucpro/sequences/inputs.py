@@ -33,6 +33,7 @@ from virnucpro.sequences.fasta import (
     is_name_of_reads,
     kind_of_reads,
     list_fasta,
+    list_folders,
     list_others,
     parsed,
     read_blocks,
@@ -219,6 +220,8 @@ def find_inputs(
         if path.is_dir():
             is_run = run_folder.resolve() == path.resolve() or (path / RUN_FILE).exists()
             files = _of_folder(path, files, own_names if is_run else ())
+            if not is_run:
+                _announce_folders(path, run_folder)
         for file in files:
             if file.path in inputs:
                 raise InputError(
@@ -250,6 +253,21 @@ def _of_folder(
             hint="name the input files of that run; to read a result, name that file itself",
         )
     return kept
+
+
+def _announce_folders(folder: Path, run_folder: Path) -> None:
+    """Announce the sub-folders, which are not searched, except folders of runs."""
+    names = [
+        printable(name)
+        for name in list_folders(folder)
+        if (folder / name).resolve() != run_folder.resolve()
+        and not (folder / name / RUN_FILE).exists()
+    ]
+    if names:
+        announce(
+            f"{printable(folder)}: sub-folders are not searched ({listed(names, _NAMED)}); "
+            "name each with --input"
+        )
 
 
 def _once(files: Iterable[InputFile]) -> list[InputFile]:

@@ -717,7 +717,7 @@ def _region_in(row: dict[str, str]) -> tuple[tuple[str, str], Region]:
 
 def _bed_row(results: CalledRecords, place: int, region: Region) -> str:
     """BED6: positions count from 0 and are half-open; the score is the posterior times 1,000."""
-    record_id, score = results.records.ids[place], int(1000 * region.posterior)
+    record_id, score = results.records.ids[place], round(1000 * region.posterior)
     name = region_name(record_id, region)
     return f"{record_id}\t{region.start}\t{region.end}\t{name}\t{score}\t.\n"
 
