@@ -388,6 +388,7 @@ def test_a_folder_stands_for_its_fasta_files_sorted_by_name(write, tmp_path: Pat
     ("look", "name", "why", "remedy"),
     [
         (read_fasta, "missing.fa", "No such file or directory", "check the path"),
+        (read_fasta, "a.fa,b.fa", "No such file or directory", "--input A --input B"),
         (read_fasta, "folder", "Is a directory", "check the path"),
         (list_fasta, "missing/in.fa", "No such file or directory", "check the path"),
         (list_fasta, "file.fa/in.fa", "Not a directory", "check the path"),
@@ -403,6 +404,12 @@ def test_a_path_without_input_is_refused_by_its_name(
     with pytest.raises(InputMissingError, match=re.escape(f"{tmp_path / name}: {why}")) as caught:
         list(look(tmp_path / name))
     assert remedy in caught.value.hint
+
+
+def test_an_accession_in_place_of_a_file_is_recognised() -> None:
+    with pytest.raises(InputMissingError) as caught:
+        list_fasta(Path("NC_001416.1"))
+    assert "download its sequence first" in caught.value.hint
 
 
 @not_as_root

@@ -17,9 +17,13 @@ a process boundary: workers send events with text, and helpers send class, messa
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from virnucpro.ground.log import printable
+
+
+_ACCESSION = re.compile(r"[A-Z]{1,6}_?\d{5,}(\.\d+)?")  # of NCBI, as in NC_001416.1
 
 
 class VirnucproError(Exception):
@@ -47,7 +51,12 @@ class InputMissingError(VirnucproError):
     def cannot_open(cls, path: Path, error: OSError, name: str = "") -> InputMissingError:
         """The error for a file that cannot be opened; ``name`` is the user's name for it."""
         where = name or error.filename or path
-        return cls(f"{printable(where)}: {error.strerror}", "check the path and its permissions")
+        hint = "check the path and its permissions"
+        if isinstance(error, FileNotFoundError) and "," in path.name:
+            hint += "; several files are given as --input A --input B"
+        elif isinstance(error, FileNotFoundError) and _ACCESSION.fullmatch(str(path)):
+            hint += "; if it is an accession, download its sequence first"
+        return cls(f"{printable(where)}: {error.strerror}", hint)
 
 
 class UnavailableError(VirnucproError):

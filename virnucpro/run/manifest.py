@@ -227,8 +227,10 @@ def _changed_fields(
     ]
 
 
-_OPTIONS = ("input_type", "chunk_size", "min_length", "genetic_code")
-_OPTIONS += ("layer", "pooling", "precision", "store")
+_OPTIONS = (
+    *("input_type", "chunk_size", "min_length", "genetic_code"),
+    *("layer", "pooling", "precision", "store"),
+)
 # a field -> its name in messages
 _SHOWN = {"sha256": "model_sha256", **{name: flag(name) for name in _OPTIONS}}
 
