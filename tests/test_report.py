@@ -595,8 +595,8 @@ def test_the_work_of_a_device_is_kept_in_bins_that_grow_and_lose_nothing(tmp_pat
     for i in range(9_000):
         machine.take(BatchDone("cuda:0", shard, (i,), 7, Memory(20 + i % 3, 80)))
     machine.take(ShardDone("cuda:0", shard, 1.0, 0))
-    machine.take(WorkerLost("cuda:0", "it \x1b[31mdied", shard))
-    machine.take(WorkerLost("cuda:1", "x" * 400, is_final=True))
+    machine.take(WorkerLost("cuda:0", "it died", shard))
+    machine.take(WorkerLost("cuda:1", "it did not start", is_final=True))
     machine.take(ShardFailed("cuda:0", shard, "bad"))
     for n_tokens in range(120):
         machine.take(BudgetReduced("cuda:0", n_tokens))
@@ -607,16 +607,9 @@ def test_the_work_of_a_device_is_kept_in_bins_that_grow_and_lose_nothing(tmp_pat
     series = start.devices["cuda:0"]
     assert sum(series.tokens) == 63_000
     assert set(series.tokens[1:-1]) == {64 * 7}
-    assert max(series.memory) == 22 and series.memory_total == 80
+    assert max(series.memory) == 22
     assert series.n_shards == 1
     assert (start.n_losses, start.n_failed_shards, start.n_reductions) == (2, 1, 120)
-    assert len(start.incidents) == 100 and start.incidents[-1][0] == start.seconds - 0.5 * 23
-    assert [incident[1:] for incident in start.incidents[:4]] == [
-        ("cuda:0", r"lost: it \x1b[31mdied; replaced"),
-        ("cuda:1", f"lost: {'x' * 400}"[:300]),
-        ("cuda:0", "shard 000000 failed: bad"),
-        ("cuda:0", "out of memory: batches of 0 tokens from then on"),
-    ]
     for _ in range(20):
         with Start().kept(tmp_path / "machine.json"):
             pass
@@ -658,8 +651,8 @@ def test_a_pipe_in_the_place_of_a_log_is_not_waited_for(tmp_path):
 
 def start_with(tokens: str) -> str:
     """A record of the devices with one start of one device."""
-    device = f'"description": "", "n_shards": 1, "memory_total": 1, "tokens": {tokens}'
-    zeros = '"n_losses": 0, "n_reductions": 0, "n_failed_shards": 0, "incidents": []'
+    device = f'"description": "", "n_shards": 1, "tokens": {tokens}'
+    zeros = '"n_losses": 0, "n_reductions": 0, "n_failed_shards": 0'
     start = f'"seconds_per_bin": 1, "seconds": 1, "devices": {{"cpu": {{{device}, "memory": [1]}}}}'
     return f'{{"starts": [{{{start}, {zeros}}}]}}'
 

@@ -24,15 +24,13 @@ from virnucpro.ground.events import (
     WorkerReady,
 )
 from virnucpro.ground.files import read_json
-from virnucpro.ground.log import LOGGER, escaped
+from virnucpro.ground.log import LOGGER
 from virnucpro.ground.records import check_counts
 from virnucpro.ground.tree import Tree
 
 _FIRST_WIDTH = 1.0  # seconds of a bin at first
 _MOST_BINS = 240  # with more, neighbours are merged and bins become twice as wide
 _MOST_STARTS = 20  # the latest are kept
-_MOST_INCIDENTS = 100  # described per start; all are counted
-_LONGEST_TEXT = 300  # characters of a reason
 _MOST = 10**15  # bound of every number of seconds
 
 
@@ -42,12 +40,11 @@ class _DeviceSeries:
 
     description: str = ""
     n_shards: int = 0
-    memory_total: int = 0  # bytes
     tokens: list[int] = field(default_factory=list)  # embedded in each bin
     memory: list[int] = field(default_factory=list)  # most bytes used in each bin
 
     def __post_init__(self) -> None:
-        check_counts(self.n_shards, self.memory_total, *self.tokens, *self.memory)
+        check_counts(self.n_shards, *self.tokens, *self.memory)
         if len(self.tokens) != len(self.memory) or len(self.tokens) > _MOST_BINS:
             raise ValueError("a device has tokens in other bins than memory")
         if not isinstance(self.description, str):
@@ -77,39 +74,31 @@ class Start:
     n_losses: int = 0  # workers that were lost, replaced or not
     n_reductions: int = 0  # batches that did not fit into the memory of a device
     n_failed_shards: int = 0
-    # the first incidents: seconds since the start, device, what happened
-    incidents: list[tuple[float, str, str]] = field(default_factory=list)
     began: float = field(init=False)
 
     def __post_init__(self) -> None:
         check_counts(self.n_losses, self.n_reductions, self.n_failed_shards)
-        amounts = (self.seconds, *(seconds for seconds, *_ in self.incidents))
-        if not (all(0 <= one <= _MOST for one in amounts) and 0 < self.seconds_per_bin <= _MOST):
+        if not (0 <= self.seconds <= _MOST and 0 < self.seconds_per_bin <= _MOST):
             raise ValueError("JSON holds infinities and NaN too")
         self.began = self.clock()
 
     def take(self, event: Event) -> None:
         self.seconds = round(self.clock() - self.began, 3)
         match event:
-            case WorkerReady(worker, description, memory, warnings):
+            case WorkerReady(worker=worker, description=description, memory=memory):
                 device = self._device(worker)
-                device.description, device.memory_total = description, memory.total
+                device.description = description
                 device.add(self._place(), 0, memory.used)
-                for warning in warnings:
-                    self._tell(worker, warning)
             case BatchDone(worker=worker, n_tokens=n_tokens, memory=memory):
                 self._device(worker).add(self._place(), n_tokens, memory.used)
             case ShardDone(worker=worker):
                 self._device(worker).n_shards += 1
-            case WorkerLost(worker=worker, reason=reason, is_final=is_final):
+            case WorkerLost():
                 self.n_losses += 1
-                self._tell(worker, f"lost: {reason}; {'given up' if is_final else 'replaced'}")
-            case BudgetReduced(worker, tokens):
+            case BudgetReduced():
                 self.n_reductions += 1
-                self._tell(worker, f"out of memory: batches of {tokens:,} tokens from then on")
-            case ShardFailed(worker=worker, shard=shard, reason=reason):
+            case ShardFailed():
                 self.n_failed_shards += 1
-                self._tell(worker, f"shard {shard.name} failed: {reason}")
 
     def _device(self, worker: str) -> _DeviceSeries:
         return self.devices.setdefault(worker, _DeviceSeries())
@@ -121,10 +110,6 @@ class Start:
             for device in self.devices.values():
                 device.join_bins()
         return int(self.seconds / self.seconds_per_bin)
-
-    def _tell(self, device: str, text: str) -> None:
-        if len(self.incidents) < _MOST_INCIDENTS:
-            self.incidents.append((self.seconds, device, escaped(text)[:_LONGEST_TEXT]))
 
     @contextmanager
     def kept(self, path: Path) -> Iterator[None]:
@@ -151,17 +136,15 @@ class Start:
     def read_all(path: Path) -> list[Start]:
         """The starts in a file; none if there is no such file, or it is damaged."""
         try:
-            return [_from_json(start) for start in read_json(path)["starts"]]
+            return [_from_json(**start) for start in read_json(path)["starts"]]
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             return []
 
 
-def _from_json(stored: dict[str, Any]) -> Start:
+def _from_json(devices: dict[str, dict[str, Any]], **stored: Any) -> Start:  # noqa: ANN401 - JSON
     """
     Raises:
         ValueError, LookupError, TypeError, AttributeError: it is not as it was written.
     """
-    devices = {name: _DeviceSeries(**device) for name, device in stored["devices"].items()}
-    some = stored["incidents"][:_MOST_INCIDENTS]
-    incidents = [(at, str(device), str(text)) for at, device, text in some]
-    return Start(**{**stored, "devices": devices, "incidents": incidents})
+    series = {name: _DeviceSeries(**device) for name, device in devices.items()}
+    return Start(**stored, devices=series)
