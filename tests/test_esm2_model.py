@@ -46,10 +46,11 @@ from virnucpro.encoders.esm2.attention import (
     choose_kernel,
     describe,
 )
-from virnucpro.encoders.esm2.checkpoint import FP8_WIDTH, ESM2Shape
+from virnucpro.encoders.esm2.checkpoint import ESM2Shape
 from virnucpro.encoders.esm2.family import inspect_esm2
 from virnucpro.encoders.esm2.model import (
     ESM2,
+    FP8_WIDTH,
     _Linear8,
     bos_pool,
     check_device,

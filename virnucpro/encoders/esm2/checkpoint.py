@@ -34,7 +34,6 @@ _TOKEN_OF_BYTE[[ord("<"), ord(">")]] = CLS, EOS
 
 LAYER_NORM_EPS = 1e-5
 ROPE_THETA = 10000.0
-FP8_WIDTH = 16  # both dimensions of an 8-bit weight matrix are multiples of it
 KIND = "an ESM-2 checkpoint"
 _BESIDE = {HEAD_FILE, LEARNED_FILE}
 _LAYER_NUMBER = re.compile(r"(?:^|\.)layers?\.(\d+)\.")

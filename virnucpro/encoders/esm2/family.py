@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from virnucpro.encoders.base import Encoder, Model, not_published, progress_of
 from virnucpro.encoders.esm2.checkpoint import (
-    FP8_WIDTH,
     ESM2Shape,
     count_bytes,
     hash_weights,
@@ -21,7 +20,7 @@ from virnucpro.encoders.esm2.checkpoint import (
 )
 from virnucpro.encoders.families import Published
 from virnucpro.ground.config import EncoderSpec, Footprint, Precision
-from virnucpro.ground.errors import UnavailableError, UsageError
+from virnucpro.ground.errors import UnavailableError
 from virnucpro.ground.events import OnEvent
 from virnucpro.ground.files import HEAD_FILE, REGIONS_FILE
 from virnucpro.ground.log import printable
@@ -74,17 +73,7 @@ class ESM2Model(Model):
         return hash_weights(self.path, on_bytes)
 
     def prepare(self, precision: Precision, on_event: OnEvent) -> tuple[Path, str]:
-        """Convert a large checkpoint once, so that all workers map the same copy.
-
-        Raises:
-            UsageError: its matrices are too narrow for the precision.
-        """
-        if precision == "fp8" and self.dim % FP8_WIDTH:
-            raise UsageError(
-                f"--precision fp8 needs a multiple of {FP8_WIDTH} dimensions; "
-                f"{printable(self.name)} has {self.dim}",
-                hint="use --precision bf16",
-            )
+        """Convert a large checkpoint once, so that all workers map the same copy."""
         if self.n_bytes < WORTH_CONVERTING:
             weights = self.path
             digest = self.sha256(progress_of("hashing the model", self.n_bytes, on_event))
@@ -172,7 +161,7 @@ def open_published(name: str, published: Published, path: Path) -> ESM2Model:
     """
     model = replace(inspect_esm2(path), published=name, accepted=published.digests)
     if model.shape != shape_of(published):
-        raise not_published(path, name, f"it has {model.shape}")
+        raise not_published(path, name, f"it has {model.n_layers} layers, {model.dim} dimensions")
     n_bytes = published.files[0].n_bytes
     if path.is_file() and n_bytes not in (None, model.n_bytes):
         raise not_published(path, name, f"it has {model.n_bytes} bytes, not {n_bytes}")

@@ -34,7 +34,6 @@ from virnucpro.encoders.esm2.attention import (
 )
 from virnucpro.encoders.esm2.checkpoint import (
     AMINO_ACID_TOKENS,
-    FP8_WIDTH,
     LAYER_NORM_EPS,
     MASK,
     N_TOKENS,
@@ -57,6 +56,7 @@ _CHOSEN, _OF_MASKED, _OF_RANDOM = 0.15, 0.8, 0.1
 TOKEN_DROPOUT_SCALE = 1 - _CHOSEN * _OF_MASKED  # token dropout zeroes masked tokens
 LARGEST = 448.0  # of e4m3
 LEAST = 1e-12  # stands for the largest number of a row of zeros
+FP8_WIDTH = 16  # both dimensions of an 8-bit weight matrix are multiples of it
 _USUAL_TOKENS = 2048  # of a batch on a CPU
 _MOST_WAITING = 2  # sums that a kernel adds at once
 
