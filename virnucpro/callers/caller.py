@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import compress, groupby
-from operator import itemgetter
+from itertools import accumulate, compress, groupby
 from typing import ClassVar, TypeAlias
 
 import numpy as np
@@ -352,12 +351,14 @@ class _Cascade(Caller):
         by_first.calls.notes[:] = [_NOTE] * len(by_first.calls.notes)  # some rows are dropped below
         others = [not is_bare or left for is_bare, left in zip(bare, is_left, strict=True)]
         by_then = self.then.call(records.kept(others), list(compress(frames, others)), recipe)
-        return CalledRecords.joined(
-            [
-                (by_then if is_other else by_first).rows(first, end)
-                for is_other, first, end in _runs(bare, others)
-            ]
-        )
+        n_bare, n_others = (list(accumulate(each, initial=0)) for each in (bare, others))
+        parts = []
+        for is_other, run in groupby(range(len(others)), key=others.__getitem__):
+            places = list(run)
+            called, n_before = (by_then, n_others) if is_other else (by_first, n_bare)
+            first = n_before[places[0]]
+            parts.append(called.rows(first, first + len(places)))
+        return CalledRecords.joined(parts)
 
 
 def caller_of(
@@ -491,19 +492,3 @@ def call_record(
         n_frames_scored=len(predictions) - n_failed,
         note=failure_note(predictions),
     )
-
-
-def _runs(bare: Sequence[bool], others: Sequence[bool]) -> Iterator[tuple[bool, int, int]]:
-    """Yield the runs of neighbours that one caller calls, as rows of its results.
-
-    Each is (is it the second caller, first row, end). The first caller has called all ``bare``
-    records, the second all ``others``.
-    """
-    n_first = n_then = 0
-    for is_other, run in groupby(zip(others, bare, strict=True), key=itemgetter(0)):
-        places = list(run)
-        n_bare = sum(is_bare for _, is_bare in places)
-        first = n_then if is_other else n_first
-        yield is_other, first, first + len(places)
-        n_first += n_bare
-        n_then += len(places) if is_other else 0
