@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,14 +55,13 @@ def lost_inputs(options: RunOptions, rundir: RunDir, recorded: Manifest | None) 
 def _is_known(path: Path, recorded: Manifest) -> bool:
     """True if a path is an input of the run, or a folder of nothing but inputs of the run."""
     known = [Path(name) for file in recorded.inputs for name in (file.path, file.name) if name]
-    here = path.absolute()
-    if not path.exists():
-        return any(here in (one, *one.parents) for one in known)
-    try:
-        files = InputFile.all_of(path)
-    except VirnucproError:
-        return any(here in one.parents for one in known)
-    return all(Path(file.path) in known for file in files)
+    files = list[InputFile]()
+    if path.exists():
+        with suppress(VirnucproError):  # a folder that has none of them any more
+            files = InputFile.all_of(path)
+    if files:
+        return all(Path(file.path) in known for file in files)
+    return any(path.absolute() in (one, *one.parents) for one in known)
 
 
 class _Peeked:
