@@ -218,7 +218,7 @@ def main() -> None:
             model = models[made.host]
             found, _ = regions_of_items(made.sequence, items, model, read_genes, is_virus=False)
             regions = [(region.start, region.end) for region in found]
-            truth = Truth(list(made.prophages))
+            truth = Truth([*made.prophages])
             figures.setdefault(kind, []).append(measure_regions(regions, truth, len(made.sequence)))
             n_judged[kind] += sum(region.region_class == "prophage" for region in found)
             n_exact[kind] += sum(

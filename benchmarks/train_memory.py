@@ -157,7 +157,7 @@ def train_head(folder: Path, is_held: bool, ranks: Ranks) -> None:
     frames = FrameStore.open(folder / "frames").all
     if is_held:
         held = frames.vectors(np.arange(len(frames)))
-        frames = replace(frames, content=replace(frames.content, vectors=held))
+        frames = replace(frames, all_vectors=held)
     classifier = Classifier(frames.dim, 128, 0.3)
     settings = TrainOptions(
         data=folder, output_dir=folder, precision="fp32", epochs=2, batch_size=128

@@ -59,7 +59,7 @@ def with_gc(weighed, gc: list[float]):
     composition = np.zeros((len(weighed), N_FEATURES), dtype=np.float32)
     composition[:, 0] = 1 - np.array(gc)
     composition[:, 38] = gc  # GCG: 16 * 2 + 4 * 1 + 2
-    return replace(weighed, content=replace(weighed.content, composition=composition))
+    return replace(weighed, all_compositions=composition)
 
 
 def test_by_the_recipe_groups_count_nearly_evenly():

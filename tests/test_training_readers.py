@@ -114,7 +114,7 @@ def test_composition_alone_has_one_network_which_sees_no_residue():
     logits = module.logits(batch)
     assert logits.shape == (1, 20)
     proteins = learned.proteins(np.arange(len(learned)))
-    other = LabelledFrames.of(["M" * len(one) for one in proteins], learned.content.composition)
+    other = LabelledFrames.of(["M" * len(one) for one in proteins], learned.all_compositions)
     same = frame_batch(other, batch.rows, learned.weight)
     assert np.array_equal(same.rows, batch.rows)
     assert torch.equal(module.logits(same), logits)

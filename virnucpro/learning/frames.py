@@ -21,7 +21,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -102,22 +102,6 @@ class _FeatureRows:
         return values
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Content:
-    """All that a network reads of the frames of a folder; memory holds only what is used."""
-
-    letters: Values  # uint8, of all proteins, end to end
-    ends: Rows  # (n_all + 1,): protein i is ``letters[ends[i]:ends[i + 1]]``
-    composition: Values  # (n_all, N_FEATURES)
-    vectors: Values | _FeatureRows  # (n_all, dim); (n_all, 0): no stored vectors
-
-    @classmethod
-    def open(cls, folder: Path) -> _Content:
-        names = ("proteins.npy", "protein_ends.npy", "composition.npy")
-        letters, ends, composition = (_mapped(folder / name) for name in names)
-        return cls(letters, ends, composition, _vectors(folder, len(composition)))
-
-
 def _mapped(path: Path) -> Values:
     return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
 
@@ -129,7 +113,7 @@ def _vectors(folder: Path, n_frames: int) -> Values | _FeatureRows:
     facts = read_json(folder / _VECTORS, most_bytes=_MOST_RECORDS)
     rows = _mapped(folder / _VECTOR_ROWS)
     files = [(path, begin, n) for path, begin, n in facts["files"]]
-    return _FeatureRows(files, rows, facts["dim"], facts.get("store", "float32"))
+    return _FeatureRows(files, rows, facts["dim"], facts["store"])
 
 
 def _joined(words: Iterable[str]) -> tuple[NDArray[np.uint8], Rows]:
@@ -178,14 +162,18 @@ def _write_header(out: BinaryIO, dtype: str, shape: tuple[int, ...]) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LabelledFrames:
-    """Stop-free frames with their labels and features; all rows are in step.
+    """Stop-free frames with their labels and features.
 
-    A frame has the label of its record. ``chunk`` and ``record`` are numbers of chunks and records.
-    Groups are numbered in the order of their names.
+    Sequences and features are those of all frames of a folder; memory holds only what is used. The
+    other columns are in step, (n,) each. A frame has the label of its record. ``chunk`` and
+    ``record`` are numbers of chunks and records. Groups are numbered in the order of their names.
     """
 
-    content: _Content
-    rows: Rows  # (n,), of the content
+    letters: Values  # uint8, of all proteins, end to end
+    ends: Rows  # (n_all + 1,): protein i is ``letters[ends[i]:ends[i + 1]]``
+    all_compositions: Values  # (n_all, N_FEATURES)
+    all_vectors: Values | _FeatureRows  # (n_all, dim); (n_all, 0): no stored vectors
+    rows: Rows  # of all frames
     chunk: Rows
     record: Rows
     is_virus: NDArray[np.bool_]
@@ -199,7 +187,7 @@ class LabelledFrames:
         letters, ends = _joined(proteins)
         no_vectors = np.empty((len(proteins), 0), dtype=np.float32)
         return cls(
-            _Content(letters, ends, composition, no_vectors),
+            *(letters, ends, composition, no_vectors),
             rows=numbers,
             chunk=numbers,
             record=numbers,
@@ -214,34 +202,34 @@ class LabelledFrames:
     @property
     def dim(self) -> int:
         """The number of dimensions of stored vectors; 0 without them."""
-        return int(self.content.vectors.shape[1])
+        return int(self.all_vectors.shape[1])
 
     def proteins(self, rows: Rows) -> list[str]:
-        return _words(self.content.letters, self.content.ends, self.rows[rows])
+        return _words(self.letters, self.ends, self.rows[rows])
 
     def n_residues(self, rows: Rows) -> Rows:
         """The lengths of the proteins. (k,) rows -> (k,)"""
         at = self.rows[rows]
-        lengths: Rows = self.content.ends[at + 1] - self.content.ends[at]
+        lengths: Rows = self.ends[at + 1] - self.ends[at]
         return lengths
 
     def composition(self, rows: Rows) -> Values:
         """(k,) -> (k, N_FEATURES)"""
-        return self.content.composition[self.rows[rows]]
+        return self.all_compositions[self.rows[rows]]
 
     def compositions(self) -> Iterator[Values]:
         """Yield the composition of all frames in blocks, in order."""
         for first in range(0, len(self), _COMPOSITIONS_AT_ONCE):
-            yield self.content.composition[self.rows[first : first + _COMPOSITIONS_AT_ONCE]]
+            yield self.all_compositions[self.rows[first : first + _COMPOSITIONS_AT_ONCE]]
 
     def vectors(self, rows: Rows) -> Values:
         """(k,) -> (k, dim)"""
-        return self.content.vectors[self.rows[rows]]
+        return self.all_vectors[self.rows[rows]]
 
     def take(self, rows: Rows) -> LabelledFrames:
         """Some of the frames. (k,) rows"""
-        _, *columns = (getattr(self, one.name) for one in fields(self))
-        return LabelledFrames(self.content, *(column[rows] for column in columns))
+        columns = ("rows", "chunk", "record", "is_virus", "weight", "group")
+        return replace(self, **{name: getattr(self, name)[rows] for name in columns})
 
 
 def given_weights(frames: LabelledFrames) -> NDArray[np.float32]:
@@ -450,13 +438,15 @@ class FrameStore:
         """Map complete frames."""
         rows = read_json(folder / _RECORDS, most_bytes=_MOST_RECORDS)
         records = tuple(LabelledRecord(*facts) for facts in rows)
-        names = ("chunk.npy", "chunks.npy", "kmers.npy")
-        chunk, chunks, kmers = (_mapped(folder / name) for name in names)
+        letters, ends, composition, chunk, chunks, kmers = (
+            _mapped(folder / f"{name}.npy")
+            for name in ("proteins", "protein_ends", "composition", "chunk", "chunks", "kmers")
+        )
         record = chunks[chunk, 0]
         is_virus = np.array([r.is_virus for r in records], dtype=np.bool_)
         group = np.unique([r.group for r in records], return_inverse=True)[1]
         frames = LabelledFrames(
-            _Content.open(folder),
+            *(letters, ends, composition, _vectors(folder, len(composition))),
             rows=np.arange(len(chunk)),
             chunk=chunk,
             record=record,

@@ -102,17 +102,6 @@ class _Clock:
         return sum(self.seconds.get(part, 0.0) for part in _TRAINING)
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """A step with figures that are still being copied from the device."""
-
-    number: int  # in its epoch, from 1
-    total: int  # since the training began, from 1
-    rows: Rows
-    lr: float
-    pending: Pending  # this rank's part of the loss, and the norm of the gradient
-
-
 @dataclass(slots=True)
 class Trainer:
     module: nn.Module
@@ -214,7 +203,7 @@ class Trainer:
         self.clock.restart()
         # a step is checked after the next one has begun, so that a GPU is never idle
         steps = pairwise(chain(self._steps(batches), [None]))
-        losses = [self._end_step(step) for step, _ in steps if step is not None]
+        losses = [self._end_step(*step) for step, _ in steps if step is not None]
         self.clock.n_rows += sum(map(len, schedule.parts(state.epoch)))
         mean_loss = sum(ranks.gather(sum(losses))) / schedule.n_steps
         self.clock.lap(_STEP)
@@ -251,8 +240,8 @@ class Trainer:
         seconds = self.clock.elapsed / (n_epochs - self.first)
         return timedelta(seconds=round(seconds * (self.settings.epochs - n_epochs)))
 
-    def _steps(self, batches: Iterator[Any]) -> Iterator[_Step]:
-        """Yield the steps of an epoch, each when it has begun."""
+    def _steps(self, batches: Iterator[Any]) -> Iterator[tuple[int, Rows, Pending]]:
+        """Yield the steps of an epoch, each when it has begun: number, rows, and ``_step``."""
         state, settings = self.state, self.settings
         lr = settings.scaled_lr(self.ranks.world_size)
         for number, rows in enumerate(self._schedule.steps(state.epoch), 1):
@@ -261,8 +250,7 @@ class Trainer:
                 group["lr"] = lr * group["of_lr"] * share
             pending = self._step(batches, self.objective.weight(rows))
             state.step += 1
-            rate = float(self._optimizer.param_groups[0]["lr"])
-            yield _Step(number, state.step, rows, rate, pending)
+            yield number, rows, pending
 
     def _step(self, batches: Iterator[Any], weight: float) -> Pending:
         """Train on one effective batch. -> this rank's part of the loss, norm of the gradient"""
@@ -288,7 +276,7 @@ class Trainer:
         self.clock.lap(_OPTIMIZER)
         return arriving
 
-    def _end_step(self, step: _Step) -> float:
+    def _end_step(self, number: int, rows: Rows, pending: Pending) -> float:
         """Check and report the figures of a step. -> this rank's part of its loss
 
         All ranks have the same norm. If the loss is finite but the norm is not, the scaler of fp16
@@ -297,30 +285,33 @@ class Trainer:
         Raises:
             VirnucproError: loss or norm is not finite. No weights of this epoch have been stored.
         """
-        loss, norm = step.pending.rows().tolist()
+        loss, norm = pending.rows().tolist()
         is_left_out = not math.isfinite(norm) and self.scaler.get_scale() > 1
         if not (math.isfinite(loss) and (math.isfinite(norm) or is_left_out)):
             last = f"epoch {self.state.epoch}" if self.state.epoch else "no epoch"
             raise VirnucproError(
-                f"epoch {self.state.epoch + 1}, step {step.number}: the loss or its gradient is "
+                f"epoch {self.state.epoch + 1}, step {number}: the loss or its gradient is "
                 f"not finite ({last} is stored)",
                 hint="train again, in another --output-dir, with a smaller --lr, more "
                 "--warmup-epochs or --precision fp32",
             )
         if self.ranks.is_first:
-            self._tell(step, loss * self.ranks.world_size, norm)
+            self._tell(number, rows, loss * self.ranks.world_size, norm)
         return float(loss)
 
-    def _tell(self, step: _Step, loss: float, norm: float) -> None:
+    def _tell(self, number: int, rows: Rows, loss: float, norm: float) -> None:
         """Report a step as progress, and to ``on_step``."""
         state, settings, n_used = self.state, self.settings, self._schedule.n_used
-        done, memory = min(step.number * self._schedule.effective, n_used), None
+        n_before = state.epoch * self._schedule.n_steps + number - 1
+        share = share_of_lr(n_before, self._schedule.n_steps, settings)
+        lr = settings.scaled_lr(self.ranks.world_size) * share
+        done, memory = min(number * self._schedule.effective, n_used), None
         if self.ranks.device.type == "cuda":
             memory = _peak_memory(self.ranks.device)
         best = f"best epoch {state.best_epoch}: {self.objective.best} {abs(state.best):.4g}"
         also = (
             f"loss {loss:.4g}",
-            f"rate {step.lr:.3g}",
+            f"rate {lr:.3g}",
             *([best] if state.best_epoch else []),
             f"all epochs: remaining {self._left(state.epoch + done / n_used)}",
         )
@@ -330,16 +321,16 @@ class Trainer:
         seconds, self._told = now - self._told, now
         figures = {
             "loss": loss,
-            "lr": step.lr,
+            "lr": lr,
             "gradient_norm": norm,
-            "frames_per_second": len(step.rows) / seconds,
+            "frames_per_second": len(rows) / seconds,
         }
         if settings.mode != "head":  # tokens run through an encoder
-            n_tokens = self.objective.frames.n_residues(step.rows) + 2  # <cls>, <eos>
+            n_tokens = self.objective.frames.n_residues(rows) + 2  # <cls>, <eos>
             figures["tokens_per_second"] = int(n_tokens.sum()) / seconds
         if memory is not None:
             figures["gpu_gib"] = memory.used / (1 << 30)
-        self.on_step(step.total, figures)
+        self.on_step(n_before + 1, figures)
 
     def _is_stopped(self) -> bool:
         patience = self.settings.early_stopping * self.settings.eval_every
