@@ -734,8 +734,6 @@ def test_status_finds_swapped_files_of_an_unfinished_run_by_its_plan(
     assert n_damaged == 2
     for path, line in zip((one, two), lines[-2:], strict=True):
         assert f"{path} has shard_sha256 " in line
-    shutil.rmtree(config.output / "shards")
-    assert "their places were not checked" in inspect_run(config.output, verify=True)[0][-1]
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason="the shared real sequences are not here")

@@ -287,7 +287,7 @@ def test_an_index_that_names_files_elsewhere_is_refused(tmp_path, secret, name) 
     with h5py.File(index, "w") as h5:
         h5.create_group("groups/000000").create_virtual_dataset("ids", layout)
         h5.attrs["parts_sha256"] = "0" * 64
-    with pytest.raises(FeatureFileError, match="not part of this run") as caught:
+    with pytest.raises(FeatureFileError, match="belongs to other files") as caught:
         check_index(index)
     assert "--resume" in caught.value.hint
 

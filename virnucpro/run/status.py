@@ -113,12 +113,6 @@ def _no_run(rundir: RunDir) -> InputMissingError:
             f"{where}: {printable(run)} is still reading the input",
             hint="try again later",
         )
-    present = [name for name in rundir.own_names if (rundir.root / name).exists()]
-    if present and {*present} <= {rundir.copies.name, rundir.log.name}:
-        return InputMissingError(
-            f"{where} holds no results: a run ended there while it read the input",
-            hint=f"run its command again; {printable(rundir.log)} shows it, and how it ended",
-        )
     return rundir.no_run(hint="give the --output-dir of a run")
 
 
@@ -142,11 +136,13 @@ def inspect_run(folder: Path, *, verify: bool) -> tuple[list[str], int]:
 
 def _verify(seen: _Seen) -> tuple[list[str], str]:
     """A line per damaged file, and the line to print if there is none."""
-    outputs, damaged, whole, remarks = Outputs(seen.rundir), list[str](), list[str](), list[str]()
-    hashes = outputs.read_hashes()
+    outputs, damaged, whole = Outputs(seen.rundir), list[str](), list[str]()
+    hashes, remarks = outputs.read_hashes(), list[str]()
     if seen.stores:
-        damaged, n_files, remarks = _verify_features(seen)
-        whole.append(counted(n_files, "feature file"))
+        damaged = list(_damaged_features(seen))
+        whole.append(
+            counted(sum(len(list(store.files())) for store in seen.stores), "feature file")
+        )
     if hashes is None:
         remarks.append(_NO_HASHES)
     else:
@@ -157,23 +153,16 @@ def _verify(seen: _Seen) -> tuple[list[str], str]:
     return damaged, f"verified  whole: {'; '.join([', '.join(whole) or 'nothing', *remarks])}"
 
 
-def _verify_features(seen: _Seen) -> tuple[list[str], int, list[str]]:
-    """A line per damaged file, the number of files, and what was not checked."""
-    damaged, n_files, has_index = [], 0, False
+def _damaged_features(seen: _Seen) -> Iterator[str]:
+    """A line per damaged file; the index of a store with a damaged file is not read."""
     for store in seen.stores:
-        of_store = [f"damaged   {error}" for _, error in store.find_damaged(seen.shards)]
-        n_files += len(list(store.files()))
-        has_index |= store.index.exists()
-        if store.index.exists() and not of_store:
+        errors = [error for _, error in store.find_damaged(seen.shards)]
+        yield from (f"damaged   {error}" for error in errors)
+        if store.index.exists() and not errors:
             try:
                 check_index(store.index)
             except FeatureFileError as error:
-                of_store = [f"damaged   {error}; --resume rewrites it"]
-        damaged += of_store
-    if seen.plan is None and not has_index:
-        remark = "their places were not checked: the plan is missing"
-        return damaged, n_files, [remark]
-    return damaged, n_files, []
+                yield f"damaged   {error}; --resume rewrites it"
 
 
 def _describe(seen: _Seen) -> list[str]:
