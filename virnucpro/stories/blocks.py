@@ -327,23 +327,16 @@ def predict_records(
     frames: Sequence[ScoredFrames],
     head: Head | None,
 ) -> list[list[Prediction]]:
-    """The predictions of each record, one for each of its frames.
-
-    Raises:
-        InputError: a record has another sequence than when it was planned.
-    """
+    """The predictions of each record, one for each of its frames."""
     rows_of, of_records = [json.loads(packed) for packed, _ in frames], list[list[list[Any]]]()
     waiting, vectors, bases = list[list[Any]](), list[NDArray[np.float32]](), list[str]()
     for record, run in zip(records, runs, strict=True):
         of_records.append([])
         for number, row in ((n, row) for n, first, end in run for row in rows_of[n][first:end]):
-            orf = _orf_in(row)
-            if orf.strand != PROTEIN and orf.end > len(record.sequence):
-                raise input_changed()
             if row[_WAITING] is not None:
                 waiting.append(row)
                 vectors.append(frames[number][1][row[_WAITING]])
-                bases.append(orf.codons_in(record.sequence))
+                bases.append(_orf_in(row).codons_in(record.sequence))
             of_records[-1].append(row)
     if waiting:
         assert head, "frames wait only for a head that reads bases"
@@ -361,6 +354,6 @@ def _orf_in(row: Sequence[Any]) -> Orf:
 
 def input_changed() -> InputError:
     return InputError(
-        "an input file changed while it was read",
+        "an input file changed during the run",
         hint="wait until it is written completely, then start again with --force",
     )

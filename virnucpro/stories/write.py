@@ -20,7 +20,6 @@ from itertools import chain, groupby
 from threading import Condition
 from typing import Any, TypeAlias
 
-from virnucpro.ground.errors import InputError
 from virnucpro.ground.events import (
     SCORING,
     STAGES,
@@ -30,7 +29,6 @@ from virnucpro.ground.events import (
     ShardDone,
     ShardFailed,
 )
-from virnucpro.ground.log import counted
 from virnucpro.ground.records import FastaRecord, Records, Shard, shard_name
 from virnucpro.ground.tasks import AbandonedError, Helpers, Pool
 from virnucpro.ground.tree import Tree
@@ -231,7 +229,7 @@ class Results:
                 letters = (n_done, counts.n_letters, "letters")
                 self.on_event(Progress(SCORING, *letters, at_end))
         if n_read != counts.n_records:
-            raise _not_all(counts.n_records, n_read)
+            raise input_changed()
         if scores is not None:
             scores.keep(names)
 
@@ -259,7 +257,7 @@ class Results:
                 rows.include(block)
             n_records = sum(self.plan.parts[one.index].counts.n_records for one in group)
             if rows.n_records != n_records:
-                raise _not_all(n_records, rows.n_records)
+                raise input_changed()
             if not rows.n_failed:
                 self.rows.write(group, rows)
 
@@ -406,14 +404,6 @@ class Results:
             tasks.append((shard, helpers.submit(task)))
         while tasks:
             yield take()
-
-
-def _not_all(n_planned: int, n_read: int) -> InputError:
-    return InputError(
-        f"{counted(n_planned, 'record')} at first, "
-        f"{n_read} now: an input file changed during the run",
-        hint="wait until it is written completely, then start again with --force",
-    )
 
 
 def frames_by_record(
