@@ -185,7 +185,7 @@ def test_the_input_may_come_from_a_pipe(model, tmp_path):
         (["-i", "{example}", "-o", "x", "--precision", "fp99"], 64, "fp99"),
         (["-i", "{example}", "-o", "x", "--chunk-size", "77"], 64, "made for chunks of 500"),
         (["-i", "{example}", "-o", "x", "--esm-batch-size", "0"], 64, "1 token or more"),
-        (["-i", "{example}", "-o", "x", "--esm-batch-size", "big"], 64, "auto or a number"),
+        (["-i", "{example}", "-o", "x", "--esm-batch-size", "big"], 64, "auto, or 1 token"),
         (["-i", "{example}", "-o", "x", "--workers", "0"], 64, "--workers is 0"),
         (["-i", "{example}", "-o", "x", "--gpus", "0"], 64, "does not go with"),
         (["-i", "{example}", "-o", "x", "--resume", "--force"], 64, "contradict"),
