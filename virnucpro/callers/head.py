@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from math import fsum, isfinite
 from pathlib import Path
 from statistics import fmean
@@ -219,10 +220,9 @@ class Network:
             n_inputs = len(weight)
         if n_inputs != 2:
             raise ValueError(f"a network has {n_inputs} outputs for the classes {CLASSES!a}")
-        if not all(np.isfinite(values).all() for layer in self.layers for values in layer):
-            raise ValueError("a weight is not finite")
-        if not all(values.dtype == np.float32 for layer in self.layers for values in layer):
-            raise ValueError("weights are not float32")
+        each = list(chain.from_iterable(self.layers))
+        if not all(values.dtype == np.float32 and np.isfinite(values).all() for values in each):
+            raise ValueError("a weight is not a finite float32")
         if not (isfinite(self.temperature) and self.temperature > 0):
             raise ValueError(f"the temperature is {self.temperature}")
         if not isfinite(self._largest_logit):
@@ -285,10 +285,9 @@ class Head:
                 f"a layer has {self.nucleotide.n_inputs} inputs for {dim} + {N_FEATURES} values"
             )
         for digests in (getattr(self, name) for name in _DIGESTS):
-            if digests.dtype != np.uint64 or digests.ndim != 1:
-                raise ValueError("digests are not a row of uint64")
-            if (digests[1:] <= digests[:-1]).any():
-                raise ValueError("digests are not sorted, or one occurs twice")
+            is_row = digests.dtype == np.uint64 and digests.ndim == 1
+            if not is_row or (digests[1:] <= digests[:-1]).any():
+                raise ValueError("digests are not a rising row of uint64")
 
     def classify(self, vectors: NDArray[np.float32]) -> NDArray[np.float64]:
         """The probability that each protein is viral, with 6 decimals. (n, dim) -> (n,)"""
