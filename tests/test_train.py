@@ -148,24 +148,7 @@ def test_a_check_counts_what_a_training_reads_and_leaves_nothing(data, tmp_path,
         n_groups = len(set(frames.group[frames.is_virus].tolist()))
         assert found[part, "virus"][0] == str(n_groups)
         assert found[part, "virus"][-1] == f"{n_frames:,}"
-    assert {"epoch", "time", "memory", "disk"} <= {line.split()[0] for line in lines}
-
-
-def test_log_and_check_say_how_many_frames_of_an_epoch_are_read(data, head_only, tmp_path):
-    n_frames = len(frames_of(head_only, "train"))
-    n_read = n_frames // 16 * 16
-    assert n_read < n_frames, "the last batch is not full"
-    said = f"{n_read} of {n_frames} frames are read: whole batches of 16, drawn anew in each epoch"
-    assert f"epoch: {said}; effective batch 16: " in (head_only / "virnucpro.log").read_text()
-    figures = f"0 cpu {2 * n_read} "  # of two epochs
-    assert figures in " ".join((head_only / "virnucpro.log").read_text().split())
-    few = {"encoding": "composition", "check": True}
-    lines = list(check_training(options(data, tmp_path / "out", **few), lambda _: None))
-    assert f"epoch       {said}" in lines
-    lines = list(
-        check_training(options(data, tmp_path / "out", batch_size=1, **few), lambda _: None)
-    )
-    assert f"epoch       all {n_frames} frames are read" in lines
+    assert {"time", "memory", "disk"} <= {line.split()[0] for line in lines}
 
 
 def test_a_check_derives_the_memory_of_weights_that_are_cut_over_devices(data, tmp_path):

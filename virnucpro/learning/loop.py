@@ -371,15 +371,6 @@ def count_steps(n_rows: int, effective: int) -> int:
     return max(1, n_rows // effective)
 
 
-def epoch_line(n_frames: int, effective: int) -> str:
-    """Say how many frames an epoch reads."""
-    n_read = min(n_frames, count_steps(n_frames, effective) * effective)
-    if n_read == n_frames:
-        return f"all {n_frames:,} frames are read"
-    batches = f"whole batches of {effective:,}, drawn anew in each epoch"
-    return f"{n_read:,} of {n_frames:,} frames are read: {batches}"
-
-
 def new_optimizer(module: nn.Module, lr: float, settings: TrainOptions) -> torch.optim.Optimizer:
     """Make AdamW (Loshchilov and Hutter 2019) without decay of biases and norms.
 

@@ -282,27 +282,24 @@ def summary_lines(folders: Sequence[Path]) -> list[str]:
         UsageError: fewer than two trainings or seeds have figures.
         InputError: a table is damaged.
     """
-    lines = ["table\trow\tfigure\tn\tmean\tdeviation", *spread_lines(folders)]
-    if len(lines) == 1:
-        raise UsageError(
-            "a mean needs at least two finished trainings or seeds",
-            hint="name the folders of several trainings, or one that was trained with --seeds",
-        )
-    return lines
-
-
-def spread_lines(folders: Sequence[Path]) -> Iterator[str]:
-    """The rows of the summary."""
     values: dict[tuple[str, str, str], list[float]] = {}
     for (table, (keys, figures)), folder in product(_SUMMARISED.items(), folders):
         for row, figure in product(read_table(folder / table), figures):
             name = " ".join(row.get(key, NOT_DEFINED) for key in keys)
             if (number := _number_in(row.get(figure, ""))) is not None:
                 values.setdefault((table, name, figure), []).append(number)
-    for names, numbers in values.items():
-        if len(numbers) > 1:
-            figures_of_all = (f"{len(numbers)}", f"{fmean(numbers):.4f}", f"{stdev(numbers):.4f}")
-            yield "\t".join((*names, *figures_of_all))
+    rows = [
+        (*names, f"{len(numbers)}", f"{fmean(numbers):.4f}", f"{stdev(numbers):.4f}")
+        for names, numbers in values.items()
+        if len(numbers) > 1
+    ]
+    if not rows:
+        raise UsageError(
+            "a mean needs at least two finished trainings or seeds",
+            hint="name the folders of several trainings, or one that was trained with --seeds",
+        )
+    header = ("table", "row", "figure", "n", "mean", "deviation")
+    return ["\t".join(cells) for cells in (header, *rows)]
 
 
 # The page of an evaluation

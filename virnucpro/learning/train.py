@@ -50,7 +50,6 @@ from virnucpro.learning.frames import (
 from virnucpro.learning.loop import (
     Trainer,
     count_steps,
-    epoch_line,
     fitting,
     new_optimizer,
     precision_of,
@@ -68,7 +67,7 @@ from virnucpro.learning.networks import (
     samples_of,
 )
 from virnucpro.learning.options import Mode, TrainOptions
-from virnucpro.learning.pages import spread_lines, write_training_page
+from virnucpro.learning.pages import write_training_page
 from virnucpro.learning.ranks import Ranks, run_on, run_under_torchrun, started_by_torchrun
 from virnucpro.learning.records import (
     SPLITS,
@@ -211,9 +210,6 @@ def _learn(training: Training, ranks: Ranks) -> None:
             log_odds = odds["validation"][-1].astype(np.float32)
             _show_end(repeated, trainer, samples_of(log_odds, held_out, weights))
             results.add(repeated, _whole_module(repeated, trainer, train), odds)
-    if results is not None:
-        for line in spread_lines([training.output]):
-            announce(line.replace("\t", ", "))
 
 
 def _train(
@@ -238,7 +234,7 @@ def _train(
             announce(f"once more, with seed {settings.seed}")
         n = settings.effective_batch(ranks.world_size)
         announce(
-            f"epoch: {epoch_line(len(train), n)}; effective batch {n}: "
+            f"effective batch {n}: "
             f"{settings.batch_size} on each of {counted(ranks.world_size, 'device')}, "
             f"over {counted(settings.grad_accum_steps, 'step')}"
         )
@@ -395,7 +391,6 @@ def check_training(options: TrainOptions, on_event: OnEvent) -> Iterator[str]:
     check_parts(n_frames, splits, options.mode)
     _warn_of_groups(n_frames, splits, options.mode)
     n_train = sum(n for record, n in n_frames.items() if splits[record.group] == "train")
-    yield f"epoch       {epoch_line(n_train, options.effective_batch(training.n_ranks))}"
     if options.fsdp:
         yield _shared_memory_line(training)
         return
