@@ -468,10 +468,7 @@ def test_the_log_shows_assignments_times_and_how_a_run_ended(model, tmp_path):
     virnucpro(
         "predict", "-i", EXAMPLE, "-o", tmp_path / "run", *model, "--resume", "--min-length", 9
     )
-    assert (
-        "the run ended: ResumeError this folder holds"
-        in (tmp_path / "run" / "virnucpro.log").read_text()
-    )
+    assert "the run ended: this folder holds" in (tmp_path / "run" / "virnucpro.log").read_text()
 
 
 def test_a_head_of_another_encoder_is_refused(tiny, tmp_path):

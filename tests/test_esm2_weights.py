@@ -6,6 +6,7 @@ import argparse
 import hashlib
 import importlib
 import json
+import os
 import resource
 import types
 import zipfile
@@ -373,6 +374,12 @@ def test_a_file_that_is_no_checkpoint_is_refused_as_such(tmp_path, content):
     assert "is not an ESM-2 checkpoint" in str(refusal(path))
 
 
+def test_a_pipe_in_the_place_of_a_checkpoint_is_refused_at_once(tmp_path):
+    path = tmp_path / "model.pt"
+    os.mkfifo(path)
+    assert "it is not a plain file" in str(refusal(path))
+
+
 @pytest.mark.parametrize("zipped", [True, False], ids=["zip", "before torch 1.6"])
 @pytest.mark.parametrize("n_bytes", [18, 20, 1500, 100_000, -1])
 def test_a_truncated_checkpoint_is_refused_as_damaged(fair_esm, tmp_path, zipped, n_bytes):
@@ -440,6 +447,11 @@ def cut_off(folder: Path) -> None:
     weights.write_bytes(weights.read_bytes()[:-100])
 
 
+def put_a_pipe(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    os.mkfifo(folder / "model.safetensors")
+
+
 def config(**changes: object) -> Callable[[Path], None]:
     return partial(change_config, **changes)
 
@@ -462,6 +474,7 @@ def config(**changes: object) -> Callable[[Path], None]:
         ),
         *((partial(promise_columns, n_columns=n), "cannot be read: ") for n in (10**9, 1 << 62)),
         (cut_off, "cannot be read: "),
+        (put_a_pipe, "it is not a plain file"),
         (lambda folder: (folder / "config.json").write_text("{"), "cannot be read: Expecting"),
         (lambda folder: (folder / "config.json").unlink(), "config.json"),
         (

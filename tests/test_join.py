@@ -64,6 +64,7 @@ def test_joined_log_odds_are_weighed_by_length_on_lines_over_its_logarithm():
         *({name: float("nan")} for name in ("base", "head", "offset")),
         *({name: float("inf")} for name in ("base", "head", "offset")),
         {"head": float("inf"), "offset": -float("inf")},
+        *({name: 1e300} for name in ("base", "head", "offset")),
     ],
 )
 def test_a_join_has_finite_weights_and_none_below_zero(wrong):

@@ -105,12 +105,12 @@ def test_a_run_that_was_not_ended_says_so_in_its_title_and_why(tmp_path, caplog)
         "2026-01-01 10:00:00,000 INFO    virnucpro 0.1.0: predict\n"
         "2026-01-01 10:00:01,000 WARNING an old one\n"
         "2026-01-01 11:00:00,000 INFO    virnucpro 0.1.0: predict --resume\n"
-        "2026-01-01 11:00:01,000 ERROR   the run ended: StorageError /data: <b>full</b>\n"
+        "2026-01-01 11:00:01,000 ERROR   the run ended: /data: <b>full</b>\n"
     )
     page = Page(report_folder(folder))
     assert caplog.messages == ["The run is not finished: continue with --resume."]
     assert page.title.startswith("UNFINISHED: ")
-    assert "the run ended: StorageError /data: <b>full</b>" in page.words
+    assert "the run ended: /data: <b>full</b>" in page.words
     assert "an old one" not in page.words
 
 

@@ -518,6 +518,11 @@ def test_given_vectors_serve_several_trainings_and_give_the_head_of_own_ones(
         given = train_here(options(data, tmp_path / name, features=extracted, **asked))
         assert not (given.output / "features").exists()
         assert given.head.read_bytes() == own.head.read_bytes()
+    (file, *_) = sorted((extracted / "features").glob("*.h5"))
+    file.write_bytes(file.read_bytes()[:-9])
+    with pytest.raises(InputError, match=f"--features: .*{file.name}") as caught:
+        train_here(options(data, tmp_path / "three", features=extracted, **asked))
+    assert "run that command again with --resume" in caught.value.hint
 
 
 def test_vectors_of_other_sequences_or_another_recipe_are_refused_by_name(

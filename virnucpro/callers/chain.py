@@ -62,7 +62,8 @@ class RegionModel:
         host, rates = self.host, (self.host_bases, self.virus_bases)
         log_ratios = (*self.log_ratios, *self.gene_log_ratios)
         numbers = (*self.edges, *log_ratios, *self.levels.usual, *self.genes.usual, self.distance)
-        others = (self.gc_weight, self.shape_weight, self.weight, self.deviation)
+        spreads = (self.levels.spread, self.genes.spread)
+        others = (self.gc_weight, self.shape_weight, self.weight, self.deviation, *spreads)
         hosts = (host.gc, host.slope, *host.shape, *host.deviation, *rates)
         is_model = (
             1 <= self.step <= self.size

@@ -40,6 +40,7 @@ from virnucpro.sequences.kmers import N_FEATURES, Sketch, frame_composition
 
 CLASSES = "others,virus"
 _LONGEST_CHUNK = 1_000_000_000  # bases
+_HEAVIEST = 1e6  # weight of a join
 _FACTS = "virnucpro_head"  # entry of the metadata
 _DAMAGE = (LookupError, ValueError, TypeError, AttributeError)
 _NETWORKS = ("protein", "nucleotide")
@@ -95,8 +96,9 @@ class JoinKnot:
     offset: float
 
     def __post_init__(self) -> None:
-        is_finite = isfinite(self.base + self.head + self.offset)
-        if self.n_bases < 1 or not is_finite or min(self.base, self.head) < 0:
+        weights = (self.base, self.head, self.offset)
+        is_usual = all(abs(weight) <= _HEAVIEST for weight in weights)  # nor NaN
+        if self.n_bases < 1 or not is_usual or min(self.base, self.head) < 0:
             raise ValueError(f"invalid weights: {self}")
 
 

@@ -188,6 +188,7 @@ def report(options: _ReportOptions) -> None:
 
     Example: virnucpro report results/
     """
+    end_cleanly()
     with exits():
         from virnucpro.page.run import report_folder
 

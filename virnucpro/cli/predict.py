@@ -202,12 +202,14 @@ def regions(options: RegionsOptions, console: ConsoleOptions) -> None:
 
     Exit codes are those of predict.
     """
-    with exits(lambda: _REGIONS_KEPT):
+    kept = _REGIONS_KEPT
+    with exits(lambda: kept):
         with loading(console):
             from virnucpro.stories.regions import TABLE, find_regions
 
         with watched(console) as events:
             tally = find_regions(options, events)
+        kept = ""
         kinds = f"{tally.n_regions or 0:,}, {tally.n_whole_regions:,} of them whole records"
         table = options.folder / TABLE
         step = next_step(table, (), failed=False) if table.exists() else []

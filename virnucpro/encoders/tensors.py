@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 import struct
+import warnings
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from virnucpro.ground.errors import UnavailableError
+from virnucpro.ground.files import open_plain
 from virnucpro.ground.log import printable
 
 _MAGIC = (b"PK", b"\x80")  # a zip archive, or a bare pickle as older versions wrote
@@ -46,13 +48,14 @@ def read_pt(path: Path, kind: str, allowed: Sequence[_Allowed] = ()) -> object:
         UnavailableError: the file is of another kind, is damaged, or names anything else.
     """
     try:
-        with path.open("rb") as handle:
+        with open_plain(path) as handle:
             if not handle.read(2).startswith(_MAGIC):
                 raise _other(path, kind, "neither a .pt file nor a model folder")
         is_archive = zipfile.is_zipfile(path)
         if is_archive and _is_compressed(path):
             raise _other(path, kind, "it is compressed")
-        with torch.serialization.safe_globals(list(allowed)):
+        with torch.serialization.safe_globals(list(allowed)), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about pickles, which are refused here
             return torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
     except pickle.UnpicklingError as error:
         raise UnavailableError(

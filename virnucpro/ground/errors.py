@@ -22,7 +22,6 @@ from pathlib import Path
 
 from virnucpro.ground.log import printable
 
-
 _ACCESSION = re.compile(r"[A-Z]{1,6}_?\d{5,}(\.\d+)?")  # of NCBI, as in NC_001416.1
 
 

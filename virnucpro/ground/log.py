@@ -104,6 +104,7 @@ def logging_to_file(
         try:
             yield
         except BaseException as error:
-            ending = f"the run ended: {type(error).__name__} {error}".rstrip()
+            name = "" if hasattr(error, "hint") else f"{type(error).__name__} "  # not of ours
+            ending = f"the run ended: {name}{error}".rstrip()
             handler.handle(logging.makeLogRecord({"msg": ending, "levelname": "ERROR"}))
             raise

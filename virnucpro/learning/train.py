@@ -33,7 +33,7 @@ from virnucpro.encoders.transfer import use_device
 from virnucpro.engine.executor import Executor
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.ground.devices import Choice, as_size
-from virnucpro.ground.errors import UsageError, VirnucproError
+from virnucpro.ground.errors import FeatureFileError, InputError, UsageError, VirnucproError
 from virnucpro.ground.events import OnEvent, Progress
 from virnucpro.ground.files import writing
 from virnucpro.ground.log import LOGGER, announce, counted, printable
@@ -143,9 +143,29 @@ def _prepared(
         if training.has_stored_vectors:
             if options.features is None:
                 _extract(options, training, on_event)
-            link_vectors(training.frames, training.features)
+            with _named_by(options.features):
+                link_vectors(training.frames, training.features)
         yield
         write_training_page(training.output)
+
+
+@contextmanager
+def _named_by(features: Path | None) -> Iterator[None]:
+    """Turn damage of the vectors that the user named with --features into an error of the input.
+
+    Raises:
+        InputError: they are damaged, or of other sequences.
+    """
+    try:
+        yield
+    except FeatureFileError as error:
+        if features is None:
+            raise
+        raise InputError(
+            f"--features: {error}",
+            hint="give the run folder of `virnucpro extract` on the same files with the same "
+            "--chunk-size; if it is damaged, run that command again with --resume",
+        ) from error
 
 
 def _extract(options: TrainOptions, training: Training, on_event: OnEvent) -> None:
