@@ -281,7 +281,7 @@ def test_the_head_of_the_package_is_for_its_model_and_both_are_whole():
     facts = Head.load(embedded_head()).facts
     assert facts.encoders[0].encoder_id == checkpoint.encoder_id
     assert (facts.dim, facts.encoders[0].layer) == (checkpoint.shape.dim, checkpoint.shape.n_layers)
-    assert checkpoint.n_bytes + embedded_head().stat().st_size <= 8 * 2**20
+    assert checkpoint.footprint.file_bytes + embedded_head().stat().st_size <= 8 * 2**20
 
 
 # Sizes

@@ -64,19 +64,14 @@ class ESM2Model(Model):
     published: str = ""  # the published model that it must be
     accepted: frozenset[str] = frozenset()  # its possible SHA-256; empty if unknown
 
-    @property
-    def n_bytes(self) -> int:
-        """Size of the weights."""
-        return self.footprint.file_bytes
-
     def sha256(self, on_bytes: Callable[[int], None] = lambda _: None) -> str:
         return hash_weights(self.path, on_bytes)
 
     def prepare(self, precision: Precision, on_event: OnEvent) -> tuple[Path, str]:
         """Convert a large checkpoint once, so that all workers map the same copy."""
-        if self.n_bytes < WORTH_CONVERTING:
-            weights = self.path
-            digest = self.sha256(progress_of("hashing the model", self.n_bytes, on_event))
+        weights, n_bytes = self.path, self.footprint.file_bytes
+        if n_bytes < WORTH_CONVERTING:
+            digest = self.sha256(progress_of("hashing the model", n_bytes, on_event))
         else:
             from virnucpro.encoders.esm2.weights import prepare
 
@@ -162,9 +157,9 @@ def open_published(name: str, published: Published, path: Path) -> ESM2Model:
     model = replace(inspect_esm2(path), published=name, accepted=published.digests)
     if model.shape != shape_of(published):
         raise not_published(path, name, f"it has {model.n_layers} layers, {model.dim} dimensions")
-    n_bytes = published.files[0].n_bytes
-    if path.is_file() and n_bytes not in (None, model.n_bytes):
-        raise not_published(path, name, f"it has {model.n_bytes} bytes, not {n_bytes}")
+    n_bytes, expected = model.footprint.file_bytes, published.files[0].n_bytes
+    if path.is_file() and expected not in (None, n_bytes):
+        raise not_published(path, name, f"it has {n_bytes} bytes, not {expected}")
     return model
 
 
