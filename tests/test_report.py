@@ -69,14 +69,6 @@ def test_predict_writes_the_page_and_report_writes_the_same_bytes_again(tmp_path
     assert "8 records called virus, of 16 with a score (50 %)" in page.words
 
 
-def test_a_table_with_the_line_ends_of_windows_has_the_same_page(tmp_path):
-    folder = write_table(tmp_path / "run", [call("a", 0.99, note="of note"), call("b", 0.2)])
-    before = report_folder(folder).read_bytes()
-    table = folder / "predictions.tsv"
-    table.write_bytes(table.read_bytes().replace(b"\n", b"\r\n"))
-    assert report_folder(folder).read_bytes() == before and b"of note" in before
-
-
 def test_the_page_reports_a_table_that_does_not_add_up(tmp_path):
     counts = {"statuses": {"scored": 2, "too_short": 1}}
     page = Page(report_folder(write_table(tmp_path / "run", [call("a", 0.5)], counts=counts)))
@@ -247,15 +239,6 @@ def test_tracks_that_end_too_early_are_reported(tmp_path):
     (folder / "tracks.tsv.gz").write_bytes(gzip.compress(TRACK.encode())[:-9])
     with pytest.raises(InputError, match=r"tracks\.tsv\.gz is damaged"):
         report_folder(folder)
-
-
-def test_tracks_with_other_line_ends_are_drawn(tmp_path):
-    folder = write_table(tmp_path / "run", [call("host", 0.1, 10_000)])
-    (folder / "regions.tsv").write_text(REGIONS + region("host", "provirus", 9, 90))
-    for text in (TRACK.replace("\n", "\r\n"), TRACK.removesuffix("\n")):
-        (folder / "tracks.tsv.gz").write_bytes(gzip.compress(text.encode()))
-        [drawn] = Page(report_folder(folder)).data["tracks"]
-        assert drawn["posterior"] == [50, *[None] * 9]
 
 
 def test_a_region_that_is_all_of_a_record_is_neither_listed_nor_drawn(tmp_path):

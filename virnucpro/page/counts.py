@@ -41,8 +41,7 @@ LENGTHS = {
 
 T = TypeVar("T")
 Texts: TypeAlias = NDArray[np.object_]
-# viruses by kind and start of a class of length, and viruses by family; viruses of an older run
-# have the kind ""
+# viruses by kind and start of a class of length, and viruses by family; proteins have the kind ""
 Kinds: TypeAlias = tuple[Counter[tuple[str, int]], Counter[str]]
 
 

@@ -1,6 +1,6 @@
 """Read the facts of a run from its folder: all files but its tables.
 
-Runs of any version can be read. A fact that is missing, or has an unexpected type, is left out.
+A fact that is missing, or has an unexpected type, is left out.
 """
 
 from __future__ import annotations

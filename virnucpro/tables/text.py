@@ -307,7 +307,7 @@ def chunk_rows(frames: FrameScores) -> bytes:
     return rows_of(texts(chunks[firsts].tolist()), texts(list(map(str, are_viruses))))
 
 
-# Columns are found by name, so tables of any version can be read
+# Tables are read again as blocks of rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -325,8 +325,7 @@ class TableBlock:
         Raises:
             ValueError: a line does not have one value per column.
         """
-        names = header.rstrip("\r\n").split("\t")
-        data = data.replace(b"\r\n", b"\n") if header.endswith("\r\n") else data
+        names = header.rstrip("\n").split("\t")
         data = data if data.endswith(b"\n") else data + b"\n"
         n_lines, n_read = data.count(b"\n"), np.empty(1, dtype=np.int64)
         ends = np.empty((n_lines, len(names)), dtype=np.int64)
