@@ -310,14 +310,10 @@ class RegionsOptions:
 _OF_TABLES = ("model", "head", "calls", "embed", "per_file", "pooling", "format")
 
 
-def cut_facts(options: RunOptions) -> dict[str, object]:
-    """The options of the cut, for ``run.json``."""
-    return _facts(options, [one.name for one in fields(CutOptions)])
-
-
-def table_facts(options: RunOptions) -> dict[str, object]:
-    """The other options that change the rows, for ``run.json``."""
-    return _facts(options, _OF_TABLES)
+def facts_of(options: RunOptions) -> dict[str, dict[str, object]]:
+    """The options of the cut, and the others that change the rows, for ``run.json``."""
+    of_cut = [one.name for one in fields(CutOptions)]
+    return {"cut": _facts(options, of_cut), "tables": _facts(options, _OF_TABLES)}
 
 
 def _facts(options: RunOptions, names: Iterable[str]) -> dict[str, object]:

@@ -54,13 +54,7 @@ from virnucpro.run.scores import ScoreStore
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.stories.blocks import Maker
 from virnucpro.stories.intake import open_run
-from virnucpro.stories.options import (
-    ExtractOptions,
-    PredictOptions,
-    RunOptions,
-    cut_facts,
-    table_facts,
-)
+from virnucpro.stories.options import ExtractOptions, PredictOptions, RunOptions, facts_of
 from virnucpro.stories.recut import cut_again, lost_inputs
 from virnucpro.stories.resolve import RunConfig, resolve
 from virnucpro.stories.summary import Summary
@@ -376,8 +370,7 @@ def _facts(config: RunConfig, caller: Caller) -> dict[str, Any]:
         "checkpoints": list(map(str, config.checkpoints)),
         "announced": [*caller.announcements, *config.announcements],
         "resources": asdict(config.resources),
-        "cut": cut_facts(config.options),
-        "tables": table_facts(config.options),
+        **facts_of(config.options),
     }
 
 

@@ -27,12 +27,7 @@ from virnucpro.run.folder import RunDir
 from virnucpro.run.hashes import Outputs
 from virnucpro.run.manifest import Manifest
 from virnucpro.sequences.inputs import InputFile, check_recorded
-from virnucpro.stories.options import (
-    PredictOptions,
-    RegionsOptions,
-    cut_facts,
-    options_of_tables,
-)
+from virnucpro.stories.options import PredictOptions, RegionsOptions, facts_of, options_of_tables
 from virnucpro.stories.resolve import find_region_model
 from virnucpro.stories.write import place_of
 from virnucpro.tables.sinks import (
@@ -141,4 +136,4 @@ def _note_in_manifest(
         "n_regions": tally.n_regions or 0,
         "n_whole_regions": tally.n_whole_regions,
     }
-    rundir.write_manifest(manifest, {**stored, "cut": cut_facts(options), "counts": counts})
+    rundir.write_manifest(manifest, {**stored, "cut": facts_of(options)["cut"], "counts": counts})
