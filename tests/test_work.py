@@ -694,8 +694,8 @@ def test_a_log_is_read_on_from_its_last_whole_line(tmp_path):
 @pytest.mark.parametrize(
     ("text", "array", "words"),
     [
-        ("0/3", {}, "they are 1/3 to 3/3"),
-        ("4/3", {}, "they are 1/3 to 3/3"),
+        ("0/3", {}, "parts are 1/3 to 3/3"),
+        ("4/3", {}, "parts are 1/3 to 3/3"),
         ("1/0", {}, "is not a part"),
         ("half", {}, "is not a part"),
         ("0", SLURM, "is not a part"),

@@ -71,7 +71,7 @@ class EncoderFacts:
         check_counts(self.layer, self.dim)
         has_names = all(isinstance(one, str) for one in (self.family, self.name, self.encoder_id))
         if not has_names or self.pooling not in ("mean", "bos"):
-            raise ValueError("its facts are those of no encoder")
+            raise ValueError("its facts do not describe an encoder")
 
     @classmethod
     def of(cls, model: Model) -> EncoderFacts:
@@ -156,7 +156,7 @@ class HeadFacts:
             and isinstance(self.training, str)
         )
         if not is_head:
-            raise ValueError("its facts are those of no head")
+            raise ValueError("its facts do not describe a head")
 
     def score(self, chunks: Iterable[Sequence[float]]) -> float:
         """The score of a record, with 6 decimals, from the frame scores of its chunks.

@@ -141,7 +141,7 @@ def fetch_file(file: RemoteFile, path: Path, on_event: OnEvent) -> None:
 
     partial = path.with_name(f".{path.name}.part")
     hint = (
-        f"run the command again to continue; or, on a machine without network, fetch {file.url} "
+        f"run the command again to continue; or, on a machine without a network, fetch {file.url} "
         f"elsewhere, and bring it to {path.parent} with `virnucpro models import`"
     )
     with writing(path.parent):

@@ -43,7 +43,7 @@ _AGENT_SECONDS, _FIRST_SECONDS = 30, 900  # to answer; the first process may not
 # in the store that torchrun's processes share
 _PREPARED, _EXIT_CODE = "virnucpro/prepared", "virnucpro/exit_code"
 _N_ERRORS, _N_HEARD = "virnucpro/n_errors", "virnucpro/n_heard"
-_KEPT = "the epochs that were finished are kept: when that is fixed, continue with --resume"
+_KEPT = "finished epochs are kept: fix the cause, then continue with --resume"
 
 
 @dataclass(frozen=True, slots=True)

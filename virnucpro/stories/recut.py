@@ -93,8 +93,8 @@ def cut_again(results: Results, lost: str, summary: Summary) -> None:
         finders = [label.attributes.get("finder") for _, label in store.labels()]
         if len(finders) < len(store.files()) or (maker.finder and {*finders} - {store.finder}):
             raise InputMissingError(
-                f"{printable(lost)} is gone, and the scores of this run are of another version of "
-                "VirNucPro, or of other options for regions",
+                f"{printable(lost)} is gone, and the scores of this run come from another version "
+                "of VirNucPro, or from other options for regions",
                 hint="put the input back, or leave the options for regions as they were",
             )
         before = Outputs(rundir).read_kept(LETTERS)

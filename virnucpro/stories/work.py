@@ -372,7 +372,7 @@ def choose_part(text: str | None, array: Mapping[str, str]) -> Part:
         return Part(int(task) % n, n)
     if words[1] is None or not 1 <= int(words[1]) <= n:
         raise UsageError(
-            f"--part {text} names no part: they are 1/{n} to {n}/{n}",
+            f"--part {text} names no part: parts are 1/{n} to {n}/{n}",
             hint=f"give one of these; --part {n} alone is for the tasks of a job array",
         )
     return Part(int(words[1]) - 1, n)
@@ -393,6 +393,6 @@ def _part_of_array(array: Mapping[str, str]) -> Part:
         if last - first == (n - 1) * step and (number - first) % step == 0:
             return Part((number - first) // step, n)
     raise UsageError(
-        "this job array does not say which part its tasks do: it is not of SLURM, or has gaps",
+        "this job array does not say which part each task does: it is not of SLURM, or has gaps",
         hint="give the number of tasks of the whole array, as in --part 16, or --part I/N",
     )
