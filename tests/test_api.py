@@ -441,8 +441,8 @@ def test_progress_is_reported_stage_by_stage_with_worker_processes(tiny, tmp_pat
         EXAMPLE, model=str(tiny.model), device="cpu", workers=2, on_progress=told.append
     )
     assert all(0 <= one.done <= one.total or not one.total for one in told)
-    shards = [one for one in told if one.unit == "shards" and one.stage == "writing tables"]
-    assert [one.done for one in shards] == [*range(1, shards[0].total + 1)]
+    embedding = [one for one in told if one.stage == "embedding"]
+    assert [one.done for one in embedding] == [*range(embedding[0].total + 1)]
     stages = [name for name, _ in groupby(one.stage for one in told)]
     assert len(stages) == len(set(stages)), "no stage comes twice"
     assert stages[-1] == "writing tables" and told[-1].done == told[-1].total

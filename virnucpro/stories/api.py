@@ -49,7 +49,15 @@ from virnucpro.ground.errors import (
     UsageError,
     VirnucproError,
 )
-from virnucpro.ground.events import OnEvent, Progress, Telling
+from virnucpro.ground.events import (
+    STAGES,
+    EmbeddingStarted,
+    OnEvent,
+    Progress,
+    ShardDone,
+    ShardFailed,
+    Telling,
+)
 from virnucpro.ground.files import disk_error, expanded, writing
 from virnucpro.ground.log import logging_to, printable
 from virnucpro.ground.options import make, options_of
@@ -462,12 +470,26 @@ def _executor_on(devices: Sequence[str]) -> Executor:
 
 def _heard_by(on_progress: OnProgress | None) -> OnEvent:
     """Pass progress to the caller's function: one call at a time, from any thread."""
-    lock = Lock()
+    lock, n_done, n_shards = Lock(), 0, 0
 
     def hear(event: Telling) -> None:
-        if on_progress is not None and isinstance(event, Progress):
-            with lock:
-                on_progress(event)
+        nonlocal n_done, n_shards
+        if on_progress is None:
+            return
+        with lock:
+            match event:
+                case Progress(stage=stage) if stage == STAGES[2] and n_done < n_shards:
+                    return  # tables are written while shards are embedded; show only the shards
+                case Progress():
+                    on_progress(event)
+                    return
+                case EmbeddingStarted(pending=pending, n_done_before=n_done):
+                    n_shards = n_done + len(pending)
+                case ShardDone() | ShardFailed():
+                    n_done += 1
+                case _:
+                    return
+            on_progress(Progress(STAGES[1], n_done, n_shards, "shards"))
 
     return hear
 
