@@ -450,7 +450,7 @@ def test_torchrun_is_known_by_its_environment():
     }
     assert started_by_torchrun({}) is None
     started = started_by_torchrun(known)
-    assert started == Started(rank=9, local_rank=1, world_size=16, has_agent=False)
+    assert started == Started(rank=9, local_rank=1, world_size=16)
     assert (started.device("cuda"), started.device("cpu")) == ("cuda:1", "cpu")
     with pytest.raises(UsageError, match="RANK is set, but MASTER_PORT is not"):
         started_by_torchrun({k: v for k, v in known.items() if k != "MASTER_PORT"})

@@ -58,7 +58,7 @@ _NONE_YET = (
 )
 _OF_DATA = ("data_sha256", "split_sha256")
 # shown elsewhere, or of this machine
-_LEFT_OUT = {"manifest", "encoder", "encoder_id", "vectors", "fasta_sha256", "settings"}
+_LEFT_OUT = {*_OF_DATA, "manifest", "encoder", "encoder_id", "vectors", "fasta_sha256", "settings"}
 
 
 def write_training_page(folder: Path) -> None:
@@ -438,13 +438,11 @@ def write_card(training: Path) -> None:
     """Write the card of the model in the folder of a training.
 
     Raises:
-        ResumeError: ``training.json`` is damaged.
         InputError: a table is damaged.
         OutputError, StorageError: as ``files.writing``.
     """
-    facts = Facts.read(training / FACTS)
     model = training / MODEL_FOLDER
-    lines = [*_lines(training, model, facts), _NONE_YET]
+    lines = [*_lines(training, model, read_json(training / FACTS)), _NONE_YET]
     Tree(model).write_whole(model / CARD_FILE, "\n".join(lines))
 
 
@@ -483,10 +481,10 @@ def markdown_table(table: Sequence[Mapping[str, object]]) -> Iterator[str]:
         yield from (header, "|---" * len(names) + "|", *rows, "")
 
 
-def _lines(training: Path, model: Path, facts: Facts) -> Iterator[str]:
-    settings = Facts(facts.part("settings"))
-    mode, head = settings.text("mode"), model / HEAD_FILE
-    encoder = f"{Path(facts.text('encoder')).name}, id {facts.text('encoder_id')}"
+def _lines(training: Path, model: Path, facts: Mapping[str, Any]) -> Iterator[str]:
+    settings, head, encoder = facts["settings"], model / HEAD_FILE, "a new one, or none"
+    if facts["encoder"]:
+        encoder = f"{escaped(Path(facts['encoder']).name)}, id {facts['encoder_id']}"
     yield f"# {printable(model.name)}\n"
     if head.is_file():
         yield "A virus classifier for VirNucPro: a protein encoder and a head that calls viruses.\n"
@@ -494,23 +492,16 @@ def _lines(training: Path, model: Path, facts: Facts) -> Iterator[str]:
         yield f"- head: SHA-256 {sha256(head)}"
     else:
         yield "A protein encoder for VirNucPro, trained on masked residues.\n"
-    yield f"- made by VirNucPro {__version__}, mode {mode}"
-    yield f"- encoder at the start: {encoder if facts.text('encoder') else 'a new one, or none'}\n"
+    yield f"- made by VirNucPro {__version__}, mode {settings['mode']}"
+    yield f"- encoder at the start: {encoder}\n"
     yield "## Data and split\n"
     yield "Each group is in one part only. The test part served neither training nor tuning.\n"
     yield from markdown_table(_by_kind(read_table(training / SPLIT)))
     for name in _OF_DATA:
-        yield f"- {name.removesuffix('_sha256')}: SHA-256 {facts.text(name)}"
+        yield f"- {name.removesuffix('_sha256')}: SHA-256 {facts[name]}"
     yield "\n## Settings\n"
-    content = {**facts.content, **settings.content}
-    left_out = {*_LEFT_OUT, *_OF_DATA}
-    yield from markdown_table(
-        [
-            {"option": name, "value": value}
-            for name, value in content.items()
-            if name not in left_out
-        ]
-    )
+    shown = [item for item in {**facts, **settings}.items() if item[0] not in _LEFT_OUT]
+    yield from markdown_table([{"option": name, "value": value} for name, value in shown])
     for name, title in (
         (HELD_OUT, "AUROC on the groups that were held out"),
         (GAIN, "Gain of the head over the scorer, by length"),
@@ -519,5 +510,5 @@ def _lines(training: Path, model: Path, facts: Facts) -> Iterator[str]:
             yield f"## {title}\n"
             yield from markdown_table(rows)
     yield "## SHA-256 of the files of sequences\n"
-    yield from (f"- {escaped(digest)}" for digest in facts.sequence("fasta_sha256"))
+    yield from (f"- {escaped(digest)}" for digest in facts["fasta_sha256"])
     yield ""

@@ -39,7 +39,7 @@ _TIMEOUT = timedelta(hours=6)  # the first rank may make vectors while the other
 _LISTEN_SECONDS = 0.1  # between two looks
 _CAUSE_SECONDS = 5.0  # to wait for the cause: others lose a killed process before it has ended
 _GRACE_SECONDS = 30.0  # for the others to learn of an error, even on a busy machine
-_AGENT_SECONDS, _FIRST_SECONDS = 30, 900  # to answer; the first process may not have started yet
+_FIRST_SECONDS = 900  # to answer; the first process may not have started yet
 # in the store that torchrun's processes share
 _PREPARED, _EXIT_CODE = "virnucpro/prepared", "virnucpro/exit_code"
 _N_ERRORS, _N_HEARD = "virnucpro/n_errors", "virnucpro/n_heard"
@@ -109,7 +109,6 @@ class Started(NamedTuple):
     rank: int
     local_rank: int
     world_size: int
-    has_agent: bool  # True if torchrun's agent has the shared store, before the processes start
 
     def device(self, kind: str) -> str:
         return f"cuda:{self.local_rank}" if kind == "cuda" else kind
@@ -131,8 +130,7 @@ def started_by_torchrun(environ: Mapping[str, str]) -> Started | None:
             hint="start with torchrun, or unset RANK and give --gpus",
         )
     rank, local_rank, world_size = (int(given[name]) for name in names[:3])
-    has_agent = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    return Started(rank, local_rank, world_size, has_agent)
+    return Started(rank, local_rank, world_size)
 
 
 def run_under_torchrun(
@@ -152,7 +150,7 @@ def run_under_torchrun(
         SystemExit: another process failed first; with the exit code of its error.
     """
     used, rank, world_size = _use(started.device(kind)), started.rank, started.world_size
-    store = _connect(started)
+    store = _connect()
     with _ending_together(store, world_size), prepared if rank == 0 else nullcontext():
         if rank == 0:
             store.set(_PREPARED, "")
@@ -163,17 +161,17 @@ def run_under_torchrun(
         dist.destroy_process_group()
 
 
-def _connect(started: Started) -> Store:
+def _connect() -> Store:
     """
     Raises:
         UnavailableError: the process with the store (torchrun's agent or the first) is gone.
     """
-    seconds = _AGENT_SECONDS if started.has_agent else _FIRST_SECONDS
     try:
-        store: Store = next(rendezvous("env://", timeout=timedelta(seconds=seconds)))[0]
+        store: Store = next(rendezvous("env://", timeout=timedelta(seconds=_FIRST_SECONDS)))[0]
     except dist.DistError as error:
         raise UnavailableError(
-            f"no connection to the other processes within {seconds} seconds: {printable(error)}",
+            f"no connection to the other processes within {_FIRST_SECONDS} seconds: "
+            f"{printable(error)}",
             hint="check that torchrun is still running, and that its first node can be reached",
         ) from error
     store.set_timeout(_TIMEOUT)

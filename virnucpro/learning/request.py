@@ -21,7 +21,6 @@ from virnucpro.ground.errors import (
     InputError,
     OutputError,
     ResumeError,
-    UnavailableError,
     UsageError,
 )
 from virnucpro.ground.events import OnEvent, Progress
@@ -175,15 +174,9 @@ def load_known(encoder: Model | None) -> Head | None:
     """Load the head that comes with an encoder; it records what both were trained on.
 
     Raises:
-        UnavailableError: it is damaged, or of an older version.
+        UnavailableError: it is damaged.
     """
-    try:
-        return Head.load(encoder.head) if encoder and encoder.head else None
-    except UnavailableError as error:
-        raise UnavailableError(
-            f"{error}; it is next to the encoder and records what that was trained on",
-            hint="move it away if it is no head, or start from a copy of the encoder elsewhere",
-        ) from error
+    return Head.load(encoder.head) if encoder and encoder.head else None
 
 
 def _encoder(options: TrainOptions, on_event: OnEvent) -> tuple[Model | None, ESM2Shape | None]:
