@@ -83,11 +83,11 @@ def opened(data: Path, **changes: object) -> Training:
 # A file of options
 
 
-def parsed(*arguments: object) -> dict[str, object]:
+def parsed(*arguments: object, given: tuple[str, ...] = ("--data", "m.tsv", "-o", "out")):
     """The options that the command gets, without running it."""
-    given = ("--data", "m.tsv", "-o", "out", *arguments)
-    words = TRAIN.make_context("train", list(map(str, given))).params
-    return vars(make(TrainOptions, {name: words[name] for name in names_of(TrainOptions)}))
+    values = TRAIN.make_context("train", [*given, *map(str, arguments)]).params
+    names = names_of(TrainOptions)
+    return make(TrainOptions, {name: one for name, one in values.items() if name in names})
 
 
 def test_the_commands_of_the_walk_that_is_shown_are_those_of_the_program():
@@ -98,18 +98,18 @@ def test_the_commands_of_the_walk_that_is_shown_are_those_of_the_program():
 def test_options_of_a_file_are_defaults_and_the_command_line_wins(tmp_path):
     config = tmp_path / "train.yaml"
     config.write_text(
-        "epochs: 7\nbatch-size: 9\nlr: 1e-3\nmulti_gpu: false\nchunk_size: [500, 300]\n"
-        "encoding: onehot\nsplit: mine.tsv\n"
+        "epochs: 7\nbatch-size: 9\nlr: 1e-3\nfinetune: true\nchunk_size: [500, 300]\n"
+        "best_by: f1\nmodel: esm2_t6_8M_UR50D\n"
     )
-    found = parsed("--config", config, "--epochs", 3, "--encoding", "blosum62")
-    assert (found["epochs"], found["batch_size"], found["lr"]) == (3, 9, 1e-3)
-    assert (found["multi_gpu"], found["chunk_size"]) == (False, (500, 300))
-    assert (found["encoding"], found["split"]) == ("blosum62", Path("mine.tsv"))
-    assert found["hidden"] == TrainOptions.hidden
+    found = parsed("--config", config, "--epochs", 3, "--best-by", "loss")
+    assert (found.epochs, found.batch_size, found.lr) == (3, 9, 1e-3)
+    assert (found.finetune, found.chunk_size) == (True, (500, 300))
+    assert (found.best_by, found.model) == ("loss", "esm2_t6_8M_UR50D")
+    assert found.hidden == TrainOptions.hidden
     config.write_text("data: mine.tsv\noutput_dir: there\nchunk_size: 300\n")
-    found = TRAIN.make_context("train", ["--config", str(config)]).params
-    assert (found["data"], found["output_dir"]) == ("mine.tsv", "there")
-    assert found["chunk_size"] == [300]
+    found = parsed("--config", config, given=())
+    assert (found.data, found.output_dir) == (Path("mine.tsv"), Path("there"))
+    assert found.chunk_size == (300,)
 
 
 @pytest.mark.parametrize(
@@ -146,8 +146,8 @@ def test_a_file_may_have_sections_and_the_words_of_other_programs(tmp_path):
         "hardware: {use_multi_gpu: true, gpu_ids: [0, 1]}\n"
     )
     found = parsed("--config", config)
-    assert (found["epochs"], found["batch_size"], found["gpus"]) == (7, 9, "0,1")
-    assert found["multi_gpu"] is True and parsed("--no-multi-gpu")["multi_gpu"] is False
+    assert (found.epochs, found.batch_size, found.gpus) == (7, 9, "0,1")
+    assert found.multi_gpu is True and parsed("--no-multi-gpu").multi_gpu is False
     config.write_text("hardware:\n  use_multi_gpu: false\n  gpu_ids: 2\n")
     values = read_config(config, {"gpus", "multi_gpu"})
     assert values == {"gpus": 2, "multi_gpu": False}
