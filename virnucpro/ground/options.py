@@ -123,22 +123,21 @@ def _value(option: str, hint: Any, value: object) -> object:  # noqa: ANN401 - a
         return tuple(_value(option, get_args(hint)[0], one) for one in values)
     value = value.item() if hasattr(value, "item") else value  # a number of NumPy
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    if isinstance(value, str):
-        value, kinds = _number_in(value, kinds), tuple(k for k in kinds if k is not NoneType)
+    value = _number_in(value, kinds)
     for kind in kinds:
         if _will_do(kind, value):
             return _converted(kind, value)
-    words = [word for kind in kinds for word in get_args(kind) or (_WORDS[kind],)]
+    words = [word for kind in kinds for word in get_args(kind) or filter(None, [_WORDS[kind]])]
     raise UsageError(f"{option} is {printable(repr(value))}", hint=f"give {' or '.join(words)}")
 
 
-def _number_in(text: str, kinds: Sequence[Any]) -> object:
-    """The number that the text says, if the option takes numbers; else the text."""
-    for kind in (int, float):
+def _number_in(value: Any, kinds: Sequence[Any]) -> object:  # noqa: ANN401
+    """The number that a text says, if the option takes numbers; else the value itself."""
+    for kind in (int, float) if isinstance(value, str) else ():
         if kind in kinds:
             with suppress(ValueError):
-                return kind(text)
-    return text
+                return kind(value)
+    return value
 
 
 def _will_do(kind: Any, value: object) -> bool:  # noqa: ANN401 - a type
@@ -166,7 +165,7 @@ _WORDS = {
     float: "a number",
     str: "text",
     Path: "a path",
-    NoneType: "None",
+    NoneType: "",
 }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, compress, groupby
 from typing import Any, NamedTuple, TypeAlias
@@ -328,24 +328,37 @@ def predict_records(
     head: Head | None,
 ) -> list[list[Prediction]]:
     """The predictions of each record, one for each of its frames."""
-    rows_of, of_records = [json.loads(packed) for packed, _ in frames], list[list[list[Any]]]()
-    waiting, vectors, bases = list[list[Any]](), list[NDArray[np.float32]](), list[str]()
-    for record, run in zip(records, runs, strict=True):
-        of_records.append([])
-        for number, row in ((n, row) for n, first, end in run for row in rows_of[n][first:end]):
-            if row[_WAITING] is not None:
-                waiting.append(row)
-                vectors.append(frames[number][1][row[_WAITING]])
-                bases.append(_orf_in(row).codons_in(record.sequence))
-            of_records[-1].append(row)
-    if waiting:
+    rows_of = [json.loads(packed) for packed, _ in frames]
+    of_records = [
+        [(number, row) for number, first, end in run for row in rows_of[number][first:end]]
+        for run in runs
+    ]
+    if waiting := list(_waiting_frames(records, of_records)):
         assert head, "frames wait only for a head that reads bases"
-        for row, score in zip(waiting, _classify(head, np.stack(vectors), bases), strict=True):
-            row[_SCORE] = score
+        _score_waiting(waiting, frames, head)
     return [
-        [Prediction(_orf_in(row), row[_SCORE], row[_FAILURE]) for row in of_record]
+        [Prediction(_orf_in(row), row[_SCORE], row[_FAILURE]) for _, row in of_record]
         for of_record in of_records
     ]
+
+
+def _score_waiting(
+    waiting: Sequence[tuple[int, list[Any], str]], frames: Sequence[ScoredFrames], head: Head
+) -> None:
+    vectors = np.stack([frames[number][1][row[_WAITING]] for number, row, _ in waiting])
+    scores = _classify(head, vectors, [bases for *_, bases in waiting])
+    for (_, row, _), score in zip(waiting, scores, strict=True):
+        row[_SCORE] = score
+
+
+def _waiting_frames(
+    records: Sequence[FastaRecord], of_records: Sequence[Sequence[tuple[int, list[Any]]]]
+) -> Iterator[tuple[int, list[Any], str]]:
+    """Yield the frames that wait for bases of their record, and these."""
+    for record, of_record in zip(records, of_records, strict=True):
+        for number, row in of_record:
+            if row[_WAITING] is not None:
+                yield number, row, _orf_in(row).codons_in(record.sequence)
 
 
 def _orf_in(row: Sequence[Any]) -> Orf:

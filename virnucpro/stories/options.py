@@ -201,6 +201,14 @@ class RunOptions(CacheOptions, EngineOptions, ModelOptions, FolderOptions, Seque
         """True if the options make the run embed."""
         return True
 
+    def check_without_engine(self) -> None:
+        """Refuse options that have no effect if nothing is embedded.
+
+        Raises:
+            UsageError: one of them was given.
+        """
+        refuse(self, ("keep_intermediate", "store"), "where nothing is embedded", "add --model")
+
     def check_type(self, input_type: str) -> None:
         """Refuse options that have no effect on input of this type.
 

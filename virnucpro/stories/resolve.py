@@ -43,7 +43,7 @@ from virnucpro.ground.errors import (
 from virnucpro.ground.events import OnEvent
 from virnucpro.ground.files import HEAD_FILE, REGIONS_FILE
 from virnucpro.ground.log import printable
-from virnucpro.ground.options import carry, refuse
+from virnucpro.ground.options import carry
 from virnucpro.run.folder import RunDir
 from virnucpro.run.manifest import Manifest
 from virnucpro.sequences.inputs import InputFile
@@ -112,7 +112,7 @@ def resolve(options: RunOptions, on_event: OnEvent) -> RunConfig:
         from virnucpro.encoders.catalogue import model_names
 
         return _resolve_engine(options, model_names(options.model_name), recorded, on_event)
-    refuse(options, ("keep_intermediate", "store"), "where nothing is embedded", "add --model")
+    options.check_without_engine()
     return _resolve_scorer(options)
 
 

@@ -431,14 +431,22 @@ def block_tasks(
     for group in grouped(framed, lambda one: len(one[0].header) + len(one[0].sequence)):
         records = [record for record, _ in group]
         runs, frames, numbers = array("q"), list[ScoredFrames](), dict[int, int]()
-        for place, (record, of_record) in enumerate(group):
-            for each, first, end in () if record.id in hidden else of_record:
-                number = numbers.setdefault(id(each), len(frames))
-                if number == len(frames):
-                    frames.append(each)
-                runs.extend((place, number, first, end))
+        for place, each, first, end in _placed(group, hidden):
+            number = numbers.setdefault(id(each), len(frames))
+            if number == len(frames):
+                frames.append(each)
+            runs.extend((place, number, first, end))
         n_letters = sum(len(record.sequence) for record in records)
         yield BlockTask(n_letters, (Records.of(records),), runs, frames, hidden)
+
+
+def _placed(
+    group: Iterable[FramedRecord], hidden: frozenset[str]
+) -> Iterator[tuple[int, ScoredFrames, int, int]]:
+    """Yield the frames of records that get a row, with the index of their record."""
+    for place, (record, runs) in enumerate(group):
+        if record.id not in hidden:
+            yield from ((place, *run) for run in runs)
 
 
 def raw_tasks(blocks: Iterable[Block], hidden: frozenset[str]) -> Iterator[BlockTask]:
