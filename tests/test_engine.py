@@ -603,12 +603,13 @@ def test_a_worker_is_asked_to_end_if_it_waits_and_is_killed_if_it_is_lost_or_at_
 
 
 def test_a_worker_that_does_not_read_keeps_nobody_waiting():
-    peer = peer_with()
+    peer, began = peer_with(), time.monotonic()
     peer.child.pipe, theirs = Pipe()
     attempt = Attempt(SHARDS[0], suspects=frozenset(range(1_000_000)))
     with ThreadPoolExecutor() as pool, theirs:  # whose end is the end of whoever still sends
         pool.submit(peer.give, attempt).result(timeout=10)
         assert theirs.recv() == attempt
+    assert peer.deadline > began + 1.0  # silence counts from when it got a shard
     peer.sender.shutdown()
 
 

@@ -211,12 +211,18 @@ def test_another_genetic_code_is_another_run_and_a_note_offers_it(tmp_path):
 
 
 def test_a_run_of_standard_input_is_resumed_without_piping_it_again(tmp_path, monkeypatch):
-    for content, changes in ((b">a\nACGT\n", {}), (b"", {"resume": True, "preset": "sensitive"})):
+    more, again = write(tmp_path / "more.fa", b="ACGT"), {"resume": True, "preset": "sensitive"}
+    for content, others, changes in (
+        (b">a\nACGT\n", (), {}),
+        (b"", (), again),
+        (b"", (more,), again),
+    ):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
-        summary = predict(Path("-"), to=tmp_path / "run", **changes)
+        summary = predict(Path("-"), *others, to=tmp_path / "run", **changes)
+        table = rows(tmp_path / "run" / "predictions.tsv")
+        assert (table[0]["record"], table[0]["file"]) == ("a", "standard_input")
     assert "preset sensitive" in summary.cut
-    (row,) = rows(tmp_path / "run" / "predictions.tsv")
-    assert (row["record"], row["file"]) == ("a", "standard_input")
+    assert [row["record"] for row in table] == ["a", "b"]
 
 
 def test_neither_the_order_of_records_nor_what_stands_beside_them_changes_a_score(tmp_path, whole):
@@ -610,6 +616,10 @@ def test_an_input_that_is_added_joins_the_run_with_the_records_that_it_mends(
     predict(first, to=tmp_path / "run")
     assert statuses(tmp_path / "run")["bad"] == "invalid"
     added = write(tmp_path / "more.fa", bad=many()["random999"], d=many()["random1000"])
+    (tmp_path / "run/predictions.tsv").write_text("damaged\n")
+    with pytest.raises(ResumeError, match="does not say which records failed"):
+        predict(first, added, to=tmp_path / "run", resume=True)
+    predict(first, to=tmp_path / "run", resume=True)
     predict(first, added, to=tmp_path / "run", resume=True)
     assert list(statuses(tmp_path / "run").items()) == [
         (name, "scored") for name in ("a", "c", "bad", "d")

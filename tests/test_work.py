@@ -292,6 +292,7 @@ def test_what_is_gone_damaged_or_forged_in_a_planned_run_is_made_again_at_once(p
     folder = plan(bytes_per_slice=SLICE)
     work_inline(folder, "1/2")
     cut, gone, pipe, *_ = sorted((folder / "shards").glob("*.ids"))
+    assert len(cut.stem) == len(pipe.stem) == 6  # a slice takes a range of numbers, and no more
     cut.write_bytes(cut.read_bytes()[:-3])
     work_inline(folder, "2/2")  # it compares the ids of both parts
     gone.unlink()
