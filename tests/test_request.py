@@ -253,6 +253,18 @@ def test_a_budget_that_is_no_number_of_tokens_is_refused(options, budget):
     assert caught.value.hint
 
 
+@pytest.mark.parametrize("name", ["esm2_t36_3B_UR50D", "esm2_t48_15B_UR50D"])
+def test_a_run_of_another_model_is_refused_before_this_one_is_fetched(
+    options, monkeypatch, tmp_path, name
+):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    config = resolve(options(), lambda _: None)
+    run(config, InlineExecutor(), lambda _: None)
+    with pytest.raises(ResumeError, match=f"with the model model, not {name}"):
+        resolve(options(model=name, resume=True), lambda _: None)
+    assert not (tmp_path / "torch").exists()
+
+
 def test_other_weights_of_a_published_name_are_refused(options, monkeypatch, tmp_path):
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
     name, path = "esm2_t6_8M_UR50D", download.hub_folder() / "esm2_t6_8M_UR50D.pt"

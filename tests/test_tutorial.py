@@ -29,8 +29,9 @@ def download(folder: Path) -> None:
     for name, file in GENOMES.items():
         path = INPUTS / file
         text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        _, _, bases = text.partition(b"\n")
-        (folder / f"{name}.fa").write_bytes(b">" + name.encode() + b"\n" + bases)
+        header, _, bases = text.partition(b"\n")
+        title = header.partition(b" ")[2]
+        (folder / f"{name}.fa").write_bytes(b">%s %s\n%s" % (name.encode(), title, bases))
 
 
 def run(command: str, folder: Path) -> str:

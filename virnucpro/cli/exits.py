@@ -51,20 +51,16 @@ def exits(kept: Callable[[], str] = str) -> Iterator[None]:
         raise Finished(TERMINATED_EXIT) from error
     except BrokenPipeError:
         raise
-    except OSError as error:
+    except (OSError, MemoryError, RuntimeError) as error:
         from virnucpro.ground.files import disk_error
 
+        if isinstance(error, MemoryError):
+            error = OSError(errno.ENOMEM, "no memory is left")
+        elif not isinstance(error, OSError):
+            if "can't start new thread" not in str(error):
+                raise
+            error = OSError(errno.EAGAIN, "no thread can be started")
         _end(disk_error(error), kept)
-    except MemoryError:
-        from virnucpro.ground.files import NO_MEMORY
-
-        _end(StorageError("no memory is left", NO_MEMORY), kept)
-    except RuntimeError as error:
-        if "can't start new thread" not in str(error):
-            raise
-        from virnucpro.ground.files import NO_THREADS
-
-        _end(StorageError("no thread can be started", NO_THREADS), kept)
 
 
 def _end(error: VirnucproError, kept: Callable[[], str]) -> NoReturn:

@@ -55,18 +55,18 @@ _GONE = "it, or its folder, is missing: create it, or put back what was moved or
 _PERMISSION = "check the permissions there, or choose another folder"
 _IN_THE_WAY = "something else has this name: move it away, or choose another path"
 _TOO_MANY = "too many files are open: see `ulimit -n`"
-NO_MEMORY = "free memory, or ask for more: see `ulimit -v`, or the limits of the job"
-NO_THREADS = "too many processes and threads: see `ulimit -u`, or the limits of the job"
+_NO_MEMORY = "free memory, or ask for more: see `ulimit -v`, or the limits of the job"
+_NO_THREADS = "too many processes and threads: see `ulimit -u`, or the limits of the job"
 _NAME = "choose another path: this one is too long, or a broken link"
 _UNKNOWN = "check the path, its disk and its permissions, or choose another folder"
-EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _REMEDIES: dict[int, tuple[type[OutputError | StorageError], str]] = {
     errno.ENOSPC: (StorageError, _ROOM),
     errno.EDQUOT: (StorageError, _ROOM),
     errno.EFBIG: (StorageError, "files may not grow so large here: see `ulimit -f`"),
     errno.EMFILE: (StorageError, _TOO_MANY),
     errno.ENFILE: (StorageError, _TOO_MANY),
-    errno.ENOMEM: (StorageError, NO_MEMORY),
+    errno.ENOMEM: (StorageError, _NO_MEMORY),
+    errno.EAGAIN: (StorageError, _NO_THREADS),
     errno.EIO: (StorageError, "the disk, or the connection to it, has a fault: see the system log"),
     errno.ENOENT: (OutputError, _GONE),
     errno.ESTALE: (OutputError, _GONE),

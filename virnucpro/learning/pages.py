@@ -30,7 +30,7 @@ from virnucpro.learning.records import read_cells, write_table
 from virnucpro.learning.request import CARD_FILE, EPOCHS, FACTS, GAIN, HELD_OUT, MODEL_FOLDER, SPLIT
 from virnucpro.page.charts import Chart
 from virnucpro.page.facts import Facts, read_complaints
-from virnucpro.page.html import pack, render
+from virnucpro.page.html import render
 from virnucpro.run.folder import RunDir
 
 _MOST_SEEDS = 6  # in a chart
@@ -82,7 +82,7 @@ def write_training_page(folder: Path) -> None:
         "provenance": list(_training_facts(read_json(folder / FACTS))),
     }
     data = {"charts": {chart.name: chart.as_data() for chart in charts}}
-    rundir.write_whole(rundir.report, render("training.html", content, pack(data)))
+    rundir.write_whole(rundir.report, render("training.html", content, data))
 
 
 def read_table(path: Path) -> _Table:
@@ -323,7 +323,7 @@ def write_evaluation_page(folder: Path, figures: Mapping[str, Any]) -> None:
         "provenance": list(_evaluation_facts(figures)),
     }
     rundir = RunDir(folder)
-    rundir.write_whole(rundir.report, render("evaluation.html", content, pack({})))
+    rundir.write_whole(rundir.report, render("evaluation.html", content, {}))
 
 
 def _evaluation_row(row: Mapping[str, Any]) -> dict[str, object]:

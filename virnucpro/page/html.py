@@ -24,7 +24,12 @@ MOST_BYTES = 3_000_000
 _LEVEL = 4  # of deflate; level 6 takes three times as long and saves 4 %
 
 
-def render(template: str, content: Mapping[str, object], packed: str) -> bytes:
+def render(template: str, content: Mapping[str, object], data: object) -> bytes:
+    """Make a page; ``data`` is for its script."""
+    return render_packed(template, content, pack(data))
+
+
+def render_packed(template: str, content: Mapping[str, object], packed: str) -> bytes:
     """Render a page with data of ``pack``. -> its bytes"""
     script, style = asset("page.js"), asset("page.css")
     words = {

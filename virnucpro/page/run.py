@@ -41,7 +41,7 @@ from virnucpro.page.facts import (
     read_page_regions,
     read_tracks,
 )
-from virnucpro.page.html import MOST_BYTES, pack, render, works_of
+from virnucpro.page.html import MOST_BYTES, pack, render_packed, works_of
 from virnucpro.run.folder import RunDir
 from virnucpro.run.hashes import Outputs
 from virnucpro.tables.sinks import (
@@ -191,11 +191,11 @@ def write_run_page(rundir: RunDir, pool: Pool) -> None:
         "works": works,
         "bibtex": "\n\n".join(work.bibtex for work in works),
     }
-    frame = render("run.html", {**content, "rows": RecordRows.none()}, "")
+    frame = render_packed("run.html", {**content, "rows": RecordRows.none()}, "")
     of_charts = {chart.name: chart.as_data() for of_start in charts for chart in of_start}
     fixed = {"charts": of_charts, "samples": samples, **_regions(run)}
     packed, rows = _pack(run, fixed, MOST_BYTES - len(frame) - _ROOM)
-    page = render("run.html", {**content, "rows": rows}, packed)
+    page = render_packed("run.html", {**content, "rows": rows}, packed)
     with Outputs(rundir).rewriting([RunDir.page]):
         rundir.write_whole(rundir.report, page)
 

@@ -265,26 +265,30 @@ def measure_run(folder: Path, *, verify: bool = False) -> dict[str, Any]:
     """
     with _look(folder) as seen:
         work = _embedding(seen) if seen.stores else _scoring(seen)
-        rates = [host.tokens_per_second for host in seen.hosts if host.n_working]
-        rate = sum(rates)
-        left = work.pending / rate if rate and work.pending else None
-        if seen.running and not rates:
-            rate, left = rate_of(work.points), seconds_left(work.points, work.pending, time.time())
+        rate, left = _rate(seen, work)
+        damaged = {"damaged": _verify(seen)[0]} if verify else {}
         return {
             "state": seen.facts.get("state"),
             "running": seen.running or None,
-            "command": seen.manifest.recipe.command,
-            "records": dict(seen.facts.get("counts", {})).get("statuses"),
-            "unread": [file.error for file in seen.manifest.refused],
-            **({"damaged": _verify(seen)[0]} if verify else {}),
+            **_inputs_of(seen),
+            **damaged,
             "slices": _count_slices(seen) or None,
             "embed": seen.manifest.embed_rules or "all",
             **work.counts,
             "sequences_failed": sum(host.n_failed for host in seen.hosts),
             f"{work.unit}_per_second": round(rate * work.per_work, 1),
-            "remaining_seconds": 0 if seen.has_all else None if left is None else round(left),
+            "remaining_seconds": 0 if seen.has_all else left,
             "hosts": [asdict(host) for host in seen.hosts],
         }
+
+
+def _inputs_of(seen: _Seen) -> dict[str, Any]:
+    """What became of the inputs; the records are counted when tables are written."""
+    return {
+        "command": seen.manifest.recipe.command,
+        "records": dict(seen.facts.get("counts", {})).get("statuses"),
+        "unread": [file.error for file in seen.manifest.refused],
+    }
 
 
 class _Work(NamedTuple):
@@ -295,6 +299,16 @@ class _Work(NamedTuple):
     pending: float
     points: list[Point]
     per_work: float = 1.0  # letters or tokens per unit of work
+
+
+def _rate(seen: _Seen, work: _Work) -> tuple[float, int | None]:
+    """The speed of all hosts at work, or of this start, and the seconds left, if known."""
+    rates = [host.tokens_per_second for host in seen.hosts if host.n_working]
+    if seen.running and not rates:
+        left = seconds_left(work.points, work.pending, time.time())
+        return rate_of(work.points), None if left is None else round(left)
+    rate = sum(rates)
+    return rate, round(work.pending / rate) if rate and work.pending else None
 
 
 def _embedding(seen: _Seen) -> _Work:

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from virnucpro.ground.config import InputType
 from virnucpro.ground.errors import UnavailableError
-from virnucpro.ground.files import EMBEDDED_FOLDER, EXHAUSTED, open_plain, parse_json
+from virnucpro.ground.files import EMBEDDED_FOLDER, open_plain, parse_json
 from virnucpro.ground.library import call
 from virnucpro.ground.log import printable
 from virnucpro.ground.records import Counts, Mask, Values
@@ -335,6 +335,7 @@ def load_scorer(path: Path) -> Scorer:
 
     Raises:
         UnavailableError: the file is missing, damaged, or not a scorer.
+        OSError: it cannot be read now.
     """
     try:
         content, facts, tensors = mapped(path)
@@ -355,9 +356,7 @@ def load_scorer(path: Path) -> Scorer:
             sha256=sha256(content).hexdigest(),
             **{name: tensors[name] for name in DIGESTS if name in tensors},
         )
-    except (OSError, LookupError, ValueError, TypeError, AttributeError) as error:
-        if getattr(error, "errno", None) in EXHAUSTED:  # no fault of the file
-            raise
+    except (FileNotFoundError, LookupError, ValueError, TypeError, AttributeError) as error:
         raise UnavailableError(
             f"{printable(path)} is not a scorer of VirNucPro: {printable(error)}",
             hint="reinstall VirNucPro: its scorer is part of it",

@@ -37,6 +37,7 @@ from virnucpro.ground.devices import (
 )
 from virnucpro.ground.errors import (
     InputMissingError,
+    ResumeError,
     UnavailableError,
     UsageError,
 )
@@ -146,6 +147,8 @@ def _resolve_engine(
         raise InputMissingError(
             f"{printable(options.head)}: no such head file", hint="check the path"
         )
+    if recorded is not None:
+        _refuse_to_fetch_another(names, recorded)
     models = tuple(open_model(name, on_event) for name in names)
     if isinstance(options, PredictOptions) and options.regions and not options.region_model:
         options = replace(options, region_model=find_region_model(options.model_name))
@@ -183,6 +186,22 @@ def _resolve_engine(
         models=tuple(map(name_anywhere, names)),
         rules=rules,
     )
+
+
+def _refuse_to_fetch_another(names: Sequence[str], recorded: Manifest) -> None:
+    """
+    Raises:
+        ResumeError: the run began with another model, and this one would be fetched first.
+    """
+    from virnucpro.encoders.catalogue import locate
+
+    for name in names:
+        if name_anywhere(name) not in recorded.models and not locate(name).exists():
+            raise ResumeError(
+                f"this folder holds a run with {printable(recorded.recipe.reader)}, not {name}",
+                hint="use the old options, choose another --output-dir, or start again with "
+                "--force",
+            )
 
 
 def find_region_model(model: str) -> Path | None:
