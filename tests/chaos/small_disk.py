@@ -67,7 +67,7 @@ class Evaluation:
         config = replace(config, caller=caller_in(config, Head.load(self.head)))
         figures = answer(self.question, config, InlineExecutor(), lambda _: None)
         write_report(self.question.options.output_dir, figures)
-        write_evaluation_page(self.question.options.output_dir)
+        write_evaluation_page(self.question.options.output_dir, figures)
 
 
 @dataclass(frozen=True)
