@@ -385,14 +385,14 @@ def test_scores_that_are_damaged_or_of_others_are_made_again(tmp_path, monkeypat
     predict(fasta, to=tmp_path / "run")
     expected, whole = tables_of(tmp_path / "run"), stamps(tmp_path / "run")
     names = sorted(whole)
-    for place in (0, 100, -1, None):
+    for place in (0, 400, -1, None):  # the second: in a number that is read as another
         content = bytearray(whole[names[0]][1])
         if place is None:
             content = bytearray(whole[names[1]][1])  # of another block
         else:
             content[place] ^= 1
         (tmp_path / "run/scores" / names[0]).write_bytes(content)
-        if place == 100:
+        if place == 400:
             assert inspect_run(tmp_path / "run", verify=True)[1] == 1
         (tmp_path / "run/scores" / "000999.scores").write_bytes(b"nothing")
         (tmp_path / "run/scores" / "mine.scores").write_bytes(b"of the user")
@@ -562,11 +562,12 @@ def test_an_input_that_is_gone_is_missed_where_scores_do_not_serve(tmp_path, mon
 def test_proteins_are_cut_again_without_their_input_too(tmp_path):
     rng = np.random.default_rng(8)
     proteins = {f"p{n}": "".join(rng.choice(list("ACDEFGHIKLMNPQRSTVWY"), 90)) for n in range(30)}
-    fasta = write(tmp_path / "in.faa", **proteins, short="MKV", starred="MKVLEFPQIL" * 9 + "*")
-    predict(fasta, to=tmp_path / "run", threshold=0.1)
-    predict(fasta, to=tmp_path / "new", threshold=0.5)
+    (folder := tmp_path / "in").mkdir()
+    fasta = write(folder / "in.faa", **proteins, short="MKV", starred="MKVLEFPQIL" * 9 + "*")
+    predict(folder, to=tmp_path / "run", threshold=0.1)
+    predict(folder, to=tmp_path / "new", threshold=0.5)
     fasta.unlink()
-    predict(fasta, to=tmp_path / "run", threshold=0.5, resume=True)
+    predict(folder, to=tmp_path / "run", threshold=0.5, resume=True)
     assert tables_of(tmp_path / "run") == tables_of(tmp_path / "new")
 
 
