@@ -130,7 +130,7 @@ def test_lengths_that_make_no_sense_are_refused(lengths):
 # What is measured
 
 
-def test_the_figures_of_records_are_those_of_the_table_of_the_run_by_id(ask, tmp_path):
+def test_the_figures_of_records_are_those_of_the_table_of_the_run_by_id(ask, tiny, tmp_path):
     """A kingdom all of whose pieces are too short for a length has no row, one class no AUROC."""
     figures, folder = ask(), tmp_path / "evaluation"
     write_report(folder, figures)
@@ -177,6 +177,7 @@ def test_the_figures_of_records_are_those_of_the_table_of_the_run_by_id(ask, tmp
     assert any("records, 150" in line for line in summary_lines(folder, figures))
     stored = json.loads((folder / "evaluation.json").read_text())
     assert stored["rows"] == figures["rows"]
+    assert stored["scorer"] is None and stored["head"]["sha256"] == tiny.head.sha256
     assert [(one["unit"], one["length"]) for one in stored["scores"]] == [
         *(("record", length) for length in ("150", "400", "whole")),
         ("chunk", "whole"),
