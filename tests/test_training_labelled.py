@@ -332,3 +332,29 @@ def test_a_manifest_needs_both_labels(tmp_path: Path) -> None:
     (tmp_path / "a.fa").write_text(">a\nACGT\n")
     answer = say("--virus", tmp_path / "a.fa", "-o", tmp_path / "manifest.tsv")
     assert answer.returncode == 65 and "no sequence has the label other" in answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        (("--virus", "a", "--other", "a"), "a/a.fa is named as virus and as other"),
+        (("--virus", "a", "--other", "."), "a/a.fa is named as virus and as other"),
+        (("--virus", "a", "--virus", "a/a.fa", "--other", "b.fa"), "a/a.fa is named twice"),
+        (
+            ("--table", "t.tsv", "--fasta", "a", "--fasta", "a/a.fa"),
+            "the record v of a/a.fa is named twice",
+        ),
+    ],
+    ids=str,
+)
+def test_a_file_that_is_named_twice_makes_no_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], fault: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a").mkdir()
+    Path("a/a.fa").write_text(">v\nACGT\n")
+    Path("b.fa").write_text(">c\nACGT\n")
+    Path("t.tsv").write_text("accession\tlabel\tfamily\nv\tvirus\tA\nc\tother\tB\n")
+    answer = say("-o", "manifest.tsv", *words)
+    assert answer.returncode == 65 and fault in answer.stderr
+    assert not Path("manifest.tsv").exists()

@@ -24,7 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b, sha256
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,7 +77,7 @@ class CacheFolder:
             yield from (entry for entry in entries if names.fullmatch(entry.name))
 
     def shrink(self) -> None:
-        """Delete the least recently read packs until the rest fits, and old unfinished files."""
+        """Delete the least recently read packs until the rest fits."""
         packs, tree = sorted(self._sizes()), Tree(self.path)
         surplus = sum(n_bytes for _, n_bytes, _ in packs) - self.most_bytes
         for _, n_bytes, name in packs:
@@ -86,10 +86,7 @@ class CacheFolder:
             with suppress(OSError):  # another user's pack without permission: delete the next
                 tree.delete(self.path / name)
                 surplus -= n_bytes
-        for entry in list(self.files(_LEFT)):
-            with suppress(OSError):
-                if time.time() - entry.stat(follow_symlinks=False).st_mtime > _OLD_SECONDS:
-                    tree.delete(self.path / entry.name)
+        self._sweep()
 
     def _sizes(self) -> Iterator[tuple[float, int, str]]:
         """For each pack: the time it was last read, the bytes it counts with, and its name."""
@@ -98,6 +95,17 @@ class CacheFolder:
                 status = entry.stat(follow_symlinks=False)
                 if stat.S_ISREG(status.st_mode):
                     yield status.st_mtime, max(status.st_size, _LEAST_BYTES), entry.name
+
+    def _sweep(self) -> None:
+        """Delete unfinished files of killed writers that are a day old."""
+        for entry in list(self.files(_LEFT)):
+            with suppress(OSError):
+                if time.time() - entry.stat(follow_symlinks=False).st_mtime > _OLD_SECONDS:
+                    Tree(self.path).delete(self.path / entry.name)
+
+
+# parallel arrays of an index: first 8 bytes of digests (n,), ascending; pack and its row (n, 2)
+_Entries: TypeAlias = tuple[NDArray[np.uint64], NDArray[np.int32]]
 
 
 @dataclass(slots=True, eq=False)
@@ -110,9 +118,7 @@ class VectorCache:
     is_refused: bool = False  # writing a pack failed: do not try again
     _key: str = field(init=False)
     _packs: list[str] = field(default_factory=list)  # names; "" for a deleted pack
-    # the index: first 8 bytes of the digests (n,), ascending; pack and its row (n, 2)
-    _tags: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
-    _places: NDArray[np.int32] = field(default_factory=lambda: np.empty((0, 2), np.int32))
+    _index: list[_Entries] = field(default_factory=list)  # each at least twice as long as the next
 
     def __post_init__(self) -> None:
         text = json.dumps([self.encoder.facts, self.device, SHARD_FORMAT], sort_keys=True)
@@ -160,24 +166,30 @@ class VectorCache:
         names = {entry.name for entry in self.folder.files(_PACK)}
         names = {name for name in names if name.startswith(self._key[:16])}
         self._packs = [name if name in names else "" for name in self._packs]
-        tags, places = [self._tags], [self._places]
         for name in sorted(names.difference(self._packs)):
-            tags.append(self._tags_of(name))
-            rows = np.arange(len(tags[-1]), dtype=np.int32)
-            places.append(np.stack([np.full_like(rows, len(self._packs)), rows], axis=1))
+            tags = self._tags_of(name)
+            rows = np.arange(len(tags), dtype=np.int32)
+            places = np.stack([np.full_like(rows, len(self._packs)), rows], axis=1)
             self._packs.append(name)
-        if len(tags) > 1:
-            self._tags = np.concatenate(tags)
-            order = np.argsort(self._tags, kind="stable")  # merges what is sorted
-            self._tags, self._places = self._tags[order], np.concatenate(places)[order]
+            self._add(tags, places)
+
+    def _add(self, tags: NDArray[np.uint64], places: NDArray[np.int32]) -> None:
+        """Add entries to the index; parts of similar length are merged, so there are few."""
+        while self._index and len(self._index[-1][0]) < 2 * len(tags):
+            tags_before, places_before = self._index.pop()
+            tags = np.concatenate([tags_before, tags])
+            places = np.concatenate([places_before, places])
+        order = np.argsort(tags, kind="stable")
+        self._index.append((tags[order], places[order]))
 
     def _find(self, digests: Sequence[bytes]) -> Iterator[tuple[int, int, int]]:
         """Yield each entry that may match a digest: position of the digest, pack, and row."""
         tags = np.frombuffer(b"".join(digests), dtype="<u8").reshape(-1, 2)[:, 0]
-        firsts, ends = (np.searchsorted(self._tags, tags, side) for side in ("left", "right"))
-        for place in np.flatnonzero(ends > firsts).tolist():
-            for pack, row in self._places[firsts[place] : ends[place]].tolist():
-                yield place, pack, row
+        for known, places in self._index:
+            firsts, ends = (np.searchsorted(known, tags, side) for side in ("left", "right"))
+            for place in np.flatnonzero(ends > firsts).tolist():
+                for pack, row in places[firsts[place] : ends[place]].tolist():
+                    yield place, pack, row
 
     def _tags_of(self, name: str) -> NDArray[np.uint64]:
         """First bytes of the digests of a pack; none if it is invalid or unreadable."""

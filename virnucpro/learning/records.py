@@ -444,25 +444,41 @@ def write_manifest(options: ManifestOptions) -> list[str]:
 
     Raises:
         OutputError: the file exists, and the options do not force this.
-        InputError: the table makes no sense, or a label is missing.
+        InputError: the table makes no sense, a label is missing, or something is named twice.
         InputMissingError: a file cannot be read.
     """
     if options.output.exists() and not options.force:
         raise OutputError(
             f"{printable(options.output)} already exists", hint="replace it with --force"
         )
-    table, folder = options.table, options.output.absolute().parent
-    rows = list(_by_folder(options) if table is None else _by_table(options, table))
+    found = _by_folder(options) if options.table is None else _by_table(options, options.table)
+    rows = list(_once(found))
     for label in ("virus", "other"):
         if not any(record.label == label for _, record in rows):
             raise InputError(f"no sequence has the label {label}", hint="give records of both")
-    cells = (
-        (os.path.relpath(path, folder), one.id, one.label, one.group, one.kingdom)
-        for path, one in rows
-    )
+    cells = ((path, one.id, one.label, one.group, one.kingdom) for path, one in rows)
     write_table(options.output, _MANIFEST_COLUMNS, cells)
     named = f"manifest: {printable(options.output)}; see `virnucpro train --check`"
     return [*_counts([record for _, record in rows]), named]
+
+
+def _once(rows: Iterable[tuple[str, LabelledRecord]]) -> Iterator[tuple[str, LabelledRecord]]:
+    """Yield the rows.
+
+    Raises:
+        InputError: a file, or a record of a file, occurs twice.
+    """
+    labels: dict[tuple[str, str], str] = {}
+    for path, record in rows:
+        if earlier := labels.get((path, record.id)):
+            what = f"the record {printable(record.id)} of " if record.id else ""
+            twice = "twice" if earlier == record.label else f"as {earlier} and as {record.label}"
+            raise InputError(
+                f"{what}{printable(path)} is named {twice}",
+                hint="name every file once, under one label",
+            )
+        labels[path, record.id] = record.label
+        yield path, record
 
 
 def _counts(records: Sequence[LabelledRecord]) -> Iterator[str]:
@@ -473,7 +489,22 @@ def _counts(records: Sequence[LabelledRecord]) -> Iterator[str]:
         yield f"{label}: {counted(groups.total(), what)} in {counted(len(groups), 'group')}"
 
 
-def _by_folder(options: ManifestOptions) -> Iterator[tuple[Path, LabelledRecord]]:
+def _relative(path: Path, options: ManifestOptions) -> str:
+    """The path of a FASTA file as the manifest names it.
+
+    Raises:
+        InputError: a table cannot hold it.
+    """
+    name = os.path.relpath(path, options.output.absolute().parent)
+    if name != name.strip() or {"\t", "\n", "\r"} & {*name}:
+        raise InputError(
+            f"{printable(path)} has a blank at its end, a tab or a line break in its name",
+            hint="rename it",
+        )
+    return name
+
+
+def _by_folder(options: ManifestOptions) -> Iterator[tuple[str, LabelledRecord]]:
     """Yield the path of each file, and one row for all its records."""
     for is_virus, places in ((True, options.virus), (False, options.other)):
         for place in places:
@@ -481,7 +512,7 @@ def _by_folder(options: ManifestOptions) -> Iterator[tuple[Path, LabelledRecord]
                 path = Path(source.path)
                 inside = path.relative_to(place.resolve()).parts if place.is_dir() else ()
                 group = inside[0] if len(inside) > 1 else path.name.partition(".")[0]
-                yield path, LabelledRecord("", is_virus, group)
+                yield _relative(path, options), LabelledRecord("", is_virus, group)
 
 
 def _files_in(place: Path) -> Iterator[InputFile]:
@@ -494,7 +525,7 @@ def _files_in(place: Path) -> Iterator[InputFile]:
             yield from InputFile.all_of(folder)
 
 
-def _by_table(options: ManifestOptions, table: Path) -> Iterator[tuple[Path, LabelledRecord]]:
+def _by_table(options: ManifestOptions, table: Path) -> Iterator[tuple[str, LabelledRecord]]:
     """Yield the records of the FASTA files that the table names; warn of all others.
 
     Raises:
@@ -511,7 +542,7 @@ def _by_table(options: ManifestOptions, table: Path) -> Iterator[tuple[Path, Lab
                 n_others += 1
                 continue
             missing.discard(key)
-            yield Path(source.path), replace(facts[key], id=record.id)
+            yield _relative(Path(source.path), options), replace(facts[key], id=record.id)
     if n_others:
         LOGGER.warning("not in the table: %s of the FASTA files", counted(n_others, "record"))
     if missing:
