@@ -229,21 +229,32 @@ def test_a_fault_in_a_line_is_refused_with_its_number(write, content: bytes, lin
     assert f"{path.name}:{line}: " in str(refusal_of(path))
 
 
-FOREIGN = {
-    "utf-16-be": ("a binary file", ">a\nACGT\n".encode("utf-16-be")),
-    "utf-16": ("a binary file", ">a\nACGT\n".encode("utf-16")),
-    "sam": ("SAM", b"@HD\tVN:1.6\n@SQ\tSN:a\tLN:4\n"),
-    "pir": (r"PIR \(NBRF\)", b">P1;CRAB_ANAPL\nALPHA CRYSTALLIN\nMDITIHNPLI*\n"),
-    "binary": ("a binary file", bytes(range(256))),
-}
+FOREIGN = [
+    *(("a binary file", ">a\nACGT\n".encode(name)) for name in ("utf-16-be", "utf-16-le")),
+    ("UTF-16 text", ">a\nACGT\n".encode("utf-16")),
+    ("UTF-32 text", ">a\nACGT\n".encode("utf-32")),
+    ("an SRA archive", b"NCBI.sra" + bytes(8)),
+    ("GenBank", b"LOCUS       NC_001416 48502 bp DNA\n"),
+    ("EMBL", b"ID   X56734; SV 1; linear; mRNA\n"),
+    ("GFF", b"##gff-version 3\n"),
+    ("a zip archive", b"PK\x03\x04\x14\0\0\0\x08\0"),
+    ("a tar archive", b"contigs.fa".ljust(257, b"\0") + b"ustar\x0000"),
+    ("a binary file", bytes(range(256))),
+]
 
 
-@pytest.mark.parametrize(("name", "content"), FOREIGN.values(), ids=FOREIGN)
+@pytest.mark.parametrize(("name", "content"), FOREIGN, ids=[name for name, _ in FOREIGN])
 @pytest.mark.parametrize("pack", [bytes, *PACKED.values()], ids=["plain", *PACKED])
-def test_a_file_of_another_format_is_never_taken_for_sequences(
-    write, name: str, content: bytes, pack
-) -> None:
+def test_other_formats_are_called_by_their_name(write, name: str, content: bytes, pack) -> None:
     refusal_of(write(pack(content)), f"this is {name}, not FASTA or FASTQ")
+
+
+def test_fastq_behind_blank_lines_or_a_byte_order_mark_is_still_fastq(write) -> None:
+    for start in (b"\n\r\n", b"\xef\xbb\xbf", b"\n" * 4096, b"\xef\xbb\xbf" + b"\r\n" * 2**19):
+        text = start + b"@read1\nACGT\n+\nIIII\n"
+        for content in (text, gzip.compress(text)):
+            assert read(write(content)) == [("read1", "ACGT")]
+            assert kind_of_reads(write(content))
 
 
 # Reads
@@ -709,7 +720,7 @@ def test_spans_have_every_record_once_by_its_line_and_what_is_packed_is_unpacked
     tmp_path, suffix, line_end, lead
 ):
     """Blocks end within records, and qualities look like headers."""
-    rng, text, expected = random.Random(1), lead.strip("\n") if "fq" in suffix else lead, []
+    rng, text, expected = random.Random(1), lead, []
     for i in range(80):
         bases = "".join(rng.choices("ACGT", k=rng.choice([3, 150, 999, 5000])))
         expected.append((f"r{i}", bases))

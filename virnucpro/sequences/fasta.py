@@ -15,7 +15,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from functools import partial
+from itertools import chain, islice, takewhile
 from pathlib import Path
 from typing import AnyStr, BinaryIO, Literal, NamedTuple, TextIO
 
@@ -60,11 +61,34 @@ _PEEK = 4096
 _SHOWN = 100  # characters of a header that a message shows
 _NOT_UTF8 = re.compile("[\ud800-\udfff]")  # how ``surrogateescape`` decodes such bytes
 
-# how files begin that would pass as FASTQ or FASTA
-_SAM = (b"@HD\t", b"@SQ\t")
-_PIR = (b">P1;", b">F1;", b">DL;", b">DC;", b">RL;", b">RC;", b">N1;", b">N3;", b">XX;")
-_UNWRAP = "a FASTQ read has four lines; unwrap wrapped lines, for example with `seqkit seq -w 0`"
-_COPY_AGAIN = "the file is truncated or damaged: copy or download it again"
+# beginnings of a file -> its format, and what to do; the first match counts
+_WRONG_FORMATS: dict[tuple[bytes, ...], tuple[str, str]] = {
+    (b"@HD\t", b"@SQ\t"): (
+        "SAM",
+        "convert it, for example with `samtools fasta reads.sam > reads.fa`",
+    ),
+    (b"NCBI.sra",): ("an SRA archive", "convert it, for example with `fasterq-dump reads.sra`"),
+    (b"LOCUS ",): ("GenBank", "convert it, for example with `any2fasta file.gbk > file.fa`"),
+    (b"ID   ",): ("EMBL", "convert it, for example with `any2fasta file.embl > file.fa`"),
+    (b"##gff",): ("GFF", "give the FASTA file that belongs to it"),
+    **{
+        (f">{code};".encode(),): (
+            "PIR (NBRF)",
+            "convert it, for example with `seqret pir::in.pir fasta::out.fa`; if it is FASTA, give "
+            f"it ids that do not begin with {code};",
+        )
+        for code in ("P1", "F1", "DL", "DC", "RL", "RC", "N1", "N3", "XX")
+    },
+    (b"PK\x03\x04",): ("a zip archive", "unpack it first: `unzip`"),
+    **{
+        marks: (f"{code} text", f"convert it: `iconv -f {code} -t UTF-8 in.fa > out.fa`")
+        for code, marks in {
+            "UTF-32": (b"\xff\xfe\0\0", b"\0\0\xfe\xff"),
+            "UTF-16": (b"\xff\xfe", b"\xfe\xff"),
+        }.items()
+    },
+}
+_TAR, _TAR_PLACE = b"ustar", 257  # its offset, after the header of the first file
 
 
 def list_fasta(path: Path) -> list[Path]:
@@ -284,7 +308,7 @@ class Streams:
         handle, is_reads, place = self._open.pop(path, (None, False, 0))
         if handle is None or place > span.start:
             handle, place = _open(path, label, on_block), 0
-            is_reads = _starts_as_reads(handle)
+            is_reads = _starts_as_reads(path, handle)
         with ExitStack() as stack:
             stack.callback(handle.close)
             if handle.seekable():
@@ -314,6 +338,7 @@ def find_spans(path: Path, name: str, least: int) -> tuple[list[Span], int]:
     """
     label = name or printable(path)
     kind = kind_of_reads(path, name)
+    n_blank = _count_blank(path) if kind else 0
     spans, is_cut = [WHOLE], kind != "mates"
     start = n_lines = 0  # of the data; it begins with the last byte of the previous block
     last = b""
@@ -321,7 +346,7 @@ def find_spans(path: Path, name: str, least: int) -> tuple[list[Span], int]:
         while block := handle.read(_BLOCK):
             data = last + block
             while place := _find_record(
-                data, spans[-1].start + least - start, n_lines if kind else None
+                data, spans[-1].start + least - start, n_lines - n_blank if kind else None
             ):
                 spans[-1] = spans[-1]._replace(end=start + place)
                 spans.append(Span(start + place, None, n_lines + data.count(b"\n", 0, place)))
@@ -345,6 +370,14 @@ def _find_record(data: bytes, first: int, n_lines: int | None) -> int:
     return start if start < len(data) else 0
 
 
+def _count_blank(path: Path) -> int:
+    """Count the blank lines before the first read."""
+    with open_binary(path) as handle:
+        lines = iter(partial(handle.readline, _BLOCK), b"")
+        blank = takewhile(lambda line: not line.removeprefix(_BOM).strip(b"\r\n"), lines)
+        return sum(1 for _ in blank)
+
+
 def kind_of_reads(path: Path, name: str = "") -> Literal["", "single", "mates"]:
     """Whether a file is FASTQ by its content, and whether it is interleaved ("mates").
 
@@ -353,7 +386,7 @@ def kind_of_reads(path: Path, name: str = "") -> Literal["", "single", "mates"]:
     """
     label = name or printable(path)
     with reading(path, label), _open(path, label, None) as handle:
-        if not _starts_as_reads(handle):
+        if not _starts_as_reads(path, handle):
             return ""
         first = islice(_cut_reads(_Text(handle), label), 2)
         is_of_pairs = _alternate(chain.from_iterable(chunks for chunks, _, _ in first))
@@ -393,29 +426,30 @@ def reading(path: Path, label: str = "") -> Iterator[None]:
             raise InputMissingError.cannot_open(path, error, label) from error
         raise InputError(  # gzip and bz2 report damage as an OSError without a number
             f"{label or printable(path)}: cannot be decompressed: {error}",
-            hint=_COPY_AGAIN,
+            hint="the file is truncated or damaged: copy or download it again",
         ) from error
 
 
 def _open(path: Path, label: str, on_block: OnBlock | None) -> BinaryIO:
     handle = open_binary(path, on_block)
-    if other := _other_format(handle.peek(_PEEK)[:_PEEK]):  # type: ignore[attr-defined]
+    other = _other_format(handle.peek(_PEEK)[:_PEEK])  # type: ignore[attr-defined]
+    if other is not None:
         handle.close()
-        raise InputError(
-            f"{label}: this is {other}, not FASTA or FASTQ",
-            hint="give FASTA or FASTQ in UTF-8, plain or compressed with gzip, bzip2, xz or zstd",
-        )
+        raise InputError(f"{label}: this is {other[0]}, not FASTA or FASTQ", hint=other[1])
     return handle
 
 
-def _other_format(start: bytes) -> str:
-    """What a file that begins like this is, if it is certainly neither FASTA nor FASTQ."""
+def _other_format(start: bytes) -> tuple[str, str] | None:
+    """The format of a file that is neither FASTA nor FASTQ, by its start, and what to do."""
     text = start.removeprefix(_BOM).lstrip(b"\r\n")
-    if text.startswith(_SAM):
-        return "SAM"
-    if text.startswith(_PIR):
-        return "PIR (NBRF)"
-    return "a binary file" if b"\0" in start else ""
+    for beginnings, other in _WRONG_FORMATS.items():
+        if text.startswith(beginnings):
+            return other
+    if b"\0" not in start:
+        return None
+    if start[_TAR_PLACE:].startswith(_TAR):
+        return "a tar archive", "unpack it first: `tar xf`"
+    return "a binary file", "give FASTA or FASTQ, plain or compressed with gzip, bzip2, xz or zstd"
 
 
 @dataclass(slots=True, eq=False)
@@ -627,19 +661,31 @@ def _found(letters: str, sequences: Sequence[str]) -> list[str]:
     return [letter for letter in letters if letter in joined]
 
 
-def _starts_as_reads(handle: BinaryIO) -> bool:
-    """Whether an open, unread file begins like FASTQ."""
-    start: bytes = handle.peek(_PEEK)[:_PEEK]  # type: ignore[attr-defined]
-    return start.removeprefix(_BOM).lstrip(b"\r\n").startswith(b"@")
+def _starts_as_reads(path: Path, handle: BinaryIO) -> bool:
+    """Whether an open, unread file begins like FASTQ, after any blank lines."""
+    start: bytes = handle.peek(_PEEK)[:_PEEK].removeprefix(_BOM)  # type: ignore[attr-defined]
+    if start and not start.strip(b"\r\n"):
+        with open_binary(path) as again:  # a compressed file cannot be rewound
+            blocks = iter(partial(again.read, _BLOCK), b"")
+            texts = (block.removeprefix(_BOM).lstrip(b"\r\n") for block in blocks)
+            start = next(filter(None, texts), b"")
+    return start.lstrip(b"\r\n").startswith(b"@")
 
 
 def _cut_reads(
     blocks: Iterable[bytes], label: str, number: int = 0
 ) -> Iterator[tuple[list[bytes], int, int]]:
-    """Yield whole reads as ``_cut`` does; the last part is the rest of the file."""
+    """Yield whole reads as ``_cut`` does; the last part is the rest of the file.
+
+    Blank lines may precede the first read.
+    """
     waiting: list[bytes] = []
     n_bytes = n_ends = 0  # bytes and line ends in ``waiting``; ``number`` lines precede it
+    is_before = True  # the first read has not begun
     for block in blocks:
+        if is_before:
+            text = block.lstrip(b"\n")
+            number, block, is_before = number + len(block) - len(text), text, not text
         waiting.append(block)
         n_bytes, n_ends = n_bytes + len(block), n_ends + _count(b"\n", block)
         if n_ends >= _LINES:
@@ -708,23 +754,34 @@ def _is_read(header: str, letters: str, plus: str, qualities: str) -> bool:
 
 def _bad_read(lines: Sequence[str], number: int, label: str) -> InputError:
     """The error in the first invalid read; ``number`` is the number of its first line."""
-    header, letters, plus, qualities = [*lines, "", "", ""][:_LINES]
-    shown = [ascii(line[:20].encode(errors="surrogateescape"))[1:] for line in lines]
-    name = printable("".join(header[1:].split(maxsplit=1)[:1]))
-    if not header.startswith("@"):
-        place, what, hint = 0, f"expected '@', found {shown[0]}", _UNWRAP
-    elif len(lines) > 2 and not plus.startswith("+"):
-        place, what, hint = 2, f"expected '+', found {shown[2]}, in the read {name}", _UNWRAP
-    elif len(lines) < _LINES:
-        place, what, hint = len(lines) - 1, f"the file ends within the read {name}", _COPY_AGAIN
-    elif plus not in ("+", f"+{header[1:]}"):
+    fields: list[str | None] = [*lines, *[None] * (_LINES - len(lines))]
+    header, letters, plus, qualities = fields
+    shown = [ascii((line or "")[:20].encode(errors="surrogateescape"))[1:] for line in lines]
+    name = printable((header or "")[1:].split(maxsplit=1)[0] if (header or "")[1:].split() else "")
+    unwrap = "for example with `seqkit seq -w 0`"
+    if not (header or "").startswith("@"):
+        place, what = 0, f"expected '@', found {shown[0]}"
+        hint = (
+            "a FASTQ read has four lines, the first such as '@read1'; unwrap wrapped lines, "
+            f"{unwrap}"
+        )
+    elif plus is not None and not plus.startswith("+"):
+        place, what = 2, f"expected '+', found {shown[2]}, in the read {name}"
+        hint = f"a FASTQ read has four lines; unwrap wrapped lines, {unwrap}"
+    elif letters is None or plus is None or qualities is None:
+        place, what = len(lines) - 1, f"the file ends within the read {name}"
+        hint = "the file is truncated: copy or download it again"
+    elif plus not in ("+", f"+{(header or '')[1:]}"):
         place, what = 2, f"the line {shown[2]} names another read than {name}"
-        hint = _COPY_AGAIN
+        hint = "the file is damaged: copy or download it again"
     else:
         n_letters = counted(len(letters), "letter")
         n_qualities = counted(len(qualities), "quality", "qualities")
         place, what = 3, f"the read {name} has {n_letters} and {n_qualities}"
-        hint = _COPY_AGAIN
+        hint = (
+            "the file is truncated or damaged, or its lines are wrapped: copy it again, or unwrap "
+            f"it, {unwrap}"
+        )
     return InputError(f"{label}:{number + place}: {what}", hint=hint)
 
 
