@@ -211,12 +211,13 @@ def test_links_empty_files_and_those_passed_over_in_a_folder_are_named_and_stop_
     (folder / "more").mkdir()
     (folder / "results").mkdir()
     (folder / "results" / "run.json").touch()
+    (folder / "locked").mkdir(mode=0)
     config = make_config(folder)
     assert run_inline(config, tiny.head).exit_code == 0
     log = (config.output / "virnucpro.log").read_text()
     assert log.count("is the same file as") == 2
     assert "nothing.fa has no records" in log
-    assert f"{folder}: sub-folders are not searched (more); name each with --input" in log
+    assert f"{folder}: sub-folders are not searched (locked, more); name each with --input" in log
     (line,) = (line for line in log.splitlines() if "without a FASTA or FASTQ suffix" in line)
     assert "skipped 9 files" in line and f"in {folder}:" in line and "+ 4 more" in line
     inputs = json.loads((config.output / "run.json").read_text())["inputs"]

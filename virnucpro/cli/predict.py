@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from virnucpro.run.journal import ShardFigures
 
 _RUN_KEPT = "what was finished is kept: run the same command with --resume"
+_FORCE_KEPT = "if the earlier results are still there, the new run had not begun: run it again"
 _WORK_KEPT = "finished files are kept: run the same command again to do the rest"
 _REGIONS_KEPT = "the folder is unchanged: run the same command again"
 _PLUGINS = "virnucpro.executors"  # entry points: classes, called with the options and devices
@@ -126,7 +127,7 @@ def _begun_pool(options: RunOptions) -> Pool | None:
 
 
 def _run(options: RunOptions, console: ConsoleOptions) -> None:
-    with exits(lambda: _RUN_KEPT):
+    with exits(lambda: _FORCE_KEPT if options.force else _RUN_KEPT):
         with loading(console):
             pool = _begun_pool(options)
             from virnucpro.ground.events import STAGES

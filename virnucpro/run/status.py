@@ -143,6 +143,8 @@ def _verify(seen: _Seen) -> tuple[list[str], str]:
         whole.append(
             counted(sum(len(list(store.files())) for store in seen.stores), "feature file")
         )
+        if seen.plan is None and not any(store.index.exists() for store in seen.stores):
+            remarks.append("their places were not checked: the plan is missing")
     if hashes is None:
         remarks.append(_NO_HASHES)
     else:

@@ -57,6 +57,7 @@ _INNER_BLANKS = " \t\v\f"  # blanks between letters; str.split() also splits at 
 _BLANK = _INNER_BLANKS + "\r\n"
 _BLANK_BYTES = [blank.encode() for blank in _BLANK]
 _WIDTH = 60
+_WRITTEN = 4096 * _WIDTH  # letters written at once; a whole record would need 3 times its size
 _PEEK = 4096
 _SHOWN = 100  # characters of a header that a message shows
 _NOT_UTF8 = re.compile("[\ud800-\udfff]")  # how ``surrogateescape`` decodes such bytes
@@ -847,8 +848,10 @@ def _endless_header(line: int, label: str) -> InputError:
 def write_record(out: TextIO, header: str, sequence: str) -> None:
     """Write one record, 60 letters a line; ``out`` must be open with ``surrogateescape``."""
     out.write(f">{header}\n")
-    places = range(0, len(sequence), _WIDTH)
-    out.writelines(f"{sequence[start : start + _WIDTH]}\n" for start in places)
+    for start in range(0, len(sequence), _WRITTEN):
+        end = min(start + _WRITTEN, len(sequence))
+        lines = [sequence[i : i + _WIDTH] for i in range(start, end, _WIDTH)]
+        out.write("\n".join([*lines, ""]))
 
 
 def find_invalid(record: FastaRecord, input_type: InputType) -> str:

@@ -261,7 +261,7 @@ def _announce_folders(folder: Path, run_folder: Path) -> None:
         printable(name)
         for name in list_folders(folder)
         if (folder / name).resolve() != run_folder.resolve()
-        and not (folder / name / RUN_FILE).exists()
+        and not os.path.exists(folder / name / RUN_FILE)  # noqa: PTH110 - False without permission
     ]
     if names:
         announce(

@@ -127,39 +127,44 @@ def _check(path: Path) -> None:
 
 
 def _compare_table(name: str, a: Path, b: Path) -> TableComparison:
-    of_a, of_b = _read(name, a), _read(name, b)
-    both = [(row_id, of_a[row_id], of_b[row_id]) for row_id in of_b if row_id in of_a]
-    kinds = (
-        [row_id for row_id in of_a if row_id not in of_b],
-        [row_id for row_id in of_b if row_id not in of_a],
-        [f"{row_id} ({old}, {new})" for row_id, (old, _), (new, _) in both if old != new],
-    )
-    differences = [
-        abs(old - new) for _, (_, old), (_, new) in both if old is not None and new is not None
-    ]
-    return TableComparison(name, len(both), dict(zip(_KINDS, kinds, strict=True)), differences)
+    of_a = {row_id: (label, score) for row_id, label, score in _read(name, a)}
+    n_both, only_in_b, relabelled, differences = 0, list[str](), list[str](), list[float]()
+    for row_id, label, score in _read(name, b):
+        if row_id not in of_a:
+            only_in_b.append(row_id)
+            continue
+        before, score_before = of_a.pop(row_id)
+        n_both += 1
+        if label != before:
+            relabelled.append(f"{row_id} ({before}, {label})")
+        if score is not None and score_before is not None:
+            differences.append(abs(score_before - score))
+    kinds = dict(zip(_KINDS, (list(of_a), only_in_b, relabelled), strict=True))
+    return TableComparison(name, n_both, kinds, differences)
 
 
-def _read(name: str, path: Path) -> dict[str, tuple[str, float | None]]:
-    """The label and the score of each row of a table, by id.
+def _read(name: str, path: Path) -> Iterator[_Row]:
+    """Yield the rows of a table.
 
     Raises:
         InputError: it is damaged, or an id occurs twice.
     """
-    sink, parse = _READERS[name]
-    rows = dict[str, tuple[str, float | None]]()
-    for row_id, label, score in sink.rows_at(path, parse, _HINT):
-        if row_id in rows:
-            raise InputError(f"{printable(path)}: {printable(row_id)} occurs twice", hint=_HINT)
-        rows[row_id] = label, score
-    return rows
+    ids, (sink, parse) = set[str](), _READERS[name]
+
+    def parsed(row: dict[str, str]) -> _Row:
+        row_id, _, score = parsed_row = parse(row)
+        if score is not None and not 0 <= score <= 1:
+            raise ValueError(f"{row_id} has the score {score}")
+        if row_id in ids:
+            raise ValueError(f"{row_id} occurs twice")
+        ids.add(row_id)
+        return parsed_row
+
+    return sink.rows_at(path, parsed, _HINT)
 
 
 def _frame_in(row: dict[str, str]) -> _Row:
-    score = float(row["score2"])
-    if not 0 <= score <= 1:
-        raise ValueError(f"{row['Sequence_ID']} has the score {score}")
-    return row["Sequence_ID"], row["Prediction"], score
+    return row["Sequence_ID"], row["Prediction"], float(row["score2"])
 
 
 def _chunk_in(row: dict[str, str]) -> _Row:

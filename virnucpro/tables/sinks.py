@@ -273,17 +273,17 @@ class Sink:
         return opened
 
     def values_in(self, lines: Iterator[str]) -> Iterator[dict[str, str]]:
-        """Yield the values of each row by column.
+        """Yield the values of each row by column; lines may end as on Windows.
 
         Raises:
             ValueError: the table is damaged.
         """
-        if tuple(next(lines, "").rstrip("\n").split("\t")) != self.columns:
+        if tuple(next(lines, "").rstrip("\r\n").split("\t")) != self.columns:
             raise ValueError("its columns have other names")
         for number, line in enumerate(lines, 2):
             if not line.endswith("\n"):
                 raise ValueError("its end is missing")
-            values = line[:-1].split("\t", len(self.columns) - 1)
+            values = line[:-1].removesuffix("\r").split("\t", len(self.columns) - 1)
             if len(values) != len(self.columns):
                 raise ValueError(f"line {number} is not of the columns {', '.join(self.columns)}")
             yield dict(zip(self.columns, values, strict=True))
