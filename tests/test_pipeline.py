@@ -710,7 +710,7 @@ def test_status_finds_feature_files_that_are_damaged_or_not_in_their_places(
         case "a copy of another":
             one.write_bytes(two.read_bytes())
     lines, n_damaged = inspect_run(folder, verify=True)
-    named = "000001.h5" if harm in ("cut short", "missing") else "features.h5"
+    named = "000001.h5" if harm in ("a flipped bit", "missing") else "features.h5"
     assert n_damaged == 1 and named in lines[-1]
     run_inline(make_config(contigs, resume=True), tiny.head)
     assert inspect_run(folder, verify=True)[1] == 0

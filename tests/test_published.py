@@ -140,7 +140,7 @@ def test_a_head_with_code_in_it_is_refused_and_does_nothing(classifier, tmp_path
     [
         (lambda module: delattr(module, "bn1"), "it has no bn1"),
         (lambda module: setattr(module.hidden_layer, "weight", None), "is not a tensor"),
-        (lambda module: module.output_layer.bias.fill_(torch.nan), "a weight is not finite"),
+        (lambda module: module.output_layer.bias.fill_(torch.nan), "a weight is not a finite"),
         (
             lambda module: setattr(module, "hidden_layer", nn.Linear(DIM + 1, 8)),
             f"a layer has {DIM + 1} inputs for {DIM} values",

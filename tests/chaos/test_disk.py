@@ -709,7 +709,7 @@ def test_an_input_is_not_added_to_a_run_whose_table_is_no_table(make_config, few
     for content in (b"a\nb\n", b"a\tb\tc\n\xff\xfe\t\n"):
         table.write_bytes(content)
         error = ending_of(added, tiny.head)
-        assert isinstance(error, ResumeError) and f"{table} is damaged" in str(error)
+        assert isinstance(error, InputError) and f"{table} is damaged" in str(error)
         run_inline(again(config, resume=True), tiny.head)  # as its hint says
     table.unlink()
     os.mkfifo(table)
