@@ -227,7 +227,7 @@ def test_only_the_part_of_the_split_that_is_asked_for_is_scored(ask, manifest, t
     of = records_by_fragment(tmp_path / "evaluation")
     assert {row["group"] for row in of.values()} == expected
     with pytest.raises(UsageError, match="--part: no effect without --split"):
-        ask(part="train")
+        ask(part="test")
 
 
 def test_without_a_model_the_scorer_is_measured_as_it_calls(manifest, tmp_path):

@@ -259,6 +259,7 @@ def test_a_manifest_is_a_sheet_that_names_each_of_its_files_once(tmp_path: Path)
         ("sample,path\none,s3://b/a.fa\n", InputMissingError, "s.csv:2: s3://b/a.fa is a URL"),
         ("sample,path\n", InputError, "names no file"),
         ('sample,path\n"one,a.fa\n', InputError, "is not a sample sheet"),
+        ("sample,path,path\none,a.fa,b.fa\n", InputError, "two columns path"),
         ("", InputError, "s.csv:1: expected '>' or the columns"),
     ],
 )

@@ -176,6 +176,16 @@ def test_scores_of_records_not_calibrated_on_are_what_they_say_for_every_length(
         assert calibration_error(p, labels) > 2 * noise, "the limit tells"
 
 
+def test_where_nothing_or_everything_is_separated_there_is_no_temperature():
+    frames = records(100)
+    rng = np.random.default_rng(8)
+    told = np.where(frames.is_virus, 1.0, -1.0)
+    for odds in (told, -told, 100 * rng.normal(size=len(frames))):
+        assert calibrate(odds, odds, frames).is_at_limit
+    odds = log_odds(frames.is_virus, rng, 1.0)
+    assert not calibrate(odds, odds, frames).is_at_limit
+
+
 def test_the_network_of_proteins_has_a_temperature_of_its_own():
     frames = records(400)
     odds = log_odds(frames.is_virus, np.random.default_rng(7), 1.0)

@@ -18,6 +18,7 @@ from virnucpro.ground.errors import StorageError, UnavailableError, VirnucproErr
 USAGE_EXIT, INTERRUPTED_EXIT, TERMINATED_EXIT = 64, 130, 143
 DEAF_SECONDS = 10.0  # time to clean up after a signal; later signals are ignored
 GONE = (errno.EPIPE, errno.EIO)  # the reader of the output is gone
+_NO_THREADS = "too many processes and threads: see `ulimit -u`, or the limits of the job"
 NOTHING_BEGAN = "nothing was started; work that was finished earlier is kept for --resume"
 
 
@@ -51,16 +52,16 @@ def exits(kept: Callable[[], str] = str) -> Iterator[None]:
         raise Finished(TERMINATED_EXIT) from error
     except BrokenPipeError:
         raise
-    except (OSError, MemoryError, RuntimeError) as error:
+    except (OSError, MemoryError) as error:
         from virnucpro.ground.files import disk_error
 
         if isinstance(error, MemoryError):
             error = OSError(errno.ENOMEM, "no memory is left")
-        elif not isinstance(error, OSError):
-            if "can't start new thread" not in str(error):
-                raise
-            error = OSError(errno.EAGAIN, "no thread can be started")
         _end(disk_error(error), kept)
+    except RuntimeError as error:
+        if "can't start new thread" not in str(error):
+            raise
+        _end(StorageError("no thread can be started", _NO_THREADS), kept)
 
 
 def _end(error: VirnucproError, kept: Callable[[], str]) -> NoReturn:

@@ -56,7 +56,6 @@ _PERMISSION = "check the permissions there, or choose another folder"
 _IN_THE_WAY = "something else has this name: move it away, or choose another path"
 _TOO_MANY = "too many files are open: see `ulimit -n`"
 _NO_MEMORY = "free memory, or ask for more: see `ulimit -v`, or the limits of the job"
-_NO_THREADS = "too many processes and threads: see `ulimit -u`, or the limits of the job"
 _NAME = "choose another path: this one is too long, or a broken link"
 _UNKNOWN = "check the path, its disk and its permissions, or choose another folder"
 _REMEDIES: dict[int, tuple[type[OutputError | StorageError], str]] = {
@@ -66,7 +65,6 @@ _REMEDIES: dict[int, tuple[type[OutputError | StorageError], str]] = {
     errno.EMFILE: (StorageError, _TOO_MANY),
     errno.ENFILE: (StorageError, _TOO_MANY),
     errno.ENOMEM: (StorageError, _NO_MEMORY),
-    errno.EAGAIN: (StorageError, _NO_THREADS),
     errno.EIO: (StorageError, "the disk, or the connection to it, has a fault: see the system log"),
     errno.ENOENT: (OutputError, _GONE),
     errno.ESTALE: (OutputError, _GONE),

@@ -47,6 +47,11 @@ class Calibration:
     exponent: float
     threshold: float
 
+    @property
+    def is_at_limit(self) -> bool:
+        """True if the best temperature may lie outside: scores separate nothing, or everything."""
+        return self.temperature in (_TEMPERATURES[0], _TEMPERATURES[-1])
+
 
 def calibrate(protein: Values, nucleotide: Values, frames: LabelledFrames) -> Calibration:
     """Calibrate both networks on frames of groups that they were not trained on.

@@ -121,7 +121,7 @@ class _Question:
         return {
             "virnucpro_version": __version__,
             "data": {"path": str(options.data), "sha256": self.manifest.sha256},
-            "split": path and {"path": str(path), "sha256": sha256(path), "part": options.part},
+            "split": path and {"path": str(path), "sha256": sha256(path), "part": options.of_part},
             "head": None,
             "scorer": None,
             **caller.facts,
@@ -148,7 +148,7 @@ class _Question:
         """
         records = []
         for labelled, record in read_records(self.manifest):
-            if self.splits is None or self.splits[labelled.group] == self.options.part:
+            if self.splits is None or self.splits[labelled.group] == self.options.of_part:
                 records.append(labelled)
                 yield labelled, record
         warn_of_mixed_groups(records)

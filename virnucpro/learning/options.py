@@ -76,9 +76,9 @@ class _EvaluatedOptions(_LabelledOptions):
 
     split: Annotated[Path | None, _split_table("all records")] = None
     part: Annotated[
-        Literal["train", "validation", "test"],
-        option("Evaluate on this part of the split.", FILES),
-    ] = "test"
+        Literal["train", "validation", "test"] | None,
+        option("Evaluate on this part of the split.", FILES, show_default="test"),
+    ] = None  # so that it is refused without a split
     lengths: Annotated[
         str, option("Cut fragments of these lengths, in bases.", _SAMPLES, metavar="N,N,...")
     ] = "150,300,500,1000,3000,10000"
@@ -161,6 +161,11 @@ class EvaluateOptions(EngineOptions, FolderOptions, _EvaluatedOptions):
             return
         of_head = names_of(EngineOptions, _EvaluatedOptions) - {"data", "seed", "genetic_code"}
         refuse(self, of_head | {"model", "head", "calls", "card"}, "with --regions")
+
+    @property
+    def of_part(self) -> str:
+        """The part of the split to evaluate on."""
+        return self.part or "test"
 
     @property
     def fragment_lengths(self) -> tuple[int, ...]:

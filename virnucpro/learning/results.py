@@ -343,6 +343,11 @@ def _export(
     """
     Tree(training.output).make_folder(training.model)
     encoder = _export_encoder(training, module)
+    if calibration.is_at_limit:
+        LOGGER.warning(
+            "the scores cannot be calibrated on the validation groups, which are separated "
+            "perfectly or not at all: label more groups"
+        )
     options, sizes = training.options, training.options.chunk_size
     facts = HeadFacts(
         encoders=(EncoderFacts.of(encoder),),
