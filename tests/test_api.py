@@ -402,7 +402,6 @@ def test_a_call_has_the_regions_that_the_files_have(with_prophage: Path, tmp_pat
     [
         ("predictions", lambda text: "<html>\n" + text, "its columns"),
         ("predictions", lambda text: text.replace("fdr\t", ""), "its columns"),
-        ("predictions", lambda text: text.replace("\n", "\r\n"), "its columns"),
         (
             "predictions",
             lambda text: text.replace("\tscored\t", "\tlost\t"),

@@ -262,6 +262,11 @@ def test_a_run_of_another_model_is_refused_before_this_one_is_fetched(
     run(config, InlineExecutor(), lambda _: None)
     with pytest.raises(ResumeError, match=f"with the model model, not {name}"):
         resolve(options(model=name, resume=True), lambda _: None)
+    asked = options(
+        command="predict", model=name, head=None, calls="head", output_dir=tmp_path / "new"
+    )
+    with pytest.raises(UnavailableError, match=f"no head comes with the model {name}"):
+        resolve(asked, lambda _: None)
     assert not (tmp_path / "torch").exists()
 
 

@@ -25,7 +25,7 @@ from virnucpro.engine.executor import Executor, Job, Resources
 from virnucpro.ground import devices
 from virnucpro.ground.config import EncoderSpec, Recipe
 from virnucpro.ground.devices import Gpu
-from virnucpro.ground.errors import InputMissingError, ResumeError, UsageError
+from virnucpro.ground.errors import InputError, InputMissingError, ResumeError, UsageError
 from virnucpro.ground.events import Event, OnEvent, Progress, Telling
 from virnucpro.ground.options import make
 from virnucpro.ground.records import FastaRecord, Records, Shard
@@ -618,7 +618,7 @@ def test_an_input_that_is_added_joins_the_run_with_the_records_that_it_mends(
     assert statuses(tmp_path / "run")["bad"] == "invalid"
     added = write(tmp_path / "more.fa", bad=many()["random999"], d=many()["random1000"])
     (tmp_path / "run/predictions.tsv").write_text("damaged\n")
-    with pytest.raises(ResumeError, match="does not say which records failed"):
+    with pytest.raises(InputError, match=r"predictions\.tsv is damaged"):
         predict(first, added, to=tmp_path / "run", resume=True)
     predict(first, to=tmp_path / "run", resume=True)
     predict(first, added, to=tmp_path / "run", resume=True)

@@ -349,7 +349,10 @@ class _LoopOptions:
         ),
     ] = False
     num_workers: Annotated[
-        int, count("Prepare batches in N threads per device.", DEVICES, min=0)
+        int,
+        count(
+            "Make batches ahead in N threads per device, while the device computes.", DEVICES, min=0
+        ),
     ] = 0
 
     def effective_batch(self, world_size: int) -> int:

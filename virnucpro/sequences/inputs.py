@@ -525,8 +525,8 @@ def _sheet_rows(path: Path, lines: Iterable[str]) -> Iterator[_Row]:
         raise InputError(
             f"{printable(path)}:1: expected '>' or the columns of a sample sheet, not {names}", hint
         )
-    if twice := [name for name in header if header.count(name) > 1]:
-        raise InputError(f"{printable(path)}:1: two columns {printable(twice[0])}", hint)
+    if twice := [name for name in (*COLUMNS, _OF_MATE) if header.count(name) > 1]:
+        raise InputError(f"{printable(path)}:1: two columns {twice[0]}", hint)
     for fields in reader:
         cells = {name: fields[name].strip() for name in header}
         if any(cells.values()):

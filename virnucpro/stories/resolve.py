@@ -147,8 +147,7 @@ def _resolve_engine(
         raise InputMissingError(
             f"{printable(options.head)}: no such head file", hint="check the path"
         )
-    if recorded is not None:
-        _refuse_to_fetch_another(names, recorded)
+    _refuse_to_fetch_in_vain(options, names, recorded)
     models = tuple(open_model(name, on_event) for name in names)
     if isinstance(options, PredictOptions) and options.regions and not options.region_model:
         options = replace(options, region_model=find_region_model(options.model_name))
@@ -188,20 +187,34 @@ def _resolve_engine(
     )
 
 
-def _refuse_to_fetch_another(names: Sequence[str], recorded: Manifest) -> None:
-    """
+def _refuse_to_fetch_in_vain(
+    options: RunOptions, names: Sequence[str], recorded: Manifest | None
+) -> None:
+    """Refuse a model that is not here and would be of no use.
+
     Raises:
-        ResumeError: the run began with another model, and this one would be fetched first.
+        ResumeError: the run began with another model.
+        UnavailableError: a head is to call, and none comes with it.
     """
     from virnucpro.encoders.catalogue import locate
 
-    for name in names:
-        if name_anywhere(name) not in recorded.models and not locate(name).exists():
+    for name in (one for one in names if not locate(one).exists()):
+        if recorded is not None and name_anywhere(name) not in recorded.models:
             raise ResumeError(
                 f"this folder holds a run with {printable(recorded.recipe.reader)}, not {name}",
                 hint="use the old options, choose another --output-dir, or start again with "
                 "--force",
             )
+        match options:
+            case PredictOptions(calls="head", head=None) if len(names) == 1:
+                raise _no_head(name)
+
+
+def _no_head(names: str) -> UnavailableError:
+    return UnavailableError(
+        f"no head comes with the model {names}",
+        hint="name one with --head, or get features without calls: `virnucpro extract`",
+    )
 
 
 def find_region_model(model: str) -> Path | None:
@@ -434,11 +447,7 @@ def _load_head(options: RunOptions, models: tuple[Model, ...], on_event: OnEvent
     if path is None and options.calls == "auto":
         return None
     if path is None:
-        names = printable(" and ".join(model.name for model in models))
-        raise UnavailableError(
-            f"no head comes with the model {names}",
-            hint="name one with --head, or get features without calls: `virnucpro extract`",
-        )
+        raise _no_head(printable(" and ".join(model.name for model in models)))
     head = Head.load(path)
     head.facts.check_made_for(models)
     return head
