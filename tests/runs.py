@@ -116,7 +116,10 @@ def hear_signals() -> None:
 
 def our_processes() -> list[psutil.Process]:
     """The running processes that this one started, forked ones included."""
-    forked = [psutil.Process(child.pid) for child in multiprocessing.active_children()]
+    forked = list[psutil.Process]()
+    for child in multiprocessing.active_children():
+        with suppress(psutil.NoSuchProcess):  # it has just ended
+            forked.append(psutil.Process(child.pid))
     return forked + [child for child in psutil.Process().children() if is_ours(child)]
 
 
