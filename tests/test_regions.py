@@ -17,7 +17,7 @@ import pytest
 from conftest import open_dna, random_dna
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runs import called, rows
+from runs import called, forget_hashes, rows
 from test_scorer_run import outputs, predict, write
 from typer.testing import CliRunner
 
@@ -840,10 +840,11 @@ def test_regions_are_refused_where_there_is_no_run_or_another_table(tmp_path, ch
         find_regions(RegionsOptions(folder=tmp_path / "nothing"), lambda _: None)
     source = write(tmp_path / "in.fa", host=chromosomes["host"])
     predict(source, to=tmp_path / "run")
+    forget_hashes(tmp_path / "run")
     table = tmp_path / "run/predictions.tsv"
     before = table.read_text()
     table.write_text(before.replace("host", "guest"))
-    with pytest.raises(InputError, match=r"predictions\.tsv"):
+    with pytest.raises(InputError, match="is not the table of this run"):
         find_regions(RegionsOptions(folder=tmp_path / "run"), lambda _: None)
     table.write_text(before)
     source.write_text(source.read_text().replace("A", "C", 1))

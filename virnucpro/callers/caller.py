@@ -237,7 +237,8 @@ class _ByHead(Caller):
     options: CutOptions
 
     def __post_init__(self) -> None:
-        where, else_ = "with a head alone, which has no error rates", "let the scorer call"
+        where = "with a head alone, which has no error rates"
+        else_ = "let the scorer call: leave out --head and --calls"
         refuse(self.options, ("preset", "prevalence"), where, else_)
 
     @property

@@ -28,7 +28,10 @@ if TYPE_CHECKING:
     from virnucpro.run.journal import ShardFigures
 
 _RUN_KEPT = "what was finished is kept: run the same command with --resume"
-_FORCE_KEPT = "if the earlier results are still there, the new run had not begun: run it again"
+_FORCE_KEPT = (
+    "run the same command again; if the earlier results are gone already, with --resume in place "
+    "of --force"
+)
 _WORK_KEPT = "finished files are kept: run the same command again to do the rest"
 _REGIONS_KEPT = "the folder is unchanged: run the same command again"
 _PLUGINS = "virnucpro.executors"  # entry points: classes, called with the options and devices

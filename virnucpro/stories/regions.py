@@ -6,18 +6,21 @@ which is rewritten because its notes change.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 
 from virnucpro import __version__
 from virnucpro.callers.regions import RegionFinder
-from virnucpro.ground.errors import UsageError
+from virnucpro.ground.errors import InputError, UsageError
 from virnucpro.ground.events import OnEvent, Progress
 from virnucpro.ground.log import LOGGER, announce, printable
 from virnucpro.ground.records import (
+    Call,
     CalledRecords,
     Calls,
+    FastaRecord,
     FrameScores,
     Records,
 )
@@ -83,10 +86,8 @@ def _write_files(
     sinks = (RECORD_TABLE, *REGION_SINKS)
     per_file = rundir.samples.is_dir()
     with_own = manifest.is_qualified and per_file
-    hint = "write it again: run its command with --resume"
-    calls = RECORD_TABLE.open(rundir.output(RECORD_TABLE), hint)  # in the order of the records
     with open_outputs(sinks, place_of(rundir, rundir, manifest, per_file=per_file)) as add:
-        for record, call in zip(manifest.records(inputs), calls, strict=True):
+        for record, call in _records_and_calls(rundir, manifest, inputs):
             results = CalledRecords(Records.of([record]), Calls.of([call]), FrameScores.of([[]]))
             finder.add_to(results, 0)
             [portion] = Portion.of_samples(results, sinks, finder.code, with_own=with_own)
@@ -123,6 +124,32 @@ def _finished_run(rundir: RunDir) -> Manifest:
         )
     rundir.check_finished(recipe.command)
     return manifest
+
+
+def _records_and_calls(
+    rundir: RunDir, manifest: Manifest, inputs: Sequence[InputFile]
+) -> Iterator[tuple[FastaRecord, Call]]:
+    """Yield each record with its call; the table has the order of the records.
+
+    Raises:
+        InputError: a row belongs to another record.
+    """
+    path, hint = rundir.output(RECORD_TABLE), "write it again: run its command with --resume"
+    calls = RECORD_TABLE.open(path, hint)
+    for record, call in zip_longest(manifest.records(inputs), calls):
+        if record is None or call is None or not _is_of(call, record):
+            name = printable(record.name if record else call.record_id)
+            raise InputError(
+                f"{printable(path)} is not the table of this run: {name} is in the inputs only, or "
+                "in the table only",
+                hint,
+            )
+        yield record, call
+
+
+def _is_of(call: Call, record: FastaRecord) -> bool:
+    expected = (record.sample, record.name, len(record.sequence))
+    return (call.sample, call.record_id, call.length) == expected
 
 
 def _note_in_manifest(
