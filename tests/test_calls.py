@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from test_head import FACTS
 
 from virnucpro.callers.caller import call_record
-from virnucpro.callers.calls import probabilities, probability
-from virnucpro.callers.head import HeadFacts
+from virnucpro.callers.head import HeadFacts, probabilities, probability
 from virnucpro.ground.records import Call, Calls, FastaRecord, FrameScores, Orf, Prediction
 from virnucpro.sequences.fasta import write_record
 from virnucpro.tables.sinks import (

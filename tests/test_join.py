@@ -13,8 +13,7 @@ from conftest import open_dna, random_dna
 from runs import again, rows, run_inline, tables, vectors
 
 from virnucpro.callers.caller import caller_of
-from virnucpro.callers.calls import log_odds, probability
-from virnucpro.callers.head import Head, Join, JoinKnot, join_log_odds
+from virnucpro.callers.head import Head, Join, JoinKnot, join_log_odds, log_odds, probability
 from virnucpro.callers.options import CutOptions
 from virnucpro.ground.config import Recipe
 from virnucpro.ground.errors import UnavailableError, UsageError

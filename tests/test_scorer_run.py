@@ -19,7 +19,7 @@ from runs import failures, leftovers, our_processes, rows, statuses
 from runs import tables as tables_of
 from test_genetic_code import gene
 
-from virnucpro.callers.calls import probability
+from virnucpro.callers.head import probability
 from virnucpro.callers.pieces import score_records
 from virnucpro.engine.executor import Executor, Job, Resources
 from virnucpro.ground import devices

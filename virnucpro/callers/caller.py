@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 
 from virnucpro import __version__
-from virnucpro.callers.calls import chunk_scores, failure_note, probability
-from virnucpro.callers.head import Head, HeadFacts, Join
+from virnucpro.callers.head import Head, HeadFacts, Join, chunk_scores, failure_note, probability
 from virnucpro.callers.options import FALSE_POSITIVES, CallsBy, CutOptions
 from virnucpro.callers.pieces import ScoredRecords, call_scored, join_calls, score_records
 from virnucpro.ground.config import Embed, InputType, Recipe, Status

@@ -16,8 +16,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import chain
-from math import fsum, isfinite
+from itertools import chain, groupby
+from math import fsum, isfinite, log, tanh
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
@@ -27,17 +27,26 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from virnucpro.callers.calls import chunk_scores, log_odds, probability
 from virnucpro.encoders.base import Model
 from virnucpro.ground.config import Pooling
 from virnucpro.ground.errors import UnavailableError
 from virnucpro.ground.files import parse_json, sha256
 from virnucpro.ground.log import printable
-from virnucpro.ground.records import DECIMALS, Counts, Prediction, Values, check_counts
+from virnucpro.ground.records import (
+    DECIMALS,
+    FRAMES_FAILED,
+    Counts,
+    Prediction,
+    Values,
+    check_counts,
+    sigmoid,
+)
 from virnucpro.ground.tree import Tree
 from virnucpro.scorer.nets import ErrorRates, at_lengths
 from virnucpro.sequences.kmers import N_FEATURES, Sketch, frame_composition
 
+_NEAR = 1e-6  # in units of the last decimal: thousands of times the spacing of doubles near 1
+_SURE = 10.0**-DECIMALS  # log-odds are computed from scores clipped to [_SURE, 1 - _SURE]
 CLASSES = "others,virus"
 _LONGEST_CHUNK = 1_000_000_000  # bases
 _HEAVIEST = 1e6  # weight of a join
@@ -389,3 +398,55 @@ def join_log_odds(knots: Sequence[JoinKnot], base: Values, head: Values, lengths
         for name in ("base", "head", "offset")
     )
     return np.asarray(of_base * base + of_head * head + offset)
+
+
+# Scores and log-odds
+
+
+def chunk_scores(predictions: Sequence[Prediction]) -> list[tuple[str, list[float]]]:
+    """The id of each scored chunk, and the scores of its frames.
+
+    Frames of one chunk are neighbours, as ``translate_six_frames`` makes them.
+    """
+    frames = [
+        (frame.orf.chunk_id, frame.virus_score)
+        for frame in predictions
+        if frame.virus_score is not None
+    ]
+    return [
+        (chunk_id, [score for _, score in group])
+        for chunk_id, group in groupby(frames, key=lambda frame: frame[0])
+    ]
+
+
+def probability(log_odds: float) -> float:
+    """The score for these log-odds, rounded to 6 decimals."""
+    return round(0.5 * (1 + tanh(log_odds / 2)), DECIMALS)
+
+
+def probabilities(log_odds: Values) -> Values:
+    """``probability`` of each, equal to the last bit; NaN for NaN. (n,) -> (n,)"""
+    scaled = sigmoid(log_odds) * 10**DECIMALS
+    whole = np.rint(scaled)
+    scores = whole / 10**DECIMALS  # the double that is nearest to these decimals
+    # numpy's tanh may differ in the last bit, which matters halfway between two scores
+    for place in np.flatnonzero(np.abs(np.abs(scaled - whole) - 0.5) < _NEAR).tolist():
+        scores[place] = probability(float(log_odds[place]))
+    return np.asarray(scores)
+
+
+def log_odds(score: float) -> float:
+    """The log-odds of a score, clipped to what scores with 6 decimals can express."""
+    score = min(max(score, _SURE), 1 - _SURE)
+    return log(score / (1 - score))
+
+
+SUREST = log_odds(1 - _SURE)  # the largest log-odds that a score with 6 decimals can express
+
+
+def failure_note(frames: Sequence[Prediction]) -> str:
+    """A note on frames without a vector: how many, and the first reason; "" if there are none."""
+    failures = [frame.failure for frame in frames if frame.failure]
+    if not failures:
+        return ""
+    return f"{len(failures)} of {len(frames)} {FRAMES_FAILED}: {failures[0]}"

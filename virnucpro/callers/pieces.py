@@ -12,8 +12,7 @@ from statistics import fmean
 
 import numpy as np
 
-from virnucpro.callers.calls import chunk_scores, probabilities
-from virnucpro.callers.head import HeadFacts, join_log_odds
+from virnucpro.callers.head import HeadFacts, chunk_scores, join_log_odds, probabilities
 from virnucpro.callers.options import FALSE_POSITIVES, CutOptions
 from virnucpro.ground.config import Recipe, Status
 from virnucpro.ground.records import (

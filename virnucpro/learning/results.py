@@ -21,8 +21,7 @@ from torch import Tensor, nn
 
 from virnucpro import __version__
 from virnucpro.callers.caller import Caller
-from virnucpro.callers.calls import SUREST
-from virnucpro.callers.head import EncoderFacts, Head, HeadFacts, Join, Network
+from virnucpro.callers.head import SUREST, EncoderFacts, Head, HeadFacts, Join, Network
 from virnucpro.encoders.base import Model
 from virnucpro.encoders.catalogue import open_model
 from virnucpro.encoders.esm2.model import ESM2

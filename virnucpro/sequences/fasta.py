@@ -182,7 +182,7 @@ WHOLE = Span()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RawRecords:
+class _RawRecords:
     """Unparsed bytes of neighbouring whole records, which any process can parse, once."""
 
     chunks: list[bytes]  # line ends are "\n"; a record longer than a block has several chunks
@@ -224,14 +224,14 @@ class RawRecords:
         place = [self.n_lines + 1]
         return _columns([header], [sequence], place, self.label, self.sample, is_plain=False)
 
-    def with_mate(self, mate: int) -> RawRecords:
+    def with_mate(self, mate: int) -> _RawRecords:
         return replace(self, mate=mate)
 
-    def qualified(self, prefix: str, unprefixed: frozenset[str]) -> RawRecords:
+    def qualified(self, prefix: str, unprefixed: frozenset[str]) -> _RawRecords:
         return replace(self, prefix=prefix, unprefixed=unprefixed)
 
 
-Block = RawRecords | Records
+Block = _RawRecords | Records
 
 
 def parsed(blocks: Iterable[Block]) -> Iterator[Records]:
@@ -270,7 +270,7 @@ def read_blocks(
         cut = (_cut_reads if is_reads else _cut)(text, label, span.n_lines)
         is_ranged = handle.seekable()
         blocks = (
-            RawRecords(chunks, n, label, sample, is_reads, span=where if is_ranged else None)
+            _RawRecords(chunks, n, label, sample, is_reads, span=where if is_ranged else None)
             for (chunks, n), where in _placed(cut, text, span)
         )
         first = list(islice(blocks, 2)) if is_reads and span == WHOLE else []
