@@ -74,21 +74,32 @@ def draw(
     """
     drawn = []
     for is_virus in (True, False):
-        groups: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
-        for i, record in enumerate(collection.records):
-            if record.is_virus == is_virus and collection.lengths[i] >= n_bases:
-                groups[record.kingdom][record.group].append(i)
-        members, weights = [], []
-        for kingdom, by_group in sorted(groups.items()):
-            named = [by_group[name] for name in sorted(by_group)]
-            inside = np.array([_weight(collection, records) for records in named])
-            members += named
-            weights.append(shares.get(kingdom, 0.0) * inside / inside.sum())
-        chances = np.concatenate(weights)
-        for group in rng.choice(len(members), n_fragments, p=chances / chances.sum()):
+        members, chances = groups_of(collection, is_virus, n_bases, shares)
+        for group in rng.choice(len(members), n_fragments, p=chances):
             drawn.append(members[group][rng.integers(len(members[group]))])
     record_of = np.array(drawn)
     return Fragments(_cut(collection, record_of, n_bases, rng), record_of)
+
+
+def groups_of(
+    collection: Collection, is_virus: bool, n_bases: int, shares: Mapping[str, float]
+) -> tuple[list[list[int]], Values]:
+    """The records that are long enough, by group, and the chance of each group in a draw.
+
+    A group with records of several kingdoms counts in each of them. -> (n_groups,) that sum to 1
+    """
+    groups: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for i, record in enumerate(collection.records):
+        if record.is_virus == is_virus and collection.lengths[i] >= n_bases:
+            groups[record.kingdom][record.group].append(i)
+    members, weights = [], []
+    for kingdom, by_group in sorted(groups.items()):
+        named = [by_group[name] for name in sorted(by_group)]
+        inside = np.array([_weight(collection, records) for records in named])
+        members += named
+        weights.append(shares.get(kingdom, 0.0) * inside / inside.sum())
+    chances = np.concatenate(weights)
+    return members, chances / chances.sum()
 
 
 def _weight(collection: Collection, records: list[int]) -> float:
@@ -113,12 +124,15 @@ def _cut(
 
 def gc_matched_weights(gc: Values, is_virus: Mask) -> Values:
     """Weights that balance the labels in each GC bin, so that GC does not predict the label."""
-    bins = np.digitize(gc, GC_EDGES)
-    weights = np.ones(len(gc))
-    for number in range(len(GC_EDGES) + 1):
-        inside = bins == number
-        for label in (False, True):
-            members = inside & (is_virus == label)
-            weights[members] = inside.sum() / 2 / max(members.sum(), _FEWEST)
-    balanced: Values = np.minimum(weights / weights.mean(), HEAVIEST)
+    table = gc_matched_table(gc, is_virus)
+    weights: Values = table[is_virus.astype(np.int64), np.digitize(gc, GC_EDGES)]
+    return weights
+
+
+def gc_matched_table(gc: Values, is_virus: Mask) -> Values:
+    """The weight of each label in each GC bin. (n,), (n,) -> (2, n_bins), cells first"""
+    bins, label, n_bins = np.digitize(gc, GC_EDGES), is_virus.astype(np.int64), len(GC_EDGES) + 1
+    n_inside = np.stack([np.bincount(bins[label == row], minlength=n_bins) for row in (0, 1)])
+    table = n_inside.sum(axis=0) / 2 / np.maximum(n_inside, _FEWEST)
+    balanced: Values = np.minimum(table / table[label, bins].mean(), HEAVIEST)
     return balanced
