@@ -570,8 +570,8 @@ def test_a_run_that_embedded_nothing_offers_the_gpus_that_nobody_uses(
     with pytest.raises(SystemExit) as end:
         main()
     assert not end.value.code
-    offer = f"virnucpro {' '.join(words)} --gpus 0,2,3 --force"
-    assert f"GPUs: 3 free; with ESM-2 vectors: {offer}\n" in capsys.readouterr().out
+    offer = f"virnucpro {' '.join(words)} --model cnn_virnucpro --gpus 0,2,3 --force"
+    assert f"GPUs: 3 free; better calls of nucleotides: {offer}\n" in capsys.readouterr().out
     feign([])
     assert free_gpus(None) == []
 

@@ -174,8 +174,9 @@ def gpu_steps(options: RunOptions, argv: Sequence[str]) -> list[str]:
 
     if not (places := free_gpus(options.cuda_visible_devices)):
         return []
-    words = _again(argv, "--gpus", ",".join(map(str, places)), "--force")
-    return as_command(words, before=f"GPUs: {len(places)} free; with ESM-2 vectors")
+    gpus = ",".join(map(str, places))
+    words = _again(argv, "--model", "cnn_virnucpro", "--gpus", gpus, "--force")
+    return as_command(words, before=f"GPUs: {len(places)} free; better calls of nucleotides")
 
 
 def _again(argv: Sequence[str], *more: str) -> list[str]:

@@ -1,6 +1,6 @@
 """Named models and bundles: their paths, their download, and the family of a path.
 
-One model is part of this package, with its head. A published model that is one file is kept in
+Two models are part of this package, with their heads. A published model that is one file is kept in
 torch hub's folder, so that one download serves every program. Published models of several files,
 and imported models, have folders of ours next to it. A model is downloaded only if the user names
 it and it is missing.
@@ -20,6 +20,7 @@ from virnucpro.encoders.families import (
     EMBEDDED,
     FAMILIES,
     NAMES,
+    NETWORK,
     Family,
     Published,
     RemoteFile,
@@ -209,7 +210,7 @@ def every_name() -> list[str]:
     """
     families = (*FAMILIES.values(), *installed_families().values())
     published = [name for family in families for name in family.published if is_name(name)]
-    return list(dict.fromkeys((EMBEDDED, *published, *BUNDLES, *imported_names())))
+    return list(dict.fromkeys((EMBEDDED, NETWORK, *published, *BUNDLES, *imported_names())))
 
 
 def locate(model: str) -> Path:
@@ -229,8 +230,8 @@ def locate(model: str) -> Path:
                 f"{printable(path)}: no such file or folder", hint=_suggestion(path.name)
             )
         return path.absolute()  # so that it is never read as a name
-    if model == EMBEDDED:
-        return embedded_model()
+    if model in (EMBEDDED, NETWORK):
+        return EMBEDDED_FOLDER / model
     if model in BUNDLES:
         names = " and ".join(BUNDLES[model].encoders)
         raise UsageError(

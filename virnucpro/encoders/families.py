@@ -29,6 +29,7 @@ from virnucpro.ground.log import printable
 from virnucpro.ground.plugins import find_plugins
 
 EMBEDDED = "esm2_virnucpro"
+NETWORK = "cnn_virnucpro"  # it comes with the package too, and calls together with the scorer
 PLUGINS = "virnucpro.encoders"  # group of entry points; the value of each is a Family
 
 
@@ -196,6 +197,13 @@ FAMILIES: dict[str, Family] = {  # the first one gets, and may refuse, what no o
         },
     ),
     "composition": Family("virnucpro.encoders.learned", reads="dna"),
+    "codons": Family(
+        "virnucpro.encoders.codons",
+        reads="chunk",
+        letters_per_token=1.5,  # a token is three bases of one strand
+        extra_tokens=0,
+        has_files=True,
+    ),
 }
 
 
@@ -244,4 +252,4 @@ BUNDLES: Mapping[str, _Bundle] = {
     )
 }
 _PUBLISHED = [name for family in FAMILIES.values() for name in family.published]
-NAMES = (EMBEDDED, *_PUBLISHED, *BUNDLES)
+NAMES = (EMBEDDED, NETWORK, *_PUBLISHED, *BUNDLES)

@@ -27,7 +27,7 @@ from virnucpro.encoders.catalogue import (
     places_in_use,
     published_files,
 )
-from virnucpro.encoders.families import BUNDLES, EMBEDDED, RemoteFile
+from virnucpro.encoders.families import BUNDLES, EMBEDDED, NETWORK, RemoteFile
 from virnucpro.encoders.fetch import check_file
 from virnucpro.ground.config import Footprint, join_footprints
 from virnucpro.ground.devices import FEWEST_TOKENS, as_size
@@ -84,7 +84,7 @@ def _facts_of(name: str) -> dict[str, Any]:
 
 
 def _kind(name: str) -> str:
-    if name == EMBEDDED:
+    if name in (EMBEDDED, NETWORK):
         return "embedded"
     if name in BUNDLES:
         return "bundle"
@@ -248,7 +248,7 @@ def _publication(name: str) -> NamedModel | None:
     Raises:
         UsageError: an imported model cannot have this name.
     """
-    is_taken = name == EMBEDDED or len(published_files(name)) > 1
+    is_taken = name in (EMBEDDED, NETWORK) or len(published_files(name)) > 1
     if not is_name(name) or is_taken or name.endswith(".pt"):
         raise UsageError(
             f"{printable(name)!r} cannot be the name of a model",

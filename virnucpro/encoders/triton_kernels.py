@@ -279,7 +279,8 @@ def quantise(x: Tensor, values: Tensor, scales: Tensor, *, has_gelu: bool) -> No
 
 def warps_to_quantise(dim: int) -> int:
     """The warps of ``quantise_token``: fewer than of other rows, as an H200 has measured."""
-    return max(1, min(_MOST_WARPS, triton.next_power_of_2(dim) // _PER_WARP // 4))
+    n_warps: int = triton.next_power_of_2(dim) // _PER_WARP // 4
+    return max(1, min(_MOST_WARPS, n_warps))
 
 
 def sizes_to_quantise(dim: int, *, has_gelu: bool) -> dict[str, int]:

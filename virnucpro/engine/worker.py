@@ -42,7 +42,7 @@ from virnucpro.ground.records import Shard
 from virnucpro.run.shards import read_shard
 
 _STORAGE_ERRORS = (OSError, OutputError, StorageError)
-_TRIAL = {"protein": "M", "dna": "ATG"}
+_TRIAL = {"protein": "M", "dna": "ATG", "chunk": "ATG"}
 # FLOP/s of a slow device of each kind: a batch that takes longer counts as hung
 _SLOWEST = {"cpu": 2e9, "mps": 1e11, "cuda": 1e12}
 

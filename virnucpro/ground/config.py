@@ -16,7 +16,8 @@ from virnucpro.ground.errors import UsageError
 InputType = Literal["nucleotide", "protein"]
 Precision = Literal["fp32", "bf16", "fp16", "bf16x2", "fp8"]  # bf16x2: numbers in two bf16 parts
 Pooling = Literal["mean", "bos", "none"]
-Reads = Literal["protein", "dna"]  # the sequence of a frame that an encoder reads
+# what an encoder reads: the protein or the bases of a frame, or a whole chunk
+Reads = Literal["protein", "dna", "chunk"]
 FeatureFormat = Literal["h5", "npz", "pt", "parquet"]
 Store = Literal["float32", "bfloat16"]  # numbers on disk; bfloat16: the nearest, ties to even
 Command = Literal["predict", "extract"]
@@ -90,7 +91,7 @@ class Recipe:
                 hint="use 500 or 300, or what the head was trained for",
             )
         for encoder in self.encoders:
-            if encoder.reads == "dna" and self.input_type == "protein":
+            if encoder.reads != "protein" and self.input_type == "protein":
                 raise UsageError(
                     f"{encoder.model} reads nucleotides; the input holds proteins",
                     hint="give the nucleotide sequences, or name a model that reads proteins",
@@ -112,8 +113,8 @@ class Recipe:
         return frozenset(encoder.reads for encoder in self.encoders)
 
     @property
-    def has_frames(self) -> bool:
-        """True if records are cut into chunks and translated."""
+    def has_chunks(self) -> bool:
+        """True if records are cut into chunks."""
         return bool(self.encoders) and self.input_type == "nucleotide"
 
     def count_chunks(self, length: int) -> int:

@@ -145,7 +145,8 @@ def reverse_complement(bases: str) -> str:
 class Orf(NamedTuple):
     """A translated reading frame of a chunk without a stop codon.
 
-    A protein of the input is an Orf too: its own chunk and its own record, with strand ``.``.
+    A protein of the input is an Orf too: its own chunk and its own record, with strand ``.``. So is
+    a whole chunk, if the encoder reads chunks: its bases take the place of the protein.
     """
 
     id: str
@@ -158,9 +159,9 @@ class Orf(NamedTuple):
     bases: str = ""  # bases of its strand in upper case, and the next one, if any
     copy_of: int | None = None  # ordinal of the embedded ORF of this sequence; see ``run.shards``
 
-    def text(self, what: Literal["protein", "dna"]) -> str:
+    def text(self, what: Literal["protein", "dna", "chunk"]) -> str:
         """The sequence that an encoder reads."""
-        return self.protein if what == "protein" else self.bases
+        return self.bases if what == "dna" else self.protein
 
     def codons_in(self, sequence: str) -> str:
         """Its complete codons, on its own strand; ``sequence`` is that of the record."""

@@ -38,7 +38,6 @@ from virnucpro.ground.log import LOGGER, announce, counted, printable
 from virnucpro.ground.options import carry
 from virnucpro.ground.records import Mask, Prediction, Values
 from virnucpro.ground.tree import Tree
-from virnucpro.learning.frames import cut
 from virnucpro.learning.metrics import MEASURES, NOT_DEFINED, Measures, Samples
 from virnucpro.learning.options import EvaluateOptions
 from virnucpro.learning.pages import (
@@ -68,7 +67,7 @@ from virnucpro.learning.regions import evaluate_regions
 from virnucpro.run.folder import RunDir
 from virnucpro.sequences.fasta import read_fasta, write_record
 from virnucpro.sequences.kmers import Sketch
-from virnucpro.sequences.translate import GeneticCode
+from virnucpro.sequences.translate import Chunk
 from virnucpro.stories.options import PredictOptions
 from virnucpro.stories.pipeline import run
 from virnucpro.stories.resolve import RunConfig, resolve
@@ -355,19 +354,19 @@ def read_chunks(
     """The chunks of the whole records, as the head alone scores and calls them.
 
     Frames are found by their ids in the table of frames, which has the same order, with frames of
-    other records in between. A chunk without a stop-free frame has no score.
+    other records in between. A chunk of which nothing is embedded has no score.
 
     Raises:
         VirnucproError: a frame is not in the table.
     """
     whole = {fragment.id: fragment.record for fragment in fragments if fragment.length == _WHOLE}
-    code = GeneticCode.of(recipe.genetic_code)
     scores: list[float] = []
     records: list[LabelledRecord] = []
     with RunDir(question.run_folder).output(FRAME_TABLE).open(encoding="utf-8") as table:
         of_frames = FRAME_TABLE.read(table)
         for record in (one for one in read_fasta(question.fasta) if one.id in whole):
-            chunks, orfs = cut(record, recipe.chunk_size, code)
+            chunks = list(Chunk.cut(record, recipe.chunk_size))
+            orfs = Chunk.orfs(chunks, recipe)
             frames = [Prediction(orf, _find(orf.id, of_frames)) for orf in orfs]
             of_chunks = facts.score_chunks(frames)
             scores += [of_chunks.get(chunk.id, np.nan) for chunk in chunks]

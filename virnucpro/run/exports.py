@@ -79,7 +79,7 @@ def save_pt(path: Path, embeddings: Embeddings, encoder: EncoderSpec, tree: Tree
     import torch
 
     ids, content = list(embeddings.ids), dict[str, object]()
-    if encoder.reads == "dna":
+    if encoder.reads != "protein":
         rows = zip(ids, embeddings.vectors.tolist(), strict=True)
         data = [{"label": name, "mean_representation": row} for name, row in rows]
         content = {"nucleotide": ids, "data": data}

@@ -47,7 +47,7 @@ from virnucpro.sequences.fasta import Block, Span, Streams, parsed, write_record
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.sequences.samples import id_digests
 from virnucpro.sequences.survey import find_repeat
-from virnucpro.sequences.translate import Chunk, GeneticCode, translate_six_frames
+from virnucpro.sequences.translate import Chunk
 
 # spans of inputs, each with the input's index in the manifest
 Places: TypeAlias = tuple[tuple[int, Span], ...]
@@ -248,7 +248,7 @@ class Plan:
 
     @property
     def keeps_chunks(self) -> bool:
-        return self.keep_intermediate and self.manifest.recipe.has_frames
+        return self.keep_intermediate and self.manifest.recipe.has_chunks
 
     def write_listing(self) -> None:
         """Write the list of slices into the folder of their plans."""
@@ -422,15 +422,14 @@ class _SliceTask:
     def orfs(self, plan: Plan, place: int, span: Span) -> Iterator[Sequence[Orf]]:
         """Yield the ORFs of blocks of a file."""
         recipe, records = plan.manifest.recipe, self.asked(plan, place, span)
-        if not recipe.has_frames:
+        if not recipe.has_chunks:
             for block in grouped(records, lambda record: len(record.sequence)):
                 texts = [(record.id, record.protein) for record in block]
                 yield [Orf(name, name, name, 0, len(text), PROTEIN, text) for name, text in texts]
             return
-        code = GeneticCode.of(recipe.genetic_code)
         cut = (Chunk.cut(record, recipe.chunk_size) for record in records)
         for chunks in grouped(chain.from_iterable(cut), lambda chunk: len(chunk.sequence)):
-            yield translate_six_frames(chunks, code)
+            yield Chunk.orfs(chunks, recipe)
 
     def asked(self, plan: Plan, place: int, span: Span) -> Iterator[FastaRecord]:
         """Yield the records that this step embeds, and count the records that no step embeds.

@@ -118,6 +118,7 @@ STANDARD = GeneticCode.of(1)  # the bacterial code, 11, differs only in its star
 FRAMES = ("F1", "F2", "F3", "R1", "R2", "R3")
 _MAX_RESIDUES = 50_000  # longer than any known protein; the cost of attention is quadratic
 _STOP = ord(STOP)
+_KNOWN = frozenset("ACGT")
 
 
 def screen(record: FastaRecord, recipe: Recipe) -> tuple[Status | None, str]:
@@ -198,6 +199,27 @@ class Chunk(NamedTuple):
             sequence = record.sequence[start : start + size]
             yield cls(f"{record.id}_chunk_{i + 1}", record.id, start, sequence)
             start += size - overlap - (1 if i < n_wider else 0)
+
+    @staticmethod
+    def orfs(chunks: Sequence[Chunk], recipe: Recipe) -> list[Orf]:
+        """What the encoders of the recipe read: the chunks, or their frames."""
+        if "chunk" in recipe.reads:
+            return Chunk.whole(chunks)
+        return translate_six_frames(chunks, GeneticCode.of(recipe.genetic_code))
+
+    @staticmethod
+    def whole(chunks: Iterable[Chunk]) -> list[Orf]:
+        """Each chunk with a known base, with its bases as text.
+
+        >>> [orf.protein for orf in Chunk.whole([Chunk("1", "", 0, "aug"), Chunk("2", "", 3, "N")])]
+        ['ATG']
+        """
+        orfs = []
+        for name, record_id, start, sequence in chunks:
+            bases = sequence.upper().replace("U", "T")
+            if not _KNOWN.isdisjoint(bases):
+                orfs.append(Orf(name, name, record_id, start, start + len(bases), "+", bases))
+        return orfs
 
 
 def translate_six_frames(chunks: Sequence[Chunk], code: GeneticCode = STANDARD) -> list[Orf]:

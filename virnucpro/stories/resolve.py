@@ -255,7 +255,10 @@ def _announce_options(
         return
     if options.model is None and recorded is None:
         given = " and ".join(options.given_to_embed)
-        calls = f"it changes no call: leave {given} out to run without it"
+        calls = (
+            f"it changes no call: leave {given} out to run without it, or add --model "
+            "cnn_virnucpro for better calls of nucleotides"
+        )
         names_head = options.calls == "head" or options.head
         effect = "the head needs its vectors" if names_head else calls
         yield f"the small ESM-2 runs because of {given}; {effect}"

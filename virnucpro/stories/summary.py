@@ -23,6 +23,7 @@ from virnucpro.tables.sinks import FAILED_FILES, FAILED_SEQUENCES, VIRUS_TABLE, 
 
 # figures that ``run.json`` leaves out: they follow from the tables
 _IN_TABLES = (
+    "unit",
     *("n_failed_records", "first_failure", "n_mendable"),
     *("viral_lengths", "kinds", "families", "best"),
 )
@@ -59,6 +60,7 @@ class Summary:
     n_copies: int = 0  # frames whose protein occurred before
     n_tokens_saved: int = 0  # tokens of the copies
     n_tokens_in_all: int = 0  # tokens of the whole run, copies included
+    unit: str = "frames"  # what is embedded
     seconds: dict[str, float] = field(default_factory=dict)  # per stage
     # device, precision, kernels and budget of each worker of this start
     workers: list[str] = field(default_factory=list)
@@ -76,6 +78,7 @@ class Summary:
     def _count_plan(self, plan: Plan) -> None:
         """Count the files of a run and the tokens that copies save."""
         manifest = plan.manifest
+        self.unit = "chunks" if "chunk" in manifest.recipe.reads else "frames"
         encoders, counts, shards = manifest.recipe.encoders, plan.counts, plan.shards
         self.n_refused = len(manifest.refused)
         self.n_files = len(manifest.inputs) + self.n_refused
@@ -150,7 +153,7 @@ class Summary:
 
     def _engine_lines(self) -> Iterator[str]:
         if n_frames := self.records.n_frames:
-            yield f"frames embedded: {n_frames:,}"
+            yield f"{self.unit} embedded: {n_frames:,}"
         if self.n_left:
             share = self.n_left_letters / self.n_letters
             left = counted(self.n_left, "record")

@@ -1,0 +1,269 @@
+"""The network on codons: what it computes, its file, and its calls together with the scorer."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from statistics import fmean
+from unittest.mock import ANY
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import random_dna
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from runs import rows, tables, vectors
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
+from virnucpro.callers.head import Head, join_log_odds, log_odds, probability
+from virnucpro.cli.main import app
+from virnucpro.encoders.base import load_encoder
+from virnucpro.encoders.catalogue import open_model
+from virnucpro.encoders.codons import CodonNetwork, load_network, save_network
+from virnucpro.encoders.families import NETWORK
+from virnucpro.ground.config import EncoderSpec
+from virnucpro.ground.errors import UnavailableError
+from virnucpro.ground.records import reverse_complement
+from virnucpro.scorer.nets import Scorer
+from virnucpro.scorer.score import score_sequences
+from virnucpro.sequences.fasta import read_fasta
+from virnucpro.sequences.translate import Chunk
+
+U = torch.finfo(torch.float32).eps / 2
+EXAMPLES = Path(__file__).parents[1] / "examples" / "contigs.fa"
+SIZES = {
+    "of_codon": 6,
+    "channels": 8,
+    "dilations": [1, 4],
+    "hidden": 10,
+    "n_viral": 2,
+    "n_kinds": 5,
+}
+
+
+@pytest.fixture(scope="module")
+def network() -> CodonNetwork:
+    torch.manual_seed(1)
+    network = CodonNetwork(**SIZES)
+    for parameter in network.parameters():
+        parameter.data.normal_(std=0.4)
+    return network.eval().requires_grad_(False)
+
+
+def by_convolutions(network: CodonNetwork, bases: str) -> torch.Tensor:
+    """The vector of one chunk by PyTorch's own convolutions, in float64."""
+    network, pooled = network.double(), []
+    for strand in (bases, reverse_complement(bases)):
+        digits = ["ACGT".find(base) for base in strand]
+        codons = [
+            64 if min(codon) < 0 else 16 * codon[0] + 4 * codon[1] + codon[2]
+            for codon in zip(digits[:-2], digits[1:-1], digits[2:], strict=True)
+        ]
+        n = len(bases) // 3 - 1
+        tokens = torch.tensor(codons[: 3 * n]).reshape(n, 3)
+        x = convolve(network.codons(tokens).flatten(1).T[None], network.stem, 1)
+        for block in network.blocks:
+            inner = scaled(block.before, x)
+            inner = F.gelu(convolve(inner, block.conv, block.dilation), approximate="tanh")
+            x = x + convolve(inner, block.mix, 1)
+        x = scaled(network.norm, x)[0].T
+        shares = network.query(x).softmax(0)
+        parts = [(x * share[:, None]).sum(0) for share in shares.T]
+        pooled.append(torch.cat([*parts, x.mean(0), x.amax(0)]))
+    both = torch.cat([pooled[0] + pooled[1], (pooled[0] - pooled[1]).abs()])
+    inner = F.gelu(network.inner(both))
+    kinds = network.kinds(inner).exp()
+    odds = kinds[: network.n_viral].sum() / kinds[network.n_viral :].sum()
+    return torch.cat([inner, odds.log()[None]])
+
+
+def convolve(x: torch.Tensor, linear: torch.nn.Linear, dilation: int) -> torch.Tensor:
+    n_channels = x.shape[1]
+    kernel = linear.weight.reshape(len(linear.weight), -1, n_channels).transpose(1, 2)
+    reach = dilation * (kernel.shape[2] // 2)
+    return F.conv1d(x, kernel, linear.bias, padding=reach, dilation=dilation)
+
+
+def scaled(scaling: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    shape = (1, -1, 1)
+    inner = x * scaling.scale.reshape(shape) + scaling.shift.reshape(shape)
+    return F.gelu(inner, approximate="tanh")
+
+
+@settings(max_examples=25)
+@given(st.lists(st.text("ACGTN", min_size=6, max_size=80), min_size=1, max_size=5))
+def test_a_vector_is_that_of_pytorchs_convolutions_in_any_batch(network, chunks):
+    expected = torch.stack([by_convolutions(network, chunk) for chunk in chunks])
+    found = network.float()(chunks)
+    # some 20 sums of up to 120 products, none of which exceeds the largest number by far
+    slack = 200 * U * expected.abs().max().clamp(min=1)
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=slack)
+
+
+def test_strand_case_and_the_letter_u_make_no_difference(network):
+    bases = random_dna(61, np.random.default_rng(1))
+    expected, *others = network(
+        [bases, reverse_complement(bases), bases.lower(), bases.replace("T", "U")]
+    )
+    for other in others:
+        torch.testing.assert_close(other, expected, rtol=0, atol=1e-5)
+    assert (network(["A" + bases[1:].replace("A", "C")])[0] - expected).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("bases", ["A", "ACGTA", "NNNNNNNN", "RYKM" * 5])
+def test_a_chunk_without_a_whole_token_or_a_known_base_has_a_finite_vector(network, bases):
+    assert network([bases]).isfinite().all()
+
+
+def test_a_file_gives_back_the_network_to_the_rounding_of_its_factors(network, tmp_path):
+    path = tmp_path / "model.safetensors"
+    save_network(network.float(), path)
+    first = path.read_bytes()
+    back = load_network(path)
+    save_network(back, path)
+    assert path.read_bytes() == first
+    assert back.sizes == SIZES
+    chunk = random_dna(90, np.random.default_rng(2))
+    torch.testing.assert_close(back([chunk]), network([chunk]), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        pytest.param(lambda t: t | {"stem.bias": t["stem.bias"] * torch.nan}, id="NaN"),
+        pytest.param(lambda t: {k: v for k, v in t.items() if k != "norm.scale"}, id="missing"),
+        pytest.param(lambda t: t | {"more": torch.zeros(1)}, id="more"),
+        pytest.param(lambda t: t | {"kinds.bias": torch.zeros(7)}, id="shape"),
+        pytest.param(lambda t: t | {"norm.scale": t["norm.scale"].long()}, id="type"),
+    ],
+)
+def test_a_file_of_other_weights_is_refused(network, tmp_path, spoil):
+    path = tmp_path / "model.safetensors"
+    save_network(network.float(), path)
+    metadata = {"virnucpro_codons": json.dumps(SIZES)}
+    save_file(spoil(load_file(path)), path, metadata=metadata)
+    with pytest.raises(UnavailableError, match="not a network on codons"):
+        open_model(str(path), lambda _: None)
+
+
+@pytest.mark.parametrize("sizes", [{}, {"n_viral": 9}, {"channels": -1}, {"channels": "8"}])
+def test_a_file_of_impossible_sizes_is_refused(network, tmp_path, sizes):
+    path = tmp_path / "model.safetensors"
+    save_network(network.float(), path)
+    content = SIZES | sizes if sizes else []
+    save_file(load_file(path), path, metadata={"virnucpro_codons": json.dumps(content)})
+    with pytest.raises(UnavailableError, match="not a network on codons"):
+        open_model(str(path), lambda _: None)
+
+
+# The network that comes with the package
+
+FEW = 4  # records of the example
+
+
+@pytest.fixture(scope="module")
+def contigs(tmp_path_factory) -> Path:
+    """Some records of the example, one again under another name, and two that nobody can call."""
+    records = list(read_fasta(EXAMPLES))[:FEW]
+    path = tmp_path_factory.mktemp("contigs") / "contigs.fa"
+    texts = [f">{record.id}\n{record.sequence}\n" for record in records]
+    texts += [f">again\n{records[0].sequence}\n", f">unknown\n{'N' * 900}\n", ">short\nACGTAACC\n"]
+    path.write_text("".join(texts))
+    return path
+
+
+@pytest.fixture(scope="module")
+def called(contigs, tmp_path_factory) -> Path:
+    """The folder of a run with the network."""
+    return predict(contigs, tmp_path_factory.mktemp("runs") / "called")
+
+
+def predict(contigs: Path, folder: Path, *more: str) -> Path:
+    words = ["predict", "-q", "-i", str(contigs), "-o", str(folder), "--model", NETWORK]
+    words += ["--device", "cpu", "--workers", "1", "--precision", "fp32", "--no-report", *more]
+    assert invoke(words) == (0, ANY)
+    return folder
+
+
+def invoke(words: list[str]) -> tuple[int, str]:
+    outcome = CliRunner().invoke(app, words)
+    return getattr(outcome.exception, "exit_code", 0), outcome.output
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    model = open_model(NETWORK, lambda _: None)
+    spec = EncoderSpec(
+        family=model.family,
+        reads=model.reads,
+        model=model.name,
+        sha256="",
+        layer=1,
+        pooling="mean",
+        precision="fp32",
+        dim=model.dim,
+    )
+    return load_encoder(spec, model.path, torch.device("cpu"))
+
+
+def test_a_record_is_called_by_the_weighted_log_odds_of_network_and_scorer(
+    contigs, called, encoder
+):
+    head, scorer = Head.load(open_model(NETWORK, lambda _: None).head), Scorer.own()
+    found = {row["record"]: row for row in rows(called / "predictions.tsv")}
+    records = {record.id: record for record in read_fasta(contigs)}
+    for name in (*list(records)[:FEW], "again"):
+        chunks = [chunk.sequence for chunk in Chunk.cut(records[name], head.facts.chunk_size)]
+        odds = [encoder.start([chunk]).rows()[0, -1] for chunk in chunks]
+        scores = [log_odds(probability(float(each))) for each in odds]
+        base = np.array([*score_sequences([records[name].sequence], scorer)])
+        length = np.array([len(records[name].sequence)])
+        both = join_log_odds(head.facts.join.knots, base, np.array([fmean(scores)]), length)
+        row = found[name]
+        assert float(row["virus_score"]) == pytest.approx(probability(both.item()), abs=1e-5)
+        assert float(row["base_score"]) == probability(base.item())
+        assert row["n_chunks"] == row["n_frames_scored"] == str(len(chunks))
+    assert found["again"]["virus_score"] == found[next(iter(records))]["virus_score"]
+    assert (found["unknown"]["status"], found["unknown"]["call"]) == ("no_orf", "")
+
+
+def test_viruses_of_the_example_are_called_and_its_other_records_are_not(called, tmp_path):
+    """Of all sixteen, so that weights that were mixed up could not pass."""
+    folder = predict(EXAMPLES, tmp_path / "all")
+    calls = {row["record"]: row["call"] for row in rows(folder / "predictions.tsv")}
+    wrong = [name for name, call in calls.items() if (call == "virus") != ("virus" in name)]
+    assert len(calls) == 16 and not wrong
+
+
+def test_a_run_that_embeds_uncertain_records_alone_calls_these_as_the_whole_run_does(
+    contigs, called, tmp_path
+):
+    folder = predict(contigs, tmp_path / "uncertain", "--embed", "uncertain")
+    whole = {row["record"]: row for row in rows(called / "predictions.tsv")}
+    for row in rows(folder / "predictions.tsv"):
+        if row["note"] != "not embedded":
+            assert row == whole[row["record"]]
+
+
+def test_resumed_with_a_lost_feature_file_it_has_the_same_bytes(contigs, called, tmp_path):
+    folder = tmp_path / "again"
+    shutil.copytree(called, folder)
+    next((folder / "features").glob("*.h5")).unlink()
+    (folder / "predictions.tsv").unlink()
+    predict(contigs, folder, "--resume")
+    assert tables(folder) == tables(called)
+    before, after = vectors(called), vectors(folder)
+    assert before.keys() == after.keys() and before
+    assert all(np.array_equal(before[name], after[name]) for name in before)
+
+
+def test_proteins_are_refused_with_a_word(tmp_path):
+    proteins = tmp_path / "proteins.faa"
+    proteins.write_text(">p\nMSTNPKPQRKTKRNTNRRPQDVKFPGGGQIVGGVYLLPRRGPRLGVRATRKTSERSQPRGRRQPI\n")
+    words = ["extract", "-q", "-i", str(proteins), "-o", str(tmp_path / "out"), "--model", NETWORK]
+    exit_code, shown = invoke(words)
+    assert (exit_code, "reads nucleotides; the input holds proteins" in shown) == (64, True)

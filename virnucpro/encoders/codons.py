@@ -1,0 +1,364 @@
+"""A convolutional network on the codons of both strands of a chunk; its file.
+
+A token is three bases, with the three codons that begin at them. Each strand of a chunk is a
+sequence of tokens. Blocks of dilated convolutions let a token see 400 bases to each side. Pooled
+sums and differences of the two strands, so that their order does not matter, become one vector. Its
+last number is the log-odds that the chunk is viral, as the network learned it; the others are what
+the log-odds are computed from.
+
+The network was trained to tell kinds of viruses and of cells apart, and to fill in codons that were
+hidden (``making/train_embedded_network.py``). The file, in safetensors, is that of
+``save_network``; normalisation is part of its weights.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from virnucpro.encoders.base import Model
+from virnucpro.encoders.esm2.model import DTYPES
+from virnucpro.encoders.transfer import PackedBatch, PackedEncoder, send
+from virnucpro.ground.config import EncoderSpec, Footprint, Precision
+from virnucpro.ground.errors import UnavailableError
+from virnucpro.ground.events import OnEvent
+from virnucpro.ground.files import HEAD_FILE, parse_json, sha256
+from virnucpro.ground.log import printable
+from virnucpro.ground.records import check_counts
+from virnucpro.ground.tree import Tree
+
+FAMILY = "codons"
+N_CODONS = 64
+UNKNOWN = N_CODONS  # the codon of an unknown base, and a hidden one in training
+N_FRAMES, N_TAPS = 3, 5
+_N_QUERIES = 4
+WEIGHTS = "model.safetensors"
+_DIGITS = np.full(256, 4)  # of the letters of bases in ASCII; 4: unknown
+_DIGITS[list(b"ACGTUacgtu")] = [0, 1, 2, 3, 3] * 2
+_FACTS = "virnucpro_codons"  # entry of the metadata
+_HEAD_BYTES = 256  # at the start of a file, with the first entry of its metadata
+_SHORTEST = 2 * N_FRAMES  # bases of the shortest sequence with a token
+_DAMAGE = (LookupError, ValueError, TypeError, AttributeError, RuntimeError)
+_BYTES_PER_CHANNEL = 48  # peak of a token: the stream in float32, and the rows of a convolution
+_FILLING_TOKENS = 262_144  # in a batch for a GPU
+
+
+class CodonNetwork(nn.Module):
+    """The network. Sums are float32; products have the type of the weights.
+
+    ``of_codon`` numbers stand for a codon, and ``channels`` for a token. Each block has its
+    dilation, in tokens. The log-odds are computed from ``hidden`` numbers, by way of logits for
+    ``n_kinds`` kinds, of which the first ``n_viral`` are viruses.
+    """
+
+    def __init__(
+        self,
+        *,
+        of_codon: int,
+        channels: int,
+        dilations: Sequence[int],
+        hidden: int,
+        n_viral: int,
+        n_kinds: int,
+    ) -> None:
+        super().__init__()
+        check_counts(of_codon, channels, hidden, n_viral, n_kinds, *dilations)
+        if not 0 < n_viral < n_kinds:
+            raise ValueError(f"{n_viral} of {n_kinds} kinds are viruses")
+        self.n_viral = n_viral
+        self.codons = nn.Embedding(UNKNOWN + 1, of_codon)
+        self.stem = nn.Linear(N_TAPS * N_FRAMES * of_codon, channels)
+        self.blocks = nn.ModuleList(_Block(channels, dilation) for dilation in dilations)
+        self.norm = _Scaling(channels)
+        self.query = nn.Linear(channels, _N_QUERIES)
+        self.inner = nn.Linear(2 * (_N_QUERIES + 2) * channels, hidden)
+        self.kinds = nn.Linear(hidden, n_kinds)
+
+    @property
+    def sizes(self) -> dict[str, int | list[int]]:
+        """The arguments that make a network of this shape."""
+        return {
+            "of_codon": self.codons.embedding_dim,
+            "channels": self.stem.out_features,
+            "dilations": [cast(_Block, block).dilation for block in self.blocks],
+            "hidden": self.inner.out_features,
+            "n_viral": self.n_viral,
+            "n_kinds": self.kinds.out_features,
+        }
+
+    @property
+    def dim(self) -> int:
+        """The length of a vector."""
+        return self.inner.out_features + 1
+
+    def forward(self, chunks: Sequence[str]) -> Tensor:
+        """Read chunks of bases. n strings -> (n, dim) float32"""
+        device = self.stem.weight.device
+        batch, codons = _tokens_of(chunks)
+        taps = _Taps(batch, device)
+        x = self.stem(taps.gather(self.codons(send(codons, device)).flatten(1), 1)).float()
+        for block in self.blocks:
+            x = block(x, taps)
+        forward, reverse = self._pooled(self.norm(x), batch).chunk(2)
+        both = torch.cat([forward + reverse, (forward - reverse).abs()], dim=1)
+        inner = F.gelu(_exactly(self.inner, both))
+        kinds = _exactly(self.kinds, inner)
+        viral, cellular = kinds[:, : self.n_viral], kinds[:, self.n_viral :]
+        log_odds = viral.logsumexp(1) - cellular.logsumexp(1)
+        return torch.cat([inner, log_odds[:, None]], dim=1).float()
+
+    def _pooled(self, x: Tensor, batch: PackedBatch) -> Tensor:
+        """The means of each sequence by several weights, its mean and its maximum.
+
+        (n_tokens, channels) -> (n, 6 channels)
+        """
+        weights, parts = _product(self.query, x).float(), []
+        for first, n, length in batch.runs:
+            rows = slice(first, first + n * length)
+            of_run = x[rows].reshape(n, length, -1)
+            shares = weights[rows].reshape(n, length, -1).softmax(1)
+            weighted = torch.einsum("nlc,nlq->nqc", of_run, shares).flatten(1)
+            parts.append(torch.cat([weighted, of_run.mean(1), of_run.amax(1)], dim=1))
+        return torch.cat(parts)
+
+
+class _Scaling(nn.Module):
+    """Scale and shift each channel, then apply GELU."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.scale, self.shift = (nn.Parameter(torch.empty(channels)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gelu(x * self.scale + self.shift, approximate="tanh")
+
+
+class _Block(nn.Module):
+    """A convolution of five taps and a mixing of channels, added to the stream."""
+
+    def __init__(self, channels: int, dilation: int) -> None:
+        super().__init__()
+        self.dilation = dilation
+        self.before = _Scaling(channels)
+        self.conv = nn.Linear(N_TAPS * channels, channels)
+        self.mix = nn.Linear(channels, channels)
+
+    def forward(self, x: Tensor, taps: _Taps) -> Tensor:
+        rows = taps.gather(self.before(x).to(self.conv.weight.dtype), self.dilation)
+        inner = F.gelu(self.conv(rows).float(), approximate="tanh")
+        return x + _product(self.mix, inner)
+
+
+def _product(linear: nn.Linear, x: Tensor) -> Tensor:
+    product: Tensor = linear(x.to(linear.weight.dtype))
+    return product
+
+
+def _exactly(linear: nn.Linear, x: Tensor) -> Tensor:
+    """Apply a layer in float64, where there is one.
+
+    Sums of a few rows may be rounded otherwise than those of many: so a vector does not depend on
+    its batch.
+    """
+    number = torch.float32 if x.device.type == "mps" else torch.float64
+    return F.linear(x.to(number), linear.weight.to(number), linear.bias.to(number))
+
+
+class _Taps:
+    """Where the taps of a convolution are, for all tokens of a batch."""
+
+    def __init__(self, batch: PackedBatch, device: torch.device) -> None:
+        lengths = np.diff(batch.cu_seqlens).astype(np.int64)
+        self._position = send(batch.positions, device)[:, None]
+        self._length = send(np.repeat(lengths, lengths), device)[:, None]
+        self._step = torch.arange(N_TAPS, device=device) - N_TAPS // 2
+
+    def gather(self, x: Tensor, dilation: int) -> Tensor:
+        """The rows around each token, side by side; 0 beyond its sequence. -> (n, 5 channels)"""
+        places = self._position + dilation * self._step
+        is_inside = (places >= 0) & (places < self._length)
+        rows = torch.arange(len(x), device=x.device)[:, None] + dilation * self._step
+        rows = torch.where(is_inside, rows, len(x))
+        return F.pad(x, (0, 0, 0, 1))[rows].flatten(1)
+
+
+def _tokens_of(chunks: Sequence[str]) -> tuple[PackedBatch, NDArray[np.int64]]:
+    """The tokens of all forward strands, then of all reverse strands. -> (n_tokens, 3) codons"""
+    parts, reverse = [], []
+    for chunk in chunks:
+        text = chunk.ljust(_SHORTEST, "N").encode("ascii", "replace")
+        digits = _DIGITS[np.frombuffer(text, np.uint8)]
+        parts.append(_codons_of(digits))
+        reverse.append(_codons_of(np.where(digits < 4, 3 - digits, 4)[::-1]))
+    parts += reverse
+    codons = np.concatenate(parts)
+    return PackedBatch.of_tokens(codons[:, 0], np.array(list(map(len, parts)))), codons
+
+
+def _codons_of(digits: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(n_bases,) from 0 to 4 -> (n_bases // 3 - 1, 3)"""
+    n_tokens = len(digits) // N_FRAMES - 1
+    a, b, c = digits[:-2], digits[1:-1], digits[2:]
+    codons = np.where(np.maximum(np.maximum(a, b), c) < 4, 16 * a + 4 * b + c, UNKNOWN)
+    return codons[: N_FRAMES * n_tokens].reshape(n_tokens, N_FRAMES)
+
+
+# The file
+
+
+def save_network(network: CodonNetwork, path: Path) -> None:
+    """Write a network; equal weights give equal bytes. Factors of products are float16."""
+    tensors = {
+        name: (tensor.half() if tensor.ndim > 1 else tensor.float()).cpu().contiguous()
+        for name, tensor in network.state_dict().items()
+    }
+    metadata = {_FACTS: json.dumps(network.sizes, sort_keys=True)}
+    Tree(path.parent).write_whole(path, save(tensors, metadata=metadata))
+
+
+def load_network(path: Path) -> CodonNetwork:
+    """Load a network in float32, on the CPU.
+
+    Raises:
+        UnavailableError: the file is damaged, or holds anything else.
+    """
+    try:
+        with safe_open(path, framework="pt") as handle:
+            facts = parse_json(handle.metadata()[_FACTS])
+            tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
+        with torch.device("meta"):
+            network = CodonNetwork(**facts)
+        for name, tensor in tensors.items():
+            if not tensor.is_floating_point() or not torch.isfinite(tensor).all():
+                raise ValueError(f"{name} is not of finite numbers")
+        floats = {name: tensor.float() for name, tensor in tensors.items()}
+        network.load_state_dict(floats, assign=True)
+    except (OSError, SafetensorError, *_DAMAGE) as error:
+        raise UnavailableError(
+            f"{printable(path)} is not a network on codons: {printable(error)}",
+            hint="it came with VirNucPro: install the package again",
+        ) from error
+    return network.eval().requires_grad_(False)
+
+
+def inspect(path: Path, on_event: OnEvent) -> Model | None:
+    """The network in a file, or in a folder next to its head; None: the path is something else.
+
+    Raises:
+        UnavailableError: it is damaged.
+    """
+    if path.is_dir():
+        path /= WEIGHTS
+    with suppress(OSError), path.open("rb") as handle:
+        if _FACTS.encode() not in handle.read(_HEAD_BYTES):
+            return None
+        return inspect_file(path)
+    return None
+
+
+def inspect_file(path: Path) -> _CodonModel:
+    """
+    Raises:
+        UnavailableError: the file is damaged.
+    """
+    network, head = load_network(path), path.with_name(HEAD_FILE)
+    n_bytes = path.stat().st_size
+    return _CodonModel(
+        path=path,
+        name=path.parent.name,
+        family=FAMILY,
+        reads="chunk",
+        encoder_id=sha256(path),
+        n_layers=1,
+        dim=network.dim,
+        poolings=("mean",),
+        footprint=Footprint(
+            n_parameters=n_bytes // 2,
+            file_bytes=n_bytes,
+            bytes_per_token=_BYTES_PER_CHANNEL * network.stem.out_features,
+            filling_tokens=_FILLING_TOKENS,
+        ),
+        files=(),
+        head=head if head.is_file() else None,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _CodonModel(Model):
+    """A network on disk; its id is the hash of the file."""
+
+    def precision_on(self, kind: str, precision: Precision) -> Precision:
+        return "bf16" if precision in ("fp8", "fp16") else precision
+
+    def describe(self, spec: EncoderSpec) -> str:
+        n_millions = self.footprint.n_parameters / 1e6
+        return f"codons of chunks, {n_millions:.1f} M parameters, {spec.precision}"
+
+    def prepare(self, precision: Precision, on_event: OnEvent) -> tuple[Path, str]:
+        """Return the path: the file is small and is not converted."""
+        return self.path, self.encoder_id
+
+    def verify(self) -> str:
+        """Do nothing: inspection has read all of it."""
+        return self.encoder_id
+
+
+# On a device
+
+
+def load(spec: EncoderSpec, weights: Path, device: torch.device) -> _CodonEncoder:
+    """
+    Raises:
+        UnavailableError: the file cannot be used.
+    """
+    network = load_network(weights)
+    if spec.precision != "fp32":
+        for module in network.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                module.to(DTYPES[spec.precision])
+    return _CodonEncoder(spec, network.to(device), device)
+
+
+class _CodonEncoder(PackedEncoder):
+    """The network on batches of chunks."""
+
+    def __init__(self, spec: EncoderSpec, network: CodonNetwork, device: torch.device) -> None:
+        super().__init__(spec, device)
+        self.network = network
+
+    @property
+    def kernel(self) -> str:
+        return "convolutions"
+
+    def count_tokens(self, lengths: Sequence[int]) -> int:
+        return sum(map(_n_tokens_of, lengths))
+
+    def count_flop(self, lengths: Sequence[int]) -> float:
+        n_factors = sum(p.numel() for p in self.network.parameters())
+        return 2.0 * n_factors * self.count_tokens(lengths)
+
+    def plan(self, lengths: Sequence[int], tokens_per_batch: int) -> list[list[int]]:
+        return super().plan(list(map(_n_tokens_of, lengths)), tokens_per_batch)
+
+    @torch.inference_mode()
+    def embed(self, sequences: Sequence[str]) -> Tensor:
+        """Read a batch; the rows stay on the device."""
+        rows: Tensor = self.network(sequences)
+        return rows
+
+
+def _n_tokens_of(n_bases: int) -> int:
+    """The tokens of both strands."""
+    return 2 * max(1, n_bases // N_FRAMES - 1)
