@@ -261,11 +261,16 @@ def inspect(path: Path, on_event: OnEvent) -> Model | None:
     """
     if path.is_dir():
         path /= WEIGHTS
+    return inspect_file(path) if _is_network(path) else None
+
+
+def _is_network(path: Path) -> bool:
+    """True for a file that begins like a network, even if it is damaged."""
+    if not path.is_file():  # a pipe would be waited for
+        return False
     with suppress(OSError), path.open("rb") as handle:
-        if _FACTS.encode() not in handle.read(_HEAD_BYTES):
-            return None
-        return inspect_file(path)
-    return None
+        return _FACTS.encode() in handle.read(_HEAD_BYTES)
+    return False
 
 
 def inspect_file(path: Path) -> _CodonModel:
@@ -300,7 +305,10 @@ class _CodonModel(Model):
     """A network on disk; its id is the hash of the file."""
 
     def precision_on(self, kind: str, precision: Precision) -> Precision:
-        return "bf16" if precision in ("fp8", "fp16") else precision
+        """float32 where a GPU has no bf16: activations might overflow in fp16."""
+        if precision == "fp16":
+            return "fp32"
+        return "bf16" if precision == "fp8" else precision
 
     def describe(self, spec: EncoderSpec) -> str:
         n_millions = self.footprint.n_parameters / 1e6
