@@ -21,11 +21,11 @@ from typer.testing import CliRunner
 
 from virnucpro.callers.head import Head, join_log_odds, log_odds, probability
 from virnucpro.cli.main import app
-from virnucpro.encoders.base import load_encoder
+from virnucpro.encoders.base import Encoder, Rows, load_encoder
 from virnucpro.encoders.catalogue import open_model
 from virnucpro.encoders.codons import CodonNetwork, load_network, save_network
 from virnucpro.encoders.families import NETWORK
-from virnucpro.ground.config import EncoderSpec
+from virnucpro.ground.config import EncoderSpec, Precision
 from virnucpro.ground.errors import UnavailableError
 from virnucpro.ground.records import reverse_complement
 from virnucpro.scorer.nets import Scorer
@@ -194,8 +194,7 @@ def invoke(words: list[str]) -> tuple[int, str]:
     return getattr(outcome.exception, "exit_code", 0), outcome.output
 
 
-@pytest.fixture(scope="module")
-def encoder():
+def load_shipped(precision: Precision, device: str = "cpu") -> Encoder:
     model = open_model(NETWORK, lambda _: None)
     spec = EncoderSpec(
         family=model.family,
@@ -204,10 +203,47 @@ def encoder():
         sha256="",
         layer=1,
         pooling="mean",
-        precision="fp32",
+        precision=precision,
         dim=model.dim,
     )
-    return load_encoder(spec, model.path, torch.device("cpu"))
+    return load_encoder(spec, model.path, torch.device(device))
+
+
+@pytest.fixture(scope="module")
+def encoder() -> Encoder:
+    return load_shipped("fp32")
+
+
+@pytest.fixture(scope="module")
+def chunks() -> list[str]:
+    return [chunk.sequence for chunk in Chunk.cut(next(iter(read_fasta(EXAMPLES))), 1000)]
+
+
+def worst(found: Rows, expected: Rows) -> float:
+    """The largest distance of a vector, relative to its length."""
+    distances = np.linalg.norm(found - expected, axis=1)
+    return float((distances / np.linalg.norm(expected, axis=1)).max())
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_vector_has_the_same_bits_alone_and_in_a_batch(chunks, precision):
+    encoder = load_shipped(precision)
+    together = encoder.start([*chunks, chunks[0][:333]]).rows()
+    for chunk, row in zip(chunks, together, strict=False):
+        assert encoder.start([chunk]).rows()[0].tolist() == row.tolist()
+
+
+def test_bf16_moves_a_vector_by_some_roundings(chunks, encoder):
+    """A number keeps 8 bits; each block adds what it computes to a stream of float32."""
+    distance = worst(load_shipped("bf16").start(chunks).rows(), encoder.start(chunks).rows())
+    assert 0 < distance < 4 * 2**-8
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(("precision", "limit"), [("fp32", 1e-5), ("bf16", 4 * 2**-8)])
+def test_a_gpu_gives_the_vectors_of_a_cpu(chunks, precision, limit):
+    here, there = (load_shipped(precision, kind).start(chunks).rows() for kind in ("cpu", "cuda"))
+    assert worst(there, here) < limit
 
 
 def test_a_record_is_called_by_the_weighted_log_odds_of_network_and_scorer(
