@@ -178,8 +178,8 @@ def contigs(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def called(contigs, tmp_path_factory) -> Path:
-    """The folder of a run with the network."""
-    return predict(contigs, tmp_path_factory.mktemp("runs") / "called")
+    """The folder of a run that reads all records with the network."""
+    return predict(contigs, tmp_path_factory.mktemp("runs") / "called", "--embed", "all")
 
 
 def predict(contigs: Path, folder: Path, *more: str) -> Path:
@@ -275,14 +275,24 @@ def test_viruses_of_the_example_are_called_and_its_other_records_are_not(called,
     assert len(calls) == 16 and not wrong
 
 
-def test_a_run_that_embeds_uncertain_records_alone_calls_these_as_the_whole_run_does(
+def test_by_default_it_reads_only_uncertain_records_and_calls_these_as_a_whole_run_does(
     contigs, called, tmp_path
 ):
-    folder = predict(contigs, tmp_path / "uncertain", "--embed", "uncertain")
-    whole = {row["record"]: row for row in rows(called / "predictions.tsv")}
-    for row in rows(folder / "predictions.tsv"):
-        if row["note"] != "not embedded":
-            assert row == whole[row["record"]]
+    records = list(read_fasta(EXAMPLES))
+    pieces = [(f"piece{n}", records[0].sequence[:n]) for n in (170, 400, 700)]
+    more = tmp_path / "more.fa"
+    texts = "".join(f">{name}\n{bases}\n" for name, bases in pieces)
+    more.write_text(contigs.read_text() + texts)
+    by_name = {
+        embed: {row["record"]: row for row in rows(folder / "predictions.tsv")}
+        for embed in ("all", "uncertain")
+        for folder in [predict(more, tmp_path / embed, "--embed", embed)]
+    }
+    usual = predict(more, tmp_path / "usual")
+    assert tables(usual) == tables(tmp_path / "uncertain") != tables(tmp_path / "all")
+    read = [row for row in by_name["uncertain"].values() if row["note"] != "not embedded"]
+    assert 0 < len(read) < len(by_name["all"])
+    assert all(row == by_name["all"][row["record"]] for row in read)
 
 
 def test_resumed_with_a_lost_feature_file_it_has_the_same_bytes(contigs, called, tmp_path):

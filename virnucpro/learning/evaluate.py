@@ -231,6 +231,7 @@ def evaluate(options: EvaluateOptions, on_event: OnEvent) -> Figures:
         input=(),  # the fragments, when they are cut
         input_type="nucleotide",
         output_dir=question.run_folder,
+        embed=None if options.model is None else "all",
         regions=False,
         report=False,
     )

@@ -241,7 +241,7 @@ class PredictOptions(CutOptions, RunOptions):
             "nearly; uncertain: these, except records that every preset calls virus. The scorer "
             "alone calls the others.",
             MODEL,
-            show_default="all; with --resume as before",
+            show_default="all; uncertain with cnn_virnucpro; with --resume as before",
         ),
     ] = None
 

@@ -152,7 +152,7 @@ def _resolve_engine(
     if isinstance(options, PredictOptions) and options.regions and not options.region_model:
         options = replace(options, region_model=find_region_model(options.model_name))
     head = _load_head(options, models, on_event)
-    rules = _rules(options, recorded)
+    rules = _rules(options, recorded, models)
     caller = _caller(options, head, rules)
     footprint = join_footprints([model.footprint for model in models])
     choice = _choose_devices(options, footprint)
@@ -235,9 +235,19 @@ def find_region_model(model: str) -> Path | None:
     return file if (folder / HEAD_FILE).is_file() and file.is_file() else None
 
 
-def _rules(options: RunOptions, recorded: Manifest | None) -> Mapping[Embed, int]:
-    """The rules by which the run embeds: the recorded ones and any that this start adds."""
-    rule = options.embed if isinstance(options, PredictOptions) else "all"
+def _rules(
+    options: RunOptions, recorded: Manifest | None, models: Sequence[Model]
+) -> Mapping[Embed, int]:
+    """The rules by which the run embeds: the recorded ones and any that this start adds.
+
+    An encoder of chunks is there for the calls: by default it reads nothing that changes none.
+    """
+    rule: Embed | None = "all"
+    match options:
+        case PredictOptions(embed=None, calls="auto") if recorded is None:
+            rule = "uncertain" if models[0].reads == "chunk" else "all"
+        case PredictOptions(embed=rule):
+            pass
     if recorded is None:
         return {rule or "all": 0}
     from_widest = get_args(Embed)

@@ -60,7 +60,7 @@ class Summary:
     n_copies: int = 0  # frames whose protein occurred before
     n_tokens_saved: int = 0  # tokens of the copies
     n_tokens_in_all: int = 0  # tokens of the whole run, copies included
-    unit: str = "frames"  # what is embedded
+    unit: str = "frame"  # what is embedded
     seconds: dict[str, float] = field(default_factory=dict)  # per stage
     # device, precision, kernels and budget of each worker of this start
     workers: list[str] = field(default_factory=list)
@@ -78,7 +78,7 @@ class Summary:
     def _count_plan(self, plan: Plan) -> None:
         """Count the files of a run and the tokens that copies save."""
         manifest = plan.manifest
-        self.unit = "chunks" if "chunk" in manifest.recipe.reads else "frames"
+        self.unit = "chunk" if "chunk" in manifest.recipe.reads else "frame"
         encoders, counts, shards = manifest.recipe.encoders, plan.counts, plan.shards
         self.n_refused = len(manifest.refused)
         self.n_files = len(manifest.inputs) + self.n_refused
@@ -153,7 +153,7 @@ class Summary:
 
     def _engine_lines(self) -> Iterator[str]:
         if n_frames := self.records.n_frames:
-            yield f"{self.unit} embedded: {n_frames:,}"
+            yield f"{self.unit}s embedded: {n_frames:,}"
         if self.n_left:
             share = self.n_left_letters / self.n_letters
             left = counted(self.n_left, "record")
@@ -161,7 +161,7 @@ class Summary:
         if self.n_copies:
             share = self.n_tokens_saved / self.n_tokens_in_all
             yield (
-                f"copies: {counted(self.n_copies, 'frame')} with a protein that occurred before, "
+                f"copies: {counted(self.n_copies, self.unit)} with a sequence that occurred before, "
                 f"{self.n_tokens_saved:,} tokens not embedded again ({share:.1%})"
             )
         if self.n_cached:
