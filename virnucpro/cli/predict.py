@@ -41,15 +41,16 @@ _PLUGINS = "virnucpro.executors"  # entry points: classes, called with the optio
 def predict(options: PredictOptions, console: ConsoleOptions) -> None:
     """Find viruses in FASTA or FASTQ, and write viruses.tsv, viruses.fasta and predictions.tsv.
 
-    A fast scorer calls every record virus or other. With --model cnn_virnucpro, a network reads
-    every chunk too, and both call together: slower, and better. With another --model, or any device
-    option except --workers, ESM-2 embeds every translated frame and writes vectors to features.h5.
-    The built-in ESM-2 changes no call. Your own head does, where its training showed a gain.
+    A fast scorer calls every record virus or other. With --model cnn_virnucpro, a network also
+    reads the records that the scorer is not sure of, and both call these together: slower, and
+    better. With another --model, or any device option except --workers, ESM-2 embeds every
+    translated frame and writes vectors to features.h5. The built-in ESM-2 changes no call. Your own
+    head does, where its training showed a gain.
 
     Example: virnucpro predict -i contigs.fa -o results/
 
-    The best calls, on GPUs, or on a CPU for a small input: virnucpro predict -i contigs.fa
-    -o results/ --model cnn_virnucpro
+    The best calls, on all GPUs or else on the CPU: virnucpro predict -i contigs.fa -o results/
+    --model cnn_virnucpro
 
     Calls and ESM-2 vectors: virnucpro predict -i contigs.fa -o results/ --gpus 0,1,2
 

@@ -160,8 +160,9 @@ class Summary:
             yield f"not embedded (--embed): {left}, {share:.1%} of all letters"
         if self.n_copies:
             share = self.n_tokens_saved / self.n_tokens_in_all
+            copies = counted(self.n_copies, self.unit)
             yield (
-                f"copies: {counted(self.n_copies, self.unit)} with a sequence that occurred before, "
+                f"copies: {copies} with a sequence that occurred before, "
                 f"{self.n_tokens_saved:,} tokens not embedded again ({share:.1%})"
             )
         if self.n_cached:
