@@ -4,16 +4,16 @@
         virnucpro/embedded/cnn_virnucpro train validation test locked
 
 The network was trained without the groups of two of the ten folds. Here the nets of the scorer are
-fitted without the same groups, and both score fragments of these. Their log-odds are added, and
-calibrated at each length. So figures and cuts are those of groups that neither has seen. A table of
-the figures goes to the standard output.
+fitted without the same groups, and both score fragments of these. Their log-odds are added, with a
+weight, and calibrated at each length. A table of figures goes to the standard output, in which the
+fragments of each fold are called by the weights and cuts of the other.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -45,12 +45,13 @@ from virnucpro.callers.head import (
 from virnucpro.callers.options import FALSE_POSITIVES
 from virnucpro.encoders.base import Model
 from virnucpro.encoders.codons import inspect_file, load_network
+from virnucpro.encoders.families import NETWORK
 from virnucpro.ground.files import HEAD_FILE
-from virnucpro.ground.records import FastaRecord, Mask, Values
+from virnucpro.ground.records import Counts, FastaRecord, Mask, Values
 from virnucpro.learning.calibration import ScoredFragments, fit_logistic
 from virnucpro.learning.metrics import Samples, auroc_gain
 from virnucpro.learning.records import LabelledRecord, group_digest
-from virnucpro.scorer.nets import ErrorRates, PieceNets, Scorer, thresholds
+from virnucpro.scorer.nets import ErrorRates, Scorer, thresholds
 from virnucpro.scorer.nets import calibrate as calibrate_log_odds
 from virnucpro.sequences.translate import Chunk
 
@@ -64,6 +65,8 @@ N_FRAGMENTS = {  # of each label
     3000: 900,
     10_000: 300,  # hardly any longer cells are held out
 }
+WEIGHT = 0.75  # of the network's log-odds, beside the scorer's
+LEFT_OUT = ("archaea",)
 FALSE_CALLS_ALONE = 0.03  # of the head, on the shortest fragments
 _CHUNKS_AT_ONCE = 6
 _LETTERS = np.frombuffer(b"ACGTN", np.uint8)
@@ -97,24 +100,85 @@ def scored_fragments(
     return replace(scored, head=head)
 
 
-def join_of(fragments: Sequence[ScoredFragments], scorer: Scorer) -> Join:
-    """The weights and error rates at each length.
+@dataclass(frozen=True, slots=True, eq=False)
+class Measured:
+    """Fragments of one length, and in parallel rows their records and the folds of these."""
+
+    scored: ScoredFragments
+    records: Sequence[LabelledRecord]
+    fold: Counts
+
+    @property
+    def is_counted(self) -> Mask:
+        """Viruses, and cells that decide on weights and cuts: not those of kinds in ``LEFT_OUT``.
+
+        Two of the three groups of archaea are of one order, and most false calls of the scorer are
+        theirs. Where the network helps there, cuts for all other cells must not fall.
+        """
+        return np.array([record.kingdom not in LEFT_OUT for record in self.records])
+
+    def log_odds(self, join: Join) -> Values:
+        """The joined log-odds."""
+        return join_log_odds(join.knots, self.scored.scores, self.scored.head, self.lengths)
+
+    def cuts(self, rates: Sequence[ErrorRates]) -> Values:
+        """The default cuts."""
+        return thresholds(rates, self.lengths, FALSE_POSITIVES["default"])
+
+    @property
+    def lengths(self) -> Counts:
+        return np.full(len(self.records), self.scored.n_bases)
+
+
+def join_of(measured: Sequence[Measured], scorer: Scorer, without: int | None = None) -> Join:
+    """The weights at each length, and the scorer's error rates, moved.
 
     Few groups are measured here, and other groups may be harder or easier. So the scorer is
-    calibrated on them too, and the calibration and error rates of its ten folds are moved by what
-    the network changes on these groups.
+    calibrated on them too, and the calibration and cuts of its ten folds are moved by what the
+    network changes on these groups. Fragments of the fold ``without`` are left out.
     """
-    knots, rates = [], []
+    knots, shifts = [], []
     own_rates = {each.n_bases: each for each in scorer.error_rates}
-    for scored in fragments:
-        both = scored.where(scored.has_both)
-        slope, offset = calibration(both.scores, both.is_virus)
-        weight, offset_of_both = calibration(both.scores + both.head, both.is_virus)
-        moved_by = (offset_of_both - offset) / slope
-        knot = JoinKnot(scored.n_bases, weight / slope, weight / slope, moved_by)
+    for each in measured:
+        decides = each.is_counted & (each.fold != without) & each.scored.has_both
+        scored = each.scored.where(decides)
+        slope, offset = calibration(scored.scores, scored.is_virus)
+        both = scored.scores + WEIGHT * scored.head
+        slope_of_both, offset_of_both = calibration(both, scored.is_virus)
+        base = slope_of_both / slope
+        knot = JoinKnot(scored.n_bases, base, WEIGHT * base, (offset_of_both - offset) / slope)
         knots.append(knot)
-        rates.append(moved(own_rates[scored.n_bases], both, both.joined(knot)))
+        shifts.append(shift_of(own_rates[scored.n_bases], scored, scored.joined(knot)))
+    at = np.log([knot.n_bases for knot in knots])
+    rates = [moved(each, at, np.array(shifts)) for each in scorer.error_rates]
     return Join(scorer.sha256, tuple(knots), tuple(rates))
+
+
+def shift_of(rates: ErrorRates, scored: ScoredFragments, joined: Values) -> Values:
+    """How much higher the joined log-odds are that as many cells reach. -> (2, n_shares)
+
+    In rows: from the log-odds of each share, and from its cut.
+    """
+    is_cell = ~scored.is_virus
+    before, after = (np.sort(each[is_cell]) for each in (scored.scores, joined))
+    limits = np.clip([rates.log_odds, rates.cuts], before[0], before[-1])
+    return np.asarray(np.interp(limits, before, after) - limits)
+
+
+def moved(rates: ErrorRates, at: Values, shifts: Values) -> ErrorRates:
+    """Move log-odds and cuts by shifts, which are interpolated over the logarithm of the length.
+
+    The share of viruses stays: what is found in addition was measured on few groups.
+    (n_lengths,), (n_lengths, 2, n_shares)
+    """
+    here = np.log(rates.n_bases)
+    rows = [[np.interp(here, at, column) for column in row.T] for row in shifts.swapaxes(0, 1)]
+    log_odds, cuts = (
+        np.maximum.accumulate(np.add(each, row))
+        for each, row in zip((rates.log_odds, rates.cuts), rows, strict=True)
+    )
+    cuts = np.maximum(log_odds, cuts)
+    return replace(rates, log_odds=tuple(log_odds.tolist()), cuts=tuple(cuts.tolist()))
 
 
 def calibration(log_odds: Values, is_virus: Mask) -> tuple[float, float]:
@@ -126,29 +190,6 @@ def calibration(log_odds: Values, is_virus: Mask) -> tuple[float, float]:
     weights = 0.5 / np.bincount(is_virus, minlength=2)[is_virus.astype(np.int64)]
     slope, offset = fit_logistic(inputs, is_virus, weights, np.zeros(2)).tolist()
     return slope, offset
-
-
-def moved(rates: ErrorRates, scored: ScoredFragments, joined: Values) -> ErrorRates:
-    """The scorer's rates at the joined log-odds that as many cells reach."""
-    is_virus = scored.is_virus
-    before, after = (np.sort(each[~is_virus]) for each in (scored.scores, joined))
-
-    def at(log_odds: Sequence[float]) -> Values:
-        beyond = np.clip(log_odds, before[0], before[-1])
-        return np.asarray(np.interp(log_odds, before, after) + (log_odds - beyond))
-
-    thresholds_of_both = (scored.scores, np.array(rates.log_odds)), (joined, at(rates.log_odds))
-    n_before, n_after = (
-        1 + np.count_nonzero(each[is_virus][:, None] >= limits, axis=0)
-        for each, limits in thresholds_of_both
-    )
-    true_positives = np.minimum(1, rates.true_positives * (n_after / n_before))
-    return replace(
-        rates,
-        log_odds=tuple(at(rates.log_odds).tolist()),
-        cuts=tuple(at(rates.cuts).tolist()),
-        true_positives=tuple(true_positives.tolist()),
-    )
 
 
 def threshold_alone(shortest: ScoredFragments) -> float:
@@ -178,20 +219,22 @@ def digests(each: Iterable[int]) -> NDArray[np.uint64]:
     return np.unique(np.array([*each], dtype=np.uint64))
 
 
-def figures(
-    scored: ScoredFragments, records: Sequence[LabelledRecord], join: Join, scorer: Scorer
-) -> Iterator[str]:
-    """Rows of the table: what is called by the scorer and by both, and the AUROC of each."""
-    at = np.full(len(records), scored.n_bases)
-    both = join_log_odds(join.knots, scored.scores, scored.head, at)
-    cuts = [
-        thresholds(rates, at, FALSE_POSITIVES["default"])
-        for rates in (scorer.error_rates, join.error_rates)
-    ]
-    called = [scored.scores >= cuts[0], both >= cuts[1]]
+def figures(each: Measured, joins: Mapping[int, Join], scorer: Scorer) -> Iterator[str]:
+    """Rows of the table: what is called by the scorer and by both, and the AUROC of each.
+
+    ``joins`` has for each fold the join of the other one.
+    """
+    scored, records = each.scored, each.records
+    both, is_called = np.empty(len(records)), np.empty(len(records), dtype=np.bool_)
+    for fold, join in joins.items():
+        own, log_odds = each.fold == fold, each.log_odds(join)
+        both[own] = log_odds[own]
+        is_called[own] = (log_odds >= each.cuts(join.error_rates))[own]
+    called = [scored.scores >= each.cuts(scorer.error_rates), is_called]
     kingdoms = np.array([record.kingdom for record in records])
     kinds: list[tuple[str, Mask]] = [
         ("all", np.ones(len(records), dtype=np.bool_)),
+        ("all that decide", each.is_counted),
         ("phages and prokaryotes", np.isin(kingdoms, PROKARYOTIC)),
         *((kingdom, kingdoms == kingdom) for kingdom in SHARES),
     ]
@@ -221,55 +264,44 @@ def scored_by(scored: ScoredFragments, log_odds: Values, rows: Mask) -> Samples:
     return Samples(scores, is_virus, scored.groups[rows], weights)
 
 
-def held_out(
-    manifest: Path, split: Path, parts: list[str]
-) -> tuple[Collection, Collection, list[PieceNets]]:
-    """The records of the folds that are held out, all others, and the scorer's nets for these."""
+def main(manifest: Path, split: Path, folder: Path, parts: list[str]) -> None:
     collection = collect(records_of(manifest, split, parts))
     fold_of_group = group_folds(collection.records)
     fold = np.array([fold_of_group[record.group] for record in collection.records])
     counts, is_inside = count_words(collection, fold), ~np.isin(fold, HELD_OUT)
-    words = Words.of(counts, set(HELD_OUT))
-    others = collection.where(is_inside)
-    return collection.where(~is_inside), others, fit(Course(others, fold[is_inside], words))
-
-
-def main(manifest: Path, split: Path, folder: Path, parts: list[str]) -> None:
-    scorer, model = Scorer.own(), inspect_file(folder / "model.safetensors")
-    network = load_network(model.path)
-    collection, others, nets = held_out(manifest, split, parts)
-    fragments, records = [], []
+    others, words = collection.where(is_inside), Words.of(counts, set(HELD_OUT))
+    nets = fit(Course(others, fold[is_inside], words))
+    held_out, fold = collection.where(~is_inside), fold[~is_inside]
+    scorer, network = Scorer.own(), load_network(folder / "model.safetensors")
+    measured = []
     for n_bases, n_fragments in N_FRAGMENTS.items():
         rng = np.random.default_rng([n_bases, SEED])
-        drawn = draw(collection, n_bases, n_fragments, SHARES, rng)
+        drawn = draw(held_out, n_bases, n_fragments, SHARES, rng)
         log_odds = fragment_log_odds(drawn.digits, nets)
-        own = records_of_fragments(collection, drawn)
-        head = head_log_odds(drawn, network)
-        fragments.append(scored_fragments(n_bases, own, log_odds, head, scorer))
-        records.append(own)
-    save_and_tell(folder, model, scorer, others, fragments, records)
+        own, head = records_of_fragments(held_out, drawn), head_log_odds(drawn, network)
+        scored = scored_fragments(n_bases, own, log_odds, head, scorer)
+        measured.append(Measured(scored, own, fold[drawn.record]))
+    save_and_tell(folder, scorer, others, measured)
 
 
 def save_and_tell(
-    folder: Path,
-    model: Model,
-    scorer: Scorer,
-    trained: Collection,
-    fragments: Sequence[ScoredFragments],
-    records: Sequence[Sequence[LabelledRecord]],
+    folder: Path, scorer: Scorer, trained: Collection, measured: Sequence[Measured]
 ) -> None:
-    join = join_of(fragments, scorer)
-    n_groups = len({record.group for each in records for record in each})
+    """Write the head, and the table of figures."""
+    model = replace(inspect_file(folder / "model.safetensors"), name=NETWORK)
+    n_groups = len({record.group for each in measured for record in each.records})
     training = f"kinds of viruses and cells; joined and measured on {n_groups} other groups"
-    head = make_head(model, join, threshold_alone(fragments[0]), training)
+    threshold = threshold_alone(measured[0].scored)
+    head = make_head(model, join_of(measured, scorer), threshold, training)
     known = replace(
         head,
         trained_records=digests(record.digest for record in trained.records),
         trained_groups=digests({group_digest(record.group) for record in trained.records}),
     )
     known.save(folder / HEAD_FILE)
-    for scored, own in zip(fragments, records, strict=True):
-        for line in figures(scored, own, join, scorer):
+    joins = {fold: join_of(measured, scorer, without=fold) for fold in HELD_OUT}
+    for each in measured:
+        for line in figures(each, joins, scorer):
             sys.stdout.write(line + "\n")
 
 

@@ -150,7 +150,13 @@ def test_a_file_of_other_weights_is_refused(network, tmp_path, spoil):
         open_model(str(path), lambda _: None)
 
 
-@pytest.mark.parametrize("sizes", [{}, {"n_viral": 9}, {"channels": -1}, {"channels": "8"}])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        *({}, {"n_viral": 9}, {"channels": -1}, {"channels": "8"}),
+        *({"dilations": [0, 4]}, {"dilations": [1, 1 << 40]}, {"dilations": [1] * 300_000}),
+    ],
+)
 def test_a_file_of_impossible_sizes_is_refused(network, tmp_path, sizes):
     path = tmp_path / "model.safetensors"
     save_network(network.float(), path)
@@ -171,7 +177,8 @@ def contigs(tmp_path_factory) -> Path:
     records = list(read_fasta(EXAMPLES))[:FEW]
     path = tmp_path_factory.mktemp("contigs") / "contigs.fa"
     texts = [f">{record.id}\n{record.sequence}\n" for record in records]
-    texts += [f">again\n{records[0].sequence}\n", f">unknown\n{'N' * 900}\n", ">short\nACGTAACC\n"]
+    more = {"again": records[0].sequence, "unknown": "N" * 900, "short": "ACGT" * 37}
+    texts += [f">{name}\n{bases}\n" for name, bases in more.items()]
     path.write_text("".join(texts))
     return path
 
@@ -265,14 +272,31 @@ def test_a_record_is_called_by_the_weighted_log_odds_of_network_and_scorer(
         assert row["n_chunks"] == row["n_frames_scored"] == str(len(chunks))
     assert found["again"]["virus_score"] == found[next(iter(records))]["virus_score"]
     assert (found["unknown"]["status"], found["unknown"]["call"]) == ("no_orf", "")
+    assert (found["short"]["status"], found["short"]["note"]) == (
+        "too_short",
+        "148 of at least 150",
+    )
 
 
-def test_viruses_of_the_example_are_called_and_its_other_records_are_not(called, tmp_path):
+def test_by_the_network_alone_viruses_of_the_example_have_more_than_its_other_records(tmp_path):
     """Of all sixteen, so that weights that were mixed up could not pass."""
-    folder = predict(EXAMPLES, tmp_path / "all")
-    calls = {row["record"]: row["call"] for row in rows(folder / "predictions.tsv")}
-    wrong = [name for name, call in calls.items() if (call == "virus") != ("virus" in name)]
-    assert len(calls) == 16 and not wrong
+    folder = predict(EXAMPLES, tmp_path / "alone", "--calls", "head")
+    scores = {row["record"]: row["virus_score"] for row in rows(folder / "predictions.tsv")}
+    in_order = sorted(scores, key=lambda name: float(scores[name]))
+    assert len(in_order) == 16
+    assert sum("virus" in name for name in in_order[8:]) >= 7
+
+
+def test_the_head_is_that_of_the_network():
+    head = Head.load(open_model(NETWORK, lambda _: None).head)
+    assert [encoder.name for encoder in head.facts.encoders] == [NETWORK]
+    assert head.facts.join.scorer_sha256 == Scorer.own().sha256
+
+
+def test_where_all_is_certain_nothing_is_read_and_nothing_is_warned_of(tmp_path):
+    folder = predict(EXAMPLES, tmp_path / "certain")
+    assert {row["note"] for row in rows(folder / "predictions.tsv")} == {"not embedded"}
+    assert "WARNING" not in (folder / "virnucpro.log").read_text()
 
 
 def test_by_default_it_reads_only_uncertain_records_and_calls_these_as_a_whole_run_does(

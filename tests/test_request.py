@@ -213,7 +213,7 @@ def test_what_chose_the_small_esm_2_by_itself_is_named_at_the_start(options, giv
     assert config.announcements[0] == (
         f"the small ESM-2 runs because of {chosen_by}; it changes no call: "
         f"leave {chosen_by} out to run without it, or add --model cnn_virnucpro for better calls "
-        "of nucleotides"
+        "of short records"
     )
     without = given_alone(options)
     assert not without.recipe.encoders and not without.announcements

@@ -336,6 +336,12 @@ class _Cascade(Caller):
     def shortest(self, input_type: InputType) -> int:
         return self.then.shortest(input_type)
 
+    def warnings(
+        self, chunk_size: int, n_records: int, n_short: int, n_shards: int
+    ) -> Iterator[str]:
+        """As usual, but that records may be left out on purpose."""
+        return self.then.warnings(chunk_size, n_records, n_short, n_shards or 1)
+
     def of_type(self, input_type: InputType) -> Caller:
         return _Cascade.of(self.first.of_type(input_type), self.then.of_type(input_type))
 

@@ -171,12 +171,16 @@ def planned_steps(options: RunOptions, n_slices: int, argv: Sequence[str]) -> li
 def gpu_steps(options: RunOptions, argv: Sequence[str]) -> list[str]:
     """Suggest idle GPUs after a run that embedded nothing."""
     from virnucpro.ground.devices import free_gpus
+    from virnucpro.run.folder import RunDir
 
     if not (places := free_gpus(options.cuda_visible_devices)):
         return []
-    gpus = ",".join(map(str, places))
-    words = _again(argv, "--model", "cnn_virnucpro", "--gpus", gpus, "--force")
-    return as_command(words, before=f"GPUs: {len(places)} free; better calls of nucleotides")
+    more, gain = ["--gpus", ",".join(map(str, places)), "--force"], "with ESM-2 vectors"
+    manifest = RunDir(options.output_dir).read_manifest()
+    is_of_bases = manifest is not None and manifest.recipe.input_type == "nucleotide"
+    if is_of_bases and options.chunk_size is None:
+        more, gain = ["--model", "cnn_virnucpro", *more], "with better calls of short records"
+    return as_command(_again(argv, *more), before=f"GPUs: {len(places)} free; {gain}")
 
 
 def _again(argv: Sequence[str], *more: str) -> list[str]:

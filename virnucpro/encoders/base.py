@@ -41,6 +41,7 @@ class Model(ABC):
     footprint: Footprint
     files: Sequence[Path]  # that `models import` copies, weights first; empty: it stays in place
     head: Path | None = None  # that comes with the model
+    shortest: int = 0  # bases or residues of the shortest record that it reads
 
     def precision_on(self, kind: str, precision: Precision) -> Precision:
         """Precision of this model in a run in ``precision``; ``kind`` is "cuda" or "cpu"."""

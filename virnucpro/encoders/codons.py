@@ -49,8 +49,10 @@ _DIGITS = np.full(256, 4)  # of the letters of bases in ASCII; 4: unknown
 _DIGITS[list(b"ACGTUacgtu")] = [0, 1, 2, 3, 3] * 2
 _FACTS = "virnucpro_codons"  # entry of the metadata
 _HEAD_BYTES = 256  # at the start of a file, with the first entry of its metadata
+_MOST_BLOCKS = 64
 _SHORTEST = 2 * N_FRAMES  # bases of the shortest sequence with a token
 _DAMAGE = (LookupError, ValueError, TypeError, AttributeError, RuntimeError)
+_SHORTEST_RECORD = 150  # bases; it has learned from 500 on, and was measured from 150 on
 _BYTES_PER_CHANNEL = 48  # peak of a token: the stream in float32, and the rows of a convolution
 _FILLING_TOKENS = 262_144  # in a batch for a GPU
 
@@ -77,6 +79,8 @@ class CodonNetwork(nn.Module):
         check_counts(of_codon, channels, hidden, n_viral, n_kinds, *dilations)
         if not 0 < n_viral < n_kinds:
             raise ValueError(f"{n_viral} of {n_kinds} kinds are viruses")
+        if len(dilations) > _MOST_BLOCKS or not all(0 < each < 1 << 16 for each in dilations):
+            raise ValueError(f"{len(dilations)} blocks, or an impossible dilation")
         self.n_viral = n_viral
         self.codons = nn.Embedding(UNKNOWN + 1, of_codon)
         self.stem = nn.Linear(N_TAPS * N_FRAMES * of_codon, channels)
@@ -248,7 +252,7 @@ def load_network(path: Path) -> CodonNetwork:
     except (OSError, SafetensorError, *_DAMAGE) as error:
         raise UnavailableError(
             f"{printable(path)} is not a network on codons: {printable(error)}",
-            hint="it came with VirNucPro: install the package again",
+            hint="if it is the one of VirNucPro, install the package again",
         ) from error
     return network.eval().requires_grad_(False)
 
@@ -297,6 +301,7 @@ def inspect_file(path: Path) -> _CodonModel:
         ),
         files=(),
         head=head if head.is_file() else None,
+        shortest=_SHORTEST_RECORD,
     )
 
 

@@ -201,7 +201,7 @@ FAMILIES: dict[str, Family] = {  # the first one gets, and may refuse, what no o
         "virnucpro.encoders.codons",
         reads="chunk",
         letters_per_token=1.5,  # a token is three bases of one strand
-        extra_tokens=0,
+        extra_tokens=-2,  # of the last bases none begins
         has_files=True,
     ),
 }

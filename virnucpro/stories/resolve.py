@@ -176,7 +176,7 @@ def _resolve_engine(
     return RunConfig(
         options=options,
         caller=caller,
-        recipe=_recipe(options, encoders, caller),
+        recipe=_recipe(options, encoders, caller, max(model.shortest for model in models)),
         resources=resources,
         checkpoints=tuple(model.path.resolve() for model in models),
         weights=tuple(weights.resolve() for weights, _ in prepared),
@@ -267,7 +267,7 @@ def _announce_options(
         given = " and ".join(options.given_to_embed)
         calls = (
             f"it changes no call: leave {given} out to run without it, or add --model "
-            "cnn_virnucpro for better calls of nucleotides"
+            "cnn_virnucpro for better calls of short records"
         )
         names_head = options.calls == "head" or options.head
         effect = "the head needs its vectors" if names_head else calls
@@ -392,9 +392,10 @@ def _spec(
             f"there is no layer {layer}: the model has {n_layers} layers",
             hint=f"give --layer 1 to {n_layers}, or leave it out for the last one",
         )
+    unit = "chunk" if model.reads == "chunk" else "frame"
     if pooling not in model.poolings:
         raise UsageError(
-            f"--pooling {pooling}: {printable(model.name)} makes one vector per frame",
+            f"--pooling {pooling}: {printable(model.name)} makes one vector per {unit}",
             hint="leave --pooling out, or name an ESM-2 with --model",
         )
     return EncoderSpec(
@@ -410,8 +411,10 @@ def _spec(
     )
 
 
-def _recipe(options: RunOptions, encoders: tuple[EncoderSpec, ...], caller: Caller) -> Recipe:
-    """The recipe of nucleotides.
+def _recipe(
+    options: RunOptions, encoders: tuple[EncoderSpec, ...], caller: Caller, shortest: int = 0
+) -> Recipe:
+    """The recipe of nucleotides; ``shortest``: bases of a record that the encoders read.
 
     Raises:
         UsageError: ``--chunk-size`` is not a size that the caller can work on.
@@ -421,7 +424,7 @@ def _recipe(options: RunOptions, encoders: tuple[EncoderSpec, ...], caller: Call
         Recipe,
         input_type="nucleotide",
         chunk_size=caller.chunk_size(options.chunk_size),
-        min_length=max(options.min_length, caller.shortest("nucleotide")),
+        min_length=max(options.min_length, caller.shortest("nucleotide"), shortest),
         encoders=encoders,
         **caller.hashes,
     )
