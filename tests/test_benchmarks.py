@@ -29,7 +29,8 @@ from virnucpro.encoders.proof.synthetic import write_checkpoint
 MEASURE = Path(front_end.__file__).with_name("measure.py")
 
 
-def test_a_run_of_files_is_a_real_one_and_separates_start_up(tmp_path):
+def test_a_run_of_files_is_a_real_one_and_separates_start_up(monkeypatch, tmp_path):
+    monkeypatch.setattr("torch.hub._hub_dir", None)  # the measurement sets it; other tests do not
     write_checkpoint(tmp_path / "tiny.pt", TINY, seed=3)
     row = time_extract(
         FileRun(
