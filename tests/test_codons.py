@@ -294,12 +294,12 @@ def test_the_head_is_that_of_the_network():
 
 
 def test_where_all_is_certain_nothing_is_read_and_nothing_is_warned_of(tmp_path):
-    folder = predict(EXAMPLES, tmp_path / "certain")
+    folder = predict(EXAMPLES, tmp_path / "certain", "--embed", "uncertain")
     assert {row["note"] for row in rows(folder / "predictions.tsv")} == {"not embedded"}
     assert "WARNING" not in (folder / "virnucpro.log").read_text()
 
 
-def test_by_default_it_reads_only_uncertain_records_and_calls_these_as_a_whole_run_does(
+def test_by_default_it_reads_what_may_be_viral_and_calls_this_as_a_whole_run_does(
     contigs, called, tmp_path
 ):
     records = list(read_fasta(EXAMPLES))
@@ -309,12 +309,12 @@ def test_by_default_it_reads_only_uncertain_records_and_calls_these_as_a_whole_r
     more.write_text(contigs.read_text() + texts)
     by_name = {
         embed: {row["record"]: row for row in rows(folder / "predictions.tsv")}
-        for embed in ("all", "uncertain")
+        for embed in ("all", "viral")
         for folder in [predict(more, tmp_path / embed, "--embed", embed)]
     }
     usual = predict(more, tmp_path / "usual")
-    assert tables(usual) == tables(tmp_path / "uncertain") != tables(tmp_path / "all")
-    read = [row for row in by_name["uncertain"].values() if row["note"] != "not embedded"]
+    assert tables(usual) == tables(tmp_path / "viral") != tables(tmp_path / "all")
+    read = [row for row in by_name["viral"].values() if row["note"] != "not embedded"]
     assert 0 < len(read) < len(by_name["all"])
     assert all(row == by_name["all"][row["record"]] for row in read)
 

@@ -144,7 +144,9 @@ class Caller:
         """Warn about records with weak calls or none; ``n_short``: shorter than half a chunk."""
         if not n_shards:
             yield "no record has a frame to embed: the table has the status of each"
-        if self.frame_head and n_short > n_records / 2:
+        join = self.frame_head.facts.join if self.frame_head else None
+        is_measured = join is not None and 2 * join.knots[0].n_bases < chunk_size
+        if self.frame_head and not is_measured and n_short > n_records / 2:
             yield (
                 f"calls of records shorter than half a chunk of {chunk_size} bases are less "
                 f"reliable: {n_short} of {counted(n_records, 'record')}"

@@ -42,7 +42,7 @@ def predict(options: PredictOptions, console: ConsoleOptions) -> None:
     """Find viruses in FASTA or FASTQ, and write viruses.tsv, viruses.fasta and predictions.tsv.
 
     A fast scorer calls every record virus or other. With --model cnn_virnucpro, a network also
-    reads the records that the scorer is not sure of, and both call these together: slower, and
+    reads the records that may be viral by their score, and both call these together: slower, and
     better for records of up to 1,000 bases. With another --model, or any device option except
     --workers, ESM-2 embeds every translated frame and writes vectors to features.h5. The built-in
     ESM-2 changes no call. Your own head does, where its training showed a gain.

@@ -90,7 +90,7 @@ class SequenceOptions:
         int,
         option(
             "Give records shorter than this (proteins: in residues) the status too_short. The "
-            "scorer of predict needs at least 150 bases or 50 residues.",
+            "scorer of predict needs at least 150 bases or 50 residues, cnn_virnucpro 150 bases.",
             FILES,
             metavar="BASES",
             min=0,
@@ -241,7 +241,7 @@ class PredictOptions(CutOptions, RunOptions):
             "nearly; uncertain: these, except records that every preset calls virus. The scorer "
             "alone calls the others.",
             MODEL,
-            show_default="all; uncertain with cnn_virnucpro; with --resume as before",
+            show_default="all; viral with cnn_virnucpro; with --resume as before",
         ),
     ] = None
 

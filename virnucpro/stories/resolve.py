@@ -240,12 +240,12 @@ def _rules(
 ) -> Mapping[Embed, int]:
     """The rules by which the run embeds: the recorded ones and any that this start adds.
 
-    An encoder of chunks is there for the calls: by default it reads nothing that changes none.
+    An encoder of chunks is there for the calls: by default it reads what a preset may call virus.
     """
     rule: Embed | None = "all"
     match options:
         case PredictOptions(embed=None, calls="auto") if recorded is None:
-            rule = "uncertain" if models[0].reads == "chunk" else "all"
+            rule = "viral" if models[0].reads == "chunk" else "all"
         case PredictOptions(embed=rule):
             pass
     if recorded is None:
