@@ -145,6 +145,7 @@ class Caller:
         if not n_shards:
             yield "no record has a frame to embed: the table has the status of each"
         join = self.frame_head.facts.join if self.frame_head else None
+        # such short records were among those that the join was measured on
         is_measured = join is not None and 2 * join.knots[0].n_bases < chunk_size
         if self.frame_head and not is_measured and n_short > n_records / 2:
             yield (
