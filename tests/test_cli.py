@@ -248,9 +248,11 @@ def test_an_empty_value_is_refused_with_a_hint_at_an_unset_variable(tmp_path, wo
         (["predict", "contigs.fa"], "did you mean --input contigs.fa?"),
         (["predict", "contigs.fa", "results"], "did you mean --input contigs.fa? Each file needs"),
         (["predict", "-i", "a.fa", "b.fa", "c.fa", "-o", "x"], "did you mean --input b.fa? Each"),
+        (["predict", "-i", "a.fa", "-o", "x", "-t", "4"], "did you mean --workers?"),
+        (["train", "--data", "a.tsv", "--out=x"], "did you mean --output-dir?"),
     ],
 )
-def test_a_file_without_an_option_is_refused_and_the_option_named(tmp_path, arguments, hint):
+def test_a_refused_word_names_the_option_that_was_meant(tmp_path, arguments, hint):
     answer = virnucpro(*arguments, cwd=tmp_path)
     assert answer.returncode == 64
     assert f"hint:  {hint}" in answer.stderr

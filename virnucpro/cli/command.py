@@ -29,6 +29,10 @@ _SHOWN = 3  # files in a hint
 _NAMES = 30  # columns of help for the names of options
 # a paragraph of help that ends in a command, which can be copied as a whole
 _EXAMPLE = re.compile(r"(?:(?P<about>.*:) |- )(?P<command>(?:virnucpro|torchrun|sbatch) .*)")
+_ELSEWHERE = {  # names of options in other programs of the field -> ours
+    **dict.fromkeys(("-t", "--threads", "--cpus", "--cores"), "--workers"),
+    **dict.fromkeys(("--out", "--outdir"), "--output-dir"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +197,10 @@ def _wrapped(text: str, width: int, first: str, indent: int) -> str:
 
 
 class Command(TyperCommand):
-    """A command; one with ``--input`` suggests it when a file has no option before it."""
+    """A command, which suggests its own options for those of other programs.
+
+    One with ``--input`` suggests it when a file has no option before it.
+    """
 
     format_help = _write_help
 
@@ -204,7 +211,10 @@ class Command(TyperCommand):
         return [re.sub("[{}]", "", piece) for piece in super().collect_usage_pieces(ctx)]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - typer's or click's
-        if not ctx.resilient_parsing and any(param.name == "input" for param in self.params):
+        own = {name for param in self.params for name in param.opts}
+        if not ctx.resilient_parsing:
+            _refuse_names_of_others(args, own)
+        if not ctx.resilient_parsing and "--input" in own:
             trial = self.make_context(ctx.info_name, list(args), ctx.parent, resilient_parsing=True)
             _refuse_stray(trial.args)
         return super().parse_args(ctx, args)
@@ -217,6 +227,17 @@ class Group(TyperGroup):
 
     def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - typer's or click's
         return _plain(super().get_params(ctx))
+
+
+def _refuse_names_of_others(args: list[str], own: set[str]) -> None:
+    """
+    Raises:
+        UsageError: an option has another name here.
+    """
+    for name in (arg.partition("=")[0] for arg in args):
+        ours = _ELSEWHERE.get(name)
+        if ours in own and name not in own:
+            raise UsageError(f"no option {name}", hint=f"did you mean {ours}?")
 
 
 def _refuse_stray(stray: list[str]) -> None:
