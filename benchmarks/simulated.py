@@ -162,7 +162,7 @@ def load(spec: EncoderSpec, weights: Path, device: torch.device) -> SimulatedEnc
 
 def register() -> None:
     """Register the family in this process."""
-    FAMILIES.setdefault(_FAMILY, Family(_FAMILY, reads="protein"))
+    FAMILIES.setdefault(_FAMILY, Family(_FAMILY))
 
 
 class SimulatedWorker(Worker):

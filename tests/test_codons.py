@@ -25,7 +25,7 @@ from virnucpro.encoders.base import Encoder, Rows, load_encoder
 from virnucpro.encoders.catalogue import open_model
 from virnucpro.encoders.codons import CodonNetwork, load_network, save_network
 from virnucpro.encoders.families import NETWORK
-from virnucpro.ground.config import EncoderSpec, Precision
+from virnucpro.ground.config import Precision
 from virnucpro.ground.errors import UnavailableError
 from virnucpro.ground.records import reverse_complement
 from virnucpro.scorer.nets import Scorer
@@ -203,16 +203,7 @@ def invoke(words: list[str]) -> tuple[int, str]:
 
 def load_shipped(precision: Precision, device: str = "cpu") -> Encoder:
     model = open_model(NETWORK, lambda _: None)
-    spec = EncoderSpec(
-        family=model.family,
-        reads=model.reads,
-        model=model.name,
-        sha256="",
-        layer=1,
-        pooling="mean",
-        precision=precision,
-        dim=model.dim,
-    )
+    spec = model.spec(sha256="", precision=precision)
     return load_encoder(spec, model.path, torch.device(device))
 
 

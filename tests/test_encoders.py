@@ -52,7 +52,7 @@ TOY = replace(FAIR_ESM, family="toy", model="counts", sha256="1" * 64, layer=1, 
 @pytest.fixture
 def toy_config(make_config, monkeypatch) -> Callable[..., RunConfig]:
     """An extraction by the toy encoder alone."""
-    line = Family("toy_encoder", reads="dna", extra_tokens=0, has_files=True)
+    line = Family("toy_encoder", extra_tokens=0, has_files=True)
     monkeypatch.setitem(FAMILIES, "toy", line)
 
     def make(*inputs: Path, **changes: object) -> RunConfig:

@@ -37,7 +37,6 @@ published = Published(
 )
 FAMILY = Family(
     "toy_package_encoder",
-    reads="dna",
     extra_tokens=0,
     has_files=True,
     published={"toy-counts": published},

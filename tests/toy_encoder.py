@@ -11,7 +11,7 @@ import torch
 
 from virnucpro.encoders.base import Model, Pending, not_published
 from virnucpro.encoders.families import Published
-from virnucpro.ground.config import EncoderSpec, Footprint, Precision
+from virnucpro.ground.config import EncoderSpec, Footprint, Precision, Reads
 from virnucpro.ground.events import OnEvent
 from virnucpro.ground.files import sha256
 
@@ -26,7 +26,7 @@ def inspect(path: Path, on_event: OnEvent) -> CountingModel | None:
         path=path,
         name="counts",
         family="toy",
-        reads="dna",
+        reads=Reads.DNA,
         encoder_id=sha256(path),
         n_layers=1,
         dim=4,

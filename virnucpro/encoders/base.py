@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,14 +49,20 @@ class Model(ABC):
 
     def describe(self, spec: EncoderSpec) -> str:
         """Describe the model and the choices for its vectors, for the announcement."""
+        of_what = " of bases" if self.reads is Reads.DNA else ""
         text = (
             f"{self.n_layers} layers, {self.dim} dimensions, "
             f"{self.footprint.n_parameters / 1e6:.1f} M parameters; layer {spec.layer}, "
-            f"{spec.pooling} pooling{' of bases' if self.reads == 'dna' else ''}, {spec.precision}"
+            f"{spec.pooling} pooling{of_what}, {spec.precision}"
         )
         if spec.precision == "fp16":
             text += ", fp32 for proteins with numbers too large for fp16"
         return text
+
+    def spec(self, **chosen: Any) -> EncoderSpec:  # noqa: ANN401 - fields of EncoderSpec
+        """The encoder of a run; by default its first pooling, of its last layer."""
+        usual: Any = {"layer": self.n_layers, "pooling": self.poolings[0], "dim": self.dim}
+        return EncoderSpec(family=self.family, reads=self.reads, model=self.name, **usual | chosen)
 
     @abstractmethod
     def prepare(self, precision: Precision, on_event: OnEvent) -> tuple[Path, str]:
@@ -163,6 +169,6 @@ def estimate_tokens(encoders: Iterable[EncoderSpec], n_sequences: int, n_residue
     total = 0.0
     for spec in encoders:
         family = family_of(spec.family)
-        n_letters = 3 * n_residues if family.reads == "dna" else n_residues
+        n_letters = 3 * n_residues if spec.reads is Reads.DNA else n_residues
         total += n_letters / family.letters_per_token + family.extra_tokens * n_sequences
     return round(total)

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from virnucpro.encoders.base import Model
 from virnucpro.encoders.esm2.model import DTYPES
 from virnucpro.encoders.transfer import PackedBatch, PackedEncoder, send
-from virnucpro.ground.config import EncoderSpec, Footprint, Precision
+from virnucpro.ground.config import EncoderSpec, Footprint, Precision, Reads
 from virnucpro.ground.errors import UnavailableError
 from virnucpro.ground.events import OnEvent
 from virnucpro.ground.files import HEAD_FILE, parse_json, sha256
@@ -288,7 +288,7 @@ def inspect_file(path: Path) -> _CodonModel:
         path=path,
         name=path.parent.name,
         family=FAMILY,
-        reads="chunk",
+        reads=Reads.CHUNK,
         encoder_id=sha256(path),
         n_layers=1,
         dim=network.dim,

@@ -1,4 +1,4 @@
-"""The families of encoders: what each reads and publishes, and where its code is.
+"""The families of encoders: what each publishes, and where its code is.
 
 A family lists published models by name; a bundle joins some of them with a head. This module holds
 names and figures only, so that shell completion does not import torch.
@@ -23,7 +23,6 @@ from importlib import import_module
 from pathlib import PurePosixPath
 from typing import Any
 
-from virnucpro.ground.config import Reads
 from virnucpro.ground.errors import UnavailableError
 from virnucpro.ground.log import printable
 from virnucpro.ground.plugins import find_plugins
@@ -82,7 +81,6 @@ class Family:
     """
 
     module: str
-    reads: Reads
     letters_per_token: float = 1.0
     extra_tokens: int = 2  # tokens added to each sequence
     has_files: bool = False  # True if its module has ``inspect``
@@ -160,14 +158,11 @@ _DNABERT_S = (
     "https://huggingface.co/zhihan1996/DNABERT-S/resolve/00e47f96cdea35e4b6f5df89e5419cbe47d490c6"
 )
 FAMILIES: dict[str, Family] = {  # the first one gets, and may refuse, what no other recognises
-    "esm2": Family(
-        "virnucpro.encoders.esm2.family", reads="protein", has_files=True, published=_ESM2
-    ),
-    "fair-esm": Family("virnucpro.encoders.proof.fair_esm", reads="protein"),
-    "learned": Family("virnucpro.encoders.learned", reads="protein", has_files=True),
+    "esm2": Family("virnucpro.encoders.esm2.family", has_files=True, published=_ESM2),
+    "fair-esm": Family("virnucpro.encoders.proof.fair_esm"),
+    "learned": Family("virnucpro.encoders.learned", has_files=True),
     "dnabert-s": Family(
         "virnucpro.encoders.dnabert_s.encoder",
-        reads="dna",
         letters_per_token=4.6,
         has_files=True,
         published={
@@ -196,10 +191,9 @@ FAMILIES: dict[str, Family] = {  # the first one gets, and may refuse, what no o
             ),
         },
     ),
-    "composition": Family("virnucpro.encoders.learned", reads="dna"),
+    "composition": Family("virnucpro.encoders.learned"),
     "codons": Family(
         "virnucpro.encoders.codons",
-        reads="chunk",
         letters_per_token=1.5,  # a token is three bases of one strand
         extra_tokens=-2,  # of the last bases none begins
         has_files=True,

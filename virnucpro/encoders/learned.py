@@ -31,7 +31,7 @@ from virnucpro.encoders.esm2.weights import load_esm2
 from virnucpro.encoders.options import Architecture, Encoding
 from virnucpro.encoders.readers import Reader
 from virnucpro.encoders.transfer import PackedBatch, PackedEncoder
-from virnucpro.ground.config import EncoderSpec, Footprint, Precision
+from virnucpro.ground.config import EncoderSpec, Footprint, Precision, Reads
 from virnucpro.ground.errors import UnavailableError
 from virnucpro.ground.events import OnEvent
 from virnucpro.ground.files import HEAD_FILE, LEARNED_FILE, parse_json, sha256
@@ -173,7 +173,7 @@ def inspect_learned(path: Path, on_event: OnEvent = lambda _: None) -> _LearnedC
         path=path,
         name=f"{facts.encoding}-{facts.architecture}",
         family=COMPOSITION if is_composition else LEARNED,
-        reads="dna" if is_composition else "protein",
+        reads=Reads.DNA if is_composition else Reads.PROTEIN,
         encoder_id=sha256(path),
         n_layers=1,
         dim=facts.dim,

@@ -42,7 +42,7 @@ from virnucpro.ground.records import Shard
 from virnucpro.run.shards import read_shard
 
 _STORAGE_ERRORS = (OSError, OutputError, StorageError)
-_TRIAL = {"protein": "M", "dna": "ATG", "chunk": "ATG"}
+_TRIAL = "ATG"  # bases, or three residues
 # FLOP/s of a slow device of each kind: a batch that takes longer counts as hung
 _SLOWEST = {"cpu": 2e9, "mps": 1e11, "cuda": 1e12}
 
@@ -82,7 +82,7 @@ class Worker:
         # batches on the device, all of one encoder
         self.in_flight: deque[tuple[ShardEmbedding, list[int], Pending | Refused]] = deque()
         for encoder in self.encoders:  # a device that cannot compute must not look ready
-            encoder.start([_TRIAL[encoder.spec.reads]]).rows()
+            encoder.start([_TRIAL]).rows()
 
     @property
     def description(self) -> str:

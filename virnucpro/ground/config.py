@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from enum import Enum
 from typing import Any, ClassVar, Literal
 
 from virnucpro.ground.errors import UsageError
@@ -16,8 +17,6 @@ from virnucpro.ground.errors import UsageError
 InputType = Literal["nucleotide", "protein"]
 Precision = Literal["fp32", "bf16", "fp16", "bf16x2", "fp8"]  # bf16x2: numbers in two bf16 parts
 Pooling = Literal["mean", "bos", "none"]
-# what an encoder reads: the protein or the bases of a frame, or a whole chunk
-Reads = Literal["protein", "dna", "chunk"]
 FeatureFormat = Literal["h5", "npz", "pt", "parquet"]
 Store = Literal["float32", "bfloat16"]  # numbers on disk; bfloat16: the nearest, ties to even
 Command = Literal["predict", "extract"]
@@ -40,6 +39,20 @@ SHARD_FORMAT = 8
 BYTES_PER_SLICE = 2**23  # of uncompressed input that is planned and called together
 
 
+class Reads(str, Enum):
+    """What an encoder reads: the protein or the bases of a frame, or a whole chunk."""
+
+    PROTEIN = "protein"
+    DNA = "dna"
+    CHUNK = "chunk"
+    __str__ = str.__str__  # as in JSON
+
+    @property
+    def unit(self) -> str:
+        """What has a vector of its own."""
+        return "chunk" if self is Reads.CHUNK else "frame"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderSpec:
     """A model, and how it turns sequences into vectors."""
@@ -51,10 +64,13 @@ class EncoderSpec:
     pooling: Pooling
     precision: Precision
     dim: int  # length of a vector
-    reads: Reads = "protein"
+    reads: Reads = Reads.PROTEIN
     store: Store = _AS_EVER
 
     implied: ClassVar = ("model", "dim", "reads")  # follow from the other fields
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reads", Reads(self.reads))  # of JSON
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -91,7 +107,7 @@ class Recipe:
                 hint="use 500 or 300, or what the head was trained for",
             )
         for encoder in self.encoders:
-            if encoder.reads != "protein" and self.input_type == "protein":
+            if encoder.reads is not Reads.PROTEIN and self.input_type == "protein":
                 raise UsageError(
                     f"{encoder.model} reads nucleotides; the input holds proteins",
                     hint="give the nucleotide sequences, or name a model that reads proteins",

@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.ground.config import Status
+from virnucpro.ground.config import Reads, Status
 
 Values = NDArray[np.float64]
 Counts = NDArray[np.int64]
@@ -159,9 +159,9 @@ class Orf(NamedTuple):
     bases: str = ""  # bases of its strand in upper case, and the next one, if any
     copy_of: int | None = None  # ordinal of the embedded ORF of this sequence; see ``run.shards``
 
-    def text(self, what: Literal["protein", "dna", "chunk"]) -> str:
+    def text(self, reads: Reads) -> str:
         """The sequence that an encoder reads."""
-        return self.bases if what == "dna" else self.protein
+        return self.bases if reads is Reads.DNA else self.protein
 
     def codons_in(self, sequence: str) -> str:
         """Its complete codons, on its own strand; ``sequence`` is that of the record."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.ground.config import EncoderSpec, FeatureFormat
+from virnucpro.ground.config import EncoderSpec, FeatureFormat, Reads
 from virnucpro.ground.records import Embeddings
 from virnucpro.ground.tree import Tree
 
@@ -79,7 +79,7 @@ def save_pt(path: Path, embeddings: Embeddings, encoder: EncoderSpec, tree: Tree
     import torch
 
     ids, content = list(embeddings.ids), dict[str, object]()
-    if encoder.reads != "protein":
+    if encoder.reads is not Reads.PROTEIN:
         rows = zip(ids, embeddings.vectors.tolist(), strict=True)
         data = [{"label": name, "mean_representation": row} for name, row in rows]
         content = {"nucleotide": ids, "data": data}

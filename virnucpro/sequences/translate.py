@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.ground.config import Recipe, Status
+from virnucpro.ground.config import Reads, Recipe, Status
 from virnucpro.ground.errors import UsageError
 from virnucpro.ground.records import FastaRecord, Orf, Records, reverse_complement
 from virnucpro.sequences.fasta import find_invalid, is_of_type
@@ -203,7 +203,7 @@ class Chunk(NamedTuple):
     @staticmethod
     def orfs(chunks: Sequence[Chunk], recipe: Recipe) -> list[Orf]:
         """What the encoders of the recipe read: the chunks, or their frames."""
-        if "chunk" in recipe.reads:
+        if Reads.CHUNK in recipe.reads:
             return Chunk.whole(chunks)
         return translate_six_frames(chunks, GeneticCode.of(recipe.genetic_code))
 

@@ -24,6 +24,7 @@ from virnucpro.ground.config import (
     Footprint,
     InputType,
     Precision,
+    Reads,
     Recipe,
     join_footprints,
 )
@@ -245,7 +246,7 @@ def _rules(
     rule: Embed | None = "all"
     match options:
         case PredictOptions(embed=None, calls="auto") if recorded is None:
-            rule = "viral" if models[0].reads == "chunk" else "all"
+            rule = "viral" if models[0].reads is Reads.CHUNK else "all"
         case PredictOptions(embed=rule):
             pass
     if recorded is None:
@@ -392,22 +393,13 @@ def _spec(
             f"there is no layer {layer}: the model has {n_layers} layers",
             hint=f"give --layer 1 to {n_layers}, or leave it out for the last one",
         )
-    unit = "chunk" if model.reads == "chunk" else "frame"
     if pooling not in model.poolings:
         raise UsageError(
-            f"--pooling {pooling}: {printable(model.name)} makes one vector per {unit}",
+            f"--pooling {pooling}: {printable(model.name)} makes one vector per {model.reads.unit}",
             hint="leave --pooling out, or name an ESM-2 with --model",
         )
-    return EncoderSpec(
-        family=model.family,
-        reads=model.reads,
-        model=model.name,
-        sha256=digest,
-        layer=layer,
-        pooling=pooling,
-        precision=precision,
-        dim=model.dim,
-        store=options.store,
+    return model.spec(
+        sha256=digest, layer=layer, pooling=pooling, precision=precision, store=options.store
     )
 
 

@@ -78,7 +78,7 @@ class Summary:
     def _count_plan(self, plan: Plan) -> None:
         """Count the files of a run and the tokens that copies save."""
         manifest = plan.manifest
-        self.unit = "chunk" if "chunk" in manifest.recipe.reads else "frame"
+        self.unit = min((each.unit for each in manifest.recipe.reads), default=self.unit)
         encoders, counts, shards = manifest.recipe.encoders, plan.counts, plan.shards
         self.n_refused = len(manifest.refused)
         self.n_files = len(manifest.inputs) + self.n_refused

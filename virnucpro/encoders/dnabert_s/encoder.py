@@ -30,7 +30,7 @@ from virnucpro.encoders.dnabert_s.tokenizer import Tokenizer, read_tokenizer
 from virnucpro.encoders.families import FAMILIES, Published
 from virnucpro.encoders.tensors import check_plain, read_pt
 from virnucpro.encoders.transfer import PackedEncoder, send
-from virnucpro.ground.config import EncoderSpec, Footprint, Precision
+from virnucpro.ground.config import EncoderSpec, Footprint, Precision, Reads
 from virnucpro.ground.errors import UnavailableError
 from virnucpro.ground.events import OnEvent
 from virnucpro.ground.files import read_json, sha256
@@ -209,7 +209,7 @@ def inspect_folder(path: Path) -> _DNABERTModel:
         path=path,
         name=path.name,
         family="dnabert-s",
-        reads="dna",
+        reads=Reads.DNA,
         encoder_id=digest.hexdigest()[:16],
         n_layers=shape.n_layers,
         dim=shape.dim,

@@ -133,7 +133,7 @@ def _multiply(a: Tensor, b: Tensor) -> Tensor:
     return a.float() @ b.float()
 
 
-class Layer(nn.Module):
+class _Layer(nn.Module):
     """A transformer layer. (n_tokens, dim) -> the same."""
 
     def __init__(self, shape: DNABERTShape) -> None:
@@ -164,7 +164,7 @@ class DNABERT(nn.Module):
         self.embedding = nn.Embedding(shape.n_words, shape.dim)
         self.token_types = nn.Embedding(2, shape.dim)  # the first one is added to every token
         self.embedding_norm = nn.LayerNorm(shape.dim, eps=LAYER_NORM_EPS)
-        self.layers = nn.ModuleList(Layer(shape) for _ in range(n_layers))
+        self.layers = nn.ModuleList(_Layer(shape) for _ in range(n_layers))
 
     def forward(self, tokens: Tensor, batch: PackedBatch) -> Tensor:
         """The representation after the last layer of this model. (n_tokens,) -> (n_tokens, dim)"""

@@ -19,7 +19,7 @@ from virnucpro.encoders.esm2.checkpoint import (
     weight_files,
 )
 from virnucpro.encoders.families import Published
-from virnucpro.ground.config import EncoderSpec, Footprint, Precision
+from virnucpro.ground.config import EncoderSpec, Footprint, Precision, Reads
 from virnucpro.ground.errors import UnavailableError
 from virnucpro.ground.events import OnEvent
 from virnucpro.ground.files import HEAD_FILE, REGIONS_FILE
@@ -121,7 +121,7 @@ def inspect_esm2(path: Path) -> ESM2Model:
         path=path,
         name=path.name if path.is_dir() else path.stem,
         family="esm2",
-        reads="protein",
+        reads=Reads.PROTEIN,
         encoder_id=identify(shape, tensors),
         n_layers=shape.n_layers,
         dim=shape.dim,

@@ -140,14 +140,7 @@ def check(model: str, options: ComputeOptions, on_event: OnEvent) -> list[_Check
 def check_on(choice: Choice, model: Model, precision: Precision, on_event: OnEvent) -> list[_Check]:
     """Embed the panel on existing devices. Raises as ``check``."""
     weights, digest = as_esm2(model).prepare(precision, on_event)
-    spec = EncoderSpec(
-        model=model.name,
-        sha256=digest,
-        layer=model.n_layers,
-        pooling="mean",
-        precision=precision,
-        dim=model.dim,
-    )
+    spec = model.spec(sha256=digest, precision=precision)
     for description in choice.descriptions:
         announce(description)
     devices = tuple(dict.fromkeys(choice.devices))  # all workers of a CPU are one device
