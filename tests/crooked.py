@@ -1,4 +1,4 @@
-"""Encoders that are ESM-2 but for a small fault, each as a family with ``load``."""
+"""Encoders that are right but for a small fault, each as a family with ``load``."""
 
 from __future__ import annotations
 
@@ -7,38 +7,38 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 
 from virnucpro.encoders.base import Pending
-from virnucpro.encoders.esm2 import encoder as esm2
-from virnucpro.encoders.esm2 import family
+from virnucpro.encoders.codons import _CodonEncoder
 from virnucpro.encoders.esm2.attention import StagedBatch
 from virnucpro.encoders.esm2.encoder import _ESM2Encoder
 from virnucpro.encoders.esm2.model import bos_pool
 from virnucpro.encoders.families import FAMILIES
 from virnucpro.encoders.transfer import PackedBatch
 
-Fault = Callable[[_ESM2Encoder], None]
+Fault = Callable[[Any], None]
 
 
 @contextmanager
-def crooked(fault: Fault) -> Iterator[None]:
-    """Every ESM-2 that is loaded in this block has the fault."""
+def crooked(fault: Fault, family: str = "esm2") -> Iterator[None]:
+    """Every encoder of the family that is loaded in this block has the fault."""
+    before = FAMILIES[family]
 
-    def load(*arguments: object) -> _ESM2Encoder:
-        encoder = esm2.load(*arguments)
+    def load(*arguments: object) -> object:
+        encoder = before.code.load(*arguments)
         fault(encoder)
         return encoder
 
-    before = FAMILIES["esm2"]
-    sys.modules["crooked_esm2"] = SimpleNamespace(load=load, inspect=family.inspect)
-    FAMILIES["esm2"] = replace(before, module="crooked_esm2")
+    sys.modules["crooked_encoder"] = SimpleNamespace(load=load, inspect=before.code.inspect)
+    FAMILIES[family] = replace(before, module="crooked_encoder")
     try:
         yield
     finally:
-        FAMILIES["esm2"] = before
-        del sys.modules["crooked_esm2"]
+        FAMILIES[family] = before
+        del sys.modules["crooked_encoder"]
 
 
 def scale_a_norm(encoder: _ESM2Encoder) -> None:
@@ -47,6 +47,14 @@ def scale_a_norm(encoder: _ESM2Encoder) -> None:
 
 def scale_a_norm_much(encoder: _ESM2Encoder) -> None:
     encoder.model.layers[0].mlp_norm.weight.mul_(1.1)
+
+
+def scale_channels(encoder: _CodonEncoder) -> None:
+    encoder.network.norm.scale.mul_(1.0001)
+
+
+def scale_channels_much(encoder: _CodonEncoder) -> None:
+    encoder.network.norm.scale.mul_(1.1)
 
 
 def scale_rotary(encoder: _ESM2Encoder) -> None:

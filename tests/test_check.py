@@ -10,10 +10,12 @@ from pathlib import Path
 import crooked as faults
 import numpy as np
 import pytest
+import torch
 from conftest import TINY
 from forked import run_command, virnucpro
 from oracle import make_fair_esm, save_fair_esm
 
+from virnucpro.encoders import codons
 from virnucpro.encoders.esm2.checkpoint import ESM2Shape
 from virnucpro.encoders.esm2.family import inspect_esm2
 from virnucpro.encoders.learned import _LearnedFacts, save_learned
@@ -24,7 +26,7 @@ from virnucpro.encoders.proof.check import (
     find_deviations,
     make_panel,
 )
-from virnucpro.ground.config import Precision
+from virnucpro.ground.config import Precision, Reads
 from virnucpro.ground.devices import Choice
 from virnucpro.ground.errors import UnavailableError
 from virnucpro.ground.events import Progress, Telling
@@ -44,7 +46,7 @@ def short_panel(monkeypatch) -> set[str]:
     """The shorter half of the panel, which takes a tenth of the time."""
     panel = {name: protein for name, protein in make_panel().items() if len(protein) < 200}
     assert len(panel) > 20 and "odd_J" in panel
-    monkeypatch.setattr("virnucpro.encoders.proof.check.make_panel", lambda: panel)
+    monkeypatch.setattr("virnucpro.encoders.proof.check.make_panel", lambda _: panel)
     return set(panel)
 
 
@@ -86,10 +88,10 @@ def test_a_model_passes_in_either_format_and_every_protein_is_reported(model, ti
     for path in (model, tiny.model):
         outcome = run(path, precision)
         assert not outcome.failures, outcome.report_lines()
-        assert {one.protein for one in outcome.deviations} == set(make_panel())
+        assert {one.sequence for one in outcome.deviations} == set(make_panel())
         shares = [outcome.share(one) for one in outcome.deviations]
         assert shares[0] <= 1 and shares == sorted(shares, reverse=True)
-        assert all(one.mean > 0 and one.residue > 0 for one in outcome.deviations)
+        assert all(one.mean > 0 and one.row > 0 for one in outcome.deviations)
         assert outcome.tokens_per_second > 0 and outcome.oracle.tokens_per_second > 0
 
 
@@ -104,15 +106,38 @@ def test_the_tolerance_grows_with_the_layers_and_follows_the_precision(tmp_path,
     ):
         shallow, deep = run(model, precision), run(path, precision)
         assert not deep.failures, deep.report_lines()
-        assert deep.oracle.residue > shallow.oracle.residue
+        assert deep.oracle.row > shallow.oracle.row
         assert least < shallow.oracle.mean < most
-        assert least < shallow.oracle.residue < most
+        assert least < shallow.oracle.row < most
 
 
 def test_the_embedded_model_passes(short_panel):
     outcome = run("esm2_virnucpro")
     assert not outcome.failures, outcome.report_lines()
-    assert {one.protein for one in outcome.deviations} == short_panel
+    assert {one.sequence for one in outcome.deviations} == short_panel
+
+
+@pytest.mark.parametrize(
+    ("precision", "fault"), [("fp32", faults.scale_channels), ("bf16", faults.scale_channels_much)]
+)
+def test_a_network_on_codons_passes_and_a_fault_larger_than_the_roundings_fails(
+    precision, fault, tmp_path
+):
+    """Nobody else has one, so it is compared with itself in float32."""
+    torch.manual_seed(1)
+    sizes = {"of_codon": 8, "channels": 32, "dilations": [1, 2, 4], "hidden": 16}
+    network = codons.CodonNetwork(**sizes, n_viral=2, n_kinds=5)
+    for parameter in network.parameters():
+        parameter.data.normal_(std=0.2)
+    codons.save_network(network, tmp_path / "model.safetensors")
+    outcome = run(tmp_path, precision)
+    assert not outcome.failures, outcome.report_lines()
+    panel = make_panel(Reads.CHUNK)
+    assert {one.sequence for one in outcome.deviations} == set(panel)
+    assert set("ACGTNRUa") <= set().union(*panel.values()) <= set("ACGTNRU-acgt")
+
+    with faults.crooked(fault, "codons"):
+        assert run(tmp_path, precision).failures
 
 
 def test_the_command_checks_a_model(tiny):
@@ -150,8 +175,8 @@ def test_a_fault_on_one_side_fails_if_it_is_larger_than_the_roundings(model, fau
     with faults.crooked(fault):
         outcome = run(model, precision)
     assert outcome.failures
-    assert f"worst {outcome.deviations[0].protein} (" in outcome.report_lines()[-1]
-    failed = {one.protein for one in outcome.failures}
+    assert f"worst {outcome.deviations[0].sequence} (" in outcome.report_lines()[-1]
+    failed = {one.sequence for one in outcome.failures}
     assert (failed == {"odd_J", "odd_all"}) == (fault is faults.read_j_as_leucine)
 
 
@@ -165,7 +190,7 @@ def test_a_failed_check_ends_with_1_and_says_what_to_do(model):
     answer = run_check(*words, run=run_crooked)
     assert answer.returncode == 1, answer.stderr
     assert "failed: " in answer.stdout and "worst " in answer.stdout
-    assert "the vectors differ from fair-esm" in answer.stderr
+    assert "the vectors differ from the reference" in answer.stderr
     assert "hint:  try `--precision fp32` and `--device cpu`" in answer.stderr
 
 
@@ -242,4 +267,4 @@ def test_vectors_are_compared_by_id():
     residues = {name: rng.random((len(text), 8)) for name, text in make_panel().items()}
     means = {name: rows.mean(axis=0, keepdims=True) for name, rows in residues.items()}
     turned = [dict(reversed(vectors.items())) for vectors in (means, residues)]
-    assert all(one.mean == one.residue == 0 for one in find_deviations(*turned, residues))
+    assert all(one.mean == one.row == 0 for one in find_deviations(*turned, residues))

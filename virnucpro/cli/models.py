@@ -188,10 +188,11 @@ def verify(options: _NamedModel) -> None:
 @models.command("check", cls=Command)
 @command(_NamedModel, ComputeOptions, ConsoleOptions)
 def check_model(named: _NamedModel, on: ComputeOptions, console: ConsoleOptions) -> None:
-    """Compare the vectors that a model makes here with fair-esm in float32.
+    """Compare the vectors that a model makes here with those of a reference in float32.
 
-    Both embed a fixed panel of proteins with the same weights, on every GPU named. The vectors
-    may differ by no more than rounding explains for these weights and this precision.
+    The reference is fair-esm with the same weights, or for cnn_virnucpro the network itself on a
+    CPU. Both embed a fixed panel of sequences, on every GPU named. The vectors may differ by no
+    more than rounding explains for these weights and this precision.
     Run this first on a new GPU or with a new model. It needs memory for the model in float32.
 
     Example: virnucpro models check esm2_t33_650M_UR50D --gpus 0
@@ -211,7 +212,7 @@ def check_model(named: _NamedModel, on: ComputeOptions, console: ConsoleOptions)
         report([line for outcome in checks for line in outcome.report_lines()])
         if any(outcome.failures for outcome in checks):
             raise VirnucproError(
-                "the vectors differ from fair-esm: do not trust results with this model, "
+                "the vectors differ from the reference: do not trust results with this model, "
                 "device and precision",
                 hint="try `--precision fp32` and `--device cpu`, and use the one that passes; "
                 "if neither does, check the file with `virnucpro models verify` "

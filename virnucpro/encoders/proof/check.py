@@ -6,6 +6,9 @@ float32, one protein at a time. The distance between two vectors may be as large
 the precision explain (``fair_esm``). Both the mean over the residues, which a run uses, and every
 residue are compared: an error far from the start of a protein, such as rotary angles in bf16,
 nearly vanishes in a mean.
+
+Nobody else has the network on codons. Its oracle is the network itself, in float32 on a CPU and one
+chunk at a time, so the check finds what a device, a precision or a batch changes.
 """
 
 from __future__ import annotations
@@ -17,12 +20,14 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from random import Random
 
 import numpy as np
 import torch
+from torch import nn
 
-from virnucpro.encoders import triton_kernels
+from virnucpro.encoders import codons, triton_kernels
 from virnucpro.encoders.base import Encoder, Model, Rows, load_encoder
 from virnucpro.encoders.catalogue import open_model
 from virnucpro.encoders.esm2.attention import E4M3
@@ -30,7 +35,7 @@ from virnucpro.encoders.esm2.family import as_esm2
 from virnucpro.encoders.esm2.model import check_device
 from virnucpro.encoders.proof import fair_esm
 from virnucpro.encoders.transfer import use_device
-from virnucpro.ground.config import EncoderSpec, Precision
+from virnucpro.ground.config import EncoderSpec, Precision, Reads
 from virnucpro.ground.devices import (
     Choice,
     choose_devices,
@@ -48,32 +53,32 @@ from virnucpro.ground.processes import Child, Pipe, Raised, interrupts_held, sta
 # twice as far is allowed.
 MARGIN = 2.0
 
-Vectors = Mapping[str, Rows]  # by protein id: (n_residues, dim), or (1, dim) if pooled
+Vectors = Mapping[str, Rows]  # by id: (n_residues, dim), or (1, dim) if pooled
 
 
 @dataclass(frozen=True, slots=True)
 class _Deviation:
-    """Distances of a protein's vectors from the oracle's, relative to their length."""
+    """Distances of the vectors of a sequence from the oracle's, relative to their length."""
 
-    protein: str
-    n_residues: int
-    mean: float  # of the means over the residues, L2
-    residue: float  # the largest of a residue, L2
+    sequence: str  # id
+    mean: float  # of the mean over its rows, L2
+    row: float  # the largest of a row, L2
 
 
 @dataclass(frozen=True, slots=True)
 class _Oracle:
-    """fair-esm's vectors, and the largest distances that roundings explain."""
+    """Vectors of the reference, and the largest distances that roundings explain."""
 
-    residues: Vectors
+    name: str
+    rows: Vectors
     mean: float
-    residue: float
+    row: float
     tokens_per_second: float
 
 
 @dataclass(frozen=True, slots=True)
 class _Check:
-    """Our encoder on one device compared with fair-esm; worst protein first."""
+    """Our encoder on one device compared with the oracle; worst sequence first."""
 
     spec: EncoderSpec
     oracle: _Oracle
@@ -83,9 +88,9 @@ class _Check:
     tokens_per_second: float
 
     def share(self, deviation: _Deviation) -> float:
-        """The share of the explained distance that a protein takes; above 1 is a failure."""
+        """The share of the explained distance that a sequence takes; above 1 is a failure."""
         oracle = self.oracle
-        return max(deviation.mean / oracle.mean, deviation.residue / oracle.residue)
+        return max(deviation.mean / oracle.mean, deviation.row / oracle.row)
 
     @property
     def failures(self) -> list[_Deviation]:
@@ -93,18 +98,18 @@ class _Check:
 
     def report_lines(self) -> list[str]:
         """Distances, speeds and verdict as text."""
-        spec = self.spec
+        spec, panel = self.spec, make_panel(self.spec.reads)
         table = [
-            f"{one.protein:<14}{one.n_residues:>8,}{one.mean:>10.1e}{one.residue:>19.1e}"
+            f"{one.sequence:<14}{len(panel[one.sequence]):>7,}{one.mean:>10.1e}{one.row:>15.1e}"
             f"{self.share(one):>11.0%}"
             for one in self.deviations
         ]
         return [
             f"model: {printable(spec.model)}, layer {spec.layer}, {spec.pooling} pooling",
-            f"oracle: fair-esm in float32, one protein at a time, "
+            f"oracle: {self.oracle.name} in float32, one sequence at a time, "
             f"{self.oracle.tokens_per_second:,.0f} tokens/s",
             "",
-            "protein       residues  mean, L2  worst residue, L2  tolerance",
+            "sequence      letters  mean, L2  worst row, L2  tolerance",
             *table,
             "",
             f"virnucpro: {spec.precision} on {self.device}, {self.kernel}, "
@@ -114,12 +119,12 @@ class _Check:
 
     def verdict(self) -> str:
         oracle, worst, n = self.oracle, self.deviations[0], len(self.deviations)
-        outcome = f"passed: all {n} proteins are within"
+        outcome = f"passed: all {n} sequences are within"
         if self.failures:
-            outcome = f"failed: {len(self.failures)} of {n} proteins are beyond"
+            outcome = f"failed: {len(self.failures)} of {n} sequences are beyond"
         return (
             f"{outcome} what roundings in {self.spec.precision} explain with these weights "
-            f"(mean {oracle.mean:.1e}, residue {oracle.residue:.1e}); worst {worst.protein} "
+            f"(mean {oracle.mean:.1e}, row {oracle.row:.1e}); worst {worst.sequence} "
             f"({self.share(worst):.0%} of the tolerance)"
         )
 
@@ -139,7 +144,9 @@ def check(model: str, options: ComputeOptions, on_event: OnEvent) -> list[_Check
 
 def check_on(choice: Choice, model: Model, precision: Precision, on_event: OnEvent) -> list[_Check]:
     """Embed the panel on existing devices. Raises as ``check``."""
-    weights, digest = as_esm2(model).prepare(precision, on_event)
+    precision = model.precision_on(choice.kind, precision)
+    checked = model if model.family == codons.FAMILY else as_esm2(model)
+    weights, digest = checked.prepare(precision, on_event)
     spec = model.spec(sha256=digest, precision=precision)
     for description in choice.descriptions:
         announce(description)
@@ -151,11 +158,13 @@ def check_on(choice: Choice, model: Model, precision: Precision, on_event: OnEve
         use_device(torch.device(device))
         stage = f"virnucpro, {precision}, {device}"
         with unavailable_where_it_fails(f"virnucpro in {precision}", device):
-            encoder = load_encoder(replace(spec, pooling="none"), weights, torch.device(device))
-            residues, _ = _embed(encoder, n_tokens, f"{stage}, residues", on_event)
+            encoder = load_encoder(
+                replace(spec, pooling=model.poolings[-1]), weights, torch.device(device)
+            )
+            rows, _ = _embed(encoder, n_tokens, f"{stage}, rows", on_event)
             encoder = load_encoder(spec, weights, torch.device(device))
             means, rate = _embed(encoder, n_tokens, stage, on_event)
-        deviations = find_deviations(means, residues, oracle.residues)
+        deviations = find_deviations(means, rows, oracle.rows)
         outcome = _Check(spec, oracle, device, encoder.kernel, deviations, rate)
         deviations.sort(key=outcome.share, reverse=True)
         checks.append(outcome)
@@ -167,23 +176,32 @@ def _ask_oracle(spec: EncoderSpec, model: Model, device: str, on_event: OnEvent)
     Raises:
         UnavailableError: fair-esm does not run here, or its numbers overflow the precision.
     """
-    precision = spec.precision
-    spec = replace(spec, family="fair-esm", pooling="none", precision="fp32")
-    with unavailable_where_it_fails("fair-esm in float32", device):
-        use_device(torch.device(device))
-        encoder = fair_esm.load(spec, model.path, torch.device(device))
-        residues, rate = _embed(encoder, 1, f"fair-esm, float32, {device}", on_event)
-        longest = max(map(encoder.count_tokens, ([len(text)] for text in make_panel().values())))
-        fair_esm.add_roundings(encoder.model, precision, longest)
+    precision, panel = spec.precision, make_panel(spec.reads)
+    with unavailable_where_it_fails("the reference in float32", device):
+        name, encoder, layers = _load_oracle(replace(spec, precision="fp32"), model.path, device)
+        rows, rate = _embed(encoder, 1, f"{name}, float32, {device}", on_event)
+        longest = max(encoder.count_tokens([len(text)]) for text in panel.values())
+        fair_esm.add_roundings(layers, precision, longest)
         rounded, _ = _embed(encoder, 1, f"what {precision} rounds off, {device}", on_event)
-    explained = find_deviations(_means(rounded), rounded, residues)
-    largest = MARGIN * max(one.residue for one in explained)
+    explained = find_deviations(_means(rounded), rounded, rows)
+    largest = MARGIN * max(one.row for one in explained)
     if not math.isfinite(largest):
         raise UnavailableError(
             f"{precision} cannot hold the numbers of {printable(model.name)}",
             hint="give --precision bf16 or fp32, here and in every run with this model",
         )
-    return _Oracle(residues, MARGIN * max(one.mean for one in explained), largest, rate)
+    return _Oracle(name, rows, MARGIN * max(one.mean for one in explained), largest, rate)
+
+
+def _load_oracle(spec: EncoderSpec, path: Path, device: str) -> tuple[str, Encoder, nn.Module]:
+    """The name of the reference, itself, and its layers: fair-esm, or the network on a CPU."""
+    if spec.family == codons.FAMILY:
+        network = codons.load(spec, path, torch.device("cpu"))
+        return "itself on a CPU", network, network.network
+    use_device(torch.device(device))
+    spec = replace(spec, family="fair-esm", pooling="none")
+    esm2 = fair_esm.load(spec, path, torch.device(device))
+    return "fair-esm", esm2, esm2.model.layers
 
 
 def _means(residues: Vectors) -> Vectors:
@@ -196,7 +214,7 @@ def _embed(
     encoder: Encoder, tokens_per_batch: int, stage: str, on_event: OnEvent
 ) -> tuple[Vectors, float]:
     """Embed the panel. -> its vectors, and tokens per second without the first, short batch"""
-    panel = make_panel()
+    panel = make_panel(encoder.spec.reads)
     ids, proteins = list(panel), list(panel.values())
     lengths = [len(protein) for protein in proteins]
     # one by one, without padding
@@ -215,14 +233,14 @@ def _embed(
     return vectors, n_done / (time.perf_counter() - started)
 
 
-def find_deviations(means: Vectors, residues: Vectors, oracle: Vectors) -> list[_Deviation]:
-    """Distances of means and residues from the oracle's, by id."""
+def find_deviations(means: Vectors, rows: Vectors, oracle: Vectors) -> list[_Deviation]:
+    """Distances of means and rows from the oracle's, by id."""
     deviations = []
     exact = _means(oracle)
-    for name, protein in make_panel().items():
+    for name in oracle:
         mean = fair_esm.largest_distance(means[name], exact[name])
-        residue = fair_esm.largest_distance(residues[name], oracle[name])
-        deviations.append(_Deviation(name, len(protein), mean, residue))
+        row = fair_esm.largest_distance(rows[name], oracle[name])
+        deviations.append(_Deviation(name, mean, row))
     return deviations
 
 
@@ -301,8 +319,9 @@ def _try(pipe: Pipe, name: str) -> None:
 # The panel: the same proteins on every machine, with 1 to 1,022 residues, the longest in ESM-2's
 # training. Only ``random.Random.random`` promises the same numbers in every version of Python.
 
-AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
+AMINO_ACIDS, BASES = "ACDEFGHIKLMNPQRSTVWY", "ACGT"
 ODD_LETTERS = "XBZUOJ.-*"  # J and * have no token: they become <unk>
+ODD_BASES = "NRU-"
 LENGTHS = (1, 2, 3, 5, 9, 16, 33, 50, 63, 64, 100, 128, 166, 167, 257, 400, 512, 777, 1022)
 _SEED = 1
 _KNOWN = {
@@ -317,21 +336,23 @@ _KNOWN = {
         "IKVNFKIRHNIEDGSVQLADHYQQNTPIGDGPVLLPDNHYLSTQSALSKDPNEKRDHMVLLEFVTAAGITHGMDELYK"
     ),
 }
-_EVERY = 5  # every fifth residue of a known protein becomes an odd letter
+_EVERY = 5  # every fifth letter of a usual sequence becomes an odd one
 
 
-def make_panel() -> dict[str, str]:
-    """Proteins by id: known, random, with odd letters, and in lower case."""
-    rng, ubiquitin = Random(_SEED), _KNOWN["ubiquitin"]
-    panel = dict(_KNOWN)
+def make_panel(reads: Reads = Reads.PROTEIN) -> dict[str, str]:
+    """Proteins or bases by id: known, random, with odd letters, and in lower case."""
+    rng, panel, usual, odd = Random(_SEED), dict(_KNOWN), AMINO_ACIDS, ODD_LETTERS
+    if reads is not Reads.PROTEIN:
+        panel, usual, odd = {}, BASES, ODD_BASES
     for length in LENGTHS:
-        letters = [AMINO_ACIDS[int(rng.random() * len(AMINO_ACIDS))] for _ in range(length)]
+        letters = [usual[int(rng.random() * len(usual))] for _ in range(length)]
         panel[f"random_{length}"] = "".join(letters)
-    for letter in ODD_LETTERS:
-        letters = list(ubiquitin)
+    base = panel.get("ubiquitin", panel["random_400"])
+    for letter in odd:
+        letters = list(base)
         letters[::_EVERY] = letter * len(letters[::_EVERY])
         panel[f"odd_{letter}"] = "".join(letters)
-    panel["odd_all"] = 7 * ODD_LETTERS
-    panel["only_X"] = 40 * "X"
-    panel["lower_case"] = ubiquitin.lower()
+    panel["odd_all"] = 7 * odd
+    panel[f"only_{odd[0]}"] = 40 * odd[0]
+    panel["lower_case"] = base.lower()
     return panel

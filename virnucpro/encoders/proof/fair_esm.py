@@ -33,6 +33,7 @@ from pathlib import Path
 import esm
 import numpy as np
 import torch
+from esm.rotary_embedding import RotaryEmbedding
 from torch import Tensor, nn
 
 from virnucpro.encoders.base import Rows
@@ -150,25 +151,27 @@ def _like_its_input(_: object, before: tuple[Tensor, ...], out: tuple[Tensor, ..
 # Roundings
 
 
-def add_roundings(model: esm.ESM2, precision: Precision, n_tokens: int) -> None:
-    """Make the matrix products of a float32 fair-esm as inexact as in ``precision``.
+def add_roundings(layers: nn.Module, precision: Precision, n_tokens: int) -> None:
+    """Make the matrix products of float32 layers as inexact as in ``precision``.
 
     ``n_tokens`` is the number of tokens of the longest sequence to embed.
     """
+    linears = [module for module in layers.modules() if isinstance(module, nn.Linear)]
     if precision == "fp32":
-        lose = _noise(model, max(4 * model.embed_dim, n_tokens))
+        n_terms = max(n_tokens, *(linear.in_features for linear in linears))
+        lose = _noise(linears[0].weight.device, n_terms)
     else:
         lose = _rounding(DTYPES[precision])
     lose_of_factors = _round_to_8_bits if precision == "fp8" else lose
-    modules = (module for layer in model.layers for module in layer.modules())
-    for linear in (module for module in modules if isinstance(module, nn.Linear)):
+    for linear in linears:
         if precision != "fp32":
             linear.weight.copy_(lose_of_factors(lose(linear.weight)))
             linear.bias.copy_(lose(linear.bias))
         linear.register_forward_pre_hook(lambda _, inputs: tuple(map(lose_of_factors, inputs)))
         linear.register_forward_hook(lambda *call: lose(call[-1]))
-    for layer in model.layers:  # rotated queries and keys are the factors of the scores
-        layer.self_attn.rot_emb.register_forward_hook(lambda *call: tuple(map(lose, call[-1])))
+    for module in layers.modules():  # rotated queries and keys are the factors of the scores
+        if isinstance(module, RotaryEmbedding):
+            module.register_forward_hook(lambda *call: tuple(map(lose, call[-1])))
 
 
 def _rounding(dtype: torch.dtype) -> Loss:
@@ -179,9 +182,8 @@ def _round_to_8_bits(exact: Tensor) -> Tensor:
     return restore(quantise(exact))
 
 
-def _noise(model: esm.ESM2, n_terms: int) -> Loss:
+def _noise(device: torch.device, n_terms: int) -> Loss:
     """Noise that is the same in every check on one kind of device."""
-    device = model.embed_tokens.weight.device
     generator = torch.Generator(device).manual_seed(0)
     size = _ONE_ROUNDING * torch.finfo(torch.float32).eps / 2 * math.sqrt(n_terms)
 
