@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import Tiny, open_dna
+from dnabert import write_dnabert
 from hostile import Payload
 from runs import again, assert_same_vectors, run_inline, tables, vectors
 from trainings import Training, run_here, settings
@@ -125,6 +126,35 @@ def test_a_model_or_head_that_carries_code_is_refused_and_runs_none(
     exit_code, shown = ending_of(lambda: resolve(given, lambda _: None))
     assert exit_code == 69 and why in shown
     assert not trap.exists() and not given.output_dir.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "entry"),
+    [
+        ("head.safetensors", "virnucpro_head"),
+        ("encoder.safetensors", "virnucpro_encoder"),
+        ("cnn/model.safetensors", "virnucpro_codons"),
+        ("esm2/model.safetensors", ""),
+        ("bert/model.safetensors", ""),
+    ],
+)
+def test_a_file_of_weights_that_claims_a_header_of_100_mb_is_refused_by_its_first_bytes(
+    tiny, tmp_path, name, entry
+) -> None:
+    write_dnabert(tmp_path / "bert", "model.safetensors")
+    for folder in ("cnn", "esm2"):
+        (tmp_path / folder).mkdir()
+    shutil.copy(tiny.model / "config.json", tmp_path / "esm2")
+    path, n_bytes = tmp_path / name, 90_000_000
+    with path.open("wb") as handle:  # the rest is a hole
+        handle.write(n_bytes.to_bytes(8, "little") + f'{{"__metadata__":{{"{entry}":'.encode())
+        handle.truncate(2 * n_bytes)
+    weights = path if path.parent == tmp_path else path.parent
+    given = options(tiny, tmp_path, head=path) if "head" in name else None
+    given = given or options(tiny, tmp_path, model=str(weights))
+    exit_code, shown = ending_of(lambda: resolve(given, lambda _: None))
+    assert exit_code == 69
+    assert "it claims a header of 90,000,000 bytes" in " ".join(shown.split())
 
 
 def test_a_pickle_beside_the_weights_of_a_model_folder_is_not_looked_at(

@@ -24,13 +24,13 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.numpy import save
 
-from virnucpro.encoders.base import Model
+from virnucpro.encoders.base import Model, read_tensors
 from virnucpro.ground.config import Pooling
 from virnucpro.ground.errors import UnavailableError
-from virnucpro.ground.files import parse_json, sha256
+from virnucpro.ground.files import sha256
 from virnucpro.ground.log import printable
 from virnucpro.ground.records import (
     DECIMALS,
@@ -325,10 +325,7 @@ class Head:
             UnavailableError: the file is missing, damaged, or not a head of this version.
         """
         try:
-            with safe_open(path, framework="np") as handle:
-                metadata = handle.metadata() or {}
-                tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
-            facts = parse_json(metadata[_FACTS])
+            facts, tensors = read_tensors(path, _FACTS, "np")
             temperatures = facts.pop("temperatures")
             encoders = tuple(EncoderFacts(**encoder) for encoder in facts.pop("encoders"))
             join = facts.pop("join", None)  # a head without one calls alone

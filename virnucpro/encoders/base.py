@@ -7,23 +7,28 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import safe_open
 
 from virnucpro.encoders.families import FAMILIES, Family, family_of, installed_families
 from virnucpro.ground.config import EncoderSpec, Footprint, Pooling, Precision, Reads
 from virnucpro.ground.errors import UnavailableError
 from virnucpro.ground.events import OnEvent, Progress
+from virnucpro.ground.files import open_plain, parse_json
 from virnucpro.ground.log import printable
 
 if TYPE_CHECKING:
     import torch
 
 Rows = NDArray[np.float32]
+_HEAD_BYTES = 256  # at the start of a file, with the first entry of its metadata
+_LONGEST_HEADER = 1 << 22  # bytes, of 30,000 tensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +143,40 @@ def recognise(path: Path, on_event: OnEvent) -> Model:
 def _inspect(family: Family, path: Path, on_event: OnEvent) -> Model | None:
     model: Model | None = family.code.inspect(path, on_event) if family.has_files else None
     return model
+
+
+def begins_with(path: Path, entry: str) -> bool:
+    """True for a safetensors file with this entry first in its metadata, even if it is damaged."""
+    if not path.is_file():  # a pipe would be waited for
+        return False
+    with suppress(OSError), path.open("rb") as handle:
+        return entry.encode() in handle.read(_HEAD_BYTES)
+    return False
+
+
+def check_header(path: Path) -> None:
+    """Refuse a safetensors file by the length of its header, of which all would be read.
+
+    Raises:
+        OSError: it is not a plain file.
+        ValueError: no model has such a header.
+    """
+    with open_plain(path) as handle:
+        n_bytes = int.from_bytes(handle.read(8), "little")
+    if _LONGEST_HEADER < n_bytes < path.stat().st_size:  # a longer one than the file is not read
+        raise ValueError(f"it claims a header of {n_bytes:,} bytes")
+
+
+def read_tensors(path: Path, entry: str, framework: str) -> tuple[Any, dict[str, Any]]:
+    """The facts in an entry of the metadata of a safetensors file, in JSON, and its tensors.
+
+    Raises:
+        OSError, SafetensorError, LookupError, ValueError: it is damaged, or holds anything else.
+    """
+    check_header(path)
+    with safe_open(path, framework=framework) as handle:
+        facts = parse_json((handle.metadata() or {})[entry])
+        return facts, {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
 
 
 def not_published(path: Path, name: str, why: object) -> UnavailableError:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -24,17 +23,17 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from virnucpro.encoders.base import Model
+from virnucpro.encoders.base import Model, begins_with, read_tensors
 from virnucpro.encoders.esm2.model import DTYPES
 from virnucpro.encoders.transfer import PackedBatch, PackedEncoder, send
 from virnucpro.ground.config import EncoderSpec, Footprint, Precision, Reads
 from virnucpro.ground.errors import UnavailableError
 from virnucpro.ground.events import OnEvent
-from virnucpro.ground.files import HEAD_FILE, parse_json, sha256
+from virnucpro.ground.files import HEAD_FILE, sha256
 from virnucpro.ground.log import printable
 from virnucpro.ground.records import check_counts
 from virnucpro.ground.tree import Tree
@@ -48,7 +47,6 @@ WEIGHTS = "model.safetensors"
 _DIGITS = np.full(256, 4)  # of the letters of bases in ASCII; 4: unknown
 _DIGITS[list(b"ACGTUacgtu")] = [0, 1, 2, 3, 3] * 2
 _FACTS = "virnucpro_codons"  # entry of the metadata
-_HEAD_BYTES = 256  # at the start of a file, with the first entry of its metadata
 _MOST_BLOCKS = 64
 _SHORTEST = 2 * N_FRAMES  # bases of the shortest sequence with a token
 _DAMAGE = (LookupError, ValueError, TypeError, AttributeError, RuntimeError)
@@ -239,9 +237,7 @@ def load_network(path: Path) -> CodonNetwork:
         UnavailableError: the file is damaged, or holds anything else.
     """
     try:
-        with safe_open(path, framework="pt") as handle:
-            facts = parse_json(handle.metadata()[_FACTS])
-            tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
+        facts, tensors = read_tensors(path, _FACTS, "pt")
         with torch.device("meta"):
             network = CodonNetwork(**facts)
         for name, tensor in tensors.items():
@@ -265,16 +261,7 @@ def inspect(path: Path, on_event: OnEvent) -> Model | None:
     """
     if path.is_dir():
         path /= WEIGHTS
-    return inspect_file(path) if _is_network(path) else None
-
-
-def _is_network(path: Path) -> bool:
-    """True for a file that begins like a network, even if it is damaged."""
-    if not path.is_file():  # a pipe would be waited for
-        return False
-    with suppress(OSError), path.open("rb") as handle:
-        return _FACTS.encode() in handle.read(_HEAD_BYTES)
-    return False
+    return inspect_file(path) if begins_with(path, _FACTS) else None
 
 
 def inspect_file(path: Path) -> _CodonModel:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import get_args
@@ -19,11 +18,11 @@ from typing import get_args
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.numpy import save
 from torch import Tensor, nn
 
-from virnucpro.encoders.base import Encoder, Model
+from virnucpro.encoders.base import Encoder, Model, begins_with, read_tensors
 from virnucpro.encoders.catalogue import open_model
 from virnucpro.encoders.esm2.family import ESM2Model, as_esm2, inspect_esm2
 from virnucpro.encoders.esm2.model import DTYPES, ESM2
@@ -34,7 +33,7 @@ from virnucpro.encoders.transfer import PackedBatch, PackedEncoder
 from virnucpro.ground.config import EncoderSpec, Footprint, Precision, Reads
 from virnucpro.ground.errors import UnavailableError
 from virnucpro.ground.events import OnEvent
-from virnucpro.ground.files import HEAD_FILE, LEARNED_FILE, parse_json, sha256
+from virnucpro.ground.files import HEAD_FILE, LEARNED_FILE, sha256
 from virnucpro.ground.log import printable
 from virnucpro.ground.records import check_counts
 from virnucpro.ground.tree import Tree
@@ -44,7 +43,6 @@ _HERE = "."  # means the ESM-2 in the folder of the file
 _FACTS = "virnucpro_encoder"  # entry of the metadata
 _OF_A_TRAINING = "training.json"
 _NETWORK = "network."  # prefix of the names of weights: their module in a reader
-_HEAD_BYTES = 256  # at the start of a file, with the first entry of its metadata
 _DAMAGE = (LookupError, ValueError, TypeError, AttributeError)
 _BYTES_PER_TOKEN = 8192  # of an LSTM, which needs most: gates, states and copies in float32
 _FILLING_TOKENS = 327_680  # in a batch for a GPU
@@ -138,15 +136,6 @@ def save_learned(path: Path, facts: _LearnedFacts, weights: Weights) -> None:
     Tree(path.parent).write_whole(path, save(content, metadata=metadata))
 
 
-def _is_learned(path: Path) -> bool:
-    """True for a file that begins like a learned encoder, even if it is damaged."""
-    if not path.is_file():
-        return False
-    with suppress(OSError), path.open("rb") as handle:
-        return _FACTS.encode() in handle.read(_HEAD_BYTES)
-    return False
-
-
 def inspect_learned(path: Path, on_event: OnEvent = lambda _: None) -> _LearnedCheckpoint:
     """
     Raises:
@@ -154,9 +143,7 @@ def inspect_learned(path: Path, on_event: OnEvent = lambda _: None) -> _LearnedC
             missing.
     """
     try:
-        with safe_open(path, framework="np") as handle:
-            stored = parse_json(handle.metadata()[_FACTS])
-            weights = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
+        stored, weights = read_tensors(path, _FACTS, "np")
         named = stored.pop("base")
         facts = _LearnedFacts(**stored, base=_Base(**named) if named is not None else None)
         for name, values in weights.items():
@@ -239,7 +226,7 @@ def inspect(path: Path, on_event: OnEvent) -> Model | None:
         )
     if (path / LEARNED_FILE).is_file():
         path /= LEARNED_FILE
-    return _inspect_file(path, on_event) if _is_learned(path) else None
+    return _inspect_file(path, on_event) if begins_with(path, _FACTS) else None
 
 
 def _inspect_file(path: Path, on_event: OnEvent = lambda _: None) -> Model:

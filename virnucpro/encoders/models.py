@@ -30,7 +30,7 @@ from virnucpro.encoders.catalogue import (
 from virnucpro.encoders.families import BUNDLES, EMBEDDED, NETWORK, RemoteFile
 from virnucpro.encoders.fetch import check_file
 from virnucpro.ground.config import Footprint, join_footprints
-from virnucpro.ground.devices import FEWEST_TOKENS, as_size
+from virnucpro.ground.devices import as_size
 from virnucpro.ground.errors import (
     InputMissingError,
     OutputError,
@@ -74,7 +74,9 @@ def _facts_of(name: str) -> dict[str, Any]:
         "name": name,
         "kind": _kind(name),
         "parameters": footprint.n_parameters,
-        "least_gpu_memory": footprint.gpu_memory(FEWEST_TOKENS),  # computed, without CUDA's own
+        "least_gpu_memory": footprint.gpu_memory(
+            footprint.fewest_tokens
+        ),  # computed, without CUDA's own
         "gpu_memory": footprint.gpu_memory(),  # with less free memory, batches are smaller
         "to_fetch": bytes_to_fetch(name),
         # of the file or folder, even before a download; of a bundle, of its head
@@ -167,7 +169,7 @@ def verify_model(model: str) -> tuple[Model, str]:
 
 def _describe_needs(footprint: Footprint) -> list[str]:
     """Lines about the disk space and memory of a model, computed for half precision."""
-    most, least = footprint.gpu_memory(), footprint.gpu_memory(FEWEST_TOKENS)
+    most, least = footprint.gpu_memory(), footprint.gpu_memory(footprint.fewest_tokens)
     converted = footprint.converted_bytes
     return [
         f"disk        {as_size(footprint.file_bytes + converted)}"

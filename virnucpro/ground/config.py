@@ -165,6 +165,8 @@ class Footprint:
     bytes_per_token: int  # peak of all activations on a device, with room to spare
     filling_tokens: int  # tokens of a batch that keeps a GPU busy
 
+    fewest_tokens: ClassVar = 2048  # of a batch on a GPU with hardly any free memory
+
     def weight_bytes(self, precision: Precision) -> int:
         """Bytes of the weights on a device."""
         n_bytes = self.bytes_per_parameter

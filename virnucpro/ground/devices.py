@@ -31,7 +31,6 @@ _GIB = 1 << 30
 _CPU_TOKENS = 2048  # tokens that fit into the caches; twice as many for a narrow model
 _CPU_SHARE = 80  # a GPU needs this many times more tokens than a core to be busy
 _MPS_TOKENS = 8192
-FEWEST_TOKENS = 2048  # of a batch on a GPU with hardly any free memory
 _MOST_WORKERS = 1024
 _CPU_FACTS = Path("/proc/cpuinfo")
 _OLDEST_FOR_CUDA_13 = (7, 5)  # compute capability; CUDA 13 compiles for no older cards
@@ -567,7 +566,7 @@ def choose_tokens(choice: Choice, footprint: Footprint, precision: Precision) ->
     if choice.kind == "mps":
         return _MPS_TOKENS
     fitting = (choice.memory - footprint.weight_bytes(precision)) // 2 // footprint.bytes_per_token
-    return max(FEWEST_TOKENS, min(fitting, footprint.filling_tokens))
+    return max(footprint.fewest_tokens, min(fitting, footprint.filling_tokens))
 
 
 def as_size(n_bytes: int) -> str:

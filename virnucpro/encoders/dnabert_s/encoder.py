@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from virnucpro.encoders.base import Model, progress_of
+from virnucpro.encoders.base import Model, check_header, progress_of
 from virnucpro.encoders.dnabert_s.model import (
     DNABERT,
     LAYER_NORM_EPS,
@@ -246,6 +246,8 @@ def _open_folder(path: Path) -> tuple[DNABERT, Tokenizer]:
     with torch.device("meta"):
         model = DNABERT(shape, shape.n_layers)
     try:
+        if file.suffix == ".safetensors":
+            check_header(file)
         tensors: Any = load_file(file) if file.suffix == ".safetensors" else read_pt(file, _KIND)
         for tensor in tensors.values():
             check_plain(tensor)

@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
+from virnucpro.encoders.base import check_header
 from virnucpro.ground.errors import UnavailableError
-from virnucpro.ground.files import HEAD_FILE, LEARNED_FILE, open_plain, read_json, sha256
+from virnucpro.ground.files import HEAD_FILE, LEARNED_FILE, read_json, sha256
 from virnucpro.ground.log import printable
 
 CLS, PAD, EOS, UNK, MASK = 0, 1, 2, 3, 32
@@ -153,7 +154,7 @@ def open_folder(path: Path, framework: Literal["np", "pt"]) -> Tensors:
         settings = read_json(path / "config.json")
         parts: dict[str, Any] = {}  # slices of tensors, read on demand
         for file in weight_files(path):
-            open_plain(file).close()  # a pipe would block
+            check_header(file)
             handle = safe_open(file, framework=framework)
             for name in handle.keys():  # type: ignore[no-untyped-call] # noqa: SIM118
                 parts[_usual_name(name)] = handle.get_slice(name)  # type: ignore[no-untyped-call]
