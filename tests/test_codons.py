@@ -322,9 +322,25 @@ def test_resumed_with_a_lost_feature_file_it_has_the_same_bytes(contigs, called,
     assert all(np.array_equal(before[name], after[name]) for name in before)
 
 
-def test_proteins_are_refused_with_a_word(tmp_path):
-    proteins = tmp_path / "proteins.faa"
-    proteins.write_text(">p\nMSTNPKPQRKTKRNTNRRPQDVKFPGGGQIVGGVYLLPRRGPRLGVRATRKTSERSQPRGRRQPI\n")
-    words = ["extract", "-q", "-i", str(proteins), "-o", str(tmp_path / "out"), "--model", NETWORK]
-    exit_code, shown = invoke(words)
-    assert (exit_code, "reads nucleotides; the input holds proteins" in shown) == (64, True)
+PROTEIN = ">p\nMSTNPKPQRKTKRNTNRRPQDVKFPGGGQIVGGVYLLPRRGPRLGVRATRKTSERSQPRGRRQPI\n"
+MANIFEST = "path,label,group\nin.fa,virus,a\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "words", "exit_code", "said"),
+    [
+        (PROTEIN, ["extract"], 64, "reads nucleotides; the input holds proteins"),
+        (">r\nACGT\n", ["extract", "--pooling", "none"], 64, "makes one vector per chunk"),
+        (">r\nACGT\n", ["extract", "--layer", "2"], 64, "no layer 2: the model has 1 layer hint"),
+        (MANIFEST, ["train"], 69, "is not an ESM-2, but of the family codons"),
+        (MANIFEST, ["train", "--check"], 69, "`predict` and `extract` take this model as it is"),
+    ],
+)
+def test_what_it_cannot_do_is_refused_with_a_remedy(tmp_path, content, words, exit_code, said):
+    path, command = tmp_path / "in", words[0]
+    path.write_text(content)
+    words += ["--quiet", "--data" if command == "train" else "--input", str(path)]
+    refused, shown = invoke([*words, "-o", str(tmp_path / "out"), "--model", NETWORK])
+    assert (refused, said in " ".join(shown.replace(":  ", " ").split())) == (exit_code, True), (
+        shown
+    )

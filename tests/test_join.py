@@ -175,8 +175,11 @@ def test_a_head_without_weight_is_announced_before_anything_is_embedded(
 ):
     join, no_weight = joined.facts.join, "the head has no weight at any length"
     caller = caller_of(CutOptions(), "auto", joined)
-    assert "weight of the head" in " ".join(caller.announcements)
-    assert no_weight not in " ".join(caller.announcements)
+    (said,) = caller.announcements
+    assert "weights of scorer and head" in said
+    for knot in join.knots:
+        assert f" {knot.base:.2f} and {knot.head:.2f} at {knot.n_bases:,}" in said
+    assert no_weight not in said
     knots = tuple(replace(knot, head=0.0) for knot in join.knots)
     idle = replace(joined, facts=replace(joined.facts, join=replace(join, knots=knots)))
     config, logs = make_config(contigs), list[str]()

@@ -286,12 +286,8 @@ class _Joined(Caller):
 
     @property
     def announcements(self) -> tuple[str, ...]:
-        knots = self._join.knots
-        weights = ", ".join(f"{knot.head:.2f} at {knot.n_bases:,}" for knot in knots)
-        lines = [
-            f"called by the scorer and the head; weight of the head by length in bases: {weights}"
-        ]
-        if not any(knot.head for knot in knots):
+        lines = [f"called by the scorer and the head; {self._join.weights}"]
+        if not any(knot.head for knot in self._join.knots):
             lines.append("the head has no weight at any length: scores are those of the scorer")
         return tuple(lines)
 

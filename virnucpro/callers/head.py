@@ -127,6 +127,12 @@ class Join:
             if not lengths or lengths != sorted(set(lengths)):
                 raise ValueError(f"the lengths of a join must rise: {lengths}")
 
+    @property
+    def weights(self) -> str:
+        """Both weights at each length, for messages."""
+        each = (f"{knot.base:.2f} and {knot.head:.2f} at {knot.n_bases:,}" for knot in self.knots)
+        return f"weights of scorer and head by length in bases: {', '.join(each)}"
+
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> Join:
         """

@@ -264,10 +264,7 @@ def describe_head(path: Path) -> Iterator[str]:
         )
     yield f"chunks      {facts.chunk_size} bases; a chunk is the {facts.frame_rule} of its frames"
     yield f"threshold   {facts.threshold:.6f}, exponent {facts.exponent:.2f}"
-    join = "none: the head calls alone"
-    if facts.join:
-        weights = (f"{knot.head:.2f} at {knot.n_bases:,} bases" for knot in facts.join.knots)
-        join = f"with the scorer; weight of the head {', '.join(weights)}"
+    join = f"with the scorer; {facts.join.weights}" if facts.join else "none: the head calls alone"
     yield f"join        {join}"
     yield (
         f"trained on  {counted(len(head.trained_records), 'record')} of "

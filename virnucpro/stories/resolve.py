@@ -44,7 +44,7 @@ from virnucpro.ground.errors import (
 )
 from virnucpro.ground.events import OnEvent
 from virnucpro.ground.files import HEAD_FILE, REGIONS_FILE
-from virnucpro.ground.log import printable
+from virnucpro.ground.log import counted, printable
 from virnucpro.ground.options import carry
 from virnucpro.run.folder import RunDir
 from virnucpro.run.manifest import Manifest
@@ -390,8 +390,8 @@ def _spec(
             layer, pooling = n_layers, model.poolings[0]
     if not 1 <= layer <= n_layers:
         raise UsageError(
-            f"there is no layer {layer}: the model has {n_layers} layers",
-            hint=f"give --layer 1 to {n_layers}, or leave it out for the last one",
+            f"there is no layer {layer}: the model has {counted(n_layers, 'layer')}",
+            hint="leave --layer out for the last one, or give a smaller number",
         )
     if pooling not in model.poolings:
         raise UsageError(

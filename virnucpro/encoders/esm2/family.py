@@ -13,7 +13,6 @@ from virnucpro.encoders.esm2.checkpoint import (
     count_bytes,
     hash_weights,
     identify,
-    not_esm2,
     open_folder,
     shape_of_tensors,
     weight_files,
@@ -144,7 +143,11 @@ def as_esm2(model: Model) -> ESM2Model:
         UnavailableError: the model is of another family.
     """
     if not isinstance(model, ESM2Model):
-        raise not_esm2(model.path, f"a model of the family {model.family}")
+        raise UnavailableError(
+            f"{printable(model.name)} is not an ESM-2, but of the family {model.family}",
+            hint="only an ESM-2 can be trained or compared with fair-esm (`virnucpro models list` "
+            "has some); `predict` and `extract` take this model as it is",
+        )
     return model
 
 
