@@ -29,6 +29,7 @@ from virnucpro.encoders.esm2.model import mean_pool, residues_only
 from virnucpro.encoders.esm2.weights import load_esm2
 from virnucpro.encoders.transfer import PackedBatch
 from virnucpro.engine.local import InlineExecutor
+from virnucpro.ground.config import Reads
 from virnucpro.ground.errors import FeatureFileError, ResumeError
 from virnucpro.ground.events import BatchDone, Progress, ShardDone, ShardFailed
 from virnucpro.ground.records import Embeddings, Orf, Shard
@@ -436,7 +437,7 @@ def make_orfs(proteins: Sequence[str]) -> list[Orf]:
 
 
 def digests(proteins: Sequence[str]) -> list[bytes]:
-    return digests_of(make_orfs(proteins), frozenset({"protein"}))
+    return digests_of(make_orfs(proteins), [Reads.PROTEIN])
 
 
 @pytest.mark.parametrize("most", [1, 8, 2**16])

@@ -11,7 +11,7 @@ import torch
 
 from virnucpro.encoders.base import Model, Pending, not_published
 from virnucpro.encoders.families import Published
-from virnucpro.ground.config import EncoderSpec, Footprint, Precision, Reads
+from virnucpro.ground.config import EncoderSpec, Footprint, Reads
 from virnucpro.ground.events import OnEvent
 from virnucpro.ground.files import sha256
 
@@ -52,12 +52,6 @@ class CountingModel(Model):
 
     def describe(self, spec: EncoderSpec) -> str:
         return "four counts"
-
-    def prepare(self, precision: Precision, on_event: OnEvent) -> tuple[Path, str]:
-        return self.path, self.encoder_id
-
-    def verify(self) -> str:
-        return self.encoder_id
 
 
 def load(spec: EncoderSpec, weights: Path, device: torch.device) -> CountingEncoder:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from virnucpro.encoders.families import FAMILIES, Family, family_of, installed_families
 from virnucpro.ground.config import EncoderSpec, Footprint, Pooling, Precision, Reads
@@ -29,10 +28,12 @@ if TYPE_CHECKING:
 Rows = NDArray[np.float32]
 _HEAD_BYTES = 256  # at the start of a file, with the first entry of its metadata
 _LONGEST_HEADER = 1 << 22  # bytes, of 30,000 tensors
+_NONSENSE = (LookupError, ValueError, TypeError, AttributeError, RuntimeError)
+DAMAGE = (OSError, SafetensorError, *_NONSENSE)  # errors of reading a damaged file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Model(ABC):
+class Model:
     """A model on disk, inspected but not loaded."""
 
     path: Path
@@ -69,21 +70,23 @@ class Model(ABC):
         usual: Any = {"layer": self.n_layers, "pooling": self.poolings[0], "dim": self.dim}
         return EncoderSpec(family=self.family, reads=self.reads, model=self.name, **usual | chosen)
 
-    @abstractmethod
     def prepare(self, precision: Precision, on_event: OnEvent) -> tuple[Path, str]:
         """Return the file or folder for ``load``, and the SHA-256 of the weights.
+
+        By default the file is small, is not converted, and its id is its SHA-256.
 
         Raises:
             UnavailableError: the model is not the one that its name says.
         """
+        return self.path, self.encoder_id
 
-    @abstractmethod
     def verify(self) -> str:
-        """Read every weight. -> the SHA-256 of the weights
+        """Read every weight; by default inspection has done so. -> the SHA-256 of the weights
 
         Raises:
             UnavailableError: the model is damaged.
         """
+        return self.encoder_id
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -171,7 +174,7 @@ def read_tensors(path: Path, entry: str, framework: str) -> tuple[Any, dict[str,
     """The facts in an entry of the metadata of a safetensors file, in JSON, and its tensors.
 
     Raises:
-        OSError, SafetensorError, LookupError, ValueError: it is damaged, or holds anything else.
+        one of DAMAGE: it is damaged, or holds anything else.
     """
     check_header(path)
     with safe_open(path, framework=framework) as handle:

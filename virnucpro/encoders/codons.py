@@ -23,11 +23,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from safetensors import SafetensorError
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from virnucpro.encoders.base import Model, begins_with, read_tensors
+from virnucpro.encoders.base import DAMAGE, Model, begins_with, read_tensors
 from virnucpro.encoders.esm2.model import DTYPES
 from virnucpro.encoders.transfer import PackedBatch, PackedEncoder, send
 from virnucpro.ground.config import EncoderSpec, Footprint, Precision, Reads
@@ -49,7 +48,6 @@ _DIGITS[list(b"ACGTUacgtu")] = [0, 1, 2, 3, 3] * 2
 _FACTS = "virnucpro_codons"  # entry of the metadata
 _MOST_BLOCKS = 64
 _SHORTEST = 2 * N_FRAMES  # bases of the shortest sequence with a token
-_DAMAGE = (LookupError, ValueError, TypeError, AttributeError, RuntimeError)
 _SHORTEST_RECORD = 150  # bases; it has learned from 500 on, and was measured from 150 on
 _BYTES_PER_CHANNEL = 48  # peak of a token: the stream in float32, and the rows of a convolution
 _FILLING_TOKENS = 262_144  # in a batch for a GPU
@@ -245,7 +243,7 @@ def load_network(path: Path) -> CodonNetwork:
                 raise ValueError(f"{name} is not of finite numbers")
         floats = {name: tensor.float() for name, tensor in tensors.items()}
         network.load_state_dict(floats, assign=True)
-    except (OSError, SafetensorError, *_DAMAGE) as error:
+    except DAMAGE as error:
         raise UnavailableError(
             f"{printable(path)} is not a network on codons: {printable(error)}",
             hint="if it is the one of VirNucPro, install the package again",
@@ -305,14 +303,6 @@ class _CodonModel(Model):
     def describe(self, spec: EncoderSpec) -> str:
         n_millions = self.footprint.n_parameters / 1e6
         return f"codons of chunks, {n_millions:.1f} M parameters, {spec.precision}"
-
-    def prepare(self, precision: Precision, on_event: OnEvent) -> tuple[Path, str]:
-        """Return the path: the file is small and is not converted."""
-        return self.path, self.encoder_id
-
-    def verify(self) -> str:
-        """Do nothing: inspection has read all of it."""
-        return self.encoder_id
 
 
 # On a device

@@ -18,11 +18,10 @@ from typing import get_args
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
 from safetensors.numpy import save
 from torch import Tensor, nn
 
-from virnucpro.encoders.base import Encoder, Model, begins_with, read_tensors
+from virnucpro.encoders.base import DAMAGE, Encoder, Model, begins_with, read_tensors
 from virnucpro.encoders.catalogue import open_model
 from virnucpro.encoders.esm2.family import ESM2Model, as_esm2, inspect_esm2
 from virnucpro.encoders.esm2.model import DTYPES, ESM2
@@ -43,7 +42,6 @@ _HERE = "."  # means the ESM-2 in the folder of the file
 _FACTS = "virnucpro_encoder"  # entry of the metadata
 _OF_A_TRAINING = "training.json"
 _NETWORK = "network."  # prefix of the names of weights: their module in a reader
-_DAMAGE = (LookupError, ValueError, TypeError, AttributeError)
 _BYTES_PER_TOKEN = 8192  # of an LSTM, which needs most: gates, states and copies in float32
 _FILLING_TOKENS = 327_680  # in a batch for a GPU
 
@@ -91,14 +89,6 @@ class _LearnedCheckpoint(Model):
     def describe(self, spec: EncoderSpec) -> str:
         on_base = f" on {printable(self.base.name)}" if self.base is not None else ""
         return f"{self.dim} dimensions{on_base}, {spec.precision}"
-
-    def prepare(self, precision: Precision, on_event: OnEvent) -> tuple[Path, str]:
-        """Return the path: the file is small and is not converted."""
-        return self.path, self.encoder_id
-
-    def verify(self) -> str:
-        """Do nothing: inspection has read all of it."""
-        return self.encoder_id
 
 
 def save_reader(
@@ -149,7 +139,7 @@ def inspect_learned(path: Path, on_event: OnEvent = lambda _: None) -> _LearnedC
         for name, values in weights.items():
             if values.dtype != np.float32 or not np.isfinite(values).all():
                 raise ValueError(f"{name} is not of finite float32")
-    except (OSError, SafetensorError, *_DAMAGE) as error:
+    except DAMAGE as error:
         raise UnavailableError(
             f"{printable(path)} is not an encoder of VirNucPro: {printable(error)}",
             hint="`virnucpro train` writes an encoder next to its head: name that file",

@@ -114,19 +114,16 @@ class Recipe:
                 )
 
     @property
-    def per_residue(self) -> bool:
-        return any(encoder.per_residue for encoder in self.encoders)
-
-    @property
     def largest_shard(self) -> int:
         """Residues of the largest shards. All vectors of a shard are in memory at once."""
-        limit = _RESIDUES_WITH_ROWS if self.per_residue else self.residues_per_shard
+        per_residue = any(encoder.per_residue for encoder in self.encoders)
+        limit = _RESIDUES_WITH_ROWS if per_residue else self.residues_per_shard
         return min(limit, self.residues_per_shard)
 
     @property
-    def reads(self) -> frozenset[Reads]:
-        """The sequences of a frame that the encoders read."""
-        return frozenset(encoder.reads for encoder in self.encoders)
+    def reads(self) -> tuple[Reads, ...]:
+        """What the encoders read, in alphabetical order."""
+        return tuple(sorted({encoder.reads for encoder in self.encoders}))
 
     @property
     def has_chunks(self) -> bool:

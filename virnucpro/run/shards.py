@@ -65,10 +65,9 @@ class SeenOrfs:
         return ordinal
 
 
-def digests_of(orfs: Sequence[Orf], reads: frozenset[Reads]) -> list[bytes]:
+def digests_of(orfs: Sequence[Orf], reads: Sequence[Reads]) -> list[bytes]:
     """128-bit digest of what is read of each ORF: 10^12 ORFs collide with probability 10^-15."""
-    columns = [[orf.text(what) for orf in orfs] for what in sorted(reads)]
-    texts = columns[0] if len(columns) == 1 else map(" ".join, zip(*columns, strict=True))
+    texts = (" ".join([orf.text(what) for what in reads]) for orf in orfs)
     return [blake2s(text.encode()).digest()[:16] for text in texts]
 
 

@@ -380,14 +380,12 @@ def _spec(
     Raises:
         UsageError: the model lacks this layer or this pooling.
     """
-    n_layers = model.n_layers
-    match options:
-        case ExtractOptions(layer=layer, pooling=pooling):
-            layer = n_layers if layer is None else layer
-        case _ if facts is not None:
-            layer, pooling = facts.layer, facts.pooling
-        case _:
-            layer, pooling = n_layers, model.poolings[0]
+    layer, pooling, n_layers = None, model.poolings[0], model.n_layers
+    if isinstance(options, ExtractOptions):
+        layer, pooling = options.layer, options.pooling
+    elif facts is not None:
+        layer, pooling = facts.layer, facts.pooling
+    layer = n_layers if layer is None else layer
     if not 1 <= layer <= n_layers:
         raise UsageError(
             f"there is no layer {layer}: the model has {counted(n_layers, 'layer')}",

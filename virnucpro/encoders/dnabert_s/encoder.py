@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from virnucpro.encoders.base import Model, check_header, progress_of
+from virnucpro.encoders.base import DAMAGE, Model, check_header, progress_of
 from virnucpro.encoders.dnabert_s.model import (
     DNABERT,
     LAYER_NORM_EPS,
@@ -163,7 +162,6 @@ _OUR_NAMES = {  # of modules, by their names in the Hub
     "mlp.wo": "down",
     "mlp.layernorm": "mlp_norm",
 }
-_DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError)
 
 
 def _is_bert(path: Path) -> bool:
@@ -171,7 +169,7 @@ def _is_bert(path: Path) -> bool:
     try:
         config = read_json(path / CONFIG)
         return bool(config["model_type"] == "bert")
-    except _DAMAGE:
+    except DAMAGE:
         return False
 
 
@@ -253,7 +251,7 @@ def _open_folder(path: Path) -> tuple[DNABERT, Tokenizer]:
             check_plain(tensor)
         state = {_our_name(name): tensors[name] for name in tensors.keys() - _POOLER}
         model.load_state_dict(state, assign=True)
-    except (*_DAMAGE, SafetensorError) as error:
+    except DAMAGE as error:
         raise _other(file, error) from error
     return model, tokenizer
 
@@ -283,7 +281,7 @@ def _read_shape(file: Path, tokenizer: Tokenizer) -> DNABERTShape:
         )
         if shape.dim % shape.n_heads:
             raise ValueError(f"{shape.n_heads} heads in {shape.dim} dimensions")
-    except _DAMAGE as error:
+    except DAMAGE as error:
         raise _other(file, error) from error
     return shape
 
