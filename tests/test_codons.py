@@ -262,11 +262,12 @@ def test_a_record_is_called_by_the_weighted_log_odds_of_network_and_scorer(
         assert float(row["base_score"]) == probability(base.item())
         assert row["n_chunks"] == row["n_frames_scored"] == str(len(chunks))
     assert found["again"]["virus_score"] == found[next(iter(records))]["virus_score"]
-    assert (found["unknown"]["status"], found["unknown"]["call"]) == ("no_orf", "")
-    assert (found["short"]["status"], found["short"]["note"]) == (
-        "too_short",
-        "148 of at least 150",
-    )
+    reasons = {name: (found[name]["status"], found[name]["note"]) for name in ("unknown", "short")}
+    assert reasons == {
+        "unknown": ("no_orf", "no known base"),
+        "short": ("too_short", "148 of at least 150"),
+    }
+    assert found["unknown"]["call"] == ""
 
 
 def test_by_the_network_alone_viruses_of_the_example_have_more_than_its_other_records(tmp_path):
@@ -308,6 +309,25 @@ def test_by_default_it_reads_what_may_be_viral_and_calls_this_as_a_whole_run_doe
     read = [row for row in by_name["viral"].values() if row["note"] != "not embedded"]
     assert 0 < len(read) < len(by_name["all"])
     assert all(row == by_name["all"][row["record"]] for row in read)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("train --data {contigs} -o {new} --model {model}", "{model} is not an ESM-2, but"),
+        ("extract -i {contigs} -o {new} --model {model} --layer 2", "the model has 1 layer\n"),
+        (
+            "predict -i {contigs} -o {called} --resume",
+            "it has the model {model}, not the scorer; --chunk-size was 1000, now 500\n",
+        ),
+    ],
+)
+def test_what_is_not_possible_with_it_is_refused_in_plain_words(
+    contigs, called, tmp_path, words, message
+):
+    names = {"model": NETWORK, "contigs": contigs, "called": called, "new": tmp_path / "new"}
+    exit_code, output = invoke([word.format(**names) for word in words.split()])
+    assert exit_code and message.format(**names) in output
 
 
 def test_resumed_with_a_lost_feature_file_it_has_the_same_bytes(contigs, called, tmp_path):

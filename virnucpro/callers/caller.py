@@ -453,13 +453,16 @@ def _call_by_frames(
 ) -> CalledRecords:
     """Call records by the scores of their frames; without ``facts`` they are only embedded."""
     screened, calls = screen_all(records, recipe), list[Call]()
+    # an encoder of chunks reads all that have a known base
+    without = "no known base" if "chunk" in recipe.reads else ""
     for place, (record, predictions) in enumerate(zip(records.each(), frames, strict=True)):
         length = len(record.sequence)
         if place in screened:
             status, note = screened[place]
             calls.append(Call(record.name, length, status, record.sample, note=note))
         else:
-            calls.append(call_record(record, recipe.count_chunks(length), predictions, facts))
+            call = call_record(record, recipe.count_chunks(length), predictions, facts)
+            calls.append(call if predictions else replace(call, note=without))
     embedded: dict[int, Sequence[Prediction]] = {i: each for i, each in enumerate(frames) if each}
     scores = FrameScores.of(frames)
     return CalledRecords(records, Calls.of(calls), scores, embedded=embedded)

@@ -279,7 +279,7 @@ def inspect_file(path: Path) -> _CodonModel:
         dim=network.dim,
         poolings=("mean",),
         footprint=Footprint(
-            n_parameters=n_bytes // 2,
+            n_parameters=sum(each.numel() for each in network.parameters()),
             file_bytes=n_bytes,
             bytes_per_token=_BYTES_PER_CHANNEL * network.stem.out_features,
             filling_tokens=_FILLING_TOKENS,

@@ -204,9 +204,10 @@ def _of_another_version(folder: Path, version: object) -> ResumeError:
 
 def _changes(before: Recipe, now: Recipe) -> list[str]:
     """The differences between two recipes: "layer was 6, now 3"."""
-    changes = _changed_fields(before, now, ("encoders",))
     if [one.family for one in before.encoders] != [one.family for one in now.encoders]:
+        changes = _changed_fields(before, now, ("encoders", "head_sha256", "scorer_sha256"))
         return [f"it has {printable(before.reader)}, not {printable(now.reader)}", *changes]
+    changes = _changed_fields(before, now, ("encoders",))
     for old, new in zip(before.encoders, now.encoders, strict=True):
         of_which = f" of {new.model}" if len(now.encoders) > 1 else ""
         changes += _changed_fields(old, new, new.implied, of_which)

@@ -389,7 +389,7 @@ def _spec(
     if not 1 <= layer <= n_layers:
         raise UsageError(
             f"there is no layer {layer}: the model has {counted(n_layers, 'layer')}",
-            hint="leave --layer out for the last one, or give a smaller number",
+            hint="leave --layer out for the last one",
         )
     if pooling not in model.poolings:
         raise UsageError(

@@ -144,7 +144,8 @@ def as_esm2(model: Model) -> ESM2Model:
     """
     if not isinstance(model, ESM2Model):
         raise UnavailableError(
-            f"{printable(model.name)} is not an ESM-2, but of the family {model.family}",
+            f"{printable(model.name)} is not an ESM-2, but a model of the family "
+            f"{printable(model.family)}",
             hint="only an ESM-2 can be trained or compared with fair-esm (`virnucpro models list` "
             "has some); `predict` and `extract` take this model as it is",
         )
