@@ -263,6 +263,8 @@ def test_a_record_is_called_by_the_weighted_log_odds_of_network_and_scorer(
         assert row["n_chunks"] == row["n_frames_scored"] == str(len(chunks))
     assert found["again"]["virus_score"] == found[next(iter(records))]["virus_score"]
     reasons = {name: (found[name]["status"], found[name]["note"]) for name in ("unknown", "short")}
+    log = (called / "virnucpro.log").read_text()
+    assert f"called by the scorer and the head of {NETWORK}; weight of the head" in log
     assert reasons == {
         "unknown": ("no_orf", "no known base"),
         "short": ("too_short", "148 of at least 150"),

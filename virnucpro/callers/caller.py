@@ -245,7 +245,7 @@ class _ByHead(Caller):
 
     @property
     def announcements(self) -> tuple[str, ...]:
-        return ("called by the head alone",)
+        return (f"called by {self.frame_head.facts.described} alone",)
 
     @property
     def cut(self) -> Cut:
@@ -286,7 +286,8 @@ class _Joined(Caller):
 
     @property
     def announcements(self) -> tuple[str, ...]:
-        lines = [f"called by the scorer and the head; {self._join.weights}"]
+        who = f"called by the scorer and {self.frame_head.facts.described}"
+        lines = [f"{who}; {self._join.weights}"]
         if not any(knot.head for knot in self._join.knots):
             lines.append("the head has no weight at any length: scores are those of the scorer")
         return tuple(lines)

@@ -173,6 +173,11 @@ class HeadFacts:
         if not is_head:
             raise ValueError("its facts do not describe a head")
 
+    @property
+    def described(self) -> str:
+        """The head by the names of its encoders."""
+        return f"the head of {' and '.join(printable(one.name) for one in self.encoders)}"
+
     def score(self, chunks: Iterable[Sequence[float]]) -> float:
         """The score of a record, with 6 decimals, from the frame scores of its chunks.
 
