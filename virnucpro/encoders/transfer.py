@@ -23,6 +23,8 @@ from virnucpro.encoders.base import Pending, Rows
 from virnucpro.encoders.esm2.checkpoint import EXTRA_TOKENS, tokenize
 from virnucpro.ground.config import EncoderSpec
 
+_SHAPES_KEPT = "32"  # a batch has some ten, in training some twenty
+
 
 def use_device(device: torch.device) -> None:
     """Set this process up to compute in true float32; a GPU becomes the current device.
@@ -31,10 +33,14 @@ def use_device(device: torch.device) -> None:
     cuDNN would round to TF32 in convolutions and LSTMs, and as a backend of SDPA it plans anew for
     each batch shape. On a CPU, MKL is set to sums that do not depend on the position of a row in
     its batch; by default they do in AVX2 kernels, and in AVX-512 kernels for batches of a few rows.
-    MKL reads this setting only before its first product.
+    oneDNN, and PyTorch's layer above it, keep what they prepared for the last shapes of products in
+    bf16. By default these are 1,024 each: a gigabyte, as nearly every batch has other shapes.
+    All of these settings are read only before the first product.
     """
     if device.type == "cpu":
         os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
+        for cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+            os.environ.setdefault(cache, _SHAPES_KEPT)
     if device.type == "cuda":
         if device.index is not None:  # else it is the current one
             torch.cuda.set_device(device)
