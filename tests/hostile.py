@@ -1,6 +1,6 @@
 """Hostile inputs that git cannot keep, or that are large: each is made when a test asks for it.
 
-``outcomes.tsv`` names them as ``made:`` and the function's name. A function is given an empty
+``outcomes.tsv`` names them as ``made:`` and their name here. A maker is given an empty
 folder, and returns what the user would name with ``--input``.
 """
 
@@ -12,6 +12,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 DNA = "ATGGCAGCAGCTGCTGGTGCAGCTGCAGGAGCTGCTGCAGGTGCAGCTGCT"
@@ -31,169 +32,94 @@ class Payload:
 
 
 Maker = Callable[[Path], list[Path]]
-MAKERS: dict[str, Maker] = {}
+# the files of a folder, by their names; made when they are asked for, for some are large
+Files = Callable[[], dict[str, str | bytes]]
 
 
-def made(maker: Maker) -> Maker:
-    MAKERS[maker.__name__] = maker
-    return maker
+def two_records() -> dict[str, str | bytes]:
+    return {"in.fa": TWO}
 
 
-@made
-def a_line_of_5_million_bases(folder: Path) -> list[Path]:
-    return [_write(folder / "in.fa", f">long\n{CLOSED * 104_167}\n>last\n{DNA}\n")]
+NAMED: dict[str, Files] = {  # the user names each file
+    "a_line_of_5_million_bases": lambda: {"in.fa": f">long\n{CLOSED * 104_167}\n>last\n{DNA}\n"},
+    "many_records_of_10_bases": lambda: {
+        "in.fa": "".join(f">r{i}\nNNNNNNNNNN\n" for i in range(100_000))
+    },
+    "many_empty_records": lambda: {"in.fa": "".join(f">r{i}\n" for i in range(20_000))},
+    "a_protein_of_100_000_residues": lambda: {
+        "in.faa": f">long\n{'MKVLEFPQIL' * 10_000}\n>short\nMKVLEFPQIL\n"
+    },
+    "ids_of_10_kilobytes": lambda: {
+        "in.fa": "".join(f">{'x' * 10_000}{i} of a test\n{DNA}\n" for i in (1, 2))
+    },
+    "a_description_of_a_megabyte": lambda: {"in.fa": f">a {'x' * 1_000_000}\n{DNA}\n>b\n{DNA}\n"},
+    "a_header_without_end": lambda: {  # 4 GB when unpacked
+        "in.fa.gz": gzip.compress(b">") + 256 * gzip.compress(b"x" * (16 * _BLOCK))
+    },
+    "a_protein_without_end": lambda: {"in.faa.gz": endless_protein()},
+    "duplicates_across_files": lambda: {"first.fa": TWO, "second.fa": f">a again\n{DNA}\n"},
+    "nucleotides_and_proteins_in_two_files": lambda: {
+        "first.fa": TWO,
+        "proteins.faa": ">p\nMKVLEFPQILAAGG\n",
+    },
+    # while the run goes on it gets other letters, as many as before
+    "a_file_to_be_rewritten": two_records,
+    # while the run goes on it gets another record
+    "a_file_to_be_added_to": two_records,
+    "a_name_like_an_option": lambda: {"-rf.fa": TWO},
+    "a_name_with_newline_and_escapes": lambda: {"a\nb\x1b[31m\u202e[red]c.fa": TWO},
+    "a_bad_file_with_newline_and_escapes": lambda: {"a\nb\x1b[31mc.fa": "no FASTA"},
+    "a_name_that_is_not_utf8": lambda: {os.fsdecode(b"caf\xe9.fa"): TWO},
+}
+INSIDE: dict[str, Files] = {  # the user names the folder
+    "a_folder_without_fasta": lambda: {"notes.txt": TWO},
+    "a_folder_of_folders": lambda: {"sample.fa/in.fa": TWO},
+    "an_empty_folder": dict,
+    "a_folder_of_two": lambda: {
+        "1.fa": f">a\n{DNA}\n",
+        "2.fna": f">b\n{DNA}\n",
+        ".3.fa": f">hidden\n{DNA}\n",
+    },
+}
 
 
-@made
-def many_records_of_10_bases(folder: Path) -> list[Path]:
-    return [_write(folder / "in.fa", "".join(f">r{i}\nNNNNNNNNNN\n" for i in range(100_000)))]
-
-
-@made
-def many_empty_records(folder: Path) -> list[Path]:
-    return [_write(folder / "in.fa", "".join(f">r{i}\n" for i in range(20_000)))]
-
-
-@made
-def a_protein_of_100_000_residues(folder: Path) -> list[Path]:
-    return [_write(folder / "in.faa", f">long\n{'MKVLEFPQIL' * 10_000}\n>short\nMKVLEFPQIL\n")]
-
-
-@made
-def ids_of_10_kilobytes(folder: Path) -> list[Path]:
-    names = ("x" * 10_000 + "1", "x" * 10_000 + "2")
-    return [_write(folder / "in.fa", "".join(f">{name} of a test\n{DNA}\n" for name in names))]
-
-
-@made
-def a_description_of_a_megabyte(folder: Path) -> list[Path]:
-    return [_write(folder / "in.fa", f">a {'x' * 1_000_000}\n{DNA}\n>b\n{DNA}\n")]
-
-
-@made
-def a_header_without_end(folder: Path) -> list[Path]:
-    """4 GB when unpacked."""
-    member = gzip.compress(b"x" * (16 * _BLOCK))
-    return [_write(folder / "in.fa.gz", gzip.compress(b">") + 256 * member)]
-
-
-@made
-def a_protein_without_end(folder: Path) -> list[Path]:
+def endless_protein() -> bytes:
     """Far more letters than the test's bound; the last of many lines has no end either."""
     lines = gzip.compress(b"MKVLEFPQIL\n" * _BLOCK) + gzip.compress(b"MKVLEFPQIL" * _BLOCK)
-    return [_write(folder / "in.faa.gz", gzip.compress(b">first\nMKV\n>endless\n") + 16 * lines)]
+    return gzip.compress(b">first\nMKV\n>endless\n") + 16 * lines
 
 
-@made
-def duplicates_across_files(folder: Path) -> list[Path]:
-    second = _write(folder / "second.fa", f">a again\n{DNA}\n")
-    return [_write(folder / "first.fa", TWO), second]
+def write(folder: Path, files: Files) -> list[Path]:
+    paths = []
+    for name, content in files().items():
+        paths.append(folder / name)
+        paths[-1].parent.mkdir(exist_ok=True)
+        paths[-1].write_bytes(content if isinstance(content, bytes) else content.encode())
+    return paths
 
 
-@made
-def nucleotides_and_proteins_in_two_files(folder: Path) -> list[Path]:
-    proteins = _write(folder / "proteins.faa", ">p\nMKVLEFPQILAAGG\n")
-    return [_write(folder / "first.fa", TWO), proteins]
-
-
-@made
-def the_same_file_twice(folder: Path) -> list[Path]:
-    return 2 * [_write(folder / "in.fa", TWO)]
-
-
-@made
-def a_file_to_be_rewritten(folder: Path) -> list[Path]:
-    """While the run goes on it gets other letters, as many as before."""
-    return [_write(folder / "in.fa", TWO)]
-
-
-@made
-def a_file_to_be_added_to(folder: Path) -> list[Path]:
-    """While the run goes on it gets another record."""
-    return [_write(folder / "in.fa", TWO)]
-
-
-@made
-def a_folder_without_fasta(folder: Path) -> list[Path]:
-    _write(folder / "notes.txt", TWO)
-    return [folder]
-
-
-@made
-def a_folder_of_folders(folder: Path) -> list[Path]:
-    (folder / "sample.fa").mkdir()
-    _write(folder / "sample.fa" / "in.fa", TWO)
-    return [folder]
-
-
-@made
-def an_empty_folder(folder: Path) -> list[Path]:
-    return [folder]
-
-
-@made
-def a_folder_of_two(folder: Path) -> list[Path]:
-    _write(folder / "1.fa", f">a\n{DNA}\n")
-    _write(folder / "2.fna", f">b\n{DNA}\n")
-    _write(folder / ".3.fa", f">hidden\n{DNA}\n")
-    return [folder]
-
-
-@made
 def no_permission(folder: Path) -> list[Path]:
-    path = _write(folder / "in.fa", TWO)
+    (path,) = write(folder, two_records)
     path.chmod(0)
     return [path]
 
 
-@made
-def a_pipe_without_permission(folder: Path) -> list[Path]:
-    os.mkfifo(folder / "pipe", mode=0)
+def a_fifo(folder: Path, mode: int = 0o600) -> list[Path]:
+    os.mkfifo(folder / "pipe", mode)
     return [folder / "pipe"]
 
 
-@made
-def a_file_without_permission_in_a_folder(folder: Path) -> list[Path]:
-    no_permission(folder)
-    return [folder]
-
-
-@made
 def a_dangling_link(folder: Path) -> list[Path]:
     (folder / "in.fa").symlink_to("nowhere.fa")
     return [folder / "in.fa"]
 
 
-@made
-def a_dangling_link_in_a_folder(folder: Path) -> list[Path]:
-    a_dangling_link(folder)
-    return [folder]
-
-
-@made
 def a_loop_of_links(folder: Path) -> list[Path]:
     (folder / "in.fa").symlink_to("back.fa")
     (folder / "back.fa").symlink_to("in.fa")
     return [folder / "in.fa"]
 
 
-@made
-def a_loop_of_links_in_a_folder(folder: Path) -> list[Path]:
-    a_loop_of_links(folder)
-    return [folder]
-
-
-@made
-def nothing_there(folder: Path) -> list[Path]:
-    return [folder / "nothing.fa"]
-
-
-@made
-def a_name_of_300_letters(folder: Path) -> list[Path]:
-    return [folder / ("x" * 300)]
-
-
-@made
 def a_socket(folder: Path) -> list[Path]:
     with socket.socket(socket.AF_UNIX) as listening:
         here = Path.cwd()
@@ -203,40 +129,29 @@ def a_socket(folder: Path) -> list[Path]:
     return [folder / "socket.fa"]
 
 
-@made
-def dev_null(folder: Path) -> list[Path]:
-    return [Path(os.devnull)]
+def inside(folder: Path, make: Maker) -> list[Path]:
+    make(folder)
+    return [folder]
 
 
-@made
-def a_name_like_an_option(folder: Path) -> list[Path]:
-    return [_write(folder / "-rf.fa", TWO)]
-
-
-@made
-def a_name_with_newline_and_escapes(folder: Path) -> list[Path]:
-    return [_write(folder / "a\nb\x1b[31m\u202e[red]c.fa", TWO)]
-
-
-@made
-def a_bad_file_with_newline_and_escapes(folder: Path) -> list[Path]:
-    return [_write(folder / "a\nb\x1b[31mc.fa", "no FASTA")]
-
-
-@made
-def a_name_that_is_not_utf8(folder: Path) -> list[Path]:
-    return [_write(folder / os.fsdecode(b"caf\xe9.fa"), TWO)]
-
-
-@made
-def a_fifo(folder: Path) -> list[Path]:
-    os.mkfifo(folder / "pipe")
-    return [folder / "pipe"]
-
-
-@made
-def control_characters_through_standard_input(folder: Path) -> list[Path]:
-    return [Path("-")]
+MAKERS: dict[str, Maker] = {
+    **{name: partial(write, files=of) for name, of in NAMED.items()},
+    **{name: partial(inside, make=partial(write, files=of)) for name, of in INSIDE.items()},
+    "a_file_without_permission_in_a_folder": partial(inside, make=no_permission),
+    "a_dangling_link_in_a_folder": partial(inside, make=a_dangling_link),
+    "a_loop_of_links_in_a_folder": partial(inside, make=a_loop_of_links),
+    "the_same_file_twice": lambda folder: 2 * write(folder, two_records),
+    "no_permission": no_permission,
+    "a_fifo": a_fifo,
+    "a_pipe_without_permission": partial(a_fifo, mode=0),
+    "a_dangling_link": a_dangling_link,
+    "a_loop_of_links": a_loop_of_links,
+    "nothing_there": lambda folder: [folder / "nothing.fa"],
+    "a_name_of_300_letters": lambda folder: [folder / ("x" * 300)],
+    "a_socket": a_socket,
+    "dev_null": lambda _: [Path(os.devnull)],
+    "control_characters_through_standard_input": lambda _: [Path("-")],
+}
 
 
 @contextmanager
@@ -254,8 +169,3 @@ def written_to(path: Path) -> Iterator[None]:
     finally:
         os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))  # wakes who still waits
         thread.join(timeout=10)
-
-
-def _write(path: Path, content: str | bytes) -> Path:
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return path

@@ -118,53 +118,6 @@ def test_files_that_were_packed_in_pieces_are_read_to_the_end(write, pack) -> No
     assert read(path) == [("a", "ACGT"), ("b", "GGTT")]
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b">a x\nACGT\n>b\nGGTT\n",
-        b">a x\r\nACGT\r\n>b\r\nGGTT\r\n",
-        b">a x\rACGT\r>b\rGGTT\r",
-        b"\xef\xbb\xbf>a x\nACGT\n>b\nGGTT\n",
-        b"\n\r\n>a x\n\nAC\n\nGT\n\n\n>b\n  \nGGTT\n\n",
-        b">a x\n AC GT\t\n>b\nG\tG T  T\n",
-        b">a x\nA\nC\nG\nT\n>b\nGGTT",
-        b">  a x\nACGT\n>\tb\nGGTT\n",
-    ],
-    ids=["unix", "dos", "old-mac", "bom", "blank-lines", "spaces", "no-last-newline", "indented"],
-)
-def test_every_way_to_end_lines_and_space_letters_gives_the_same_records(write, content) -> None:
-    assert read(write(content)) == [("a", "ACGT"), ("b", "GGTT")]
-    empty = content.replace(b"GGTT", b"").replace(b"G\tG T  T", b"")
-    assert read(write(empty)) == [("a", "ACGT"), ("b", "")]
-
-
-def test_the_header_is_kept_as_it_stands_and_the_id_is_its_first_word(write) -> None:
-    (record,) = read_fasta(write(b">gi|1|x/../y [red]\t two  words \r\nacGT\n"))
-    assert record.id == "gi|1|x/../y"
-    assert record.header == "gi|1|x/../y [red]\t two  words "
-    assert record.sequence == "acGT"
-
-
-@pytest.mark.parametrize("content", [b"", b"\n\n", b"\xef\xbb\xbf", b"\r\n"])
-@pytest.mark.parametrize("pack", [bytes, *PACKED.values()], ids=["plain", *PACKED])
-def test_a_file_without_records_is_no_error(write, pack, content: bytes) -> None:
-    assert read(write(pack(content))) == []
-
-
-def test_bytes_that_are_no_text_are_named_as_bytes(write) -> None:
-    assert r"expected '>', found '\x89PNG'" in str(refusal_of(write(b"\x89PNG\r\n")))
-
-
-def test_a_description_that_is_not_utf8_passes_unharmed(write, tmp_path: Path) -> None:
-    content = b">a caf\xe9 \xff\xfe\nACGT\n"
-    records = list(read_fasta(write(content)))
-    with (tmp_path / "out.fa").open("w", encoding="utf-8", errors="surrogateescape") as out:
-        for record in records:
-            write_record(out, record.header, record.sequence)
-    assert [record.id for record in records] == ["a"]
-    assert (tmp_path / "out.fa").read_bytes() == content
-
-
 def test_records_stream(write) -> None:
     """The first records come before a fault further on is met."""
     records = read_fasta(write(b">a\nAC\n>b\nGT\n>\nAC\n"))
@@ -211,12 +164,7 @@ def test_sequences_are_written_in_lines_of_sixty() -> None:
 
 
 FAULTS = {
-    "nothing-but->": (b">", 1),
-    "no-id": (b">\nACGT\n", 1),
-    "no-id-later": (b">a\nAC\n\n>  \nGT\n", 4),
-    "text-first": (b"ACGT\n>a\nACGT\n", 1),
     "a-table": (b"\n\nid\tlength\n", 3),
-    "latin1-id": (b">a\nAC\n>b\xe9 x\nGT\n", 3),
     "nul-in-header": (b">" + b"a" * 6000 + b"\n>b x\0y\nAC\n", 2),
     "nul-in-sequence": (b">" + b"a" * 6000 + b"\n>b\nAC\nG\0T\n>c\nAC\n", 2),
     "packed-with-dos-lines": (gzip.compress(b">a\r\nAC\r\n\r\n>\r\nAC\r\n"), 4),
@@ -227,26 +175,6 @@ FAULTS = {
 def test_a_fault_in_a_line_is_refused_with_its_number(write, content: bytes, line: int) -> None:
     path = write(content)
     assert f"{path.name}:{line}: " in str(refusal_of(path))
-
-
-FOREIGN = [
-    *(("a binary file", ">a\nACGT\n".encode(name)) for name in ("utf-16-be", "utf-16-le")),
-    ("UTF-16 text", ">a\nACGT\n".encode("utf-16")),
-    ("UTF-32 text", ">a\nACGT\n".encode("utf-32")),
-    ("an SRA archive", b"NCBI.sra" + bytes(8)),
-    ("GenBank", b"LOCUS       NC_001416 48502 bp DNA\n"),
-    ("EMBL", b"ID   X56734; SV 1; linear; mRNA\n"),
-    ("GFF", b"##gff-version 3\n"),
-    ("a zip archive", b"PK\x03\x04\x14\0\0\0\x08\0"),
-    ("a tar archive", b"contigs.fa".ljust(257, b"\0") + b"ustar\x0000"),
-    ("a binary file", bytes(range(256))),
-]
-
-
-@pytest.mark.parametrize(("name", "content"), FOREIGN, ids=[name for name, _ in FOREIGN])
-@pytest.mark.parametrize("pack", [bytes, *PACKED.values()], ids=["plain", *PACKED])
-def test_other_formats_are_called_by_their_name(write, name: str, content: bytes, pack) -> None:
-    refusal_of(write(pack(content)), f"this is {name}, not FASTA or FASTQ")
 
 
 def test_fastq_behind_blank_lines_or_a_byte_order_mark_is_still_fastq(write) -> None:
@@ -364,21 +292,11 @@ def test_padding_between_and_behind_the_streams_of_xz_is_skipped(write, n_zeros:
         refusal_of(write(first + bytes(n_zeros + n_odd)), PACKED_BADLY)
 
 
-def test_zeros_behind_a_bzip2_file_are_refused(write) -> None:
-    for n_zeros in (1, 4, 2**17):
-        refusal_of(write(bz2.compress(b">a\nAC\n") + bytes(n_zeros)), PACKED_BADLY)
-
-
 def test_a_message_names_the_file_however_deep_it_lies(tmp_path: Path) -> None:
     folder = tmp_path / ("long" * 30) / ("path" * 30)
     folder.mkdir(parents=True)
     (folder / "bad.fa").write_text("no FASTA")
     assert "bad.fa:1: " in str(refusal_of(folder / "bad.fa"))
-
-
-def test_messages_hold_no_control_characters(write) -> None:
-    for content in (b"\x1b[31m\x07", b">\xff\x1b[2J\nAC\n", b"\x9b2J"):
-        assert str(refusal_of(write(content))).isprintable()
 
 
 # Files and folders
