@@ -52,26 +52,13 @@ def in_terminal(arguments: list[str], environment: dict[str, str]) -> tuple[int,
     return process.exitcode, shown.decode(errors="replace")
 
 
+HELP = ["--help", "-h", "predict --help", "extract -h", "train --help", "evaluate --help"]
+HELP += ["models -h", "models list -h", "models check -h", "status -h", "manifest -h"]
+HELP += ["cite -h", "bench -h"]
+
+
 @pytest.mark.parametrize(
-    ("words", "columns"),
-    [
-        ("train --help", "80"),
-        *(
-            (words, "60")
-            for words in (
-                *(
-                    "--help",
-                    "-h",
-                    "predict --help",
-                    "extract -h",
-                    "train --help",
-                    "evaluate --help",
-                ),
-                *("models -h", "models list -h", "models check -h", "status -h", "manifest -h"),
-                *("cite -h", "bench -h"),
-            )
-        ),
-    ],
+    ("words", "columns"), [("train --help", "80"), *((words, "60") for words in HELP)]
 )
 def test_help_shows_options_whole_and_terms_of_the_field_but_no_types_and_words_of_python(
     words, columns
@@ -145,16 +132,6 @@ def test_help_a_run_of_the_scorer_and_its_status_import_nothing_for_others(
     )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert answer.stdout.splitlines()[-2:] == ["0", "set()"], answer
-
-
-def test_predict_calls_the_example_and_says_what_it_did(model, tmp_path):
-    answer = virnucpro("predict", "-i", EXAMPLE, "-o", tmp_path / "run", *model)
-    assert answer.returncode == 0, answer.stderr
-    n_records = EXAMPLE.read_text().count(">")
-    assert f"records: {n_records} in = " in answer.stdout
-    assert f"results: {tmp_path / 'run'}" in answer.stdout
-    assert ESCAPE not in answer.stdout + answer.stderr
-    assert len((tmp_path / "run" / "predictions.tsv").read_text().splitlines()) == n_records + 1
 
 
 def test_extract_needs_no_head_and_offers_pooling_layer_and_format(tiny, tmp_path):
@@ -340,23 +317,29 @@ def test_a_closed_standard_input_is_refused(tmp_path):
     assert "standard input is closed" in closed.stderr
 
 
-def test_a_gpu_that_is_not_there_is_refused_before_any_work(tiny, tmp_path):
-    answer = virnucpro(
-        *("predict", "-i", EXAMPLE, "-o", tmp_path / "x", "--model", tiny.model),
-        *("--head", tiny.head_file, "--gpus", "77"),
-    )
-    assert answer.returncode in (64, 69)  # with and without a GPU in the machine
-    assert not (tmp_path / "x").exists()
-
-
-def test_a_terminal_gets_a_dashboard_and_the_summary_in_colours(model, tmp_path):
-    arguments = ["predict", "-i", EXAMPLE, "-o", tmp_path / "run", *model]
-    exit_code, shown = in_terminal(list(map(str, arguments)), {"TERM": "xterm-256color"})
+@pytest.mark.parametrize(
+    ("more", "environment", "has_dashboard", "has_colours"),
+    [
+        ([], {"TERM": "xterm-256color"}, True, True),
+        ([], {"TERM": "xterm-256color", "NO_COLOR": "1"}, True, False),
+        ([], {"TERM": "dumb"}, False, False),
+        (["--quiet"], {"TERM": "xterm"}, False, False),
+    ],
+)
+def test_a_terminal_gets_a_dashboard_and_colours_unless_it_is_dumb_or_they_are_not_wanted(
+    model, tmp_path, more, environment, has_dashboard, has_colours
+):
+    arguments = ["predict", "-i", EXAMPLE, "-o", tmp_path / "run", *model, *more]
+    exit_code, shown = in_terminal(list(map(str, arguments)), environment)
     assert exit_code == 0, shown
-    assert "elapsed" in shown and "remaining" in shown
     assert "records: " in shown
+    assert (ESCAPE in shown) == has_dashboard
+    assert not has_dashboard or ("elapsed" in shown and "remaining" in shown)
     (line,) = [line for line in shown.splitlines() if "called virus: " in line]
-    assert ESCAPE in line.partition("called virus: ")[2]
+    assert (ESCAPE in line.partition("called virus: ")[2]) == has_colours
+    codes = [code.split("m")[0] for code in shown.split(ESCAPE + "[")[1:]]
+    colours = [code for code in codes if code.isdigit() and code[0] in "34"]
+    assert bool(colours) == has_colours
 
 
 def test_a_terminal_gets_a_sign_before_anything_large_is_imported(tmp_path):
@@ -382,9 +365,15 @@ def test_quiet_prints_warnings_and_the_summary_only(model, tmp_path):
     assert " INFO " in (tmp_path / "run" / "virnucpro.log").read_text()
 
 
-def test_the_summary_ends_with_a_command_that_shows_the_viruses(model, tmp_path):
+def test_predict_says_what_it_did_and_ends_with_a_command_that_shows_the_viruses(model, tmp_path):
     folder = tmp_path / "it's [bold]mine"
     answer = virnucpro("predict", "-i", EXAMPLE, "-o", folder, *model)
+    assert answer.returncode == 0, answer.stderr
+    n_records = EXAMPLE.read_text().count(">")
+    assert f"records: {n_records} in = " in answer.stdout
+    assert f"results: {folder}" in answer.stdout
+    assert ESCAPE not in answer.stdout + answer.stderr
+    assert len((folder / "predictions.tsv").read_text().splitlines()) == n_records + 1
     last = answer.stdout.splitlines()[-1]
     assert last.startswith("next: head ")
     look = subprocess.run(
@@ -403,27 +392,6 @@ def test_after_a_failure_the_same_command_with_resume_is_offered():
         piped = next_step(Path("-x/predictions.tsv"), ["predict", *pipe, "-o", "-x"], failed=True)
         assert piped == ["next: head ./-x/predictions.tsv | column -t -s $'\\t' | less -S"]
     assert next_step(Path("x\x1b[2J/predictions.tsv"), argv, failed=False) == []
-
-
-@pytest.mark.parametrize("case", ["quiet", "dumb"])
-def test_quiet_and_dumb_terminals_get_no_escape_code(model, tmp_path, case):
-    arguments = ["predict", "-i", EXAMPLE, "-o", tmp_path / "run", *model]
-    arguments += ["--quiet"] if case == "quiet" else []
-    environment = {"TERM": "dumb" if case == "dumb" else "xterm"}
-    exit_code, shown = in_terminal(list(map(str, arguments)), environment)
-    assert exit_code == 0, shown
-    assert ESCAPE not in shown
-    assert "records: " in shown
-
-
-def test_no_color_is_honoured(model, tmp_path):
-    arguments = ["predict", "-i", EXAMPLE, "-o", tmp_path / "run", *model]
-    environment = {"TERM": "xterm-256color", "NO_COLOR": "1"}
-    _, shown = in_terminal(list(map(str, arguments)), environment)
-    (line,) = [line for line in shown.splitlines() if "called virus: " in line]
-    assert ESCAPE not in line.partition("called virus: ")[2]
-    colours = [code for code in shown.split(ESCAPE + "[")[1:] if code.split("m")[0][:1] in "34"]
-    assert not [code for code in colours if code.split("m")[0].isdigit()]
 
 
 def test_a_reader_that_goes_away_does_not_break_the_run(model, tmp_path):

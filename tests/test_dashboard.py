@@ -82,9 +82,6 @@ def test_the_line_has_all_the_facts(log):
     assert "11 failed" in line  # one sequence of shard 0, ten of shard 1
     assert "cuda:0 1 shard " in line and "memory 3.0/140.0 GiB" in line
     assert "elapsed 0:00:0" in line and "remaining 0:00:0" in line
-
-
-def test_a_device_that_does_not_report_its_memory_has_none_in_the_line(log):
     log(WorkerReady("node7 cuda:0", "an H200", Memory(0, 0)))
     assert "node7 cuda:0 0 shards " in log.figures.line
     assert log.figures.line.count("memory unknown") == 1
@@ -238,6 +235,8 @@ def test_steps_that_end_in_bursts_give_the_same_time_left():
 
 
 def test_time_that_passes_within_a_step_is_taken_off_and_a_step_that_never_ends_adds_to_it():
+    assert seconds_left([], 10, now=5.0) is seconds_left([(0.0, 0.0)], 10, now=5.0) is None
+    assert rate_of([(1.0, 0.0), (1.0, 5.0)]) == 0.0
     work = ((1000, 500), (1030, 510), (1060, 520), (1070, 600), (1080, 720), (1090, 820))
     points = [(float(seconds), float(done)) for seconds, done in work]
     assert rate_of(points) == (820 - 520) / 30  # of the last third of the time
@@ -247,12 +246,6 @@ def test_time_that_passes_within_a_step_is_taken_off_and_a_step_that_never_ends_
     assert seconds_left(points, 400, now=1120.0) == 10  # a step may take three times the longest
     assert seconds_left(points, 400, now=1121.0) == 400 * (1121 - 1060) / (820 - 520)
     assert rate_of([(0, 0), (10, 10), (19, 11), (20, 12)]) == 0.2  # of two steps at least
-
-
-def test_no_time_left_is_shown_before_work_begins():
-    assert seconds_left([], 10, now=5.0) is None
-    assert seconds_left([(0.0, 0.0)], 10, now=5.0) is None
-    assert rate_of([(1.0, 0.0), (1.0, 5.0)]) == 0.0
 
 
 def test_the_time_left_of_scoring_follows_what_is_scored_now():
@@ -284,10 +277,6 @@ def test_the_time_left_of_embedding_leaves_out_the_start_of_workers_and_counts_l
             figures.take(Progress(STAGES[2], 1 + shard.index // 4, 100, "shards"))
     assert figures.seconds_left is not None
     assert figures.seconds_left > 300, "the tables take four times as long as the vectors"
-
-
-def test_without_colours_there_are_none(log):
-    assert "\x1b[" not in drawn(log, force_terminal=True, color_system=None, no_color=True)
 
 
 def test_a_line_of_figures_comes_every_few_seconds():

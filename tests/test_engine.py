@@ -42,7 +42,7 @@ from virnucpro.engine.executor import Job, Resources
 from virnucpro.engine.local import InlineExecutor, ProcessExecutor, _Peer
 from virnucpro.engine.recovery import Attempt, Workload
 from virnucpro.engine.worker import Worker
-from virnucpro.ground.errors import InputError, OutputError, UnavailableError
+from virnucpro.ground.errors import InputError, UnavailableError
 from virnucpro.ground.events import (
     STAGES,
     BatchDone,
@@ -281,7 +281,6 @@ def test_a_crowd_of_poisonous_sequences_does_not_keep_the_others_back(run_by, tm
         (workers.RaisingWorker, "RuntimeError: a [red]bad[/red] sequence"),
         (workers.NanWorker, "the vector is not finite"),
         (workers.CrashingWorker, "the worker died: SIGSEGV"),
-        (workers.OverfullWorker, "the worker died: SIGKILL"),
         (workers.LostContextWorker, "AcceleratorError: an illegal memory access"),
         (workers.OverlappingCrashingWorker, "the worker died: SIGKILL"),
     ],
@@ -588,20 +587,6 @@ def test_an_interruption_while_workers_end_leaves_no_process_behind(make_config,
                 worker.kill()
 
 
-def test_a_worker_is_asked_to_end_if_it_waits_and_is_killed_if_it_is_lost_or_at_work():
-    """Nobody sends to one that was lost: nobody would read it."""
-    for is_alive, shards, expected in ((True, (), [None]), (False, (), []), (True, SHARDS[:1], [])):
-        peer, killed = peer_with(), []
-        peer.child.pipe, theirs = Pipe()
-        peer.child.is_alive, peer.child.kill = is_alive, lambda killed=killed: killed.append(True)
-        peer.work.attempts.extend(map(Attempt, shards))
-        peer.tell_to_end()
-        peer.sender.shutdown()  # which waits for what is sent
-        with theirs, peer.child.pipe:
-            assert [theirs.recv() for _ in range(theirs.poll())] == expected
-        assert bool(killed) == (not expected)
-
-
 def test_a_worker_that_does_not_read_keeps_nobody_waiting():
     peer, began = peer_with(), time.monotonic()
     peer.child.pipe, theirs = Pipe()
@@ -689,29 +674,3 @@ def test_an_error_in_the_parent_leaves_no_process_behind(make_config, tiny, cont
     with pytest.raises(KeyboardInterrupt) as held:  # a held traceback keeps generators alive
         run_inline(make_config(contigs), tiny.head, interrupt, ProcessExecutor(["cpu"] * 2))
     assert held and not our_processes()
-
-
-def test_features_that_cannot_be_written_end_the_run_and_resume_completes_it(
-    make_config, tiny, contigs, undisturbed, tmp_path
-):
-    config = make_config(contigs, output=tmp_path / "full")
-    blocked: list[Path] = []
-
-    def block_the_features_folder(event):
-        if isinstance(event, ShardDone) and not blocked:
-            features = config.output / "features"
-            blocked.append(features.rename(config.output / "away"))
-            features.write_text("a file where a folder was")
-
-    # a worker may find it, or the tables that are made beside
-    with pytest.raises(OutputError, match=r"features(/\d+\.h5: Not a directory|: File exists)"):
-        run_inline(config, tiny.head, block_the_features_folder)
-    (config.output / "features").unlink()
-    blocked[0].rename(config.output / "features")
-    events = []
-    resumed = make_config(contigs, output=config.output, resume=True)
-    run_inline(resumed, tiny.head, events.append)
-    done = {event.shard.index for event in events if isinstance(event, ShardDone)}
-    assert 0 not in done
-    assert not any(isinstance(event, ShardFailed) for event in events)
-    assert_same_run(config.output, undisturbed)

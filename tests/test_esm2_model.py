@@ -484,16 +484,6 @@ def test_projecting_the_33_tokens_once_is_projecting_each_place(oracle, kernel):
     )
 
 
-@on_ampere
-def test_a_cuda_device_attends_with_flash_attention_but_in_float32():
-    device = torch.device("cuda")
-    assert choose_kernel(device, torch.float32, 32) is attend_efficient
-    for dtype in (torch.float16, torch.bfloat16):
-        has_triton = not any(triton_kernels.refusals(device, dtype).values())
-        flash = attend_varlen_triton if has_triton else attend_varlen
-        assert choose_kernel(device, dtype, 32) is flash
-
-
 @pytest.mark.parametrize(
     ("capability", "dtype", "head_dim", "kernel", "with_triton"),
     [

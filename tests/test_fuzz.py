@@ -55,12 +55,12 @@ VALUES: list[object] = [
 
 
 def fuzzed(test: Callable[..., None]) -> Callable[..., None]:
-    """Give a test some seeds."""
+    """Give a test damages of some seeds."""
     few = settings(
         max_examples=max(4, settings.default.max_examples // 12),
         suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     )
-    return given(seed=st.integers(0, 2**32))(few(test))
+    return given(damage=st.integers(0, 2**32).map(Damage))(few(test))
 
 
 @pytest.fixture(autouse=True)
@@ -96,7 +96,10 @@ class Damage:
     """Changes of content; the seed says which, so that a failure has a short name."""
 
     def __init__(self, seed: int) -> None:
-        self.rng = Random(seed)
+        self.seed, self.rng = seed, Random(seed)
+
+    def __repr__(self) -> str:
+        return f"Damage({self.seed})"
 
     def is_next(self) -> bool:
         return self.rng.random() < 0.5
@@ -236,8 +239,7 @@ def put_back_with(run: Path, files: dict[str, bytes], **facts: object) -> None:
 
 
 @fuzzed
-def test_any_fasta_ends_as_promised(seed, fasta, folder):
-    damage = Damage(seed)
+def test_any_fasta_ends_as_promised(damage, fasta, folder):
     content = damage.of_bytes(fasta.read_bytes())
     if damage.is_next():
         content = damage.of_bytes(gzip.compress(content, mtime=0))
@@ -246,8 +248,7 @@ def test_any_fasta_ends_as_promised(seed, fasta, folder):
 
 
 @fuzzed
-def test_any_sample_sheet_ends_as_promised(seed, fasta, folder):
-    damage = Damage(seed)
+def test_any_sample_sheet_ends_as_promised(damage, fasta, folder):
     name, separator = damage.choose([("sheet.tsv", "\t"), ("sheet.csv", ",")])
     rows = (("sample", "path", "note"), ("one", fasta.name, ""), ("two", str(fasta), "x"))
     sheet = "".join(separator.join(row) + "\n" for row in rows).encode()
@@ -271,8 +272,7 @@ def commands_on(run: Path, genome: Path) -> list[tuple[object, ...]]:
 
 
 @fuzzed
-def test_any_manifest_of_a_run_ends_as_promised(seed, run, genome, folder):
-    damage = Damage(seed)
+def test_any_manifest_of_a_run_ends_as_promised(damage, run, genome, folder):
     put_back(folder / "run", run)
     content = damage.of_json(run["run.json"])
     written(folder / "run" / "run.json", content)
@@ -280,8 +280,7 @@ def test_any_manifest_of_a_run_ends_as_promised(seed, run, genome, folder):
 
 
 @fuzzed
-def test_any_table_of_a_run_ends_as_promised(seed, run, genome, folder):
-    damage = Damage(seed)
+def test_any_table_of_a_run_ends_as_promised(damage, run, genome, folder):
     put_back(folder / "run", run)
     names = ["predictions.tsv", "regions.tsv", "tracks.tsv.gz", "machine.json", "virnucpro.log"]
     name = damage.choose([name for name in names if name in run])
@@ -295,8 +294,7 @@ def test_any_table_of_a_run_ends_as_promised(seed, run, genome, folder):
 
 
 @fuzzed
-def test_any_feature_file_and_plan_end_as_promised(seed, embedded, folder):
-    damage = Damage(seed)
+def test_any_feature_file_and_plan_end_as_promised(damage, embedded, folder):
     put_back(folder / "embedded", embedded)
     name = damage.choose([n for n in embedded if re.search(r"features/|plan\.json", n)])
     content = embedded[name]
@@ -319,8 +317,7 @@ def with_other_label(content: bytes, damage: Damage) -> bytes:
 
 
 @fuzzed
-def test_any_table_beside_another_ends_as_promised(seed, run, folder):
-    damage = Damage(seed)
+def test_any_table_beside_another_ends_as_promised(damage, run, folder):
     name = damage.choose(["prediction_results.txt", "prediction_results_highestscore.csv"])
     a = written(folder / "a.txt", run[name])
     b = written(folder / "b.txt", damage.of_bytes(run[name]))
@@ -331,8 +328,7 @@ def test_any_table_beside_another_ends_as_promised(seed, run, folder):
 
 
 @fuzzed
-def test_any_model_folder_ends_as_promised(seed, tiny, folder):
-    damage = Damage(seed)
+def test_any_model_folder_ends_as_promised(damage, tiny, folder):
     model = folder / "model"
     shutil.rmtree(model, ignore_errors=True)
     shutil.copytree(tiny.model, model)
@@ -346,8 +342,7 @@ def test_any_model_folder_ends_as_promised(seed, tiny, folder):
 
 
 @fuzzed
-def test_any_learned_encoder_ends_as_promised(seed, folder):
-    damage = Damage(seed)
+def test_any_learned_encoder_ends_as_promised(damage, folder):
     path = folder / "encoder.safetensors"
     if not (folder / "whole.safetensors").exists():
         rng = np.random.default_rng(1)
@@ -360,8 +355,7 @@ def test_any_learned_encoder_ends_as_promised(seed, folder):
 
 
 @fuzzed
-def test_any_head_ends_as_promised(seed, tiny, folder):
-    damage = Damage(seed)
+def test_any_head_ends_as_promised(damage, tiny, folder):
     head = written(folder / "head.safetensors", damage.of_tensors(tiny.head_file.read_bytes()))
     nothing = folder / "nothing.fa"
     model = ("--model", tiny.model, "--head", head, "--device", "cpu", "--workers", "1")
@@ -369,8 +363,7 @@ def test_any_head_ends_as_promised(seed, tiny, folder):
 
 
 @fuzzed
-def test_any_region_model_ends_as_promised(seed, run, folder):
-    damage = Damage(seed)
+def test_any_region_model_ends_as_promised(damage, run, folder):
     put_back(folder / "run", run)
     content = OWN_REGION_MODEL.read_bytes()
     model = written(folder / "regions.json", damage.of_json(content))
@@ -381,8 +374,7 @@ def test_any_region_model_ends_as_promised(seed, run, folder):
 
 
 @fuzzed
-def test_any_file_of_options_ends_as_promised(seed, folder):
-    damage = Damage(seed)
+def test_any_file_of_options_ends_as_promised(damage, folder):
     text = "batch-size: 64\nlr: 1e-3\nclass_weights: auto\nchunk_size: [300, 500]\n"
     text += damage.choose(["", "seed: &a 1\nhidden: *a\n", "? [a]\n: 1\n", "<<: {a: 1}\n"])
     path = written(folder / "options.yaml", damage.of_bytes(text.encode()))
@@ -391,8 +383,7 @@ def test_any_file_of_options_ends_as_promised(seed, folder):
 
 
 @fuzzed
-def test_any_labelled_manifest_and_split_end_as_promised(seed, folder):
-    damage = Damage(seed)
+def test_any_labelled_manifest_and_split_end_as_promised(damage, folder):
     labelled = folder / "labelled"
     if not labelled.exists():
         labelled.mkdir()
@@ -412,8 +403,7 @@ def test_any_labelled_manifest_and_split_end_as_promised(seed, folder):
 
 
 @fuzzed
-def test_any_truth_and_genes_end_as_promised(seed, genome, folder):
-    damage = Damage(seed)
+def test_any_truth_and_genes_end_as_promised(damage, genome, folder):
     truth = (
         b"seq_id\tstart\tend\tkind\nchromosome\t100\t5000\tprophage\nchromosome\t9\t50\tunclear\n"
     )

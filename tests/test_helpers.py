@@ -40,12 +40,10 @@ from virnucpro.ground import tasks
 from virnucpro.ground.devices import Choice
 from virnucpro.ground.errors import InputError, UnavailableError
 from virnucpro.ground.events import Progress, ShardDone
-from virnucpro.ground.records import FastaRecord
 from virnucpro.ground.tasks import Pool
 from virnucpro.run import plan
 from virnucpro.run.folder import RunDir
 from virnucpro.sequences import fasta as reader
-from virnucpro.stories import write
 from virnucpro.stories.blocks import BlockTask
 
 pytestmark = pytest.mark.usefixtures("quick_starts")
@@ -173,15 +171,6 @@ def test_a_plan_whose_helper_is_killed_leaves_a_free_folder(
     alone = make_config(contigs, bytes_per_slice=3_000, output=tmp_path / "alone")
     run_inline(alone, tiny.head)
     assert_same_run(config.output, alone.output)
-
-
-@pytest.mark.usefixtures("in_small_blocks")
-def test_a_bad_record_behind_good_ones_ends_helpers_too(make_config, tiny, contigs):
-    with contigs.open("a") as out:
-        out.write(">\nACGT\n")
-    with pytest.raises(InputError, match="the header has no id"):
-        run_inline(make_config(contigs, n_helpers=2, bytes_per_slice=3_000), tiny.head)
-    assert not our_processes()
 
 
 def test_a_small_input_starts_no_process(make_config, tiny, contigs):
@@ -333,13 +322,6 @@ def test_a_block_of_one_long_record_is_not_copied_to_a_helper():
     assert [number == os.getpid() for number in done_by][:2] == [False, True]
 
 
-def test_blocks_are_done_here_while_no_helper_is_ready_and_in_their_order(monkeypatch):
-    monkeypatch.setattr(Pool, "_introduce", lambda *_: None)
-    with helpers_for(2) as helpers:
-        done_by = list(helpers.in_order(map(WhoDoesIt, [10] * 3)))
-    assert done_by == [os.getpid()] * 3
-
-
 @dataclass(frozen=True)
 class SlowElsewhere:
     """A block that ends at once in this process, and elsewhere when a file is gone."""
@@ -429,15 +411,6 @@ def test_blocks_that_are_taken_ahead_have_no_more_letters_than_memory_is_kept_fo
 )
 def test_a_helper_is_started_for_every_million_letters(most, n_letters, expected):
     assert tasks.count_worth(most, n_letters) == expected
-
-
-def test_frames_of_a_shard_are_sent_once_with_a_block_however_its_records_alternate():
-    shards = [(b"[]", np.empty((0, 2), dtype=np.float32)) for _ in range(2)]
-    record = FastaRecord("r", "r", "ACGT", 1)
-    framed = [(record, [(shards[i % 2], i, i + 1)]) for i in range(4)]
-    (task,) = write.block_tasks(framed)
-    assert task.frames == shards
-    assert task.runs.tolist() == [0, 0, 0, 1, 1, 1, 1, 2, 2, 0, 2, 3, 3, 1, 3, 4]
 
 
 def test_a_helper_that_is_stopped_is_named_with_what_to_do(monkeypatch):

@@ -29,29 +29,42 @@ from virnucpro.ground.records import Embeddings, Shard
 POISON = "WWWWCWWWW"  # no test protein holds it by chance
 
 
-class CrashingWorker(Worker):
+class PoisonableWorker(Worker):
+    """Is harmed by a batch with a poisonous sequence."""
+
+    is_harmed = False
+
+    def start(self, encoder: Encoder, sequences: Sequence[str]) -> Pending:
+        self.is_harmed |= any(POISON in text for text in sequences)
+        if self.is_harmed:
+            self.suffer()
+        return super().start(encoder, sequences)
+
+
+class CrashingWorker(PoisonableWorker):
     """Dies on the spot, as by a fault in a kernel."""
 
-    death = signal.SIGSEGV
-
-    def start(self, encoder: Encoder, sequences: Sequence[str]) -> Pending:
-        if any(POISON in text for text in sequences):
-            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            os.kill(os.getpid(), self.death)
-        return super().start(encoder, sequences)
+    def suffer(self) -> None:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        os.kill(os.getpid(), signal.SIGSEGV)
 
 
-class OverfullWorker(CrashingWorker):
-    """Is killed from outside, as by a system that runs out of memory."""
+class RaisingWorker(PoisonableWorker):
+    def suffer(self) -> None:
+        self.is_harmed = False
+        raise RuntimeError("a [red]bad[/red] sequence")
 
-    death = signal.SIGKILL
+
+class HangingWorker(PoisonableWorker):
+    def suffer(self) -> None:
+        signal.pause()
 
 
-class RaisingWorker(Worker):
-    def start(self, encoder: Encoder, sequences: Sequence[str]) -> Pending:
-        if any(POISON in text for text in sequences):
-            raise RuntimeError("a [red]bad[/red] sequence")
-        return super().start(encoder, sequences)
+class LostContextWorker(PoisonableWorker):
+    """Its device's context is unusable after a poisoned sequence."""
+
+    def suffer(self) -> None:
+        raise torch.AcceleratorError("an illegal memory access was encountered (a test)")
 
 
 class NanWorker(Worker):
@@ -66,31 +79,19 @@ class NanWorker(Worker):
         return Pending(rows)
 
 
-class HangingWorker(Worker):
-    def start(self, encoder: Encoder, sequences: Sequence[str]) -> Pending:
-        if any(POISON in text for text in sequences):
-            signal.pause()
-        return super().start(encoder, sequences)
+def take_memory(sequences: Sequence[str], n_used: int = 0) -> int:
+    """The tokens of a batch, for which there may be no memory: there is some for 500."""
+    n_tokens = sum(len(text) + 2 for text in sequences)
+    if n_used + n_tokens > 500:
+        raise torch.OutOfMemoryError("CUDA out of memory (a test)")
+    return n_tokens
 
 
 class SmallWorker(Worker):
     """Has memory for 500 tokens."""
 
     def start(self, encoder: Encoder, sequences: Sequence[str]) -> Pending:
-        if sum(len(text) + 2 for text in sequences) > 500:
-            raise torch.OutOfMemoryError("CUDA out of memory (a test)")
-        return super().start(encoder, sequences)
-
-
-class LostContextWorker(Worker):
-    """Its device's context is unusable after a poisoned sequence."""
-
-    is_lost = False
-
-    def start(self, encoder: Encoder, sequences: Sequence[str]) -> Pending:
-        self.is_lost |= any(POISON in text for text in sequences)
-        if self.is_lost:
-            raise torch.AcceleratorError("an illegal memory access was encountered (a test)")
+        take_memory(sequences)
         return super().start(encoder, sequences)
 
 
@@ -192,8 +193,7 @@ class OverlappingSmallWorker(OverlappingWorker):
 
     def start(self, encoder: Encoder, sequences: Sequence[str]) -> Pending:
         def rows() -> Rows:
-            if sum(len(text) + 2 for text in sequences) > 500:
-                raise torch.OutOfMemoryError("CUDA out of memory (a test)")
+            take_memory(sequences)
             return pending.rows()
 
         pending = super().start(encoder, sequences)
@@ -209,9 +209,7 @@ class CrowdedWorker(Worker):
         self.batches_in_flight = 2
 
     def start(self, encoder: Encoder, sequences: Sequence[str]) -> Pending:
-        n_tokens = sum(len(text) + 2 for text in sequences)
-        if self.n_used + n_tokens > 500:
-            raise torch.OutOfMemoryError("CUDA out of memory (a test)")
+        n_tokens = take_memory(sequences, self.n_used)
         self.n_used += n_tokens
         pending = super().start(encoder, sequences)
 
