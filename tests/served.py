@@ -37,17 +37,24 @@ def serving(answer: Answer) -> Iterator[tuple[str, list[str]]]:
             thread.join()
 
 
+def answering(*parts: bytes, status: int = 200, **headers: object) -> Answer:
+    """Send these headers, named with ``_`` for ``-``, and then one part after the other."""
+
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(status)
+        for name, value in headers.items():
+            request.send_header(name.replace("_", "-"), str(value))
+        request.end_headers()
+        for part in parts:
+            request.wfile.write(part)
+
+    return answer
+
+
 def whole(content: bytes) -> Answer:
     return part(content, len(content))
 
 
 def part(content: bytes, n_bytes: int) -> Answer:
     """Promise all of the content, and send the beginning."""
-
-    def answer(request: BaseHTTPRequestHandler) -> None:
-        request.send_response(200)
-        request.send_header("Content-Length", str(len(content)))
-        request.end_headers()
-        request.wfile.write(content[:n_bytes])
-
-    return answer
+    return answering(content[:n_bytes], Content_Length=len(content))

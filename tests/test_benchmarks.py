@@ -9,7 +9,6 @@ import subprocess
 import sys
 from itertools import takewhile
 from pathlib import Path
-from random import Random
 
 import front_end
 import measure
@@ -19,7 +18,6 @@ from card import fill_card
 from conftest import TINY
 from file_to_file import FileRun, time_extract
 from forked import virnucpro
-from front_end import check_agreement, make_contigs, make_reads
 from poison import measure_poison
 from timing import Setting, proteins_of
 from variants import compare_variants, profile_kernels, try_budgets
@@ -46,15 +44,6 @@ def test_a_run_of_files_is_a_real_one_and_separates_start_up(monkeypatch, tmp_pa
     assert row.starting_seconds < row.seconds[0]
     assert {"reading", "embedding", "writing tables"} <= set(row.stages)
     assert 0 <= row.outside_batches < 1
-
-
-def test_both_ways_of_the_front_end_give_the_same_ids_and_proteins(tmp_path):
-    random = Random(5)
-    contigs = make_contigs(random, 60_000)
-    records = [*contigs, *make_reads(random, contigs, 6_000), "N" * 700, "ACG", "ACGTNNA" * 90]
-    fasta = tmp_path / "input.fa"
-    fasta.write_text("".join(f">r{i}\n{bases}\n" for i, bases in enumerate(records)))
-    assert check_agreement(front_end.WAYS.values(), fasta) > 100
 
 
 def test_a_front_end_that_gives_other_proteins_is_not_measured(monkeypatch):

@@ -31,7 +31,6 @@ from virnucpro.engine.local import InlineExecutor
 from virnucpro.engine.worker import Worker
 from virnucpro.ground.config import EncoderSpec
 from virnucpro.ground.errors import ResumeError, UsageError
-from virnucpro.ground.events import ShardDone
 from virnucpro.ground.files import sha256
 from virnucpro.stories.options import ExtractOptions
 from virnucpro.stories.pipeline import execute
@@ -129,20 +128,6 @@ def test_the_vectors_of_several_encoders_meet_by_id_in_the_order_of_the_head(pai
     for name, score in scores:
         vector = np.concatenate([of_esm2[name], counts[name]])
         assert float(score) == head.classify(vector[None])[0]
-
-
-def test_a_shard_is_done_when_the_last_of_its_encoders_is(pair):
-    config, head = pair
-    run_inline(config, head)
-    before = rows_of(config)
-    (lost,) = (config.output / "features").glob("toy-*/000001.h5")
-    lost.unlink()
-    events = []
-    run_inline(again(config, resume=True), head, events.append)
-    assert [event.shard.index for event in events if isinstance(event, ShardDone)] == [1]
-    for one, other in zip(before, rows_of(config), strict=True):
-        assert one.keys() == other.keys()
-        assert all(np.array_equal(one[name], other[name]) for name in one)
 
 
 def test_a_frame_that_one_encoder_cannot_read_has_failed_and_the_others_are_scored(pair):

@@ -18,7 +18,7 @@ import torch
 from conftest import random_esm2
 from hostile import Payload
 from oracle import make_fair_esm, save_fair_esm
-from served import Answer, part, serving, whole
+from served import Answer, answering, part, serving, whole
 
 from virnucpro.encoders import fetch
 from virnucpro.encoders.catalogue import (
@@ -67,19 +67,15 @@ def publish(tmp_path, monkeypatch, checkpoint, folder) -> Callable[..., None]:
         "n_bytes": len(checkpoint),
         "most_bytes": 2 * len(checkpoint),
         "sha256": hashlib.sha256(checkpoint).hexdigest(),
-        "folder_sha256": inspect_esm2(folder).sha256(),
     }
 
     def publish(**others: object) -> None:
-        n_layers, dim, n_heads = SHAPE.n_layers, SHAPE.dim, SHAPE.n_heads
-        given = {**figures, **others}
-        folder_sha256 = given.pop("folder_sha256")
         published = Published(
-            n_layers=n_layers,
-            dim=dim,
-            n_heads=n_heads,
-            files=(RemoteFile(url=f"{NOWHERE}/{NAME}.pt", **given),),
-            folder_sha256=folder_sha256,
+            n_layers=SHAPE.n_layers,
+            dim=SHAPE.dim,
+            n_heads=SHAPE.n_heads,
+            files=(RemoteFile(url=f"{NOWHERE}/{NAME}.pt", **{**figures, **others}),),
+            folder_sha256=inspect_esm2(folder).sha256(),
         )
         monkeypatch.setitem(PUBLISHED, NAME, published)
 
@@ -105,16 +101,8 @@ def bring(path: Path, name: str) -> ESM2Model:
 
 def in_chunks(content: bytes, *, to_the_end: bool) -> Answer:
     """Send chunks of unknown sum; the last one, which is empty, only if ``to_the_end``."""
-
-    def answer(request: BaseHTTPRequestHandler) -> None:
-        request.send_response(200)
-        request.send_header("Transfer-Encoding", "chunked")
-        request.end_headers()
-        request.wfile.write(b"%x\r\n%b\r\n" % (len(content), content))
-        if to_the_end:
-            request.wfile.write(b"0\r\n\r\n")
-
-    return answer
+    chunk = b"%x\r\n%b\r\n" % (len(content), content)
+    return answering(chunk, b"0\r\n\r\n" * to_the_end, Transfer_Encoding="chunked")
 
 
 def not_found(request: BaseHTTPRequestHandler) -> None:
@@ -292,13 +280,7 @@ def test_other_weights_of_the_same_shape_are_refused(
 
 @pytest.mark.parametrize("said", ["many", "-5", "1e9", "9" * 5000, ""])
 def test_a_length_that_is_no_number_is_not_believed(checkpoint, said):
-    def answer(request: BaseHTTPRequestHandler) -> None:
-        request.send_response(200)
-        request.send_header("Content-Length", said)
-        request.end_headers()
-        request.wfile.write(checkpoint)
-
-    with serving(answer) as (base_url, _):
+    with serving(answering(checkpoint, Content_Length=said)) as (base_url, _):
         assert find_checkpoint(NAME, base_url=base_url).path.read_bytes() == checkpoint
 
 
@@ -308,9 +290,7 @@ def test_an_answer_without_end_is_refused(checkpoint, publish, is_recorded):
     sent = []
 
     def endless(request: BaseHTTPRequestHandler) -> None:
-        request.send_response(200)
-        request.send_header("Transfer-Encoding", "chunked")
-        request.end_headers()
+        in_chunks(checkpoint, to_the_end=False)(request)
         while True:
             sent.append(len(checkpoint))
             request.wfile.write(b"%x\r\n%b\r\n" % (len(checkpoint), checkpoint))
@@ -325,9 +305,7 @@ def test_an_answer_that_trickles_is_not_waited_for(checkpoint, monkeypatch):
     monkeypatch.setattr(fetch, "_TIMEOUT", 1.0)
 
     def trickling(request: BaseHTTPRequestHandler) -> None:
-        request.send_response(200)
-        request.send_header("Content-Length", str(len(checkpoint)))
-        request.end_headers()
+        part(checkpoint, 0)(request)
         with suppress(OSError):  # it is hung up on, which can be read
             for place in range(len(checkpoint)):
                 request.wfile.write(checkpoint[place : place + 1])
@@ -361,14 +339,13 @@ def ranges(content: bytes, starts: list[str | None]) -> Answer:
     def answer(request: BaseHTTPRequestHandler) -> None:
         wanted = request.headers["Range"]
         starts.append(wanted)
-        first = int(wanted.removeprefix("bytes=").removesuffix("-")) if wanted else 0
-        request.send_response(206 if first else 200)
-        if first:
-            place = f"bytes {first}-{len(content) - 1}/{len(content)}"
-            request.send_header("Content-Range", place)
-        request.send_header("Content-Length", str(len(content) - first))
-        request.end_headers()
-        request.wfile.write(content[first:])
+        if not wanted:
+            return whole(content)(request)
+        first = int(wanted.removeprefix("bytes=").removesuffix("-"))
+        place = f"bytes {first}-{len(content) - 1}/{len(content)}"
+        rest = content[first:]
+        answer = answering(rest, status=206, Content_Range=place, Content_Length=len(rest))
+        return answer(request)
 
     return answer
 
@@ -396,12 +373,9 @@ def begin(content: bytes) -> None:
     (hub_folder() / PARTIAL).write_bytes(content)
 
 
-def another_range(request: BaseHTTPRequestHandler) -> None:
-    request.send_response(206)
-    request.send_header("Content-Range", f"bytes {'9' * 5_000}-1/*")
-    request.send_header("Content-Length", "3")
-    request.end_headers()
-    request.wfile.write(b"abc")
+ANOTHER_RANGE = answering(
+    b"abc", status=206, Content_Range=f"bytes {'9' * 5_000}-1/*", Content_Length=3
+)
 
 
 def nothing_behind(request: BaseHTTPRequestHandler) -> None:
@@ -412,7 +386,7 @@ def nothing_behind(request: BaseHTTPRequestHandler) -> None:
     ("beginning", "answer", "kept"),
     [
         (1000, lambda _: whole(PAGE), 1000),
-        (1000, lambda _: another_range, 1000),
+        (1000, lambda _: ANOTHER_RANGE, 1000),
         (0, lambda content: ranges(content, []), 0),
         (None, lambda _: nothing_behind, 0),
     ],

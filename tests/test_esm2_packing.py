@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import random_protein
 
 from virnucpro.encoders.esm2.checkpoint import (
     CLS,
@@ -45,13 +44,6 @@ def test_a_letter_has_the_token_of_fair_esm_in_either_case(letter):
     token = ALPHABET.get_idx(letter)
     assert tokenize([letter]).tolist() == [CLS, token, EOS]
     assert tokenize([letter.lower()]).tolist() == [CLS, token, EOS]
-
-
-def test_proteins_lie_end_to_end_as_fair_esm_would_tokenize_each():
-    batch = [random_protein(length) for length in (1, 40, 7)]
-    convert = ALPHABET.get_batch_converter()
-    alone = [convert([("", protein)])[2][0].numpy() for protein in batch]
-    np.testing.assert_array_equal(tokenize(batch), np.concatenate(alone))
 
 
 @quick

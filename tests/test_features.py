@@ -12,6 +12,7 @@ from runs import assert_same_vectors, run_inline, vectors
 
 from virnucpro.ground.config import RESIDUES_PER_SHARD, EncoderSpec, Recipe
 from virnucpro.ground.errors import FeatureFileError, OutputError
+from virnucpro.ground.events import ShardDone, Telling
 from virnucpro.ground.records import Embeddings, Failure, Orf, Shard
 from virnucpro.ground.tree import Tree
 from virnucpro.run.feature_file import find_vectors, read_embeddings, write_embeddings
@@ -251,6 +252,8 @@ def test_a_run_of_two_encoders_has_the_vectors_of_each_and_resumes_what_either_o
     (stores[1].folder / "000001.h5").unlink()
     assert inspect_run(both.output, verify=True)[1] == 1
     assert f"shards    {n_shards - 1} done" in inspect_run(both.output, verify=False)[0]
-    assert run_inline(config_of_both(resume=True), None).n_tokens > 0
+    events: list[Telling] = []
+    assert run_inline(config_of_both(resume=True), None, events.append).n_tokens > 0
+    assert [event.shard.index for event in events if isinstance(event, ShardDone)] == [1]
     assert_whole()
     assert run_inline(config_of_both(resume=True), None).n_tokens == 0
