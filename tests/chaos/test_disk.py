@@ -178,6 +178,14 @@ def undisturbed(configure, few, tiny, tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.fixture
+def finished(make, undisturbed) -> RunConfig:
+    """The resume of a copy of the undisturbed run."""
+    config = make(resume=True)
+    shutil.copytree(undisturbed, config.output)
+    return config
+
+
 def assert_resumes(config: RunConfig, tiny, undisturbed: Path) -> None:
     """``config`` is one with ``resume``."""
     run_inline(config, tiny.head)
@@ -431,9 +439,8 @@ def read_only(folder: Path, *command: object) -> list[str]:
     return in_own_mounts("sh", "-c", bind, folder, *command)
 
 
-def test_a_folder_that_may_not_be_written_is_refused_but_can_be_inspected(make, few, tiny):
-    config = make()
-    run_inline(config, tiny.head)
+def test_a_folder_that_may_not_be_written_is_refused_but_can_be_inspected(finished, few, tiny):
+    config = finished
     before = content_of(config.output)
     program = (sys.executable, "-m", "virnucpro")
     command = (*program, "predict", "--resume", "--device", "cpu", "-i", few, "--model", tiny.model)
@@ -488,26 +495,16 @@ def damage(path: Path, harm: str, aside: Path) -> None:
             path.symlink_to("nothing")
 
 
+HARMS = ["gone", "empty", "truncated", "flipped", "zeros"]
+OF_FEATURES = ["of another shard", "of another recipe", "a pipe", "a link to nothing"]
+
+
 @pytest.mark.parametrize("name", ["000001.h5", "*_copies.h5"])
-@pytest.mark.parametrize(
-    "harm",
-    [
-        "gone",
-        "empty",
-        "truncated",
-        "flipped",
-        "zeros",
-        "of another shard",
-        "of another recipe",
-        "a pipe",
-        "a link to nothing",
-    ],
-)
+@pytest.mark.parametrize("harm", HARMS + OF_FEATURES)
 def test_a_feature_file_that_is_not_as_it_was_is_made_again(
-    make, tiny, undisturbed, tmp_path, harm, name
+    finished, make, tiny, undisturbed, tmp_path, harm, name
 ):
-    config, second = make(resume=True), make_tiny(tmp_path / "second", seed=1).model
-    shutil.copytree(undisturbed, config.output)
+    config, second = finished, make_tiny(tmp_path / "second", seed=1).model
     if harm == "of another recipe":
         about = {"sha256": "1" * 64, "checkpoints": (second,), "weights": (second,)}
         run_inline(make(output=tmp_path / "other", **about), tiny.head)
@@ -543,39 +540,36 @@ def test_a_feature_file_that_cannot_be_read_now_is_named_and_kept(make, tiny, un
     assert_resumes(config, tiny, undisturbed)
 
 
-def test_a_folder_in_the_place_of_a_feature_file_is_named_and_left_alone(make, tiny, undisturbed):
-    config = make()
-    run_inline(config, tiny.head)
+def test_a_folder_in_the_place_of_a_file_is_named_and_left_alone(finished, tiny, undisturbed):
+    config = finished
     for name in ("features/000001.h5", "features/*_copies.h5", "viral.fasta", "features.h5"):
         (path,) = config.output.glob(name)
         path.unlink()
         path.mkdir()
         (path / "mine").touch()
-        error = ending_of(make(resume=True), tiny.head)
+        error = ending_of(config, tiny.head)
         assert isinstance(error, OutputError) and f"{path}: Is a directory" in str(error)
         assert "move it away" in error.hint and (path / "mine").exists()
         shutil.rmtree(path)
-        assert_resumes(make(resume=True), tiny, undisturbed)
+        assert_resumes(config, tiny, undisturbed)
 
 
-@pytest.mark.parametrize("harm", ["gone", "empty", "truncated", "flipped", "zeros"])
+@pytest.mark.parametrize("harm", HARMS)
 @pytest.mark.parametrize("name", ["shards/plan.json", "shards/000001.faa"])
-def test_a_plan_that_is_not_as_it_was_is_made_again(make, tiny, undisturbed, name, harm):
-    config = make()
-    run_inline(config, tiny.head)
+def test_a_plan_that_is_not_as_it_was_is_made_again(finished, tiny, undisturbed, name, harm):
+    config = finished
     (config.output / "features" / "000001.h5").unlink()
     damage(config.output / name, harm, config.output)
-    assert_resumes(make(resume=True), tiny, undisturbed)
+    assert_resumes(config, tiny, undisturbed)
     assert (config.output / name).read_bytes() == (undisturbed / name).read_bytes()
 
 
 @pytest.mark.parametrize("plan", ["shards/plan.json", "shards/000000.plan"])
 def test_a_plan_with_a_flipped_bit_is_made_again_wherever_the_bit_is(
-    make, tiny, undisturbed, chaos_seed, plan
+    finished, tiny, undisturbed, chaos_seed, plan
 ):
     """At the first digit of every number, and at every 97th byte."""
-    config = make(resume=True)
-    shutil.copytree(undisturbed, config.output)
+    config = finished
     whole = (undisturbed / plan).read_bytes()
     numbers = [found.start(1) for found in re.finditer(rb"[ \[](\d+)[,\]}]", whole)]
     assert numbers
@@ -614,12 +608,11 @@ OF_LISTING = {
 }
 FORGERIES = {
     "text": put("shards", 1, N_ORFS, value="5"),
-    "negative": put("shards", 1, N_RESIDUES, value=-1),
     "a fraction": put("shards", 1, N_EMBEDDED, value=1.5),
-    "no number": put("shards", 1, N_RESIDUES, value=float("nan")),
-    "endless": put("shards", 1, N_RESIDUES, value=float("inf")),
-    "huge": put("shards", 1, N_RESIDUES, value=10**30),
-    "more than the file holds": put("shards", 1, N_RESIDUES, value=10**9),
+    **{
+        f"{number} residues": put("shards", 1, N_RESIDUES, value=number)
+        for number in (-1, float("nan"), float("inf"), 10**9, 10**30)
+    },
     "true": put("shards", 1, N_ORFS, value=True),
     "more embedded than there are": put("shards", 1, N_EMBEDDED, value=10**4),
     "a list": put("shards", 1, N_ORFS, value=[[[]]]),
@@ -641,11 +634,10 @@ FORGERIES = {
 
 
 @pytest.mark.parametrize("name", [*FORGERIES, *OF_LISTING])
-def test_a_plan_of_what_no_plan_holds_is_made_again(make, tiny, undisturbed, name):
+def test_a_plan_of_what_no_plan_holds_is_made_again(finished, tiny, undisturbed, name):
     """With the hash that belongs to it: whoever makes such a file can count that."""
-    config = make(resume=True)
+    config = finished
     plan = "shards/plan.json" if name in OF_LISTING else "shards/000000.plan"
-    shutil.copytree(undisturbed, config.output)
     whole = (config.output / plan).read_bytes()
     label, content = read_sealed(config.output / plan, {})
     forged = json.loads(content)
@@ -678,10 +670,9 @@ FILES += ["failed_sequences.fa"]
     ],
 )
 def test_what_is_no_file_in_the_place_of_one_is_replaced_or_refused_and_never_waited_for(
-    make, tiny, undisturbed, name, kind
+    finished, tiny, undisturbed, name, kind
 ):
-    config = make(resume=True)
-    shutil.copytree(undisturbed, config.output)
+    config = finished
     path = config.output / name
     if path.is_dir():
         shutil.rmtree(path)
@@ -719,20 +710,19 @@ def test_an_input_is_not_added_to_a_run_whose_table_is_no_table(make_config, few
 
 
 @pytest.mark.parametrize("harm", ["empty", "truncated", "zeros", "a pipe"])
-def test_a_damaged_run_json_is_named_and_nothing_is_touched(make, tiny, undisturbed, harm):
-    config = make()
-    run_inline(config, tiny.head)
+def test_a_damaged_run_json_is_named_and_nothing_is_touched(finished, tiny, undisturbed, harm):
+    config = finished
     manifest = config.output / "run.json"
     whole = manifest.read_bytes()
     damage(manifest, harm, config.output)
     before = {name: text for name, text in content_of(config.output).items() if name != "run.json"}
-    error = ending_of(make(resume=True), tiny.head)
+    error = ending_of(config, tiny.head)
     assert isinstance(error, ResumeError) and f"{manifest} is damaged" in str(error)
     assert "--force" in error.hint
     assert {**content_of(config.output), **before} == content_of(config.output)
     manifest.unlink()
     manifest.write_bytes(whole)
-    assert_resumes(make(resume=True), tiny, undisturbed)
+    assert_resumes(config, tiny, undisturbed)
 
 
 @pytest.mark.parametrize("harm", ["gone", "flipped"])
@@ -775,31 +765,24 @@ def harm_after_shard_1(config, name, harm):
 
 
 @pytest.mark.parametrize(
-    ("flaw", "why"),
+    ("spoil", "why"),
     [
-        ("twice", "occurs twice"),
-        ("cut", "cannot be decompressed"),
-        ("no id", "the header has no id"),
+        (lambda text: text + b">contig0\nACGT\n", "occurs twice"),
+        (lambda text: gzip.compress(text)[:-20], "cannot be decompressed"),
+        (lambda text: text + b">\nACGT\n", "the header has no id"),
     ],
 )
-def test_old_results_survive_an_input_that_is_refused(make, few, tiny, tmp_path, flaw, why):
+def test_old_results_survive_an_input_that_is_refused(
+    finished, make, few, tiny, tmp_path, spoil, why
+):
     """Flaws that are found at the end of the input."""
-    config = make()
-    run_inline(config, tiny.head)
-    before = content_of(config.output)
-    bad = tmp_path / "bad.fa"
-    text = few.read_bytes()
-    if flaw == "twice":
-        bad.write_bytes(text + b">contig0\nACGT\n")
-    elif flaw == "cut":
-        bad.write_bytes(gzip.compress(text)[:-20])
-    else:
-        bad.write_bytes(text + b">\nACGT\n")
+    before, bad = content_of(finished.output), tmp_path / "bad.fa"
+    bad.write_bytes(spoil(few.read_bytes()))
     for _ in range(2):
         with pytest.raises(InputError, match=why):
             run_inline(make_forced(make, bad), tiny.head)
-        assert content_of(config.output) == before
-    assert not leftovers(config.output)
+        assert content_of(finished.output) == before
+    assert not leftovers(finished.output)
 
 
 def make_forced(make, fasta: Path) -> RunConfig:
