@@ -20,9 +20,11 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from pyarrow import parquet
+from typer.testing import CliRunner
 
 from virnucpro.callers.caller import Caller, caller_of
 from virnucpro.callers.head import Head
+from virnucpro.cli.main import app
 from virnucpro.engine.executor import Executor
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.ground.config import Recipe
@@ -48,6 +50,8 @@ from virnucpro.stories.summary import Summary
 if TYPE_CHECKING:
     from conftest import Tiny
 
+ROOT = Path(__file__).parents[1]
+CONTIGS, PROTEINS = (ROOT / "examples" / name for name in ("contigs.fa", "proteins.faa"))
 TABLES = (
     "predictions.tsv",
     "prediction_results.txt",
@@ -67,6 +71,12 @@ def run_inline(
     """Run in this process; a prediction is called by the head, or without one by the scorer."""
     config = replace(config, caller=caller_in(config, head))
     return run(config, executor or InlineExecutor(), on_event)
+
+
+def invoke(*words: object) -> tuple[int, str]:
+    """Run a command in this process. Returns its exit code, and what it prints."""
+    outcome = CliRunner().invoke(app, list(map(str, words)))
+    return getattr(outcome.exception, "exit_code", outcome.exit_code), outcome.output
 
 
 def caller_in(config: RunConfig, head: Head | None) -> Caller:

@@ -26,8 +26,7 @@ from Bio.Seq import Seq
 from Bio.SeqRecord import SeqRecord
 from conftest import open_dna, random_dna
 from forked import virnucpro as command
-from runs import again, run_inline, vectors
-from test_cli import EXAMPLE, ROOT
+from runs import CONTIGS, ROOT, again, run_inline, vectors
 from test_repeats import copies_files
 from workers import POISON, RaisingWorker
 
@@ -65,7 +64,7 @@ def guide_example() -> str:
 @pytest.mark.parametrize("how", ["script", "exec"])
 def test_the_example_of_the_guide_runs_in_a_fresh_process(tmp_path, how):
     """It needs no guard for ``__main__``, and runs as typed in IPython, too."""
-    (tmp_path / "examples").symlink_to(EXAMPLE.parent)
+    (tmp_path / "examples").symlink_to(CONTIGS.parent)
     (tmp_path / "example.py").write_text(guide_example())
     program = {
         "script": ["example.py"],
@@ -98,11 +97,11 @@ def test_importing_the_package_imports_nothing_large():
 @pytest.mark.usefixtures("quick_starts")
 def test_calls_are_those_of_the_command_line_by_id(tiny, tmp_path):
     models = {"model": str(tiny.model), "head": tiny.head_file}
-    calls = list(virnucpro.predict(EXAMPLE, **models, **ON_ONE))
+    calls = list(virnucpro.predict(CONTIGS, **models, **ON_ONE))
     arguments = ("--model", tiny.model, "--head", tiny.head_file, "--device", "cpu")
-    command("predict", "-i", EXAMPLE, "-o", tmp_path / "run", *arguments, "--workers", "1")
+    command("predict", "-i", CONTIGS, "-o", tmp_path / "run", *arguments, "--workers", "1")
     assert calls == list(virnucpro.read_predictions(tmp_path / "run"))
-    assert len(calls) == EXAMPLE.read_text().count(">")
+    assert len(calls) == CONTIGS.read_text().count(">")
 
 
 def test_records_are_called_in_their_order_and_a_run_of_them_is_resumed(tmp_path):
@@ -161,19 +160,19 @@ def test_a_warning_names_what_was_passed_and_arguments_that_exist(capsys):
     ("sequences", "options", "words"),
     [
         ("nowhere.fa", {}, "nowhere.fa"),
-        (EXAMPLE, {"device": "gpu"}, "device is 'gpu'"),
-        (EXAMPLE, {"devise": "cpu"}, "there is no option devise"),
-        (EXAMPLE, {"input": "x"}, "there is no option input"),
-        (EXAMPLE, {"executor": "parsl"}, "there is no option executor"),
-        (EXAMPLE, {"argv": 3}, "there is no option argv"),
-        (EXAMPLE, {"model": ""}, "model is empty"),
-        (EXAMPLE, {"workers": 1.5}, "workers is 1.5"),
-        (EXAMPLE, {"worker_timeout": 0}, "worker_timeout is 0"),
+        (CONTIGS, {"device": "gpu"}, "device is 'gpu'"),
+        (CONTIGS, {"devise": "cpu"}, "there is no option devise"),
+        (CONTIGS, {"input": "x"}, "there is no option input"),
+        (CONTIGS, {"executor": "parsl"}, "there is no option executor"),
+        (CONTIGS, {"argv": 3}, "there is no option argv"),
+        (CONTIGS, {"model": ""}, "model is empty"),
+        (CONTIGS, {"workers": 1.5}, "workers is 1.5"),
+        (CONTIGS, {"worker_timeout": 0}, "worker_timeout is 0"),
         ([("a b", "ACGT")], {}, "blanks in its id"),
         ([("a", "ACGT\n>b\nACGT")], {}, "or > in its sequence"),
         ([("a", ">evil")], {}, "or > in its sequence"),
-        ([str(EXAMPLE), ("a", "ACGT")], {}, "is not a path, unlike the other"),
-        ([str(EXAMPLE), None], {}, "is not a path, unlike the other"),
+        ([str(CONTIGS), ("a", "ACGT")], {}, "is not a path, unlike the other"),
+        ([str(CONTIGS), None], {}, "is not a path, unlike the other"),
         (None, {}, "neither a path nor a list"),
         (SeqRecord(Seq("ACGT"), id="a"), {}, "neither a path nor a list"),
         ([("a", "ACGT")], {"output_dir": ""}, "output_dir is empty"),
@@ -181,7 +180,7 @@ def test_a_warning_names_what_was_passed_and_arguments_that_exist(capsys):
         ("a\0b.fa", {}, r"the path a\\x00b\.fa has a NUL byte"),
         ([("a", "ACGT")], {"threshold": True}, "threshold is True"),
         ([3], {}, "3 is not a record"),
-        ([EXAMPLE, EXAMPLE], {}, "is named twice"),
+        ([CONTIGS, CONTIGS], {}, "is named twice"),
         ([("a", "ACGT"), ("a", "ACGT")], {}, r"^records:3: the id a occurs twice"),
     ],
 )
@@ -211,8 +210,8 @@ def test_embed_refuses_what_it_cannot_do_and_leaves_nothing(tmp_path, monkeypatc
 def test_a_file_that_cannot_be_read_does_not_vanish(tmp_path):
     (tmp_path / "bad.fa").write_text("no FASTA")
     with pytest.raises(virnucpro.VirnucproError, match=r"bad\.fa"):
-        virnucpro.predict([EXAMPLE, tmp_path / "bad.fa"])
-    calls = virnucpro.predict([EXAMPLE, tmp_path / "bad.fa"], strict=False)
+        virnucpro.predict([CONTIGS, tmp_path / "bad.fa"])
+    calls = virnucpro.predict([CONTIGS, tmp_path / "bad.fa"], strict=False)
     assert {call.sample for call in calls} == {"contigs"}
 
 
@@ -292,7 +291,7 @@ def test_a_folder_without_vectors_is_refused_with_what_to_do(make_config, tmp_pa
         virnucpro.read_features(tmp_path)
     with pytest.raises(virnucpro.VirnucproError, match="does not exist"):
         virnucpro.read_predictions(tmp_path)
-    virnucpro.predict(EXAMPLE, output_dir=tmp_path / "run")
+    virnucpro.predict(CONTIGS, output_dir=tmp_path / "run")
     with pytest.raises(virnucpro.VirnucproError, match="the scorer called it") as caught:
         virnucpro.read_features(tmp_path / "run")
     assert "predict with a model" in caught.value.hint
@@ -371,7 +370,7 @@ def test_a_signature_shows_each_option_with_its_type_and_default(
 @pytest.fixture(scope="module")
 def with_prophage(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("regions")
-    viral = "".join(EXAMPLE.read_text().split(">example_virus_01")[1].split("\n")[1:]).split(">")[0]
+    viral = "".join(CONTIGS.read_text().split(">example_virus_01")[1].split("\n")[1:]).split(">")[0]
     rng = np.random.default_rng(9)
     path = folder / "in.fa"
     path.write_text(f">host\n{random_dna(12_000, rng)}\n>virus\n{viral * 4}\n>short\nACGT\n")
@@ -437,7 +436,7 @@ def test_a_table_that_is_not_as_it_was_written_is_an_error_with_a_hint(
 def test_progress_is_reported_stage_by_stage_with_worker_processes(tiny, tmp_path: Path) -> None:
     told: list[virnucpro.Progress] = []
     virnucpro.predict(
-        EXAMPLE, model=str(tiny.model), device="cpu", workers=2, on_progress=told.append
+        CONTIGS, model=str(tiny.model), device="cpu", workers=2, on_progress=told.append
     )
     assert all(0 <= one.done <= one.total or not one.total for one in told)
     embedding = [one for one in told if one.stage == "embedding"]
@@ -452,10 +451,10 @@ def test_an_error_in_on_progress_ends_the_run_and_resume_continues_it(tmp_path: 
         if progress.stage == "scoring":
             raise LookupError(progress.stage)
 
-    expected = list(virnucpro.predict(EXAMPLE))
+    expected = list(virnucpro.predict(CONTIGS))
     before = traces()  # with the scorer, which a process keeps
     with pytest.raises(LookupError, match="scoring"):
-        virnucpro.predict(EXAMPLE, output_dir=tmp_path / "run", on_progress=stop)
+        virnucpro.predict(CONTIGS, output_dir=tmp_path / "run", on_progress=stop)
     assert traces() == before
-    calls = virnucpro.predict(EXAMPLE, output_dir=tmp_path / "run", resume=True)
+    calls = virnucpro.predict(CONTIGS, output_dir=tmp_path / "run", resume=True)
     assert list(calls) == expected

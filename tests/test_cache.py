@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from runs import no_file_longer_than, tables, vectors
+from runs import CONTIGS, PROTEINS, no_file_longer_than, tables, vectors
 
 import virnucpro
 from virnucpro.engine.cache import CacheFolder, VectorCache
@@ -27,8 +27,6 @@ from virnucpro.stories.pipeline import execute
 from virnucpro.stories.summary import Summary
 from virnucpro.stories.work import work
 
-CONTIGS = Path(__file__).parents[1] / "examples" / "contigs.fa"
-PROTEINS = Path(__file__).parents[1] / "examples" / "proteins.faa"
 ENCODER = EncoderSpec(
     model="toy", sha256="a" * 64, layer=2, pooling="mean", precision="fp32", dim=8
 )

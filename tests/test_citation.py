@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import yaml
-from typer.testing import CliRunner
+from runs import ROOT, invoke
 
 from virnucpro import __version__
-from virnucpro.cli.main import app
 from virnucpro.page.html import Work, all_works
 
-CITATION = yaml.safe_load((Path(__file__).parents[1] / "CITATION.cff").read_text())
+CITATION = yaml.safe_load((ROOT / "CITATION.cff").read_text())
 
 
 def assert_cites(work: Work, facts: dict[str, Any]) -> None:
@@ -48,14 +46,13 @@ def test_the_file_for_citations_says_what_the_program_says():
 
 
 def test_cite_prints_text_and_bibtex_and_bibtex_alone_for_a_file():
-    both = CliRunner().invoke(app, ["cite"])
-    alone = CliRunner().invoke(app, ["cite", "--bibtex"])
-    assert both.exit_code == alone.exit_code == 0
+    (code, both), (other_code, alone) = invoke("cite"), invoke("cite", "--bibtex")
+    assert code == other_code == 0
     for work in all_works():
-        assert work.text in both.stdout and work.bibtex in both.stdout
-        is_limited = f"{work.role} (only for results that used it)" in both.stdout
+        assert work.text in both and work.bibtex in both
+        is_limited = f"{work.role} (only for results that used it)" in both
         assert is_limited == bool(work.families)
-    assert alone.stdout.startswith("@misc{virnucpro,\n")
-    assert both.stdout.endswith(alone.stdout)
-    assert alone.stdout.count("{") == alone.stdout.count("}")
-    assert "author = {{The VirNucPro developers}}," in alone.stdout
+    assert alone.startswith("@misc{virnucpro,\n")
+    assert both.endswith(alone)
+    assert alone.count("{") == alone.count("}")
+    assert "author = {{The VirNucPro developers}}," in alone

@@ -13,14 +13,12 @@ from pathlib import Path
 import pytest
 from conftest import make_tiny
 from forked import start, virnucpro
-from runs import rows, statuses
+from runs import CONTIGS, rows, statuses
 
 from virnucpro.cli.running import next_step, number_gpus_by_bus
 from virnucpro.encoders.esm2.family import inspect_esm2
 from virnucpro.encoders.families import EMBEDDED, NAMES
 
-ROOT = Path(__file__).parents[1]
-EXAMPLE = ROOT / "examples" / "contigs.fa"
 ESCAPE = "\x1b"
 SMALL = "esm2_t6_8M_UR50D"
 
@@ -112,7 +110,7 @@ UNUSED |= {"importlib.metadata", "numpy.ma", "virnucpro.learning.options"}
 @pytest.mark.parametrize(
     ("command", "unused"),
     [
-        (f"predict -i {EXAMPLE} --workers 1 --threshold 0.5 -o other", UNUSED),
+        (f"predict -i {CONTIGS} --workers 1 --threshold 0.5 -o other", UNUSED),
         ("status run", UNUSED),
         ("--help", {"torch", "h5py", "numpy", "Bio", "rich"}),
     ],
@@ -122,7 +120,7 @@ def test_help_a_run_of_the_scorer_and_its_status_import_nothing_for_others(
 ):
     monkeypatch.chdir(tmp_path)
     if command == "status run":
-        assert virnucpro("predict", "-i", EXAMPLE, "-o", "run").returncode == 0
+        assert virnucpro("predict", "-i", CONTIGS, "-o", "run").returncode == 0
     code = (
         "import sys, virnucpro.cli.main as c\n"
         f"sys.argv = {['virnucpro', *command.split()]}\n"
@@ -136,7 +134,7 @@ def test_help_a_run_of_the_scorer_and_its_status_import_nothing_for_others(
 
 def test_extract_needs_no_head_and_offers_pooling_layer_and_format(tiny, tmp_path):
     answer = virnucpro(
-        *("extract", "-i", EXAMPLE, "-o", tmp_path / "run", "--model", tiny.model, "--device"),
+        *("extract", "-i", CONTIGS, "-o", tmp_path / "run", "--model", tiny.model, "--device"),
         *("cpu", "--workers", "1", "--pooling", "bos", "--layer", "1", "--format", "npz"),
     )
     assert answer.returncode == 0, answer.stderr
@@ -145,10 +143,10 @@ def test_extract_needs_no_head_and_offers_pooling_layer_and_format(tiny, tmp_pat
 
 def test_the_input_may_come_from_a_pipe(model, tmp_path):
     piped = virnucpro(
-        *("predict", "-i", "-", "-o", tmp_path / "piped", *model), input=EXAMPLE.read_text()
+        *("predict", "-i", "-", "-o", tmp_path / "piped", *model), input=CONTIGS.read_text()
     )
     assert piped.returncode == 0, piped.stderr
-    virnucpro("predict", "-i", EXAMPLE, "-o", tmp_path / "file", *model)
+    virnucpro("predict", "-i", CONTIGS, "-o", tmp_path / "file", *model)
     table = (tmp_path / "file" / "predictions.tsv").read_text()
     assert (tmp_path / "piped" / "predictions.tsv").read_text() == table.replace(
         "\tcontigs\t", "\tstandard_input\t"
@@ -185,7 +183,7 @@ def test_a_mistake_is_reported_with_its_exit_code_and_nothing_is_made(
     (tmp_path / "file").write_text("")
     (tmp_path / "reads.fq").write_text("@r1\nACGT\nACGT\n+\nIIII\nIIII\n")
     places = {
-        "example": EXAMPLE,
+        "example": CONTIGS,
         "file": tmp_path / "file",
         "fastq": tmp_path / "reads.fq",
     }
@@ -198,11 +196,11 @@ def test_a_mistake_is_reported_with_its_exit_code_and_nothing_is_made(
 
 
 EMPTY = [
-    *((f"predict -i {EXAMPLE} -o x {name}", name) for name in ("--model", "--head", "--gpus")),
-    *((f"predict -i {EXAMPLE} -o x {name}", name) for name in ("--input", "--log-file")),
-    (f"predict -i {EXAMPLE} --output-dir", "--output-dir"),
+    *((f"predict -i {CONTIGS} -o x {name}", name) for name in ("--model", "--head", "--gpus")),
+    *((f"predict -i {CONTIGS} -o x {name}", name) for name in ("--input", "--log-file")),
+    (f"predict -i {CONTIGS} --output-dir", "--output-dir"),
     ("models import virnucpro-500 --from", "--from"),
-    *(("status", "DIR"), ("report", "DIR"), (f"compare {EXAMPLE}", "RESULT")),
+    *(("status", "DIR"), ("report", "DIR"), (f"compare {CONTIGS}", "RESULT")),
     ("models verify", "NAME|PATH"),
 ]
 
@@ -273,8 +271,8 @@ def test_a_shell_that_has_no_letter_yet_is_offered_all_models_without_torch():
 def test_torch_is_imported_by_the_process_that_computes_with_it_alone(tmp_path):
     """Its import takes seconds: without a model nobody waits for it, with one the workers do."""
     folders = [str(tmp_path / name) for name in ("scored", "embedded")]
-    scored = ["predict", "-i", str(EXAMPLE), "-o", folders[0], "--no-regions"]
-    embedded = ["predict", "-i", str(EXAMPLE), "-o", folders[1], "--model", EMBEDDED]
+    scored = ["predict", "-i", str(CONTIGS), "-o", folders[0], "--no-regions"]
+    embedded = ["predict", "-i", str(CONTIGS), "-o", folders[1], "--model", EMBEDDED]
     commands = [scored, embedded, *([name, folders[0]] for name in ("regions", "report", "status"))]
     code = (
         "import sys, virnucpro.cli.main as c\n"
@@ -303,7 +301,7 @@ def test_models_say_what_they_need_before_they_are_fetched(tmp_path, monkeypatch
 
 
 def test_auto_precision_on_resume_is_what_the_run_began_with(model, tmp_path):
-    command = ("predict", "-i", EXAMPLE, "-o", tmp_path / "run", *model)
+    command = ("predict", "-i", CONTIGS, "-o", tmp_path / "run", *model)
     assert virnucpro(*command, "--precision", "fp32").returncode == 0
     assert virnucpro(*command, "--resume").returncode == 0
     assert virnucpro(*command, "--resume", "--precision", "bf16").returncode == 73
@@ -329,7 +327,7 @@ def test_a_closed_standard_input_is_refused(tmp_path):
 def test_a_terminal_gets_a_dashboard_and_colours_unless_it_is_dumb_or_they_are_not_wanted(
     model, tmp_path, more, environment, has_dashboard, has_colours
 ):
-    arguments = ["predict", "-i", EXAMPLE, "-o", tmp_path / "run", *model, *more]
+    arguments = ["predict", "-i", CONTIGS, "-o", tmp_path / "run", *model, *more]
     exit_code, shown = in_terminal(list(map(str, arguments)), environment)
     assert exit_code == 0, shown
     assert "records: " in shown
@@ -356,7 +354,7 @@ def test_a_terminal_gets_a_sign_before_anything_large_is_imported(tmp_path):
 def test_quiet_prints_warnings_and_the_summary_only(model, tmp_path):
     short = tmp_path / "short.fa"
     short.write_text(">a\nACGTACGTACGTACGTACGT\n")
-    answer = virnucpro("predict", "-i", EXAMPLE, "-o", tmp_path / "run", *model, "--quiet")
+    answer = virnucpro("predict", "-i", CONTIGS, "-o", tmp_path / "run", *model, "--quiet")
     assert answer.stderr == ""
     assert answer.stdout.startswith("records: 16 in = ")
     warned = virnucpro("predict", "-i", short, "-o", tmp_path / "short", *model, "--quiet")
@@ -367,9 +365,9 @@ def test_quiet_prints_warnings_and_the_summary_only(model, tmp_path):
 
 def test_predict_says_what_it_did_and_ends_with_a_command_that_shows_the_viruses(model, tmp_path):
     folder = tmp_path / "it's [bold]mine"
-    answer = virnucpro("predict", "-i", EXAMPLE, "-o", folder, *model)
+    answer = virnucpro("predict", "-i", CONTIGS, "-o", folder, *model)
     assert answer.returncode == 0, answer.stderr
-    n_records = EXAMPLE.read_text().count(">")
+    n_records = CONTIGS.read_text().count(">")
     assert f"records: {n_records} in = " in answer.stdout
     assert f"results: {folder}" in answer.stdout
     assert ESCAPE not in answer.stdout + answer.stderr
@@ -397,7 +395,7 @@ def test_after_a_failure_the_same_command_with_resume_is_offered():
 def test_a_reader_that_goes_away_does_not_break_the_run(model, tmp_path):
     read, write = os.pipe()
     os.close(read)
-    command = ("predict", "-i", EXAMPLE, "-o", tmp_path / "run", *model)
+    command = ("predict", "-i", CONTIGS, "-o", tmp_path / "run", *model)
     process = start(*command, streams=[0, write, 2])
     os.close(write)
     process.join()
@@ -417,7 +415,7 @@ def test_a_table_ends_quietly_for_a_reader_that_goes_away(words):
 
 
 def test_standard_streams_may_be_closed(model, tmp_path):
-    arguments = ["predict", "-i", EXAMPLE, "-o", tmp_path / "out", *model, "--device", "cpu"]
+    arguments = ["predict", "-i", CONTIGS, "-o", tmp_path / "out", *model, "--device", "cpu"]
     command = [sys.executable, "-m", "virnucpro", *map(str, arguments)]
     closed = subprocess.run(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command])
     assert closed.returncode == 0
@@ -427,7 +425,7 @@ def test_standard_streams_may_be_closed(model, tmp_path):
 def test_the_log_shows_assignments_times_and_how_a_run_ended(model, tmp_path):
     second = tmp_path / "second.log"
     answer = virnucpro(
-        "predict", "-i", EXAMPLE, "-o", tmp_path / "run", *model, "--log-file", second
+        "predict", "-i", CONTIGS, "-o", tmp_path / "run", *model, "--log-file", second
     )
     assert answer.returncode == 0, answer.stderr
     for log in (tmp_path / "run" / "virnucpro.log", second):
@@ -436,7 +434,7 @@ def test_the_log_shows_assignments_times_and_how_a_run_ended(model, tmp_path):
         assert "shard 000000 done by cpu in " in text
         assert "is ready: cpu, " in text
     virnucpro(
-        "predict", "-i", EXAMPLE, "-o", tmp_path / "run", *model, "--resume", "--min-length", 9
+        "predict", "-i", CONTIGS, "-o", tmp_path / "run", *model, "--resume", "--min-length", 9
     )
     assert "the run ended: this folder holds" in (tmp_path / "run" / "virnucpro.log").read_text()
 
@@ -444,7 +442,7 @@ def test_the_log_shows_assignments_times_and_how_a_run_ended(model, tmp_path):
 def test_a_head_of_another_encoder_is_refused(tiny, tmp_path):
     other = make_tiny(tmp_path / "other", seed=1)
     answer = virnucpro(
-        *("predict", "-i", EXAMPLE, "-o", tmp_path / "x", "--model", tiny.model),
+        *("predict", "-i", CONTIGS, "-o", tmp_path / "x", "--model", tiny.model),
         *("--head", other.head_file),
     )
     assert answer.returncode == 69
@@ -456,14 +454,14 @@ def test_devices_models_and_status_show_what_there_is(model, tiny, tmp_path):
     assert "layers      2" in virnucpro("models", "info", tiny.model).stdout
     assert "is complete" in virnucpro("models", "verify", tiny.model).stdout
     assert virnucpro("status", tmp_path).returncode == 66
-    virnucpro("predict", "-i", EXAMPLE, "-o", tmp_path / "run", *model)
+    virnucpro("predict", "-i", CONTIGS, "-o", tmp_path / "run", *model)
     answer = virnucpro("status", tmp_path / "run", "--verify")
     assert answer.returncode == 0
     assert "complete" in answer.stdout and "whole: " in answer.stdout
 
 
 def test_a_resume_where_no_run_is_says_that_it_begins_one(tmp_path):
-    command = ("predict", "-i", EXAMPLE, "-o", tmp_path / "run", "--resume")
+    command = ("predict", "-i", CONTIGS, "-o", tmp_path / "run", "--resume")
     line = f"no run yet in {tmp_path / 'run'}: starting a new one"
     assert line in virnucpro(*command).stderr
     assert line not in virnucpro(*command).stderr
@@ -479,7 +477,7 @@ def test_a_bad_file_is_reported_once_and_records_without_a_score_are_explained(t
 
 
 def test_predict_needs_no_more_than_input_and_output(tmp_path):
-    answer = virnucpro("predict", "-i", EXAMPLE, "-o", tmp_path / "run", cwd=tmp_path)
+    answer = virnucpro("predict", "-i", CONTIGS, "-o", tmp_path / "run", cwd=tmp_path)
     assert answer.returncode == 0, answer.stderr
     calls = {row["record"]: row["call"] for row in rows(tmp_path / "run" / "predictions.tsv")}
     wrong = [name for name, call in calls.items() if call == "virus" and "_host_" in name]
@@ -503,7 +501,7 @@ def test_an_imported_model_is_listed_and_used_by_its_name(tiny, tmp_path, monkey
     assert f"mine is at {place}, sha256 {inspect_esm2(place).sha256()}" in answer.stdout
     assert virnucpro("models", "list").stdout.splitlines()[-1].startswith("mine ")
     found = virnucpro(
-        *("predict", "-i", EXAMPLE, "-o", tmp_path / "run", "--model", "mine"),
+        *("predict", "-i", CONTIGS, "-o", tmp_path / "run", "--model", "mine"),
         *("--head", tiny.head_file, "--device", "cpu", "--workers", "1"),
     )
     assert found.returncode == 0, found.stderr
@@ -514,9 +512,9 @@ def test_an_imported_model_is_listed_and_used_by_its_name(tiny, tmp_path, monkey
     "arguments",
     [
         ("predict", "-i", "~nosuchuser/in.fa", "-o", "run"),
-        ("predict", "-i", EXAMPLE, "-o", "~nosuchuser/run"),
-        ("predict", "-i", EXAMPLE, "-o", "run", "--model", "~nosuchuser/esm2"),
-        ("predict", "-i", EXAMPLE, "-o", "run", "--head", "~nosuchuser/head"),
+        ("predict", "-i", CONTIGS, "-o", "~nosuchuser/run"),
+        ("predict", "-i", CONTIGS, "-o", "run", "--model", "~nosuchuser/esm2"),
+        ("predict", "-i", CONTIGS, "-o", "run", "--head", "~nosuchuser/head"),
         ("models", "import", "~nosuchuser/esm2"),
     ],
 )
@@ -533,7 +531,7 @@ needs_dev_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="ther
 
 @needs_dev_full
 def test_a_log_that_cannot_be_written_is_reported_once_and_stops_nothing(model, tmp_path):
-    command = ("predict", "-i", EXAMPLE, "-o", tmp_path / "run", *model)
+    command = ("predict", "-i", CONTIGS, "-o", tmp_path / "run", *model)
     answer = virnucpro(*command, "--log-file", "/dev/full")
     assert answer.returncode == 0
     assert answer.stderr.count("/dev/full cannot be written: [Errno 28] No space left") == 1
@@ -542,7 +540,7 @@ def test_a_log_that_cannot_be_written_is_reported_once_and_stops_nothing(model, 
 
 @needs_dev_full
 def test_an_answer_that_a_full_disk_refuses_is_reported_and_the_results_named(tmp_path):
-    command = ["predict", "-i", EXAMPLE, "-o", tmp_path / "run"]
+    command = ["predict", "-i", CONTIGS, "-o", tmp_path / "run"]
     with Path("/dev/full").open("w") as full:
         answer = subprocess.run(
             [sys.executable, "-m", "virnucpro", *map(str, command)],

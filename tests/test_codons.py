@@ -14,12 +14,10 @@ import torch.nn.functional as F
 from conftest import random_dna
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runs import rows, tables
+from runs import CONTIGS, invoke, rows, tables
 from safetensors.torch import load_file, save_file
-from typer.testing import CliRunner
 
 from virnucpro.callers.head import Head, join_log_odds, log_odds, probability
-from virnucpro.cli.main import app
 from virnucpro.encoders.base import Encoder, Rows, load_encoder
 from virnucpro.encoders.catalogue import open_model
 from virnucpro.encoders.codons import CodonNetwork, load_network, save_network
@@ -33,7 +31,6 @@ from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.translate import Chunk
 
 U = torch.finfo(torch.float32).eps / 2
-EXAMPLES = Path(__file__).parents[1] / "examples" / "contigs.fa"
 SIZES = {
     "of_codon": 6,
     "channels": 8,
@@ -173,7 +170,7 @@ FEW = 4  # records of the example
 @pytest.fixture(scope="module")
 def contigs(tmp_path_factory) -> Path:
     """Some records of the example, one again under another name, and two that nobody can call."""
-    records = list(read_fasta(EXAMPLES))[:FEW]
+    records = list(read_fasta(CONTIGS))[:FEW]
     path = tmp_path_factory.mktemp("contigs") / "contigs.fa"
     texts = [f">{record.id}\n{record.sequence}\n" for record in records]
     more = {"again": records[0].sequence, "unknown": "N" * 900, "short": "ACGT" * 37}
@@ -189,15 +186,10 @@ def called(contigs, tmp_path_factory) -> Path:
 
 
 def predict(contigs: Path, folder: Path, *more: str) -> Path:
-    words = ["predict", "-q", "-i", str(contigs), "-o", str(folder), "--model", NETWORK]
+    words = ["predict", "-q", "-i", contigs, "-o", folder, "--model", NETWORK]
     words += ["--device", "cpu", "--workers", "1", "--precision", "fp32", "--no-report", *more]
-    assert invoke(words) == (0, ANY)
+    assert invoke(*words) == (0, ANY)
     return folder
-
-
-def invoke(words: list[str]) -> tuple[int, str]:
-    outcome = CliRunner().invoke(app, words)
-    return getattr(outcome.exception, "exit_code", 0), outcome.output
 
 
 def load_shipped(precision: Precision, device: str = "cpu") -> Encoder:
@@ -213,7 +205,7 @@ def encoder() -> Encoder:
 
 @pytest.fixture(scope="module")
 def chunks() -> list[str]:
-    return [chunk.sequence for chunk in Chunk.cut(next(iter(read_fasta(EXAMPLES))), 1000)]
+    return [chunk.sequence for chunk in Chunk.cut(next(iter(read_fasta(CONTIGS))), 1000)]
 
 
 def worst(found: Rows, expected: Rows) -> float:
@@ -273,7 +265,7 @@ def test_a_record_is_called_by_the_weighted_log_odds_of_network_and_scorer(
 
 def test_by_the_network_alone_viruses_of_the_example_have_more_than_its_other_records(tmp_path):
     """Of all sixteen, so that weights that were mixed up could not pass."""
-    folder = predict(EXAMPLES, tmp_path / "alone", "--calls", "head")
+    folder = predict(CONTIGS, tmp_path / "alone", "--calls", "head")
     scores = {row["record"]: row["virus_score"] for row in rows(folder / "predictions.tsv")}
     in_order = sorted(scores, key=lambda name: float(scores[name]))
     assert len(in_order) == 16
@@ -281,7 +273,7 @@ def test_by_the_network_alone_viruses_of_the_example_have_more_than_its_other_re
 
 
 def test_where_all_is_certain_nothing_is_read_and_nothing_is_warned_of(tmp_path):
-    folder = predict(EXAMPLES, tmp_path / "certain", "--embed", "uncertain")
+    folder = predict(CONTIGS, tmp_path / "certain", "--embed", "uncertain")
     assert {row["note"] for row in rows(folder / "predictions.tsv")} == {"not embedded"}
     assert "WARNING" not in (folder / "virnucpro.log").read_text()
 
@@ -289,7 +281,7 @@ def test_where_all_is_certain_nothing_is_read_and_nothing_is_warned_of(tmp_path)
 def test_by_default_it_reads_what_may_be_viral_and_calls_this_as_a_whole_run_does(
     contigs, called, tmp_path
 ):
-    records = list(read_fasta(EXAMPLES))
+    records = list(read_fasta(CONTIGS))
     pieces = [(f"piece{n}", records[0].sequence[:n]) for n in (170, 400, 700)]
     more = tmp_path / "more.fa"
     texts = "".join(f">{name}\n{bases}\n" for name, bases in pieces)

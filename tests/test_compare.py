@@ -7,10 +7,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from runs import forget_hashes
-from typer.testing import CliRunner
+from runs import CONTIGS, forget_hashes, invoke
 
-from virnucpro.cli.main import app
 from virnucpro.ground.errors import InputError, InputMissingError
 from virnucpro.stories.compare import TableComparison, compare, report_lines
 
@@ -19,7 +17,6 @@ a_chunk_1F1\tvirus\t0.12100612\t0.8789939
 a_chunk_1R2\tothers\t0.5501341\t0.44986594
 b_chunk_1F3\tvirus\t0.0011595711\t0.9988405
 """
-EXAMPLE = Path(__file__).parents[1] / "examples" / "contigs.fa"
 CHUNKS = "Modified_ID\tIs_Virus\na_chunk_1\tTrue\nb_chunk_1\tTrue\n"
 
 
@@ -41,12 +38,7 @@ def only(comparisons: list[TableComparison], table: str) -> TableComparison:
 
 
 def exit_code(*words: object) -> int:
-    return invoke(*words)[0]
-
-
-def invoke(*words: object) -> tuple[int, str]:
-    outcome = CliRunner().invoke(app, ["compare", *map(str, words)])
-    return getattr(outcome.exception, "exit_code", 0), outcome.output
+    return invoke("compare", *words)[0]
 
 
 def test_a_result_is_equal_to_itself_in_any_order_of_rows(result, tmp_path):
@@ -106,13 +98,13 @@ def test_scores_pass_within_a_tolerance_and_one_of_just_that(
 
 def test_two_runs_are_compared_by_their_records_and_viruses_too(tmp_path):
     run, other = tmp_path / "run", tmp_path / "other"
-    CliRunner().invoke(app, ["predict", "-i", str(EXAMPLE), "-o", str(run), "-q"])
+    assert invoke("predict", "-i", CONTIGS, "-o", run, "-q")[0] == 0
     assert exit_code(run, run) == 0
     shutil.copytree(run, other)
     table = other / "viruses.tsv"
     rows = table.read_text().splitlines(keepends=True)
     table.write_text("".join(rows[:-1]).replace("RNA+", "phage", 1))
-    code, said = invoke(run, other)
+    code, said = invoke("compare", run, other)
     assert code == 65 and "viruses.tsv was changed" in said
     forget_hashes(other)
     records = (other / "predictions.tsv").read_text()
@@ -127,7 +119,7 @@ def test_two_runs_are_compared_by_their_records_and_viruses_too(tmp_path):
     assert relabelled == f"contigs: {rows[1].split()[0]} (whole RNA+ {kin}, whole phage {kin})"
     table = run / "viruses.tsv"
     table.unlink()
-    code, said = invoke(run, other)
+    code, said = invoke("compare", run, other)
     assert code == 65 and "viruses.tsv is missing" in said
 
 
@@ -166,5 +158,5 @@ def test_a_damaged_table_is_reported(result, tmp_path, frames, why):
     other = write(tmp_path / "other", frames, CHUNKS)
     with pytest.raises(InputError, match=why):
         compare(result, other)
-    code, shown = invoke(result, other)
+    code, shown = invoke("compare", result, other)
     assert code == 65 and why in shown.replace("\n", " ")

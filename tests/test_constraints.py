@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from runs import ROOT
 
-CONSTRAINTS = Path(__file__).parents[1] / "constraints.txt"
+CONSTRAINTS = ROOT / "constraints.txt"
 OLDEST, PROMISED = "3.10", ("3.10", "3.11", "3.12", "3.13", "3.14")
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from runs import rows
+from runs import CONTIGS, ROOT, rows
 from typer.main import get_command
 
 from virnucpro.cli.main import app
@@ -16,7 +16,6 @@ from virnucpro.engine.local import InlineExecutor
 from virnucpro.stories.options import PredictOptions
 from virnucpro.stories.pipeline import execute
 
-ROOT = Path(__file__).parent.parent
 PROMISES = [line.split("::") for line in (ROOT / "tests/promises.txt").read_text().splitlines()]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES += [ROOT / "examples/README.md", ROOT / "making/README.md"]
@@ -81,7 +80,7 @@ def test_every_message_that_the_page_on_symptoms_quotes_is_one_of_the_program() 
 def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
     """The rows of the example with vectors, by their records."""
     options = PredictOptions(
-        input=(ROOT / "examples/contigs.fa",),
+        input=(CONTIGS,),
         output_dir=tmp_path_factory.mktemp("example") / "run",
         device="cpu",
         precision="fp32",

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from hostile import CLOSED
-from runs import TABLES, rows, tables, vectors
+from runs import CONTIGS, PROTEINS, TABLES, rows, tables, vectors
 from test_genetic_code import gene
 
 from virnucpro.callers.caller import asking, caller_of
@@ -35,7 +35,6 @@ from virnucpro.stories.resolve import resolve
 from virnucpro.stories.summary import Summary
 from virnucpro.stories.work import work
 
-CONTIGS = Path(__file__).parents[1] / "examples" / "contigs.fa"
 NUCLEOTIDES = Recipe(
     command="predict", input_type="nucleotide", chunk_size=500, min_length=150, encoders=()
 )
@@ -288,9 +287,8 @@ def test_a_block_of_replaced_records_only_is_called_without_an_error(tiny):
 
 
 def test_proteins_are_asked_for_by_the_scorer_of_proteins(run_on, tiny, tmp_path):
-    proteins = Path(__file__).parents[1] / "examples" / "proteins.faa"
-    run_on("run", proteins, embed="viral", head=None)
-    execute(PredictOptions(input=(proteins,), output_dir=tmp_path / "alone"), lambda _: None)
+    run_on("run", PROTEINS, embed="viral", head=None)
+    execute(PredictOptions(input=(PROTEINS,), output_dir=tmp_path / "alone"), lambda _: None)
     of_run, alone = calls(tmp_path / "run"), calls(tmp_path / "alone")
     left = {name for name, row in of_run.items() if row["note"] == "not embedded"}
     assert 0 < len(left) < len(of_run)

@@ -18,14 +18,13 @@ from pathlib import Path
 import pytest
 import typer
 from forked import run_command, start
-from runs import assert_gone, wait_until
+from runs import CONTIGS, assert_gone, wait_until
 
 from virnucpro.cli import exits as module
 from virnucpro.cli import main as main_module
 from virnucpro.cli.exits import DEAF_SECONDS, Finished, _Terminated, end_cleanly, exits
 from virnucpro.scorer.nets import OWN_SCORER, load_scorer
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "contigs.fa"
 ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -151,7 +150,7 @@ def test_a_closed_terminal_ends_the_run_unless_it_was_disowned(tiny, tmp_path, r
     """Without a reader for the dashboard, the warnings and the summary, the exit code is true."""
     output, (parent, child) = tmp_path / "run", pty.openpty()
     process = start(
-        *("predict", "-i", EXAMPLE, "-o", output),
+        *("predict", "-i", CONTIGS, "-o", output),
         *("--model", tiny.model, "--head", tiny.head_file, "--device", "cpu", "--workers", "1"),
         streams=[child, child, child],
         env={**os.environ, "TERM": "xterm"},

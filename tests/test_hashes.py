@@ -13,11 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import open_dna, random_dna
-from runs import again, flip_bit, forget_hashes, run_inline
+from runs import again, flip_bit, forget_hashes, invoke, run_inline
 from test_scorer_run import predict, write
-from typer.testing import CliRunner
 
-from virnucpro.cli.main import app
 from virnucpro.ground.events import Telling
 from virnucpro.ground.files import sha256
 from virnucpro.page.run import report_folder
@@ -31,7 +29,6 @@ VERDICT = {"viruses.tsv", "viruses.fasta", "samples.tsv", "virnucpro_mqc.tsv"}
 RECORDS = {"predictions.tsv", "prediction_results.txt", "viral.fasta"}
 SETTINGS = {"per_file": True, "threshold": 0.0}  # so that every record is called viral
 SCORES = "scores/000000.scores"
-JSON = ("--verify", "--json")
 OF_THE_RUN = {*RECORDS, "prediction_results_highestscore.csv", "report.html", *VERDICT, *REGIONS}
 
 OF_ALL_FILES = {"report.html", "samples.tsv", "virnucpro_mqc.tsv"}  # not of each file
@@ -56,9 +53,8 @@ def copied(finished: Path, tmp_path: Path) -> Path:
 
 def say(*words: object) -> tuple[int, str]:
     """The exit code of a command, and what it prints, in one line."""
-    outcome = CliRunner().invoke(app, list(map(str, words)))
-    code = getattr(outcome.exception, "exit_code", outcome.exit_code)
-    return code, " ".join(outcome.output.split())
+    code, shown = invoke(*words)
+    return code, " ".join(shown.split())
 
 
 def hashes_of(folder: Path) -> dict[str, str]:
@@ -81,9 +77,8 @@ def test_one_flipped_bit_in_any_output_is_named_by_status_verify(copied):
     assert code == 1 and told.count("damaged ") == len(names)
     for name in names:
         assert f"damaged {copied / name} was changed" in told
-    figures = json.loads(CliRunner().invoke(app, ["status", str(copied), *JSON]).output)
-    assert len(figures["damaged"]) == len(names)
-    assert say("status", copied, *JSON)[0] == 1
+    code, told = invoke("status", copied, "--verify", "--json")
+    assert code == 1 and len(json.loads(told)["damaged"]) == len(names)
     assert say("status", copied)[0] == 0  # which reads no table
 
 
