@@ -64,10 +64,6 @@ def test_the_converted_model_gives_the_same_bits(checkpoint, precision, layer):
     assert torch.equal(load_esm2(made, layer, DTYPES[precision], CPU)(batch), direct)
 
 
-def test_a_converted_copy_is_found_again(checkpoint, converted):
-    assert prepared(checkpoint) == (converted, False)
-
-
 def test_another_precision_and_a_changed_source_are_another_model(checkpoint, converted):
     in_float32 = prepared(checkpoint, "fp32")
     save_fair_esm(make_fair_esm(TINY, seed=1), checkpoint.path)

@@ -75,6 +75,23 @@ def in_small_blocks(monkeypatch) -> None:
     monkeypatch.setattr(reader, "_BLOCK", 3_000)
 
 
+def give_all_to_helpers(monkeypatch, before_second: Callable[[], object] = lambda: None) -> None:
+    """Have a helper take each block before the next is made, and do this before the second."""
+    usual = tasks.Helpers.in_order
+
+    def given(helpers: tasks.Helpers, blocks) -> Iterator:
+        def each() -> Iterator:
+            for number, block in enumerate(blocks):
+                if number == 1:
+                    before_second()
+                yield block
+                wait_until(helpers.pool._orders.empty)
+
+        return usual(helpers, each())
+
+    monkeypatch.setattr(tasks.Helpers, "in_order", given)
+
+
 @pytest.fixture
 def hard(tmp_path) -> list[Path]:
     """Two files: repeats, frames with letters that are no base, frames that fail, long records."""
@@ -147,22 +164,12 @@ def test_a_plan_whose_helper_is_killed_leaves_a_free_folder(
     make_config, tiny, contigs, tmp_path, monkeypatch
 ):
     """Both helpers, when one has a slice and before the other gets the next."""
-    usual, n_killed = tasks.Helpers.in_order, []
-
-    def amid(helpers: tasks.Helpers, blocks) -> Iterator:
-        def each() -> Iterator:
-            for number, block in enumerate(blocks):
-                if number == 1 and not n_killed:
-                    n_killed.append(kill_ours())
-                yield block
-                wait_until(helpers.pool._orders.empty)  # a helper has it
-
-        return usual(helpers, each())
-
-    monkeypatch.setattr(tasks.Helpers, "in_order", amid)
+    n_killed: list[int] = []
     config = make_config(contigs, n_helpers=2, bytes_per_slice=3_000)
-    with pytest.raises(UnavailableError, match="makes shards or tables was lost: SIGKILL"):
-        run_inline(config, tiny.head)
+    with monkeypatch.context() as patch:
+        give_all_to_helpers(patch, lambda: n_killed.append(kill_ours()))
+        with pytest.raises(UnavailableError, match="makes shards or tables was lost: SIGKILL"):
+            run_inline(config, tiny.head)
     assert n_killed == [2]
     assert not our_processes()
     assert not (config.output / "run.json").exists()
@@ -207,21 +214,12 @@ def test_a_run_whose_helper_is_killed_says_so_and_goes_on_by_resume(
     make_config, tiny, contigs, undisturbed, monkeypatch
 ):
     """A run that does not need it any more ends well: here each block is given to a helper."""
-    usual = tasks.Helpers.in_order
-
-    def given(helpers: tasks.Helpers, blocks) -> Iterator:
-        def each() -> Iterator:
-            for block in blocks:
-                yield block
-                wait_until(helpers.pool._orders.empty)
-
-        return usual(helpers, each())
 
     def kill(event) -> None:
         if isinstance(event, ShardDone):
             kill_ours()
 
-    monkeypatch.setattr(tasks.Helpers, "in_order", given)
+    give_all_to_helpers(monkeypatch)
     config = make_config(contigs, n_helpers=2)
     with pytest.raises(UnavailableError, match=r"was lost: SIGKILL \(out of memory\?\)") as caught:
         run_inline(config, tiny.head, kill)
