@@ -127,37 +127,31 @@ def test_a_file_gives_back_the_network_to_the_rounding_of_its_factors(network, t
     torch.testing.assert_close(back([chunk]), network([chunk]), rtol=1e-2, atol=1e-2)
 
 
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        pytest.param(lambda t: t | {"stem.bias": t["stem.bias"] * torch.nan}, id="NaN"),
-        pytest.param(lambda t: {k: v for k, v in t.items() if k != "norm.scale"}, id="missing"),
-        pytest.param(lambda t: t | {"more": torch.zeros(1)}, id="more"),
-        pytest.param(lambda t: t | {"kinds.bias": torch.zeros(7)}, id="shape"),
-        pytest.param(lambda t: t | {"norm.scale": t["norm.scale"].long()}, id="type"),
-    ],
-)
-def test_a_file_of_other_weights_is_refused(network, tmp_path, spoil):
-    path = tmp_path / "model.safetensors"
-    save_network(network.float(), path)
-    metadata = {"virnucpro_codons": json.dumps(SIZES)}
-    save_file(spoil(load_file(path)), path, metadata=metadata)
-    with pytest.raises(UnavailableError, match="not a network on codons"):
-        open_model(str(path), lambda _: None)
+OTHER_WEIGHTS = {
+    "NaN": lambda tensors: {"stem.bias": tensors["stem.bias"] * torch.nan},
+    "missing": lambda _: {"norm.scale": None},
+    "more": lambda _: {"more": torch.zeros(1)},
+    "shape": lambda _: {"kinds.bias": torch.zeros(7)},
+    "type": lambda tensors: {"norm.scale": tensors["norm.scale"].long()},
+}
+OTHER_SIZES = [{"n_viral": 9}, {"channels": -1}, {"channels": "8"}, {"dilations": [0, 4]}]
+OTHER_SIZES += [{"dilations": [1, 1 << 40]}, {"dilations": [1] * 300_000}]
 
 
 @pytest.mark.parametrize(
-    "sizes",
+    ("spoil", "sizes"),
     [
-        *({}, {"n_viral": 9}, {"channels": -1}, {"channels": "8"}),
-        *({"dilations": [0, 4]}, {"dilations": [1, 1 << 40]}, {"dilations": [1] * 300_000}),
+        *((spoil, SIZES) for spoil in OTHER_WEIGHTS.values()),
+        *((lambda _: {}, sizes) for sizes in ([], *(SIZES | other for other in OTHER_SIZES))),
     ],
+    ids=[*OTHER_WEIGHTS, "no sizes", *map(str, range(len(OTHER_SIZES)))],
 )
-def test_a_file_of_impossible_sizes_is_refused(network, tmp_path, sizes):
+def test_a_file_of_other_weights_or_impossible_sizes_is_refused(network, tmp_path, spoil, sizes):
     path = tmp_path / "model.safetensors"
     save_network(network.float(), path)
-    content = SIZES | sizes if sizes else []
-    save_file(load_file(path), path, metadata={"virnucpro_codons": json.dumps(content)})
+    tensors = load_file(path)
+    tensors = {k: v for k, v in (tensors | spoil(tensors)).items() if v is not None}
+    save_file(tensors, path, metadata={"virnucpro_codons": json.dumps(sizes)})
     with pytest.raises(UnavailableError, match="not a network on codons"):
         open_model(str(path), lambda _: None)
 

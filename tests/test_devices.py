@@ -84,58 +84,49 @@ GTX, V100, T4, A100, A2, L4, H100, H200, B200 = (
 CUT = [A100, A100._replace(slices=[20, 10]), A100._replace(slices=[10])]
 
 
-class Nvml:
-    """NVIDIA's library over a driver, whose version of CUDA is as NVML tells it, with cards."""
+def nvml(cards: Sequence[Card], driver: int) -> SimpleNamespace:
+    """NVIDIA's library over a driver, whose version of CUDA is as NVML tells it, with cards.
 
-    NVMLError = pynvml.NVMLError
-    NVML_DEVICE_MIG_ENABLE = pynvml.NVML_DEVICE_MIG_ENABLE
+    The handle of a card is its place alone, that of a slice has the slice's place too.
+    """
 
-    def __init__(self, cards: Sequence[Card], driver: int) -> None:
-        self.cards, self.driver = cards, driver
-
-    def nvmlInit(self):  # noqa: N802
-        pass
-
-    nvmlShutdown = nvmlInit  # noqa: N815
-
-    def nvmlSystemGetCudaDriverVersion(self):  # noqa: N802
-        return self.driver
-
-    def nvmlDeviceGetCount(self):  # noqa: N802
-        return len(self.cards)
-
-    def nvmlDeviceGetHandleByIndex(self, index):  # noqa: N802
-        return (index,)
-
-    def nvmlDeviceGetMigMode(self, card):  # noqa: N802
-        if self.cards[card[0]].slices is None:
+    def mode_of(card: tuple[int]) -> list[int]:
+        if cards[card[0]].slices is None:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return [pynvml.NVML_DEVICE_MIG_ENABLE] * 2
 
-    def nvmlDeviceGetMaxMigDeviceCount(self, _):  # noqa: N802
-        return 7
-
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, card, place):  # noqa: N802
-        if not 0 <= place - 2 < len(self.cards[card[0]].slices):  # the first places are empty
+    def slice_of(card: tuple[int], place: int) -> tuple[int, int]:
+        if not 0 <= place - 2 < len(cards[card[0]].slices):  # the first places are empty
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
         return (*card, place - 2)
 
-    def nvmlDeviceGetUUID(self, handle):  # noqa: N802
+    def uuid_of(handle: tuple[int, ...]) -> str:
         places = "".join(map(str, handle))
         return f"GPU-{'abcd'[handle[0]]}0{places}" if len(handle) == 1 else f"MIG-5{places}"
 
-    def nvmlDeviceGetName(self, handle):  # noqa: N802
-        return self.cards[handle[0]].name + " MIG" * (len(handle) - 1)
-
-    def nvmlDeviceGetMemoryInfo(self, handle):  # noqa: N802
-        card = self.cards[handle[0]]
+    def memory_of(handle: tuple[int, ...]) -> SimpleNamespace:
+        card = cards[handle[0]]
         total, free = card.total, card.free
         if len(handle) > 1:
             total, free = card.slices[handle[1]], card.slices[handle[1]] - 1
         return SimpleNamespace(total=total * GIB, free=free * GIB)
 
-    def nvmlDeviceGetCudaComputeCapability(self, handle):  # noqa: N802
-        return self.cards[handle[0]].capability
+    return SimpleNamespace(
+        NVMLError=pynvml.NVMLError,
+        NVML_DEVICE_MIG_ENABLE=pynvml.NVML_DEVICE_MIG_ENABLE,
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: None,
+        nvmlSystemGetCudaDriverVersion=lambda: driver,
+        nvmlDeviceGetCount=lambda: len(cards),
+        nvmlDeviceGetHandleByIndex=lambda index: (index,),
+        nvmlDeviceGetMigMode=mode_of,
+        nvmlDeviceGetMaxMigDeviceCount=lambda _: 7,
+        nvmlDeviceGetMigDeviceHandleByIndex=slice_of,
+        nvmlDeviceGetUUID=uuid_of,
+        nvmlDeviceGetName=lambda handle: cards[handle[0]].name + " MIG" * (len(handle) - 1),
+        nvmlDeviceGetMemoryInfo=memory_of,
+        nvmlDeviceGetCudaComputeCapability=lambda handle: cards[handle[0]].capability,
+    )
 
 
 @pytest.fixture
@@ -148,7 +139,7 @@ def feign(monkeypatch, tmp_path) -> Callable[..., None]:
         build: TorchBuild = WITH_CUDA,
         has_mps: bool = False,
     ) -> None:
-        monkeypatch.setitem(sys.modules, "pynvml", Nvml(cards, driver))
+        monkeypatch.setitem(sys.modules, "pynvml", nvml(cards, driver))
         monkeypatch.setattr(devices, "has_nvml", lambda: bool(cards))
         monkeypatch.setattr(torch.backends.mps, "is_available", lambda: has_mps)
         if has_mps:

@@ -22,7 +22,6 @@ from typing import Any
 
 import pytest
 from Bio.SeqIO.FastaIO import SimpleFastaParser
-from Bio.SeqIO.QualityIO import FastqGeneralIterator
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -48,8 +47,6 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-INPUTS = Path(__file__).parents[2] / "shared" / "data" / "inputs"
-needs_inputs = pytest.mark.skipif(not INPUTS.is_dir(), reason="the real sequences are not here")
 not_as_root = pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 
 
@@ -609,25 +606,6 @@ def test_line_ends_white_space_and_packing_change_no_record_and_no_line_number(
                 for record in read_fasta(anything)
             ]
             assert found == expected
-
-
-# Real files
-
-
-@needs_inputs
-def test_real_reads_in_fastq_are_those_that_biopython_reads() -> None:
-    path = INPUTS / "hiv_reads_R1.fastq"
-    with path.open() as lines:
-        expected = [(title, letters) for title, letters, _ in FastqGeneralIterator(lines)]
-    assert [(record.header, record.sequence) for record in read_fasta(path)] == expected
-    assert len(expected) == 1639
-
-
-@needs_inputs
-def test_the_odd_files_of_other_tools_are_read() -> None:
-    assert read(INPUTS / "barrnap_null.fa") == []
-    assert all(not bases for _, bases in read(INPUTS / "barrnap_empty.fa"))
-    assert guess_input_type(INPUTS / "human_mito.fa") == "nucleotide"
 
 
 @pytest.mark.parametrize("suffix", ["fa", "fa.gz", "fq", "fq.gz"])
