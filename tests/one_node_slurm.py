@@ -8,14 +8,14 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from runs import wait_until
 
 NEEDED = ("sbatch", "slurmctld", "slurmd", "munged")
 AWAY = [name for name in NEEDED if not shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin")]
@@ -80,13 +80,12 @@ class Slurm:
 
     def wait(self, *jobs: str, seconds: float = 240.0) -> dict[str, str]:
         """Wait for the end of jobs, and return the states of their tasks."""
-        deadline = time.monotonic() + seconds
-        while True:
+
+        def look() -> dict[str, str] | None:
             states = {task: state for job in jobs for task, state in self.states(job).items()}
-            if set(states.values()) <= ENDED:
-                return states
-            assert time.monotonic() < deadline, (states, self.logs())
-            time.sleep(0.2)
+            return states if set(states.values()) <= ENDED else None
+
+        return wait_until(look, seconds, apart=0.2, story=self.logs)
 
     def logs(self) -> str:
         return "\n".join(path.read_text() for path in sorted(self.root.glob("*.log")))
@@ -171,22 +170,19 @@ def _end_jobs(slurm: Slurm) -> None:
     jobs = slurm.call("squeue", "--noheader", "--format=%A").split()
     if jobs:
         slurm.call("scancel", *jobs)
-        deadline = time.monotonic() + 30
-        while slurm.call("squeue", "--noheader") and time.monotonic() < deadline:
-            time.sleep(0.2)
+        wait_until(lambda: not slurm.call("squeue", "--noheader"), 30, apart=0.2)
 
 
-def _await(is_there: Callable[[], object], root: Path, seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            if is_there():
-                return
-        except AssertionError:
-            pass
-        outputs = "\n".join(path.read_text(errors="replace") for path in root.glob("*.out"))
-        assert time.monotonic() < deadline, outputs
-        time.sleep(0.1)
+def _await(is_there: Callable[[], object], root: Path) -> None:
+    def look() -> object:
+        with suppress(AssertionError):  # a daemon does not answer yet
+            return is_there()
+        return None
+
+    def outputs() -> str:
+        return "\n".join(path.read_text(errors="replace") for path in root.glob("*.out"))
+
+    wait_until(look, 30, apart=0.1, story=outputs)
 
 
 def _free_ports(n: int) -> list[int]:

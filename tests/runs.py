@@ -7,7 +7,7 @@ import multiprocessing
 import resource
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -101,6 +101,11 @@ def predict_here(proteins: Sequence[Path], tiny: Tiny, folder: Path) -> Path:
     return folder
 
 
+def write_fasta(path: Path, records: Mapping[str, str]) -> Path:
+    path.write_text("".join(f">{header}\n{letters}\n" for header, letters in records.items()))
+    return path
+
+
 def again(config: RunConfig, **changes: object) -> RunConfig:
     """The same run, asked for with other options."""
     return replace(config, options=replace(config.options, **changes))
@@ -157,12 +162,17 @@ def assert_gone(*pids: int) -> None:
 T = TypeVar("T")
 
 
-def wait_until(look: Callable[[], T], seconds: float = 120) -> T:
-    """Call ``look`` every 10 ms until it returns something true, and return that."""
+def wait_until(
+    look: Callable[[], T],
+    seconds: float = 120,
+    apart: float = 0.01,
+    story: Callable[[], str] = lambda: "",
+) -> T:
+    """Call ``look`` until it returns something true, and return that; else fail with a story."""
     deadline = time.monotonic() + seconds
     while not (found := look()):
-        assert time.monotonic() < deadline, f"nothing came within {seconds} seconds"
-        time.sleep(0.01)
+        assert time.monotonic() < deadline, f"nothing came within {seconds} seconds\n{story()}"
+        time.sleep(apart)
     return found
 
 

@@ -26,7 +26,7 @@ from Bio.Seq import Seq
 from Bio.SeqRecord import SeqRecord
 from conftest import open_dna, random_dna
 from forked import virnucpro as command
-from runs import CONTIGS, ROOT, again, run_inline, vectors
+from runs import CONTIGS, ROOT, again, run_inline, vectors, write_fasta
 from test_repeats import copies_files
 from workers import POISON, RaisingWorker
 
@@ -117,7 +117,7 @@ def test_records_are_called_in_their_order_and_a_run_of_them_is_resumed(tmp_path
 
 
 @pytest.mark.usefixtures("quick_starts")
-def test_strings_of_numpy_are_sequences_and_ids(tiny):
+def test_strings_of_numpy_are_sequences_and_ids():
     bases = "ATGGCAGCAGCTGCTGGT" * 20
     (call,) = virnucpro.predict([(np.str_("a"), np.str_(bases))])
     assert call == next(virnucpro.predict([("a", bases)]))
@@ -139,7 +139,7 @@ def test_vectors_come_in_input_order_by_id_and_leave_no_trace(tiny):
     assert np.array_equal(several.vectors, rows)
 
 
-def test_a_call_that_fails_leaves_no_trace_either(tiny, tmp_path):
+def test_a_call_that_fails_leaves_no_trace_either(tiny):
     before = traces()
     with pytest.raises(virnucpro.VirnucproError, match=r"1 of 2 .* p9 is invalid") as caught:
         virnucpro.embed([("p1", "MKV"), ("p9", "M1")], model=tiny.model, **ON_ONE)
@@ -220,11 +220,10 @@ def test_a_file_that_cannot_be_read_does_not_vanish(tmp_path):
 
 @pytest.fixture
 def repeated(tmp_path) -> Path:
-    path = tmp_path / "proteins.faa"
     rng = np.random.default_rng(4)
     proteins = ["M" + "".join(rng.choice(list("DEFGHIKL"), 90)) for _ in range(60)]
-    path.write_text("".join(f">p{i}\n{proteins[i % 60]}\n" for i in range(90)))
-    return path
+    records = {f"p{i}": proteins[i % 60] for i in range(90)}
+    return write_fasta(tmp_path / "proteins.faa", records)
 
 
 def test_features_are_those_of_the_index_by_id_with_copies(make_config, repeated):
@@ -262,9 +261,8 @@ def test_vectors_that_were_replaced_are_left_out(make_config, tiny, tmp_path):
     rng = np.random.default_rng(6)
     poison = "".join({"W": "TGG", "C": "TGC"}[residue] for residue in POISON)
     start, others = open_dna(900, rng), open_dna(600, rng)
-    fasta, mended = tmp_path / "in.fa", tmp_path / "mended.fa"
-    fasta.write_text(f">bad\n{start}{poison}\n>good\n{others}\n")
-    mended.write_text(f">bad\n{start[300:]}\n")
+    fasta = write_fasta(tmp_path / "in.fa", {"bad": start + poison, "good": others})
+    mended = write_fasta(tmp_path / "mended.fa", {"bad": start[300:]})
     config = make_config(fasta)
     run_inline(config, tiny.head, executor=InlineExecutor(worker=RaisingWorker))
     before = dict(virnucpro.read_features(config.output))
@@ -286,7 +284,7 @@ def test_residues_come_as_rows(make_config, repeated):
         virnucpro.iter_features(config.output)
 
 
-def test_a_folder_without_vectors_is_refused_with_what_to_do(make_config, tmp_path):
+def test_a_folder_without_vectors_is_refused_with_what_to_do(tmp_path):
     with pytest.raises(virnucpro.VirnucproError, match="holds no run"):
         virnucpro.read_features(tmp_path)
     with pytest.raises(virnucpro.VirnucproError, match="does not exist"):
@@ -320,8 +318,7 @@ def test_hints_name_options_as_arguments() -> None:
 
 
 def test_an_error_of_a_call_names_the_argument_that_helps(tmp_path: Path) -> None:
-    fasta = tmp_path / "in.fa"
-    fasta.write_text(">a\n" + "ACGTRYSWKMBDHV" * 20 + "\n")
+    fasta = write_fasta(tmp_path / "in.fa", {"a": "ACGTRYSWKMBDHV" * 20})
     with pytest.raises(virnucpro.VirnucproError) as caught:
         virnucpro.predict(fasta)
     assert "input_type='nucleotide'" in caught.value.hint and "--" not in caught.value.hint
@@ -369,12 +366,10 @@ def test_a_signature_shows_each_option_with_its_type_and_default(
 
 @pytest.fixture(scope="module")
 def with_prophage(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("regions")
     viral = "".join(CONTIGS.read_text().split(">example_virus_01")[1].split("\n")[1:]).split(">")[0]
     rng = np.random.default_rng(9)
-    path = folder / "in.fa"
-    path.write_text(f">host\n{random_dna(12_000, rng)}\n>virus\n{viral * 4}\n>short\nACGT\n")
-    return path
+    records = {"host": random_dna(12_000, rng), "virus": viral * 4, "short": "ACGT"}
+    return write_fasta(tmp_path_factory.mktemp("regions") / "in.fa", records)
 
 
 def test_a_call_has_the_regions_that_the_files_have(with_prophage: Path, tmp_path: Path) -> None:
@@ -425,7 +420,7 @@ def test_a_table_that_is_not_as_it_was_written_is_an_error_with_a_hint(
 
 
 @pytest.mark.usefixtures("quick_starts")
-def test_progress_is_reported_stage_by_stage_with_worker_processes(tiny, tmp_path: Path) -> None:
+def test_progress_is_reported_stage_by_stage_with_worker_processes(tiny) -> None:
     told: list[virnucpro.Progress] = []
     virnucpro.predict(
         CONTIGS, model=str(tiny.model), device="cpu", workers=2, on_progress=told.append

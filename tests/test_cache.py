@@ -339,7 +339,7 @@ def test_a_full_disk_is_a_reason_that_is_reported_once(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_option_is_refused_where_it_has_no_effect(tiny, tmp_path):
+def test_the_option_is_refused_where_it_has_no_effect(tmp_path):
     common = {"input": (CONTIGS,), "output_dir": tmp_path, "cache": tmp_path / "cache"}
     with pytest.raises(UsageError, match="--cache: no effect with --plan-only"):
         PredictOptions(**common, plan_only=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from forked import start, virnucpro
-from runs import CONTIGS, rows, statuses
+from runs import CONTIGS, rows, statuses, write_fasta
 
 from virnucpro.cli.running import next_step, number_gpus_by_bus
 from virnucpro.encoders.esm2.family import inspect_esm2
@@ -343,8 +343,7 @@ def test_a_terminal_gets_a_sign_before_anything_large_is_imported(tmp_path):
 
 
 def test_quiet_prints_warnings_and_the_summary_only(model, tmp_path):
-    short = tmp_path / "short.fa"
-    short.write_text(">a\nACGTACGTACGTACGTACGT\n")
+    short = write_fasta(tmp_path / "short.fa", {"a": "ACGT" * 5})
     answer = virnucpro("predict", "-i", CONTIGS, "-o", tmp_path / "run", *model, "--quiet")
     assert answer.stderr == ""
     assert answer.stdout.startswith("records: 16 in = ")
@@ -452,7 +451,7 @@ def test_a_bad_file_is_reported_once_and_records_without_a_score_are_explained(t
     (tmp_path / "bad.fa").write_text("junk\n")
     bad = virnucpro("predict", "-i", tmp_path / "bad.fa", "-o", tmp_path / "x")
     assert bad.returncode == 65 and bad.stderr.count("expected '>'") == 1
-    (tmp_path / "short.fa").write_text(">a\nACGT\n")
+    write_fasta(tmp_path / "short.fa", {"a": "ACGT"})
     short = virnucpro("predict", "-i", tmp_path / "short.fa", "-o", tmp_path / "y")
     assert "1 too_short\nno record was scored: see the columns status and note" in short.stdout
 

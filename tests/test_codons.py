@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from conftest import random_dna
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runs import CONTIGS, invoke, rows, tables
+from runs import CONTIGS, invoke, rows, tables, write_fasta
 from safetensors.torch import load_file, save_file
 
 from virnucpro.callers.head import Head, join_log_odds, log_odds, probability
@@ -164,13 +164,9 @@ FEW = 4  # records of the example
 @pytest.fixture(scope="module")
 def contigs(tmp_path_factory) -> Path:
     """Some records of the example, one again under another name, and two that nobody can call."""
-    records = list(read_fasta(CONTIGS))[:FEW]
-    path = tmp_path_factory.mktemp("contigs") / "contigs.fa"
-    texts = [f">{record.id}\n{record.sequence}\n" for record in records]
-    more = {"again": records[0].sequence, "unknown": "N" * 900, "short": "ACGT" * 37}
-    texts += [f">{name}\n{bases}\n" for name, bases in more.items()]
-    path.write_text("".join(texts))
-    return path
+    records = {record.id: record.sequence for record in list(read_fasta(CONTIGS))[:FEW]}
+    more = {"again": next(iter(records.values())), "unknown": "N" * 900, "short": "ACGT" * 37}
+    return write_fasta(tmp_path_factory.mktemp("contigs") / "contigs.fa", records | more)
 
 
 @pytest.fixture(scope="module")
@@ -273,13 +269,12 @@ def test_where_all_is_certain_nothing_is_read_and_nothing_is_warned_of(tmp_path)
 
 
 def test_by_default_it_reads_what_may_be_viral_and_calls_this_as_a_whole_run_does(
-    contigs, called, tmp_path
+    contigs, tmp_path
 ):
-    records = list(read_fasta(CONTIGS))
-    pieces = [(f"piece{n}", records[0].sequence[:n]) for n in (170, 400, 700)]
-    more = tmp_path / "more.fa"
-    texts = "".join(f">{name}\n{bases}\n" for name, bases in pieces)
-    more.write_text(contigs.read_text() + texts)
+    records = {record.id: record.sequence for record in read_fasta(contigs)}
+    first = next(iter(records.values()))
+    pieces = {f"piece{n}": first[:n] for n in (170, 400, 700)}
+    more = write_fasta(tmp_path / "more.fa", records | pieces)
     by_name = {
         embed: {row["record"]: row for row in rows(folder / "predictions.tsv")}
         for embed in ("all", "viral")

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pynvml
 import pytest
 import torch
-from runs import our_processes
+from runs import our_processes, write_fasta
 
 from virnucpro.cli.main import main
 from virnucpro.encoders.esm2.checkpoint import ESM2Shape
@@ -554,8 +554,7 @@ def test_a_run_that_embedded_nothing_offers_the_gpus_that_nobody_uses(
 ):
     feign([H200, H200._replace(free=20), H200, H200])
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    fasta = tmp_path / "in.fa"
-    fasta.write_text(f">a\n{'ACGTTGCA' * 50}\n")
+    fasta = write_fasta(tmp_path / "in.fa", {"a": "ACGTTGCA" * 50})
     words = ["predict", "-i", str(fasta), "-o", str(tmp_path / "run")]
     monkeypatch.setattr(sys, "argv", ["virnucpro", *words])
     with pytest.raises(SystemExit) as end:

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from hostile import CLOSED
-from runs import CONTIGS, PROTEINS, TABLES, rows, tables, vectors
+from runs import CONTIGS, PROTEINS, TABLES, rows, tables, vectors, write_fasta
 from test_genetic_code import gene
 
 from virnucpro.callers.caller import asking, caller_of
@@ -71,9 +71,7 @@ def run_on(tiny, head, tmp_path) -> Run:
 
 def beginnings(path: Path) -> Path:
     """The first bases of the contigs, of some of which the scorer is not sure."""
-    records = read_fasta(CONTIGS)
-    path.write_text("".join(f">{one.id}\n{one.sequence[:1200]}\n" for one in records))
-    return path
+    return write_fasta(path, {one.id: one.sequence[:1200] for one in read_fasta(CONTIGS)})
 
 
 def calls(folder: Path) -> dict[str, dict[str, str]]:
@@ -247,8 +245,8 @@ def test_any_number_of_helpers_and_a_resume_with_two_rules_give_the_same_bytes(r
 
 
 def test_the_note_on_another_genetic_code_stands_beside_the_one_on_vectors(run_on, tmp_path):
-    fasta = tmp_path / "recoded.fa"
-    fasta.write_text("".join(f">g{seed}\n{gene(900, seed, code=4)}\n" for seed in range(6)))
+    genes = {f"g{seed}": gene(900, seed, code=4) for seed in range(6)}
+    fasta = write_fasta(tmp_path / "recoded.fa", genes)
     run_on("run", fasta, embed="viral", regions=False)
     execute(
         PredictOptions(input=(fasta,), output_dir=tmp_path / "alone", regions=False),
@@ -286,7 +284,7 @@ def test_a_block_of_replaced_records_only_is_called_without_an_error(tiny):
     assert caller.call(Records.of([]), [], NUCLEOTIDES).records == Records.of([])
 
 
-def test_proteins_are_asked_for_by_the_scorer_of_proteins(run_on, tiny, tmp_path):
+def test_proteins_are_asked_for_by_the_scorer_of_proteins(run_on, tmp_path):
     run_on("run", PROTEINS, embed="viral", head=None)
     execute(PredictOptions(input=(PROTEINS,), output_dir=tmp_path / "alone"), lambda _: None)
     of_run, alone = calls(tmp_path / "run"), calls(tmp_path / "alone")
@@ -298,7 +296,7 @@ def test_proteins_are_asked_for_by_the_scorer_of_proteins(run_on, tiny, tmp_path
         assert [row[column] for column in scores] == [alone[name][column] for column in scores]
 
 
-def test_a_planned_run_embeds_what_was_asked_for_on_any_machine(run_on, tiny, head, tmp_path):
+def test_a_planned_run_embeds_what_was_asked_for_on_any_machine(run_on, tmp_path):
     run_on("run", embed="viral", plan_only=True)
     work(
         WorkOptions(folder=tmp_path / "run", device="cpu"),

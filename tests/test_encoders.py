@@ -20,7 +20,7 @@ from oracle import (
     tolerance,
     worst_row,
 )
-from runs import again, bases_by_frame, run_inline, vectors, vectors_of_each
+from runs import again, bases_by_frame, run_inline, vectors, vectors_of_each, write_fasta
 
 from virnucpro.callers.head import EncoderFacts, Head, Network
 from virnucpro.encoders.base import Encoder, Pending, Rows, load_encoder
@@ -87,8 +87,8 @@ def test_frames_of_one_protein_and_other_bases_are_no_copies_for_an_encoder_of_b
     toy_config, make_config, tmp_path
 ):
     """GCA and GCG are alanine both."""
-    fasta = tmp_path / "codons.fa"
-    fasta.write_text(f">one\n{'GCA' * 100}\n>two\n{'GCG' * 100}\n>again\n{'GCA' * 100}\n")
+    records = {"one": "GCA" * 100, "two": "GCG" * 100, "again": "GCA" * 100}
+    fasta = write_fasta(tmp_path / "codons.fa", records)
     by_bases = toy_config(fasta)
     by_protein = make_config(fasta, output=tmp_path / "protein", command="extract")
     n_distinct = len(set(bases_by_frame(fasta).values()))
@@ -159,8 +159,7 @@ def test_another_encoder_in_a_run_is_refused_on_resume_by_name(pair, make_config
 
 
 def test_an_encoder_of_bases_refuses_proteins(toy_config, tmp_path):
-    fasta = tmp_path / "proteins.faa"
-    fasta.write_text(">p\nMKVLEFPQIL\n")
+    fasta = write_fasta(tmp_path / "proteins.faa", {"p": "MKVLEFPQIL"})
     with pytest.raises(UsageError, match="counts reads nucleotides; the input holds proteins"):
         run_inline(toy_config(fasta), None)
 

@@ -32,6 +32,7 @@ from runs import (
     tables,
     vectors,
     within,
+    write_fasta,
 )
 from toy_executor import BackwardExecutor
 
@@ -60,6 +61,7 @@ from virnucpro.run.folder import RunDir
 from virnucpro.stories import pipeline
 
 pytestmark = pytest.mark.usefixtures("quick_starts", "early_starts")
+ONE = {"p0": "MKVLEFPQIL"}
 CODONS_OF_POISON = "TGG" * 4 + "TGC" + "TGG" * 4
 
 
@@ -115,14 +117,6 @@ def poisoned(contigs):
     return path
 
 
-def test_processes_give_the_same_bytes_as_one_device(run_by, undisturbed, monkeypatch):
-    monkeypatch.undo()  # they start as in every real run
-    folder, _, events = run_by(ProcessExecutor(["cpu"] * 2))
-    assert_same_run(folder, undisturbed)
-    done = of_kind(ShardDone, events)
-    assert len({event.shard.index for event in done}) == len(done) > 6
-
-
 def test_workers_get_ready_while_the_run_is_planned(
     make_config, tiny, contigs, undisturbed, tmp_path
 ):
@@ -156,8 +150,8 @@ def test_a_finished_run_starts_no_worker_and_one_with_another_input_does(
     run_inline(make_config(contigs, resume=True), tiny.head, finished, executor)
     assert "reading and translating" in finished.pids  # its plan was deleted with its shards
     assert len(begun.started) == 1 and not finished.started
-    added = tmp_path / "added.fa"
-    added.write_text(f">added\n{open_dna(300, np.random.default_rng(3))}\n")
+    bases = open_dna(300, np.random.default_rng(3))
+    added = write_fasta(tmp_path / "added.fa", {"added": bases})
     run_inline(make_config(contigs, added, resume=True), tiny.head, further, executor)
     assert len(further.started) == 1
 
@@ -167,15 +161,13 @@ def test_workers_end_before_the_tables_where_an_added_input_gives_no_shard(
 ):
     executor, watch = ProcessExecutor(["cpu"]), Watch()
     run_inline(make_config(contigs), tiny.head, executor=executor)
-    added = tmp_path / "added.fa"
-    added.write_text(">added\n" + "N" * 400)
+    added = write_fasta(tmp_path / "added.fa", {"added": "N" * 400})
     run_inline(make_config(contigs, added, resume=True), tiny.head, watch, executor)
     assert len(watch.started) == 1 and watch.pids[STAGES[2]] == set()
 
 
 def test_workers_for_which_there_is_no_shard_end_silently(make_config, tiny, tmp_path):
-    fasta = tmp_path / "one.faa"
-    fasta.write_text(">p0\nMKVLEFPQIL\n")
+    fasta = write_fasta(tmp_path / "one.faa", ONE)
     executor, watch = ProcessExecutor(["cpu"] * 3, workers.OneStuckWorker), Watch()
     config = make_config(fasta, input_type="protein")
     assert run_inline(config, tiny.head, watch, executor).exit_code == 0
@@ -196,7 +188,7 @@ def test_a_batch_begun_before_the_last_one_is_done_changes_nothing(run_by, tmp_p
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("pooling", ["mean", "bos", "none"])
-def test_a_gpu_gives_the_vectors_of_a_cpu(make_config, tiny, contigs, tmp_path, pooling):
+def test_a_gpu_gives_the_vectors_of_a_cpu(make_config, contigs, tmp_path, pooling):
     config = make_config(contigs, output=tmp_path / "gpu", command="extract", pooling=pooling)
     plain = make_config(contigs, output=tmp_path / "cpu", command="extract", pooling=pooling)
     run_inline(config, None, executor=InlineExecutor("cuda:0"))
@@ -224,7 +216,7 @@ def test_freed_memory_is_kept_by_worker_processes_on_a_cpu(device, is_kept):
 
 
 @GLIBC
-def test_a_model_in_the_process_of_the_user_leaves_its_memory_as_it_is(make_config, tiny, contigs):
+def test_a_model_in_the_process_of_the_user_leaves_its_memory_as_it_is(make_config, contigs):
     config = make_config(contigs)
     job = Job.of(RunDir(config.output), config.recipe, config.weights)
     with interrupts_held():
@@ -257,8 +249,7 @@ def test_three_kills_by_chance_cost_time_and_never_a_sequence_whenever_they_come
     run_by, tmp_path, worker
 ):
     """Of a shard with one sequence, in its batch; and of a worker that has not begun one."""
-    fasta = tmp_path / "one.faa"
-    fasta.write_text(">p0\nMKVLEFPQIL\n")
+    fasta = write_fasta(tmp_path / "one.faa", ONE)
     _, exit_code, events = run_by(ProcessExecutor(["cpu"], worker), fasta, input_type="protein")
     lost = [event.reason for event in of_kind(WorkerLost, events)]
     assert exit_code == 0 and len(lost) == 3 and all("SIGKILL" in reason for reason in lost)
@@ -266,13 +257,12 @@ def test_three_kills_by_chance_cost_time_and_never_a_sequence_whenever_they_come
 
 def test_a_crowd_of_poisonous_sequences_does_not_keep_the_others_back(run_by, tmp_path):
     """More of them in a row than a device may lose workers that no single one is to blame for."""
-    fasta = tmp_path / "crowd.faa"
-    bad = [f">bad{i}\n{workers.POISON}{'ACDEFGHIKL'[i]}\n" for i in range(7)]
-    fasta.write_text("".join(bad) + f">good\n{random_protein(40)}\n")
+    bad = {f"bad{i}": f"{workers.POISON}{'ACDEFGHIKL'[i]}" for i in range(7)}
+    fasta = write_fasta(tmp_path / "crowd.faa", bad | {"good": random_protein(40)})
     executor = ProcessExecutor(["cpu"], workers.CrashingWorker)
     folder, exit_code, _ = run_by(executor, fasta, input_type="protein")
     assert exit_code == 2
-    assert statuses(folder) == {**{f"bad{i}": "failed" for i in range(7)}, "good": "scored"}
+    assert statuses(folder) == dict.fromkeys(bad, "failed") | {"good": "scored"}
 
 
 @pytest.mark.parametrize(
@@ -280,14 +270,11 @@ def test_a_crowd_of_poisonous_sequences_does_not_keep_the_others_back(run_by, tm
     [
         (workers.RaisingWorker, "RuntimeError: a [red]bad[/red] sequence"),
         (workers.NanWorker, "the vector is not finite"),
-        (workers.CrashingWorker, "the worker died: SIGSEGV"),
         (workers.LostContextWorker, "AcceleratorError: an illegal memory access"),
         (workers.OverlappingCrashingWorker, "the worker died: SIGKILL"),
     ],
 )
-def test_a_poisonous_sequence_fails_alone(
-    make_config, tiny, contigs, poisoned, tmp_path, worker, reason
-):
+def test_a_poisonous_sequence_fails_alone(make_config, tiny, poisoned, tmp_path, worker, reason):
     config = make_config(poisoned, output=tmp_path / "poisoned")
     healthy = make_config(poisoned, output=tmp_path / "healthy")
     run_inline(healthy, tiny.head)
@@ -389,19 +376,14 @@ def lines_of(folder: Path) -> list[str]:
     )
 
 
-def test_a_mended_record_that_stands_twice_is_refused(make_config, tiny, poisoned, tmp_path):
-    output = tmp_path / "twice"
-    executor = InlineExecutor(worker=workers.RaisingWorker)
-    run_inline(make_config(poisoned, output=output), tiny.head, executor=executor)
-    twice = tmp_path / "twice.fa"
-    twice.write_text(f">contig1\n{'GCA' * 100}\n>contig1\n{'GCA' * 100}\n")
-    with pytest.raises(InputError, match="contig1 occurs twice"):
-        run_inline(make_config(twice, output=output, resume=True), tiny.head)
-    assert run_inline(make_config(poisoned, output=output, resume=True), tiny.head).exit_code == 0
-
-
-def test_failed_sequences_are_tried_again_on_resume(run_by, poisoned, tmp_path):
+def test_failed_sequences_are_tried_again_on_resume_and_not_mended_by_what_stands_twice(
+    run_by, poisoned, tmp_path
+):
     folder, _, _ = run_by(InlineExecutor(worker=workers.RaisingWorker), poisoned)
+    twice = tmp_path / "twice.fa"
+    twice.write_text(2 * f">contig1\n{'GCA' * 100}\n")
+    with pytest.raises(InputError, match="contig1 occurs twice"):
+        run_by(None, twice, resume=True)
     assert run_by(None, poisoned, resume=True)[1] == 0
     assert_same_run(folder, run_by(None, poisoned, output=tmp_path / "whole")[0])
 
@@ -421,8 +403,8 @@ SHARDS = [Shard(i, Path(f"{i:06d}.faa"), 10, 10, 1000, "") for i in range(3)]
 
 
 def test_a_silent_worker_is_replaced_and_its_sequence_fails_alone(run_by, tmp_path):
-    fasta = tmp_path / "few.faa"
-    fasta.write_text(f">good\n{random_protein(90)}\n>hangs\n{workers.POISON}A\n")
+    proteins = {"good": random_protein(90), "hangs": f"{workers.POISON}A"}
+    fasta = write_fasta(tmp_path / "few.faa", proteins)
     executor = ProcessExecutor(["cpu"], workers.HangingWorker)
     folder, _, events = run_by(executor, fasta, input_type="protein", silence_seconds=0.4)
     reasons = {event.reason for event in of_kind(WorkerLost, events)}
@@ -474,8 +456,8 @@ def test_a_library_that_fails_on_the_device_ends_the_worker(message):
 
 
 def test_a_sequence_too_large_for_the_device_fails_alone(run_by, tmp_path):
-    fasta = tmp_path / "proteins.faa"
-    fasta.write_text(">small\nMKVLEFPQIL\n>large\n" + "MKVLEFPQIL" * 60 + "\n")
+    proteins = {"small": "MKVLEFPQIL", "large": "MKVLEFPQIL" * 60}
+    fasta = write_fasta(tmp_path / "proteins.faa", proteins)
     executor = InlineExecutor(worker=workers.SmallWorker)
     folder, exit_code, _ = run_by(executor, fasta, input_type="protein")
     assert exit_code == 2 and statuses(folder) == {"small": "scored", "large": "failed"}
@@ -483,10 +465,9 @@ def test_a_sequence_too_large_for_the_device_fails_alone(run_by, tmp_path):
 
 
 def test_a_batch_that_does_not_fit_beside_another_is_embedded_without_it(run_by, tmp_path):
-    rng = np.random.default_rng(5)
-    fasta = tmp_path / "proteins.faa"
-    lengths = [480, *rng.integers(20, 100, 60)]
-    fasta.write_text("".join(f">p{i}\n{random_protein(n, i)}\n" for i, n in enumerate(lengths)))
+    lengths = [480, *np.random.default_rng(5).integers(20, 100, 60)]
+    proteins = {f"p{i}": random_protein(n, i) for i, n in enumerate(lengths)}
+    fasta = write_fasta(tmp_path / "proteins.faa", proteins)
     plain, _, _ = run_by(None, fasta, output=tmp_path / "plain", input_type="protein")
     executor = InlineExecutor(worker=workers.CrowdedWorker)
     folder, exit_code, _ = run_by(executor, fasta, input_type="protein")
@@ -495,8 +476,8 @@ def test_a_batch_that_does_not_fit_beside_another_is_embedded_without_it(run_by,
 
 
 def test_memory_that_runs_out_at_any_batch_loses_nothing(run_by, tmp_path):
-    fasta = tmp_path / "some.faa"
-    fasta.write_text("".join(f">p{i}\n{random_protein(100, i)}\n" for i in range(72)))
+    proteins = {f"p{i}": random_protein(100, i) for i in range(72)}
+    fasta = write_fasta(tmp_path / "some.faa", proteins)
 
     def run_and_count(name, worker):
         changes = {"input_type": "protein", "tokens_per_batch": 1024, "output": tmp_path / name}
@@ -562,8 +543,7 @@ def test_when_no_device_can_start_the_run_says_why(run_by, tmp_path):
 
 def test_an_interruption_while_workers_end_leaves_no_process_behind(make_config, tiny, tmp_path):
     """One that was stopped does not end by itself: the run waits for it when Ctrl-C comes."""
-    fasta = tmp_path / "one.faa"
-    fasta.write_text(">p0\nMKVLEFPQIL\n")
+    fasta = write_fasta(tmp_path / "one.faa", ONE)
     stopped = []
 
     def stop_the_worker_of_the_only_shard(event):

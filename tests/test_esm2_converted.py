@@ -48,7 +48,7 @@ def prepared(model: ESM2Model, precision: Precision = "bf16") -> tuple[Path, boo
 
 
 @pytest.fixture
-def converted(checkpoint: ESM2Model, tmp_path: Path) -> Path:
+def converted(checkpoint: ESM2Model) -> Path:
     path, is_new = prepared(checkpoint)
     assert is_new
     return path
@@ -110,7 +110,7 @@ def test_a_copy_of_a_checkpoint_shares_its_converted_form(checkpoint, converted,
     assert len(list(kept.glob("*.safetensors"))) == 1
 
 
-def test_other_users_may_read_a_converted_copy_like_any_file(checkpoint, converted, tmp_path):
+def test_other_users_may_read_a_converted_copy_like_any_file(converted, tmp_path):
     plain = tmp_path / "plain"
     plain.touch()
     assert converted.stat().st_mode == plain.stat().st_mode

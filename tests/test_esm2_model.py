@@ -441,18 +441,6 @@ def test_a_vector_has_the_same_bits_in_every_batch_on_a_cpu(
     assert torch.equal(embed(model, [protein, *like])[0], alone)
 
 
-@pytest.mark.parametrize("oracle", [24], indirect=True)
-@pytest.mark.parametrize("kernel", [attend_runs, attend_to_train])
-def test_projecting_the_33_tokens_once_is_projecting_each_place(oracle, kernel):
-    model = load_esm2(oracle.path, oracle.shape.n_layers, torch.float32, torch.device("cpu"))
-    model.attend = kernel
-    batch = StagedBatch.of(PackedBatch.of(PROTEINS[:6]), model.inv_freq)
-    each_place = model.transform(model.token_rows()[batch.tokens], batch)
-    assert worst_row(model.encode(batch), each_place) < tolerance(
-        oracle.shape.n_layers, torch.float32
-    )
-
-
 @pytest.mark.parametrize(
     ("capability", "dtype", "head_dim", "kernel", "with_triton"),
     [

@@ -15,10 +15,12 @@ import termios
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import typer
+from conftest import open_dna
 from forked import run_command, start
-from runs import CONTIGS, assert_gone, wait_until
+from runs import assert_gone, wait_until, write_fasta
 
 from virnucpro.cli import exits as module
 from virnucpro.cli import main as main_module
@@ -144,13 +146,17 @@ def disowned_in_the_terminal(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("run", "exit_code"), [(in_the_terminal, 143), (disowned_in_the_terminal, 0)]
+    ("run", "n_records", "exit_code"),
+    [(in_the_terminal, 500, 143), (disowned_in_the_terminal, 5, 0)],  # the first is not to end
 )
-def test_a_closed_terminal_ends_the_run_unless_it_was_disowned(tiny, tmp_path, run, exit_code):
+def test_a_closed_terminal_ends_the_run_unless_it_was_disowned(
+    tiny, tmp_path, run, n_records, exit_code
+):
     """Without a reader for the dashboard, the warnings and the summary, the exit code is true."""
-    output, (parent, child) = tmp_path / "run", pty.openpty()
+    rng, output, (parent, child) = np.random.default_rng(1), tmp_path / "run", pty.openpty()
+    records = {f"r{i}": open_dna(600, rng) for i in range(n_records)}
     process = start(
-        *("predict", "-i", CONTIGS, "-o", output),
+        *("predict", "-i", write_fasta(tmp_path / "in.fa", records), "-o", output),
         *("--model", tiny.model, "--head", tiny.head_file, "--device", "cpu", "--workers", "1"),
         streams=[child, child, child],
         env={**os.environ, "TERM": "xterm"},

@@ -26,7 +26,7 @@ from conftest import open_dna, random_dna
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from labelled import write_labelled
-from runs import predict_here
+from runs import predict_here, write_fasta
 from test_regions import host_dna
 
 from virnucpro.callers.chain import OWN_REGION_MODEL
@@ -184,17 +184,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def fasta(folder: Path) -> Path:
     rng = np.random.default_rng(5)
     records = {"a": open_dna(400, rng), "b": random_dna(700, rng), "c": "N" * 200, "d": "AC"}
-    path = folder / "in.fa"
-    path.write_text("".join(f">{name} of a test\n{bases}\n" for name, bases in records.items()))
-    return path
+    return write_fasta(folder / "in.fa", {f"{name} of a test": records[name] for name in records})
 
 
 @pytest.fixture(scope="module")
 def genome(folder: Path) -> Path:
     rng = np.random.default_rng(6)
-    path = folder / "genome.fa"
-    path.write_text(f">chromosome\n{host_dna(12_000, rng)}\n>contig\n{random_dna(300, rng)}\n")
-    return path
+    records = {"chromosome": host_dna(12_000, rng), "contig": random_dna(300, rng)}
+    return write_fasta(folder / "genome.fa", records)
 
 
 @pytest.fixture(scope="module")
@@ -208,8 +205,7 @@ def run(genome: Path, folder: Path) -> dict[str, bytes]:
 @pytest.fixture(scope="module")
 def embedded(tiny, folder: Path) -> dict[str, bytes]:
     """The files of a run with vectors; it lies in ``folder / "embedded"``."""
-    proteins = folder / "in.faa"
-    proteins.write_text(">p\nMKVLEFPQILAAGG\n>q\nMKVLPPQIL\n")
+    proteins = write_fasta(folder / "in.faa", {"p": "MKVLEFPQILAAGG", "q": "MKVLPPQIL"})
     predict_here([proteins], tiny, folder / "embedded")
     return files_of(folder / "embedded")
 

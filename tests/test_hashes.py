@@ -268,9 +268,7 @@ def test_one_flipped_bit_in_the_index_over_all_vectors_is_noticed(
 
 
 @pytest.mark.parametrize("layout", ["parquet", "pt"])
-def test_damage_to_vectors_in_another_format_is_noticed_and_mended(
-    tmp_path, tiny, make_config, layout
-):
+def test_damage_to_vectors_in_another_format_is_noticed_and_mended(tmp_path, make_config, layout):
     fasta = write(tmp_path / "in.fa", a=open_dna(300, np.random.default_rng(3)))
     config = make_config(fasta, command="extract", format=layout)
     run_inline(config, None)

@@ -31,6 +31,7 @@ from runs import (
     vectors,
     wait_until,
     within,
+    write_fasta,
 )
 from test_scorer_run import many, predict
 from workers import POISON, RaisingWorker
@@ -106,7 +107,7 @@ def hard(tmp_path) -> list[Path]:
     again = {f"again_{name}": text for name, text in records.items() if name[0] != "n"}
     paths = [tmp_path / "first.fa", tmp_path / "second.fa"]
     for path, some in zip(paths, (records, again), strict=True):
-        path.write_text("".join(f">{name} x\n{text}\n" for name, text in some.items()))
+        write_fasta(path, {f"{name} x": text for name, text in some.items()})
     return paths
 
 
@@ -135,8 +136,7 @@ def test_any_number_of_helpers_gives_the_same_bytes(make_config, tiny, hard, tmp
 def test_records_that_the_scorer_calls_have_the_same_tables(tmp_path, monkeypatch):
     # here, where blocks are small
     monkeypatch.setattr(plan._SliceTask, "n_letters", tasks._LETTERS_AHEAD + 1)
-    fasta, folders = tmp_path / "in.fa", []
-    fasta.write_text("".join(f">{name}\n{bases}\n" for name, bases in many().items()))
+    fasta, folders = write_fasta(tmp_path / "in.fa", many()), []
     done: list[int] = []
 
     def hear(event) -> None:

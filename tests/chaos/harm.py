@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 from conftest import make_tiny, open_dna
 from forked import virnucpro
-from runs import hear_signals, is_ours, wait_until
+from runs import hear_signals, is_ours, wait_until, write_fasta
 
 SILENCE = 8  # seconds after which a worker counts as hung
 # a signal may come before the program can catch it: then the system ends it, with the same meaning
@@ -37,10 +37,10 @@ class Setting:
 
 def make_setting(folder: Path, n_records: int) -> Setting:
     rng = np.random.default_rng(11)
-    fasta = folder / "contigs.fa"
     contigs = [open_dna(480, rng) for _ in range(n_records)]
     contigs += contigs[::4]  # are not embedded again
-    fasta.write_text("".join(f">c{i}\n{bases}\n" for i, bases in enumerate(contigs)))
+    records = {f"c{i}": bases for i, bases in enumerate(contigs)}
+    fasta = write_fasta(folder / "contigs.fa", records)
     tiny = make_tiny(folder)
     program = (sys.executable, "-X", "faulthandler", "-m", "virnucpro")
     words = ("predict", "--quiet", "--device", "cpu", "--worker-timeout", str(SILENCE))

@@ -43,6 +43,7 @@ from runs import (
     run_inline,
     tables,
     within,
+    write_fasta,
 )
 from small_disk import Evaluation, Prediction, Scoring, Training
 
@@ -153,6 +154,7 @@ def emptied(folder: Path) -> Path:
     return folder
 
 
+MORE = {"more": "GCA" * 150}
 SMALL = {"keep_intermediate": True, "residues_per_shard": 500}
 
 
@@ -328,8 +330,8 @@ def test_a_full_disk_amid_blocks_of_scores_is_reported_and_resume_completes_the_
     tmp_path, request
 ):
     """Small disks in memory: most are full while blocks are scored."""
-    rng, fasta = np.random.default_rng(4), tmp_path / "in.fa"
-    fasta.write_text("".join(f">c{n}\n{random_dna(1_500, rng)}\n" for n in range(30)))
+    rng = np.random.default_rng(4)
+    fasta = write_fasta(tmp_path / "in.fa", {f"c{n}": random_dna(1_500, rng) for n in range(30)})
     options = PredictOptions(input=(fasta,), output_dir=tmp_path / "whole", report=False)
     Scoring(options)(resume=False)
     apart = max(1, 16 // request.config.getoption("--rounds"))
@@ -693,8 +695,7 @@ def test_what_is_no_file_in_the_place_of_one_is_replaced_or_refused_and_never_wa
 
 def test_an_input_is_not_added_to_a_run_whose_table_is_no_table(make_config, few, tiny, tmp_path):
     """It tells which records failed, and may be given anew."""
-    more, config = tmp_path / "more.fa", make_config(few)
-    more.write_text(f">more\n{'GCA' * 150}\n")
+    more, config = write_fasta(tmp_path / "more.fa", MORE), make_config(few)
     run_inline(config, tiny.head)
     table, added = config.output / "predictions.tsv", make_config(few, more, resume=True)
     for content in (b"a\nb\n", b"a\tb\tc\n\xff\xfe\t\n"):
@@ -812,8 +813,7 @@ def test_a_kill_while_an_input_is_added_leaves_nothing_old_that_is_believed(
     make_config, few, tiny, undisturbed, tmp_path, chaos_seed
 ):
     """At every call that puts a planned file in its place, in three rounds."""
-    more, folder = tmp_path / "more.fa", tmp_path / "run"
-    more.write_text(">more\n" + "GCA" * 150 + "\n")
+    more, folder = write_fasta(tmp_path / "more.fa", MORE), tmp_path / "run"
     config = make_config(few, more, resume=True, **SMALL)
     shutil.copytree(undisturbed, folder)
     calls = CALLS.of(config, tiny.head)
@@ -851,10 +851,9 @@ def end_of_killed(config: RunConfig, tiny, folder: Path, number: int) -> None:
 # Copies of what can be read only once
 
 
-def test_a_run_on_a_copy_goes_on_in_a_moved_folder(make_config, few, tiny, undisturbed, tmp_path):
+def test_a_run_on_a_copy_goes_on_in_a_moved_folder(make_config, few, tiny, tmp_path):
     """With the pipe given again, with the copy named, and with another input alone."""
-    other = tmp_path / "other.fa"
-    other.write_text(">other\n" + "GCA" * 150 + "\n")
+    other = write_fasta(tmp_path / "other.fa", MORE)
     small = {"residues_per_shard": 500}
     run_inline(make_config(few, other, output=tmp_path / "both", **small), tiny.head)
     piped = tmp_path / "pipe" / few.name
