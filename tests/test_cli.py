@@ -192,7 +192,7 @@ EMPTY = [
     (f"predict -i {CONTIGS} --output-dir", "--output-dir"),
     ("models import virnucpro-500 --from", "--from"),
     *(("status", "DIR"), ("report", "DIR"), (f"compare {CONTIGS}", "RESULT")),
-    ("models verify", "NAME|PATH"),
+    *((f"models {command}", "NAME|PATH") for command in ("verify", "check")),
 ]
 
 

@@ -300,14 +300,9 @@ def test_gpus_are_chosen_among_the_visible_by_place_or_uuid(feign):
     ("asked", "message"),
     [
         ("4", "'4' is not a visible GPU"),
-        ("0,0", "named twice"),
-        ("0,GPU-a00", "named twice"),
+        *((asked, "named twice") for asked in ("0,0", "0,GPU-a00")),
         ("GPU-", "is not a visible GPU"),  # ambiguous
-        ("GPU-x", "is not a visible GPU"),
-        ("", "is not a visible GPU"),
-        ("0,", "is not a visible GPU"),
-        ("-1", "is not a visible GPU"),
-        ("one", "is not a visible GPU"),
+        *((asked, "is not a visible GPU") for asked in ("GPU-x", "", "0,", "-1", "one")),
     ],
 )
 def test_a_gpu_that_is_not_there_or_twice_is_refused_by_name(feign, asked, message):
@@ -505,18 +500,8 @@ def test_the_precision_is_what_every_gpu_does_fast_or_what_was_asked_for(
     [
         ([GTX], "bf16", "--precision bf16", "leave it out"),
         ([], "fp16", "--precision fp16", "leave it out"),
-        (
-            [L4, A100],
-            "fp8",
-            r"cuda:1 \(NVIDIA A100\) has 8\.0$",
-            "the other GPUs alone with --gpus 0",
-        ),
-        (
-            [],
-            "fp8",
-            r"capability 8\.9 and newer, and this run uses none$",
-            "--device cpu --precision fp8",
-        ),
+        ([L4, A100], "fp8", r"cuda:1 \(NVIDIA A100\) has 8\.0$", "alone with --gpus 0"),
+        ([], "fp8", r"8\.9 and newer, and this run uses none$", "--device cpu --precision fp8"),
     ],
 )
 def test_a_precision_that_a_device_lacks_is_refused_by_its_name(
