@@ -7,7 +7,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from virnucpro.ground.records import Orf
@@ -44,7 +44,6 @@ def naive_composition(bases: str) -> list[float]:
     return values
 
 
-@settings(max_examples=60)
 @given(st.lists(frames, max_size=8))
 def test_every_frame_has_the_fractions_of_its_own_words(given_frames: list[str]) -> None:
     found = frame_composition(given_frames)

@@ -8,7 +8,7 @@ from itertools import pairwise
 import esm
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from virnucpro.encoders.esm2.checkpoint import (
@@ -24,7 +24,6 @@ from virnucpro.encoders.esm2.checkpoint import (
 from virnucpro.encoders.transfer import PackedBatch, plan_batches
 
 ALPHABET = esm.Alphabet.from_architecture("ESM-1b")
-quick = settings(max_examples=50, deadline=None, database=None)
 proteins = st.lists(
     st.text("LAGVSERTIDPKQNFYMHWCXBUZO.-J*mkv", min_size=1, max_size=12), min_size=1, max_size=12
 )
@@ -46,7 +45,6 @@ def test_a_letter_has_the_token_of_fair_esm_in_either_case(letter):
     assert tokenize([letter.lower()]).tolist() == [CLS, token, EOS]
 
 
-@quick
 @given(proteins)
 def test_a_packed_batch_holds_every_protein_between_cls_and_eos(batch):
     packed = PackedBatch.of(batch)
@@ -59,7 +57,6 @@ def test_a_packed_batch_holds_every_protein_between_cls_and_eos(batch):
         assert packed.positions[first:last].tolist() == list(range(len(protein) + EXTRA_TOKENS))
 
 
-@quick
 @given(proteins)
 def test_runs_are_the_longest_rectangles_of_neighbours_of_one_length(batch):
     packed = PackedBatch.of(batch)
@@ -71,7 +68,6 @@ def test_runs_are_the_longest_rectangles_of_neighbours_of_one_length(batch):
     assert packed.max_seqlen == max(seqlens)
 
 
-@quick
 @given(lengths, budgets)
 def test_batches_hold_all_proteins_longest_first_and_as_many_as_the_budget_takes(lengths, budget):
     batches = plan_batches(lengths, budget)
