@@ -84,16 +84,6 @@ def test_paths_are_remembered_absolute_and_links_by_what_they_lead_to(
     ]
 
 
-def test_a_link_in_a_folder_that_leads_nowhere_is_missing_input(write, run, copies) -> None:
-    folder = write("folder/a.fa").parent
-    (folder / "b.fa").symlink_to("nowhere.fa")
-    sources, survey = find_inputs([folder], run, copies), Survey()
-    (kept,) = survey.hash(sources, lambda _: None)
-    ((left_out, error),) = survey.refused
-    assert kept.path == str(folder / "a.fa") and isinstance(error, InputMissingError)
-    assert left_out.shown == str(folder / "b.fa")
-
-
 def test_what_comes_through_named_pipes_arrives_whole(run, copies, tmp_path: Path) -> None:
     paths = [tmp_path / f"pipe{i}" for i in range(30)]
     contents = [b">%d\n" % i + b"ACGT" * 20_000 * (i % 3) + b"\n" for i in range(30)]
@@ -112,14 +102,6 @@ def test_standard_input_is_copied_and_may_be_packed(run, copies, monkeypatch) ->
     copy = Path(file.path)
     assert (copy.parent, file.name) == (copies, "standard input")
     assert [(record.id, record.sequence) for record in read_fasta(copy)] == [("a", "AC")]
-
-
-def test_a_file_inside_the_run_folder_is_copied_before_the_run_replaces_it(run, copies) -> None:
-    inside = run / "failed_sequences.fa"
-    inside.write_bytes(B)
-    [file] = find_inputs([inside], run, copies)
-    inside.unlink()
-    assert Path(file.path).read_bytes() == B and Path(file.path).parent == copies
 
 
 # Hashing
@@ -161,40 +143,13 @@ def test_an_input_that_was_only_touched_is_hashed_once_more_and_not_at_each_read
     assert inputs._sha256_at.cache_info().misses == n_hashed
 
 
-def test_an_input_that_went_away_is_missing_input_with_advice(tmp_path: Path) -> None:
-    with pytest.raises(InputMissingError, match=r"gone\.fa") as caught:
-        hashed(tmp_path / "gone.fa")
-    assert caught.value.hint
-
-
 # Resuming
-
-
-def test_the_same_inputs_join_to_themselves(write, copies) -> None:
-    inputs = hashed(write("a.fa", A), write("b.fa", B))
-    assert join_inputs(inputs, inputs) == inputs
-    assert join_inputs(inputs, inputs[::-1]) == inputs
-
-
-def test_an_input_that_moved_is_known_by_its_content(write, copies) -> None:
-    recorded = hashed(write("a.fa", A), write("b.fa", B))
-    moved = hashed(write("elsewhere/renamed.fna", A))
-    joined = join_inputs(recorded, moved)
-    assert [known.sha256 for known in joined] == [known.sha256 for known in recorded]
-    assert [known.path for known in joined] == [moved[0].path, recorded[1].path]
 
 
 def test_inputs_that_swapped_their_names_are_known_by_their_content(write, copies) -> None:
     recorded = hashed(write("a.fa", A), write("b.fa", B))
     joined = join_inputs(recorded, hashed(write("a.fa", B), write("b.fa", A)))
     assert [Path(known.path).read_bytes() for known in joined] == [A, B]
-
-
-def test_a_changed_input_is_refused_by_name(write, copies) -> None:
-    recorded = hashed(write("a.fa", A), write("b.fa", B))
-    with pytest.raises(ResumeError, match=r"b\.fa changed") as caught:
-        join_inputs(recorded, hashed(write("a.fa", A), write("b.fa", C)))
-    assert "--force" in caught.value.hint
 
 
 def test_added_inputs_are_the_next_generation(write, copies) -> None:
@@ -207,14 +162,6 @@ def test_added_inputs_are_the_next_generation(write, copies) -> None:
         ("d.fa", 2),
         ("c.fa", 2),
     ]
-
-
-def test_the_same_content_through_a_pipe_again_is_the_same_input_and_leaves_one_copy(
-    run, copies
-) -> None:
-    recorded = hashed_pipes(run, copies, A)
-    assert join_inputs(recorded, hashed_pipes(run, copies, A)) == recorded
-    assert [path.read_bytes() for path in copies.iterdir()] == [A]
 
 
 def test_copies_that_a_run_needs_are_never_overwritten_by_later_ones(run, copies) -> None:
@@ -279,14 +226,6 @@ def test_as_many_files_of_the_one_kind_as_of_the_other_are_refused_and_both_name
     with pytest.raises(InputError, match=r"dna\.fa holds nucleotides.*protein\.fa proteins") as e:
         kinds_of(*hashed(protein, dna))
     assert "--input-type" in e.value.hint
-
-
-def test_a_file_of_another_kind_than_most_is_left_out(write) -> None:
-    dna = [write("a.fa", b">a\nACGTACGT\n"), write("b.fa", b">b\nACGTACGT\n")]
-    inputs = hashed(write("protein.fa", b">c\nMKVLEFPQIL\n"), *dna)
-    agreed, kept, (why,) = kinds_of(*inputs)
-    assert (agreed, kept) == ("nucleotide", inputs[1:])
-    assert "protein.fa holds proteins" in why
 
 
 def test_the_size_of_a_packed_file_says_nothing_of_its_number_of_letters():

@@ -141,14 +141,6 @@ def test_the_file_of_an_encoder_is_named_by_its_content_in_the_head(trained, tmp
     assert again.read_bytes() == (training.model / LEARNED_FILE).read_bytes()
 
 
-def test_a_head_of_another_encoder_is_refused(trained, tmp_path):
-    one, other, fasta = trained("onehot-cnn"), trained("onehot-lstm"), tmp_path / "one.fa"
-    fasta.write_text(">a\nACGT\n")
-    asked = on_cpu(tmp_path / "run", model=str(one.model), head=other.head, input=(fasta,))
-    with pytest.raises(UnavailableError, match="the head was made for the encoder onehot-lstm"):
-        execute(PredictOptions(**asked), lambda _: None)
-
-
 def test_an_encoder_whose_base_was_trained_again_is_refused(trained, tiny, data, tmp_path):
     training = trained("finetuned esm2-cnn")
     moved = tmp_path / "moved"

@@ -99,16 +99,6 @@ def test_the_same_id_in_two_files_is_distinguished_by_the_file(make_config, tiny
     )
 
 
-def test_ids_that_are_unique_over_all_files_are_left_as_they_are(make_config, tiny, folder):
-    for name in "abcd":
-        text = (folder / f"{name}.fa").read_text()
-        (folder / f"{name}.fa").write_text(text.replace(">contig", f">{name}"))
-    config = make_config(folder)
-    run_inline(config, tiny.head)
-    assert not any(":" in name for name in vectors(config.output))
-    assert {row["file"] for row in rows(config.output / "predictions.tsv")} == set("abcd")
-
-
 def test_each_file_has_the_calls_and_vectors_that_it_has_by_itself(
     make_config, tiny, folder, tmp_path
 ):

@@ -37,7 +37,6 @@ from virnucpro.callers.regions import (
     class_of,
     evidence_of,
     move_ends,
-    near_host_genes,
     parts_of,
     regions_of_items,
 )
@@ -45,7 +44,7 @@ from virnucpro.cli.main import app
 from virnucpro.ground.errors import InputError, InputMissingError, ResumeError, UnavailableError
 from virnucpro.ground.records import Call, CalledRecords, FastaRecord, Region, reverse_complement
 from virnucpro.ground.tree import Tree
-from virnucpro.scorer.landmarks import Repeat, genes_of, host_genes, host_peptides, trna_ends
+from virnucpro.scorer.landmarks import Repeat, genes_of, host_peptides, trna_ends
 from virnucpro.scorer.score import score_proteins, score_windows
 from virnucpro.sequences.fasta import read_fasta
 from virnucpro.sequences.translate import STANDARD
@@ -572,15 +571,6 @@ def test_a_trna_near_an_end_a_direct_repeat_and_viral_genes_are_the_evidence():
         words = ["att_length=5", *["trna=yes"] * is_near, "viral_genes=1/3"]
         assert evidence_of(sequence, (1_200, place), "ACGTA", log_odds) == ";".join(words)
     assert evidence_of(sequence, (300, 1_200), "", log_odds) == "viral_genes=1/3"
-
-
-def test_items_near_a_gene_of_a_host_are_those_with_their_middles_there():
-    sequence = "CAC" * 10_000 + PEPTIDE + "CAC" * 10_000
-    run = Run(0, 1, 3_000, 57_000)
-    [(start, end)] = host_genes(sequence[3_000:57_000])
-    middles = 3_000 + np.array([start - 1, start, end, end + 1])
-    is_near = near_host_genes(sequence, middles, [run], STANDARD)
-    assert is_near.tolist() == [False, True, True, False]
 
 
 def test_a_provirus_counts_by_the_cut_and_is_noted_in_a_record_that_is_not_called():

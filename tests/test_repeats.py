@@ -166,7 +166,7 @@ def test_without_pooling_a_copy_has_a_row_per_residue(make_config, tiny, repeate
     assert all(np.array_equal(found, expected[i]) for i, found in zip(ids, rows, strict=True))
 
 
-@pytest.mark.parametrize("layout", ["npz", "pt"])
+@pytest.mark.parametrize("layout", ["npz", "parquet", "pt"])
 def test_other_formats_hold_the_copies_too(make_config, repeated, alone, layout):
     config = make_config(repeated, command="extract", format=layout)
     run_inline(config, None)

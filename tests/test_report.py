@@ -18,7 +18,7 @@ from runs import again, rows, run_inline, within
 
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.engine.starts import Start
-from virnucpro.ground.errors import InputError, InputMissingError, ResumeError
+from virnucpro.ground.errors import InputError, ResumeError
 from virnucpro.ground.events import (
     STAGES,
     BatchDone,
@@ -445,12 +445,6 @@ def test_the_page_and_the_record_of_the_devices_are_the_runs_own(make_config, ti
     assert rundir.report.exists() and rundir.machine.exists()
     rundir.clear()
     assert not rundir.report.exists() and not rundir.machine.exists()
-
-
-def test_a_folder_without_a_run_stays_as_it_is(tmp_path):
-    with pytest.raises(InputMissingError, match="holds no run"):
-        report_folder(tmp_path)
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "[" * 100_000])

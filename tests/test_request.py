@@ -148,12 +148,6 @@ def test_a_worker_may_be_silent_for_as_long_as_was_asked(options):
     assert config.resources.silence_seconds == 7.0
 
 
-def test_without_model_extract_takes_that_of_the_package(options):
-    config = resolve(options(model=None), lambda _: None)
-    assert config.recipe.encoders[0].model == "esm2_virnucpro"
-    assert config.recipe.chunk_size == 500
-
-
 def test_another_model_needs_a_head_only_if_a_head_is_to_call(options):
     config = resolve(options(command="predict"), lambda _: None)
     assert config.caller.frame_head is None and config.recipe.scorer_sha256

@@ -276,9 +276,3 @@ def test_fasta_by_the_name_of_a_table_is_fasta(tmp_path: Path) -> None:
     path = write(tmp_path / "contigs.csv", ">a\nAC\n")
     found = found_in(tmp_path, path)
     assert found == [InputFile(str(path))]
-
-
-def test_a_file_that_is_named_twice_is_refused(tmp_path: Path) -> None:
-    path = write(tmp_path / "in" / "a.fa", ">a\nAC\n")
-    with pytest.raises(InputError, match=r"a\.fa is named twice"):
-        found_in(tmp_path, path.parent, path)

@@ -25,7 +25,7 @@ from virnucpro.callers.caller import Caller
 from virnucpro.engine.executor import Job, Resources
 from virnucpro.ground.config import EncoderSpec, Recipe
 from virnucpro.ground.events import EmbeddingStarted, Progress
-from virnucpro.ground.records import Embeddings, Shard
+from virnucpro.ground.records import Embeddings
 from virnucpro.ground.tasks import Pool
 from virnucpro.ground.tree import Tree
 from virnucpro.run.feature_file import write_embeddings
@@ -33,7 +33,7 @@ from virnucpro.run.features import FeatureStore
 from virnucpro.run.folder import RunDir
 from virnucpro.run.index import MOST_AT_ROOT, IndexPart
 from virnucpro.run.manifest import Manifest
-from virnucpro.run.plan import Plan, Slice, _PlanCounts, _SlicePlan, refuse_repeat
+from virnucpro.run.plan import Plan, refuse_repeat
 from virnucpro.sequences.inputs import InputFile
 from virnucpro.sequences.survey import Survey
 from virnucpro.stories.intake import open_run
@@ -94,13 +94,6 @@ def write_reads(path: Path, n_records: int) -> None:
     with path.open("wb") as out:
         for i in range(n_records):
             out.write(b">read%d\n%s\n" % (i, pool[i % len(pool)]))
-
-
-def test_the_shards_of_a_plan_are_listed_once_though_each_of_them_asks():
-    part = _SlicePlan((Shard(0, Path("000000.faa"), 1, 1, 10, ""),), _PlanCounts(), ())
-    slices = (Slice(0, 0, 0, (), is_first=True),)
-    plan = Plan(RunDir(Path("run")), Manifest(RECIPE, ()), slices, {0: part})
-    assert plan.shards is plan.shards and [shard.index for shard in plan.shards] == [0]
 
 
 def plan_reads(fasta: Path, n_records: int, told: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -151,24 +151,21 @@ def test_words_of_the_sample_lie_in_buckets_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("buckets", "n_entries"), [([0] * 3, 0), ([0] * N_BUCKETS, 1), ([1] + [0] * (N_BUCKETS - 1), 0)]
+    ("make", "why"),
+    [
+        (lambda: WordTable(np.zeros(3, np.uint8), np.zeros(0, np.uint16)), "buckets"),
+        (lambda: WordTable(np.zeros(N_BUCKETS, np.uint8), np.zeros(1, np.uint16)), "buckets"),
+        (lambda: WordTable(np.ones(N_BUCKETS, np.uint8), np.zeros(0, np.uint16)), "buckets"),
+        (lambda: word_table(np.array([1]), np.array([0], np.uint8)), "unknown owners"),
+        (lambda: word_table(np.array([1]), np.array([7], np.uint8)), "unknown owners"),
+        (lambda: word_table(np.full(256, 7), np.full(256, VIRAL, np.uint8)), "256 words in one"),
+    ],
 )
-def test_a_table_of_words_has_an_entry_for_each_word_of_its_buckets(
-    buckets: list[int], n_entries: int
+def test_a_table_of_words_that_makes_no_sense_is_refused(
+    make: Callable[[], WordTable], why: str
 ) -> None:
-    with pytest.raises(ValueError, match="buckets"):
-        WordTable(np.array(buckets, np.uint8), np.zeros(n_entries, np.uint16))
-
-
-@pytest.mark.parametrize("owner", [0, 7])
-def test_every_word_of_a_table_has_an_owner(owner: int) -> None:
-    with pytest.raises(ValueError, match="words have unknown owners"):
-        word_table(np.array([1]), np.array([owner], np.uint8))
-
-
-def test_a_bucket_has_room_for_255_words() -> None:
-    with pytest.raises(ValueError, match="256 words in one bucket"):
-        word_table(np.full(256, 7), np.full(256, VIRAL, np.uint8))
+    with pytest.raises(ValueError, match=why):
+        make()
 
 
 # Scores

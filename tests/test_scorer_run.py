@@ -315,13 +315,6 @@ def test_no_process_is_started_and_no_feature_is_written(tmp_path):
     assert stored["counts"]["cut_scores"] == expected
 
 
-def test_empty_input_leaves_tables_with_a_header_only(tmp_path):
-    (tmp_path / "in.fa").touch()
-    assert predict(tmp_path / "in.fa", to=tmp_path / "run").exit_code == 0
-    for name, content in tables_of(tmp_path / "run").items():
-        assert content.count(b"\n") == (not name.endswith(".fasta"))
-
-
 def many_more() -> dict[str, str]:
     return {f"more_{name}": bases for name, bases in many(5).items()}
 
@@ -598,18 +591,6 @@ def test_the_status_of_a_run_that_goes_on_counts_its_letters(tmp_path, monkeypat
     )
 
 
-def test_files_that_share_ids_are_distinguished_and_each_has_its_tables(tmp_path):
-    one, two = write(tmp_path / "one.fa", **many(1)), write(tmp_path / "two.fa", **many(2))
-    predict(one, two, to=tmp_path / "run", per_file=True)
-    predict(two, to=tmp_path / "alone")
-    together = rows(tmp_path / "run/predictions.tsv")
-    assert len({(row["file"], row["record"]) for row in together}) == 2 * len(many())
-    of_two = {row["record"]: row["virus_score"] for row in together if row["file"] == "two"}
-    assert of_two == scores(tmp_path / "alone") == scores(tmp_path / "run/samples/two")
-    frames = (tmp_path / "run/prediction_results.txt").read_text()
-    assert "\none:open150_piece_1\t" in frames and "\ntwo:open150_piece_1\t" in frames
-
-
 def test_an_input_that_is_added_joins_the_run_with_the_records_that_it_mends(
     tmp_path,
 ):
@@ -647,11 +628,6 @@ def test_a_run_of_the_scorer_is_not_resumed_with_a_model_nor_the_other_way_round
     (tmp_path / "run/run.json").write_text(json.dumps(stored))
     with pytest.raises(ResumeError, match="it has the model esm2_x, not the scorer"):
         predict(fasta, to=tmp_path / "run", resume=True)
-
-
-def test_the_pieces_of_the_scorer_are_its_own(tmp_path):
-    with pytest.raises(UsageError, match="--chunk-size 300 is not possible"):
-        predict(write(tmp_path / "in.fa", a="ACGT" * 50), to=tmp_path / "run", chunk_size=300)
 
 
 def test_a_record_is_short_by_the_larger_of_what_the_scorer_and_the_user_want(tmp_path):

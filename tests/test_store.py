@@ -152,19 +152,6 @@ def test_ids_of_any_kind_come_back(path: Path) -> None:
     assert read_embeddings(path, ATTRIBUTES).ids == ids
 
 
-def test_anyone_with_h5py_can_read_a_feature_file_by_the_documented_names(path: Path) -> None:
-    embeddings = make_embeddings(5)
-    write_embeddings(path, embeddings, ATTRIBUTES, Tree(path.parent))
-    with h5py.File(path) as h5:
-        assert h5["ids"].asstr()[:].tolist() == list(embeddings.ids)
-        assert h5["ids"].dtype == h5py.string_dtype("utf-8")
-        assert h5["embeddings"].dtype == np.float32
-        assert np.array_equal(h5["embeddings"], embeddings.vectors)
-        assert h5["lengths"].dtype == np.int32
-        assert np.array_equal(h5["lengths"], embeddings.lengths)
-        assert {name: h5.attrs[name] for name in ATTRIBUTES} == ATTRIBUTES
-
-
 # Damage
 
 
@@ -508,40 +495,24 @@ def test_rows_of_a_file_that_is_gone_read_as_nan_never_as_zeros(tmp_path: Path) 
 
 @pytest.mark.parametrize("n_orfs", [5, 1, 0])
 @pytest.mark.parametrize("per_residue", [False, True], ids=["mean", "per-residue"])
-def test_npz_loads_without_pickle(tmp_path: Path, n_orfs: int, per_residue: bool) -> None:
-    embeddings = make_embeddings(n_orfs, per_residue=per_residue)
-    save_npz(tmp_path / "000000.npz", embeddings, Tree(tmp_path))
-    with np.load(tmp_path / "000000.npz", allow_pickle=False) as stored:
-        found = Embeddings(
-            tuple(stored["ids"].tolist()), stored["lengths"], stored["embeddings"], per_residue
-        )
-    assert is_same(found, embeddings)
-
-
-@pytest.mark.parametrize("n_orfs", [5, 1, 0])
-@pytest.mark.parametrize("per_residue", [False, True], ids=["mean", "per-residue"])
-def test_pt_loads_without_code_and_names_each_tensor(
+def test_npz_loads_without_pickle_pt_without_code_and_parquet_says_what_made_it(
     tmp_path: Path, n_orfs: int, per_residue: bool
 ) -> None:
     embeddings = make_embeddings(n_orfs, per_residue=per_residue)
+    save_npz(tmp_path / "000000.npz", embeddings, Tree(tmp_path))
+    with np.load(tmp_path / "000000.npz", allow_pickle=False) as stored:
+        ids = tuple(stored["ids"].tolist())
+        found = Embeddings(ids, stored["lengths"], stored["embeddings"], per_residue)
+    assert is_same(found, embeddings)
     save_pt(tmp_path / "000000.pt", embeddings, ENCODER, Tree(tmp_path))
     stored = torch.load(tmp_path / "000000.pt", weights_only=True)
     assert set(stored) == {"proteins", "data"}
     assert len(stored["proteins"]) == len(stored["data"]) == n_orfs
-    found = {
+    assert rows_by_id(embeddings) == {
         name: np.atleast_2d(tensor.numpy()).tolist()
         for name, tensor in zip(stored["proteins"], stored["data"], strict=True)
     }
-    assert found == rows_by_id(embeddings)
     assert all(tensor.ndim == 1 + per_residue for tensor in stored["data"])
-
-
-@pytest.mark.parametrize("n_orfs", [5, 0])
-@pytest.mark.parametrize("per_residue", [False, True], ids=["mean", "per-residue"])
-def test_parquet_has_a_row_for_each_id_and_says_what_made_it(
-    tmp_path: Path, n_orfs: int, per_residue: bool
-) -> None:
-    embeddings = make_embeddings(n_orfs, per_residue=per_residue)
     save_parquet(tmp_path / "000000.parquet", embeddings, ENCODER, Tree(tmp_path))
     table = parquet.read_table(tmp_path / "000000.parquet")
     rows = zip(table["id"].to_pylist(), table["embedding"].to_pylist(), strict=True)

@@ -181,17 +181,6 @@ def test_a_check_warns_of_groups_that_cannot_help(tmp_path):
     assert "warning" not in virnucpro(*asked, "--encoding", "composition").stderr.lower()
 
 
-def test_a_check_raises_the_error_of_a_training_without_frames(tmp_path):
-    data = write_labelled(tmp_path)
-    asked = options(data, tmp_path / "out", check=True, chunk_size=(900,))
-    path = tmp_path / "data.fa"
-    lines = path.read_text().splitlines()
-    stops = [line if line.startswith(">") else "TTAATTAATTAA" * 50 for line in lines]
-    path.write_text("\n".join(stops))
-    with pytest.raises(InputError, match="the train groups have 0 viral frames, 0 others"):
-        list(check_training(asked, lambda _: None))
-
-
 def test_status_says_how_far_a_training_is(head_only, pretrained, tmp_path):
     figures = json.loads(virnucpro("status", head_only, "--json").stdout)
     assert (figures["kind"], figures["mode"], figures["epochs"]) == ("training", "head", 2)

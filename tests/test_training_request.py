@@ -352,6 +352,9 @@ def test_records_without_a_frame_are_reported_with_what_to_do(data, tmp_path):
     with pytest.raises(InputError, match="train groups have 0 viral frames, 0 others") as caught:
         train_here(options(data, tmp_path / "one", encoding="composition"))
     assert caught.value.hint
+    checked = options(data, tmp_path / "one", encoding="composition", check=True)
+    with pytest.raises(InputError, match="train groups have 0 viral frames, 0 others"):
+        list(check_training(checked, lambda _: None))
     with pytest.raises(InputError, match="have no frame without a stop") as caught:
         train_here(options(data, tmp_path / "two", pretrain=True, layers=1, dim=8, heads=2))
     assert "--chunk-size" in caught.value.hint

@@ -524,11 +524,6 @@ def test_figures_of_a_host_are_sums_over_its_logs_and_count_the_last_end_of_a_sh
         assert read_hosts(tmp_path) == [HostFigures("node", 1, 2, 3, 1, 400 / 4), other]
 
 
-def test_a_part_without_a_pending_shard_says_so():
-    done = "0 of 0 pending shards done"
-    assert Part(1, 2).lines == [f"part 2/2: 0 slices planned, {done}, tables of 0 slices written"]
-
-
 def test_status_names_who_is_running_the_run(plan):
     folder = plan()
     assert measure_run(folder)["running"] is None
@@ -567,12 +562,11 @@ def test_figures_that_are_damaged_or_of_somebody_else_are_left_out(plan):
 
 
 def test_a_folder_without_a_run_is_refused_and_left_as_it_is(tmp_path):
-    with pytest.raises(InputMissingError, match="holds no run"):
-        work_inline(tmp_path)
-    nowhere = tmp_path / "nowhere"
     for look in (work_inline, report_folder, read_features, partial(inspect_run, verify=False)):
+        with pytest.raises(InputMissingError, match="holds no run"):
+            look(tmp_path)
         with pytest.raises(InputMissingError, match="nowhere: there is no such folder"):
-            look(nowhere)
+            look(tmp_path / "nowhere")
     assert not list(tmp_path.iterdir())
     (tmp_path / "file").touch()
     with pytest.raises(InputMissingError, match="file: not a folder"):
