@@ -41,7 +41,6 @@ from virnucpro.encoders.esm2.attention import (
     E4M3,
     StagedBatch,
     attend_efficient_triton,
-    attend_varlen,
     attend_varlen_triton,
     rotate,
 )
@@ -49,7 +48,6 @@ from virnucpro.encoders.esm2.checkpoint import LAYER_NORM_EPS, ESM2Shape
 from virnucpro.encoders.esm2.family import shape_of
 from virnucpro.encoders.esm2.model import (
     DTYPES,
-    ESM2,
     _Rows8,
     quantise,
     restore,
@@ -611,20 +609,12 @@ def test_the_published_code_gives_what_one_launch_for_all_texts_gives(tmp_path):
         assert np.abs(pooled[place] - mean).max() < POOLED
 
 
-PRODUCTS = {"addmm", "_scaled_mm", "_flash_attention_forward"}
-
-
 class Launches(TorchDispatchMode):
-    """Counts the operators that a GPU would run as kernels, and the launches of our own.
-
-    It sums the bytes that all but matrix products and attention read and write. An operator of
-    PyTorch reads its arguments and writes its results; what a kernel of ours does, ``Meter`` adds.
-    """
+    """Counts the operators that a GPU would run as kernels, and the launches of our own."""
 
     def __init__(self) -> None:
         super().__init__()
         self.names: Counter[str] = Counter()
-        self.n_bytes = 0
 
     def __torch_dispatch__(self, operator, _, args=(), kwargs=None):
         out = operator(*args, **(kwargs or {}))
@@ -633,9 +623,6 @@ class Launches(TorchDispatchMode):
         name = operator.overloadpacket.__name__
         if not is_view and not name.startswith(("empty", "new_empty")):
             self.names[name] += 1
-            if name not in PRODUCTS:
-                tensors = (*args, *(out if isinstance(out, tuple) else (out,)))
-                self.n_bytes += sum(x.nbytes for x in tensors if isinstance(x, Tensor))
         return out
 
 
@@ -679,98 +666,3 @@ def test_a_batch_of_dnabert_s_attends_in_one_launch_per_layer_whatever_its_lengt
     more = by_runs.total() - jagged.total()
     # a copy into its place is a launch beside each attention, of 20 lengths in each layer
     assert more > 2 * 20 * n_layers - n_layers
-
-
-# Bytes that move
-
-Moves = list[tuple[int, np.ndarray]]  # bytes of a number, and addresses of such
-
-
-class Meter(Recorder):
-    """Runs the kernel by Triton's interpreter, on rows of zeros, and sums the bytes it touches."""
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        (n_tokens,) = grid
-
-        def launch(*tensors: Tensor, **sizes: Any) -> None:
-            one, two = (self.count(n, n_tokens, tensors, sizes) for n in (1, 2))
-            self.launches.n_bytes += n_tokens * (two - one)
-
-        return launch
-
-    def count(self, n_tokens: int, of: int, tensors: tuple[Tensor, ...], sizes: Any) -> int:
-        """The bytes that some of the tokens take; what all of them read is counted once."""
-        moves: dict[str, Moves] = {"create_masked_load": [], "create_masked_store": []}
-        builder = triton.runtime.interpreter.InterpreterBuilder
-        with (
-            torch.utils._python_dispatch._disable_current_modes(),
-            pytest.MonkeyPatch.context() as m,
-        ):
-            for name, touched in moves.items():
-                m.setattr(builder, name, noting(getattr(builder, name), touched))
-            lengths = {of: n_tokens}
-            rows = [
-                torch.zeros(lengths.get(len(x), len(x)), *x.shape[1:], dtype=x.dtype)
-                for x in tensors
-            ]
-            triton.jit(self.kernel)[(n_tokens,)](*rows, **sizes)
-        places = {
-            (way, n_bytes, place)
-            for way, moved in moves.items()
-            for n_bytes, addresses in moved
-            for place in addresses.tolist()
-        }
-        return sum(n_bytes for _, n_bytes, _ in places)
-
-
-def noting(move: Callable[..., Any], moves: Moves) -> Callable[..., Any]:
-    """A load or store of the interpreter that keeps the addresses of its numbers."""
-    place_of_mask = list(inspect.signature(move).parameters).index("mask") - 2
-
-    def noted(builder: Any, pointers: Any, *rest: Any) -> Any:
-        is_touched = rest[place_of_mask].data.astype(bool)
-        n_bytes = pointers.get_element_ty().primitive_bitwidth // 8
-        moves.append((n_bytes, pointers.data[is_touched]))
-        return move(builder, pointers, *rest)
-
-    return noted
-
-
-def bytes_of_a_layer(
-    shape: ESM2Shape, kernel: attention.Kernel, *, in_8_bits: bool = False
-) -> float:
-    """Bytes per token of a layer between two others, on tensors without numbers."""
-    batch = PackedBatch.of(["M" * 30])
-    sums = []
-    for n_layers in (2, 3):
-        with torch.device("meta"):
-            model = ESM2(shape, n_layers, torch.bfloat16, kernel).to("meta")
-            if in_8_bits:
-                model.quantise(torch.device("meta"))
-        staged = StagedBatch.of(batch, model.inv_freq)
-        with pytest.MonkeyPatch.context() as m, torch.no_grad(), Launches() as launches:
-            hand_kernels(m, functools.partial(Meter, launches))
-            model.encode(staged)
-        sums.append(launches.n_bytes)
-    return (sums[1] - sums[0]) / len(batch.tokens)
-
-
-@pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize("name", ["esm2_t12_35M_UR50D", "esm2_t33_650M_UR50D"])
-def test_a_layer_moves_46_bytes_per_token_and_dimension_beside_its_products(name):
-    """8 within the layer, 14 at its border, 16 of GELU, 8 of the rotation; with PyTorch 128."""
-    shape = SHAPES[name]
-    tables = 4 * shape.head_dim  # cosines and sines
-    ours = bytes_of_a_layer(shape, attend_varlen_triton)
-    assert ours == 46 * shape.dim + tables
-    by_pytorch = bytes_of_a_layer(shape, attend_varlen)
-    assert 128 * shape.dim < by_pytorch < 129 * shape.dim, "the tables are read again and again"
-
-
-@pytest.mark.usefixtures("interpreted")
-def test_a_layer_in_8_bits_moves_43_bytes_per_token_and_dimension_beside_its_products():
-    """7 and 13 of LayerNorms, 3 of attention, 12 of GELU, 8 of the rotation, and four scales."""
-    shape = LARGE["esm2_t36_3B_UR50D"]
-    tables_and_scales = 4 * shape.head_dim + 4 * 4
-    ours = bytes_of_a_layer(shape, attend_varlen_triton, in_8_bits=True)
-    assert ours == pytest.approx(43 * shape.dim + tables_and_scales)
