@@ -192,6 +192,12 @@ def test_a_file_of_kin_is_read_as_it_was_written_and_a_damaged_one_is_refused(tm
         load_kinship(path)
 
 
+def test_every_owner_of_a_word_of_the_package_has_a_name_and_every_family_a_kind():
+    own = own_kinship()
+    assert own.words.owners.max() < len(own.families) + len(own.clusters)
+    assert len(own.kind_of_family) == len(own.families) and own.net.slopes
+
+
 def test_a_damaged_file_of_kin_is_refused_before_a_run_begins(tmp_path, monkeypatch):
     (tmp_path / "kin.safetensors").write_bytes(b"not one")
     monkeypatch.setattr("virnucpro.scorer.kin.EMBEDDED_FOLDER", tmp_path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 import toy_encoder
 import toy_executor
+from forked import run_command, virnucpro
 from runs import bases_by_frame, vectors
 
 from virnucpro.encoders.families import family_of
@@ -115,36 +115,18 @@ def test_an_unknown_executor_is_refused_with_those_that_are_known(package, extra
     assert not (tmp_path / "run").exists()
 
 
-MARK = "--- the next command"
-
-
 def answers(
     folder: Path, path: Path, *commands: list[object]
 ) -> list[subprocess.CompletedProcess[str]]:
-    """What commands say that one process runs, in which ``path`` has installed packages."""
-    code = (
-        "import sys, virnucpro.cli.main as c\n"
-        f"for words in {[list(map(str, words)) for words in commands]}:\n"
-        "    sys.argv, code = ['virnucpro', *words], 0\n"
-        "    try: c.main()\n"
-        "    except SystemExit as end: code = end.code or 0\n"
-        "    for stream in (sys.stdout, sys.stderr):\n"
-        f"        print({MARK!r}, code, file=stream, flush=True)\n"
-    )
-    answer = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(path), "TORCH_HOME": str(folder / "hub")},
-        capture_output=True,
-        text=True,
-    )
-    said = [re.split(rf"{MARK} (\d+)\n", stream) for stream in (answer.stdout, answer.stderr)]
-    assert [len(parts) for parts in said] == [2 * len(commands) + 1] * 2, answer.stderr
-    each = zip(commands, said[0][1::2], said[0][::2], said[1][::2], strict=False)
-    return [
-        subprocess.CompletedProcess(words, int(code), out, errors)
-        for words, code, out, errors in each
-    ]
+    """What commands say where ``path`` has installed packages."""
+    env = {**os.environ, "TORCH_HOME": str(folder / "hub")}
+    return [virnucpro(path, *words, cwd=folder, env=env, run=run_beside) for words in commands]
+
+
+def run_beside(words: list[str]) -> None:
+    """Run a command where the first word is a folder of installed packages."""
+    sys.path.append(words[0])
+    run_command(words[1:])
 
 
 def test_models_of_packages_are_listed_and_described_with_the_others(package, tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -172,58 +171,35 @@ def save_changed(head: Head, path: Path, **changes: object) -> Path:
     return path
 
 
-def test_a_run_by_the_head_of_the_package_is_not_resumed_with_another_one(options, tmp_path):
-    given = {"command": "predict", "calls": "head", "model": None, "precision": "fp32"}
-    config = resolve(options(**given), lambda _: None)
-    run(config, InlineExecutor(), lambda _: None)
-    head = config.caller.frame_head
-    stored = json.loads((config.output / "run.json").read_text())
-    assert stored["recipe"]["encoders"][0]["model"] == "esm2_virnucpro"
-    assert stored["recipe"]["head_sha256"] == head.sha256
-    again = resolve(options(**given, resume=True), lambda _: None)
-    assert run(again, InlineExecutor(), lambda _: None).n_tokens == 0
-    other = save_changed(head, tmp_path / "other.safetensors", threshold=0.75)
-    again = resolve(options(**given, head=other, resume=True), lambda _: None)
-    with pytest.raises(ResumeError, match="head_sha256 was"):
-        run(again, InlineExecutor(), lambda _: None)
-
-
 def given_alone(options, **given: object) -> RunConfig:
     """A prediction for which nobody named a model."""
     usual = {"device": "auto", "workers": None, "model": None}
     return resolve(options(command="predict", **{**usual, **given}), lambda _: None)
 
 
+LEAVE_OUT = (
+    "it changes no call: leave {} out to run without it, or add --model cnn_virnucpro for better "
+    "calls of short records"
+)
+
+
 @pytest.mark.parametrize(
-    ("given", "chosen_by"),
+    ("given", "chosen_by", "why"),
     [
-        ({"cache": Path("vectors")}, "--cache"),
-        ({"esm_batch_size": "512", "embed": "viral"}, "--embed and --esm-batch-size"),
-        ({"typed": ("precision", "input")}, "--precision"),  # its default
+        ({"cache": Path("vectors")}, "--cache", LEAVE_OUT),
+        ({"esm_batch_size": "512", "embed": "viral"}, "--embed and --esm-batch-size", LEAVE_OUT),
+        ({"typed": ("precision", "input")}, "--precision", LEAVE_OUT),  # its default
+        ({"calls": "head"}, "--calls head", "the head needs its vectors"),
+        ({"head": embedded_head()}, "--head", "the head needs its vectors"),
     ],
 )
-def test_what_chose_the_small_esm_2_by_itself_is_named_at_the_start(options, given, chosen_by):
-    config = given_alone(options, **given)
-    assert config.announcements[0] == (
-        f"the small ESM-2 runs because of {chosen_by}; it changes no call: "
-        f"leave {chosen_by} out to run without it, or add --model cnn_virnucpro for better calls "
-        "of short records"
-    )
+def test_what_chose_the_small_esm_2_is_named_at_the_start_but_not_a_model_that_was_named(
+    options, given, chosen_by, why
+):
+    (said, *_) = given_alone(options, **given).announcements
+    assert said == f"the small ESM-2 runs because of {chosen_by}; {why.format(chosen_by)}"
     without = given_alone(options)
     assert not without.recipe.encoders and not without.announcements
-
-
-def test_a_head_that_chose_the_small_esm_2_is_named_and_no_line_explains_a_model_that_was_named(
-    options,
-):
-    for chosen_by, named in (
-        ("--calls head", {"calls": "head"}),
-        ("--head", {"head": embedded_head()}),
-    ):
-        config = given_alone(options, **named)
-        assert config.announcements[0] == (
-            f"the small ESM-2 runs because of {chosen_by}; the head needs its vectors"
-        )
     config = given_alone(options, model="esm2_virnucpro", device="cpu")
     assert config.recipe.encoders and "because of" not in config.announcements[0]
 

@@ -27,8 +27,6 @@ from virnucpro.ground.config import EncoderSpec, Recipe
 from virnucpro.ground.events import EmbeddingStarted, Progress
 from virnucpro.ground.records import Embeddings
 from virnucpro.ground.tasks import Pool
-from virnucpro.ground.tree import Tree
-from virnucpro.run.feature_file import write_embeddings
 from virnucpro.run.features import FeatureStore
 from virnucpro.run.folder import RunDir
 from virnucpro.run.index import MOST_AT_ROOT, IndexPart
@@ -284,19 +282,3 @@ def test_an_index_is_read_whole_under_the_usual_limit_of_open_files(finished, is
     reader.start()
     reader.join()
     assert reader.exitcode == 0
-
-
-def test_among_many_the_truncated_the_swapped_and_the_foreign_are_found(finished):
-    files = [finished.store.path(shard) for shard in finished.plan.shards]
-    before = {i: files[i].read_bytes() for i in (3, 500, 501, 900)}
-    files[3].write_bytes(before[3][:-1000])
-    files[500].write_bytes(before[501])
-    files[501].write_bytes(before[500])
-    shard = finished.plan.shards[900]
-    foreign = {**finished.store.attributes(shard), "fingerprint": "of another recipe"}
-    one = Embeddings(("p900",), np.array([1], np.int32), np.ones((1, DIM), np.float32))
-    write_embeddings(files[900], one, foreign, Tree(files[900].parent))
-    assert finished.pending() == sorted(before)
-    for i, content in before.items():
-        files[i].write_bytes(content)
-    assert finished.pending() == []

@@ -376,20 +376,6 @@ def test_calibration_is_a_line_between_knots_over_the_logarithm_of_the_length(
 # The file
 
 
-def test_a_stored_scorer_is_read_back_unchanged(scorer: Scorer, tmp_path: Path) -> None:
-    sequences = [random_sequence(n_bases, n_bases) for n_bases in (150, 900)]
-    save_scorer(tmp_path / "one", scorer)
-    loaded = load_scorer(tmp_path / "one")
-    save_scorer(tmp_path / "two", loaded)
-    assert list(score_sequences(sequences, loaded)) == list(score_sequences(sequences, scorer))
-    windows, _ = score_windows([sequences[1]], loaded, 50)
-    assert (
-        windows.log_odds.tolist() == score_windows([sequences[1]], scorer, 50)[0].log_odds.tolist()
-    )
-    assert (loaded.knots, loaded.training) == (scorer.knots, scorer.training)
-    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
-
-
 def test_windows_are_scored_by_nets_of_their_own(scorer: Scorer) -> None:
     sequence = random_sequence(900, 5)
     windows, _ = score_windows([sequence], scorer, 50)

@@ -251,17 +251,15 @@ def test_a_stop_at_the_end_changes_no_score(scorer: Scorer) -> None:
         assert bare == stopped is not None
 
 
-def test_a_stricter_preset_calls_fewer_proteins_and_none_besides(scorer: Scorer) -> None:
+def test_a_stricter_preset_calls_fewer_proteins_and_none_besides_and_a_threshold_its_own(
+    scorer: Scorer,
+) -> None:
     records = [record.sequence for record in read_fasta(EXAMPLES)]
     presets = ("conservative", "default", "sensitive")
     each = [called(records, scorer, CutOptions(preset=preset)) for preset in presets]
     by_preset = [set(compress(one.records.ids, one.calls.are_viruses)) for one in each]
     assert by_preset[0] <= by_preset[1] <= by_preset[2]
     assert by_preset[2]
-
-
-def test_a_threshold_takes_the_place_of_the_preset(scorer: Scorer) -> None:
-    records = [record.sequence for record in read_fasta(EXAMPLES)]
     calls = called(records, scorer, CutOptions(threshold=0.3)).calls
     assert calls.are_viruses == [(score or 0) >= 0.3 for score in calls.virus_scores]
 

@@ -435,21 +435,6 @@ def test_an_encoder_that_was_finetuned_is_said_to_know_its_data(finetuned, data)
         list(held_out(pairs_of(data), caller, UNASKED, set()))
 
 
-def test_a_split_that_is_given_is_the_one_that_is_used(data, tmp_path, head_only):
-    splits = read_split(head_only / "split.tsv")
-    turned = {"train": "train", "validation": "test", "test": "validation"}
-    given = tmp_path / "given.tsv"
-    given.write_text(
-        "group\tsplit\n" + "".join(f"{g}\t{turned[split]}\n" for g, split in splits.items())
-    )
-    asked = options(data, tmp_path / "out", split=given, encoding="composition", epochs=1)
-    train_here(asked)
-    assert read_split(tmp_path / "out" / "split.tsv") == read_split(given)
-    row = (tmp_path / "out" / "held_out.tsv").read_text().splitlines()[-1].split("\t")
-    assert int(row[2]) == len(frames_of(tmp_path / "out", "test"))
-    assert splits != read_split(given)
-
-
 # Kill and resume
 
 
