@@ -147,6 +147,7 @@ def test_the_chances_of_kinds_are_probabilities_and_longer_sequences_get_no_smal
     assert chances.shape == (len(lengths), len(KINDS))
     assert chances.min() >= 0
     assert chances.sum(axis=1) == pytest.approx(1)
+    assert (np.diff(chances.max(axis=1)) >= 0).all()
 
 
 def test_the_logits_of_kinds_are_those_of_plain_products():

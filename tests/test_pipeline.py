@@ -417,7 +417,7 @@ def test_copies_of_a_pipe_stay_only_if_the_run_has_them(make_config, tiny, conti
     kept = (tmp_path / "run" / "inputs").iterdir
     assert [copy.read_bytes() for copy in kept()] == [contigs.read_bytes()]
     given.write_text(">added\nACGT\nno sequence\n>\n")
-    with pytest.raises(InputError):
+    with pytest.raises(InputError, match="the header has no id"):
         run_inline(make_config(given, resume=True), tiny.head)
     undisturbed = contigs.rename(tmp_path / "given.fa")
     run_inline(make_config(undisturbed, output=tmp_path / "undisturbed"), tiny.head)

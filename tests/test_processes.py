@@ -162,8 +162,17 @@ def hear(target: object, *words: object) -> tuple[list[object], str]:
 
 
 @quick
-def test_every_message_of_a_process_arrives():
-    assert hear(say, "one", {"two": 2}) == (["one", {"two": 2}], "exit code 0")
+@pytest.mark.parametrize(
+    ("target", "words", "heard", "cause"),
+    [
+        (say, ("one", {"two": 2}), ["one", {"two": 2}], "exit code 0"),
+        (end, (signal.SIGKILL,), [], "SIGKILL (out of memory?)"),
+        (end, (signal.SIGINT,), [], "exit code 0"),  # Ctrl-C is for the parent
+        (end, (signal.SIGTERM,), [], "SIGTERM"),
+    ],
+)
+def test_every_message_of_a_process_arrives_and_what_ended_it_is_known(target, words, heard, cause):
+    assert hear(target, *words) == (heard, cause)
 
 
 @quick
@@ -172,14 +181,3 @@ def test_an_exception_is_the_last_message_of_a_process():
     assert isinstance(last, Raised)
     assert last.reason == "RuntimeError: a [red]fault[/red]" and "in fail" in last.traceback
     assert cause == "exit code 1"
-
-
-@quick
-def test_a_process_that_is_killed_says_nothing():
-    assert hear(end, signal.SIGKILL) == ([], "SIGKILL (out of memory?)")
-
-
-@quick
-def test_ctrl_c_is_not_for_our_processes_and_sigterm_is():
-    assert hear(end, signal.SIGINT) == ([], "exit code 0")
-    assert hear(end, signal.SIGTERM) == ([], "SIGTERM")

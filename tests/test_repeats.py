@@ -466,12 +466,3 @@ def test_proteins_that_differ_in_one_residue_the_length_or_the_order_differ():
     seen = SeenOrfs()
     assert not any(seen.original(one) is not None for one in digests(different))
     assert list(map(seen.original, digests(different))) == list(range(len(different)))
-
-
-def test_the_latest_orfs_are_found_and_at_most_twice_their_number_is_kept():
-    seen = SeenOrfs(most=10)
-    each = digests([f"M{i}" for i in range(400)])
-    for i, digest in enumerate(each):
-        assert seen.original(digest) is None
-        assert list(map(seen.original, each[max(0, i - 9) : i])) == list(range(max(0, i - 9), i))
-        assert len(seen._newer) + len(seen._older) <= 20

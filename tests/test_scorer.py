@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import SupportsIndex
 
 import numpy as np
 import pytest
@@ -301,23 +300,6 @@ def gelu(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(values * (1 + np.tanh(inner)) / 2)
 
 
-def test_a_feature_of_zero_has_a_level_without_an_error() -> None:
-    rng = np.random.default_rng(8)
-    views = views_with({0: nets_of((50, 8, 4, 3), 1, rng)}, 50, rng)
-    centre, scale, *_ = views.arguments
-    levels = np.asarray(centre) * np.asarray(scale)
-    np.testing.assert_allclose(levels, np.rint(levels), rtol=0, atol=1e-4)
-
-
-def test_log_odds_are_of_all_kinds_of_viruses_against_all_of_cells() -> None:
-    nothing = [np.zeros((1, n, before), np.float32) for before, n in pairwise((6, 8, 4, 5))]
-    biases = [np.zeros((1, 8)), np.zeros((1, 4)), np.log([[1.0, 2, 3, 4, 5]])]
-    layers = tuple((w, b.astype(np.float32)) for w, b in zip(nothing, biases, strict=True))
-    views = Nets(np.zeros(6, np.float32), np.ones(6, np.float32), {0: (layers, 2)})
-    found = views.log_odds(np.ones((1, 6), np.float32))
-    np.testing.assert_allclose(found, np.log([3 / 12]), rtol=0, atol=1e-6)  # a bias is rounded
-
-
 def test_every_processor_gives_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -388,21 +370,6 @@ def test_windows_are_scored_by_nets_of_their_own(scorer: Scorer) -> None:
     assert windows.log_odds.tolist() == pytest.approx(list(score_sequences(each, as_pieces)))
     others = list(score_sequences(each, scorer))
     assert windows.log_odds.tolist() != pytest.approx(others)
-
-
-def test_the_bases_of_a_long_record_are_copied_once(scorer: Scorer) -> None:
-    copied = list[int]()
-
-    class Bases(str):
-        def __getitem__(self, place: SupportsIndex | slice) -> str:
-            part = super().__getitem__(place)
-            copied.append(len(part))
-            return part
-
-    n_bases = 3_000_000
-    windows, _ = score_windows([Bases("ACGT" * (n_bases // 4))], scorer, 500_000)
-    assert len(windows.start) == 6
-    assert n_bases <= sum(copied) < 1.01 * n_bases
 
 
 def test_the_nets_of_the_package_fit_what_they_read_and_their_lengths_rise() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -130,6 +129,7 @@ def test_proteins_and_their_nucleotides_are_those_of_the_original(case: str, siz
 def test_chunks_follow_the_rules_for_any_sequence_and_size(sequence: str, size: int) -> None:
     chunks = cut(FastaRecord("r", "r", sequence), size)
     assert [chunk.sequence for chunk in chunks] == naive_chunks(sequence, size)
+    assert all(chunk.sequence == sequence[chunk.start : chunk.end] for chunk in chunks)
     assert [chunk.id for chunk in chunks] == [f"r_chunk_{i + 1}" for i in range(len(chunks))]
 
 
@@ -159,28 +159,13 @@ def test_a_chunk_gives_the_same_frames_whatever_is_translated_with_it(
 def test_start_end_and_strand_of_a_frame_find_its_bases_in_the_record(
     sequence: str, size: int
 ) -> None:
+    sequence = sequence * 3  # several chunks
     for orf in translate_six_frames(cut(FastaRecord("r", "r", sequence), size)):
         span = sequence[orf.start : orf.end].upper()
         assert orf.record_id == "r" and 0 <= orf.start < orf.end <= len(sequence)
         assert len(span) % 3 == 0
         assert naive_translate(naive_reverse(span) if orf.strand == "-" else span) == orf.protein
         assert naive_translate(orf.codons_in(sequence).upper()) == orf.protein
-
-
-@given(st.integers(1, 2000), chunk_sizes)
-@settings(deadline=None)
-def test_chunks_cover_the_record_and_overlap_as_evenly_as_they_can(length: int, size: int) -> None:
-    sequence = ("ACGTTGCA" * 250)[:length]
-    chunks = cut(FastaRecord("r", "r", sequence), size)
-    assert len(chunks) == -(-length // size)
-    assert all(chunk.sequence == sequence[chunk.start : chunk.end] for chunk in chunks)
-    assert all(len(chunk.sequence) == size for chunk in chunks[:-1])
-    assert chunks[0].start == 0 and chunks[-1].end == length
-    wide_first = naive_overlaps(length, size)
-    overlaps = [left.end - right.start for left, right in pairwise(chunks)]
-    assert overlaps == wide_first
-    assert max(wide_first, default=0) - min(wide_first, default=0) <= 1
-    assert wide_first == sorted(wide_first, reverse=True)
 
 
 def test_ids_that_look_like_chunks_or_frames_are_never_taken_apart() -> None:
