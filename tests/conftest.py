@@ -26,9 +26,10 @@ from virnucpro.encoders.esm2.family import inspect_esm2
 from virnucpro.encoders.esm2.model import ESM2
 from virnucpro.encoders.esm2.weights import save_esm2
 from virnucpro.encoders.transfer import use_device
-from virnucpro.engine.executor import Resources
+from virnucpro.engine.executor import Executor, Resources
 from virnucpro.ground import processes
 from virnucpro.ground.config import EncoderSpec, Recipe
+from virnucpro.ground.events import OnEvent
 from virnucpro.sequences.kmers import N_FEATURES
 from virnucpro.stories.options import ExtractOptions, PredictOptions
 from virnucpro.stories.resolve import RunConfig
@@ -193,6 +194,24 @@ def configure(tiny: Tiny) -> Callable[..., RunConfig]:
 @pytest.fixture
 def make_config(configure: Callable[..., RunConfig], tmp_path: Path) -> Callable[..., RunConfig]:
     return partial(configure, output=tmp_path / "run")
+
+
+@pytest.fixture
+def predicted(make_config: Callable[..., RunConfig], tiny: Tiny) -> Callable[..., Path]:
+    """Make a run in this process, called by the tiny head, that ends so. -> its folder"""
+
+    def predict(
+        *inputs: Path,
+        exit_code: int = 0,
+        on_event: OnEvent = lambda _: None,
+        executor: Executor | None = None,
+        **changes: object,
+    ) -> Path:
+        config = make_config(*inputs, **changes)
+        assert run_inline(config, tiny.head, on_event, executor).exit_code == exit_code
+        return config.output
+
+    return predict
 
 
 def random_dna(n: int, rng: np.random.Generator) -> str:

@@ -82,80 +82,76 @@ def failed_files(folder: Path) -> dict[str, tuple[str, str]]:
 # Ids
 
 
-def test_the_same_id_in_two_files_is_distinguished_by_the_file(make_config, tiny, folder):
-    config = make_config(folder)
-    assert run_inline(config, tiny.head).exit_code == 0
-    assert keys(config.output) == [(n, f"contig_{i}") for n in "abcd" for i in range(1, 6)]
+def test_the_same_id_in_two_files_is_distinguished_by_the_file(predicted, folder):
+    output = predicted(folder)
+    assert keys(output) == [(n, f"contig_{i}") for n in "abcd" for i in range(1, 6)]
     ids = {f"{name}:contig_{i}" for name in "abcd" for i in range(1, 6)}
-    assert {name.rsplit("_chunk_", 1)[0] for name in vectors(config.output)} == ids
-    frames = rows(config.output / "prediction_results.txt")
+    assert {name.rsplit("_chunk_", 1)[0] for name in vectors(output)} == ids
+    frames = rows(output / "prediction_results.txt")
     assert {row["Sequence_ID"].rsplit("_chunk_", 1)[0] for row in frames} == ids
-    headers = [record.header for record in read_fasta(config.output / "viral.fasta")]
-    viral = [row for row in rows(config.output / "predictions.tsv") if row["call"] == "virus"]
+    headers = [record.header for record in read_fasta(output / "viral.fasta")]
+    viral = [row for row in rows(output / "predictions.tsv") if row["call"] == "virus"]
     assert headers == [f"{row['file']}:{row['record']} of {row['file']}" for row in viral]
     assert (
         "files share ids: ids of this run begin with their sample"
-        in (config.output / "virnucpro.log").read_text()
+        in (output / "virnucpro.log").read_text()
     )
 
 
-def test_each_file_has_the_calls_and_vectors_that_it_has_by_itself(
-    make_config, tiny, folder, tmp_path
-):
-    together = make_config(folder)
-    run_inline(together, tiny.head)
-    found = vectors(together.output)
+def test_each_file_has_the_calls_and_vectors_that_it_has_by_itself(predicted, folder, tmp_path):
+    together = predicted(folder)
+    found = vectors(together)
     for name in "ad":
-        alone = make_config(folder / f"{name}.fa", output=tmp_path / name)
-        run_inline(alone, tiny.head)
-        mine = [row for row in rows(together.output / "predictions.tsv") if row["file"] == name]
-        assert mine == rows(alone.output / "predictions.tsv")
-        for frame, vector in vectors(alone.output).items():
+        alone = predicted(folder / f"{name}.fa", output=tmp_path / name)
+        mine = [row for row in rows(together / "predictions.tsv") if row["file"] == name]
+        assert mine == rows(alone / "predictions.tsv")
+        for frame, vector in vectors(alone).items():
             assert np.array_equal(found[f"{name}:{frame}"], vector)
 
 
-def test_a_run_stays_with_the_ids_that_it_began_with(make_config, tiny, folder, tmp_path):
-    first = make_config(folder / "a.fa")
-    run_inline(first, tiny.head)
-    before = tables(first.output)
+def test_a_run_stays_with_the_ids_that_it_began_with(
+    predicted, make_config, tiny, folder, tmp_path
+):
+    first = predicted(folder / "a.fa")
+    before = tables(first)
     with pytest.raises(InputError, match="contig_1 occurs twice") as caught:
-        run_inline(make_config(folder / "b.fa", resume=True), tiny.head)
+        predicted(folder / "b.fa", resume=True)
     assert "--force" in caught.value.hint
     assert run_inline(make_config(folder / "a.fa", resume=True), tiny.head).n_tokens == 0
-    assert tables(first.output) == before
+    assert tables(first) == before
 
-    both = make_config(folder / "a.fa", folder / "b.fa", output=tmp_path / "both")
-    run_inline(both, tiny.head)
+    both = predicted(folder / "a.fa", folder / "b.fa", output=tmp_path / "both")
     rng = np.random.default_rng(9)
     other = tmp_path / "other.fa"
     other.write_text(f">unlike\n{open_dna(400, rng)}\n>contig_1\n{open_dna(400, rng)}\n")
-    run_inline(make_config(other, output=both.output, resume=True), tiny.head)
-    assert keys(both.output)[-2:] == [("other", "unlike"), ("other", "contig_1")]
-    assert "other:unlike_chunk_1F1" in vectors(both.output)
+    predicted(other, output=both, resume=True)
+    assert keys(both)[-2:] == [("other", "unlike"), ("other", "contig_1")]
+    assert "other:unlike_chunk_1F1" in vectors(both)
 
 
-def test_interleaved_pairs_are_taken_with_numbers_if_so_asked(make_config, tiny, tmp_path):
+def test_interleaved_pairs_are_taken_with_numbers_if_so_asked(predicted, tmp_path):
     rng = np.random.default_rng(2)
     reads = tmp_path / "reads.fa"
     ids = [f"pair{i // 2}" for i in range(10)]
     reads.write_text("".join(f">{name} x\n{open_dna(150, rng)}\n" for name in ids))
     with pytest.raises(InputError, match="occurs twice"):
-        run_inline(make_config(reads), tiny.head)
-    config = make_config(reads, rename_duplicates=True)
-    assert run_inline(config, tiny.head).exit_code == 0
-    found = [row["record"] for row in rows(config.output / "predictions.tsv")]
+        predicted(reads)
+    output = predicted(reads, rename_duplicates=True)
+    found = [row["record"] for row in rows(output / "predictions.tsv")]
     assert found == [name for i in range(5) for name in (f"pair{i}", f"pair{i}_2")]
-    assert "numbered 5 records with a repeated id" in (config.output / "virnucpro.log").read_text()
-    before = tables(config.output)
-    shutil.rmtree(config.output / "features")
-    assert run_inline(make_config(reads, resume=True), tiny.head).exit_code == 0
-    assert tables(config.output) == before
+    assert "numbered 5 records with a repeated id" in (output / "virnucpro.log").read_text()
+    before = tables(output)
+    shutil.rmtree(output / "features")
+    predicted(reads, resume=True)
+    assert tables(output) == before
 
 
 # Files that cannot be read
 
 
-def test_files_that_cannot_be_read_are_listed_and_the_others_done(make_config, tiny, bad, tmp_path):
+def test_files_that_cannot_be_read_are_listed_and_the_others_done(
+    predicted, make_config, tiny, bad, tmp_path
+):
     config = make_config(bad)
     summary = run_inline(config, tiny.head)
     assert summary.exit_code == 2
@@ -174,23 +170,21 @@ def test_files_that_cannot_be_read_are_listed_and_the_others_done(make_config, t
     }
     for name, message in BAD.items():
         assert message in listed[str(bad / name)][1]
-    good = make_config(*(bad / f"{name}.fa" for name in "abcd"), output=tmp_path / "good")
-    run_inline(good, tiny.head)
-    assert tables(config.output) == tables(good.output)
-    assert_same_vectors(vectors(config.output), vectors(good.output))
+    good = predicted(*(bad / f"{name}.fa" for name in "abcd"), output=tmp_path / "good")
+    assert tables(config.output) == tables(good)
+    assert_same_vectors(vectors(config.output), vectors(good))
 
 
-def test_what_to_do_about_a_file_that_is_left_out_is_reported_with_it(make_config, tiny, bad):
+def test_what_to_do_about_a_file_that_is_left_out_is_reported_with_it(predicted, bad):
     (bad / "repeats.fa").write_text(f">a\n{'ACG' * 60}\n>a\n{'ACC' * 60}\n")
-    config = make_config(bad)
-    run_inline(config, tiny.head)
-    log = (config.output / "virnucpro.log").read_text().splitlines()
+    output = predicted(bad, exit_code=2)
+    log = (output / "virnucpro.log").read_text().splitlines()
     (warning,) = [line for line in log if "repeats.fa:3: the id a occurs twice" in line]
     assert "skipped an unreadable file" in warning and "add --rename-duplicates" in warning
 
 
 def test_links_empty_files_and_those_passed_over_in_a_folder_are_named_and_stop_nothing(
-    make_config, tiny, folder
+    predicted, folder
 ):
     (first, *_) = sorted(folder.glob("*.fa"))
     (folder / "0_link.fa").symlink_to(first)
@@ -202,15 +196,14 @@ def test_links_empty_files_and_those_passed_over_in_a_folder_are_named_and_stop_
     (folder / "results").mkdir()
     (folder / "results" / "run.json").touch()
     (folder / "locked").mkdir(mode=0)
-    config = make_config(folder)
-    assert run_inline(config, tiny.head).exit_code == 0
-    log = (config.output / "virnucpro.log").read_text()
+    output = predicted(folder)
+    log = (output / "virnucpro.log").read_text()
     assert log.count("is the same file as") == 2
     assert "nothing.fa has no records" in log
     assert f"{folder}: sub-folders are not searched (locked, more); name each with --input" in log
     (line,) = (line for line in log.splitlines() if "without a FASTA or FASTQ suffix" in line)
     assert "skipped 9 files" in line and f"in {folder}:" in line and "+ 4 more" in line
-    inputs = json.loads((config.output / "run.json").read_text())["inputs"]
+    inputs = json.loads((output / "run.json").read_text())["inputs"]
     assert len(inputs) == len({os.path.realpath(path) for path in folder.glob("*.fa")})
     assert (inputs[0]["sample"], inputs[0]["name"]) == (first.stem, "")  # not those of the link
 
@@ -222,76 +215,74 @@ def test_a_strict_run_ends_at_the_first_file_that_cannot_be_read(make_config, ti
     assert not (config.output / "run.json").exists()
 
 
-def test_a_run_without_a_readable_input_ends_with_the_first_reason(make_config, tiny, bad):
+def test_a_run_without_a_readable_input_ends_with_the_first_reason(predicted, bad):
     with pytest.raises(InputError, match=r"junk\.fa"):
-        run_inline(make_config(bad / "junk.fa", bad / "twice.fa"), tiny.head)
+        predicted(bad / "junk.fa", bad / "twice.fa")
 
 
-def test_a_path_with_a_bar_does_not_break_the_list_of_failed_files(make_config, tiny, folder):
+def test_a_path_with_a_bar_does_not_break_the_list_of_failed_files(predicted, folder):
     (folder / "x|read|y.fa").write_text("no FASTA")
-    config = make_config(folder)
-    assert run_inline(config, tiny.head).exit_code == 2
-    ((path, (stage, error)),) = failed_files(config.output).items()
+    output = predicted(folder, exit_code=2)
+    ((path, (stage, error)),) = failed_files(output).items()
     assert (path, stage) == (str(folder / r"x\x7cread\x7cy.fa"), "read")
     assert "x|read|y.fa:1: expected '>'" in error
 
 
 def test_failed_files_are_tried_again_on_resume_and_taken_when_they_are_mended(
-    make_config, tiny, bad, tmp_path
+    predicted, make_config, tiny, bad, tmp_path
 ):
-    config = make_config(bad)
-    run_inline(config, tiny.head)
-    before = tables(config.output), failed_files(config.output)
+    output = predicted(bad, exit_code=2)
+    before = tables(output), failed_files(output)
     again = run_inline(make_config(bad / "a.fa", resume=True), tiny.head)
     assert (again.exit_code, again.n_tokens) == (2, 0)
-    assert (tables(config.output), failed_files(config.output)) == before
+    assert (tables(output), failed_files(output)) == before
 
     (bad / "truncated.fa.gz").write_bytes(gzip.compress((bad / "a.fa").read_bytes()))
     for name in ("twice.fa", "gone.fa"):
         (bad / name).unlink()
-    assert run_inline(make_config(bad, resume=True), tiny.head).exit_code == 2
-    log = (config.output / "virnucpro.log").read_text()
+    predicted(bad, resume=True, exit_code=2)
+    log = (output / "virnucpro.log").read_text()
     for name in ("twice.fa", "gone.fa"):
         assert f"WARNING {bad / name} no longer exists; dropped from this run" in log
     assert f"WARNING added to this run: {bad / 'truncated.fa.gz'}" in log
-    assert f"resuming the run in {config.output}; finished work is kept" in log
-    assert set(failed_files(config.output)) == {str(bad / "junk.fa"), str(bad / "protein.fa")}
-    assert keys(config.output)[-5:] == [("truncated", f"contig_{i}") for i in range(1, 6)]
+    assert f"resuming the run in {output}; finished work is kept" in log
+    assert set(failed_files(output)) == {str(bad / "junk.fa"), str(bad / "protein.fa")}
+    assert keys(output)[-5:] == [("truncated", f"contig_{i}") for i in range(1, 6)]
     for name in ("junk.fa", "protein.fa"):
         (bad / name).unlink()
-    assert run_inline(make_config(bad, resume=True), tiny.head).exit_code == 0
-    assert not (config.output / "failed_files.txt").exists()
-    whole = make_config(
-        *(bad / f"{name}.fa" for name in "abcd"),
-        bad / "truncated.fa.gz",
-        output=tmp_path / "whole",
+    predicted(bad, resume=True)
+    assert not (output / "failed_files.txt").exists()
+    whole = predicted(
+        *(bad / f"{name}.fa" for name in "abcd"), bad / "truncated.fa.gz", output=tmp_path / "whole"
     )
-    run_inline(whole, tiny.head)
-    assert tables(config.output) == tables(whole.output)
-    assert_same_vectors(vectors(config.output), vectors(whole.output))
+    assert tables(output) == tables(whole)
+    assert_same_vectors(vectors(output), vectors(whole))
 
 
-def test_a_file_that_could_not_be_read_can_be_left_out_of_the_command(make_config, tiny, bad):
+def test_a_file_that_could_not_be_read_can_be_left_out_of_the_command(
+    predicted, make_config, tiny, bad
+):
     good = [bad / f"{name}.fa" for name in "abcd"]
-    config = make_config(*good, bad / next(iter(BAD)))
-    assert run_inline(config, tiny.head).exit_code == 2
-    before = tables(config.output)
+    output = predicted(*good, bad / next(iter(BAD)), exit_code=2)
+    before = tables(output)
     fewer = run_inline(make_config(*good[:2], resume=True), tiny.head)
-    assert fewer.exit_code == 2 and failed_files(config.output)
-    log = (config.output / "virnucpro.log").read_text()
+    assert fewer.exit_code == 2 and failed_files(output)
+    log = (output / "virnucpro.log").read_text()
     assert f"{good[2]} and 1 other file stay in this run although not named again" in log
     left_out = f"WARNING {bad / next(iter(BAD))} was not named again; dropped from this run"
     assert left_out not in log
-    assert run_inline(make_config(*good, resume=True), tiny.head).exit_code == 0
-    assert left_out in (config.output / "virnucpro.log").read_text()
-    assert not (config.output / "failed_files.txt").exists() and tables(config.output) == before
+    predicted(*good, resume=True)
+    assert left_out in (output / "virnucpro.log").read_text()
+    assert not (output / "failed_files.txt").exists() and tables(output) == before
 
 
-def test_a_link_that_leads_to_a_mended_file_is_all_that_a_resume_needs(make_config, tiny, bad):
+def test_a_link_that_leads_to_a_mended_file_is_all_that_a_resume_needs(
+    predicted, make_config, tiny, bad
+):
     link = bad.parent / "sample.fa"
     link.symlink_to(bad / "junk.fa")
     files = bad / "a.fa", link
-    run_inline(make_config(*files), tiny.head)
+    predicted(*files, exit_code=2)
     link.unlink()
     link.symlink_to(bad / "b.fa")
     config = make_config(*files, resume=True)
@@ -300,38 +291,33 @@ def test_a_link_that_leads_to_a_mended_file_is_all_that_a_resume_needs(make_conf
     assert not (config.output / "failed_files.txt").exists()
 
 
-def test_a_new_file_that_holds_the_same_as_an_input_is_reported(make_config, tiny, folder):
-    config = make_config(folder / "a.fa")
-    run_inline(config, tiny.head)
+def test_a_new_file_that_holds_the_same_as_an_input_is_reported(predicted, folder):
+    output = predicted(folder / "a.fa")
     shutil.copy(folder / "a.fa", folder / "copy.fa")
-    run_inline(make_config(folder / "a.fa", folder / "copy.fa", resume=True), tiny.head)
-    log = (config.output / "virnucpro.log").read_text()
+    predicted(folder / "a.fa", folder / "copy.fa", resume=True)
+    log = (output / "virnucpro.log").read_text()
     assert f"{folder / 'copy.fa'} has the same content as an input of this run" in log
 
 
-def test_ids_of_a_file_that_is_cut_short_count_because_it_may_be_mended(make_config, tiny, folder):
+def test_ids_of_a_file_that_is_cut_short_count_because_it_may_be_mended(predicted, folder):
     for name in "bcd":
         (folder / f"{name}.fa").unlink()
     long = folder / "long.fa.gz"
     bases = random_dna(1_200_000, np.random.default_rng(5))  # more than is read at once
     packed = gzip.compress(f">contig_1\n{'ACGT' * 100}\n>contig_2\n{bases}\n".encode())
     long.write_bytes(packed[:-100])
-    config = make_config(folder, chunk_size=10_000)
-    run_inline(config, tiny.head)
+    output = predicted(folder, chunk_size=10_000, exit_code=2)
     long.write_bytes(gzip.compress((folder / "a.fa").read_bytes() + b"\n"))
-    resumed = make_config(folder, chunk_size=10_000, resume=True)
-    assert run_inline(resumed, tiny.head).exit_code == 0
-    assert {file for file, _ in keys(config.output)} == {"a", "long"}
+    predicted(folder, chunk_size=10_000, resume=True)
+    assert {file for file, _ in keys(output)} == {"a", "long"}
 
 
-def test_the_results_of_another_run_are_no_input_of_a_folder(make_config, tiny, folder):
-    before = make_config(folder)
-    run_inline(before, tiny.head)
-    (folder / "viral.fasta").write_bytes((before.output / "viral.fasta").read_bytes())
-    (folder / "run.json").write_bytes((before.output / "run.json").read_bytes())
-    config = make_config(folder, output=folder.parent / "second")
-    run_inline(config, tiny.head)
-    assert keys(config.output) == keys(before.output)
+def test_the_results_of_another_run_are_no_input_of_a_folder(predicted, folder):
+    before = predicted(folder)
+    (folder / "viral.fasta").write_bytes((before / "viral.fasta").read_bytes())
+    (folder / "run.json").write_bytes((before / "run.json").read_bytes())
+    output = predicted(folder, output=folder.parent / "second")
+    assert keys(output) == keys(before)
 
 
 # Tables of each file
@@ -344,15 +330,14 @@ def sample_files(folder: Path) -> dict[str, bytes]:
     }
 
 
-def test_each_file_has_its_part_of_every_table_in_a_folder_of_its_name(make_config, tiny, folder):
+def test_each_file_has_its_part_of_every_table_in_a_folder_of_its_name(predicted, folder):
     (folder / "empty.fa").write_text("")
-    config = make_config(folder, per_file=True)
-    run_inline(config, tiny.head)
-    found = sample_files(config.output)
+    output = predicted(folder, per_file=True)
+    found = sample_files(output)
     assert set(found) == {
-        f"{name}/{table}" for name in (*"abcd", "empty") for table in tables(config.output)
+        f"{name}/{table}" for name in (*"abcd", "empty") for table in tables(output)
     }
-    for table, whole in tables(config.output).items():
+    for table, whole in tables(output).items():
         parts = [found[f"{name}/{table}"] for name in (*"abcd", "empty")]
         n_header = 0 if table.endswith(".fasta") else 1
         lines = [line for part in parts for line in part.splitlines()[n_header:]]
@@ -362,18 +347,15 @@ def test_each_file_has_its_part_of_every_table_in_a_folder_of_its_name(make_conf
         assert all(part.splitlines()[:n_header] == whole.splitlines()[:n_header] for part in parts)
 
 
-def test_tables_of_each_file_are_kept_up_to_date_by_resume_and_deleted_by_force(
-    make_config, tiny, folder
-):
-    config = make_config(folder, per_file=True)
-    run_inline(config, tiny.head)
-    before = sample_files(config.output)
-    (config.output / "samples" / "a" / "viral.fasta").write_text("damaged")
-    (config.output / "samples" / "a" / "notes.md").write_text("mine")
-    run_inline(make_config(folder, resume=True), tiny.head)
-    assert sample_files(config.output) == {**before, "a/notes.md": b"mine"}
-    run_inline(make_config(folder, force=True), tiny.head)
-    assert sample_files(config.output) == {"a/notes.md": b"mine"}
+def test_tables_of_each_file_are_kept_up_to_date_by_resume_and_deleted_by_force(predicted, folder):
+    output = predicted(folder, per_file=True)
+    before = sample_files(output)
+    (output / "samples" / "a" / "viral.fasta").write_text("damaged")
+    (output / "samples" / "a" / "notes.md").write_text("mine")
+    predicted(folder, resume=True)
+    assert sample_files(output) == {**before, "a/notes.md": b"mine"}
+    predicted(folder, force=True)
+    assert sample_files(output) == {"a/notes.md": b"mine"}
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="it lists open files")
@@ -406,7 +388,7 @@ def poisoned(folder: Path) -> Path:
 
 
 def test_failed_sequences_of_many_files_are_mended_and_stand_once_behind_the_others(
-    make_config, tiny, folder, tmp_path
+    predicted, make_config, tiny, folder, tmp_path
 ):
     config = make_config(poisoned(folder), per_file=True)
     executor = InlineExecutor(worker=workers.RaisingWorker)
@@ -422,12 +404,11 @@ def test_failed_sequences_of_many_files_are_mended_and_stand_once_behind_the_oth
     for name in "bc":
         path = folder / f"{name}.fa"
         path.write_text(path.read_text().replace(POISON, MENDED))
-    whole = make_config(folder, output=tmp_path / "whole", per_file=True)
-    run_inline(whole, tiny.head)
-    mended, expected = by_id(config.output), by_id(whole.output)
+    whole = predicted(folder, output=tmp_path / "whole", per_file=True)
+    mended, expected = by_id(config.output), by_id(whole)
     assert mended == expected and len(mended) == len(rows(config.output / "predictions.tsv"))
     assert list(mended)[-2:] == ["b:contig_1", "c:contig_1"]
-    assert_same_vectors(vectors(config.output), vectors(whole.output))
+    assert_same_vectors(vectors(config.output), vectors(whole))
     own = rows(config.output / "samples/failed_sequences/predictions.tsv")
     assert [row["record"] for row in own] == ["b:contig_1", "c:contig_1"]
 
@@ -467,7 +448,7 @@ def test_a_record_that_is_called_although_a_frame_failed_is_mended_too(
 # What a user sees
 
 
-def test_files_are_counted_as_their_shards_are_done(make_config, tiny, folder):
+def test_files_are_counted_as_their_shards_are_done(predicted, folder):
     figures, counts = Figures(), []
 
     def hear(event: object) -> None:
@@ -477,23 +458,22 @@ def test_files_are_counted_as_their_shards_are_done(make_config, tiny, folder):
             figures.take(event)
             counts.append(int(figures.counts[-1].removesuffix("/4 files")))
 
-    run_inline(make_config(folder), tiny.head, hear)
+    predicted(folder, on_event=hear)
     assert counts[0] == 0 and counts[-1] == 4
     assert counts == sorted(counts) and len(set(counts)) > 2
     assert "4/4 files" in figures.line
 
 
-def test_status_of_a_thousand_files_fits_a_screen(make_config, tiny, bad):
+def test_status_of_a_thousand_files_fits_a_screen(predicted, bad):
     for i in range(300):
         (bad / f"s{i}.fa").write_text(">contig_1\nACGT\n")
-    config = make_config(bad)
-    run_inline(config, tiny.head)
-    lines = inspect_run(config.output, verify=False)[0]
+    output = predicted(bad, exit_code=2)
+    lines = inspect_run(output, verify=False)[0]
     assert len(lines) < 24
     assert any("+ 296 more" in line for line in lines)
-    assert lines[-1] == f"failed    see {config.output / 'failed_files.txt'}"
+    assert lines[-1] == f"failed    see {output / 'failed_files.txt'}"
     assert sum(line.startswith("unread") for line in lines) == 5
-    stored = json.loads((config.output / "run.json").read_text())
+    stored = json.loads((output / "run.json").read_text())
     assert stored["counts"]["n_files"] == 309 and stored["counts"]["n_refused"] == 5
 
 
@@ -545,28 +525,26 @@ def test_an_input_that_is_swapped_by_renaming_its_folder_is_noticed(
 
 
 def test_an_input_that_is_touched_or_copied_over_itself_has_not_changed(
-    make_config, tiny, folder, tmp_path
+    predicted, folder, tmp_path
 ):
-    undisturbed = make_config(folder, output=tmp_path / "undisturbed")
-    run_inline(undisturbed, tiny.head)
+    undisturbed = predicted(folder, output=tmp_path / "undisturbed")
 
     def touch() -> None:
         (folder / "a.fa").touch()
         shutil.copyfile(folder / "b.fa", tmp_path / "copy")
         (tmp_path / "copy").replace(folder / "b.fa")
 
-    config = make_config(folder)
-    assert run_inline(config, tiny.head, at_first_shard(touch)).exit_code == 0
-    assert_same_run(config.output, undisturbed.output)
+    output = predicted(folder, on_event=at_first_shard(touch))
+    assert_same_run(output, undisturbed)
 
 
-def test_an_input_that_is_swapped_before_it_is_planned_is_noticed(make_config, tiny, folder):
+def test_an_input_that_is_swapped_before_it_is_planned_is_noticed(predicted, folder):
     def swap(event: object) -> None:
         if getattr(event, "stage", "") == "hashing the input" and event.done == event.total:
             (folder / "b.fa").replace(folder / "a.fa")
 
     with pytest.raises(InputError, match=r"a\.fa changed while"):
-        run_inline(make_config(folder / "a.fa"), tiny.head, swap)
+        predicted(folder / "a.fa", on_event=swap)
 
 
 # Reads
@@ -609,55 +587,48 @@ def test_reads_in_fastq_have_the_tables_that_they_have_in_fasta(
     assert "qualities" not in (fasta.output / "virnucpro.log").read_text()
 
 
-def test_the_two_files_of_read_pairs_are_one_sample_and_no_two_reads_share_an_id(
-    make_config, tiny, pairs
-):
-    config = make_config(pairs, per_file=True)
-    assert run_inline(config, tiny.head).exit_code == 0
+def test_the_two_files_of_read_pairs_are_one_sample_and_no_two_reads_share_an_id(predicted, pairs):
+    output = predicted(pairs, per_file=True)
     ids = [f"contig_{i}/{mate}" for mate in (1, 2) for i in range(1, 6)]
-    assert keys(config.output) == [(name, own) for name in ("one", "two") for own in ids]
-    assert {path.name for path in (config.output / "samples").iterdir()} == {"one", "two"}
-    of_one = rows(config.output / "samples" / "one" / "predictions.tsv")
+    assert keys(output) == [(name, own) for name in ("one", "two") for own in ids]
+    assert {path.name for path in (output / "samples").iterdir()} == {"one", "two"}
+    of_one = rows(output / "samples" / "one" / "predictions.tsv")
     assert [row["record"] for row in of_one] == ids
-    samples = rows(config.output / "samples.tsv")
+    samples = rows(output / "samples.tsv")
     assert [(row["file"], row["n_records"]) for row in samples] == [("one", "10"), ("two", "10")]
     assert all(len(row["path"].split("; ")) == 2 for row in samples)
-    told = (config.output / "virnucpro.log").read_text()
+    told = (output / "virnucpro.log").read_text()
     assert told.count("2 samples with read pairs in two files: one, two; ids end in /1 and /2") == 1
-    before = tables(config.output)
-    (config.output / "predictions.tsv").unlink()
-    assert run_inline(make_config(pairs, resume=True), tiny.head).exit_code == 0
-    assert tables(config.output) == before
+    before = tables(output)
+    (output / "predictions.tsv").unlink()
+    predicted(pairs, resume=True)
+    assert tables(output) == before
 
 
 def test_every_file_has_its_counts_for_multiqc_too_also_if_it_is_empty_and_added_later(
-    make_config, tiny, pairs
+    predicted, pairs
 ):
     (pairs / "first.fq").touch()
-    config = make_config(pairs, per_file=True)
-    assert run_inline(config, tiny.head).exit_code == 0
+    output = predicted(pairs, per_file=True)
     (pairs / "late.fq").write_text("\n")
-    assert run_inline(make_config(pairs, resume=True), tiny.head).exit_code == 0
-    lines = (config.output / "virnucpro_mqc.tsv").read_text().splitlines()
+    predicted(pairs, resume=True)
+    lines = (output / "virnucpro_mqc.tsv").read_text().splitlines()
     facts = yaml.safe_load("\n".join(line[2:] for line in lines if line.startswith("# ")))
     names, *values = (line.split("\t") for line in lines if not line.startswith("#"))
     assert facts["plot_type"] == "generalstats" and list(facts["headers"]) == names[1:]
-    samples = rows(config.output / "samples.tsv")
+    samples = rows(output / "samples.tsv")
     assert values == [[row["file"], *(row[name] for name in names[1:])] for row in samples]
     expected = {"first": "empty", "one": "complete", "two": "complete", "late": "empty"}
     assert [(row["file"], row["status"]) for row in samples] == [*expected.items()]
-    assert {path.name for path in (config.output / "samples").iterdir()} == expected.keys()
+    assert {path.name for path in (output / "samples").iterdir()} == expected.keys()
 
 
-def test_a_mate_that_cannot_be_read_counts_nothing_and_its_sample_is_partial(
-    make_config, tiny, pairs
-):
+def test_a_mate_that_cannot_be_read_counts_nothing_and_its_sample_is_partial(predicted, pairs):
     second = pairs / "one_R2.fastq.gz"
     second.write_bytes(second.read_bytes()[:-20])
-    config = make_config(pairs)
-    assert run_inline(config, tiny.head).exit_code == 2
+    output = predicted(pairs, exit_code=2)
     names = ("file", "status", "n_records", "n_scored", "n_virus")
-    found = [[row[name] for name in names] for row in rows(config.output / "samples.tsv")]
+    found = [[row[name] for name in names] for row in rows(output / "samples.tsv")]
     assert [row[:3] for row in found[:2]] == [["one", "partial", "5"], ["two", "complete", "10"]]
     assert found[2:] == [["one", "unreadable", "0", "0", "0"]]
 
@@ -665,51 +636,45 @@ def test_a_mate_that_cannot_be_read_counts_nothing_and_its_sample_is_partial(
 @pytest.mark.parametrize("cut", ["one_R1.fastq.gz", "one_R2.fastq.gz"])
 @pytest.mark.parametrize("named", ["", "{cut}", "two_R1.fastq.gz"])
 def test_a_mate_that_is_repaired_joins_its_sample_however_the_command_names_it(
-    make_config, tiny, pairs, tmp_path, cut, named
+    predicted, make_config, tiny, pairs, tmp_path, cut, named
 ):
-    whole = make_config(pairs, output=tmp_path / "whole", per_file=True)
-    run_inline(whole, tiny.head)
+    whole = predicted(pairs, output=tmp_path / "whole", per_file=True)
     content = (pairs / cut).read_bytes()
     (pairs / cut).write_bytes(content[:-20])
     config = make_config(pairs, per_file=True)
     assert run_inline(config, tiny.head).exit_code == 2
     assert list(failed_files(config.output)) == [str(pairs / cut)]
     (pairs / cut).write_bytes(content)
-    resumed = make_config(pairs / named.format(cut=cut), resume=True)
-    assert run_inline(resumed, tiny.head).exit_code == 0
+    predicted(pairs / named.format(cut=cut), resume=True)
     for name in ("samples.tsv", "virnucpro_mqc.tsv"):
-        assert (config.output / name).read_bytes() == (whole.output / name).read_bytes()
+        assert (config.output / name).read_bytes() == (whole / name).read_bytes()
     for find in (tables, sample_files):
         found, expected = (
             {name: sorted(text.splitlines()) for name, text in find(output).items()}
-            for output in (config.output, whole.output)
+            for output in (config.output, whole)
         )
         assert found == expected
 
 
 def test_a_run_of_one_pair_has_the_bytes_of_a_fresh_run_once_its_second_mate_is_repaired(
-    make_config, tiny, pairs, tmp_path
+    predicted, pairs, tmp_path
 ):
     first, second = pairs / "one_R1.fastq.gz", pairs / "one_R2.fastq.gz"
     packed = second.read_bytes()
-    whole = make_config(first, second, output=tmp_path / "whole")
-    run_inline(whole, tiny.head)
+    whole = predicted(first, second, output=tmp_path / "whole")
     second.write_bytes(packed[:-20])
-    config = make_config(first, second)
-    assert run_inline(config, tiny.head).exit_code == 2
+    output = predicted(first, second, exit_code=2)
     second.unlink()
     second.with_suffix("").write_bytes(gzip.decompress(packed))
-    resumed = make_config(first, second.with_suffix(""), resume=True)
-    assert run_inline(resumed, tiny.head).exit_code == 0
-    assert tables(config.output) == tables(whole.output)
+    predicted(first, second.with_suffix(""), resume=True)
+    assert tables(output) == tables(whole)
 
 
-def test_a_sheet_names_the_two_files_of_a_sample(make_config, tiny, pairs, tmp_path):
+def test_a_sheet_names_the_two_files_of_a_sample(predicted, pairs, tmp_path):
     for columns in ("sample,path,path_2", "sample,fastq_1,fastq_2"):
         sheet = tmp_path / "sheet.csv"
         places = [f"{pairs}/{name}.fastq.gz" for name in ("two_R1", "one_R2", "one_R1")]
         sheet.write_text(f"{columns}\ns1,{places[0]},{places[1]}\ns2,{places[2]},\n")
-        config = make_config(sheet, force=True)
-        run_inline(config, tiny.head)
+        output = predicted(sheet, force=True)
         ids = [("s1", f"contig_{i}/{mate}") for mate in (1, 2) for i in range(1, 6)]
-        assert keys(config.output) == ids + [("s2", f"contig_{i}") for i in range(1, 6)]
+        assert keys(output) == ids + [("s2", f"contig_{i}") for i in range(1, 6)]

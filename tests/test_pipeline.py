@@ -141,12 +141,11 @@ def test_a_head_without_the_second_network_scores_frames_by_their_proteins(
 
 
 @pytest.mark.parametrize("text", ["", "\n\n"])
-def test_an_empty_input_gives_tables_with_a_header_only(make_config, tiny, tmp_path, text):
+def test_an_empty_input_gives_tables_with_a_header_only(predicted, tmp_path, text):
     fasta = tmp_path / "empty.fa"
     fasta.write_text(text)
-    config = make_config(fasta)
-    assert run_inline(config, tiny.head).exit_code == 0
-    for name, content in tables(config.output).items():
+    output = predicted(fasta)
+    for name, content in tables(output).items():
         assert len(content.splitlines()) == (0 if name.endswith(".fasta") else 1)
 
 
@@ -168,7 +167,7 @@ def test_resume_embeds_only_what_is_missing_or_not_whole(
     assert_same_run(resumed.output, undisturbed)
 
 
-def test_tables_are_written_while_shards_are_embedded(make_config, tiny, contigs):
+def test_tables_are_written_while_shards_are_embedded(predicted, contigs):
     second_is_written, waited = Event(), []
 
     def hear(event) -> None:
@@ -178,7 +177,7 @@ def test_tables_are_written_while_shards_are_embedded(make_config, tiny, contigs
             case ShardDone(shard=shard) if shard.index == 3:
                 waited.append(second_is_written.wait(60))
 
-    run_inline(make_config(contigs), tiny.head, hear)
+    predicted(contigs, on_event=hear)
     assert waited == [True]
 
 
@@ -223,7 +222,7 @@ class FailingDisk(InlineExecutor):
 
 
 def test_a_file_damaged_while_the_run_goes_on_is_made_again_but_not_for_ever(
-    make_config, tiny, contigs, undisturbed
+    predicted, make_config, tiny, contigs, undisturbed
 ):
     config, events = make_config(contigs), []
     with pytest.raises(FeatureFileError, match="is not whole") as caught:
@@ -231,41 +230,39 @@ def test_a_file_damaged_while_the_run_goes_on_is_made_again_but_not_for_ever(
     assert done_shards(events) == [*range(7), 6]
     assert "--resume" in caught.value.hint
     assert not (config.output / "predictions.tsv").exists()
-    run_inline(make_config(contigs, resume=True), tiny.head)
+    predicted(contigs, resume=True)
     assert_same_run(config.output, undisturbed)
 
 
-def test_a_folder_with_a_run_is_refused_without_resume_or_force(
-    make_config, tiny, contigs, finished
-):
+def test_a_folder_with_a_run_is_refused_without_resume_or_force(predicted, tiny, contigs, finished):
     before = tables(finished.output)
     with pytest.raises(OutputError, match="already has a run"):
         run_inline(finished, tiny.head)
     with pytest.raises(UsageError, match="contradict"):
-        run_inline(make_config(contigs, resume=True, force=True), tiny.head)
+        predicted(contigs, resume=True, force=True)
     assert tables(finished.output) == before
 
 
-def test_force_starts_again_and_touches_nothing_else(make_config, tiny, contigs, finished):
+def test_force_starts_again_and_touches_nothing_else(predicted, contigs, finished):
     (finished.output / "notes.txt").write_text("mine")
     (finished.output / "features" / "mine.txt").write_text("mine")
     (finished.output / "features" / "999999.h5").write_text("old")
-    run_inline(make_config(contigs, force=True, chunk_size=500), tiny.head)
+    predicted(contigs, force=True, chunk_size=500)
     for name in ("notes.txt", "features/mine.txt"):
         assert (finished.output / name).read_text() == "mine"
     assert not (finished.output / "features" / "999999.h5").exists()
 
 
 def test_force_keeps_what_it_has_if_the_new_input_is_no_fasta_or_its_own_table(
-    make_config, tiny, tmp_path, finished
+    predicted, tmp_path, finished
 ):
     before = tables(finished.output)
     bad = tmp_path / "reads.fq"
     bad.write_text("@r\nACGT\n+\nII\n")
     with pytest.raises(InputError, match="2 qualities"):
-        run_inline(make_config(bad, force=True), tiny.head)
+        predicted(bad, force=True)
     with pytest.raises(UsageError, match="in the folder that --force clears"):
-        run_inline(make_config(finished.output / "viral.fasta", force=True), tiny.head)
+        predicted(finished.output / "viral.fasta", force=True)
     assert tables(finished.output) == before
 
 
@@ -302,25 +299,25 @@ def test_an_input_that_changes_while_the_run_goes_on_is_refused(make_config, tin
 
 
 def test_an_added_input_that_is_refused_does_not_become_part_of_the_run(
-    make_config, tiny, contigs, tmp_path, finished
+    predicted, contigs, tmp_path, finished
 ):
     before = tables(tmp_path / "run")
     bad = tmp_path / "bad.fa"
     bad.write_text(">contig1\nACGT\n")
     with pytest.raises(InputError, match="occurs twice"):
-        run_inline(make_config(contigs, bad, resume=True), tiny.head)
-    run_inline(make_config(contigs, resume=True), tiny.head)
+        predicted(contigs, bad, resume=True)
+    predicted(contigs, resume=True)
     assert tables(tmp_path / "run") == before
 
 
-def test_an_input_that_is_refused_leaves_the_folder_free(make_config, tiny, contigs, tmp_path):
+def test_an_input_that_is_refused_leaves_the_folder_free(predicted, contigs, tmp_path):
     bad = tmp_path / "bad.fa"
     bad.write_text(f">a\n{'GCA' * 100}\n>a\nACGT\n")
     with pytest.raises(InputError, match="occurs twice"):
-        run_inline(make_config(bad), tiny.head)
+        predicted(bad)
     (tmp_path / "run" / "inputs").mkdir()
     (tmp_path / "run" / "inputs" / "0123456789abcdef.fa").write_text(">half")
-    assert run_inline(make_config(contigs), tiny.head).exit_code == 0
+    predicted(contigs)
 
 
 @pytest.mark.parametrize(
@@ -336,12 +333,12 @@ def test_an_input_that_is_refused_leaves_the_folder_free(make_config, tiny, cont
         lambda run: run["recipe"].update(chunk_size=5),
     ],
 )
-def test_a_run_json_of_another_shape_is_refused(make_config, tiny, contigs, edit, finished):
+def test_a_run_json_of_another_shape_is_refused(predicted, contigs, edit, finished):
     stored = json.loads((finished.output / "run.json").read_text())
     edit(stored)
     (finished.output / "run.json").write_text(json.dumps(stored))
     with pytest.raises(ResumeError, match=r"run\.json is damaged"):
-        run_inline(make_config(contigs, resume=True), tiny.head)
+        predicted(contigs, resume=True)
 
 
 def test_a_model_by_another_name_is_the_same_model(make_config, tiny, contigs, finished):
@@ -349,12 +346,11 @@ def test_a_model_by_another_name_is_the_same_model(make_config, tiny, contigs, f
     assert run_inline(resumed, tiny.head).n_tokens == 0
 
 
-def test_a_run_without_frames_has_an_empty_feature_index(make_config, tiny, tmp_path):
+def test_a_run_without_frames_has_an_empty_feature_index(predicted, tmp_path):
     fasta = tmp_path / "closed.fa"
     fasta.write_text(">closed\n" + "TAAATAAATAACTTAATTAGTTAGCTAGCTAACTAGTCATCACTATTA" * 4 + "\n")
-    config = make_config(fasta)
-    run_inline(config, tiny.head)
-    with h5py.File(config.output / "features.h5") as h5:
+    output = predicted(fasta)
+    with h5py.File(output / "features.h5") as h5:
         assert len(h5["ids"]) == len(h5["embeddings"]) == len(h5["lengths"]) == 0
 
 
@@ -400,85 +396,82 @@ def test_another_recipe_is_refused_and_the_difference_named(
         run_inline(config, tiny.head)
 
 
-def test_a_changed_input_is_refused_and_named(make_config, tiny, contigs):
-    run_inline(make_config(contigs), tiny.head)
+def test_a_changed_input_is_refused_and_named(predicted, contigs):
+    predicted(contigs)
     contigs.write_text(contigs.read_text() + ">more\nACGTACGTAC\n")
     with pytest.raises(ResumeError, match=r"contigs\.fa changed") as caught:
-        run_inline(make_config(contigs, resume=True), tiny.head)
+        predicted(contigs, resume=True)
     assert "--force" in caught.value.hint
 
 
-def test_copies_of_a_pipe_stay_only_if_the_run_has_them(make_config, tiny, contigs, tmp_path):
+def test_copies_of_a_pipe_stay_only_if_the_run_has_them(predicted, contigs, tmp_path):
     """Here the pipe is a file in the run folder, which is copied as well."""
     given = tmp_path / "run" / "given.fa"
     given.parent.mkdir()
     given.write_bytes(contigs.read_bytes())
-    run_inline(make_config(given), tiny.head)
+    predicted(given)
     kept = (tmp_path / "run" / "inputs").iterdir
     assert [copy.read_bytes() for copy in kept()] == [contigs.read_bytes()]
     given.write_text(">added\nACGT\nno sequence\n>\n")
     with pytest.raises(InputError, match="the header has no id"):
-        run_inline(make_config(given, resume=True), tiny.head)
+        predicted(given, resume=True)
     undisturbed = contigs.rename(tmp_path / "given.fa")
-    run_inline(make_config(undisturbed, output=tmp_path / "undisturbed"), tiny.head)
+    predicted(undisturbed, output=tmp_path / "undisturbed")
     contigs.write_bytes(undisturbed.read_bytes())
     given.write_bytes(contigs.read_bytes())
-    run_inline(make_config(given, resume=True), tiny.head)
+    predicted(given, resume=True)
     assert [copy.read_bytes() for copy in kept()] == [contigs.read_bytes()]
     assert_same_run(tmp_path / "run", tmp_path / "undisturbed")
-    run_inline(make_config(contigs, force=True), tiny.head)
+    predicted(contigs, force=True)
     assert not (tmp_path / "run" / "inputs").exists()
 
 
-def test_inputs_may_be_added_on_resume(make_config, tiny, contigs, tmp_path):
+def test_inputs_may_be_added_on_resume(predicted, contigs, tmp_path):
     rng = np.random.default_rng(3)
     more = tmp_path / "more.fa"
     more.write_text("".join(f">more{i}\n{open_dna(600, rng)}\n" for i in range(10)))
-    config = make_config(contigs)
-    run_inline(config, tiny.head)
-    before = {path.stem for path in (config.output / "features").glob("*.h5")}
+    output = predicted(contigs)
+    before = {path.stem for path in (output / "features").glob("*.h5")}
     events = []
-    run_inline(make_config(contigs, more, resume=True), tiny.head, events.append)
+    predicted(contigs, more, resume=True, on_event=events.append)
     assert before.isdisjoint(map(shard_name, done_shards(events)))
-    assert f"WARNING added to this run: {more}" in (config.output / "virnucpro.log").read_text()
-    run_inline(make_config(contigs, more, output=tmp_path / "both"), tiny.head)
-    assert tables(config.output) == tables(tmp_path / "both")
+    assert f"WARNING added to this run: {more}" in (output / "virnucpro.log").read_text()
+    predicted(contigs, more, output=tmp_path / "both")
+    assert tables(output) == tables(tmp_path / "both")
 
 
 def test_a_moved_input_and_a_moved_run_folder_are_the_same_run(
-    make_config, tiny, contigs, tmp_path, finished
+    predicted, contigs, tmp_path, finished
 ):
     expected = tables(finished.output)
     moved = contigs.rename(tmp_path / "elsewhere.fa")
     folder = finished.output.rename(tmp_path / "moved")
     assert vectors(folder)
     events = []
-    run_inline(make_config(moved, output=folder, resume=True), tiny.head, events.append)
+    predicted(moved, output=folder, resume=True, on_event=events.append)
     assert not done_shards(events)
     assert tables(folder) == expected
     assert json.loads((folder / "run.json").read_text())["inputs"][0]["path"] == str(moved)
 
 
-def test_proteins_are_scored_one_by_one(make_config, tiny, tmp_path):
+def test_proteins_are_scored_one_by_one(predicted, tmp_path):
     fasta = tmp_path / "proteins.faa"
     fasta.write_text(">a\nMKVLEFPQIL*\n>b\nmkvlefpqil\n>c\nMK*LEFPQ-XBZJ\n>d\n*\n>e\nMK1\n")
-    config = make_config(fasta)
-    run_inline(config, tiny.head)
-    assert list(statuses(config.output).values()) == ["scored"] * 3 + ["invalid"] * 2
-    found = vectors(config.output)
+    output = predicted(fasta)
+    assert list(statuses(output).values()) == ["scored"] * 3 + ["invalid"] * 2
+    found = vectors(output)
     assert np.array_equal(found["a"], found["b"])
-    assert json.loads((config.output / "run.json").read_text())["recipe"]["chunk_size"] == 0
+    assert json.loads((output / "run.json").read_text())["recipe"]["chunk_size"] == 0
 
 
 def test_each_of_many_proteins_has_the_score_that_the_network_for_proteins_gives_it_alone(
-    make_config, tiny, tmp_path
+    predicted, tiny, tmp_path
 ):
     """More of them than are scored at once."""
     fasta, texts = tmp_path / "proteins.faa", islice(permutations("ACDEFGHIKLMNPQRS", 3), 2_100)
     fasta.write_text("".join(f">p{i}\n{''.join(text)}\n" for i, text in enumerate(texts)))
-    config = make_config(fasta, residues_per_shard=100_000)
-    run_inline(config, tiny.head)
-    found, table = vectors(config.output), rows(config.output / "predictions.tsv")
+    output = predicted(fasta, residues_per_shard=100_000)
+    found, table = vectors(output), rows(output / "predictions.tsv")
     assert len(table) == 2_100
     for row in table:
         assert tiny.head.classify(found[row["record"]][None])[0] == float(row["virus_score"])
@@ -520,16 +513,15 @@ def test_extract_gives_predicts_vectors_to_anyone_with_h5py(make_config, contigs
 
 
 def test_calls_are_made_of_bfloat16_vectors_as_they_are_stored(
-    make_config, tiny, contigs, tmp_path
+    predicted, make_config, tiny, contigs, tmp_path
 ):
     cache = tmp_path / "cache"
-    full = make_config(contigs, cache=cache)
-    run_inline(full, tiny.head)
+    full = predicted(contigs, cache=cache)
     config = make_config(contigs, output=tmp_path / "half", store="bfloat16", cache=cache)
     events: list[object] = []
     run_inline(config, tiny.head, events.append)
     assert not any(isinstance(event, BatchDone) for event in events), "all are in the cache"
-    stored, expected = vectors(config.output), vectors(full.output)
+    stored, expected = vectors(config.output), vectors(full)
     assert stored.keys() == expected.keys()
     for name, vector in stored.items():
         assert np.array_equal(vector, torch.from_numpy(expected[name]).bfloat16().float().numpy())
@@ -538,20 +530,17 @@ def test_calls_are_made_of_bfloat16_vectors_as_they_are_stored(
     run_inline(again(config, resume=True), tiny.head)
     assert tables(config.output) == before
     with pytest.raises(ResumeError, match="--store was bfloat16, now float32"):
-        run_inline(make_config(contigs, output=config.output, resume=True), tiny.head)
+        predicted(contigs, output=config.output, resume=True)
 
 
-def test_intermediate_files_are_kept_only_when_asked_for(
-    make_config, tiny, contigs, undisturbed, tmp_path
-):
+def test_intermediate_files_are_kept_only_when_asked_for(predicted, contigs, undisturbed, tmp_path):
     assert not (undisturbed / "shards").exists()
     assert not (undisturbed / "chunks.fa").exists()
-    config = make_config(contigs, output=tmp_path / "kept", keep_intermediate=True)
-    run_inline(config, tiny.head)
-    assert_same_run(config.output, undisturbed)
-    faa = (config.output / "shards" / "000000.faa").read_text().splitlines()
+    output = predicted(contigs, output=tmp_path / "kept", keep_intermediate=True)
+    assert_same_run(output, undisturbed)
+    faa = (output / "shards" / "000000.faa").read_text().splitlines()
     name, *fields = faa[0][1:].split(" ")
-    assert name in vectors(config.output)
+    assert name in vectors(output)
     assert [field.split("=")[0] for field in fields] == [
         "chunk",
         "record",
@@ -561,28 +550,27 @@ def test_intermediate_files_are_kept_only_when_asked_for(
         "bases",
     ]
     bases = fields[-1].removeprefix("bases=")
-    fna = (config.output / "shards" / "000000.fna").read_text().splitlines()
+    fna = (output / "shards" / "000000.fna").read_text().splitlines()
     assert fna[:2] == [f">{name}", bases]
-    assert (config.output / "chunks.fa").read_text().startswith(">contig0_chunk_1\n")
+    assert (output / "chunks.fa").read_text().startswith(">contig0_chunk_1\n")
 
 
 def test_chunks_of_fewer_inputs_are_not_believed_when_they_are_asked_for_again(
-    make_config, tiny, contigs, tmp_path
+    predicted, contigs, tmp_path
 ):
     """An input was added in between, without ``--keep-intermediate``, and that run was killed."""
     more = tmp_path / "more.fa"
     more.write_text(">more\n" + "GCA" * 150 + "\n")
-    config = make_config(contigs, keep_intermediate=True)
-    run_inline(config, tiny.head)
+    output = predicted(contigs, keep_intermediate=True)
 
     def stop(event) -> None:
         if isinstance(event, EmbeddingStarted):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_inline(make_config(contigs, more, resume=True), tiny.head, stop)
-    run_inline(make_config(contigs, more, resume=True, keep_intermediate=True), tiny.head)
-    assert ">more_chunk_1\n" in (config.output / "chunks.fa").read_text()
+        predicted(contigs, more, resume=True, on_event=stop)
+    predicted(contigs, more, resume=True, keep_intermediate=True)
+    assert ">more_chunk_1\n" in (output / "chunks.fa").read_text()
 
 
 def test_somebodys_files_beside_the_shards_are_kept(make_config, tiny, contigs):
@@ -616,7 +604,7 @@ def test_run_json_says_where_the_numbers_come_from(make_config, tiny, contigs):
 
 @pytest.mark.parametrize("harm", ["a flipped bit", "missing", "swapped", "a copy of another"])
 def test_status_finds_feature_files_that_are_damaged_or_not_in_their_places(
-    make_config, tiny, contigs, finished, tmp_path, harm
+    predicted, contigs, finished, tmp_path, harm
 ):
     folder = finished.output
     n_files = len(list((folder / "features").iterdir()))
@@ -639,38 +627,31 @@ def test_status_finds_feature_files_that_are_damaged_or_not_in_their_places(
     lines, n_damaged = inspect_run(folder, verify=True)
     named = "000001.h5" if harm in ("a flipped bit", "missing") else "features.h5"
     assert n_damaged == 1 and named in lines[-1]
-    run_inline(make_config(contigs, resume=True), tiny.head)
+    predicted(contigs, resume=True)
     assert inspect_run(folder, verify=True)[1] == 0
 
 
-def test_status_finds_swapped_files_of_an_unfinished_run_by_its_plan(
-    make_config, tiny, contigs, tmp_path
-):
-    config = make_config(contigs, keep_intermediate=True)
-    run_inline(config, tiny.head)
-    (config.output / "features.h5").unlink()
-    forget_hashes(config.output)
-    one, two = (config.output / "features" / f"{i:06d}.h5" for i in (1, 2))
-    lines, _ = inspect_run(config.output, verify=True)
+def test_status_finds_swapped_files_of_an_unfinished_run_by_its_plan(predicted, contigs, tmp_path):
+    output = predicted(contigs, keep_intermediate=True)
+    (output / "features.h5").unlink()
+    forget_hashes(output)
+    one, two = (output / "features" / f"{i:06d}.h5" for i in (1, 2))
+    lines, _ = inspect_run(output, verify=True)
     assert lines[-1].startswith("verified  whole: 7 feature files; outputs were not verified")
     assert "was not checked" not in lines[-1]
     one.rename(tmp_path / "aside")
     two.rename(one)
     (tmp_path / "aside").rename(two)
-    lines, n_damaged = inspect_run(config.output, verify=True)
+    lines, n_damaged = inspect_run(output, verify=True)
     assert n_damaged == 2
     for path, line in zip((one, two), lines[-2:], strict=True):
         assert f"{path} has shard_sha256 " in line
 
 
-def test_status_of_a_damaged_plan_says_so(make_config, tiny, contigs):
-    config = make_config(contigs, keep_intermediate=True)
-    run_inline(config, tiny.head)
-    (config.output / "shards" / "plan.json").write_text('{"series": 5}')
-    lines, _ = inspect_run(config.output, verify=True)
+def test_status_of_a_damaged_plan_says_so(predicted, contigs):
+    output = predicted(contigs, keep_intermediate=True)
+    (output / "shards" / "plan.json").write_text('{"series": 5}')
+    lines, _ = inspect_run(output, verify=True)
     assert any("the plan is damaged" in line for line in lines)
-    assert (
-        run_inline(make_config(contigs, keep_intermediate=True, resume=True), tiny.head).exit_code
-        == 0
-    )
-    assert inspect_run(config.output, verify=True)[1] == 0
+    predicted(contigs, keep_intermediate=True, resume=True)
+    assert inspect_run(output, verify=True)[1] == 0

@@ -200,37 +200,33 @@ def test_a_run_without_copies_does_not_mention_them(make_config, tiny, tmp_path)
     assert not copies_files(config.output)
 
 
-def test_shards_end_where_either_of_their_files_is_full(make_config, tiny, tmp_path):
+def test_shards_end_where_either_of_their_files_is_full(predicted, tmp_path):
     (text,) = random_proteins(1)
     fasta = write_fasta(tmp_path / "same.faa", {f"p{i}": text for i in range(200)})
-    config = make_config(fasta, residues_per_shard=2000)
-    run_inline(config, tiny.head)
-    files = copies_files(config.output)
+    output = predicted(fasta, residues_per_shard=2000)
+    files = copies_files(output)
     assert len(files) == -(-199 // -(-2000 // len(text)))
     for file in files:
         with h5py.File(file) as h5:
             assert h5["lengths"][:-1].sum() < 2000
-    assert len(vectors(config.output)) == 200
+    assert len(vectors(output)) == 200
 
 
-def test_status_counts_shards_and_verifies_the_copies_and_force_clears_them(
-    make_config, tiny, repeated
-):
-    config = make_config(repeated, keep_intermediate=True)
-    run_inline(config, tiny.head)
-    n_shards = len(list((config.output / "shards").glob("*.faa")))
-    lines, n_damaged = inspect_run(config.output, verify=True)
+def test_status_counts_shards_and_verifies_the_copies_and_force_clears_them(predicted, repeated):
+    output = predicted(repeated, keep_intermediate=True)
+    n_shards = len(list((output / "shards").glob("*.faa")))
+    lines, n_damaged = inspect_run(output, verify=True)
     assert f"shards    {n_shards} done, 0 pending" in lines and n_damaged == 0
-    n_files = len(list((config.output / "features").glob("*.h5")))
+    n_files = len(list((output / "features").glob("*.h5")))
     assert lines[-1].startswith(f"verified  whole: {n_files} feature files, ")
-    copies = copies_files(config.output)[0]
+    copies = copies_files(output)[0]
     copies.write_bytes(copies.read_bytes()[:-1])
-    lines, n_damaged = inspect_run(config.output, verify=True)
+    lines, n_damaged = inspect_run(output, verify=True)
     assert n_damaged == 1
     assert any(copies.name in line for line in lines)
     other = write_fasta(copies.parents[1].with_name("other.faa"), {"a": random_proteins(1)[0]})
-    run_inline(make_config(other, force=True), tiny.head)
-    assert [path.name for path in (config.output / "features").iterdir()] == ["000000.h5"]
+    predicted(other, force=True)
+    assert [path.name for path in (output / "features").iterdir()] == ["000000.h5"]
 
 
 # Failures
@@ -248,10 +244,9 @@ def raising() -> InlineExecutor:
 
 
 def test_a_copy_fails_as_its_original_did_and_is_repaired_with_it(
-    make_config, tiny, poisoned, alone, tmp_path
+    predicted, make_config, tiny, poisoned, alone, tmp_path
 ):
-    whole = make_config(poisoned, output=tmp_path / "whole")
-    run_inline(whole, tiny.head)
+    whole = predicted(poisoned, output=tmp_path / "whole")
     config = make_config(poisoned)
     summary = run_inline(config, tiny.head, executor=raising())
     assert (summary.exit_code, summary.records.statuses["failed"]) == (2, 3)
@@ -266,24 +261,22 @@ def test_a_copy_fails_as_its_original_did_and_is_repaired_with_it(
     )
     assert_right(config.output, alone)
     events = []
-    resumed = make_config(poisoned, resume=True)
-    assert run_inline(resumed, tiny.head, events.append).exit_code == 0
+    predicted(poisoned, resume=True, on_event=events.append)
     assert [e.shard.index for e in events if isinstance(e, ShardDone)] == [0]
-    assert_same_run(config.output, whole.output)
+    assert_same_run(config.output, whole)
 
 
 def test_a_copy_is_repaired_when_only_its_original_was_mended(
-    make_config, tiny, poisoned, proteins, alone, tmp_path
+    predicted, make_config, tiny, poisoned, proteins, alone, tmp_path
 ):
-    config = make_config(poisoned)
-    run_inline(config, tiny.head, executor=raising())
+    output = predicted(poisoned, executor=raising(), exit_code=2)
     mended = write_fasta(tmp_path / "mended.faa", {"X": random_proteins(1, 8)[0]})
     resumed = make_config(poisoned, mended, resume=True)
     summary = run_inline(resumed, tiny.head)
     assert (summary.exit_code, summary.records.statuses["scored"]) == (0, len(proteins) + 3)
     texts = {record.id: record.sequence for record in read_fasta(poisoned)}
     changed = {"X": random_proteins(1, 8)[0], "Y": texts["Y"], "Z": texts["Z"]}
-    assert_right(config.output, alone | vectors_alone(tiny, changed))
+    assert_right(output, alone | vectors_alone(tiny, changed))
     again = run_inline(make_config(poisoned, mended, resume=True), tiny.head)
     assert again.n_tokens == 0
 
@@ -297,27 +290,27 @@ class LosingExecutor(InlineExecutor):
 
 
 def test_the_copies_of_what_a_lost_shard_held_fail_and_no_others(
-    make_config, tiny, repeated, proteins, alone
+    predicted, repeated, proteins, alone
 ):
-    config = make_config(repeated)
-    run_inline(config, tiny.head, executor=LosingExecutor())
-    assert not (config.output / "features" / "000000.h5").exists()
-    found = vectors(config.output)
+    output = predicted(repeated, executor=LosingExecutor(), exit_code=2)
+    assert not (output / "features" / "000000.h5").exists()
+    found = vectors(output)
     lost = {proteins[name] for name in proteins.keys() - found.keys()}
     assert lost and not lost & {proteins[name] for name in found}
     assert_same_vectors(found, {name: alone[name][0] for name in found})
-    bad = {name for name, status in statuses(config.output).items() if status == "failed"}
+    bad = {name for name, status in statuses(output).items() if status == "failed"}
     assert bad == {name for name, text in proteins.items() if text in lost}
-    run_inline(make_config(repeated, resume=True), tiny.head)
-    assert_right(config.output, alone)
+    predicted(repeated, resume=True)
+    assert_right(output, alone)
 
 
-def test_a_run_of_which_every_shard_is_lost_has_an_empty_index(make_config, tiny, tmp_path):
+def test_a_run_of_which_every_shard_is_lost_has_an_empty_index(
+    predicted, make_config, tiny, tmp_path
+):
     (text,) = random_proteins(1)
     fasta = write_fasta(tmp_path / "same.faa", {"a": text, "b": text})
-    config = make_config(fasta, residues_per_shard=10)
-    assert run_inline(config, tiny.head, executor=LosingExecutor()).exit_code == 1
-    assert vectors(config.output) == {}
+    output = predicted(fasta, residues_per_shard=10, executor=LosingExecutor(), exit_code=1)
+    assert vectors(output) == {}
     assert run_inline(
         make_config(fasta, resume=True, residues_per_shard=10), tiny.head
     ).records.n_frames
@@ -363,14 +356,14 @@ def test_a_file_of_copies_that_is_gone_damaged_or_foreign_is_made_again(
 
 
 def test_a_file_of_copies_in_the_place_of_its_shards_file_is_refused(
-    make_config, tiny, repeated, undisturbed
+    predicted, make_config, repeated, undisturbed
 ):
     config = make_config(repeated)
     shutil.copytree(undisturbed, config.output)
     copies = copies_files(config.output)[0]
     shutil.copyfile(copies, copies.with_name(copies.name.replace("_copies", "")))
     events = []
-    run_inline(make_config(repeated, resume=True), tiny.head, events.append)
+    predicted(repeated, resume=True, on_event=events.append)
     done = [event.shard.name for event in events if isinstance(event, ShardDone)]
     assert done == [copies.name.removesuffix("_copies.h5")]
     assert_same_run(config.output, undisturbed)
@@ -389,17 +382,17 @@ def test_a_run_from_before_proteins_were_embedded_once_is_refused(
 
 
 def test_an_input_added_later_copies_nothing_from_the_earlier_ones(
-    make_config, tiny, repeated, undisturbed, proteins, alone, tmp_path
+    predicted, repeated, undisturbed, proteins, alone, tmp_path
 ):
     """Records of the earlier ones may fail, and be mended, by themselves."""
     shutil.copytree(undisturbed, tmp_path / "run")
     more = {f"more{name}": text for name, text in proteins.items()}
     added = write_fasta(tmp_path / "more.faa", more)
     events = []
-    run_inline(make_config(repeated, added, resume=True), tiny.head, events.append)
+    predicted(repeated, added, resume=True, on_event=events.append)
     assert n_embedded(events) == len(set(proteins.values()))
     assert_right(tmp_path / "run", alone | {f"more{name}": alone[name] for name in proteins})
-    run_inline(make_config(repeated, added, output=tmp_path / "both"), tiny.head)
+    predicted(repeated, added, output=tmp_path / "both")
     assert tables(tmp_path / "run") == tables(tmp_path / "both")
 
 

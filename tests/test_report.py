@@ -437,10 +437,9 @@ def test_no_report_leaves_none_not_even_an_old_one(tmp_path):
     assert not path.exists()
 
 
-def test_the_page_and_the_record_of_the_devices_are_the_runs_own(make_config, tiny, contigs):
-    config = make_config(contigs)
-    run_inline(config, tiny.head)
-    rundir = RunDir(config.output)
+def test_the_page_and_the_record_of_the_devices_are_the_runs_own(predicted, contigs):
+    output = predicted(contigs)
+    rundir = RunDir(output)
     assert {rundir.report.name, rundir.machine.name} <= set(rundir.own_names)
     assert rundir.report.exists() and rundir.machine.exists()
     rundir.clear()

@@ -54,24 +54,23 @@ def lengths(folder: Path) -> dict[str, int]:
 
 
 def test_a_new_output_is_written_by_predict_for_each_file_too_and_is_the_runs_own(
-    make_config, tiny, contigs, with_lengths, tmp_path
+    predicted, make_config, contigs, with_lengths, tmp_path
 ):
     """It is cleared by ``--force``, kept out of the inputs, and refused if it is a link."""
     other = tmp_path / "other.fa"
     other.write_text(">late\nGCAGCAGCAGCAGCAGCAGCAGCAGCAGCAGCAGCA\n")
-    config = make_config(contigs, other, per_file=True)
-    run_inline(config, tiny.head)
-    found = lengths(config.output)
+    output = predicted(contigs, other, per_file=True)
+    found = lengths(output)
     assert len(found) == 41
-    samples = [config.output / "samples" / name for name in ("contigs", "other")]
+    samples = [output / "samples" / name for name in ("contigs", "other")]
     assert lengths(samples[0]) | lengths(samples[1]) == found
     assert lengths(samples[1]) == {"late": 36}
-    assert LENGTH_TABLE.file in RunDir(config.output).own_names
+    assert LENGTH_TABLE.file in RunDir(output).own_names
     proteins = tmp_path / "one.faa"
     proteins.write_text(">p\nMKVLEFPQIL\n")
     run_inline(make_config(proteins, command="extract", force=True), None)
-    assert not list(config.output.rglob(LENGTH_TABLE.file))
-    (config.output / LENGTH_TABLE.file).symlink_to(proteins)
+    assert not list(output.rglob(LENGTH_TABLE.file))
+    (output / LENGTH_TABLE.file).symlink_to(proteins)
     with pytest.raises(OutputError, match=r"lengths\.tsv is a link"):
         run_inline(make_config(proteins, command="extract", force=True), None)
     assert proteins.read_text() == ">p\nMKVLEFPQIL\n"
