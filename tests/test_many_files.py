@@ -17,14 +17,7 @@ import pytest
 import workers
 import yaml
 from conftest import open_dna, random_dna
-from runs import (
-    assert_same_run,
-    assert_same_vectors,
-    rows,
-    run_inline,
-    tables,
-    vectors,
-)
+from runs import assert_same_run, assert_same_vectors, rows, run_inline, tables, vectors
 
 from virnucpro.cli.figures import DeviceState, Figures
 from virnucpro.engine.local import InlineExecutor

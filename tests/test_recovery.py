@@ -6,12 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from virnucpro.engine.recovery import (
-    Attempt,
-    Loss,
-    Workload,
-    next_attempt,
-)
+from virnucpro.engine.recovery import Attempt, Loss, Workload, next_attempt
 from virnucpro.ground.errors import StorageError
 from virnucpro.ground.events import (
     BatchDone,

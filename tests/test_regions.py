@@ -21,12 +21,7 @@ from runs import called, forget_hashes, rows
 from test_scorer_run import outputs, predict, write
 from typer.testing import CliRunner
 
-from virnucpro.callers.chain import (
-    OWN_REGION_MODEL,
-    RegionModel,
-    log_likelihoods,
-    viral_path,
-)
+from virnucpro.callers.chain import OWN_REGION_MODEL, RegionModel, log_likelihoods, viral_path
 from virnucpro.callers.contrast import Hosts, Items, Levels, ReadGenes
 from virnucpro.callers.options import FALSE_POSITIVES, CutOptions
 from virnucpro.callers.regions import (
@@ -51,14 +46,7 @@ from virnucpro.sequences.translate import STANDARD
 from virnucpro.stories.options import RegionsOptions
 from virnucpro.stories.regions import find_regions
 from virnucpro.stories.summary import Summary
-from virnucpro.tables.sinks import (
-    REGION_SINKS,
-    REGION_TABLE,
-    Place,
-    Portion,
-    Tally,
-    open_outputs,
-)
+from virnucpro.tables.sinks import REGION_SINKS, REGION_TABLE, Place, Portion, Tally, open_outputs
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 WHY = "att_length=12;trna=yes;viral_genes=4/9"

@@ -8,14 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from oracle import (
-    AMINO_ACIDS,
-    make_fair_esm,
-    random_protein,
-    save_fair_esm,
-    tolerance,
-    worst_row,
-)
+from oracle import AMINO_ACIDS, make_fair_esm, random_protein, save_fair_esm, tolerance, worst_row
 
 from virnucpro.encoders.esm2.checkpoint import AMINO_ACID_TOKENS, CLS, EOS, MASK, ESM2Shape
 from virnucpro.encoders.esm2.model import MaskedBatch

@@ -44,12 +44,7 @@ from virnucpro.learning.frames import (
 from virnucpro.learning.networks import empty_module_of, module_of
 from virnucpro.learning.options import TrainOptions
 from virnucpro.learning.records import SPLITS, LabelledRecord, read_split
-from virnucpro.learning.request import (
-    Training,
-    describe_training,
-    open_training,
-    resolve_training,
-)
+from virnucpro.learning.request import Training, describe_training, open_training, resolve_training
 from virnucpro.learning.train import check_training
 from virnucpro.sequences.kmers import N_FEATURES
 

@@ -12,12 +12,7 @@ import pytest
 from labelled import options, pairs_of, train_here, write_labelled
 
 from virnucpro.ground.records import FastaRecord
-from virnucpro.learning.frames import (
-    FrameStore,
-    LabelledFrames,
-    read_ids,
-    write_frames,
-)
+from virnucpro.learning.frames import FrameStore, LabelledFrames, read_ids, write_frames
 from virnucpro.learning.networks import mean_and_deviation
 from virnucpro.learning.records import LabelledRecord
 from virnucpro.sequences.kmers import N_FEATURES, frame_composition

@@ -46,13 +46,7 @@ from virnucpro.encoders.esm2.attention import (
 )
 from virnucpro.encoders.esm2.checkpoint import LAYER_NORM_EPS, ESM2Shape
 from virnucpro.encoders.esm2.family import shape_of
-from virnucpro.encoders.esm2.model import (
-    DTYPES,
-    _Rows8,
-    quantise,
-    restore,
-    rotary_frequencies,
-)
+from virnucpro.encoders.esm2.model import DTYPES, _Rows8, quantise, restore, rotary_frequencies
 from virnucpro.encoders.esm2.weights import load_esm2
 from virnucpro.encoders.families import FAMILIES
 from virnucpro.encoders.proof import check
