@@ -381,6 +381,11 @@ def test_an_end_moves_to_an_open_stretch_but_not_past_the_middle_to_the_next_end
     for runs in ([(1_000, 2_600), (2_650, 5_000)], [(3_400, 3_420)]):
         moved = [end for run in moved_ends(*runs) for end in run[:2]]
         assert moved == sorted(set(moved))
+    repeats = Repeats.of(8 * ("CAC" * 200 + stop), np.arange(0, 5_000, 500), np.zeros(10), MODEL)
+    [(start, end, _)] = moved_ends((2_700, 4_700))  # of stops each 619 bases the nearest
+    assert (start, end) == pytest.approx((2_466, 4_942), abs=len(stop) / 2)
+    (_, before, _), (behind, _, _) = moved_ends((1_000, 2_600), (2_650, 4_700))
+    assert before <= 2_625 < behind
 
 
 PEPTIDE = "GGTGATAAATTCGCTGGTCGTCACGGTCAGAAAGGT"  # GDKFAGRHGQKG of RNA polymerase
@@ -667,15 +672,6 @@ def once(tmp_path_factory, chromosomes) -> Path:
     return folder / "run"
 
 
-def test_a_region_is_found_and_noted(once):
-    [row] = rows(once / "regions.tsv")
-    assert (row["record"], row["kind"]) == ("lysogen", "provirus")
-    assert abs(int(row["start"]) - 90_001) < 2_000
-    assert abs(int(row["end"]) - 120_000) < 2_000
-    notes = [row["note"] for row in rows(once / "predictions.tsv")]
-    assert notes == ["1 virus-like region", "", ""]
-
-
 def test_the_regions_of_a_record_do_not_depend_on_the_records_beside_it(
     tmp_path, once, chromosomes
 ):
@@ -874,6 +870,7 @@ def test_a_region_over_the_origin_of_a_circle_is_reported_on_both_sides(chromoso
         regions, track = results.regions[0]
         assert results.calls.notes == ["1 virus-like region"]  # of two parts, at the origin
         assert (np.diff(track.start) > 0).all()
+        assert {*((track.end - track.start) % len(bases)).tolist()} == {1_000}
         spans[first] = sorted(
             ((region.start + first) % len(bases), (region.end + first - 1) % len(bases) + 1)
             for region in regions
