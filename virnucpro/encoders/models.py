@@ -211,7 +211,7 @@ def import_model(source: Path, name: str) -> tuple[Model, str]:
     model = recognise(source, lambda _: None)
     if not model.files or model.path != source:
         raise UnavailableError(
-            f"{printable(source)} is not imported: its ESM-2 is found by its name or path",
+            f"{printable(source)} is not imported: models of this kind are used where they are",
             hint=f"name it by its path: --model {printable(source)}",
         )
     hashes = _hashes(model.files)
