@@ -329,6 +329,7 @@ def test_an_input_that_is_refused_leaves_the_folder_free(predicted, contigs, tmp
         lambda run: run["inputs"][0].update(generation=10**12),
         lambda run: run.update(replaced=[["a"]]),
         lambda run: run["recipe"]["encoders"][0].pop("layer"),
+        lambda run: run["recipe"]["encoders"][0].update(reads="genomes"),
         lambda run: run["recipe"].update(chunk_size="x"),
         lambda run: run["recipe"].update(chunk_size=5),
     ],

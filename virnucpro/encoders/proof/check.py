@@ -134,7 +134,7 @@ def check(model: str, options: ComputeOptions, on_event: OnEvent) -> list[_Check
 
     Raises:
         UsageError, UnavailableError: the model, the device or the precision is missing, the model
-            is no ESM-2, or a program does not run.
+            is of another family, or a program does not run.
     """
     choice = choose_devices(options)
     is_emulated = options.precision == "fp8" and choice.kind == "cpu"
