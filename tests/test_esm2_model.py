@@ -530,7 +530,7 @@ def test_a_product_on_a_cpu_does_not_depend_on_the_place_of_a_row(monkeypatch, k
     subprocess.run([sys.executable, "-c", PRODUCTS], check=True)
 
 
-SHAPES = """
+MANY_SHAPES = """
 import psutil, torch
 from virnucpro.encoders.transfer import use_device
 use_device(torch.device("cpu"))
@@ -549,7 +549,7 @@ assert n_bytes().rss - before < 100e6  # 40 MB, and 210 if all shapes are kept
 def test_memory_on_a_cpu_does_not_grow_with_the_shapes_of_batches(monkeypatch):
     for cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
         monkeypatch.delenv(cache, raising=False)
-    subprocess.run([sys.executable, "-c", SHAPES], check=True)
+    subprocess.run([sys.executable, "-c", MANY_SHAPES], check=True)
 
 
 class Operators(TorchDispatchMode):
