@@ -76,8 +76,9 @@ def show_model(options: _NamedModel) -> None:
         from virnucpro.learning.pages import describe_head
 
         path = expanded(options.model)
-        is_safetensors = path.suffix == ".safetensors" and path.name != LEARNED_FILE
-        if os.sep in options.model and is_safetensors and path.is_file():
+        is_model = path.name in (LEARNED_FILE, "model.safetensors")
+        is_head = path.suffix == ".safetensors" and not is_model and path.is_file()
+        if os.sep in options.model and is_head:
             report([*describe_head(path)])
             return
         lines, head = describe_model(options.model)
