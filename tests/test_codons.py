@@ -264,7 +264,7 @@ def test_by_the_network_alone_viruses_of_the_example_have_more_than_its_other_re
 
 def test_models_info_describes_the_network_by_its_name_its_folder_or_its_file():
     file = open_model(NETWORK, lambda _: None).path
-    said = [invoke(["models", "info", str(one)]) for one in (NETWORK, file.parent, file)]
+    said = [invoke("models", "info", one) for one in (NETWORK, file.parent, file)]
     of_network = [output.partition("layers")[2] for _, output in said]
     assert of_network[0] == of_network[1] == of_network[2] and "the max of" in of_network[0]
 
@@ -296,7 +296,7 @@ def test_by_default_it_reads_what_may_be_viral_and_calls_this_as_a_whole_run_doe
 
 def test_a_run_with_it_is_not_resumed_by_the_scorer_and_the_differences_are_named(contigs, called):
     words = ["predict", "-i", str(contigs), "-o", str(called), "--resume"]
-    exit_code, shown = invoke(words)
+    exit_code, shown = invoke(*words)
     said = f"it has the model {NETWORK}, not the scorer; --chunk-size was 1000, now 500\n"
     assert exit_code and said in shown
 
@@ -320,6 +320,6 @@ def test_what_it_cannot_do_is_refused_with_a_remedy(tmp_path, content, words, ex
     path.write_text(content)
     source = ["--data" if words[0] == "train" else "--input", str(path)]
     given = [*words, "--quiet", *source, "-o", str(tmp_path / "out"), "--model", NETWORK]
-    refused, shown = invoke(given)
+    refused, shown = invoke(*given)
     assert refused == exit_code, shown
     assert said in " ".join(shown.replace(":  ", " ").split())
