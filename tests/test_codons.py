@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from unittest.mock import ANY
@@ -210,6 +211,18 @@ def test_a_vector_has_the_same_bits_alone_and_in_a_batch(chunks, precision):
     together = encoder.start([*chunks, chunks[0][:333]]).rows()
     for chunk, row in zip(chunks, together, strict=False):
         assert encoder.start([chunk]).rows()[0].tolist() == row.tolist()
+
+
+def test_a_worker_does_not_go_on_with_weights_that_were_replaced_during_the_run(
+    encoder, network, tmp_path
+):
+    shipped, path = open_model(NETWORK, lambda _: None), tmp_path / "model.safetensors"
+    of_the_run = replace(encoder.spec, sha256=shipped.encoder_id)
+    path.write_bytes(shipped.path.read_bytes())
+    load_encoder(of_the_run, path, torch.device("cpu"))
+    save_network(network.float(), path)
+    with pytest.raises(UnavailableError, match="was changed since the run began"):
+        load_encoder(of_the_run, path, torch.device("cpu"))
 
 
 def test_bf16_moves_a_vector_by_some_roundings(chunks, encoder):

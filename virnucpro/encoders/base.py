@@ -206,6 +206,22 @@ def load_encoder(spec: EncoderSpec, weights: Path, device: torch.device) -> Enco
     return encoder
 
 
+def refuse_changed(spec: EncoderSpec, weights: Path, digest: str) -> None:
+    """Refuse weights that were replaced since the run began, as by an update of the package.
+
+    A worker that takes the place of another would go on with them.
+
+    Raises:
+        UnavailableError: the weights are not those of the recipe, if it has their hash.
+    """
+    if spec.sha256 not in ("", digest):
+        raise UnavailableError(
+            f"{printable(weights)} was changed since the run began",
+            hint="put the old file back and run the same command with --resume, or start anew "
+            "with --force",
+        )
+
+
 def estimate_tokens(encoders: Iterable[EncoderSpec], n_sequences: int, n_residues: int) -> int:
     """Estimate the number of tokens that these encoders read, all together."""
     total = 0.0

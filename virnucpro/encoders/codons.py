@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from virnucpro.encoders.base import DAMAGE, Model, begins_with, read_tensors
+from virnucpro.encoders.base import DAMAGE, Model, begins_with, read_tensors, refuse_changed
 from virnucpro.encoders.esm2.model import DTYPES
 from virnucpro.encoders.transfer import PackedBatch, PackedEncoder, send
 from virnucpro.ground.config import EncoderSpec, Footprint, Precision, Reads
@@ -311,9 +311,10 @@ class _CodonModel(Model):
 def load(spec: EncoderSpec, weights: Path, device: torch.device) -> _CodonEncoder:
     """
     Raises:
-        UnavailableError: the file cannot be used.
+        UnavailableError: the file cannot be used, or is not that of the recipe.
     """
     network = load_network(weights)
+    refuse_changed(spec, weights, sha256(weights))
     if spec.precision != "fp32":
         for module in network.modules():
             if isinstance(module, nn.Linear | nn.Embedding):

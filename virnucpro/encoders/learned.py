@@ -21,7 +21,14 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 from torch import Tensor, nn
 
-from virnucpro.encoders.base import DAMAGE, Encoder, Model, begins_with, read_tensors
+from virnucpro.encoders.base import (
+    DAMAGE,
+    Encoder,
+    Model,
+    begins_with,
+    read_tensors,
+    refuse_changed,
+)
 from virnucpro.encoders.catalogue import open_model
 from virnucpro.encoders.esm2.family import ESM2Model, as_esm2, inspect_esm2
 from virnucpro.encoders.esm2.model import DTYPES, ESM2
@@ -233,6 +240,7 @@ def load(spec: EncoderSpec, weights: Path, device: torch.device) -> Encoder:
         UnavailableError: the file or its ESM-2 cannot be used.
     """
     checkpoint = inspect_learned(weights)
+    refuse_changed(spec, weights, checkpoint.encoder_id)
     base, facts, esm2 = checkpoint.base, checkpoint.facts, None
     if base is not None:
         esm2 = load_esm2(base.path, base.shape.n_layers, DTYPES[spec.precision], device)
