@@ -18,7 +18,7 @@ from runs import again, rows, run_inline, within
 
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.engine.starts import Start
-from virnucpro.ground.errors import InputError, ResumeError
+from virnucpro.ground.errors import InputError, InputMissingError, ResumeError
 from virnucpro.ground.events import (
     STAGES,
     BatchDone,
@@ -444,6 +444,14 @@ def test_the_page_and_the_record_of_the_devices_are_the_runs_own(predicted, cont
     assert rundir.report.exists() and rundir.machine.exists()
     rundir.clear()
     assert not rundir.report.exists() and not rundir.machine.exists()
+
+
+def test_the_run_within_an_evaluation_is_named_for_its_folder(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text("{}")
+    with pytest.raises(InputMissingError, match="holds no run") as caught:
+        report_folder(tmp_path)
+    assert caught.value.hint == f"did you mean {tmp_path / 'run'}?"
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "[" * 100_000])

@@ -392,6 +392,9 @@ class RunDir(Tree):
         """The error for a folder that has no run or does not exist."""
         where = printable(self.root)
         if self.root.is_dir():
+            within = self.root / "run"  # of an evaluation
+            if (within / self.manifest.name).is_file():
+                hint = f"did you mean {printable(within)}?"
             return InputMissingError(f"{where} holds no run", hint)
         fault = "not a folder" if self.root.exists() else "there is no such folder"
         return InputMissingError(f"{where}: {fault}", hint)
