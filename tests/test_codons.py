@@ -221,7 +221,7 @@ def test_a_worker_does_not_go_on_with_weights_that_were_replaced_during_the_run(
     path.write_bytes(shipped.path.read_bytes())
     load_encoder(of_the_run, path, torch.device("cpu"))
     save_network(network.float(), path)
-    with pytest.raises(UnavailableError, match="was changed since the run began"):
+    with pytest.raises(UnavailableError, match="was replaced since the run began"):
         load_encoder(of_the_run, path, torch.device("cpu"))
 
 

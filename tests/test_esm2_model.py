@@ -15,7 +15,10 @@ import torch
 import torch.nn.functional as F
 from esm.rotary_embedding import RotaryEmbedding
 from oracle import (
+    ATTENTION_SHARE,
     LONGEST,
+    MLP_SHARE,
+    SCORE_SPREAD,
     fair_esm_hidden,
     fair_esm_tokens,
     make_fair_esm,
@@ -237,6 +240,34 @@ class CoarseRotary(RotaryEmbedding):
         positions = torch.arange(x.shape[seq_dimension], dtype=torch.bfloat16)
         angles = torch.outer(positions, self.inv_freq.bfloat16()).repeat(1, 2)
         return angles.cos().float()[None], angles.sin().float()[None]
+
+
+def test_the_weights_are_what_the_tolerance_was_derived_for(oracle):
+    spreads: list[Tensor] = []
+    shares: dict[str, list[float]] = {"attention": [], "mlp": []}
+
+    def look(layer: torch.nn.Module, inputs: tuple[Tensor], _: object) -> None:
+        x = inputs[0]
+        normed = layer.self_attn_layer_norm(x)
+        q, k = (
+            project(normed)[:, 0].unflatten(-1, (oracle.shape.n_heads, -1)).transpose(0, 1)
+            for project in (layer.self_attn.q_proj, layer.self_attn.k_proj)
+        )
+        spreads.append((q @ k.mT / oracle.shape.head_dim**0.5).std())
+        attended = layer.self_attn(normed, normed, normed)[0]
+        shares["attention"].append(float(attended.norm() / x.norm()) ** 2)
+        x = x + attended
+        branch = layer.fc2(F.gelu(layer.fc1(layer.final_layer_norm(x))))
+        shares["mlp"].append(float(branch.norm() / x.norm()) ** 2)
+
+    handles = [layer.register_forward_hook(look) for layer in oracle.model.layers]
+    fair_esm_hidden(oracle.model, PROTEINS, oracle.shape.n_layers)
+    for handle in handles:
+        handle.remove()
+    # made of some hundred random biases and norms, the figures stray by a tenth
+    assert torch.stack(spreads).square().mean().sqrt() == pytest.approx(SCORE_SPREAD, rel=0.1)
+    assert sum(shares["attention"]) / len(shares["attention"]) < ATTENTION_SHARE
+    assert sum(shares["mlp"]) / len(shares["mlp"]) < MLP_SHARE
 
 
 @pytest.mark.parametrize("fault", ["a rotary table in bf16", "no token dropout", "GELU by tanh"])

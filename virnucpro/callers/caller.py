@@ -24,7 +24,7 @@ from virnucpro import __version__
 from virnucpro.callers.head import Head, HeadFacts, Join, chunk_scores, failure_note, probability
 from virnucpro.callers.options import FALSE_POSITIVES, CallsBy, CutOptions
 from virnucpro.callers.pieces import ScoredRecords, call_scored, join_calls, score_records
-from virnucpro.ground.config import Embed, InputType, Recipe, Status
+from virnucpro.ground.config import Embed, InputType, Reads, Recipe, Status
 from virnucpro.ground.errors import UnavailableError, UsageError
 from virnucpro.ground.events import SCORING, STAGES
 from virnucpro.ground.files import EMBEDDED_FOLDER
@@ -455,7 +455,7 @@ def _call_by_frames(
     """Call records by the scores of their frames; without ``facts`` they are only embedded."""
     screened, calls = screen_all(records, recipe), list[Call]()
     # an encoder of chunks reads all that have a known base
-    without = "no known base" if "chunk" in recipe.reads else ""
+    without = "no known base" if Reads.CHUNK in recipe.reads else ""
     for place, (record, predictions) in enumerate(zip(records.each(), frames, strict=True)):
         length = len(record.sequence)
         if place in screened:

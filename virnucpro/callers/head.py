@@ -129,9 +129,10 @@ class Join:
 
     @property
     def weights(self) -> str:
-        """Both weights at each length, for messages."""
-        each = (f"{knot.base:.2f} and {knot.head:.2f} at {knot.n_bases:,}" for knot in self.knots)
-        return f"weights of scorer and head by length in bases: {', '.join(each)}"
+        """Both weights at the shortest and at the longest length, for messages."""
+        ends = self.knots[:1] + self.knots[1:][-1:]
+        each = (f"{knot.base:.2f} and {knot.head:.2f} at {knot.n_bases:,} bases" for knot in ends)
+        return f"weights of scorer and head: {', '.join(each)}"
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> Join:

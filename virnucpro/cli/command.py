@@ -13,6 +13,7 @@ from copy import copy
 from dataclasses import MISSING, dataclass, fields
 from functools import cached_property, partial, update_wrapper
 from inspect import Parameter, Signature
+from itertools import takewhile
 from pathlib import Path
 from textwrap import fill
 from types import NoneType
@@ -30,7 +31,7 @@ _NAMES = 30  # columns of help for the names of options
 # a paragraph of help that ends in a command, which can be copied as a whole
 _EXAMPLE = re.compile(r"(?:(?P<about>.*:) |- )(?P<command>(?:virnucpro|torchrun|sbatch) .*)")
 _ELSEWHERE = {  # names of options in other programs of the field -> ours
-    **dict.fromkeys(("-t", "--threads", "--cpus", "--cores"), "--workers"),
+    **dict.fromkeys(("-t", "--threads", "--cpu", "--cpus", "--cores"), "--workers"),
     **dict.fromkeys(("--out", "--outdir"), "--output-dir"),
 }
 
@@ -212,7 +213,7 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - typer's or click's
         own = {name for param in self.params for name in param.opts}
-        if not ctx.resilient_parsing:
+        if not ctx.resilient_parsing and not {"-h", "--help"}.intersection(args):
             _refuse_names_of_others(args, own)
         if not ctx.resilient_parsing and "--input" in own:
             trial = self.make_context(ctx.info_name, list(args), ctx.parent, resilient_parsing=True)
@@ -234,10 +235,10 @@ def _refuse_names_of_others(args: list[str], own: set[str]) -> None:
     Raises:
         UsageError: an option has another name here.
     """
-    for name in (arg.partition("=")[0] for arg in args):
-        ours = _ELSEWHERE.get(name)
-        if ours in own and name not in own:
-            raise UsageError(f"no option {name}", hint=f"did you mean {ours}?")
+    for arg in takewhile("--".__ne__, args):
+        name = "-t" if re.fullmatch(r"-t\d+", arg) else arg.partition("=")[0]
+        if (ours := _ELSEWHERE.get(name)) in own:
+            raise UsageError(f"there is no option {name}", hint=f"did you mean {ours}?")
 
 
 def _refuse_stray(stray: list[str]) -> None:

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 _RUN_KEPT = "what was finished is kept: run the same command with --resume"
 _FORCE_KEPT = (
-    "to continue, run the same command with --resume in place of --force, which would delete what "
-    "was finished"
+    "if the earlier results are still there, run the same command again; if they are gone, with "
+    "--resume in place of --force, which would delete what was finished"
 )
 _WORK_KEPT = "finished files are kept: run the same command again to do the rest"
 _REGIONS_KEPT = "the folder is unchanged: run the same command again"

@@ -49,6 +49,9 @@ class Model:
     head: Path | None = None  # that comes with the model
     shortest: int = 0  # bases or residues of the shortest record that it reads
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reads", Reads(self.reads))  # another package may give the text
+
     def precision_on(self, kind: str, precision: Precision) -> Precision:
         """Precision of this model in a run in ``precision``; ``kind`` is "cuda" or "cpu"."""
         return precision
@@ -158,7 +161,7 @@ def begins_with(path: Path, entry: str) -> bool:
 
 
 def check_header(path: Path) -> None:
-    """Refuse a safetensors file by the length of its header, of which all would be read.
+    """Refuse a safetensors file that claims a header too long to be read.
 
     Raises:
         OSError: it is not a plain file.
@@ -166,7 +169,8 @@ def check_header(path: Path) -> None:
     """
     with open_plain(path) as handle:
         n_bytes = int.from_bytes(handle.read(8), "little")
-    if _LONGEST_HEADER < n_bytes < path.stat().st_size:  # a longer one than the file is not read
+    # safetensors itself refuses a header that is longer than the file
+    if _LONGEST_HEADER < n_bytes < path.stat().st_size:
         raise ValueError(f"it claims a header of {n_bytes:,} bytes")
 
 
@@ -216,9 +220,9 @@ def refuse_changed(spec: EncoderSpec, weights: Path, digest: str) -> None:
     """
     if spec.sha256 not in ("", digest):
         raise UnavailableError(
-            f"{printable(weights)} was changed since the run began",
-            hint="put the old file back and run the same command with --resume, or start anew "
-            "with --force",
+            f"{printable(weights)} was replaced since the run began: put the old file back, or "
+            "start anew with --force",
+            hint="with the old file in place, run the same command with --resume",
         )
 
 

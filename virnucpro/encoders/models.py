@@ -70,13 +70,12 @@ def _facts_of(name: str) -> dict[str, Any]:
     """The facts of a named model, as in ``models list --json``; sizes are in bytes."""
     encoders = BUNDLES[name].encoders if name in BUNDLES else ()
     footprint = join_footprints([_footprint(each) for each in encoders or (name,)])
+    least = footprint.gpu_memory(footprint.fewest_tokens)  # computed, without CUDA's own
     return {
         "name": name,
         "kind": _kind(name),
         "parameters": footprint.n_parameters,
-        "least_gpu_memory": footprint.gpu_memory(
-            footprint.fewest_tokens
-        ),  # computed, without CUDA's own
+        "least_gpu_memory": least,
         "gpu_memory": footprint.gpu_memory(),  # with less free memory, batches are smaller
         "to_fetch": bytes_to_fetch(name),
         # of the file or folder, even before a download; of a bundle, of its head
@@ -212,7 +211,7 @@ def import_model(source: Path, name: str) -> tuple[Model, str]:
     if not model.files or model.path != source:
         raise UnavailableError(
             f"{printable(source)} is not imported: models of this kind are used where they are",
-            hint=f"name it by its path: --model {printable(source)}",
+            hint=f"name it by its path: --model {printable(source.absolute())}",
         )
     hashes = _hashes(model.files)
     digest = found.verify(found.open(source)) if found else model.verify()

@@ -392,7 +392,7 @@ class RunDir(Tree):
         """The error for a folder that has no run or does not exist."""
         where = printable(self.root)
         if self.root.is_dir():
-            within = self.root / "run"  # of an evaluation
+            within = self.root / "run"  # an evaluation keeps its run there
             if (within / self.manifest.name).is_file():
                 hint = f"did you mean {printable(within)}?"
             return InputMissingError(f"{where} holds no run", hint)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from virnucpro.callers.caller import Caller
 from virnucpro.encoders.base import estimate_tokens
-from virnucpro.ground.config import Command
+from virnucpro.ground.config import Command, Reads
 from virnucpro.ground.events import STAGES, STARTING, ShardDone
 from virnucpro.ground.log import LOGGER, announce, counted, printable
 from virnucpro.run.folder import RunDir
@@ -78,7 +78,7 @@ class Summary:
     def _count_plan(self, plan: Plan) -> None:
         """Count the files of a run and the tokens that copies save."""
         manifest = plan.manifest
-        self.unit = min((each.unit for each in manifest.recipe.reads), default=self.unit)
+        self.unit = "chunk" if Reads.CHUNK in manifest.recipe.reads else "frame"
         encoders, counts, shards = manifest.recipe.encoders, plan.counts, plan.shards
         self.n_refused = len(manifest.refused)
         self.n_files = len(manifest.inputs) + self.n_refused

@@ -147,7 +147,7 @@ def as_esm2(model: Model) -> ESM2Model:
             f"{printable(model.name)} is not an ESM-2, but a model of the family "
             f"{printable(model.family)}",
             hint="only an ESM-2 can be trained or compared with fair-esm (`virnucpro models list` "
-            "has some); `predict` and `extract` take this model as it is",
+            "lists them); `predict` and `extract` take this model as it is",
         )
     return model
 

@@ -145,8 +145,9 @@ def check(model: str, options: ComputeOptions, on_event: OnEvent) -> list[_Check
 def check_on(choice: Choice, model: Model, precision: Precision, on_event: OnEvent) -> list[_Check]:
     """Embed the panel on existing devices. Raises as ``check``."""
     precision = model.precision_on(choice.kind, precision)
-    checked = model if model.family == codons.FAMILY else as_esm2(model)
-    weights, digest = checked.prepare(precision, on_event)
+    if model.family != codons.FAMILY:
+        as_esm2(model)
+    weights, digest = model.prepare(precision, on_event)
     spec = model.spec(sha256=digest, precision=precision)
     for description in choice.descriptions:
         announce(description)
@@ -194,13 +195,14 @@ def _ask_oracle(spec: EncoderSpec, model: Model, device: str, on_event: OnEvent)
 
 
 def _load_oracle(spec: EncoderSpec, path: Path, device: str) -> tuple[str, Encoder, nn.Module]:
-    """The name of the reference, itself, and its layers: fair-esm, or the network on a CPU."""
-    if spec.family == codons.FAMILY:
-        network = codons.load(spec, path, torch.device("cpu"))
+    """Load the reference: fair-esm, or the network on a CPU. -> its name, encoder and layers"""
+    is_codons = spec.family == codons.FAMILY
+    where = torch.device("cpu" if is_codons else device)
+    use_device(where)
+    if is_codons:
+        network = codons.load(spec, path, where)
         return "itself on a CPU", network, network.network
-    use_device(torch.device(device))
-    spec = replace(spec, family="fair-esm", pooling="none")
-    esm2 = fair_esm.load(spec, path, torch.device(device))
+    esm2 = fair_esm.load(replace(spec, family="fair-esm", pooling="none"), path, where)
     return "fair-esm", esm2, esm2.model.layers
 
 
