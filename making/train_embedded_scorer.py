@@ -3,7 +3,6 @@
     python making/scorer_manifest.py CATALOGUE.tsv.gz ... > manifest.tsv
     python making/scorer_elements.py manifest.tsv elements.fa > elements.tsv
     tail -n +2 elements.tsv >> manifest.tsv
-    python making/scorer_genes.py markers.fasta genes.fa >> manifest.tsv
     python making/train_embedded_scorer.py train manifest.tsv making/scorer_split.tsv \
         scorer.safetensors train validation test locked
 
@@ -83,8 +82,6 @@ from virnucpro.scorer.nets import ErrorRates, Knot, PieceNets, Scorer, load_scor
 from virnucpro.scorer.nets import calibrate as calibrate_log_odds
 
 ELEMENTS = "transposable elements"
-# of ``scorer_genes.py``; the name sorts last, so that these groups move no other to another fold
-ARCHAEAL_GENES = "unlinked archaeal genes"
 SHARES = {  # of the viral fragments, then of the cellular ones
     "phages": 0.35,
     "archaeal viruses": 0.05,
@@ -97,8 +94,7 @@ SHARES = {  # of the viral fragments, then of the cellular ones
     "bacteria": 0.36,
     "bins": 0.06,
     "plasmids": 0.05,
-    "archaea": 0.06,
-    ARCHAEAL_GENES: 0.08,
+    "archaea": 0.14,
     "protists": 0.11,
     "transcripts": 0.10,
     "animals": 0.06,
@@ -114,7 +110,6 @@ KIND_OF = {
     "bins": "bacteria",
     "plasmids": "bacteria",
     "archaea": "bacteria",
-    ARCHAEAL_GENES: "bacteria",
 }
 KINDS = tuple(dict.fromkeys(KIND_OF.get(kingdom, kingdom) for kingdom in SHARES))  # viruses first
 N_VIRAL = KINDS.index("bacteria")
