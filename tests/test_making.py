@@ -102,7 +102,7 @@ def test_a_cascade_is_measured_on_a_manifest_of_other_kingdoms_or_none(tmp_path,
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
 def test_each_script_shows_its_usage(script, tmp_path, monkeypatch, capsys):
-    for package in ("pyhmmer", "pyrodigal"):
+    for package in ("pyhmmer", "pyrodigal", "taxoniq"):
         if f"import {package}\n" in script.read_text(encoding="utf-8"):
             pytest.importorskip(package, reason=f"the script needs {package}")
     monkeypatch.chdir(tmp_path)
