@@ -181,7 +181,7 @@ def test_an_output_is_hashed_while_it_is_written_and_not_read_again(tmp_path):
     outputs = Outputs(RunDir(tmp_path / "run"))
     path = outputs.rundir.report
     lines = [f"line {i}\n".encode() for i in range(100)]
-    with outputs.tree.replacing(path) as out:
+    with outputs.writing() as tree, tree.replacing(path) as out:
         out.writelines(lines)
     assert outputs.hash() == {"report.html": sha256(path)}
     path.write_text("what somebody else wrote since")

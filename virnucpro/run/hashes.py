@@ -13,7 +13,6 @@ from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, cast
 
@@ -71,14 +70,14 @@ class Outputs:
     """The outputs of a run folder."""
 
     rundir: RunDir
-    written: dict[Path, str] = field(default_factory=dict)  # hashes of files written by ``tree``
-    thread: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1, "hashes"))
+    written: dict[Path, str] = field(default_factory=dict)  # hashes of files from ``writing``
     field: ClassVar = "outputs"  # of ``run.json``: place in the run folder -> SHA-256
 
-    @property
-    def tree(self) -> Tree:
-        """The run folder for writing outputs that ``hash`` need not read again."""
-        return _HashingTree(self.rundir.root, self.written, self.thread)
+    @contextmanager
+    def writing(self) -> Iterator[Tree]:
+        """Yield the run folder for writing outputs that ``hash`` need not read again."""
+        with ThreadPoolExecutor(1, "hashes") as thread:
+            yield _HashingTree(self.rundir.root, self.written, thread)
 
     def hash(self, names: Collection[str] = ()) -> dict[str, str]:
         """The hashes of the existing outputs: all, or only these file names.

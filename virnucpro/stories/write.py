@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, groupby
 from threading import Condition
@@ -198,11 +198,14 @@ class Results:
             for store, index in zip(self.maker.stores, indexes, strict=True):
                 IndexPart.write_index(store.index, index, store.tree)
 
-    def opened(self) -> AbstractContextManager[Callable[[Portion], None]]:
+    @contextmanager
+    def opened(self) -> Iterator[Callable[[Portion], None]]:
         """Open all outputs, and yield the function that adds rows to them."""
-        tree, manifest = self.outputs.tree, self.maker.manifest
-        place = place_of(self.rundir, tree, manifest, per_file=self.per_file)
-        return open_outputs(SINKS[manifest.recipe.command], place)
+        manifest = self.maker.manifest
+        with self.outputs.writing() as tree:
+            place = place_of(self.rundir, tree, manifest, per_file=self.per_file)
+            with open_outputs(SINKS[manifest.recipe.command], place) as add:
+                yield add
 
     def portions(
         self, indexes: Sequence[list[IndexPart]], helpers: Helpers[Maker]
