@@ -21,7 +21,7 @@ from runs import our_processes, run_inline
 
 from virnucpro.callers.caller import Caller
 from virnucpro.callers.head import EncoderFacts, Head, HeadFacts, Layer, Network
-from virnucpro.encoders.esm2.checkpoint import ESM2Shape
+from virnucpro.encoders.esm2.checkpoint import ESM2Shape, hash_weights
 from virnucpro.encoders.esm2.family import inspect_esm2
 from virnucpro.encoders.esm2.model import ESM2
 from virnucpro.encoders.esm2.weights import save_esm2
@@ -161,7 +161,7 @@ def configure(tiny: Tiny) -> Callable[..., RunConfig]:
             "family": "esm2",
             "reads": "protein",
             "model": "tiny",
-            "sha256": "0" * 64,
+            "sha256": hash_weights(tiny.model),
             "layer": TINY.n_layers,
             "pooling": "mean",
             "precision": "fp32",

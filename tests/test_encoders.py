@@ -24,13 +24,14 @@ from runs import again, bases_by_frame, run_inline, vectors, vectors_of_each, wr
 
 from virnucpro.callers.head import EncoderFacts, Head, Network
 from virnucpro.encoders.base import Encoder, Pending, Rows, load_encoder
+from virnucpro.encoders.catalogue import open_model
 from virnucpro.encoders.esm2.weights import load_esm2, save_esm2
 from virnucpro.encoders.families import FAMILIES, Family
 from virnucpro.encoders.models import describe_model
 from virnucpro.engine.local import InlineExecutor
 from virnucpro.engine.worker import Worker
 from virnucpro.ground.config import EncoderSpec
-from virnucpro.ground.errors import ResumeError, UsageError
+from virnucpro.ground.errors import ResumeError, UnavailableError, UsageError
 from virnucpro.ground.files import sha256
 from virnucpro.stories.options import ExtractOptions
 from virnucpro.stories.pipeline import execute
@@ -262,3 +263,9 @@ def test_what_fp16_cannot_hold_is_embedded_in_float32_with_the_same_bits_in_ever
             else:
                 alone = encoder.embed([MIXED[i]])
                 assert worst_row(torch.from_numpy(rows), alone) < tolerance(2, torch.float16)
+
+
+def test_an_esm2_that_was_replaced_since_the_run_began_is_refused(tiny):
+    spec = open_model(str(tiny.model), lambda _: None).spec(sha256="0" * 64, precision="fp32")
+    with pytest.raises(UnavailableError, match="was replaced since the run began"):
+        load_encoder(spec, tiny.model, torch.device("cpu"))

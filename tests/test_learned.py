@@ -14,6 +14,7 @@ from runs import rows
 from safetensors.numpy import load_file
 
 from virnucpro.callers.head import Head
+from virnucpro.encoders.base import load_encoder
 from virnucpro.encoders.catalogue import open_model
 from virnucpro.encoders.families import EMBEDDED
 from virnucpro.encoders.learned import inspect_learned, save_learned
@@ -207,3 +208,10 @@ def test_extract_takes_a_learned_encoder_but_no_other_pooling(trained, tmp_path)
         execute(ExtractOptions(**asked, pooling="bos"), lambda _: None)
     execute(ExtractOptions(**asked), lambda _: None, lambda _: InlineExecutor())
     assert rows(tmp_path / "run" / "records.tsv")
+
+
+def test_an_encoder_that_was_replaced_since_the_run_began_is_refused(trained):
+    path = trained("onehot-cnn").model / LEARNED_FILE
+    spec = open_model(str(path), lambda _: None).spec(sha256="0" * 64, precision="fp32")
+    with pytest.raises(UnavailableError, match="was replaced since the run began"):
+        load_encoder(spec, path, torch.device("cpu"))

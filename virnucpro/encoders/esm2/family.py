@@ -7,7 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from virnucpro.encoders.base import Encoder, Model, not_published, progress_of
+from virnucpro.encoders.base import (
+    Encoder,
+    Model,
+    not_published,
+    progress_of,
+    refuse_changed,
+)
 from virnucpro.encoders.esm2.checkpoint import (
     ESM2Shape,
     count_bytes,
@@ -171,8 +177,11 @@ def load(spec: EncoderSpec, weights: Path, device: torch.device) -> Encoder:
     """Load the first ``spec.layer`` layers of a checkpoint or of its converted copy.
 
     Raises:
-        UnavailableError: it cannot be used.
+        UnavailableError: it cannot be used, or is small and not that of the recipe.
     """
     from virnucpro.encoders.esm2.encoder import load
+    from virnucpro.encoders.esm2.weights import is_converted
 
+    if count_bytes(weights) < WORTH_CONVERTING and not is_converted(weights):
+        refuse_changed(spec, weights, hash_weights(weights))
     return load(spec, weights, device)
