@@ -22,7 +22,7 @@ from virnucpro.encoders.esm2.family import inspect_esm2
 from virnucpro.engine.executor import Resources
 from virnucpro.engine.local import ProcessExecutor
 from virnucpro.engine.worker import Worker
-from virnucpro.ground.config import EncoderSpec, Recipe
+from virnucpro.ground.config import Recipe
 from virnucpro.stories.options import ExtractOptions
 from virnucpro.stories.pipeline import run
 from virnucpro.stories.resolve import RunConfig
@@ -92,16 +92,7 @@ def configure(proteins: Path, folder: Path, n_workers: int) -> RunConfig:
             input_type="protein",
             chunk_size=0,
             min_length=0,
-            encoders=(
-                EncoderSpec(
-                    model=checkpoint.name,
-                    sha256=checkpoint.encoder_id,
-                    layer=checkpoint.shape.n_layers,
-                    pooling="mean",
-                    precision="bf16",
-                    dim=checkpoint.shape.dim,
-                ),
-            ),
+            encoders=(checkpoint.spec(sha256=checkpoint.sha256(), precision="bf16"),),
         ),
         resources=Resources(devices=("cpu",) * n_workers, tokens_per_batch=4096),
         checkpoints=(checkpoint.path,),

@@ -47,6 +47,7 @@ from runs import (
 )
 from small_disk import Evaluation, Prediction, Scoring, Training
 
+from virnucpro.encoders.esm2.checkpoint import hash_weights
 from virnucpro.ground.errors import (
     InputError,
     OutputError,
@@ -508,7 +509,7 @@ def test_a_feature_file_that_is_not_as_it_was_is_made_again(
 ):
     config, second = finished, make_tiny(tmp_path / "second", seed=1).model
     if harm == "of another recipe":
-        about = {"sha256": "1" * 64, "checkpoints": (second,), "weights": (second,)}
+        about = {"sha256": hash_weights(second), "checkpoints": (second,), "weights": (second,)}
         run_inline(make(output=tmp_path / "other", **about), tiny.head)
     (path,) = (config.output / "features").glob(name)
     damage(path, harm, tmp_path / "other")
