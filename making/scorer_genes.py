@@ -9,9 +9,9 @@ found in one species alone. Their accessions are looked up in NCBI's taxonomy. A
 Families of which the labelled sequences have a genus are left out, so that these stay new to the
 folds that do not have them.
 
-Genes of bacteria and of viruses are left out too: what one species alone has is often from a
-prophage, and networks that learned from both found fewer phages. The scorer of this release was
-made without any of these genes. LOG.md has what they bring.
+Genes of bacteria and of viruses are left out too: with both, networks told phages from prokaryotes
+less well. The scorer of this release was made without any of these genes. LOG.md has what they
+bring.
 """
 
 from __future__ import annotations
