@@ -1,6 +1,6 @@
 """Join the network on codons with the scorer: write its head, head.safetensors.
 
-    python making/join_embedded_network.py manifest.tsv making/scorer_split.tsv \
+    python making/join_embedded_network.py manifest.tsv genes.tsv making/scorer_split.tsv \
         virnucpro/embedded/cnn_virnucpro train validation test locked
 
 The network was trained without the groups of two of the ten folds. Here the nets of the scorer are
@@ -19,17 +19,15 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sampling import Collection, Fragments, collect, draw
-from scorer_folds import fragment_log_odds, group_folds
-from scorer_words import Words, count_words
+from sampling import Collection, Fragments, draw
+from scorer_folds import fragment_log_odds
 from train_embedded_network import HELD_OUT
 from train_embedded_scorer import (
     PROKARYOTIC,
     SEED,
     SHARES,
-    Course,
+    Data,
     fit,
-    records_of,
     records_of_fragments,
 )
 
@@ -264,14 +262,12 @@ def scored_by(scored: ScoredFragments, log_odds: Values, rows: Mask) -> Samples:
     return Samples(scores, is_virus, scored.groups[rows], weights)
 
 
-def main(manifest: Path, split: Path, folder: Path, parts: list[str]) -> None:
-    collection = collect(records_of(manifest, split, parts))
-    fold_of_group = group_folds(collection.records)
-    fold = np.array([fold_of_group[record.group] for record in collection.records])
-    counts, is_inside = count_words(collection, fold), ~np.isin(fold, HELD_OUT)
-    others, words = collection.where(is_inside), Words.of(counts, set(HELD_OUT))
-    nets = fit(Course(others, fold[is_inside], words))
-    held_out, fold = collection.where(~is_inside), fold[~is_inside]
+def main(manifest: Path, genes: Path, split: Path, folder: Path, parts: list[str]) -> None:
+    data = Data.read(manifest, genes, split, parts, apart={})  # the folds of the network
+    others = data.without(HELD_OUT)
+    nets = fit(others)
+    is_out = np.isin(data.fold_of_record, HELD_OUT)
+    held_out, fold = data.collection.where(is_out), data.fold_of_record[is_out]
     scorer, network = Scorer.own(), load_network(folder / "model.safetensors")
     measured = []
     for n_bases, n_fragments in N_FRAGMENTS.items():
@@ -281,7 +277,7 @@ def main(manifest: Path, split: Path, folder: Path, parts: list[str]) -> None:
         own, head = records_of_fragments(held_out, drawn), head_log_odds(drawn, network)
         scored = scored_fragments(n_bases, own, log_odds, head, scorer)
         measured.append(Measured(scored, own, fold[drawn.record]))
-    save_and_tell(folder, scorer, others, measured)
+    save_and_tell(folder, scorer, others.collection, measured)
 
 
 def save_and_tell(
@@ -307,7 +303,7 @@ def save_and_tell(
 
 if __name__ == "__main__":
     match sys.argv[1:]:
-        case [manifest, split, folder, *parts] if parts:
-            main(Path(manifest), Path(split), Path(folder), parts)
+        case [manifest, genes, split, folder, *parts] if parts:
+            main(Path(manifest), Path(genes), Path(split), Path(folder), parts)
         case _:
             raise SystemExit(__doc__)

@@ -7,6 +7,11 @@ Needs pyhmmer. Long stop-free stretches of eukaryotes, in six frames, are search
 of each kind of element, and then with a profile of the hits. A hit with its flanking bases becomes
 a record of its own, in the group of the sequence it lies in, and so in the same fold and part of a
 split.
+
+For the scorer of this release, a second manifest named two more chromosomes, and only elements were
+kept of these: *Arabidopsis thaliana* 5 (as packed with Mikado 2.3.4, "genus Arabidopsis", plants)
+and *Caenorhabditis elegans* I (with cogent3 2026.9.10, "genus Caenorhabditis", animals). 614
+elements were found; without these chromosomes 373.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from virnucpro.scorer.nets import ErrorRates, Knot, PieceNets
 from virnucpro.scorer.pieces import Digits
 from virnucpro.scorer.score import record_log_odds
 
+ELEMENTS = "transposable elements"  # the kingdom of records in groups of other kingdoms
 N_FOLDS = 10
 FEWEST_GROUPS = 5  # of a kind of cells that can raise cuts
 _SAME = 0.01  # lengths with nearer logarithms count as one
@@ -30,10 +31,14 @@ _KEPT = 0.9  # share of the draws with no more false discoveries than stated
 
 
 def group_folds(records: Iterable[LabelledRecord]) -> dict[str, int]:
-    """The fold of each group. The groups of a kingdom are spread evenly over the folds."""
+    """The fold of each group. The groups of a kingdom are spread evenly over the folds.
+
+    Elements have no say, so that no group moves if others are found.
+    """
     kingdoms: dict[str, Counter[str]] = defaultdict(Counter)
     for record in records:
-        kingdoms[record.group][record.kingdom] += 1
+        if record.kingdom != ELEMENTS:
+            kingdoms[record.group][record.kingdom] += 1
     members: dict[str, list[str]] = defaultdict(list)
     for group, n_records in kingdoms.items():
         members[min(n_records, key=lambda name: (-n_records[name], name))].append(group)

@@ -1,8 +1,8 @@
-"""Write genes of archaea, and their rows of a manifest, to train the next scorer.
+"""Write genes of archaea to train the next scorer with, and their manifest.
 
     apt-get download metaphlan2-data && dpkg-deb -x metaphlan2-data_*.deb .
     pip install taxoniq ncbi-refseq-accession-db
-    python making/scorer_genes.py var/lib/metaphlan2-data/markers.fasta genes.fa >> manifest.tsv
+    python making/scorer_genes.py var/lib/metaphlan2-data/markers.fasta genes.fa > genes.tsv
 
 The genes are markers of MetaPhlAn 2 (Truong et al. 2015, doi:10.1038/nmeth.3589; MIT licence), each
 found in one species alone. Their accessions are looked up in NCBI's taxonomy. A group is a family.
@@ -25,11 +25,10 @@ from functools import cache
 from pathlib import Path
 
 import taxoniq
+from train_embedded_scorer import GENES
 
 from virnucpro.sequences.fasta import read_fasta, write_record
 
-# the name sorts last, so that these groups move no other to another fold
-KINGDOM = "unlinked archaeal genes"
 KNOWN = (  # families of genera among the labelled sequences
     "Desulfurococcaceae",
     "Haloarculaceae",
@@ -71,11 +70,12 @@ def main(markers: Path, genes: Path) -> None:
     for species, *gene in archaeal_genes(markers):
         by_species[species].append(gene)
     rng = random.Random(SEED)
+    sys.stdout.write("\t".join(("path", "id", "label", "group", "weight", "kingdom")) + "\n")
     with genes.open("w", encoding="utf-8") as out:
         for _, own in sorted(by_species.items()):
             for family, gene_id, sequence in rng.sample(own, min(MOST, len(own))):
                 write_record(out, gene_id, sequence)
-                row = (str(genes), gene_id, "other", f"family {family}", "1", KINGDOM)
+                row = (str(genes), gene_id, "other", f"family {family}", "1", GENES)
                 sys.stdout.write("\t".join(row) + "\n")
 
 

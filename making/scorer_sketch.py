@@ -1,14 +1,15 @@
 """Write the sketch of the scorer's training data, virnucpro/embedded/trained.safetensors.
 
-    python making/scorer_sketch.py manifest.tsv trained.safetensors
+    python making/scorer_sketch.py manifest.tsv genes.tsv trained.safetensors
 
-The manifest is that of ``train_embedded_scorer.py``. The package's scorer must have the digest of
-each of its records.
+The manifests are those of ``train_embedded_scorer.py``. The package's scorer must have the digest
+of each of their records.
 """
 
 from __future__ import annotations
 
 import sys
+from itertools import chain
 from pathlib import Path
 
 from safetensors.numpy import save_file
@@ -19,11 +20,12 @@ from virnucpro.scorer.nets import Scorer
 from virnucpro.sequences.kmers import Sketch
 
 
-def main(manifest: Path, out: Path) -> None:
+def main(manifest: Path, genes: Path, out: Path) -> None:
     scorer = Scorer.own()
     trained = frozenset(scorer.trained_records.tolist())
     sketches = []
-    for labelled, record in read_records(read_data_manifest(manifest)):
+    both = (read_records(read_data_manifest(path)) for path in (manifest, genes))
+    for labelled, record in chain.from_iterable(both):
         if labelled.digest not in trained:
             raise InputError(f"{labelled.id}: the scorer was not trained on this record")
         sketches.append(Sketch.of(record.sequence))
@@ -32,6 +34,6 @@ def main(manifest: Path, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3 or sys.argv[1].startswith("-"):
+    if len(sys.argv) != 4 or sys.argv[1].startswith("-"):
         raise SystemExit(__doc__)
-    main(*map(Path, sys.argv[1:3]))
+    main(*map(Path, sys.argv[1:]))

@@ -167,12 +167,12 @@ def test_a_lost_device_is_said_to_start_again_or_to_be_given_up_and_whose_memory
 
 def test_before_the_devices_start_the_stage_is_shown():
     log = EventLog()
-    log(Progress("reading and translating", 250, 1000, "letters"))
+    log(Progress("reading", 250, 1000, "letters"))
     bar, amount = drawn(log).splitlines()
-    assert bar.startswith("reading and translating  ━") and bar.endswith(" 25%")
+    assert bar.startswith("reading  ━") and bar.endswith(" 25%")
     assert amount.startswith("250 of 1,000 letters   elapsed 0:00:0")
-    assert log.figures.line.startswith("reading and translating: 250 of 1,000 letters (25%)")
-    log(Progress("reading and translating", 250, 0, "letters", also=("loss 0.5", "rate 0.001")))
+    assert log.figures.line.startswith("reading: 250 of 1,000 letters (25%)")
+    log(Progress("reading", 250, 0, "letters", also=("loss 0.5", "rate 0.001")))
     assert drawn(log).splitlines()[1].startswith("250 letters   elapsed")
     assert "loss 0.5   rate 0.001" in drawn(log) and log.figures.line.endswith(
         ", loss 0.5, rate 0.001"

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from piece_nets import Fitting, Lessons, Range, fit_piece_nets
 from reading import fragment_features
-from sampling import Collection, Fragments, draw, gc_matched_weights
+from sampling import Collection, Fragments, collect, draw, gc_matched_weights
 from scorer_file import save_scorer
 from scorer_folds import (
+    ELEMENTS,
     FEWEST_GROUPS,
     N_FOLDS,
     evened,
@@ -24,6 +25,7 @@ from scorer_folds import (
     with_kinds,
 )
 from scorer_words import Words, count_words, is_in_sample, owners_of
+from train_embedded_scorer import GENES, MATCHED, WITH_GENES, Data, records_of
 
 from virnucpro.learning.calibration import fit_error_rates
 from virnucpro.learning.records import LabelledRecord
@@ -169,6 +171,42 @@ def test_a_fragment_is_read_by_the_words_of_other_folds_than_its_own(
     assert is_shared.any()
 
 
+def test_genes_move_no_fold_and_no_word_of_the_data_and_only_short_pieces_read_them(
+    tmp_path: Path,
+) -> None:
+    kingdoms = {"phages": "virus", "bacteria": "other", "transcripts": "other", GENES: "other"}
+    bases = "".join(np.random.default_rng(7).choice([*"ACGT"], 600))
+    rows = {
+        kingdom: [f"all.fa\t{kingdom[0]}{i}\t{label}\t{kingdom} {i}\t{kingdom}" for i in range(13)]
+        for kingdom, label in kingdoms.items()
+    }
+    names = [row.split("\t")[1] for of_kingdom in rows.values() for row in of_kingdom]
+    (tmp_path / "all.fa").write_text("".join(f">{name}\n{bases}\n" for name in names))
+    genes, manifest, split = (tmp_path / name for name in ("genes.tsv", "data.tsv", "split.tsv"))
+    header, of_genes = "path\tid\tlabel\tgroup\tkingdom", rows.pop(GENES)
+    genes.write_text("\n".join([header, *of_genes]))
+    of_data = [row for of_kingdom in rows.values() for row in of_kingdom]
+    manifest.write_text("\n".join([header, *of_data]))
+    groups = [row.split("\t")[3] for row in of_data]
+    split.write_text("\n".join(["group\tpart", *(f"{group}\ttrain" for group in groups)]))
+    data = Data.read(manifest, genes, split, ["train"])
+    alone = collect(records_of(manifest, split, ["train"]))
+    fold_of_group = group_folds(alone.records)
+    folds = np.array([fold_of_group[record.group] for record in alone.records])
+    np.testing.assert_array_equal(data.fold_of_record[: len(folds)], folds)
+    assert set(data.fold_of_record[len(folds) :].tolist()) == set(range(N_FOLDS))
+    counts = count_words(alone, folds)
+    np.testing.assert_array_equal(data.counts.numbers, counts.numbers)
+    np.testing.assert_array_equal(data.counts.n_groups, counts.n_groups)
+    assert len(counts.numbers)
+    course, rng = data.without({3, 4}), np.random.default_rng(8)
+    assert not np.isin(course.fold_of_record, [3, 4]).any()
+    for drawing, are_read in ((MATCHED, False), (WITH_GENES, True)):
+        drawn = draw(course.collection, 300, 500, drawing.shares, rng)
+        kingdoms_drawn = {course.collection.records[i].kingdom for i in drawn.record}
+        assert (GENES in kingdoms_drawn) is are_read
+
+
 # Made negatives
 
 
@@ -248,6 +286,8 @@ def test_no_group_is_in_two_folds_and_every_kingdom_in_all() -> None:
     for kingdom in ("phages", "bacteria"):
         inside = Counter(fold for group, fold in folds.items() if group.startswith(kingdom))
         assert inside == dict.fromkeys(range(N_FOLDS), 2)
+    elements = [(f"e{i}", False, f"bacteria {i % 3}", ELEMENTS) for i in range(30)]
+    assert group_folds(collection_of([*elements, *rows]).records) == folds
 
 
 def test_a_knot_finds_the_slope_and_the_offset_that_made_the_labels() -> None:

@@ -208,10 +208,9 @@ def plan_run(results: Results, recorded: Manifest | None) -> Plan:
     if plan is None:
         plan = Plan.cut(rundir, manifest, keep_intermediate=keep)
     if not plan_only:
-        stage = "reading and translating" if manifest.recipe.has_chunks else "reading"
         total = 0 if plan.parts else InputFile.letters_of(manifest.inputs)
         plan = plan.make(
-            lambda done: on_event(Progress(stage, done, total, "letters")), results.pool
+            lambda done: on_event(Progress("reading", done, total, "letters")), results.pool
         )
     if plan.is_aside:
         plan.write_listing()
