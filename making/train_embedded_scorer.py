@@ -159,8 +159,8 @@ N_FRAGMENTS = {
     10_000: 20_000,
 }
 N_WINDOWS, N_SEEDS_OF_WINDOWS = 20_000, 3
-# the two groups of Halobacteria are not left out together: most new archaea have known relatives
-APART = {"genus Haloferax": 5}
+# not left out with their relatives: Haloarcula, and Saccharomyces, whose elements are Copia too
+APART = {"genus Haloferax": 5, "genus Arabidopsis": 7}
 MADE_SHARE = 40  # fragments of each label per synthetic one of each kind
 MADE_WEIGHT = 2.0
 FOLDS_BESIDE = range(N_FOLDS // 2)  # fitted in a second process
