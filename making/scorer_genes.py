@@ -1,4 +1,4 @@
-"""Write genes of archaea to train the next scorer with, and their manifest.
+"""Write genes of archaea to train the scorer with, and their manifest.
 
     apt-get download metaphlan2-data && dpkg-deb -x metaphlan2-data_*.deb .
     pip install taxoniq ncbi-refseq-accession-db
@@ -10,8 +10,7 @@ Families of which the labelled sequences have a genus are left out, so that thes
 folds that do not have them.
 
 Genes of bacteria and of viruses are left out too: with both, networks told phages from prokaryotes
-less well. The scorer of this release was made without any of these genes. LOG.md has what they
-bring.
+less well. LOG.md has what they bring.
 """
 
 from __future__ import annotations

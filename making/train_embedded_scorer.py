@@ -8,12 +8,12 @@
         scorer.safetensors train validation test locked
 
 The scorer is trained on the groups of the named parts and on genes of archaea, which nets of short
-pieces alone read; their words are not counted. (The scorer of this release was trained without
-genes, and with GC matched in short pieces too: LOG.md.) Folds over the same groups give its
-calibration and its error rates. The words for a fragment's features are always counted without its
-fold. A second process fits the nets of half of the folds. For each fold, a scorer without it is
-written to scorer_folds/, for measurements on groups that the scorer itself has seen. Seeds are
-fixed: on the same machine, the same data makes the same file.
+pieces alone read; their words are not counted. Folds over the same groups give its calibration and
+its error rates. The words for a fragment's features are always counted without its fold. A second
+process fits the nets of half of the folds. For each fold, a scorer without it is written to
+scorer_folds/, for measurements on groups that the scorer itself has seen. Seeds are fixed: on the
+same machine, the same data makes the same file. (In the scorer of this release, nets of wholes and
+of windows were kept from an earlier file, as no record is new to them.)
 
 The package's scorer has seen all groups. To measure the recipe on groups that influenced nothing,
 train a file without them:

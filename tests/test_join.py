@@ -152,6 +152,9 @@ def test_a_run_calls_by_scorer_and_head_together(joined, scorer, make_config, tm
 
 
 def test_the_cut_of_a_joined_head_is_the_users_on_a_finished_run(joined, make_config, contigs):
+    rates = replace(RATES, cuts=(-2.0, 1.0, 2.0))  # several records lie between the two presets
+    join = replace(joined.facts.join, error_rates=(rates,))
+    joined = replace(joined, facts=replace(joined.facts, join=join))
     config = make_config(contigs)
     run_inline(config, joined)
     default = rows_of(config.output)
@@ -167,7 +170,7 @@ def test_the_cut_of_a_joined_head_is_the_users_on_a_finished_run(joined, make_co
     assert called[2] == {name for name, row in default.items() if row["status"] == "scored"}
     odds = {name: log_odds(float(default[name]["virus_score"])) for name in called[2]}
     joint = [name for name in called[2] if default[name]["n_frames_scored"] != "0"]
-    assert {name for name in joint if odds[name] >= RATES.cut_at(0.1)} == called[1] & {*joint}
+    assert {name for name in joint if odds[name] >= rates.cut_at(0.1)} == called[1] & {*joint}
 
 
 def test_a_head_without_weight_is_announced_before_anything_is_embedded(
