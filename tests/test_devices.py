@@ -546,7 +546,7 @@ def test_a_run_that_embedded_nothing_offers_the_gpus_that_nobody_uses(
         main()
     assert not end.value.code
     offer = f"virnucpro {' '.join(words)} --model cnn_virnucpro --gpus 0,2,3 --force"
-    assert f"GPUs: 3 free; with better calls of short records: {offer}\n" in capsys.readouterr().out
+    assert f"GPUs: 3 free; with more unknown viruses: {offer}\n" in capsys.readouterr().out
     feign([])
     assert free_gpus(None) == []
 

@@ -33,6 +33,7 @@ from virnucpro.callers.chain import OWN_REGION_MODEL
 from virnucpro.cli.main import main
 from virnucpro.encoders.learned import _LearnedFacts, save_learned
 from virnucpro.engine.local import InlineExecutor
+from virnucpro.ground.config import Recipe
 from virnucpro.ground.files import MOST_JSON
 from virnucpro.run.feature_file import _SEAL
 from virnucpro.stories.options import PredictOptions
@@ -461,7 +462,8 @@ def test_a_run_whose_input_can_be_no_file_is_damaged(run, folder):
 
 def test_a_difference_of_recipes_is_reported_without_control_characters(run, genome, folder):
     recipe = json.loads(run["run.json"])["recipe"] | {"residues_per_shard": "a\0\x1b[31mb"}
-    put_back_with(folder / "run", run, recipe=recipe)
+    fingerprint = Recipe(**recipe | {"encoders": ()}).fingerprint
+    put_back_with(folder / "run", run, recipe=recipe, fingerprint=fingerprint)
     words = ("predict", "-i", genome, "-o", folder / "run", "--resume", "-q")
     assert r"residues_per_shard was a\x00\x1b[31mb" in end_of(*words, code=73)
 

@@ -89,6 +89,15 @@ def test_a_head_remembers_its_join_in_its_file(joined, tmp_path):
     assert Head.load(tmp_path / "head.safetensors").facts.join == joined.facts.join
 
 
+@pytest.mark.parametrize("calls", ["auto", "head"])
+@pytest.mark.parametrize("rules", [("all",), ("viral",), ("viral", "all")])
+def test_a_recipe_names_head_and_scorer_as_the_scorer_may_choose_records(
+    joined, scorer, calls, rules
+):
+    hashes = caller_of(CutOptions(), calls, joined, rules).hashes
+    assert hashes == {"head_sha256": joined.sha256, "scorer_sha256": scorer.sha256}
+
+
 def test_a_record_without_a_frame_is_called_as_by_the_scorer_alone(joined):
     sequences = [*(one.sequence for one in read_fasta(EXAMPLES)), CLOSED, "N" * 400, "ACG1"]
     records = Records.of(FastaRecord(f"r{i}", "", bases) for i, bases in enumerate(sequences))
@@ -170,7 +179,9 @@ def test_the_cut_of_a_joined_head_is_the_users_on_a_finished_run(joined, make_co
     assert called[2] == {name for name, row in default.items() if row["status"] == "scored"}
     odds = {name: log_odds(float(default[name]["virus_score"])) for name in called[2]}
     joint = [name for name in called[2] if default[name]["n_frames_scored"] != "0"]
-    assert {name for name in joint if odds[name] >= rates.cut_at(0.1)} == called[1] & {*joint}
+    for share, found in zip((0.03, 0.1), called, strict=False):
+        cut = rates.cut_at(share)
+        assert {name for name in joint if odds[name] >= cut} == found & {*joint}
 
 
 def test_a_head_without_weight_is_announced_before_anything_is_embedded(

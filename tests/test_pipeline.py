@@ -333,6 +333,7 @@ def test_an_input_that_is_refused_leaves_the_folder_free(predicted, contigs, tmp
         lambda run: run["recipe"]["encoders"][0].update(reads="genomes"),
         lambda run: run["recipe"].update(chunk_size="x"),
         lambda run: run["recipe"].update(chunk_size=5),
+        lambda run: run["recipe"].update(genetic_code=15),  # not what its fingerprint says
     ],
 )
 def test_a_run_json_of_another_shape_is_refused(predicted, contigs, edit, finished):

@@ -419,3 +419,13 @@ def test_a_file_that_is_no_scorer_is_refused(content: bytes, tmp_path: Path) -> 
     (tmp_path / "file").write_bytes(content)
     with pytest.raises(UnavailableError, match="file is not a scorer"):
         load_scorer(tmp_path / "file")
+
+
+def test_a_process_refuses_another_scorer_than_that_of_the_run(monkeypatch):
+    scorer = Scorer.own()
+    unpickle, sent = scorer.__reduce__()
+    assert unpickle(*sent) is scorer
+    another = replace(scorer, sha256="0" * 64)
+    monkeypatch.setattr(Scorer, "own", staticmethod(lambda: another))
+    with pytest.raises(UnavailableError, match="was replaced during the run"):
+        unpickle(*sent)

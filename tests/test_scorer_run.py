@@ -624,7 +624,8 @@ def test_a_run_of_the_scorer_is_not_resumed_with_a_model_nor_the_other_way_round
     spec = EncoderSpec(
         model="esm2_x", sha256="0" * 64, layer=2, pooling="mean", precision="fp32", dim=32
     )
-    stored["recipe"] |= {"scorer_sha256": "", "encoders": [asdict(spec)]}
+    recipe = Recipe(**stored["recipe"] | {"scorer_sha256": "", "encoders": (spec,)})
+    stored |= {"recipe": asdict(recipe), "fingerprint": recipe.fingerprint}
     (tmp_path / "run/run.json").write_text(json.dumps(stored))
     with pytest.raises(ResumeError, match="it has the model esm2_x, not the scorer"):
         predict(fasta, to=tmp_path / "run", resume=True)

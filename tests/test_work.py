@@ -19,7 +19,7 @@ from zlib import crc32
 
 import pytest
 from forked import virnucpro
-from runs import assert_same_run, leftovers, run_inline, within
+from runs import assert_same_run, invoke, leftovers, run_inline, within
 
 from virnucpro.cli.running import planned_steps
 from virnucpro.encoders.catalogue import open_model
@@ -45,6 +45,7 @@ from virnucpro.run.journal import HostFigures, ShardFigures, read_hosts
 from virnucpro.run.plan import Plan, _PlanCounts, _SlicePlan
 from virnucpro.run.rows import RowStore, SliceRows
 from virnucpro.run.status import inspect_run, measure_run
+from virnucpro.scorer.nets import Scorer
 from virnucpro.sequences import inputs
 from virnucpro.stories.api import read_features
 from virnucpro.stories.options import PredictOptions
@@ -584,6 +585,19 @@ def test_another_model_in_the_place_of_the_runs_is_refused(plan, tmp_path):
     folder = plan(sha256="1" * 64)
     with pytest.raises(UnavailableError, match="is not the model of this run"):
         work_inline(folder)
+
+
+def test_a_part_by_another_scorer_is_refused(contigs, tmp_path, monkeypatch):
+    folder, scorer = tmp_path / "run", Scorer.own()
+    assert invoke("predict", "-i", contigs, "-o", folder, "--plan-only")[0] == 0
+    another = replace(scorer, sha256="0" * 64)
+    with monkeypatch.context() as patch:
+        patch.setattr(Scorer, "own", staticmethod(lambda: another))
+        with pytest.raises(UnavailableError, match="scorer_sha256 is 0000"):
+            work_inline(folder)
+    assert not [*(folder / "scores").glob("*.scores")]
+    work_inline(folder)
+    assert [*(folder / "scores").glob("*.scores")]
 
 
 @pytest.mark.parametrize("precision", ["fp16", "fp8"])

@@ -83,9 +83,9 @@ class Caller:
 
     @property
     def hashes(self) -> Mapping[str, str]:
-        """The hashes for the recipe of a run. A joined head implies its scorer."""
+        """The hashes for the recipe of a run. With a head, the scorer may still choose records."""
         if self.frame_head is not None:
-            return {"head_sha256": self.frame_head.sha256}
+            return {"head_sha256": self.frame_head.sha256, "scorer_sha256": Scorer.own().sha256}
         return {} if self.scorer is None else {"scorer_sha256": self.scorer.sha256}
 
     @property

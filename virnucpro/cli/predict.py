@@ -43,14 +43,15 @@ def predict(options: PredictOptions, console: ConsoleOptions) -> None:
 
     A fast scorer calls every record virus or other. With --model cnn_virnucpro, a network also
     reads the records that may be viral by their score, and both call these together: slower, and
-    better for records of up to 1,000 bases. With another --model, or any device option except
-    --workers, ESM-2 embeds every translated frame and writes vectors to features.h5. The built-in
-    ESM-2 changes no call. Your own head does, where its training showed a gain.
+    better for unknown families in records of 300 to 1,000 bases. With another --model, or any
+    device option except --workers, ESM-2 embeds every translated frame and writes vectors to
+    features.h5. The built-in ESM-2 changes no call. Your own head does, where its training showed a
+    gain.
 
     Example: virnucpro predict -i contigs.fa -o results/
 
-    Better calls of short records, on all GPUs or else on the CPU: virnucpro predict -i contigs.fa
-    -o results/ --model cnn_virnucpro
+    More unknown viruses in short records, on all GPUs or else on the CPU: virnucpro predict
+    -i contigs.fa -o results/ --model cnn_virnucpro
 
     Calls and ESM-2 vectors: virnucpro predict -i contigs.fa -o results/ --gpus 0,1,2
 

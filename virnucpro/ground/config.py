@@ -95,7 +95,7 @@ class Recipe:
     encoders: tuple[EncoderSpec, ...]  # none: nothing is embedded
     head_sha256: str = ""
     genetic_code: int = 11  # NCBI's number; unused for proteins
-    scorer_sha256: str = ""  # hash of the scorer, if it calls by itself
+    scorer_sha256: str = ""  # of the scorer, which calls or chooses what is embedded
     residues_per_shard: int = RESIDUES_PER_SHARD
     bytes_per_slice: int = BYTES_PER_SLICE
     shard_format: int = SHARD_FORMAT

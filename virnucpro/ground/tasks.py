@@ -316,12 +316,12 @@ def _serve(pipe: Pipe, module: str) -> None:
     pipe.send(None)
     tools: Any = None
     while True:
-        task: _Equipment | _Task[Any, Any] = pipe.recv()
-        if isinstance(task, _Equipment):
-            tools, outcome = task.tools, None
-        else:
-            try:
+        try:
+            task: _Equipment | _Task[Any, Any] = pipe.recv()
+            if isinstance(task, _Equipment):
+                tools, outcome = task.tools, None
+            else:
                 outcome = task.do(tools)
-            except (VirnucproError, OSError) as error:
-                outcome = ErrorText.of(error)
+        except (VirnucproError, OSError) as error:
+            outcome = ErrorText.of(error)
         pipe.send(outcome)

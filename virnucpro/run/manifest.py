@@ -134,8 +134,11 @@ def read_manifest(path: Path, copies: Path) -> Manifest | None:
             raise _of_another_version(path.parent, version)
         facts = {name: {**stored.get(name, {})} for name in ("counts", "cut")}
         encoders = tuple(EncoderSpec(**spec) for spec in stored["recipe"]["encoders"])
+        recipe = Recipe(**{**stored["recipe"], "encoders": encoders})
+        if recipe.fingerprint != stored["fingerprint"]:
+            raise ValueError("its recipe does not have the fingerprint that was stored with it")
         return Manifest(
-            recipe=Recipe(**{**stored["recipe"], "encoders": encoders}),
+            recipe=recipe,
             inputs=tuple(_from_json(file, copies) for file in stored["inputs"]),
             replaced=tuple(stored["replaced"]),
             is_qualified=stored.get("qualified", False),

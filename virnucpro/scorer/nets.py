@@ -246,9 +246,9 @@ class Scorer:
     trained_groups: Digests = field(default_factory=lambda: np.empty(0, dtype=np.uint64))
 
     def __reduce__(self) -> tuple[Callable[..., Scorer], tuple[Any, ...]]:
-        """Pickle VirNucPro's own scorer by reference: each process maps the same file."""
+        """Pickle VirNucPro's own scorer by its hash: each process maps the same file."""
         if self is Scorer.own():
-            return Scorer.own, ()
+            return Scorer.own_with, (self.sha256,)
         return Scorer, tuple(getattr(self, one.name) for one in fields(self))
 
     def shortest(self, input_type: InputType) -> int:
@@ -273,6 +273,20 @@ class Scorer:
             UnavailableError: as ``load_scorer``.
         """
         return load_scorer(OWN_SCORER)
+
+    @staticmethod
+    def own_with(sha256: str) -> Scorer:
+        """VirNucPro's own scorer, as another process has read it.
+
+        Raises:
+            UnavailableError: the file was replaced since then; or as ``load_scorer``.
+        """
+        if (scorer := Scorer.own()).sha256 != sha256:
+            raise UnavailableError(
+                f"the scorer of VirNucPro was replaced during the run: {printable(OWN_SCORER)}",
+                hint="run the command again, with --force: scores of two scorers do not mix",
+            )
+        return scorer
 
 
 class _AtLength(Protocol):

@@ -268,7 +268,7 @@ def _announce_options(
         given = " and ".join(options.given_to_embed)
         calls = (
             f"it changes no call: leave {given} out to run without it, or add --model "
-            "cnn_virnucpro for better calls of short records"
+            "cnn_virnucpro to find more unknown viruses in short records"
         )
         names_head = options.calls == "head" or options.head
         effect = "the head needs its vectors" if names_head else calls
@@ -289,15 +289,24 @@ def resolve_work(
     ``stored`` is ``run.json``, with the options that change the tables.
 
     Raises:
-        UnavailableError: its model is missing here, or no device computes in its precision.
+        UnavailableError: its model, head or scorer is not here, or no device computes in its
+            precision.
         ResumeError: an older version planned it.
     """
     of_engine = {one.name: getattr(options, one.name) for one in fields(EngineOptions)}
     of_run = options_of_tables(recorded.recipe.command, options.folder, stored)
     of_run = replace(of_run, **of_engine)
-    if not (encoders := recorded.recipe.encoders):
-        return replace(_resolve_scorer(of_run), recipe=recorded.recipe)
-    config = _resolve_engine(of_run, recorded.models, recorded, on_event)
+    if encoders := recorded.recipe.encoders:
+        config = _resolve_engine(of_run, recorded.models, recorded, on_event)
+    else:
+        config = _resolve_scorer(of_run)
+    for kind in ("head_sha256", "scorer_sha256"):
+        here, there = (getattr(each, kind) for each in (config.recipe, recorded.recipe))
+        if there and here != there:
+            raise UnavailableError(
+                f"{kind} is {here or 'missing'} here, but the run has {printable(there)}",
+                hint="do this part with the same version of VirNucPro and the same files of models",
+            )
     for path, here, encoder in zip(
         config.checkpoints, config.recipe.encoders, encoders, strict=True
     ):
