@@ -593,7 +593,7 @@ def test_a_part_by_another_scorer_is_refused(contigs, tmp_path, monkeypatch):
     another = replace(scorer, sha256="0" * 64)
     with monkeypatch.context() as patch:
         patch.setattr(Scorer, "own", staticmethod(lambda: another))
-        with pytest.raises(UnavailableError, match="scorer_sha256 is 0000"):
+        with pytest.raises(UnavailableError, match=r"the scorer here .*: its SHA-256 is 0000"):
             work_inline(folder)
     assert not [*(folder / "scores").glob("*.scores")]
     work_inline(folder)

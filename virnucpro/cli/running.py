@@ -179,10 +179,7 @@ def gpu_steps(options: RunOptions, argv: Sequence[str]) -> list[str]:
     manifest = RunDir(options.output_dir).read_manifest()
     is_of_bases = manifest is not None and manifest.recipe.input_type == "nucleotide"
     if is_of_bases and options.chunk_size is None:
-        more, gain = (
-            ["--model", "cnn_virnucpro", *more],
-            "with more unknown viruses",
-        )
+        more, gain = ["--model", "cnn_virnucpro", *more], "with more unknown viruses"
     return as_command(_again(argv, *more), before=f"GPUs: {len(places)} free; {gain}")
 
 

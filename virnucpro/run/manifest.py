@@ -92,8 +92,8 @@ class Manifest:
         if changes := _changes(self.recipe, recipe):
             raise ResumeError(
                 f"this folder holds a run with other settings: {'; '.join(changes)}",
-                hint="use the old options (the scorer reads nucleotides where no --model is "
-                "named), choose another --output-dir, or start again with --force",
+                hint="use the old options (without --model, the scorer alone reads) and the same "
+                "version of VirNucPro, choose another --output-dir, or start again with --force",
             )
 
     def latest(self) -> dict[str, int]:

@@ -304,8 +304,9 @@ def resolve_work(
         here, there = (getattr(each, kind) for each in (config.recipe, recorded.recipe))
         if there and here != there:
             raise UnavailableError(
-                f"{kind} is {here or 'missing'} here, but the run has {printable(there)}",
-                hint="do this part with the same version of VirNucPro and the same files of models",
+                f"the {kind.removesuffix('_sha256')} here is not that of the run: its SHA-256 is "
+                f"{here or 'missing'}, but the run has {printable(there)}",
+                hint="do this part with the version of VirNucPro and the head that the plan has",
             )
     for path, here, encoder in zip(
         config.checkpoints, config.recipe.encoders, encoders, strict=True
