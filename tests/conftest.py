@@ -154,6 +154,7 @@ def configure(tiny: Tiny) -> Callable[..., RunConfig]:
             "chunk_size": 300,
             "min_length": 0,
             "head_sha256": "",
+            "scorer_sha256": "",
             "residues_per_shard": 2000,
             "bytes_per_slice": 2**23,
         }

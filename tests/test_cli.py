@@ -215,6 +215,7 @@ def test_an_empty_value_is_refused_with_a_hint_at_an_unset_variable(tmp_path, wo
         (["predict", "contigs.fa", "results"], "did you mean --input contigs.fa? Each file needs"),
         (["predict", "-i", "a.fa", "b.fa", "c.fa", "-o", "x"], "did you mean --input b.fa? Each"),
         (["predict", "-i", "a.fa", "-o", "x", "-t4"], "did you mean --workers?"),
+        (["predict", "-input", "a.fa", "-o", "x"], "did you mean --input?"),
         (["train", "--data", "a.tsv", "--out=x"], "did you mean --output-dir?"),
     ],
 )

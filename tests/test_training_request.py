@@ -526,9 +526,9 @@ def test_vectors_of_other_sequences_or_another_recipe_are_refused_by_name(
     data, tiny: Tiny, extracted, tmp_path
 ):
     asked = {"encoding": "esm2", "model": str(tiny.model), "features": extracted}
-    with pytest.raises(InputError, match=r"the chunk size of the vectors .* is 300, .* 210"):
+    with pytest.raises(InputError, match=r"not those of .*: --chunk-size was 300, now 210"):
         opened(data, chunk_size=(210,), **asked)
-    with pytest.raises(InputError, match="the encoder of the vectors"):
+    with pytest.raises(InputError, match="the SHA-256 of the model was"):
         opened(data, **{**asked, "model": None})
     with pytest.raises(InputMissingError, match="holds no run"):
         opened(data, **{**asked, "features": data.parent})

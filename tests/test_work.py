@@ -15,12 +15,12 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from subprocess import PIPE
-from zlib import crc32
 
 import pytest
 from forked import virnucpro
 from runs import assert_same_run, invoke, leftovers, run_inline, within
 
+from virnucpro.callers.head import Head
 from virnucpro.cli.running import planned_steps
 from virnucpro.encoders.catalogue import open_model
 from virnucpro.engine.local import InlineExecutor, ProcessExecutor
@@ -74,11 +74,18 @@ def digest(tiny) -> str:
 
 
 @pytest.fixture
-def plan(make_config, tiny, digest, contigs) -> Callable[..., Path]:
+def hashes(tiny, digest) -> dict[str, str]:
+    """What ``work`` finds on this machine."""
+    head = Head.load(tiny.head_file)
+    return {"sha256": digest, "head_sha256": head.sha256, "scorer_sha256": Scorer.own().sha256}
+
+
+@pytest.fixture
+def plan(make_config, tiny, hashes, contigs) -> Callable[..., Path]:
     """Plans a run of a dozen shards; the model is the one that ``work`` finds by its path."""
 
     def make(**changes: object) -> Path:
-        run = {"sha256": digest, "plan_only": True, "head": tiny.head_file}
+        run = {"plan_only": True, "head": tiny.head_file, **hashes}
         config = make_config(contigs, **{**run, **changes})
         run_inline(replace(config, models=(str(tiny.model),)), tiny.head)
         return config.output
@@ -87,13 +94,13 @@ def plan(make_config, tiny, digest, contigs) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def merge(make_config, tiny, digest, contigs) -> Callable[..., None]:
+def merge(make_config, tiny, hashes, contigs) -> Callable[..., None]:
     """Brings a planned run to its end, where nothing may be embedded."""
 
     def join(**changes: object) -> None:
         executor = changes.pop("executor", ProcessExecutor(()))
         on_event = changes.pop("on_event", lambda _: None)
-        run = {"sha256": digest, "resume": True, "head": tiny.head_file}
+        run = {"resume": True, "head": tiny.head_file, **hashes}
         config = make_config(contigs, **{**run, **changes})
         config = replace(config, models=(str(tiny.model),))
         run_inline(config, tiny.head, on_event, executor)
@@ -187,11 +194,11 @@ SLICE = 4000  # bytes; the contigs fill a dozen
 
 
 @pytest.fixture
-def alone(make_config, tiny, digest, contigs, tmp_path) -> Callable[..., dict[str, str]]:
+def alone(make_config, tiny, hashes, contigs, tmp_path) -> Callable[..., dict[str, str]]:
     """The outputs of a run of the contigs in slices on one device, which nobody disturbs."""
 
     def make(**changes: object) -> dict[str, str]:
-        cut = {"bytes_per_slice": SLICE, "output": tmp_path / "alone", "sha256": digest}
+        cut = {"bytes_per_slice": SLICE, "output": tmp_path / "alone", **hashes}
         run_inline(make_config(contigs, **{**cut, **changes}), tiny.head)
         return outputs(tmp_path / "alone")
 
@@ -285,8 +292,7 @@ def forge(rows: Path, forgery: dict[str, object]) -> None:
     parts = zip(("files", "counts", "portions"), json.loads(facts), strict=True)
     forged = json.dumps([forgery.get(name, value) for name, value in parts]).encode()
     content = b"\n".join((forged, text + forgery.get("more", b"")))
-    attributes = {**label.attributes, "crc32": crc32(content)}
-    rows.write_bytes(content + sealed_label(content, attributes))
+    rows.write_bytes(content + sealed_label(content, label.attributes))
 
 
 def test_what_is_gone_damaged_or_forged_in_a_planned_run_is_made_again_at_once(plan, merge, alone):
@@ -583,7 +589,7 @@ def test_a_run_that_was_not_planned_for_others_is_refused(make_config, tiny, con
 
 def test_another_model_in_the_place_of_the_runs_is_refused(plan, tmp_path):
     folder = plan(sha256="1" * 64)
-    with pytest.raises(UnavailableError, match="is not the model of this run"):
+    with pytest.raises(UnavailableError, match="the SHA-256 of the model was 111"):
         work_inline(folder)
 
 
@@ -593,7 +599,7 @@ def test_a_part_by_another_scorer_is_refused(contigs, tmp_path, monkeypatch):
     another = replace(scorer, sha256="0" * 64)
     with monkeypatch.context() as patch:
         patch.setattr(Scorer, "own", staticmethod(lambda: another))
-        with pytest.raises(UnavailableError, match=r"the scorer here .*: its SHA-256 is 0000"):
+        with pytest.raises(UnavailableError, match=r"the SHA-256 of the scorer was .* now 0000"):
             work_inline(folder)
     assert not [*(folder / "scores").glob("*.scores")]
     work_inline(folder)

@@ -56,9 +56,10 @@ from virnucpro.ground.errors import (
     VirnucproError,
 )
 from virnucpro.ground.events import ShardDone
+from virnucpro.ground.tree import Tree
 from virnucpro.learning.evaluate import _Question
 from virnucpro.learning.options import EvaluateOptions
-from virnucpro.run.feature_file import read_sealed, sealed
+from virnucpro.run.feature_file import read_sealed, write_sealed
 from virnucpro.run.folder import RunDir
 from virnucpro.run.plan import Plan
 from virnucpro.run.status import inspect_run
@@ -645,8 +646,8 @@ def test_a_plan_of_what_no_plan_holds_is_made_again(finished, tiny, undisturbed,
     label, content = read_sealed(config.output / plan, {})
     forged = json.loads(content)
     ({**FORGERIES, **OF_LISTING}[name])(forged)
-    text = sealed(json.dumps(forged).encode(), label.attributes)
-    (config.output / plan).write_bytes(text)
+    text = json.dumps(forged).encode()
+    write_sealed(Tree(config.output), config.output / plan, text, label.attributes)
     inspect_run(config.output, verify=True)
     assert_resumes(config, tiny, undisturbed)
     assert (config.output / plan).read_bytes() == whole

@@ -237,7 +237,7 @@ def _refuse_names_of_others(args: list[str], own: set[str]) -> None:
     """
     for arg in takewhile("--".__ne__, args):
         name = "-t" if re.fullmatch(r"-t\d+", arg) else arg.partition("=")[0]
-        if (ours := _ELSEWHERE.get(name)) in own:
+        if (ours := _ELSEWHERE.get(name, f"-{name}")) in own:
             raise UsageError(f"there is no option {name}", hint=f"did you mean {ours}?")
 
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 from virnucpro.ground.errors import OutputError, ResumeError, StorageError, UsageError
-from virnucpro.ground.log import printable
+from virnucpro.ground.log import open_at_once, printable
 
 if sys.version_info >= (3, 14):
     from compression import zstd as zstd
@@ -136,15 +136,11 @@ def open_plain(path: Path) -> BinaryIO:
     Raises:
         OSError: it cannot be opened, or is not a plain file.
     """
-    handle = open(path, "rb", opener=_open_at_once)  # noqa: SIM115 - the caller closes it
+    handle = open(path, "rb", opener=open_at_once)  # noqa: SIM115 - the caller closes it
     if stat.S_ISREG(os.fstat(handle.fileno()).st_mode):
         return handle
     handle.close()
     raise OSError(errno.ENXIO, "it is not a plain file", str(path))
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # do not wait for the other end of a pipe
 
 
 @contextmanager

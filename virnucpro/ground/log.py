@@ -50,7 +50,7 @@ def announce(message: str) -> None:
     LOGGER.info("%s", message, extra={"is_announced": True})
 
 
-def _open_at_once(path: str, flags: int) -> int:
+def open_at_once(path: str, flags: int) -> int:
     """Open a log; a pipe without a reader raises an error instead of blocking."""
     return os.open(path, flags | os.O_NONBLOCK, 0o666)
 
@@ -91,9 +91,7 @@ def logging_to(handler: logging.Handler, level: int = logging.INFO) -> Iterator[
 
 
 @contextmanager
-def logging_to_file(
-    path: Path, opener: Callable[[str, int], int] = _open_at_once
-) -> Iterator[None]:
+def logging_to_file(path: Path, opener: Callable[[str, int], int] = open_at_once) -> Iterator[None]:
     """Append the log to a file within the block."""
     file = open(  # noqa: SIM115 - closed below
         path.absolute(), "a", encoding="utf-8", errors="backslashreplace", opener=opener

@@ -384,25 +384,22 @@ def check_features(training: Training, fasta_sha256: Iterable[str]) -> str:
     recipe = run.recipe
     assert training.encoder is not None, "a head on an encoder"
     digest, n_layers = as_esm2(training.encoder).sha256(), training.encoder.n_layers
-    facts: list[tuple[str, object, object]] = [
-        ("the chunk size", recipe.chunk_size, options.chunk_size[0]),
-        ("the genetic code", recipe.genetic_code, options.genetic_code),
-        ("the shortest record", recipe.min_length, 0),
-        ("the number of encoders", len(recipe.encoders), 1),
-    ]
-    for one in recipe.encoders:
-        facts += [
-            ("the encoder", one.sha256, digest),
-            ("the layer", one.layer, n_layers),
-            ("the pooling", one.pooling, "mean"),
-        ]
-    for name, theirs, ours in facts:
-        if ours != theirs:
-            raise InputError(
-                f"{name} of the vectors in {printable(folder)} is {printable(theirs)}, that of "
-                f"this training {printable(ours)}",
-                hint="give --model, --chunk-size and --genetic-code of that virnucpro extract",
-            )
+    expected = replace(
+        recipe,
+        chunk_size=options.chunk_size[0],
+        genetic_code=options.genetic_code,
+        min_length=0,
+        encoders=tuple(
+            replace(one, sha256=digest, layer=n_layers, pooling="mean")
+            for one in recipe.encoders[:1]
+        ),
+    )
+    if changes := run.changes(expected):
+        raise InputError(
+            f"the vectors in {printable(folder)} are not those of this training: "
+            f"{'; '.join(changes)}",
+            hint="give --model, --chunk-size and --genetic-code of that virnucpro extract",
+        )
     if absent := {*fasta_sha256} - {file.sha256 for file in run.inputs}:
         raise InputError(
             f"{printable(folder)} has no vectors for {len(absent)} of the labelled FASTA files",

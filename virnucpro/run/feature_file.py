@@ -118,9 +118,9 @@ def sealed_label(
     return text + _SEAL.pack(hashlib.sha256(text).digest(), len(text))
 
 
-def sealed(content: bytes, attributes: Attributes) -> bytes:
-    """Content that ends as a feature file does; see ``read_sealed``."""
-    return content + sealed_label(content, attributes)
+def write_sealed(tree: Tree, path: Path, content: bytes, attributes: Attributes) -> None:
+    """Write a file that ends as a feature file does; see ``read_sealed``."""
+    tree.write_whole(path, content + sealed_label(content, attributes))
 
 
 def read_sealed(path: Path, attributes: Attributes) -> tuple[Label, bytes]:

@@ -89,12 +89,32 @@ class Manifest:
         Raises:
             ResumeError: the recipes differ; the message lists the differences.
         """
-        if changes := _changes(self.recipe, recipe):
+        if changes := self.changes(recipe):
             raise ResumeError(
                 f"this folder holds a run with other settings: {'; '.join(changes)}",
                 hint="use the old options (without --model, the scorer alone reads) and the same "
                 "version of VirNucPro, choose another --output-dir, or start again with --force",
             )
+
+    def changes(self, recipe: Recipe) -> list[str]:
+        """The differences of a recipe from that of the run, such as "--layer was 6, now 3"."""
+        return [change for _, change in self._changes(recipe)]
+
+    def changed_files(self, recipe: Recipe) -> list[str]:
+        """The differences that are due to the files of a machine, not to options."""
+        return [change for name, change in self._changes(recipe) if name in _FILES]
+
+    def _changes(self, recipe: Recipe) -> Iterator[tuple[str, str]]:
+        """The name of each field that differs, and the difference in words."""
+        before = self.recipe
+        if [one.family for one in before.encoders] != [one.family for one in recipe.encoders]:
+            yield "encoders", f"it has {printable(before.reader)}, not {printable(recipe.reader)}"
+            yield from _changed(before, recipe, _FILES)
+            return
+        yield from _changed(before, recipe, ("encoders",))
+        for old, new in zip(before.encoders, recipe.encoders, strict=True):
+            of_which = f" of {new.model}" if len(recipe.encoders) > 1 else ""
+            yield from _changed(old, new, new.implied, of_which)
 
     def latest(self) -> dict[str, int]:
         """Replaced record -> the last generation that has it."""
@@ -205,38 +225,31 @@ def _of_another_version(folder: Path, version: object) -> ResumeError:
     )
 
 
-def _changes(before: Recipe, now: Recipe) -> list[str]:
-    """The differences between two recipes: "layer was 6, now 3"."""
-    if [one.family for one in before.encoders] != [one.family for one in now.encoders]:
-        changes = _changed_fields(before, now, ("encoders", "head_sha256", "scorer_sha256"))
-        return [f"it has {printable(before.reader)}, not {printable(now.reader)}", *changes]
-    changes = _changed_fields(before, now, ("encoders",))
-    for old, new in zip(before.encoders, now.encoders, strict=True):
-        of_which = f" of {new.model}" if len(now.encoders) > 1 else ""
-        changes += _changed_fields(old, new, new.implied, of_which)
-    return changes
-
-
-def _changed_fields(
+def _changed(
     before: Recipe | EncoderSpec,
     now: Recipe | EncoderSpec,
     left_out: Collection[str],
     of_which: str = "",
-) -> list[str]:
+) -> Iterator[tuple[str, str]]:
     old, new = asdict(before), asdict(now)
-    return [
-        f"{_SHOWN.get(name, name)}{of_which} was {_short(old[name])}, now {_short(new[name])}"
-        for name in new
-        if old[name] != new[name] and name not in left_out
-    ]
+    for name in new:
+        if old[name] != new[name] and name not in left_out:
+            change = f"was {_short(old[name])}, now {_short(new[name])}"
+            yield name, f"{_SHOWN.get(name, name)}{of_which} {change}"
 
 
 _OPTIONS = (
     *("input_type", "chunk_size", "min_length", "genetic_code"),
     *("layer", "pooling", "precision", "store"),
 )
-# a field -> its name in messages
-_SHOWN = {"sha256": "model_sha256", **{name: flag(name) for name in _OPTIONS}}
+# fields that depend on files -> their names in messages
+_FILES = {
+    "encoders": "the models",
+    "sha256": "the SHA-256 of the model",
+    "head_sha256": "the SHA-256 of the head",
+    "scorer_sha256": "the SHA-256 of the scorer",
+}
+_SHOWN = {**_FILES, **{name: flag(name) for name in _OPTIONS}}
 
 
 def _short(value: object) -> str:

@@ -38,7 +38,7 @@ from virnucpro.ground.records import (
     shard_name,
 )
 from virnucpro.ground.tasks import Pool
-from virnucpro.run.feature_file import Attributes, read_sealed, sealed
+from virnucpro.run.feature_file import Attributes, read_sealed, write_sealed
 from virnucpro.run.features import OnShard
 from virnucpro.run.folder import IDS, PLAN, RunDir
 from virnucpro.run.manifest import Manifest
@@ -257,7 +257,7 @@ class Plan:
             "keep_intermediate": self.keep_intermediate,
         }
         path = self.folder / self.rundir.plan.name
-        self.rundir.write_whole(path, sealed(_json(listing), {"key": self.key}))
+        write_sealed(self.rundir, path, _json(listing), {"key": self.key})
 
     def write_chunks(self) -> None:
         """Write the chunks of all embedded records, in the order of their shards.
@@ -407,16 +407,14 @@ class _SliceTask:
         if one.step:  # the first step has counted each record
             self.counts = _PlanCounts()
         else:
-            rundir.write_whole(
-                stem.with_suffix(IDS), sealed(b"".join(self.digests), plan.seal(one))
-            )
+            content = b"".join(self.digests)
+            write_sealed(rundir, stem.with_suffix(IDS), content, plan.seal(one))
         self.counts.n_copies = writer.n_copies
         self.counts.n_copied_residues = writer.n_copied_residues
         shards = tuple(replace(s, path=rundir.shards / s.path.name) for s in writer.shards)
         blocks = tuple(map(tuple, filter(None, self.blocks))) if self.are_ranged else ()
         part = _SlicePlan(shards, self.counts, tuple(spans), blocks)
-        content = sealed(_json(_facts_of(part)), plan.seal(one))
-        rundir.write_whole(stem.with_suffix(PLAN), content)
+        write_sealed(rundir, stem.with_suffix(PLAN), _json(_facts_of(part)), plan.seal(one))
         return part
 
     def orfs(self, plan: Plan, place: int, span: Span) -> Iterator[Sequence[Orf]]:

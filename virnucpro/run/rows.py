@@ -15,14 +15,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
-from zlib import crc32
 
 from virnucpro import __version__
 from virnucpro.ground.errors import FeatureFileError
-from virnucpro.ground.files import open_plain, parse_json
+from virnucpro.ground.files import parse_json
 from virnucpro.ground.log import LOGGER, printable
 from virnucpro.ground.records import check_counts
-from virnucpro.run.feature_file import read_label, sealed_label
+from virnucpro.run.feature_file import read_label, read_sealed, write_sealed
 from virnucpro.run.folder import ROWS
 from virnucpro.run.index import IndexPart
 from virnucpro.run.plan import Plan, Slice
@@ -112,10 +111,8 @@ class RowStore:
         counts = [getattr(rows, name) for name in _COUNTS]
         facts = ([list(map(asdict, one)) for one in rows.files], counts, portions)
         content = b"".join((json.dumps(facts).encode(), b"\n", *texts))
-        attributes = {**self._attributes(group), "crc32": crc32(content)}
-        with self.plan.rundir.replacing(self.path(group)) as out:
-            out.write(content)
-            out.write(sealed_label(content, attributes))
+        rundir = self.plan.rundir
+        write_sealed(rundir, self.path(group), content, self._attributes(group))
 
     def read(self, group: Sequence[Slice]) -> SliceRows | None:
         """Read the rows of some slices, if they exist; a damaged file is deleted."""
@@ -123,14 +120,8 @@ class RowStore:
         if not self.has(group):
             return None
         try:
-            label = read_label(path, self._attributes(group))
-            with open_plain(path) as handle:
-                facts = handle.readline(label.n_bytes)
-                text = memoryview(handle.read(label.n_bytes - len(facts)))
-            # this check takes a third of the time of SHA-256
-            if crc32(text, crc32(facts)) != label.attributes.get("crc32"):
-                raise FeatureFileError(f"{printable(path)} is damaged")
-            return replace(_unpacked(facts, text), index=group[0].index)
+            facts, _, text = read_sealed(path, self._attributes(group))[1].partition(b"\n")
+            return replace(_unpacked(facts, memoryview(text)), index=group[0].index)
         except (FeatureFileError, ValueError, LookupError, TypeError, AttributeError) as error:
             fault = error if isinstance(error, FeatureFileError) else f"{printable(path)}: {error}"
             LOGGER.warning("%s; it is made again", fault)

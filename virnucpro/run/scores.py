@@ -25,7 +25,7 @@ from virnucpro.ground.errors import FeatureFileError
 from virnucpro.ground.files import parse_json, zstd
 from virnucpro.ground.records import Records, Region, Track, shard_name
 from virnucpro.ground.tree import Tree
-from virnucpro.run.feature_file import Label, read_label, read_sealed, sealed
+from virnucpro.run.feature_file import Label, read_label, read_sealed, write_sealed
 from virnucpro.scorer.score import PieceScores
 
 SUFFIX = ".scores"
@@ -72,7 +72,7 @@ class ScoreStore:
             "n_letters": scored.records.n_letters,
             "work": work,
         }
-        self.tree.write_whole(self.path(index), sealed(content, attributes))
+        write_sealed(self.tree, self.path(index), content, attributes)
 
     def read(self, path: Path, records: Records | None) -> tuple[ScoredRecords | None, bool]:
         """Read the scores of these records; None if they are missing.

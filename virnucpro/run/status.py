@@ -82,9 +82,13 @@ def _look(folder: Path) -> Iterator[_Seen]:
         ResumeError: ``run.json`` is damaged.
     """
     rundir = RunDir(folder)
-    manifest = rundir.read_manifest()
-    if manifest is None:
-        raise _no_run(rundir)
+    manifest, run = rundir.read_manifest(), run_at(folder)
+    if manifest is None and run:
+        raise InputMissingError(
+            f"{printable(folder)}: {printable(run)} is still reading the input",
+            hint="try again later",
+        )
+    manifest = manifest or rundir.read_run(hint="give the --output-dir of a run")
     facts, plan = rundir.read_facts(), Plan.read(rundir, manifest)
     stores = rundir.stores_of(manifest.recipe)
     done = [store.names_done() for store in stores]
@@ -93,7 +97,7 @@ def _look(folder: Path) -> Iterator[_Seen]:
             rundir,
             manifest,
             facts,
-            run_at(folder),
+            run,
             plan,
             rundir.hosts(),
             stores,
@@ -104,16 +108,6 @@ def _look(folder: Path) -> Iterator[_Seen]:
             f"{printable(folder)}: run.json is damaged: {printable(error)}",
             hint="run with --resume to rewrite it",
         ) from error
-
-
-def _no_run(rundir: RunDir) -> InputMissingError:
-    where, run = printable(rundir.root), run_at(rundir.root)
-    if run:
-        return InputMissingError(
-            f"{where}: {printable(run)} is still reading the input",
-            hint="try again later",
-        )
-    return rundir.no_run(hint="give the --output-dir of a run")
 
 
 def inspect_run(folder: Path, *, verify: bool) -> tuple[list[str], int]:

@@ -296,27 +296,16 @@ def resolve_work(
     of_engine = {one.name: getattr(options, one.name) for one in fields(EngineOptions)}
     of_run = options_of_tables(recorded.recipe.command, options.folder, stored)
     of_run = replace(of_run, **of_engine)
-    if encoders := recorded.recipe.encoders:
+    if recorded.recipe.encoders:
         config = _resolve_engine(of_run, recorded.models, recorded, on_event)
     else:
         config = _resolve_scorer(of_run)
-    for kind in ("head_sha256", "scorer_sha256"):
-        here, there = (getattr(each, kind) for each in (config.recipe, recorded.recipe))
-        if there and here != there:
-            raise UnavailableError(
-                f"the {kind.removesuffix('_sha256')} here is not that of the run: its SHA-256 is "
-                f"{here or 'missing'}, but the run has {printable(there)}",
-                hint="do this part with the version of VirNucPro and the head that the plan has",
-            )
-    for path, here, encoder in zip(
-        config.checkpoints, config.recipe.encoders, encoders, strict=True
-    ):
-        if (here.family, here.sha256) != (encoder.family, encoder.sha256):
-            raise UnavailableError(
-                f"{printable(path)} is not the model of this run: its SHA-256 is {here.sha256}, "
-                f"but the run has {printable(encoder.sha256)}",
-                hint="copy the model to this path from the machine that made the plan",
-            )
+    if changes := recorded.changed_files(config.recipe):
+        raise UnavailableError(
+            f"this machine has other files than the run: {'; '.join(changes)}",
+            hint="use the version of VirNucPro, the model and the head that the run was planned "
+            "with",
+        )
     return replace(config, recipe=recorded.recipe)
 
 
