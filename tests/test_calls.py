@@ -257,12 +257,14 @@ def test_a_record_is_one_row_with_an_empty_call_where_there_is_none(found: Call,
     rate = found.false_discovery_rate
     again = replace(found, false_discovery_rate=None if rate is None else round(rate, 4))
     head = "\t".join(RECORD_TABLE.columns) + "\n"
-    assert list(RECORD_TABLE.read(StringIO(head + row))) == [again]
+    assert list(map(RECORD_TABLE.parse, RECORD_TABLE.values_in(StringIO(head + row)))) == [again]
     for place, word in ((3, "scores"), (4, "viral")):
         fields = row.split("\t")
         fields[place] = word
         with pytest.raises(ValueError, match="and the call"):
-            list(RECORD_TABLE.read(StringIO(head + "\t".join(fields))))
+            list(
+                map(RECORD_TABLE.parse, RECORD_TABLE.values_in(StringIO(head + "\t".join(fields))))
+            )
 
 
 def test_what_is_to_be_mended_is_read_back_from_the_table() -> None:
@@ -274,7 +276,11 @@ def test_what_is_to_be_mended_is_read_back_from_the_table() -> None:
         Call("odd", 9, "invalid", "file", note="is odd"),
     ]
     table = "\t".join(RECORD_TABLE.columns) + "\n" + record_rows(Calls.of(calls)).decode()
-    found = [one for one in RECORD_TABLE.read(StringIO(table, newline="\n")) if one.is_mendable]
+    found = [
+        one
+        for one in map(RECORD_TABLE.parse, RECORD_TABLE.values_in(StringIO(table, newline="\n")))
+        if one.is_mendable
+    ]
     assert [one.record_id for one in found] == ["one frame", "all frames", "odd"]
 
 

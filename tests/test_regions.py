@@ -478,7 +478,7 @@ def test_all_files_of_regions_say_the_same(tmp_path_factory, regions_of):
     table = rows(folder / "regions.tsv")
     assert [row["region"] for row in table] == names
     with (folder / "regions.tsv").open() as lines:
-        assert list(REGION_TABLE.read(lines)) == [
+        assert list(map(REGION_TABLE.parse, REGION_TABLE.values_in(lines))) == [
             (("in", made.records.names[place]), region._replace(posterior=0.9877))
             for place, (regions, _) in made.regions.items()
             for region in regions
@@ -526,7 +526,12 @@ def test_a_row_of_regions_that_makes_no_sense_is_refused(name, value, why):
 
     def read(**changes: str) -> list[Region]:
         lines = (REGION_TABLE.columns, {**usual, **changes}.values())
-        return [one for _, one in REGION_TABLE.read("\t".join(line) + "\n" for line in lines)]
+        return [
+            one
+            for _, one in map(
+                REGION_TABLE.parse, REGION_TABLE.values_in("\t".join(line) + "\n" for line in lines)
+            )
+        ]
 
     for bounds in (("1", "1", "0"), ("7", "9", "1")):
         start, end, posterior = bounds

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -41,11 +41,12 @@ class Model:
     family: str  # key of ``FAMILIES``, or name of an entry point
     reads: Reads
     encoder_id: str  # hash of the weights; a head names its encoder by it
-    n_layers: int  # the largest value of ``--layer``
+    n_layers: int = 1  # the largest value of ``--layer``
     dim: int  # length of a vector
-    poolings: tuple[Pooling, ...]  # supported values of ``--pooling``
+    poolings: tuple[Pooling, ...] = ("mean",)  # supported values of ``--pooling``
     footprint: Footprint
-    files: Sequence[Path]  # that `models import` copies, weights first; empty: it stays in place
+    # that `models import` copies, weights first; empty: it stays in place
+    files: Sequence[Path] = ()
     head: Path | None = None  # that comes with the model
     shortest: int = 0  # bases or residues of the shortest record that it reads
 
@@ -184,6 +185,20 @@ def read_tensors(path: Path, entry: str, framework: str) -> tuple[Any, dict[str,
     with safe_open(path, framework=framework) as handle:
         facts = parse_json((handle.metadata() or {})[entry])
         return facts, {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
+
+
+@contextmanager
+def undamaged(path: Path, kind: str, hint: str) -> Iterator[None]:
+    """
+    Raises:
+        UnavailableError: the block finds a damaged file, or one of another kind.
+    """
+    try:
+        yield
+    except DAMAGE as error:
+        raise UnavailableError(
+            f"{printable(path)} is not {kind}: {printable(error)}", hint=hint
+        ) from error
 
 
 def not_published(path: Path, name: str, why: object) -> UnavailableError:

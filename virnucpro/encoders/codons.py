@@ -26,14 +26,12 @@ from numpy.typing import NDArray
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from virnucpro.encoders.base import DAMAGE, Model, begins_with, read_tensors, refuse_changed
+from virnucpro.encoders.base import Model, begins_with, read_tensors, refuse_changed, undamaged
 from virnucpro.encoders.esm2.model import DTYPES
 from virnucpro.encoders.transfer import PackedBatch, PackedEncoder, send
 from virnucpro.ground.config import EncoderSpec, Footprint, Precision, Reads
-from virnucpro.ground.errors import UnavailableError
 from virnucpro.ground.events import OnEvent
 from virnucpro.ground.files import HEAD_FILE, sha256
-from virnucpro.ground.log import printable
 from virnucpro.ground.records import check_counts
 from virnucpro.ground.tree import Tree
 
@@ -234,7 +232,8 @@ def load_network(path: Path) -> CodonNetwork:
     Raises:
         UnavailableError: the file is damaged, or holds anything else.
     """
-    try:
+    hint = "if it is the one of VirNucPro, install the package again"
+    with undamaged(path, "a network on codons", hint):
         facts, tensors = read_tensors(path, _FACTS, "pt")
         with torch.device("meta"):
             network = CodonNetwork(**facts)
@@ -243,11 +242,6 @@ def load_network(path: Path) -> CodonNetwork:
                 raise ValueError(f"{name} is not of finite numbers")
         floats = {name: tensor.float() for name, tensor in tensors.items()}
         network.load_state_dict(floats, assign=True)
-    except DAMAGE as error:
-        raise UnavailableError(
-            f"{printable(path)} is not a network on codons: {printable(error)}",
-            hint="if it is the one of VirNucPro, install the package again",
-        ) from error
     return network.eval().requires_grad_(False)
 
 
@@ -275,16 +269,13 @@ def inspect_file(path: Path) -> _CodonModel:
         family=FAMILY,
         reads=Reads.CHUNK,
         encoder_id=sha256(path),
-        n_layers=1,
         dim=network.dim,
-        poolings=("mean",),
         footprint=Footprint(
             n_parameters=sum(each.numel() for each in network.parameters()),
             file_bytes=n_bytes,
             bytes_per_token=_BYTES_PER_CHANNEL * network.stem.out_features,
             filling_tokens=_FILLING_TOKENS,
         ),
-        files=(),
         head=head if head.is_file() else None,
         shortest=_SHORTEST_RECORD,
     )

@@ -22,12 +22,12 @@ from safetensors.numpy import save
 from torch import Tensor, nn
 
 from virnucpro.encoders.base import (
-    DAMAGE,
     Encoder,
     Model,
     begins_with,
     read_tensors,
     refuse_changed,
+    undamaged,
 )
 from virnucpro.encoders.catalogue import open_model
 from virnucpro.encoders.esm2.family import ESM2Model, as_esm2, inspect_esm2
@@ -139,18 +139,14 @@ def inspect_learned(path: Path, on_event: OnEvent = lambda _: None) -> _LearnedC
         UnavailableError: the file is damaged, holds more than facts and weights, or its base is
             missing.
     """
-    try:
+    hint = "`virnucpro train` writes an encoder next to its head: name that file"
+    with undamaged(path, "an encoder of VirNucPro", hint):
         stored, weights = read_tensors(path, _FACTS, "np")
         named = stored.pop("base")
         facts = _LearnedFacts(**stored, base=_Base(**named) if named is not None else None)
         for name, values in weights.items():
             if values.dtype != np.float32 or not np.isfinite(values).all():
                 raise ValueError(f"{name} is not of finite float32")
-    except DAMAGE as error:
-        raise UnavailableError(
-            f"{printable(path)} is not an encoder of VirNucPro: {printable(error)}",
-            hint="`virnucpro train` writes an encoder next to its head: name that file",
-        ) from error
     base = _find_base(path, facts.base, on_event) if facts.base is not None else None
     head, is_composition = path.with_name(HEAD_FILE), facts.encoding == "composition"
     return _LearnedCheckpoint(
@@ -159,11 +155,8 @@ def inspect_learned(path: Path, on_event: OnEvent = lambda _: None) -> _LearnedC
         family=COMPOSITION if is_composition else LEARNED,
         reads=Reads.DNA if is_composition else Reads.PROTEIN,
         encoder_id=sha256(path),
-        n_layers=1,
         dim=facts.dim,
-        poolings=("mean",),
         footprint=_footprint(path, weights, base),
-        files=(),  # it names its ESM-2, which may be beside it
         head=head if head.is_file() else None,
         facts=facts,
         base=base,

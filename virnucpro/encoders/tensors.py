@@ -16,24 +16,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from virnucpro.encoders.base import DAMAGE
 from virnucpro.ground.errors import UnavailableError
 from virnucpro.ground.files import open_plain
 from virnucpro.ground.log import printable
 
 _MAGIC = (b"PK", b"\x80")  # a zip archive, or a bare pickle as older versions wrote
 # errors of torch.load on a damaged file
-_DAMAGE = (
-    OSError,
-    RuntimeError,
-    EOFError,
-    ValueError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    AssertionError,
-    struct.error,
-    zipfile.BadZipFile,
-)
+_DAMAGE = (*DAMAGE, EOFError, AssertionError, struct.error, zipfile.BadZipFile)
 
 _Allowed = Callable[..., object] | tuple[Callable[..., object], str]
 

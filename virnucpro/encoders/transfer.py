@@ -143,6 +143,12 @@ def mean_of_bags(hidden: Tensor, places: NDArray[np.int64], starts: NDArray[np.i
     return F.embedding_bag(rows, hidden, offsets, mode="mean")
 
 
+def mean_of_runs(hidden: Tensor, runs: Runs, n_ends: int = 0) -> Tensor:
+    """Average the rows of each sequence, without ``n_ends`` at either end, run by run."""
+    parts = (hidden[first : first + n * seqlen].view(n, seqlen, -1) for first, n, seqlen in runs)
+    return torch.cat([part[:, n_ends : part.shape[1] - n_ends].mean(dim=1) for part in parts])
+
+
 def copy_to_host(results: Tensor) -> Pending:
     """Start to copy float32 rows to the host; a GPU computes the next batch meanwhile."""
     if not results.is_cuda:

@@ -82,6 +82,7 @@ _SHARE_OF_THE_SAME = 0.5  # of 31-mers
 # for each model, the digests of records and of groups, and sampled k-mers, that it was trained on
 Memories = Mapping[str, tuple[NDArray[np.uint64], NDArray[np.uint64], Sketch]]
 _ROC_POINTS = 200
+_AGAIN = "the run folder was changed by another program: start again with --force"
 _FACTS = ("unit", "length", "subset", "kingdom", "n", "n_virus", "n_groups")
 _CARD_TABLES = (
     ("All samples; those without a score count as the lowest", "no_orf_as_0"),
@@ -323,12 +324,11 @@ def _read_fragments(
     Raises:
         VirnucproError: a fragment is not in the table of records, or could not be used.
     """
-    with RunDir(question.run_folder).record_table("predict").open(encoding="utf-8") as table:
-        calls = {
-            call.record_id: call
-            for call in RECORD_TABLE.read(table)
-            if call.status in ("scored", "no_orf", "too_short")
-        }
+    calls = {
+        call.record_id: call
+        for call in RECORD_TABLE.open(RunDir(question.run_folder).output(RECORD_TABLE), _AGAIN)
+        if call.status in ("scored", "no_orf", "too_short")
+    }
     for fragment in fragments:
         if fragment.id not in calls:
             raise _unscored(f"{printable(fragment.id)}, of {printable(fragment.record.id)},")
@@ -363,15 +363,14 @@ def read_chunks(
     whole = {fragment.id: fragment.record for fragment in fragments if fragment.length == _WHOLE}
     scores: list[float] = []
     records: list[LabelledRecord] = []
-    with RunDir(question.run_folder).output(FRAME_TABLE).open(encoding="utf-8") as table:
-        of_frames = FRAME_TABLE.read(table)
-        for record in (one for one in read_fasta(question.fasta) if one.id in whole):
-            chunks = list(Chunk.cut(record, recipe.chunk_size))
-            orfs = Chunk.orfs(chunks, recipe)
-            frames = [Prediction(orf, _find(orf.id, of_frames)) for orf in orfs]
-            of_chunks = facts.score_chunks(frames)
-            scores += [of_chunks.get(chunk.id, np.nan) for chunk in chunks]
-            records += [whole[record.id]] * len(chunks)
+    of_frames = FRAME_TABLE.open(RunDir(question.run_folder).output(FRAME_TABLE), _AGAIN)
+    for record in (one for one in read_fasta(question.fasta) if one.id in whole):
+        chunks = list(Chunk.cut(record, recipe.chunk_size))
+        orfs = Chunk.orfs(chunks, recipe)
+        frames = [Prediction(orf, _find(orf.id, of_frames)) for orf in orfs]
+        of_chunks = facts.score_chunks(frames)
+        scores += [of_chunks.get(chunk.id, np.nan) for chunk in chunks]
+        records += [whole[record.id]] * len(chunks)
     values = np.array(scores, dtype=np.float64)
     is_called = values >= facts.threshold
     return _SamplesOfKind.of("chunk", _WHOLE, values, is_called, records, trained)
@@ -385,10 +384,7 @@ def _find(frame_id: str, scores: Iterator[tuple[str, float]]) -> float:
 
 
 def _unscored(what: str) -> VirnucproError:
-    return VirnucproError(
-        f"{what} has no score",
-        hint="the run folder was changed by another program: start again with --force",
-    )
+    return VirnucproError(f"{what} has no score", hint=_AGAIN)
 
 
 def _measure_kind(kind: _SamplesOfKind, seed: int) -> Iterator[Figures]:

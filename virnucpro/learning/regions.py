@@ -56,6 +56,7 @@ _COLUMNS = (
     *("end_median", "end_90", "split", "merged", "gene_precision", "gene_recall", "gene_f1"),
 )
 _TRUTH = "a table of the columns seq_id, start, end (bases from 0, half-open) and kind: prophage"
+_AGAIN = "run the same command with --resume"
 _LONGEST = 10**15  # bases; no sequence has more
 _DRAWS = 2_000
 _LEFT_OUT_TABLE = "regions_left_out.tsv"
@@ -106,14 +107,12 @@ def _measure(
     rundir: RunDir, truths: dict[str, Truth], genes: dict[str, list[Span]]
 ) -> dict[str, RegionFigures]:
     """The figures of each sequence of the run; one that the truth does not name has no prophage."""
-    with rundir.output(RECORD_TABLE).open(encoding="utf-8") as table:
-        calls = list(RECORD_TABLE.read(table))
+    calls = list(RECORD_TABLE.open(rundir.output(RECORD_TABLE), _AGAIN))
     _check_names([call.record_id for call in calls], truths)
     regions: dict[str, list[Span]] = {}
     if rundir.output(REGION_TABLE).exists():
-        with rundir.output(REGION_TABLE).open(encoding="utf-8") as table:
-            for (_, name), region in REGION_TABLE.read(table):
-                regions.setdefault(name, []).append((region.start, region.end))
+        for (_, name), region in REGION_TABLE.open(rundir.output(REGION_TABLE), _AGAIN):
+            regions.setdefault(name, []).append((region.start, region.end))
     figures = {}
     for name, n_bases in ((call.record_id, call.length) for call in calls):
         truth = truths.get(name, Truth())

@@ -70,23 +70,13 @@ class RecordRows(NamedTuple):
         Raises:
             ValueError: a value is not a number, or a status is unknown.
         """
-        figures = _Figures.of(block)
-        files, statuses, notes = (
-            np.array(texts, np.object_)[places[rows]]
-            for texts, places in (figures.files, figures.statuses, figures.notes)
+        lengths, scores, rates, is_viral, n_chunks = _figures(block)
+        records, files, statuses, notes = (
+            np.array(texts, np.object_)
+            for texts in block.columns(("record", "file", "status", "note"), rows)
         )
-        return cls(
-            rows,
-            np.array(block.texts("record", rows), np.object_),
-            files,
-            figures.lengths[rows],
-            statuses,
-            figures.is_viral[rows],
-            figures.scores[rows],
-            figures.rates[rows],
-            figures.n_chunks[rows],
-            notes,
-        )
+        of_record = rows, records, files, lengths[rows], statuses, is_viral[rows]
+        return cls(*of_record, scores[rows], rates[rows], n_chunks[rows], notes)
 
     @classmethod
     def none(cls) -> RecordRows:
@@ -120,36 +110,22 @@ def _best(ranked: Values, most: int) -> Counts:
     return order
 
 
-class _Figures(NamedTuple):
-    """The records of a block as numbers. (n,) each"""
+def _figures(block: TableBlock) -> tuple[Counts, Values, Values, Mask, Values]:
+    """Lengths, scores, rates, calls and numbers of chunks of the records. (n,) each
 
-    lengths: Counts
-    scores: Values
-    rates: Values
-    is_viral: Mask
-    n_chunks: Values
-    files: tuple[list[str], Counts]  # see ``TableBlock.codes``
-    statuses: tuple[list[str], Counts]
-    notes: tuple[list[str], Counts]
-
-    @classmethod
-    def of(cls, block: TableBlock) -> _Figures:
-        """
-        Raises:
-            ValueError: a value is not a number or out of range, or a status is unknown.
-        """
-        lengths = block.whole_numbers("length")
-        scores, rates = block.numbers("virus_score"), block.numbers("fdr")
-        n_chunks = block.numbers("n_chunks")
-        if (lengths >= 2**_DOUBLINGS).any() or (n_chunks < 0).any():
-            raise ValueError("a length or a number of chunks is out of range")
-        if any(((values < 0) | (values > 1)).any() for values in (scores, rates)):
-            raise ValueError("virus_score and fdr must lie between 0 and 1")
-        is_viral = block.have("call", b"virus")
-        files, statuses, notes = map(block.codes, ("file", "status", "note"))
-        if unknown := set(statuses[0]) - set(STATUSES):
-            raise ValueError(f"the status {min(unknown)}")
-        return cls(lengths, scores, rates, is_viral, n_chunks, files, statuses, notes)
+    Raises:
+        ValueError: a value is not a number or out of range, or a status is unknown.
+    """
+    lengths = block.whole_numbers("length")
+    scores, rates = block.numbers("virus_score"), block.numbers("fdr")
+    n_chunks = block.numbers("n_chunks")
+    if (lengths >= 2**_DOUBLINGS).any() or (n_chunks < 0).any():
+        raise ValueError("a length or a number of chunks is out of range")
+    if any(((values < 0) | (values > 1)).any() for values in (scores, rates)):
+        raise ValueError("virus_score and fdr must lie between 0 and 1")
+    if unknown := set(block.codes("status")[0]) - set(STATUSES):
+        raise ValueError(f"the status {min(unknown)}")
+    return lengths, scores, rates, block.have("call", b"virus"), n_chunks
 
 
 @dataclass(slots=True)
@@ -189,14 +165,14 @@ class RunCounts:
         Raises:
             ValueError: a value is not a number, or a status is unknown.
         """
-        counts, figures = cls.none(starts), _Figures.of(block)
-        lengths, scores, is_viral = figures.lengths, figures.scores, figures.is_viral
+        counts = cls.none(starts)
+        lengths, scores, rates, is_viral, _ = _figures(block)
         viral = np.flatnonzero(is_viral)
         counts.viral = np.array([viral, lengths[viral], scores[viral]])
         counts.n_records, counts.n_letters = len(lengths), int(lengths.sum())
         counts.n_viral, counts.n_letters_viral = len(viral), int(lengths[viral].sum())
-        counts._count_texts(figures)
-        counts._count_lengths(figures)
+        counts._count_texts(block, is_viral)
+        counts._count_lengths(lengths, scores, rates, is_viral)
         is_scored = np.isfinite(scores)
         places = np.log2(np.maximum(1, lengths[is_scored])) * PER_DOUBLING
         cells = places.astype(np.int64), _score_bin(scores[is_scored])
@@ -246,25 +222,26 @@ class RunCounts:
             row, other = row + n_rows, other + n_others
         return RecordRows.joined(zip(helpers.in_order(tasks), places, strict=True))
 
-    def _count_texts(self, figures: _Figures) -> None:
+    def _count_texts(self, block: TableBlock, is_viral: Mask) -> None:
         """Count files, statuses and notes."""
-        (files, of_file), (statuses, of_status) = figures.files, figures.statuses
+        (files, of_file), (statuses, of_status) = block.codes("file"), block.codes("status")
         shape = len(files), len(statuses)
-        n_viral = np.bincount(of_file[figures.is_viral], minlength=len(files)).tolist()
+        n_viral = np.bincount(of_file[is_viral], minlength=len(files)).tolist()
         n_of = _cross_table(of_file, of_status, shape)
         for file, of_statuses, viral in zip(files, n_of, n_viral, strict=True):
             for status, n in zip((*statuses, "viral"), (*of_statuses, viral), strict=True):
                 self.files[file, status] = n
         n_of_statuses = np.bincount(of_status, minlength=len(statuses)).tolist()
         self.statuses = Counter(dict(zip(statuses, n_of_statuses, strict=True)))
-        notes, of_note = figures.notes
+        notes, of_note = block.codes("note")
         is_shown = np.array([status != "too_short" for status in statuses], np.bool_)[of_status]
         n_of_notes = np.bincount(of_note[is_shown], minlength=len(notes)).tolist()
         pairs = zip(notes, n_of_notes, strict=True)
         self.notes = Counter({note: n for note, n in pairs if note and n})
 
-    def _count_lengths(self, figures: _Figures) -> None:
-        lengths, scores, rates, is_viral = figures[:4]
+    def _count_lengths(
+        self, lengths: Counts, scores: Values, rates: Values, is_viral: Mask
+    ) -> None:
         classes = np.searchsorted(self.starts, lengths, side="right") - 1
         for number in range(len(self.starts)):
             in_class = classes == number

@@ -295,14 +295,6 @@ class _Table(Sink, Generic[Row]):
 
     parse: Callable[[dict[str, str]], Row] = field(kw_only=True)
 
-    def read(self, lines: Iterator[str]) -> Iterator[Row]:
-        """Parse the rows of the table.
-
-        Raises:
-            ValueError: the table is damaged.
-        """
-        return map(self.parse, self.values_in(lines))
-
     def open(self, path: Path, hint: str) -> Iterator[Row]:
         """Open the table now, and yield its rows later: see ``rows_at``."""
         return self.rows_at(path, self.parse, hint)

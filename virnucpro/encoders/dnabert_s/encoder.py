@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from virnucpro.encoders.base import DAMAGE, Model, check_header, progress_of
+from virnucpro.encoders.base import DAMAGE, Model, check_header, progress_of, undamaged
 from virnucpro.encoders.dnabert_s.model import (
     DNABERT,
     LAYER_NORM_EPS,
@@ -149,6 +149,7 @@ def _tokens_of(n_letters: int) -> int:
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # the first that exists is read
 _KIND = "a DNABERT-S"
+_HINT = "`virnucpro models download dnabert-s` fetches the published one"
 _POOLER = {"pooler.dense.weight", "pooler.dense.bias"}  # not needed for the vector of a text
 _OUR_NAMES = {  # of modules, by their names in the Hub
     "embeddings.word_embeddings": "embedding",
@@ -211,7 +212,6 @@ def inspect_folder(path: Path) -> _DNABERTModel:
         encoder_id=digest.hexdigest()[:16],
         n_layers=shape.n_layers,
         dim=shape.dim,
-        poolings=("mean",),
         footprint=_room_for(shape.dim, shape.n_parameters, weights.stat().st_size),
         files=[weights, path / TOKENIZER, path / CONFIG],
     )
@@ -227,9 +227,10 @@ def load_dnabert(path: Path, n_layers: int) -> tuple[DNABERT, Tokenizer]:
     """
     model, tokenizer = _open_folder(path)
     model.layers = model.layers[:n_layers]
-    for name, tensor in model.state_dict().items():
-        if not torch.isfinite(tensor).all():
-            raise _other(_weights_file(path), f"{name} holds a number that is not finite")
+    with undamaged(_weights_file(path), _KIND, _HINT):
+        for name, tensor in model.state_dict().items():
+            if not torch.isfinite(tensor).all():
+                raise ValueError(f"{name} holds a number that is not finite")
     return model.float().eval().requires_grad_(False), tokenizer
 
 
@@ -243,7 +244,7 @@ def _open_folder(path: Path) -> tuple[DNABERT, Tokenizer]:
     shape, file = _read_shape(path / CONFIG, tokenizer), _weights_file(path)
     with torch.device("meta"):
         model = DNABERT(shape, shape.n_layers)
-    try:
+    with undamaged(file, _KIND, _HINT):
         if file.suffix == ".safetensors":
             check_header(file)
         tensors: Any = load_file(file) if file.suffix == ".safetensors" else read_pt(file, _KIND)
@@ -251,8 +252,6 @@ def _open_folder(path: Path) -> tuple[DNABERT, Tokenizer]:
             check_plain(tensor)
         state = {_our_name(name): tensors[name] for name in tensors.keys() - _POOLER}
         model.load_state_dict(state, assign=True)
-    except DAMAGE as error:
-        raise _other(file, error) from error
     return model, tokenizer
 
 
@@ -261,7 +260,7 @@ def _read_shape(file: Path, tokenizer: Tokenizer) -> DNABERTShape:
     Raises:
         UnavailableError: ``config.json`` is damaged, or describes another kind of BERT.
     """
-    try:
+    with undamaged(file, _KIND, _HINT):
         config: Mapping[str, Any] = read_json(file)
         expected = {
             "hidden_act": "gelu",
@@ -281,8 +280,6 @@ def _read_shape(file: Path, tokenizer: Tokenizer) -> DNABERTShape:
         )
         if shape.dim % shape.n_heads:
             raise ValueError(f"{shape.n_heads} heads in {shape.dim} dimensions")
-    except DAMAGE as error:
-        raise _other(file, error) from error
     return shape
 
 
@@ -297,10 +294,3 @@ def _our_name(stored_name: str) -> str:
     for in_hub, ours in _OUR_NAMES.items():
         stored_name = stored_name.replace(in_hub, ours)
     return stored_name
-
-
-def _other(path: Path, why: object) -> UnavailableError:
-    return UnavailableError(
-        f"{printable(path)} is not {_KIND}: {printable(why)}",
-        hint="`virnucpro models download dnabert-s` fetches the published one",
-    )

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from virnucpro.encoders.esm2.attention import triton_kernels
-from virnucpro.encoders.transfer import PackedBatch, mean_of_bags, send
+from virnucpro.encoders.transfer import PackedBatch, mean_of_bags, mean_of_runs, send
 from virnucpro.ground.log import LOGGER
 
 LAYER_NORM_EPS = 1e-12
@@ -212,8 +212,4 @@ def mean_pool(hidden: Tensor, batch: PackedBatch) -> Tensor:
     """
     if hidden.device.type == "cuda":
         return mean_of_bags(hidden, np.arange(len(hidden)), batch.cu_seqlens[:-1].astype("int64"))
-    pooled = [
-        hidden[first : first + n * seqlen].view(n, seqlen, -1).mean(dim=1)
-        for first, n, seqlen in batch.runs
-    ]
-    return torch.cat(pooled)
+    return mean_of_runs(hidden, batch.runs)

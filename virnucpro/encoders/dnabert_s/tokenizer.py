@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from virnucpro.ground.errors import UnavailableError
+from virnucpro.encoders.base import undamaged
 from virnucpro.ground.files import read_json
-from virnucpro.ground.log import printable
 
 UNKNOWN, FIRST, LAST = 0, 1, 2  # ids of [UNK], [CLS], [SEP]
 _SPECIAL = ("[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]")
@@ -27,7 +26,6 @@ _BASES = "ACGT"
 _PIECES = re.compile(r"[ACGT]+|\S")  # each other letter is an unknown token
 _OTHER = len(_BASES)  # code of such a letter
 _UNASKED, _APART, _MERGED = 0, 1, 2
-_DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError)
 
 
 class Tokenizer:
@@ -163,7 +161,8 @@ def read_tokenizer(path: Path) -> Tokenizer:
     Raises:
         UnavailableError: it is missing, damaged, or of another kind.
     """
-    try:
+    hint = "fetch it again: `virnucpro models download dnabert-s`"
+    with undamaged(path, "the tokenizer of DNABERT-S", hint):
         content = read_json(path)
         _check_settings(content)
         vocabulary = content["model"]["vocab"]
@@ -171,11 +170,6 @@ def read_tokenizer(path: Path) -> Tokenizer:
         if list(map(vocabulary.__getitem__, words)) != list(range(len(words))):
             raise ValueError("its ids are not counted from 0")
         return Tokenizer(words, [_parts(merge) for merge in content["model"]["merges"]])
-    except _DAMAGE as error:
-        raise UnavailableError(
-            f"{printable(path)} is not the tokenizer of DNABERT-S: {printable(error)}",
-            hint="fetch it again: `virnucpro models download dnabert-s`",
-        ) from error
 
 
 def _check_settings(content: Mapping[str, Any]) -> None:

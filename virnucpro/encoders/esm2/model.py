@@ -40,7 +40,7 @@ from virnucpro.encoders.esm2.checkpoint import (
     ROPE_THETA,
     ESM2Shape,
 )
-from virnucpro.encoders.transfer import PackedBatch, mean_of_bags, send
+from virnucpro.encoders.transfer import PackedBatch, mean_of_bags, mean_of_runs, send
 from virnucpro.ground.errors import UnavailableError
 from virnucpro.ground.log import printable
 
@@ -468,11 +468,7 @@ def mean_pool(hidden: Tensor, batch: PackedBatch) -> Tensor:
     """
     if hidden.device.type == "cuda":
         return mean_of_bags(hidden, batch.residues, batch.residues_before)
-    pooled = [
-        hidden[first : first + n * seqlen].view(n, seqlen, -1)[:, 1:-1].mean(dim=1)
-        for first, n, seqlen in batch.runs
-    ]
-    return torch.cat(pooled)
+    return mean_of_runs(hidden, batch.runs, n_ends=1)
 
 
 def bos_pool(hidden: Tensor, batch: PackedBatch) -> Tensor:

@@ -26,7 +26,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save, save_file
 from torch import Tensor
 
-from virnucpro.encoders.base import Model, progress_of
+from virnucpro.encoders.base import DAMAGE, Model, progress_of
 from virnucpro.encoders.esm2.attention import choose_kernel
 from virnucpro.encoders.esm2.checkpoint import (
     HUGGING_FACE,
@@ -72,7 +72,6 @@ _FORMAT = "1"
 _SHA256 = re.compile("[0-9a-f]{64}")
 _SUFFIX = ".virnucpro.safetensors"
 _STALE_SECONDS = 86_400  # older unfinished files have no writer any more
-_DAMAGE = (OSError, ValueError, LookupError, TypeError, SafetensorError)
 
 
 def load_esm2(path: Path, layer: int, dtype: torch.dtype, device: torch.device) -> ESM2:
@@ -286,7 +285,7 @@ def _noted(path: Path, name: str) -> str:
     """The hash in a file of ours; empty if the file is missing or damaged."""
     try:
         digest = str(read_json(path)[name])
-    except _DAMAGE:
+    except DAMAGE:
         return ""
     return digest if _SHA256.fullmatch(digest) else ""
 
@@ -332,7 +331,7 @@ def _load_converted(path: Path, layer: int, dtype: torch.dtype, device: torch.de
             model = stub_of(shape, layer, dtype)
             tensors = {name: handle.get_tensor(name) for name in model.state_dict()}
         model.load_state_dict(tensors, assign=True)
-    except (*_DAMAGE, RuntimeError) as error:
+    except DAMAGE as error:
         raise UnavailableError(
             f"{printable(path)} cannot be used: {printable(error)}",
             hint="delete it: it is made again from the model",
@@ -348,7 +347,7 @@ def _is_whole(path: Path, metadata: object, on_bytes: Callable[[int], None]) -> 
             if handle.metadata() != metadata:
                 return False
         return sha256(path, on_bytes) == _noted(path.with_suffix(".json"), "sha256")
-    except _DAMAGE:
+    except DAMAGE:
         return False
 
 
