@@ -279,7 +279,7 @@ def test_models_info_describes_the_network_by_its_name_its_folder_or_its_file():
     file = open_model(NETWORK, lambda _: None).path
     said = [invoke("models", "info", one) for one in (NETWORK, file.parent, file)]
     of_network = [output.partition("layers")[2] for _, output in said]
-    assert of_network[0] == of_network[1] == of_network[2] and "the max of" in of_network[0]
+    assert of_network[0] == of_network[1] == of_network[2] and "the max counts" in of_network[0]
 
 
 def test_where_all_is_certain_nothing_is_read_and_nothing_is_warned_of(tmp_path):

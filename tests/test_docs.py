@@ -13,6 +13,7 @@ from typer.main import get_command
 
 from virnucpro.cli.main import app
 from virnucpro.engine.local import InlineExecutor
+from virnucpro.scorer.kin import own_kinship
 from virnucpro.stories.options import PredictOptions
 from virnucpro.stories.pipeline import execute
 
@@ -103,3 +104,9 @@ def test_the_rows_that_a_page_shows_are_those_of_the_example(page: Path, made) -
             score = float(values.pop(name))
             assert score == pytest.approx(float(made[row[0]][name]), abs=1e-4)
         assert values.items() <= made[row[0]].items()
+
+
+def test_the_page_lists_the_families_that_can_be_named() -> None:
+    text = (ROOT / "docs/KIND_AND_KIN.md").read_text()
+    line = re.search(r"The 158 are:\n\n(.*)", text)
+    assert line and re.findall(r"\*(\w+)\*", line[1]) == [*filter(None, own_kinship().families)]

@@ -180,7 +180,7 @@ def given_alone(options, **given: object) -> RunConfig:
 
 LEAVE_OUT = (
     "it changes no call: leave {} out to run without it, or add --model cnn_virnucpro to find "
-    "more unknown viruses in short records"
+    "more unknown viruses in short records (it may lose known ones)"
 )
 
 

@@ -1,4 +1,4 @@
-"""Find viral sequences in FASTA with a fast scorer or the protein language model ESM-2.
+"""Find viral sequences in FASTA and FASTQ, and embed sequences with ESM-2.
 
 >>> import virnucpro
 >>> for call in virnucpro.predict("contigs.fa"):  # doctest: +SKIP

@@ -436,10 +436,9 @@ def _cut_of(options: CutOptions, error_rates: Sequence[ErrorRates]) -> Cut:
     if options.threshold is not None:
         return _cut_at(options.threshold)
     share = FALSE_POSITIVES[options.preset]
-    return (
-        f"preset {options.preset}, at most {share:.1%} false positives among unknown hosts",
-        tuple((rates.n_bases, probability(rates.cut_at(share))) for rates in error_rates),
-    )
+    words = f"set to call at most {share:.1%} of unknown hosts; some kinds more"
+    scores = tuple((rates.n_bases, probability(rates.cut_at(share))) for rates in error_rates)
+    return f"preset {options.preset}, {words}", scores
 
 
 def _cut_at(threshold: float) -> Cut:

@@ -82,8 +82,8 @@ class CutOptions:
     preset: Annotated[
         _Preset,
         option(
-            "Use the thresholds, one per length, at which at most 10, 3 or 0.5 % of unknown hosts "
-            "are called virus.",
+            "Use the thresholds, one per length, that are set to call at most 10, 3 or 0.5 % of "
+            "unknown hosts; some kinds of hosts are called more often.",
             _PANEL,
         ),
     ] = "default"

@@ -33,6 +33,8 @@ _EXAMPLE = re.compile(r"(?:(?P<about>.*:) |- )(?P<command>(?:virnucpro|torchrun|
 _ELSEWHERE = {  # names of options in other programs of the field -> ours
     **dict.fromkeys(("-t", "--threads", "--cpu", "--cpus", "--cores"), "--workers"),
     **dict.fromkeys(("--out", "--outdir"), "--output-dir"),
+    "--gpu": "--gpus",
+    "--overwrite": "--force",
 }
 
 

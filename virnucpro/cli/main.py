@@ -97,7 +97,7 @@ def root(
         ),
     ] = False,
 ) -> None:
-    """Find viral sequences in FASTA with a fast scorer or the protein language model ESM-2."""
+    """Find viral sequences in FASTA and FASTQ, and embed sequences with ESM-2."""
 
 
 def main() -> None:

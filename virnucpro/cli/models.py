@@ -32,7 +32,7 @@ models = typer.Typer(
 def list_models(
     *, as_json: Annotated[bool, option("Print the facts as JSON.", None, "--json")] = False
 ) -> None:
-    """List the named models: size, GPU memory, and path.
+    """List the named models: size, GPU memory, and path, if it is here.
 
     The first model is part of this program, and the default where a model is needed. Imported
     models come last. GPU memory is an estimate, from the smallest batches to full ones; CUDA needs

@@ -43,10 +43,10 @@ def predict(options: PredictOptions, console: ConsoleOptions) -> None:
 
     A fast scorer calls every record virus or other. With --model cnn_virnucpro, a network also
     reads the records that may be viral by their score, and both call these together: slower, and
-    better for unknown families in records of 300 to 1,000 bases. With another --model, or any
-    device option except --workers, ESM-2 embeds every translated frame and writes vectors to
-    features.h5. The built-in ESM-2 changes no call. Your own head does, where its training showed a
-    gain.
+    better for unknown families in records of 300 to 1,000 bases; it may lose known ones. With
+    another --model, or any device option except --workers, ESM-2 embeds every translated frame and
+    writes vectors to features.h5. The built-in ESM-2 changes no call. Your own head does, where its
+    training showed a gain.
 
     Example: virnucpro predict -i contigs.fa -o results/
 

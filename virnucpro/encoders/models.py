@@ -50,20 +50,18 @@ from virnucpro.ground.log import printable
 
 
 def describe_models(*, as_json: bool) -> Iterator[str]:
-    """A line for each named model: what it needs, and its path."""
+    """A line for each named model: what it needs, and its path, if it is here."""
     models = map(_facts_of, every_name())
     if as_json:
         yield json.dumps(list(models), indent=2)
         return
+    yield f"{'name':<22}{'parameters':>10}  {'GPU memory':<19} place"
     for facts in models:
-        to_fetch = facts["to_fetch"]
-        state = f"not downloaded ({as_size(to_fetch)})" if to_fetch else "here"
         size = f"{facts['parameters'] / 1e6:,.1f} M"
         memory = f"{as_size(facts['least_gpu_memory'])} to {as_size(facts['gpu_memory'])}"
-        yield (
-            f"{facts['name']:<22}{size:>10} parameters  GPU memory {memory:<19} "
-            f"{state}: {printable(facts['path'])}"
-        )
+        to_fetch = facts["to_fetch"]
+        place = f"{as_size(to_fetch)} to download" if to_fetch else printable(facts["path"])
+        yield f"{facts['name']:<22}{size:>10}  {memory:<19} {place}"
 
 
 def _facts_of(name: str) -> dict[str, Any]:

@@ -262,10 +262,10 @@ def describe_head(path: Path) -> Iterator[str]:
             f"encoder     {printable(encoder.name)}, layer {encoder.layer}, {encoder.pooling} of "
             f"{encoder.dim} dimensions, id {encoder.encoder_id}"
         )
-    yield f"chunks      {facts.chunk_size} bases; a chunk is the {facts.frame_rule} of its frames"
+    yield f"chunks      {facts.chunk_size} bases; of several frames, the {facts.frame_rule} counts"
     yield f"threshold   {facts.threshold:.6f}, exponent {facts.exponent:.2f}"
-    join = f"with the scorer; {facts.join.weights}" if facts.join else "none: the head calls alone"
-    yield f"join        {join}"
+    alone = "none: this head calls alone, or not at all (--calls head lets it)"
+    yield f"join        {f'with the scorer; {facts.join.weights}' if facts.join else alone}"
     yield (
         f"trained on  {counted(len(head.trained_records), 'record')} of "
         f"{counted(len(head.trained_groups), 'group')}: {printable(facts.training)}"

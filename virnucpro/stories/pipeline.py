@@ -381,7 +381,10 @@ def announce_input(results: Results) -> None:
     records = counted(counts.n_records, "record")
     announce(f"{records} of {counted(len(manifest.inputs), 'file')}, {recipe.input_type}{shards}")
     if not counts.n_records:
-        LOGGER.warning("the input has no records: the tables have only a header")
+        LOGGER.warning(
+            "the input has no records, so tables have only a header: check the files, or what "
+            "writes to the pipe"
+        )
         return
     numbers = (counts.n_records, counts.n_short, len(plan.shards))
     for warning in results.maker.caller.warnings(recipe.chunk_size, *numbers):

@@ -268,7 +268,7 @@ def _announce_options(
         given = " and ".join(options.given_to_embed)
         calls = (
             f"it changes no call: leave {given} out to run without it, or add --model "
-            "cnn_virnucpro to find more unknown viruses in short records"
+            "cnn_virnucpro to find more unknown viruses in short records (it may lose known ones)"
         )
         names_head = options.calls == "head" or options.head
         effect = "the head needs its vectors" if names_head else calls
