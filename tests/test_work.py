@@ -6,6 +6,7 @@ import fcntl
 import json
 import multiprocessing
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -757,6 +758,8 @@ def test_the_three_commands_say_what_comes_next(tiny, contigs, tmp_path):
     assert f"next: virnucpro work {tmp_path / 'run'}\n" in planned.stdout
     (then,) = [line for line in planned.stdout.splitlines() if line.startswith("then: ")]
     assert then.endswith("--resume") and "--plan-only" not in then
+    words = ["virnucpro", "predict", *map(str, run), "--plan-only", "--precision", "fp32"]
+    assert f"as typed  {shlex.join(words)}\n" in virnucpro("status", tmp_path / "run").stdout
     on_cpu = ("--device", "cpu", "--workers", "1")
     array = {**os.environ, **SLURM, "SLURM_ARRAY_TASK_ID": "1"}
     worked = virnucpro("work", tmp_path / "run", *on_cpu, env=array)

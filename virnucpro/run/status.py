@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 from virnucpro.encoders.base import estimate_tokens
 from virnucpro.ground.config import EncoderSpec, Recipe
 from virnucpro.ground.errors import FeatureFileError, InputMissingError, ResumeError
-from virnucpro.ground.log import counted, printable
+from virnucpro.ground.log import counted, escaped, printable
 from virnucpro.ground.records import Shard
 from virnucpro.run.features import FeatureStore
 from virnucpro.run.folder import RunDir
@@ -185,12 +186,20 @@ def _describe(seen: _Seen) -> list[str]:
         lines.append(printable(f"records   {counts}"))
     if "counts" in facts and (missing := _missing(rundir, recipe)):
         lines.append(f"missing   {', '.join(missing)}: --resume writes them if the input is there")
-    if not run and (next_step := _NEXT.get(step)):
-        lines.append(f"next      {next_step.format(printable(rundir.root))}")
+    lines += _next_steps(seen, step)
     listing = rundir.output(FAILED_FILES)
     if listing.exists():
         lines.append(f"failed    see {printable(listing)}")
     return lines
+
+
+def _next_steps(seen: _Seen, step: str) -> Iterator[str]:
+    """What the user can do next, and the command of the run."""
+    if seen.running or step not in _NEXT:
+        return
+    yield f"next      {_NEXT[step].format(printable(seen.rundir.root))}"
+    if words := seen.facts["argv"][1:]:  # without the path of the program
+        yield escaped(f"as typed  {shlex.join(['virnucpro', *words])}")
 
 
 def _missing(rundir: RunDir, recipe: Recipe) -> list[str]:
