@@ -148,7 +148,7 @@ def test_models_of_packages_are_listed_and_described_with_the_others(package, tm
     assert listed["virnucpro-500"]["encoders"] == ["dnabert-s", "esm2_t36_3B_UR50D"]
     assert listed["esm2_t6_8M_UR50D"]["to_fetch"] == 30_099_493
     assert listed["toy-counts"]["kind"] == "published"
-    assert [line.split()[0] for line in as_text.stdout.splitlines()] == list(listed)
+    assert [line.split()[0] for line in as_text.stdout.splitlines()[1:]] == list(listed)
     assert info.returncode == 0 and "http://127.0.0.1:1/counts.toy" in info.stdout
     assert wrong.returncode != 0 and "did you mean toy-counts?" in wrong.stderr
 
