@@ -95,6 +95,10 @@ class ProcessExecutor(Executor):
         self.last_reason = ""  # of a loss
 
     def start(self, job: Job, resources: Resources, n_workers: int) -> None:
+        """Start workers, as ``Executor.start`` says."""
+        self.add_missing(job, resources, n_workers)
+
+    def add_missing(self, job: Job, resources: Resources, n_workers: int) -> None:
         """Start workers until there are so many, or one per device."""
         named = list(zip(_names(self.devices), self.devices, strict=True))
         for name, device in named[len(self.peers) : n_workers]:
@@ -117,7 +121,7 @@ class ProcessExecutor(Executor):
         assert all((peer.job, peer.resources) == given for peer in self.peers), "started for others"
         try:
             self.waiting = deque(map(Attempt, shards))
-            self.start(job, resources, len(shards))
+            self.add_missing(job, resources, len(shards))
             self.keep(len(shards))
             yield from self.events()
         finally:
