@@ -8,8 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
 from gzip import GzipFile
-from heapq import merge
-from io import BytesIO
+from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeAlias, cast
 
@@ -91,31 +90,85 @@ class SortedLines:
             self._file = self._open.enter_context(self._tree.scratch(self._folder))
         first = self._file.tell()
         with writing(self._folder):
-            self._file.writelines(merge(*map(BytesIO, self._texts)))
+            self._file.writelines(_merged([iter([text]) for text in self._texts]))
             self._file.flush()
         self._runs.append((first, self._file.tell()))
         self._texts, self._n_bytes = [], 0
 
     def merged(self) -> Iterator[bytes]:
-        """Yield all lines."""
-        runs = (self._read(*run) for run in self._runs)
-        for line in merge(*runs, *map(BytesIO, self._texts)):
-            yield line.replace(b"\0", b"\t")
+        """The text of all lines, in pieces."""
+        runs = [*(self._read(*run) for run in self._runs), *(iter([one]) for one in self._texts)]
+        for text in _merged(runs):
+            yield text.replace(b"\0", b"\t")
 
     def _read(self, first: int, end: int) -> Iterator[bytes]:
-        """Yield the lines in a part of the file."""
+        """Yield pieces of the file, which are whole lines."""
         assert self._file is not None, "it has a run"
-        rest = b""
+        size = _BLOCK
         while first < end:
-            block = os.pread(self._file.fileno(), min(_BLOCK, end - first), first)
-            *lines, rest = (rest + block).split(b"\n")
-            yield from (line + b"\n" for line in lines)
-            first += len(block)
+            block = os.pread(self._file.fileno(), min(size, end - first), first)
+            if n_bytes := block.rfind(b"\n") + 1:
+                yield block[:n_bytes]
+            size = _BLOCK if n_bytes else 2 * size  # the line is longer than the block
+            first += n_bytes
 
 
 def sorted_lines(text: bytes) -> bytes:
     """The lines of a text in the order of their first columns."""
-    return b"".join(sorted(BytesIO(text.replace(b"\t", b"\0")))).replace(b"\0", b"\t")
+    return _in_order(text.replace(b"\t", b"\0")).replace(b"\0", b"\t")
+
+
+def _in_order(text: bytes) -> bytes:
+    lines = text.split(b"\n")[:-1]
+    lines.sort()  # fast, because the lines are mostly sorted runs
+    return b"\n".join((*lines, b""))
+
+
+def _merged(runs: Sequence[Iterator[bytes]]) -> Iterator[bytes]:
+    """Merge sorted runs, which come in pieces of whole lines, into sorted pieces.
+
+    Each output piece has all lines up to the first end of the overlapping pieces, so pieces
+    without overlap are passed on unchanged.
+    """
+    heads: list[tuple[bytes, int, bytes, int]] = []  # next line, its run, its piece and offset
+
+    def push(number: int, piece: bytes, place: int) -> None:
+        if place == len(piece):
+            piece, place = next(runs[number], b""), 0
+        if piece:
+            line = piece[place : piece.index(b"\n", place) + 1]
+            heappush(heads, (line, number, piece, place))
+
+    for number in range(len(runs)):
+        push(number, b"", 0)
+    while heads:
+        taken = [heappop(heads)]
+        last = _last_line(taken[0][2])
+        while heads and heads[0][0] <= last:
+            taken.append(heappop(heads))
+            last = min(last, _last_line(taken[-1][2]))
+        ends = [_end_of(piece, place, last) for _, _, piece, place in taken]
+        texts = [one[2][one[3] : end] for one, end in zip(taken, ends, strict=True)]
+        yield texts[0] if len(texts) == 1 else _in_order(b"".join(texts))
+        for (_, number, piece, _), end in zip(taken, ends, strict=True):
+            push(number, piece, end)
+
+
+def _last_line(text: bytes) -> bytes:
+    return text[text.rfind(b"\n", 0, -1) + 1 :]
+
+
+def _end_of(text: bytes, place: int, last: bytes) -> int:
+    """The end of the sorted lines, from an offset on, that are at most ``last``."""
+    end = len(text)
+    while place < end:
+        start = text.rfind(b"\n", place, (place + end) // 2) + 1 or place
+        line = text[start : text.index(b"\n", start) + 1]
+        if line <= last:
+            place = start + len(line)
+        else:
+            end = start
+    return place
 
 
 # Rows
