@@ -24,7 +24,7 @@ README, OUTPUT_PAGE = ROOT / "README.md", ROOT / "docs/OUTPUT.md"
 GPU_PAGE = ROOT / "docs/GPU_OPTIMIZATION.md"
 OF_OTHERS = {  # options of other programs, and of scripts and tests of ours
     *("--array", "--chaos-seed", "--configfile", "--cores", "--dependency", "--force-reinstall"),
-    *("--gres", "--hypothesis-profile", "--index-url", "--jobs", "--logdir", "--nnodes"),
+    *("--gres", "--hypothesis-profile", "--index-url", "--jobs", "--logdir", "--mem", "--nnodes"),
     *("--no-python", "--nproc-per-node", "--nv", "--output", "--parsable", "--parts"),
     *("--rdzv-backend", "--rdzv-endpoint", "--records", "--rounds", "--run", "--shards"),
     *("--silent", "--slurm-no-account", "--slurm-status-command", "--snakefile", "--workers"),

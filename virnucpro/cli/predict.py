@@ -41,7 +41,7 @@ _PLUGINS = "virnucpro.executors"  # entry points: classes, called with the optio
 def predict(options: PredictOptions, console: ConsoleOptions) -> None:
     """Find viruses in FASTA or FASTQ, and write viruses.tsv, viruses.fasta and predictions.tsv.
 
-    A fast scorer calls every record virus or other. With --model cnn_virnucpro, a network also
+    A fast scorer calls each record virus or other. With --model cnn_virnucpro, a network also
     reads the records that may be viral by their score, and both call these together: slower, and
     better for unknown families in records of 300 to 1,000 bases; it may lose known ones. With
     another --model, or any device option except --workers, ESM-2 embeds every translated frame and
