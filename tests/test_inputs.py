@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import io
 import os
-import re
 import sys
 import threading
 from collections.abc import Callable
@@ -151,13 +150,6 @@ def test_inputs_that_swapped_their_names_are_known_by_their_content(write, copie
     recorded = hashed(write("a.fa", A), write("b.fa", B))
     joined = join_inputs(recorded, hashed(write("a.fa", B), write("b.fa", A)))
     assert [Path(known.path).read_bytes() for known in joined] == [A, B]
-
-
-def test_files_of_the_same_content_are_named(write, caplog) -> None:
-    assert len(join_inputs((), hashed(write("a.fa", A), write("b.fa", B), write("c.fa", A)))) == 3
-    assert re.findall(r"(\w.fa) and \S*(\w.fa) have the same content", caplog.text) == [
-        ("a.fa", "c.fa")
-    ]
 
 
 def test_added_inputs_are_the_next_generation(write, copies) -> None:

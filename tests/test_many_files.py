@@ -292,6 +292,13 @@ def test_a_new_file_that_holds_the_same_as_an_input_is_reported(predicted, folde
     assert f"{folder / 'copy.fa'} has the same content as an input of this run" in log
 
 
+def test_two_files_of_the_same_content_are_named_at_the_start(predicted, folder):
+    shutil.copy(folder / "a.fa", folder / "copy.fa")
+    log = (predicted(folder) / "virnucpro.log").read_text()
+    both = f"{folder / 'a.fa'} and {folder / 'copy.fa'} have the same content"
+    assert log.count("have the same content") == log.count(both) == 1
+
+
 def test_ids_of_a_file_that_is_cut_short_count_because_it_may_be_mended(predicted, folder):
     for name in "bcd":
         (folder / f"{name}.fa").unlink()

@@ -265,3 +265,12 @@ def test_a_missing_or_damaged_library_is_named_with_the_command_that_builds_it(
         assert "pip install -e ." in str(caught.value.hint)
     finally:
         library._library.cache_clear()
+
+
+def test_ctrl_c_while_arguments_are_passed_stays_what_it_is(monkeypatch):
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(library._Arrays, "from_param", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        encode("ACGT")

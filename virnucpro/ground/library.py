@@ -50,7 +50,7 @@ _NETS = (_FLOATS, _FLOATS, c_int64, c_int64, _COUNTS, _Arrays(np.int8), _Arrays(
 _FIGURES = (_VALUES, _VALUES, _VALUES, c_int64)
 # of n items: figures and starts; bases per host and per virus, and how often a record starts in one
 _ITEMS = (_VALUES, _COUNTS, c_int64, c_double, c_double, c_double)
-_SIGNATURES = {
+_SIGNATURES: dict[str, tuple[Any, ...]] = {
     "encode_bases": (_BYTES, c_int64, _BYTES),
     "read_bases": (_BYTES, c_int64, _BYTES, *_READ),
     "piece_features": (*_PIECES, _BYTES, *_WORDS, _BYTES, _FLOATS, _BYTES),
@@ -115,7 +115,9 @@ def call(name: str, *arguments: NDArray[Any] | float) -> None:
         UnavailableError: the library is missing or does not fit this machine.
         MemoryError: no memory is left.
     """
-    if getattr(_library(), name)(*arguments):
+    # passed on here, since ctypes would turn a Ctrl-C meanwhile into an error of its own
+    passed = [of.from_param(one) for of, one in zip(_SIGNATURES[name], arguments, strict=True)]
+    if getattr(_library(), name)(*passed):
         raise MemoryError(f"no memory is left for {name} of the scorer")
 
 
@@ -123,9 +125,8 @@ def call(name: str, *arguments: NDArray[Any] | float) -> None:
 def _library() -> CDLL:
     try:
         library = CDLL(str(LIBRARY))
-        for name, signature in _SIGNATURES.items():
-            function = getattr(library, name)
-            function.argtypes, function.restype = signature, c_int
+        for name in _SIGNATURES:
+            getattr(library, name).restype = c_int
     except (OSError, AttributeError) as error:  # AttributeError: it is older than its sources
         raise UnavailableError(
             f"the compiled part of the scorer cannot be loaded: {printable(error)}",

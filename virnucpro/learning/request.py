@@ -394,11 +394,16 @@ def check_features(training: Training, fasta_sha256: Iterable[str]) -> str:
             for one in recipe.encoders[:1]
         ),
     )
+    if not recipe.encoders:
+        raise InputError(
+            f"{printable(folder)} has no vectors", hint="name the folder of a virnucpro extract"
+        )
     if changes := run.changes(expected):
         raise InputError(
             f"the vectors in {printable(folder)} are not those of this training: "
             f"{'; '.join(changes)}",
-            hint="give --model, --chunk-size and --genetic-code of that virnucpro extract",
+            hint="give --model, --chunk-size and --genetic-code of that virnucpro extract, which "
+            "must have no --layer, --pooling or --min-length",
         )
     if absent := {*fasta_sha256} - {file.sha256 for file in run.inputs}:
         raise InputError(

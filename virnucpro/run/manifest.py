@@ -108,7 +108,8 @@ class Manifest:
         """The name of each field that differs, and the difference in words."""
         before = self.recipe
         if [one.family for one in before.encoders] != [one.family for one in recipe.encoders]:
-            yield "encoders", f"it has {printable(before.reader)}, not {printable(recipe.reader)}"
+            was, now = _names_of(before, recipe)
+            yield "encoders", f"it has {was}, not {now}"
             yield from _changed(before, recipe, _FILES)
             return
         yield from _changed(before, recipe, ("encoders",))
@@ -223,6 +224,15 @@ def _of_another_version(folder: Path, version: object) -> ResumeError:
         f"{printable(folder)} holds a run of {other}; virnucpro {__version__} cannot resume it",
         hint="finish it with that version, choose another --output-dir, or start with --force",
     )
+
+
+def _names_of(before: Recipe, now: Recipe) -> list[str]:
+    """Their encoders, with the family if two of one name are of different families."""
+    names = [printable(each.reader) for each in (before, now)]
+    if len(set(names)) > 1:
+        return names
+    families = (" and ".join(one.family for one in each.encoders) for each in (before, now))
+    return [f"{name} ({printable(one)})" for name, one in zip(names, families, strict=True)]
 
 
 def _changed(

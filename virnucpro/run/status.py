@@ -197,9 +197,10 @@ def _next_steps(seen: _Seen, step: str) -> Iterator[str]:
     """What the user can do next, and the command of the run."""
     if seen.running or step not in _NEXT:
         return
-    yield f"next      {_NEXT[step].format(printable(seen.rundir.root))}"
-    if words := seen.facts["argv"][1:]:  # without the path of the program
-        yield escaped(f"as typed  {shlex.join(['virnucpro', *words])}")
+    yield f"next      {_NEXT[step].format(shlex.quote(printable(seen.rundir.root)))}"
+    match seen.facts.get("argv"):
+        case [_, *words] if words:  # without the path of the program
+            yield escaped(f"as typed  {shlex.join(map(str, ('virnucpro', *words)))}")
 
 
 def _missing(rundir: RunDir, recipe: Recipe) -> list[str]:

@@ -367,7 +367,6 @@ def join_inputs(recorded: Sequence[InputFile], files: Sequence[InputFile]) -> li
     """
     by_path = {file.path: file for file in recorded}
     hashes = {file.sha256 for file in recorded}
-    first_with: dict[str, InputFile] = {}
     new = []
     for file in files:
         if file.sha256 in hashes:
@@ -381,12 +380,6 @@ def join_inputs(recorded: Sequence[InputFile], files: Sequence[InputFile]) -> li
                 f"the input {printable(file.path)} changed since this run began: "
                 f"its sha256 was {by_path[file.path].sha256[:12]}, now {file.sha256[:12]}",
                 hint="put the old file back, choose another --output-dir, or start again: --force",
-            )
-        if (first := first_with.setdefault(file.sha256, file)) is not file:
-            LOGGER.warning(
-                "%s and %s have the same content: their records count twice",
-                first.shown,
-                file.shown,
             )
         new.append(file)
     generation = 1 + max((file.generation for file in recorded), default=-1)

@@ -7,7 +7,7 @@ all other files without it. A file that was read stays in the run, unchanged.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -104,6 +104,7 @@ def _begin(
     options: SequenceOptions, recipe_for: _RecipeFor, files: Sequence[InputFile], survey: Survey
 ) -> Manifest:
     is_qualified = False
+    _warn_of_copies(files)
     if len(files) > 1 or survey.renames:  # a single file is read once, when it is planned
         files = survey.run(files)
         is_qualified = survey.share_ids(files)
@@ -113,6 +114,14 @@ def _begin(
     else:
         survey.doubt_type(files, input_type)
     return Manifest(recipe_for(input_type), tuple(files), is_qualified=is_qualified)
+
+
+def _warn_of_copies(files: Iterable[InputFile]) -> None:
+    first_with: dict[str, InputFile] = {}
+    for file in files:
+        if (first := first_with.setdefault(file.sha256, file)) is not file:
+            names = first.shown, file.shown
+            LOGGER.warning("%s and %s have the same content: its records count twice", *names)
 
 
 def _go_on(
@@ -133,6 +142,7 @@ def _go_on(
     inputs = check_recorded(recorded.inputs, files)
     old, new = inputs[: len(recorded.inputs)], inputs[len(recorded.inputs) :]
     if new:
+        _warn_of_copies(new)
         new = survey.run(new)
     anew = _given_anew(rundir, recorded, new)
     if options.known_type is None:
