@@ -87,6 +87,8 @@ def test_a_run_that_was_planned_for_several_machines_is_joined_with_no_embed_or_
     for number, changes in enumerate(({}, {"no_embed": True})):
         joined = whole.parent / f"planned{number}"
         predict(whole.parent / "in.fa", to=joined, plan_only=True)
+        unknown = {"total": None, "done": 0, "pending": None}
+        assert measure_run(joined)["letters"] == unknown  # until all slices are planned
         predict(whole.parent / "in.fa", to=joined, resume=True, **changes)
         assert tables_of(joined) == tables_of(whole)
 

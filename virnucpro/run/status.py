@@ -217,7 +217,8 @@ def _how(recipe: Recipe) -> str:
 def _describe_letters(seen: _Seen) -> list[str]:
     letters = _scoring(seen).counts["letters"]
     total, n_done = letters["total"], letters["done"]
-    return [f"scored    {n_done:,} of {total:,} letters"] if total else []
+    of_total = "" if total is None else f" of {total:,}"
+    return [f"scored    {n_done:,}{of_total} letters"] if total or n_done else []
 
 
 def _describe_shards(seen: _Seen) -> list[str]:
@@ -347,7 +348,7 @@ def _scoring(seen: _Seen) -> _Work:
     total, work = None, worked
     if seen.has_all:  # by whatever scorer: its files may count for nothing now
         total = n_done = int(seen.facts["counts"].get("n_letters", n_done))
-    if plan is not None:
+    if plan is not None and len(plan.planned) == len(plan.slices):
         total = work = plan.counts.n_letters
         if dict(seen.facts.get("cut") or {}).get("regions"):
             work += plan.counts.n_searched
