@@ -13,7 +13,9 @@ its error rates. The words for a fragment's features are always counted without 
 process fits the nets of half of the folds. For each fold, a scorer without it is written to
 scorer_folds/, for measurements on groups that the scorer itself has seen. Seeds are fixed: on the
 same machine, the same data makes the same file. (In the scorer of this release, nets of wholes and
-of windows were kept from an earlier file, as no record is new to them.)
+of windows were kept from an earlier file, as no record is new to them. Its nets of windows were
+fitted before nets learned kinds; those that this script fits find the same prophages, and one more
+false region.)
 
 The package's scorer has seen all groups. To measure the recipe on groups that influenced nothing,
 train a file without them:
