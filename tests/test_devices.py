@@ -267,7 +267,7 @@ def test_gpus_that_cannot_be_used_are_refused_with_a_remedy_before_a_worker_star
         assert "no GPU can be used: " in str(caught.value) and reason in str(caught.value)
         hint = caught.value.hint
         assert {word for word in ("driver", "cu126", "newer GPU") if word in hint} == remedies
-        assert "calls need none" in hint
+        assert "run on the CPU with --device cpu" in hint
     choice = choose("auto")
     assert choice.kind == "cpu" and reason in choice.descriptions[0]
     text = described()

@@ -165,7 +165,7 @@ class _Lack(NamedTuple):
     remedy: str
 
     def error(self, refusal: str) -> UnavailableError:
-        hint = f"{self.remedy}; or leave GPUs out: calls need none, and --device cpu runs a model"
+        hint = f"{self.remedy}; or run on the CPU with --device cpu; the scorer needs neither"
         return UnavailableError(f"{refusal}: {self.reason}", hint=hint)
 
 

@@ -121,7 +121,7 @@ def _warn_of_copies(files: Iterable[InputFile]) -> None:
     for file in files:
         if (first := first_with.setdefault(file.sha256, file)) is not file:
             names = first.shown, file.shown
-            LOGGER.warning("%s and %s have the same content: its records count twice", *names)
+            LOGGER.warning("%s and %s have the same content: each record counts twice", *names)
 
 
 def _go_on(

@@ -147,7 +147,7 @@ class Summary:
         if n_scored := records.statuses["scored"]:
             yield f"called virus: {records.n_viral:,} of {n_scored:,} ({self.cut})"
         elif self.cut and records.n_records:
-            yield "no record was scored: see the columns status and note of its table"
+            yield "no record was scored: see the columns status and note of predictions.tsv"
         if self.cut:
             yield records.virus_line
 
