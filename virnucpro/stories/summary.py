@@ -19,7 +19,13 @@ from virnucpro.ground.log import LOGGER, announce, counted, printable
 from virnucpro.run.folder import RunDir
 from virnucpro.run.manifest import Manifest
 from virnucpro.run.plan import Plan
-from virnucpro.tables.sinks import FAILED_FILES, FAILED_SEQUENCES, VIRUS_TABLE, Tally
+from virnucpro.tables.sinks import (
+    FAILED_FILES,
+    FAILED_SEQUENCES,
+    RECORD_TABLE,
+    VIRUS_TABLE,
+    Tally,
+)
 
 # figures that ``run.json`` leaves out: they follow from the tables
 _IN_TABLES = (
@@ -147,7 +153,7 @@ class Summary:
         if n_scored := records.statuses["scored"]:
             yield f"called virus: {records.n_viral:,} of {n_scored:,} ({self.cut})"
         elif self.cut and records.n_records:
-            yield "no record was scored: see the columns status and note of predictions.tsv"
+            yield f"no record was scored: see the columns status and note of {RECORD_TABLE.file}"
         if self.cut:
             yield records.virus_line
 
