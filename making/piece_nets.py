@@ -13,18 +13,21 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from rounding import Fitted, FittedLayer, rounded
 from torch import Tensor, nn
 
 from virnucpro.ground.records import Counts, Values
 from virnucpro.scorer.features import (
+    FARTHEST,
     FIGURES,
     N_LAYOUT,
     N_PALINDROMES,
     N_WORD_FIGURES,
+    RATIOS,
     Features,
     WordTable,
 )
-from virnucpro.scorer.nets import ALL, FARTHEST, VIEWS, Layer, Nets, PieceNets, Stack
+from virnucpro.scorer.nets import ALL, VIEWS, Nets, PieceNets
 
 _ROWS_AT_ONCE = 20_000
 NO_FEATURES = range(0)
@@ -82,16 +85,21 @@ class Range:
 
 
 def fit_piece_nets(
-    of_size: Range, lessons: Sequence[Lessons], words: WordTable, fitting: Fitting
+    of_size: Range,
+    lessons: Sequence[Lessons],
+    words: WordTable,
+    fitting: Fitting,
+    of_prokaryotes: Lessons | None = None,
 ) -> PieceNets:
     """Fit a net of each view to each of several draws of fragments. The index is the seed.
 
-    Features are standardised by the first draw. ``words`` is the table for later use.
+    Another net of ratios is fitted to fragments ``of_prokaryotes`` and their viruses. Features are
+    standardised by the first draw. ``words`` is the table for later use.
     """
     mean, deviation = _spread(lessons[0].features)
-    stacks: dict[int, Stack] = {}
     views = {view: columns for view, columns in VIEWS.items() if view != ALL}
-    fitted: dict[str, list[list[Layer]]] = {view: [] for view in views}
+    fitted: dict[str, list[list[FittedLayer]]] = {view: [] for view in views}
+    stacks: dict[int, Fitted] = {}
     for seed, draw in enumerate(lessons):
         inputs = _standardised(draw.features, mean, deviation)
         for view, columns in views.items():
@@ -99,7 +107,12 @@ def fit_piece_nets(
             fitted[view].append(_fit(inputs, columns, of_view, seed, fitting))
             layers = tuple(_stacked(fitted[view]))
             stacks[columns.start or 0] = layers, of_view.n_viral
-    nets = Nets(mean, deviation, stacks)
+    prokaryotic: Fitted | None = None
+    if of_prokaryotes is not None:
+        inputs = _standardised(of_prokaryotes.features, mean, deviation)
+        net = _fit(inputs, RATIOS, of_prokaryotes.without_kinds, 0, fitting)
+        prokaryotic = tuple(_stacked([net])), 1
+    nets = rounded(mean, deviation, stacks, prokaryotic)
     return PieceNets(of_size.size, of_size.shortest, of_size.longest, of_size.part, words, nets)
 
 
@@ -108,7 +121,7 @@ def fit_nets(lessons: Lessons, seed: int, fitting: Fitting) -> Nets:
     mean, deviation = _spread(lessons.features)
     inputs = _standardised(lessons.features, mean, deviation)
     layers = _fit(inputs, slice(None), lessons, seed, fitting)
-    return Nets(mean, deviation, {0: (tuple(_stacked([layers])), lessons.n_viral)})
+    return rounded(mean, deviation, {0: (tuple(_stacked([layers])), lessons.n_viral)})
 
 
 def _blocks(features: Features) -> Iterator[tuple[slice, Features]]:
@@ -138,7 +151,7 @@ def _standardised(features: Features, mean: Features, deviation: Features) -> Te
 
 def _fit(
     features: Tensor, columns: slice, lessons: Lessons, seed: int, fitting: Fitting
-) -> list[Layer]:
+) -> list[FittedLayer]:
     """Fit a net to these columns of the standardised features."""
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
@@ -214,13 +227,13 @@ def _network(n_inputs: int, n_kinds: int, fitting: Fitting) -> nn.Sequential:
     )
 
 
-def _layers(net: nn.Sequential) -> Iterator[Layer]:
+def _layers(net: nn.Sequential) -> Iterator[FittedLayer]:
     for module in net:
         if isinstance(module, nn.Linear):
             yield module.weight.detach().numpy(), module.bias.detach().numpy()
 
 
-def _stacked(nets: Sequence[Sequence[Layer]]) -> Iterator[Layer]:
+def _stacked(nets: Sequence[Sequence[FittedLayer]]) -> Iterator[FittedLayer]:
     """Stack the layers of several nets."""
     for layers in zip(*nets, strict=True):
         yield np.stack([weight for weight, _ in layers]), np.stack([bias for _, bias in layers])

@@ -17,6 +17,7 @@ from virnucpro.scorer.nets import (
     ALL,
     DIGESTS,
     FORMAT,
+    PROKARYOTIC,
     PROTEINS,
     VIEWS,
     WINDOWS,
@@ -69,13 +70,17 @@ def _views(nets: PieceNets) -> dict[int, str]:
 
 def _tensors(name: str, nets: Nets, views: Mapping[int, str]) -> dict[str, NDArray[Any]]:
     tensors: dict[str, NDArray[Any]] = {
-        f"{name}.mean": nets.mean,
-        f"{name}.deviation": nets.deviation,
+        f"{name}.centre": nets.centre,
+        f"{name}.scale": nets.scale,
     }
-    for column, (layers, _) in nets.stacks.items():
-        of_view = f"{name}.{views[column]}" if views[column] else name
-        for i, (weight, bias) in enumerate(layers):
-            tensors |= {f"{of_view}.{i}.weight": weight, f"{of_view}.{i}.bias": bias}
+    stacks = {views[column]: stack for column, stack in nets.stacks.items()}
+    if nets.prokaryotic is not None:
+        stacks[PROKARYOTIC] = nets.prokaryotic
+    for view, (layers, _) in stacks.items():
+        of_view = f"{name}.{view}" if view else name
+        for i, layer in enumerate(layers):
+            names = (f"{of_view}.{i}.{one}" for one in ("weight", "start", "worth"))
+            tensors |= zip(names, layer, strict=True)
     return tensors
 
 
@@ -85,10 +90,13 @@ def _protein_tensors(proteins: ProteinNets) -> dict[str, NDArray[Any]]:
 
 
 def _facts(nets: PieceNets) -> dict[str, Any]:
+    views = {view: nets.nets.stacks[column][1] for column, view in _views(nets).items()}
+    if nets.nets.prokaryotic is not None:
+        views[PROKARYOTIC] = nets.nets.prokaryotic[1]
     return {
         "size": nets.size,
         "shortest": nets.shortest,
         "longest": nets.longest,
         "part": nets.part,
-        "views": {view: nets.nets.stacks[column][1] for column, view in _views(nets).items()},
+        "views": views,
     }

@@ -32,7 +32,7 @@ from safetensors.numpy import save_file
 from scorer_manifest import NAMELESS, Groups, Row, kingdom_of, names_of, read_rows
 
 from virnucpro.ground.records import Counts, Mask, Values
-from virnucpro.scorer.features import NO_WORDS
+from virnucpro.scorer.features import FARTHEST, NO_WORDS
 from virnucpro.scorer.kin import (
     FORMAT,
     KIND_FEATURES,
@@ -44,7 +44,6 @@ from virnucpro.scorer.kin import (
     kin_words_of,
     named_owners,
 )
-from virnucpro.scorer.nets import FARTHEST
 from virnucpro.scorer.pieces import Digits, Pieces, encode, opposite_strand
 from virnucpro.sequences.fasta import read_fasta
 

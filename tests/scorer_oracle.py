@@ -309,14 +309,18 @@ def log_odds_in_whole_numbers(
     mean: NDArray[np.float32],
     deviation: NDArray[np.float32],
     nets: Sequence[tuple[int, Layers, int]],
+    prokaryotic: tuple[int, Layers, int] | None = None,
 ) -> NDArray[np.float64]:
-    """The mean log-odds of nets: their first column, layers, and kinds of viruses. (n,)"""
+    """The mean log-odds of nets: their first column, layers, and kinds of viruses. (n,)
+
+    Half of it is that of a net that knows prokaryotes alone, times their probability by the others.
+    """
     scale = np.float32(127 / 6) / deviation
     centre = (np.rint(mean.astype(np.float64) * scale) / scale).astype(np.float32)
     levels = np.rint(((features - centre) * scale).clip(-127, 127)).astype(np.int64) + 128
     moved = (centre.astype(np.float64) - mean) / deviation
-    each = []
-    for column, (first, second, last), n_viral in nets:
+    each, likely = [], []
+    for column, (first, second, last), n_viral in [*nets, *filter(None, [prokaryotic])]:
         here = slice(column, column + first[0].shape[1])
         of_first = first[0], first[1] + first[0] @ moved[here]
         hidden = _gelus(*_sums(levels[:, here], *of_first, 6 / 127, 128))
@@ -327,7 +331,13 @@ def log_odds_in_whole_numbers(
             np.logaddexp.reduce(some, axis=1) for some in np.split(logits, [n_viral], 1)
         )
         each.append(viral - cellular)
-    return np.asarray(np.mean(each, axis=0))
+        if logits.shape[1] > 2:
+            chances = np.exp(logits - np.logaddexp.reduce(logits, axis=1)[:, None])
+            likely.append(chances[:, 0] + chances[:, n_viral])
+    if prokaryotic is None:
+        return np.asarray(np.mean(each, axis=0))
+    usual = np.mean(each[:-1], axis=0)
+    return np.asarray(usual + np.mean(likely[: len(nets)], axis=0) * (each[-1] - usual) / 2)
 
 
 def _sums(

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from reading import piece_features, with_layout
+from rounding import Fitted, FittedLayer, rounded
 from safetensors import safe_open
 from safetensors.numpy import save_file
 from scorer_file import save_scorer
@@ -23,6 +24,7 @@ from scorer_words import is_in_sample, owners_of, word_table
 from virnucpro.ground import library
 from virnucpro.ground.errors import UnavailableError
 from virnucpro.scorer.features import (
+    FARTHEST,
     GC,
     LENGTH,
     N_BUCKETS,
@@ -42,14 +44,11 @@ from virnucpro.scorer.features import (
     layout_features,
 )
 from virnucpro.scorer.nets import (
-    FARTHEST,
     ErrorRates,
     Knot,
-    Layer,
-    Nets,
     PieceNets,
     Scorer,
-    Stack,
+    Weights,
     calibrate,
     load_scorer,
 )
@@ -68,7 +67,7 @@ def random_sequence(n_bases: int, seed: int) -> str:
     return "".join(np.random.default_rng(seed).choice(list("ACGT"), n_bases))
 
 
-def nets_of(sizes: Sequence[int], n_nets: int, rng: np.random.Generator) -> Stack:
+def nets_of(sizes: Sequence[int], n_nets: int, rng: np.random.Generator) -> Fitted:
     """Random nets with so many inputs, hidden ones and kinds, two of them viral."""
     layers = tuple(
         (
@@ -91,7 +90,7 @@ def random_pieces(
     }
     mean = rng.normal(0, 0.1, n_features).astype(np.float32)
     deviation = np.ones(n_features, np.float32)
-    return PieceNets(size, shortest, longest, part, NO_WORDS, Nets(mean, deviation, stacks))
+    return PieceNets(size, shortest, longest, part, NO_WORDS, rounded(mean, deviation, stacks))
 
 
 RATES = (ErrorRates(100, (0.0,), (0.1,), (0.5,), (0.0,)),)
@@ -227,12 +226,13 @@ def test_what_is_read_as_parts_has_half_of_the_score(
     both = replace(scorer, pieces=(scorer.pieces[1], nets), knots=raw.knots)
     found = next(score_sequences([sequence], both))
     # features are float32, whose means are rounded in another order
-    assert found == pytest.approx((of_pieces + np.mean(of_wholes)) / 2, abs=1e-5)
+    assert found == pytest.approx((2 * of_pieces + np.mean(of_wholes)) / 3, abs=1e-5)
 
 
-def views_with(stacks: Mapping[int, Stack], n_features: int, rng: np.random.Generator) -> Nets:
+def spread(n_features: int, rng: np.random.Generator) -> tuple[Weights, Weights]:
+    """A random mean and deviation of features."""
     mean = rng.normal(0, 2, n_features).astype(np.float32)
-    return Nets(mean, rng.uniform(0.1, 3, n_features).astype(np.float32), stacks)
+    return mean, rng.uniform(0.1, 3, n_features).astype(np.float32)
 
 
 @pytest.mark.parametrize(
@@ -248,12 +248,13 @@ def test_log_odds_are_those_of_whole_numbers_in_plain_python(
     first[:, :, 0] *= 1e6  # one weight may be far larger than all others
     second[:, 0] = 0
     bias[:, 1] = 1e9
-    views = views_with(nets, n_inputs + 4, rng)
+    mean, deviation = spread(n_inputs + 4, rng)
+    views = rounded(mean, deviation, nets)
     features = rng.normal(0, 6, (n_rows, n_inputs + 4)).astype(np.float32)
     features[0] = 1e6 * rng.choice([-1, 1], n_inputs + 4)
     found = views.log_odds(features)
     expected = log_odds_in_whole_numbers(
-        features, views.mean, views.deviation, [(low, of, 2) for low, of in stacked_layers(nets)]
+        features, mean, deviation, [(low, of, 2) for low, of in stacked_layers(nets)]
     )
     # exponentials and logarithms of two libraries, of logits that a bias of 1e9 makes large
     np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-9)
@@ -261,8 +262,25 @@ def test_log_odds_are_those_of_whole_numbers_in_plain_python(
     np.testing.assert_array_equal(found, alone)
 
 
+def test_a_net_of_prokaryotes_counts_as_far_as_these_are_likely() -> None:
+    rng = np.random.default_rng(8)
+    nets = {0: nets_of((201, 40, 20, 7), 1, rng), RATIOS.start: nets_of((73, 9, 5, 2), 1, rng)}
+    nets[RATIOS.start] = nets[RATIOS.start][0], 1
+    special = nets_of((73, 16, 8, 2), 1, rng)[0], 1
+    mean, deviation = spread(201, rng)
+    usual, views = rounded(mean, deviation, nets), rounded(mean, deviation, nets, special)
+    features = rng.normal(0, 4, (101, 201)).astype(np.float32)
+    each = [(low, of, nets[low][1]) for low, of in stacked_layers(nets)]
+    expected = log_odds_in_whole_numbers(
+        features, mean, deviation, each, (RATIOS.start, layers_of(special[0], 0), 1)
+    )
+    found = views.log_odds(features)
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
+    assert not np.allclose(found, usual.log_odds(features), atol=0.1)
+
+
 def stacked_layers(
-    stacks: Mapping[int, Stack],
+    stacks: Mapping[int, Fitted],
 ) -> Iterator[tuple[int, list[tuple[NDArray[np.float64], NDArray[np.float64]]]]]:
     """The first column and the layers of each of the nets."""
     for column, (layers, _) in stacks.items():
@@ -271,7 +289,7 @@ def stacked_layers(
 
 
 def layers_of(
-    layers: Sequence[Layer], number: int
+    layers: Sequence[FittedLayer], number: int
 ) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
     """Weights and biases of one of the nets."""
     return [(w[number].astype(np.float64), b[number].astype(np.float64)) for w, b in layers]
@@ -281,10 +299,11 @@ def test_whole_numbers_come_near_the_weights_and_features_that_they_stand_for() 
     rng = np.random.default_rng(8)
     nets = nets_of((600, 64, 32, 5), 1, rng)
     nets[0][0][0][...] /= 2
-    views = views_with({0: nets}, 600, rng)
+    mean, deviation = spread(600, rng)
+    views = rounded(mean, deviation, {0: nets})
     standard = rng.normal(0, 1, (500, 600)) * (rng.random((500, 600)) < 0.2)
-    features = (views.mean + standard * views.deviation).astype(np.float32)
-    x = (features - views.mean.astype(np.float64)) / views.deviation
+    features = (mean + standard * deviation).astype(np.float32)
+    x = (features - mean.astype(np.float64)) / deviation
     for number, (weight, bias) in enumerate(layers_of(nets[0], 0)):
         x = (gelu(x) if number else x.clip(-FARTHEST, FARTHEST)) @ weight.T + bias
     expected = np.log(np.exp(x[:, :2]).sum(axis=1) / np.exp(x[:, 2:]).sum(axis=1))
@@ -315,7 +334,7 @@ def test_every_processor_gives_the_same_bits(
     subprocess.run([compiler, *flags, "-o", portable, *sources, "-lm"], check=True)
     rng = np.random.default_rng(8)
     nets = {0: nets_of((301, 70, 33, 19), 2, rng), 7: nets_of((298, 8, 4, 5), 1, rng)}
-    views = views_with(nets, 305, rng)
+    views = rounded(*spread(305, rng), nets)
     features = rng.normal(0, 4, (101, 305)).astype(np.float32)
     found = views.log_odds(features)
     projected = rng.normal(size=(2 * 21, 3, 3, 24)).astype(np.float32)
@@ -378,8 +397,8 @@ def test_the_nets_of_the_package_fit_what_they_read_and_their_lengths_rise() -> 
     each = [(one.nets, N_FEATURES + (N_LAYOUT if one.part else 0)) for one in scorer.pieces]
     each.append((scorer.windows.nets, N_FEATURES))
     for nets, n_features in (*each, (proteins.nets, N_PROTEIN_FEATURES)):
-        assert nets.mean.shape == nets.deviation.shape == (n_features,)
-        assert np.isfinite([nets.mean, nets.deviation]).all() and (nets.deviation > 0).all()
+        assert nets.centre.shape == nets.scale.shape == (n_features,)
+        assert np.isfinite([nets.centre, nets.scale]).all() and (nets.scale > 0).all()
         for layers, _ in nets.stacks.values():
             assert all(np.isfinite(values).all() for layer in layers for values in layer)
     for nets, n_features in each:

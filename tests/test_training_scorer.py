@@ -253,7 +253,7 @@ def test_nets_learn_several_kinds_of_viruses_and_of_cells() -> None:
     lessons = Lessons(fragment_features(digits, NO_WORDS), kinds, np.ones(800), 2, 4)
     fitting = Fitting(batch=50, epochs=4)
     nets = fit_piece_nets(Range(150, 150), [lessons, lessons], NO_WORDS, fitting)
-    assert nets.nets.mean.shape == (N_FEATURES,)
+    assert nets.nets.centre.shape == (N_FEATURES,)
     held_out = np.concatenate([biased(50, codon, rng) for codon in codons])
     log_odds = fragment_log_odds(held_out, [nets])
     assert ((log_odds > 0) == (np.arange(200) < 100)).mean() > 0.95

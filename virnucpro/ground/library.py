@@ -71,10 +71,6 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
         *(_BYTES, _COUNTS, _COUNTS, c_int64, _BYTES, _BYTES, c_int64, c_double),
         *(_COUNTS, _COUNTS),
     ),
-    "round_layer": (
-        *(_FLOATS, _FLOATS, c_int64, c_int64, _VALUES, c_double, c_int64, c_double),
-        *(_Arrays(np.int8), _Arrays(np.int32), _FLOATS),
-    ),
     "net_log_odds": (_FLOATS, c_int64, *_NETS, _VALUES),
     "whole_log_odds": (_VALUES, _COUNTS, _VALUES, _COUNTS, c_int64, *_NETS, _VALUES),
     "linear_layer": (_VALUES, c_int64, c_int64, c_int64, _VALUES, _VALUES, _VALUES),

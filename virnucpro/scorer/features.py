@@ -65,6 +65,7 @@ RATIOS = slice(2 * N_CODONS, None)  # all features except codons as shares
 GC = 2 * N_CODONS + N_JUNCTIONS + N_PAIRS + N_PALINDROMES  # the column of the first figure
 FIGURES = slice(GC, GC + N_FIGURES)
 GENE_LIKE = 30  # codons of the shortest stretch that may be a gene
+FARTHEST = 6.0  # deviations from the mean, to which nets limit a feature
 
 Features = NDArray[np.float32]
 

@@ -35,8 +35,15 @@ from virnucpro.ground.files import EMBEDDED_FOLDER
 from virnucpro.ground.library import call
 from virnucpro.ground.log import printable
 from virnucpro.ground.records import Counts, Identity, Values
-from virnucpro.scorer.features import FIGURES, NO_WORDS, RESIDUE_OF_CODE, Numbers, library_input
-from virnucpro.scorer.nets import FARTHEST, mapped
+from virnucpro.scorer.features import (
+    FARTHEST,
+    FIGURES,
+    NO_WORDS,
+    RESIDUE_OF_CODE,
+    Numbers,
+    library_input,
+)
+from virnucpro.scorer.nets import mapped
 from virnucpro.scorer.pieces import Pieces, cut
 from virnucpro.sequences.translate import STANDARD, GeneticCode
 

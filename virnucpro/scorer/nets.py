@@ -3,8 +3,8 @@
 A net has an output for each kind of sequence, such as phages, bacteria and transposable elements.
 The log-odds compare all kinds of viruses together with all kinds of cells.
 
-One safetensors file holds all nets and the table of words. Each piece size has the mean and
-deviation of the features, and nets of three layers. A net reads one of two views of the features;
+One safetensors file holds all nets and the table of words. Each piece size has the centre and
+scale of the features, and nets of three layers. A net reads one of two views of the features;
 nets with the same view are stacked: ``500.shares.0.weight`` is (n_nets, out, in). Nets for windows
 along a record read no words (``windows.shares.0.weight``). Nets for proteins read features of
 residues and log ratios of patterns (``proteins.0.weight``, ``proteins.patterns.0``). The facts are
@@ -13,13 +13,12 @@ JSON in the metadata.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
 from hashlib import sha256
 from math import prod
 from mmap import ACCESS_READ, mmap
-from operator import mul
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -35,32 +34,26 @@ from virnucpro.ground.records import Counts, Mask, Values
 from virnucpro.scorer.features import NO_WORDS, RATIOS, SHARES, Features, WordTable
 from virnucpro.scorer.proteins import PATTERNS, SHORTEST, Proteins, Ratios, protein_features
 
-FORMAT = 11
+FORMAT = 12
 ALL = ""  # the view of nets that read all features
 VIEWS = {"shares": SHARES, "ratios": RATIOS, ALL: slice(None)}
+PROKARYOTIC = "prokaryotic"  # the net that knows prokaryotes and their viruses alone
 WINDOWS, PROTEINS = "windows", "proteins"  # prefixes of the tensors of these nets
 N_LAYERS = 3
-FARTHEST = 6.0  # deviations from the mean; features are clipped to this
-N_LEVELS = 127  # from the mean to ``FARTHEST``
-MEAN_LEVEL = 128
-GELU_STEPS, GELU_ZERO = 20, 4  # levels per unit of a GELU's output, and its level of 0
-INNER_STEPS = 64  # steps per unit of a GELU's input
-# of each layer: step of its inputs, their level of 0, and steps per unit of its sums
-_STEPS = (
-    (FARTHEST / N_LEVELS, MEAN_LEVEL, INNER_STEPS),
-    (1 / GELU_STEPS, GELU_ZERO, INNER_STEPS),
-    (1 / GELU_STEPS, GELU_ZERO, 1),
-)
 _OUTPUTS, _INPUTS = 32, 4  # of a layer, which the library computes at once
 _LINE = 64  # bytes of a cache line
 
 OWN_SCORER = EMBEDDED_FOLDER / "scorer.safetensors"
 DIGESTS = ("trained_records", "trained_groups")
-_KINDS = {"U8": "u1", "I8": "i1", "U16": "<u2", "F32": "<f4", "U64": "<u8"}  # of safetensors
+_KINDS = {  # of safetensors
+    **{"U8": "u1", "I8": "i1", "U16": "<u2", "I32": "<i4", "F32": "<f4", "U64": "<u8"}
+}
 
 Digests = NDArray[np.uint64]
 Weights = NDArray[np.float32]
-Layer = tuple[Weights, Weights]  # weights (n_nets, out, in), biases (n_nets, out)
+# weights (n_nets, out, in); starts of sums (n_nets, out): the bias, less what a level of 0 for each
+# input adds; worths (n_nets, out) of 1 in a sum: in steps of GELU inputs, or in logits
+Layer = tuple[NDArray[np.int8], NDArray[np.int32], Weights]
 # nets that read the same view, layer by layer, with a GELU between layers, and the number of viral
 # kinds: the last layer gives logits of kinds, viral ones first, then cellular ones
 Stack = tuple[tuple[Layer, ...], int]
@@ -75,28 +68,26 @@ class Nets:
     sums would. A feature of 0, the most common value in a short piece, is represented exactly.
     """
 
-    mean: Weights  # (n_features,)
-    deviation: Weights  # (n_features,)
+    centre: Weights  # (n_features,), near the mean
+    scale: Weights  # (n_features,): levels for 1
     stacks: Mapping[int, Stack]  # by the first column that they read
+    prokaryotic: Stack | None = None  # it reads ratios, and is asked where prokaryotes are likely
 
     @cached_property
     def arguments(self) -> tuple[NDArray[Any] | int, ...]:
         """The arguments of library functions."""
-        scale = np.float32(N_LEVELS / FARTHEST) / self.deviation
-        centre = (np.rint(self.mean.astype(np.float64) * scale) / scale).astype(np.float32)
-        moved = (centre.astype(np.float64) - self.mean) / self.deviation
-        layers, sizes = list[tuple[Any, ...]](), list[tuple[int, ...]]()
-        for column, (stack, n_viral) in self.stacks.items():
+        each = [(column, stack, False) for column, stack in self.stacks.items()]
+        if self.prokaryotic is not None:
+            each.append((RATIOS.start, self.prokaryotic, True))
+        sizes, layers = list[tuple[int, ...]](), list[Layer]()
+        for column, (stack, n_viral), is_special in each:
             n_nets, _, n_inputs = stack[0][0].shape
-            n_outputs = [bias.shape[1] for _, bias in stack]
-            still = (np.zeros(n) for n in n_outputs)
-            moves = [moved[column : column + n_inputs], *still][:N_LAYERS]
-            columns = list(zip(stack, moves, _STEPS, strict=True))
-            for number in range(n_nets):
-                layers += [(w[number], b[number], move, *steps) for (w, b), move, steps in columns]
-                sizes.append((column, n_inputs, *n_outputs, n_viral))
-        n = len(self.mean), len(sizes)
-        return centre, scale, *n, np.array(sizes, dtype=np.int64), *_whole_numbers(layers)
+            n_outputs = (start.shape[1] for _, start, _ in stack)
+            sizes += n_nets * [(column, n_inputs, *n_outputs, n_viral, is_special)]
+            for net in range(n_nets):
+                layers += [(weight[net], start[net], worth[net]) for weight, start, worth in stack]
+        n = len(self.centre), len(sizes)
+        return self.centre, self.scale, *n, np.array(sizes, dtype=np.int64), *_in_blocks(layers)
 
     def log_odds(self, features: Features) -> Values:
         """The mean log-odds over all nets. (n, n_features) -> (n,)"""
@@ -122,24 +113,23 @@ class PieceNets:
         return (lengths >= self.shortest) & (lengths < longest)
 
 
-def _whole_numbers(
-    layers: Sequence[tuple[Any, ...]],
-) -> tuple[NDArray[np.int8], NDArray[np.int32], Weights]:
-    """Concatenate weights, starts and worths of layers: see ``round_layer`` in ``scorer.c``.
+def _in_blocks(layers: Iterable[Layer]) -> Layer:
+    """Concatenate layers, padded with zeros to blocks of outputs: see ``Nets`` in ``scorer.c``.
 
     The weights are aligned to cache lines, so that no read spans two of them.
     """
-    n_outputs = [-(-len(bias) // _OUTPUTS) * _OUTPUTS for _, bias, *_ in layers]
-    widths = [-(-weight.shape[1] // _INPUTS) * _INPUTS for weight, *_ in layers]
-    room = np.zeros(sum(map(mul, n_outputs, widths)) + _LINE, dtype=np.int8)
-    weights = room[-room.ctypes.data % _LINE :][: len(room) - _LINE]
-    start, worth = np.zeros(sum(n_outputs), np.int32), np.zeros(sum(n_outputs), np.float32)
-    first = weight_first = 0
-    for (weight, bias, *more), n, width in zip(layers, n_outputs, widths, strict=True):
-        of_layer = weights[weight_first:], start[first:], worth[first:]
-        call("round_layer", weight, bias, *weight.shape, *more, *of_layer)
-        first, weight_first = first + n, weight_first + n * width
-    return weights, start, worth
+    blocks, starts, worths = list[NDArray[np.int8]](), list[NDArray[np.int32]](), list[Weights]()
+    for weight, start, worth in layers:
+        lacking = -len(start) % _OUTPUTS
+        padded = np.pad(weight, ((0, lacking), (0, -weight.shape[1] % _INPUTS)))
+        fours = padded.reshape(-1, _OUTPUTS, padded.shape[1] // _INPUTS, _INPUTS)
+        blocks.append(fours.swapaxes(1, 2).ravel())
+        starts.append(np.pad(start, (0, lacking)))
+        worths.append(np.pad(worth, (0, lacking)))
+    n = sum(map(len, blocks))
+    room = np.empty(n + _LINE, dtype=np.int8)
+    weights = room[-room.ctypes.data % _LINE :][:n]
+    return np.concatenate(blocks, out=weights), np.concatenate(starts), np.concatenate(worths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,9 +405,14 @@ def _nets(name: str, views: Mapping[str, int], tensors: Mapping[str, Any]) -> Ne
     stacks = {}
     for view, n_viral in views.items():
         each = [".".join(filter(None, (name, view, str(i)))) for i in range(N_LAYERS)]
-        layers = tuple((tensors[f"{one}.weight"], tensors[f"{one}.bias"]) for one in each)
-        stacks[VIEWS[view].start or 0] = layers, n_viral
-    return Nets(tensors[f"{name}.mean"], tensors[f"{name}.deviation"], stacks)
+        layers = tuple(
+            (tensors[f"{one}.weight"], tensors[f"{one}.start"], tensors[f"{one}.worth"])
+            for one in each
+        )
+        stacks[view] = layers, n_viral
+    prokaryotic = stacks.pop(PROKARYOTIC, None)
+    by_column = {VIEWS[view].start or 0: stack for view, stack in stacks.items()}
+    return Nets(tensors[f"{name}.centre"], tensors[f"{name}.scale"], by_column, prokaryotic)
 
 
 def _protein_nets(

@@ -34,6 +34,7 @@ from virnucpro.sequences.translate import STANDARD, GeneticCode
 BASES_AT_ONCE = 2_000_000  # in the records that are scored together
 _PIECE_BASES_AT_ONCE = 500_000  # read for all piece sizes before the next ones
 _NOTHING = np.zeros(0, dtype=np.int64)
+_WEIGHTS = np.array([2.0, 1.0])  # of pieces that are read whole, and in parts
 _RESIDUES_AT_ONCE = 100_000  # a protein takes 3 kB of features, however short it is
 
 
@@ -130,7 +131,7 @@ def record_log_odds(bases: str, lengths: Counts, pieces: Sequence[PieceNets]) ->
 def _mean_of(sizes: Iterable[tuple[PieceNets, PieceScores]], n_records: int) -> Values:
     """The mean over piece sizes of the mean over pieces; NaN: no score. (n_records,)
 
-    All sizes that are read in parts weigh as much together as all others together.
+    All sizes that are read in parts weigh half as much together as all others together.
     """
     total, n_sizes = np.zeros((2, 2, n_records))  # of pieces read whole, and in parts
     for nets, scores in sizes:
@@ -139,9 +140,10 @@ def _mean_of(sizes: Iterable[tuple[PieceNets, PieceScores]], n_records: int) -> 
         way = 0 if nets.part is None else 1
         total[way, has_mean] += means[has_mean]
         n_sizes[way, has_mean] += 1
-    n_ways = (n_sizes > 0).sum(axis=0)
-    means = (total / np.maximum(1, n_sizes)).sum(axis=0)
-    return np.where(n_ways > 0, means / np.maximum(1, n_ways), np.nan)
+    weights = _WEIGHTS[:, None] * (n_sizes > 0)
+    means = (weights * total / np.maximum(1, n_sizes)).sum(axis=0)
+    sums = weights.sum(axis=0)
+    return np.where(sums > 0, means / np.where(sums > 0, sums, 1), np.nan)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1465,8 +1465,9 @@ enum {
     ROWS_READ = 96,  /* pieces kept at once as levels: a multiple of ROWS */
     MOST_WHOLES = 2, /* pieces that a part may lie in */
     MEAN_LEVEL = 128,
-    LARGEST = 63, /* weight: two of its products with levels fit into 16 bits */
-    N_SIZES = 6,     /* of a net: first feature, inputs, two hidden sizes, kinds, viral kinds */
+    /* of a net: first feature, inputs, two hidden sizes, kinds, viral kinds, whether it knows
+     * prokaryotes and their viruses alone */
+    N_SIZES = 7,
     LEAST_INNER = -256, MOST_INNER = 803 /* input of a GELU, in steps of 1/64; clipped */
 };
 
@@ -1484,10 +1485,11 @@ typedef void MultiplyReals(const double *weights, const double *values, int64_t 
 /* Nets that read the same features. A layer has blocks of OUTPUTS outputs, padded with zeros. The
  * arrays concatenate the layers of each net, and the nets. */
 typedef struct {
-    const float *mean, *scale; /* of each feature */
+    const float *centre, *scale; /* of each feature: what MEAN_LEVEL means, and levels for 1 */
     int64_t n_features, n_nets;
     const int64_t *sizes;  /* (n_nets, N_SIZES) */
-    const int8_t *weights; /* of each block: (fours of inputs, OUTPUTS, INPUTS) */
+    /* of each block: (fours of inputs, OUTPUTS, INPUTS); two products with levels fit into 16 bits */
+    const int8_t *weights;
     const int32_t *start;  /* of each sum: the bias, less what the level of 0 adds */
     const float *worth;    /* of one step of a sum; between layers in steps of GELU inputs */
 } Nets;
@@ -1536,9 +1538,9 @@ static inline __attribute__((always_inline)) uint32_t bits_within(float value, f
 static inline __attribute__((always_inline)) void
 find_levels(const Nets *nets, const float *restrict features, int64_t first,
             uint8_t *restrict levels) {
-    const float *restrict mean = nets->mean, *restrict scale = nets->scale;
+    const float *restrict centre = nets->centre, *restrict scale = nets->scale;
     for (int64_t i = first; i < nets->n_features; i++)
-        levels[i] = (uint8_t)(bits_within((features[i] - mean[i]) * scale[i], -N_LEVELS,
+        levels[i] = (uint8_t)(bits_within((features[i] - centre[i]) * scale[i], -N_LEVELS,
                                           N_LEVELS) +
                               MEAN_LEVEL);
 }
@@ -1692,7 +1694,7 @@ __attribute__((target("avx2"))) static void levels_avx2(const Nets *nets,
         for (int i = 0; i < 4; i++) {
             int64_t at = first + EIGHT * i;
             __m256 value = _mm256_sub_ps(_mm256_loadu_ps(features + at),
-                                         _mm256_loadu_ps(nets->mean + at));
+                                         _mm256_loadu_ps(nets->centre + at));
             value = _mm256_mul_ps(value, _mm256_loadu_ps(nets->scale + at));
             value = _mm256_min_ps(_mm256_max_ps(value, least), most);
             whole[i] = _mm256_cvtps_epi32(value); /* half to even, the default rounding */
@@ -1786,62 +1788,6 @@ static double nearest(double value) {
     return (value + shift) - shift;
 }
 
-static float largest_of(const float *values, int64_t n) {
-    int32_t largest = 0, bits; /* of positive numbers: larger bits, larger number */
-    float value;
-    for (int64_t i = 0; i < n; i++) {
-        memcpy(&bits, values + i, sizeof bits);
-        bits &= INT32_MAX;
-        largest = bits > largest ? bits : largest;
-    }
-    memcpy(&value, &largest, sizeof value);
-    return value;
-}
-
-/* The dot product, in four independent sums. */
-static double product_of(const float *left, const double *right, int64_t n) {
-    double sums[4] = {0};
-    int64_t i = 0;
-    for (; i + 4 <= n; i += 4)
-        for (int j = 0; j < 4; j++)
-            sums[j] += left[i + j] * right[i + j];
-    for (; i < n; i++)
-        sums[0] += left[i] * right[i];
-    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
-}
-
-/* Round a layer to whole numbers: (n_outputs, n_inputs), (n_outputs,). The inputs are shifted by
- * `moved`, (n_inputs,), and are levels of size `step`; the level `zero` means 0. `worth` converts a
- * sum into units of 1 / `unit`. A start is limited, so that products do not overflow. The outputs
- * have the blocks of Nets and must be zeroed. */
-int round_layer(const float *weights, const float *bias, int64_t n_outputs, int64_t n_inputs,
-                const double *moved, double step, int64_t zero, double unit, int8_t *out,
-                int32_t *start, float *worth) {
-    const double farthest_start = 1 << 22; /* products add up to less than 2^25 */
-    int64_t n_fours = (n_inputs + INPUTS - 1) / INPUTS;
-    int8_t *row = calloc(n_fours + 1, INPUTS);
-    if (!row)
-        return -1;
-    for (int64_t output = 0; output < n_outputs; output++, weights += n_inputs) {
-        int8_t *to = out + output / OUTPUTS * OUTPUTS * INPUTS * n_fours +
-                     output % OUTPUTS * INPUTS;
-        double of_zero = bias[output] + product_of(weights, moved, n_inputs), of_one;
-        int32_t sum = 0;
-        of_one = larger(larger(fabs(of_zero) / step / farthest_start, FLT_MIN),
-                        (double)largest_of(weights, n_inputs) / LARGEST);
-        for (int64_t i = 0; i < n_inputs; i++)
-            row[i] = (int8_t)nearest(weights[i] / of_one);
-        for (int64_t i = 0; i < n_inputs; i++)
-            sum += row[i];
-        for (int64_t i = 0; i < n_fours; i++)
-            memcpy(to + i * OUTPUTS * INPUTS, row + i * INPUTS, INPUTS);
-        worth[output] = (float)(of_one * step * unit);
-        start[output] = (int32_t)nearest(of_zero / (of_one * step)) - (int32_t)zero * sum;
-    }
-    free(row);
-    return 0;
-}
-
 static int64_t blocks_of(int64_t n_outputs) { return (n_outputs + OUTPUTS - 1) / OUTPUTS; }
 
 static int64_t fours_of(int64_t n_inputs) { return (n_inputs + INPUTS - 1) / INPUTS; }
@@ -1930,39 +1876,63 @@ static double log_sum_of(const double *values, int64_t n) {
     return largest + log(sum);
 }
 
-/* The log-odds of the viral kinds, which come first, against all others: the mean over nets, for
- * each row on the desk, at most ROWS_READ. */
+/* Read the rows on the desk by the net behind a layer, and return its last layer. Its log-odds of
+ * the viral kinds, which come first, against all others are added to the sums. A net that knows
+ * several kinds also adds the probability of the first viral and the first cellular kind. */
+static Layer read_net(const Nets *nets, const Desk *desk, Layer layer, const int64_t *size,
+                      int64_t n_rows, double *sums, double *shares) {
+    int64_t n_kinds = size[4], n_viral = size[5], n_out = blocks_of(n_kinds) * OUTPUTS;
+    int64_t width = blocks_of(size[3]) * OUTPUTS;
+    layer = behind(&layer, size[1], size[2]);
+    write_hidden(&layer, desk->levels + size[0], width_of(nets), n_rows, desk->hidden[0]);
+    layer = behind(&layer, size[2], size[3]);
+    write_hidden(&layer, desk->hidden[0], blocks_of(size[2]) * OUTPUTS, n_rows, desk->hidden[1]);
+    layer = behind(&layer, size[3], n_kinds);
+    for (int64_t first = 0; first < n_rows; first += ROWS) {
+        write_logits(&layer, desk->hidden[1] + first * width, width, desk->logits);
+        for (int64_t row = 0; row < ROWS && first + row < n_rows; row++) {
+            const double *logits = desk->logits + row * n_out;
+            double both[2] = {log_sum_of(logits, n_viral),
+                              log_sum_of(logits + n_viral, n_kinds - n_viral)};
+            sums[first + row] += both[0] - both[1];
+            if (n_kinds > 2) {
+                double all = log_sum_of(both, 2);
+                shares[first + row] += exp(logits[0] - all) + exp(logits[n_viral] - all);
+            }
+        }
+    }
+    return layer;
+}
+
+/* The mean log-odds over nets, for each row on the desk, at most ROWS_READ. Nets that know
+ * prokaryotes and their viruses alone come last. Half of the log-odds are theirs, times the
+ * probability that the row is one of these, by the other nets. */
 static void write_log_odds(const Nets *nets, const Desk *desk, int64_t n_rows, double *log_odds) {
+    double special[ROWS_READ] = {0}, shares[ROWS_READ] = {0}, no_shares[ROWS_READ] = {0};
+    int64_t n_special = 0, n_with_kinds = 0;
     Layer layer = {nets->weights, nets->start, nets->worth, 0, 0};
     clear(log_odds, n_rows * sizeof(double));
     for (int64_t net = 0; net < nets->n_nets; net++) {
         const int64_t *size = nets->sizes + net * N_SIZES;
-        int64_t n_kinds = size[4], n_viral = size[5], n_out = blocks_of(n_kinds) * OUTPUTS;
-        int64_t width = blocks_of(size[3]) * OUTPUTS;
-        layer = behind(&layer, size[1], size[2]);
-        write_hidden(&layer, desk->levels + size[0], width_of(nets), n_rows, desk->hidden[0]);
-        layer = behind(&layer, size[2], size[3]);
-        write_hidden(&layer, desk->hidden[0], blocks_of(size[2]) * OUTPUTS, n_rows,
-                     desk->hidden[1]);
-        layer = behind(&layer, size[3], n_kinds);
-        for (int64_t first = 0; first < n_rows; first += ROWS) {
-            write_logits(&layer, desk->hidden[1] + first * width, width, desk->logits);
-            for (int64_t row = 0; row < ROWS && first + row < n_rows; row++) {
-                const double *logits = desk->logits + row * n_out;
-                log_odds[first + row] += log_sum_of(logits, n_viral) -
-                                         log_sum_of(logits + n_viral, n_kinds - n_viral);
-            }
-        }
+        int is_special = size[6] != 0;
+        layer = read_net(nets, desk, layer, size, n_rows, is_special ? special : log_odds,
+                         is_special ? no_shares : shares);
+        n_special += is_special;
+        n_with_kinds += !is_special && size[4] > 2;
     }
-    for (int64_t row = 0; row < n_rows; row++)
-        log_odds[row] /= nets->n_nets;
+    for (int64_t row = 0; row < n_rows; row++) {
+        log_odds[row] /= nets->n_nets - n_special;
+        if (n_special)
+            log_odds[row] += shares[row] / at_least(1, n_with_kinds) *
+                             (special[row] / n_special - log_odds[row]) / 2;
+    }
 }
 
 /* The mean log-odds over nets: (n, n_features) -> (n,). */
-int net_log_odds(const float *features, int64_t n, const float *mean, const float *scale,
+int net_log_odds(const float *features, int64_t n, const float *centre, const float *scale,
                  int64_t n_features, int64_t n_nets, const int64_t *sizes, const int8_t *weights,
                  const int32_t *start, const float *worth, double *log_odds) {
-    Nets nets = {mean, scale, n_features, n_nets, sizes, weights, start, worth};
+    Nets nets = {centre, scale, n_features, n_nets, sizes, weights, start, worth};
     Desk desk = {0};
     int result = open_desk(&desk, &nets);
     for (int64_t low = 0; result == 0 && low < n; low += ROWS_READ) {
@@ -1991,7 +1961,7 @@ static void write_whole(const double *total, int64_t n_parts, const double *layo
 
 /* The mean log-odds over nets for some of the pieces that were read in parts: (n,) -> (n,). */
 int whole_log_odds(const double *totals, const int64_t *n_parts, const double *layout,
-                   const int64_t *rows, int64_t n, const float *mean, const float *scale,
+                   const int64_t *rows, int64_t n, const float *centre, const float *scale,
                    int64_t n_features, int64_t n_nets, const int64_t *sizes,
                    const int8_t *weights, const int32_t *start, const float *worth,
                    double *log_odds) {
@@ -2002,7 +1972,7 @@ int whole_log_odds(const double *totals, const int64_t *n_parts, const double *l
     for (int64_t i = 0; i < n; i++)
         write_whole(totals + rows[i] * N_FEATURES, n_parts[rows[i]], layout + rows[i] * N_LAYOUT,
                     features + i * (N_FEATURES + N_LAYOUT));
-    result = net_log_odds(features, n, mean, scale, n_features, n_nets, sizes, weights, start,
+    result = net_log_odds(features, n, centre, scale, n_features, n_nets, sizes, weights, start,
                           worth, log_odds);
     free(features);
     return result;
@@ -2052,14 +2022,14 @@ int piece_log_odds(const uint8_t *digits, int64_t n_digits, const uint8_t *codes
                    const int64_t *starts, const int64_t *lengths, int64_t n,
                    const uint8_t *code_tables, const uint8_t *hints, const uint8_t *n_of_bucket,
                    const int32_t *first, const uint16_t *entries, int64_t n_entries,
-                   uint8_t *owners, const float *mean, const float *scale, int64_t n_features,
+                   uint8_t *owners, const float *centre, const float *scale, int64_t n_features,
                    int64_t n_nets, const int64_t *sizes,
                    const int8_t *weights, const int32_t *start, const float *worth,
                    double *log_odds, const int64_t *chosen, int64_t n_chosen, float *figures,
                    const int64_t *rows, double *totals, int64_t *n_parts) {
     Bases bases = bases_of(digits, n_digits, codes, tetra, stops, n_stops);
     Words words = {hints, n_of_bucket, first, entries, n_entries};
-    Nets nets = {mean, scale, n_features, n_nets, sizes, weights, start, worth};
+    Nets nets = {centre, scale, n_features, n_nets, sizes, weights, start, worth};
     uint8_t is_blank[ROWS_READ];
     float features[N_FEATURES];
     Reader reader = {0};
