@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import made
@@ -261,6 +262,32 @@ def test_nets_learn_several_kinds_of_viruses_and_of_cells() -> None:
     # a net for each lesson; one view distinguishes kinds, the other does not
     assert (of_shares[-1][1].shape, n_viral) == ((2, 4), 2)
     assert (of_ratios[-1][1].shape, n_of_two) == ((2, 2), 1)
+
+
+def test_a_net_of_prokaryotes_moves_what_looks_like_one_and_lies_in_the_file(
+    tmp_path: Path,
+) -> None:
+    rng = np.random.default_rng(7)
+    codons = ("GCA", "AAC", "CTG", "TTC")  # phages, other viruses, bacteria, other cells
+    kinds = np.repeat(np.arange(4), 200)
+    features = fragment_features(
+        np.concatenate([biased(200, codon, rng) for codon in codons]), NO_WORDS
+    )
+    lessons = Lessons(features, kinds, np.ones(800), 2, 4)
+    opposite = replace(lessons, kind=(kinds + 2) % 4)
+    fitting, of_size = Fitting(batch=50, epochs=8), Range(150, 150)
+    with_it = fit_piece_nets(of_size, [lessons], NO_WORDS, fitting, opposite)
+    usual = fit_piece_nets(of_size, [lessons], NO_WORDS, fitting)
+    held_out = np.concatenate([biased(50, codon, rng) for codon in codons])
+    moved = fragment_log_odds(held_out, [with_it]) - fragment_log_odds(held_out, [usual])
+    phages, viruses, bacteria, cells = np.median(moved.reshape(4, 50), axis=1)
+    assert phages < 5 * -abs(viruses) and bacteria > 5 * abs(cells)
+    scorer = replace(make_scorer(SHORT, LONG), pieces=(with_it,))
+    save_scorer(tmp_path / "scorer.safetensors", scorer)
+    loaded = load_scorer(tmp_path / "scorer.safetensors").pieces
+    np.testing.assert_array_equal(
+        fragment_log_odds(held_out, loaded), fragment_log_odds(held_out, [with_it])
+    )
 
 
 def test_dropout_spares_the_features_that_are_named() -> None:
