@@ -1905,20 +1905,19 @@ static Layer read_net(const Nets *nets, const Desk *desk, Layer layer, const int
 }
 
 /* The mean log-odds over nets, for each row on the desk, at most ROWS_READ. Nets that know
- * prokaryotes and their viruses alone come last. Half of the log-odds are theirs, times the
- * probability that the row is one of these, by the other nets. */
+ * prokaryotes and their viruses alone, as two kinds, come last. Half of the log-odds are theirs,
+ * times the probability that the row is one of these, by the other nets. */
 static void write_log_odds(const Nets *nets, const Desk *desk, int64_t n_rows, double *log_odds) {
-    double special[ROWS_READ] = {0}, shares[ROWS_READ] = {0}, no_shares[ROWS_READ] = {0};
+    double special[ROWS_READ] = {0}, shares[ROWS_READ] = {0};
     int64_t n_special = 0, n_with_kinds = 0;
     Layer layer = {nets->weights, nets->start, nets->worth, 0, 0};
     clear(log_odds, n_rows * sizeof(double));
     for (int64_t net = 0; net < nets->n_nets; net++) {
         const int64_t *size = nets->sizes + net * N_SIZES;
         int is_special = size[6] != 0;
-        layer = read_net(nets, desk, layer, size, n_rows, is_special ? special : log_odds,
-                         is_special ? no_shares : shares);
+        layer = read_net(nets, desk, layer, size, n_rows, is_special ? special : log_odds, shares);
         n_special += is_special;
-        n_with_kinds += !is_special && size[4] > 2;
+        n_with_kinds += size[4] > 2;
     }
     for (int64_t row = 0; row < n_rows; row++) {
         log_odds[row] /= nets->n_nets - n_special;
