@@ -93,8 +93,8 @@ def fit_piece_nets(
 ) -> PieceNets:
     """Fit a net of each view to each of several draws of fragments. The index is the seed.
 
-    Another net of ratios is fitted to fragments ``of_prokaryotes`` and their viruses. Features are
-    standardised by the first draw. ``words`` is the table for later use.
+    If fragments ``of_prokaryotes`` and their viruses are given, another net of ratios is fitted to
+    these. Features are standardised by the first draw. ``words`` is the table for later use.
     """
     mean, deviation = _spread(lessons[0].features)
     views = {view: columns for view, columns in VIEWS.items() if view != ALL}

@@ -12,10 +12,9 @@ pieces alone read; their words are not counted. Folds over the same groups give 
 its error rates. The words for a fragment's features are always counted without its fold. A second
 process fits the nets of half of the folds. For each fold, a scorer without it is written to
 scorer_folds/, for measurements on groups that the scorer itself has seen. Seeds are fixed: on the
-same machine, the same data makes the same file. (In the scorer of this release, only the nets
-of prokaryotes were fitted with the last change of this script. Its nets of windows were fitted
-before nets learned kinds; those that this script fits find the same prophages, and one more false
-region.)
+same machine, the same data makes the same file. (In the scorer of this release, all nets but
+those of prokaryotes are from the file before it. The nets of windows are older still, from before
+nets learned kinds; those that this script fits find the same prophages, and one more false region.)
 
 The package's scorer has seen all groups. To measure the recipe on groups that influenced nothing,
 train a file without them:

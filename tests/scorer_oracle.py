@@ -313,7 +313,8 @@ def log_odds_in_whole_numbers(
 ) -> NDArray[np.float64]:
     """The mean log-odds of nets: their first column, layers, and kinds of viruses. (n,)
 
-    Half of it is that of a net that knows prokaryotes alone, times their probability by the others.
+    A net that knows prokaryotes alone moves it half of the way to its own, times their probability
+    by the others.
     """
     scale = np.float32(127 / 6) / deviation
     centre = (np.rint(mean.astype(np.float64) * scale) / scale).astype(np.float32)

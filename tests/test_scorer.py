@@ -208,7 +208,7 @@ def test_a_record_has_the_mean_of_its_pieces_calibrated_by_its_length(scorer: Sc
         (1000, {0: (0, 100, 200, 300, 400), 500: (500, 600, 700, 800, 900)}),
     ],
 )
-def test_what_is_read_as_parts_has_half_of_the_score(
+def test_what_is_read_as_parts_has_a_third_of_the_score(
     scorer: Scorer, n_bases: int, parts_of_wholes: Mapping[int, tuple[int, ...]]
 ) -> None:
     """Parts are the pieces that begin in a whole: some in two, where wholes overlap."""

@@ -5,10 +5,11 @@ The log-odds compare all kinds of viruses together with all kinds of cells.
 
 One safetensors file holds all nets and the table of words. Each piece size has the centre and
 scale of the features, and nets of three layers. A net reads one of two views of the features;
-nets with the same view are stacked: ``500.shares.0.weight`` is (n_nets, out, in). Nets for windows
-along a record read no words (``windows.shares.0.weight``). Nets for proteins read features of
-residues and log ratios of patterns (``proteins.0.weight``, ``proteins.patterns.0``). The facts are
-JSON in the metadata.
+nets with the same view are stacked: ``500.shares.0.weight`` is (n_nets, out, in), with ``.start``
+and ``.worth`` of (n_nets, out). Pieces that are read whole also have a net that knows prokaryotes
+alone (``500.prokaryotic.0.weight``). Nets for windows along a record read no words
+(``windows.shares.0.weight``). Nets for proteins read all features of residues and log ratios of
+patterns (``proteins.0.weight``, ``proteins.patterns.0``). The facts are JSON in the metadata.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class Nets:
         return self.centre, self.scale, *n, np.array(sizes, dtype=np.int64), *_in_blocks(layers)
 
     def log_odds(self, features: Features) -> Values:
-        """The mean log-odds over all nets. (n, n_features) -> (n,)"""
+        """The log-odds, by ``write_log_odds`` of ``scorer.c``. (n, n_features) -> (n,)"""
         log_odds = np.empty(len(features))
         call("net_log_odds", features, len(features), *self.arguments, log_odds)
         return log_odds

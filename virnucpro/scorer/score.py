@@ -143,7 +143,7 @@ def _mean_of(sizes: Iterable[tuple[PieceNets, PieceScores]], n_records: int) -> 
     weights = _WEIGHTS[:, None] * (n_sizes > 0)
     means = (weights * total / np.maximum(1, n_sizes)).sum(axis=0)
     sums = weights.sum(axis=0)
-    return np.where(sums > 0, means / np.where(sums > 0, sums, 1), np.nan)
+    return np.where(sums > 0, means / np.maximum(1, sums), np.nan)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,7 +8,6 @@
  * 25 a + 5 b + c. Do not compile with -ffast-math: scores must be the same on every machine.
  */
 
-#include <float.h>
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -1905,8 +1904,8 @@ static Layer read_net(const Nets *nets, const Desk *desk, Layer layer, const int
 }
 
 /* The mean log-odds over nets, for each row on the desk, at most ROWS_READ. Nets that know
- * prokaryotes and their viruses alone, as two kinds, come last. Half of the log-odds are theirs,
- * times the probability that the row is one of these, by the other nets. */
+ * prokaryotes and their viruses alone, as two kinds, move the mean of the others half of the way to
+ * theirs, times the probability, by the others, that the row is one of these. */
 static void write_log_odds(const Nets *nets, const Desk *desk, int64_t n_rows, double *log_odds) {
     double special[ROWS_READ] = {0}, shares[ROWS_READ] = {0};
     int64_t n_special = 0, n_with_kinds = 0;
