@@ -25,6 +25,7 @@ from virnucpro.scorer.nets import (
     PieceNets,
     ProteinNets,
     Scorer,
+    Stack,
 )
 
 
@@ -68,15 +69,17 @@ def _views(nets: PieceNets) -> dict[int, str]:
     return {column: names[column] for column in nets.nets.stacks}
 
 
+def _by_view(nets: Nets, views: Mapping[int, str]) -> dict[str, Stack]:
+    stacks = {views[column]: stack for column, stack in nets.stacks.items()}
+    return stacks if nets.prokaryotic is None else stacks | {PROKARYOTIC: nets.prokaryotic}
+
+
 def _tensors(name: str, nets: Nets, views: Mapping[int, str]) -> dict[str, NDArray[Any]]:
     tensors: dict[str, NDArray[Any]] = {
         f"{name}.centre": nets.centre,
         f"{name}.scale": nets.scale,
     }
-    stacks = {views[column]: stack for column, stack in nets.stacks.items()}
-    if nets.prokaryotic is not None:
-        stacks[PROKARYOTIC] = nets.prokaryotic
-    for view, (layers, _) in stacks.items():
+    for view, (layers, _) in _by_view(nets, views).items():
         of_view = f"{name}.{view}" if view else name
         for i, layer in enumerate(layers):
             names = (f"{of_view}.{i}.{one}" for one in ("weight", "start", "worth"))
@@ -90,13 +93,11 @@ def _protein_tensors(proteins: ProteinNets) -> dict[str, NDArray[Any]]:
 
 
 def _facts(nets: PieceNets) -> dict[str, Any]:
-    views = {view: nets.nets.stacks[column][1] for column, view in _views(nets).items()}
-    if nets.nets.prokaryotic is not None:
-        views[PROKARYOTIC] = nets.nets.prokaryotic[1]
+    stacks = _by_view(nets.nets, _views(nets))
     return {
         "size": nets.size,
         "shortest": nets.shortest,
         "longest": nets.longest,
         "part": nets.part,
-        "views": views,
+        "views": {view: n_viral for view, (_, n_viral) in stacks.items()},
     }

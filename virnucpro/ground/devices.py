@@ -165,7 +165,9 @@ class _Lack(NamedTuple):
     remedy: str
 
     def error(self, refusal: str) -> UnavailableError:
-        hint = f"{self.remedy}; or run on the CPU with --device cpu; the scorer needs neither"
+        hint = (
+            f"{self.remedy}; or run on the CPU with --device cpu; calls by the scorer need no GPU"
+        )
         return UnavailableError(f"{refusal}: {self.reason}", hint=hint)
 
 

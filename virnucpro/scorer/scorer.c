@@ -1926,7 +1926,7 @@ static void write_log_odds(const Nets *nets, const Desk *desk, int64_t n_rows, d
     }
 }
 
-/* The mean log-odds over nets: (n, n_features) -> (n,). */
+/* The log-odds by all nets: (n, n_features) -> (n,). */
 int net_log_odds(const float *features, int64_t n, const float *centre, const float *scale,
                  int64_t n_features, int64_t n_nets, const int64_t *sizes, const int8_t *weights,
                  const int32_t *start, const float *worth, double *log_odds) {
@@ -1957,7 +1957,7 @@ static void write_whole(const double *total, int64_t n_parts, const double *layo
         out[N_LAYOUT + i] = (float)(total[i] / steps);
 }
 
-/* The mean log-odds over nets for some of the pieces that were read in parts: (n,) -> (n,). */
+/* The log-odds by all nets for some of the pieces that were read in parts: (n,) -> (n,). */
 int whole_log_odds(const double *totals, const int64_t *n_parts, const double *layout,
                    const int64_t *rows, int64_t n, const float *centre, const float *scale,
                    int64_t n_features, int64_t n_nets, const int64_t *sizes,
